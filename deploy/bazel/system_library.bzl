@@ -1,0 +1,113 @@
+"""system_library: an external repository with cc_library targets for libraries that Debian installed.
+
+Headers come from /usr/include, so a target only carries link flags (asked from pkg-config) and
+defines. Each target links shared objects, or archives when --config=release sets link=static.
+"""
+
+# What glibc 2.36 contains itself; release artefacts link these, and nothing else, dynamically.
+_GLIBC = ["c", "dl", "m", "pthread", "rt"]
+
+_TARGET = """
+cc_library(
+    name = "{name}",
+    defines = {defines},
+    linkopts = select({{
+        "@optstate//deploy/bazel:link_static": {static},
+        "//conditions:default": {shared},
+    }}),
+    visibility = ["//visibility:public"],
+)
+"""
+
+def _fail_missing(ctx, what):
+    fail("{} was not found: install it with `apt-get install {}` or run deploy/setup".format(
+        what,
+        ctx.attr.apt,
+    ))
+
+def _pkg_config(ctx, args):
+    tool = ctx.which("pkg-config")
+    if not tool:
+        fail("pkg-config was not found: install it with `apt-get install pkg-config` or run deploy/setup")
+    result = ctx.execute([tool] + args)
+    if result.return_code != 0:
+        _fail_missing(ctx, " ".join(args))
+    return [flag for flag in result.stdout.replace("\n", " ").split(" ") if flag]
+
+def _unique(items):
+    return {item: None for item in items}.keys()
+
+def _library_dirs(ctx):
+    machine = ctx.execute(["uname", "-m"]).stdout.strip()
+    gcc = ctx.execute(["g++", "-print-file-name=libatomic.a"]).stdout.strip()
+    return ["/usr/lib/{}-linux-gnu".format(machine), "/usr/lib", gcc.rpartition("/")[0]]
+
+def _expand(ctx, modules):
+    """Replaces "absl_*" by all installed modules of that name, as Abseil has more than a hundred."""
+    expanded = []
+    for module in modules:
+        if not module.endswith("*"):
+            expanded.append(module)
+            continue
+        installed = [m for m in _pkg_config(ctx, ["--list-package-names"]) if m.startswith(module[:-1])]
+        if not installed:
+            _fail_missing(ctx, module)
+        expanded += installed
+    return expanded
+
+def _link_flags(ctx, modules, dirs, static):
+    names = [m for m in modules if not m.startswith("-l")]
+    flags = [m for m in modules if m.startswith("-l")]
+    if names:
+        flags += _pkg_config(ctx, (["--static"] if static else []) + ["--libs"] + _expand(ctx, names))
+
+    libraries = []
+    for flag in _unique([f for f in flags if f.startswith("-l")]):
+        name = flag[2:]
+        has = {
+            suffix: [d for d in dirs if ctx.path("{}/lib{}.{}".format(d, name, suffix)).exists]
+            for suffix in ["a", "so"]
+        }
+        if name in _GLIBC:
+            libraries.append(flag)
+        elif static and has["a"]:
+            libraries.append("-l:lib{}.a".format(name))
+        elif has["a"] or has["so"]:
+            libraries.append(flag)
+        elif not static:
+            # --static also names libraries that a module needs only on other systems.
+            _fail_missing(ctx, "lib" + name)
+
+    # Flags are deduplicated, which makes their order meaningless: hence a group, or only what is needed.
+    if static:
+        return ["-pthread", "-Wl,--start-group"] + libraries + ["-Wl,--end-group"]
+    return ["-pthread", "-Wl,--push-state,--as-needed"] + libraries + ["-Wl,--pop-state"]
+
+def _system_library_impl(ctx):
+    for header in ctx.attr.headers:
+        if not ctx.path("/usr/include/" + header).exists:
+            _fail_missing(ctx, header)
+    dirs = _library_dirs(ctx)
+    build = ""
+    for name, modules in ctx.attr.targets.items():
+        build += _TARGET.format(
+            name = name,
+            defines = repr(ctx.attr.defines),
+            static = repr(_link_flags(ctx, modules, dirs, True) if modules else []),
+            shared = repr(_link_flags(ctx, modules, dirs, False) if modules else []),
+        )
+    ctx.file("BUILD.bazel", build)
+
+system_library = repository_rule(
+    implementation = _system_library_impl,
+    attrs = {
+        "apt": attr.string(mandatory = True, doc = "Debian package, for the message when it is missing"),
+        "defines": attr.string_list(),
+        "headers": attr.string_list(doc = "files under /usr/include that must exist"),
+        "targets": attr.string_list_dict(
+            mandatory = True,
+            doc = "target name to pkg-config modules; -lfoo names a library that has no module",
+        ),
+    },
+    local = True,
+)
