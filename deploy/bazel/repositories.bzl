@@ -2,6 +2,8 @@
 
 load("//deploy/bazel:system_library.bzl", "system_library")
 
+_THIRD_PARTY = "@optstate//deploy/bazel/third_party:"
+
 def _debian_rules():
     native.local_repository(name = "bazel_skylib", path = "/usr/share/bazel/tools/skylib")
     native.local_repository(name = "rules_java", path = "/usr/share/bazel/rules/java")
@@ -46,16 +48,20 @@ def _libraries():
     system_library(
         name = "smartcols",
         apt = "libsmartcols-dev",
+        run_time = {"libsmartcols.so.1": ["scols_"]},
         targets = {"smartcols": ["smartcols"]},
     )
     system_library(
         name = "systemd",
         apt = "libsystemd-dev",
+        missing = -38,  # -ENOSYS
+        run_time = {"libsystemd.so.0": ["sd_booted", "sd_is_", "sd_journal_", "sd_listen_", "sd_notify", "sd_pid_notify", "sd_watchdog_"]},
         targets = {"systemd": ["libsystemd"]},
     )
     system_library(
         name = "hwloc",
         apt = "libhwloc-dev",
+        run_time = {"libudev.so.1": ["udev_device_", "udev_new", "udev_unref"]},
         targets = {"hwloc": ["hwloc"]},
     )
     system_library(
@@ -66,6 +72,8 @@ def _libraries():
     system_library(
         name = "isal",
         apt = "libisal-dev",
+        run_time = {"libisal.so.2": ["crc32_iscsi"]},
+        run_time_srcs = [_THIRD_PARTY + "crc32_iscsi.c"],
         targets = {"isal": ["libisal"]},
     )
     system_library(
@@ -75,13 +83,18 @@ def _libraries():
     )
     system_library(
         name = "spdlog",
-        apt = "libspdlog-dev",
-        targets = {"spdlog": ["spdlog"]},
+        apt = "libspdlog-dev libfmt-dev",
+        defines = ["SPDLOG_COMPILED_LIB", "SPDLOG_FMT_EXTERNAL"],
+        headers = ["spdlog/spdlog-inl.h", "fmt/format-inl.h"],
+        srcs = [_THIRD_PARTY + f for f in ["spdlog.cc", "fmt.cc"]],
+        targets = {"spdlog": ["-lpthread"]},
     )
     system_library(
         name = "highway",
         apt = "libhwy-dev",
-        targets = {"hwy": ["libhwy"]},
+        headers = ["hwy/highway.h"],
+        srcs = [_THIRD_PARTY + "hwy/{}.cc".format(f) for f in ["aligned_allocator", "per_target", "print", "targets"]],
+        targets = {"hwy": []},
     )
     system_library(
         name = "gtest",

@@ -1,7 +1,9 @@
 """system_library: an external repository with cc_library targets for libraries that Debian installed.
 
-Headers come from /usr/include, so a target only carries link flags (asked from pkg-config) and
-defines. Each target links shared objects, or archives when --config=release sets link=static.
+Headers come from /usr/include, so a target mostly carries link flags, asked from pkg-config. It links
+shared objects, or archives when --config=release sets link=static. Where Debian ships no archive, a
+target either compiles `srcs` in both cases, or `run_time` makes a release artefact load the shared
+object when it starts.
 """
 
 # What glibc 2.36 contains itself; release artefacts link these, and nothing else, dynamically.
@@ -10,6 +12,13 @@ _GLIBC = ["c", "dl", "m", "pthread", "rt"]
 _TARGET = """
 cc_library(
     name = "{name}",
+    srcs = {srcs} + select({{
+        "@optstate//deploy/bazel:link_static": {run_time_srcs},
+        "//conditions:default": [],
+    }}),
+    # The linker sees our objects before the archives of `linkopts` that call them.
+    alwayslink = {alwayslink},
+    copts = ["-w"],
     defines = {defines},
     linkopts = select({{
         "@optstate//deploy/bazel:link_static": {static},
@@ -72,6 +81,8 @@ def _link_flags(ctx, modules, dirs, static):
             libraries.append(flag)
         elif static and has["a"]:
             libraries.append("-l:lib{}.a".format(name))
+        elif static and ctx.attr.run_time:
+            continue
         elif has["a"] or has["so"]:
             libraries.append(flag)
         elif not static:
@@ -83,15 +94,49 @@ def _link_flags(ctx, modules, dirs, static):
         return ["-pthread", "-Wl,--start-group"] + libraries + ["-Wl,--end-group"]
     return ["-pthread", "-Wl,--push-state,--as-needed"] + libraries + ["-Wl,--pop-state"]
 
+def _run_time_source(ctx, soname, prefixes, dirs):
+    """Writes the C file that forwards to functions of a shared object which is opened at run time."""
+    found = [d for d in dirs if ctx.path("{}/{}".format(d, soname)).exists]
+    if not found:
+        _fail_missing(ctx, soname)
+    symbols = ctx.execute(["nm", "-D", "--defined-only", "{}/{}".format(found[0], soname)]).stdout
+    functions = []
+    for line in symbols.splitlines():
+        fields = line.split(" ")
+        name = fields[-1].partition("@")[0]
+        if fields[-2] in ["T", "i"] and [p for p in prefixes if name.startswith(p)]:
+            functions.append(name)
+    functions = _unique(functions)
+    if not functions:
+        fail("{} has no function {}*".format(soname, prefixes))
+    source = soname.partition(".")[0] + "_run_time.c"
+    ctx.template(source, ctx.attr._run_time_template, substitutions = {
+        "{count}": str(len(functions)),
+        "{functions}": "\n".join(["FUNCTION({}, {})".format(i, f) for i, f in enumerate(functions)]),
+        "{id}": soname.partition(".")[0],
+        "{missing}": str(ctx.attr.missing),
+        "{soname}": soname,
+    })
+    return source
+
 def _system_library_impl(ctx):
     for header in ctx.attr.headers:
         if not ctx.path("/usr/include/" + header).exists:
             _fail_missing(ctx, header)
     dirs = _library_dirs(ctx)
+    for src in ctx.attr.srcs + ctx.attr.run_time_srcs:
+        ctx.symlink(src, src.name)
+    run_time_srcs = [src.name for src in ctx.attr.run_time_srcs]
+    for soname, prefixes in ctx.attr.run_time.items():
+        run_time_srcs.append(_run_time_source(ctx, soname, prefixes, dirs))
+
     build = ""
     for name, modules in ctx.attr.targets.items():
         build += _TARGET.format(
             name = name,
+            alwayslink = bool(run_time_srcs),
+            srcs = repr([src.name for src in ctx.attr.srcs]),
+            run_time_srcs = repr(run_time_srcs),
             defines = repr(ctx.attr.defines),
             static = repr(_link_flags(ctx, modules, dirs, True) if modules else []),
             shared = repr(_link_flags(ctx, modules, dirs, False) if modules else []),
@@ -104,10 +149,20 @@ system_library = repository_rule(
         "apt": attr.string(mandatory = True, doc = "Debian package, for the message when it is missing"),
         "defines": attr.string_list(),
         "headers": attr.string_list(doc = "files under /usr/include that must exist"),
+        "missing": attr.int(doc = "what a function returns when its run_time library is missing"),
+        "run_time": attr.string_list_dict(
+            doc = "release only: soname to prefixes of the functions that are looked up at start-up",
+        ),
+        "run_time_srcs": attr.label_list(
+            allow_files = True,
+            doc = "release only: optstate_fallback_foo stands in where run_time has no foo",
+        ),
+        "srcs": attr.label_list(allow_files = True, doc = "compiled into every target"),
         "targets": attr.string_list_dict(
             mandatory = True,
             doc = "target name to pkg-config modules; -lfoo names a library that has no module",
         ),
+        "_run_time_template": attr.label(default = "@optstate//deploy/bazel:run_time_library.c.tpl"),
     },
     local = True,
 )
