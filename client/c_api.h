@@ -1,0 +1,208 @@
+/* optstate's C API: what every language binding stands on.
+ *
+ * Status: every function that can fail returns an absl::StatusCode (0: OK);
+ * optstate_last_error() is the text of this thread's last failure.
+ * Structs: the caller sets struct_size to sizeof(the struct) that it was
+ * compiled with; the library reads and writes no further, and takes fields
+ * beyond it as 0. In an array of structs every element has the same
+ * struct_size. Fields are only ever added at the end.
+ * Threads: different sessions may be used by different threads at once; one
+ * session by one thread at a time. Calls block the calling thread alone.
+ * Memory: pointers into a session (gradient and parameter areas) are valid
+ * until it is closed.
+ */
+#ifndef OPTSTATE_CLIENT_C_API_H_
+#define OPTSTATE_CLIENT_C_API_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define OPTSTATE_EXPORT __attribute__((visibility("default")))
+
+typedef struct optstate_session optstate_session;
+
+/* dtype */
+#define OPTSTATE_FLOAT32 1
+#define OPTSTATE_BFLOAT16 2
+#define OPTSTATE_FLOAT16 3
+/* optimizer */
+#define OPTSTATE_ADAM 1
+#define OPTSTATE_ADAMW 2
+/* partition */
+#define OPTSTATE_GREEDY 1
+#define OPTSTATE_CONTIGUOUS 2
+/* state array */
+#define OPTSTATE_MASTER 1
+#define OPTSTATE_EXP_AVG 2
+#define OPTSTATE_EXP_AVG_SQ 3
+#define OPTSTATE_MAX_EXP_AVG_SQ 4
+#define OPTSTATE_STEP_COUNT 5
+/* phase */
+#define OPTSTATE_PHASE_EMPTY 1
+#define OPTSTATE_PHASE_LOADING 2
+#define OPTSTATE_PHASE_READY 3
+#define OPTSTATE_PHASE_FAILED 4
+
+typedef struct {
+  size_t struct_size;
+  const char* name;
+  const int64_t* shape; /* ndim dimensions; may be NULL when ndim is 0 */
+  size_t ndim;
+  int64_t numel;
+  int32_t dtype;
+  int32_t gradient_dtype;
+  uint32_t group; /* never decreases along the array */
+} optstate_parameter;
+
+typedef struct {
+  size_t struct_size;
+  int32_t amsgrad;
+} optstate_group;
+
+typedef struct {
+  size_t struct_size;
+  /* "unix:PATH", "grpc:HOST:PORT", "grpc:unix:PATH" or "embedded". NULL or
+   * empty: $OPTSTATE_ENDPOINT, else the node's daemon when its socket is there,
+   * else "embedded". */
+  const char* endpoint;
+  const char* job;
+  int32_t optimizer;
+  int32_t partition; /* 0: greedy */
+  uint32_t rank;
+  uint32_t world_size;
+  uint32_t local_world_size; /* 0: world_size */
+  int32_t accumulate;
+  int32_t ephemeral;
+  int32_t extend;
+  const optstate_group* groups;
+  size_t group_count;
+  const optstate_parameter* parameters;
+  size_t parameter_count;
+  double connect_timeout_s; /* 0: 30; also how long a lost engine is awaited */
+  double step_timeout_s;    /* 0: 1800; waiting for the other ranks included */
+  /* optstated for "embedded"; NULL: $OPTSTATE_DAEMON, beside this library, or
+   * on PATH. */
+  const char* daemon_path;
+} optstate_session_options;
+
+typedef struct {
+  size_t struct_size;
+  uint64_t step;
+  int32_t applied;
+  int32_t found_inf;
+  double gradient_norm;
+  double clip_coefficient;
+  uint64_t update_ns;
+} optstate_outcome;
+
+typedef struct {
+  size_t struct_size;
+  uint64_t committed_step;
+  int32_t phase; /* LOADING: parameters are to be loaded before the first step */
+  int32_t created; /* this session's registration made the job */
+  size_t piece_count;
+  const char* endpoint; /* resolved; for "embedded" the unix: one of the child */
+  const char* wire;     /* "shm" or "grpc" */
+} optstate_session_info;
+
+typedef struct {
+  size_t struct_size;
+  uint32_t parameter;
+  uint64_t begin; /* element of the parameter */
+  uint64_t numel;
+  void* gradient; /* numel elements of the gradient dtype, to be written */
+} optstate_piece;
+
+typedef struct {
+  size_t struct_size;
+  double lr;
+  double beta1;
+  double beta2;
+  double eps;
+  double weight_decay;
+  int32_t maximize;
+} optstate_hyperparams;
+
+typedef struct {
+  size_t struct_size;
+  uint64_t step;
+  const optstate_hyperparams* groups; /* one per group */
+  size_t group_count;
+  double grad_scale; /* 0: 1 */
+  double max_norm;   /* 0: no clipping */
+  int32_t found_inf;
+} optstate_commit_options;
+
+OPTSTATE_EXPORT const char* optstate_version(void);
+OPTSTATE_EXPORT const char* optstate_last_error(void);
+
+/* Connects, registers the layout and attaches the rank. */
+OPTSTATE_EXPORT int optstate_session_open(
+    const optstate_session_options* options, optstate_session** session);
+/* Detaches and frees; NULL is allowed. */
+OPTSTATE_EXPORT void optstate_session_close(optstate_session* session);
+OPTSTATE_EXPORT int optstate_session_get_info(optstate_session* session,
+                                              optstate_session_info* info);
+/* Fills pieces[0, min(capacity, piece_count)); struct_size of pieces[0] holds
+ * for all. */
+OPTSTATE_EXPORT int optstate_session_pieces(optstate_session* session,
+                                            optstate_piece* pieces,
+                                            size_t capacity);
+/* The parameter as of the committed step, in its own dtype; read-only memory. */
+OPTSTATE_EXPORT int optstate_session_parameter(optstate_session* session,
+                                               uint32_t parameter,
+                                               const void** data,
+                                               size_t* bytes);
+
+/* Declares that the rank's pieces of parameters [first, +count) hold their
+ * gradients of `step` (committed_step + 1). Returns when it is submitted; an
+ * error of the daemon shows here or at commit. */
+OPTSTATE_EXPORT int optstate_push(optstate_session* session, uint64_t step,
+                                  uint32_t micro_step, uint32_t first,
+                                  uint32_t count);
+/* Copies the owned pieces out of whole, contiguous gradients in host memory
+ * and pushes them; parameters this rank does not own are passed over.
+ * `parameters` ascends. */
+OPTSTATE_EXPORT int optstate_push_gradients(optstate_session* session,
+                                            uint64_t step, uint32_t micro_step,
+                                            const uint32_t* parameters,
+                                            const void* const* gradients,
+                                            size_t count);
+/* Waits until the engine has taken every push, so that the gradient area may be
+ * written again (only needed between micro-steps; push_gradients does it). */
+OPTSTATE_EXPORT int optstate_flush(optstate_session* session);
+/* Waits until every rank has committed and the step is applied or skipped. */
+OPTSTATE_EXPORT int optstate_commit(optstate_session* session,
+                                    const optstate_commit_options* options,
+                                    optstate_outcome* outcome);
+OPTSTATE_EXPORT int optstate_abort(optstate_session* session, uint64_t step);
+/* Copies whole parameters to contiguous host memory of their dtype. */
+OPTSTATE_EXPORT int optstate_read_parameters(optstate_session* session,
+                                             const uint32_t* parameters,
+                                             void* const* destinations,
+                                             size_t count);
+
+/* Loading: initial parameters of a new job, or state of a checkpoint. Every
+ * rank begins, loads whole arrays of parameters (this call sends the pieces
+ * that the rank owns; STEP_COUNT: one int64), and finishes; finish waits for
+ * all ranks. `data` is the whole parameter's, contiguous, of `dtype`. */
+OPTSTATE_EXPORT int optstate_begin_load(optstate_session* session);
+OPTSTATE_EXPORT int optstate_load(optstate_session* session, int32_t array,
+                                  uint32_t parameter, int32_t dtype,
+                                  const void* data);
+OPTSTATE_EXPORT int optstate_finish_load(optstate_session* session);
+/* The whole array of one parameter at the committed step: numel fp32 elements
+ * (STEP_COUNT: one int64). `step` may be NULL. */
+OPTSTATE_EXPORT int optstate_fetch(optstate_session* session, int32_t array,
+                                   uint32_t parameter, void* out,
+                                   size_t out_bytes, uint64_t* step);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* OPTSTATE_CLIENT_C_API_H_ */

@@ -1,0 +1,64 @@
+#ifndef OPTSTATE_PROTO_SHM_SEALED_SEGMENT_H_
+#define OPTSTATE_PROTO_SHM_SEALED_SEGMENT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate::shm {
+
+// A memfd that this process writes and others may only read: populated, mapped
+// writable here, then sealed SHRINK | GROW | FUTURE_WRITE | SEAL, so that no
+// peer can write to it, change its size or punch holes in it.
+//
+// Move-only; unmaps and closes when destroyed.
+class SealedSegment {
+ public:
+  // RESOURCE_EXHAUSTED when the memory cannot be had (checked against
+  // MemAvailable and the cgroup's limit before any page is taken, then reserved
+  // with fallocate, so that no later access raises SIGBUS).
+  // `name` shows in /proc/PID/maps.
+  static absl::StatusOr<SealedSegment> Create(const std::string& name,
+                                              uint64_t bytes);
+  SealedSegment() = default;
+  SealedSegment(SealedSegment&& other) noexcept;
+  SealedSegment& operator=(SealedSegment&& other) noexcept;
+  ~SealedSegment();
+
+  std::byte* data() const { return data_; }
+  uint64_t size() const { return size_; }
+  int fd() const { return fd_.get(); }
+
+ private:
+  UniqueFd fd_;
+  std::byte* data_ = nullptr;
+  uint64_t size_ = 0;
+};
+
+// A peer's segment, mapped read-only after its seals, size and population were
+// checked. Move-only; unmaps when destroyed.
+class PeerSegment {
+ public:
+  // INVALID_ARGUMENT, saying what was expected and found: not a sealed memfd,
+  // another size than `bytes`, or holes in it (pages not reserved).
+  static absl::StatusOr<PeerSegment> Map(UniqueFd fd, uint64_t bytes);
+  PeerSegment() = default;
+  PeerSegment(PeerSegment&& other) noexcept;
+  PeerSegment& operator=(PeerSegment&& other) noexcept;
+  ~PeerSegment();
+
+  const std::byte* data() const { return data_; }
+  uint64_t size() const { return size_; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  uint64_t size_ = 0;
+};
+
+}  // namespace optstate::shm
+
+#endif  // OPTSTATE_PROTO_SHM_SEALED_SEGMENT_H_

@@ -1,0 +1,189 @@
+#ifndef OPTSTATE_PROTO_SHM_SEGMENT_LAYOUT_H_
+#define OPTSTATE_PROTO_SHM_SEGMENT_LAYOUT_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace optstate::shm {
+
+// Three sealed segments carry a session over shared memory. Each is written by
+// one process alone, its creator, and mapped read-only by the other.
+//
+//   client segment (client writes)        completion segment (engine writes)
+//   +---------------------------+         +-----------------------------+
+//   | ClientHeader       4 KiB  |         | CompletionHeader     4 KiB  |
+//   | Submission[kRingEntries]  |         | Completion[kRingEntries]    |
+//   | CommitGroup[groups]       |         | text[kRingEntries][512]     |
+//   | load window  kWindowBytes |         | fetch window  kWindowBytes  |
+//   | gradient area             |         +-----------------------------+
+//   +---------------------------+         parameter segment (engine writes, one
+//                                         per job): the parameter area
+//
+// All offsets are from the start of the segment; areas start at multiples of
+// 4,096 bytes. Both sides compute the offsets from the layout (below); the
+// header repeats the totals so that a mismatch is an error, not a surprise.
+
+inline constexpr uint64_t kClientMagic = 0x31434c4354504f53;      // "SOPTCLC1"
+inline constexpr uint64_t kCompletionMagic = 0x31504d4354504f53;  // "SOPTCMP1"
+inline constexpr uint32_t kSegmentVersion = 1;
+
+inline constexpr uint64_t kPageBytes = 4096;
+inline constexpr uint32_t kRingEntries = 1024;  // power of two
+inline constexpr uint64_t kWindowBytes = 4 << 20;
+inline constexpr uint64_t kTextBytes = 512;
+
+// A ring's producer counts entries it has published in `tail`; its consumer
+// those it has taken in `head`, which lies in the consumer's own segment, for
+// each writes only memory it created. Both only grow; entry i is at
+// i % kRingEntries; tail - head <= kRingEntries.
+// A sleeping consumer sets its `waiting` before it checks tail for the last
+// time and waits on the 32-bit `doorbell` beside the producer's tail. The
+// producer adds 1 to doorbell after each publication and wakes only when the
+// other side is waiting (all seq_cst).
+struct RingSide {
+  alignas(64) std::atomic<uint64_t> produced_tail;  // of the ring I write
+  std::atomic<uint32_t> doorbell;                   // rung with produced_tail
+  uint32_t reserved0;
+  alignas(64) std::atomic<uint64_t> consumed_head;  // of the ring I read
+  std::atomic<uint32_t> waiting;  // 1: I am about to sleep on your doorbell
+  uint32_t reserved1;
+};
+static_assert(sizeof(RingSide) == 128);
+static_assert(offsetof(RingSide, doorbell) == 8);
+static_assert(offsetof(RingSide, consumed_head) == 64);
+static_assert(offsetof(RingSide, waiting) == 72);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+struct ClientHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t group_count;
+  uint64_t segment_bytes;
+  uint64_t gradient_area_bytes;
+  uint8_t layout_hash[32];
+  uint8_t reserved[64];
+  RingSide ring;
+};
+static_assert(sizeof(ClientHeader) == 256);
+static_assert(offsetof(ClientHeader, layout_hash) == 32);
+static_assert(offsetof(ClientHeader, ring) == 128);
+
+struct CompletionHeader {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t reserved0;
+  uint64_t segment_bytes;
+  uint64_t parameter_area_bytes;
+  uint8_t reserved[96];
+  RingSide ring;
+};
+static_assert(sizeof(CompletionHeader) == 256);
+static_assert(offsetof(CompletionHeader, ring) == 128);
+
+enum class Op : uint16_t {
+  kPush = 1,
+  kCommit = 2,
+  kAbort = 3,
+  kBeginLoad = 4,
+  kLoad = 5,
+  kFinishLoad = 6,
+  kFetch = 7,
+};
+
+// Flags of a Submission.
+inline constexpr uint16_t kSubmissionFoundInf = 1;
+
+// One request. Which fields an op uses is said beside them; the others are 0.
+struct Submission {
+  uint16_t op;
+  uint16_t flags;       // commit
+  uint32_t micro_step;  // push
+  uint64_t request_id;  // grows by one with each submission of a session
+  uint64_t step;        // push, commit, abort
+  uint32_t parameter;   // push: first; load, fetch
+  uint16_t array;       // load, fetch: v1::StateArray
+  uint16_t dtype;       // load: DType of the window's elements
+  uint64_t begin;       // load, fetch: first element
+  uint64_t numel;       // push: parameters; load, fetch: elements
+  double grad_scale;    // commit
+  double max_norm;      // commit
+};
+static_assert(sizeof(Submission) == 64);
+static_assert(offsetof(Submission, step) == 16);
+static_assert(offsetof(Submission, begin) == 32);
+static_assert(offsetof(Submission, max_norm) == 56);
+static_assert(std::is_trivially_copyable_v<Submission>);
+
+// Hyperparameters of one group in a commit; written before the submission is
+// published, read once when it is taken.
+struct CommitGroup {
+  double lr;
+  double beta1;
+  double beta2;
+  double eps;
+  double weight_decay;
+  uint32_t maximize;
+  uint32_t reserved0;
+  uint64_t reserved[2];
+};
+static_assert(sizeof(CommitGroup) == 64);
+
+// Flags of a Completion (commit).
+inline constexpr uint32_t kCompletionApplied = 1;
+inline constexpr uint32_t kCompletionFoundInf = 2;
+
+// One answer; every submission gets exactly one. Text (the status message, cut
+// to kTextBytes) is in the text slot of the same index.
+struct Completion {
+  uint64_t request_id;
+  uint32_t status;  // absl::StatusCode
+  uint32_t text_bytes;
+  uint64_t step;  // commit, fetch
+  uint32_t flags;
+  uint32_t reserved0;
+  double gradient_norm;
+  double clip_coefficient;
+  uint64_t update_ns;
+  uint64_t reserved1;
+};
+static_assert(sizeof(Completion) == 64);
+static_assert(offsetof(Completion, gradient_norm) == 32);
+
+constexpr uint64_t PageAlign(uint64_t bytes) {
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+// Offsets within the client segment.
+struct ClientSegmentLayout {
+  static constexpr uint64_t kRing = kPageBytes;
+  static constexpr uint64_t kGroups = kRing + kRingEntries * sizeof(Submission);
+  uint64_t load_window;
+  uint64_t gradient_area;
+  uint64_t segment_bytes;
+
+  constexpr ClientSegmentLayout(uint64_t group_count,
+                                uint64_t gradient_area_bytes)
+      : load_window(kGroups + PageAlign(group_count * sizeof(CommitGroup))),
+        gradient_area(load_window + kWindowBytes),
+        segment_bytes(gradient_area + PageAlign(gradient_area_bytes)) {}
+};
+
+// Offsets within the completion segment.
+struct CompletionSegmentLayout {
+  static constexpr uint64_t kRing = kPageBytes;
+  static constexpr uint64_t kText = kRing + kRingEntries * sizeof(Completion);
+  static constexpr uint64_t kFetchWindow = kText + kRingEntries * kTextBytes;
+  static constexpr uint64_t kSegmentBytes = kFetchWindow + kWindowBytes;
+};
+static_assert(CompletionSegmentLayout::kFetchWindow % kPageBytes == 0);
+
+// Bytes of the parameter segment of an area of this size (never 0).
+constexpr uint64_t ParameterSegmentBytes(uint64_t parameter_area_bytes) {
+  return PageAlign(parameter_area_bytes == 0 ? 1 : parameter_area_bytes);
+}
+
+}  // namespace optstate::shm
+
+#endif  // OPTSTATE_PROTO_SHM_SEGMENT_LAYOUT_H_

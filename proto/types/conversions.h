@@ -1,0 +1,26 @@
+#ifndef OPTSTATE_PROTO_TYPES_CONVERSIONS_H_
+#define OPTSTATE_PROTO_TYPES_CONVERSIONS_H_
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "optstate/v1/types.pb.h"
+#include "proto/types/layout.h"
+#include "proto/types/partition.h"
+
+namespace optstate {
+
+// Messages to vocabulary, checked once here; the errors say which field.
+absl::StatusOr<Layout> LayoutFromProto(const v1::Layout& proto);
+absl::StatusOr<PartitionMode> PartitionModeFromProto(v1::PartitionMode proto);
+absl::StatusOr<DType> DTypeFromProto(v1::DType proto);
+
+v1::Layout ToProto(const Layout& layout);
+
+// A status as it crosses a process boundary. Codes outside absl's become
+// UNKNOWN.
+v1::OpStatus ToProto(const absl::Status& status);
+absl::Status FromProto(const v1::OpStatus& status);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_PROTO_TYPES_CONVERSIONS_H_

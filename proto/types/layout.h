@@ -1,0 +1,104 @@
+#ifndef OPTSTATE_PROTO_TYPES_LAYOUT_H_
+#define OPTSTATE_PROTO_TYPES_LAYOUT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "proto/types/dtype.h"
+#include "proto/types/optimizer_kind.h"
+
+namespace optstate {
+
+// Elements of one tile: the unit of reductions and partition cuts. Part of the
+// format; see DESIGN's words in the top README.
+inline constexpr uint64_t kTileElements = 4096;
+// Every parameter starts at a multiple of this many elements of the flat space,
+// so that a vector never straddles two parameters.
+inline constexpr uint64_t kParameterAlignElements = 16;
+// Bytes to which every piece and parameter is aligned within a segment.
+inline constexpr uint64_t kSegmentAlignBytes = 64;
+
+struct ParameterSpec {
+  std::string name;
+  std::vector<int64_t> shape;
+  int64_t numel = 0;
+  DType dtype = DType::kFloat32;
+  DType gradient_dtype = DType::kFloat32;
+  uint32_t group = 0;
+};
+
+struct GroupSpec {
+  bool amsgrad = false;
+};
+
+struct LayoutSpec {
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
+  std::vector<GroupSpec> groups;
+  std::vector<ParameterSpec> parameters;  // group never decreases
+};
+
+// The validated list of a job's parameters and where each lies.
+//
+// The flat space is what tiles cut: parameters in order, each at a multiple of
+// kParameterAlignElements, each group starting at a new tile. State arrays have
+// one element per element of the flat space. The parameter area (what ranks
+// read) holds parameters in order in their own dtype, each at a multiple of
+// kSegmentAlignBytes.
+//
+// Immutable, so safe to share between threads.
+class Layout {
+ public:
+  // INVALID_ARGUMENT, naming the parameter: empty or duplicate name, numel that
+  // is not the product of shape, negative dimension, group out of range or
+  // decreasing, invalid dtype or optimizer; no parameters; or a sum that
+  // overflows 2^48 elements. A parameter may have 0 elements.
+  static absl::StatusOr<Layout> Make(LayoutSpec spec);
+
+  OptimizerKind optimizer() const { return spec_.optimizer; }
+  absl::Span<const GroupSpec> groups() const { return spec_.groups; }
+  absl::Span<const ParameterSpec> parameters() const {
+    return spec_.parameters;
+  }
+  // First element of a parameter in the flat space.
+  uint64_t flat_offset(uint32_t parameter) const {
+    return flat_offset_[parameter];
+  }
+  // First byte of a parameter in the parameter area.
+  uint64_t parameter_offset_bytes(uint32_t parameter) const {
+    return parameter_offset_bytes_[parameter];
+  }
+  // Elements of the flat space: a multiple of kTileElements.
+  uint64_t flat_elements() const { return flat_elements_; }
+  // First flat element of a group, and the one after its last tile.
+  uint64_t group_begin(uint32_t group) const { return group_begin_[group]; }
+  uint64_t group_end(uint32_t group) const { return group_begin_[group + 1]; }
+  uint64_t parameter_area_bytes() const { return parameter_area_bytes_; }
+  // Sum of numel.
+  uint64_t element_count() const { return element_count_; }
+  // SHA-256 of a canonical serialisation; identifies the layout at re-attach.
+  const std::string& hash() const { return hash_; }
+  bool any_amsgrad() const;
+
+  // OK when `other` equals this, or (allow_extension) continues it with whole
+  // further groups. Else FAILED_PRECONDITION that names the first difference
+  // ("parameter 3 is \"a.weight\" float32[4,4] in the job, \"b\" here").
+  absl::Status CheckSame(const Layout& other, bool allow_extension) const;
+
+ private:
+  LayoutSpec spec_;
+  std::vector<uint64_t> flat_offset_;
+  std::vector<uint64_t> parameter_offset_bytes_;
+  std::vector<uint64_t> group_begin_;
+  uint64_t flat_elements_ = 0;
+  uint64_t parameter_area_bytes_ = 0;
+  uint64_t element_count_ = 0;
+  std::string hash_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_PROTO_TYPES_LAYOUT_H_

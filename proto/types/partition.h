@@ -1,0 +1,51 @@
+#ifndef OPTSTATE_PROTO_TYPES_PARTITION_H_
+#define OPTSTATE_PROTO_TYPES_PARTITION_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "proto/types/layout.h"
+
+namespace optstate {
+
+// Values equal optstate.v1.PartitionMode.
+enum class PartitionMode : uint8_t { kGreedy = 1, kContiguous = 2 };
+
+inline constexpr uint32_t kWorldSizeMax = 1024;
+
+// Elements [begin, begin + numel) of one parameter, owned by one rank.
+struct Piece {
+  uint32_t parameter = 0;
+  uint64_t begin = 0;
+  uint64_t numel = 0;
+  // Where the rank writes its gradient, in the gradient area; a multiple of
+  // kSegmentAlignBytes.
+  uint64_t gradient_offset_bytes = 0;
+};
+
+// What one rank owns. Client and engine both compute it, and agree.
+struct RankPartition {
+  // By parameter, then begin; at most one piece a parameter. A parameter
+  // without elements has one piece of numel 0, on exactly one rank.
+  std::vector<Piece> pieces;
+  uint64_t gradient_area_bytes = 0;
+
+  // Index of the first piece whose parameter is >= `parameter`.
+  size_t LowerBound(uint32_t parameter) const;
+};
+
+// Greedy: whole parameters, largest first (ties: lower index first), each to
+// the rank with the fewest elements so far (ties: lower rank), as torch's
+// ZeroRedundancyOptimizer does. Contiguous: rank r owns tiles
+// [T*r/W, T*(r+1)/W) of the flat space's T tiles.
+// INVALID_ARGUMENT when rank >= world_size or world_size is not in
+// [1, kWorldSizeMax].
+absl::StatusOr<RankPartition> MakeRankPartition(const Layout& layout,
+                                                PartitionMode mode,
+                                                uint32_t world_size,
+                                                uint32_t rank);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_PROTO_TYPES_PARTITION_H_

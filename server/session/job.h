@@ -1,0 +1,197 @@
+#ifndef OPTSTATE_SERVER_SESSION_JOB_H_
+#define OPTSTATE_SERVER_SESSION_JOB_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "kernels/hyperparams.h"
+#include "optstate/v1/admin.pb.h"
+#include "optstate/v1/config.pb.h"
+#include "optstate/v1/types.pb.h"
+#include "proto/shm/sealed_segment.h"
+#include "proto/types/dtype.h"
+#include "proto/types/layout.h"
+#include "proto/types/partition.h"
+
+namespace optstate {
+
+// What became of a step; mirrors v1::StepOutcome, as plain data.
+struct StepOutcome {
+  uint64_t step = 0;
+  bool applied = false;
+  bool found_inf = false;
+  double gradient_norm = 0;
+  double clip_coefficient = 1;
+  uint64_t update_ns = 0;
+};
+
+// Hears the answers that come later than the call. One per session, outlives it.
+//
+// Threads: called from any thread, one call at a time for one listener, also
+// from within the Commit or FinishLoad that it answers, and with the job's lock
+// held: it must not call the Job and must not block on a peer.
+class SessionListener {
+ public:
+  virtual ~SessionListener() = default;
+  virtual void OnStepDone(uint64_t request_id, const absl::Status& status,
+                          const StepOutcome& outcome) = 0;
+};
+
+struct RegisterSpec {
+  Layout layout;
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  std::string host_id;
+  uint32_t local_world_size = 1;
+  PartitionMode partition = PartitionMode::kGreedy;
+  bool accumulate = false;
+  bool ephemeral = false;
+  bool extend = false;
+};
+
+struct RegisterResult {
+  std::string layout_hash;
+  uint64_t committed_step = 0;
+  v1::JobPhase phase = v1::JOB_PHASE_EMPTY;
+  bool created = false;
+};
+
+struct AttachSpec {
+  uint32_t rank = 0;
+  std::string layout_hash;
+  // Where the rank's gradients are: partition(rank).gradient_area_bytes bytes,
+  // valid until Detach returns. Only read, and what is read is arithmetic
+  // input alone, never a size or an index: the peer may be writing.
+  const std::byte* gradient_area = nullptr;
+  SessionListener* listener = nullptr;
+  int64_t pid = 0;
+  uint32_t uid = 0;
+  std::string wire;
+  std::string client_version;
+};
+
+struct AttachResult {
+  uint64_t committed_step = 0;
+  v1::JobPhase phase = v1::JOB_PHASE_EMPTY;
+  bool has_last_outcome = false;
+  StepOutcome last_outcome;
+};
+
+struct CommitSpec {
+  uint64_t step = 0;
+  absl::Span<const Hyperparams> groups;
+  double grad_scale = 1;
+  double max_norm = 0;
+  bool found_inf = false;
+};
+
+// One training job: its layout, its state, who owns what, and the order of its
+// steps. Knows nothing of sockets, rings or RPC: transports call it.
+//
+// Step rules (k = committed step):
+//   push(k+1)    stages a piece; anything but k+1 is FAILED_PRECONDITION.
+//   commit(k+1)  after it the rank may not push. When all world_size ranks have
+//                committed with equal content, the step is decided (skip or clip
+//                coefficient), applied and answered to all. Unequal content:
+//                FAILED_PRECONDITION to all, what was staged is dropped, the
+//                step can be taken again.
+//   commit(k)    with the content of the recorded one returns the recorded
+//                outcome; with another, FAILED_PRECONDITION.
+//   A parameter is updated when all its pieces were pushed; none: left alone;
+//   some but not all: FAILED_PRECONDITION to all, as above.
+//   Detach in an open step drops what the rank staged and its commit.
+//
+// State: host-tier files in the job directory (storage/host_tier.h) and a
+// control file that records the committed step, its outcome and a mark while a
+// step is being applied. Open() adopts what is there; a job found with the mark
+// set is FAILED: every later call returns DATA_LOSS naming the last good step.
+//
+// Threads: thread-safe; one lock per job, held for the length of a call (the
+// push statistics and the update run on the worker pool under it). After
+// Attach, Push and Commit allocate nothing unless they fail.
+class Job {
+ public:
+  struct Options {
+    std::string name;
+    uint32_t uid = 0;
+    std::string directory;  // exists; on tmpfs as a rule
+    v1::DaemonConfig config;
+  };
+
+  // Adopts the job that is in the directory, or starts an empty one. DATA_LOSS
+  // when files are there that do not fit together (says which and why).
+  static absl::StatusOr<std::unique_ptr<Job>> Open(Options options);
+  virtual ~Job() = default;
+
+  // See v1::RegisterRequest. FAILED_PRECONDITION: other layout (first
+  // difference named), or another world size or partition while ranks are
+  // attached. RESOURCE_EXHAUSTED: the state does not fit the memory, the state
+  // directory or the limits (says how many bytes are needed and left); nothing
+  // is left behind. UNIMPLEMENTED: ranks on several machines.
+  virtual absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) = 0;
+
+  // Of the registered layout; FAILED_PRECONDITION before Register.
+  // Pointers stay valid until the job's layout is extended or it is destroyed.
+  virtual absl::StatusOr<const Layout*> layout() const = 0;
+  virtual absl::StatusOr<const RankPartition*> partition(
+      uint32_t rank) const = 0;
+  // fd and size of the parameter segment (shm::ParameterSegmentBytes).
+  virtual absl::StatusOr<const shm::SealedSegment*> parameter_segment()
+      const = 0;
+
+  // ALREADY_EXISTS when the rank is attached (names its pid).
+  virtual absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) = 0;
+  // Waits for a step that is being applied. Idempotent.
+  virtual void Detach(uint32_t rank) = 0;
+
+  virtual absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
+                            uint32_t first_parameter,
+                            uint32_t parameter_count) = 0;
+  // Answered through the listener, errors included.
+  virtual void Commit(uint32_t rank, uint64_t request_id,
+                      const CommitSpec& spec) = 0;
+  virtual absl::Status Abort(uint32_t rank, uint64_t step) = 0;
+
+  virtual absl::Status BeginLoad(uint32_t rank) = 0;
+  // `data` holds numel elements of `dtype` (STEP_COUNT: int64, dtype ignored,
+  // one per parameter from `parameter`). Only elements of the rank's own pieces
+  // (STEP_COUNT: any parameter): else INVALID_ARGUMENT.
+  virtual absl::Status Load(uint32_t rank, v1::StateArray array,
+                            uint32_t parameter, uint64_t begin, uint64_t numel,
+                            DType dtype, absl::Span<const std::byte> data) = 0;
+  // Answered through the listener when all ranks have finished.
+  virtual void FinishLoad(uint32_t rank, uint64_t request_id) = 0;
+
+  // Copies numel elements (fp32; STEP_COUNT int64) to `out`; returns the
+  // committed step that they belong to.
+  virtual absl::StatusOr<uint64_t> Fetch(v1::StateArray array,
+                                         uint32_t parameter, uint64_t begin,
+                                         uint64_t numel,
+                                         absl::Span<std::byte> out) = 0;
+  // Copies [offset, +out.size()) of the parameter area.
+  virtual absl::Status ReadParameters(uint64_t offset_bytes,
+                                      absl::Span<std::byte> out) = 0;
+
+  // Refuses pushes that would open a new step, and attaches, with UNAVAILABLE;
+  // returns when no step is open or at the deadline (DEADLINE_EXCEEDED).
+  virtual absl::Status Drain(absl::Time deadline) = 0;
+  virtual void Resume() = 0;
+
+  // True when the job should go: ephemeral (or never registered) and without
+  // sessions after having had one.
+  virtual bool finished() const = 0;
+
+  virtual v1::Job Describe() const = 0;
+  virtual absl::StatusOr<v1::ListParametersReply> ListParameters(
+      const v1::ListParametersRequest& request) const = 0;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_JOB_H_
