@@ -1,6 +1,6 @@
 """cc_* rules with our flags: warnings are errors and symbols are hidden. Includes start at the repository root."""
 
-# -Wshadow and the like stay out of system headers, which the compiler knows to be none of ours.
+# The headers of libraries are system headers, so these look at our own code alone.
 _COPTS = [
     "-Wall",
     "-Wextra",
@@ -13,19 +13,89 @@ _COPTS = [
     "-fvisibility=hidden",
 ]
 
+# Brings libstdc++.a to release artefacts that use no library.
+_RUN_TIME = "@threads//:threads"
+
+def _with(deps, extra):
+    return deps + [dep for dep in extra if dep not in deps]
+
 def optstate_cc_library(name, copts = [], **kwargs):
     native.cc_library(name = name, copts = _COPTS + copts, **kwargs)
 
-def optstate_cc_binary(name, copts = [], **kwargs):
-    native.cc_binary(name = name, copts = _COPTS + copts, **kwargs)
+def optstate_cc_binary(name, copts = [], deps = [], **kwargs):
+    native.cc_binary(name = name, copts = _COPTS + copts, deps = _with(deps, [_RUN_TIME]), **kwargs)
 
 def optstate_cc_test(name, deps = [], copts = [], size = "small", main = True, **kwargs):
-    """A GoogleTest binary; set main = False when srcs define main() themselves."""
-    gtest = "@gtest//:gtest_main" if main else "@gtest//:gtest"
+    """A GoogleTest binary; with main = False the sources bring their own main()."""
     native.cc_test(
         name = name,
         size = size,
         copts = _COPTS + copts,
-        deps = deps + ([] if gtest in deps else [gtest]),
+        deps = _with(deps, ["@gtest//:gtest_main" if main else "@gtest//:gtest"]),
+        **kwargs
+    )
+
+def optstate_cc_benchmark(name, deps = [], copts = [], args = [], tags = [], main = True, size = "small", **kwargs):
+    """A Google Benchmark binary, and NAME_brief_test, which runs every case for a moment so that it keeps working."""
+    native.cc_binary(
+        name = name,
+        testonly = True,
+        copts = _COPTS + copts,
+        tags = tags + ["benchmark"],
+        deps = _with(deps, ["@benchmark//:benchmark_main" if main else "@benchmark//:benchmark"]),
+        **kwargs
+    )
+    native.sh_test(
+        name = name + "_brief_test",
+        size = size,
+        srcs = ["//deploy/bazel:run.sh"],
+        args = ["$(rootpath :{})".format(name), "--benchmark_min_time=0.001"] + args,
+        data = [":" + name] + kwargs.get("data", []),
+        tags = tags + ["benchmark"],
+    )
+
+def optstate_cc_shared_library(name, deps, version_script, srcs = [], linkopts = [], **kwargs):
+    """NAME (say "liboptstate.so") with the symbols that the version script exports, and no others.
+
+    Args:
+      name: file name
+      deps: what it is made of; mark the library with the exported functions alwayslink = True
+      version_script: linker version script
+      srcs: more sources
+      linkopts: more linker flags
+      **kwargs: passed on to cc_binary
+    """
+    native.cc_binary(
+        name = name,
+        srcs = srcs,
+        copts = _COPTS,
+        additional_linker_inputs = [version_script],
+        linkopts = linkopts + [
+            "-Wl,--version-script=$(location {})".format(version_script),
+            "-Wl,--no-undefined",
+            "-Wl,--exclude-libs,ALL",
+            "-Wl,-Bsymbolic",
+            "-Wl,-soname," + name,
+            "-Wl,-z,relro,-z,now",
+        ],
+        linkshared = True,
+        deps = _with(deps, [_RUN_TIME]),
+        **kwargs
+    )
+
+def optstate_artefact_test(name, artefact, exported_prefix = "", **kwargs):
+    """Checks that a release artefact needs glibc alone and exports symbols with the given prefix alone.
+
+    The first half holds with --config=release and is left out otherwise.
+    """
+    native.sh_test(
+        name = name,
+        size = "small",
+        srcs = ["//deploy/bazel:needed_test.sh"],
+        args = ["$(rootpath {})".format(artefact), "'{}'".format(exported_prefix)] + select({
+            "//deploy/bazel:link_static": ["static"],
+            "//conditions:default": ["shared"],
+        }),
+        data = [artefact],
         **kwargs
     )

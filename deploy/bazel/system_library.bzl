@@ -91,7 +91,7 @@ def _link_flags(ctx, modules, dirs, static):
 
     # Flags are deduplicated, which makes their order meaningless: hence a group, or only what is needed.
     if static:
-        return ["-pthread", "-Wl,--start-group"] + libraries + ["-Wl,--end-group"]
+        return ["-pthread", "-Wl,--start-group"] + libraries + ["-l:libstdc++.a", "-Wl,--end-group"]
     return ["-pthread", "-Wl,--push-state,--as-needed"] + libraries + ["-Wl,--pop-state"]
 
 def _run_time_source(ctx, soname, prefixes, dirs):
