@@ -79,14 +79,14 @@ def optstate_cc_shared_library(name, deps, version_script, srcs = [], linkopts =
             "-Wl,-z,relro,-z,now",
         ],
         linkshared = True,
-        deps = _with(deps, [_RUN_TIME]),
+        deps = _with(deps, ["//deploy/bazel/third_party:pic", _RUN_TIME]),
         **kwargs
     )
 
 def optstate_artefact_test(name, artefact, exported_prefix = "", **kwargs):
-    """Checks that a release artefact needs glibc alone and exports symbols with the given prefix alone.
+    """Checks that an artefact needs glibc alone and exports symbols with the given prefix alone.
 
-    The first half holds with --config=release and is left out otherwise.
+    That is so with --config=release; otherwise the test passes without looking.
     """
     native.sh_test(
         name = name,
