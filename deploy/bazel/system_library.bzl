@@ -119,6 +119,16 @@ def _run_time_source(ctx, soname, prefixes, dirs):
     })
     return source
 
+def _version_define(ctx):
+    """A define that changes with the package.
+
+    Bazel does not look at headers under /usr/include; this makes it compile again when they change.
+    """
+    packages = ctx.attr.apt.split(" ")
+    result = ctx.execute(["dpkg-query", "--show", "--showformat=${Version} "] + packages)
+    version = "".join([c if c.isalnum() else "_" for c in result.stdout.strip().elems()])
+    return "OPTSTATE_{}_PACKAGE=_{}".format(ctx.name.upper(), version)
+
 def _system_library_impl(ctx):
     for header in ctx.attr.headers:
         if not ctx.path("/usr/include/" + header).exists:
@@ -137,7 +147,7 @@ def _system_library_impl(ctx):
             alwayslink = bool(run_time_srcs),
             srcs = repr([src.name for src in ctx.attr.srcs]),
             run_time_srcs = repr(run_time_srcs),
-            defines = repr(ctx.attr.defines),
+            defines = repr(ctx.attr.defines + [_version_define(ctx)]),
             static = repr(_link_flags(ctx, modules, dirs, True) if modules else []),
             shared = repr(_link_flags(ctx, modules, dirs, False) if modules else []),
         )
@@ -146,7 +156,7 @@ def _system_library_impl(ctx):
 system_library = repository_rule(
     implementation = _system_library_impl,
     attrs = {
-        "apt": attr.string(mandatory = True, doc = "Debian package, for the message when it is missing"),
+        "apt": attr.string(mandatory = True, doc = "Debian packages, separated by spaces"),
         "defines": attr.string_list(),
         "headers": attr.string_list(doc = "files under /usr/include that must exist"),
         "missing": attr.int(doc = "what a function returns when its run_time library is missing"),

@@ -1,0 +1,132 @@
+"""Runs a `bazel test` command, prints each test as it finishes and counts the cases.
+
+Usage: bazel_tests.py COUNTS_FILE bazel test ...
+
+Bazel itself reports whole test binaries at the end of the run; its event stream and the XML files
+that GoogleTest writes have the cases. COUNTS_FILE gets "PASSED FAILED". Exits with 1 when a test failed
+or could not be built, and with Bazel's own status when Bazel did not get as far as testing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+import xml.etree.ElementTree as ElementTree
+
+# Bazel's statuses for: all well, some tests failed, no test was selected.
+_OK, _TESTS_FAILED, _NO_TESTS = 0, 3, 4
+
+
+def count_cases(xml_path):
+    """Returns (passed, failed, skipped) of a JUnit-like file; an unreadable file is one failure."""
+    try:
+        cases = list(ElementTree.parse(xml_path).iter("testcase"))
+    except (OSError, ElementTree.ParseError):
+        return 0, 1, 0
+    passed = failed = skipped = 0
+    for case in cases:
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed += 1
+        elif case.get("status") == "notrun":
+            pass  # Excluded by a filter, or DISABLED_.
+        elif case.find("skipped") is not None or case.get("result") == "skipped":
+            skipped += 1
+        else:
+            passed += 1
+    return passed, failed, skipped
+
+
+class Report:
+    """Follows the events of one run."""
+
+    def __init__(self, colour):
+        self.passed = self.failed = self.skipped = 0
+        self.expected = set()
+        self.finished = set()
+        self._green, self._red, self._plain = (
+            ("\033[32m", "\033[31m", "\033[0m") if colour else ("", "", "")
+        )
+
+    def take(self, event):
+        name = event.get("id", {})
+        if "targetConfigured" in name and event.get("configured", {}).get("testSize"):
+            self.expected.add(name["targetConfigured"]["label"])
+        elif "testResult" in name and "testResult" in event:
+            self._result(name["testResult"]["label"], event["testResult"])
+
+    def _result(self, label, result):
+        xml = [
+            urllib.parse.unquote(urllib.parse.urlparse(out["uri"]).path)
+            for out in result.get("testActionOutput", [])
+            if out["name"] == "test.xml"
+        ]
+        passed, failed, skipped = count_cases(xml[0]) if xml else (0, 0, 0)
+        ok = result["status"] in ("PASSED", "FLAKY")
+        if not ok and not failed:
+            failed = 1  # A crash, a time-out or a failure outside the cases.
+        self.passed += passed
+        self.failed += failed
+        self.skipped += skipped
+        self.finished.add(label)
+        seconds = int(result.get("testAttemptDurationMillis", 0)) / 1000
+        self._line(
+            ok and not failed,
+            f"{label}: {passed} passed, {failed} failed"
+            + (f", {skipped} skipped" if skipped else "")
+            + (" (cached)" if result.get("cachedLocally") else f" ({seconds:.1f} s)"),
+        )
+
+    def finish(self):
+        for label in sorted(self.expected - self.finished):
+            self.failed += 1
+            self._line(False, f"{label}: did not build or did not run")
+
+    def _line(self, ok, text):
+        word = f"{self._green}ok  " if ok else f"{self._red}FAIL"
+        print(f"{word}{self._plain} {text}", flush=True)
+
+
+def follow(path, process):
+    """Yields the events of the file while the process writes them."""
+    rest = ""
+    with open(path, encoding="utf-8") as stream:
+        while True:
+            ended = process.poll() is not None
+            rest += stream.read()
+            *lines, rest = rest.split("\n")
+            for line in lines:
+                yield json.loads(line)
+            if ended:
+                return
+            time.sleep(0.2)
+
+
+def main(counts_path, command):
+    report = Report(sys.stdout.isatty() and "NO_COLOR" not in os.environ)
+    with tempfile.NamedTemporaryFile(suffix=".json") as events:
+        options = [
+            f"--build_event_json_file={events.name}",
+            "--nobuild_event_json_file_path_conversion",
+            "--test_summary=none",
+            "--keep_going",
+        ]
+        where = command.index("test") + 1
+        process = subprocess.Popen(
+            command[:where] + options + command[where:], stdin=subprocess.DEVNULL
+        )
+        for event in follow(events.name, process):
+            report.take(event)
+        status = process.wait()
+    report.finish()
+    with open(counts_path, "w", encoding="utf-8") as counts:
+        counts.write(f"{report.passed} {report.failed}\n")
+    if report.failed:
+        return 1
+    return _OK if status in (_OK, _NO_TESTS) else status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))
