@@ -13,8 +13,8 @@ _COPTS = [
     "-fvisibility=hidden",
 ]
 
-# Brings libstdc++.a to release artefacts that use no library.
-_RUN_TIME = "@threads//:threads"
+# For every linked file: @threads brings libstdc++.a to release artefacts that use no other library.
+_RUN_TIME = ["@threads//:threads", "//deploy/bazel/third_party:tsan"]
 
 def _with(deps, extra):
     return deps + [dep for dep in extra if dep not in deps]
@@ -23,7 +23,7 @@ def optstate_cc_library(name, copts = [], **kwargs):
     native.cc_library(name = name, copts = _COPTS + copts, **kwargs)
 
 def optstate_cc_binary(name, copts = [], deps = [], **kwargs):
-    native.cc_binary(name = name, copts = _COPTS + copts, deps = _with(deps, [_RUN_TIME]), **kwargs)
+    native.cc_binary(name = name, copts = _COPTS + copts, deps = _with(deps, _RUN_TIME), **kwargs)
 
 def optstate_cc_test(name, deps = [], copts = [], size = "small", main = True, **kwargs):
     """A GoogleTest binary; with main = False the sources bring their own main()."""
@@ -31,7 +31,7 @@ def optstate_cc_test(name, deps = [], copts = [], size = "small", main = True, *
         name = name,
         size = size,
         copts = _COPTS + copts,
-        deps = _with(deps, ["@gtest//:gtest_main" if main else "@gtest//:gtest"]),
+        deps = _with(deps, ["@gtest//:gtest_main" if main else "@gtest//:gtest"] + _RUN_TIME),
         **kwargs
     )
 
@@ -42,7 +42,7 @@ def optstate_cc_benchmark(name, deps = [], copts = [], args = [], tags = [], mai
         testonly = True,
         copts = _COPTS + copts,
         tags = tags + ["benchmark"],
-        deps = _with(deps, ["@benchmark//:benchmark_main" if main else "@benchmark//:benchmark"]),
+        deps = _with(deps, ["@benchmark//:benchmark_main" if main else "@benchmark//:benchmark"] + _RUN_TIME),
         **kwargs
     )
     native.sh_test(
@@ -79,11 +79,11 @@ def optstate_cc_shared_library(name, deps, version_script, srcs = [], linkopts =
             "-Wl,-z,relro,-z,now",
         ],
         linkshared = True,
-        deps = _with(deps, ["//deploy/bazel/third_party:pic", _RUN_TIME]),
+        deps = _with(deps, ["//deploy/bazel/third_party:pic"] + _RUN_TIME),
         **kwargs
     )
 
-def optstate_artefact_test(name, artefact, exported_prefix = "", **kwargs):
+def optstate_artefact_test(name, artefact, exported_prefix = "", tags = [], **kwargs):
     """Checks that an artefact needs glibc alone and exports symbols with the given prefix alone.
 
     That is so with --config=release; otherwise the test passes without looking.
@@ -93,9 +93,10 @@ def optstate_artefact_test(name, artefact, exported_prefix = "", **kwargs):
         size = "small",
         srcs = ["//deploy/bazel:needed_test.sh"],
         args = ["$(rootpath {})".format(artefact), "'{}'".format(exported_prefix)] + select({
-            "//deploy/bazel:link_static": ["static"],
-            "//conditions:default": ["shared"],
+            "//deploy/bazel:release": ["release"],
+            "//conditions:default": ["development"],
         }),
         data = [artefact],
+        tags = tags + ["artefact"],
         **kwargs
     )

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Usage: needed_test.sh ARTEFACT [EXPORTED_PREFIX [static|shared]]
+# Usage: needed_test.sh ARTEFACT [EXPORTED_PREFIX [release|development]]
 #
 # A release artefact must need nothing but glibc 2.36 or older. With a prefix, every symbol that
 # the artefact exports must begin with it: torch and grpcio bring other copies of our libraries into
@@ -8,10 +8,10 @@ set -euo pipefail
 
 artefact=$1
 prefix=${2:-}
-linked=${3:-static}
+built=${3:-release}
 failed=0
 
-if [[ $linked != static ]]; then
+if [[ $built != release ]]; then
   echo "Nothing to check: $artefact was not built with --config=release"
   exit 0
 fi
