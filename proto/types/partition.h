@@ -35,9 +35,10 @@ struct RankPartition {
   size_t LowerBound(uint32_t parameter) const;
 };
 
-// Greedy: whole parameters, largest first (ties: lower index first), each to
-// the rank with the fewest elements so far (ties: lower rank), as torch's
-// ZeroRedundancyOptimizer does. Contiguous: rank r owns tiles
+// Greedy: group after group, whole parameters, largest first (ties: lower index
+// first), each to the rank with the fewest elements so far in all groups (ties:
+// lower rank), as torch's ZeroRedundancyOptimizer does. So an extension of the
+// layout moves nothing. Contiguous: rank r owns tiles
 // [T*r/W, T*(r+1)/W) of the flat space's T tiles.
 // INVALID_ARGUMENT when rank >= world_size or world_size is not in
 // [1, kWorldSizeMax].

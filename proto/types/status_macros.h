@@ -9,9 +9,9 @@
 #include "absl/strings/string_view.h"
 
 // As in the Abseil of later years; Debian's has none yet.
-#define OPTSTATE_RETURN_IF_ERROR(expr)               \
-  do {                                               \
-    absl::Status optstate_status_ = (expr);          \
+#define OPTSTATE_RETURN_IF_ERROR(expr)                   \
+  do {                                                   \
+    absl::Status optstate_status_ = (expr);              \
     if (!optstate_status_.ok()) return optstate_status_; \
   } while (false)
 

@@ -1,0 +1,144 @@
+#include "proto/types/conversions.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate {
+namespace {
+
+static_assert(static_cast<int>(DType::kFloat32) == v1::DTYPE_FLOAT32);
+static_assert(static_cast<int>(DType::kBFloat16) == v1::DTYPE_BFLOAT16);
+static_assert(static_cast<int>(DType::kFloat16) == v1::DTYPE_FLOAT16);
+static_assert(static_cast<int>(OptimizerKind::kAdam) ==
+              v1::OPTIMIZER_KIND_ADAM);
+static_assert(static_cast<int>(OptimizerKind::kAdamW) ==
+              v1::OPTIMIZER_KIND_ADAMW);
+static_assert(static_cast<int>(PartitionMode::kGreedy) ==
+              v1::PARTITION_MODE_GREEDY);
+static_assert(static_cast<int>(PartitionMode::kContiguous) ==
+              v1::PARTITION_MODE_CONTIGUOUS);
+
+// proto3 enums are open: a newer peer's value arrives as its number.
+absl::Status UnknownEnum(absl::string_view type, int value) {
+  return absl::InvalidArgumentError(
+      value == 0 ? absl::StrCat(type, " is not set")
+                 : absl::StrCat(type, " ", value, " is not known here"));
+}
+
+absl::StatusOr<OptimizerKind> OptimizerKindFromProto(v1::OptimizerKind proto) {
+  switch (proto) {
+    case v1::OPTIMIZER_KIND_ADAM:
+    case v1::OPTIMIZER_KIND_ADAMW:
+      return static_cast<OptimizerKind>(proto);
+    default:
+      return UnknownEnum("optimizer", proto);
+  }
+}
+
+absl::StatusOr<ParameterSpec> ParameterFromProto(const v1::Parameter& proto) {
+  const auto dtype = DTypeFromProto(proto.dtype());
+  if (!dtype.ok()) return dtype.status();
+  const auto gradient_dtype = DTypeFromProto(proto.gradient_dtype());
+  if (!gradient_dtype.ok())
+    return Annotate(gradient_dtype.status(), "gradient");
+  return ParameterSpec{
+      .name = proto.name(),
+      .shape = {proto.shape().begin(), proto.shape().end()},
+      .numel = proto.numel(),
+      .dtype = *dtype,
+      .gradient_dtype = *gradient_dtype,
+      .group = proto.group(),
+  };
+}
+
+// Whether a proto3 string may hold it as it is: a parser refuses invalid
+// UTF-8, and with it the whole message.
+bool IsAscii(absl::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) {
+    return static_cast<unsigned char>(c) < 0x80;
+  });
+}
+
+}  // namespace
+
+absl::StatusOr<DType> DTypeFromProto(v1::DType proto) {
+  // A negative value becomes a large one, which is not valid either.
+  if (!IsValidDType(static_cast<uint32_t>(proto))) {
+    return UnknownEnum("dtype", proto);
+  }
+  return static_cast<DType>(proto);
+}
+
+absl::StatusOr<PartitionMode> PartitionModeFromProto(v1::PartitionMode proto) {
+  switch (proto) {
+    case v1::PARTITION_MODE_GREEDY:
+    case v1::PARTITION_MODE_CONTIGUOUS:
+      return static_cast<PartitionMode>(proto);
+    default:
+      return UnknownEnum("partition mode", proto);
+  }
+}
+
+absl::StatusOr<Layout> LayoutFromProto(const v1::Layout& proto) {
+  LayoutSpec spec;
+  OPTSTATE_ASSIGN_OR_RETURN(spec.optimizer,
+                            OptimizerKindFromProto(proto.optimizer()));
+  spec.groups.reserve(proto.groups_size());
+  for (const v1::ParamGroup& group : proto.groups()) {
+    spec.groups.push_back({.amsgrad = group.amsgrad()});
+  }
+  spec.parameters.reserve(proto.parameters_size());
+  for (int i = 0; i < proto.parameters_size(); ++i) {
+    auto parameter = ParameterFromProto(proto.parameters(i));
+    if (!parameter.ok()) {
+      return Annotate(parameter.status(), absl::StrCat("parameters[", i, "]"));
+    }
+    spec.parameters.push_back(*std::move(parameter));
+  }
+  return Layout::Make(std::move(spec));
+}
+
+v1::Layout ToProto(const Layout& layout) {
+  v1::Layout proto;
+  proto.set_optimizer(static_cast<v1::OptimizerKind>(layout.optimizer()));
+  for (const GroupSpec& group : layout.groups()) {
+    proto.add_groups()->set_amsgrad(group.amsgrad);
+  }
+  proto.mutable_parameters()->Reserve(
+      static_cast<int>(layout.parameters().size()));
+  for (const ParameterSpec& parameter : layout.parameters()) {
+    v1::Parameter& out = *proto.add_parameters();
+    out.set_name(parameter.name);
+    out.mutable_shape()->Add(parameter.shape.begin(), parameter.shape.end());
+    out.set_numel(parameter.numel);
+    out.set_dtype(static_cast<v1::DType>(parameter.dtype));
+    out.set_gradient_dtype(static_cast<v1::DType>(parameter.gradient_dtype));
+    out.set_group(parameter.group);
+  }
+  return proto;
+}
+
+v1::OpStatus ToProto(const absl::Status& status) {
+  v1::OpStatus proto;
+  proto.set_code(static_cast<int32_t>(status.code()));
+  const absl::string_view message = status.message();
+  proto.set_message(IsAscii(message) ? std::string(message)
+                                     : absl::CEscape(message));
+  return proto;
+}
+
+absl::Status FromProto(const v1::OpStatus& status) {
+  const bool known =
+      status.code() >= 0 &&
+      status.code() <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  return absl::Status(known ? static_cast<absl::StatusCode>(status.code())
+                            : absl::StatusCode::kUnknown,
+                      status.message());
+}
+
+}  // namespace optstate

@@ -1,0 +1,277 @@
+#include "proto/types/layout.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "proto/types/layout_hash.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate {
+namespace {
+
+constexpr uint64_t kElementsMax = uint64_t{1} << 48;
+
+constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// A name as it stands in a message: a peer chose it, so it may be long or
+// unprintable.
+std::string Quoted(absl::string_view name) {
+  constexpr size_t kBytesMax = 120;
+  if (name.size() <= kBytesMax) {
+    return absl::StrCat("\"", absl::CEscape(name), "\"");
+  }
+  return absl::StrCat("\"", absl::CEscape(name.substr(0, kBytesMax)), "...\"");
+}
+
+std::string ShapeText(absl::Span<const int64_t> shape) {
+  constexpr size_t kDimensionsMax = 16;
+  const auto head = shape.subspan(0, kDimensionsMax);
+  return absl::StrCat("[", absl::StrJoin(head, ","),
+                      shape.size() > kDimensionsMax ? ",...]" : "]");
+}
+
+absl::string_view OptimizerName(OptimizerKind kind) {
+  switch (kind) {
+    case OptimizerKind::kAdam:
+      return "Adam";
+    case OptimizerKind::kAdamW:
+      return "AdamW";
+  }
+  return "invalid";
+}
+
+// The product of `shape`; kElementsMax when it is that large or larger.
+absl::StatusOr<uint64_t> Numel(absl::Span<const int64_t> shape) {
+  bool empty = false;
+  for (int64_t dimension : shape) {
+    if (dimension < 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "shape ", ShapeText(shape), " has a negative dimension"));
+    }
+    empty = empty || dimension == 0;
+  }
+  // Before the product, which might overflow first: torch takes [2^40, 2^40,
+  // 0].
+  if (empty) return 0;
+  uint64_t product = 1;
+  for (int64_t dimension : shape) {
+    if (__builtin_mul_overflow(product, static_cast<uint64_t>(dimension),
+                               &product) ||
+        product >= kElementsMax) {
+      return kElementsMax;
+    }
+  }
+  return product;
+}
+
+absl::Status CheckDType(DType dtype, absl::string_view field) {
+  if (IsValidDType(static_cast<uint32_t>(dtype))) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      field, " ", static_cast<uint32_t>(dtype), " is not a known dtype"));
+}
+
+// What can be said of a parameter alone.
+absl::Status CheckParameter(const ParameterSpec& parameter,
+                            size_t group_count) {
+  if (parameter.name.empty()) {
+    return absl::InvalidArgumentError("the name is empty");
+  }
+  OPTSTATE_RETURN_IF_ERROR(CheckDType(parameter.dtype, "dtype"));
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckDType(parameter.gradient_dtype, "gradient dtype"));
+  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t numel, Numel(parameter.shape));
+  if (numel >= kElementsMax) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "shape ", ShapeText(parameter.shape), " has 2^48 elements or more"));
+  }
+  if (parameter.numel < 0 || static_cast<uint64_t>(parameter.numel) != numel) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("numel is ", parameter.numel, ", but shape ",
+                     ShapeText(parameter.shape), " has ", numel, " elements"));
+  }
+  if (parameter.group >= group_count) {
+    return absl::InvalidArgumentError(absl::StrCat("group ", parameter.group,
+                                                   " is not one of the ",
+                                                   group_count, " groups"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSpec(const LayoutSpec& spec) {
+  if (spec.optimizer != OptimizerKind::kAdam &&
+      spec.optimizer != OptimizerKind::kAdamW) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("optimizer ", static_cast<uint32_t>(spec.optimizer),
+                     " is not a known one"));
+  }
+  if (spec.parameters.empty()) {
+    return absl::InvalidArgumentError("the layout has no parameters");
+  }
+  if (spec.parameters.size() >= kElementsMax / kTileElements ||
+      spec.groups.size() >= kElementsMax / kTileElements) {
+    return absl::InvalidArgumentError("too many parameters or groups");
+  }
+  absl::flat_hash_map<absl::string_view, size_t> index_of;
+  index_of.reserve(spec.parameters.size());
+  uint32_t group = 0;
+  for (size_t i = 0; i < spec.parameters.size(); ++i) {
+    const ParameterSpec& parameter = spec.parameters[i];
+    absl::Status status = CheckParameter(parameter, spec.groups.size());
+    if (status.ok() && parameter.group < group) {
+      status = absl::InvalidArgumentError(
+          absl::StrCat("group ", parameter.group, " comes after group ", group,
+                       "; groups must not decrease"));
+    }
+    if (status.ok()) {
+      const auto [it, inserted] = index_of.emplace(parameter.name, i);
+      if (!inserted) {
+        status = absl::InvalidArgumentError(
+            absl::StrCat("parameter ", it->second, " has the same name"));
+      }
+    }
+    OPTSTATE_RETURN_IF_ERROR(Annotate(
+        status, absl::StrCat("parameter ", i, " ", Quoted(parameter.name))));
+    group = parameter.group;
+  }
+  return absl::OkStatus();
+}
+
+std::string Describe(const ParameterSpec& parameter) {
+  return absl::StrCat(Quoted(parameter.name), " ", Name(parameter.dtype),
+                      ShapeText(parameter.shape));
+}
+
+absl::Status Differs(absl::string_view what, absl::string_view in_job,
+                     absl::string_view here) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(what, " is ", in_job, " in the job, ", here, " here"));
+}
+
+// The first difference between two parameters of one index.
+absl::Status CheckSameParameter(size_t index, const ParameterSpec& in_job,
+                                const ParameterSpec& here) {
+  const std::string what = absl::StrCat("parameter ", index);
+  if (in_job.name != here.name) {
+    return Differs(what, Describe(in_job), Quoted(here.name));
+  }
+  if (in_job.shape != here.shape || in_job.dtype != here.dtype) {
+    return Differs(absl::StrCat(what, " ", Quoted(in_job.name)),
+                   absl::StrCat(Name(in_job.dtype), ShapeText(in_job.shape)),
+                   absl::StrCat(Name(here.dtype), ShapeText(here.shape)));
+  }
+  if (in_job.gradient_dtype != here.gradient_dtype) {
+    return Differs(
+        absl::StrCat("the gradient of ", what, " ", Quoted(in_job.name)),
+        Name(in_job.gradient_dtype), Name(here.gradient_dtype));
+  }
+  if (in_job.group != here.group) {
+    return Differs(
+        absl::StrCat("the group of ", what, " ", Quoted(in_job.name)),
+        absl::StrCat(in_job.group), absl::StrCat(here.group));
+  }
+  return absl::OkStatus();
+}
+
+absl::string_view AmsgradText(const GroupSpec& group) {
+  return group.amsgrad ? "on" : "off";
+}
+
+}  // namespace
+
+absl::StatusOr<Layout> Layout::Make(LayoutSpec spec) {
+  OPTSTATE_RETURN_IF_ERROR(CheckSpec(spec));
+  Layout layout;
+  layout.flat_offset_.reserve(spec.parameters.size());
+  layout.parameter_offset_bytes_.reserve(spec.parameters.size());
+  layout.group_begin_.reserve(spec.groups.size() + 1);
+  layout.group_begin_.push_back(0);
+
+  uint64_t flat = 0;
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < spec.parameters.size(); ++i) {
+    const ParameterSpec& parameter = spec.parameters[i];
+    while (layout.group_begin_.size() <= parameter.group) {
+      flat = RoundUp(flat, kTileElements);
+      layout.group_begin_.push_back(flat);
+    }
+    const uint64_t numel = static_cast<uint64_t>(parameter.numel);
+    layout.flat_offset_.push_back(flat);
+    layout.parameter_offset_bytes_.push_back(bytes);
+    layout.element_count_ += numel;
+    // Each term is below 2^48 and the sum is checked as it grows, so neither
+    // it nor the bytes can wrap.
+    flat += RoundUp(numel, kParameterAlignElements);
+    bytes += RoundUp(numel * SizeInBytes(parameter.dtype), kSegmentAlignBytes);
+    if (flat > kElementsMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("parameter ", i, " ", Quoted(parameter.name),
+                       ": the layout grows beyond 2^48 elements"));
+    }
+  }
+  flat = RoundUp(flat, kTileElements);
+  layout.group_begin_.resize(spec.groups.size() + 1, flat);
+  layout.flat_elements_ = flat;
+  layout.parameter_area_bytes_ = bytes;
+  OPTSTATE_ASSIGN_OR_RETURN(layout.hash_, LayoutHash(spec));
+  layout.spec_ = std::move(spec);
+  return layout;
+}
+
+bool Layout::any_amsgrad() const {
+  return std::any_of(spec_.groups.begin(), spec_.groups.end(),
+                     [](const GroupSpec& group) { return group.amsgrad; });
+}
+
+absl::Status Layout::CheckSame(const Layout& other,
+                               bool allow_extension) const {
+  if (hash_ == other.hash_) return absl::OkStatus();
+  if (optimizer() != other.optimizer()) {
+    return Differs("the optimizer", OptimizerName(optimizer()),
+                   OptimizerName(other.optimizer()));
+  }
+  const size_t groups_shared = std::min(groups().size(), other.groups().size());
+  const size_t parameters_shared =
+      std::min(parameters().size(), other.parameters().size());
+  for (size_t i = 0; i < parameters_shared; ++i) {
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckSameParameter(i, parameters()[i], other.parameters()[i]));
+  }
+  for (size_t i = 0; i < groups_shared; ++i) {
+    if (groups()[i].amsgrad != other.groups()[i].amsgrad) {
+      return Differs(absl::StrCat("amsgrad of group ", i),
+                     AmsgradText(groups()[i]), AmsgradText(other.groups()[i]));
+    }
+  }
+  if (parameters().size() > other.parameters().size() ||
+      (parameters().size() < other.parameters().size() && !allow_extension)) {
+    return Differs("the number of parameters",
+                   absl::StrCat(parameters().size()),
+                   absl::StrCat(other.parameters().size()));
+  }
+  if (groups().size() > other.groups().size() ||
+      (groups().size() < other.groups().size() && !allow_extension)) {
+    return Differs("the number of groups", absl::StrCat(groups().size()),
+                   absl::StrCat(other.groups().size()));
+  }
+  // An extension. Groups never decrease, so the first new parameter tells.
+  if (parameters().size() < other.parameters().size()) {
+    const ParameterSpec& next = other.parameters()[parameters().size()];
+    if (next.group < groups().size()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "parameter ", parameters().size(), " ", Quoted(next.name),
+          " is new and in group ", next.group,
+          ", which the job has already; only whole groups can be added"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace optstate

@@ -1,0 +1,26 @@
+#ifndef OPTSTATE_PROTO_TYPES_LAYOUT_HASH_H_
+#define OPTSTATE_PROTO_TYPES_LAYOUT_HASH_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "proto/types/layout.h"
+
+namespace optstate {
+
+// SHA-256 (32 bytes) of the canonical serialisation of a layout. That
+// serialisation is part of the format: a change to it makes every stored job
+// refuse its ranks.
+//
+//   "optstate.layout.1"  optimizer  group count  amsgrad of each group
+//   parameter count, then of each parameter:
+//     name bytes  name  dimensions  each dimension  dtype  gradient dtype
+//     group
+//
+// Numbers are uint64, little endian. numel is left out, for it is the product
+// of the dimensions.
+absl::StatusOr<std::string> LayoutHash(const LayoutSpec& spec);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_PROTO_TYPES_LAYOUT_HASH_H_
