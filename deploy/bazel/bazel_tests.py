@@ -2,9 +2,9 @@
 
 Usage: bazel_tests.py COUNTS_FILE bazel test ...
 
-Bazel itself reports whole test binaries at the end of the run; its event stream and the XML files
-that GoogleTest writes have the cases. COUNTS_FILE gets "PASSED FAILED". Exits with 1 when a test failed
-or could not be built, and with Bazel's own status when Bazel did not get as far as testing.
+Bazel itself reports whole test binaries at the end of the run; its event stream and the XML
+files that GoogleTest writes have the cases. COUNTS_FILE gets "PASSED FAILED". Exits with 1 when a
+test failed or could not be built, and with Bazel's own status when it did not get that far.
 """
 
 import json
@@ -14,14 +14,17 @@ import sys
 import tempfile
 import time
 import urllib.parse
-import xml.etree.ElementTree as ElementTree
+from xml.etree import ElementTree
 
-# Bazel's statuses for: all well, some tests failed, no test was selected.
-_OK, _TESTS_FAILED, _NO_TESTS = 0, 3, 4
+# Bazel's statuses for: all well, no test was selected.
+_OK, _NO_TESTS = 0, 4
+
+# How much of a failed test's output is shown.
+_LOG_LINES = 300
 
 
 def count_cases(xml_path):
-    """Returns (passed, failed, skipped) of a JUnit-like file; an unreadable file is one failure."""
+    """Returns (passed, failed, skipped) of a JUnit-like file; one that is unreadable failed."""
     try:
         cases = list(ElementTree.parse(xml_path).iter("testcase"))
     except (OSError, ElementTree.ParseError):
@@ -44,8 +47,9 @@ class Report:
 
     def __init__(self, colour):
         self.passed = self.failed = self.skipped = 0
-        self.expected = set()
-        self.finished = set()
+        self._tests = set()
+        self._built = set()
+        self._finished = set()
         self._green, self._red, self._plain = (
             ("\033[32m", "\033[31m", "\033[0m") if colour else ("", "", "")
         )
@@ -53,24 +57,27 @@ class Report:
     def take(self, event):
         name = event.get("id", {})
         if "targetConfigured" in name and event.get("configured", {}).get("testSize"):
-            self.expected.add(name["targetConfigured"]["label"])
+            self._tests.add(name["targetConfigured"]["label"])
+        elif "targetCompleted" in name and event.get("completed", {}).get("success"):
+            self._built.add(name["targetCompleted"]["label"])
         elif "testResult" in name and "testResult" in event:
             self._result(name["testResult"]["label"], event["testResult"])
 
     def _result(self, label, result):
-        xml = [
-            urllib.parse.unquote(urllib.parse.urlparse(out["uri"]).path)
+        files = {
+            out["name"]: urllib.parse.unquote(urllib.parse.urlparse(out["uri"]).path)
             for out in result.get("testActionOutput", [])
-            if out["name"] == "test.xml"
-        ]
-        passed, failed, skipped = count_cases(xml[0]) if xml else (0, 0, 0)
+        }
+        passed, failed, skipped = (
+            count_cases(files["test.xml"]) if "test.xml" in files else (0, 0, 0)
+        )
         ok = result["status"] in ("PASSED", "FLAKY")
         if not ok and not failed:
             failed = 1  # A crash, a time-out or a failure outside the cases.
         self.passed += passed
         self.failed += failed
         self.skipped += skipped
-        self.finished.add(label)
+        self._finished.add(label)
         seconds = int(result.get("testAttemptDurationMillis", 0)) / 1000
         self._line(
             ok and not failed,
@@ -79,10 +86,15 @@ class Report:
             + (" (cached)" if result.get("cachedLocally") else f" ({seconds:.1f} s)"),
         )
 
+        if (failed or not ok) and "test.log" in files:
+            with open(files["test.log"], encoding="utf-8", errors="replace") as log:
+                print("".join(log.readlines()[-_LOG_LINES:]), flush=True)
+
     def finish(self):
-        for label in sorted(self.expected - self.finished):
+        # A test that was built and has no result was excluded by its tags.
+        for label in sorted(self._tests - self._built - self._finished):
             self.failed += 1
-            self._line(False, f"{label}: did not build or did not run")
+            self._line(False, f"{label}: did not build")
 
     def _line(self, ok, text):
         word = f"{self._green}ok  " if ok else f"{self._red}FAIL"
@@ -110,8 +122,10 @@ def main(counts_path, command):
         options = [
             f"--build_event_json_file={events.name}",
             "--nobuild_event_json_file_path_conversion",
+            "--test_output=summary",
             "--test_summary=none",
             "--keep_going",
+            "--ui_event_filters=-info,-fail",
         ]
         where = command.index("test") + 1
         process = subprocess.Popen(
