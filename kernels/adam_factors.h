@@ -9,8 +9,8 @@
 namespace optstate {
 
 // What each slot of UpdateFactors means to Adam and AdamW, on every device. A
-// finite value too large for a float becomes the largest float, not infinity,
-// so that zero times a factor stays zero.
+// value too large for a float becomes the largest float, not infinity, so that
+// zero times a factor stays zero; only an infinite gradient_factor stays so.
 //
 // With bc1 = 1 - beta1^t and bc2 = 1 - beta2^t:
 enum AdamFactor : int {

@@ -11,7 +11,8 @@ namespace optstate {
 void CastToFloat(DType from, const void* in, float* out, size_t numel);
 
 // out[i] = in[i] rounded to nearest even; denormals kept, overflow to infinity,
-// NaN to a quiet NaN. The same rounding as the update kernels' parameter output.
+// NaN to a quiet NaN. The same rounding as the update kernels' parameter
+// output.
 void CastFromFloat(DType to, const float* in, void* out, size_t numel);
 
 // Gradient accumulation: sum[i] = float(gradient[i]) when `first`, else

@@ -1,0 +1,24 @@
+#include "kernels/cast.h"
+
+#include <cstddef>
+
+#include "kernels/cpu/cast.h"
+#include "kernels/cpu/targets.h"
+#include "proto/types/dtype.h"
+
+namespace optstate {
+
+void CastToFloat(DType from, const void* in, float* out, size_t numel) {
+  cpu::CastToFloatOn(cpu::BestTarget(), from, in, out, numel);
+}
+
+void CastFromFloat(DType to, const float* in, void* out, size_t numel) {
+  cpu::CastFromFloatOn(cpu::BestTarget(), to, in, out, numel);
+}
+
+void Accumulate(DType dtype, const void* gradient, bool first, float* sum,
+                size_t numel) {
+  cpu::AccumulateOn(cpu::BestTarget(), dtype, gradient, first, sum, numel);
+}
+
+}  // namespace optstate

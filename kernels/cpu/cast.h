@@ -1,0 +1,21 @@
+#ifndef OPTSTATE_KERNELS_CPU_CAST_H_
+#define OPTSTATE_KERNELS_CPU_CAST_H_
+
+#include <cstddef>
+
+#include "kernels/cpu/targets.h"
+#include "proto/types/dtype.h"
+
+namespace optstate::cpu {
+
+// The functions of kernels/cast.h on one of SupportedTargets().
+void CastToFloatOn(Target target, DType from, const void* in, float* out,
+                   size_t numel);
+void CastFromFloatOn(Target target, DType to, const float* in, void* out,
+                     size_t numel);
+void AccumulateOn(Target target, DType dtype, const void* gradient, bool first,
+                  float* sum, size_t numel);
+
+}  // namespace optstate::cpu
+
+#endif  // OPTSTATE_KERNELS_CPU_CAST_H_

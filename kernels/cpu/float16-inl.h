@@ -1,0 +1,145 @@
+// Elements of every dtype to and from vectors of float. Per-target include.
+//
+// The conversions are written in integers (plus two float additions that are
+// exact or rounded by IEEE's default rule), because the instructions for them
+// differ between targets in rounding, denormals and NaN, and these do not.
+
+#if defined(OPTSTATE_KERNELS_CPU_FLOAT16_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef OPTSTATE_KERNELS_CPU_FLOAT16_INL_H_
+#undef OPTSTATE_KERNELS_CPU_FLOAT16_INL_H_
+#else
+#define OPTSTATE_KERNELS_CPU_FLOAT16_INL_H_
+#endif
+
+#include <cstdint>
+#include <type_traits>
+
+#include "hwy/highway.h"
+#include "proto/types/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace optstate::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// How an element of a dtype lies in memory: float, or the 16 bits.
+template <DType kDType>
+using StorageOf =
+    std::conditional_t<kDType == DType::kFloat32, float, uint16_t>;
+
+// The one NaN that kernels write: x86, Arm and CUDA each make a different one,
+// and results are compared bit by bit.
+inline constexpr uint32_t kCanonicalNanBits = 0x7FC00000;
+
+template <class D, class V>
+HWY_INLINE V CanonicalNan(D d, V v) {
+  const hn::RebindToUnsigned<D> du;
+  const V nan = hn::BitCast(d, hn::Set(du, kCanonicalNanBits));
+  return hn::IfThenElse(hn::IsNaN(v), nan, v);
+}
+
+// `bits` holds a bfloat16 in the low half of each lane.
+template <class D, class VI>
+HWY_INLINE hn::Vec<D> FloatFromBFloat16(D d, VI bits) {
+  return hn::BitCast(d, hn::ShiftLeft<16>(bits));
+}
+
+template <class D, class V>
+HWY_INLINE hn::Vec<hn::RebindToSigned<D>> BFloat16FromFloat(D, V v) {
+  const hn::RebindToSigned<D> di;
+  const hn::RebindToUnsigned<D> du;
+  const auto bits = hn::BitCast(du, v);
+  // Half a unit in the last place, less one when the result would be odd: the
+  // carry rounds to nearest even, and into infinity where it must.
+  const auto is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
+  const auto rounded =
+      hn::ShiftRight<16>(hn::Add(bits, hn::Add(is_odd, hn::Set(du, 0x7FFF))));
+  const auto is_nan = hn::RebindMask(di, hn::IsNaN(v));
+  return hn::IfThenElse(is_nan, hn::Set(di, 0x7FC0), hn::BitCast(di, rounded));
+}
+
+// `bits` holds a float16 in the low half of each lane.
+template <class D, class VI>
+HWY_INLINE hn::Vec<D> FloatFromFloat16(D d, VI bits) {
+  const hn::RebindToSigned<D> di;
+  const auto sign = hn::ShiftLeft<16>(hn::And(bits, hn::Set(di, 0x8000)));
+  const auto shifted = hn::ShiftLeft<13>(hn::And(bits, hn::Set(di, 0x7FFF)));
+  const auto rebias = hn::Set(di, (127 - 15) << 23);
+  const auto normal = hn::Add(shifted, rebias);
+  // Infinity and NaN: the exponent goes all the way to 255.
+  const auto special = hn::Add(normal, rebias);
+  const auto is_special = hn::Gt(shifted, hn::Set(di, (31 << 23) - 1));
+  // Denormal: as 2^-14 plus the mantissa, less 2^-14; exact, and no operand is
+  // a float denormal.
+  const auto smallest = hn::Set(di, (127 - 14) << 23);
+  const auto denormal =
+      hn::BitCast(di, hn::Sub(hn::BitCast(d, hn::Add(shifted, smallest)),
+                              hn::BitCast(d, smallest)));
+  const auto is_denormal = hn::Lt(shifted, hn::Set(di, 1 << 23));
+  const auto magnitude = hn::IfThenElse(
+      is_denormal, denormal, hn::IfThenElse(is_special, special, normal));
+  return hn::BitCast(d, hn::Or(magnitude, sign));
+}
+
+template <class D, class V>
+HWY_INLINE hn::Vec<hn::RebindToSigned<D>> Float16FromFloat(D d, V v) {
+  const hn::RebindToSigned<D> di;
+  const auto all = hn::BitCast(di, v);
+  const auto bits = hn::And(all, hn::Set(di, 0x7FFFFFFF));
+  const auto sign = hn::And(hn::ShiftRight<16>(all), hn::Set(di, 0x8000));
+  // Normal: as for bfloat16, with the exponent's bias changed on the way.
+  const auto is_odd = hn::And(hn::ShiftRight<13>(bits), hn::Set(di, 1));
+  const auto normal = hn::ShiftRight<13>(
+      hn::Add(hn::Add(bits, is_odd), hn::Set(di, 0xFFF - ((127 - 15) << 23))));
+  // Denormal: the last place of 0.5 is 2^-24, float16's smallest step, so that
+  // the addition does the rounding.
+  const auto half = hn::Set(di, 126 << 23);
+  const auto denormal = hn::Sub(
+      hn::BitCast(di, hn::Add(hn::BitCast(d, bits), hn::BitCast(d, half))),
+      half);
+  const auto is_denormal = hn::Lt(bits, hn::Set(di, (127 - 14) << 23));
+  // From 65520, half way to the step after the largest float16, on.
+  const auto is_infinite = hn::Gt(bits, hn::Set(di, 0x477FEFFF));
+  const auto magnitude =
+      hn::IfThenElse(is_infinite, hn::Set(di, 0x7C00),
+                     hn::IfThenElse(is_denormal, denormal, normal));
+  const auto is_nan = hn::RebindMask(di, hn::IsNaN(v));
+  return hn::IfThenElse(is_nan, hn::Set(di, 0x7E00), hn::Or(magnitude, sign));
+}
+
+template <DType kDType, class D>
+HWY_INLINE hn::Vec<D> LoadFloats(D d, const StorageOf<kDType>* from) {
+  if constexpr (kDType == DType::kFloat32) {
+    return hn::LoadU(d, from);
+  } else {
+    const hn::RebindToSigned<D> di;
+    const hn::Rebind<uint16_t, D> d16;
+    const auto bits = hn::PromoteTo(di, hn::LoadU(d16, from));
+    if constexpr (kDType == DType::kBFloat16) {
+      return FloatFromBFloat16(d, bits);
+    } else {
+      return FloatFromFloat16(d, bits);
+    }
+  }
+}
+
+template <DType kDType, class D, class V>
+HWY_INLINE void StoreFloats(D d, V v, StorageOf<kDType>* to) {
+  if constexpr (kDType == DType::kFloat32) {
+    hn::StoreU(v, d, to);
+  } else {
+    const hn::Rebind<uint16_t, D> d16;
+    if constexpr (kDType == DType::kBFloat16) {
+      hn::StoreU(hn::DemoteTo(d16, BFloat16FromFloat(d, v)), d16, to);
+    } else {
+      hn::StoreU(hn::DemoteTo(d16, Float16FromFloat(d, v)), d16, to);
+    }
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace optstate::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,16 @@
+#ifndef OPTSTATE_KERNELS_CPU_MEMORY_ROOF_H_
+#define OPTSTATE_KERNELS_CPU_MEMORY_ROOF_H_
+
+#include "kernels/update_kernel.h"
+#include "proto/types/dtype.h"
+
+namespace optstate::cpu {
+
+// What benchmarks compare Adam with: on the best target, the loads and stores
+// of Adam without amsgrad, gradient and parameter both of `dtype`, and nothing
+// but additions between them. Leaves master and state as they are.
+void MemoryRoof(DType dtype, const TileView& view);
+
+}  // namespace optstate::cpu
+
+#endif  // OPTSTATE_KERNELS_CPU_MEMORY_ROOF_H_

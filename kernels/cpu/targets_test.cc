@@ -1,0 +1,38 @@
+#include "kernels/cpu/targets.h"
+
+#include <set>
+#include <string>
+
+#include "gtest/gtest.h"
+
+namespace optstate::cpu {
+namespace {
+
+TEST(TargetsTest, EndsWithPlainCode) {
+  ASSERT_FALSE(SupportedTargets().empty());
+  const std::string last = TargetName(SupportedTargets().back());
+  EXPECT_TRUE(last == "SCALAR" || last == "EMU128") << last;
+}
+
+TEST(TargetsTest, EveryTargetIsOneBitAndHasItsOwnName) {
+  std::set<std::string> names;
+  for (Target target : SupportedTargets()) {
+    EXPECT_EQ(target & (target - 1), 0);
+    EXPECT_TRUE(names.insert(TargetName(target)).second);
+  }
+  EXPECT_FALSE(names.contains("Unknown"));
+}
+
+#if defined(__x86_64__)
+TEST(TargetsTest, FollowsTheCpu) {
+  const auto best = std::string(TargetName(BestTarget()));
+  if (__builtin_cpu_supports("avx512bw")) {
+    EXPECT_EQ(best, "AVX3");
+  } else if (__builtin_cpu_supports("avx2")) {
+    EXPECT_EQ(best, "AVX2");
+  }
+}
+#endif
+
+}  // namespace
+}  // namespace optstate::cpu
