@@ -1,0 +1,69 @@
+"""The few words that the ranks of a job exchange among themselves.
+
+Only when an optimizer is constructed, extended or closed: never in a step.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.distributed as dist
+
+from optstate import errors
+
+
+class Ranks:
+    """This process's place among those that train one job together.
+
+    With `process_group`, that group; else torch.distributed's default group
+    when it is initialised; else this process alone.
+    """
+
+    def __init__(self, process_group: Any | None) -> None:
+        self._group = process_group
+        self.rank, self.world_size = 0, 1
+        self._distributed = dist.is_available() and dist.is_initialized()
+        if process_group is not None and not self._distributed:
+            raise ValueError("process_group is given, but torch.distributed is not initialised")
+        if self._distributed:
+            self.rank = dist.get_rank(process_group)
+            self.world_size = dist.get_world_size(process_group)
+            if self.rank < 0:
+                raise ValueError("this process is not a member of process_group")
+
+    @property
+    def local_world_size(self) -> int:
+        """How many of the ranks run on this machine, as torchrun says."""
+        try:
+            local = int(os.environ["LOCAL_WORLD_SIZE"])
+        except (KeyError, ValueError):
+            return self.world_size
+        return max(1, min(local, self.world_size))
+
+    def from_first(self, value: Any) -> Any:
+        """Returns rank 0's value on every rank."""
+        if self.world_size == 1:
+            return value
+        box = [value]
+        source = dist.get_global_rank(self._group, 0) if self._group is not None else 0
+        dist.broadcast_object_list(box, src=source, group=self._group)
+        return box[0]
+
+    def agree(self, error: Exception | None) -> None:
+        """Raises on every rank when some rank has an error: its own, if any.
+
+        So that no rank waits for one that has given up.
+        """
+        if self.world_size == 1:
+            if error is not None:
+                raise error
+            return
+        mine = None if error is None else (getattr(error, "code", 2), str(error))
+        everyones: list[Any] = [None] * self.world_size
+        dist.all_gather_object(everyones, mine, group=self._group)
+        if error is not None:
+            raise error
+        for rank, other in enumerate(everyones):
+            if other is not None:
+                raise errors.from_status(other[0], f"rank {rank}: {other[1]}")

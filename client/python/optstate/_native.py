@@ -1,0 +1,222 @@
+"""The C API (client/c_api.h) through ctypes: structs, prototypes, loading.
+
+Threads: the library may be called from several threads; the GIL is released
+for the length of each call. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pathlib
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+    sizeof,
+)
+
+from optstate import errors
+
+PACKAGE_DIRECTORY = pathlib.Path(__file__).resolve().parent
+
+FLOAT32, BFLOAT16, FLOAT16 = 1, 2, 3
+ADAM, ADAMW = 1, 2
+PARTITIONS = {"greedy": 1, "contiguous": 2}
+MASTER, EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ, STEP_COUNT = 1, 2, 3, 4, 5
+PHASE_EMPTY, PHASE_LOADING, PHASE_READY, PHASE_FAILED = 1, 2, 3, 4
+
+
+class _Versioned(Structure):
+    """A struct whose first field tells the library how much of it we know."""
+
+    def __init__(self, **fields: object) -> None:
+        super().__init__(struct_size=sizeof(type(self)), **fields)
+
+
+class Parameter(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("name", c_char_p),
+        ("shape", c_void_p),
+        ("ndim", c_size_t),
+        ("numel", c_int64),
+        ("dtype", c_int32),
+        ("gradient_dtype", c_int32),
+        ("group", c_uint32),
+    )
+
+
+class Group(Structure):
+    _fields_ = (("struct_size", c_size_t), ("amsgrad", c_int32))
+
+
+class SessionOptions(_Versioned):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("endpoint", c_char_p),
+        ("job", c_char_p),
+        ("optimizer", c_int32),
+        ("partition", c_int32),
+        ("rank", c_uint32),
+        ("world_size", c_uint32),
+        ("local_world_size", c_uint32),
+        ("accumulate", c_int32),
+        ("ephemeral", c_int32),
+        ("extend", c_int32),
+        ("groups", POINTER(Group)),
+        ("group_count", c_size_t),
+        ("parameters", POINTER(Parameter)),
+        ("parameter_count", c_size_t),
+        ("connect_timeout_s", c_double),
+        ("step_timeout_s", c_double),
+        ("daemon_path", c_char_p),
+    )
+
+
+class Outcome(_Versioned):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("step", c_uint64),
+        ("applied", c_int32),
+        ("found_inf", c_int32),
+        ("gradient_norm", c_double),
+        ("clip_coefficient", c_double),
+        ("update_ns", c_uint64),
+    )
+
+
+class SessionInfo(_Versioned):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("committed_step", c_uint64),
+        ("phase", c_int32),
+        ("created", c_int32),
+        ("piece_count", c_size_t),
+        ("endpoint", c_char_p),
+        ("wire", c_char_p),
+    )
+
+
+class Piece(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("parameter", c_uint32),
+        ("begin", c_uint64),
+        ("numel", c_uint64),
+        ("gradient", c_void_p),
+    )
+
+
+class Hyperparams(Structure):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("lr", c_double),
+        ("beta1", c_double),
+        ("beta2", c_double),
+        ("eps", c_double),
+        ("weight_decay", c_double),
+        ("maximize", c_int32),
+    )
+
+
+class CommitOptions(_Versioned):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("step", c_uint64),
+        ("groups", POINTER(Hyperparams)),
+        ("group_count", c_size_t),
+        ("grad_scale", c_double),
+        ("max_norm", c_double),
+        ("found_inf", c_int32),
+    )
+
+
+# Arrays of integers and pointers are passed as addresses (array.array keeps
+# them), so that a step with 100,000 parameters makes no ctypes object each.
+_PROTOTYPES = {
+    "optstate_version": (c_char_p, ()),
+    "optstate_last_error": (c_char_p, ()),
+    "optstate_session_open": (c_int, (POINTER(SessionOptions), POINTER(c_void_p))),
+    "optstate_session_close": (None, (c_void_p,)),
+    "optstate_session_get_info": (c_int, (c_void_p, POINTER(SessionInfo))),
+    "optstate_session_pieces": (c_int, (c_void_p, POINTER(Piece), c_size_t)),
+    "optstate_session_parameter": (
+        c_int,
+        (c_void_p, c_uint32, POINTER(c_void_p), POINTER(c_size_t)),
+    ),
+    "optstate_push": (c_int, (c_void_p, c_uint64, c_uint32, c_uint32, c_uint32)),
+    "optstate_push_gradients": (
+        c_int,
+        (c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_size_t),
+    ),
+    "optstate_flush": (c_int, (c_void_p,)),
+    "optstate_commit": (c_int, (c_void_p, POINTER(CommitOptions), POINTER(Outcome))),
+    "optstate_abort": (c_int, (c_void_p, c_uint64)),
+    "optstate_read_parameters": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
+    "optstate_begin_load": (c_int, (c_void_p,)),
+    "optstate_load": (c_int, (c_void_p, c_int32, c_uint32, c_int32, c_void_p)),
+    "optstate_finish_load": (c_int, (c_void_p,)),
+    "optstate_fetch": (
+        c_int,
+        (c_void_p, c_int32, c_uint32, c_void_p, c_size_t, POINTER(c_uint64)),
+    ),
+}
+
+
+def library_path() -> str:
+    """$OPTSTATE_LIBRARY, else liboptstate.so inside the package."""
+    return os.environ.get("OPTSTATE_LIBRARY") or str(PACKAGE_DIRECTORY / "liboptstate.so")
+
+
+@functools.cache
+def _load(path: str) -> ctypes.CDLL:
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        raise errors.UnavailableError(
+            f"cannot load the optstate client library: {error}"
+            " (it is part of the wheel; $OPTSTATE_LIBRARY names another)"
+        ) from error
+    for name, (result, arguments) in _PROTOTYPES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library
+
+
+def library() -> ctypes.CDLL:
+    """The loaded client library; loads it at the first call.
+
+    Raises UnavailableError when it is not there.
+    """
+    return _load(library_path())
+
+
+def check(status: int) -> None:
+    """Raises the exception of a status code with this thread's error text."""
+    if status != 0:
+        text = library().optstate_last_error() or b""
+        raise errors.from_status(status, text.decode("utf-8", "replace"))
+
+
+def version() -> str:
+    """Version of the client library."""
+    return library().optstate_version().decode()
+
+
+def array_of(structure: type[Structure], count: int) -> ctypes.Array:
+    """`count` zeroed structs, each with its struct_size set."""
+    array = (structure * count)()
+    for element in array:
+        element.struct_size = sizeof(structure)
+    return array

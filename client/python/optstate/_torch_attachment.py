@@ -1,0 +1,198 @@
+"""An optimizer's tie to its job: opened on all ranks together or on none."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import secrets
+from collections.abc import Iterable, Sequence
+from typing import Any, Callable
+
+import torch
+
+from optstate import _native, _torch_checkpoint
+from optstate._collective import Ranks
+from optstate._torch_binding import TensorBinding
+from optstate._torch_layout import check_group, optimizer_kind, parameter_names, parameter_specs
+from optstate.session import Session, SessionSpec
+
+ParamGroups = Sequence[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The keyword arguments that outlive a session; see ServedOptimizer."""
+
+    endpoint: str | None = None
+    partition: str = "greedy"
+    accumulate: bool = False
+    connect_timeout: float | None = None
+    step_timeout: float | None = None
+    default_kind: int = _native.ADAM
+
+    def __post_init__(self) -> None:
+        if self.partition not in _native.PARTITIONS:
+            known = ", ".join(_native.PARTITIONS)
+            raise ValueError(f"Invalid partition: {self.partition!r} (one of {known})")
+        for name in ("connect_timeout", "step_timeout"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"Invalid {name}: {value}")
+
+
+def as_float(value: Any) -> float:
+    """A number or a 1-element tensor."""
+    return float(value.item()) if isinstance(value, torch.Tensor) else float(value)
+
+
+def private_name() -> str:
+    """A job name that nobody else has."""
+    return f"private-{secrets.token_hex(8)}"
+
+
+def open_together(
+    ranks: Ranks, make_spec: Callable[[], SessionSpec]
+) -> tuple[Session, SessionSpec]:
+    """Opens every rank's session, rank 0's first, or raises on every rank."""
+    error: Exception | None = None
+    spec: SessionSpec | None = None
+    session: Session | None = None
+    try:
+        spec = make_spec()
+        if ranks.rank == 0:
+            session = Session.open(spec)
+    except Exception as failure:
+        error = failure
+    # Rank 0 has resolved the endpoint; an embedded daemon is its child.
+    endpoint = ranks.from_first(None if session is None else session.endpoint)
+    if ranks.rank != 0 and error is None and endpoint is not None:
+        assert spec is not None
+        try:
+            spec = dataclasses.replace(spec, endpoint=endpoint)
+            session = Session.open(spec)
+        except Exception as failure:
+            error = failure
+    try:
+        ranks.agree(error)
+        assert session is not None and spec is not None
+    except BaseException:
+        if session is not None:
+            session.close()
+        raise
+    return session, spec
+
+
+class Attachment:
+    """One attached optimizer: its session, tensors, and what was registered.
+
+    Opening and load() are collective. Threads: one at a time.
+    """
+
+    def __init__(
+        self,
+        param_groups: ParamGroups,
+        settings: Settings,
+        ranks: Ranks,
+        *,
+        job: str | None,
+        names_by_id: dict[int, str],
+        extend: bool = False,
+    ) -> None:
+        self.is_private = job is None
+        self.job: str = ranks.from_first(job if job is not None else private_name())
+
+        def make_spec() -> SessionSpec:
+            names = parameter_names(param_groups, names_by_id)
+            return SessionSpec(
+                job=self.job,
+                optimizer=optimizer_kind(param_groups, settings.default_kind),
+                amsgrad=[bool(group["amsgrad"]) for group in param_groups],
+                parameters=parameter_specs(param_groups, names),
+                endpoint=settings.endpoint,
+                partition=_native.PARTITIONS[settings.partition],
+                rank=ranks.rank,
+                world_size=ranks.world_size,
+                local_world_size=ranks.local_world_size,
+                accumulate=settings.accumulate,
+                ephemeral=self.is_private,
+                extend=extend,
+                connect_timeout_s=settings.connect_timeout or 0,
+                step_timeout_s=settings.step_timeout or 0,
+            )
+
+        self.session, self._spec = open_together(ranks, make_spec)
+        tensors = [tensor for group in param_groups for tensor in group["params"]]
+        self.binding = TensorBinding(self.session, tensors, self._spec.parameters)
+        self.hyperparams = _native.array_of(_native.Hyperparams, len(param_groups))
+        self.micro_step = 0
+
+    @property
+    def needs_load(self) -> bool:
+        """Whether the job is new, so that it waits for its initial parameters."""
+        return self.session.phase in (_native.PHASE_EMPTY, _native.PHASE_LOADING)
+
+    @property
+    def next_step(self) -> int:
+        return self.session.committed_step + 1
+
+    def check_groups(self, param_groups: ParamGroups) -> None:
+        """Raises when param_groups want what differs from what was registered."""
+        for index, group in enumerate(param_groups):
+            check_group(group, index)
+            registered = bool(self._spec.amsgrad[index])
+            if bool(group["amsgrad"]) != registered:
+                raise ValueError(
+                    f"amsgrad of param_groups[{index}] is {group['amsgrad']}, but the job was"
+                    f" registered with {registered}"
+                )
+        if optimizer_kind(param_groups, self._spec.optimizer) != self._spec.optimizer:
+            raise ValueError("decoupled_weight_decay differs from what the job was registered with")
+
+    def fill_hyperparams(self, param_groups: ParamGroups) -> None:
+        """ValueError, in torch's words, before anything is pushed."""
+        for index, group in enumerate(param_groups):
+            _fill_hyperparams(self.hyperparams[index], group, index)
+
+    def load(
+        self,
+        param_groups: ParamGroups,
+        parameters: Iterable[int],
+        entries: dict[int, Any] | None = None,
+    ) -> None:
+        """Sends the parameters of these indices, and then checkpoint entries."""
+        tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
+        self.session.begin_load()
+        for index in parameters:
+            self.binding.load_parameter(index)
+        for index, entry in (entries or {}).items():
+            _torch_checkpoint.load_entry(self.binding, index, entry, *tensors[index])
+        self.session.finish_load()
+
+    def fetch(self, param_groups: ParamGroups) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        """State by tensor; without the tensors that were never updated."""
+        tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
+        fetched = {}
+        for index, (tensor, group) in enumerate(tensors):
+            entry = _torch_checkpoint.fetch_entry(self.binding, index, tensor, group)
+            if entry is not None:
+                fetched[tensor] = entry
+        return fetched
+
+
+def _fill_hyperparams(out: Any, group: dict[str, Any], index: int) -> None:
+    lr, eps = as_float(group["lr"]), as_float(group["eps"])
+    beta1, beta2 = (as_float(beta) for beta in group["betas"])
+    weight_decay = as_float(group["weight_decay"])
+    where = f" (param_groups[{index}])"
+    if not 0.0 <= lr < math.inf:
+        raise ValueError(f"Invalid learning rate: {lr}{where}")
+    if not 0.0 <= eps < math.inf:
+        raise ValueError(f"Invalid epsilon value: {eps}{where}")
+    if not 0.0 <= beta1 < 1.0:
+        raise ValueError(f"Invalid beta parameter at index 0: {beta1}{where}")
+    if not 0.0 <= beta2 < 1.0:
+        raise ValueError(f"Invalid beta parameter at index 1: {beta2}{where}")
+    if not 0.0 <= weight_decay < math.inf:
+        raise ValueError(f"Invalid weight_decay value: {weight_decay}{where}")
+    out.lr, out.eps, out.beta1, out.beta2 = lr, eps, beta1, beta2
+    out.weight_decay, out.maximize = weight_decay, bool(group["maximize"])

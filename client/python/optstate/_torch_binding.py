@@ -1,0 +1,283 @@
+"""Moves gradients and parameters between torch tensors and a session."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import operator
+from collections.abc import Sequence
+
+import torch
+
+from optstate import _native
+from optstate._torch_layout import DTYPE_CODES
+from optstate.session import ParameterSpec, Piece, Session
+
+_DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
+# A tensor without elements has no address, and the C API takes no null.
+_NOTHING = ctypes.c_uint64()
+_SOMEWHERE = ctypes.addressof(_NOTHING)
+
+
+def memory_view(address: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """A flat tensor over memory that the caller keeps alive."""
+    if numel == 0:
+        return torch.empty(0, dtype=dtype)
+    buffer = (ctypes.c_char * (numel * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(buffer, dtype=dtype, count=numel)
+
+
+def _increment_versions(tensors: Sequence[torch.Tensor]) -> None:
+    """Tells autograd that the tensors changed, as an in-place operation does."""
+    bump = torch.autograd.graph.increment_version
+    try:
+        bump(tensors)
+    except (TypeError, AttributeError):  # torch < 2.5 takes one tensor
+        for tensor in tensors:
+            bump(tensor)
+
+
+class TensorBinding:
+    """Binds the parameters of an optimizer, in order, to those of a session.
+
+    Contiguous tensors in host memory are copied by the client library straight
+    from and to their addresses; all others (CUDA, other strides) through torch.
+    A step costs a few attribute reads for each parameter and no allocation of
+    tensors.
+
+    Threads: as the optimizer, one at a time.
+    """
+
+    def __init__(
+        self, session: Session, parameters: Sequence[torch.Tensor], specs: Sequence[ParameterSpec]
+    ) -> None:
+        self._session = session
+        self._parameters = list(parameters)
+        self._specs = specs
+        self._shapes = [parameter.shape for parameter in self._parameters]
+        self._dtypes = [parameter.dtype for parameter in self._parameters]
+        self._gradient_dtypes = [_DTYPES[spec.gradient_dtype] for spec in specs]
+        self._owned: dict[int, Piece] = {piece.parameter: piece for piece in session.pieces}
+        self._versions: list[int] = []
+        self._pointers: list[int] = []
+        # Of the parameters that the library can write itself, and the others.
+        self._direct_indices = array.array("I")
+        self._direct_pointers = array.array("Q")
+        self._indirect: list[int] = []
+
+    def check_parameters(self, param_groups: Sequence[dict]) -> None:
+        """Raises when tensors are not those (or not such) as were attached."""
+        position = 0
+        for group_index, group in enumerate(param_groups):
+            tensors = group["params"]
+            bound = self._parameters[position : position + len(tensors)]
+            if len(bound) != len(tensors) or not all(map(operator.is_, bound, tensors)):
+                raise RuntimeError(
+                    f"param_groups[{group_index}]['params'] is not what was attached:"
+                    " use add_param_group to add parameters"
+                )
+            position += len(tensors)
+        if position != len(self._parameters):
+            raise RuntimeError("param_groups lost parameters since they were attached")
+        shapes = [parameter.shape for parameter in self._parameters]
+        dtypes = [parameter.dtype for parameter in self._parameters]
+        if shapes != self._shapes or dtypes != self._dtypes:
+            self._raise_changed(shapes, dtypes)
+
+    def _raise_changed(self, shapes: Sequence[torch.Size], dtypes: Sequence[torch.dtype]) -> None:
+        for index, spec in enumerate(self._specs):
+            now = (dtypes[index], tuple(shapes[index]))
+            attached = (self._dtypes[index], tuple(self._shapes[index]))
+            if now != attached:
+                raise TypeError(
+                    f'parameter "{spec.name}" is now {now[0]} {list(now[1])}, but the job'
+                    f" has {attached[0]} {list(attached[1])}"
+                )
+
+    # Parameters out of the daemon.
+
+    def remember(self) -> None:
+        """Takes the tensors as they are for the daemon's values."""
+        pointers = [parameter.data_ptr() for parameter in self._parameters]
+        if pointers != self._pointers:
+            self._pointers = pointers
+            self._sort_by_access()
+        self._versions = [parameter._version for parameter in self._parameters]
+
+    def _sort_by_access(self) -> None:
+        direct, indirect = [], []
+        for index, parameter in enumerate(self._parameters):
+            by_address = parameter.is_cpu and parameter.is_contiguous()
+            (direct if by_address else indirect).append(index)
+        self._direct_indices = array.array("I", direct)
+        self._direct_pointers = array.array("Q", [self._pointers[index] for index in direct])
+        self._indirect = indirect
+
+    def changed(self) -> list[int]:
+        """Parameters that were written since :meth:`remember` and now differ from
+        the daemon's."""
+        versions = [parameter._version for parameter in self._parameters]
+        pointers = [parameter.data_ptr() for parameter in self._parameters]
+        if versions == self._versions and pointers == self._pointers:
+            return []
+        touched = [
+            index
+            for index in range(len(self._parameters))
+            if versions[index] != self._versions[index] or pointers[index] != self._pointers[index]
+        ]
+        differing = [index for index in touched if not self._equals_daemon(index)]
+        self.remember()
+        return differing
+
+    def _daemon_values(self, index: int) -> torch.Tensor:
+        address, _ = self._session.parameter(index)
+        spec = self._specs[index]
+        return memory_view(address, spec.numel, _DTYPES[spec.dtype]).view(self._shapes[index])
+
+    def _equals_daemon(self, index: int) -> bool:
+        mine = self._parameters[index].detach().cpu().contiguous()
+        daemons = self._daemon_values(index)
+        bits = torch.int32 if mine.dtype.itemsize == 4 else torch.int16
+        return torch.equal(mine.view(-1).view(bits), daemons.view(-1).view(bits))
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Overwrites every parameter in place with the daemon's."""
+        self.remember()
+        if self._direct_indices:
+            self._session.read_parameters(self._direct_indices, self._direct_pointers)
+            _increment_versions([self._parameters[index] for index in self._direct_indices])
+        for index in self._indirect:
+            self._parameters[index].copy_(self._daemon_values(index))
+        self.remember()
+
+    # Gradients into the daemon.
+
+    def push(self, step: int, micro_step: int) -> bool:
+        """Pushes the owned pieces of all gradients there are.
+
+        Returns whether there was a gradient at all. Raises before anything is
+        pushed when some gradient is of a kind that cannot be.
+        """
+        everyones = [parameter.grad for parameter in self._parameters]
+        indices = [index for index, gradient in enumerate(everyones) if gradient is not None]
+        gradients = [everyones[index] for index in indices]
+        del everyones
+        if not indices:
+            return False
+        self._check_gradients(indices, gradients)
+        direct = [gradient.is_cpu and gradient.is_contiguous() for gradient in gradients]
+        if all(direct):
+            self._push_direct(step, micro_step, indices, gradients)
+            return True
+        self._push_direct(
+            step,
+            micro_step,
+            [index for index, is_direct in zip(indices, direct) if is_direct],
+            [gradient for gradient, is_direct in zip(gradients, direct) if is_direct],
+        )
+        self._push_copied(
+            step,
+            micro_step,
+            {
+                index: gradient
+                for index, gradient, is_direct in zip(indices, gradients, direct)
+                if not is_direct
+            },
+        )
+        return True
+
+    def _check_gradients(self, indices: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
+        for index, gradient in zip(indices, gradients):
+            if (
+                gradient.layout is not torch.strided
+                or gradient.dtype is not self._gradient_dtypes[index]
+                or gradient.shape != self._shapes[index]
+            ):
+                self._raise_gradient(index, gradient)
+
+    def _raise_gradient(self, index: int, gradient: torch.Tensor) -> None:
+        name = self._specs[index].name
+        if gradient.layout is not torch.strided:
+            raise RuntimeError(
+                "Adam does not support sparse gradients, please consider SparseAdam instead"
+                f' (parameter "{name}")'
+            )
+        if gradient.is_complex():
+            raise RuntimeError(f'optstate does not support complex gradients (parameter "{name}")')
+        raise TypeError(
+            f'the gradient of parameter "{name}" is {gradient.dtype} {list(gradient.shape)},'
+            f" but the job has {self._gradient_dtypes[index]} {list(self._shapes[index])}"
+        )
+
+    def _push_direct(
+        self,
+        step: int,
+        micro_step: int,
+        indices: Sequence[int],
+        gradients: Sequence[torch.Tensor],
+    ) -> None:
+        if indices:
+            self._session.push_gradients(
+                step,
+                micro_step,
+                array.array("I", indices),
+                array.array("Q", [gradient.data_ptr() for gradient in gradients]),
+            )
+
+    def _push_copied(self, step: int, micro_step: int, gradients: dict[int, torch.Tensor]) -> None:
+        if micro_step > 0:
+            self._session.flush()
+        for index, gradient in gradients.items():
+            piece = self._owned.get(index)
+            if piece is None:
+                continue
+            target = memory_view(piece.address, piece.numel, self._gradient_dtypes[index])
+            source = gradient.detach().reshape(-1)
+            target.copy_(source[piece.begin : piece.begin + piece.numel])
+        for first, count in _runs([index for index in gradients if index in self._owned]):
+            self._session.push(step, micro_step, first, count)
+
+    # Whole arrays, for loading and fetching.
+
+    def load_parameter(self, index: int) -> None:
+        """Sends a parameter's present values as its master."""
+        self.load_array(_native.MASTER, index, self._parameters[index].detach())
+
+    def load_array(self, state_array: int, index: int, values: torch.Tensor) -> None:
+        """Sends a whole array; dtypes that the daemon does not know as fp32."""
+        if values.dtype not in DTYPE_CODES:
+            values = values.to(torch.float32)
+        values = values.detach().cpu().contiguous()
+        address = values.data_ptr() or _SOMEWHERE
+        self._session.load(state_array, index, DTYPE_CODES[values.dtype], address)
+
+    def load_step_count(self, index: int, step_count: int) -> None:
+        box = ctypes.c_int64(step_count)
+        self._session.load(_native.STEP_COUNT, index, _native.FLOAT32, ctypes.addressof(box))
+
+    def fetch_array(self, state_array: int, index: int) -> torch.Tensor:
+        """One array in fp32, in the shape of the parameter, in host memory."""
+        values = torch.empty(self._shapes[index], dtype=torch.float32)
+        address = values.data_ptr() or _SOMEWHERE
+        self._session.fetch(state_array, index, address, values.numel() * 4)
+        return values
+
+    def fetch_step_count(self, index: int) -> int:
+        box = ctypes.c_int64()
+        self._session.fetch(_native.STEP_COUNT, index, ctypes.addressof(box), 8)
+        return box.value
+
+    def name(self, index: int) -> str:
+        return self._specs[index].name
+
+
+def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
+    """[3, 4, 5, 9] -> [(3, 3), (9, 1)]."""
+    runs: list[tuple[int, int]] = []
+    for index in indices:
+        if runs and runs[-1][0] + runs[-1][1] == index:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((index, 1))
+    return runs

@@ -1,0 +1,128 @@
+"""From torch's param_groups to the layout that the daemon knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from optstate import _native
+from optstate.session import ParameterSpec
+
+DTYPE_CODES = {
+    torch.float32: _native.FLOAT32,
+    torch.bfloat16: _native.BFLOAT16,
+    torch.float16: _native.FLOAT16,
+}
+# What torch.compile and DistributedDataParallel put before a module's names; a
+# job keeps its names whether or not the model is wrapped.
+_WRAPPER_PREFIXES = ("_orig_mod.", "module.")
+
+
+def check_tensor(tensor: torch.Tensor, what: str) -> None:
+    """Raises TypeError when the daemon cannot hold such a parameter."""
+    if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        raise TypeError(f"{what} is uninitialized: run the lazy module once before")
+    if hasattr(tensor, "to_local"):
+        raise TypeError(f"{what} is a DTensor, which optstate does not support")
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{what} is {tensor.layout}: optstate supports dense parameters only")
+    if tensor.is_complex():
+        raise TypeError(
+            f"{what} is complex ({tensor.dtype}), which optstate does not support:"
+            " optimize torch.view_as_real of it"
+        )
+    if tensor.dtype not in DTYPE_CODES:
+        raise TypeError(
+            f"{what} is {tensor.dtype}: optstate supports float32, bfloat16 and float16"
+        )
+    if tensor.device.type == "meta":
+        raise TypeError(f"{what} is on the meta device: it has no values")
+
+
+def model_names(model: torch.nn.Module | None) -> dict[int, str]:
+    """Names of a model's parameters by id(), without wrappers' prefixes."""
+    if model is None:
+        return {}
+    names = {}
+    for name, parameter in model.named_parameters():
+        for prefix in _WRAPPER_PREFIXES * 2:
+            name = name[len(prefix) :] if name.startswith(prefix) else name
+        names[id(parameter)] = name
+    return names
+
+
+def parameter_names(param_groups: Sequence[dict[str, Any]], by_id: dict[int, str]) -> list[str]:
+    """Stable names: torch's own (name, parameter) pairs, else those of model=,
+    else "GROUP.INDEX"."""
+    names = []
+    for group_index, group in enumerate(param_groups):
+        given = group.get("param_names")
+        for index, parameter in enumerate(group["params"]):
+            if given is not None:
+                names.append(given[index])
+            else:
+                names.append(by_id.get(id(parameter), f"{group_index}.{index}"))
+    return names
+
+
+def check_group(group: dict[str, Any], group_index: int) -> None:
+    """Raises when a param group asks for what the daemon cannot do."""
+    if group.get("capturable"):
+        raise ValueError("capturable=True is not supported: the update runs in the daemon")
+    if group.get("differentiable"):
+        raise ValueError(
+            "differentiable=True is not supported: the update runs in the daemon, outside autograd"
+        )
+    parameters = group["params"]
+    if len(set(map(id, parameters))) != len(parameters):
+        raise ValueError(
+            f"param_groups[{group_index}] has the same parameter twice: torch.optim would"
+            " update it twice a step, optstate updates a parameter once"
+        )
+
+
+def optimizer_kind(param_groups: Sequence[dict[str, Any]], default: int) -> int:
+    """Adam or AdamW; newer torch lets Adam's groups ask for decoupled decay."""
+    kinds = {
+        (_native.ADAMW if group["decoupled_weight_decay"] else _native.ADAM)
+        if "decoupled_weight_decay" in group
+        else default
+        for group in param_groups
+    }
+    if len(kinds) != 1:
+        raise ValueError("decoupled_weight_decay must be the same in all param groups")
+    return kinds.pop()
+
+
+def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
+    """What autograd will accumulate for this parameter."""
+    # Newer torch: a gradient dtype of its own, or None for whatever comes.
+    return getattr(parameter, "grad_dtype", None) or parameter.dtype
+
+
+def parameter_specs(
+    param_groups: Sequence[dict[str, Any]], names: Sequence[str]
+) -> list[ParameterSpec]:
+    """The layout's parameters in order. Raises TypeError, naming the parameter."""
+    specs: list[ParameterSpec] = []
+    for group_index, group in enumerate(param_groups):
+        check_group(group, group_index)
+        for parameter in group["params"]:
+            name = names[len(specs)]
+            check_tensor(parameter, f'parameter "{name}"')
+            gradient = gradient_dtype(parameter)
+            if gradient not in DTYPE_CODES:
+                raise TypeError(f'gradients of parameter "{name}" are {gradient}')
+            specs.append(
+                ParameterSpec(
+                    name=name,
+                    shape=tuple(parameter.shape),
+                    numel=parameter.numel(),
+                    dtype=DTYPE_CODES[parameter.dtype],
+                    gradient_dtype=DTYPE_CODES[gradient],
+                    group=group_index,
+                )
+            )
+    return specs

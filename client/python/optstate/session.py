@@ -1,0 +1,312 @@
+"""One rank's session with a job, without torch: what bindings share."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import dataclasses
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, Callable, NamedTuple
+
+from optstate import _native, errors
+
+
+class ParameterSpec(NamedTuple):
+    """One parameter of a layout; dtypes are the C API's codes."""
+
+    name: str
+    shape: Sequence[int]
+    numel: int
+    dtype: int
+    gradient_dtype: int
+    group: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionSpec:
+    """Everything that opens a session; see optstate_session_options."""
+
+    job: str
+    optimizer: int
+    amsgrad: Sequence[bool]  # one for each group
+    parameters: Sequence[ParameterSpec]
+    endpoint: str | None = None
+    partition: int = 1
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 0
+    accumulate: bool = False
+    ephemeral: bool = False
+    extend: bool = False
+    connect_timeout_s: float = 0
+    step_timeout_s: float = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class StepOutcome:
+    """What became of one step.
+
+    ``gradient_norm`` is the L2 norm of all unscaled gradients of the step over
+    all ranks, before clipping; ``clip_coefficient`` is 1 when nothing was
+    clipped. ``applied`` is False when the step was skipped because
+    ``found_inf``. ``update_ns`` is the time of the update in the daemon.
+    """
+
+    step: int
+    applied: bool
+    found_inf: bool
+    gradient_norm: float
+    clip_coefficient: float
+    update_ns: int
+
+
+class Piece(NamedTuple):
+    """Elements [begin, begin + numel) of a parameter, owned by this rank."""
+
+    parameter: int
+    begin: int
+    numel: int
+    address: int  # of its gradient in the segment; 0 when numel is 0
+
+
+def _fill_parameters(parameters: Sequence[ParameterSpec]) -> tuple[ctypes.Array, list]:
+    """The C array, and what must outlive it."""
+    structs = _native.array_of(_native.Parameter, len(parameters))
+    shapes = array.array("q", (n for spec in parameters for n in spec.shape))
+    address, _ = shapes.buffer_info()
+    for struct, spec in zip(structs, parameters):
+        struct.name = spec.name.encode()
+        struct.shape = address
+        struct.ndim = len(spec.shape)
+        struct.numel = spec.numel
+        struct.dtype = spec.dtype
+        struct.gradient_dtype = spec.gradient_dtype
+        struct.group = spec.group
+        address += 8 * len(spec.shape)
+    return structs, [shapes]
+
+
+_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _leave_sessions_to_parent() -> None:
+    """In a forked child: lets go of the connections, without a word on them.
+
+    Else the daemon would take a rank for alive as long as one of its data
+    loader's workers is.
+    """
+    for session in list(_open_sessions):
+        session._abandon()
+
+
+os.register_at_fork(after_in_child=_leave_sessions_to_parent)
+
+
+class Session:
+    """An open session; create it with :meth:`open`.
+
+    Threads: safe; a lock admits one call at a time, and a call may block until
+    the other ranks have come. Processes: it belongs to the one that opened it.
+    After a fork, the child's copy refuses every call and closing it does
+    nothing, so that a data loader's worker cannot speak on its parent's
+    session or end it.
+    Memory: addresses of pieces and parameters are valid until :meth:`close`.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self._handle: int | None = handle
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._library = _native.library()
+        self._commit = _native.CommitOptions()
+        self._outcome = _native.Outcome()
+        self.pieces: list[Piece] = []
+        info = self.info()
+        self.committed_step: int = info.committed_step
+        self.phase: int = info.phase
+        self.created = bool(info.created)
+        self.endpoint: str = info.endpoint.decode()
+        self.wire: str = info.wire.decode()
+        self._read_pieces(info.piece_count)
+        _open_sessions.add(self)
+
+    @classmethod
+    def open(cls, spec: SessionSpec) -> Session:
+        """Connects, registers the layout and attaches the rank.
+
+        Raises the subclass of OptstateError that says why not.
+        """
+        library = _native.library()
+        parameters, alive = _fill_parameters(spec.parameters)
+        groups = _native.array_of(_native.Group, len(spec.amsgrad))
+        for group, amsgrad in zip(groups, spec.amsgrad):
+            group.amsgrad = amsgrad
+        options = _native.SessionOptions(
+            endpoint=spec.endpoint.encode() if spec.endpoint else None,
+            job=spec.job.encode(),
+            optimizer=spec.optimizer,
+            partition=spec.partition,
+            rank=spec.rank,
+            world_size=spec.world_size,
+            local_world_size=spec.local_world_size,
+            accumulate=spec.accumulate,
+            ephemeral=spec.ephemeral,
+            extend=spec.extend,
+            groups=groups,
+            group_count=len(groups),
+            parameters=parameters,
+            parameter_count=len(parameters),
+            connect_timeout_s=spec.connect_timeout_s,
+            step_timeout_s=spec.step_timeout_s,
+        )
+        handle = ctypes.c_void_p()
+        _native.check(library.optstate_session_open(options, ctypes.byref(handle)))
+        del alive
+        assert handle.value is not None
+        try:
+            return cls(handle.value)
+        except BaseException:
+            library.optstate_session_close(handle)
+            raise
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    def _call(self, function: Callable[..., int], *arguments: Any) -> None:
+        with self._lock:
+            if self._pid != os.getpid():
+                raise errors.FailedPreconditionError(
+                    f"the session belongs to process {self._pid}; a forked process"
+                    " must attach by itself"
+                )
+            if self._handle is None:
+                raise errors.FailedPreconditionError("the session is closed")
+            _native.check(function(self._handle, *arguments))
+
+    def info(self) -> _native.SessionInfo:
+        info = _native.SessionInfo()
+        self._call(self._library.optstate_session_get_info, info)
+        return info
+
+    def _read_pieces(self, count: int) -> None:
+        if count == 0:
+            return
+        structs = _native.array_of(_native.Piece, count)
+        self._call(self._library.optstate_session_pieces, structs, count)
+        self.pieces = [
+            Piece(piece.parameter, piece.begin, piece.numel, piece.gradient or 0)
+            for piece in structs
+        ]
+
+    def parameter(self, parameter: int) -> tuple[int, int]:
+        """(address, bytes) of a parameter at the committed step; read-only."""
+        data = ctypes.c_void_p()
+        size = ctypes.c_size_t()
+        self._call(
+            self._library.optstate_session_parameter,
+            parameter,
+            ctypes.byref(data),
+            ctypes.byref(size),
+        )
+        return data.value or 0, size.value
+
+    def push(self, step: int, micro_step: int, first: int, count: int) -> None:
+        """Declares gradients written into the pieces as those of `step`."""
+        self._call(self._library.optstate_push, step, micro_step, first, count)
+
+    def push_gradients(
+        self, step: int, micro_step: int, parameters: array.array, gradients: array.array
+    ) -> None:
+        """Copies and pushes whole contiguous gradients in host memory.
+
+        `parameters`: ascending indices ("I"); `gradients`: addresses ("Q").
+        """
+        self._call(
+            self._library.optstate_push_gradients,
+            step,
+            micro_step,
+            parameters.buffer_info()[0],
+            gradients.buffer_info()[0],
+            len(parameters),
+        )
+
+    def flush(self) -> None:
+        """Waits until the pieces may be written again."""
+        self._call(self._library.optstate_flush)
+
+    def commit(
+        self,
+        step: int,
+        groups: ctypes.Array,
+        *,
+        grad_scale: float = 1,
+        max_norm: float = 0,
+        found_inf: bool = False,
+    ) -> StepOutcome:
+        """Waits until every rank has committed; returns what became of the step."""
+        with self._lock:
+            commit, outcome = self._commit, self._outcome
+            commit.step = step
+            commit.groups = groups
+            commit.group_count = len(groups)
+            commit.grad_scale = grad_scale
+            commit.max_norm = max_norm
+            commit.found_inf = found_inf
+            self._call(self._library.optstate_commit, commit, outcome)
+            self.committed_step = outcome.step
+            return StepOutcome(
+                step=outcome.step,
+                applied=bool(outcome.applied),
+                found_inf=bool(outcome.found_inf),
+                gradient_norm=outcome.gradient_norm,
+                clip_coefficient=outcome.clip_coefficient,
+                update_ns=outcome.update_ns,
+            )
+
+    def abort(self, step: int) -> None:
+        """Drops what this rank staged of `step`."""
+        self._call(self._library.optstate_abort, step)
+
+    def read_parameters(self, parameters: array.array, destinations: array.array) -> None:
+        """Copies whole parameters to contiguous host memory ("I", "Q")."""
+        self._call(
+            self._library.optstate_read_parameters,
+            parameters.buffer_info()[0],
+            destinations.buffer_info()[0],
+            len(parameters),
+        )
+
+    def begin_load(self) -> None:
+        self._call(self._library.optstate_begin_load)
+
+    def load(self, state_array: int, parameter: int, dtype: int, address: int) -> None:
+        """Sends this rank's pieces of one whole, contiguous array."""
+        self._call(self._library.optstate_load, state_array, parameter, dtype, address)
+
+    def finish_load(self) -> None:
+        """Waits until every rank has finished."""
+        self._call(self._library.optstate_finish_load)
+
+    def fetch(self, state_array: int, parameter: int, address: int, size: int) -> None:
+        """Copies one whole array to `size` bytes: fp32 (STEP_COUNT: an int64)."""
+        self._call(self._library.optstate_fetch, state_array, parameter, address, size, None)
+
+    def _abandon(self) -> None:
+        # The lock may have been held by a thread that the child does not have.
+        self._lock = threading.RLock()
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            self._library.optstate_session_close(handle)  # knows that it was forked
+
+    def close(self) -> None:
+        """Detaches the rank. Idempotent; does nothing in a forked child."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                self._library.optstate_session_close(handle)
