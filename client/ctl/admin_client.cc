@@ -1,0 +1,135 @@
+#include "client/ctl/admin_client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/endpoint.h"
+#include "optstate/v1/admin.grpc.pb.h"
+#include "proto/types/grpc_status.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::ctl {
+namespace {
+
+class GrpcAdminClient : public AdminClient {
+ public:
+  GrpcAdminClient(std::string endpoint, const std::string& target,
+                  absl::Duration timeout)
+      : endpoint_(std::move(endpoint)), timeout_(timeout) {
+    grpc::ChannelArguments arguments;
+    // A page of 10,000 parameters is larger than gRPC's default of 4 MiB.
+    arguments.SetMaxReceiveMessageSize(-1);
+    // A proxy of the environment is for the world outside, not for a daemon.
+    arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+    stub_ = v1::Admin::NewStub(grpc::CreateCustomChannel(
+        target, grpc::InsecureChannelCredentials(), arguments));
+  }
+
+  absl::StatusOr<v1::ServerStatus> GetStatus() override {
+    return Call(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), timeout_);
+  }
+
+  absl::StatusOr<v1::ListJobsReply> ListJobs() override {
+    return Call(&v1::Admin::Stub::ListJobs, v1::ListJobsRequest(), timeout_);
+  }
+
+  absl::StatusOr<v1::Job> GetJob(const std::string& name) override {
+    v1::GetJobRequest request;
+    request.set_name(name);
+    return Call(&v1::Admin::Stub::GetJob, request, timeout_);
+  }
+
+  absl::StatusOr<v1::ListSessionsReply> ListSessions(
+      const std::string& job) override {
+    v1::ListSessionsRequest request;
+    request.set_job(job);
+    return Call(&v1::Admin::Stub::ListSessions, request, timeout_);
+  }
+
+  absl::StatusOr<v1::ListParametersReply> ListParameters(
+      const std::string& job) override {
+    v1::ListParametersReply all;
+    v1::ListParametersRequest request;
+    request.set_job(job);
+    do {
+      OPTSTATE_ASSIGN_OR_RETURN(
+          v1::ListParametersReply page,
+          Call(&v1::Admin::Stub::ListParameters, request, timeout_));
+      request.set_page_token(page.next_page_token());
+      page.clear_next_page_token();
+      all.MergeFrom(page);
+    } while (!request.page_token().empty());
+    return all;
+  }
+
+  absl::Status DeleteJob(const std::string& name, bool force) override {
+    v1::DeleteJobRequest request;
+    request.set_name(name);
+    request.set_force(force);
+    return Call(&v1::Admin::Stub::DeleteJob, request, timeout_).status();
+  }
+
+  absl::Status Drain(absl::Duration wait, bool resume) override {
+    v1::DrainRequest request;
+    request.mutable_timeout()->set_seconds(absl::ToInt64Seconds(wait));
+    request.set_resume(resume);
+    // The daemon's own answer at the end of `wait` says what is still open.
+    return Call(&v1::Admin::Stub::Drain, request, wait + timeout_).status();
+  }
+
+ private:
+  template <typename Request, typename Reply>
+  absl::StatusOr<Reply> Call(grpc::Status (v1::Admin::Stub::*method)(
+                                 grpc::ClientContext*, const Request&, Reply*),
+                             const Request& request, absl::Duration timeout) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() +
+                         absl::ToChronoMicroseconds(timeout));
+    Reply reply;
+    const grpc::Status status =
+        (stub_.get()->*method)(&context, request, &reply);
+    if (status.ok()) return reply;
+    return Annotate(FromGrpc(status), endpoint_);
+  }
+
+  std::string endpoint_;
+  absl::Duration timeout_;
+  std::unique_ptr<v1::Admin::Stub> stub_;
+};
+
+// Where gRPC finds the daemon: its one unix socket speaks both wires.
+absl::StatusOr<std::string> GrpcTarget(const client::Endpoint& endpoint) {
+  using Kind = client::Endpoint::Kind;
+  switch (endpoint.kind) {
+    case Kind::kShm:
+    case Kind::kGrpcUnix:
+      return absl::StrCat("unix:", endpoint.path);
+    case Kind::kGrpcTcp: {
+      const bool ipv6 = absl::StrContains(endpoint.host, ':');
+      return absl::StrCat("dns:///", ipv6 ? "[" : "", endpoint.host,
+                          ipv6 ? "]:" : ":", endpoint.port);
+    }
+    case Kind::kEmbedded:
+      break;
+  }
+  return absl::UnavailableError(
+      "no daemon of this node was found; start optstated, or name one with "
+      "--endpoint unix:PATH or grpc:HOST:PORT");
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Make(
+    const std::string& endpoint, absl::Duration timeout) {
+  OPTSTATE_ASSIGN_OR_RETURN(const client::Endpoint resolved,
+                            client::ResolveEndpoint(endpoint));
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string target, GrpcTarget(resolved));
+  return std::make_unique<GrpcAdminClient>(resolved.ToString(), target,
+                                           timeout);
+}
+
+}  // namespace optstate::ctl

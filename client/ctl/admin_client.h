@@ -1,0 +1,41 @@
+#ifndef OPTSTATE_CLIENT_CTL_ADMIN_CLIENT_H_
+#define OPTSTATE_CLIENT_CTL_ADMIN_CLIENT_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "optstate/v1/admin.pb.h"
+
+namespace optstate::ctl {
+
+// The Admin service of one daemon. Each call has the timeout that the client
+// was made with; errors name the endpoint. UNAVAILABLE: nobody answers there.
+//
+// Threads: one at a time.
+class AdminClient {
+ public:
+  // Does not connect yet. `endpoint`: as in client/endpoint.h, "" for the
+  // node's daemon. INVALID_ARGUMENT for what is none or cannot be administered.
+  static absl::StatusOr<std::unique_ptr<AdminClient>> Make(
+      const std::string& endpoint, absl::Duration timeout);
+  virtual ~AdminClient() = default;
+
+  virtual absl::StatusOr<v1::ServerStatus> GetStatus() = 0;
+  virtual absl::StatusOr<v1::ListJobsReply> ListJobs() = 0;
+  virtual absl::StatusOr<v1::Job> GetJob(const std::string& name) = 0;
+  virtual absl::StatusOr<v1::ListSessionsReply> ListSessions(
+      const std::string& job) = 0;
+  // All pages.
+  virtual absl::StatusOr<v1::ListParametersReply> ListParameters(
+      const std::string& job) = 0;
+  virtual absl::Status DeleteJob(const std::string& name, bool force) = 0;
+  virtual absl::Status Drain(absl::Duration wait, bool resume) = 0;
+};
+
+}  // namespace optstate::ctl
+
+#endif  // OPTSTATE_CLIENT_CTL_ADMIN_CLIENT_H_

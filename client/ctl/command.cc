@@ -1,0 +1,29 @@
+#include "client/ctl/command.h"
+
+#include <iostream>
+
+#include "absl/time/time.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::ctl {
+
+absl::StatusOr<std::unique_ptr<AdminClient>> Context::Connect() const {
+  return AdminClient::Make(endpoint, absl::Seconds(timeout_s));
+}
+
+absl::Status Print(const Context& context,
+                   const google::protobuf::Message& message,
+                   const Table& table) {
+  std::string text;
+  if (context.machine_readable()) {
+    OPTSTATE_ASSIGN_OR_RETURN(text, RenderMessage(message, context.format));
+  } else {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        text, table.Render(context.format == OutputFormat::kWide));
+  }
+  std::cout << text << std::flush;
+  if (!std::cout.good()) return absl::UnavailableError("stdout: cannot write");
+  return absl::OkStatus();
+}
+
+}  // namespace optstate::ctl

@@ -1,0 +1,46 @@
+#ifndef OPTSTATE_CLIENT_CTL_COMMAND_H_
+#define OPTSTATE_CLIENT_CTL_COMMAND_H_
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/ctl/admin_client.h"
+#include "client/ctl/output.h"
+#include "client/ctl/table.h"
+
+namespace optstate::ctl {
+
+// The options that every command has, and the command that was chosen.
+struct Context {
+  std::string endpoint;
+  double timeout_s = 10;
+  OutputFormat format = OutputFormat::kTable;
+  // Set by the chosen subcommand; run once all options are parsed.
+  std::function<absl::Status()> run;
+
+  absl::StatusOr<std::unique_ptr<AdminClient>> Connect() const;
+  bool machine_readable() const {
+    return format == OutputFormat::kJson || format == OutputFormat::kYaml;
+  }
+};
+
+// Prints `message` (json, yaml) or `table` (table, wide) to stdout.
+absl::Status Print(const Context& context,
+                   const google::protobuf::Message& message,
+                   const Table& table);
+
+// Each adds its verb to `app`. `context` outlives the parse and the run.
+void AddStatusCommand(CLI::App& app, Context& context);
+void AddGetCommand(CLI::App& app, Context& context);
+void AddDescribeCommand(CLI::App& app, Context& context);
+void AddDeleteCommand(CLI::App& app, Context& context);
+void AddDrainCommand(CLI::App& app, Context& context);
+void AddVersionCommand(CLI::App& app, Context& context);
+void AddCompletionCommand(CLI::App& app, Context& context);
+
+}  // namespace optstate::ctl
+
+#endif  // OPTSTATE_CLIENT_CTL_COMMAND_H_

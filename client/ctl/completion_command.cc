@@ -1,0 +1,134 @@
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/ctl/command.h"
+
+namespace optstate::ctl {
+namespace {
+
+// One node of the command tree: "get params" and the words that may follow it.
+struct Node {
+  std::string path;
+  std::vector<std::string> words;
+  bool takes_job = false;
+};
+
+void Collect(const CLI::App& app, const std::string& path,
+             std::vector<Node>& nodes) {
+  Node node{path, {}, false};
+  for (const CLI::App* child :
+       app.get_subcommands([](const CLI::App*) { return true; })) {
+    node.words.push_back(child->get_name());
+    Collect(*child,
+            path.empty() ? child->get_name()
+                         : absl::StrCat(path, " ", child->get_name()),
+            nodes);
+  }
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) {
+      node.words.push_back("--" + name);
+    }
+    // Every positional that we have is a job's name, but completion's shell.
+    if (option->get_positional() && path != "completion") node.takes_job = true;
+  }
+  nodes.push_back(std::move(node));
+}
+
+constexpr char kBash[] =
+    R"sh(# bash completion of optctl: source <(optctl completion bash)
+_optctl() {
+  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
+  local path= word words= job=
+  case $previous in
+    -o|--output) COMPREPLY=($(compgen -W 'table wide json yaml' -- "$current")); return ;;
+    --endpoint) COMPREPLY=($(compgen -W 'unix: grpc:' -- "$current")); return ;;
+    --job) job=1 ;;
+  esac
+  for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+    case "$path $word" in
+$PATHS$      path="$path $word" ;;
+    esac
+  done
+  case "$path" in
+$CASES$  esac
+  if [[ -n $job && $current != -* ]]; then
+    words="$words $(optctl get jobs 2>/dev/null | awk 'NR > 1 { print $1 }')" fi
+        COMPREPLY = ($(compgen - W "$words" --"$current"))
+}
+complete -F _optctl optctl
+)sh";
+
+std::string Replace(std::string text, const std::string& what,
+                    const std::string& with) {
+  const size_t at = text.find(what);
+  return text.replace(at, what.size(), with);
+}
+
+std::string BashScript(const std::vector<Node>& nodes) {
+  std::string paths, cases;
+  for (const Node& node : nodes) {
+    if (!node.path.empty()) {
+      absl::StrAppend(&paths, paths.empty() ? "" : "|", "\" ", node.path, "\"");
+    }
+    absl::StrAppend(&cases, "    \"", node.path.empty() ? "" : " ", node.path,
+                    "\") words=\"", absl::StrJoin(node.words, " "), "\"",
+                    node.takes_job ? "; job=1" : "", " ;;\n");
+  }
+  return Replace(
+      Replace(kBash, "$PATHS$", absl::StrCat("      ", paths, ")\n  ")),
+      "$CASES$", cases);
+}
+
+std::string FishScript(const std::vector<Node>& nodes) {
+  std::string script =
+      "# fish completion of optctl: optctl completion fish | source\n"
+      "complete -c optctl -f\n";
+  for (const Node& node : nodes) {
+    for (const std::string& word : node.words) {
+      const std::string condition =
+          node.path.empty()
+              ? "__fish_use_subcommand"
+              : absl::StrCat("string match -q -- '*", node.path,
+                             "*' (string join ' ' (commandline -opc))");
+      const bool flag = word.rfind("--", 0) == 0;
+      absl::StrAppend(&script, "complete -c optctl -n \"", condition, "\" ",
+                      flag ? "-l " : "-a ", flag ? word.substr(2) : word, "\n");
+    }
+  }
+  return script;
+}
+
+absl::Status Run(const CLI::App& app, const std::string& shell) {
+  std::vector<Node> nodes;
+  Collect(app, "", nodes);
+  if (shell == "fish") {
+    std::cout << FishScript(nodes);
+  } else {
+    // zsh runs bash's through its own emulation.
+    if (shell == "zsh")
+      std::cout << "autoload -U +X bashcompinit && bashcompinit\n";
+    std::cout << BashScript(nodes);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddCompletionCommand(CLI::App& app, Context& context) {
+  CLI::App* command =
+      app.add_subcommand("completion",
+                         "Prints the completion script of a shell; "
+                         "bash: source <(optctl completion bash)");
+  auto shell = std::make_shared<std::string>();
+  command->add_option("shell", *shell, "bash, zsh or fish")
+      ->required()
+      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+  command->callback([&app, &context, shell] {
+    context.run = [&app, shell] { return Run(app, *shell); };
+  });
+}
+
+}  // namespace optstate::ctl

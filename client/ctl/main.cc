@@ -1,0 +1,63 @@
+// optctl: looks at optstated and steers it.
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+
+#include "client/ctl/command.h"
+#include "client/ctl/exit_code.h"
+
+namespace optstate::ctl {
+namespace {
+
+constexpr char kDescription[] =
+    "optctl looks at an optstate daemon and steers it.\n\n"
+    "  optctl status                    is the daemon there, what does it "
+    "hold\n"
+    "  optctl get jobs                  every job and its committed step\n"
+    "  optctl describe job gpt          why a job does not go on\n"
+    "  optctl get params gpt -o json    for scripts\n";
+
+constexpr char kFooter[] =
+    "Endpoint: --endpoint, else $OPTSTATE_ENDPOINT, else the node's daemon.\n"
+    "  unix:PATH | grpc:HOST:PORT | grpc:unix:PATH\n"
+    "Exit codes: 0 done; 1 other error; 2 bad usage; 3 not found; 4 refused\n"
+    "  (permission, wrong state); 5 no daemon there or no answer in time.\n";
+
+int Main(int argc, char** argv) {
+  CLI::App app(kDescription, "optctl");
+  app.footer(kFooter);
+  app.require_subcommand(1);
+  app.fallthrough();  // global options may follow the verb, as with kubectl
+  Context context;
+  std::string output = "table";
+  app.add_option("--endpoint", context.endpoint, "Which daemon");
+  app.add_option("--timeout", context.timeout_s, "Seconds to wait for it")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("-o,--output", output, "table, wide, json or yaml")
+      ->check(CLI::IsMember({"table", "wide", "json", "yaml"}))
+      ->capture_default_str();
+  AddStatusCommand(app, context);
+  AddGetCommand(app, context);
+  AddDescribeCommand(app, context);
+  AddDeleteCommand(app, context);
+  AddDrainCommand(app, context);
+  AddVersionCommand(app, context);
+  AddCompletionCommand(app, context);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+  }
+  context.format = *ParseOutputFormat(output);
+  const absl::Status status = context.run();
+  if (!status.ok()) {
+    std::cerr << "optctl: " << status.message() << "\n";
+  }
+  return ExitCode(status);
+}
+
+}  // namespace
+}  // namespace optstate::ctl
+
+int main(int argc, char** argv) { return optstate::ctl::Main(argc, argv); }

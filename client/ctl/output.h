@@ -1,0 +1,35 @@
+#ifndef OPTSTATE_CLIENT_CTL_OUTPUT_H_
+#define OPTSTATE_CLIENT_CTL_OUTPUT_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "google/protobuf/message.h"
+#include "google/protobuf/timestamp.pb.h"
+
+namespace optstate::ctl {
+
+enum class OutputFormat { kTable, kWide, kJson, kYaml };
+
+// "table", "wide", "json" or "yaml"; else INVALID_ARGUMENT that names these.
+absl::StatusOr<OutputFormat> ParseOutputFormat(absl::string_view text);
+
+// The message as JSON (proto3's mapping, fields by their proto names, defaults
+// included) or the same tree as YAML. For kJson and kYaml alone.
+absl::StatusOr<std::string> RenderMessage(
+    const google::protobuf::Message& message, OutputFormat format);
+
+// "1.5 GiB"; exact below 1 KiB.
+std::string HumanBytes(uint64_t bytes);
+// "12.3M": counts, in powers of 1000; exact below 10,000.
+std::string HumanCount(uint64_t count);
+// "3h12m" since `then`; "-" when it is unset. `now_s`: Unix seconds.
+std::string HumanAge(const google::protobuf::Timestamp& then, int64_t now_s);
+// RFC 3339 in UTC; "-" when unset.
+std::string HumanTime(const google::protobuf::Timestamp& time);
+
+}  // namespace optstate::ctl
+
+#endif  // OPTSTATE_CLIENT_CTL_OUTPUT_H_

@@ -1,0 +1,44 @@
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "client/ctl/command.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::ctl {
+namespace {
+
+absl::Status Run(const Context& context) {
+  OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
+  OPTSTATE_ASSIGN_OR_RETURN(v1::ServerStatus status, client->GetStatus());
+  Table table({{"DAEMON"}, {""}});
+  table.AddRow({"version", absl::StrCat(status.version(), " (protocol ",
+                                        status.protocol_version(), ")")});
+  table.AddRow({"host", status.host()});
+  table.AddRow({"pid", absl::StrCat(status.pid())});
+  table.AddRow({"started", HumanTime(status.started_at())});
+  table.AddRow({"draining", status.draining() ? "yes" : "no"});
+  table.AddRow({"socket", status.socket()});
+  table.AddRow({"listen", status.listen().empty()
+                              ? "-"
+                              : absl::StrJoin(status.listen(), " ")});
+  table.AddRow({"jobs", absl::StrCat(status.job_count())});
+  table.AddRow({"sessions", absl::StrCat(status.session_count())});
+  table.AddRow(
+      {"state", absl::StrCat(HumanBytes(status.state_bytes()), " used, ",
+                             HumanBytes(status.state_bytes_available()),
+                             " left in ", status.state_dir())});
+  table.AddRow({"pages", status.huge_pages()});
+  table.AddRow({"workers", absl::StrCat(status.workers(), " an engine, ",
+                                        status.instruction_set())});
+  return Print(context, status, table);
+}
+
+}  // namespace
+
+void AddStatusCommand(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand(
+      "status", "The daemon: version, sockets, memory, what its pages are");
+  command->callback(
+      [&context] { context.run = [&context] { return Run(context); }; });
+}
+
+}  // namespace optstate::ctl
