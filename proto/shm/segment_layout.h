@@ -48,7 +48,9 @@ struct RingSide {
   uint32_t reserved0;
   alignas(64) std::atomic<uint64_t> consumed_head;  // of the ring I read
   std::atomic<uint32_t> waiting;  // 1: I am about to sleep on your doorbell
-  uint32_t reserved1;
+  // Between threads of my own process: the sleep is to end without an entry.
+  // The peer never looks at it.
+  std::atomic<uint32_t> interrupted;
 };
 static_assert(sizeof(RingSide) == 128);
 static_assert(offsetof(RingSide, doorbell) == 8);

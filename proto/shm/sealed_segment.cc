@@ -1,0 +1,181 @@
+#include "proto/shm/sealed_segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <limits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "proto/types/memory_available.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+
+// Newer than the headers of older systems; the kernel's ABI.
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace optstate::shm {
+namespace {
+
+constexpr int kSeals =
+    F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+
+// Bytes of the unit in which stat counts blocks, whatever the file system.
+constexpr uint64_t kStatBlockBytes = 512;
+
+absl::Status CheckSize(uint64_t bytes) {
+  if (bytes > 0 && bytes <= std::numeric_limits<off_t>::max()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("a segment cannot have ", bytes, " bytes"));
+}
+
+absl::Status CheckAvailable(uint64_t bytes) {
+  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemoryBytes());
+  if (bytes <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(bytes, " bytes are needed, ", available, " available"));
+}
+
+// Maps the writer's view and gives every byte a page.
+absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) return OsError(errno, "mmap");
+  // Pages that fallocate takes are huge only where shmem_enabled says always,
+  // those of an advised mapping also where it says advise: so touch them first.
+  // Both calls are attempts; fallocate takes what they did not, or fails.
+  madvise(data, bytes, MADV_HUGEPAGE);
+  madvise(data, bytes, MADV_POPULATE_WRITE);
+  int result;
+  do {
+    result = fallocate(fd, 0, 0, static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) {
+    const absl::Status status = OsError(errno, "fallocate");
+    munmap(data, bytes);
+    return status;
+  }
+  return static_cast<std::byte*>(data);
+}
+
+std::string SealText(int seals) { return absl::StrCat("0x", absl::Hex(seals)); }
+
+// Once sealed so, neither size nor population can change any more.
+absl::Status CheckSealed(int fd) {
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (seals < 0) {
+    return absl::InvalidArgumentError(
+        OsError(errno, "expected a sealed memfd: fcntl(F_GET_SEALS)")
+            .message());
+  }
+  if ((seals & kSeals) != kSeals) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "expected seals ", SealText(kSeals), ", found ", SealText(seals)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckPopulated(int fd, uint64_t bytes) {
+  struct stat info;
+  if (fstat(fd, &info) != 0) return OsError(errno, "fstat");
+  if (!S_ISREG(info.st_mode)) {
+    return absl::InvalidArgumentError("expected a memfd, found another file");
+  }
+  if (static_cast<uint64_t>(info.st_size) != bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected ", bytes, " bytes, found ", info.st_size));
+  }
+  const uint64_t reserved =
+      static_cast<uint64_t>(info.st_blocks) * kStatBlockBytes;
+  if (reserved < bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected ", bytes, " bytes without holes, found ",
+                     reserved, " reserved"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<SealedSegment> SealedSegment::Create(const std::string& name,
+                                                    uint64_t bytes) {
+  const std::string what = absl::StrCat("segment ", name);
+  OPTSTATE_RETURN_IF_ERROR(Annotate(CheckSize(bytes), what));
+  OPTSTATE_RETURN_IF_ERROR(Annotate(CheckAvailable(bytes), what));
+
+  SealedSegment segment;
+  segment.fd_.reset(
+      memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  const int fd = segment.fd();
+  if (fd < 0) return Annotate(OsError(errno, "memfd_create"), what);
+  if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
+    return Annotate(OsError(errno, "ftruncate"), what);
+  }
+  absl::StatusOr<std::byte*> data = MapPopulated(fd, bytes);
+  if (!data.ok()) return Annotate(data.status(), what);
+  segment.data_ = *data;
+  segment.size_ = bytes;
+  // Last: FUTURE_WRITE refuses new writable mappings, and fallocate.
+  if (fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
+    return Annotate(OsError(errno, "fcntl(F_ADD_SEALS)"), what);
+  }
+  return segment;
+}
+
+SealedSegment::SealedSegment(SealedSegment&& other) noexcept
+    : fd_(std::move(other.fd_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+SealedSegment& SealedSegment::operator=(SealedSegment&& other) noexcept {
+  SealedSegment taken(std::move(other));
+  // What this held goes with `taken`.
+  std::swap(data_, taken.data_);
+  std::swap(size_, taken.size_);
+  std::swap(fd_, taken.fd_);
+  return *this;
+}
+
+SealedSegment::~SealedSegment() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+absl::StatusOr<PeerSegment> PeerSegment::Map(UniqueFd fd, uint64_t bytes) {
+  OPTSTATE_RETURN_IF_ERROR(CheckSize(bytes));
+  // Seals first: before them, what the second check finds could still change.
+  OPTSTATE_RETURN_IF_ERROR(Annotate(CheckSealed(fd.get()), "peer's segment"));
+  OPTSTATE_RETURN_IF_ERROR(
+      Annotate(CheckPopulated(fd.get(), bytes), "peer's segment"));
+  void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
+  if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's segment");
+  // A hint, as in MapPopulated.
+  madvise(data, bytes, MADV_HUGEPAGE);
+  PeerSegment segment;
+  segment.data_ = static_cast<const std::byte*>(data);
+  segment.size_ = bytes;
+  return segment;
+}
+
+PeerSegment::PeerSegment(PeerSegment&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+PeerSegment& PeerSegment::operator=(PeerSegment&& other) noexcept {
+  PeerSegment taken(std::move(other));
+  // What this held goes with `taken`.
+  std::swap(data_, taken.data_);
+  std::swap(size_, taken.size_);
+  return *this;
+}
+
+PeerSegment::~PeerSegment() {
+  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+}
+
+}  // namespace optstate::shm

@@ -1,0 +1,206 @@
+#include "proto/shm/sealed_segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace optstate::shm {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr uint64_t kBytes = 3 * 4096 + 100;  // not whole pages
+constexpr int kAllSeals =
+    F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+
+SealedSegment CreateOrDie(uint64_t bytes = kBytes) {
+  auto segment = SealedSegment::Create("optstate_test", bytes);
+  EXPECT_TRUE(segment.ok()) << segment.status();
+  return *std::move(segment);
+}
+
+UniqueFd Dup(int fd) { return UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
+
+// A memfd that somebody made without our code.
+UniqueFd Memfd(uint64_t bytes, bool populated, int seals) {
+  UniqueFd fd(memfd_create("peer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  EXPECT_EQ(ftruncate(fd.get(), bytes), 0);
+  if (populated) {
+    EXPECT_EQ(fallocate(fd.get(), 0, 0, bytes), 0);
+  }
+  EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, seals), 0);
+  return fd;
+}
+
+void ExpectRefused(UniqueFd fd, uint64_t bytes, const std::string& reason) {
+  const absl::Status status = PeerSegment::Map(std::move(fd), bytes).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(reason));
+}
+
+TEST(SealedSegmentTest, WhatIsWrittenIsRead) {
+  const SealedSegment mine = CreateOrDie();
+  EXPECT_EQ(mine.size(), kBytes);
+  for (uint64_t i = 0; i < kBytes; ++i) EXPECT_EQ(mine.data()[i], std::byte{0});
+  const auto theirs = PeerSegment::Map(Dup(mine.fd()), kBytes);
+  ASSERT_TRUE(theirs.ok()) << theirs.status();
+  EXPECT_EQ(theirs->size(), kBytes);
+  std::memset(mine.data(), 0xa5, kBytes);
+  EXPECT_EQ(std::memcmp(mine.data(), theirs->data(), kBytes), 0);
+  EXPECT_EQ(theirs->data()[kBytes - 1], std::byte{0xa5});
+}
+
+TEST(SealedSegmentTest, EveryByteHasAPage) {
+  const SealedSegment mine = CreateOrDie(8 << 20);
+  struct stat info;
+  ASSERT_EQ(fstat(mine.fd(), &info), 0);
+  EXPECT_EQ(info.st_size, 8 << 20);
+  EXPECT_GE(info.st_blocks * 512, 8 << 20);
+}
+
+TEST(SealedSegmentTest, NobodyCanMapItForWritingAgain) {
+  const SealedSegment mine = CreateOrDie();
+  void* data =
+      mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, mine.fd(), 0);
+  EXPECT_EQ(data, MAP_FAILED);
+  EXPECT_EQ(errno, EPERM);
+  const auto theirs = PeerSegment::Map(Dup(mine.fd()), kBytes);
+  ASSERT_TRUE(theirs.ok()) << theirs.status();
+  EXPECT_EQ(mprotect(const_cast<std::byte*>(theirs->data()), kBytes,
+                     PROT_READ | PROT_WRITE),
+            -1);
+  EXPECT_EQ(errno, EACCES);
+}
+
+TEST(SealedSegmentTest, NobodyCanWriteResizePunchOrUnsealIt) {
+  const SealedSegment mine = CreateOrDie();
+  const UniqueFd fd = Dup(mine.fd());
+  EXPECT_EQ(write(fd.get(), "x", 1), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(ftruncate(fd.get(), 4096), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(ftruncate(fd.get(), 2 * kBytes), -1);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(
+      fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096),
+      -1);
+  EXPECT_EQ(errno, EPERM);
+  // Not even through the one writable mapping.
+  EXPECT_EQ(madvise(mine.data(), 4096, MADV_REMOVE), -1);
+  EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE), -1);
+  EXPECT_EQ(errno, EPERM);
+}
+
+// The same through the fd's name in /proc, which opens the file anew.
+TEST(SealedSegmentTest, OpeningItAnewGivesNoMore) {
+  const SealedSegment mine = CreateOrDie();
+  const std::string path = "/proc/self/fd/" + std::to_string(mine.fd());
+  const UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd.ok()) GTEST_SKIP() << "no /proc here: " << std::strerror(errno);
+  EXPECT_EQ(write(fd.get(), "x", 1), -1);
+  EXPECT_EQ(mmap(nullptr, kBytes, PROT_WRITE, MAP_SHARED, fd.get(), 0),
+            MAP_FAILED);
+  EXPECT_EQ(open(path.c_str(), O_RDWR | O_TRUNC | O_CLOEXEC), -1);
+}
+
+TEST(SealedSegmentTest, AnotherProcessReadsItAfterTheWriterIsGone) {
+  SealedSegment mine = CreateOrDie();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::memset(mine.data(), 7, mine.size());
+    _exit(0);
+  }
+  int exit_status = 0;
+  ASSERT_EQ(waitpid(child, &exit_status, 0), child);
+  EXPECT_EQ(exit_status, 0);
+  UniqueFd fd = Dup(mine.fd());
+  mine = SealedSegment();
+  const auto theirs = PeerSegment::Map(std::move(fd), kBytes);
+  ASSERT_TRUE(theirs.ok()) << theirs.status();
+  EXPECT_EQ(theirs->data()[kBytes - 1], std::byte{7});
+}
+
+TEST(SealedSegmentTest, MovingLeavesNothingBehind) {
+  SealedSegment first = CreateOrDie();
+  std::byte* const data = first.data();
+  SealedSegment second = std::move(first);
+  EXPECT_EQ(second.data(), data);
+  EXPECT_EQ(first.data(), nullptr);
+  EXPECT_EQ(first.fd(), -1);
+  const int old_fd = second.fd();
+  second = CreateOrDie(4096);  // lets go of what it held
+  EXPECT_EQ(second.size(), 4096u);
+  EXPECT_NE(second.fd(), old_fd);
+  EXPECT_EQ(fcntl(old_fd, F_GETFD), -1);
+}
+
+TEST(SealedSegmentTest, RefusesWhatTheMemoryCannotHold) {
+  const absl::Status status =
+      SealedSegment::Create("too_large", uint64_t{1} << 50).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("too_large"));
+}
+
+TEST(SealedSegmentTest, RefusesImpossibleSizes) {
+  for (uint64_t bytes : {uint64_t{0}, ~uint64_t{0}}) {
+    EXPECT_EQ(SealedSegment::Create("bad", bytes).status().code(),
+              absl::StatusCode::kInvalidArgument);
+  }
+}
+
+TEST(PeerSegmentTest, RefusesAnotherSize) {
+  const SealedSegment mine = CreateOrDie();
+  ExpectRefused(Dup(mine.fd()), kBytes + 1,
+                "expected 12389 bytes, found 12388");
+  ExpectRefused(Dup(mine.fd()), kBytes - 1,
+                "expected 12387 bytes, found 12388");
+  ExpectRefused(Dup(mine.fd()), 0, "cannot have 0 bytes");
+}
+
+TEST(PeerSegmentTest, RefusesAMissingSeal) {
+  const SealedSegment mine = CreateOrDie();
+  for (int seal :
+       {F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE, F_SEAL_SEAL}) {
+    ExpectRefused(Memfd(kBytes, true, kAllSeals & ~seal), kBytes,
+                  "expected seals 0x17, found 0x");
+  }
+  EXPECT_TRUE(PeerSegment::Map(Memfd(kBytes, true, kAllSeals), kBytes).ok());
+}
+
+TEST(PeerSegmentTest, RefusesHoles) {
+  ExpectRefused(Memfd(1 << 20, false, kAllSeals), 1 << 20,
+                "expected 1048576 bytes without holes, found 0 reserved");
+  UniqueFd fd(memfd_create("peer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(ftruncate(fd.get(), 2 << 20), 0);
+  ASSERT_EQ(fallocate(fd.get(), 0, 0, 1 << 20), 0);
+  ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, kAllSeals), 0);
+  ExpectRefused(std::move(fd), 2 << 20, "without holes");
+}
+
+TEST(PeerSegmentTest, RefusesWhatIsNoMemfd) {
+  ExpectRefused(UniqueFd(open("/dev/null", O_RDONLY | O_CLOEXEC)), kBytes,
+                "expected a sealed memfd");
+  ExpectRefused(UniqueFd(), kBytes, "expected a sealed memfd");
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd other_end(ends[1]);
+  ExpectRefused(UniqueFd(ends[0]), kBytes, "expected a sealed memfd");
+  // A file in a tmpfs knows seals, but allows none.
+  UniqueFd file(open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (file.ok()) ExpectRefused(std::move(file), kBytes, "expected seals");
+}
+
+}  // namespace
+}  // namespace optstate::shm
