@@ -102,11 +102,13 @@ typedef struct {
 typedef struct {
   size_t struct_size;
   uint64_t committed_step;
-  int32_t phase; /* LOADING: parameters are to be loaded before the first step */
+  int32_t
+      phase; /* LOADING: parameters are to be loaded before the first step */
   int32_t created; /* this session's registration made the job */
   size_t piece_count;
-  const char* endpoint; /* resolved; for "embedded" the unix: one of the child */
-  const char* wire;     /* "shm" or "grpc" */
+  const char*
+      endpoint;     /* resolved; for "embedded" the unix: one of the child */
+  const char* wire; /* "shm" or "grpc" */
 } optstate_session_info;
 
 typedef struct {
@@ -152,7 +154,8 @@ OPTSTATE_EXPORT int optstate_session_get_info(optstate_session* session,
 OPTSTATE_EXPORT int optstate_session_pieces(optstate_session* session,
                                             optstate_piece* pieces,
                                             size_t capacity);
-/* The parameter as of the committed step, in its own dtype; read-only memory. */
+/* The parameter as of the committed step, in its own dtype; read-only memory.
+ */
 OPTSTATE_EXPORT int optstate_session_parameter(optstate_session* session,
                                                uint32_t parameter,
                                                const void** data,

@@ -1,0 +1,285 @@
+#include "client/c_api.h"
+
+#include <exception>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "client/c_api_options.h"
+#include "client/c_api_structs.h"
+#include "client/client.h"
+#include "client/streaming_copy.h"
+#include "proto/types/status_macros.h"
+#include "proto/types/version.h"
+
+namespace client = optstate::client;
+
+struct optstate_session {
+  std::unique_ptr<client::Session> session;
+  // What optstate_session_info points to.
+  std::string endpoint;
+  std::string wire;
+};
+
+namespace {
+
+constexpr size_t kInfoSizeMin =
+    OPTSTATE_SIZE_THROUGH(optstate_session_info, committed_step);
+constexpr size_t kOutcomeSizeMin =
+    OPTSTATE_SIZE_THROUGH(optstate_outcome, step);
+constexpr size_t kPieceSizeMin =
+    OPTSTATE_SIZE_THROUGH(optstate_piece, gradient);
+
+std::string& LastError() {
+  thread_local std::string text;
+  return text;
+}
+
+int Report(const absl::Status& status) {
+  if (!status.ok()) LastError() = std::string(status.message());
+  return static_cast<int>(status.code());
+}
+
+// Runs one call of the API: no exception leaves it.
+int Guarded(absl::FunctionRef<absl::Status()> call) {
+  try {
+    return Report(call());
+  } catch (const std::bad_alloc&) {
+    return Report(absl::ResourceExhaustedError("out of memory"));
+  } catch (const std::exception& error) {
+    return Report(absl::InternalError(error.what()));
+  } catch (...) {
+    return Report(absl::InternalError("unknown exception"));
+  }
+}
+
+int Guarded(optstate_session* session,
+            absl::FunctionRef<absl::Status(client::Session&)> call) {
+  return Guarded([&]() -> absl::Status {
+    if (session == nullptr) {
+      return absl::InvalidArgumentError("session is NULL");
+    }
+    return call(*session->session);
+  });
+}
+
+absl::Status CheckArrays(const void* a, const void* b, size_t count) {
+  if (count == 0 || (a != nullptr && b != nullptr)) return absl::OkStatus();
+  return absl::InvalidArgumentError("an array is NULL");
+}
+
+absl::StatusOr<absl::Span<const std::byte>> FindParameter(
+    const client::Session& session, uint32_t parameter) {
+  const size_t count = session.layout().parameters().size();
+  if (parameter < count) return session.parameter(parameter);
+  return absl::InvalidArgumentError(
+      absl::StrCat("parameter ", parameter, " of ", count));
+}
+
+// Of data that the caller only points to: numel elements, or one count.
+uint64_t LoadBytes(const optstate::Layout& layout, client::StateArray array,
+                   uint32_t parameter, optstate::DType dtype) {
+  if (array == client::StateArray::kStepCount) return sizeof(int64_t);
+  return static_cast<uint64_t>(layout.parameters()[parameter].numel) *
+         optstate::SizeInBytes(dtype);
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* optstate_version(void) { return optstate::kVersion.data(); }
+
+const char* optstate_last_error(void) { return LastError().c_str(); }
+
+int optstate_session_open(const optstate_session_options* options,
+                          optstate_session** session) {
+  return Guarded([&]() -> absl::Status {
+    if (session == nullptr) {
+      return absl::InvalidArgumentError("session is NULL");
+    }
+    *session = nullptr;
+    OPTSTATE_ASSIGN_OR_RETURN(client::SessionOptions read,
+                              client::ReadSessionOptions(options));
+    OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<client::Session> opened,
+                              client::Session::Open(std::move(read)));
+    auto handle = std::make_unique<optstate_session>();
+    client::SessionInfo info = opened->info();
+    handle->endpoint = std::move(info.endpoint);
+    handle->wire = std::move(info.wire);
+    handle->session = std::move(opened);
+    *session = handle.release();
+    return absl::OkStatus();
+  });
+}
+
+void optstate_session_close(optstate_session* session) {
+  Guarded([&] {
+    delete session;
+    return absl::OkStatus();
+  });
+}
+
+int optstate_session_get_info(optstate_session* session,
+                              optstate_session_info* info) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(client::CheckStruct(info, kInfoSizeMin, "info"));
+    const client::SessionInfo from = s.info();
+    optstate_session_info to = {};
+    to.committed_step = from.committed_step;
+    to.phase = static_cast<int32_t>(from.phase);
+    to.created = from.created;
+    to.piece_count = s.piece_count();
+    to.endpoint = session->endpoint.c_str();
+    to.wire = session->wire.c_str();
+    client::WriteStruct(to, info->struct_size, info);
+    return absl::OkStatus();
+  });
+}
+
+int optstate_session_pieces(optstate_session* session, optstate_piece* pieces,
+                            size_t capacity) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    if (capacity == 0) return absl::OkStatus();
+    OPTSTATE_RETURN_IF_ERROR(
+        client::CheckStruct(pieces, kPieceSizeMin, "pieces"));
+    const size_t stride = pieces->struct_size;
+    auto* to = reinterpret_cast<std::byte*>(pieces);
+    for (size_t i = 0; i < capacity && i < s.piece_count(); ++i) {
+      const client::GradientPiece from = s.piece(i);
+      optstate_piece piece = {};
+      piece.parameter = from.parameter;
+      piece.begin = from.begin;
+      piece.numel = from.numel;
+      piece.gradient = from.gradient.data();
+      client::WriteStruct(piece, stride, to + i * stride);
+    }
+    return absl::OkStatus();
+  });
+}
+
+int optstate_session_parameter(optstate_session* session, uint32_t parameter,
+                               const void** data, size_t* bytes) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(data, bytes, 1));
+    OPTSTATE_ASSIGN_OR_RETURN(const absl::Span<const std::byte> span,
+                              FindParameter(s, parameter));
+    *data = span.data();
+    *bytes = span.size();
+    return absl::OkStatus();
+  });
+}
+
+int optstate_push(optstate_session* session, uint64_t step, uint32_t micro_step,
+                  uint32_t first, uint32_t count) {
+  return Guarded(session, [&](client::Session& s) {
+    return s.Push(step, micro_step, first, count);
+  });
+}
+
+int optstate_push_gradients(optstate_session* session, uint64_t step,
+                            uint32_t micro_step, const uint32_t* parameters,
+                            const void* const* gradients, size_t count) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, gradients, count));
+    return s.PushGradients(step, micro_step,
+                           absl::MakeConstSpan(parameters, count),
+                           absl::MakeConstSpan(gradients, count));
+  });
+}
+
+int optstate_flush(optstate_session* session) {
+  return Guarded(session, [](client::Session& s) { return s.Flush(); });
+}
+
+int optstate_commit(optstate_session* session,
+                    const optstate_commit_options* options,
+                    optstate_outcome* outcome) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    if (outcome != nullptr) {
+      OPTSTATE_RETURN_IF_ERROR(
+          client::CheckStruct(outcome, kOutcomeSizeMin, "outcome"));
+    }
+    OPTSTATE_ASSIGN_OR_RETURN(const client::CommitOptions read,
+                              client::ReadCommitOptions(options));
+    OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from, s.Commit(read));
+    if (outcome == nullptr) return absl::OkStatus();
+    optstate_outcome to = {};
+    to.step = from.step;
+    to.applied = from.applied;
+    to.found_inf = from.found_inf;
+    to.gradient_norm = from.gradient_norm;
+    to.clip_coefficient = from.clip_coefficient;
+    to.update_ns = from.update_ns;
+    client::WriteStruct(to, outcome->struct_size, outcome);
+    return absl::OkStatus();
+  });
+}
+
+int optstate_abort(optstate_session* session, uint64_t step) {
+  return Guarded(session, [&](client::Session& s) { return s.Abort(step); });
+}
+
+int optstate_read_parameters(optstate_session* session,
+                             const uint32_t* parameters,
+                             void* const* destinations, size_t count) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, destinations, count));
+    for (size_t i = 0; i < count; ++i) {
+      OPTSTATE_ASSIGN_OR_RETURN(const absl::Span<const std::byte> from,
+                                FindParameter(s, parameters[i]));
+      if (!from.empty() && destinations[i] == nullptr) {
+        return absl::InvalidArgumentError("a destination is NULL");
+      }
+      client::StreamingCopy(destinations[i], from.data(), from.size());
+    }
+    return absl::OkStatus();
+  });
+}
+
+int optstate_begin_load(optstate_session* session) {
+  return Guarded(session, [](client::Session& s) { return s.BeginLoad(); });
+}
+
+int optstate_load(optstate_session* session, int32_t array, uint32_t parameter,
+                  int32_t dtype, const void* data) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_ASSIGN_OR_RETURN(const client::StateArray which,
+                              client::ReadStateArray(array));
+    optstate::DType type = optstate::DType::kFloat32;
+    if (which != client::StateArray::kStepCount) {
+      OPTSTATE_ASSIGN_OR_RETURN(type, client::ReadDType(dtype, "dtype"));
+    }
+    OPTSTATE_RETURN_IF_ERROR(FindParameter(s, parameter).status());
+    const uint64_t bytes = LoadBytes(s.layout(), which, parameter, type);
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(data, data, bytes));
+    return s.Load(which, parameter, type,
+                  {static_cast<const std::byte*>(data), bytes});
+  });
+}
+
+int optstate_finish_load(optstate_session* session) {
+  return Guarded(session, [](client::Session& s) { return s.FinishLoad(); });
+}
+
+int optstate_fetch(optstate_session* session, int32_t array, uint32_t parameter,
+                   void* out, size_t out_bytes, uint64_t* step) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_ASSIGN_OR_RETURN(const client::StateArray which,
+                              client::ReadStateArray(array));
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(out, out, out_bytes));
+    OPTSTATE_ASSIGN_OR_RETURN(
+        const uint64_t fetched,
+        s.Fetch(which, parameter, {static_cast<std::byte*>(out), out_bytes}));
+    if (step != nullptr) *step = fetched;
+    return absl::OkStatus();
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,161 @@
+#include "client/c_api_options.h"
+
+#include <cmath>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/c_api_structs.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+constexpr size_t kOptionsSizeMin =
+    OPTSTATE_SIZE_THROUGH(optstate_session_options, parameter_count);
+constexpr size_t kParameterSizeMin =
+    OPTSTATE_SIZE_THROUGH(optstate_parameter, group);
+constexpr size_t kGroupSizeMin = OPTSTATE_SIZE_THROUGH(optstate_group, amsgrad);
+constexpr size_t kCommitSizeMin =
+    OPTSTATE_SIZE_THROUGH(optstate_commit_options, group_count);
+constexpr size_t kHyperparamsSizeMin =
+    OPTSTATE_SIZE_THROUGH(optstate_hyperparams, weight_decay);
+
+absl::Status BadValue(absl::string_view name, int64_t value) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(name, " ", value, " is not a known one"));
+}
+
+absl::StatusOr<OptimizerKind> ReadOptimizer(int32_t value) {
+  if (value == OPTSTATE_ADAM) return OptimizerKind::kAdam;
+  if (value == OPTSTATE_ADAMW) return OptimizerKind::kAdamW;
+  return BadValue("optimizer", value);
+}
+
+absl::StatusOr<PartitionMode> ReadPartition(int32_t value) {
+  if (value == 0 || value == OPTSTATE_GREEDY) return PartitionMode::kGreedy;
+  if (value == OPTSTATE_CONTIGUOUS) return PartitionMode::kContiguous;
+  return BadValue("partition", value);
+}
+
+absl::Status ReadTimeout(double seconds, absl::string_view name,
+                         absl::Duration* timeout) {
+  if (seconds == 0) return absl::OkStatus();
+  if (!(seconds > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " is ", seconds, "; it must be above 0"));
+  }
+  *timeout = absl::Seconds(seconds);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ParameterSpec> ReadParameter(
+    const optstate_session_options& options, size_t index) {
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const optstate_parameter from,
+      ReadElement(options.parameters, index, kParameterSizeMin, "parameters"));
+  if (from.name == nullptr) return absl::InvalidArgumentError("name is NULL");
+  if (from.shape == nullptr && from.ndim != 0) {
+    return absl::InvalidArgumentError("shape is NULL");
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const DType dtype, ReadDType(from.dtype, "dtype"));
+  OPTSTATE_ASSIGN_OR_RETURN(const DType gradient_dtype,
+                            ReadDType(from.gradient_dtype, "gradient_dtype"));
+  return ParameterSpec{
+      .name = from.name,
+      .shape = std::vector<int64_t>(from.shape, from.shape + from.ndim),
+      .numel = from.numel,
+      .dtype = dtype,
+      .gradient_dtype = gradient_dtype,
+      .group = from.group};
+}
+
+absl::StatusOr<LayoutSpec> ReadLayout(const optstate_session_options& options) {
+  LayoutSpec layout;
+  OPTSTATE_ASSIGN_OR_RETURN(layout.optimizer, ReadOptimizer(options.optimizer));
+  for (size_t i = 0; i < options.group_count; ++i) {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        const optstate_group group,
+        ReadElement(options.groups, i, kGroupSizeMin, "groups"));
+    layout.groups.push_back({.amsgrad = group.amsgrad != 0});
+  }
+  layout.parameters.reserve(options.parameter_count);
+  for (size_t i = 0; i < options.parameter_count; ++i) {
+    absl::StatusOr<ParameterSpec> parameter = ReadParameter(options, i);
+    if (!parameter.ok()) {
+      return Annotate(parameter.status(), absl::StrCat("parameter ", i));
+    }
+    layout.parameters.push_back(*std::move(parameter));
+  }
+  return layout;
+}
+
+std::string ReadText(const char* text) {
+  return text == nullptr ? std::string() : std::string(text);
+}
+
+}  // namespace
+
+absl::StatusOr<StateArray> ReadStateArray(int32_t value) {
+  if (value >= 0 && IsValidStateArray(static_cast<uint32_t>(value))) {
+    return static_cast<StateArray>(value);
+  }
+  return BadValue("state array", value);
+}
+
+absl::StatusOr<DType> ReadDType(int32_t value, const char* name) {
+  if (value >= 0 && IsValidDType(static_cast<uint32_t>(value))) {
+    return static_cast<DType>(value);
+  }
+  return BadValue(name, value);
+}
+
+absl::StatusOr<SessionOptions> ReadSessionOptions(
+    const optstate_session_options* given) {
+  OPTSTATE_ASSIGN_OR_RETURN(const optstate_session_options from,
+                            ReadStruct(given, kOptionsSizeMin, "options"));
+  SessionOptions options;
+  options.endpoint = ReadText(from.endpoint);
+  options.job = ReadText(from.job);
+  OPTSTATE_ASSIGN_OR_RETURN(options.layout, ReadLayout(from));
+  OPTSTATE_ASSIGN_OR_RETURN(options.partition, ReadPartition(from.partition));
+  options.rank = from.rank;
+  options.world_size = from.world_size;
+  options.local_world_size = from.local_world_size;
+  options.accumulate = from.accumulate != 0;
+  options.ephemeral = from.ephemeral != 0;
+  options.extend = from.extend != 0;
+  options.daemon_path = ReadText(from.daemon_path);
+  OPTSTATE_RETURN_IF_ERROR(ReadTimeout(
+      from.connect_timeout_s, "connect_timeout_s", &options.connect_timeout));
+  OPTSTATE_RETURN_IF_ERROR(ReadTimeout(from.step_timeout_s, "step_timeout_s",
+                                       &options.step_timeout));
+  return options;
+}
+
+absl::StatusOr<CommitOptions> ReadCommitOptions(
+    const optstate_commit_options* given) {
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const optstate_commit_options from,
+      ReadStruct(given, kCommitSizeMin, "commit options"));
+  CommitOptions options;
+  options.step = from.step;
+  options.grad_scale = from.grad_scale == 0 ? 1 : from.grad_scale;
+  options.max_norm = from.max_norm;
+  options.found_inf = from.found_inf != 0;
+  options.groups.reserve(from.group_count);
+  for (size_t i = 0; i < from.group_count; ++i) {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        const optstate_hyperparams group,
+        ReadElement(from.groups, i, kHyperparamsSizeMin, "hyperparams"));
+    options.groups.push_back({.lr = group.lr,
+                              .beta1 = group.beta1,
+                              .beta2 = group.beta2,
+                              .eps = group.eps,
+                              .weight_decay = group.weight_decay,
+                              .maximize = group.maximize != 0});
+  }
+  return options;
+}
+
+}  // namespace optstate::client

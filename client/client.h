@@ -1,0 +1,204 @@
+// optstate's C++ client: one rank's session with the daemon that owns the
+// optimizer state of its job.
+//
+//   client::SessionOptions options;
+//   options.job = "gpt";
+//   options.layout = ...;  // every parameter of the job, on every rank
+//   auto session = client::Session::Open(options);
+//   for each step:
+//     write gradients into (*session)->piece(i).gradient, then Push, or
+//     PushGradients(step, ...) from memory of your own;
+//     (*session)->Commit({.step = step, .groups = ...});
+//     read (*session)->parameter(i)
+//
+// Errors are absl::Status with the daemon's own text, prefixed with the job and
+// the endpoint. A caller can rely on these codes:
+//   INVALID_ARGUMENT     dtype, shape, numel, hyperparameters, endpoint
+//   FAILED_PRECONDITION  another layout than the registered one, a step out of
+//                        order, unequal commits
+//   ALREADY_EXISTS       another live process is this rank
+//   RESOURCE_EXHAUSTED   the job does not fit the machine or the limits
+//   ABORTED              what was staged is lost: run the step again
+//   DATA_LOSS            the job's state is damaged; says which step is good
+//   UNAVAILABLE          no daemon, or it is draining
+//   DEADLINE_EXCEEDED    other ranks, or the daemon, took too long
+// After any of them the session can be used further.
+#ifndef OPTSTATE_CLIENT_CLIENT_H_
+#define OPTSTATE_CLIENT_CLIENT_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/session_types.h"
+#include "proto/types/layout.h"
+#include "proto/types/partition.h"
+
+namespace optstate::client {
+
+class Channel;
+struct Attached;
+struct ChannelSetup;
+
+// One rank's session.
+//
+// When the engine or the connection is lost, the call that notices reconnects
+// (for at most connect_timeout), pushes again what was pushed of the open step,
+// and goes on: the trainer sees a delay. A step that had been committed is not
+// taken twice.
+//
+// Lifetime: spans returned here stay valid, and at their place, until the
+// session is closed or destroyed. A session belongs to the process that opened
+// it: in a forked child every call is FAILED_PRECONDITION and closing it does
+// not disturb the parent's.
+// Threads: one at a time; different sessions are independent. Calls block the
+// calling thread alone.
+class Session {
+ public:
+  // Connects, registers the layout and attaches the rank. A job that does not
+  // exist is created, in phase kLoading. Fails at once when nothing listens at
+  // the endpoint.
+  static absl::StatusOr<std::unique_ptr<Session>> Open(SessionOptions options);
+
+  // For tests: over a channel of the caller's, which gets what the options say.
+  using ChannelFactory =
+      absl::FunctionRef<absl::StatusOr<std::unique_ptr<Channel>>(
+          ChannelSetup setup)>;
+  static absl::StatusOr<std::unique_ptr<Session>> OpenOver(
+      ChannelFactory factory, SessionOptions options);
+
+  // Closes.
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Detaches: the rank is free when it returns. What was staged is dropped.
+  // Later calls are FAILED_PRECONDITION; a second Close does nothing.
+  void Close();
+
+  SessionInfo info() const;
+  uint64_t committed_step() const { return committed_step_; }
+  const Layout& layout() const;
+
+  // What this rank owns, by parameter; at most one piece a parameter.
+  size_t piece_count() const;
+  GradientPiece piece(size_t index) const;
+  // The parameter as of the committed step: numel elements of its own dtype,
+  // contiguous, read-only. Changes during Commit (any rank's) and FinishLoad.
+  absl::Span<const std::byte> parameter(uint32_t parameter) const;
+
+  // Declares that the rank's pieces of parameters [first, +count) hold their
+  // gradients of `step`, which is committed_step + 1. Returns when that is
+  // submitted; an error of the daemon shows at a later Push, Flush or Commit.
+  // The gradients must stay as they are until Commit returns or, when
+  // `accumulate` is set, until Flush does. micro_step: 0, 1, ... within a step.
+  absl::Status Push(uint64_t step, uint32_t micro_step, uint32_t first,
+                    uint32_t count);
+  // Copies the owned pieces out of whole, contiguous gradients and pushes them.
+  // gradients[i] has the numel and the gradient dtype of parameters[i], which
+  // ascends; parameters that this rank does not own are passed over. The
+  // caller's memory is free again when it returns.
+  absl::Status PushGradients(uint64_t step, uint32_t micro_step,
+                             absl::Span<const uint32_t> parameters,
+                             absl::Span<const void* const> gradients);
+  // Waits until the engine has taken every push.
+  absl::Status Flush();
+
+  // Takes the step: waits until every rank has committed and it is applied or
+  // skipped. Repeated for the committed step with equal content, it returns the
+  // recorded outcome. After an error nothing of the step is staged any more,
+  // but after DEADLINE_EXCEEDED: then Commit may be called again, to go on
+  // waiting.
+  absl::StatusOr<Outcome> Commit(const CommitOptions& options);
+  // The same in two halves; in between, only the other half may be called.
+  absl::Status CommitStart(const CommitOptions& options);
+  absl::StatusOr<Outcome> CommitWait();
+  // Drops what this rank has staged of `step`.
+  absl::Status Abort(uint64_t step);
+
+  // Initial parameters of a new job, or the state of a checkpoint: every rank
+  // begins, loads whole arrays of parameters (what the rank does not own is
+  // passed over, so each rank may load everything), and finishes, which waits
+  // for all ranks. `data` holds numel elements of `dtype` (kStepCount: one
+  // int64, and dtype is ignored).
+  absl::Status BeginLoad();
+  absl::Status Load(StateArray array, uint32_t parameter, DType dtype,
+                    absl::Span<const std::byte> data);
+  absl::Status FinishLoad();
+  // Copies a whole array of one parameter, of any rank's, to `out`: numel fp32
+  // elements (kStepCount: one int64). Returns the step that they belong to.
+  absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
+                                 absl::Span<std::byte> out);
+
+ private:
+  // What was last pushed of a piece.
+  struct PieceMark {
+    uint64_t step = 0;
+    uint32_t micro_step = 0;
+  };
+
+  explicit Session(SessionOptions options);
+
+  absl::Status Connect(std::unique_ptr<Channel> channel);
+  absl::Status Annotated(const absl::Status& status) const;
+
+  // OK when the session may be used; reconnects when the connection is lost.
+  absl::Status Ready();
+  // Calls `verb` until it answers over a connection that lasts.
+  absl::Status Persist(absl::FunctionRef<absl::Status()> verb);
+  absl::Status Recover();
+  absl::Status Reconnect(Attached* attached);
+  absl::Status CheckSameJob(const Attached& attached) const;
+  absl::Status PushAgain();
+
+  absl::Status CheckNoCommit() const;
+  absl::Status CheckParameters(uint32_t first, uint32_t count) const;
+  absl::Status PushRun(uint64_t step, uint32_t micro_step, uint32_t first,
+                       uint32_t count);
+  absl::Status TakeFailedPush();
+  bool MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const;
+  void CopyPiece(size_t piece, const void* gradient);
+  void Mark(uint64_t step, uint32_t micro_step, uint32_t first, uint32_t count);
+  bool AnyMarked() const;
+  void ForgetStaged();
+  void DropFailedStep(uint64_t step, const absl::Status& status);
+  absl::Status StartCommit();
+  absl::Status CheckLoading() const;
+  absl::StatusOr<uint64_t> FetchOnce(StateArray array, uint32_t parameter,
+                                     absl::Span<std::byte> out);
+  absl::Time StepDeadline() const {
+    return absl::Now() + options_.step_timeout;
+  }
+
+  SessionOptions options_;
+  std::string endpoint_;
+  pid_t owner_pid_;
+  std::unique_ptr<ChannelSetup> setup_;
+  std::unique_ptr<Channel> channel_;
+  bool closed_ = false;
+
+  uint64_t committed_step_ = 0;
+  JobPhase phase_ = JobPhase::kEmpty;
+  bool created_ = false;
+
+  std::vector<PieceMark> marks_;  // one per piece
+  // Gradients of the open step that are no longer in the gradient area.
+  bool overwritten_ = false;
+  bool pushed_since_flush_ = false;
+  bool loading_ = false;
+  std::optional<CommitOptions> commit_;  // started, not answered
+};
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_CLIENT_H_

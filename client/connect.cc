@@ -1,0 +1,40 @@
+#include "client/connect.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "client/embedded.h"
+#include "client/grpc_channel.h"
+#include "client/shm_channel.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+
+absl::StatusOr<Endpoint> FindDaemon(const std::string& endpoint,
+                                    const std::string& daemon_path,
+                                    absl::Duration start_timeout) {
+  OPTSTATE_ASSIGN_OR_RETURN(Endpoint resolved, ResolveEndpoint(endpoint));
+  if (resolved.kind != Endpoint::Kind::kEmbedded) return resolved;
+  absl::StatusOr<std::string> socket =
+      EmbeddedDaemonSocket(daemon_path, absl::Now() + start_timeout);
+  if (!socket.ok()) return Annotate(socket.status(), "embedded daemon");
+  resolved.kind = Endpoint::Kind::kShm;
+  resolved.path = *std::move(socket);
+  return resolved;
+}
+
+absl::StatusOr<std::unique_ptr<Channel>> MakeChannel(const Endpoint& endpoint,
+                                                     ChannelSetup setup) {
+  switch (endpoint.kind) {
+    case Endpoint::Kind::kShm:
+      return std::make_unique<ShmChannel>(endpoint, std::move(setup));
+    case Endpoint::Kind::kGrpcUnix:
+    case Endpoint::Kind::kGrpcTcp:
+      return MakeGrpcChannel(endpoint, std::move(setup));
+    case Endpoint::Kind::kEmbedded:
+      break;
+  }
+  return absl::InternalError("an embedded daemon is reached over its socket");
+}
+
+}  // namespace optstate::client

@@ -1,0 +1,27 @@
+#ifndef OPTSTATE_CLIENT_CONNECT_H_
+#define OPTSTATE_CLIENT_CONNECT_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/channel.h"
+#include "client/endpoint.h"
+
+namespace optstate::client {
+
+// ResolveEndpoint, and for "embedded" the unix endpoint of this process's own
+// daemon, which is started if it does not run. `daemon_path`: see
+// SessionOptions.
+absl::StatusOr<Endpoint> FindDaemon(const std::string& endpoint,
+                                    const std::string& daemon_path,
+                                    absl::Duration start_timeout);
+
+// The wire of an endpoint that is not embedded; not connected yet.
+absl::StatusOr<std::unique_ptr<Channel>> MakeChannel(const Endpoint& endpoint,
+                                                     ChannelSetup setup);
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_CONNECT_H_

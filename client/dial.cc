@@ -1,0 +1,158 @@
+#include "client/dial.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+// A peer that vanished without a word (power, cable) is noticed after about
+// this long without an answer.
+constexpr int kTcpKeepAliveIdleS = 15;
+constexpr int kTcpUserTimeoutMs = 60'000;
+
+timeval Until(absl::Time deadline) {
+  // 0 would mean "for ever".
+  const absl::Duration left =
+      std::max(deadline - absl::Now(), absl::Milliseconds(1));
+  return absl::ToTimeval(std::min(left, absl::Hours(24)));
+}
+
+absl::StatusOr<UniqueFd> DialUnix(const Endpoint& endpoint,
+                                  absl::Time deadline) {
+  UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd.ok()) return OsError(errno, "socket(AF_UNIX)");
+  // connect() waits this long when the daemon's backlog is full.
+  const timeval timeout = Until(deadline);
+  setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, endpoint.path.data(),
+              std::min(endpoint.path.size(), sizeof(address.sun_path) - 1));
+  int result;
+  do {
+    result = connect(fd.get(), reinterpret_cast<const sockaddr*>(&address),
+                     sizeof(address));
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) {
+    const timeval never = {};
+    setsockopt(fd.get(), SOL_SOCKET, SO_SNDTIMEO, &never, sizeof(never));
+    return fd;
+  }
+  if (errno == EAGAIN) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "connect(", endpoint.path, "): the daemon does not accept"));
+  }
+  return OsError(errno, absl::StrCat("connect(", endpoint.path, ")"));
+}
+
+absl::Status AwaitConnected(int fd, absl::Time deadline,
+                            const std::string& what) {
+  while (true) {
+    pollfd entry = {.fd = fd, .events = POLLOUT, .revents = 0};
+    const int64_t left_ms = absl::ToInt64Milliseconds(
+        absl::Ceil(deadline - absl::Now(), absl::Milliseconds(1)));
+    const int count = poll(
+        &entry, 1, static_cast<int>(std::clamp<int64_t>(left_ms, 0, INT_MAX)));
+    if (count > 0) break;
+    if (count < 0 && errno != EINTR) return OsError(errno, "poll");
+    if (absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(what, ": no answer"));
+    }
+  }
+  int error = 0;
+  socklen_t size = sizeof(error);
+  if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size) != 0) {
+    return OsError(errno, "getsockopt(SO_ERROR)");
+  }
+  return error == 0 ? absl::OkStatus() : OsError(error, what);
+}
+
+// Blocking again, without Nagle, and sure to notice a vanished peer.
+void Tune(int fd) {
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &kTcpKeepAliveIdleS,
+             sizeof(kTcpKeepAliveIdleS));
+  setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &kTcpUserTimeoutMs,
+             sizeof(kTcpUserTimeoutMs));
+}
+
+absl::StatusOr<UniqueFd> DialAddress(const addrinfo& address,
+                                     const std::string& what,
+                                     absl::Time deadline) {
+  UniqueFd fd(
+      socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.ok()) return OsError(errno, "socket");
+  if (connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
+    if (errno != EINPROGRESS && errno != EINTR) return OsError(errno, what);
+    OPTSTATE_RETURN_IF_ERROR(AwaitConnected(fd.get(), deadline, what));
+  }
+  Tune(fd.get());
+  return fd;
+}
+
+absl::StatusOr<UniqueFd> DialTcp(const Endpoint& endpoint,
+                                 absl::Time deadline) {
+  const std::string what =
+      absl::StrCat("connect(", endpoint.host, ":", endpoint.port, ")");
+  addrinfo hints = {};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int error =
+      getaddrinfo(endpoint.host.c_str(), endpoint.port.c_str(), &hints, &found);
+  if (error == EAI_SYSTEM) return OsError(errno, "getaddrinfo");
+  if (error == EAI_AGAIN) {
+    return absl::UnavailableError(
+        absl::StrCat("host ", endpoint.host, ": ", gai_strerror(error)));
+  }
+  if (error != 0) {
+    return absl::NotFoundError(
+        absl::StrCat("host ", endpoint.host, ": ", gai_strerror(error)));
+  }
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> list(found,
+                                                                &freeaddrinfo);
+  absl::Status status = absl::NotFoundError(absl::StrCat(what, ": no address"));
+  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
+    absl::StatusOr<UniqueFd> fd = DialAddress(*at, what, deadline);
+    if (fd.ok()) return fd;
+    status = fd.status();
+  }
+  return status;
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> Dial(const Endpoint& endpoint, absl::Time deadline) {
+  switch (endpoint.kind) {
+    case Endpoint::Kind::kShm:
+    case Endpoint::Kind::kGrpcUnix:
+      return DialUnix(endpoint, deadline);
+    case Endpoint::Kind::kGrpcTcp:
+      return DialTcp(endpoint, deadline);
+    case Endpoint::Kind::kEmbedded:
+      break;
+  }
+  return absl::InternalError("an embedded daemon is started, not dialled");
+}
+
+}  // namespace optstate::client

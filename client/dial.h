@@ -1,0 +1,21 @@
+#ifndef OPTSTATE_CLIENT_DIAL_H_
+#define OPTSTATE_CLIENT_DIAL_H_
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "client/endpoint.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate::client {
+
+// A connected stream socket (close-on-exec, blocking) to an endpoint other than
+// embedded. The error names the call and the address: NOT_FOUND when the
+// socket's path or the host does not exist, UNAVAILABLE when nothing listens,
+// PERMISSION_DENIED, DEADLINE_EXCEEDED.
+//
+// Looking up a host name may outlast the deadline: getaddrinfo knows none.
+absl::StatusOr<UniqueFd> Dial(const Endpoint& endpoint, absl::Time deadline);
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_DIAL_H_

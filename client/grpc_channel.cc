@@ -1,0 +1,371 @@
+#include "client/grpc_channel.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/anonymous_memory.h"
+#include "client/grpc_stream.h"
+#include "client/handshake.h"
+#include "client/transport_error.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/shm/frame.h"
+#include "proto/types/conversions.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+// Requests without an answer; more of them wait.
+constexpr size_t kPendingMax = 1024;
+constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
+
+class GrpcChannel final : public Channel {
+ public:
+  GrpcChannel(Endpoint endpoint, ChannelSetup setup)
+      : endpoint_(std::move(endpoint)), setup_(std::move(setup)) {}
+  ~GrpcChannel() override { Disconnect(); }
+
+  absl::string_view wire() const override { return "grpc"; }
+  absl::StatusOr<Attached> Connect(bool must_exist,
+                                   absl::Time deadline) override;
+  bool connected() const override { return stream_ != nullptr; }
+  void Disconnect() override;
+  void Abandon() override { static_cast<void>(stream_.release()); }
+
+  absl::Span<std::byte> gradient_area() override { return gradients_.bytes(); }
+  absl::Span<const std::byte> parameter_area() const override {
+    return parameters_.bytes();
+  }
+
+  absl::Status Push(const PushRange& range, absl::Time deadline) override;
+  absl::Status Flush(absl::Time deadline) override;
+  absl::Status StartCommit(const CommitOptions& options,
+                           absl::Time deadline) override;
+  absl::StatusOr<Outcome> WaitCommit(absl::Time deadline) override;
+  absl::Status Abort(uint64_t step, absl::Time deadline) override;
+
+  uint64_t transfer_bytes_max() const override { return shm::kChunkBytesMax; }
+  absl::Status BeginLoad(absl::Time deadline) override;
+  absl::Status Load(StateArray array, uint32_t parameter, uint64_t begin,
+                    DType dtype, absl::Span<const std::byte> data,
+                    absl::Time deadline) override;
+  absl::Status FinishLoad(absl::Time deadline) override;
+  absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
+                                 uint64_t begin, absl::Span<std::byte> out,
+                                 absl::Time deadline) override;
+
+ private:
+  struct Pending {
+    bool is_push = false;
+    uint64_t step = 0;
+    std::optional<v1::SessionReply> reply;
+  };
+
+  absl::StatusOr<Attached> Join(absl::Time deadline);
+  absl::Status SendGradients(uint64_t begin, uint64_t end, absl::Time deadline);
+  absl::Status ReadParameters(absl::Time deadline);
+  absl::Status CopyChunk(const v1::ParameterChunk& chunk);
+
+  // Sends request_ under a new id, which it returns.
+  absl::StatusOr<uint64_t> Send(Pending pending, absl::Time deadline);
+  absl::StatusOr<v1::SessionReply> Await(uint64_t request_id,
+                                         absl::Time deadline);
+  absl::StatusOr<v1::SessionReply> SendAndAwait(absl::Time deadline);
+  absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline);
+  absl::Status Record(v1::SessionReply reply);
+  absl::Status Lose(const absl::Status& status);
+
+  const Endpoint endpoint_;
+  const ChannelSetup setup_;
+  AnonymousMemory gradients_;
+  AnonymousMemory parameters_;
+  bool allocated_ = false;
+
+  std::unique_ptr<GrpcStream> stream_;
+  v1::SessionRequest request_;  // reused, so that chunks keep their memory
+  uint64_t last_request_id_ = 0;
+  absl::flat_hash_map<uint64_t, Pending> pending_;
+  size_t pending_pushes_ = 0;
+  uint64_t commit_id_ = 0;
+};
+
+absl::StatusOr<Attached> GrpcChannel::Connect(bool must_exist,
+                                              absl::Time deadline) {
+  Lose(absl::OkStatus()).IgnoreError();
+  if (!allocated_) {
+    OPTSTATE_RETURN_IF_ERROR(
+        gradients_.Allocate(setup_.partition.gradient_area_bytes));
+    OPTSTATE_RETURN_IF_ERROR(
+        parameters_.Allocate(setup_.layout.parameter_area_bytes()));
+    allocated_ = true;
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(UniqueFd socket,
+                            OpenConnection(endpoint_, v1::WIRE_GRPC, setup_.job,
+                                           must_exist, deadline));
+  OPTSTATE_ASSIGN_OR_RETURN(stream_,
+                            GrpcStream::Open(std::move(socket), deadline));
+  absl::StatusOr<Attached> attached = Join(deadline);
+  if (!attached.ok()) return Lose(attached.status());
+  return attached;
+}
+
+absl::StatusOr<Attached> GrpcChannel::Join(absl::Time deadline) {
+  *request_.mutable_register_() = MakeRegister(setup_);
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply registered,
+                            SendAndAwait(deadline));
+  *request_.mutable_attach() = MakeAttach(setup_);
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply attached,
+                            SendAndAwait(deadline));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      Attached result,
+      MakeAttached(setup_, registered.register_(), attached.attach()));
+  if (result.phase == JobPhase::kReady) {
+    OPTSTATE_RETURN_IF_ERROR(ReadParameters(deadline));
+  }
+  return result;
+}
+
+void GrpcChannel::Disconnect() {
+  if (connected()) {
+    request_.mutable_detach();
+    // The answer only says that the rank is free; the stream's end frees it
+    // too.
+    SendAndAwait(absl::Now() + kDetachTimeout).IgnoreError();
+  }
+  Lose(absl::OkStatus()).IgnoreError();
+}
+
+absl::Status GrpcChannel::Lose(const absl::Status& status) {
+  stream_.reset();
+  pending_.clear();
+  pending_pushes_ = 0;
+  commit_id_ = 0;
+  return status;
+}
+
+absl::Status GrpcChannel::Push(const PushRange& range, absl::Time deadline) {
+  const RankPartition& partition = setup_.partition;
+  const size_t first = partition.LowerBound(range.first_parameter);
+  const size_t end =
+      partition.LowerBound(range.first_parameter + range.parameter_count);
+  if (first < end) {
+    // Pieces lie one after the other.
+    const Piece& last = partition.pieces[end - 1];
+    const DType dtype =
+        setup_.layout.parameters()[last.parameter].gradient_dtype;
+    OPTSTATE_RETURN_IF_ERROR(SendGradients(
+        partition.pieces[first].gradient_offset_bytes,
+        last.gradient_offset_bytes + last.numel * SizeInBytes(dtype),
+        deadline));
+  }
+  v1::PushRequest* const push = request_.mutable_push();
+  push->set_step(range.step);
+  push->set_micro_step(range.micro_step);
+  push->set_first_parameter(range.first_parameter);
+  push->set_parameter_count(range.parameter_count);
+  return Send({.is_push = true, .step = range.step, .reply = {}}, deadline)
+      .status();
+}
+
+absl::Status GrpcChannel::SendGradients(uint64_t begin, uint64_t end,
+                                        absl::Time deadline) {
+  if (!connected()) {
+    return TransportError(absl::UnavailableError("not connected"));
+  }
+  for (uint64_t at = begin; at < end; at += shm::kChunkBytesMax) {
+    const uint64_t bytes = std::min<uint64_t>(shm::kChunkBytesMax, end - at);
+    v1::GradientChunk* const chunk = request_.mutable_gradient_chunk();
+    chunk->set_offset_bytes(at);
+    chunk->set_data(gradients_.bytes().data() + at, bytes);
+    // Answered by the push that it belongs to.
+    request_.set_request_id(last_request_id_ + 1);
+    const absl::Status written = stream_->Write(request_, deadline);
+    if (!written.ok()) return Lose(written);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GrpcChannel::Flush(absl::Time deadline) {
+  return WaitUntil([this] { return pending_pushes_ == 0; }, deadline);
+}
+
+absl::Status GrpcChannel::StartCommit(const CommitOptions& options,
+                                      absl::Time deadline) {
+  v1::CommitRequest* const commit = request_.mutable_commit();
+  commit->Clear();
+  commit->set_step(options.step);
+  commit->set_grad_scale(options.grad_scale);
+  commit->set_max_norm(options.max_norm);
+  commit->set_found_inf(options.found_inf);
+  for (const Hyperparams& from : options.groups) {
+    v1::GroupHyperparams* const to = commit->add_groups();
+    to->set_lr(from.lr);
+    to->set_beta1(from.beta1);
+    to->set_beta2(from.beta2);
+    to->set_eps(from.eps);
+    to->set_weight_decay(from.weight_decay);
+    to->set_maximize(from.maximize);
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(commit_id_, Send({}, deadline));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Outcome> GrpcChannel::WaitCommit(absl::Time deadline) {
+  if (commit_id_ == 0) {
+    return absl::FailedPreconditionError("no commit was started");
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply reply,
+                            Await(std::exchange(commit_id_, 0), deadline));
+  const Outcome outcome = MakeOutcome(reply.outcome());
+  if (outcome.applied) OPTSTATE_RETURN_IF_ERROR(ReadParameters(deadline));
+  return outcome;
+}
+
+absl::Status GrpcChannel::Abort(uint64_t step, absl::Time deadline) {
+  request_.mutable_abort()->set_step(step);
+  return SendAndAwait(deadline).status();
+}
+
+absl::Status GrpcChannel::BeginLoad(absl::Time deadline) {
+  request_.mutable_begin_load();
+  return SendAndAwait(deadline).status();
+}
+
+absl::Status GrpcChannel::Load(StateArray array, uint32_t parameter,
+                               uint64_t begin, DType dtype,
+                               absl::Span<const std::byte> data,
+                               absl::Time deadline) {
+  v1::LoadRequest* const load = request_.mutable_load();
+  load->set_array(static_cast<v1::StateArray>(array));
+  load->set_parameter(parameter);
+  load->set_begin(begin);
+  load->set_dtype(static_cast<v1::DType>(dtype));
+  load->set_data(data.data(), data.size());
+  return SendAndAwait(deadline).status();
+}
+
+absl::Status GrpcChannel::FinishLoad(absl::Time deadline) {
+  request_.mutable_finish_load();
+  OPTSTATE_RETURN_IF_ERROR(SendAndAwait(deadline).status());
+  return ReadParameters(deadline);
+}
+
+absl::StatusOr<uint64_t> GrpcChannel::Fetch(StateArray array,
+                                            uint32_t parameter, uint64_t begin,
+                                            absl::Span<std::byte> out,
+                                            absl::Time deadline) {
+  const bool counts = array == StateArray::kStepCount;
+  v1::FetchRequest* const fetch = request_.mutable_fetch();
+  fetch->set_array(static_cast<v1::StateArray>(array));
+  fetch->set_parameter(parameter);
+  fetch->set_begin(begin);
+  fetch->set_numel(out.size() / (counts ? sizeof(int64_t) : sizeof(float)));
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply reply,
+                            SendAndAwait(deadline));
+  const std::string& data = reply.fetch().data();
+  if (data.size() != out.size()) {
+    return absl::InternalError(absl::StrCat("the engine sent ", data.size(),
+                                            " bytes of ", out.size()));
+  }
+  std::memcpy(out.data(), data.data(), data.size());
+  return reply.fetch().step();
+}
+
+absl::Status GrpcChannel::ReadParameters(absl::Time deadline) {
+  request_.mutable_read_parameters();
+  return SendAndAwait(deadline).status();
+}
+
+absl::Status GrpcChannel::CopyChunk(const v1::ParameterChunk& chunk) {
+  const absl::Span<std::byte> area = parameters_.bytes();
+  const uint64_t offset = chunk.offset_bytes();
+  if (offset > area.size() || chunk.data().size() > area.size() - offset) {
+    return absl::InternalError(absl::StrCat(
+        "the engine sent parameters [", offset, ", +", chunk.data().size(),
+        ") of an area of ", area.size(), " bytes"));
+  }
+  if (!chunk.data().empty()) {
+    std::memcpy(area.data() + offset, chunk.data().data(), chunk.data().size());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> GrpcChannel::Send(Pending pending,
+                                           absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(
+      WaitUntil([this] { return pending_.size() < kPendingMax; }, deadline));
+  const uint64_t id = ++last_request_id_;
+  request_.set_request_id(id);
+  if (pending.is_push) ++pending_pushes_;
+  pending_.emplace(id, std::move(pending));
+  const absl::Status written = stream_->Write(request_, deadline);
+  if (!written.ok()) return Lose(written);
+  return id;
+}
+
+absl::StatusOr<v1::SessionReply> GrpcChannel::Await(uint64_t request_id,
+                                                    absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(WaitUntil(
+      [&] { return pending_.at(request_id).reply.has_value(); }, deadline));
+  v1::SessionReply reply = *std::move(pending_.at(request_id).reply);
+  pending_.erase(request_id);
+  OPTSTATE_RETURN_IF_ERROR(FromProto(reply.status()));
+  return reply;
+}
+
+absl::StatusOr<v1::SessionReply> GrpcChannel::SendAndAwait(
+    absl::Time deadline) {
+  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t id, Send({}, deadline));
+  return Await(id, deadline);
+}
+
+absl::Status GrpcChannel::WaitUntil(absl::FunctionRef<bool()> done,
+                                    absl::Time deadline) {
+  if (!connected()) {
+    return TransportError(absl::UnavailableError("not connected"));
+  }
+  while (!done()) {
+    absl::StatusOr<v1::SessionReply> reply = stream_->Read(deadline);
+    if (!reply.ok()) return Lose(reply.status());
+    const absl::Status status = Record(*std::move(reply));
+    if (!status.ok()) return Lose(status);
+  }
+  return absl::OkStatus();
+}
+
+// Files a reply under its request. The error is the engine's breach of the
+// protocol.
+absl::Status GrpcChannel::Record(v1::SessionReply reply) {
+  const auto found = pending_.find(reply.request_id());
+  if (found == pending_.end() || found->second.reply) {
+    return absl::InternalError(absl::StrCat("the engine answered request ",
+                                            reply.request_id(),
+                                            ", which is not open"));
+  }
+  if (reply.has_parameter_chunk()) return CopyChunk(reply.parameter_chunk());
+  if (!found->second.is_push) {
+    found->second.reply = std::move(reply);
+    return absl::OkStatus();
+  }
+  absl::Status status = FromProto(reply.status());
+  if (!status.ok()) NoteFailedPush(found->second.step, std::move(status));
+  --pending_pushes_;
+  pending_.erase(found);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::unique_ptr<Channel> MakeGrpcChannel(Endpoint endpoint,
+                                         ChannelSetup setup) {
+  return std::make_unique<GrpcChannel>(std::move(endpoint), std::move(setup));
+}
+
+}  // namespace optstate::client

@@ -1,0 +1,19 @@
+#ifndef OPTSTATE_CLIENT_GRPC_CHANNEL_H_
+#define OPTSTATE_CLIENT_GRPC_CHANNEL_H_
+
+#include <memory>
+
+#include "client/channel.h"
+#include "client/endpoint.h"
+
+namespace optstate::client {
+
+// The wire of ranks that cannot share memory with the daemon: one gRPC stream
+// carries everything. The gradient area is local memory, sent in chunks by
+// Push; the parameter area a local copy, read after attach, each commit and
+// each load. Chunks are bounded, and a Push waits while the stream is full.
+std::unique_ptr<Channel> MakeGrpcChannel(Endpoint endpoint, ChannelSetup setup);
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_GRPC_CHANNEL_H_

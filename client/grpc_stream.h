@@ -1,0 +1,37 @@
+#ifndef OPTSTATE_CLIENT_GRPC_STREAM_H_
+#define OPTSTATE_CLIENT_GRPC_STREAM_H_
+
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate::client {
+
+// One Session.Run call over a connection that was greeted already. All of its
+// work is done by the calling thread within Write and Read.
+//
+// A call that fails ends the stream; destroying it cancels what is left.
+// TransportError: the connection ended. DEADLINE_EXCEEDED: nothing moved until
+// the deadline. Anything else is what the engine ended the stream with.
+//
+// Threads: one at a time.
+class GrpcStream {
+ public:
+  static absl::StatusOr<std::unique_ptr<GrpcStream>> Open(UniqueFd socket,
+                                                          absl::Time deadline);
+  virtual ~GrpcStream() = default;
+
+  // Hands one message to gRPC; `request` is free when it returns. Waits for the
+  // message before it to leave, which is when the engine's window has room.
+  virtual absl::Status Write(const v1::SessionRequest& request,
+                             absl::Time deadline) = 0;
+  virtual absl::StatusOr<v1::SessionReply> Read(absl::Time deadline) = 0;
+};
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_GRPC_STREAM_H_

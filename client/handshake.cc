@@ -1,0 +1,136 @@
+#include "client/handshake.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/dial.h"
+#include "client/transport_error.h"
+#include "proto/shm/frame.h"
+#include "proto/types/conversions.h"
+#include "proto/types/status_macros.h"
+#include "proto/types/version.h"
+
+namespace optstate::client {
+namespace {
+
+static_assert(static_cast<int>(JobPhase::kEmpty) == v1::JOB_PHASE_EMPTY);
+static_assert(static_cast<int>(JobPhase::kLoading) == v1::JOB_PHASE_LOADING);
+static_assert(static_cast<int>(JobPhase::kReady) == v1::JOB_PHASE_READY);
+static_assert(static_cast<int>(JobPhase::kFailed) == v1::JOB_PHASE_FAILED);
+static_assert(static_cast<int>(StateArray::kMaster) == v1::STATE_ARRAY_MASTER);
+static_assert(static_cast<int>(StateArray::kStepCount) ==
+              v1::STATE_ARRAY_STEP_COUNT);
+
+v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
+  v1::Hello hello;
+  hello.set_protocol_version_min(shm::kProtocolVersion);
+  hello.set_protocol_version_max(shm::kProtocolVersion);
+  hello.set_wire(wire);
+  hello.set_job(job);
+  hello.set_pid(getpid());
+  hello.set_client_version(std::string(kVersion));
+  hello.set_must_exist(must_exist);
+  return hello;
+}
+
+absl::Status Greet(int socket, const v1::Hello& hello, absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(TransportError(
+      shm::SendFrame(socket, hello.SerializeAsString(), {}, deadline)));
+  absl::StatusOr<shm::Frame> frame =
+      shm::ReceiveFrame(socket, shm::kHelloBytesMax, deadline);
+  if (!frame.ok()) {
+    const absl::Status status =
+        Annotate(frame.status(), "the daemon did not answer the greeting");
+    // Whatever answered in another language will do so again.
+    return absl::IsInvalidArgument(status) ? status : TransportError(status);
+  }
+  v1::HelloReply reply;
+  if (!reply.ParseFromString(frame->payload)) {
+    return absl::InternalError("the daemon's greeting is not understood");
+  }
+  OPTSTATE_RETURN_IF_ERROR(FromProto(reply.status()));
+  if (reply.protocol_version() == shm::kProtocolVersion) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("the daemon (", reply.server_version(),
+                   ") speaks protocol version ", reply.protocol_version(),
+                   ", this client (", kVersion, ") ", shm::kProtocolVersion));
+}
+
+// Differs between machines, and is equal in all containers of one.
+std::string HostId() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id;
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
+                                        const std::string& job, bool must_exist,
+                                        absl::Time deadline) {
+  absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline);
+  if (!socket.ok()) return TransportError(socket.status());
+  OPTSTATE_RETURN_IF_ERROR(
+      Greet(socket->get(), MakeHello(wire, job, must_exist), deadline));
+  return socket;
+}
+
+v1::RegisterRequest MakeRegister(const ChannelSetup& setup) {
+  v1::RegisterRequest request;
+  *request.mutable_layout() = ToProto(setup.layout);
+  request.set_rank(setup.rank);
+  request.set_world_size(setup.world_size);
+  request.set_host_id(HostId());
+  request.set_local_world_size(setup.local_world_size);
+  request.set_partition(static_cast<v1::PartitionMode>(setup.partition_mode));
+  request.set_accumulate(setup.accumulate);
+  request.set_ephemeral(setup.ephemeral);
+  request.set_extend(setup.extend);
+  return request;
+}
+
+v1::AttachRequest MakeAttach(const ChannelSetup& setup) {
+  v1::AttachRequest request;
+  request.set_rank(setup.rank);
+  request.set_layout_hash(setup.layout.hash());
+  return request;
+}
+
+absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
+                                      const v1::RegisterReply& registered,
+                                      const v1::AttachReply& attached) {
+  if (registered.layout_hash() != setup.layout.hash()) {
+    return absl::InternalError(
+        "client and daemon disagree about the hash of one layout");
+  }
+  if (attached.parameter_bytes() != setup.layout.parameter_area_bytes()) {
+    return absl::InternalError(absl::StrCat(
+        "the daemon's parameter area has ", attached.parameter_bytes(),
+        " bytes where the layout needs ", setup.layout.parameter_area_bytes()));
+  }
+  Attached result;
+  result.committed_step = attached.committed_step();
+  result.phase = static_cast<JobPhase>(attached.phase());
+  result.created = registered.created();
+  if (attached.has_last_outcome()) {
+    result.last_outcome = MakeOutcome(attached.last_outcome());
+  }
+  return result;
+}
+
+Outcome MakeOutcome(const v1::StepOutcome& proto) {
+  return {.step = proto.step(),
+          .applied = proto.applied(),
+          .found_inf = proto.found_inf(),
+          .gradient_norm = proto.gradient_norm(),
+          .clip_coefficient = proto.clip_coefficient(),
+          .update_ns = proto.update_ns()};
+}
+
+}  // namespace optstate::client

@@ -1,0 +1,36 @@
+#ifndef OPTSTATE_CLIENT_HANDSHAKE_H_
+#define OPTSTATE_CLIENT_HANDSHAKE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/channel.h"
+#include "client/endpoint.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate::client {
+
+// The start of every connection, whatever its wire: dials, sends Hello and
+// reads HelloReply. What the daemon answers is passed on; a daemon that cannot
+// be reached or hangs up is a TransportError.
+absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
+                                        const std::string& job, bool must_exist,
+                                        absl::Time deadline);
+
+v1::RegisterRequest MakeRegister(const ChannelSetup& setup);
+v1::AttachRequest MakeAttach(const ChannelSetup& setup);
+
+// What the replies say, after checking that they fit `setup`.
+absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
+                                      const v1::RegisterReply& registered,
+                                      const v1::AttachReply& attached);
+
+Outcome MakeOutcome(const v1::StepOutcome& proto);
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_HANDSHAKE_H_

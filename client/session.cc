@@ -1,0 +1,152 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/channel.h"
+#include "client/client.h"
+#include "client/connect.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+absl::Status CheckOptions(const SessionOptions& options) {
+  if (options.job.empty()) {
+    return absl::InvalidArgumentError("the job's name is empty");
+  }
+  if (options.connect_timeout <= absl::ZeroDuration() ||
+      options.step_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        "connect_timeout and step_timeout must be above 0");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
+  OPTSTATE_RETURN_IF_ERROR(CheckOptions(options));
+  // The layout is by far the largest part, and not needed twice.
+  OPTSTATE_ASSIGN_OR_RETURN(
+      Layout layout, Layout::Make(std::exchange(options.layout, LayoutSpec())));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      RankPartition partition,
+      MakeRankPartition(layout, options.partition, options.world_size,
+                        options.rank));
+  if (options.local_world_size == 0) {
+    options.local_world_size = options.world_size;
+  }
+  return ChannelSetup{.job = options.job,
+                      .layout = std::move(layout),
+                      .partition = std::move(partition),
+                      .partition_mode = options.partition,
+                      .rank = options.rank,
+                      .world_size = options.world_size,
+                      .local_world_size = options.local_world_size,
+                      .accumulate = options.accumulate,
+                      .ephemeral = options.ephemeral,
+                      .extend = options.extend};
+}
+
+}  // namespace
+
+Session::Session(SessionOptions options)
+    : options_(std::move(options)), owner_pid_(getpid()) {}
+
+Session::~Session() { Close(); }
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Open(SessionOptions options) {
+  absl::StatusOr<Endpoint> endpoint = FindDaemon(
+      options.endpoint, options.daemon_path, options.connect_timeout);
+  if (!endpoint.ok()) return Annotate(endpoint.status(), options.job);
+  options.endpoint = endpoint->ToString();
+  return OpenOver(
+      [&](ChannelSetup setup) {
+        return MakeChannel(*endpoint, std::move(setup));
+      },
+      std::move(options));
+}
+
+absl::StatusOr<std::unique_ptr<Session>> Session::OpenOver(
+    ChannelFactory factory, SessionOptions options) {
+  absl::StatusOr<ChannelSetup> setup = MakeSetup(options);
+  if (!setup.ok()) {
+    return Annotate(setup.status(), absl::StrCat("job \"", options.job, "\""));
+  }
+  std::unique_ptr<Session> session(new Session(std::move(options)));
+  session->setup_ = std::make_unique<ChannelSetup>(*setup);
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Channel> channel,
+                            factory(*std::move(setup)));
+  OPTSTATE_RETURN_IF_ERROR(
+      session->Annotated(session->Connect(std::move(channel))));
+  return session;
+}
+
+absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
+  channel_ = std::move(channel);
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const Attached attached,
+      channel_->Connect(/*must_exist=*/false,
+                        absl::Now() + options_.connect_timeout));
+  created_ = attached.created;
+  committed_step_ = attached.committed_step;
+  phase_ = attached.phase;
+  marks_.resize(setup_->partition.pieces.size());
+  return absl::OkStatus();
+}
+
+void Session::Close() {
+  if (std::exchange(closed_, true) || channel_ == nullptr) return;
+  if (getpid() == owner_pid_) {
+    channel_.reset();
+    return;
+  }
+  // A fork's copy: the connection is the parent's. What is left of the channel
+  // is leaked, because gRPC's threads, which would end it, exist only there.
+  channel_->Abandon();
+  static_cast<void>(channel_.release());
+}
+
+SessionInfo Session::info() const {
+  return {.committed_step = committed_step_,
+          .phase = phase_,
+          .created = created_,
+          .endpoint = options_.endpoint,
+          .wire = closed_ ? std::string() : std::string(channel_->wire())};
+}
+
+const Layout& Session::layout() const { return setup_->layout; }
+
+size_t Session::piece_count() const { return setup_->partition.pieces.size(); }
+
+GradientPiece Session::piece(size_t index) const {
+  const Piece& piece = setup_->partition.pieces[index];
+  const DType dtype =
+      setup_->layout.parameters()[piece.parameter].gradient_dtype;
+  GradientPiece result{.parameter = piece.parameter,
+                       .begin = piece.begin,
+                       .numel = piece.numel,
+                       .dtype = dtype,
+                       .gradient = {}};
+  if (closed_) return result;
+  result.gradient = channel_->gradient_area().subspan(
+      piece.gradient_offset_bytes, piece.numel * SizeInBytes(dtype));
+  return result;
+}
+
+absl::Span<const std::byte> Session::parameter(uint32_t parameter) const {
+  if (closed_ || parameter >= setup_->layout.parameters().size()) return {};
+  const ParameterSpec& spec = setup_->layout.parameters()[parameter];
+  return channel_->parameter_area().subspan(
+      setup_->layout.parameter_offset_bytes(parameter),
+      static_cast<uint64_t>(spec.numel) * SizeInBytes(spec.dtype));
+}
+
+absl::Status Session::Annotated(const absl::Status& status) const {
+  if (status.ok()) return status;
+  return Annotate(status, absl::StrCat("job \"", options_.job, "\" at ",
+                                       options_.endpoint));
+}
+
+}  // namespace optstate::client

@@ -1,0 +1,135 @@
+// How a session outlives its connection.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/channel.h"
+#include "client/client.h"
+#include "client/transport_error.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+constexpr absl::Duration kBackoffMin = absl::Milliseconds(2);
+constexpr absl::Duration kBackoffMax = absl::Seconds(1);
+
+// ALREADY_EXISTS: the engine has not yet noticed that our own last connection
+// ended.
+bool WorthAnotherTry(const absl::Status& status) {
+  return IsTransportError(status) || absl::IsAlreadyExists(status);
+}
+
+}  // namespace
+
+absl::Status Session::Ready() {
+  if (getpid() != owner_pid_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the session belongs to process ", owner_pid_,
+                     "; a forked process opens its own"));
+  }
+  if (closed_) return absl::FailedPreconditionError("the session is closed");
+  return channel_->connected() ? absl::OkStatus() : Recover();
+}
+
+absl::Status Session::Persist(absl::FunctionRef<absl::Status()> verb) {
+  while (true) {
+    absl::Status status = Ready();
+    if (status.ok()) status = verb();
+    if (!IsTransportError(status)) return status;
+  }
+}
+
+// 1. Connects, registers and attaches again, with the same gradient area.
+// 2. Compares the job's committed step with ours. One more: the step whose
+//    commit was under way is taken, and committing it again returns the
+//    recorded outcome. The same: the engine has dropped what we staged.
+// 3. Pushes that again, if its gradients are still in the gradient area.
+absl::Status Session::Recover() {
+  Attached attached;
+  OPTSTATE_RETURN_IF_ERROR(Reconnect(&attached));
+  OPTSTATE_RETURN_IF_ERROR(CheckSameJob(attached));
+  phase_ = attached.phase;
+  channel_->ClearFailedPush();
+  pushed_since_flush_ = false;
+  if (std::exchange(loading_, false)) {
+    return absl::AbortedError(
+        "the connection was lost while state was loaded; begin the load again");
+  }
+  if (attached.committed_step == committed_step_) return PushAgain();
+  // Without a commit under way it is one whose caller gave up at the deadline.
+  if (!commit_) committed_step_ = attached.committed_step;
+  return absl::OkStatus();
+}
+
+absl::Status Session::Reconnect(Attached* attached) {
+  const absl::Time deadline = absl::Now() + options_.connect_timeout;
+  absl::Duration backoff = kBackoffMin;
+  while (true) {
+    // A job that is gone must not come back as a new one.
+    absl::StatusOr<Attached> result =
+        channel_->Connect(/*must_exist=*/true, deadline);
+    if (result.ok()) {
+      *attached = *std::move(result);
+      return absl::OkStatus();
+    }
+    if (!WorthAnotherTry(result.status())) return result.status();
+    if (absl::Now() + backoff >= deadline) {
+      return Annotate(
+          result.status(),
+          absl::StrCat("the daemon was lost and not found again in ",
+                       absl::FormatDuration(options_.connect_timeout)));
+    }
+    absl::SleepFor(backoff);
+    backoff = std::min(2 * backoff, kBackoffMax);
+  }
+}
+
+absl::Status Session::CheckSameJob(const Attached& attached) const {
+  if (attached.committed_step == committed_step_ ||
+      attached.committed_step == committed_step_ + 1) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("the job is at step ", attached.committed_step,
+                   " after the connection "
+                   "was lost, this session is at step ",
+                   committed_step_, "; open a new session"));
+}
+
+absl::Status Session::PushAgain() {
+  const uint64_t step = committed_step_ + 1;
+  if (std::exchange(overwritten_, false) && AnyMarked()) {
+    ForgetStaged();
+    return absl::AbortedError(absl::StrCat("accumulated gradients of step ",
+                                           step,
+                                           " were lost; run the step again"));
+  }
+  const auto& pieces = setup_->partition.pieces;
+  for (size_t i = 0; i < pieces.size();) {
+    if (marks_[i].step != step) {
+      ++i;
+      continue;
+    }
+    size_t end = i + 1;
+    while (end < pieces.size() && marks_[end].step == step &&
+           marks_[end].micro_step == marks_[i].micro_step) {
+      ++end;
+    }
+    const uint32_t first = pieces[i].parameter;
+    OPTSTATE_RETURN_IF_ERROR(channel_->Push(
+        {.step = step,
+         .micro_step = marks_[i].micro_step,
+         .first_parameter = first,
+         .parameter_count = pieces[end - 1].parameter - first + 1},
+        StepDeadline()));
+    i = end;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace optstate::client

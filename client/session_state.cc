@@ -1,0 +1,118 @@
+// The verbs that move state: load and fetch.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/channel.h"
+#include "client/client.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+size_t ElementBytes(StateArray array, DType dtype) {
+  return array == StateArray::kStepCount ? sizeof(int64_t) : SizeInBytes(dtype);
+}
+
+uint64_t ElementCount(StateArray array, const ParameterSpec& parameter) {
+  return array == StateArray::kStepCount
+             ? 1
+             : static_cast<uint64_t>(parameter.numel);
+}
+
+absl::Status CheckBytes(absl::string_view what, const ParameterSpec& parameter,
+                        uint64_t expected, uint64_t found) {
+  if (found == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " of parameter \"", parameter.name, "\" has ",
+                   expected, " bytes, not ", found));
+}
+
+}  // namespace
+
+absl::Status Session::BeginLoad() {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  OPTSTATE_RETURN_IF_ERROR(
+      Annotated(Persist([&] { return channel_->BeginLoad(StepDeadline()); })));
+  loading_ = true;
+  ForgetStaged();
+  return absl::OkStatus();
+}
+
+absl::Status Session::CheckLoading() const {
+  if (loading_) return absl::OkStatus();
+  return absl::FailedPreconditionError("no load was begun");
+}
+
+absl::Status Session::Load(StateArray array, uint32_t parameter, DType dtype,
+                           absl::Span<const std::byte> data) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckLoading()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(parameter, 1)));
+  const ParameterSpec& spec = setup_->layout.parameters()[parameter];
+  const uint64_t element_bytes = ElementBytes(array, dtype);
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckBytes(
+      "data", spec, ElementCount(array, spec) * element_bytes, data.size())));
+  const size_t at = setup_->partition.LowerBound(parameter);
+  if (at == setup_->partition.pieces.size()) return absl::OkStatus();
+  const Piece& piece = setup_->partition.pieces[at];
+  if (piece.parameter != parameter) return absl::OkStatus();
+  const bool counts = array == StateArray::kStepCount;
+  const uint64_t end = counts ? 1 : piece.begin + piece.numel;
+  const uint64_t most = channel_->transfer_bytes_max() / element_bytes;
+  for (uint64_t begin = counts ? 0 : piece.begin; begin < end; begin += most) {
+    const uint64_t numel = std::min(most, end - begin);
+    OPTSTATE_RETURN_IF_ERROR(Annotated(Persist([&] {
+      return channel_->Load(
+          array, parameter, begin, dtype,
+          data.subspan(begin * element_bytes, numel * element_bytes),
+          StepDeadline());
+    })));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::FinishLoad() {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckLoading()));
+  OPTSTATE_RETURN_IF_ERROR(
+      Annotated(Persist([&] { return channel_->FinishLoad(StepDeadline()); })));
+  loading_ = false;
+  phase_ = JobPhase::kReady;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> Session::Fetch(StateArray array, uint32_t parameter,
+                                        absl::Span<std::byte> out) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(parameter, 1)));
+  const ParameterSpec& spec = setup_->layout.parameters()[parameter];
+  const uint64_t bytes =
+      ElementCount(array, spec) * ElementBytes(array, DType::kFloat32);
+  OPTSTATE_RETURN_IF_ERROR(
+      Annotated(CheckBytes("the array", spec, bytes, out.size())));
+  uint64_t step = committed_step_;
+  OPTSTATE_RETURN_IF_ERROR(Annotated(Persist([&]() -> absl::Status {
+    OPTSTATE_ASSIGN_OR_RETURN(step, FetchOnce(array, parameter, out));
+    return absl::OkStatus();
+  })));
+  return step;
+}
+
+// No step is taken in between, because none is without this rank's commit.
+absl::StatusOr<uint64_t> Session::FetchOnce(StateArray array,
+                                            uint32_t parameter,
+                                            absl::Span<std::byte> out) {
+  const uint64_t element_bytes = ElementBytes(array, DType::kFloat32);
+  const uint64_t most = channel_->transfer_bytes_max();
+  uint64_t step = committed_step_;
+  for (uint64_t offset = 0; offset < out.size(); offset += most) {
+    const uint64_t bytes = std::min<uint64_t>(most, out.size() - offset);
+    OPTSTATE_ASSIGN_OR_RETURN(
+        step, channel_->Fetch(array, parameter, offset / element_bytes,
+                              out.subspan(offset, bytes), StepDeadline()));
+  }
+  return step;
+}
+
+}  // namespace optstate::client

@@ -1,0 +1,241 @@
+// The verbs of a step.
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/channel.h"
+#include "client/client.h"
+#include "client/streaming_copy.h"
+#include "client/transport_error.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+// PushGradients submits what it has copied once it is this much: the engine
+// looks at it while the next is copied.
+constexpr uint64_t kPushBytes = 4 << 20;
+
+}  // namespace
+
+absl::Status Session::CheckNoCommit() const {
+  if (!commit_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the commit of step ", commit_->step, " is under way: CommitWait first"));
+}
+
+absl::Status Session::CheckParameters(uint32_t first, uint32_t count) const {
+  const size_t all = setup_->layout.parameters().size();
+  if (first <= all && count <= all - first) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "parameters [", first, ", ", uint64_t{first} + count, ") of ", all));
+}
+
+absl::Status Session::Push(uint64_t step, uint32_t micro_step, uint32_t first,
+                           uint32_t count) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(first, count)));
+  return Annotated(PushRun(step, micro_step, first, count));
+}
+
+absl::Status Session::PushRun(uint64_t step, uint32_t micro_step,
+                              uint32_t first, uint32_t count) {
+  OPTSTATE_RETURN_IF_ERROR(Persist([&] {
+    return channel_->Push({.step = step,
+                           .micro_step = micro_step,
+                           .first_parameter = first,
+                           .parameter_count = count},
+                          StepDeadline());
+  }));
+  Mark(step, micro_step, first, count);
+  return TakeFailedPush();
+}
+
+absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
+                                    absl::Span<const uint32_t> parameters,
+                                    absl::Span<const void* const> gradients) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  if (parameters.size() != gradients.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        parameters.size(), " parameters, ", gradients.size(), " gradients"));
+  }
+  // The engine may still read the last micro-step's.
+  if (options_.accumulate) OPTSTATE_RETURN_IF_ERROR(Flush());
+  const auto& partition = setup_->partition;
+  size_t piece = 0;
+  size_t run_begin = 0;  // pieces [run_begin, piece) are copied, not submitted
+  uint64_t run_bytes = 0;
+  const auto submit_run = [&]() -> absl::Status {
+    if (run_begin == piece) return absl::OkStatus();
+    const uint32_t first = partition.pieces[run_begin].parameter;
+    const uint32_t last = partition.pieces[piece - 1].parameter;
+    run_begin = piece;
+    run_bytes = 0;
+    return Annotated(PushRun(step, micro_step, first, last - first + 1));
+  };
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(parameters[i], 1)));
+    if (i > 0 && parameters[i] <= parameters[i - 1]) {
+      return absl::InvalidArgumentError("the parameters do not ascend");
+    }
+    const size_t at = partition.LowerBound(parameters[i]);
+    if (at == partition.pieces.size() ||
+        partition.pieces[at].parameter != parameters[i]) {
+      continue;
+    }
+    if (at != piece) OPTSTATE_RETURN_IF_ERROR(submit_run());
+    if (at != piece) piece = run_begin = at;
+    if (gradients[i] == nullptr && partition.pieces[at].numel != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the gradient of parameter ", parameters[i], " is null"));
+    }
+    if (MayCopy(at, step, micro_step)) CopyPiece(at, gradients[i]);
+    run_bytes += this->piece(at).gradient.size();
+    ++piece;
+    if (run_bytes >= kPushBytes) OPTSTATE_RETURN_IF_ERROR(submit_run());
+  }
+  return submit_run();
+}
+
+// Whether the piece's place in the gradient area is free. The engine reads it
+// until the step is taken, unless it accumulates; a push that it will refuse,
+// or ignore as a repeat, must not overwrite what was staged.
+bool Session::MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const {
+  const PieceMark& mark = marks_[piece];
+  if (step != committed_step_ + 1) return false;
+  if (mark.step != step) return true;
+  return options_.accumulate && micro_step > mark.micro_step;
+}
+
+void Session::CopyPiece(size_t index, const void* gradient) {
+  const GradientPiece to = piece(index);
+  const uint64_t offset = to.begin * SizeInBytes(to.dtype);
+  StreamingCopy(to.gradient.data(),
+                static_cast<const std::byte*>(gradient) + offset,
+                to.gradient.size());
+}
+
+void Session::Mark(uint64_t step, uint32_t micro_step, uint32_t first,
+                   uint32_t count) {
+  if (step != committed_step_ + 1) return;
+  const auto& partition = setup_->partition;
+  const size_t end = partition.LowerBound(first + count);
+  for (size_t i = partition.LowerBound(first); i < end; ++i) {
+    if (marks_[i].step == step && marks_[i].micro_step != micro_step) {
+      overwritten_ = true;
+    }
+    marks_[i] = {.step = step, .micro_step = micro_step};
+  }
+  pushed_since_flush_ = true;
+}
+
+bool Session::AnyMarked() const {
+  return std::any_of(marks_.begin(), marks_.end(), [this](PieceMark mark) {
+    return mark.step == committed_step_ + 1;
+  });
+}
+
+void Session::ForgetStaged() {
+  std::fill(marks_.begin(), marks_.end(), PieceMark());
+  overwritten_ = false;
+  pushed_since_flush_ = false;
+}
+
+// A refused push of the open step is told at every turn until the step fails
+// with it: committing would leave those parameters as they are, silently.
+absl::Status Session::TakeFailedPush() {
+  if (!channel_->failed_push()) return absl::OkStatus();
+  const Channel::FailedPush failed = *channel_->failed_push();
+  if (failed.step != committed_step_ + 1) channel_->ClearFailedPush();
+  return Annotate(failed.status, absl::StrCat("push of step ", failed.step));
+}
+
+absl::Status Session::Flush() {
+  const absl::Status status = Persist([&] {
+    OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
+    return TakeFailedPush();
+  });
+  // From here on the caller may write the next micro-step's gradients.
+  if (options_.accumulate && std::exchange(pushed_since_flush_, false)) {
+    overwritten_ = true;
+  }
+  return Annotated(status);
+}
+
+absl::StatusOr<Outcome> Session::Commit(const CommitOptions& options) {
+  OPTSTATE_RETURN_IF_ERROR(CommitStart(options));
+  return CommitWait();
+}
+
+absl::Status Session::CommitStart(const CommitOptions& options) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  if (options.groups.size() != setup_->layout.groups().size()) {
+    return Annotated(absl::InvalidArgumentError(absl::StrCat(
+        "commit has hyperparameters of ", options.groups.size(),
+        " groups, the layout has ", setup_->layout.groups().size())));
+  }
+  commit_ = options;
+  const absl::Status status = Persist([this] { return StartCommit(); });
+  if (!status.ok()) DropFailedStep(options.step, status);
+  return Annotated(status);
+}
+
+absl::Status Session::StartCommit() {
+  // Every push must be known to be good before the step may be taken.
+  OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
+  OPTSTATE_RETURN_IF_ERROR(TakeFailedPush());
+  return channel_->StartCommit(*commit_, StepDeadline());
+}
+
+absl::StatusOr<Outcome> Session::CommitWait() {
+  if (!commit_) {
+    return Annotated(absl::FailedPreconditionError("no commit was started"));
+  }
+  const uint64_t step = commit_->step;
+  Outcome outcome;
+  bool started = true;
+  const absl::Status status = Persist([&]() -> absl::Status {
+    if (!std::exchange(started, false)) OPTSTATE_RETURN_IF_ERROR(StartCommit());
+    OPTSTATE_ASSIGN_OR_RETURN(outcome, channel_->WaitCommit(StepDeadline()));
+    return absl::OkStatus();
+  });
+  if (!status.ok()) {
+    DropFailedStep(step, status);
+    return Annotated(status);
+  }
+  commit_.reset();
+  if (outcome.step > committed_step_) {
+    committed_step_ = outcome.step;
+    overwritten_ = false;
+    pushed_since_flush_ = false;
+  }
+  return outcome;
+}
+
+// Whether the engine kept what was staged depends on why it refused; after
+// this it has not. A step that only took too long may be committed again.
+void Session::DropFailedStep(uint64_t step, const absl::Status& status) {
+  commit_.reset();
+  if (absl::IsDeadlineExceeded(status) || step != committed_step_ + 1) return;
+  ForgetStaged();
+  channel_->ClearFailedPush();
+  if (!channel_->connected()) return;
+  channel_->Abort(step, StepDeadline()).IgnoreError();
+}
+
+absl::Status Session::Abort(uint64_t step) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  if (step == committed_step_ + 1) ForgetStaged();
+  return Annotated(Persist([&] {
+    const absl::Status status = channel_->Abort(step, StepDeadline());
+    // Answered after every push before it.
+    if (channel_->failed_push() && channel_->failed_push()->step == step) {
+      channel_->ClearFailedPush();
+    }
+    return status;
+  }));
+}
+
+}  // namespace optstate::client

@@ -1,0 +1,115 @@
+#ifndef OPTSTATE_CLIENT_SESSION_TYPES_H_
+#define OPTSTATE_CLIENT_SESSION_TYPES_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "proto/types/dtype.h"
+#include "proto/types/layout.h"
+#include "proto/types/partition.h"
+
+namespace optstate::client {
+
+// Values of the enums below equal those of optstate.v1.
+
+// One array of a job's state.
+enum class StateArray : uint16_t {
+  kMaster = 1,
+  kExpAvg = 2,
+  kExpAvgSq = 3,
+  kMaxExpAvgSq = 4,
+  kStepCount = 5,  // one int64 per parameter
+};
+
+constexpr bool IsValidStateArray(uint32_t value) {
+  return value >= 1 && value <= 5;
+}
+
+enum class JobPhase : uint8_t {
+  kEmpty = 1,    // no layout registered yet
+  kLoading = 2,  // parameters are to be loaded before the first step
+  kReady = 3,
+  kFailed = 4,  // the state is kept; errors say what happened
+};
+
+// What the user may change at every step, per param group, in torch's names.
+// The daemon checks the values (INVALID_ARGUMENT in torch.optim's words).
+struct Hyperparams {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+  bool maximize = false;
+};
+
+// How a step is to be taken. Every rank commits with equal content.
+struct CommitOptions {
+  uint64_t step = 0;                // committed_step + 1
+  std::vector<Hyperparams> groups;  // one per group of the layout
+  double grad_scale = 1;            // gradients are divided by it
+  double max_norm = 0;              // of all gradients together; 0: no clipping
+  bool found_inf = false;           // this rank knows: skip the step
+};
+
+// What became of a step.
+struct Outcome {
+  uint64_t step = 0;
+  bool applied = false;    // false: skipped, see found_inf
+  bool found_inf = false;  // some gradient was NaN or infinite
+  // L2 norm of all unscaled gradients of the step, before clipping.
+  double gradient_norm = 0;
+  double clip_coefficient = 1;  // 1 when not clipped
+  uint64_t update_ns = 0;       // time of the update pass in the engine
+};
+
+// Who opens a session, of which job, and where.
+struct SessionOptions {
+  // "unix:PATH", "grpc:HOST:PORT", "grpc:unix:PATH" or "embedded". Empty:
+  // $OPTSTATE_ENDPOINT, else the node's daemon when its socket is there, else
+  // "embedded".
+  std::string endpoint;
+  std::string job;
+  LayoutSpec layout;
+  PartitionMode partition = PartitionMode::kGreedy;
+  uint32_t rank = 0;
+  uint32_t world_size = 1;
+  uint32_t local_world_size = 0;  // 0: world_size
+  // A parameter may be pushed once per micro-step of a step; the daemon keeps
+  // fp32 accumulators.
+  bool accumulate = false;
+  bool ephemeral = false;  // delete the job when its last session ends
+  bool extend = false;     // the layout may add groups to the registered one
+  // For the connection, and for how long a lost engine is awaited.
+  absl::Duration connect_timeout = absl::Seconds(30);
+  // For one step, waiting for the other ranks included.
+  absl::Duration step_timeout = absl::Seconds(1800);
+  // optstated for "embedded". Empty: $OPTSTATE_DAEMON, else beside this
+  // library, else on PATH.
+  std::string daemon_path;
+};
+
+struct SessionInfo {
+  uint64_t committed_step = 0;
+  JobPhase phase = JobPhase::kEmpty;
+  bool created = false;  // this session's registration made the job
+  std::string endpoint;  // resolved; for "embedded" the unix: one of the child
+  std::string wire;      // "shm" or "grpc"
+};
+
+// A piece of a parameter that this rank owns, and where its gradient goes.
+struct GradientPiece {
+  uint32_t parameter = 0;
+  uint64_t begin = 0;  // element of the parameter
+  uint64_t numel = 0;
+  DType dtype = DType::kFloat32;   // of the gradient
+  absl::Span<std::byte> gradient;  // numel elements, to be written
+};
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_SESSION_TYPES_H_

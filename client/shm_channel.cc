@@ -1,0 +1,323 @@
+#include "client/shm_channel.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/handshake.h"
+#include "client/transport_error.h"
+#include "proto/types/conversions.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+using shm::ClientSegmentLayout;
+using shm::CompletionSegmentLayout;
+using shm::Op;
+using shm::Submission;
+
+constexpr absl::Duration kSpin = absl::Microseconds(50);
+constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
+
+// A rank that spins takes its core from whoever it waits for, unless there are
+// cores to spare.
+absl::Duration SpinFor(uint32_t local_world_size) {
+  cpu_set_t cores;
+  if (sched_getaffinity(0, sizeof(cores), &cores) != 0) {
+    return absl::ZeroDuration();
+  }
+  const bool spare = CPU_COUNT(&cores) > static_cast<int>(local_world_size);
+  return spare ? kSpin : absl::ZeroDuration();
+}
+
+}  // namespace
+
+ShmChannel::ShmChannel(Endpoint endpoint, ChannelSetup setup)
+    : endpoint_(std::move(endpoint)),
+      setup_(std::move(setup)),
+      segment_layout_(setup_.layout.groups().size(),
+                      setup_.partition.gradient_area_bytes),
+      spin_(SpinFor(setup_.local_world_size)) {}
+
+ShmChannel::~ShmChannel() { Disconnect(); }
+
+absl::Span<std::byte> ShmChannel::gradient_area() {
+  return {segment_.data() + segment_layout_.gradient_area,
+          setup_.partition.gradient_area_bytes};
+}
+
+absl::Span<const std::byte> ShmChannel::parameter_area() const {
+  return parameters_.bytes().subspan(0, setup_.layout.parameter_area_bytes());
+}
+
+absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
+                                             absl::Time deadline) {
+  Drop();
+  OPTSTATE_RETURN_IF_ERROR(CreateSegment());
+  OPTSTATE_ASSIGN_OR_RETURN(
+      socket_, OpenConnection(endpoint_, v1::WIRE_SHM, setup_.job, must_exist,
+                              deadline));
+  v1::SessionRequest request;
+  *request.mutable_register_() = MakeRegister(setup_);
+  absl::StatusOr<v1::SessionReply> registered =
+      Call(request, {}, nullptr, deadline);
+  if (!registered.ok()) return Lose(registered.status());
+  absl::StatusOr<v1::AttachReply> attached = Attach(deadline);
+  if (!attached.ok()) return Lose(attached.status());
+  absl::StatusOr<Attached> result =
+      MakeAttached(setup_, registered->register_(), *attached);
+  if (!result.ok()) return Lose(result.status());
+  return result;
+}
+
+absl::Status ShmChannel::CreateSegment() {
+  if (segment_.data() != nullptr) return absl::OkStatus();
+  OPTSTATE_ASSIGN_OR_RETURN(
+      segment_, shm::SealedSegment::Create("optstate-client",
+                                           segment_layout_.segment_bytes));
+  return absl::OkStatus();
+}
+
+// As an engine expects it at attach: a ring at 0.
+void ShmChannel::ResetSegment() {
+  const std::string& hash = setup_.layout.hash();
+  shm::ClientHeader* const h = header();
+  h->magic = shm::kClientMagic;
+  h->version = shm::kSegmentVersion;
+  h->group_count = static_cast<uint32_t>(setup_.layout.groups().size());
+  h->segment_bytes = segment_layout_.segment_bytes;
+  h->gradient_area_bytes = setup_.partition.gradient_area_bytes;
+  std::memcpy(h->layout_hash, hash.data(),
+              std::min(sizeof(h->layout_hash), hash.size()));
+  h->ring.produced_tail.store(0);
+  h->ring.doorbell.store(0);
+  h->ring.consumed_head.store(0);
+  h->ring.waiting.store(0);
+}
+
+absl::StatusOr<v1::SessionReply> ShmChannel::Call(
+    const v1::SessionRequest& request, absl::Span<const int> fds,
+    std::vector<UniqueFd>* reply_fds, absl::Time deadline) {
+  const absl::Status sent =
+      shm::SendFrame(socket_.get(), request.SerializeAsString(), fds, deadline);
+  // INVALID_ARGUMENT: a layout too large for a frame stays so.
+  if (absl::IsInvalidArgument(sent)) return sent;
+  OPTSTATE_RETURN_IF_ERROR(TransportError(sent));
+  absl::StatusOr<shm::Frame> frame =
+      shm::ReceiveFrame(socket_.get(), shm::kFrameBytesMax, deadline);
+  if (!frame.ok()) return TransportError(frame.status());
+  v1::SessionReply reply;
+  if (!reply.ParseFromString(frame->payload)) {
+    return absl::InternalError("the daemon's reply is not understood");
+  }
+  OPTSTATE_RETURN_IF_ERROR(FromProto(reply.status()));
+  if (reply_fds != nullptr) *reply_fds = std::move(frame->fds);
+  return reply;
+}
+
+absl::StatusOr<v1::AttachReply> ShmChannel::Attach(absl::Time deadline) {
+  ResetSegment();
+  v1::SessionRequest request;
+  *request.mutable_attach() = MakeAttach(setup_);
+  const int fd = segment_.fd();
+  std::vector<UniqueFd> fds;
+  OPTSTATE_ASSIGN_OR_RETURN(v1::SessionReply reply,
+                            Call(request, {&fd, 1}, &fds, deadline));
+  OPTSTATE_RETURN_IF_ERROR(MapSegments(std::move(fds)));
+  return std::move(*reply.mutable_attach());
+}
+
+absl::Status ShmChannel::MapSegments(std::vector<UniqueFd> fds) {
+  if (fds.size() != 2) {
+    return absl::InternalError(absl::StrCat("the daemon sent ", fds.size(),
+                                            " segments where 2 belong"));
+  }
+  absl::StatusOr<shm::PeerSegment> completions = shm::PeerSegment::Map(
+      std::move(fds[0]), CompletionSegmentLayout::kSegmentBytes);
+  if (!completions.ok()) {
+    return Annotate(completions.status(), "completion segment");
+  }
+  completions_ = *std::move(completions);
+  OPTSTATE_RETURN_IF_ERROR(CheckCompletionHeader());
+  OPTSTATE_RETURN_IF_ERROR(Annotate(
+      parameters_.Replace(
+          std::move(fds[1]),
+          shm::ParameterSegmentBytes(setup_.layout.parameter_area_bytes())),
+      "parameter segment"));
+  shm::RingSide* const mine = &header()->ring;
+  const shm::RingSide* const peer =
+      &InCompletions<shm::CompletionHeader>(0)->ring;
+  producer_.emplace(mine, peer,
+                    InSegment<Submission>(ClientSegmentLayout::kRing));
+  consumer_.emplace(
+      mine, peer,
+      InCompletions<shm::Completion>(CompletionSegmentLayout::kRing));
+  return absl::OkStatus();
+}
+
+absl::Status ShmChannel::CheckCompletionHeader() const {
+  const auto* h = InCompletions<shm::CompletionHeader>(0);
+  if (h->magic != shm::kCompletionMagic) {
+    return absl::InternalError("completion segment: wrong magic number");
+  }
+  if (h->version != shm::kSegmentVersion) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("completion segment of version ", h->version,
+                     "; this client reads version ", shm::kSegmentVersion));
+  }
+  if (h->segment_bytes != CompletionSegmentLayout::kSegmentBytes ||
+      h->parameter_area_bytes != setup_.layout.parameter_area_bytes()) {
+    return absl::InternalError(absl::StrCat(
+        "completion segment says ", h->segment_bytes, " bytes and ",
+        h->parameter_area_bytes, " of parameters; expected ",
+        CompletionSegmentLayout::kSegmentBytes, " and ",
+        setup_.layout.parameter_area_bytes()));
+  }
+  return absl::OkStatus();
+}
+
+void ShmChannel::Disconnect() {
+  if (connected()) {
+    v1::SessionRequest request;
+    request.mutable_detach();
+    // The answer only says that the rank is free; the socket's end frees it
+    // too.
+    Call(request, {}, nullptr, absl::Now() + kDetachTimeout).IgnoreError();
+  }
+  Drop();
+}
+
+void ShmChannel::Abandon() { Drop(); }
+
+void ShmChannel::Drop() {
+  socket_.reset();
+  producer_.reset();
+  consumer_.reset();
+  completions_ = shm::PeerSegment();
+  last_request_id_ = 0;
+  pending_pushes_ = 0;
+  commit_ = nullptr;
+  for (Pending& pending : pending_) pending.request_id = 0;
+}
+
+absl::Status ShmChannel::Lose(const absl::Status& status) {
+  Drop();
+  return status;
+}
+
+absl::Status ShmChannel::Push(const PushRange& range, absl::Time deadline) {
+  Submission submission = {};
+  submission.step = range.step;
+  submission.micro_step = range.micro_step;
+  submission.parameter = range.first_parameter;
+  submission.numel = range.parameter_count;
+  OPTSTATE_RETURN_IF_ERROR(Submit(Op::kPush, submission, deadline).status());
+  // Answers that are there already cost nothing to read.
+  return TakeCompletions().status();
+}
+
+absl::Status ShmChannel::Flush(absl::Time deadline) {
+  return WaitUntil([this] { return pending_pushes_ == 0; }, deadline);
+}
+
+absl::Status ShmChannel::StartCommit(const CommitOptions& options,
+                                     absl::Time deadline) {
+  auto* groups = InSegment<shm::CommitGroup>(ClientSegmentLayout::kGroups);
+  for (const Hyperparams& from : options.groups) {
+    *groups++ = {.lr = from.lr,
+                 .beta1 = from.beta1,
+                 .beta2 = from.beta2,
+                 .eps = from.eps,
+                 .weight_decay = from.weight_decay,
+                 .maximize = from.maximize,
+                 .reserved0 = 0,
+                 .reserved = {}};
+  }
+  Submission submission = {};
+  submission.step = options.step;
+  submission.flags = options.found_inf ? shm::kSubmissionFoundInf : 0;
+  submission.grad_scale = options.grad_scale;
+  submission.max_norm = options.max_norm;
+  OPTSTATE_ASSIGN_OR_RETURN(commit_, Submit(Op::kCommit, submission, deadline));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Outcome> ShmChannel::WaitCommit(absl::Time deadline) {
+  Pending* const commit = std::exchange(commit_, nullptr);
+  if (commit == nullptr) {
+    return absl::FailedPreconditionError("no commit was started");
+  }
+  OPTSTATE_RETURN_IF_ERROR(Await(commit, deadline));
+  const shm::Completion& from = commit->completion;
+  return Outcome{.step = from.step,
+                 .applied = (from.flags & shm::kCompletionApplied) != 0,
+                 .found_inf = (from.flags & shm::kCompletionFoundInf) != 0,
+                 .gradient_norm = from.gradient_norm,
+                 .clip_coefficient = from.clip_coefficient,
+                 .update_ns = from.update_ns};
+}
+
+absl::Status ShmChannel::Abort(uint64_t step, absl::Time deadline) {
+  Submission submission = {};
+  submission.step = step;
+  return SubmitAndAwait(Op::kAbort, submission, deadline);
+}
+
+absl::Status ShmChannel::BeginLoad(absl::Time deadline) {
+  return SubmitAndAwait(Op::kBeginLoad, {}, deadline);
+}
+
+absl::Status ShmChannel::Load(StateArray array, uint32_t parameter,
+                              uint64_t begin, DType dtype,
+                              absl::Span<const std::byte> data,
+                              absl::Time deadline) {
+  if (data.size() > shm::kWindowBytes) {
+    return absl::InternalError("a load larger than the window");
+  }
+  std::memcpy(InSegment<std::byte>(segment_layout_.load_window), data.data(),
+              data.size());
+  const bool counts = array == StateArray::kStepCount;
+  Submission submission = {};
+  submission.array = static_cast<uint16_t>(array);
+  submission.dtype = static_cast<uint16_t>(dtype);
+  submission.parameter = parameter;
+  submission.begin = begin;
+  submission.numel =
+      data.size() / (counts ? sizeof(int64_t) : SizeInBytes(dtype));
+  return SubmitAndAwait(Op::kLoad, submission, deadline);
+}
+
+absl::Status ShmChannel::FinishLoad(absl::Time deadline) {
+  return SubmitAndAwait(Op::kFinishLoad, {}, deadline);
+}
+
+absl::StatusOr<uint64_t> ShmChannel::Fetch(StateArray array, uint32_t parameter,
+                                           uint64_t begin,
+                                           absl::Span<std::byte> out,
+                                           absl::Time deadline) {
+  if (out.size() > shm::kWindowBytes) {
+    return absl::InternalError("a fetch larger than the window");
+  }
+  const bool counts = array == StateArray::kStepCount;
+  Submission submission = {};
+  submission.array = static_cast<uint16_t>(array);
+  submission.parameter = parameter;
+  submission.begin = begin;
+  submission.numel = out.size() / (counts ? sizeof(int64_t) : sizeof(float));
+  OPTSTATE_ASSIGN_OR_RETURN(Pending* const pending,
+                            Submit(Op::kFetch, submission, deadline));
+  OPTSTATE_RETURN_IF_ERROR(Await(pending, deadline));
+  // The window is the engine's again with the next fetch, which is ours.
+  std::memcpy(out.data(),
+              InCompletions<std::byte>(CompletionSegmentLayout::kFetchWindow),
+              out.size());
+  return pending->completion.step;
+}
+
+}  // namespace optstate::client

@@ -1,0 +1,129 @@
+#ifndef OPTSTATE_CLIENT_SHM_CHANNEL_H_
+#define OPTSTATE_CLIENT_SHM_CHANNEL_H_
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "client/channel.h"
+#include "client/endpoint.h"
+#include "client/stable_mapping.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/shm/frame.h"
+#include "proto/shm/ring.h"
+#include "proto/shm/sealed_segment.h"
+#include "proto/shm/segment_layout.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate::client {
+
+// The wire of ranks on the daemon's own node: frames on a unix socket to
+// register and attach, then rings in sealed segments; gradients and parameters
+// are never sent, only named. See proto/shm/segment_layout.h.
+//
+// Waiting for an answer spins for a moment, then sleeps on the engine's
+// doorbell in slices, looking in between whether the socket still lives: that
+// is how the death of the engine is noticed.
+class ShmChannel final : public Channel {
+ public:
+  ShmChannel(Endpoint endpoint, ChannelSetup setup);
+  ~ShmChannel() override;
+
+  absl::string_view wire() const override { return "shm"; }
+  absl::StatusOr<Attached> Connect(bool must_exist,
+                                   absl::Time deadline) override;
+  bool connected() const override { return socket_.ok(); }
+  void Disconnect() override;
+  void Abandon() override;
+
+  absl::Span<std::byte> gradient_area() override;
+  absl::Span<const std::byte> parameter_area() const override;
+
+  absl::Status Push(const PushRange& range, absl::Time deadline) override;
+  absl::Status Flush(absl::Time deadline) override;
+  absl::Status StartCommit(const CommitOptions& options,
+                           absl::Time deadline) override;
+  absl::StatusOr<Outcome> WaitCommit(absl::Time deadline) override;
+  absl::Status Abort(uint64_t step, absl::Time deadline) override;
+
+  uint64_t transfer_bytes_max() const override { return shm::kWindowBytes; }
+  absl::Status BeginLoad(absl::Time deadline) override;
+  absl::Status Load(StateArray array, uint32_t parameter, uint64_t begin,
+                    DType dtype, absl::Span<const std::byte> data,
+                    absl::Time deadline) override;
+  absl::Status FinishLoad(absl::Time deadline) override;
+  absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
+                                 uint64_t begin, absl::Span<std::byte> out,
+                                 absl::Time deadline) override;
+
+ private:
+  // A submission that is out, or whose answer was not collected yet.
+  struct Pending {
+    uint64_t request_id = 0;  // 0: free
+    shm::Op op = shm::Op::kPush;
+    uint64_t step = 0;
+    bool answered = false;
+    absl::Status status;
+    shm::Completion completion;
+  };
+
+  absl::Status CreateSegment();
+  void ResetSegment();
+  absl::StatusOr<v1::SessionReply> Call(const v1::SessionRequest& request,
+                                        absl::Span<const int> fds,
+                                        std::vector<UniqueFd>* reply_fds,
+                                        absl::Time deadline);
+  absl::StatusOr<v1::AttachReply> Attach(absl::Time deadline);
+  absl::Status MapSegments(std::vector<UniqueFd> fds);
+  absl::Status CheckCompletionHeader() const;
+
+  absl::StatusOr<Pending*> Submit(shm::Op op, shm::Submission submission,
+                                  absl::Time deadline);
+  absl::Status Await(Pending* pending, absl::Time deadline);
+  absl::Status SubmitAndAwait(shm::Op op, const shm::Submission& submission,
+                              absl::Time deadline);
+  absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline);
+  absl::StatusOr<bool> TakeCompletions();
+  absl::Status Record(const shm::Completion& completion);
+  std::string TextOf(const shm::Completion& completion) const;
+  bool PeerClosed() const;
+  absl::Status Lose(const absl::Status& status);
+  void Drop();
+
+  shm::ClientHeader* header() const { return InSegment<shm::ClientHeader>(0); }
+  template <typename T>
+  T* InSegment(uint64_t offset) const {
+    return reinterpret_cast<T*>(segment_.data() + offset);
+  }
+  template <typename T>
+  const T* InCompletions(uint64_t offset) const {
+    return reinterpret_cast<const T*>(completions_.data() + offset);
+  }
+
+  const Endpoint endpoint_;
+  const ChannelSetup setup_;
+  const shm::ClientSegmentLayout segment_layout_;
+  const absl::Duration spin_;
+
+  UniqueFd socket_;
+  shm::SealedSegment segment_;  // lasts through reconnections
+  shm::PeerSegment completions_;
+  StableMapping parameters_;
+  std::optional<shm::RingProducer<shm::Submission>> producer_;
+  std::optional<shm::RingConsumer<shm::Completion>> consumer_;
+
+  uint64_t last_request_id_ = 0;
+  uint32_t pending_pushes_ = 0;
+  // Of request r: r % kRingEntries. At most kRingEntries are out, so that
+  // neither ring overflows.
+  std::array<Pending, shm::kRingEntries> pending_;
+  Pending* commit_ = nullptr;
+};
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_SHM_CHANNEL_H_

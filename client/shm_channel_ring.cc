@@ -1,0 +1,147 @@
+// How ShmChannel submits requests and collects their answers.
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "client/shm_channel.h"
+#include "client/transport_error.h"
+#include "proto/types/conversions.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+using shm::Completion;
+using shm::CompletionSegmentLayout;
+using shm::Op;
+using shm::Submission;
+
+// How long a dead engine may go unnoticed while its answer is awaited.
+constexpr absl::Duration kSleepSlice = absl::Milliseconds(50);
+
+}  // namespace
+
+absl::StatusOr<ShmChannel::Pending*> ShmChannel::Submit(Op op,
+                                                        Submission submission,
+                                                        absl::Time deadline) {
+  Pending* const pending =
+      &pending_[(last_request_id_ + 1) % shm::kRingEntries];
+  // The slot, and with it a place in both rings, is free once the request that
+  // was made kRingEntries ago is answered.
+  OPTSTATE_RETURN_IF_ERROR(
+      WaitUntil([&] { return pending->request_id == 0; }, deadline));
+  submission.op = static_cast<uint16_t>(op);
+  submission.request_id = ++last_request_id_;
+  pending->request_id = submission.request_id;
+  pending->op = op;
+  pending->step = submission.step;
+  pending->answered = false;
+  const absl::Status pushed = producer_->Push(submission);
+  if (!pushed.ok()) return Lose(pushed);
+  if (op == Op::kPush) ++pending_pushes_;
+  return pending;
+}
+
+absl::Status ShmChannel::Await(Pending* pending, absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(
+      WaitUntil([&] { return pending->answered; }, deadline));
+  pending->request_id = 0;
+  return std::exchange(pending->status, absl::OkStatus());
+}
+
+absl::Status ShmChannel::SubmitAndAwait(Op op, const Submission& submission,
+                                        absl::Time deadline) {
+  OPTSTATE_ASSIGN_OR_RETURN(Pending* const pending,
+                            Submit(op, submission, deadline));
+  return Await(pending, deadline);
+}
+
+absl::Status ShmChannel::WaitUntil(absl::FunctionRef<bool()> done,
+                                   absl::Time deadline) {
+  if (!connected()) {
+    return TransportError(absl::UnavailableError("not connected"));
+  }
+  while (!done()) {
+    // Looked at before the ring, so that what an engine answered before it died
+    // still counts.
+    const bool closed = PeerClosed();
+    OPTSTATE_ASSIGN_OR_RETURN(const bool progress, TakeCompletions());
+    if (progress) continue;
+    if (closed) {
+      return Lose(TransportError(
+          absl::UnavailableError("the engine closed the connection")));
+    }
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) {
+      return Lose(absl::DeadlineExceededError("the engine did not answer"));
+    }
+    consumer_->Wait(spin_, std::min(kSleepSlice, left));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> ShmChannel::TakeCompletions() {
+  bool progress = false;
+  while (true) {
+    Completion completion;
+    absl::StatusOr<shm::Poll> poll = consumer_->Take(&completion);
+    if (!poll.ok()) return Lose(poll.status());
+    if (*poll == shm::Poll::kEmpty) return progress;
+    const absl::Status status = Record(completion);
+    if (!status.ok()) return Lose(status);
+    consumer_->Release();
+    progress = true;
+  }
+}
+
+// Files an answer under its request. The error is the engine's breach of the
+// protocol.
+absl::Status ShmChannel::Record(const Completion& completion) {
+  Pending* const pending = &pending_[completion.request_id % shm::kRingEntries];
+  if (completion.request_id == 0 || pending->answered ||
+      pending->request_id != completion.request_id) {
+    return absl::InternalError(absl::StrCat("the engine answered request ",
+                                            completion.request_id,
+                                            ", which is not open"));
+  }
+  absl::Status status;
+  if (completion.status != 0) {
+    v1::OpStatus proto;
+    proto.set_code(static_cast<int32_t>(completion.status));
+    proto.set_message(TextOf(completion));
+    status = FromProto(proto);
+  }
+  if (pending->op == Op::kPush) {
+    --pending_pushes_;
+    pending->request_id = 0;
+    if (!status.ok()) NoteFailedPush(pending->step, std::move(status));
+    return absl::OkStatus();
+  }
+  pending->answered = true;
+  pending->status = std::move(status);
+  pending->completion = completion;
+  return absl::OkStatus();
+}
+
+std::string ShmChannel::TextOf(const Completion& completion) const {
+  const uint64_t slot = consumer_->head() % shm::kRingEntries;
+  const auto* text = InCompletions<char>(CompletionSegmentLayout::kText +
+                                         slot * shm::kTextBytes);
+  return std::string(
+      text, std::min<uint64_t>(completion.text_bytes, shm::kTextBytes));
+}
+
+// Nothing comes over the socket once the rings are in use, but its end.
+bool ShmChannel::PeerClosed() const {
+  pollfd entry = {.fd = socket_.get(), .events = POLLIN, .revents = 0};
+  return poll(&entry, 1, 0) > 0;
+}
+
+}  // namespace optstate::client

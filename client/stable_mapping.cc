@@ -1,0 +1,41 @@
+#include "client/stable_mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/shm/sealed_segment.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+
+StableMapping::~StableMapping() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+absl::Status StableMapping::Replace(UniqueFd fd, uint64_t bytes) {
+  if (data_ != nullptr && bytes != size_) {
+    return absl::InternalError(
+        absl::StrCat("a mapping of ", size_, " bytes cannot become ", bytes));
+  }
+  const UniqueFd second(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!second.ok()) return OsError(errno, "fcntl(F_DUPFD_CLOEXEC)");
+  // Checks; goes away once the second mapping stands.
+  OPTSTATE_RETURN_IF_ERROR(
+      shm::PeerSegment::Map(std::move(fd), bytes).status());
+  void* const data =
+      mmap(data_, bytes, PROT_READ,
+           MAP_SHARED | (data_ == nullptr ? 0 : MAP_FIXED), second.get(), 0);
+  if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's segment");
+  // A hint; see SealedSegment.
+  madvise(data, bytes, MADV_HUGEPAGE);
+  data_ = static_cast<std::byte*>(data);
+  size_ = bytes;
+  return absl::OkStatus();
+}
+
+}  // namespace optstate::client

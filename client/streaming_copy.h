@@ -1,0 +1,15 @@
+#ifndef OPTSTATE_CLIENT_STREAMING_COPY_H_
+#define OPTSTATE_CLIENT_STREAMING_COPY_H_
+
+#include <cstddef>
+
+namespace optstate::client {
+
+// memcpy for data that this core does not read again: large copies bypass the
+// cache, so that the destination's lines are not fetched first. Everything is
+// visible to other threads when it returns and they synchronise as usual.
+void StreamingCopy(void* to, const void* from, size_t bytes);
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_STREAMING_COPY_H_

@@ -1,0 +1,24 @@
+#ifndef OPTSTATE_CLIENT_TRANSPORT_ERROR_H_
+#define OPTSTATE_CLIENT_TRANSPORT_ERROR_H_
+
+#include "absl/status/status.h"
+#include "absl/strings/cord.h"
+
+namespace optstate::client {
+
+// A transport error says that the daemon was not reached or went away; any
+// other is its answer. The first is worth another try, the second is not, and
+// the code alone does not tell them apart: UNAVAILABLE is both a refused
+// connection and a daemon that drains.
+inline absl::Status TransportError(absl::Status status) {
+  if (!status.ok()) status.SetPayload("optstate/transport", absl::Cord());
+  return status;
+}
+
+inline bool IsTransportError(const absl::Status& status) {
+  return status.GetPayload("optstate/transport").has_value();
+}
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_TRANSPORT_ERROR_H_
