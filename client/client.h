@@ -157,7 +157,8 @@ class Session {
   // Calls `verb` until it answers over a connection that lasts.
   absl::Status Persist(absl::FunctionRef<absl::Status()> verb);
   absl::Status Recover();
-  absl::Status Reconnect(Attached* attached);
+  enum class Attempt { kFirst, kAgain };
+  absl::Status ConnectWithin(Attempt attempt, Attached* attached);
   absl::Status CheckSameJob(const Attached& attached) const;
   absl::Status PushAgain();
 

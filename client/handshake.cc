@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/dial.h"
 #include "client/transport_error.h"
@@ -37,6 +38,14 @@ v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
   return hello;
 }
 
+// A daemon that drains is UNAVAILABLE for good; one whose last engine of this
+// job is just going away says so in these words.
+absl::Status Verdict(const absl::Status& status) {
+  const bool again = absl::IsUnavailable(status) &&
+                     absl::StrContains(status.message(), "connect again");
+  return again ? TransportError(status) : status;
+}
+
 absl::Status Greet(int socket, const v1::Hello& hello, absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(TransportError(
       shm::SendFrame(socket, hello.SerializeAsString(), {}, deadline)));
@@ -52,7 +61,7 @@ absl::Status Greet(int socket, const v1::Hello& hello, absl::Time deadline) {
   if (!reply.ParseFromString(frame->payload)) {
     return absl::InternalError("the daemon's greeting is not understood");
   }
-  OPTSTATE_RETURN_IF_ERROR(FromProto(reply.status()));
+  OPTSTATE_RETURN_IF_ERROR(Verdict(FromProto(reply.status())));
   if (reply.protocol_version() == shm::kProtocolVersion) {
     return absl::OkStatus();
   }
@@ -75,7 +84,7 @@ absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
                                         const std::string& job, bool must_exist,
                                         absl::Time deadline) {
   absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline);
-  if (!socket.ok()) return TransportError(socket.status());
+  if (!socket.ok()) return UnreachableError(socket.status());
   OPTSTATE_RETURN_IF_ERROR(
       Greet(socket->get(), MakeHello(wire, job, must_exist), deadline));
   return socket;

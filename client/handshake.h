@@ -16,7 +16,7 @@ namespace optstate::client {
 
 // The start of every connection, whatever its wire: dials, sends Hello and
 // reads HelloReply. What the daemon answers is passed on; a daemon that cannot
-// be reached or hangs up is a TransportError.
+// be reached is an UnreachableError, one that hangs up a TransportError.
 absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
                                         const std::string& job, bool must_exist,
                                         absl::Time deadline);

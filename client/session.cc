@@ -85,10 +85,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::OpenOver(
 
 absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
   channel_ = std::move(channel);
-  OPTSTATE_ASSIGN_OR_RETURN(
-      const Attached attached,
-      channel_->Connect(/*must_exist=*/false,
-                        absl::Now() + options_.connect_timeout));
+  Attached attached;
+  OPTSTATE_RETURN_IF_ERROR(ConnectWithin(Attempt::kFirst, &attached));
   created_ = attached.created;
   committed_step_ = attached.committed_step;
   phase_ = attached.phase;

@@ -18,12 +18,6 @@ namespace {
 constexpr absl::Duration kBackoffMin = absl::Milliseconds(2);
 constexpr absl::Duration kBackoffMax = absl::Seconds(1);
 
-// ALREADY_EXISTS: the engine has not yet noticed that our own last connection
-// ended.
-bool WorthAnotherTry(const absl::Status& status) {
-  return IsTransportError(status) || absl::IsAlreadyExists(status);
-}
-
 }  // namespace
 
 absl::Status Session::Ready() {
@@ -51,7 +45,7 @@ absl::Status Session::Persist(absl::FunctionRef<absl::Status()> verb) {
 // 3. Pushes that again, if its gradients are still in the gradient area.
 absl::Status Session::Recover() {
   Attached attached;
-  OPTSTATE_RETURN_IF_ERROR(Reconnect(&attached));
+  OPTSTATE_RETURN_IF_ERROR(ConnectWithin(Attempt::kAgain, &attached));
   OPTSTATE_RETURN_IF_ERROR(CheckSameJob(attached));
   phase_ = attached.phase;
   channel_->ClearFailedPush();
@@ -66,23 +60,30 @@ absl::Status Session::Recover() {
   return absl::OkStatus();
 }
 
-absl::Status Session::Reconnect(Attached* attached) {
+// The first time, an endpoint where nobody listens is the caller's mistake.
+// Later it is a daemon that is being started again, and ALREADY_EXISTS means
+// that the engine has not yet noticed the end of our own last connection.
+absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
+  const bool first = attempt == Attempt::kFirst;
   const absl::Time deadline = absl::Now() + options_.connect_timeout;
   absl::Duration backoff = kBackoffMin;
   while (true) {
     // A job that is gone must not come back as a new one.
     absl::StatusOr<Attached> result =
-        channel_->Connect(/*must_exist=*/true, deadline);
+        channel_->Connect(/*must_exist=*/!first, deadline);
     if (result.ok()) {
       *attached = *std::move(result);
       return absl::OkStatus();
     }
-    if (!WorthAnotherTry(result.status())) return result.status();
+    const absl::Status& status = result.status();
+    const bool again =
+        first ? IsTransportError(status) && !IsUnreachable(status)
+              : IsTransportError(status) || absl::IsAlreadyExists(status);
+    if (!again) return status;
     if (absl::Now() + backoff >= deadline) {
       return Annotate(
-          result.status(),
-          absl::StrCat("the daemon was lost and not found again in ",
-                       absl::FormatDuration(options_.connect_timeout)));
+          status, absl::StrCat("the daemon was not reached within ",
+                               absl::FormatDuration(options_.connect_timeout)));
     }
     absl::SleepFor(backoff);
     backoff = std::min(2 * backoff, kBackoffMax);

@@ -90,7 +90,8 @@ class ShmChannel final : public Channel {
   absl::StatusOr<bool> TakeCompletions();
   absl::Status Record(const shm::Completion& completion);
   std::string TextOf(const shm::Completion& completion) const;
-  bool PeerClosed() const;
+  bool PeerEnded() const;
+  absl::Status EndReason() const;
   absl::Status Lose(const absl::Status& status);
   void Drop();
 

@@ -25,6 +25,8 @@ using shm::Submission;
 
 // How long a dead engine may go unnoticed while its answer is awaited.
 constexpr absl::Duration kSleepSlice = absl::Milliseconds(50);
+// For the rest of a farewell of which something has arrived.
+constexpr absl::Duration kFarewellTimeout = absl::Milliseconds(100);
 
 }  // namespace
 
@@ -71,13 +73,10 @@ absl::Status ShmChannel::WaitUntil(absl::FunctionRef<bool()> done,
   while (!done()) {
     // Looked at before the ring, so that what an engine answered before it died
     // still counts.
-    const bool closed = PeerClosed();
+    const bool ended = PeerEnded();
     OPTSTATE_ASSIGN_OR_RETURN(const bool progress, TakeCompletions());
     if (progress) continue;
-    if (closed) {
-      return Lose(TransportError(
-          absl::UnavailableError("the engine closed the connection")));
-    }
+    if (ended) return Lose(EndReason());
     const absl::Duration left = deadline - absl::Now();
     if (left <= absl::ZeroDuration()) {
       return Lose(absl::DeadlineExceededError("the engine did not answer"));
@@ -139,9 +138,23 @@ std::string ShmChannel::TextOf(const Completion& completion) const {
 }
 
 // Nothing comes over the socket once the rings are in use, but its end.
-bool ShmChannel::PeerClosed() const {
+bool ShmChannel::PeerEnded() const {
   pollfd entry = {.fd = socket_.get(), .events = POLLIN, .revents = 0};
   return poll(&entry, 1, 0) > 0;
+}
+
+// An engine that ends a session on purpose says why; one that died cannot.
+absl::Status ShmChannel::EndReason() const {
+  v1::SessionReply farewell;
+  absl::StatusOr<shm::Frame> frame = shm::ReceiveFrame(
+      socket_.get(), shm::kFrameBytesMax, absl::Now() + kFarewellTimeout);
+  if (frame.ok() && farewell.ParseFromString(frame->payload)) {
+    const absl::Status status = FromProto(farewell.status());
+    if (absl::IsUnavailable(status)) return TransportError(status);
+    if (!status.ok()) return status;
+  }
+  return TransportError(
+      absl::UnavailableError("the engine closed the connection"));
 }
 
 }  // namespace optstate::client

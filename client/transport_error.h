@@ -10,13 +10,27 @@ namespace optstate::client {
 // other is its answer. The first is worth another try, the second is not, and
 // the code alone does not tell them apart: UNAVAILABLE is both a refused
 // connection and a daemon that drains.
+inline constexpr char kTransportErrorUrl[] = "optstate/transport";
+
 inline absl::Status TransportError(absl::Status status) {
-  if (!status.ok()) status.SetPayload("optstate/transport", absl::Cord());
+  if (!status.ok()) status.SetPayload(kTransportErrorUrl, absl::Cord());
+  return status;
+}
+
+// A transport error of which nobody was there to hear.
+inline absl::Status UnreachableError(absl::Status status) {
+  if (!status.ok()) {
+    status.SetPayload(kTransportErrorUrl, absl::Cord("unreachable"));
+  }
   return status;
 }
 
 inline bool IsTransportError(const absl::Status& status) {
-  return status.GetPayload("optstate/transport").has_value();
+  return status.GetPayload(kTransportErrorUrl).has_value();
+}
+
+inline bool IsUnreachable(const absl::Status& status) {
+  return status.GetPayload(kTransportErrorUrl) == absl::Cord("unreachable");
 }
 
 }  // namespace optstate::client
