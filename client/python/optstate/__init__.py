@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from optstate._version import __version__
 from optstate.errors import (
     AbortedError,
     AlreadyExistsError,
@@ -70,6 +69,10 @@ def __getattr__(name: str) -> Any:
         from optstate import torch_optimizer
 
         return getattr(torch_optimizer, name)
+    if name == "__version__":
+        from optstate import _native
+
+        return _native.version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

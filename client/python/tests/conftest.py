@@ -1,0 +1,50 @@
+"""Fixtures: a daemon for the session, a job name for each test, printed seeds."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import zlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from daemon import Daemon
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[Daemon]:
+    """The daemon that most tests share, each with jobs of its own."""
+    running = Daemon()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def own_daemon() -> Iterator[Daemon]:
+    """A daemon to be killed or drained."""
+    running = Daemon()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def job() -> str:
+    return f"test-{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture(autouse=True)
+def node_without_daemon(monkeypatch: pytest.MonkeyPatch, daemon: Daemon) -> None:
+    """Unless a test says otherwise, optimizers attach to the shared daemon."""
+    monkeypatch.setenv("OPTSTATE_ENDPOINT", daemon.shm)
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """Each test's own seed, printed when it fails; $OPTSTATE_TEST_SEED replaces it."""
+    value = int(os.environ.get("OPTSTATE_TEST_SEED", zlib.crc32(request.node.nodeid.encode())))
+    print(f"seed: {value}")
+    torch.manual_seed(value)
+    return value

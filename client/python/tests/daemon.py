@@ -1,0 +1,103 @@
+"""Starts optstated from the installed wheel for a test."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import tempfile
+
+from optstate import _native
+
+START_TIMEOUT_S = 30
+
+
+def program(name: str) -> str:
+    """Path of a binary of the wheel; $OPTSTATE_DAEMON replaces the daemon's."""
+    if name == "optstated" and os.environ.get("OPTSTATE_DAEMON"):
+        return os.environ["OPTSTATE_DAEMON"]
+    return str(_native.PACKAGE_DIRECTORY / name)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _accepts(path: pathlib.Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True
+
+
+class Daemon:
+    """A daemon with its own state directory and socket; stop() removes both."""
+
+    def __init__(self) -> None:
+        shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="optstate-test-", dir=shm))
+        self.socket = self.directory / "optstated.sock"
+        self._tcp = f"127.0.0.1:{_free_port()}"
+        self.process: subprocess.Popen | None = None
+        self.start()
+
+    @property
+    def shm(self) -> str:
+        return f"unix:{self.socket}"
+
+    @property
+    def grpc_unix(self) -> str:
+        return f"grpc:unix:{self.socket}"
+
+    @property
+    def grpc_tcp(self) -> str:
+        return f"grpc:{self._tcp}"
+
+    @property
+    def log(self) -> str:
+        return (self.directory / "log").read_text(errors="replace")
+
+    def start(self) -> None:
+        """Starts it (again) and returns when it accepts."""
+        command = [program("optstated"), "--state-dir", str(self.directory / "state")]
+        command += ["--socket", str(self.socket), "--listen", self._tcp]
+        with open(self.directory / "log", "ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        for _ in range(START_TIMEOUT_S * 200):
+            if _accepts(self.socket):
+                return
+            try:  # also the pause between two attempts
+                status = self.process.wait(timeout=0.005)
+            except subprocess.TimeoutExpired:
+                continue
+            raise RuntimeError(f"optstated ended with {status}:\n{self.log}")
+        raise RuntimeError(f"optstated does not accept:\n{self.log}")
+
+    def optctl(self, *arguments: str) -> object:
+        """Runs optctl and returns what its JSON says."""
+        command = [program("optctl"), "--endpoint", self.shm, "-o", "json", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def kill(self) -> None:
+        """SIGKILL: of the supervisor alone."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(timeout=60)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,62 @@
+"""Jobs of 1,024 and 100,000 parameters, and of parameters without elements."""
+
+from __future__ import annotations
+
+import optstate
+import pytest
+import torch
+
+
+@pytest.mark.parametrize("count", [1024, 100_000])
+def test_many(count, job, seed):
+    torch.manual_seed(seed)
+    values = torch.randn(count, 3)
+    ours = [torch.nn.Parameter(row.clone()) for row in values]
+    stacked = torch.nn.Parameter(values.clone())
+    optimizer = optstate.AdamW(ours, lr=0.01, job=job)
+    reference = torch.optim.AdamW([stacked], lr=0.01)
+    for _ in range(3):
+        gradient = torch.randn(count, 3)
+        for parameter, row in zip(ours, gradient):
+            parameter.grad = row.clone()
+        stacked.grad = gradient
+        optimizer.step()
+        reference.step()
+    found = torch.stack([parameter.detach() for parameter in ours])
+    torch.testing.assert_close(found, stacked.detach(), rtol=1e-5, atol=1e-6)
+    optimizer.close()
+    again = [torch.nn.Parameter(torch.zeros(3)) for _ in range(count)]
+    optimizer = optstate.AdamW(again, lr=0.01, job=job)
+    assert optimizer.committed_step == 3
+    assert torch.equal(torch.stack([parameter.detach() for parameter in again]), found)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_empty_and_single(accumulate):
+    tensors = [torch.zeros(0), torch.zeros(3, 0), torch.tensor(1.0), torch.ones(1)]
+    ours = [torch.nn.Parameter(each.clone()) for each in tensors]
+    torchs = [torch.nn.Parameter(each.clone()) for each in tensors]
+    optimizer = optstate.AdamW(ours, lr=0.1, accumulate=accumulate)
+    reference = torch.optim.AdamW(torchs, lr=0.1)
+    for step in range(4):
+        for each, parameters in ((optimizer, ours), (reference, torchs)):
+            for parameter in parameters:
+                parameter.grad = torch.full_like(parameter, 1.0 + step)
+            each.step()
+    for mine, theirs in zip(ours, torchs):
+        torch.testing.assert_close(mine, theirs)
+    saved = optimizer.state_dict()
+    assert saved["state"].keys() == reference.state_dict()["state"].keys()
+    assert saved["state"][1]["exp_avg"].shape == (3, 0)
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+
+
+def test_only_an_empty_parameter():
+    parameter = torch.nn.Parameter(torch.zeros(0))
+    optimizer = optstate.AdamW([parameter])
+    parameter.grad = torch.zeros(0)
+    optimizer.step()
+    assert optimizer.committed_step == 1
+    assert optimizer.last_outcome.gradient_norm == 0

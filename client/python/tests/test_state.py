@@ -1,0 +1,265 @@
+"""state_dict and in-place edits: both ways with torch's, and nothing lost."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import optstate
+import pytest
+import torch
+from training import largest_difference, loss_of, small_model, train
+
+CLASSES = {"Adam": (optstate.Adam, torch.optim.Adam), "AdamW": (optstate.AdamW, torch.optim.AdamW)}
+
+
+def through_a_file(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("name", list(CLASSES))
+def test_state_dict_is_torchs(name, amsgrad):
+    ours_class, torch_class = CLASSES[name]
+    ours, torchs = small_model(), small_model()
+    optimizer = ours_class(ours.named_parameters(), amsgrad=amsgrad)
+    reference = torch_class(torchs.named_parameters(), amsgrad=amsgrad)
+    ours[0].bias.requires_grad_(False)  # never updated: no state
+    torchs[0].bias.requires_grad_(False)
+    assert optimizer.state_dict() == reference.state_dict()  # before the first step
+    train(ours, optimizer, range(5))
+    train(torchs, reference, range(5))
+    mine, theirs = optimizer.state_dict(), reference.state_dict()
+    assert mine["param_groups"] == theirs["param_groups"]
+    assert list(mine["state"]) == list(theirs["state"])
+    for index, entry in theirs["state"].items():
+        assert mine["state"][index].keys() == entry.keys()
+        for key, value in entry.items():
+            found = mine["state"][index][key]
+            assert (found.dtype, found.shape, found.device) == (
+                value.dtype,
+                value.shape,
+                value.device,
+            )
+            torch.testing.assert_close(found, value, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("name", list(CLASSES))
+def test_checkpoints_load_both_ways(name, amsgrad):
+    """Train, save, load into the other, train on: as one run without a break."""
+    ours_class, torch_class = CLASSES[name]
+    whole = small_model()
+    train(whole, torch_class(whole.parameters(), lr=0.01, amsgrad=amsgrad), range(30))
+    model, optimizer_class = small_model(), ours_class
+    saved = None
+    for start in (0, 10, 20):
+        optimizer = optimizer_class(model.parameters(), lr=0.5, amsgrad=amsgrad)
+        if saved is None:
+            optimizer.param_groups[0]["lr"] = 0.01
+        else:
+            optimizer.load_state_dict(saved)
+        assert optimizer.param_groups[0]["lr"] == 0.01
+        train(model, optimizer, range(start, start + 10))
+        saved = through_a_file(optimizer.state_dict())
+        model = copy.deepcopy(model)
+        optimizer_class = torch_class if optimizer_class is ours_class else ours_class
+    assert largest_difference(model, whole) < 2e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_checkpoint_of_ours_loses_nothing(dtype):
+    model = small_model(dtype=dtype)
+    optimizer = optstate.AdamW(model.parameters(), lr=1e-3)
+    train(model, optimizer, range(10))
+    other = copy.deepcopy(model)
+    loaded = optstate.AdamW(other.parameters())
+    loaded.load_state_dict(through_a_file(optimizer.state_dict()))
+    train(model, optimizer, range(10, 20))
+    train(other, loaded, range(10, 20))
+    assert largest_difference(model, other) == 0
+
+
+def test_a_16_bit_parameter_that_went_on_without_its_master_does_not_jump_back():
+    model = small_model(dtype=torch.bfloat16)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01)
+    train(model, optimizer, range(5))
+    reference = torch.optim.AdamW(model.parameters())
+    optimizer.close()
+    reference.load_state_dict(optimizer_state(optimizer))
+    train(model, reference, range(5, 10))
+    before = copy.deepcopy(model)
+    again = optstate.AdamW(model.parameters())
+    again.load_state_dict(reference.state_dict())
+    assert largest_difference(model, before) == 0
+    train(model, again, range(10, 12))
+
+
+def optimizer_state(closed):
+    """The state as of closing, taken by a second optimizer that re-did the run."""
+    model = small_model(dtype=torch.bfloat16)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01)
+    train(model, optimizer, range(5))
+    assert closed.committed_step == optimizer.committed_step == 5
+    return optimizer.state_dict()
+
+
+def test_state_of_parameters_missing_in_a_checkpoint_starts_anew():
+    ours, torchs = small_model(), small_model()
+    optimizer = optstate.AdamW(ours.parameters())
+    reference = torch.optim.AdamW(torchs.parameters())
+    train(ours, optimizer, range(5))
+    train(torchs, reference, range(5))
+    saved = reference.state_dict()
+    del saved["state"][1]
+    torchs.load_state_dict(ours.state_dict())
+    reference.load_state_dict(saved)
+    optimizer.load_state_dict(saved)
+    assert 1 not in optimizer.state_dict()["state"]
+    train(ours, optimizer, range(5, 8))
+    train(torchs, reference, range(5, 8))
+    assert largest_difference(ours, torchs) < 1e-5
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing():
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters())
+    train(model, optimizer, range(3))
+    before = optimizer.state_dict()
+
+    def spoiled(change):
+        saved = copy.deepcopy(before)
+        saved["param_groups"][0]["lr"] = 7.0
+        change(saved)
+        return saved
+
+    def shape(saved):
+        saved["state"][3]["exp_avg"] = torch.zeros(1)
+
+    def key(saved):
+        del saved["state"][2]["exp_avg_sq"]
+
+    def kind(saved):
+        saved["state"][2]["exp_avg_sq"] = torch.zeros(16, dtype=torch.int32)
+
+    def steps(saved):
+        saved["state"][2]["step"] = torch.tensor(-1.0)
+
+    def amsgrad(saved):
+        saved["param_groups"][0]["amsgrad"] = True
+
+    def groups(saved):
+        saved["param_groups"].append(copy.deepcopy(saved["param_groups"][0]))
+
+    texts = {
+        shape: r"exp_avg of parameter \"0.3\" has shape \[1\]",
+        key: "has no exp_avg_sq",
+        kind: "not a floating point tensor",
+        steps: "step of parameter",
+        amsgrad: "amsgrad",
+        groups: "different number of parameter groups",
+    }
+    for change, text in texts.items():
+        with pytest.raises(ValueError, match=text):
+            optimizer.load_state_dict(spoiled(change))
+        after = optimizer.state_dict()
+        assert after["param_groups"] == before["param_groups"]
+        for index, entry in before["state"].items():
+            assert all(torch.equal(after["state"][index][name], entry[name]) for name in entry)
+    train(model, optimizer, range(3, 5))
+
+
+def test_state_dict_hooks():
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters())
+    train(model, optimizer, range(2))
+    heard = []
+    optimizer.register_state_dict_pre_hook(lambda each: heard.append("before save"))
+    optimizer.register_state_dict_post_hook(
+        lambda each, saved: {**saved, "mine": len(saved["state"])}
+    )
+    optimizer.register_load_state_dict_pre_hook(
+        lambda each, saved: heard.append(("before load", saved["state"][0]["exp_avg"].shape))
+    )
+    optimizer.register_load_state_dict_post_hook(lambda each: heard.append("after load"))
+    saved = optimizer.state_dict()
+    assert saved["mine"] == 6
+    optimizer.load_state_dict(saved)
+    assert heard == ["before save", ("before load", torch.Size([16, 8])), "after load"]
+
+
+def test_state_of_the_users_own_is_kept():
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters())
+    train(model, optimizer, range(2))
+    optimizer.state["note"] = 5
+    saved = optimizer.state_dict()
+    assert saved["state"]["note"] == 5 and "exp_avg" in saved["state"][0]
+    other = optstate.AdamW(small_model().parameters())
+    other.load_state_dict(saved)
+    assert other.state == {"note": 5}
+
+
+def test_loading_leaves_the_given_state_dict_alone():
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters())
+    train(model, optimizer, range(2))
+    saved = optimizer.state_dict()
+    kept = copy.deepcopy(saved)
+    optimizer.load_state_dict(saved)
+    train(model, optimizer, range(2))
+    assert saved["param_groups"] == kept["param_groups"]
+    assert torch.equal(saved["state"][0]["exp_avg"], kept["state"][0]["exp_avg"])
+
+
+def test_fetch_state():
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters())
+    assert optimizer.fetch_state(model[0].weight) == {}
+    train(model, optimizer, range(2))
+    entry = optimizer.fetch_state(model[0].weight)
+    assert entry["step"] == 2 and entry["exp_avg"].shape == (16, 8)
+    with pytest.raises(KeyError):
+        optimizer.fetch_state(torch.zeros(1))
+
+
+@pytest.mark.parametrize("edit", ["copy", "load_state_dict", "data", "upload"])
+def test_parameters_that_the_trainer_changes(edit):
+    """In-place edits count, as in torch, whether autograd sees them or not."""
+    ours, torchs = small_model(), small_model()
+    optimizer = optstate.AdamW(ours.parameters(), lr=0.01)
+    reference = torch.optim.AdamW(torchs.parameters(), lr=0.01)
+    train(ours, optimizer, range(3))
+    train(torchs, reference, range(3))
+    for model in (ours, torchs):
+        if edit == "copy":
+            with torch.no_grad():
+                model[0].weight.mul_(0.5)
+                model[3].bias.fill_(1.0)
+        elif edit == "load_state_dict":
+            model.load_state_dict(small_model(seed=9).state_dict())
+        elif edit == "data":
+            model[0].weight.data = model[0].weight.data * 0.5
+        else:
+            model[0].weight.data.mul_(0.5)
+    if edit == "upload":  # leaves no trace
+        optimizer.upload_parameters()
+    train(ours, optimizer, range(3, 6))
+    train(torchs, reference, range(3, 6))
+    assert largest_difference(ours, torchs) < 1e-5
+
+
+def test_a_write_of_equal_values_is_no_change(monkeypatch):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters())
+    train(model, optimizer, range(2))
+    loads = []
+    session = optimizer._attachment.session
+    monkeypatch.setattr(session, "begin_load", lambda: loads.append(1))
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    loss_of(model, 0).backward()
+    optimizer.step()
+    assert not loads
