@@ -1,0 +1,142 @@
+#include "server/engine/engine_service.h"
+
+#include <fcntl.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/server_posix.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "optstate/v1/engine.grpc.pb.h"
+#include "proto/types/grpc_status.h"
+#include "spdlog/spdlog.h"
+
+namespace optstate {
+namespace {
+
+constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
+
+class EngineServiceImpl final : public EngineService,
+                                public v1::Engine::Service {
+ public:
+  EngineServiceImpl(const v1::EngineConfig& config, Job* job,
+                    const absl::Status& failure)
+      : config_(config), job_(job), failure_(failure) {}
+  ~EngineServiceImpl() override;
+
+  absl::Status Serve(UniqueFd socket);
+
+  grpc::Status GetJob(grpc::ServerContext* context,
+                      const v1::GetJobRequest* request,
+                      v1::Job* reply) override;
+  grpc::Status ListParameters(grpc::ServerContext* context,
+                              const v1::ListParametersRequest* request,
+                              v1::ListParametersReply* reply) override;
+  grpc::Status Drain(grpc::ServerContext* context,
+                     const v1::DrainRequest* request,
+                     v1::DrainReply* reply) override;
+
+ private:
+  absl::Status CheckName(const std::string& name) const;
+
+  const v1::EngineConfig config_;
+  Job* const job_;
+  const absl::Status failure_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+EngineServiceImpl::~EngineServiceImpl() {
+  if (server_ == nullptr) return;
+  server_->Shutdown(std::chrono::system_clock::now());
+  server_->Wait();
+}
+
+absl::Status EngineServiceImpl::Serve(UniqueFd socket) {
+  grpc::ServerBuilder builder;
+  builder.RegisterService(static_cast<v1::Engine::Service*>(this));
+  builder.SetMaxSendMessageSize(-1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    return absl::InternalError(
+        "the engine's private gRPC server did not start");
+  }
+  const int flags = ::fcntl(socket.get(), F_GETFL);
+  ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK);
+  grpc::AddInsecureChannelFromFd(server_.get(), socket.release());
+  return absl::OkStatus();
+}
+
+absl::Status EngineServiceImpl::CheckName(const std::string& name) const {
+  if (name.empty() || name == config_.job()) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat("this is the engine of job ",
+                                          config_.job(), ", not of ", name));
+}
+
+grpc::Status EngineServiceImpl::GetJob(grpc::ServerContext* /*context*/,
+                                       const v1::GetJobRequest* request,
+                                       v1::Job* reply) {
+  const absl::Status named = CheckName(request->name());
+  if (!named.ok()) return ToGrpc(named);
+  if (job_ != nullptr) {
+    *reply = job_->Describe();
+  } else {
+    reply->set_phase(v1::JOB_PHASE_FAILED);
+    reply->set_reason(std::string(failure_.message()));
+  }
+  reply->set_name(config_.job());
+  reply->set_uid(config_.uid());
+  reply->set_state_dir(config_.job_dir());
+  reply->set_engine_pid(::getpid());
+  reply->set_engine_restarts(config_.restarts());
+  return grpc::Status::OK;
+}
+
+grpc::Status EngineServiceImpl::ListParameters(
+    grpc::ServerContext* /*context*/, const v1::ListParametersRequest* request,
+    v1::ListParametersReply* reply) {
+  const absl::Status named = CheckName(request->job());
+  if (!named.ok()) return ToGrpc(named);
+  if (job_ == nullptr) return ToGrpc(failure_);
+  auto result = job_->ListParameters(*request);
+  if (result.ok()) *reply = *std::move(result);
+  return ToGrpc(result.status());
+}
+
+grpc::Status EngineServiceImpl::Drain(grpc::ServerContext* /*context*/,
+                                      const v1::DrainRequest* request,
+                                      v1::DrainReply* /*reply*/) {
+  if (job_ == nullptr) return grpc::Status::OK;  // takes no steps anyway
+  if (request->resume()) {
+    job_->Resume();
+    spdlog::info("drain ended: job={}", config_.job());
+    return grpc::Status::OK;
+  }
+  absl::Duration timeout = kDrainTimeout;
+  if (request->has_timeout()) {
+    timeout = absl::Seconds(request->timeout().seconds()) +
+              absl::Nanoseconds(request->timeout().nanos());
+  }
+  const absl::Status drained = job_->Drain(absl::Now() + timeout);
+  spdlog::info("drain: job={} result=\"{}\"", config_.job(),
+               drained.ToString());
+  return ToGrpc(drained);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<EngineService>> EngineService::Start(
+    UniqueFd socket, const v1::EngineConfig& config, Job* job,
+    const absl::Status& failure) {
+  auto service = std::make_unique<EngineServiceImpl>(config, job, failure);
+  const absl::Status served = service->Serve(std::move(socket));
+  if (!served.ok()) return served;
+  return service;
+}
+
+}  // namespace optstate

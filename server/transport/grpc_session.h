@@ -1,0 +1,74 @@
+#ifndef OPTSTATE_SERVER_TRANSPORT_GRPC_SESSION_H_
+#define OPTSTATE_SERVER_TRANSPORT_GRPC_SESSION_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/shm/sealed_segment.h"
+#include "server/session/job.h"
+#include "server/transport/peer.h"
+#include "server/transport/reply_queue.h"
+#include "server/transport/session_handler.h"
+#include "server/transport/session_table.h"
+
+namespace optstate {
+
+// One rank's session over a stream, without the stream: takes requests one
+// after the other and puts replies into a queue. Knows nothing of gRPC.
+//
+// Gradients arrive in chunks and lie in the session's own staging area until
+// they are pushed; it is taken when the rank attaches, so that no step fails
+// for want of memory.
+//
+// Threads: Handle() and Detach() by the thread that reads requests; answers to
+// steps come from others.
+class GrpcSession : public SessionListener {
+ public:
+  // `job`, `table`, `link` and `replies` outlive the session.
+  GrpcSession(Job* job, SessionTable* table, Peer peer, const PeerLink* link,
+              ReplyQueue* replies, std::function<void()> interrupt);
+
+  // Carries out one request. An error ends the stream: a request that is no
+  // request, or a chunk, which has no reply, in the wrong place. CANCELLED is
+  // an orderly end: a detach, or a peer that reads no replies any more.
+  absl::Status Handle(const v1::SessionRequest& request);
+  // Drops what was staged; idempotent.
+  void Detach(absl::string_view reason) { handler_.Detach(reason); }
+
+  bool attached() const { return handler_.attached(); }
+  std::string Name() const { return handler_.Name(); }
+
+  void OnStepDone(uint64_t request_id, const absl::Status& status,
+                  const StepOutcome& outcome) override;
+
+ private:
+  absl::Status Stage(const v1::GradientChunk& chunk);
+  // Requests that have one reply, given before Handle() returns.
+  v1::SessionReply Answer(const v1::SessionRequest& request);
+  absl::StatusOr<v1::AttachReply> Attach(const v1::AttachRequest& request);
+  absl::Status Load(const v1::LoadRequest& request);
+  absl::Status Fetch(const v1::FetchRequest& request, v1::FetchReply* reply);
+  // Requests whose reply comes later.
+  absl::Status StartCommit(const v1::SessionRequest& request);
+  absl::Status StartFinishLoad(const v1::SessionRequest& request);
+  absl::Status SendParameters(uint64_t request_id);
+
+  SessionHandler handler_;
+  ReplyQueue* const replies_;
+  shm::SealedSegment staging_;
+  uint64_t gradient_area_bytes_ = 0;
+  uint64_t parameter_area_bytes_ = 0;
+  // Commits that are not answered yet: the staging area is being read.
+  std::atomic<uint32_t> pending_{0};
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_TRANSPORT_GRPC_SESSION_H_

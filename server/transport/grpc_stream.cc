@@ -1,0 +1,129 @@
+#include "server/transport/grpc_stream.h"
+
+#include <grpcpp/grpcpp.h>
+#include <pthread.h>
+#include <sys/timerfd.h>
+
+#include <cerrno>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "spdlog/spdlog.h"
+
+namespace optstate {
+namespace {
+
+// Chunks of parameters are the largest replies; these bound their memory.
+constexpr size_t kRepliesMax = 8;
+
+}  // namespace
+
+GrpcStreamServer::GrpcStreamServer(const Environment& environment, int fd,
+                                   Peer peer, grpc::ServerContext* context,
+                                   GrpcStream* stream)
+    : environment_(environment),
+      context_(context),
+      stream_(stream),
+      link_(fd, peer.pid),
+      replies_(kRepliesMax),
+      session_(environment.job, environment.table, std::move(peer), &link_,
+               &replies_, [context] { context->TryCancel(); }) {}
+
+absl::Status GrpcStreamServer::Serve() {
+  absl::Status end = WatchPeer();
+  std::thread writer;
+  // std::thread reports a lack of threads by throwing.
+  try {
+    writer = std::thread([this] { WriteReplies(); });
+  } catch (const std::system_error& error) {
+    end.Update(absl::ResourceExhaustedError(
+        absl::StrCat("no thread for one more session: ", error.what())));
+  }
+  if (end.ok()) end = ReadRequests();
+  // In this order: nobody cancels the call, nobody answers, what was answered
+  // is written, and only then the call ends.
+  if (timer_watch_) environment_.watcher->Forget(*timer_watch_);
+  if (process_watch_) environment_.watcher->Forget(*process_watch_);
+  LogEnd(end);
+  session_.Detach(std::string(end.message()));
+  replies_.Close();
+  if (writer.joinable()) writer.join();
+  return absl::IsCancelled(end) ? absl::OkStatus() : end;
+}
+
+absl::Status GrpcStreamServer::WatchPeer() {
+  OPTSTATE_RETURN_IF_ERROR(StartAttachTimer());
+  OPTSTATE_ASSIGN_OR_RETURN(
+      timer_watch_, environment_.watcher->Watch(attach_timer_.get(), [this] {
+        context_->TryCancel();
+      }));
+  if (link_.process() < 0) return absl::OkStatus();
+  // gRPC notices a closed socket by itself.
+  OPTSTATE_ASSIGN_OR_RETURN(
+      process_watch_, environment_.watcher->Watch(
+                          link_.process(), [this] { context_->TryCancel(); }));
+  return absl::OkStatus();
+}
+
+absl::Status GrpcStreamServer::StartAttachTimer() {
+  attach_timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC));
+  if (!attach_timer_.ok()) return OsError(errno, "timerfd_create");
+  itimerspec timer = {};
+  timer.it_value = absl::ToTimespec(environment_.attach_timeout);
+  if (::timerfd_settime(attach_timer_.get(), 0, &timer, nullptr) != 0) {
+    return OsError(errno, "timerfd_settime");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GrpcStreamServer::ReadRequests() {
+  grpc::ByteBuffer message;
+  while (stream_->Read(&message)) {
+    OPTSTATE_RETURN_IF_ERROR(Read(message));
+    if (timer_watch_ && session_.attached()) {
+      environment_.watcher->Forget(*timer_watch_);
+      timer_watch_.reset();
+    }
+  }
+  return absl::CancelledError(context_->IsCancelled()
+                                  ? "connection lost or cancelled"
+                                  : "stream closed by its rank");
+}
+
+absl::Status GrpcStreamServer::Read(const grpc::ByteBuffer& message) {
+  grpc::ByteBuffer copy = message;
+  const grpc::Status parsed =
+      grpc::SerializationTraits<v1::SessionRequest>::Deserialize(&copy,
+                                                                 &request_);
+  if (!parsed.ok()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a message of ", message.Length(), " bytes is no SessionRequest"));
+  }
+  return session_.Handle(request_);
+}
+
+void GrpcStreamServer::WriteReplies() {
+  ::pthread_setname_np(::pthread_self(), "grpc-replies");
+  while (auto reply = replies_.Pop()) {
+    if (stream_->Write(*reply)) continue;
+    replies_.Abandon();
+    return;
+  }
+}
+
+void GrpcStreamServer::LogEnd(const absl::Status& end) const {
+  if (!absl::IsCancelled(end)) {
+    spdlog::warn("session failed: {} error=\"{}\"", session_.Name(),
+                 end.ToString());
+  } else if (!session_.attached()) {
+    spdlog::info("connection ended: {} reason=\"{}\"", session_.Name(),
+                 end.ToString());
+  }
+}
+
+}  // namespace optstate

@@ -1,0 +1,22 @@
+#ifndef OPTSTATE_SERVER_TRANSPORT_OUTCOME_H_
+#define OPTSTATE_SERVER_TRANSPORT_OUTCOME_H_
+
+#include "optstate/v1/types.pb.h"
+#include "server/session/job.h"
+
+namespace optstate {
+
+inline v1::StepOutcome ToProto(const StepOutcome& outcome) {
+  v1::StepOutcome proto;
+  proto.set_step(outcome.step);
+  proto.set_applied(outcome.applied);
+  proto.set_found_inf(outcome.found_inf);
+  proto.set_gradient_norm(outcome.gradient_norm);
+  proto.set_clip_coefficient(outcome.clip_coefficient);
+  proto.set_update_ns(outcome.update_ns);
+  return proto;
+}
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_TRANSPORT_OUTCOME_H_

@@ -1,0 +1,63 @@
+#ifndef OPTSTATE_SERVER_TRANSPORT_RING_SERVER_H_
+#define OPTSTATE_SERVER_TRANSPORT_RING_SERVER_H_
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "kernels/hyperparams.h"
+#include "proto/shm/ring.h"
+#include "server/transport/completion_writer.h"
+#include "server/transport/session_handler.h"
+#include "server/transport/shm_segments.h"
+
+namespace optstate {
+
+// Takes submissions from a session's ring, one at a time, and sees that each
+// gets its answer.
+//
+// The peer's memory is the peer's word: an entry is copied once, then checked.
+// What is merely wrong (a range, a dtype) is answered with an error; what
+// breaks the protocol (impossible indices, an unknown op, a request_id out of
+// order) is returned as one, and the session has to end.
+//
+// Allocates nothing once constructed, except for loads of step counts and for
+// errors. Threads: one at a time; Interrupt() by any.
+class RingServer {
+ public:
+  // All outlive the server.
+  RingServer(const ShmSegments* segments, SessionHandler* handler,
+             CompletionWriter* writer, uint64_t group_count);
+
+  // Serves one submission. kEmpty: there is none, or the peer has not read its
+  // answers; Wait() then.
+  absl::StatusOr<shm::Poll> ServeOne();
+  void Wait(absl::Duration spin, absl::Duration sleep);
+  void Interrupt() { consumer_.Interrupt(); }
+
+ private:
+  absl::Status CheckRequestId(uint64_t request_id);
+  absl::Status Serve(const shm::Submission& submission);
+  absl::Status ServeCommit(const shm::Submission& submission);
+  absl::Status ServeLoad(const shm::Submission& submission);
+  absl::Status ServeFetch(const shm::Submission& submission);
+  void ReadCommitGroups();
+  absl::Status Answer(uint64_t request_id, const absl::Status& status);
+
+  const ShmSegments* const segments_;
+  SessionHandler* const handler_;
+  CompletionWriter* const writer_;
+  shm::RingConsumer<shm::Submission> consumer_;
+  uint64_t taken_ = 0;
+  bool answers_unread_ = false;
+  std::optional<uint64_t> last_request_id_;
+  std::vector<shm::CommitGroup> commit_groups_;
+  std::vector<Hyperparams> hyperparams_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_TRANSPORT_RING_SERVER_H_

@@ -1,0 +1,290 @@
+#include "server/transport/session_handler.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "proto/types/conversions.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "server/transport/outcome.h"
+#include "spdlog/spdlog.h"
+
+namespace optstate {
+namespace {
+
+// How long a new session waits for its rank while the last step of a dead one
+// is being applied.
+constexpr absl::Duration kTakeoverPatience = absl::Seconds(60);
+
+absl::StatusOr<RegisterSpec> RegisterSpecFrom(
+    const v1::RegisterRequest& request) {
+  OPTSTATE_ASSIGN_OR_RETURN(Layout layout, LayoutFromProto(request.layout()));
+  OPTSTATE_ASSIGN_OR_RETURN(const PartitionMode partition,
+                            PartitionModeFromProto(request.partition()));
+  return RegisterSpec{.layout = std::move(layout),
+                      .rank = request.rank(),
+                      .world_size = request.world_size(),
+                      .host_id = request.host_id(),
+                      .local_world_size = request.local_world_size(),
+                      .partition = partition,
+                      .accumulate = request.accumulate(),
+                      .ephemeral = request.ephemeral(),
+                      .extend = request.extend()};
+}
+
+absl::Status CheckArray(uint32_t array) {
+  if (array >= v1::STATE_ARRAY_MASTER && array <= v1::STATE_ARRAY_STEP_COUNT) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "state array ", array, " is not known; 1 master, 2 exp_avg, ",
+      "3 exp_avg_sq, 4 max_exp_avg_sq, 5 step_count"));
+}
+
+// Bytes of `numel` elements; a product that overflows is the largest number.
+uint64_t BytesOf(uint64_t numel, uint64_t element_bytes) {
+  const uint64_t most = std::numeric_limits<uint64_t>::max();
+  return numel > most / element_bytes ? most : numel * element_bytes;
+}
+
+}  // namespace
+
+SessionHandler::SessionHandler(Options options, Peer peer, const PeerLink* link)
+    : options_(std::move(options)), peer_(std::move(peer)), link_(link) {}
+
+SessionHandler::~SessionHandler() { Detach("session destroyed"); }
+
+std::string SessionHandler::Name() const {
+  std::string name = absl::StrCat("job=", peer_.hello.job());
+  if (attached_) absl::StrAppend(&name, " rank=", rank_);
+  absl::StrAppend(&name, " pid=", peer_.pid, " uid=", peer_.uid,
+                  " wire=", options_.wire);
+  return name;
+}
+
+void SessionHandler::LogOutcome(const absl::Status& status,
+                                const StepOutcome& outcome) const {
+  // Loads are answered in the same way, with step 0.
+  if (!status.ok() || outcome.step == 0 || outcome.applied || rank_ != 0) {
+    return;
+  }
+  spdlog::info("step skipped: job={} step={} found_inf={} gradient_norm={}",
+               peer_.hello.job(), outcome.step, outcome.found_inf,
+               outcome.gradient_norm);
+}
+
+absl::StatusOr<v1::RegisterReply> SessionHandler::Register(
+    const v1::RegisterRequest& request) {
+  OPTSTATE_ASSIGN_OR_RETURN(const RegisterSpec spec, RegisterSpecFrom(request));
+  absl::MutexLock lock(&options_.table->registration());
+  OPTSTATE_ASSIGN_OR_RETURN(const RegisterResult result,
+                            options_.job->Register(spec));
+  if (result.created) {
+    spdlog::info(
+        "job registered: {} parameters={} elements={} groups={} world_size={}",
+        Name(), spec.layout.parameters().size(), spec.layout.element_count(),
+        spec.layout.groups().size(), spec.world_size);
+  }
+  v1::RegisterReply reply;
+  reply.set_layout_hash(result.layout_hash);
+  reply.set_committed_step(result.committed_step);
+  reply.set_phase(result.phase);
+  reply.set_created(result.created);
+  return reply;
+}
+
+absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
+    const v1::AttachRequest& request) {
+  if (attached_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this session is attached as rank ", rank_, " already"));
+  }
+  absl::MutexLock lock(&options_.table->registration());
+  OPTSTATE_ASSIGN_OR_RETURN(const Layout* layout, options_.job->layout());
+  if (request.layout_hash() != layout->hash()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the job's layout is ", absl::BytesToHexString(layout->hash()),
+        ", attach names ", absl::BytesToHexString(request.layout_hash()),
+        "; register first"));
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const RankPartition* partition,
+                            options_.job->partition(request.rank()));
+  OPTSTATE_ASSIGN_OR_RETURN(const shm::SealedSegment* parameters,
+                            options_.job->parameter_segment());
+  AttachPlan plan;
+  plan.rank = request.rank();
+  plan.layout_hash = layout->hash();
+  plan.group_count = layout->groups().size();
+  plan.gradient_area_bytes = partition->gradient_area_bytes;
+  plan.parameter_area_bytes = layout->parameter_area_bytes();
+  plan.parameter_segment.reset(::fcntl(parameters->fd(), F_DUPFD_CLOEXEC, 0));
+  if (!plan.parameter_segment.ok()) {
+    return OsError(errno, "fcntl(F_DUPFD_CLOEXEC) of the parameter segment");
+  }
+  return plan;
+}
+
+absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
+    const AttachPlan& plan, const std::byte* gradient_area,
+    SessionListener* listener) {
+  const int64_t pid = peer_.pid != 0 ? peer_.pid : peer_.hello.pid();
+  OPTSTATE_RETURN_IF_ERROR(
+      options_.table->Claim(plan.rank,
+                            {.link = link_,
+                             .interrupt = options_.interrupt,
+                             .pid = pid,
+                             .wire = options_.wire},
+                            kTakeoverPatience));
+  AttachSpec spec{.rank = plan.rank,
+                  .layout_hash = plan.layout_hash,
+                  .gradient_area = gradient_area,
+                  .listener = listener,
+                  .pid = pid,
+                  .uid = peer_.uid,
+                  .wire = options_.wire,
+                  .client_version = peer_.hello.client_version()};
+  const absl::StatusOr<AttachResult> result = options_.job->Attach(spec);
+  if (!result.ok()) {
+    options_.table->Release(plan.rank);
+    return result.status();
+  }
+  attached_ = true;
+  rank_ = plan.rank;
+  spdlog::info("session attached: {} client={} step={}", Name(),
+               peer_.hello.client_version(), result->committed_step);
+  v1::AttachReply reply;
+  reply.set_committed_step(result->committed_step);
+  reply.set_phase(result->phase);
+  reply.set_parameter_bytes(plan.parameter_area_bytes);
+  if (result->has_last_outcome) {
+    *reply.mutable_last_outcome() = ToProto(result->last_outcome);
+  }
+  return reply;
+}
+
+void SessionHandler::Detach(absl::string_view reason) {
+  if (!attached_) return;
+  options_.job->Detach(rank_);
+  spdlog::info("session detached: {} reason=\"{}\"", Name(),
+               fmt::string_view(reason.data(), reason.size()));
+  attached_ = false;
+  options_.table->Release(rank_);
+}
+
+absl::Status SessionHandler::CheckAttached() const {
+  if (attached_) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      "the session is not attached; register and attach first");
+}
+
+absl::Status SessionHandler::CheckTransfer(uint64_t bytes) const {
+  if (bytes <= options_.transfer_bytes_max) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a transfer of ", bytes, " bytes; at most ", options_.transfer_bytes_max,
+      " at a time over this wire: split it"));
+}
+
+absl::Status SessionHandler::Push(uint64_t step, uint32_t micro_step,
+                                  uint32_t first_parameter,
+                                  uint32_t parameter_count) {
+  OPTSTATE_RETURN_IF_ERROR(CheckAttached());
+  return options_.job->Push(rank_, step, micro_step, first_parameter,
+                            parameter_count);
+}
+
+void SessionHandler::Commit(uint64_t request_id, const CommitSpec& spec) {
+  options_.job->Commit(rank_, request_id, spec);
+}
+
+absl::Status SessionHandler::Abort(uint64_t step) {
+  OPTSTATE_RETURN_IF_ERROR(CheckAttached());
+  return options_.job->Abort(rank_, step);
+}
+
+absl::Status SessionHandler::BeginLoad() {
+  OPTSTATE_RETURN_IF_ERROR(CheckAttached());
+  return options_.job->BeginLoad(rank_);
+}
+
+absl::Status SessionHandler::Load(uint32_t array, uint32_t parameter,
+                                  uint64_t begin, uint64_t numel,
+                                  uint32_t dtype,
+                                  absl::Span<const std::byte> data) {
+  OPTSTATE_RETURN_IF_ERROR(CheckAttached());
+  OPTSTATE_RETURN_IF_ERROR(CheckArray(array));
+  const bool step_count = array == v1::STATE_ARRAY_STEP_COUNT;
+  if (!step_count && !IsValidDType(dtype)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "dtype ", dtype, " is not known; 1 float32, 2 bfloat16, 3 float16"));
+  }
+  const DType type = step_count ? DType::kFloat32 : static_cast<DType>(dtype);
+  const uint64_t bytes =
+      BytesOf(numel, step_count ? sizeof(int64_t) : SizeInBytes(type));
+  OPTSTATE_RETURN_IF_ERROR(CheckTransfer(bytes));
+  if (bytes > data.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("load of ", bytes, " bytes, but ", data.size(), " came"));
+  }
+  absl::Span<const std::byte> values = data.first(bytes);
+  if (step_count) {
+    // Counts are checked by the Job; the peer could change them in between.
+    step_counts_.assign(values.begin(), values.end());
+    values = step_counts_;
+  }
+  return options_.job->Load(rank_, static_cast<v1::StateArray>(array),
+                            parameter, begin, numel, type, values);
+}
+
+void SessionHandler::FinishLoad(uint64_t request_id) {
+  options_.job->FinishLoad(rank_, request_id);
+}
+
+absl::StatusOr<uint64_t> SessionHandler::FetchBytes(uint32_t array,
+                                                    uint64_t numel) const {
+  OPTSTATE_RETURN_IF_ERROR(CheckAttached());
+  OPTSTATE_RETURN_IF_ERROR(CheckArray(array));
+  const uint64_t bytes =
+      BytesOf(numel, array == v1::STATE_ARRAY_STEP_COUNT ? sizeof(int64_t)
+                                                         : sizeof(float));
+  OPTSTATE_RETURN_IF_ERROR(CheckTransfer(bytes));
+  return bytes;
+}
+
+absl::StatusOr<uint64_t> SessionHandler::Fetch(uint32_t array,
+                                               uint32_t parameter,
+                                               uint64_t begin, uint64_t numel,
+                                               absl::Span<std::byte> out) {
+  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t bytes, FetchBytes(array, numel));
+  return options_.job->Fetch(static_cast<v1::StateArray>(array), parameter,
+                             begin, numel, out.first(bytes));
+}
+
+absl::Status SessionHandler::ReadParameters(uint64_t offset_bytes,
+                                            absl::Span<std::byte> out) {
+  OPTSTATE_RETURN_IF_ERROR(CheckAttached());
+  return options_.job->ReadParameters(offset_bytes, out);
+}
+
+absl::Span<const Hyperparams> SessionHandler::Groups(
+    const v1::CommitRequest& request) {
+  groups_.resize(request.groups_size());
+  for (int i = 0; i < request.groups_size(); ++i) {
+    const v1::GroupHyperparams& group = request.groups(i);
+    groups_[i] = {.lr = group.lr(),
+                  .beta1 = group.beta1(),
+                  .beta2 = group.beta2(),
+                  .eps = group.eps(),
+                  .weight_decay = group.weight_decay(),
+                  .maximize = group.maximize()};
+  }
+  return groups_;
+}
+
+}  // namespace optstate

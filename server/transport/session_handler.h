@@ -1,0 +1,117 @@
+#ifndef OPTSTATE_SERVER_TRANSPORT_SESSION_HANDLER_H_
+#define OPTSTATE_SERVER_TRANSPORT_SESSION_HANDLER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "kernels/hyperparams.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/types/unique_fd.h"
+#include "server/session/job.h"
+#include "server/transport/peer.h"
+#include "server/transport/session_table.h"
+
+namespace optstate {
+
+// What a transport has to know of the job before it can bind a session to a
+// rank: copies, for the job's own may change with the next registration.
+struct AttachPlan {
+  uint32_t rank = 0;
+  std::string layout_hash;
+  uint64_t group_count = 0;
+  uint64_t gradient_area_bytes = 0;
+  uint64_t parameter_area_bytes = 0;
+  UniqueFd parameter_segment;
+};
+
+// One session's rules, the same over every wire: what may be asked when, and
+// what is checked before the Job is called. Transports turn bytes into these
+// calls and the results into bytes.
+//
+// register* -> plan -> attach -> (push | commit | ...)* -> detach. Outside of
+// attach and detach the calls of the last group fail with FAILED_PRECONDITION;
+// Commit() and FinishLoad(), which have no result, need attached().
+//
+// Threads: one at a time. Destruction detaches.
+class SessionHandler {
+ public:
+  struct Options {
+    Job* job = nullptr;
+    SessionTable* table = nullptr;
+    std::string wire;  // "shm" or "grpc"
+    // Largest data of one load or fetch.
+    uint64_t transfer_bytes_max = 0;
+    // Makes this session end soon; called from any thread.
+    std::function<void()> interrupt;
+  };
+
+  // `job`, `table` and `link` outlive the handler.
+  SessionHandler(Options options, Peer peer, const PeerLink* link);
+  ~SessionHandler();
+  SessionHandler(const SessionHandler&) = delete;
+  SessionHandler& operator=(const SessionHandler&) = delete;
+
+  absl::StatusOr<v1::RegisterReply> Register(
+      const v1::RegisterRequest& request);
+  absl::StatusOr<AttachPlan> PlanAttach(const v1::AttachRequest& request);
+  // `gradient_area` and `listener` stay until Detach() has returned.
+  absl::StatusOr<v1::AttachReply> Attach(const AttachPlan& plan,
+                                         const std::byte* gradient_area,
+                                         SessionListener* listener);
+  // Afterwards the listener is called no more. Idempotent.
+  void Detach(absl::string_view reason);
+
+  bool attached() const { return attached_; }
+  uint32_t rank() const { return rank_; }
+  const Peer& peer() const { return peer_; }
+  // How log lines name the session.
+  std::string Name() const;
+  // One line for a step that was skipped, however many ranks hear of it.
+  void LogOutcome(const absl::Status& status, const StepOutcome& outcome) const;
+
+  absl::Status Push(uint64_t step, uint32_t micro_step,
+                    uint32_t first_parameter, uint32_t parameter_count);
+  // Answered through the listener, always.
+  void Commit(uint64_t request_id, const CommitSpec& spec);
+  absl::Status Abort(uint64_t step);
+  absl::Status BeginLoad();
+  // `numel` elements (STEP_COUNT: parameters) are at the begin of `data`.
+  absl::Status Load(uint32_t array, uint32_t parameter, uint64_t begin,
+                    uint64_t numel, uint32_t dtype,
+                    absl::Span<const std::byte> data);
+  // Answered through the listener, always.
+  void FinishLoad(uint64_t request_id);
+  // Fills `out` from its begin; `out` holds FetchBytes(), checked there.
+  absl::StatusOr<uint64_t> Fetch(uint32_t array, uint32_t parameter,
+                                 uint64_t begin, uint64_t numel,
+                                 absl::Span<std::byte> out);
+  absl::StatusOr<uint64_t> FetchBytes(uint32_t array, uint64_t numel) const;
+  absl::Status ReadParameters(uint64_t offset_bytes, absl::Span<std::byte> out);
+
+  // The groups of a commit message as the Job takes them; the span is valid
+  // until the next call.
+  absl::Span<const Hyperparams> Groups(const v1::CommitRequest& request);
+
+ private:
+  absl::Status CheckAttached() const;
+  absl::Status CheckTransfer(uint64_t bytes) const;
+
+  const Options options_;
+  const Peer peer_;
+  const PeerLink* const link_;
+  bool attached_ = false;
+  uint32_t rank_ = 0;
+  std::vector<Hyperparams> groups_;
+  std::vector<std::byte> step_counts_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_TRANSPORT_SESSION_HANDLER_H_

@@ -1,0 +1,42 @@
+#include "server/transport/session_table.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+
+namespace optstate {
+
+absl::Status SessionTable::Claim(uint32_t rank, Owner owner,
+                                 absl::Duration patience) {
+  const absl::Time deadline = absl::Now() + patience;
+  absl::MutexLock lock(&mutex_);
+  // A loop, because somebody else may claim the rank as soon as it is free.
+  while (HasOwner(rank)) {
+    const Owner& other = owners_[rank];
+    if (!other.link->IsGone()) {
+      return absl::AlreadyExistsError(absl::StrCat(
+          "rank ", rank, " is attached by process ", other.pid, " over ",
+          other.wire, "; end that one first, or use another rank"));
+    }
+    other.interrupt();
+    const auto is_free = [this, rank] {
+      mutex_.AssertHeld();
+      return !HasOwner(rank);
+    };
+    if (!mutex_.AwaitWithDeadline(absl::Condition(&is_free), deadline)) {
+      return absl::UnavailableError(absl::StrCat(
+          "rank ", rank, "'s last session (process ", owners_[rank].pid,
+          ") is gone but its step is still being finished; try again"));
+    }
+  }
+  owners_.emplace(rank, std::move(owner));
+  return absl::OkStatus();
+}
+
+void SessionTable::Release(uint32_t rank) {
+  absl::MutexLock lock(&mutex_);
+  owners_.erase(rank);
+}
+
+}  // namespace optstate

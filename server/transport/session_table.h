@@ -1,0 +1,57 @@
+#ifndef OPTSTATE_SERVER_TRANSPORT_SESSION_TABLE_H_
+#define OPTSTATE_SERVER_TRANSPORT_SESSION_TABLE_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "server/transport/peer.h"
+
+namespace optstate {
+
+// Which session has which rank, over every wire of one engine.
+//
+// The Job refuses a second owner of a rank; this table knows more: whether the
+// first one's peer is still there. A trainer that was killed and started again
+// may come back before its old session has been noticed to be dead.
+//
+// Threads: thread-safe.
+class SessionTable {
+ public:
+  struct Owner {
+    const PeerLink* link = nullptr;   // open as long as the claim
+    std::function<void()> interrupt;  // makes the session end soon; any thread
+    int64_t pid = 0;
+    std::string wire;
+  };
+
+  // Makes `owner` the one of `rank`. When another has it: ALREADY_EXISTS if its
+  // peer is there; else it is interrupted and awaited, for `patience` at most
+  // (it may be waiting for a step that is being applied), then UNAVAILABLE.
+  absl::Status Claim(uint32_t rank, Owner owner, absl::Duration patience);
+  void Release(uint32_t rank);
+
+  // Held while a layout is registered or read: pointers into a job's layout are
+  // valid until it is extended, which only a registration does.
+  absl::Mutex& registration() ABSL_LOCK_RETURNED(registration_) {
+    return registration_;
+  }
+
+ private:
+  bool HasOwner(uint32_t rank) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return owners_.contains(rank);
+  }
+
+  absl::Mutex registration_;
+  absl::Mutex mutex_;
+  absl::flat_hash_map<uint32_t, Owner> owners_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_TRANSPORT_SESSION_TABLE_H_
