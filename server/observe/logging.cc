@@ -1,0 +1,107 @@
+#include "server/observe/logging.h"
+
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
+
+namespace optstate::observe {
+namespace {
+
+// %* in a pattern: the syslog priority of the line's level.
+class SyslogPriority : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, const std::tm&,
+              spdlog::memory_buf_t& out) override {
+    out.push_back(Priority(message.level));
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override {
+    return std::make_unique<SyslogPriority>();
+  }
+
+ private:
+  static char Priority(spdlog::level::level_enum level) {
+    switch (level) {
+      case spdlog::level::critical:
+        return '2';
+      case spdlog::level::err:
+        return '3';
+      case spdlog::level::warn:
+        return '4';
+      case spdlog::level::info:
+        return '6';
+      default:
+        return '7';
+    }
+  }
+};
+
+std::string Pattern(absl::string_view process, bool journal) {
+  if (journal) return "<%*>%v";
+  // A job's name has no percent sign, but nothing else should break it either.
+  return absl::StrCat("%Y-%m-%dT%H:%M:%S.%eZ %~ ",
+                      absl::StrReplaceAll(process, {{"%", "%%"}}), "[%P] %v");
+}
+
+// "warning" is 7 letters; the column has 5.
+class ShortLevel : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg& message, const std::tm&,
+              spdlog::memory_buf_t& out) override {
+    static constexpr absl::string_view kNames[] = {"trace", "debug", "info ",
+                                                   "warn ", "error", "crit "};
+    const auto level = static_cast<size_t>(message.level);
+    const absl::string_view name = level < 6 ? kNames[level] : "?";
+    out.append(name.data(), name.data() + name.size());
+  }
+  std::unique_ptr<custom_flag_formatter> clone() const override {
+    return std::make_unique<ShortLevel>();
+  }
+};
+
+}  // namespace
+
+bool IsJournal(const char* journal_stream, int fd) {
+  struct stat info;
+  if (journal_stream == nullptr || ::fstat(fd, &info) != 0) return false;
+  return absl::StrCat(info.st_dev, ":", info.st_ino) == journal_stream;
+}
+
+void SetUpLogging(absl::string_view process, absl::string_view level) {
+  const bool journal = IsJournal(std::getenv("JOURNAL_STREAM"), STDERR_FILENO);
+  auto formatter = std::make_unique<spdlog::pattern_formatter>(
+      spdlog::pattern_time_type::utc);
+  formatter->add_flag<SyslogPriority>('*')
+      .add_flag<ShortLevel>('~')
+      .set_pattern(Pattern(process, journal));
+  auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+  sink->set_formatter(std::move(formatter));
+  auto logger = std::make_shared<spdlog::logger>("", std::move(sink));
+  // Lines are few and each may be the last one before a crash.
+  logger->flush_on(spdlog::level::trace);
+  spdlog::set_default_logger(std::move(logger));
+  SetLogLevel(level);
+}
+
+void SetLogLevel(absl::string_view level) {
+  static constexpr std::pair<absl::string_view, spdlog::level::level_enum>
+      kLevels[] = {{"trace", spdlog::level::trace},
+                   {"debug", spdlog::level::debug},
+                   {"warn", spdlog::level::warn},
+                   {"error", spdlog::level::err}};
+  spdlog::level::level_enum chosen = spdlog::level::info;
+  for (const auto& [name, value] : kLevels) {
+    if (name == level) chosen = value;
+  }
+  spdlog::set_level(chosen);
+}
+
+}  // namespace optstate::observe
