@@ -1,0 +1,135 @@
+#include "server/supervisor/acceptor.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <spdlog/spdlog.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "proto/types/status_macros.h"
+#include "server/supervisor/refusal.h"
+
+namespace optstate::supervisor {
+namespace {
+
+// Connections of one wake-up, so that a flood leaves time for everything else.
+constexpr int kAcceptsPerWakeUp = 64;
+constexpr absl::Duration kPause = absl::Milliseconds(100);
+
+UniqueFd OpenSpareFd() {
+  return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+}
+
+}  // namespace
+
+Acceptor::Acceptor(EventLoop* loop,
+                   std::vector<std::unique_ptr<Listener>> listeners,
+                   Callback on_connection)
+    : loop_(loop),
+      listeners_(std::move(listeners)),
+      on_connection_(std::move(on_connection)),
+      spare_fd_(OpenSpareFd()) {}
+
+Acceptor::~Acceptor() { Stop(); }
+
+absl::Status Acceptor::Start() {
+  for (const auto& listener : listeners_) {
+    OPTSTATE_RETURN_IF_ERROR(loop_->Watch(
+        listener->fd(), EPOLLIN,
+        [this, raw = listener.get()](uint32_t) { OnReadable(*raw); }));
+  }
+  return absl::OkStatus();
+}
+
+void Acceptor::Stop() {
+  if (paused_) loop_->Cancel(resume_timer_);
+  for (const auto& listener : listeners_) loop_->Unwatch(listener->fd());
+  listeners_.clear();
+}
+
+void Acceptor::OnReadable(const Listener& listener) {
+  for (int i = 0; i < kAcceptsPerWakeUp; ++i) {
+    if (!AcceptOne(listener)) return;
+  }
+}
+
+bool Acceptor::AcceptOne(const Listener& listener) {
+  UniqueFd fd(
+      ::accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (!fd.ok()) return OnAcceptError(listener, errno);
+  if (!listener.is_unix()) {
+    const int on = 1;
+    // Requests are small and wait for their answers.
+    (void)::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  }
+  const absl::StatusOr<PeerCredentials> peer =
+      GetPeerCredentials(fd.get(), listener.is_unix());
+  if (!peer.ok()) {
+    spdlog::warn("connection on {} dropped: {}", listener.name(),
+                 peer.status().ToString());
+    return true;
+  }
+  on_connection_(std::move(fd), *peer);
+  return true;
+}
+
+bool Acceptor::OnAcceptError(const Listener& listener, int error_number) {
+  switch (error_number) {
+    case EAGAIN:
+      return false;
+    case EINTR:
+    case ECONNABORTED:  // gone before we looked
+    case EPROTO:
+    case EPERM:  // a firewall rule
+      return true;
+    case EMFILE:
+      if (RefuseWithSpareFd(listener)) return true;
+      break;
+    default:
+      break;
+  }
+  spdlog::warn("accept on {} failed, pausing for {} ms: {}", listener.name(),
+               absl::ToInt64Milliseconds(kPause), std::strerror(error_number));
+  Pause();
+  return false;
+}
+
+bool Acceptor::RefuseWithSpareFd(const Listener& listener) {
+  if (!spare_fd_.ok()) return false;
+  spare_fd_.reset();
+  UniqueFd fd(
+      ::accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  const bool accepted = fd.ok();
+  if (accepted) {
+    spdlog::warn("connection on {} refused: out of file descriptors",
+                 listener.name());
+    SendRefusal(fd.get(), absl::ResourceExhaustedError(
+                              "the daemon is out of file descriptors: close "
+                              "sessions or raise its limit (ulimit -n)"));
+  }
+  fd.reset();
+  spare_fd_ = OpenSpareFd();
+  return accepted && spare_fd_.ok();
+}
+
+void Acceptor::Pause() {
+  if (paused_) return;
+  paused_ = true;
+  for (const auto& listener : listeners_) loop_->SetEvents(listener->fd(), 0);
+  resume_timer_ = loop_->RunAfter(kPause, [this] { Resume(); });
+}
+
+void Acceptor::Resume() {
+  paused_ = false;
+  if (!spare_fd_.ok()) spare_fd_ = OpenSpareFd();
+  for (const auto& listener : listeners_) {
+    loop_->SetEvents(listener->fd(), EPOLLIN);
+  }
+}
+
+}  // namespace optstate::supervisor

@@ -1,0 +1,56 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_ACCEPTOR_H_
+#define OPTSTATE_SERVER_SUPERVISOR_ACCEPTOR_H_
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/types/unique_fd.h"
+#include "server/supervisor/event_loop.h"
+#include "server/supervisor/listener.h"
+#include "server/supervisor/peer_credentials.h"
+
+namespace optstate::supervisor {
+
+// Accepts on every listener and passes each connection on with who is at its
+// other end.
+//
+// When the process is out of file descriptors, a spare one is given up so that
+// the caller can still be told (RESOURCE_EXHAUSTED) and let go: a connection
+// that stays in the backlog would wake the loop for ever. When even that fails
+// (the machine is out of files or memory), accepting pauses for a moment.
+//
+// Threads: the loop's. Outlived by the loop.
+class Acceptor {
+ public:
+  using Callback = std::function<void(UniqueFd, const PeerCredentials&)>;
+
+  Acceptor(EventLoop* loop, std::vector<std::unique_ptr<Listener>> listeners,
+           Callback on_connection);
+  ~Acceptor();
+
+  absl::Status Start();
+  // Closes and removes the sockets.
+  void Stop();
+
+ private:
+  void OnReadable(const Listener& listener);
+  // False when accepting should wait for the next wake-up.
+  bool AcceptOne(const Listener& listener);
+  bool OnAcceptError(const Listener& listener, int error_number);
+  bool RefuseWithSpareFd(const Listener& listener);
+  void Pause();
+  void Resume();
+
+  EventLoop* const loop_;
+  std::vector<std::unique_ptr<Listener>> listeners_;
+  const Callback on_connection_;
+  UniqueFd spare_fd_;
+  bool paused_ = false;
+  EventLoop::TimerId resume_timer_;
+};
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_ACCEPTOR_H_

@@ -1,0 +1,49 @@
+#include "server/supervisor/file_lock.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
+#include "server/supervisor/small_file.h"
+
+namespace optstate::supervisor {
+namespace {
+
+absl::Status Refusal(const std::string& path, absl::string_view what) {
+  // The holder writes its pid just after locking, so it can be missing.
+  const absl::StatusOr<std::string> text = ReadSmallFile(path, 64);
+  const std::string pid =
+      text.ok() ? std::string(absl::StripAsciiWhitespace(*text)) : "";
+  return absl::FailedPreconditionError(absl::StrCat(
+      what, " is in use by ",
+      pid.empty() ? "another process" : absl::StrCat("process ", pid),
+      " (lock file ", path, ")"));
+}
+
+}  // namespace
+
+absl::StatusOr<FileLock> FileLock::Take(const std::string& path,
+                                        absl::string_view what) {
+  UniqueFd fd(
+      ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+  if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
+  if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) return Refusal(path, what);
+    return OsError(errno, absl::StrCat("flock ", path));
+  }
+  const std::string pid = absl::StrCat(::getpid(), "\n");
+  if (::ftruncate(fd.get(), 0) != 0 ||
+      ::pwrite(fd.get(), pid.data(), pid.size(), 0) !=
+          static_cast<ssize_t>(pid.size())) {
+    return OsError(errno, absl::StrCat("write ", path));
+  }
+  return FileLock(std::move(fd));
+}
+
+}  // namespace optstate::supervisor

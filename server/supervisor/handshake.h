@@ -1,0 +1,76 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_HANDSHAKE_H_
+#define OPTSTATE_SERVER_SUPERVISOR_HANDSHAKE_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/types/unique_fd.h"
+#include "server/supervisor/event_loop.h"
+#include "server/supervisor/peer_credentials.h"
+
+namespace optstate::supervisor {
+
+// Finds out what each new connection wants: a session (an "OPST" frame with a
+// Hello) or gRPC (HTTP/2's preface). Reads no byte beyond the Hello frame, so
+// that whoever gets the connection finds all of the rest.
+//
+// A connection that says neither, says it too slowly or says too much is
+// refused with a HelloReply that tells why. Strangers can hold at most
+// kPendingMax connections here, one user half of them.
+//
+// Threads: the loop's. Outlived by the loop. The callbacks may not destroy the
+// object.
+class Handshakes {
+ public:
+  static constexpr size_t kPendingMax = 512;
+
+  struct Callbacks {
+    std::function<void(UniqueFd, const PeerCredentials&, v1::Hello)> on_hello;
+    std::function<void(UniqueFd, const PeerCredentials&)> on_grpc;
+  };
+
+  Handshakes(EventLoop* loop, absl::Duration timeout, Callbacks callbacks);
+  ~Handshakes();
+
+  // `fd` is non-blocking.
+  void Start(UniqueFd fd, const PeerCredentials& peer);
+
+  // Of the connections that come from now on.
+  void set_timeout(absl::Duration timeout) { timeout_ = timeout; }
+
+ private:
+  enum class Progress { kWaiting, kDone };
+
+  struct Pending {
+    UniqueFd fd;
+    PeerCredentials peer;
+    EventLoop::TimerId timer;
+    // The header, then the Hello, as far as it has arrived.
+    std::string received;
+  };
+
+  absl::Status CheckRoom(const PeerCredentials& peer) const;
+  void OnEvents(int fd);
+  // OK: done or waiting, else why the connection is refused.
+  absl::Status Advance(Pending* pending, Progress* progress);
+  absl::Status ReadHello(Pending* pending, Progress* progress);
+  Pending Take(int fd);
+  void Refuse(int fd, const absl::Status& status);
+
+  EventLoop* const loop_;
+  absl::Duration timeout_;
+  const Callbacks callbacks_;
+  std::unordered_map<int, Pending> pending_;
+  std::map<uid_t, size_t> pending_by_uid_;
+};
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_HANDSHAKE_H_

@@ -1,0 +1,33 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_HELLO_CHECK_H_
+#define OPTSTATE_SERVER_SUPERVISOR_HELLO_CHECK_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "optstate/v1/session.pb.h"
+#include "server/supervisor/peer_credentials.h"
+
+namespace optstate::supervisor {
+
+// Range of session protocols that this daemon speaks.
+inline constexpr uint32_t kProtocolVersionMin = 1;
+
+// Checks what a Hello says by itself, whatever the daemon's state. Returns the
+// protocol version that both sides speak. FAILED_PRECONDITION naming both
+// ranges when there is none; INVALID_ARGUMENT: job name, wire.
+absl::StatusOr<uint32_t> CheckHello(const v1::Hello& hello,
+                                    const PeerCredentials& peer);
+
+// INVALID_ARGUMENT unless it is [A-Za-z0-9][A-Za-z0-9._-]{0,127}: the name is a
+// directory's name too.
+absl::Status CheckJobName(absl::string_view name);
+
+// Whether `uid` may act on a job of `owner`: its owner and root may.
+// PERMISSION_DENIED names both.
+absl::Status CheckJobOwner(absl::string_view job, uid_t owner, uid_t uid);
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_HELLO_CHECK_H_

@@ -1,0 +1,182 @@
+#include "server/supervisor/job_host.h"
+
+#include <spdlog/spdlog.h>
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/supervisor/refusal.h"
+
+namespace optstate::supervisor {
+namespace {
+
+// An engine maps files and waits for its predecessor's lock; it reads nothing.
+constexpr absl::Duration kStartTimeout = absl::Minutes(2);
+// It finishes the pass that it is in.
+constexpr absl::Duration kStopTimeout = absl::Seconds(20);
+
+}  // namespace
+
+JobHost::JobHost(EventLoop* loop, Options options, Callbacks callbacks)
+    : loop_(loop),
+      options_(std::move(options)),
+      callbacks_(std::move(callbacks)),
+      restart_policy_(
+          options_.config.daemon().engine().restarts_max(),
+          absl::Seconds(options_.config.daemon().engine().restart_window_s())) {
+}
+
+JobHost::~JobHost() { loop_->Cancel(timer_); }
+
+void JobHost::Start() { StartEngine(); }
+
+void JobHost::StartEngine() {
+  EngineProcess::Callbacks callbacks;
+  callbacks.on_ready = [this] { OnReady(); };
+  callbacks.on_finished = [this] { OnFinished(); };
+  callbacks.on_writable = [this] { Pump(); };
+  callbacks.on_exit = [this](const std::string& how) { OnExit(how); };
+  auto engine = EngineProcess::Start(loop_, options_.executable,
+                                     options_.config, std::move(callbacks));
+  state_ = State::kStarting;
+  if (!engine.ok()) {
+    OnDeath(absl::StrCat("could not be started: ", engine.status().message()));
+    return;
+  }
+  engine_ = *std::move(engine);
+  spdlog::info("job {}: engine {} started", name(), engine_->pid());
+  ArmTimer(kStartTimeout, [this] {
+    spdlog::error("job {}: engine {} did not get ready in {}, killing it",
+                  name(), engine_->pid(), absl::FormatDuration(kStartTimeout));
+    engine_->Kill();
+  });
+}
+
+void JobHost::OnReady() {
+  if (state_ != State::kStarting) return;
+  loop_->Cancel(timer_);
+  state_ = State::kRunning;
+  reason_.clear();
+  spdlog::info("job {}: engine {} is ready", name(), engine_->pid());
+  callbacks_.on_engine(engine_->TakeGrpcFd());
+  Pump();
+}
+
+void JobHost::OnFinished() {
+  if (state_ != State::kRunning && state_ != State::kStarting) return;
+  spdlog::info("job {}: over", name());
+  over_ = true;
+  Stop();
+}
+
+void JobHost::OnExit(const std::string& how) {
+  const pid_t pid = engine_pid();
+  engine_.reset();
+  loop_->Cancel(timer_);
+  callbacks_.on_engine_gone();
+  if (state_ == State::kStopping) {
+    spdlog::info("job {}: engine stopped", name());
+    FinishStopping();
+    return;
+  }
+  spdlog::error("job {}: engine {} {}", name(), pid, how);
+  OnDeath(how);
+}
+
+void JobHost::OnDeath(const std::string& how) {
+  reason_ = absl::StrCat("its engine ", how);
+  const std::optional<absl::Duration> delay =
+      restart_policy_.OnDeath(absl::Now());
+  if (!delay.has_value()) {
+    const v1::EngineSettings& settings = options_.config.daemon().engine();
+    return Fail(absl::StrCat(reason_, "; it was restarted ",
+                             settings.restarts_max(), " times within ",
+                             settings.restart_window_s(),
+                             " s, which is the limit"));
+  }
+  options_.config.set_restarts(options_.config.restarts() + 1);
+  state_ = State::kBackingOff;
+  ArmTimer(*delay, [this] { StartEngine(); });
+}
+
+void JobHost::Fail(const std::string& why) {
+  state_ = State::kFailed;
+  reason_ = why;
+  spdlog::error("job {}: FAILED: {}; its state is kept in {}", name(), why,
+                directory());
+  for (const Waiting& waiting : std::exchange(waiting_, {})) {
+    SendRefusal(waiting.fd.get(), FailedStatus());
+  }
+}
+
+absl::Status JobHost::FailedStatus() const {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job \"", name(), "\" is FAILED: ", reason_, ". Its state is kept in ",
+      directory(), "; the daemon's log says more. `optctl delete job ", name(),
+      "` discards it, restarting the daemon tries again"));
+}
+
+absl::Status JobHost::Adopt(Waiting&& waiting) {
+  if (state_ == State::kFailed) return FailedStatus();
+  if (waiting_.size() >= kWaitingMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("job \"", name(), "\": ", waiting_.size(),
+                     " connections already wait for its engine"));
+  }
+  waiting_.push_back(std::move(waiting));
+  Pump();
+  return absl::OkStatus();
+}
+
+void JobHost::SetHeld(bool held) {
+  held_ = held;
+  Pump();
+}
+
+void JobHost::Pump() {
+  if (state_ != State::kRunning || held_) return;
+  while (!waiting_.empty()) {
+    const Waiting& next = waiting_.front();
+    const absl::Status status = engine_->Adopt(next.adopt, next.fd.get());
+    // Not just now: on_writable, or the engine's death, comes back to it.
+    if (absl::IsUnavailable(status)) return;
+    if (status.ok()) {
+      callbacks_.on_adopted(next.fd.get());
+    } else {
+      spdlog::error("job {}: connection refused: {}", name(),
+                    status.ToString());
+      SendRefusal(next.fd.get(), status);
+    }
+    waiting_.pop_front();
+  }
+}
+
+void JobHost::Stop() {
+  if (state_ == State::kStopping) return;
+  loop_->Cancel(timer_);
+  state_ = State::kStopping;
+  if (engine_ == nullptr) {
+    ArmTimer(absl::ZeroDuration(), [this] { FinishStopping(); });
+    return;
+  }
+  engine_->Stop();
+  ArmTimer(kStopTimeout, [this] {
+    spdlog::warn("job {}: engine {} did not stop in {}, killing it", name(),
+                 engine_->pid(), absl::FormatDuration(kStopTimeout));
+    engine_->Kill();
+  });
+}
+
+void JobHost::FinishStopping() {
+  const auto on_stopped = callbacks_.on_stopped;
+  on_stopped(over_);
+}
+
+void JobHost::ArmTimer(absl::Duration delay, std::function<void()> callback) {
+  loop_->Cancel(timer_);
+  timer_ = loop_->RunAfter(delay, std::move(callback));
+}
+
+}  // namespace optstate::supervisor

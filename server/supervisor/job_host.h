@@ -1,0 +1,122 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_JOB_HOST_H_
+#define OPTSTATE_SERVER_SUPERVISOR_JOB_HOST_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "optstate/v1/engine.pb.h"
+#include "proto/types/unique_fd.h"
+#include "server/supervisor/engine_process.h"
+#include "server/supervisor/event_loop.h"
+#include "server/supervisor/restart_policy.h"
+
+namespace optstate::supervisor {
+
+// A connection on its way to a job's engine.
+struct Waiting {
+  v1::AdoptConnection adopt;
+  UniqueFd fd;
+};
+
+// Keeps one job's engine alive and hands connections to it.
+//
+//   starting --Ready--> running --death--> backing off --timer--> starting
+//   any of these --too many deaths--> failed (the job's state is kept)
+//   any --Finished or Stop()--> stopping --exit--> stopped
+//
+// Connections that come while no engine is ready wait for it, kWaitingMax of
+// them at most; those that come while the job is stopping wait for TakeWaiting.
+//
+// Threads: the loop's. Outlived by the loop. on_stopped may destroy the object,
+// the other callbacks may not.
+class JobHost {
+ public:
+  static constexpr size_t kWaitingMax = 1024;  // the ranks of one job
+
+  enum class State { kStarting, kRunning, kBackingOff, kFailed, kStopping };
+
+  struct Options {
+    std::string executable;
+    v1::EngineConfig config;
+  };
+  struct Callbacks {
+    // An engine is ready; our end of the private gRPC connection to it.
+    std::function<void(UniqueFd grpc)> on_engine;
+    std::function<void()> on_engine_gone;
+    // The engine was given this connection; the fd is closed afterwards.
+    std::function<void(int fd)> on_adopted;
+    // The engine is gone for good. `over`: because the job is (ephemeral, or
+    // nobody registered), so that its directory should go.
+    std::function<void(bool over)> on_stopped;
+  };
+
+  JobHost(EventLoop* loop, Options options, Callbacks callbacks);
+  ~JobHost();
+  JobHost(const JobHost&) = delete;
+  JobHost& operator=(const JobHost&) = delete;
+
+  void Start();
+
+  // FAILED_PRECONDITION: the job is FAILED, and why. RESOURCE_EXHAUSTED: too
+  // many wait. `waiting` is taken only when OK.
+  absl::Status Adopt(Waiting&& waiting);
+
+  // While held, connections wait instead of reaching the engine.
+  void SetHeld(bool held);
+
+  size_t waiting_count() const { return waiting_.size(); }
+  // Whether the engine may have connections that it has not received yet.
+  bool HasUnreadConnections() const {
+    return engine_ != nullptr && engine_->HasUnreadPackets();
+  }
+
+  // Ends the engine; on_stopped follows, from the loop, even when there is
+  // none.
+  void Stop();
+
+  // Who came too late for the engine; to be asked at on_stopped.
+  std::deque<Waiting> TakeWaiting() { return std::move(waiting_); }
+
+  const std::string& name() const { return options_.config.job(); }
+  uint32_t uid() const { return options_.config.uid(); }
+  State state() const { return state_; }
+  // Why it is FAILED, or why its engine is not there just now.
+  const std::string& reason() const { return reason_; }
+  pid_t engine_pid() const { return engine_ == nullptr ? 0 : engine_->pid(); }
+  uint32_t restarts() const { return options_.config.restarts(); }
+  const std::string& directory() const { return options_.config.job_dir(); }
+
+ private:
+  void StartEngine();
+  void OnReady();
+  void OnFinished();
+  void OnExit(const std::string& how);
+  void OnDeath(const std::string& how);
+  void Fail(const std::string& why);
+  absl::Status FailedStatus() const;
+  void Pump();
+  void ArmTimer(absl::Duration delay, std::function<void()> callback);
+  void FinishStopping();
+
+  EventLoop* const loop_;
+  Options options_;
+  const Callbacks callbacks_;
+  RestartPolicy restart_policy_;
+  State state_ = State::kBackingOff;
+  bool held_ = false;
+  bool over_ = false;
+  std::string reason_;
+  std::unique_ptr<EngineProcess> engine_;
+  std::deque<Waiting> waiting_;
+  // Limits start-up, back-off or stopping, whichever the state is.
+  EventLoop::TimerId timer_;
+};
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_JOB_HOST_H_

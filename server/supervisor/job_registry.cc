@@ -1,0 +1,122 @@
+#include "server/supervisor/job_registry.h"
+
+#include <dirent.h>
+#include <spdlog/spdlog.h>
+#include <stdio.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "server/supervisor/hello_check.h"
+#include "server/supervisor/private_directory.h"
+#include "server/supervisor/small_file.h"
+
+namespace optstate::supervisor {
+namespace {
+
+constexpr absl::string_view kNewPrefix = ".new-";
+constexpr absl::string_view kDeletedPrefix = ".deleted-";
+constexpr absl::string_view kOwnerFile = "owner";
+
+absl::StatusOr<std::vector<std::string>> ListDirectory(
+    const std::string& path) {
+  DIR* directory = ::opendir(path.c_str());
+  if (directory == nullptr) return OsError(errno, absl::StrCat("open ", path));
+  const absl::Cleanup close = [directory] { ::closedir(directory); };
+  std::vector<std::string> names;
+  while (const dirent* entry = ::readdir(directory)) {
+    const absl::string_view name = entry->d_name;
+    if (name != "." && name != "..") names.emplace_back(name);
+  }
+  return names;
+}
+
+absl::StatusOr<uid_t> ReadOwner(const std::string& job_directory) {
+  const std::string path = absl::StrCat(job_directory, "/", kOwnerFile);
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(path, 32));
+  uid_t uid = 0;
+  if (absl::SimpleAtoi(absl::StripAsciiWhitespace(text), &uid)) return uid;
+  return absl::DataLossError(absl::StrCat(path, " holds no uid"));
+}
+
+}  // namespace
+
+absl::StatusOr<JobRegistry> JobRegistry::Open(const std::string& directory) {
+  OPTSTATE_RETURN_IF_ERROR(EnsurePrivateDirectory(directory, 0700));
+  JobRegistry registry(directory);
+  OPTSTATE_RETURN_IF_ERROR(registry.Load());
+  return registry;
+}
+
+absl::Status JobRegistry::Load() {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                            ListDirectory(directory_));
+  for (const std::string& name : names) LoadEntry(name);
+  return absl::OkStatus();
+}
+
+void JobRegistry::LoadEntry(const std::string& name) {
+  const std::string path = JobDirectory(name);
+  if (absl::StartsWith(name, kNewPrefix) ||
+      absl::StartsWith(name, kDeletedPrefix)) {
+    const absl::Status removed = RemoveTree(path);
+    spdlog::info("removed {}, left half done by a crash: {}", path,
+                 removed.ToString());
+    return;
+  }
+  const absl::StatusOr<uid_t> owner = ReadOwner(path);
+  if (!CheckJobName(name).ok() || !owner.ok()) {
+    spdlog::warn("{} is not a job's directory, left alone: {}", path,
+                 owner.status().ToString());
+    return;
+  }
+  jobs_[name] = *owner;
+}
+
+std::string JobRegistry::JobDirectory(absl::string_view name) const {
+  return absl::StrCat(directory_, "/", name);
+}
+
+absl::Status JobRegistry::Create(const std::string& name, uid_t owner) {
+  if (jobs_.contains(name)) {
+    return absl::AlreadyExistsError(absl::StrCat("job \"", name, "\" exists"));
+  }
+  const std::string fresh = JobDirectory(absl::StrCat(kNewPrefix, name));
+  OPTSTATE_RETURN_IF_ERROR(RemoveTree(fresh));
+  if (::mkdir(fresh.c_str(), 0700) != 0) {
+    return OsError(errno, absl::StrCat("mkdir ", fresh));
+  }
+  OPTSTATE_RETURN_IF_ERROR(CreateSmallFile(absl::StrCat(fresh, "/", kOwnerFile),
+                                           absl::StrCat(owner, "\n")));
+  const std::string path = JobDirectory(name);
+  // Fails when a directory with something in it has the name already.
+  if (::rename(fresh.c_str(), path.c_str()) != 0) {
+    return OsError(errno, absl::StrCat("rename ", fresh, " to ", path));
+  }
+  jobs_[name] = owner;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> JobRegistry::Discard(const std::string& name) {
+  if (!jobs_.contains(name)) {
+    return absl::NotFoundError(absl::StrCat("no job \"", name, "\""));
+  }
+  const std::string path = JobDirectory(name);
+  const std::string discarded =
+      JobDirectory(absl::StrCat(kDeletedPrefix, ++discarded_));
+  if (::rename(path.c_str(), discarded.c_str()) != 0 && errno != ENOENT) {
+    return OsError(errno, absl::StrCat("rename ", path, " to ", discarded));
+  }
+  jobs_.erase(name);
+  return discarded;
+}
+
+}  // namespace optstate::supervisor

@@ -1,0 +1,61 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_JOB_REGISTRY_H_
+#define OPTSTATE_SERVER_SUPERVISOR_JOB_REGISTRY_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace optstate::supervisor {
+
+// The names of the jobs of a state directory and whose they are, on disk:
+//
+//   JOBS/NAME/          the job's directory; its engine's files lie here
+//   JOBS/NAME/owner     the owner's uid, in decimal
+//   JOBS/.new-NAME/     being created: renamed to NAME when complete
+//   JOBS/.deleted-N/    being removed: renamed first, so that half a job never
+//                       has a job's name
+//
+// Threads: one at a time.
+class JobRegistry {
+ public:
+  // Creates `directory` when needed, removes what a crash left half done and
+  // takes note of every job. A directory that is no job is left alone and
+  // logged.
+  static absl::StatusOr<JobRegistry> Open(const std::string& directory);
+
+  // Name to owner.
+  const std::map<std::string, uid_t, std::less<>>& jobs() const {
+    return jobs_;
+  }
+  std::string JobDirectory(absl::string_view name) const;
+
+  // `name` is valid (CheckJobName). ALREADY_EXISTS.
+  absl::Status Create(const std::string& name, uid_t owner);
+  // The name is free afterwards. Returns where the directory now is, for the
+  // caller to remove, which takes as long as there is memory to free.
+  // NOT_FOUND.
+  absl::StatusOr<std::string> Discard(const std::string& name);
+
+ private:
+  explicit JobRegistry(std::string directory)
+      : directory_(std::move(directory)) {}
+
+  absl::Status Load();
+  void LoadEntry(const std::string& name);
+
+  std::string directory_;
+  std::map<std::string, uid_t, std::less<>> jobs_;
+  uint64_t discarded_ = 0;
+};
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_JOB_REGISTRY_H_

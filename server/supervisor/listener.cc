@@ -1,0 +1,173 @@
+#include "server/supervisor/listener.h"
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "server/supervisor/private_directory.h"
+
+namespace optstate::supervisor {
+namespace {
+
+constexpr int kBacklog = 1024;  // the kernel caps it at net.core.somaxconn
+constexpr int kSocketFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
+
+sockaddr_un UnixAddress(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  // Its length was checked by CheckUnixSocketPath.
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  return address;
+}
+
+// OK when nobody is there any more, or never was.
+absl::Status ProbeAndRemove(const std::string& path) {
+  struct stat info;
+  if (::lstat(path.c_str(), &info) != 0) {
+    if (errno == ENOENT) return absl::OkStatus();
+    return OsError(errno, absl::StrCat("stat ", path));
+  }
+  if (!S_ISSOCK(info.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " is there and is not a socket"));
+  }
+  UniqueFd probe(::socket(AF_UNIX, kSocketFlags, 0));
+  if (!probe.ok()) return OsError(errno, "socket");
+  const sockaddr_un address = UnixAddress(path);
+  const int result =
+      ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address),
+                sizeof(address));
+  // EAGAIN: somebody listens, whose backlog is full.
+  if (result == 0 || errno == EAGAIN) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("another process listens on ", path));
+  }
+  if (errno != ECONNREFUSED) {
+    return OsError(errno, absl::StrCat("connect to ", path));
+  }
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
+    return OsError(errno, absl::StrCat("unlink ", path));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MakeParent(const std::string& path) {
+  const std::string parent = std::filesystem::path(path).parent_path().string();
+  struct stat info;
+  if (::stat(parent.c_str(), &info) == 0) return absl::OkStatus();
+  // Reachable by all: the socket's own permissions say who may connect.
+  return EnsurePrivateDirectory(parent, 0755);
+}
+
+absl::StatusOr<std::string> BoundName(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) {
+    return OsError(errno, "getsockname");
+  }
+  char host[NI_MAXHOST];
+  char port[NI_MAXSERV];
+  const int error = ::getnameinfo(reinterpret_cast<sockaddr*>(&address), size,
+                                  host, sizeof(host), port, sizeof(port),
+                                  NI_NUMERICHOST | NI_NUMERICSERV);
+  if (error != 0) return absl::InternalError(::gai_strerror(error));
+  if (address.ss_family == AF_INET6) return absl::StrCat("[", host, "]:", port);
+  return absl::StrCat(host, ":", port);
+}
+
+absl::StatusOr<UniqueFd> BindTcp(const addrinfo& info,
+                                 const std::string& name) {
+  UniqueFd fd(::socket(info.ai_family, kSocketFlags, 0));
+  if (!fd.ok()) return OsError(errno, absl::StrCat("socket for ", name));
+  const int on = 1;
+  // A restarted daemon must not wait for TIME_WAIT to pass.
+  (void)::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (::bind(fd.get(), info.ai_addr, info.ai_addrlen) != 0) {
+    return OsError(errno, absl::StrCat("bind ", name));
+  }
+  if (::listen(fd.get(), kBacklog) != 0) {
+    return OsError(errno, absl::StrCat("listen on ", name));
+  }
+  return fd;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(
+    const ListenAddress& address, mode_t mode) {
+  if (address.unix_path.empty()) return OpenTcp(address);
+  return OpenUnix(address.unix_path, mode);
+}
+
+absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenUnix(
+    const std::string& path, mode_t mode) {
+  OPTSTATE_RETURN_IF_ERROR(MakeParent(path));
+  std::unique_ptr<Listener> listener(new Listener());
+  OPTSTATE_ASSIGN_OR_RETURN(
+      listener->lock_,
+      FileLock::Take(path + ".lock", absl::StrCat("socket ", path)));
+  OPTSTATE_RETURN_IF_ERROR(ProbeAndRemove(path));
+
+  listener->fd_.reset(::socket(AF_UNIX, kSocketFlags, 0));
+  if (!listener->fd_.ok()) return OsError(errno, "socket");
+  const sockaddr_un address = UnixAddress(path);
+  if (::bind(listener->fd(), reinterpret_cast<const sockaddr*>(&address),
+             sizeof(address)) != 0) {
+    return OsError(errno, absl::StrCat("bind ", path));
+  }
+  struct stat info;
+  // Before listen(): until then nobody can connect with the wrong permissions.
+  if (::chmod(path.c_str(), mode) != 0 || ::stat(path.c_str(), &info) != 0) {
+    return OsError(errno, absl::StrCat("chmod ", path));
+  }
+  listener->path_ = path;
+  listener->name_ = "unix:" + path;
+  listener->device_ = info.st_dev;
+  listener->inode_ = info.st_ino;
+  if (::listen(listener->fd(), kBacklog) != 0) {
+    return OsError(errno, absl::StrCat("listen on ", path));
+  }
+  return listener;
+}
+
+absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenTcp(
+    const ListenAddress& address) {
+  const std::string name = absl::StrCat(address.host, ":", address.port);
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error = ::getaddrinfo(
+      address.host.c_str(), absl::StrCat(address.port).c_str(), &hints, &found);
+  if (error != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("listen address ", name, ": ", ::gai_strerror(error)));
+  }
+  const absl::Cleanup free_found = [found] { ::freeaddrinfo(found); };
+  std::unique_ptr<Listener> listener(new Listener());
+  OPTSTATE_ASSIGN_OR_RETURN(listener->fd_, BindTcp(*found, name));
+  OPTSTATE_ASSIGN_OR_RETURN(listener->name_, BoundName(listener->fd()));
+  return listener;
+}
+
+Listener::~Listener() {
+  struct stat info;
+  if (path_.empty() || ::lstat(path_.c_str(), &info) != 0) return;
+  // Somebody may have put another socket there by hand.
+  if (info.st_dev == device_ && info.st_ino == inode_) {
+    (void)::unlink(path_.c_str());
+  }
+}
+
+}  // namespace optstate::supervisor

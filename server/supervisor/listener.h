@@ -1,0 +1,56 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_LISTENER_H_
+#define OPTSTATE_SERVER_SUPERVISOR_LISTENER_H_
+
+#include <sys/types.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "proto/types/unique_fd.h"
+#include "server/supervisor/file_lock.h"
+#include "server/supervisor/listen_address.h"
+
+namespace optstate::supervisor {
+
+// One listening socket, non-blocking. A unix socket's file is removed with the
+// object, if it still is the same file.
+class Listener {
+ public:
+  // Unix sockets: `mode` are the socket's permissions; a missing parent
+  // directory is created. A socket left behind by a dead process is taken over:
+  //   1. the lock file PATH.lock keeps two daemons from doing this at once;
+  //   2. whoever accepts a connection at PATH is alive: FAILED_PRECONDITION;
+  //   3. a refused connection means nobody listens: PATH is replaced.
+  // Anything but a socket at PATH is FAILED_PRECONDITION and left alone.
+  static absl::StatusOr<std::unique_ptr<Listener>> Open(
+      const ListenAddress& address, mode_t mode);
+  ~Listener();
+  Listener(const Listener&) = delete;
+  Listener& operator=(const Listener&) = delete;
+
+  int fd() const { return fd_.get(); }
+  bool is_unix() const { return !path_.empty(); }
+  // "unix:PATH" or "HOST:PORT" with the port that the kernel chose.
+  const std::string& name() const { return name_; }
+
+ private:
+  Listener() = default;
+
+  static absl::StatusOr<std::unique_ptr<Listener>> OpenUnix(
+      const std::string& path, mode_t mode);
+  static absl::StatusOr<std::unique_ptr<Listener>> OpenTcp(
+      const ListenAddress& address);
+
+  std::optional<FileLock> lock_;  // released after the file is removed
+  UniqueFd fd_;
+  std::string name_;
+  std::string path_;
+  dev_t device_ = 0;
+  ino_t inode_ = 0;
+};
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_LISTENER_H_

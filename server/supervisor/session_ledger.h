@@ -1,0 +1,46 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_SESSION_LEDGER_H_
+#define OPTSTATE_SERVER_SUPERVISOR_SESSION_LEDGER_H_
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <map>
+#include <set>
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace optstate::supervisor {
+
+// Counts the connections that engines were given.
+//
+// An engine does not report when a session ends, and the supervisor keeps no
+// copy of its socket (then the peer would not notice that the engine closed
+// it). So the count only grows, until the limit is reached: then the supervisor
+// looks which sockets the engine still has open, by their inodes.
+//
+// Threads: one at a time.
+class SessionLedger {
+ public:
+  void Add(const std::string& job, ino_t socket);
+  // The job's engine is gone, and its sessions with it.
+  void Forget(const std::string& job);
+  // Keeps those of the job's sessions whose socket is in `open`.
+  void Retain(const std::string& job, const std::set<ino_t>& open);
+
+  size_t count() const { return count_; }
+
+ private:
+  std::map<std::string, std::set<ino_t>> sockets_;
+  size_t count_ = 0;
+};
+
+// Inodes of the sockets that process `pid`, one of this user's, has open.
+absl::StatusOr<std::set<ino_t>> OpenSockets(pid_t pid);
+
+// Inode of an open socket.
+absl::StatusOr<ino_t> SocketInode(int fd);
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_SESSION_LEDGER_H_

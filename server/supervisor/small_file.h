@@ -1,0 +1,24 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_SMALL_FILE_H_
+#define OPTSTATE_SERVER_SUPERVISOR_SMALL_FILE_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace optstate::supervisor {
+
+// The whole file. RESOURCE_EXHAUSTED when it has more than `bytes_max`, else
+// the error of the call that failed.
+absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
+                                          size_t bytes_max);
+
+// Writes a file that does not exist yet, readable by its owner alone.
+// ALREADY_EXISTS when it does.
+absl::Status CreateSmallFile(const std::string& path, absl::string_view text);
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_SMALL_FILE_H_

@@ -1,0 +1,28 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_SPAWN_H_
+#define OPTSTATE_SERVER_SUPERVISOR_SPAWN_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+
+namespace optstate::supervisor {
+
+// Number of the first inherited fd in the child; further ones follow.
+inline constexpr int kFirstInheritedFd = 3;
+
+// Starts `executable` with `args` (args[0] is its name) as a child in a process
+// group of its own, so that a terminal's Ctrl-C reaches the supervisor alone.
+// The child has stdin, stdout and stderr, `fds` as kFirstInheritedFd,
+// kFirstInheritedFd + 1, ..., and no other; all signals are unblocked and at
+// their defaults.
+absl::StatusOr<pid_t> Spawn(const std::string& executable,
+                            const std::vector<std::string>& args,
+                            absl::Span<const int> fds);
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_SPAWN_H_

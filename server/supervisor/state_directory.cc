@@ -1,0 +1,41 @@
+#include "server/supervisor/state_directory.h"
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "server/supervisor/private_directory.h"
+#include "storage/tmpfs_info.h"
+
+namespace optstate::supervisor {
+namespace {
+
+absl::StatusOr<std::string> DescribeStatePages(const v1::DaemonConfig& config) {
+  if (config.huge_pages() == v1::HUGE_PAGES_NEVER) {
+    return "4 KiB pages, because the configuration says huge_pages: never";
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info,
+                            InspectDirectory(config.state_dir()));
+  return DescribePages(info);
+}
+
+}  // namespace
+
+absl::StatusOr<StateDirectory> StateDirectory::Open(
+    const v1::DaemonConfig& config) {
+  const std::string& path = config.state_dir();
+  OPTSTATE_RETURN_IF_ERROR(EnsurePrivateDirectory(path, 0700));
+  if (config.huge_pages() == v1::HUGE_PAGES_MOUNT) {
+    OPTSTATE_RETURN_IF_ERROR(
+        Annotate(MountHugeTmpfs(path), "huge_pages: mount"));
+    // The directory is another one now.
+    OPTSTATE_RETURN_IF_ERROR(EnsurePrivateDirectory(path, 0700));
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(
+      FileLock lock,
+      FileLock::Take(path + "/lock", absl::StrCat("state directory ", path)));
+  OPTSTATE_ASSIGN_OR_RETURN(JobRegistry registry,
+                            JobRegistry::Open(path + "/jobs"));
+  OPTSTATE_ASSIGN_OR_RETURN(std::string pages, DescribeStatePages(config));
+  return StateDirectory(std::move(lock), std::move(registry), std::move(pages));
+}
+
+}  // namespace optstate::supervisor

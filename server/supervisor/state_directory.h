@@ -1,0 +1,42 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_STATE_DIRECTORY_H_
+#define OPTSTATE_SERVER_SUPERVISOR_STATE_DIRECTORY_H_
+
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "optstate/v1/config.pb.h"
+#include "server/supervisor/file_lock.h"
+#include "server/supervisor/job_registry.h"
+
+namespace optstate::supervisor {
+
+// Where a daemon keeps its jobs, held for it alone.
+//
+//   STATE_DIR/lock   the daemon's lock, with its pid
+//   STATE_DIR/jobs/  see job_registry.h
+class StateDirectory {
+ public:
+  // Creates and, with huge_pages: mount, mounts it when needed.
+  // FAILED_PRECONDITION: another daemon has it (its pid is named), other users
+  // could write to it, or a tmpfs cannot be mounted over what is in it.
+  static absl::StatusOr<StateDirectory> Open(const v1::DaemonConfig& config);
+
+  JobRegistry TakeRegistry() { return std::move(registry_); }
+  // One sentence on the pages that jobs' files get and how to have better ones.
+  const std::string& pages() const { return pages_; }
+
+ private:
+  StateDirectory(FileLock lock, JobRegistry registry, std::string pages)
+      : lock_(std::move(lock)),
+        registry_(std::move(registry)),
+        pages_(std::move(pages)) {}
+
+  FileLock lock_;
+  JobRegistry registry_;
+  std::string pages_;
+};
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_STATE_DIRECTORY_H_

@@ -1,0 +1,293 @@
+#include "server/supervisor/supervisor.h"
+
+#include <spdlog/spdlog.h>
+#include <unistd.h>
+
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
+#include "proto/types/status_macros.h"
+#include "server/supervisor/hello_check.h"
+#include "server/supervisor/refusal.h"
+
+namespace optstate::supervisor {
+namespace {
+
+void Refuse(const Waiting& waiting, const absl::Status& status) {
+  spdlog::info("session for job {} of uid {} pid {} refused: {}",
+               waiting.adopt.hello().job(), waiting.adopt.peer_uid(),
+               waiting.adopt.peer_pid(), status.ToString());
+  SendRefusal(waiting.fd.get(), status);
+}
+
+JobSummary Summarize(const JobHost& host) {
+  JobSummary summary;
+  summary.name = host.name();
+  summary.uid = host.uid();
+  summary.failed = host.state() == JobHost::State::kFailed;
+  summary.reason = host.reason();
+  summary.engine_pid = host.engine_pid();
+  summary.restarts = host.restarts();
+  summary.directory = host.directory();
+  return summary;
+}
+
+}  // namespace
+
+absl::Status CheckOperator(uid_t uid) {
+  if (uid == 0 || uid == ::geteuid()) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("this concerns every job: only root and the daemon's uid ",
+                   ::geteuid(), " may do it, not uid ", uid));
+}
+
+Supervisor::Supervisor(EventLoop* loop, Options options, JobRegistry registry,
+                       Callbacks callbacks)
+    : loop_(loop),
+      options_(std::move(options)),
+      callbacks_(std::move(callbacks)),
+      limits_(options_.config.limits()),
+      registry_(std::move(registry)) {}
+
+void Supervisor::Start() {
+  for (const auto& [name, uid] : registry_.jobs()) StartHost(name, uid);
+}
+
+void Supervisor::OnHello(UniqueFd fd, const PeerCredentials& peer,
+                         v1::Hello hello) {
+  Waiting waiting;
+  waiting.fd = std::move(fd);
+  waiting.adopt.set_peer_uid(peer.uid);
+  waiting.adopt.set_peer_pid(peer.pid);
+  const absl::StatusOr<uint32_t> version = CheckHello(hello, peer);
+  if (!version.ok()) {
+    spdlog::info("session of uid {} pid {} refused: {}", peer.uid, peer.pid,
+                 version.status().ToString());
+    SendRefusal(waiting.fd.get(), version.status());
+    return;
+  }
+  waiting.adopt.set_protocol_version(*version);
+  *waiting.adopt.mutable_hello() = std::move(hello);
+  const absl::Status status = Route(std::move(waiting));
+  // Route leaves a connection that it refuses where it was.
+  if (!status.ok()) Refuse(waiting, status);
+}
+
+absl::Status Supervisor::Route(Waiting&& waiting) {
+  if (draining_) {
+    return absl::UnavailableError(
+        "the daemon is draining and takes no new sessions");
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindOrCreate(waiting.adopt));
+  return host->Adopt(std::move(waiting));
+}
+
+absl::StatusOr<JobHost*> Supervisor::FindOrCreate(
+    const v1::AdoptConnection& adopt) {
+  const std::string& name = adopt.hello().job();
+  const auto found = hosts_.find(name);
+  if (found != hosts_.end()) {
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckJobOwner(name, found->second->uid(), adopt.peer_uid()));
+    OPTSTATE_RETURN_IF_ERROR(CheckSessionCount());
+    return found->second.get();
+  }
+  if (adopt.hello().must_exist()) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no job \"", name, "\" on this node"));
+  }
+  OPTSTATE_RETURN_IF_ERROR(CheckSessionCount());
+  if (hosts_.size() >= limits_.jobs_max()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the node already has ", hosts_.size(),
+        " jobs (limits.jobs_max): delete one with `optctl delete job NAME`"));
+  }
+  OPTSTATE_RETURN_IF_ERROR(registry_.Create(name, adopt.peer_uid()));
+  spdlog::info("job {}: created for uid {}", name, adopt.peer_uid());
+  return StartHost(name, adopt.peer_uid());
+}
+
+absl::Status Supervisor::CheckSessionCount() {
+  if (CountSessions() < limits_.sessions_max()) return absl::OkStatus();
+  LookForEndedSessions();
+  const size_t count = CountSessions();
+  if (count < limits_.sessions_max()) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the node already has ", count,
+                   " sessions (limits.sessions_max of the daemon)"));
+}
+
+size_t Supervisor::CountSessions() const {
+  size_t count = sessions_.count();
+  for (const auto& [name, host] : hosts_) count += host->waiting_count();
+  return count;
+}
+
+void Supervisor::LookForEndedSessions() {
+  for (const auto& [name, host] : hosts_) {
+    if (host->engine_pid() == 0 || host->HasUnreadConnections()) continue;
+    const absl::StatusOr<std::set<ino_t>> open =
+        OpenSockets(host->engine_pid());
+    // Unreadable: the old count is the safe side.
+    if (open.ok()) sessions_.Retain(name, *open);
+  }
+}
+
+JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
+  JobHost::Options options;
+  options.executable = options_.executable;
+  options.config.set_job(name);
+  options.config.set_uid(uid);
+  options.config.set_job_dir(registry_.JobDirectory(name));
+  *options.config.mutable_daemon() = options_.config;
+
+  JobHost::Callbacks callbacks;
+  callbacks.on_engine = [this, name](UniqueFd grpc) {
+    callbacks_.on_engine(name, std::move(grpc));
+  };
+  callbacks.on_engine_gone = [this, name] {
+    sessions_.Forget(name);
+    callbacks_.on_engine_gone(name);
+  };
+  callbacks.on_adopted = [this, name](int fd) { OnAdopted(name, fd); };
+  callbacks.on_stopped = [this, name](bool over) { OnStopped(name, over); };
+  auto host = std::make_unique<JobHost>(loop_, std::move(options),
+                                        std::move(callbacks));
+  JobHost* const raw = host.get();
+  hosts_[name] = std::move(host);
+  raw->Start();
+  return raw;
+}
+
+void Supervisor::OnAdopted(const std::string& name, int fd) {
+  const absl::StatusOr<ino_t> inode = SocketInode(fd);
+  if (inode.ok()) sessions_.Add(name, *inode);
+}
+
+void Supervisor::OnStopped(const std::string& name, bool over) {
+  const std::unique_ptr<JobHost> host =
+      std::move(hosts_.extract(name).mapped());
+  auto held = held_.extract(name);
+  DeleteCallback deleted = held.empty() ? nullptr : std::move(held.mapped());
+  if (over || deleted != nullptr) RemoveJob(name, std::move(deleted));
+  // While the daemon ends, these are refused, for it is draining.
+  Reroute(host->TakeWaiting());
+  if (on_all_stopped_ != nullptr && hosts_.empty()) {
+    std::exchange(on_all_stopped_, nullptr)();
+  }
+}
+
+void Supervisor::RemoveJob(const std::string& name, DeleteCallback done) {
+  if (done == nullptr) done = [](const absl::Status&) {};
+  const absl::StatusOr<std::string> path = registry_.Discard(name);
+  if (!path.ok()) {
+    spdlog::error("job {}: {}", name, path.status().ToString());
+    return done(path.status());
+  }
+  remover_.Remove(*path, [name,
+                          done = std::move(done)](const absl::Status& status) {
+    if (status.ok()) {
+      spdlog::info("job {}: deleted", name);
+    } else {
+      spdlog::error("job {}: not wholly deleted: {}", name, status.ToString());
+    }
+    done(status);
+  });
+}
+
+void Supervisor::Reroute(std::deque<Waiting> waiting) {
+  for (Waiting& next : waiting) {
+    const absl::Status status = Route(std::move(next));
+    if (!status.ok()) Refuse(next, status);
+  }
+}
+
+void Supervisor::Stop(std::function<void()> done) {
+  draining_ = true;
+  if (hosts_.empty()) return done();
+  on_all_stopped_ = std::move(done);
+  for (const auto& [name, host] : hosts_) host->Stop();
+}
+
+void Supervisor::SetLimits(const v1::Limits& limits) { limits_ = limits; }
+
+void Supervisor::RunInLoop(const std::function<void()>& function) {
+  absl::Notification done;
+  loop_->Post([&function, &done] {
+    function();
+    done.Notify();
+  });
+  done.WaitForNotification();
+}
+
+std::vector<JobSummary> Supervisor::Jobs() {
+  std::vector<JobSummary> jobs;
+  RunInLoop([this, &jobs] {
+    for (const auto& [name, host] : hosts_) jobs.push_back(Summarize(*host));
+  });
+  return jobs;
+}
+
+absl::Status Supervisor::HoldJob(const std::string& name, uid_t uid) {
+  absl::Status status;
+  RunInLoop([&] { status = HoldJobInLoop(name, uid); });
+  return status;
+}
+
+absl::Status Supervisor::HoldJobInLoop(const std::string& name, uid_t uid) {
+  const auto found = hosts_.find(name);
+  if (found == hosts_.end()) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no job \"", name, "\" on this node"));
+  }
+  JobHost& host = *found->second;
+  if (uid != ::geteuid()) {
+    OPTSTATE_RETURN_IF_ERROR(CheckJobOwner(name, host.uid(), uid));
+  }
+  if (held_.contains(name) || host.state() == JobHost::State::kStopping) {
+    return absl::UnavailableError(
+        absl::StrCat("job \"", name, "\" is being deleted or stopped already"));
+  }
+  held_[name] = nullptr;
+  host.SetHeld(true);
+  return absl::OkStatus();
+}
+
+void Supervisor::ReleaseJob(const std::string& name) {
+  RunInLoop([this, &name] {
+    held_.erase(name);
+    const auto found = hosts_.find(name);
+    if (found != hosts_.end()) found->second->SetHeld(false);
+  });
+}
+
+absl::Status Supervisor::DeleteHeldJob(const std::string& name,
+                                       absl::Time deadline) {
+  struct Outcome {
+    absl::Notification done;
+    absl::Status status;
+  };
+  const auto outcome = std::make_shared<Outcome>();
+  RunInLoop([this, &name, outcome] {
+    const auto found = hosts_.find(name);
+    if (found == hosts_.end()) {  // it ended by itself, and is removed
+      outcome->done.Notify();
+      return;
+    }
+    held_[name] = [outcome](const absl::Status& status) {
+      outcome->status = status;
+      outcome->done.Notify();
+    };
+    found->second->Stop();
+  });
+  if (outcome->done.WaitForNotificationWithDeadline(deadline)) {
+    return outcome->status;
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("job \"", name, "\" is still being deleted"));
+}
+
+}  // namespace optstate::supervisor

@@ -1,0 +1,104 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_SUPERVISOR_H_
+#define OPTSTATE_SERVER_SUPERVISOR_SUPERVISOR_H_
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "optstate/v1/config.pb.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/types/unique_fd.h"
+#include "server/supervisor/event_loop.h"
+#include "server/supervisor/job_host.h"
+#include "server/supervisor/job_registry.h"
+#include "server/supervisor/peer_credentials.h"
+#include "server/supervisor/session_ledger.h"
+#include "server/supervisor/supervisor_control.h"
+#include "server/supervisor/tree_remover.h"
+
+namespace optstate::supervisor {
+
+// Knows every job and decides who gets to its engine.
+//
+// A Hello is checked in this order: what it says by itself (hello_check.h),
+// draining, the job's owner or must_exist, the limits. Then the job's engine is
+// found or started and gets the connection. A refused peer is sent a HelloReply
+// with the reason.
+//
+// Threads: the loop's, but for SupervisorControl. Outlived by the loop.
+class Supervisor : public SupervisorControl {
+ public:
+  struct Options {
+    v1::DaemonConfig config;
+    std::string executable;  // started as engine
+  };
+  struct Callbacks {
+    // As JobHost's.
+    std::function<void(const std::string& job, UniqueFd grpc)> on_engine;
+    std::function<void(const std::string& job)> on_engine_gone;
+  };
+
+  Supervisor(EventLoop* loop, Options options, JobRegistry registry,
+             Callbacks callbacks);
+
+  // Starts an engine for every job of the registry.
+  void Start();
+
+  void OnHello(UniqueFd fd, const PeerCredentials& peer, v1::Hello hello);
+
+  // Ends every engine; then calls `done`, from the loop. Jobs that come to
+  // their end meanwhile are removed, the others keep their state.
+  void Stop(std::function<void()> done);
+
+  // For sessions and jobs that come from now on.
+  void SetLimits(const v1::Limits& limits);
+
+  std::vector<JobSummary> Jobs() override;
+  absl::Status HoldJob(const std::string& name, uid_t uid) override;
+  void ReleaseJob(const std::string& name) override;
+  absl::Status DeleteHeldJob(const std::string& name,
+                             absl::Time deadline) override;
+  void SetDraining(bool draining) override { draining_ = draining; }
+  bool draining() const override { return draining_; }
+
+ private:
+  using DeleteCallback = std::function<void(const absl::Status&)>;
+
+  absl::Status Route(Waiting&& waiting);
+  absl::StatusOr<JobHost*> FindOrCreate(const v1::AdoptConnection& adopt);
+  absl::Status CheckSessionCount();
+  size_t CountSessions() const;
+  void LookForEndedSessions();
+  JobHost* StartHost(const std::string& name, uid_t uid);
+  void OnAdopted(const std::string& name, int fd);
+  void OnStopped(const std::string& name, bool over);
+  void RemoveJob(const std::string& name, DeleteCallback done);
+  // Connections that reached a job in its last moments start the next one.
+  void Reroute(std::deque<Waiting> waiting);
+  void RunInLoop(const std::function<void()>& function);
+  absl::Status HoldJobInLoop(const std::string& name, uid_t uid);
+
+  EventLoop* const loop_;
+  const Options options_;
+  const Callbacks callbacks_;
+  v1::Limits limits_;
+  JobRegistry registry_;
+  SessionLedger sessions_;
+  std::map<std::string, std::unique_ptr<JobHost>> hosts_;
+  // Jobs that are being deleted; the callback is set by DeleteHeldJob.
+  std::map<std::string, DeleteCallback> held_;
+  std::atomic<bool> draining_{false};
+  std::function<void()> on_all_stopped_;
+  TreeRemover remover_;  // first to be destroyed: its callbacks use the rest
+};
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_SUPERVISOR_H_

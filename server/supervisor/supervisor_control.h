@@ -1,0 +1,57 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_SUPERVISOR_CONTROL_H_
+#define OPTSTATE_SERVER_SUPERVISOR_SUPERVISOR_CONTROL_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace optstate::supervisor {
+
+// What the supervisor itself knows of a job; the rest knows its engine.
+struct JobSummary {
+  std::string name;
+  uid_t uid = 0;
+  bool failed = false;
+  std::string reason;  // of `failed`, or why no engine is there just now
+  pid_t engine_pid = 0;
+  uint32_t restarts = 0;
+  std::string directory;
+};
+
+// What the Admin service asks of the supervisor.
+//
+// Threads: every function may be called from any thread but the supervisor's
+// own, waits for that thread, and returns.
+class SupervisorControl {
+ public:
+  virtual ~SupervisorControl() = default;
+
+  virtual std::vector<JobSummary> Jobs() = 0;
+
+  // Deletion in two halves, so that no rank slips in between the look whether
+  // one is attached and the end of the engine. After HoldJob, new connections
+  // wait; ReleaseJob lets them go on. NOT_FOUND; PERMISSION_DENIED when `uid`
+  // may not change the job; UNAVAILABLE while it is held or stopping already.
+  virtual absl::Status HoldJob(const std::string& name, uid_t uid) = 0;
+  virtual void ReleaseJob(const std::string& name) = 0;
+  // Ends the engine of a held job and removes its state. DEADLINE_EXCEEDED: it
+  // is still being done, and will be.
+  virtual absl::Status DeleteHeldJob(const std::string& name,
+                                     absl::Time deadline) = 0;
+
+  // While draining, new sessions are refused with UNAVAILABLE.
+  virtual void SetDraining(bool draining) = 0;
+  virtual bool draining() const = 0;
+};
+
+// Whether `uid` may do what concerns every job: root and the daemon's user.
+absl::Status CheckOperator(uid_t uid);
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_SUPERVISOR_CONTROL_H_
