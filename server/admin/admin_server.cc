@@ -1,0 +1,184 @@
+#include "server/admin/admin_server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/server_posix.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/time/clock.h"
+#include "optstate/v1/admin.grpc.pb.h"
+#include "proto/types/grpc_status.h"
+#include "proto/types/status_macros.h"
+#include "server/admin/connection_uids.h"
+
+namespace optstate::admin {
+namespace {
+
+// Calls that run at once; a drain or a deletion keeps one busy for its time.
+constexpr int kThreadsMax = 16;
+// A request is a name and a few numbers.
+constexpr int kRequestBytesMax = 64 << 10;
+// For a caller that sets no deadline.
+constexpr absl::Duration kCallMax = absl::Minutes(5);
+
+absl::Time Deadline(const grpc::ServerContext& context) {
+  return std::min(absl::FromChrono(context.deadline()), absl::Now() + kCallMax);
+}
+
+// Puts a result where gRPC wants it.
+template <typename T>
+grpc::Status Answer(absl::StatusOr<T> result, T* reply) {
+  if (!result.ok()) return ToGrpc(result.status());
+  *reply = *std::move(result);
+  return grpc::Status::OK;
+}
+
+class Server final : public AdminServer, public v1::Admin::Service {
+ public:
+  explicit Server(AdminService* service) : service_(service) {}
+  ~Server() override { Shutdown(absl::Now()); }
+
+  absl::Status Start();
+  absl::Status Serve(UniqueFd connection, uid_t uid) override;
+  void SetUnhealthy() override;
+  void Shutdown(absl::Time deadline) override;
+
+  grpc::Status GetStatus(grpc::ServerContext* context,
+                         const v1::GetStatusRequest* request,
+                         v1::ServerStatus* reply) override;
+  grpc::Status ListJobs(grpc::ServerContext* context,
+                        const v1::ListJobsRequest* request,
+                        v1::ListJobsReply* reply) override;
+  grpc::Status GetJob(grpc::ServerContext* context,
+                      const v1::GetJobRequest* request,
+                      v1::Job* reply) override;
+  grpc::Status ListSessions(grpc::ServerContext* context,
+                            const v1::ListSessionsRequest* request,
+                            v1::ListSessionsReply* reply) override;
+  grpc::Status ListParameters(grpc::ServerContext* context,
+                              const v1::ListParametersRequest* request,
+                              v1::ListParametersReply* reply) override;
+  grpc::Status DeleteJob(grpc::ServerContext* context,
+                         const v1::DeleteJobRequest* request,
+                         v1::DeleteJobReply* reply) override;
+  grpc::Status Drain(grpc::ServerContext* context,
+                     const v1::DrainRequest* request,
+                     v1::DrainReply* reply) override;
+
+ private:
+  AdminService* const service_;
+  ConnectionUids uids_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+absl::Status Server::Start() {
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ResourceQuota quota("admin");
+  quota.SetMaxThreads(kThreadsMax);
+  grpc::ServerBuilder builder;
+  builder.SetResourceQuota(quota);
+  builder.SetMaxReceiveMessageSize(kRequestBytesMax);
+  builder.SetMaxSendMessageSize(-1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
+  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
+  builder.RegisterService(static_cast<v1::Admin::Service*>(this));
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    return absl::InternalError("the gRPC server of Admin did not start");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Server::Serve(UniqueFd connection, uid_t uid) {
+  OPTSTATE_ASSIGN_OR_RETURN(const int fd,
+                            uids_.Move(std::move(connection), uid));
+  grpc::AddInsecureChannelFromFd(server_.get(), fd);
+  return absl::OkStatus();
+}
+
+void Server::SetUnhealthy() {
+  server_->GetHealthCheckService()->SetServingStatus(false);
+}
+
+void Server::Shutdown(absl::Time deadline) {
+  if (server_ == nullptr) return;
+  server_->Shutdown(absl::ToChronoTime(deadline));
+  server_->Wait();
+}
+
+grpc::Status Server::GetStatus(grpc::ServerContext* context,
+                               const v1::GetStatusRequest*,
+                               v1::ServerStatus* reply) {
+  *reply = service_->GetStatus(Deadline(*context));
+  return grpc::Status::OK;
+}
+
+grpc::Status Server::ListJobs(grpc::ServerContext* context,
+                              const v1::ListJobsRequest*,
+                              v1::ListJobsReply* reply) {
+  for (v1::Job& job : service_->ListJobs(Deadline(*context))) {
+    *reply->add_jobs() = std::move(job);
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status Server::GetJob(grpc::ServerContext* context,
+                            const v1::GetJobRequest* request, v1::Job* reply) {
+  return Answer(service_->GetJob(request->name(), Deadline(*context)), reply);
+}
+
+grpc::Status Server::ListSessions(grpc::ServerContext* context,
+                                  const v1::ListSessionsRequest* request,
+                                  v1::ListSessionsReply* reply) {
+  return Answer(service_->ListSessions(request->job(), Deadline(*context)),
+                reply);
+}
+
+grpc::Status Server::ListParameters(grpc::ServerContext* context,
+                                    const v1::ListParametersRequest* request,
+                                    v1::ListParametersReply* reply) {
+  return Answer(service_->ListParameters(*request, Deadline(*context)), reply);
+}
+
+grpc::Status Server::DeleteJob(grpc::ServerContext* context,
+                               const v1::DeleteJobRequest* request,
+                               v1::DeleteJobReply*) {
+  const absl::StatusOr<uid_t> uid = uids_.Find(context->peer());
+  if (!uid.ok()) return ToGrpc(uid.status());
+  const absl::Status status = service_->DeleteJob(
+      request->name(), request->force(), *uid, Deadline(*context));
+  spdlog::info("delete job \"{}\"{} by uid {}: {}",
+               absl::CHexEscape(request->name()),
+               request->force() ? " (forced)" : "", *uid, status.ToString());
+  return ToGrpc(status);
+}
+
+grpc::Status Server::Drain(grpc::ServerContext* context,
+                           const v1::DrainRequest* request, v1::DrainReply*) {
+  const absl::StatusOr<uid_t> uid = uids_.Find(context->peer());
+  if (!uid.ok()) return ToGrpc(uid.status());
+  const absl::Status status =
+      service_->Drain(*request, *uid, Deadline(*context));
+  spdlog::info("{} by uid {}: {}", request->resume() ? "resume" : "drain", *uid,
+               status.ToString());
+  return ToGrpc(status);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(
+    AdminService* service) {
+  auto server = std::make_unique<Server>(service);
+  OPTSTATE_RETURN_IF_ERROR(server->Start());
+  return server;
+}
+
+}  // namespace optstate::admin

@@ -1,0 +1,197 @@
+#include "server/admin/admin_service.h"
+
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/shm/frame.h"
+#include "proto/types/status_macros.h"
+#include "proto/types/version.h"
+#include "server/supervisor/hello_check.h"
+
+namespace optstate::admin {
+namespace {
+
+using supervisor::JobSummary;
+
+// One hanging engine must not make a list useless.
+constexpr absl::Duration kEngineAnswerMax = absl::Seconds(2);
+constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
+
+absl::Time EngineDeadline(absl::Time deadline) {
+  return std::min(deadline, absl::Now() + kEngineAnswerMax);
+}
+
+v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
+  v1::Job job;
+  if (described.ok()) {
+    job = *std::move(described);
+  } else if (summary.failed) {
+    job.set_phase(v1::JOB_PHASE_FAILED);
+  } else {
+    job.set_reason(std::string(described.status().message()));
+  }
+  if (job.reason().empty()) job.set_reason(summary.reason);
+  // What the supervisor knows best.
+  job.set_name(summary.name);
+  job.set_uid(summary.uid);
+  job.set_engine_pid(summary.engine_pid);
+  job.set_engine_restarts(summary.restarts);
+  job.set_state_dir(summary.directory);
+  return job;
+}
+
+absl::Status NoJob(const std::string& name) {
+  return absl::NotFoundError(
+      absl::StrCat("there is no job \"", name, "\" on this node"));
+}
+
+uint64_t BytesAvailable(const std::string& directory) {
+  struct statvfs info;
+  if (::statvfs(directory.c_str(), &info) != 0) return 0;
+  return uint64_t{info.f_bavail} * info.f_frsize;
+}
+
+std::string HostName() {
+  char name[256] = {};
+  return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "";
+}
+
+absl::Duration TimeoutOf(const v1::DrainRequest& request) {
+  if (!request.has_timeout()) return kDrainTimeout;
+  return absl::Seconds(request.timeout().seconds()) +
+         absl::Nanoseconds(request.timeout().nanos());
+}
+
+}  // namespace
+
+AdminService::AdminService(supervisor::SupervisorControl* control,
+                           EngineChannels* engines, ServerInfo info)
+    : control_(control), engines_(engines), info_(std::move(info)) {}
+
+v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
+  const std::vector<v1::Job> jobs = ListJobs(deadline);
+  v1::ServerStatus status;
+  status.set_version(std::string(kVersion));
+  status.set_protocol_version(shm::kProtocolVersion);
+  status.set_pid(::getpid());
+  const int64_t started_ns = absl::ToUnixNanos(info_.started_at);
+  status.mutable_started_at()->set_seconds(started_ns / 1000000000);
+  status.mutable_started_at()->set_nanos(
+      static_cast<int32_t>(started_ns % 1000000000));
+  status.set_state_dir(info_.state_dir);
+  status.set_socket(info_.socket);
+  *status.mutable_listen() = {info_.listen.begin(), info_.listen.end()};
+  status.set_draining(control_->draining());
+  status.set_job_count(static_cast<uint32_t>(jobs.size()));
+  for (const v1::Job& job : jobs) {
+    status.set_session_count(status.session_count() + job.session_count());
+    status.set_state_bytes(status.state_bytes() + job.state_bytes());
+  }
+  status.set_state_bytes_available(BytesAvailable(info_.state_dir));
+  status.set_huge_pages(info_.huge_pages);
+  status.set_instruction_set(info_.instruction_set);
+  status.set_workers(info_.workers);
+  status.set_host(HostName());
+  return status;
+}
+
+std::vector<v1::Job> AdminService::Describe(
+    const std::vector<JobSummary>& summaries, absl::Time deadline) {
+  std::vector<std::string> names;
+  for (const JobSummary& summary : summaries) names.push_back(summary.name);
+  std::vector<absl::StatusOr<v1::Job>> described =
+      engines_->GetJobs(names, EngineDeadline(deadline));
+  std::vector<v1::Job> jobs;
+  for (size_t i = 0; i < summaries.size(); ++i) {
+    jobs.push_back(Merge(summaries[i], std::move(described[i])));
+  }
+  return jobs;
+}
+
+std::vector<v1::Job> AdminService::ListJobs(absl::Time deadline) {
+  return Describe(control_->Jobs(), deadline);
+}
+
+absl::StatusOr<JobSummary> AdminService::FindJob(const std::string& name) {
+  for (JobSummary& summary : control_->Jobs()) {
+    if (summary.name == name) return std::move(summary);
+  }
+  return NoJob(name);
+}
+
+absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
+                                             absl::Time deadline) {
+  OPTSTATE_ASSIGN_OR_RETURN(JobSummary summary, FindJob(name));
+  return std::move(Describe({std::move(summary)}, deadline)[0]);
+}
+
+absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
+    const std::string& job, absl::Time deadline) {
+  std::vector<v1::Job> jobs;
+  if (job.empty()) {
+    jobs = ListJobs(deadline);
+  } else {
+    OPTSTATE_ASSIGN_OR_RETURN(v1::Job one, GetJob(job, deadline));
+    jobs.push_back(std::move(one));
+  }
+  v1::ListSessionsReply reply;
+  for (v1::Job& one : jobs) {
+    for (v1::SessionInfo& session : *one.mutable_sessions()) {
+      session.set_job(one.name());
+      *reply.add_sessions() = std::move(session);
+    }
+  }
+  return reply;
+}
+
+absl::StatusOr<v1::ListParametersReply> AdminService::ListParameters(
+    const v1::ListParametersRequest& request, absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(FindJob(request.job()).status());
+  return engines_->ListParameters(request, deadline);
+}
+
+absl::Status AdminService::DeleteJob(const std::string& name, bool force,
+                                     uid_t uid, absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckJobName(name));
+  OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, uid));
+  if (!force) {
+    const absl::Status status = CheckNoSessions(name, deadline);
+    if (!status.ok()) {
+      control_->ReleaseJob(name);
+      return status;
+    }
+  }
+  return control_->DeleteHeldJob(name, deadline);
+}
+
+absl::Status AdminService::CheckNoSessions(const std::string& name,
+                                           absl::Time deadline) {
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::Job job, GetJob(name, deadline));
+  // Without an engine there is no session.
+  if (job.engine_pid() == 0) return absl::OkStatus();
+  if (job.session_count() != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job \"", name, "\" has ", job.session_count(),
+                     " ranks attached: end them first, or force the deletion"));
+  }
+  if (job.phase() != v1::JOB_PHASE_UNSPECIFIED) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the engine of job \"", name,
+                   "\" does not say whether ranks are attached (", job.reason(),
+                   "): try again, or force the deletion"));
+}
+
+absl::Status AdminService::Drain(const v1::DrainRequest& request, uid_t uid,
+                                 absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
+  control_->SetDraining(!request.resume());
+  return engines_->DrainAll(
+      request.resume(), std::min(deadline, absl::Now() + TimeoutOf(request)));
+}
+
+}  // namespace optstate::admin

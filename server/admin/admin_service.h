@@ -1,0 +1,60 @@
+#ifndef OPTSTATE_SERVER_ADMIN_ADMIN_SERVICE_H_
+#define OPTSTATE_SERVER_ADMIN_ADMIN_SERVICE_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "optstate/v1/admin.pb.h"
+#include "server/admin/engine_channels.h"
+#include "server/admin/server_info.h"
+#include "server/supervisor/supervisor_control.h"
+
+namespace optstate::admin {
+
+// What each call of the Admin service does, without gRPC: admin_server.cc wraps
+// it. `uid` is who asks; `deadline` is the call's.
+//
+// A job whose engine does not answer is still listed, as the supervisor knows
+// it: phase FAILED with the reason when the job is, else UNSPECIFIED with why
+// the engine is not there.
+//
+// Threads: thread-safe. Calls block the calling thread.
+class AdminService {
+ public:
+  // Everything given outlives the object.
+  AdminService(supervisor::SupervisorControl* control, EngineChannels* engines,
+               ServerInfo info);
+
+  v1::ServerStatus GetStatus(absl::Time deadline);
+  std::vector<v1::Job> ListJobs(absl::Time deadline);
+  absl::StatusOr<v1::Job> GetJob(const std::string& name, absl::Time deadline);
+  // NOT_FOUND when a job is named and there is none.
+  absl::StatusOr<v1::ListSessionsReply> ListSessions(const std::string& job,
+                                                     absl::Time deadline);
+  absl::StatusOr<v1::ListParametersReply> ListParameters(
+      const v1::ListParametersRequest& request, absl::Time deadline);
+  absl::Status DeleteJob(const std::string& name, bool force, uid_t uid,
+                         absl::Time deadline);
+  absl::Status Drain(const v1::DrainRequest& request, uid_t uid,
+                     absl::Time deadline);
+
+ private:
+  std::vector<v1::Job> Describe(
+      const std::vector<supervisor::JobSummary>& summaries,
+      absl::Time deadline);
+  absl::StatusOr<supervisor::JobSummary> FindJob(const std::string& name);
+  absl::Status CheckNoSessions(const std::string& name, absl::Time deadline);
+
+  supervisor::SupervisorControl* const control_;
+  EngineChannels* const engines_;
+  const ServerInfo info_;
+};
+
+}  // namespace optstate::admin
+
+#endif  // OPTSTATE_SERVER_ADMIN_ADMIN_SERVICE_H_

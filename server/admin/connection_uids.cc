@@ -1,0 +1,75 @@
+#include "server/admin/connection_uids.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "proto/types/os_error.h"
+
+namespace optstate::admin {
+namespace {
+
+// 0: not open.
+ino_t Inode(int fd) {
+  struct stat info;
+  return ::fstat(fd, &info) == 0 ? info.st_ino : 0;
+}
+
+}  // namespace
+
+absl::StatusOr<int> ConnectionUids::Move(UniqueFd connection, uid_t uid) {
+  absl::MutexLock lock(&mutex_);
+  if (CountOpen(uid) >= kConnectionsMax) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("uid ", uid, " already has ", kConnectionsMax,
+                     " gRPC connections to this daemon"));
+  }
+  // Numbers of other users that happen to be free are held until one of ours
+  // is found, so that the kernel offers the next one.
+  std::vector<UniqueFd> others;
+  while (true) {
+    UniqueFd moved(::fcntl(connection.get(), F_DUPFD_CLOEXEC, kFirst));
+    if (!moved.ok()) {
+      return OsError(errno, "fcntl F_DUPFD_CLOEXEC of a gRPC connection");
+    }
+    const auto index = static_cast<size_t>(moved.get() - kFirst);
+    if (index >= slots_.size()) slots_.resize(index + 1);
+    Slot& slot = slots_[index];
+    if (slot.used && slot.uid != uid) {
+      others.push_back(std::move(moved));
+      continue;
+    }
+    slot = {true, uid, Inode(moved.get())};
+    return moved.release();
+  }
+}
+
+absl::StatusOr<uid_t> ConnectionUids::Find(absl::string_view peer) const {
+  int fd = 0;
+  if (absl::ConsumePrefix(&peer, "fd:") && absl::SimpleAtoi(peer, &fd) &&
+      fd >= kFirst) {
+    absl::MutexLock lock(&mutex_);
+    const auto index = static_cast<size_t>(fd - kFirst);
+    if (index < slots_.size() && slots_[index].used) return slots_[index].uid;
+  }
+  return absl::NotFoundError("the connection's user is unknown");
+}
+
+size_t ConnectionUids::CountOpen(uid_t uid) const {
+  size_t count = 0;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (!slot.used || slot.uid != uid) continue;
+    // gRPC tells nobody when it closes a connection: the number is free then,
+    // or has another file.
+    if (slot.inode == Inode(kFirst + static_cast<int>(i))) ++count;
+  }
+  return count;
+}
+
+}  // namespace optstate::admin

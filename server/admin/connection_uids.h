@@ -1,0 +1,58 @@
+#ifndef OPTSTATE_SERVER_ADMIN_CONNECTION_UIDS_H_
+#define OPTSTATE_SERVER_ADMIN_CONNECTION_UIDS_H_
+
+#include <sys/types.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate::admin {
+
+// Remembers which user is behind which gRPC connection.
+//
+// gRPC shows a call's connection only as "fd:N" (of a server that was given
+// fds), and closes the fd when it likes. So a call that is still running could
+// find that N belongs to somebody else by now. Therefore a number that one user
+// has had is never given to a connection of another, as long as the process
+// lives: connections are moved (dup) to numbers of their user.
+//
+// A user can have kConnectionsMax connections, which bounds the numbers that
+// are taken. Numbers from kFirst on are used, above those that everything else
+// in the process has.
+//
+// Threads: thread-safe.
+class ConnectionUids {
+ public:
+  static constexpr int kFirst = 512;
+  static constexpr size_t kConnectionsMax = 64;
+
+  // Moves the connection to a number of `uid`; the number is returned and
+  // belongs to the caller, who passes it to gRPC. RESOURCE_EXHAUSTED: the user
+  // has too many connections, or the process is out of file descriptors.
+  absl::StatusOr<int> Move(UniqueFd connection, uid_t uid);
+
+  // `peer` as from grpc::ServerContext::peer(). NOT_FOUND: none of ours.
+  absl::StatusOr<uid_t> Find(absl::string_view peer) const;
+
+ private:
+  struct Slot {
+    bool used = false;
+    uid_t uid = 0;
+    ino_t inode = 0;  // of the connection that had the number last
+  };
+
+  size_t CountOpen(uid_t uid) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable absl::Mutex mutex_;
+  std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);  // [N - kFirst]
+};
+
+}  // namespace optstate::admin
+
+#endif  // OPTSTATE_SERVER_ADMIN_CONNECTION_UIDS_H_

@@ -1,0 +1,176 @@
+#include "server/admin/engine_channels.h"
+
+#include <grpcpp/create_channel_posix.h>
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/blocking_counter.h"
+#include "absl/time/clock.h"
+#include "optstate/v1/engine.grpc.pb.h"
+#include "proto/types/grpc_status.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::admin {
+namespace {
+
+// An engine's drain ends a little before ours, so that its answer, which says
+// what it waited for, arrives in time.
+constexpr absl::Duration kDrainAnswerTime = absl::Milliseconds(200);
+
+absl::Status NoEngine(const std::string& job) {
+  return absl::UnavailableError(
+      absl::StrCat("the engine of job \"", job, "\" is not running"));
+}
+
+// A private connection either works or its engine is gone, so there is nothing
+// that waiting for it could bring.
+void SetUp(grpc::ClientContext* context, absl::Time deadline) {
+  context->set_deadline(absl::ToChronoTime(deadline));
+  context->set_wait_for_ready(false);
+}
+
+absl::Status Named(const std::string& job, const grpc::Status& status) {
+  return Annotate(FromGrpc(status),
+                  absl::StrCat("engine of job \"", job, "\""));
+}
+
+}  // namespace
+
+struct EngineChannels::Channel {
+  std::unique_ptr<v1::Engine::Stub> stub;
+};
+
+EngineChannels::EngineChannels() = default;
+EngineChannels::~EngineChannels() = default;
+
+void EngineChannels::Set(const std::string& job, UniqueFd grpc) {
+  grpc::ChannelArguments arguments;
+  // A page of 10,000 parameters is larger than gRPC's default of 4 MiB.
+  arguments.SetMaxReceiveMessageSize(-1);
+  auto channel = std::make_shared<Channel>();
+  channel->stub = v1::Engine::NewStub(grpc::CreateCustomInsecureChannelFromFd(
+      "engine", grpc.release(), arguments));
+  absl::MutexLock lock(&mutex_);
+  channels_[job] = std::move(channel);
+}
+
+void EngineChannels::Erase(const std::string& job) {
+  std::shared_ptr<Channel> last;  // destroyed outside the lock
+  absl::MutexLock lock(&mutex_);
+  const auto found = channels_.find(job);
+  if (found == channels_.end()) return;
+  last = std::move(found->second);
+  channels_.erase(found);
+}
+
+std::shared_ptr<EngineChannels::Channel> EngineChannels::Find(
+    const std::string& job) const {
+  absl::MutexLock lock(&mutex_);
+  const auto found = channels_.find(job);
+  return found == channels_.end() ? nullptr : found->second;
+}
+
+absl::StatusOr<v1::Job> EngineChannels::GetJob(const std::string& job,
+                                               absl::Time deadline) {
+  return std::move(GetJobs({job}, deadline)[0]);
+}
+
+absl::StatusOr<v1::ListParametersReply> EngineChannels::ListParameters(
+    const v1::ListParametersRequest& request, absl::Time deadline) {
+  const std::shared_ptr<Channel> channel = Find(request.job());
+  if (channel == nullptr) return NoEngine(request.job());
+  grpc::ClientContext context;
+  SetUp(&context, deadline);
+  v1::ListParametersReply reply;
+  const grpc::Status status =
+      channel->stub->ListParameters(&context, request, &reply);
+  // Not annotated: what the engine says is about the request.
+  if (!status.ok()) return FromGrpc(status);
+  return reply;
+}
+
+std::vector<absl::StatusOr<v1::Job>> EngineChannels::GetJobs(
+    const std::vector<std::string>& jobs, absl::Time deadline) {
+  struct Call {
+    std::shared_ptr<Channel> channel;
+    grpc::ClientContext context;
+    v1::GetJobRequest request;
+    v1::Job reply;
+    absl::Status status;
+  };
+  std::vector<Call> calls(jobs.size());
+  absl::BlockingCounter pending(static_cast<int>(jobs.size()));
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    Call& call = calls[i];
+    call.channel = Find(jobs[i]);
+    if (call.channel == nullptr) {
+      call.status = NoEngine(jobs[i]);
+      pending.DecrementCount();
+      continue;
+    }
+    SetUp(&call.context, deadline);
+    call.request.set_name(jobs[i]);
+    call.channel->stub->async()->GetJob(
+        &call.context, &call.request, &call.reply,
+        [&call, &pending, &job = jobs[i]](const grpc::Status& status) {
+          call.status = Named(job, status);
+          pending.DecrementCount();
+        });
+  }
+  pending.Wait();
+  std::vector<absl::StatusOr<v1::Job>> results;
+  for (Call& call : calls) {
+    if (call.status.ok()) {
+      results.emplace_back(std::move(call.reply));
+    } else {
+      results.emplace_back(std::move(call.status));
+    }
+  }
+  return results;
+}
+
+absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline) {
+  struct Call {
+    std::string job;
+    std::shared_ptr<Channel> channel;
+    grpc::ClientContext context;
+    v1::DrainReply reply;
+    absl::Status status;
+  };
+  std::vector<std::unique_ptr<Call>> calls;
+  {
+    absl::MutexLock lock(&mutex_);
+    for (const auto& [job, channel] : channels_) {
+      calls.push_back(std::make_unique<Call>());
+      calls.back()->job = job;
+      calls.back()->channel = channel;
+    }
+  }
+  v1::DrainRequest request;
+  request.set_resume(resume);
+  const absl::Duration timeout =
+      std::max(deadline - absl::Now() - kDrainAnswerTime, absl::ZeroDuration());
+  request.mutable_timeout()->set_seconds(absl::ToInt64Seconds(timeout));
+  request.mutable_timeout()->set_nanos(static_cast<int32_t>(
+      absl::ToInt64Nanoseconds(timeout % absl::Seconds(1))));
+
+  absl::BlockingCounter pending(static_cast<int>(calls.size()));
+  for (const auto& call : calls) {
+    SetUp(&call->context, deadline);
+    call->channel->stub->async()->Drain(
+        &call->context, &request, &call->reply,
+        [raw = call.get(), &pending](const grpc::Status& status) {
+          raw->status = Named(raw->job, status);
+          pending.DecrementCount();
+        });
+  }
+  pending.Wait();
+  absl::Status first;
+  for (const auto& call : calls) first.Update(call->status);
+  return first;
+}
+
+}  // namespace optstate::admin

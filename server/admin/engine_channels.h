@@ -1,0 +1,59 @@
+#ifndef OPTSTATE_SERVER_ADMIN_ENGINE_CHANNELS_H_
+#define OPTSTATE_SERVER_ADMIN_ENGINE_CHANNELS_H_
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "optstate/v1/admin.pb.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate::admin {
+
+// The private gRPC connections to the engines that run.
+//
+// An engine that does not answer (it hangs) costs a caller its deadline and
+// nobody else anything: calls to several engines run side by side.
+//
+// Threads: thread-safe. Calls block the calling thread.
+class EngineChannels {
+ public:
+  EngineChannels();
+  ~EngineChannels();
+
+  // A new engine of `job`; replaces the one before.
+  void Set(const std::string& job, UniqueFd grpc);
+  void Erase(const std::string& job);
+
+  // UNAVAILABLE when the job has no engine just now; DEADLINE_EXCEEDED.
+  absl::StatusOr<v1::Job> GetJob(const std::string& job, absl::Time deadline);
+  absl::StatusOr<v1::ListParametersReply> ListParameters(
+      const v1::ListParametersRequest& request, absl::Time deadline);
+
+  // Asks all of them at once; in the order of `jobs`.
+  std::vector<absl::StatusOr<v1::Job>> GetJobs(
+      const std::vector<std::string>& jobs, absl::Time deadline);
+
+  // Has every engine finish its open step, or (resume) take steps again.
+  // The first failure, naming the job, is returned when all have answered.
+  absl::Status DrainAll(bool resume, absl::Time deadline);
+
+ private:
+  struct Channel;
+
+  std::shared_ptr<Channel> Find(const std::string& job) const;
+
+  mutable absl::Mutex mutex_;
+  std::map<std::string, std::shared_ptr<Channel>> channels_
+      ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace optstate::admin
+
+#endif  // OPTSTATE_SERVER_ADMIN_ENGINE_CHANNELS_H_
