@@ -1,0 +1,32 @@
+#ifndef OPTSTATE_SERVER_DAEMON_H_
+#define OPTSTATE_SERVER_DAEMON_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "optstate/v1/config.pb.h"
+
+namespace optstate {
+
+struct DaemonOptions {
+  v1::DaemonConfig config;
+  // Read end of a pipe that the trainer holds: the daemon is private to it,
+  // and goes with it, taking its state directory along. -1: a node's daemon.
+  int lifeline_fd = -1;
+  // Started as engines.
+  std::string executable = "/proc/self/exe";
+  // Reads the configuration again at SIGHUP; empty: there is no file.
+  std::function<absl::StatusOr<v1::DaemonConfig>()> reload;
+};
+
+// optstated: builds the object graph bottom-up, serves until a signal or the
+// lifeline ends it, and takes it down top-down. To be called in a process with
+// one thread. OK after an orderly end.
+absl::Status RunDaemon(DaemonOptions options);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_DAEMON_H_

@@ -1,0 +1,146 @@
+// optstated: the optimizer-state daemon of a node. The same binary is the
+// supervisor, each job's engine (--engine) and a trainer's private daemon
+// (--embedded).
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "optstate/v1/config.pb.h"
+#include "proto/types/version.h"
+#include "server/daemon.h"
+#include "server/engine/engine.h"
+#include "server/observe/logging.h"
+#include "server/supervisor/config.h"
+#include "server/supervisor/engine_process.h"
+#include "server/supervisor/yaml_message.h"
+
+namespace optstate {
+namespace {
+
+using supervisor::ConfigFlags;
+using supervisor::EngineCommandLine;
+
+struct Flags {
+  std::string config_file;
+  bool check_config = false;
+  ConfigFlags config;
+  int lifeline_fd = -1;
+  std::string engine_job;
+  int engine_config_fd = -1;
+  int engine_control_fd = -1;
+  int engine_grpc_fd = -1;
+};
+
+constexpr char kDescription[] =
+    "optstated keeps the optimizer state of the training jobs of one node and "
+    "applies their updates.\n"
+    "Without --config, defaults are used; flags override the file. "
+    "SIGTERM finishes open steps and ends; SIGHUP reads log_level and limits "
+    "from the file again.";
+
+void AddFlags(CLI::App* app, Flags* flags) {
+  app->add_option("--config", flags->config_file, "YAML configuration")
+      ->type_name("FILE");
+  app->add_flag("--check-config", flags->check_config,
+                "Check the configuration and exit: 0 when it is good, else 1");
+  app->add_option("--state-dir", flags->config.state_dir,
+                  "Where the jobs' state lives, a tmpfs as a rule")
+      ->type_name("DIR");
+  app->add_option("--socket", flags->config.socket,
+                  "Unix socket of sessions and of gRPC")
+      ->type_name("PATH");
+  app->add_option("--listen", flags->config.listen,
+                  "Further address, HOST:PORT or unix:PATH; repeatable. "
+                  "Whoever reaches a TCP address acts as the daemon's user")
+      ->type_name("ADDRESS")
+      ->allow_extra_args(false);
+  app->add_option("--log-level", flags->config.log_level,
+                  "trace, debug, info, warn or error")
+      ->type_name("LEVEL");
+  app->set_version_flag("--version", absl::StrCat("optstated ", kVersion));
+
+  // An empty group hides an option: these are for our own processes.
+  app->add_option("--embedded", flags->lifeline_fd)->group("");
+  app->add_option(EngineCommandLine::kJobFlag, flags->engine_job)->group("");
+  app->add_option(EngineCommandLine::kConfigFdFlag, flags->engine_config_fd)
+      ->group("");
+  app->add_option(EngineCommandLine::kControlFdFlag, flags->engine_control_fd)
+      ->group("");
+  app->add_option(EngineCommandLine::kGrpcFdFlag, flags->engine_grpc_fd)
+      ->group("");
+}
+
+int Fail(const absl::Status& status) {
+  // Plain, so that it is readable before and without a log.
+  std::cerr << "optstated: " << status.message() << "\n";
+  return 1;
+}
+
+int RunEngineMode(const Flags& flags) {
+  EngineOptions options;
+  options.control_fd = flags.engine_control_fd;
+  options.grpc_fd = flags.engine_grpc_fd;
+  if (!options.config.ParseFromFileDescriptor(flags.engine_config_fd)) {
+    return Fail(absl::InvalidArgumentError(
+        "--engine is for optstated's own use: no engine configuration"));
+  }
+  ::close(flags.engine_config_fd);
+  observe::SetUpLogging(absl::StrCat("engine ", flags.engine_job),
+                        options.config.daemon().log_level());
+  return RunEngine(options);
+}
+
+int CheckConfig(const Flags& flags, const v1::DaemonConfig& config) {
+  std::cout << (flags.config_file.empty() ? "defaults" : flags.config_file)
+            << ": ok\n";
+  if (config.log_level() == "debug" || config.log_level() == "trace") {
+    std::cout << supervisor::ToYaml(config);
+  }
+  return 0;
+}
+
+int Run(Flags flags) {
+  if (!flags.engine_job.empty()) return RunEngineMode(flags);
+  const bool embedded = flags.lifeline_fd >= 0;
+  // A trainer's terminal is the trainer's.
+  if (embedded && flags.config.log_level.empty()) {
+    flags.config.log_level = "warn";
+  }
+  const auto load = [flags] {
+    return supervisor::LoadConfig(flags.config_file, flags.config,
+                                  supervisor::CurrentConfigEnvironment());
+  };
+  const absl::StatusOr<v1::DaemonConfig> config = load();
+  if (!config.ok()) return Fail(config.status());
+  if (flags.check_config) return CheckConfig(flags, *config);
+
+  observe::SetUpLogging("optstated", config->log_level());
+  DaemonOptions options;
+  options.config = *config;
+  if (embedded) {
+    ::fcntl(flags.lifeline_fd, F_SETFD, FD_CLOEXEC);
+    options.lifeline_fd = flags.lifeline_fd;
+  }
+  if (!flags.config_file.empty()) options.reload = load;
+  const absl::Status status = RunDaemon(std::move(options));
+  return status.ok() ? 0 : Fail(status);
+}
+
+}  // namespace
+}  // namespace optstate
+
+int main(int argc, char** argv) {
+  CLI::App app(optstate::kDescription, "optstated");
+  optstate::Flags flags;
+  optstate::AddFlags(&app, &flags);
+  CLI11_PARSE(app, argc, argv);
+  return optstate::Run(std::move(flags));
+}
