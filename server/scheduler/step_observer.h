@@ -1,0 +1,28 @@
+#ifndef OPTSTATE_SERVER_SCHEDULER_STEP_OBSERVER_H_
+#define OPTSTATE_SERVER_SCHEDULER_STEP_OBSERVER_H_
+
+#include <cstdint>
+
+namespace optstate {
+
+// Hears where an update is, at the points between which a crash differs. For
+// tests that kill an engine at a chosen instant; production has none.
+//
+// Threads: OnRunUpdated is called by all workers at once. Nothing may be called
+// back.
+class StepObserver {
+ public:
+  virtual ~StepObserver() = default;
+  // The step is marked as in progress; no tile was touched.
+  virtual void OnStepMarked(uint64_t /*step*/) {}
+  // The kernel has written this run of the step.
+  virtual void OnRunUpdated(uint64_t /*step*/, uint64_t /*run*/) {}
+  // All runs are written, the step counts are not.
+  virtual void OnRunsDone(uint64_t /*step*/) {}
+  // The step's record is the current one; the mark is still set.
+  virtual void OnStepRecorded(uint64_t /*step*/) {}
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SCHEDULER_STEP_OBSERVER_H_

@@ -1,0 +1,89 @@
+#include "storage/format/control_file.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "storage/format/checksum.h"
+
+namespace optstate {
+namespace {
+
+uint32_t HeaderChecksum(const ControlFile& control) {
+  const uint64_t fields[4] = {control.magic, control.version,
+                              control.incarnation,
+                              static_cast<uint64_t>(control.created_at_ns)};
+  return Crc32c(fields, sizeof(fields));
+}
+
+uint32_t RecordChecksum(const StepRecord& record) {
+  return Crc32c(&record, offsetof(StepRecord, crc32c));
+}
+
+absl::Status CheckHeader(const ControlFile& control, uint64_t incarnation) {
+  if (control.magic != kControlMagic) {
+    return absl::DataLossError(
+        absl::StrFormat("magic is %016x, expected %016x: not a control file",
+                        control.magic, kControlMagic));
+  }
+  if (control.version != kControlVersion) {
+    return absl::DataLossError(
+        absl::StrCat("format version is ", control.version,
+                     ", this optstated reads version ", kControlVersion));
+  }
+  if (control.header_crc32c != HeaderChecksum(control)) {
+    return absl::DataLossError("the header's checksum is wrong");
+  }
+  if (control.incarnation != incarnation) {
+    return absl::DataLossError(
+        absl::StrFormat("belongs to incarnation %016x of the job, job.binpb to "
+                        "%016x",
+                        control.incarnation, incarnation));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void InitControlFile(uint64_t incarnation, int64_t created_at_ns,
+                     const StepRecord& record, ControlFile* control) {
+  control->magic = kControlMagic;
+  control->version = kControlVersion;
+  control->incarnation = incarnation;
+  control->created_at_ns = created_at_ns;
+  control->header_crc32c = HeaderChecksum(*control);
+  PublishRecord(record, control);
+}
+
+absl::Status CheckControlFile(const ControlFile& control,
+                              uint64_t incarnation) {
+  absl::Status header = CheckHeader(control, incarnation);
+  if (!header.ok()) return header;
+  const StepRecord& record = CurrentRecord(control);
+  if (record.crc32c != RecordChecksum(record)) {
+    return absl::DataLossError("the current step record's checksum is wrong");
+  }
+  const uint64_t mark =
+      control.step_in_progress.load(std::memory_order_acquire);
+  // Between the record of a step and the clearing of its mark both name it.
+  if (mark != 0 && mark != record.committed_step &&
+      mark != record.committed_step + 1) {
+    return absl::DataLossError(absl::StrCat(
+        "says that step ", mark, " is in progress after committed step ",
+        record.committed_step));
+  }
+  return absl::OkStatus();
+}
+
+const StepRecord& CurrentRecord(const ControlFile& control) {
+  return control.records[control.sequence.load(std::memory_order_acquire) % 2];
+}
+
+void PublishRecord(StepRecord record, ControlFile* control) {
+  record.crc32c = RecordChecksum(record);
+  const uint64_t next = control->sequence.load(std::memory_order_relaxed) + 1;
+  control->records[next % 2] = record;
+  // Release: whoever finds the sequence finds the record, in this process or,
+  // after a kill, in the next one.
+  control->sequence.store(next, std::memory_order_release);
+}
+
+}  // namespace optstate

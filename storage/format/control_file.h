@@ -1,0 +1,98 @@
+#ifndef OPTSTATE_STORAGE_FORMAT_CONTROL_FILE_H_
+#define OPTSTATE_STORAGE_FORMAT_CONTROL_FILE_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace optstate {
+
+// The `control` file of a job, mapped shared and written in place by its one
+// engine. Byte by byte: FORMAT.md.
+//
+// What it withstands: the death of the process at any instruction. Memory then
+// holds exactly the stores that were executed, in program order for whoever
+// looks later, so a record is written whole into the slot that is not current
+// and becomes current by one 8-byte store. Not a power cut: on a file system
+// with a disk below, pages reach it in any order.
+
+inline constexpr uint64_t kControlMagic = 0x314c544354504f53;  // "SOPTCTL1"
+inline constexpr uint32_t kControlVersion = 1;
+
+// Flags of a StepRecord.
+inline constexpr uint32_t kStepRecordHasOutcome = 1;
+inline constexpr uint32_t kStepRecordApplied = 2;
+inline constexpr uint32_t kStepRecordFoundInf = 4;
+
+inline constexpr uint32_t kNoParameter = UINT32_MAX;
+
+// The job between two steps.
+struct StepRecord {
+  uint64_t committed_step;
+  int64_t committed_at_ns;  // since the Unix epoch; 0: never
+  uint64_t commit_digest;   // of the commit that led here
+  double gradient_norm;
+  double clip_coefficient;
+  uint64_t update_ns;
+  uint32_t flags;
+  // Parameters [load_required_from, count) have no valid state yet: they must
+  // be loaded before a step. The count itself when there are none, so that
+  // those which an extension of the layout brings are required at once.
+  uint32_t load_required_from;
+  // A load that is going on has written to parameters from this one on. If it
+  // breaks off, they must be loaded again. kNoParameter: none.
+  uint32_t load_touched_from;
+  uint32_t reserved0[15];
+  uint32_t reserved1;
+  uint32_t crc32c;  // of the bytes before it
+};
+static_assert(sizeof(StepRecord) == 128);
+static_assert(offsetof(StepRecord, gradient_norm) == 24);
+static_assert(offsetof(StepRecord, flags) == 48);
+static_assert(offsetof(StepRecord, load_touched_from) == 56);
+static_assert(offsetof(StepRecord, crc32c) == 124);
+static_assert(std::is_trivially_copyable_v<StepRecord>);
+
+struct ControlFile {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t header_crc32c;  // of magic, version, incarnation, created_at_ns
+  uint64_t incarnation;    // equals that of job.binpb
+  int64_t created_at_ns;
+  uint8_t reserved0[32];
+  // The current record is records[sequence % 2].
+  alignas(64) std::atomic<uint64_t> sequence;
+  // The step whose tiles are being written; 0: none. Set before the first tile
+  // is touched, cleared after the record of that step is current.
+  std::atomic<uint64_t> step_in_progress;
+  uint8_t reserved1[48];
+  alignas(64) StepRecord records[2];
+  uint8_t reserved2[3712];
+};
+static_assert(sizeof(ControlFile) == 4096);
+static_assert(offsetof(ControlFile, incarnation) == 16);
+static_assert(offsetof(ControlFile, sequence) == 64);
+static_assert(offsetof(ControlFile, step_in_progress) == 72);
+static_assert(offsetof(ControlFile, records) == 128);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+// Makes a zeroed file that of a new job with this record.
+void InitControlFile(uint64_t incarnation, int64_t created_at_ns,
+                     const StepRecord& record, ControlFile* control);
+
+// DATA_LOSS: wrong magic, version, header checksum or incarnation, or a current
+// record whose checksum or marks are wrong; says what was expected and found.
+absl::Status CheckControlFile(const ControlFile& control, uint64_t incarnation);
+
+const StepRecord& CurrentRecord(const ControlFile& control);
+
+// Makes `record` the current one. One caller at a time. Never fails.
+void PublishRecord(StepRecord record, ControlFile* control);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_FORMAT_CONTROL_FILE_H_

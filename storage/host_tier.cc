@@ -1,0 +1,266 @@
+#include "storage/host_tier.h"
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <filesystem>
+#include <random>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "storage/state_array_table.h"
+
+namespace optstate {
+namespace {
+
+constexpr char kStateFolder[] = "/state";
+constexpr char kUnfinishedFolder[] = "/state.tmp";
+constexpr char kDescriptionFile[] = "job.binpb";
+constexpr char kControlFileName[] = "control";
+
+StateArrayIndex ArrayAt(int index) {
+  return static_cast<StateArrayIndex>(index);
+}
+
+absl::Status RemoveFolder(const std::string& path) {
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  if (!error) return absl::OkStatus();
+  return OsError(error.value(), absl::StrCat("remove ", path));
+}
+
+uint64_t NewIncarnation() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) | 1;  // never 0
+}
+
+StepRecord RecordOfNewJob() {
+  StepRecord record = {};
+  record.clip_coefficient = 1;
+  record.load_touched_from = kNoParameter;
+  return record;
+}
+
+// The files fit together only if they were made for this layout; the hash is
+// computed anew from the description's payload by whoever parsed it.
+absl::Status CheckHash(const CheckedFile& description, const Layout& layout) {
+  if (description.layout_hash == layout.hash()) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat("job.binpb: layout hash is ",
+                   absl::BytesToHexString(description.layout_hash),
+                   ", its layout gives ", absl::BytesToHexString(layout.hash()),
+                   ": written by another version of optstated?"));
+}
+
+}  // namespace
+
+std::string HostTier::Path(absl::string_view file) const {
+  return absl::StrCat(state_, "/", file);
+}
+
+uint64_t HostTier::BytesNeeded(const Layout& layout, bool accumulate) {
+  uint64_t bytes = sizeof(ControlFile);
+  for (int i = 0; i < kStateArrayCount; ++i) {
+    if (!HasArray(ArrayAt(i), layout, accumulate)) continue;
+    for (const ByteRange& range : ReservedRanges(ArrayAt(i), layout)) {
+      bytes += range.end - range.begin;
+    }
+  }
+  return bytes;
+}
+
+absl::StatusOr<CheckedFile> HostTier::ReadDescription(
+    const std::string& directory) {
+  OPTSTATE_RETURN_IF_ERROR(RemoveFolder(directory + kUnfinishedFolder));
+  const std::string folder = directory + kStateFolder;
+  absl::StatusOr<CheckedFile> description =
+      ReadCheckedFile(absl::StrCat(folder, "/", kDescriptionFile));
+  if (!absl::IsNotFound(description.status())) return description;
+  struct stat folder_stat;
+  if (::stat(folder.c_str(), &folder_stat) != 0 && errno == ENOENT) {
+    return absl::NotFoundError(absl::StrCat("no job in ", directory));
+  }
+  // The folder is renamed into place with everything in it.
+  return absl::DataLossError(
+      absl::StrCat(folder, "/", kDescriptionFile, " is missing"));
+}
+
+absl::StatusOr<HostTier> HostTier::Create(const std::string& directory,
+                                          const Layout& layout, bool accumulate,
+                                          const std::string& description) {
+  const std::string unfinished = directory + kUnfinishedFolder;
+  const std::string finished = directory + kStateFolder;
+  OPTSTATE_RETURN_IF_ERROR(RemoveFolder(unfinished));
+  if (::mkdir(unfinished.c_str(), 0700) != 0) {
+    return OsError(errno, absl::StrCat("mkdir ", unfinished));
+  }
+  HostTier tier(unfinished);
+  const CheckedFile file = {layout.hash(), NewIncarnation(), description};
+  absl::Status status = tier.CreateFiles(layout, accumulate, file);
+  if (status.ok() && ::rename(unfinished.c_str(), finished.c_str()) != 0) {
+    status = OsError(errno, absl::StrCat("rename to ", finished));
+  }
+  if (!status.ok()) {
+    RemoveFolder(unfinished).IgnoreError();  // removed at the next open at last
+    return status;
+  }
+  // The paths within say state.tmp; opening again costs little and checks.
+  tier = HostTier(finished);
+  OPTSTATE_RETURN_IF_ERROR(
+      tier.OpenFiles(layout, accumulate, file.incarnation));
+  return tier;
+}
+
+absl::Status HostTier::CreateFiles(const Layout& layout, bool accumulate,
+                                   const CheckedFile& description) {
+  const ByteRange whole = {0, sizeof(ControlFile)};
+  OPTSTATE_ASSIGN_OR_RETURN(
+      control_,
+      StateFile::Create(Path(kControlFileName), whole.end, {&whole, 1}));
+  InitControlFile(description.incarnation, absl::ToUnixNanos(absl::Now()),
+                  RecordOfNewJob(), control());
+  for (int i = 0; i < kStateArrayCount; ++i) {
+    const StateArrayIndex array = ArrayAt(i);
+    if (!HasArray(array, layout, accumulate)) continue;
+    OPTSTATE_ASSIGN_OR_RETURN(
+        arrays_[i],
+        StateFile::Create(Path(FileOf(array).file), FileBytes(array, layout),
+                          ReservedRanges(array, layout)));
+  }
+  return WriteCheckedFile(Path(kDescriptionFile), description);
+}
+
+absl::StatusOr<HostTier> HostTier::Open(const std::string& directory,
+                                        const Layout& layout, bool accumulate,
+                                        const CheckedFile& description) {
+  OPTSTATE_RETURN_IF_ERROR(CheckHash(description, layout));
+  HostTier tier(directory + kStateFolder);
+  OPTSTATE_RETURN_IF_ERROR(
+      tier.OpenFiles(layout, accumulate, description.incarnation));
+  return tier;
+}
+
+absl::Status HostTier::OpenFiles(const Layout& layout, bool accumulate,
+                                 uint64_t incarnation) {
+  const ByteRange whole = {0, sizeof(ControlFile)};
+  OPTSTATE_ASSIGN_OR_RETURN(control_, StateFile::Open(Path(kControlFileName),
+                                                      whole.end, {&whole, 1}));
+  OPTSTATE_RETURN_IF_ERROR(Annotate(CheckControlFile(*control(), incarnation),
+                                    Path(kControlFileName)));
+  for (int i = 0; i < kStateArrayCount; ++i) {
+    const StateArrayIndex array = ArrayAt(i);
+    if (!HasArray(array, layout, accumulate)) {
+      // Of a reshape that did not get as far as its description, or had not
+      // removed it yet.
+      ::unlink(Path(FileOf(array).file).c_str());
+      continue;
+    }
+    OPTSTATE_ASSIGN_OR_RETURN(
+        arrays_[i],
+        StateFile::Open(Path(FileOf(array).file), FileBytes(array, layout),
+                        ReservedRanges(array, layout)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostTier::ResizeFiles(const Layout& layout, bool accumulate) {
+  for (int i = 0; i < kStateArrayCount; ++i) {
+    const StateArrayIndex array = ArrayAt(i);
+    if (!HasArray(array, layout, accumulate)) continue;
+    const uint64_t bytes = FileBytes(array, layout);
+    const std::vector<ByteRange> reserved = ReservedRanges(array, layout);
+    if (arrays_[i].has_value()) {
+      OPTSTATE_RETURN_IF_ERROR(arrays_[i]->Resize(bytes, reserved));
+      continue;
+    }
+    OPTSTATE_ASSIGN_OR_RETURN(
+        arrays_[i],
+        StateFile::Create(Path(FileOf(array).file), bytes, reserved));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostTier::Reshape(const Layout& layout, bool accumulate,
+                               const std::string& description) {
+  static_assert(kArrayCount == kStateArrayCount);
+  const std::array<Extent, kArrayCount> before = Extents();
+  absl::Status status = ResizeFiles(layout, accumulate);
+  if (status.ok()) {
+    // The point of no return: from here on the new layout is the job's.
+    status =
+        WriteCheckedFile(Path(kDescriptionFile),
+                         {layout.hash(), control()->incarnation, description});
+  }
+  if (!status.ok()) {
+    for (int i = 0; i < kArrayCount; ++i) RestoreExtent(i, before[i]);
+    return status;
+  }
+  for (int i = 0; i < kArrayCount; ++i) {
+    if (!HasArray(ArrayAt(i), layout, accumulate)) RestoreExtent(i, {});
+  }
+  return absl::OkStatus();
+}
+
+std::array<HostTier::Extent, HostTier::kArrayCount> HostTier::Extents() const {
+  std::array<Extent, kArrayCount> extents;
+  for (int i = 0; i < kArrayCount; ++i) {
+    if (!arrays_[i].has_value()) continue;
+    extents[i] = {arrays_[i]->size(), arrays_[i]->reserved()};
+  }
+  return extents;
+}
+
+void HostTier::RestoreExtent(int array, const Extent& extent) {
+  // What fails here is put right by the next Open.
+  if (extent.bytes == 0) {
+    arrays_[array].reset();
+    ::unlink(Path(FileOf(ArrayAt(array)).file).c_str());
+  } else if (arrays_[array]->size() > extent.bytes) {
+    arrays_[array]->Resize(extent.bytes, extent.reserved).IgnoreError();
+  }
+}
+
+StateArrays HostTier::arrays() const {
+  const auto floats = [this](StateArrayIndex array) {
+    return arrays_[array].has_value()
+               ? reinterpret_cast<float*>(arrays_[array]->data())
+               : nullptr;
+  };
+  StateArrays arrays;
+  arrays.master = floats(kMasterArray);
+  arrays.exp_avg = floats(kExpAvgArray);
+  arrays.exp_avg_sq = floats(kExpAvgSqArray);
+  arrays.max_exp_avg_sq = floats(kMaxExpAvgSqArray);
+  arrays.accumulator = floats(kAccumulatorArray);
+  arrays.step_counts =
+      reinterpret_cast<int64_t*>(arrays_[kStepCountsArray]->data());
+  return arrays;
+}
+
+ControlFile* HostTier::control() const {
+  return reinterpret_cast<ControlFile*>(control_->data());
+}
+
+std::vector<HostTier::ArrayInfo> HostTier::Describe() const {
+  std::vector<ArrayInfo> infos;
+  for (int i = 0; i < kStateArrayCount; ++i) {
+    if (!arrays_[i].has_value()) continue;
+    const StateArrayFile& file = FileOf(ArrayAt(i));
+    infos.push_back({file.name, file.dtype, arrays_[i]->reserved_bytes()});
+  }
+  return infos;
+}
+
+uint64_t HostTier::bytes() const {
+  uint64_t bytes = sizeof(ControlFile);
+  for (const ArrayInfo& info : Describe()) bytes += info.bytes;
+  return bytes;
+}
+
+}  // namespace optstate

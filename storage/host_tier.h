@@ -1,0 +1,115 @@
+#ifndef OPTSTATE_STORAGE_HOST_TIER_H_
+#define OPTSTATE_STORAGE_HOST_TIER_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "proto/types/layout.h"
+#include "storage/format/checked_file.h"
+#include "storage/format/control_file.h"
+#include "storage/state_file.h"
+
+namespace optstate {
+
+// The state of a job by flat index (see Layout), where it lies now. Null where
+// the job has no such array; max_exp_avg_sq and accumulator only hold memory
+// where StateArrays says so.
+struct StateArrays {
+  float* master = nullptr;
+  float* exp_avg = nullptr;
+  float* exp_avg_sq = nullptr;
+  float* max_exp_avg_sq = nullptr;  // only the tiles of amsgrad groups
+  float* accumulator = nullptr;     // only with accumulation
+  int64_t* step_counts = nullptr;   // one per parameter
+};
+
+// A job's state in host memory: files under DIRECTORY/state that outlive the
+// process. What is in them byte by byte: format/FORMAT.md; what survives what:
+// README.md.
+//
+// A set of files appears whole: it is made as DIRECTORY/state.tmp and renamed,
+// so whatever died before that leaves nothing that counts.
+//
+// Units: elements of the flat space; sizes in bytes where the name says so.
+// Threads: not thread-safe; the arrays may be written by many at once.
+// Lifetime: arrays() is valid until Reshape or destruction. Destroying it keeps
+// the files. One HostTier per directory on the whole machine: the engine holds
+// the job's lock.
+class HostTier {
+ public:
+  struct ArrayInfo {
+    absl::string_view name;
+    absl::string_view dtype;
+    uint64_t bytes = 0;
+  };
+
+  // Bytes of all files of a job with this layout.
+  static uint64_t BytesNeeded(const Layout& layout, bool accumulate);
+
+  // The job's description (job.binpb). NOT_FOUND when the directory holds no
+  // job; DATA_LOSS when it is damaged. Removes a set that was never finished.
+  static absl::StatusOr<CheckedFile> ReadDescription(
+      const std::string& directory);
+
+  // A new job, all zeros, every parameter to be loaded. RESOURCE_EXHAUSTED when
+  // the file system cannot hold it; then nothing is left behind.
+  static absl::StatusOr<HostTier> Create(const std::string& directory,
+                                         const Layout& layout, bool accumulate,
+                                         const std::string& description);
+
+  // The job that is there. DATA_LOSS, naming the file, when one is missing, too
+  // short or does not belong to `description`.
+  static absl::StatusOr<HostTier> Open(const std::string& directory,
+                                       const Layout& layout, bool accumulate,
+                                       const CheckedFile& description);
+
+  HostTier(HostTier&&) = default;
+  HostTier& operator=(HostTier&&) = default;
+
+  // The same job with a layout that extends the present one, with or without
+  // accumulators, under another description. All or nothing, also when the
+  // process dies within.
+  absl::Status Reshape(const Layout& layout, bool accumulate,
+                       const std::string& description);
+
+  // Null arrays when the job has none of the kind.
+  StateArrays arrays() const;
+  ControlFile* control() const;
+  // Every array with the bytes that it takes.
+  std::vector<ArrayInfo> Describe() const;
+  uint64_t bytes() const;
+
+ private:
+  static constexpr int kArrayCount = 6;  // kStateArrayCount
+
+  // How much of an array there is; 0 bytes: no file.
+  struct Extent {
+    uint64_t bytes = 0;
+    std::vector<ByteRange> reserved;
+  };
+
+  explicit HostTier(std::string directory) : state_(std::move(directory)) {}
+  absl::Status CreateFiles(const Layout& layout, bool accumulate,
+                           const CheckedFile& description);
+  absl::Status OpenFiles(const Layout& layout, bool accumulate,
+                         uint64_t incarnation);
+  absl::Status ResizeFiles(const Layout& layout, bool accumulate);
+  std::array<Extent, kArrayCount> Extents() const;
+  void RestoreExtent(int array, const Extent& extent);
+  std::string Path(absl::string_view file) const;
+
+  std::string state_;  // DIRECTORY/state
+  std::optional<StateFile> control_;
+  std::array<std::optional<StateFile>, kArrayCount> arrays_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_HOST_TIER_H_

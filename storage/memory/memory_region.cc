@@ -1,0 +1,31 @@
+#include "storage/memory/memory_region.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
+
+namespace optstate {
+
+absl::StatusOr<MemoryRegion> MemoryRegion::MapShared(int fd, uint64_t bytes) {
+  void* data =
+      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) {
+    return OsError(errno, absl::StrCat("mmap of ", bytes, " bytes"));
+  }
+  // A wish, not a need: refused on kernels and file systems without huge pages.
+  ::madvise(data, bytes, MADV_HUGEPAGE);
+  // The state belongs to one process and is as large as the memory: a core file
+  // or a child has no use for it.
+  ::madvise(data, bytes, MADV_DONTDUMP);
+  ::madvise(data, bytes, MADV_DONTFORK);
+  return MemoryRegion(static_cast<std::byte*>(data), bytes);
+}
+
+MemoryRegion::~MemoryRegion() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+}  // namespace optstate

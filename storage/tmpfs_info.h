@@ -1,0 +1,40 @@
+#ifndef OPTSTATE_STORAGE_TMPFS_INFO_H_
+#define OPTSTATE_STORAGE_TMPFS_INFO_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace optstate {
+
+// What pages a directory's files will have. 4 KiB pages cost an update up to a
+// quarter of its speed.
+struct TmpfsInfo {
+  bool is_tmpfs = false;
+  bool is_hugetlbfs = false;
+  std::string file_system;  // "tmpfs", "ext4", ...
+  std::string mount_point;
+  std::string huge_option;    // the tmpfs mount's huge=; empty: not given
+  std::string shmem_enabled;  // the machine's setting: never, advise, force, ..
+  uint64_t bytes_total = 0;
+  uint64_t bytes_left = 0;  // to this user
+
+  bool huge_pages() const;
+};
+
+// NOT_FOUND when there is no such directory.
+absl::StatusOr<TmpfsInfo> InspectDirectory(const std::string& directory);
+
+// One sentence for operators: what the pages are, why, and what would help.
+std::string DescribePages(const TmpfsInfo& info);
+
+// Mounts a tmpfs with huge=within_size on the directory, unless one with huge
+// pages is there already. FAILED_PRECONDITION when the directory is not empty
+// (what is in it would be hidden), PERMISSION_DENIED without CAP_SYS_ADMIN.
+absl::Status MountHugeTmpfs(const std::string& directory);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_TMPFS_INFO_H_
