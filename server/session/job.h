@@ -21,6 +21,8 @@
 
 namespace optstate {
 
+class StepObserver;
+
 // What became of a step; mirrors v1::StepOutcome, as plain data.
 struct StepOutcome {
   uint64_t step = 0;
@@ -31,7 +33,8 @@ struct StepOutcome {
   uint64_t update_ns = 0;
 };
 
-// Hears the answers that come later than the call. One per session, outlives it.
+// Hears the answers that come later than the call. One per session, outlives
+// it.
 //
 // Threads: called from any thread, one call at a time for one listener, also
 // from within the Commit or FinishLoad that it answers, and with the job's lock
@@ -69,6 +72,10 @@ struct AttachSpec {
   // valid until Detach returns. Only read, and what is read is arithmetic
   // input alone, never a size or an index: the peer may be writing.
   const std::byte* gradient_area = nullptr;
+  // How large it is; FAILED_PRECONDITION when the rank's partition needs
+  // another size. 0: not said, and then the rank must have registered since the
+  // job last changed its shape.
+  uint64_t gradient_area_bytes = 0;
   SessionListener* listener = nullptr;
   int64_t pid = 0;
   uint32_t uid = 0;
@@ -97,10 +104,10 @@ struct CommitSpec {
 // Step rules (k = committed step):
 //   push(k+1)    stages a piece; anything but k+1 is FAILED_PRECONDITION.
 //   commit(k+1)  after it the rank may not push. When all world_size ranks have
-//                committed with equal content, the step is decided (skip or clip
-//                coefficient), applied and answered to all. Unequal content:
-//                FAILED_PRECONDITION to all, what was staged is dropped, the
-//                step can be taken again.
+//                committed with equal content, the step is decided (skip or
+//                clip coefficient), applied and answered to all. Unequal
+//                content: FAILED_PRECONDITION to all, what was staged is
+//                dropped, the step can be taken again.
 //   commit(k)    with the content of the recorded one returns the recorded
 //                outcome; with another, FAILED_PRECONDITION.
 //   A parameter is updated when all its pieces were pushed; none: left alone;
@@ -110,7 +117,16 @@ struct CommitSpec {
 // State: host-tier files in the job directory (storage/host_tier.h) and a
 // control file that records the committed step, its outcome and a mark while a
 // step is being applied. Open() adopts what is there; a job found with the mark
-// set is FAILED: every later call returns DATA_LOSS naming the last good step.
+// set is FAILED: Register and Attach say so in their phase, BeginLoad starts it
+// over from a checkpoint, every other call returns DATA_LOSS naming the last
+// good step.
+//
+// Load rules: what must be loaded before a job is READY is every master of a
+// new job, those of the parameters that an extension brought, and after a load
+// that broke off (a rank or the engine died in it) everything from the first
+// parameter that it had touched; what is not loaded of those is zero then.
+// BeginLoad drops what the rank has staged. A rank that detaches before all
+// have finished has not finished.
 //
 // Threads: thread-safe; one lock per job, held for the length of a call (the
 // push statistics and the update run on the worker pool under it). After
@@ -122,6 +138,7 @@ class Job {
     uint32_t uid = 0;
     std::string directory;  // exists; on tmpfs as a rule
     v1::DaemonConfig config;
+    StepObserver* observer = nullptr;  // tests only; outlives the job
   };
 
   // Adopts the job that is in the directory, or starts an empty one. DATA_LOSS

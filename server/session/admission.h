@@ -1,0 +1,43 @@
+#ifndef OPTSTATE_SERVER_SESSION_ADMISSION_H_
+#define OPTSTATE_SERVER_SESSION_ADMISSION_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "optstate/v1/config.pb.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate {
+
+// What a job takes when it is created or grows.
+struct AdmissionRequest {
+  std::string directory;         // of the job
+  std::string state_dir;         // of all jobs; empty: only this one
+  uint64_t job_state_bytes = 0;  // the files when all is done
+  uint64_t new_state_bytes = 0;  // of those, what is not there yet
+  uint64_t segment_bytes = 0;    // the parameter segment, anonymous memory
+  v1::Limits limits;
+};
+
+// Held from the check to the reservation, so that two jobs that start at once
+// are not both promised the same bytes. Released when destroyed or when the
+// process dies. Engines of one state directory wait for each other.
+class AdmissionLock {
+ public:
+  static absl::StatusOr<AdmissionLock> Take(const std::string& state_dir);
+
+ private:
+  explicit AdmissionLock(UniqueFd fd) : fd_(std::move(fd)) {}
+  UniqueFd fd_;
+};
+
+// RESOURCE_EXHAUSTED, saying how many bytes are needed and left and which
+// setting would help, when the request does not fit the job's limit, the limit
+// of all jobs, the file system or the memory. A check, not a reservation.
+absl::Status Admit(const AdmissionRequest& request);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_ADMISSION_H_

@@ -1,0 +1,136 @@
+#include "server/session/job.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "server/scheduler/available_cores.h"
+#include "server/session/job_impl.h"
+
+namespace optstate {
+namespace {
+
+int WorkersOf(const v1::EngineSettings& settings) {
+  constexpr int kWorkersMax = 1024;
+  return settings.workers() == 0 ? AvailableCores()
+                                 : static_cast<int>(std::min<uint32_t>(
+                                       settings.workers(), kWorkersMax));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Job>> Job::Open(Options options) {
+  const std::string name = options.name;
+  auto job = std::make_unique<JobImpl>(std::move(options));
+  OPTSTATE_RETURN_IF_ERROR(
+      Annotate(job->Adopt(), absl::StrCat("job \"", name, "\"")));
+  return job;
+}
+
+JobImpl::JobImpl(Options options)
+    : options_(std::move(options)),
+      pool_(WorkersOf(options_.config.engine()),
+            /*spin=*/WorkersOf(options_.config.engine()) <= AvailableCores()) {}
+
+absl::Status JobImpl::Adopt() {
+  absl::MutexLock lock(&mu_);
+  const absl::StatusOr<CheckedFile> file =
+      HostTier::ReadDescription(options_.directory);
+  if (absl::IsNotFound(file.status())) return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(file.status());
+  OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
+                            ParseDescription(file->payload));
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
+                            MakeShape(std::move(description)));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      tier_, HostTier::Open(options_.directory, shape->description.layout,
+                            shape->description.accumulate, *file));
+  OPTSTATE_ASSIGN_OR_RETURN(segment_, MakeSegment(shape->description.layout));
+  OPTSTATE_RETURN_IF_ERROR(UseShape(std::move(shape)));
+  OPTSTATE_RETURN_IF_ERROR(AdoptMark());
+  AdoptUnfinishedLoad();
+  if (failure_.ok()) scheduler_->CastParameters(0);
+  return absl::OkStatus();
+}
+
+// A step that was recorded only lacked the clearing of its mark. One that was
+// not left some tiles at the old step and some at the new one.
+absl::Status JobImpl::AdoptMark() {
+  std::atomic<uint64_t>& mark = tier_->control()->step_in_progress;
+  const uint64_t step = mark.load(std::memory_order_acquire);
+  if (step == record().committed_step) {
+    mark.store(0, std::memory_order_release);
+  } else if (step != 0) {
+    failure_ = absl::DataLossError(absl::StrCat(
+        "job \"", options_.name, "\": the engine died inside step ", step,
+        ", so its state is partly of that step and partly of the one before. "
+        "Last good step: ",
+        record().committed_step,
+        ". Load a checkpoint into the job, or delete it (optctl delete job ",
+        options_.name, ")"));
+  }
+  return absl::OkStatus();
+}
+
+// A load that broke off must be taken again from where it had written.
+void JobImpl::AdoptUnfinishedLoad() {
+  if (record().load_touched_from == kNoParameter) return;
+  StepRecord next = record();
+  next.load_required_from =
+      std::min(next.load_required_from, next.load_touched_from);
+  PublishRecord(next, tier_->control());
+}
+
+v1::JobPhase JobImpl::phase() const {
+  if (shape_ == nullptr) return v1::JOB_PHASE_EMPTY;
+  if (!failure_.ok()) return v1::JOB_PHASE_FAILED;
+  if (load_.active() || record().load_required_from < parameter_count()) {
+    return v1::JOB_PHASE_LOADING;
+  }
+  return v1::JOB_PHASE_READY;
+}
+
+StepOutcome JobImpl::LastOutcome() const {
+  StepOutcome outcome;
+  outcome.step = record().committed_step;
+  outcome.applied = (record().flags & kStepRecordApplied) != 0;
+  outcome.found_inf = (record().flags & kStepRecordFoundInf) != 0;
+  outcome.gradient_norm = record().gradient_norm;
+  outcome.clip_coefficient = record().clip_coefficient;
+  outcome.update_ns = record().update_ns;
+  return outcome;
+}
+
+absl::Status JobImpl::CheckRegistered() const {
+  if (shape_ != nullptr) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("job \"", options_.name,
+                   "\" has no layout yet: register "
+                   "first"));
+}
+
+absl::StatusOr<const Layout*> JobImpl::layout() const {
+  absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
+  return &layout_of_job();
+}
+
+absl::StatusOr<const RankPartition*> JobImpl::partition(uint32_t rank) const {
+  absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
+  if (rank >= shape_->partitions.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", rank, " of a world of ", shape_->partitions.size()));
+  }
+  return &shape_->partitions[rank];
+}
+
+absl::StatusOr<const shm::SealedSegment*> JobImpl::parameter_segment() const {
+  absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
+  return &segment_;
+}
+
+}  // namespace optstate

@@ -1,0 +1,141 @@
+// What operators see of a job.
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "proto/types/conversions.h"
+#include "proto/types/status_macros.h"
+#include "server/session/job_impl.h"
+
+namespace optstate {
+namespace {
+
+constexpr uint32_t kPageMax = 10000;
+
+void SetTime(int64_t unix_ns, google::protobuf::Timestamp* timestamp) {
+  timestamp->set_seconds(unix_ns / 1000000000);
+  timestamp->set_nanos(static_cast<int32_t>(unix_ns % 1000000000));
+}
+
+void SetOutcome(const StepOutcome& outcome, v1::StepOutcome* proto) {
+  proto->set_step(outcome.step);
+  proto->set_applied(outcome.applied);
+  proto->set_found_inf(outcome.found_inf);
+  proto->set_gradient_norm(outcome.gradient_norm);
+  proto->set_clip_coefficient(outcome.clip_coefficient);
+  proto->set_update_ns(outcome.update_ns);
+}
+
+}  // namespace
+
+v1::Job JobImpl::Describe() const {
+  absl::MutexLock lock(&mu_);
+  v1::Job job;
+  job.set_name(options_.name);
+  job.set_uid(options_.uid);
+  job.set_phase(phase());
+  job.set_engine_pid(::getpid());
+  job.set_state_dir(options_.directory);
+  if (!failure_.ok()) job.set_reason(std::string(failure_.message()));
+  if (shape_ == nullptr) return job;
+  DescribeState(&job);
+  DescribeSessions(&job);
+  return job;
+}
+
+void JobImpl::DescribeState(v1::Job* job) const {
+  const JobDescription& what = shape_->description;
+  job->set_optimizer(static_cast<v1::OptimizerKind>(what.layout.optimizer()));
+  job->set_layout_hash(what.layout.hash());
+  job->set_parameter_count(what.layout.parameters().size());
+  job->set_element_count(what.layout.element_count());
+  job->set_group_count(static_cast<uint32_t>(what.layout.groups().size()));
+  job->set_world_size(what.world_size);
+  job->set_partition(static_cast<v1::PartitionMode>(what.partition));
+  job->set_accumulate(what.accumulate);
+  job->set_ephemeral(what.ephemeral);
+  job->set_committed_step(record().committed_step);
+  if ((record().flags & kStepRecordHasOutcome) != 0) {
+    SetOutcome(LastOutcome(), job->mutable_last_outcome());
+    SetTime(record().committed_at_ns, job->mutable_committed_at());
+  }
+  job->set_skipped_steps(skipped_steps_);
+  SetTime(tier_->control()->created_at_ns, job->mutable_created_at());
+  job->set_state_bytes(tier_->bytes());
+  for (const HostTier::ArrayInfo& info : tier_->Describe()) {
+    v1::ArrayBytes* array = job->add_arrays();
+    array->set_name(std::string(info.name));
+    array->set_dtype(std::string(info.dtype));
+    array->set_bytes(info.bytes);
+  }
+  if (open_step_.open()) {
+    job->set_open_step(absl::StrCat("step ", record().committed_step + 1, ": ",
+                                    open_step_.Describe()));
+  }
+}
+
+void JobImpl::DescribeSessions(v1::Job* job) const {
+  job->set_session_count(AttachedCount());
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankSession& session = ranks_[rank];
+    if (!session.attached) continue;
+    v1::SessionInfo* info = job->add_sessions();
+    info->set_job(options_.name);
+    info->set_rank(rank);
+    info->set_pid(session.spec.pid);
+    info->set_uid(session.spec.uid);
+    info->set_wire(session.spec.wire);
+    info->set_client_version(session.spec.client_version);
+    SetTime(absl::ToUnixNanos(session.attached_at),
+            info->mutable_attached_at());
+    info->set_committed_step(session.committed_step);
+    info->set_staged_parameters(open_step_.staged_by(rank));
+    info->set_gradient_bytes(shape_->partitions[rank].gradient_area_bytes);
+    info->set_attached(true);
+  }
+}
+
+absl::StatusOr<v1::ListParametersReply> JobImpl::ListParameters(
+    const v1::ListParametersRequest& request) const {
+  absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
+  uint32_t first = 0;
+  if (!request.page_token().empty() &&
+      (!absl::SimpleAtoi(request.page_token(), &first) ||
+       first > parameter_count())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page_token \"", request.page_token(),
+                     "\" is not one that a reply gave"));
+  }
+  const uint32_t page_size = request.page_size() == 0
+                                 ? kPageMax
+                                 : std::min(request.page_size(), kPageMax);
+  const uint32_t end = static_cast<uint32_t>(
+      std::min<uint64_t>(uint64_t{first} + page_size, parameter_count()));
+  v1::ListParametersReply reply;
+  for (uint32_t p = first; p < end; ++p) {
+    const ParameterSpec& spec = layout_of_job().parameters()[p];
+    v1::ParameterInfo* info = reply.add_parameters();
+    info->set_index(p);
+    v1::Parameter* parameter = info->mutable_parameter();
+    parameter->set_name(spec.name);
+    parameter->mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
+    parameter->set_numel(spec.numel);
+    parameter->set_dtype(static_cast<v1::DType>(spec.dtype));
+    parameter->set_gradient_dtype(static_cast<v1::DType>(spec.gradient_dtype));
+    parameter->set_group(spec.group);
+    const auto pieces = scheduler_->pieces().pieces(p);
+    info->set_owner_rank(pieces.front().rank);
+    info->set_piece_count(static_cast<uint32_t>(pieces.size()));
+    info->set_step_count(tier_->arrays().step_counts[p]);
+    info->set_staged(open_step_.staged_pieces(p) > 0);
+  }
+  if (end < parameter_count()) reply.set_next_page_token(absl::StrCat(end));
+  return reply;
+}
+
+}  // namespace optstate

@@ -1,0 +1,42 @@
+#ifndef OPTSTATE_SERVER_SESSION_JOB_DESCRIPTION_H_
+#define OPTSTATE_SERVER_SESSION_JOB_DESCRIPTION_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "proto/types/layout.h"
+#include "proto/types/partition.h"
+#include "server/session/job.h"
+
+namespace optstate {
+
+// What a job is by its registration: kept in job.binpb as a v1.RegisterRequest
+// (of rank 0), so that a restarted engine knows it.
+struct JobDescription {
+  Layout layout;
+  uint32_t world_size = 1;
+  std::string host_id;
+  PartitionMode partition = PartitionMode::kGreedy;
+  bool accumulate = false;
+  bool ephemeral = false;
+};
+
+// INVALID_ARGUMENT: world size or rank out of range. UNIMPLEMENTED: ranks on
+// several machines.
+absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec);
+
+std::string SerializeDescription(const JobDescription& description);
+// DATA_LOSS when the bytes are none.
+absl::StatusOr<JobDescription> ParseDescription(const std::string& bytes);
+
+// OK when a rank may register `asked` while others are attached to `now`. The
+// layouts were compared before. FAILED_PRECONDITION names the first setting
+// that differs; UNIMPLEMENTED: another machine.
+absl::Status CheckSameSettings(const JobDescription& now,
+                               const JobDescription& asked);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_JOB_DESCRIPTION_H_

@@ -1,0 +1,328 @@
+#include "server/session/job_harness.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cast.h"
+#include "proto/shm/segment_layout.h"
+
+namespace optstate {
+namespace {
+
+void Require(const absl::Status& status) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "unexpected: %s\n", status.ToString().c_str());
+  std::abort();
+}
+
+void Require(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "unexpected: %s\n", what);
+  std::abort();
+}
+
+template <typename T>
+T ValueOf(absl::StatusOr<T> value) {
+  Require(value.status());
+  return *std::move(value);
+}
+
+// On tmpfs when there is one, as in production.
+std::string ScratchDirectory() {
+  const char* given = ::getenv("TEST_TMPDIR");
+  std::string name = absl::StrCat(::access("/dev/shm", W_OK) == 0
+                                      ? "/dev/shm"
+                                      : (given != nullptr ? given : "/tmp"),
+                                  "/optstate-job-XXXXXX");
+  Require(::mkdtemp(name.data()) != nullptr, "mkdtemp");
+  return name;
+}
+
+}  // namespace
+
+ParameterSpec MakeParameter(const std::string& name, int64_t numel,
+                            uint32_t group, DType dtype, DType gradient_dtype) {
+  ParameterSpec spec;
+  spec.name = name;
+  spec.shape = {numel};
+  spec.numel = numel;
+  spec.dtype = dtype;
+  spec.gradient_dtype = gradient_dtype;
+  spec.group = group;
+  return spec;
+}
+
+JobHarness::JobHarness(Setup setup)
+    : setup_(std::move(setup)),
+      layout_(ValueOf(Layout::Make(setup_.layout))),
+      directory_(ScratchDirectory()) {
+  Require(Open());
+}
+
+JobHarness::~JobHarness() {
+  Close();
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+}
+
+void JobHarness::SetLayout(LayoutSpec layout) {
+  setup_.layout = std::move(layout);
+  layout_ = ValueOf(Layout::Make(setup_.layout));
+}
+
+absl::Status JobHarness::Open() {
+  Job::Options options;
+  options.name = "test";
+  options.directory = directory_;
+  options.observer = setup_.observer;
+  options.config.mutable_engine()->set_workers(setup_.workers);
+  options.config.mutable_engine()->set_subgroup_elements(
+      setup_.subgroup_elements);
+  *options.config.mutable_limits() = setup_.limits;
+  absl::StatusOr<std::unique_ptr<Job>> job = Job::Open(std::move(options));
+  if (job.ok()) job_ = *std::move(job);
+  return job.status();
+}
+
+void JobHarness::Close() {
+  job_.reset();
+  gradient_areas_.clear();
+  listeners_.clear();
+}
+
+RegisterSpec JobHarness::SpecOf(uint32_t rank) const {
+  RegisterSpec spec;
+  spec.layout = layout_;
+  spec.rank = rank;
+  spec.world_size = setup_.world_size;
+  spec.local_world_size = setup_.world_size;
+  spec.host_id = "host";
+  spec.partition = setup_.partition;
+  spec.accumulate = setup_.accumulate;
+  spec.ephemeral = setup_.ephemeral;
+  return spec;
+}
+
+absl::StatusOr<RegisterResult> JobHarness::Register(uint32_t rank,
+                                                    bool extend) {
+  RegisterSpec spec = SpecOf(rank);
+  spec.extend = extend;
+  return job_->Register(spec);
+}
+
+const RankPartition& JobHarness::PartitionOf(uint32_t rank) {
+  return *ValueOf(job_->partition(rank));
+}
+
+absl::StatusOr<AttachResult> JobHarness::Attach(uint32_t rank) {
+  const size_t ranks = std::max<size_t>(setup_.world_size, rank + 1);
+  if (gradient_areas_.size() < ranks) gradient_areas_.resize(ranks);
+  while (listeners_.size() < ranks) {
+    listeners_.push_back(std::make_unique<RecordingListener>());
+  }
+  // As in a segment, never empty.
+  const uint64_t bytes = PartitionOf(rank).gradient_area_bytes;
+  gradient_areas_[rank].assign(shm::ParameterSegmentBytes(bytes), {});
+  AttachSpec spec;
+  spec.rank = rank;
+  spec.layout_hash = layout_.hash();
+  spec.gradient_area = gradient_areas_[rank].data();
+  spec.gradient_area_bytes = bytes;
+  spec.listener = listeners_[rank].get();
+  spec.pid = 1000 + rank;
+  spec.wire = "shm";
+  return job_->Attach(spec);
+}
+
+void JobHarness::AttachAll() {
+  for (uint32_t rank = 0; rank < setup_.world_size; ++rank) {
+    Require(Register(rank).status());
+    Require(Attach(rank).status());
+  }
+}
+
+void JobHarness::DetachAll() {
+  for (uint32_t rank = 0; rank < setup_.world_size; ++rank) Detach(rank);
+}
+
+void JobHarness::Start(const Tensors& masters) {
+  AttachAll();
+  LoadMasters(masters);
+  Require(FinishAll().status);
+}
+
+absl::Status JobHarness::LoadArray(uint32_t rank, v1::StateArray array,
+                                   uint32_t parameter,
+                                   const std::vector<float>& values) {
+  for (const Piece& piece : PartitionOf(rank).pieces) {
+    if (piece.parameter != parameter || piece.numel == 0) continue;
+    const absl::Span<const float> part =
+        absl::MakeConstSpan(values).subspan(piece.begin, piece.numel);
+    return job_->Load(
+        rank, array, parameter, piece.begin, piece.numel, DType::kFloat32,
+        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(part.data()),
+                            part.size() * sizeof(float)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobHarness::LoadMaster(uint32_t rank, uint32_t parameter,
+                                    const std::vector<float>& values) {
+  return LoadArray(rank, v1::STATE_ARRAY_MASTER, parameter, values);
+}
+
+void JobHarness::LoadMasters(const Tensors& masters) {
+  for (uint32_t rank = 0; rank < setup_.world_size; ++rank) {
+    Require(job_->BeginLoad(rank));
+    for (uint32_t p = 0; p < masters.size(); ++p) {
+      Require(LoadMaster(rank, p, masters[p]));
+    }
+  }
+}
+
+RecordingListener::Answer JobHarness::FinishAll() {
+  const uint64_t first = next_request_;
+  for (uint32_t rank = 0; rank < setup_.world_size; ++rank) {
+    job_->FinishLoad(rank, next_request_++);
+  }
+  for (uint32_t rank = 0; rank < setup_.world_size; ++rank) {
+    const auto* answer = AnswerTo(rank, first + rank);
+    if (answer == nullptr) return {absl::UnknownError("no answer"), {}};
+    if (!answer->status.ok()) return *answer;
+  }
+  return *AnswerTo(0, first);
+}
+
+void JobHarness::SetGradient(uint32_t parameter,
+                             const std::vector<float>& values) {
+  const DType dtype = layout_.parameters()[parameter].gradient_dtype;
+  for (uint32_t rank = 0; rank < setup_.world_size; ++rank) {
+    for (const Piece& piece : PartitionOf(rank).pieces) {
+      if (piece.parameter != parameter) continue;
+      CastFromFloat(dtype, values.data() + piece.begin,
+                    gradient_areas_[rank].data() + piece.gradient_offset_bytes,
+                    piece.numel);
+    }
+  }
+}
+
+void JobHarness::SetGradients(const Tensors& gradients) {
+  for (uint32_t p = 0; p < gradients.size(); ++p) SetGradient(p, gradients[p]);
+}
+
+void JobHarness::PushAll(uint64_t step, uint32_t micro_step,
+                         const std::vector<uint32_t>& without) {
+  const auto count = static_cast<uint32_t>(layout_.parameters().size());
+  for (uint32_t rank = 0; rank < setup_.world_size; ++rank) {
+    uint32_t begin = 0;
+    for (const uint32_t hole : without) {
+      Require(Push(rank, step, begin, hole - begin, micro_step));
+      begin = hole + 1;
+    }
+    Require(Push(rank, step, begin, count - begin, micro_step));
+  }
+}
+
+uint64_t JobHarness::Commit(uint32_t rank, const CommitSpec& spec) {
+  const uint64_t request = next_request_++;
+  job_->Commit(rank, request, spec);
+  return request;
+}
+
+RecordingListener::Answer JobHarness::CommitAll(const CommitSpec& spec) {
+  const uint64_t first = next_request_;
+  for (uint32_t rank = 0; rank < setup_.world_size; ++rank) Commit(rank, spec);
+  const auto* answer = AnswerTo(0, first);
+  Require(answer != nullptr, "no answer to the commit");
+  for (uint32_t rank = 1; rank < setup_.world_size; ++rank) {
+    const auto* other = AnswerTo(rank, first + rank);
+    Require(other != nullptr && other->status == answer->status &&
+                other->outcome.step == answer->outcome.step &&
+                other->outcome.applied == answer->outcome.applied,
+            "the ranks were answered differently");
+  }
+  return *answer;
+}
+
+StepOutcome JobHarness::Step(uint64_t step, const Tensors& gradients,
+                             const CommitSpec& spec,
+                             const std::vector<uint32_t>& without) {
+  SetGradients(gradients);
+  PushAll(step, 0, without);
+  const RecordingListener::Answer answer = CommitAll(spec);
+  Require(answer.status);
+  Require(answer.outcome.applied, "the step was skipped");
+  return answer.outcome;
+}
+
+std::vector<float> JobHarness::Fetch(v1::StateArray array, uint32_t parameter) {
+  std::vector<float> values(
+      static_cast<size_t>(layout_.parameters()[parameter].numel));
+  Require(
+      job_->Fetch(array, parameter, 0, values.size(),
+                  absl::MakeSpan(reinterpret_cast<std::byte*>(values.data()),
+                                 values.size() * sizeof(float)))
+          .status());
+  return values;
+}
+
+std::vector<int64_t> JobHarness::StepCounts() {
+  std::vector<int64_t> counts(layout_.parameters().size());
+  Require(
+      job_->Fetch(v1::STATE_ARRAY_STEP_COUNT, 0, 0, counts.size(),
+                  absl::MakeSpan(reinterpret_cast<std::byte*>(counts.data()),
+                                 counts.size() * sizeof(int64_t)))
+          .status());
+  return counts;
+}
+
+std::vector<float> JobHarness::Parameter(uint32_t parameter) {
+  const ParameterSpec& spec = layout_.parameters()[parameter];
+  std::vector<float> values(static_cast<size_t>(spec.numel));
+  CastToFloat(spec.dtype,
+              ValueOf(job_->parameter_segment())->data() +
+                  layout_.parameter_offset_bytes(parameter),
+              values.data(), values.size());
+  return values;
+}
+
+std::string JobHarness::StateBytes() {
+  std::string bytes;
+  const auto append = [&bytes](const std::vector<float>& values) {
+    bytes.append(reinterpret_cast<const char*>(values.data()),
+                 values.size() * sizeof(float));
+  };
+  for (uint32_t p = 0; p < layout_.parameters().size(); ++p) {
+    append(Fetch(v1::STATE_ARRAY_MASTER, p));
+    append(Fetch(v1::STATE_ARRAY_EXP_AVG, p));
+    append(Fetch(v1::STATE_ARRAY_EXP_AVG_SQ, p));
+    if (layout_.groups()[layout_.parameters()[p].group].amsgrad) {
+      append(Fetch(v1::STATE_ARRAY_MAX_EXP_AVG_SQ, p));
+    }
+    append(Parameter(p));
+  }
+  for (const int64_t count : StepCounts()) absl::StrAppend(&bytes, count, ",");
+  return bytes;
+}
+
+Tensors JobHarness::RandomTensors(uint64_t seed, float scale) const {
+  std::mt19937_64 generator(seed);
+  std::uniform_real_distribution<float> uniform(-scale, scale);
+  Tensors tensors;
+  for (const ParameterSpec& spec : layout_.parameters()) {
+    std::vector<float>& values =
+        tensors.emplace_back(static_cast<size_t>(spec.numel));
+    for (float& value : values) value = uniform(generator);
+  }
+  return tensors;
+}
+
+}  // namespace optstate

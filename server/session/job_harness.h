@@ -1,0 +1,149 @@
+#ifndef OPTSTATE_SERVER_SESSION_JOB_HARNESS_H_
+#define OPTSTATE_SERVER_SESSION_JOB_HARNESS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/session/job.h"
+
+namespace optstate {
+
+// What a rank was answered, by request.
+class RecordingListener final : public SessionListener {
+ public:
+  struct Answer {
+    absl::Status status;
+    StepOutcome outcome;
+  };
+  void OnStepDone(uint64_t request_id, const absl::Status& status,
+                  const StepOutcome& outcome) override {
+    const std::lock_guard<std::mutex> lock(mu_);
+    answers_[request_id] = {status, outcome};
+  }
+  // Null while the request is not answered.
+  const Answer* Find(uint64_t request_id) const {
+    const std::lock_guard<std::mutex> lock(mu_);
+    const auto it = answers_.find(request_id);
+    return it == answers_.end() ? nullptr : &it->second;
+  }
+
+ private:
+  mutable std::mutex mu_;
+  std::map<uint64_t, Answer> answers_;
+};
+
+// Values of every parameter of a layout, in order.
+using Tensors = std::vector<std::vector<float>>;
+
+// A Job in a scratch directory with all its ranks in this process: the real
+// thing, without transports. Calls that a test does not expect to fail stop it
+// when they do.
+class JobHarness {
+ public:
+  struct Setup {
+    LayoutSpec layout;
+    uint32_t world_size = 1;
+    PartitionMode partition = PartitionMode::kGreedy;
+    bool accumulate = false;
+    bool ephemeral = false;
+    uint32_t workers = 2;
+    uint32_t subgroup_elements = 8192;
+    v1::Limits limits;
+    StepObserver* observer = nullptr;
+  };
+
+  // Makes the directory and opens the job.
+  explicit JobHarness(Setup setup);
+  ~JobHarness();
+
+  Job& job() { return *job_; }
+  const std::string& directory() const { return directory_; }
+  const Layout& layout() const { return layout_; }
+  // May be changed between Close and Open, or before the ranks register again.
+  Setup& setup() { return setup_; }
+  void SetLayout(LayoutSpec layout);
+
+  absl::Status Open();
+  // As when the engine exits: sessions end, files stay.
+  void Close();
+
+  RegisterSpec SpecOf(uint32_t rank) const;
+  absl::StatusOr<RegisterResult> Register(uint32_t rank, bool extend = false);
+  absl::StatusOr<AttachResult> Attach(uint32_t rank);
+  void Detach(uint32_t rank) { job_->Detach(rank); }
+  // Registers and attaches all ranks.
+  void AttachAll();
+  void DetachAll();
+
+  // The whole way of a new job: attach, load these masters, finish.
+  void Start(const Tensors& masters);
+  absl::Status LoadMaster(uint32_t rank, uint32_t parameter,
+                          const std::vector<float>& values);
+  // Loads this rank's parts of an array.
+  absl::Status LoadArray(uint32_t rank, v1::StateArray array,
+                         uint32_t parameter, const std::vector<float>& values);
+  void LoadMasters(const Tensors& masters);
+  RecordingListener::Answer FinishAll();
+
+  // Writes gradients where the ranks have them, in the gradient dtype.
+  void SetGradients(const Tensors& gradients);
+  void SetGradient(uint32_t parameter, const std::vector<float>& values);
+  absl::Status Push(uint32_t rank, uint64_t step, uint32_t first,
+                    uint32_t count, uint32_t micro_step = 0) {
+    return job_->Push(rank, step, micro_step, first, count);
+  }
+  // All ranks push all parameters but those in `without`.
+  void PushAll(uint64_t step, uint32_t micro_step = 0,
+               const std::vector<uint32_t>& without = {});
+  // Returns the request's id.
+  uint64_t Commit(uint32_t rank, const CommitSpec& spec);
+  // All ranks commit; the answers must be equal.
+  RecordingListener::Answer CommitAll(const CommitSpec& spec);
+  // Null while the rank was not answered.
+  const RecordingListener::Answer* AnswerTo(uint32_t rank,
+                                            uint64_t request) const {
+    return listeners_[rank]->Find(request);
+  }
+
+  // PushAll and CommitAll; must be applied.
+  StepOutcome Step(uint64_t step, const Tensors& gradients,
+                   const CommitSpec& spec,
+                   const std::vector<uint32_t>& without = {});
+
+  std::vector<float> Fetch(v1::StateArray array, uint32_t parameter);
+  std::vector<int64_t> StepCounts();
+  // The parameter area's elements of a parameter, as floats.
+  std::vector<float> Parameter(uint32_t parameter);
+  // Every array of the state and the parameter area, bit by bit.
+  std::string StateBytes();
+
+  // Random values, small enough to stay finite.
+  Tensors RandomTensors(uint64_t seed, float scale = 1) const;
+
+ private:
+  const RankPartition& PartitionOf(uint32_t rank);
+
+  Setup setup_;
+  Layout layout_;
+  std::string directory_;
+  std::unique_ptr<Job> job_;
+  std::vector<std::vector<std::byte>> gradient_areas_;  // by rank
+  std::vector<std::unique_ptr<RecordingListener>> listeners_;
+  uint64_t next_request_ = 1;
+};
+
+// One parameter of the given size.
+ParameterSpec MakeParameter(const std::string& name, int64_t numel,
+                            uint32_t group = 0, DType dtype = DType::kFloat32,
+                            DType gradient_dtype = DType::kFloat32);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_JOB_HARNESS_H_

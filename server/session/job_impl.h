@@ -1,0 +1,210 @@
+#ifndef OPTSTATE_SERVER_SESSION_JOB_IMPL_H_
+#define OPTSTATE_SERVER_SESSION_JOB_IMPL_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "server/scheduler/step_scheduler.h"
+#include "server/scheduler/worker_pool.h"
+#include "server/session/job.h"
+#include "server/session/job_description.h"
+#include "server/session/load_round.h"
+#include "server/session/open_step.h"
+#include "storage/host_tier.h"
+
+namespace optstate {
+
+// The Job of one engine. By file: job.cc opens and describes layout and phase,
+// job_register.cc creates and reshapes, job_ranks.cc attaches and drains,
+// job_steps.cc takes steps, job_load.cc loads and fetches, job_describe.cc
+// tells operators.
+class JobImpl final : public Job {
+ public:
+  explicit JobImpl(Options options);
+
+  // Adopts what is in the directory, if anything. Once, before other calls.
+  absl::Status Adopt();
+
+  absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) override;
+  absl::StatusOr<const Layout*> layout() const override;
+  absl::StatusOr<const RankPartition*> partition(uint32_t rank) const override;
+  absl::StatusOr<const shm::SealedSegment*> parameter_segment() const override;
+
+  absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
+  void Detach(uint32_t rank) override;
+
+  absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
+                    uint32_t first_parameter,
+                    uint32_t parameter_count) override;
+  void Commit(uint32_t rank, uint64_t request_id,
+              const CommitSpec& spec) override;
+  absl::Status Abort(uint32_t rank, uint64_t step) override;
+
+  absl::Status BeginLoad(uint32_t rank) override;
+  absl::Status Load(uint32_t rank, v1::StateArray array, uint32_t parameter,
+                    uint64_t begin, uint64_t numel, DType dtype,
+                    absl::Span<const std::byte> data) override;
+  void FinishLoad(uint32_t rank, uint64_t request_id) override;
+  absl::StatusOr<uint64_t> Fetch(v1::StateArray array, uint32_t parameter,
+                                 uint64_t begin, uint64_t numel,
+                                 absl::Span<std::byte> out) override;
+  absl::Status ReadParameters(uint64_t offset_bytes,
+                              absl::Span<std::byte> out) override;
+
+  absl::Status Drain(absl::Time deadline) override;
+  void Resume() override;
+  bool finished() const override;
+  v1::Job Describe() const override;
+  absl::StatusOr<v1::ListParametersReply> ListParameters(
+      const v1::ListParametersRequest& request) const override;
+
+ private:
+  struct RankSession {
+    // Since the job took its present shape: its partition is the one the rank
+    // was told.
+    bool registered = false;
+    bool attached = false;
+    AttachSpec spec;
+    absl::Time attached_at;
+    uint64_t committed_step = 0;  // the last it took part in
+  };
+
+  // What follows from a description; replaced as a whole.
+  struct Shape {
+    JobDescription description;
+    std::vector<RankPartition> partitions;  // by rank
+  };
+
+  // Of a decided step.
+  struct Decision {
+    StepOutcome outcome;
+    double gradient_factor = 1;
+  };
+
+  // job.cc
+  const Layout& layout_of_job() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return shape_->description.layout;
+  }
+  uint32_t parameter_count() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return static_cast<uint32_t>(layout_of_job().parameters().size());
+  }
+  const StepRecord& record() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return CurrentRecord(*tier_->control());
+  }
+  v1::JobPhase phase() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  StepOutcome LastOutcome() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckRegistered() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status AdoptMark() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AdoptUnfinishedLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // job_register.cc
+  static absl::StatusOr<std::unique_ptr<Shape>> MakeShape(
+      JobDescription description);
+  absl::Status Create(std::unique_ptr<Shape> shape)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Reshape(std::unique_ptr<Shape> shape)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status RegisterAgain(const RegisterSpec& spec,
+                             JobDescription description)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status AdmitShape(const JobDescription& description,
+                          uint64_t segment_bytes) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<shm::SealedSegment> MakeSegment(const Layout& layout) const;
+  absl::Status UseShape(std::unique_ptr<Shape> shape)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status MakeScheduler() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string StateDir() const;
+
+  // job_ranks.cc
+  absl::Status CheckAttached(uint32_t rank) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckMayAttach(const AttachSpec& spec) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  uint32_t AttachedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool NoOpenStep() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return !open_step_.open();
+  }
+
+  // job_steps.cc
+  absl::Status CheckStep(uint32_t rank, uint64_t step) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckParameterRange(uint64_t first, uint64_t count) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckCommit(uint32_t rank, const CommitSpec& spec,
+                           bool* repeated) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void CloseStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckCommitsEqual() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  Decision Decide(uint64_t step, absl::Span<const uint8_t> updated) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void TakeStep(const Decision& decision, absl::Span<const uint8_t> updated)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t ApplyStep(const Decision& decision,
+                     absl::Span<const uint8_t> updated)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AnswerCommits(const absl::Status& status, const StepOutcome& outcome)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // job_load.cc
+  struct LoadRange {
+    v1::StateArray array = v1::STATE_ARRAY_UNSPECIFIED;
+    uint32_t parameter = 0;
+    uint64_t begin = 0;
+    uint64_t numel = 0;
+  };
+  absl::Status CheckLoading(uint32_t rank) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void StartLoadRound() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void LeaveLoadRound(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteLoadTouches(uint32_t parameter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<size_t> PieceOf(uint32_t rank, const LoadRange& range) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<float*> ArrayOf(v1::StateArray array, uint32_t parameter) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckElementRange(const LoadRange& range) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckStepCountRange(const LoadRange& range, uint64_t bytes) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status LoadStepCounts(const LoadRange& range,
+                              absl::Span<const std::byte> data)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status LoadElements(uint32_t rank, const LoadRange& range, DType dtype,
+                            absl::Span<const std::byte> data)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // job_describe.cc
+  void DescribeState(v1::Job* job) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void DescribeSessions(v1::Job* job) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+
+  const Options options_;
+  mutable absl::Mutex mu_;
+  WorkerPool pool_;
+  // Null while no layout is registered; then so are the next ones.
+  std::unique_ptr<Shape> shape_ ABSL_GUARDED_BY(mu_);
+  // Former ones, whose layouts and partitions a transport between Register and
+  // Attach may still hold. A job is reshaped a few times in its life.
+  std::vector<std::unique_ptr<Shape>> former_shapes_ ABSL_GUARDED_BY(mu_);
+  std::optional<HostTier> tier_ ABSL_GUARDED_BY(mu_);
+  shm::SealedSegment segment_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<StepScheduler> scheduler_ ABSL_GUARDED_BY(mu_);
+
+  std::vector<RankSession> ranks_ ABSL_GUARDED_BY(mu_);
+  std::vector<const std::byte*> gradient_areas_
+      ABSL_GUARDED_BY(mu_);  // by rank
+  OpenStep open_step_ ABSL_GUARDED_BY(mu_);
+  LoadRound load_ ABSL_GUARDED_BY(mu_);
+  // Not OK: FAILED, and this is what calls return.
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  bool had_session_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t skipped_steps_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_JOB_IMPL_H_

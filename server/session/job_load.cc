@@ -1,0 +1,296 @@
+// State from a checkpoint into the job, and out of it.
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "kernels/cast.h"
+#include "proto/types/status_macros.h"
+#include "server/session/job_impl.h"
+
+namespace optstate {
+namespace {
+
+// Larger counts come from no training and would overflow in the next step.
+constexpr int64_t kStepCountMax = int64_t{1} << 53;
+
+absl::Status CheckBytes(uint64_t expected, uint64_t found) {
+  if (expected == found) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the elements take ", expected, " bytes, ", found, " were given"));
+}
+
+bool Aligned(const void* data, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
+// CastToFloat for elements at any address, as a message may hold them.
+void CastAnyToFloat(DType dtype, const std::byte* from, float* to,
+                    uint64_t numel) {
+  if (Aligned(from, SizeInBytes(dtype))) {
+    CastToFloat(dtype, from, to, numel);
+    return;
+  }
+  alignas(64) std::byte aligned[4096];
+  const uint64_t elements_max = sizeof(aligned) / SizeInBytes(dtype);
+  while (numel > 0) {
+    const uint64_t elements = std::min(numel, elements_max);
+    std::memcpy(aligned, from, elements * SizeInBytes(dtype));
+    CastToFloat(dtype, aligned, to, elements);
+    from += elements * SizeInBytes(dtype);
+    to += elements;
+    numel -= elements;
+  }
+}
+
+}  // namespace
+
+absl::Status JobImpl::BeginLoad(uint32_t rank) {
+  absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(CheckAttached(rank));
+  for (uint32_t other = 0; other < ranks_.size(); ++other) {
+    if (!open_step_.commit(other).committed) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", other, " has committed step ", record().committed_step + 1,
+        ": nothing can be loaded before it is taken or aborted"));
+  }
+  if (load_.finished(rank)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank, " has finished its load and waits for the others"));
+  }
+  open_step_.DropRank(rank);
+  if (!load_.active()) {
+    StartLoadRound();
+  } else if (load_.begun(rank)) {
+    LeaveLoadRound(rank);  // starts anew
+  }
+  load_.Begin(rank);
+  return absl::OkStatus();
+}
+
+// What a former load left half written, and all that a failed job has, is
+// cleared, so that arrays which this load leaves out are those of a new job and
+// not a mixture.
+void JobImpl::StartLoadRound() {
+  StepRecord next = record();
+  if (!failure_.ok()) {
+    next.load_required_from = 0;
+    next.load_touched_from = 0;
+  }
+  if (next.load_touched_from == kNoParameter) return;
+  const uint32_t first = next.load_touched_from;
+  next.load_required_from = std::min(next.load_required_from, first);
+  PublishRecord(next, tier_->control());
+  // From here on the job is LOADING, not FAILED, also after a restart.
+  tier_->control()->step_in_progress.store(0, std::memory_order_release);
+  failure_ = absl::OkStatus();
+  scheduler_->ClearState(first);
+  next.load_touched_from = kNoParameter;
+  PublishRecord(next, tier_->control());
+}
+
+// A rank that leaves before all have finished may have loaded a part.
+void JobImpl::LeaveLoadRound(uint32_t rank) {
+  if (!load_.begun(rank)) return;
+  load_.DropRank(rank);
+  AdoptUnfinishedLoad();
+}
+
+absl::Status JobImpl::CheckLoading(uint32_t rank) const {
+  OPTSTATE_RETURN_IF_ERROR(CheckAttached(rank));
+  OPTSTATE_RETURN_IF_ERROR(failure_);
+  if (load_.begun(rank) && !load_.finished(rank)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", rank, " has not begun a load"));
+}
+
+// Before the first byte is written: see AdoptUnfinishedLoad.
+void JobImpl::NoteLoadTouches(uint32_t parameter) {
+  if (record().load_touched_from <= parameter) return;
+  StepRecord next = record();
+  next.load_touched_from = parameter;
+  PublishRecord(next, tier_->control());
+}
+
+absl::Status JobImpl::CheckElementRange(const LoadRange& range) const {
+  OPTSTATE_RETURN_IF_ERROR(CheckParameterRange(range.parameter, 1));
+  const ParameterSpec& spec = layout_of_job().parameters()[range.parameter];
+  const auto numel = static_cast<uint64_t>(spec.numel);
+  if (range.begin <= numel && range.numel <= numel - range.begin) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      range.numel, " elements from ", range.begin, " of parameter ",
+      range.parameter, " \"", spec.name, "\", which has ", numel));
+}
+
+absl::Status JobImpl::CheckStepCountRange(const LoadRange& range,
+                                          uint64_t bytes) const {
+  if (range.begin != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("step counts are one per parameter: begin is ",
+                     range.begin, ", it must be 0"));
+  }
+  OPTSTATE_RETURN_IF_ERROR(CheckParameterRange(range.parameter, range.numel));
+  return CheckBytes(range.numel * sizeof(int64_t), bytes);
+}
+
+absl::StatusOr<size_t> JobImpl::PieceOf(uint32_t rank,
+                                        const LoadRange& range) const {
+  const RankPartition& partition = shape_->partitions[rank];
+  const size_t i = partition.LowerBound(range.parameter);
+  if (i < partition.pieces.size()) {
+    const Piece& piece = partition.pieces[i];
+    if (piece.parameter == range.parameter && range.begin >= piece.begin &&
+        range.begin + range.numel <= piece.begin + piece.numel) {
+      return i;
+    }
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("elements from ", range.begin, " to ",
+                   range.begin + range.numel, " of parameter ", range.parameter,
+                   " \"", layout_of_job().parameters()[range.parameter].name,
+                   "\" do not belong to rank ", rank));
+}
+
+absl::StatusOr<float*> JobImpl::ArrayOf(v1::StateArray array,
+                                        uint32_t parameter) const {
+  const StateArrays arrays = tier_->arrays();
+  const uint64_t flat = layout_of_job().flat_offset(parameter);
+  const ParameterSpec& spec = layout_of_job().parameters()[parameter];
+  switch (array) {
+    case v1::STATE_ARRAY_MASTER:
+      return arrays.master + flat;
+    case v1::STATE_ARRAY_EXP_AVG:
+      return arrays.exp_avg + flat;
+    case v1::STATE_ARRAY_EXP_AVG_SQ:
+      return arrays.exp_avg_sq + flat;
+    case v1::STATE_ARRAY_MAX_EXP_AVG_SQ:
+      // Other groups have no memory in that file.
+      if (layout_of_job().groups()[spec.group].amsgrad) {
+        return arrays.max_exp_avg_sq + flat;
+      }
+      return absl::InvalidArgumentError(
+          absl::StrCat("group ", spec.group, " of parameter \"", spec.name,
+                       "\" has no max_exp_avg_sq: it is without amsgrad"));
+    default:
+      return absl::InvalidArgumentError(
+          absl::StrCat("unknown state array ", static_cast<int>(array)));
+  }
+}
+
+absl::Status JobImpl::Load(uint32_t rank, v1::StateArray array,
+                           uint32_t parameter, uint64_t begin, uint64_t numel,
+                           DType dtype, absl::Span<const std::byte> data) {
+  absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(CheckLoading(rank));
+  const LoadRange range = {array, parameter, begin, numel};
+  if (array == v1::STATE_ARRAY_STEP_COUNT) return LoadStepCounts(range, data);
+  return LoadElements(rank, range, dtype, data);
+}
+
+absl::Status JobImpl::LoadStepCounts(const LoadRange& range,
+                                     absl::Span<const std::byte> data) {
+  OPTSTATE_RETURN_IF_ERROR(CheckStepCountRange(range, data.size()));
+  for (uint64_t i = 0; i < range.numel; ++i) {
+    int64_t count;  // read once: the peer may be writing
+    std::memcpy(&count, data.data() + i * sizeof(count), sizeof(count));
+    if (count < 0 || count > kStepCountMax) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "step count ", count, " of parameter ", range.parameter + i));
+    }
+    NoteLoadTouches(range.parameter + static_cast<uint32_t>(i));
+    tier_->arrays().step_counts[range.parameter + i] = count;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobImpl::LoadElements(uint32_t rank, const LoadRange& range,
+                                   DType dtype,
+                                   absl::Span<const std::byte> data) {
+  OPTSTATE_RETURN_IF_ERROR(CheckElementRange(range));
+  OPTSTATE_ASSIGN_OR_RETURN(const size_t piece, PieceOf(rank, range));
+  OPTSTATE_ASSIGN_OR_RETURN(float* const array,
+                            ArrayOf(range.array, range.parameter));
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckBytes(range.numel * SizeInBytes(dtype), data.size()));
+  NoteLoadTouches(range.parameter);
+  CastAnyToFloat(dtype, data.data(), array + range.begin, range.numel);
+  if (range.array != v1::STATE_ARRAY_MASTER) return absl::OkStatus();
+  const Layout& layout = layout_of_job();
+  const DType own = layout.parameters()[range.parameter].dtype;
+  CastFromFloat(own, array + range.begin,
+                segment_.data() +
+                    layout.parameter_offset_bytes(range.parameter) +
+                    range.begin * SizeInBytes(own),
+                range.numel);
+  load_.NoteMaster(rank, piece, range.begin, range.begin + range.numel);
+  return absl::OkStatus();
+}
+
+void JobImpl::FinishLoad(uint32_t rank, uint64_t request_id) {
+  absl::MutexLock lock(&mu_);
+  if (!CheckAttached(rank).ok()) return;  // nobody to answer
+  absl::Status status = CheckLoading(rank);
+  if (status.ok()) {
+    status = load_.CheckComplete(rank, record().load_required_from);
+  }
+  if (!status.ok()) {
+    ranks_[rank].spec.listener->OnStepDone(request_id, status, StepOutcome{});
+    return;
+  }
+  load_.Finish(rank, request_id);
+  if (!load_.all_finished()) return;
+  StepRecord next = record();
+  next.load_required_from = parameter_count();
+  next.load_touched_from = kNoParameter;
+  PublishRecord(next, tier_->control());
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    ranks_[r].spec.listener->OnStepDone(load_.request_id(r), absl::OkStatus(),
+                                        LastOutcome());
+  }
+  load_.Clear();
+}
+
+absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,
+                                        uint32_t parameter, uint64_t begin,
+                                        uint64_t numel,
+                                        absl::Span<std::byte> out) {
+  absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
+  OPTSTATE_RETURN_IF_ERROR(failure_);
+  if (phase() != v1::JOB_PHASE_READY) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job \"", options_.name, "\" is loading: its state is of no step"));
+  }
+  const LoadRange range = {array, parameter, begin, numel};
+  if (array == v1::STATE_ARRAY_STEP_COUNT) {
+    OPTSTATE_RETURN_IF_ERROR(CheckStepCountRange(range, out.size()));
+    std::memcpy(out.data(), tier_->arrays().step_counts + parameter,
+                out.size());
+    return record().committed_step;
+  }
+  OPTSTATE_RETURN_IF_ERROR(CheckElementRange(range));
+  OPTSTATE_ASSIGN_OR_RETURN(const float* const from, ArrayOf(array, parameter));
+  OPTSTATE_RETURN_IF_ERROR(CheckBytes(numel * sizeof(float), out.size()));
+  std::memcpy(out.data(), from + begin, out.size());
+  return record().committed_step;
+}
+
+absl::Status JobImpl::ReadParameters(uint64_t offset_bytes,
+                                     absl::Span<std::byte> out) {
+  absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
+  OPTSTATE_RETURN_IF_ERROR(failure_);
+  const uint64_t area = layout_of_job().parameter_area_bytes();
+  if (offset_bytes > area || out.size() > area - offset_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(out.size(), " bytes from ", offset_bytes,
+                     " of a parameter area of ", area));
+  }
+  std::memcpy(out.data(), segment_.data() + offset_bytes, out.size());
+  return absl::OkStatus();
+}
+
+}  // namespace optstate

@@ -1,0 +1,112 @@
+// Which ranks are there, and when a job rests.
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/types/status_macros.h"
+#include "server/session/job_impl.h"
+
+namespace optstate {
+
+absl::Status JobImpl::CheckAttached(uint32_t rank) const {
+  if (rank < ranks_.size() && ranks_[rank].attached) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "rank ", rank, " is not attached to job \"", options_.name, "\""));
+}
+
+uint32_t JobImpl::AttachedCount() const {
+  return static_cast<uint32_t>(
+      std::count_if(ranks_.begin(), ranks_.end(),
+                    [](const RankSession& rank) { return rank.attached; }));
+}
+
+absl::Status JobImpl::CheckMayAttach(const AttachSpec& spec) const {
+  OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
+  if (draining_) {
+    return absl::UnavailableError(absl::StrCat(
+        "job \"", options_.name, "\" is draining and takes no new sessions"));
+  }
+  if (spec.rank >= ranks_.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", spec.rank, " of a world of ", ranks_.size()));
+  }
+  if (spec.layout_hash != layout_of_job().hash()) {
+    return absl::FailedPreconditionError(
+        "the job has another layout than this rank: register it again");
+  }
+  const RankSession& rank = ranks_[spec.rank];
+  if (rank.attached) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("rank ", spec.rank, " of job \"", options_.name,
+                     "\" is attached already, by process ", rank.spec.pid));
+  }
+  const uint64_t needed = shape_->partitions[spec.rank].gradient_area_bytes;
+  if (spec.listener == nullptr ||
+      (spec.gradient_area == nullptr && needed != 0)) {
+    return absl::InvalidArgumentError("no listener or no gradient area");
+  }
+  if (spec.gradient_area_bytes != 0 || needed == 0
+          ? spec.gradient_area_bytes < needed
+          : !rank.registered) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the partition of job \"", options_.name,
+                     "\" has changed since rank ", spec.rank,
+                     " registered (its gradients "
+                     "take ",
+                     needed, " bytes now): register again"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
+  absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(CheckMayAttach(spec));
+  RankSession& rank = ranks_[spec.rank];
+  rank.attached = true;
+  rank.spec = spec;
+  rank.attached_at = absl::Now();
+  gradient_areas_[spec.rank] = spec.gradient_area;
+  had_session_ = true;
+  AttachResult result;
+  result.committed_step = record().committed_step;
+  result.phase = phase();
+  result.has_last_outcome = (record().flags & kStepRecordHasOutcome) != 0;
+  if (result.has_last_outcome) result.last_outcome = LastOutcome();
+  return result;
+}
+
+void JobImpl::Detach(uint32_t rank) {
+  absl::MutexLock lock(&mu_);
+  if (!CheckAttached(rank).ok()) return;
+  open_step_.DropRank(rank);
+  LeaveLoadRound(rank);
+  // Whoever attaches next says anew where its gradients are.
+  ranks_[rank] = RankSession{};
+  gradient_areas_[rank] = nullptr;
+}
+
+absl::Status JobImpl::Drain(absl::Time deadline) {
+  absl::MutexLock lock(&mu_);
+  draining_ = true;
+  if (mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::NoOpenStep),
+                            deadline)) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("job \"", options_.name, "\", step ",
+                   record().committed_step + 1, ": ", open_step_.Describe()));
+}
+
+void JobImpl::Resume() {
+  absl::MutexLock lock(&mu_);
+  draining_ = false;
+}
+
+bool JobImpl::finished() const {
+  absl::MutexLock lock(&mu_);
+  if (shape_ == nullptr) return had_session_;
+  return shape_->description.ephemeral && had_session_ && AttachedCount() == 0;
+}
+
+}  // namespace optstate

@@ -1,0 +1,165 @@
+// How a job comes into being and changes its shape.
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/shm/segment_layout.h"
+#include "proto/types/status_macros.h"
+#include "server/session/admission.h"
+#include "server/session/job_impl.h"
+
+namespace optstate {
+
+absl::StatusOr<RegisterResult> JobImpl::Register(const RegisterSpec& spec) {
+  OPTSTATE_ASSIGN_OR_RETURN(JobDescription description, DescriptionOf(spec));
+  absl::MutexLock lock(&mu_);
+  RegisterResult result;
+  if (shape_ == nullptr) {
+    OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
+                              MakeShape(std::move(description)));
+    OPTSTATE_RETURN_IF_ERROR(Create(std::move(shape)));
+    result.created = true;
+  } else {
+    OPTSTATE_RETURN_IF_ERROR(RegisterAgain(spec, std::move(description)));
+  }
+  ranks_[spec.rank].registered = true;
+  result.layout_hash = layout_of_job().hash();
+  result.committed_step = record().committed_step;
+  result.phase = phase();
+  return result;
+}
+
+absl::Status JobImpl::RegisterAgain(const RegisterSpec& spec,
+                                    JobDescription description) {
+  OPTSTATE_RETURN_IF_ERROR(layout_of_job().CheckSame(spec.layout, spec.extend));
+  const absl::Status same = CheckSameSettings(shape_->description, description);
+  if (same.ok()) return absl::OkStatus();
+  if (AttachedCount() > 0) return same;
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
+                            MakeShape(std::move(description)));
+  return Reshape(std::move(shape));
+}
+
+absl::StatusOr<std::unique_ptr<JobImpl::Shape>> JobImpl::MakeShape(
+    JobDescription description) {
+  auto shape = std::make_unique<Shape>();
+  shape->description = std::move(description);
+  const JobDescription& what = shape->description;
+  OPTSTATE_RETURN_IF_ERROR(
+      StepScheduler::CheckKernels(what.layout, what.accumulate));
+  shape->partitions.reserve(what.world_size);
+  for (uint32_t rank = 0; rank < what.world_size; ++rank) {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        RankPartition partition,
+        MakeRankPartition(what.layout, what.partition, what.world_size, rank));
+    shape->partitions.push_back(std::move(partition));
+  }
+  return shape;
+}
+
+std::string JobImpl::StateDir() const {
+  return options_.config.state_dir().empty() ? options_.directory
+                                             : options_.config.state_dir();
+}
+
+absl::Status JobImpl::AdmitShape(const JobDescription& description,
+                                 uint64_t segment_bytes) const {
+  AdmissionRequest request;
+  request.directory = options_.directory;
+  request.state_dir = StateDir();
+  request.job_state_bytes =
+      HostTier::BytesNeeded(description.layout, description.accumulate);
+  const uint64_t present = tier_.has_value() ? tier_->bytes() : 0;
+  request.new_state_bytes =
+      request.job_state_bytes > present ? request.job_state_bytes - present : 0;
+  request.segment_bytes = segment_bytes;
+  request.limits = options_.config.limits();
+  return Annotate(Admit(request), absl::StrCat("job \"", options_.name, "\""));
+}
+
+absl::StatusOr<shm::SealedSegment> JobImpl::MakeSegment(
+    const Layout& layout) const {
+  return shm::SealedSegment::Create(
+      absl::StrCat("optstate-parameters-", options_.name),
+      shm::ParameterSegmentBytes(layout.parameter_area_bytes()));
+}
+
+absl::Status JobImpl::Create(std::unique_ptr<Shape> shape) {
+  const JobDescription& what = shape->description;
+  OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
+                            AdmissionLock::Take(StateDir()));
+  OPTSTATE_RETURN_IF_ERROR(AdmitShape(
+      what, shm::ParameterSegmentBytes(what.layout.parameter_area_bytes())));
+  // The segment first: if it fails nothing is in the directory.
+  OPTSTATE_ASSIGN_OR_RETURN(shm::SealedSegment segment,
+                            MakeSegment(what.layout));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      tier_, HostTier::Create(options_.directory, what.layout, what.accumulate,
+                              SerializeDescription(what)));
+  segment_ = std::move(segment);
+  return UseShape(std::move(shape));
+}
+
+absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
+  const JobDescription& what = shape->description;
+  const bool extended = what.layout.hash() != layout_of_job().hash();
+  if (extended && !failure_.ok()) return failure_;
+  const uint32_t first_new = parameter_count();
+  const uint64_t segment_bytes =
+      extended ? shm::ParameterSegmentBytes(what.layout.parameter_area_bytes())
+               : 0;
+  OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
+                            AdmissionLock::Take(StateDir()));
+  OPTSTATE_RETURN_IF_ERROR(AdmitShape(what, segment_bytes));
+  shm::SealedSegment segment;
+  if (extended) {
+    OPTSTATE_ASSIGN_OR_RETURN(segment, MakeSegment(what.layout));
+  }
+  // The record of a READY job asks for loads from its parameter count on, which
+  // is where the new ones begin: from here on it is LOADING.
+  const absl::Status reshaped =
+      tier_->Reshape(what.layout, what.accumulate, SerializeDescription(what));
+  if (!reshaped.ok()) {
+    // The job is as it was, but its arrays may lie elsewhere.
+    OPTSTATE_RETURN_IF_ERROR(MakeScheduler());
+    return reshaped;
+  }
+  if (extended) segment_ = std::move(segment);
+  OPTSTATE_RETURN_IF_ERROR(UseShape(std::move(shape)));
+  if (!extended) return absl::OkStatus();
+  StepRecord next = record();
+  next.load_required_from = std::min(next.load_required_from, first_new);
+  PublishRecord(next, tier_->control());
+  scheduler_->CastParameters(0);
+  return absl::OkStatus();
+}
+
+// Every rank registers anew after this, so none attaches with a gradient area
+// of the former shape.
+absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
+  scheduler_.reset();  // refers to the former layout and arrays
+  if (shape_ != nullptr) former_shapes_.push_back(std::move(shape_));
+  shape_ = std::move(shape);
+  OPTSTATE_RETURN_IF_ERROR(MakeScheduler());
+  const auto& partitions = shape_->partitions;
+  ranks_.assign(partitions.size(), RankSession{});
+  gradient_areas_.assign(partitions.size(), nullptr);
+  open_step_.Reset(&layout_of_job(), partitions);
+  load_.Reset(&layout_of_job(), partitions);
+  return absl::OkStatus();
+}
+
+absl::Status JobImpl::MakeScheduler() {
+  StepScheduler::Options options;
+  options.layout = &layout_of_job();
+  options.subgroup_elements = options_.config.engine().subgroup_elements();
+  options.arrays = tier_->arrays();
+  options.parameters = segment_.data();
+  options.pool = &pool_;
+  options.observer = options_.observer;
+  OPTSTATE_ASSIGN_OR_RETURN(scheduler_, StepScheduler::Create(options));
+  scheduler_->SetPartitions(shape_->partitions);
+  return absl::OkStatus();
+}
+
+}  // namespace optstate

@@ -1,0 +1,234 @@
+// How a step is staged, decided and taken.
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/types/status_macros.h"
+#include "server/session/commit_content.h"
+#include "server/session/job_impl.h"
+
+namespace optstate {
+namespace {
+
+// torch.nn.utils.clip_grad_norm_, in double.
+double ClipCoefficient(double max_norm, double norm) {
+  if (max_norm == 0) return 1;
+  return std::min(1.0, max_norm / (norm + 1e-6));
+}
+
+}  // namespace
+
+absl::Status JobImpl::CheckStep(uint32_t rank, uint64_t step) const {
+  OPTSTATE_RETURN_IF_ERROR(CheckAttached(rank));
+  OPTSTATE_RETURN_IF_ERROR(failure_);
+  if (phase() != v1::JOB_PHASE_READY) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job \"", options_.name,
+        "\" is loading: every rank must load and finish before a step"));
+  }
+  const uint64_t next = record().committed_step + 1;
+  if (step != next) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", step, " is out of order: job \"", options_.name,
+        "\" has committed step ", next - 1, ", the next is ", next));
+  }
+  if (draining_ && !open_step_.open()) {
+    return absl::UnavailableError(absl::StrCat(
+        "job \"", options_.name, "\" is draining and opens no new step"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobImpl::CheckParameterRange(uint64_t first,
+                                          uint64_t count) const {
+  const uint64_t all = parameter_count();
+  if (first <= all && count <= all - first) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(count, " parameters from ", first, " of a layout of ", all));
+}
+
+absl::Status JobImpl::Push(uint32_t rank, uint64_t step, uint32_t micro_step,
+                           uint32_t first_parameter, uint32_t parameter_count) {
+  absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(CheckStep(rank, step));
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckParameterRange(first_parameter, parameter_count));
+  if (open_step_.commit(rank).committed) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", rank, " has committed step ", step,
+                     " and cannot push to it; abort it to start over"));
+  }
+  OpenStep::Push push;
+  OPTSTATE_RETURN_IF_ERROR(open_step_.PlanPush(
+      rank, micro_step, first_parameter, first_parameter + parameter_count,
+      shape_->description.accumulate, &push));
+  scheduler_->Stage(rank, gradient_areas_[rank], push.first_piece,
+                    push.actions);
+  return absl::OkStatus();
+}
+
+absl::Status JobImpl::CheckCommit(uint32_t rank, const CommitSpec& spec,
+                                  bool* repeated) const {
+  OPTSTATE_RETURN_IF_ERROR(failure_);
+  OPTSTATE_RETURN_IF_ERROR(CheckContent(spec, layout_of_job().groups().size()));
+  *repeated = spec.step == record().committed_step &&
+              (record().flags & kStepRecordHasOutcome) != 0;
+  if (*repeated) {
+    if (DigestOf(spec) == record().commit_digest) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "step ", spec.step,
+        " is committed already, with other hyperparameters, grad_scale or "
+        "max_norm"));
+  }
+  OPTSTATE_RETURN_IF_ERROR(CheckStep(rank, spec.step));
+  if (open_step_.commit(rank).committed) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", rank, " has committed step ", spec.step,
+                     " already and waits for the others (request ",
+                     open_step_.commit(rank).request_id, ")"));
+  }
+  return absl::OkStatus();
+}
+
+void JobImpl::Commit(uint32_t rank, uint64_t request_id,
+                     const CommitSpec& spec) {
+  absl::MutexLock lock(&mu_);
+  // Nobody to answer: the session ended while this was under way.
+  if (!CheckAttached(rank).ok()) return;
+  bool repeated = false;
+  const absl::Status checked = CheckCommit(rank, spec, &repeated);
+  if (!checked.ok() || repeated) {
+    ranks_[rank].spec.listener->OnStepDone(
+        request_id, checked, checked.ok() ? LastOutcome() : StepOutcome{});
+    return;
+  }
+  open_step_.NoteCommit(rank, request_id, spec);
+  if (open_step_.all_committed()) CloseStep();
+}
+
+// All ranks have committed: the step is taken, or refused to all.
+void JobImpl::CloseStep() {
+  absl::Span<const uint8_t> updated;
+  absl::Status status = CheckCommitsEqual();
+  if (status.ok()) status = open_step_.ResolveParameters(&updated);
+  StepOutcome outcome;
+  if (status.ok()) {
+    const Decision decision = Decide(record().committed_step + 1, updated);
+    TakeStep(decision, updated);
+    outcome = LastOutcome();
+  }
+  AnswerCommits(status, outcome);
+  open_step_.DropAll();
+}
+
+absl::Status JobImpl::CheckCommitsEqual() const {
+  for (uint32_t rank = 1; rank < ranks_.size(); ++rank) {
+    OPTSTATE_RETURN_IF_ERROR(CheckEqual(0, open_step_.commit(0).spec, rank,
+                                        open_step_.commit(rank).spec));
+  }
+  return absl::OkStatus();
+}
+
+JobImpl::Decision JobImpl::Decide(uint64_t step,
+                                  absl::Span<const uint8_t> updated) const {
+  const CommitSpec& spec = open_step_.commit(0).spec;
+  const double sum = scheduler_->SumOfSquares(updated);
+  Decision decision;
+  StepOutcome& outcome = decision.outcome;
+  outcome.step = step;
+  outcome.gradient_norm = std::sqrt(sum) / spec.grad_scale;
+  outcome.found_inf = !std::isfinite(sum);
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    outcome.found_inf |= open_step_.commit(rank).spec.found_inf;
+  }
+  outcome.applied = !outcome.found_inf;
+  if (outcome.applied) {
+    outcome.clip_coefficient =
+        ClipCoefficient(spec.max_norm, outcome.gradient_norm);
+  }
+  decision.gradient_factor = outcome.clip_coefficient / spec.grad_scale;
+  return decision;
+}
+
+// A skipped step changes nothing but the record: its number is used up, so that
+// all agree on which step is next.
+void JobImpl::TakeStep(const Decision& decision,
+                       absl::Span<const uint8_t> updated) {
+  const StepOutcome& outcome = decision.outcome;
+  StepRecord next = record();
+  next.committed_step = outcome.step;
+  next.commit_digest = DigestOf(open_step_.commit(0).spec);
+  next.gradient_norm = outcome.gradient_norm;
+  next.clip_coefficient = outcome.clip_coefficient;
+  next.flags = kStepRecordHasOutcome |
+               (outcome.applied ? kStepRecordApplied : 0) |
+               (outcome.found_inf ? kStepRecordFoundInf : 0);
+  next.update_ns = outcome.applied ? ApplyStep(decision, updated) : 0;
+  next.committed_at_ns = absl::GetCurrentTimeNanos();
+  PublishRecord(next, tier_->control());
+  if (options_.observer != nullptr) {
+    options_.observer->OnStepRecorded(outcome.step);
+  }
+  tier_->control()->step_in_progress.store(0, std::memory_order_release);
+  if (!outcome.applied) ++skipped_steps_;
+  for (RankSession& rank : ranks_) rank.committed_step = outcome.step;
+}
+
+// Returns the nanoseconds of the update pass.
+uint64_t JobImpl::ApplyStep(const Decision& decision,
+                            absl::Span<const uint8_t> updated) {
+  const uint64_t step = decision.outcome.step;
+  // Before the first tile is touched: an engine that dies from here on until
+  // the record is published leaves a job that says so. The compiler must not
+  // move the tiles' stores up; the processor's order does not matter, for no
+  // other thread looks, only a process that comes later.
+  tier_->control()->step_in_progress.store(step, std::memory_order_seq_cst);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  if (options_.observer != nullptr) options_.observer->OnStepMarked(step);
+  const auto begin = std::chrono::steady_clock::now();
+  StepScheduler::Update update;
+  update.step = step;
+  update.groups = open_step_.commit(0).spec.groups;
+  update.gradient_factor = decision.gradient_factor;
+  update.updated = updated;
+  update.gradient_areas = gradient_areas_;
+  scheduler_->Apply(update);
+  const auto elapsed = std::chrono::steady_clock::now() - begin;
+  return static_cast<uint64_t>(std::chrono::nanoseconds(elapsed).count());
+}
+
+void JobImpl::AnswerCommits(const absl::Status& status,
+                            const StepOutcome& outcome) {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    ranks_[rank].spec.listener->OnStepDone(open_step_.commit(rank).request_id,
+                                           status, outcome);
+  }
+}
+
+absl::Status JobImpl::Abort(uint32_t rank, uint64_t step) {
+  absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(CheckAttached(rank));
+  OPTSTATE_RETURN_IF_ERROR(failure_);
+  const uint64_t next = record().committed_step + 1;
+  if (step != next) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("step ", step, " cannot be aborted: job \"", options_.name,
+                     "\" has committed step ", next - 1));
+  }
+  const OpenStep::RankCommit& commit = open_step_.commit(rank);
+  const bool committed = commit.committed;
+  const uint64_t request_id = commit.request_id;
+  open_step_.DropRank(rank);
+  if (committed) {
+    ranks_[rank].spec.listener->OnStepDone(
+        request_id,
+        absl::AbortedError(absl::StrCat("rank ", rank, " aborted step ", step)),
+        StepOutcome{});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace optstate

@@ -1,0 +1,73 @@
+#include "server/session/load_round.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace optstate {
+
+void LoadRound::Reset(const Layout* layout,
+                      absl::Span<const RankPartition> partitions) {
+  layout_ = layout;
+  partitions_ = partitions;
+  ranks_.assign(partitions.size(), Rank{});
+  for (size_t rank = 0; rank < partitions.size(); ++rank) {
+    ranks_[rank].loaded.assign(partitions[rank].pieces.size(), 0);
+  }
+  begun_count_ = 0;
+  finished_count_ = 0;
+}
+
+void LoadRound::Begin(uint32_t rank) {
+  DropRank(rank);
+  ranks_[rank].begun = true;
+  ++begun_count_;
+}
+
+void LoadRound::NoteMaster(uint32_t rank, size_t piece, uint64_t begin,
+                           uint64_t end) {
+  const uint64_t piece_begin = partitions_[rank].pieces[piece].begin;
+  uint64_t& loaded = ranks_[rank].loaded[piece];
+  if (begin - piece_begin <= loaded) {
+    loaded = std::max(loaded, end - piece_begin);
+  }
+}
+
+absl::Status LoadRound::CheckComplete(uint32_t rank,
+                                      uint32_t first_parameter) const {
+  const RankPartition& partition = partitions_[rank];
+  for (size_t i = partition.LowerBound(first_parameter);
+       i < partition.pieces.size(); ++i) {
+    const Piece& piece = partition.pieces[i];
+    const uint64_t loaded = ranks_[rank].loaded[i];
+    if (loaded >= piece.numel) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "master elements from ", piece.begin + loaded, " to ",
+        piece.begin + piece.numel, " of parameter ", piece.parameter, " \"",
+        layout_->parameters()[piece.parameter].name,
+        "\" were not loaded (or not in ascending order); rank ", rank,
+        " must load them before it finishes"));
+  }
+  return absl::OkStatus();
+}
+
+void LoadRound::Finish(uint32_t rank, uint64_t request_id) {
+  ranks_[rank].finished = true;
+  ranks_[rank].request_id = request_id;
+  ++finished_count_;
+}
+
+void LoadRound::DropRank(uint32_t rank) {
+  Rank& state = ranks_[rank];
+  if (state.begun) --begun_count_;
+  if (state.finished) --finished_count_;
+  state.begun = false;
+  state.finished = false;
+  std::fill(state.loaded.begin(), state.loaded.end(), 0);
+}
+
+void LoadRound::Clear() {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) DropRank(rank);
+}
+
+}  // namespace optstate

@@ -1,0 +1,61 @@
+#ifndef OPTSTATE_SERVER_SESSION_LOAD_ROUND_H_
+#define OPTSTATE_SERVER_SESSION_LOAD_ROUND_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "proto/types/layout.h"
+#include "proto/types/partition.h"
+
+namespace optstate {
+
+// Who takes part in a load and how far each is: from the first rank's begin to
+// the last rank's finish. Pure bookkeeping.
+//
+// Threads: not thread-safe; the job's lock guards it.
+class LoadRound {
+ public:
+  // Forgets everything and takes the sizes of a job. Both outlive this or the
+  // next Reset.
+  void Reset(const Layout* layout, absl::Span<const RankPartition> partitions);
+
+  // True from the first begin until Clear, unless all who began have left.
+  bool active() const { return begun_count_ > 0; }
+  bool begun(uint32_t rank) const { return ranks_[rank].begun; }
+  bool finished(uint32_t rank) const { return ranks_[rank].finished; }
+  uint64_t request_id(uint32_t rank) const { return ranks_[rank].request_id; }
+  bool all_finished() const { return finished_count_ == ranks_.size(); }
+
+  // Starts the rank's load, anew if it had begun.
+  void Begin(uint32_t rank);
+  // Notes masters [begin, end) of a piece of the rank.
+  void NoteMaster(uint32_t rank, size_t piece, uint64_t begin, uint64_t end);
+  // FAILED_PRECONDITION, naming the first, when masters of the rank's pieces of
+  // parameters [first_parameter, count) were not loaded. Only loads in
+  // ascending order count.
+  absl::Status CheckComplete(uint32_t rank, uint32_t first_parameter) const;
+  void Finish(uint32_t rank, uint64_t request_id);
+  // The rank is gone or starts anew: neither begun nor finished.
+  void DropRank(uint32_t rank);
+  void Clear();
+
+ private:
+  struct Rank {
+    bool begun = false;
+    bool finished = false;
+    uint64_t request_id = 0;
+    std::vector<uint64_t> loaded;  // by piece: elements from its begin
+  };
+
+  const Layout* layout_ = nullptr;
+  absl::Span<const RankPartition> partitions_;
+  std::vector<Rank> ranks_;
+  uint32_t begun_count_ = 0;
+  uint32_t finished_count_ = 0;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_LOAD_ROUND_H_

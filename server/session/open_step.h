@@ -1,0 +1,100 @@
+#ifndef OPTSTATE_SERVER_SESSION_OPEN_STEP_H_
+#define OPTSTATE_SERVER_SESSION_OPEN_STEP_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "kernels/hyperparams.h"
+#include "proto/types/layout.h"
+#include "proto/types/partition.h"
+#include "server/scheduler/step_scheduler.h"
+#include "server/session/job.h"
+
+namespace optstate {
+
+// What has arrived of the step that is open: which pieces were pushed, at which
+// micro-step, and who has committed what. Pure bookkeeping, no arithmetic.
+//
+// Invariant: staged_pieces(p) is the number of pieces of p whose micro-step is
+// not kNone, over all ranks.
+// Threads: not thread-safe; the job's lock guards it. Allocates only in Reset
+// and in errors.
+class OpenStep {
+ public:
+  struct RankCommit {
+    bool committed = false;
+    uint64_t request_id = 0;
+    std::vector<Hyperparams> groups;
+    CommitSpec spec;  // its groups are the vector above
+  };
+
+  // Forgets everything and takes the sizes of a job. Both outlive this or the
+  // next Reset.
+  void Reset(const Layout* layout, absl::Span<const RankPartition> partitions);
+
+  // True when a rank has staged or committed something.
+  bool open() const { return staged_total_ > 0 || committed_count_ > 0; }
+
+  // Decides what a push does with each of the rank's pieces of the parameters,
+  // and notes them as staged. FAILED_PRECONDITION, and nothing noted: a piece
+  // was pushed at a later micro-step already, or at another one and the job
+  // does not accumulate.
+  struct Push {
+    size_t first_piece = 0;
+    absl::Span<const StageAction> actions;  // valid until the next PlanPush
+  };
+  absl::Status PlanPush(uint32_t rank, uint32_t micro_step,
+                        uint32_t first_parameter, uint32_t end_parameter,
+                        bool accumulate, Push* push);
+
+  // Notes a commit whose content was checked.
+  void NoteCommit(uint32_t rank, uint64_t request_id, const CommitSpec& spec);
+  const RankCommit& commit(uint32_t rank) const { return ranks_[rank].commit; }
+  bool all_committed() const { return committed_count_ == ranks_.size(); }
+
+  // By parameter: 1 when all its pieces are staged, 0 when none is.
+  // FAILED_PRECONDITION, naming the first, when some but not all are.
+  absl::Status ResolveParameters(absl::Span<const uint8_t>* updated);
+
+  // Drops what the rank staged and its commit.
+  void DropRank(uint32_t rank);
+  // Drops everything; the step can be taken again, or the next one.
+  void DropAll();
+
+  uint32_t staged_pieces(uint32_t parameter) const {
+    return staged_pieces_[parameter];
+  }
+  uint64_t staged_by(uint32_t rank) const { return ranks_[rank].staged; }
+  // For operators, after the step's number: "rank 1 has not committed".
+  std::string Describe() const;
+
+ private:
+  static constexpr int64_t kNone = -1;
+
+  struct Rank {
+    std::vector<int64_t> micro_steps;  // by piece: the last staged, or kNone
+    uint64_t staged = 0;               // pieces
+    RankCommit commit;
+  };
+
+  absl::Status CheckPiece(uint32_t parameter, int64_t staged,
+                          uint32_t micro_step, bool accumulate) const;
+  void DropPieces(uint32_t rank);
+
+  const Layout* layout_ = nullptr;
+  absl::Span<const RankPartition> partitions_;
+  std::vector<Rank> ranks_;
+  std::vector<uint32_t> piece_counts_;   // by parameter
+  std::vector<uint32_t> staged_pieces_;  // by parameter
+  std::vector<uint8_t> updated_;         // by parameter
+  std::vector<StageAction> actions_;
+  uint64_t staged_total_ = 0;
+  uint32_t committed_count_ = 0;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_OPEN_STEP_H_
