@@ -30,7 +30,7 @@ class GrpcTransport {
     // For a connection to start its stream, and for a stream to attach.
     absl::Duration handshake_timeout = absl::Seconds(5);
     // After each session has ended and detached; from its thread.
-    std::function<void()> on_session_end;
+    std::function<void()> on_session_end = nullptr;
   };
 
   // Everything in `options` outlives the transport.

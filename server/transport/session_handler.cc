@@ -145,6 +145,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
   AttachSpec spec{.rank = plan.rank,
                   .layout_hash = plan.layout_hash,
                   .gradient_area = gradient_area,
+                  .gradient_area_bytes = plan.gradient_area_bytes,
                   .listener = listener,
                   .pid = pid,
                   .uid = peer_.uid,

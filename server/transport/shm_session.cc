@@ -108,30 +108,30 @@ absl::Status ShmSession::AnswerAttach(shm::Frame frame,
                                       const v1::SessionRequest& request) {
   v1::SessionReply reply;
   reply.set_request_id(request.request_id());
-  auto plan = handler_.PlanAttach(request.attach());
-  absl::StatusOr<v1::AttachReply> attached = plan.status();
-  if (plan.ok()) attached = Attach(std::move(frame), *plan);
+  AttachPlan plan;
+  auto attached = Attach(std::move(frame), request.attach(), &plan);
   *reply.mutable_status() = ToProto(attached.status());
   if (!attached.ok()) return Send(reply, {});
   *reply.mutable_attach() = *std::move(attached);
   return Send(reply,
-              {segments_->completion_fd(), plan->parameter_segment.get()});
+              {segments_->completion_fd(), plan.parameter_segment.get()});
 }
 
-absl::StatusOr<v1::AttachReply> ShmSession::Attach(shm::Frame frame,
-                                                   const AttachPlan& plan) {
+absl::StatusOr<v1::AttachReply> ShmSession::Attach(
+    shm::Frame frame, const v1::AttachRequest& request, AttachPlan* plan) {
+  OPTSTATE_ASSIGN_OR_RETURN(*plan, handler_.PlanAttach(request));
   if (frame.fds.size() != 1) {
     return absl::InvalidArgumentError(
         absl::StrCat("attach came with ", frame.fds.size(),
                      " fds, expected the client segment's alone"));
   }
   OPTSTATE_ASSIGN_OR_RETURN(ShmSegments segments,
-                            ShmSegments::Open(std::move(frame.fds[0]), plan));
+                            ShmSegments::Open(std::move(frame.fds[0]), *plan));
   segments_ = std::move(segments);
   writer_ = std::make_unique<CompletionWriter>(&*segments_, &handler_);
   ring_ = std::make_unique<RingServer>(&*segments_, &handler_, writer_.get(),
-                                       plan.group_count);
-  return handler_.Attach(plan, segments_->gradient_area(), writer_.get());
+                                       plan->group_count);
+  return handler_.Attach(*plan, segments_->gradient_area(), writer_.get());
 }
 
 absl::Status ShmSession::AnswerDetach(const v1::SessionRequest& request) {

@@ -66,7 +66,8 @@ class ShmSession {
                             const v1::SessionRequest& request);
   absl::Status AnswerDetach(const v1::SessionRequest& request);
   absl::StatusOr<v1::AttachReply> Attach(shm::Frame frame,
-                                         const AttachPlan& plan);
+                                         const v1::AttachRequest& request,
+                                         AttachPlan* plan);
   absl::Status WatchPeer();
   absl::Status ServeRing();
   absl::Status CheckEvents();

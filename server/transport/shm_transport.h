@@ -36,7 +36,7 @@ class ShmTransport {
     v1::EngineSettings settings;
     absl::Duration handshake_timeout = absl::Seconds(5);
     // After each session has ended and detached; from its thread.
-    std::function<void()> on_session_end;
+    std::function<void()> on_session_end = nullptr;
   };
 
   // Everything in `options` outlives the transport.

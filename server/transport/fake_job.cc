@@ -1,0 +1,248 @@
+#include "server/transport/fake_job.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "proto/shm/segment_layout.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate {
+
+FakeJob::Rank FakeJob::rank(uint32_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  return ranks_.at(rank);
+}
+
+uint64_t FakeJob::committed_step() const {
+  absl::MutexLock lock(&mutex_);
+  return committed_step_;
+}
+
+void FakeJob::AwaitAttached(uint32_t rank, bool attached) {
+  const auto is_so = [this, rank, attached] {
+    mutex_.AssertHeld();
+    return rank < ranks_.size() && ranks_[rank].attached == attached;
+  };
+  absl::MutexLock lock(&mutex_, absl::Condition(&is_so));
+}
+
+void FakeJob::AwaitCommit(uint32_t rank) {
+  const auto is_so = [this, rank] {
+    mutex_.AssertHeld();
+    return ranks_[rank].commit_request.has_value();
+  };
+  absl::MutexLock lock(&mutex_, absl::Condition(&is_so));
+}
+
+void FakeJob::HoldPushes(bool hold) {
+  absl::MutexLock lock(&mutex_);
+  hold_pushes_ = hold;
+}
+
+void FakeJob::AwaitHeldPush() {
+  const auto is_so = [this] {
+    mutex_.AssertHeld();
+    return held_pushes_ > 0;
+  };
+  absl::MutexLock lock(&mutex_, absl::Condition(&is_so));
+}
+
+absl::StatusOr<RegisterResult> FakeJob::Register(const RegisterSpec& spec) {
+  absl::MutexLock lock(&mutex_);
+  RegisterResult result;
+  result.created = layout_ == nullptr;
+  if (layout_ == nullptr) {
+    layout_ = std::make_unique<Layout>(spec.layout);
+    for (uint32_t rank = 0; rank < spec.world_size; ++rank) {
+      OPTSTATE_ASSIGN_OR_RETURN(
+          RankPartition partition,
+          MakeRankPartition(*layout_, spec.partition, spec.world_size, rank));
+      partitions_.push_back(std::move(partition));
+    }
+    ranks_.resize(spec.world_size);
+    OPTSTATE_ASSIGN_OR_RETURN(
+        parameters_,
+        shm::SealedSegment::Create(
+            "fake-parameters",
+            shm::ParameterSegmentBytes(layout_->parameter_area_bytes())));
+  }
+  OPTSTATE_RETURN_IF_ERROR(layout_->CheckSame(spec.layout, false));
+  result.layout_hash = layout_->hash();
+  result.committed_step = committed_step_;
+  result.phase = v1::JOB_PHASE_READY;
+  return result;
+}
+
+absl::StatusOr<const Layout*> FakeJob::layout() const {
+  absl::MutexLock lock(&mutex_);
+  if (layout_ != nullptr) return layout_.get();
+  return absl::FailedPreconditionError("no layout is registered");
+}
+
+absl::StatusOr<const RankPartition*> FakeJob::partition(uint32_t rank) const {
+  absl::MutexLock lock(&mutex_);
+  if (rank < partitions_.size()) return &partitions_[rank];
+  return absl::InvalidArgumentError(absl::StrCat("no rank ", rank));
+}
+
+absl::StatusOr<const shm::SealedSegment*> FakeJob::parameter_segment() const {
+  return &parameters_;
+}
+
+absl::StatusOr<AttachResult> FakeJob::Attach(const AttachSpec& spec) {
+  absl::MutexLock lock(&mutex_);
+  Rank& rank = ranks_.at(spec.rank);
+  if (rank.attached) return absl::AlreadyExistsError("rank is attached");
+  rank.attached = true;
+  rank.attach = spec;
+  ++rank.attaches;
+  AttachResult result;
+  result.committed_step = committed_step_;
+  result.phase = v1::JOB_PHASE_READY;
+  return result;
+}
+
+void FakeJob::Detach(uint32_t rank) {
+  absl::MutexLock lock(&mutex_);
+  ranks_.at(rank).attached = false;
+  ranks_[rank].staged.clear();
+  ranks_[rank].commit_request.reset();
+}
+
+absl::Status FakeJob::Push(uint32_t rank, uint64_t step,
+                           uint32_t /*micro_step*/, uint32_t first_parameter,
+                           uint32_t parameter_count) {
+  absl::MutexLock lock(&mutex_);
+  ++held_pushes_;
+  const auto let_go = [this] {
+    mutex_.AssertHeld();
+    return !hold_pushes_;
+  };
+  mutex_.Await(absl::Condition(&let_go));
+  --held_pushes_;
+  if (!ranks_.at(rank).attached) {
+    return absl::InternalError("push of a rank that is not attached");
+  }
+  if (step != committed_step_ + 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "push of step ", step, ", but the open step is ", committed_step_ + 1));
+  }
+  const size_t parameters = layout_->parameters().size();
+  if (first_parameter > parameters ||
+      parameter_count > parameters - first_parameter) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("push of parameters [", first_parameter, ", +",
+                     parameter_count, ") of ", parameters));
+  }
+  const std::byte* area = ranks_[rank].attach.gradient_area;
+  ranks_[rank].staged.assign(area,
+                             area + partitions_[rank].gradient_area_bytes);
+  ++ranks_[rank].pushes;
+  return absl::OkStatus();
+}
+
+void FakeJob::Commit(uint32_t rank, uint64_t request_id,
+                     const CommitSpec& spec) {
+  absl::MutexLock lock(&mutex_);
+  Rank& own = ranks_.at(rank);
+  if (spec.step != committed_step_ + 1) {
+    own.attach.listener->OnStepDone(
+        request_id, absl::FailedPreconditionError("commit out of order"), {});
+    return;
+  }
+  own.groups.assign(spec.groups.begin(), spec.groups.end());
+  own.commit = spec;
+  own.commit_request = request_id;
+  for (const Rank& other : ranks_) {
+    if (!other.commit_request) return;
+  }
+  ApplyStep();
+}
+
+void FakeJob::ApplyStep() {
+  const bool found_inf =
+      std::any_of(ranks_.begin(), ranks_.end(),
+                  [](const Rank& rank) { return rank.commit.found_inf; });
+  if (!found_inf) {
+    for (uint64_t i = 0; i < parameters_.size(); ++i) {
+      parameters_.data()[i] = static_cast<std::byte>(
+          static_cast<uint8_t>(parameters_.data()[i]) + 1);
+    }
+  }
+  ++committed_step_;
+  StepOutcome outcome;
+  outcome.step = committed_step_;
+  outcome.applied = !found_inf;
+  outcome.found_inf = found_inf;
+  outcome.gradient_norm = 2.5;
+  outcome.clip_coefficient = 0.5;
+  outcome.update_ns = 42;
+  for (Rank& rank : ranks_) {
+    const uint64_t request = *std::exchange(rank.commit_request, std::nullopt);
+    rank.staged.clear();
+    rank.attach.listener->OnStepDone(request, absl::OkStatus(), outcome);
+  }
+}
+
+absl::Status FakeJob::Abort(uint32_t rank, uint64_t step) {
+  absl::MutexLock lock(&mutex_);
+  if (step != committed_step_ + 1) {
+    return absl::FailedPreconditionError(std::string(2000, 'x'));
+  }
+  ranks_.at(rank).staged.clear();
+  return absl::OkStatus();
+}
+
+absl::Status FakeJob::BeginLoad(uint32_t /*rank*/) { return absl::OkStatus(); }
+
+absl::Status FakeJob::Load(uint32_t /*rank*/, v1::StateArray array,
+                           uint32_t parameter, uint64_t begin,
+                           uint64_t /*numel*/, DType /*dtype*/,
+                           absl::Span<const std::byte> data) {
+  absl::MutexLock lock(&mutex_);
+  loads_[{array, (uint64_t{parameter} << 32) + begin}].assign(data.begin(),
+                                                              data.end());
+  return absl::OkStatus();
+}
+
+void FakeJob::FinishLoad(uint32_t rank, uint64_t request_id) {
+  absl::MutexLock lock(&mutex_);
+  ranks_.at(rank).attach.listener->OnStepDone(request_id, absl::OkStatus(), {});
+}
+
+absl::StatusOr<uint64_t> FakeJob::Fetch(v1::StateArray array,
+                                        uint32_t parameter, uint64_t begin,
+                                        uint64_t /*numel*/,
+                                        absl::Span<std::byte> out) {
+  absl::MutexLock lock(&mutex_);
+  const auto load = loads_.find({array, (uint64_t{parameter} << 32) + begin});
+  if (load == loads_.end()) return absl::NotFoundError("was not loaded");
+  std::copy_n(load->second.begin(), std::min(load->second.size(), out.size()),
+              out.begin());
+  return committed_step_;
+}
+
+absl::Status FakeJob::ReadParameters(uint64_t offset_bytes,
+                                     absl::Span<std::byte> out) {
+  absl::MutexLock lock(&mutex_);
+  std::memcpy(out.data(), parameters_.data() + offset_bytes, out.size());
+  return absl::OkStatus();
+}
+
+absl::Status FakeJob::Drain(absl::Time /*deadline*/) {
+  return absl::OkStatus();
+}
+
+void FakeJob::Resume() {}
+
+bool FakeJob::finished() const { return false; }
+
+v1::Job FakeJob::Describe() const { return {}; }
+
+absl::StatusOr<v1::ListParametersReply> FakeJob::ListParameters(
+    const v1::ListParametersRequest& /*request*/) const {
+  return v1::ListParametersReply();
+}
+
+}  // namespace optstate

@@ -1,0 +1,102 @@
+#ifndef OPTSTATE_SERVER_TRANSPORT_FAKE_JOB_H_
+#define OPTSTATE_SERVER_TRANSPORT_FAKE_JOB_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "server/session/job.h"
+
+namespace optstate {
+
+// A Job for tests of transports: keeps what it was told, so that a test can
+// look at it, and the step order that a transport depends on; computes nothing.
+//
+// The update of a step adds 1 to each byte of the parameter area. A commit is
+// answered when all ranks have committed, from the thread of the last one.
+//
+// Threads: thread-safe.
+class FakeJob : public Job {
+ public:
+  struct Rank {
+    bool attached = false;
+    AttachSpec attach;
+    // What lay in the gradient area at the last push of the open step.
+    std::vector<std::byte> staged;
+    uint64_t pushes = 0;  // in all steps
+    uint64_t attaches = 0;
+    std::vector<Hyperparams> groups;  // of the last commit
+    CommitSpec commit;                // likewise; its span is not valid
+    std::optional<uint64_t> commit_request;
+  };
+
+  // What the test looks at. Copies.
+  Rank rank(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
+  uint64_t committed_step() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until the rank is attached, or no longer.
+  void AwaitAttached(uint32_t rank, bool attached) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until the rank waits for the answer to a commit.
+  void AwaitCommit(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Pushes stop inside the job from now on, until they are let go.
+  void HoldPushes(bool hold) ABSL_LOCKS_EXCLUDED(mutex_);
+  void AwaitHeldPush() ABSL_LOCKS_EXCLUDED(mutex_);
+
+  absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) override;
+  absl::StatusOr<const Layout*> layout() const override;
+  absl::StatusOr<const RankPartition*> partition(uint32_t rank) const override;
+  absl::StatusOr<const shm::SealedSegment*> parameter_segment() const override;
+  absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
+  void Detach(uint32_t rank) override;
+  absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
+                    uint32_t first_parameter,
+                    uint32_t parameter_count) override;
+  void Commit(uint32_t rank, uint64_t request_id,
+              const CommitSpec& spec) override;
+  absl::Status Abort(uint32_t rank, uint64_t step) override;
+  absl::Status BeginLoad(uint32_t rank) override;
+  absl::Status Load(uint32_t rank, v1::StateArray array, uint32_t parameter,
+                    uint64_t begin, uint64_t numel, DType dtype,
+                    absl::Span<const std::byte> data) override;
+  void FinishLoad(uint32_t rank, uint64_t request_id) override;
+  absl::StatusOr<uint64_t> Fetch(v1::StateArray array, uint32_t parameter,
+                                 uint64_t begin, uint64_t numel,
+                                 absl::Span<std::byte> out) override;
+  absl::Status ReadParameters(uint64_t offset_bytes,
+                              absl::Span<std::byte> out) override;
+  absl::Status Drain(absl::Time deadline) override;
+  void Resume() override;
+  bool finished() const override;
+  v1::Job Describe() const override;
+  absl::StatusOr<v1::ListParametersReply> ListParameters(
+      const v1::ListParametersRequest& request) const override;
+
+ private:
+  void ApplyStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable absl::Mutex mutex_;
+  std::unique_ptr<Layout> layout_;
+  std::vector<RankPartition> partitions_;
+  shm::SealedSegment parameters_;
+  std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);
+  uint64_t committed_step_ ABSL_GUARDED_BY(mutex_) = 0;
+  // What was loaded, by array, parameter and first element.
+  std::map<std::pair<int, uint64_t>, std::vector<std::byte>> loads_
+      ABSL_GUARDED_BY(mutex_);
+  bool hold_pushes_ ABSL_GUARDED_BY(mutex_) = false;
+  int held_pushes_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_TRANSPORT_FAKE_JOB_H_

@@ -1,0 +1,109 @@
+#ifndef OPTSTATE_SERVER_TRANSPORT_SHM_FIXTURE_H_
+#define OPTSTATE_SERVER_TRANSPORT_SHM_FIXTURE_H_
+
+#include <sys/socket.h>
+
+#include <memory>
+#include <utility>
+
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "proto/types/layout.h"
+#include "proto/types/unique_fd.h"
+#include "server/transport/fake_job.h"
+#include "server/transport/fd_watcher.h"
+#include "server/transport/session_table.h"
+#include "server/transport/shm_test_peer.h"
+#include "server/transport/shm_transport.h"
+
+namespace optstate {
+
+// Two groups; parameters of 5,000, 1 and 0 elements, in all dtypes.
+inline Layout TestLayout() {
+  LayoutSpec spec;
+  spec.groups = {{}, {.amsgrad = true}};
+  spec.parameters = {
+      {.name = "a", .shape = {50, 100}, .numel = 5000, .group = 0},
+      {.name = "b",
+       .shape = {},
+       .numel = 1,
+       .dtype = DType::kBFloat16,
+       .gradient_dtype = DType::kBFloat16,
+       .group = 1},
+      {.name = "c",
+       .shape = {0, 3},
+       .numel = 0,
+       .dtype = DType::kFloat16,
+       .gradient_dtype = DType::kFloat32,
+       .group = 1},
+  };
+  return Layout::Make(std::move(spec)).value();
+}
+
+struct SocketPair {
+  UniqueFd engine;
+  UniqueFd client;
+};
+
+inline SocketPair MakeSocketPair() {
+  int fds[2];
+  EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+  return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+// A transport over a FakeJob of two ranks.
+class ShmFixture : public testing::Test {
+ protected:
+  void SetUp() override { StartTransport(absl::Minutes(2)); }
+
+  void StartTransport(absl::Duration handshake_timeout) {
+    transport_.reset();
+    watcher_ = FdWatcher::Start().value();
+    v1::EngineSettings settings;
+    settings.set_doorbell_spin_us(20);
+    transport_ = std::make_unique<ShmTransport>(
+        ShmTransport::Options{.job = &job_,
+                              .table = &table_,
+                              .watcher = watcher_.get(),
+                              .settings = settings,
+                              .handshake_timeout = handshake_timeout});
+  }
+
+  void Serve(UniqueFd socket, int64_t pid) {
+    Peer peer;
+    peer.hello.set_job("test");
+    peer.hello.set_client_version("1");
+    peer.pid = pid;
+    transport_->Serve(std::move(socket), std::move(peer));
+  }
+
+  // A connection that has said Hello.
+  std::unique_ptr<ShmTestPeer> Connect(uint32_t rank) {
+    SocketPair sockets = MakeSocketPair();
+    Serve(std::move(sockets.engine), 0);
+    return std::make_unique<ShmTestPeer>(std::move(sockets.client),
+                                         TestLayout(), 2, rank);
+  }
+
+  std::unique_ptr<ShmTestPeer> Open(uint32_t rank) {
+    auto peer = Connect(rank);
+    const absl::Status opened = peer->Open();
+    EXPECT_TRUE(opened.ok()) << opened;
+    return peer;
+  }
+
+  // Another session still works, whatever became of the one under test.
+  void ExpectServes(uint32_t rank) {
+    auto peer = Open(rank);
+    EXPECT_TRUE(peer->Call(peer->Push(job_.committed_step() + 1)).status.ok());
+  }
+
+  FakeJob job_;
+  SessionTable table_;
+  std::unique_ptr<FdWatcher> watcher_;
+  std::unique_ptr<ShmTransport> transport_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_TRANSPORT_SHM_FIXTURE_H_

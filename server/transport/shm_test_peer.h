@@ -1,0 +1,97 @@
+#ifndef OPTSTATE_SERVER_TRANSPORT_SHM_TEST_PEER_H_
+#define OPTSTATE_SERVER_TRANSPORT_SHM_TEST_PEER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/shm/ring.h"
+#include "proto/shm/sealed_segment.h"
+#include "proto/shm/segment_layout.h"
+#include "proto/types/layout.h"
+#include "proto/types/partition.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate {
+
+// The client's side of a session over shared memory, written out by hand from
+// the protocol, for tests of the engine's side: it does each thing right, and
+// lets a test do any of them wrong.
+//
+// Threads: one at a time.
+class ShmTestPeer {
+ public:
+  ShmTestPeer(UniqueFd socket, Layout layout, uint32_t world_size,
+              uint32_t rank);
+
+  int socket() const { return socket_.get(); }
+  UniqueFd TakeSocket() { return std::move(socket_); }
+  const RankPartition& partition() const { return partition_; }
+
+  v1::SessionRequest RegisterRequest() const;
+  v1::SessionRequest AttachRequest() const;
+  // A segment as the engine wants it; `change` may spoil its header.
+  shm::SealedSegment MakeSegment(
+      const std::function<void(shm::ClientHeader*)>& change = nullptr) const;
+
+  absl::Status Send(const v1::SessionRequest& request,
+                    absl::Span<const int> fds = {});
+  // The next frame. After an attach the two segments are mapped.
+  absl::StatusOr<v1::SessionReply> Receive();
+  // Receives until the engine closes; returns the status of its last word.
+  absl::Status AwaitEnd();
+
+  absl::Status Register();
+  // Attaches with `segment`, which the peer keeps.
+  absl::Status Attach(shm::SealedSegment segment);
+  absl::Status Open();  // both, with a good segment
+
+  struct Answer {
+    shm::Completion completion;
+    absl::Status status;
+  };
+  // Publishes a submission with the next request_id; returns that.
+  uint64_t Submit(shm::Submission submission);
+  // The next completion, waited for.
+  Answer Await();
+  Answer Call(const shm::Submission& submission) {
+    Submit(submission);
+    return Await();
+  }
+  shm::Submission Push(uint64_t step) const;
+  shm::Submission Commit(uint64_t step) const;
+
+  shm::ClientHeader* header() const;
+  std::byte* gradient_area() const;
+  std::byte* load_window() const;
+  shm::CommitGroup* commit_groups() const;
+  const std::byte* fetch_window() const;
+  const std::byte* parameters() const { return parameters_.data(); }
+
+  uint64_t next_request_id = 1;
+
+ private:
+  absl::Status MapReply(std::vector<UniqueFd> fds);
+
+  UniqueFd socket_;
+  const Layout layout_;
+  const uint32_t world_size_;
+  const uint32_t rank_;
+  RankPartition partition_;
+  shm::ClientSegmentLayout segment_layout_;
+  shm::SealedSegment segment_;
+  shm::PeerSegment completions_;
+  shm::PeerSegment parameters_;
+  std::unique_ptr<shm::RingProducer<shm::Submission>> producer_;
+  std::unique_ptr<shm::RingConsumer<shm::Completion>> consumer_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_TRANSPORT_SHM_TEST_PEER_H_
