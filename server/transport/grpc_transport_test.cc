@@ -1,0 +1,336 @@
+#include "server/transport/grpc_transport.h"
+
+#include <unistd.h>
+
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/shm/frame.h"
+#include "server/transport/grpc_fixture.h"
+
+namespace optstate {
+namespace {
+
+using testing::HasSubstr;
+using GrpcTransportTest = GrpcFixture;
+
+TEST_F(GrpcTransportTest, TwoRanksTakeStepsTogether) {
+  auto first = Open(0);
+  auto second = Open(1);
+  for (uint64_t step = 1; step <= 3; ++step) {
+    ASSERT_TRUE(first->Stage(0, std::string(15000, 'a')).ok());
+    ASSERT_TRUE(first->Stage(15000, std::string(5000, 'b')).ok());
+    ASSERT_TRUE(first->Push(step).ok());
+    EXPECT_EQ(job_.rank(0).staged[14999], std::byte{'a'});
+    EXPECT_EQ(job_.rank(0).staged[15000], std::byte{'b'});
+    ASSERT_TRUE(second->Push(step).ok());
+    v1::SessionRequest commit = first->CommitRequest(step);
+    commit.set_request_id(100 + step);
+    commit.mutable_commit()->mutable_groups(1)->set_lr(0.125);
+    commit.mutable_commit()->set_max_norm(3);
+    ASSERT_TRUE(first->Send(commit));
+    ASSERT_TRUE(second->Send(second->CommitRequest(step)));
+
+    const v1::SessionReply reply = first->Receive();
+    EXPECT_EQ(reply.status().code(), 0) << reply.status().message();
+    EXPECT_EQ(reply.request_id(), 100 + step);
+    EXPECT_EQ(reply.outcome().step(), step);
+    EXPECT_TRUE(reply.outcome().applied());
+    EXPECT_EQ(reply.outcome().gradient_norm(), 2.5);
+    EXPECT_EQ(second->Receive().outcome().step(), step);
+    ASSERT_EQ(job_.rank(0).groups.size(), 2u);
+    EXPECT_EQ(job_.rank(0).groups[1].lr, 0.125);
+    EXPECT_EQ(job_.rank(0).commit.max_norm, 3);
+  }
+}
+
+TEST_F(GrpcTransportTest, ReadsParametersInChunks) {
+  auto first = Open(0);
+  auto second = Open(1);
+  first->Send(first->CommitRequest(1));
+  second->Send(second->CommitRequest(1));
+  first->Receive();
+  v1::SessionRequest read;
+  read.set_request_id(9);
+  read.mutable_read_parameters();
+  ASSERT_TRUE(first->Send(read));
+  const uint64_t bytes = TestLayout().parameter_area_bytes();
+  uint64_t received = 0;
+  while (received < bytes) {
+    const v1::SessionReply reply = first->Receive();
+    ASSERT_TRUE(reply.has_parameter_chunk());
+    EXPECT_EQ(reply.request_id(), 9u);
+    EXPECT_EQ(reply.parameter_chunk().offset_bytes(), received);
+    EXPECT_LE(reply.parameter_chunk().data().size(), shm::kChunkBytesMax);
+    EXPECT_EQ(reply.parameter_chunk().data()[0], 1);
+    received += reply.parameter_chunk().data().size();
+  }
+  EXPECT_EQ(received, bytes);
+  const v1::SessionReply last = first->Receive();
+  EXPECT_EQ(last.request_id(), 9u);
+  EXPECT_FALSE(last.has_parameter_chunk());
+}
+
+TEST_F(GrpcTransportTest, LoadsAndFetches) {
+  auto peer = Open(0);
+  v1::SessionRequest begin;
+  begin.mutable_begin_load();
+  ASSERT_TRUE(peer->Call(begin).ok());
+  v1::SessionRequest load;
+  load.mutable_load()->set_array(v1::STATE_ARRAY_EXP_AVG);
+  load.mutable_load()->set_begin(8);
+  load.mutable_load()->set_dtype(v1::DTYPE_FLOAT32);
+  load.mutable_load()->set_data(std::string(shm::kChunkBytesMax, 'f'));
+  ASSERT_TRUE(peer->Call(load).ok());
+  v1::SessionRequest fetch;
+  fetch.mutable_fetch()->set_array(v1::STATE_ARRAY_EXP_AVG);
+  fetch.mutable_fetch()->set_begin(8);
+  fetch.mutable_fetch()->set_numel(shm::kChunkBytesMax / 4);
+  v1::SessionReply reply;
+  ASSERT_TRUE(peer->Call(fetch, &reply).ok());
+  EXPECT_EQ(reply.fetch().data(), load.load().data());
+  v1::SessionRequest finish;
+  finish.mutable_finish_load();
+  EXPECT_TRUE(peer->Call(finish).ok());
+}
+
+TEST_F(GrpcTransportTest, RefusesWrongTransfers) {
+  auto peer = Open(0);
+  v1::SessionRequest load;
+  load.mutable_load()->set_array(v1::STATE_ARRAY_MASTER);
+  load.mutable_load()->set_dtype(v1::DTYPE_FLOAT32);
+  load.mutable_load()->set_data("abcde");  // no whole element
+  EXPECT_TRUE(absl::IsInvalidArgument(peer->Call(load)));
+  load.mutable_load()->set_data(std::string(shm::kChunkBytesMax + 4, 'f'));
+  EXPECT_TRUE(absl::IsInvalidArgument(peer->Call(load)));
+  load.mutable_load()->set_data("abcd");
+  load.mutable_load()->set_dtype(static_cast<v1::DType>(77));
+  EXPECT_TRUE(absl::IsInvalidArgument(peer->Call(load)));
+  load.mutable_load()->set_dtype(v1::DTYPE_FLOAT32);
+  load.mutable_load()->set_array(static_cast<v1::StateArray>(-1));
+  EXPECT_TRUE(absl::IsInvalidArgument(peer->Call(load)));
+  v1::SessionRequest fetch;
+  fetch.mutable_fetch()->set_array(v1::STATE_ARRAY_MASTER);
+  for (const uint64_t numel :
+       {uint64_t{shm::kChunkBytesMax / 4 + 1}, UINT64_MAX / 4 + 1}) {
+    fetch.mutable_fetch()->set_numel(numel);
+    EXPECT_TRUE(absl::IsInvalidArgument(peer->Call(fetch)));
+  }
+  EXPECT_TRUE(peer->Push(1).ok());
+}
+
+TEST_F(GrpcTransportTest, NothingGoesBeforeAttach) {
+  auto peer = Connect(0);
+  ASSERT_TRUE(peer->Call(peer->RegisterRequest()).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(peer->Push(1)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(peer->Call(peer->CommitRequest(1))));
+  v1::SessionRequest request;
+  request.mutable_finish_load();
+  EXPECT_TRUE(absl::IsFailedPrecondition(peer->Call(request)));
+  request.mutable_read_parameters();
+  EXPECT_TRUE(absl::IsFailedPrecondition(peer->Call(request)));
+  request.mutable_fetch()->set_numel(1);
+  EXPECT_TRUE(absl::IsFailedPrecondition(peer->Call(request)));
+  peer->Stage(0, "abcd").IgnoreError();
+  EXPECT_TRUE(absl::IsFailedPrecondition(peer->AwaitEnd()));
+}
+
+TEST_F(GrpcTransportTest, ChunksOutOfRangeEndTheStream) {
+  const struct {
+    uint64_t offset;
+    size_t bytes;
+  } kCases[] = {{1 << 20, 4},
+                {UINT64_MAX, 4},
+                {UINT64_MAX - 3, 4},
+                {0, shm::kChunkBytesMax + 1},
+                {19000, 10000}};
+  for (const auto& test : kCases) {
+    auto peer = Open(0);
+    EXPECT_TRUE(peer->Stage(test.offset, std::string(test.bytes, 'x')).ok());
+    const absl::Status end = peer->AwaitEnd();
+    EXPECT_TRUE(absl::IsInvalidArgument(end)) << end;
+    EXPECT_THAT(std::string(end.message()), HasSubstr("gradient chunk"));
+    EXPECT_FALSE(job_.rank(0).attached);
+  }
+  ExpectServes(0);
+}
+
+TEST_F(GrpcTransportTest, AChunkBeforeACommitIsAnsweredEndsTheStream) {
+  auto peer = Open(0);
+  auto other = Open(1);
+  peer->Send(peer->CommitRequest(1));
+  job_.AwaitCommit(0);
+  peer->Stage(0, "abcd").IgnoreError();
+  EXPECT_TRUE(absl::IsFailedPrecondition(peer->AwaitEnd()));
+  EXPECT_TRUE(other->Push(1).ok());
+}
+
+TEST_F(GrpcTransportTest, ARequestWithoutOperationEndsTheStream) {
+  auto peer = Open(0);
+  peer->Send({});
+  EXPECT_TRUE(absl::IsInvalidArgument(peer->AwaitEnd()));
+  ExpectServes(0);
+}
+
+TEST_F(GrpcTransportTest, AStreamCutMidStepDropsWhatWasStaged) {
+  auto peer = Open(0);
+  auto other = Open(1);
+  ASSERT_TRUE(peer->Push(1).ok());
+  peer->context().TryCancel();
+  job_.AwaitAttached(0, false);
+  EXPECT_TRUE(job_.rank(0).staged.empty());
+  EXPECT_TRUE(other->Push(1).ok());
+  ExpectServes(0);
+}
+
+TEST_F(GrpcTransportTest, AHalfCloseDetachesInGoodOrder) {
+  auto peer = Open(0);
+  peer->HalfClose();
+  EXPECT_TRUE(peer->AwaitEnd().ok());
+  EXPECT_FALSE(job_.rank(0).attached);
+}
+
+TEST_F(GrpcTransportTest, DetachFreesTheRankBeforeItIsAnswered) {
+  auto peer = Open(0);
+  v1::SessionRequest detach;
+  detach.mutable_detach();
+  EXPECT_TRUE(peer->Call(detach).ok());
+  EXPECT_FALSE(job_.rank(0).attached);
+  EXPECT_TRUE(peer->AwaitEnd().ok());
+}
+
+TEST_F(GrpcTransportTest, ALiveOwnerKeepsItsRank) {
+  auto first = Open(0);
+  auto second = Connect(0);
+  EXPECT_TRUE(absl::IsAlreadyExists(second->Open()));
+  EXPECT_TRUE(first->Push(1).ok());
+}
+
+TEST_F(GrpcTransportTest, ASuccessorTakesTheRankOfADeadOwner) {
+  for (int i = 0; i < 20; ++i) Open(0);
+  EXPECT_EQ(job_.rank(0).attaches, 20u);
+}
+
+TEST_F(GrpcTransportTest, AStreamThatNeverAttachesIsCancelled) {
+  StartTransport(absl::Milliseconds(20));
+  auto peer = Connect(0);
+  peer->Send(peer->RegisterRequest());
+  EXPECT_TRUE(absl::IsCancelled(peer->AwaitEnd()));
+}
+
+TEST_F(GrpcTransportTest, ShutdownEndsStreams) {
+  auto peer = Open(0);
+  ASSERT_TRUE(peer->Push(1).ok());
+  transport_->Shutdown();
+  EXPECT_FALSE(peer->AwaitEnd().ok());
+  EXPECT_FALSE(job_.rank(0).attached);
+  EXPECT_EQ(transport_->session_count(), 0u);
+}
+
+// A peer that sends requests and reads no replies is held back, and harms
+// nobody.
+TEST_F(GrpcTransportTest, APeerThatReadsNothing) {
+  auto peer = Open(0);
+  v1::SessionRequest fetch;
+  fetch.mutable_fetch()->set_array(v1::STATE_ARRAY_EXP_AVG);
+  fetch.mutable_fetch()->set_numel(1 << 18);
+  v1::SessionRequest load;
+  load.mutable_load()->set_array(v1::STATE_ARRAY_EXP_AVG);
+  load.mutable_load()->set_dtype(v1::DTYPE_FLOAT32);
+  load.mutable_load()->set_data(std::string(1 << 20, 'f'));
+  ASSERT_TRUE(peer->Call(load).ok());
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(peer->Send(fetch));
+  ExpectServes(1);
+  peer.reset();
+  job_.AwaitAttached(0, false);
+}
+
+// Raw bytes on a connection that was handed over.
+TEST_F(GrpcTransportTest, GarbageClosesTheConnection) {
+  const std::string kGarbage[] = {
+      std::string(1000, 'x'),
+      "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+      "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + std::string(300, '\xff'),
+  };
+  for (const std::string& garbage : kGarbage) {
+    UniqueFd socket = Dial();
+    ASSERT_GT(::write(socket.get(), garbage.data(), garbage.size()), 0);
+    char buffer[4096];
+    while (::read(socket.get(), buffer, sizeof(buffer)) > 0) {
+    }
+  }
+  ExpectServes(0);
+}
+
+TEST_F(GrpcTransportTest, ASilentConnectionIsClosed) {
+  StartTransport(absl::Milliseconds(20));
+  UniqueFd socket = Dial();
+  char buffer[4096];
+  while (::read(socket.get(), buffer, sizeof(buffer)) > 0) {
+  }
+  StartTransport(absl::Minutes(2));
+  ExpectServes(0);
+}
+
+// Messages that are no SessionRequest, on a stream that is one otherwise.
+class GrpcRawTest : public GrpcFixture {
+ protected:
+  absl::Status SendRaw(const std::string& bytes,
+                       grpc_compression_algorithm compression) {
+    UniqueFd socket = Dial();
+    ::fcntl(socket.get(), F_SETFL, O_NONBLOCK | O_RDWR);
+    auto channel =
+        grpc::CreateInsecureChannelFromFd("optstate", socket.release());
+    grpc::ClientContext context;
+    context.set_compression_algorithm(compression);
+    grpc::internal::RpcMethod method("/optstate.v1.Session/Run",
+                                     grpc::internal::RpcMethod::BIDI_STREAMING,
+                                     channel);
+    std::unique_ptr<
+        grpc::ClientReaderWriter<grpc::ByteBuffer, grpc::ByteBuffer>>
+        stream(grpc::internal::ClientReaderWriterFactory<
+               grpc::ByteBuffer, grpc::ByteBuffer>::Create(channel.get(),
+                                                           method, &context));
+    grpc::Slice slice(bytes);
+    stream->Write(grpc::ByteBuffer(&slice, 1));
+    grpc::ByteBuffer reply;
+    while (stream->Read(&reply)) {
+    }
+    return FromGrpc(stream->Finish());
+  }
+};
+
+TEST_F(GrpcRawTest, AMessageThatDoesNotParse) {
+  const absl::Status end =
+      SendRaw("\xff\xff\xff not protobuf", GRPC_COMPRESS_NONE);
+  EXPECT_TRUE(absl::IsInvalidArgument(end)) << end;
+  EXPECT_THAT(std::string(end.message()), HasSubstr("SessionRequest"));
+  ExpectServes(0);
+}
+
+TEST_F(GrpcRawTest, AMessageCutShort) {
+  v1::SessionRequest request;
+  request.mutable_gradient_chunk()->set_data(std::string(1000, 'x'));
+  const std::string whole = request.SerializeAsString();
+  const absl::Status end =
+      SendRaw(whole.substr(0, whole.size() / 2), GRPC_COMPRESS_NONE);
+  EXPECT_TRUE(absl::IsInvalidArgument(end)) << end;
+}
+
+TEST_F(GrpcRawTest, AnOversizedMessage) {
+  const absl::Status end =
+      SendRaw(std::string(shm::kMessageBytesMax + 1, '\0'), GRPC_COMPRESS_NONE);
+  EXPECT_TRUE(absl::IsResourceExhausted(end)) << end;
+  ExpectServes(0);
+}
+
+TEST_F(GrpcRawTest, ACompressedMessageIsNotInflated) {
+  const absl::Status end =
+      SendRaw(std::string(64 << 20, '\0'), GRPC_COMPRESS_GZIP);
+  EXPECT_FALSE(end.ok());
+  ExpectServes(0);
+}
+
+}  // namespace
+}  // namespace optstate
