@@ -166,7 +166,9 @@ bool ConnectionServer::IsOver() const {
   if (job_->finished()) return true;
   // A gRPC connection is counted from when it starts its stream.
   if (absl::Now() - last_adopted_ < handshake_timeout_) return false;
-  return job_->Describe().phase() == v1::JOB_PHASE_EMPTY;
+  // Nobody registered it, or whoever did never attached.
+  const v1::Job job = job_->Describe();
+  return job.phase() == v1::JOB_PHASE_EMPTY || job.ephemeral();
 }
 
 void ConnectionServer::FinishIfOver() {
