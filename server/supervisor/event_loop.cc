@@ -15,6 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr absl::Duration kDelayMax = absl::Hours(24 * 365);
+
 uint64_t Key(int fd, uint32_t generation) {
   return (uint64_t{generation} << 32) | static_cast<uint32_t>(fd);
 }
@@ -70,7 +72,9 @@ void EventLoop::Unwatch(int fd) {
 
 EventLoop::TimerId EventLoop::RunAfter(absl::Duration delay,
                                        std::function<void()> callback) {
-  const TimerId id(Clock::now() + absl::ToChronoNanoseconds(delay),
+  // Infinite would overflow into the past.
+  const absl::Duration bounded = std::min(delay, kDelayMax);
+  const TimerId id(Clock::now() + absl::ToChronoNanoseconds(bounded),
                    next_timer_++);
   timers_.emplace(id, std::move(callback));
   return id;

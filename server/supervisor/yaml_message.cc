@@ -113,20 +113,24 @@ class Reader {
       if (!seen.insert(key).second) {
         return Error(entry.first, full, "is there twice");
       }
-      OPTSTATE_RETURN_IF_ERROR(Field(entry.second, full, *field, message));
+      OPTSTATE_RETURN_IF_ERROR(
+          Field(entry.first, entry.second, full, *field, message));
     }
     return absl::OkStatus();
   }
 
  private:
-  absl::Status Field(const YAML::Node& node, const std::string& path,
-                     const FieldDescriptor& field, Message* message) {
-    if (lines_ != nullptr) (*lines_)[path] = node.Mark().line + 1;
+  absl::Status Field(const YAML::Node& key, const YAML::Node& node,
+                     const std::string& path, const FieldDescriptor& field,
+                     Message* message) {
+    // The key's line: an empty value has the line of whatever follows.
+    if (lines_ != nullptr) (*lines_)[path] = key.Mark().line + 1;
     const Reflection& reflection = *message->GetReflection();
     if (field.is_repeated()) return Sequence(node, path, field, message);
     if (field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
       return Mapping(node, path, reflection.MutableMessage(message, &field));
     }
+    if (node.IsNull()) return Error(key, path, "has no value");
     return Scalar(node, path, field, message);
   }
 
@@ -144,7 +148,6 @@ class Reader {
 
   absl::Status Scalar(const YAML::Node& node, const std::string& path,
                       const FieldDescriptor& field, Message* message) {
-    if (node.IsNull()) return Error(node, path, "has no value");
     if (!node.IsScalar()) return Error(node, path, "expected a single value");
     const absl::Status status = SetScalar(node.Scalar(), field, message);
     if (status.ok()) return status;

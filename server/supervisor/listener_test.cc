@@ -1,0 +1,124 @@
+#include "server/supervisor/listener.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "server/supervisor/private_directory.h"
+
+namespace optstate::supervisor {
+namespace {
+
+using ::testing::HasSubstr;
+
+class ListenerTest : public testing::Test {
+ protected:
+  ListenerTest() {
+    // Short: socket paths are.
+    std::string name = "/tmp/listener-XXXXXX";
+    root_ = ::mkdtemp(name.data());
+    path_ = root_ + "/d/s.sock";
+  }
+  ~ListenerTest() override { EXPECT_TRUE(RemoveTree(root_).ok()); }
+
+  absl::StatusOr<std::unique_ptr<Listener>> Open(mode_t mode = 0600) {
+    return Listener::Open({path_, "", 0}, mode);
+  }
+
+  // A listening socket of somebody who knows nothing of our lock file.
+  UniqueFd Foreign(bool listening) {
+    EXPECT_TRUE(EnsurePrivateDirectory(root_ + "/d", 0700).ok());
+    UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strcpy(address.sun_path, path_.c_str());
+    EXPECT_EQ(::bind(fd.get(), reinterpret_cast<sockaddr*>(&address),
+                     sizeof(address)),
+              0);
+    if (listening) {
+      EXPECT_EQ(::listen(fd.get(), 1), 0);
+    }
+    return fd;
+  }
+
+  bool Exists() { return ::access(path_.c_str(), F_OK) == 0; }
+
+  std::string root_;
+  std::string path_;
+};
+
+TEST_F(ListenerTest, CreatesDirectoryAndSocketAndRemovesTheSocket) {
+  auto listener = Open(0640);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  EXPECT_EQ((*listener)->name(), "unix:" + path_);
+  struct stat info;
+  ASSERT_EQ(::stat(path_.c_str(), &info), 0);
+  EXPECT_EQ(info.st_mode & 07777, 0640u);
+  listener->reset();
+  EXPECT_FALSE(Exists());
+}
+
+TEST_F(ListenerTest, TakesOverAStaleSocket) {
+  Foreign(/*listening=*/true);  // closed at once: nobody is behind the file
+  ASSERT_TRUE(Exists());
+  EXPECT_TRUE(Open().ok());
+}
+
+TEST_F(ListenerTest, RefusesASocketThatSomebodyServes) {
+  const UniqueFd foreign = Foreign(/*listening=*/true);
+  const absl::Status status = Open().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_TRUE(Exists());
+}
+
+TEST_F(ListenerTest, RefusesASecondDaemon) {
+  const auto first = Open();
+  ASSERT_TRUE(first.ok());
+  const absl::Status status = Open().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("in use by process"));
+  EXPECT_TRUE(Exists());
+}
+
+TEST_F(ListenerTest, LeavesOtherFilesAlone) {
+  ASSERT_TRUE(EnsurePrivateDirectory(root_ + "/d", 0700).ok());
+  std::ofstream(path_) << "precious";
+  EXPECT_TRUE(absl::IsFailedPrecondition(Open().status()));
+  std::ifstream stream(path_);
+  std::string text;
+  stream >> text;
+  EXPECT_EQ(text, "precious");
+}
+
+TEST_F(ListenerTest, KeepsASocketThatReplacedItsOwn) {
+  auto listener = Open();
+  ASSERT_TRUE(listener.ok());
+  ASSERT_EQ(::unlink(path_.c_str()), 0);
+  const UniqueFd foreign = Foreign(/*listening=*/true);
+  listener->reset();
+  EXPECT_TRUE(Exists());
+}
+
+TEST_F(ListenerTest, TcpNamesThePortThatItGot) {
+  const auto listener = Listener::Open({"", "127.0.0.1", 0}, 0);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  EXPECT_TRUE(absl::StartsWith((*listener)->name(), "127.0.0.1:"));
+  EXPECT_FALSE(absl::EndsWith((*listener)->name(), ":0"));
+  EXPECT_FALSE((*listener)->is_unix());
+}
+
+TEST_F(ListenerTest, TcpErrorsNameTheAddress) {
+  const absl::Status status =
+      Listener::Open({"", "no.such.host.invalid", 1}, 0).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no.such.host.invalid"));
+}
+
+}  // namespace
+}  // namespace optstate::supervisor
