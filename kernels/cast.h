@@ -10,13 +10,13 @@ namespace optstate {
 // out[i] = float(in[i]); exact. NaN stays NaN.
 void CastToFloat(DType from, const void* in, float* out, size_t numel);
 
-// out[i] = in[i] rounded to nearest even; denormals kept, overflow to infinity,
-// NaN to a quiet NaN. The same rounding as the update kernels' parameter
-// output.
+// out[i] = in[i] rounded to nearest even, as the update kernels round their
+// parameter output: denormals kept, overflow to infinity, NaN to the one quiet
+// NaN of the format. To float32: a copy.
 void CastFromFloat(DType to, const float* in, void* out, size_t numel);
 
 // Gradient accumulation: sum[i] = float(gradient[i]) when `first`, else
-// sum[i] += float(gradient[i]), in fp32.
+// sum[i] += float(gradient[i]), in fp32, where NaN becomes 0x7FC00000.
 void Accumulate(DType dtype, const void* gradient, bool first, float* sum,
                 size_t numel);
 

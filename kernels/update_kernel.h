@@ -39,7 +39,9 @@ struct UpdateFactors {
 //
 // Threads: both functions are pure and may run concurrently on disjoint views.
 // Bits: apply() gives equal bits on every instruction set; it never uses a
-// fused multiply-add, and its divisions and square roots are IEEE.
+// fused multiply-add, and its divisions and square roots are IEEE. Each element
+// depends on that element alone, so cutting a view in two changes nothing. NaN
+// is always written as 0x7FC00000 (bfloat16 0x7FC0, float16 0x7E00).
 struct UpdateKernel {
   absl::Span<const absl::string_view> state_array_names;  // torch's names
   // `step_count` is the parameter's own count after this step (>= 1);
