@@ -9,8 +9,11 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "server/supervisor/refusal.h"
 
@@ -93,8 +96,8 @@ bool Acceptor::OnAcceptError(const Listener& listener, int error_number) {
     default:
       break;
   }
-  spdlog::warn("accept on {} failed, pausing for {} ms: {}", listener.name(),
-               absl::ToInt64Milliseconds(kPause), std::strerror(error_number));
+  LogTrouble(listener, absl::StrCat("accept failed, pausing: ",
+                                    std::strerror(error_number)));
   Pause();
   return false;
 }
@@ -106,8 +109,7 @@ bool Acceptor::RefuseWithSpareFd(const Listener& listener) {
       ::accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   const bool accepted = fd.ok();
   if (accepted) {
-    spdlog::warn("connection on {} refused: out of file descriptors",
-                 listener.name());
+    LogTrouble(listener, "connection refused: out of file descriptors");
     SendRefusal(fd.get(), absl::ResourceExhaustedError(
                               "the daemon is out of file descriptors: close "
                               "sessions or raise its limit (ulimit -n)"));
@@ -115,6 +117,14 @@ bool Acceptor::RefuseWithSpareFd(const Listener& listener) {
   fd.reset();
   spare_fd_ = OpenSpareFd();
   return accepted && spare_fd_.ok();
+}
+
+// At most once a second: a flood of connections is no flood of lines.
+void Acceptor::LogTrouble(const Listener& listener, absl::string_view what) {
+  const absl::Time now = absl::Now();
+  if (now - last_logged_ < absl::Seconds(1)) return;
+  last_logged_ = now;
+  spdlog::warn("{}: {}", listener.name(), std::string(what));
 }
 
 void Acceptor::Pause() {

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "proto/types/unique_fd.h"
 #include "server/supervisor/event_loop.h"
 #include "server/supervisor/listener.h"
@@ -40,6 +42,7 @@ class Acceptor {
   bool AcceptOne(const Listener& listener);
   bool OnAcceptError(const Listener& listener, int error_number);
   bool RefuseWithSpareFd(const Listener& listener);
+  void LogTrouble(const Listener& listener, absl::string_view what);
   void Pause();
   void Resume();
 
@@ -49,6 +52,7 @@ class Acceptor {
   UniqueFd spare_fd_;
   bool paused_ = false;
   EventLoop::TimerId resume_timer_;
+  absl::Time last_logged_ = absl::InfinitePast();
 };
 
 }  // namespace optstate::supervisor

@@ -92,9 +92,8 @@ TEST(ConfigTest, ErrorsOfFlagsNameTheFlag) {
   EXPECT_THAT(ErrorOf("", listen), StartsWith("--listen: "));
   ConfigFlags socket;
   socket.socket = "/" + std::string(200, 'x');
-  EXPECT_THAT(
-      ErrorOf("", socket),
-      testing::AllOf(StartsWith("--socket: "), HasSubstr("has 201 bytes")));
+  EXPECT_THAT(ErrorOf("", socket), testing::AllOf(StartsWith("--socket: "),
+                                                  HasSubstr("has 201 bytes")));
 }
 
 TEST(ConfigTest, UnreadableFiles) {

@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "server/supervisor/process_state.h"
 #include "server/supervisor/spawn.h"
 
 namespace optstate::supervisor {
@@ -60,6 +61,24 @@ std::vector<std::string> Arguments(const std::string& job) {
           absl::StrCat(kFirstInheritedFd + 2)};
 }
 
+// 0 or an errno.
+int SendWithFd(int socket, const std::string& payload, int fd) {
+  iovec data{const_cast<char*>(payload.data()), payload.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &data;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof(control);
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
+  return ::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ? 0
+                                                                       : errno;
+}
+
 std::string Describe(const siginfo_t& info) {
   if (info.si_code == CLD_EXITED) {
     return absl::StrCat("exited with status ", info.si_status);
@@ -86,6 +105,7 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Start(
                                   grpc.second.get()};
   OPTSTATE_ASSIGN_OR_RETURN(engine->pid_,
                             Spawn(executable, Arguments(config.job()), fds));
+  engine->reaped_ = false;
   engine->control_ = std::move(control.first);
   engine->grpc_ = std::move(grpc.first);
   OPTSTATE_RETURN_IF_ERROR(engine->WatchControl());
@@ -101,7 +121,7 @@ EngineProcess::~EngineProcess() {
   Stop();
   loop_->Cancel(exit_poll_);
   if (pidfd_.ok()) loop_->Unwatch(pidfd_.get());
-  if (pid_ == 0) return;
+  if (reaped_) return;
   ::kill(pid_, SIGKILL);
   siginfo_t info{};
   while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED) != 0 &&
@@ -144,7 +164,7 @@ void EngineProcess::OnExit() {
   }
   // What it said last still counts: it may have finished before it went.
   const std::shared_ptr<bool> alive = alive_;
-  pid_ = 0;
+  reaped_ = true;
   if (pidfd_.ok()) loop_->Unwatch(pidfd_.get());
   pidfd_.reset();
   while (*alive && control_.ok() && ReadEvent()) {
@@ -176,7 +196,7 @@ bool EngineProcess::ReadEvent() {
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   // It closed the socket that it lives on: it is dying, or out of its mind.
   Stop();
-  if (pid_ != 0) Kill();
+  Kill();
   return false;
 }
 
@@ -193,30 +213,25 @@ void EngineProcess::HandlePacket(absl::string_view packet) {
 
 absl::Status EngineProcess::Adopt(const v1::AdoptConnection& connection,
                                   int fd) {
-  if (!control_.ok()) return absl::InternalError("the engine is stopping");
-  const std::string payload = connection.SerializeAsString();
-  iovec data{const_cast<char*>(payload.data()), payload.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  if (::sendmsg(control_.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) {
-    return absl::OkStatus();
+  const absl::Status dying =
+      absl::UnavailableError("the engine takes no connections any more");
+  // A client whose session ended with the engine can be back before we know.
+  if (!control_.ok() || IsExiting(pid_)) return dying;
+  const int error =
+      SendWithFd(control_.get(), connection.SerializeAsString(), fd);
+  switch (error) {
+    case 0:
+      return absl::OkStatus();
+    case EPIPE:
+    case ECONNRESET:
+      return dying;
+    case EAGAIN:
+    case ETOOMANYREFS:  // too many fds of ours are on their way to others
+      loop_->SetEvents(control_.get(), EPOLLIN | EPOLLOUT);
+      return absl::UnavailableError("the engine takes no connections just now");
+    default:
+      return OsError(error, "hand a connection to the engine");
   }
-  // ETOOMANYREFS: too many fds of ours are on their way to other processes.
-  if (errno == EAGAIN || errno == ETOOMANYREFS || errno == EINTR) {
-    loop_->SetEvents(control_.get(), EPOLLIN | EPOLLOUT);
-    return absl::UnavailableError("the engine does not take connections now");
-  }
-  return Annotate(absl::InternalError(std::strerror(errno)),
-                  "hand a connection to the engine");
 }
 
 bool EngineProcess::HasUnreadPackets() const {
@@ -234,7 +249,7 @@ void EngineProcess::Stop() {
 }
 
 void EngineProcess::Kill() {
-  if (pid_ != 0) ::kill(pid_, SIGKILL);
+  if (!reaped_) ::kill(pid_, SIGKILL);
 }
 
 }  // namespace optstate::supervisor

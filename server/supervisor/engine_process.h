@@ -54,8 +54,8 @@ class EngineProcess {
   UniqueFd TakeGrpcFd() { return std::move(grpc_); }
 
   // Hands a connection over; the engine has its own copy of the fd afterwards.
-  // UNAVAILABLE: the engine does not read just now, wait for on_writable; any
-  // other error: it never will.
+  // UNAVAILABLE: it does not read just now, or it is dying; on_writable or
+  // on_exit follows. Another error: this connection cannot be handed over.
   absl::Status Adopt(const v1::AdoptConnection& connection, int fd);
 
   // Whether a connection handed over may not have been received yet.
@@ -79,7 +79,8 @@ class EngineProcess {
 
   EventLoop* const loop_;
   const Callbacks callbacks_;
-  pid_t pid_ = 0;  // 0: reaped
+  pid_t pid_ = 0;
+  bool reaped_ = true;  // until it is started
   UniqueFd pidfd_;
   UniqueFd control_;
   UniqueFd grpc_;

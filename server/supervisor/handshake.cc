@@ -81,8 +81,8 @@ void Handshakes::Start(UniqueFd fd, const PeerCredentials& peer) {
                           [this, raw](uint32_t) { OnEvents(raw); });
   }
   if (!status.ok()) {
-    spdlog::warn("connection of uid {} pid {} refused: {}", peer.uid, peer.pid,
-                 status.ToString());
+    spdlog::debug("connection of uid {} pid {} refused: {}", peer.uid, peer.pid,
+                  status.ToString());
     SendRefusal(raw, status);
     return;
   }

@@ -1,0 +1,77 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_SUPERVISOR_HARNESS_H_
+#define OPTSTATE_SERVER_SUPERVISOR_SUPERVISOR_HARNESS_H_
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "absl/status/statusor.h"
+#include "optstate/v1/config.pb.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/types/unique_fd.h"
+#include "server/supervisor/acceptor.h"
+#include "server/supervisor/event_loop.h"
+#include "server/supervisor/handshake.h"
+#include "server/supervisor/supervisor.h"
+
+namespace optstate::supervisor {
+
+// A session as a client sees it.
+struct TestSession {
+  UniqueFd fd;
+  uint64_t engine_pid = 0;
+};
+
+// Everything between the socket and the engines, in this process, with
+// fake_engine processes; its loop runs on a thread.
+class SupervisorHarness {
+ public:
+  // Real time, long enough for any machine: a test that waits this long fails.
+  static constexpr absl::Duration kPatience = absl::Seconds(60);
+
+  SupervisorHarness();
+  ~SupervisorHarness();
+
+  // Before Start().
+  v1::DaemonConfig& config() { return config_; }
+  void Start();
+  // Ends it and keeps its state; Start() may follow.
+  void Stop();
+
+  Supervisor& supervisor() { return *supervisor_; }
+  const std::string& socket() const { return config_.socket(); }
+  std::string JobDirectory(const std::string& job) const;
+
+  UniqueFd Connect() const;
+  static v1::Hello GoodHello(const std::string& job);
+  static absl::Status SendHello(int fd, const v1::Hello& hello);
+  // The reply's own status, or that of receiving it.
+  static absl::StatusOr<v1::HelloReply> ReceiveReply(int fd);
+  absl::StatusOr<TestSession> Open(const v1::Hello& hello) const;
+  absl::StatusOr<TestSession> Open(const std::string& job) const {
+    return Open(GoodHello(job));
+  }
+
+  std::optional<JobSummary> Find(const std::string& job);
+  // Asks again and again until it holds; false after kPatience.
+  static bool Eventually(const std::function<bool()>& holds);
+  // Until the peer closes; false after kPatience.
+  static bool ClosedByPeer(int fd);
+
+ private:
+  std::string root_;
+  v1::DaemonConfig config_;
+  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<Supervisor> supervisor_;
+  std::unique_ptr<Handshakes> handshakes_;
+  std::unique_ptr<Acceptor> acceptor_;
+  std::thread thread_;
+};
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_SUPERVISOR_HARNESS_H_

@@ -1,0 +1,292 @@
+#include "server/supervisor/supervisor.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "server/supervisor/supervisor_harness.h"
+
+namespace optstate::supervisor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Harness = SupervisorHarness;
+
+class SupervisorTest : public testing::Test {
+ protected:
+  // An open session, or a failure.
+  TestSession MustOpen(const std::string& job) {
+    auto session = harness_.Open(job);
+    EXPECT_TRUE(session.ok()) << session.status();
+    return session.ok() ? *std::move(session) : TestSession();
+  }
+
+  bool Exists(const std::string& path) {
+    return ::access(path.c_str(), F_OK) == 0;
+  }
+
+  Harness harness_;
+};
+
+TEST_F(SupervisorTest, OneEngineForAllRanksOfAJob) {
+  harness_.Start();
+  const TestSession a0 = MustOpen("a");
+  const TestSession a1 = MustOpen("a");
+  const TestSession b = MustOpen("b");
+  EXPECT_EQ(a0.engine_pid, a1.engine_pid);
+  EXPECT_NE(a0.engine_pid, b.engine_pid);
+  EXPECT_NE(a0.engine_pid, static_cast<uint64_t>(::getpid()));
+  const auto summary = harness_.Find("a");
+  ASSERT_TRUE(summary.has_value());
+  EXPECT_EQ(summary->uid, ::geteuid());
+  EXPECT_EQ(summary->restarts, 0u);
+  EXPECT_FALSE(summary->failed);
+  EXPECT_TRUE(Exists(harness_.JobDirectory("a") + "/owner"));
+}
+
+// Every connection arrives before the engine is ready.
+TEST_F(SupervisorTest, ConnectionsWaitForTheEngine) {
+  harness_.Start();
+  std::vector<UniqueFd> fds;
+  for (int i = 0; i < 100; ++i) {
+    fds.push_back(harness_.Connect());
+    ASSERT_TRUE(
+        Harness::SendHello(fds.back().get(), Harness::GoodHello("a")).ok());
+  }
+  for (const UniqueFd& fd : fds) {
+    EXPECT_TRUE(Harness::ReceiveReply(fd.get()).ok());
+  }
+}
+
+TEST_F(SupervisorTest, RefusalsSayWhy) {
+  harness_.Start();
+  v1::Hello wrong_version = Harness::GoodHello("a");
+  wrong_version.set_protocol_version_min(90);
+  wrong_version.set_protocol_version_max(91);
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(harness_.Open(wrong_version).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(harness_.Open("../x").status()));
+  v1::Hello must_exist = Harness::GoodHello("absent");
+  must_exist.set_must_exist(true);
+  EXPECT_TRUE(absl::IsNotFound(harness_.Open(must_exist).status()));
+  EXPECT_TRUE(harness_.supervisor().Jobs().empty());
+}
+
+TEST_F(SupervisorTest, JobLimit) {
+  harness_.config().mutable_limits()->set_jobs_max(1);
+  harness_.Start();
+  const TestSession a = MustOpen("a");
+  const absl::Status status = harness_.Open("b").status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("limits.jobs_max"));
+  MustOpen("a");
+}
+
+TEST_F(SupervisorTest, SessionLimitFreesEndedSessions) {
+  harness_.config().mutable_limits()->set_sessions_max(3);
+  harness_.Start();
+  TestSession a = MustOpen("a");
+  const TestSession b = MustOpen("b");
+  const TestSession c = MustOpen("c");
+  const absl::Status status = harness_.Open("a").status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  a.fd.reset();
+  // The engine sees the end of the session in its own time.
+  EXPECT_TRUE(Harness::Eventually([this] { return harness_.Open("a").ok(); }));
+}
+
+TEST_F(SupervisorTest, KilledEngineIsRestarted) {
+  harness_.Start();
+  const TestSession before = MustOpen("a");
+  ASSERT_EQ(::kill(static_cast<pid_t>(before.engine_pid), SIGKILL), 0);
+  EXPECT_TRUE(Harness::ClosedByPeer(before.fd.get()));
+  const TestSession after = MustOpen("a");
+  EXPECT_NE(after.engine_pid, before.engine_pid);
+  EXPECT_EQ(harness_.Find("a")->restarts, 1u);
+}
+
+TEST_F(SupervisorTest, EngineThatKeepsDyingFailsItsJobAlone) {
+  harness_.config().mutable_engine()->set_restarts_max(2);
+  harness_.Start();
+  const TestSession other = MustOpen("other");
+  const absl::Status status = harness_.Open("dies-at-start").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("FAILED"), HasSubstr("exited with status 3"),
+                    HasSubstr("restarted 2 times")));
+  EXPECT_TRUE(harness_.Find("dies-at-start")->failed);
+  EXPECT_TRUE(Exists(harness_.JobDirectory("dies-at-start")));
+  EXPECT_FALSE(harness_.Open("dies-at-start").ok());
+  EXPECT_EQ(MustOpen("other").engine_pid, other.engine_pid);
+}
+
+TEST_F(SupervisorTest, DeathBySignalIsNamed) {
+  harness_.config().mutable_engine()->set_restarts_max(0);
+  harness_.Start();
+  EXPECT_FALSE(harness_.Open("dies-on-hello").ok());
+  ASSERT_TRUE(Harness::Eventually(
+      [this] { return harness_.Find("dies-on-hello")->failed; }));
+  EXPECT_THAT(harness_.Find("dies-on-hello")->reason,
+              HasSubstr("killed by signal 9"));
+}
+
+TEST_F(SupervisorTest, FinishedJobIsRemoved) {
+  harness_.Start();
+  TestSession session = MustOpen("one-session");
+  EXPECT_TRUE(Exists(harness_.JobDirectory("one-session")));
+  session.fd.reset();
+  EXPECT_TRUE(Harness::Eventually(
+      [this] { return !harness_.Find("one-session").has_value(); }));
+  EXPECT_FALSE(Exists(harness_.JobDirectory("one-session")));
+}
+
+TEST_F(SupervisorTest, JobsAreThereAgainAfterARestart) {
+  harness_.Start();
+  const TestSession before = MustOpen("a");
+  harness_.Stop();
+  EXPECT_TRUE(Harness::ClosedByPeer(before.fd.get()));
+  harness_.Start();
+  EXPECT_TRUE(harness_.Find("a").has_value());
+  v1::Hello hello = Harness::GoodHello("a");
+  hello.set_must_exist(true);
+  const auto after = harness_.Open(hello);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_NE(after->engine_pid, before.engine_pid);
+}
+
+TEST_F(SupervisorTest, DrainingRefusesNewSessions) {
+  harness_.Start();
+  const TestSession session = MustOpen("a");
+  harness_.supervisor().SetDraining(true);
+  EXPECT_TRUE(absl::IsUnavailable(harness_.Open("a").status()));
+  harness_.supervisor().SetDraining(false);
+  MustOpen("a");
+}
+
+TEST_F(SupervisorTest, DeletionWaitsForTheEngineAndRemovesTheState) {
+  harness_.Start();
+  const TestSession session = MustOpen("a");
+  Supervisor& supervisor = harness_.supervisor();
+  EXPECT_TRUE(absl::IsNotFound(supervisor.HoldJob("b", ::geteuid())));
+  EXPECT_TRUE(
+      absl::IsPermissionDenied(supervisor.HoldJob("a", ::geteuid() + 1)));
+  ASSERT_TRUE(supervisor.HoldJob("a", ::geteuid()).ok());
+  EXPECT_TRUE(absl::IsUnavailable(supervisor.HoldJob("a", ::geteuid())));
+  ASSERT_TRUE(
+      supervisor.DeleteHeldJob("a", absl::Now() + Harness::kPatience).ok());
+  EXPECT_TRUE(Harness::ClosedByPeer(session.fd.get()));
+  EXPECT_FALSE(Exists(harness_.JobDirectory("a")));
+  EXPECT_FALSE(harness_.Find("a").has_value());
+  EXPECT_NE(MustOpen("a").engine_pid, session.engine_pid);
+}
+
+TEST_F(SupervisorTest, HeldJobLetsConnectionsGoOnWhenReleased) {
+  harness_.Start();
+  const TestSession session = MustOpen("a");
+  Supervisor& supervisor = harness_.supervisor();
+  ASSERT_TRUE(supervisor.HoldJob("a", ::geteuid()).ok());
+  const UniqueFd late = harness_.Connect();
+  ASSERT_TRUE(Harness::SendHello(late.get(), Harness::GoodHello("a")).ok());
+  supervisor.ReleaseJob("a");
+  const auto reply = Harness::ReceiveReply(late.get());
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->engine_instance(), session.engine_pid);
+}
+
+TEST_F(SupervisorTest, FailedJobCanBeDeletedAndMadeAnew) {
+  harness_.config().mutable_engine()->set_restarts_max(0);
+  harness_.Start();
+  EXPECT_FALSE(harness_.Open("dies-at-start").ok());
+  Supervisor& supervisor = harness_.supervisor();
+  ASSERT_TRUE(supervisor.HoldJob("dies-at-start", ::geteuid()).ok());
+  ASSERT_TRUE(
+      supervisor
+          .DeleteHeldJob("dies-at-start", absl::Now() + Harness::kPatience)
+          .ok());
+  EXPECT_FALSE(Exists(harness_.JobDirectory("dies-at-start")));
+}
+
+// The control socket holds only so much; the rest waits, nobody is lost, and
+// other jobs are not held up.
+TEST_F(SupervisorTest, EngineThatDoesNotReadStallsItsJobAlone) {
+  harness_.Start();
+  std::vector<UniqueFd> fds;
+  v1::Hello hello = Harness::GoodHello("deaf");
+  for (int i = 0; i < 300; ++i) {
+    fds.push_back(harness_.Connect());
+    ASSERT_TRUE(Harness::SendHello(fds.back().get(), hello).ok());
+  }
+  MustOpen("other");
+  EXPECT_FALSE(harness_.Find("deaf")->failed);
+}
+
+TEST_F(SupervisorTest, FloodBeyondTheFdLimitLeavesAcceptingIntact) {
+  harness_.Start();
+  TestSession session = MustOpen("a");
+  rlimit limit;
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  // Clients and daemon share this process: what is left is for both ends.
+  const UniqueFd next(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const rlimit tight = {static_cast<rlim_t>(next.get() + 40), limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  std::vector<UniqueFd> flood;
+  while (true) {
+    UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (!fd.ok()) break;
+    flood.push_back(std::move(fd));
+  }
+  // Sockets first, connections then: each needs an fd on the other side.
+  flood.resize(flood.size() - 4);
+  const std::string path = harness_.socket();
+  for (const UniqueFd& fd : flood) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::strcpy(address.sun_path, path.c_str());
+    (void)::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address),
+                    sizeof(address));
+  }
+  // Those without a place are told so and closed.
+  EXPECT_TRUE(Harness::ClosedByPeer(flood.back().get()));
+  const auto refused = Harness::ReceiveReply(flood.back().get());
+  EXPECT_TRUE(absl::IsResourceExhausted(refused.status())) << refused.status();
+  flood.clear();
+  EXPECT_TRUE(Harness::Eventually([this] { return harness_.Open("a").ok(); }));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+TEST_F(SupervisorTest, AnotherUsersJobIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
+  ASSERT_EQ(::chmod(harness_.config().state_dir().c_str(), 0755), 0);
+  harness_.Start();
+  MustOpen("roots");
+  const auto as_user = [this](const std::string& job) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      if (::setuid(4711) != 0) ::_exit(100);
+      ::_exit(static_cast<int>(harness_.Open(job).status().code()));
+    }
+    int status = 0;
+    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    return static_cast<absl::StatusCode>(WEXITSTATUS(status));
+  };
+  EXPECT_EQ(as_user("roots"), absl::StatusCode::kPermissionDenied);
+  EXPECT_EQ(as_user("users"), absl::StatusCode::kOk);
+  EXPECT_EQ(harness_.Find("users")->uid, 4711u);
+  MustOpen("users");  // root may
+}
+
+}  // namespace
+}  // namespace optstate::supervisor
