@@ -13,17 +13,19 @@ _COPTS = [
     "-fvisibility=hidden",
 ]
 
-# For every linked file: @threads brings libstdc++.a to release artefacts that use no other library.
-_RUN_TIME = ["@threads//:threads", "//deploy/bazel/third_party:tsan"]
+_RUN_TIME = ["//deploy/bazel/third_party:run_time"]
 
-def _with(deps, extra):
-    return deps + [dep for dep in extra if dep not in deps]
+def _with_test_library(deps, label):
+    """Adds a library unless the test names it itself; deps with a select() cannot be looked into."""
+    if type(deps) == "list" and label in deps:
+        return deps + _RUN_TIME
+    return deps + [label] + _RUN_TIME
 
 def optstate_cc_library(name, copts = [], **kwargs):
     native.cc_library(name = name, copts = _COPTS + copts, **kwargs)
 
 def optstate_cc_binary(name, copts = [], deps = [], **kwargs):
-    native.cc_binary(name = name, copts = _COPTS + copts, deps = _with(deps, _RUN_TIME), **kwargs)
+    native.cc_binary(name = name, copts = _COPTS + copts, deps = deps + _RUN_TIME, **kwargs)
 
 def optstate_cc_test(name, deps = [], copts = [], size = "small", main = True, **kwargs):
     """A GoogleTest binary; with main = False the sources bring their own main()."""
@@ -31,7 +33,7 @@ def optstate_cc_test(name, deps = [], copts = [], size = "small", main = True, *
         name = name,
         size = size,
         copts = _COPTS + copts,
-        deps = _with(deps, ["@gtest//:gtest_main" if main else "@gtest//:gtest"] + _RUN_TIME),
+        deps = _with_test_library(deps, "@gtest//:gtest_main" if main else "@gtest//:gtest"),
         **kwargs
     )
 
@@ -42,7 +44,7 @@ def optstate_cc_benchmark(name, deps = [], copts = [], args = [], tags = [], mai
         testonly = True,
         copts = _COPTS + copts,
         tags = tags + ["benchmark"],
-        deps = _with(deps, ["@benchmark//:benchmark_main" if main else "@benchmark//:benchmark"] + _RUN_TIME),
+        deps = _with_test_library(deps, "@benchmark//:benchmark_main" if main else "@benchmark//:benchmark"),
         **kwargs
     )
     native.sh_test(
@@ -79,7 +81,7 @@ def optstate_cc_shared_library(name, deps, version_script, srcs = [], linkopts =
             "-Wl,-z,relro,-z,now",
         ],
         linkshared = True,
-        deps = _with(deps, ["//deploy/bazel/third_party:pic"] + _RUN_TIME),
+        deps = deps + ["//deploy/bazel/third_party:pic"] + _RUN_TIME,
         **kwargs
     )
 
