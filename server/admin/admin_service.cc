@@ -12,6 +12,7 @@
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
 #include "server/supervisor/hello_check.h"
+#include "server/supervisor/permissions.h"
 
 namespace optstate::admin {
 namespace {

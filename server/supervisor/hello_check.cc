@@ -60,14 +60,6 @@ absl::Status CheckJobName(absl::string_view name) {
   return absl::OkStatus();
 }
 
-absl::Status CheckJobOwner(absl::string_view job, uid_t owner, uid_t uid) {
-  if (uid == owner || uid == 0) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat("job \"", job, "\" belongs to uid ", owner,
-                   " and the request comes from uid ", uid,
-                   ": choose another job name, or act as its owner"));
-}
-
 absl::StatusOr<uint32_t> CheckHello(const v1::Hello& hello,
                                     const PeerCredentials& peer) {
   // First: with another protocol the other fields may mean something else.

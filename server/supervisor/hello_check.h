@@ -24,10 +24,6 @@ absl::StatusOr<uint32_t> CheckHello(const v1::Hello& hello,
 // directory's name too.
 absl::Status CheckJobName(absl::string_view name);
 
-// Whether `uid` may act on a job of `owner`: its owner and root may.
-// PERMISSION_DENIED names both.
-absl::Status CheckJobOwner(absl::string_view job, uid_t owner, uid_t uid);
-
 }  // namespace optstate::supervisor
 
 #endif  // OPTSTATE_SERVER_SUPERVISOR_HELLO_CHECK_H_

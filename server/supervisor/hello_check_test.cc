@@ -83,14 +83,5 @@ TEST(HelloCheckTest, ErrorsQuoteWhatStrangersSend) {
   EXPECT_FALSE(CheckHello(hello, kUnixPeer).ok());
 }
 
-TEST(HelloCheckTest, OwnerAndRootMay) {
-  EXPECT_TRUE(CheckJobOwner("j", 1000, 1000).ok());
-  EXPECT_TRUE(CheckJobOwner("j", 1000, 0).ok());
-  const absl::Status status = CheckJobOwner("j", 1000, 1001);
-  EXPECT_TRUE(absl::IsPermissionDenied(status));
-  EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("1000"), HasSubstr("1001")));
-}
-
 }  // namespace
 }  // namespace optstate::supervisor

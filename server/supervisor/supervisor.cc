@@ -1,7 +1,6 @@
 #include "server/supervisor/supervisor.h"
 
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <set>
 #include <utility>
@@ -11,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "server/supervisor/hello_check.h"
+#include "server/supervisor/permissions.h"
 #include "server/supervisor/refusal.h"
 
 namespace optstate::supervisor {
@@ -36,13 +36,6 @@ JobSummary Summarize(const JobHost& host) {
 }
 
 }  // namespace
-
-absl::Status CheckOperator(uid_t uid) {
-  if (uid == 0 || uid == ::geteuid()) return absl::OkStatus();
-  return absl::PermissionDeniedError(
-      absl::StrCat("this concerns every job: only root and the daemon's uid ",
-                   ::geteuid(), " may do it, not uid ", uid));
-}
 
 Supervisor::Supervisor(EventLoop* loop, Options options, JobRegistry registry,
                        Callbacks callbacks)
@@ -91,7 +84,7 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(
   const auto found = hosts_.find(name);
   if (found != hosts_.end()) {
     OPTSTATE_RETURN_IF_ERROR(
-        CheckJobOwner(name, found->second->uid(), adopt.peer_uid()));
+        CheckMayJoinJob(name, found->second->uid(), adopt.peer_uid()));
     OPTSTATE_RETURN_IF_ERROR(CheckSessionCount());
     return found->second.get();
   }
@@ -244,9 +237,7 @@ absl::Status Supervisor::HoldJobInLoop(const std::string& name, uid_t uid) {
         absl::StrCat("there is no job \"", name, "\" on this node"));
   }
   JobHost& host = *found->second;
-  if (uid != ::geteuid()) {
-    OPTSTATE_RETURN_IF_ERROR(CheckJobOwner(name, host.uid(), uid));
-  }
+  OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, host.uid(), uid));
   if (held_.contains(name) || host.state() == JobHost::State::kStopping) {
     return absl::UnavailableError(
         absl::StrCat("job \"", name, "\" is being deleted or stopped already"));

@@ -49,9 +49,6 @@ class SupervisorControl {
   virtual bool draining() const = 0;
 };
 
-// Whether `uid` may do what concerns every job: root and the daemon's user.
-absl::Status CheckOperator(uid_t uid);
-
 }  // namespace optstate::supervisor
 
 #endif  // OPTSTATE_SERVER_SUPERVISOR_SUPERVISOR_CONTROL_H_

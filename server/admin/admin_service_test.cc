@@ -1,0 +1,255 @@
+#include "server/admin/admin_service.h"
+
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/server_posix.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <map>
+#include <memory>
+#include <thread>
+
+#include "absl/time/clock.h"
+#include "optstate/v1/engine.grpc.pb.h"
+
+namespace optstate::admin {
+namespace {
+
+using supervisor::JobSummary;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// The supervisor, as far as Admin sees it; records what is asked of it.
+class FakeControl : public supervisor::SupervisorControl {
+ public:
+  std::vector<JobSummary> Jobs() override {
+    std::vector<JobSummary> all;
+    for (const auto& [name, job] : jobs) all.push_back(job);
+    return all;
+  }
+  absl::Status HoldJob(const std::string& name, uid_t uid) override {
+    calls.push_back("hold " + name);
+    if (!jobs.contains(name)) return absl::NotFoundError(name);
+    if (jobs[name].uid != uid) return absl::PermissionDeniedError(name);
+    return absl::OkStatus();
+  }
+  void ReleaseJob(const std::string& name) override {
+    calls.push_back("release " + name);
+  }
+  absl::Status DeleteHeldJob(const std::string& name, absl::Time) override {
+    calls.push_back("delete " + name);
+    jobs.erase(name);
+    return absl::OkStatus();
+  }
+  void SetDraining(bool value) override { is_draining = value; }
+  bool draining() const override { return is_draining; }
+
+  std::map<std::string, JobSummary> jobs;
+  std::vector<std::string> calls;
+  bool is_draining = false;
+};
+
+// Answers like an engine with `sessions` ranks; a hanging one never does.
+class FakeEngineService : public v1::Engine::Service {
+ public:
+  FakeEngineService(uint32_t sessions, bool hangs)
+      : sessions_(sessions), hangs_(hangs) {
+    server_ = grpc::ServerBuilder().RegisterService(this).BuildAndStart();
+  }
+  ~FakeEngineService() override {
+    server_->Shutdown(std::chrono::system_clock::now());
+  }
+
+  UniqueFd Connect() {
+    int fds[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC,
+                           0, fds),
+              0);
+    grpc::AddInsecureChannelFromFd(server_.get(), fds[0]);
+    return UniqueFd(fds[1]);
+  }
+
+  grpc::Status GetJob(grpc::ServerContext* context, const v1::GetJobRequest*,
+                      v1::Job* job) override {
+    while (hangs_ && !context->IsCancelled()) std::this_thread::yield();
+    job->set_name("what the engine thinks");
+    job->set_phase(v1::JOB_PHASE_READY);
+    job->set_session_count(sessions_);
+    job->set_state_bytes(100);
+    for (uint32_t i = 0; i < sessions_; ++i) job->add_sessions()->set_rank(i);
+    return grpc::Status::OK;
+  }
+  grpc::Status ListParameters(grpc::ServerContext*,
+                              const v1::ListParametersRequest* request,
+                              v1::ListParametersReply* reply) override {
+    reply->set_next_page_token(request->page_token() + "+");
+    return grpc::Status::OK;
+  }
+  grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest* request,
+                     v1::DrainReply*) override {
+    if (!request->resume() && sessions_ == 2) {
+      return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
+                          "step 3 is open");
+    }
+    ++drains_;
+    return grpc::Status::OK;
+  }
+
+  int drains() const { return drains_; }
+
+ private:
+  const uint32_t sessions_;
+  const bool hangs_;
+  int drains_ = 0;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+class AdminServiceTest : public testing::Test {
+ protected:
+  AdminServiceTest() {
+    info_.state_dir = "/tmp";
+    info_.workers = 3;
+    service_ = std::make_unique<AdminService>(&control_, &engines_, info_);
+  }
+
+  FakeEngineService& AddJob(const std::string& name, uint32_t sessions,
+                            bool hangs = false) {
+    JobSummary& job = control_.jobs[name];
+    job.name = name;
+    job.uid = ::geteuid();
+    job.engine_pid = 17;
+    auto& engine = fakes_[name];
+    engine = std::make_unique<FakeEngineService>(sessions, hangs);
+    engines_.Set(name, engine->Connect());
+    return *engine;
+  }
+
+  static absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
+
+  ServerInfo info_;
+  FakeControl control_;
+  std::map<std::string, std::unique_ptr<FakeEngineService>> fakes_;
+  EngineChannels engines_;
+  std::unique_ptr<AdminService> service_;
+};
+
+TEST_F(AdminServiceTest, StatusSumsUpTheJobs) {
+  AddJob("a", 1);
+  AddJob("b", 2);
+  const v1::ServerStatus status = service_->GetStatus(Soon());
+  EXPECT_EQ(status.job_count(), 2u);
+  EXPECT_EQ(status.session_count(), 3u);
+  EXPECT_EQ(status.state_bytes(), 200u);
+  EXPECT_EQ(status.workers(), 3u);
+  EXPECT_EQ(status.pid(), ::getpid());
+  EXPECT_GT(status.state_bytes_available(), 0u);
+  EXPECT_FALSE(status.draining());
+}
+
+TEST_F(AdminServiceTest, JobsComeFromTheirEnginesNamesFromTheSupervisor) {
+  AddJob("a", 1);
+  control_.jobs["a"].restarts = 4;
+  const auto job = service_->GetJob("a", Soon());
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->name(), "a");
+  EXPECT_EQ(job->phase(), v1::JOB_PHASE_READY);
+  EXPECT_EQ(job->engine_pid(), 17);
+  EXPECT_EQ(job->engine_restarts(), 4u);
+  EXPECT_TRUE(absl::IsNotFound(service_->GetJob("b", Soon()).status()));
+}
+
+TEST_F(AdminServiceTest, ADeadOrHangingEngineDoesNotSpoilTheList) {
+  AddJob("good", 1);
+  AddJob("hanging", 1, /*hangs=*/true);
+  AddJob("starting", 1);
+  engines_.Erase("starting");
+  JobSummary& failed = control_.jobs["failed"];
+  failed.name = "failed";
+  failed.failed = true;
+  failed.reason = "its engine died too often";
+  const std::vector<v1::Job> jobs = service_->ListJobs(Soon());
+  ASSERT_EQ(jobs.size(), 4u);
+  EXPECT_EQ(jobs[0].name(), "failed");
+  EXPECT_EQ(jobs[0].phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_EQ(jobs[0].reason(), "its engine died too often");
+  EXPECT_EQ(jobs[1].phase(), v1::JOB_PHASE_READY);
+  EXPECT_EQ(jobs[2].phase(), v1::JOB_PHASE_UNSPECIFIED);
+  EXPECT_THAT(jobs[2].reason(), HasSubstr("hanging"));
+  EXPECT_THAT(jobs[3].reason(), HasSubstr("not running"));
+}
+
+TEST_F(AdminServiceTest, SessionsOfAllOrOne) {
+  AddJob("a", 1);
+  AddJob("b", 3);
+  EXPECT_EQ(service_->ListSessions("", Soon())->sessions_size(), 4);
+  const auto one = service_->ListSessions("b", Soon());
+  ASSERT_EQ(one->sessions_size(), 3);
+  EXPECT_EQ(one->sessions(2).job(), "b");
+  EXPECT_TRUE(absl::IsNotFound(service_->ListSessions("c", Soon()).status()));
+}
+
+TEST_F(AdminServiceTest, ParametersAreTheEngines) {
+  AddJob("a", 1);
+  v1::ListParametersRequest request;
+  request.set_job("a");
+  request.set_page_token("7");
+  EXPECT_EQ(service_->ListParameters(request, Soon())->next_page_token(), "7+");
+  request.set_job("b");
+  EXPECT_TRUE(
+      absl::IsNotFound(service_->ListParameters(request, Soon()).status()));
+}
+
+TEST_F(AdminServiceTest, DeleteSparesAJobWithRanks) {
+  AddJob("busy", 1);
+  AddJob("idle", 0);
+  const absl::Status busy =
+      service_->DeleteJob("busy", false, ::geteuid(), Soon());
+  EXPECT_TRUE(absl::IsFailedPrecondition(busy)) << busy;
+  EXPECT_THAT(control_.calls, ElementsAre("hold busy", "release busy"));
+  control_.calls.clear();
+  EXPECT_TRUE(service_->DeleteJob("idle", false, ::geteuid(), Soon()).ok());
+  EXPECT_TRUE(service_->DeleteJob("busy", true, ::geteuid(), Soon()).ok());
+  EXPECT_THAT(control_.calls, ElementsAre("hold idle", "delete idle",
+                                          "hold busy", "delete busy"));
+}
+
+TEST_F(AdminServiceTest, DeleteOfAnEngineThatDoesNotAnswerNeedsForce) {
+  AddJob("hanging", 0, /*hangs=*/true);
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      service_->DeleteJob("hanging", false, ::geteuid(), Soon())));
+  control_.jobs["hanging"].engine_pid = 0;
+  engines_.Erase("hanging");
+  EXPECT_TRUE(service_->DeleteJob("hanging", false, ::geteuid(), Soon()).ok());
+}
+
+TEST_F(AdminServiceTest, DeleteChecksNameAndUser) {
+  AddJob("a", 0);
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      service_->DeleteJob("../a", false, ::geteuid(), Soon())));
+  EXPECT_TRUE(
+      absl::IsNotFound(service_->DeleteJob("b", false, ::geteuid(), Soon())));
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      service_->DeleteJob("a", true, ::geteuid() + 1, Soon())));
+}
+
+TEST_F(AdminServiceTest, DrainReachesEveryEngineAndNamesWhoIsLate) {
+  FakeEngineService& quick = AddJob("quick", 1);
+  AddJob("slow", 2);
+  v1::DrainRequest request;
+  const absl::Status drained = service_->Drain(request, ::geteuid(), Soon());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(drained)) << drained;
+  EXPECT_THAT(std::string(drained.message()),
+              testing::AllOf(HasSubstr("slow"), HasSubstr("step 3 is open")));
+  EXPECT_TRUE(control_.is_draining);
+  EXPECT_EQ(quick.drains(), 1);
+  request.set_resume(true);
+  EXPECT_TRUE(service_->Drain(request, ::geteuid(), Soon()).ok());
+  EXPECT_FALSE(control_.is_draining);
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      service_->Drain(request, ::geteuid() + 1, Soon())));
+}
+
+}  // namespace
+}  // namespace optstate::admin

@@ -1,0 +1,75 @@
+#include "server/admin/connection_uids.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <set>
+
+#include "absl/strings/str_cat.h"
+
+namespace optstate::admin {
+namespace {
+
+UniqueFd Connection() {
+  return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+}
+
+class ConnectionUidsTest : public testing::Test {
+ protected:
+  int Move(uid_t uid) {
+    const auto fd = uids_.Move(Connection(), uid);
+    EXPECT_TRUE(fd.ok()) << fd.status();
+    return fd.value_or(-1);
+  }
+  uid_t Find(int fd) {
+    return uids_.Find(absl::StrCat("fd:", fd)).value_or(~uid_t{0});
+  }
+
+  ConnectionUids uids_;
+};
+
+TEST_F(ConnectionUidsTest, FindsTheUser) {
+  const UniqueFd a(Move(1));
+  const UniqueFd b(Move(2));
+  EXPECT_EQ(Find(a.get()), 1u);
+  EXPECT_EQ(Find(b.get()), 2u);
+  for (const char* unknown : {"", "fd:", "fd:3", "fd:99999", "fd:-1", "unix:/x",
+                              "ipv4:127.0.0.1:80"}) {
+    EXPECT_FALSE(uids_.Find(unknown).ok()) << unknown;
+  }
+}
+
+// A call of user 1 may still run when its connection is closed and user 2's
+// arrives.
+TEST_F(ConnectionUidsTest, AClosedConnectionsNumberNeverGoesToAnotherUser) {
+  std::set<int> of_user_1;
+  for (int i = 0; i < 3; ++i) of_user_1.insert(Move(1));
+  for (const int fd : of_user_1) ::close(fd);
+  for (int i = 0; i < 5; ++i) {
+    const UniqueFd other(Move(2));
+    EXPECT_FALSE(of_user_1.contains(other.get()));
+  }
+  for (const int fd : of_user_1) EXPECT_EQ(Find(fd), 1u);
+  const UniqueFd again(Move(1));
+  EXPECT_TRUE(of_user_1.contains(again.get()));
+}
+
+TEST_F(ConnectionUidsTest, LimitsOpenConnectionsOfOneUser) {
+  std::vector<UniqueFd> fds;
+  for (size_t i = 0; i < ConnectionUids::kConnectionsMax; ++i) {
+    fds.emplace_back(Move(1));
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(uids_.Move(Connection(), 1).status()));
+  const UniqueFd other(Move(2));
+  // Closed by whoever holds it, and its number taken by something else.
+  const int number = fds.back().get();
+  fds.pop_back();
+  ASSERT_EQ(::dup2(STDERR_FILENO, number), number);
+  fds.emplace_back(number);
+  const UniqueFd again(Move(1));
+  EXPECT_TRUE(again.ok());
+}
+
+}  // namespace
+}  // namespace optstate::admin

@@ -1,0 +1,69 @@
+#include "server/observe/logging.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <spdlog/spdlog.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+
+namespace optstate::observe {
+namespace {
+
+using ::testing::MatchesRegex;
+
+template <typename F>
+std::string Captured(F log) {
+  testing::internal::CaptureStderr();
+  log();
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST(LoggingTest, OneLineWithTimeLevelAndProcess) {
+  ::unsetenv("JOURNAL_STREAM");
+  const std::string text = Captured([] {
+    SetUpLogging("engine a", "info");
+    spdlog::warn("step {} is late", 3);
+  });
+  EXPECT_THAT(text, MatchesRegex("....-..-..T..:..:......Z warn  engine a"
+                                 "\\[[0-9]+\\] step 3 is late\n"));
+}
+
+TEST(LoggingTest, Levels) {
+  const std::string text = Captured([] {
+    SetUpLogging("x", "error");
+    spdlog::warn("no");
+    SetLogLevel("trace");
+    spdlog::trace("yes");
+    SetLogLevel("nonsense");
+    spdlog::debug("no");
+  });
+  EXPECT_THAT(text, testing::HasSubstr("trace x"));
+  EXPECT_THAT(text, testing::Not(testing::HasSubstr("no")));
+}
+
+TEST(LoggingTest, JournalGetsPriorities) {
+  const std::string text = Captured([] {
+    struct stat info;
+    ASSERT_EQ(::fstat(STDERR_FILENO, &info), 0);
+    ::setenv("JOURNAL_STREAM",
+             absl::StrCat(info.st_dev, ":", info.st_ino).c_str(), 1);
+    SetUpLogging("x", "info");
+    spdlog::error("bad");
+    spdlog::info("good");
+    ::unsetenv("JOURNAL_STREAM");
+  });
+  EXPECT_EQ(text, "<3>bad\n<6>good\n");
+}
+
+TEST(LoggingTest, JournalOfSomebodyElse) {
+  EXPECT_FALSE(IsJournal(nullptr, STDERR_FILENO));
+  EXPECT_FALSE(IsJournal("1:2", STDERR_FILENO));
+  EXPECT_FALSE(IsJournal("1:2", -1));
+}
+
+}  // namespace
+}  // namespace optstate::observe

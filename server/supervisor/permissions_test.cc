@@ -1,0 +1,40 @@
+#include "server/supervisor/permissions.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+namespace optstate::supervisor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Users that this test certainly is not.
+constexpr uid_t kOwner = 4711;
+constexpr uid_t kOther = 4712;
+
+TEST(PermissionsTest, JoinTakesOwnerOrRoot) {
+  EXPECT_TRUE(CheckMayJoinJob("j", kOwner, kOwner).ok());
+  EXPECT_TRUE(CheckMayJoinJob("j", kOwner, 0).ok());
+  const absl::Status status = CheckMayJoinJob("j", kOwner, kOther);
+  EXPECT_TRUE(absl::IsPermissionDenied(status));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("4711"), HasSubstr("4712"), HasSubstr("\"j\"")));
+}
+
+TEST(PermissionsTest, ChangeIsAlsoTheDaemonUsers) {
+  EXPECT_TRUE(CheckMayChangeJob("j", kOwner, kOwner).ok());
+  EXPECT_TRUE(CheckMayChangeJob("j", kOwner, 0).ok());
+  EXPECT_TRUE(CheckMayChangeJob("j", kOwner, ::geteuid()).ok());
+  EXPECT_TRUE(absl::IsPermissionDenied(CheckMayChangeJob("j", kOwner, kOther)));
+}
+
+TEST(PermissionsTest, OperatorsAreRootAndTheDaemonUser) {
+  EXPECT_TRUE(CheckOperator(0).ok());
+  EXPECT_TRUE(CheckOperator(::geteuid()).ok());
+  EXPECT_TRUE(absl::IsPermissionDenied(CheckOperator(kOther)));
+}
+
+}  // namespace
+}  // namespace optstate::supervisor
