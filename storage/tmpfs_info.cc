@@ -133,7 +133,10 @@ std::string DescribePages(const TmpfsInfo& info) {
 
 absl::Status MountHugeTmpfs(const std::string& directory) {
   OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(directory));
-  if (info.is_tmpfs && info.huge_pages() && info.mount_point == directory) {
+  // The kernel tells mount points without symbolic links and double slashes.
+  std::error_code ignored;
+  const std::string canonical = std::filesystem::canonical(directory, ignored);
+  if (info.is_tmpfs && info.huge_pages() && info.mount_point == canonical) {
     return absl::OkStatus();
   }
   if (!IsEmpty(directory)) {

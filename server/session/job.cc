@@ -49,7 +49,7 @@ absl::Status JobImpl::Adopt() {
                             shape->description.accumulate, *file));
   OPTSTATE_ASSIGN_OR_RETURN(segment_, MakeSegment(shape->description.layout));
   OPTSTATE_RETURN_IF_ERROR(UseShape(std::move(shape)));
-  OPTSTATE_RETURN_IF_ERROR(AdoptMark());
+  AdoptMark();
   AdoptUnfinishedLoad();
   if (failure_.ok()) scheduler_->CastParameters(0);
   return absl::OkStatus();
@@ -57,7 +57,7 @@ absl::Status JobImpl::Adopt() {
 
 // A step that was recorded only lacked the clearing of its mark. One that was
 // not left some tiles at the old step and some at the new one.
-absl::Status JobImpl::AdoptMark() {
+void JobImpl::AdoptMark() {
   std::atomic<uint64_t>& mark = tier_->control()->step_in_progress;
   const uint64_t step = mark.load(std::memory_order_acquire);
   if (step == record().committed_step) {
@@ -67,11 +67,9 @@ absl::Status JobImpl::AdoptMark() {
         "job \"", options_.name, "\": the engine died inside step ", step,
         ", so its state is partly of that step and partly of the one before. "
         "Last good step: ",
-        record().committed_step,
-        ". Load a checkpoint into the job, or delete it (optctl delete job ",
-        options_.name, ")"));
+        record().committed_step, ". Delete the job (optctl delete job ",
+        options_.name, ") and start it again from a checkpoint"));
   }
-  return absl::OkStatus();
 }
 
 // A load that broke off must be taken again from where it had written.

@@ -77,6 +77,9 @@ struct AttachSpec {
   // job last changed its shape.
   uint64_t gradient_area_bytes = 0;
   SessionListener* listener = nullptr;
+  // Attach even when the job is FAILED, in order to load a checkpoint into it.
+  // Without it such a job refuses its ranks, so that none takes its parameters.
+  bool accept_failed = false;
   int64_t pid = 0;
   uint32_t uid = 0;
   std::string wire;
@@ -117,9 +120,9 @@ struct CommitSpec {
 // State: host-tier files in the job directory (storage/host_tier.h) and a
 // control file that records the committed step, its outcome and a mark while a
 // step is being applied. Open() adopts what is there; a job found with the mark
-// set is FAILED: Register and Attach say so in their phase, BeginLoad starts it
-// over from a checkpoint, every other call returns DATA_LOSS naming the last
-// good step.
+// set is FAILED: Register says so in its phase, every other call returns
+// DATA_LOSS naming the last good step, but for ranks that attach with
+// accept_failed: their BeginLoad starts the job over from a checkpoint.
 //
 // Load rules: what must be loaded before a job is READY is every master of a
 // new job, those of the parameters that an extension brought, and after a load

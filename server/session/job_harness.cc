@@ -122,6 +122,14 @@ const RankPartition& JobHarness::PartitionOf(uint32_t rank) {
   return *ValueOf(job_->partition(rank));
 }
 
+const Piece* JobHarness::PieceOf(uint32_t rank, uint32_t parameter) {
+  const RankPartition& partition = PartitionOf(rank);
+  const size_t i = partition.LowerBound(parameter);
+  if (i == partition.pieces.size()) return nullptr;
+  const Piece& piece = partition.pieces[i];
+  return piece.parameter == parameter ? &piece : nullptr;
+}
+
 absl::StatusOr<AttachResult> JobHarness::Attach(uint32_t rank) {
   const size_t ranks = std::max<size_t>(setup_.world_size, rank + 1);
   if (gradient_areas_.size() < ranks) gradient_areas_.resize(ranks);
@@ -137,6 +145,7 @@ absl::StatusOr<AttachResult> JobHarness::Attach(uint32_t rank) {
   spec.gradient_area = gradient_areas_[rank].data();
   spec.gradient_area_bytes = bytes;
   spec.listener = listeners_[rank].get();
+  spec.accept_failed = setup_.accept_failed;
   spec.pid = 1000 + rank;
   spec.wire = "shm";
   return job_->Attach(spec);
@@ -162,16 +171,14 @@ void JobHarness::Start(const Tensors& masters) {
 absl::Status JobHarness::LoadArray(uint32_t rank, v1::StateArray array,
                                    uint32_t parameter,
                                    const std::vector<float>& values) {
-  for (const Piece& piece : PartitionOf(rank).pieces) {
-    if (piece.parameter != parameter || piece.numel == 0) continue;
-    const absl::Span<const float> part =
-        absl::MakeConstSpan(values).subspan(piece.begin, piece.numel);
-    return job_->Load(
-        rank, array, parameter, piece.begin, piece.numel, DType::kFloat32,
-        absl::MakeConstSpan(reinterpret_cast<const std::byte*>(part.data()),
-                            part.size() * sizeof(float)));
-  }
-  return absl::OkStatus();
+  const Piece* piece = PieceOf(rank, parameter);
+  if (piece == nullptr || piece->numel == 0) return absl::OkStatus();
+  const absl::Span<const float> part =
+      absl::MakeConstSpan(values).subspan(piece->begin, piece->numel);
+  return job_->Load(
+      rank, array, parameter, piece->begin, piece->numel, DType::kFloat32,
+      absl::MakeConstSpan(reinterpret_cast<const std::byte*>(part.data()),
+                          part.size() * sizeof(float)));
 }
 
 absl::Status JobHarness::LoadMaster(uint32_t rank, uint32_t parameter,
@@ -205,12 +212,11 @@ void JobHarness::SetGradient(uint32_t parameter,
                              const std::vector<float>& values) {
   const DType dtype = layout_.parameters()[parameter].gradient_dtype;
   for (uint32_t rank = 0; rank < setup_.world_size; ++rank) {
-    for (const Piece& piece : PartitionOf(rank).pieces) {
-      if (piece.parameter != parameter) continue;
-      CastFromFloat(dtype, values.data() + piece.begin,
-                    gradient_areas_[rank].data() + piece.gradient_offset_bytes,
-                    piece.numel);
-    }
+    const Piece* piece = PieceOf(rank, parameter);
+    if (piece == nullptr) continue;
+    CastFromFloat(dtype, values.data() + piece->begin,
+                  gradient_areas_[rank].data() + piece->gradient_offset_bytes,
+                  piece->numel);
   }
 }
 

@@ -55,6 +55,7 @@ class JobHarness {
     bool ephemeral = false;
     uint32_t workers = 2;
     uint32_t subgroup_elements = 8192;
+    bool accept_failed = false;
     v1::Limits limits;
     StepObserver* observer = nullptr;
   };
@@ -129,6 +130,8 @@ class JobHarness {
 
  private:
   const RankPartition& PartitionOf(uint32_t rank);
+  // Null when the rank has no part of it.
+  const Piece* PieceOf(uint32_t rank, uint32_t parameter);
 
   Setup setup_;
   Layout layout_;

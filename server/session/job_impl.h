@@ -98,7 +98,7 @@ class JobImpl final : public Job {
   v1::JobPhase phase() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   StepOutcome LastOutcome() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CheckRegistered() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status AdoptMark() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AdoptMark() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AdoptUnfinishedLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_register.cc

@@ -23,6 +23,7 @@ uint32_t JobImpl::AttachedCount() const {
 
 absl::Status JobImpl::CheckMayAttach(const AttachSpec& spec) const {
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
+  if (!spec.accept_failed) OPTSTATE_RETURN_IF_ERROR(failure_);
   if (draining_) {
     return absl::UnavailableError(absl::StrCat(
         "job \"", options_.name, "\" is draining and takes no new sessions"));

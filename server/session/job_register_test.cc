@@ -1,0 +1,372 @@
+// How a job comes into being, changes its shape, and who may attach.
+
+#include <filesystem>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/session/job_harness.h"
+
+namespace optstate {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+LayoutSpec SmallLayout() {
+  LayoutSpec spec;
+  spec.groups = {{}};
+  spec.parameters = {MakeParameter("a", 6000),
+                     MakeParameter("b", 9000, 0, DType::kBFloat16)};
+  return spec;
+}
+
+LayoutSpec ExtendedLayout() {
+  LayoutSpec spec = SmallLayout();
+  spec.groups.push_back({true});
+  spec.parameters.push_back(MakeParameter("c", 5000, 1));
+  return spec;
+}
+
+JobHarness::Setup TwoRanks() {
+  JobHarness::Setup setup;
+  setup.layout = SmallLayout();
+  setup.world_size = 2;
+  return setup;
+}
+
+CommitSpec CommitOf(uint64_t step, const std::vector<Hyperparams>& groups) {
+  CommitSpec spec;
+  spec.step = step;
+  spec.groups = groups;
+  return spec;
+}
+
+std::vector<std::string> FilesBelow(const std::string& directory) {
+  std::vector<std::string> files;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(directory)) {
+    files.push_back(entry.path().lexically_relative(directory));
+  }
+  return files;
+}
+
+class JobRegisterTest : public ::testing::Test {
+ protected:
+  absl::Status RegisterStatus(const RegisterSpec& spec) {
+    return harness_.job().Register(spec).status();
+  }
+
+  JobHarness harness_{TwoRanks()};
+  const std::vector<Hyperparams> groups_{1};
+};
+
+TEST_F(JobRegisterTest, TheFirstRankCreates) {
+  const auto first = harness_.Register(0);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(first->created);
+  EXPECT_EQ(first->committed_step, 0);
+  EXPECT_EQ(first->phase, v1::JOB_PHASE_LOADING);
+  EXPECT_EQ(first->layout_hash, harness_.layout().hash());
+  const auto second = harness_.Register(1);
+  ASSERT_TRUE(second.ok());
+  EXPECT_FALSE(second->created);
+  const v1::Job job = harness_.job().Describe();
+  EXPECT_EQ(job.parameter_count(), 2);
+  EXPECT_EQ(job.element_count(), 15000);
+  ASSERT_EQ(job.arrays_size(), 4);
+  EXPECT_EQ(job.arrays(1).name(), "exp_avg");
+  EXPECT_EQ(job.arrays(1).bytes(), 16384 * 4);
+  EXPECT_EQ(job.arrays(3).name(), "step");
+  EXPECT_EQ(job.state_bytes(), 3 * 16384 * 4 + 2 * 4096);
+}
+
+TEST_F(JobRegisterTest, NothingBeforeRegister) {
+  EXPECT_EQ(harness_.job().layout().status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(harness_.job().partition(0).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(harness_.job().parameter_segment().status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(harness_.job().Attach({}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(harness_.job().Describe().phase(), v1::JOB_PHASE_EMPTY);
+  harness_.job().Detach(0);
+}
+
+TEST_F(JobRegisterTest, SeveralMachinesAreUnimplemented) {
+  RegisterSpec spec = harness_.SpecOf(0);
+  spec.local_world_size = 1;
+  EXPECT_EQ(RegisterStatus(spec).code(), absl::StatusCode::kUnimplemented);
+  ASSERT_TRUE(harness_.Register(0).ok());
+  ASSERT_TRUE(harness_.Attach(0).ok());
+  spec = harness_.SpecOf(1);
+  spec.host_id = "other";
+  const absl::Status status = RegisterStatus(spec);
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
+  EXPECT_THAT(status.message(), HasSubstr("\"other\""));
+}
+
+TEST_F(JobRegisterTest, ImpossibleRanksAreRefused) {
+  RegisterSpec spec = harness_.SpecOf(2);
+  EXPECT_EQ(RegisterStatus(spec).code(), absl::StatusCode::kInvalidArgument);
+  spec = harness_.SpecOf(0);
+  spec.world_size = spec.local_world_size = 0;
+  EXPECT_EQ(RegisterStatus(spec).code(), absl::StatusCode::kInvalidArgument);
+  spec.world_size = spec.local_world_size = kWorldSizeMax + 1;
+  EXPECT_EQ(RegisterStatus(spec).code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(JobRegisterTest, AnotherLayoutIsRefused) {
+  ASSERT_TRUE(harness_.Register(0).ok());
+  LayoutSpec other = SmallLayout();
+  other.parameters[1].name = "renamed";
+  harness_.SetLayout(other);
+  const absl::Status renamed = harness_.Register(0).status();
+  EXPECT_EQ(renamed.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(renamed.message(), HasSubstr("renamed"));
+  harness_.SetLayout(ExtendedLayout());
+  EXPECT_EQ(harness_.Register(0).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(JobRegisterTest, SettingsStayWhileRanksAreAttached) {
+  ASSERT_TRUE(harness_.Register(0).ok());
+  ASSERT_TRUE(harness_.Attach(0).ok());
+  struct Case {
+    RegisterSpec spec;
+    const char* text;
+  };
+  std::vector<Case> cases(4, {harness_.SpecOf(1), ""});
+  cases[0].spec.world_size = cases[0].spec.local_world_size = 3;
+  cases[0].text = "world_size 2, this one has 3";
+  cases[1].spec.partition = PartitionMode::kContiguous;
+  cases[1].text = "partition greedy, this one has contiguous";
+  cases[2].spec.accumulate = true;
+  cases[2].text = "accumulate false, this one has true";
+  cases[3].spec.ephemeral = true;
+  cases[3].text = "ephemeral false, this one has true";
+  for (const Case& changed : cases) {
+    const absl::Status status = RegisterStatus(changed.spec);
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(status.message(), HasSubstr(changed.text));
+  }
+  harness_.Detach(0);
+  for (const Case& changed : cases) {
+    EXPECT_TRUE(RegisterStatus(changed.spec).ok());
+  }
+}
+
+TEST_F(JobRegisterTest, ARankAttachesOnce) {
+  harness_.AttachAll();
+  const absl::Status again = harness_.Attach(1).status();
+  EXPECT_EQ(again.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(again.message(), HasSubstr("process 1001"));
+  harness_.Detach(1);
+  harness_.Detach(1);
+  ASSERT_TRUE(harness_.Register(1).ok());
+  EXPECT_TRUE(harness_.Attach(1).ok());
+}
+
+TEST_F(JobRegisterTest, BadAttachesAreRefused) {
+  ASSERT_TRUE(harness_.Register(0).ok());
+  RecordingListener listener;
+  std::vector<std::byte> area(1 << 20);
+  AttachSpec good;
+  good.layout_hash = harness_.layout().hash();
+  good.gradient_area = area.data();
+  good.listener = &listener;
+  const auto code = [&](const AttachSpec& spec) {
+    return harness_.job().Attach(spec).status().code();
+  };
+  AttachSpec spec = good;
+  spec.rank = 2;
+  EXPECT_EQ(code(spec), absl::StatusCode::kInvalidArgument);
+  spec = good;
+  spec.layout_hash = "?";
+  EXPECT_EQ(code(spec), absl::StatusCode::kFailedPrecondition);
+  spec = good;
+  spec.gradient_area = nullptr;
+  EXPECT_EQ(code(spec), absl::StatusCode::kInvalidArgument);
+  spec = good;
+  spec.gradient_area_bytes = 1;
+  EXPECT_EQ(code(spec), absl::StatusCode::kFailedPrecondition);
+  // A rank that registered before the shape changed does not know its part.
+  RegisterSpec one = harness_.SpecOf(1);
+  one.world_size = one.local_world_size = 3;
+  ASSERT_TRUE(harness_.job().Register(one).ok());
+  EXPECT_EQ(code(good), absl::StatusCode::kFailedPrecondition);
+  one.rank = 0;
+  ASSERT_TRUE(harness_.job().Register(one).ok());
+  EXPECT_EQ(code(good), absl::StatusCode::kOk);
+}
+
+TEST_F(JobRegisterTest, WorldSizeAndPartitionMayChangeBetweenSessions) {
+  JobHarness one(TwoRanks());
+  one.Start(one.RandomTensors(1));
+  harness_.Start(harness_.RandomTensors(1));
+  uint64_t step = 0;
+  for (const uint32_t world_size : {2, 1, 3}) {
+    for (const PartitionMode mode :
+         {PartitionMode::kGreedy, PartitionMode::kContiguous}) {
+      harness_.DetachAll();
+      harness_.setup().world_size = world_size;
+      harness_.setup().partition = mode;
+      harness_.AttachAll();
+      ++step;
+      const Tensors gradients = one.RandomTensors(100 + step);
+      one.Step(step, gradients, CommitOf(step, groups_));
+      harness_.Step(step, gradients, CommitOf(step, groups_));
+      EXPECT_EQ(harness_.StateBytes(), one.StateBytes());
+    }
+  }
+}
+
+TEST_F(JobRegisterTest, ExtensionKeepsTheStateAndAsksForTheNewMasters) {
+  harness_.Start(harness_.RandomTensors(1));
+  harness_.Step(1, harness_.RandomTensors(2), CommitOf(1, groups_));
+  const auto master = harness_.Fetch(v1::STATE_ARRAY_MASTER, 1);
+  const auto moment = harness_.Fetch(v1::STATE_ARRAY_EXP_AVG, 1);
+  const auto parameter = harness_.Parameter(1);
+  harness_.SetLayout(ExtendedLayout());
+  const absl::Status attached = harness_.Register(0, /*extend=*/true).status();
+  EXPECT_EQ(attached.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(attached.message(), HasSubstr("when all ranks have detached"));
+  harness_.DetachAll();
+  const auto extended = harness_.Register(0, /*extend=*/true);
+  ASSERT_TRUE(extended.ok()) << extended.status();
+  EXPECT_EQ(extended->phase, v1::JOB_PHASE_LOADING);
+  EXPECT_EQ(extended->committed_step, 1);
+  for (int restart = 0; restart < 2; ++restart) {
+    EXPECT_EQ(harness_.job().Describe().phase(), v1::JOB_PHASE_LOADING);
+    EXPECT_EQ(harness_.Parameter(1), parameter);
+    harness_.Close();
+    ASSERT_TRUE(harness_.Open().ok());
+  }
+  harness_.AttachAll();
+  // Only the new one is asked for.
+  const std::vector<float> ones(5000, 1.0f);
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(harness_.job().BeginLoad(rank).ok());
+  }
+  harness_.job().FinishLoad(1, 900);  // "c" goes to the rank with less
+  ASSERT_NE(harness_.AnswerTo(1, 900), nullptr);
+  EXPECT_THAT(harness_.AnswerTo(1, 900)->status.message(),
+              HasSubstr("\"c\" were not loaded"));
+  ASSERT_TRUE(harness_.LoadMaster(1, 2, ones).ok());
+  ASSERT_TRUE(harness_.FinishAll().status.ok());
+  EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, 1), master);
+  EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_EXP_AVG, 1), moment);
+  EXPECT_EQ(harness_.Parameter(2), ones);
+  EXPECT_THAT(harness_.Fetch(v1::STATE_ARRAY_MAX_EXP_AVG_SQ, 2), Each(0.0f));
+  const std::vector<Hyperparams> two_groups(2);
+  harness_.Step(2, harness_.RandomTensors(3), CommitOf(2, two_groups));
+  EXPECT_EQ(harness_.StepCounts(), (std::vector<int64_t>{2, 2, 1}));
+}
+
+TEST_F(JobRegisterTest, ALoadThatBreaksOffAfterAnExtensionKeepsTheRest) {
+  harness_.Start(harness_.RandomTensors(1));
+  const auto master = harness_.Fetch(v1::STATE_ARRAY_MASTER, 1);
+  harness_.DetachAll();
+  harness_.SetLayout(ExtendedLayout());
+  ASSERT_TRUE(harness_.Register(0, /*extend=*/true).ok());
+  const std::vector<float> ones(5000, 1.0f);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    harness_.AttachAll();
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      ASSERT_TRUE(harness_.job().BeginLoad(rank).ok());
+      ASSERT_TRUE(harness_.LoadMaster(rank, 2, ones).ok());
+    }
+    if (attempt == 0) harness_.DetachAll();
+  }
+  ASSERT_TRUE(harness_.FinishAll().status.ok());
+  EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, 1), master);
+}
+
+TEST_F(JobRegisterTest, AJobOfAnyOptimizerThatHasNoKernelIsRefusedWhole) {
+  // All kernels exist for Adam and AdamW in every dtype: register them all.
+  LayoutSpec spec;
+  spec.optimizer = OptimizerKind::kAdam;
+  spec.groups = {{}, {true}};
+  for (const uint32_t group : {0, 1}) {
+    for (const DType dtype :
+         {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      for (const DType gradient :
+           {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+        spec.parameters.push_back(
+            MakeParameter(absl::StrCat("p", spec.parameters.size()), 10, group,
+                          dtype, gradient));
+      }
+    }
+  }
+  harness_.SetLayout(spec);
+  EXPECT_TRUE(harness_.Register(0).ok());
+}
+
+TEST_F(JobRegisterTest, AdmissionFailureLeavesNothingBehind) {
+  const std::vector<std::string> before = FilesBelow(harness_.directory());
+  LayoutSpec huge;
+  huge.groups = {{}};
+  huge.parameters = {MakeParameter("huge", int64_t{1} << 42)};
+  harness_.SetLayout(huge);
+  const absl::Status status = harness_.Register(0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("needs 527765"));  // 3 * 2^44 + ...
+  EXPECT_THAT(status.message(), HasSubstr("are left"));
+  EXPECT_EQ(harness_.job().Describe().phase(), v1::JOB_PHASE_EMPTY);
+  for (const std::string& file : FilesBelow(harness_.directory())) {
+    EXPECT_EQ(file, "admission.lock");
+  }
+  harness_.SetLayout(SmallLayout());
+  EXPECT_TRUE(harness_.Register(0).ok());
+}
+
+TEST_F(JobRegisterTest, LimitsAreToldByName) {
+  JobHarness::Setup setup = TwoRanks();
+  setup.limits.set_job_state_bytes_max(200000);
+  JobHarness job_limit(setup);
+  absl::Status status = job_limit.Register(0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("needs 204800 bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("job_state_bytes_max"));
+
+  setup.limits.set_job_state_bytes_max(0);
+  setup.limits.set_state_bytes_max(250000);
+  JobHarness all_limit(setup);
+  ASSERT_TRUE(all_limit.Register(0).ok());
+  // An extension is admitted like a new job: what it adds does not fit.
+  all_limit.SetLayout(ExtendedLayout());
+  status = all_limit.Register(0, /*extend=*/true).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("limits.state_bytes_max"));
+  // And the job is as it was.
+  all_limit.SetLayout(SmallLayout());
+  all_limit.Start(all_limit.RandomTensors(1));
+  all_limit.Step(1, all_limit.RandomTensors(2), CommitOf(1, groups_));
+
+  setup.limits.set_state_bytes_max(0);
+  setup.limits.set_memory_reserve_bytes(UINT64_MAX);
+  JobHarness memory_limit(setup);
+  status = memory_limit.Register(0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("memory"));
+  EXPECT_THAT(status.message(), HasSubstr("0 bytes (0.0 MiB) are left"));
+}
+
+TEST_F(JobRegisterTest, AnEphemeralJobIsFinishedWithItsLastSession) {
+  harness_.setup().ephemeral = true;
+  harness_.AttachAll();
+  EXPECT_FALSE(harness_.job().finished());
+  harness_.Detach(0);
+  EXPECT_FALSE(harness_.job().finished());
+  harness_.Detach(1);
+  EXPECT_TRUE(harness_.job().finished());
+  harness_.setup().ephemeral = false;
+  harness_.AttachAll();
+  harness_.DetachAll();
+  EXPECT_FALSE(harness_.job().finished());
+}
+
+}  // namespace
+}  // namespace optstate

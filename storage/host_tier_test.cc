@@ -1,0 +1,145 @@
+#include "storage/host_tier.h"
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace optstate {
+namespace {
+
+namespace fs = std::filesystem;
+
+Layout LayoutOf(std::vector<bool> amsgrad, int64_t numel = 5000) {
+  LayoutSpec spec;
+  for (uint32_t group = 0; group < amsgrad.size(); ++group) {
+    spec.groups.push_back({amsgrad[group]});
+    ParameterSpec parameter;
+    parameter.name = "p" + std::to_string(group);
+    parameter.shape = {numel};
+    parameter.numel = numel;
+    parameter.group = group;
+    spec.parameters.push_back(parameter);
+  }
+  return *Layout::Make(std::move(spec));
+}
+
+class HostTierTest : public ::testing::Test {
+ protected:
+  HostTierTest() {
+    std::string name = ::testing::TempDir() + "/host_tier-XXXXXX";
+    directory_ = ::mkdtemp(name.data());
+  }
+  ~HostTierTest() override { fs::remove_all(directory_); }
+
+  absl::StatusOr<HostTier> OpenWith(const Layout& layout, bool accumulate) {
+    const auto description = HostTier::ReadDescription(directory_);
+    if (!description.ok()) return description.status();
+    return HostTier::Open(directory_, layout, accumulate, *description);
+  }
+  size_t FileCount() const {
+    size_t count = 0;
+    for ([[maybe_unused]] const auto& file :
+         fs::directory_iterator(directory_ + "/state")) {
+      ++count;
+    }
+    return count;
+  }
+
+  std::string directory_;
+};
+
+TEST_F(HostTierTest, EmptyDirectoryHasNoJob) {
+  EXPECT_EQ(HostTier::ReadDescription(directory_).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(HostTierTest, WhatIsWrittenIsThereAfterReopening) {
+  const Layout layout = LayoutOf({false, true});
+  {
+    auto tier = HostTier::Create(directory_, layout, true, "description");
+    ASSERT_TRUE(tier.ok()) << tier.status();
+    EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(layout, true));
+    const StateArrays arrays = tier->arrays();
+    arrays.master[0] = 1;
+    arrays.exp_avg[layout.flat_elements() - 1] = 2;
+    arrays.max_exp_avg_sq[layout.flat_elements() - 1] = 3;
+    arrays.accumulator[5] = 4;
+    arrays.step_counts[1] = 5;
+    EXPECT_EQ(arrays.exp_avg_sq[0], 0);
+  }
+  const auto description = HostTier::ReadDescription(directory_);
+  ASSERT_TRUE(description.ok());
+  EXPECT_EQ(description->payload, "description");
+  auto tier = OpenWith(layout, true);
+  ASSERT_TRUE(tier.ok()) << tier.status();
+  const StateArrays arrays = tier->arrays();
+  EXPECT_EQ(arrays.master[0], 1);
+  EXPECT_EQ(arrays.exp_avg[layout.flat_elements() - 1], 2);
+  EXPECT_EQ(arrays.max_exp_avg_sq[layout.flat_elements() - 1], 3);
+  EXPECT_EQ(arrays.accumulator[5], 4);
+  EXPECT_EQ(arrays.step_counts[1], 5);
+}
+
+TEST_F(HostTierTest, ArraysExistByNeed) {
+  auto tier = HostTier::Create(directory_, LayoutOf({false}), false, "");
+  ASSERT_TRUE(tier.ok());
+  EXPECT_EQ(tier->arrays().max_exp_avg_sq, nullptr);
+  EXPECT_EQ(tier->arrays().accumulator, nullptr);
+  EXPECT_EQ(tier->Describe().size(), 4u);
+  EXPECT_EQ(FileCount(), 6u);  // and control, job.binpb
+}
+
+TEST_F(HostTierTest, ReshapeKeepsOffsetsAndAddsArrays) {
+  const Layout small = LayoutOf({false});
+  const Layout large = LayoutOf({false, true, false});
+  auto tier = HostTier::Create(directory_, small, false, "small");
+  ASSERT_TRUE(tier.ok());
+  for (uint64_t i = 0; i < small.flat_elements(); ++i) {
+    tier->arrays().master[i] = static_cast<float>(i);
+  }
+  ASSERT_TRUE(tier->Reshape(large, true, "large").ok());
+  EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(large, true));
+  for (uint64_t i = 0; i < large.flat_elements(); ++i) {
+    ASSERT_EQ(tier->arrays().master[i],
+              i < small.flat_elements() ? static_cast<float>(i) : 0.0f);
+  }
+  tier->arrays().max_exp_avg_sq[large.group_begin(1)] = 1;
+  tier->arrays().accumulator[large.flat_elements() - 1] = 1;
+  ASSERT_TRUE(tier->Reshape(large, false, "without").ok());
+  EXPECT_EQ(tier->arrays().accumulator, nullptr);
+  EXPECT_EQ(FileCount(), 7u);
+  ASSERT_TRUE(OpenWith(large, false).ok());
+  EXPECT_EQ(HostTier::ReadDescription(directory_)->payload, "without");
+}
+
+TEST_F(HostTierTest, AFailedReshapeChangesNothing) {
+  const Layout small = LayoutOf({false});
+  const Layout large = LayoutOf({false, true});
+  auto tier = HostTier::Create(directory_, small, false, "small");
+  ASSERT_TRUE(tier.ok());
+  tier->arrays().master[7] = 7;
+  // The description cannot be replaced: its temporary name is taken.
+  fs::create_directory(directory_ + "/state/job.binpb.tmp");
+  EXPECT_FALSE(tier->Reshape(large, true, "large").ok());
+  EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(small, false));
+  EXPECT_EQ(tier->arrays().master[7], 7);
+  EXPECT_EQ(tier->arrays().accumulator, nullptr);
+  fs::remove(directory_ + "/state/job.binpb.tmp");
+  EXPECT_EQ(FileCount(), 6u);
+  EXPECT_TRUE(OpenWith(small, false).ok());
+  EXPECT_TRUE(tier->Reshape(large, true, "large").ok());
+}
+
+TEST_F(HostTierTest, WhatDoesNotFitLeavesNothing) {
+  const Layout huge = LayoutOf({false}, int64_t{1} << 45);
+  const auto tier = HostTier::Create(directory_, huge, false, "");
+  EXPECT_FALSE(tier.ok());
+  EXPECT_TRUE(fs::is_empty(directory_));
+}
+
+}  // namespace
+}  // namespace optstate
