@@ -18,8 +18,11 @@
 namespace optstate {
 namespace {
 
-// Chunks of parameters are the largest replies; these bound their memory.
-constexpr size_t kRepliesMax = 8;
+// Four times as many as a client keeps in flight (a ring's entries).
+constexpr size_t kRepliesMax = 4096;
+// Chunks of parameters are the largest replies; enough to keep a fast peer
+// busy.
+constexpr size_t kReplyBytesMax = 8 << 20;
 
 }  // namespace
 
@@ -30,7 +33,7 @@ GrpcStreamServer::GrpcStreamServer(const Environment& environment, int fd,
       context_(context),
       stream_(stream),
       link_(fd, peer.pid),
-      replies_(kRepliesMax),
+      replies_(kRepliesMax, kReplyBytesMax),
       session_(environment.job, environment.table, std::move(peer), &link_,
                &replies_, [context] { context->TryCancel(); }) {}
 

@@ -228,6 +228,24 @@ TEST_F(GrpcTransportTest, ShutdownEndsStreams) {
   EXPECT_EQ(transport_->session_count(), 0u);
 }
 
+// A rank sends as many requests as a client may have in flight, and gradients
+// of many megabytes with them, before it reads the first reply: both sides must
+// not wait for each other.
+TEST_F(GrpcTransportTest, APeerThatReadsLateGetsEveryReply) {
+  auto peer = Open(0);
+  constexpr int kCount = 1024;
+  v1::SessionRequest push;
+  push.mutable_push()->set_step(9);  // refused, with a text
+  for (int i = 0; i < kCount; ++i) {
+    ASSERT_TRUE(peer->Stage(0, std::string(20000, 'x')).ok());
+    ASSERT_TRUE(peer->Send(push));
+  }
+  for (int i = 0; i < kCount; ++i) {
+    EXPECT_EQ(peer->Receive().status().code(),
+              static_cast<int>(absl::StatusCode::kFailedPrecondition));
+  }
+}
+
 // A peer that sends requests and reads no replies is held back, and harms
 // nobody.
 TEST_F(GrpcTransportTest, APeerThatReadsNothing) {

@@ -3,6 +3,14 @@
 #include <utility>
 
 namespace optstate {
+namespace {
+
+// Never 0, so that no reply is free.
+size_t BytesOf(const v1::SessionReply& reply) {
+  return sizeof(v1::SessionReply) + reply.ByteSizeLong();
+}
+
+}  // namespace
 
 bool ReplyQueue::Reserve() {
   absl::MutexLock lock(&mutex_);
@@ -15,17 +23,20 @@ bool ReplyQueue::Reserve() {
 void ReplyQueue::Push(v1::SessionReply reply) {
   absl::MutexLock lock(&mutex_);
   --reserved_;
-  if (!closed_) replies_.push_back(std::move(reply));
+  if (closed_) return;
+  queued_bytes_ += BytesOf(reply);
+  replies_.push_back(std::move(reply));
 }
 
 std::optional<v1::SessionReply> ReplyQueue::Pop() {
   absl::MutexLock lock(&mutex_);
-  writing_ = 0;
+  writing_bytes_ = 0;
   mutex_.Await(absl::Condition(this, &ReplyQueue::HasReplyOrClosed));
   if (replies_.empty()) return std::nullopt;
   v1::SessionReply reply = std::move(replies_.front());
   replies_.pop_front();
-  writing_ = 1;
+  writing_bytes_ = BytesOf(reply);
+  queued_bytes_ -= writing_bytes_;
   return reply;
 }
 
@@ -38,6 +49,7 @@ void ReplyQueue::Abandon() {
   absl::MutexLock lock(&mutex_);
   closed_ = true;
   replies_.clear();
+  queued_bytes_ = 0;
 }
 
 }  // namespace optstate

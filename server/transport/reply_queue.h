@@ -17,18 +17,24 @@ namespace optstate {
 // requests, which thereby waits for a peer that does not read its replies. So
 // Push() never waits, whoever calls it, and the queue stays bounded.
 //
-// Invariant: reserved + queued <= capacity.
+// Two limits: `replies_max` is more than a rank has requests in flight, because
+// a rank that is sending may not be reading, and both sides would wait for each
+// other; `bytes_max` bounds the memory of large replies.
+//
+// Invariants: reserved + queued <= replies_max; bytes of what is queued <=
+// bytes_max, plus one reply. What is being written counts as queued.
 // Threads: thread-safe.
 class ReplyQueue {
  public:
-  explicit ReplyQueue(size_t capacity) : capacity_(capacity) {}
+  ReplyQueue(size_t replies_max, size_t bytes_max)
+      : replies_max_(replies_max), bytes_max_(bytes_max) {}
 
   // Waits for room; false: the queue is closed, and nothing was reserved.
   bool Reserve() ABSL_LOCKS_EXCLUDED(mutex_);
   // Uses one reservation. A closed queue drops the reply.
   void Push(v1::SessionReply reply) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The next reply; nothing once the queue is closed and empty. It takes room
-  // until the next call, so that what is being written counts.
+  // The next reply; nothing once the queue is closed and empty. It counts as
+  // queued until the next call.
   std::optional<v1::SessionReply> Pop() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // No more replies come; those queued can still be popped.
@@ -38,17 +44,22 @@ class ReplyQueue {
 
  private:
   bool HasRoomOrClosed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return closed_ || reserved_ + replies_.size() + writing_ < capacity_;
+    const bool writing = writing_bytes_ > 0;
+    return closed_ ||
+           (reserved_ + replies_.size() + (writing ? 1 : 0) < replies_max_ &&
+            queued_bytes_ + writing_bytes_ < bytes_max_);
   }
   bool HasReplyOrClosed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return closed_ || !replies_.empty();
   }
 
-  const size_t capacity_;
+  const size_t replies_max_;
+  const size_t bytes_max_;
   absl::Mutex mutex_;
   std::deque<v1::SessionReply> replies_ ABSL_GUARDED_BY(mutex_);
   size_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t writing_ ABSL_GUARDED_BY(mutex_) = 0;  // 0 or 1
+  size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t writing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -24,10 +24,11 @@ namespace optstate {
 class SessionTable {
  public:
   struct Owner {
-    const PeerLink* link = nullptr;   // open as long as the claim
-    std::function<void()> interrupt;  // makes the session end soon; any thread
+    const PeerLink* link = nullptr;  // open as long as the claim
+    // Makes the session end soon; called from any thread.
+    std::function<void()> interrupt = nullptr;
     int64_t pid = 0;
-    std::string wire;
+    std::string wire = "";
   };
 
   // Makes `owner` the one of `rank`. When another has it: ALREADY_EXISTS if its

@@ -126,9 +126,13 @@ absl::Status ShmTestPeer::Register() {
   return FromProto(reply.status());
 }
 
-absl::Status ShmTestPeer::Attach(shm::SealedSegment segment) {
+absl::Status ShmTestPeer::SendAttach(shm::SealedSegment segment) {
   segment_ = std::move(segment);
-  OPTSTATE_RETURN_IF_ERROR(Send(AttachRequest(), {segment_.fd()}));
+  return Send(AttachRequest(), {segment_.fd()});
+}
+
+absl::Status ShmTestPeer::Attach(shm::SealedSegment segment) {
+  OPTSTATE_RETURN_IF_ERROR(SendAttach(std::move(segment)));
   OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply reply, Receive());
   return FromProto(reply.status());
 }

@@ -48,7 +48,8 @@ class ShmTestPeer {
   absl::Status AwaitEnd();
 
   absl::Status Register();
-  // Attaches with `segment`, which the peer keeps.
+  // Attaches with `segment`, which the peer keeps; the first half sends alone.
+  absl::Status SendAttach(shm::SealedSegment segment);
   absl::Status Attach(shm::SealedSegment segment);
   absl::Status Open();  // both, with a good segment
 

@@ -217,8 +217,7 @@ TEST_F(ShmTransportTest, ASuccessorTakesTheRankOfADeadOwner) {
   // The old session is still inside the job, so it cannot have noticed.
   auto second = Connect(0);
   ASSERT_TRUE(second->Register().ok());
-  shm::SealedSegment segment = second->MakeSegment();
-  ASSERT_TRUE(second->Send(second->AttachRequest(), {segment.fd()}).ok());
+  ASSERT_TRUE(second->SendAttach(second->MakeSegment()).ok());
   job_.HoldPushes(false);
   const auto reply = second->Receive();
   ASSERT_TRUE(reply.ok()) << reply.status();

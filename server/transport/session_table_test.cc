@@ -1,0 +1,75 @@
+#include "server/transport/session_table.h"
+
+#include <sys/socket.h>
+
+#include <thread>
+
+#include "gtest/gtest.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate {
+namespace {
+
+class SessionTableTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    int fds[2];
+    ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    ours_.reset(fds[0]);
+    theirs_.reset(fds[1]);
+  }
+
+  UniqueFd ours_;
+  UniqueFd theirs_;
+  SessionTable table_;
+};
+
+TEST_F(SessionTableTest, RanksDoNotMeet) {
+  PeerLink link(ours_.get(), 0);
+  EXPECT_TRUE(table_.Claim(0, {.link = &link}, absl::ZeroDuration()).ok());
+  EXPECT_TRUE(table_.Claim(1, {.link = &link}, absl::ZeroDuration()).ok());
+  table_.Release(0);
+  EXPECT_TRUE(table_.Claim(0, {.link = &link}, absl::ZeroDuration()).ok());
+}
+
+TEST_F(SessionTableTest, ALiveOwnerIsNamed) {
+  PeerLink link(ours_.get(), 0);
+  ASSERT_TRUE(
+      table_.Claim(7, {.link = &link, .pid = 123, .wire = "shm"}, {}).ok());
+  const absl::Status status =
+      table_.Claim(7, {.link = &link, .pid = 124, .wire = "grpc"}, {});
+  EXPECT_TRUE(absl::IsAlreadyExists(status));
+  EXPECT_NE(status.message().find("rank 7"), absl::string_view::npos);
+  EXPECT_NE(status.message().find("process 123"), absl::string_view::npos);
+}
+
+TEST_F(SessionTableTest, ADeadOwnerIsInterruptedAndAwaited) {
+  PeerLink dead(ours_.get(), 0);
+  std::thread owner;
+  ASSERT_TRUE(
+      table_
+          .Claim(0,
+                 {.link = &dead,
+                  .interrupt =
+                      [&] { owner = std::thread([&] { table_.Release(0); }); }},
+                 {})
+          .ok());
+  theirs_.reset();
+  PeerLink link(ours_.get(), 0);
+  EXPECT_TRUE(table_.Claim(0, {.link = &link}, absl::Minutes(2)).ok());
+  owner.join();
+}
+
+TEST_F(SessionTableTest, AStepThatTakesTooLongIsUnavailable) {
+  PeerLink dead(ours_.get(), 0);
+  int interrupts = 0;
+  ASSERT_TRUE(
+      table_.Claim(0, {.link = &dead, .interrupt = [&] { ++interrupts; }}, {})
+          .ok());
+  theirs_.reset();
+  EXPECT_TRUE(absl::IsUnavailable(table_.Claim(0, {.link = &dead}, {})));
+  EXPECT_EQ(interrupts, 1);
+}
+
+}  // namespace
+}  // namespace optstate
