@@ -119,9 +119,10 @@ class ShmChannel final : public Channel {
 
   uint64_t last_request_id_ = 0;
   uint32_t pending_pushes_ = 0;
-  // Of request r: r % kRingEntries. At most kRingEntries are out, so that
-  // neither ring overflows.
-  std::array<Pending, shm::kRingEntries> pending_;
+  // Requests that may be out. Fewer than a ring has entries, because the engine
+  // gives an entry back a moment after it has answered.
+  static constexpr uint64_t kPendingMax = shm::kRingEntries / 2;
+  std::array<Pending, kPendingMax> pending_;  // of request r: r % kPendingMax
   Pending* commit_ = nullptr;
 };
 

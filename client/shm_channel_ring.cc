@@ -33,10 +33,9 @@ constexpr absl::Duration kFarewellTimeout = absl::Milliseconds(100);
 absl::StatusOr<ShmChannel::Pending*> ShmChannel::Submit(Op op,
                                                         Submission submission,
                                                         absl::Time deadline) {
-  Pending* const pending =
-      &pending_[(last_request_id_ + 1) % shm::kRingEntries];
+  Pending* const pending = &pending_[(last_request_id_ + 1) % kPendingMax];
   // The slot, and with it a place in both rings, is free once the request that
-  // was made kRingEntries ago is answered.
+  // was made kPendingMax ago is answered.
   OPTSTATE_RETURN_IF_ERROR(
       WaitUntil([&] { return pending->request_id == 0; }, deadline));
   submission.op = static_cast<uint16_t>(op);
@@ -103,7 +102,7 @@ absl::StatusOr<bool> ShmChannel::TakeCompletions() {
 // Files an answer under its request. The error is the engine's breach of the
 // protocol.
 absl::Status ShmChannel::Record(const Completion& completion) {
-  Pending* const pending = &pending_[completion.request_id % shm::kRingEntries];
+  Pending* const pending = &pending_[completion.request_id % kPendingMax];
   if (completion.request_id == 0 || pending->answered ||
       pending->request_id != completion.request_id) {
     return absl::InternalError(absl::StrCat("the engine answered request ",

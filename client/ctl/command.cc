@@ -14,6 +14,10 @@ absl::StatusOr<std::unique_ptr<AdminClient>> Context::Connect() const {
 absl::Status Print(const Context& context,
                    const google::protobuf::Message& message,
                    const Table& table) {
+  if (table.empty() && !context.machine_readable()) {
+    std::cerr << "none found\n";
+    return absl::OkStatus();
+  }
   std::string text;
   if (context.machine_readable()) {
     OPTSTATE_ASSIGN_OR_RETURN(text, RenderMessage(message, context.format));

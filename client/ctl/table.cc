@@ -51,6 +51,7 @@ absl::StatusOr<std::string> Table::Render(bool wide) const {
   }
   std::string rendered = text == nullptr ? "" : text;
   std::free(text);
+  if (!rendered.empty() && rendered.back() != '\n') rendered += '\n';
   return rendered;
 }
 

@@ -23,6 +23,7 @@ class Table {
   void AddRow(std::vector<std::string> cells) {
     rows_.push_back(std::move(cells));
   }
+  bool empty() const { return rows_.empty(); }
   // Lines ended by '\n', cut nowhere, whatever the terminal's width.
   absl::StatusOr<std::string> Render(bool wide) const;
 

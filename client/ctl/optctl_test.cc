@@ -1,0 +1,171 @@
+// optctl as a user runs it: the real binary against a real daemon.
+
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/client.h"
+#include "client/ctl/exit_code.h"
+#include "google/protobuf/util/json_util.h"
+#include "gtest/gtest.h"
+#include "optstate/v1/admin.pb.h"
+#include "tests/integration/daemon_fixture.h"
+
+namespace optstate::ctl {
+namespace {
+
+using client::Session;
+
+struct Ran {
+  int exit_code = -1;
+  std::string output;  // stdout and stderr
+};
+
+Ran Run(const std::string& arguments) {
+  Ran ran;
+  const std::string command =
+      absl::StrCat("client/ctl/optctl ", arguments, " 2>&1");
+  FILE* pipe = ::popen(command.c_str(), "r");
+  if (pipe == nullptr) return ran;
+  char buffer[4096];
+  for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) {
+    ran.output.append(buffer, n);
+  }
+  const int status = ::pclose(pipe);
+  if (WIFEXITED(status)) ran.exit_code = WEXITSTATUS(status);
+  return ran;
+}
+
+class OptctlTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto daemon = TestDaemon::Start();
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+  }
+
+  // A job of two parameters that took one step; the session stays open.
+  std::unique_ptr<Session> Train(const std::string& job) {
+    client::SessionOptions options;
+    options.endpoint = daemon_->shm_endpoint();
+    options.job = job;
+    options.layout.groups.resize(1);
+    options.layout.parameters = {{"weight", {2, 3}, 6}, {"bias", {3}, 3}};
+    auto session = Session::Open(options);
+    EXPECT_TRUE(session.ok()) << session.status();
+    if (!session.ok()) return nullptr;
+    const std::vector<float> ones(6, 1.0f);
+    const auto bytes = absl::MakeConstSpan(
+        reinterpret_cast<const std::byte*>(ones.data()), 24);
+    EXPECT_TRUE((*session)->BeginLoad().ok());
+    for (uint32_t p = 0; p < 2; ++p) {
+      EXPECT_TRUE((*session)
+                      ->Load(client::StateArray::kMaster, p, DType::kFloat32,
+                             bytes.first(p == 0 ? 24 : 12))
+                      .ok());
+    }
+    EXPECT_TRUE((*session)->FinishLoad().ok());
+    const void* const gradients[] = {ones.data(), ones.data()};
+    EXPECT_TRUE((*session)->PushGradients(1, 0, {0, 1}, gradients).ok());
+    client::CommitOptions commit;
+    commit.step = 1;
+    commit.groups.resize(1);
+    auto outcome = (*session)->Commit(commit);
+    EXPECT_TRUE(outcome.ok()) << outcome.status();
+    return *std::move(session);
+  }
+
+  Ran Optctl(const std::string& arguments) {
+    return Run(
+        absl::StrCat("--endpoint ", daemon_->shm_endpoint(), " ", arguments));
+  }
+
+  std::unique_ptr<TestDaemon> daemon_;
+};
+
+TEST_F(OptctlTest, JsonIsTheReplyMessage) {
+  const auto session = Train("gpt");
+  const Ran ran = Optctl("describe job gpt -o json");
+  ASSERT_EQ(ran.exit_code, kExitOk) << ran.output;
+  v1::Job job;
+  ASSERT_TRUE(
+      google::protobuf::util::JsonStringToMessage(ran.output, &job).ok())
+      << ran.output;
+  EXPECT_EQ(job.name(), "gpt");
+  EXPECT_EQ(job.committed_step(), 1u);
+  EXPECT_EQ(job.element_count(), 9u);
+  EXPECT_EQ(job.sessions_size(), 1);
+}
+
+TEST_F(OptctlTest, TablesNameWhatIsThere) {
+  EXPECT_EQ(Optctl("get jobs").output, "none found\n");
+  const auto session = Train("gpt");
+  EXPECT_TRUE(absl::StrContains(Optctl("get jobs").output, "gpt"));
+  EXPECT_TRUE(absl::StrContains(Optctl("get sessions").output, "shm"));
+  const Ran params = Optctl("get params gpt -o wide");
+  EXPECT_EQ(params.exit_code, kExitOk);
+  EXPECT_TRUE(absl::StrContains(params.output, "weight")) << params.output;
+  EXPECT_TRUE(absl::StrContains(params.output, "[2,3]")) << params.output;
+  EXPECT_TRUE(absl::StrContains(Optctl("status").output, daemon_->directory()));
+  EXPECT_TRUE(absl::StrContains(Optctl("version").output, "optstated"));
+}
+
+TEST_F(OptctlTest, ExitCodesSayWhatKindOfFailure) {
+  const Ran missing = Optctl("describe job absent");
+  EXPECT_EQ(missing.exit_code, kExitNotFound);
+  EXPECT_TRUE(absl::StrContains(missing.output, "absent")) << missing.output;
+  EXPECT_EQ(Optctl("describe").exit_code, kExitUsage);
+  EXPECT_EQ(Optctl("get jobs -o xml").exit_code, kExitUsage);
+  EXPECT_EQ(Run("--endpoint nonsense status").exit_code, kExitUsage);
+  const Ran nobody = Run("--endpoint unix:/nonexistent.sock status");
+  EXPECT_EQ(nobody.exit_code, kExitUnreachable);
+  EXPECT_TRUE(absl::StrContains(nobody.output, "/nonexistent.sock"))
+      << nobody.output;
+}
+
+TEST_F(OptctlTest, DeleteIsRefusedWhileRanksAreAttached) {
+  auto session = Train("gpt");
+  EXPECT_EQ(Optctl("delete job gpt").exit_code, kExitRefused);
+  session->Close();
+  EXPECT_EQ(Optctl("delete job gpt").exit_code, kExitOk);
+  EXPECT_EQ(Optctl("describe job gpt").exit_code, kExitNotFound);
+}
+
+TEST_F(OptctlTest, ForcedDeleteEndsTheSession) {
+  const auto session = Train("gpt");
+  EXPECT_EQ(Optctl("delete job gpt --force").exit_code, kExitOk);
+  EXPECT_EQ(Optctl("describe job gpt").exit_code, kExitNotFound);
+}
+
+TEST_F(OptctlTest, DrainRefusesNewSessionsUntilResumed) {
+  ASSERT_NE(Train("first"), nullptr);
+  ASSERT_EQ(Optctl("drain").exit_code, kExitOk);
+  EXPECT_TRUE(
+      absl::StrContains(Optctl("status -o yaml").output, "draining: true"));
+  client::SessionOptions options;
+  options.endpoint = daemon_->shm_endpoint();
+  options.job = "second";
+  options.layout.groups.resize(1);
+  options.layout.parameters = {{"weight", {1}, 1}};
+  EXPECT_EQ(Session::Open(options).status().code(),
+            absl::StatusCode::kUnavailable);
+  ASSERT_EQ(Optctl("drain --resume").exit_code, kExitOk);
+  EXPECT_NE(Train("second"), nullptr);
+}
+
+TEST_F(OptctlTest, CompletionScriptsParse) {
+  EXPECT_EQ(Run("completion bash | bash -n").exit_code, 0);
+  const Ran completed =
+      Run("completion bash > $TEST_TMPDIR/c && bash -c '. $TEST_TMPDIR/c; "
+          "COMP_WORDS=(optctl get p) COMP_CWORD=2; _optctl; "
+          "echo \"${COMPREPLY[@]}\"'");
+  EXPECT_EQ(completed.output, "params\n");
+}
+
+}  // namespace
+}  // namespace optstate::ctl

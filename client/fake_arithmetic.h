@@ -1,0 +1,37 @@
+#ifndef OPTSTATE_CLIENT_FAKE_ARITHMETIC_H_
+#define OPTSTATE_CLIENT_FAKE_ARITHMETIC_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "client/session_types.h"
+#include "proto/types/dtype.h"
+#include "proto/types/optimizer_kind.h"
+
+namespace optstate::client {
+
+// Element `index` of an array of `dtype`, and its place taken by `value`
+// rounded to the nearest, ties to even.
+float LoadElement(DType dtype, const std::byte* data, uint64_t index);
+void StoreElement(DType dtype, std::byte* data, uint64_t index, float value);
+
+// State of one parameter.
+struct FakeState {
+  std::vector<float> master;
+  std::vector<float> exp_avg;
+  std::vector<float> exp_avg_sq;
+  std::vector<float> max_exp_avg_sq;
+  int64_t step_count = 0;
+};
+
+// One step of Adam or AdamW, an element at a time in float, as torch writes it
+// down (kernels/README.md says which roundings). Without a fused
+// multiply-add, so the bits are those of the real kernels.
+void FakeUpdate(OptimizerKind optimizer, bool amsgrad,
+                const Hyperparams& hyperparams, double gradient_factor,
+                const std::vector<float>& gradient, FakeState* state);
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_FAKE_ARITHMETIC_H_

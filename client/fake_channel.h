@@ -1,0 +1,17 @@
+#ifndef OPTSTATE_CLIENT_FAKE_CHANNEL_H_
+#define OPTSTATE_CLIENT_FAKE_CHANNEL_H_
+
+#include <memory>
+
+#include "client/channel.h"
+#include "client/fake_daemon.h"
+
+namespace optstate::client {
+
+// A channel to a FakeDaemon, which outlives it.
+std::unique_ptr<Channel> MakeFakeChannel(FakeDaemon* daemon,
+                                         ChannelSetup setup);
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_FAKE_CHANNEL_H_

@@ -1,0 +1,91 @@
+#ifndef OPTSTATE_CLIENT_FAKE_DAEMON_H_
+#define OPTSTATE_CLIENT_FAKE_DAEMON_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/channel.h"
+
+namespace optstate::client {
+
+class FakeJob;
+
+// An in-memory model of optstated: the same rules on plain vectors, without
+// processes, sockets or threads of its own. For tests of what stands on a
+// Channel (reach for the real daemon where the wire or the engine matters), and
+// as the statement of what the real ones must do: the conformance suite runs on
+// both.
+//
+// A connection is a number; it is lost when the daemon says so.
+// Threads: thread-safe.
+class FakeDaemon {
+ public:
+  using Connection = uint64_t;
+
+  FakeDaemon();
+  ~FakeDaemon();
+
+  // Registers and attaches.
+  absl::StatusOr<Connection> Open(const ChannelSetup& setup, bool must_exist,
+                                  const std::byte* gradient_area,
+                                  Attached* attached);
+  void Close(Connection connection);
+  bool connected(Connection connection) const;
+  absl::Span<const std::byte> parameter_area(Connection connection) const;
+
+  absl::Status Push(Connection connection, const PushRange& range);
+  absl::Status StartCommit(Connection connection, const CommitOptions& options);
+  absl::StatusOr<Outcome> WaitCommit(Connection connection,
+                                     absl::Time deadline);
+  absl::Status Abort(Connection connection, uint64_t step);
+  absl::Status BeginLoad(Connection connection);
+  absl::Status Load(Connection connection, StateArray array, uint32_t parameter,
+                    uint64_t begin, DType dtype,
+                    absl::Span<const std::byte> data);
+  absl::Status FinishLoad(Connection connection, absl::Time deadline);
+  absl::StatusOr<uint64_t> Fetch(Connection connection, StateArray array,
+                                 uint32_t parameter, uint64_t begin,
+                                 absl::Span<std::byte> out);
+
+  // Faults. As after the death of every engine: connections are lost, and with
+  // them what was staged; committed steps stay.
+  void LoseConnections();
+  // The next commit that completes a step is applied, but its answers are lost
+  // with the connections.
+  void LoseConnectionsAfterNextStep();
+  // The next `count` attempts to open find nobody.
+  void RefuseOpens(int count);
+
+ private:
+  struct Seat {
+    FakeJob* job = nullptr;
+    uint32_t rank = 0;
+  };
+
+  absl::StatusOr<Seat> Find(Connection connection) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void LoseAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  template <typename Done>
+  absl::Status Await(Connection connection, absl::Time deadline,
+                     const Done& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  mutable absl::Mutex mutex_;
+  std::map<std::string, std::unique_ptr<FakeJob>> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::map<Connection, Seat> seats_ ABSL_GUARDED_BY(mutex_);
+  Connection last_connection_ ABSL_GUARDED_BY(mutex_) = 0;
+  int refuse_opens_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool lose_after_step_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_FAKE_DAEMON_H_

@@ -1,0 +1,58 @@
+#ifndef OPTSTATE_TESTS_CONFORMANCE_CHANNEL_SUITE_H_
+#define OPTSTATE_TESTS_CONFORMANCE_CHANNEL_SUITE_H_
+
+#include <memory>
+#include <ostream>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "client/client.h"
+#include "gtest/gtest.h"
+
+namespace optstate {
+
+// Where the suite's sessions are opened: a wire with a daemon behind it.
+class ChannelWorld {
+ public:
+  virtual ~ChannelWorld() = default;
+  virtual absl::StatusOr<std::unique_ptr<client::Session>> Open(
+      client::SessionOptions options) = 0;
+};
+
+// The world of the daemon's model, for what a test compares with.
+std::unique_ptr<ChannelWorld> MakeFakeWorld();
+
+struct ChannelWorldParam {
+  std::string name;
+  // Lives as long as the process.
+  ChannelWorld* (*world)();
+};
+inline void PrintTo(const ChannelWorldParam& param, std::ostream* out) {
+  *out << param.name;
+}
+
+// What a rank may rely on, whatever carries its session. A binary that links
+// the suite instantiates it:
+//
+//   INSTANTIATE_TEST_SUITE_P(Wires, ChannelSuite, testing::Values(...),
+//                            ChannelWorldName);
+class ChannelSuite : public testing::TestWithParam<ChannelWorldParam> {
+ protected:
+  absl::StatusOr<std::unique_ptr<client::Session>> Open(
+      client::SessionOptions options) {
+    return GetParam().world()->Open(std::move(options));
+  }
+  // Opens and loads every parameter with `value`; one rank.
+  std::unique_ptr<client::Session> OpenLoaded(client::SessionOptions options,
+                                              float value = 1);
+  // Opens `world_size` ranks of the job and loads them.
+  std::vector<std::unique_ptr<client::Session>> OpenRanks(
+      client::SessionOptions options, uint32_t world_size, float value = 1);
+};
+
+std::string ChannelWorldName(
+    const testing::TestParamInfo<ChannelWorldParam>& info);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_TESTS_CONFORMANCE_CHANNEL_SUITE_H_

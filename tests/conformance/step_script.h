@@ -1,0 +1,87 @@
+#ifndef OPTSTATE_TESTS_CONFORMANCE_STEP_SCRIPT_H_
+#define OPTSTATE_TESTS_CONFORMANCE_STEP_SCRIPT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/client.h"
+#include "proto/types/layout.h"
+
+namespace optstate {
+
+// A new seed for a randomised test, printed first; OPTSTATE_TEST_SEED in the
+// environment repeats a run.
+uint64_t ScriptSeed();
+
+// Every dtype, two groups (the second with amsgrad), sizes around a tile, one
+// element, none, and a scalar.
+LayoutSpec MixedLayout();
+// `count` float32 parameters of `numel` elements in one group.
+LayoutSpec UniformLayout(size_t count, int64_t numel);
+
+// Options of a job of this layout whose name no other test of the process has.
+client::SessionOptions NewJob(LayoutSpec layout);
+
+// One set of hyperparameters per group.
+client::CommitOptions CommitOf(const client::Session& session, uint64_t step);
+
+// Gradients and settings of a run, all of them drawn from a seed, so that two
+// runs of one seed differ only by what carried them.
+//
+// Gradients are small multiples of 1/64: exact in every dtype, and their sums
+// of squares exact in double whatever the order, so that even the clip
+// coefficient has equal bits on any implementation.
+class StepScript {
+ public:
+  StepScript(const Layout& layout, uint64_t seed);
+
+  // Loads parameters, on every rank the same. The session is this rank's.
+  absl::Status Load(client::Session& session) const;
+
+  struct Step {
+    client::CommitOptions commit;
+    std::vector<uint32_t> parameters;  // that have a gradient
+    std::vector<std::vector<std::byte>> gradients;
+  };
+  // Hyperparameters, clipping, scale and missing gradients change from step to
+  // step. Every rank that asks for step k gets the same.
+  Step Make(uint64_t step) const;
+
+  // Pushes and commits one step.
+  absl::StatusOr<client::Outcome> Run(client::Session& session,
+                                      uint64_t step) const;
+  // Pushes alone.
+  static absl::Status Push(client::Session& session, const Step& step);
+
+ private:
+  const Layout layout_;
+  const uint64_t seed_;
+};
+
+// A whole gradient of one parameter, with every element `value`.
+std::vector<std::byte> ConstantGradient(const Layout& layout,
+                                        uint32_t parameter, float value);
+// Pushes such a gradient of every parameter.
+absl::Status PushConstant(client::Session& session, uint64_t step,
+                          uint32_t micro_step, float value);
+// Loads every parameter of a job with `value`; begin and finish included.
+absl::Status LoadConstant(client::Session& session, float value);
+
+// Everything that can be seen of a job: parameters and state arrays.
+struct StateSnapshot {
+  uint64_t step = 0;
+  std::vector<std::string> names;  // "exp_avg of w"
+  std::vector<std::vector<std::byte>> arrays;
+};
+absl::StatusOr<StateSnapshot> Snapshot(client::Session& session);
+// Empty when equal, else the first difference.
+std::string FirstDifference(const StateSnapshot& a, const StateSnapshot& b);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_TESTS_CONFORMANCE_STEP_SCRIPT_H_

@@ -1,0 +1,91 @@
+#ifndef OPTSTATE_TESTS_INTEGRATION_DAEMON_FIXTURE_H_
+#define OPTSTATE_TESTS_INTEGRATION_DAEMON_FIXTURE_H_
+
+#include <sys/types.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "optstate/v1/admin.pb.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate {
+
+// A process that is known by its pidfd, so that its end can be awaited even
+// when it is not a child, and a reused pid is never hit.
+class Process {
+ public:
+  explicit Process(pid_t pid);
+
+  pid_t pid() const { return pid_; }
+  bool running() const;
+  void Signal(int signal) const;
+  // DEADLINE_EXCEEDED when it has not ended. Buries it if it is a child.
+  absl::Status AwaitEnd(absl::Time deadline) const;
+
+ private:
+  pid_t pid_;
+  UniqueFd fd_;
+};
+
+// The real optstated, on a directory and a socket of its own.
+//
+// The directory is on tmpfs where there is one. When the object is destroyed,
+// the daemon and every engine it left behind are killed and the directory goes.
+// One per process at a time: it makes the process the reaper of orphans.
+//
+// Threads: one at a time.
+class TestDaemon {
+ public:
+  struct Options {
+    bool tcp = false;                // listen on 127.0.0.1 too, port zero
+    std::vector<std::string> flags;  // further ones
+  };
+
+  // Returns when it takes connections. The error ends with its log.
+  static absl::StatusOr<std::unique_ptr<TestDaemon>> Start(Options options);
+  static absl::StatusOr<std::unique_ptr<TestDaemon>> Start() {
+    return Start(Options());
+  }
+  ~TestDaemon();
+
+  std::string shm_endpoint() const { return "unix:" + socket_; }
+  std::string grpc_endpoint() const { return "grpc:unix:" + socket_; }
+  // With Options::tcp.
+  absl::StatusOr<std::string> tcp_endpoint() const;
+  const std::string& socket() const { return socket_; }
+  const std::string& directory() const { return directory_; }
+  const Process& process() const { return *process_; }
+  // The last lines that it and its engines have said.
+  std::string Log() const;
+
+  absl::StatusOr<v1::ServerStatus> GetStatus() const;
+  absl::StatusOr<v1::Job> GetJob(const std::string& name) const;
+  absl::Status Drain(absl::Duration timeout, bool resume) const;
+
+  // SIGKILLs the job's engine and returns when it is dead.
+  absl::Status KillEngine(const std::string& job) const;
+  // SIGKILLs the daemon and returns when it is dead.
+  absl::Status Kill();
+  // SIGTERM; returns when it has ended.
+  absl::Status Terminate();
+  // Starts it again on the same directory and socket.
+  absl::Status Restart();
+
+ private:
+  explicit TestDaemon(Options options);
+  absl::Status Spawn();
+
+  const Options options_;
+  std::string directory_;
+  std::string socket_;
+  std::unique_ptr<Process> process_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_TESTS_INTEGRATION_DAEMON_FIXTURE_H_
