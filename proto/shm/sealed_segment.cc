@@ -15,6 +15,9 @@
 #include "proto/types/status_macros.h"
 
 // Newer than the headers of older systems; the kernel's ABI.
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
+#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -154,8 +157,10 @@ absl::StatusOr<PeerSegment> PeerSegment::Map(UniqueFd fd, uint64_t bytes) {
       Annotate(CheckPopulated(fd.get(), bytes), "peer's segment"));
   void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
   if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's segment");
-  // A hint, as in MapPopulated.
+  // Attempts, as in MapPopulated: the pages exist, and this keeps the faults
+  // that would map them out of the first step.
   madvise(data, bytes, MADV_HUGEPAGE);
+  madvise(data, bytes, MADV_POPULATE_READ);
   PeerSegment segment;
   segment.data_ = static_cast<const std::byte*>(data);
   segment.size_ = bytes;
