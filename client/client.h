@@ -198,6 +198,7 @@ class Session {
   bool pushed_since_flush_ = false;
   bool loading_ = false;
   std::optional<CommitOptions> commit_;  // started, not answered
+  bool commit_sent_ = false;             // over the present connection
 };
 
 }  // namespace optstate::client

@@ -50,6 +50,7 @@ absl::Status Session::Recover() {
   phase_ = attached.phase;
   channel_->ClearFailedPush();
   pushed_since_flush_ = false;
+  commit_sent_ = false;
   if (std::exchange(loading_, false)) {
     return absl::AbortedError(
         "the connection was lost while state was loaded; begin the load again");

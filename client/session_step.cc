@@ -186,7 +186,9 @@ absl::Status Session::StartCommit() {
   // Every push must be known to be good before the step may be taken.
   OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
   OPTSTATE_RETURN_IF_ERROR(TakeFailedPush());
-  return channel_->StartCommit(*commit_, StepDeadline());
+  OPTSTATE_RETURN_IF_ERROR(channel_->StartCommit(*commit_, StepDeadline()));
+  commit_sent_ = true;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Outcome> Session::CommitWait() {
@@ -195,9 +197,8 @@ absl::StatusOr<Outcome> Session::CommitWait() {
   }
   const uint64_t step = commit_->step;
   Outcome outcome;
-  bool started = true;
   const absl::Status status = Persist([&]() -> absl::Status {
-    if (!std::exchange(started, false)) OPTSTATE_RETURN_IF_ERROR(StartCommit());
+    if (!commit_sent_) OPTSTATE_RETURN_IF_ERROR(StartCommit());
     OPTSTATE_ASSIGN_OR_RETURN(outcome, channel_->WaitCommit(StepDeadline()));
     return absl::OkStatus();
   });

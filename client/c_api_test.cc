@@ -1,0 +1,212 @@
+#include "client/c_api.h"
+
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/integration/daemon_fixture.h"
+
+extern "C" int optstate_test_run_in_c(const char* endpoint);
+
+namespace optstate {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kInvalidArgument =
+    static_cast<int>(absl::StatusCode::kInvalidArgument);
+
+// What a caller compiled later than this library has: more fields.
+struct LaterParameter {
+  optstate_parameter known;
+  uint64_t unknown = ~uint64_t{0};
+};
+
+class CApiTest : public testing::Test {
+ protected:
+  static void SetUpTestSuite() {
+    auto daemon = TestDaemon::Start();
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = daemon->release();
+  }
+  static void TearDownTestSuite() {
+    delete daemon_;
+    daemon_ = nullptr;
+  }
+
+  void SetUp() override {
+    ASSERT_NE(daemon_, nullptr);
+    endpoint_ = daemon_->shm_endpoint();
+    parameter_ = {};
+    group_ = {};
+    options_ = {};
+    parameter_.struct_size = sizeof(parameter_);
+    parameter_.name = "w";
+    parameter_.shape = &shape_;
+    parameter_.ndim = 1;
+    parameter_.numel = shape_;
+    parameter_.dtype = OPTSTATE_FLOAT32;
+    parameter_.gradient_dtype = OPTSTATE_FLOAT32;
+    group_.struct_size = sizeof(group_);
+    options_.struct_size = sizeof(options_);
+    options_.endpoint = endpoint_.c_str();
+    options_.job = "c-api";
+    options_.optimizer = OPTSTATE_ADAM;
+    options_.world_size = 1;
+    options_.ephemeral = 1;
+    options_.groups = &group_;
+    options_.group_count = 1;
+    options_.parameters = &parameter_;
+    options_.parameter_count = 1;
+  }
+
+  void ExpectRefused(const char* text) {
+    optstate_session* session = nullptr;
+    EXPECT_EQ(optstate_session_open(&options_, &session), kInvalidArgument);
+    EXPECT_EQ(session, nullptr);
+    EXPECT_THAT(optstate_last_error(), HasSubstr(text));
+  }
+
+  static TestDaemon* daemon_;
+  std::string endpoint_;
+  int64_t shape_ = 10;
+  optstate_parameter parameter_ = {};
+  optstate_group group_ = {};
+  optstate_session_options options_ = {};
+};
+
+TestDaemon* CApiTest::daemon_ = nullptr;
+
+TEST_F(CApiTest, RunsFromC) {
+  EXPECT_EQ(optstate_test_run_in_c(daemon_->shm_endpoint().c_str()), 0);
+  EXPECT_EQ(optstate_test_run_in_c(daemon_->grpc_endpoint().c_str()), 0);
+}
+
+TEST_F(CApiTest, OlderCallerHasASmallerStruct) {
+  // Without the timeouts and the daemon's path; what lies behind is not read.
+  options_.struct_size = offsetof(optstate_session_options, connect_timeout_s);
+  options_.connect_timeout_s = -1;
+  options_.daemon_path = reinterpret_cast<const char*>(1);
+  optstate_session* session = nullptr;
+  ASSERT_EQ(optstate_session_open(&options_, &session), 0)
+      << optstate_last_error();
+
+  optstate_session_info info;
+  std::memset(&info, 0x55, sizeof(info));
+  info.struct_size = offsetof(optstate_session_info, created);
+  EXPECT_EQ(optstate_session_get_info(session, &info), 0);
+  EXPECT_EQ(info.committed_step, 0);
+  EXPECT_EQ(info.phase, OPTSTATE_PHASE_LOADING);
+  EXPECT_EQ(info.created, 0x55555555);
+  optstate_session_close(session);
+}
+
+TEST_F(CApiTest, LaterCallerHasALargerElement) {
+  std::vector<LaterParameter> parameters(3);
+  const char* const names[] = {"a", "b", "c"};
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    parameters[i].known = parameter_;
+    parameters[i].known.struct_size = sizeof(LaterParameter);
+    parameters[i].known.name = names[i];
+  }
+  options_.parameters = &parameters[0].known;
+  options_.parameter_count = parameters.size();
+  optstate_session* session = nullptr;
+  ASSERT_EQ(optstate_session_open(&options_, &session), 0)
+      << optstate_last_error();
+  optstate_session_info info = {};
+  info.struct_size = sizeof(info);
+  EXPECT_EQ(optstate_session_get_info(session, &info), 0);
+  EXPECT_EQ(info.piece_count, 3);
+  optstate_session_close(session);
+}
+
+TEST_F(CApiTest, TooSmallStructsAreRefused) {
+  options_.struct_size = 8;
+  ExpectRefused("options.struct_size is 8");
+  options_.struct_size = 0;
+  ExpectRefused("options.struct_size is 0");
+  SetUp();
+  parameter_.struct_size = sizeof(parameter_) - 8;
+  ExpectRefused("parameters.struct_size");
+  SetUp();
+  group_.struct_size = 0;
+  ExpectRefused("groups.struct_size");
+}
+
+TEST_F(CApiTest, BadValuesAreNamed) {
+  options_.optimizer = 7;
+  ExpectRefused("optimizer 7");
+  SetUp();
+  options_.partition = -1;
+  ExpectRefused("partition -1");
+  SetUp();
+  parameter_.dtype = 9;
+  ExpectRefused("dtype 9");
+  SetUp();
+  parameter_.numel = 11;
+  ExpectRefused("\"w\"");
+  SetUp();
+  parameter_.name = nullptr;
+  ExpectRefused("parameter 0: name is NULL");
+  SetUp();
+  options_.parameters = nullptr;
+  ExpectRefused("parameters is NULL");
+  SetUp();
+  options_.job = nullptr;
+  ExpectRefused("job");
+  SetUp();
+  options_.endpoint = "carrier-pigeon";
+  ExpectRefused("carrier-pigeon");
+  SetUp();
+  options_.step_timeout_s = -3;
+  ExpectRefused("step_timeout_s");
+  EXPECT_EQ(optstate_session_open(nullptr, nullptr), kInvalidArgument);
+}
+
+TEST_F(CApiTest, NullsAndRangesAreRefused) {
+  EXPECT_EQ(optstate_flush(nullptr), kInvalidArgument);
+  optstate_session_close(nullptr);
+  optstate_session* session = nullptr;
+  ASSERT_EQ(optstate_session_open(&options_, &session), 0)
+      << optstate_last_error();
+  const void* data = nullptr;
+  size_t bytes = 0;
+  EXPECT_EQ(optstate_session_parameter(session, 1, &data, &bytes),
+            kInvalidArgument);
+  EXPECT_EQ(optstate_session_parameter(session, 0, nullptr, &bytes),
+            kInvalidArgument);
+  EXPECT_EQ(optstate_push_gradients(session, 1, 0, nullptr, nullptr, 1),
+            kInvalidArgument);
+  EXPECT_EQ(optstate_load(session, 99, 0, OPTSTATE_FLOAT32, &bytes),
+            kInvalidArgument);
+  EXPECT_EQ(
+      optstate_load(session, OPTSTATE_MASTER, 5, OPTSTATE_FLOAT32, &bytes),
+      kInvalidArgument);
+  EXPECT_EQ(optstate_fetch(session, OPTSTATE_MASTER, 0, &bytes, 8, nullptr),
+            kInvalidArgument);
+  EXPECT_EQ(optstate_commit(session, nullptr, nullptr), kInvalidArgument);
+  EXPECT_EQ(optstate_session_get_info(session, nullptr), kInvalidArgument);
+  optstate_session_close(session);
+}
+
+TEST_F(CApiTest, ErrorTextBelongsToTheThread) {
+  options_.optimizer = 7;
+  ExpectRefused("optimizer 7");
+  std::thread other([] {
+    EXPECT_STREQ(optstate_last_error(), "");
+    EXPECT_EQ(optstate_flush(nullptr), kInvalidArgument);
+    EXPECT_THAT(optstate_last_error(), HasSubstr("session is NULL"));
+  });
+  other.join();
+  EXPECT_THAT(optstate_last_error(), HasSubstr("optimizer 7"));
+}
+
+TEST_F(CApiTest, HasAVersion) { EXPECT_STRNE(optstate_version(), ""); }
+
+}  // namespace
+}  // namespace optstate
