@@ -23,6 +23,9 @@ inline void CpuRelax() {
 }
 
 // Calls `done` until it is true or `limit` has passed; returns what it said.
+// Gives the core away every few microseconds: where cores are oversubscribed,
+// the peer that would answer may be waiting for this very core. An answer that
+// is on its way comes before that.
 template <typename Done>
 bool SpinUntil(absl::Duration limit, const Done& done) {
   // Reading the clock costs more than looking at a cached word.
@@ -36,6 +39,7 @@ bool SpinUntil(absl::Duration limit, const Done& done) {
       if (done()) return true;
       CpuRelax();
     }
+    sched_yield();
   } while (std::chrono::steady_clock::now() < end);
   return false;
 }
