@@ -13,7 +13,7 @@ import torch
 from optstate import _native, _torch_checkpoint
 from optstate._collective import Ranks
 from optstate._torch_binding import TensorBinding
-from optstate._torch_layout import check_group, optimizer_kind, parameter_names, parameter_specs
+from optstate._torch_layout import check_options, optimizer_kind, parameter_names, parameter_specs
 from optstate.session import Session, SessionSpec
 
 ParamGroups = Sequence[dict[str, Any]]
@@ -98,6 +98,7 @@ class Attachment:
         names_by_id: dict[int, str],
         extend: bool = False,
     ) -> None:
+        self._ranks = ranks
         self.is_private = job is None
         self.job: str = ranks.from_first(job if job is not None else private_name())
 
@@ -138,7 +139,7 @@ class Attachment:
     def check_groups(self, param_groups: ParamGroups) -> None:
         """Raises when param_groups want what differs from what was registered."""
         for index, group in enumerate(param_groups):
-            check_group(group, index)
+            check_options(group)
             registered = bool(self._spec.amsgrad[index])
             if bool(group["amsgrad"]) != registered:
                 raise ValueError(
@@ -159,8 +160,13 @@ class Attachment:
         parameters: Iterable[int],
         entries: dict[int, Any] | None = None,
     ) -> None:
-        """Sends the parameters of these indices, and then checkpoint entries."""
+        """Sends the parameters of these indices, and then checkpoint entries.
+
+        Every rank loads the same ones.
+        """
         tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
+        # Another rank may still be reading or fetching, which a load puts an end to.
+        self._ranks.agree(None)
         self.session.begin_load()
         for index in parameters:
             self.binding.load_parameter(index)

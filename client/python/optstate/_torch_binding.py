@@ -64,6 +64,7 @@ class TensorBinding:
         self._direct_indices = array.array("I")
         self._direct_pointers = array.array("Q")
         self._indirect: list[int] = []
+        self.remember()
 
     def check_parameters(self, param_groups: Sequence[dict]) -> None:
         """Raises when tensors are not those (or not such) as were attached."""
@@ -142,14 +143,16 @@ class TensorBinding:
 
     @torch.no_grad()
     def read(self) -> None:
-        """Overwrites every parameter in place with the daemon's."""
-        self.remember()
+        """Overwrites every parameter in place with the daemon's.
+
+        Tensors are where the last remember() or changed() found them.
+        """
         if self._direct_indices:
             self._session.read_parameters(self._direct_indices, self._direct_pointers)
             _increment_versions([self._parameters[index] for index in self._direct_indices])
         for index in self._indirect:
             self._parameters[index].copy_(self._daemon_values(index))
-        self.remember()
+        self._versions = [parameter._version for parameter in self._parameters]
 
     # Gradients into the daemon.
 

@@ -67,7 +67,7 @@ def parameter_names(param_groups: Sequence[dict[str, Any]], by_id: dict[int, str
     return names
 
 
-def check_group(group: dict[str, Any], group_index: int) -> None:
+def check_options(group: dict[str, Any]) -> None:
     """Raises when a param group asks for what the daemon cannot do."""
     if group.get("capturable"):
         raise ValueError("capturable=True is not supported: the update runs in the daemon")
@@ -75,6 +75,11 @@ def check_group(group: dict[str, Any], group_index: int) -> None:
         raise ValueError(
             "differentiable=True is not supported: the update runs in the daemon, outside autograd"
         )
+
+
+def check_group(group: dict[str, Any], group_index: int) -> None:
+    """check_options, and that no parameter is there twice."""
+    check_options(group)
     parameters = group["params"]
     if len(set(map(id, parameters))) != len(parameters):
         raise ValueError(

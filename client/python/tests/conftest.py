@@ -12,6 +12,8 @@ import torch
 from daemon import Daemon
 
 _numbers = itertools.count()
+# Tensors are small; OpenMP's barriers cost far more than they gain on a busy machine.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,8 @@ from typing import Any
 RECEIVE_TIMEOUT_S = 120
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed", "optstate.torch_optimizer"])
+# torch imports torch._dynamo, which takes seconds, when the first optimizer is made.
+_context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "optstate.torch_optimizer"])
 
 
 class RankFailed(AssertionError):

@@ -72,8 +72,8 @@ def test_names_that_are_taken_twice():
     [
         ("nonsense", optstate.InvalidArgumentError, "unix:PATH"),
         ("grpc:somewhere", optstate.InvalidArgumentError, "grpc:HOST:PORT"),
-        ("unix:/nowhere/optstated.sock", optstate.UnavailableError, "/nowhere/optstated.sock"),
-        ("grpc:unix:/nowhere/optstated.sock", optstate.UnavailableError, "/nowhere"),
+        ("unix:/nowhere/optstated.sock", optstate.NotFoundError, "/nowhere/optstated.sock"),
+        ("grpc:unix:/nowhere/optstated.sock", optstate.NotFoundError, "/nowhere"),
         ("grpc:127.0.0.1:1", optstate.UnavailableError, "127.0.0.1"),
     ],
 )
@@ -139,7 +139,7 @@ def test_gradients_of_a_dtype_of_their_own():
     parameter.grad = None
     parameter.grad_dtype = torch.bfloat16
     parameter.grad = torch.ones(4, dtype=torch.bfloat16)
-    with pytest.raises(TypeError, match="gradient of parameter .* bfloat16"):
+    with pytest.raises(TypeError, match="gradient of parameter .* is torch.bfloat16"):
         optimizer.step()
 
 

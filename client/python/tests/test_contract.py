@@ -11,6 +11,7 @@ import warnings
 import optstate
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from training import largest_difference, loss_of, small_model, train
 
 CLASSES = {"Adam": (optstate.Adam, torch.optim.Adam), "AdamW": (optstate.AdamW, torch.optim.AdamW)}
@@ -123,7 +124,7 @@ def test_step_hooks():
     optimizer.register_step_post_hook(
         lambda opt, args, kwargs: heard.append(("after", opt.committed_step))
     )
-    everywhere = torch.optim.optimizer.register_optimizer_step_post_hook(
+    everywhere = register_optimizer_step_post_hook(
         lambda opt, args, kwargs: heard.append("everywhere")
     )
     train(model, optimizer, range(1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import pathlib
 import re
 import subprocess
@@ -46,7 +47,7 @@ def test_a_missing_library_is_named(tmp_path):
         "except optstate.UnavailableError as error: assert 'nothing.so' in str(error), error\n"
         "else: raise SystemExit('no error')"
     )
-    environment = {"OPTSTATE_LIBRARY": str(tmp_path / "nothing.so"), "PATH": ""}
+    environment = {**os.environ, "OPTSTATE_LIBRARY": str(tmp_path / "nothing.so")}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 

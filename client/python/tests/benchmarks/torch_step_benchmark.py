@@ -1,0 +1,84 @@
+"""One optimizer step through the daemon against torch's fused AdamW.
+
+Both have equal parameters and gradients in one process, and take turns step by
+step, so that what else the machine does hits both. Printed is the median time
+of each and the median of the ratios torch / optstate of neighbours, with the
+quartiles: above 1, optstate is faster. Clipping is part of it with --max-norm.
+
+    torch_step_benchmark.py [--elements 1M,16M,64M] [--rounds 30] [--endpoint embedded]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+
+import optstate
+import torch
+
+MATRIX = 1 << 20  # elements of one parameter
+
+
+def make_parameters(elements: int, seed: int) -> list[torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [MATRIX] * (elements // MATRIX) or [elements]
+    parameters = [torch.nn.Parameter(torch.randn(n, generator=generator)) for n in shapes]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator) * 1e-3
+    return parameters
+
+
+def timed(step) -> float:
+    begin = time.perf_counter()
+    step()
+    return time.perf_counter() - begin
+
+
+def measure(elements: int, arguments: argparse.Namespace) -> str:
+    ours, theirs = make_parameters(elements, 1), make_parameters(elements, 1)
+    with optstate.AdamW(
+        ours, endpoint=arguments.endpoint, max_norm=arguments.max_norm
+    ) as optimizer:
+        reference = torch.optim.AdamW(theirs, fused=True)
+
+        def torch_step() -> None:
+            if arguments.max_norm is not None:
+                torch.nn.utils.clip_grad_norm_(theirs, arguments.max_norm)
+            reference.step()
+
+        pairs = []
+        for turn in range(arguments.rounds + 3):
+            if turn % 2:
+                ours_s, torch_s = timed(optimizer.step), timed(torch_step)
+            else:
+                torch_s, ours_s = timed(torch_step), timed(optimizer.step)
+            pairs.append((ours_s, torch_s, optimizer.last_outcome.update_ns * 1e-9))
+    pairs = pairs[3:]  # page faults and lazy state
+    low, ratio, high = statistics.quantiles([theirs / ours for ours, theirs, _ in pairs], n=4)
+    ours_ms, torch_ms, update_ms = (1e3 * statistics.median(each) for each in zip(*pairs))
+    return (
+        f"{elements / 1e6:8.1f} M   {ours_ms:9.2f} ms   {update_ms:9.2f} ms   {torch_ms:9.2f} ms"
+        f"   {ratio:5.2f} ({low:.2f}-{high:.2f})"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--elements", default="1M,16M,64M")
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--endpoint", default="embedded")
+    parser.add_argument("--max-norm", type=float)
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="torch's")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(f"fp32, {arguments.endpoint}, {arguments.rounds} rounds, torch {torch.__version__}")
+    print("  elements       optstate   of it update   torch fused   torch / optstate (quartiles)")
+    for text in arguments.elements.split(","):
+        elements = int(float(text.rstrip("Mm")) * 1e6) if text[-1] in "Mm" else int(text)
+        print(measure(elements, arguments), flush=True)
+
+
+if __name__ == "__main__":
+    main()
