@@ -114,7 +114,9 @@ bool ConnectionServer::ServeOnce() {
 
 absl::Status ConnectionServer::CheckOpen() const {
   if (job_ == nullptr) return failure_;
-  if (!finished_) return absl::OkStatus();
+  // Also before FinishIfOver() has seen it: whoever comes after the last detach
+  // must not find the state that was to go with it.
+  if (!finished_ && !job_->finished()) return absl::OkStatus();
   return absl::UnavailableError(
       absl::StrCat("job ", config_.job(), " has just ended; connect again"));
 }

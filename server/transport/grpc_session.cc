@@ -139,16 +139,25 @@ absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
 }
 
 absl::Status GrpcSession::Stage(const v1::GradientChunk& chunk) {
+  const std::string& data = chunk.data();
+  OPTSTATE_ASSIGN_OR_RETURN(std::byte* const staging,
+                            StagingFor(chunk.offset_bytes(), data.size()));
+  std::memcpy(staging, data.data(), data.size());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::byte*> GrpcSession::StagingFor(uint64_t offset_bytes,
+                                                   uint64_t data_bytes) {
   if (!attached()) return Annotate(NotAttached(), "gradient chunk");
-  const uint64_t offset = chunk.offset_bytes();
-  const uint64_t bytes = chunk.data().size();
-  if (bytes > shm::kChunkBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "gradient chunk of ", bytes, " bytes; at most ", shm::kChunkBytesMax));
+  if (data_bytes > shm::kChunkBytesMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient chunk of ", data_bytes, " bytes; at most ",
+                     shm::kChunkBytesMax));
   }
-  if (offset > gradient_area_bytes_ || bytes > gradient_area_bytes_ - offset) {
+  if (offset_bytes > gradient_area_bytes_ ||
+      data_bytes > gradient_area_bytes_ - offset_bytes) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "gradient chunk of ", bytes, " bytes at ", offset,
+        "gradient chunk of ", data_bytes, " bytes at ", offset_bytes,
         " leaves the rank's gradient area of ", gradient_area_bytes_));
   }
   if (pending_.load(std::memory_order_acquire) != 0) {
@@ -156,8 +165,7 @@ absl::Status GrpcSession::Stage(const v1::GradientChunk& chunk) {
         "gradient chunk while a commit is not answered: its gradients are "
         "still being read");
   }
-  std::memcpy(staging_.data() + offset, chunk.data().data(), bytes);
-  return absl::OkStatus();
+  return staging_.data() + offset_bytes;
 }
 
 absl::Status GrpcSession::Load(const v1::LoadRequest& request) {

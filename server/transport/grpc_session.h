@@ -39,6 +39,10 @@ class GrpcSession : public SessionListener {
   // request, or a chunk, which has no reply, in the wrong place. CANCELLED is
   // an orderly end: a detach, or a peer that reads no replies any more.
   absl::Status Handle(const v1::SessionRequest& request);
+  // Where a gradient chunk of that size is to be copied; an error ends the
+  // stream. For a caller that has the bytes in another form than a message.
+  absl::StatusOr<std::byte*> StagingFor(uint64_t offset_bytes,
+                                        uint64_t data_bytes);
   // Drops what was staged; idempotent.
   void Detach(absl::string_view reason) { handler_.Detach(reason); }
 

@@ -1,6 +1,8 @@
 #include "server/transport/grpc_stream.h"
 
+#include <google/protobuf/io/coded_stream.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/support/proto_buffer_reader.h>
 #include <pthread.h>
 #include <sys/timerfd.h>
 
@@ -13,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "server/transport/chunk_header.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate {
@@ -87,7 +90,7 @@ absl::Status GrpcStreamServer::StartAttachTimer() {
 absl::Status GrpcStreamServer::ReadRequests() {
   grpc::ByteBuffer message;
   while (stream_->Read(&message)) {
-    OPTSTATE_RETURN_IF_ERROR(Read(message));
+    OPTSTATE_RETURN_IF_ERROR(Take(&message));
     if (timer_watch_ && session_.attached()) {
       environment_.watcher->Forget(*timer_watch_);
       timer_watch_.reset();
@@ -98,16 +101,33 @@ absl::Status GrpcStreamServer::ReadRequests() {
                                   : "stream closed by its rank");
 }
 
-absl::Status GrpcStreamServer::Read(const grpc::ByteBuffer& message) {
-  grpc::ByteBuffer copy = message;
+absl::Status GrpcStreamServer::Take(grpc::ByteBuffer* message) {
+  OPTSTATE_ASSIGN_OR_RETURN(const bool staged, StageChunk(message));
+  if (staged) return absl::OkStatus();
+  const size_t bytes = message->Length();
   const grpc::Status parsed =
-      grpc::SerializationTraits<v1::SessionRequest>::Deserialize(&copy,
+      grpc::SerializationTraits<v1::SessionRequest>::Deserialize(message,
                                                                  &request_);
   if (!parsed.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a message of ", message.Length(), " bytes is no SessionRequest"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a message of ", bytes, " bytes is no SessionRequest"));
   }
   return session_.Handle(request_);
+}
+
+absl::StatusOr<bool> GrpcStreamServer::StageChunk(grpc::ByteBuffer* message) {
+  grpc::ProtoBufferReader slices(message);
+  if (!slices.status().ok()) return false;
+  google::protobuf::io::CodedInputStream input(&slices);
+  const auto header = ReadChunkHeader(&input, message->Length());
+  if (!header) return false;
+  OPTSTATE_ASSIGN_OR_RETURN(
+      std::byte* const staging,
+      session_.StagingFor(header->offset_bytes, header->data_bytes));
+  if (!input.ReadRaw(staging, static_cast<int>(header->data_bytes))) {
+    return absl::InternalError("gRPC's buffer is shorter than its length");
+  }
+  return true;
 }
 
 void GrpcStreamServer::WriteReplies() {

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/unique_fd.h"
@@ -49,7 +50,10 @@ class GrpcStreamServer {
   absl::Status WatchPeer();
   absl::Status StartAttachTimer();
   absl::Status ReadRequests();
-  absl::Status Read(const grpc::ByteBuffer& message);
+  absl::Status Take(grpc::ByteBuffer* message);
+  // Copies a gradient chunk from gRPC's memory to where it is staged; false: it
+  // is another message.
+  absl::StatusOr<bool> StageChunk(grpc::ByteBuffer* message);
   void WriteReplies();
   void LogEnd(const absl::Status& end) const;
 

@@ -29,8 +29,10 @@ constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 90'000;
 // Peers may ping us this often.
 constexpr int kPeerPingIntervalMs = 5'000;
-// Of a stream; two chunks, so that one arrives while one is staged.
+// Of a stream: some chunks arrive while one is staged.
 constexpr int kStreamWindowBytes = 4 << 20;
+// A chunk in one frame, instead of one for each 16 KiB of it.
+constexpr int kFrameBytes = shm::kChunkBytesMax;
 
 struct Connection {
   int fd = -1;
@@ -110,6 +112,7 @@ absl::Status GrpcTransportImpl::StartServer() {
       kPeerPingIntervalMs);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES,
                              kStreamWindowBytes);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrameBytes);
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
     return absl::InternalError("the gRPC server for sessions did not start");
