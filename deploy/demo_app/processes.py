@@ -74,7 +74,7 @@ class Trainers:
         self._log.touch()
         self._position = self._log.stat().st_size
         command = [_BIN / "torchrun", "--standalone", "--nproc-per-node=2", _HERE / "train.py"]
-        command += ["--log", self._log, "--pids", self._pids, *arguments]
+        command += ["--events", self._log, "--pids", self._pids, *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         with open(self._output, "ab") as out:
             self._process = subprocess.Popen(

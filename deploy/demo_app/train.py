@@ -1,7 +1,7 @@
 """One rank of one training run; torchrun starts two.
 
 With --optimizer optstate the same script is a new run and one that goes on:
-optimizer.committed_step says where. Rank 0 writes a JSON object a line to --log.
+optimizer.committed_step says where. Rank 0 writes a JSON object a line to --events.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--params", type=float, required=True)
     parser.add_argument("--text", type=pathlib.Path, required=True)
-    parser.add_argument("--log", type=pathlib.Path, required=True)
+    parser.add_argument("--events", type=pathlib.Path, required=True)
     parser.add_argument("--pids", type=pathlib.Path, required=True, help="folder: a file a rank")
     parser.add_argument("--job")
     parser.add_argument("--endpoint")
@@ -117,7 +117,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     (arguments.pids / str(dist.get_rank())).write_text(str(os.getpid()))
-    train(arguments, Log(arguments.log))
+    train(arguments, Log(arguments.events))
     dist.barrier()
     dist.destroy_process_group()
 

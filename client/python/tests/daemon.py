@@ -80,12 +80,16 @@ class Daemon:
             raise RuntimeError(f"optstated ended with {status}:\n{self.log}")
         raise RuntimeError(f"optstated does not accept:\n{self.log}")
 
-    def optctl(self, *arguments: str) -> object:
+    def optctl(self, *arguments: str) -> dict:
         """Runs optctl and returns what its JSON says."""
         command = [program("optctl"), "--endpoint", self.shm, "-o", "json", *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    def jobs(self) -> list[str]:
+        """Names of all jobs."""
+        return [job["name"] for job in self.optctl("get", "jobs")["jobs"]]
 
     def kill(self) -> None:
         """SIGKILL: of the supervisor alone."""
