@@ -126,6 +126,8 @@ class Attachment:
         self.binding = TensorBinding(self.session, tensors, self._spec.parameters)
         self.hyperparams = _native.array_of(_native.Hyperparams, len(param_groups))
         self.micro_step = 0
+        # Whether something may be staged of a step that failed.
+        self.must_abort = False
 
     @property
     def needs_load(self) -> bool:

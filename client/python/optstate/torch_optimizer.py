@@ -308,6 +308,9 @@ class ServedOptimizer(torch.optim.Optimizer):
         attachment = self._attached()
         attachment.check_groups(self.param_groups)
         attachment.binding.check_parameters(self.param_groups)
+        if attachment.must_abort:
+            attachment.session.abort(attachment.next_step)
+            attachment.must_abort = False
         changed = attachment.binding.changed()
         if changed:
             attachment.load(self.param_groups, changed)
@@ -484,8 +487,10 @@ def _undone_on_error(attachment: Attachment) -> Iterator[None]:
     """Drops what was staged when a step fails, so that it can be taken again."""
     try:
         yield
-    except (errors.UnavailableError, errors.DeadlineExceededError):
+    except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError):
+        # There may be no daemon to say it to, and waiting for one takes a while.
         attachment.micro_step = 0
+        attachment.must_abort = True
         raise
     except BaseException:
         attachment.micro_step = 0

@@ -80,12 +80,16 @@ class Daemon:
             raise RuntimeError(f"optstated ended with {status}:\n{self.log}")
         raise RuntimeError(f"optstated does not accept:\n{self.log}")
 
-    def optctl(self, *arguments: str) -> dict:
-        """Runs optctl and returns what its JSON says."""
-        command = [program("optctl"), "--endpoint", self.shm, "-o", "json", *arguments]
+    def run_optctl(self, *arguments: str) -> str:
+        """Runs optctl; returns what it prints."""
+        command = [program("optctl"), "--endpoint", self.shm, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return done.stdout
+
+    def optctl(self, *arguments: str) -> dict:
+        """What a verb of optctl says, from JSON."""
+        return json.loads(self.run_optctl("-o", "json", *arguments))
 
     def jobs(self) -> list[str]:
         """Names of all jobs."""

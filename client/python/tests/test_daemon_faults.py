@@ -1,0 +1,91 @@
+"""The daemon dies, drains or is replaced under a trainer."""
+
+from __future__ import annotations
+
+import os
+
+import optstate
+import pytest
+from training import largest_difference, loss_of, small_model, train
+
+
+def whole_run(steps):
+    model = small_model()
+    train(model, optstate.AdamW(model.parameters(), lr=0.01), range(steps))
+    return model
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix", "grpc_tcp"])
+def test_an_engine_killed_between_steps_is_a_delay(wire, own_daemon, job):
+    model = small_model()
+    endpoint = getattr(own_daemon, wire)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=endpoint)
+    for start in (0, 3, 6):
+        train(model, optimizer, range(start, start + 3))
+        os.kill(int(own_daemon.optctl("describe", "job", job)["engine_pid"]), 9)
+    train(model, optimizer, range(9, 12))
+    assert optimizer.committed_step == 12
+    assert largest_difference(model, whole_run(12)) == 0
+    optimizer.close()
+
+
+def test_an_engine_killed_after_a_push_is_a_delay(own_daemon, job):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=own_daemon.shm)
+    train(model, optimizer, range(2))
+    optimizer.zero_grad()
+    loss_of(model, 2).backward()
+    attachment = optimizer._attachment
+    attachment.binding.push(3, 0)
+    attachment.session.flush()
+    os.kill(int(own_daemon.optctl("describe", "job", job)["engine_pid"]), 9)
+    optimizer.step()
+    assert largest_difference(model, whole_run(3)) == 0
+    optimizer.close()
+
+
+def test_a_daemon_that_is_killed_and_started_again(own_daemon, job):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=own_daemon.shm)
+    train(model, optimizer, range(4))
+    own_daemon.kill()
+    own_daemon.start()
+    train(model, optimizer, range(4, 8))
+    optimizer.close()
+    again = small_model(seed=4)
+    with optstate.AdamW(again.parameters(), lr=0.01, job=job, endpoint=own_daemon.shm) as other:
+        assert other.committed_step == 8
+    assert largest_difference(again, whole_run(8)) == 0
+
+
+def test_a_daemon_that_stays_away(own_daemon, job):
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.parameters(), job=job, endpoint=own_daemon.shm, connect_timeout=0.5
+    )
+    train(model, optimizer, range(1))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    own_daemon.process.terminate()
+    own_daemon.process.wait()
+    with pytest.raises((optstate.UnavailableError, optstate.NotFoundError)):
+        optimizer.step()
+    assert all((a == b).all() for a, b in zip(model.parameters(), before))
+    own_daemon.start()
+    train(model, optimizer, range(1, 2))
+    assert optimizer.committed_step == 2
+    optimizer.close()
+
+
+def test_draining_refuses_a_step_and_resuming_takes_it(own_daemon, job):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=own_daemon.shm)
+    train(model, optimizer, range(2))
+    own_daemon.run_optctl("drain")
+    with pytest.raises(optstate.UnavailableError, match="drain"):
+        train(model, optimizer, range(2, 3))
+    with pytest.raises(optstate.UnavailableError, match="drain"):
+        optstate.AdamW(small_model().parameters(), endpoint=own_daemon.shm)
+    own_daemon.run_optctl("drain", "--resume")
+    train(model, optimizer, range(2, 4))
+    assert largest_difference(model, whole_run(4)) == 0
+    optimizer.close()
