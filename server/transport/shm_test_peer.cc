@@ -1,5 +1,7 @@
 #include "server/transport/shm_test_peer.h"
 
+#include <poll.h>
+
 #include <cstring>
 #include <new>
 
@@ -153,6 +155,7 @@ uint64_t ShmTestPeer::Submit(shm::Submission submission) {
 
 ShmTestPeer::Answer ShmTestPeer::Await() {
   Answer answer;
+  bool closed = false;
   while (true) {
     const auto found = consumer_->Take(&answer.completion);
     if (!found.ok()) {
@@ -160,7 +163,14 @@ ShmTestPeer::Answer ShmTestPeer::Await() {
       return answer;
     }
     if (*found == shm::Poll::kEntry) break;
-    consumer_->Wait(absl::ZeroDuration(), absl::Seconds(1));
+    if (closed) {
+      answer.status = absl::UnavailableError("the engine closed");
+      return answer;
+    }
+    // Before the next look, so that an answer given before the end is found.
+    pollfd socket = {socket_.get(), POLLRDHUP, 0};
+    closed = ::poll(&socket, 1, 0) > 0;
+    consumer_->Wait(absl::ZeroDuration(), absl::Milliseconds(100));
   }
   const char* text = reinterpret_cast<const char*>(
       completions_.data() + shm::CompletionSegmentLayout::kText +
