@@ -135,6 +135,13 @@ class Demo:
         say(str(plot))
 
 
+def interrupt_once(*_: object) -> None:
+    """What cleans up after an interrupt is not interrupted."""
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, required=True)
@@ -144,8 +151,8 @@ def main() -> None:
     shutil.rmtree(arguments.output, ignore_errors=True)
     arguments.output.mkdir(parents=True)
     screen = Screen()
-    # What cleans up runs for both.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, interrupt_once)
     try:
         Demo(arguments, screen).run()
     except KeyboardInterrupt:
