@@ -99,7 +99,8 @@ class Session {
 
   // Declares that the rank's pieces of parameters [first, +count) hold their
   // gradients of `step`, which is committed_step + 1. Returns when that is
-  // submitted; an error of the daemon shows at a later Push, Flush or Commit.
+  // submitted; an error of the daemon shows at a later Push, Flush or Commit,
+  // and nothing of the step is staged any more then: push all of it again.
   // The gradients must stay as they are until Commit returns or, when
   // `accumulate` is set, until Flush does. micro_step: 0, 1, ... within a step.
   absl::Status Push(uint64_t step, uint32_t micro_step, uint32_t first,
@@ -196,6 +197,7 @@ class Session {
   // Gradients of the open step that are no longer in the gradient area.
   bool overwritten_ = false;
   bool pushed_since_flush_ = false;
+  absl::Status refused_push_;  // why the open step was dropped
   bool loading_ = false;
   std::optional<CommitOptions> commit_;  // started, not answered
   bool commit_sent_ = false;             // over the present connection

@@ -129,6 +129,7 @@ void Session::Mark(uint64_t step, uint32_t micro_step, uint32_t first,
     marks_[i] = {.step = step, .micro_step = micro_step};
   }
   pushed_since_flush_ = true;
+  refused_push_ = absl::OkStatus();
 }
 
 bool Session::AnyMarked() const {
@@ -141,15 +142,23 @@ void Session::ForgetStaged() {
   std::fill(marks_.begin(), marks_.end(), PieceMark());
   overwritten_ = false;
   pushed_since_flush_ = false;
+  refused_push_ = absl::OkStatus();
 }
 
-// A refused push of the open step is told at every turn until the step fails
-// with it: committing would leave those parameters as they are, silently.
+// With a refused push the open step is dropped whole: committing the rest would
+// leave those parameters as they are, silently.
 absl::Status Session::TakeFailedPush() {
   if (!channel_->failed_push()) return absl::OkStatus();
   const Channel::FailedPush failed = *channel_->failed_push();
-  if (failed.step != committed_step_ + 1) channel_->ClearFailedPush();
-  return Annotate(failed.status, absl::StrCat("push of step ", failed.step));
+  channel_->ClearFailedPush();
+  const absl::Status status =
+      Annotate(failed.status, absl::StrCat("push of step ", failed.step));
+  if (failed.step == committed_step_ + 1) {
+    ForgetStaged();
+    refused_push_ = status;
+    channel_->Abort(failed.step, StepDeadline()).IgnoreError();
+  }
+  return status;
 }
 
 absl::Status Session::Flush() {
@@ -175,6 +184,10 @@ absl::Status Session::CommitStart(const CommitOptions& options) {
     return Annotated(absl::InvalidArgumentError(absl::StrCat(
         "commit has hyperparameters of ", options.groups.size(),
         " groups, the layout has ", setup_->layout.groups().size())));
+  }
+  // Told before; but nothing was pushed since, so this is no new attempt.
+  if (!refused_push_.ok() && options.step == committed_step_ + 1) {
+    return Annotated(std::exchange(refused_push_, absl::OkStatus()));
   }
   commit_ = options;
   const absl::Status status = Persist([this] { return StartCommit(); });

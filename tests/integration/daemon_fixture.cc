@@ -68,6 +68,15 @@ void SetDeadline(grpc::ClientContext* context) {
   context->set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
 }
 
+absl::StatusOr<v1::ServerStatus> StatusAt(const std::string& socket) {
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::ServerStatus reply;
+  OPTSTATE_RETURN_IF_ERROR(
+      FromGrpc(AdminStub(socket)->GetStatus(&context, {}, &reply)));
+  return reply;
+}
+
 // Engines whose supervisor is gone became ours.
 void KillOrphans() {
   std::ifstream children(
@@ -181,13 +190,13 @@ std::string TestDaemon::Log() const {
   return absl::StrJoin(lines, "\n");
 }
 
+absl::StatusOr<pid_t> TestDaemon::PidAt(const std::string& socket) {
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::ServerStatus status, StatusAt(socket));
+  return static_cast<pid_t>(status.pid());
+}
+
 absl::StatusOr<v1::ServerStatus> TestDaemon::GetStatus() const {
-  grpc::ClientContext context;
-  SetDeadline(&context);
-  v1::ServerStatus reply;
-  OPTSTATE_RETURN_IF_ERROR(
-      FromGrpc(AdminStub(socket_)->GetStatus(&context, {}, &reply)));
-  return reply;
+  return StatusAt(socket_);
 }
 
 absl::StatusOr<v1::Job> TestDaemon::GetJob(const std::string& name) const {

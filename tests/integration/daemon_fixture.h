@@ -63,6 +63,9 @@ class TestDaemon {
   // The last lines that it and its engines have said.
   std::string Log() const;
 
+  // Pid of the daemon that listens at a socket.
+  static absl::StatusOr<pid_t> PidAt(const std::string& socket);
+
   absl::StatusOr<v1::ServerStatus> GetStatus() const;
   absl::StatusOr<v1::Job> GetJob(const std::string& name) const;
   absl::Status Drain(absl::Duration timeout, bool resume) const;

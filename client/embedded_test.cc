@@ -1,0 +1,122 @@
+#include "client/embedded.h"
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "client/client.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/conformance/step_script.h"
+#include "tests/integration/daemon_fixture.h"
+#include "tests/integration/rank_process.h"
+
+namespace optstate::client {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr char kDaemon[] = "server/optstated";
+
+SessionOptions Embedded(LayoutSpec layout) {
+  SessionOptions options = NewJob(std::move(layout));
+  options.endpoint = "embedded";
+  options.daemon_path = kDaemon;
+  return options;
+}
+
+absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
+
+// An executable that does what `script` says.
+std::string MakeProgram(const std::string& name, const std::string& script) {
+  const std::string path = absl::StrCat(testing::TempDir(), "/", name);
+  std::ofstream(path) << "#!/bin/sh\n" << script << "\n";
+  chmod(path.c_str(), 0755);
+  return path;
+}
+
+// The first two come before a daemon runs, which would be used.
+TEST(EmbeddedTest, EarlyEndIsToldWithItsWords) {
+  const std::string program =
+      MakeProgram("broken", "echo 'no room on the moon' >&2; exit 3");
+  const auto socket = EmbeddedDaemonSocket(program, Soon());
+  EXPECT_EQ(socket.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(socket.status().message(), HasSubstr("no room on the moon"));
+}
+
+TEST(EmbeddedTest, BinaryThatIsNotThereIsNamed) {
+  const auto socket = EmbeddedDaemonSocket("/nonexistent/optstated", Soon());
+  EXPECT_EQ(socket.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(socket.status().message(), HasSubstr("/nonexistent/optstated"));
+}
+
+TEST(EmbeddedTest, SessionsOfAProcessShareOneDaemon) {
+  auto first = Session::Open(Embedded(UniformLayout(2, 10)));
+  ASSERT_TRUE(first.ok()) << first.status();
+  auto second = Session::Open(Embedded(UniformLayout(2, 10)));
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ((*first)->info().endpoint, (*second)->info().endpoint);
+  EXPECT_THAT((*first)->info().endpoint, HasSubstr("unix:/"));
+  for (auto* session : {first->get(), second->get()}) {
+    ASSERT_TRUE(LoadConstant(*session, 1).ok());
+    ASSERT_TRUE(PushConstant(*session, 1, 0, 1).ok());
+    const auto outcome = session->Commit(CommitOf(*session, 1));
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+  }
+  // As another rank of the node does.
+  SessionOptions options = NewJob(UniformLayout(1, 1));
+  options.endpoint = (*first)->info().endpoint;
+  EXPECT_TRUE(Session::Open(options).ok());
+}
+
+TEST(EmbeddedTest, ForkedChildStartsItsOwn) {
+  const auto ours = EmbeddedDaemonSocket(kDaemon, Soon());
+  ASSERT_TRUE(ours.ok()) << ours.status();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const auto theirs = EmbeddedDaemonSocket(kDaemon, Soon());
+    const bool good = theirs.ok() && *theirs != *ours;
+    _exit(good ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  // The child's end did not end ours.
+  EXPECT_EQ(*EmbeddedDaemonSocket(kDaemon, Soon()), *ours);
+}
+
+TEST(EmbeddedTest, EndsWithItsProcessAndLeavesNothingBehind) {
+  auto rank = RankProcess::Start({.endpoint = "embedded",
+                                  .daemon_path = kDaemon,
+                                  .job = "job",
+                                  .rank = 0,
+                                  .world_size = 1,
+                                  .seed = 1});
+  ASSERT_TRUE(rank.ok()) << rank.status();
+  ASSERT_TRUE((*rank)->Do("load").ok());
+  ASSERT_TRUE((*rank)->Do("step 1").ok());
+  const auto endpoint = (*rank)->Do("info");
+  ASSERT_TRUE(endpoint.ok()) << endpoint.status();
+  const std::string socket(absl::StripPrefix(*endpoint, "unix:"));
+  const auto pid = TestDaemon::PidAt(socket);
+  ASSERT_TRUE(pid.ok()) << pid.status();
+  const Process daemon(*pid);
+  EXPECT_TRUE(daemon.running());
+  ASSERT_TRUE((*rank)->Kill().ok());
+  EXPECT_TRUE(daemon.AwaitEnd(Soon()).ok());
+  EXPECT_FALSE(
+      std::filesystem::exists(std::filesystem::path(socket).parent_path()));
+}
+
+}  // namespace
+}  // namespace optstate::client

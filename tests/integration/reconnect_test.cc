@@ -1,0 +1,319 @@
+// Real processes die; what the others see, and that no bit of the state tells.
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "client/fake_channel.h"
+#include "client/fake_daemon.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/conformance/step_script.h"
+#include "tests/integration/daemon_fixture.h"
+#include "tests/integration/rank_process.h"
+
+namespace optstate {
+namespace {
+
+using client::Session;
+using testing::HasSubstr;
+
+enum class Wire { kShm, kGrpc };
+
+class ReconnectTest : public testing::TestWithParam<Wire> {
+ protected:
+  void SetUp() override {
+    auto daemon = TestDaemon::Start();
+    ASSERT_TRUE(daemon.ok()) << daemon.status();
+    daemon_ = *std::move(daemon);
+    seed_ = ScriptSeed();
+  }
+
+  void TearDown() override {
+    if (HasFailure() && daemon_ != nullptr) std::cerr << daemon_->Log();
+  }
+
+  std::string endpoint() const {
+    return GetParam() == Wire::kShm ? daemon_->shm_endpoint()
+                                    : daemon_->grpc_endpoint();
+  }
+
+  client::SessionOptions Options(uint32_t rank = 0, uint32_t world_size = 1) {
+    client::SessionOptions options;
+    options.endpoint = endpoint();
+    options.job = "job";
+    options.layout = MixedLayout();
+    options.rank = rank;
+    options.world_size = world_size;
+    return options;
+  }
+
+  std::unique_ptr<Session> Open(client::SessionOptions options) {
+    auto session = Session::Open(std::move(options));
+    EXPECT_TRUE(session.ok()) << session.status();
+    return session.ok() ? *std::move(session) : nullptr;
+  }
+
+  std::unique_ptr<RankProcess> StartRank(uint32_t rank, uint32_t world_size) {
+    auto process = RankProcess::Start({.endpoint = endpoint(),
+                                       .daemon_path = "",
+                                       .job = "job",
+                                       .rank = rank,
+                                       .world_size = world_size,
+                                       .seed = seed_});
+    EXPECT_TRUE(process.ok()) << process.status();
+    return process.ok() ? *std::move(process) : nullptr;
+  }
+
+  StepScript Script() const {
+    return StepScript(*Layout::Make(MixedLayout()), seed_);
+  }
+
+  void RunSteps(Session& session, uint64_t first, uint64_t last) {
+    for (uint64_t step = first; step <= last; ++step) {
+      const auto outcome = Script().Run(session, step);
+      ASSERT_TRUE(outcome.ok()) << outcome.status();
+      ASSERT_EQ(outcome->step, step);
+    }
+  }
+
+  // As after `steps` steps in which nothing happened.
+  void ExpectUndisturbed(Session& session, uint64_t steps) {
+    client::FakeDaemon model;
+    auto expected = Session::OpenOver(
+        [&](client::ChannelSetup setup) {
+          return client::MakeFakeChannel(&model, std::move(setup));
+        },
+        NewJob(MixedLayout()));
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    ASSERT_TRUE(Script().Load(**expected).ok());
+    RunSteps(**expected, 1, steps);
+    const auto a = Snapshot(session);
+    const auto b = Snapshot(**expected);
+    ASSERT_TRUE(a.ok()) << a.status();
+    ASSERT_TRUE(b.ok()) << b.status();
+    EXPECT_EQ(FirstDifference(*a, *b), "");
+  }
+
+  std::unique_ptr<TestDaemon> daemon_;
+  uint64_t seed_ = 0;
+};
+
+TEST_P(ReconnectTest, EngineKilledBetweenSteps) {
+  const auto session = Open(Options());
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(Script().Load(*session).ok());
+  const void* const parameter = session->parameter(0).data();
+  for (uint64_t step = 1; step <= 9; step += 3) {
+    RunSteps(*session, step, step + 2);
+    const absl::Status killed = daemon_->KillEngine("job");
+    ASSERT_TRUE(killed.ok()) << killed;
+  }
+  RunSteps(*session, 10, 10);
+  EXPECT_EQ(session->parameter(0).data(), parameter);
+  ExpectUndisturbed(*session, 10);
+}
+
+TEST_P(ReconnectTest, EngineKilledWithAStepStaged) {
+  const auto session = Open(Options());
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(Script().Load(*session).ok());
+  RunSteps(*session, 1, 2);
+  const StepScript::Step step = Script().Make(3);
+  ASSERT_TRUE(StepScript::Push(*session, step).ok());
+  ASSERT_TRUE(session->Flush().ok());
+  ASSERT_TRUE(daemon_->KillEngine("job").ok());
+  const auto outcome = session->Commit(step.commit);
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(outcome->step, 3);
+  ExpectUndisturbed(*session, 3);
+}
+
+// Rank 0 waits in its commit, rank 1 has pushed.
+TEST_P(ReconnectTest, EngineKilledWhileARankWaits) {
+  const auto first = Open(Options(0, 2));
+  const auto second = Open(Options(1, 2));
+  ASSERT_NE(first, nullptr);
+  ASSERT_NE(second, nullptr);
+  std::thread load([&] { EXPECT_TRUE(Script().Load(*second).ok()); });
+  EXPECT_TRUE(Script().Load(*first).ok());
+  load.join();
+  const StepScript::Step step = Script().Make(1);
+  ASSERT_TRUE(StepScript::Push(*first, step).ok());
+  ASSERT_TRUE(first->CommitStart(step.commit).ok());
+  ASSERT_TRUE(StepScript::Push(*second, step).ok());
+  ASSERT_TRUE(second->Flush().ok());
+  ASSERT_TRUE(daemon_->KillEngine("job").ok());
+  std::thread waiting([&] {
+    const auto outcome = first->CommitWait();
+    EXPECT_TRUE(outcome.ok()) << outcome.status();
+  });
+  const auto outcome = second->Commit(step.commit);
+  waiting.join();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ExpectUndisturbed(*first, 1);
+  ExpectUndisturbed(*second, 1);
+}
+
+TEST_P(ReconnectTest, AccumulatedGradientsAreLostWithTheEngine) {
+  client::SessionOptions options = Options();
+  options.accumulate = true;
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(Script().Load(*session).ok());
+  ASSERT_TRUE(PushConstant(*session, 1, 0, 1).ok());
+  ASSERT_TRUE(PushConstant(*session, 1, 1, 1).ok());
+  ASSERT_TRUE(daemon_->KillEngine("job").ok());
+  const auto lost = session->Commit(CommitOf(*session, 1));
+  EXPECT_EQ(lost.status().code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(lost.status().message(), HasSubstr("run the step again"));
+  RunSteps(*session, 1, 2);
+  ExpectUndisturbed(*session, 2);
+}
+
+TEST_P(ReconnectTest, RankKilledWithAStepStaged) {
+  const auto first = Open(Options(0, 2));
+  auto second = StartRank(1, 2);
+  ASSERT_NE(first, nullptr);
+  ASSERT_NE(second, nullptr);
+  ASSERT_TRUE(second->Send("load").ok());
+  ASSERT_TRUE(Script().Load(*first).ok());
+  ASSERT_TRUE(second->Receive().ok());
+  ASSERT_TRUE(second->Send("step 1").ok());
+  RunSteps(*first, 1, 1);
+  ASSERT_TRUE(second->Receive().ok());
+
+  const auto pushed = second->Do("push 2");
+  ASSERT_TRUE(pushed.ok()) << pushed.status();
+  const StepScript::Step step = Script().Make(2);
+  ASSERT_TRUE(StepScript::Push(*first, step).ok());
+  ASSERT_TRUE(first->CommitStart(step.commit).ok());
+  ASSERT_TRUE(second->Kill().ok());
+  second = StartRank(1, 2);
+  ASSERT_NE(second, nullptr);
+  const auto committed = second->Do("committed");
+  ASSERT_TRUE(committed.ok()) << committed.status();
+  EXPECT_EQ(*committed, "1");
+  ASSERT_TRUE(second->Send("step 2").ok());
+  const auto outcome = first->CommitWait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  const auto answer = second->Receive();
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  EXPECT_EQ(*answer, "2 1");
+  ExpectUndisturbed(*first, 2);
+}
+
+TEST_P(ReconnectTest, BothRanksKilledWithinAStep) {
+  std::vector<std::unique_ptr<RankProcess>> ranks;
+  const auto start = [&] {
+    ranks.clear();
+    ranks.push_back(StartRank(0, 2));
+    ranks.push_back(StartRank(1, 2));
+    ASSERT_TRUE(ranks[0] != nullptr && ranks[1] != nullptr);
+  };
+  const auto both = [&](const std::string& command) {
+    for (auto& rank : ranks) ASSERT_TRUE(rank->Send(command).ok());
+    for (auto& rank : ranks) {
+      const auto answer = rank->Receive();
+      ASSERT_TRUE(answer.ok()) << command << ": " << answer.status();
+    }
+  };
+  start();
+  both("load");
+  both("step 1");
+  both("step 2");
+  // One waits in its commit, one has pushed.
+  ASSERT_TRUE(ranks[0]->Do("push 3").ok());
+  ASSERT_TRUE(ranks[1]->Do("push 3").ok());
+  ASSERT_TRUE(ranks[0]->Send("commit 3").ok());
+  for (auto& rank : ranks) ASSERT_TRUE(rank->Kill().ok());
+  start();
+  for (auto& rank : ranks) {
+    const auto committed = rank->Do("committed");
+    ASSERT_TRUE(committed.ok()) << committed.status();
+    EXPECT_EQ(*committed, "2");
+  }
+  both("step 3");
+  both("step 4");
+  ASSERT_TRUE(ranks[0]->Kill().ok());
+  const auto session = Open(Options(0, 2));
+  ASSERT_NE(session, nullptr);
+  ExpectUndisturbed(*session, 4);
+}
+
+TEST_P(ReconnectTest, DaemonKilledAndStartedAgain) {
+  const auto session = Open(Options());
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(Script().Load(*session).ok());
+  RunSteps(*session, 1, 2);
+  ASSERT_TRUE(daemon_->Kill().ok());
+  const absl::Status started = daemon_->Restart();
+  ASSERT_TRUE(started.ok()) << started;
+  RunSteps(*session, 3, 4);
+  ExpectUndisturbed(*session, 4);
+}
+
+TEST_P(ReconnectTest, DaemonTerminatedAndStartedAgain) {
+  const auto session = Open(Options());
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(Script().Load(*session).ok());
+  RunSteps(*session, 1, 2);
+  ASSERT_TRUE(daemon_->Terminate().ok());
+  const absl::Status started = daemon_->Restart();
+  ASSERT_TRUE(started.ok()) << started;
+  RunSteps(*session, 3, 4);
+  ExpectUndisturbed(*session, 4);
+}
+
+TEST_P(ReconnectTest, DaemonGoneForGood) {
+  client::SessionOptions options = Options();
+  options.connect_timeout = absl::Seconds(1);
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(Script().Load(*session).ok());
+  ASSERT_TRUE(daemon_->Terminate().ok());
+  const auto outcome = Script().Run(*session, 1);
+  EXPECT_FALSE(outcome.ok());
+  EXPECT_THAT(outcome.status().message(), HasSubstr(endpoint()));
+  EXPECT_THAT(outcome.status().message(), HasSubstr("not reached within 1s"));
+}
+
+TEST_P(ReconnectTest, DrainingIsPassedOnAtOnce) {
+  const auto session = Open(Options());
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(Script().Load(*session).ok());
+  RunSteps(*session, 1, 1);
+  const absl::Status drained = daemon_->Drain(absl::Seconds(30), false);
+  ASSERT_TRUE(drained.ok()) << drained;
+  const auto outcome = Script().Run(*session, 2);
+  EXPECT_EQ(outcome.status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(outcome.status().message(), HasSubstr("draining"));
+  client::SessionOptions options = Options();
+  options.job = "another";
+  EXPECT_EQ(Session::Open(options).status().code(),
+            absl::StatusCode::kUnavailable);
+  ASSERT_TRUE(daemon_->Drain(absl::Seconds(30), true).ok());
+  RunSteps(*session, 2, 3);
+  ExpectUndisturbed(*session, 3);
+}
+
+TEST_P(ReconnectTest, NobodyListensThere) {
+  client::SessionOptions options = Options();
+  options.endpoint += ".nowhere";
+  const auto status = Session::Open(options).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound) << status;
+  EXPECT_THAT(status.message(), HasSubstr(options.endpoint));
+}
+
+std::string WireName(const testing::TestParamInfo<Wire>& wire) {
+  return wire.param == Wire::kShm ? "Shm" : "Grpc";
+}
+
+INSTANTIATE_TEST_SUITE_P(Wires, ReconnectTest,
+                         testing::Values(Wire::kShm, Wire::kGrpc), WireName);
+
+}  // namespace
+}  // namespace optstate
