@@ -6,11 +6,11 @@ import dataclasses
 import math
 import secrets
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NoReturn
 
 import torch
 
-from optstate import _native, _torch_checkpoint
+from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._torch_binding import TensorBinding
 from optstate._torch_layout import check_options, optimizer_kind, parameter_names, parameter_specs
@@ -133,6 +133,11 @@ class Attachment:
     def needs_load(self) -> bool:
         """Whether the job is new, so that it waits for its initial parameters."""
         return self.session.phase in (_native.PHASE_EMPTY, _native.PHASE_LOADING)
+
+    def raise_failure(self) -> NoReturn:
+        """Of a job that is FAILED: the daemon's text, as DataLossError."""
+        self.binding.fetch_step_count(0)
+        raise errors.DataLossError(f'job "{self.job}" has failed; see optctl describe job')
 
     @property
     def next_step(self) -> int:

@@ -8,6 +8,7 @@ documents of its optimizer holds; ServedOptimizer says what is added.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import weakref
 from collections import defaultdict
@@ -159,20 +160,19 @@ class ServedOptimizer(torch.optim.Optimizer):
         if self._attachment is not None:
             raise RuntimeError(f'the optimizer is attached to job "{self.job}" already')
         self._check_usable()
-        settings = self._settings
         if endpoint is not None:
-            settings = self._settings = Settings(**{**vars(settings), "endpoint": endpoint})
+            self._settings = dataclasses.replace(self._settings, endpoint=endpoint)
         self._attach(job)
 
     def _check_usable(self) -> None:
         if self._detached_because is not None:
             raise RuntimeError(f"the optimizer cannot be used: {self._detached_because}")
 
-    def _attach(self, job: str | None, load_indices: Sequence[int] = ()) -> Attachment:
+    def _attach(self, job: str | None, extend_with: Sequence[int] | None = None) -> Attachment:
         """Attaches, loads what the daemon lacks, and reads all parameters back.
 
-        `load_indices` are parameters to send to a job that is extended by some of
-        them; a new job gets all. Leaves nothing open when it raises.
+        `extend_with`: the job may get new groups, and these parameters are sent; a
+        new job gets all. Leaves nothing open when it raises.
         """
         attachment = Attachment(
             self.param_groups,
@@ -180,11 +180,13 @@ class ServedOptimizer(torch.optim.Optimizer):
             Ranks(self._process_group),
             job=job,
             names_by_id=self._names_by_id,
-            extend=bool(load_indices),
+            extend=extend_with is not None,
         )
         try:
-            if load_indices:
-                attachment.load(self.param_groups, load_indices)
+            if attachment.session.phase == _native.PHASE_FAILED:
+                attachment.raise_failure()
+            if extend_with is not None:
+                attachment.load(self.param_groups, extend_with)
             elif attachment.needs_load:
                 tensors = self._tensors()
                 attachment.load(self.param_groups, range(len(tensors)), self._held(tensors))
@@ -469,7 +471,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             error = failure
         ranks.agree(error)
         count = sum(len(group["params"]) for group in old_groups)
-        load_indices = [*old.binding.changed(), *range(count, len(self._tensors()))]
+        extend_with = [*old.binding.changed(), *range(count, len(self._tensors()))]
         if old.is_private:  # it ends with its last session: take its state along
             for tensor, entry in old.fetch(old_groups).items():
                 self.state[tensor].update(entry)
@@ -478,7 +480,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         if old.is_private:
             self._attach(None)
         else:
-            self._attach(old.job, load_indices)
+            self._attach(old.job, extend_with)
         self._detached_because = None
 
 

@@ -215,6 +215,19 @@ def test_add_param_group(named, after_steps, job):
     torch.testing.assert_close(added[0], added[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["private", "named"])
+def test_groups_without_parameters(named, job):
+    model, expected = small_model(), small_model()
+    groups = [{"params": []}, {"params": list(model.parameters()), "lr": 0.01}]
+    optimizer = optstate.AdamW(groups, job=job if named else None)
+    train(model, optimizer, range(2))
+    optimizer.add_param_group({"params": []})
+    train(model, optimizer, range(2, 4))
+    train(expected, optstate.AdamW(expected.parameters(), lr=0.01), range(4))
+    assert largest_difference(model, expected) == 0
+    assert len(optimizer.state_dict()["param_groups"]) == 3
+
+
 def test_a_refused_param_group_changes_nothing():
     model = small_model()
     optimizer = optstate.AdamW(model.parameters())
