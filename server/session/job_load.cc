@@ -25,6 +25,11 @@ bool Aligned(const void* data, size_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 
+// memcpy, whose pointers may be null when there is nothing to copy.
+void CopyTo(absl::Span<std::byte> out, const void* from) {
+  if (!out.empty()) std::memcpy(out.data(), from, out.size());
+}
+
 // CastToFloat for elements at any address, as a message may hold them.
 void CastAnyToFloat(DType dtype, const std::byte* from, float* to,
                     uint64_t numel) {
@@ -267,14 +272,13 @@ absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,
   const LoadRange range = {array, parameter, begin, numel};
   if (array == v1::STATE_ARRAY_STEP_COUNT) {
     OPTSTATE_RETURN_IF_ERROR(CheckStepCountRange(range, out.size()));
-    std::memcpy(out.data(), tier_->arrays().step_counts + parameter,
-                out.size());
+    CopyTo(out, tier_->arrays().step_counts + parameter);
     return record().committed_step;
   }
   OPTSTATE_RETURN_IF_ERROR(CheckElementRange(range));
   OPTSTATE_ASSIGN_OR_RETURN(const float* const from, ArrayOf(array, parameter));
   OPTSTATE_RETURN_IF_ERROR(CheckBytes(numel * sizeof(float), out.size()));
-  std::memcpy(out.data(), from + begin, out.size());
+  CopyTo(out, from + begin);
   return record().committed_step;
 }
 
@@ -289,7 +293,7 @@ absl::Status JobImpl::ReadParameters(uint64_t offset_bytes,
         absl::StrCat(out.size(), " bytes from ", offset_bytes,
                      " of a parameter area of ", area));
   }
-  std::memcpy(out.data(), segment_.data() + offset_bytes, out.size());
+  CopyTo(out, segment_.data() + offset_bytes);
   return absl::OkStatus();
 }
 

@@ -1,0 +1,139 @@
+// What scheduling costs: an update through the scheduler beside the kernel
+// alone on the same arrays and threads, the statistics of a push, and an empty
+// call of the pool.
+//
+//   bazel run //server/scheduler:step_scheduler_benchmark
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "benchmark/benchmark.h"
+#include "kernels/update_kernel.h"
+#include "server/scheduler/available_cores.h"
+#include "server/scheduler/step_scheduler.h"
+
+namespace optstate {
+namespace {
+
+constexpr uint64_t kParameters = 16;
+
+Layout MakeLayout(uint64_t elements) {
+  LayoutSpec spec;
+  spec.groups = {{}};
+  for (uint64_t i = 0; i < kParameters; ++i) {
+    ParameterSpec parameter;
+    parameter.name = "p" + std::to_string(i);
+    parameter.numel = static_cast<int64_t>(elements / kParameters);
+    parameter.shape = {parameter.numel};
+    spec.parameters.push_back(parameter);
+  }
+  return *Layout::Make(std::move(spec));
+}
+
+// One rank's job of the given size, in anonymous memory, all pages touched.
+struct Fixture {
+  explicit Fixture(uint64_t elements)
+      : layout(MakeLayout(elements)),
+        partition({*MakeRankPartition(layout, PartitionMode::kGreedy, 1, 0)}),
+        master(layout.flat_elements(), 1),
+        exp_avg(layout.flat_elements(), 0),
+        exp_avg_sq(layout.flat_elements(), 0),
+        parameters(layout.flat_elements(), 0),
+        gradients(layout.flat_elements(), 0.5f),
+        step_counts(kParameters, 0),
+        pool(AvailableCores(), /*spin=*/true) {
+    StepScheduler::Options options;
+    options.layout = &layout;
+    options.arrays.master = master.data();
+    options.arrays.exp_avg = exp_avg.data();
+    options.arrays.exp_avg_sq = exp_avg_sq.data();
+    options.arrays.step_counts = step_counts.data();
+    options.parameters = reinterpret_cast<std::byte*>(parameters.data());
+    options.pool = &pool;
+    scheduler = *StepScheduler::Create(options);
+    scheduler->SetPartitions(partition);
+  }
+  const std::byte* gradient_area() const {
+    return reinterpret_cast<const std::byte*>(gradients.data());
+  }
+
+  const Layout layout;
+  const std::vector<RankPartition> partition;
+  std::vector<float> master, exp_avg, exp_avg_sq, parameters, gradients;
+  std::vector<int64_t> step_counts;
+  WorkerPool pool;
+  std::unique_ptr<StepScheduler> scheduler;
+};
+
+void CountElements(benchmark::State& state) {
+  state.SetItemsProcessed(state.iterations() * state.range(0));
+}
+
+void BM_Scheduler(benchmark::State& state) {
+  Fixture fixture(static_cast<uint64_t>(state.range(0)));
+  const Hyperparams group;
+  const std::vector<uint8_t> updated(kParameters, 1);
+  const std::byte* area = fixture.gradient_area();
+  StepScheduler::Update update;
+  update.groups = absl::MakeConstSpan(&group, 1);
+  update.updated = updated;
+  update.gradient_areas = absl::MakeConstSpan(&area, 1);
+  for (auto _ : state) fixture.scheduler->Apply(update);
+  CountElements(state);
+}
+
+void BM_KernelAlone(benchmark::State& state) {
+  Fixture fixture(static_cast<uint64_t>(state.range(0)));
+  const UpdateKernel* kernel = *FindUpdateKernel({});
+  const UpdateFactors factors = kernel->prepare({}, 1, 1);
+  const uint64_t elements = fixture.layout.flat_elements();
+  const uint64_t chunk = std::min(elements, kSubgroupElementsDefault);
+  for (auto _ : state) {
+    fixture.pool.ParallelFor(elements / chunk, [&](size_t i) {
+      TileView view;
+      view.gradient = fixture.gradients.data() + i * chunk;
+      view.parameter = fixture.parameters.data() + i * chunk;
+      view.master = fixture.master.data() + i * chunk;
+      view.state[0] = fixture.exp_avg.data() + i * chunk;
+      view.state[1] = fixture.exp_avg_sq.data() + i * chunk;
+      view.numel = chunk;
+      kernel->apply(factors, view);
+    });
+  }
+  CountElements(state);
+}
+
+void BM_Stage(benchmark::State& state) {
+  Fixture fixture(static_cast<uint64_t>(state.range(0)));
+  const std::vector<StageAction> actions(kParameters, StageAction::kFirst);
+  for (auto _ : state) {
+    fixture.scheduler->Stage(0, fixture.gradient_area(), 0, actions);
+  }
+  CountElements(state);
+}
+
+void BM_EmptyParallelFor(benchmark::State& state) {
+  WorkerPool pool(AvailableCores(), /*spin=*/true);
+  for (auto _ : state) {
+    pool.ParallelFor(static_cast<size_t>(state.range(0)),
+                     [](size_t i) { benchmark::DoNotOptimize(i); });
+  }
+}
+
+void Sizes(benchmark::internal::Benchmark* benchmark) {
+  for (const int64_t elements : {1 << 16, 1 << 20, 1 << 24}) {
+    benchmark->Arg(elements);
+  }
+  benchmark->UseRealTime();
+}
+
+BENCHMARK(BM_KernelAlone)->Apply(Sizes);
+BENCHMARK(BM_Scheduler)->Apply(Sizes);
+BENCHMARK(BM_Stage)->Apply(Sizes);
+BENCHMARK(BM_EmptyParallelFor)->Arg(1)->Arg(2)->Arg(64)->UseRealTime();
+
+}  // namespace
+}  // namespace optstate
