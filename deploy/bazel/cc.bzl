@@ -13,7 +13,7 @@ _COPTS = [
     "-fvisibility=hidden",
 ]
 
-_RUN_TIME = ["//deploy/bazel/third_party:run_time"]
+_RUN_TIME = ["//deploy/bazel/run_time:run_time"]
 
 def _with_test_library(deps, label):
     """Adds a library unless the test names it itself; deps with a select() cannot be looked into."""
@@ -81,7 +81,7 @@ def optstate_cc_shared_library(name, deps, version_script, srcs = [], linkopts =
             "-Wl,-z,relro,-z,now",
         ],
         linkshared = True,
-        deps = deps + ["//deploy/bazel/third_party:pic"] + _RUN_TIME,
+        deps = deps + ["//deploy/bazel/run_time:pic"] + _RUN_TIME,
         **kwargs
     )
 

@@ -1,8 +1,7 @@
 """All external repositories. Everything is taken from the machine: Debian packages, no downloads."""
 
+load("//deploy/bazel:debian_source.bzl", "debian_source")
 load("//deploy/bazel:system_library.bzl", "system_library")
-
-_THIRD_PARTY = "@optstate//deploy/bazel/third_party:"
 
 def _debian_rules():
     native.local_repository(name = "bazel_skylib", path = "/usr/share/bazel/tools/skylib")
@@ -73,7 +72,7 @@ def _libraries():
         name = "isal",
         apt = "libisal-dev",
         run_time = {"libisal.so.2": ["crc32_iscsi"]},
-        run_time_srcs = [_THIRD_PARTY + "crc32_iscsi.c"],
+        run_time_srcs = ["@optstate//deploy/bazel/run_time:crc32_iscsi.c"],
         targets = {"isal": ["libisal"]},
     )
     system_library(
@@ -84,16 +83,16 @@ def _libraries():
     system_library(
         name = "spdlog",
         apt = "libspdlog-dev libfmt-dev",
-        defines = ["SPDLOG_COMPILED_LIB", "SPDLOG_FMT_EXTERNAL"],
+        # Debian has no archive of either, and its headers are complete.
+        defines = ["FMT_HEADER_ONLY", "SPDLOG_FMT_EXTERNAL"],
         headers = ["spdlog/spdlog-inl.h", "fmt/format-inl.h"],
-        srcs = [_THIRD_PARTY + f for f in ["spdlog.cc", "fmt.cc"]],
         targets = {"spdlog": ["-lpthread"]},
     )
     system_library(
         name = "highway",
         apt = "libhwy-dev",
+        # Headers alone: kernels/ does not call what libhwy would have.
         headers = ["hwy/highway.h"],
-        srcs = [_THIRD_PARTY + "hwy/{}.cc".format(f) for f in ["aligned_allocator", "per_target", "print", "targets"]],
         targets = {"hwy": []},
     )
     system_library(
@@ -118,6 +117,13 @@ def _libraries():
         targets = {"threads": ["-lpthread"]},
     )
 
+def _library_sources():
+    """What is compiled from source for shared objects and the thread sanitizer, see run_time/."""
+    debian_source(name = "abseil_source", package = "libabsl-dev", source = "abseil")
+    debian_source(name = "protobuf_source", package = "libprotobuf-dev", source = "protobuf")
+    debian_source(name = "re2_source", package = "libre2-dev", source = "re2")
+
 def optstate_repositories():
     _debian_rules()
     _libraries()
+    _library_sources()

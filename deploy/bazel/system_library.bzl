@@ -1,9 +1,8 @@
 """system_library: an external repository with cc_library targets for libraries that Debian installed.
 
 Headers come from /usr/include, so a target mostly carries link flags, asked from pkg-config. It links
-shared objects, or archives when --config=release sets link=static. Where Debian ships no archive, a
-target either compiles `srcs` in both cases, or `run_time` makes a release artefact load the shared
-object when it starts.
+shared objects, or archives when --config=release sets link=static. Where Debian ships no archive,
+`run_time` makes a release artefact load the shared object when it starts.
 """
 
 # What glibc 2.36 contains itself; release artefacts link these, and nothing else, dynamically.
@@ -12,7 +11,7 @@ _GLIBC = ["c", "dl", "m", "pthread", "rt"]
 _TARGET = """
 cc_library(
     name = "{name}",
-    srcs = {srcs} + select({{
+    srcs = select({{
         "@optstate//deploy/bazel:link_static": {run_time_srcs},
         "//conditions:default": [],
     }}),
@@ -134,7 +133,7 @@ def _system_library_impl(ctx):
         if not ctx.path("/usr/include/" + header).exists:
             _fail_missing(ctx, header)
     dirs = _library_dirs(ctx)
-    for src in ctx.attr.srcs + ctx.attr.run_time_srcs:
+    for src in ctx.attr.run_time_srcs:
         ctx.symlink(src, src.name)
     run_time_srcs = [src.name for src in ctx.attr.run_time_srcs]
     for soname, prefixes in ctx.attr.run_time.items():
@@ -145,7 +144,6 @@ def _system_library_impl(ctx):
         build += _TARGET.format(
             name = name,
             alwayslink = bool(run_time_srcs),
-            srcs = repr([src.name for src in ctx.attr.srcs]),
             run_time_srcs = repr(run_time_srcs),
             defines = repr(ctx.attr.defines + [_version_define(ctx)]),
             static = repr(_link_flags(ctx, modules, dirs, True) if modules else []),
@@ -167,7 +165,6 @@ system_library = repository_rule(
             allow_files = True,
             doc = "release only: optstate_fallback_foo stands in where run_time has no foo",
         ),
-        "srcs": attr.label_list(allow_files = True, doc = "compiled into every target"),
         "targets": attr.string_list_dict(
             mandatory = True,
             doc = "target name to pkg-config modules; -lfoo names a library that has no module",
