@@ -147,6 +147,12 @@ class Session {
     uint64_t step = 0;
     uint32_t micro_step = 0;
   };
+  // Pieces [begin, end) whose gradients are copied, but not pushed yet.
+  struct PieceRun {
+    size_t begin = 0;
+    size_t end = 0;
+    uint64_t bytes = 0;
+  };
 
   explicit Session(SessionOptions options);
 
@@ -167,6 +173,11 @@ class Session {
   absl::Status CheckParameters(uint32_t first, uint32_t count) const;
   absl::Status PushRun(uint64_t step, uint32_t micro_step, uint32_t first,
                        uint32_t count);
+  absl::Status CheckGradients(absl::Span<const uint32_t> parameters,
+                              absl::Span<const void* const> gradients) const;
+  absl::Status PushCopied(uint64_t step, uint32_t micro_step,
+                          const PieceRun& run);
+  bool OwnsAt(size_t piece, uint32_t parameter) const;
   absl::Status TakeFailedPush();
   bool MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const;
   void CopyPiece(size_t piece, const void* gradient);

@@ -55,9 +55,8 @@ absl::Status Session::Load(StateArray array, uint32_t parameter, DType dtype,
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckBytes(
       "data", spec, ElementCount(array, spec) * element_bytes, data.size())));
   const size_t at = setup_->partition.LowerBound(parameter);
-  if (at == setup_->partition.pieces.size()) return absl::OkStatus();
+  if (!OwnsAt(at, parameter)) return absl::OkStatus();
   const Piece& piece = setup_->partition.pieces[at];
-  if (piece.parameter != parameter) return absl::OkStatus();
   const bool counts = array == StateArray::kStepCount;
   const uint64_t end = counts ? 1 : piece.begin + piece.numel;
   const uint64_t most = channel_->transfer_bytes_max() / element_bytes;

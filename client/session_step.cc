@@ -57,46 +57,57 @@ absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
                                     absl::Span<const uint32_t> parameters,
                                     absl::Span<const void* const> gradients) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckGradients(parameters, gradients)));
+  // The engine may still read the last micro-step's.
+  if (options_.accumulate) OPTSTATE_RETURN_IF_ERROR(Flush());
+  PieceRun run;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const size_t at = setup_->partition.LowerBound(parameters[i]);
+    if (!OwnsAt(at, parameters[i])) continue;
+    if (at != run.end || run.bytes >= kPushBytes) {
+      OPTSTATE_RETURN_IF_ERROR(PushCopied(step, micro_step, run));
+      run = {.begin = at, .end = at, .bytes = 0};
+    }
+    if (MayCopy(at, step, micro_step)) CopyPiece(at, gradients[i]);
+    run.bytes += piece(at).gradient.size();
+    ++run.end;
+  }
+  return PushCopied(step, micro_step, run);
+}
+
+// Before anything is copied, so that a call that is refused changes nothing.
+absl::Status Session::CheckGradients(
+    absl::Span<const uint32_t> parameters,
+    absl::Span<const void* const> gradients) const {
   if (parameters.size() != gradients.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         parameters.size(), " parameters, ", gradients.size(), " gradients"));
   }
-  // The engine may still read the last micro-step's.
-  if (options_.accumulate) OPTSTATE_RETURN_IF_ERROR(Flush());
-  const auto& partition = setup_->partition;
-  size_t piece = 0;
-  size_t run_begin = 0;  // pieces [run_begin, piece) are copied, not submitted
-  uint64_t run_bytes = 0;
-  const auto submit_run = [&]() -> absl::Status {
-    if (run_begin == piece) return absl::OkStatus();
-    const uint32_t first = partition.pieces[run_begin].parameter;
-    const uint32_t last = partition.pieces[piece - 1].parameter;
-    run_begin = piece;
-    run_bytes = 0;
-    return Annotated(PushRun(step, micro_step, first, last - first + 1));
-  };
   for (size_t i = 0; i < parameters.size(); ++i) {
-    OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(parameters[i], 1)));
+    OPTSTATE_RETURN_IF_ERROR(CheckParameters(parameters[i], 1));
     if (i > 0 && parameters[i] <= parameters[i - 1]) {
       return absl::InvalidArgumentError("the parameters do not ascend");
     }
-    const size_t at = partition.LowerBound(parameters[i]);
-    if (at == partition.pieces.size() ||
-        partition.pieces[at].parameter != parameters[i]) {
-      continue;
-    }
-    if (at != piece) OPTSTATE_RETURN_IF_ERROR(submit_run());
-    if (at != piece) piece = run_begin = at;
-    if (gradients[i] == nullptr && partition.pieces[at].numel != 0) {
+    if (gradients[i] == nullptr &&
+        setup_->layout.parameters()[parameters[i]].numel != 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "the gradient of parameter ", parameters[i], " is null"));
     }
-    if (MayCopy(at, step, micro_step)) CopyPiece(at, gradients[i]);
-    run_bytes += this->piece(at).gradient.size();
-    ++piece;
-    if (run_bytes >= kPushBytes) OPTSTATE_RETURN_IF_ERROR(submit_run());
   }
-  return submit_run();
+  return absl::OkStatus();
+}
+
+absl::Status Session::PushCopied(uint64_t step, uint32_t micro_step,
+                                 const PieceRun& run) {
+  if (run.begin == run.end) return absl::OkStatus();
+  const uint32_t first = setup_->partition.pieces[run.begin].parameter;
+  const uint32_t last = setup_->partition.pieces[run.end - 1].parameter;
+  return Annotated(PushRun(step, micro_step, first, last - first + 1));
+}
+
+bool Session::OwnsAt(size_t piece, uint32_t parameter) const {
+  const auto& pieces = setup_->partition.pieces;
+  return piece < pieces.size() && pieces[piece].parameter == parameter;
 }
 
 // Whether the piece's place in the gradient area is free. The engine reads it
