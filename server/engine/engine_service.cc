@@ -104,8 +104,9 @@ grpc::Status EngineServiceImpl::ListParameters(
   if (!named.ok()) return ToGrpc(named);
   if (job_ == nullptr) return ToGrpc(failure_);
   auto result = job_->ListParameters(*request);
-  if (result.ok()) *reply = *std::move(result);
-  return ToGrpc(result.status());
+  if (!result.ok()) return ToGrpc(result.status());
+  *reply = *std::move(result);
+  return grpc::Status::OK;
 }
 
 grpc::Status EngineServiceImpl::Drain(grpc::ServerContext* /*context*/,

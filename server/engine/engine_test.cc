@@ -19,7 +19,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "optstate/v1/engine.grpc.pb.h"
 #include "proto/shm/frame.h"
@@ -31,8 +30,6 @@
 
 namespace optstate {
 namespace {
-
-using testing::HasSubstr;
 
 absl::Time Patience() { return absl::Now() + absl::Minutes(2); }
 

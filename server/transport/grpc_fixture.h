@@ -76,7 +76,7 @@ class GrpcTestPeer {
     return FromProto(received.status());
   }
   absl::Status Open() {
-    const absl::Status registered = Call(RegisterRequest());
+    absl::Status registered = Call(RegisterRequest());
     if (!registered.ok()) return registered;
     v1::SessionRequest attach;
     attach.mutable_attach()->set_rank(rank_);

@@ -4,12 +4,10 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <optional>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
+#include "absl/strings/string_view.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/shm/sealed_segment.h"
 #include "server/session/job.h"

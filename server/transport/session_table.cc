@@ -1,13 +1,11 @@
 #include "server/transport/session_table.h"
 
-#include <utility>
-
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
 namespace optstate {
 
-absl::Status SessionTable::Claim(uint32_t rank, Owner owner,
+absl::Status SessionTable::Claim(uint32_t rank, const Owner& owner,
                                  absl::Duration patience) {
   const absl::Time deadline = absl::Now() + patience;
   absl::MutexLock lock(&mutex_);
@@ -30,7 +28,7 @@ absl::Status SessionTable::Claim(uint32_t rank, Owner owner,
           ") is gone but its step is still being finished; try again"));
     }
   }
-  owners_.emplace(rank, std::move(owner));
+  owners_.emplace(rank, owner);
   return absl::OkStatus();
 }
 

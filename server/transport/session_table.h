@@ -34,7 +34,8 @@ class SessionTable {
   // Makes `owner` the one of `rank`. When another has it: ALREADY_EXISTS if its
   // peer is there; else it is interrupted and awaited, for `patience` at most
   // (it may be waiting for a step that is being applied), then UNAVAILABLE.
-  absl::Status Claim(uint32_t rank, Owner owner, absl::Duration patience);
+  absl::Status Claim(uint32_t rank, const Owner& owner,
+                     absl::Duration patience);
   void Release(uint32_t rank);
 
   // Held while a layout is registered or read: pointers into a job's layout are
