@@ -7,8 +7,10 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <exception>
 #include <iostream>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -138,9 +140,15 @@ int Run(Flags flags) {
 }  // namespace optstate
 
 int main(int argc, char** argv) {
-  CLI::App app(optstate::kDescription, "optstated");
-  optstate::Flags flags;
-  optstate::AddFlags(&app, &flags);
-  CLI11_PARSE(app, argc, argv);
-  return optstate::Run(std::move(flags));
+  try {
+    CLI::App app(optstate::kDescription, "optstated");
+    optstate::Flags flags;
+    optstate::AddFlags(&app, &flags);
+    CLI11_PARSE(app, argc, argv);
+    return optstate::Run(std::move(flags));
+  } catch (const std::exception& error) {
+    // Of libraries alone: memory, or a flag that CLI11 would not define.
+    std::fprintf(stderr, "optstated: %s\n", error.what());
+    return 1;
+  }
 }

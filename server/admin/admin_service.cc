@@ -104,6 +104,7 @@ v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
 std::vector<v1::Job> AdminService::Describe(
     const std::vector<JobSummary>& summaries, absl::Time deadline) {
   std::vector<std::string> names;
+  names.reserve(summaries.size());
   for (const JobSummary& summary : summaries) names.push_back(summary.name);
   std::vector<absl::StatusOr<v1::Job>> described =
       engines_->GetJobs(names, EngineDeadline(deadline));
@@ -161,7 +162,7 @@ absl::Status AdminService::DeleteJob(const std::string& name, bool force,
   OPTSTATE_RETURN_IF_ERROR(supervisor::CheckJobName(name));
   OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, uid));
   if (!force) {
-    const absl::Status status = CheckNoSessions(name, deadline);
+    absl::Status status = CheckNoSessions(name, deadline);
     if (!status.ok()) {
       control_->ReleaseJob(name);
       return status;

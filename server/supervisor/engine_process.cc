@@ -79,6 +79,10 @@ int SendWithFd(int socket, const std::string& payload, int fd) {
                                                                        : errno;
 }
 
+absl::Status Dying() {
+  return absl::UnavailableError("the engine takes no connections any more");
+}
+
 std::string Describe(const siginfo_t& info) {
   if (info.si_code == CLD_EXITED) {
     return absl::StrCat("exited with status ", info.si_status);
@@ -213,10 +217,8 @@ void EngineProcess::HandlePacket(absl::string_view packet) {
 
 absl::Status EngineProcess::Adopt(const v1::AdoptConnection& connection,
                                   int fd) {
-  const absl::Status dying =
-      absl::UnavailableError("the engine takes no connections any more");
   // A client whose session ended with the engine can be back before we know.
-  if (!control_.ok() || IsExiting(pid_)) return dying;
+  if (!control_.ok() || IsExiting(pid_)) return Dying();
   const int error =
       SendWithFd(control_.get(), connection.SerializeAsString(), fd);
   switch (error) {
@@ -224,7 +226,7 @@ absl::Status EngineProcess::Adopt(const v1::AdoptConnection& connection,
       return absl::OkStatus();
     case EPIPE:
     case ECONNRESET:
-      return dying;
+      return Dying();
     case EAGAIN:
     case ETOOMANYREFS:  // too many fds of ours are on their way to others
       loop_->SetEvents(control_.get(), EPOLLIN | EPOLLOUT);

@@ -39,7 +39,7 @@ class HandshakeTest : public testing::Test {
   void Create(absl::Duration timeout) {
     Handshakes::Callbacks callbacks;
     callbacks.on_hello = [this](UniqueFd fd, const PeerCredentials& peer,
-                                v1::Hello hello) {
+                                const v1::Hello& hello) {
       EXPECT_EQ(peer.uid, kPeer.uid);
       fds_.push_back(std::move(fd));
       hellos_.push_back(hello.job());

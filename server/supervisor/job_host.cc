@@ -118,14 +118,14 @@ absl::Status JobHost::FailedStatus() const {
       "` discards it, restarting the daemon tries again"));
 }
 
-absl::Status JobHost::Adopt(Waiting&& waiting) {
+absl::Status JobHost::Adopt(Waiting* waiting) {
   if (state_ == State::kFailed) return FailedStatus();
   if (waiting_.size() >= kWaitingMax) {
     return absl::ResourceExhaustedError(
         absl::StrCat("job \"", name(), "\": ", waiting_.size(),
                      " connections already wait for its engine"));
   }
-  waiting_.push_back(std::move(waiting));
+  waiting_.push_back(std::move(*waiting));
   Pump();
   return absl::OkStatus();
 }

@@ -63,8 +63,8 @@ class JobHost {
   void Start();
 
   // FAILED_PRECONDITION: the job is FAILED, and why. RESOURCE_EXHAUSTED: too
-  // many wait. `waiting` is taken only when OK.
-  absl::Status Adopt(Waiting&& waiting);
+  // many wait. Takes what is in `waiting` only when OK.
+  absl::Status Adopt(Waiting* waiting);
 
   // While held, connections wait instead of reaching the engine.
   void SetHeld(bool held);

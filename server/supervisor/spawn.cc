@@ -73,6 +73,7 @@ absl::StatusOr<pid_t> Spawn(const std::string& executable,
   settings.SetFds(copies);
   settings.SetSignalsAndGroup();
   std::vector<char*> argv;
+  argv.reserve(args.size() + 1);
   for (const std::string& arg : args) {
     argv.push_back(const_cast<char*>(arg.c_str()));
   }

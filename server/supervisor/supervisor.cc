@@ -64,18 +64,17 @@ void Supervisor::OnHello(UniqueFd fd, const PeerCredentials& peer,
   }
   waiting.adopt.set_protocol_version(*version);
   *waiting.adopt.mutable_hello() = std::move(hello);
-  const absl::Status status = Route(std::move(waiting));
-  // Route leaves a connection that it refuses where it was.
+  const absl::Status status = Route(&waiting);
   if (!status.ok()) Refuse(waiting, status);
 }
 
-absl::Status Supervisor::Route(Waiting&& waiting) {
+absl::Status Supervisor::Route(Waiting* waiting) {
   if (draining_) {
     return absl::UnavailableError(
         "the daemon is draining and takes no new sessions");
   }
-  OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindOrCreate(waiting.adopt));
-  return host->Adopt(std::move(waiting));
+  OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindOrCreate(waiting->adopt));
+  return host->Adopt(waiting);
 }
 
 absl::StatusOr<JobHost*> Supervisor::FindOrCreate(
@@ -193,7 +192,7 @@ void Supervisor::RemoveJob(const std::string& name, DeleteCallback done) {
 
 void Supervisor::Reroute(std::deque<Waiting> waiting) {
   for (Waiting& next : waiting) {
-    const absl::Status status = Route(std::move(next));
+    const absl::Status status = Route(&next);
     if (!status.ok()) Refuse(next, status);
   }
 }

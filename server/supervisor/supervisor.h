@@ -71,7 +71,8 @@ class Supervisor : public SupervisorControl {
  private:
   using DeleteCallback = std::function<void(const absl::Status&)>;
 
-  absl::Status Route(Waiting&& waiting);
+  // Takes what is in `waiting` only when OK.
+  absl::Status Route(Waiting* waiting);
   absl::StatusOr<JobHost*> FindOrCreate(const v1::AdoptConnection& adopt);
   absl::Status CheckSessionCount();
   size_t CountSessions() const;

@@ -150,7 +150,7 @@ class Reader {
                       const FieldDescriptor& field, Message* message) {
     if (!node.IsScalar()) return Error(node, path, "expected a single value");
     const absl::Status status = SetScalar(node.Scalar(), field, message);
-    if (status.ok()) return status;
+    if (status.ok()) return absl::OkStatus();
     return Error(node, path,
                  absl::StrCat("\"", node.Scalar(), "\": ", status.message()));
   }
@@ -216,6 +216,7 @@ class Reader {
   absl::Status UnknownKey(const YAML::Node& key, const std::string& path,
                           const Descriptor& type) {
     std::vector<std::string> known;
+    known.reserve(static_cast<size_t>(type.field_count()));
     for (int i = 0; i < type.field_count(); ++i) {
       known.push_back(type.field(i)->name());
     }
@@ -268,6 +269,7 @@ std::string ScalarText(const Message& message, const FieldDescriptor& field) {
 std::string RepeatedText(const Message& message, const FieldDescriptor& field) {
   const Reflection& reflection = *message.GetReflection();
   std::vector<std::string> elements;
+  elements.reserve(static_cast<size_t>(reflection.FieldSize(message, &field)));
   for (int i = 0; i < reflection.FieldSize(message, &field); ++i) {
     elements.push_back(
         YamlString(reflection.GetRepeatedString(message, &field, i)));
