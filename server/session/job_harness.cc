@@ -88,8 +88,9 @@ absl::Status JobHarness::Open() {
       setup_.subgroup_elements);
   *options.config.mutable_limits() = setup_.limits;
   absl::StatusOr<std::unique_ptr<Job>> job = Job::Open(std::move(options));
-  if (job.ok()) job_ = *std::move(job);
-  return job.status();
+  if (!job.ok()) return job.status();
+  job_ = *std::move(job);
+  return absl::OkStatus();
 }
 
 void JobHarness::Close() {

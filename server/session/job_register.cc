@@ -32,7 +32,7 @@ absl::StatusOr<RegisterResult> JobImpl::Register(const RegisterSpec& spec) {
 absl::Status JobImpl::RegisterAgain(const RegisterSpec& spec,
                                     JobDescription description) {
   OPTSTATE_RETURN_IF_ERROR(layout_of_job().CheckSame(spec.layout, spec.extend));
-  const absl::Status same = CheckSameSettings(shape_->description, description);
+  absl::Status same = CheckSameSettings(shape_->description, description);
   if (same.ok()) return absl::OkStatus();
   if (AttachedCount() > 0) return same;
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
@@ -117,7 +117,7 @@ absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
   }
   // The record of a READY job asks for loads from its parameter count on, which
   // is where the new ones begin: from here on it is LOADING.
-  const absl::Status reshaped =
+  absl::Status reshaped =
       tier_->Reshape(what.layout, what.accumulate, SerializeDescription(what));
   if (!reshaped.ok()) {
     // The job is as it was, but its arrays may lie elsewhere.

@@ -140,7 +140,8 @@ JobImpl::Decision JobImpl::Decide(uint64_t step,
   StepOutcome& outcome = decision.outcome;
   outcome.step = step;
   outcome.gradient_norm = std::sqrt(sum) / spec.grad_scale;
-  outcome.found_inf = !std::isfinite(sum);
+  // Also when finite gradients overflow as they are unscaled.
+  outcome.found_inf = !std::isfinite(outcome.gradient_norm);
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     outcome.found_inf |= open_step_.commit(rank).spec.found_inf;
   }

@@ -232,6 +232,15 @@ TEST_F(JobStepsTest, NonFiniteGradientsSkipTheStepForAll) {
   }
 }
 
+TEST_F(JobStepsTest, OverflowByTheScaleSkipsTheStep) {
+  harness_.SetGradient(0, std::vector<float>(100, 1e30f));
+  CommitSpec spec = commit_.Of(1);
+  spec.grad_scale = 1e-300;
+  harness_.PushAll(1);
+  EXPECT_TRUE(harness_.CommitAll(spec).outcome.found_inf);
+  EXPECT_EQ(harness_.StepCounts()[0], 0);
+}
+
 TEST_F(JobStepsTest, ARankThatFoundInfSkipsTheStepForAll) {
   const std::string before = harness_.StateBytes();
   CommitSpec found = commit_.Of(1);
