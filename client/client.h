@@ -119,7 +119,7 @@ class Session {
   // skipped. Repeated for the committed step with equal content, it returns the
   // recorded outcome. After an error nothing of the step is staged any more,
   // but after DEADLINE_EXCEEDED: then Commit may be called again, to go on
-  // waiting.
+  // waiting, while a push begins the step anew.
   absl::StatusOr<Outcome> Commit(const CommitOptions& options);
   // The same in two halves; in between, only the other half may be called.
   absl::Status CommitStart(const CommitOptions& options);
@@ -179,6 +179,7 @@ class Session {
                           const PieceRun& run);
   bool OwnsAt(size_t piece, uint32_t parameter) const;
   absl::Status TakeFailedPush();
+  void BeginAnew(uint64_t step);
   bool MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const;
   void CopyPiece(size_t piece, const void* gradient);
   void Mark(uint64_t step, uint32_t micro_step, uint32_t first, uint32_t count);
@@ -209,7 +210,10 @@ class Session {
   bool overwritten_ = false;
   bool pushed_since_flush_ = false;
   absl::Status refused_push_;  // why the open step was dropped
+  // The connection was given up, the gradients are still in the gradient area.
+  bool commit_timed_out_ = false;
   bool loading_ = false;
+  bool finishing_load_ = false;
   std::optional<CommitOptions> commit_;  // started, not answered
   bool commit_sent_ = false;             // over the present connection
 };

@@ -143,6 +143,9 @@ absl::Status FakeDaemon::FinishLoad(Connection connection,
   absl::MutexLock lock(&mutex_);
   OPTSTATE_ASSIGN_OR_RETURN(const Seat seat, Find(connection));
   OPTSTATE_RETURN_IF_ERROR(seat.job->FinishLoad(seat.rank));
+  if (!seat.job->loading() && std::exchange(lose_after_load_, false)) {
+    LoseAll();
+  }
   return Await(connection, deadline,
                [](const Seat& at) { return !at.job->loading(); });
 }
@@ -170,6 +173,11 @@ void FakeDaemon::LoseConnections() {
 void FakeDaemon::LoseConnectionsAfterNextStep() {
   absl::MutexLock lock(&mutex_);
   lose_after_step_ = true;
+}
+
+void FakeDaemon::LoseConnectionsAfterNextLoad() {
+  absl::MutexLock lock(&mutex_);
+  lose_after_load_ = true;
 }
 
 void FakeDaemon::RefuseOpens(int count) {

@@ -62,6 +62,8 @@ class FakeDaemon {
   // The next commit that completes a step is applied, but its answers are lost
   // with the connections.
   void LoseConnectionsAfterNextStep();
+  // The same for the next load that every rank has finished.
+  void LoseConnectionsAfterNextLoad();
   // The next `count` attempts to open find nobody.
   void RefuseOpens(int count);
 
@@ -84,6 +86,7 @@ class FakeDaemon {
   Connection last_connection_ ABSL_GUARDED_BY(mutex_) = 0;
   int refuse_opens_ ABSL_GUARDED_BY(mutex_) = 0;
   bool lose_after_step_ ABSL_GUARDED_BY(mutex_) = false;
+  bool lose_after_load_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace optstate::client

@@ -52,6 +52,8 @@ absl::Status Session::Recover() {
   pushed_since_flush_ = false;
   commit_sent_ = false;
   if (std::exchange(loading_, false)) {
+    // A job whose load broke off is not ready: this rank's answer was lost.
+    if (finishing_load_ && phase_ == JobPhase::kReady) return absl::OkStatus();
     return absl::AbortedError(
         "the connection was lost while state was loaded; begin the load again");
   }

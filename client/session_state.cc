@@ -74,8 +74,12 @@ absl::Status Session::Load(StateArray array, uint32_t parameter, DType dtype,
 
 absl::Status Session::FinishLoad() {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckLoading()));
-  OPTSTATE_RETURN_IF_ERROR(
-      Annotated(Persist([&] { return channel_->FinishLoad(StepDeadline()); })));
+  finishing_load_ = true;
+  const absl::Status status = Persist([&] {
+    return loading_ ? channel_->FinishLoad(StepDeadline()) : absl::OkStatus();
+  });
+  finishing_load_ = false;
+  OPTSTATE_RETURN_IF_ERROR(Annotated(status));
   loading_ = false;
   phase_ = JobPhase::kReady;
   return absl::OkStatus();

@@ -42,6 +42,7 @@ absl::Status Session::Push(uint64_t step, uint32_t micro_step, uint32_t first,
 
 absl::Status Session::PushRun(uint64_t step, uint32_t micro_step,
                               uint32_t first, uint32_t count) {
+  BeginAnew(step);
   OPTSTATE_RETURN_IF_ERROR(Persist([&] {
     return channel_->Push({.step = step,
                            .micro_step = micro_step,
@@ -58,6 +59,7 @@ absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
                                     absl::Span<const void* const> gradients) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckGradients(parameters, gradients)));
+  BeginAnew(step);
   // The engine may still read the last micro-step's.
   if (options_.accumulate) OPTSTATE_RETURN_IF_ERROR(Flush());
   PieceRun run;
@@ -110,6 +112,12 @@ bool Session::OwnsAt(size_t piece, uint32_t parameter) const {
   return piece < pieces.size() && pieces[piece].parameter == parameter;
 }
 
+// After a commit that took too long, another commit goes on with what was
+// pushed, but a push begins the step again, perhaps with other gradients.
+void Session::BeginAnew(uint64_t step) {
+  if (step == committed_step_ + 1 && commit_timed_out_) ForgetStaged();
+}
+
 // Whether the piece's place in the gradient area is free. The engine reads it
 // until the step is taken, unless it accumulates; a push that it will refuse,
 // or ignore as a repeat, must not overwrite what was staged.
@@ -154,6 +162,7 @@ void Session::ForgetStaged() {
   overwritten_ = false;
   pushed_since_flush_ = false;
   refused_push_ = absl::OkStatus();
+  commit_timed_out_ = false;
 }
 
 // With a refused push the open step is dropped whole: committing the rest would
@@ -235,6 +244,7 @@ absl::StatusOr<Outcome> Session::CommitWait() {
     committed_step_ = outcome.step;
     overwritten_ = false;
     pushed_since_flush_ = false;
+    commit_timed_out_ = false;
   }
   return outcome;
 }
@@ -243,7 +253,9 @@ absl::StatusOr<Outcome> Session::CommitWait() {
 // this it has not. A step that only took too long may be committed again.
 void Session::DropFailedStep(uint64_t step, const absl::Status& status) {
   commit_.reset();
-  if (absl::IsDeadlineExceeded(status) || step != committed_step_ + 1) return;
+  if (step != committed_step_ + 1) return;
+  commit_timed_out_ = absl::IsDeadlineExceeded(status);
+  if (commit_timed_out_) return;
   ForgetStaged();
   channel_->ClearFailedPush();
   if (!channel_->connected()) return;

@@ -4,8 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <utility>
 
 #include "client/client.h"
@@ -198,6 +200,45 @@ TEST_F(SessionTest, LossDuringALoadIsTold) {
   EXPECT_THAT(status.message(), HasSubstr("begin the load again"));
   ASSERT_TRUE(LoadConstant(**session, 1).ok());
   Step(**session, 1);
+}
+
+TEST_F(SessionTest, LoadWhoseAnswerWasLostIsFinished) {
+  auto session = Open(NewJob(UniformLayout(3, 50)));
+  ASSERT_TRUE(session.ok()) << session.status();
+  daemon_.LoseConnectionsAfterNextLoad();
+  ASSERT_TRUE(LoadConstant(**session, 1).ok());
+  EXPECT_EQ((*session)->info().phase, JobPhase::kReady);
+  Step(**session, 1);
+  ExpectUndisturbed(**session, 1);
+}
+
+// Rank 1 comes too late. Rank 0 may wait on, or begin the step again.
+TEST_F(SessionTest, AfterTheDeadlineCommitGoesOnAndPushBeginsAnew) {
+  SessionOptions options = NewJob(UniformLayout(1, 50));
+  options.world_size = 2;
+  options.step_timeout = absl::Milliseconds(20);
+  auto first = Open(options);
+  options.step_timeout = absl::Seconds(60);
+  options.rank = 1;
+  auto second = Open(options);
+  ASSERT_TRUE(first.ok() && second.ok());
+  Session& owner = (*first)->piece_count() == 1 ? **first : **second;
+  ASSERT_EQ(&owner, first->get()) << "the first rank owns the parameter";
+  std::thread load([&] { EXPECT_TRUE(LoadConstant(**second, 1).ok()); });
+  EXPECT_TRUE(LoadConstant(owner, 1).ok());
+  load.join();
+  ASSERT_TRUE(PushConstant(owner, 1, 0, 7).ok());
+  EXPECT_EQ(owner.Commit(CommitOf(owner, 1)).status().code(),
+            StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(owner.Commit(CommitOf(owner, 1)).status().code(),
+            StatusCode::kDeadlineExceeded);
+  // Other gradients this time.
+  ASSERT_TRUE(PushConstant(owner, 1, 0, 1).ok());
+  ASSERT_TRUE((*second)->CommitStart(CommitOf(**second, 1)).ok());
+  const auto outcome = owner.Commit(CommitOf(owner, 1));
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_DOUBLE_EQ(outcome->gradient_norm, std::sqrt(50.0));
+  EXPECT_TRUE((*second)->CommitWait().ok());
 }
 
 TEST_F(SessionTest, VanishedJobIsNotCreatedAgain) {
