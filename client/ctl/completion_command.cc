@@ -38,7 +38,7 @@ void Collect(const CLI::App& app, const std::string& path,
 }
 
 constexpr char kBash[] =
-    R"sh(# bash completion of optctl: source <(optctl completion bash)
+    R"bash(# bash completion of optctl: source <(optctl completion bash)
 _optctl() {
   local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
   local path= word words= job=
@@ -55,11 +55,12 @@ $PATHS$      path="$path $word" ;;
   case "$path" in
 $CASES$  esac
   if [[ -n $job && $current != -* ]]; then
-    words="$words $(optctl get jobs 2>/dev/null | awk 'NR > 1 { print $1 }')" fi
-        COMPREPLY = ($(compgen - W "$words" --"$current"))
+    words="$words $(optctl get jobs 2>/dev/null | awk 'NR > 1 { print $1 }')"
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
 }
 complete -F _optctl optctl
-)sh";
+)bash";
 
 std::string Replace(std::string text, const std::string& what,
                     const std::string& with) {

@@ -32,7 +32,7 @@ int Main(int argc, char** argv) {
   std::string output = "table";
   app.add_option("--endpoint", context.endpoint, "Which daemon");
   app.add_option("--timeout", context.timeout_s, "Seconds to wait for it")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(0.001, 86400.0))
       ->capture_default_str();
   app.add_option("-o,--output", output, "table, wide, json or yaml")
       ->check(CLI::IsMember({"table", "wide", "json", "yaml"}))
@@ -47,7 +47,9 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitOk : kExitUsage;
+    if (app.exit(error) == 0) return kExitOk;
+    std::cerr << "optctl: bad usage; see optctl --help\n";
+    return kExitUsage;
   }
   context.format = *ParseOutputFormat(output);
   const absl::Status status = context.run();

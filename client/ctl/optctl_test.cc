@@ -26,7 +26,7 @@ struct Ran {
   std::string output;  // stdout and stderr
 };
 
-Ran Run(const std::string& arguments) {
+Ran RunBinary(const std::string& arguments) {
   Ran ran;
   const std::string command =
       absl::StrCat("client/ctl/optctl ", arguments, " 2>&1");
@@ -81,7 +81,7 @@ class OptctlTest : public testing::Test {
   }
 
   Ran Optctl(const std::string& arguments) {
-    return Run(
+    return RunBinary(
         absl::StrCat("--endpoint ", daemon_->shm_endpoint(), " ", arguments));
   }
 
@@ -121,8 +121,8 @@ TEST_F(OptctlTest, ExitCodesSayWhatKindOfFailure) {
   EXPECT_TRUE(absl::StrContains(missing.output, "absent")) << missing.output;
   EXPECT_EQ(Optctl("describe").exit_code, kExitUsage);
   EXPECT_EQ(Optctl("get jobs -o xml").exit_code, kExitUsage);
-  EXPECT_EQ(Run("--endpoint nonsense status").exit_code, kExitUsage);
-  const Ran nobody = Run("--endpoint unix:/nonexistent.sock status");
+  EXPECT_EQ(RunBinary("--endpoint nonsense status").exit_code, kExitUsage);
+  const Ran nobody = RunBinary("--endpoint unix:/nonexistent.sock status");
   EXPECT_EQ(nobody.exit_code, kExitUnreachable);
   EXPECT_TRUE(absl::StrContains(nobody.output, "/nonexistent.sock"))
       << nobody.output;
@@ -159,11 +159,11 @@ TEST_F(OptctlTest, DrainRefusesNewSessionsUntilResumed) {
 }
 
 TEST_F(OptctlTest, CompletionScriptsParse) {
-  EXPECT_EQ(Run("completion bash | bash -n").exit_code, 0);
-  const Ran completed =
-      Run("completion bash > $TEST_TMPDIR/c && bash -c '. $TEST_TMPDIR/c; "
-          "COMP_WORDS=(optctl get p) COMP_CWORD=2; _optctl; "
-          "echo \"${COMPREPLY[@]}\"'");
+  EXPECT_EQ(RunBinary("completion bash | bash -n").exit_code, 0);
+  const Ran completed = RunBinary(
+      "completion bash > $TEST_TMPDIR/c && bash -c '. $TEST_TMPDIR/c; "
+      "COMP_WORDS=(optctl get p) COMP_CWORD=2; _optctl; "
+      "echo \"${COMPREPLY[@]}\"'");
   EXPECT_EQ(completed.output, "params\n");
 }
 

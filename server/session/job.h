@@ -128,6 +128,9 @@ struct CommitSpec {
 // new job, those of the parameters that an extension brought, and after a load
 // that broke off (a rank or the engine died in it) everything from the first
 // parameter that it had touched; what is not loaded of those is zero then.
+// A load of masters alone into a READY job (a trainer that overwrote parameters
+// in place) needs nothing loaded again when it breaks off: each range that had
+// arrived is taken, moments and step counts stand.
 // BeginLoad drops what the rank has staged. A rank that detaches before all
 // have finished has not finished.
 //

@@ -220,7 +220,12 @@ absl::Status JobImpl::LoadElements(uint32_t rank, const LoadRange& range,
                             ArrayOf(range.array, range.parameter));
   OPTSTATE_RETURN_IF_ERROR(
       CheckBytes(range.numel * SizeInBytes(dtype), data.size()));
-  NoteLoadTouches(range.parameter);
+  // Masters alone, into a job that has all of its own: the trainer overwrote
+  // parameters in place. A load that breaks off leaves each as it was or as it
+  // was to be, beside moments that nobody touched; there is nothing to clear.
+  const bool overwrites = range.array == v1::STATE_ARRAY_MASTER &&
+                          range.parameter < record().load_required_from;
+  if (!overwrites) NoteLoadTouches(range.parameter);
   CastAnyToFloat(dtype, data.data(), array + range.begin, range.numel);
   if (range.array != v1::STATE_ARRAY_MASTER) return absl::OkStatus();
   const Layout& layout = layout_of_job();

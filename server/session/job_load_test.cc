@@ -302,6 +302,36 @@ TEST_F(JobLoadTest, ALoadThatBrokeOffMustBeTakenAgain) {
   }
 }
 
+// A trainer that overwrites parameters in place may be killed while it sends
+// them: the job must neither ask for what it has nor forget its moments.
+TEST_F(JobLoadTest, OverwrittenMastersThatBreakOffCostNothingElse) {
+  for (const bool restart : {false, true}) {
+    JobHarness harness(TwoRanks());
+    harness.Start(masters_);
+    harness.LoadMasters(masters_);
+    ASSERT_TRUE(harness.job().BeginLoad(0).ok());
+    ASSERT_TRUE(harness.LoadArray(0, kExpAvg, 0, masters_[0]).ok());
+    ASSERT_TRUE(harness.FinishAll().status.ok());
+    const std::vector<float> moments = harness.Fetch(kExpAvg, 0);
+    const std::vector<float> zeros(6000);
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      ASSERT_TRUE(harness.job().BeginLoad(rank).ok());
+      ASSERT_TRUE(harness.LoadMaster(rank, 0, zeros).ok());
+    }
+    if (restart) {
+      harness.Close();
+      ASSERT_TRUE(harness.Open().ok());
+    } else {
+      harness.DetachAll();
+    }
+    EXPECT_EQ(harness.job().Describe().phase(), v1::JOB_PHASE_READY);
+    harness.AttachAll();
+    EXPECT_EQ(harness.Fetch(kMaster, 0), zeros);
+    EXPECT_EQ(harness.Fetch(kMaster, 2), masters_[2]);
+    EXPECT_EQ(harness.Fetch(kExpAvg, 0), moments);
+  }
+}
+
 TEST_F(JobLoadTest, ABeginWithoutLoadsChangesNothing) {
   harness_.Start(masters_);
   ASSERT_TRUE(harness_.job().BeginLoad(0).ok());

@@ -139,6 +139,20 @@ class Attachment:
         self.binding.fetch_step_count(0)
         raise errors.DataLossError(f'job "{self.job}" has failed; see optctl describe job')
 
+    def check_new(self) -> None:
+        """Raises when a job that waits for a load is none that just began.
+
+        Loading the trainer's initial parameters then would quietly undo its training.
+        """
+        step = self.session.committed_step
+        if step > 0:
+            raise errors.DataLossError(
+                f'job "{self.job}" has committed step {step}, but a load into it'
+                " (load_state_dict, add_param_group) broke off or is under way, so its state is"
+                f" not whole. Delete it (optctl delete job {self.job}) and start it again from a"
+                " checkpoint"
+            )
+
     @property
     def next_step(self) -> int:
         return self.session.committed_step + 1

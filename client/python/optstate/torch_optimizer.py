@@ -188,6 +188,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             if extend_with is not None:
                 attachment.load(self.param_groups, extend_with)
             elif attachment.needs_load:
+                attachment.check_new()
                 tensors = self._tensors()
                 attachment.load(self.param_groups, range(len(tensors)), self._held(tensors))
             attachment.binding.read()
