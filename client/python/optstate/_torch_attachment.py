@@ -181,7 +181,7 @@ class Attachment:
         parameters: Iterable[int],
         entries: dict[int, Any] | None = None,
     ) -> None:
-        """Sends the parameters of these indices, and then checkpoint entries.
+        """Sends checkpoint entries, and then the parameters of these indices.
 
         Every rank loads the same ones.
         """
@@ -189,10 +189,14 @@ class Attachment:
         # Another rank may still be reading or fetching, which a load puts an end to.
         self._ranks.agree(None)
         self.session.begin_load()
-        for index in parameters:
-            self.binding.load_parameter(index)
+        # Entries first: the daemon takes a load of parameters alone for one that
+        # may break off, and one that moments began for one that must be repeated.
         for index, entry in (entries or {}).items():
             _torch_checkpoint.load_entry(self.binding, index, entry, *tensors[index])
+        for index in parameters:
+            # The entry's master is the parameter, but for bits that it lacks.
+            if _torch_checkpoint.MASTER_PARAM not in ((entries or {}).get(index) or {}):
+                self.binding.load_parameter(index)
         self.session.finish_load()
 
     def fetch(self, param_groups: ParamGroups) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
