@@ -59,7 +59,6 @@ absl::Span<const std::byte> ShmChannel::parameter_area() const {
 absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
                                              absl::Time deadline) {
   Drop();
-  OPTSTATE_RETURN_IF_ERROR(CreateSegment());
   OPTSTATE_ASSIGN_OR_RETURN(
       socket_, OpenConnection(endpoint_, v1::WIRE_SHM, setup_.job, must_exist,
                               deadline));
@@ -68,6 +67,9 @@ absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
   absl::StatusOr<v1::SessionReply> registered =
       Call(request, {}, nullptr, deadline);
   if (!registered.ok()) return Lose(registered.status());
+  // Only now: a job that is refused must not have cost other jobs memory.
+  const absl::Status created = CreateSegment();
+  if (!created.ok()) return Lose(created);
   absl::StatusOr<v1::AttachReply> attached = Attach(deadline);
   if (!attached.ok()) return Lose(attached.status());
   absl::StatusOr<Attached> result =

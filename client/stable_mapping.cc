@@ -1,6 +1,5 @@
 #include "client/stable_mapping.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 
 #include <cerrno>
@@ -22,16 +21,12 @@ absl::Status StableMapping::Replace(UniqueFd fd, uint64_t bytes) {
     return absl::InternalError(
         absl::StrCat("a mapping of ", size_, " bytes cannot become ", bytes));
   }
-  const UniqueFd second(fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
-  if (!second.ok()) return OsError(errno, "fcntl(F_DUPFD_CLOEXEC)");
-  // Checks; goes away once the second mapping stands.
-  OPTSTATE_RETURN_IF_ERROR(
-      shm::PeerSegment::Map(std::move(fd), bytes).status());
+  OPTSTATE_RETURN_IF_ERROR(shm::PeerSegment::Check(fd.get(), bytes));
   void* const data =
       mmap(data_, bytes, PROT_READ,
-           MAP_SHARED | (data_ == nullptr ? 0 : MAP_FIXED), second.get(), 0);
+           MAP_SHARED | (data_ == nullptr ? 0 : MAP_FIXED), fd.get(), 0);
   if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's segment");
-  // A hint; see SealedSegment.
+  // Hints; see SealedSegment. The first read maps what is not mapped.
   madvise(data, bytes, MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(data);
   size_ = bytes;

@@ -46,6 +46,8 @@ class PeerSegment {
   // INVALID_ARGUMENT, saying what was expected and found: not a sealed memfd,
   // another size than `bytes`, or holes in it (pages not reserved).
   static absl::StatusOr<PeerSegment> Map(UniqueFd fd, uint64_t bytes);
+  // The checks of Map alone, for a caller that maps in its own way.
+  static absl::Status Check(int fd, uint64_t bytes);
   PeerSegment() = default;
   PeerSegment(PeerSegment&& other) noexcept;
   PeerSegment& operator=(PeerSegment&& other) noexcept;
