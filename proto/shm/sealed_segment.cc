@@ -55,9 +55,10 @@ absl::Status CheckAvailable(uint64_t bytes) {
 constexpr uint64_t kPopulateBytesPerThread = 32 << 20;
 constexpr uint64_t kPopulateThreadsMax = 8;
 
-// Gives every byte a page; false when some may have none. The kernel clears
-// pages at 1 to 2 GB/s a thread, which is most of the time of an attach.
-bool Populate(std::byte* data, uint64_t bytes) {
+// Gives every byte of a mapping its page (MADV_POPULATE_WRITE or _READ); false
+// when some may have none. The kernel clears new pages at 1 to 2 GB/s a thread,
+// which is most of the time of an attach.
+bool Populate(std::byte* data, uint64_t bytes, int advice) {
   const uint64_t threads_max = std::min<uint64_t>(
       {kPopulateThreadsMax, std::max(1u, std::thread::hardware_concurrency()),
        bytes / kPopulateBytesPerThread + 1});
@@ -65,7 +66,7 @@ bool Populate(std::byte* data, uint64_t bytes) {
       (bytes / threads_max + kPageBytes - 1) / kPageBytes * kPageBytes;
   std::atomic<bool> populated = true;
   const auto populate = [&](uint64_t begin, uint64_t end) {
-    if (madvise(data + begin, end - begin, MADV_POPULATE_WRITE) != 0) {
+    if (madvise(data + begin, end - begin, advice) != 0) {
       populated = false;
     }
   };
@@ -86,7 +87,7 @@ absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes) {
   // those of an advised mapping also where it says advise: so touch them first.
   // Both calls are attempts; fallocate takes what they did not, or fails.
   madvise(data, bytes, MADV_HUGEPAGE);
-  if (Populate(static_cast<std::byte*>(data), bytes)) {
+  if (Populate(static_cast<std::byte*>(data), bytes, MADV_POPULATE_WRITE)) {
     return static_cast<std::byte*>(data);
   }
   int result;
@@ -197,7 +198,7 @@ absl::StatusOr<PeerSegment> PeerSegment::Map(UniqueFd fd, uint64_t bytes) {
   // Attempts, as in MapPopulated: the pages exist, and this keeps the faults
   // that would map them out of the first step.
   madvise(data, bytes, MADV_HUGEPAGE);
-  madvise(data, bytes, MADV_POPULATE_READ);
+  Populate(static_cast<std::byte*>(data), bytes, MADV_POPULATE_READ);
   PeerSegment segment;
   segment.data_ = static_cast<const std::byte*>(data);
   segment.size_ = bytes;
