@@ -6,13 +6,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <string>
 #include <thread>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "client/transport_error.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -28,9 +28,10 @@ absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 // Accepts one connection and treats it as `peer` does.
 class FakePeer {
  public:
-  explicit FakePeer(std::function<void(int)> peer)
-      : path_(absl::StrCat(testing::TempDir(), "/peer-", getpid())) {
-    unlink(path_.c_str());
+  explicit FakePeer(std::function<void(int)> peer) {
+    // Not below TEST_TMPDIR, which is too long for a socket's path.
+    EXPECT_NE(mkdtemp(directory_.data()), nullptr);
+    path_ = directory_ + "/sock";
     sockaddr_un address = {};
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path, path_.data(), path_.size());
@@ -47,6 +48,7 @@ class FakePeer {
   ~FakePeer() {
     thread_.join();
     unlink(path_.c_str());
+    rmdir(directory_.c_str());
   }
 
   absl::StatusOr<UniqueFd> Connect() {
@@ -55,7 +57,8 @@ class FakePeer {
   }
 
  private:
-  const std::string path_;
+  std::string directory_ = "/tmp/optstate-peer-XXXXXX";
+  std::string path_;
   std::thread thread_;
 };
 
