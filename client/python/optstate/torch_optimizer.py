@@ -481,8 +481,21 @@ class ServedOptimizer(torch.optim.Optimizer):
         if old.is_private:
             self._attach(None)
         else:
-            self._attach(old.job, extend_with)
+            self._attach_extended(old.job, extend_with)
         self._detached_because = None
+
+    def _attach_extended(self, job: str, extend_with: Sequence[int]) -> None:
+        """Attaches with all groups or, when the daemon refuses the new one, without it."""
+        try:
+            self._attach(job, extend_with)
+        except errors.OptstateError:
+            refused = self.param_groups.pop()
+            try:
+                self._attach(job)
+                self._detached_because = None
+            finally:
+                self.param_groups.append(refused)  # the caller takes it away
+            raise
 
 
 @contextlib.contextmanager

@@ -242,6 +242,20 @@ def test_a_refused_param_group_changes_nothing():
     assert optimizer.committed_step == 2
 
 
+def test_training_goes_on_after_a_param_group_that_does_not_fit(job):
+    model, expected = small_model(), small_model()
+    optimizer = optstate.AdamW(model.parameters(), job=job)
+    train(model, optimizer, range(2))
+    huge = torch.nn.Parameter(torch.zeros(1).expand(1 << 36))  # one element of memory
+    with pytest.raises(optstate.ResourceExhaustedError, match="bytes"):
+        optimizer.add_param_group({"params": [huge]})
+    assert len(optimizer.param_groups) == 1
+    train(model, optimizer, range(2, 4))
+    assert optimizer.committed_step == 4
+    train(expected, optstate.AdamW(expected.parameters()), range(4))
+    assert largest_difference(model, expected) == 0
+
+
 SCHEDULERS = {
     "OneCycleLR": lambda each: torch.optim.lr_scheduler.OneCycleLR(each, 0.1, total_steps=40),
     "CosineAnnealingLR": lambda each: torch.optim.lr_scheduler.CosineAnnealingLR(each, 30),
