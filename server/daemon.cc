@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
@@ -102,6 +103,13 @@ void LogStart(const admin::ServerInfo& info) {
   spdlog::info("listening on unix:{}{}{}", info.socket,
                info.listen.empty() ? "" : ", ",
                absl::StrJoin(info.listen, ", "));
+  for (const std::string& address : info.listen) {
+    if (absl::StartsWith(address, "unix:")) continue;
+    spdlog::warn(
+        "{}: TCP has no users and no TLS: whoever reaches it, every local user "
+        "of loopback too, may use and delete every job",
+        address);
+  }
   spdlog::info("{} workers per engine, instruction set {}", info.workers,
                info.instruction_set);
 }
