@@ -171,6 +171,7 @@ absl::StatusOr<pid_t> Spawn(const std::string& binary,
       "--state-dir", directory,    "--socket",
       socket};
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   pid_t pid = 0;

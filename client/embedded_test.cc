@@ -38,7 +38,7 @@ absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 
 // An executable that does what `script` says.
 std::string MakeProgram(const std::string& name, const std::string& script) {
-  const std::string path = absl::StrCat(testing::TempDir(), "/", name);
+  std::string path = absl::StrCat(testing::TempDir(), "/", name);
   std::ofstream(path) << "#!/bin/sh\n" << script << "\n";
   chmod(path.c_str(), 0755);
   return path;

@@ -43,7 +43,7 @@ class FakeChannel final : public Channel {
   }
 
   absl::Status Push(const PushRange& range, absl::Time) override {
-    const absl::Status status = daemon_->Push(connection_, range);
+    absl::Status status = daemon_->Push(connection_, range);
     if (IsTransportError(status)) return status;
     if (!status.ok()) NoteFailedPush(range.step, status);
     return absl::OkStatus();
@@ -76,7 +76,7 @@ class FakeChannel final : public Channel {
     return daemon_->Load(connection_, array, parameter, begin, dtype, data);
   }
   absl::Status FinishLoad(absl::Time deadline) override {
-    const absl::Status status = daemon_->FinishLoad(connection_, deadline);
+    absl::Status status = daemon_->FinishLoad(connection_, deadline);
     ReadParameters();
     return status;
   }

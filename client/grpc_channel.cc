@@ -39,7 +39,7 @@ class GrpcChannel final : public Channel {
   void Disconnect() override;
   void Abandon() override { static_cast<void>(stream_.release()); }
 
-  absl::Span<std::byte> gradient_area() override { return gradients_.bytes(); }
+  absl::Span<std::byte> gradient_area() override { return gradients_->bytes(); }
   absl::Span<const std::byte> parameter_area() const override {
     return parameters_.bytes();
   }
@@ -74,7 +74,7 @@ class GrpcChannel final : public Channel {
   absl::Status CopyChunk(const v1::ParameterChunk& chunk);
 
   // Sends request_ under a new id, which it returns.
-  absl::StatusOr<uint64_t> Send(Pending pending, absl::Time deadline);
+  absl::StatusOr<uint64_t> Send(const Pending& pending, absl::Time deadline);
   absl::StatusOr<v1::SessionReply> Await(uint64_t request_id,
                                          absl::Time deadline);
   absl::StatusOr<v1::SessionReply> SendAndAwait(absl::Time deadline);
@@ -84,12 +84,14 @@ class GrpcChannel final : public Channel {
 
   const Endpoint endpoint_;
   const ChannelSetup setup_;
-  AnonymousMemory gradients_;
+  // Shared with what gRPC has not sent yet.
+  const std::shared_ptr<AnonymousMemory> gradients_ =
+      std::make_shared<AnonymousMemory>();
   AnonymousMemory parameters_;
   bool allocated_ = false;
 
   std::unique_ptr<GrpcStream> stream_;
-  v1::SessionRequest request_;  // reused, so that chunks keep their memory
+  v1::SessionRequest request_;  // reused
   uint64_t last_request_id_ = 0;
   absl::flat_hash_map<uint64_t, Pending> pending_;
   size_t pending_pushes_ = 0;
@@ -101,7 +103,7 @@ absl::StatusOr<Attached> GrpcChannel::Connect(bool must_exist,
   Lose(absl::OkStatus()).IgnoreError();
   if (!allocated_) {
     OPTSTATE_RETURN_IF_ERROR(
-        gradients_.Allocate(setup_.partition.gradient_area_bytes));
+        gradients_->Allocate(setup_.partition.gradient_area_bytes));
     OPTSTATE_RETURN_IF_ERROR(
         parameters_.Allocate(setup_.layout.parameter_area_bytes()));
     allocated_ = true;
@@ -181,12 +183,10 @@ absl::Status GrpcChannel::SendGradients(uint64_t begin, uint64_t end,
   }
   for (uint64_t at = begin; at < end; at += shm::kChunkBytesMax) {
     const uint64_t bytes = std::min<uint64_t>(shm::kChunkBytesMax, end - at);
-    v1::GradientChunk* const chunk = request_.mutable_gradient_chunk();
-    chunk->set_offset_bytes(at);
-    chunk->set_data(gradients_.bytes().data() + at, bytes);
-    // Answered by the push that it belongs to.
-    request_.set_request_id(last_request_id_ + 1);
-    const absl::Status written = stream_->Write(request_, deadline);
+    // Answered by the push that it belongs to, which is the next request.
+    const absl::Status written = stream_->WriteChunk(
+        last_request_id_ + 1, at, gradients_->bytes().subspan(at, bytes),
+        gradients_, deadline);
     if (!written.ok()) return Lose(written);
   }
   return absl::OkStatus();
@@ -297,14 +297,14 @@ absl::Status GrpcChannel::CopyChunk(const v1::ParameterChunk& chunk) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<uint64_t> GrpcChannel::Send(Pending pending,
+absl::StatusOr<uint64_t> GrpcChannel::Send(const Pending& pending,
                                            absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(
       WaitUntil([this] { return pending_.size() < kPendingMax; }, deadline));
   const uint64_t id = ++last_request_id_;
   request_.set_request_id(id);
   if (pending.is_push) ++pending_pushes_;
-  pending_.emplace(id, std::move(pending));
+  pending_.emplace(id, pending);
   const absl::Status written = stream_->Write(request_, deadline);
   if (!written.ok()) return Lose(written);
   return id;

@@ -4,8 +4,12 @@
 #include <grpcpp/client_context.h>
 #include <grpcpp/completion_queue.h>
 #include <grpcpp/create_channel_posix.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
 #include <grpcpp/support/async_stream.h>
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/channel_arguments.h>
+#include <grpcpp/support/slice.h>
 
 #include <cstdint>
 #include <deque>
@@ -14,7 +18,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/transport_error.h"
-#include "optstate/v1/session.grpc.pb.h"
 #include "proto/shm/frame.h"
 #include "proto/types/status_macros.h"
 
@@ -55,11 +58,60 @@ absl::Status FromGrpc(const grpc::Status& status) {
   }
 }
 
+absl::Status Serialize(const v1::SessionRequest& request,
+                       grpc::ByteBuffer* message) {
+  bool own_buffer;
+  const grpc::Status status =
+      grpc::SerializationTraits<v1::SessionRequest>::Serialize(request, message,
+                                                               &own_buffer);
+  if (status.ok()) return absl::OkStatus();
+  return absl::InternalError("the request cannot be serialised");
+}
+
+void AppendVarint(uint64_t value, std::string* to) {
+  for (; value >= 0x80; value >>= 7) {
+    to->push_back(static_cast<char>(value | 0x80));
+  }
+  to->push_back(static_cast<char>(value));
+}
+
+// Field number and protobuf's wire type: 0 varint, 2 length and bytes.
+void AppendTag(int field, int wire_type, std::string* to) {
+  AppendVarint(static_cast<uint64_t>(field << 3 | wire_type), to);
+}
+
+// A SessionRequest with a GradientChunk, up to its data, which comes last.
+std::string ChunkHeader(uint64_t request_id, uint64_t offset_bytes,
+                        uint64_t data_bytes) {
+  std::string chunk;
+  AppendTag(v1::GradientChunk::kOffsetBytesFieldNumber, 0, &chunk);
+  AppendVarint(offset_bytes, &chunk);
+  AppendTag(v1::GradientChunk::kDataFieldNumber, 2, &chunk);
+  AppendVarint(data_bytes, &chunk);
+  std::string header;
+  AppendTag(v1::SessionRequest::kRequestIdFieldNumber, 0, &header);
+  AppendVarint(request_id, &header);
+  AppendTag(v1::SessionRequest::kGradientChunkFieldNumber, 2, &header);
+  AppendVarint(chunk.size() + data_bytes, &header);
+  return header + chunk;
+}
+
+void Disown(void* owner) {
+  delete static_cast<std::shared_ptr<const void>*>(owner);
+}
+
+// Bytes that gRPC sends from where they are.
+grpc::Slice Borrow(absl::Span<const std::byte> data,
+                   std::shared_ptr<const void> owner) {
+  return grpc::Slice(const_cast<std::byte*>(data.data()), data.size(), &Disown,
+                     new std::shared_ptr<const void>(std::move(owner)));
+}
+
 class Stream final : public GrpcStream {
  public:
   explicit Stream(UniqueFd socket)
-      : stub_(v1::Session::NewStub(grpc::CreateCustomInsecureChannelFromFd(
-            "optstate", socket.release(), Arguments()))) {}
+      : stub_(grpc::CreateCustomInsecureChannelFromFd(
+            "optstate", socket.release(), Arguments())) {}
 
   ~Stream() override {
     context_.TryCancel();
@@ -71,7 +123,8 @@ class Stream final : public GrpcStream {
   }
 
   absl::Status Start(absl::Time deadline) {
-    run_ = stub_->PrepareAsyncRun(&context_, &queue_);
+    // Messages as bytes, for the sake of WriteChunk.
+    run_ = stub_.PrepareCall(&context_, "/optstate.v1.Session/Run", &queue_);
     run_->StartCall(Tag(Event::kStarted));
     while (!started_) OPTSTATE_RETURN_IF_ERROR(Pump(deadline));
     return absl::OkStatus();
@@ -79,10 +132,19 @@ class Stream final : public GrpcStream {
 
   absl::Status Write(const v1::SessionRequest& request,
                      absl::Time deadline) override {
-    while (writing_) OPTSTATE_RETURN_IF_ERROR(Pump(deadline));
-    writing_ = true;
-    run_->Write(request, Tag(Event::kWritten));
-    return absl::OkStatus();
+    grpc::ByteBuffer message;
+    OPTSTATE_RETURN_IF_ERROR(Serialize(request, &message));
+    return WriteMessage(message, deadline);
+  }
+
+  absl::Status WriteChunk(uint64_t request_id, uint64_t offset_bytes,
+                          absl::Span<const std::byte> data,
+                          std::shared_ptr<const void> owner,
+                          absl::Time deadline) override {
+    const grpc::Slice slices[] = {
+        grpc::Slice(ChunkHeader(request_id, offset_bytes, data.size())),
+        Borrow(data, std::move(owner))};
+    return WriteMessage(grpc::ByteBuffer(slices, 2), deadline);
   }
 
   absl::StatusOr<v1::SessionReply> Read(absl::Time deadline) override {
@@ -93,6 +155,14 @@ class Stream final : public GrpcStream {
   }
 
  private:
+  absl::Status WriteMessage(const grpc::ByteBuffer& message,
+                            absl::Time deadline) {
+    while (writing_) OPTSTATE_RETURN_IF_ERROR(Pump(deadline));
+    writing_ = true;
+    run_->Write(message, Tag(Event::kWritten));
+    return absl::OkStatus();
+  }
+
   // Waits for one event and acts on it. An error: the stream is of no use
   // any more.
   absl::Status Pump(absl::Time deadline) {
@@ -123,7 +193,12 @@ class Stream final : public GrpcStream {
         writing_ = false;
         return absl::OkStatus();
       case Event::kRead:
-        replies_.push_back(std::move(reply_));
+        replies_.emplace_back();
+        if (!grpc::SerializationTraits<v1::SessionReply>::Deserialize(
+                 &reply_, &replies_.back())
+                 .ok()) {
+          return absl::InternalError("the engine's reply is not understood");
+        }
         break;
       case Event::kFinished:
         break;
@@ -141,15 +216,13 @@ class Stream final : public GrpcStream {
   // In this order: what runs needs what it runs on.
   grpc::ClientContext context_;
   grpc::CompletionQueue queue_;
-  std::unique_ptr<v1::Session::Stub> stub_;
-  std::unique_ptr<
-      grpc::ClientAsyncReaderWriter<v1::SessionRequest, v1::SessionReply>>
-      run_;
+  grpc::GenericStub stub_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> run_;
   bool started_ = false;
   bool writing_ = false;
   bool finishing_ = false;
   grpc::Status status_;
-  v1::SessionReply reply_;
+  grpc::ByteBuffer reply_;
   // At most one for each request that is out, and the chunks of one read.
   std::deque<v1::SessionReply> replies_;
 };

@@ -1,11 +1,14 @@
 #ifndef OPTSTATE_CLIENT_GRPC_STREAM_H_
 #define OPTSTATE_CLIENT_GRPC_STREAM_H_
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/unique_fd.h"
 
@@ -29,6 +32,13 @@ class GrpcStream {
   // message before it to leave, which is when the engine's window has room.
   virtual absl::Status Write(const v1::SessionRequest& request,
                              absl::Time deadline) = 0;
+  // The same for a GradientChunk, whose data is sent from where it is, without
+  // a copy. `owner` keeps it there for as long as gRPC may look at it; what is
+  // written into it before the request is answered may or may not be sent.
+  virtual absl::Status WriteChunk(uint64_t request_id, uint64_t offset_bytes,
+                                  absl::Span<const std::byte> data,
+                                  std::shared_ptr<const void> owner,
+                                  absl::Time deadline) = 0;
   virtual absl::StatusOr<v1::SessionReply> Read(absl::Time deadline) = 0;
 };
 

@@ -171,7 +171,7 @@ absl::Status Session::TakeFailedPush() {
   if (!channel_->failed_push()) return absl::OkStatus();
   const Channel::FailedPush failed = *channel_->failed_push();
   channel_->ClearFailedPush();
-  const absl::Status status =
+  absl::Status status =
       Annotate(failed.status, absl::StrCat("push of step ", failed.step));
   if (failed.step == committed_step_ + 1) {
     ForgetStaged();
@@ -266,7 +266,7 @@ absl::Status Session::Abort(uint64_t step) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
   if (step == committed_step_ + 1) ForgetStaged();
   return Annotated(Persist([&] {
-    const absl::Status status = channel_->Abort(step, StepDeadline());
+    absl::Status status = channel_->Abort(step, StepDeadline());
     // Answered after every push before it.
     if (channel_->failed_push() && channel_->failed_push()->step == step) {
       channel_->ClearFailedPush();

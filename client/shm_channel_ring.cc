@@ -148,7 +148,7 @@ absl::Status ShmChannel::EndReason() const {
   absl::StatusOr<shm::Frame> frame = shm::ReceiveFrame(
       socket_.get(), shm::kFrameBytesMax, absl::Now() + kFarewellTimeout);
   if (frame.ok() && farewell.ParseFromString(frame->payload)) {
-    const absl::Status status = FromProto(farewell.status());
+    absl::Status status = FromProto(farewell.status());
     if (absl::IsUnavailable(status)) return TransportError(status);
     if (!status.ok()) return status;
   }

@@ -60,6 +60,7 @@ std::vector<std::unique_ptr<client::Session>> ChannelSuite::OpenRanks(
   }
   // FinishLoad waits for the others.
   std::vector<std::thread> threads;
+  threads.reserve(ranks.size());
   for (auto& session : ranks) {
     threads.emplace_back([&session, value] {
       const absl::Status loaded = LoadConstant(*session, value);

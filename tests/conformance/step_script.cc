@@ -62,6 +62,7 @@ std::vector<const void*> Pointers(
   // Never null, as an empty vector's may be.
   static const std::byte kNothing{};
   std::vector<const void*> pointers;
+  pointers.reserve(arrays.size());
   for (const auto& array : arrays) {
     pointers.push_back(array.empty() ? &kNothing : array.data());
   }

@@ -144,6 +144,7 @@ absl::Status TestDaemon::Spawn() {
   }
   words.insert(words.end(), options_.flags.begin(), options_.flags.end());
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   const std::string log = absl::StrCat(directory_, "/log");

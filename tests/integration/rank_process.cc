@@ -36,6 +36,7 @@ absl::StatusOr<pid_t> Spawn(const RankProcess::Options& options, int commands,
                                     absl::StrCat(options.world_size),
                                     absl::StrCat(options.seed)};
   std::vector<char*> arguments;
+  arguments.reserve(words.size() + 1);
   for (std::string& word : words) arguments.push_back(word.data());
   arguments.push_back(nullptr);
   posix_spawn_file_actions_t actions;
