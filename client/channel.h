@@ -102,7 +102,8 @@ class Channel {
   virtual uint64_t transfer_bytes_max() const = 0;
   virtual absl::Status BeginLoad(absl::Time deadline) = 0;
   // `data` holds elements [begin, ...) of the array in `dtype` (step count:
-  // int64, and dtype is ignored).
+  // int64, and dtype is ignored); it is the caller's again when this returns.
+  // An error of the engine shows here, at a later Load, or at FinishLoad.
   virtual absl::Status Load(StateArray array, uint32_t parameter,
                             uint64_t begin, DType dtype,
                             absl::Span<const std::byte> data,

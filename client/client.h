@@ -131,7 +131,8 @@ class Session {
   // begins, loads whole arrays of parameters (what the rank does not own is
   // passed over, so each rank may load everything), and finishes, which waits
   // for all ranks. `data` holds numel elements of `dtype` (kStepCount: one
-  // int64, and dtype is ignored).
+  // int64, and dtype is ignored). An error of the daemon may show only at a
+  // later Load or at FinishLoad.
   absl::Status BeginLoad();
   absl::Status Load(StateArray array, uint32_t parameter, DType dtype,
                     absl::Span<const std::byte> data);

@@ -62,10 +62,11 @@ class GrpcChannel final : public Channel {
                                  absl::Time deadline) override;
 
  private:
+  enum class Kind { kAwaited, kPush, kLoad };
   struct Pending {
-    bool is_push = false;
-    uint64_t step = 0;
-    std::optional<v1::SessionReply> reply;
+    Kind kind = Kind::kAwaited;
+    uint64_t step = 0;                      // kPush
+    std::optional<v1::SessionReply> reply;  // kAwaited
   };
 
   absl::StatusOr<Attached> Join(absl::Time deadline);
@@ -95,6 +96,8 @@ class GrpcChannel final : public Channel {
   uint64_t last_request_id_ = 0;
   absl::flat_hash_map<uint64_t, Pending> pending_;
   size_t pending_pushes_ = 0;
+  size_t pending_loads_ = 0;
+  absl::Status failed_load_;  // the first, until it is told
   uint64_t commit_id_ = 0;
 };
 
@@ -148,6 +151,8 @@ absl::Status GrpcChannel::Lose(const absl::Status& status) {
   stream_.reset();
   pending_.clear();
   pending_pushes_ = 0;
+  pending_loads_ = 0;
+  failed_load_ = absl::OkStatus();
   commit_id_ = 0;
   return status;
 }
@@ -172,7 +177,7 @@ absl::Status GrpcChannel::Push(const PushRange& range, absl::Time deadline) {
   push->set_micro_step(range.micro_step);
   push->set_first_parameter(range.first_parameter);
   push->set_parameter_count(range.parameter_count);
-  return Send({.is_push = true, .step = range.step, .reply = {}}, deadline)
+  return Send({.kind = Kind::kPush, .step = range.step, .reply = {}}, deadline)
       .status();
 }
 
@@ -248,10 +253,15 @@ absl::Status GrpcChannel::Load(StateArray array, uint32_t parameter,
   load->set_begin(begin);
   load->set_dtype(static_cast<v1::DType>(dtype));
   load->set_data(data.data(), data.size());
-  return SendAndAwait(deadline).status();
+  OPTSTATE_RETURN_IF_ERROR(
+      Send({.kind = Kind::kLoad, .step = 0, .reply = {}}, deadline).status());
+  return std::exchange(failed_load_, absl::OkStatus());
 }
 
 absl::Status GrpcChannel::FinishLoad(absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(
+      WaitUntil([this] { return pending_loads_ == 0; }, deadline));
+  OPTSTATE_RETURN_IF_ERROR(std::exchange(failed_load_, absl::OkStatus()));
   request_.mutable_finish_load();
   OPTSTATE_RETURN_IF_ERROR(SendAndAwait(deadline).status());
   return ReadParameters(deadline);
@@ -303,7 +313,8 @@ absl::StatusOr<uint64_t> GrpcChannel::Send(const Pending& pending,
       WaitUntil([this] { return pending_.size() < kPendingMax; }, deadline));
   const uint64_t id = ++last_request_id_;
   request_.set_request_id(id);
-  if (pending.is_push) ++pending_pushes_;
+  if (pending.kind == Kind::kPush) ++pending_pushes_;
+  if (pending.kind == Kind::kLoad) ++pending_loads_;
   pending_.emplace(id, pending);
   const absl::Status written = stream_->Write(request_, deadline);
   if (!written.ok()) return Lose(written);
@@ -350,13 +361,18 @@ absl::Status GrpcChannel::Record(v1::SessionReply reply) {
                                             ", which is not open"));
   }
   if (reply.has_parameter_chunk()) return CopyChunk(reply.parameter_chunk());
-  if (!found->second.is_push) {
+  if (found->second.kind == Kind::kAwaited) {
     found->second.reply = std::move(reply);
     return absl::OkStatus();
   }
   absl::Status status = FromProto(reply.status());
-  if (!status.ok()) NoteFailedPush(found->second.step, std::move(status));
-  --pending_pushes_;
+  if (found->second.kind == Kind::kPush) {
+    --pending_pushes_;
+    if (!status.ok()) NoteFailedPush(found->second.step, std::move(status));
+  } else {
+    --pending_loads_;
+    failed_load_.Update(std::move(status));
+  }
   pending_.erase(found);
   return absl::OkStatus();
 }

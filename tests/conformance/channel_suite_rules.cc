@@ -1,6 +1,7 @@
 // What is refused, what may be repeated, and what is left afterwards.
 
 #include <limits>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -69,6 +70,22 @@ TEST_P(ChannelSuite, NoStepBeforeTheLoad) {
   pushed.Update((*session)->Flush());
   EXPECT_EQ(pushed.code(), StatusCode::kFailedPrecondition) << pushed;
   EXPECT_FALSE((*session)->Commit(CommitOf(**session, 1)).ok());
+  ASSERT_TRUE(LoadConstant(**session, 1).ok());
+  ExpectStep(**session, 1);
+}
+
+// Told by FinishLoad at the latest, and the load can be taken again.
+TEST_P(ChannelSuite, LoadOfAnArrayThatIsNotThereIsRefused) {
+  auto session = Open(NewJob(UniformLayout(2, 100)));
+  ASSERT_TRUE(session.ok()) << session.status();
+  ASSERT_TRUE((*session)->BeginLoad().ok());
+  const std::vector<float> values(100, 1);
+  absl::Status status = (*session)->Load(
+      client::StateArray::kMaxExpAvgSq, 0, DType::kFloat32,
+      {reinterpret_cast<const std::byte*>(values.data()), 400});
+  if (status.ok()) status = (*session)->FinishLoad();
+  EXPECT_FALSE(status.ok());
+  EXPECT_NE((*session)->info().phase, client::JobPhase::kReady);
   ASSERT_TRUE(LoadConstant(**session, 1).ok());
   ExpectStep(**session, 1);
 }
