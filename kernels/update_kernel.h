@@ -16,6 +16,8 @@ namespace optstate {
 // State arrays besides the master parameter; a rule names those that it has.
 inline constexpr int kMaxStateArrays = 3;
 
+struct UndoSlot;  // undo.h
+
 // One contiguous piece of one parameter within one tile: what a kernel updates
 // in one call. All pointers have `numel` elements, need only the alignment of
 // their element, and do not overlap. `parameter` is write-only.
@@ -25,6 +27,10 @@ struct TileView {
   float* master = nullptr;
   float* state[kMaxStateArrays] = {};  // in the order of state_array_names
   size_t numel = 0;
+  // Where the kernel keeps the old values until the caller is done with the
+  // view, so that a killed process's work can be rolled back; null: nowhere.
+  // Not null: slot's `saved` is 0 and `numel` at most kTileElements.
+  UndoSlot* undo = nullptr;
 };
 
 // What the inner loop needs of the hyperparameters, the step count and the

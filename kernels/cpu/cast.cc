@@ -1,10 +1,12 @@
 #include "kernels/cpu/cast.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
 #include "kernels/cpu/highway_config.h"
 #include "kernels/cpu/targets.h"
+#include "kernels/undo.h"
 #include "proto/types/dtype.h"
 
 // The rest of this file is compiled once per target.
@@ -14,6 +16,7 @@
 // After foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/undo-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace optstate::cpu {
@@ -53,6 +56,18 @@ void ToFloat(const void* in, float* out, size_t numel) {
   std::memcpy(out + i, rest_out, rest * sizeof(float));
 }
 
+// ToFloat that adds, so that each addition can be undone.
+template <DType kFrom>
+void AddWithUndo(const void* in, float* out, size_t numel, UndoSlot* undo) {
+  const auto* elements = static_cast<const StorageOf<kFrom>*>(in);
+  for (size_t begin = 0; begin < numel; begin += kUndoBlockElements) {
+    const size_t end = std::min(begin + kUndoBlockElements, numel);
+    SaveOldValues(Floats(), out, undo->old[0], begin, end);
+    PublishSaved(undo, end);
+    ToFloat<kFrom, true>(elements + begin, out + begin, end - begin);
+  }
+}
+
 template <DType kTo>
 void FromFloat(const float* in, void* out, size_t numel) {
   auto* elements = static_cast<StorageOf<kTo>*>(out);
@@ -71,24 +86,33 @@ void FromFloat(const float* in, void* out, size_t numel) {
   std::memcpy(elements + i, rest_out, rest * sizeof(rest_out[0]));
 }
 
-template <bool kAdd>
-void ToFloatOfDType(DType from, const void* in, float* out, size_t numel) {
+void CopyToFloat(DType from, const void* in, float* out, size_t numel) {
   switch (from) {
     case DType::kFloat32:
-      return ToFloat<DType::kFloat32, kAdd>(in, out, numel);
+      return ToFloat<DType::kFloat32, false>(in, out, numel);
     case DType::kBFloat16:
-      return ToFloat<DType::kBFloat16, kAdd>(in, out, numel);
+      return ToFloat<DType::kBFloat16, false>(in, out, numel);
     case DType::kFloat16:
-      return ToFloat<DType::kFloat16, kAdd>(in, out, numel);
+      return ToFloat<DType::kFloat16, false>(in, out, numel);
   }
 }
 
-void CopyToFloat(DType from, const void* in, float* out, size_t numel) {
-  ToFloatOfDType<false>(from, in, out, numel);
+template <DType kFrom>
+void AddToFloat(const void* in, float* out, size_t numel, UndoSlot* undo) {
+  if (undo == nullptr) return ToFloat<kFrom, true>(in, out, numel);
+  AddWithUndo<kFrom>(in, out, numel, undo);
 }
 
-void AddToFloat(DType from, const void* in, float* out, size_t numel) {
-  ToFloatOfDType<true>(from, in, out, numel);
+void AddToFloatOfDType(DType from, const void* in, float* out, size_t numel,
+                       UndoSlot* undo) {
+  switch (from) {
+    case DType::kFloat32:
+      return AddToFloat<DType::kFloat32>(in, out, numel, undo);
+    case DType::kBFloat16:
+      return AddToFloat<DType::kBFloat16>(in, out, numel, undo);
+    case DType::kFloat16:
+      return AddToFloat<DType::kFloat16>(in, out, numel, undo);
+  }
 }
 
 void CopyFromFloat(DType to, const float* in, void* out, size_t numel) {
@@ -115,7 +139,7 @@ namespace optstate::cpu {
 namespace {
 
 constexpr auto kCopyToFloat = OPTSTATE_TARGET_TABLE(CopyToFloat);
-constexpr auto kAddToFloat = OPTSTATE_TARGET_TABLE(AddToFloat);
+constexpr auto kAddToFloat = OPTSTATE_TARGET_TABLE(AddToFloatOfDType);
 constexpr auto kCopyFromFloat = OPTSTATE_TARGET_TABLE(CopyFromFloat);
 
 }  // namespace
@@ -131,9 +155,12 @@ void CastFromFloatOn(Target target, DType to, const float* in, void* out,
 }
 
 void AccumulateOn(Target target, DType dtype, const void* gradient, bool first,
-                  float* sum, size_t numel) {
-  const auto& table = first ? kCopyToFloat : kAddToFloat;
-  table.For(target)(dtype, gradient, sum, numel);
+                  float* sum, size_t numel, UndoSlot* undo) {
+  if (first) {
+    kCopyToFloat.For(target)(dtype, gradient, sum, numel);
+  } else {
+    kAddToFloat.For(target)(dtype, gradient, sum, numel, undo);
+  }
 }
 
 }  // namespace optstate::cpu

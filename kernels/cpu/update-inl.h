@@ -22,12 +22,15 @@
 #define OPTSTATE_KERNELS_CPU_UPDATE_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/undo-inl.h"
+#include "kernels/undo.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 
@@ -117,6 +120,36 @@ HWY_NOINLINE void UpdateTail(D d, const Rule& rule,
               count * sizeof(parameter[0]));
 }
 
+// Elements [begin, end).
+template <class D, class Rule, DType kGradient, DType kParameter>
+HWY_INLINE void UpdateRange(D d, const Rule& rule,
+                            const TileArrays<kGradient, kParameter>& arrays,
+                            size_t begin, size_t end) {
+  const size_t lanes = hn::Lanes(d);
+  size_t i = begin;
+  for (; i + lanes <= end; i += lanes) {
+    PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
+    UpdateVector(d, rule, arrays, i);
+  }
+  if (i < end) UpdateTail(d, rule, arrays, i, end - i);
+}
+
+// All elements, so that each can be undone: undo.h says why in this order.
+template <class D, class Rule, DType kGradient, DType kParameter>
+HWY_INLINE void UpdateWithUndo(D d, const Rule& rule,
+                               const TileArrays<kGradient, kParameter>& arrays,
+                               size_t numel, UndoSlot* undo) {
+  for (size_t begin = 0; begin < numel; begin += kUndoBlockElements) {
+    const size_t end = std::min(begin + kUndoBlockElements, numel);
+    SaveOldValues(d, arrays.master, undo->old[0], begin, end);
+    for (int k = 0; k < Rule::kStateArrays; ++k) {
+      SaveOldValues(d, arrays.state[k], undo->old[1 + k], begin, end);
+    }
+    PublishSaved(undo, end);
+    UpdateRange(d, rule, arrays, begin, end);
+  }
+}
+
 // UpdateKernel::apply of a rule and a pair of dtypes.
 template <class Rule, DType kGradient, DType kParameter>
 void UpdateTile(const UpdateFactors& factors, const TileView& view) {
@@ -127,13 +160,11 @@ void UpdateTile(const UpdateFactors& factors, const TileView& view) {
       view.master,
       {view.state[0], view.state[1], view.state[2]}};
   const hn::ScalableTag<float> d;
-  const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
-  for (; i + lanes <= view.numel; i += lanes) {
-    PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
-    UpdateVector(d, rule, arrays, i);
+  if (view.undo == nullptr) {
+    UpdateRange(d, rule, arrays, 0, view.numel);
+  } else {
+    UpdateWithUndo(d, rule, arrays, view.numel, view.undo);
   }
-  if (i < view.numel) UpdateTail(d, rule, arrays, i, view.numel - i);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
