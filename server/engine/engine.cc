@@ -68,7 +68,8 @@ int RunEngine(const EngineOptions& options) {
       Job::Open({.name = config.job(),
                  .uid = config.uid(),
                  .directory = config.job_dir(),
-                 .config = config.daemon()});
+                 .config = config.daemon(),
+                 .kept = {}});
   if (!job.ok()) {
     spdlog::error("job cannot be opened: job={} error=\"{}\"", config.job(),
                   job.status().ToString());

@@ -81,6 +81,9 @@ struct AttachSpec {
   SessionListener* listener = nullptr;
   // See v1::AttachRequest.
   uint64_t client_instance = 0;
+  // The area holds what this instance wrote there for the engine before this
+  // one; else it does so once the rank has pushed again and committed.
+  bool gradients_present = false;
   // Attach even when the job is FAILED, in order to load a checkpoint into it.
   // Without it such a job refuses its ranks, so that none takes its parameters.
   bool accept_failed = false;

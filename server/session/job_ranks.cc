@@ -74,7 +74,9 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   rank.attached = true;
   rank.spec = spec;
   rank.attached_at = absl::Now();
-  gradient_areas_[spec.rank] = spec.gradient_area;
+  if (!recovery_.has_value() || spec.gradients_present) {
+    gradient_areas_[spec.rank] = spec.gradient_area;
+  }
   had_session_ = true;
   if (recovery_.has_value()) TryToFinishStep();
   AttachResult result;

@@ -139,7 +139,9 @@ void JobImpl::TryToFinishStep() {
                record().committed_step);
   recovery_.reset();
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_[rank].attached) gradient_areas_[rank] = nullptr;
+    const RankSession& session = ranks_[rank];
+    gradient_areas_[rank] =
+        session.attached ? session.spec.gradient_area : nullptr;
   }
   AnswerCommits(absl::OkStatus(), LastOutcome());
   open_step_.DropAll();

@@ -135,7 +135,13 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
     return;
   }
   open_step_.NoteCommit(rank, request_id, spec);
-  if (open_step_.all_committed() && !recovery_.has_value()) CloseStep();
+  if (recovery_.has_value()) {
+    // What it pushed before this is there by now, over every wire.
+    gradient_areas_[rank] = ranks_[rank].spec.gradient_area;
+    TryToFinishStep();
+  } else if (open_step_.all_committed()) {
+    CloseStep();
+  }
 }
 
 // All ranks have committed: the step is taken, or refused to all.

@@ -37,8 +37,10 @@ absl::StatusOr<StateFile> OpenStagingFile(const std::string& path,
 }
 
 absl::StatusOr<StateFile> MakeStagingFile(const std::string& path,
-                                          uint64_t gradient_area_bytes) {
+                                          uint64_t gradient_area_bytes,
+                                          bool* present) {
   absl::StatusOr<StateFile> there = OpenStagingFile(path, gradient_area_bytes);
+  *present = there.ok();
   if (!absl::IsDataLoss(there.status())) return there;
   ::unlink(path.c_str());
   OPTSTATE_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemoryBytes());

@@ -22,10 +22,11 @@ bool IsStagingFile(absl::string_view name);
 // Mapped; what is in it stays. DATA_LOSS when there is none of that size.
 absl::StatusOr<StateFile> OpenStagingFile(const std::string& path,
                                           uint64_t gradient_area_bytes);
-// Opens it, or makes one of zeros. RESOURCE_EXHAUSTED when there is no memory;
-// then none is left behind.
+// Opens it, or makes one of zeros; `present` says which. RESOURCE_EXHAUSTED
+// when there is no memory; then none is left behind.
 absl::StatusOr<StateFile> MakeStagingFile(const std::string& path,
-                                          uint64_t gradient_area_bytes);
+                                          uint64_t gradient_area_bytes,
+                                          bool* present);
 
 // Checks seals and size: `gradient_area_bytes` from the offset on must be
 // there.
