@@ -94,8 +94,8 @@ HWY_INLINE void UpdateVector(D d, const Rule& rule,
 // on the stack, because not every target can load and store under a mask
 // without touching the bytes behind the array.
 template <class D, class Rule, DType kGradient, DType kParameter>
-HWY_NOINLINE void UpdateTail(D d, const Rule& rule,
-                             const TileArrays<kGradient, kParameter>& arrays,
+HWY_NOINLINE void UpdateTail(D d, Rule rule,
+                             TileArrays<kGradient, kParameter> arrays,
                              size_t begin, size_t count) {
   constexpr size_t kLanes = hn::MaxLanes(d);
   HWY_ALIGN StorageOf<kGradient> gradient[kLanes] = {};
