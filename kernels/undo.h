@@ -15,11 +15,11 @@ namespace optstate {
 // (mapped shared): 64-byte aligned, small enough to stay in the thread's cache.
 //
 // Whoever starts on a view stores saved = 0 and only then says, wherever it
-// keeps that, which view is in hand. The kernel then goes through the view in
-// blocks, and stores for each, in this order:
-//   1. the block's old values, at their own indices in `old`
-//   2. saved = end of the block
-//   3. the block's new values
+// keeps that, which view is in hand. The kernel then goes through the view
+// vector by vector, and stores for each, in this order:
+//   1. the old values, at their own indices in `old`
+//   2. saved = the index behind them
+//   3. the new values
 // So when the thread stops, wherever that is, every element that may have
 // changed lies in [0, saved) and has its old value here.
 //
@@ -51,11 +51,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 static_assert(sizeof(UndoSlot) ==
               64 + sizeof(float) * (1 + kMaxStateArrays) * kTileElements);
 
-// Elements between two stores of `saved`; README.md has what others cost. A
-// multiple of every target's vector.
-inline constexpr size_t kUndoBlockElements = 128;
-
-// Steps 1 and 2 are before this call's fences and 3 is behind them.
+// Step 2; the fences keep step 1 before it and step 3 behind it.
 inline void PublishSaved(UndoSlot* slot, size_t saved) {
   std::atomic_signal_fence(std::memory_order_seq_cst);
   slot->saved.store(saved, std::memory_order_relaxed);

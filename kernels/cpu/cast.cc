@@ -1,6 +1,5 @@
 #include "kernels/cpu/cast.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
@@ -16,7 +15,6 @@
 // After foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
-#include "kernels/cpu/undo-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace optstate::cpu {
@@ -25,25 +23,33 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Floats = hn::ScalableTag<float>;
 
-// out[i] = float(in[i]), or that added to out[i] when kAdd.
-template <DType kFrom, bool kAdd>
-HWY_INLINE void ToFloatVector(Floats d, const StorageOf<kFrom>* in,
-                              float* out) {
-  auto value = LoadFloats<kFrom>(d, in);
-  if constexpr (kAdd) {
-    value = CanonicalNan(d, hn::Add(hn::LoadU(d, out), value));
+enum class Into { kCopy, kAdd, kAddWithUndo };
+
+// out[i...] = float(in[i...]), or that added to it; undo.h says why in this
+// order.
+template <DType kFrom, Into kInto>
+HWY_INLINE void ToFloatVector(Floats d, const StorageOf<kFrom>* in, float* out,
+                              size_t i, UndoSlot* undo) {
+  auto value = LoadFloats<kFrom>(d, in + i);
+  if constexpr (kInto != Into::kCopy) {
+    const auto sum = hn::LoadU(d, out + i);
+    if constexpr (kInto == Into::kAddWithUndo) {
+      hn::StoreU(sum, d, undo->old[0] + i);
+      PublishSaved(undo, i + hn::Lanes(d));
+    }
+    value = CanonicalNan(d, hn::Add(sum, value));
   }
-  hn::StoreU(value, d, out);
+  hn::StoreU(value, d, out + i);
 }
 
-template <DType kFrom, bool kAdd>
-void ToFloat(const void* in, float* out, size_t numel) {
+template <DType kFrom, Into kInto>
+void ToFloat(const void* in, float* out, size_t numel, UndoSlot* undo) {
   const auto* elements = static_cast<const StorageOf<kFrom>*>(in);
   const Floats d;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= numel; i += lanes) {
-    ToFloatVector<kFrom, kAdd>(d, elements + i, out + i);
+    ToFloatVector<kFrom, kInto>(d, elements, out, i, undo);
   }
   if (i == numel) return;
   // The tail, through a whole vector on the stack (see update-inl.h).
@@ -52,20 +58,13 @@ void ToFloat(const void* in, float* out, size_t numel) {
   float rest_out[hn::MaxLanes(d)] = {};
   std::memcpy(rest_in, elements + i, rest * sizeof(rest_in[0]));
   std::memcpy(rest_out, out + i, rest * sizeof(float));
-  ToFloatVector<kFrom, kAdd>(d, rest_in, rest_out);
-  std::memcpy(out + i, rest_out, rest * sizeof(float));
-}
-
-// ToFloat that adds, so that each addition can be undone.
-template <DType kFrom>
-void AddWithUndo(const void* in, float* out, size_t numel, UndoSlot* undo) {
-  const auto* elements = static_cast<const StorageOf<kFrom>*>(in);
-  for (size_t begin = 0; begin < numel; begin += kUndoBlockElements) {
-    const size_t end = std::min(begin + kUndoBlockElements, numel);
-    SaveOldValues(Floats(), out, undo->old[0], begin, end);
-    PublishSaved(undo, end);
-    ToFloat<kFrom, true>(elements + begin, out + begin, end - begin);
+  if constexpr (kInto == Into::kAddWithUndo) {
+    std::memcpy(undo->old[0] + i, rest_out, rest * sizeof(float));
+    PublishSaved(undo, numel);
   }
+  constexpr Into kRestInto = kInto == Into::kCopy ? Into::kCopy : Into::kAdd;
+  ToFloatVector<kFrom, kRestInto>(d, rest_in, rest_out, 0, nullptr);
+  std::memcpy(out + i, rest_out, rest * sizeof(float));
 }
 
 template <DType kTo>
@@ -86,32 +85,29 @@ void FromFloat(const float* in, void* out, size_t numel) {
   std::memcpy(elements + i, rest_out, rest * sizeof(rest_out[0]));
 }
 
-void CopyToFloat(DType from, const void* in, float* out, size_t numel) {
+template <Into kInto>
+void ToFloatOfDType(DType from, const void* in, float* out, size_t numel,
+                    UndoSlot* undo) {
   switch (from) {
     case DType::kFloat32:
-      return ToFloat<DType::kFloat32, false>(in, out, numel);
+      return ToFloat<DType::kFloat32, kInto>(in, out, numel, undo);
     case DType::kBFloat16:
-      return ToFloat<DType::kBFloat16, false>(in, out, numel);
+      return ToFloat<DType::kBFloat16, kInto>(in, out, numel, undo);
     case DType::kFloat16:
-      return ToFloat<DType::kFloat16, false>(in, out, numel);
+      return ToFloat<DType::kFloat16, kInto>(in, out, numel, undo);
   }
 }
 
-template <DType kFrom>
-void AddToFloat(const void* in, float* out, size_t numel, UndoSlot* undo) {
-  if (undo == nullptr) return ToFloat<kFrom, true>(in, out, numel);
-  AddWithUndo<kFrom>(in, out, numel, undo);
+void CopyToFloat(DType from, const void* in, float* out, size_t numel) {
+  ToFloatOfDType<Into::kCopy>(from, in, out, numel, nullptr);
 }
 
-void AddToFloatOfDType(DType from, const void* in, float* out, size_t numel,
-                       UndoSlot* undo) {
-  switch (from) {
-    case DType::kFloat32:
-      return AddToFloat<DType::kFloat32>(in, out, numel, undo);
-    case DType::kBFloat16:
-      return AddToFloat<DType::kBFloat16>(in, out, numel, undo);
-    case DType::kFloat16:
-      return AddToFloat<DType::kFloat16>(in, out, numel, undo);
+void AddToFloat(DType from, const void* in, float* out, size_t numel,
+                UndoSlot* undo) {
+  if (undo == nullptr) {
+    ToFloatOfDType<Into::kAdd>(from, in, out, numel, nullptr);
+  } else {
+    ToFloatOfDType<Into::kAddWithUndo>(from, in, out, numel, undo);
   }
 }
 
@@ -139,7 +135,7 @@ namespace optstate::cpu {
 namespace {
 
 constexpr auto kCopyToFloat = OPTSTATE_TARGET_TABLE(CopyToFloat);
-constexpr auto kAddToFloat = OPTSTATE_TARGET_TABLE(AddToFloatOfDType);
+constexpr auto kAddToFloat = OPTSTATE_TARGET_TABLE(AddToFloat);
 constexpr auto kCopyFromFloat = OPTSTATE_TARGET_TABLE(CopyFromFloat);
 
 }  // namespace
