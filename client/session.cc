@@ -46,7 +46,8 @@ absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
                       .local_world_size = options.local_world_size,
                       .accumulate = options.accumulate,
                       .ephemeral = options.ephemeral,
-                      .extend = options.extend};
+                      .extend = options.extend,
+                      .interrupted = options.interrupted};
 }
 
 }  // namespace
@@ -111,7 +112,8 @@ SessionInfo Session::info() const {
           .phase = phase_,
           .created = created_,
           .endpoint = options_.endpoint,
-          .wire = closed_ ? std::string() : std::string(channel_->wire())};
+          .wire = closed_ ? std::string() : std::string(channel_->wire()),
+          .commit_open = commit_.has_value()};
 }
 
 const Layout& Session::layout() const { return setup_->layout; }

@@ -14,7 +14,7 @@ from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._torch_binding import TensorBinding
 from optstate._torch_layout import check_options, optimizer_kind, parameter_names, parameter_specs
-from optstate.session import Session, SessionSpec
+from optstate.session import Session, SessionSpec, StepOutcome
 
 ParamGroups = Sequence[dict[str, Any]]
 
@@ -128,6 +128,8 @@ class Attachment:
         self.micro_step = 0
         # Whether something may be staged of a step that failed.
         self.must_abort = False
+        # The step whose commit was begun, until its parameters are read back.
+        self.committing: int | None = None
 
     @property
     def needs_load(self) -> bool:
@@ -156,6 +158,25 @@ class Attachment:
     @property
     def next_step(self) -> int:
         return self.session.committed_step + 1
+
+    def finish_interrupted(self) -> StepOutcome | None:
+        """Brings the step to its end that a signal (Ctrl-C) cut short, if any."""
+        step = self.committing
+        if step is None:
+            return None
+        outcome = None
+        if self.session.refresh():
+            try:
+                outcome = self.session.wait_commit()
+            except errors.OptstateError:
+                self.committing = None
+                raise
+        if self.session.committed_step < step:
+            self.must_abort = True  # it never came to the commit
+        else:
+            self.binding.read()
+        self.committing = None
+        return outcome
 
     def check_groups(self, param_groups: ParamGroups) -> None:
         """Raises when param_groups want what differs from what was registered."""
