@@ -39,6 +39,15 @@ v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
   return hello;
 }
 
+// A socket, or a host, that is not there is a daemon that is not there.
+absl::Status NobodyThere(const absl::Status& status) {
+  if (!absl::IsNotFound(status) && !absl::IsUnavailable(status)) {
+    return UnreachableError(status);
+  }
+  return UnreachableError(absl::UnavailableError(absl::StrCat(
+      status.message(), "; start optstated there, or name another endpoint")));
+}
+
 // A daemon that drains is UNAVAILABLE for good; one whose last engine of this
 // job is just going away says so in these words.
 absl::Status Verdict(const absl::Status& status) {
@@ -90,7 +99,7 @@ absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
   // A session that looks for a lost daemon comes here again and again.
   OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
   absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline);
-  if (!socket.ok()) return UnreachableError(socket.status());
+  if (!socket.ok()) return NobodyThere(socket.status());
   OPTSTATE_RETURN_IF_ERROR(Greet(
       socket->get(), MakeHello(wire, job, must_exist), deadline, interrupted));
   return socket;

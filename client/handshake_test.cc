@@ -167,6 +167,9 @@ TEST(HandshakeTest, NobodyThereIsUnreachable) {
                      false, Soon(), {})
           .status();
   EXPECT_TRUE(IsUnreachable(status)) << status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(status.message(), HasSubstr("/nonexistent/x"));
+  EXPECT_THAT(status.message(), HasSubstr("start optstated"));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "client/channel.h"
 #include "client/client.h"
 #include "client/connect.h"
+#include "client/transport_error.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::client {
@@ -60,7 +61,8 @@ Session::~Session() { Close(); }
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(SessionOptions options) {
   absl::StatusOr<Endpoint> endpoint = FindDaemon(
       options.endpoint, options.daemon_path, options.connect_timeout);
-  if (!endpoint.ok()) return Annotate(endpoint.status(), options.job);
+  // Names the endpoint; which job was meant for it says nothing.
+  if (!endpoint.ok()) return endpoint.status();
   options.endpoint = endpoint->ToString();
   return OpenOver(
       [&](ChannelSetup setup) {
@@ -145,6 +147,11 @@ absl::Span<const std::byte> Session::parameter(uint32_t parameter) const {
 
 absl::Status Session::Annotated(const absl::Status& status) const {
   if (status.ok()) return status;
+  // The endpoint is what is wrong, and a job's name may be a random one.
+  if (IsUnreachable(status)) {
+    return Annotate(status, absl::StrCat("no daemon at ", options_.endpoint,
+                                         " for job \"", options_.job, "\""));
+  }
   return Annotate(status, absl::StrCat("job \"", options_.job, "\" at ",
                                        options_.endpoint));
 }

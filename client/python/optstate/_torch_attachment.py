@@ -194,7 +194,9 @@ class Attachment:
     def fill_hyperparams(self, param_groups: ParamGroups) -> None:
         """ValueError, in torch's words, before anything is pushed."""
         for index, group in enumerate(param_groups):
-            _fill_hyperparams(self.hyperparams[index], group, index)
+            out = self.hyperparams[index]
+            out.lr, out.beta1, out.beta2, out.eps, out.weight_decay = hyperparams_of(group, index)
+            out.maximize = bool(group["maximize"])
 
     def load(
         self,
@@ -231,7 +233,8 @@ class Attachment:
         return fetched
 
 
-def _fill_hyperparams(out: Any, group: dict[str, Any], index: int) -> None:
+def hyperparams_of(group: dict[str, Any], index: int) -> tuple[float, ...]:
+    """(lr, beta1, beta2, eps, weight_decay); ValueError, in torch's words."""
     lr, eps = as_float(group["lr"]), as_float(group["eps"])
     beta1, beta2 = (as_float(beta) for beta in group["betas"])
     weight_decay = as_float(group["weight_decay"])
@@ -246,5 +249,4 @@ def _fill_hyperparams(out: Any, group: dict[str, Any], index: int) -> None:
         raise ValueError(f"Invalid beta parameter at index 1: {beta2}{where}")
     if not 0.0 <= weight_decay < math.inf:
         raise ValueError(f"Invalid weight_decay value: {weight_decay}{where}")
-    out.lr, out.eps, out.beta1, out.beta2 = lr, eps, beta1, beta2
-    out.weight_decay, out.maximize = weight_decay, bool(group["maximize"])
+    return lr, beta1, beta2, eps, weight_decay

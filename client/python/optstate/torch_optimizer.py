@@ -19,7 +19,7 @@ import torch
 
 from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
-from optstate._torch_attachment import Attachment, Settings, as_float
+from optstate._torch_attachment import Attachment, Settings, as_float, hyperparams_of
 from optstate._torch_layout import check_group, model_names, parameter_names, parameter_specs
 from optstate.session import StepOutcome
 
@@ -60,8 +60,9 @@ class ServedOptimizer(torch.optim.Optimizer):
             None: $OPTSTATE_ENDPOINT, else the node's daemon when its socket is
             there, else "embedded", a private daemon that lives with the trainer.
         max_norm: clip the L2 norm of all gradients to this, in the daemon (as
-            clip_grad_norm_, but in the same pass as the update). Also an
-            attribute that may be changed between steps.
+            clip_grad_norm_, but in the same pass as the update). None, 0 and
+            infinity: no clipping. Also an attribute that may be changed between
+            steps.
         process_group: whose ranks train the job together; None: the default
             group of torch.distributed if it is initialised, else this process.
         model: a module to take stable parameter names from; or pass (name,
@@ -465,7 +466,9 @@ class ServedOptimizer(torch.optim.Optimizer):
         """
         super().add_param_group(param_group)
         try:
-            check_group(self.param_groups[-1], len(self.param_groups) - 1)
+            index = len(self.param_groups) - 1
+            check_group(self.param_groups[index], index)
+            hyperparams_of(self.param_groups[index], index)
             if self._attachment is not None:
                 self._extend(self._attachment)
         except BaseException:
