@@ -82,6 +82,24 @@ absl::StatusOr<absl::Span<const std::byte>> FindParameter(
       absl::StrCat("parameter ", parameter, " of ", count));
 }
 
+// `outcome` may be null.
+absl::Status CheckOutcome(const optstate_outcome* outcome) {
+  if (outcome == nullptr) return absl::OkStatus();
+  return client::CheckStruct(outcome, kOutcomeSizeMin, "outcome");
+}
+
+void WriteOutcome(const client::Outcome& from, optstate_outcome* outcome) {
+  if (outcome == nullptr) return;
+  optstate_outcome to = {};
+  to.step = from.step;
+  to.applied = from.applied;
+  to.found_inf = from.found_inf;
+  to.gradient_norm = from.gradient_norm;
+  to.clip_coefficient = from.clip_coefficient;
+  to.update_ns = from.update_ns;
+  client::WriteStruct(to, outcome->struct_size, outcome);
+}
+
 // Of data that the caller only points to: numel elements, or one count.
 uint64_t LoadBytes(const optstate::Layout& layout, client::StateArray array,
                    uint32_t parameter, optstate::DType dtype) {
@@ -138,6 +156,7 @@ int optstate_session_get_info(optstate_session* session,
     to.piece_count = s.piece_count();
     to.endpoint = session->endpoint.c_str();
     to.wire = session->wire.c_str();
+    to.commit_open = from.commit_open;
     client::WriteStruct(to, info->struct_size, info);
     return absl::OkStatus();
   });
@@ -202,22 +221,20 @@ int optstate_commit(optstate_session* session,
                     const optstate_commit_options* options,
                     optstate_outcome* outcome) {
   return Guarded(session, [&](client::Session& s) -> absl::Status {
-    if (outcome != nullptr) {
-      OPTSTATE_RETURN_IF_ERROR(
-          client::CheckStruct(outcome, kOutcomeSizeMin, "outcome"));
-    }
+    OPTSTATE_RETURN_IF_ERROR(CheckOutcome(outcome));
     OPTSTATE_ASSIGN_OR_RETURN(const client::CommitOptions read,
                               client::ReadCommitOptions(options));
     OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from, s.Commit(read));
-    if (outcome == nullptr) return absl::OkStatus();
-    optstate_outcome to = {};
-    to.step = from.step;
-    to.applied = from.applied;
-    to.found_inf = from.found_inf;
-    to.gradient_norm = from.gradient_norm;
-    to.clip_coefficient = from.clip_coefficient;
-    to.update_ns = from.update_ns;
-    client::WriteStruct(to, outcome->struct_size, outcome);
+    WriteOutcome(from, outcome);
+    return absl::OkStatus();
+  });
+}
+
+int optstate_commit_wait(optstate_session* session, optstate_outcome* outcome) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckOutcome(outcome));
+    OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from, s.CommitWait());
+    WriteOutcome(from, outcome);
     return absl::OkStatus();
   });
 }

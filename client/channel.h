@@ -30,6 +30,7 @@ struct ChannelSetup {
   bool accumulate = false;
   bool ephemeral = false;
   bool extend = false;
+  InterruptCheck interrupted = nullptr;
 };
 
 // Where the job stood when the rank was attached.
@@ -58,6 +59,8 @@ struct PushRange {
 // has dropped what this rank staged, and Connect() may be tried again. A verb
 // that reaches its deadline drops the connection too, because its answer could
 // no longer be told from that of the next one.
+// ChannelSetup::interrupted ends Connect, Flush and WaitCommit with CANCELLED:
+// the two waits keep the connection and what is out, and may be called again.
 //
 // The gradient and parameter areas stay at their addresses from the first
 // Connect() until the channel is destroyed, through every reconnection.

@@ -22,6 +22,7 @@
 //   DATA_LOSS            the job's state is damaged; says which step is good
 //   UNAVAILABLE          no daemon, or it is draining
 //   DEADLINE_EXCEEDED    other ranks, or the daemon, took too long
+//   CANCELLED            SessionOptions::interrupted said so
 // After any of them the session can be used further.
 #ifndef OPTSTATE_CLIENT_CLIENT_H_
 #define OPTSTATE_CLIENT_CLIENT_H_
@@ -119,9 +120,11 @@ class Session {
   // skipped. Repeated for the committed step with equal content, it returns the
   // recorded outcome. After an error nothing of the step is staged any more,
   // but after DEADLINE_EXCEEDED: then Commit may be called again, to go on
-  // waiting, while a push begins the step anew.
+  // waiting, while a push begins the step anew. After CANCELLED the commit is
+  // under way (info().commit_open) and CommitWait goes on with it.
   absl::StatusOr<Outcome> Commit(const CommitOptions& options);
-  // The same in two halves; in between, only the other half may be called.
+  // The same in two halves; in between, only the other half may be called. An
+  // error of either ends the commit, but CANCELLED: then CommitWait is due.
   absl::Status CommitStart(const CommitOptions& options);
   absl::StatusOr<Outcome> CommitWait();
   // Drops what this rank has staged of `step`.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/interrupt.h"
 #include "client/transport_error.h"
 #include "proto/types/status_macros.h"
 
@@ -24,6 +25,7 @@ class FakeChannel final : public Channel {
 
   absl::StatusOr<Attached> Connect(bool must_exist, absl::Time) override {
     Disconnect();
+    OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(setup_.interrupted));
     Attached attached;
     OPTSTATE_ASSIGN_OR_RETURN(
         connection_,
@@ -57,7 +59,7 @@ class FakeChannel final : public Channel {
   }
   absl::StatusOr<Outcome> WaitCommit(absl::Time deadline) override {
     absl::StatusOr<Outcome> outcome =
-        daemon_->WaitCommit(connection_, deadline);
+        daemon_->WaitCommit(connection_, deadline, setup_.interrupted);
     ReadParameters();
     return outcome;
   }

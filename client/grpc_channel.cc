@@ -79,7 +79,9 @@ class GrpcChannel final : public Channel {
   absl::StatusOr<v1::SessionReply> Await(uint64_t request_id,
                                          absl::Time deadline);
   absl::StatusOr<v1::SessionReply> SendAndAwait(absl::Time deadline);
-  absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline);
+  // Asks `interrupted`; after CANCELLED nothing is lost.
+  absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline,
+                         const InterruptCheck& interrupted = nullptr);
   absl::Status Record(v1::SessionReply reply);
   absl::Status Lose(const absl::Status& status);
 
@@ -111,11 +113,13 @@ absl::StatusOr<Attached> GrpcChannel::Connect(bool must_exist,
         parameters_.Allocate(setup_.layout.parameter_area_bytes()));
     allocated_ = true;
   }
-  OPTSTATE_ASSIGN_OR_RETURN(UniqueFd socket,
-                            OpenConnection(endpoint_, v1::WIRE_GRPC, setup_.job,
-                                           must_exist, deadline));
-  OPTSTATE_ASSIGN_OR_RETURN(stream_,
-                            GrpcStream::Open(std::move(socket), deadline));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      UniqueFd socket,
+      OpenConnection(endpoint_, v1::WIRE_GRPC, setup_.job, must_exist, deadline,
+                     setup_.interrupted));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      stream_,
+      GrpcStream::Open(std::move(socket), deadline, setup_.interrupted));
   absl::StatusOr<Attached> attached = Join(deadline);
   if (!attached.ok()) return Lose(attached.status());
   return attached;
@@ -198,7 +202,8 @@ absl::Status GrpcChannel::SendGradients(uint64_t begin, uint64_t end,
 }
 
 absl::Status GrpcChannel::Flush(absl::Time deadline) {
-  return WaitUntil([this] { return pending_pushes_ == 0; }, deadline);
+  return WaitUntil([this] { return pending_pushes_ == 0; }, deadline,
+                   setup_.interrupted);
 }
 
 absl::Status GrpcChannel::StartCommit(const CommitOptions& options,
@@ -226,6 +231,9 @@ absl::StatusOr<Outcome> GrpcChannel::WaitCommit(absl::Time deadline) {
   if (commit_id_ == 0) {
     return absl::FailedPreconditionError("no commit was started");
   }
+  OPTSTATE_RETURN_IF_ERROR(
+      WaitUntil([this] { return pending_.at(commit_id_).reply.has_value(); },
+                deadline, setup_.interrupted));
   OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply reply,
                             Await(std::exchange(commit_id_, 0), deadline));
   const Outcome outcome = MakeOutcome(reply.outcome());
@@ -338,12 +346,15 @@ absl::StatusOr<v1::SessionReply> GrpcChannel::SendAndAwait(
 }
 
 absl::Status GrpcChannel::WaitUntil(absl::FunctionRef<bool()> done,
-                                    absl::Time deadline) {
+                                    absl::Time deadline,
+                                    const InterruptCheck& interrupted) {
   if (!connected()) {
     return TransportError(absl::UnavailableError("not connected"));
   }
   while (!done()) {
-    absl::StatusOr<v1::SessionReply> reply = stream_->Read(deadline);
+    absl::StatusOr<v1::SessionReply> reply =
+        stream_->Read(deadline, interrupted);
+    if (absl::IsCancelled(reply.status())) return reply.status();
     if (!reply.ok()) return Lose(reply.status());
     const absl::Status status = Record(*std::move(reply));
     if (!status.ok()) return Lose(status);

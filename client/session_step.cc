@@ -186,6 +186,7 @@ absl::Status Session::Flush() {
     OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
     return TakeFailedPush();
   });
+  if (absl::IsCancelled(status)) return Annotated(status);
   // From here on the caller may write the next micro-step's gradients.
   if (options_.accumulate && std::exchange(pushed_since_flush_, false)) {
     overwritten_ = true;
@@ -210,6 +211,7 @@ absl::Status Session::CommitStart(const CommitOptions& options) {
     return Annotated(std::exchange(refused_push_, absl::OkStatus()));
   }
   commit_ = options;
+  commit_sent_ = false;
   const absl::Status status = Persist([this] { return StartCommit(); });
   if (!status.ok()) DropFailedStep(options.step, status);
   return Annotated(status);
@@ -251,7 +253,9 @@ absl::StatusOr<Outcome> Session::CommitWait() {
 
 // Whether the engine kept what was staged depends on why it refused; after
 // this it has not. A step that only took too long may be committed again.
+// An interrupted commit goes on.
 void Session::DropFailedStep(uint64_t step, const absl::Status& status) {
+  if (absl::IsCancelled(status)) return;
   commit_.reset();
   if (step != committed_step_ + 1) return;
   commit_timed_out_ = absl::IsDeadlineExceeded(status);

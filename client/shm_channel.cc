@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "client/handshake.h"
+#include "client/interrupt.h"
 #include "client/transport_error.h"
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
@@ -61,7 +62,7 @@ absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
   Drop();
   OPTSTATE_ASSIGN_OR_RETURN(
       socket_, OpenConnection(endpoint_, v1::WIRE_SHM, setup_.job, must_exist,
-                              deadline));
+                              deadline, setup_.interrupted));
   v1::SessionRequest request;
   *request.mutable_register_() = MakeRegister(setup_);
   absl::StatusOr<v1::SessionReply> registered =
@@ -111,6 +112,8 @@ absl::StatusOr<v1::SessionReply> ShmChannel::Call(
   // INVALID_ARGUMENT: a layout too large for a frame stays so.
   if (absl::IsInvalidArgument(sent)) return sent;
   OPTSTATE_RETURN_IF_ERROR(TransportError(sent));
+  OPTSTATE_RETURN_IF_ERROR(
+      AwaitReadable(socket_.get(), deadline, setup_.interrupted));
   absl::StatusOr<shm::Frame> frame =
       shm::ReceiveFrame(socket_.get(), shm::kFrameBytesMax, deadline);
   if (!frame.ok()) return TransportError(frame.status());
@@ -225,7 +228,8 @@ absl::Status ShmChannel::Push(const PushRange& range, absl::Time deadline) {
 }
 
 absl::Status ShmChannel::Flush(absl::Time deadline) {
-  return WaitUntil([this] { return pending_pushes_ == 0; }, deadline);
+  return WaitUntil([this] { return pending_pushes_ == 0; }, deadline,
+                   setup_.interrupted);
 }
 
 absl::Status ShmChannel::StartCommit(const CommitOptions& options,
@@ -251,10 +255,12 @@ absl::Status ShmChannel::StartCommit(const CommitOptions& options,
 }
 
 absl::StatusOr<Outcome> ShmChannel::WaitCommit(absl::Time deadline) {
-  Pending* const commit = std::exchange(commit_, nullptr);
-  if (commit == nullptr) {
+  if (commit_ == nullptr) {
     return absl::FailedPreconditionError("no commit was started");
   }
+  OPTSTATE_RETURN_IF_ERROR(WaitUntil([this] { return commit_->answered; },
+                                     deadline, setup_.interrupted));
+  Pending* const commit = std::exchange(commit_, nullptr);
   OPTSTATE_RETURN_IF_ERROR(Await(commit, deadline));
   const shm::Completion& from = commit->completion;
   return Outcome{.step = from.step,

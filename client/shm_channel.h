@@ -86,7 +86,9 @@ class ShmChannel final : public Channel {
   absl::Status Await(Pending* pending, absl::Time deadline);
   absl::Status SubmitAndAwait(shm::Op op, const shm::Submission& submission,
                               absl::Time deadline);
-  absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline);
+  // Asks `interrupted`; after CANCELLED nothing is lost.
+  absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline,
+                         const InterruptCheck& interrupted = nullptr);
   absl::StatusOr<bool> TakeCompletions();
   absl::Status Record(const shm::Completion& completion);
   std::string TextOf(const shm::Completion& completion) const;

@@ -14,7 +14,7 @@ from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._torch_binding import TensorBinding
 from optstate._torch_layout import check_options, optimizer_kind, parameter_names, parameter_specs
-from optstate.session import Session, SessionSpec
+from optstate.session import Session, SessionSpec, StepOutcome
 
 ParamGroups = Sequence[dict[str, Any]]
 
@@ -128,6 +128,8 @@ class Attachment:
         self.micro_step = 0
         # Whether something may be staged of a step that failed.
         self.must_abort = False
+        # The step whose commit was begun, until its parameters are read back.
+        self.committing: int | None = None
 
     @property
     def needs_load(self) -> bool:
@@ -157,6 +159,25 @@ class Attachment:
     def next_step(self) -> int:
         return self.session.committed_step + 1
 
+    def finish_interrupted(self) -> StepOutcome | None:
+        """Brings the step to its end that a signal (Ctrl-C) cut short, if any."""
+        step = self.committing
+        if step is None:
+            return None
+        outcome = None
+        if self.session.refresh():
+            try:
+                outcome = self.session.wait_commit()
+            except errors.OptstateError:
+                self.committing = None
+                raise
+        if self.session.committed_step < step:
+            self.must_abort = True  # it never came to the commit
+        else:
+            self.binding.read()
+        self.committing = None
+        return outcome
+
     def check_groups(self, param_groups: ParamGroups) -> None:
         """Raises when param_groups want what differs from what was registered."""
         for index, group in enumerate(param_groups):
@@ -173,7 +194,9 @@ class Attachment:
     def fill_hyperparams(self, param_groups: ParamGroups) -> None:
         """ValueError, in torch's words, before anything is pushed."""
         for index, group in enumerate(param_groups):
-            _fill_hyperparams(self.hyperparams[index], group, index)
+            out = self.hyperparams[index]
+            out.lr, out.beta1, out.beta2, out.eps, out.weight_decay = hyperparams_of(group, index)
+            out.maximize = bool(group["maximize"])
 
     def load(
         self,
@@ -210,7 +233,8 @@ class Attachment:
         return fetched
 
 
-def _fill_hyperparams(out: Any, group: dict[str, Any], index: int) -> None:
+def hyperparams_of(group: dict[str, Any], index: int) -> tuple[float, ...]:
+    """(lr, beta1, beta2, eps, weight_decay); ValueError, in torch's words."""
     lr, eps = as_float(group["lr"]), as_float(group["eps"])
     beta1, beta2 = (as_float(beta) for beta in group["betas"])
     weight_decay = as_float(group["weight_decay"])
@@ -225,5 +249,4 @@ def _fill_hyperparams(out: Any, group: dict[str, Any], index: int) -> None:
         raise ValueError(f"Invalid beta parameter at index 1: {beta2}{where}")
     if not 0.0 <= weight_decay < math.inf:
         raise ValueError(f"Invalid weight_decay value: {weight_decay}{where}")
-    out.lr, out.eps, out.beta1, out.beta2 = lr, eps, beta1, beta2
-    out.weight_decay, out.maximize = weight_decay, bool(group["maximize"])
+    return lr, beta1, beta2, eps, weight_decay

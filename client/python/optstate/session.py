@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 from optstate import _native, errors
+from optstate._interrupt import Interrupt
 
 
 class ParameterSpec(NamedTuple):
@@ -114,10 +115,14 @@ class Session:
     nothing, so that a data loader's worker cannot speak on its parent's
     session or end it.
     Memory: addresses of pieces and parameters are valid until :meth:`close`.
+    Signals: a handler that raises (Ctrl-C) ends a wait for other ranks or for a
+    lost daemon, in the main thread. A commit is under way then, and wait_commit
+    goes on with it.
     """
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, interrupt: Interrupt) -> None:
         self._handle: int | None = handle
+        self._interrupt = interrupt
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._library = _native.library()
@@ -140,6 +145,7 @@ class Session:
         Raises the subclass of OptstateError that says why not.
         """
         library = _native.library()
+        interrupt = Interrupt()
         parameters, alive = _fill_parameters(spec.parameters)
         groups = _native.array_of(_native.Group, len(spec.amsgrad))
         for group, amsgrad in zip(groups, spec.amsgrad):
@@ -161,13 +167,16 @@ class Session:
             parameter_count=len(parameters),
             connect_timeout_s=spec.connect_timeout_s,
             step_timeout_s=spec.step_timeout_s,
+            interrupted=interrupt.callback,
         )
         handle = ctypes.c_void_p()
-        _native.check(library.optstate_session_open(options, ctypes.byref(handle)))
+        status = library.optstate_session_open(options, ctypes.byref(handle))
         del alive
-        assert handle.value is not None
         try:
-            return cls(handle.value)
+            interrupt.raise_pending()
+            _native.check(status)
+            assert handle.value is not None
+            return cls(handle.value, interrupt)
         except BaseException:
             library.optstate_session_close(handle)
             raise
@@ -185,7 +194,9 @@ class Session:
                 )
             if self._handle is None:
                 raise errors.FailedPreconditionError("the session is closed")
-            _native.check(function(self._handle, *arguments))
+            status = function(self._handle, *arguments)
+            self._interrupt.raise_pending()
+            _native.check(status)
 
     def info(self) -> _native.SessionInfo:
         info = _native.SessionInfo()
@@ -249,23 +260,40 @@ class Session:
     ) -> StepOutcome:
         """Waits until every rank has committed; returns what became of the step."""
         with self._lock:
-            commit, outcome = self._commit, self._outcome
+            commit = self._commit
             commit.step = step
             commit.groups = groups
             commit.group_count = len(groups)
             commit.grad_scale = grad_scale
             commit.max_norm = max_norm
             commit.found_inf = found_inf
-            self._call(self._library.optstate_commit, commit, outcome)
-            self.committed_step = outcome.step
-            return StepOutcome(
-                step=outcome.step,
-                applied=bool(outcome.applied),
-                found_inf=bool(outcome.found_inf),
-                gradient_norm=outcome.gradient_norm,
-                clip_coefficient=outcome.clip_coefficient,
-                update_ns=outcome.update_ns,
-            )
+            self._call(self._library.optstate_commit, commit, self._outcome)
+            return self._take_outcome()
+
+    def wait_commit(self) -> StepOutcome:
+        """Goes on with a commit that a signal interrupted."""
+        with self._lock:
+            self._call(self._library.optstate_commit_wait, self._outcome)
+            return self._take_outcome()
+
+    def _take_outcome(self) -> StepOutcome:
+        outcome = self._outcome
+        self.committed_step = outcome.step
+        return StepOutcome(
+            step=outcome.step,
+            applied=bool(outcome.applied),
+            found_inf=bool(outcome.found_inf),
+            gradient_norm=outcome.gradient_norm,
+            clip_coefficient=outcome.clip_coefficient,
+            update_ns=outcome.update_ns,
+        )
+
+    def refresh(self) -> bool:
+        """Reads committed_step, which a signal may have left behind; returns whether a
+        commit is under way."""
+        info = self.info()
+        self.committed_step = info.committed_step
+        return bool(info.commit_open)
 
     def abort(self, step: int) -> None:
         """Drops what this rank staged of `step`."""
@@ -310,3 +338,4 @@ class Session:
             handle, self._handle = self._handle, None
             if handle is not None:
                 self._library.optstate_session_close(handle)
+                self._interrupt.raise_pending()
