@@ -30,7 +30,16 @@ struct ChannelSetup {
   bool accumulate = false;
   bool ephemeral = false;
   bool extend = false;
+  // Tells the engine that it is still this session, after a reconnection.
+  uint64_t client_instance = 0;
   InterruptCheck interrupted = nullptr;
+};
+
+// Pieces [first, +count) of the rank, accumulated up to this micro-step.
+struct StagedPieces {
+  uint32_t first = 0;
+  uint32_t count = 0;
+  uint32_t micro_step = 0;
 };
 
 // Where the job stood when the rank was attached.
@@ -39,6 +48,9 @@ struct Attached {
   JobPhase phase = JobPhase::kEmpty;
   bool created = false;
   std::optional<Outcome> last_outcome;  // of committed_step
+  // What this session staged of the next step before it lost its connection,
+  // as far as it is there still; ascending and within the rank's pieces.
+  std::vector<StagedPieces> staged;
 };
 
 // Pieces of parameters [first_parameter, +parameter_count) hold their
@@ -56,7 +68,8 @@ struct PushRange {
 //
 // Errors are the engine's own, or the wire's. connected() tells a lost
 // connection apart: once a verb has failed and connected() is false, the engine
-// has dropped what this rank staged, and Connect() may be tried again. A verb
+// has dropped what this rank staged, but for Attached::staged, and Connect() may
+// be tried again. A verb
 // that reaches its deadline drops the connection too, because its answer could
 // no longer be told from that of the next one.
 // ChannelSetup::interrupted ends Connect, Flush and WaitCommit with CANCELLED:

@@ -149,8 +149,13 @@ class Session {
   // What was last pushed of a piece.
   struct PieceMark {
     uint64_t step = 0;
-    uint32_t micro_step = 0;
+    int64_t micro_step = kNone;
+    int64_t micro_step_before = kNone;  // of the same step
+    // flushes_ when it was pushed: since the next flush the caller may have
+    // written other gradients in its place.
+    uint64_t flushes = 0;
   };
+  static constexpr int64_t kNone = -1;
   // Pieces [begin, end) whose gradients are copied, but not pushed yet.
   struct PieceRun {
     size_t begin = 0;
@@ -171,7 +176,7 @@ class Session {
   enum class Attempt { kFirst, kAgain };
   absl::Status ConnectWithin(Attempt attempt, Attached* attached);
   absl::Status CheckSameJob(const Attached& attached) const;
-  absl::Status PushAgain();
+  absl::Status PushAgain(const Attached& attached);
 
   absl::Status CheckNoCommit() const;
   absl::Status CheckParameters(uint32_t first, uint32_t count) const;
@@ -183,11 +188,10 @@ class Session {
                           const PieceRun& run);
   bool OwnsAt(size_t piece, uint32_t parameter) const;
   absl::Status TakeFailedPush();
-  void BeginAnew(uint64_t step);
+  absl::Status BeginAnew(uint64_t step);
   bool MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const;
   void CopyPiece(size_t piece, const void* gradient);
   void Mark(uint64_t step, uint32_t micro_step, uint32_t first, uint32_t count);
-  bool AnyMarked() const;
   void ForgetStaged();
   void DropFailedStep(uint64_t step, const absl::Status& status);
   absl::Status StartCommit();
@@ -210,12 +214,11 @@ class Session {
   bool created_ = false;
 
   std::vector<PieceMark> marks_;  // one per piece
-  // Gradients of the open step that are no longer in the gradient area.
-  bool overwritten_ = false;
-  bool pushed_since_flush_ = false;
+  uint64_t flushes_ = 0;  // of this session, while it accumulates
   absl::Status refused_push_;  // why the open step was dropped
-  // The connection was given up, the gradients are still in the gradient area.
-  bool commit_timed_out_ = false;
+  // The answer to a commit was not waited for: the engine may be taking the
+  // step, with the gradients that are in the gradient area.
+  bool commit_unresolved_ = false;
   bool loading_ = false;
   bool finishing_load_ = false;
   std::optional<CommitOptions> commit_;  // started, not answered

@@ -123,6 +123,7 @@ v1::AttachRequest MakeAttach(const ChannelSetup& setup) {
   v1::AttachRequest request;
   request.set_rank(setup.rank);
   request.set_layout_hash(setup.layout.hash());
+  request.set_client_instance(setup.client_instance);
   return request;
 }
 
@@ -144,6 +145,19 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
   result.created = registered.created();
   if (attached.has_last_outcome()) {
     result.last_outcome = MakeOutcome(attached.last_outcome());
+  }
+  uint64_t next = 0;
+  for (const v1::StagedRange& range : attached.staged()) {
+    const uint64_t end = uint64_t{range.first_piece()} + range.piece_count();
+    if (range.first_piece() < next || end > setup.partition.pieces.size()) {
+      return absl::InternalError(absl::StrCat(
+          "the daemon says that pieces [", range.first_piece(), ", ", end,
+          ") are staged, this rank has ", setup.partition.pieces.size()));
+    }
+    next = end;
+    result.staged.push_back({.first = range.first_piece(),
+                             .count = range.piece_count(),
+                             .micro_step = range.micro_step()});
   }
   return result;
 }

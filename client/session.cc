@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <random>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -13,6 +14,12 @@
 
 namespace optstate::client {
 namespace {
+
+// Never 0, which the engine takes for no instance at all.
+uint64_t NewInstance() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) | 1;
+}
 
 absl::Status CheckOptions(const SessionOptions& options) {
   if (options.job.empty()) {
@@ -48,6 +55,7 @@ absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
                       .accumulate = options.accumulate,
                       .ephemeral = options.ephemeral,
                       .extend = options.extend,
+                      .client_instance = NewInstance(),
                       .interrupted = options.interrupted};
 }
 

@@ -35,6 +35,8 @@ enum class JobPhase : uint8_t {
   kLoading = 2,  // parameters are to be loaded before the first step
   kReady = 3,
   kFailed = 4,  // the state is kept; errors say what happened
+  // The engine died in a step and finishes it once all ranks are back.
+  kRecovering = 5,
 };
 
 // What the user may change at every step, per param group, in torch's names.
