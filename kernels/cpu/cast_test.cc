@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/cast.h"
 #include "kernels/cpu/guarded_array.h"
+#include "kernels/cpu/guarded_slot.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/test_seed.h"
 #include "proto/types/dtype.h"
@@ -215,6 +216,12 @@ TEST_P(CastTest, EverySizeStaysWithinItsArray) {
       cpu::AccumulateOn(GetParam(), dtype, halves.data(), /*first=*/false,
                         out.data(), numel, /*undo=*/nullptr);
       for (float& value : values) value *= 2;
+      EXPECT_EQ(out.elements(), values);
+      GuardedSlot slot;
+      cpu::AccumulateOn(GetParam(), dtype, halves.data(), /*first=*/false,
+                        out.data(), numel, slot.get());
+      EXPECT_TRUE(slot.HoldsNothingBut({values}));
+      for (float& value : values) value *= 1.5f;
       EXPECT_EQ(out.elements(), values);
       EXPECT_TRUE(halves.GuardsAreIntact() && out.GuardsAreIntact());
     }
