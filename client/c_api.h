@@ -209,12 +209,26 @@ OPTSTATE_EXPORT int optstate_begin_load(optstate_session* session);
 OPTSTATE_EXPORT int optstate_load(optstate_session* session, int32_t array,
                                   uint32_t parameter, int32_t dtype,
                                   const void* data);
+/* The same for `count` arrays, one after the other. dtypes of step counts are
+ * ignored. */
+OPTSTATE_EXPORT int optstate_load_many(optstate_session* session,
+                                       const int32_t* arrays,
+                                       const uint32_t* parameters,
+                                       const int32_t* dtypes,
+                                       const void* const* data, size_t count);
 OPTSTATE_EXPORT int optstate_finish_load(optstate_session* session);
 /* The whole array of one parameter at the committed step: numel fp32 elements
  * (STEP_COUNT: one int64). `step` may be NULL. */
 OPTSTATE_EXPORT int optstate_fetch(optstate_session* session, int32_t array,
                                    uint32_t parameter, void* out,
                                    size_t out_bytes, uint64_t* step);
+/* The same for `count` arrays, each to memory that is large enough for it;
+ * over gRPC without a round trip for each. */
+OPTSTATE_EXPORT int optstate_fetch_many(optstate_session* session,
+                                        const int32_t* arrays,
+                                        const uint32_t* parameters,
+                                        void* const* outs, size_t count,
+                                        uint64_t* step);
 
 #ifdef __cplusplus
 }

@@ -62,6 +62,15 @@ struct PushRange {
   uint32_t parameter_count = 0;
 };
 
+// `out` is to be filled with elements [begin, ...) of an array in fp32 (step
+// count: int64).
+struct FetchRange {
+  StateArray array = StateArray::kMaster;
+  uint32_t parameter = 0;
+  uint64_t begin = 0;
+  absl::Span<std::byte> out;
+};
+
 // One rank's connection to the engine of its job: the verbs of
 // optstate/v1/session.proto over one wire. Session stands on it and adds what
 // is the same for every wire: limits, splitting, reconnection, error context.
@@ -114,7 +123,7 @@ class Channel {
   virtual absl::StatusOr<Outcome> WaitCommit(absl::Time deadline) = 0;
   virtual absl::Status Abort(uint64_t step, absl::Time deadline) = 0;
 
-  // Largest data of one Load or Fetch.
+  // Largest data of one Load or FetchRange.
   virtual uint64_t transfer_bytes_max() const = 0;
   virtual absl::Status BeginLoad(absl::Time deadline) = 0;
   // `data` holds elements [begin, ...) of the array in `dtype` (step count:
@@ -125,11 +134,8 @@ class Channel {
                             absl::Span<const std::byte> data,
                             absl::Time deadline) = 0;
   virtual absl::Status FinishLoad(absl::Time deadline) = 0;
-  // Fills `out` with elements [begin, ...) in fp32 (step count: int64); returns
-  // the step that they belong to.
-  virtual absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
-                                         uint64_t begin,
-                                         absl::Span<std::byte> out,
+  // Fills every range; returns the step that they belong to.
+  virtual absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                          absl::Time deadline) = 0;
 
   // The first push since ClearFailedPush() that the engine refused.

@@ -50,6 +50,7 @@ namespace optstate::client {
 class Channel;
 struct Attached;
 struct ChannelSetup;
+struct FetchRange;
 
 // One rank's session.
 //
@@ -144,6 +145,9 @@ class Session {
   // elements (kStepCount: one int64). Returns the step that they belong to.
   absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
                                  absl::Span<std::byte> out);
+  // The same for many arrays, without a round trip for each where the wire
+  // allows it.
+  absl::StatusOr<uint64_t> FetchMany(absl::Span<const FetchTarget> targets);
 
  private:
   // What was last pushed of a piece.
@@ -196,8 +200,8 @@ class Session {
   void DropFailedStep(uint64_t step, const absl::Status& status);
   absl::Status StartCommit();
   absl::Status CheckLoading() const;
-  absl::StatusOr<uint64_t> FetchOnce(StateArray array, uint32_t parameter,
-                                     absl::Span<std::byte> out);
+  absl::Status AppendRanges(const FetchTarget& target,
+                            std::vector<FetchRange>* ranges) const;
   absl::Time StepDeadline() const {
     return absl::Now() + options_.step_timeout;
   }

@@ -82,10 +82,15 @@ class FakeChannel final : public Channel {
     ReadParameters();
     return status;
   }
-  absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
-                                 uint64_t begin, absl::Span<std::byte> out,
+  absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                  absl::Time) override {
-    return daemon_->Fetch(connection_, array, parameter, begin, out);
+    uint64_t step = 0;
+    for (const FetchRange& range : ranges) {
+      OPTSTATE_ASSIGN_OR_RETURN(
+          step, daemon_->Fetch(connection_, range.array, range.parameter,
+                               range.begin, range.out));
+    }
+    return step;
   }
 
  private:

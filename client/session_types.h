@@ -111,6 +111,14 @@ struct SessionInfo {
   bool commit_open = false;  // started, not answered: CommitWait is due
 };
 
+// Where a whole array of one parameter is to be copied: numel fp32 elements
+// (kStepCount: one int64).
+struct FetchTarget {
+  StateArray array = StateArray::kMaster;
+  uint32_t parameter = 0;
+  absl::Span<std::byte> out;
+};
+
 // A piece of a parameter that this rank owns, and where its gradient goes.
 struct GradientPiece {
   uint32_t parameter = 0;

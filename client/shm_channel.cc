@@ -305,26 +305,35 @@ absl::Status ShmChannel::FinishLoad(absl::Time deadline) {
   return SubmitAndAwait(Op::kFinishLoad, {}, deadline);
 }
 
-absl::StatusOr<uint64_t> ShmChannel::Fetch(StateArray array, uint32_t parameter,
-                                           uint64_t begin,
-                                           absl::Span<std::byte> out,
+// One after the other: an answer is at the window's start, wherever it is from.
+absl::StatusOr<uint64_t> ShmChannel::Fetch(absl::Span<const FetchRange> ranges,
                                            absl::Time deadline) {
-  if (out.size() > shm::kWindowBytes) {
+  uint64_t step = 0;
+  for (const FetchRange& range : ranges) {
+    OPTSTATE_ASSIGN_OR_RETURN(step, FetchOne(range, deadline));
+  }
+  return step;
+}
+
+absl::StatusOr<uint64_t> ShmChannel::FetchOne(const FetchRange& range,
+                                              absl::Time deadline) {
+  if (range.out.size() > shm::kWindowBytes) {
     return absl::InternalError("a fetch larger than the window");
   }
-  const bool counts = array == StateArray::kStepCount;
+  const bool counts = range.array == StateArray::kStepCount;
   Submission submission = {};
-  submission.array = static_cast<uint16_t>(array);
-  submission.parameter = parameter;
-  submission.begin = begin;
-  submission.numel = out.size() / (counts ? sizeof(int64_t) : sizeof(float));
+  submission.array = static_cast<uint16_t>(range.array);
+  submission.parameter = range.parameter;
+  submission.begin = range.begin;
+  submission.numel =
+      range.out.size() / (counts ? sizeof(int64_t) : sizeof(float));
   OPTSTATE_ASSIGN_OR_RETURN(Pending* const pending,
                             Submit(Op::kFetch, submission, deadline));
   OPTSTATE_RETURN_IF_ERROR(Await(pending, deadline));
   // The window is the engine's again with the next fetch, which is ours.
-  std::memcpy(out.data(),
+  std::memcpy(range.out.data(),
               InCompletions<std::byte>(CompletionSegmentLayout::kFetchWindow),
-              out.size());
+              range.out.size());
   return pending->completion.step;
 }
 

@@ -56,8 +56,7 @@ class ShmChannel final : public Channel {
                     DType dtype, absl::Span<const std::byte> data,
                     absl::Time deadline) override;
   absl::Status FinishLoad(absl::Time deadline) override;
-  absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
-                                 uint64_t begin, absl::Span<std::byte> out,
+  absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                  absl::Time deadline) override;
 
  private:
@@ -84,6 +83,8 @@ class ShmChannel final : public Channel {
   absl::StatusOr<Pending*> Submit(shm::Op op, shm::Submission submission,
                                   absl::Time deadline);
   absl::Status Await(Pending* pending, absl::Time deadline);
+  absl::StatusOr<uint64_t> FetchOne(const FetchRange& range,
+                                    absl::Time deadline);
   absl::Status SubmitAndAwait(shm::Op op, const shm::Submission& submission,
                               absl::Time deadline);
   // Asks `interrupted`; after CANCELLED nothing is lost.

@@ -169,10 +169,18 @@ _PROTOTYPES = {
     "optstate_read_parameters": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
     "optstate_begin_load": (c_int, (c_void_p,)),
     "optstate_load": (c_int, (c_void_p, c_int32, c_uint32, c_int32, c_void_p)),
+    "optstate_load_many": (
+        c_int,
+        (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t),
+    ),
     "optstate_finish_load": (c_int, (c_void_p,)),
     "optstate_fetch": (
         c_int,
         (c_void_p, c_int32, c_uint32, c_void_p, c_size_t, POINTER(c_uint64)),
+    ),
+    "optstate_fetch_many": (
+        c_int,
+        (c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, POINTER(c_uint64)),
     ),
 }
 

@@ -138,7 +138,7 @@ class Attachment:
 
     def raise_failure(self) -> NoReturn:
         """Of a job that is FAILED: the daemon's text, as DataLossError."""
-        self.binding.fetch_step_count(0)
+        self.binding.fetch_step_counts([0])
         raise errors.DataLossError(f'job "{self.job}" has failed; see optctl describe job')
 
     def check_new(self) -> None:
@@ -212,6 +212,7 @@ class Attachment:
         # Another rank may still be reading or fetching, which a load puts an end to.
         self._ranks.agree(None)
         self.session.begin_load()
+        self.binding.drop_loads()
         # Entries first: the daemon takes a load of parameters alone for one that
         # may break off, and one that moments began for one that must be repeated.
         for index, entry in (entries or {}).items():
@@ -220,17 +221,14 @@ class Attachment:
             # The entry's master is the parameter, but for bits that it lacks.
             if _torch_checkpoint.MASTER_PARAM not in ((entries or {}).get(index) or {}):
                 self.binding.load_parameter(index)
+        self.binding.flush_loads()
         self.session.finish_load()
 
     def fetch(self, param_groups: ParamGroups) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
         """State by tensor; without the tensors that were never updated."""
         tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
-        fetched = {}
-        for index, (tensor, group) in enumerate(tensors):
-            entry = _torch_checkpoint.fetch_entry(self.binding, index, tensor, group)
-            if entry is not None:
-                fetched[tensor] = entry
-        return fetched
+        entries = _torch_checkpoint.fetch_entries(self.binding, range(len(tensors)), tensors)
+        return {tensor: entry for (tensor, _), entry in zip(tensors, entries) if entry is not None}
 
 
 def hyperparams_of(group: dict[str, Any], index: int) -> tuple[float, ...]:

@@ -315,6 +315,23 @@ class Session:
         """Sends this rank's pieces of one whole, contiguous array."""
         self._call(self._library.optstate_load, state_array, parameter, dtype, address)
 
+    def load_many(
+        self,
+        state_arrays: array.array,
+        parameters: array.array,
+        dtypes: array.array,
+        addresses: array.array,
+    ) -> None:
+        """load() of each ("i", "I", "i", "Q")."""
+        self._call(
+            self._library.optstate_load_many,
+            state_arrays.buffer_info()[0],
+            parameters.buffer_info()[0],
+            dtypes.buffer_info()[0],
+            addresses.buffer_info()[0],
+            len(parameters),
+        )
+
     def finish_load(self) -> None:
         """Waits until every rank has finished."""
         self._call(self._library.optstate_finish_load)
@@ -322,6 +339,19 @@ class Session:
     def fetch(self, state_array: int, parameter: int, address: int, size: int) -> None:
         """Copies one whole array to `size` bytes: fp32 (STEP_COUNT: an int64)."""
         self._call(self._library.optstate_fetch, state_array, parameter, address, size, None)
+
+    def fetch_many(
+        self, state_arrays: array.array, parameters: array.array, addresses: array.array
+    ) -> None:
+        """fetch() of each ("i", "I", "Q"), to memory of their sizes."""
+        self._call(
+            self._library.optstate_fetch_many,
+            state_arrays.buffer_info()[0],
+            parameters.buffer_info()[0],
+            addresses.buffer_info()[0],
+            len(parameters),
+            None,
+        )
 
     def _abandon(self) -> None:
         # The lock may have been held by a thread that the child does not have.

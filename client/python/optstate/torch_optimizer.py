@@ -367,7 +367,8 @@ class ServedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for tensor in group["params"]:
                 if tensor is parameter:
-                    return _torch_checkpoint.fetch_entry(binding, index, tensor, group) or {}
+                    (entry,) = _torch_checkpoint.fetch_entries(binding, [index], [(tensor, group)])
+                    return entry or {}
                 index += 1
         raise KeyError("not a parameter of this optimizer")
 
