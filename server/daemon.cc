@@ -183,7 +183,8 @@ absl::Status Daemon::Build() {
   OPTSTATE_RETURN_IF_ERROR(WatchLifeline());
 
   supervisor_ = std::make_unique<Supervisor>(
-      loop_.get(), Supervisor::Options{config, options_.executable},
+      loop_.get(),
+      Supervisor::Options{config, options_.executable, lifeline_.ok()},
       state_.TakeRegistry(),
       Supervisor::Callbacks{
           [this](const std::string& job, UniqueFd grpc) {
@@ -248,7 +249,7 @@ void Daemon::OnSignal(int signal) {
   if (signal == SIGHUP) return Reload();
   if (ending_) {
     spdlog::warn("signal {} again: ending at once", signal);
-    // Engines see that the supervisor is gone, and end as well.
+    supervisor_->TellEnginesToStop();
     ::_exit(128 + signal);
   }
   BeginEnd(absl::StrCat("signal ", signal),

@@ -17,6 +17,7 @@
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/shm/frame.h"
@@ -42,6 +43,18 @@ constexpr char kBinary[] = "server/optstated";
   ::_exit(127);
 }
 
+// Engines whose daemon is gone became our children.
+void KillOrphans() {
+  while (true) {
+    std::ifstream children(
+        absl::StrCat("/proc/self/task/", ::getpid(), "/children"));
+    pid_t pid = 0;
+    if (!(children >> pid)) return;
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+  }
+}
+
 }  // namespace
 
 DaemonHarness::DaemonHarness() {
@@ -58,8 +71,7 @@ DaemonHarness::~DaemonHarness() {
     ::kill(pid, SIGKILL);
     ::waitpid(pid, nullptr, 0);
   }
-  while (::waitpid(-1, nullptr, 0) > 0) {
-  }
+  KillOrphans();
   EXPECT_TRUE(supervisor::RemoveTree(root_).ok());
 }
 

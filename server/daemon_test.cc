@@ -8,6 +8,7 @@
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -49,6 +50,13 @@ class DaemonTest : public testing::Test, protected DaemonHarness {
     const grpc::Status status = Admin()->GetJob(&context, request, &job);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return job;
+  }
+
+  // Of an engine whose daemon has died before it: the status as of waitpid.
+  static int AwaitOrphan(int64_t pid) {
+    int status = -1;
+    EXPECT_EQ(::waitpid(static_cast<pid_t>(pid), &status, 0), pid);
+    return status;
   }
 };
 
@@ -104,17 +112,38 @@ TEST_F(DaemonTest, SecondDaemonOnTheSameStateIsRefused) {
   EXPECT_TRUE(Connect().ok());
 }
 
-TEST_F(DaemonTest, KilledDaemonLeavesNothingThatStopsTheNext) {
+// Its engine and the session go on, and the next one has them.
+TEST_F(DaemonTest, KilledDaemonsEngineIsAdopted) {
   const pid_t first = StartDaemon();
   auto session = Open("a");
   ASSERT_TRUE(session.ok()) << session.status();
+  const int64_t engine_pid = GetJob("a").engine_pid();
   ::kill(first, SIGKILL);
   AwaitExit(first);
   ASSERT_TRUE(Exists(socket()));
-  // Its engine ends by itself, and the session with it.
-  EXPECT_TRUE(ClosedByPeer(session->get()));
-  StartDaemon();
+  const pid_t second = StartDaemon();
   EXPECT_TRUE(Open("a").ok());
+  const v1::Job job = GetJob("a");
+  EXPECT_EQ(job.engine_pid(), engine_pid);
+  EXPECT_EQ(job.engine_restarts(), 0u);
+  EXPECT_EQ(job.phase(), v1::JOB_PHASE_EMPTY);  // said by the engine itself
+  char nothing;
+  EXPECT_EQ(::recv(session->get(), &nothing, 1, MSG_DONTWAIT), -1)
+      << "the session was closed";
+  ::kill(second, SIGTERM);
+  EXPECT_EQ(AwaitExit(second).code, 0);
+  EXPECT_TRUE(ClosedByPeer(session->get()));
+  EXPECT_EQ(AwaitOrphan(engine_pid), 0);
+}
+
+TEST_F(DaemonTest, ASecondSignalLeavesNoEngineBehind) {
+  const pid_t pid = StartDaemon();
+  const auto session = Open("a");
+  ASSERT_TRUE(session.ok()) << session.status();
+  ::kill(pid, SIGINT);
+  ::kill(pid, SIGTERM);
+  AwaitExit(pid);
+  EXPECT_TRUE(ClosedByPeer(session->get()));
 }
 
 TEST_F(DaemonTest, KilledEngineIsReplaced) {
@@ -266,6 +295,22 @@ TEST_F(DaemonTest, EmbeddedDaemonGoesWithItsTrainer) {
   EXPECT_EQ(AwaitExit(pid).code, 0);
   EXPECT_FALSE(Exists(state()));
   EXPECT_EQ(Log(), "");  // nothing to warn of
+}
+
+TEST_F(DaemonTest, KilledEmbeddedDaemonLeavesNoEngine) {
+  int lifeline[2];
+  ASSERT_EQ(::pipe2(lifeline, 0), 0);
+  const UniqueFd read_end(lifeline[0]);
+  const UniqueFd write_end(lifeline[1]);
+  ::fcntl(write_end.get(), F_SETFD, FD_CLOEXEC);
+  const pid_t pid = StartDaemon({"--embedded", absl::StrCat(read_end.get())});
+  const auto session = Open("a");
+  ASSERT_TRUE(session.ok()) << session.status();
+  const int64_t engine_pid = GetJob("a").engine_pid();
+  ::kill(pid, SIGKILL);
+  AwaitExit(pid);
+  EXPECT_TRUE(ClosedByPeer(session->get()));
+  EXPECT_EQ(AwaitOrphan(engine_pid), 0);
 }
 
 TEST_F(DaemonTest, EmbeddedDaemonCleansUpAtSigtermToo) {

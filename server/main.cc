@@ -37,8 +37,7 @@ struct Flags {
   int lifeline_fd = -1;
   std::string engine_job;
   int engine_config_fd = -1;
-  int engine_control_fd = -1;
-  int engine_grpc_fd = -1;
+  int engine_socket_fd = -1;
 };
 
 constexpr char kDescription[] =
@@ -74,9 +73,7 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option(EngineCommandLine::kJobFlag, flags->engine_job)->group("");
   app->add_option(EngineCommandLine::kConfigFdFlag, flags->engine_config_fd)
       ->group("");
-  app->add_option(EngineCommandLine::kControlFdFlag, flags->engine_control_fd)
-      ->group("");
-  app->add_option(EngineCommandLine::kGrpcFdFlag, flags->engine_grpc_fd)
+  app->add_option(EngineCommandLine::kSocketFdFlag, flags->engine_socket_fd)
       ->group("");
 }
 
@@ -88,8 +85,7 @@ int Fail(const absl::Status& status) {
 
 int RunEngineMode(const Flags& flags) {
   EngineOptions options;
-  options.control_fd = flags.engine_control_fd;
-  options.grpc_fd = flags.engine_grpc_fd;
+  options.socket_fd = flags.engine_socket_fd;
   if (!options.config.ParseFromFileDescriptor(flags.engine_config_fd)) {
     return Fail(absl::InvalidArgumentError(
         "--engine is for optstated's own use: no engine configuration"));

@@ -73,6 +73,12 @@ class GrpcAdminClient : public AdminClient {
     return Call(&v1::Admin::Stub::DeleteJob, request, timeout_).status();
   }
 
+  absl::Status RecoverJob(const std::string& name) override {
+    v1::RecoverJobRequest request;
+    request.set_name(name);
+    return Call(&v1::Admin::Stub::RecoverJob, request, timeout_).status();
+  }
+
   absl::Status Drain(absl::Duration wait, bool resume) override {
     v1::DrainRequest request;
     request.mutable_timeout()->set_seconds(absl::ToInt64Seconds(wait));

@@ -33,6 +33,7 @@ class AdminClient {
   virtual absl::StatusOr<v1::ListParametersReply> ListParameters(
       const std::string& job) = 0;
   virtual absl::Status DeleteJob(const std::string& name, bool force) = 0;
+  virtual absl::Status RecoverJob(const std::string& name) = 0;
   virtual absl::Status Drain(absl::Duration wait, bool resume) = 0;
 };
 

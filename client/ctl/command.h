@@ -37,6 +37,7 @@ void AddStatusCommand(CLI::App& app, Context& context);
 void AddGetCommand(CLI::App& app, Context& context);
 void AddDescribeCommand(CLI::App& app, Context& context);
 void AddDeleteCommand(CLI::App& app, Context& context);
+void AddRecoverCommand(CLI::App& app, Context& context);
 void AddDrainCommand(CLI::App& app, Context& context);
 void AddVersionCommand(CLI::App& app, Context& context);
 void AddCompletionCommand(CLI::App& app, Context& context);

@@ -41,6 +41,7 @@ int Main(int argc, char** argv) {
   AddGetCommand(app, context);
   AddDescribeCommand(app, context);
   AddDeleteCommand(app, context);
+  AddRecoverCommand(app, context);
   AddDrainCommand(app, context);
   AddVersionCommand(app, context);
   AddCompletionCommand(app, context);

@@ -70,14 +70,22 @@ class OptctlTest : public testing::Test {
                       .ok());
     }
     EXPECT_TRUE((*session)->FinishLoad().ok());
-    const void* const gradients[] = {ones.data(), ones.data()};
-    EXPECT_TRUE((*session)->PushGradients(1, 0, {0, 1}, gradients).ok());
-    client::CommitOptions commit;
-    commit.step = 1;
-    commit.groups.resize(1);
-    auto outcome = (*session)->Commit(commit);
+    const auto outcome = Step(**session, 1);
     EXPECT_TRUE(outcome.ok()) << outcome.status();
     return *std::move(session);
+  }
+
+  static absl::StatusOr<client::Outcome> Step(Session& session,
+                                                  uint64_t step) {
+    const std::vector<float> ones(6, 1.0f);
+    const void* const gradients[] = {ones.data(), ones.data()};
+    const absl::Status pushed =
+        session.PushGradients(step, 0, {0, 1}, gradients);
+    if (!pushed.ok()) return pushed;
+    client::CommitOptions commit;
+    commit.step = step;
+    commit.groups.resize(1);
+    return session.Commit(commit);
   }
 
   Ran Optctl(const std::string& arguments) {
@@ -140,6 +148,35 @@ TEST_F(OptctlTest, ForcedDeleteEndsTheSession) {
   const auto session = Train("gpt");
   EXPECT_EQ(Optctl("delete job gpt --force").exit_code, kExitOk);
   EXPECT_EQ(Optctl("describe job gpt").exit_code, kExitNotFound);
+}
+
+TEST_F(OptctlTest, OnlyAFailedJobIsRecovered) {
+  const auto session = Train("gpt");
+  const Ran ran = Optctl("recover gpt");
+  EXPECT_EQ(ran.exit_code, kExitRefused);
+  EXPECT_TRUE(absl::StrContains(ran.output, "not FAILED")) << ran.output;
+  EXPECT_EQ(Optctl("recover absent").exit_code, kExitNotFound);
+  EXPECT_EQ(Optctl("recover").exit_code, kExitUsage);
+}
+
+// What an operator sees of a job whose engine cannot stay, and does about it.
+TEST_F(OptctlTest, FailedJobIsDescribedAndRecovered) {
+  const auto session = Train("gpt");
+  Ran ran;
+  // At the sixth death within a minute it is FAILED.
+  while (!absl::StrContains(ran.output, "failed")) {
+    ASSERT_TRUE(daemon_->KillEngine("gpt").ok());
+    ran = Optctl("describe job gpt");
+    ASSERT_EQ(ran.exit_code, kExitOk) << ran.output;
+  }
+  for (const std::string text :
+       {"killed by signal 9", "5 restart(s)", "/state/jobs/gpt"}) {
+    EXPECT_TRUE(absl::StrContains(ran.output, text)) << ran.output;
+  }
+  ran = Optctl("recover gpt");
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
+  const auto outcome = Step(*session, 2);
+  EXPECT_TRUE(outcome.ok()) << outcome.status();
 }
 
 TEST_F(OptctlTest, DrainRefusesNewSessionsUntilResumed) {

@@ -67,6 +67,9 @@ class Server final : public AdminServer, public v1::Admin::Service {
   grpc::Status DeleteJob(grpc::ServerContext* context,
                          const v1::DeleteJobRequest* request,
                          v1::DeleteJobReply* reply) override;
+  grpc::Status RecoverJob(grpc::ServerContext* context,
+                          const v1::RecoverJobRequest* request,
+                          v1::RecoverJobReply* reply) override;
   grpc::Status Drain(grpc::ServerContext* context,
                      const v1::DrainRequest* request,
                      v1::DrainReply* reply) override;
@@ -158,6 +161,17 @@ grpc::Status Server::DeleteJob(grpc::ServerContext* context,
   spdlog::info("delete job \"{}\"{} by uid {}: {}",
                absl::CHexEscape(request->name()),
                request->force() ? " (forced)" : "", *uid, status.ToString());
+  return ToGrpc(status);
+}
+
+grpc::Status Server::RecoverJob(grpc::ServerContext* context,
+                                const v1::RecoverJobRequest* request,
+                                v1::RecoverJobReply*) {
+  const absl::StatusOr<uid_t> uid = uids_.Find(context->peer());
+  if (!uid.ok()) return ToGrpc(uid.status());
+  const absl::Status status = service_->RecoverJob(request->name(), *uid);
+  spdlog::info("recover job \"{}\" by uid {}: {}",
+               absl::CHexEscape(request->name()), *uid, status.ToString());
   return ToGrpc(status);
 }
 

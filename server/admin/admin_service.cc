@@ -188,6 +188,11 @@ absl::Status AdminService::CheckNoSessions(const std::string& name,
                    "): try again, or force the deletion"));
 }
 
+absl::Status AdminService::RecoverJob(const std::string& name, uid_t uid) {
+  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckJobName(name));
+  return control_->RecoverJob(name, uid);
+}
+
 absl::Status AdminService::Drain(const v1::DrainRequest& request, uid_t uid,
                                  absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));

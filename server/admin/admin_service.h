@@ -40,6 +40,7 @@ class AdminService {
       const v1::ListParametersRequest& request, absl::Time deadline);
   absl::Status DeleteJob(const std::string& name, bool force, uid_t uid,
                          absl::Time deadline);
+  absl::Status RecoverJob(const std::string& name, uid_t uid);
   absl::Status Drain(const v1::DrainRequest& request, uid_t uid,
                      absl::Time deadline);
 

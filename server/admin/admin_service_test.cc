@@ -43,6 +43,10 @@ class FakeControl : public supervisor::SupervisorControl {
     jobs.erase(name);
     return absl::OkStatus();
   }
+  absl::Status RecoverJob(const std::string& name, uid_t) override {
+    calls.push_back("recover " + name);
+    return absl::OkStatus();
+  }
   void SetDraining(bool value) override { is_draining = value; }
   bool draining() const override { return is_draining; }
 

@@ -2,8 +2,10 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include "absl/random/random.h"
@@ -14,12 +16,19 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
+#include "server/control/executable.h"
+#include "server/control/open_sockets.h"
+#include "server/control/versions.h"
+#include "server/observe/logging.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate {
 namespace {
 
 constexpr uint32_t kHandshakeTimeoutMs = 5000;
+// Ends that are looked for at the latest when so many were noted, which also is
+// what a Ready can carry.
+constexpr size_t kConnectionsNotedMax = 8000;
 // A reply of a few bytes into the empty buffer of a new connection.
 constexpr absl::Duration kHelloReplyTimeout = absl::Seconds(1);
 
@@ -36,27 +45,20 @@ uint64_t NewInstance() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ConnectionServer>> ConnectionServer::Start(
-    const v1::EngineConfig& config, ControlChannel* control, Job* job,
-    const absl::Status& failure) {
+    Options options) {
   std::unique_ptr<ConnectionServer> server(
-      new ConnectionServer(config, control, job, failure));
+      new ConnectionServer(std::move(options)));
   server->session_ended_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!server->session_ended_.ok()) return OsError(errno, "eventfd");
-  if (job != nullptr) {
+  if (server->options_.job != nullptr) {
     OPTSTATE_RETURN_IF_ERROR(server->StartTransports());
   }
-  OPTSTATE_RETURN_IF_ERROR(control->SendReady());
   return server;
 }
 
-ConnectionServer::ConnectionServer(const v1::EngineConfig& config,
-                                   ControlChannel* control, Job* job,
-                                   const absl::Status& failure)
-    : config_(config),
-      control_(control),
-      job_(job),
-      failure_(failure),
-      handshake_timeout_(HandshakeTimeout(config)),
+ConnectionServer::ConnectionServer(Options options)
+    : options_(std::move(options)),
+      handshake_timeout_(HandshakeTimeout(options_.config)),
       engine_instance_(NewInstance()) {}
 
 absl::Status ConnectionServer::StartTransports() {
@@ -65,14 +67,14 @@ absl::Status ConnectionServer::StartTransports() {
   };
   OPTSTATE_ASSIGN_OR_RETURN(watcher_, FdWatcher::Start());
   shm_ = std::make_unique<ShmTransport>(
-      ShmTransport::Options{.job = job_,
+      ShmTransport::Options{.job = options_.job,
                             .table = &table_,
                             .watcher = watcher_.get(),
-                            .settings = config_.daemon().engine(),
+                            .settings = options_.config.daemon().engine(),
                             .handshake_timeout = handshake_timeout_,
                             .on_session_end = on_session_end});
   OPTSTATE_ASSIGN_OR_RETURN(
-      grpc_, GrpcTransport::Start({.job = job_,
+      grpc_, GrpcTransport::Start({.job = options_.job,
                                    .table = &table_,
                                    .watcher = watcher_.get(),
                                    .handshake_timeout = handshake_timeout_,
@@ -80,82 +82,141 @@ absl::Status ConnectionServer::StartTransports() {
   return absl::OkStatus();
 }
 
+void ConnectionServer::TakeSupervise(SupervisorMessage message) {
+  const v1::SupervisorRequest::Supervise& supervise =
+      message.request.supervise();
+  observe::SetLogLevel(supervise.log_level());
+  const absl::Status served = options_.service->Serve(std::move(message.fd));
+  if (!served.ok()) spdlog::error("{}", served.ToString());
+  if (options_.job != nullptr) {
+    if (supervise.draining()) {
+      // Not to wait for the open step, only to begin no other.
+      options_.job->Drain(absl::InfinitePast()).IgnoreError();
+    } else {
+      options_.job->Resume();
+    }
+  }
+  options_.reporter->ReportAll(MakeReady());
+}
+
+v1::EngineEvent::Ready ConnectionServer::MakeReady() {
+  ForgetClosedConnections();
+  v1::EngineEvent::Ready ready;
+  ready.set_version(std::string(kVersion));
+  ready.set_control_version(control::kControlVersion);
+  ready.set_state_format_version(control::kStateFormatVersion);
+  ready.set_engine_instance(engine_instance_);
+  ready.set_restarts(options_.config.restarts());
+  const absl::StatusOr<std::string> executable =
+      control::ExecutableIdentity("/proc/self/exe");
+  if (executable.ok()) ready.set_executable(*executable);
+  for (const ino_t inode : connections_) ready.add_connections(inode);
+  return ready;
+}
+
 void ConnectionServer::Run() {
-  while (ServeOnce()) FinishIfOver();
-  if (job_ == nullptr) return;
+  while (!options_.link->ended()) {
+    ServeOnce();
+    FinishIfOver();
+  }
+  if (options_.job == nullptr) return;
   // Each session detaches, and a detach waits for the step being applied.
   shm_->Shutdown("optstated shuts down");
   grpc_->Shutdown();
 }
 
-bool ConnectionServer::ServeOnce() {
-  pollfd fds[2] = {{control_->fd(), POLLIN, 0},
+void ConnectionServer::ServeOnce() {
+  pollfd fds[2] = {{options_.link->fd(), POLLIN, 0},
                    {session_ended_.get(), POLLIN, 0}};
   // A connection that never becomes a session ends without an event.
   const int timeout_ms =
       finished_
           ? -1
           : static_cast<int>(absl::ToInt64Milliseconds(handshake_timeout_));
-  if (::poll(fds, 2, timeout_ms) < 0) return errno == EINTR;
+  if (::poll(fds, 2, timeout_ms) < 0) return;  // EINTR
   if (fds[1].revents != 0) {
     eventfd_t ended;
     ::eventfd_read(session_ended_.get(), &ended);
   }
-  if (fds[0].revents == 0) return true;
-  auto adopted = control_->Receive();
-  if (adopted.ok()) {
-    Adopt(*std::move(adopted));
-    return true;
+  if (fds[0].revents == 0) return;
+  if (options_.link->TakeWritable()) options_.reporter->Flush();
+  TakeRequests();
+}
+
+void ConnectionServer::TakeRequests() {
+  while (true) {
+    std::optional<SupervisorMessage> message = options_.link->Receive();
+    if (!message.has_value()) return;
+    if (message->request.has_supervise()) {
+      TakeSupervise(*std::move(message));
+    } else if (message->request.has_adopt_connection()) {
+      Adopt(message->request.adopt_connection(), std::move(message->fd));
+    }
+    // The others are for a job that is not open yet.
   }
-  if (!absl::IsInvalidArgument(adopted.status())) return false;
-  spdlog::error("control packet refused: {}", adopted.status().ToString());
-  return true;
+}
+
+void ConnectionServer::NoteConnection(int socket) {
+  if (connections_.size() >= kConnectionsNotedMax) ForgetClosedConnections();
+  const absl::StatusOr<ino_t> inode = control::SocketInode(socket);
+  if (inode.ok() && connections_.size() < kConnectionsNotedMax) {
+    connections_.insert(*inode);
+  }
+}
+
+void ConnectionServer::ForgetClosedConnections() {
+  const absl::StatusOr<std::set<ino_t>> open = control::OpenSockets(::getpid());
+  // Unreadable: the old count is the safe side.
+  if (!open.ok()) return;
+  std::erase_if(connections_,
+                [&open](ino_t inode) { return !open->contains(inode); });
 }
 
 absl::Status ConnectionServer::CheckOpen() const {
-  if (job_ == nullptr) return failure_;
+  if (options_.job == nullptr) return options_.failure;
   // Also before FinishIfOver() has seen it: whoever comes after the last detach
   // must not find the state that was to go with it.
-  if (!finished_ && !job_->finished()) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("job ", config_.job(), " has just ended; connect again"));
+  if (!finished_ && !options_.job->finished()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("job ", options_.config.job(),
+                                             " has just ended; connect again"));
 }
 
-void ConnectionServer::Adopt(AdoptedConnection adopted) {
+void ConnectionServer::Adopt(const v1::AdoptConnection& adopt,
+                             UniqueFd socket) {
   absl::Status status = CheckOpen();
-  const v1::Wire wire = adopted.message.hello().wire();
+  const v1::Wire wire = adopt.hello().wire();
   if (status.ok() && wire != v1::WIRE_SHM && wire != v1::WIRE_GRPC) {
     status = absl::InvalidArgumentError(
         absl::StrCat("wire ", wire, " is not known here; 1 shm, 2 grpc"));
   }
-  const absl::Status sent = SendHelloReply(adopted, status);
+  const absl::Status sent = SendHelloReply(socket.get(), adopt, status);
   if (!status.ok() || !sent.ok()) {
     spdlog::info("connection refused: job={} pid={} uid={} reason=\"{}\"",
-                 config_.job(), adopted.message.peer_pid(),
-                 adopted.message.peer_uid(),
+                 options_.config.job(), adopt.peer_pid(), adopt.peer_uid(),
                  (status.ok() ? sent : status).ToString());
     return;
   }
   adopted_any_ = true;
   last_adopted_ = absl::Now();
-  Peer peer{.hello = std::move(*adopted.message.mutable_hello()),
-            .uid = adopted.message.peer_uid(),
-            .pid = adopted.message.peer_pid()};
+  NoteConnection(socket.get());
+  Peer peer{
+      .hello = adopt.hello(), .uid = adopt.peer_uid(), .pid = adopt.peer_pid()};
   if (wire == v1::WIRE_SHM) {
-    shm_->Serve(std::move(adopted.socket), std::move(peer));
+    shm_->Serve(std::move(socket), std::move(peer));
   } else {
-    grpc_->Serve(std::move(adopted.socket), std::move(peer));
+    grpc_->Serve(std::move(socket), std::move(peer));
   }
 }
 
 absl::Status ConnectionServer::SendHelloReply(
-    const AdoptedConnection& adopted, const absl::Status& status) const {
+    int socket, const v1::AdoptConnection& adopt,
+    const absl::Status& status) const {
   v1::HelloReply reply;
   *reply.mutable_status() = ToProto(status);
-  reply.set_protocol_version(adopted.message.protocol_version());
+  reply.set_protocol_version(adopt.protocol_version());
   reply.set_server_version(std::string(kVersion));
   reply.set_engine_instance(engine_instance_);
-  return shm::SendFrame(adopted.socket.get(), reply.SerializeAsString(), {},
+  return shm::SendFrame(socket, reply.SerializeAsString(), {},
                         absl::Now() + kHelloReplyTimeout);
 }
 
@@ -165,20 +226,19 @@ size_t ConnectionServer::SessionCount() const {
 
 bool ConnectionServer::IsOver() const {
   if (!adopted_any_ || SessionCount() != 0) return false;
-  if (job_->finished()) return true;
+  if (options_.job->finished()) return true;
   // A gRPC connection is counted from when it starts its stream.
   if (absl::Now() - last_adopted_ < handshake_timeout_) return false;
   // Nobody registered it, or whoever did never attached.
-  const v1::Job job = job_->Describe();
+  const v1::Job job = options_.job->Describe();
   return job.phase() == v1::JOB_PHASE_EMPTY || job.ephemeral();
 }
 
 void ConnectionServer::FinishIfOver() {
-  if (job_ == nullptr || finished_ || !IsOver()) return;
+  if (options_.job == nullptr || finished_ || !IsOver()) return;
   finished_ = true;
-  const absl::Status sent = control_->SendFinished();
-  spdlog::info("job is over: job={} reported=\"{}\"", config_.job(),
-               sent.ToString());
+  options_.reporter->SetFinished();
+  spdlog::info("job is over: job={}", options_.config.job());
 }
 
 }  // namespace optstate

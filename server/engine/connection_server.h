@@ -1,15 +1,20 @@
 #ifndef OPTSTATE_SERVER_ENGINE_CONNECTION_SERVER_H_
 #define OPTSTATE_SERVER_ENGINE_CONNECTION_SERVER_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <memory>
+#include <set>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "optstate/v1/engine.pb.h"
 #include "proto/types/unique_fd.h"
-#include "server/engine/control_channel.h"
+#include "server/engine/engine_service.h"
+#include "server/engine/supervisor_link.h"
+#include "server/engine/supervisor_reporter.h"
 #include "server/session/job.h"
 #include "server/transport/fd_watcher.h"
 #include "server/transport/grpc_transport.h"
@@ -18,8 +23,9 @@
 
 namespace optstate {
 
-// Takes connections from the control channel, answers their Hello and gives
-// them to the transport of their wire, until the supervisor closes the channel.
+// Takes connections from the supervisor, answers their Hello and gives them to
+// the transport of their wire, until the supervisor says that it is enough.
+// Without a supervisor the sessions that are there go on.
 //
 // A job that is over (see Job::finished(), or one that nobody registered before
 // its last connection ended) is reported once; connections that come later are
@@ -28,38 +34,52 @@ namespace optstate {
 // Threads: Run() by one thread.
 class ConnectionServer {
  public:
-  // Everything outlives the server. `job` is null when it could not be opened;
-  // each connection is answered with `failure` then.
-  static absl::StatusOr<std::unique_ptr<ConnectionServer>> Start(
-      const v1::EngineConfig& config, ControlChannel* control, Job* job,
-      const absl::Status& failure);
+  struct Options {
+    v1::EngineConfig config;
+    SupervisorLink* link = nullptr;
+    SupervisorReporter* reporter = nullptr;
+    EngineService* service = nullptr;
+    // Null when it could not be opened; each connection is answered with
+    // `failure` then.
+    Job* job = nullptr;
+    absl::Status failure;
+  };
 
-  // Says Ready, then serves. When it returns, all sessions have ended.
+  // Everything outlives the server.
+  static absl::StatusOr<std::unique_ptr<ConnectionServer>> Start(
+      Options options);
+
+  // What a supervisor says first; answered with Ready.
+  void TakeSupervise(SupervisorMessage message);
+
+  // Serves. When it returns, all sessions have ended.
   void Run();
 
  private:
-  ConnectionServer(const v1::EngineConfig& config, ControlChannel* control,
-                   Job* job, const absl::Status& failure);
+  explicit ConnectionServer(Options options);
 
   absl::Status StartTransports();
-  // Waits for the control channel, a session's end or the next look at
-  // idleness; false: the supervisor closed.
-  bool ServeOnce();
-  void Adopt(AdoptedConnection adopted);
+  // Waits for the supervisor, a session's end or the next look at idleness, and
+  // does what is to be done.
+  void ServeOnce();
+  void TakeRequests();
+  v1::EngineEvent::Ready MakeReady();
+  void Adopt(const v1::AdoptConnection& adopt, UniqueFd socket);
   absl::Status CheckOpen() const;
-  absl::Status SendHelloReply(const AdoptedConnection& adopted,
+  absl::Status SendHelloReply(int socket, const v1::AdoptConnection& adopt,
                               const absl::Status& status) const;
+  void NoteConnection(int socket);
+  void ForgetClosedConnections();
   void FinishIfOver();
   bool IsOver() const;
   size_t SessionCount() const;
 
-  const v1::EngineConfig config_;
-  ControlChannel* const control_;
-  Job* const job_;
-  const absl::Status failure_;
+  const Options options_;
   const absl::Duration handshake_timeout_;
   const uint64_t engine_instance_;
   UniqueFd session_ended_;
+  // Inodes of adopted sockets, those that were closed since among them.
+  std::set<ino_t> connections_;
   bool adopted_any_ = false;
   bool finished_ = false;
   absl::Time last_adopted_ = absl::InfinitePast();

@@ -2,21 +2,26 @@
 
 #include <fcntl.h>
 #include <malloc.h>
+#include <poll.h>
 #include <sys/prctl.h>
 
 #include <csignal>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "proto/types/partition.h"
 #include "proto/types/unique_fd.h"
 #include "server/engine/connection_server.h"
-#include "server/engine/control_channel.h"
 #include "server/engine/engine_service.h"
 #include "server/engine/job_lock.h"
+#include "server/engine/supervisor_link.h"
+#include "server/engine/supervisor_reporter.h"
+#include "server/session/gradient_keeper.h"
 #include "server/session/job.h"
 #include "spdlog/spdlog.h"
 
@@ -53,17 +58,69 @@ int Fail(const absl::Status& status) {
   return 1;
 }
 
+// What a supervisor says before the job can be opened.
+struct Introduction {
+  SupervisorMessage supervise;
+  std::vector<KeptGradients> kept;
+};
+
+void AddKept(SupervisorMessage message, std::vector<KeptGradients>* kept) {
+  const v1::KeptGradientsInfo& info = message.request.kept_gradients();
+  if (info.rank() >= kWorldSizeMax) {
+    spdlog::error("kept gradients of rank {} refused: there is none above {}",
+                  info.rank(), kWorldSizeMax - 1);
+    return;
+  }
+  std::erase_if(*kept, [&info](const KeptGradients& one) {
+    return one.rank == info.rank();
+  });
+  kept->push_back({info.rank(), info.client_instance(),
+                   info.gradient_offset_bytes(), std::move(message.fd)});
+}
+
+// Until StartJob, or the end of the link. A supervisor that dies before it gets
+// so far leaves what it has said to the next.
+Introduction AwaitStartJob(SupervisorLink* link) {
+  Introduction introduction;
+  while (!link->ended()) {
+    pollfd readable{link->fd(), POLLIN, 0};
+    (void)::poll(&readable, 1, -1);
+    while (auto message = link->Receive()) {
+      if (message->request.has_supervise()) {
+        introduction.supervise = *std::move(message);
+      } else if (message->request.has_kept_gradients()) {
+        AddKept(*std::move(message), &introduction.kept);
+      } else if (message->request.has_start_job()) {
+        return introduction;
+      }
+      // A connection that comes before Ready is none that we asked for.
+    }
+  }
+  return introduction;
+}
+
 }  // namespace
 
 int RunEngine(const EngineOptions& options) {
-  ControlChannel control(TakeFd(options.control_fd));
-  UniqueFd grpc_socket = TakeFd(options.grpc_fd);
-  const v1::EngineConfig& config = options.config;
+  v1::EngineConfig config = options.config;
   PrepareProcess(config.job());
   KeepFreedMemory();
+  auto link = SupervisorLink::Start(TakeFd(options.socket_fd),
+                                    config.exit_with_supervisor());
+  if (!link.ok()) return Fail(link.status());
+  Introduction introduction = AwaitStartJob(link->get());
+  if ((*link)->ended()) return 0;
+  *config.mutable_daemon()->mutable_limits() =
+      introduction.supervise.request.supervise().limits();
 
   auto lock = LockJob(config.job_dir(), kLockPatience);
   if (!lock.ok()) return Fail(lock.status());
+  // What the last engine left, for the job to finish the step that it died in;
+  // `reporter` is whom transports tell of the gradients that ranks bring.
+  std::vector<KeptGradients> kept = std::move(introduction.kept);
+  SupervisorReporter reporter(link->get());
+  reporter.Seed(kept);
+  const size_t kept_count = kept.size();
   absl::StatusOr<std::unique_ptr<Job>> job =
       Job::Open({.name = config.job(),
                  .uid = config.uid(),
@@ -76,13 +133,18 @@ int RunEngine(const EngineOptions& options) {
   }
   Job* const opened = job.ok() ? job->get() : nullptr;
 
-  auto service = EngineService::Start(std::move(grpc_socket), config, opened,
-                                      job.status());
+  auto service = EngineService::Start(config, opened, job.status());
   if (!service.ok()) return Fail(service.status());
-  auto server = ConnectionServer::Start(config, &control, opened, job.status());
+  auto server = ConnectionServer::Start({.config = config,
+                                         .link = link->get(),
+                                         .reporter = &reporter,
+                                         .service = service->get(),
+                                         .job = opened,
+                                         .failure = job.status()});
   if (!server.ok()) return Fail(server.status());
-  spdlog::info("engine ready: job={} restarts={}", config.job(),
-               config.restarts());
+  (*server)->TakeSupervise(std::move(introduction.supervise));
+  spdlog::info("engine ready: job={} restarts={} kept_gradients={}",
+               config.job(), config.restarts(), kept_count);
   (*server)->Run();
   spdlog::info("engine ends: job={}", config.job());
   return 0;

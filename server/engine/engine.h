@@ -7,20 +7,21 @@ namespace optstate {
 
 // What the supervisor gives to an engine process.
 struct EngineOptions {
-  int control_fd = -1;  // SOCK_SEQPACKET: AdoptConnection in, EngineEvent out
-  int grpc_fd = -1;     // SOCK_STREAM: gRPC, service Engine
+  int socket_fd = -1;  // listens on JOB_DIR/engine.sock for supervisors
   v1::EngineConfig config;
 };
 
-// The engine process of one job, from start to exit: opens the job, says Ready,
-// serves the connections that the supervisor hands over, and says Finished when
-// the job is over. Takes ownership of both fds.
+// The engine process of one job, from start to exit: waits for its supervisor
+// and for what was kept of the engine before, opens the job, says Ready, serves
+// the connections that it is handed, and says Finished when the job is over.
+// When its supervisor dies, it goes on with the sessions that it has and waits
+// for the next one (but see EngineConfig.exit_with_supervisor). Takes ownership
+// of the fd.
 //
-// Returns the exit status: 0 after the control socket was closed (the
-// supervisor is gone or wants it so), when the step that was being applied is
-// finished and every session ended; 1 when it could not start, which the log
-// says. A job that cannot be opened is no such case: the engine runs and
-// answers everything with the reason.
+// Returns the exit status: 0 after the supervisor has said Stop, when the step
+// that was being applied is finished and every session ended; 1 when it could
+// not start, which the log says. A job that cannot be opened is no such case:
+// the engine runs and answers everything with the reason.
 //
 // Signals: SIGTERM, SIGINT and SIGHUP are ignored, for they reach the whole
 // process group and the supervisor decides; SIGPIPE too.

@@ -5,6 +5,7 @@
 #include <grpcpp/server_posix.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@
 #include "absl/time/time.h"
 #include "optstate/v1/engine.grpc.pb.h"
 #include "proto/types/grpc_status.h"
+#include "proto/types/os_error.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate {
@@ -27,7 +29,8 @@ class EngineServiceImpl final : public EngineService,
       : config_(config), job_(job), failure_(failure) {}
   ~EngineServiceImpl() override;
 
-  absl::Status Serve(UniqueFd socket);
+  absl::Status Start();
+  absl::Status Serve(UniqueFd socket) override;
 
   grpc::Status GetJob(grpc::ServerContext* context,
                       const v1::GetJobRequest* request,
@@ -54,7 +57,7 @@ EngineServiceImpl::~EngineServiceImpl() {
   server_->Wait();
 }
 
-absl::Status EngineServiceImpl::Serve(UniqueFd socket) {
+absl::Status EngineServiceImpl::Start() {
   grpc::ServerBuilder builder;
   builder.RegisterService(static_cast<v1::Engine::Service*>(this));
   builder.SetMaxSendMessageSize(-1);
@@ -66,8 +69,14 @@ absl::Status EngineServiceImpl::Serve(UniqueFd socket) {
     return absl::InternalError(
         "the engine's private gRPC server did not start");
   }
+  return absl::OkStatus();
+}
+
+absl::Status EngineServiceImpl::Serve(UniqueFd socket) {
   const int flags = ::fcntl(socket.get(), F_GETFL);
-  ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK);
+  if (flags < 0 || ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK) != 0) {
+    return OsError(errno, "fcntl of the private gRPC socket");
+  }
   grpc::AddInsecureChannelFromFd(server_.get(), socket.release());
   return absl::OkStatus();
 }
@@ -132,11 +141,10 @@ grpc::Status EngineServiceImpl::Drain(grpc::ServerContext* /*context*/,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<EngineService>> EngineService::Start(
-    UniqueFd socket, const v1::EngineConfig& config, Job* job,
-    const absl::Status& failure) {
+    const v1::EngineConfig& config, Job* job, const absl::Status& failure) {
   auto service = std::make_unique<EngineServiceImpl>(config, job, failure);
-  const absl::Status served = service->Serve(std::move(socket));
-  if (!served.ok()) return served;
+  const absl::Status started = service->Start();
+  if (!started.ok()) return started;
   return service;
 }
 

@@ -10,8 +10,8 @@
 
 namespace optstate {
 
-// Answers the supervisor's questions about the job (service Engine) over one
-// private socket; nothing else can reach it.
+// Answers the supervisor's questions about the job (service Engine) over the
+// private sockets that it is given; nothing else can reach it.
 //
 // Threads: thread-safe. Destruction ends calls that are open.
 class EngineService {
@@ -19,9 +19,12 @@ class EngineService {
   // `job` may be null when it could not be opened: `failure` is the answer
   // then, and the job is described as FAILED. `job` outlives the service.
   static absl::StatusOr<std::unique_ptr<EngineService>> Start(
-      UniqueFd socket, const v1::EngineConfig& config, Job* job,
-      const absl::Status& failure);
+      const v1::EngineConfig& config, Job* job, const absl::Status& failure);
   virtual ~EngineService() = default;
+
+  // Each supervisor brings a socket of its own; the last one's is closed at its
+  // other end.
+  virtual absl::Status Serve(UniqueFd socket) = 0;
 };
 
 }  // namespace optstate

@@ -6,10 +6,13 @@
 #include <fcntl.h>
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
+#include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
@@ -25,6 +28,8 @@
 #include "proto/types/conversions.h"
 #include "proto/types/grpc_status.h"
 #include "proto/types/unique_fd.h"
+#include "proto/types/version.h"
+#include "server/control/control_socket.h"
 #include "server/transport/shm_test_peer.h"
 #include "server/transport/test_layout.h"
 
@@ -33,80 +38,139 @@ namespace {
 
 absl::Time Patience() { return absl::Now() + absl::Minutes(2); }
 
-struct Pair {
-  UniqueFd ours;
-  UniqueFd theirs;
-};
-
-Pair MakePair(int type) {
-  int fds[2];
-  EXPECT_EQ(::socketpair(AF_UNIX, type, 0, fds), 0);
-  ::fcntl(fds[0], F_SETFD, FD_CLOEXEC);
-  return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+UniqueFd MemoryFile(const std::string& text) {
+  UniqueFd file(::memfd_create("gradients", MFD_CLOEXEC));
+  EXPECT_EQ(::pwrite(file.get(), text.data(), text.size(), 0),
+            static_cast<ssize_t>(text.size()));
+  return file;
 }
 
-// An engine process, and the supervisor's end of what binds them.
+struct Event {
+  v1::EngineEvent event;
+  UniqueFd fd;
+};
+
+// A supervisor's end of the control connection and of the private gRPC one.
+class Supervisor {
+ public:
+  explicit Supervisor(const std::string& job_dir) {
+    auto connection = control::Connect(job_dir);
+    EXPECT_TRUE(connection.ok()) << connection.status();
+    if (connection.ok()) control_ = *std::move(connection);
+  }
+
+  void Supervise(bool draining = false) {
+    int fds[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+    ::fcntl(fds[0], F_SETFL, O_NONBLOCK | O_RDWR);
+    stub_ = v1::Engine::NewStub(
+        grpc::CreateInsecureChannelFromFd("engine", fds[0]));
+    const UniqueFd theirs(fds[1]);
+    v1::SupervisorRequest request;
+    request.mutable_supervise()->set_log_level("info");
+    request.mutable_supervise()->set_draining(draining);
+    Send(request, theirs.get());
+  }
+  void StartJob() {
+    v1::SupervisorRequest request;
+    request.mutable_start_job();
+    Send(request);
+  }
+  void Keep(uint32_t rank, const std::string& text) {
+    v1::SupervisorRequest request;
+    request.mutable_kept_gradients()->set_rank(rank);
+    request.mutable_kept_gradients()->set_client_instance(rank + 50);
+    Send(request, MemoryFile(text).get());
+  }
+  void Stop() {
+    v1::SupervisorRequest request;
+    request.mutable_stop();
+    Send(request);
+  }
+  void Send(const v1::SupervisorRequest& request, int fd = -1) {
+    SendPacket(request.SerializeAsString(), fd);
+  }
+  // Waits for room.
+  void SendWhenItCan(const v1::SupervisorRequest& request, int fd) {
+    while (true) {
+      const int error =
+          control::Send(control_.get(), request.SerializeAsString(), fd);
+      if (error == 0) return;
+      ASSERT_EQ(error, EAGAIN);
+      pollfd writable{control_.get(), POLLOUT, 0};
+      ::poll(&writable, 1, -1);
+    }
+  }
+  void SendPacket(const std::string& packet, int fd = -1) {
+    EXPECT_EQ(control::Send(control_.get(), packet, fd), 0);
+  }
+
+  // The next event; none when the engine has gone.
+  Event AwaitEvent() {
+    pollfd readable{control_.get(), POLLIN, 0};
+    ::poll(&readable, 1, -1);
+    Event event;
+    auto packet = control::Receive(control_.get());
+    if (!packet.ok() || !packet->has_value()) return event;
+    EXPECT_TRUE(event.event.ParseFromString((*packet)->bytes));
+    event.fd = std::move((*packet)->fd);
+    return event;
+  }
+  v1::EngineEvent::Ready AwaitReady() {
+    const Event event = AwaitEvent();
+    EXPECT_TRUE(event.event.has_ready()) << event.event.ShortDebugString();
+    return event.event.ready();
+  }
+
+  v1::Engine::Stub* stub() { return stub_.get(); }
+
+ private:
+  UniqueFd control_;
+  std::unique_ptr<v1::Engine::Stub> stub_;
+};
+
+// An engine process and its first supervisor.
 class EngineProcess {
  public:
-  explicit EngineProcess(const std::string& job_dir) {
-    Pair control = MakePair(SOCK_SEQPACKET);
-    Pair grpc = MakePair(SOCK_STREAM);
-    const std::string arguments[] = {absl::StrCat(control.theirs.get()),
-                                     absl::StrCat(grpc.theirs.get())};
+  explicit EngineProcess(const std::string& job_dir, bool is_private = false) {
+    const auto listener = control::Listen(job_dir);
+    EXPECT_TRUE(listener.ok()) << listener.status();
+    if (!listener.ok()) return;
+    supervisor_ = std::make_unique<Supervisor>(job_dir);
+    const std::string fd = absl::StrCat(listener->get());
     pid_ = ::fork();
     if (pid_ == 0) {
-      ::execl("/proc/self/exe", "engine", "--engine", arguments[0].c_str(),
-              arguments[1].c_str(), job_dir.c_str(), nullptr);
+      ::fcntl(listener->get(), F_SETFD, 0);
+      ::execl("/proc/self/exe", "engine", "--engine", fd.c_str(),
+              job_dir.c_str(), is_private ? "private" : "", nullptr);
       ::_exit(127);
     }
-    control_ = std::move(control.ours);
-    ::fcntl(grpc.ours.get(), F_SETFL, O_NONBLOCK | O_RDWR);
-    stub_ = v1::Engine::NewStub(
-        grpc::CreateInsecureChannelFromFd("engine", grpc.ours.release()));
   }
   ~EngineProcess() {
     if (pid_ > 0) Kill();
   }
 
   pid_t pid() const { return pid_; }
-  v1::Engine::Stub* stub() { return stub_.get(); }
-
-  // The next event; none when the engine has gone.
-  v1::EngineEvent AwaitEvent() {
-    char packet[4096];
-    const ssize_t bytes = ::recv(control_.get(), packet, sizeof(packet), 0);
-    v1::EngineEvent event;
-    if (bytes > 0) event.ParseFromArray(packet, static_cast<int>(bytes));
-    return event;
+  Supervisor* supervisor() { return supervisor_.get(); }
+  // As a supervisor that is killed.
+  void LoseSupervisor() { supervisor_.reset(); }
+  // The next one.
+  void Adopt(const std::string& job_dir) {
+    supervisor_ = std::make_unique<Supervisor>(job_dir);
+    supervisor_->Supervise();
+    supervisor_->StartJob();
   }
-
-  void SendPacket(const std::string& packet, int fd) {
-    iovec io = {.iov_base = const_cast<char*>(packet.data()),
-                .iov_len = packet.size()};
-    alignas(cmsghdr) char buffer[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message = {};
-    message.msg_iov = &io;
-    message.msg_iovlen = 1;
-    if (fd >= 0) {
-      message.msg_control = buffer;
-      message.msg_controllen = sizeof(buffer);
-      cmsghdr* header = CMSG_FIRSTHDR(&message);
-      header->cmsg_level = SOL_SOCKET;
-      header->cmsg_type = SCM_RIGHTS;
-      header->cmsg_len = CMSG_LEN(sizeof(int));
-      *reinterpret_cast<int*>(CMSG_DATA(header)) = fd;
-    }
-    EXPECT_GT(::sendmsg(control_.get(), &message, MSG_NOSIGNAL), 0);
-  }
+  v1::Engine::Stub* stub() { return supervisor_->stub(); }
 
   // Hands a new connection over; `reply` is what the engine says to its Hello.
   std::unique_ptr<ShmTestPeer> Connect(v1::Wire wire, v1::HelloReply* reply) {
     SocketPair sockets = MakeSocketPair();
-    v1::AdoptConnection adopt;
+    v1::SupervisorRequest request;
+    v1::AdoptConnection& adopt = *request.mutable_adopt_connection();
     adopt.mutable_hello()->set_wire(wire);
     adopt.mutable_hello()->set_job("test");
     adopt.set_protocol_version(1);
-    SendPacket(adopt.SerializeAsString(), sockets.engine.get());
+    supervisor_->Send(request, sockets.engine.get());
     sockets.engine.reset();
     auto frame = shm::ReceiveFrame(sockets.client.get(), 4096, Patience());
     EXPECT_TRUE(frame.ok()) << frame.status();
@@ -126,14 +190,13 @@ class EngineProcess {
     grpc::ClientContext context;
     v1::Job job;
     v1::GetJobRequest request;
-    const grpc::Status status = stub_->GetJob(&context, request, &job);
+    const grpc::Status status = stub()->GetJob(&context, request, &job);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return job;
   }
 
-  // Closes the control socket, as a supervisor that goes.
-  int CloseAndWait() {
-    control_.reset();
+  int StopAndWait() {
+    supervisor_->Stop();
     return Wait();
   }
   void Kill() {
@@ -148,8 +211,7 @@ class EngineProcess {
 
  private:
   pid_t pid_ = -1;
-  UniqueFd control_;
-  std::unique_ptr<v1::Engine::Stub> stub_;
+  std::unique_ptr<Supervisor> supervisor_;
 };
 
 class EngineTest : public testing::Test {
@@ -162,7 +224,12 @@ class EngineTest : public testing::Test {
 
   std::unique_ptr<EngineProcess> Start() {
     auto engine = std::make_unique<EngineProcess>(job_dir_);
-    EXPECT_TRUE(engine->AwaitEvent().has_ready());
+    engine->supervisor()->Supervise();
+    engine->supervisor()->StartJob();
+    const v1::EngineEvent::Ready ready = engine->supervisor()->AwaitReady();
+    EXPECT_EQ(ready.version(), kVersion);
+    EXPECT_EQ(ready.restarts(), 2u);
+    EXPECT_FALSE(ready.executable().empty());
     return engine;
   }
 
@@ -216,7 +283,7 @@ class EngineTest : public testing::Test {
   std::string job_dir_;
 };
 
-TEST_F(EngineTest, TakesStepsAndEndsWithItsSupervisor) {
+TEST_F(EngineTest, TakesStepsAndEndsWhenItIsToldTo) {
   auto engine = Start();
   auto peer = engine->Connect();
   Begin(peer.get(), false);
@@ -228,7 +295,7 @@ TEST_F(EngineTest, TakesStepsAndEndsWithItsSupervisor) {
   EXPECT_EQ(job.engine_pid(), engine->pid());
   EXPECT_EQ(job.engine_restarts(), 2u);
   EXPECT_EQ(job.state_dir(), job_dir_);
-  EXPECT_EQ(engine->CloseAndWait(), 0);
+  EXPECT_EQ(engine->StopAndWait(), 0);
   EXPECT_TRUE(absl::IsUnavailable(peer->AwaitEnd()));
 }
 
@@ -239,7 +306,7 @@ TEST_F(EngineTest, SignalsAreTheSupervisorsBusiness) {
   }
   auto peer = engine->Connect();
   Begin(peer.get(), false);
-  EXPECT_EQ(engine->CloseAndWait(), 0);
+  EXPECT_EQ(engine->StopAndWait(), 0);
 }
 
 TEST_F(EngineTest, StateOutlivesAnEngineKilledBetweenSteps) {
@@ -263,11 +330,13 @@ TEST_F(EngineTest, StateOutlivesAnEngineKilledBetweenSteps) {
 TEST_F(EngineTest, ASecondEngineWaitsForTheFirst) {
   auto first = Start();
   auto second = std::make_unique<EngineProcess>(job_dir_);
+  second->supervisor()->Supervise();
+  second->supervisor()->StartJob();
   auto peer = first->Connect();
   Begin(peer.get(), false);
   TakeStep(peer.get(), 1);
   first->Kill();
-  EXPECT_TRUE(second->AwaitEvent().has_ready());
+  second->supervisor()->AwaitReady();
   EXPECT_EQ(second->Describe().committed_step(), 1u);
 }
 
@@ -276,17 +345,17 @@ TEST_F(EngineTest, AnEphemeralJobIsOverWithItsLastSession) {
   auto peer = engine->Connect();
   Begin(peer.get(), true);
   peer.reset();
-  EXPECT_TRUE(engine->AwaitEvent().has_finished());
+  EXPECT_TRUE(engine->supervisor()->AwaitEvent().event.has_finished());
   v1::HelloReply hello;
   engine->Connect(v1::WIRE_SHM, &hello);
   EXPECT_TRUE(absl::IsUnavailable(FromProto(hello.status())));
-  EXPECT_EQ(engine->CloseAndWait(), 0);
+  EXPECT_EQ(engine->StopAndWait(), 0);
 }
 
 TEST_F(EngineTest, AJobThatNobodyRegistersIsOver) {
   auto engine = Start();
   engine->Connect();
-  EXPECT_TRUE(engine->AwaitEvent().has_finished());
+  EXPECT_TRUE(engine->supervisor()->AwaitEvent().event.has_finished());
 }
 
 TEST_F(EngineTest, RefusesWhatItDoesNotUnderstand) {
@@ -294,8 +363,14 @@ TEST_F(EngineTest, RefusesWhatItDoesNotUnderstand) {
   v1::HelloReply hello;
   engine->Connect(static_cast<v1::Wire>(9), &hello);
   EXPECT_TRUE(absl::IsInvalidArgument(FromProto(hello.status())));
-  engine->SendPacket("\xff\xff no AdoptConnection", STDIN_FILENO);
-  engine->SendPacket(v1::AdoptConnection().SerializeAsString() + "\x0a", -1);
+  Supervisor& supervisor = *engine->supervisor();
+  supervisor.SendPacket("\xff\xff no SupervisorRequest", STDIN_FILENO);
+  v1::SupervisorRequest request;
+  request.mutable_adopt_connection();
+  supervisor.Send(request);  // misses its fd
+  request.mutable_start_job();
+  supervisor.Send(request, STDIN_FILENO);  // brings one
+  supervisor.SendPacket(std::string(100000, 'x'));
   auto peer = engine->Connect();
   Begin(peer.get(), false);
 }
@@ -343,6 +418,120 @@ TEST_F(EngineTest, DrainRefusesNewStepsUntilItIsResumed) {
   TakeStep(peer.get(), 1);
 }
 
+// The supervisor is killed: sessions notice nothing, and the next supervisor
+// finds everything as it was.
+TEST_F(EngineTest, OutlivesItsSupervisor) {
+  auto engine = Start();
+  auto first = engine->Connect();
+  Begin(first.get(), false);
+  TakeStep(first.get(), 1);
+  engine->LoseSupervisor();
+  TakeStep(first.get(), 2);
+  engine->Adopt(job_dir_);
+  const v1::EngineEvent::Ready ready = engine->supervisor()->AwaitReady();
+  EXPECT_EQ(ready.connections_size(), 1);
+  EXPECT_EQ(engine->Describe().committed_step(), 2u);
+  TakeStep(first.get(), 3);
+  engine->Connect();  // takes new ones again
+  EXPECT_EQ(engine->StopAndWait(), 0);
+}
+
+TEST_F(EngineTest, AnotherSupervisorTakesTheFirstOnesPlace) {
+  auto engine = Start();
+  Supervisor second(job_dir_);
+  second.Supervise(/*draining=*/true);
+  second.AwaitReady();
+  // Its connection has ended.
+  EXPECT_FALSE(engine->supervisor()->AwaitEvent().event.has_ready());
+  engine->Adopt(job_dir_);
+  engine->supervisor()->AwaitReady();
+  // What the second one drained takes steps again.
+  auto peer = engine->Connect();
+  Begin(peer.get(), false);
+  TakeStep(peer.get(), 1);
+  EXPECT_EQ(engine->StopAndWait(), 0);
+}
+
+TEST_F(EngineTest, SupervisorThatDrainsRefusesNewSteps) {
+  auto engine = Start();
+  auto peer = engine->Connect();
+  Begin(peer.get(), false);
+  Supervisor second(job_dir_);
+  second.Supervise(/*draining=*/true);
+  second.AwaitReady();
+  EXPECT_TRUE(absl::IsUnavailable(peer->Call(peer->Push(1)).status));
+}
+
+// The job is over while nobody is there to hear it.
+TEST_F(EngineTest, TheNextSupervisorHearsThatTheJobIsOver) {
+  auto engine = Start();
+  auto peer = engine->Connect();
+  Begin(peer.get(), true);
+  engine->LoseSupervisor();
+  peer.reset();
+  engine->Adopt(job_dir_);
+  engine->supervisor()->AwaitReady();
+  EXPECT_TRUE(engine->supervisor()->AwaitEvent().event.has_finished());
+}
+
+// Before the job is opened.
+TEST_F(EngineTest, OutlivesASupervisorThatDiesAtItsStart) {
+  EngineProcess engine(job_dir_);
+  engine.supervisor()->Supervise();
+  engine.supervisor()->Keep(3, "left");
+  engine.LoseSupervisor();
+  engine.Adopt(job_dir_);
+  Event event = engine.supervisor()->AwaitEvent();
+  if (event.event.has_keep_gradients()) {
+    // What the first one kept is the second one's to keep.
+    EXPECT_EQ(event.event.keep_gradients().rank(), 3u);
+    EXPECT_EQ(event.event.keep_gradients().client_instance(), 53u);
+    char text[5] = {};
+    EXPECT_EQ(::pread(event.fd.get(), text, 4, 0), 4);
+    EXPECT_STREQ(text, "left");
+    event = engine.supervisor()->AwaitEvent();
+  }
+  EXPECT_TRUE(event.event.has_ready());
+}
+
+TEST_F(EngineTest, GradientsThatWereKeptAreToldToEverySupervisor) {
+  EngineProcess engine(job_dir_);
+  Supervisor& first = *engine.supervisor();
+  first.Supervise();
+  for (uint32_t rank = 0; rank < 1024; ++rank) {
+    // As fast as the engine takes them.
+    v1::SupervisorRequest request;
+    request.mutable_kept_gradients()->set_rank(rank);
+    request.mutable_kept_gradients()->set_client_instance(rank + 50);
+    first.SendWhenItCan(request, MemoryFile(absl::StrCat(rank)).get());
+  }
+  first.StartJob();
+  for (int supervisors = 0; supervisors < 2; ++supervisors) {
+    for (uint32_t rank = 0; rank < 1024; ++rank) {
+      const Event event = engine.supervisor()->AwaitEvent();
+      ASSERT_TRUE(event.event.has_keep_gradients()) << rank;
+      EXPECT_EQ(event.event.keep_gradients().rank(), rank);
+      char text[8] = {};
+      EXPECT_GT(::pread(event.fd.get(), text, sizeof(text) - 1, 0), 0);
+      EXPECT_EQ(text, absl::StrCat(rank));
+    }
+    engine.supervisor()->AwaitReady();
+    engine.Adopt(job_dir_);
+  }
+}
+
+TEST_F(EngineTest, APrivateEngineEndsWithItsSupervisor) {
+  EngineProcess engine(job_dir_, /*is_private=*/true);
+  engine.LoseSupervisor();  // before it has said a word, perhaps before exec
+  EXPECT_EQ(engine.Wait(), 0);
+  EngineProcess another(job_dir_, /*is_private=*/true);
+  another.supervisor()->Supervise();
+  another.supervisor()->StartJob();
+  another.supervisor()->AwaitReady();
+  another.LoseSupervisor();
+  EXPECT_EQ(another.Wait(), 0);
+}
+
 TEST_F(EngineTest, ListsParameters) {
   auto engine = Start();
   auto peer = engine->Connect();
@@ -362,14 +551,14 @@ TEST_F(EngineTest, ListsParameters) {
 
 }  // namespace
 
-// The engine process: --engine CONTROL_FD GRPC_FD JOB_DIR.
+// The engine process: --engine SOCKET_FD JOB_DIR [private].
 int RunTestEngine(char** argv) {
   EngineOptions options;
-  options.control_fd = std::atoi(argv[2]);
-  options.grpc_fd = std::atoi(argv[3]);
+  options.socket_fd = std::atoi(argv[2]);
   options.config.set_job("test");
   options.config.set_uid(::getuid());
-  options.config.set_job_dir(argv[4]);
+  options.config.set_job_dir(argv[3]);
+  options.config.set_exit_with_supervisor(*argv[4] != 0);
   options.config.set_restarts(2);
   v1::DaemonConfig& daemon = *options.config.mutable_daemon();
   daemon.mutable_engine()->set_workers(2);

@@ -19,7 +19,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
+#include "proto/types/partition.h"
 #include "proto/types/status_macros.h"
+#include "server/control/versions.h"
 #include "server/supervisor/process_state.h"
 #include "server/supervisor/spawn.h"
 
@@ -27,11 +29,13 @@ namespace optstate::supervisor {
 namespace {
 
 constexpr absl::Duration kExitPoll = absl::Milliseconds(50);
-constexpr size_t kEventBytesMax = 4096;
+// Between the end of its connection and its own end.
+constexpr absl::Duration kEndTimeout = absl::Seconds(20);
 
-absl::StatusOr<std::pair<UniqueFd, UniqueFd>> SocketPair(int type) {
+absl::StatusOr<std::pair<UniqueFd, UniqueFd>> StreamPair() {
   int fds[2];
-  if (::socketpair(AF_UNIX, type | SOCK_CLOEXEC, 0, fds) != 0) {
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0,
+                   fds) != 0) {
     return OsError(errno, "socketpair");
   }
   return std::make_pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
@@ -55,32 +59,17 @@ std::vector<std::string> Arguments(const std::string& job) {
           job,
           EngineCommandLine::kConfigFdFlag,
           absl::StrCat(kFirstInheritedFd),
-          EngineCommandLine::kControlFdFlag,
-          absl::StrCat(kFirstInheritedFd + 1),
-          EngineCommandLine::kGrpcFdFlag,
-          absl::StrCat(kFirstInheritedFd + 2)};
-}
-
-// 0 or an errno.
-int SendWithFd(int socket, const std::string& payload, int fd) {
-  iovec data{const_cast<char*>(payload.data()), payload.size()};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
-  return ::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ? 0
-                                                                       : errno;
+          EngineCommandLine::kSocketFdFlag,
+          absl::StrCat(kFirstInheritedFd + 1)};
 }
 
 absl::Status Dying() {
   return absl::UnavailableError("the engine takes no connections any more");
+}
+
+// By syscall: glibc 2.36 declares these without extern "C".
+UniqueFd OpenPidFd(pid_t pid) {
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
 std::string Describe(const siginfo_t& info) {
@@ -96,24 +85,44 @@ std::string Describe(const siginfo_t& info) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Start(
-    EventLoop* loop, const std::string& executable,
-    const v1::EngineConfig& config, Callbacks callbacks) {
-  // Blocking: the engine waits in recvmsg; we say MSG_DONTWAIT.
-  OPTSTATE_ASSIGN_OR_RETURN(auto control, SocketPair(SOCK_SEQPACKET));
-  OPTSTATE_ASSIGN_OR_RETURN(auto grpc, SocketPair(SOCK_STREAM | SOCK_NONBLOCK));
-  OPTSTATE_ASSIGN_OR_RETURN(const UniqueFd config_file, ConfigFile(config));
+absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::AdoptRunning(
+    EventLoop* loop, const std::string& job_directory,
+    const Introduction& introduction, Callbacks callbacks) {
   std::unique_ptr<EngineProcess> engine(
       new EngineProcess(loop, std::move(callbacks)));
-  const std::array<int, 3> fds = {config_file.get(), control.second.get(),
-                                  grpc.second.get()};
-  OPTSTATE_ASSIGN_OR_RETURN(engine->pid_,
+  OPTSTATE_ASSIGN_OR_RETURN(engine->control_, control::Connect(job_directory));
+  const pid_t pid = control::PeerPid(engine->control_.get());
+  // Ours, or that of somebody who has gone: the engine was started a moment ago
+  // and has not taken its socket over. Then its first packet tells who it is.
+  if (pid != 0 && pid != ::getpid() && ::kill(pid, 0) == 0) {
+    OPTSTATE_RETURN_IF_ERROR(engine->Identify(pid));
+  }
+  OPTSTATE_RETURN_IF_ERROR(engine->Introduce(introduction));
+  return engine;
+}
+
+absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Start(
+    EventLoop* loop, const std::string& executable,
+    const v1::EngineConfig& config, const Introduction& introduction,
+    Callbacks callbacks) {
+  OPTSTATE_ASSIGN_OR_RETURN(const UniqueFd config_file, ConfigFile(config));
+  OPTSTATE_ASSIGN_OR_RETURN(const UniqueFd listener,
+                            control::Listen(config.job_dir()));
+  std::unique_ptr<EngineProcess> engine(
+      new EngineProcess(loop, std::move(callbacks)));
+  // Before there is an engine: one that is to end with its supervisor finds the
+  // end of this connection even when that is killed right now.
+  OPTSTATE_ASSIGN_OR_RETURN(engine->control_,
+                            control::Connect(config.job_dir()));
+  const std::array<int, 2> fds = {config_file.get(), listener.get()};
+  OPTSTATE_ASSIGN_OR_RETURN(const pid_t pid,
                             Spawn(executable, Arguments(config.job()), fds));
-  engine->reaped_ = false;
-  engine->control_ = std::move(control.first);
-  engine->grpc_ = std::move(grpc.first);
-  OPTSTATE_RETURN_IF_ERROR(engine->WatchControl());
-  OPTSTATE_RETURN_IF_ERROR(engine->WatchExit());
+  absl::Status status = engine->Identify(pid);
+  if (status.ok()) status = engine->Introduce(introduction);
+  if (!status.ok()) {
+    engine->KillAndReap();
+    return status;
+  }
   return engine;
 }
 
@@ -122,25 +131,62 @@ EngineProcess::EngineProcess(EventLoop* loop, Callbacks callbacks)
 
 EngineProcess::~EngineProcess() {
   *alive_ = false;
-  Stop();
+  CloseControl();
   loop_->Cancel(exit_poll_);
+  loop_->Cancel(end_timer_);
   if (pidfd_.ok()) loop_->Unwatch(pidfd_.get());
-  if (reaped_) return;
-  ::kill(pid_, SIGKILL);
-  siginfo_t info{};
-  while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED) != 0 &&
-         errno == EINTR) {
+}
+
+absl::Status EngineProcess::Introduce(const Introduction& introduction) {
+  OPTSTATE_ASSIGN_OR_RETURN(auto grpc, StreamPair());
+  grpc_ = std::move(grpc.first);
+  OPTSTATE_RETURN_IF_ERROR(
+      loop_->Watch(control_.get(), EPOLLIN,
+                   [this](uint32_t events) { OnControlEvents(events); }));
+  v1::SupervisorRequest request;
+  *request.mutable_supervise() = introduction.supervise;
+  request.mutable_supervise()->set_control_version(control::kControlVersion);
+  Enqueue(request, std::make_shared<const UniqueFd>(std::move(grpc.second)));
+  for (const auto& [rank, kept] : introduction.kept) {
+    *request.mutable_kept_gradients() = kept.info;
+    Enqueue(request, kept.segment);
+  }
+  request.mutable_start_job();
+  Enqueue(request);
+  return absl::OkStatus();
+}
+
+void EngineProcess::Enqueue(const v1::SupervisorRequest& request,
+                            std::shared_ptr<const UniqueFd> fd) {
+  if (!control_.ok()) return;
+  outgoing_.push_back({request.SerializeAsString(), std::move(fd)});
+  Flush();
+}
+
+void EngineProcess::Flush() {
+  while (!outgoing_.empty()) {
+    const Outgoing& next = outgoing_.front();
+    const int error = control::Send(control_.get(), next.bytes,
+                                    next.fd == nullptr ? -1 : next.fd->get());
+    // ETOOMANYREFS: too many fds of ours are on their way to others.
+    if (error == EAGAIN || error == ETOOMANYREFS) {
+      loop_->SetEvents(control_.get(), EPOLLIN | EPOLLOUT);
+      return;
+    }
+    // Its end is seen, and dealt with, where it is read.
+    if (error != 0 && error != EPIPE && error != ECONNRESET) {
+      spdlog::error("engine {}: {}", pid_,
+                    OsError(error, "send a request to it").ToString());
+    }
+    outgoing_.pop_front();
   }
 }
 
-absl::Status EngineProcess::WatchControl() {
-  return loop_->Watch(control_.get(), EPOLLIN,
-                      [this](uint32_t events) { OnControlEvents(events); });
-}
-
-absl::Status EngineProcess::WatchExit() {
-  // By syscall: glibc 2.36 declares pidfd_open without extern "C".
-  pidfd_.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+absl::Status EngineProcess::Identify(pid_t pid) {
+  if (pidfd_.ok()) loop_->Unwatch(pidfd_.get());
+  loop_->Cancel(exit_poll_);
+  pid_ = pid;
+  pidfd_ = OpenPidFd(pid);
   if (pidfd_.ok()) {
     // pidfd_open sets close-on-exec by itself.
     return loop_->Watch(pidfd_.get(), EPOLLIN, [this](uint32_t) { OnExit(); });
@@ -148,79 +194,132 @@ absl::Status EngineProcess::WatchExit() {
   spdlog::debug("pidfd_open is refused ({}), looking at engine {} every {} ms",
                 std::strerror(errno), pid_,
                 absl::ToInt64Milliseconds(kExitPoll));
-  PollExit();
+  // Not at once: the caller is not ready to hear of its end.
+  exit_poll_ = loop_->RunAfter(kExitPoll, [this] { PollExit(); });
   return absl::OkStatus();
 }
 
-void EngineProcess::PollExit() {
+bool EngineProcess::HasExited() const {
   siginfo_t info{};
-  const int result = ::waitid(P_PID, static_cast<id_t>(pid_), &info,
-                              WEXITED | WNOHANG | WNOWAIT);
-  if (result == 0 && info.si_pid != 0) return OnExit();
+  if (::waitid(P_PID, static_cast<id_t>(pid_), &info,
+               WEXITED | WNOHANG | WNOWAIT) == 0) {
+    return info.si_pid != 0;
+  }
+  return ::kill(pid_, 0) != 0 && errno == ESRCH;  // no child of ours
+}
+
+void EngineProcess::PollExit() {
+  if (HasExited()) return OnExit();
   exit_poll_ = loop_->RunAfter(kExitPoll, [this] { PollExit(); });
 }
 
 void EngineProcess::OnExit() {
   siginfo_t info{};
-  if (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG) != 0 ||
-      info.si_pid == 0) {
-    return;
+  std::string how =
+      "has ended; it was started by another supervisor, so that nobody here "
+      "was told how: see dmesg";
+  if (exited_) return;
+  if (pid_ != 0 &&
+      ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG) == 0) {
+    if (info.si_pid == 0) return;
+    how = Describe(info);
   }
   // What it said last still counts: it may have finished before it went.
   const std::shared_ptr<bool> alive = alive_;
-  reaped_ = true;
+  exited_ = true;
   if (pidfd_.ok()) loop_->Unwatch(pidfd_.get());
   pidfd_.reset();
+  loop_->Cancel(exit_poll_);
   while (*alive && control_.ok() && ReadEvent()) {
   }
   if (!*alive) return;
-  Stop();
+  CloseControl();
   const auto on_exit = callbacks_.on_exit;
-  on_exit(Describe(info));
+  on_exit(how);
 }
 
 void EngineProcess::OnControlEvents(uint32_t events) {
   const std::shared_ptr<bool> alive = alive_;
   if ((events & EPOLLOUT) != 0) {
     loop_->SetEvents(control_.get(), EPOLLIN);
-    callbacks_.on_writable();
+    Flush();
+    if (outgoing_.empty()) callbacks_.on_writable();
   }
   while (*alive && control_.ok() && ReadEvent()) {
   }
+  if (*alive && !control_.ok()) OnConnectionEnd();
 }
 
 bool EngineProcess::ReadEvent() {
-  char packet[kEventBytesMax];
-  const ssize_t count =
-      ::recv(control_.get(), packet, sizeof(packet), MSG_DONTWAIT);
-  if (count > 0) {
-    HandlePacket(absl::string_view(packet, static_cast<size_t>(count)));
+  absl::StatusOr<std::optional<control::Packet>> packet =
+      control::Receive(control_.get());
+  if (absl::IsInvalidArgument(packet.status())) {
+    spdlog::error("engine {}: event refused: {}", pid_,
+                  packet.status().ToString());
     return true;
   }
-  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-  // It closed the socket that it lives on: it is dying, or out of its mind.
-  Stop();
-  Kill();
-  return false;
+  if (!packet.ok()) {
+    CloseControl();
+    return false;
+  }
+  if (!packet->has_value()) return false;
+  HandlePacket(**std::move(packet));
+  return true;
 }
 
-void EngineProcess::HandlePacket(absl::string_view packet) {
+// It is on its way out, as a rule, and its exit status will say more.
+void EngineProcess::OnConnectionEnd() {
+  if (pid_ == 0) return OnExit();
+  end_timer_ = loop_->RunAfter(kEndTimeout, [this] {
+    spdlog::error("engine {} closed its connection and goes on: killing it",
+                  pid_);
+    Kill();
+  });
+}
+
+void EngineProcess::HandlePacket(control::Packet packet) {
+  if (pid_ == 0 && packet.sender != 0) {
+    const absl::Status status = Identify(packet.sender);
+    if (!status.ok()) spdlog::error("{}", status.ToString());
+  }
   v1::EngineEvent event;
-  if (!event.ParseFromArray(packet.data(), static_cast<int>(packet.size()))) {
+  if (!event.ParseFromString(packet.bytes)) {
     spdlog::error("engine {} sent a malformed event", pid_);
     return;
   }
-  const std::shared_ptr<bool> alive = alive_;
-  if (event.has_ready()) callbacks_.on_ready();
-  if (*alive && event.has_finished()) callbacks_.on_finished();
+  switch (event.event_case()) {
+    case v1::EngineEvent::kReady:
+      return callbacks_.on_ready(event.ready());
+    case v1::EngineEvent::kFinished:
+      return callbacks_.on_finished();
+    case v1::EngineEvent::kKeepGradients:
+      if (!packet.fd.ok() || event.keep_gradients().rank() >= kWorldSizeMax) {
+        spdlog::error("engine {}: gradients of rank {} cannot be kept", pid_,
+                      event.keep_gradients().rank());
+        return;
+      }
+      return callbacks_.on_keep(
+          {event.keep_gradients(),
+           std::make_shared<const UniqueFd>(std::move(packet.fd))});
+    case v1::EngineEvent::kDropGradients:
+      return callbacks_.on_drop(event.drop_gradients().rank());
+    case v1::EngineEvent::EVENT_NOT_SET:
+      spdlog::error("engine {} sent an event that is not known here", pid_);
+      return;
+  }
 }
 
 absl::Status EngineProcess::Adopt(const v1::AdoptConnection& connection,
                                   int fd) {
   // A client whose session ended with the engine can be back before we know.
-  if (!control_.ok() || IsExiting(pid_)) return Dying();
+  if (!control_.ok() || (pid_ != 0 && IsExiting(pid_))) return Dying();
+  if (!outgoing_.empty()) {
+    return absl::UnavailableError("the engine takes no connections just now");
+  }
+  v1::SupervisorRequest request;
+  *request.mutable_adopt_connection() = connection;
   const int error =
-      SendWithFd(control_.get(), connection.SerializeAsString(), fd);
+      control::Send(control_.get(), request.SerializeAsString(), fd);
   switch (error) {
     case 0:
       return absl::OkStatus();
@@ -228,7 +327,7 @@ absl::Status EngineProcess::Adopt(const v1::AdoptConnection& connection,
     case ECONNRESET:
       return Dying();
     case EAGAIN:
-    case ETOOMANYREFS:  // too many fds of ours are on their way to others
+    case ETOOMANYREFS:
       loop_->SetEvents(control_.get(), EPOLLIN | EPOLLOUT);
       return absl::UnavailableError("the engine takes no connections just now");
     default:
@@ -245,13 +344,37 @@ bool EngineProcess::HasUnreadPackets() const {
 }
 
 void EngineProcess::Stop() {
+  v1::SupervisorRequest request;
+  request.mutable_stop();
+  Enqueue(request);
+}
+
+void EngineProcess::CloseControl() {
+  outgoing_.clear();
   if (!control_.ok()) return;
   loop_->Unwatch(control_.get());
   control_.reset();
 }
 
 void EngineProcess::Kill() {
-  if (!reaped_) ::kill(pid_, SIGKILL);
+  if (exited_) return;
+  if (pidfd_.ok()) {
+    (void)::syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0);
+  } else if (pid_ != 0) {
+    ::kill(pid_, SIGKILL);
+  } else {
+    // Whoever it is, it is not the engine that answers here.
+    CloseControl();
+    OnConnectionEnd();
+  }
+}
+
+void EngineProcess::KillAndReap() {
+  Kill();
+  siginfo_t info{};
+  while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED) != 0 &&
+         errno == EINTR) {
+  }
 }
 
 }  // namespace optstate::supervisor

@@ -1,124 +1,189 @@
 // A minimal engine for tests of the supervisor: it answers every connection
-// with a HelloReply whose engine_instance is its pid, and keeps it open until
+// with a HelloReply whose engine_instance is its pid and whose server_version
+// lists the gradients that it was given (see Describe), and keeps it open until
 // the peer closes. What else it does, the job's name says:
 //
 //   dies-at-start     exits with status 3
 //   dies-on-hello...  kills itself when it gets a connection
+//   broken...         exits with status 3 while JOB_DIR/fixed is not there
 //   never-ready...    never says that it is
 //   one-session...    its job is over when a connection ends
 //   deaf...           does not read its control socket once it is ready
-//   stubborn...       outlives its supervisor by ignoring the closed socket
+//   stubborn...       does not end when it is told to
+//   keeps...          keeps gradients of rank N with the Nth connection (from
+//   0)
+//                     and drops them with its end
 //
 // It is no measure of what an engine should do: use it where the engine's own
 // behaviour does not matter.
 
 #include <poll.h>
 #include <signal.h>
-#include <sys/socket.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdlib>
-#include <cstring>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "optstate/v1/engine.pb.h"
 #include "proto/shm/frame.h"
 #include "proto/types/unique_fd.h"
+#include "server/control/control_socket.h"
+#include "server/control/executable.h"
+#include "server/control/versions.h"
 
 namespace optstate::supervisor {
 namespace {
 
 constexpr int kConfigFd = 3;
-constexpr int kControlFd = 4;
+constexpr int kListenerFd = 4;
 
-void Say(const v1::EngineEvent& event) {
-  const std::string packet = event.SerializeAsString();
-  (void)!::send(kControlFd, packet.data(), packet.size(), MSG_NOSIGNAL);
-}
-
-// -1: the supervisor is gone.
-int ReceiveConnection() {
-  char packet[1 << 17];
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  iovec data{packet, sizeof(packet)};
-  msghdr message{};
-  message.msg_iov = &data;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
-  if (::recvmsg(kControlFd, &message, MSG_CMSG_CLOEXEC) <= 0) return -1;
-  int fd = -1;
-  std::memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(fd));
-  return fd;
-}
-
-void Answer(int fd) {
-  v1::HelloReply reply;
-  reply.mutable_status();
-  reply.set_protocol_version(shm::kProtocolVersion);
-  reply.set_engine_instance(static_cast<uint64_t>(::getpid()));
-  (void)shm::SendFrame(fd, reply.SerializeAsString(), {},
-                       absl::Now() + absl::Seconds(30));
+// "RANK INSTANCE OFFSET TEXT;"
+std::string Describe(const v1::KeptGradientsInfo& info, int segment) {
+  char text[64] = {};
+  if (::pread(segment, text, sizeof(text) - 1, 0) < 0) text[0] = '?';
+  return absl::StrCat(info.rank(), " ", info.client_instance(), " ",
+                      info.gradient_offset_bytes(), " ", text, ";");
 }
 
 class Engine {
  public:
-  explicit Engine(std::string job) : job_(std::move(job)) {}
+  explicit Engine(v1::EngineConfig config) : config_(std::move(config)) {}
+
+  bool Is(absl::string_view prefix) const {
+    return absl::StartsWith(config_.job(), prefix);
+  }
 
   void Run() {
-    while (true) {
-      std::vector<pollfd> fds = {{kControlFd, POLLIN, 0}};
-      for (const UniqueFd& fd : connections_) fds.push_back({fd.get(), 0, 0});
-      if (Is("deaf")) fds[0].events = 0;
-      ::poll(fds.data(), fds.size(), -1);
-      for (size_t i = fds.size() - 1; i > 0; --i) {
-        if (fds[i].revents != 0) Close(i - 1);
+    if (!control::TakeOver(kListenerFd).ok()) return;
+    while (!stopped_) {
+      std::vector<pollfd> fds = {{kListenerFd, POLLIN, 0},
+                                 {supervisor_.get(), POLLIN, 0}};
+      for (const Connection& one : connections_) {
+        fds.push_back({one.fd.get(), 0, 0});
       }
-      if ((fds[0].revents & POLLIN) != 0 && !Take()) return;
-      if ((fds[0].revents & POLLHUP) != 0) return;
+      if (Is("deaf") && started_) fds[1].events = 0;
+      ::poll(fds.data(), fds.size(), -1);
+      for (size_t i = fds.size() - 1; i > 1; --i) {
+        if (fds[i].revents != 0) Close(i - 2);
+      }
+      if (fds[0].revents != 0) AcceptSupervisor();
+      if (fds[1].revents != 0) TakeRequest();
     }
   }
 
-  bool Is(absl::string_view prefix) const {
-    return absl::StartsWith(job_, prefix);
+ private:
+  struct Connection {
+    UniqueFd fd;
+    uint32_t rank = 0;
+  };
+
+  void Say(const v1::EngineEvent& event, int fd = -1) {
+    (void)control::Send(supervisor_.get(), event.SerializeAsString(), fd);
   }
 
- private:
-  bool Take() {
-    UniqueFd fd(ReceiveConnection());
-    if (!fd.ok()) return false;
+  void AcceptSupervisor() {
+    auto supervisor = control::Accept(kListenerFd);
+    if (supervisor.ok()) supervisor_ = *std::move(supervisor);
+  }
+
+  void TakeRequest() {
+    auto packet = control::Receive(supervisor_.get());
+    if (!packet.ok()) {
+      supervisor_.reset();
+      stopped_ = config_.exit_with_supervisor();
+      return;
+    }
+    if (!packet->has_value()) return;
+    v1::SupervisorRequest request;
+    if (!request.ParseFromString((*packet)->bytes)) return;
+    UniqueFd fd = std::move((*packet)->fd);
+    if (request.has_supervise() && started_) SayEverything();
+    if (request.has_kept_gradients()) {
+      given_ += Describe(request.kept_gradients(), fd.get());
+    }
+    if (request.has_start_job() && !std::exchange(started_, true)) {
+      SayEverything();
+    }
+    if (request.has_adopt_connection()) Take(std::move(fd));
+    if (request.has_stop() && !Is("stubborn")) stopped_ = true;
+  }
+
+  void SayEverything() {
+    if (Is("keeps")) {
+      for (const Connection& one : connections_) Keep(one.rank);
+    }
+    if (Is("never-ready")) return;
+    v1::EngineEvent event;
+    v1::EngineEvent::Ready& ready = *event.mutable_ready();
+    ready.set_version("fake");
+    ready.set_control_version(control::kControlVersion);
+    ready.set_restarts(config_.restarts());
+    ready.set_executable(*control::ExecutableIdentity("/proc/self/exe"));
+    Say(event);
+  }
+
+  void Take(UniqueFd fd) {
     if (Is("dies-on-hello")) ::kill(::getpid(), SIGKILL);
-    Answer(fd.get());
-    connections_.push_back(std::move(fd));
-    return true;
+    connections_.push_back({std::move(fd), next_rank_++});
+    if (Is("keeps")) Keep(connections_.back().rank);
+    v1::HelloReply reply;
+    reply.mutable_status();
+    reply.set_protocol_version(shm::kProtocolVersion);
+    reply.set_server_version(given_);
+    reply.set_engine_instance(static_cast<uint64_t>(::getpid()));
+    (void)shm::SendFrame(connections_.back().fd.get(),
+                         reply.SerializeAsString(), {},
+                         absl::Now() + absl::Seconds(30));
+  }
+
+  void Keep(uint32_t rank) {
+    const UniqueFd segment(::memfd_create("gradients", MFD_CLOEXEC));
+    const std::string text = absl::StrCat("of rank ", rank);
+    if (::write(segment.get(), text.data(), text.size()) < 0) return;
+    v1::EngineEvent event;
+    v1::KeptGradientsInfo& info = *event.mutable_keep_gradients();
+    info.set_rank(rank);
+    info.set_client_instance(100 + rank);
+    info.set_gradient_offset_bytes(4096);
+    Say(event, segment.get());
   }
 
   void Close(size_t index) {
+    const uint32_t rank = connections_[index].rank;
     connections_.erase(connections_.begin() + static_cast<ptrdiff_t>(index));
-    if (!Is("one-session")) return;
     v1::EngineEvent event;
+    if (Is("keeps")) {
+      event.mutable_drop_gradients()->set_rank(rank);
+      Say(event);
+    }
+    if (!Is("one-session")) return;
     event.mutable_finished();
     Say(event);
   }
 
-  const std::string job_;
-  std::vector<UniqueFd> connections_;
+  const v1::EngineConfig config_;
+  UniqueFd supervisor_;
+  bool started_ = false;
+  bool stopped_ = false;
+  std::string given_;
+  std::vector<Connection> connections_;
+  uint32_t next_rank_ = 0;
 };
 
 int RunFakeEngine() {
   v1::EngineConfig config;
   if (!config.ParseFromFileDescriptor(kConfigFd)) return 2;
-  Engine engine(config.job());
+  const std::string fixed = config.job_dir() + "/fixed";
+  Engine engine(std::move(config));
   if (engine.Is("dies-at-start")) return 3;
-  if (!engine.Is("never-ready")) {
-    v1::EngineEvent event;
-    event.mutable_ready();
-    Say(event);
-  }
+  if (engine.Is("broken") && ::access(fixed.c_str(), F_OK) != 0) return 3;
   engine.Run();
-  if (engine.Is("stubborn")) ::pause();
   return 0;
 }
 

@@ -32,21 +32,40 @@ JobHost::~JobHost() { loop_->Cancel(timer_); }
 
 void JobHost::Start() { StartEngine(); }
 
-void JobHost::StartEngine() {
+EngineProcess::Callbacks JobHost::EngineCallbacks() {
   EngineProcess::Callbacks callbacks;
-  callbacks.on_ready = [this] { OnReady(); };
+  callbacks.on_ready = [this](const v1::EngineEvent::Ready& ready) {
+    OnReady(ready);
+  };
   callbacks.on_finished = [this] { OnFinished(); };
+  callbacks.on_keep = [this](KeptSegment kept) {
+    const uint32_t rank = kept.info.rank();
+    kept_.insert_or_assign(rank, std::move(kept));
+  };
+  callbacks.on_drop = [this](uint32_t rank) { kept_.erase(rank); };
   callbacks.on_writable = [this] { Pump(); };
   callbacks.on_exit = [this](const std::string& how) { OnExit(how); };
-  auto engine = EngineProcess::Start(loop_, options_.executable,
-                                     options_.config, std::move(callbacks));
+  return callbacks;
+}
+
+void JobHost::StartEngine() {
+  const EngineProcess::Introduction introduction = {callbacks_.supervise(),
+                                                    kept_};
   state_ = State::kStarting;
+  auto engine = EngineProcess::AdoptRunning(loop_, directory(), introduction,
+                                            EngineCallbacks());
+  adopted_ = engine.ok();
+  if (absl::IsUnavailable(engine.status())) {
+    engine = EngineProcess::Start(loop_, options_.executable, options_.config,
+                                  introduction, EngineCallbacks());
+  }
   if (!engine.ok()) {
     OnDeath(absl::StrCat("could not be started: ", engine.status().message()));
     return;
   }
   engine_ = *std::move(engine);
-  spdlog::info("job {}: engine {} started", name(), engine_->pid());
+  spdlog::info("job {}: engine {} {}", name(), engine_->pid(),
+               adopted_ ? "was found running" : "started");
   ArmTimer(kStartTimeout, [this] {
     spdlog::error("job {}: engine {} did not get ready in {}, killing it",
                   name(), engine_->pid(), absl::FormatDuration(kStartTimeout));
@@ -54,18 +73,25 @@ void JobHost::StartEngine() {
   });
 }
 
-void JobHost::OnReady() {
+void JobHost::OnReady(const v1::EngineEvent::Ready& ready) {
   if (state_ != State::kStarting) return;
   loop_->Cancel(timer_);
   state_ = State::kRunning;
   reason_.clear();
-  spdlog::info("job {}: engine {} is ready", name(), engine_->pid());
-  callbacks_.on_engine(engine_->TakeGrpcFd());
+  engine_info_ = ready;
+  if (adopted_) options_.config.set_restarts(ready.restarts());
+  spdlog::info("job {}: engine {} is ready{}", name(), engine_->pid(),
+               adopted_ ? ", and adopted" : "");
+  callbacks_.on_engine(engine_->TakeGrpcFd(), {ready.connections().begin(),
+                                               ready.connections().end()});
   Pump();
 }
 
 void JobHost::OnFinished() {
-  if (state_ != State::kRunning && state_ != State::kStarting) return;
+  if (state_ != State::kRunning && state_ != State::kStarting &&
+      state_ != State::kReplacing) {
+    return;
+  }
   spdlog::info("job {}: over", name());
   over_ = true;
   Stop();
@@ -80,6 +106,10 @@ void JobHost::OnExit(const std::string& how) {
     spdlog::info("job {}: engine stopped", name());
     FinishStopping();
     return;
+  }
+  if (state_ == State::kReplacing) {
+    spdlog::info("job {}: engine {} {}, starting the next", name(), pid, how);
+    return StartEngine();
   }
   spdlog::error("job {}: engine {} {}", name(), pid, how);
   OnDeath(how);
@@ -109,13 +139,14 @@ void JobHost::Fail(const std::string& why) {
   for (const Waiting& waiting : std::exchange(waiting_, {})) {
     SendRefusal(waiting.fd.get(), FailedStatus());
   }
+  callbacks_.on_failed();
 }
 
 absl::Status JobHost::FailedStatus() const {
   return absl::FailedPreconditionError(absl::StrCat(
       "job \"", name(), "\" is FAILED: ", reason_, ". Its state is kept in ",
-      directory(), "; the daemon's log says more. `optctl delete job ", name(),
-      "` discards it, restarting the daemon tries again"));
+      directory(), "; the daemon's log says more. `optctl recover ", name(),
+      "` tries again, `optctl delete job ", name(), "` discards it"));
 }
 
 absl::Status JobHost::Adopt(Waiting* waiting) {
@@ -153,6 +184,37 @@ void JobHost::Pump() {
   }
 }
 
+absl::Status JobHost::Recover() {
+  if (state_ != State::kFailed) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job \"", name(), "\" is not FAILED: there is nothing to recover"));
+  }
+  spdlog::info("job {}: starting its engine again, as it was asked for",
+               name());
+  restart_policy_.Reset();
+  options_.config.set_restarts(0);
+  reason_.clear();
+  StartEngine();
+  return absl::OkStatus();
+}
+
+absl::Status JobHost::ReplaceEngine() {
+  if (state_ != State::kRunning) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job \"", name(), "\" has no engine just now"));
+  }
+  state_ = State::kReplacing;
+  engine_->Stop();
+  ArmTimer(kStopTimeout, [this] { KillUnstopped(); });
+  return absl::OkStatus();
+}
+
+void JobHost::KillUnstopped() {
+  spdlog::warn("job {}: engine {} did not stop in {}, killing it", name(),
+               engine_->pid(), absl::FormatDuration(kStopTimeout));
+  engine_->Kill();
+}
+
 void JobHost::Stop() {
   if (state_ == State::kStopping) return;
   loop_->Cancel(timer_);
@@ -162,11 +224,7 @@ void JobHost::Stop() {
     return;
   }
   engine_->Stop();
-  ArmTimer(kStopTimeout, [this] {
-    spdlog::warn("job {}: engine {} did not stop in {}, killing it", name(),
-                 engine_->pid(), absl::FormatDuration(kStopTimeout));
-    engine_->Kill();
-  });
+  ArmTimer(kStopTimeout, [this] { KillUnstopped(); });
 }
 
 void JobHost::FinishStopping() {

@@ -26,8 +26,16 @@ struct Waiting {
 // Keeps one job's engine alive and hands connections to it.
 //
 //   starting --Ready--> running --death--> backing off --timer--> starting
+//   running --ReplaceEngine()--> replacing --exit--> starting
 //   any of these --too many deaths--> failed (the job's state is kept)
+//   failed --Recover()--> starting
 //   any --Finished or Stop()--> stopping --exit--> stopped
+//
+// Starting means: an engine that runs already (its supervisor has died, or was
+// replaced) is adopted, else one is started. It is given the gradients that
+// were kept of the one before. They are kept for as long as there is the object
+// or until they are dropped by the engine, also while the job is FAILED:
+// without them, a step that was being applied could not be finished.
 //
 // Connections that come while no engine is ready wait for it, kWaitingMax of
 // them at most; those that come while the job is stopping wait for TakeWaiting.
@@ -38,16 +46,28 @@ class JobHost {
  public:
   static constexpr size_t kWaitingMax = 1024;  // the ranks of one job
 
-  enum class State { kStarting, kRunning, kBackingOff, kFailed, kStopping };
+  enum class State {
+    kStarting,
+    kRunning,
+    kReplacing,
+    kBackingOff,
+    kFailed,
+    kStopping
+  };
 
   struct Options {
     std::string executable;
     v1::EngineConfig config;
   };
   struct Callbacks {
-    // An engine is ready; our end of the private gRPC connection to it.
-    std::function<void(UniqueFd grpc)> on_engine;
+    // What an engine is told first.
+    std::function<v1::SupervisorRequest::Supervise()> supervise;
+    // An engine is ready; our end of the private gRPC connection to it, and the
+    // inodes of the connections that it has.
+    std::function<void(UniqueFd grpc, const std::vector<uint64_t>& connections)>
+        on_engine;
     std::function<void()> on_engine_gone;
+    std::function<void()> on_failed;
     // The engine was given this connection; the fd is closed afterwards.
     std::function<void(int fd)> on_adopted;
     // The engine is gone for good. `over`: because the job is (ephemeral, or
@@ -75,6 +95,19 @@ class JobHost {
     return engine_ != nullptr && engine_->HasUnreadPackets();
   }
 
+  // Starts the engine of a FAILED job again, as if none had died.
+  // FAILED_PRECONDITION: the job is not FAILED.
+  absl::Status Recover();
+
+  // Ends the engine and starts another, which is not counted as a restart;
+  // on_engine or on_failed follows. FAILED_PRECONDITION: none is running.
+  absl::Status ReplaceEngine();
+
+  // Asks the engine to end, without waiting for that.
+  void TellEngineToStop() {
+    if (engine_ != nullptr) engine_->Stop();
+  }
+
   // Ends the engine; on_stopped follows, from the loop, even when there is
   // none.
   void Stop();
@@ -89,11 +122,15 @@ class JobHost {
   const std::string& reason() const { return reason_; }
   pid_t engine_pid() const { return engine_ == nullptr ? 0 : engine_->pid(); }
   uint32_t restarts() const { return options_.config.restarts(); }
+  // Of the last engine that was ready.
+  const v1::EngineEvent::Ready& engine_info() const { return engine_info_; }
+  size_t kept_count() const { return kept_.size(); }
   const std::string& directory() const { return options_.config.job_dir(); }
 
  private:
   void StartEngine();
-  void OnReady();
+  EngineProcess::Callbacks EngineCallbacks();
+  void OnReady(const v1::EngineEvent::Ready& ready);
   void OnFinished();
   void OnExit(const std::string& how);
   void OnDeath(const std::string& how);
@@ -102,6 +139,7 @@ class JobHost {
   void Pump();
   void ArmTimer(absl::Duration delay, std::function<void()> callback);
   void FinishStopping();
+  void KillUnstopped();
 
   EventLoop* const loop_;
   Options options_;
@@ -110,7 +148,10 @@ class JobHost {
   State state_ = State::kBackingOff;
   bool held_ = false;
   bool over_ = false;
+  bool adopted_ = false;  // the engine ran before we came
   std::string reason_;
+  KeptSegments kept_;
+  v1::EngineEvent::Ready engine_info_;
   std::unique_ptr<EngineProcess> engine_;
   std::deque<Waiting> waiting_;
   // Limits start-up, back-off or stopping, whichever the state is.

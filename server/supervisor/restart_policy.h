@@ -23,6 +23,9 @@ class RestartPolicy {
   // within the window.
   std::optional<absl::Duration> OnDeath(absl::Time now);
 
+  // Forgets every restart.
+  void Reset() { restarts_.clear(); }
+
  private:
   const uint32_t restarts_max_;
   const absl::Duration window_;

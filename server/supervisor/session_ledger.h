@@ -8,8 +8,6 @@
 #include <set>
 #include <string>
 
-#include "absl/status/statusor.h"
-
 namespace optstate::supervisor {
 
 // Counts the connections that engines were given.
@@ -34,12 +32,6 @@ class SessionLedger {
   std::map<std::string, std::set<ino_t>> sockets_;
   size_t count_ = 0;
 };
-
-// Inodes of the sockets that process `pid`, one of this user's, has open.
-absl::StatusOr<std::set<ino_t>> OpenSockets(pid_t pid);
-
-// Inode of an open socket.
-absl::StatusOr<ino_t> SocketInode(int fd);
 
 }  // namespace optstate::supervisor
 

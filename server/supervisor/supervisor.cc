@@ -9,6 +9,7 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
+#include "server/control/open_sockets.h"
 #include "server/supervisor/hello_check.h"
 #include "server/supervisor/permissions.h"
 #include "server/supervisor/refusal.h"
@@ -31,6 +32,7 @@ JobSummary Summarize(const JobHost& host) {
   summary.reason = host.reason();
   summary.engine_pid = host.engine_pid();
   summary.restarts = host.restarts();
+  summary.kept_count = host.kept_count();
   summary.directory = host.directory();
   return summary;
 }
@@ -122,7 +124,7 @@ void Supervisor::LookForEndedSessions() {
   for (const auto& [name, host] : hosts_) {
     if (host->engine_pid() == 0 || host->HasUnreadConnections()) continue;
     const absl::StatusOr<std::set<ino_t>> open =
-        OpenSockets(host->engine_pid());
+        control::OpenSockets(host->engine_pid());
     // Unreadable: the old count is the safe side.
     if (open.ok()) sessions_.Retain(name, *open);
   }
@@ -135,11 +137,17 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
   options.config.set_uid(uid);
   options.config.set_job_dir(registry_.JobDirectory(name));
   *options.config.mutable_daemon() = options_.config;
+  options.config.set_exit_with_supervisor(
+      options_.engines_exit_with_supervisor);
 
   JobHost::Callbacks callbacks;
-  callbacks.on_engine = [this, name](UniqueFd grpc) {
+  callbacks.supervise = [this] { return MakeSupervise(); };
+  callbacks.on_engine = [this, name](UniqueFd grpc,
+                                     const std::vector<uint64_t>& connections) {
+    for (const uint64_t inode : connections) sessions_.Add(name, inode);
     callbacks_.on_engine(name, std::move(grpc));
   };
+  callbacks.on_failed = [] {};
   callbacks.on_engine_gone = [this, name] {
     sessions_.Forget(name);
     callbacks_.on_engine_gone(name);
@@ -154,8 +162,16 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
   return raw;
 }
 
+v1::SupervisorRequest::Supervise Supervisor::MakeSupervise() const {
+  v1::SupervisorRequest::Supervise supervise;
+  *supervise.mutable_limits() = limits_;
+  supervise.set_log_level(options_.config.log_level());
+  supervise.set_draining(draining_);
+  return supervise;
+}
+
 void Supervisor::OnAdopted(const std::string& name, int fd) {
-  const absl::StatusOr<ino_t> inode = SocketInode(fd);
+  const absl::StatusOr<ino_t> inode = control::SocketInode(fd);
   if (inode.ok()) sessions_.Add(name, *inode);
 }
 
@@ -204,6 +220,10 @@ void Supervisor::Stop(std::function<void()> done) {
   for (const auto& [name, host] : hosts_) host->Stop();
 }
 
+void Supervisor::TellEnginesToStop() {
+  for (const auto& [name, host] : hosts_) host->TellEngineToStop();
+}
+
 void Supervisor::SetLimits(const v1::Limits& limits) { limits_ = limits; }
 
 void Supervisor::RunInLoop(const std::function<void()>& function) {
@@ -229,20 +249,34 @@ absl::Status Supervisor::HoldJob(const std::string& name, uid_t uid) {
   return status;
 }
 
-absl::Status Supervisor::HoldJobInLoop(const std::string& name, uid_t uid) {
+absl::StatusOr<JobHost*> Supervisor::FindToChange(const std::string& name,
+                                                  uid_t uid) {
   const auto found = hosts_.find(name);
   if (found == hosts_.end()) {
     return absl::NotFoundError(
         absl::StrCat("there is no job \"", name, "\" on this node"));
   }
-  JobHost& host = *found->second;
-  OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, host.uid(), uid));
-  if (held_.contains(name) || host.state() == JobHost::State::kStopping) {
+  OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, found->second->uid(), uid));
+  return found->second.get();
+}
+
+absl::Status Supervisor::RecoverJob(const std::string& name, uid_t uid) {
+  absl::Status status;
+  RunInLoop([&] {
+    const absl::StatusOr<JobHost*> host = FindToChange(name, uid);
+    status = host.ok() ? (*host)->Recover() : host.status();
+  });
+  return status;
+}
+
+absl::Status Supervisor::HoldJobInLoop(const std::string& name, uid_t uid) {
+  OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindToChange(name, uid));
+  if (held_.contains(name) || host->state() == JobHost::State::kStopping) {
     return absl::UnavailableError(
         absl::StrCat("job \"", name, "\" is being deleted or stopped already"));
   }
   held_[name] = nullptr;
-  host.SetHeld(true);
+  host->SetHeld(true);
   return absl::OkStatus();
 }
 

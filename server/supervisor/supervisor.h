@@ -38,6 +38,8 @@ class Supervisor : public SupervisorControl {
   struct Options {
     v1::DaemonConfig config;
     std::string executable;  // started as engine
+    // A trainer's private daemon: see EngineConfig.
+    bool engines_exit_with_supervisor = false;
   };
   struct Callbacks {
     // As JobHost's.
@@ -48,7 +50,7 @@ class Supervisor : public SupervisorControl {
   Supervisor(EventLoop* loop, Options options, JobRegistry registry,
              Callbacks callbacks);
 
-  // Starts an engine for every job of the registry.
+  // Adopts or starts an engine for every job of the registry.
   void Start();
 
   void OnHello(UniqueFd fd, const PeerCredentials& peer, v1::Hello hello);
@@ -56,6 +58,9 @@ class Supervisor : public SupervisorControl {
   // Ends every engine; then calls `done`, from the loop. Jobs that come to
   // their end meanwhile are removed, the others keep their state.
   void Stop(std::function<void()> done);
+
+  // Asks every engine to end and waits for none: this process ends right now.
+  void TellEnginesToStop();
 
   // For sessions and jobs that come from now on.
   void SetLimits(const v1::Limits& limits);
@@ -65,6 +70,7 @@ class Supervisor : public SupervisorControl {
   void ReleaseJob(const std::string& name) override;
   absl::Status DeleteHeldJob(const std::string& name,
                              absl::Time deadline) override;
+  absl::Status RecoverJob(const std::string& name, uid_t uid) override;
   void SetDraining(bool draining) override { draining_ = draining; }
   bool draining() const override { return draining_; }
 
@@ -78,12 +84,15 @@ class Supervisor : public SupervisorControl {
   size_t CountSessions() const;
   void LookForEndedSessions();
   JobHost* StartHost(const std::string& name, uid_t uid);
+  v1::SupervisorRequest::Supervise MakeSupervise() const;
   void OnAdopted(const std::string& name, int fd);
   void OnStopped(const std::string& name, bool over);
   void RemoveJob(const std::string& name, DeleteCallback done);
   // Connections that reached a job in its last moments start the next one.
   void Reroute(std::deque<Waiting> waiting);
   void RunInLoop(const std::function<void()>& function);
+  // NOT_FOUND, or PERMISSION_DENIED.
+  absl::StatusOr<JobHost*> FindToChange(const std::string& name, uid_t uid);
   absl::Status HoldJobInLoop(const std::string& name, uid_t uid);
 
   EventLoop* const loop_;

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@ struct JobSummary {
   std::string reason;  // of `failed`, or why no engine is there just now
   pid_t engine_pid = 0;
   uint32_t restarts = 0;
+  size_t kept_count = 0;  // ranks whose gradients would outlive the engine
   std::string directory;
 };
 
@@ -43,6 +45,10 @@ class SupervisorControl {
   // is still being done, and will be.
   virtual absl::Status DeleteHeldJob(const std::string& name,
                                      absl::Time deadline) = 0;
+
+  // Starts the engine of a FAILED job again. NOT_FOUND; PERMISSION_DENIED when
+  // `uid` may not change the job; FAILED_PRECONDITION when it is not FAILED.
+  virtual absl::Status RecoverJob(const std::string& name, uid_t uid) = 0;
 
   // While draining, new sessions are refused with UNAVAILABLE.
   virtual void SetDraining(bool draining) = 0;

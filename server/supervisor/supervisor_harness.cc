@@ -42,7 +42,7 @@ void SupervisorHarness::Start() {
   auto registry = JobRegistry::Open(root_ + "/jobs");
   ASSERT_TRUE(registry.ok()) << registry.status();
   supervisor_ = std::make_unique<Supervisor>(
-      loop_.get(), Supervisor::Options{config_, kFakeEngine},
+      loop_.get(), Supervisor::Options{config_, kFakeEngine, engines_exit_},
       *std::move(registry),
       Supervisor::Callbacks{[](const std::string&, UniqueFd) {},
                             [](const std::string&) {}});
@@ -70,6 +70,16 @@ void SupervisorHarness::Start() {
 void SupervisorHarness::Stop() {
   loop_->Post([this] { supervisor_->Stop([this] { loop_->Stop(); }); });
   thread_.join();
+  Destroy();
+}
+
+void SupervisorHarness::Abandon() {
+  loop_->Stop();
+  thread_.join();
+  Destroy();
+}
+
+void SupervisorHarness::Destroy() {
   acceptor_.reset();
   handshakes_.reset();
   supervisor_.reset();
@@ -126,6 +136,7 @@ absl::StatusOr<TestSession> SupervisorHarness::Open(
   OPTSTATE_ASSIGN_OR_RETURN(const v1::HelloReply reply,
                             ReceiveReply(session.fd.get()));
   session.engine_pid = reply.engine_instance();
+  session.kept = reply.server_version();
   return session;
 }
 

@@ -24,6 +24,7 @@ namespace optstate::supervisor {
 struct TestSession {
   UniqueFd fd;
   uint64_t engine_pid = 0;
+  std::string kept;  // see fake_engine.cc
 };
 
 // Everything between the socket and the engines, in this process, with
@@ -41,6 +42,10 @@ class SupervisorHarness {
   void Start();
   // Ends it and keeps its state; Start() may follow.
   void Stop();
+  // Ends it as SIGKILL would: engines are told nothing. Start() may follow.
+  void Abandon();
+  // As a trainer's private daemon; before Start().
+  void set_engines_exit_with_supervisor() { engines_exit_ = true; }
 
   Supervisor& supervisor() { return *supervisor_; }
   const std::string& socket() const { return config_.socket(); }
@@ -63,8 +68,11 @@ class SupervisorHarness {
   static bool ClosedByPeer(int fd);
 
  private:
+  void Destroy();
+
   std::string root_;
   v1::DaemonConfig config_;
+  bool engines_exit_ = false;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<Handshakes> handshakes_;

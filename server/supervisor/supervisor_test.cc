@@ -12,6 +12,10 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -165,6 +169,169 @@ TEST_F(SupervisorTest, JobsAreThereAgainAfterARestart) {
   const auto after = harness_.Open(hello);
   ASSERT_TRUE(after.ok()) << after.status();
   EXPECT_NE(after->engine_pid, before.engine_pid);
+}
+
+TEST_F(SupervisorTest, EnginesOutliveTheirSupervisorAndAreAdopted) {
+  harness_.Start();
+  const TestSession a = MustOpen("a");
+  const TestSession b = MustOpen("b");
+  // Two in a row.
+  for (int i = 0; i < 2; ++i) {
+    harness_.Abandon();
+    harness_.Start();
+    EXPECT_EQ(MustOpen("a").engine_pid, a.engine_pid);
+    EXPECT_EQ(MustOpen("b").engine_pid, b.engine_pid);
+    EXPECT_EQ(harness_.Find("a")->engine_pid, static_cast<pid_t>(a.engine_pid));
+    EXPECT_EQ(harness_.Find("a")->restarts, 0u);
+  }
+}
+
+// The supervisor goes while engines start; whoever comes next has them.
+TEST_F(SupervisorTest, SupervisorThatEndsWhileItStartsOrAdoptsEngines) {
+  for (const std::string job : {"a", "b", "never-ready"}) {
+    harness_.Start();
+    const UniqueFd waiting = harness_.Connect();
+    ASSERT_TRUE(
+        Harness::SendHello(waiting.get(), Harness::GoodHello(job)).ok());
+    ASSERT_TRUE(Harness::Eventually(
+        [this, &job] { return harness_.Find(job).has_value(); }));
+    harness_.Abandon();
+    EXPECT_TRUE(Harness::ClosedByPeer(waiting.get()));
+    harness_.Start();  // adopts, and goes at once
+    harness_.Abandon();
+  }
+  harness_.Start();
+  const TestSession a = MustOpen("a");
+  EXPECT_EQ(MustOpen("a").engine_pid, a.engine_pid);
+  MustOpen("b");
+  EXPECT_EQ(harness_.Find("a")->restarts, 0u);
+}
+
+TEST_F(SupervisorTest, EngineThatDiedWithoutASupervisorIsStartedAgain) {
+  harness_.Start();
+  const TestSession before = MustOpen("keeps");
+  harness_.Abandon();
+  ASSERT_EQ(::kill(static_cast<pid_t>(before.engine_pid), SIGKILL), 0);
+  EXPECT_TRUE(Harness::ClosedByPeer(before.fd.get()));
+  harness_.Start();
+  const TestSession after = MustOpen("keeps");
+  EXPECT_NE(after.engine_pid, before.engine_pid);
+  EXPECT_EQ(after.kept, "");  // nobody was there to keep them
+}
+
+TEST_F(SupervisorTest, AdoptedEngineIsRestartedWhenItDies) {
+  harness_.Start();
+  MustOpen("a");
+  harness_.Abandon();
+  harness_.Start();
+  const TestSession before = MustOpen("a");
+  ASSERT_EQ(::kill(static_cast<pid_t>(before.engine_pid), SIGKILL), 0);
+  EXPECT_TRUE(Harness::ClosedByPeer(before.fd.get()));
+  EXPECT_NE(MustOpen("a").engine_pid, before.engine_pid);
+  EXPECT_EQ(harness_.Find("a")->restarts, 1u);
+  // The count is the engine's, and comes along.
+  harness_.Abandon();
+  harness_.Start();
+  MustOpen("a");
+  EXPECT_EQ(harness_.Find("a")->restarts, 1u);
+}
+
+TEST_F(SupervisorTest, SessionsOfAdoptedEnginesEndWhenTheSupervisorSaysSo) {
+  harness_.Start();
+  const TestSession session = MustOpen("a");
+  harness_.Abandon();
+  harness_.Start();
+  harness_.Stop();
+  EXPECT_TRUE(Harness::ClosedByPeer(session.fd.get()));
+  EXPECT_EQ(::waitpid(static_cast<pid_t>(session.engine_pid), nullptr, 0), -1)
+      << "the engine still runs or was not reaped";
+}
+
+TEST_F(SupervisorTest, PrivateEnginesEndWithTheirSupervisor) {
+  harness_.set_engines_exit_with_supervisor();
+  harness_.Start();
+  const TestSession session = MustOpen("a");
+  harness_.Abandon();
+  EXPECT_TRUE(Harness::ClosedByPeer(session.fd.get()));
+  int status = -1;
+  EXPECT_EQ(::waitpid(static_cast<pid_t>(session.engine_pid), &status, 0),
+            static_cast<pid_t>(session.engine_pid));
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(SupervisorTest, KeptGradientsComeBackToTheNextEngine) {
+  harness_.Start();
+  TestSession first = MustOpen("keeps");
+  const TestSession second = MustOpen("keeps");
+  const TestSession third = MustOpen("keeps");
+  EXPECT_EQ(first.kept, "");
+  first.fd.reset();  // and what was kept of rank 0 with it
+  ASSERT_TRUE(Harness::Eventually(
+      [this] { return harness_.Find("keeps")->kept_count == 2; }));
+  ASSERT_EQ(::kill(static_cast<pid_t>(second.engine_pid), SIGKILL), 0);
+  const std::string kept = "1 101 4096 of rank 1;2 102 4096 of rank 2;";
+  EXPECT_TRUE(Harness::ClosedByPeer(second.fd.get()));
+  EXPECT_EQ(MustOpen("keeps").kept, kept);
+}
+
+TEST_F(SupervisorTest, KeptGradientsComeToTheNextSupervisorToo) {
+  harness_.Start();
+  const TestSession first = MustOpen("keeps");
+  const TestSession second = MustOpen("keeps");
+  harness_.Abandon();
+  harness_.Start();
+  ASSERT_TRUE(Harness::Eventually(
+      [this] { return harness_.Find("keeps")->kept_count == 2; }));
+  ASSERT_EQ(::kill(static_cast<pid_t>(first.engine_pid), SIGKILL), 0);
+  EXPECT_TRUE(Harness::ClosedByPeer(second.fd.get()));
+  EXPECT_EQ(MustOpen("keeps").kept,
+            "0 100 4096 of rank 0;1 101 4096 of rank 1;");
+}
+
+// The count of memory files that this process has open.
+size_t OpenSegments() {
+  size_t count = 0;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    const auto target = std::filesystem::read_symlink(entry.path(), error);
+    if (target.string().find("memfd:gradients") != std::string::npos) ++count;
+  }
+  return count;
+}
+
+TEST_F(SupervisorTest, KeptGradientsAreClosedWithTheirJob) {
+  harness_.Start();
+  const TestSession session = MustOpen("keeps");
+  EXPECT_TRUE(Harness::Eventually([] { return OpenSegments() == 1; }));
+  Supervisor& supervisor = harness_.supervisor();
+  ASSERT_TRUE(supervisor.HoldJob("keeps", ::geteuid()).ok());
+  ASSERT_TRUE(
+      supervisor.DeleteHeldJob("keeps", absl::Now() + Harness::kPatience).ok());
+  EXPECT_EQ(OpenSegments(), 0u);
+}
+
+TEST_F(SupervisorTest, FailedJobIsRecovered) {
+  harness_.config().mutable_engine()->set_restarts_max(1);
+  harness_.Start();
+  Supervisor& supervisor = harness_.supervisor();
+  const auto is_failed = [this] { return harness_.Find("broken")->failed; };
+  EXPECT_FALSE(harness_.Open("broken").ok());
+  ASSERT_TRUE(is_failed());
+  EXPECT_TRUE(absl::IsNotFound(supervisor.RecoverJob("b", ::geteuid())));
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      supervisor.RecoverJob("broken", ::geteuid() + 1)));
+  // Not yet mended; its count begins anew, so that it fails the same way again.
+  ASSERT_TRUE(supervisor.RecoverJob("broken", ::geteuid()).ok());
+  ASSERT_TRUE(Harness::Eventually(is_failed));
+  EXPECT_EQ(harness_.Find("broken")->restarts, 1u);
+
+  std::ofstream(harness_.JobDirectory("broken") + "/fixed") << "yes";
+  ASSERT_TRUE(supervisor.RecoverJob("broken", ::geteuid()).ok());
+  MustOpen("broken");
+  EXPECT_EQ(harness_.Find("broken")->restarts, 0u);
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(supervisor.RecoverJob("broken", ::geteuid())));
 }
 
 TEST_F(SupervisorTest, DrainingRefusesNewSessions) {

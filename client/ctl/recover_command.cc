@@ -1,0 +1,32 @@
+#include <iostream>
+
+#include "client/ctl/command.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::ctl {
+namespace {
+
+absl::Status Run(const Context& context, const std::string& name) {
+  OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
+  OPTSTATE_RETURN_IF_ERROR(client->RecoverJob(name));
+  if (!context.machine_readable()) {
+    std::cout << "job " << name << ": its engine is being started again\n";
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void AddRecoverCommand(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand(
+      "recover",
+      "Starts the engine of a FAILED job again, once what made it fail is "
+      "mended (describe job says what)");
+  auto name = std::make_shared<std::string>();
+  command->add_option("name", *name, "The job's name")->required();
+  command->callback([&context, name] {
+    context.run = [&context, name] { return Run(context, *name); };
+  });
+}
+
+}  // namespace optstate::ctl

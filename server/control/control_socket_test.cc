@@ -1,0 +1,93 @@
+#include "server/control/control_socket.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace optstate::control {
+namespace {
+
+class ControlSocketTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    directory_ = absl::StrCat(testing::TempDir(), "/control-XXXXXX");
+    ASSERT_NE(::mkdtemp(directory_.data()), nullptr);
+  }
+
+  std::string directory_;
+};
+
+TEST_F(ControlSocketTest, NobodyListens) {
+  EXPECT_TRUE(absl::IsUnavailable(Connect(directory_).status()));
+  // Left behind by a process that has ended.
+  { ASSERT_TRUE(Listen(directory_).ok()); }
+  EXPECT_TRUE(absl::IsUnavailable(Connect(directory_).status()));
+  EXPECT_TRUE(absl::IsNotFound(Connect(directory_ + "/absent").status()));
+}
+
+TEST_F(ControlSocketTest, PathsMayBeLongerThanAnAddress) {
+  for (int i = 0; i < 5; ++i) {
+    directory_ += "/" + std::string(100, 'd');
+    ASSERT_EQ(::mkdir(directory_.c_str(), 0700), 0);
+  }
+  const auto listener = Listen(directory_);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  EXPECT_TRUE(Connect(directory_).ok());
+}
+
+TEST_F(ControlSocketTest, PacketsAndFdsArriveWhole) {
+  const auto listener = Listen(directory_);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  EXPECT_TRUE(absl::IsUnavailable(Accept(listener->get()).status()));
+  auto near = Connect(directory_);
+  ASSERT_TRUE(near.ok()) << near.status();
+  auto far = Accept(listener->get());
+  ASSERT_TRUE(far.ok()) << far.status();
+
+  EXPECT_FALSE(Receive(near->get())->has_value());
+  const UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  ASSERT_EQ(Send(far->get(), "one", -1), 0);
+  ASSERT_EQ(Send(far->get(), std::string(kPacketBytesMax, 'x'), file.get()), 0);
+  auto packet = Receive(near->get());
+  ASSERT_TRUE(packet.ok() && packet->has_value());
+  EXPECT_EQ((*packet)->bytes, "one");
+  EXPECT_FALSE((*packet)->fd.ok());
+  EXPECT_EQ((*packet)->sender, ::getpid());
+  packet = Receive(near->get());
+  ASSERT_TRUE(packet.ok() && packet->has_value());
+  EXPECT_EQ((*packet)->bytes.size(), kPacketBytesMax);
+  EXPECT_TRUE((*packet)->fd.ok());
+
+  // Too large: refused, and the next one can be taken.
+  ASSERT_EQ(Send(far->get(), std::string(kPacketBytesMax + 1, 'x'), file.get()),
+            0);
+  ASSERT_EQ(Send(far->get(), "two", -1), 0);
+  EXPECT_TRUE(absl::IsInvalidArgument(Receive(near->get()).status()));
+  EXPECT_EQ((**Receive(near->get())).bytes, "two");
+  far->reset();
+  EXPECT_TRUE(absl::IsUnavailable(Receive(near->get()).status()));
+}
+
+// The supervisor makes the socket, and the engine is the one who listens.
+TEST_F(ControlSocketTest, PeerPidIsThatOfWhoeverTookOver) {
+  const auto listener = Listen(directory_);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  EXPECT_EQ(PeerPid(Connect(directory_)->get()), ::getpid());
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(TakeOver(listener->get()).ok() ? 0 : 1);
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
+  EXPECT_EQ(PeerPid(Connect(directory_)->get()), child);
+}
+
+}  // namespace
+}  // namespace optstate::control

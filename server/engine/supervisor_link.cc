@@ -1,0 +1,193 @@
+#include "server/engine/supervisor_link.h"
+
+#include <sys/epoll.h>
+
+#include <cerrno>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "server/control/control_socket.h"
+#include "spdlog/spdlog.h"
+
+namespace optstate {
+namespace {
+
+using Request = v1::SupervisorRequest;
+
+bool BringsFd(const Request& request) {
+  return request.has_supervise() || request.has_kept_gradients() ||
+         request.has_adopt_connection();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SupervisorLink>> SupervisorLink::Start(
+    UniqueFd listener, bool ends_with_supervisor) {
+  OPTSTATE_RETURN_IF_ERROR(control::TakeOver(listener.get()));
+  UniqueFd epoll(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll.ok()) return OsError(errno, "epoll_create1");
+  std::unique_ptr<SupervisorLink> link(new SupervisorLink(
+      std::move(listener), std::move(epoll), ends_with_supervisor));
+  if (!link->WatchListener()) return OsError(errno, "epoll_ctl");
+  return link;
+}
+
+SupervisorLink::SupervisorLink(UniqueFd listener, UniqueFd epoll,
+                               bool ends_with_supervisor)
+    : listener_(std::move(listener)),
+      epoll_(std::move(epoll)),
+      ends_with_supervisor_(ends_with_supervisor) {}
+
+bool SupervisorLink::WatchListener() {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  return ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), &event) == 0;
+}
+
+void SupervisorLink::Watch(int operation, uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  if (::epoll_ctl(epoll_.get(), operation, connection_.get(), &event) != 0) {
+    spdlog::error(
+        "{}", OsError(errno, "epoll_ctl of the control connection").ToString());
+  }
+}
+
+std::optional<SupervisorMessage> SupervisorLink::Receive() {
+  while (!ended_) {
+    AcceptNext();
+    if (!connection_.ok()) return std::nullopt;
+    const int connection = connection_.get();
+    std::optional<SupervisorMessage> message = ReceiveFrom(connection);
+    if (!message.has_value()) {
+      if (connection_.ok()) return std::nullopt;
+      continue;  // it has ended; perhaps the next one waits
+    }
+    if (!IsWelcome(*message)) continue;
+    if (message->request.has_stop()) {
+      ended_ = true;
+      return std::nullopt;
+    }
+    return message;
+  }
+  return std::nullopt;
+}
+
+void SupervisorLink::AcceptNext() {
+  while (true) {
+    absl::StatusOr<UniqueFd> next = control::Accept(listener_.get());
+    if (absl::IsUnavailable(next.status())) return;
+    if (!next.ok()) {
+      spdlog::error("supervisor refused: {}", next.status().ToString());
+      if (absl::IsPermissionDenied(next.status())) continue;
+      return;
+    }
+    if (connection_.ok()) spdlog::info("another supervisor takes over");
+    supervised_ = false;
+    absl::MutexLock lock(&mutex_);
+    may_send_ = false;
+    awaits_room_ = false;
+    connection_ = *std::move(next);
+    Watch(EPOLL_CTL_ADD, EPOLLIN);
+  }
+}
+
+void SupervisorLink::Disconnect() {
+  if (ends_with_supervisor_) {
+    ended_ = true;
+  } else {
+    spdlog::warn("the supervisor is gone; serving on without it");
+  }
+  supervised_ = false;
+  absl::MutexLock lock(&mutex_);
+  may_send_ = false;
+  awaits_room_ = false;
+  connection_.reset();
+}
+
+std::optional<SupervisorMessage> SupervisorLink::ReceiveFrom(int connection) {
+  while (true) {
+    absl::StatusOr<std::optional<control::Packet>> packet =
+        control::Receive(connection);
+    if (absl::IsInvalidArgument(packet.status())) {
+      spdlog::error("control packet refused: {}", packet.status().ToString());
+      continue;
+    }
+    if (!packet.ok()) {
+      Disconnect();
+      return std::nullopt;
+    }
+    if (!packet->has_value()) return std::nullopt;
+    SupervisorMessage message;
+    message.fd = std::move((*packet)->fd);
+    const std::string& bytes = (*packet)->bytes;
+    if (message.request.ParseFromArray(bytes.data(),
+                                       static_cast<int>(bytes.size()))) {
+      return message;
+    }
+    spdlog::error("control packet refused: {} bytes are no SupervisorRequest",
+                  bytes.size());
+  }
+}
+
+bool SupervisorLink::IsWelcome(const SupervisorMessage& message) {
+  const Request& request = message.request;
+  if (request.request_case() == Request::REQUEST_NOT_SET) {
+    spdlog::error("control packet refused: a request that is not known here");
+    return false;
+  }
+  if (BringsFd(request) != message.fd.ok()) {
+    spdlog::error("control packet refused: request {} {} an fd",
+                  static_cast<int>(request.request_case()),
+                  message.fd.ok() ? "takes no" : "misses");
+    return false;
+  }
+  if (request.has_supervise()) {
+    supervised_ = true;
+    absl::MutexLock lock(&mutex_);
+    may_send_ = true;
+  }
+  if (!supervised_) {
+    spdlog::error("control packet refused: request {} before Supervise",
+                  static_cast<int>(request.request_case()));
+  }
+  return supervised_;
+}
+
+bool SupervisorLink::Send(const v1::EngineEvent& event, int fd) {
+  absl::MutexLock lock(&mutex_);
+  if (!may_send_ || awaits_room_) return false;
+  const int error =
+      control::Send(connection_.get(), event.SerializeAsString(), fd);
+  if (error == 0) return true;
+  if (error == EAGAIN || error == ETOOMANYREFS) {
+    awaits_room_ = true;
+    Watch(EPOLL_CTL_MOD, EPOLLIN | EPOLLOUT);
+    return false;
+  }
+  // Its end is seen, and dealt with, where it is read.
+  if (error != EPIPE && error != ECONNRESET) {
+    spdlog::error("{}", OsError(error, "send to the supervisor").ToString());
+  }
+  return false;
+}
+
+bool SupervisorLink::TakeWritable() {
+  absl::MutexLock lock(&mutex_);
+  if (!awaits_room_) return false;
+  epoll_event events[2];
+  const int count = ::epoll_wait(epoll_.get(), events, 2, 0);
+  bool writable = false;
+  for (int i = 0; i < count; ++i) {
+    writable |= (events[i].events & EPOLLOUT) != 0;
+  }
+  if (!writable) return false;
+  awaits_room_ = false;
+  Watch(EPOLL_CTL_MOD, EPOLLIN);
+  return true;
+}
+
+}  // namespace optstate

@@ -1,0 +1,79 @@
+#ifndef OPTSTATE_SERVER_ENGINE_SUPERVISOR_LINK_H_
+#define OPTSTATE_SERVER_ENGINE_SUPERVISOR_LINK_H_
+
+#include <memory>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+#include "optstate/v1/engine.pb.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate {
+
+// What the supervisor says, with the fd that came along.
+struct SupervisorMessage {
+  v1::SupervisorRequest request;
+  UniqueFd fd;
+};
+
+// The engine's side of the control socket: one supervisor at a time. A new one
+// takes the place of the one before; when there is none, the engine waits for
+// the next and goes on with everything else.
+//
+// Threads: Send() from any; everything else by one.
+class SupervisorLink {
+ public:
+  // `listener` is from control::Listen(). With `ends_with_supervisor` the end
+  // of a connection is the end of the engine.
+  static absl::StatusOr<std::unique_ptr<SupervisorLink>> Start(
+      UniqueFd listener, bool ends_with_supervisor);
+
+  // Readable when Receive() has something to do.
+  int fd() const { return epoll_.get(); }
+
+  // The next thing that the supervisor says. The first thing that each one says
+  // is Supervise, and that comes with an fd, as KeptGradients and
+  // AdoptConnection do; whatever is otherwise was refused and logged. nullopt:
+  // nothing now, or ended().
+  std::optional<SupervisorMessage> Receive();
+
+  // The supervisor said Stop, or is gone and the engine goes with it.
+  bool ended() const { return ended_; }
+
+  // False: there is no supervisor, or it does not read just now. In the latter
+  // case fd() becomes readable when it does, and TakeWritable() says so.
+  bool Send(const v1::EngineEvent& event, int fd = -1);
+  bool TakeWritable();
+
+ private:
+  SupervisorLink(UniqueFd listener, UniqueFd epoll, bool ends_with_supervisor);
+
+  bool WatchListener();
+  void AcceptNext();
+  void Disconnect();
+  // nullopt: nothing there now.
+  std::optional<SupervisorMessage> ReceiveFrom(int connection);
+  bool IsWelcome(const SupervisorMessage& message);
+  void Watch(int operation, uint32_t events)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const UniqueFd listener_;
+  const UniqueFd epoll_;
+  const bool ends_with_supervisor_;
+  bool ended_ = false;
+  bool supervised_ = false;  // it has said Supervise
+
+  absl::Mutex mutex_;
+  // Closed and replaced under the mutex; may be read without it by the one
+  // thread that does so.
+  UniqueFd connection_;
+  // Nothing is sent to a supervisor that has not introduced itself.
+  bool may_send_ ABSL_GUARDED_BY(mutex_) = false;
+  bool awaits_room_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_ENGINE_SUPERVISOR_LINK_H_

@@ -1,0 +1,68 @@
+#ifndef OPTSTATE_SERVER_ENGINE_SUPERVISOR_REPORTER_H_
+#define OPTSTATE_SERVER_ENGINE_SUPERVISOR_REPORTER_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
+#include "optstate/v1/engine.pb.h"
+#include "server/engine/supervisor_link.h"
+#include "server/session/gradient_keeper.h"
+
+namespace optstate {
+
+// Sees to it that the supervisor, and each one after it, knows what it should:
+// which memory holds the ranks' gradients, that the engine is ready and that
+// the job is over. It is told at once; what it does not take just now, or when
+// there is none, is told later.
+//
+// Gradients go before Ready, so that a supervisor that hears Ready knows all.
+//
+// Threads: thread-safe.
+class SupervisorReporter : public GradientKeeper {
+ public:
+  // `link` outlives the object.
+  explicit SupervisorReporter(SupervisorLink* link);
+
+  // What was kept of the engine before, to be kept on. Duplicates the fds.
+  void Seed(const std::vector<KeptGradients>& kept);
+
+  void Keep(uint32_t rank, uint64_t client_instance,
+            uint64_t gradient_offset_bytes, int segment_fd) override;
+  void Drop(uint32_t rank) override;
+
+  // The engine is ready, and a supervisor is there that knows nothing.
+  void ReportAll(v1::EngineEvent::Ready ready);
+  void SetFinished();
+  // The supervisor takes more.
+  void Flush();
+
+ private:
+  struct Kept {
+    v1::KeptGradientsInfo info;
+    UniqueFd segment;
+  };
+
+  bool Put(uint32_t rank, uint64_t client_instance,
+           uint64_t gradient_offset_bytes, int segment_fd)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool SendRank(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  SupervisorLink* const link_;
+  absl::Mutex mutex_;
+  std::map<uint32_t, Kept> kept_ ABSL_GUARDED_BY(mutex_);
+  bool is_finished_ ABSL_GUARDED_BY(mutex_) = false;
+  v1::EngineEvent ready_ ABSL_GUARDED_BY(mutex_);
+  // Of the above, what the supervisor has not been told.
+  std::set<uint32_t> unsent_ranks_ ABSL_GUARDED_BY(mutex_);
+  bool unsent_ready_ ABSL_GUARDED_BY(mutex_) = false;
+  bool unsent_finished_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_ENGINE_SUPERVISOR_REPORTER_H_
