@@ -43,12 +43,16 @@ class Killer {
   absl::Status KillEngineAgain();
   absl::Status KillEngine(bool again);
   absl::Status KillSupervisor();
+  absl::Status RestartSupervisor();
   absl::Status KillRank(uint32_t rank);
 
   // Waits for it, unless the ranks finish first.
   absl::Status Await(absl::string_view what, absl::FunctionRef<bool()> done);
-  // Until somewhere inside a step.
+  // Until somewhere inside a step, if one comes soon.
   absl::Status AwaitInsideStep();
+  absl::Status AwaitNotForLong(absl::FunctionRef<bool()> done);
+  absl::Status AwaitRecovery();
+  void SpinInsideStep();
   // Until some instant within `longest`.
   void Spin(absl::Duration longest);
   double Unit() { return std::uniform_real_distribution<double>()(random_); }
