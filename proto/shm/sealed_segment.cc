@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <fstream>
 #include <limits>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/shm/segment_layout.h"
 #include "proto/types/memory_available.h"
@@ -79,15 +81,28 @@ bool Populate(std::byte* data, uint64_t bytes, int advice) {
   return populated;
 }
 
+// Whether the system gives shared memory huge pages where a mapping asks.
+bool HugeWhereAdvised() {
+  std::string modes;
+  std::getline(
+      std::ifstream("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+      modes);
+  return absl::StrContains(modes, "[advise]");
+}
+
 // Maps the writer's view and gives every byte a page.
-absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes) {
+absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes,
+                                        SealedSegment::Pages pages) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return OsError(errno, "mmap");
   // Pages that fallocate takes are huge only where shmem_enabled says always,
   // those of an advised mapping also where it says advise: so touch them first.
   // Both calls are attempts; fallocate takes what they did not, or fails.
   madvise(data, bytes, MADV_HUGEPAGE);
-  if (Populate(static_cast<std::byte*>(data), bytes, MADV_POPULATE_WRITE)) {
+  const bool touch =
+      pages == SealedSegment::Pages::kMapped || HugeWhereAdvised();
+  if (touch &&
+      Populate(static_cast<std::byte*>(data), bytes, MADV_POPULATE_WRITE)) {
     return static_cast<std::byte*>(data);
   }
   int result;
@@ -142,7 +157,8 @@ absl::Status CheckPopulated(int fd, uint64_t bytes) {
 }  // namespace
 
 absl::StatusOr<SealedSegment> SealedSegment::Create(const std::string& name,
-                                                    uint64_t bytes) {
+                                                    uint64_t bytes,
+                                                    Pages pages) {
   const std::string what = absl::StrCat("segment ", name);
   OPTSTATE_RETURN_IF_ERROR(Annotate(CheckSize(bytes), what));
   OPTSTATE_RETURN_IF_ERROR(Annotate(CheckAvailable(bytes), what));
@@ -155,7 +171,7 @@ absl::StatusOr<SealedSegment> SealedSegment::Create(const std::string& name,
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
     return Annotate(OsError(errno, "ftruncate"), what);
   }
-  absl::StatusOr<std::byte*> data = MapPopulated(fd, bytes);
+  absl::StatusOr<std::byte*> data = MapPopulated(fd, bytes, pages);
   if (!data.ok()) return Annotate(data.status(), what);
   segment.data_ = *data;
   segment.size_ = bytes;
