@@ -22,9 +22,6 @@
 #include "proto/types/status_macros.h"
 
 // Newer than the headers of older systems; the kernel's ABI.
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -57,10 +54,10 @@ absl::Status CheckAvailable(uint64_t bytes) {
 constexpr uint64_t kPopulateBytesPerThread = 32 << 20;
 constexpr uint64_t kPopulateThreadsMax = 8;
 
-// Gives every byte of a mapping its page (MADV_POPULATE_WRITE or _READ); false
-// when some may have none. The kernel clears new pages at 1 to 2 GB/s a thread,
+// Gives every byte of a writable mapping its page; false when some may have
+// none. The kernel clears new pages at 1 to 2 GB/s a thread,
 // which is most of the time of an attach.
-bool Populate(std::byte* data, uint64_t bytes, int advice) {
+bool Populate(std::byte* data, uint64_t bytes) {
   const uint64_t threads_max = std::min<uint64_t>(
       {kPopulateThreadsMax, std::max(1u, std::thread::hardware_concurrency()),
        bytes / kPopulateBytesPerThread + 1});
@@ -68,7 +65,7 @@ bool Populate(std::byte* data, uint64_t bytes, int advice) {
       (bytes / threads_max + kPageBytes - 1) / kPageBytes * kPageBytes;
   std::atomic<bool> populated = true;
   const auto populate = [&](uint64_t begin, uint64_t end) {
-    if (madvise(data + begin, end - begin, advice) != 0) {
+    if (madvise(data + begin, end - begin, MADV_POPULATE_WRITE) != 0) {
       populated = false;
     }
   };
@@ -102,7 +99,7 @@ absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes,
   const bool touch =
       pages == SealedSegment::Pages::kMapped || HugeWhereAdvised();
   if (touch &&
-      Populate(static_cast<std::byte*>(data), bytes, MADV_POPULATE_WRITE)) {
+      Populate(static_cast<std::byte*>(data), bytes)) {
     return static_cast<std::byte*>(data);
   }
   int result;
@@ -211,10 +208,10 @@ absl::StatusOr<PeerSegment> PeerSegment::Map(UniqueFd fd, uint64_t bytes) {
   OPTSTATE_RETURN_IF_ERROR(Check(fd.get(), bytes));
   void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
   if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's segment");
-  // Attempts, as in MapPopulated: the pages exist, and this keeps the faults
-  // that would map them out of the first step.
+  // Not populated: pages that their writer has not touched would be cleared
+  // here, while the peer waits to be attached. Those that it has written are
+  // mapped sixteen at a fault.
   madvise(data, bytes, MADV_HUGEPAGE);
-  Populate(static_cast<std::byte*>(data), bytes, MADV_POPULATE_READ);
   PeerSegment segment;
   segment.data_ = static_cast<const std::byte*>(data);
   segment.size_ = bytes;
