@@ -76,14 +76,19 @@ absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
   absl::StatusOr<Attached> result =
       MakeAttached(setup_, registered->register_(), *attached);
   if (!result.ok()) return Lose(result.status());
+  // Not before: it would take a core from the engine that attaches us.
+  if (!std::exchange(populating_, true)) {
+    populate_.Start({segment_.data(), segment_.size()});
+  }
   return result;
 }
 
 absl::Status ShmChannel::CreateSegment() {
   if (segment_.data() != nullptr) return absl::OkStatus();
   OPTSTATE_ASSIGN_OR_RETURN(
-      segment_, shm::SealedSegment::Create("optstate-client",
-                                           segment_layout_.segment_bytes));
+      segment_, shm::SealedSegment::Create(
+                    "optstate-client", segment_layout_.segment_bytes,
+                    shm::SealedSegment::Pages::kReserved));
   return absl::OkStatus();
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "client/background_populate.h"
 #include "client/channel.h"
 #include "client/endpoint.h"
 #include "client/stable_mapping.h"
@@ -114,7 +115,9 @@ class ShmChannel final : public Channel {
   const absl::Duration spin_;
 
   UniqueFd socket_;
-  shm::SealedSegment segment_;  // lasts through reconnections
+  shm::SealedSegment segment_;   // lasts through reconnections
+  BackgroundPopulate populate_;  // of the segment
+  bool populating_ = false;
   shm::PeerSegment completions_;
   StableMapping parameters_;
   std::optional<shm::RingProducer<shm::Submission>> producer_;

@@ -12,35 +12,35 @@
 #include "proto/types/layout.h"
 
 namespace optstate {
-namespace {
 
-absl::StatusOr<size_t> SavedOf(const UndoSlot& slot, size_t numel) {
-  const uint64_t saved = slot.saved.load(std::memory_order_relaxed);
-  if (saved > std::min<uint64_t>(numel, kTileElements)) {
-    return absl::DataLossError(absl::StrCat("undo slot has ", saved,
-                                            " elements of a view of ", numel));
+absl::StatusOr<size_t> RollBack(const TileView& view, int state_arrays,
+                                UndoSlot* slot) {
+  const uint64_t progress = slot->progress.load(std::memory_order_relaxed);
+  const size_t begin = progress >> 16;
+  const size_t position = progress >> 8 & 0xFF;
+  const size_t length = progress & 0xFF;
+  if (begin + length > view.numel || position + length > kUndoRingElements) {
+    return absl::DataLossError(
+        absl::StrCat("undo slot has ", length, " elements at ", position,
+                     " for those from ", begin, " of a view of ", view.numel));
   }
-  return saved;
-}
-
-}  // namespace
-
-absl::Status RollBack(const UndoSlot& slot, const TileView& view,
-                      int state_arrays) {
-  const absl::StatusOr<size_t> saved = SavedOf(slot, view.numel);
-  if (!saved.ok()) return saved.status();
-  std::memcpy(view.master, slot.old[0], *saved * sizeof(float));
+  const size_t bytes = length * sizeof(float);
+  std::memcpy(view.master + begin, slot->old[0] + position, bytes);
   for (int k = 0; k < state_arrays; ++k) {
-    std::memcpy(view.state[k], slot.old[1 + k], *saved * sizeof(float));
+    std::memcpy(view.state[k] + begin, slot->old[1 + k] + position, bytes);
   }
-  return absl::OkStatus();
+  PublishProgress(slot, UndoProgress(begin));
+  return begin;
 }
 
 absl::Status RollBackSum(const UndoSlot& slot, float* sum, size_t numel) {
-  TileView view;
-  view.master = sum;
-  view.numel = numel;
-  return RollBack(slot, view, /*state_arrays=*/0);
+  const uint64_t saved = slot.saved.load(std::memory_order_relaxed);
+  if (saved > std::min<uint64_t>(numel, kTileElements)) {
+    return absl::DataLossError(absl::StrCat(
+        "undo slot has ", saved, " elements of a sum of ", numel));
+  }
+  std::memcpy(sum, slot.old_sum, saved * sizeof(float));
+  return absl::OkStatus();
 }
 
 }  // namespace optstate

@@ -1,6 +1,6 @@
 // AdamW with undo against AdamW without, taking turns.
 //
-// Each thread walks arrays of its own, view by view as the engine does, chunk
+// Each thread walks arrays of its own, tile by tile as the engine does, chunk
 // after chunk, every other one with undo; the next walk swaps them. All threads
 // are in the same mode at the same time. Taking turns so finely, both modes see
 // the same machine, whatever else runs on it.
@@ -9,7 +9,7 @@
 //   bytes_per_second  read and written with undo by all threads together, the
 //                     slot's own not counted
 //
-// Arguments: elements of all threads together, threads, elements of a view.
+// Arguments: elements of all threads together, threads.
 
 #include <sys/mman.h>
 #include <time.h>
@@ -69,13 +69,12 @@ class SharedArray {
   T* data_;
 };
 
-// What one thread works on: `numel` elements, a multiple of a view.
+// What one thread works on: `numel` elements, a multiple of a tile.
 class Work {
  public:
-  Work(DType dtype, size_t numel, size_t view_numel)
+  Work(DType dtype, size_t numel)
       : dtype_(dtype),
         numel_(numel),
-        view_numel_(view_numel),
         gradient_(numel * SizeInBytes(dtype)),
         parameter_(numel * SizeInBytes(dtype)),
         master_(numel),
@@ -99,8 +98,8 @@ class Work {
         const size_t end = std::min(begin + kChunkElements, numel_);
         turn->arrive_and_wait();
         const double start = ThreadSeconds();
-        for (size_t at = begin; at < end; at += view_numel_) {
-          slot_.data()->saved.store(0, std::memory_order_relaxed);
+        for (size_t at = begin; at < end; at += kTileElements) {
+          slot_.data()->progress.store(0, std::memory_order_relaxed);
           kernel.apply(factors, ViewAt(at, with_undo == 1));
         }
         seconds[with_undo] += ThreadSeconds() - start;
@@ -117,14 +116,13 @@ class Work {
     view.master = master_.data() + begin;
     view.state[0] = exp_avg_.data() + begin;
     view.state[1] = exp_avg_sq_.data() + begin;
-    view.numel = view_numel_;
+    view.numel = kTileElements;
     view.undo = with_undo ? slot_.data() : nullptr;
     return view;
   }
 
   const DType dtype_;
   const size_t numel_;
-  const size_t view_numel_;
   const SharedArray<uint8_t> gradient_;
   const SharedArray<uint8_t> parameter_;
   const SharedArray<float> master_;
@@ -142,7 +140,6 @@ double Median(std::vector<double> values) {
 void BM_Undo(benchmark::State& state, DType dtype) {
   const auto numel = static_cast<size_t>(state.range(0));
   const auto threads = static_cast<size_t>(state.range(1));
-  const auto view_numel = static_cast<size_t>(state.range(2));
   const size_t walks = 2 * std::max<size_t>(1, kIterationElementsMin / numel);
   const UpdateKernel& kernel = **FindUpdateKernel(
       {OptimizerKind::kAdamW, /*amsgrad=*/false, dtype, dtype});
@@ -151,7 +148,7 @@ void BM_Undo(benchmark::State& state, DType dtype) {
   const UpdateFactors factors = kernel.prepare(hyperparams, 10, 1);
   std::vector<std::unique_ptr<Work>> works;
   for (size_t t = 0; t < threads; ++t) {
-    works.push_back(std::make_unique<Work>(dtype, numel / threads, view_numel));
+    works.push_back(std::make_unique<Work>(dtype, numel / threads));
   }
 
   std::vector<double> ratios;
@@ -183,9 +180,7 @@ void BM_Undo(benchmark::State& state, DType dtype) {
 void Arguments(benchmark::internal::Benchmark* benchmark) {
   for (int64_t numel : {kMi / 16, kMi, 16 * kMi, 64 * kMi, 256 * kMi}) {
     for (int64_t threads : {1, 2}) {
-      for (int64_t view_numel : {int64_t{256}, int64_t{kTileElements}}) {
-        benchmark->Args({numel, threads, view_numel});
-      }
+      benchmark->Args({numel, threads});
     }
   }
   benchmark->UseManualTime();

@@ -27,9 +27,11 @@ struct TileView {
   float* master = nullptr;
   float* state[kMaxStateArrays] = {};  // in the order of state_array_names
   size_t numel = 0;
-  // Where the kernel keeps the old values until the caller is done with the
-  // view, so that a killed process's work can be rolled back; null: nowhere.
-  // Not null: slot's `saved` is 0 and `numel` at most kTileElements.
+  // Elements before this one are left alone: a killed kernel had updated them.
+  size_t begin = 0;
+  // Where the kernel keeps the old values of what it is overwriting, so that
+  // another process can go on where this one was killed; null: nowhere. Not
+  // null: the slot's `progress` is UndoProgress(begin).
   UndoSlot* undo = nullptr;
 };
 

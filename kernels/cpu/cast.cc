@@ -34,7 +34,7 @@ HWY_INLINE void ToFloatVector(Floats d, const StorageOf<kFrom>* in, float* out,
   if constexpr (kInto != Into::kCopy) {
     const auto sum = hn::LoadU(d, out + i);
     if constexpr (kInto == Into::kAddWithUndo) {
-      hn::StoreU(sum, d, undo->old[0] + i);
+      hn::StoreU(sum, d, undo->old_sum + i);
       PublishSaved(undo, i + hn::Lanes(d));
     }
     value = CanonicalNan(d, hn::Add(sum, value));
@@ -59,7 +59,7 @@ void ToFloat(const void* in, float* out, size_t numel, UndoSlot* undo) {
   std::memcpy(rest_in, elements + i, rest * sizeof(rest_in[0]));
   std::memcpy(rest_out, out + i, rest * sizeof(float));
   if constexpr (kInto == Into::kAddWithUndo) {
-    std::memcpy(undo->old[0] + i, rest_out, rest * sizeof(float));
+    std::memcpy(undo->old_sum + i, rest_out, rest * sizeof(float));
     PublishSaved(undo, numel);
   }
   constexpr Into kRestInto = kInto == Into::kCopy ? Into::kCopy : Into::kAdd;

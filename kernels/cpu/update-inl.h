@@ -64,11 +64,11 @@ HWY_INLINE void PrefetchInputs(const TileArrays<kGradient, kParameter>& arrays,
 }
 
 // One whole vector of elements, from index `i` on. With kUndo their old values
-// go to `undo` first; undo.h says why in this order.
+// go to `position` in `undo` first; undo.h says why in this order.
 template <bool kUndo, class D, class Rule, DType kGradient, DType kParameter>
 HWY_INLINE void UpdateVector(D d, const Rule& rule,
                              const TileArrays<kGradient, kParameter>& arrays,
-                             size_t i, UndoSlot* undo) {
+                             size_t i, UndoSlot* undo, size_t position) {
   constexpr int kStates = Rule::kStateArrays;
   const auto gradient = LoadFloats<kGradient>(d, arrays.gradient + i);
   auto master = hn::LoadU(d, arrays.master + i);
@@ -80,11 +80,11 @@ HWY_INLINE void UpdateVector(D d, const Rule& rule,
   if constexpr (kStates > 2) state2 = hn::LoadU(d, arrays.state[2] + i);
 
   if constexpr (kUndo) {
-    hn::StoreU(master, d, undo->old[0] + i);
-    if constexpr (kStates > 0) hn::StoreU(state0, d, undo->old[1] + i);
-    if constexpr (kStates > 1) hn::StoreU(state1, d, undo->old[2] + i);
-    if constexpr (kStates > 2) hn::StoreU(state2, d, undo->old[3] + i);
-    PublishSaved(undo, i + hn::Lanes(d));
+    hn::StoreU(master, d, undo->old[0] + position);
+    if constexpr (kStates > 0) hn::StoreU(state0, d, undo->old[1] + position);
+    if constexpr (kStates > 1) hn::StoreU(state1, d, undo->old[2] + position);
+    if constexpr (kStates > 2) hn::StoreU(state2, d, undo->old[3] + position);
+    PublishProgress(undo, UndoProgress(i, position, hn::Lanes(d)));
   }
   rule(d, gradient, master, state0, state1, state2);
 
@@ -104,7 +104,8 @@ HWY_INLINE void UpdateVector(D d, const Rule& rule,
 template <class D, class Rule, DType kGradient, DType kParameter>
 HWY_NOINLINE void UpdateTail(D d, Rule rule,
                              TileArrays<kGradient, kParameter> arrays,
-                             size_t begin, size_t count, UndoSlot* undo) {
+                             size_t begin, size_t count, UndoSlot* undo,
+                             size_t position) {
   constexpr size_t kLanes = hn::MaxLanes(d);
   HWY_ALIGN StorageOf<kGradient> gradient[kLanes] = {};
   HWY_ALIGN StorageOf<kParameter> parameter[kLanes];
@@ -117,17 +118,17 @@ HWY_NOINLINE void UpdateTail(D d, Rule rule,
     std::memcpy(state[k], arrays.state[k] + begin, count * sizeof(float));
   }
   if (undo != nullptr) {
-    std::memcpy(undo->old[0] + begin, master, count * sizeof(float));
+    std::memcpy(undo->old[0] + position, master, count * sizeof(float));
     for (int k = 0; k < Rule::kStateArrays; ++k) {
-      std::memcpy(undo->old[1 + k] + begin, state[k], count * sizeof(float));
+      std::memcpy(undo->old[1 + k] + position, state[k], count * sizeof(float));
     }
-    PublishSaved(undo, begin + count);
+    PublishProgress(undo, UndoProgress(begin, position, count));
   }
   UpdateVector</*kUndo=*/false>(
       d, rule,
       TileArrays<kGradient, kParameter>{
           gradient, parameter, master, {state[0], state[1], state[2]}},
-      0, nullptr);
+      0, nullptr, 0);
   std::memcpy(arrays.master + begin, master, count * sizeof(float));
   for (int k = 0; k < Rule::kStateArrays; ++k) {
     std::memcpy(arrays.state[k] + begin, state[k], count * sizeof(float));
@@ -148,13 +149,16 @@ HWY_INLINE void UpdateElements(const UpdateFactors& factors,
   UndoSlot* const undo = view.undo;
   const size_t numel = view.numel;
   const hn::ScalableTag<float> d;
+  static_assert(hn::MaxLanes(d) <= kUndoVectorElements);
   const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
+  size_t i = view.begin;
+  size_t position = 0;
   for (; i + lanes <= numel; i += lanes) {
     PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
-    UpdateVector<kUndo>(d, rule, arrays, i, undo);
+    UpdateVector<kUndo>(d, rule, arrays, i, undo, position);
+    position ^= kUndoVectorElements;
   }
-  if (i < numel) UpdateTail(d, rule, arrays, i, numel - i, undo);
+  if (i < numel) UpdateTail(d, rule, arrays, i, numel - i, undo, position);
 }
 
 // UpdateKernel::apply of a rule and a pair of dtypes.

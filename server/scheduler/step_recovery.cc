@@ -18,6 +18,11 @@ absl::Status Impossible(const WorkerUndo& undo, uint64_t run_count) {
       undo.kind.load(std::memory_order_relaxed)));
 }
 
+// See UndoSlot::progress.
+size_t FirstNotUpdated(const UndoSlot& slot) {
+  return slot.progress.load(std::memory_order_relaxed) >> 16;
+}
+
 }  // namespace
 
 uint64_t StepScheduler::WorkerUndoBytes(int workers) {
@@ -25,75 +30,119 @@ uint64_t StepScheduler::WorkerUndoBytes(int workers) {
 }
 
 absl::StatusOr<uint64_t> StepScheduler::RollBack(uint64_t step) {
-  uint64_t taken_back = 0;
-  for (const WorkerUndo& undo : worker_undos()) {
-    const uint64_t kind = undo.kind.load(std::memory_order_relaxed);
-    if (kind == static_cast<uint64_t>(UndoKind::kNone)) continue;
-    const std::atomic<uint64_t>* stamps = options_.recovery.run_stamps;
-    if (kind == static_cast<uint64_t>(UndoKind::kAccumulate)) {
-      stamps = options_.recovery.staged_marks;
-    }
-    // Accumulators may have gone since, and what they held with them.
-    if (stamps == nullptr) continue;
-    if (undo.run >= runs_.run_count()) {
+  uint64_t in_flight = 0;
+  for (WorkerUndo& undo : worker_undos()) {
+    const auto kind =
+        static_cast<UndoKind>(undo.kind.load(std::memory_order_relaxed));
+    if (kind == UndoKind::kNone) continue;
+    const std::atomic<uint64_t>* stamps =
+        kind == UndoKind::kAccumulate ? options_.recovery.staged_marks
+                                      : options_.recovery.run_stamps;
+    if (undo.run >= runs_.run_count() ||
+        (kind != UndoKind::kUpdate && kind != UndoKind::kAccumulate)) {
       return Impossible(undo, runs_.run_count());
     }
-    // It was done, and only not yet said to be.
-    if (stamps[undo.run].load(std::memory_order_relaxed) == undo.stamp) {
+    // Accumulators that have gone since; or it was done, and only not yet said
+    // to be.
+    if (stamps == nullptr ||
+        stamps[undo.run].load(std::memory_order_relaxed) == undo.stamp) {
+      undo.Clear();
       continue;
     }
-    if (kind == static_cast<uint64_t>(UndoKind::kUpdate) &&
-        undo.stamp != step) {
+    if (kind == UndoKind::kUpdate && undo.stamp != step) {
       return absl::DataLossError(
           absl::StrCat("undo: a slot is in the middle of step ", undo.stamp,
                        ", step ", step, " is in progress"));
     }
-    OPTSTATE_RETURN_IF_ERROR(RollBackRun(undo));
-    ++taken_back;
+    OPTSTATE_RETURN_IF_ERROR(RollBackRun(&undo));
+    ++in_flight;
   }
-  // Only now: a process that dies before does all of it again.
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-  ClearSlots();
-  return taken_back;
+  return in_flight;
 }
 
-absl::Status StepScheduler::RollBackRun(const WorkerUndo& undo) {
-  const Layout& layout = *options_.layout;
+absl::Status StepScheduler::RollBackRun(WorkerUndo* undo) {
+  const uint32_t parameter = ParameterOfRun(undo->run);
+  const bool accumulating = undo->kind.load(std::memory_order_relaxed) ==
+                            static_cast<uint64_t>(UndoKind::kAccumulate);
+  absl::Status status;
+  ForEachRunOf(parameter, [&](uint64_t run, uint64_t begin, uint64_t numel) {
+    if (run != undo->run) return;
+    if (accumulating) {
+      float* const sums = options_.arrays.accumulator +
+                          options_.layout->flat_offset(parameter);
+      status = optstate::RollBackSum(undo->slot, sums + begin, numel);
+    } else {
+      status = optstate::RollBack(
+                   ViewOf(parameter, begin, numel),
+                   static_cast<int>(
+                       kernels_[parameter]->state_array_names.size()),
+                   &undo->slot)
+                   .status();
+    }
+  });
+  if (status.ok() && accumulating) undo->Clear();
+  return status;
+}
+
+// The last parameter whose first run is not behind this one: of parameters
+// without runs, which share it, that is the one that has it.
+uint32_t StepScheduler::ParameterOfRun(uint64_t run) const {
   uint32_t first = 0;
-  auto count = static_cast<uint32_t>(layout.parameters().size());
-  // The last parameter whose first run is not behind this one.
+  auto count = static_cast<uint32_t>(options_.layout->parameters().size());
   while (count > 1) {
     const uint32_t half = count / 2;
-    if (runs_.first_run(first + half) <= undo.run) {
+    if (runs_.first_run(first + half) <= run) {
       first += half;
       count -= half;
     } else {
       count = half;
     }
   }
-  absl::Status status;
+  return first;
+}
+
+template <typename Visitor>
+void StepScheduler::ForEachRunOf(uint32_t parameter,
+                                 const Visitor& visit) const {
   runs_.ForEachRun(
-      first, 0, static_cast<uint64_t>(layout.parameters()[first].numel),
-      [&](uint64_t run, uint64_t begin, uint64_t numel) {
-        if (run != undo.run) return;
-        switch (static_cast<UndoKind>(
-            undo.kind.load(std::memory_order_relaxed))) {
-          case UndoKind::kUpdate:
-            status = optstate::RollBack(
-                undo.slot, ViewOf(first, begin, numel),
-                static_cast<int>(kernels_[first]->state_array_names.size()));
-            return;
-          case UndoKind::kAccumulate:
-            status = optstate::RollBackSum(
-                undo.slot,
-                options_.arrays.accumulator + layout.flat_offset(first) + begin,
-                numel);
-            return;
-          default:
-            status = Impossible(undo, runs_.run_count());
-        }
-      });
-  return status;
+      parameter, 0,
+      static_cast<uint64_t>(options_.layout->parameters()[parameter].numel),
+      visit);
+}
+
+// In the slots that name them, so that a process which dies here leaves what it
+// found; before the workers take slots anew. One run a worker, so one thread
+// does it.
+void StepScheduler::FinishRunsInFlight(const Update& update) {
+  for (WorkerUndo& undo : worker_undos()) {
+    if (undo.kind.load(std::memory_order_relaxed) !=
+        static_cast<uint64_t>(UndoKind::kNone)) {
+      FinishRun(update, &undo);
+    }
+  }
+}
+
+void StepScheduler::FinishRun(const Update& update, WorkerUndo* undo) {
+  const uint32_t p = ParameterOfRun(undo->run);
+  const uint32_t group = options_.layout->parameters()[p].group;
+  const UpdateFactors factors = kernels_[p]->prepare(
+      update.groups[group], options_.arrays.step_counts[p] + 1,
+      update.gradient_factor);
+  ForEachRunOf(p, [&](uint64_t run, uint64_t begin, uint64_t numel) {
+    if (run != undo->run) return;
+    for (const PieceTable::Entry& piece : pieces_->pieces(p)) {
+      if (begin < piece.begin || begin >= piece.end) continue;
+      TileView view = ViewOf(p, begin, numel);
+      view.gradient = GradientOf(p, piece, begin, update);
+      view.begin = FirstNotUpdated(undo->slot);
+      view.undo = &undo->slot;
+      kernels_[p]->apply(factors, view);
+      undo->End(&options_.recovery.run_stamps[run]);
+      if (options_.observer != nullptr) {
+        options_.observer->OnRunUpdated(update.step, run);
+      }
+    }
+  });
 }
 
 int64_t StepScheduler::StagedMicroStep(const Piece& piece,
@@ -149,13 +198,6 @@ bool StepScheduler::NeedsGradients(uint32_t rank, const Update& update) const {
   return needs;
 }
 
-void StepScheduler::ClearSlots() {
-  for (WorkerUndo& undo : worker_undos()) {
-    undo.kind.store(static_cast<uint64_t>(UndoKind::kNone),
-                    std::memory_order_relaxed);
-  }
-}
-
 void StepScheduler::ForgetStaged() {
   if (options_.recovery.staged_marks == nullptr) return;
   for (uint64_t run = 0; run < runs_.run_count(); ++run) {
@@ -164,7 +206,7 @@ void StepScheduler::ForgetStaged() {
 }
 
 void StepScheduler::ForgetStep() {
-  ClearSlots();
+  for (WorkerUndo& undo : worker_undos()) undo.Clear();
   for (uint64_t run = 0; run < runs_.run_count(); ++run) {
     options_.recovery.run_stamps[run].store(0, std::memory_order_relaxed);
   }

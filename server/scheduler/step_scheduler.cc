@@ -191,6 +191,7 @@ double StepScheduler::SumOfSquares(absl::Span<const uint8_t> updated) const {
 }
 
 void StepScheduler::Apply(const Update& update) {
+  FinishRunsInFlight(update);
   options_.pool->ParallelFor(runs_.subgroups().size(), [&](size_t i) {
     ApplySubGroup(runs_.subgroups()[i], update);
   });
@@ -245,16 +246,10 @@ void StepScheduler::ApplySubGroup(const RunTable::SubGroup& subgroup,
 void StepScheduler::ApplyParameter(uint32_t parameter, uint64_t begin,
                                    uint64_t end, const UpdateFactors& factors,
                                    const Update& update) {
-  const Layout& layout = *options_.layout;
-  const bool accumulated = options_.arrays.accumulator != nullptr;
-  const size_t element_bytes =
-      SizeInBytes(layout.parameters()[parameter].gradient_dtype);
   for (const PieceTable::Entry& piece : pieces_->pieces(parameter)) {
     const uint64_t piece_begin = std::max(begin, piece.begin);
     const uint64_t piece_end = std::min(end, piece.end);
     if (piece_begin >= piece_end) continue;
-    const std::byte* gradient =
-        update.gradient_areas[piece.rank] + piece.gradient_offset_bytes;
     runs_.ForEachRun(parameter, piece_begin, piece_end,
                      [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
                        std::atomic<uint64_t>& stamp =
@@ -263,16 +258,13 @@ void StepScheduler::ApplyParameter(uint32_t parameter, uint64_t begin,
                            update.step) {
                          return;
                        }
-                       const void* from =
-                           gradient + (run_begin - piece.begin) * element_bytes;
-                       if (accumulated) {
-                         from = options_.arrays.accumulator +
-                                layout.flat_offset(parameter) + run_begin;
-                       }
                        WorkerUndo& undo = worker_undo();
                        undo.Begin(UndoKind::kUpdate, run, update.step);
-                       ApplyRun(parameter, run_begin, numel, from, factors,
-                                &undo.slot);
+                       TileView view = ViewOf(parameter, run_begin, numel);
+                       view.gradient =
+                           GradientOf(parameter, piece, run_begin, update);
+                       view.undo = &undo.slot;
+                       kernels_[parameter]->apply(factors, view);
                        undo.End(&stamp);
                        if (options_.observer != nullptr) {
                          options_.observer->OnRunUpdated(update.step, run);
@@ -281,13 +273,17 @@ void StepScheduler::ApplyParameter(uint32_t parameter, uint64_t begin,
   }
 }
 
-void StepScheduler::ApplyRun(uint32_t parameter, uint64_t begin, uint64_t numel,
-                             const void* gradient, const UpdateFactors& factors,
-                             UndoSlot* undo) {
-  TileView view = ViewOf(parameter, begin, numel);
-  view.gradient = gradient;
-  view.undo = undo;
-  kernels_[parameter]->apply(factors, view);
+const void* StepScheduler::GradientOf(uint32_t parameter,
+                                      const PieceTable::Entry& piece,
+                                      uint64_t begin,
+                                      const Update& update) const {
+  const Layout& layout = *options_.layout;
+  if (options_.arrays.accumulator != nullptr) {
+    return options_.arrays.accumulator + layout.flat_offset(parameter) + begin;
+  }
+  return update.gradient_areas[piece.rank] + piece.gradient_offset_bytes +
+         (begin - piece.begin) *
+             SizeInBytes(layout.parameters()[parameter].gradient_dtype);
 }
 
 TileView StepScheduler::ViewOf(uint32_t parameter, uint64_t begin,

@@ -83,8 +83,9 @@ class StepScheduler {
   static uint64_t WorkerUndoBytes(int workers);
 
   // Takes back what a process that died was writing, in any number of slots:
-  // runs of the update of `step` (0: no step is in progress) and of pushes.
-  // Returns how many runs it took back. DATA_LOSS when a slot is impossible.
+  // of runs of the update of `step` (0: no step is in progress) the vector in
+  // flight, of pushes the whole run. Apply() goes on with the former. Returns
+  // how many runs were in flight. DATA_LOSS when a slot is impossible.
   absl::StatusOr<uint64_t> RollBack(uint64_t step);
   // Takes the sums of squares anew of what is accumulated under these epochs
   // (one per rank; 0: the rank has staged nothing).
@@ -135,15 +136,18 @@ class StepScheduler {
   void ApplySubGroup(const RunTable::SubGroup& subgroup, const Update& update);
   void ApplyParameter(uint32_t parameter, uint64_t begin, uint64_t end,
                       const UpdateFactors& factors, const Update& update);
-  void ApplyRun(uint32_t parameter, uint64_t begin, uint64_t numel,
-                const void* gradient, const UpdateFactors& factors,
-                UndoSlot* undo);
+  const void* GradientOf(uint32_t parameter, const PieceTable::Entry& piece,
+                         uint64_t begin, const Update& update) const;
+  void FinishRunsInFlight(const Update& update);
+  void FinishRun(const Update& update, WorkerUndo* undo);
+  uint32_t ParameterOfRun(uint64_t run) const;
   TileView ViewOf(uint32_t parameter, uint64_t begin, uint64_t numel) const;
   void CountStep(absl::Span<const uint8_t> updated);
   absl::Span<WorkerUndo> worker_undos() const;
   WorkerUndo& worker_undo() const;
-  void ClearSlots();
-  absl::Status RollBackRun(const WorkerUndo& undo);
+  template <typename Visitor>
+  void ForEachRunOf(uint32_t parameter, const Visitor& visit) const;
+  absl::Status RollBackRun(WorkerUndo* undo);
   template <typename Visitor>
   void ForEachElementRange(uint32_t first_parameter, const Visitor& visit);
 

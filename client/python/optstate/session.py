@@ -123,6 +123,9 @@ class Session:
     def __init__(self, handle: int, interrupt: Interrupt) -> None:
         self._handle: int | None = handle
         self._interrupt = interrupt
+        # A signal handler may run within a call, in the thread that has the lock.
+        self._calling = False
+        self._close_due = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._library = _native.library()
@@ -194,7 +197,17 @@ class Session:
                 )
             if self._handle is None:
                 raise errors.FailedPreconditionError("the session is closed")
-            status = function(self._handle, *arguments)
+            if self._calling:
+                raise errors.FailedPreconditionError(
+                    "a signal handler cannot use the session whose call it interrupts"
+                )
+            try:
+                self._calling = True
+                status = function(self._handle, *arguments)
+            finally:
+                self._calling = False
+                if self._close_due:
+                    self.close()
             self._interrupt.raise_pending()
             _native.check(status)
 
@@ -361,10 +374,16 @@ class Session:
             self._library.optstate_session_close(handle)  # knows that it was forked
 
     def close(self) -> None:
-        """Detaches the rank. Idempotent; does nothing in a forked child."""
+        """Detaches the rank. Idempotent; does nothing in a forked child.
+
+        From a signal handler that interrupts a call: when that returns.
+        """
         if self._pid != os.getpid():
             return
         with self._lock:
+            if self._calling:
+                self._close_due = True
+                return
             handle, self._handle = self._handle, None
             if handle is not None:
                 self._library.optstate_session_close(handle)

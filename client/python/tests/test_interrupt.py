@@ -79,6 +79,30 @@ def _closes(connection, rank, endpoint, job):
     optimizer.close()
 
 
+def _handler_closes(connection, rank, endpoint, job):
+    model, optimizer = _begin(rank, endpoint, job)
+    if rank == 1:
+        _late(connection, model, optimizer, range(0))
+        optimizer.close()
+        return
+
+    def handler(*_):
+        with pytest.raises(optstate.FailedPreconditionError, match="signal handler"):
+            optimizer.upload_parameters()
+        optimizer.close()
+        raise SystemExit(7)
+
+    signal.signal(signal.SIGINT, handler)
+    optimizer.zero_grad()
+    loss_of(model, 1).backward()
+    with pytest.raises(SystemExit):
+        optimizer.step()
+    ranks.say(connection, "interrupted")
+    connection.recv()
+    with pytest.raises(RuntimeError, match="closed"):
+        optimizer.step()
+
+
 def _interrupt(running, daemon, job):
     # Until then rank 0 has not committed; now it waits.
     while "step 2: rank 1 has not" not in daemon.run_optctl("describe", "job", job):
@@ -115,9 +139,10 @@ def test_the_next_step_finishes_it_first(wire, daemon, job):
         _go(running)
 
 
+@pytest.mark.parametrize("function", [_closes, _handler_closes])
 @pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
-def test_closing_gives_it_up(wire, daemon, job):
-    with ranks.running(_closes, 2, getattr(daemon, wire), job) as running:
+def test_closing_gives_it_up(wire, function, daemon, job):
+    with ranks.running(function, 2, getattr(daemon, wire), job) as running:
         assert running.hear(1) == "attached"
         _interrupt(running, daemon, job)
         _go(running)
