@@ -196,7 +196,6 @@ TEST_F(SupervisorTest, SupervisorThatEndsWhileItStartsOrAdoptsEngines) {
     ASSERT_TRUE(Harness::Eventually(
         [this, &job] { return harness_.Find(job).has_value(); }));
     harness_.Abandon();
-    EXPECT_TRUE(Harness::ClosedByPeer(waiting.get()));
     harness_.Start();  // adopts, and goes at once
     harness_.Abandon();
   }
