@@ -117,6 +117,17 @@ absl::StatusOr<std::vector<std::unique_ptr<Listener>>> OpenListeners(
   return listeners;
 }
 
+std::map<std::string, supervisor::KeptSegments> InheritKept(
+    const std::optional<v1::SupervisorHandover>& handover) {
+  std::map<std::string, supervisor::KeptSegments> kept;
+  if (!handover.has_value()) return kept;
+  for (const auto& one : handover->kept()) {
+    kept[one.job()][one.gradients().rank()] = {
+        one.gradients(), std::make_shared<const UniqueFd>(one.fd())};
+  }
+  return kept;
+}
+
 std::string NewUpgradeId() {
   absl::BitGen random;
   return absl::StrCat(absl::Hex(
@@ -254,7 +265,8 @@ absl::Status Daemon::Build() {
 
   supervisor_ = std::make_unique<Supervisor>(
       loop_.get(),
-      Supervisor::Options{config, options_.executable, lifeline_.ok()},
+      Supervisor::Options{config, options_.executable, lifeline_.ok(),
+                          InheritKept(options_.handover)},
       state_.TakeRegistry(),
       Supervisor::Callbacks{
           [this](const std::string& job, UniqueFd grpc) {
@@ -452,6 +464,14 @@ v1::SupervisorHandover Daemon::MakeHandover(const NextBuild& next) const {
   handover.set_upgrade_id(next.id);
   handover.set_replace_all(next.replace_all);
   handover.set_draining(supervisor_->draining());
+  for (const auto& [job, segments] : supervisor_->KeptWithoutEngine()) {
+    for (const auto& [rank, kept] : segments) {
+      v1::SupervisorHandover::Kept& one = *handover.add_kept();
+      one.set_job(job);
+      *one.mutable_gradients() = kept.info;
+      one.set_fd(kept.segment->get());
+    }
+  }
   return handover;
 }
 

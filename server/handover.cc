@@ -20,6 +20,7 @@ std::vector<int> FdsOf(const v1::SupervisorHandover& handover) {
     fds.push_back(listener.fd());
     if (listener.lock_fd() >= 0) fds.push_back(listener.lock_fd());
   }
+  for (const auto& kept : handover.kept()) fds.push_back(kept.fd());
   return fds;
 }
 

@@ -42,7 +42,7 @@ JobSummary Summarize(const JobHost& host) {
   summary.reason = host.reason();
   summary.engine_pid = host.engine_pid();
   summary.restarts = host.restarts();
-  summary.kept_count = host.kept_count();
+  summary.kept_count = host.kept().size();
   summary.directory = host.directory();
   return summary;
 }
@@ -58,6 +58,7 @@ Supervisor::Supervisor(EventLoop* loop, Options options, JobRegistry registry,
 
 void Supervisor::Start() {
   for (const auto& [name, uid] : registry_.jobs()) StartHost(name, uid);
+  options_.kept.clear();  // of jobs that are gone
 }
 
 void Supervisor::OnHello(UniqueFd fd, const PeerCredentials& peer,
@@ -139,6 +140,8 @@ void Supervisor::LookForEndedSessions() {
 JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
   JobHost::Options options;
   options.executable = options_.executable;
+  options.kept = std::move(options_.kept[name]);
+  options_.kept.erase(name);
   options.config.set_job(name);
   options.config.set_uid(uid);
   options.config.set_job_dir(registry_.JobDirectory(name));
@@ -228,6 +231,14 @@ void Supervisor::Stop(std::function<void()> done) {
   if (hosts_.empty()) return done();
   on_all_stopped_ = std::move(done);
   for (const auto& [name, host] : hosts_) host->Stop();
+}
+
+std::map<std::string, KeptSegments> Supervisor::KeptWithoutEngine() const {
+  std::map<std::string, KeptSegments> kept;
+  for (const auto& [name, host] : hosts_) {
+    if (!host->has_engine() && !host->kept().empty()) kept[name] = host->kept();
+  }
+  return kept;
 }
 
 void Supervisor::TellEnginesToStop() {

@@ -40,6 +40,8 @@ class Supervisor : public SupervisorControl {
     std::string executable;  // started as engine
     // A trainer's private daemon: see EngineConfig.
     bool engines_exit_with_supervisor = false;
+    // By the supervisor before; see KeptWithoutEngine.
+    std::map<std::string, KeptSegments> kept = {};
   };
   struct Callbacks {
     // As JobHost's.
@@ -58,6 +60,10 @@ class Supervisor : public SupervisorControl {
   // Ends every engine; then calls `done`, from the loop. Jobs that come to
   // their end meanwhile are removed, the others keep their state.
   void Stop(std::function<void()> done);
+
+  // The gradients kept of jobs that have no engine just now, by job: nobody
+  // would tell them to the next supervisor.
+  std::map<std::string, KeptSegments> KeptWithoutEngine() const;
 
   // Asks every engine to end and waits for none: this process ends right now.
   void TellEnginesToStop();
@@ -108,7 +114,7 @@ class Supervisor : public SupervisorControl {
   absl::Status HoldJobInLoop(const std::string& name, uid_t uid);
 
   EventLoop* const loop_;
-  const Options options_;
+  Options options_;
   const Callbacks callbacks_;
   JobRegistry registry_;
   SessionLedger sessions_;
