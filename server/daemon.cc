@@ -200,6 +200,7 @@ class Daemon : private admin::UpgradeControl {
   v1::UpgradeProgress upgrade_progress() override { return upgrade_.Get(); }
   absl::Status CheckConfigForUpgrade() const;
   void UpgradeAtHangup();
+  absl::StatusOr<NextBuild> CheckInstalledBuild() const;
   absl::Status BeginUpgrade(NextBuild next);
   void FinishUpgrade(const NextBuild& next);
   v1::SupervisorHandover MakeHandover(const NextBuild& next) const;
@@ -221,6 +222,7 @@ class Daemon : private admin::UpgradeControl {
   UniqueFd lifeline_;
   UpgradeRecord upgrade_;
   std::optional<EngineReplacement> replacement_;
+  bool checking_ = false;   // upgrade_thread_ looks at a build
   bool upgrading_ = false;  // no way back but by a failure to execute
   int signal_while_upgrading_ = 0;
   bool ending_ = false;
@@ -406,36 +408,37 @@ void Daemon::UpgradeAtHangup() {
     spdlog::info("SIGHUP ignored: this daemon goes with its trainer");
     return;
   }
-  if (upgrading_ || ending_ || upgrade_.under_way()) {
+  if (checking_ || upgrading_ || ending_ || upgrade_.under_way()) {
     spdlog::warn("SIGHUP ignored: the daemon is being upgraded or ends");
     return;
   }
+  checking_ = true;
   if (upgrade_thread_.joinable()) upgrade_thread_.join();
   // On a thread of its own: it runs the build that is to take over.
   upgrade_thread_ = std::thread([this] {
-    NextBuild next;
-    next.id = NewUpgradeId();
-    absl::Status status = CheckConfigForUpgrade();
-    if (status.ok()) {
-      absl::StatusOr<std::string> path = OwnPath();
-      status = path.ok() ? CheckBuild(*path, options_.arguments).status()
-                         : path.status();
-      if (path.ok()) next.path = *std::move(path);
-    }
-    if (!status.ok()) {
-      spdlog::error("SIGHUP: everything stays as it is: {}", status.ToString());
-      return;
-    }
+    const absl::StatusOr<NextBuild> next = CheckInstalledBuild();
     loop_->Post([this, next] {
-      const absl::Status begun = BeginUpgrade(next);
-      if (!begun.ok()) spdlog::warn("SIGHUP: {}", begun.ToString());
+      checking_ = false;
+      const absl::Status begun =
+          next.ok() ? BeginUpgrade(*next) : next.status();
+      if (begun.ok()) return;
+      spdlog::error("SIGHUP: everything stays as it is: {}", begun.ToString());
     });
   });
 }
 
+absl::StatusOr<Daemon::NextBuild> Daemon::CheckInstalledBuild() const {
+  NextBuild next;
+  next.id = NewUpgradeId();
+  OPTSTATE_ASSIGN_OR_RETURN(next.path, OwnPath());
+  OPTSTATE_RETURN_IF_ERROR(CheckConfigForUpgrade());
+  OPTSTATE_RETURN_IF_ERROR(CheckBuild(next.path, options_.arguments).status());
+  return next;
+}
+
 absl::Status Daemon::BeginUpgrade(NextBuild next) {
   if (ending_) return absl::UnavailableError("the daemon ends");
-  if (upgrading_ || upgrade_.under_way()) {
+  if (checking_ || upgrading_ || upgrade_.under_way()) {
     return absl::UnavailableError("the daemon is being upgraded already");
   }
   upgrading_ = true;

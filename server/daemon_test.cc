@@ -206,6 +206,27 @@ TEST_F(DaemonTest, KilledEngineIsReplaced) {
   EXPECT_EQ(after.engine_restarts(), 1u);
 }
 
+TEST_F(DaemonTest, StoppedEngineHoldsUpItsJobAlone) {
+  const std::string file = root() + "/c.yaml";
+  // A job that nobody registers is not to be over before the end.
+  std::ofstream(file) << "limits: {handshake_timeout_ms: 100000}\n";
+  StartDaemon({"--config", file});
+  const auto session = Open("a");
+  ASSERT_TRUE(session.ok()) << session.status();
+  const auto engine = static_cast<pid_t>(GetJob("a").engine_pid());
+  ::kill(engine, SIGSTOP);
+  absl::Status late;
+  std::thread waiting([this, &late] { late = Open("a").status(); });
+  EXPECT_TRUE(Open("b").ok());
+  const v1::Job job = GetJob("a");
+  EXPECT_EQ(job.phase(), v1::JOB_PHASE_UNSPECIFIED);
+  EXPECT_FALSE(job.reason().empty());
+  ::kill(engine, SIGCONT);
+  waiting.join();
+  EXPECT_TRUE(late.ok()) << late;
+  EXPECT_EQ(GetJob("a").engine_pid(), engine);
+}
+
 TEST_F(DaemonTest, AdminOverTheUnixSocketAndTcp) {
   const pid_t pid = StartDaemon({"--listen", "127.0.0.1:0"});
   grpc::ClientContext context;
@@ -437,6 +458,16 @@ TEST_F(DaemonTest, UpgradeKeepsADrainedDaemonDrained) {
   ASSERT_TRUE(reply.ok()) << reply.status();
   EXPECT_TRUE(AwaitUpgrade(reply->id()).draining());
   EXPECT_TRUE(absl::IsUnavailable(Open("a").status()));
+}
+
+TEST_F(DaemonTest, NobodyUpgradesOverTcp) {
+  StartDaemon({"--listen", "127.0.0.1:0"});
+  grpc::ClientContext context;
+  v1::UpgradeReply reply;
+  const grpc::Status status =
+      Admin(Status()->listen(0))->Upgrade(&context, {}, &reply);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED)
+      << status.error_message();
 }
 
 TEST_F(DaemonTest, EmbeddedDaemonIsNotUpgraded) {
