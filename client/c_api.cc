@@ -5,6 +5,7 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -82,12 +83,45 @@ absl::StatusOr<absl::Span<const std::byte>> FindParameter(
       absl::StrCat("parameter ", parameter, " of ", count));
 }
 
+// `outcome` may be null.
+absl::Status CheckOutcome(const optstate_outcome* outcome) {
+  if (outcome == nullptr) return absl::OkStatus();
+  return client::CheckStruct(outcome, kOutcomeSizeMin, "outcome");
+}
+
+void WriteOutcome(const client::Outcome& from, optstate_outcome* outcome) {
+  if (outcome == nullptr) return;
+  optstate_outcome to = {};
+  to.step = from.step;
+  to.applied = from.applied;
+  to.found_inf = from.found_inf;
+  to.gradient_norm = from.gradient_norm;
+  to.clip_coefficient = from.clip_coefficient;
+  to.update_ns = from.update_ns;
+  client::WriteStruct(to, outcome->struct_size, outcome);
+}
+
 // Of data that the caller only points to: numel elements, or one count.
-uint64_t LoadBytes(const optstate::Layout& layout, client::StateArray array,
-                   uint32_t parameter, optstate::DType dtype) {
+uint64_t ArrayBytes(const optstate::Layout& layout, client::StateArray array,
+                    uint32_t parameter, optstate::DType dtype) {
   if (array == client::StateArray::kStepCount) return sizeof(int64_t);
   return static_cast<uint64_t>(layout.parameters()[parameter].numel) *
          optstate::SizeInBytes(dtype);
+}
+
+absl::Status LoadArray(client::Session& session, int32_t array,
+                       uint32_t parameter, int32_t dtype, const void* data) {
+  OPTSTATE_ASSIGN_OR_RETURN(const client::StateArray which,
+                            client::ReadStateArray(array));
+  optstate::DType type = optstate::DType::kFloat32;
+  if (which != client::StateArray::kStepCount) {
+    OPTSTATE_ASSIGN_OR_RETURN(type, client::ReadDType(dtype, "dtype"));
+  }
+  OPTSTATE_RETURN_IF_ERROR(FindParameter(session, parameter).status());
+  const uint64_t bytes = ArrayBytes(session.layout(), which, parameter, type);
+  OPTSTATE_RETURN_IF_ERROR(CheckArrays(data, data, bytes));
+  return session.Load(which, parameter, type,
+                      {static_cast<const std::byte*>(data), bytes});
 }
 
 }  // namespace
@@ -138,6 +172,7 @@ int optstate_session_get_info(optstate_session* session,
     to.piece_count = s.piece_count();
     to.endpoint = session->endpoint.c_str();
     to.wire = session->wire.c_str();
+    to.commit_open = from.commit_open;
     client::WriteStruct(to, info->struct_size, info);
     return absl::OkStatus();
   });
@@ -202,22 +237,20 @@ int optstate_commit(optstate_session* session,
                     const optstate_commit_options* options,
                     optstate_outcome* outcome) {
   return Guarded(session, [&](client::Session& s) -> absl::Status {
-    if (outcome != nullptr) {
-      OPTSTATE_RETURN_IF_ERROR(
-          client::CheckStruct(outcome, kOutcomeSizeMin, "outcome"));
-    }
+    OPTSTATE_RETURN_IF_ERROR(CheckOutcome(outcome));
     OPTSTATE_ASSIGN_OR_RETURN(const client::CommitOptions read,
                               client::ReadCommitOptions(options));
     OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from, s.Commit(read));
-    if (outcome == nullptr) return absl::OkStatus();
-    optstate_outcome to = {};
-    to.step = from.step;
-    to.applied = from.applied;
-    to.found_inf = from.found_inf;
-    to.gradient_norm = from.gradient_norm;
-    to.clip_coefficient = from.clip_coefficient;
-    to.update_ns = from.update_ns;
-    client::WriteStruct(to, outcome->struct_size, outcome);
+    WriteOutcome(from, outcome);
+    return absl::OkStatus();
+  });
+}
+
+int optstate_commit_wait(optstate_session* session, optstate_outcome* outcome) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckOutcome(outcome));
+    OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from, s.CommitWait());
+    WriteOutcome(from, outcome);
     return absl::OkStatus();
   });
 }
@@ -249,18 +282,22 @@ int optstate_begin_load(optstate_session* session) {
 
 int optstate_load(optstate_session* session, int32_t array, uint32_t parameter,
                   int32_t dtype, const void* data) {
+  return Guarded(session, [&](client::Session& s) {
+    return LoadArray(s, array, parameter, dtype, data);
+  });
+}
+
+int optstate_load_many(optstate_session* session, const int32_t* arrays,
+                       const uint32_t* parameters, const int32_t* dtypes,
+                       const void* const* data, size_t count) {
   return Guarded(session, [&](client::Session& s) -> absl::Status {
-    OPTSTATE_ASSIGN_OR_RETURN(const client::StateArray which,
-                              client::ReadStateArray(array));
-    optstate::DType type = optstate::DType::kFloat32;
-    if (which != client::StateArray::kStepCount) {
-      OPTSTATE_ASSIGN_OR_RETURN(type, client::ReadDType(dtype, "dtype"));
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(arrays, parameters, count));
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(dtypes, data, count));
+    for (size_t i = 0; i < count; ++i) {
+      OPTSTATE_RETURN_IF_ERROR(
+          LoadArray(s, arrays[i], parameters[i], dtypes[i], data[i]));
     }
-    OPTSTATE_RETURN_IF_ERROR(FindParameter(s, parameter).status());
-    const uint64_t bytes = LoadBytes(s.layout(), which, parameter, type);
-    OPTSTATE_RETURN_IF_ERROR(CheckArrays(data, data, bytes));
-    return s.Load(which, parameter, type,
-                  {static_cast<const std::byte*>(data), bytes});
+    return absl::OkStatus();
   });
 }
 
@@ -277,6 +314,30 @@ int optstate_fetch(optstate_session* session, int32_t array, uint32_t parameter,
     OPTSTATE_ASSIGN_OR_RETURN(
         const uint64_t fetched,
         s.Fetch(which, parameter, {static_cast<std::byte*>(out), out_bytes}));
+    if (step != nullptr) *step = fetched;
+    return absl::OkStatus();
+  });
+}
+
+int optstate_fetch_many(optstate_session* session, const int32_t* arrays,
+                        const uint32_t* parameters, void* const* outs,
+                        size_t count, uint64_t* step) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(arrays, parameters, count));
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(outs, outs, count));
+    std::vector<client::FetchTarget> targets(count);
+    for (size_t i = 0; i < count; ++i) {
+      OPTSTATE_ASSIGN_OR_RETURN(targets[i].array,
+                                client::ReadStateArray(arrays[i]));
+      OPTSTATE_RETURN_IF_ERROR(FindParameter(s, parameters[i]).status());
+      targets[i].parameter = parameters[i];
+      const uint64_t bytes =
+          ArrayBytes(s.layout(), targets[i].array, parameters[i],
+                     optstate::DType::kFloat32);
+      OPTSTATE_RETURN_IF_ERROR(CheckArrays(outs[i], outs[i], bytes));
+      targets[i].out = {static_cast<std::byte*>(outs[i]), bytes};
+    }
+    OPTSTATE_ASSIGN_OR_RETURN(const uint64_t fetched, s.FetchMany(targets));
     if (step != nullptr) *step = fetched;
     return absl::OkStatus();
   });

@@ -87,6 +87,12 @@ typedef struct {
   /* optstated for "embedded"; NULL: $OPTSTATE_DAEMON, beside this library, or
    * on PATH. */
   const char* daemon_path;
+  /* Asked about every 50 ms by a call that waits for other ranks or for a
+   * daemon: another value than 0 ends it with CANCELLED. Not asked during a
+   * load. NULL: nothing ends it. Called by the thread that waits; it must not
+   * use the session, and no exception may leave it. */
+  int32_t (*interrupted)(void* context);
+  void* interrupted_context;
 } optstate_session_options;
 
 typedef struct {
@@ -107,8 +113,9 @@ typedef struct {
   int32_t created; /* this session's registration made the job */
   size_t piece_count;
   const char*
-      endpoint;     /* resolved; for "embedded" the unix: one of the child */
-  const char* wire; /* "shm" or "grpc" */
+      endpoint;        /* resolved; for "embedded" the unix: one of the child */
+  const char* wire;    /* "shm" or "grpc" */
+  int32_t commit_open; /* a commit was interrupted: optstate_commit_wait */
 } optstate_session_info;
 
 typedef struct {
@@ -178,10 +185,15 @@ OPTSTATE_EXPORT int optstate_push_gradients(optstate_session* session,
 /* Waits until the engine has taken every push, so that the gradient area may be
  * written again (only needed between micro-steps; push_gradients does it). */
 OPTSTATE_EXPORT int optstate_flush(optstate_session* session);
-/* Waits until every rank has committed and the step is applied or skipped. */
+/* Waits until every rank has committed and the step is applied or skipped.
+ * CANCELLED (interrupted): the commit is still under way, and
+ * optstate_commit_wait goes on with it; nothing else of a step may be called
+ * before. */
 OPTSTATE_EXPORT int optstate_commit(optstate_session* session,
                                     const optstate_commit_options* options,
                                     optstate_outcome* outcome);
+OPTSTATE_EXPORT int optstate_commit_wait(optstate_session* session,
+                                         optstate_outcome* outcome);
 OPTSTATE_EXPORT int optstate_abort(optstate_session* session, uint64_t step);
 /* Copies whole parameters to contiguous host memory of their dtype. */
 OPTSTATE_EXPORT int optstate_read_parameters(optstate_session* session,
@@ -197,12 +209,26 @@ OPTSTATE_EXPORT int optstate_begin_load(optstate_session* session);
 OPTSTATE_EXPORT int optstate_load(optstate_session* session, int32_t array,
                                   uint32_t parameter, int32_t dtype,
                                   const void* data);
+/* The same for `count` arrays, one after the other. dtypes of step counts are
+ * ignored. */
+OPTSTATE_EXPORT int optstate_load_many(optstate_session* session,
+                                       const int32_t* arrays,
+                                       const uint32_t* parameters,
+                                       const int32_t* dtypes,
+                                       const void* const* data, size_t count);
 OPTSTATE_EXPORT int optstate_finish_load(optstate_session* session);
 /* The whole array of one parameter at the committed step: numel fp32 elements
  * (STEP_COUNT: one int64). `step` may be NULL. */
 OPTSTATE_EXPORT int optstate_fetch(optstate_session* session, int32_t array,
                                    uint32_t parameter, void* out,
                                    size_t out_bytes, uint64_t* step);
+/* The same for `count` arrays, each to memory that is large enough for it;
+ * over gRPC without a round trip for each. */
+OPTSTATE_EXPORT int optstate_fetch_many(optstate_session* session,
+                                        const int32_t* arrays,
+                                        const uint32_t* parameters,
+                                        void* const* outs, size_t count,
+                                        uint64_t* step);
 
 #ifdef __cplusplus
 }

@@ -126,6 +126,12 @@ absl::StatusOr<SessionOptions> ReadSessionOptions(
   options.ephemeral = from.ephemeral != 0;
   options.extend = from.extend != 0;
   options.daemon_path = ReadText(from.daemon_path);
+  if (from.interrupted != nullptr) {
+    options.interrupted = [check = from.interrupted,
+                           context = from.interrupted_context] {
+      return check(context) != 0;
+    };
+  }
   OPTSTATE_RETURN_IF_ERROR(ReadTimeout(
       from.connect_timeout_s, "connect_timeout_s", &options.connect_timeout));
   OPTSTATE_RETURN_IF_ERROR(ReadTimeout(from.step_timeout_s, "step_timeout_s",

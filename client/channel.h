@@ -30,6 +30,16 @@ struct ChannelSetup {
   bool accumulate = false;
   bool ephemeral = false;
   bool extend = false;
+  // Tells the engine that it is still this session, after a reconnection.
+  uint64_t client_instance = 0;
+  InterruptCheck interrupted = nullptr;
+};
+
+// Pieces [first, +count) of the rank, accumulated up to this micro-step.
+struct StagedPieces {
+  uint32_t first = 0;
+  uint32_t count = 0;
+  uint32_t micro_step = 0;
 };
 
 // Where the job stood when the rank was attached.
@@ -38,6 +48,9 @@ struct Attached {
   JobPhase phase = JobPhase::kEmpty;
   bool created = false;
   std::optional<Outcome> last_outcome;  // of committed_step
+  // What this session staged of the next step before it lost its connection,
+  // as far as it is there still; ascending and within the rank's pieces.
+  std::vector<StagedPieces> staged;
 };
 
 // Pieces of parameters [first_parameter, +parameter_count) hold their
@@ -49,15 +62,27 @@ struct PushRange {
   uint32_t parameter_count = 0;
 };
 
+// `out` is to be filled with elements [begin, ...) of an array in fp32 (step
+// count: int64).
+struct FetchRange {
+  StateArray array = StateArray::kMaster;
+  uint32_t parameter = 0;
+  uint64_t begin = 0;
+  absl::Span<std::byte> out;
+};
+
 // One rank's connection to the engine of its job: the verbs of
 // optstate/v1/session.proto over one wire. Session stands on it and adds what
 // is the same for every wire: limits, splitting, reconnection, error context.
 //
 // Errors are the engine's own, or the wire's. connected() tells a lost
 // connection apart: once a verb has failed and connected() is false, the engine
-// has dropped what this rank staged, and Connect() may be tried again. A verb
+// has dropped what this rank staged, but for Attached::staged, and Connect() may
+// be tried again. A verb
 // that reaches its deadline drops the connection too, because its answer could
 // no longer be told from that of the next one.
+// ChannelSetup::interrupted ends Connect, Flush and WaitCommit with CANCELLED:
+// the two waits keep the connection and what is out, and may be called again.
 //
 // The gradient and parameter areas stay at their addresses from the first
 // Connect() until the channel is destroyed, through every reconnection.
@@ -98,7 +123,7 @@ class Channel {
   virtual absl::StatusOr<Outcome> WaitCommit(absl::Time deadline) = 0;
   virtual absl::Status Abort(uint64_t step, absl::Time deadline) = 0;
 
-  // Largest data of one Load or Fetch.
+  // Largest data of one Load or FetchRange.
   virtual uint64_t transfer_bytes_max() const = 0;
   virtual absl::Status BeginLoad(absl::Time deadline) = 0;
   // `data` holds elements [begin, ...) of the array in `dtype` (step count:
@@ -109,11 +134,8 @@ class Channel {
                             absl::Span<const std::byte> data,
                             absl::Time deadline) = 0;
   virtual absl::Status FinishLoad(absl::Time deadline) = 0;
-  // Fills `out` with elements [begin, ...) in fp32 (step count: int64); returns
-  // the step that they belong to.
-  virtual absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
-                                         uint64_t begin,
-                                         absl::Span<std::byte> out,
+  // Fills every range; returns the step that they belong to.
+  virtual absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                          absl::Time deadline) = 0;
 
   // The first push since ClearFailedPush() that the engine refused.

@@ -22,6 +22,7 @@
 //   DATA_LOSS            the job's state is damaged; says which step is good
 //   UNAVAILABLE          no daemon, or it is draining
 //   DEADLINE_EXCEEDED    other ranks, or the daemon, took too long
+//   CANCELLED            SessionOptions::interrupted said so
 // After any of them the session can be used further.
 #ifndef OPTSTATE_CLIENT_CLIENT_H_
 #define OPTSTATE_CLIENT_CLIENT_H_
@@ -49,6 +50,7 @@ namespace optstate::client {
 class Channel;
 struct Attached;
 struct ChannelSetup;
+struct FetchRange;
 
 // One rank's session.
 //
@@ -119,9 +121,11 @@ class Session {
   // skipped. Repeated for the committed step with equal content, it returns the
   // recorded outcome. After an error nothing of the step is staged any more,
   // but after DEADLINE_EXCEEDED: then Commit may be called again, to go on
-  // waiting, while a push begins the step anew.
+  // waiting, while a push begins the step anew. After CANCELLED the commit is
+  // under way (info().commit_open) and CommitWait goes on with it.
   absl::StatusOr<Outcome> Commit(const CommitOptions& options);
-  // The same in two halves; in between, only the other half may be called.
+  // The same in two halves; in between, only the other half may be called. An
+  // error of either ends the commit, but CANCELLED: then CommitWait is due.
   absl::Status CommitStart(const CommitOptions& options);
   absl::StatusOr<Outcome> CommitWait();
   // Drops what this rank has staged of `step`.
@@ -141,13 +145,21 @@ class Session {
   // elements (kStepCount: one int64). Returns the step that they belong to.
   absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
                                  absl::Span<std::byte> out);
+  // The same for many arrays, without a round trip for each where the wire
+  // allows it.
+  absl::StatusOr<uint64_t> FetchMany(absl::Span<const FetchTarget> targets);
 
  private:
   // What was last pushed of a piece.
   struct PieceMark {
     uint64_t step = 0;
-    uint32_t micro_step = 0;
+    int64_t micro_step = kNone;
+    int64_t micro_step_before = kNone;  // of the same step
+    // flushes_ when it was pushed: since the next flush the caller may have
+    // written other gradients in its place.
+    uint64_t flushes = 0;
   };
+  static constexpr int64_t kNone = -1;
   // Pieces [begin, end) whose gradients are copied, but not pushed yet.
   struct PieceRun {
     size_t begin = 0;
@@ -168,7 +180,7 @@ class Session {
   enum class Attempt { kFirst, kAgain };
   absl::Status ConnectWithin(Attempt attempt, Attached* attached);
   absl::Status CheckSameJob(const Attached& attached) const;
-  absl::Status PushAgain();
+  absl::Status PushAgain(const Attached& attached);
 
   absl::Status CheckNoCommit() const;
   absl::Status CheckParameters(uint32_t first, uint32_t count) const;
@@ -180,17 +192,16 @@ class Session {
                           const PieceRun& run);
   bool OwnsAt(size_t piece, uint32_t parameter) const;
   absl::Status TakeFailedPush();
-  void BeginAnew(uint64_t step);
+  absl::Status BeginAnew(uint64_t step);
   bool MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const;
   void CopyPiece(size_t piece, const void* gradient);
   void Mark(uint64_t step, uint32_t micro_step, uint32_t first, uint32_t count);
-  bool AnyMarked() const;
   void ForgetStaged();
   void DropFailedStep(uint64_t step, const absl::Status& status);
   absl::Status StartCommit();
   absl::Status CheckLoading() const;
-  absl::StatusOr<uint64_t> FetchOnce(StateArray array, uint32_t parameter,
-                                     absl::Span<std::byte> out);
+  absl::Status AppendRanges(const FetchTarget& target,
+                            std::vector<FetchRange>* ranges) const;
   absl::Time StepDeadline() const {
     return absl::Now() + options_.step_timeout;
   }
@@ -207,12 +218,11 @@ class Session {
   bool created_ = false;
 
   std::vector<PieceMark> marks_;  // one per piece
-  // Gradients of the open step that are no longer in the gradient area.
-  bool overwritten_ = false;
-  bool pushed_since_flush_ = false;
+  uint64_t flushes_ = 0;  // of this session, while it accumulates
   absl::Status refused_push_;  // why the open step was dropped
-  // The connection was given up, the gradients are still in the gradient area.
-  bool commit_timed_out_ = false;
+  // The answer to a commit was not waited for: the engine may be taking the
+  // step, with the gradients that are in the gradient area.
+  bool commit_unresolved_ = false;
   bool loading_ = false;
   bool finishing_load_ = false;
   std::optional<CommitOptions> commit_;  // started, not answered

@@ -30,6 +30,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "client/dial.h"
+#include "client/embedded_directory.h"
 #include "client/endpoint.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
@@ -51,6 +52,7 @@ struct Daemon {
   pid_t pid = 0;
   UniqueFd process;  // pidfd; none on kernels without it
   UniqueFd lifeline;
+  UniqueFd owner_lock;  // of the directory
   std::string directory;
   std::string socket;
 };
@@ -99,19 +101,6 @@ absl::StatusOr<std::string> FindBinary(std::string named) {
   return absl::NotFoundError(
       absl::StrCat(kBinary, " is neither at $OPTSTATE_DAEMON, nor in ",
                    directories[0], ", nor on PATH"));
-}
-
-absl::StatusOr<std::string> MakeDirectory() {
-  const char* variable = std::getenv("TMPDIR");
-  const std::string temporary =
-      variable != nullptr && *variable != '\0' ? variable : "/tmp";
-  int error = 0;
-  for (const std::string& parent : {std::string("/dev/shm"), temporary}) {
-    std::string path = absl::StrCat(parent, "/optstate-embedded-XXXXXX");
-    if (mkdtemp(path.data()) != nullptr) return path;
-    error = errno;
-  }
-  return OsError(error, absl::StrCat("mkdtemp in /dev/shm and ", temporary));
 }
 
 // The end of the daemon's log.
@@ -213,7 +202,11 @@ absl::StatusOr<Daemon> Start(const std::string& daemon_path,
   OPTSTATE_ASSIGN_OR_RETURN(const std::string binary, FindBinary(daemon_path));
   Daemon daemon;
   daemon.owner = getpid();
-  OPTSTATE_ASSIGN_OR_RETURN(daemon.directory, MakeDirectory());
+  RemoveAbandonedDirectories();
+  OPTSTATE_ASSIGN_OR_RETURN(EmbeddedDirectory directory,
+                            MakeEmbeddedDirectory());
+  daemon.directory = std::move(directory.path);
+  daemon.owner_lock = std::move(directory.owner_lock);
   daemon.socket = absl::StrCat(daemon.directory, "/optstated.sock");
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) return OsError(errno, "pipe2");
@@ -245,7 +238,10 @@ void AfterForkInParent() ABSL_NO_THREAD_SAFETY_ANALYSIS { mutex.Unlock(); }
 void AfterForkInChild() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   if (lifeline_to_close >= 0) close(lifeline_to_close);
   lifeline_to_close = -1;
-  if (current != nullptr) current->lifeline.release();
+  if (current != nullptr) {
+    current->lifeline.release();
+    current->owner_lock.reset();
+  }
   mutex.Unlock();
 }
 

@@ -1,5 +1,6 @@
 #include "client/embedded.h"
 
+#include <signal.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "client/client.h"
+#include "client/embedded_directory.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/step_script.h"
@@ -116,6 +118,55 @@ TEST(EmbeddedTest, EndsWithItsProcessAndLeavesNothingBehind) {
   EXPECT_TRUE(daemon.AwaitEnd(Soon()).ok());
   EXPECT_FALSE(
       std::filesystem::exists(std::filesystem::path(socket).parent_path()));
+}
+
+// Daemon and trainer were killed, in this order: the first leaves the directory
+// to the second, the second to whoever starts an embedded daemon next.
+TEST(EmbeddedTest, WhatTheKilledLeftIsRemoved) {
+  auto rank = RankProcess::Start({.endpoint = "embedded",
+                                  .daemon_path = kDaemon,
+                                  .job = "job",
+                                  .rank = 0,
+                                  .world_size = 1,
+                                  .seed = 1});
+  ASSERT_TRUE(rank.ok()) << rank.status();
+  ASSERT_TRUE((*rank)->Do("load").ok());
+  const auto endpoint = (*rank)->Do("info");
+  ASSERT_TRUE(endpoint.ok()) << endpoint.status();
+  const std::string socket(absl::StripPrefix(*endpoint, "unix:"));
+  const std::filesystem::path directory =
+      std::filesystem::path(socket).parent_path();
+  const auto pid = TestDaemon::PidAt(socket);
+  ASSERT_TRUE(pid.ok()) << pid.status();
+  const Process daemon(*pid);
+  RemoveAbandonedDirectories();
+  EXPECT_TRUE(std::filesystem::exists(socket)) << "of a daemon that runs";
+  daemon.Signal(SIGKILL);
+  ASSERT_TRUE(daemon.AwaitEnd(Soon()).ok());
+  RemoveAbandonedDirectories();
+  EXPECT_TRUE(std::filesystem::exists(directory)) << "of a trainer that lives";
+  ASSERT_TRUE((*rank)->Kill().ok());
+  // An engine that is still ending keeps it, too.
+  const absl::Time deadline = Soon();
+  while (std::filesystem::exists(directory) && absl::Now() < deadline) {
+    RemoveAbandonedDirectories();
+  }
+  EXPECT_FALSE(std::filesystem::exists(directory));
+}
+
+TEST(EmbeddedTest, DirectoriesInUseAreLeftAlone) {
+  auto mine = MakeEmbeddedDirectory();
+  ASSERT_TRUE(mine.ok()) << mine.status();
+  std::string being_made =
+      mine->path.substr(0, mine->path.size() - 6) + "XXXXXX";
+  ASSERT_NE(mkdtemp(being_made.data()), nullptr);
+  RemoveAbandonedDirectories();
+  EXPECT_TRUE(std::filesystem::exists(mine->path));
+  EXPECT_TRUE(std::filesystem::exists(being_made));
+  rmdir(being_made.c_str());
+  mine->owner_lock.reset();
+  RemoveAbandonedDirectories();
+  EXPECT_FALSE(std::filesystem::exists(mine->path));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/interrupt.h"
 #include "client/transport_error.h"
 #include "proto/types/status_macros.h"
 
@@ -24,6 +25,7 @@ class FakeChannel final : public Channel {
 
   absl::StatusOr<Attached> Connect(bool must_exist, absl::Time) override {
     Disconnect();
+    OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(setup_.interrupted));
     Attached attached;
     OPTSTATE_ASSIGN_OR_RETURN(
         connection_,
@@ -57,7 +59,7 @@ class FakeChannel final : public Channel {
   }
   absl::StatusOr<Outcome> WaitCommit(absl::Time deadline) override {
     absl::StatusOr<Outcome> outcome =
-        daemon_->WaitCommit(connection_, deadline);
+        daemon_->WaitCommit(connection_, deadline, setup_.interrupted);
     ReadParameters();
     return outcome;
   }
@@ -80,10 +82,15 @@ class FakeChannel final : public Channel {
     ReadParameters();
     return status;
   }
-  absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
-                                 uint64_t begin, absl::Span<std::byte> out,
+  absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                  absl::Time) override {
-    return daemon_->Fetch(connection_, array, parameter, begin, out);
+    uint64_t step = 0;
+    for (const FetchRange& range : ranges) {
+      OPTSTATE_ASSIGN_OR_RETURN(
+          step, daemon_->Fetch(connection_, range.array, range.parameter,
+                               range.begin, range.out));
+    }
+    return step;
   }
 
  private:

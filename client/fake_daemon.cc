@@ -1,9 +1,11 @@
 #include "client/fake_daemon.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/fake_job.h"
+#include "client/interrupt.h"
 #include "client/transport_error.h"
 #include "proto/types/status_macros.h"
 
@@ -74,12 +76,18 @@ absl::StatusOr<FakeDaemon::Seat> FakeDaemon::Find(Connection connection) const {
 
 template <typename Done>
 absl::Status FakeDaemon::Await(Connection connection, absl::Time deadline,
+                               const InterruptCheck& interrupted,
                                const Done& done) {
   const auto ready = [&] {
     const auto found = seats_.find(connection);
     return found == seats_.end() || done(found->second);
   };
-  if (!mutex_.AwaitWithDeadline(absl::Condition(&ready), deadline)) {
+  const auto slice_end = [&] {
+    return std::min(deadline, absl::Now() + kInterruptSlice);
+  };
+  while (!mutex_.AwaitWithDeadline(absl::Condition(&ready), slice_end())) {
+    OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
+    if (absl::Now() < deadline) continue;
     const Seat seat = seats_.at(connection);
     seat.job->Detach(seat.rank);
     seats_.erase(connection);
@@ -108,12 +116,14 @@ absl::Status FakeDaemon::StartCommit(Connection connection,
   return absl::OkStatus();
 }
 
-absl::StatusOr<Outcome> FakeDaemon::WaitCommit(Connection connection,
-                                               absl::Time deadline) {
+absl::StatusOr<Outcome> FakeDaemon::WaitCommit(
+    Connection connection, absl::Time deadline,
+    const InterruptCheck& interrupted) {
   absl::MutexLock lock(&mutex_);
-  OPTSTATE_RETURN_IF_ERROR(Await(connection, deadline, [](const Seat& seat) {
-    return seat.job->answer(seat.rank).has_value();
-  }));
+  OPTSTATE_RETURN_IF_ERROR(
+      Await(connection, deadline, interrupted, [](const Seat& seat) {
+        return seat.job->answer(seat.rank).has_value();
+      }));
   const Seat seat = seats_.at(connection);
   return *std::exchange(seat.job->answer(seat.rank), std::nullopt);
 }
@@ -146,7 +156,7 @@ absl::Status FakeDaemon::FinishLoad(Connection connection,
   if (!seat.job->loading() && std::exchange(lose_after_load_, false)) {
     LoseAll();
   }
-  return Await(connection, deadline,
+  return Await(connection, deadline, nullptr,
                [](const Seat& at) { return !at.job->loading(); });
 }
 

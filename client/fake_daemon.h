@@ -44,8 +44,8 @@ class FakeDaemon {
 
   absl::Status Push(Connection connection, const PushRange& range);
   absl::Status StartCommit(Connection connection, const CommitOptions& options);
-  absl::StatusOr<Outcome> WaitCommit(Connection connection,
-                                     absl::Time deadline);
+  absl::StatusOr<Outcome> WaitCommit(Connection connection, absl::Time deadline,
+                                     const InterruptCheck& interrupted);
   absl::Status Abort(Connection connection, uint64_t step);
   absl::Status BeginLoad(Connection connection);
   absl::Status Load(Connection connection, StateArray array, uint32_t parameter,
@@ -78,7 +78,8 @@ class FakeDaemon {
   void LoseAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   template <typename Done>
   absl::Status Await(Connection connection, absl::Time deadline,
-                     const Done& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                     const InterruptCheck& interrupted, const Done& done)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable absl::Mutex mutex_;
   std::map<std::string, std::unique_ptr<FakeJob>> jobs_ ABSL_GUARDED_BY(mutex_);

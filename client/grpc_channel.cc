@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
@@ -24,6 +25,10 @@ namespace {
 
 // Requests without an answer; more of them wait.
 constexpr size_t kPendingMax = 1024;
+// Fetches, and their bytes, that are asked for ahead: enough to hide the round
+// trip, and of little memory on either side.
+constexpr size_t kFetchesAheadMax = 256;
+constexpr uint64_t kFetchBytesAhead = 4 * shm::kChunkBytesMax;
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
 class GrpcChannel final : public Channel {
@@ -57,8 +62,7 @@ class GrpcChannel final : public Channel {
                     DType dtype, absl::Span<const std::byte> data,
                     absl::Time deadline) override;
   absl::Status FinishLoad(absl::Time deadline) override;
-  absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
-                                 uint64_t begin, absl::Span<std::byte> out,
+  absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                  absl::Time deadline) override;
 
  private:
@@ -69,6 +73,11 @@ class GrpcChannel final : public Channel {
     std::optional<v1::SessionReply> reply;  // kAwaited
   };
 
+  absl::StatusOr<uint64_t> SendFetch(const FetchRange& range,
+                                     absl::Time deadline);
+  absl::StatusOr<uint64_t> TakeFetch(uint64_t request_id,
+                                     const FetchRange& range,
+                                     absl::Time deadline);
   absl::StatusOr<Attached> Join(absl::Time deadline);
   absl::Status SendGradients(uint64_t begin, uint64_t end, absl::Time deadline);
   absl::Status ReadParameters(absl::Time deadline);
@@ -79,7 +88,9 @@ class GrpcChannel final : public Channel {
   absl::StatusOr<v1::SessionReply> Await(uint64_t request_id,
                                          absl::Time deadline);
   absl::StatusOr<v1::SessionReply> SendAndAwait(absl::Time deadline);
-  absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline);
+  // Asks `interrupted`; after CANCELLED nothing is lost.
+  absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline,
+                         const InterruptCheck& interrupted = nullptr);
   absl::Status Record(v1::SessionReply reply);
   absl::Status Lose(const absl::Status& status);
 
@@ -111,11 +122,13 @@ absl::StatusOr<Attached> GrpcChannel::Connect(bool must_exist,
         parameters_.Allocate(setup_.layout.parameter_area_bytes()));
     allocated_ = true;
   }
-  OPTSTATE_ASSIGN_OR_RETURN(UniqueFd socket,
-                            OpenConnection(endpoint_, v1::WIRE_GRPC, setup_.job,
-                                           must_exist, deadline));
-  OPTSTATE_ASSIGN_OR_RETURN(stream_,
-                            GrpcStream::Open(std::move(socket), deadline));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      UniqueFd socket,
+      OpenConnection(endpoint_, v1::WIRE_GRPC, setup_.job, must_exist, deadline,
+                     setup_.interrupted));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      stream_,
+      GrpcStream::Open(std::move(socket), deadline, setup_.interrupted));
   absl::StatusOr<Attached> attached = Join(deadline);
   if (!attached.ok()) return Lose(attached.status());
   return attached;
@@ -198,7 +211,8 @@ absl::Status GrpcChannel::SendGradients(uint64_t begin, uint64_t end,
 }
 
 absl::Status GrpcChannel::Flush(absl::Time deadline) {
-  return WaitUntil([this] { return pending_pushes_ == 0; }, deadline);
+  return WaitUntil([this] { return pending_pushes_ == 0; }, deadline,
+                   setup_.interrupted);
 }
 
 absl::Status GrpcChannel::StartCommit(const CommitOptions& options,
@@ -226,6 +240,9 @@ absl::StatusOr<Outcome> GrpcChannel::WaitCommit(absl::Time deadline) {
   if (commit_id_ == 0) {
     return absl::FailedPreconditionError("no commit was started");
   }
+  OPTSTATE_RETURN_IF_ERROR(
+      WaitUntil([this] { return pending_.at(commit_id_).reply.has_value(); },
+                deadline, setup_.interrupted));
   OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply reply,
                             Await(std::exchange(commit_id_, 0), deadline));
   const Outcome outcome = MakeOutcome(reply.outcome());
@@ -267,24 +284,57 @@ absl::Status GrpcChannel::FinishLoad(absl::Time deadline) {
   return ReadParameters(deadline);
 }
 
-absl::StatusOr<uint64_t> GrpcChannel::Fetch(StateArray array,
-                                            uint32_t parameter, uint64_t begin,
-                                            absl::Span<std::byte> out,
+// Requests go out ahead of the answers, which come in their order.
+absl::StatusOr<uint64_t> GrpcChannel::Fetch(absl::Span<const FetchRange> ranges,
                                             absl::Time deadline) {
-  const bool counts = array == StateArray::kStepCount;
-  v1::FetchRequest* const fetch = request_.mutable_fetch();
-  fetch->set_array(static_cast<v1::StateArray>(array));
-  fetch->set_parameter(parameter);
-  fetch->set_begin(begin);
-  fetch->set_numel(out.size() / (counts ? sizeof(int64_t) : sizeof(float)));
-  OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply reply,
-                            SendAndAwait(deadline));
-  const std::string& data = reply.fetch().data();
-  if (data.size() != out.size()) {
-    return absl::InternalError(absl::StrCat("the engine sent ", data.size(),
-                                            " bytes of ", out.size()));
+  uint64_t step = 0;
+  for (size_t begin = 0; begin < ranges.size();) {
+    std::vector<uint64_t> ids;
+    uint64_t bytes = 0;
+    while (begin + ids.size() < ranges.size() &&
+           ids.size() < kFetchesAheadMax && bytes < kFetchBytesAhead) {
+      const FetchRange& range = ranges[begin + ids.size()];
+      OPTSTATE_ASSIGN_OR_RETURN(const uint64_t id, SendFetch(range, deadline));
+      ids.push_back(id);
+      bytes += range.out.size();
+    }
+    // All are taken, also after an error, so that none is left behind.
+    absl::Status status;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const auto taken = TakeFetch(ids[i], ranges[begin + i], deadline);
+      if (!connected()) return taken.status();
+      status.Update(taken.status());
+      if (taken.ok()) step = *taken;
+    }
+    OPTSTATE_RETURN_IF_ERROR(status);
+    begin += ids.size();
   }
-  std::memcpy(out.data(), data.data(), data.size());
+  return step;
+}
+
+absl::StatusOr<uint64_t> GrpcChannel::SendFetch(const FetchRange& range,
+                                                absl::Time deadline) {
+  const bool counts = range.array == StateArray::kStepCount;
+  v1::FetchRequest* const fetch = request_.mutable_fetch();
+  fetch->set_array(static_cast<v1::StateArray>(range.array));
+  fetch->set_parameter(range.parameter);
+  fetch->set_begin(range.begin);
+  fetch->set_numel(range.out.size() /
+                   (counts ? sizeof(int64_t) : sizeof(float)));
+  return Send({}, deadline);
+}
+
+absl::StatusOr<uint64_t> GrpcChannel::TakeFetch(uint64_t request_id,
+                                                const FetchRange& range,
+                                                absl::Time deadline) {
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply reply,
+                            Await(request_id, deadline));
+  const std::string& data = reply.fetch().data();
+  if (data.size() != range.out.size()) {
+    return absl::InternalError(absl::StrCat("the engine sent ", data.size(),
+                                            " bytes of ", range.out.size()));
+  }
+  std::memcpy(range.out.data(), data.data(), data.size());
   return reply.fetch().step();
 }
 
@@ -338,12 +388,15 @@ absl::StatusOr<v1::SessionReply> GrpcChannel::SendAndAwait(
 }
 
 absl::Status GrpcChannel::WaitUntil(absl::FunctionRef<bool()> done,
-                                    absl::Time deadline) {
+                                    absl::Time deadline,
+                                    const InterruptCheck& interrupted) {
   if (!connected()) {
     return TransportError(absl::UnavailableError("not connected"));
   }
   while (!done()) {
-    absl::StatusOr<v1::SessionReply> reply = stream_->Read(deadline);
+    absl::StatusOr<v1::SessionReply> reply =
+        stream_->Read(deadline, interrupted);
+    if (absl::IsCancelled(reply.status())) return reply.status();
     if (!reply.ok()) return Lose(reply.status());
     const absl::Status status = Record(*std::move(reply));
     if (!status.ok()) return Lose(status);

@@ -11,12 +11,14 @@
 #include <grpcpp/support/channel_arguments.h>
 #include <grpcpp/support/slice.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/interrupt.h"
 #include "client/transport_error.h"
 #include "proto/shm/frame.h"
 #include "proto/types/status_macros.h"
@@ -122,11 +124,11 @@ class Stream final : public GrpcStream {
     }
   }
 
-  absl::Status Start(absl::Time deadline) {
+  absl::Status Start(absl::Time deadline, const InterruptCheck& interrupted) {
     // Messages as bytes, for the sake of WriteChunk.
     run_ = stub_.PrepareCall(&context_, "/optstate.v1.Session/Run", &queue_);
     run_->StartCall(Tag(Event::kStarted));
-    while (!started_) OPTSTATE_RETURN_IF_ERROR(Pump(deadline));
+    while (!started_) OPTSTATE_RETURN_IF_ERROR(Pump(deadline, interrupted));
     return absl::OkStatus();
   }
 
@@ -147,8 +149,11 @@ class Stream final : public GrpcStream {
     return WriteMessage(grpc::ByteBuffer(slices, 2), deadline);
   }
 
-  absl::StatusOr<v1::SessionReply> Read(absl::Time deadline) override {
-    while (replies_.empty()) OPTSTATE_RETURN_IF_ERROR(Pump(deadline));
+  absl::StatusOr<v1::SessionReply> Read(
+      absl::Time deadline, const InterruptCheck& interrupted) override {
+    while (replies_.empty()) {
+      OPTSTATE_RETURN_IF_ERROR(Pump(deadline, interrupted));
+    }
     v1::SessionReply reply = std::move(replies_.front());
     replies_.pop_front();
     return reply;
@@ -157,26 +162,35 @@ class Stream final : public GrpcStream {
  private:
   absl::Status WriteMessage(const grpc::ByteBuffer& message,
                             absl::Time deadline) {
-    while (writing_) OPTSTATE_RETURN_IF_ERROR(Pump(deadline));
+    while (writing_) OPTSTATE_RETURN_IF_ERROR(Pump(deadline, nullptr));
     writing_ = true;
     run_->Write(message, Tag(Event::kWritten));
     return absl::OkStatus();
   }
 
-  // Waits for one event and acts on it. An error: the stream is of no use
-  // any more.
-  absl::Status Pump(absl::Time deadline) {
-    void* tag;
-    bool ok = false;
-    switch (queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(deadline))) {
-      case grpc::CompletionQueue::GOT_EVENT:
-        return OnEvent(static_cast<Event>(reinterpret_cast<intptr_t>(tag)), ok);
-      case grpc::CompletionQueue::TIMEOUT:
-        return absl::DeadlineExceededError("the engine did not answer");
-      case grpc::CompletionQueue::SHUTDOWN:
-        break;
+  // Waits for one event and acts on it. An error but CANCELLED: the stream is
+  // of no use any more.
+  absl::Status Pump(absl::Time deadline, const InterruptCheck& interrupted) {
+    while (true) {
+      const absl::Time slice_end = absl::Now() + kInterruptSlice;
+      const absl::Time until =
+          interrupted ? std::min(slice_end, deadline) : deadline;
+      void* tag;
+      bool ok = false;
+      switch (queue_.AsyncNext(&tag, &ok, absl::ToChronoTime(until))) {
+        case grpc::CompletionQueue::GOT_EVENT:
+          return OnEvent(static_cast<Event>(reinterpret_cast<intptr_t>(tag)),
+                         ok);
+        case grpc::CompletionQueue::TIMEOUT:
+          if (until == deadline) {
+            return absl::DeadlineExceededError("the engine did not answer");
+          }
+          OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
+          break;
+        case grpc::CompletionQueue::SHUTDOWN:
+          return absl::InternalError("the completion queue is closed");
+      }
     }
-    return absl::InternalError("the completion queue is closed");
   }
 
   absl::Status OnEvent(Event event, bool ok) {
@@ -230,9 +244,9 @@ class Stream final : public GrpcStream {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GrpcStream>> GrpcStream::Open(
-    UniqueFd socket, absl::Time deadline) {
+    UniqueFd socket, absl::Time deadline, const InterruptCheck& interrupted) {
   auto stream = std::make_unique<Stream>(std::move(socket));
-  OPTSTATE_RETURN_IF_ERROR(stream->Start(deadline));
+  OPTSTATE_RETURN_IF_ERROR(stream->Start(deadline, interrupted));
   return stream;
 }
 

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/session_types.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/unique_fd.h"
 
@@ -24,8 +25,8 @@ namespace optstate::client {
 // Threads: one at a time.
 class GrpcStream {
  public:
-  static absl::StatusOr<std::unique_ptr<GrpcStream>> Open(UniqueFd socket,
-                                                          absl::Time deadline);
+  static absl::StatusOr<std::unique_ptr<GrpcStream>> Open(
+      UniqueFd socket, absl::Time deadline, const InterruptCheck& interrupted);
   virtual ~GrpcStream() = default;
 
   // Hands one message to gRPC; `request` is free when it returns. Waits for the
@@ -39,7 +40,9 @@ class GrpcStream {
                                   absl::Span<const std::byte> data,
                                   std::shared_ptr<const void> owner,
                                   absl::Time deadline) = 0;
-  virtual absl::StatusOr<v1::SessionReply> Read(absl::Time deadline) = 0;
+  // CANCELLED: interrupted; this alone leaves the stream as it is.
+  virtual absl::StatusOr<v1::SessionReply> Read(
+      absl::Time deadline, const InterruptCheck& interrupted) = 0;
 };
 
 }  // namespace optstate::client

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/dial.h"
+#include "client/interrupt.h"
 #include "client/transport_error.h"
 #include "proto/shm/frame.h"
 #include "proto/types/conversions.h"
@@ -38,6 +39,15 @@ v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
   return hello;
 }
 
+// A socket, or a host, that is not there is a daemon that is not there.
+absl::Status NobodyThere(const absl::Status& status) {
+  if (!absl::IsNotFound(status) && !absl::IsUnavailable(status)) {
+    return UnreachableError(status);
+  }
+  return UnreachableError(absl::UnavailableError(absl::StrCat(
+      status.message(), "; start optstated there, or name another endpoint")));
+}
+
 // A daemon that drains is UNAVAILABLE for good; one whose last engine of this
 // job is just going away says so in these words.
 absl::Status Verdict(const absl::Status& status) {
@@ -46,9 +56,11 @@ absl::Status Verdict(const absl::Status& status) {
   return again ? TransportError(status) : status;
 }
 
-absl::Status Greet(int socket, const v1::Hello& hello, absl::Time deadline) {
+absl::Status Greet(int socket, const v1::Hello& hello, absl::Time deadline,
+                   const InterruptCheck& interrupted) {
   OPTSTATE_RETURN_IF_ERROR(TransportError(
       shm::SendFrame(socket, hello.SerializeAsString(), {}, deadline)));
+  OPTSTATE_RETURN_IF_ERROR(AwaitReadable(socket, deadline, interrupted));
   absl::StatusOr<shm::Frame> frame =
       shm::ReceiveFrame(socket, shm::kHelloBytesMax, deadline);
   if (!frame.ok()) {
@@ -82,11 +94,14 @@ std::string HostId() {
 
 absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
                                         const std::string& job, bool must_exist,
-                                        absl::Time deadline) {
+                                        absl::Time deadline,
+                                        const InterruptCheck& interrupted) {
+  // A session that looks for a lost daemon comes here again and again.
+  OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
   absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline);
-  if (!socket.ok()) return UnreachableError(socket.status());
-  OPTSTATE_RETURN_IF_ERROR(
-      Greet(socket->get(), MakeHello(wire, job, must_exist), deadline));
+  if (!socket.ok()) return NobodyThere(socket.status());
+  OPTSTATE_RETURN_IF_ERROR(Greet(
+      socket->get(), MakeHello(wire, job, must_exist), deadline, interrupted));
   return socket;
 }
 
@@ -108,6 +123,7 @@ v1::AttachRequest MakeAttach(const ChannelSetup& setup) {
   v1::AttachRequest request;
   request.set_rank(setup.rank);
   request.set_layout_hash(setup.layout.hash());
+  request.set_client_instance(setup.client_instance);
   return request;
 }
 
@@ -129,6 +145,19 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
   result.created = registered.created();
   if (attached.has_last_outcome()) {
     result.last_outcome = MakeOutcome(attached.last_outcome());
+  }
+  uint64_t next = 0;
+  for (const v1::StagedRange& range : attached.staged()) {
+    const uint64_t end = uint64_t{range.first_piece()} + range.piece_count();
+    if (range.first_piece() < next || end > setup.partition.pieces.size()) {
+      return absl::InternalError(absl::StrCat(
+          "the daemon says that pieces [", range.first_piece(), ", ", end,
+          ") are staged, this rank has ", setup.partition.pieces.size()));
+    }
+    next = end;
+    result.staged.push_back({.first = range.first_piece(),
+                             .count = range.piece_count(),
+                             .micro_step = range.micro_step()});
   }
   return result;
 }

@@ -17,9 +17,11 @@ namespace optstate::client {
 // The start of every connection, whatever its wire: dials, sends Hello and
 // reads HelloReply. What the daemon answers is passed on; a daemon that cannot
 // be reached is an UnreachableError, one that hangs up a TransportError.
+// CANCELLED: interrupted.
 absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
                                         const std::string& job, bool must_exist,
-                                        absl::Time deadline);
+                                        absl::Time deadline,
+                                        const InterruptCheck& interrupted);
 
 v1::RegisterRequest MakeRegister(const ChannelSetup& setup);
 v1::AttachRequest MakeAttach(const ChannelSetup& setup);

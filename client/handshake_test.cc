@@ -51,9 +51,9 @@ class FakePeer {
     rmdir(directory_.c_str());
   }
 
-  absl::StatusOr<UniqueFd> Connect() {
+  absl::StatusOr<UniqueFd> Connect(const InterruptCheck& interrupted = {}) {
     return OpenConnection(*ParseEndpoint("unix:" + path_), v1::WIRE_SHM, "job",
-                          false, Soon());
+                          false, Soon(), interrupted);
   }
 
  private:
@@ -146,12 +146,30 @@ TEST(HandshakeTest, AnotherProgramIsNoTransportError) {
   EXPECT_FALSE(IsTransportError(status));
 }
 
+TEST(HandshakeTest, AnInterruptEndsTheWaitForAnAnswer) {
+  FakePeer peer([](int connection) {
+    EXPECT_TRUE(
+        shm::ReceiveFrame(connection, shm::kHelloBytesMax, Soon()).ok());
+    // Says nothing until the other hangs up.
+    EXPECT_FALSE(
+        shm::ReceiveFrame(connection, shm::kHelloBytesMax, Soon()).ok());
+  });
+  int asked = 0;
+  const absl::Status status =
+      peer.Connect([&] { return ++asked == 3; }).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kCancelled);
+  EXPECT_FALSE(IsTransportError(status));
+}
+
 TEST(HandshakeTest, NobodyThereIsUnreachable) {
   const absl::Status status =
       OpenConnection(*ParseEndpoint("unix:/nonexistent/x"), v1::WIRE_SHM, "job",
-                     false, Soon())
+                     false, Soon(), {})
           .status();
   EXPECT_TRUE(IsUnreachable(status)) << status;
+  EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(status.message(), HasSubstr("/nonexistent/x"));
+  EXPECT_THAT(status.message(), HasSubstr("start optstated"));
 }
 
 }  // namespace

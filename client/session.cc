@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <random>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -8,10 +9,17 @@
 #include "client/channel.h"
 #include "client/client.h"
 #include "client/connect.h"
+#include "client/transport_error.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::client {
 namespace {
+
+// Never 0, which the engine takes for no instance at all.
+uint64_t NewInstance() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) | 1;
+}
 
 absl::Status CheckOptions(const SessionOptions& options) {
   if (options.job.empty()) {
@@ -46,7 +54,9 @@ absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
                       .local_world_size = options.local_world_size,
                       .accumulate = options.accumulate,
                       .ephemeral = options.ephemeral,
-                      .extend = options.extend};
+                      .extend = options.extend,
+                      .client_instance = NewInstance(),
+                      .interrupted = options.interrupted};
 }
 
 }  // namespace
@@ -59,7 +69,8 @@ Session::~Session() { Close(); }
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(SessionOptions options) {
   absl::StatusOr<Endpoint> endpoint = FindDaemon(
       options.endpoint, options.daemon_path, options.connect_timeout);
-  if (!endpoint.ok()) return Annotate(endpoint.status(), options.job);
+  // Names the endpoint; which job was meant for it says nothing.
+  if (!endpoint.ok()) return endpoint.status();
   options.endpoint = endpoint->ToString();
   return OpenOver(
       [&](ChannelSetup setup) {
@@ -111,7 +122,8 @@ SessionInfo Session::info() const {
           .phase = phase_,
           .created = created_,
           .endpoint = options_.endpoint,
-          .wire = closed_ ? std::string() : std::string(channel_->wire())};
+          .wire = closed_ ? std::string() : std::string(channel_->wire()),
+          .commit_open = commit_.has_value()};
 }
 
 const Layout& Session::layout() const { return setup_->layout; }
@@ -143,6 +155,11 @@ absl::Span<const std::byte> Session::parameter(uint32_t parameter) const {
 
 absl::Status Session::Annotated(const absl::Status& status) const {
   if (status.ok()) return status;
+  // The endpoint is what is wrong, and a job's name may be a random one.
+  if (IsUnreachable(status)) {
+    return Annotate(status, absl::StrCat("no daemon at ", options_.endpoint,
+                                         " for job \"", options_.job, "\""));
+  }
   return Annotate(status, absl::StrCat("job \"", options_.job, "\" at ",
                                        options_.endpoint));
 }

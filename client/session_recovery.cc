@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -41,15 +42,15 @@ absl::Status Session::Persist(absl::FunctionRef<absl::Status()> verb) {
 // 1. Connects, registers and attaches again, with the same gradient area.
 // 2. Compares the job's committed step with ours. One more: the step whose
 //    commit was under way is taken, and committing it again returns the
-//    recorded outcome. The same: the engine has dropped what we staged.
-// 3. Pushes that again, if its gradients are still in the gradient area.
+//    recorded outcome. The same: the engine has dropped what we staged, but for
+//    what it has accumulated and says so.
+// 3. Pushes the rest again, if its gradients are still in the gradient area.
 absl::Status Session::Recover() {
   Attached attached;
   OPTSTATE_RETURN_IF_ERROR(ConnectWithin(Attempt::kAgain, &attached));
   OPTSTATE_RETURN_IF_ERROR(CheckSameJob(attached));
   phase_ = attached.phase;
   channel_->ClearFailedPush();
-  pushed_since_flush_ = false;
   commit_sent_ = false;
   if (std::exchange(loading_, false)) {
     // A job whose load broke off is not ready: this rank's answer was lost.
@@ -57,7 +58,9 @@ absl::Status Session::Recover() {
     return absl::AbortedError(
         "the connection was lost while state was loaded; begin the load again");
   }
-  if (attached.committed_step == committed_step_) return PushAgain();
+  if (attached.committed_step == committed_step_) {
+    return PushAgain(attached);
+  }
   // Without a commit under way it is one whose caller gave up at the deadline.
   if (!commit_) committed_step_ = attached.committed_step;
   return absl::OkStatus();
@@ -105,29 +108,42 @@ absl::Status Session::CheckSameJob(const Attached& attached) const {
                    committed_step_, "; open a new session"));
 }
 
-absl::Status Session::PushAgain() {
+absl::Status Session::PushAgain(const Attached& attached) {
   const uint64_t step = committed_step_ + 1;
-  if (std::exchange(overwritten_, false) && AnyMarked()) {
+  std::vector<int64_t> there(marks_.size(), kNone);
+  for (const StagedPieces& pieces : attached.staged) {
+    std::fill_n(there.begin() + pieces.first, pieces.count, pieces.micro_step);
+  }
+  const auto missing = [&](size_t i) {
+    return marks_[i].step == step && there[i] != marks_[i].micro_step;
+  };
+  const auto& pieces = setup_->partition.pieces;
+  for (size_t i = 0; i < marks_.size(); ++i) {
+    // Of no elements nothing is lost, and nothing is there.
+    if (!missing(i) || pieces[i].numel == 0) continue;
+    if (there[i] == marks_[i].micro_step_before &&
+        marks_[i].flushes == flushes_) {
+      continue;
+    }
     ForgetStaged();
     return absl::AbortedError(absl::StrCat("accumulated gradients of step ",
                                            step,
                                            " were lost; run the step again"));
   }
-  const auto& pieces = setup_->partition.pieces;
   for (size_t i = 0; i < pieces.size();) {
-    if (marks_[i].step != step) {
+    if (!missing(i)) {
       ++i;
       continue;
     }
     size_t end = i + 1;
-    while (end < pieces.size() && marks_[end].step == step &&
+    while (end < pieces.size() && missing(end) &&
            marks_[end].micro_step == marks_[i].micro_step) {
       ++end;
     }
     const uint32_t first = pieces[i].parameter;
     OPTSTATE_RETURN_IF_ERROR(channel_->Push(
         {.step = step,
-         .micro_step = marks_[i].micro_step,
+         .micro_step = static_cast<uint32_t>(marks_[i].micro_step),
          .first_parameter = first,
          .parameter_count = pieces[end - 1].parameter - first + 1},
         StepDeadline()));

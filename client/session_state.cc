@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -87,35 +88,47 @@ absl::Status Session::FinishLoad() {
 
 absl::StatusOr<uint64_t> Session::Fetch(StateArray array, uint32_t parameter,
                                         absl::Span<std::byte> out) {
+  const FetchTarget target = {
+      .array = array, .parameter = parameter, .out = out};
+  return FetchMany({&target, 1});
+}
+
+// No step is taken in between, because none is without this rank's commit.
+absl::StatusOr<uint64_t> Session::FetchMany(
+    absl::Span<const FetchTarget> targets) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(parameter, 1)));
-  const ParameterSpec& spec = setup_->layout.parameters()[parameter];
-  const uint64_t bytes =
-      ElementCount(array, spec) * ElementBytes(array, DType::kFloat32);
-  OPTSTATE_RETURN_IF_ERROR(
-      Annotated(CheckBytes("the array", spec, bytes, out.size())));
+  std::vector<FetchRange> ranges;
+  ranges.reserve(targets.size());
+  for (const FetchTarget& target : targets) {
+    OPTSTATE_RETURN_IF_ERROR(Annotated(AppendRanges(target, &ranges)));
+  }
   uint64_t step = committed_step_;
   OPTSTATE_RETURN_IF_ERROR(Annotated(Persist([&]() -> absl::Status {
-    OPTSTATE_ASSIGN_OR_RETURN(step, FetchOnce(array, parameter, out));
+    step = committed_step_;
+    if (ranges.empty()) return absl::OkStatus();
+    OPTSTATE_ASSIGN_OR_RETURN(step, channel_->Fetch(ranges, StepDeadline()));
     return absl::OkStatus();
   })));
   return step;
 }
 
-// No step is taken in between, because none is without this rank's commit.
-absl::StatusOr<uint64_t> Session::FetchOnce(StateArray array,
-                                            uint32_t parameter,
-                                            absl::Span<std::byte> out) {
-  const uint64_t element_bytes = ElementBytes(array, DType::kFloat32);
+absl::Status Session::AppendRanges(const FetchTarget& target,
+                                   std::vector<FetchRange>* ranges) const {
+  OPTSTATE_RETURN_IF_ERROR(CheckParameters(target.parameter, 1));
+  const ParameterSpec& spec = setup_->layout.parameters()[target.parameter];
+  const uint64_t element_bytes = ElementBytes(target.array, DType::kFloat32);
+  OPTSTATE_RETURN_IF_ERROR(CheckBytes(
+      "the array", spec, ElementCount(target.array, spec) * element_bytes,
+      target.out.size()));
   const uint64_t most = channel_->transfer_bytes_max();
-  uint64_t step = committed_step_;
-  for (uint64_t offset = 0; offset < out.size(); offset += most) {
-    const uint64_t bytes = std::min<uint64_t>(most, out.size() - offset);
-    OPTSTATE_ASSIGN_OR_RETURN(
-        step, channel_->Fetch(array, parameter, offset / element_bytes,
-                              out.subspan(offset, bytes), StepDeadline()));
+  for (uint64_t offset = 0; offset < target.out.size(); offset += most) {
+    const uint64_t bytes = std::min<uint64_t>(most, target.out.size() - offset);
+    ranges->push_back({.array = target.array,
+                       .parameter = target.parameter,
+                       .begin = offset / element_bytes,
+                       .out = target.out.subspan(offset, bytes)});
   }
-  return step;
+  return absl::OkStatus();
 }
 
 }  // namespace optstate::client

@@ -42,7 +42,7 @@ absl::Status Session::Push(uint64_t step, uint32_t micro_step, uint32_t first,
 
 absl::Status Session::PushRun(uint64_t step, uint32_t micro_step,
                               uint32_t first, uint32_t count) {
-  BeginAnew(step);
+  OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
   OPTSTATE_RETURN_IF_ERROR(Persist([&] {
     return channel_->Push({.step = step,
                            .micro_step = micro_step,
@@ -59,7 +59,7 @@ absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
                                     absl::Span<const void* const> gradients) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckGradients(parameters, gradients)));
-  BeginAnew(step);
+  OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
   // The engine may still read the last micro-step's.
   if (options_.accumulate) OPTSTATE_RETURN_IF_ERROR(Flush());
   PieceRun run;
@@ -112,10 +112,18 @@ bool Session::OwnsAt(size_t piece, uint32_t parameter) const {
   return piece < pieces.size() && pieces[piece].parameter == parameter;
 }
 
-// After a commit that took too long, another commit goes on with what was
-// pushed, but a push begins the step again, perhaps with other gradients.
-void Session::BeginAnew(uint64_t step) {
-  if (step == committed_step_ + 1 && commit_timed_out_) ForgetStaged();
+// After a commit whose answer was not waited for, another commit goes on with
+// what was pushed, but a push begins the step again, perhaps with other
+// gradients: only once the engine has dropped the former ones, for until then it
+// may be reading them.
+absl::Status Session::BeginAnew(uint64_t step) {
+  if (step != committed_step_ + 1 || !commit_unresolved_) {
+    return absl::OkStatus();
+  }
+  OPTSTATE_RETURN_IF_ERROR(Annotated(
+      Persist([&] { return channel_->Abort(step, StepDeadline()); })));
+  ForgetStaged();
+  return absl::OkStatus();
 }
 
 // Whether the piece's place in the gradient area is free. The engine reads it
@@ -142,27 +150,22 @@ void Session::Mark(uint64_t step, uint32_t micro_step, uint32_t first,
   const auto& partition = setup_->partition;
   const size_t end = partition.LowerBound(first + count);
   for (size_t i = partition.LowerBound(first); i < end; ++i) {
-    if (marks_[i].step == step && marks_[i].micro_step != micro_step) {
-      overwritten_ = true;
+    PieceMark& mark = marks_[i];
+    if (mark.step != step) mark = PieceMark();
+    if (mark.micro_step != micro_step) {
+      mark.micro_step_before = mark.micro_step;
     }
-    marks_[i] = {.step = step, .micro_step = micro_step};
+    mark.step = step;
+    mark.micro_step = micro_step;
+    mark.flushes = flushes_;
   }
-  pushed_since_flush_ = true;
   refused_push_ = absl::OkStatus();
-}
-
-bool Session::AnyMarked() const {
-  return std::any_of(marks_.begin(), marks_.end(), [this](PieceMark mark) {
-    return mark.step == committed_step_ + 1;
-  });
 }
 
 void Session::ForgetStaged() {
   std::fill(marks_.begin(), marks_.end(), PieceMark());
-  overwritten_ = false;
-  pushed_since_flush_ = false;
   refused_push_ = absl::OkStatus();
-  commit_timed_out_ = false;
+  commit_unresolved_ = false;
 }
 
 // With a refused push the open step is dropped whole: committing the rest would
@@ -186,10 +189,9 @@ absl::Status Session::Flush() {
     OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
     return TakeFailedPush();
   });
+  if (absl::IsCancelled(status)) return Annotated(status);
   // From here on the caller may write the next micro-step's gradients.
-  if (options_.accumulate && std::exchange(pushed_since_flush_, false)) {
-    overwritten_ = true;
-  }
+  if (options_.accumulate && status.ok()) ++flushes_;
   return Annotated(status);
 }
 
@@ -210,6 +212,7 @@ absl::Status Session::CommitStart(const CommitOptions& options) {
     return Annotated(std::exchange(refused_push_, absl::OkStatus()));
   }
   commit_ = options;
+  commit_sent_ = false;
   const absl::Status status = Persist([this] { return StartCommit(); });
   if (!status.ok()) DropFailedStep(options.step, status);
   return Annotated(status);
@@ -242,20 +245,21 @@ absl::StatusOr<Outcome> Session::CommitWait() {
   commit_.reset();
   if (outcome.step > committed_step_) {
     committed_step_ = outcome.step;
-    overwritten_ = false;
-    pushed_since_flush_ = false;
-    commit_timed_out_ = false;
+    commit_unresolved_ = false;
   }
   return outcome;
 }
 
 // Whether the engine kept what was staged depends on why it refused; after
-// this it has not. A step that only took too long may be committed again.
+// this it has not. A step whose answer did not come may be committed again.
+// An interrupted commit goes on.
 void Session::DropFailedStep(uint64_t step, const absl::Status& status) {
+  if (absl::IsCancelled(status)) return;
   commit_.reset();
   if (step != committed_step_ + 1) return;
-  commit_timed_out_ = absl::IsDeadlineExceeded(status);
-  if (commit_timed_out_) return;
+  commit_unresolved_ =
+      absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
+  if (commit_unresolved_) return;
   ForgetStaged();
   channel_->ClearFailedPush();
   if (!channel_->connected()) return;

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -182,6 +183,26 @@ TEST_F(SessionTest, GivesUpAtTheConnectTimeout) {
   // Once it is back, the session goes on where it was.
   daemon_.RefuseOpens(0);
   Step(*session, 1);
+}
+
+TEST_F(SessionTest, AnInterruptEndsTheSearchForALostDaemon) {
+  std::atomic<bool> interrupted = false;
+  SessionOptions options = NewJob(UniformLayout(3, 50));
+  options.interrupted = [&] { return interrupted.load(); };
+  const auto session = OpenLoaded(options);
+  ASSERT_TRUE(PushConstant(*session, 1, 0, 1).ok());
+  daemon_.LoseConnections();
+  daemon_.RefuseOpens(1'000'000);
+  interrupted = true;
+  EXPECT_EQ(session->Commit(CommitOf(*session, 1)).status().code(),
+            StatusCode::kCancelled);
+  EXPECT_TRUE(session->info().commit_open);
+  interrupted = false;
+  daemon_.RefuseOpens(0);
+  const auto outcome = session->CommitWait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  Step(*session, 2);
+  ExpectUndisturbed(*session, 2);
 }
 
 TEST_F(SessionTest, FirstConnectionFailsAtOnce) {

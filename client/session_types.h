@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -34,6 +35,8 @@ enum class JobPhase : uint8_t {
   kLoading = 2,  // parameters are to be loaded before the first step
   kReady = 3,
   kFailed = 4,  // the state is kept; errors say what happened
+  // The engine died in a step and finishes it once all ranks are back.
+  kRecovering = 5,
 };
 
 // What the user may change at every step, per param group, in torch's names.
@@ -67,6 +70,9 @@ struct Outcome {
   uint64_t update_ns = 0;       // time of the update pass in the engine
 };
 
+// Whether a wait is to end. Asked by the thread that waits, every 50 ms or so.
+using InterruptCheck = std::function<bool()>;
+
 // Who opens a session, of which job, and where.
 struct SessionOptions {
   // "unix:PATH", "grpc:HOST:PORT", "grpc:unix:PATH" or "embedded". Empty:
@@ -91,6 +97,9 @@ struct SessionOptions {
   // optstated for "embedded". Empty: $OPTSTATE_DAEMON, else beside this
   // library, else on PATH.
   std::string daemon_path;
+  // Ends waits for other ranks and for a daemon with CANCELLED; null: nothing
+  // does. Not asked during a load, which would leave the job unusable.
+  InterruptCheck interrupted = nullptr;
 };
 
 struct SessionInfo {
@@ -99,6 +108,15 @@ struct SessionInfo {
   bool created = false;  // this session's registration made the job
   std::string endpoint;  // resolved; for "embedded" the unix: one of the child
   std::string wire;      // "shm" or "grpc"
+  bool commit_open = false;  // started, not answered: CommitWait is due
+};
+
+// Where a whole array of one parameter is to be copied: numel fp32 elements
+// (kStepCount: one int64).
+struct FetchTarget {
+  StateArray array = StateArray::kMaster;
+  uint32_t parameter = 0;
+  absl::Span<std::byte> out;
 };
 
 // A piece of a parameter that this rank owns, and where its gradient goes.

@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "client/handshake.h"
+#include "client/interrupt.h"
 #include "client/transport_error.h"
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
@@ -61,7 +62,7 @@ absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
   Drop();
   OPTSTATE_ASSIGN_OR_RETURN(
       socket_, OpenConnection(endpoint_, v1::WIRE_SHM, setup_.job, must_exist,
-                              deadline));
+                              deadline, setup_.interrupted));
   v1::SessionRequest request;
   *request.mutable_register_() = MakeRegister(setup_);
   absl::StatusOr<v1::SessionReply> registered =
@@ -75,14 +76,19 @@ absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
   absl::StatusOr<Attached> result =
       MakeAttached(setup_, registered->register_(), *attached);
   if (!result.ok()) return Lose(result.status());
+  // Not before: it would take a core from the engine that attaches us.
+  if (!std::exchange(populating_, true)) {
+    populate_.Start({segment_.data(), segment_.size()});
+  }
   return result;
 }
 
 absl::Status ShmChannel::CreateSegment() {
   if (segment_.data() != nullptr) return absl::OkStatus();
   OPTSTATE_ASSIGN_OR_RETURN(
-      segment_, shm::SealedSegment::Create("optstate-client",
-                                           segment_layout_.segment_bytes));
+      segment_, shm::SealedSegment::Create(
+                    "optstate-client", segment_layout_.segment_bytes,
+                    shm::SealedSegment::Pages::kReserved));
   return absl::OkStatus();
 }
 
@@ -111,6 +117,8 @@ absl::StatusOr<v1::SessionReply> ShmChannel::Call(
   // INVALID_ARGUMENT: a layout too large for a frame stays so.
   if (absl::IsInvalidArgument(sent)) return sent;
   OPTSTATE_RETURN_IF_ERROR(TransportError(sent));
+  OPTSTATE_RETURN_IF_ERROR(
+      AwaitReadable(socket_.get(), deadline, setup_.interrupted));
   absl::StatusOr<shm::Frame> frame =
       shm::ReceiveFrame(socket_.get(), shm::kFrameBytesMax, deadline);
   if (!frame.ok()) return TransportError(frame.status());
@@ -225,7 +233,8 @@ absl::Status ShmChannel::Push(const PushRange& range, absl::Time deadline) {
 }
 
 absl::Status ShmChannel::Flush(absl::Time deadline) {
-  return WaitUntil([this] { return pending_pushes_ == 0; }, deadline);
+  return WaitUntil([this] { return pending_pushes_ == 0; }, deadline,
+                   setup_.interrupted);
 }
 
 absl::Status ShmChannel::StartCommit(const CommitOptions& options,
@@ -251,10 +260,12 @@ absl::Status ShmChannel::StartCommit(const CommitOptions& options,
 }
 
 absl::StatusOr<Outcome> ShmChannel::WaitCommit(absl::Time deadline) {
-  Pending* const commit = std::exchange(commit_, nullptr);
-  if (commit == nullptr) {
+  if (commit_ == nullptr) {
     return absl::FailedPreconditionError("no commit was started");
   }
+  OPTSTATE_RETURN_IF_ERROR(WaitUntil([this] { return commit_->answered; },
+                                     deadline, setup_.interrupted));
+  Pending* const commit = std::exchange(commit_, nullptr);
   OPTSTATE_RETURN_IF_ERROR(Await(commit, deadline));
   const shm::Completion& from = commit->completion;
   return Outcome{.step = from.step,
@@ -299,26 +310,35 @@ absl::Status ShmChannel::FinishLoad(absl::Time deadline) {
   return SubmitAndAwait(Op::kFinishLoad, {}, deadline);
 }
 
-absl::StatusOr<uint64_t> ShmChannel::Fetch(StateArray array, uint32_t parameter,
-                                           uint64_t begin,
-                                           absl::Span<std::byte> out,
+// One after the other: an answer is at the window's start, wherever it is from.
+absl::StatusOr<uint64_t> ShmChannel::Fetch(absl::Span<const FetchRange> ranges,
                                            absl::Time deadline) {
-  if (out.size() > shm::kWindowBytes) {
+  uint64_t step = 0;
+  for (const FetchRange& range : ranges) {
+    OPTSTATE_ASSIGN_OR_RETURN(step, FetchOne(range, deadline));
+  }
+  return step;
+}
+
+absl::StatusOr<uint64_t> ShmChannel::FetchOne(const FetchRange& range,
+                                              absl::Time deadline) {
+  if (range.out.size() > shm::kWindowBytes) {
     return absl::InternalError("a fetch larger than the window");
   }
-  const bool counts = array == StateArray::kStepCount;
+  const bool counts = range.array == StateArray::kStepCount;
   Submission submission = {};
-  submission.array = static_cast<uint16_t>(array);
-  submission.parameter = parameter;
-  submission.begin = begin;
-  submission.numel = out.size() / (counts ? sizeof(int64_t) : sizeof(float));
+  submission.array = static_cast<uint16_t>(range.array);
+  submission.parameter = range.parameter;
+  submission.begin = range.begin;
+  submission.numel =
+      range.out.size() / (counts ? sizeof(int64_t) : sizeof(float));
   OPTSTATE_ASSIGN_OR_RETURN(Pending* const pending,
                             Submit(Op::kFetch, submission, deadline));
   OPTSTATE_RETURN_IF_ERROR(Await(pending, deadline));
   // The window is the engine's again with the next fetch, which is ours.
-  std::memcpy(out.data(),
+  std::memcpy(range.out.data(),
               InCompletions<std::byte>(CompletionSegmentLayout::kFetchWindow),
-              out.size());
+              range.out.size());
   return pending->completion.step;
 }
 

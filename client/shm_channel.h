@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "client/background_populate.h"
 #include "client/channel.h"
 #include "client/endpoint.h"
 #include "client/stable_mapping.h"
@@ -56,8 +57,7 @@ class ShmChannel final : public Channel {
                     DType dtype, absl::Span<const std::byte> data,
                     absl::Time deadline) override;
   absl::Status FinishLoad(absl::Time deadline) override;
-  absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
-                                 uint64_t begin, absl::Span<std::byte> out,
+  absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                  absl::Time deadline) override;
 
  private:
@@ -84,9 +84,13 @@ class ShmChannel final : public Channel {
   absl::StatusOr<Pending*> Submit(shm::Op op, shm::Submission submission,
                                   absl::Time deadline);
   absl::Status Await(Pending* pending, absl::Time deadline);
+  absl::StatusOr<uint64_t> FetchOne(const FetchRange& range,
+                                    absl::Time deadline);
   absl::Status SubmitAndAwait(shm::Op op, const shm::Submission& submission,
                               absl::Time deadline);
-  absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline);
+  // Asks `interrupted`; after CANCELLED nothing is lost.
+  absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline,
+                         const InterruptCheck& interrupted = nullptr);
   absl::StatusOr<bool> TakeCompletions();
   absl::Status Record(const shm::Completion& completion);
   std::string TextOf(const shm::Completion& completion) const;
@@ -111,7 +115,9 @@ class ShmChannel final : public Channel {
   const absl::Duration spin_;
 
   UniqueFd socket_;
-  shm::SealedSegment segment_;  // lasts through reconnections
+  shm::SealedSegment segment_;   // lasts through reconnections
+  BackgroundPopulate populate_;  // of the segment
+  bool populating_ = false;
   shm::PeerSegment completions_;
   StableMapping parameters_;
   std::optional<shm::RingProducer<shm::Submission>> producer_;

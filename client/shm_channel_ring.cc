@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "client/interrupt.h"
 #include "client/shm_channel.h"
 #include "client/transport_error.h"
 #include "proto/types/conversions.h"
@@ -65,10 +66,12 @@ absl::Status ShmChannel::SubmitAndAwait(Op op, const Submission& submission,
 }
 
 absl::Status ShmChannel::WaitUntil(absl::FunctionRef<bool()> done,
-                                   absl::Time deadline) {
+                                   absl::Time deadline,
+                                   const InterruptCheck& interrupted) {
   if (!connected()) {
     return TransportError(absl::UnavailableError("not connected"));
   }
+  absl::Time ask = absl::Now() + kInterruptSlice;
   while (!done()) {
     // Looked at before the ring, so that what an engine answered before it died
     // still counts.
@@ -76,9 +79,14 @@ absl::Status ShmChannel::WaitUntil(absl::FunctionRef<bool()> done,
     OPTSTATE_ASSIGN_OR_RETURN(const bool progress, TakeCompletions());
     if (progress) continue;
     if (ended) return Lose(EndReason());
-    const absl::Duration left = deadline - absl::Now();
+    const absl::Time now = absl::Now();
+    const absl::Duration left = deadline - now;
     if (left <= absl::ZeroDuration()) {
       return Lose(absl::DeadlineExceededError("the engine did not answer"));
+    }
+    if (now >= ask) {
+      OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
+      ask = now + kInterruptSlice;
     }
     consumer_->Wait(spin_, std::min(kSleepSlice, left));
   }

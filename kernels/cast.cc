@@ -17,8 +17,9 @@ void CastFromFloat(DType to, const float* in, void* out, size_t numel) {
 }
 
 void Accumulate(DType dtype, const void* gradient, bool first, float* sum,
-                size_t numel) {
-  cpu::AccumulateOn(cpu::BestTarget(), dtype, gradient, first, sum, numel);
+                size_t numel, UndoSlot* undo) {
+  cpu::AccumulateOn(cpu::BestTarget(), dtype, gradient, first, sum, numel,
+                    undo);
 }
 
 }  // namespace optstate

@@ -16,6 +16,8 @@ namespace optstate {
 // State arrays besides the master parameter; a rule names those that it has.
 inline constexpr int kMaxStateArrays = 3;
 
+struct UndoSlot;  // undo.h
+
 // One contiguous piece of one parameter within one tile: what a kernel updates
 // in one call. All pointers have `numel` elements, need only the alignment of
 // their element, and do not overlap. `parameter` is write-only.
@@ -25,6 +27,12 @@ struct TileView {
   float* master = nullptr;
   float* state[kMaxStateArrays] = {};  // in the order of state_array_names
   size_t numel = 0;
+  // Elements before this one are left alone: a killed kernel had updated them.
+  size_t begin = 0;
+  // Where the kernel keeps the old values of what it is overwriting, so that
+  // another process can go on where this one was killed; null: nowhere. Not
+  // null: the slot's `progress` is UndoProgress(begin).
+  UndoSlot* undo = nullptr;
 };
 
 // What the inner loop needs of the hyperparameters, the step count and the

@@ -23,6 +23,7 @@ constexpr char kStateFolder[] = "/state";
 constexpr char kUnfinishedFolder[] = "/state.tmp";
 constexpr char kDescriptionFile[] = "job.binpb";
 constexpr char kControlFileName[] = "control";
+constexpr char kUndoFile[] = "undo";
 
 StateArrayIndex ArrayAt(int index) {
   return static_cast<StateArrayIndex>(index);
@@ -136,6 +137,10 @@ absl::Status HostTier::CreateFiles(const Layout& layout, bool accumulate,
   return WriteCheckedFile(Path(kDescriptionFile), description);
 }
 
+absl::Status HostTier::Remove(const std::string& directory) {
+  return RemoveFolder(directory + kStateFolder);
+}
+
 absl::StatusOr<HostTier> HostTier::Open(const std::string& directory,
                                         const Layout& layout, bool accumulate,
                                         const CheckedFile& description) {
@@ -243,6 +248,49 @@ StateArrays HostTier::arrays() const {
   return arrays;
 }
 
+absl::Status HostTier::ReserveUndo(uint64_t bytes) {
+  const std::string path = Path(kUndoFile);
+  if (!undo_.has_value()) {
+    std::error_code error;
+    const uintmax_t found = std::filesystem::file_size(path, error);
+    if (error && bytes == 0) return absl::OkStatus();
+    const ByteRange whole = {0, error ? bytes : found};
+    // An empty one is what is left of a creation that died.
+    if (!error && found == 0) {
+      ::unlink(path.c_str());
+      return ReserveUndo(bytes);
+    }
+    OPTSTATE_ASSIGN_OR_RETURN(
+        undo_, error ? StateFile::Create(path, whole.end, {&whole, 1})
+                     : StateFile::Open(path, whole.end, {&whole, 1}));
+  }
+  if (undo_->size() >= bytes) return absl::OkStatus();
+  const ByteRange whole = {0, bytes};
+  return undo_->Resize(bytes, {&whole, 1});
+}
+
+absl::Span<std::byte> HostTier::undo() const {
+  if (!undo_.has_value()) return {};
+  return absl::MakeSpan(undo_->data(), undo_->size());
+}
+
+RecoveryArrays HostTier::recovery() const {
+  const auto words = [this](StateArrayIndex array) {
+    return arrays_[array].has_value()
+               ? reinterpret_cast<std::atomic<uint64_t>*>(
+                     arrays_[array]->data())
+               : nullptr;
+  };
+  RecoveryArrays arrays;
+  arrays.run_stamps = words(kRunStampsArray);
+  arrays.staged_marks = words(kStagedMarksArray);
+  arrays.rank_marks =
+      reinterpret_cast<RankMark*>(arrays_[kRankMarksArray]->data());
+  arrays.step_intent = absl::MakeSpan(arrays_[kStepIntentArray]->data(),
+                                      arrays_[kStepIntentArray]->size());
+  return arrays;
+}
+
 ControlFile* HostTier::control() const {
   return reinterpret_cast<ControlFile*>(control_->data());
 }
@@ -254,6 +302,7 @@ std::vector<HostTier::ArrayInfo> HostTier::Describe() const {
     const StateArrayFile& file = FileOf(ArrayAt(i));
     infos.push_back({file.name, file.dtype, arrays_[i]->reserved_bytes()});
   }
+  if (undo_.has_value()) infos.push_back({"undo", "record", undo_->size()});
   return infos;
 }
 

@@ -2,6 +2,7 @@
 #define OPTSTATE_STORAGE_HOST_TIER_H_
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -11,9 +12,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "proto/types/layout.h"
 #include "storage/format/checked_file.h"
 #include "storage/format/control_file.h"
+#include "storage/format/rank_mark.h"
 #include "storage/state_file.h"
 
 namespace optstate {
@@ -28,6 +31,17 @@ struct StateArrays {
   float* max_exp_avg_sq = nullptr;  // only the tiles of amsgrad groups
   float* accumulator = nullptr;     // only with accumulation
   int64_t* step_counts = nullptr;   // one per parameter
+};
+
+// What a restarted engine needs to finish the step that it died in; see
+// format/FORMAT.md.
+struct RecoveryArrays {
+  // By run: the last step whose update it has.
+  std::atomic<uint64_t>* run_stamps = nullptr;
+  // By run: the last push that its accumulator has; null without accumulation.
+  std::atomic<uint64_t>* staged_marks = nullptr;
+  RankMark* rank_marks = nullptr;  // by rank
+  absl::Span<std::byte> step_intent;
 };
 
 // A job's state in host memory: files under DIRECTORY/state that outlive the
@@ -64,6 +78,9 @@ class HostTier {
                                          const Layout& layout, bool accumulate,
                                          const std::string& description);
 
+  // Removes the state of a job, if there is any.
+  static absl::Status Remove(const std::string& directory);
+
   // The job that is there. DATA_LOSS, naming the file, when one is missing, too
   // short or does not belong to `description`.
   static absl::StatusOr<HostTier> Open(const std::string& directory,
@@ -79,6 +96,14 @@ class HostTier {
   absl::Status Reshape(const Layout& layout, bool accumulate,
                        const std::string& description);
 
+  // Makes the file of the workers' undo slots at least this large, keeping what
+  // is in it; 0: only opens one that is there. RESOURCE_EXHAUSTED when the file
+  // system cannot hold it.
+  absl::Status ReserveUndo(uint64_t bytes);
+  // Empty before ReserveUndo, or when there is none.
+  absl::Span<std::byte> undo() const;
+
+  RecoveryArrays recovery() const;
   // Null arrays when the job has none of the kind.
   StateArrays arrays() const;
   ControlFile* control() const;
@@ -87,7 +112,7 @@ class HostTier {
   uint64_t bytes() const;
 
  private:
-  static constexpr int kArrayCount = 6;  // kStateArrayCount
+  static constexpr int kArrayCount = 10;  // kStateArrayCount
 
   // How much of an array there is; 0 bytes: no file.
   struct Extent {
@@ -107,6 +132,7 @@ class HostTier {
 
   std::string state_;  // DIRECTORY/state
   std::optional<StateFile> control_;
+  std::optional<StateFile> undo_;
   std::array<std::optional<StateFile>, kArrayCount> arrays_;
 };
 

@@ -89,8 +89,9 @@ TEST_F(HostTierTest, ArraysExistByNeed) {
   ASSERT_TRUE(tier.ok());
   EXPECT_EQ(tier->arrays().max_exp_avg_sq, nullptr);
   EXPECT_EQ(tier->arrays().accumulator, nullptr);
-  EXPECT_EQ(tier->Describe().size(), 4u);
-  EXPECT_EQ(FileCount(), 6u);  // and control, job.binpb
+  EXPECT_EQ(tier->recovery().staged_marks, nullptr);
+  EXPECT_EQ(tier->Describe().size(), 7u);
+  EXPECT_EQ(FileCount(), 9u);  // and control, job.binpb
 }
 
 TEST_F(HostTierTest, ReshapeKeepsOffsetsAndAddsArrays) {
@@ -111,7 +112,8 @@ TEST_F(HostTierTest, ReshapeKeepsOffsetsAndAddsArrays) {
   tier->arrays().accumulator[large.flat_elements() - 1] = 1;
   ASSERT_TRUE(tier->Reshape(large, false, "without").ok());
   EXPECT_EQ(tier->arrays().accumulator, nullptr);
-  EXPECT_EQ(FileCount(), 7u);
+  EXPECT_EQ(tier->recovery().staged_marks, nullptr);
+  EXPECT_EQ(FileCount(), 10u);
   ASSERT_TRUE(OpenWith(large, false).ok());
   EXPECT_EQ(HostTier::ReadDescription(directory_)->payload, "without");
 }
@@ -129,9 +131,34 @@ TEST_F(HostTierTest, AFailedReshapeChangesNothing) {
   EXPECT_EQ(tier->arrays().master[7], 7);
   EXPECT_EQ(tier->arrays().accumulator, nullptr);
   fs::remove(directory_ + "/state/job.binpb.tmp");
-  EXPECT_EQ(FileCount(), 6u);
+  EXPECT_EQ(FileCount(), 9u);
   EXPECT_TRUE(OpenWith(small, false).ok());
   EXPECT_TRUE(tier->Reshape(large, true, "large").ok());
+}
+
+// It grows with the workers, and what a former engine left in it stays.
+TEST_F(HostTierTest, UndoIsKeptUntilItIsUsed) {
+  const Layout layout = LayoutOf({false});
+  {
+    auto tier = HostTier::Create(directory_, layout, false, "");
+    ASSERT_TRUE(tier.ok());
+    ASSERT_TRUE(tier->ReserveUndo(0).ok());
+    EXPECT_TRUE(tier->undo().empty());
+    ASSERT_TRUE(tier->ReserveUndo(10000).ok());
+    tier->undo()[9999] = std::byte{7};
+    EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(layout, false) + 10000);
+  }
+  auto tier = OpenWith(layout, false);
+  ASSERT_TRUE(tier.ok());
+  EXPECT_TRUE(tier->undo().empty());
+  ASSERT_TRUE(tier->ReserveUndo(0).ok());
+  ASSERT_EQ(tier->undo().size(), 10000u);
+  ASSERT_TRUE(tier->ReserveUndo(20000).ok());
+  ASSERT_EQ(tier->undo().size(), 20000u);
+  EXPECT_EQ(tier->undo()[9999], std::byte{7});
+  EXPECT_EQ(tier->undo()[19999], std::byte{0});
+  ASSERT_TRUE(tier->ReserveUndo(5000).ok());
+  EXPECT_EQ(tier->undo().size(), 20000u);
 }
 
 TEST_F(HostTierTest, WhatDoesNotFitLeavesNothing) {

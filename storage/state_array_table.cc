@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#include "proto/types/partition.h"
+#include "storage/format/rank_mark.h"
+#include "storage/format/step_intent.h"
+
 namespace optstate {
 namespace {
 
@@ -12,10 +16,31 @@ constexpr StateArrayFile kFiles[kStateArrayCount] = {
     {"max_exp_avg_sq", "max_exp_avg_sq.f32", "float32"},
     {"step", "step_counts.i64", "int64"},
     {"accumulator", "accumulator.f32", "float32"},
+    {"run_stamps", "run_stamps.u64", "uint64"},
+    {"staged_marks", "staged_marks.u64", "uint64"},
+    {"rank_marks", "rank_marks", "record"},
+    {"step_intent", "step_intent", "record"},
 };
 
 // A mapping cannot be empty.
 constexpr uint64_t kFileBytesMin = 4096;
+
+uint64_t ContentBytes(StateArrayIndex array, const Layout& layout) {
+  switch (array) {
+    case kStepCountsArray:
+      return layout.parameters().size() * sizeof(int64_t);
+    case kRunStampsArray:
+    case kStagedMarksArray:
+      return layout.run_count() * sizeof(uint64_t);
+    case kRankMarksArray:
+      return kWorldSizeMax * sizeof(RankMark);
+    case kStepIntentArray:
+      return StepIntentBytes(layout.groups().size(),
+                             layout.parameters().size());
+    default:
+      return layout.flat_elements() * sizeof(float);
+  }
+}
 
 }  // namespace
 
@@ -26,6 +51,7 @@ bool HasArray(StateArrayIndex array, const Layout& layout, bool accumulate) {
     case kMaxExpAvgSqArray:
       return layout.any_amsgrad();
     case kAccumulatorArray:
+    case kStagedMarksArray:
       return accumulate;
     default:
       return true;
@@ -33,10 +59,7 @@ bool HasArray(StateArrayIndex array, const Layout& layout, bool accumulate) {
 }
 
 uint64_t FileBytes(StateArrayIndex array, const Layout& layout) {
-  const uint64_t bytes = array == kStepCountsArray
-                             ? layout.parameters().size() * sizeof(int64_t)
-                             : layout.flat_elements() * sizeof(float);
-  return std::max(bytes, kFileBytesMin);
+  return std::max(ContentBytes(array, layout), kFileBytesMin);
 }
 
 std::vector<ByteRange> ReservedRanges(StateArrayIndex array,

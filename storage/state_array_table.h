@@ -19,6 +19,11 @@ enum StateArrayIndex {
   kMaxExpAvgSqArray,
   kStepCountsArray,
   kAccumulatorArray,
+  // What a restarted engine needs to finish the step that it died in:
+  kRunStampsArray,
+  kStagedMarksArray,
+  kRankMarksArray,
+  kStepIntentArray,
   kStateArrayCount,
 };
 

@@ -16,11 +16,13 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/cast.h"
 #include "kernels/cpu/guarded_array.h"
+#include "kernels/cpu/guarded_slot.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/hyperparams.h"
 #include "kernels/test_seed.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
+#include "proto/types/layout.h"
 #include "proto/types/optimizer_kind.h"
 
 namespace optstate::cpu {
@@ -99,7 +101,7 @@ std::vector<uint32_t> BitsOf(const GuardedArray<T>& array) {
 template <typename Gradient, typename Parameter>
 Result ApplyToArrays(const UpdateKernel& kernel, const UpdateFactors& factors,
                      const std::vector<Element>& elements,
-                     const std::vector<Gradient>& gradients) {
+                     const std::vector<Gradient>& gradients, bool with_undo) {
   const size_t numel = elements.size();
   const size_t states = kernel.state_array_names.size();
   std::vector<float> masters;
@@ -125,7 +127,15 @@ Result ApplyToArrays(const UpdateKernel& kernel, const UpdateFactors& factors,
   view.master = master.data();
   for (size_t k = 0; k < states; ++k) view.state[k] = state[k].data();
   view.numel = numel;
-  kernel.apply(factors, view);
+  if (with_undo) {
+    GuardedSlot slot;
+    view.undo = slot.get();
+    kernel.apply(factors, view);
+    EXPECT_TRUE(slot.HoldsNothingBut(
+        {masters, state_values[0], state_values[1], state_values[2]}));
+  } else {
+    kernel.apply(factors, view);
+  }
 
   EXPECT_TRUE(gradient.GuardsAreIntact() && master.GuardsAreIntact() &&
               parameter.GuardsAreIntact());
@@ -140,8 +150,8 @@ Result ApplyToArrays(const UpdateKernel& kernel, const UpdateFactors& factors,
 }
 
 Result Apply(Target target, const UpdateKernelKey& key,
-             const UpdateFactors& factors,
-             const std::vector<Element>& elements) {
+             const UpdateFactors& factors, const std::vector<Element>& elements,
+             bool with_undo = false) {
   const UpdateKernel& kernel = *AdamKernel(key, target);
   std::vector<float> gradients;
   for (const Element& element : elements) gradients.push_back(element.gradient);
@@ -153,15 +163,19 @@ Result Apply(Target target, const UpdateKernelKey& key,
                     halves.data(), halves.size());
   }
   if (gradient_is_float && parameter_is_float) {
-    return ApplyToArrays<float, float>(kernel, factors, elements, gradients);
+    return ApplyToArrays<float, float>(kernel, factors, elements, gradients,
+                                       with_undo);
   }
   if (gradient_is_float) {
-    return ApplyToArrays<float, uint16_t>(kernel, factors, elements, gradients);
+    return ApplyToArrays<float, uint16_t>(kernel, factors, elements, gradients,
+                                          with_undo);
   }
   if (parameter_is_float) {
-    return ApplyToArrays<uint16_t, float>(kernel, factors, elements, halves);
+    return ApplyToArrays<uint16_t, float>(kernel, factors, elements, halves,
+                                          with_undo);
   }
-  return ApplyToArrays<uint16_t, uint16_t>(kernel, factors, elements, halves);
+  return ApplyToArrays<uint16_t, uint16_t>(kernel, factors, elements, halves,
+                                           with_undo);
 }
 
 UpdateFactors Factors(const UpdateKernelKey& key,
@@ -213,6 +227,11 @@ TEST_P(AdamTest, EveryTargetGivesEqualBitsAtEverySize) {
       for (Target target : SupportedTargets()) {
         ASSERT_EQ(Apply(target, GetParam(), factors, elements), plain)
             << TargetName(target) << " x " << numel;
+        if (numel > kTileElements) continue;
+        ASSERT_EQ(Apply(target, GetParam(), factors, elements,
+                        /*with_undo=*/true),
+                  plain)
+            << TargetName(target) << " with undo x " << numel;
       }
     }
   }

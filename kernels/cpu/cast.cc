@@ -5,6 +5,7 @@
 
 #include "kernels/cpu/highway_config.h"
 #include "kernels/cpu/targets.h"
+#include "kernels/undo.h"
 #include "proto/types/dtype.h"
 
 // The rest of this file is compiled once per target.
@@ -22,25 +23,33 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Floats = hn::ScalableTag<float>;
 
-// out[i] = float(in[i]), or that added to out[i] when kAdd.
-template <DType kFrom, bool kAdd>
-HWY_INLINE void ToFloatVector(Floats d, const StorageOf<kFrom>* in,
-                              float* out) {
-  auto value = LoadFloats<kFrom>(d, in);
-  if constexpr (kAdd) {
-    value = CanonicalNan(d, hn::Add(hn::LoadU(d, out), value));
+enum class Into { kCopy, kAdd, kAddWithUndo };
+
+// out[i...] = float(in[i...]), or that added to it; undo.h says why in this
+// order.
+template <DType kFrom, Into kInto>
+HWY_INLINE void ToFloatVector(Floats d, const StorageOf<kFrom>* in, float* out,
+                              size_t i, UndoSlot* undo) {
+  auto value = LoadFloats<kFrom>(d, in + i);
+  if constexpr (kInto != Into::kCopy) {
+    const auto sum = hn::LoadU(d, out + i);
+    if constexpr (kInto == Into::kAddWithUndo) {
+      hn::StoreU(sum, d, undo->old_sum + i);
+      PublishSaved(undo, i + hn::Lanes(d));
+    }
+    value = CanonicalNan(d, hn::Add(sum, value));
   }
-  hn::StoreU(value, d, out);
+  hn::StoreU(value, d, out + i);
 }
 
-template <DType kFrom, bool kAdd>
-void ToFloat(const void* in, float* out, size_t numel) {
+template <DType kFrom, Into kInto>
+void ToFloat(const void* in, float* out, size_t numel, UndoSlot* undo) {
   const auto* elements = static_cast<const StorageOf<kFrom>*>(in);
   const Floats d;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= numel; i += lanes) {
-    ToFloatVector<kFrom, kAdd>(d, elements + i, out + i);
+    ToFloatVector<kFrom, kInto>(d, elements, out, i, undo);
   }
   if (i == numel) return;
   // The tail, through a whole vector on the stack (see update-inl.h).
@@ -49,7 +58,12 @@ void ToFloat(const void* in, float* out, size_t numel) {
   float rest_out[hn::MaxLanes(d)] = {};
   std::memcpy(rest_in, elements + i, rest * sizeof(rest_in[0]));
   std::memcpy(rest_out, out + i, rest * sizeof(float));
-  ToFloatVector<kFrom, kAdd>(d, rest_in, rest_out);
+  if constexpr (kInto == Into::kAddWithUndo) {
+    std::memcpy(undo->old_sum + i, rest_out, rest * sizeof(float));
+    PublishSaved(undo, numel);
+  }
+  constexpr Into kRestInto = kInto == Into::kCopy ? Into::kCopy : Into::kAdd;
+  ToFloatVector<kFrom, kRestInto>(d, rest_in, rest_out, 0, nullptr);
   std::memcpy(out + i, rest_out, rest * sizeof(float));
 }
 
@@ -71,24 +85,30 @@ void FromFloat(const float* in, void* out, size_t numel) {
   std::memcpy(elements + i, rest_out, rest * sizeof(rest_out[0]));
 }
 
-template <bool kAdd>
-void ToFloatOfDType(DType from, const void* in, float* out, size_t numel) {
+template <Into kInto>
+void ToFloatOfDType(DType from, const void* in, float* out, size_t numel,
+                    UndoSlot* undo) {
   switch (from) {
     case DType::kFloat32:
-      return ToFloat<DType::kFloat32, kAdd>(in, out, numel);
+      return ToFloat<DType::kFloat32, kInto>(in, out, numel, undo);
     case DType::kBFloat16:
-      return ToFloat<DType::kBFloat16, kAdd>(in, out, numel);
+      return ToFloat<DType::kBFloat16, kInto>(in, out, numel, undo);
     case DType::kFloat16:
-      return ToFloat<DType::kFloat16, kAdd>(in, out, numel);
+      return ToFloat<DType::kFloat16, kInto>(in, out, numel, undo);
   }
 }
 
 void CopyToFloat(DType from, const void* in, float* out, size_t numel) {
-  ToFloatOfDType<false>(from, in, out, numel);
+  ToFloatOfDType<Into::kCopy>(from, in, out, numel, nullptr);
 }
 
-void AddToFloat(DType from, const void* in, float* out, size_t numel) {
-  ToFloatOfDType<true>(from, in, out, numel);
+void AddToFloat(DType from, const void* in, float* out, size_t numel,
+                UndoSlot* undo) {
+  if (undo == nullptr) {
+    ToFloatOfDType<Into::kAdd>(from, in, out, numel, nullptr);
+  } else {
+    ToFloatOfDType<Into::kAddWithUndo>(from, in, out, numel, undo);
+  }
 }
 
 void CopyFromFloat(DType to, const float* in, void* out, size_t numel) {
@@ -131,9 +151,12 @@ void CastFromFloatOn(Target target, DType to, const float* in, void* out,
 }
 
 void AccumulateOn(Target target, DType dtype, const void* gradient, bool first,
-                  float* sum, size_t numel) {
-  const auto& table = first ? kCopyToFloat : kAddToFloat;
-  table.For(target)(dtype, gradient, sum, numel);
+                  float* sum, size_t numel, UndoSlot* undo) {
+  if (first) {
+    kCopyToFloat.For(target)(dtype, gradient, sum, numel);
+  } else {
+    kAddToFloat.For(target)(dtype, gradient, sum, numel, undo);
+  }
 }
 
 }  // namespace optstate::cpu

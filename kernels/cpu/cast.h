@@ -6,6 +6,10 @@
 #include "kernels/cpu/targets.h"
 #include "proto/types/dtype.h"
 
+namespace optstate {
+struct UndoSlot;
+}  // namespace optstate
+
 namespace optstate::cpu {
 
 // The functions of kernels/cast.h on one of SupportedTargets().
@@ -14,7 +18,7 @@ void CastToFloatOn(Target target, DType from, const void* in, float* out,
 void CastFromFloatOn(Target target, DType to, const float* in, void* out,
                      size_t numel);
 void AccumulateOn(Target target, DType dtype, const void* gradient, bool first,
-                  float* sum, size_t numel);
+                  float* sum, size_t numel, UndoSlot* undo);
 
 }  // namespace optstate::cpu
 

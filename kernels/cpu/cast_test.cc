@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/cast.h"
 #include "kernels/cpu/guarded_array.h"
+#include "kernels/cpu/guarded_slot.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/test_seed.h"
 #include "proto/types/dtype.h"
@@ -177,10 +178,10 @@ TEST_P(CastTest, AccumulateAddsInFloat) {
     }
     std::vector<float> sum(values.size(), 1e9f);
     cpu::AccumulateOn(GetParam(), dtype, gradient.data(), /*first=*/true,
-                      sum.data(), sum.size());
+                      sum.data(), sum.size(), /*undo=*/nullptr);
     for (int repeat = 0; repeat < 2; ++repeat) {
       cpu::AccumulateOn(GetParam(), dtype, gradient.data(), /*first=*/false,
-                        sum.data(), sum.size());
+                        sum.data(), sum.size(), /*undo=*/nullptr);
     }
     for (size_t i = 0; i < values.size(); ++i) {
       const float element = static_cast<float>(ValueOf(dtype, gradient[i]));
@@ -195,7 +196,7 @@ TEST_P(CastTest, AccumulateKeepsNan) {
   const std::vector<float> gradient = {nan, 1, infinity, -infinity};
   std::vector<float> sum = {1, nan, -infinity, -infinity};
   cpu::AccumulateOn(GetParam(), DType::kFloat32, gradient.data(),
-                    /*first=*/false, sum.data(), sum.size());
+                    /*first=*/false, sum.data(), sum.size(), /*undo=*/nullptr);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(Bits(sum[i]), 0x7FC00000u) << i;
   EXPECT_EQ(sum[3], -infinity);
 }
@@ -213,8 +214,14 @@ TEST_P(CastTest, EverySizeStaysWithinItsArray) {
       cpu::CastToFloatOn(GetParam(), dtype, halves.data(), out.data(), numel);
       EXPECT_EQ(out.elements(), values);
       cpu::AccumulateOn(GetParam(), dtype, halves.data(), /*first=*/false,
-                        out.data(), numel);
+                        out.data(), numel, /*undo=*/nullptr);
       for (float& value : values) value *= 2;
+      EXPECT_EQ(out.elements(), values);
+      GuardedSlot slot;
+      cpu::AccumulateOn(GetParam(), dtype, halves.data(), /*first=*/false,
+                        out.data(), numel, slot.get());
+      EXPECT_TRUE(slot.HoldsNothingBut({values}));
+      for (float& value : values) value *= 1.5f;
       EXPECT_EQ(out.elements(), values);
       EXPECT_TRUE(halves.GuardsAreIntact() && out.GuardsAreIntact());
     }

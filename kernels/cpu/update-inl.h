@@ -28,6 +28,7 @@
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
+#include "kernels/undo.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 
@@ -62,11 +63,12 @@ HWY_INLINE void PrefetchInputs(const TileArrays<kGradient, kParameter>& arrays,
   }
 }
 
-// One whole vector of elements, from index `i` on.
-template <class D, class Rule, DType kGradient, DType kParameter>
+// One whole vector of elements, from index `i` on. With kUndo their old values
+// go to `position` in `undo` first; undo.h says why in this order.
+template <bool kUndo, class D, class Rule, DType kGradient, DType kParameter>
 HWY_INLINE void UpdateVector(D d, const Rule& rule,
                              const TileArrays<kGradient, kParameter>& arrays,
-                             size_t i) {
+                             size_t i, UndoSlot* undo, size_t position) {
   constexpr int kStates = Rule::kStateArrays;
   const auto gradient = LoadFloats<kGradient>(d, arrays.gradient + i);
   auto master = hn::LoadU(d, arrays.master + i);
@@ -77,6 +79,13 @@ HWY_INLINE void UpdateVector(D d, const Rule& rule,
   if constexpr (kStates > 1) state1 = hn::LoadU(d, arrays.state[1] + i);
   if constexpr (kStates > 2) state2 = hn::LoadU(d, arrays.state[2] + i);
 
+  if constexpr (kUndo) {
+    hn::StoreU(master, d, undo->old[0] + position);
+    if constexpr (kStates > 0) hn::StoreU(state0, d, undo->old[1] + position);
+    if constexpr (kStates > 1) hn::StoreU(state1, d, undo->old[2] + position);
+    if constexpr (kStates > 2) hn::StoreU(state2, d, undo->old[3] + position);
+    PublishProgress(undo, UndoProgress(i, position, hn::Lanes(d)));
+  }
   rule(d, gradient, master, state0, state1, state2);
 
   hn::StoreU(master, d, arrays.master + i);
@@ -89,11 +98,14 @@ HWY_INLINE void UpdateVector(D d, const Rule& rule,
 // The last elements of a tile, fewer than a vector. They take the same path as
 // all others, so that no result depends on where a tile ends: through vectors
 // on the stack, because not every target can load and store under a mask
-// without touching the bytes behind the array.
+// without touching the bytes behind the array. The arguments are copies: if
+// the caller's own had an address here, each of its fences would make it load
+// them again.
 template <class D, class Rule, DType kGradient, DType kParameter>
-HWY_NOINLINE void UpdateTail(D d, const Rule& rule,
-                             const TileArrays<kGradient, kParameter>& arrays,
-                             size_t begin, size_t count) {
+HWY_NOINLINE void UpdateTail(D d, Rule rule,
+                             TileArrays<kGradient, kParameter> arrays,
+                             size_t begin, size_t count, UndoSlot* undo,
+                             size_t position) {
   constexpr size_t kLanes = hn::MaxLanes(d);
   HWY_ALIGN StorageOf<kGradient> gradient[kLanes] = {};
   HWY_ALIGN StorageOf<kParameter> parameter[kLanes];
@@ -105,10 +117,18 @@ HWY_NOINLINE void UpdateTail(D d, const Rule& rule,
   for (int k = 0; k < Rule::kStateArrays; ++k) {
     std::memcpy(state[k], arrays.state[k] + begin, count * sizeof(float));
   }
-  UpdateVector(d, rule,
-               TileArrays<kGradient, kParameter>{
-                   gradient, parameter, master, {state[0], state[1], state[2]}},
-               0);
+  if (undo != nullptr) {
+    std::memcpy(undo->old[0] + position, master, count * sizeof(float));
+    for (int k = 0; k < Rule::kStateArrays; ++k) {
+      std::memcpy(undo->old[1 + k] + position, state[k], count * sizeof(float));
+    }
+    PublishProgress(undo, UndoProgress(begin, position, count));
+  }
+  UpdateVector</*kUndo=*/false>(
+      d, rule,
+      TileArrays<kGradient, kParameter>{
+          gradient, parameter, master, {state[0], state[1], state[2]}},
+      0, nullptr, 0);
   std::memcpy(arrays.master + begin, master, count * sizeof(float));
   for (int k = 0; k < Rule::kStateArrays; ++k) {
     std::memcpy(arrays.state[k] + begin, state[k], count * sizeof(float));
@@ -117,23 +137,38 @@ HWY_NOINLINE void UpdateTail(D d, const Rule& rule,
               count * sizeof(parameter[0]));
 }
 
-// UpdateKernel::apply of a rule and a pair of dtypes.
-template <class Rule, DType kGradient, DType kParameter>
-void UpdateTile(const UpdateFactors& factors, const TileView& view) {
+template <bool kUndo, class Rule, DType kGradient, DType kParameter>
+HWY_INLINE void UpdateElements(const UpdateFactors& factors,
+                               const TileView& view) {
   const Rule rule(factors);
   const TileArrays<kGradient, kParameter> arrays = {
       static_cast<const StorageOf<kGradient>*>(view.gradient),
       static_cast<StorageOf<kParameter>*>(view.parameter),
       view.master,
       {view.state[0], view.state[1], view.state[2]}};
+  UndoSlot* const undo = view.undo;
+  const size_t numel = view.numel;
   const hn::ScalableTag<float> d;
+  static_assert(hn::MaxLanes(d) <= kUndoVectorElements);
   const size_t lanes = hn::Lanes(d);
-  size_t i = 0;
-  for (; i + lanes <= view.numel; i += lanes) {
+  size_t i = view.begin;
+  size_t position = 0;
+  for (; i + lanes <= numel; i += lanes) {
     PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
-    UpdateVector(d, rule, arrays, i);
+    UpdateVector<kUndo>(d, rule, arrays, i, undo, position);
+    position ^= kUndoVectorElements;
   }
-  if (i < view.numel) UpdateTail(d, rule, arrays, i, view.numel - i);
+  if (i < numel) UpdateTail(d, rule, arrays, i, numel - i, undo, position);
+}
+
+// UpdateKernel::apply of a rule and a pair of dtypes.
+template <class Rule, DType kGradient, DType kParameter>
+void UpdateTile(const UpdateFactors& factors, const TileView& view) {
+  if (view.undo == nullptr) {
+    UpdateElements<false, Rule, kGradient, kParameter>(factors, view);
+  } else {
+    UpdateElements<true, Rule, kGradient, kParameter>(factors, view);
+  }
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

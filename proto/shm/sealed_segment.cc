@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <fstream>
 #include <limits>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/shm/segment_layout.h"
 #include "proto/types/memory_available.h"
@@ -20,9 +22,6 @@
 #include "proto/types/status_macros.h"
 
 // Newer than the headers of older systems; the kernel's ABI.
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -55,10 +54,10 @@ absl::Status CheckAvailable(uint64_t bytes) {
 constexpr uint64_t kPopulateBytesPerThread = 32 << 20;
 constexpr uint64_t kPopulateThreadsMax = 8;
 
-// Gives every byte of a mapping its page (MADV_POPULATE_WRITE or _READ); false
-// when some may have none. The kernel clears new pages at 1 to 2 GB/s a thread,
+// Gives every byte of a writable mapping its page; false when some may have
+// none. The kernel clears new pages at 1 to 2 GB/s a thread,
 // which is most of the time of an attach.
-bool Populate(std::byte* data, uint64_t bytes, int advice) {
+bool Populate(std::byte* data, uint64_t bytes) {
   const uint64_t threads_max = std::min<uint64_t>(
       {kPopulateThreadsMax, std::max(1u, std::thread::hardware_concurrency()),
        bytes / kPopulateBytesPerThread + 1});
@@ -66,7 +65,7 @@ bool Populate(std::byte* data, uint64_t bytes, int advice) {
       (bytes / threads_max + kPageBytes - 1) / kPageBytes * kPageBytes;
   std::atomic<bool> populated = true;
   const auto populate = [&](uint64_t begin, uint64_t end) {
-    if (madvise(data + begin, end - begin, advice) != 0) {
+    if (madvise(data + begin, end - begin, MADV_POPULATE_WRITE) != 0) {
       populated = false;
     }
   };
@@ -79,15 +78,28 @@ bool Populate(std::byte* data, uint64_t bytes, int advice) {
   return populated;
 }
 
+// Whether the system gives shared memory huge pages where a mapping asks.
+bool HugeWhereAdvised() {
+  std::string modes;
+  std::getline(
+      std::ifstream("/sys/kernel/mm/transparent_hugepage/shmem_enabled"),
+      modes);
+  return absl::StrContains(modes, "[advise]");
+}
+
 // Maps the writer's view and gives every byte a page.
-absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes) {
+absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes,
+                                        SealedSegment::Pages pages) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return OsError(errno, "mmap");
   // Pages that fallocate takes are huge only where shmem_enabled says always,
   // those of an advised mapping also where it says advise: so touch them first.
   // Both calls are attempts; fallocate takes what they did not, or fails.
   madvise(data, bytes, MADV_HUGEPAGE);
-  if (Populate(static_cast<std::byte*>(data), bytes, MADV_POPULATE_WRITE)) {
+  const bool touch =
+      pages == SealedSegment::Pages::kMapped || HugeWhereAdvised();
+  if (touch &&
+      Populate(static_cast<std::byte*>(data), bytes)) {
     return static_cast<std::byte*>(data);
   }
   int result;
@@ -142,7 +154,8 @@ absl::Status CheckPopulated(int fd, uint64_t bytes) {
 }  // namespace
 
 absl::StatusOr<SealedSegment> SealedSegment::Create(const std::string& name,
-                                                    uint64_t bytes) {
+                                                    uint64_t bytes,
+                                                    Pages pages) {
   const std::string what = absl::StrCat("segment ", name);
   OPTSTATE_RETURN_IF_ERROR(Annotate(CheckSize(bytes), what));
   OPTSTATE_RETURN_IF_ERROR(Annotate(CheckAvailable(bytes), what));
@@ -155,7 +168,7 @@ absl::StatusOr<SealedSegment> SealedSegment::Create(const std::string& name,
   if (ftruncate(fd, static_cast<off_t>(bytes)) != 0) {
     return Annotate(OsError(errno, "ftruncate"), what);
   }
-  absl::StatusOr<std::byte*> data = MapPopulated(fd, bytes);
+  absl::StatusOr<std::byte*> data = MapPopulated(fd, bytes, pages);
   if (!data.ok()) return Annotate(data.status(), what);
   segment.data_ = *data;
   segment.size_ = bytes;
@@ -195,10 +208,10 @@ absl::StatusOr<PeerSegment> PeerSegment::Map(UniqueFd fd, uint64_t bytes) {
   OPTSTATE_RETURN_IF_ERROR(Check(fd.get(), bytes));
   void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
   if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's segment");
-  // Attempts, as in MapPopulated: the pages exist, and this keeps the faults
-  // that would map them out of the first step.
+  // Not populated: pages that their writer has not touched would be cleared
+  // here, while the peer waits to be attached. Those that it has written are
+  // mapped sixteen at a fault.
   madvise(data, bytes, MADV_HUGEPAGE);
-  Populate(static_cast<std::byte*>(data), bytes, MADV_POPULATE_READ);
   PeerSegment segment;
   segment.data_ = static_cast<const std::byte*>(data);
   segment.size_ = bytes;

@@ -18,12 +18,18 @@ namespace optstate::shm {
 // Move-only; unmaps and closes when destroyed.
 class SealedSegment {
  public:
+  // How far the pages are when Create returns; they are this segment's own in
+  // either case. kReserved takes less than half the time, and leaves the rest
+  // to whoever writes a page first.
+  enum class Pages { kMapped, kReserved };
+
   // RESOURCE_EXHAUSTED when the memory cannot be had (checked against
   // MemAvailable and the cgroup's limit before any page is taken, then reserved
   // with fallocate, so that no later access raises SIGBUS).
   // `name` shows in /proc/PID/maps.
   static absl::StatusOr<SealedSegment> Create(const std::string& name,
-                                              uint64_t bytes);
+                                              uint64_t bytes,
+                                              Pages pages = Pages::kMapped);
   SealedSegment() = default;
   SealedSegment(SealedSegment&& other) noexcept;
   SealedSegment& operator=(SealedSegment&& other) noexcept;

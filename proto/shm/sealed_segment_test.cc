@@ -49,6 +49,24 @@ void ExpectRefused(UniqueFd fd, uint64_t bytes, const std::string& reason) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(reason));
 }
 
+// Nothing is mapped yet, and yet every page is there: the peer accepts it.
+TEST(SealedSegmentTest, ReservedPagesAreItsOwn) {
+  constexpr uint64_t kMany = 8 << 20;
+  const auto mine = SealedSegment::Create("optstate_test", kMany,
+                                          SealedSegment::Pages::kReserved);
+  ASSERT_TRUE(mine.ok()) << mine.status();
+  struct stat info;
+  ASSERT_EQ(fstat(mine->fd(), &info), 0);
+  EXPECT_GE(static_cast<uint64_t>(info.st_blocks) * 512, kMany);
+  EXPECT_TRUE(PeerSegment::Map(Dup(mine->fd()), kMany).ok());
+  std::memset(mine->data(), 0x5a, kMany);
+  EXPECT_EQ(SealedSegment::Create("optstate_test", uint64_t{1} << 60,
+                                  SealedSegment::Pages::kReserved)
+                .status()
+                .code(),
+            absl::StatusCode::kResourceExhausted);
+}
+
 TEST(SealedSegmentTest, WhatIsWrittenIsRead) {
   const SealedSegment mine = CreateOrDie();
   EXPECT_EQ(mine.size(), kBytes);

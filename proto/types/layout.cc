@@ -206,6 +206,10 @@ absl::StatusOr<Layout> Layout::Make(LayoutSpec spec) {
     layout.flat_offset_.push_back(flat);
     layout.parameter_offset_bytes_.push_back(bytes);
     layout.element_count_ += numel;
+    if (numel > 0) {
+      layout.run_count_ +=
+          (flat + numel - 1) / kTileElements - flat / kTileElements + 1;
+    }
     // Each term is below 2^48 and the sum is checked as it grows, so neither
     // it nor the bytes can wrap.
     flat += RoundUp(numel, kParameterAlignElements);

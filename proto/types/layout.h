@@ -77,6 +77,9 @@ class Layout {
   uint64_t group_begin(uint32_t group) const { return group_begin_[group]; }
   uint64_t group_end(uint32_t group) const { return group_begin_[group + 1]; }
   uint64_t parameter_area_bytes() const { return parameter_area_bytes_; }
+  // Runs: the parts of parameters that tiles cut them into. Numbered parameter
+  // by parameter, so an extended layout only appends.
+  uint64_t run_count() const { return run_count_; }
   // Sum of numel.
   uint64_t element_count() const { return element_count_; }
   // SHA-256 of a canonical serialisation; identifies the layout at re-attach.
@@ -95,6 +98,7 @@ class Layout {
   std::vector<uint64_t> group_begin_;
   uint64_t flat_elements_ = 0;
   uint64_t parameter_area_bytes_ = 0;
+  uint64_t run_count_ = 0;
   uint64_t element_count_ = 0;
   std::string hash_;
 };

@@ -120,17 +120,24 @@ int RunEngine(const EngineOptions& options) {
   std::vector<KeptGradients> kept = std::move(introduction.kept);
   SupervisorReporter reporter(link->get());
   reporter.Seed(kept);
-  const size_t kept_count = kept.size();
+  std::vector<uint32_t> kept_ranks;
+  for (const KeptGradients& one : kept) kept_ranks.push_back(one.rank);
   absl::StatusOr<std::unique_ptr<Job>> job =
       Job::Open({.name = config.job(),
                  .uid = config.uid(),
                  .directory = config.job_dir(),
-                 .config = config.daemon()});
+                 .config = config.daemon(),
+                 .kept = std::move(kept)});
   if (!job.ok()) {
     spdlog::error("job cannot be opened: job={} error=\"{}\"", config.job(),
                   job.status().ToString());
   }
   Job* const opened = job.ok() ? job->get() : nullptr;
+  // Between steps nobody needs them: ranks that are alive bring theirs again.
+  if (opened != nullptr &&
+      opened->Describe().phase() != v1::JOB_PHASE_RECOVERING) {
+    for (const uint32_t rank : kept_ranks) reporter.Drop(rank);
+  }
 
   auto service = EngineService::Start(config, opened, job.status());
   if (!service.ok()) return Fail(service.status());
@@ -143,7 +150,7 @@ int RunEngine(const EngineOptions& options) {
   if (!server.ok()) return Fail(server.status());
   (*server)->TakeSupervise(std::move(introduction.supervise));
   spdlog::info("engine ready: job={} restarts={} kept_gradients={}",
-               config.job(), config.restarts(), kept_count);
+               config.job(), config.restarts(), kept_ranks.size());
   (*server)->Run();
   spdlog::info("engine ends: job={}", config.job());
   return 0;

@@ -43,7 +43,7 @@ class RunTable {
                                  subgroup_elements_);
   }
 
-  uint64_t run_count() const { return first_run_.back(); }
+  uint64_t run_count() const { return layout_->run_count(); }
   uint64_t first_run(uint32_t parameter) const { return first_run_[parameter]; }
 
   // Calls visit(run, begin, numel) for the runs of `parameter` that make up

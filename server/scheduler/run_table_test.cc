@@ -38,6 +38,7 @@ TEST_F(RunTableTest, RunsCoverEachParameterAndStayWithinTiles) {
       EXPECT_EQ(next_element, NumelOf(layout, p));
     }
     EXPECT_EQ(runs.run_count(), next_run);
+    EXPECT_EQ(layout.run_count(), next_run);
   }
 }
 

@@ -86,7 +86,8 @@ void StepScheduler::SetPartitions(absl::Span<const RankPartition> partitions) {
 
 void StepScheduler::Stage(uint32_t rank, const std::byte* gradient_area,
                           size_t first_piece,
-                          absl::Span<const StageAction> actions) {
+                          absl::Span<const StageAction> actions,
+                          uint64_t staged_mark) {
   if (actions.empty()) return;
   const auto& pieces = partitions_[rank].pieces;
   const auto subgroup_of = [&](const Piece& piece, uint64_t element) {
@@ -104,14 +105,15 @@ void StepScheduler::Stage(uint32_t rank, const std::byte* gradient_area,
   const uint32_t end = subgroup_of(*last, last->begin + last->numel - 1) + 1;
   options_.pool->ParallelFor(end - begin, [&](size_t i) {
     StageSubGroup(runs_.subgroups()[begin + i], rank, gradient_area,
-                  first_piece, actions);
+                  first_piece, actions, staged_mark);
   });
 }
 
 void StepScheduler::StageSubGroup(const RunTable::SubGroup& subgroup,
                                   uint32_t rank, const std::byte* gradient_area,
                                   size_t first_piece,
-                                  absl::Span<const StageAction> actions) {
+                                  absl::Span<const StageAction> actions,
+                                  uint64_t staged_mark) {
   const RankPartition& partition = partitions_[rank];
   const size_t end_piece = first_piece + actions.size();
   for (size_t i = std::max(first_piece,
@@ -126,14 +128,13 @@ void StepScheduler::StageSubGroup(const RunTable::SubGroup& subgroup,
     const uint64_t end =
         std::min(flat + piece.begin + piece.numel, subgroup.end);
     if (flat + begin >= end) continue;
-    StagePiece(piece, begin, end - flat, gradient_area,
-               actions[i - first_piece]);
+    StagePiece(piece, begin, end - flat, gradient_area, staged_mark);
   }
 }
 
 void StepScheduler::StagePiece(const Piece& piece, uint64_t begin, uint64_t end,
                                const std::byte* gradient_area,
-                               StageAction action) {
+                               uint64_t staged_mark) {
   const Layout& layout = *options_.layout;
   const DType dtype = layout.parameters()[piece.parameter].gradient_dtype;
   const std::byte* gradient = gradient_area + piece.gradient_offset_bytes;
@@ -150,12 +151,31 @@ void StepScheduler::StagePiece(const Piece& piece, uint64_t begin, uint64_t end,
           run_sums_[run] = optstate::SumOfSquares(dtype, from, numel);
           return;
         }
-        // The sum's own squares, while it is in the cache: after the last
-        // micro-step they are those of the whole gradient.
-        float* sum = accumulator + run_begin;
-        Accumulate(dtype, from, action == StageAction::kFirst, sum, numel);
-        run_sums_[run] = optstate::SumOfSquares(DType::kFloat32, sum, numel);
+        AccumulateRun(run, dtype, from, accumulator + run_begin, numel,
+                      staged_mark);
       });
+}
+
+void StepScheduler::AccumulateRun(uint64_t run, DType dtype,
+                                  const std::byte* gradient, float* sum,
+                                  uint64_t numel, uint64_t staged_mark) {
+  std::atomic<uint64_t>& mark = options_.recovery.staged_marks[run];
+  const uint64_t before = mark.load(std::memory_order_relaxed);
+  if (before == staged_mark) return;
+  if (EpochOf(before) == EpochOf(staged_mark)) {
+    WorkerUndo& undo = worker_undo();
+    undo.Begin(UndoKind::kAccumulate, run, staged_mark);
+    Accumulate(dtype, gradient, /*first=*/false, sum, numel, &undo.slot);
+    undo.End(&mark);
+  } else {
+    // Overwrites what counts no more; broken off, it is begun anew.
+    Accumulate(dtype, gradient, /*first=*/true, sum, numel);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    mark.store(staged_mark, std::memory_order_relaxed);
+  }
+  // The sum's own squares, while it is in the cache: after the last micro-step
+  // they are those of the whole gradient.
+  run_sums_[run] = optstate::SumOfSquares(DType::kFloat32, sum, numel);
 }
 
 double StepScheduler::SumOfSquares(absl::Span<const uint8_t> updated) const {
@@ -171,12 +191,30 @@ double StepScheduler::SumOfSquares(absl::Span<const uint8_t> updated) const {
 }
 
 void StepScheduler::Apply(const Update& update) {
+  FinishRunsInFlight(update);
   options_.pool->ParallelFor(runs_.subgroups().size(), [&](size_t i) {
     ApplySubGroup(runs_.subgroups()[i], update);
   });
   if (options_.observer != nullptr) options_.observer->OnRunsDone(update.step);
-  for (uint32_t p = 0; p < update.updated.size(); ++p) {
-    if (update.updated[p] != 0) ++options_.arrays.step_counts[p];
+  CountStep(update.updated);
+}
+
+// Broken off anywhere, it is taken up where it was: see ControlFile.
+void StepScheduler::CountStep(absl::Span<const uint8_t> updated) {
+  ControlFile& control = *options_.control;
+  int64_t* const counts = options_.arrays.step_counts;
+  uint64_t p = control.counts_begun.load(std::memory_order_relaxed);
+  if (p != 0) {
+    --p;
+    counts[p] = control.count_before[p % 2];
+  }
+  for (; p < updated.size(); ++p) {
+    control.count_before[p % 2] = counts[p];
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    control.counts_begun.store(p + 1, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    counts[p] += updated[p];
+    std::atomic_signal_fence(std::memory_order_seq_cst);
   }
 }
 
@@ -208,25 +246,26 @@ void StepScheduler::ApplySubGroup(const RunTable::SubGroup& subgroup,
 void StepScheduler::ApplyParameter(uint32_t parameter, uint64_t begin,
                                    uint64_t end, const UpdateFactors& factors,
                                    const Update& update) {
-  const Layout& layout = *options_.layout;
-  const bool accumulated = options_.arrays.accumulator != nullptr;
-  const size_t element_bytes =
-      SizeInBytes(layout.parameters()[parameter].gradient_dtype);
   for (const PieceTable::Entry& piece : pieces_->pieces(parameter)) {
     const uint64_t piece_begin = std::max(begin, piece.begin);
     const uint64_t piece_end = std::min(end, piece.end);
     if (piece_begin >= piece_end) continue;
-    const std::byte* gradient =
-        update.gradient_areas[piece.rank] + piece.gradient_offset_bytes;
     runs_.ForEachRun(parameter, piece_begin, piece_end,
                      [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
-                       const void* from =
-                           gradient + (run_begin - piece.begin) * element_bytes;
-                       if (accumulated) {
-                         from = options_.arrays.accumulator +
-                                layout.flat_offset(parameter) + run_begin;
+                       std::atomic<uint64_t>& stamp =
+                           options_.recovery.run_stamps[run];
+                       if (stamp.load(std::memory_order_relaxed) ==
+                           update.step) {
+                         return;
                        }
-                       ApplyRun(parameter, run_begin, numel, from, factors);
+                       WorkerUndo& undo = worker_undo();
+                       undo.Begin(UndoKind::kUpdate, run, update.step);
+                       TileView view = ViewOf(parameter, run_begin, numel);
+                       view.gradient =
+                           GradientOf(parameter, piece, run_begin, update);
+                       view.undo = &undo.slot;
+                       kernels_[parameter]->apply(factors, view);
+                       undo.End(&stamp);
                        if (options_.observer != nullptr) {
                          options_.observer->OnRunUpdated(update.step, run);
                        }
@@ -234,14 +273,25 @@ void StepScheduler::ApplyParameter(uint32_t parameter, uint64_t begin,
   }
 }
 
-void StepScheduler::ApplyRun(uint32_t parameter, uint64_t begin, uint64_t numel,
-                             const void* gradient,
-                             const UpdateFactors& factors) {
+const void* StepScheduler::GradientOf(uint32_t parameter,
+                                      const PieceTable::Entry& piece,
+                                      uint64_t begin,
+                                      const Update& update) const {
+  const Layout& layout = *options_.layout;
+  if (options_.arrays.accumulator != nullptr) {
+    return options_.arrays.accumulator + layout.flat_offset(parameter) + begin;
+  }
+  return update.gradient_areas[piece.rank] + piece.gradient_offset_bytes +
+         (begin - piece.begin) *
+             SizeInBytes(layout.parameters()[parameter].gradient_dtype);
+}
+
+TileView StepScheduler::ViewOf(uint32_t parameter, uint64_t begin,
+                               uint64_t numel) const {
   const Layout& layout = *options_.layout;
   const ParameterSpec& spec = layout.parameters()[parameter];
   const uint64_t flat = layout.flat_offset(parameter) + begin;
   TileView view;
-  view.gradient = gradient;
   view.parameter = options_.parameters +
                    layout.parameter_offset_bytes(parameter) +
                    begin * SizeInBytes(spec.dtype);
@@ -251,7 +301,17 @@ void StepScheduler::ApplyRun(uint32_t parameter, uint64_t begin, uint64_t numel,
     view.state[i] = bases[i] == nullptr ? nullptr : bases[i] + flat;
   }
   view.numel = numel;
-  kernels_[parameter]->apply(factors, view);
+  return view;
+}
+
+absl::Span<WorkerUndo> StepScheduler::worker_undos() const {
+  return {reinterpret_cast<WorkerUndo*>(options_.undo.data()),
+          options_.undo.size() / sizeof(WorkerUndo)};
+}
+
+WorkerUndo& StepScheduler::worker_undo() const {
+  return worker_undos()[static_cast<size_t>(
+      WorkerPool::CurrentParticipant())];
 }
 
 template <typename Visitor>

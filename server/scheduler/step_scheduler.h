@@ -19,6 +19,7 @@
 #include "server/scheduler/run_table.h"
 #include "server/scheduler/step_observer.h"
 #include "server/scheduler/worker_pool.h"
+#include "server/scheduler/worker_undo.h"
 #include "storage/host_tier.h"
 
 namespace optstate {
@@ -26,8 +27,7 @@ namespace optstate {
 // What staging does with one piece's gradient.
 enum class StageAction : uint8_t {
   kNothing = 0,  // a repeat
-  kFirst = 1,    // the piece's first gradient in this step
-  kAdd = 2,      // a further micro-step (accumulation only)
+  kStage = 1,
 };
 
 // Does the arithmetic of a job's steps on the worker pool: statistics and
@@ -37,6 +37,9 @@ enum class StageAction : uint8_t {
 // Bits: independent of threads, sub-groups, partition and world size. Each
 // element is computed by itself; the sum of squares is taken within runs in the
 // kernels' order, then over runs in parameter order.
+// Crashes: a process that dies in Stage or Apply leaves state that RollBack
+// takes to where each run has all of an update, or a push, or nothing of it;
+// the same call then does the rest.
 // Trust: gradients are arithmetic input. A peer that changes them between
 // staging and update gets another sum, and no address or size depends on them.
 //
@@ -47,12 +50,16 @@ class StepScheduler {
     const Layout* layout = nullptr;   // outlives this
     uint64_t subgroup_elements = 0;   // 0: the default
     StateArrays arrays;               // valid as long as this
+    RecoveryArrays recovery;          // "
+    ControlFile* control = nullptr;   // "
+    // WorkerUndoBytes(pool->participants()), zeroed or from a former engine.
+    absl::Span<std::byte> undo;
     std::byte* parameters = nullptr;  // the parameter area
     WorkerPool* pool = nullptr;
     StepObserver* observer = nullptr;  // tests only
   };
 
-  // A step that will be applied.
+  // A step that will be applied. Runs that carry its stamp have it already.
   struct Update {
     uint64_t step = 0;
     absl::Span<const Hyperparams> groups;
@@ -72,9 +79,33 @@ class StepScheduler {
   void SetPartitions(absl::Span<const RankPartition> partitions);
   const PieceTable& pieces() const { return *pieces_; }
 
+  // Bytes of the undo file for this many workers.
+  static uint64_t WorkerUndoBytes(int workers);
+
+  // Takes back what a process that died was writing, in any number of slots:
+  // of runs of the update of `step` (0: no step is in progress) the vector in
+  // flight, of pushes the whole run. Apply() goes on with the former. Returns
+  // how many runs were in flight. DATA_LOSS when a slot is impossible.
+  absl::StatusOr<uint64_t> RollBack(uint64_t step);
+  // Takes the sums of squares anew of what is accumulated under these epochs
+  // (one per rank; 0: the rank has staged nothing).
+  void RestoreSums(absl::Span<const uint32_t> epochs);
+  // The micro-step up to which a piece is accumulated under this epoch, or -1:
+  // of its runs the one that has least. A piece without elements has -1.
+  int64_t StagedMicroStep(const Piece& piece, uint32_t epoch) const;
+  // Whether the update needs gradients of the rank that lie in its area.
+  bool NeedsGradients(uint32_t rank, const Update& update) const;
+  // Before the state is loaded anew: no run carries the stamp of a step, and
+  // none is to be rolled back.
+  void ForgetStep();
+  // Before runs change hands between ranks: nothing is accumulated.
+  void ForgetStaged();
+
   // Stages the gradients of the rank's pieces [first_piece, +actions.size()).
+  // With accumulation each run is given `staged_mark` (storage/format/
+  // rank_mark.h), and one that has it already is left alone.
   void Stage(uint32_t rank, const std::byte* gradient_area, size_t first_piece,
-             absl::Span<const StageAction> actions);
+             absl::Span<const StageAction> actions, uint64_t staged_mark);
 
   // Sum of squares of what was staged for the parameters with updated != 0.
   double SumOfSquares(absl::Span<const uint8_t> updated) const;
@@ -96,14 +127,27 @@ class StepScheduler {
   absl::Status ResolveKernels();
   void StageSubGroup(const RunTable::SubGroup& subgroup, uint32_t rank,
                      const std::byte* gradient_area, size_t first_piece,
-                     absl::Span<const StageAction> actions);
+                     absl::Span<const StageAction> actions,
+                     uint64_t staged_mark);
   void StagePiece(const Piece& piece, uint64_t begin, uint64_t end,
-                  const std::byte* gradient_area, StageAction action);
+                  const std::byte* gradient_area, uint64_t staged_mark);
+  void AccumulateRun(uint64_t run, DType dtype, const std::byte* gradient,
+                     float* sum, uint64_t numel, uint64_t staged_mark);
   void ApplySubGroup(const RunTable::SubGroup& subgroup, const Update& update);
   void ApplyParameter(uint32_t parameter, uint64_t begin, uint64_t end,
                       const UpdateFactors& factors, const Update& update);
-  void ApplyRun(uint32_t parameter, uint64_t begin, uint64_t numel,
-                const void* gradient, const UpdateFactors& factors);
+  const void* GradientOf(uint32_t parameter, const PieceTable::Entry& piece,
+                         uint64_t begin, const Update& update) const;
+  void FinishRunsInFlight(const Update& update);
+  void FinishRun(const Update& update, WorkerUndo* undo);
+  uint32_t ParameterOfRun(uint64_t run) const;
+  TileView ViewOf(uint32_t parameter, uint64_t begin, uint64_t numel) const;
+  void CountStep(absl::Span<const uint8_t> updated);
+  absl::Span<WorkerUndo> worker_undos() const;
+  WorkerUndo& worker_undo() const;
+  template <typename Visitor>
+  void ForEachRunOf(uint32_t parameter, const Visitor& visit) const;
+  absl::Status RollBackRun(WorkerUndo* undo);
   template <typename Visitor>
   void ForEachElementRange(uint32_t first_parameter, const Visitor& visit);
 

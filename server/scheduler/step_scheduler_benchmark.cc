@@ -5,6 +5,7 @@
 //   bazel run //server/scheduler:step_scheduler_benchmark
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -44,7 +45,9 @@ struct Fixture {
         parameters(layout.flat_elements(), 0),
         gradients(layout.flat_elements(), 0.5f),
         step_counts(kParameters, 0),
-        pool(AvailableCores(), /*spin=*/true) {
+        run_stamps(layout.run_count()),
+        pool(AvailableCores(), /*spin=*/true),
+        undo(static_cast<size_t>(pool.participants())) {
     StepScheduler::Options options;
     options.layout = &layout;
     options.arrays.master = master.data();
@@ -52,6 +55,10 @@ struct Fixture {
     options.arrays.exp_avg_sq = exp_avg_sq.data();
     options.arrays.step_counts = step_counts.data();
     options.parameters = reinterpret_cast<std::byte*>(parameters.data());
+    options.recovery.run_stamps = run_stamps.data();
+    options.control = &control;
+    options.undo = {reinterpret_cast<std::byte*>(undo.data()),
+                    undo.size() * sizeof(WorkerUndo)};
     options.pool = &pool;
     scheduler = *StepScheduler::Create(options);
     scheduler->SetPartitions(partition);
@@ -64,7 +71,10 @@ struct Fixture {
   const std::vector<RankPartition> partition;
   std::vector<float> master, exp_avg, exp_avg_sq, parameters, gradients;
   std::vector<int64_t> step_counts;
+  std::vector<std::atomic<uint64_t>> run_stamps;
+  ControlFile control = {};
   WorkerPool pool;
+  std::vector<WorkerUndo> undo;
   std::unique_ptr<StepScheduler> scheduler;
 };
 
@@ -81,7 +91,11 @@ void BM_Scheduler(benchmark::State& state) {
   update.groups = absl::MakeConstSpan(&group, 1);
   update.updated = updated;
   update.gradient_areas = absl::MakeConstSpan(&area, 1);
-  for (auto _ : state) fixture.scheduler->Apply(update);
+  for (auto _ : state) {
+    ++update.step;
+    fixture.control.counts_begun = 0;
+    fixture.scheduler->Apply(update);
+  }
   CountElements(state);
 }
 
@@ -108,9 +122,9 @@ void BM_KernelAlone(benchmark::State& state) {
 
 void BM_Stage(benchmark::State& state) {
   Fixture fixture(static_cast<uint64_t>(state.range(0)));
-  const std::vector<StageAction> actions(kParameters, StageAction::kFirst);
+  const std::vector<StageAction> actions(kParameters, StageAction::kStage);
   for (auto _ : state) {
-    fixture.scheduler->Stage(0, fixture.gradient_area(), 0, actions);
+    fixture.scheduler->Stage(0, fixture.gradient_area(), 0, actions, 0);
   }
   CountElements(state);
 }

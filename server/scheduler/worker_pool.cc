@@ -14,6 +14,8 @@ namespace {
 // whoever spins longer than that has lost more than the sleep would have cost.
 constexpr int kSpinRounds = 1000;
 
+thread_local int current_participant = 0;
+
 void Pause() {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
@@ -29,7 +31,7 @@ WorkerPool::WorkerPool(int participants, bool spin)
   const int threads = std::max(participants, 1) - 1;
   threads_.reserve(static_cast<size_t>(threads));
   for (int i = 0; i < threads; ++i) {
-    threads_.emplace_back([this] { Run(); });
+    threads_.emplace_back([this, i] { Run(i + 1); });
     const std::string name = absl::StrCat("update-", i + 1);
     pthread_setname_np(threads_.back().native_handle(), name.c_str());
   }
@@ -72,7 +74,10 @@ void WorkerPool::Work() {
   }
 }
 
-void WorkerPool::Run() {
+int WorkerPool::CurrentParticipant() { return current_participant; }
+
+void WorkerPool::Run(int participant) {
+  current_participant = participant;
   uint32_t seen = 0;
   while (true) {
     seen = AwaitDoorbell(seen);

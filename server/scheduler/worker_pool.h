@@ -36,6 +36,9 @@ class WorkerPool {
   WorkerPool& operator=(const WorkerPool&) = delete;
   ~WorkerPool();
 
+  // Of the thread that runs a body: 0 for the caller, others below
+  // participants().
+  static int CurrentParticipant();
   int participants() const { return static_cast<int>(threads_.size()) + 1; }
 
   // Calls body(i) once for each i < count, in any order and on any thread;
@@ -45,7 +48,7 @@ class WorkerPool {
  private:
   static constexpr uint32_t kOpen = 1u << 31;  // the rest counts who joined
 
-  void Run();
+  void Run(int participant);
   bool Join();
   void Leave();
   void Work();

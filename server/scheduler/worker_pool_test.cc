@@ -51,6 +51,20 @@ TEST(WorkerPoolTest, WorkIsSharedWhenTheCallerIsBusy) {
   EXPECT_EQ(here, 2);
 }
 
+TEST(WorkerPoolTest, EachThreadIsAnotherParticipant) {
+  WorkerPool pool(2, false);
+  std::vector<int> participants(2, -1);
+  std::atomic<int> here{0};
+  pool.ParallelFor(2, [&](size_t i) {
+    participants[i] = WorkerPool::CurrentParticipant();
+    ++here;
+    here.notify_all();
+    for (int seen = here; seen != 2; seen = here) here.wait(seen);
+  });
+  EXPECT_EQ(participants[0] + participants[1], 1);
+  EXPECT_EQ(participants[0] * participants[1], 0);
+}
+
 TEST(WorkerPoolTest, StopsWithoutHavingWorked) { WorkerPool pool(16, true); }
 
 }  // namespace

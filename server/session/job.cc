@@ -48,28 +48,12 @@ absl::Status JobImpl::Adopt() {
       tier_, HostTier::Open(options_.directory, shape->description.layout,
                             shape->description.accumulate, *file));
   OPTSTATE_ASSIGN_OR_RETURN(segment_, MakeSegment(shape->description.layout));
+  OPTSTATE_RETURN_IF_ERROR(tier_->ReserveUndo(0));
+  const bool undo_lost = tier_->undo().empty();
   OPTSTATE_RETURN_IF_ERROR(UseShape(std::move(shape)));
-  AdoptMark();
+  failure_ = undo_lost ? LostInside("the file undo is missing") : AdoptStep();
   AdoptUnfinishedLoad();
-  if (failure_.ok()) scheduler_->CastParameters(0);
   return absl::OkStatus();
-}
-
-// A step that was recorded only lacked the clearing of its mark. One that was
-// not left some tiles at the old step and some at the new one.
-void JobImpl::AdoptMark() {
-  std::atomic<uint64_t>& mark = tier_->control()->step_in_progress;
-  const uint64_t step = mark.load(std::memory_order_acquire);
-  if (step == record().committed_step) {
-    mark.store(0, std::memory_order_release);
-  } else if (step != 0) {
-    failure_ = absl::DataLossError(absl::StrCat(
-        "job \"", options_.name, "\": the engine died inside step ", step,
-        ", so its state is partly of that step and partly of the one before. "
-        "Last good step: ",
-        record().committed_step, ". Delete the job (optctl delete job ",
-        options_.name, ") and start it again from a checkpoint"));
-  }
 }
 
 // A load that broke off must be taken again from where it had written.
@@ -84,6 +68,7 @@ void JobImpl::AdoptUnfinishedLoad() {
 v1::JobPhase JobImpl::phase() const {
   if (shape_ == nullptr) return v1::JOB_PHASE_EMPTY;
   if (!failure_.ok()) return v1::JOB_PHASE_FAILED;
+  if (recovery_.has_value()) return v1::JOB_PHASE_RECOVERING;
   if (load_.active() || record().load_required_from < parameter_count()) {
     return v1::JOB_PHASE_LOADING;
   }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -18,6 +19,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
+#include "server/session/gradient_keeper.h"
 
 namespace optstate {
 
@@ -77,6 +79,11 @@ struct AttachSpec {
   // job last changed its shape.
   uint64_t gradient_area_bytes = 0;
   SessionListener* listener = nullptr;
+  // See v1::AttachRequest.
+  uint64_t client_instance = 0;
+  // The area holds what this instance wrote there for the engine before this
+  // one; else it does so once the rank has pushed again and committed.
+  bool gradients_present = false;
   // Attach even when the job is FAILED, in order to load a checkpoint into it.
   // Without it such a job refuses its ranks, so that none takes its parameters.
   bool accept_failed = false;
@@ -86,11 +93,19 @@ struct AttachSpec {
   std::string client_version;
 };
 
+// Pieces [first_piece, +piece_count) of a rank, accumulated up to a micro-step.
+struct StagedRange {
+  uint32_t first_piece = 0;
+  uint32_t piece_count = 0;
+  uint32_t micro_step = 0;
+};
+
 struct AttachResult {
   uint64_t committed_step = 0;
   v1::JobPhase phase = v1::JOB_PHASE_EMPTY;
   bool has_last_outcome = false;
   StepOutcome last_outcome;
+  std::vector<StagedRange> staged;  // see v1::AttachReply
 };
 
 struct CommitSpec {
@@ -115,14 +130,24 @@ struct CommitSpec {
 //                outcome; with another, FAILED_PRECONDITION.
 //   A parameter is updated when all its pieces were pushed; none: left alone;
 //   some but not all: FAILED_PRECONDITION to all, as above.
-//   Detach in an open step drops what the rank staged and its commit.
+//   Detach in an open step drops what the rank staged and its commit; whether
+//   ranks that wait in a commit are told is the configuration's on_rank_loss.
 //
 // State: host-tier files in the job directory (storage/host_tier.h) and a
 // control file that records the committed step, its outcome and a mark while a
-// step is being applied. Open() adopts what is there; a job found with the mark
-// set is FAILED: Register says so in its phase, every other call returns
-// DATA_LOSS naming the last good step, but for ranks that attach with
-// accept_failed: their BeginLoad starts the job over from a checkpoint.
+// step is being applied. Open() adopts what is there. A job found with the mark
+// set died in that step: runs in flight are rolled back, and the step is
+// finished as it was decided, at once when the gradients that it needs are
+// there (accumulated, in staging files, or in Options::kept). Else the job is
+// RECOVERING until the ranks that have them attach again with the
+// client_instance that committed; their pushes are taken for granted and their
+// commits answered when the step is finished. When such a rank is replaced by
+// another process the gradients are lost and the job is FAILED: Register says
+// so in its phase, every other call returns DATA_LOSS naming the last good
+// step, but for ranks that attach with accept_failed: their BeginLoad starts
+// the job over from a checkpoint.
+// With accumulation, what a rank has staged is there as well after a crash, for
+// the same client_instance.
 //
 // Load rules: what must be loaded before a job is READY is every master of a
 // new job, those of the parameters that an extension brought, and after a load
@@ -144,8 +169,15 @@ class Job {
     uint32_t uid = 0;
     std::string directory;  // exists; on tmpfs as a rule
     v1::DaemonConfig config;
+    // Of the engine that died, by whoever outlived it.
+    std::vector<KeptGradients> kept;
     StepObserver* observer = nullptr;  // tests only; outlives the job
   };
+
+  // What a transport without shared memory writes a rank's gradients into, so
+  // that they outlive the engine (session/staging_file.h). The job removes it.
+  virtual std::string StagingPath(uint32_t rank,
+                                  uint64_t client_instance) const = 0;
 
   // Adopts the job that is in the directory, or starts an empty one. DATA_LOSS
   // when files are there that do not fit together (says which and why).

@@ -1,5 +1,6 @@
 // Gradients summed over micro-steps.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -177,7 +178,10 @@ TEST_F(JobAccumulateTest, AStepStartsFromNothing) {
 TEST_F(JobAccumulateTest, MayBeSwitchedBetweenSessions) {
   const auto has_accumulator = [&] {
     const v1::Job job = harness_.job().Describe();
-    return job.arrays(job.arrays_size() - 1).name() == "accumulator";
+    return std::any_of(job.arrays().begin(), job.arrays().end(),
+                       [](const v1::ArrayBytes& array) {
+                         return array.name() == "accumulator";
+                       });
   };
   EXPECT_TRUE(has_accumulator());
   const std::string state = harness_.StateBytes();

@@ -42,105 +42,244 @@ class Killer final : public StepObserver {
   std::atomic<int> runs_{0};
 };
 
-JobHarness::Setup TwoRanks() {
+constexpr uint64_t kInstance = 70;
+
+JobHarness::Setup TwoRanks(bool accumulate = false) {
   JobHarness::Setup setup;
   setup.layout.groups = {{}, {true}};
   setup.layout.parameters = {
       MakeParameter("a", 20000),
-      MakeParameter("b", 9000, 1, DType::kBFloat16, DType::kBFloat16)};
+      MakeParameter("b", 9000, 1, DType::kBFloat16, DType::kBFloat16),
+      MakeParameter("idle", 5000, 1)};
   setup.world_size = 2;
+  setup.accumulate = accumulate;
+  setup.client_instance = kInstance;
   return setup;
 }
 
+// Takes steps 1 and 2; then an engine dies in step 3, which clips and leaves a
+// parameter out.
 class JobCrashTest : public ::testing::Test {
  protected:
-  // Steps 1 and 2 are taken; in step 3 the engine dies at the instant.
-  explicit JobCrashTest(JobHarness::Setup setup = TwoRanks())
-      : harness_(std::move(setup)) {
-    harness_.Start(harness_.RandomTensors(1));
-    for (uint64_t step = 1; step <= 2; ++step) TakeStep(&harness_, step);
+  explicit JobCrashTest(bool accumulate = false)
+      : harness_(TwoRanks(accumulate)) {
+    StartAt2(&harness_);
     committed_ = harness_.StateBytes();
+    JobHarness undisturbed(TwoRanks(accumulate));
+    StartAt2(&undisturbed);
+    TakeStep3(&undisturbed);
+    expected_ = undisturbed.StateBytes();
   }
+
   CommitSpec CommitOf(uint64_t step) const {
     CommitSpec spec;
     spec.step = step;
     spec.groups = groups_;
+    if (step == 3) spec.max_norm = 1;
     return spec;
   }
-  void TakeStep(JobHarness* harness, uint64_t step) {
-    harness->Step(step, harness->RandomTensors(step), CommitOf(step));
+  void StartAt2(JobHarness* harness) {
+    harness->Start(harness->RandomTensors(1));
+    for (uint64_t step = 1; step <= 2; ++step) {
+      harness->Step(step, harness->RandomTensors(step), CommitOf(step));
+    }
   }
-  void DieInStep3(Instant instant) {
+  void PushStep3(JobHarness* harness) {
+    harness->SetGradients(harness->RandomTensors(3));
+    harness->PushAll(3, 0, {2});
+    if (!harness->setup().accumulate) return;
+    harness->SetGradients(harness->RandomTensors(4));
+    harness->PushAll(3, 1, {2});
+  }
+  void TakeStep3(JobHarness* harness) {
+    PushStep3(harness);
+    harness->CommitAll(CommitOf(3));
+  }
+
+  // A process opens the job, does `what` and is killed by it.
+  template <typename What>
+  void DieIn(const What& what) {
     harness_.Close();  // no threads in this process when it forks
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
-      Killer killer(instant);
-      harness_.setup().observer = &killer;
-      if (!harness_.Open().ok()) ::_exit(1);
-      harness_.AttachAll();
-      TakeStep(&harness_, 3);
+      what();
       ::_exit(2);
     }
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status)) << status;
-    ASSERT_TRUE(harness_.Open().ok());
   }
+  void DieInStep3(Instant instant) {
+    DieIn([&] {
+      Killer killer(instant);
+      harness_.setup().observer = &killer;
+      if (!harness_.Open().ok()) ::_exit(1);
+      harness_.AttachAll();
+      TakeStep3(&harness_);
+    });
+  }
+  // Whose memory the ranks' gradients of step 3 are still in.
+  void RememberGradients() {
+    harness_.SetGradients(harness_.RandomTensors(3));
+  }
+  uint64_t committed_step() {
+    return harness_.job().Describe().committed_step();
+  }
+  v1::JobPhase phase() { return harness_.job().Describe().phase(); }
 
   const std::vector<Hyperparams> groups_{2};
   JobHarness harness_;
   std::string committed_;
+  std::string expected_;
 };
 
 class DiesInside : public JobCrashTest,
                    public ::testing::WithParamInterface<Instant> {};
 
-TEST_P(DiesInside, TheJobSaysSoAndNeverTrainsOn) {
+TEST_P(DiesInside, TheStepIsFinishedWhenTheRanksAreBack) {
   DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  if (GetParam() == Instant::kRunsDone) {
+    EXPECT_EQ(phase(), v1::JOB_PHASE_READY);  // no gradient is missing
+  } else {
+    EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+    EXPECT_EQ(committed_step(), 2);
+  }
+  RememberGradients();
+  harness_.AttachAll();
+  EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+  const auto answer = harness_.CommitAll(CommitOf(3));
+  EXPECT_TRUE(answer.status.ok());
+  EXPECT_TRUE(answer.outcome.applied);
+  EXPECT_LT(answer.outcome.clip_coefficient, 1);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+// As over a wire that brings the gradients again.
+TEST_P(DiesInside, TheStepIsFinishedWhenTheGradientsHaveComeAgain) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are missing";
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(harness_.Register(rank).ok());
+    AttachSpec spec = harness_.AttachSpecOf(rank);
+    spec.gradients_present = false;
+    const auto attached = harness_.job().Attach(spec);
+    ASSERT_TRUE(attached.ok()) << attached.status();
+    EXPECT_EQ(attached->committed_step, 2);
+    EXPECT_EQ(attached->phase, v1::JOB_PHASE_RECOVERING);
+  }
+  RememberGradients();
+  harness_.PushAll(3, 0, {2});
+  EXPECT_EQ(harness_.job().Abort(0, 3).code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(harness_.job().BeginLoad(0).code(), absl::StatusCode::kUnavailable);
+  CommitSpec other = CommitOf(3);
+  other.max_norm = 2;
+  const auto* refused = harness_.AnswerTo(0, harness_.Commit(0, other));
+  ASSERT_NE(refused, nullptr);
+  EXPECT_FALSE(refused->status.ok());
+  const auto answer = harness_.CommitAll(CommitOf(3));
+  EXPECT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+TEST_P(DiesInside, TheStepIsFinishedAtOnceFromKeptGradients) {
+  DieInStep3(GetParam());
+  // A first engine only to know the sizes.
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  std::vector<KeptGradients> kept;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    kept.push_back(harness_.KeepGradients(rank, 4096));
+  }
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+TEST_P(DiesInside, KeptGradientsOfAnotherInstanceAreNotUsed) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are missing";
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  harness_.SetGradients(harness_.RandomTensors(9));
+  std::vector<KeptGradients> kept;
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    kept.push_back(harness_.KeepGradients(rank, 0));
+    kept.back().client_instance += 100;
+  }
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+}
+
+// At every instant of the recovery, again and again.
+TEST_P(DiesInside, DeathsWhileItIsFinished) {
+  DieInStep3(GetParam());
+  for (const Instant again :
+       {Instant::kFirstRun, Instant::kLaterRun, Instant::kRunsDone}) {
+    if (again < GetParam()) continue;
+    DieIn([&] {
+      Killer killer(again);
+      harness_.setup().observer = &killer;
+      if (!harness_.Open().ok()) ::_exit(1);
+      RememberGradients();
+      harness_.AttachAll();
+    });
+  }
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  harness_.AttachAll();
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+TEST_P(DiesInside, AnotherProcessInTheRanksPlaceHasLostTheGradients) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  harness_.setup().client_instance = 0;
   const auto expect_loss = [](const absl::Status& status) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
     EXPECT_THAT(status.message(), HasSubstr("died inside step 3"));
     EXPECT_THAT(status.message(), HasSubstr("Last good step: 2"));
     EXPECT_THAT(status.message(), HasSubstr("optctl delete job test"));
   };
-  const v1::Job job = harness_.job().Describe();
-  EXPECT_EQ(job.phase(), v1::JOB_PHASE_FAILED);
-  EXPECT_EQ(job.committed_step(), 2);
-  expect_loss(absl::DataLossError(job.reason()));
-  const auto registered = harness_.Register(0);
-  ASSERT_TRUE(registered.ok());
-  EXPECT_EQ(registered->phase, v1::JOB_PHASE_FAILED);
+  ASSERT_TRUE(harness_.Register(0).ok());
   expect_loss(harness_.Attach(0).status());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_EQ(committed_step(), 2);
   std::vector<std::byte> out(4);
   expect_loss(harness_.job()
                   .Fetch(v1::STATE_ARRAY_MASTER, 0, 0, 1, absl::MakeSpan(out))
                   .status());
   expect_loss(harness_.job().ReadParameters(0, absl::MakeSpan(out)));
-}
 
-TEST_P(DiesInside, ACheckpointMayBeLoadedIntoIt) {
-  DieInStep3(GetParam());
+  // A checkpoint may be loaded into it.
   harness_.setup().accept_failed = true;
   harness_.AttachAll();
   EXPECT_EQ(harness_.Push(0, 3, 0, 2).code(), absl::StatusCode::kDataLoss);
-  const auto* refused = harness_.AnswerTo(0, harness_.Commit(0, CommitOf(3)));
-  ASSERT_NE(refused, nullptr);
-  EXPECT_EQ(refused->status.code(), absl::StatusCode::kDataLoss);
   const Tensors checkpoint = harness_.RandomTensors(50);
   harness_.LoadMasters({checkpoint[0]});
   EXPECT_FALSE(harness_.FinishAll().status.ok());  // all of it, or nothing
   // A restart in between: still to be loaded, no longer failed.
   harness_.Close();
   ASSERT_TRUE(harness_.Open().ok());
-  EXPECT_EQ(harness_.job().Describe().phase(), v1::JOB_PHASE_LOADING);
+  EXPECT_EQ(phase(), v1::JOB_PHASE_LOADING);
   harness_.AttachAll();
   harness_.LoadMasters(checkpoint);
   ASSERT_TRUE(harness_.FinishAll().status.ok());
   EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, 1), checkpoint[1]);
   EXPECT_THAT(harness_.Fetch(v1::STATE_ARRAY_EXP_AVG, 0), Each(0.0f));
   EXPECT_THAT(harness_.StepCounts(), Each(0));
-  TakeStep(&harness_, 3);
+  // Step 3 is taken anew, also by runs that the dead engine had stamped.
+  harness_.Step(3, harness_.RandomTensors(3), CommitOf(3));
+  EXPECT_THAT(harness_.StepCounts(), Each(1));
+  EXPECT_NE(harness_.Fetch(v1::STATE_ARRAY_MASTER, 0), checkpoint[0]);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DiesInside,
@@ -149,40 +288,106 @@ INSTANTIATE_TEST_SUITE_P(All, DiesInside,
                                            Instant::kRunsDone));
 
 TEST_F(JobCrashTest, DeathAfterTheRecordIsACommittedStep) {
-  JobHarness undisturbed(TwoRanks());
-  undisturbed.Start(undisturbed.RandomTensors(1));
-  for (uint64_t step = 1; step <= 3; ++step) TakeStep(&undisturbed, step);
-  const std::string expected = undisturbed.StateBytes();
-  undisturbed.Close();
   DieInStep3(Instant::kRecorded);
-  EXPECT_EQ(harness_.job().Describe().phase(), v1::JOB_PHASE_READY);
-  EXPECT_EQ(harness_.job().Describe().committed_step(), 3);
-  EXPECT_TRUE(harness_.StateBytes() == expected);
+  ASSERT_TRUE(harness_.Open().ok());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
   // The ranks, which were not answered, ask again.
   harness_.AttachAll();
   const auto answer = harness_.CommitAll(CommitOf(3));
   EXPECT_TRUE(answer.status.ok());
   EXPECT_TRUE(answer.outcome.applied);
-  EXPECT_TRUE(harness_.StateBytes() == expected);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
 TEST_F(JobCrashTest, DeathBetweenStepsLosesNothing) {
-  harness_.Close();
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
+  DieIn([&] {
+    if (!harness_.Open().ok()) ::_exit(1);
+    harness_.AttachAll();
+    PushStep3(&harness_);
+    ::kill(::getpid(), SIGKILL);
+  });
+  ASSERT_TRUE(harness_.Open().ok());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
+  EXPECT_TRUE(harness_.StateBytes() == committed_);
+}
+
+TEST_F(JobCrashTest, AMissingUndoFileIsNoticed) {
+  DieInStep3(Instant::kFirstRun);
+  ASSERT_EQ(::unlink((harness_.directory() + "/state/undo").c_str()), 0);
+  ASSERT_TRUE(harness_.Open().ok());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(harness_.job().Describe().reason(), HasSubstr("undo is missing"));
+}
+
+class AccumulatingJobCrashTest : public JobCrashTest {
+ protected:
+  AccumulatingJobCrashTest() : JobCrashTest(/*accumulate=*/true) {}
+};
+
+// The sums are in the state files: nobody is needed.
+TEST_F(AccumulatingJobCrashTest, TheStepIsFinishedAtOnce) {
+  DieInStep3(Instant::kLaterRun);
+  ASSERT_TRUE(harness_.Open().ok());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+TEST_F(AccumulatingJobCrashTest, WhatWasStagedIsThereForWhoStagedIt) {
+  DieIn([&] {
     if (!harness_.Open().ok()) ::_exit(1);
     harness_.AttachAll();
     harness_.SetGradients(harness_.RandomTensors(3));
-    harness_.PushAll(3);
+    harness_.PushAll(3, 0, {2});
+    // The second micro-step got as far as the first parameter.
+    harness_.SetGradients(harness_.RandomTensors(4));
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      if (!harness_.Push(rank, 3, 0, 1, 1).ok()) ::_exit(1);
+    }
     ::kill(::getpid(), SIGKILL);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFSIGNALED(status)) << status;
+  });
   ASSERT_TRUE(harness_.Open().ok());
-  EXPECT_EQ(harness_.job().Describe().phase(), v1::JOB_PHASE_READY);
-  EXPECT_TRUE(harness_.StateBytes() == committed_);
+  std::vector<int> staged(3, -1);
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(harness_.Register(rank).ok());
+    const auto attached = harness_.Attach(rank);
+    ASSERT_TRUE(attached.ok());
+    const auto& pieces = (*harness_.job().partition(rank))->pieces;
+    for (const StagedRange& range : attached->staged) {
+      for (uint32_t i = 0; i < range.piece_count; ++i) {
+        staged[pieces[range.first_piece + i].parameter] =
+            static_cast<int>(range.micro_step);
+      }
+    }
+  }
+  EXPECT_EQ(staged, std::vector<int>({1, 0, -1}));
+  // All of it again: what is there is not added twice.
+  harness_.SetGradients(harness_.RandomTensors(4));
+  harness_.PushAll(3, 1, {2});
+  harness_.CommitAll(CommitOf(3));
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+TEST_F(AccumulatingJobCrashTest, WhatWasStagedIsNotThereForAnother) {
+  DieIn([&] {
+    if (!harness_.Open().ok()) ::_exit(1);
+    harness_.AttachAll();
+    harness_.SetGradients(harness_.RandomTensors(7));
+    harness_.PushAll(3, 0);
+    ::kill(::getpid(), SIGKILL);
+  });
+  harness_.setup().client_instance = kInstance + 10;
+  ASSERT_TRUE(harness_.Open().ok());
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    ASSERT_TRUE(harness_.Register(rank).ok());
+    const auto attached = harness_.Attach(rank);
+    ASSERT_TRUE(attached.ok());
+    EXPECT_TRUE(attached->staged.empty());
+  }
+  TakeStep3(&harness_);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
 }  // namespace

@@ -64,6 +64,8 @@ void JobImpl::DescribeState(v1::Job* job) const {
     SetTime(record().committed_at_ns, job->mutable_committed_at());
   }
   job->set_skipped_steps(skipped_steps_);
+  job->set_recovered_steps(tier_->control()->steps_recovered);
+  job->set_rolled_back_runs(tier_->control()->runs_rolled_back);
   SetTime(tier_->control()->created_at_ns, job->mutable_created_at());
   job->set_state_bytes(tier_->bytes());
   for (const HostTier::ArrayInfo& info : tier_->Describe()) {
@@ -72,7 +74,12 @@ void JobImpl::DescribeState(v1::Job* job) const {
     array->set_dtype(std::string(info.dtype));
     array->set_bytes(info.bytes);
   }
-  if (open_step_.open()) {
+  if (recovery_.has_value()) {
+    job->set_open_step(
+        absl::StrCat("step ", recovery_->record.committed_step,
+                     ": the engine died in it; waiting for ranks that have its "
+                     "gradients"));
+  } else if (open_step_.open()) {
     job->set_open_step(absl::StrCat("step ", record().committed_step + 1, ": ",
                                     open_step_.Describe()));
   }

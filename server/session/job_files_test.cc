@@ -127,7 +127,7 @@ TEST_F(JobFilesTest, FlippedBytesOfTheControlFile) {
     int64_t offset;
     const char* text;
   } cases[] = {{0, "magic is"},
-               {8, "format version is 65"},
+               {8, "format version is 66"},
                {24, "header's checksum"},
                {16, "header's checksum"},
                {72, "step 64 is in progress after committed step 1"}};
@@ -216,7 +216,7 @@ TEST_F(JobFilesTest, OnlyAmsgradGroupsTakeMemoryInTheirArray) {
   EXPECT_GE(AllocatedBytes("max_exp_avg_sq.f32"), 3 * 16384);
   ASSERT_TRUE(harness_.Open().ok());
   const v1::Job job = harness_.job().Describe();
-  ASSERT_EQ(job.arrays_size(), 5);
+  ASSERT_EQ(job.arrays_size(), 9);
   EXPECT_EQ(job.arrays(3).name(), "max_exp_avg_sq");
   EXPECT_EQ(job.arrays(3).bytes(), 3 * 16384);
 }

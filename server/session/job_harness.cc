@@ -78,11 +78,12 @@ void JobHarness::SetLayout(LayoutSpec layout) {
   layout_ = ValueOf(Layout::Make(setup_.layout));
 }
 
-absl::Status JobHarness::Open() {
+absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   Job::Options options;
   options.name = "test";
   options.directory = directory_;
   options.observer = setup_.observer;
+  options.kept = std::move(kept);
   options.config.mutable_engine()->set_workers(setup_.workers);
   options.config.mutable_engine()->set_subgroup_elements(
       setup_.subgroup_elements);
@@ -95,7 +96,7 @@ absl::Status JobHarness::Open() {
 
 void JobHarness::Close() {
   job_.reset();
-  gradient_areas_.clear();
+  if (setup_.client_instance == 0) gradient_areas_.clear();
   listeners_.clear();
 }
 
@@ -131,7 +132,7 @@ const Piece* JobHarness::PieceOf(uint32_t rank, uint32_t parameter) {
   return piece.parameter == parameter ? &piece : nullptr;
 }
 
-absl::StatusOr<AttachResult> JobHarness::Attach(uint32_t rank) {
+AttachSpec JobHarness::AttachSpecOf(uint32_t rank) {
   const size_t ranks = std::max<size_t>(setup_.world_size, rank + 1);
   if (gradient_areas_.size() < ranks) gradient_areas_.resize(ranks);
   while (listeners_.size() < ranks) {
@@ -139,7 +140,7 @@ absl::StatusOr<AttachResult> JobHarness::Attach(uint32_t rank) {
   }
   // As in a segment, never empty.
   const uint64_t bytes = PartitionOf(rank).gradient_area_bytes;
-  gradient_areas_[rank].assign(shm::ParameterSegmentBytes(bytes), {});
+  gradient_areas_[rank].resize(shm::ParameterSegmentBytes(bytes));
   AttachSpec spec;
   spec.rank = rank;
   spec.layout_hash = layout_.hash();
@@ -147,9 +148,26 @@ absl::StatusOr<AttachResult> JobHarness::Attach(uint32_t rank) {
   spec.gradient_area_bytes = bytes;
   spec.listener = listeners_[rank].get();
   spec.accept_failed = setup_.accept_failed;
+  if (setup_.client_instance != 0) {
+    spec.client_instance = setup_.client_instance + rank;
+    spec.gradients_present = true;
+  }
   spec.pid = 1000 + rank;
   spec.wire = "shm";
-  return job_->Attach(spec);
+  return spec;
+}
+
+KeptGradients JobHarness::KeepGradients(uint32_t rank, uint64_t offset_bytes) {
+  const std::vector<std::byte>& area = gradient_areas_[rank];
+  auto segment = ValueOf(
+      shm::SealedSegment::Create("kept", offset_bytes + area.size()));
+  std::memcpy(segment.data() + offset_bytes, area.data(), area.size());
+  KeptGradients kept;
+  kept.rank = rank;
+  kept.client_instance = setup_.client_instance + rank;
+  kept.gradient_offset_bytes = offset_bytes;
+  kept.segment.reset(::dup(segment.fd()));
+  return kept;
 }
 
 void JobHarness::AttachAll() {

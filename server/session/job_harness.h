@@ -56,6 +56,9 @@ class JobHarness {
     uint32_t workers = 2;
     uint32_t subgroup_elements = 8192;
     bool accept_failed = false;
+    // Rank r attaches as client_instance + r, with the gradients that it has
+    // had; 0: as nobody that was there before, with none.
+    uint64_t client_instance = 0;
     v1::Limits limits;
     StepObserver* observer = nullptr;
   };
@@ -71,13 +74,19 @@ class JobHarness {
   Setup& setup() { return setup_; }
   void SetLayout(LayoutSpec layout);
 
-  absl::Status Open();
+  absl::Status Open() { return OpenWith({}); }
+  absl::Status OpenWith(std::vector<KeptGradients> kept);
   // As when the engine exits: sessions end, files stay.
   void Close();
 
   RegisterSpec SpecOf(uint32_t rank) const;
   absl::StatusOr<RegisterResult> Register(uint32_t rank, bool extend = false);
-  absl::StatusOr<AttachResult> Attach(uint32_t rank);
+  AttachSpec AttachSpecOf(uint32_t rank);
+  absl::StatusOr<AttachResult> Attach(uint32_t rank) {
+    return job_->Attach(AttachSpecOf(rank));
+  }
+  // The rank's gradients in a sealed segment, as its supervisor keeps them.
+  KeptGradients KeepGradients(uint32_t rank, uint64_t offset_bytes);
   void Detach(uint32_t rank) { job_->Detach(rank); }
   // Registers and attaches all ranks.
   void AttachAll();

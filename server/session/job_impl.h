@@ -14,13 +14,16 @@
 #include "server/session/job_description.h"
 #include "server/session/load_round.h"
 #include "server/session/open_step.h"
+#include "storage/format/step_intent.h"
 #include "storage/host_tier.h"
+#include "storage/state_file.h"
 
 namespace optstate {
 
 // The Job of one engine. By file: job.cc opens and describes layout and phase,
 // job_register.cc creates and reshapes, job_ranks.cc attaches and drains,
-// job_steps.cc takes steps, job_load.cc loads and fetches, job_describe.cc
+// job_steps.cc takes steps, job_recovery.cc finishes those of an engine that
+// died, job_load.cc loads and fetches, job_describe.cc
 // tells operators.
 class JobImpl final : public Job {
  public:
@@ -43,6 +46,8 @@ class JobImpl final : public Job {
   void Commit(uint32_t rank, uint64_t request_id,
               const CommitSpec& spec) override;
   absl::Status Abort(uint32_t rank, uint64_t step) override;
+  std::string StagingPath(uint32_t rank,
+                          uint64_t client_instance) const override;
 
   absl::Status BeginLoad(uint32_t rank) override;
   absl::Status Load(uint32_t rank, v1::StateArray array, uint32_t parameter,
@@ -85,6 +90,17 @@ class JobImpl final : public Job {
     double gradient_factor = 1;
   };
 
+  // A step that a former engine died in and that is not finished yet.
+  struct Recovery {
+    StepRecord record;  // to be published
+    std::vector<Hyperparams> groups;
+    std::vector<uint8_t> updated;
+    double gradient_factor = 1;
+    // Where gradients of ranks lie that are not attached.
+    std::vector<shm::PeerSegment> kept;
+    std::vector<StateFile> staged;
+  };
+
   // job.cc
   const Layout& layout_of_job() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return shape_->description.layout;
@@ -98,7 +114,9 @@ class JobImpl final : public Job {
   v1::JobPhase phase() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   StepOutcome LastOutcome() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CheckRegistered() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  void AdoptMark() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  RankMark& rank_mark(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return tier_->recovery().rank_marks[rank];
+  }
   void AdoptUnfinishedLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_register.cc
@@ -126,9 +144,7 @@ class JobImpl final : public Job {
   absl::Status CheckMayAttach(const AttachSpec& spec) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   uint32_t AttachedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  bool NoOpenStep() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    return !open_step_.open();
-  }
+  bool NoOpenStep() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // job_steps.cc
   absl::Status CheckStep(uint32_t rank, uint64_t step) const
@@ -144,11 +160,36 @@ class JobImpl final : public Job {
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void TakeStep(const Decision& decision, absl::Span<const uint8_t> updated)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  uint64_t ApplyStep(const Decision& decision,
-                     absl::Span<const uint8_t> updated)
+  void MarkStep(const StepRecord& next, double gradient_factor,
+                absl::Span<const uint8_t> updated)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ApplyStep(const StepScheduler::Update& update, StepRecord next)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Record(const StepRecord& next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AnswerCommits(const absl::Status& status, const StepOutcome& outcome)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint64_t BeginStaging(uint32_t rank, uint64_t step, uint32_t micro_step)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropStaged(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellOfLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // job_recovery.cc
+  absl::Status AdoptStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status PrepareRecovery(uint64_t step)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FindGradients() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  StepScheduler::Update UpdateOfRecovery() const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool LacksGradients(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void TryToFinishStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RestoreStaged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RemoveStagingFiles() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status AdmitToRecovery(const AttachSpec& spec)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeInstance(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status BeingFinished() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status LostInside(absl::string_view why) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // job_load.cc
   struct LoadRange {
@@ -181,7 +222,7 @@ class JobImpl final : public Job {
   void DescribeState(v1::Job* job) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void DescribeSessions(v1::Job* job) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
-  const Options options_;
+  Options options_;
   mutable absl::Mutex mu_;
   WorkerPool pool_;
   // Null while no layout is registered; then so are the next ones.
@@ -197,6 +238,8 @@ class JobImpl final : public Job {
   std::vector<const std::byte*> gradient_areas_
       ABSL_GUARDED_BY(mu_);  // by rank
   OpenStep open_step_ ABSL_GUARDED_BY(mu_);
+  std::optional<Recovery> recovery_ ABSL_GUARDED_BY(mu_);
+  std::vector<StepIntentGroup> intent_groups_ ABSL_GUARDED_BY(mu_);
   LoadRound load_ ABSL_GUARDED_BY(mu_);
   // Not OK: FAILED, and this is what calls return.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);

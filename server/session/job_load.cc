@@ -54,6 +54,7 @@ void CastAnyToFloat(DType dtype, const std::byte* from, float* to,
 absl::Status JobImpl::BeginLoad(uint32_t rank) {
   absl::MutexLock lock(&mu_);
   OPTSTATE_RETURN_IF_ERROR(CheckAttached(rank));
+  if (recovery_.has_value()) return BeingFinished();
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
     if (!open_step_.commit(other).committed) continue;
     return absl::FailedPreconditionError(absl::StrCat(
@@ -64,7 +65,7 @@ absl::Status JobImpl::BeginLoad(uint32_t rank) {
     return absl::FailedPreconditionError(absl::StrCat(
         "rank ", rank, " has finished its load and waits for the others"));
   }
-  open_step_.DropRank(rank);
+  DropStaged(rank);
   if (!load_.active()) {
     StartLoadRound();
   } else if (load_.begun(rank)) {
@@ -87,6 +88,7 @@ void JobImpl::StartLoadRound() {
   const uint32_t first = next.load_touched_from;
   next.load_required_from = std::min(next.load_required_from, first);
   PublishRecord(next, tier_->control());
+  scheduler_->ForgetStep();
   // From here on the job is LOADING, not FAILED, also after a restart.
   tier_->control()->step_in_progress.store(0, std::memory_order_release);
   failure_ = absl::OkStatus();
@@ -270,6 +272,7 @@ absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,
   absl::MutexLock lock(&mu_);
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(failure_);
+  if (recovery_.has_value()) return BeingFinished();
   if (phase() != v1::JOB_PHASE_READY) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job \"", options_.name, "\" is loading: its state is of no step"));
@@ -292,6 +295,7 @@ absl::Status JobImpl::ReadParameters(uint64_t offset_bytes,
   absl::MutexLock lock(&mu_);
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(failure_);
+  if (recovery_.has_value()) return BeingFinished();
   const uint64_t area = layout_of_job().parameter_area_bytes();
   if (offset_bytes > area || out.size() > area - offset_bytes) {
     return absl::InvalidArgumentError(

@@ -1,5 +1,7 @@
 // Which ranks are there, and when a job rests.
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -63,28 +65,55 @@ absl::Status JobImpl::CheckMayAttach(const AttachSpec& spec) const {
 absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   absl::MutexLock lock(&mu_);
   OPTSTATE_RETURN_IF_ERROR(CheckMayAttach(spec));
+  if (recovery_.has_value()) {
+    OPTSTATE_RETURN_IF_ERROR(AdmitToRecovery(spec));
+  } else {
+    TakeInstance(spec);
+  }
   RankSession& rank = ranks_[spec.rank];
   rank.attached = true;
   rank.spec = spec;
   rank.attached_at = absl::Now();
-  gradient_areas_[spec.rank] = spec.gradient_area;
+  if (!recovery_.has_value() || spec.gradients_present) {
+    gradient_areas_[spec.rank] = spec.gradient_area;
+  }
   had_session_ = true;
+  if (recovery_.has_value()) TryToFinishStep();
   AttachResult result;
   result.committed_step = record().committed_step;
   result.phase = phase();
   result.has_last_outcome = (record().flags & kStepRecordHasOutcome) != 0;
   if (result.has_last_outcome) result.last_outcome = LastOutcome();
+  if (shape_->description.accumulate) {
+    result.staged = open_step_.StagedRanges(spec.rank);
+  }
   return result;
 }
 
 void JobImpl::Detach(uint32_t rank) {
   absl::MutexLock lock(&mu_);
   if (!CheckAttached(rank).ok()) return;
-  open_step_.DropRank(rank);
+  const bool in_step = open_step_.open();
+  if (recovery_.has_value()) {
+    open_step_.DropRank(rank);
+  } else {
+    DropStaged(rank);
+    ::unlink(StagingPath(rank, rank_mark(rank).client_instance).c_str());
+    if (in_step) TellOfLoss(rank);
+  }
   LeaveLoadRound(rank);
   // Whoever attaches next says anew where its gradients are.
   ranks_[rank] = RankSession{};
   gradient_areas_[rank] = nullptr;
+}
+
+// What a former engine's ranks have staged opens nothing while they are away.
+bool JobImpl::NoOpenStep() const {
+  if (recovery_.has_value()) return false;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].attached && open_step_.opened_by(rank)) return false;
+  }
+  return true;
 }
 
 absl::Status JobImpl::Drain(absl::Time deadline) {

@@ -68,7 +68,8 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description,
   request.directory = options_.directory;
   request.state_dir = StateDir();
   request.job_state_bytes =
-      HostTier::BytesNeeded(description.layout, description.accumulate);
+      HostTier::BytesNeeded(description.layout, description.accumulate) +
+      StepScheduler::WorkerUndoBytes(pool_.participants());
   const uint64_t present = tier_.has_value() ? tier_->bytes() : 0;
   request.new_state_bytes =
       request.job_state_bytes > present ? request.job_state_bytes - present : 0;
@@ -97,11 +98,17 @@ absl::Status JobImpl::Create(std::unique_ptr<Shape> shape) {
       tier_, HostTier::Create(options_.directory, what.layout, what.accumulate,
                               SerializeDescription(what)));
   segment_ = std::move(segment);
-  return UseShape(std::move(shape));
+  const absl::Status used = UseShape(std::move(shape));
+  if (used.ok()) return used;
+  shape_.reset();
+  tier_.reset();
+  HostTier::Remove(options_.directory).IgnoreError();
+  return used;
 }
 
 absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
   const JobDescription& what = shape->description;
+  if (recovery_.has_value()) return BeingFinished();
   const bool extended = what.layout.hash() != layout_of_job().hash();
   if (extended && !failure_.ok()) return failure_;
   const uint32_t first_new = parameter_count();
@@ -115,6 +122,11 @@ absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
   if (extended) {
     OPTSTATE_ASSIGN_OR_RETURN(segment, MakeSegment(what.layout));
   }
+  // Runs change hands; nobody is attached who would miss what was staged.
+  for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
+    rank_mark(rank).step = 0;
+  }
+  scheduler_->ForgetStaged();
   // The record of a READY job asks for loads from its parameter count on, which
   // is where the new ones begin: from here on it is LOADING.
   absl::Status reshaped =
@@ -144,16 +156,22 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
   const auto& partitions = shape_->partitions;
   ranks_.assign(partitions.size(), RankSession{});
   gradient_areas_.assign(partitions.size(), nullptr);
+  intent_groups_.resize(layout_of_job().groups().size());
   open_step_.Reset(&layout_of_job(), partitions);
   load_.Reset(&layout_of_job(), partitions);
   return absl::OkStatus();
 }
 
 absl::Status JobImpl::MakeScheduler() {
+  OPTSTATE_RETURN_IF_ERROR(tier_->ReserveUndo(
+      StepScheduler::WorkerUndoBytes(pool_.participants())));
   StepScheduler::Options options;
   options.layout = &layout_of_job();
   options.subgroup_elements = options_.config.engine().subgroup_elements();
   options.arrays = tier_->arrays();
+  options.recovery = tier_->recovery();
+  options.control = tier_->control();
+  options.undo = tier_->undo();
   options.parameters = segment_.data();
   options.pool = &pool_;
   options.observer = options_.observer;

@@ -75,11 +75,14 @@ TEST_F(JobRegisterTest, TheFirstRankCreates) {
   const v1::Job job = harness_.job().Describe();
   EXPECT_EQ(job.parameter_count(), 2);
   EXPECT_EQ(job.element_count(), 15000);
-  ASSERT_EQ(job.arrays_size(), 4);
+  ASSERT_EQ(job.arrays_size(), 8);
   EXPECT_EQ(job.arrays(1).name(), "exp_avg");
   EXPECT_EQ(job.arrays(1).bytes(), 16384 * 4);
   EXPECT_EQ(job.arrays(3).name(), "step");
-  EXPECT_EQ(job.state_bytes(), 3 * 16384 * 4 + 2 * 4096);
+  EXPECT_EQ(job.arrays(7).name(), "undo");
+  EXPECT_EQ(job.arrays(7).bytes(), 2 * 65664);
+  EXPECT_EQ(job.state_bytes(),
+            3 * 16384 * 4 + 4 * 4096 + 32768 + 2 * 65664);
 }
 
 TEST_F(JobRegisterTest, NothingBeforeRegister) {
@@ -312,7 +315,7 @@ TEST_F(JobRegisterTest, AdmissionFailureLeavesNothingBehind) {
   harness_.SetLayout(huge);
   const absl::Status status = harness_.Register(0).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("needs 527765"));  // 3 * 2^44 + ...
+  EXPECT_THAT(status.message(), HasSubstr("needs 52785"));  // 3 * 2^44 + ...
   EXPECT_THAT(status.message(), HasSubstr("are left"));
   EXPECT_EQ(harness_.job().Describe().phase(), v1::JOB_PHASE_EMPTY);
   for (const std::string& file : FilesBelow(harness_.directory())) {
@@ -324,15 +327,15 @@ TEST_F(JobRegisterTest, AdmissionFailureLeavesNothingBehind) {
 
 TEST_F(JobRegisterTest, LimitsAreToldByName) {
   JobHarness::Setup setup = TwoRanks();
-  setup.limits.set_job_state_bytes_max(200000);
+  setup.limits.set_job_state_bytes_max(370000);
   JobHarness job_limit(setup);
   absl::Status status = job_limit.Register(0).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("needs 204800 bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("needs 377088 bytes"));
   EXPECT_THAT(status.message(), HasSubstr("job_state_bytes_max"));
 
   setup.limits.set_job_state_bytes_max(0);
-  setup.limits.set_state_bytes_max(250000);
+  setup.limits.set_state_bytes_max(400000);
   JobHarness all_limit(setup);
   ASSERT_TRUE(all_limit.Register(0).ok());
   // An extension is admitted like a new job: what it adds does not fit.

@@ -9,6 +9,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/commit_content.h"
 #include "server/session/job_impl.h"
+#include "spdlog/spdlog.h"
 
 namespace optstate {
 namespace {
@@ -24,6 +25,7 @@ double ClipCoefficient(double max_norm, double norm) {
 absl::Status JobImpl::CheckStep(uint32_t rank, uint64_t step) const {
   OPTSTATE_RETURN_IF_ERROR(CheckAttached(rank));
   OPTSTATE_RETURN_IF_ERROR(failure_);
+  if (recovery_.has_value()) return BeingFinished();
   if (phase() != v1::JOB_PHASE_READY) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job \"", options_.name,
@@ -53,6 +55,10 @@ absl::Status JobImpl::CheckParameterRange(uint64_t first,
 absl::Status JobImpl::Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                            uint32_t first_parameter, uint32_t parameter_count) {
   absl::MutexLock lock(&mu_);
+  // The step is decided, with what this rank had pushed: a repeat.
+  if (recovery_.has_value() && step == recovery_->record.committed_step) {
+    return CheckAttached(rank);
+  }
   OPTSTATE_RETURN_IF_ERROR(CheckStep(rank, step));
   OPTSTATE_RETURN_IF_ERROR(
       CheckParameterRange(first_parameter, parameter_count));
@@ -65,15 +71,38 @@ absl::Status JobImpl::Push(uint32_t rank, uint64_t step, uint32_t micro_step,
   OPTSTATE_RETURN_IF_ERROR(open_step_.PlanPush(
       rank, micro_step, first_parameter, first_parameter + parameter_count,
       shape_->description.accumulate, &push));
-  scheduler_->Stage(rank, gradient_areas_[rank], push.first_piece,
-                    push.actions);
+  scheduler_->Stage(rank, gradient_areas_[rank], push.first_piece, push.actions,
+                    BeginStaging(rank, step, micro_step));
   return absl::OkStatus();
+}
+
+// What the rank's runs are marked with; see RankMark.
+uint64_t JobImpl::BeginStaging(uint32_t rank, uint64_t step,
+                               uint32_t micro_step) {
+  RankMark& mark = rank_mark(rank);
+  if (mark.step != step) {
+    if (++mark.epoch == 0) mark.epoch = 1;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    mark.step = step;
+  }
+  return StagedMark(mark.epoch, micro_step);
+}
+
+void JobImpl::DropStaged(uint32_t rank) {
+  rank_mark(rank).step = 0;
+  open_step_.DropRank(rank);
 }
 
 absl::Status JobImpl::CheckCommit(uint32_t rank, const CommitSpec& spec,
                                   bool* repeated) const {
   OPTSTATE_RETURN_IF_ERROR(failure_);
   OPTSTATE_RETURN_IF_ERROR(CheckContent(spec, layout_of_job().groups().size()));
+  if (recovery_.has_value() &&
+      spec.step == recovery_->record.committed_step &&
+      DigestOf(spec) == recovery_->record.commit_digest &&
+      !open_step_.commit(rank).committed) {
+    return absl::OkStatus();  // answered when the step is finished
+  }
   *repeated = spec.step == record().committed_step &&
               (record().flags & kStepRecordHasOutcome) != 0;
   if (*repeated) {
@@ -106,7 +135,13 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
     return;
   }
   open_step_.NoteCommit(rank, request_id, spec);
-  if (open_step_.all_committed()) CloseStep();
+  if (recovery_.has_value()) {
+    // What it pushed before this is there by now, over every wire.
+    gradient_areas_[rank] = ranks_[rank].spec.gradient_area;
+    TryToFinishStep();
+  } else if (open_step_.all_committed()) {
+    CloseStep();
+  }
 }
 
 // All ranks have committed: the step is taken, or refused to all.
@@ -121,7 +156,7 @@ void JobImpl::CloseStep() {
     outcome = LastOutcome();
   }
   AnswerCommits(status, outcome);
-  open_step_.DropAll();
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) DropStaged(rank);
 }
 
 absl::Status JobImpl::CheckCommitsEqual() const {
@@ -167,45 +202,100 @@ void JobImpl::TakeStep(const Decision& decision,
   next.flags = kStepRecordHasOutcome |
                (outcome.applied ? kStepRecordApplied : 0) |
                (outcome.found_inf ? kStepRecordFoundInf : 0);
-  next.update_ns = outcome.applied ? ApplyStep(decision, updated) : 0;
-  next.committed_at_ns = absl::GetCurrentTimeNanos();
-  PublishRecord(next, tier_->control());
-  if (options_.observer != nullptr) {
-    options_.observer->OnStepRecorded(outcome.step);
+  next.update_ns = 0;
+  if (!outcome.applied) {
+    Record(next);
+    ++skipped_steps_;
+    return;
   }
-  tier_->control()->step_in_progress.store(0, std::memory_order_release);
-  if (!outcome.applied) ++skipped_steps_;
-  for (RankSession& rank : ranks_) rank.committed_step = outcome.step;
-}
-
-// Returns the nanoseconds of the update pass.
-uint64_t JobImpl::ApplyStep(const Decision& decision,
-                            absl::Span<const uint8_t> updated) {
-  const uint64_t step = decision.outcome.step;
-  // Before the first tile is touched: an engine that dies from here on until
-  // the record is published leaves a job that says so. The compiler must not
-  // move the tiles' stores up; the processor's order does not matter, for no
-  // other thread looks, only a process that comes later.
-  tier_->control()->step_in_progress.store(step, std::memory_order_seq_cst);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-  if (options_.observer != nullptr) options_.observer->OnStepMarked(step);
-  const auto begin = std::chrono::steady_clock::now();
+  MarkStep(next, decision.gradient_factor, updated);
   StepScheduler::Update update;
-  update.step = step;
+  update.step = outcome.step;
   update.groups = open_step_.commit(0).spec.groups;
   update.gradient_factor = decision.gradient_factor;
   update.updated = updated;
   update.gradient_areas = gradient_areas_;
+  ApplyStep(update, next);
+}
+
+// Before the first tile is touched: an engine that dies from here on until the
+// record is published leaves a step that the next one finishes as it was
+// decided. The compiler must not move these stores, nor the tiles' stores up;
+// the processor's order does not matter, for no other thread looks, only a
+// process that comes later.
+void JobImpl::MarkStep(const StepRecord& next, double gradient_factor,
+                       absl::Span<const uint8_t> updated) {
+  const auto& groups = open_step_.commit(0).spec.groups;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    intent_groups_[i] = {.lr = groups[i].lr,
+                         .beta1 = groups[i].beta1,
+                         .beta2 = groups[i].beta2,
+                         .eps = groups[i].eps,
+                         .weight_decay = groups[i].weight_decay,
+                         .maximize = groups[i].maximize ? 1u : 0u};
+  }
+  StepIntentHeader header = {};
+  header.record = next;
+  header.gradient_factor = gradient_factor;
+  WriteStepIntent(header, intent_groups_, updated,
+                  tier_->recovery().step_intent);
+  ControlFile& control = *tier_->control();
+  control.counts_begun.store(0, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  control.step_in_progress.store(next.committed_step,
+                                 std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  if (options_.observer != nullptr) {
+    options_.observer->OnStepMarked(next.committed_step);
+  }
+}
+
+// Does what is not done yet of a step that is marked.
+void JobImpl::ApplyStep(const StepScheduler::Update& update, StepRecord next) {
+  const auto begin = std::chrono::steady_clock::now();
   scheduler_->Apply(update);
   const auto elapsed = std::chrono::steady_clock::now() - begin;
-  return static_cast<uint64_t>(std::chrono::nanoseconds(elapsed).count());
+  next.update_ns = static_cast<uint64_t>(
+      std::chrono::nanoseconds(elapsed).count());
+  Record(next);
+}
+
+void JobImpl::Record(const StepRecord& next) {
+  StepRecord record = next;
+  record.committed_at_ns = absl::GetCurrentTimeNanos();
+  PublishRecord(record, tier_->control());
+  if (options_.observer != nullptr) {
+    options_.observer->OnStepRecorded(record.committed_step);
+  }
+  tier_->control()->step_in_progress.store(0, std::memory_order_release);
+  for (RankSession& rank : ranks_) {
+    rank.committed_step = record.committed_step;
+  }
 }
 
 void JobImpl::AnswerCommits(const absl::Status& status,
                             const StepOutcome& outcome) {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    ranks_[rank].spec.listener->OnStepDone(open_step_.commit(rank).request_id,
-                                           status, outcome);
+    const OpenStep::RankCommit& commit = open_step_.commit(rank);
+    if (!commit.committed) continue;
+    ranks_[rank].spec.listener->OnStepDone(commit.request_id, status, outcome);
+  }
+}
+
+// Only of an open step. Those who have not committed learn it when they do:
+// they wait for the rank, or find it back.
+void JobImpl::TellOfLoss(uint32_t rank) {
+  const std::string what = absl::StrCat("rank ", rank, " lost at step ",
+                                        record().committed_step + 1);
+  spdlog::warn("{}: job={} waiting=\"{}\"", what, options_.name,
+               open_step_.Describe());
+  if (options_.config.engine().on_rank_loss() != v1::RANK_LOSS_ABORT) return;
+  const StepOutcome none;
+  AnswerCommits(absl::AbortedError(absl::StrCat(
+                    what, "; what this rank staged is dropped")),
+                none);
+  for (uint32_t other = 0; other < ranks_.size(); ++other) {
+    if (open_step_.commit(other).committed) DropStaged(other);
   }
 }
 
@@ -213,6 +303,7 @@ absl::Status JobImpl::Abort(uint32_t rank, uint64_t step) {
   absl::MutexLock lock(&mu_);
   OPTSTATE_RETURN_IF_ERROR(CheckAttached(rank));
   OPTSTATE_RETURN_IF_ERROR(failure_);
+  if (recovery_.has_value()) return BeingFinished();
   const uint64_t next = record().committed_step + 1;
   if (step != next) {
     return absl::FailedPreconditionError(
@@ -222,7 +313,7 @@ absl::Status JobImpl::Abort(uint32_t rank, uint64_t step) {
   const OpenStep::RankCommit& commit = open_step_.commit(rank);
   const bool committed = commit.committed;
   const uint64_t request_id = commit.request_id;
-  open_step_.DropRank(rank);
+  DropStaged(rank);
   if (committed) {
     ranks_[rank].spec.listener->OnStepDone(
         request_id,

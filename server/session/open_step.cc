@@ -61,23 +61,41 @@ absl::Status OpenStep::PlanPush(uint32_t rank, uint32_t micro_step,
   for (size_t i = first; i < end; ++i) {
     const int64_t staged = state.micro_steps[i];
     StageAction& action = actions_[i - first];
-    if (staged == kNone) {
-      action = StageAction::kFirst;
-      ++staged_pieces_[pieces[i].parameter];
-      ++state.staged;
-      ++staged_total_;
-    } else if (staged == micro_step) {
-      // A repeat. Without accumulation the gradient is used from where it lies,
-      // so its statistics follow what lies there now.
-      action = accumulate ? StageAction::kNothing : StageAction::kFirst;
-    } else {
-      action = StageAction::kAdd;
-    }
-    state.micro_steps[i] = micro_step;
+    // A repeat changes nothing. Without accumulation the gradient is used from
+    // where it lies, so its statistics follow what lies there now.
+    action = accumulate && staged == micro_step ? StageAction::kNothing
+                                                : StageAction::kStage;
+    NoteStaged(rank, i, micro_step);
   }
   push->first_piece = first;
   push->actions = absl::MakeConstSpan(actions_).first(end - first);
   return absl::OkStatus();
+}
+
+void OpenStep::NoteStaged(uint32_t rank, size_t piece, uint32_t micro_step) {
+  Rank& state = ranks_[rank];
+  if (state.micro_steps[piece] == kNone) {
+    ++staged_pieces_[partitions_[rank].pieces[piece].parameter];
+    ++state.staged;
+    ++staged_total_;
+  }
+  state.micro_steps[piece] = micro_step;
+}
+
+std::vector<StagedRange> OpenStep::StagedRanges(uint32_t rank) const {
+  std::vector<StagedRange> ranges;
+  const auto& micro_steps = ranks_[rank].micro_steps;
+  for (uint32_t i = 0; i < micro_steps.size(); ++i) {
+    if (micro_steps[i] == kNone) continue;
+    const auto micro_step = static_cast<uint32_t>(micro_steps[i]);
+    if (!ranges.empty() && ranges.back().micro_step == micro_step &&
+        ranges.back().first_piece + ranges.back().piece_count == i) {
+      ++ranges.back().piece_count;
+    } else {
+      ranges.push_back({i, 1, micro_step});
+    }
+  }
+  return ranges;
 }
 
 void OpenStep::NoteCommit(uint32_t rank, uint64_t request_id,

@@ -50,6 +50,9 @@ class OpenStep {
                         uint32_t first_parameter, uint32_t end_parameter,
                         bool accumulate, Push* push);
 
+  // Notes a piece as staged, by a push or by a former engine.
+  void NoteStaged(uint32_t rank, size_t piece, uint32_t micro_step);
+
   // Notes a commit whose content was checked.
   void NoteCommit(uint32_t rank, uint64_t request_id, const CommitSpec& spec);
   const RankCommit& commit(uint32_t rank) const { return ranks_[rank].commit; }
@@ -68,6 +71,12 @@ class OpenStep {
     return staged_pieces_[parameter];
   }
   uint64_t staged_by(uint32_t rank) const { return ranks_[rank].staged; }
+  // Whether the rank has staged or committed something.
+  bool opened_by(uint32_t rank) const {
+    return ranks_[rank].staged > 0 || ranks_[rank].commit.committed;
+  }
+  // Of the rank's pieces, those that are staged, ascending.
+  std::vector<StagedRange> StagedRanges(uint32_t rank) const;
   // For operators, after the step's number: "rank 1 has not committed".
   std::string Describe() const;
 

@@ -1,11 +1,17 @@
 #include "server/transport/fake_job.h"
 
+#include <stdlib.h>
+
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
 #include "proto/shm/segment_layout.h"
 #include "proto/types/status_macros.h"
+#include "server/session/staging_file.h"
 
 namespace optstate {
 
@@ -46,6 +52,20 @@ void FakeJob::AwaitHeldPush() {
     return held_pushes_ > 0;
   };
   absl::MutexLock lock(&mutex_, absl::Condition(&is_so));
+}
+
+FakeJob::FakeJob() : directory_(testing::TempDir() + "/fake_job_XXXXXX") {
+  EXPECT_NE(mkdtemp(directory_.data()), nullptr);
+}
+
+FakeJob::~FakeJob() {
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+}
+
+std::string FakeJob::StagingPath(uint32_t rank,
+                                 uint64_t client_instance) const {
+  return StagingFilePath(directory_, rank, client_instance);
 }
 
 absl::StatusOr<RegisterResult> FakeJob::Register(const RegisterSpec& spec) {

@@ -29,6 +29,9 @@ namespace optstate {
 // Threads: thread-safe.
 class FakeJob : public Job {
  public:
+  FakeJob();
+  ~FakeJob() override;
+
   struct Rank {
     bool attached = false;
     AttachSpec attach;
@@ -52,6 +55,8 @@ class FakeJob : public Job {
   void HoldPushes(bool hold) ABSL_LOCKS_EXCLUDED(mutex_);
   void AwaitHeldPush() ABSL_LOCKS_EXCLUDED(mutex_);
 
+  std::string StagingPath(uint32_t rank,
+                          uint64_t client_instance) const override;
   absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) override;
   absl::StatusOr<const Layout*> layout() const override;
   absl::StatusOr<const RankPartition*> partition(uint32_t rank) const override;
@@ -84,6 +89,7 @@ class FakeJob : public Job {
  private:
   void ApplyStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  std::string directory_;  // of staging files
   mutable absl::Mutex mutex_;
   std::unique_ptr<Layout> layout_;
   std::vector<RankPartition> partitions_;

@@ -9,6 +9,7 @@
 #include "proto/shm/frame.h"
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
+#include "server/session/staging_file.h"
 #include "server/transport/outcome.h"
 
 namespace optstate {
@@ -43,7 +44,8 @@ absl::Status ReadsNothing() {
 GrpcSession::GrpcSession(Job* job, SessionTable* table, Peer peer,
                          const PeerLink* link, ReplyQueue* replies,
                          std::function<void()> interrupt)
-    : handler_({.job = job,
+    : job_(job),
+      handler_({.job = job,
                 .table = table,
                 .wire = "grpc",
                 .transfer_bytes_max = shm::kChunkBytesMax,
@@ -122,20 +124,22 @@ v1::SessionReply GrpcSession::Answer(const v1::SessionRequest& request) {
 
 absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
     const v1::AttachRequest& request) {
-  OPTSTATE_ASSIGN_OR_RETURN(const AttachPlan plan,
+  OPTSTATE_ASSIGN_OR_RETURN(AttachPlan plan,
                             handler_.PlanAttach(request));
-  auto staging = shm::SealedSegment::Create(
-      absl::StrCat("optstate-staging-", plan.rank),
-      std::max<uint64_t>(plan.gradient_area_bytes, 1));
+  // Before the file: the session that had the rank before removes its own.
+  OPTSTATE_RETURN_IF_ERROR(handler_.Claim(plan));
+  auto staging = MakeStagingFile(
+      job_->StagingPath(plan.rank, plan.client_instance),
+      plan.gradient_area_bytes, &plan.gradients_present);
   if (!staging.ok()) {
     return Annotate(
         staging.status(),
         absl::StrCat("staging area for the gradients of rank ", plan.rank));
   }
-  staging_ = *std::move(staging);
+  staging_.emplace(*std::move(staging));
   gradient_area_bytes_ = plan.gradient_area_bytes;
   parameter_area_bytes_ = plan.parameter_area_bytes;
-  return handler_.Attach(plan, staging_.data(), this);
+  return handler_.Attach(plan, staging_->data(), this);
 }
 
 absl::Status GrpcSession::Stage(const v1::GradientChunk& chunk) {
@@ -165,7 +169,7 @@ absl::StatusOr<std::byte*> GrpcSession::StagingFor(uint64_t offset_bytes,
         "gradient chunk while a commit is not answered: its gradients are "
         "still being read");
   }
-  return staging_.data() + offset_bytes;
+  return staging_->data() + offset_bytes;
 }
 
 absl::Status GrpcSession::Load(const v1::LoadRequest& request) {

@@ -4,26 +4,27 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "optstate/v1/session.pb.h"
-#include "proto/shm/sealed_segment.h"
 #include "server/session/job.h"
 #include "server/transport/peer.h"
 #include "server/transport/reply_queue.h"
 #include "server/transport/session_handler.h"
 #include "server/transport/session_table.h"
+#include "storage/state_file.h"
 
 namespace optstate {
 
 // One rank's session over a stream, without the stream: takes requests one
 // after the other and puts replies into a queue. Knows nothing of gRPC.
 //
-// Gradients arrive in chunks and lie in the session's own staging area until
-// they are pushed; it is taken when the rank attaches, so that no step fails
-// for want of memory.
+// Gradients arrive in chunks and lie in a staging file of the job's directory
+// until they are pushed; it is taken when the rank attaches, so that no step
+// fails for want of memory, and outlives the engine (session/staging_file.h).
 //
 // Threads: Handle() and Detach() by the thread that reads requests; answers to
 // steps come from others.
@@ -62,9 +63,10 @@ class GrpcSession : public SessionListener {
   absl::Status StartFinishLoad(const v1::SessionRequest& request);
   absl::Status SendParameters(uint64_t request_id);
 
+  Job* const job_;
   SessionHandler handler_;
   ReplyQueue* const replies_;
-  shm::SealedSegment staging_;
+  std::optional<StateFile> staging_;
   uint64_t gradient_area_bytes_ = 0;
   uint64_t parameter_area_bytes_ = 0;
   // Commits that are not answered yet: the staging area is being read.

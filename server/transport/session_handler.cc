@@ -120,6 +120,7 @@ absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
                             options_.job->parameter_segment());
   AttachPlan plan;
   plan.rank = request.rank();
+  plan.client_instance = request.client_instance();
   plan.layout_hash = layout->hash();
   plan.group_count = layout->groups().size();
   plan.gradient_area_bytes = partition->gradient_area_bytes;
@@ -131,33 +132,49 @@ absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
   return plan;
 }
 
+absl::Status SessionHandler::Claim(const AttachPlan& plan) {
+  OPTSTATE_RETURN_IF_ERROR(options_.table->Claim(plan.rank,
+                                                 {.link = link_,
+                                                  .interrupt = options_.interrupt,
+                                                  .pid = PeerPid(),
+                                                  .wire = options_.wire},
+                                                 kTakeoverPatience));
+  claimed_ = true;
+  rank_ = plan.rank;
+  return absl::OkStatus();
+}
+
+void SessionHandler::Unclaim() {
+  if (!claimed_) return;
+  claimed_ = false;
+  options_.table->Release(rank_);
+}
+
 absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
     const AttachPlan& plan, const std::byte* gradient_area,
     SessionListener* listener) {
-  const int64_t pid = peer_.pid != 0 ? peer_.pid : peer_.hello.pid();
-  OPTSTATE_RETURN_IF_ERROR(
-      options_.table->Claim(plan.rank,
-                            {.link = link_,
-                             .interrupt = options_.interrupt,
-                             .pid = pid,
-                             .wire = options_.wire},
-                            kTakeoverPatience));
   AttachSpec spec{.rank = plan.rank,
                   .layout_hash = plan.layout_hash,
                   .gradient_area = gradient_area,
                   .gradient_area_bytes = plan.gradient_area_bytes,
                   .listener = listener,
-                  .pid = pid,
+                  .client_instance = plan.client_instance,
+                  .gradients_present = plan.gradients_present,
+                  .pid = PeerPid(),
                   .uid = peer_.uid,
                   .wire = options_.wire,
                   .client_version = peer_.hello.client_version()};
   const absl::StatusOr<AttachResult> result = options_.job->Attach(spec);
   if (!result.ok()) {
-    options_.table->Release(plan.rank);
+    Unclaim();
     return result.status();
   }
   attached_ = true;
-  rank_ = plan.rank;
+  if (options_.keeper != nullptr && plan.gradient_segment.ok()) {
+    options_.keeper->Keep(plan.rank, plan.client_instance,
+                          plan.gradient_offset_bytes,
+                          plan.gradient_segment.get());
+  }
   spdlog::info("session attached: {} client={} step={}", Name(),
                peer_.hello.client_version(), result->committed_step);
   v1::AttachReply reply;
@@ -167,16 +184,28 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
   if (result->has_last_outcome) {
     *reply.mutable_last_outcome() = ToProto(result->last_outcome);
   }
+  for (const StagedRange& range : result->staged) {
+    v1::StagedRange* staged = reply.add_staged();
+    staged->set_first_piece(range.first_piece);
+    staged->set_piece_count(range.piece_count);
+    staged->set_micro_step(range.micro_step);
+  }
   return reply;
 }
 
 void SessionHandler::Detach(absl::string_view reason) {
-  if (!attached_) return;
+  if (!attached_) return Unclaim();
   options_.job->Detach(rank_);
   spdlog::info("session detached: {} reason=\"{}\"", Name(),
                fmt::string_view(reason.data(), reason.size()));
   attached_ = false;
-  options_.table->Release(rank_);
+  // Before the rank is free, so that its next session's are not dropped.
+  if (options_.keeper != nullptr) options_.keeper->Drop(rank_);
+  Unclaim();
+}
+
+int64_t SessionHandler::PeerPid() const {
+  return peer_.pid != 0 ? peer_.pid : peer_.hello.pid();
 }
 
 absl::Status SessionHandler::CheckAttached() const {

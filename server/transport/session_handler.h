@@ -29,13 +29,21 @@ struct AttachPlan {
   uint64_t gradient_area_bytes = 0;
   uint64_t parameter_area_bytes = 0;
   UniqueFd parameter_segment;
+  uint64_t client_instance = 0;
+  // Whether the gradient area holds what this client instance wrote there for
+  // the engine before this one.
+  bool gradients_present = false;
+  // To be kept for the next engine, when the rank's gradients are in memory of
+  // its own; set by the transport.
+  UniqueFd gradient_segment;
+  uint64_t gradient_offset_bytes = 0;
 };
 
 // One session's rules, the same over every wire: what may be asked when, and
 // what is checked before the Job is called. Transports turn bytes into these
 // calls and the results into bytes.
 //
-// register* -> plan -> attach -> (push | commit | ...)* -> detach. Outside of
+// register* -> plan -> claim -> attach -> (push | commit | ...)* -> detach. Outside of
 // attach and detach the calls of the last group fail with FAILED_PRECONDITION;
 // Commit() and FinishLoad(), which have no result, need attached().
 //
@@ -46,13 +54,14 @@ class SessionHandler {
     Job* job = nullptr;
     SessionTable* table = nullptr;
     std::string wire;  // "shm" or "grpc"
+    GradientKeeper* keeper = nullptr;
     // Largest data of one load or fetch.
     uint64_t transfer_bytes_max = 0;
     // Makes this session end soon; called from any thread.
     std::function<void()> interrupt;
   };
 
-  // `job`, `table` and `link` outlive the handler.
+  // `job`, `table`, `keeper` (may be null) and `link` outlive the handler.
   SessionHandler(Options options, Peer peer, const PeerLink* link);
   ~SessionHandler();
   SessionHandler(const SessionHandler&) = delete;
@@ -61,7 +70,11 @@ class SessionHandler {
   absl::StatusOr<v1::RegisterReply> Register(
       const v1::RegisterRequest& request);
   absl::StatusOr<AttachPlan> PlanAttach(const v1::AttachRequest& request);
-  // `gradient_area` and `listener` stay until Detach() has returned.
+  // Makes the rank this session's, waiting while the last step of a session
+  // before it is being applied. ALREADY_EXISTS when another has it.
+  absl::Status Claim(const AttachPlan& plan);
+  // Of a rank that is claimed. `gradient_area` and `listener` stay until
+  // Detach() has returned.
   absl::StatusOr<v1::AttachReply> Attach(const AttachPlan& plan,
                                          const std::byte* gradient_area,
                                          SessionListener* listener);
@@ -106,6 +119,10 @@ class SessionHandler {
   const Options options_;
   const Peer peer_;
   const PeerLink* const link_;
+  void Unclaim();
+  int64_t PeerPid() const;
+
+  bool claimed_ = false;
   bool attached_ = false;
   uint32_t rank_ = 0;
   std::vector<Hyperparams> groups_;

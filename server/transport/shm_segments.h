@@ -26,6 +26,7 @@ class ShmSegments {
   static absl::StatusOr<ShmSegments> Open(UniqueFd client,
                                           const AttachPlan& plan);
 
+  uint64_t gradient_offset_bytes() const { return layout_.gradient_area; }
   int completion_fd() const { return completion_.fd(); }
 
   shm::RingSide* engine_ring() const {

@@ -1,13 +1,16 @@
 #include "server/transport/shm_session.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "proto/types/conversions.h"
+#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "spdlog/spdlog.h"
 
@@ -34,6 +37,7 @@ ShmSession::ShmSession(UniqueFd socket, Peer peer,
       handler_({.job = environment.job,
                 .table = environment.table,
                 .wire = "shm",
+                .keeper = environment.keeper,
                 .transfer_bytes_max = shm::kWindowBytes,
                 .interrupt = [this] { Stop("its peer is gone"); }},
                std::move(peer), &link_),
@@ -125,12 +129,20 @@ absl::StatusOr<v1::AttachReply> ShmSession::Attach(
         absl::StrCat("attach came with ", frame.fds.size(),
                      " fds, expected the client segment's alone"));
   }
+  plan->gradient_segment.reset(
+      ::fcntl(frame.fds[0].get(), F_DUPFD_CLOEXEC, 0));
+  if (!plan->gradient_segment.ok()) {
+    return OsError(errno, "fcntl(F_DUPFD_CLOEXEC) of the client segment");
+  }
   OPTSTATE_ASSIGN_OR_RETURN(ShmSegments segments,
                             ShmSegments::Open(std::move(frame.fds[0]), *plan));
+  plan->gradients_present = true;  // the memory is the rank's own
+  plan->gradient_offset_bytes = segments.gradient_offset_bytes();
   segments_ = std::move(segments);
   writer_ = std::make_unique<CompletionWriter>(&*segments_, &handler_);
   ring_ = std::make_unique<RingServer>(&*segments_, &handler_, writer_.get(),
                                        plan->group_count);
+  OPTSTATE_RETURN_IF_ERROR(handler_.Claim(*plan));
   return handler_.Attach(*plan, segments_->gradient_area(), writer_.get());
 }
 

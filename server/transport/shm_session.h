@@ -43,6 +43,7 @@ class ShmSession {
     SessionTable* table = nullptr;
     FdWatcher* watcher = nullptr;
     SpinPolicy* spin = nullptr;
+    GradientKeeper* keeper = nullptr;
     absl::Duration handshake_timeout = absl::Seconds(5);
   };
 

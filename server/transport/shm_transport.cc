@@ -22,6 +22,7 @@ void ShmTransport::Serve(UniqueFd socket, Peer peer) {
                               .table = options_.table,
                               .watcher = options_.watcher,
                               .spin = &spin_,
+                              .keeper = options_.keeper,
                               .handshake_timeout = options_.handshake_timeout});
   Served* const borrowed = served.get();
   std::list<std::unique_ptr<Served>> ended;

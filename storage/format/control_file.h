@@ -21,7 +21,7 @@ namespace optstate {
 // with a disk below, pages reach it in any order.
 
 inline constexpr uint64_t kControlMagic = 0x314c544354504f53;  // "SOPTCTL1"
-inline constexpr uint32_t kControlVersion = 1;
+inline constexpr uint32_t kControlVersion = 2;
 
 // Flags of a StepRecord.
 inline constexpr uint32_t kStepRecordHasOutcome = 1;
@@ -69,7 +69,16 @@ struct ControlFile {
   // The step whose tiles are being written; 0: none. Set before the first tile
   // is touched, cleared after the record of that step is current.
   std::atomic<uint64_t> step_in_progress;
-  uint8_t reserved1[48];
+  // Of the step in progress, once all its tiles are written: the counts of the
+  // parameters before counts_begun - 1 are those after the step, that of
+  // counts_begun - 1 may be either; its old one is count_before[(counts_begun -
+  // 1) % 2]. Zeroed before step_in_progress is set.
+  std::atomic<uint64_t> counts_begun;
+  int64_t count_before[2];
+  // Since the job was made, for operators and tests.
+  uint64_t steps_recovered;
+  uint64_t runs_rolled_back;
+  uint8_t reserved1[8];
   alignas(64) StepRecord records[2];
   uint8_t reserved2[3712];
 };
@@ -77,6 +86,7 @@ static_assert(sizeof(ControlFile) == 4096);
 static_assert(offsetof(ControlFile, incarnation) == 16);
 static_assert(offsetof(ControlFile, sequence) == 64);
 static_assert(offsetof(ControlFile, step_in_progress) == 72);
+static_assert(offsetof(ControlFile, counts_begun) == 80);
 static_assert(offsetof(ControlFile, records) == 128);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 

@@ -1,5 +1,6 @@
 // Several ranks of one job.
 
+#include <atomic>
 #include <functional>
 #include <thread>
 #include <vector>
@@ -110,6 +111,57 @@ TEST_P(ChannelSuite, DeadlineThenTheStepGoesOn) {
     EXPECT_DOUBLE_EQ(outcome->gradient_norm, 20);
   });
   ExpectStep(ranks, 2);
+}
+
+TEST_P(ChannelSuite, InterruptedCommitGoesOn) {
+  std::atomic<bool> interrupted = false;
+  client::SessionOptions options = NewJob(UniformLayout(4, 100));
+  options.interrupted = [&] { return interrupted.load(); };
+  const Ranks ranks = OpenRanks(options, 2);
+  ASSERT_EQ(ranks.size(), 2);
+  client::Session& session = *ranks[0];
+  const client::CommitOptions commit = CommitOf(session, 1);
+  ASSERT_TRUE(PushConstant(session, 1, 0, 1).ok());
+  interrupted = true;
+  EXPECT_EQ(session.Commit(commit).status().code(),
+            absl::StatusCode::kCancelled);
+  EXPECT_TRUE(session.info().commit_open);
+  EXPECT_EQ(session.CommitWait().status().code(), absl::StatusCode::kCancelled);
+  interrupted = false;
+  EXPECT_EQ(PushConstant(session, 1, 0, 2).code(),
+            absl::StatusCode::kFailedPrecondition);
+  ASSERT_TRUE(PushConstant(*ranks[1], 1, 0, 1).ok());
+  OnEveryRank(ranks, [&](uint32_t rank, client::Session& each) {
+    const auto outcome = rank == 0 ? each.CommitWait() : each.Commit(commit);
+    ASSERT_TRUE(outcome.ok()) << outcome.status();
+    EXPECT_EQ(outcome->step, 1);
+    EXPECT_DOUBLE_EQ(outcome->gradient_norm, 20);
+  });
+  EXPECT_FALSE(session.info().commit_open);
+  ExpectStep(ranks, 2);
+}
+
+// The rank that leaves takes its commit along; the one that comes in its place
+// takes the step.
+TEST_P(ChannelSuite, ClosingGivesAnInterruptedCommitUp) {
+  std::atomic<bool> interrupted = false;
+  client::SessionOptions options = NewJob(UniformLayout(4, 100));
+  options.interrupted = [&] { return interrupted.load(); };
+  Ranks ranks = OpenRanks(options, 2);
+  ASSERT_EQ(ranks.size(), 2);
+  ASSERT_TRUE(PushConstant(*ranks[0], 1, 0, 3).ok());
+  interrupted = true;
+  EXPECT_EQ(ranks[0]->Commit(CommitOf(*ranks[0], 1)).status().code(),
+            absl::StatusCode::kCancelled);
+  interrupted = false;
+  ranks[0]->Close();
+  options.world_size = 2;
+  options.rank = 0;
+  auto again = Open(options);
+  ASSERT_TRUE(again.ok()) << again.status();
+  ranks[0] = *std::move(again);
+  EXPECT_EQ(ranks[0]->committed_step(), 0);
+  ExpectStep(ranks, 1);
 }
 
 TEST_P(ChannelSuite, AnotherWorldSizeIsRefused) {

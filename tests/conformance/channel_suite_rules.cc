@@ -1,5 +1,6 @@
 // What is refused, what may be repeated, and what is left afterwards.
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
@@ -274,6 +275,42 @@ TEST_P(ChannelSuite, CommitInTwoHalves) {
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(outcome->step, 1);
   ExpectStep(*session, 2);
+}
+
+// Many at once are what one after the other are; an error among them leaves the
+// session as it was.
+TEST_P(ChannelSuite, ManyFetchesAtOnce) {
+  constexpr uint32_t kCount = 700;
+  const auto session = OpenLoaded(NewJob(UniformLayout(kCount, 33)), 1);
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(PushConstant(*session, 1, 0, 1).ok());
+  ASSERT_TRUE(session->Commit(CommitOf(*session, 1)).ok());
+  std::vector<std::byte> all(size_t{kCount} * 33 * sizeof(float));
+  std::vector<client::FetchTarget> targets;
+  for (uint32_t i = 0; i < kCount; ++i) {
+    const client::StateArray array =
+        i % 2 == 0 ? client::StateArray::kMaster : client::StateArray::kExpAvg;
+    targets.push_back(
+        {.array = array,
+         .parameter = i,
+         .out = absl::MakeSpan(all).subspan(size_t{i} * 33 * sizeof(float),
+                                            33 * sizeof(float))});
+  }
+  targets[300].array = client::StateArray::kMaxExpAvgSq;  // has none
+  EXPECT_FALSE(session->FetchMany(targets).ok());
+  targets[300].array = client::StateArray::kMaster;
+  const auto step = session->FetchMany(targets);
+  ASSERT_TRUE(step.ok()) << step.status();
+  EXPECT_EQ(*step, 1);
+  for (const client::FetchTarget& target : targets) {
+    std::vector<std::byte> one(target.out.size());
+    ASSERT_TRUE(
+        session->Fetch(target.array, target.parameter, absl::MakeSpan(one))
+            .ok());
+    EXPECT_TRUE(std::equal(one.begin(), one.end(), target.out.begin(),
+                           target.out.end()))
+        << target.parameter;
+  }
 }
 
 }  // namespace

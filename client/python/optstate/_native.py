@@ -25,7 +25,7 @@ from ctypes import (
     sizeof,
 )
 
-from optstate import errors
+from optstate import _interrupt, errors
 
 PACKAGE_DIRECTORY = pathlib.Path(__file__).resolve().parent
 
@@ -80,6 +80,8 @@ class SessionOptions(_Versioned):
         ("connect_timeout_s", c_double),
         ("step_timeout_s", c_double),
         ("daemon_path", c_char_p),
+        ("interrupted", _interrupt.CALLBACK),
+        ("interrupted_context", c_void_p),
     )
 
 
@@ -104,6 +106,7 @@ class SessionInfo(_Versioned):
         ("piece_count", c_size_t),
         ("endpoint", c_char_p),
         ("wire", c_char_p),
+        ("commit_open", c_int32),
     )
 
 
@@ -161,14 +164,23 @@ _PROTOTYPES = {
     ),
     "optstate_flush": (c_int, (c_void_p,)),
     "optstate_commit": (c_int, (c_void_p, POINTER(CommitOptions), POINTER(Outcome))),
+    "optstate_commit_wait": (c_int, (c_void_p, POINTER(Outcome))),
     "optstate_abort": (c_int, (c_void_p, c_uint64)),
     "optstate_read_parameters": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
     "optstate_begin_load": (c_int, (c_void_p,)),
     "optstate_load": (c_int, (c_void_p, c_int32, c_uint32, c_int32, c_void_p)),
+    "optstate_load_many": (
+        c_int,
+        (c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_size_t),
+    ),
     "optstate_finish_load": (c_int, (c_void_p,)),
     "optstate_fetch": (
         c_int,
         (c_void_p, c_int32, c_uint32, c_void_p, c_size_t, POINTER(c_uint64)),
+    ),
+    "optstate_fetch_many": (
+        c_int,
+        (c_void_p, c_void_p, c_void_p, c_void_p, c_size_t, POINTER(c_uint64)),
     ),
 }
 

@@ -14,7 +14,7 @@ from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._torch_binding import TensorBinding
 from optstate._torch_layout import check_options, optimizer_kind, parameter_names, parameter_specs
-from optstate.session import Session, SessionSpec
+from optstate.session import Session, SessionSpec, StepOutcome
 
 ParamGroups = Sequence[dict[str, Any]]
 
@@ -128,6 +128,8 @@ class Attachment:
         self.micro_step = 0
         # Whether something may be staged of a step that failed.
         self.must_abort = False
+        # The step whose commit was begun, until its parameters are read back.
+        self.committing: int | None = None
 
     @property
     def needs_load(self) -> bool:
@@ -136,7 +138,7 @@ class Attachment:
 
     def raise_failure(self) -> NoReturn:
         """Of a job that is FAILED: the daemon's text, as DataLossError."""
-        self.binding.fetch_step_count(0)
+        self.binding.fetch_step_counts([0])
         raise errors.DataLossError(f'job "{self.job}" has failed; see optctl describe job')
 
     def check_new(self) -> None:
@@ -157,6 +159,25 @@ class Attachment:
     def next_step(self) -> int:
         return self.session.committed_step + 1
 
+    def finish_interrupted(self) -> StepOutcome | None:
+        """Brings the step to its end that a signal (Ctrl-C) cut short, if any."""
+        step = self.committing
+        if step is None:
+            return None
+        outcome = None
+        if self.session.refresh():
+            try:
+                outcome = self.session.wait_commit()
+            except errors.OptstateError:
+                self.committing = None
+                raise
+        if self.session.committed_step < step:
+            self.must_abort = True  # it never came to the commit
+        else:
+            self.binding.read()
+        self.committing = None
+        return outcome
+
     def check_groups(self, param_groups: ParamGroups) -> None:
         """Raises when param_groups want what differs from what was registered."""
         for index, group in enumerate(param_groups):
@@ -173,7 +194,9 @@ class Attachment:
     def fill_hyperparams(self, param_groups: ParamGroups) -> None:
         """ValueError, in torch's words, before anything is pushed."""
         for index, group in enumerate(param_groups):
-            _fill_hyperparams(self.hyperparams[index], group, index)
+            out = self.hyperparams[index]
+            out.lr, out.beta1, out.beta2, out.eps, out.weight_decay = hyperparams_of(group, index)
+            out.maximize = bool(group["maximize"])
 
     def load(
         self,
@@ -189,6 +212,7 @@ class Attachment:
         # Another rank may still be reading or fetching, which a load puts an end to.
         self._ranks.agree(None)
         self.session.begin_load()
+        self.binding.drop_loads()
         # Entries first: the daemon takes a load of parameters alone for one that
         # may break off, and one that moments began for one that must be repeated.
         for index, entry in (entries or {}).items():
@@ -197,20 +221,18 @@ class Attachment:
             # The entry's master is the parameter, but for bits that it lacks.
             if _torch_checkpoint.MASTER_PARAM not in ((entries or {}).get(index) or {}):
                 self.binding.load_parameter(index)
+        self.binding.flush_loads()
         self.session.finish_load()
 
     def fetch(self, param_groups: ParamGroups) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
         """State by tensor; without the tensors that were never updated."""
         tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
-        fetched = {}
-        for index, (tensor, group) in enumerate(tensors):
-            entry = _torch_checkpoint.fetch_entry(self.binding, index, tensor, group)
-            if entry is not None:
-                fetched[tensor] = entry
-        return fetched
+        entries = _torch_checkpoint.fetch_entries(self.binding, range(len(tensors)), tensors)
+        return {tensor: entry for (tensor, _), entry in zip(tensors, entries) if entry is not None}
 
 
-def _fill_hyperparams(out: Any, group: dict[str, Any], index: int) -> None:
+def hyperparams_of(group: dict[str, Any], index: int) -> tuple[float, ...]:
+    """(lr, beta1, beta2, eps, weight_decay); ValueError, in torch's words."""
     lr, eps = as_float(group["lr"]), as_float(group["eps"])
     beta1, beta2 = (as_float(beta) for beta in group["betas"])
     weight_decay = as_float(group["weight_decay"])
@@ -225,5 +247,4 @@ def _fill_hyperparams(out: Any, group: dict[str, Any], index: int) -> None:
         raise ValueError(f"Invalid beta parameter at index 1: {beta2}{where}")
     if not 0.0 <= weight_decay < math.inf:
         raise ValueError(f"Invalid weight_decay value: {weight_decay}{where}")
-    out.lr, out.eps, out.beta1, out.beta2 = lr, eps, beta1, beta2
-    out.weight_decay, out.maximize = weight_decay, bool(group["maximize"])
+    return lr, beta1, beta2, eps, weight_decay

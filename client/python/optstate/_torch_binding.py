@@ -17,6 +17,9 @@ _DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
 # A tensor without elements has no address, and the C API takes no null.
 _NOTHING = ctypes.c_uint64()
 _SOMEWHERE = ctypes.addressof(_NOTHING)
+# Of one call that loads or fetches many arrays.
+_BATCH_ARRAYS = 4096
+_BATCH_BYTES = 64 << 20
 
 
 def memory_view(address: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -64,6 +67,7 @@ class TensorBinding:
         self._direct_indices = array.array("I")
         self._direct_pointers = array.array("Q")
         self._indirect: list[int] = []
+        self.drop_loads()
         self.remember()
 
     def check_parameters(self, param_groups: Sequence[dict]) -> None:
@@ -241,35 +245,81 @@ class TensorBinding:
         for first, count in _runs([index for index in gradients if index in self._owned]):
             self._session.push(step, micro_step, first, count)
 
-    # Whole arrays, for loading and fetching.
+    # Whole arrays, for loading and fetching: many with one call, because with
+    # 100,000 parameters the calls would be all of the time.
 
     def load_parameter(self, index: int) -> None:
-        """Sends a parameter's present values as its master."""
+        """As load_array(): a parameter's present values as its master."""
         self.load_array(_native.MASTER, index, self._parameters[index].detach())
 
     def load_array(self, state_array: int, index: int, values: torch.Tensor) -> None:
-        """Sends a whole array; dtypes that the daemon does not know as fp32."""
+        """Sends a whole array, soon; dtypes that the daemon does not know as fp32.
+
+        flush_loads() sends what is left. The values must not change before.
+        """
         if values.dtype not in DTYPE_CODES:
             values = values.to(torch.float32)
         values = values.detach().cpu().contiguous()
-        address = values.data_ptr() or _SOMEWHERE
-        self._session.load(state_array, index, DTYPE_CODES[values.dtype], address)
+        self._queue_load(
+            state_array, index, DTYPE_CODES[values.dtype], values.data_ptr() or _SOMEWHERE, values
+        )
+        self._load_bytes += values.numel() * values.element_size()
+        if self._load_bytes > _BATCH_BYTES:
+            self.flush_loads()
 
     def load_step_count(self, index: int, step_count: int) -> None:
+        """As load_array()."""
         box = ctypes.c_int64(step_count)
-        self._session.load(_native.STEP_COUNT, index, _native.FLOAT32, ctypes.addressof(box))
+        self._queue_load(_native.STEP_COUNT, index, _native.FLOAT32, ctypes.addressof(box), box)
 
-    def fetch_array(self, state_array: int, index: int) -> torch.Tensor:
-        """One array in fp32, in the shape of the parameter, in host memory."""
-        values = torch.empty(self._shapes[index], dtype=torch.float32)
-        address = values.data_ptr() or _SOMEWHERE
-        self._session.fetch(state_array, index, address, values.numel() * 4)
-        return values
+    def _queue_load(
+        self, state_array: int, index: int, dtype: int, address: int, owner: object
+    ) -> None:
+        if len(self._load_owners) >= _BATCH_ARRAYS:
+            self.flush_loads()
+        self._loads[0].append(state_array)
+        self._loads[1].append(index)
+        self._loads[2].append(dtype)
+        self._loads[3].append(address)
+        self._load_owners.append(owner)
 
-    def fetch_step_count(self, index: int) -> int:
-        box = ctypes.c_int64()
-        self._session.fetch(_native.STEP_COUNT, index, ctypes.addressof(box), 8)
-        return box.value
+    def drop_loads(self) -> None:
+        """Forgets what a load that failed has not sent."""
+        self._loads = tuple(array.array(code) for code in "iIiQ")
+        self._load_owners: list[object] = []
+        self._load_bytes = 0
+
+    def flush_loads(self) -> None:
+        """Sends all that load_array() and its like were given."""
+        loads, owners = self._loads, self._load_owners
+        self.drop_loads()
+        if owners:
+            self._session.load_many(*loads)
+
+    def fetch_arrays(self, wanted: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
+        """(state array, parameter) in fp32, in the parameter's shape, in host memory."""
+        results = [torch.empty(self._shapes[index], dtype=torch.float32) for _, index in wanted]
+        # In parts, between which Python looks for signals.
+        for begin in range(0, len(wanted), _BATCH_ARRAYS):
+            end = begin + _BATCH_ARRAYS
+            self._session.fetch_many(
+                array.array("i", [which for which, _ in wanted[begin:end]]),
+                array.array("I", [index for _, index in wanted[begin:end]]),
+                array.array("Q", [each.data_ptr() or _SOMEWHERE for each in results[begin:end]]),
+            )
+        return results
+
+    def fetch_step_counts(self, indices: Sequence[int]) -> list[int]:
+        counts = array.array("q", bytes(8 * len(indices)))
+        if not indices:
+            return []
+        address, _ = counts.buffer_info()
+        self._session.fetch_many(
+            array.array("i", [_native.STEP_COUNT]) * len(indices),
+            array.array("I", indices),
+            array.array("Q", range(address, address + 8 * len(indices), 8)),
+        )
+        return counts.tolist()
 
     def name(self, index: int) -> str:
         return self._specs[index].name

@@ -9,6 +9,7 @@ along and does not use.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,22 +41,38 @@ def _step_tensor(step_count: int, parameter: torch.Tensor, group: dict[str, Any]
     return torch.tensor(float(step_count), dtype=torch.float64 if is_double else torch.float32)
 
 
-def fetch_entry(
-    binding: TensorBinding, index: int, parameter: torch.Tensor, group: dict[str, Any]
-) -> StateEntry | None:
-    """One parameter's state; None, as in torch, when it was never updated."""
-    step_count = binding.fetch_step_count(index)
-    if step_count == 0:
-        return None
-    entry: StateEntry = {"step": _step_tensor(step_count, parameter, group)}
-    for key, state_array in _MOMENTS.items():
-        entry[key] = _like(binding.fetch_array(state_array, index), parameter)
+def fetch_entries(
+    binding: TensorBinding,
+    indices: Sequence[int],
+    tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
+) -> list[StateEntry | None]:
+    """State of parameters, `tensors` being each with its group; None, as in torch, for
+    one that was never updated."""
+    counts = binding.fetch_step_counts(indices)
+    wanted: list[tuple[int, int]] = []
+    for index, count, (parameter, group) in zip(indices, counts, tensors):
+        if count != 0:
+            wanted += [(which, index) for which in _arrays_of(parameter, group).values()]
+    arrays = iter(binding.fetch_arrays(wanted))
+    entries: list[StateEntry | None] = []
+    for count, (parameter, group) in zip(counts, tensors):
+        entry: StateEntry | None = None
+        if count != 0:
+            entry = {"step": _step_tensor(count, parameter, group)}
+            for key in _arrays_of(parameter, group):
+                entry[key] = _like(next(arrays), parameter)
+        entries.append(entry)
+    return entries
+
+
+def _arrays_of(parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, int]:
+    arrays = dict(_MOMENTS)
     if group["amsgrad"]:
         key, state_array = _MAX
-        entry[key] = _like(binding.fetch_array(state_array, index), parameter)
+        arrays[key] = state_array
     if parameter.dtype is not torch.float32:
-        entry[MASTER_PARAM] = _like(binding.fetch_array(_native.MASTER, index), parameter)
-    return entry
+        arrays[MASTER_PARAM] = _native.MASTER
+    return arrays
 
 
 def check_entry(

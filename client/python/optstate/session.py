@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, NamedTuple
 
 from optstate import _native, errors
+from optstate._interrupt import Interrupt
 
 
 class ParameterSpec(NamedTuple):
@@ -114,10 +115,17 @@ class Session:
     nothing, so that a data loader's worker cannot speak on its parent's
     session or end it.
     Memory: addresses of pieces and parameters are valid until :meth:`close`.
+    Signals: a handler that raises (Ctrl-C) ends a wait for other ranks or for a
+    lost daemon, in the main thread. A commit is under way then, and wait_commit
+    goes on with it.
     """
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, interrupt: Interrupt) -> None:
         self._handle: int | None = handle
+        self._interrupt = interrupt
+        # A signal handler may run within a call, in the thread that has the lock.
+        self._calling = False
+        self._close_due = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._library = _native.library()
@@ -140,6 +148,7 @@ class Session:
         Raises the subclass of OptstateError that says why not.
         """
         library = _native.library()
+        interrupt = Interrupt()
         parameters, alive = _fill_parameters(spec.parameters)
         groups = _native.array_of(_native.Group, len(spec.amsgrad))
         for group, amsgrad in zip(groups, spec.amsgrad):
@@ -161,13 +170,16 @@ class Session:
             parameter_count=len(parameters),
             connect_timeout_s=spec.connect_timeout_s,
             step_timeout_s=spec.step_timeout_s,
+            interrupted=interrupt.callback,
         )
         handle = ctypes.c_void_p()
-        _native.check(library.optstate_session_open(options, ctypes.byref(handle)))
+        status = library.optstate_session_open(options, ctypes.byref(handle))
         del alive
-        assert handle.value is not None
         try:
-            return cls(handle.value)
+            interrupt.raise_pending()
+            _native.check(status)
+            assert handle.value is not None
+            return cls(handle.value, interrupt)
         except BaseException:
             library.optstate_session_close(handle)
             raise
@@ -185,7 +197,19 @@ class Session:
                 )
             if self._handle is None:
                 raise errors.FailedPreconditionError("the session is closed")
-            _native.check(function(self._handle, *arguments))
+            if self._calling:
+                raise errors.FailedPreconditionError(
+                    "a signal handler cannot use the session whose call it interrupts"
+                )
+            try:
+                self._calling = True
+                status = function(self._handle, *arguments)
+            finally:
+                self._calling = False
+                if self._close_due:
+                    self.close()
+            self._interrupt.raise_pending()
+            _native.check(status)
 
     def info(self) -> _native.SessionInfo:
         info = _native.SessionInfo()
@@ -249,23 +273,40 @@ class Session:
     ) -> StepOutcome:
         """Waits until every rank has committed; returns what became of the step."""
         with self._lock:
-            commit, outcome = self._commit, self._outcome
+            commit = self._commit
             commit.step = step
             commit.groups = groups
             commit.group_count = len(groups)
             commit.grad_scale = grad_scale
             commit.max_norm = max_norm
             commit.found_inf = found_inf
-            self._call(self._library.optstate_commit, commit, outcome)
-            self.committed_step = outcome.step
-            return StepOutcome(
-                step=outcome.step,
-                applied=bool(outcome.applied),
-                found_inf=bool(outcome.found_inf),
-                gradient_norm=outcome.gradient_norm,
-                clip_coefficient=outcome.clip_coefficient,
-                update_ns=outcome.update_ns,
-            )
+            self._call(self._library.optstate_commit, commit, self._outcome)
+            return self._take_outcome()
+
+    def wait_commit(self) -> StepOutcome:
+        """Goes on with a commit that a signal interrupted."""
+        with self._lock:
+            self._call(self._library.optstate_commit_wait, self._outcome)
+            return self._take_outcome()
+
+    def _take_outcome(self) -> StepOutcome:
+        outcome = self._outcome
+        self.committed_step = outcome.step
+        return StepOutcome(
+            step=outcome.step,
+            applied=bool(outcome.applied),
+            found_inf=bool(outcome.found_inf),
+            gradient_norm=outcome.gradient_norm,
+            clip_coefficient=outcome.clip_coefficient,
+            update_ns=outcome.update_ns,
+        )
+
+    def refresh(self) -> bool:
+        """Reads committed_step, which a signal may have left behind; returns whether a
+        commit is under way."""
+        info = self.info()
+        self.committed_step = info.committed_step
+        return bool(info.commit_open)
 
     def abort(self, step: int) -> None:
         """Drops what this rank staged of `step`."""
@@ -287,6 +328,23 @@ class Session:
         """Sends this rank's pieces of one whole, contiguous array."""
         self._call(self._library.optstate_load, state_array, parameter, dtype, address)
 
+    def load_many(
+        self,
+        state_arrays: array.array,
+        parameters: array.array,
+        dtypes: array.array,
+        addresses: array.array,
+    ) -> None:
+        """load() of each ("i", "I", "i", "Q")."""
+        self._call(
+            self._library.optstate_load_many,
+            state_arrays.buffer_info()[0],
+            parameters.buffer_info()[0],
+            dtypes.buffer_info()[0],
+            addresses.buffer_info()[0],
+            len(parameters),
+        )
+
     def finish_load(self) -> None:
         """Waits until every rank has finished."""
         self._call(self._library.optstate_finish_load)
@@ -294,6 +352,19 @@ class Session:
     def fetch(self, state_array: int, parameter: int, address: int, size: int) -> None:
         """Copies one whole array to `size` bytes: fp32 (STEP_COUNT: an int64)."""
         self._call(self._library.optstate_fetch, state_array, parameter, address, size, None)
+
+    def fetch_many(
+        self, state_arrays: array.array, parameters: array.array, addresses: array.array
+    ) -> None:
+        """fetch() of each ("i", "I", "Q"), to memory of their sizes."""
+        self._call(
+            self._library.optstate_fetch_many,
+            state_arrays.buffer_info()[0],
+            parameters.buffer_info()[0],
+            addresses.buffer_info()[0],
+            len(parameters),
+            None,
+        )
 
     def _abandon(self) -> None:
         # The lock may have been held by a thread that the child does not have.
@@ -303,10 +374,17 @@ class Session:
             self._library.optstate_session_close(handle)  # knows that it was forked
 
     def close(self) -> None:
-        """Detaches the rank. Idempotent; does nothing in a forked child."""
+        """Detaches the rank. Idempotent; does nothing in a forked child.
+
+        From a signal handler that interrupts a call: when that returns.
+        """
         if self._pid != os.getpid():
             return
         with self._lock:
+            if self._calling:
+                self._close_due = True
+                return
             handle, self._handle = self._handle, None
             if handle is not None:
                 self._library.optstate_session_close(handle)
+                self._interrupt.raise_pending()

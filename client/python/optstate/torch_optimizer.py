@@ -19,7 +19,7 @@ import torch
 
 from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
-from optstate._torch_attachment import Attachment, Settings, as_float
+from optstate._torch_attachment import Attachment, Settings, as_float, hyperparams_of
 from optstate._torch_layout import check_group, model_names, parameter_names, parameter_specs
 from optstate.session import StepOutcome
 
@@ -60,8 +60,9 @@ class ServedOptimizer(torch.optim.Optimizer):
             None: $OPTSTATE_ENDPOINT, else the node's daemon when its socket is
             there, else "embedded", a private daemon that lives with the trainer.
         max_norm: clip the L2 norm of all gradients to this, in the daemon (as
-            clip_grad_norm_, but in the same pass as the update). Also an
-            attribute that may be changed between steps.
+            clip_grad_norm_, but in the same pass as the update). None, 0 and
+            infinity: no clipping. Also an attribute that may be changed between
+            steps.
         process_group: whose ranks train the job together; None: the default
             group of torch.distributed if it is initialised, else this process.
         model: a module to take stable parameter names from; or pass (name,
@@ -220,9 +221,15 @@ class ServedOptimizer(torch.optim.Optimizer):
 
     def _attached(self) -> Attachment:
         if self._attachment is not None:
+            self._finish_interrupted(self._attachment)
             return self._attachment
         self._check_usable()
         return self._attach(None)
+
+    def _finish_interrupted(self, attachment: Attachment) -> None:
+        outcome = attachment.finish_interrupted()
+        if outcome is not None:
+            self._outcome = outcome
 
     def _detach(self, because: str) -> None:
         self._steps_before = self.committed_step
@@ -257,6 +264,11 @@ class ServedOptimizer(torch.optim.Optimizer):
         the step stays in the daemon and it can be taken again; after
         UnavailableError or DeadlineExceededError, attach anew and look at
         committed_step.
+
+        Ctrl-C ends the wait for another rank with KeyboardInterrupt. The step is
+        under way then: the next use of the optimizer waits for it to end and reads
+        the parameters, and a next step() then takes another step. close() gives it
+        up: it is not taken, unless the other ranks had all come.
         """
         self._check_graph_capture()
         loss = None
@@ -270,6 +282,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         step = attachment.next_step
         with _undone_on_error(attachment):
             attachment.binding.push(step, attachment.micro_step)
+            attachment.committing = step
             self._outcome = attachment.session.commit(
                 step,
                 attachment.hyperparams,
@@ -280,6 +293,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         attachment.micro_step = 0
         if self._outcome.applied:
             attachment.binding.read()
+        attachment.committing = None
         return loss
 
     def accumulate_step(self) -> None:
@@ -353,7 +367,8 @@ class ServedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for tensor in group["params"]:
                 if tensor is parameter:
-                    return _torch_checkpoint.fetch_entry(binding, index, tensor, group) or {}
+                    (entry,) = _torch_checkpoint.fetch_entries(binding, [index], [(tensor, group)])
+                    return entry or {}
                 index += 1
         raise KeyError("not a parameter of this optimizer")
 
@@ -364,6 +379,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         own = self.state
         merged: defaultdict[Any, Any] = defaultdict(dict)
         if self._attachment is not None:
+            self._finish_interrupted(self._attachment)
             merged.update(self._attachment.fetch(self.param_groups))
         for key, value in own.items():
             is_entry = isinstance(key, torch.Tensor)
@@ -451,7 +467,9 @@ class ServedOptimizer(torch.optim.Optimizer):
         """
         super().add_param_group(param_group)
         try:
-            check_group(self.param_groups[-1], len(self.param_groups) - 1)
+            index = len(self.param_groups) - 1
+            check_group(self.param_groups[index], index)
+            hyperparams_of(self.param_groups[index], index)
             if self._attachment is not None:
                 self._extend(self._attachment)
         except BaseException:
@@ -461,6 +479,7 @@ class ServedOptimizer(torch.optim.Optimizer):
     def _extend(self, old: Attachment) -> None:
         """Closes the session and opens one with all groups."""
         old_groups, groups = self.param_groups[:-1], self.param_groups
+        self._finish_interrupted(old)
         if old.micro_step:
             raise RuntimeError("add_param_group within a step: there are micro-steps pushed")
         ranks = Ranks(self._process_group)
@@ -505,11 +524,18 @@ def _undone_on_error(attachment: Attachment) -> Iterator[None]:
         yield
     except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError):
         # There may be no daemon to say it to, and waiting for one takes a while.
-        attachment.micro_step = 0
+        attachment.micro_step, attachment.committing = 0, None
         attachment.must_abort = True
+        raise
+    except errors.OptstateError:
+        attachment.micro_step, attachment.committing = 0, None
+        with contextlib.suppress(errors.OptstateError):
+            attachment.session.abort(attachment.next_step)
         raise
     except BaseException:
         attachment.micro_step = 0
+        if attachment.committing is not None:
+            raise  # a signal's: finish_interrupted() sees what became of it
         with contextlib.suppress(errors.OptstateError):
             attachment.session.abort(attachment.next_step)
         raise

@@ -31,6 +31,9 @@ def bystander(request):
         ({"betas": (0.9, 1.0)}, "Invalid beta parameter at index 1: 1.0"),
         ({"betas": (math.nan, 0.9)}, "Invalid beta parameter at index 0: nan"),
         ({"weight_decay": -0.1}, "Invalid weight_decay value: -0.1"),
+        ({"lr": math.inf}, "Invalid learning rate: inf"),
+        ({"eps": math.inf}, "Invalid epsilon value: inf"),
+        ({"weight_decay": math.inf}, "Invalid weight_decay value: inf"),
         ({"max_norm": -1.0}, "Invalid max_norm: -1.0"),
         ({"max_norm": math.nan}, "Invalid max_norm: nan"),
         ({"partition": "both"}, "Invalid partition: 'both'"),
@@ -43,6 +46,16 @@ def bystander(request):
 def test_arguments(options, text):
     with pytest.raises(ValueError, match=text):
         optstate.AdamW(small_model().parameters(), **options)
+
+
+def test_hyperparameters_of_a_new_group():
+    """As torch's: ValueError at once, and the group is not there."""
+    optimizer = optstate.AdamW(small_model().parameters())
+    for change in ({"lr": math.inf}, {"eps": -1.0}, {"weight_decay": math.inf}):
+        with pytest.raises(ValueError, match=r"Invalid .*param_groups\[1\]"):
+            optimizer.add_param_group({"params": [torch.zeros(2)], **change})
+    assert len(optimizer.param_groups) == 1
+    optimizer.close()
 
 
 @pytest.mark.parametrize(
@@ -70,11 +83,11 @@ def test_names_that_are_taken_twice():
 @pytest.mark.parametrize(
     ("endpoint", "error", "text"),
     [
-        ("nonsense", optstate.InvalidArgumentError, "unix:PATH"),
-        ("grpc:somewhere", optstate.InvalidArgumentError, "grpc:HOST:PORT"),
-        ("unix:/nowhere/optstated.sock", optstate.NotFoundError, "/nowhere/optstated.sock"),
-        ("grpc:unix:/nowhere/optstated.sock", optstate.NotFoundError, "/nowhere"),
-        ("grpc:127.0.0.1:1", optstate.UnavailableError, "127.0.0.1"),
+        ("nonsense", optstate.InvalidArgumentError, '^endpoint "nonsense": expected unix:PATH'),
+        ("grpc:somewhere", optstate.InvalidArgumentError, "^endpoint .*grpc:HOST:PORT"),
+        ("unix:/nowhere/a.sock", optstate.UnavailableError, "^no daemon at unix:/nowhere/a.sock"),
+        ("grpc:unix:/nowhere/a", optstate.UnavailableError, "^no daemon at grpc:unix:/nowhere/a"),
+        ("grpc:127.0.0.1:1", optstate.UnavailableError, "^no daemon at grpc:127.0.0.1:1"),
     ],
 )
 def test_endpoints(endpoint, error, text):

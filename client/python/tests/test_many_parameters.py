@@ -32,6 +32,36 @@ def test_many(count, job, seed):
     optimizer.close()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+def test_state_of_many(wire, dtype, daemon):
+    """More than one call's worth is saved and loaded, each value at its place."""
+    count = 5000
+    endpoint = getattr(daemon, wire)
+    ours = [torch.nn.Parameter(torch.full((2,), i / count, dtype=dtype)) for i in range(count)]
+    optimizer = optstate.AdamW(ours, amsgrad=True, endpoint=endpoint)
+    for i, parameter in enumerate(ours):
+        parameter.grad = torch.full((2,), 1.0 + i, dtype=dtype) if i % 3 else None
+    optimizer.step()
+    saved = optimizer.state_dict()
+    assert sorted(saved["state"]) == [i for i in range(count) if i % 3]
+    for i, entry in saved["state"].items():
+        gradient = ours[i].grad.float()
+        torch.testing.assert_close(entry["exp_avg"], 0.1 * gradient)
+        torch.testing.assert_close(entry["exp_avg_sq"], 0.001 * gradient**2)
+        assert entry["step"] == 1
+    copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in ours]
+    other = optstate.AdamW(copies, amsgrad=True, endpoint=endpoint)
+    other.load_state_dict(saved)
+    again = other.state_dict()["state"]
+    assert again.keys() == saved["state"].keys()
+    for i, entry in saved["state"].items():
+        assert entry.keys() == again[i].keys()
+        assert all(torch.equal(value, again[i][key]) for key, value in entry.items())
+    optimizer.close()
+    other.close()
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_empty_and_single(accumulate):
     tensors = [torch.zeros(0), torch.zeros(3, 0), torch.tensor(1.0), torch.ones(1)]

@@ -100,6 +100,16 @@ def test_clipping_is_clip_grad_norm(max_norm, seed):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("max_norm", [None, 0, 0.0, math.inf, torch.tensor(0.0)])
+def test_no_clipping(max_norm):
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = optstate.AdamW([parameter], max_norm=max_norm)
+    parameter.grad = torch.full((3,), 100.0)
+    optimizer.step()
+    assert optimizer.last_outcome.clip_coefficient == 1
+    assert (parameter < 1).all()
+
+
 def test_max_norm_can_change_and_clipping_leaves_gradients_alone(seed):
     (parameter,) = parameters_of([[100]], seed, torch.float32)
     optimizer = optstate.AdamW([parameter], max_norm=1.0)

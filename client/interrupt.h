@@ -1,0 +1,24 @@
+#ifndef OPTSTATE_CLIENT_INTERRUPT_H_
+#define OPTSTATE_CLIENT_INTERRUPT_H_
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "client/session_types.h"
+
+namespace optstate::client {
+
+// A wait asks this often. The answer may cost a lock that another thread holds
+// for milliseconds (Python's), so a wait that is shorter never asks.
+inline constexpr absl::Duration kInterruptSlice = absl::Milliseconds(50);
+
+// CANCELLED when `interrupted` says yes.
+absl::Status CheckInterrupted(const InterruptCheck& interrupted);
+
+// Waits until `fd` can be read, its peer is gone, or `deadline` has passed,
+// which is for the read that follows to tell. CANCELLED: interrupted.
+absl::Status AwaitReadable(int fd, absl::Time deadline,
+                           const InterruptCheck& interrupted);
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_INTERRUPT_H_

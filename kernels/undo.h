@@ -1,0 +1,104 @@
+#ifndef OPTSTATE_KERNELS_UNDO_H_
+#define OPTSTATE_KERNELS_UNDO_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/layout.h"
+
+namespace optstate {
+
+// Floats in the widest vector of any target (SVE's 2048 bits).
+inline constexpr size_t kUndoVectorElements = 64;
+inline constexpr size_t kUndoRingElements = 2 * kUndoVectorElements;
+
+// Undo memory of one worker thread, in memory that outlives the process
+// (mapped shared).
+//
+// An update is not taken back but finished: an element's new values depend on
+// that element alone, so only of those that are just being overwritten the old
+// values are needed. Whoever starts on a view stores progress =
+// UndoProgress(view.begin) and only then says, wherever it keeps that, which
+// view is in hand. The kernel then stores, for each vector, in this order:
+//   1. the old values, where the vector before does not have its own
+//   2. progress, which names this vector from now on
+//   3. the new values
+// So wherever the thread stops, RollBack finds the old values of all elements
+// that may be half done, and no others are.
+//
+// Two positions take turns because between 1 and 2 progress still names the
+// vector before: whoever then looks restores that one, which costs nothing but
+// doing it again.
+//
+// Enough when the process is killed: a killed thread stops between two
+// instructions. All stores before have happened and none after, and whoever
+// looks once waitpid has reported its end sees them all, because process and
+// looker share coherent memory. So the order of the instructions is the order
+// in memory, and only the compiler must be kept from changing it: signal
+// fences, which cost nothing. undo_test checks every such point; that the
+// hardware keeps its promise is reasoning. (An x86 vector store may tear when
+// another core looks on; here nobody looks before the end.)
+//
+// Not enough when the machine loses power: caches reach memory in any order.
+// Then the job restarts from a snapshot or a durable commit.
+//
+// Streaming stores would need more, for the parameter too: RollBack counts on
+// all of elements [0, begin) having arrived. No kernel has any.
+struct alignas(64) UndoSlot {
+  // Update: an UndoProgress.
+  std::atomic<uint64_t> progress;
+  // Accumulate: elements [0, saved) of the view in hand have their old values
+  // in old_sum, those of the whole view: a sum is rolled back to its beginning.
+  std::atomic<uint64_t> saved;
+  uint64_t reserved[6];
+  // old[0]: the master; old[1 + k]: state array k.
+  alignas(64) float old[1 + kMaxStateArrays][kUndoRingElements];
+  alignas(64) float old_sum[kTileElements];
+};
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(offsetof(UndoSlot, old) == 64 &&
+              offsetof(UndoSlot, old_sum) == 2112 && sizeof(UndoSlot) == 18496);
+
+// Of the view in hand, elements [0, begin) have their new values. The next
+// `length` may have either; their old ones are in old[k] from `position` on.
+// The rest has its old values. `length` 0: nothing is in flight.
+constexpr uint64_t UndoProgress(size_t begin, size_t position = 0,
+                                size_t length = 0) {
+  return uint64_t{begin} << 16 | uint64_t{position} << 8 | uint64_t{length};
+}
+
+// Step 2; the fences keep step 1 before it and step 3 behind it.
+inline void PublishProgress(UndoSlot* slot, uint64_t progress) {
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  slot->progress.store(progress, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+// The same for Accumulate (cast.h), where nothing takes turns.
+inline void PublishSaved(UndoSlot* slot, size_t saved) {
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  slot->saved.store(saved, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+// Puts the old values of what is in flight back into view.master and the first
+// `state_arrays` of view.state; of the rest of the view only numel is used.
+// Returns the first element that is not updated, TileView::begin of whoever
+// goes on; progress says so too, with nothing in flight. Killed in here, it can
+// be run again. DATA_LOSS, and nothing is touched, when the progress is
+// impossible for a view of this length.
+absl::StatusOr<size_t> RollBack(const TileView& view, int state_arrays,
+                                UndoSlot* slot);
+
+// Accumulate: puts the old values of elements [0, saved) back. The slot stays
+// as it is, so a process killed in here does it again. DATA_LOSS, and nothing
+// is touched, when `saved` is more than numel or a tile.
+absl::Status RollBackSum(const UndoSlot& slot, float* sum, size_t numel);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_KERNELS_UNDO_H_

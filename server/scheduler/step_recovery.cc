@@ -1,0 +1,215 @@
+// What a process that died left of a step, put in order.
+
+#include <algorithm>
+#include <atomic>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/reduce.h"
+#include "proto/types/status_macros.h"
+#include "server/scheduler/step_scheduler.h"
+#include "server/scheduler/worker_undo.h"
+
+namespace optstate {
+namespace {
+
+absl::Status Impossible(const WorkerUndo& undo, uint64_t run_count) {
+  return absl::DataLossError(absl::StrCat(
+      "undo: a slot names run ", undo.run, " of ", run_count, ", kind ",
+      undo.kind.load(std::memory_order_relaxed)));
+}
+
+// See UndoSlot::progress.
+size_t FirstNotUpdated(const UndoSlot& slot) {
+  return slot.progress.load(std::memory_order_relaxed) >> 16;
+}
+
+}  // namespace
+
+uint64_t StepScheduler::WorkerUndoBytes(int workers) {
+  return static_cast<uint64_t>(workers) * sizeof(WorkerUndo);
+}
+
+absl::StatusOr<uint64_t> StepScheduler::RollBack(uint64_t step) {
+  uint64_t in_flight = 0;
+  for (WorkerUndo& undo : worker_undos()) {
+    const auto kind =
+        static_cast<UndoKind>(undo.kind.load(std::memory_order_relaxed));
+    if (kind == UndoKind::kNone) continue;
+    const std::atomic<uint64_t>* stamps =
+        kind == UndoKind::kAccumulate ? options_.recovery.staged_marks
+                                      : options_.recovery.run_stamps;
+    if (undo.run >= runs_.run_count() ||
+        (kind != UndoKind::kUpdate && kind != UndoKind::kAccumulate)) {
+      return Impossible(undo, runs_.run_count());
+    }
+    // Accumulators that have gone since; or it was done, and only not yet said
+    // to be.
+    if (stamps == nullptr ||
+        stamps[undo.run].load(std::memory_order_relaxed) == undo.stamp) {
+      undo.Clear();
+      continue;
+    }
+    if (kind == UndoKind::kUpdate && undo.stamp != step) {
+      return absl::DataLossError(
+          absl::StrCat("undo: a slot is in the middle of step ", undo.stamp,
+                       ", step ", step, " is in progress"));
+    }
+    OPTSTATE_RETURN_IF_ERROR(RollBackRun(&undo));
+    ++in_flight;
+  }
+  return in_flight;
+}
+
+absl::Status StepScheduler::RollBackRun(WorkerUndo* undo) {
+  const uint32_t parameter = ParameterOfRun(undo->run);
+  const bool accumulating = undo->kind.load(std::memory_order_relaxed) ==
+                            static_cast<uint64_t>(UndoKind::kAccumulate);
+  absl::Status status;
+  ForEachRunOf(parameter, [&](uint64_t run, uint64_t begin, uint64_t numel) {
+    if (run != undo->run) return;
+    if (accumulating) {
+      float* const sums = options_.arrays.accumulator +
+                          options_.layout->flat_offset(parameter);
+      status = optstate::RollBackSum(undo->slot, sums + begin, numel);
+    } else {
+      status = optstate::RollBack(
+                   ViewOf(parameter, begin, numel),
+                   static_cast<int>(
+                       kernels_[parameter]->state_array_names.size()),
+                   &undo->slot)
+                   .status();
+    }
+  });
+  if (status.ok() && accumulating) undo->Clear();
+  return status;
+}
+
+// The last parameter whose first run is not behind this one: of parameters
+// without runs, which share it, that is the one that has it.
+uint32_t StepScheduler::ParameterOfRun(uint64_t run) const {
+  uint32_t first = 0;
+  auto count = static_cast<uint32_t>(options_.layout->parameters().size());
+  while (count > 1) {
+    const uint32_t half = count / 2;
+    if (runs_.first_run(first + half) <= run) {
+      first += half;
+      count -= half;
+    } else {
+      count = half;
+    }
+  }
+  return first;
+}
+
+template <typename Visitor>
+void StepScheduler::ForEachRunOf(uint32_t parameter,
+                                 const Visitor& visit) const {
+  runs_.ForEachRun(
+      parameter, 0,
+      static_cast<uint64_t>(options_.layout->parameters()[parameter].numel),
+      visit);
+}
+
+// In the slots that name them, so that a process which dies here leaves what it
+// found; before the workers take slots anew. One run a worker, so one thread
+// does it.
+void StepScheduler::FinishRunsInFlight(const Update& update) {
+  for (WorkerUndo& undo : worker_undos()) {
+    if (undo.kind.load(std::memory_order_relaxed) !=
+        static_cast<uint64_t>(UndoKind::kNone)) {
+      FinishRun(update, &undo);
+    }
+  }
+}
+
+void StepScheduler::FinishRun(const Update& update, WorkerUndo* undo) {
+  const uint32_t p = ParameterOfRun(undo->run);
+  const uint32_t group = options_.layout->parameters()[p].group;
+  const UpdateFactors factors = kernels_[p]->prepare(
+      update.groups[group], options_.arrays.step_counts[p] + 1,
+      update.gradient_factor);
+  ForEachRunOf(p, [&](uint64_t run, uint64_t begin, uint64_t numel) {
+    if (run != undo->run) return;
+    for (const PieceTable::Entry& piece : pieces_->pieces(p)) {
+      if (begin < piece.begin || begin >= piece.end) continue;
+      TileView view = ViewOf(p, begin, numel);
+      view.gradient = GradientOf(p, piece, begin, update);
+      view.begin = FirstNotUpdated(undo->slot);
+      view.undo = &undo->slot;
+      kernels_[p]->apply(factors, view);
+      undo->End(&options_.recovery.run_stamps[run]);
+      if (options_.observer != nullptr) {
+        options_.observer->OnRunUpdated(update.step, run);
+      }
+    }
+  });
+}
+
+int64_t StepScheduler::StagedMicroStep(const Piece& piece,
+                                       uint32_t epoch) const {
+  int64_t least = -1;
+  bool first = true;
+  runs_.ForEachRun(
+      piece.parameter, piece.begin, piece.begin + piece.numel,
+      [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
+        const uint64_t mark =
+            options_.recovery.staged_marks[run].load(std::memory_order_relaxed);
+        const int64_t micro_step =
+            EpochOf(mark) == epoch ? int64_t{MicroStepOf(mark)} : -1;
+        least = first ? micro_step : std::min(least, micro_step);
+        first = false;
+      });
+  return least;
+}
+
+void StepScheduler::RestoreSums(absl::Span<const uint32_t> epochs) {
+  for (size_t rank = 0; rank < epochs.size(); ++rank) {
+    if (epochs[rank] == 0) continue;
+    const auto& pieces = partitions_[rank].pieces;
+    options_.pool->ParallelFor(pieces.size(), [&](size_t i) {
+      const Piece& piece = pieces[i];
+      const float* const sums = options_.arrays.accumulator +
+                                options_.layout->flat_offset(piece.parameter);
+      runs_.ForEachRun(
+          piece.parameter, piece.begin, piece.begin + piece.numel,
+          [&](uint64_t run, uint64_t begin, uint64_t numel) {
+            const uint64_t mark = options_.recovery.staged_marks[run].load(
+                std::memory_order_relaxed);
+            if (EpochOf(mark) != epochs[rank]) return;
+            run_sums_[run] =
+                optstate::SumOfSquares(DType::kFloat32, sums + begin, numel);
+          });
+    });
+  }
+}
+
+bool StepScheduler::NeedsGradients(uint32_t rank, const Update& update) const {
+  if (options_.arrays.accumulator != nullptr) return false;
+  bool needs = false;
+  for (const Piece& piece : partitions_[rank].pieces) {
+    if (needs || update.updated[piece.parameter] == 0) continue;
+    runs_.ForEachRun(
+        piece.parameter, piece.begin, piece.begin + piece.numel,
+        [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
+          needs |= options_.recovery.run_stamps[run].load(
+                       std::memory_order_relaxed) != update.step;
+        });
+  }
+  return needs;
+}
+
+void StepScheduler::ForgetStaged() {
+  if (options_.recovery.staged_marks == nullptr) return;
+  for (uint64_t run = 0; run < runs_.run_count(); ++run) {
+    options_.recovery.staged_marks[run].store(0, std::memory_order_relaxed);
+  }
+}
+
+void StepScheduler::ForgetStep() {
+  for (WorkerUndo& undo : worker_undos()) undo.Clear();
+  for (uint64_t run = 0; run < runs_.run_count(); ++run) {
+    options_.recovery.run_stamps[run].store(0, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace optstate

@@ -1,0 +1,64 @@
+#ifndef OPTSTATE_SERVER_SCHEDULER_WORKER_UNDO_H_
+#define OPTSTATE_SERVER_SCHEDULER_WORKER_UNDO_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/undo.h"
+
+namespace optstate {
+
+enum class UndoKind : uint64_t { kNone = 0, kUpdate = 1, kAccumulate = 2 };
+
+// One worker's part of the job's `undo` file: which run it is writing, how far
+// it is, and the old values of what it is just overwriting. FORMAT.md has the
+// bytes.
+//
+// Order of stores, each of which a kill may follow:
+//   Begin   progress = saved = 0, then run and stamp, then kind: a slot that
+//           names a run has nothing of another.
+//   kernel  old values, then progress, then new values (kernels/undo.h).
+//   End     the run's stamp, then kind = none.
+// So whoever comes later finds a run in flight exactly when a slot names it and
+// it does not carry the slot's stamp. An update then goes on behind the last
+// vector that is whole; an accumulation starts over. This holds against the end of a process: a thread stops
+// between two instructions, and those before have happened for whoever looks
+// after it is dead, whatever the processor had reordered. Only the compiler has
+// to be held, which signal fences do; they cost no instruction. It does not
+// hold against a power cut, where memory is lost, or, on a disk, pages were
+// written in any order.
+struct alignas(64) WorkerUndo {
+  std::atomic<uint64_t> kind;  // UndoKind
+  uint64_t run;
+  uint64_t stamp;
+  uint64_t reserved[5];
+  UndoSlot slot;
+
+  void Begin(UndoKind what, uint64_t run_index, uint64_t run_stamp) {
+    slot.progress.store(0, std::memory_order_relaxed);
+    slot.saved.store(0, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    run = run_index;
+    stamp = run_stamp;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    kind.store(static_cast<uint64_t>(what), std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+  void End(std::atomic<uint64_t>* stamp_of_run) {
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    stamp_of_run->store(stamp, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    Clear();
+  }
+  void Clear() {
+    kind.store(static_cast<uint64_t>(UndoKind::kNone),
+               std::memory_order_relaxed);
+  }
+};
+static_assert(offsetof(WorkerUndo, slot) == 64);
+static_assert(sizeof(WorkerUndo) % 64 == 0);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SCHEDULER_WORKER_UNDO_H_

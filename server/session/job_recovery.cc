@@ -1,0 +1,214 @@
+// How a step that an engine died in is finished by the next one.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "proto/types/status_macros.h"
+#include "server/session/job_impl.h"
+#include "server/session/staging_file.h"
+#include "spdlog/spdlog.h"
+
+namespace optstate {
+
+absl::Status JobImpl::LostInside(absl::string_view why) const {
+  const uint64_t step = tier_->control()->step_in_progress.load();
+  return absl::DataLossError(absl::StrCat(
+      "job \"", options_.name, "\": the engine died inside step ", step, ", ",
+      why, ", so its state is partly of that step and partly of the one before. "
+      "Last good step: ",
+      record().committed_step, ". Delete the job (optctl delete job ",
+      options_.name, ") and start it again from a checkpoint"));
+}
+
+absl::Status JobImpl::BeingFinished() const {
+  return absl::UnavailableError(absl::StrCat(
+      "job \"", options_.name, "\" died in step ",
+      recovery_->record.committed_step,
+      " and is finishing it; it waits for ranks that have its gradients"));
+}
+
+// A step that was recorded only lacked the clearing of its mark. One that was
+// not has runs that are of the former step, runs of this one, and one run a
+// worker in between.
+absl::Status JobImpl::AdoptStep() {
+  std::atomic<uint64_t>& mark = tier_->control()->step_in_progress;
+  if (mark.load(std::memory_order_acquire) == record().committed_step) {
+    mark.store(0, std::memory_order_release);
+  }
+  const uint64_t step = mark.load(std::memory_order_acquire);
+  const absl::StatusOr<uint64_t> taken_back = scheduler_->RollBack(step);
+  if (!taken_back.ok()) return LostInside(taken_back.status().message());
+  tier_->control()->runs_rolled_back += *taken_back;
+  scheduler_->CastParameters(0);
+  if (step != 0) {
+    const absl::Status prepared = PrepareRecovery(step);
+    if (!prepared.ok()) return LostInside(prepared.message());
+    spdlog::warn("engine died in a step: job={} step={} runs_rolled_back={}",
+                 options_.name, step, *taken_back);
+    FindGradients();
+    TryToFinishStep();
+  }
+  if (!recovery_.has_value()) {
+    RestoreStaged();
+    RemoveStagingFiles();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobImpl::PrepareRecovery(uint64_t step) {
+  StepIntent intent;
+  OPTSTATE_RETURN_IF_ERROR(ReadStepIntent(
+      tier_->recovery().step_intent, step, layout_of_job().groups().size(),
+      parameter_count(), &intent));
+  Recovery& recovery = recovery_.emplace();
+  recovery.record = intent.header.record;
+  recovery.gradient_factor = intent.header.gradient_factor;
+  recovery.updated.assign(intent.updated.begin(), intent.updated.end());
+  for (const StepIntentGroup& group : intent.groups) {
+    recovery.groups.push_back({.lr = group.lr,
+                               .beta1 = group.beta1,
+                               .beta2 = group.beta2,
+                               .eps = group.eps,
+                               .weight_decay = group.weight_decay,
+                               .maximize = group.maximize != 0});
+  }
+  return absl::OkStatus();
+}
+
+// Of ranks that are not attached: what the supervisor kept of their segments,
+// and staging files. Only what the session wrote that committed the step.
+void JobImpl::FindGradients() {
+  for (KeptGradients& kept : options_.kept) {
+    if (kept.rank >= ranks_.size() || kept.client_instance == 0 ||
+        kept.client_instance != rank_mark(kept.rank).client_instance) {
+      continue;
+    }
+    const uint32_t rank = kept.rank;
+    const uint64_t offset_bytes = kept.gradient_offset_bytes;
+    auto segment = MapKeptGradients(
+        std::move(kept), shape_->partitions[rank].gradient_area_bytes);
+    if (!segment.ok()) {
+      spdlog::warn("kept gradients refused: job={} rank={} error=\"{}\"",
+                   options_.name, rank, segment.status().ToString());
+      continue;
+    }
+    recovery_->kept.push_back(*std::move(segment));
+    gradient_areas_[rank] = recovery_->kept.back().data() + offset_bytes;
+  }
+  options_.kept.clear();
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (gradient_areas_[rank] != nullptr) continue;
+    const uint64_t instance = rank_mark(rank).client_instance;
+    const uint64_t bytes = shape_->partitions[rank].gradient_area_bytes;
+    auto file = OpenStagingFile(StagingPath(rank, instance), bytes);
+    if (!file.ok()) continue;  // a rank with shared memory has none
+    recovery_->staged.push_back(*std::move(file));
+    gradient_areas_[rank] = recovery_->staged.back().data();
+  }
+}
+
+StepScheduler::Update JobImpl::UpdateOfRecovery() const {
+  StepScheduler::Update update;
+  update.step = recovery_->record.committed_step;
+  update.groups = recovery_->groups;
+  update.gradient_factor = recovery_->gradient_factor;
+  update.updated = recovery_->updated;
+  update.gradient_areas = gradient_areas_;
+  return update;
+}
+
+bool JobImpl::LacksGradients(uint32_t rank) const {
+  return gradient_areas_[rank] == nullptr &&
+         scheduler_->NeedsGradients(rank, UpdateOfRecovery());
+}
+
+void JobImpl::TryToFinishStep() {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (LacksGradients(rank)) return;
+  }
+  ++tier_->control()->steps_recovered;
+  ApplyStep(UpdateOfRecovery(), recovery_->record);
+  spdlog::info("step finished after a crash: job={} step={}", options_.name,
+               record().committed_step);
+  recovery_.reset();
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankSession& session = ranks_[rank];
+    gradient_areas_[rank] =
+        session.attached ? session.spec.gradient_area : nullptr;
+  }
+  AnswerCommits(absl::OkStatus(), LastOutcome());
+  open_step_.DropAll();
+}
+
+// Before the first rank is attached.
+void JobImpl::RestoreStaged() {
+  if (!shape_->description.accumulate) return;
+  std::vector<uint32_t> epochs(ranks_.size(), 0);
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankMark& mark = rank_mark(rank);
+    if (mark.step != record().committed_step + 1) continue;
+    epochs[rank] = mark.epoch;
+    const auto& pieces = shape_->partitions[rank].pieces;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const int64_t staged = scheduler_->StagedMicroStep(pieces[i], mark.epoch);
+      if (staged < 0) continue;
+      open_step_.NoteStaged(rank, i, static_cast<uint32_t>(staged));
+    }
+  }
+  scheduler_->RestoreSums(epochs);
+}
+
+std::string JobImpl::StagingPath(uint32_t rank,
+                                 uint64_t client_instance) const {
+  return StagingFilePath(options_.directory, rank, client_instance);
+}
+
+// Whoever attaches again uploads anew what it has not committed.
+void JobImpl::RemoveStagingFiles() const {
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(options_.directory, error), end;
+       !error && entry != end; entry.increment(error)) {
+    if (IsStagingFile(entry->path().filename().string())) {
+      ::unlink(entry->path().c_str());
+    }
+  }
+}
+
+// Another process in the rank's place has other gradients, or none.
+absl::Status JobImpl::AdmitToRecovery(const AttachSpec& spec) {
+  const uint64_t instance = rank_mark(spec.rank).client_instance;
+  if (spec.client_instance != 0 && spec.client_instance == instance) {
+    return absl::OkStatus();
+  }
+  if (!LacksGradients(spec.rank)) return BeingFinished();
+  failure_ = LostInside(
+      absl::StrCat("and the gradients of rank ", spec.rank,
+                   " that it needs ended with the rank's process"));
+  const StepOutcome none;
+  AnswerCommits(failure_, none);
+  open_step_.DropAll();
+  recovery_.reset();
+  return failure_;
+}
+
+// A session that comes back finds what it had staged, another one nothing.
+void JobImpl::TakeInstance(const AttachSpec& spec) {
+  RankMark& mark = rank_mark(spec.rank);
+  if (spec.client_instance != 0 &&
+      spec.client_instance == mark.client_instance) {
+    return;
+  }
+  DropStaged(spec.rank);
+  ::unlink(StagingPath(spec.rank, mark.client_instance).c_str());
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  mark.client_instance = spec.client_instance;
+}
+
+}  // namespace optstate

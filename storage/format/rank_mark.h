@@ -1,0 +1,39 @@
+#ifndef OPTSTATE_STORAGE_FORMAT_RANK_MARK_H_
+#define OPTSTATE_STORAGE_FORMAT_RANK_MARK_H_
+
+#include <cstdint>
+
+namespace optstate {
+
+// What a rank has staged, in the file `rank_marks`. Byte by byte: FORMAT.md.
+//
+// Stores in this order, each a step that a kill may follow: a rank that begins
+// to stage sets `epoch` to one more and then `step`; one that drops what it
+// staged sets `step` to 0. So marks of runs count exactly when `step` is the
+// step after the committed one and their epoch is this.
+struct RankMark {
+  // Who staged: the session that the rank's client library drew at random. A
+  // process that takes the rank over has another.
+  uint64_t client_instance;
+  uint64_t step;   // staged for; 0: nothing is
+  uint32_t epoch;  // of the rank's marks in staged_marks
+  uint32_t reserved[3];
+};
+static_assert(sizeof(RankMark) == 32);
+
+// An entry of staged_marks: this run's accumulator has the rank's gradients up
+// to the micro-step. Never 0. Epochs wrap after 2^32 steps; a run whose mark
+// lay untouched that long would be taken for staged.
+inline uint64_t StagedMark(uint32_t epoch, uint32_t micro_step) {
+  return uint64_t{epoch} << 32 | micro_step;
+}
+inline uint32_t EpochOf(uint64_t staged_mark) {
+  return static_cast<uint32_t>(staged_mark >> 32);
+}
+inline uint32_t MicroStepOf(uint64_t staged_mark) {
+  return static_cast<uint32_t>(staged_mark);
+}
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_FORMAT_RANK_MARK_H_

@@ -1,0 +1,78 @@
+#include "storage/format/step_intent.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "storage/format/checksum.h"
+
+namespace optstate {
+namespace {
+
+// Crc32c has no running form, so the parts' sums are summed.
+uint32_t Checksum(const StepIntentHeader& header,
+                  absl::Span<const std::byte> rest) {
+  const uint32_t parts[2] = {
+      Crc32c(&header, offsetof(StepIntentHeader, crc32c)),
+      Crc32c(rest.data(), rest.size())};
+  return Crc32c(parts, sizeof(parts));
+}
+
+}  // namespace
+
+uint64_t StepIntentBytes(uint64_t group_count, uint64_t parameter_count) {
+  return sizeof(StepIntentHeader) + group_count * sizeof(StepIntentGroup) +
+         parameter_count;
+}
+
+void WriteStepIntent(StepIntentHeader header,
+                     absl::Span<const StepIntentGroup> groups,
+                     absl::Span<const uint8_t> updated,
+                     absl::Span<std::byte> file) {
+  header.group_count = static_cast<uint32_t>(groups.size());
+  header.parameter_count = static_cast<uint32_t>(updated.size());
+  std::byte* to = file.data() + sizeof(header);
+  const size_t group_bytes = groups.size() * sizeof(StepIntentGroup);
+  std::memcpy(to, groups.data(), group_bytes);
+  std::memcpy(to + group_bytes, updated.data(), updated.size());
+  header.crc32c = Checksum(
+      header, file.subspan(sizeof(header), group_bytes + updated.size()));
+  std::memcpy(file.data(), &header, sizeof(header));
+}
+
+absl::Status ReadStepIntent(absl::Span<const std::byte> file, uint64_t step,
+                            uint64_t group_count, uint64_t parameter_count,
+                            StepIntent* intent) {
+  const uint64_t bytes = StepIntentBytes(group_count, parameter_count);
+  if (file.size() < bytes) {
+    return absl::DataLossError(absl::StrCat(
+        "step_intent has ", file.size(), " bytes, the layout needs ", bytes));
+  }
+  StepIntentHeader& header = intent->header;
+  std::memcpy(&header, file.data(), sizeof(header));
+  if (header.group_count != group_count ||
+      header.parameter_count != parameter_count) {
+    return absl::DataLossError(
+        absl::StrCat("step_intent is of ", header.group_count, " groups and ",
+                     header.parameter_count, " parameters, the layout has ",
+                     group_count, " and ", parameter_count));
+  }
+  if (header.crc32c !=
+      Checksum(header,
+               file.subspan(sizeof(header), bytes - sizeof(header)))) {
+    return absl::DataLossError("step_intent: the checksum is wrong");
+  }
+  if (header.record.committed_step != step) {
+    return absl::DataLossError(
+        absl::StrCat("step_intent is of step ", header.record.committed_step,
+                     ", step ", step, " is in progress"));
+  }
+  const std::byte* groups = file.data() + sizeof(header);
+  intent->groups = {reinterpret_cast<const StepIntentGroup*>(groups),
+                    group_count};
+  intent->updated = {reinterpret_cast<const uint8_t*>(
+                         groups + group_count * sizeof(StepIntentGroup)),
+                     parameter_count};
+  return absl::OkStatus();
+}
+
+}  // namespace optstate

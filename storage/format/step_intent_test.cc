@@ -1,0 +1,63 @@
+#include "storage/format/step_intent.h"
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace optstate {
+namespace {
+
+using ::testing::ElementsAreArray;
+using ::testing::HasSubstr;
+
+class StepIntentTest : public ::testing::Test {
+ protected:
+  StepIntentTest() : file_(StepIntentBytes(2, 5)) {
+    StepIntentHeader header = {};
+    header.record.committed_step = 7;
+    header.record.clip_coefficient = 0.5;
+    header.gradient_factor = 0.25;
+    WriteStepIntent(header, groups_, updated_, absl::MakeSpan(file_));
+  }
+  absl::Status Read(uint64_t step = 7, uint64_t groups = 2,
+                    uint64_t parameters = 5) {
+    return ReadStepIntent(file_, step, groups, parameters, &intent_);
+  }
+
+  const std::vector<StepIntentGroup> groups_ = {{1, 2, 3, 4, 5, 0},
+                                                {6, 7, 8, 9, 10, 1}};
+  const std::vector<uint8_t> updated_ = {1, 0, 1, 1, 0};
+  std::vector<std::byte> file_;
+  StepIntent intent_;
+};
+
+TEST_F(StepIntentTest, ReadsWhatWasWritten) {
+  ASSERT_TRUE(Read().ok());
+  EXPECT_EQ(intent_.header.record.clip_coefficient, 0.5);
+  EXPECT_EQ(intent_.header.gradient_factor, 0.25);
+  EXPECT_EQ(intent_.groups[1].weight_decay, 10);
+  EXPECT_EQ(intent_.groups[1].maximize, 1);
+  EXPECT_THAT(intent_.updated, ElementsAreArray(updated_));
+}
+
+TEST_F(StepIntentTest, OtherStepOrLayout) {
+  EXPECT_THAT(Read(8).message(), HasSubstr("is of step 7"));
+  EXPECT_THAT(Read(7, 1).message(), HasSubstr("2 groups"));
+  EXPECT_THAT(Read(7, 2, 4).message(), HasSubstr("5 parameters"));
+  EXPECT_THAT(Read(7, 2, 6).message(), HasSubstr("bytes"));
+}
+
+TEST_F(StepIntentTest, EveryFlippedBitIsNoticed) {
+  for (size_t bit = 0; bit < file_.size() * 8; ++bit) {
+    file_[bit / 8] ^= std::byte{1} << (bit % 8);
+    EXPECT_EQ(Read().code(), absl::StatusCode::kDataLoss) << "bit " << bit;
+    file_[bit / 8] ^= std::byte{1} << (bit % 8);
+  }
+  EXPECT_TRUE(Read().ok());
+}
+
+}  // namespace
+}  // namespace optstate
