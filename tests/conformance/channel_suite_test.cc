@@ -17,7 +17,7 @@ TestDaemon* daemon_of_suite = nullptr;
 class DaemonEnvironment : public testing::Environment {
  public:
   void SetUp() override {
-    auto daemon = TestDaemon::Start({.tcp = true, .flags = {}});
+    auto daemon = TestDaemon::Start({.tcp = true, .flags = {}, .config = ""});
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     daemon_of_suite = daemon_.get();

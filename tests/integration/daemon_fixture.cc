@@ -118,6 +118,7 @@ absl::Status Process::AwaitEnd(absl::Time deadline) const {
 TestDaemon::TestDaemon(Options options)
     : options_(std::move(options)), directory_(MakeDirectory()) {
   socket_ = absl::StrCat(directory_, "/optstated.sock");
+  std::ofstream(config_path()) << options_.config;
   prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
@@ -141,6 +142,10 @@ absl::Status TestDaemon::Spawn() {
   if (options_.tcp) {
     words.push_back("--listen");
     words.push_back("127.0.0.1:0");
+  }
+  if (!options_.config.empty()) {
+    words.push_back("--config");
+    words.push_back(config_path());
   }
   words.insert(words.end(), options_.flags.begin(), options_.flags.end());
   std::vector<char*> arguments;

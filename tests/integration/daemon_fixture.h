@@ -44,6 +44,7 @@ class TestDaemon {
   struct Options {
     bool tcp = false;                // listen on 127.0.0.1 too, port zero
     std::vector<std::string> flags;  // further ones
+    std::string config;              // text of a configuration file, or none
   };
 
   // Returns when it takes connections. The error ends with its log.
@@ -82,6 +83,7 @@ class TestDaemon {
  private:
   explicit TestDaemon(Options options);
   absl::Status Spawn();
+  std::string config_path() const { return directory_ + "/optstated.yaml"; }
 
   const Options options_;
   std::string directory_;

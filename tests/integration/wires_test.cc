@@ -20,7 +20,7 @@ using client::Session;
 class WiresTest : public testing::Test {
  protected:
   void SetUp() override {
-    auto daemon = TestDaemon::Start({.tcp = true, .flags = {}});
+    auto daemon = TestDaemon::Start({.tcp = true, .flags = {}, .config = ""});
     ASSERT_TRUE(daemon.ok()) << daemon.status();
     daemon_ = *std::move(daemon);
     const auto tcp = daemon_->tcp_endpoint();

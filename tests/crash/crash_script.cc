@@ -1,0 +1,169 @@
+#include "tests/crash/crash_script.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "client/fake_arithmetic.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::crash {
+namespace {
+
+using client::StateArray;
+
+// Where windows may begin.
+constexpr size_t kWindowStarts = 1 << 16;
+
+// What a number is drawn for.
+enum Purpose : uint64_t {
+  kNoise = 1,
+  kWindow,
+  kMissingInStep,
+  kMissingInMicroStep,
+  kSkip,
+  kInfiniteParameter,
+  kHyperparameters,
+  kMaxNorm,
+  kGradScale,
+};
+
+}  // namespace
+
+CrashScript::CrashScript(const Scenario& scenario)
+    : scenario_(scenario), layout_(MakeLayout(scenario)) {
+  noise_[DType::kFloat32];
+  for (const ParameterSpec& parameter : layout_.parameters) {
+    noise_[parameter.gradient_dtype];
+    noise_elements_ =
+        std::max(noise_elements_, static_cast<size_t>(parameter.numel));
+  }
+  noise_elements_ += kWindowStarts;
+  for (auto& [dtype, bytes] : noise_) {
+    bytes.resize((noise_elements_ + 1) * SizeInBytes(dtype));
+    for (size_t i = 0; i < noise_elements_; ++i) {
+      client::StoreElement(
+          dtype, bytes.data(), i,
+          static_cast<float>(DrawUnit(scenario_.seed, kNoise, i) - 0.5));
+    }
+    client::StoreElement(dtype, bytes.data(), noise_elements_,
+                         std::numeric_limits<float>::infinity());
+  }
+}
+
+const void* CrashScript::Gradient(uint64_t step, uint32_t micro_step,
+                                  uint32_t parameter) const {
+  const DType dtype = layout_.parameters[parameter].gradient_dtype;
+  const uint64_t start =
+      Draw(scenario_.seed, kWindow, step * scenario_.micro_steps + micro_step,
+           parameter) %
+      kWindowStarts;
+  return noise_.at(dtype).data() + start * SizeInBytes(dtype);
+}
+
+// Its last element is.
+const void* CrashScript::InfiniteGradient(uint32_t parameter) const {
+  const ParameterSpec& spec = layout_.parameters[parameter];
+  const uint64_t start =
+      noise_elements_ + 1 - static_cast<uint64_t>(spec.numel);
+  return noise_.at(spec.gradient_dtype).data() +
+         start * SizeInBytes(spec.gradient_dtype);
+}
+
+absl::Status CrashScript::Load(client::Session& session) const {
+  OPTSTATE_RETURN_IF_ERROR(session.BeginLoad());
+  for (uint32_t i = 0; i < layout_.parameters.size(); ++i) {
+    const auto bytes =
+        static_cast<size_t>(layout_.parameters[i].numel) * sizeof(float);
+    const size_t start =
+        Draw(scenario_.seed, kWindow, 0, i) % kWindowStarts * sizeof(float);
+    OPTSTATE_RETURN_IF_ERROR(
+        session.Load(StateArray::kMaster, i, DType::kFloat32,
+                     {noise_.at(DType::kFloat32).data() + start, bytes}));
+  }
+  return session.FinishLoad();
+}
+
+absl::Status CrashScript::Push(client::Session& session, uint64_t step,
+                               uint32_t micro_step) const {
+  const uint64_t seed = scenario_.seed;
+  std::vector<uint32_t> parameters;
+  std::vector<const void*> gradients;
+  const auto count = static_cast<uint32_t>(layout_.parameters.size());
+  const bool infinite =
+      scenario_.skip && DrawUnit(seed, kSkip, step) < 0.2 && micro_step == 0;
+  const auto infinite_parameter =
+      static_cast<uint32_t>(Draw(seed, kInfiniteParameter, step) % count);
+  for (uint32_t i = 0; i < count; ++i) {
+    if (scenario_.missing &&
+        (DrawUnit(seed, kMissingInStep, step, i) < 0.3 ||
+         DrawUnit(seed, kMissingInMicroStep + 16 * micro_step, step, i) <
+             0.1)) {
+      continue;
+    }
+    parameters.push_back(i);
+    gradients.push_back(infinite && i == infinite_parameter &&
+                                layout_.parameters[i].numel > 0
+                            ? InfiniteGradient(i)
+                            : Gradient(step, micro_step, i));
+  }
+  return session.PushGradients(step, micro_step, parameters, gradients);
+}
+
+// In some steps the last rank alone knows of an infinite gradient.
+client::CommitOptions CrashScript::Commit(uint64_t step, uint32_t rank) const {
+  const uint64_t seed = scenario_.seed;
+  client::CommitOptions commit;
+  commit.step = step;
+  for (size_t i = 0; i < layout_.groups.size(); ++i) {
+    const auto unit = [&](uint64_t which) {
+      return DrawUnit(seed, kHyperparameters, step, 8 * i + which);
+    };
+    commit.groups.push_back({.lr = 1e-4 + 1e-2 * unit(0),
+                             .beta1 = 0.8 + 0.15 * unit(1),
+                             .beta2 = 0.9 + 0.09 * unit(2),
+                             .eps = 1e-8,
+                             .weight_decay = 0.1 * unit(3),
+                             .maximize = unit(4) < 0.2});
+  }
+  commit.grad_scale = DrawUnit(seed, kGradScale, step) < 0.5 ? 1 : 1024;
+  if (scenario_.clip) commit.max_norm = 0.5 + DrawUnit(seed, kMaxNorm, step);
+  commit.found_inf = scenario_.skip && rank + 1 == scenario_.world_size &&
+                     DrawUnit(seed, kSkip, step) > 0.8;
+  return commit;
+}
+
+absl::Status CrashScript::Fetch(client::Session& session, uint64_t step) const {
+  const auto parameter = static_cast<uint32_t>(
+      Draw(scenario_.seed, kWindow, step) % layout_.parameters.size());
+  std::vector<float> values(
+      static_cast<size_t>(layout_.parameters[parameter].numel));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const uint64_t fetched,
+      session.Fetch(StateArray::kExpAvg, parameter,
+                    {reinterpret_cast<std::byte*>(values.data()),
+                     values.size() * sizeof(float)}));
+  if (fetched == step) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("fetched step ", fetched, " after step ", step));
+}
+
+absl::Status CrashScript::RunStep(client::Session& session, uint64_t step,
+                                  uint32_t rank, RankBoard* board) const {
+  board->phase = RankPhase::kPush;
+  for (uint32_t i = 0; i < scenario_.micro_steps; ++i) {
+    OPTSTATE_RETURN_IF_ERROR(Push(session, step, i));
+  }
+  board->phase = RankPhase::kCommit;
+  OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome outcome,
+                            session.Commit(Commit(step, rank)));
+  if (outcome.step != step) {
+    return absl::InternalError(
+        absl::StrCat("committed step ", step, ", got ", outcome.step));
+  }
+  if (step % 3 != 0) return absl::OkStatus();
+  board->phase = RankPhase::kFetch;
+  return Fetch(session, step);
+}
+
+}  // namespace optstate::crash

@@ -1,0 +1,265 @@
+#include "tests/crash/killer.h"
+
+#include <sys/types.h>
+
+#include <csignal>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/types/status_macros.h"
+#include "tests/crash/poll_until.h"
+
+namespace optstate::crash {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(60);
+// Within which most of what goes on happens: a step, a start, a recovery.
+constexpr absl::Duration kAnyInstant = absl::Milliseconds(50);
+constexpr absl::Duration kMoment = absl::Milliseconds(3);
+// For what may not come: ranks that look for a daemon take no steps.
+constexpr absl::Duration kNotForLong = absl::Milliseconds(500);
+
+uint64_t Left(uint64_t wanted, uint64_t done) {
+  return wanted > done ? wanted - done : 0;
+}
+
+}  // namespace
+
+absl::Status Killer::Await(absl::string_view what,
+                           absl::FunctionRef<bool()> done) {
+  absl::Status ranks;
+  const absl::Status status = PollUntil(what, [&] {
+    ranks = job_.CheckRanks();
+    return !ranks.ok() || job_.finished() || done();
+  });
+  return ranks.ok() ? status : ranks;
+}
+
+absl::Status Killer::AwaitSteps(uint64_t steps) {
+  const uint64_t target = job_.committed_step() + steps;
+  return Await(absl::StrCat("step ", target),
+               [&] { return job_.committed_step() >= target; });
+}
+
+void Killer::Spin(absl::Duration longest) {
+  const absl::Time end = absl::Now() + Unit() * longest;
+  while (absl::Now() < end) {
+  }
+}
+
+absl::Status Killer::AwaitInsideStep() {
+  OPTSTATE_RETURN_IF_ERROR(AwaitNotForLong([&] { return job_.in_step(); }));
+  SpinInsideStep();
+  return absl::OkStatus();
+}
+
+absl::Status Killer::AwaitNotForLong(absl::FunctionRef<bool()> done) {
+  const absl::Time end = absl::Now() + kNotForLong;
+  return Await("some time", [&] { return done() || absl::Now() > end; });
+}
+
+void Killer::SpinInsideStep() {
+  Spin(absl::Nanoseconds(CurrentRecord(job_.control()).update_ns));
+}
+
+absl::Status Killer::KillEngine(bool again) {
+  const pid_t pid = job_.engine();
+  if (pid == 0) return absl::OkStatus();
+  const Process engine(pid);
+  const uint64_t before = job_.committed_step();
+  engine.Signal(SIGKILL);
+  OPTSTATE_RETURN_IF_ERROR(engine.AwaitEnd(absl::Now() + kPatience));
+  const uint64_t mark = job_.control().step_in_progress.load();
+  const uint64_t after = job_.committed_step();
+  ++tally_.engine;
+  if (mark == after + 1) ++tally_.engine_in_step;
+  if (again) ++tally_.engine_again;
+  if (!supervised_) ++tally_.engine_unsupervised;
+  if (after < before) {
+    return absl::DataLossError(
+        absl::StrCat("step ", after, " is committed after step ", before));
+  }
+  return absl::OkStatus();
+}
+
+// As the engine starts, or is inside the step that the one before it left.
+absl::Status Killer::AwaitRecovery() {
+  const uint64_t recovered = job_.control().steps_recovered;
+  if (job_.in_step() && Unit() < 0.7) {
+    OPTSTATE_RETURN_IF_ERROR(AwaitNotForLong(
+        [&] { return job_.control().steps_recovered != recovered; }));
+    SpinInsideStep();
+    return absl::OkStatus();
+  }
+  Spin(Unit() < 0.5 ? kMoment : kAnyInstant);
+  return absl::OkStatus();
+}
+
+absl::Status Killer::KillEngineAgain() {
+  for (uint64_t i = 1 + Below(3); i > 0; --i) {
+    OPTSTATE_RETURN_IF_ERROR(
+        Await("the next engine", [&] { return job_.engine() != 0; }));
+    OPTSTATE_RETURN_IF_ERROR(AwaitRecovery());
+    OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/true));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Killer::KillSupervisor() {
+  ++tally_.supervisor;
+  if (job_.in_step()) ++tally_.supervisor_in_step;
+  supervised_ = false;
+  return job_.daemon().Kill();
+}
+
+absl::Status Killer::KillRank(uint32_t rank) {
+  if (!job_.rank(rank).running()) return absl::OkStatus();
+  ++tally_.rank;
+  switch (job_.rank(rank).phase()) {
+    case RankPhase::kPush:
+      ++tally_.rank_in_push;
+      break;
+    case RankPhase::kCommit:
+      ++tally_.rank_in_commit;
+      break;
+    case RankPhase::kFetch:
+      ++tally_.rank_in_fetch;
+      break;
+    case RankPhase::kOther:
+      break;
+  }
+  return job_.rank(rank).Kill();
+}
+
+absl::Status Killer::DisturbEngine() {
+  if (Unit() < 0.85) {
+    OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
+  } else {
+    Spin(kAnyInstant);
+  }
+  OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/false));
+  return Unit() < 0.33 ? KillEngineAgain() : absl::OkStatus();
+}
+
+absl::Status Killer::RestartSupervisor() {
+  supervised_ = true;
+  return job_.daemon().Restart();
+}
+
+absl::Status Killer::DisturbSupervisor() {
+  switch (Below(4)) {
+    case 0:
+      return KillSupervisorAlone();
+    case 1:
+      return KillEngineThenSupervisor();
+    case 2:
+      return KillSupervisorThenEngine();
+    default:
+      return KillSupervisorAndRank();
+  }
+}
+
+absl::Status Killer::KillSupervisorAlone() {
+  if (Unit() < 0.5) {
+    OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
+  } else {
+    Spin(kAnyInstant);
+  }
+  OPTSTATE_RETURN_IF_ERROR(KillSupervisor());
+  Spin(kAnyInstant);
+  return RestartSupervisor();
+}
+
+// While the next engine starts or recovers.
+absl::Status Killer::KillEngineThenSupervisor() {
+  OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
+  OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/false));
+  Spin(kAnyInstant);
+  OPTSTATE_RETURN_IF_ERROR(KillSupervisor());
+  if (Unit() < 0.3) OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/true));
+  OPTSTATE_RETURN_IF_ERROR(RestartSupervisor());
+  return Unit() < 0.3 ? KillEngineAgain() : absl::OkStatus();
+}
+
+// Gradients are with the ranks alone then, or in staging files.
+absl::Status Killer::KillSupervisorThenEngine() {
+  OPTSTATE_RETURN_IF_ERROR(KillSupervisor());
+  if (Unit() < 0.7) {
+    OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
+  } else {
+    Spin(kAnyInstant);
+  }
+  OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/false));
+  OPTSTATE_RETURN_IF_ERROR(RestartSupervisor());
+  return Unit() < 0.3 ? KillEngineAgain() : absl::OkStatus();
+}
+
+// The engine lives, or the gradients are in staging files.
+absl::Status Killer::KillSupervisorAndRank() {
+  const uint32_t rank = SomeRank();
+  OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
+  OPTSTATE_RETURN_IF_ERROR(KillSupervisor());
+  OPTSTATE_RETURN_IF_ERROR(KillRank(rank));
+  if (job_.wire() == Wire::kGrpc && Unit() < 0.5) {
+    OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/false));
+  }
+  OPTSTATE_RETURN_IF_ERROR(RestartSupervisor());
+  return job_.StartRank(rank);
+}
+
+absl::Status Killer::DisturbRanks() {
+  return Unit() < 0.5 ? KillRanks() : KillRankAndEngine();
+}
+
+absl::Status Killer::KillRanks() {
+  static constexpr RankPhase kPhases[] = {RankPhase::kPush, RankPhase::kCommit,
+                                          RankPhase::kFetch};
+  const RankPhase phase = kPhases[Below(std::size(kPhases))];
+  const uint32_t first = SomeRank();
+  OPTSTATE_RETURN_IF_ERROR(
+      Await("a rank", [&] { return job_.rank(first).phase() == phase; }));
+  Spin(Unit() < 0.5 ? kMoment : kAnyInstant);
+  const uint64_t ranks = job_.scenario().world_size;
+  const uint64_t count = Unit() < 0.5 ? 1 : ranks;
+  for (uint64_t i = 0; i < count; ++i) {
+    OPTSTATE_RETURN_IF_ERROR(
+        KillRank(static_cast<uint32_t>((first + i) % ranks)));
+  }
+  Spin(kMoment);
+  for (uint64_t i = 0; i < count; ++i) {
+    OPTSTATE_RETURN_IF_ERROR(
+        job_.StartRank(static_cast<uint32_t>((first + i) % ranks)));
+  }
+  return absl::OkStatus();
+}
+
+// The step is finished with the gradients that were kept, or it never began.
+absl::Status Killer::KillRankAndEngine() {
+  const uint32_t rank = SomeRank();
+  if (Unit() < 0.7) {
+    OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
+  } else {
+    Spin(kAnyInstant);
+  }
+  ++tally_.rank_with_engine;
+  const bool rank_first = Unit() < 0.5;
+  if (rank_first) OPTSTATE_RETURN_IF_ERROR(KillRank(rank));
+  OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/false));
+  if (!rank_first) OPTSTATE_RETURN_IF_ERROR(KillRank(rank));
+  OPTSTATE_RETURN_IF_ERROR(job_.StartRank(rank));
+  return Unit() < 0.3 ? KillEngineAgain() : absl::OkStatus();
+}
+
+absl::Status Killer::Disturb() {
+  const uint64_t engine = Left(quota_.engine, tally_.engine);
+  const uint64_t supervisor = Left(quota_.supervisor, tally_.supervisor);
+  const uint64_t rank = Left(quota_.rank, tally_.rank);
+  const uint64_t all = engine + supervisor + rank;
+  if (all == 0) return absl::OkStatus();
+  const uint64_t drawn = Below(all);
+  if (drawn < engine) return DisturbEngine();
+  return drawn < engine + supervisor ? DisturbSupervisor() : DisturbRanks();
+}
+
+}  // namespace optstate::crash

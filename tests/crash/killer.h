@@ -1,0 +1,75 @@
+#ifndef OPTSTATE_TESTS_CRASH_KILLER_H_
+#define OPTSTATE_TESTS_CRASH_KILLER_H_
+
+#include <cstdint>
+#include <random>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "tests/crash/running_job.h"
+#include "tests/crash/tally.h"
+
+namespace optstate::crash {
+
+// Kills the processes of a job at random instants, and starts again those that
+// nobody else does. Every function returns with all of them running or being
+// started, or with what went wrong.
+class Killer {
+ public:
+  Killer(RunningJob* job, const Quota& quota, std::mt19937_64* random,
+         Tally* tally)
+      : job_(*job), quota_(quota), random_(*random), tally_(*tally) {}
+
+  // Kills somebody, of the kinds that the quota still asks for.
+  absl::Status Disturb();
+  // Waits until the job has taken some steps more, or all of them.
+  absl::Status AwaitSteps(uint64_t steps);
+
+ private:
+  absl::Status DisturbEngine();
+  absl::Status DisturbSupervisor();
+  absl::Status DisturbRanks();
+
+  absl::Status KillSupervisorAlone();
+  absl::Status KillEngineThenSupervisor();
+  absl::Status KillSupervisorThenEngine();
+  absl::Status KillSupervisorAndRank();
+  absl::Status KillRanks();
+  absl::Status KillRankAndEngine();
+
+  // Up to three times the one that follows.
+  absl::Status KillEngineAgain();
+  absl::Status KillEngine(bool again);
+  absl::Status KillSupervisor();
+  absl::Status RestartSupervisor();
+  absl::Status KillRank(uint32_t rank);
+
+  // Waits for it, unless the ranks finish first.
+  absl::Status Await(absl::string_view what, absl::FunctionRef<bool()> done);
+  // Until somewhere inside a step, if one comes soon.
+  absl::Status AwaitInsideStep();
+  absl::Status AwaitNotForLong(absl::FunctionRef<bool()> done);
+  absl::Status AwaitRecovery();
+  void SpinInsideStep();
+  // Until some instant within `longest`.
+  void Spin(absl::Duration longest);
+  double Unit() { return std::uniform_real_distribution<double>()(random_); }
+  uint64_t Below(uint64_t count) {
+    return std::uniform_int_distribution<uint64_t>(0, count - 1)(random_);
+  }
+  uint32_t SomeRank() {
+    return static_cast<uint32_t>(Below(job_.scenario().world_size));
+  }
+
+  RunningJob& job_;
+  const Quota quota_;
+  std::mt19937_64& random_;
+  Tally& tally_;
+  bool supervised_ = true;
+};
+
+}  // namespace optstate::crash
+
+#endif  // OPTSTATE_TESTS_CRASH_KILLER_H_

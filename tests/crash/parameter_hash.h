@@ -1,0 +1,15 @@
+#ifndef OPTSTATE_TESTS_CRASH_PARAMETER_HASH_H_
+#define OPTSTATE_TESTS_CRASH_PARAMETER_HASH_H_
+
+#include <cstdint>
+
+#include "client/client.h"
+
+namespace optstate::crash {
+
+// Of all parameters as the session shows them.
+uint64_t HashOfParameters(const client::Session& session);
+
+}  // namespace optstate::crash
+
+#endif  // OPTSTATE_TESTS_CRASH_PARAMETER_HASH_H_

@@ -1,0 +1,19 @@
+#ifndef OPTSTATE_TESTS_CRASH_RANK_BOARD_H_
+#define OPTSTATE_TESTS_CRASH_RANK_BOARD_H_
+
+#include <atomic>
+#include <cstdint>
+
+namespace optstate::crash {
+
+// What a rank is doing just now, in a page that it shares with whoever kills
+// it.
+enum class RankPhase : uint32_t { kOther, kPush, kCommit, kFetch };
+
+struct RankBoard {
+  std::atomic<RankPhase> phase = RankPhase::kOther;
+};
+
+}  // namespace optstate::crash
+
+#endif  // OPTSTATE_TESTS_CRASH_RANK_BOARD_H_
