@@ -6,13 +6,17 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <map>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "absl/random/random.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "kernels/cpu/targets.h"
 #include "proto/types/status_macros.h"
@@ -22,7 +26,10 @@
 #include "server/admin/admin_service.h"
 #include "server/admin/engine_channels.h"
 #include "server/admin/server_info.h"
-#include "server/observe/logging.h"
+#include "server/admin/upgrade_control.h"
+#include "server/build_check.h"
+#include "server/engine_replacement.h"
+#include "server/handover.h"
 #include "server/observe/sd_notify.h"
 #include "server/scheduler/available_cores.h"
 #include "server/supervisor/acceptor.h"
@@ -33,6 +40,7 @@
 #include "server/supervisor/signals.h"
 #include "server/supervisor/state_directory.h"
 #include "server/supervisor/supervisor.h"
+#include "server/upgrade_record.h"
 
 namespace optstate {
 namespace {
@@ -62,13 +70,43 @@ void Notify(absl::string_view state) {
   if (!status.ok()) spdlog::warn("{}", status.ToString());
 }
 
-absl::StatusOr<std::vector<std::unique_ptr<Listener>>> OpenListeners(
-    const v1::DaemonConfig& config) {
+std::vector<std::string> Addresses(const v1::DaemonConfig& config) {
   std::vector<std::string> addresses = {"unix:" + config.socket()};
   addresses.insert(addresses.end(), config.listen().begin(),
                    config.listen().end());
+  return addresses;
+}
+
+// Those that the process had before it was upgraded, by address. What is left
+// over of them is no longer configured, and closed.
+absl::StatusOr<std::map<std::string, std::unique_ptr<Listener>>> Inherit(
+    const v1::SupervisorHandover& handover) {
+  std::map<std::string, std::unique_ptr<Listener>> listeners;
+  for (const auto& one : handover.listeners()) {
+    OPTSTATE_ASSIGN_OR_RETURN(const supervisor::ListenAddress address,
+                              supervisor::ParseListenAddress(one.address()));
+    OPTSTATE_ASSIGN_OR_RETURN(listeners[one.address()],
+                              Listener::Inherit(address, UniqueFd(one.fd()),
+                                                UniqueFd(one.lock_fd())));
+  }
+  return listeners;
+}
+
+// In the order of Addresses().
+absl::StatusOr<std::vector<std::unique_ptr<Listener>>> OpenListeners(
+    const v1::DaemonConfig& config,
+    const std::optional<v1::SupervisorHandover>& handover) {
+  std::map<std::string, std::unique_ptr<Listener>> inherited;
+  if (handover.has_value()) {
+    OPTSTATE_ASSIGN_OR_RETURN(inherited, Inherit(*handover));
+  }
   std::vector<std::unique_ptr<Listener>> listeners;
-  for (const std::string& text : addresses) {
+  for (const std::string& text : Addresses(config)) {
+    auto found = inherited.extract(text);
+    if (!found.empty()) {
+      listeners.push_back(std::move(found.mapped()));
+      continue;
+    }
     OPTSTATE_ASSIGN_OR_RETURN(const supervisor::ListenAddress address,
                               supervisor::ParseListenAddress(text));
     OPTSTATE_ASSIGN_OR_RETURN(
@@ -77,6 +115,23 @@ absl::StatusOr<std::vector<std::unique_ptr<Listener>>> OpenListeners(
     listeners.push_back(std::move(listener));
   }
   return listeners;
+}
+
+std::map<std::string, supervisor::KeptSegments> InheritKept(
+    const std::optional<v1::SupervisorHandover>& handover) {
+  std::map<std::string, supervisor::KeptSegments> kept;
+  if (!handover.has_value()) return kept;
+  for (const auto& one : handover->kept()) {
+    kept[one.job()][one.gradients().rank()] = {
+        one.gradients(), std::make_shared<const UniqueFd>(one.fd())};
+  }
+  return kept;
+}
+
+std::string NewUpgradeId() {
+  absl::BitGen random;
+  return absl::StrCat(absl::Hex(
+      absl::Uniform<uint64_t>(absl::IntervalClosed, random, 1, UINT64_MAX)));
 }
 
 admin::ServerInfo DescribeServer(
@@ -116,14 +171,21 @@ void LogStart(const admin::ServerInfo& info) {
 
 // The running daemon. Members are in the order in which they are built; each
 // uses only those above it.
-class Daemon {
+class Daemon : private admin::UpgradeControl {
  public:
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(DaemonOptions options);
-  ~Daemon();
+  ~Daemon() override;
 
   void Run() { loop_->Run(); }
 
  private:
+  // The build that is to take over.
+  struct NextBuild {
+    std::string path;
+    bool replace_all = false;  // engines of this very build too
+    std::string id;
+  };
+
   Daemon(DaemonOptions options, std::unique_ptr<EventLoop> loop,
          StateDirectory state);
 
@@ -133,7 +195,17 @@ class Daemon {
   absl::Status WatchLifeline();
   void OnGrpc(UniqueFd fd, const PeerCredentials& peer);
   void OnSignal(int signal);
-  void Reload();
+
+  absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) override;
+  v1::UpgradeProgress upgrade_progress() override { return upgrade_.Get(); }
+  absl::Status CheckConfigForUpgrade() const;
+  void UpgradeAtHangup();
+  absl::StatusOr<NextBuild> CheckInstalledBuild() const;
+  absl::Status BeginUpgrade(NextBuild next);
+  void FinishUpgrade(const NextBuild& next);
+  v1::SupervisorHandover MakeHandover(const NextBuild& next) const;
+  absl::Status RestartAdmin();
+
   void BeginEnd(const std::string& why, absl::Duration drain_timeout);
   void DrainAndStop(absl::Duration drain_timeout);
 
@@ -148,7 +220,13 @@ class Daemon {
   std::unique_ptr<Acceptor> acceptor_;
   std::unique_ptr<SignalWatch> signals_;
   UniqueFd lifeline_;
+  UpgradeRecord upgrade_;
+  std::optional<EngineReplacement> replacement_;
+  bool checking_ = false;   // upgrade_thread_ looks at a build
+  bool upgrading_ = false;  // no way back but by a failure to execute
+  int signal_while_upgrading_ = 0;
   bool ending_ = false;
+  std::thread upgrade_thread_;
   std::thread drain_;
 };
 
@@ -160,14 +238,18 @@ Daemon::Daemon(DaemonOptions options, std::unique_ptr<EventLoop> loop,
       lifeline_(options_.lifeline_fd) {}
 
 Daemon::~Daemon() {
+  if (upgrade_thread_.joinable()) upgrade_thread_.join();
   if (drain_.joinable()) drain_.join();
   if (lifeline_.ok()) loop_->Unwatch(lifeline_.get());
 }
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options) {
   OPTSTATE_ASSIGN_OR_RETURN(auto loop, EventLoop::Create());
-  OPTSTATE_ASSIGN_OR_RETURN(StateDirectory state,
-                            StateDirectory::Open(options.config));
+  UniqueFd lock(options.handover.has_value() ? options.handover->state_lock_fd()
+                                             : -1);
+  OPTSTATE_ASSIGN_OR_RETURN(
+      StateDirectory state,
+      StateDirectory::Open(options.config, std::move(lock)));
   std::unique_ptr<Daemon> daemon(
       new Daemon(std::move(options), std::move(loop), std::move(state)));
   OPTSTATE_RETURN_IF_ERROR(daemon->Build());
@@ -176,7 +258,8 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options) {
 
 absl::Status Daemon::Build() {
   const v1::DaemonConfig& config = options_.config;
-  OPTSTATE_ASSIGN_OR_RETURN(auto listeners, OpenListeners(config));
+  OPTSTATE_ASSIGN_OR_RETURN(auto listeners,
+                            OpenListeners(config, options_.handover));
   OPTSTATE_ASSIGN_OR_RETURN(
       signals_, SignalWatch::Start(loop_.get(),
                                    [this](int signal) { OnSignal(signal); }));
@@ -184,13 +267,17 @@ absl::Status Daemon::Build() {
 
   supervisor_ = std::make_unique<Supervisor>(
       loop_.get(),
-      Supervisor::Options{config, options_.executable, lifeline_.ok()},
+      Supervisor::Options{config, options_.executable, lifeline_.ok(),
+                          InheritKept(options_.handover)},
       state_.TakeRegistry(),
       Supervisor::Callbacks{
           [this](const std::string& job, UniqueFd grpc) {
             engines_.Set(job, std::move(grpc));
           },
           [this](const std::string& job) { engines_.Erase(job); }});
+  if (options_.handover.has_value()) {
+    supervisor_->SetDraining(options_.handover->draining());
+  }
   OPTSTATE_RETURN_IF_ERROR(BuildAdmin(listeners));
 
   handshakes_ = std::make_unique<Handshakes>(
@@ -210,6 +297,13 @@ absl::Status Daemon::Build() {
   // Engines first: they take longest.
   supervisor_->Start();
   OPTSTATE_RETURN_IF_ERROR(acceptor_->Start());
+  if (options_.handover.has_value()) {
+    upgrade_.Begin(options_.handover->upgrade_id());
+    replacement_.emplace(
+        EngineReplacement::Options{supervisor_.get(), &engines_, &upgrade_,
+                                   options_.handover->replace_all(),
+                                   absl::Seconds(config.drain_timeout_s())});
+  }
   Notify("READY=1");
   return absl::OkStatus();
 }
@@ -220,7 +314,12 @@ absl::Status Daemon::BuildAdmin(
       DescribeServer(options_.config, state_.pages(), listeners);
   LogStart(info);
   admin_service_ = std::make_unique<admin::AdminService>(
-      supervisor_.get(), &engines_, std::move(info));
+      supervisor_.get(), &engines_, static_cast<admin::UpgradeControl*>(this),
+      std::move(info));
+  return RestartAdmin();
+}
+
+absl::Status Daemon::RestartAdmin() {
   OPTSTATE_ASSIGN_OR_RETURN(admin_server_,
                             admin::AdminServer::Start(admin_service_.get()));
   return absl::OkStatus();
@@ -238,7 +337,8 @@ absl::Status Daemon::WatchLifeline() {
 }
 
 void Daemon::OnGrpc(UniqueFd fd, const PeerCredentials& peer) {
-  const absl::Status status = admin_server_->Serve(std::move(fd), peer.uid);
+  const absl::Status status = admin_server_->Serve(
+      std::move(fd), {.uid = peer.uid, .is_local = peer.is_unix});
   if (!status.ok()) {
     spdlog::warn("gRPC connection of uid {} pid {} dropped: {}", peer.uid,
                  peer.pid, status.ToString());
@@ -246,7 +346,11 @@ void Daemon::OnGrpc(UniqueFd fd, const PeerCredentials& peer) {
 }
 
 void Daemon::OnSignal(int signal) {
-  if (signal == SIGHUP) return Reload();
+  if (signal == SIGHUP) return UpgradeAtHangup();
+  if (upgrading_) {
+    signal_while_upgrading_ = signal;
+    return;
+  }
   if (ending_) {
     spdlog::warn("signal {} again: ending at once", signal);
     supervisor_->TellEnginesToStop();
@@ -256,27 +360,139 @@ void Daemon::OnSignal(int signal) {
            absl::Seconds(options_.config.drain_timeout_s()));
 }
 
-void Daemon::Reload() {
-  if (options_.reload == nullptr) {
-    spdlog::info("SIGHUP ignored: there is no configuration file");
+absl::StatusOr<v1::UpgradeReply> Daemon::Upgrade(const std::string& binary) {
+  if (lifeline_.ok()) {
+    return absl::FailedPreconditionError(
+        "a trainer's private daemon is not upgraded: restart the trainer");
+  }
+  NextBuild next;
+  next.path = binary;
+  next.replace_all = true;
+  next.id = NewUpgradeId();
+  if (binary.empty()) {
+    OPTSTATE_ASSIGN_OR_RETURN(next.path, OwnPath());
+  }
+  OPTSTATE_RETURN_IF_ERROR(CheckConfigForUpgrade());
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::FormatVersions versions,
+                            CheckBuild(next.path, options_.arguments));
+  absl::Status begun;
+  absl::Notification done;
+  loop_->Post([&] {
+    begun = BeginUpgrade(next);
+    done.Notify();
+  });
+  done.WaitForNotification();
+  OPTSTATE_RETURN_IF_ERROR(begun);
+  v1::UpgradeReply reply;
+  reply.set_version(versions.version());
+  reply.set_id(next.id);
+  return reply;
+}
+
+// A configuration that names another place would leave the jobs behind.
+absl::Status Daemon::CheckConfigForUpgrade() const {
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::DaemonConfig config, options_.reload());
+  if (config.state_dir() == options_.config.state_dir() &&
+      config.socket() == options_.config.socket()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the configuration names state_dir ", config.state_dir(), " and socket ",
+      config.socket(), ", the daemon runs with ", options_.config.state_dir(),
+      " and ", options_.config.socket(),
+      ": stop it and start it again for that"));
+}
+
+void Daemon::UpgradeAtHangup() {
+  if (lifeline_.ok()) {
+    spdlog::info("SIGHUP ignored: this daemon goes with its trainer");
     return;
   }
-  const absl::StatusOr<v1::DaemonConfig> config = options_.reload();
-  if (!config.ok()) {
-    spdlog::error("SIGHUP: the configuration stays as it is: {}",
-                  config.status().ToString());
+  if (checking_ || upgrading_ || ending_ || upgrade_.under_way()) {
+    spdlog::warn("SIGHUP ignored: the daemon is being upgraded or ends");
     return;
   }
-  observe::SetLogLevel(config->log_level());
-  supervisor_->SetLimits(config->limits());
-  handshakes_->set_timeout(
-      absl::Milliseconds(config->limits().handshake_timeout_ms()));
-  spdlog::info(
-      "SIGHUP: log_level {}, jobs_max {}, sessions_max {} and "
-      "handshake_timeout_ms {} are taken over, everything else at the next "
-      "start",
-      config->log_level(), config->limits().jobs_max(),
-      config->limits().sessions_max(), config->limits().handshake_timeout_ms());
+  checking_ = true;
+  if (upgrade_thread_.joinable()) upgrade_thread_.join();
+  // On a thread of its own: it runs the build that is to take over.
+  upgrade_thread_ = std::thread([this] {
+    const absl::StatusOr<NextBuild> next = CheckInstalledBuild();
+    loop_->Post([this, next] {
+      checking_ = false;
+      const absl::Status begun =
+          next.ok() ? BeginUpgrade(*next) : next.status();
+      if (begun.ok()) return;
+      spdlog::error("SIGHUP: everything stays as it is: {}", begun.ToString());
+    });
+  });
+}
+
+absl::StatusOr<Daemon::NextBuild> Daemon::CheckInstalledBuild() const {
+  NextBuild next;
+  next.id = NewUpgradeId();
+  OPTSTATE_ASSIGN_OR_RETURN(next.path, OwnPath());
+  OPTSTATE_RETURN_IF_ERROR(CheckConfigForUpgrade());
+  OPTSTATE_RETURN_IF_ERROR(CheckBuild(next.path, options_.arguments).status());
+  return next;
+}
+
+absl::Status Daemon::BeginUpgrade(NextBuild next) {
+  if (ending_) return absl::UnavailableError("the daemon ends");
+  if (checking_ || upgrading_ || upgrade_.under_way()) {
+    return absl::UnavailableError("the daemon is being upgraded already");
+  }
+  upgrading_ = true;
+  spdlog::info("upgrading to {}", next.path);
+  // From now on whoever connects waits for the next build.
+  acceptor_->Hold();
+  if (upgrade_thread_.joinable()) upgrade_thread_.join();
+  upgrade_thread_ = std::thread([this, next = std::move(next)] {
+    // The call that has asked for this is answered first.
+    admin_server_->Shutdown(absl::Now() + kCallsEnd);
+    loop_->Post([this, next] { FinishUpgrade(next); });
+  });
+  return absl::OkStatus();
+}
+
+v1::SupervisorHandover Daemon::MakeHandover(const NextBuild& next) const {
+  v1::SupervisorHandover handover;
+  const std::vector<std::string> addresses = Addresses(options_.config);
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    v1::SupervisorHandover::Listener& one = *handover.add_listeners();
+    one.set_address(addresses[i]);
+    one.set_fd(acceptor_->listeners()[i]->fd());
+    one.set_lock_fd(acceptor_->listeners()[i]->lock_fd());
+  }
+  handover.set_state_lock_fd(state_.lock_fd());
+  handover.set_upgrade_id(next.id);
+  handover.set_replace_all(next.replace_all);
+  handover.set_draining(supervisor_->draining());
+  for (const auto& [job, segments] : supervisor_->KeptWithoutEngine()) {
+    for (const auto& [rank, kept] : segments) {
+      v1::SupervisorHandover::Kept& one = *handover.add_kept();
+      one.set_job(job);
+      *one.mutable_gradients() = kept.info;
+      one.set_fd(kept.segment->get());
+    }
+  }
+  return handover;
+}
+
+void Daemon::FinishUpgrade(const NextBuild& next) {
+  upgrade_.Begin(next.id);
+  absl::Status status =
+      absl::AbortedError(absl::StrCat("signal ", signal_while_upgrading_));
+  if (signal_while_upgrading_ == 0) {
+    status = ExecuteInPlace(next.path, options_.arguments, MakeHandover(next));
+  }
+  spdlog::error("not upgraded: {}", status.ToString());
+  upgrade_.AddProblem(std::string(status.message()));
+  upgrade_.Finish();
+  upgrading_ = false;
+  status = RestartAdmin();
+  if (!status.ok()) spdlog::error("{}", status.ToString());
+  acceptor_->Release();
+  if (signal_while_upgrading_ != 0) OnSignal(signal_while_upgrading_);
 }
 
 void Daemon::BeginEnd(const std::string& why, absl::Duration drain_timeout) {
@@ -292,6 +508,7 @@ void Daemon::BeginEnd(const std::string& why, absl::Duration drain_timeout) {
 
 // On a thread of its own: it waits, and the loop must go on meanwhile.
 void Daemon::DrainAndStop(absl::Duration drain_timeout) {
+  replacement_.reset();
   if (drain_timeout > absl::ZeroDuration()) {
     const absl::Status status =
         engines_.DrainAll(/*resume=*/false, absl::Now() + drain_timeout);

@@ -3,11 +3,14 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "optstate/v1/config.pb.h"
+#include "optstate/v1/engine.pb.h"
 
 namespace optstate {
 
@@ -18,13 +21,18 @@ struct DaemonOptions {
   int lifeline_fd = -1;
   // Started as engines.
   std::string executable = "/proc/self/exe";
-  // Reads the configuration again at SIGHUP; empty: there is no file.
+  // Reads the configuration again.
   std::function<absl::StatusOr<v1::DaemonConfig>()> reload;
+  // Of this process, for the one that is executed in its place at an upgrade.
+  std::vector<std::string> arguments;
+  // From the one before.
+  std::optional<v1::SupervisorHandover> handover;
 };
 
 // optstated: builds the object graph bottom-up, serves until a signal or the
-// lifeline ends it, and takes it down top-down. To be called in a process with
-// one thread. OK after an orderly end.
+// lifeline ends it, and takes it down top-down; or executes another build in
+// its own place. To be called in a process with one thread. OK after an orderly
+// end.
 absl::Status RunDaemon(DaemonOptions options);
 
 }  // namespace optstate

@@ -7,22 +7,27 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "optstate/v1/admin.grpc.pb.h"
+#include "proto/types/grpc_status.h"
 #include "proto/types/unique_fd.h"
 #include "server/daemon_harness.h"
 
@@ -50,6 +55,46 @@ class DaemonTest : public testing::Test, protected DaemonHarness {
     const grpc::Status status = Admin()->GetJob(&context, request, &job);
     EXPECT_TRUE(status.ok()) << status.error_message();
     return job;
+  }
+
+  // UNAVAILABLE or CANCELLED between two builds.
+  absl::StatusOr<v1::ServerStatus> Status() const {
+    grpc::ClientContext context;
+    v1::ServerStatus status;
+    const grpc::Status result = Admin()->GetStatus(&context, {}, &status);
+    if (result.ok()) return status;
+    return FromGrpc(result);
+  }
+
+  absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) const {
+    grpc::ClientContext context;
+    v1::UpgradeRequest request;
+    request.set_binary(binary);
+    v1::UpgradeReply reply;
+    const grpc::Status status = Admin()->Upgrade(&context, request, &reply);
+    if (status.ok()) return reply;
+    return FromGrpc(status);
+  }
+
+  v1::ServerStatus AwaitUpgrade(const std::string& id) const {
+    absl::StatusOr<v1::ServerStatus> status;
+    EXPECT_TRUE(Eventually([&] {
+      status = Status();
+      return status.ok() && status->upgrade().id() == id &&
+             status->upgrade().done();
+    })) << Log();
+    return status.value_or(v1::ServerStatus());
+  }
+
+  std::string CopyOfTheBinary(const std::string& name) const {
+    std::string copy = root() + "/" + name;
+    std::filesystem::copy_file("server/optstated", copy);
+    return copy;
+  }
+
+  static std::string ExecutableOf(int64_t pid) {
+    return std::filesystem::read_symlink(absl::StrCat("/proc/", pid, "/exe"))
+        .string();
   }
 
   // Of an engine whose daemon has died before it: the status as of waitpid.
@@ -161,6 +206,27 @@ TEST_F(DaemonTest, KilledEngineIsReplaced) {
   EXPECT_EQ(after.engine_restarts(), 1u);
 }
 
+TEST_F(DaemonTest, StoppedEngineHoldsUpItsJobAlone) {
+  const std::string file = root() + "/c.yaml";
+  // A job that nobody registers is not to be over before the end.
+  std::ofstream(file) << "limits: {handshake_timeout_ms: 100000}\n";
+  StartDaemon({"--config", file});
+  const auto session = Open("a");
+  ASSERT_TRUE(session.ok()) << session.status();
+  const auto engine = static_cast<pid_t>(GetJob("a").engine_pid());
+  ::kill(engine, SIGSTOP);
+  absl::Status late;
+  std::thread waiting([this, &late] { late = Open("a").status(); });
+  EXPECT_TRUE(Open("b").ok());
+  const v1::Job job = GetJob("a");
+  EXPECT_EQ(job.phase(), v1::JOB_PHASE_UNSPECIFIED);
+  EXPECT_FALSE(job.reason().empty());
+  ::kill(engine, SIGCONT);
+  waiting.join();
+  EXPECT_TRUE(late.ok()) << late;
+  EXPECT_EQ(GetJob("a").engine_pid(), engine);
+}
+
 TEST_F(DaemonTest, AdminOverTheUnixSocketAndTcp) {
   const pid_t pid = StartDaemon({"--listen", "127.0.0.1:0"});
   grpc::ClientContext context;
@@ -262,12 +328,13 @@ TEST_F(DaemonTest, OtherUsersMayLookButNotChange) {
   EXPECT_TRUE(Open("a").ok());
 }
 
-TEST_F(DaemonTest, SighupTakesLogLevelAndLimits) {
+TEST_F(DaemonTest, SighupReadsTheConfigurationAndKeepsEngines) {
   const std::string file = root() + "/c.yaml";
   std::ofstream(file) << "limits: {jobs_max: 1}\n";
   const pid_t pid = StartDaemon({"--config", file});
   const auto session = Open("a");
   ASSERT_TRUE(session.ok()) << session.status();
+  const int64_t engine_pid = GetJob("a").engine_pid();
   EXPECT_TRUE(absl::IsResourceExhausted(Open("b").status()));
   std::ofstream(file) << "limits: {jobs_max: nonsense}\n";
   ::kill(pid, SIGHUP);
@@ -275,9 +342,141 @@ TEST_F(DaemonTest, SighupTakesLogLevelAndLimits) {
       [this] { return absl::StrContains(Log(), "stays as it is"); }));
   std::ofstream(file) << "limits: {jobs_max: 2}\n";
   ::kill(pid, SIGHUP);
-  EXPECT_TRUE(
-      Eventually([this] { return absl::StrContains(Log(), "jobs_max 2"); }));
-  EXPECT_TRUE(Open("b").ok());
+  EXPECT_TRUE(Eventually([this] { return Open("b").ok(); }));
+  // The build is the same, and so are its engines.
+  EXPECT_TRUE(Eventually([this] {
+    return absl::StrContains(Log(), "upgrade: done, 0 engines replaced");
+  }));
+  EXPECT_EQ(GetJob("a").engine_pid(), engine_pid);
+  // It remains our child, can be told again, and ends as ever.
+  ::kill(pid, SIGTERM);
+  EXPECT_EQ(AwaitExit(pid).code, 0);
+  EXPECT_FALSE(Exists(socket()));
+}
+
+TEST_F(DaemonTest, UpgradeToAnotherBinary) {
+  const pid_t pid = StartDaemon({"--listen", "127.0.0.1:0"});
+  const auto session = Open("a");
+  ASSERT_TRUE(session.ok()) << session.status();
+  const int64_t engine_pid = GetJob("a").engine_pid();
+  const v1::ServerStatus before = *Status();
+  // Twice: the second time by the build that came with the first.
+  for (const std::string name : {"one", "two"}) {
+    const std::string binary = CopyOfTheBinary(name);
+    const auto reply = Upgrade(binary);
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_FALSE(reply->version().empty());
+    const v1::ServerStatus status = AwaitUpgrade(reply->id());
+    EXPECT_EQ(status.upgrade().engines_replaced(), 1u);
+    EXPECT_EQ(status.upgrade().problems_size(), 0);
+    EXPECT_EQ(status.pid(), pid);
+    EXPECT_EQ(status.listen(0), before.listen(0));  // the same socket
+    EXPECT_EQ(ExecutableOf(pid), binary);
+    EXPECT_EQ(ExecutableOf(GetJob("a").engine_pid()), binary);
+  }
+  EXPECT_TRUE(ClosedByPeer(session->get()));
+  EXPECT_NE(GetJob("a").engine_pid(), engine_pid);
+  EXPECT_EQ(GetJob("a").engine_restarts(), 0u);
+  EXPECT_TRUE(Open("a").ok());
+  // Locks and sockets came along.
+  const ProcessExit second =
+      RunToEnd({"--state-dir", state(), "--socket", root() + "/other.sock"});
+  EXPECT_THAT(second.output,
+              HasSubstr(absl::StrCat("is in use by process ", pid)));
+  ::kill(pid, SIGTERM);
+  EXPECT_EQ(AwaitExit(pid).code, 0);
+  EXPECT_FALSE(Exists(socket()));
+}
+
+// The socket never closes: who connects meanwhile waits.
+TEST_F(DaemonTest, NobodyIsTurnedAwayByAnUpgrade) {
+  StartDaemon();
+  std::atomic<bool> done{false};
+  std::thread knocking([this, &done] {
+    while (!done) {
+      EXPECT_TRUE(Connect().ok());
+      ::poll(nullptr, 0, 1);  // knocking, not flooding
+    }
+  });
+  const auto reply = Upgrade(CopyOfTheBinary("next"));
+  if (reply.ok()) AwaitUpgrade(reply->id());
+  done = true;
+  knocking.join();
+  EXPECT_TRUE(reply.ok()) << reply.status();
+}
+
+TEST_F(DaemonTest, UpgradeThatCannotBeIsRefused) {
+  const pid_t pid = StartDaemon();
+  const auto session = Open("a");
+  ASSERT_TRUE(session.ok()) << session.status();
+  const int64_t engine_pid = GetJob("a").engine_pid();
+  EXPECT_TRUE(absl::IsNotFound(Upgrade(root() + "/absent").status()));
+  const std::string older = root() + "/older";
+  std::ofstream(older)
+      << "#!/bin/sh\n"
+         "echo 'version: \"0.0.7\" session_min: 1 session_max: 1 control_min: "
+         "1 control_max: 1 state_max: 0 handover: 1'\n";
+  EXPECT_TRUE(absl::IsPermissionDenied(Upgrade(older).status()));
+  ASSERT_EQ(::chmod(older.c_str(), 0700), 0);
+  const absl::Status refused = Upgrade(older).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(
+      std::string(refused.message()),
+      AllOf(HasSubstr("0.0.7"), HasSubstr("0.1."), HasSubstr("state format")));
+  EXPECT_EQ(ExecutableOf(pid), ExecutableOf(engine_pid));
+  EXPECT_EQ(GetJob("a").engine_pid(), engine_pid);
+  EXPECT_FALSE(Status()->has_upgrade());
+}
+
+// It passes every check, and then cannot be executed.
+TEST_F(DaemonTest, UpgradeThatFailsLeavesTheDaemonAsItWas) {
+  const pid_t pid = StartDaemon();
+  const std::string binary = root() + "/vanishes";
+  std::ofstream(binary)
+      << "#!/bin/sh\ncase \"$*\" in *--check-config*) rm \"$0\";; *) exec "
+      << ExecutableOf(pid) << " --format-versions;; esac\n";
+  ASSERT_EQ(::chmod(binary.c_str(), 0700), 0);
+  const auto reply = Upgrade(binary);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  const v1::ServerStatus status = AwaitUpgrade(reply->id());
+  ASSERT_EQ(status.upgrade().problems_size(), 1);
+  EXPECT_THAT(status.upgrade().problems(0), HasSubstr("vanishes"));
+  EXPECT_TRUE(Open("a").ok());
+  // And it can be tried again.
+  const auto again = Upgrade("");
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(AwaitUpgrade(again->id()).upgrade().problems_size(), 0);
+  EXPECT_EQ(ExecutableOf(pid), ExecutableOf(GetJob("a").engine_pid()));
+}
+
+TEST_F(DaemonTest, UpgradeKeepsADrainedDaemonDrained) {
+  StartDaemon();
+  grpc::ClientContext context;
+  v1::DrainReply drained;
+  ASSERT_TRUE(Admin()->Drain(&context, {}, &drained).ok());
+  const auto reply = Upgrade("");
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_TRUE(AwaitUpgrade(reply->id()).draining());
+  EXPECT_TRUE(absl::IsUnavailable(Open("a").status()));
+}
+
+TEST_F(DaemonTest, NobodyUpgradesOverTcp) {
+  StartDaemon({"--listen", "127.0.0.1:0"});
+  grpc::ClientContext context;
+  v1::UpgradeReply reply;
+  const grpc::Status status =
+      Admin(Status()->listen(0))->Upgrade(&context, {}, &reply);
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED)
+      << status.error_message();
+}
+
+TEST_F(DaemonTest, EmbeddedDaemonIsNotUpgraded) {
+  int lifeline[2];
+  ASSERT_EQ(::pipe2(lifeline, 0), 0);
+  const UniqueFd read_end(lifeline[0]);
+  const UniqueFd write_end(lifeline[1]);
+  StartDaemon({"--embedded", absl::StrCat(read_end.get())});
+  EXPECT_TRUE(absl::IsFailedPrecondition(Upgrade("").status()));
 }
 
 TEST_F(DaemonTest, EmbeddedDaemonGoesWithItsTrainer) {

@@ -11,14 +11,17 @@
 #include <iostream>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "optstate/v1/config.pb.h"
 #include "proto/types/version.h"
+#include "server/build_check.h"
 #include "server/daemon.h"
 #include "server/engine/engine.h"
+#include "server/handover.h"
 #include "server/observe/logging.h"
 #include "server/supervisor/config.h"
 #include "server/supervisor/engine_process.h"
@@ -38,14 +41,19 @@ struct Flags {
   std::string engine_job;
   int engine_config_fd = -1;
   int engine_socket_fd = -1;
+  bool format_versions = false;
+  int handover_fd = -1;
+  std::vector<std::string> arguments;  // all, but --handover-fd
 };
 
 constexpr char kDescription[] =
     "optstated keeps the optimizer state of the training jobs of one node and "
     "applies their updates.\n"
     "Without --config, defaults are used; flags override the file. "
-    "SIGTERM finishes open steps and ends; SIGHUP reads log_level and limits "
-    "from the file again.";
+    "SIGTERM finishes open steps and ends. SIGHUP reads the configuration "
+    "again "
+    "and, when another build was installed, takes that into use, as `optctl "
+    "upgrade` does: jobs go on.";
 
 void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--config", flags->config_file, "YAML configuration")
@@ -75,6 +83,21 @@ void AddFlags(CLI::App* app, Flags* flags) {
       ->group("");
   app->add_option(EngineCommandLine::kSocketFdFlag, flags->engine_socket_fd)
       ->group("");
+  app->add_flag(kFormatVersionsFlag, flags->format_versions)->group("");
+  app->add_option(kHandoverFdFlag, flags->handover_fd)->group("");
+}
+
+// The last upgrade's flag is not the next one's.
+std::vector<std::string> ArgumentsWithoutHandover(int argc, char** argv) {
+  std::vector<std::string> arguments;
+  for (int i = 0; i < argc; ++i) {
+    if (std::string(argv[i]) == kHandoverFdFlag) {
+      ++i;
+    } else {
+      arguments.emplace_back(argv[i]);
+    }
+  }
+  return arguments;
 }
 
 int Fail(const absl::Status& status) {
@@ -106,6 +129,10 @@ int CheckConfig(const Flags& flags, const v1::DaemonConfig& config) {
 }
 
 int Run(Flags flags) {
+  if (flags.format_versions) {
+    std::cout << OwnFormatVersions().DebugString();
+    return 0;
+  }
   if (!flags.engine_job.empty()) return RunEngineMode(flags);
   const bool embedded = flags.lifeline_fd >= 0;
   // A trainer's terminal is the trainer's.
@@ -127,7 +154,14 @@ int Run(Flags flags) {
     ::fcntl(flags.lifeline_fd, F_SETFD, FD_CLOEXEC);
     options.lifeline_fd = flags.lifeline_fd;
   }
-  if (!flags.config_file.empty()) options.reload = load;
+  options.reload = load;
+  options.arguments = flags.arguments;
+  if (flags.handover_fd >= 0) {
+    absl::StatusOr<v1::SupervisorHandover> handover =
+        ReadHandover(flags.handover_fd);
+    if (!handover.ok()) return Fail(handover.status());
+    options.handover = *std::move(handover);
+  }
   const absl::Status status = RunDaemon(std::move(options));
   return status.ok() ? 0 : Fail(status);
 }
@@ -140,6 +174,7 @@ int main(int argc, char** argv) {
     CLI::App app(optstate::kDescription, "optstated");
     optstate::Flags flags;
     optstate::AddFlags(&app, &flags);
+    flags.arguments = optstate::ArgumentsWithoutHandover(argc, argv);
     CLI11_PARSE(app, argc, argv);
     return optstate::Run(std::move(flags));
   } catch (const std::exception& error) {

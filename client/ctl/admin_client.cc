@@ -79,6 +79,12 @@ class GrpcAdminClient : public AdminClient {
     return Call(&v1::Admin::Stub::RecoverJob, request, timeout_).status();
   }
 
+  absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) override {
+    v1::UpgradeRequest request;
+    request.set_binary(binary);
+    return Call(&v1::Admin::Stub::Upgrade, request, timeout_);
+  }
+
   absl::Status Drain(absl::Duration wait, bool resume) override {
     v1::DrainRequest request;
     request.mutable_timeout()->set_seconds(absl::ToInt64Seconds(wait));

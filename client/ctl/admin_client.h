@@ -34,6 +34,8 @@ class AdminClient {
       const std::string& job) = 0;
   virtual absl::Status DeleteJob(const std::string& name, bool force) = 0;
   virtual absl::Status RecoverJob(const std::string& name) = 0;
+  virtual absl::StatusOr<v1::UpgradeReply> Upgrade(
+      const std::string& binary) = 0;
   virtual absl::Status Drain(absl::Duration wait, bool resume) = 0;
 };
 

@@ -39,6 +39,7 @@ void AddDescribeCommand(CLI::App& app, Context& context);
 void AddDeleteCommand(CLI::App& app, Context& context);
 void AddRecoverCommand(CLI::App& app, Context& context);
 void AddDrainCommand(CLI::App& app, Context& context);
+void AddUpgradeCommand(CLI::App& app, Context& context);
 void AddVersionCommand(CLI::App& app, Context& context);
 void AddCompletionCommand(CLI::App& app, Context& context);
 

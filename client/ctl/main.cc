@@ -43,6 +43,7 @@ int Main(int argc, char** argv) {
   AddDeleteCommand(app, context);
   AddRecoverCommand(app, context);
   AddDrainCommand(app, context);
+  AddUpgradeCommand(app, context);
   AddVersionCommand(app, context);
   AddCompletionCommand(app, context);
   try {

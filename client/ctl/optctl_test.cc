@@ -2,9 +2,12 @@
 
 #include <sys/wait.h>
 
+#include <atomic>
 #include <cstdio>
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -75,8 +78,7 @@ class OptctlTest : public testing::Test {
     return *std::move(session);
   }
 
-  static absl::StatusOr<client::Outcome> Step(Session& session,
-                                                  uint64_t step) {
+  static absl::StatusOr<client::Outcome> Step(Session& session, uint64_t step) {
     const std::vector<float> ones(6, 1.0f);
     const void* const gradients[] = {ones.data(), ones.data()};
     const absl::Status pushed =
@@ -177,6 +179,45 @@ TEST_F(OptctlTest, FailedJobIsDescribedAndRecovered) {
   EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
   const auto outcome = Step(*session, 2);
   EXPECT_TRUE(outcome.ok()) << outcome.status();
+}
+
+// Another build comes, and the rank only waits.
+TEST_F(OptctlTest, UpgradeWhileARankSteps) {
+  const auto session = Train("gpt");
+  const std::string binary = absl::StrCat(daemon_->directory(), "/next");
+  std::filesystem::copy_file("server/optstated", binary);
+  std::atomic<uint64_t> taken{1};
+  std::atomic<bool> enough{false};
+  std::thread rank([&] {
+    while (!enough) {
+      const auto outcome = Step(*session, taken + 1);
+      ASSERT_TRUE(outcome.ok()) << outcome.status();
+      ++taken;
+    }
+  });
+  const Ran ran =
+      Optctl(absl::StrCat("upgrade --timeout 60 --binary ", binary));
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.output << daemon_->Log();
+  EXPECT_TRUE(absl::StrContains(ran.output, "upgrading to 0.")) << ran.output;
+  EXPECT_TRUE(absl::StrContains(ran.output, "engines replaced 1"))
+      << ran.output;
+  const uint64_t before = taken;
+  while (taken < before + 3) std::this_thread::yield();
+  enough = true;
+  rank.join();
+  const auto job = daemon_->GetJob("gpt");
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->committed_step(), taken);
+  EXPECT_EQ(std::filesystem::read_symlink(
+                absl::StrCat("/proc/", job->engine_pid(), "/exe")),
+            binary);
+}
+
+TEST_F(OptctlTest, UpgradeThatCannotBe) {
+  EXPECT_EQ(Optctl("upgrade --binary /nonexistent").exit_code, kExitNotFound);
+  const Ran ran = Optctl("upgrade --binary /bin/true");
+  EXPECT_EQ(ran.exit_code, kExitRefused) << ran.output;
+  EXPECT_TRUE(absl::StrContains(ran.output, "no optstated")) << ran.output;
 }
 
 TEST_F(OptctlTest, DrainRefusesNewSessionsUntilResumed) {

@@ -15,7 +15,6 @@
 #include "optstate/v1/admin.grpc.pb.h"
 #include "proto/types/grpc_status.h"
 #include "proto/types/status_macros.h"
-#include "server/admin/connection_uids.h"
 
 namespace optstate::admin {
 namespace {
@@ -45,7 +44,7 @@ class Server final : public AdminServer, public v1::Admin::Service {
   ~Server() override { Shutdown(absl::Now()); }
 
   absl::Status Start();
-  absl::Status Serve(UniqueFd connection, uid_t uid) override;
+  absl::Status Serve(UniqueFd connection, const Caller& caller) override;
   void SetUnhealthy() override;
   void Shutdown(absl::Time deadline) override;
 
@@ -70,6 +69,9 @@ class Server final : public AdminServer, public v1::Admin::Service {
   grpc::Status RecoverJob(grpc::ServerContext* context,
                           const v1::RecoverJobRequest* request,
                           v1::RecoverJobReply* reply) override;
+  grpc::Status Upgrade(grpc::ServerContext* context,
+                       const v1::UpgradeRequest* request,
+                       v1::UpgradeReply* reply) override;
   grpc::Status Drain(grpc::ServerContext* context,
                      const v1::DrainRequest* request,
                      v1::DrainReply* reply) override;
@@ -100,9 +102,9 @@ absl::Status Server::Start() {
   return absl::OkStatus();
 }
 
-absl::Status Server::Serve(UniqueFd connection, uid_t uid) {
+absl::Status Server::Serve(UniqueFd connection, const Caller& caller) {
   OPTSTATE_ASSIGN_OR_RETURN(const int fd,
-                            uids_.Move(std::move(connection), uid));
+                            uids_.Move(std::move(connection), caller));
   grpc::AddInsecureChannelFromFd(server_.get(), fd);
   return absl::OkStatus();
 }
@@ -154,35 +156,50 @@ grpc::Status Server::ListParameters(grpc::ServerContext* context,
 grpc::Status Server::DeleteJob(grpc::ServerContext* context,
                                const v1::DeleteJobRequest* request,
                                v1::DeleteJobReply*) {
-  const absl::StatusOr<uid_t> uid = uids_.Find(context->peer());
-  if (!uid.ok()) return ToGrpc(uid.status());
+  const absl::StatusOr<Caller> caller = uids_.Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
   const absl::Status status = service_->DeleteJob(
-      request->name(), request->force(), *uid, Deadline(*context));
-  spdlog::info("delete job \"{}\"{} by uid {}: {}",
-               absl::CHexEscape(request->name()),
-               request->force() ? " (forced)" : "", *uid, status.ToString());
+      request->name(), request->force(), caller->uid, Deadline(*context));
+  spdlog::info(
+      "delete job \"{}\"{} by uid {}: {}", absl::CHexEscape(request->name()),
+      request->force() ? " (forced)" : "", caller->uid, status.ToString());
   return ToGrpc(status);
 }
 
 grpc::Status Server::RecoverJob(grpc::ServerContext* context,
                                 const v1::RecoverJobRequest* request,
                                 v1::RecoverJobReply*) {
-  const absl::StatusOr<uid_t> uid = uids_.Find(context->peer());
-  if (!uid.ok()) return ToGrpc(uid.status());
-  const absl::Status status = service_->RecoverJob(request->name(), *uid);
+  const absl::StatusOr<Caller> caller = uids_.Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
+  const absl::Status status =
+      service_->RecoverJob(request->name(), caller->uid);
   spdlog::info("recover job \"{}\" by uid {}: {}",
-               absl::CHexEscape(request->name()), *uid, status.ToString());
+               absl::CHexEscape(request->name()), caller->uid,
+               status.ToString());
   return ToGrpc(status);
+}
+
+grpc::Status Server::Upgrade(grpc::ServerContext* context,
+                             const v1::UpgradeRequest* request,
+                             v1::UpgradeReply* reply) {
+  const absl::StatusOr<Caller> caller = uids_.Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
+  auto result =
+      service_->Upgrade(request->binary(), caller->uid, caller->is_local);
+  spdlog::info("upgrade to \"{}\" by uid {}: {}",
+               absl::CHexEscape(request->binary()), caller->uid,
+               result.status().ToString());
+  return Answer(std::move(result), reply);
 }
 
 grpc::Status Server::Drain(grpc::ServerContext* context,
                            const v1::DrainRequest* request, v1::DrainReply*) {
-  const absl::StatusOr<uid_t> uid = uids_.Find(context->peer());
-  if (!uid.ok()) return ToGrpc(uid.status());
+  const absl::StatusOr<Caller> caller = uids_.Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
   const absl::Status status =
-      service_->Drain(*request, *uid, Deadline(*context));
-  spdlog::info("{} by uid {}: {}", request->resume() ? "resume" : "drain", *uid,
-               status.ToString());
+      service_->Drain(*request, caller->uid, Deadline(*context));
+  spdlog::info("{} by uid {}: {}", request->resume() ? "resume" : "drain",
+               caller->uid, status.ToString());
   return ToGrpc(status);
 }
 

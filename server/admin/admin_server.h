@@ -9,6 +9,7 @@
 #include "absl/time/time.h"
 #include "proto/types/unique_fd.h"
 #include "server/admin/admin_service.h"
+#include "server/admin/connection_uids.h"
 
 namespace optstate::admin {
 
@@ -24,8 +25,8 @@ class AdminServer {
   virtual ~AdminServer() = default;
 
   // Serves gRPC on a connection whose first bytes are HTTP/2's preface; what it
-  // asks is asked by `uid`. RESOURCE_EXHAUSTED when the user has too many.
-  virtual absl::Status Serve(UniqueFd connection, uid_t uid) = 0;
+  // asks is asked by `caller`. RESOURCE_EXHAUSTED when that has too many.
+  virtual absl::Status Serve(UniqueFd connection, const Caller& caller) = 0;
 
   // Says NOT_SERVING to health checks from now on.
   virtual void SetUnhealthy() = 0;

@@ -71,8 +71,12 @@ absl::Duration TimeoutOf(const v1::DrainRequest& request) {
 }  // namespace
 
 AdminService::AdminService(supervisor::SupervisorControl* control,
-                           EngineChannels* engines, ServerInfo info)
-    : control_(control), engines_(engines), info_(std::move(info)) {}
+                           EngineChannels* engines, UpgradeControl* upgrade,
+                           ServerInfo info)
+    : control_(control),
+      engines_(engines),
+      upgrade_(upgrade),
+      info_(std::move(info)) {}
 
 v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
   const std::vector<v1::Job> jobs = ListJobs(deadline);
@@ -98,6 +102,8 @@ v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
   status.set_instruction_set(info_.instruction_set);
   status.set_workers(info_.workers);
   status.set_host(HostName());
+  v1::UpgradeProgress upgrade = upgrade_->upgrade_progress();
+  if (!upgrade.id().empty()) *status.mutable_upgrade() = std::move(upgrade);
   return status;
 }
 
@@ -191,6 +197,17 @@ absl::Status AdminService::CheckNoSessions(const std::string& name,
 absl::Status AdminService::RecoverJob(const std::string& name, uid_t uid) {
   OPTSTATE_RETURN_IF_ERROR(supervisor::CheckJobName(name));
   return control_->RecoverJob(name, uid);
+}
+
+absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(
+    const std::string& binary, uid_t uid, bool is_local) {
+  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
+  // Over TCP anybody would be the daemon's user, and choose what runs as it.
+  if (!is_local) {
+    return absl::PermissionDeniedError(
+        "an upgrade is asked for over the daemon's unix socket, not over TCP");
+  }
+  return upgrade_->Upgrade(binary);
 }
 
 absl::Status AdminService::Drain(const v1::DrainRequest& request, uid_t uid,

@@ -12,6 +12,7 @@
 #include "optstate/v1/admin.pb.h"
 #include "server/admin/engine_channels.h"
 #include "server/admin/server_info.h"
+#include "server/admin/upgrade_control.h"
 #include "server/supervisor/supervisor_control.h"
 
 namespace optstate::admin {
@@ -28,7 +29,7 @@ class AdminService {
  public:
   // Everything given outlives the object.
   AdminService(supervisor::SupervisorControl* control, EngineChannels* engines,
-               ServerInfo info);
+               UpgradeControl* upgrade, ServerInfo info);
 
   v1::ServerStatus GetStatus(absl::Time deadline);
   std::vector<v1::Job> ListJobs(absl::Time deadline);
@@ -41,6 +42,9 @@ class AdminService {
   absl::Status DeleteJob(const std::string& name, bool force, uid_t uid,
                          absl::Time deadline);
   absl::Status RecoverJob(const std::string& name, uid_t uid);
+  // `is_local`: asked over a unix socket.
+  absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary, uid_t uid,
+                                           bool is_local);
   absl::Status Drain(const v1::DrainRequest& request, uid_t uid,
                      absl::Time deadline);
 
@@ -53,6 +57,7 @@ class AdminService {
 
   supervisor::SupervisorControl* const control_;
   EngineChannels* const engines_;
+  UpgradeControl* const upgrade_;
   const ServerInfo info_;
 };
 

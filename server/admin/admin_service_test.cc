@@ -47,12 +47,33 @@ class FakeControl : public supervisor::SupervisorControl {
     calls.push_back("recover " + name);
     return absl::OkStatus();
   }
+  absl::StatusOr<std::string> AwaitEngine(const std::string& name,
+                                          absl::Time) override {
+    return name;
+  }
+  absl::Status ReplaceEngine(const std::string& name, absl::Time) override {
+    calls.push_back("replace " + name);
+    return absl::OkStatus();
+  }
   void SetDraining(bool value) override { is_draining = value; }
   bool draining() const override { return is_draining; }
 
   std::map<std::string, JobSummary> jobs;
   std::vector<std::string> calls;
   bool is_draining = false;
+};
+
+class FakeUpgrade : public UpgradeControl {
+ public:
+  absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) override {
+    progress.set_id(binary);
+    v1::UpgradeReply reply;
+    reply.set_id(binary);
+    return reply;
+  }
+  v1::UpgradeProgress upgrade_progress() override { return progress; }
+
+  v1::UpgradeProgress progress;
 };
 
 // Answers like an engine with `sessions` ranks; a hanging one never does.
@@ -115,7 +136,8 @@ class AdminServiceTest : public testing::Test {
   AdminServiceTest() {
     info_.state_dir = "/tmp";
     info_.workers = 3;
-    service_ = std::make_unique<AdminService>(&control_, &engines_, info_);
+    service_ =
+        std::make_unique<AdminService>(&control_, &engines_, &upgrade_, info_);
   }
 
   FakeEngineService& AddJob(const std::string& name, uint32_t sessions,
@@ -134,6 +156,7 @@ class AdminServiceTest : public testing::Test {
 
   ServerInfo info_;
   FakeControl control_;
+  FakeUpgrade upgrade_;
   std::map<std::string, std::unique_ptr<FakeEngineService>> fakes_;
   EngineChannels engines_;
   std::unique_ptr<AdminService> service_;
@@ -253,6 +276,18 @@ TEST_F(AdminServiceTest, DrainReachesEveryEngineAndNamesWhoIsLate) {
   EXPECT_FALSE(control_.is_draining);
   EXPECT_TRUE(absl::IsPermissionDenied(
       service_->Drain(request, ::geteuid() + 1, Soon())));
+}
+
+// Whoever reaches TCP must not choose what runs as the daemon's user.
+TEST_F(AdminServiceTest, UpgradeIsForOperatorsOfThisMachine) {
+  const uid_t self = ::geteuid();
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      service_->Upgrade("b", self + 1, /*is_local=*/true).status()));
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      service_->Upgrade("b", self, /*is_local=*/false).status()));
+  EXPECT_FALSE(service_->GetStatus(absl::InfiniteFuture()).has_upgrade());
+  EXPECT_TRUE(service_->Upgrade("b", self, /*is_local=*/true).ok());
+  EXPECT_EQ(service_->GetStatus(absl::InfiniteFuture()).upgrade().id(), "b");
 }
 
 }  // namespace

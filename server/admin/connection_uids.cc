@@ -22,11 +22,12 @@ ino_t Inode(int fd) {
 
 }  // namespace
 
-absl::StatusOr<int> ConnectionUids::Move(UniqueFd connection, uid_t uid) {
+absl::StatusOr<int> ConnectionUids::Move(UniqueFd connection,
+                                         const Caller& caller) {
   absl::MutexLock lock(&mutex_);
-  if (CountOpen(uid) >= kConnectionsMax) {
+  if (CountOpen(caller) >= kConnectionsMax) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("uid ", uid, " already has ", kConnectionsMax,
+        absl::StrCat("uid ", caller.uid, " already has ", kConnectionsMax,
                      " gRPC connections to this daemon"));
   }
   // Numbers of other users that happen to be free are held until one of ours
@@ -40,31 +41,33 @@ absl::StatusOr<int> ConnectionUids::Move(UniqueFd connection, uid_t uid) {
     const auto index = static_cast<size_t>(moved.get() - kFirst);
     if (index >= slots_.size()) slots_.resize(index + 1);
     Slot& slot = slots_[index];
-    if (slot.used && slot.uid != uid) {
+    if (slot.used && !(slot.caller == caller)) {
       others.push_back(std::move(moved));
       continue;
     }
-    slot = {true, uid, Inode(moved.get())};
+    slot = {true, caller, Inode(moved.get())};
     return moved.release();
   }
 }
 
-absl::StatusOr<uid_t> ConnectionUids::Find(absl::string_view peer) const {
+absl::StatusOr<Caller> ConnectionUids::Find(absl::string_view peer) const {
   int fd = 0;
   if (absl::ConsumePrefix(&peer, "fd:") && absl::SimpleAtoi(peer, &fd) &&
       fd >= kFirst) {
     absl::MutexLock lock(&mutex_);
     const auto index = static_cast<size_t>(fd - kFirst);
-    if (index < slots_.size() && slots_[index].used) return slots_[index].uid;
+    if (index < slots_.size() && slots_[index].used) {
+      return slots_[index].caller;
+    }
   }
   return absl::NotFoundError("the connection's user is unknown");
 }
 
-size_t ConnectionUids::CountOpen(uid_t uid) const {
+size_t ConnectionUids::CountOpen(const Caller& caller) const {
   size_t count = 0;
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
-    if (!slot.used || slot.uid != uid) continue;
+    if (!slot.used || !(slot.caller == caller)) continue;
     // gRPC tells nobody when it closes a connection: the number is free then,
     // or has another file.
     if (slot.inode == Inode(kFirst + static_cast<int>(i))) ++count;

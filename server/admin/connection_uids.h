@@ -14,12 +14,21 @@
 
 namespace optstate::admin {
 
+// Who asks. `is_local`: over a unix socket, where the kernel says who it is.
+struct Caller {
+  uid_t uid = 0;
+  bool is_local = true;
+
+  friend bool operator==(const Caller&, const Caller&) = default;
+};
+
 // Remembers which user is behind which gRPC connection.
 //
 // gRPC shows a call's connection only as "fd:N" (of a server that was given
 // fds), and closes the fd when it likes. So a call that is still running could
 // find that N belongs to somebody else by now. Therefore a number that one user
-// has had is never given to a connection of another, as long as the process
+// has had is never given to a connection of another (nor one that came over
+// TCP to one that did not), as long as the process
 // lives: connections are moved (dup) to numbers of their user.
 //
 // A user can have kConnectionsMax connections, which bounds the numbers that
@@ -32,22 +41,23 @@ class ConnectionUids {
   static constexpr int kFirst = 512;
   static constexpr size_t kConnectionsMax = 64;
 
-  // Moves the connection to a number of `uid`; the number is returned and
+  // Moves the connection to a number of the caller; the number is returned and
   // belongs to the caller, who passes it to gRPC. RESOURCE_EXHAUSTED: the user
   // has too many connections, or the process is out of file descriptors.
-  absl::StatusOr<int> Move(UniqueFd connection, uid_t uid);
+  absl::StatusOr<int> Move(UniqueFd connection, const Caller& caller);
 
   // `peer` as from grpc::ServerContext::peer(). NOT_FOUND: none of ours.
-  absl::StatusOr<uid_t> Find(absl::string_view peer) const;
+  absl::StatusOr<Caller> Find(absl::string_view peer) const;
 
  private:
   struct Slot {
     bool used = false;
-    uid_t uid = 0;
+    Caller caller;
     ino_t inode = 0;  // of the connection that had the number last
   };
 
-  size_t CountOpen(uid_t uid) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  size_t CountOpen(const Caller& caller) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable absl::Mutex mutex_;
   std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);  // [N - kFirst]

@@ -17,13 +17,13 @@ UniqueFd Connection() {
 
 class ConnectionUidsTest : public testing::Test {
  protected:
-  int Move(uid_t uid) {
-    const auto fd = uids_.Move(Connection(), uid);
+  int Move(uid_t uid, bool is_local = true) {
+    const auto fd = uids_.Move(Connection(), {uid, is_local});
     EXPECT_TRUE(fd.ok()) << fd.status();
     return fd.value_or(-1);
   }
   uid_t Find(int fd) {
-    return uids_.Find(absl::StrCat("fd:", fd)).value_or(~uid_t{0});
+    return uids_.Find(absl::StrCat("fd:", fd)).value_or(Caller{~uid_t{0}}).uid;
   }
 
   ConnectionUids uids_;
@@ -51,6 +51,9 @@ TEST_F(ConnectionUidsTest, AClosedConnectionsNumberNeverGoesToAnotherUser) {
     EXPECT_FALSE(of_user_1.contains(other.get()));
   }
   for (const int fd : of_user_1) EXPECT_EQ(Find(fd), 1u);
+  const UniqueFd remote(Move(1, /*is_local=*/false));
+  EXPECT_FALSE(of_user_1.contains(remote.get()));
+  EXPECT_FALSE(uids_.Find(absl::StrCat("fd:", remote.get()))->is_local);
   const UniqueFd again(Move(1));
   EXPECT_TRUE(of_user_1.contains(again.get()));
 }
@@ -60,7 +63,8 @@ TEST_F(ConnectionUidsTest, LimitsOpenConnectionsOfOneUser) {
   for (size_t i = 0; i < ConnectionUids::kConnectionsMax; ++i) {
     fds.emplace_back(Move(1));
   }
-  EXPECT_TRUE(absl::IsResourceExhausted(uids_.Move(Connection(), 1).status()));
+  EXPECT_TRUE(
+      absl::IsResourceExhausted(uids_.Move(Connection(), {1}).status()));
   const UniqueFd other(Move(2));
   // Closed by whoever holds it, and its number taken by something else.
   const int number = fds.back().get();

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/scheduler/step_scheduler.h"
 #include "server/session/job_harness.h"
 
 namespace optstate {
@@ -80,9 +81,9 @@ TEST_F(JobRegisterTest, TheFirstRankCreates) {
   EXPECT_EQ(job.arrays(1).bytes(), 16384 * 4);
   EXPECT_EQ(job.arrays(3).name(), "step");
   EXPECT_EQ(job.arrays(7).name(), "undo");
-  EXPECT_EQ(job.arrays(7).bytes(), 2 * 65664);
+  EXPECT_EQ(job.arrays(7).bytes(), StepScheduler::WorkerUndoBytes(2));
   EXPECT_EQ(job.state_bytes(),
-            3 * 16384 * 4 + 4 * 4096 + 32768 + 2 * 65664);
+            3 * 16384 * 4 + 4 * 4096 + 32768 + StepScheduler::WorkerUndoBytes(2));
 }
 
 TEST_F(JobRegisterTest, NothingBeforeRegister) {
@@ -327,15 +328,15 @@ TEST_F(JobRegisterTest, AdmissionFailureLeavesNothingBehind) {
 
 TEST_F(JobRegisterTest, LimitsAreToldByName) {
   JobHarness::Setup setup = TwoRanks();
-  setup.limits.set_job_state_bytes_max(370000);
+  setup.limits.set_job_state_bytes_max(270000);
   JobHarness job_limit(setup);
   absl::Status status = job_limit.Register(0).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("needs 377088 bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("needs 282880 bytes"));
   EXPECT_THAT(status.message(), HasSubstr("job_state_bytes_max"));
 
   setup.limits.set_job_state_bytes_max(0);
-  setup.limits.set_state_bytes_max(400000);
+  setup.limits.set_state_bytes_max(310000);
   JobHarness all_limit(setup);
   ASSERT_TRUE(all_limit.Register(0).ok());
   // An extension is admitted like a new job: what it adds does not fit.

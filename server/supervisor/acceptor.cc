@@ -55,6 +55,16 @@ void Acceptor::Stop() {
   listeners_.clear();
 }
 
+void Acceptor::Hold() {
+  held_ = true;
+  for (const auto& listener : listeners_) loop_->SetEvents(listener->fd(), 0);
+}
+
+void Acceptor::Release() {
+  held_ = false;
+  if (!paused_) Resume();
+}
+
 void Acceptor::OnReadable(const Listener& listener) {
   for (int i = 0; i < kAcceptsPerWakeUp; ++i) {
     if (!AcceptOne(listener)) return;
@@ -137,6 +147,7 @@ void Acceptor::Pause() {
 void Acceptor::Resume() {
   paused_ = false;
   if (!spare_fd_.ok()) spare_fd_ = OpenSpareFd();
+  if (held_) return;
   for (const auto& listener : listeners_) {
     loop_->SetEvents(listener->fd(), EPOLLIN);
   }

@@ -36,6 +36,14 @@ class Acceptor {
   // Closes and removes the sockets.
   void Stop();
 
+  // While held, connections wait in the sockets' backlogs.
+  void Hold();
+  void Release();
+
+  const std::vector<std::unique_ptr<Listener>>& listeners() const {
+    return listeners_;
+  }
+
  private:
   void OnReadable(const Listener& listener);
   // False when accepting should wait for the next wake-up.
@@ -51,6 +59,7 @@ class Acceptor {
   const Callback on_connection_;
   UniqueFd spare_fd_;
   bool paused_ = false;
+  bool held_ = false;
   EventLoop::TimerId resume_timer_;
   absl::Time last_logged_ = absl::InfinitePast();
 };

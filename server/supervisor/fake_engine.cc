@@ -10,6 +10,8 @@
 //   one-session...    its job is over when a connection ends
 //   deaf...           does not read its control socket once it is ready
 //   stubborn...       does not end when it is told to
+//   foreign...        speaks another control version while JOB_DIR/fixed is not
+//                     there
 //   keeps...          keeps gradients of rank N with the Nth connection (from
 //   0)
 //                     and drops them with its end
@@ -57,6 +59,10 @@ class Engine {
 
   bool Is(absl::string_view prefix) const {
     return absl::StartsWith(config_.job(), prefix);
+  }
+
+  bool IsFixed() const {
+    return ::access((config_.job_dir() + "/fixed").c_str(), F_OK) == 0;
   }
 
   void Run() {
@@ -122,7 +128,8 @@ class Engine {
     v1::EngineEvent event;
     v1::EngineEvent::Ready& ready = *event.mutable_ready();
     ready.set_version("fake");
-    ready.set_control_version(control::kControlVersion);
+    const bool foreign = Is("foreign") && !IsFixed();
+    ready.set_control_version(control::kControlVersion + (foreign ? 1 : 0));
     ready.set_restarts(config_.restarts());
     ready.set_executable(*control::ExecutableIdentity("/proc/self/exe"));
     Say(event);
@@ -179,10 +186,9 @@ class Engine {
 int RunFakeEngine() {
   v1::EngineConfig config;
   if (!config.ParseFromFileDescriptor(kConfigFd)) return 2;
-  const std::string fixed = config.job_dir() + "/fixed";
   Engine engine(std::move(config));
   if (engine.Is("dies-at-start")) return 3;
-  if (engine.Is("broken") && ::access(fixed.c_str(), F_OK) != 0) return 3;
+  if (engine.Is("broken") && !engine.IsFixed()) return 3;
   engine.Run();
   return 0;
 }

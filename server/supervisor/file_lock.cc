@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -42,6 +43,19 @@ absl::StatusOr<FileLock> FileLock::Take(const std::string& path,
       ::pwrite(fd.get(), pid.data(), pid.size(), 0) !=
           static_cast<ssize_t>(pid.size())) {
     return OsError(errno, absl::StrCat("write ", path));
+  }
+  return FileLock(std::move(fd));
+}
+
+absl::StatusOr<FileLock> FileLock::Inherit(const std::string& path,
+                                           UniqueFd fd) {
+  struct stat inherited;
+  struct stat named;
+  if (::fstat(fd.get(), &inherited) != 0 || ::stat(path.c_str(), &named) != 0 ||
+      inherited.st_dev != named.st_dev || inherited.st_ino != named.st_ino ||
+      ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, " is not locked by the inherited fd ", fd.get()));
   }
   return FileLock(std::move(fd));
 }

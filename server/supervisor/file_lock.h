@@ -19,6 +19,11 @@ class FileLock {
   // process PID (lock file PATH)".
   static absl::StatusOr<FileLock> Take(const std::string& path,
                                        absl::string_view what);
+  // The lock of the process that executed this one in its own place.
+  // FAILED_PRECONDITION when `fd` does not hold PATH locked.
+  static absl::StatusOr<FileLock> Inherit(const std::string& path, UniqueFd fd);
+
+  int fd() const { return fd_.get(); }
 
  private:
   explicit FileLock(UniqueFd fd) : fd_(std::move(fd)) {}

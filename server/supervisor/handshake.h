@@ -42,9 +42,6 @@ class Handshakes {
   // `fd` is non-blocking.
   void Start(UniqueFd fd, const PeerCredentials& peer);
 
-  // Of the connections that come from now on.
-  void set_timeout(absl::Duration timeout) { timeout_ = timeout; }
-
  private:
   enum class Progress { kWaiting, kDone };
 
@@ -65,7 +62,7 @@ class Handshakes {
   void Refuse(int fd, const absl::Status& status);
 
   EventLoop* const loop_;
-  absl::Duration timeout_;
+  const absl::Duration timeout_;
   const Callbacks callbacks_;
   std::unordered_map<int, Pending> pending_;
   std::map<uid_t, size_t> pending_by_uid_;

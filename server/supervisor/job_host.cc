@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/control/versions.h"
 #include "server/supervisor/refusal.h"
 
 namespace optstate::supervisor {
@@ -25,8 +26,8 @@ JobHost::JobHost(EventLoop* loop, Options options, Callbacks callbacks)
       callbacks_(std::move(callbacks)),
       restart_policy_(
           options_.config.daemon().engine().restarts_max(),
-          absl::Seconds(options_.config.daemon().engine().restart_window_s())) {
-}
+          absl::Seconds(options_.config.daemon().engine().restart_window_s())),
+      kept_(std::move(options_.kept)) {}
 
 JobHost::~JobHost() { loop_->Cancel(timer_); }
 
@@ -80,6 +81,14 @@ void JobHost::OnReady(const v1::EngineEvent::Ready& ready) {
   reason_.clear();
   engine_info_ = ready;
   if (adopted_) options_.config.set_restarts(ready.restarts());
+  if (ready.control_version() != control::kControlVersion) {
+    spdlog::warn(
+        "job {}: engine {} is of optstated {} and speaks another language "
+        "(control version {}, here {}); replacing it",
+        name(), engine_->pid(), ready.version(), ready.control_version(),
+        control::kControlVersion);
+    return ReplaceRunning();
+  }
   spdlog::info("job {}: engine {} is ready{}", name(), engine_->pid(),
                adopted_ ? ", and adopted" : "");
   callbacks_.on_engine(engine_->TakeGrpcFd(), {ready.connections().begin(),
@@ -203,10 +212,14 @@ absl::Status JobHost::ReplaceEngine() {
     return absl::FailedPreconditionError(
         absl::StrCat("job \"", name(), "\" has no engine just now"));
   }
+  ReplaceRunning();
+  return absl::OkStatus();
+}
+
+void JobHost::ReplaceRunning() {
   state_ = State::kReplacing;
   engine_->Stop();
   ArmTimer(kStopTimeout, [this] { KillUnstopped(); });
-  return absl::OkStatus();
 }
 
 void JobHost::KillUnstopped() {

@@ -58,6 +58,7 @@ class JobHost {
   struct Options {
     std::string executable;
     v1::EngineConfig config;
+    KeptSegments kept;  // by the supervisor before
   };
   struct Callbacks {
     // What an engine is told first.
@@ -120,11 +121,12 @@ class JobHost {
   State state() const { return state_; }
   // Why it is FAILED, or why its engine is not there just now.
   const std::string& reason() const { return reason_; }
+  bool has_engine() const { return engine_ != nullptr; }
   pid_t engine_pid() const { return engine_ == nullptr ? 0 : engine_->pid(); }
   uint32_t restarts() const { return options_.config.restarts(); }
   // Of the last engine that was ready.
   const v1::EngineEvent::Ready& engine_info() const { return engine_info_; }
-  size_t kept_count() const { return kept_.size(); }
+  const KeptSegments& kept() const { return kept_; }
   const std::string& directory() const { return options_.config.job_dir(); }
 
  private:
@@ -139,6 +141,7 @@ class JobHost {
   void Pump();
   void ArmTimer(absl::Duration delay, std::function<void()> callback);
   void FinishStopping();
+  void ReplaceRunning();
   void KillUnstopped();
 
   EventLoop* const loop_;

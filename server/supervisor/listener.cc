@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
@@ -126,18 +127,49 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenUnix(
              sizeof(address)) != 0) {
     return OsError(errno, absl::StrCat("bind ", path));
   }
-  struct stat info;
   // Before listen(): until then nobody can connect with the wrong permissions.
-  if (::chmod(path.c_str(), mode) != 0 || ::stat(path.c_str(), &info) != 0) {
+  if (::chmod(path.c_str(), mode) != 0) {
     return OsError(errno, absl::StrCat("chmod ", path));
   }
-  listener->path_ = path;
-  listener->name_ = "unix:" + path;
-  listener->device_ = info.st_dev;
-  listener->inode_ = info.st_ino;
+  OPTSTATE_RETURN_IF_ERROR(listener->NoteFile(path));
   if (::listen(listener->fd(), kBacklog) != 0) {
     return OsError(errno, absl::StrCat("listen on ", path));
   }
+  return listener;
+}
+
+absl::Status Listener::NoteFile(const std::string& path) {
+  struct stat info;
+  if (::lstat(path.c_str(), &info) != 0) {
+    return OsError(errno, absl::StrCat("stat ", path));
+  }
+  path_ = path;
+  name_ = "unix:" + path;
+  device_ = info.st_dev;
+  inode_ = info.st_ino;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Listener>> Listener::Inherit(
+    const ListenAddress& address, UniqueFd fd, UniqueFd lock) {
+  int listening = 0;
+  socklen_t size = sizeof(listening);
+  if (::getsockopt(fd.get(), SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) !=
+          0 ||
+      listening == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the inherited fd ", fd.get(), " listens on nothing"));
+  }
+  std::unique_ptr<Listener> listener(new Listener());
+  listener->fd_ = std::move(fd);
+  if (address.unix_path.empty()) {
+    OPTSTATE_ASSIGN_OR_RETURN(listener->name_, BoundName(listener->fd()));
+    return listener;
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(
+      listener->lock_,
+      FileLock::Inherit(address.unix_path + ".lock", std::move(lock)));
+  OPTSTATE_RETURN_IF_ERROR(listener->NoteFile(address.unix_path));
   return listener;
 }
 

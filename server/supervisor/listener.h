@@ -26,11 +26,16 @@ class Listener {
   // Anything but a socket at PATH is FAILED_PRECONDITION and left alone.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(
       const ListenAddress& address, mode_t mode);
+  // One that the process had which executed this one in its place; `lock` is
+  // -1 for TCP.
+  static absl::StatusOr<std::unique_ptr<Listener>> Inherit(
+      const ListenAddress& address, UniqueFd fd, UniqueFd lock);
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
   int fd() const { return fd_.get(); }
+  int lock_fd() const { return lock_.has_value() ? lock_->fd() : -1; }
   bool is_unix() const { return !path_.empty(); }
   // "unix:PATH" or "HOST:PORT" with the port that the kernel chose.
   const std::string& name() const { return name_; }
@@ -42,6 +47,7 @@ class Listener {
       const std::string& path, mode_t mode);
   static absl::StatusOr<std::unique_ptr<Listener>> OpenTcp(
       const ListenAddress& address);
+  absl::Status NoteFile(const std::string& path);
 
   std::optional<FileLock> lock_;  // released after the file is removed
   UniqueFd fd_;

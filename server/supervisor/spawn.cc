@@ -35,6 +35,11 @@ class SpawnSettings {
     ::posix_spawn_file_actions_addclosefrom_np(&actions_, number);
   }
 
+  void SetOutput(int output) {
+    ::posix_spawn_file_actions_adddup2(&actions_, output, STDOUT_FILENO);
+    ::posix_spawn_file_actions_adddup2(&actions_, output, STDERR_FILENO);
+  }
+
   void SetSignalsAndGroup() {
     sigset_t none;
     sigset_t all;
@@ -60,7 +65,7 @@ class SpawnSettings {
 
 absl::StatusOr<pid_t> Spawn(const std::string& executable,
                             const std::vector<std::string>& args,
-                            absl::Span<const int> fds) {
+                            absl::Span<const int> fds, int output) {
   // Above every number that the child gets, so that no dup2 in the child
   // overwrites one that is still needed.
   const int above = kFirstInheritedFd + static_cast<int>(fds.size());
@@ -70,6 +75,7 @@ absl::StatusOr<pid_t> Spawn(const std::string& executable,
     if (!copies.back().ok()) return OsError(errno, "fcntl F_DUPFD_CLOEXEC");
   }
   SpawnSettings settings;
+  if (output >= 0) settings.SetOutput(output);
   settings.SetFds(copies);
   settings.SetSignalsAndGroup();
   std::vector<char*> argv;

@@ -1,5 +1,7 @@
 #include "server/supervisor/state_directory.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/supervisor/private_directory.h"
@@ -20,7 +22,7 @@ absl::StatusOr<std::string> DescribeStatePages(const v1::DaemonConfig& config) {
 }  // namespace
 
 absl::StatusOr<StateDirectory> StateDirectory::Open(
-    const v1::DaemonConfig& config) {
+    const v1::DaemonConfig& config, UniqueFd inherited_lock) {
   const std::string& path = config.state_dir();
   OPTSTATE_RETURN_IF_ERROR(EnsurePrivateDirectory(path, 0700));
   if (config.huge_pages() == v1::HUGE_PAGES_MOUNT) {
@@ -31,7 +33,10 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(
   }
   OPTSTATE_ASSIGN_OR_RETURN(
       FileLock lock,
-      FileLock::Take(path + "/lock", absl::StrCat("state directory ", path)));
+      inherited_lock.ok()
+          ? FileLock::Inherit(path + "/lock", std::move(inherited_lock))
+          : FileLock::Take(path + "/lock",
+                           absl::StrCat("state directory ", path)));
   OPTSTATE_ASSIGN_OR_RETURN(JobRegistry registry,
                             JobRegistry::Open(path + "/jobs"));
   OPTSTATE_ASSIGN_OR_RETURN(std::string pages, DescribeStatePages(config));

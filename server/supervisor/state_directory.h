@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "optstate/v1/config.pb.h"
+#include "proto/types/unique_fd.h"
 #include "server/supervisor/file_lock.h"
 #include "server/supervisor/job_registry.h"
 
@@ -20,7 +21,11 @@ class StateDirectory {
   // Creates and, with huge_pages: mount, mounts it when needed.
   // FAILED_PRECONDITION: another daemon has it (its pid is named), other users
   // could write to it, or a tmpfs cannot be mounted over what is in it.
-  static absl::StatusOr<StateDirectory> Open(const v1::DaemonConfig& config);
+  // `inherited_lock`: from the process that executed this one in its place.
+  static absl::StatusOr<StateDirectory> Open(const v1::DaemonConfig& config,
+                                             UniqueFd inherited_lock = {});
+
+  int lock_fd() const { return lock_.fd(); }
 
   JobRegistry TakeRegistry() { return std::move(registry_); }
   // One sentence on the pages that jobs' files get and how to have better ones.

@@ -24,6 +24,16 @@ void Refuse(const Waiting& waiting, const absl::Status& status) {
   SendRefusal(waiting.fd.get(), status);
 }
 
+absl::Status IsFailed(const JobHost& host) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("job \"", host.name(), "\" is FAILED: ", host.reason()));
+}
+
+absl::Status NoJob(const std::string& name) {
+  return absl::NotFoundError(
+      absl::StrCat("there is no job \"", name, "\" on this node"));
+}
+
 JobSummary Summarize(const JobHost& host) {
   JobSummary summary;
   summary.name = host.name();
@@ -32,7 +42,7 @@ JobSummary Summarize(const JobHost& host) {
   summary.reason = host.reason();
   summary.engine_pid = host.engine_pid();
   summary.restarts = host.restarts();
-  summary.kept_count = host.kept_count();
+  summary.kept_count = host.kept().size();
   summary.directory = host.directory();
   return summary;
 }
@@ -44,11 +54,11 @@ Supervisor::Supervisor(EventLoop* loop, Options options, JobRegistry registry,
     : loop_(loop),
       options_(std::move(options)),
       callbacks_(std::move(callbacks)),
-      limits_(options_.config.limits()),
       registry_(std::move(registry)) {}
 
 void Supervisor::Start() {
   for (const auto& [name, uid] : registry_.jobs()) StartHost(name, uid);
+  options_.kept.clear();  // of jobs that are gone
 }
 
 void Supervisor::OnHello(UniqueFd fd, const PeerCredentials& peer,
@@ -89,12 +99,9 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(
     OPTSTATE_RETURN_IF_ERROR(CheckSessionCount());
     return found->second.get();
   }
-  if (adopt.hello().must_exist()) {
-    return absl::NotFoundError(
-        absl::StrCat("there is no job \"", name, "\" on this node"));
-  }
+  if (adopt.hello().must_exist()) return NoJob(name);
   OPTSTATE_RETURN_IF_ERROR(CheckSessionCount());
-  if (hosts_.size() >= limits_.jobs_max()) {
+  if (hosts_.size() >= limits().jobs_max()) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "the node already has ", hosts_.size(),
         " jobs (limits.jobs_max): delete one with `optctl delete job NAME`"));
@@ -105,10 +112,10 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(
 }
 
 absl::Status Supervisor::CheckSessionCount() {
-  if (CountSessions() < limits_.sessions_max()) return absl::OkStatus();
+  if (CountSessions() < limits().sessions_max()) return absl::OkStatus();
   LookForEndedSessions();
   const size_t count = CountSessions();
-  if (count < limits_.sessions_max()) return absl::OkStatus();
+  if (count < limits().sessions_max()) return absl::OkStatus();
   return absl::ResourceExhaustedError(
       absl::StrCat("the node already has ", count,
                    " sessions (limits.sessions_max of the daemon)"));
@@ -133,6 +140,8 @@ void Supervisor::LookForEndedSessions() {
 JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
   JobHost::Options options;
   options.executable = options_.executable;
+  options.kept = std::move(options_.kept[name]);
+  options_.kept.erase(name);
   options.config.set_job(name);
   options.config.set_uid(uid);
   options.config.set_job_dir(registry_.JobDirectory(name));
@@ -146,8 +155,11 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
                                      const std::vector<uint64_t>& connections) {
     for (const uint64_t inode : connections) sessions_.Add(name, inode);
     callbacks_.on_engine(name, std::move(grpc));
+    WakeEngineWaiters(name, hosts_.at(name)->engine_info().executable());
   };
-  callbacks.on_failed = [] {};
+  callbacks.on_failed = [this, name] {
+    WakeEngineWaiters(name, IsFailed(*hosts_.at(name)));
+  };
   callbacks.on_engine_gone = [this, name] {
     sessions_.Forget(name);
     callbacks_.on_engine_gone(name);
@@ -164,7 +176,7 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
 
 v1::SupervisorRequest::Supervise Supervisor::MakeSupervise() const {
   v1::SupervisorRequest::Supervise supervise;
-  *supervise.mutable_limits() = limits_;
+  *supervise.mutable_limits() = limits();
   supervise.set_log_level(options_.config.log_level());
   supervise.set_draining(draining_);
   return supervise;
@@ -178,6 +190,7 @@ void Supervisor::OnAdopted(const std::string& name, int fd) {
 void Supervisor::OnStopped(const std::string& name, bool over) {
   const std::unique_ptr<JobHost> host =
       std::move(hosts_.extract(name).mapped());
+  WakeEngineWaiters(name, NoJob(name));
   auto held = held_.extract(name);
   DeleteCallback deleted = held.empty() ? nullptr : std::move(held.mapped());
   if (over || deleted != nullptr) RemoveJob(name, std::move(deleted));
@@ -220,11 +233,17 @@ void Supervisor::Stop(std::function<void()> done) {
   for (const auto& [name, host] : hosts_) host->Stop();
 }
 
+std::map<std::string, KeptSegments> Supervisor::KeptWithoutEngine() const {
+  std::map<std::string, KeptSegments> kept;
+  for (const auto& [name, host] : hosts_) {
+    if (!host->has_engine() && !host->kept().empty()) kept[name] = host->kept();
+  }
+  return kept;
+}
+
 void Supervisor::TellEnginesToStop() {
   for (const auto& [name, host] : hosts_) host->TellEngineToStop();
 }
-
-void Supervisor::SetLimits(const v1::Limits& limits) { limits_ = limits; }
 
 void Supervisor::RunInLoop(const std::function<void()>& function) {
   absl::Notification done;
@@ -253,8 +272,7 @@ absl::StatusOr<JobHost*> Supervisor::FindToChange(const std::string& name,
                                                   uid_t uid) {
   const auto found = hosts_.find(name);
   if (found == hosts_.end()) {
-    return absl::NotFoundError(
-        absl::StrCat("there is no job \"", name, "\" on this node"));
+    return NoJob(name);
   }
   OPTSTATE_RETURN_IF_ERROR(CheckMayChangeJob(name, found->second->uid(), uid));
   return found->second.get();
@@ -267,6 +285,69 @@ absl::Status Supervisor::RecoverJob(const std::string& name, uid_t uid) {
     status = host.ok() ? (*host)->Recover() : host.status();
   });
   return status;
+}
+
+void Supervisor::AddEngineWaiter(const std::string& name, EngineWaiter waiter) {
+  const auto found = hosts_.find(name);
+  if (found == hosts_.end()) return waiter(NoJob(name));
+  const JobHost& host = *found->second;
+  switch (host.state()) {
+    case JobHost::State::kRunning:
+      return waiter(host.engine_info().executable());
+    case JobHost::State::kFailed:
+      return waiter(IsFailed(host));
+    default:
+      engine_waiters_.emplace(name, std::move(waiter));
+  }
+}
+
+void Supervisor::WakeEngineWaiters(
+    const std::string& name, const absl::StatusOr<std::string>& executable) {
+  while (true) {
+    auto node = engine_waiters_.extract(name);
+    if (node.empty()) return;
+    node.mapped()(executable);
+  }
+}
+
+absl::StatusOr<std::string> Supervisor::AwaitEngineAfter(
+    const std::string& name, absl::Time deadline,
+    const std::function<absl::Status(JobHost*)>& begin) {
+  struct Outcome {
+    absl::Notification done;
+    absl::StatusOr<std::string> executable;
+  };
+  const auto outcome = std::make_shared<Outcome>();
+  RunInLoop([&] {
+    const auto found = hosts_.find(name);
+    const absl::Status begun =
+        found == hosts_.end() ? NoJob(name) : begin(found->second.get());
+    const auto finish =
+        [outcome](const absl::StatusOr<std::string>& executable) {
+          outcome->executable = executable;
+          outcome->done.Notify();
+        };
+    if (!begun.ok()) return finish(begun);
+    AddEngineWaiter(name, finish);
+  });
+  if (outcome->done.WaitForNotificationWithDeadline(deadline)) {
+    return outcome->executable;
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("the engine of job \"", name, "\" is not ready yet"));
+}
+
+absl::StatusOr<std::string> Supervisor::AwaitEngine(const std::string& name,
+                                                    absl::Time deadline) {
+  return AwaitEngineAfter(name, deadline,
+                          [](JobHost*) { return absl::OkStatus(); });
+}
+
+absl::Status Supervisor::ReplaceEngine(const std::string& name,
+                                       absl::Time deadline) {
+  return AwaitEngineAfter(name, deadline,
+                          [](JobHost* host) { return host->ReplaceEngine(); })
+      .status();
 }
 
 absl::Status Supervisor::HoldJobInLoop(const std::string& name, uid_t uid) {

@@ -40,6 +40,8 @@ class Supervisor : public SupervisorControl {
     std::string executable;  // started as engine
     // A trainer's private daemon: see EngineConfig.
     bool engines_exit_with_supervisor = false;
+    // By the supervisor before; see KeptWithoutEngine.
+    std::map<std::string, KeptSegments> kept = {};
   };
   struct Callbacks {
     // As JobHost's.
@@ -59,11 +61,12 @@ class Supervisor : public SupervisorControl {
   // their end meanwhile are removed, the others keep their state.
   void Stop(std::function<void()> done);
 
+  // The gradients kept of jobs that have no engine just now, by job: nobody
+  // would tell them to the next supervisor.
+  std::map<std::string, KeptSegments> KeptWithoutEngine() const;
+
   // Asks every engine to end and waits for none: this process ends right now.
   void TellEnginesToStop();
-
-  // For sessions and jobs that come from now on.
-  void SetLimits(const v1::Limits& limits);
 
   std::vector<JobSummary> Jobs() override;
   absl::Status HoldJob(const std::string& name, uid_t uid) override;
@@ -71,12 +74,17 @@ class Supervisor : public SupervisorControl {
   absl::Status DeleteHeldJob(const std::string& name,
                              absl::Time deadline) override;
   absl::Status RecoverJob(const std::string& name, uid_t uid) override;
+  absl::StatusOr<std::string> AwaitEngine(const std::string& name,
+                                          absl::Time deadline) override;
+  absl::Status ReplaceEngine(const std::string& name,
+                             absl::Time deadline) override;
   void SetDraining(bool draining) override { draining_ = draining; }
   bool draining() const override { return draining_; }
 
  private:
   using DeleteCallback = std::function<void(const absl::Status&)>;
 
+  const v1::Limits& limits() const { return options_.config.limits(); }
   // Takes what is in `waiting` only when OK.
   absl::Status Route(Waiting* waiting);
   absl::StatusOr<JobHost*> FindOrCreate(const v1::AdoptConnection& adopt);
@@ -91,19 +99,29 @@ class Supervisor : public SupervisorControl {
   // Connections that reached a job in its last moments start the next one.
   void Reroute(std::deque<Waiting> waiting);
   void RunInLoop(const std::function<void()>& function);
+  // `waiter` is called when the job's engine is ready, or cannot be.
+  using EngineWaiter =
+      std::function<void(const absl::StatusOr<std::string>& executable)>;
+  void AddEngineWaiter(const std::string& name, EngineWaiter waiter);
+  void WakeEngineWaiters(const std::string& name,
+                         const absl::StatusOr<std::string>& executable);
+  // Runs `begin` in the loop; if it is OK, waits for the engine.
+  absl::StatusOr<std::string> AwaitEngineAfter(
+      const std::string& name, absl::Time deadline,
+      const std::function<absl::Status(JobHost*)>& begin);
   // NOT_FOUND, or PERMISSION_DENIED.
   absl::StatusOr<JobHost*> FindToChange(const std::string& name, uid_t uid);
   absl::Status HoldJobInLoop(const std::string& name, uid_t uid);
 
   EventLoop* const loop_;
-  const Options options_;
+  Options options_;
   const Callbacks callbacks_;
-  v1::Limits limits_;
   JobRegistry registry_;
   SessionLedger sessions_;
   std::map<std::string, std::unique_ptr<JobHost>> hosts_;
   // Jobs that are being deleted; the callback is set by DeleteHeldJob.
   std::map<std::string, DeleteCallback> held_;
+  std::multimap<std::string, EngineWaiter> engine_waiters_;
   std::atomic<bool> draining_{false};
   std::function<void()> on_all_stopped_;
   TreeRemover remover_;  // first to be destroyed: its callbacks use the rest

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 
 namespace optstate::supervisor {
@@ -49,6 +50,16 @@ class SupervisorControl {
   // Starts the engine of a FAILED job again. NOT_FOUND; PERMISSION_DENIED when
   // `uid` may not change the job; FAILED_PRECONDITION when it is not FAILED.
   virtual absl::Status RecoverJob(const std::string& name, uid_t uid) = 0;
+
+  // Waits until the job's engine is ready; returns the identity of its
+  // executable (control/executable.h). NOT_FOUND: the job is gone;
+  // FAILED_PRECONDITION: it is FAILED; DEADLINE_EXCEEDED.
+  virtual absl::StatusOr<std::string> AwaitEngine(const std::string& name,
+                                                  absl::Time deadline) = 0;
+  // Ends the job's engine, starts another and waits until that is ready;
+  // connections that come meanwhile wait for it. Errors as above.
+  virtual absl::Status ReplaceEngine(const std::string& name,
+                                     absl::Time deadline) = 0;
 
   // While draining, new sessions are refused with UNAVAILABLE.
   virtual void SetDraining(bool draining) = 0;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "proto/shm/frame.h"
 #include "proto/types/conversions.h"
@@ -42,7 +43,9 @@ void SupervisorHarness::Start() {
   auto registry = JobRegistry::Open(root_ + "/jobs");
   ASSERT_TRUE(registry.ok()) << registry.status();
   supervisor_ = std::make_unique<Supervisor>(
-      loop_.get(), Supervisor::Options{config_, kFakeEngine, engines_exit_},
+      loop_.get(),
+      Supervisor::Options{config_, kFakeEngine, engines_exit_,
+                          std::exchange(kept_, {})},
       *std::move(registry),
       Supervisor::Callbacks{[](const std::string&, UniqueFd) {},
                             [](const std::string&) {}});
@@ -77,6 +80,15 @@ void SupervisorHarness::Abandon() {
   loop_->Stop();
   thread_.join();
   Destroy();
+}
+
+void SupervisorHarness::HandOverKept() {
+  absl::Notification done;
+  loop_->Post([&] {
+    kept_ = supervisor_->KeptWithoutEngine();
+    done.Notify();
+  });
+  done.WaitForNotification();
 }
 
 void SupervisorHarness::Destroy() {

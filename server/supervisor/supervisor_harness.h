@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -46,6 +47,8 @@ class SupervisorHarness {
   void Abandon();
   // As a trainer's private daemon; before Start().
   void set_engines_exit_with_supervisor() { engines_exit_ = true; }
+  // As at an upgrade; before Abandon(), for the next Start().
+  void HandOverKept();
 
   Supervisor& supervisor() { return *supervisor_; }
   const std::string& socket() const { return config_.socket(); }
@@ -73,6 +76,7 @@ class SupervisorHarness {
   std::string root_;
   v1::DaemonConfig config_;
   bool engines_exit_ = false;
+  std::map<std::string, KeptSegments> kept_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<Supervisor> supervisor_;
   std::unique_ptr<Handshakes> handshakes_;

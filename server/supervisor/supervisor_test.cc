@@ -14,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -196,7 +197,6 @@ TEST_F(SupervisorTest, SupervisorThatEndsWhileItStartsOrAdoptsEngines) {
     ASSERT_TRUE(Harness::Eventually(
         [this, &job] { return harness_.Find(job).has_value(); }));
     harness_.Abandon();
-    EXPECT_TRUE(Harness::ClosedByPeer(waiting.get()));
     harness_.Start();  // adopts, and goes at once
     harness_.Abandon();
   }
@@ -286,6 +286,40 @@ TEST_F(SupervisorTest, KeptGradientsComeToTheNextSupervisorToo) {
   EXPECT_TRUE(Harness::ClosedByPeer(second.fd.get()));
   EXPECT_EQ(MustOpen("keeps").kept,
             "0 100 4096 of rank 0;1 101 4096 of rank 1;");
+}
+
+// An upgrade is how a job that always fails is mended.
+TEST_F(SupervisorTest, KeptGradientsOfAFailedJobAreHandedOver) {
+  harness_.config().mutable_engine()->set_restarts_max(0);
+  harness_.Start();
+  const TestSession session = MustOpen("keeps");
+  ASSERT_TRUE(Harness::Eventually(
+      [this] { return harness_.Find("keeps")->kept_count == 1; }));
+  ASSERT_EQ(::kill(static_cast<pid_t>(session.engine_pid), SIGKILL), 0);
+  ASSERT_TRUE(
+      Harness::Eventually([this] { return harness_.Find("keeps")->failed; }));
+  harness_.HandOverKept();
+  harness_.Abandon();
+  harness_.Start();
+  EXPECT_EQ(MustOpen("keeps").kept, "0 100 4096 of rank 0;");
+}
+
+TEST_F(SupervisorTest, EngineOfAnotherControlVersionIsReplaced) {
+  harness_.Start();
+  const UniqueFd waiting = harness_.Connect();
+  ASSERT_TRUE(
+      Harness::SendHello(waiting.get(), Harness::GoodHello("foreign")).ok());
+  std::set<pid_t> engines;
+  ASSERT_TRUE(Harness::Eventually([this, &engines] {
+    const auto job = harness_.Find("foreign");
+    if (job.has_value() && job->engine_pid != 0) {
+      engines.insert(job->engine_pid);
+    }
+    return engines.size() == 3;
+  }));
+  std::ofstream(harness_.JobDirectory("foreign") + "/fixed") << "yes";
+  EXPECT_TRUE(Harness::ReceiveReply(waiting.get()).ok());
+  EXPECT_EQ(harness_.Find("foreign")->restarts, 0u);
 }
 
 // The count of memory files that this process has open.

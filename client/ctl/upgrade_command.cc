@@ -1,0 +1,90 @@
+#include <filesystem>
+#include <iostream>
+#include <system_error>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "client/ctl/command.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::ctl {
+namespace {
+
+constexpr absl::Duration kLook = absl::Milliseconds(20);
+
+// Its result, once every engine is replaced or is known to stay.
+absl::StatusOr<v1::ServerStatus> AwaitEnd(AdminClient& client,
+                                          const std::string& id,
+                                          absl::Time deadline) {
+  absl::Status last = absl::OkStatus();
+  do {
+    absl::StatusOr<v1::ServerStatus> status = client.GetStatus();
+    // Between the two builds nobody answers.
+    last = status.status();
+    if (status.ok() && status->upgrade().id() == id &&
+        status->upgrade().done()) {
+      return status;
+    }
+    absl::SleepFor(kLook);
+  } while (absl::Now() < deadline);
+  // Of the kind that is neither a refusal nor a daemon that is not there.
+  return absl::AbortedError(absl::StrCat(
+      "the upgrade has begun and is not done yet; `optctl status -o json` says "
+      "how it goes on",
+      last.ok() ? "" : absl::StrCat(" (", last.message(), ")")));
+}
+
+// The daemon's working directory is another one.
+absl::StatusOr<std::string> Absolute(const std::string& binary) {
+  if (binary.empty()) return binary;
+  std::error_code error;
+  const auto path = std::filesystem::absolute(binary, error);
+  if (error) return absl::InvalidArgumentError(error.message());
+  return path.string();
+}
+
+absl::Status Run(const Context& context, const std::string& binary) {
+  const absl::Time deadline = absl::Now() + absl::Seconds(context.timeout_s);
+  OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string path, Absolute(binary));
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::UpgradeReply reply,
+                            client->Upgrade(path));
+  if (!context.machine_readable()) {
+    std::cout << "upgrading to " << reply.version() << "\n" << std::flush;
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::ServerStatus status,
+                            AwaitEnd(*client, reply.id(), deadline));
+  const v1::UpgradeProgress& upgrade = status.upgrade();
+  if (!upgrade.problems().empty()) {
+    return absl::AbortedError(
+        absl::StrCat("not all of it was upgraded: ",
+                     absl::StrJoin(upgrade.problems(), "; ")));
+  }
+  Table table({{"UPGRADED"}, {""}});
+  table.AddRow({"version", status.version()});
+  table.AddRow({"pid", absl::StrCat(status.pid())});
+  table.AddRow({"engines replaced", absl::StrCat(upgrade.engines_replaced())});
+  return Print(context, status, table);
+}
+
+}  // namespace
+
+void AddUpgradeCommand(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand(
+      "upgrade",
+      "Takes another build of optstated into use, the daemon first, then the "
+      "engine of one job after another; jobs go on. Waits for the end "
+      "(--timeout)");
+  auto binary = std::make_shared<std::string>();
+  command
+      ->add_option("--binary", *binary,
+                   "The optstated to take; default: what is installed where "
+                   "the running one was started from")
+      ->type_name("PATH");
+  command->callback([&context, binary] {
+    context.run = [&context, binary] { return Run(context, *binary); };
+  });
+}
+
+}  // namespace optstate::ctl

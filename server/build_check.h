@@ -1,0 +1,40 @@
+#ifndef OPTSTATE_SERVER_BUILD_CHECK_H_
+#define OPTSTATE_SERVER_BUILD_CHECK_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "optstate/v1/engine.pb.h"
+
+namespace optstate {
+
+inline constexpr char kFormatVersionsFlag[] = "--format-versions";
+
+// What this build can do; printed as text for --format-versions.
+v1::FormatVersions OwnFormatVersions();
+
+// FAILED_PRECONDITION, naming both builds and what they do not share, when
+// `next` cannot take over from `current`: it does not read the state that is
+// there (a downgrade, as a rule), or has no protocol in common with the ranks
+// or the engines that run.
+absl::Status CheckCanTakeOver(const v1::FormatVersions& current,
+                              const v1::FormatVersions& next);
+
+// Asks the executable at `path` whether it can take over from this process with
+// its arguments `args` (args[0] is the name). NOT_FOUND, PERMISSION_DENIED: it
+// cannot be executed; FAILED_PRECONDITION: it is no optstated, cannot take
+// over, or refuses the configuration.
+//
+// Threads: thread-safe; blocks for as long as the executable takes.
+absl::StatusOr<v1::FormatVersions> CheckBuild(
+    const std::string& path, const std::vector<std::string>& args);
+
+// Where the running executable was started from; another build may be there by
+// now.
+absl::StatusOr<std::string> OwnPath();
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_BUILD_CHECK_H_

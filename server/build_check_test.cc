@@ -1,0 +1,95 @@
+#include "server/build_check.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+
+namespace optstate {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(CanTakeOverTest, TheSameBuild) {
+  EXPECT_TRUE(CheckCanTakeOver(OwnFormatVersions(), OwnFormatVersions()).ok());
+}
+
+TEST(CanTakeOverTest, NamesBothBuildsAndWhatTheyDoNotShare) {
+  v1::FormatVersions current = OwnFormatVersions();
+  current.set_version("2.0");
+  current.set_state_max(7);
+  v1::FormatVersions next = current;
+  next.set_version("1.0");
+  next.set_state_max(6);
+  const absl::Status status = CheckCanTakeOver(current, next);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("1.0"), HasSubstr("2.0"), HasSubstr("7 here"),
+                    HasSubstr("there 1 to 6")));
+}
+
+TEST(CanTakeOverTest, EachProtocolCounts) {
+  const v1::FormatVersions own = OwnFormatVersions();
+  using Field = void (v1::FormatVersions::*)(uint32_t);
+  const std::pair<Field, Field> ranges[] = {
+      {&v1::FormatVersions::set_session_min,
+       &v1::FormatVersions::set_session_max},
+      {&v1::FormatVersions::set_control_min,
+       &v1::FormatVersions::set_control_max},
+      {&v1::FormatVersions::set_state_min, &v1::FormatVersions::set_state_max},
+      {&v1::FormatVersions::set_handover, &v1::FormatVersions::set_handover}};
+  for (const auto& [set_min, set_max] : ranges) {
+    v1::FormatVersions next = own;
+    (next.*set_min)(90);
+    (next.*set_max)(91);
+    EXPECT_TRUE(absl::IsFailedPrecondition(CheckCanTakeOver(own, next)));
+  }
+}
+
+class CheckBuildTest : public testing::Test {
+ protected:
+  std::string Script(const std::string& text) {
+    const std::string path = absl::StrCat(testing::TempDir(), "/script");
+    std::ofstream(path) << "#!/bin/sh\n" << text;
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  }
+  static absl::Status Check(const std::string& path) {
+    return CheckBuild(path, {"optstated"}).status();
+  }
+};
+
+TEST_F(CheckBuildTest, WhatCannotBeExecuted) {
+  EXPECT_TRUE(absl::IsInvalidArgument(Check("optstated")));
+  EXPECT_TRUE(absl::IsNotFound(Check("/nonexistent/optstated")));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Check("/tmp")));
+  const std::string path = Script("");
+  std::filesystem::permissions(path, std::filesystem::perms::owner_read);
+  EXPECT_TRUE(absl::IsPermissionDenied(Check(path)));
+}
+
+TEST_F(CheckBuildTest, WhatIsNoOptstated) {
+  EXPECT_TRUE(absl::IsFailedPrecondition(Check("/bin/true")));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Check("/bin/false")));
+  EXPECT_TRUE(absl::IsFailedPrecondition(Check(Script("echo hello\n"))));
+}
+
+TEST_F(CheckBuildTest, ABuildThatRefusesTheConfiguration) {
+  const std::string versions = OwnFormatVersions().ShortDebugString();
+  const std::string accepts =
+      absl::StrCat("case $1 in --format-versions) echo '", versions,
+                   " unknown_to_us: 3';; esac\n");
+  EXPECT_TRUE(Check(Script(accepts)).ok());
+  const absl::Status refused = Check(Script(
+      accepts + "case $1 in --check-config) echo 'line 7'; exit 1;; esac\n"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused));
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("line 7"));
+}
+
+}  // namespace
+}  // namespace optstate

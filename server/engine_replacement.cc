@@ -1,0 +1,109 @@
+#include "server/engine_replacement.h"
+
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/types/status_macros.h"
+#include "server/control/executable.h"
+
+namespace optstate {
+namespace {
+
+// An engine waits for its predecessor's memory to be unmapped, and maps files.
+constexpr absl::Duration kReadyTimeout = absl::Minutes(3);
+// The end of this object is looked for so often.
+constexpr absl::Duration kLook = absl::Seconds(1);
+// The open step is looked for so often.
+constexpr absl::Duration kStepLook = absl::Milliseconds(2);
+
+bool CanBePushedAgain(const v1::Job& job) {
+  if (job.phase() == v1::JOB_PHASE_LOADING) return false;
+  return !job.accumulate() || job.open_step().empty();
+}
+
+}  // namespace
+
+EngineReplacement::EngineReplacement(Options options)
+    : options_(std::move(options)), thread_([this] { Run(); }) {}
+
+EngineReplacement::~EngineReplacement() {
+  ending_ = true;
+  thread_.join();
+}
+
+void EngineReplacement::Run() {
+  for (const supervisor::JobSummary& job : options_.control->Jobs()) {
+    if (ending_) return;
+    const absl::StatusOr<bool> replaced = Replace(job.name);
+    if (!replaced.ok()) {
+      spdlog::error("upgrade: job {}: {}", job.name,
+                    replaced.status().ToString());
+      options_.record->AddProblem(
+          absl::StrCat("job ", job.name, ": ", replaced.status().message()));
+    } else if (*replaced) {
+      options_.record->AddReplaced();
+    }
+  }
+  spdlog::info("upgrade: done, {} engines replaced",
+               options_.record->Get().engines_replaced());
+  options_.record->Finish();
+}
+
+absl::StatusOr<bool> EngineReplacement::Replace(const std::string& job) {
+  const absl::StatusOr<std::string> engine = AwaitEngine(job);
+  // A job that is gone or FAILED has no engine to replace.
+  if (absl::IsNotFound(engine.status()) ||
+      absl::IsFailedPrecondition(engine.status())) {
+    return false;
+  }
+  if (!engine.ok()) return engine.status();
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string own,
+                            control::ExecutableIdentity("/proc/self/exe"));
+  if (*engine == own && !options_.replace_all) return false;
+  OPTSTATE_RETURN_IF_ERROR(AwaitReplaceable(job));
+  const absl::Status replaced =
+      options_.control->ReplaceEngine(job, absl::Now() + kLook);
+  if (replaced.ok()) return true;
+  if (!absl::IsDeadlineExceeded(replaced)) return replaced;
+  OPTSTATE_RETURN_IF_ERROR(AwaitEngine(job).status());
+  return true;
+}
+
+absl::StatusOr<std::string> EngineReplacement::AwaitEngine(
+    const std::string& job) {
+  const absl::Time deadline = absl::Now() + kReadyTimeout;
+  while (true) {
+    absl::StatusOr<std::string> engine =
+        options_.control->AwaitEngine(job, absl::Now() + kLook);
+    if (!absl::IsDeadlineExceeded(engine.status()) || ending_ ||
+        absl::Now() > deadline) {
+      return engine;
+    }
+  }
+}
+
+absl::Status EngineReplacement::AwaitReplaceable(const std::string& job) {
+  const absl::Time deadline = absl::Now() + options_.patience;
+  while (!ending_) {
+    const absl::StatusOr<v1::Job> described =
+        options_.engines->GetJob(job, absl::Now() + kLook);
+    if (described.ok() && CanBePushedAgain(*described)) return absl::OkStatus();
+    if (absl::Now() > deadline) {
+      if (!described.ok()) return described.status();
+      return absl::DeadlineExceededError(absl::StrCat(
+          "it keeps its engine, for within ",
+          absl::FormatDuration(options_.patience), " there was no moment ",
+          described->phase() == v1::JOB_PHASE_LOADING
+              ? "without a load"
+              : "without a step of accumulated gradients",
+          "; upgrade again later"));
+    }
+    absl::SleepFor(kStepLook);
+  }
+  return absl::UnavailableError("the daemon ends");
+}
+
+}  // namespace optstate

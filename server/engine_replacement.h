@@ -1,0 +1,58 @@
+#ifndef OPTSTATE_SERVER_ENGINE_REPLACEMENT_H_
+#define OPTSTATE_SERVER_ENGINE_REPLACEMENT_H_
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "server/admin/engine_channels.h"
+#include "server/supervisor/supervisor_control.h"
+#include "server/upgrade_record.h"
+
+namespace optstate {
+
+// After an upgrade of the supervisor: replaces the engines of another build,
+// one job after another.
+//
+// An engine that is told to stop finishes the pass that it is in and ends its
+// sessions; ranks connect again, find the next engine, and push again what was
+// staged. Only what they cannot push again is waited for, so that none sees
+// more than a delay: accumulated gradients of an open step, and a load. A drain
+// would do worse: ranks are told of it.
+//
+// Threads: one of its own, from construction to destruction, which ends between
+// two jobs or waits for an engine at most a second longer.
+class EngineReplacement {
+ public:
+  struct Options {
+    supervisor::SupervisorControl* control = nullptr;
+    admin::EngineChannels* engines = nullptr;
+    UpgradeRecord* record = nullptr;
+    bool replace_all = false;  // those of this build too
+    // How long one job may keep its engine because of what could not be pushed
+    // again; it keeps it for good then, and the record says so.
+    absl::Duration patience = absl::Seconds(30);
+  };
+
+  // Everything in `options` outlives the object.
+  explicit EngineReplacement(Options options);
+  ~EngineReplacement();
+
+ private:
+  void Run();
+  // False: there is nothing to replace.
+  absl::StatusOr<bool> Replace(const std::string& job);
+  absl::StatusOr<std::string> AwaitEngine(const std::string& job);
+  absl::Status AwaitReplaceable(const std::string& job);
+
+  const Options options_;
+  std::atomic<bool> ending_{false};
+  std::thread thread_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_ENGINE_REPLACEMENT_H_

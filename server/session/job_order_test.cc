@@ -1,0 +1,233 @@
+// A step is broken off after each store to the job's files, in turn, and must
+// be finished from there to the same bits.
+//
+// A child takes the step, one instruction at a time (ptrace). After each that
+// has changed a file, the files are what a SIGKILL at this point would have
+// left: a copy of them is opened and the step finished there.
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "server/session/job_harness.h"
+
+namespace optstate {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The files of a folder, mapped, so that looking costs no call.
+class MappedFolder {
+ public:
+  explicit MappedFolder(const std::string& path) {
+    for (const auto& entry : fs::directory_iterator(path)) {
+      const size_t bytes = entry.file_size();
+      const int fd = ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC);
+      void* data = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
+      ::close(fd);
+      EXPECT_NE(data, MAP_FAILED);
+      files_[entry.path().filename()] = {static_cast<const char*>(data),
+                                         std::string(bytes, '\0')};
+    }
+    Changed();
+  }
+  ~MappedFolder() {
+    for (const auto& [name, file] : files_) {
+      ::munmap(const_cast<char*>(file.now), file.seen.size());
+    }
+  }
+
+  // Since the last look.
+  bool Changed() {
+    bool changed = false;
+    for (auto& [name, file] : files_) {
+      if (std::memcmp(file.now, file.seen.data(), file.seen.size()) == 0) {
+        continue;
+      }
+      changed = true;
+      std::memcpy(file.seen.data(), file.now, file.seen.size());
+    }
+    return changed;
+  }
+
+  // As last seen, into another folder.
+  void CopyTo(const std::string& path) const {
+    fs::remove_all(path);
+    fs::create_directory(path);
+    for (const auto& [name, file] : files_) {
+      std::ofstream(path + "/" + name, std::ios::binary) << file.seen;
+    }
+  }
+
+ private:
+  struct File {
+    const char* now = nullptr;
+    std::string seen;
+  };
+  std::map<std::string, File> files_;
+};
+
+JobHarness::Setup Small(bool accumulate) {
+  JobHarness::Setup setup;
+  setup.layout.groups = {{}, {true}};
+  setup.layout.parameters = {
+      MakeParameter("a", 37),
+      MakeParameter("idle", 5),
+      MakeParameter("none", 0),
+      MakeParameter("b", 50, 1, DType::kBFloat16, DType::kBFloat16),
+      MakeParameter("c", 3, 1, DType::kFloat32, DType::kBFloat16)};
+  setup.accumulate = accumulate;
+  setup.client_instance = 40;
+  setup.workers = 1;  // single-stepping follows one thread
+  return setup;
+}
+
+class JobOrderTest : public ::testing::TestWithParam<bool> {
+ protected:
+  JobOrderTest() : harness_(Small(GetParam())), copy_(Small(GetParam())) {
+    JobHarness undisturbed(Small(GetParam()));
+    TakeTwoSteps(&undisturbed);
+    PushAndCommit(&undisturbed);
+    expected_ = undisturbed.StateBytes();
+    TakeTwoSteps(&harness_);
+    harness_.Close();
+    copy_.Start(copy_.RandomTensors(1));  // knows the sizes of gradients
+    copy_.Close();
+  }
+
+  CommitSpec CommitOf(uint64_t step) const {
+    CommitSpec spec;
+    spec.step = step;
+    spec.groups = groups_;
+    if (step == 3) spec.max_norm = 0.5;
+    return spec;
+  }
+  void TakeTwoSteps(JobHarness* harness) {
+    harness->Start(harness->RandomTensors(1));
+    for (uint64_t step = 1; step <= 2; ++step) {
+      harness->Step(step, harness->RandomTensors(step), CommitOf(step));
+    }
+  }
+  void PushMicroStep(JobHarness* harness, uint32_t micro_step) {
+    harness->SetGradients(harness->RandomTensors(3 + micro_step));
+    harness->PushAll(3, micro_step, {1});
+  }
+  void Push(JobHarness* harness) {
+    PushMicroStep(harness, 0);
+    if (GetParam()) PushMicroStep(harness, 1);
+  }
+  void PushAndCommit(JobHarness* harness) {
+    Push(harness);
+    harness->CommitAll(CommitOf(3));
+  }
+
+  // The child does `before`, and then `stepped`; `check` is called for each
+  // state of the files in between. Returns how many there were; -1: the machine
+  // lets nobody trace.
+  int StepThrough(const std::function<void()>& before,
+                  const std::function<void()>& stepped,
+                  const std::function<void()>& check) {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(77);
+      if (!harness_.Open().ok()) ::_exit(1);
+      harness_.AttachAll();
+      before();
+      ::raise(SIGSTOP);
+      stepped();
+      ::raise(SIGSTOP);
+      ::_exit(0);
+    }
+    int status = 0;
+    if (::waitpid(child, &status, 0) != child || !WIFSTOPPED(status)) return -1;
+    MappedFolder files(harness_.directory() + "/state");
+    int states = 0;
+    while (!HasFailure()) {
+      if (::ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) != 0 ||
+          ::waitpid(child, &status, 0) != child || !WIFSTOPPED(status)) {
+        ADD_FAILURE() << "the child does not step, status " << status;
+        break;
+      }
+      if (WSTOPSIG(status) == SIGSTOP) break;
+      if (!files.Changed()) continue;
+      ++states;
+      files.CopyTo(copy_.directory() + "/state");
+      check();
+      copy_.Close();
+    }
+    ::kill(child, SIGKILL);
+    ::waitpid(child, &status, 0);
+    return states;
+  }
+
+  const std::vector<Hyperparams> groups_{2};
+  JobHarness harness_;
+  JobHarness copy_;
+  std::string expected_;
+};
+
+TEST_P(JobOrderTest, AStepIsFinishedFromEveryStore) {
+  int finished = 0;
+  const int states = StepThrough(
+      [&] { Push(&harness_); }, [&] { harness_.CommitAll(CommitOf(3)); },
+      [&] {
+        ASSERT_TRUE(copy_.Open().ok());
+        copy_.SetGradients(copy_.RandomTensors(3));
+        copy_.AttachAll();
+        if (copy_.job().Describe().committed_step() == 2) {
+          // Sums are there, but for parameters without elements.
+          if (GetParam()) {
+            PushMicroStep(&copy_, 1);
+          } else {
+            Push(&copy_);
+          }
+          copy_.CommitAll(CommitOf(3));
+        } else {
+          ++finished;
+        }
+        EXPECT_TRUE(copy_.StateBytes() == expected_);
+      });
+  if (states < 0) GTEST_SKIP() << "this machine does not let us trace a child";
+  RecordProperty("states", states);
+  // Vectors of three parameters, their counts, and what says where it is.
+  EXPECT_GT(states, 100);
+  EXPECT_GT(finished, 80);
+}
+
+TEST_P(JobOrderTest, AMicroStepIsFinishedFromEveryStore) {
+  if (!GetParam()) GTEST_SKIP() << "only with accumulation";
+  const int states = StepThrough(
+      [&] { PushMicroStep(&harness_, 0); },
+      [&] { PushMicroStep(&harness_, 1); },
+      [&] {
+        ASSERT_TRUE(copy_.Open().ok());
+        copy_.AttachAll();
+        PushMicroStep(&copy_, 1);
+        copy_.CommitAll(CommitOf(3));
+        EXPECT_TRUE(copy_.StateBytes() == expected_);
+      });
+  if (states < 0) GTEST_SKIP() << "this machine does not let us trace a child";
+  RecordProperty("states", states);
+  EXPECT_GT(states, 20);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, JobOrderTest, ::testing::Bool(),
+                         [](const auto& param_info) {
+                           return param_info.param ? "Accumulating" : "Plain";
+                         });
+
+}  // namespace
+}  // namespace optstate
