@@ -186,6 +186,27 @@ TEST_P(DiesInside, TheStepIsFinishedWhenTheGradientsHaveComeAgain) {
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
+// Rank 0 pushes again what the engine did not have when it attached, and learns
+// afterwards that rank 1's gradients were all that was missing.
+TEST_P(DiesInside, APushThatComesAfterTheStepWasFinishedIsARepeat) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are missing";
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(committed_step(), 2);
+    ASSERT_TRUE(harness_.Register(rank).ok());
+    ASSERT_TRUE(harness_.Attach(rank).ok());
+  }
+  ASSERT_EQ(committed_step(), 3);
+  const absl::Status pushed = harness_.Push(0, 3, 0, 2);
+  EXPECT_TRUE(pushed.ok()) << pushed;
+  const auto answer = harness_.CommitAll(CommitOf(3));
+  EXPECT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+  EXPECT_FALSE(harness_.Push(0, 2, 0, 2).ok());
+}
+
 TEST_P(DiesInside, TheStepIsFinishedAtOnceFromKeptGradients) {
   DieInStep3(GetParam());
   // A first engine only to know the sizes.

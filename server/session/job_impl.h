@@ -76,6 +76,8 @@ class JobImpl final : public Job {
     AttachSpec spec;
     absl::Time attached_at;
     uint64_t committed_step = 0;  // the last it took part in
+    // The one that was to be finished when it attached; 0: none.
+    uint64_t recovering_step = 0;
   };
 
   // What follows from a description; replaced as a whole.
@@ -149,6 +151,8 @@ class JobImpl final : public Job {
   // job_steps.cc
   absl::Status CheckStep(uint32_t rank, uint64_t step) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool IsOfRecoveredStep(uint32_t rank, uint64_t step) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckParameterRange(uint64_t first, uint64_t count) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CheckCommit(uint32_t rank, const CommitSpec& spec,

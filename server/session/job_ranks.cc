@@ -78,7 +78,10 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
     gradient_areas_[spec.rank] = spec.gradient_area;
   }
   had_session_ = true;
-  if (recovery_.has_value()) TryToFinishStep();
+  if (recovery_.has_value()) {
+    rank.recovering_step = recovery_->record.committed_step;
+    TryToFinishStep();
+  }
   AttachResult result;
   result.committed_step = record().committed_step;
   result.phase = phase();

@@ -51,13 +51,19 @@ absl::Status JobImpl::CheckParameterRange(uint64_t first,
       absl::StrCat(count, " parameters from ", first, " of a layout of ", all));
 }
 
+// The step was decided with what this rank had pushed, so this is a repeat. The
+// rank attached before the step was finished, which another rank can have
+// caused by now.
+bool JobImpl::IsOfRecoveredStep(uint32_t rank, uint64_t step) const {
+  if (!CheckAttached(rank).ok()) return false;
+  if (step != ranks_[rank].recovering_step) return false;
+  return recovery_.has_value() || step == record().committed_step;
+}
+
 absl::Status JobImpl::Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                            uint32_t first_parameter, uint32_t parameter_count) {
   absl::MutexLock lock(&mu_);
-  // The step is decided, with what this rank had pushed: a repeat.
-  if (recovery_.has_value() && step == recovery_->record.committed_step) {
-    return CheckAttached(rank);
-  }
+  if (IsOfRecoveredStep(rank, step)) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(CheckStep(rank, step));
   OPTSTATE_RETURN_IF_ERROR(
       CheckParameterRange(first_parameter, parameter_count));
