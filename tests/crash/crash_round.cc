@@ -113,7 +113,7 @@ absl::Status RunRound(Wire wire, const Scenario& scenario, const Quota& quota,
   options.config = kConfig;
   OPTSTATE_ASSIGN_OR_RETURN(const auto daemon,
                             TestDaemon::Start(std::move(options)));
-  const absl::Status status =
+  absl::Status status =
       RunOn(daemon.get(), wire, scenario, quota, random, tally);
   if (status.ok()) return status;
   return absl::Status(status.code(),

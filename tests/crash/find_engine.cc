@@ -1,25 +1,36 @@
 #include "tests/crash/find_engine.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
-#include <iterator>
+#include <sstream>
 #include <system_error>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "proto/types/unique_fd.h"
 
 namespace optstate::crash {
 namespace {
 
+// Empty when the process is gone, which a stream would throw at.
+std::string ReadProcFile(const std::string& path) {
+  const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text;
+  char buffer[4096];
+  ssize_t count = 0;
+  while (fd.ok() && (count = read(fd.get(), buffer, sizeof(buffer))) > 0) {
+    text.append(buffer, static_cast<size_t>(count));
+  }
+  return text;
+}
+
 bool IsEngineOf(pid_t pid, const std::string& job) {
-  std::ifstream file(absl::StrCat("/proc/", pid, "/cmdline"));
-  const std::string words((std::istreambuf_iterator<char>(file)),
-                          std::istreambuf_iterator<char>());
   const std::string sought =
       absl::StrCat("--engine", std::string(1, '\0'), job, std::string(1, '\0'));
-  return absl::StrContains(words, sought);
+  return absl::StrContains(
+      ReadProcFile(absl::StrCat("/proc/", pid, "/cmdline")), sought);
 }
 
 pid_t EngineAmongChildren(pid_t parent, const std::string& job) {
@@ -27,7 +38,7 @@ pid_t EngineAmongChildren(pid_t parent, const std::string& job) {
   const std::string tasks = absl::StrCat("/proc/", parent, "/task");
   for (std::filesystem::directory_iterator task(tasks, error), end;
        !error && task != end; task.increment(error)) {
-    std::ifstream children(task->path() / "children");
+    std::istringstream children(ReadProcFile(task->path() / "children"));
     for (pid_t pid; children >> pid;) {
       if (IsEngineOf(pid, job)) return pid;
     }
