@@ -240,6 +240,9 @@ TEST_P(DiesInside, KeptGradientsOfAnotherInstanceAreNotUsed) {
 
 // At every instant of the recovery, again and again.
 TEST_P(DiesInside, DeathsWhileItIsFinished) {
+  // Another one would go on while this one dies, and leave too few runs to die
+  // in once more.
+  harness_.setup().workers = 1;
   DieInStep3(GetParam());
   for (const Instant again :
        {Instant::kFirstRun, Instant::kLaterRun, Instant::kRunsDone}) {
@@ -261,6 +264,8 @@ TEST_P(DiesInside, DeathsWhileItIsFinished) {
 
 TEST_P(DiesInside, AnotherProcessInTheRanksPlaceHasLostTheGradients) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  // Another one would go on while this one dies, and perhaps end rank 0's runs.
+  harness_.setup().workers = 1;
   DieInStep3(GetParam());
   ASSERT_TRUE(harness_.Open().ok());
   harness_.setup().client_instance = 0;
