@@ -1,30 +1,22 @@
 // What is left when a process is killed in a kernel, at every instruction.
 //
-// A child runs the kernel on shared memory, one instruction at a time
-// (ptrace). After each, the memory is what a SIGKILL at this point would have
-// left: the test rolls a copy of it back and compares that with the beginning.
+// A child runs the kernel on shared memory, one instruction at a time. After
+// each, the test takes a copy of that memory, rolls back what is in flight and
+// goes on from there: the result must be that of a kernel left in peace.
 
 #include "kernels/undo.h"
 
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/ptrace.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <functional>
-#include <new>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
@@ -32,9 +24,11 @@
 #include "kernels/cpu/cast.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/hyperparams.h"
+#include "kernels/single_step.h"
 #include "kernels/test_seed.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
+#include "proto/types/layout.h"
 #include "proto/types/optimizer_kind.h"
 
 namespace optstate {
@@ -44,14 +38,19 @@ using cpu::SupportedTargets;
 using cpu::Target;
 using cpu::TargetName;
 
-constexpr size_t kNumelMax = 304;
+constexpr size_t kNumelMax = 176;
 constexpr int kArrays = 1 + kMaxStateArrays;
 constexpr DType kAllDTypes[] = {DType::kFloat32, DType::kBFloat16,
                                 DType::kFloat16};
+// Every state array, and a parameter that is not the master.
+constexpr UpdateKernelKey kLargestKey = {OptimizerKind::kAdamW,
+                                         /*amsgrad=*/true, DType::kBFloat16,
+                                         DType::kBFloat16};
 
-// Master and state arrays, or the sum and nothing else.
+// What a kernel writes besides its slot.
 struct Arrays {
-  float array[kArrays][kNumelMax];
+  float array[kArrays][kNumelMax];  // master and state, or the sum alone
+  uint32_t parameter[kNumelMax];    // enough for every dtype
 
   bool operator==(const Arrays& other) const {
     return std::memcmp(this, &other, sizeof(*this)) == 0;
@@ -59,6 +58,7 @@ struct Arrays {
 
   TileView View(size_t numel) {
     TileView view;
+    view.parameter = parameter;
     view.master = array[0];
     for (int k = 0; k < kMaxStateArrays; ++k) view.state[k] = array[1 + k];
     view.numel = numel;
@@ -66,45 +66,48 @@ struct Arrays {
   }
 };
 
-enum class Stage : uint32_t { kBefore, kInside, kAfter };
+// Elements [0, begin) as in `head`, the others as in `rest`.
+Arrays Splice(const Arrays& head, const Arrays& rest, size_t begin,
+              DType parameter) {
+  Arrays spliced = rest;
+  for (int k = 0; k < kArrays; ++k) {
+    std::copy_n(head.array[k], begin, spliced.array[k]);
+  }
+  std::memcpy(spliced.parameter, head.parameter,
+              begin * SizeInBytes(parameter));
+  return spliced;
+}
 
 // What outlives the child.
 struct Shared {
   UndoSlot slot;
   Arrays arrays;
   uint32_t gradient[kNumelMax];  // enough for every dtype
-  uint32_t parameter[kNumelMax];
-  std::atomic<Stage> stage;
 };
 
-class SharedMemory {
- public:
-  SharedMemory() {
-    void* pages = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
-                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (pages == MAP_FAILED) std::abort();
-    shared_ = new (pages) Shared;
+// What a process that comes later works on, so that the child can go on. Of the
+// slot, what an update uses.
+struct Copy {
+  explicit Copy(const Shared& shared) : arrays(shared.arrays) {
+    std::memcpy(static_cast<void*>(&slot), &shared.slot,
+                offsetof(UndoSlot, old_sum));
   }
-  SharedMemory(const SharedMemory&) = delete;
-  SharedMemory& operator=(const SharedMemory&) = delete;
-  ~SharedMemory() { munmap(shared_, sizeof(Shared)); }
 
-  Shared* get() const { return shared_; }
-  Shared* operator->() const { return shared_; }
-
- private:
-  Shared* shared_;
+  UndoSlot slot;
+  Arrays arrays;
 };
 
 // Values that every rule changes, in all arrays; garbage in the slot.
 void Fill(Shared* shared, DType gradient, std::mt19937* random) {
   std::uniform_real_distribution<float> values(0.5f, 1.5f);
-  std::memset(shared->slot.old, 0xA5, sizeof(shared->slot.old));
+  std::memset(static_cast<void*>(&shared->slot), 0xA5, sizeof(shared->slot));
+  shared->slot.progress.store(0);
   shared->slot.saved.store(0);
   for (size_t i = 0; i < kNumelMax; ++i) {
     for (auto& array : shared->arrays.array) array[i] = values(*random);
     // exp_avg_sq grows, max_exp_avg_sq follows it.
     shared->arrays.array[3][i] = 0.25f;
+    shared->arrays.parameter[i] = 0xA5A5A5A5;
   }
   std::vector<float> gradients(kNumelMax);
   for (float& x : gradients) x = 2 + values(*random);
@@ -112,49 +115,15 @@ void Fill(Shared* shared, DType gradient, std::mt19937* random) {
                        shared->gradient, kNumelMax);
 }
 
-constexpr int kTraceRefused = 77;
-
-// Runs `work` in a child and `check` after each of its instructions, with the
-// memory as it is then. Returns the number of instructions, or -1 when this
-// machine allows no tracing.
-int64_t StepThrough(Shared* shared, const std::function<void()>& work,
-                    const std::function<bool()>& check) {
-  shared->stage.store(Stage::kBefore);
-  const pid_t child = fork();
-  if (child == 0) {
-    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(kTraceRefused);
-    raise(SIGSTOP);
-    shared->stage.store(Stage::kInside);
-    work();
-    shared->stage.store(Stage::kAfter);
-    _exit(0);
-  }
-  int status = 0;
-  if (waitpid(child, &status, 0) != child) return -1;
-  if (WIFEXITED(status)) return -1;
-  int64_t instructions = 0;
-  bool goes_on = true;
-  while (goes_on && shared->stage.load() != Stage::kAfter) {
-    if (ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) != 0 ||
-        waitpid(child, &status, 0) != child || !WIFSTOPPED(status) ||
-        WSTOPSIG(status) != SIGTRAP) {
-      ADD_FAILURE() << "the child does not step, status " << status;
-      break;
+void ExpectChanged(const Arrays& before, const Arrays& after, int arrays,
+                   size_t numel) {
+  for (int k = 0; k < arrays; ++k) {
+    for (size_t i = 0; i < numel; ++i) {
+      EXPECT_NE(after.array[k][i], before.array[k][i])
+          << "array " << k << " at " << i;
     }
-    ++instructions;
-    goes_on = check();
-    EXPECT_TRUE(goes_on) << "after instruction " << instructions << ", saved "
-                         << shared->slot.saved.load();
   }
-  kill(child, SIGKILL);
-  waitpid(child, &status, 0);
-  return instructions;
 }
-
-#define SKIP_IF_UNTRACEABLE(instructions)                         \
-  if ((instructions) < 0) {                                       \
-    GTEST_SKIP() << "this machine does not let us trace a child"; \
-  }
 
 // Elements in a vector; 16 cuts those of unnamed targets somewhere too.
 size_t LanesOf(Target target) {
@@ -178,27 +147,64 @@ UpdateFactors Factors(const UpdateKernel& kernel) {
 
 class UndoTest : public testing::TestWithParam<Target> {
  protected:
+  // The child updates elements [begin, numel); those before are already.
   // Returns StepThrough's.
-  int64_t StepThroughUpdate(const UpdateKernelKey& key, size_t numel) {
+  int64_t StepThroughUpdate(const UpdateKernelKey& key, size_t numel,
+                            size_t begin = 0) {
     const UpdateKernel& kernel = *cpu::AdamKernel(key, GetParam());
     const UpdateFactors factors = Factors(kernel);
     const int states = static_cast<int>(kernel.state_array_names.size());
     Fill(shared_.get(), key.gradient, &random_);
     const Arrays before = shared_->arrays;
-    TileView view = shared_->arrays.View(numel);
+    Arrays after = before;
+    TileView view = after.View(numel);
     view.gradient = shared_->gradient;
-    view.parameter = shared_->parameter;
-    view.undo = &shared_->slot;
+    kernel.apply(factors, view);
+    ExpectChanged(before, after, 1 + states, numel);
 
+    shared_->arrays = Splice(after, before, begin, key.parameter);
+    shared_->slot.progress.store(UndoProgress(begin));
+    view = shared_->arrays.View(numel);
+    view.gradient = shared_->gradient;
+    view.begin = begin;
+    view.undo = &shared_->slot;
+    size_t updated = begin;
     const int64_t instructions = StepThrough(
-        shared_.get(), [&] { kernel.apply(factors, view); },
-        [&] {
-          Arrays copy = shared_->arrays;
-          return RollBack(shared_->slot, copy.View(numel), states).ok() &&
-                 copy == before;
+        [&] { kernel.apply(factors, view); },
+        [&](int64_t instruction) {
+          Copy copy(*shared_.get());
+          TileView rest = copy.arrays.View(numel);
+          const absl::StatusOr<size_t> rolled_back =
+              RollBack(rest, states, &copy.slot);
+          if (!rolled_back.ok() || *rolled_back < updated ||
+              copy.slot.progress.load() != UndoProgress(*rolled_back)) {
+            return false;
+          }
+          updated = *rolled_back;
+          // Of what is not updated, the parameter may have either value.
+          Arrays expected = Splice(after, before, updated, key.parameter);
+          const size_t parameter_bytes = numel * SizeInBytes(key.parameter);
+          std::memcpy(expected.parameter, copy.arrays.parameter,
+                      parameter_bytes);
+          if (copy.arrays != expected ||
+              std::memcmp(copy.arrays.parameter, after.parameter,
+                          updated * SizeInBytes(key.parameter)) != 0) {
+            return false;
+          }
+          // Every target in turn: who goes on need not be on the same machine.
+          const Target target =
+              SupportedTargets()[static_cast<size_t>(instruction) %
+                                 SupportedTargets().size()];
+          rest.gradient = shared_->gradient;
+          rest.begin = updated;
+          rest.undo = &copy.slot;
+          cpu::AdamKernel(key, target)->apply(factors, rest);
+          return copy.arrays == after;
         });
-    // Every element was there to be rolled back.
-    if (instructions >= 0) ExpectChanged(before, 1 + states, numel);
+    // Progress has gone along, with a vector in flight at most.
+    if (instructions >= 0) {
+      EXPECT_LE(numel - updated, LanesOf(GetParam()));
+    }
     return instructions;
   }
 
@@ -206,57 +212,64 @@ class UndoTest : public testing::TestWithParam<Target> {
     Fill(shared_.get(), dtype, &random_);
     const Arrays before = shared_->arrays;
     const int64_t instructions = StepThrough(
-        shared_.get(),
         [&] {
           cpu::AccumulateOn(GetParam(), dtype, shared_->gradient,
                             /*first=*/false, shared_->arrays.array[0], numel,
                             &shared_->slot);
         },
-        [&] {
+        [&](int64_t /*instruction*/) {
           Arrays copy = shared_->arrays;
           return RollBackSum(shared_->slot, copy.array[0], numel).ok() &&
                  copy == before;
         });
-    if (instructions >= 0) ExpectChanged(before, 1, numel);
+    // Every element was there to be rolled back.
+    if (instructions >= 0) {
+      EXPECT_EQ(shared_->slot.saved.load(), numel);
+      ExpectChanged(before, shared_->arrays, 1, numel);
+    }
     return instructions;
   }
 
-  void ExpectChanged(const Arrays& before, int arrays, size_t numel) {
-    EXPECT_EQ(shared_->slot.saved.load(), numel);
-    for (int k = 0; k < arrays; ++k) {
-      for (size_t i = 0; i < numel; ++i) {
-        EXPECT_NE(shared_->arrays.array[k][i], before.array[k][i])
-            << "array " << k << " at " << i;
-      }
-    }
-  }
-
-  SharedMemory shared_;
+  SharedMemory<Shared> shared_;
   std::mt19937 random_{TestSeed()};
 };
 
-TEST_P(UndoTest, UpdateRollsBackFromEveryInstruction) {
+// Every rule and pair of dtypes, with two vectors and a tail.
+TEST_P(UndoTest, EveryUpdateGoesOnFromEveryInstruction) {
+  const size_t numel = 2 * LanesOf(GetParam()) + 1;
   for (OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW}) {
     for (bool amsgrad : {false, true}) {
       for (DType gradient : kAllDTypes) {
         for (DType parameter : kAllDTypes) {
-          const UpdateKernelKey key = {kind, amsgrad, gradient, parameter};
-          for (size_t numel : SizesAround(LanesOf(GetParam()))) {
-            SCOPED_TRACE(absl::StrCat(Name(gradient), " to ", Name(parameter),
-                                      amsgrad ? " amsgrad x " : " x ", numel));
-            SKIP_IF_UNTRACEABLE(StepThroughUpdate(key, numel));
-            if (HasFailure()) return;
-          }
+          SCOPED_TRACE(absl::StrCat(Name(gradient), " to ", Name(parameter),
+                                    amsgrad ? " amsgrad" : ""));
+          SKIP_IF_UNTRACEABLE(
+              StepThroughUpdate({kind, amsgrad, gradient, parameter}, numel));
+          if (HasFailure()) return;
         }
       }
     }
   }
 }
 
-TEST_P(UndoTest, LongUpdateRollsBackFromEveryInstruction) {
-  const UpdateKernelKey key = {OptimizerKind::kAdamW, /*amsgrad=*/true,
-                               DType::kBFloat16, DType::kBFloat16};
-  SKIP_IF_UNTRACEABLE(StepThroughUpdate(key, kNumelMax - 1));
+TEST_P(UndoTest, UpdateOfEverySizeGoesOnFromEveryInstruction) {
+  std::vector<size_t> sizes = SizesAround(LanesOf(GetParam()));
+  sizes.push_back(kNumelMax - 1);
+  for (size_t numel : sizes) {
+    SCOPED_TRACE(numel);
+    SKIP_IF_UNTRACEABLE(StepThroughUpdate(kLargestKey, numel));
+    if (HasFailure()) return;
+  }
+}
+
+// Whoever goes on is killed too, wherever the one before had been.
+TEST_P(UndoTest, ResumedUpdateGoesOnFromEveryInstruction) {
+  const size_t numel = 2 * LanesOf(GetParam()) + 2;
+  for (size_t begin = 1; begin <= numel; ++begin) {
+    SCOPED_TRACE(begin);
+    SKIP_IF_UNTRACEABLE(StepThroughUpdate(kLargestKey, numel, begin));
+    if (HasFailure()) return;
+  }
 }
 
 TEST_P(UndoTest, AccumulateRollsBackFromEveryInstruction) {
@@ -280,81 +293,109 @@ INSTANTIATE_TEST_SUITE_P(Targets, UndoTest,
 
 class RollBackTest : public testing::Test {
  protected:
-  // As after a kernel that was killed behind the last new value.
-  void Finish(size_t numel) {
+  // As after a kernel that was killed when it had just written the new values
+  // of elements [begin, begin + length), all of them -1.
+  void KillAt(size_t begin, size_t position, size_t length) {
     Fill(shared_.get(), DType::kFloat32, &random_);
     before_ = shared_->arrays;
     for (int k = 0; k < kArrays; ++k) {
-      std::copy_n(before_.array[k], numel, shared_->slot.old[k]);
-      std::fill_n(shared_->arrays.array[k], numel, -1.0f);
+      std::copy_n(before_.array[k] + begin, length,
+                  shared_->slot.old[k] + position);
+      std::fill_n(shared_->arrays.array[k] + begin, length, -1.0f);
     }
-    shared_->slot.saved.store(numel);
+    shared_->slot.progress.store(UndoProgress(begin, position, length));
   }
 
-  SharedMemory shared_;
+  absl::StatusOr<size_t> RollBackOf(size_t numel,
+                                    int state_arrays = kMaxStateArrays) {
+    return RollBack(shared_->arrays.View(numel), state_arrays, &shared_->slot);
+  }
+
+  SharedMemory<Shared> shared_;
   std::mt19937 random_{TestSeed()};
   Arrays before_;
 };
 
 // A process killed in RollBack leaves a view that rolls back just the same.
 TEST_F(RollBackTest, RunsAgainFromEveryInstruction) {
-  for (size_t numel : {1, 17, 303}) {
-    Finish(numel);
+  for (size_t length : {1, 8, 16, 64}) {
+    KillAt(100, kUndoVectorElements, length);
     SKIP_IF_UNTRACEABLE(StepThrough(
-        shared_.get(),
-        [&] {
-          RollBack(shared_->slot, shared_->arrays.View(numel), kMaxStateArrays)
-              .IgnoreError();
-        },
-        [&] {
-          Arrays copy = shared_->arrays;
-          return RollBack(shared_->slot, copy.View(numel), kMaxStateArrays)
-                     .ok() &&
-                 copy == before_;
+        [&] { RollBackOf(kNumelMax).IgnoreError(); },
+        [&](int64_t /*instruction*/) {
+          Copy copy(*shared_.get());
+          const absl::StatusOr<size_t> begin = RollBack(
+              copy.arrays.View(kNumelMax), kMaxStateArrays, &copy.slot);
+          return begin.ok() && *begin == 100 && copy.arrays == before_ &&
+                 copy.slot.progress.load() == UndoProgress(100);
         }));
     EXPECT_EQ(shared_->arrays, before_);
+    EXPECT_EQ(shared_->slot.progress.load(), UndoProgress(100));
   }
 }
 
-TEST_F(RollBackTest, TouchesOnlyWhatWasSavedOfTheArraysInUse) {
-  Finish(100);
-  shared_->slot.saved.store(7);
-  Arrays expected = shared_->arrays;
-  for (int k = 0; k < 3; ++k) {
-    std::copy_n(before_.array[k], 7, expected.array[k]);
+TEST_F(RollBackTest, TouchesOnlyTheArraysInUse) {
+  KillAt(5, 0, 7);
+  Arrays expected = before_;
+  std::fill_n(expected.array[3] + 5, 7, -1.0f);
+  EXPECT_EQ(*RollBackOf(100, /*state_arrays=*/2), 5u);
+  EXPECT_EQ(shared_->arrays, expected);
+}
+
+TEST_F(RollBackTest, NothingInFlightIsNothingToDo) {
+  for (size_t begin : {0, 1, 100}) {
+    KillAt(begin, 0, 0);
+    EXPECT_EQ(*RollBackOf(100), begin);
+    EXPECT_EQ(shared_->arrays, before_);
+    EXPECT_EQ(shared_->slot.progress.load(), UndoProgress(begin));
   }
-  ASSERT_TRUE(RollBack(shared_->slot, shared_->arrays.View(100), 2).ok());
-  EXPECT_EQ(shared_->arrays, expected);
 }
 
-TEST_F(RollBackTest, SumIsTheFirstArray) {
-  Finish(100);
-  Arrays expected = shared_->arrays;
-  std::copy_n(before_.array[0], 100, expected.array[0]);
-  ASSERT_TRUE(RollBackSum(shared_->slot, shared_->arrays.array[0], 100).ok());
-  EXPECT_EQ(shared_->arrays, expected);
-}
-
-TEST_F(RollBackTest, NothingSavedIsNothingToDo) {
-  Finish(0);
-  ASSERT_TRUE(RollBack(shared_->slot, shared_->arrays.View(0), 3).ok());
-  EXPECT_EQ(shared_->arrays, before_);
-}
-
-TEST_F(RollBackTest, MoreSavedThanThereAreIsDataLoss) {
-  Finish(100);
+TEST_F(RollBackTest, ImpossibleProgressIsDataLoss) {
+  KillAt(90, 0, 10);
   const Arrays arrays = shared_->arrays;
-  shared_->slot.saved.store(101);
-  EXPECT_EQ(RollBack(shared_->slot, shared_->arrays.View(100), 3).code(),
-            absl::StatusCode::kDataLoss);
-  EXPECT_EQ(RollBackSum(shared_->slot, shared_->arrays.array[0], 100).code(),
+  for (uint64_t progress :
+       {UndoProgress(91, 0, 10), UndoProgress(101), ~uint64_t{0},
+        UndoProgress(0, kUndoRingElements - 9, 10),
+        UndoProgress(0, kUndoVectorElements, kUndoVectorElements + 1)}) {
+    shared_->slot.progress.store(progress);
+    EXPECT_EQ(RollBackOf(100).status().code(), absl::StatusCode::kDataLoss)
+        << progress;
+    EXPECT_EQ(shared_->arrays, arrays);
+    EXPECT_EQ(shared_->slot.progress.load(), progress);
+  }
+}
+
+class RollBackSumTest : public testing::Test {
+ protected:
+  RollBackSumTest() : sum_(kTileElements + 1, -1.0f) {
+    std::fill_n(slot_->old_sum, kTileElements, 2.0f);
+  }
+
+  std::unique_ptr<UndoSlot> slot_ = std::make_unique<UndoSlot>();
+  std::vector<float> sum_;
+};
+
+TEST_F(RollBackSumTest, TouchesOnlyWhatWasSaved) {
+  for (size_t saved : {size_t{0}, size_t{7}, size_t{kTileElements}}) {
+    std::vector<float> expected = sum_;
+    std::fill_n(expected.begin(), saved, 2.0f);
+    slot_->saved.store(saved);
+    ASSERT_TRUE(RollBackSum(*slot_, sum_.data(), kTileElements).ok());
+    EXPECT_EQ(sum_, expected);
+  }
+}
+
+TEST_F(RollBackSumTest, MoreSavedThanThereAreIsDataLoss) {
+  const std::vector<float> sum = sum_;
+  slot_->saved.store(101);
+  EXPECT_EQ(RollBackSum(*slot_, sum_.data(), 100).code(),
             absl::StatusCode::kDataLoss);
   // Nor is more than a tile believed, whatever the view says.
-  shared_->slot.saved.store(kTileElements + 1);
-  EXPECT_EQ(RollBack(shared_->slot, shared_->arrays.View(2 * kTileElements), 3)
-                .code(),
+  slot_->saved.store(kTileElements + 1);
+  EXPECT_EQ(RollBackSum(*slot_, sum_.data(), 2 * kTileElements).code(),
             absl::StatusCode::kDataLoss);
-  EXPECT_EQ(shared_->arrays, arrays);
+  EXPECT_EQ(sum_, sum);
 }
 
 }  // namespace

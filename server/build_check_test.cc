@@ -54,7 +54,7 @@ TEST(CanTakeOverTest, EachProtocolCounts) {
 class CheckBuildTest : public testing::Test {
  protected:
   std::string Script(const std::string& text) {
-    const std::string path = absl::StrCat(testing::TempDir(), "/script");
+    std::string path = absl::StrCat(testing::TempDir(), "/script");
     std::ofstream(path) << "#!/bin/sh\n" << text;
     std::filesystem::permissions(path, std::filesystem::perms::owner_all);
     return path;

@@ -19,8 +19,12 @@ constexpr absl::Duration kLook = absl::Seconds(1);
 // The open step is looked for so often.
 constexpr absl::Duration kStepLook = absl::Milliseconds(2);
 
+// A step that is being recovered is as good as one under way.
 bool CanBePushedAgain(const v1::Job& job) {
-  if (job.phase() == v1::JOB_PHASE_LOADING) return false;
+  if (job.phase() == v1::JOB_PHASE_LOADING ||
+      job.phase() == v1::JOB_PHASE_RECOVERING) {
+    return false;
+  }
   return !job.accumulate() || job.open_step().empty();
 }
 
@@ -96,9 +100,7 @@ absl::Status EngineReplacement::AwaitReplaceable(const std::string& job) {
       return absl::DeadlineExceededError(absl::StrCat(
           "it keeps its engine, for within ",
           absl::FormatDuration(options_.patience), " there was no moment ",
-          described->phase() == v1::JOB_PHASE_LOADING
-              ? "without a load"
-              : "without a step of accumulated gradients",
+          "without a load, a recovery or a step of accumulated gradients",
           "; upgrade again later"));
     }
     absl::SleepFor(kStepLook);

@@ -24,6 +24,7 @@ constexpr char kUnfinishedFolder[] = "/state.tmp";
 constexpr char kDescriptionFile[] = "job.binpb";
 constexpr char kControlFileName[] = "control";
 constexpr char kUndoFile[] = "undo";
+constexpr char kSpeculationFile[] = "speculation";
 
 StateArrayIndex ArrayAt(int index) {
   return static_cast<StateArrayIndex>(index);
@@ -249,29 +250,43 @@ StateArrays HostTier::arrays() const {
 }
 
 absl::Status HostTier::ReserveUndo(uint64_t bytes) {
-  const std::string path = Path(kUndoFile);
-  if (!undo_.has_value()) {
+  return ReserveFile(kUndoFile, bytes, &undo_);
+}
+
+absl::Status HostTier::ReserveSpeculation(uint64_t bytes) {
+  return ReserveFile(kSpeculationFile, bytes, &speculation_);
+}
+
+absl::Status HostTier::ReserveFile(absl::string_view name, uint64_t bytes,
+                                   std::optional<StateFile>* file) {
+  const std::string path = Path(name);
+  if (!file->has_value()) {
     std::error_code error;
     const uintmax_t found = std::filesystem::file_size(path, error);
     if (error && bytes == 0) return absl::OkStatus();
-    const ByteRange whole = {0, error ? bytes : found};
     // An empty one is what is left of a creation that died.
     if (!error && found == 0) {
       ::unlink(path.c_str());
-      return ReserveUndo(bytes);
+      return ReserveFile(name, bytes, file);
     }
+    const ByteRange whole = {0, error ? bytes : found};
     OPTSTATE_ASSIGN_OR_RETURN(
-        undo_, error ? StateFile::Create(path, whole.end, {&whole, 1})
+        *file, error ? StateFile::Create(path, whole.end, {&whole, 1})
                      : StateFile::Open(path, whole.end, {&whole, 1}));
   }
-  if (undo_->size() >= bytes) return absl::OkStatus();
+  if ((*file)->size() >= bytes) return absl::OkStatus();
   const ByteRange whole = {0, bytes};
-  return undo_->Resize(bytes, {&whole, 1});
+  return (*file)->Resize(bytes, {&whole, 1});
 }
 
 absl::Span<std::byte> HostTier::undo() const {
   if (!undo_.has_value()) return {};
   return absl::MakeSpan(undo_->data(), undo_->size());
+}
+
+absl::Span<std::byte> HostTier::speculation() const {
+  if (!speculation_.has_value()) return {};
+  return absl::MakeSpan(speculation_->data(), speculation_->size());
 }
 
 RecoveryArrays HostTier::recovery() const {
@@ -303,6 +318,9 @@ std::vector<HostTier::ArrayInfo> HostTier::Describe() const {
     infos.push_back({file.name, file.dtype, arrays_[i]->reserved_bytes()});
   }
   if (undo_.has_value()) infos.push_back({"undo", "record", undo_->size()});
+  if (speculation_.has_value()) {
+    infos.push_back({"speculation", "record", speculation_->size()});
+  }
   return infos;
 }
 

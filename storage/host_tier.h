@@ -102,6 +102,9 @@ class HostTier {
   absl::Status ReserveUndo(uint64_t bytes);
   // Empty before ReserveUndo, or when there is none.
   absl::Span<std::byte> undo() const;
+  // The same for the file of what speculation has overwritten.
+  absl::Status ReserveSpeculation(uint64_t bytes);
+  absl::Span<std::byte> speculation() const;
 
   RecoveryArrays recovery() const;
   // Null arrays when the job has none of the kind.
@@ -127,12 +130,15 @@ class HostTier {
                          uint64_t incarnation);
   absl::Status ResizeFiles(const Layout& layout, bool accumulate);
   std::array<Extent, kArrayCount> Extents() const;
+  absl::Status ReserveFile(absl::string_view name, uint64_t bytes,
+                           std::optional<StateFile>* file);
   void RestoreExtent(int array, const Extent& extent);
   std::string Path(absl::string_view file) const;
 
   std::string state_;  // DIRECTORY/state
   std::optional<StateFile> control_;
   std::optional<StateFile> undo_;
+  std::optional<StateFile> speculation_;
   std::array<std::optional<StateFile>, kArrayCount> arrays_;
 };
 

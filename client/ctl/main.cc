@@ -1,6 +1,8 @@
 // optctl: looks at optstated and steers it.
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
 #include <iostream>
 
 #include "client/ctl/command.h"
@@ -64,4 +66,12 @@ int Main(int argc, char** argv) {
 }  // namespace
 }  // namespace optstate::ctl
 
-int main(int argc, char** argv) { return optstate::ctl::Main(argc, argv); }
+int main(int argc, char** argv) {
+  try {
+    return optstate::ctl::Main(argc, argv);
+  } catch (const std::exception& error) {
+    // Of libraries alone: memory, or an option that CLI11 would not define.
+    std::fprintf(stderr, "optctl: %s\n", error.what());
+    return optstate::ctl::kExitOther;
+  }
+}

@@ -220,7 +220,7 @@ TEST_P(CastTest, EverySizeStaysWithinItsArray) {
       GuardedSlot slot;
       cpu::AccumulateOn(GetParam(), dtype, halves.data(), /*first=*/false,
                         out.data(), numel, slot.get());
-      EXPECT_TRUE(slot.HoldsNothingBut({values}));
+      EXPECT_TRUE(slot.HoldsNothingBut(values));
       for (float& value : values) value *= 1.5f;
       EXPECT_EQ(out.elements(), values);
       EXPECT_TRUE(halves.GuardsAreIntact() && out.GuardsAreIntact());

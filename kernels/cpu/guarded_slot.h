@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_KERNELS_CPU_GUARDED_SLOT_H_
 #define OPTSTATE_KERNELS_CPU_GUARDED_SLOT_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -8,7 +9,6 @@
 #include <vector>
 
 #include "kernels/undo.h"
-#include "kernels/update_kernel.h"
 
 namespace optstate {
 
@@ -18,22 +18,40 @@ class GuardedSlot {
  public:
   GuardedSlot() : pages_(std::make_unique<Pages>()) {
     std::memset(static_cast<void*>(pages_.get()), kGuard, sizeof(Pages));
+    pages_->slot.progress.store(0);
     pages_->slot.saved.store(0);
   }
 
   UndoSlot* get() { return &pages_->slot; }
 
-  // The slot holds these arrays, the first of them in old[0] and all equally
-  // long, and nothing beside them was written.
-  bool HoldsNothingBut(const std::vector<std::vector<float>>& arrays) const {
+  // After an update: what progress calls in flight are the last elements of
+  // these arrays, the first of them in old[0] and all equally long, and nothing
+  // beside the ring parts of as many arrays was written.
+  bool HoldsTheEndOf(const std::vector<std::vector<float>>& arrays) const {
+    const UndoSlot& slot = pages_->slot;
+    const uint64_t progress = slot.progress.load();
+    const size_t begin = progress >> 16;
+    const size_t position = progress >> 8 & 0xFF;
+    const size_t length = progress & 0xFF;
+    if (begin + length != arrays[0].size()) return false;
     GuardedSlot expected;
-    for (size_t k = 0; k < arrays.size(); ++k) {
-      if (arrays[k].empty()) continue;
-      std::memcpy(expected.get()->old[k], arrays[k].data(),
-                  arrays[k].size() * sizeof(float));
+    expected.get()->progress.store(progress);
+    for (size_t k = 0; k < arrays.size() && !arrays[k].empty(); ++k) {
+      std::memcpy(expected.get()->old[k], slot.old[k], sizeof(slot.old[k]));
+      if (std::memcmp(slot.old[k] + position, arrays[k].data() + begin,
+                      length * sizeof(float)) != 0) {
+        return false;
+      }
     }
-    expected.get()->saved.store(arrays[0].size());
-    return std::memcmp(pages_.get(), expected.pages_.get(), sizeof(Pages)) == 0;
+    return Equals(expected);
+  }
+
+  // After Accumulate: the slot holds this sum, and nothing else was written.
+  bool HoldsNothingBut(const std::vector<float>& sum) const {
+    GuardedSlot expected;
+    std::copy(sum.begin(), sum.end(), expected.get()->old_sum);
+    expected.get()->saved.store(sum.size());
+    return Equals(expected);
   }
 
  private:
@@ -43,6 +61,10 @@ class GuardedSlot {
     UndoSlot slot;
     uint8_t after[512];
   };
+
+  bool Equals(const GuardedSlot& other) const {
+    return std::memcmp(pages_.get(), other.pages_.get(), sizeof(Pages)) == 0;
+  }
 
   std::unique_ptr<Pages> pages_;
 };

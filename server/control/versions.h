@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "storage/format/control_file.h"
+
 namespace optstate::control {
 
 // Of what supervisor and engine say to each other (optstate/v1/engine.proto).
@@ -11,8 +13,8 @@ inline constexpr uint32_t kControlVersion = 1;
 
 // Of a job's files, as storage/format/FORMAT.md has it: the one that this build
 // writes, and the oldest that it reads.
-inline constexpr uint32_t kStateFormatVersion = 1;
-inline constexpr uint32_t kStateFormatVersionMin = 1;
+inline constexpr uint32_t kStateFormatVersion = ::optstate::kControlVersion;
+inline constexpr uint32_t kStateFormatVersionMin = kStateFormatVersion;
 
 }  // namespace optstate::control
 

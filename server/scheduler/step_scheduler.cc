@@ -258,9 +258,14 @@ void StepScheduler::ApplyParameter(uint32_t parameter, uint64_t begin,
                            update.step) {
                          return;
                        }
+                       TileView view = ViewOf(parameter, run_begin, numel);
+                       if (update.speculative) {
+                         KeepRun(run, update.step, view,
+                                 options_.layout->flat_offset(parameter) +
+                                     run_begin);
+                       }
                        WorkerUndo& undo = worker_undo();
                        undo.Begin(UndoKind::kUpdate, run, update.step);
-                       TileView view = ViewOf(parameter, run_begin, numel);
                        view.gradient =
                            GradientOf(parameter, piece, run_begin, update);
                        view.undo = &undo.slot;
@@ -312,23 +317,6 @@ absl::Span<WorkerUndo> StepScheduler::worker_undos() const {
 WorkerUndo& StepScheduler::worker_undo() const {
   return worker_undos()[static_cast<size_t>(
       WorkerPool::CurrentParticipant())];
-}
-
-template <typename Visitor>
-void StepScheduler::ForEachElementRange(uint32_t first_parameter,
-                                        const Visitor& visit) {
-  const Layout& layout = *options_.layout;
-  options_.pool->ParallelFor(runs_.subgroups().size(), [&](size_t i) {
-    const RunTable::SubGroup& subgroup = runs_.subgroups()[i];
-    for (uint32_t p = std::max(first_parameter, subgroup.first_parameter);
-         p < subgroup.end_parameter; ++p) {
-      const uint64_t flat = layout.flat_offset(p);
-      const uint64_t begin = std::max(flat, subgroup.begin);
-      const uint64_t end =
-          std::min(flat + NumelOf(layout.parameters()[p]), subgroup.end);
-      if (begin < end) visit(p, begin - flat, end - begin);
-    }
-  });
 }
 
 void StepScheduler::CastParameters(uint32_t first_parameter) {

@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_SCHEDULER_STEP_SCHEDULER_H_
 #define OPTSTATE_SERVER_SCHEDULER_STEP_SCHEDULER_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -54,6 +55,8 @@ class StepScheduler {
     ControlFile* control = nullptr;   // "
     // WorkerUndoBytes(pool->participants()), zeroed or from a former engine.
     absl::Span<std::byte> undo;
+    // SpeculationBytes(*layout), likewise; empty: no speculation.
+    absl::Span<std::byte> speculation;
     std::byte* parameters = nullptr;  // the parameter area
     WorkerPool* pool = nullptr;
     StepObserver* observer = nullptr;  // tests only
@@ -66,6 +69,7 @@ class StepScheduler {
     double gradient_factor = 1;         // clip coefficient / grad_scale
     absl::Span<const uint8_t> updated;  // by parameter: 1: in this step
     absl::Span<const std::byte* const> gradient_areas;  // by rank
+    bool speculative = false;  // set by Speculate()
   };
 
   // UNIMPLEMENTED when a parameter's dtypes have no kernel.
@@ -114,6 +118,13 @@ class StepScheduler {
   // parameter area and counts the step for each of them.
   void Apply(const Update& update);
 
+  static uint64_t SpeculationBytes(const Layout& layout);
+  // Applies what is known so far of a step that is not decided, and keeps what
+  // it overwrites; an Apply() of the same step does the rest. Counts nothing.
+  void Speculate(Update update);
+  // Puts everything back that was speculated about the step.
+  void TakeBackSpeculation(uint64_t step);
+
   // Writes the parameter area of parameters [first, count) from the masters.
   void CastParameters(uint32_t first_parameter);
   // Zeroes all state of parameters [first, count).
@@ -142,6 +153,14 @@ class StepScheduler {
   void FinishRun(const Update& update, WorkerUndo* undo);
   uint32_t ParameterOfRun(uint64_t run) const;
   TileView ViewOf(uint32_t parameter, uint64_t begin, uint64_t numel) const;
+  // Of run `run`: its entry in the speculation file, and where its old values
+  // of array 0 (master) or 1 + k (state array k) lie.
+  std::atomic<uint64_t>& SpeculatedStep(uint64_t run) const;
+  float* SpeculatedArray(int array, uint64_t flat) const;
+  void KeepRun(uint64_t run, uint64_t step, const TileView& view,
+               uint64_t flat);
+  void TakeBackRun(uint32_t parameter, uint64_t run, uint64_t begin,
+                   uint64_t numel);
   void CountStep(absl::Span<const uint8_t> updated);
   absl::Span<WorkerUndo> worker_undos() const;
   WorkerUndo& worker_undo() const;
@@ -159,6 +178,23 @@ class StepScheduler {
   absl::Span<const RankPartition> partitions_;
   std::optional<PieceTable> pieces_;
 };
+
+template <typename Visitor>
+void StepScheduler::ForEachElementRange(uint32_t first_parameter,
+                                        const Visitor& visit) {
+  const Layout& layout = *options_.layout;
+  options_.pool->ParallelFor(runs_.subgroups().size(), [&](size_t i) {
+    const RunTable::SubGroup& subgroup = runs_.subgroups()[i];
+    for (uint32_t p = std::max(first_parameter, subgroup.first_parameter);
+         p < subgroup.end_parameter; ++p) {
+      const uint64_t flat = layout.flat_offset(p);
+      const uint64_t begin = std::max(flat, subgroup.begin);
+      const uint64_t end =
+          std::min(flat + static_cast<uint64_t>(layout.parameters()[p].numel), subgroup.end);
+      if (begin < end) visit(p, begin - flat, end - begin);
+    }
+  });
+}
 
 }  // namespace optstate
 

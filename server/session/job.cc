@@ -49,6 +49,7 @@ absl::Status JobImpl::Adopt() {
                             shape->description.accumulate, *file));
   OPTSTATE_ASSIGN_OR_RETURN(segment_, MakeSegment(shape->description.layout));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveUndo(0));
+  OPTSTATE_RETURN_IF_ERROR(tier_->ReserveSpeculation(0));
   const bool undo_lost = tier_->undo().empty();
   OPTSTATE_RETURN_IF_ERROR(UseShape(std::move(shape)));
   failure_ = undo_lost ? LostInside("the file undo is missing") : AdoptStep();

@@ -85,6 +85,7 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   options.observer = setup_.observer;
   options.kept = std::move(kept);
   options.config.mutable_engine()->set_workers(setup_.workers);
+  options.config.mutable_engine()->set_speculative(setup_.speculative);
   options.config.mutable_engine()->set_subgroup_elements(
       setup_.subgroup_elements);
   *options.config.mutable_limits() = setup_.limits;

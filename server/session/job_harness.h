@@ -54,6 +54,7 @@ class JobHarness {
     bool accumulate = false;
     bool ephemeral = false;
     uint32_t workers = 2;
+    bool speculative = false;
     uint32_t subgroup_elements = 8192;
     bool accept_failed = false;
     // Rank r attaches as client_instance + r, with the gradients that it has

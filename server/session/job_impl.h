@@ -22,7 +22,8 @@ namespace optstate {
 
 // The Job of one engine. By file: job.cc opens and describes layout and phase,
 // job_register.cc creates and reshapes, job_ranks.cc attaches and drains,
-// job_steps.cc takes steps, job_recovery.cc finishes those of an engine that
+// job_steps.cc takes steps, job_speculation.cc begins them early,
+// job_recovery.cc finishes those of an engine that
 // died, job_load.cc loads and fetches, job_describe.cc
 // tells operators.
 class JobImpl final : public Job {
@@ -134,6 +135,7 @@ class JobImpl final : public Job {
   absl::Status AdmitShape(const JobDescription& description,
                           uint64_t segment_bytes) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  uint64_t SpeculationBytes(const Layout& layout) const;
   absl::StatusOr<shm::SealedSegment> MakeSegment(const Layout& layout) const;
   absl::Status UseShape(std::unique_ptr<Shape> shape)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -176,6 +178,11 @@ class JobImpl final : public Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropStaged(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // job_speculation.cc
+  void Speculate(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Speculated() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void TakeBackSpeculation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_recovery.cc
   absl::Status AdoptStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

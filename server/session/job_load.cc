@@ -273,6 +273,7 @@ absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(failure_);
   if (recovery_.has_value()) return BeingFinished();
+  TakeBackSpeculation();
   if (phase() != v1::JOB_PHASE_READY) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job \"", options_.name, "\" is loading: its state is of no step"));
@@ -296,6 +297,7 @@ absl::Status JobImpl::ReadParameters(uint64_t offset_bytes,
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(failure_);
   if (recovery_.has_value()) return BeingFinished();
+  TakeBackSpeculation();
   const uint64_t area = layout_of_job().parameter_area_bytes();
   if (offset_bytes > area || out.size() > area - offset_bytes) {
     return absl::InvalidArgumentError(

@@ -43,6 +43,8 @@ absl::Status JobImpl::AdoptStep() {
     mark.store(0, std::memory_order_release);
   }
   const uint64_t step = mark.load(std::memory_order_acquire);
+  // Nothing was decided: what was begun early is put back whole.
+  if (step == 0) TakeBackSpeculation();
   const absl::StatusOr<uint64_t> taken_back = scheduler_->RollBack(step);
   if (!taken_back.ok()) return LostInside(taken_back.status().message());
   tier_->control()->runs_rolled_back += *taken_back;

@@ -69,13 +69,20 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description,
   request.state_dir = StateDir();
   request.job_state_bytes =
       HostTier::BytesNeeded(description.layout, description.accumulate) +
-      StepScheduler::WorkerUndoBytes(pool_.participants());
+      StepScheduler::WorkerUndoBytes(pool_.participants()) +
+      SpeculationBytes(description.layout);
   const uint64_t present = tier_.has_value() ? tier_->bytes() : 0;
   request.new_state_bytes =
       request.job_state_bytes > present ? request.job_state_bytes - present : 0;
   request.segment_bytes = segment_bytes;
   request.limits = options_.config.limits();
   return Annotate(Admit(request), absl::StrCat("job \"", options_.name, "\""));
+}
+
+uint64_t JobImpl::SpeculationBytes(const Layout& layout) const {
+  return options_.config.engine().speculative()
+             ? StepScheduler::SpeculationBytes(layout)
+             : 0;
 }
 
 absl::StatusOr<shm::SealedSegment> JobImpl::MakeSegment(
@@ -163,6 +170,8 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
 }
 
 absl::Status JobImpl::MakeScheduler() {
+  OPTSTATE_RETURN_IF_ERROR(
+      tier_->ReserveSpeculation(SpeculationBytes(layout_of_job())));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveUndo(
       StepScheduler::WorkerUndoBytes(pool_.participants())));
   StepScheduler::Options options;
@@ -172,6 +181,7 @@ absl::Status JobImpl::MakeScheduler() {
   options.recovery = tier_->recovery();
   options.control = tier_->control();
   options.undo = tier_->undo();
+  options.speculation = tier_->speculation();
   options.parameters = segment_.data();
   options.pool = &pool_;
   options.observer = options_.observer;

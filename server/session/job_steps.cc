@@ -94,6 +94,7 @@ uint64_t JobImpl::BeginStaging(uint32_t rank, uint64_t step,
 }
 
 void JobImpl::DropStaged(uint32_t rank) {
+  TakeBackSpeculation();
   rank_mark(rank).step = 0;
   open_step_.DropRank(rank);
 }
@@ -146,6 +147,8 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
     TryToFinishStep();
   } else if (open_step_.all_committed()) {
     CloseStep();
+  } else {
+    Speculate(rank);
   }
 }
 
@@ -157,6 +160,9 @@ void JobImpl::CloseStep() {
   StepOutcome outcome;
   if (status.ok()) {
     const Decision decision = Decide(record().committed_step + 1, updated);
+    if (!decision.outcome.applied || decision.outcome.clip_coefficient != 1) {
+      TakeBackSpeculation();
+    }
     TakeStep(decision, updated);
     outcome = LastOutcome();
   }

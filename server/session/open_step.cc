@@ -109,6 +109,20 @@ void OpenStep::NoteCommit(uint32_t rank, uint64_t request_id,
   ++committed_count_;
 }
 
+absl::Span<const uint8_t> OpenStep::CommittedParameters() {
+  for (uint32_t p = 0; p < updated_.size(); ++p) {
+    updated_[p] =
+        staged_pieces_[p] != 0 && staged_pieces_[p] == piece_counts_[p] ? 1 : 0;
+  }
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].commit.committed) continue;
+    for (const Piece& piece : partitions_[rank].pieces) {
+      updated_[piece.parameter] = 0;
+    }
+  }
+  return updated_;
+}
+
 absl::Status OpenStep::ResolveParameters(absl::Span<const uint8_t>* updated) {
   for (uint32_t p = 0; p < updated_.size(); ++p) {
     if (staged_pieces_[p] != 0 && staged_pieces_[p] != piece_counts_[p]) {

@@ -58,6 +58,9 @@ class OpenStep {
   const RankCommit& commit(uint32_t rank) const { return ranks_[rank].commit; }
   bool all_committed() const { return committed_count_ == ranks_.size(); }
 
+  // By parameter: 1 when all its pieces are staged, by ranks that have
+  // committed.
+  absl::Span<const uint8_t> CommittedParameters();
   // By parameter: 1 when all its pieces are staged, 0 when none is.
   // FAILED_PRECONDITION, naming the first, when some but not all are.
   absl::Status ResolveParameters(absl::Span<const uint8_t>* updated);

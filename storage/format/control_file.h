@@ -78,7 +78,9 @@ struct ControlFile {
   // Since the job was made, for operators and tests.
   uint64_t steps_recovered;
   uint64_t runs_rolled_back;
-  uint8_t reserved1[8];
+  // The step that is speculated about; 0: none. Set before the first of its
+  // runs is touched. The committed step or one before it: it was decided.
+  std::atomic<uint64_t> step_speculated;
   alignas(64) StepRecord records[2];
   uint8_t reserved2[3712];
 };

@@ -1,0 +1,88 @@
+#ifndef OPTSTATE_KERNELS_SINGLE_STEP_H_
+#define OPTSTATE_KERNELS_SINGLE_STEP_H_
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <new>
+
+#include "gtest/gtest.h"
+
+namespace optstate {
+
+// A T in memory that a child process shares.
+template <typename T>
+class SharedMemory {
+ public:
+  SharedMemory() {
+    void* pages = mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE,
+                       MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) std::abort();
+    shared_ = new (pages) T;
+  }
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+  ~SharedMemory() { munmap(shared_, sizeof(T)); }
+
+  T* get() const { return shared_; }
+  T* operator->() const { return shared_; }
+
+ private:
+  T* shared_;
+};
+
+// Runs `work` in a child, one instruction at a time (ptrace), and `check` with
+// the number of instructions after each: shared memory is then what a SIGKILL
+// at this point would have left. Ends when `check` says false. Returns the
+// number of instructions, or -1 when this machine allows no tracing.
+inline int64_t StepThrough(const std::function<void()>& work,
+                           const std::function<bool(int64_t)>& check) {
+  enum class Stage { kBefore, kInside, kAfter };
+  constexpr int kTraceRefused = 77;
+  const SharedMemory<std::atomic<Stage>> stage;
+  stage->store(Stage::kBefore);
+  const pid_t child = fork();
+  if (child == 0) {
+    if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) _exit(kTraceRefused);
+    raise(SIGSTOP);
+    stage->store(Stage::kInside);
+    work();
+    stage->store(Stage::kAfter);
+    _exit(0);
+  }
+  int status = 0;
+  if (waitpid(child, &status, 0) != child) return -1;
+  if (WIFEXITED(status)) return -1;
+  int64_t instructions = 0;
+  bool goes_on = true;
+  while (goes_on && stage->load() != Stage::kAfter) {
+    if (ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) != 0 ||
+        waitpid(child, &status, 0) != child || !WIFSTOPPED(status) ||
+        WSTOPSIG(status) != SIGTRAP) {
+      ADD_FAILURE() << "the child does not step, status " << status;
+      break;
+    }
+    ++instructions;
+    goes_on = check(instructions);
+    EXPECT_TRUE(goes_on) << "after instruction " << instructions;
+  }
+  kill(child, SIGKILL);
+  waitpid(child, &status, 0);
+  return instructions;
+}
+
+#define SKIP_IF_UNTRACEABLE(instructions)                         \
+  if ((instructions) < 0) {                                       \
+    GTEST_SKIP() << "this machine does not let us trace a child"; \
+  }
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_KERNELS_SINGLE_STEP_H_

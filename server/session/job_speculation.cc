@@ -1,0 +1,47 @@
+// A step that is begun before it is decided.
+
+#include <cmath>
+
+#include "server/session/commit_content.h"
+#include "server/session/job_impl.h"
+
+namespace optstate {
+
+bool JobImpl::Speculated() const {
+  return tier_->control()->step_speculated.load(std::memory_order_relaxed) ==
+         record().committed_step + 1;
+}
+
+// When some ranks have committed and others have not: as if nothing were to be
+// skipped or clipped, and only of parameters that nobody can push to any more.
+void JobImpl::Speculate(uint32_t rank) {
+  if (!options_.config.engine().speculative()) return;
+  const CommitSpec& spec = open_step_.commit(rank).spec;
+  const absl::Span<const uint8_t> updated =
+      open_step_.CommittedParameters();
+  if (spec.found_inf || !std::isfinite(scheduler_->SumOfSquares(updated))) {
+    return;
+  }
+  for (uint32_t other = 0; other < ranks_.size(); ++other) {
+    if (other == rank || !open_step_.commit(other).committed) continue;
+    // Will be refused to all; what was begun is taken back then.
+    if (!CheckEqual(other, open_step_.commit(other).spec, rank, spec).ok()) {
+      return;
+    }
+  }
+  StepScheduler::Update update;
+  update.step = spec.step;
+  update.groups = spec.groups;
+  update.gradient_factor = 1 / spec.grad_scale;
+  update.updated = updated;
+  update.gradient_areas = gradient_areas_;
+  scheduler_->Speculate(update);
+}
+
+void JobImpl::TakeBackSpeculation() {
+  if (Speculated()) {
+    scheduler_->TakeBackSpeculation(record().committed_step + 1);
+  }
+}
+
+}  // namespace optstate
