@@ -55,7 +55,7 @@ absl::Status JobImpl::CheckParameterRange(uint64_t first,
 // rank attached before the step was finished, which another rank can have
 // caused by now.
 bool JobImpl::IsOfRecoveredStep(uint32_t rank, uint64_t step) const {
-  if (!CheckAttached(rank).ok()) return false;
+  if (step == 0 || !CheckAttached(rank).ok()) return false;
   if (step != ranks_[rank].recovering_step) return false;
   return recovery_.has_value() || step == record().committed_step;
 }
