@@ -16,7 +16,9 @@
 #include <csignal>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -116,8 +118,23 @@ class Supervisor {
     event.fd = std::move((*packet)->fd);
     return event;
   }
+  // The next that is not about gradients; those are in kept() afterwards.
+  Event AwaitOther() {
+    while (true) {
+      Event event = AwaitEvent();
+      if (event.event.has_keep_gradients()) {
+        const uint32_t rank = event.event.keep_gradients().rank();
+        kept_[rank] = std::move(event.fd);
+      } else if (event.event.has_drop_gradients()) {
+        kept_.erase(event.event.drop_gradients().rank());
+      } else {
+        return event;
+      }
+    }
+  }
+  const std::map<uint32_t, UniqueFd>& kept() const { return kept_; }
   v1::EngineEvent::Ready AwaitReady() {
-    const Event event = AwaitEvent();
+    const Event event = AwaitOther();
     EXPECT_TRUE(event.event.has_ready()) << event.event.ShortDebugString();
     return event.event.ready();
   }
@@ -126,6 +143,7 @@ class Supervisor {
 
  private:
   UniqueFd control_;
+  std::map<uint32_t, UniqueFd> kept_;
   std::unique_ptr<v1::Engine::Stub> stub_;
 };
 
@@ -345,7 +363,8 @@ TEST_F(EngineTest, AnEphemeralJobIsOverWithItsLastSession) {
   auto peer = engine->Connect();
   Begin(peer.get(), true);
   peer.reset();
-  EXPECT_TRUE(engine->supervisor()->AwaitEvent().event.has_finished());
+  EXPECT_TRUE(engine->supervisor()->AwaitOther().event.has_finished());
+  EXPECT_TRUE(engine->supervisor()->kept().empty());
   v1::HelloReply hello;
   engine->Connect(v1::WIRE_SHM, &hello);
   EXPECT_TRUE(absl::IsUnavailable(FromProto(hello.status())));
@@ -471,7 +490,7 @@ TEST_F(EngineTest, TheNextSupervisorHearsThatTheJobIsOver) {
   peer.reset();
   engine->Adopt(job_dir_);
   engine->supervisor()->AwaitReady();
-  EXPECT_TRUE(engine->supervisor()->AwaitEvent().event.has_finished());
+  EXPECT_TRUE(engine->supervisor()->AwaitOther().event.has_finished());
 }
 
 // Before the job is opened.
@@ -494,7 +513,8 @@ TEST_F(EngineTest, OutlivesASupervisorThatDiesAtItsStart) {
   EXPECT_TRUE(event.event.has_ready());
 }
 
-TEST_F(EngineTest, GradientsThatWereKeptAreToldToEverySupervisor) {
+// Between steps nobody needs what was kept of the engine before.
+TEST_F(EngineTest, GradientsThatWereKeptAreDroppedWhenNoStepNeedsThem) {
   EngineProcess engine(job_dir_);
   Supervisor& first = *engine.supervisor();
   first.Supervise();
@@ -506,17 +526,32 @@ TEST_F(EngineTest, GradientsThatWereKeptAreToldToEverySupervisor) {
     first.SendWhenItCan(request, MemoryFile(absl::StrCat(rank)).get());
   }
   first.StartJob();
-  for (int supervisors = 0; supervisors < 2; ++supervisors) {
-    for (uint32_t rank = 0; rank < 1024; ++rank) {
-      const Event event = engine.supervisor()->AwaitEvent();
-      ASSERT_TRUE(event.event.has_keep_gradients()) << rank;
-      EXPECT_EQ(event.event.keep_gradients().rank(), rank);
-      char text[8] = {};
-      EXPECT_GT(::pread(event.fd.get(), text, sizeof(text) - 1, 0), 0);
-      EXPECT_EQ(text, absl::StrCat(rank));
+  std::set<uint32_t> dropped;
+  bool ready = false;
+  while (!ready || dropped.size() < 1024) {
+    const Event event = first.AwaitEvent();
+    if (event.event.has_drop_gradients()) {
+      dropped.insert(event.event.drop_gradients().rank());
+    } else {
+      ASSERT_TRUE(event.event.has_ready()) << event.event.ShortDebugString();
+      ready = true;
     }
-    engine.supervisor()->AwaitReady();
-    engine.Adopt(job_dir_);
+  }
+  engine.Adopt(job_dir_);
+  EXPECT_TRUE(engine.supervisor()->AwaitEvent().event.has_ready());
+}
+
+// A rank's own, as long as it is attached.
+TEST_F(EngineTest, GradientsOfAttachedRanksAreToldToEverySupervisor) {
+  auto engine = Start();
+  auto peer = engine->Connect();
+  Begin(peer.get(), false);
+  for (int supervisors = 0; supervisors < 2; ++supervisors) {
+    engine->LoseSupervisor();
+    engine->Adopt(job_dir_);
+    engine->supervisor()->AwaitReady();
+    ASSERT_EQ(engine->supervisor()->kept().size(), 1u);
+    EXPECT_TRUE(engine->supervisor()->kept().begin()->second.ok());
   }
 }
 

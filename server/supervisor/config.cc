@@ -156,6 +156,7 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   engine.set_doorbell_spin_us(50);
   engine.set_restarts_max(5);
   engine.set_restart_window_s(60);
+  engine.set_on_rank_loss(v1::RANK_LOSS_WAIT);
 
   v1::Limits& limits = *config.mutable_limits();
   limits.set_jobs_max(256);

@@ -166,6 +166,8 @@ class Reader {
         return SetUnsigned(text, field, message);
       case FieldDescriptor::CPPTYPE_ENUM:
         return SetEnum(text, field, message);
+      case FieldDescriptor::CPPTYPE_BOOL:
+        return SetBool(text, field, message);
       default:
         return absl::UnimplementedError(
             absl::StrCat("no YAML form for type ", field.cpp_type_name()));
@@ -181,6 +183,15 @@ class Reader {
     } else {
       reflection.SetString(message, &field, text);
     }
+    return absl::OkStatus();
+  }
+
+  static absl::Status SetBool(const std::string& text,
+                              const FieldDescriptor& field, Message* message) {
+    if (text != "true" && text != "false") {
+      return absl::InvalidArgumentError("expected true or false");
+    }
+    message->GetReflection()->SetBool(message, &field, text == "true");
     return absl::OkStatus();
   }
 
@@ -261,6 +272,8 @@ std::string ScalarText(const Message& message, const FieldDescriptor& field) {
       return absl::StrCat(reflection.GetUInt64(message, &field));
     case FieldDescriptor::CPPTYPE_ENUM:
       return EnumWord(*reflection.GetEnum(message, &field));
+    case FieldDescriptor::CPPTYPE_BOOL:
+      return reflection.GetBool(message, &field) ? "true" : "false";
     default:
       return "";
   }
