@@ -234,9 +234,20 @@ absl::Status Killer::KillRanks() {
   return absl::OkStatus();
 }
 
+// The supervisor knows the engine, so it has the gradients of its ranks.
+absl::Status Killer::AwaitAdoption() {
+  return Await("the engine's adoption", [&] {
+    const auto described = job_.daemon().GetJob(job_.name());
+    return described.ok() && described->engine_pid() != 0 &&
+           described->engine_pid() == job_.engine() &&
+           described->phase() == v1::JOB_PHASE_READY;
+  });
+}
+
 // The step is finished with the gradients that were kept, or it never began.
 absl::Status Killer::KillRankAndEngine() {
   const uint32_t rank = SomeRank();
+  OPTSTATE_RETURN_IF_ERROR(AwaitAdoption());
   if (Unit() < 0.7) {
     OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
   } else {

@@ -39,6 +39,7 @@ class Killer {
   absl::Status KillRanks();
   absl::Status KillRankAndEngine();
 
+  absl::Status AwaitAdoption();
   // Up to three times the one that follows.
   absl::Status KillEngineAgain();
   absl::Status KillEngine(bool again);
