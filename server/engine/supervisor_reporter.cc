@@ -64,7 +64,8 @@ void SupervisorReporter::SetFinished() {
 void SupervisorReporter::ReportAll(v1::EngineEvent::Ready ready) {
   absl::MutexLock lock(&mutex_);
   *ready_.mutable_ready() = std::move(ready);
-  unsent_ranks_.clear();
+  // Drops that were not told yet stay: they may be of what this very supervisor
+  // keeps.
   for (const auto& [rank, kept] : kept_) unsent_ranks_.insert(rank);
   unsent_ready_ = true;
   unsent_finished_ = is_finished_;
