@@ -117,6 +117,8 @@ absl::Status Process::AwaitEnd(absl::Time deadline) const {
 
 TestDaemon::TestDaemon(Options options)
     : options_(std::move(options)), directory_(MakeDirectory()) {
+  state_dir_ = options_.state_dir.empty() ? absl::StrCat(directory_, "/state")
+                                          : options_.state_dir;
   socket_ = absl::StrCat(directory_, "/optstated.sock");
   std::ofstream(config_path()) << options_.config;
   prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -136,8 +138,7 @@ TestDaemon::~TestDaemon() {
 }
 
 absl::Status TestDaemon::Spawn() {
-  std::vector<std::string> words = {kBinary, "--state-dir",
-                                    absl::StrCat(directory_, "/state"),
+  std::vector<std::string> words = {kBinary, "--state-dir", state_dir_,
                                     "--socket", socket_};
   if (options_.tcp) {
     words.push_back("--listen");

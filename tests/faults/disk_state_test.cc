@@ -1,0 +1,41 @@
+// The state directory is on a disk.
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "storage/tmpfs_info.h"
+#include "tests/faults/fault_fixture.h"
+
+namespace optstate::faults {
+namespace {
+
+class DiskStateTest : public WireFaultTest {};
+
+TEST_P(DiskStateTest, StepIsFinishedAfterACrash) {
+  const std::string parent = std::getenv("TEST_TMPDIR");
+  const auto info = InspectDirectory(parent);
+  ASSERT_TRUE(info.ok()) << info.status();
+  if (info->is_tmpfs) GTEST_SKIP() << parent << " is on a tmpfs";
+  layout_ = LargeLayout();
+  StartDaemon({.tcp = false,
+               .flags = {},
+               .config = OneWorker(),
+               .state_dir = parent + "/state-" + WireName({wire_, 0})});
+  ASSERT_FALSE(HasFatalFailure());
+  EXPECT_EQ(TimesLogged("page cache of"), 1);
+  const auto session = Open(Options());
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(Script().Load(*session).ok());
+  uint64_t last = 0;
+  KillEngineInsideStep(*session, 1, &last);
+  RunSteps(*session, last + 1, last + 1);
+  ExpectUndisturbed(*session, last + 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(Wires, DiskStateTest,
+                         testing::Values(Wire::kShm, Wire::kGrpc), WireName);
+
+}  // namespace
+}  // namespace optstate::faults
