@@ -20,6 +20,7 @@
 #include <fstream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/dial.h"
@@ -85,7 +86,8 @@ void KillOrphans() {
   while (children >> pid) {
     std::string name;
     std::getline(std::ifstream(absl::StrCat("/proc/", pid, "/comm")), name);
-    if (name != "optstated") continue;
+    // An engine is called after its job.
+    if (name != "optstated" && !absl::StartsWith(name, "os:")) continue;
     kill(pid, SIGKILL);
     waitpid(pid, nullptr, 0);
   }
