@@ -52,7 +52,7 @@ class ConnectionFloodTest : public WireFaultTest {
     StartDaemon({.tcp = false,
                  .flags = {},
                  .config = "limits:\n"
-                           "  sessions_max: 32\n"
+                           "  sessions_max: 128\n"
                            "  handshake_timeout_ms: 600000\n"});
   }
 
@@ -155,7 +155,7 @@ TEST_P(ConnectionFloodTest, JobStepsOn) {
     // 512 of one user, who may have 256 that have not said what they want.
     CountRefused(Flood({"", "OP", hello.substr(0, hello.size() / 2)}), 256);
     AwaitFds(supervisor_fds, engine_fds);
-    CountRefused(Flood({hello}), kThreads * kConnectionsPerThread - 32);
+    CountRefused(Flood({hello}), kThreads * kConnectionsPerThread - 128);
     AwaitFds(supervisor_fds, engine_fds);
     Flood({std::string(kHttp2)});
     AwaitFds(supervisor_fds, engine_fds);

@@ -1,6 +1,7 @@
 // The state directory is on a disk.
 
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 
@@ -11,18 +12,32 @@
 namespace optstate::faults {
 namespace {
 
-class DiskStateTest : public WireFaultTest {};
+class DiskStateTest : public WireFaultTest {
+ protected:
+  void SetUp() override {
+    WireFaultTest::SetUp();
+    directory_ = std::string(std::getenv("TEST_TMPDIR")) + "/disk-XXXXXX";
+    ASSERT_NE(mkdtemp(directory_.data()), nullptr);
+  }
+
+  void TearDown() override {
+    WireFaultTest::TearDown();
+    daemon_.reset();
+    std::filesystem::remove_all(directory_);
+  }
+
+  std::string directory_;
+};
 
 TEST_P(DiskStateTest, StepIsFinishedAfterACrash) {
-  const std::string parent = std::getenv("TEST_TMPDIR");
-  const auto info = InspectDirectory(parent);
+  const auto info = InspectDirectory(directory_);
   ASSERT_TRUE(info.ok()) << info.status();
-  if (info->is_tmpfs) GTEST_SKIP() << parent << " is on a tmpfs";
+  if (info->is_tmpfs) GTEST_SKIP() << directory_ << " is on a tmpfs";
   layout_ = LargeLayout();
   StartDaemon({.tcp = false,
                .flags = {},
                .config = OneWorker(),
-               .state_dir = parent + "/state-" + WireName({wire_, 0})});
+               .state_dir = directory_ + "/state"});
   ASSERT_FALSE(HasFatalFailure());
   EXPECT_EQ(TimesLogged("page cache of"), 1);
   const auto session = Open(Options());

@@ -22,8 +22,9 @@ TEST_P(EngineOomTest, StepIsFinishedByTheNextEngine) {
   KillEngineInsideStep(*session, 1, &last);
   RunSteps(*session, last + 1, last + 1);
   ExpectUndisturbed(*session, last + 1);
-  EXPECT_EQ(TimesLogged("killed by signal 9, perhaps for memory: see dmesg"),
-            1);
+  EXPECT_EQ(
+      TimesLogged("killed by signal 9 (Killed), perhaps for memory: see dmesg"),
+      1);
   EXPECT_EQ(TimesLogged("step finished after a crash: job=job"), 1);
   const auto job = daemon_->GetJob("job");
   ASSERT_TRUE(job.ok()) << job.status();

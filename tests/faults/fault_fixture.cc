@@ -103,13 +103,16 @@ void FaultTest::KillEngineInsideStep(Session& session, uint64_t first,
   ASSERT_TRUE(page.ok()) << page.status();
   const auto& control = *static_cast<const ControlFile*>(page->data());
   std::atomic<bool> enough{false};
+  std::atomic<bool> failed{false};
   std::thread stepping([&] {
-    for (*last = first; !testing::Test::HasFatalFailure(); ++*last) {
+    for (*last = first;; ++*last) {
       RunSteps(session, *last, *last);
-      if (enough.load()) return;
+      failed.store(testing::Test::HasFatalFailure());
+      if (enough.load() || failed.load()) return;
     }
   });
   const absl::Status caught = crash::PollUntil("a step being applied", [&] {
+    if (failed.load()) return true;
     if (control.step_in_progress.load() == 0) return false;
     process.Signal(SIGSTOP);
     while (process.running() && !IsStopped(process.pid())) {

@@ -10,6 +10,8 @@
 namespace optstate::faults {
 namespace {
 
+constexpr char kMemfd[] = "/memfd:";
+
 bool IsTaskStopped(const std::filesystem::path& task) {
   std::ifstream file(task / "stat");
   std::string stat;
@@ -25,11 +27,25 @@ size_t OpenFds(pid_t pid) {
   return CountFiles(absl::StrCat("/proc/", pid, "/fd"), "");
 }
 
+size_t MemfdFds(pid_t pid) {
+  std::error_code error;
+  size_t count = 0;
+  for (std::filesystem::directory_iterator
+           fd(absl::StrCat("/proc/", pid, "/fd"), error),
+       end;
+       !error && fd != end; fd.increment(error)) {
+    std::error_code closed;
+    const auto target = std::filesystem::read_symlink(fd->path(), closed);
+    if (absl::StartsWith(target.string(), kMemfd)) ++count;
+  }
+  return count;
+}
+
 size_t MemfdMappings(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/maps"));
   size_t count = 0;
   for (std::string line; std::getline(file, line);) {
-    if (absl::StrContains(line, "/memfd:")) ++count;
+    if (absl::StrContains(line, kMemfd)) ++count;
   }
   return count;
 }

@@ -10,7 +10,8 @@ namespace optstate::faults {
 
 // What /proc says of a process; 0 or false of one that is gone.
 size_t OpenFds(pid_t pid);
-// Mappings of memory that other processes gave it.
+// Memory that processes pass on by its fd: fds of it, and where it is mapped.
+size_t MemfdFds(pid_t pid);
 size_t MemfdMappings(pid_t pid);
 // By SIGSTOP, every thread of it.
 bool IsStopped(pid_t pid);

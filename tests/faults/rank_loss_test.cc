@@ -45,6 +45,16 @@ class RankLossTest : public WireFaultTest {
             .staging_files = CountFiles(JobDirectory(), "gradients.")};
   }
 
+  // An fd is kept for each rank with shared memory; the supervisor is told of
+  // it by the way.
+  void AwaitKept(size_t ranks) const {
+    if (wire_ != Wire::kShm) return;
+    const absl::Status kept = crash::PollUntil("the kept gradients", [&] {
+      return MemfdFds(daemon_->process().pid()) == ranks;
+    });
+    EXPECT_TRUE(kept.ok()) << kept;
+  }
+
   void AwaitFreed(const Resources& before) const {
     const absl::Status freed = crash::PollUntil(
         "the rank's resources", [&] { return Count().Within(before); });
@@ -59,6 +69,7 @@ class RankLossTest : public WireFaultTest {
     ASSERT_FALSE(HasFatalFailure());
     first_ = Open(Options(0, 2));
     ASSERT_NE(first_, nullptr);
+    AwaitKept(1);
     alone_ = Count();
     second_ = StartRank(1, 2);
     ASSERT_NE(second_, nullptr);
@@ -170,6 +181,7 @@ TEST_P(RankLossTest, BothAreLost) {
   ASSERT_FALSE(HasFatalFailure());
   both("load");
   both("step 1");
+  AwaitKept(2);
   const Resources attached = Count();
   for (auto& rank : ranks) ASSERT_TRUE(rank->Do("push 2").ok());
   ASSERT_TRUE(ranks[0]->Send("commit 2").ok());

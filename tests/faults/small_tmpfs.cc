@@ -41,20 +41,31 @@ absl::StatusOr<std::unique_ptr<SmallTmpfs>> SmallTmpfs::Mount(uint64_t bytes) {
 }
 
 SmallTmpfs::~SmallTmpfs() {
+  Empty().IgnoreError();
   filler_.reset();
   umount2(path_.c_str(), MNT_DETACH);
   rmdir(path_.c_str());
 }
 
-absl::Status SmallTmpfs::Fill() {
-  static const std::array<char, 4096> page{};
-  while (write(filler_.get(), page.data(), page.size()) > 0) {
-  }
-  if (errno == ENOSPC) return absl::OkStatus();
-  return OsError(errno, "write of the filler");
+void SmallTmpfs::Fill() {
+  const auto fill = [this] {
+    static const std::array<char, 4096> page{};
+    while (write(filler_.get(), page.data(), page.size()) > 0) {
+    }
+  };
+  fill();
+  filling_.store(true);
+  thread_ = std::thread([this, fill] {
+    while (filling_.load()) {
+      fill();
+      std::this_thread::yield();
+    }
+  });
 }
 
 absl::Status SmallTmpfs::Empty() {
+  filling_.store(false);
+  if (thread_.joinable()) thread_.join();
   if (ftruncate(filler_.get(), 0) == 0) return absl::OkStatus();
   return OsError(errno, "ftruncate of the filler");
 }

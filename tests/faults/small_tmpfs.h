@@ -1,9 +1,11 @@
 #ifndef OPTSTATE_TESTS_FAULTS_SMALL_TMPFS_H_
 #define OPTSTATE_TESTS_FAULTS_SMALL_TMPFS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -24,8 +26,9 @@ class SmallTmpfs {
 
   const std::string& path() const { return path_; }
 
-  // Takes every block that is left, again whenever it is called.
-  absl::Status Fill();
+  // Takes every block that is left and, until Empty, every one that anybody
+  // frees.
+  void Fill();
   // Gives them back.
   absl::Status Empty();
 
@@ -34,6 +37,8 @@ class SmallTmpfs {
 
   const std::string path_;
   UniqueFd filler_;
+  std::atomic<bool> filling_{false};
+  std::thread thread_;
 };
 
 }  // namespace optstate::faults
