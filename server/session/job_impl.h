@@ -194,7 +194,7 @@ class JobImpl final : public Job {
   bool LacksGradients(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void TryToFinishStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RestoreStaged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void RemoveStagingFiles() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void RemoveStaleStagingFiles() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AdmitToRecovery(const AttachSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeInstance(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -59,7 +61,7 @@ absl::Status JobImpl::AdoptStep() {
   }
   if (!recovery_.has_value()) {
     RestoreStaged();
-    RemoveStagingFiles();
+    RemoveStaleStagingFiles();
   }
   return absl::OkStatus();
 }
@@ -172,12 +174,18 @@ std::string JobImpl::StagingPath(uint32_t rank,
   return StagingFilePath(options_.directory, rank, client_instance);
 }
 
-// Whoever attaches again uploads anew what it has not committed.
-void JobImpl::RemoveStagingFiles() const {
+// Those of ranks that may come back are kept, for on a full file system they
+// could not be made anew; another session in a rank's place removes its file.
+void JobImpl::RemoveStaleStagingFiles() const {
+  std::set<std::string> kept;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    kept.insert(StagingPath(rank, rank_mark(rank).client_instance));
+  }
   std::error_code error;
   for (std::filesystem::directory_iterator entry(options_.directory, error), end;
        !error && entry != end; entry.increment(error)) {
-    if (IsStagingFile(entry->path().filename().string())) {
+    if (IsStagingFile(entry->path().filename().string()) &&
+        !kept.contains(entry->path().string())) {
       ::unlink(entry->path().c_str());
     }
   }

@@ -39,9 +39,10 @@ absl::StatusOr<FileLock> FileLock::Take(const std::string& path,
     return OsError(errno, absl::StrCat("flock ", path));
   }
   const std::string pid = absl::StrCat(::getpid(), "\n");
-  if (::ftruncate(fd.get(), 0) != 0 ||
-      ::pwrite(fd.get(), pid.data(), pid.size(), 0) !=
-          static_cast<ssize_t>(pid.size())) {
+  // In this order: on a full file system the block must not be given up.
+  const auto bytes = static_cast<ssize_t>(pid.size());
+  if (::pwrite(fd.get(), pid.data(), pid.size(), 0) != bytes ||
+      ::ftruncate(fd.get(), bytes) != 0) {
     return OsError(errno, absl::StrCat("write ", path));
   }
   return FileLock(std::move(fd));

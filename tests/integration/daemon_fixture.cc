@@ -20,6 +20,7 @@
 #include <fstream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/dial.h"
@@ -85,7 +86,8 @@ void KillOrphans() {
   while (children >> pid) {
     std::string name;
     std::getline(std::ifstream(absl::StrCat("/proc/", pid, "/comm")), name);
-    if (name != "optstated") continue;
+    // An engine is called after its job.
+    if (name != "optstated" && !absl::StartsWith(name, "os:")) continue;
     kill(pid, SIGKILL);
     waitpid(pid, nullptr, 0);
   }
@@ -117,6 +119,8 @@ absl::Status Process::AwaitEnd(absl::Time deadline) const {
 
 TestDaemon::TestDaemon(Options options)
     : options_(std::move(options)), directory_(MakeDirectory()) {
+  state_dir_ = options_.state_dir.empty() ? absl::StrCat(directory_, "/state")
+                                          : options_.state_dir;
   socket_ = absl::StrCat(directory_, "/optstated.sock");
   std::ofstream(config_path()) << options_.config;
   prctl(PR_SET_CHILD_SUBREAPER, 1);
@@ -136,8 +140,7 @@ TestDaemon::~TestDaemon() {
 }
 
 absl::Status TestDaemon::Spawn() {
-  std::vector<std::string> words = {kBinary, "--state-dir",
-                                    absl::StrCat(directory_, "/state"),
+  std::vector<std::string> words = {kBinary, "--state-dir", state_dir_,
                                     "--socket", socket_};
   if (options_.tcp) {
     words.push_back("--listen");

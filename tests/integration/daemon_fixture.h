@@ -45,6 +45,7 @@ class TestDaemon {
     bool tcp = false;                // listen on 127.0.0.1 too, port zero
     std::vector<std::string> flags;  // further ones
     std::string config;              // text of a configuration file, or none
+    std::string state_dir = {};      // empty: a fresh one in directory()
   };
 
   // Returns when it takes connections. The error ends with its log.
@@ -60,6 +61,7 @@ class TestDaemon {
   absl::StatusOr<std::string> tcp_endpoint() const;
   const std::string& socket() const { return socket_; }
   const std::string& directory() const { return directory_; }
+  const std::string& state_dir() const { return state_dir_; }
   const Process& process() const { return *process_; }
   // The last lines that it and its engines have said.
   std::string Log() const;
@@ -87,6 +89,7 @@ class TestDaemon {
 
   const Options options_;
   std::string directory_;
+  std::string state_dir_;
   std::string socket_;
   std::unique_ptr<Process> process_;
 };

@@ -20,6 +20,7 @@ namespace optstate {
 //   commit K    commits step K
 //   step K      both
 //   committed   answers the committed step
+//   fetch       fetches all of the state
 //   info        answers the endpoint
 //
 // Threads: one at a time.
@@ -44,6 +45,7 @@ class RankProcess {
   absl::StatusOr<std::string> Receive();
   absl::StatusOr<std::string> Do(const std::string& command);
 
+  const Process& process() const { return process_; }
   // SIGKILL; returns when it is dead.
   absl::Status Kill();
 

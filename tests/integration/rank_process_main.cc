@@ -61,6 +61,10 @@ absl::StatusOr<std::string> Obey(client::Session& session,
     return Commit(session, script, step);
   }
   if (words.first == "committed") return absl::StrCat(session.committed_step());
+  if (words.first == "fetch") {
+    OPTSTATE_RETURN_IF_ERROR(Snapshot(session).status());
+    return std::string();
+  }
   if (words.first == "info") return session.info().endpoint;
   return absl::InvalidArgumentError(line);
 }

@@ -1,0 +1,212 @@
+// A rank's process dies; what is left of it, and what the others are told.
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/crash/poll_until.h"
+#include "tests/faults/fault_fixture.h"
+#include "tests/faults/process_state.h"
+
+namespace optstate::faults {
+namespace {
+
+using client::Session;
+using testing::HasSubstr;
+
+class RankLossTest : public WireFaultTest {
+ protected:
+  // What a rank takes of the daemon and its engine.
+  struct Resources {
+    size_t supervisor_fds = 0;
+    size_t engine_fds = 0;
+    size_t engine_memory = 0;
+    size_t staging_files = 0;
+
+    bool Within(const Resources& other) const {
+      return supervisor_fds <= other.supervisor_fds &&
+             engine_fds <= other.engine_fds &&
+             engine_memory <= other.engine_memory &&
+             staging_files <= other.staging_files;
+    }
+    std::string ToString() const {
+      return absl::StrCat(supervisor_fds, " fds of the supervisor, ",
+                          engine_fds, " of the engine, ", engine_memory,
+                          " mappings, ", staging_files, " staging files");
+    }
+  };
+
+  Resources Count() const {
+    return {.supervisor_fds = OpenFds(daemon_->process().pid()),
+            .engine_fds = OpenFds(engine()),
+            .engine_memory = MemfdMappings(engine()),
+            .staging_files = CountFiles(JobDirectory(), "gradients.")};
+  }
+
+  // An fd is kept for each rank with shared memory; the supervisor is told of
+  // it by the way.
+  void AwaitKept(size_t ranks) const {
+    if (wire_ != Wire::kShm) return;
+    const absl::Status kept = crash::PollUntil("the kept gradients", [&] {
+      return MemfdFds(daemon_->process().pid()) == ranks;
+    });
+    EXPECT_TRUE(kept.ok()) << kept;
+  }
+
+  void AwaitFreed(const Resources& before) const {
+    const absl::Status freed = crash::PollUntil(
+        "the rank's resources", [&] { return Count().Within(before); });
+    EXPECT_TRUE(freed.ok()) << freed << ": " << Count().ToString()
+                            << ", before it came " << before.ToString();
+  }
+
+  void Start(const std::string& on_rank_loss) {
+    StartDaemon({.tcp = false,
+                 .flags = {},
+                 .config = "engine:\n  on_rank_loss: " + on_rank_loss + "\n"});
+    ASSERT_FALSE(HasFatalFailure());
+    first_ = Open(Options(0, 2));
+    ASSERT_NE(first_, nullptr);
+    AwaitKept(1);
+    alone_ = Count();
+    second_ = StartRank(1, 2);
+    ASSERT_NE(second_, nullptr);
+    ASSERT_TRUE(second_->Send("load").ok());
+    ASSERT_TRUE(Script().Load(*first_).ok());
+    ASSERT_TRUE(second_->Receive().ok());
+    TakeStep(1);
+  }
+
+  void TakeStep(uint64_t step) {
+    ASSERT_TRUE(second_->Send(absl::StrCat("step ", step)).ok());
+    RunSteps(*first_, step, step);
+    const auto answer = second_->Receive();
+    ASSERT_TRUE(answer.ok()) << answer.status();
+  }
+
+  // Rank 1 dies in this command of step 2, having carried out the others.
+  void LoseSecondIn(const std::string& command) {
+    if (command == "commit 2") {
+      ASSERT_TRUE(second_->Do("push 2").ok());
+    }
+    ASSERT_TRUE(second_->Send(command).ok());
+    ASSERT_TRUE(second_->Kill().ok());
+    AwaitFreed(alone_);
+  }
+
+  void ReplaceSecond() {
+    second_ = StartRank(1, 2);
+    ASSERT_NE(second_, nullptr);
+    const auto committed = second_->Do("committed");
+    ASSERT_TRUE(committed.ok()) << committed.status();
+    EXPECT_EQ(*committed, "1");
+  }
+
+  std::unique_ptr<Session> first_;
+  std::unique_ptr<RankProcess> second_;
+  Resources alone_;
+};
+
+TEST_P(RankLossTest, NothingIsLeftOfIt) {
+  Start("wait");
+  ASSERT_FALSE(HasFatalFailure());
+  for (const char* command : {"push 2", "commit 2", "fetch"}) {
+    SCOPED_TRACE(command);
+    LoseSecondIn(command);
+    ReplaceSecond();
+    ASSERT_FALSE(HasFatalFailure());
+  }
+  TakeStep(2);
+  ExpectUndisturbed(*first_, 2);
+}
+
+TEST_P(RankLossTest, OthersWait) {
+  Start("wait");
+  ASSERT_FALSE(HasFatalFailure());
+  const StepScript::Step step = Script().Make(2);
+  ASSERT_TRUE(StepScript::Push(*first_, step).ok());
+  ASSERT_TRUE(first_->CommitStart(step.commit).ok());
+  ASSERT_TRUE(second_->Do("push 2").ok());
+  ASSERT_TRUE(second_->Kill().ok());
+  AwaitFreed(alone_);
+  ReplaceSecond();
+  ASSERT_FALSE(HasFatalFailure());
+  const auto answer = second_->Do("step 2");
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  const auto outcome = first_->CommitWait();
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(TimesLogged("rank 1 lost at step 2"), 1);
+  ExpectUndisturbed(*first_, 2);
+}
+
+TEST_P(RankLossTest, OthersAreTold) {
+  Start("abort");
+  ASSERT_FALSE(HasFatalFailure());
+  const StepScript::Step step = Script().Make(2);
+  ASSERT_TRUE(StepScript::Push(*first_, step).ok());
+  ASSERT_TRUE(first_->CommitStart(step.commit).ok());
+  ASSERT_TRUE(second_->Do("push 2").ok());
+  ASSERT_TRUE(second_->Kill().ok());
+  const auto told = first_->CommitWait();
+  EXPECT_EQ(told.status().code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(told.status().message()),
+              HasSubstr("rank 1 lost at step 2"));
+  AwaitFreed(alone_);
+  ReplaceSecond();
+  ASSERT_FALSE(HasFatalFailure());
+  TakeStep(2);
+  ExpectUndisturbed(*first_, 2);
+}
+
+TEST_P(RankLossTest, BothAreLost) {
+  StartDaemon();
+  ASSERT_FALSE(HasFatalFailure());
+  std::unique_ptr<RankProcess> ranks[2];
+  const auto start = [&] {
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      ranks[rank] = StartRank(rank, 2);
+      ASSERT_NE(ranks[rank], nullptr);
+    }
+  };
+  const auto both = [&](const std::string& command) {
+    for (auto& rank : ranks) ASSERT_TRUE(rank->Send(command).ok());
+    for (auto& rank : ranks) {
+      const auto answer = rank->Receive();
+      ASSERT_TRUE(answer.ok()) << command << ": " << answer.status();
+    }
+  };
+  start();
+  ASSERT_FALSE(HasFatalFailure());
+  both("load");
+  both("step 1");
+  AwaitKept(2);
+  const Resources attached = Count();
+  for (auto& rank : ranks) ASSERT_TRUE(rank->Do("push 2").ok());
+  ASSERT_TRUE(ranks[0]->Send("commit 2").ok());
+  for (auto& rank : ranks) ASSERT_TRUE(rank->Kill().ok());
+  // Each rank has at least its connection.
+  Resources less = attached;
+  less.engine_fds -= 2;
+  if (wire_ == Wire::kShm) {
+    less.supervisor_fds -= 2;
+    less.engine_memory -= 2;
+  } else {
+    less.staging_files = 0;
+  }
+  AwaitFreed(less);
+  start();
+  ASSERT_FALSE(HasFatalFailure());
+  both("step 2");
+  ASSERT_TRUE(ranks[0]->Kill().ok());
+  const auto session = Open(Options(0, 2));
+  ASSERT_NE(session, nullptr);
+  ExpectUndisturbed(*session, 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Wires, RankLossTest,
+                         testing::Values(Wire::kShm, Wire::kGrpc), WireName);
+
+}  // namespace
+}  // namespace optstate::faults

@@ -1,0 +1,73 @@
+#include "tests/faults/small_tmpfs.h"
+
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::faults {
+
+absl::Status EnterPrivateMounts() {
+  if (unshare(CLONE_NEWNS) != 0) return OsError(errno, "unshare(CLONE_NEWNS)");
+  if (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) {
+    return OsError(errno, "mount MS_PRIVATE");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<SmallTmpfs>> SmallTmpfs::Mount(uint64_t bytes) {
+  OPTSTATE_RETURN_IF_ERROR(EnterPrivateMounts());
+  std::string path = absl::StrCat(std::getenv("TEST_TMPDIR"), "/tmpfs-XXXXXX");
+  if (mkdtemp(path.data()) == nullptr) return OsError(errno, "mkdtemp");
+  std::unique_ptr<SmallTmpfs> tmpfs(new SmallTmpfs(std::move(path)));
+  const std::string options = absl::StrCat("mode=0700,size=", bytes);
+  if (mount("small", tmpfs->path_.c_str(), "tmpfs", 0, options.c_str()) != 0) {
+    return OsError(errno, "mount of a tmpfs");
+  }
+  const std::string filler = tmpfs->path_ + "/filler";
+  tmpfs->filler_.reset(
+      open(filler.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (!tmpfs->filler_.ok()) return OsError(errno, "open of the filler");
+  return tmpfs;
+}
+
+SmallTmpfs::~SmallTmpfs() {
+  Empty().IgnoreError();
+  filler_.reset();
+  umount2(path_.c_str(), MNT_DETACH);
+  rmdir(path_.c_str());
+}
+
+void SmallTmpfs::Fill() {
+  const auto fill = [this] {
+    static const std::array<char, 4096> page{};
+    while (write(filler_.get(), page.data(), page.size()) > 0) {
+    }
+  };
+  fill();
+  filling_.store(true);
+  thread_ = std::thread([this, fill] {
+    while (filling_.load()) {
+      fill();
+      std::this_thread::yield();
+    }
+  });
+}
+
+absl::Status SmallTmpfs::Empty() {
+  filling_.store(false);
+  if (thread_.joinable()) thread_.join();
+  if (ftruncate(filler_.get(), 0) == 0) return absl::OkStatus();
+  return OsError(errno, "ftruncate of the filler");
+}
+
+}  // namespace optstate::faults
