@@ -77,10 +77,9 @@ struct FetchRange {
 //
 // Errors are the engine's own, or the wire's. connected() tells a lost
 // connection apart: once a verb has failed and connected() is false, the engine
-// has dropped what this rank staged, but for Attached::staged, and Connect() may
-// be tried again. A verb
-// that reaches its deadline drops the connection too, because its answer could
-// no longer be told from that of the next one.
+// has dropped what this rank staged, but for Attached::staged, and Connect()
+// may be tried again. A verb that reaches its deadline drops the connection
+// too, because its answer could no longer be told from that of the next one.
 // ChannelSetup::interrupted ends Connect, Flush and WaitCommit with CANCELLED:
 // the two waits keep the connection and what is out, and may be called again.
 //

@@ -218,8 +218,8 @@ class Session {
   bool created_ = false;
 
   std::vector<PieceMark> marks_;  // one per piece
-  uint64_t flushes_ = 0;  // of this session, while it accumulates
-  absl::Status refused_push_;  // why the open step was dropped
+  uint64_t flushes_ = 0;          // of this session, while it accumulates
+  absl::Status refused_push_;     // why the open step was dropped
   // The answer to a commit was not waited for: the engine may be taking the
   // step, with the gradients that are in the gradient area.
   bool commit_unresolved_ = false;

@@ -114,8 +114,8 @@ bool Session::OwnsAt(size_t piece, uint32_t parameter) const {
 
 // After a commit whose answer was not waited for, another commit goes on with
 // what was pushed, but a push begins the step again, perhaps with other
-// gradients: only once the engine has dropped the former ones, for until then it
-// may be reading them.
+// gradients: only once the engine has dropped the former ones, for until then
+// it may be reading them.
 absl::Status Session::BeginAnew(uint64_t step) {
   if (step != committed_step_ + 1 || !commit_unresolved_) {
     return absl::OkStatus();

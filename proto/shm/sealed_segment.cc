@@ -98,8 +98,7 @@ absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes,
   madvise(data, bytes, MADV_HUGEPAGE);
   const bool touch =
       pages == SealedSegment::Pages::kMapped || HugeWhereAdvised();
-  if (touch &&
-      Populate(static_cast<std::byte*>(data), bytes)) {
+  if (touch && Populate(static_cast<std::byte*>(data), bytes)) {
     return static_cast<std::byte*>(data);
   }
   int result;

@@ -13,9 +13,9 @@ namespace optstate {
 namespace {
 
 absl::Status Impossible(const WorkerUndo& undo, uint64_t run_count) {
-  return absl::DataLossError(absl::StrCat(
-      "undo: a slot names run ", undo.run, " of ", run_count, ", kind ",
-      undo.kind.load(std::memory_order_relaxed)));
+  return absl::DataLossError(
+      absl::StrCat("undo: a slot names run ", undo.run, " of ", run_count,
+                   ", kind ", undo.kind.load(std::memory_order_relaxed)));
 }
 
 // See UndoSlot::progress.
@@ -35,9 +35,9 @@ absl::StatusOr<uint64_t> StepScheduler::RollBack(uint64_t step) {
     const auto kind =
         static_cast<UndoKind>(undo.kind.load(std::memory_order_relaxed));
     if (kind == UndoKind::kNone) continue;
-    const std::atomic<uint64_t>* stamps =
-        kind == UndoKind::kAccumulate ? options_.recovery.staged_marks
-                                      : options_.recovery.run_stamps;
+    const std::atomic<uint64_t>* stamps = kind == UndoKind::kAccumulate
+                                              ? options_.recovery.staged_marks
+                                              : options_.recovery.run_stamps;
     if (undo.run >= runs_.run_count() ||
         (kind != UndoKind::kUpdate && kind != UndoKind::kAccumulate)) {
       return Impossible(undo, runs_.run_count());
@@ -68,16 +68,16 @@ absl::Status StepScheduler::RollBackRun(WorkerUndo* undo) {
   ForEachRunOf(parameter, [&](uint64_t run, uint64_t begin, uint64_t numel) {
     if (run != undo->run) return;
     if (accumulating) {
-      float* const sums = options_.arrays.accumulator +
-                          options_.layout->flat_offset(parameter);
+      float* const sums =
+          options_.arrays.accumulator + options_.layout->flat_offset(parameter);
       status = optstate::RollBackSum(undo->slot, sums + begin, numel);
     } else {
-      status = optstate::RollBack(
-                   ViewOf(parameter, begin, numel),
-                   static_cast<int>(
-                       kernels_[parameter]->state_array_names.size()),
-                   &undo->slot)
-                   .status();
+      status =
+          optstate::RollBack(
+              ViewOf(parameter, begin, numel),
+              static_cast<int>(kernels_[parameter]->state_array_names.size()),
+              &undo->slot)
+              .status();
     }
   });
   if (status.ok() && accumulating) undo->Clear();
@@ -170,15 +170,15 @@ void StepScheduler::RestoreSums(absl::Span<const uint32_t> epochs) {
       const Piece& piece = pieces[i];
       const float* const sums = options_.arrays.accumulator +
                                 options_.layout->flat_offset(piece.parameter);
-      runs_.ForEachRun(
-          piece.parameter, piece.begin, piece.begin + piece.numel,
-          [&](uint64_t run, uint64_t begin, uint64_t numel) {
-            const uint64_t mark = options_.recovery.staged_marks[run].load(
-                std::memory_order_relaxed);
-            if (EpochOf(mark) != epochs[rank]) return;
-            run_sums_[run] =
-                optstate::SumOfSquares(DType::kFloat32, sums + begin, numel);
-          });
+      runs_.ForEachRun(piece.parameter, piece.begin, piece.begin + piece.numel,
+                       [&](uint64_t run, uint64_t begin, uint64_t numel) {
+                         const uint64_t mark =
+                             options_.recovery.staged_marks[run].load(
+                                 std::memory_order_relaxed);
+                         if (EpochOf(mark) != epochs[rank]) return;
+                         run_sums_[run] = optstate::SumOfSquares(
+                             DType::kFloat32, sums + begin, numel);
+                       });
     });
   }
 }
@@ -188,12 +188,11 @@ bool StepScheduler::NeedsGradients(uint32_t rank, const Update& update) const {
   bool needs = false;
   for (const Piece& piece : partitions_[rank].pieces) {
     if (needs || update.updated[piece.parameter] == 0) continue;
-    runs_.ForEachRun(
-        piece.parameter, piece.begin, piece.begin + piece.numel,
-        [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
-          needs |= options_.recovery.run_stamps[run].load(
-                       std::memory_order_relaxed) != update.step;
-        });
+    runs_.ForEachRun(piece.parameter, piece.begin, piece.begin + piece.numel,
+                     [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
+                       needs |= options_.recovery.run_stamps[run].load(
+                                    std::memory_order_relaxed) != update.step;
+                     });
   }
   return needs;
 }

@@ -250,31 +250,28 @@ void StepScheduler::ApplyParameter(uint32_t parameter, uint64_t begin,
     const uint64_t piece_begin = std::max(begin, piece.begin);
     const uint64_t piece_end = std::min(end, piece.end);
     if (piece_begin >= piece_end) continue;
-    runs_.ForEachRun(parameter, piece_begin, piece_end,
-                     [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
-                       std::atomic<uint64_t>& stamp =
-                           options_.recovery.run_stamps[run];
-                       if (stamp.load(std::memory_order_relaxed) ==
-                           update.step) {
-                         return;
-                       }
-                       TileView view = ViewOf(parameter, run_begin, numel);
-                       if (update.speculative) {
-                         KeepRun(run, update.step, view,
-                                 options_.layout->flat_offset(parameter) +
-                                     run_begin);
-                       }
-                       WorkerUndo& undo = worker_undo();
-                       undo.Begin(UndoKind::kUpdate, run, update.step);
-                       view.gradient =
-                           GradientOf(parameter, piece, run_begin, update);
-                       view.undo = &undo.slot;
-                       kernels_[parameter]->apply(factors, view);
-                       undo.End(&stamp);
-                       if (options_.observer != nullptr) {
-                         options_.observer->OnRunUpdated(update.step, run);
-                       }
-                     });
+    runs_.ForEachRun(
+        parameter, piece_begin, piece_end,
+        [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
+          std::atomic<uint64_t>& stamp = options_.recovery.run_stamps[run];
+          if (stamp.load(std::memory_order_relaxed) == update.step) {
+            return;
+          }
+          TileView view = ViewOf(parameter, run_begin, numel);
+          if (update.speculative) {
+            KeepRun(run, update.step, view,
+                    options_.layout->flat_offset(parameter) + run_begin);
+          }
+          WorkerUndo& undo = worker_undo();
+          undo.Begin(UndoKind::kUpdate, run, update.step);
+          view.gradient = GradientOf(parameter, piece, run_begin, update);
+          view.undo = &undo.slot;
+          kernels_[parameter]->apply(factors, view);
+          undo.End(&stamp);
+          if (options_.observer != nullptr) {
+            options_.observer->OnRunUpdated(update.step, run);
+          }
+        });
   }
 }
 
@@ -315,8 +312,7 @@ absl::Span<WorkerUndo> StepScheduler::worker_undos() const {
 }
 
 WorkerUndo& StepScheduler::worker_undo() const {
-  return worker_undos()[static_cast<size_t>(
-      WorkerPool::CurrentParticipant())];
+  return worker_undos()[static_cast<size_t>(WorkerPool::CurrentParticipant())];
 }
 
 void StepScheduler::CastParameters(uint32_t first_parameter) {

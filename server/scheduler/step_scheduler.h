@@ -48,11 +48,11 @@ enum class StageAction : uint8_t {
 class StepScheduler {
  public:
   struct Options {
-    const Layout* layout = nullptr;   // outlives this
-    uint64_t subgroup_elements = 0;   // 0: the default
-    StateArrays arrays;               // valid as long as this
-    RecoveryArrays recovery;          // "
-    ControlFile* control = nullptr;   // "
+    const Layout* layout = nullptr;  // outlives this
+    uint64_t subgroup_elements = 0;  // 0: the default
+    StateArrays arrays;              // valid as long as this
+    RecoveryArrays recovery;         // "
+    ControlFile* control = nullptr;  // "
     // WorkerUndoBytes(pool->participants()), zeroed or from a former engine.
     absl::Span<std::byte> undo;
     // SpeculationBytes(*layout), likewise; empty: no speculation.
@@ -69,7 +69,7 @@ class StepScheduler {
     double gradient_factor = 1;         // clip coefficient / grad_scale
     absl::Span<const uint8_t> updated;  // by parameter: 1: in this step
     absl::Span<const std::byte* const> gradient_areas;  // by rank
-    bool speculative = false;  // set by Speculate()
+    bool speculative = false;                           // set by Speculate()
   };
 
   // UNIMPLEMENTED when a parameter's dtypes have no kernel.
@@ -190,7 +190,8 @@ void StepScheduler::ForEachElementRange(uint32_t first_parameter,
       const uint64_t flat = layout.flat_offset(p);
       const uint64_t begin = std::max(flat, subgroup.begin);
       const uint64_t end =
-          std::min(flat + static_cast<uint64_t>(layout.parameters()[p].numel), subgroup.end);
+          std::min(flat + static_cast<uint64_t>(layout.parameters()[p].numel),
+                   subgroup.end);
       if (begin < end) visit(p, begin - flat, end - begin);
     }
   });

@@ -83,13 +83,13 @@ void StepScheduler::TakeBackSpeculation(uint64_t step) {
   // Of a process that died: whole runs are put back, whatever was in flight.
   for (WorkerUndo& undo : worker_undos()) undo.Clear();
   ForEachElementRange(0, [&](uint32_t p, uint64_t begin, uint64_t numel) {
-    runs_.ForEachRun(p, begin, begin + numel,
-                     [&](uint64_t run, uint64_t run_begin, uint64_t run_numel) {
-                       if (SpeculatedStep(run).load(
-                               std::memory_order_relaxed) == step) {
-                         TakeBackRun(p, run, run_begin, run_numel);
-                       }
-                     });
+    runs_.ForEachRun(
+        p, begin, begin + numel,
+        [&](uint64_t run, uint64_t run_begin, uint64_t run_numel) {
+          if (SpeculatedStep(run).load(std::memory_order_relaxed) == step) {
+            TakeBackRun(p, run, run_begin, run_numel);
+          }
+        });
   });
   std::atomic_signal_fence(std::memory_order_seq_cst);
   options_.control->step_speculated.store(0, std::memory_order_relaxed);

@@ -22,12 +22,12 @@ enum class UndoKind : uint64_t { kNone = 0, kUpdate = 1, kAccumulate = 2 };
 //   End     the run's stamp, then kind = none.
 // So whoever comes later finds a run in flight exactly when a slot names it and
 // it does not carry the slot's stamp. An update then goes on behind the last
-// vector that is whole; an accumulation starts over. This holds against the end of a process: a thread stops
-// between two instructions, and those before have happened for whoever looks
-// after it is dead, whatever the processor had reordered. Only the compiler has
-// to be held, which signal fences do; they cost no instruction. It does not
-// hold against a power cut, where memory is lost, or, on a disk, pages were
-// written in any order.
+// vector that is whole; an accumulation starts over. This holds against the end
+// of a process: a thread stops between two instructions, and those before have
+// happened for whoever looks after it is dead, whatever the processor had
+// reordered. Only the compiler has to be held, which signal fences do; they
+// cost no instruction. It does not hold against a power cut, where memory is
+// lost, or, on a disk, pages were written in any order.
 struct alignas(64) WorkerUndo {
   std::atomic<uint64_t> kind;  // UndoKind
   uint64_t run;

@@ -120,9 +120,7 @@ class JobCrashTest : public ::testing::Test {
     });
   }
   // Whose memory the ranks' gradients of step 3 are still in.
-  void RememberGradients() {
-    harness_.SetGradients(harness_.RandomTensors(3));
-  }
+  void RememberGradients() { harness_.SetGradients(harness_.RandomTensors(3)); }
   uint64_t committed_step() {
     return harness_.job().Describe().committed_step();
   }

@@ -160,8 +160,8 @@ AttachSpec JobHarness::AttachSpecOf(uint32_t rank) {
 
 KeptGradients JobHarness::KeepGradients(uint32_t rank, uint64_t offset_bytes) {
   const std::vector<std::byte>& area = gradient_areas_[rank];
-  auto segment = ValueOf(
-      shm::SealedSegment::Create("kept", offset_bytes + area.size()));
+  auto segment =
+      ValueOf(shm::SealedSegment::Create("kept", offset_bytes + area.size()));
   std::memcpy(segment.data() + offset_bytes, area.data(), area.size());
   KeptGradients kept;
   kept.rank = rank;

@@ -84,8 +84,7 @@ JobHarness::Setup Small(bool accumulate) {
   JobHarness::Setup setup;
   setup.layout.groups = {{}, {true}};
   setup.layout.parameters = {
-      MakeParameter("a", 37),
-      MakeParameter("idle", 5),
+      MakeParameter("a", 37), MakeParameter("idle", 5),
       MakeParameter("none", 0),
       MakeParameter("b", 50, 1, DType::kBFloat16, DType::kBFloat16),
       MakeParameter("c", 3, 1, DType::kFloat32, DType::kBFloat16)};
@@ -209,16 +208,15 @@ TEST_P(JobOrderTest, AStepIsFinishedFromEveryStore) {
 
 TEST_P(JobOrderTest, AMicroStepIsFinishedFromEveryStore) {
   if (!GetParam()) GTEST_SKIP() << "only with accumulation";
-  const int states = StepThrough(
-      [&] { PushMicroStep(&harness_, 0); },
-      [&] { PushMicroStep(&harness_, 1); },
-      [&] {
-        ASSERT_TRUE(copy_.Open().ok());
-        copy_.AttachAll();
-        PushMicroStep(&copy_, 1);
-        copy_.CommitAll(CommitOf(3));
-        EXPECT_TRUE(copy_.StateBytes() == expected_);
-      });
+  const int states = StepThrough([&] { PushMicroStep(&harness_, 0); },
+                                 [&] { PushMicroStep(&harness_, 1); },
+                                 [&] {
+                                   ASSERT_TRUE(copy_.Open().ok());
+                                   copy_.AttachAll();
+                                   PushMicroStep(&copy_, 1);
+                                   copy_.CommitAll(CommitOf(3));
+                                   EXPECT_TRUE(copy_.StateBytes() == expected_);
+                                 });
   if (states < 0) GTEST_SKIP() << "this machine does not let us trace a child";
   RecordProperty("states", states);
   EXPECT_GT(states, 20);

@@ -23,7 +23,8 @@ absl::Status JobImpl::LostInside(absl::string_view why) const {
   const uint64_t step = tier_->control()->step_in_progress.load();
   return absl::DataLossError(absl::StrCat(
       "job \"", options_.name, "\": the engine died inside step ", step, ", ",
-      why, ", so its state is partly of that step and partly of the one before. "
+      why,
+      ", so its state is partly of that step and partly of the one before. "
       "Last good step: ",
       record().committed_step, ". Delete the job (optctl delete job ",
       options_.name, ") and start it again from a checkpoint"));
@@ -68,9 +69,9 @@ absl::Status JobImpl::AdoptStep() {
 
 absl::Status JobImpl::PrepareRecovery(uint64_t step) {
   StepIntent intent;
-  OPTSTATE_RETURN_IF_ERROR(ReadStepIntent(
-      tier_->recovery().step_intent, step, layout_of_job().groups().size(),
-      parameter_count(), &intent));
+  OPTSTATE_RETURN_IF_ERROR(ReadStepIntent(tier_->recovery().step_intent, step,
+                                          layout_of_job().groups().size(),
+                                          parameter_count(), &intent));
   Recovery& recovery = recovery_.emplace();
   recovery.record = intent.header.record;
   recovery.gradient_factor = intent.header.gradient_factor;
@@ -182,7 +183,8 @@ void JobImpl::RemoveStaleStagingFiles() const {
     kept.insert(StagingPath(rank, rank_mark(rank).client_instance));
   }
   std::error_code error;
-  for (std::filesystem::directory_iterator entry(options_.directory, error), end;
+  for (std::filesystem::directory_iterator entry(options_.directory, error),
+       end;
        !error && entry != end; entry.increment(error)) {
     if (IsStagingFile(entry->path().filename().string()) &&
         !kept.contains(entry->path().string())) {
@@ -198,9 +200,9 @@ absl::Status JobImpl::AdmitToRecovery(const AttachSpec& spec) {
     return absl::OkStatus();
   }
   if (!LacksGradients(spec.rank)) return BeingFinished();
-  failure_ = LostInside(
-      absl::StrCat("and the gradients of rank ", spec.rank,
-                   " that it needs ended with the rank's process"));
+  failure_ =
+      LostInside(absl::StrCat("and the gradients of rank ", spec.rank,
+                              " that it needs ended with the rank's process"));
   const StepOutcome none;
   AnswerCommits(failure_, none);
   open_step_.DropAll();

@@ -172,8 +172,8 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
 absl::Status JobImpl::MakeScheduler() {
   OPTSTATE_RETURN_IF_ERROR(
       tier_->ReserveSpeculation(SpeculationBytes(layout_of_job())));
-  OPTSTATE_RETURN_IF_ERROR(tier_->ReserveUndo(
-      StepScheduler::WorkerUndoBytes(pool_.participants())));
+  OPTSTATE_RETURN_IF_ERROR(
+      tier_->ReserveUndo(StepScheduler::WorkerUndoBytes(pool_.participants())));
   StepScheduler::Options options;
   options.layout = &layout_of_job();
   options.subgroup_elements = options_.config.engine().subgroup_elements();

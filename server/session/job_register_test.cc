@@ -82,8 +82,8 @@ TEST_F(JobRegisterTest, TheFirstRankCreates) {
   EXPECT_EQ(job.arrays(3).name(), "step");
   EXPECT_EQ(job.arrays(7).name(), "undo");
   EXPECT_EQ(job.arrays(7).bytes(), StepScheduler::WorkerUndoBytes(2));
-  EXPECT_EQ(job.state_bytes(),
-            3 * 16384 * 4 + 4 * 4096 + 32768 + StepScheduler::WorkerUndoBytes(2));
+  EXPECT_EQ(job.state_bytes(), 3 * 16384 * 4 + 4 * 4096 + 32768 +
+                                   StepScheduler::WorkerUndoBytes(2));
 }
 
 TEST_F(JobRegisterTest, NothingBeforeRegister) {

@@ -17,8 +17,7 @@ bool JobImpl::Speculated() const {
 void JobImpl::Speculate(uint32_t rank) {
   if (!options_.config.engine().speculative()) return;
   const CommitSpec& spec = open_step_.commit(rank).spec;
-  const absl::Span<const uint8_t> updated =
-      open_step_.CommittedParameters();
+  const absl::Span<const uint8_t> updated = open_step_.CommittedParameters();
   if (spec.found_inf || !std::isfinite(scheduler_->SumOfSquares(updated))) {
     return;
   }

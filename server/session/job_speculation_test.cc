@@ -99,8 +99,8 @@ TEST_P(JobSpeculationTest, ItIsBegunWhenTheFirstRankHasCommitted) {
 
 TEST_P(JobSpeculationTest, WhateverTheDecision) {
   TakeBoth(CommitOf(1));
-  TakeBoth(CommitOf(2, 0.1));   // clipped
-  TakeBoth(CommitOf(3, 1e9));   // not clipped
+  TakeBoth(CommitOf(2, 0.1));  // clipped
+  TakeBoth(CommitOf(3, 1e9));  // not clipped
   CommitSpec skipped = CommitOf(4);
   for (JobHarness* harness : {&harness_, &plain_}) {
     Push(harness, 4);

@@ -103,8 +103,7 @@ absl::Status JobImpl::CheckCommit(uint32_t rank, const CommitSpec& spec,
                                   bool* repeated) const {
   OPTSTATE_RETURN_IF_ERROR(failure_);
   OPTSTATE_RETURN_IF_ERROR(CheckContent(spec, layout_of_job().groups().size()));
-  if (recovery_.has_value() &&
-      spec.step == recovery_->record.committed_step &&
+  if (recovery_.has_value() && spec.step == recovery_->record.committed_step &&
       DigestOf(spec) == recovery_->record.commit_digest &&
       !open_step_.commit(rank).committed) {
     return absl::OkStatus();  // answered when the step is finished
@@ -266,8 +265,8 @@ void JobImpl::ApplyStep(const StepScheduler::Update& update, StepRecord next) {
   const auto begin = std::chrono::steady_clock::now();
   scheduler_->Apply(update);
   const auto elapsed = std::chrono::steady_clock::now() - begin;
-  next.update_ns = static_cast<uint64_t>(
-      std::chrono::nanoseconds(elapsed).count());
+  next.update_ns =
+      static_cast<uint64_t>(std::chrono::nanoseconds(elapsed).count());
   Record(next);
 }
 
@@ -305,8 +304,8 @@ void JobImpl::TellOfLoss(uint32_t rank) {
                open_step_.Describe());
   if (options_.config.engine().on_rank_loss() != v1::RANK_LOSS_ABORT) return;
   const StepOutcome none;
-  AnswerCommits(absl::AbortedError(absl::StrCat(
-                    what, "; what this rank staged is dropped")),
+  AnswerCommits(absl::AbortedError(
+                    absl::StrCat(what, "; what this rank staged is dropped")),
                 none);
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
     if (open_step_.commit(other).committed) DropStaged(other);

@@ -65,9 +65,9 @@ absl::StatusOr<shm::PeerSegment> MapKeptGradients(
   const auto bytes = static_cast<uint64_t>(segment_stat.st_size);
   if (kept.gradient_offset_bytes > bytes ||
       gradient_area_bytes > bytes - kept.gradient_offset_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "kept gradients: ", gradient_area_bytes, " bytes from ",
-        kept.gradient_offset_bytes, " of a segment of ", bytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("kept gradients: ", gradient_area_bytes, " bytes from ",
+                     kept.gradient_offset_bytes, " of a segment of ", bytes));
   }
   return shm::PeerSegment::Map(std::move(kept.segment), bytes);
 }

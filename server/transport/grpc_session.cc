@@ -124,13 +124,12 @@ v1::SessionReply GrpcSession::Answer(const v1::SessionRequest& request) {
 
 absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
     const v1::AttachRequest& request) {
-  OPTSTATE_ASSIGN_OR_RETURN(AttachPlan plan,
-                            handler_.PlanAttach(request));
+  OPTSTATE_ASSIGN_OR_RETURN(AttachPlan plan, handler_.PlanAttach(request));
   // Before the file: the session that had the rank before removes its own.
   OPTSTATE_RETURN_IF_ERROR(handler_.Claim(plan));
-  auto staging = MakeStagingFile(
-      job_->StagingPath(plan.rank, plan.client_instance),
-      plan.gradient_area_bytes, &plan.gradients_present);
+  auto staging =
+      MakeStagingFile(job_->StagingPath(plan.rank, plan.client_instance),
+                      plan.gradient_area_bytes, &plan.gradients_present);
   if (!staging.ok()) {
     return Annotate(
         staging.status(),

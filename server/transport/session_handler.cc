@@ -133,12 +133,13 @@ absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
 }
 
 absl::Status SessionHandler::Claim(const AttachPlan& plan) {
-  OPTSTATE_RETURN_IF_ERROR(options_.table->Claim(plan.rank,
-                                                 {.link = link_,
-                                                  .interrupt = options_.interrupt,
-                                                  .pid = PeerPid(),
-                                                  .wire = options_.wire},
-                                                 kTakeoverPatience));
+  OPTSTATE_RETURN_IF_ERROR(
+      options_.table->Claim(plan.rank,
+                            {.link = link_,
+                             .interrupt = options_.interrupt,
+                             .pid = PeerPid(),
+                             .wire = options_.wire},
+                            kTakeoverPatience));
   claimed_ = true;
   rank_ = plan.rank;
   return absl::OkStatus();

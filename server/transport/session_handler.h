@@ -43,9 +43,10 @@ struct AttachPlan {
 // what is checked before the Job is called. Transports turn bytes into these
 // calls and the results into bytes.
 //
-// register* -> plan -> claim -> attach -> (push | commit | ...)* -> detach. Outside of
-// attach and detach the calls of the last group fail with FAILED_PRECONDITION;
-// Commit() and FinishLoad(), which have no result, need attached().
+// register* -> plan -> claim -> attach -> (push | commit | ...)* -> detach.
+// Outside of attach and detach the calls of the last group fail with
+// FAILED_PRECONDITION; Commit() and FinishLoad(), which have no result, need
+// attached().
 //
 // Threads: one at a time. Destruction detaches.
 class SessionHandler {

@@ -129,8 +129,7 @@ absl::StatusOr<v1::AttachReply> ShmSession::Attach(
         absl::StrCat("attach came with ", frame.fds.size(),
                      " fds, expected the client segment's alone"));
   }
-  plan->gradient_segment.reset(
-      ::fcntl(frame.fds[0].get(), F_DUPFD_CLOEXEC, 0));
+  plan->gradient_segment.reset(::fcntl(frame.fds[0].get(), F_DUPFD_CLOEXEC, 0));
   if (!plan->gradient_segment.ok()) {
     return OsError(errno, "fcntl(F_DUPFD_CLOEXEC) of the client segment");
   }

@@ -57,8 +57,7 @@ absl::Status ReadStepIntent(absl::Span<const std::byte> file, uint64_t step,
                      group_count, " and ", parameter_count));
   }
   if (header.crc32c !=
-      Checksum(header,
-               file.subspan(sizeof(header), bytes - sizeof(header)))) {
+      Checksum(header, file.subspan(sizeof(header), bytes - sizeof(header)))) {
     return absl::DataLossError("step_intent: the checksum is wrong");
   }
   if (header.record.committed_step != step) {
