@@ -109,9 +109,11 @@ absl::StatusOr<TmpfsInfo> InspectDirectory(const std::string& directory) {
 std::string DescribePages(const TmpfsInfo& info) {
   if (info.is_hugetlbfs) return "huge pages (hugetlbfs)";
   if (!info.is_tmpfs) {
-    return absl::StrCat("page cache of ",
-                        info.file_system.empty() ? "a disk" : info.file_system,
-                        ": state is written back to it; a tmpfs is faster");
+    return absl::StrCat(
+        "page cache of ",
+        info.file_system.empty() ? "a disk" : info.file_system,
+        ": slower than a tmpfs, and no promise against a power cut "
+        "either");
   }
   if (info.shmem_enabled == "deny") {
     return absl::StrCat("4 KiB pages: ", kShmemEnabled, " is deny");

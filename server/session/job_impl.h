@@ -98,7 +98,7 @@ class JobImpl final : public Job {
     StepRecord record;  // to be published
     std::vector<Hyperparams> groups;
     std::vector<uint8_t> updated;
-    double gradient_factor = 1;
+    double gradient_factor;
     // Where gradients of ranks lie that are not attached.
     std::vector<shm::PeerSegment> kept;
     std::vector<StateFile> staged;

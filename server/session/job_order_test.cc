@@ -68,7 +68,7 @@ class MappedFolder {
     fs::remove_all(path);
     fs::create_directory(path);
     for (const auto& [name, file] : files_) {
-      std::ofstream(path + "/" + name, std::ios::binary) << file.seen;
+      std::ofstream(fs::path(path) / name, std::ios::binary) << file.seen;
     }
   }
 

@@ -105,7 +105,7 @@ absl::Status JobImpl::Create(std::unique_ptr<Shape> shape) {
       tier_, HostTier::Create(options_.directory, what.layout, what.accumulate,
                               SerializeDescription(what)));
   segment_ = std::move(segment);
-  const absl::Status used = UseShape(std::move(shape));
+  absl::Status used = UseShape(std::move(shape));
   if (used.ok()) return used;
   shape_.reset();
   tier_.reset();

@@ -250,9 +250,8 @@ absl::StatusOr<v1::SessionRequest> ShmSession::Receive(absl::Time deadline,
 
 absl::Status ShmSession::Send(const v1::SessionReply& reply,
                               absl::Span<const int> fds) {
-  const absl::Status sent =
-      shm::SendFrame(socket_.get(), reply.SerializeAsString(), fds,
-                     absl::Now() + kFrameTimeout);
+  absl::Status sent = shm::SendFrame(socket_.get(), reply.SerializeAsString(),
+                                     fds, absl::Now() + kFrameTimeout);
   if (absl::IsUnavailable(sent)) return absl::CancelledError(sent.message());
   return sent;
 }

@@ -84,6 +84,7 @@ TEST_F(HugePagesTest, MountOverJobsIsAnError) {
       TestDaemon::Start(
           {.tcp = false, .flags = {}, .config = kMount, .state_dir = state})
           .status();
+  std::filesystem::remove_all(state);
   EXPECT_THAT(std::string(started.message()),
               AllOf(HasSubstr("huge_pages: mount"), HasSubstr("is not empty")));
 }
