@@ -22,6 +22,9 @@ void AddSteps(const v1::Job& job, Table& table) {
         {"  update", absl::StrFormat("%.3f ms", last.update_ns() / 1e6)});
   }
   table.AddRow({"skipped steps", absl::StrCat(job.skipped_steps())});
+  table.AddRow({"recovered steps",
+                absl::StrCat(job.recovered_steps(), ", with ",
+                             job.rolled_back_runs(), " runs put back")});
   table.AddRow({"open step", job.open_step().empty() ? "-" : job.open_step()});
 }
 
