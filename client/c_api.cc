@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
+#include "client/c_api_optimizers.h"
 #include "client/c_api_options.h"
 #include "client/c_api_structs.h"
 #include "client/client.h"
@@ -32,6 +33,8 @@ namespace {
 
 constexpr size_t kInfoSizeMin =
     OPTSTATE_SIZE_THROUGH(optstate_session_info, committed_step);
+constexpr size_t kOptimizerSizeMin =
+    OPTSTATE_SIZE_THROUGH(optstate_optimizer_info, scalar);
 constexpr size_t kOutcomeSizeMin =
     OPTSTATE_SIZE_THROUGH(optstate_outcome, step);
 constexpr size_t kPieceSizeMin =
@@ -98,14 +101,15 @@ void WriteOutcome(const client::Outcome& from, optstate_outcome* outcome) {
   to.gradient_norm = from.gradient_norm;
   to.clip_coefficient = from.clip_coefficient;
   to.update_ns = from.update_ns;
+  to.loss_scale = from.loss_scale;
   client::WriteStruct(to, outcome->struct_size, outcome);
 }
 
 // Of data that the caller only points to: numel elements, or one count.
 uint64_t ArrayBytes(const optstate::Layout& layout, client::StateArray array,
                     uint32_t parameter, optstate::DType dtype) {
-  if (array == client::StateArray::kStepCount) return sizeof(int64_t);
-  return static_cast<uint64_t>(layout.parameters()[parameter].numel) *
+  if (IsPerParameter(array)) return sizeof(int64_t);
+  return client::ElementCount(layout, array, layout.parameters()[parameter]) *
          optstate::SizeInBytes(dtype);
 }
 
@@ -114,7 +118,7 @@ absl::Status LoadArray(client::Session& session, int32_t array,
   OPTSTATE_ASSIGN_OR_RETURN(const client::StateArray which,
                             client::ReadStateArray(array));
   optstate::DType type = optstate::DType::kFloat32;
-  if (which != client::StateArray::kStepCount) {
+  if (!IsPerParameter(which)) {
     OPTSTATE_ASSIGN_OR_RETURN(type, client::ReadDType(dtype, "dtype"));
   }
   OPTSTATE_RETURN_IF_ERROR(FindParameter(session, parameter).status());
@@ -160,6 +164,17 @@ void optstate_session_close(optstate_session* session) {
   });
 }
 
+int optstate_optimizer(size_t index, optstate_optimizer_info* info) {
+  return Guarded([&]() -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(
+        client::CheckStruct(info, kOptimizerSizeMin, "info"));
+    OPTSTATE_ASSIGN_OR_RETURN(const optstate_optimizer_info from,
+                              client::OptimizerInfoAt(index));
+    client::WriteStruct(from, info->struct_size, info);
+    return absl::OkStatus();
+  });
+}
+
 int optstate_session_get_info(optstate_session* session,
                               optstate_session_info* info) {
   return Guarded(session, [&](client::Session& s) -> absl::Status {
@@ -173,6 +188,7 @@ int optstate_session_get_info(optstate_session* session,
     to.endpoint = session->endpoint.c_str();
     to.wire = session->wire.c_str();
     to.commit_open = from.commit_open;
+    to.loss_scale = from.loss_scale;
     client::WriteStruct(to, info->struct_size, info);
     return absl::OkStatus();
   });

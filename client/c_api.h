@@ -32,15 +32,31 @@ typedef struct optstate_session optstate_session;
 /* optimizer */
 #define OPTSTATE_ADAM 1
 #define OPTSTATE_ADAMW 2
+#define OPTSTATE_SGD 3
+#define OPTSTATE_ADAGRAD 4
+#define OPTSTATE_RMSPROP 5
+#define OPTSTATE_LION 6
+#define OPTSTATE_NADAM 7
+#define OPTSTATE_RADAM 8
+#define OPTSTATE_LAMB 9
+#define OPTSTATE_ADAFACTOR 10
+#define OPTSTATE_MUON 11
+#define OPTSTATE_HYPERPARAMS_MAX 12
+/* state format */
+#define OPTSTATE_STATE_FLOAT32 1
+#define OPTSTATE_STATE_BFLOAT16 2
+#define OPTSTATE_STATE_DYNAMIC8 3
 /* partition */
 #define OPTSTATE_GREEDY 1
 #define OPTSTATE_CONTIGUOUS 2
+#define OPTSTATE_REPLICATED 3 /* the daemon sums what all ranks push whole */
 /* state array */
 #define OPTSTATE_MASTER 1
-#define OPTSTATE_EXP_AVG 2
-#define OPTSTATE_EXP_AVG_SQ 3
-#define OPTSTATE_MAX_EXP_AVG_SQ 4
-#define OPTSTATE_STEP_COUNT 5
+#define OPTSTATE_STATE_0 2 /* those of optstate_optimizer_info, in order */
+#define OPTSTATE_STATE_1 3
+#define OPTSTATE_STATE_2 4
+#define OPTSTATE_STEP_COUNT 5 /* int64, one per parameter */
+#define OPTSTATE_SCALAR 6     /* double, one per parameter */
 /* phase */
 #define OPTSTATE_PHASE_EMPTY 1
 #define OPTSTATE_PHASE_LOADING 2
@@ -60,8 +76,43 @@ typedef struct {
 
 typedef struct {
   size_t struct_size;
-  int32_t amsgrad;
+  uint32_t options; /* bits of optstate_optimizer_info.options */
 } optstate_group;
+
+/* One hyperparameter; torch's name ("lr"; of a tuple's part "betas.0"). */
+typedef struct {
+  size_t struct_size;
+  const char* name;
+  double default_value;
+} optstate_hyperparam_info;
+
+/* What there is to know about an optimizer; strings and arrays live for ever.
+ */
+typedef struct {
+  size_t struct_size;
+  int32_t optimizer;
+  const char* name;                            /* "adamw" */
+  const optstate_hyperparam_info* hyperparams; /* of optstate_hyperparams */
+  size_t hyperparam_count;
+  const char* const* state_arrays; /* torch's names */
+  const uint32_t* state_options;   /* the option that brings it; 0: always */
+  size_t state_array_count;
+  const char* const* options; /* bit k of optstate_group.options */
+  size_t option_count;
+  const char* scalar; /* of OPTSTATE_SCALAR; "": none */
+} optstate_optimizer_info;
+
+/* The loss scaler of a job, kept by the daemon; see v1.LossScaler. */
+typedef struct {
+  size_t struct_size;
+  int32_t dynamic;
+  double init_scale;
+  double growth_factor;
+  double backoff_factor;
+  uint32_t growth_interval;
+  uint32_t hysteresis;
+  double min_scale;
+} optstate_loss_scaler;
 
 typedef struct {
   size_t struct_size;
@@ -93,6 +144,8 @@ typedef struct {
    * use the session, and no exception may leave it. */
   int32_t (*interrupted)(void* context);
   void* interrupted_context;
+  int32_t state_format;                    /* 0: float32 */
+  const optstate_loss_scaler* loss_scaler; /* NULL: the trainer scales */
 } optstate_session_options;
 
 typedef struct {
@@ -103,6 +156,7 @@ typedef struct {
   double gradient_norm;
   double clip_coefficient;
   uint64_t update_ns;
+  double loss_scale; /* for the next step; 0: no loss scaler */
 } optstate_outcome;
 
 typedef struct {
@@ -116,6 +170,7 @@ typedef struct {
       endpoint;        /* resolved; for "embedded" the unix: one of the child */
   const char* wire;    /* "shm" or "grpc" */
   int32_t commit_open; /* a commit was interrupted: optstate_commit_wait */
+  double loss_scale;   /* for the next step; 0: no loss scaler */
 } optstate_session_info;
 
 typedef struct {
@@ -128,12 +183,8 @@ typedef struct {
 
 typedef struct {
   size_t struct_size;
-  double lr;
-  double beta1;
-  double beta2;
-  double eps;
-  double weight_decay;
-  int32_t maximize;
+  double value[OPTSTATE_HYPERPARAMS_MAX]; /* as optstate_optimizer_info says */
+  double max_norm; /* of the group's gradients; 0: no clipping */
 } optstate_hyperparams;
 
 typedef struct {
@@ -144,10 +195,15 @@ typedef struct {
   double grad_scale; /* 0: 1 */
   double max_norm;   /* 0: no clipping */
   int32_t found_inf;
+  double max_value; /* of each gradient; 0: no clipping */
+  double norm_type; /* of max_norm: 1, 2 (also 0) or infinity */
 } optstate_commit_options;
 
 OPTSTATE_EXPORT const char* optstate_version(void);
 OPTSTATE_EXPORT const char* optstate_last_error(void);
+/* Of optimizer number `index`, from 0; OUT_OF_RANGE behind the last. */
+OPTSTATE_EXPORT int optstate_optimizer(size_t index,
+                                       optstate_optimizer_info* info);
 
 /* Connects, registers the layout and attaches the rank. */
 OPTSTATE_EXPORT int optstate_session_open(
@@ -218,7 +274,8 @@ OPTSTATE_EXPORT int optstate_load_many(optstate_session* session,
                                        const void* const* data, size_t count);
 OPTSTATE_EXPORT int optstate_finish_load(optstate_session* session);
 /* The whole array of one parameter at the committed step: numel fp32 elements
- * (STEP_COUNT: one int64). `step` may be NULL. */
+ * (Adafactor's row_var and col_var: one a row, one a column; STEP_COUNT: one
+ * int64; SCALAR: one double). `step` may be NULL. */
 OPTSTATE_EXPORT int optstate_fetch(optstate_session* session, int32_t array,
                                    uint32_t parameter, void* out,
                                    size_t out_bytes, uint64_t* step);

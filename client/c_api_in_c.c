@@ -35,10 +35,10 @@ static int step(optstate_session* session) {
   optstate_outcome outcome = {0};
   gradients[0] = gradients[1] = gradient;
   group.struct_size = sizeof(group);
-  group.lr = 0.5;
-  group.beta1 = 0.9;
-  group.beta2 = 0.999;
-  group.eps = 1e-8;
+  group.value[0] = 0.5;
+  group.value[1] = 0.9;
+  group.value[2] = 0.999;
+  group.value[3] = 1e-8;
   commit.struct_size = sizeof(commit);
   commit.step = 1;
   commit.groups = &group;

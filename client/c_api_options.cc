@@ -15,11 +15,14 @@ constexpr size_t kOptionsSizeMin =
     OPTSTATE_SIZE_THROUGH(optstate_session_options, parameter_count);
 constexpr size_t kParameterSizeMin =
     OPTSTATE_SIZE_THROUGH(optstate_parameter, group);
-constexpr size_t kGroupSizeMin = OPTSTATE_SIZE_THROUGH(optstate_group, amsgrad);
+constexpr size_t kGroupSizeMin = OPTSTATE_SIZE_THROUGH(optstate_group, options);
 constexpr size_t kCommitSizeMin =
     OPTSTATE_SIZE_THROUGH(optstate_commit_options, group_count);
 constexpr size_t kHyperparamsSizeMin =
-    OPTSTATE_SIZE_THROUGH(optstate_hyperparams, weight_decay);
+    OPTSTATE_SIZE_THROUGH(optstate_hyperparams, value);
+constexpr size_t kScalerSizeMin =
+    OPTSTATE_SIZE_THROUGH(optstate_loss_scaler, min_scale);
+static_assert(kHyperparamsMax == OPTSTATE_HYPERPARAMS_MAX);
 
 absl::Status BadValue(absl::string_view name, int64_t value) {
   return absl::InvalidArgumentError(
@@ -27,15 +30,39 @@ absl::Status BadValue(absl::string_view name, int64_t value) {
 }
 
 absl::StatusOr<OptimizerKind> ReadOptimizer(int32_t value) {
-  if (value == OPTSTATE_ADAM) return OptimizerKind::kAdam;
-  if (value == OPTSTATE_ADAMW) return OptimizerKind::kAdamW;
+  if (value >= 0 && FindOptimizer(static_cast<uint32_t>(value)) != nullptr) {
+    return static_cast<OptimizerKind>(value);
+  }
   return BadValue("optimizer", value);
 }
 
 absl::StatusOr<PartitionMode> ReadPartition(int32_t value) {
   if (value == 0 || value == OPTSTATE_GREEDY) return PartitionMode::kGreedy;
   if (value == OPTSTATE_CONTIGUOUS) return PartitionMode::kContiguous;
+  if (value == OPTSTATE_REPLICATED) return PartitionMode::kReplicated;
   return BadValue("partition", value);
+}
+
+absl::StatusOr<StateFormat> ReadStateFormat(int32_t value) {
+  if (value == 0) return StateFormat::kFloat32;
+  if (value > 0 && IsValidStateFormat(static_cast<uint32_t>(value))) {
+    return static_cast<StateFormat>(value);
+  }
+  return BadValue("state format", value);
+}
+
+absl::StatusOr<std::optional<LossScaler>> ReadLossScaler(
+    const optstate_loss_scaler* given) {
+  if (given == nullptr) return std::nullopt;
+  OPTSTATE_ASSIGN_OR_RETURN(const optstate_loss_scaler from,
+                            ReadStruct(given, kScalerSizeMin, "loss_scaler"));
+  return LossScaler{.dynamic = from.dynamic != 0,
+                    .init_scale = from.init_scale,
+                    .growth_factor = from.growth_factor,
+                    .backoff_factor = from.backoff_factor,
+                    .growth_interval = from.growth_interval,
+                    .hysteresis = from.hysteresis,
+                    .min_scale = from.min_scale};
 }
 
 absl::Status ReadTimeout(double seconds, absl::string_view name,
@@ -73,11 +100,13 @@ absl::StatusOr<ParameterSpec> ReadParameter(
 absl::StatusOr<LayoutSpec> ReadLayout(const optstate_session_options& options) {
   LayoutSpec layout;
   OPTSTATE_ASSIGN_OR_RETURN(layout.optimizer, ReadOptimizer(options.optimizer));
+  OPTSTATE_ASSIGN_OR_RETURN(layout.state_format,
+                            ReadStateFormat(options.state_format));
   for (size_t i = 0; i < options.group_count; ++i) {
     OPTSTATE_ASSIGN_OR_RETURN(
         const optstate_group group,
         ReadElement(options.groups, i, kGroupSizeMin, "groups"));
-    layout.groups.push_back({.amsgrad = group.amsgrad != 0});
+    layout.groups.push_back({.options = group.options});
   }
   layout.parameters.reserve(options.parameter_count);
   for (size_t i = 0; i < options.parameter_count; ++i) {
@@ -119,6 +148,8 @@ absl::StatusOr<SessionOptions> ReadSessionOptions(
   options.job = ReadText(from.job);
   OPTSTATE_ASSIGN_OR_RETURN(options.layout, ReadLayout(from));
   OPTSTATE_ASSIGN_OR_RETURN(options.partition, ReadPartition(from.partition));
+  OPTSTATE_ASSIGN_OR_RETURN(options.loss_scaler,
+                            ReadLossScaler(from.loss_scaler));
   options.rank = from.rank;
   options.world_size = from.world_size;
   options.local_world_size = from.local_world_size;
@@ -148,18 +179,17 @@ absl::StatusOr<CommitOptions> ReadCommitOptions(
   options.step = from.step;
   options.grad_scale = from.grad_scale == 0 ? 1 : from.grad_scale;
   options.max_norm = from.max_norm;
+  options.max_value = from.max_value;
+  options.norm_type = from.norm_type == 0 ? 2 : from.norm_type;
   options.found_inf = from.found_inf != 0;
   options.groups.reserve(from.group_count);
   for (size_t i = 0; i < from.group_count; ++i) {
     OPTSTATE_ASSIGN_OR_RETURN(
         const optstate_hyperparams group,
         ReadElement(from.groups, i, kHyperparamsSizeMin, "hyperparams"));
-    options.groups.push_back({.lr = group.lr,
-                              .beta1 = group.beta1,
-                              .beta2 = group.beta2,
-                              .eps = group.eps,
-                              .weight_decay = group.weight_decay,
-                              .maximize = group.maximize != 0});
+    Hyperparams& to = options.groups.emplace_back();
+    std::copy(std::begin(group.value), std::end(group.value), to.value.begin());
+    to.max_norm = group.max_norm;
   }
   return options;
 }

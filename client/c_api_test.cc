@@ -139,8 +139,8 @@ TEST_F(CApiTest, TooSmallStructsAreRefused) {
 }
 
 TEST_F(CApiTest, BadValuesAreNamed) {
-  options_.optimizer = 7;
-  ExpectRefused("optimizer 7");
+  options_.optimizer = 77;
+  ExpectRefused("optimizer 77");
   SetUp();
   options_.partition = -1;
   ExpectRefused("partition -1");
@@ -195,15 +195,15 @@ TEST_F(CApiTest, NullsAndRangesAreRefused) {
 }
 
 TEST_F(CApiTest, ErrorTextBelongsToTheThread) {
-  options_.optimizer = 7;
-  ExpectRefused("optimizer 7");
+  options_.optimizer = 77;
+  ExpectRefused("optimizer 77");
   std::thread other([] {
     EXPECT_STREQ(optstate_last_error(), "");
     EXPECT_EQ(optstate_flush(nullptr), kInvalidArgument);
     EXPECT_THAT(optstate_last_error(), HasSubstr("session is NULL"));
   });
   other.join();
-  EXPECT_THAT(optstate_last_error(), HasSubstr("optimizer 7"));
+  EXPECT_THAT(optstate_last_error(), HasSubstr("optimizer 77"));
 }
 
 TEST_F(CApiTest, HasAVersion) { EXPECT_STRNE(optstate_version(), ""); }

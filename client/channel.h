@@ -30,6 +30,7 @@ struct ChannelSetup {
   bool accumulate = false;
   bool ephemeral = false;
   bool extend = false;
+  std::optional<LossScaler> loss_scaler;
   // Tells the engine that it is still this session, after a reconnection.
   uint64_t client_instance = 0;
   InterruptCheck interrupted = nullptr;
@@ -48,6 +49,7 @@ struct Attached {
   JobPhase phase = JobPhase::kEmpty;
   bool created = false;
   std::optional<Outcome> last_outcome;  // of committed_step
+  double loss_scale = 0;                // for the next step
   // What this session staged of the next step before it lost its connection,
   // as far as it is there still; ascending and within the rank's pieces.
   std::vector<StagedPieces> staged;
@@ -62,8 +64,8 @@ struct PushRange {
   uint32_t parameter_count = 0;
 };
 
-// `out` is to be filled with elements [begin, ...) of an array in fp32 (step
-// count: int64).
+// `out` is to be filled with elements [begin, ...) of an array in fp32
+// (per-parameter arrays: one number).
 struct FetchRange {
   StateArray array = StateArray::kMaster;
   uint32_t parameter = 0;

@@ -52,6 +52,10 @@ struct Attached;
 struct ChannelSetup;
 struct FetchRange;
 
+// Elements of a state array of one parameter; 1 of what is per parameter.
+uint64_t ElementCount(const Layout& layout, StateArray array,
+                      const ParameterSpec& parameter);
+
 // One rank's session.
 //
 // When the engine or the connection is lost, the call that notices reconnects
@@ -214,6 +218,7 @@ class Session {
   bool closed_ = false;
 
   uint64_t committed_step_ = 0;
+  double loss_scale_ = 0;
   JobPhase phase_ = JobPhase::kEmpty;
   bool created_ = false;
 

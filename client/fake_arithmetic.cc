@@ -117,22 +117,26 @@ void FakeUpdate(OptimizerKind optimizer, bool amsgrad,
                 const std::vector<float>& gradient, FakeState* state) {
   const int64_t t = ++state->step_count;
   const bool decoupled = optimizer == OptimizerKind::kAdamW;
-  const double correction2_sqrt = std::sqrt(1 - Power(hyperparams.beta2, t));
+  const double correction2_sqrt =
+      std::sqrt(1 - Power(hyperparams[adam::kBeta2], t));
   const float factor = static_cast<float>(
-      hyperparams.maximize ? -gradient_factor : gradient_factor);
-  const float decay =
-      static_cast<float>(decoupled ? hyperparams.lr * hyperparams.weight_decay
-                                   : hyperparams.weight_decay);
-  const float eps = static_cast<float>(hyperparams.eps * correction2_sqrt);
+      hyperparams[adam::kMaximize] != 0 ? -gradient_factor : gradient_factor);
+  const float decay = static_cast<float>(
+      decoupled ? hyperparams[adam::kLr] * hyperparams[adam::kWeightDecay]
+                : hyperparams[adam::kWeightDecay]);
+  const float eps =
+      static_cast<float>(hyperparams[adam::kEps] * correction2_sqrt);
   const float step_size = static_cast<float>(
-      hyperparams.lr / (1 - Power(hyperparams.beta1, t)) * correction2_sqrt);
+      hyperparams[adam::kLr] / (1 - Power(hyperparams[adam::kBeta1], t)) *
+      correction2_sqrt);
   for (size_t i = 0; i < gradient.size(); ++i) {
     float& master = state->master[i];
     float grad = gradient[i] * factor;
     if (!decoupled && decay != 0) grad += decay * master;
-    state->exp_avg[i] = Lerp(state->exp_avg[i], grad, 1 - hyperparams.beta1);
+    state->exp_avg[i] =
+        Lerp(state->exp_avg[i], grad, 1 - hyperparams[adam::kBeta1]);
     state->exp_avg_sq[i] =
-        NextSquare(state->exp_avg_sq[i], grad, hyperparams.beta2);
+        NextSquare(state->exp_avg_sq[i], grad, hyperparams[adam::kBeta2]);
     float square = state->exp_avg_sq[i];
     if (amsgrad) {
       square = std::max(state->max_exp_avg_sq[i], square);

@@ -7,7 +7,7 @@
 
 #include "client/session_types.h"
 #include "proto/types/dtype.h"
-#include "proto/types/optimizer_kind.h"
+#include "proto/types/optimizer.h"
 
 namespace optstate::client {
 

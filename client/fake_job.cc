@@ -12,9 +12,7 @@ namespace optstate::client {
 namespace {
 
 bool Same(const Hyperparams& a, const Hyperparams& b) {
-  return a.lr == b.lr && a.beta1 == b.beta1 && a.beta2 == b.beta2 &&
-         a.eps == b.eps && a.weight_decay == b.weight_decay &&
-         a.maximize == b.maximize;
+  return a.value == b.value && a.max_norm == b.max_norm;
 }
 
 // found_inf may differ from rank to rank.
@@ -24,8 +22,6 @@ bool SameContent(const CommitOptions& a, const CommitOptions& b) {
          std::equal(a.groups.begin(), a.groups.end(), b.groups.begin(),
                     b.groups.end(), Same);
 }
-
-bool InUnitInterval(double beta) { return beta >= 0 && beta < 1; }
 
 bool NotNegative(double value) { return value >= 0 && std::isfinite(value); }
 
@@ -147,14 +143,7 @@ absl::Status FakeJob::Push(uint32_t index, const PushRange& range) {
 
 absl::Status FakeJob::CheckContent(const CommitOptions& options) const {
   for (const Hyperparams& group : options.groups) {
-    if (!NotNegative(group.lr)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Invalid learning rate: ", group.lr));
-    }
-    if (!NotNegative(group.eps) || !NotNegative(group.weight_decay) ||
-        !InUnitInterval(group.beta1) || !InUnitInterval(group.beta2)) {
-      return absl::InvalidArgumentError("Invalid hyperparameter");
-    }
+    OPTSTATE_RETURN_IF_ERROR(Validate(setup_.layout.optimizer(), group));
   }
   if (!(options.grad_scale > 0) || !NotNegative(options.max_norm)) {
     return absl::InvalidArgumentError("Invalid grad_scale or max_norm");
@@ -259,7 +248,7 @@ absl::StatusOr<Outcome> FakeJob::TakeStep() {
     const ParameterSpec& parameter = setup_.layout.parameters()[i];
     if (!gradients[i]) continue;
     FakeUpdate(setup_.layout.optimizer(),
-               setup_.layout.groups()[parameter.group].amsgrad,
+               setup_.layout.has_state_array(2, parameter.group),
                options.groups[parameter.group],
                outcome.clip_coefficient / options.grad_scale, *gradients[i],
                &states_[i]);
@@ -318,7 +307,7 @@ absl::Status FakeJob::Load(uint32_t rank, StateArray array, uint32_t parameter,
   if (!ranks_[rank].in_load) {
     return absl::FailedPreconditionError("no load was begun");
   }
-  if (array == StateArray::kStepCount) {
+  if (IsPerParameter(array)) {
     std::memcpy(&states_[parameter].step_count, data.data(), sizeof(int64_t));
     return absl::OkStatus();
   }
@@ -349,13 +338,14 @@ std::vector<float>* FakeJob::Array(StateArray array, uint32_t parameter) {
   switch (array) {
     case StateArray::kMaster:
       return &state.master;
-    case StateArray::kExpAvg:
+    case StateArray::kState0:
       return &state.exp_avg;
-    case StateArray::kExpAvgSq:
+    case StateArray::kState1:
       return &state.exp_avg_sq;
-    case StateArray::kMaxExpAvgSq:
-      return setup_.layout.any_amsgrad() ? &state.max_exp_avg_sq : nullptr;
+    case StateArray::kState2:
+      return setup_.layout.has_state_array(2) ? &state.max_exp_avg_sq : nullptr;
     case StateArray::kStepCount:
+    case StateArray::kScalar:
       break;
   }
   return nullptr;
@@ -363,7 +353,7 @@ std::vector<float>* FakeJob::Array(StateArray array, uint32_t parameter) {
 
 absl::Status FakeJob::Fetch(StateArray array, uint32_t parameter,
                             uint64_t begin, absl::Span<std::byte> out) const {
-  if (array == StateArray::kStepCount) {
+  if (IsPerParameter(array)) {
     std::memcpy(out.data(), &states_[parameter].step_count, sizeof(int64_t));
     return absl::OkStatus();
   }

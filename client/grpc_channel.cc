@@ -223,14 +223,12 @@ absl::Status GrpcChannel::StartCommit(const CommitOptions& options,
   commit->set_grad_scale(options.grad_scale);
   commit->set_max_norm(options.max_norm);
   commit->set_found_inf(options.found_inf);
+  commit->set_max_value(options.max_value);
+  commit->set_norm_type(options.norm_type);
   for (const Hyperparams& from : options.groups) {
     v1::GroupHyperparams* const to = commit->add_groups();
-    to->set_lr(from.lr);
-    to->set_beta1(from.beta1);
-    to->set_beta2(from.beta2);
-    to->set_eps(from.eps);
-    to->set_weight_decay(from.weight_decay);
-    to->set_maximize(from.maximize);
+    to->mutable_values()->Add(from.value.begin(), from.value.end());
+    to->set_max_norm(from.max_norm);
   }
   OPTSTATE_ASSIGN_OR_RETURN(commit_id_, Send({}, deadline));
   return absl::OkStatus();
@@ -314,7 +312,7 @@ absl::StatusOr<uint64_t> GrpcChannel::Fetch(absl::Span<const FetchRange> ranges,
 
 absl::StatusOr<uint64_t> GrpcChannel::SendFetch(const FetchRange& range,
                                                 absl::Time deadline) {
-  const bool counts = range.array == StateArray::kStepCount;
+  const bool counts = IsPerParameter(range.array);
   v1::FetchRequest* const fetch = request_.mutable_fetch();
   fetch->set_array(static_cast<v1::StateArray>(range.array));
   fetch->set_parameter(range.parameter);

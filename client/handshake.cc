@@ -26,6 +26,7 @@ static_assert(static_cast<int>(JobPhase::kFailed) == v1::JOB_PHASE_FAILED);
 static_assert(static_cast<int>(StateArray::kMaster) == v1::STATE_ARRAY_MASTER);
 static_assert(static_cast<int>(StateArray::kStepCount) ==
               v1::STATE_ARRAY_STEP_COUNT);
+static_assert(static_cast<int>(StateArray::kScalar) == v1::STATE_ARRAY_SCALAR);
 
 v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
   v1::Hello hello;
@@ -116,6 +117,16 @@ v1::RegisterRequest MakeRegister(const ChannelSetup& setup) {
   request.set_accumulate(setup.accumulate);
   request.set_ephemeral(setup.ephemeral);
   request.set_extend(setup.extend);
+  if (setup.loss_scaler.has_value()) {
+    v1::LossScaler* const scaler = request.mutable_loss_scaler();
+    scaler->set_dynamic(setup.loss_scaler->dynamic);
+    scaler->set_init_scale(setup.loss_scaler->init_scale);
+    scaler->set_growth_factor(setup.loss_scaler->growth_factor);
+    scaler->set_backoff_factor(setup.loss_scaler->backoff_factor);
+    scaler->set_growth_interval(setup.loss_scaler->growth_interval);
+    scaler->set_hysteresis(setup.loss_scaler->hysteresis);
+    scaler->set_min_scale(setup.loss_scaler->min_scale);
+  }
   return request;
 }
 
@@ -143,6 +154,7 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
   result.committed_step = attached.committed_step();
   result.phase = static_cast<JobPhase>(attached.phase());
   result.created = registered.created();
+  result.loss_scale = attached.loss_scale();
   if (attached.has_last_outcome()) {
     result.last_outcome = MakeOutcome(attached.last_outcome());
   }
@@ -168,7 +180,8 @@ Outcome MakeOutcome(const v1::StepOutcome& proto) {
           .found_inf = proto.found_inf(),
           .gradient_norm = proto.gradient_norm(),
           .clip_coefficient = proto.clip_coefficient(),
-          .update_ns = proto.update_ns()};
+          .update_ns = proto.update_ns(),
+          .loss_scale = proto.loss_scale()};
 }
 
 }  // namespace optstate::client

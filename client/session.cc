@@ -55,6 +55,7 @@ absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
                       .accumulate = options.accumulate,
                       .ephemeral = options.ephemeral,
                       .extend = options.extend,
+                      .loss_scaler = options.loss_scaler,
                       .client_instance = NewInstance(),
                       .interrupted = options.interrupted};
 }
@@ -100,6 +101,7 @@ absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
   OPTSTATE_RETURN_IF_ERROR(ConnectWithin(Attempt::kFirst, &attached));
   created_ = attached.created;
   committed_step_ = attached.committed_step;
+  loss_scale_ = attached.loss_scale;
   phase_ = attached.phase;
   marks_.resize(setup_->partition.pieces.size());
   return absl::OkStatus();
@@ -120,6 +122,7 @@ void Session::Close() {
 SessionInfo Session::info() const {
   return {.committed_step = committed_step_,
           .phase = phase_,
+          .loss_scale = loss_scale_,
           .created = created_,
           .endpoint = options_.endpoint,
           .wire = closed_ ? std::string() : std::string(channel_->wire()),

@@ -14,13 +14,7 @@ namespace optstate::client {
 namespace {
 
 size_t ElementBytes(StateArray array, DType dtype) {
-  return array == StateArray::kStepCount ? sizeof(int64_t) : SizeInBytes(dtype);
-}
-
-uint64_t ElementCount(StateArray array, const ParameterSpec& parameter) {
-  return array == StateArray::kStepCount
-             ? 1
-             : static_cast<uint64_t>(parameter.numel);
+  return IsPerParameter(array) ? sizeof(int64_t) : SizeInBytes(dtype);
 }
 
 absl::Status CheckBytes(absl::string_view what, const ParameterSpec& parameter,
@@ -32,6 +26,18 @@ absl::Status CheckBytes(absl::string_view what, const ParameterSpec& parameter,
 }
 
 }  // namespace
+
+uint64_t ElementCount(const Layout& layout, StateArray array,
+                      const ParameterSpec& parameter) {
+  if (IsPerParameter(array)) return 1;
+  const OptimizerInfo& info = layout.optimizer_info();
+  const int index =
+      static_cast<int>(array) - static_cast<int>(StateArray::kState0);
+  if (index < 0 || static_cast<size_t>(index) >= info.state_arrays.size()) {
+    return static_cast<uint64_t>(parameter.numel);
+  }
+  return StateElements(info, index, parameter.shape);
+}
 
 absl::Status Session::BeginLoad() {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
@@ -54,14 +60,22 @@ absl::Status Session::Load(StateArray array, uint32_t parameter, DType dtype,
   const ParameterSpec& spec = setup_->layout.parameters()[parameter];
   const uint64_t element_bytes = ElementBytes(array, dtype);
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckBytes(
-      "data", spec, ElementCount(array, spec) * element_bytes, data.size())));
+      "data", spec, ElementCount(setup_->layout, array, spec) * element_bytes,
+      data.size())));
   const size_t at = setup_->partition.LowerBound(parameter);
   if (!OwnsAt(at, parameter)) return absl::OkStatus();
   const Piece& piece = setup_->partition.pieces[at];
-  const bool counts = array == StateArray::kStepCount;
-  const uint64_t end = counts ? 1 : piece.begin + piece.numel;
+  const uint64_t count = ElementCount(setup_->layout, array, spec);
+  const bool by_element =
+      !IsPerParameter(array) && count == static_cast<uint64_t>(spec.numel);
+  // What has no place for each element belongs to who has the first one.
+  if (!by_element && !IsPerParameter(array) && piece.begin != 0) {
+    return absl::OkStatus();
+  }
+  const uint64_t end = by_element ? piece.begin + piece.numel : count;
   const uint64_t most = channel_->transfer_bytes_max() / element_bytes;
-  for (uint64_t begin = counts ? 0 : piece.begin; begin < end; begin += most) {
+  for (uint64_t begin = by_element ? piece.begin : 0; begin < end;
+       begin += most) {
     const uint64_t numel = std::min(most, end - begin);
     OPTSTATE_RETURN_IF_ERROR(Annotated(Persist([&] {
       return channel_->Load(
@@ -118,7 +132,8 @@ absl::Status Session::AppendRanges(const FetchTarget& target,
   const ParameterSpec& spec = setup_->layout.parameters()[target.parameter];
   const uint64_t element_bytes = ElementBytes(target.array, DType::kFloat32);
   OPTSTATE_RETURN_IF_ERROR(CheckBytes(
-      "the array", spec, ElementCount(target.array, spec) * element_bytes,
+      "the array", spec,
+      ElementCount(setup_->layout, target.array, spec) * element_bytes,
       target.out.size()));
   const uint64_t most = channel_->transfer_bytes_max();
   for (uint64_t offset = 0; offset < target.out.size(); offset += most) {

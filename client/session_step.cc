@@ -247,6 +247,7 @@ absl::StatusOr<Outcome> Session::CommitWait() {
     committed_step_ = outcome.step;
     commit_unresolved_ = false;
   }
+  loss_scale_ = outcome.loss_scale;
   return outcome;
 }
 

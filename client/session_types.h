@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "absl/types/span.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
+#include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
 
 namespace optstate::client {
@@ -20,14 +22,21 @@ namespace optstate::client {
 // One array of a job's state.
 enum class StateArray : uint16_t {
   kMaster = 1,
-  kExpAvg = 2,
-  kExpAvgSq = 3,
-  kMaxExpAvgSq = 4,
+  // Those of OptimizerInfo::state_arrays.
+  kState0 = 2,
+  kState1 = 3,
+  kState2 = 4,
   kStepCount = 5,  // one int64 per parameter
+  kScalar = 6,     // one double per parameter, see OptimizerInfo::scalar
 };
 
 constexpr bool IsValidStateArray(uint32_t value) {
-  return value >= 1 && value <= 5;
+  return value >= 1 && value <= 6;
+}
+
+// One number of 8 bytes per parameter, not one per element.
+constexpr bool IsPerParameter(StateArray array) {
+  return array == StateArray::kStepCount || array == StateArray::kScalar;
 }
 
 enum class JobPhase : uint8_t {
@@ -39,15 +48,18 @@ enum class JobPhase : uint8_t {
   kRecovering = 5,
 };
 
-// What the user may change at every step, per param group, in torch's names.
 // The daemon checks the values (INVALID_ARGUMENT in torch.optim's words).
-struct Hyperparams {
-  double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 0;
-  bool maximize = false;
+using optstate::Hyperparams;
+
+// Dynamic loss scaling in the daemon; see v1::LossScaler.
+struct LossScaler {
+  bool dynamic = true;
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  uint32_t growth_interval = 2000;
+  uint32_t hysteresis = 1;
+  double min_scale = 0;
 };
 
 // How a step is to be taken. Every rank commits with equal content.
@@ -56,6 +68,8 @@ struct CommitOptions {
   std::vector<Hyperparams> groups;  // one per group of the layout
   double grad_scale = 1;            // gradients are divided by it
   double max_norm = 0;              // of all gradients together; 0: no clipping
+  double max_value = 0;             // of each gradient; 0: no clipping
+  double norm_type = 2;             // of max_norm: 1, 2 or infinity
   bool found_inf = false;           // this rank knows: skip the step
 };
 
@@ -68,6 +82,7 @@ struct Outcome {
   double gradient_norm = 0;
   double clip_coefficient = 1;  // 1 when not clipped
   uint64_t update_ns = 0;       // time of the update pass in the engine
+  double loss_scale = 0;        // for the next step; 0: no LossScaler
 };
 
 // Whether a wait is to end. Asked by the thread that waits, every 50 ms or so.
@@ -90,6 +105,7 @@ struct SessionOptions {
   bool accumulate = false;
   bool ephemeral = false;  // delete the job when its last session ends
   bool extend = false;     // the layout may add groups to the registered one
+  std::optional<LossScaler> loss_scaler;  // none: the trainer scales
   // For the connection, and for how long a lost engine is awaited.
   absl::Duration connect_timeout = absl::Seconds(30);
   // For one step, waiting for the other ranks included.
@@ -105,14 +121,15 @@ struct SessionOptions {
 struct SessionInfo {
   uint64_t committed_step = 0;
   JobPhase phase = JobPhase::kEmpty;
-  bool created = false;  // this session's registration made the job
-  std::string endpoint;  // resolved; for "embedded" the unix: one of the child
-  std::string wire;      // "shm" or "grpc"
+  double loss_scale = 0;  // at attaching; outcomes have the later ones
+  bool created = false;   // this session's registration made the job
+  std::string endpoint;   // resolved; for "embedded" the unix: one of the child
+  std::string wire;       // "shm" or "grpc"
   bool commit_open = false;  // started, not answered: CommitWait is due
 };
 
 // Where a whole array of one parameter is to be copied: numel fp32 elements
-// (kStepCount: one int64).
+// (per-parameter arrays: one number).
 struct FetchTarget {
   StateArray array = StateArray::kMaster;
   uint32_t parameter = 0;

@@ -239,16 +239,16 @@ absl::Status ShmChannel::Flush(absl::Time deadline) {
 
 absl::Status ShmChannel::StartCommit(const CommitOptions& options,
                                      absl::Time deadline) {
+  *InSegment<shm::CommitSettings>(ClientSegmentLayout::kSettings) = {
+      .max_value = options.max_value,
+      .norm_type = options.norm_type,
+      .reserved = {}};
   auto* groups = InSegment<shm::CommitGroup>(ClientSegmentLayout::kGroups);
   for (const Hyperparams& from : options.groups) {
-    *groups++ = {.lr = from.lr,
-                 .beta1 = from.beta1,
-                 .beta2 = from.beta2,
-                 .eps = from.eps,
-                 .weight_decay = from.weight_decay,
-                 .maximize = from.maximize,
-                 .reserved0 = 0,
-                 .reserved = {}};
+    shm::CommitGroup to = {};
+    std::copy(from.value.begin(), from.value.end(), to.value);
+    to.max_norm = from.max_norm;
+    *groups++ = to;
   }
   Submission submission = {};
   submission.step = options.step;
@@ -273,7 +273,8 @@ absl::StatusOr<Outcome> ShmChannel::WaitCommit(absl::Time deadline) {
                  .found_inf = (from.flags & shm::kCompletionFoundInf) != 0,
                  .gradient_norm = from.gradient_norm,
                  .clip_coefficient = from.clip_coefficient,
-                 .update_ns = from.update_ns};
+                 .update_ns = from.update_ns,
+                 .loss_scale = from.loss_scale};
 }
 
 absl::Status ShmChannel::Abort(uint64_t step, absl::Time deadline) {
@@ -295,7 +296,7 @@ absl::Status ShmChannel::Load(StateArray array, uint32_t parameter,
   }
   std::memcpy(InSegment<std::byte>(segment_layout_.load_window), data.data(),
               data.size());
-  const bool counts = array == StateArray::kStepCount;
+  const bool counts = IsPerParameter(array);
   Submission submission = {};
   submission.array = static_cast<uint16_t>(array);
   submission.dtype = static_cast<uint16_t>(dtype);
@@ -325,7 +326,7 @@ absl::StatusOr<uint64_t> ShmChannel::FetchOne(const FetchRange& range,
   if (range.out.size() > shm::kWindowBytes) {
     return absl::InternalError("a fetch larger than the window");
   }
-  const bool counts = range.array == StateArray::kStepCount;
+  const bool counts = IsPerParameter(range.array);
   Submission submission = {};
   submission.array = static_cast<uint16_t>(range.array);
   submission.parameter = range.parameter;

@@ -36,15 +36,17 @@ absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 
 ChannelSetup SetupOfTest() {
   LayoutSpec spec{.optimizer = OptimizerKind::kAdamW,
-                  .groups = {{.amsgrad = false}},
+                  .groups = {{.options = 0}},
                   .parameters = {{.name = "w",
                                   .shape = {100},
                                   .numel = 100,
                                   .dtype = DType::kFloat32,
                                   .gradient_dtype = DType::kFloat32,
                                   .group = 0}}};
-  ChannelSetup setup{
-      .job = "job", .layout = *Layout::Make(spec), .partition = {}};
+  ChannelSetup setup{.job = "job",
+                     .layout = *Layout::Make(spec),
+                     .partition = {},
+                     .loss_scaler = {}};
   setup.partition =
       *MakeRankPartition(setup.layout, PartitionMode::kGreedy, 1, 0);
   return setup;

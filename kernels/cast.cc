@@ -16,9 +16,9 @@ void CastFromFloat(DType to, const float* in, void* out, size_t numel) {
   cpu::CastFromFloatOn(cpu::BestTarget(), to, in, out, numel);
 }
 
-void Accumulate(DType dtype, const void* gradient, bool first, float* sum,
-                size_t numel, UndoSlot* undo) {
-  cpu::AccumulateOn(cpu::BestTarget(), dtype, gradient, first, sum, numel,
+void Accumulate(DType dtype, absl::Span<const void* const> gradients,
+                bool first, float* sum, size_t numel, UndoSlot* undo) {
+  cpu::AccumulateOn(cpu::BestTarget(), dtype, gradients, first, sum, numel,
                     undo);
 }
 

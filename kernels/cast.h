@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "absl/types/span.h"
 #include "proto/types/dtype.h"
 
 namespace optstate {
@@ -17,14 +18,21 @@ void CastToFloat(DType from, const void* in, float* out, size_t numel);
 // NaN of the format. To float32: a copy.
 void CastFromFloat(DType to, const float* in, void* out, size_t numel);
 
-// Gradient accumulation: sum[i] = float(gradient[i]) when `first`, else
-// sum[i] += float(gradient[i]), in fp32, where NaN becomes 0x7FC00000.
+// Gradient accumulation in fp32: with s[i] the in-order sum of the gradients'
+// elements in float (as an update kernel makes it; at least one gradient),
+// sum[i] = s[i] when `first`, else sum[i] += s[i]. A NaN that is computed
+// becomes 0x7FC00000; one that is copied stays as it is.
 // With `undo`, whose `saved` is 0 and for at most kTileElements, the old sums
 // are kept there as an update kernel does. When `first` it is not touched: a
 // process that finds the work half done does it again from its beginning, as
 // nothing that is read is overwritten.
-void Accumulate(DType dtype, const void* gradient, bool first, float* sum,
-                size_t numel, UndoSlot* undo = nullptr);
+void Accumulate(DType dtype, absl::Span<const void* const> gradients,
+                bool first, float* sum, size_t numel, UndoSlot* undo = nullptr);
+
+inline void Accumulate(DType dtype, const void* gradient, bool first,
+                       float* sum, size_t numel, UndoSlot* undo = nullptr) {
+  Accumulate(dtype, absl::MakeConstSpan(&gradient, 1), first, sum, numel, undo);
+}
 
 }  // namespace optstate
 

@@ -8,8 +8,9 @@
 
 namespace optstate {
 
-double SumOfSquares(DType dtype, const void* gradient, size_t numel) {
-  return cpu::SumOfSquaresOn(cpu::BestTarget(), dtype, gradient, numel);
+double Reduce(Reduction reduction, DType dtype,
+              absl::Span<const void* const> gradients, size_t numel) {
+  return cpu::ReduceOn(cpu::BestTarget(), reduction, dtype, gradients, numel);
 }
 
 }  // namespace optstate

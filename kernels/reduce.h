@@ -3,17 +3,30 @@
 
 #include <cstddef>
 
+#include "absl/types/span.h"
+#include "kernels/reduction.h"
 #include "proto/types/dtype.h"
 
 namespace optstate {
 
-// Sum of the squares of `numel` gradient elements in double, in one defined
-// order: element i goes to accumulator i % 16, the accumulators are summed
-// pairwise (0+8, 1+9, ...; then 0+4, ...; 0+2, ...; 0+1). Equal bits on every
-// instruction set.
-// Not finite exactly when some element is NaN or infinite: the square of a
-// finite float cannot overflow a double.
-double SumOfSquares(DType dtype, const void* gradient, size_t numel);
+// Of the `numel` elements of the gradients' sum in float (in order, as an
+// update kernel makes it; at least one gradient), in double, in one defined
+// order: element i goes to accumulator i % 16, the accumulators are reduced
+// pairwise (0 and 8, 1 and 9, ...; then 0 and 4, ...; 0 and 2, ...; 0 and 1).
+// Equal bits on every instruction set.
+// Not finite exactly when some element of the sum is NaN or infinite: neither
+// the square of a finite float nor a sum of them can overflow a double.
+double Reduce(Reduction reduction, DType dtype,
+              absl::Span<const void* const> gradients, size_t numel);
+
+inline double SumOfSquares(DType dtype, absl::Span<const void* const> gradients,
+                           size_t numel) {
+  return Reduce(Reduction::kSumOfSquares, dtype, gradients, numel);
+}
+
+inline double SumOfSquares(DType dtype, const void* gradient, size_t numel) {
+  return SumOfSquares(dtype, absl::MakeConstSpan(&gradient, 1), numel);
+}
 
 }  // namespace optstate
 

@@ -1,6 +1,7 @@
 #include "kernels/undo.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -13,21 +14,68 @@
 
 namespace optstate {
 
-absl::StatusOr<size_t> RollBack(const TileView& view, int state_arrays,
+namespace {
+
+// Elements [begin, begin + length), a block of the view or its rest.
+void RestoreBlock(const TileView& view, const UndoBlock& old, size_t begin,
+                  size_t length) {
+  std::memcpy(view.master + begin, old.master, length * sizeof(float));
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (view.state[k] == nullptr) continue;
+    std::memcpy(static_cast<uint8_t*>(view.state[k]) + begin, old.code[k],
+                length);
+    view.scale[k][begin / kQuantizedBlockElements] = old.scale[k];
+  }
+}
+
+void RestoreVector(const TileView& view, StateFormat state,
+                   const UndoSlot& slot, size_t begin, size_t position,
+                   size_t length) {
+  const size_t bytes = length * sizeof(float);
+  std::memcpy(view.master + begin, slot.old[0] + position, bytes);
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (view.state[k] == nullptr) continue;
+    const float* old = slot.old[1 + k] + position;
+    if (state == StateFormat::kFloat32) {
+      std::memcpy(static_cast<float*>(view.state[k]) + begin, old, bytes);
+      continue;
+    }
+    auto* halves = static_cast<uint16_t*>(view.state[k]) + begin;
+    for (size_t i = 0; i < length; ++i) {
+      halves[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(old[i]) >> 16);
+    }
+  }
+}
+
+// Whether a kernel can have published this for a view of `numel` elements.
+bool IsPossible(StateFormat state, size_t begin, size_t position, size_t length,
+                size_t numel) {
+  if (begin > numel || length > numel - begin) return false;
+  if (state != StateFormat::kDynamic8) {
+    return position + length <= kUndoRingElements;
+  }
+  const size_t rest = std::min(kQuantizedBlockElements, numel - begin);
+  const bool begins_block = begin % kQuantizedBlockElements == 0;
+  return position == 0 && (length == 0 || (begins_block && length == rest));
+}
+
+}  // namespace
+
+absl::StatusOr<size_t> RollBack(const TileView& view, StateFormat state,
                                 UndoSlot* slot) {
   const uint64_t progress = slot->progress.load(std::memory_order_relaxed);
-  const size_t begin = progress >> 16;
-  const size_t position = progress >> 8 & 0xFF;
-  const size_t length = progress & 0xFF;
-  if (begin + length > view.numel || position + length > kUndoRingElements) {
+  const size_t begin = progress >> 32;
+  const size_t position = progress >> 16 & 0xFFFF;
+  const size_t length = progress & 0xFFFF;
+  if (!IsPossible(state, begin, position, length, view.numel)) {
     return absl::DataLossError(
         absl::StrCat("undo slot has ", length, " elements at ", position,
                      " for those from ", begin, " of a view of ", view.numel));
   }
-  const size_t bytes = length * sizeof(float);
-  std::memcpy(view.master + begin, slot->old[0] + position, bytes);
-  for (int k = 0; k < state_arrays; ++k) {
-    std::memcpy(view.state[k] + begin, slot->old[1 + k] + position, bytes);
+  if (length > 0 && state == StateFormat::kDynamic8) {
+    RestoreBlock(view, slot->block, begin, length);
+  } else if (length > 0) {
+    RestoreVector(view, state, *slot, begin, position, length);
   }
   PublishProgress(slot, UndoProgress(begin));
   return begin;

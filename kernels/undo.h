@@ -12,9 +12,17 @@
 
 namespace optstate {
 
-// Floats in the widest vector of any target (SVE's 2048 bits).
+// Floats in the widest vector of any target (SVE's 2048 bits), and room for two
+// vectors of all others.
 inline constexpr size_t kUndoVectorElements = 64;
 inline constexpr size_t kUndoRingElements = 2 * kUndoVectorElements;
+
+// A block of a view whose state is of bytes (StateFormat::kDynamic8).
+struct UndoBlock {
+  float master[kQuantizedBlockElements];
+  float scale[kStateArraysMax + 1];  // the last one fills up
+  uint8_t code[kStateArraysMax][kQuantizedBlockElements];
+};
 
 // Undo memory of one worker thread, in memory that outlives the process
 // (mapped shared).
@@ -23,16 +31,21 @@ inline constexpr size_t kUndoRingElements = 2 * kUndoVectorElements;
 // that element alone, so only of those that are just being overwritten the old
 // values are needed. Whoever starts on a view stores progress =
 // UndoProgress(view.begin) and only then says, wherever it keeps that, which
-// view is in hand. The kernel then stores, for each vector, in this order:
-//   1. the old values, where the vector before does not have its own
-//   2. progress, which names this vector from now on
+// view is in hand. The kernel then stores, for each vector or pair of vectors,
+// in this order:
+//   1. the old values, where the vectors before do not have their own
+//   2. progress, which names these vectors from now on
 //   3. the new values
 // So wherever the thread stops, RollBack finds the old values of all elements
 // that may be half done, and no others are.
 //
 // Two positions take turns because between 1 and 2 progress still names the
-// vector before: whoever then looks restores that one, which costs nothing but
-// doing it again.
+// vectors before: whoever then looks restores those, which costs nothing but
+// doing them again.
+//
+// With state of bytes the unit is a block, which has one position: its end is
+// progress too (nothing in flight), and then the next one's old values may
+// come. There all of the block may be half done, the parameter too.
 //
 // Enough when the process is killed: a killed thread stops between two
 // instructions. All stores before have happened and none after, and whoever
@@ -55,11 +68,15 @@ struct alignas(64) UndoSlot {
   // in old_sum, those of the whole view: a sum is rolled back to its beginning.
   std::atomic<uint64_t> saved;
   uint64_t reserved[6];
-  // old[0]: the master; old[1 + k]: state array k.
-  alignas(64) float old[1 + kMaxStateArrays][kUndoRingElements];
+  union {
+    // old[0]: the master; old[1 + k]: state array k, bfloat16 ones as floats.
+    alignas(64) float old[1 + kStateArraysMax][kUndoRingElements];
+    UndoBlock block;
+  };
   alignas(64) float old_sum[kTileElements];
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
+static_assert(sizeof(UndoBlock) <= sizeof(UndoSlot::old));
 static_assert(offsetof(UndoSlot, old) == 64 &&
               offsetof(UndoSlot, old_sum) == 2112 && sizeof(UndoSlot) == 18496);
 
@@ -68,7 +85,7 @@ static_assert(offsetof(UndoSlot, old) == 64 &&
 // The rest has its old values. `length` 0: nothing is in flight.
 constexpr uint64_t UndoProgress(size_t begin, size_t position = 0,
                                 size_t length = 0) {
-  return uint64_t{begin} << 16 | uint64_t{position} << 8 | uint64_t{length};
+  return uint64_t{begin} << 32 | uint64_t{position} << 16 | uint64_t{length};
 }
 
 // Step 2; the fences keep step 1 before it and step 3 behind it.
@@ -85,13 +102,14 @@ inline void PublishSaved(UndoSlot* slot, size_t saved) {
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
-// Puts the old values of what is in flight back into view.master and the first
-// `state_arrays` of view.state; of the rest of the view only numel is used.
-// Returns the first element that is not updated, TileView::begin of whoever
-// goes on; progress says so too, with nothing in flight. Killed in here, it can
-// be run again. DATA_LOSS, and nothing is touched, when the progress is
-// impossible for a view of this length.
-absl::StatusOr<size_t> RollBack(const TileView& view, int state_arrays,
+// Puts the old values of what is in flight back into view.master and those
+// arrays of view.state that are not null, which are of format `state`; of the
+// rest of the view only numel is used. Returns the first element that is not
+// updated, TileView::begin of whoever goes on; progress says so too, with
+// nothing in flight. Killed in here, it can be run again. DATA_LOSS, and
+// nothing is touched, when the progress is impossible for a view of this
+// length.
+absl::StatusOr<size_t> RollBack(const TileView& view, StateFormat state,
                                 UndoSlot* slot);
 
 // Accumulate: puts the old values of elements [0, saved) back. The slot stays

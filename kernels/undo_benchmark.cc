@@ -24,13 +24,13 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "benchmark/benchmark.h"
-#include "kernels/hyperparams.h"
 #include "kernels/undo.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
-#include "proto/types/optimizer_kind.h"
+#include "proto/types/optimizer.h"
 
 namespace optstate {
 namespace {
@@ -100,7 +100,10 @@ class Work {
         const double start = ThreadSeconds();
         for (size_t at = begin; at < end; at += kTileElements) {
           slot_.data()->progress.store(0, std::memory_order_relaxed);
-          kernel.apply(factors, ViewAt(at, with_undo == 1));
+          const void* const gradient = GradientAt(at);
+          TileView view = ViewAt(at, with_undo == 1);
+          view.gradients = absl::MakeConstSpan(&gradient, 1);
+          kernel.apply(factors, view);
         }
         seconds[with_undo] += ThreadSeconds() - start;
         with_undo ^= 1;
@@ -109,9 +112,12 @@ class Work {
   }
 
  private:
+  const void* GradientAt(size_t begin) const {
+    return gradient_.data() + begin * SizeInBytes(dtype_);
+  }
+
   TileView ViewAt(size_t begin, bool with_undo) {
     TileView view;
-    view.gradient = gradient_.data() + begin * SizeInBytes(dtype_);
     view.parameter = parameter_.data() + begin * SizeInBytes(dtype_);
     view.master = master_.data() + begin;
     view.state[0] = exp_avg_.data() + begin;
@@ -141,11 +147,12 @@ void BM_Undo(benchmark::State& state, DType dtype) {
   const auto numel = static_cast<size_t>(state.range(0));
   const auto threads = static_cast<size_t>(state.range(1));
   const size_t walks = 2 * std::max<size_t>(1, kIterationElementsMin / numel);
-  const UpdateKernel& kernel = **FindUpdateKernel(
-      {OptimizerKind::kAdamW, /*amsgrad=*/false, dtype, dtype});
-  Hyperparams hyperparams;
-  hyperparams.weight_decay = 0.1;
-  const UpdateFactors factors = kernel.prepare(hyperparams, 10, 1);
+  const UpdateKernel& kernel =
+      **FindUpdateKernel({OptimizerKind::kAdamW, /*options=*/0, dtype, dtype});
+  UpdateInput input;
+  input.hyperparams = DefaultHyperparams(OptimizerKind::kAdamW);
+  input.step_count = 10;
+  const UpdateFactors factors = kernel.prepare(input);
   std::vector<std::unique_ptr<Work>> works;
   for (size_t t = 0; t < threads; ++t) {
     works.push_back(std::make_unique<Work>(dtype, numel / threads));

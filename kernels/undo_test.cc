@@ -13,6 +13,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,16 +21,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
-#include "kernels/cpu/adam.h"
 #include "kernels/cpu/cast.h"
+#include "kernels/cpu/rules.h"
 #include "kernels/cpu/targets.h"
-#include "kernels/hyperparams.h"
 #include "kernels/single_step.h"
+#include "kernels/state_format.h"
+#include "kernels/test_keys.h"
 #include "kernels/test_seed.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
-#include "proto/types/optimizer_kind.h"
+#include "proto/types/optimizer.h"
 
 namespace optstate {
 namespace {
@@ -38,43 +40,63 @@ using cpu::SupportedTargets;
 using cpu::Target;
 using cpu::TargetName;
 
-constexpr size_t kNumelMax = 176;
-constexpr int kArrays = 1 + kMaxStateArrays;
-constexpr DType kAllDTypes[] = {DType::kFloat32, DType::kBFloat16,
-                                DType::kFloat16};
+constexpr size_t kNumelMax = 320;
+constexpr int kArrays = 1 + kStateArraysMax;
 // Every state array, and a parameter that is not the master.
-constexpr UpdateKernelKey kLargestKey = {OptimizerKind::kAdamW,
-                                         /*amsgrad=*/true, DType::kBFloat16,
-                                         DType::kBFloat16};
+constexpr UpdateKernelKey kLargestKey = {OptimizerKind::kAdamW, adam::kAmsgrad,
+                                         DType::kBFloat16, DType::kBFloat16};
+
+bool HasState(const UpdateKernelKey& key, int k) {
+  return HasStateArray(InfoOf(key.optimizer), k, key.options);
+}
+
+constexpr size_t kBlocksMax = 2;
+static_assert(kNumelMax <= kBlocksMax * kQuantizedBlockElements);
 
 // What a kernel writes besides its slot.
 struct Arrays {
   float array[kArrays][kNumelMax];  // master and state, or the sum alone
-  uint32_t parameter[kNumelMax];    // enough for every dtype
+  float scale[kStateArraysMax][kBlocksMax];  // of state that is of bytes
+  uint32_t parameter[kNumelMax];             // enough for every dtype
 
   bool operator==(const Arrays& other) const {
     return std::memcmp(this, &other, sizeof(*this)) == 0;
   }
 
-  TileView View(size_t numel) {
+  // Of the arrays that `key` has.
+  TileView View(const UpdateKernelKey& key, size_t numel) {
     TileView view;
     view.parameter = parameter;
     view.master = array[0];
-    for (int k = 0; k < kMaxStateArrays; ++k) view.state[k] = array[1 + k];
+    for (int k = 0; k < kStateArraysMax; ++k) {
+      if (HasState(key, k)) view.state[k] = array[1 + k];
+      view.scale[k] = scale[k];
+    }
     view.numel = numel;
     return view;
   }
 };
 
+size_t StateBytes(StateFormat format) {
+  return format == StateFormat::kFloat32    ? 4
+         : format == StateFormat::kBFloat16 ? 2
+                                            : 1;
+}
+
 // Elements [0, begin) as in `head`, the others as in `rest`.
 Arrays Splice(const Arrays& head, const Arrays& rest, size_t begin,
-              DType parameter) {
+              const UpdateKernelKey& key) {
   Arrays spliced = rest;
-  for (int k = 0; k < kArrays; ++k) {
-    std::copy_n(head.array[k], begin, spliced.array[k]);
+  std::copy_n(head.array[0], begin, spliced.array[0]);
+  const size_t blocks =
+      (begin + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    std::memcpy(spliced.array[1 + k], head.array[1 + k],
+                begin * StateBytes(key.state));
+    std::copy_n(head.scale[k], blocks, spliced.scale[k]);
   }
   std::memcpy(spliced.parameter, head.parameter,
-              begin * SizeInBytes(parameter));
+              begin * SizeInBytes(key.parameter));
   return spliced;
 }
 
@@ -82,7 +104,8 @@ Arrays Splice(const Arrays& head, const Arrays& rest, size_t begin,
 struct Shared {
   UndoSlot slot;
   Arrays arrays;
-  uint32_t gradient[kNumelMax];  // enough for every dtype
+  // Enough for every dtype. A sum of several gradients adds this one again.
+  uint32_t gradient[kNumelMax];
 };
 
 // What a process that comes later works on, so that the child can go on. Of the
@@ -93,21 +116,38 @@ struct Copy {
                 offsetof(UndoSlot, old_sum));
   }
 
+  bool operator==(const Copy& other) const {
+    return std::memcmp(&slot, &other.slot, offsetof(UndoSlot, old_sum)) == 0 &&
+           arrays == other.arrays;
+  }
+
   UndoSlot slot;
   Arrays arrays;
 };
 
+void EncodeState(const UpdateKernelKey& key, int k, Arrays* arrays) {
+  float* array = arrays->array[1 + k];
+  const std::vector<float> values(array, array + kNumelMax);
+  StateFromFloat(key.state, IsNeverNegative(key.optimizer, k), values.data(),
+                 array, arrays->scale[k], kNumelMax);
+}
+
 // Values that every rule changes, in all arrays; garbage in the slot.
-void Fill(Shared* shared, DType gradient, std::mt19937* random) {
+void Fill(Shared* shared, const UpdateKernelKey& key, std::mt19937* random) {
+  const DType gradient = key.gradient;
   std::uniform_real_distribution<float> values(0.5f, 1.5f);
   std::memset(static_cast<void*>(&shared->slot), 0xA5, sizeof(shared->slot));
   shared->slot.progress.store(0);
   shared->slot.saved.store(0);
   for (size_t i = 0; i < kNumelMax; ++i) {
     for (auto& array : shared->arrays.array) array[i] = values(*random);
-    // exp_avg_sq grows, max_exp_avg_sq follows it.
+    // exp_avg_sq grows and max_exp_avg_sq follows it; grad_avg, in the same
+    // place, is less than the root of square_avg.
     shared->arrays.array[3][i] = 0.25f;
     shared->arrays.parameter[i] = 0xA5A5A5A5;
+  }
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    EncodeState(key, k, &shared->arrays);
   }
   std::vector<float> gradients(kNumelMax);
   for (float& x : gradients) x = 2 + values(*random);
@@ -115,13 +155,11 @@ void Fill(Shared* shared, DType gradient, std::mt19937* random) {
                        shared->gradient, kNumelMax);
 }
 
-void ExpectChanged(const Arrays& before, const Arrays& after, int arrays,
+void ExpectChanged(const Arrays& before, const Arrays& after, int array,
                    size_t numel) {
-  for (int k = 0; k < arrays; ++k) {
-    for (size_t i = 0; i < numel; ++i) {
-      EXPECT_NE(after.array[k][i], before.array[k][i])
-          << "array " << k << " at " << i;
-    }
+  for (size_t i = 0; i < numel; ++i) {
+    EXPECT_NE(after.array[array][i], before.array[array][i])
+        << "array " << array << " at " << i;
   }
 }
 
@@ -139,10 +177,13 @@ std::vector<size_t> SizesAround(size_t lanes) {
           3 * lanes + lanes / 2};
 }
 
-UpdateFactors Factors(const UpdateKernel& kernel) {
-  Hyperparams hyperparams;
-  hyperparams.weight_decay = 0.1;
-  return kernel.prepare(hyperparams, 3, 1);
+// With decay and, where there is one, momentum.
+UpdateFactors Factors(const UpdateKernelKey& key) {
+  UpdateInput input;
+  input.hyperparams = SettingsOf({key.optimizer, key.options})[1].hyperparams;
+  input.step_count = 9;
+  return FactorsAt(*cpu::FindKernel(key, SupportedTargets().back()),
+                   key.optimizer, input);
 }
 
 class UndoTest : public testing::TestWithParam<Target> {
@@ -150,39 +191,57 @@ class UndoTest : public testing::TestWithParam<Target> {
   // The child updates elements [begin, numel); those before are already.
   // Returns StepThrough's.
   int64_t StepThroughUpdate(const UpdateKernelKey& key, size_t numel,
-                            size_t begin = 0) {
-    const UpdateKernel& kernel = *cpu::AdamKernel(key, GetParam());
-    const UpdateFactors factors = Factors(kernel);
-    const int states = static_cast<int>(kernel.state_array_names.size());
-    Fill(shared_.get(), key.gradient, &random_);
+                            size_t begin = 0, size_t gradient_count = 1) {
+    const UpdateKernel& kernel = *cpu::FindKernel(key, GetParam());
+    const UpdateFactors factors = Factors(key);
+    const std::vector<const void*> gradients(gradient_count, shared_->gradient);
+    Fill(shared_.get(), key, &random_);
     const Arrays before = shared_->arrays;
     Arrays after = before;
-    TileView view = after.View(numel);
-    view.gradient = shared_->gradient;
+    TileView view = after.View(key, numel);
+    view.gradients = gradients;
     kernel.apply(factors, view);
-    ExpectChanged(before, after, 1 + states, numel);
+    ExpectChanged(before, after, 0, numel);
+    for (int k = 0; k < kStateArraysMax; ++k) {
+      if (!HasState(key, k)) continue;
+      if (key.state == StateFormat::kFloat32) {
+        ExpectChanged(before, after, 1 + k, numel);
+      } else {
+        // Some round to what they were.
+        EXPECT_NE(std::memcmp(before.array[1 + k], after.array[1 + k],
+                              numel * StateBytes(key.state)),
+                  0);
+      }
+    }
 
-    shared_->arrays = Splice(after, before, begin, key.parameter);
+    shared_->arrays = Splice(after, before, begin, key);
     shared_->slot.progress.store(UndoProgress(begin));
-    view = shared_->arrays.View(numel);
-    view.gradient = shared_->gradient;
+    view = shared_->arrays.View(key, numel);
+    view.gradients = gradients;
     view.begin = begin;
     view.undo = &shared_->slot;
     size_t updated = begin;
+    auto last = std::make_unique<Copy>(*shared_.get());
+    bool is_first = true;
     const int64_t instructions = StepThrough(
         [&] { kernel.apply(factors, view); },
         [&](int64_t instruction) {
+          auto now = std::make_unique<Copy>(*shared_.get());
+          // Most instructions store nothing here.
+          if (!is_first && *now == *last) return true;
+          is_first = false;
+          last = std::move(now);
           Copy copy(*shared_.get());
-          TileView rest = copy.arrays.View(numel);
+          TileView rest = copy.arrays.View(key, numel);
           const absl::StatusOr<size_t> rolled_back =
-              RollBack(rest, states, &copy.slot);
+              RollBack(rest, key.state, &copy.slot);
           if (!rolled_back.ok() || *rolled_back < updated ||
               copy.slot.progress.load() != UndoProgress(*rolled_back)) {
             return false;
           }
           updated = *rolled_back;
           // Of what is not updated, the parameter may have either value.
-          Arrays expected = Splice(after, before, updated, key.parameter);
+          Arrays expected = Splice(after, before, updated, key);
           const size_t parameter_bytes = numel * SizeInBytes(key.parameter);
           std::memcpy(expected.parameter, copy.arrays.parameter,
                       parameter_bytes);
@@ -195,25 +254,29 @@ class UndoTest : public testing::TestWithParam<Target> {
           const Target target =
               SupportedTargets()[static_cast<size_t>(instruction) %
                                  SupportedTargets().size()];
-          rest.gradient = shared_->gradient;
+          rest.gradients = gradients;
           rest.begin = updated;
           rest.undo = &copy.slot;
-          cpu::AdamKernel(key, target)->apply(factors, rest);
+          cpu::FindKernel(key, target)->apply(factors, rest);
           return copy.arrays == after;
         });
-    // Progress has gone along, with a vector in flight at most.
+    // Progress has gone along, with two vectors in flight at most.
     if (instructions >= 0) {
-      EXPECT_LE(numel - updated, LanesOf(GetParam()));
+      EXPECT_LE(numel - updated, key.state == StateFormat::kDynamic8
+                                     ? 0
+                                     : 2 * LanesOf(GetParam()));
     }
     return instructions;
   }
 
-  int64_t StepThroughAccumulate(DType dtype, size_t numel) {
-    Fill(shared_.get(), dtype, &random_);
+  int64_t StepThroughAccumulate(DType dtype, size_t numel,
+                                size_t gradient_count = 1) {
+    const std::vector<const void*> gradients(gradient_count, shared_->gradient);
+    Fill(shared_.get(), {.gradient = dtype}, &random_);
     const Arrays before = shared_->arrays;
     const int64_t instructions = StepThrough(
         [&] {
-          cpu::AccumulateOn(GetParam(), dtype, shared_->gradient,
+          cpu::AccumulateOn(GetParam(), dtype, gradients,
                             /*first=*/false, shared_->arrays.array[0], numel,
                             &shared_->slot);
         },
@@ -225,7 +288,7 @@ class UndoTest : public testing::TestWithParam<Target> {
     // Every element was there to be rolled back.
     if (instructions >= 0) {
       EXPECT_EQ(shared_->slot.saved.load(), numel);
-      ExpectChanged(before, shared_->arrays, 1, numel);
+      ExpectChanged(before, shared_->arrays, 0, numel);
     }
     return instructions;
   }
@@ -234,22 +297,71 @@ class UndoTest : public testing::TestWithParam<Target> {
   std::mt19937 random_{TestSeed()};
 };
 
-// Every rule and pair of dtypes, with two vectors and a tail.
-TEST_P(UndoTest, EveryUpdateGoesOnFromEveryInstruction) {
-  const size_t numel = 2 * LanesOf(GetParam()) + 1;
-  for (OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW}) {
-    for (bool amsgrad : {false, true}) {
-      for (DType gradient : kAllDTypes) {
-        for (DType parameter : kAllDTypes) {
-          SCOPED_TRACE(absl::StrCat(Name(gradient), " to ", Name(parameter),
-                                    amsgrad ? " amsgrad" : ""));
-          SKIP_IF_UNTRACEABLE(
-              StepThroughUpdate({kind, amsgrad, gradient, parameter}, numel));
-          if (HasFailure()) return;
-        }
-      }
+// Every pair of dtypes where each has a kernel of its own, else two that
+// differ; with two vectors, another and a tail.
+std::vector<UpdateKernelKey> KeysOf(const Variant& variant) {
+  const auto [kind, options] = variant;
+  std::vector<UpdateKernelKey> keys;
+  for (DType gradient : kAllDTypes) {
+    for (DType parameter : kAllDTypes) {
+      const bool has_fixed_dtypes = kind <= OptimizerKind::kAdamW;
+      const bool is_of_two =
+          parameter == DType::kBFloat16 && gradient != DType::kFloat16;
+      if (!has_fixed_dtypes && !is_of_two) continue;
+      keys.push_back({kind, options, gradient, parameter});
     }
   }
+  keys.push_back({kind, options, DType::kFloat32, DType::kBFloat16,
+                  StateFormat::kBFloat16});
+  return keys;
+}
+
+TEST_P(UndoTest, EveryUpdateGoesOnFromEveryInstruction) {
+  const size_t numel = 3 * LanesOf(GetParam()) + 1;
+  for (const Variant& variant : AllVariants()) {
+    for (const UpdateKernelKey& key : KeysOf(variant)) {
+      SCOPED_TRACE(absl::StrCat(NameOf(variant), " ", Name(key.gradient),
+                                " to ", Name(key.parameter)));
+      SKIP_IF_UNTRACEABLE(StepThroughUpdate(key, numel));
+      if (HasFailure()) return;
+    }
+  }
+}
+
+TEST_P(UndoTest, UpdateOfSeveralGradientsGoesOnFromEveryInstruction) {
+  const size_t numel = 2 * LanesOf(GetParam()) + 1;
+  for (const UpdateKernelKey& key :
+       {kLargestKey, UpdateKernelKey{OptimizerKind::kSgd, sgd::kHasMomentum}}) {
+    SKIP_IF_UNTRACEABLE(
+        StepThroughUpdate(key, numel, /*begin=*/0, /*gradient_count=*/2));
+    if (HasFailure()) return;
+  }
+}
+
+// A block and the beginning of another, which has an undo of its own kind.
+TEST_P(UndoTest, UpdateOfBlocksGoesOnFromEveryInstruction) {
+  // Without SIMD a block takes tens of thousands of instructions.
+  std::vector<Variant> variants = {{OptimizerKind::kLion, 0}};
+  if (LanesOf(GetParam()) > 1) {
+    variants = {{OptimizerKind::kAdamW, adam::kAmsgrad},
+                {OptimizerKind::kRmsprop, rmsprop::kCentered},
+                {OptimizerKind::kSgd, 0}};
+  }
+  for (const auto& [kind, options] : variants) {
+    const UpdateKernelKey key = {kind, options, DType::kBFloat16,
+                                 DType::kBFloat16, StateFormat::kDynamic8};
+    SKIP_IF_UNTRACEABLE(StepThroughUpdate(key, kQuantizedBlockElements + 5));
+    SKIP_IF_UNTRACEABLE(StepThroughUpdate(key, kQuantizedBlockElements + 5,
+                                          kQuantizedBlockElements));
+    if (HasFailure()) return;
+  }
+}
+
+// More than a strip of their sum.
+TEST_P(UndoTest, LongSumOfGradientsGoesOnFromEveryInstruction) {
+  const UpdateKernelKey key = {OptimizerKind::kSgd, sgd::kHasMomentum};
+  SKIP_IF_UNTRACEABLE(StepThroughUpdate(key, kNumelMax - 1, /*begin=*/3,
+                                        /*gradient_count=*/2));
 }
 
 TEST_P(UndoTest, UpdateOfEverySizeGoesOnFromEveryInstruction) {
@@ -279,6 +391,7 @@ TEST_P(UndoTest, AccumulateRollsBackFromEveryInstruction) {
     for (size_t numel : sizes) {
       SCOPED_TRACE(absl::StrCat(Name(dtype), " x ", numel));
       SKIP_IF_UNTRACEABLE(StepThroughAccumulate(dtype, numel));
+      SKIP_IF_UNTRACEABLE(StepThroughAccumulate(dtype, numel, 2));
       if (HasFailure()) return;
     }
   }
@@ -296,7 +409,7 @@ class RollBackTest : public testing::Test {
   // As after a kernel that was killed when it had just written the new values
   // of elements [begin, begin + length), all of them -1.
   void KillAt(size_t begin, size_t position, size_t length) {
-    Fill(shared_.get(), DType::kFloat32, &random_);
+    Fill(shared_.get(), {}, &random_);
     before_ = shared_->arrays;
     for (int k = 0; k < kArrays; ++k) {
       std::copy_n(before_.array[k] + begin, length,
@@ -307,8 +420,9 @@ class RollBackTest : public testing::Test {
   }
 
   absl::StatusOr<size_t> RollBackOf(size_t numel,
-                                    int state_arrays = kMaxStateArrays) {
-    return RollBack(shared_->arrays.View(numel), state_arrays, &shared_->slot);
+                                    const UpdateKernelKey& key = kLargestKey) {
+    return RollBack(shared_->arrays.View(key, numel), key.state,
+                    &shared_->slot);
   }
 
   SharedMemory<Shared> shared_;
@@ -324,8 +438,9 @@ TEST_F(RollBackTest, RunsAgainFromEveryInstruction) {
         [&] { RollBackOf(kNumelMax).IgnoreError(); },
         [&](int64_t /*instruction*/) {
           Copy copy(*shared_.get());
-          const absl::StatusOr<size_t> begin = RollBack(
-              copy.arrays.View(kNumelMax), kMaxStateArrays, &copy.slot);
+          const absl::StatusOr<size_t> begin =
+              RollBack(copy.arrays.View(kLargestKey, kNumelMax),
+                       StateFormat::kFloat32, &copy.slot);
           return begin.ok() && *begin == 100 && copy.arrays == before_ &&
                  copy.slot.progress.load() == UndoProgress(100);
         }));
@@ -337,8 +452,9 @@ TEST_F(RollBackTest, RunsAgainFromEveryInstruction) {
 TEST_F(RollBackTest, TouchesOnlyTheArraysInUse) {
   KillAt(5, 0, 7);
   Arrays expected = before_;
-  std::fill_n(expected.array[3] + 5, 7, -1.0f);
-  EXPECT_EQ(*RollBackOf(100, /*state_arrays=*/2), 5u);
+  std::fill_n(expected.array[2] + 5, 7, -1.0f);
+  EXPECT_EQ(*RollBackOf(100, {OptimizerKind::kRmsprop, rmsprop::kCentered}),
+            5u);
   EXPECT_EQ(shared_->arrays, expected);
 }
 
@@ -364,6 +480,39 @@ TEST_F(RollBackTest, ImpossibleProgressIsDataLoss) {
     EXPECT_EQ(shared_->arrays, arrays);
     EXPECT_EQ(shared_->slot.progress.load(), progress);
   }
+}
+
+TEST_F(RollBackTest, BFloat16StateWasKeptAsFloats) {
+  UpdateKernelKey key = kLargestKey;
+  key.state = StateFormat::kBFloat16;
+  KillAt(5, 0, 7);
+  for (auto& old : shared_->slot.old) {
+    for (float& x : old) x = 1.5f;
+  }
+  Arrays expected = shared_->arrays;
+  std::fill_n(expected.array[0] + 5, 7, 1.5f);
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    auto* halves = reinterpret_cast<uint16_t*>(expected.array[1 + k]);
+    std::fill_n(halves + 5, 7, uint16_t{0x3FC0});
+  }
+  EXPECT_EQ(*RollBackOf(100, key), 5u);
+  EXPECT_EQ(shared_->arrays, expected);
+}
+
+TEST_F(RollBackTest, ImpossibleProgressInBlocksIsDataLoss) {
+  UpdateKernelKey key = kLargestKey;
+  key.state = StateFormat::kDynamic8;
+  KillAt(0, 0, 0);
+  for (uint64_t progress :
+       {UndoProgress(3, 0, 97), UndoProgress(0, 0, 99), UndoProgress(0, 1, 100),
+        UndoProgress(101), UndoProgress(256, 0, 1), ~uint64_t{0}}) {
+    shared_->slot.progress.store(progress);
+    EXPECT_EQ(RollBackOf(100, key).status().code(), absl::StatusCode::kDataLoss)
+        << progress;
+    EXPECT_EQ(shared_->arrays, before_);
+  }
+  shared_->slot.progress.store(UndoProgress(0, 0, 100));
+  EXPECT_EQ(*RollBackOf(100, key), 0u);
 }
 
 class RollBackSumTest : public testing::Test {

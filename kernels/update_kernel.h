@@ -5,30 +5,34 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "kernels/hyperparams.h"
 #include "proto/types/dtype.h"
-#include "proto/types/optimizer_kind.h"
+#include "proto/types/optimizer.h"
 
 namespace optstate {
-
-// State arrays besides the master parameter; a rule names those that it has.
-inline constexpr int kMaxStateArrays = 3;
 
 struct UndoSlot;  // undo.h
 
 // One contiguous piece of one parameter within one tile: what a kernel updates
-// in one call. All pointers have `numel` elements, need only the alignment of
+// in one call. All arrays have `numel` elements, need only the alignment of
 // their element, and do not overlap. `parameter` is write-only.
 struct TileView {
-  const void* gradient = nullptr;  // gradient dtype of the kernel
-  void* parameter = nullptr;       // parameter dtype of the kernel
+  // Summed in float in this order before anything else; at least one, each of
+  // the gradient dtype of the kernel.
+  absl::Span<const void* const> gradients;
+  void* parameter = nullptr;  // parameter dtype of the kernel
   float* master = nullptr;
-  float* state[kMaxStateArrays] = {};  // in the order of state_array_names
+  // In the order of OptimizerInfo::state_arrays, of the kernel's state format;
+  // null where the group's options bring none.
+  void* state[kStateArraysMax] = {};
+  // kDynamic8: of each block, its largest absolute value.
+  float* scale[kStateArraysMax] = {};
   size_t numel = 0;
   // Elements before this one are left alone: a killed kernel had updated them.
   size_t begin = 0;
+  // Of element 0 in the job's flat space. With kDynamic8 element 0 begins a
+  // block.
+  uint64_t flat_begin = 0;
   // Where the kernel keeps the old values of what it is overwriting, so that
   // another process can go on where this one was killed; null: nowhere. Not
   // null: the slot's `progress` is UndoProgress(begin).
@@ -36,34 +40,54 @@ struct TileView {
 };
 
 // What the inner loop needs of the hyperparameters, the step count and the
-// clip coefficient, computed once a step in double and rounded once. The rule
-// that fills it defines what each slot means.
+// clip coefficient, computed once a step in double and rounded once.
 struct UpdateFactors {
-  float slot[12] = {};
+  // Common to all rules: the sum of gradients is multiplied by the factor
+  // (negative: maximize), then cut to [-limit, limit] (infinity: not).
+  float gradient_factor = 1;
+  float gradient_limit = 0;
+  uint32_t random_seed = 0;  // kBFloat16
+  // The rule that fills it defines what each slot means.
+  float slot[13] = {};
 };
 
-// One (optimizer, amsgrad, dtypes) combination. Obtained from FindUpdateKernel;
-// lives as long as the process.
+// Of one parameter and step.
+struct UpdateInput {
+  Hyperparams hyperparams;
+  int64_t step_count = 1;  // the parameter's own, after this step (>= 1)
+  // Of optimizers that keep a number per parameter (OptimizerInfo::scalar): as
+  // UpdateKernel::advance made it for this step.
+  double scalar = 0;
+  // Multiplies the sum of the raw gradients: clip coefficient / scale.
+  double gradient_factor = 1;
+  // Unscaled gradients are cut to [-limit, limit]; 0: they are not.
+  double gradient_limit = 0;
+  uint64_t step = 0;  // of the job; what random bits hang on
+};
+
+// One combination of optimizer, options and dtypes. Obtained from
+// FindUpdateKernel; lives as long as the process.
 //
-// Threads: both functions are pure and may run concurrently on disjoint views.
+// Threads: all functions are pure and may run concurrently on disjoint views.
 // Bits: apply() gives equal bits on every instruction set; it never uses a
 // fused multiply-add, and its divisions and square roots are IEEE. Each element
-// depends on that element alone, so cutting a view in two changes nothing. NaN
-// is always written as 0x7FC00000 (bfloat16 0x7FC0, float16 0x7E00).
+// (kDynamic8: each block) depends on itself alone, so cutting a view in two
+// changes nothing. NaN is always written as 0x7FC00000 (bfloat16 0x7FC0,
+// float16 0x7E00).
 struct UpdateKernel {
-  absl::Span<const absl::string_view> state_array_names;  // torch's names
-  // `step_count` is the parameter's own count after this step (>= 1);
-  // `gradient_factor` multiplies the raw gradient (clip coefficient / scale).
-  UpdateFactors (*prepare)(const Hyperparams& hyperparams, int64_t step_count,
-                           double gradient_factor) = nullptr;
+  UpdateFactors (*prepare)(const UpdateInput& input) = nullptr;
+  // The parameter's number after step `step_count`; null: it has none.
+  double (*advance)(const Hyperparams& hyperparams, int64_t step_count,
+                    double scalar) = nullptr;
   void (*apply)(const UpdateFactors& factors, const TileView& view) = nullptr;
 };
 
 struct UpdateKernelKey {
   OptimizerKind optimizer = OptimizerKind::kAdamW;
-  bool amsgrad = false;
+  uint32_t options = 0;  // bits of OptimizerInfo::options
   DType gradient = DType::kFloat32;
   DType parameter = DType::kFloat32;
+  StateFormat state = StateFormat::kFloat32;
 };
 
 // UNIMPLEMENTED, naming the key, when no kernel has it. Never allocates on

@@ -16,12 +16,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "benchmark/benchmark.h"
 #include "kernels/cpu/memory_roof.h"
-#include "kernels/hyperparams.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
-#include "proto/types/optimizer_kind.h"
+#include "proto/types/optimizer.h"
 
 namespace optstate {
 namespace {
@@ -53,7 +53,11 @@ class Arrays {
   double Seconds(Function function) {
     const double start = ThreadSeconds();
     for (size_t begin = 0; begin < numel_; begin += kTileElements) {
-      function(TileAt(begin));
+      const void* const gradient =
+          gradient_.data() + begin * SizeInBytes(dtype_);
+      TileView view = TileAt(begin);
+      view.gradients = absl::MakeConstSpan(&gradient, 1);
+      function(view);
     }
     return ThreadSeconds() - start;
   }
@@ -67,7 +71,6 @@ class Arrays {
  private:
   TileView TileAt(size_t begin) {
     TileView view;
-    view.gradient = gradient_.data() + begin * SizeInBytes(dtype_);
     view.parameter = parameter_.data() + begin * SizeInBytes(dtype_);
     view.master = master_.data() + begin;
     view.state[0] = exp_avg_.data() + begin;
@@ -93,11 +96,12 @@ double Median(std::vector<double> values) {
 
 void BM_AdamW(benchmark::State& state, DType dtype) {
   Arrays arrays(dtype, static_cast<size_t>(state.range(0)));
-  const UpdateKernel& kernel = **FindUpdateKernel(
-      {OptimizerKind::kAdamW, /*amsgrad=*/false, dtype, dtype});
-  Hyperparams hyperparams;
-  hyperparams.weight_decay = 0.1;
-  const UpdateFactors factors = kernel.prepare(hyperparams, 10, 1);
+  const UpdateKernel& kernel =
+      **FindUpdateKernel({OptimizerKind::kAdamW, /*options=*/0, dtype, dtype});
+  UpdateInput input;
+  input.hyperparams = DefaultHyperparams(OptimizerKind::kAdamW);
+  input.step_count = 10;
+  const UpdateFactors factors = kernel.prepare(input);
 
   std::vector<double> ratios;
   for (auto _ : state) {
@@ -113,7 +117,92 @@ void BM_AdamW(benchmark::State& state, DType dtype) {
       arrays.Bytes() * static_cast<double>(state.iterations())));
 }
 
+// AdamW's state, zeros, in one of the formats; the rest in float32 or dtype.
+class FormatArrays {
+ public:
+  FormatArrays(DType dtype, StateFormat state, size_t numel)
+      : dtype_(dtype),
+        numel_(numel),
+        state_bytes_(state == StateFormat::kFloat32    ? 4
+                     : state == StateFormat::kBFloat16 ? 2
+                                                       : 1),
+        kernel_(**FindUpdateKernel(
+            {OptimizerKind::kAdamW, /*options=*/0, dtype, dtype, state})),
+        gradient_(numel * SizeInBytes(dtype), uint8_t{0x3F}),
+        parameter_(numel * SizeInBytes(dtype)),
+        master_(numel, 1.0f) {
+    for (auto& array : state_) array.resize(numel * state_bytes_);
+    for (auto& array : scale_) array.resize(numel / kQuantizedBlockElements);
+  }
+
+  // Of one walk.
+  double Seconds(const UpdateInput& input) {
+    const UpdateFactors factors = kernel_.prepare(input);
+    const double start = ThreadSeconds();
+    for (size_t begin = 0; begin < numel_; begin += kTileElements) {
+      const void* const gradient =
+          gradient_.data() + begin * SizeInBytes(dtype_);
+      TileView view;
+      view.gradients = absl::MakeConstSpan(&gradient, 1);
+      view.parameter = parameter_.data() + begin * SizeInBytes(dtype_);
+      view.master = master_.data() + begin;
+      for (int k = 0; k < 2; ++k) {
+        view.state[k] = state_[k].data() + begin * state_bytes_;
+        view.scale[k] = scale_[k].data() + begin / kQuantizedBlockElements;
+      }
+      view.numel = kTileElements;
+      view.flat_begin = begin;
+      kernel_.apply(factors, view);
+    }
+    return ThreadSeconds() - start;
+  }
+
+ private:
+  const DType dtype_;
+  const size_t numel_;
+  const size_t state_bytes_;
+  const UpdateKernel& kernel_;
+  std::vector<uint8_t> gradient_;
+  std::vector<uint8_t> parameter_;
+  std::vector<float> master_;
+  std::vector<uint8_t> state_[2];
+  std::vector<float> scale_[2];
+};
+
+// The formats take turns.
+//   bfloat16_speed, dynamic8_speed  median of time with float32 state / time
+void BM_StateFormat(benchmark::State& state, DType dtype) {
+  const auto numel = static_cast<size_t>(state.range(0));
+  FormatArrays floats(dtype, StateFormat::kFloat32, numel);
+  FormatArrays halves(dtype, StateFormat::kBFloat16, numel);
+  FormatArrays bytes(dtype, StateFormat::kDynamic8, numel);
+  UpdateInput input;
+  input.hyperparams = DefaultHyperparams(OptimizerKind::kAdamW);
+  std::vector<double> of_halves;
+  std::vector<double> of_bytes;
+  for (auto _ : state) {
+    ++input.step_count;
+    const double floats_s = floats.Seconds(input);
+    of_halves.push_back(floats_s / halves.Seconds(input));
+    of_bytes.push_back(floats_s / bytes.Seconds(input));
+    state.SetIterationTime(floats_s);
+  }
+  state.counters["bfloat16_speed"] = Median(std::move(of_halves));
+  state.counters["dynamic8_speed"] = Median(std::move(of_bytes));
+}
+
 constexpr int64_t kMi = 1 << 20;
+
+BENCHMARK_CAPTURE(BM_StateFormat, float32, DType::kFloat32)
+    ->Arg(kMi / 16)
+    ->Arg(kMi)
+    ->Arg(32 * kMi)
+    ->UseManualTime();
+BENCHMARK_CAPTURE(BM_StateFormat, bfloat16, DType::kBFloat16)
+    ->Arg(kMi / 16)
+    ->Arg(kMi)
+    ->Arg(32 * kMi)
+    ->UseManualTime();
 
 BENCHMARK_CAPTURE(BM_AdamW, float32, DType::kFloat32)
     ->Arg(kMi / 16)

@@ -32,6 +32,8 @@
 #include "server/handover.h"
 #include "server/observe/sd_notify.h"
 #include "server/scheduler/available_cores.h"
+#include "server/scheduler/memory_bandwidth.h"
+#include "server/scheduler/memory_bandwidth_record.h"
 #include "server/supervisor/acceptor.h"
 #include "server/supervisor/event_loop.h"
 #include "server/supervisor/handshake.h"
@@ -134,6 +136,12 @@ std::string NewUpgradeId() {
       absl::Uniform<uint64_t>(absl::IntervalClosed, random, 1, UINT64_MAX)));
 }
 
+uint32_t WorkersOf(const v1::DaemonConfig& config) {
+  return config.engine().workers() != 0
+             ? config.engine().workers()
+             : static_cast<uint32_t>(AvailableCores());
+}
+
 admin::ServerInfo DescribeServer(
     const v1::DaemonConfig& config, const std::string& pages,
     const std::vector<std::unique_ptr<Listener>>& listeners) {
@@ -146,9 +154,7 @@ admin::ServerInfo DescribeServer(
   }
   info.huge_pages = pages;
   info.instruction_set = cpu::TargetName(cpu::BestTarget());
-  info.workers = config.engine().workers() != 0
-                     ? config.engine().workers()
-                     : static_cast<uint32_t>(AvailableCores());
+  info.workers = WorkersOf(config);
   return info;
 }
 
@@ -226,6 +232,7 @@ class Daemon : private admin::UpgradeControl {
   bool upgrading_ = false;  // no way back but by a failure to execute
   int signal_while_upgrading_ = 0;
   bool ending_ = false;
+  std::optional<MemoryBandwidthMeter> meter_;
   std::thread upgrade_thread_;
   std::thread drain_;
 };
@@ -294,6 +301,11 @@ absl::Status Daemon::Build() {
       [this](UniqueFd fd, const PeerCredentials& peer) {
         handshakes_->Start(std::move(fd), peer);
       });
+  // A trainer's private daemon has a new state directory each time.
+  if (!lifeline_.ok()) {
+    meter_.emplace(config.state_dir(), static_cast<int>(WorkersOf(config)),
+                   MeasureMemoryBandwidth);
+  }
   // Engines first: they take longest.
   supervisor_->Start();
   OPTSTATE_RETURN_IF_ERROR(acceptor_->Start());

@@ -101,7 +101,7 @@ class Rank {
     if (!pushed.ok()) return pushed;
     client::CommitOptions commit;
     commit.step = step;
-    commit.groups.resize(1);
+    commit.groups.resize(1, AdamHyperparams());
     return session_->Commit(commit).status();
   }
 

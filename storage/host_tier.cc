@@ -25,6 +25,7 @@ constexpr char kDescriptionFile[] = "job.binpb";
 constexpr char kControlFileName[] = "control";
 constexpr char kUndoFile[] = "undo";
 constexpr char kSpeculationFile[] = "speculation";
+constexpr char kRedoFile[] = "redo";
 
 StateArrayIndex ArrayAt(int index) {
   return static_cast<StateArrayIndex>(index);
@@ -131,9 +132,9 @@ absl::Status HostTier::CreateFiles(const Layout& layout, bool accumulate,
     const StateArrayIndex array = ArrayAt(i);
     if (!HasArray(array, layout, accumulate)) continue;
     OPTSTATE_ASSIGN_OR_RETURN(
-        arrays_[i],
-        StateFile::Create(Path(FileOf(array).file), FileBytes(array, layout),
-                          ReservedRanges(array, layout)));
+        arrays_[i], StateFile::Create(Path(FileOf(array, layout).file),
+                                      FileBytes(array, layout),
+                                      ReservedRanges(array, layout)));
   }
   return WriteCheckedFile(Path(kDescriptionFile), description);
 }
@@ -164,13 +165,14 @@ absl::Status HostTier::OpenFiles(const Layout& layout, bool accumulate,
     if (!HasArray(array, layout, accumulate)) {
       // Of a reshape that did not get as far as its description, or had not
       // removed it yet.
-      ::unlink(Path(FileOf(array).file).c_str());
+      const std::string file = FileOf(array, layout).file;
+      if (!file.empty()) ::unlink(Path(file).c_str());
       continue;
     }
-    OPTSTATE_ASSIGN_OR_RETURN(
-        arrays_[i],
-        StateFile::Open(Path(FileOf(array).file), FileBytes(array, layout),
-                        ReservedRanges(array, layout)));
+    OPTSTATE_ASSIGN_OR_RETURN(arrays_[i],
+                              StateFile::Open(Path(FileOf(array, layout).file),
+                                              FileBytes(array, layout),
+                                              ReservedRanges(array, layout)));
   }
   return absl::OkStatus();
 }
@@ -187,7 +189,7 @@ absl::Status HostTier::ResizeFiles(const Layout& layout, bool accumulate) {
     }
     OPTSTATE_ASSIGN_OR_RETURN(
         arrays_[i],
-        StateFile::Create(Path(FileOf(array).file), bytes, reserved));
+        StateFile::Create(Path(FileOf(array, layout).file), bytes, reserved));
   }
   return absl::OkStatus();
 }
@@ -204,11 +206,12 @@ absl::Status HostTier::Reshape(const Layout& layout, bool accumulate,
                          {layout.hash(), control()->incarnation, description});
   }
   if (!status.ok()) {
-    for (int i = 0; i < kArrayCount; ++i) RestoreExtent(i, before[i]);
+    for (int i = 0; i < kArrayCount; ++i) RestoreExtent(i, before[i], layout);
     return status;
   }
   for (int i = 0; i < kArrayCount; ++i) {
-    if (!HasArray(ArrayAt(i), layout, accumulate)) RestoreExtent(i, {});
+    if (!arrays_[i].has_value()) continue;
+    if (!HasArray(ArrayAt(i), layout, accumulate)) RestoreExtent(i, {}, layout);
   }
   return absl::OkStatus();
 }
@@ -222,35 +225,47 @@ std::array<HostTier::Extent, HostTier::kArrayCount> HostTier::Extents() const {
   return extents;
 }
 
-void HostTier::RestoreExtent(int array, const Extent& extent) {
+void HostTier::RestoreExtent(int array, const Extent& extent,
+                             const Layout& layout) {
   // What fails here is put right by the next Open.
   if (extent.bytes == 0) {
     arrays_[array].reset();
-    ::unlink(Path(FileOf(ArrayAt(array)).file).c_str());
+    ::unlink(Path(FileOf(ArrayAt(array), layout).file).c_str());
   } else if (arrays_[array]->size() > extent.bytes) {
     arrays_[array]->Resize(extent.bytes, extent.reserved).IgnoreError();
   }
 }
 
 StateArrays HostTier::arrays() const {
-  const auto floats = [this](StateArrayIndex array) {
+  const auto floats = [this](int array) {
     return arrays_[array].has_value()
                ? reinterpret_cast<float*>(arrays_[array]->data())
                : nullptr;
   };
   StateArrays arrays;
   arrays.master = floats(kMasterArray);
-  arrays.exp_avg = floats(kExpAvgArray);
-  arrays.exp_avg_sq = floats(kExpAvgSqArray);
-  arrays.max_exp_avg_sq = floats(kMaxExpAvgSqArray);
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    arrays.state[k] = reinterpret_cast<std::byte*>(floats(kState0Array + k));
+    arrays.scale[k] = floats(kScale0Array + k);
+  }
   arrays.accumulator = floats(kAccumulatorArray);
   arrays.step_counts =
       reinterpret_cast<int64_t*>(arrays_[kStepCountsArray]->data());
+  arrays.scalars = reinterpret_cast<double*>(floats(kScalarsArray));
   return arrays;
 }
 
 absl::Status HostTier::ReserveUndo(uint64_t bytes) {
   return ReserveFile(kUndoFile, bytes, &undo_);
+}
+
+absl::Status HostTier::ReserveRedo(uint64_t bytes) {
+  return ReserveFile(kRedoFile, bytes, &redo_);
+}
+
+absl::Span<std::byte> HostTier::redo() const {
+  if (!redo_.has_value()) return {};
+  return absl::MakeSpan(redo_->data(), redo_->size());
 }
 
 absl::Status HostTier::ReserveSpeculation(uint64_t bytes) {
@@ -310,23 +325,35 @@ ControlFile* HostTier::control() const {
   return reinterpret_cast<ControlFile*>(control_->data());
 }
 
-std::vector<HostTier::ArrayInfo> HostTier::Describe() const {
+std::vector<HostTier::ArrayInfo> HostTier::Describe(
+    const Layout& layout) const {
   std::vector<ArrayInfo> infos;
   for (int i = 0; i < kStateArrayCount; ++i) {
     if (!arrays_[i].has_value()) continue;
-    const StateArrayFile& file = FileOf(ArrayAt(i));
-    infos.push_back({file.name, file.dtype, arrays_[i]->reserved_bytes()});
+    StateArrayFile file = FileOf(ArrayAt(i), layout);
+    infos.push_back({std::move(file.name), std::move(file.file),
+                     std::move(file.dtype), arrays_[i]->reserved_bytes()});
   }
-  if (undo_.has_value()) infos.push_back({"undo", "record", undo_->size()});
+  if (undo_.has_value())
+    infos.push_back({"undo", kUndoFile, "record", undo_->size()});
   if (speculation_.has_value()) {
-    infos.push_back({"speculation", "record", speculation_->size()});
+    infos.push_back(
+        {"speculation", kSpeculationFile, "record", speculation_->size()});
+  }
+  if (redo_.has_value()) {
+    infos.push_back({"redo", kRedoFile, "record", redo_->size()});
   }
   return infos;
 }
 
 uint64_t HostTier::bytes() const {
   uint64_t bytes = sizeof(ControlFile);
-  for (const ArrayInfo& info : Describe()) bytes += info.bytes;
+  for (const auto& array : arrays_) {
+    if (array.has_value()) bytes += array->reserved_bytes();
+  }
+  if (undo_.has_value()) bytes += undo_->size();
+  if (speculation_.has_value()) bytes += speculation_->size();
+  if (redo_.has_value()) bytes += redo_->size();
   return bytes;
 }
 

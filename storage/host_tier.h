@@ -22,15 +22,17 @@
 namespace optstate {
 
 // The state of a job by flat index (see Layout), where it lies now. Null where
-// the job has no such array; max_exp_avg_sq and accumulator only hold memory
-// where StateArrays says so.
+// the job has no such array. An array that an option of groups brings only
+// holds memory for their tiles.
 struct StateArrays {
   float* master = nullptr;
-  float* exp_avg = nullptr;
-  float* exp_avg_sq = nullptr;
-  float* max_exp_avg_sq = nullptr;  // only the tiles of amsgrad groups
-  float* accumulator = nullptr;     // only with accumulation
-  int64_t* step_counts = nullptr;   // one per parameter
+  // Those of the optimizer, in the layout's state format.
+  std::array<std::byte*, kStateArraysMax> state = {};
+  // kDynamic8: of each block of theirs.
+  std::array<float*, kStateArraysMax> scale = {};
+  float* accumulator = nullptr;    // only with accumulation
+  int64_t* step_counts = nullptr;  // one per parameter
+  double* scalars = nullptr;       // one per parameter
 };
 
 // What a restarted engine needs to finish the step that it died in; see
@@ -59,8 +61,9 @@ struct RecoveryArrays {
 class HostTier {
  public:
   struct ArrayInfo {
-    absl::string_view name;
-    absl::string_view dtype;
+    std::string name;
+    std::string file;  // within the state folder
+    std::string dtype;
     uint64_t bytes = 0;
   };
 
@@ -102,6 +105,9 @@ class HostTier {
   absl::Status ReserveUndo(uint64_t bytes);
   // Empty before ReserveUndo, or when there is none.
   absl::Span<std::byte> undo() const;
+  // The same for the file of new values that are complete and not in place.
+  absl::Status ReserveRedo(uint64_t bytes);
+  absl::Span<std::byte> redo() const;
   // The same for the file of what speculation has overwritten.
   absl::Status ReserveSpeculation(uint64_t bytes);
   absl::Span<std::byte> speculation() const;
@@ -110,12 +116,12 @@ class HostTier {
   // Null arrays when the job has none of the kind.
   StateArrays arrays() const;
   ControlFile* control() const;
-  // Every array with the bytes that it takes.
-  std::vector<ArrayInfo> Describe() const;
+  // Every array with the bytes that it takes. `layout`: the present one.
+  std::vector<ArrayInfo> Describe(const Layout& layout) const;
   uint64_t bytes() const;
 
  private:
-  static constexpr int kArrayCount = 10;  // kStateArrayCount
+  static constexpr int kArrayCount = 14;  // kStateArrayCount
 
   // How much of an array there is; 0 bytes: no file.
   struct Extent {
@@ -132,13 +138,14 @@ class HostTier {
   std::array<Extent, kArrayCount> Extents() const;
   absl::Status ReserveFile(absl::string_view name, uint64_t bytes,
                            std::optional<StateFile>* file);
-  void RestoreExtent(int array, const Extent& extent);
+  void RestoreExtent(int array, const Extent& extent, const Layout& layout);
   std::string Path(absl::string_view file) const;
 
   std::string state_;  // DIRECTORY/state
   std::optional<StateFile> control_;
   std::optional<StateFile> undo_;
   std::optional<StateFile> speculation_;
+  std::optional<StateFile> redo_;
   std::array<std::optional<StateFile>, kArrayCount> arrays_;
 };
 

@@ -1,7 +1,9 @@
 #include "storage/state_array_table.h"
 
 #include <algorithm>
+#include <string>
 
+#include "absl/strings/str_cat.h"
 #include "proto/types/partition.h"
 #include "storage/format/rank_mark.h"
 #include "storage/format/step_intent.h"
@@ -9,18 +11,67 @@
 namespace optstate {
 namespace {
 
-constexpr StateArrayFile kFiles[kStateArrayCount] = {
-    {"master", "master.f32", "float32"},
-    {"exp_avg", "exp_avg.f32", "float32"},
-    {"exp_avg_sq", "exp_avg_sq.f32", "float32"},
-    {"max_exp_avg_sq", "max_exp_avg_sq.f32", "float32"},
-    {"step", "step_counts.i64", "int64"},
-    {"accumulator", "accumulator.f32", "float32"},
-    {"run_stamps", "run_stamps.u64", "uint64"},
-    {"staged_marks", "staged_marks.u64", "uint64"},
-    {"rank_marks", "rank_marks", "record"},
-    {"step_intent", "step_intent", "record"},
+struct FixedFile {
+  absl::string_view name;
+  absl::string_view file;
+  absl::string_view dtype;
 };
+
+FixedFile FixedFileOf(StateArrayIndex array) {
+  switch (array) {
+    case kMasterArray:
+      return {"master", "master.f32", "float32"};
+    case kStepCountsArray:
+      return {"step", "step_counts.i64", "int64"};
+    case kScalarsArray:
+      return {"scalars", "scalars.f64", "float64"};
+    case kAccumulatorArray:
+      return {"accumulator", "accumulator.f32", "float32"};
+    case kRunStampsArray:
+      return {"run_stamps", "run_stamps.u64", "uint64"};
+    case kStagedMarksArray:
+      return {"staged_marks", "staged_marks.u64", "uint64"};
+    case kRankMarksArray:
+      return {"rank_marks", "rank_marks", "record"};
+    default:
+      return {"step_intent", "step_intent", "record"};
+  }
+}
+
+bool IsState(StateArrayIndex array) {
+  return array >= kState0Array && array <= kState2Array;
+}
+
+bool IsScale(StateArrayIndex array) {
+  return array >= kScale0Array && array <= kScale2Array;
+}
+
+// Of the optimizer's arrays, which one this is or scales.
+int StateIndex(StateArrayIndex array) {
+  return IsScale(array) ? array - kScale0Array : array - kState0Array;
+}
+
+absl::string_view Suffix(StateFormat format) {
+  switch (format) {
+    case StateFormat::kFloat32:
+      return ".f32";
+    case StateFormat::kBFloat16:
+      return ".bf16";
+    case StateFormat::kDynamic8:
+      return ".dynamic8";
+  }
+  return "";
+}
+
+// Bytes of this many elements of the flat space, whole tiles.
+uint64_t BytesOf(StateArrayIndex array, const Layout& layout,
+                 uint64_t elements) {
+  if (IsState(array)) return elements * SizeInBytes(layout.state_format());
+  if (IsScale(array)) {
+    return elements / kQuantizedBlockElements * sizeof(float);
+  }
+  return elements * sizeof(float);
+}
 
 // A mapping cannot be empty.
 constexpr uint64_t kFileBytesMin = 4096;
@@ -28,6 +79,7 @@ constexpr uint64_t kFileBytesMin = 4096;
 uint64_t ContentBytes(StateArrayIndex array, const Layout& layout) {
   switch (array) {
     case kStepCountsArray:
+    case kScalarsArray:
       return layout.parameters().size() * sizeof(int64_t);
     case kRunStampsArray:
     case kStagedMarksArray:
@@ -38,18 +90,44 @@ uint64_t ContentBytes(StateArrayIndex array, const Layout& layout) {
       return StepIntentBytes(layout.groups().size(),
                              layout.parameters().size());
     default:
-      return layout.flat_elements() * sizeof(float);
+      return BytesOf(array, layout, layout.flat_elements());
   }
 }
 
 }  // namespace
 
-const StateArrayFile& FileOf(StateArrayIndex array) { return kFiles[array]; }
+StateArrayFile FileOf(StateArrayIndex array, const Layout& layout) {
+  if (!IsState(array) && !IsScale(array)) {
+    const FixedFile fixed = FixedFileOf(array);
+    return {std::string(fixed.name), std::string(fixed.file),
+            std::string(fixed.dtype)};
+  }
+  const auto index = static_cast<size_t>(StateIndex(array));
+  const auto known = layout.optimizer_info().state_arrays;
+  if (index >= known.size()) return {};
+  const absl::string_view name = known[index].name;
+  if (IsScale(array)) {
+    return {absl::StrCat(name, ".scale"), absl::StrCat(name, ".scale.f32"),
+            "float32"};
+  }
+  const StateFormat format = layout.state_format();
+  return {std::string(name), absl::StrCat(name, Suffix(format)),
+          std::string(Name(format))};
+}
 
 bool HasArray(StateArrayIndex array, const Layout& layout, bool accumulate) {
   switch (array) {
-    case kMaxExpAvgSqArray:
-      return layout.any_amsgrad();
+    case kState0Array:
+    case kState1Array:
+    case kState2Array:
+      return layout.has_state_array(StateIndex(array));
+    case kScale0Array:
+    case kScale1Array:
+    case kScale2Array:
+      return layout.state_format() == StateFormat::kDynamic8 &&
+             layout.has_state_array(StateIndex(array));
+    case kScalarsArray:
+      return !layout.optimizer_info().scalar.empty();
     case kAccumulatorArray:
     case kStagedMarksArray:
       return accumulate;
@@ -62,14 +140,38 @@ uint64_t FileBytes(StateArrayIndex array, const Layout& layout) {
   return std::max(ContentBytes(array, layout), kFileBytesMin);
 }
 
+// Of Adafactor, the first elements of each parameter's place, which it has
+// instead of one for every element.
+std::vector<ByteRange> PrefixRanges(int index, const Layout& layout) {
+  std::vector<ByteRange> ranges;
+  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
+    const uint64_t elements = StateElements(layout.optimizer_info(), index,
+                                            layout.parameters()[p].shape);
+    if (elements == 0) continue;
+    const uint64_t begin = layout.flat_offset(p) * sizeof(float);
+    ranges.push_back({begin, begin + elements * sizeof(float)});
+  }
+  return ranges;
+}
+
+// Of an array that an option brings, only the tiles of groups that have it.
 std::vector<ByteRange> ReservedRanges(StateArrayIndex array,
                                       const Layout& layout) {
-  if (array != kMaxExpAvgSqArray) return {{0, FileBytes(array, layout)}};
+  if (!IsState(array) && !IsScale(array)) {
+    return {{0, FileBytes(array, layout)}};
+  }
+  const int index = StateIndex(array);
+  if (layout.optimizer() == OptimizerKind::kAdafactor) {
+    return PrefixRanges(index, layout);
+  }
+  const auto& info =
+      layout.optimizer_info().state_arrays[static_cast<size_t>(index)];
+  if (info.option == 0) return {{0, FileBytes(array, layout)}};
   std::vector<ByteRange> ranges;
   for (uint32_t group = 0; group < layout.groups().size(); ++group) {
-    if (!layout.groups()[group].amsgrad) continue;
-    ranges.push_back({layout.group_begin(group) * sizeof(float),
-                      layout.group_end(group) * sizeof(float)});
+    if (!layout.has_state_array(index, group)) continue;
+    ranges.push_back({BytesOf(array, layout, layout.group_begin(group)),
+                      BytesOf(array, layout, layout.group_end(group))});
   }
   return ranges;
 }

@@ -2,22 +2,27 @@
 #define OPTSTATE_STORAGE_STATE_ARRAY_TABLE_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
-#include "absl/strings/string_view.h"
 #include "proto/types/layout.h"
 #include "storage/state_file.h"
 
 namespace optstate {
 
-// Which arrays a job's state has, in files of which name and size. The one
-// place to extend when an optimizer brings another array.
+// Which arrays a job's state has, in files of which name and size.
 enum StateArrayIndex {
   kMasterArray,
-  kExpAvgArray,
-  kExpAvgSqArray,
-  kMaxExpAvgSqArray,
+  // Those of the optimizer, kStateArraysMax.
+  kState0Array,
+  kState1Array,
+  kState2Array,
+  // StateFormat::kDynamic8: the scales of their blocks.
+  kScale0Array,
+  kScale1Array,
+  kScale2Array,
   kStepCountsArray,
+  kScalarsArray,  // of optimizers with a number per parameter
   kAccumulatorArray,
   // What a restarted engine needs to finish the step that it died in:
   kRunStampsArray,
@@ -28,12 +33,13 @@ enum StateArrayIndex {
 };
 
 struct StateArrayFile {
-  absl::string_view name;   // torch's, as operators see it
-  absl::string_view file;   // name within the state folder
-  absl::string_view dtype;  // "float32", "int64"
+  std::string name;   // torch's, as operators see it
+  std::string file;   // name within the state folder
+  std::string dtype;  // "float32", "int64"
 };
 
-const StateArrayFile& FileOf(StateArrayIndex array);
+// Empty names: of no group with this layout's optimizer.
+StateArrayFile FileOf(StateArrayIndex array, const Layout& layout);
 
 // Whether a job with this layout has the array at all.
 bool HasArray(StateArrayIndex array, const Layout& layout, bool accumulate);

@@ -40,6 +40,7 @@ class GrpcAdminClient : public AdminClient {
   absl::StatusOr<v1::Job> GetJob(const std::string& name) override {
     v1::GetJobRequest request;
     request.set_name(name);
+    request.set_memory(true);
     return Call(&v1::Admin::Stub::GetJob, request, timeout_);
   }
 

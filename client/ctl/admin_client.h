@@ -26,6 +26,7 @@ class AdminClient {
 
   virtual absl::StatusOr<v1::ServerStatus> GetStatus() = 0;
   virtual absl::StatusOr<v1::ListJobsReply> ListJobs() = 0;
+  // With where its state lies in memory.
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& name) = 0;
   virtual absl::StatusOr<v1::ListSessionsReply> ListSessions(
       const std::string& job) = 0;

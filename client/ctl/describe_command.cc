@@ -28,12 +28,57 @@ void AddSteps(const v1::Job& job, Table& table) {
   table.AddRow({"open step", job.open_step().empty() ? "-" : job.open_step()});
 }
 
+std::string Milliseconds(uint64_t ns) {
+  return absl::StrFormat("%.3f", static_cast<double>(ns) / 1e6);
+}
+
+// "phase  last, mean".
+void AddTimes(const v1::Job& job, Table& table) {
+  if (!job.has_last_step_times()) return;
+  const v1::StepTimes& last = job.last_step_times();
+  const v1::StepTimes& mean = job.mean_step_times();
+  table.AddRow({"step times",
+                absl::StrCat("ms, of the last step; mean of ", mean.steps())});
+  const auto add = [&](const char* phase, uint64_t of_last, uint64_t of_mean) {
+    table.AddRow({phase, absl::StrCat(Milliseconds(of_last), "; ",
+                                      Milliseconds(of_mean))});
+  };
+  add("  staging", last.staging_ns(), mean.staging_ns());
+  add("  waiting for ranks", last.waiting_ns(), mean.waiting_ns());
+  add("  norm and decision", last.decide_ns(), mean.decide_ns());
+  add("  update", last.update_ns(), mean.update_ns());
+  add("  publish", last.publish_ns(), mean.publish_ns());
+  if (last.update_bytes() == 0) return;
+  std::string bandwidth =
+      absl::StrCat(HumanBytes(last.update_bytes()), " moved");
+  if (last.memory_share() > 0) {
+    absl::StrAppendFormat(&bandwidth, " at %.0f%%; %.0f%% of %.1f GB/s",
+                          last.memory_share() * 100, mean.memory_share() * 100,
+                          job.memory_bytes_per_s() / 1e9);
+  }
+  table.AddRow({"  memory in update", bandwidth});
+}
+
+// "1.0 MiB float32, 1.0 MiB in 4.0 KiB pages, node 0: 1.0 MiB".
+std::string Describe(const v1::ArrayBytes& array) {
+  std::string text =
+      absl::StrCat(HumanBytes(array.bytes()), " ", array.dtype());
+  for (const v1::PageBytes& pages : array.pages()) {
+    absl::StrAppend(&text, ", ", HumanBytes(pages.bytes()), " in ",
+                    HumanBytes(pages.page_bytes()), " pages");
+  }
+  for (const v1::NodeBytes& node : array.nodes()) {
+    absl::StrAppend(&text, ", node ", node.node(), ": ",
+                    HumanBytes(node.bytes()));
+  }
+  return text;
+}
+
 void AddState(const v1::Job& job, Table& table) {
   table.AddRow({"state", absl::StrCat(HumanBytes(job.state_bytes()), " in ",
                                       job.state_dir())});
   for (const v1::ArrayBytes& array : job.arrays()) {
-    table.AddRow({absl::StrCat("  ", array.name()),
-                  absl::StrCat(HumanBytes(array.bytes()), " ", array.dtype())});
+    table.AddRow({absl::StrCat("  ", array.name()), Describe(array)});
   }
 }
 
@@ -67,6 +112,7 @@ absl::Status Run(const Context& context, const std::string& name) {
   table.AddRow({"accumulate", job.accumulate() ? "yes" : "no"});
   table.AddRow({"ephemeral", job.ephemeral() ? "yes" : "no"});
   AddSteps(job, table);
+  AddTimes(job, table);
   AddState(job, table);
   AddSessions(job, table);
   table.AddRow({"engine", absl::StrCat("pid ", job.engine_pid(), ", ",

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -110,6 +111,62 @@ TEST_F(OptctlTest, JsonIsTheReplyMessage) {
   EXPECT_EQ(job.committed_step(), 1u);
   EXPECT_EQ(job.element_count(), 9u);
   EXPECT_EQ(job.sessions_size(), 1);
+}
+
+TEST_F(OptctlTest, DescribeTellsWhereTimeAndMemoryGo) {
+  const auto session = Train("gpt");
+  ASSERT_TRUE(Step(*session, 2).ok());
+  const Ran json = Optctl("describe job gpt -o json");
+  v1::Job job;
+  ASSERT_TRUE(
+      google::protobuf::util::JsonStringToMessage(json.output, &job).ok())
+      << json.output;
+  EXPECT_EQ(job.last_step_times().steps(), 1u);
+  EXPECT_EQ(job.mean_step_times().steps(), 2u);
+  for (const v1::StepTimes* times :
+       {&job.last_step_times(), &job.mean_step_times()}) {
+    EXPECT_GT(times->staging_ns(), 0u);
+    EXPECT_GT(times->decide_ns(), 0u);
+    EXPECT_GT(times->update_ns(), 0u);
+    EXPECT_GT(times->publish_ns(), 0u);
+    // AdamW in fp32: gradient and parameter once, three arrays twice.
+    EXPECT_EQ(times->update_bytes(), 9u * (2 * 4 + 3 * 8));
+  }
+  int told = 0;
+  for (const v1::ArrayBytes& array : job.arrays()) {
+    if (array.name() != "master" && array.name() != "exp_avg") continue;
+    ++told;
+    ASSERT_GT(array.pages_size(), 0) << array.name();
+    EXPECT_GE(array.pages(0).page_bytes(), 4096u);
+    EXPECT_GT(array.pages(0).bytes(), 0u);
+    EXPECT_GT(array.nodes_size(), 0) << array.name();
+  }
+  EXPECT_EQ(told, 2);
+
+  const std::string table = Optctl("describe job gpt").output;
+  for (const char* row :
+       {"mean of 2", "  staging", "  waiting for ranks", "  norm and decision",
+        "  update", "  publish", "288 B moved", " pages, node 0: "}) {
+    EXPECT_TRUE(absl::StrContains(table, row)) << row << " in\n" << table;
+  }
+}
+
+TEST_F(OptctlTest, DescribeComparesTheUpdateWithTheMemory) {
+  const std::string record = daemon_->state_dir() + "/memory_bandwidth";
+  std::ofstream(record) << "1 1000000000\n";
+  const auto session = Train("gpt");
+  const Ran json = Optctl("describe job gpt -o json");
+  v1::Job job;
+  ASSERT_TRUE(
+      google::protobuf::util::JsonStringToMessage(json.output, &job).ok())
+      << json.output;
+  EXPECT_GT(job.memory_bytes_per_s(), 0);
+  const v1::StepTimes& last = job.last_step_times();
+  EXPECT_NEAR(last.memory_share() * job.memory_bytes_per_s(),
+              static_cast<double>(last.update_bytes()) * 1e9 /
+                  static_cast<double>(last.update_ns()),
+              1);
+  EXPECT_TRUE(absl::StrContains(Optctl("describe job gpt").output, "GB/s"));
 }
 
 TEST_F(OptctlTest, TablesNameWhatIsThere) {

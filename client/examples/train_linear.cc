@@ -27,7 +27,7 @@ constexpr int kBatch = 32;
 optstate::LayoutSpec MakeLayout() {
   optstate::LayoutSpec layout;
   layout.optimizer = optstate::OptimizerKind::kAdamW;
-  layout.groups = {{.amsgrad = false}};
+  layout.groups = {{.options = 0}};
   for (const char* name : {"w", "b"}) {
     layout.parameters.push_back({.name = name,
                                  .shape = {1},
@@ -98,7 +98,7 @@ absl::Status Train(const std::string& job, const std::string& endpoint) {
             << " starts at step " << first << "\n";
   std::mt19937 generator(static_cast<uint32_t>(first));
   client::CommitOptions commit;
-  commit.groups = {{.lr = 0.05, .weight_decay = 0}};
+  commit.groups = {optstate::AdamHyperparams{.lr = 0.05, .weight_decay = 0}};
   commit.max_norm = 1;
   for (commit.step = first; commit.step < first + kSteps; ++commit.step) {
     const float loss = WriteGradients(*session, generator);

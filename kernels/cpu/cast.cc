@@ -1,8 +1,10 @@
 #include "kernels/cpu/cast.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
+#include "absl/types/span.h"
 #include "kernels/cpu/highway_config.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/undo.h"
@@ -15,6 +17,7 @@
 // After foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/gradient_sum-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace optstate::cpu {
@@ -23,19 +26,26 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Floats = hn::ScalableTag<float>;
 
-enum class Into { kCopy, kAdd, kAddWithUndo };
+enum class Into { kCopy, kCopyOfSum, kAdd, kAddWithUndo };
+
+// Where the old sums go: as elements of the view from `before` on.
+struct SavedSums {
+  UndoSlot* undo;
+  size_t before;
+};
 
 // out[i...] = float(in[i...]), or that added to it; undo.h says why in this
 // order.
 template <DType kFrom, Into kInto>
 HWY_INLINE void ToFloatVector(Floats d, const StorageOf<kFrom>* in, float* out,
-                              size_t i, UndoSlot* undo) {
+                              size_t i, SavedSums saved) {
   auto value = LoadFloats<kFrom>(d, in + i);
-  if constexpr (kInto != Into::kCopy) {
+  if constexpr (kInto == Into::kCopyOfSum) value = CanonicalNan(d, value);
+  if constexpr (kInto == Into::kAdd || kInto == Into::kAddWithUndo) {
     const auto sum = hn::LoadU(d, out + i);
     if constexpr (kInto == Into::kAddWithUndo) {
-      hn::StoreU(sum, d, undo->old_sum + i);
-      PublishSaved(undo, i + hn::Lanes(d));
+      hn::StoreU(sum, d, saved.undo->old_sum + saved.before + i);
+      PublishSaved(saved.undo, saved.before + i + hn::Lanes(d));
     }
     value = CanonicalNan(d, hn::Add(sum, value));
   }
@@ -43,13 +53,13 @@ HWY_INLINE void ToFloatVector(Floats d, const StorageOf<kFrom>* in, float* out,
 }
 
 template <DType kFrom, Into kInto>
-void ToFloat(const void* in, float* out, size_t numel, UndoSlot* undo) {
+void ToFloat(const void* in, float* out, size_t numel, SavedSums saved) {
   const auto* elements = static_cast<const StorageOf<kFrom>*>(in);
   const Floats d;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= numel; i += lanes) {
-    ToFloatVector<kFrom, kInto>(d, elements, out, i, undo);
+    ToFloatVector<kFrom, kInto>(d, elements, out, i, saved);
   }
   if (i == numel) return;
   // The tail, through a whole vector on the stack (see update-inl.h).
@@ -59,11 +69,12 @@ void ToFloat(const void* in, float* out, size_t numel, UndoSlot* undo) {
   std::memcpy(rest_in, elements + i, rest * sizeof(rest_in[0]));
   std::memcpy(rest_out, out + i, rest * sizeof(float));
   if constexpr (kInto == Into::kAddWithUndo) {
-    std::memcpy(undo->old_sum + i, rest_out, rest * sizeof(float));
-    PublishSaved(undo, numel);
+    std::memcpy(saved.undo->old_sum + saved.before + i, rest_out,
+                rest * sizeof(float));
+    PublishSaved(saved.undo, saved.before + numel);
   }
-  constexpr Into kRestInto = kInto == Into::kCopy ? Into::kCopy : Into::kAdd;
-  ToFloatVector<kFrom, kRestInto>(d, rest_in, rest_out, 0, nullptr);
+  constexpr Into kRestInto = kInto == Into::kAddWithUndo ? Into::kAdd : kInto;
+  ToFloatVector<kFrom, kRestInto>(d, rest_in, rest_out, 0, {});
   std::memcpy(out + i, rest_out, rest * sizeof(float));
 }
 
@@ -87,27 +98,54 @@ void FromFloat(const float* in, void* out, size_t numel) {
 
 template <Into kInto>
 void ToFloatOfDType(DType from, const void* in, float* out, size_t numel,
-                    UndoSlot* undo) {
+                    SavedSums saved) {
   switch (from) {
     case DType::kFloat32:
-      return ToFloat<DType::kFloat32, kInto>(in, out, numel, undo);
+      return ToFloat<DType::kFloat32, kInto>(in, out, numel, saved);
     case DType::kBFloat16:
-      return ToFloat<DType::kBFloat16, kInto>(in, out, numel, undo);
+      return ToFloat<DType::kBFloat16, kInto>(in, out, numel, saved);
     case DType::kFloat16:
-      return ToFloat<DType::kFloat16, kInto>(in, out, numel, undo);
+      return ToFloat<DType::kFloat16, kInto>(in, out, numel, saved);
   }
 }
 
 void CopyToFloat(DType from, const void* in, float* out, size_t numel) {
-  ToFloatOfDType<Into::kCopy>(from, in, out, numel, nullptr);
+  ToFloatOfDType<Into::kCopy>(from, in, out, numel, {});
 }
 
-void AddToFloat(DType from, const void* in, float* out, size_t numel,
-                UndoSlot* undo) {
-  if (undo == nullptr) {
-    ToFloatOfDType<Into::kAdd>(from, in, out, numel, nullptr);
+// Several gradients are summed strip by strip in the first-level cache.
+template <Into kInto>
+void SumToFloat(DType dtype, absl::Span<const void* const> gradients,
+                float* out, size_t numel, UndoSlot* undo) {
+  constexpr size_t kStripElements = 1024;
+  HWY_ALIGN float strip[kStripElements];
+  for (size_t begin = 0; begin < numel; begin += kStripElements) {
+    const size_t count = std::min(kStripElements, numel - begin);
+    SumOfGradients(dtype, gradients, begin, count, strip);
+    ToFloat<DType::kFloat32, kInto>(strip, out + begin, count, {undo, begin});
+  }
+}
+
+template <Into kOfOne, Into kOfSum>
+void GradientsToFloat(DType dtype, absl::Span<const void* const> gradients,
+                      float* out, size_t numel, UndoSlot* undo) {
+  if (gradients.size() == 1) {
+    ToFloatOfDType<kOfOne>(dtype, gradients[0], out, numel, {undo, 0});
   } else {
-    ToFloatOfDType<Into::kAddWithUndo>(from, in, out, numel, undo);
+    SumToFloat<kOfSum>(dtype, gradients, out, numel, undo);
+  }
+}
+
+void AccumulateAll(DType dtype, absl::Span<const void* const> gradients,
+                   bool first, float* sum, size_t numel, UndoSlot* undo) {
+  using enum Into;
+  if (first) {
+    GradientsToFloat<kCopy, kCopyOfSum>(dtype, gradients, sum, numel, nullptr);
+  } else if (undo == nullptr) {
+    GradientsToFloat<kAdd, kAdd>(dtype, gradients, sum, numel, nullptr);
+  } else {
+    GradientsToFloat<kAddWithUndo, kAddWithUndo>(dtype, gradients, sum, numel,
+                                                 undo);
   }
 }
 
@@ -135,7 +173,7 @@ namespace optstate::cpu {
 namespace {
 
 constexpr auto kCopyToFloat = OPTSTATE_TARGET_TABLE(CopyToFloat);
-constexpr auto kAddToFloat = OPTSTATE_TARGET_TABLE(AddToFloat);
+constexpr auto kAccumulateAll = OPTSTATE_TARGET_TABLE(AccumulateAll);
 constexpr auto kCopyFromFloat = OPTSTATE_TARGET_TABLE(CopyFromFloat);
 
 }  // namespace
@@ -150,13 +188,10 @@ void CastFromFloatOn(Target target, DType to, const float* in, void* out,
   kCopyFromFloat.For(target)(to, in, out, numel);
 }
 
-void AccumulateOn(Target target, DType dtype, const void* gradient, bool first,
+void AccumulateOn(Target target, DType dtype,
+                  absl::Span<const void* const> gradients, bool first,
                   float* sum, size_t numel, UndoSlot* undo) {
-  if (first) {
-    kCopyToFloat.For(target)(dtype, gradient, sum, numel);
-  } else {
-    kAddToFloat.For(target)(dtype, gradient, sum, numel, undo);
-  }
+  kAccumulateAll.For(target)(dtype, gradients, first, sum, numel, undo);
 }
 
 }  // namespace optstate::cpu

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "absl/types/span.h"
 #include "kernels/cpu/targets.h"
 #include "proto/types/dtype.h"
 
@@ -17,7 +18,8 @@ void CastToFloatOn(Target target, DType from, const void* in, float* out,
                    size_t numel);
 void CastFromFloatOn(Target target, DType to, const float* in, void* out,
                      size_t numel);
-void AccumulateOn(Target target, DType dtype, const void* gradient, bool first,
+void AccumulateOn(Target target, DType dtype,
+                  absl::Span<const void* const> gradients, bool first,
                   float* sum, size_t numel, UndoSlot* undo);
 
 }  // namespace optstate::cpu

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cast.h"
 #include "kernels/cpu/guarded_array.h"
@@ -28,6 +29,12 @@ using cpu::TargetName;
 constexpr DType kHalfDTypes[] = {DType::kBFloat16, DType::kFloat16};
 constexpr DType kAllDTypes[] = {DType::kFloat32, DType::kBFloat16,
                                 DType::kFloat16};
+
+void AccumulateOne(Target target, DType dtype, const void* gradient, bool first,
+                   float* sum, size_t numel, UndoSlot* undo) {
+  cpu::AccumulateOn(target, dtype, absl::MakeConstSpan(&gradient, 1), first,
+                    sum, numel, undo);
+}
 
 uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
 float FromBits(uint32_t bits) { return std::bit_cast<float>(bits); }
@@ -177,11 +184,11 @@ TEST_P(CastTest, AccumulateAddsInFloat) {
       gradient[i] = RoundedBits(dtype, values[i]);
     }
     std::vector<float> sum(values.size(), 1e9f);
-    cpu::AccumulateOn(GetParam(), dtype, gradient.data(), /*first=*/true,
-                      sum.data(), sum.size(), /*undo=*/nullptr);
+    AccumulateOne(GetParam(), dtype, gradient.data(), /*first=*/true,
+                  sum.data(), sum.size(), /*undo=*/nullptr);
     for (int repeat = 0; repeat < 2; ++repeat) {
-      cpu::AccumulateOn(GetParam(), dtype, gradient.data(), /*first=*/false,
-                        sum.data(), sum.size(), /*undo=*/nullptr);
+      AccumulateOne(GetParam(), dtype, gradient.data(), /*first=*/false,
+                    sum.data(), sum.size(), /*undo=*/nullptr);
     }
     for (size_t i = 0; i < values.size(); ++i) {
       const float element = static_cast<float>(ValueOf(dtype, gradient[i]));
@@ -195,10 +202,53 @@ TEST_P(CastTest, AccumulateKeepsNan) {
   const float infinity = std::numeric_limits<float>::infinity();
   const std::vector<float> gradient = {nan, 1, infinity, -infinity};
   std::vector<float> sum = {1, nan, -infinity, -infinity};
-  cpu::AccumulateOn(GetParam(), DType::kFloat32, gradient.data(),
-                    /*first=*/false, sum.data(), sum.size(), /*undo=*/nullptr);
+  AccumulateOne(GetParam(), DType::kFloat32, gradient.data(),
+                /*first=*/false, sum.data(), sum.size(), /*undo=*/nullptr);
   for (int i = 0; i < 3; ++i) EXPECT_EQ(Bits(sum[i]), 0x7FC00000u) << i;
   EXPECT_EQ(sum[3], -infinity);
+}
+
+TEST_P(CastTest, AccumulateSumsSeveralGradientsFirst) {
+  std::mt19937 random(TestSeed());
+  std::normal_distribution<float> normal;
+  for (size_t numel : {1, 17, 1023, 1024, 1025, 2500}) {
+    std::vector<float> gradients[3];
+    std::vector<const void*> pointers;
+    for (auto& gradient : gradients) {
+      for (size_t i = 0; i < numel; ++i) gradient.push_back(normal(random));
+      pointers.push_back(gradient.data());
+    }
+    std::vector<float> start(numel);
+    for (float& x : start) x = normal(random);
+    std::vector<float> expected(numel);
+    for (size_t i = 0; i < numel; ++i) {
+      expected[i] = gradients[0][i] + gradients[1][i] + gradients[2][i];
+    }
+    GuardedArray<float> sum(start, numel);
+    cpu::AccumulateOn(GetParam(), DType::kFloat32, pointers, /*first=*/true,
+                      sum.data(), numel, /*undo=*/nullptr);
+    EXPECT_EQ(sum.elements(), expected);
+    for (size_t i = 0; i < numel; ++i) expected[i] = start[i] + expected[i];
+    for (bool with_undo : {false, true}) {
+      GuardedSlot slot;
+      GuardedArray<float> again(start, numel);
+      cpu::AccumulateOn(GetParam(), DType::kFloat32, pointers, /*first=*/false,
+                        again.data(), numel, with_undo ? slot.get() : nullptr);
+      EXPECT_EQ(again.elements(), expected);
+      EXPECT_TRUE(again.GuardsAreIntact());
+      EXPECT_TRUE(
+          slot.HoldsNothingBut(with_undo ? start : std::vector<float>()));
+    }
+  }
+}
+
+TEST_P(CastTest, AccumulateOfSeveralGradientsMakesOneNan) {
+  const float nans[] = {FromBits(0xFFF12345u), FromBits(0x7F812345u)};
+  const void* const gradients[] = {nans, nans};
+  float sum[2];
+  cpu::AccumulateOn(GetParam(), DType::kFloat32, gradients, /*first=*/true, sum,
+                    2, /*undo=*/nullptr);
+  for (float x : sum) EXPECT_EQ(Bits(x), 0x7FC00000u);
 }
 
 // Sizes around the vectors' lengths, odd addresses, and nothing written beside.
@@ -213,13 +263,13 @@ TEST_P(CastTest, EverySizeStaysWithinItsArray) {
       cpu::CastFromFloatOn(GetParam(), dtype, in.data(), halves.data(), numel);
       cpu::CastToFloatOn(GetParam(), dtype, halves.data(), out.data(), numel);
       EXPECT_EQ(out.elements(), values);
-      cpu::AccumulateOn(GetParam(), dtype, halves.data(), /*first=*/false,
-                        out.data(), numel, /*undo=*/nullptr);
+      AccumulateOne(GetParam(), dtype, halves.data(), /*first=*/false,
+                    out.data(), numel, /*undo=*/nullptr);
       for (float& value : values) value *= 2;
       EXPECT_EQ(out.elements(), values);
       GuardedSlot slot;
-      cpu::AccumulateOn(GetParam(), dtype, halves.data(), /*first=*/false,
-                        out.data(), numel, slot.get());
+      AccumulateOne(GetParam(), dtype, halves.data(), /*first=*/false,
+                    out.data(), numel, slot.get());
       EXPECT_TRUE(slot.HoldsNothingBut(values));
       for (float& value : values) value *= 1.5f;
       EXPECT_EQ(out.elements(), values);

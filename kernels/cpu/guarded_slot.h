@@ -25,18 +25,19 @@ class GuardedSlot {
   UndoSlot* get() { return &pages_->slot; }
 
   // After an update: what progress calls in flight are the last elements of
-  // these arrays, the first of them in old[0] and all equally long, and nothing
-  // beside the ring parts of as many arrays was written.
+  // these arrays, the first of them in old[0] and all equally long or empty,
+  // and nothing beside the ring parts of those that are not empty was written.
   bool HoldsTheEndOf(const std::vector<std::vector<float>>& arrays) const {
     const UndoSlot& slot = pages_->slot;
     const uint64_t progress = slot.progress.load();
-    const size_t begin = progress >> 16;
-    const size_t position = progress >> 8 & 0xFF;
-    const size_t length = progress & 0xFF;
+    const size_t begin = progress >> 32;
+    const size_t position = progress >> 16 & 0xFFFF;
+    const size_t length = progress & 0xFFFF;
     if (begin + length != arrays[0].size()) return false;
     GuardedSlot expected;
     expected.get()->progress.store(progress);
-    for (size_t k = 0; k < arrays.size() && !arrays[k].empty(); ++k) {
+    for (size_t k = 0; k < arrays.size(); ++k) {
+      if (arrays[k].empty()) continue;
       std::memcpy(expected.get()->old[k], slot.old[k], sizeof(slot.old[k]));
       if (std::memcmp(slot.old[k] + position, arrays[k].data() + begin,
                       length * sizeof(float)) != 0) {

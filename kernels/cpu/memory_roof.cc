@@ -46,11 +46,11 @@ HWY_INLINE void StoreAny(Floats, hn::Vec<Floats> v, uint16_t* to) {
 template <typename Element>
 void AddAll(const TileView& view) {
   const Floats d;
-  const auto* gradient = static_cast<const Element*>(view.gradient);
+  const auto* gradient = static_cast<const Element*>(view.gradients[0]);
   auto* parameter = static_cast<Element*>(view.parameter);
   float* master = view.master;
-  float* exp_avg = view.state[0];
-  float* exp_avg_sq = view.state[1];
+  auto* exp_avg = static_cast<float*>(view.state[0]);
+  auto* exp_avg_sq = static_cast<float*>(view.state[1]);
   const auto zero = hn::Zero(d);
   for (size_t i = 0; i + hn::Lanes(d) <= view.numel; i += hn::Lanes(d)) {
     const auto g = LoadAny(d, gradient + i);

@@ -6,8 +6,10 @@
 #include <cstring>
 #include <limits>
 
+#include "absl/types/span.h"
 #include "kernels/cpu/highway_config.h"
 #include "kernels/cpu/targets.h"
+#include "kernels/reduction.h"
 #include "proto/types/dtype.h"
 
 // The rest of this file is compiled once per target.
@@ -17,16 +19,17 @@
 // After foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/gradient_sum-inl.h"
 
 #ifndef OPTSTATE_KERNELS_CPU_REDUCE_CC_
 #define OPTSTATE_KERNELS_CPU_REDUCE_CC_
 namespace optstate::cpu {
 
-// Part of the definition of the sum, not of the machine.
+// Part of the definition, not of the machine.
 inline constexpr size_t kAccumulators = 16;
 
-// Elements whose squares are summed before the next accumulators' turn: as many
-// as stay in the first-level cache.
+// Elements that are reduced before the next accumulators' turn: as many as stay
+// in the first-level cache, with a copy.
 inline constexpr size_t kStripElements = 2048;
 static_assert(kStripElements % kAccumulators == 0);
 
@@ -41,59 +44,106 @@ namespace hn = hwy::HWY_NAMESPACE;
 // As many accumulators as a vector holds, at most half of them all.
 using Doubles = hn::CappedTag<double, kAccumulators / 2>;
 
-template <DType kDType>
-HWY_INLINE hn::Vec<Doubles> LoadSquares(Doubles d,
-                                        const StorageOf<kDType>* from) {
-  const hn::Rebind<float, Doubles> df;
-  const auto element = hn::PromoteTo(d, LoadFloats<kDType>(df, from));
+// Takes an element into its accumulator.
+template <Reduction kReduction, class V>
+HWY_INLINE V Taken(V accumulator, V element) {
   // Exact: 24 bits of mantissa make 48. So fusing it with the addition would
   // change nothing, here alone.
-  return hn::Mul(element, element);
+  if constexpr (kReduction == Reduction::kSumOfSquares) {
+    return hn::Add(accumulator, hn::Mul(element, element));
+  } else if constexpr (kReduction == Reduction::kSumOfAbsolutes) {
+    return hn::Add(accumulator, hn::Abs(element));
+  } else {
+    const V magnitude = hn::Abs(element);
+    return hn::IfThenElse(
+        hn::Or(hn::Gt(magnitude, accumulator), hn::IsNaN(magnitude)), magnitude,
+        accumulator);
+  }
 }
 
-// Adds element i's square to accumulators[i % 16]. `count` is a multiple of 16.
-// Two vectors of accumulators at a time, so that they stay in registers: the
-// two that SumOfAccumulators adds first.
 template <DType kDType>
-HWY_INLINE void AddSquares(const StorageOf<kDType>* gradient, size_t count,
-                           double* accumulators) {
+HWY_INLINE hn::Vec<Doubles> LoadDoubles(Doubles d,
+                                        const StorageOf<kDType>* from) {
+  const hn::Rebind<float, Doubles> df;
+  return hn::PromoteTo(d, LoadFloats<kDType>(df, from));
+}
+
+// Takes element i into accumulators[i % 16]. `count` is a multiple of 16.
+// Two vectors of accumulators at a time, so that they stay in registers: the
+// two that ResultOf takes together first.
+template <Reduction kReduction, DType kDType>
+HWY_INLINE void TakeStrip(const StorageOf<kDType>* gradient, size_t count,
+                          double* accumulators) {
   constexpr size_t kHalf = kAccumulators / 2;
   const Doubles d;
   for (size_t k = 0; k < kHalf; k += hn::Lanes(d)) {
     auto low = hn::LoadU(d, accumulators + k);
     auto high = hn::LoadU(d, accumulators + k + kHalf);
     for (size_t i = k; i < count; i += kAccumulators) {
-      low = hn::Add(low, LoadSquares<kDType>(d, gradient + i));
-      high = hn::Add(high, LoadSquares<kDType>(d, gradient + i + kHalf));
+      low = Taken<kReduction>(low, LoadDoubles<kDType>(d, gradient + i));
+      high =
+          Taken<kReduction>(high, LoadDoubles<kDType>(d, gradient + i + kHalf));
     }
     hn::StoreU(low, d, accumulators + k);
     hn::StoreU(high, d, accumulators + k + kHalf);
   }
 }
 
-template <DType kDType>
-void AddAllSquares(const void* gradient, size_t numel, double* accumulators) {
+template <Reduction kReduction, DType kDType>
+void TakeGradient(const void* gradient, size_t numel, double* accumulators) {
   const auto* elements = static_cast<const StorageOf<kDType>*>(gradient);
   const size_t whole = numel - numel % kAccumulators;
   for (size_t begin = 0; begin < whole; begin += kStripElements) {
-    AddSquares<kDType>(elements + begin,
-                       std::min(kStripElements, whole - begin), accumulators);
+    TakeStrip<kReduction, kDType>(elements + begin,
+                                  std::min(kStripElements, whole - begin),
+                                  accumulators);
   }
+  if (whole == numel) return;
   // The rest is filled up with zeros, which change no accumulator.
   StorageOf<kDType> rest[kAccumulators] = {};
   std::memcpy(rest, elements + whole, (numel - whole) * sizeof(rest[0]));
-  if (whole < numel) AddSquares<kDType>(rest, kAccumulators, accumulators);
+  TakeStrip<kReduction, kDType>(rest, kAccumulators, accumulators);
 }
 
-void AddSquaresOfDType(DType dtype, const void* gradient, size_t numel,
-                       double* accumulators) {
+template <Reduction kReduction>
+void TakeGradients(DType dtype, absl::Span<const void* const> gradients,
+                   size_t numel, double* accumulators) {
+  if (gradients.size() > 1) {
+    HWY_ALIGN float sum[kStripElements];
+    for (size_t begin = 0; begin < numel; begin += kStripElements) {
+      const size_t count = std::min(kStripElements, numel - begin);
+      SumOfGradients(dtype, gradients, begin, count, sum);
+      TakeGradient<kReduction, DType::kFloat32>(sum, count, accumulators);
+    }
+    return;
+  }
+  const void* gradient = gradients[0];
   switch (dtype) {
     case DType::kFloat32:
-      return AddAllSquares<DType::kFloat32>(gradient, numel, accumulators);
+      return TakeGradient<kReduction, DType::kFloat32>(gradient, numel,
+                                                       accumulators);
     case DType::kBFloat16:
-      return AddAllSquares<DType::kBFloat16>(gradient, numel, accumulators);
+      return TakeGradient<kReduction, DType::kBFloat16>(gradient, numel,
+                                                        accumulators);
     case DType::kFloat16:
-      return AddAllSquares<DType::kFloat16>(gradient, numel, accumulators);
+      return TakeGradient<kReduction, DType::kFloat16>(gradient, numel,
+                                                       accumulators);
+  }
+}
+
+void TakeAll(Reduction reduction, DType dtype,
+             absl::Span<const void* const> gradients, size_t numel,
+             double* accumulators) {
+  switch (reduction) {
+    case Reduction::kSumOfSquares:
+      return TakeGradients<Reduction::kSumOfSquares>(dtype, gradients, numel,
+                                                     accumulators);
+    case Reduction::kSumOfAbsolutes:
+      return TakeGradients<Reduction::kSumOfAbsolutes>(dtype, gradients, numel,
+                                                       accumulators);
+    case Reduction::kLargestAbsolute:
+      return TakeGradients<Reduction::kLargestAbsolute>(dtype, gradients, numel,
+                                                        accumulators);
   }
 }
 
@@ -109,11 +159,19 @@ HWY_AFTER_NAMESPACE();
 namespace optstate::cpu {
 namespace {
 
-constexpr auto kAddSquaresOfDType = OPTSTATE_TARGET_TABLE(AddSquaresOfDType);
+constexpr auto kTakeAll = OPTSTATE_TARGET_TABLE(TakeAll);
 
-double SumOfAccumulators(double* accumulators) {
+double Together(Reduction reduction, double a, double b) {
+  if (reduction != Reduction::kLargestAbsolute) return a + b;
+  return b > a || std::isnan(b) ? b : a;
+}
+
+double ResultOf(Reduction reduction, double* accumulators) {
   for (size_t half = kAccumulators / 2; half > 0; half /= 2) {
-    for (size_t k = 0; k < half; ++k) accumulators[k] += accumulators[k + half];
+    for (size_t k = 0; k < half; ++k) {
+      accumulators[k] =
+          Together(reduction, accumulators[k], accumulators[k + half]);
+    }
   }
   // One NaN, whatever the machine makes.
   if (std::isnan(accumulators[0])) {
@@ -124,12 +182,12 @@ double SumOfAccumulators(double* accumulators) {
 
 }  // namespace
 
-double SumOfSquaresOn(Target target, DType dtype, const void* gradient,
-                      size_t numel) {
+double ReduceOn(Target target, Reduction reduction, DType dtype,
+                absl::Span<const void* const> gradients, size_t numel) {
   if (numel == 0) return 0;
   double accumulators[kAccumulators] = {};
-  kAddSquaresOfDType.For(target)(dtype, gradient, numel, accumulators);
-  return SumOfAccumulators(accumulators);
+  kTakeAll.For(target)(reduction, dtype, gradients, numel, accumulators);
+  return ResultOf(reduction, accumulators);
 }
 
 }  // namespace optstate::cpu

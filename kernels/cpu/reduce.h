@@ -3,14 +3,16 @@
 
 #include <cstddef>
 
+#include "absl/types/span.h"
 #include "kernels/cpu/targets.h"
+#include "kernels/reduction.h"
 #include "proto/types/dtype.h"
 
 namespace optstate::cpu {
 
-// SumOfSquares of kernels/reduce.h on one of SupportedTargets().
-double SumOfSquaresOn(Target target, DType dtype, const void* gradient,
-                      size_t numel);
+// Reduce of kernels/reduce.h on one of SupportedTargets().
+double ReduceOn(Target target, Reduction reduction, DType dtype,
+                absl::Span<const void* const> gradients, size_t numel);
 
 }  // namespace optstate::cpu
 

@@ -1,5 +1,6 @@
 #include "kernels/reduce.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -9,38 +10,53 @@
 #include <string>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "kernels/cast.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/cpu/targets.h"
+#include "kernels/test_keys.h"
 #include "kernels/test_seed.h"
 #include "proto/types/dtype.h"
 
 namespace optstate {
 namespace {
 
-using cpu::SumOfSquaresOn;
 using cpu::SupportedTargets;
 using cpu::Target;
 using cpu::TargetName;
 
-constexpr DType kAllDTypes[] = {DType::kFloat32, DType::kBFloat16,
-                                DType::kFloat16};
+constexpr Reduction kAllReductions[] = {Reduction::kSumOfSquares,
+                                        Reduction::kSumOfAbsolutes,
+                                        Reduction::kLargestAbsolute};
 
-// The definition in reduce.h, word for word.
-double DefinedSum(const std::vector<float>& gradient) {
+double Together(Reduction reduction, double a, double b) {
+  if (reduction == Reduction::kLargestAbsolute) return std::max(a, b);
+  return a + b;
+}
+
+// The definition in reduce.h, word for word, for numbers.
+double Defined(Reduction reduction, const std::vector<float>& gradient) {
   double accumulator[16] = {};
   for (size_t i = 0; i < gradient.size(); ++i) {
-    const double element = gradient[i];
-    accumulator[i % 16] += element * element;
+    double element = std::abs(static_cast<double>(gradient[i]));
+    if (reduction == Reduction::kSumOfSquares) element *= element;
+    double& taken = accumulator[i % 16];
+    taken = Together(reduction, taken, element);
   }
-  double eight[8];
-  for (int k = 0; k < 8; ++k) eight[k] = accumulator[k] + accumulator[k + 8];
-  double four[4];
-  for (int k = 0; k < 4; ++k) four[k] = eight[k] + eight[k + 4];
-  const double even = four[0] + four[2];
-  const double odd = four[1] + four[3];
-  return even + odd;
+  for (int half : {8, 4, 2, 1}) {
+    for (int k = 0; k < half; ++k) {
+      accumulator[k] =
+          Together(reduction, accumulator[k], accumulator[k + half]);
+    }
+  }
+  return accumulator[0];
+}
+
+double ReduceOne(Target target, Reduction reduction, DType dtype,
+                 const void* gradient, size_t numel) {
+  return cpu::ReduceOn(target, reduction, dtype,
+                       absl::MakeConstSpan(&gradient, 1), numel);
 }
 
 uint64_t Bits(double value) { return std::bit_cast<uint64_t>(value); }
@@ -71,71 +87,114 @@ std::vector<float> RandomValues(size_t numel, std::mt19937* random) {
   return values;
 }
 
-class SumOfSquaresTest : public testing::TestWithParam<Target> {};
+class ReduceTest : public testing::TestWithParam<Target> {};
 
-TEST_P(SumOfSquaresTest, HasTheDefinedOrder) {
+TEST_P(ReduceTest, HasTheDefinedOrder) {
   std::mt19937 random(TestSeed());
   std::vector<size_t> sizes = {2047, 2048, 2049, 4095, 4096, 4097, 10007};
   for (size_t numel = 0; numel <= 70; ++numel) sizes.push_back(numel);
-  for (DType dtype : kAllDTypes) {
-    for (size_t numel : sizes) {
-      const Gradient gradient =
-          MakeGradient(dtype, RandomValues(numel, &random));
-      const double sum =
-          SumOfSquaresOn(GetParam(), dtype, gradient.data(), numel);
-      ASSERT_EQ(Bits(sum), Bits(DefinedSum(gradient.floats)))
-          << Name(dtype) << " x " << numel;
-    }
-  }
-}
-
-TEST_P(SumOfSquaresTest, IsNotFiniteExactlyWhenAnElementIsNot) {
-  for (DType dtype : kAllDTypes) {
-    for (size_t position = 0; position < 67; ++position) {
-      for (float special : {std::numeric_limits<float>::infinity(),
-                            -std::numeric_limits<float>::infinity(),
-                            std::numeric_limits<float>::quiet_NaN()}) {
-        std::vector<float> values(67, 1.0f);
-        values[position] = special;
-        const Gradient gradient = MakeGradient(dtype, values);
-        const double sum =
-            SumOfSquaresOn(GetParam(), dtype, gradient.data(), values.size());
-        ASSERT_FALSE(std::isfinite(sum)) << Name(dtype) << " " << position;
-        ASSERT_EQ(std::isnan(sum), std::isnan(special));
+  for (Reduction reduction : kAllReductions) {
+    for (DType dtype : kAllDTypes) {
+      for (size_t numel : sizes) {
+        const Gradient gradient =
+            MakeGradient(dtype, RandomValues(numel, &random));
+        ASSERT_EQ(Bits(ReduceOne(GetParam(), reduction, dtype, gradient.data(),
+                                 numel)),
+                  Bits(Defined(reduction, gradient.floats)))
+            << Name(dtype) << " x " << numel;
       }
     }
   }
 }
 
-TEST_P(SumOfSquaresTest, ExtremeFloatsNeitherOverflowNorVanish) {
-  const std::vector<float> largest(100, std::numeric_limits<float>::max());
-  EXPECT_EQ(SumOfSquaresOn(GetParam(), DType::kFloat32, largest.data(), 100),
-            DefinedSum(largest));
-  const std::vector<float> smallest(100,
-                                    std::numeric_limits<float>::denorm_min());
-  const double sum =
-      SumOfSquaresOn(GetParam(), DType::kFloat32, smallest.data(), 100);
-  EXPECT_EQ(sum, DefinedSum(smallest));
-  EXPECT_GT(sum, 0);
+TEST_P(ReduceTest, SeveralGradientsAreSummedInFloatFirst) {
+  std::mt19937 random(TestSeed());
+  for (Reduction reduction : kAllReductions) {
+    for (DType dtype : kAllDTypes) {
+      for (size_t numel : {1, 15, 16, 17, 2047, 2048, 2049, 4097}) {
+        std::vector<Gradient> gradients;
+        std::vector<const void*> pointers;
+        std::vector<float> sum;
+        for (int k = 0; k < 3; ++k) {
+          gradients.push_back(
+              MakeGradient(dtype, RandomValues(numel, &random)));
+          const std::vector<float>& floats = gradients.back().floats;
+          if (k == 0) sum = floats;
+          for (size_t i = 0; k > 0 && i < numel; ++i) sum[i] += floats[i];
+        }
+        for (const Gradient& gradient : gradients) {
+          pointers.push_back(gradient.data());
+        }
+        ASSERT_EQ(
+            Bits(cpu::ReduceOn(GetParam(), reduction, dtype, pointers, numel)),
+            Bits(Defined(reduction, sum)))
+            << Name(dtype) << " x " << numel;
+      }
+    }
+  }
 }
 
-TEST_P(SumOfSquaresTest, NanIsTheSameEverywhere) {
+TEST_P(ReduceTest, IsNotFiniteExactlyWhenAnElementIsNot) {
+  for (Reduction reduction : kAllReductions) {
+    for (DType dtype : kAllDTypes) {
+      for (size_t position = 0; position < 67; ++position) {
+        for (float special : {std::numeric_limits<float>::infinity(),
+                              -std::numeric_limits<float>::infinity(),
+                              std::numeric_limits<float>::quiet_NaN()}) {
+          std::vector<float> values(67, 1.0f);
+          values[position] = special;
+          // NaN wins, wherever infinity is.
+          if (std::isnan(special)) {
+            values[(position + 16) % 67] =
+                std::numeric_limits<float>::infinity();
+          }
+          const Gradient gradient = MakeGradient(dtype, values);
+          const double result = ReduceOne(GetParam(), reduction, dtype,
+                                          gradient.data(), values.size());
+          ASSERT_FALSE(std::isfinite(result)) << Name(dtype) << " " << position;
+          ASSERT_EQ(std::isnan(result), std::isnan(special));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(ReduceTest, ExtremeFloatsNeitherOverflowNorVanish) {
+  for (Reduction reduction : kAllReductions) {
+    for (float extreme : {std::numeric_limits<float>::max(),
+                          std::numeric_limits<float>::denorm_min()}) {
+      const std::vector<float> values(100, extreme);
+      const double result =
+          ReduceOne(GetParam(), reduction, DType::kFloat32, values.data(), 100);
+      EXPECT_EQ(result, Defined(reduction, values));
+      EXPECT_TRUE(result > 0 && std::isfinite(result));
+    }
+  }
+}
+
+TEST_P(ReduceTest, NanIsTheSameEverywhere) {
   const std::vector<float> values = {std::bit_cast<float>(0xFFC12345u), 1.0f,
                                      std::numeric_limits<float>::infinity()};
-  EXPECT_EQ(Bits(SumOfSquaresOn(GetParam(), DType::kFloat32, values.data(), 3)),
-            Bits(std::numeric_limits<double>::quiet_NaN()));
+  for (Reduction reduction : kAllReductions) {
+    EXPECT_EQ(Bits(ReduceOne(GetParam(), reduction, DType::kFloat32,
+                             values.data(), 3)),
+              Bits(std::numeric_limits<double>::quiet_NaN()));
+  }
 }
 
-INSTANTIATE_TEST_SUITE_P(Targets, SumOfSquaresTest,
+INSTANTIATE_TEST_SUITE_P(Targets, ReduceTest,
                          testing::ValuesIn(SupportedTargets().begin(),
                                            SupportedTargets().end()),
                          [](const testing::TestParamInfo<Target>& target) {
                            return std::string(TargetName(target.param));
                          });
 
-TEST(SumOfSquaresDispatchTest, UsesTheBestTarget) {
+TEST(ReduceDispatchTest, UsesTheBestTarget) {
   const float values[] = {1, 2, 3};
   EXPECT_EQ(SumOfSquares(DType::kFloat32, values, 3), 14);
+  const void* const gradients[] = {values, values};
+  EXPECT_EQ(Reduce(Reduction::kSumOfAbsolutes, DType::kFloat32, gradients, 3),
+            12);
 }
 
 }  // namespace

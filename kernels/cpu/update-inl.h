@@ -3,12 +3,15 @@
 // A rule is the arithmetic on registers and nothing else:
 //
 //   struct Rule {
-//     static constexpr int kStateArrays;         // 0 to kMaxStateArrays
+//     static constexpr uint32_t kStates;  // bit k: it has state array k
+//     static constexpr uint32_t kSquares;  // bit k: ... which is never
+//     negative static constexpr auto kPrepare = ...;  // UpdateKernel::prepare
+//     static constexpr auto kAdvance = ...;  // UpdateKernel::advance, nullptr
 //     explicit Rule(const UpdateFactors& factors);
-//     // `gradient` as it was pushed; the rule scales it. Updates the others
-//     // in place; those beyond kStateArrays are neither loaded nor stored.
+//     // `grad` is summed, scaled and cut. Updates the others in place; those
+//     // that it does not have are neither loaded nor stored.
 //     template <class D, class V>
-//     void operator()(D d, V gradient, V& master, V& state0, V& state1,
+//     void operator()(D d, V grad, V& master, V& state0, V& state1,
 //                     V& state2) const;
 //   };
 //
@@ -22,12 +25,16 @@
 #define OPTSTATE_KERNELS_CPU_UPDATE_INL_H_
 #endif
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/gradient_sum-inl.h"
+#include "kernels/cpu/product-inl.h"
+#include "kernels/cpu/tile_arrays-inl.h"
 #include "kernels/undo.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
@@ -37,62 +44,133 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The arrays of a TileView with their element types.
-template <DType kGradient, DType kParameter>
-struct TileArrays {
-  const StorageOf<kGradient>* gradient;
-  StorageOf<kParameter>* parameter;
-  float* master;
-  float* state[kMaxStateArrays];
-};
-
 // How far ahead of the arithmetic to fetch. Square root and division fill the
 // CPU's window with few elements, and the hardware's own prefetching stops at
 // each page; README.md has what this gains.
 inline constexpr size_t kPrefetchElements = 128;
 
+// Several gradients are summed this many elements at a time: the sum stays in
+// the first-level cache. An even number of vectors, so that the two positions
+// of the undo ring go on taking turns.
+inline constexpr size_t kStripElements = 256;
+static_assert(kStripElements % kUndoRingElements == 0);
+
+template <class Rule>
+constexpr bool HasState(int k) {
+  return (Rule::kStates >> k & 1) != 0;
+}
+
 // Asks for what UpdateVector(i) will read. It may lie behind the arrays, where
 // a prefetch does no harm; with tiles it is the next one's beginning.
-template <class Rule, DType kGradient, DType kParameter>
-HWY_INLINE void PrefetchInputs(const TileArrays<kGradient, kParameter>& arrays,
-                               size_t i) {
-  hwy::Prefetch(arrays.gradient + i);
+template <class Rule, class Arrays>
+HWY_INLINE void PrefetchInputs(const Arrays& arrays, size_t i) {
+  hwy::Prefetch(static_cast<const uint8_t*>(arrays.gradient) +
+                i * arrays.GradientBytes());
   hwy::Prefetch(arrays.master + i);
-  for (int k = 0; k < Rule::kStateArrays; ++k) {
-    hwy::Prefetch(arrays.state[k] + i);
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (HasState<Rule>(k)) {
+      hwy::Prefetch(static_cast<const uint8_t*>(arrays.state[k]) +
+                    i * arrays.StateBytes());
+    }
   }
 }
 
-// One whole vector of elements, from index `i` on. With kUndo their old values
-// go to `position` in `undo` first; undo.h says why in this order.
-template <bool kUndo, class D, class Rule, DType kGradient, DType kParameter>
-HWY_INLINE void UpdateVector(D d, const Rule& rule,
-                             const TileArrays<kGradient, kParameter>& arrays,
-                             size_t i, UndoSlot* undo, size_t position) {
-  constexpr int kStates = Rule::kStateArrays;
-  const auto gradient = LoadFloats<kGradient>(d, arrays.gradient + i);
-  auto master = hn::LoadU(d, arrays.master + i);
-  auto state0 = hn::Zero(d);
-  auto state1 = hn::Zero(d);
-  auto state2 = hn::Zero(d);
-  if constexpr (kStates > 0) state0 = hn::LoadU(d, arrays.state[0] + i);
-  if constexpr (kStates > 1) state1 = hn::LoadU(d, arrays.state[1] + i);
-  if constexpr (kStates > 2) state2 = hn::LoadU(d, arrays.state[2] + i);
+// The gradient times the factor, cut to the limit; NaN stays NaN.
+class GradientScale {
+ public:
+  explicit GradientScale(const UpdateFactors& factors)
+      : factor_(factors.gradient_factor), limit_(factors.gradient_limit) {}
 
-  if constexpr (kUndo) {
-    hn::StoreU(master, d, undo->old[0] + position);
-    if constexpr (kStates > 0) hn::StoreU(state0, d, undo->old[1] + position);
-    if constexpr (kStates > 1) hn::StoreU(state1, d, undo->old[2] + position);
-    if constexpr (kStates > 2) hn::StoreU(state2, d, undo->old[3] + position);
-    PublishProgress(undo, UndoProgress(i, position, hn::Lanes(d)));
+  template <class D, class V>
+  HWY_INLINE V operator()(D d, V gradient) const {
+    const V scaled = Product(gradient, hn::Set(d, factor_));
+    const V limit = hn::Set(d, limit_);
+    return hn::IfThenElse(hn::Gt(hn::Abs(scaled), limit),
+                          hn::CopySign(limit, scaled), scaled);
   }
-  rule(d, gradient, master, state0, state1, state2);
 
+ private:
+  const float factor_;
+  const float limit_;
+};
+
+// The vectors from index `i` of `arrays` on.
+template <class Rule, class D, class Arrays, class V>
+HWY_INLINE void LoadInputs(D d, const Arrays& arrays, size_t i, V& gradient,
+                           V& master, V& state0, V& state1, V& state2) {
+  gradient = arrays.LoadGradient(d, i);
+  master = hn::LoadU(d, arrays.master + i);
+  state0 = state1 = state2 = hn::Zero(d);
+  if constexpr (HasState<Rule>(0)) state0 = arrays.LoadState(d, 0, i);
+  if constexpr (HasState<Rule>(1)) state1 = arrays.LoadState(d, 1, i);
+  if constexpr (HasState<Rule>(2)) state2 = arrays.LoadState(d, 2, i);
+}
+
+template <class Rule, class D, class V>
+HWY_INLINE void SaveOld(D d, UndoSlot* undo, size_t position, V master,
+                        V state0, V state1, V state2) {
+  auto& old = undo->old;
+  hn::StoreU(master, d, old[0] + position);
+  if constexpr (HasState<Rule>(0)) hn::StoreU(state0, d, old[1] + position);
+  if constexpr (HasState<Rule>(1)) hn::StoreU(state1, d, old[2] + position);
+  if constexpr (HasState<Rule>(2)) hn::StoreU(state2, d, old[3] + position);
+}
+
+// What LoadInputs gave, updated.
+template <class D, class Rule, class Arrays, class V>
+HWY_INLINE void UpdateLoaded(D d, const GradientScale& scale, const Rule& rule,
+                             const Arrays& arrays, size_t i, V gradient,
+                             V master, V state0, V state1, V state2) {
+  rule(d, scale(d, gradient), master, state0, state1, state2);
   hn::StoreU(master, d, arrays.master + i);
-  if constexpr (kStates > 0) hn::StoreU(state0, d, arrays.state[0] + i);
-  if constexpr (kStates > 1) hn::StoreU(state1, d, arrays.state[1] + i);
-  if constexpr (kStates > 2) hn::StoreU(state2, d, arrays.state[2] + i);
-  StoreFloats<kParameter>(d, master, arrays.parameter + i);
+  if constexpr (HasState<Rule>(0)) arrays.StoreState(d, state0, 0, i);
+  if constexpr (HasState<Rule>(1)) arrays.StoreState(d, state1, 1, i);
+  if constexpr (HasState<Rule>(2)) arrays.StoreState(d, state2, 2, i);
+  arrays.StoreParameter(d, master, i);
+}
+
+// One whole vector of elements, from index `i` of `arrays` on. With kUndo their
+// old values go to `position` in `undo` first, as element `number` of the view;
+// undo.h says why in this order.
+template <bool kUndo, class D, class Rule, class Arrays>
+HWY_INLINE void UpdateVector(D d, const GradientScale& scale, const Rule& rule,
+                             const Arrays& arrays, size_t i, UndoSlot* undo,
+                             size_t number, size_t position) {
+  hn::Vec<D> gradient, master, state0, state1, state2;
+  LoadInputs<Rule>(d, arrays, i, gradient, master, state0, state1, state2);
+  if constexpr (kUndo) {
+    SaveOld<Rule>(d, undo, position, master, state0, state1, state2);
+    PublishProgress(undo, UndoProgress(number, position, hn::Lanes(d)));
+  }
+  UpdateLoaded(d, scale, rule, arrays, i, gradient, master, state0, state1,
+               state2);
+}
+
+// Two vectors with one progress: less to wait for between them.
+template <class D, class Rule, class Arrays>
+HWY_INLINE void UpdatePair(D d, const GradientScale& scale, const Rule& rule,
+                           const Arrays& arrays, size_t i, UndoSlot* undo,
+                           size_t number, size_t position) {
+  const size_t lanes = hn::Lanes(d);
+  hn::Vec<D> gradient, master, state0, state1, state2;
+  hn::Vec<D> gradient_b, master_b, state0_b, state1_b, state2_b;
+  LoadInputs<Rule>(d, arrays, i, gradient, master, state0, state1, state2);
+  LoadInputs<Rule>(d, arrays, i + lanes, gradient_b, master_b, state0_b,
+                   state1_b, state2_b);
+  SaveOld<Rule>(d, undo, position, master, state0, state1, state2);
+  SaveOld<Rule>(d, undo, position + lanes, master_b, state0_b, state1_b,
+                state2_b);
+  PublishProgress(undo, UndoProgress(number, position, 2 * lanes));
+  UpdateLoaded(d, scale, rule, arrays, i, gradient, master, state0, state1,
+               state2);
+  UpdateLoaded(d, scale, rule, arrays, i + lanes, gradient_b, master_b,
+               state0_b, state1_b, state2_b);
+}
+
+inline void CopyBytes(void* to, size_t to_offset, const void* from,
+                      size_t from_offset, size_t count) {
+  std::memcpy(static_cast<uint8_t*>(to) + to_offset,
+              static_cast<const uint8_t*>(from) + from_offset, count);
 }
 
 // The last elements of a tile, fewer than a vector. They take the same path as
@@ -101,74 +179,150 @@ HWY_INLINE void UpdateVector(D d, const Rule& rule,
 // without touching the bytes behind the array. The arguments are copies: if
 // the caller's own had an address here, each of its fences would make it load
 // them again.
-template <class D, class Rule, DType kGradient, DType kParameter>
-HWY_NOINLINE void UpdateTail(D d, Rule rule,
-                             TileArrays<kGradient, kParameter> arrays,
+template <class D, class Rule, class Arrays>
+HWY_NOINLINE void UpdateTail(D d, GradientScale scale, Rule rule, Arrays arrays,
                              size_t begin, size_t count, UndoSlot* undo,
-                             size_t position) {
+                             size_t number, size_t position) {
   constexpr size_t kLanes = hn::MaxLanes(d);
-  HWY_ALIGN StorageOf<kGradient> gradient[kLanes] = {};
-  HWY_ALIGN StorageOf<kParameter> parameter[kLanes];
+  HWY_ALIGN float gradient[kLanes] = {};  // enough for every dtype
+  HWY_ALIGN float parameter[kLanes];
   HWY_ALIGN float master[kLanes] = {};
-  HWY_ALIGN float state[kMaxStateArrays][kLanes] = {};
+  HWY_ALIGN float state[kStateArraysMax][kLanes] = {};
+  const size_t gradient_bytes = arrays.GradientBytes();
+  const size_t parameter_bytes = arrays.ParameterBytes();
+  const size_t state_bytes = arrays.StateBytes();
 
-  std::memcpy(gradient, arrays.gradient + begin, count * sizeof(gradient[0]));
+  CopyBytes(gradient, 0, arrays.gradient, begin * gradient_bytes,
+            count * gradient_bytes);
   std::memcpy(master, arrays.master + begin, count * sizeof(float));
-  for (int k = 0; k < Rule::kStateArrays; ++k) {
-    std::memcpy(state[k], arrays.state[k] + begin, count * sizeof(float));
+  Arrays tail = arrays;
+  tail.gradient = gradient;
+  tail.parameter = parameter;
+  tail.master = master;
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (!HasState<Rule>(k)) continue;
+    CopyBytes(state[k], 0, arrays.state[k], begin * state_bytes,
+              count * state_bytes);
+    tail.state[k] = state[k];
   }
+  tail.MoveFlat(begin);
   if (undo != nullptr) {
-    std::memcpy(undo->old[0] + position, master, count * sizeof(float));
-    for (int k = 0; k < Rule::kStateArrays; ++k) {
-      std::memcpy(undo->old[1 + k] + position, state[k], count * sizeof(float));
+    hn::StoreU(hn::Load(d, master), d, undo->old[0] + position);
+    for (int k = 0; k < kStateArraysMax; ++k) {
+      if (!HasState<Rule>(k)) continue;
+      hn::StoreU(tail.LoadState(d, k, 0), d, undo->old[1 + k] + position);
     }
-    PublishProgress(undo, UndoProgress(begin, position, count));
+    PublishProgress(undo, UndoProgress(number, position, count));
   }
-  UpdateVector</*kUndo=*/false>(
-      d, rule,
-      TileArrays<kGradient, kParameter>{
-          gradient, parameter, master, {state[0], state[1], state[2]}},
-      0, nullptr, 0);
+  UpdateVector</*kUndo=*/false>(d, scale, rule, tail, 0, nullptr, 0, 0);
   std::memcpy(arrays.master + begin, master, count * sizeof(float));
-  for (int k = 0; k < Rule::kStateArrays; ++k) {
-    std::memcpy(arrays.state[k] + begin, state[k], count * sizeof(float));
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (!HasState<Rule>(k)) continue;
+    CopyBytes(arrays.state[k], begin * state_bytes, state[k], 0,
+              count * state_bytes);
   }
-  std::memcpy(arrays.parameter + begin, parameter,
-              count * sizeof(parameter[0]));
+  CopyBytes(arrays.parameter, begin * parameter_bytes, parameter, 0,
+            count * parameter_bytes);
 }
 
-template <bool kUndo, class Rule, DType kGradient, DType kParameter>
-HWY_INLINE void UpdateElements(const UpdateFactors& factors,
-                               const TileView& view) {
+// Elements [begin, end) of `arrays`, whose element 0 is `number` in the view.
+template <bool kUndo, class Rule, class Arrays>
+HWY_NOINLINE void UpdateRange(const UpdateFactors& factors, Arrays arrays,
+                              size_t begin, size_t end, size_t number,
+                              UndoSlot* undo) {
   const Rule rule(factors);
-  const TileArrays<kGradient, kParameter> arrays = {
-      static_cast<const StorageOf<kGradient>*>(view.gradient),
-      static_cast<StorageOf<kParameter>*>(view.parameter),
-      view.master,
-      {view.state[0], view.state[1], view.state[2]}};
-  UndoSlot* const undo = view.undo;
-  const size_t numel = view.numel;
+  const GradientScale scale(factors);
   const hn::ScalableTag<float> d;
   static_assert(hn::MaxLanes(d) <= kUndoVectorElements);
   const size_t lanes = hn::Lanes(d);
-  size_t i = view.begin;
+  size_t i = begin;
   size_t position = 0;
-  for (; i + lanes <= numel; i += lanes) {
+  if constexpr (kUndo && 2 * hn::MaxLanes(d) <= kUndoVectorElements) {
+    for (; i + 2 * lanes <= end; i += 2 * lanes) {
+      PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
+      PrefetchInputs<Rule>(arrays, i + lanes + kPrefetchElements);
+      UpdatePair(d, scale, rule, arrays, i, undo, number + i, position);
+      position ^= kUndoVectorElements;
+    }
+  }
+  for (; i + lanes <= end; i += lanes) {
     PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
-    UpdateVector<kUndo>(d, rule, arrays, i, undo, position);
+    UpdateVector<kUndo>(d, scale, rule, arrays, i, undo, number + i, position);
     position ^= kUndoVectorElements;
   }
-  if (i < numel) UpdateTail(d, rule, arrays, i, numel - i, undo, position);
+  if (i < end) {
+    UpdateTail(d, scale, rule, arrays, i, end - i, undo, number + i, position);
+  }
+}
+
+template <class Rule, class Arrays>
+void UpdateRange(const UpdateFactors& factors, const Arrays& arrays,
+                 size_t begin, size_t end, size_t number, UndoSlot* undo) {
+  if (undo == nullptr) {
+    UpdateRange<false, Rule>(factors, arrays, begin, end, number, undo);
+  } else {
+    UpdateRange<true, Rule>(factors, arrays, begin, end, number, undo);
+  }
+}
+
+// `arrays` are those of `view` and take a gradient in float.
+template <class Rule, class Arrays>
+HWY_NOINLINE void UpdateSummed(const UpdateFactors& factors,
+                               const TileView& view, DType gradient_dtype,
+                               Arrays arrays) {
+  HWY_ALIGN float sum[kStripElements];
+  arrays.gradient = sum;
+  for (size_t begin = view.begin; begin < view.numel; begin += kStripElements) {
+    const size_t numel = std::min(kStripElements, view.numel - begin);
+    SumOfGradients(gradient_dtype, view.gradients, begin, numel, sum);
+    UpdateRange<Rule>(factors, From(arrays, begin), 0, numel, begin, view.undo);
+  }
+}
+
+inline TileArrays ArraysOf(const TileView& view) {
+  return {view.gradients[0],
+          view.parameter,
+          view.master,
+          {view.state[0], view.state[1], view.state[2]}};
 }
 
 // UpdateKernel::apply of a rule and a pair of dtypes.
 template <class Rule, DType kGradient, DType kParameter>
-void UpdateTile(const UpdateFactors& factors, const TileView& view) {
-  if (view.undo == nullptr) {
-    UpdateElements<false, Rule, kGradient, kParameter>(factors, view);
-  } else {
-    UpdateElements<true, Rule, kGradient, kParameter>(factors, view);
+void UpdateFixed(const UpdateFactors& factors, const TileView& view) {
+  if (view.gradients.size() == 1) {
+    const FixedArrays<kGradient, kParameter> arrays = {ArraysOf(view)};
+    return UpdateRange<Rule>(factors, arrays, view.begin, view.numel, 0,
+                             view.undo);
   }
+  const FixedArrays<DType::kFloat32, kParameter> arrays = {ArraysOf(view)};
+  UpdateSummed<Rule>(factors, view, kGradient, arrays);
+}
+
+inline AnyArrays ArraysOf(const TileView& view, DType gradient, DType parameter,
+                          StateFormat state, uint32_t random_seed) {
+  return {ArraysOf(view),  gradient,
+          parameter,       state,
+          view.flat_begin, RandomKeysOf(random_seed, view.flat_begin)};
+}
+
+template <class Rule>
+HWY_NOINLINE void UpdateOfFormats(const UpdateFactors& factors,
+                                  const TileView& view, DType gradient,
+                                  DType parameter, StateFormat state) {
+  const uint32_t seed = factors.random_seed;
+  if (view.gradients.size() == 1) {
+    return UpdateRange<Rule>(factors,
+                             ArraysOf(view, gradient, parameter, state, seed),
+                             view.begin, view.numel, 0, view.undo);
+  }
+  UpdateSummed<Rule>(factors, view, gradient,
+                     ArraysOf(view, DType::kFloat32, parameter, state, seed));
+}
+
+// UpdateKernel::apply of a rule with state arrays of float or bfloat16.
+template <class Rule, DType kGradient, DType kParameter, StateFormat kState>
+void UpdateAny(const UpdateFactors& factors, const TileView& view) {
+  UpdateOfFormats<Rule>(factors, view, kGradient, kParameter, kState);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

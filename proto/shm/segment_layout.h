@@ -15,7 +15,7 @@ namespace optstate::shm {
 //   +---------------------------+         +-----------------------------+
 //   | ClientHeader       4 KiB  |         | CompletionHeader     4 KiB  |
 //   | Submission[kRingEntries]  |         | Completion[kRingEntries]    |
-//   | CommitGroup[groups]       |         | text[kRingEntries][512]     |
+//   | CommitSettings, -Groups   |         | text[kRingEntries][512]     |
 //   | load window  kWindowBytes |         | fetch window  kWindowBytes  |
 //   | gradient area             |         +-----------------------------+
 //   +---------------------------+         parameter segment (engine writes, one
@@ -27,7 +27,7 @@ namespace optstate::shm {
 
 inline constexpr uint64_t kClientMagic = 0x31434c4354504f53;      // "SOPTCLC1"
 inline constexpr uint64_t kCompletionMagic = 0x31504d4354504f53;  // "SOPTCMP1"
-inline constexpr uint32_t kSegmentVersion = 1;
+inline constexpr uint32_t kSegmentVersion = 2;
 
 inline constexpr uint64_t kPageBytes = 4096;
 inline constexpr uint32_t kRingEntries = 1024;  // power of two
@@ -118,19 +118,22 @@ static_assert(offsetof(Submission, begin) == 32);
 static_assert(offsetof(Submission, max_norm) == 56);
 static_assert(std::is_trivially_copyable_v<Submission>);
 
-// Hyperparameters of one group in a commit; written before the submission is
-// published, read once when it is taken.
-struct CommitGroup {
-  double lr;
-  double beta1;
-  double beta2;
-  double eps;
-  double weight_decay;
-  uint32_t maximize;
-  uint32_t reserved0;
-  uint64_t reserved[2];
+// What a commit says beside its Submission; written before that is published,
+// read once when it is taken.
+struct CommitSettings {
+  double max_value;
+  double norm_type;
+  uint64_t reserved[14];
 };
-static_assert(sizeof(CommitGroup) == 64);
+static_assert(sizeof(CommitSettings) == 128);
+
+// Of one group: its hyperparameters in the order of proto/types/optimizer.cc.
+struct CommitGroup {
+  double value[12];
+  double max_norm;
+  uint64_t reserved[3];
+};
+static_assert(sizeof(CommitGroup) == 128);
 
 // Flags of a Completion (commit).
 inline constexpr uint32_t kCompletionApplied = 1;
@@ -148,7 +151,7 @@ struct Completion {
   double gradient_norm;
   double clip_coefficient;
   uint64_t update_ns;
-  uint64_t reserved1;
+  double loss_scale;
 };
 static_assert(sizeof(Completion) == 64);
 static_assert(offsetof(Completion, gradient_norm) == 32);
@@ -160,14 +163,16 @@ constexpr uint64_t PageAlign(uint64_t bytes) {
 // Offsets within the client segment.
 struct ClientSegmentLayout {
   static constexpr uint64_t kRing = kPageBytes;
-  static constexpr uint64_t kGroups = kRing + kRingEntries * sizeof(Submission);
+  static constexpr uint64_t kSettings =
+      kRing + kRingEntries * sizeof(Submission);
+  static constexpr uint64_t kGroups = kSettings + sizeof(CommitSettings);
   uint64_t load_window;
   uint64_t gradient_area;
   uint64_t segment_bytes;
 
   constexpr ClientSegmentLayout(uint64_t group_count,
                                 uint64_t gradient_area_bytes)
-      : load_window(kGroups + PageAlign(group_count * sizeof(CommitGroup))),
+      : load_window(PageAlign(kGroups + group_count * sizeof(CommitGroup))),
         gradient_area(load_window + kWindowBytes),
         segment_bytes(gradient_area + PageAlign(gradient_area_bytes)) {}
 };

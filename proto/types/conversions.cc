@@ -16,12 +16,16 @@ static_assert(static_cast<int>(DType::kBFloat16) == v1::DTYPE_BFLOAT16);
 static_assert(static_cast<int>(DType::kFloat16) == v1::DTYPE_FLOAT16);
 static_assert(static_cast<int>(OptimizerKind::kAdam) ==
               v1::OPTIMIZER_KIND_ADAM);
-static_assert(static_cast<int>(OptimizerKind::kAdamW) ==
-              v1::OPTIMIZER_KIND_ADAMW);
+static_assert(static_cast<int>(OptimizerKind::kMuon) ==
+              v1::OPTIMIZER_KIND_MUON);
+static_assert(static_cast<int>(StateFormat::kDynamic8) ==
+              v1::STATE_FORMAT_DYNAMIC8);
 static_assert(static_cast<int>(PartitionMode::kGreedy) ==
               v1::PARTITION_MODE_GREEDY);
 static_assert(static_cast<int>(PartitionMode::kContiguous) ==
               v1::PARTITION_MODE_CONTIGUOUS);
+static_assert(static_cast<int>(PartitionMode::kReplicated) ==
+              v1::PARTITION_MODE_REPLICATED);
 
 // proto3 enums are open: a newer peer's value arrives as its number.
 absl::Status UnknownEnum(absl::string_view type, int value) {
@@ -31,13 +35,10 @@ absl::Status UnknownEnum(absl::string_view type, int value) {
 }
 
 absl::StatusOr<OptimizerKind> OptimizerKindFromProto(v1::OptimizerKind proto) {
-  switch (proto) {
-    case v1::OPTIMIZER_KIND_ADAM:
-    case v1::OPTIMIZER_KIND_ADAMW:
-      return static_cast<OptimizerKind>(proto);
-    default:
-      return UnknownEnum("optimizer", proto);
+  if (FindOptimizer(static_cast<uint32_t>(proto)) == nullptr) {
+    return UnknownEnum("optimizer", proto);
   }
+  return static_cast<OptimizerKind>(proto);
 }
 
 absl::StatusOr<ParameterSpec> ParameterFromProto(const v1::Parameter& proto) {
@@ -78,6 +79,7 @@ absl::StatusOr<PartitionMode> PartitionModeFromProto(v1::PartitionMode proto) {
   switch (proto) {
     case v1::PARTITION_MODE_GREEDY:
     case v1::PARTITION_MODE_CONTIGUOUS:
+    case v1::PARTITION_MODE_REPLICATED:
       return static_cast<PartitionMode>(proto);
     default:
       return UnknownEnum("partition mode", proto);
@@ -88,9 +90,16 @@ absl::StatusOr<Layout> LayoutFromProto(const v1::Layout& proto) {
   LayoutSpec spec;
   OPTSTATE_ASSIGN_OR_RETURN(spec.optimizer,
                             OptimizerKindFromProto(proto.optimizer()));
+  // A peer of before there was a choice says nothing.
+  if (proto.state_format() != v1::STATE_FORMAT_UNSPECIFIED) {
+    spec.state_format = static_cast<StateFormat>(proto.state_format());
+    if (!IsValidStateFormat(static_cast<uint32_t>(proto.state_format()))) {
+      return UnknownEnum("state format", proto.state_format());
+    }
+  }
   spec.groups.reserve(proto.groups_size());
   for (const v1::ParamGroup& group : proto.groups()) {
-    spec.groups.push_back({.amsgrad = group.amsgrad()});
+    spec.groups.push_back({.options = group.options()});
   }
   spec.parameters.reserve(proto.parameters_size());
   for (int i = 0; i < proto.parameters_size(); ++i) {
@@ -106,8 +115,9 @@ absl::StatusOr<Layout> LayoutFromProto(const v1::Layout& proto) {
 v1::Layout ToProto(const Layout& layout) {
   v1::Layout proto;
   proto.set_optimizer(static_cast<v1::OptimizerKind>(layout.optimizer()));
+  proto.set_state_format(static_cast<v1::StateFormat>(layout.state_format()));
   for (const GroupSpec& group : layout.groups()) {
-    proto.add_groups()->set_amsgrad(group.amsgrad);
+    proto.add_groups()->set_options(group.options);
   }
   proto.mutable_parameters()->Reserve(
       static_cast<int>(layout.parameters().size()));

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 v1::Layout SmallProto() {
   v1::Layout proto;
   proto.set_optimizer(v1::OPTIMIZER_KIND_ADAM);
-  proto.add_groups()->set_amsgrad(true);
+  proto.add_groups()->set_options(1);
   for (const char* name : {"a", "b"}) {
     v1::Parameter& parameter = *proto.add_parameters();
     parameter.set_name(name);
@@ -38,7 +38,7 @@ TEST(ConversionsTest, LayoutTakesEveryField) {
   const auto layout = LayoutFromProto(SmallProto());
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_EQ(layout->optimizer(), OptimizerKind::kAdam);
-  EXPECT_TRUE(layout->groups()[0].amsgrad);
+  EXPECT_TRUE(layout->groups()[0].options == 1);
   const ParameterSpec& b = layout->parameters()[1];
   EXPECT_EQ(b.name, "b");
   EXPECT_EQ(b.shape, std::vector<int64_t>{3});

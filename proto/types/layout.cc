@@ -38,16 +38,6 @@ std::string ShapeText(absl::Span<const int64_t> shape) {
                       shape.size() > kDimensionsMax ? ",...]" : "]");
 }
 
-absl::string_view OptimizerName(OptimizerKind kind) {
-  switch (kind) {
-    case OptimizerKind::kAdam:
-      return "Adam";
-    case OptimizerKind::kAdamW:
-      return "AdamW";
-  }
-  return "invalid";
-}
-
 // The product of `shape`; kElementsMax when it is that large or larger.
 absl::StatusOr<uint64_t> Numel(absl::Span<const int64_t> shape) {
   bool empty = false;
@@ -106,11 +96,24 @@ absl::Status CheckParameter(const ParameterSpec& parameter,
 }
 
 absl::Status CheckSpec(const LayoutSpec& spec) {
-  if (spec.optimizer != OptimizerKind::kAdam &&
-      spec.optimizer != OptimizerKind::kAdamW) {
+  const OptimizerInfo* const optimizer =
+      FindOptimizer(static_cast<uint32_t>(spec.optimizer));
+  if (optimizer == nullptr) {
     return absl::InvalidArgumentError(
         absl::StrCat("optimizer ", static_cast<uint32_t>(spec.optimizer),
                      " is not a known one"));
+  }
+  if (!IsValidStateFormat(static_cast<uint32_t>(spec.state_format))) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("state format ", static_cast<uint32_t>(spec.state_format),
+                     " is not a known one"));
+  }
+  for (size_t i = 0; i < spec.groups.size(); ++i) {
+    const uint32_t options = spec.groups[i].options;
+    if (options >> optimizer->options.size() == 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("group ", i, " has options ", options, "; ",
+                     optimizer->name, " has ", optimizer->options.size()));
   }
   if (spec.parameters.empty()) {
     return absl::InvalidArgumentError("the layout has no parameters");
@@ -180,8 +183,16 @@ absl::Status CheckSameParameter(size_t index, const ParameterSpec& in_job,
   return absl::OkStatus();
 }
 
-absl::string_view AmsgradText(const GroupSpec& group) {
-  return group.amsgrad ? "on" : "off";
+// The first option in which two groups differ.
+absl::Status CheckSameOptions(const OptimizerInfo& optimizer, size_t index,
+                              uint32_t in_job, uint32_t here) {
+  for (size_t k = 0; k < optimizer.options.size(); ++k) {
+    const bool there = (in_job >> k & 1) != 0;
+    if (there == ((here >> k & 1) != 0)) continue;
+    return Differs(absl::StrCat(optimizer.options[k], " of group ", index),
+                   there ? "on" : "off", there ? "off" : "on");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -194,6 +205,9 @@ absl::StatusOr<Layout> Layout::Make(LayoutSpec spec) {
   layout.group_begin_.reserve(spec.groups.size() + 1);
   layout.group_begin_.push_back(0);
 
+  const uint64_t alignment = spec.state_format == StateFormat::kDynamic8
+                                 ? uint64_t{kQuantizedBlockElements}
+                                 : kParameterAlignElements;
   uint64_t flat = 0;
   uint64_t bytes = 0;
   for (size_t i = 0; i < spec.parameters.size(); ++i) {
@@ -212,7 +226,7 @@ absl::StatusOr<Layout> Layout::Make(LayoutSpec spec) {
     }
     // Each term is below 2^48 and the sum is checked as it grows, so neither
     // it nor the bytes can wrap.
-    flat += RoundUp(numel, kParameterAlignElements);
+    flat += RoundUp(numel, alignment);
     bytes += RoundUp(numel * SizeInBytes(parameter.dtype), kSegmentAlignBytes);
     if (flat > kElementsMax) {
       return absl::InvalidArgumentError(
@@ -229,17 +243,23 @@ absl::StatusOr<Layout> Layout::Make(LayoutSpec spec) {
   return layout;
 }
 
-bool Layout::any_amsgrad() const {
-  return std::any_of(spec_.groups.begin(), spec_.groups.end(),
-                     [](const GroupSpec& group) { return group.amsgrad; });
+bool Layout::has_state_array(int index) const {
+  return std::any_of(
+      spec_.groups.begin(), spec_.groups.end(), [&](const GroupSpec& group) {
+        return HasStateArray(optimizer_info(), index, group.options);
+      });
 }
 
 absl::Status Layout::CheckSame(const Layout& other,
                                bool allow_extension) const {
   if (hash_ == other.hash_) return absl::OkStatus();
   if (optimizer() != other.optimizer()) {
-    return Differs("the optimizer", OptimizerName(optimizer()),
-                   OptimizerName(other.optimizer()));
+    return Differs("the optimizer", optimizer_info().name,
+                   other.optimizer_info().name);
+  }
+  if (state_format() != other.state_format()) {
+    return Differs("the state format", Name(state_format()),
+                   Name(other.state_format()));
   }
   const size_t groups_shared = std::min(groups().size(), other.groups().size());
   const size_t parameters_shared =
@@ -249,10 +269,8 @@ absl::Status Layout::CheckSame(const Layout& other,
         CheckSameParameter(i, parameters()[i], other.parameters()[i]));
   }
   for (size_t i = 0; i < groups_shared; ++i) {
-    if (groups()[i].amsgrad != other.groups()[i].amsgrad) {
-      return Differs(absl::StrCat("amsgrad of group ", i),
-                     AmsgradText(groups()[i]), AmsgradText(other.groups()[i]));
-    }
+    OPTSTATE_RETURN_IF_ERROR(CheckSameOptions(
+        optimizer_info(), i, groups()[i].options, other.groups()[i].options));
   }
   if (parameters().size() > other.parameters().size() ||
       (parameters().size() < other.parameters().size() && !allow_extension)) {

@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/types/dtype.h"
-#include "proto/types/optimizer_kind.h"
+#include "proto/types/optimizer.h"
 
 namespace optstate {
 
@@ -17,7 +17,8 @@ namespace optstate {
 // format; see DESIGN's words in the top README.
 inline constexpr uint64_t kTileElements = 4096;
 // Every parameter starts at a multiple of this many elements of the flat space,
-// so that a vector never straddles two parameters.
+// so that a vector never straddles two parameters. With StateFormat::kDynamic8
+// at a multiple of kQuantizedBlockElements, so that no tile cuts a block.
 inline constexpr uint64_t kParameterAlignElements = 16;
 // Bytes to which every piece and parameter is aligned within a segment.
 inline constexpr uint64_t kSegmentAlignBytes = 64;
@@ -32,11 +33,12 @@ struct ParameterSpec {
 };
 
 struct GroupSpec {
-  bool amsgrad = false;
+  uint32_t options = 0;  // bits of OptimizerInfo::options
 };
 
 struct LayoutSpec {
   OptimizerKind optimizer = OptimizerKind::kAdamW;
+  StateFormat state_format = StateFormat::kFloat32;
   std::vector<GroupSpec> groups;
   std::vector<ParameterSpec> parameters;  // group never decreases
 };
@@ -54,11 +56,15 @@ class Layout {
  public:
   // INVALID_ARGUMENT, naming the parameter: empty or duplicate name, numel that
   // is not the product of shape, negative dimension, group out of range or
-  // decreasing, invalid dtype or optimizer; no parameters; or a sum that
-  // overflows 2^48 elements. A parameter may have 0 elements.
+  // decreasing, invalid dtype, format, option or optimizer; no parameters; or a
+  // sum that overflows 2^48 elements. A parameter may have 0 elements.
   static absl::StatusOr<Layout> Make(LayoutSpec spec);
 
   OptimizerKind optimizer() const { return spec_.optimizer; }
+  const OptimizerInfo& optimizer_info() const {
+    return InfoOf(spec_.optimizer);
+  }
+  StateFormat state_format() const { return spec_.state_format; }
   absl::Span<const GroupSpec> groups() const { return spec_.groups; }
   absl::Span<const ParameterSpec> parameters() const {
     return spec_.parameters;
@@ -84,7 +90,11 @@ class Layout {
   uint64_t element_count() const { return element_count_; }
   // SHA-256 of a canonical serialisation; identifies the layout at re-attach.
   const std::string& hash() const { return hash_; }
-  bool any_amsgrad() const;
+  // Whether some group, or this one, has state array `index` of the optimizer.
+  bool has_state_array(int index) const;
+  bool has_state_array(int index, uint32_t group) const {
+    return HasStateArray(optimizer_info(), index, spec_.groups[group].options);
+  }
 
   // OK when `other` equals this, or (allow_extension) continues it with whole
   // further groups. Else FAILED_PRECONDITION that names the first difference

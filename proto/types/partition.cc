@@ -83,6 +83,14 @@ std::vector<Piece> ContiguousPieces(const Layout& layout, uint32_t world_size,
   return pieces;
 }
 
+std::vector<Piece> ReplicatedPieces(const Layout& layout) {
+  std::vector<Piece> pieces(layout.parameters().size());
+  for (uint32_t i = 0; i < pieces.size(); ++i) {
+    pieces[i] = {.parameter = i, .begin = 0, .numel = NumelOf(layout, i)};
+  }
+  return pieces;
+}
+
 // Lays the pieces' gradients one after the other.
 RankPartition PlaceGradients(const Layout& layout, std::vector<Piece> pieces) {
   uint64_t offset_bytes = 0;
@@ -122,6 +130,8 @@ absl::StatusOr<RankPartition> MakeRankPartition(const Layout& layout,
       return PlaceGradients(layout, GreedyPieces(layout, world_size, rank));
     case PartitionMode::kContiguous:
       return PlaceGradients(layout, ContiguousPieces(layout, world_size, rank));
+    case PartitionMode::kReplicated:
+      return PlaceGradients(layout, ReplicatedPieces(layout));
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "partition mode ", static_cast<uint32_t>(mode), " is not a known one"));

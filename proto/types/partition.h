@@ -10,7 +10,12 @@
 namespace optstate {
 
 // Values equal optstate.v1.PartitionMode.
-enum class PartitionMode : uint8_t { kGreedy = 1, kContiguous = 2 };
+enum class PartitionMode : uint8_t {
+  kGreedy = 1,
+  kContiguous = 2,
+  // Every rank has every parameter; the engine sums their gradients.
+  kReplicated = 3,
+};
 
 inline constexpr uint32_t kWorldSizeMax = 1024;
 
@@ -24,10 +29,12 @@ struct Piece {
   uint64_t gradient_offset_bytes = 0;
 };
 
-// What one rank owns. Client and engine both compute it, and agree.
+// What one rank pushes, and all but kReplicated owns. Client and engine both
+// compute it, and agree.
 struct RankPartition {
   // By parameter, then begin; at most one piece a parameter. A parameter
-  // without elements has one piece of numel 0, on exactly one rank.
+  // without elements has one piece of numel 0, on exactly one rank (replicated:
+  // on each).
   std::vector<Piece> pieces;
   uint64_t gradient_area_bytes = 0;
 
@@ -39,7 +46,8 @@ struct RankPartition {
 // first), each to the rank with the fewest elements so far in all groups (ties:
 // lower rank), as torch's ZeroRedundancyOptimizer does. So an extension of the
 // layout moves nothing. Contiguous: rank r owns tiles
-// [T*r/W, T*(r+1)/W) of the flat space's T tiles.
+// [T*r/W, T*(r+1)/W) of the flat space's T tiles. Replicated: all parameters,
+// whole.
 // INVALID_ARGUMENT when rank >= world_size or world_size is not in
 // [1, kWorldSizeMax].
 absl::StatusOr<RankPartition> MakeRankPartition(const Layout& layout,

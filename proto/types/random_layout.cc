@@ -49,9 +49,11 @@ ParameterSpec RandomLayouts::NextParameter(uint32_t index, uint32_t group) {
 
 LayoutSpec RandomLayouts::Next(uint32_t parameters_max) {
   LayoutSpec spec;
-  spec.optimizer = static_cast<OptimizerKind>(Uniform(1, 2));
+  spec.optimizer = static_cast<OptimizerKind>(Uniform(1, 8));
+  const size_t options = InfoOf(spec.optimizer).options.size();
   for (uint64_t i = Uniform(1, 5); i > 0; --i) {
-    spec.groups.push_back({.amsgrad = Uniform(0, 1) == 1});
+    spec.groups.push_back(
+        {.options = static_cast<uint32_t>(Uniform(0, (1u << options) - 1))});
   }
   std::vector<uint32_t> groups(Uniform(1, parameters_max));
   for (uint32_t& group : groups) {

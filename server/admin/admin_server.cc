@@ -137,7 +137,9 @@ grpc::Status Server::ListJobs(grpc::ServerContext* context,
 
 grpc::Status Server::GetJob(grpc::ServerContext* context,
                             const v1::GetJobRequest* request, v1::Job* reply) {
-  return Answer(service_->GetJob(request->name(), Deadline(*context)), reply);
+  return Answer(
+      service_->GetJob(request->name(), Deadline(*context), request->memory()),
+      reply);
 }
 
 grpc::Status Server::ListSessions(grpc::ServerContext* context,

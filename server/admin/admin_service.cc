@@ -21,6 +21,7 @@ using supervisor::JobSummary;
 
 // One hanging engine must not make a list useless.
 constexpr absl::Duration kEngineAnswerMax = absl::Seconds(2);
+constexpr absl::Duration kAnswerTime = absl::Milliseconds(500);
 constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
 
 absl::Time EngineDeadline(absl::Time deadline) {
@@ -133,9 +134,15 @@ absl::StatusOr<JobSummary> AdminService::FindJob(const std::string& name) {
 }
 
 absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
-                                             absl::Time deadline) {
-  OPTSTATE_ASSIGN_OR_RETURN(JobSummary summary, FindJob(name));
-  return std::move(Describe({std::move(summary)}, deadline)[0]);
+                                             absl::Time deadline, bool memory) {
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindJob(name));
+  v1::Job job = std::move(Describe({summary}, deadline)[0]);
+  if (!memory) return job;
+  // Apart, for it may take longer; then the answer comes without it.
+  absl::StatusOr<v1::Job> with_memory =
+      engines_->GetJob(name, deadline - kAnswerTime, /*memory=*/true);
+  if (!with_memory.ok()) return job;
+  return Merge(summary, std::move(with_memory));
 }
 
 absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(

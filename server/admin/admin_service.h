@@ -33,7 +33,8 @@ class AdminService {
 
   v1::ServerStatus GetStatus(absl::Time deadline);
   std::vector<v1::Job> ListJobs(absl::Time deadline);
-  absl::StatusOr<v1::Job> GetJob(const std::string& name, absl::Time deadline);
+  absl::StatusOr<v1::Job> GetJob(const std::string& name, absl::Time deadline,
+                                 bool memory = false);
   // NOT_FOUND when a job is named and there is none.
   absl::StatusOr<v1::ListSessionsReply> ListSessions(const std::string& job,
                                                      absl::Time deadline);

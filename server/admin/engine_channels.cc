@@ -74,8 +74,9 @@ std::shared_ptr<EngineChannels::Channel> EngineChannels::Find(
 }
 
 absl::StatusOr<v1::Job> EngineChannels::GetJob(const std::string& job,
-                                               absl::Time deadline) {
-  return std::move(GetJobs({job}, deadline)[0]);
+                                               absl::Time deadline,
+                                               bool memory) {
+  return std::move(GetJobs({job}, deadline, memory)[0]);
 }
 
 absl::StatusOr<v1::ListParametersReply> EngineChannels::ListParameters(
@@ -93,7 +94,7 @@ absl::StatusOr<v1::ListParametersReply> EngineChannels::ListParameters(
 }
 
 std::vector<absl::StatusOr<v1::Job>> EngineChannels::GetJobs(
-    const std::vector<std::string>& jobs, absl::Time deadline) {
+    const std::vector<std::string>& jobs, absl::Time deadline, bool memory) {
   struct Call {
     std::shared_ptr<Channel> channel;
     grpc::ClientContext context;
@@ -113,6 +114,7 @@ std::vector<absl::StatusOr<v1::Job>> EngineChannels::GetJobs(
     }
     SetUp(&call.context, deadline);
     call.request.set_name(jobs[i]);
+    call.request.set_memory(memory);
     call.channel->stub->async()->GetJob(
         &call.context, &call.request, &call.reply,
         [&call, &pending, &job = jobs[i]](const grpc::Status& status) {

@@ -32,13 +32,16 @@ class EngineChannels {
   void Erase(const std::string& job);
 
   // UNAVAILABLE when the job has no engine just now; DEADLINE_EXCEEDED.
-  absl::StatusOr<v1::Job> GetJob(const std::string& job, absl::Time deadline);
+  // `memory`: see GetJobRequest.
+  absl::StatusOr<v1::Job> GetJob(const std::string& job, absl::Time deadline,
+                                 bool memory = false);
   absl::StatusOr<v1::ListParametersReply> ListParameters(
       const v1::ListParametersRequest& request, absl::Time deadline);
 
   // Asks all of them at once; in the order of `jobs`.
   std::vector<absl::StatusOr<v1::Job>> GetJobs(
-      const std::vector<std::string>& jobs, absl::Time deadline);
+      const std::vector<std::string>& jobs, absl::Time deadline,
+      bool memory = false);
 
   // Has every engine finish its open step, or (resume) take steps again.
   // The first failure, naming the job, is returned when all have answered.

@@ -14,6 +14,8 @@
 #include "optstate/v1/engine.grpc.pb.h"
 #include "proto/types/grpc_status.h"
 #include "proto/types/os_error.h"
+#include "server/engine/memory_use.h"
+#include "server/scheduler/memory_bandwidth_record.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate {
@@ -44,6 +46,7 @@ class EngineServiceImpl final : public EngineService,
 
  private:
   absl::Status CheckName(const std::string& name) const;
+  void AddMemoryShare(v1::Job* job) const;
 
   const v1::EngineConfig config_;
   Job* const job_;
@@ -87,6 +90,18 @@ absl::Status EngineServiceImpl::CheckName(const std::string& name) const {
                                           config_.job(), ", not of ", name));
 }
 
+void EngineServiceImpl::AddMemoryShare(v1::Job* job) const {
+  const double of = RecordedMemoryBandwidth(config_.daemon().state_dir());
+  job->set_memory_bytes_per_s(of);
+  if (of <= 0 || !job->has_last_step_times()) return;
+  for (v1::StepTimes* times :
+       {job->mutable_last_step_times(), job->mutable_mean_step_times()}) {
+    if (times->update_ns() == 0) continue;
+    times->set_memory_share(static_cast<double>(times->update_bytes()) * 1e9 /
+                            static_cast<double>(times->update_ns()) / of);
+  }
+}
+
 grpc::Status EngineServiceImpl::GetJob(grpc::ServerContext* /*context*/,
                                        const v1::GetJobRequest* request,
                                        v1::Job* reply) {
@@ -103,6 +118,9 @@ grpc::Status EngineServiceImpl::GetJob(grpc::ServerContext* /*context*/,
   reply->set_state_dir(config_.job_dir());
   reply->set_engine_pid(::getpid());
   reply->set_engine_restarts(config_.restarts());
+  AddMemoryShare(reply);
+  // Without the job's lock: steps go on.
+  if (request->memory()) AddMemoryUse(config_.job_dir(), reply);
   return grpc::Status::OK;
 }
 

@@ -1,11 +1,8 @@
 #include "server/scheduler/available_cores.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/match.h"
@@ -13,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "server/scheduler/cpu_topology.h"
 
 namespace optstate {
 namespace {
@@ -80,16 +78,7 @@ int CgroupCoresBelow(const std::string& root, int limit) {
 }
 
 int AvailableCores() {
-  cpu_set_t mask;
-  CPU_ZERO(&mask);
-  int cores = 0;
-  // Fails on machines with more than CPU_SETSIZE processors.
-  if (::sched_getaffinity(0, sizeof(mask), &mask) == 0) {
-    cores = CPU_COUNT(&mask);
-  } else {
-    cores = static_cast<int>(std::thread::hardware_concurrency());
-  }
-  return CgroupCoresBelow("", std::max(cores, 1));
+  return CgroupCoresBelow("", static_cast<int>(AllowedCpus().size()));
 }
 
 }  // namespace optstate

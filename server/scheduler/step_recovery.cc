@@ -20,7 +20,7 @@ absl::Status Impossible(const WorkerUndo& undo, uint64_t run_count) {
 
 // See UndoSlot::progress.
 size_t FirstNotUpdated(const UndoSlot& slot) {
-  return slot.progress.load(std::memory_order_relaxed) >> 16;
+  return slot.progress.load(std::memory_order_relaxed) >> 32;
 }
 
 }  // namespace
@@ -39,8 +39,15 @@ absl::StatusOr<uint64_t> StepScheduler::RollBack(uint64_t step) {
                                               ? options_.recovery.staged_marks
                                               : options_.recovery.run_stamps;
     if (undo.run >= runs_.run_count() ||
-        (kind != UndoKind::kUpdate && kind != UndoKind::kAccumulate)) {
+        (kind != UndoKind::kUpdate && kind != UndoKind::kAccumulate &&
+         kind != UndoKind::kReplace)) {
       return Impossible(undo, runs_.run_count());
+    }
+    if (kind == UndoKind::kReplace) {
+      OPTSTATE_ASSIGN_OR_RETURN(const bool complete,
+                                CheckReplacement(undo, step));
+      if (!complete) ++in_flight;
+      continue;
     }
     // Accumulators that have gone since; or it was done, and only not yet said
     // to be.
@@ -60,6 +67,24 @@ absl::StatusOr<uint64_t> StepScheduler::RollBack(uint64_t step) {
   return in_flight;
 }
 
+// What is complete is put in place when the step goes on. Returns whether it
+// was in place already.
+absl::StatusOr<bool> StepScheduler::CheckReplacement(WorkerUndo& undo,
+                                                     uint64_t step) {
+  const uint32_t parameter = ParameterOfRun(undo.run);
+  if (whole_ == nullptr || undo.run != runs_.first_run(parameter)) {
+    return Impossible(undo, runs_.run_count());
+  }
+  if (IsUpdated(parameter, undo.stamp)) {
+    undo.Clear();
+    return true;
+  }
+  if (undo.stamp == step) return false;
+  return absl::DataLossError(
+      absl::StrCat("undo: a slot is in the middle of step ", undo.stamp,
+                   ", step ", step, " is in progress"));
+}
+
 absl::Status StepScheduler::RollBackRun(WorkerUndo* undo) {
   const uint32_t parameter = ParameterOfRun(undo->run);
   const bool accumulating = undo->kind.load(std::memory_order_relaxed) ==
@@ -72,12 +97,9 @@ absl::Status StepScheduler::RollBackRun(WorkerUndo* undo) {
           options_.arrays.accumulator + options_.layout->flat_offset(parameter);
       status = optstate::RollBackSum(undo->slot, sums + begin, numel);
     } else {
-      status =
-          optstate::RollBack(
-              ViewOf(parameter, begin, numel),
-              static_cast<int>(kernels_[parameter]->state_array_names.size()),
-              &undo->slot)
-              .status();
+      status = optstate::RollBack(ViewOf(parameter, begin, numel),
+                                  options_.layout->state_format(), &undo->slot)
+                   .status();
     }
   });
   if (status.ok() && accumulating) undo->Clear();
@@ -115,8 +137,11 @@ void StepScheduler::ForEachRunOf(uint32_t parameter,
 // does it.
 void StepScheduler::FinishRunsInFlight(const Update& update) {
   for (WorkerUndo& undo : worker_undos()) {
-    if (undo.kind.load(std::memory_order_relaxed) !=
-        static_cast<uint64_t>(UndoKind::kNone)) {
+    const auto kind =
+        static_cast<UndoKind>(undo.kind.load(std::memory_order_relaxed));
+    if (kind == UndoKind::kReplace) {
+      PutInPlace(&undo, RedoOf(undo));
+    } else if (kind != UndoKind::kNone) {
       FinishRun(update, &undo);
     }
   }
@@ -124,16 +149,14 @@ void StepScheduler::FinishRunsInFlight(const Update& update) {
 
 void StepScheduler::FinishRun(const Update& update, WorkerUndo* undo) {
   const uint32_t p = ParameterOfRun(undo->run);
-  const uint32_t group = options_.layout->parameters()[p].group;
-  const UpdateFactors factors = kernels_[p]->prepare(
-      update.groups[group], options_.arrays.step_counts[p] + 1,
-      update.gradient_factor);
+  const UpdateFactors factors = kernels_[p]->prepare(InputOf(p, update));
+  GradientSources sources;
   ForEachRunOf(p, [&](uint64_t run, uint64_t begin, uint64_t numel) {
     if (run != undo->run) return;
-    for (const PieceTable::Entry& piece : pieces_->pieces(p)) {
+    for (const PieceTable::Entry& piece : OwnersOf(p)) {
       if (begin < piece.begin || begin >= piece.end) continue;
       TileView view = ViewOf(p, begin, numel);
-      view.gradient = GradientOf(p, piece, begin, update);
+      view.gradients = GradientsOf(p, piece, begin, update, &sources);
       view.begin = FirstNotUpdated(undo->slot);
       view.undo = &undo->slot;
       kernels_[p]->apply(factors, view);

@@ -8,6 +8,7 @@
 #include "kernels/cast.h"
 #include "kernels/reduce.h"
 #include "proto/types/status_macros.h"
+#include "server/scheduler/numa_memory.h"
 
 namespace optstate {
 namespace {
@@ -21,17 +22,11 @@ absl::StatusOr<const UpdateKernel*> KernelOf(const Layout& layout,
                                              bool accumulate) {
   UpdateKernelKey key;
   key.optimizer = layout.optimizer();
-  key.amsgrad = layout.groups()[spec.group].amsgrad;
+  key.options = layout.groups()[spec.group].options;
+  key.state = layout.state_format();
   key.gradient = accumulate ? DType::kFloat32 : spec.gradient_dtype;
   key.parameter = spec.dtype;
   return FindUpdateKernel(key);
-}
-
-float* ArrayNamed(absl::string_view name, const StateArrays& arrays) {
-  if (name == "exp_avg") return arrays.exp_avg;
-  if (name == "exp_avg_sq") return arrays.exp_avg_sq;
-  if (name == "max_exp_avg_sq") return arrays.max_exp_avg_sq;
-  return nullptr;
 }
 
 }  // namespace
@@ -40,10 +35,13 @@ StepScheduler::StepScheduler(const Options& options)
     : options_(options),
       runs_(options.layout, options.subgroup_elements),
       state_(options.layout->groups().size(), StateBases{}),
-      run_sums_(runs_.run_count(), 0) {}
+      run_sums_(runs_.run_count(), 0),
+      run_norms_(runs_.run_count(), 0) {}
 
 absl::Status StepScheduler::CheckKernels(const Layout& layout,
                                          bool accumulate) {
+  const WholeKernel* const whole = FindWholeKernel(layout.optimizer());
+  if (whole != nullptr) return CheckWholeKernel(layout, *whole);
   for (const ParameterSpec& spec : layout.parameters()) {
     OPTSTATE_RETURN_IF_ERROR(
         Annotate(KernelOf(layout, spec, accumulate).status(), spec.name));
@@ -59,32 +57,96 @@ absl::StatusOr<std::unique_ptr<StepScheduler>> StepScheduler::Create(
 }
 
 absl::Status StepScheduler::ResolveKernels() {
+  MakeColumns();
+  for (uint32_t group = 0; group < state_.size(); ++group) {
+    for (int k = 0; k < kStateArraysMax; ++k) {
+      if (!options_.layout->has_state_array(k, group)) continue;
+      state_[group].state[k] = options_.arrays.state[k];
+      state_[group].scale[k] = options_.arrays.scale[k];
+    }
+  }
+  whole_ = FindWholeKernel(options_.layout->optimizer());
+  if (whole_ != nullptr) return MakeWorkspace();
   const bool accumulate = options_.arrays.accumulator != nullptr;
   kernels_.reserve(options_.layout->parameters().size());
   for (const ParameterSpec& spec : options_.layout->parameters()) {
     OPTSTATE_ASSIGN_OR_RETURN(const UpdateKernel* kernel,
                               KernelOf(*options_.layout, spec, accumulate));
     kernels_.push_back(kernel);
-    StateBases& bases = state_[spec.group];
-    for (size_t i = 0; i < kernel->state_array_names.size(); ++i) {
-      const absl::string_view name = kernel->state_array_names[i];
-      bases[i] = ArrayNamed(name, options_.arrays);
-      if (bases[i] == nullptr) {
-        return absl::UnimplementedError(
-            absl::StrCat("the host tier has no array \"", name, "\""));
-      }
-    }
   }
   return absl::OkStatus();
 }
 
-void StepScheduler::SetPartitions(absl::Span<const RankPartition> partitions) {
+void StepScheduler::MakeColumns() {
+  const StateArrays& arrays = options_.arrays;
+  uint64_t kept_at = SpeculationEntryBytes(*options_.layout);
+  const auto add = [&](std::byte* base, uint64_t block_bytes,
+                       uint64_t element_bytes, int state) {
+    if (base == nullptr) return;
+    columns_.push_back({base, block_bytes, element_bytes, state, kept_at});
+    kept_at += options_.layout->flat_elements() / kQuantizedBlockElements *
+               block_bytes;
+  };
+  const uint64_t element_bytes = SizeInBytes(options_.layout->state_format());
+  add(reinterpret_cast<std::byte*>(arrays.master),
+      kQuantizedBlockElements * sizeof(float), sizeof(float), -1);
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    add(arrays.state[k], kQuantizedBlockElements * element_bytes, element_bytes,
+        k);
+    add(reinterpret_cast<std::byte*>(arrays.scale[k]), sizeof(float), 0, k);
+  }
+}
+
+absl::Status StepScheduler::MoveToNodes(const WorkerPlacement& placement) {
+  if (!placement.several_nodes()) return absl::OkStatus();
+  const auto subgroups = runs_.subgroups();
+  absl::Status status;
+  for (const NodeShare& share : NodeShares(placement, subgroups.size())) {
+    if (share.begin == share.end) continue;
+    const uint64_t begin = subgroups[share.begin].begin;
+    const uint64_t end = subgroups[share.end - 1].end;
+    for (const Column& column : columns_) {
+      if (MayHaveHoles(column)) continue;
+      const uint64_t first =
+          begin / kQuantizedBlockElements * column.block_bytes;
+      status.Update(MoveToNode(
+          {column.base + first,
+           (end - begin) / kQuantizedBlockElements * column.block_bytes},
+          share.node));
+    }
+    if (options_.arrays.accumulator == nullptr) continue;
+    status.Update(MoveToNode(
+        {reinterpret_cast<std::byte*>(options_.arrays.accumulator + begin),
+         (end - begin) * sizeof(float)},
+        share.node));
+  }
+  return status;
+}
+
+// An array that has fewer elements than its parameters, at their beginning.
+bool StepScheduler::IsPrefix(const Column& column) const {
+  return column.state >= 0 &&
+         options_.layout->optimizer() == OptimizerKind::kAdafactor;
+}
+
+// An array that an option brings only has memory for the groups with it.
+bool StepScheduler::MayHaveHoles(const Column& column) const {
+  if (column.state < 0) return false;
+  if (IsPrefix(column)) return true;
+  const auto index = static_cast<size_t>(column.state);
+  return options_.layout->optimizer_info().state_arrays[index].option != 0;
+}
+
+void StepScheduler::SetPartitions(absl::Span<const RankPartition> partitions,
+                                  bool replicated) {
   partitions_ = partitions;
+  replicated_ = replicated;
   pieces_.emplace(static_cast<uint32_t>(options_.layout->parameters().size()),
                   partitions);
 }
 
-void StepScheduler::Stage(uint32_t rank, const std::byte* gradient_area,
+void StepScheduler::Stage(uint32_t rank,
+                          absl::Span<const std::byte* const> gradient_areas,
                           size_t first_piece,
                           absl::Span<const StageAction> actions,
                           uint64_t staged_mark) {
@@ -103,17 +165,17 @@ void StepScheduler::Stage(uint32_t rank, const std::byte* gradient_area,
   if (first > last) return;
   const uint32_t begin = subgroup_of(*first, first->begin);
   const uint32_t end = subgroup_of(*last, last->begin + last->numel - 1) + 1;
-  options_.pool->ParallelFor(end - begin, [&](size_t i) {
-    StageSubGroup(runs_.subgroups()[begin + i], rank, gradient_area,
-                  first_piece, actions, staged_mark);
-  });
+  options_.pool->ParallelFor(
+      {begin, end, runs_.subgroups().size()}, [&](size_t i) {
+        StageSubGroup(runs_.subgroups()[i], rank, gradient_areas, first_piece,
+                      actions, staged_mark);
+      });
 }
 
-void StepScheduler::StageSubGroup(const RunTable::SubGroup& subgroup,
-                                  uint32_t rank, const std::byte* gradient_area,
-                                  size_t first_piece,
-                                  absl::Span<const StageAction> actions,
-                                  uint64_t staged_mark) {
+void StepScheduler::StageSubGroup(
+    const RunTable::SubGroup& subgroup, uint32_t rank,
+    absl::Span<const std::byte* const> gradient_areas, size_t first_piece,
+    absl::Span<const StageAction> actions, uint64_t staged_mark) {
   const RankPartition& partition = partitions_[rank];
   const size_t end_piece = first_piece + actions.size();
   for (size_t i = std::max(first_piece,
@@ -128,36 +190,35 @@ void StepScheduler::StageSubGroup(const RunTable::SubGroup& subgroup,
     const uint64_t end =
         std::min(flat + piece.begin + piece.numel, subgroup.end);
     if (flat + begin >= end) continue;
-    StagePiece(piece, begin, end - flat, gradient_area, staged_mark);
+    StagePiece(rank, piece, begin, end - flat, gradient_areas, staged_mark);
   }
 }
 
-void StepScheduler::StagePiece(const Piece& piece, uint64_t begin, uint64_t end,
-                               const std::byte* gradient_area,
-                               uint64_t staged_mark) {
-  const Layout& layout = *options_.layout;
-  const DType dtype = layout.parameters()[piece.parameter].gradient_dtype;
-  const std::byte* gradient = gradient_area + piece.gradient_offset_bytes;
+void StepScheduler::StagePiece(
+    uint32_t rank, const Piece& piece, uint64_t begin, uint64_t end,
+    absl::Span<const std::byte* const> gradient_areas, uint64_t staged_mark) {
+  const uint32_t p = piece.parameter;
+  const DType dtype = options_.layout->parameters()[p].gradient_dtype;
+  const PieceTable::Entry entry = {rank, piece.begin, piece.begin + piece.numel,
+                                   piece.gradient_offset_bytes};
   float* accumulator = options_.arrays.accumulator;
-  if (accumulator != nullptr) {
-    accumulator += layout.flat_offset(piece.parameter);
-  }
+  if (accumulator != nullptr) accumulator += options_.layout->flat_offset(p);
+  GradientSources sources;
   runs_.ForEachRun(
-      piece.parameter, begin, end,
-      [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
-        const std::byte* from =
-            gradient + (run_begin - piece.begin) * SizeInBytes(dtype);
+      p, begin, end, [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
+        const absl::Span<const void* const> from =
+            PushedGradients(p, entry, run_begin, gradient_areas, &sources);
         if (accumulator == nullptr) {
           run_sums_[run] = optstate::SumOfSquares(dtype, from, numel);
           return;
         }
-        AccumulateRun(run, dtype, from, accumulator + run_begin, numel,
+        AccumulateRun(run, dtype, from[0], accumulator + run_begin, numel,
                       staged_mark);
       });
 }
 
 void StepScheduler::AccumulateRun(uint64_t run, DType dtype,
-                                  const std::byte* gradient, float* sum,
+                                  const void* gradient, float* sum,
                                   uint64_t numel, uint64_t staged_mark) {
   std::atomic<uint64_t>& mark = options_.recovery.staged_marks[run];
   const uint64_t before = mark.load(std::memory_order_relaxed);
@@ -178,44 +239,134 @@ void StepScheduler::AccumulateRun(uint64_t run, DType dtype,
   run_sums_[run] = optstate::SumOfSquares(DType::kFloat32, sum, numel);
 }
 
-double StepScheduler::SumOfSquares(absl::Span<const uint8_t> updated) const {
+double StepScheduler::SumOfSquares(absl::Span<const uint8_t> updated,
+                                   absl::Span<double> by_group) const {
+  std::fill(by_group.begin(), by_group.end(), 0);
   double sum = 0;
   for (uint32_t p = 0; p < updated.size(); ++p) {
     if (updated[p] == 0) continue;
+    double& of_group = by_group[options_.layout->parameters()[p].group];
     for (uint64_t run = runs_.first_run(p); run < runs_.first_run(p + 1);
          ++run) {
       sum += run_sums_[run];
+      of_group += run_sums_[run];
     }
   }
   return sum;
 }
 
+double StepScheduler::Norm(double type, absl::Span<const uint8_t> updated,
+                           absl::Span<const std::byte* const> gradient_areas) {
+  const bool largest = type != 1;
+  Update update;
+  update.gradient_areas = gradient_areas;
+  options_.pool->ParallelFor(updated.size(), [&](size_t i) {
+    const auto p = static_cast<uint32_t>(i);
+    if (updated[p] == 0) return;
+    const DType dtype = options_.arrays.accumulator != nullptr
+                            ? DType::kFloat32
+                            : options_.layout->parameters()[p].gradient_dtype;
+    GradientSources sources;
+    for (const PieceTable::Entry& piece : OwnersOf(p)) {
+      runs_.ForEachRun(
+          p, piece.begin, piece.end,
+          [&](uint64_t run, uint64_t begin, uint64_t numel) {
+            const auto from = GradientsOf(p, piece, begin, update, &sources);
+            run_norms_[run] =
+                largest
+                    ? Reduce(Reduction::kLargestAbsolute, dtype, from, numel)
+                    : Reduce(Reduction::kSumOfAbsolutes, dtype, from, numel);
+          });
+    }
+  });
+  double norm = 0;
+  for (uint32_t p = 0; p < updated.size(); ++p) {
+    if (updated[p] == 0) continue;
+    for (uint64_t run = runs_.first_run(p); run < runs_.first_run(p + 1);
+         ++run) {
+      norm = largest ? std::max(norm, run_norms_[run]) : norm + run_norms_[run];
+    }
+  }
+  return norm;
+}
+
 void StepScheduler::Apply(const Update& update) {
   FinishRunsInFlight(update);
-  options_.pool->ParallelFor(runs_.subgroups().size(), [&](size_t i) {
-    ApplySubGroup(runs_.subgroups()[i], update);
-  });
+  if (whole_ != nullptr) {
+    ApplyWholes(update);
+  } else {
+    options_.pool->ParallelFor(runs_.subgroups().size(), [&](size_t i) {
+      ApplySubGroup(runs_.subgroups()[i], update);
+    });
+  }
   if (options_.observer != nullptr) options_.observer->OnRunsDone(update.step);
-  CountStep(update.updated);
+  CountStep(update);
+}
+
+uint64_t StepScheduler::UpdateBytes(absl::Span<const uint8_t> updated) const {
+  const Layout& layout = *options_.layout;
+  uint64_t bytes = 0;
+  for (uint32_t p = 0; p < updated.size(); ++p) {
+    if (updated[p] == 0) continue;
+    const ParameterSpec& spec = layout.parameters()[p];
+    const uint64_t gradients = replicated_ ? partitions_.size() : 1;
+    bytes += NumelOf(spec) * SizeInBytes(spec.dtype);
+    bytes += options_.arrays.accumulator != nullptr
+                 ? NumelOf(spec) * sizeof(float)
+                 : NumelOf(spec) * gradients * SizeInBytes(spec.gradient_dtype);
+    ForEachColumn(
+        spec.group, layout.flat_offset(p), NumelOf(spec),
+        [&](const Column& column, uint64_t /*first*/, uint64_t column_bytes) {
+          if (!IsPrefix(column)) bytes += 2 * column_bytes;
+        });
+  }
+  return bytes;
 }
 
 // Broken off anywhere, it is taken up where it was: see ControlFile.
-void StepScheduler::CountStep(absl::Span<const uint8_t> updated) {
+void StepScheduler::CountStep(const Update& update) {
   ControlFile& control = *options_.control;
   int64_t* const counts = options_.arrays.step_counts;
+  double* const scalars = options_.arrays.scalars;
   uint64_t p = control.counts_begun.load(std::memory_order_relaxed);
   if (p != 0) {
     --p;
     counts[p] = control.count_before[p % 2];
+    if (scalars != nullptr) scalars[p] = control.scalar_before[p % 2];
   }
-  for (; p < updated.size(); ++p) {
+  for (; p < update.updated.size(); ++p) {
     control.count_before[p % 2] = counts[p];
+    if (scalars != nullptr) control.scalar_before[p % 2] = scalars[p];
     std::atomic_signal_fence(std::memory_order_seq_cst);
     control.counts_begun.store(p + 1, std::memory_order_relaxed);
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    counts[p] += updated[p];
+    if (update.updated[p] == 0) continue;
+    if (scalars != nullptr) scalars[p] = InputOf(p, update).scalar;
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    ++counts[p];
     std::atomic_signal_fence(std::memory_order_seq_cst);
   }
+}
+
+UpdateInput StepScheduler::InputOf(uint32_t parameter,
+                                   const Update& update) const {
+  const GroupUpdate& group =
+      update.groups[options_.layout->parameters()[parameter].group];
+  UpdateInput input;
+  input.hyperparams = group.hyperparams;
+  input.step_count = options_.arrays.step_counts[parameter] + 1;
+  input.gradient_factor = group.gradient_factor;
+  input.gradient_limit = update.gradient_limit;
+  input.step = update.step;
+  if (whole_ != nullptr) return input;
+  const UpdateKernel& kernel = *kernels_[parameter];
+  if (kernel.advance != nullptr) {
+    const double before = input.step_count == 1
+                              ? options_.layout->optimizer_info().scalar_initial
+                              : options_.arrays.scalars[parameter];
+    input.scalar = kernel.advance(input.hyperparams, input.step_count, before);
+  }
+  return input;
 }
 
 void StepScheduler::ApplySubGroup(const RunTable::SubGroup& subgroup,
@@ -223,7 +374,7 @@ void StepScheduler::ApplySubGroup(const RunTable::SubGroup& subgroup,
   const Layout& layout = *options_.layout;
   // As a rule all parameters of a group have counted the same steps.
   const UpdateKernel* prepared_by = nullptr;
-  int64_t prepared_count = 0;
+  UpdateInput prepared;
   UpdateFactors factors;
   for (uint32_t p = subgroup.first_parameter; p < subgroup.end_parameter; ++p) {
     if (update.updated[p] == 0) continue;
@@ -232,12 +383,12 @@ void StepScheduler::ApplySubGroup(const RunTable::SubGroup& subgroup,
     const uint64_t flat_end =
         std::min(flat + NumelOf(layout.parameters()[p]), subgroup.end);
     if (flat_begin >= flat_end) continue;
-    const int64_t count = options_.arrays.step_counts[p] + 1;
-    if (kernels_[p] != prepared_by || count != prepared_count) {
-      factors = kernels_[p]->prepare(update.groups[subgroup.group], count,
-                                     update.gradient_factor);
+    const UpdateInput input = InputOf(p, update);
+    if (kernels_[p] != prepared_by || input.step_count != prepared.step_count ||
+        input.scalar != prepared.scalar) {
+      factors = kernels_[p]->prepare(input);
       prepared_by = kernels_[p];
-      prepared_count = count;
+      prepared = input;
     }
     ApplyParameter(p, flat_begin - flat, flat_end - flat, factors, update);
   }
@@ -246,7 +397,8 @@ void StepScheduler::ApplySubGroup(const RunTable::SubGroup& subgroup,
 void StepScheduler::ApplyParameter(uint32_t parameter, uint64_t begin,
                                    uint64_t end, const UpdateFactors& factors,
                                    const Update& update) {
-  for (const PieceTable::Entry& piece : pieces_->pieces(parameter)) {
+  GradientSources sources;
+  for (const PieceTable::Entry& piece : OwnersOf(parameter)) {
     const uint64_t piece_begin = std::max(begin, piece.begin);
     const uint64_t piece_end = std::min(end, piece.end);
     if (piece_begin >= piece_end) continue;
@@ -259,12 +411,14 @@ void StepScheduler::ApplyParameter(uint32_t parameter, uint64_t begin,
           }
           TileView view = ViewOf(parameter, run_begin, numel);
           if (update.speculative) {
-            KeepRun(run, update.step, view,
-                    options_.layout->flat_offset(parameter) + run_begin);
+            KeepRun(run, update.step,
+                    options_.layout->parameters()[parameter].group,
+                    view.flat_begin, numel);
           }
           WorkerUndo& undo = worker_undo();
           undo.Begin(UndoKind::kUpdate, run, update.step);
-          view.gradient = GradientOf(parameter, piece, run_begin, update);
+          view.gradients =
+              GradientsOf(parameter, piece, run_begin, update, &sources);
           view.undo = &undo.slot;
           kernels_[parameter]->apply(factors, view);
           undo.End(&stamp);
@@ -275,17 +429,40 @@ void StepScheduler::ApplyParameter(uint32_t parameter, uint64_t begin,
   }
 }
 
-const void* StepScheduler::GradientOf(uint32_t parameter,
-                                      const PieceTable::Entry& piece,
-                                      uint64_t begin,
-                                      const Update& update) const {
-  const Layout& layout = *options_.layout;
-  if (options_.arrays.accumulator != nullptr) {
-    return options_.arrays.accumulator + layout.flat_offset(parameter) + begin;
+// Replicated, the first rank stands for all.
+absl::Span<const PieceTable::Entry> StepScheduler::OwnersOf(
+    uint32_t parameter) const {
+  return pieces_->pieces(parameter).first(
+      replicated_ ? 1 : pieces_->pieces(parameter).size());
+}
+
+absl::Span<const void* const> StepScheduler::PushedGradients(
+    uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
+    absl::Span<const std::byte* const> gradient_areas,
+    GradientSources* sources) const {
+  const DType dtype = options_.layout->parameters()[parameter].gradient_dtype;
+  const uint64_t offset_bytes =
+      piece.gradient_offset_bytes + (begin - piece.begin) * SizeInBytes(dtype);
+  if (!replicated_) {
+    (*sources)[0] = gradient_areas[piece.rank] + offset_bytes;
+    return absl::MakeConstSpan(*sources).first(1);
   }
-  return update.gradient_areas[piece.rank] + piece.gradient_offset_bytes +
-         (begin - piece.begin) *
-             SizeInBytes(layout.parameters()[parameter].gradient_dtype);
+  for (size_t rank = 0; rank < gradient_areas.size(); ++rank) {
+    (*sources)[rank] = gradient_areas[rank] + offset_bytes;
+  }
+  return absl::MakeConstSpan(*sources).first(gradient_areas.size());
+}
+
+absl::Span<const void* const> StepScheduler::GradientsOf(
+    uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
+    const Update& update, GradientSources* sources) const {
+  if (options_.arrays.accumulator == nullptr) {
+    return PushedGradients(parameter, piece, begin, update.gradient_areas,
+                           sources);
+  }
+  (*sources)[0] = options_.arrays.accumulator +
+                  options_.layout->flat_offset(parameter) + begin;
+  return absl::MakeConstSpan(*sources).first(1);
 }
 
 TileView StepScheduler::ViewOf(uint32_t parameter, uint64_t begin,
@@ -299,10 +476,15 @@ TileView StepScheduler::ViewOf(uint32_t parameter, uint64_t begin,
                    begin * SizeInBytes(spec.dtype);
   view.master = options_.arrays.master + flat;
   const StateBases& bases = state_[spec.group];
-  for (size_t i = 0; i < bases.size(); ++i) {
-    view.state[i] = bases[i] == nullptr ? nullptr : bases[i] + flat;
+  const uint64_t element_bytes = SizeInBytes(layout.state_format());
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (bases.state[k] == nullptr) continue;
+    view.state[k] = bases.state[k] + flat * element_bytes;
+    if (bases.scale[k] == nullptr) continue;
+    view.scale[k] = bases.scale[k] + flat / kQuantizedBlockElements;
   }
   view.numel = numel;
+  view.flat_begin = flat;
   return view;
 }
 
@@ -331,16 +513,25 @@ void StepScheduler::ClearState(uint32_t first_parameter) {
   const Layout& layout = *options_.layout;
   ForEachElementRange(
       first_parameter, [&](uint32_t p, uint64_t begin, uint64_t numel) {
-        const uint64_t flat = layout.flat_offset(p) + begin;
-        std::memset(options_.arrays.master + flat, 0, numel * sizeof(float));
-        // Only the arrays of this group's kernel: elsewhere there is no memory.
-        for (float* base : state_[layout.parameters()[p].group]) {
-          if (base != nullptr)
-            std::memset(base + flat, 0, numel * sizeof(float));
-        }
+        ForEachColumn(
+            layout.parameters()[p].group, layout.flat_offset(p) + begin, numel,
+            [&](const Column& column, uint64_t first, uint64_t bytes) {
+              if (IsPrefix(column)) return;
+              std::memset(column.base + first, 0, bytes);
+            });
       });
+  for (const Column& column : columns_) {
+    if (!IsPrefix(column)) continue;
+    for (uint32_t p = first_parameter; p < layout.parameters().size(); ++p) {
+      std::memset(column.base + layout.flat_offset(p) * sizeof(float), 0,
+                  StateElements(layout.optimizer_info(), column.state,
+                                layout.parameters()[p].shape) *
+                      sizeof(float));
+    }
+  }
   for (uint32_t p = first_parameter; p < layout.parameters().size(); ++p) {
     options_.arrays.step_counts[p] = 0;
+    if (options_.arrays.scalars != nullptr) options_.arrays.scalars[p] = 0;
   }
 }
 

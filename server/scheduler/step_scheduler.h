@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -12,15 +13,18 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "kernels/hyperparams.h"
 #include "kernels/update_kernel.h"
+#include "kernels/whole_kernel.h"
 #include "proto/types/layout.h"
+#include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
 #include "server/scheduler/piece_table.h"
 #include "server/scheduler/run_table.h"
 #include "server/scheduler/step_observer.h"
+#include "server/scheduler/worker_placement.h"
 #include "server/scheduler/worker_pool.h"
 #include "server/scheduler/worker_undo.h"
+#include "storage/format/step_intent.h"
 #include "storage/host_tier.h"
 
 namespace optstate {
@@ -55,6 +59,8 @@ class StepScheduler {
     ControlFile* control = nullptr;  // "
     // WorkerUndoBytes(pool->participants()), zeroed or from a former engine.
     absl::Span<std::byte> undo;
+    // RedoBytes(*layout, pool->participants()), likewise.
+    absl::Span<std::byte> redo;
     // SpeculationBytes(*layout), likewise; empty: no speculation.
     absl::Span<std::byte> speculation;
     std::byte* parameters = nullptr;  // the parameter area
@@ -62,11 +68,14 @@ class StepScheduler {
     StepObserver* observer = nullptr;  // tests only
   };
 
+  // How one group is updated: clip coefficient / grad_scale is its factor.
+  using GroupUpdate = StepIntentGroup;
+
   // A step that will be applied. Runs that carry its stamp have it already.
   struct Update {
     uint64_t step = 0;
-    absl::Span<const Hyperparams> groups;
-    double gradient_factor = 1;         // clip coefficient / grad_scale
+    absl::Span<const GroupUpdate> groups;
+    double gradient_limit = 0;          // see UpdateInput
     absl::Span<const uint8_t> updated;  // by parameter: 1: in this step
     absl::Span<const std::byte* const> gradient_areas;  // by rank
     bool speculative = false;                           // set by Speculate()
@@ -79,12 +88,20 @@ class StepScheduler {
   static absl::StatusOr<std::unique_ptr<StepScheduler>> Create(
       const Options& options);
 
-  // One partition per rank; they outlive this or the next call.
-  void SetPartitions(absl::Span<const RankPartition> partitions);
+  // Moves the state to the nodes whose workers own it, when there are several.
+  // Returns the first error; what failed works from where it is.
+  absl::Status MoveToNodes(const WorkerPlacement& placement);
+
+  // One partition per rank; they outlive this or the next call. Replicated:
+  // each rank has all parameters, and their gradients are summed.
+  void SetPartitions(absl::Span<const RankPartition> partitions,
+                     bool replicated);
   const PieceTable& pieces() const { return *pieces_; }
 
   // Bytes of the undo file for this many workers.
   static uint64_t WorkerUndoBytes(int workers);
+  // And of the redo file; 0: the optimizer needs none.
+  static uint64_t RedoBytes(const Layout& layout, int workers);
 
   // Takes back what a process that died was writing, in any number of slots:
   // of runs of the update of `step` (0: no step is in progress) the vector in
@@ -106,18 +123,35 @@ class StepScheduler {
   void ForgetStaged();
 
   // Stages the gradients of the rank's pieces [first_piece, +actions.size()).
+  // Replicated: those of all ranks, in `gradient_areas` (by rank), which have
+  // pushed the same pieces.
   // With accumulation each run is given `staged_mark` (storage/format/
   // rank_mark.h), and one that has it already is left alone.
-  void Stage(uint32_t rank, const std::byte* gradient_area, size_t first_piece,
-             absl::Span<const StageAction> actions, uint64_t staged_mark);
+  void Stage(uint32_t rank, absl::Span<const std::byte* const> gradient_areas,
+             size_t first_piece, absl::Span<const StageAction> actions,
+             uint64_t staged_mark);
 
-  // Sum of squares of what was staged for the parameters with updated != 0.
-  double SumOfSquares(absl::Span<const uint8_t> updated) const;
+  // Sum of squares of what was staged for the parameters with updated != 0,
+  // in order of the parameters; and of those of each group, into `by_group`.
+  double SumOfSquares(absl::Span<const uint8_t> updated,
+                      absl::Span<double> by_group) const;
+  // The L1 norm (type 1) or the largest absolute value (infinity) of the same
+  // gradients, which are read once more.
+  double Norm(double type, absl::Span<const uint8_t> updated,
+              absl::Span<const std::byte* const> gradient_areas);
 
   // One fused pass over the state of the updated parameters; writes the
   // parameter area and counts the step for each of them.
   void Apply(const Update& update);
 
+  // What an Apply() of these reads and writes of gradients, state and
+  // parameters; not the undo slots, which stay in the caches.
+  uint64_t UpdateBytes(absl::Span<const uint8_t> updated) const;
+
+  // False of optimizers that need whole parameters: they are not taken back.
+  static bool CanSpeculate(const Layout& layout) {
+    return FindWholeKernel(layout.optimizer()) == nullptr;
+  }
   static uint64_t SpeculationBytes(const Layout& layout);
   // Applies what is known so far of a step that is not decided, and keeps what
   // it overwrites; an Apply() of the same step does the rest. Counts nothing.
@@ -132,40 +166,82 @@ class StepScheduler {
 
  private:
   // Of the parameters of one group: where the kernel's state arrays are.
-  using StateBases = std::array<float*, kMaxStateArrays>;
+  struct StateBases {
+    std::array<std::byte*, kStateArraysMax> state = {};
+    std::array<float*, kStateArraysMax> scale = {};
+  };
+  // One array that updates write, for copies of it: of every element range that
+  // begins at a block the bytes are where these say.
+  struct Column {
+    std::byte* base = nullptr;
+    uint64_t block_bytes = 0;    // of kQuantizedBlockElements elements
+    uint64_t element_bytes = 0;  // 0: one number per block
+    int state = -1;              // of the optimizer; -1: the masters
+    uint64_t kept_at = 0;        // offset in the speculation file
+  };
+  // What a gradient of one run is summed from.
+  using GradientSources = std::array<const void*, kWorldSizeMax>;
 
   explicit StepScheduler(const Options& options);
   absl::Status ResolveKernels();
+  void MakeColumns();
+  // whole_update.cc
+  static absl::Status CheckWholeKernel(const Layout& layout,
+                                       const WholeKernel& kernel);
+  absl::Status MakeWorkspace();
+  void ApplyWholes(const Update& update);
+  void ApplyWhole(uint32_t parameter, const Update& update);
+  void GatherGradient(uint32_t parameter, const Update& update, float* out);
+  void PutInPlace(WorkerUndo* undo, std::byte* redo);
+  std::byte* RedoOf(const WorkerUndo& undo) const;
+  bool IsUpdated(uint32_t parameter, uint64_t step) const;
+  bool MayHaveHoles(const Column& column) const;
+  bool IsPrefix(const Column& column) const;
   void StageSubGroup(const RunTable::SubGroup& subgroup, uint32_t rank,
-                     const std::byte* gradient_area, size_t first_piece,
-                     absl::Span<const StageAction> actions,
+                     absl::Span<const std::byte* const> gradient_areas,
+                     size_t first_piece, absl::Span<const StageAction> actions,
                      uint64_t staged_mark);
-  void StagePiece(const Piece& piece, uint64_t begin, uint64_t end,
-                  const std::byte* gradient_area, uint64_t staged_mark);
-  void AccumulateRun(uint64_t run, DType dtype, const std::byte* gradient,
+  void StagePiece(uint32_t rank, const Piece& piece, uint64_t begin,
+                  uint64_t end,
+                  absl::Span<const std::byte* const> gradient_areas,
+                  uint64_t staged_mark);
+  void AccumulateRun(uint64_t run, DType dtype, const void* gradient,
                      float* sum, uint64_t numel, uint64_t staged_mark);
   void ApplySubGroup(const RunTable::SubGroup& subgroup, const Update& update);
   void ApplyParameter(uint32_t parameter, uint64_t begin, uint64_t end,
                       const UpdateFactors& factors, const Update& update);
-  const void* GradientOf(uint32_t parameter, const PieceTable::Entry& piece,
-                         uint64_t begin, const Update& update) const;
+  absl::Span<const void* const> PushedGradients(
+      uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
+      absl::Span<const std::byte* const> gradient_areas,
+      GradientSources* sources) const;
+  absl::Span<const void* const> GradientsOf(uint32_t parameter,
+                                            const PieceTable::Entry& piece,
+                                            uint64_t begin,
+                                            const Update& update,
+                                            GradientSources* sources) const;
+  UpdateInput InputOf(uint32_t parameter, const Update& update) const;
+  absl::Span<const PieceTable::Entry> OwnersOf(uint32_t parameter) const;
   void FinishRunsInFlight(const Update& update);
   void FinishRun(const Update& update, WorkerUndo* undo);
   uint32_t ParameterOfRun(uint64_t run) const;
   TileView ViewOf(uint32_t parameter, uint64_t begin, uint64_t numel) const;
-  // Of run `run`: its entry in the speculation file, and where its old values
-  // of array 0 (master) or 1 + k (state array k) lie.
+  static uint64_t SpeculationEntryBytes(const Layout& layout);
+  // Its entry in the speculation file.
   std::atomic<uint64_t>& SpeculatedStep(uint64_t run) const;
-  float* SpeculatedArray(int array, uint64_t flat) const;
-  void KeepRun(uint64_t run, uint64_t step, const TileView& view,
-               uint64_t flat);
+  void KeepRun(uint64_t run, uint64_t step, uint32_t group, uint64_t flat,
+               uint64_t numel);
   void TakeBackRun(uint32_t parameter, uint64_t run, uint64_t begin,
                    uint64_t numel);
-  void CountStep(absl::Span<const uint8_t> updated);
+  void CountStep(const Update& update);
+  // Calls visit(column, first byte, bytes) for the columns of a group.
+  template <typename Visitor>
+  void ForEachColumn(uint32_t group, uint64_t flat, uint64_t numel,
+                     const Visitor& visit) const;
   absl::Span<WorkerUndo> worker_undos() const;
   WorkerUndo& worker_undo() const;
   template <typename Visitor>
   void ForEachRunOf(uint32_t parameter, const Visitor& visit) const;
+  absl::StatusOr<bool> CheckReplacement(WorkerUndo& undo, uint64_t step);
   absl::Status RollBackRun(WorkerUndo* undo);
   template <typename Visitor>
   void ForEachElementRange(uint32_t first_parameter, const Visitor& visit);
@@ -174,10 +250,37 @@ class StepScheduler {
   const RunTable runs_;
   std::vector<const UpdateKernel*> kernels_;  // by parameter
   std::vector<StateBases> state_;             // by group
-  std::vector<double> run_sums_;              // by run
+  std::vector<Column> columns_;
+  std::vector<double> run_sums_;   // by run
+  std::vector<double> run_norms_;  // by run, of another norm
   absl::Span<const RankPartition> partitions_;
+  bool replicated_ = false;
+  // Of optimizers whose update of an element needs the whole parameter; then
+  // kernels_ is empty, and whole_update.cc does what there is to do.
+  const WholeKernel* whole_ = nullptr;
+  std::unique_ptr<float, decltype(&std::free)> workspace_{nullptr, &std::free};
+  uint64_t workspace_elements_ = 0;  // of one worker
   std::optional<PieceTable> pieces_;
 };
+
+template <typename Visitor>
+void StepScheduler::ForEachColumn(uint32_t group, uint64_t flat, uint64_t numel,
+                                  const Visitor& visit) const {
+  for (const Column& column : columns_) {
+    if (column.state >= 0 &&
+        !options_.layout->has_state_array(column.state, group)) {
+      continue;
+    }
+    if (column.element_bytes != 0) {
+      visit(column, flat * column.element_bytes, numel * column.element_bytes);
+      continue;
+    }
+    const uint64_t blocks =
+        (numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
+    visit(column, flat / kQuantizedBlockElements * column.block_bytes,
+          blocks * column.block_bytes);
+  }
+}
 
 template <typename Visitor>
 void StepScheduler::ForEachElementRange(uint32_t first_parameter,

@@ -51,8 +51,8 @@ struct Fixture {
     StepScheduler::Options options;
     options.layout = &layout;
     options.arrays.master = master.data();
-    options.arrays.exp_avg = exp_avg.data();
-    options.arrays.exp_avg_sq = exp_avg_sq.data();
+    options.arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg.data());
+    options.arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq.data());
     options.arrays.step_counts = step_counts.data();
     options.parameters = reinterpret_cast<std::byte*>(parameters.data());
     options.recovery.run_stamps = run_stamps.data();
@@ -61,7 +61,7 @@ struct Fixture {
                     undo.size() * sizeof(WorkerUndo)};
     options.pool = &pool;
     scheduler = *StepScheduler::Create(options);
-    scheduler->SetPartitions(partition);
+    scheduler->SetPartitions(partition, /*replicated=*/false);
   }
   const std::byte* gradient_area() const {
     return reinterpret_cast<const std::byte*>(gradients.data());
@@ -84,7 +84,7 @@ void CountElements(benchmark::State& state) {
 
 void BM_Scheduler(benchmark::State& state) {
   Fixture fixture(static_cast<uint64_t>(state.range(0)));
-  const Hyperparams group;
+  const StepScheduler::GroupUpdate group = {AdamHyperparams(), 1};
   const std::vector<uint8_t> updated(kParameters, 1);
   const std::byte* area = fixture.gradient_area();
   StepScheduler::Update update;
@@ -102,13 +102,15 @@ void BM_Scheduler(benchmark::State& state) {
 void BM_KernelAlone(benchmark::State& state) {
   Fixture fixture(static_cast<uint64_t>(state.range(0)));
   const UpdateKernel* kernel = *FindUpdateKernel({});
-  const UpdateFactors factors = kernel->prepare({}, 1, 1);
+  const UpdateFactors factors =
+      kernel->prepare({.hyperparams = AdamHyperparams()});
   const uint64_t elements = fixture.layout.flat_elements();
   const uint64_t chunk = std::min(elements, kSubgroupElementsDefault);
   for (auto _ : state) {
     fixture.pool.ParallelFor(elements / chunk, [&](size_t i) {
       TileView view;
-      view.gradient = fixture.gradients.data() + i * chunk;
+      const void* const gradient = fixture.gradients.data() + i * chunk;
+      view.gradients = absl::MakeConstSpan(&gradient, 1);
       view.parameter = fixture.parameters.data() + i * chunk;
       view.master = fixture.master.data() + i * chunk;
       view.state[0] = fixture.exp_avg.data() + i * chunk;
@@ -123,8 +125,9 @@ void BM_KernelAlone(benchmark::State& state) {
 void BM_Stage(benchmark::State& state) {
   Fixture fixture(static_cast<uint64_t>(state.range(0)));
   const std::vector<StageAction> actions(kParameters, StageAction::kStage);
+  const std::byte* area = fixture.gradient_area();
   for (auto _ : state) {
-    fixture.scheduler->Stage(0, fixture.gradient_area(), 0, actions, 0);
+    fixture.scheduler->Stage(0, absl::MakeConstSpan(&area, 1), 0, actions, 0);
   }
   CountElements(state);
 }

@@ -7,17 +7,22 @@
 #include "server/scheduler/step_scheduler.h"
 
 namespace optstate {
-namespace {
 
-uint64_t EntryBytes(const Layout& layout) {
+uint64_t StepScheduler::SpeculationEntryBytes(const Layout& layout) {
   return (layout.run_count() * sizeof(uint64_t) + 63) / 64 * 64;
 }
 
-}  // namespace
-
 uint64_t StepScheduler::SpeculationBytes(const Layout& layout) {
-  const uint64_t arrays = layout.any_amsgrad() ? 4 : 3;
-  return EntryBytes(layout) + arrays * layout.flat_elements() * sizeof(float);
+  const uint64_t blocks = layout.flat_elements() / kQuantizedBlockElements;
+  uint64_t block_bytes = kQuantizedBlockElements * sizeof(float);
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (!layout.has_state_array(k)) continue;
+    block_bytes += kQuantizedBlockElements * SizeInBytes(layout.state_format());
+    if (layout.state_format() == StateFormat::kDynamic8) {
+      block_bytes += sizeof(float);
+    }
+  }
+  return SpeculationEntryBytes(layout) + blocks * block_bytes;
 }
 
 std::atomic<uint64_t>& StepScheduler::SpeculatedStep(uint64_t run) const {
@@ -25,24 +30,16 @@ std::atomic<uint64_t>& StepScheduler::SpeculatedStep(uint64_t run) const {
       options_.speculation.data())[run];
 }
 
-float* StepScheduler::SpeculatedArray(int array, uint64_t flat) const {
-  auto* const arrays = reinterpret_cast<float*>(options_.speculation.data() +
-                                                EntryBytes(*options_.layout));
-  return arrays +
-         static_cast<uint64_t>(array) * options_.layout->flat_elements() + flat;
-}
-
 // The copy is whole before the entry says so, and the entry before the first
 // new value is stored: as everywhere, against the end of the process.
-void StepScheduler::KeepRun(uint64_t run, uint64_t step, const TileView& view,
-                            uint64_t flat) {
-  std::memcpy(SpeculatedArray(0, flat), view.master,
-              view.numel * sizeof(float));
-  for (int k = 0; k < kMaxStateArrays; ++k) {
-    if (view.state[k] == nullptr) continue;
-    std::memcpy(SpeculatedArray(1 + k, flat), view.state[k],
-                view.numel * sizeof(float));
-  }
+void StepScheduler::KeepRun(uint64_t run, uint64_t step, uint32_t group,
+                            uint64_t flat, uint64_t numel) {
+  ForEachColumn(group, flat, numel,
+                [&](const Column& column, uint64_t first, uint64_t bytes) {
+                  std::memcpy(
+                      options_.speculation.data() + column.kept_at + first,
+                      column.base + first, bytes);
+                });
   std::atomic_signal_fence(std::memory_order_seq_cst);
   SpeculatedStep(run).store(step, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -65,12 +62,13 @@ void StepScheduler::TakeBackRun(uint32_t parameter, uint64_t run,
   const Layout& layout = *options_.layout;
   const TileView view = ViewOf(parameter, begin, numel);
   const uint64_t flat = layout.flat_offset(parameter) + begin;
-  std::memcpy(view.master, SpeculatedArray(0, flat), numel * sizeof(float));
-  for (int k = 0; k < kMaxStateArrays; ++k) {
-    if (view.state[k] == nullptr) continue;
-    std::memcpy(view.state[k], SpeculatedArray(1 + k, flat),
-                numel * sizeof(float));
-  }
+  ForEachColumn(layout.parameters()[parameter].group, flat, numel,
+                [&](const Column& column, uint64_t first, uint64_t bytes) {
+                  std::memcpy(
+                      column.base + first,
+                      options_.speculation.data() + column.kept_at + first,
+                      bytes);
+                });
   CastFromFloat(layout.parameters()[parameter].dtype, view.master,
                 view.parameter, numel);
   std::atomic_signal_fence(std::memory_order_seq_cst);

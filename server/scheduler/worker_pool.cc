@@ -1,6 +1,7 @@
 #include "server/scheduler/worker_pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <string>
@@ -24,16 +25,50 @@ void Pause() {
 #endif
 }
 
+// The mask that the thread was started with stays in force when this fails: a
+// core may have been taken from us since.
+void Bind(pthread_t thread, const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  const auto count = static_cast<size_t>(cpus.back()) + 1;
+  cpu_set_t* const set = CPU_ALLOC(count);
+  const size_t bytes = CPU_ALLOC_SIZE(count);
+  CPU_ZERO_S(bytes, set);
+  for (const int cpu : cpus) CPU_SET_S(static_cast<size_t>(cpu), bytes, set);
+  (void)pthread_setaffinity_np(thread, bytes, set);
+  CPU_FREE(set);
+}
+
 }  // namespace
 
-WorkerPool::WorkerPool(int participants, bool spin)
-    : spin_rounds_(spin ? kSpinRounds : 0) {
-  const int threads = std::max(participants, 1) - 1;
-  threads_.reserve(static_cast<size_t>(threads));
-  for (int i = 0; i < threads; ++i) {
-    threads_.emplace_back([this, i] { Run(i + 1); });
-    const std::string name = absl::StrCat("update-", i + 1);
+WorkerPool::WorkerPool(int participants, bool spin,
+                       const WorkerPlacement& placement)
+    : spin_rounds_(spin ? kSpinRounds : 0),
+      participants_(static_cast<size_t>(std::max(participants, 1))),
+      shares_(std::make_unique<Share[]>(participants_)) {
+  FindNeighbours(placement);
+  threads_.reserve(participants_ - 1);
+  for (size_t i = 1; i < participants_; ++i) {
+    threads_.emplace_back([this, i] { Run(static_cast<int>(i)); });
+    const std::string name = absl::StrCat("update-", i);
     pthread_setname_np(threads_.back().native_handle(), name.c_str());
+    if (i < placement.seats.size()) {
+      Bind(threads_.back().native_handle(), placement.seats[i].cpus);
+    }
+  }
+}
+
+void WorkerPool::FindNeighbours(const WorkerPlacement& placement) {
+  const auto node_of = [&](size_t i) {
+    return i < placement.seats.size() ? placement.seats[i].node : 0;
+  };
+  for (size_t begin = 0; begin < participants_;) {
+    size_t end = begin + 1;
+    while (end < participants_ && node_of(end) == node_of(begin)) ++end;
+    for (size_t i = begin; i < end; ++i) {
+      shares_[i].node_begin = begin;
+      shares_[i].node_end = end;
+    }
+    begin = end;
   }
 }
 
@@ -44,15 +79,21 @@ WorkerPool::~WorkerPool() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void WorkerPool::ParallelFor(size_t count,
+void WorkerPool::ParallelFor(const IndexRange& range,
                              absl::FunctionRef<void(size_t)> body) {
+  const size_t count = range.end - range.begin;
   if (count <= 1 || threads_.empty()) {
-    for (size_t i = 0; i < count; ++i) body(i);
+    for (size_t i = range.begin; i < range.end; ++i) body(i);
     return;
   }
   body_ = &body;
-  count_ = count;
-  next_.store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < participants_; ++i) {
+    const IndexRange own = ShareOf(i, participants_, range.total);
+    Share& share = shares_[i];
+    share.end = std::clamp(own.end, range.begin, range.end);
+    share.next.store(std::clamp(own.begin, range.begin, range.end),
+                     std::memory_order_relaxed);
+  }
   gate_.store(kOpen, std::memory_order_release);
   doorbell_.fetch_add(1, std::memory_order_release);
   if (count - 1 >= threads_.size()) {
@@ -60,17 +101,27 @@ void WorkerPool::ParallelFor(size_t count,
   } else {
     for (size_t i = 1; i < count; ++i) doorbell_.notify_one();
   }
-  Work();
+  Work(0);
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
   AwaitEmptyGate();
 }
 
-void WorkerPool::Work() {
-  const size_t count = count_;
-  const absl::FunctionRef<void(size_t)>& body = *body_;
-  for (size_t i = next_.fetch_add(1, std::memory_order_relaxed); i < count;
-       i = next_.fetch_add(1, std::memory_order_relaxed)) {
-    body(i);
+void WorkerPool::Work(size_t self) {
+  const size_t begin = shares_[self].node_begin;
+  const size_t end = shares_[self].node_end;
+  for (size_t i = self; i < end; ++i) WorkOn(&shares_[i]);
+  for (size_t i = begin; i < self; ++i) WorkOn(&shares_[i]);
+  for (size_t i = end; i < participants_; ++i) WorkOn(&shares_[i]);
+  for (size_t i = 0; i < begin; ++i) WorkOn(&shares_[i]);
+}
+
+void WorkerPool::WorkOn(Share* share) {
+  const size_t end = share->end;
+  // Looked at before it is added to, so that those who come when all is done
+  // do not take the line from each other.
+  while (share->next.load(std::memory_order_relaxed) < end) {
+    const size_t i = share->next.fetch_add(1, std::memory_order_relaxed);
+    if (i < end) (*body_)(i);
   }
 }
 
@@ -83,7 +134,7 @@ void WorkerPool::Run(int participant) {
     seen = AwaitDoorbell(seen);
     if (stop_.load(std::memory_order_relaxed)) return;
     if (!Join()) continue;
-    Work();
+    Work(static_cast<size_t>(participant));
     Leave();
   }
 }

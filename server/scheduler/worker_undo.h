@@ -9,7 +9,14 @@
 
 namespace optstate {
 
-enum class UndoKind : uint64_t { kNone = 0, kUpdate = 1, kAccumulate = 2 };
+enum class UndoKind : uint64_t {
+  kNone = 0,
+  kUpdate = 1,
+  kAccumulate = 2,
+  // All new values of the parameter whose first run is named lie in the
+  // worker's part of the `redo` file; nothing is put back, they are put in.
+  kReplace = 3,
+};
 
 // One worker's part of the job's `undo` file: which run it is writing, how far
 // it is, and the old values of what it is just overwriting. FORMAT.md has the

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -44,14 +45,15 @@ bool Same(double a, double b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
 
 }  // namespace
 
-absl::Status CheckContent(const CommitSpec& spec, size_t group_count) {
+absl::Status CheckContent(const CommitSpec& spec, OptimizerKind optimizer,
+                          size_t group_count) {
   if (spec.groups.size() != group_count) {
     return absl::InvalidArgumentError(
         absl::StrCat("hyperparameters of ", spec.groups.size(),
                      " groups, the job has ", group_count));
   }
   for (size_t group = 0; group < group_count; ++group) {
-    const absl::Status valid = Validate(spec.groups[group]);
+    const absl::Status valid = Validate(optimizer, spec.groups[group]);
     if (!valid.ok()) return Annotate(valid, absl::StrCat("group ", group));
   }
   if (!std::isfinite(spec.grad_scale) || spec.grad_scale <= 0) {
@@ -64,53 +66,61 @@ absl::Status CheckContent(const CommitSpec& spec, size_t group_count) {
         absl::StrCat("Invalid max_norm: ", spec.max_norm,
                      ": must be finite and not negative"));
   }
+  if (!std::isfinite(spec.max_value) || spec.max_value < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Invalid max_value: ", spec.max_value,
+                     ": must be finite and not negative"));
+  }
+  if (spec.norm_type != 1 && spec.norm_type != 2 &&
+      spec.norm_type != std::numeric_limits<double>::infinity()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Invalid norm_type: ", spec.norm_type, ": must be 1, 2 or infinity"));
+  }
   return absl::OkStatus();
 }
 
 uint64_t DigestOf(const CommitSpec& spec) {
   Fnv1a digest;
   for (const Hyperparams& group : spec.groups) {
-    digest.Add(group.lr);
-    digest.Add(group.beta1);
-    digest.Add(group.beta2);
-    digest.Add(group.eps);
-    digest.Add(group.weight_decay);
-    digest.Add(static_cast<uint8_t>(group.maximize ? 1 : 0));
+    for (double value : group.value) digest.Add(value);
+    digest.Add(group.max_norm);
   }
   digest.Add(spec.grad_scale);
   digest.Add(spec.max_norm);
+  digest.Add(spec.max_value);
+  digest.Add(spec.norm_type);
   return digest.hash();
 }
 
-absl::Status CheckEqual(uint32_t rank_a, const CommitSpec& a, uint32_t rank_b,
+absl::Status CheckEqual(OptimizerKind optimizer, uint32_t rank_a,
+                        const CommitSpec& a, uint32_t rank_b,
                         const CommitSpec& b) {
+  const auto infos = InfoOf(optimizer).hyperparams;
+  for (size_t i = 0; i < a.groups.size(); ++i) {
+    const Hyperparams& x = a.groups[i];
+    const Hyperparams& y = b.groups[i];
+    for (size_t k = 0; k < infos.size(); ++k) {
+      if (Same(x[k], y[k])) continue;
+      return Unequal(absl::StrCat(infos[k].name, " of group ", i), rank_a, x[k],
+                     rank_b, y[k]);
+    }
+    if (!Same(x.max_norm, y.max_norm)) {
+      return Unequal(absl::StrCat("max_norm of group ", i), rank_a, x.max_norm,
+                     rank_b, y.max_norm);
+    }
+  }
   struct Field {
     absl::string_view name;
     double a;
     double b;
   };
-  for (size_t i = 0; i < a.groups.size(); ++i) {
-    const Hyperparams& x = a.groups[i];
-    const Hyperparams& y = b.groups[i];
-    const Field fields[] = {
-        {"lr", x.lr, y.lr},
-        {"beta1", x.beta1, y.beta1},
-        {"beta2", x.beta2, y.beta2},
-        {"eps", x.eps, y.eps},
-        {"weight_decay", x.weight_decay, y.weight_decay},
-        {"maximize", x.maximize ? 1.0 : 0.0, y.maximize ? 1.0 : 0.0},
-    };
-    for (const Field& field : fields) {
-      if (Same(field.a, field.b)) continue;
-      return Unequal(absl::StrCat(field.name, " of group ", i), rank_a, field.a,
-                     rank_b, field.b);
-    }
-  }
-  if (!Same(a.grad_scale, b.grad_scale)) {
-    return Unequal("grad_scale", rank_a, a.grad_scale, rank_b, b.grad_scale);
-  }
-  if (!Same(a.max_norm, b.max_norm)) {
-    return Unequal("max_norm", rank_a, a.max_norm, rank_b, b.max_norm);
+  const Field fields[] = {{"grad_scale", a.grad_scale, b.grad_scale},
+                          {"max_norm", a.max_norm, b.max_norm},
+                          {"max_value", a.max_value, b.max_value},
+                          {"norm_type", a.norm_type, b.norm_type}};
+  for (const Field& field : fields) {
+    if (Same(field.a, field.b)) continue;
+    return Unequal(field.name, rank_a, field.a, rank_b, field.b);
   }
   return absl::OkStatus();
 }

@@ -8,6 +8,7 @@
 #include "proto/types/status_macros.h"
 #include "server/scheduler/available_cores.h"
 #include "server/session/job_impl.h"
+#include "spdlog/spdlog.h"
 
 namespace optstate {
 namespace {
@@ -19,11 +20,23 @@ int WorkersOf(const v1::EngineSettings& settings) {
                                        settings.workers(), kWorkersMax));
 }
 
+Pinning PinningOf(const v1::EngineSettings& settings) {
+  switch (settings.pinning()) {
+    case v1::PINNING_NEVER:
+      return Pinning::kNever;
+    case v1::PINNING_ALWAYS:
+      return Pinning::kAlways;
+    default:
+      return Pinning::kAuto;
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Job>> Job::Open(Options options) {
   const std::string name = options.name;
   auto job = std::make_unique<JobImpl>(std::move(options));
+  job->LogWorkers();
   OPTSTATE_RETURN_IF_ERROR(
       Annotate(job->Adopt(), absl::StrCat("job \"", name, "\"")));
   return job;
@@ -31,8 +44,16 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Open(Options options) {
 
 JobImpl::JobImpl(Options options)
     : options_(std::move(options)),
+      placement_(PlaceWorkersHere(WorkersOf(options_.config.engine()),
+                                  PinningOf(options_.config.engine()))),
       pool_(WorkersOf(options_.config.engine()),
-            /*spin=*/WorkersOf(options_.config.engine()) <= AvailableCores()) {}
+            /*spin=*/WorkersOf(options_.config.engine()) <= AvailableCores(),
+            placement_) {}
+
+void JobImpl::LogWorkers() const {
+  spdlog::info("workers: job={} count={} {}", options_.name,
+               pool_.participants(), placement_.description);
+}
 
 absl::Status JobImpl::Adopt() {
   absl::MutexLock lock(&mu_);
@@ -50,6 +71,7 @@ absl::Status JobImpl::Adopt() {
   OPTSTATE_ASSIGN_OR_RETURN(segment_, MakeSegment(shape->description.layout));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveUndo(0));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveSpeculation(0));
+  OPTSTATE_RETURN_IF_ERROR(tier_->ReserveRedo(0));
   const bool undo_lost = tier_->undo().empty();
   OPTSTATE_RETURN_IF_ERROR(UseShape(std::move(shape)));
   failure_ = undo_lost ? LostInside("the file undo is missing") : AdoptStep();
@@ -84,6 +106,7 @@ StepOutcome JobImpl::LastOutcome() const {
   outcome.gradient_norm = record().gradient_norm;
   outcome.clip_coefficient = record().clip_coefficient;
   outcome.update_ns = record().update_ns;
+  outcome.loss_scale = record().loss_scale;
   return outcome;
 }
 

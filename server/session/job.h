@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,13 +12,13 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "kernels/hyperparams.h"
 #include "optstate/v1/admin.pb.h"
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/types.pb.h"
 #include "proto/shm/sealed_segment.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
+#include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
 #include "server/session/gradient_keeper.h"
 
@@ -33,6 +34,7 @@ struct StepOutcome {
   double gradient_norm = 0;
   double clip_coefficient = 1;
   uint64_t update_ns = 0;
+  double loss_scale = 0;  // for the next step; 0: the job has no LossScaler
 };
 
 // Hears the answers that come later than the call. One per session, outlives
@@ -58,6 +60,7 @@ struct RegisterSpec {
   bool accumulate = false;
   bool ephemeral = false;
   bool extend = false;
+  std::optional<v1::LossScaler> loss_scaler;
 };
 
 struct RegisterResult {
@@ -105,6 +108,7 @@ struct AttachResult {
   v1::JobPhase phase = v1::JOB_PHASE_EMPTY;
   bool has_last_outcome = false;
   StepOutcome last_outcome;
+  double loss_scale = 0;
   std::vector<StagedRange> staged;  // see v1::AttachReply
 };
 
@@ -113,6 +117,8 @@ struct CommitSpec {
   absl::Span<const Hyperparams> groups;
   double grad_scale = 1;
   double max_norm = 0;
+  double max_value = 0;
+  double norm_type = 2;  // 1, 2 or infinity
   bool found_inf = false;
 };
 

@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 LayoutSpec LayoutOf(DType gradient_dtype) {
   LayoutSpec spec;
-  spec.groups = {{}, {true}};
+  spec.groups = {{}, {.options = adam::kAmsgrad}};
   spec.parameters = {
       MakeParameter("a", 100, 0, DType::kBFloat16, gradient_dtype),
       MakeParameter("none", 0, 0, DType::kFloat32, gradient_dtype),
@@ -51,7 +51,8 @@ class JobAccumulateTest : public ::testing::Test {
     harness_.PushAll(step, micro_step);
   }
 
-  const std::vector<Hyperparams> groups_{2};
+  const std::vector<Hyperparams> groups_ =
+      std::vector<Hyperparams>(2, AdamHyperparams());
   JobHarness harness_{Accumulating(DType::kBFloat16, 2)};
 };
 

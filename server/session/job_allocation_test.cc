@@ -54,7 +54,7 @@ class QuietListener final : public SessionListener {
 
 void RunSteps(bool accumulate) {
   JobHarness::Setup setup;
-  setup.layout.groups = {{}, {true}};
+  setup.layout.groups = {{}, {.options = adam::kAmsgrad}};
   setup.layout.parameters = {
       MakeParameter("a", 60000),
       MakeParameter("b", 90000, 1, DType::kBFloat16, DType::kFloat16)};
@@ -70,7 +70,7 @@ void RunSteps(bool accumulate) {
   attach.gradient_area_bytes = area.size();
   attach.listener = &listener;
   ASSERT_TRUE(harness.job().Attach(attach).ok());
-  const std::vector<Hyperparams> groups(2);
+  const std::vector<Hyperparams> groups(2, AdamHyperparams());
   CommitSpec spec;
   spec.groups = groups;
   spec.max_norm = 1;

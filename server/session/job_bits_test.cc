@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
-#include "kernels/reference/adam_reference.h"
+#include "kernels/reference/optimizer_reference.h"
 #include "proto/types/random_layout.h"
 #include "server/session/job_harness.h"
 
@@ -14,15 +14,29 @@ namespace optstate {
 namespace {
 
 // Hyperparameters that differ by group and step, as schedulers make them.
-std::vector<Hyperparams> GroupsAt(size_t count, uint64_t step) {
-  std::vector<Hyperparams> groups(count);
-  for (size_t i = 0; i < count; ++i) {
-    groups[i].lr =
+std::vector<Hyperparams> GroupsAt(const Layout& layout, uint64_t step) {
+  const OptimizerInfo& info = layout.optimizer_info();
+  std::vector<Hyperparams> groups(layout.groups().size(),
+                                  DefaultHyperparams(info.kind));
+  for (size_t i = 0; i < groups.size(); ++i) {
+    for (size_t k = 0; k < info.hyperparams.size(); ++k) {
+      const absl::string_view name = info.hyperparams[k].name;
+      if (name == "weight_decay") groups[i][k] = 0.01 * static_cast<double>(i);
+      if (name == "maximize") groups[i][k] = i % 3 == 2 ? 1 : 0;
+      if (name == "momentum") groups[i][k] = 0.9;
+    }
+    groups[i][kLr] =
         1e-3 * static_cast<double>(i + 1) / static_cast<double>(step);
-    groups[i].weight_decay = 0.01 * static_cast<double>(i);
-    groups[i].maximize = i % 3 == 2;
   }
   return groups;
+}
+
+// Muon takes no others.
+void MakeMatrices(LayoutSpec* layout) {
+  for (ParameterSpec& parameter : layout->parameters) {
+    parameter.shape = {parameter.numel % 40 + 1, parameter.numel % 50 + 2};
+    parameter.numel = parameter.shape[0] * parameter.shape[1];
+  }
 }
 
 struct Trained {
@@ -32,13 +46,12 @@ struct Trained {
 
 // Five steps with clipping, scaling, a missing gradient and a skipped step.
 Trained Train(JobHarness* harness) {
-  const size_t group_count = harness->layout().groups().size();
   const auto last =
       static_cast<uint32_t>(harness->layout().parameters().size() - 1);
   Trained run;
   harness->Start(harness->RandomTensors(1));
   for (uint64_t step = 1; step <= 5; ++step) {
-    const std::vector<Hyperparams> groups = GroupsAt(group_count, step);
+    const std::vector<Hyperparams> groups = GroupsAt(harness->layout(), step);
     CommitSpec spec;
     spec.step = step;
     spec.groups = groups;
@@ -60,18 +73,33 @@ Trained Train(JobHarness* harness) {
   return run;
 }
 
-TEST(JobBitsTest, IndependentOfRanksPartitionThreadsAndSubGroups) {
+// What the determinism of an optimizer hangs on: all of them, in every format.
+class JobBitsOf : public ::testing::TestWithParam<OptimizerKind> {};
+
+TEST_P(JobBitsOf, RanksPartitionsReductionsThreadsSubGroupsAndRestarts) {
   RandomLayouts layouts;
-  for (int round = 0; round < 6; ++round) {
+  for (const StateFormat format :
+       {StateFormat::kFloat32, StateFormat::kBFloat16,
+        StateFormat::kDynamic8}) {
     JobHarness::Setup setup;
     setup.layout = layouts.Next(20);
+    setup.layout.optimizer = GetParam();
+    setup.layout.state_format = format;
+    for (GroupSpec& group : setup.layout.groups) {
+      group.options &= (1u << InfoOf(GetParam()).options.size()) - 1;
+    }
+    if (GetParam() == OptimizerKind::kMuon) MakeMatrices(&setup.layout);
+    if (GetParam() >= OptimizerKind::kLamb && format != StateFormat::kFloat32) {
+      continue;  // float32 alone
+    }
     setup.workers = 1;
     setup.subgroup_elements = 1 << 20;
     JobHarness plain(setup);
     const Trained expected = Train(&plain);
     for (const uint32_t world_size : {1, 2, 3}) {
       for (const PartitionMode mode :
-           {PartitionMode::kGreedy, PartitionMode::kContiguous}) {
+           {PartitionMode::kGreedy, PartitionMode::kContiguous,
+            PartitionMode::kReplicated}) {
         setup.world_size = world_size;
         setup.partition = mode;
         setup.workers = static_cast<uint32_t>(layouts.Uniform(1, 4));
@@ -82,11 +110,27 @@ TEST(JobBitsTest, IndependentOfRanksPartitionThreadsAndSubGroups) {
         EXPECT_EQ(run.norms, expected.norms);
         EXPECT_TRUE(run.state == expected.state)
             << world_size << " ranks, " << setup.workers << " workers, "
-            << setup.subgroup_elements << " elements a sub-group";
+            << setup.subgroup_elements << " elements a sub-group, partition "
+            << static_cast<int>(mode) << ", " << Name(format);
+        harness.Close();
+        ASSERT_TRUE(harness.Open().ok());
+        harness.AttachAll();
+        EXPECT_TRUE(harness.StateBytes() == expected.state)
+            << "after a restart";
       }
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(All, JobBitsOf, ::testing::ValuesIn([] {
+                           std::vector<OptimizerKind> kinds;
+                           for (const OptimizerInfo& each : Optimizers())
+                             kinds.push_back(each.kind);
+                           return kinds;
+                         }()),
+                         [](const auto& param_info) {
+                           return std::string(InfoOf(param_info.param).name);
+                         });
 
 TEST(JobBitsTest, ARestartBetweenStepsChangesNothing) {
   RandomLayouts layouts;
@@ -98,8 +142,7 @@ TEST(JobBitsTest, ARestartBetweenStepsChangesNothing) {
   plain.Start(plain.RandomTensors(1));
   restarted.Start(plain.RandomTensors(1));
   for (uint64_t step = 1; step <= 4; ++step) {
-    const std::vector<Hyperparams> groups =
-        GroupsAt(plain.layout().groups().size(), step);
+    const std::vector<Hyperparams> groups = GroupsAt(plain.layout(), step);
     CommitSpec spec;
     spec.step = step;
     spec.groups = groups;
@@ -116,7 +159,7 @@ TEST(JobBitsTest, ARestartBetweenStepsChangesNothing) {
 LayoutSpec ReferenceLayout(OptimizerKind optimizer) {
   LayoutSpec spec;
   spec.optimizer = optimizer;
-  spec.groups = {{}, {true}};
+  spec.groups = {{}, {.options = adam::kAmsgrad}};
   spec.parameters = {MakeParameter("plain", 5000),
                      MakeParameter("amsgrad", 3000, 1)};
   return spec;
@@ -128,7 +171,7 @@ class Truth {
   Truth(OptimizerKind optimizer, const Tensors& masters) {
     for (size_t p = 0; p < masters.size(); ++p) {
       const std::vector<double> values(masters[p].begin(), masters[p].end());
-      parameters_.emplace_back(optimizer, p == 1, values);
+      parameters_.emplace_back(optimizer, p == 1 ? adam::kAmsgrad : 0, values);
     }
   }
   void Step(const Tensors& gradients, const CommitSpec& spec) {
@@ -153,7 +196,7 @@ class Truth {
   }
 
  private:
-  std::vector<AdamReference<double>> parameters_;
+  std::vector<OptimizerReference<double>> parameters_;
   double norm_ = 0;
 };
 
@@ -169,7 +212,7 @@ TEST(JobBitsTest, FollowsTheDoublePrecisionReference) {
     harness.Start(masters);
     Truth truth(optimizer, masters);
     for (uint64_t step = 1; step <= 50; ++step) {
-      const std::vector<Hyperparams> groups = GroupsAt(2, step);
+      const std::vector<Hyperparams> groups = GroupsAt(harness.layout(), step);
       CommitSpec spec;
       spec.step = step;
       spec.groups = groups;
@@ -199,8 +242,9 @@ TEST(JobBitsTest, MissingGradientsCountAsInTorch) {
   const Tensors masters = harness.RandomTensors(1);
   harness.Start(masters);
   const std::vector<double> start(masters[1].begin(), masters[1].end());
-  AdamReference<double> truth(OptimizerKind::kAdamW, true, start);
-  const std::vector<Hyperparams> groups(2);
+  OptimizerReference<double> truth(OptimizerKind::kAdamW, adam::kAmsgrad,
+                                   start);
+  const std::vector<Hyperparams> groups(2, AdamHyperparams());
   for (uint64_t step = 1; step <= 20; ++step) {
     CommitSpec spec;
     spec.step = step;
@@ -233,7 +277,7 @@ TEST(JobBitsTest, AHundredThousandParameters) {
     setup.partition = PartitionMode::kContiguous;
     return setup;
   }());
-  const std::vector<Hyperparams> groups(2);
+  const std::vector<Hyperparams> groups(2, AdamHyperparams());
   CommitSpec spec;
   spec.step = 1;
   spec.groups = groups;

@@ -46,7 +46,7 @@ constexpr uint64_t kInstance = 70;
 
 JobHarness::Setup TwoRanks(bool accumulate = false) {
   JobHarness::Setup setup;
-  setup.layout.groups = {{}, {true}};
+  setup.layout.groups = {{}, {.options = adam::kAmsgrad}};
   setup.layout.parameters = {
       MakeParameter("a", 20000),
       MakeParameter("b", 9000, 1, DType::kBFloat16, DType::kBFloat16),
@@ -126,7 +126,8 @@ class JobCrashTest : public ::testing::Test {
   }
   v1::JobPhase phase() { return harness_.job().Describe().phase(); }
 
-  const std::vector<Hyperparams> groups_{2};
+  const std::vector<Hyperparams> groups_ =
+      std::vector<Hyperparams>(2, AdamHyperparams());
   JobHarness harness_;
   std::string committed_;
   std::string expected_;
@@ -298,7 +299,7 @@ TEST_P(DiesInside, AnotherProcessInTheRanksPlaceHasLostTheGradients) {
   harness_.LoadMasters(checkpoint);
   ASSERT_TRUE(harness_.FinishAll().status.ok());
   EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, 1), checkpoint[1]);
-  EXPECT_THAT(harness_.Fetch(v1::STATE_ARRAY_EXP_AVG, 0), Each(0.0f));
+  EXPECT_THAT(harness_.Fetch(v1::STATE_ARRAY_STATE_0, 0), Each(0.0f));
   EXPECT_THAT(harness_.StepCounts(), Each(0));
   // Step 3 is taken anew, also by runs that the dead engine had stamped.
   harness_.Step(3, harness_.RandomTensors(3), CommitOf(3));

@@ -28,6 +28,7 @@ void SetOutcome(const StepOutcome& outcome, v1::StepOutcome* proto) {
   proto->set_gradient_norm(outcome.gradient_norm);
   proto->set_clip_coefficient(outcome.clip_coefficient);
   proto->set_update_ns(outcome.update_ns);
+  proto->set_loss_scale(outcome.loss_scale);
 }
 
 }  // namespace
@@ -63,16 +64,18 @@ void JobImpl::DescribeState(v1::Job* job) const {
     SetOutcome(LastOutcome(), job->mutable_last_outcome());
     SetTime(record().committed_at_ns, job->mutable_committed_at());
   }
+  timer_.Describe(job);
   job->set_skipped_steps(skipped_steps_);
   job->set_recovered_steps(tier_->control()->steps_recovered);
   job->set_rolled_back_runs(tier_->control()->runs_rolled_back);
   SetTime(tier_->control()->created_at_ns, job->mutable_created_at());
   job->set_state_bytes(tier_->bytes());
-  for (const HostTier::ArrayInfo& info : tier_->Describe()) {
+  for (const HostTier::ArrayInfo& info : tier_->Describe(layout_of_job())) {
     v1::ArrayBytes* array = job->add_arrays();
-    array->set_name(std::string(info.name));
-    array->set_dtype(std::string(info.dtype));
+    array->set_name(info.name);
+    array->set_dtype(info.dtype);
     array->set_bytes(info.bytes);
+    array->set_file(info.file);
   }
   if (recovery_.has_value()) {
     job->set_open_step(

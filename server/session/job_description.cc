@@ -7,12 +7,21 @@
 #include "optstate/v1/session.pb.h"
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
+#include "server/session/loss_scaler.h"
 
 namespace optstate {
 namespace {
 
 absl::string_view Name(PartitionMode mode) {
-  return mode == PartitionMode::kGreedy ? "greedy" : "contiguous";
+  switch (mode) {
+    case PartitionMode::kGreedy:
+      return "greedy";
+    case PartitionMode::kContiguous:
+      return "contiguous";
+    case PartitionMode::kReplicated:
+      return "replicated";
+  }
+  return "invalid";
 }
 
 absl::string_view Name(bool value) { return value ? "true" : "false"; }
@@ -28,13 +37,21 @@ absl::StatusOr<JobDescription> FromProto(const v1::RegisterRequest& request) {
   OPTSTATE_ASSIGN_OR_RETURN(Layout layout, LayoutFromProto(request.layout()));
   OPTSTATE_ASSIGN_OR_RETURN(const PartitionMode partition,
                             PartitionModeFromProto(request.partition()));
-  JobDescription description = {std::move(layout),    request.world_size(),
-                                request.host_id(),    partition,
-                                request.accumulate(), request.ephemeral()};
+  JobDescription description = {
+      std::move(layout),    request.world_size(), request.host_id(), partition,
+      request.accumulate(), request.ephemeral(),  std::nullopt};
+  if (request.has_loss_scaler()) {
+    description.loss_scaler = request.loss_scaler();
+  }
   return description;
 }
 
 }  // namespace
+
+std::string TextOf(const std::optional<v1::LossScaler>& scaler) {
+  return scaler.has_value() ? absl::StrCat("{", scaler->ShortDebugString(), "}")
+                            : "none";
+}
 
 absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec) {
   if (spec.world_size < 1 || spec.world_size > kWorldSizeMax) {
@@ -53,9 +70,17 @@ absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec) {
         " ranks are on this machine; a job whose ranks are on several machines "
         "is not supported yet"));
   }
-  JobDescription description = {spec.layout,     spec.world_size,
-                                spec.host_id,    spec.partition,
-                                spec.accumulate, spec.ephemeral};
+  if (spec.partition == PartitionMode::kReplicated && spec.accumulate) {
+    return absl::InvalidArgumentError(
+        "a job whose engine reduces has no accumulators in the daemon: let "
+        "micro-steps add up in the ranks' own gradients");
+  }
+  if (spec.loss_scaler.has_value()) {
+    OPTSTATE_RETURN_IF_ERROR(CheckLossScaler(*spec.loss_scaler));
+  }
+  JobDescription description = {
+      spec.layout,     spec.world_size, spec.host_id,    spec.partition,
+      spec.accumulate, spec.ephemeral,  spec.loss_scaler};
   return description;
 }
 
@@ -68,6 +93,9 @@ std::string SerializeDescription(const JobDescription& description) {
   request.set_partition(static_cast<v1::PartitionMode>(description.partition));
   request.set_accumulate(description.accumulate);
   request.set_ephemeral(description.ephemeral);
+  if (description.loss_scaler.has_value()) {
+    *request.mutable_loss_scaler() = *description.loss_scaler;
+  }
   return request.SerializeAsString();
 }
 
@@ -107,6 +135,10 @@ absl::Status CheckSameSettings(const JobDescription& now,
   }
   if (now.ephemeral != asked.ephemeral) {
     return Differs("ephemeral", Name(now.ephemeral), Name(asked.ephemeral));
+  }
+  const std::string scaler = TextOf(now.loss_scaler);
+  if (scaler != TextOf(asked.loss_scaler)) {
+    return Differs("loss_scaler", scaler, TextOf(asked.loss_scaler));
   }
   if (now.layout.hash() != asked.layout.hash()) {
     return absl::FailedPreconditionError(

@@ -2,6 +2,7 @@
 #define OPTSTATE_SERVER_SESSION_JOB_DESCRIPTION_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -21,10 +22,13 @@ struct JobDescription {
   PartitionMode partition = PartitionMode::kGreedy;
   bool accumulate = false;
   bool ephemeral = false;
+  std::optional<v1::LossScaler> loss_scaler;
 };
 
-// INVALID_ARGUMENT: world size or rank out of range. UNIMPLEMENTED: ranks on
-// several machines.
+std::string TextOf(const std::optional<v1::LossScaler>& scaler);
+
+// INVALID_ARGUMENT: world size or rank out of range, bad loss scaler,
+// replicated with accumulate. UNIMPLEMENTED: ranks on several machines.
 absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec);
 
 std::string SerializeDescription(const JobDescription& description);

@@ -28,13 +28,13 @@ class JobFilesTest : public ::testing::Test {
   JobFilesTest()
       : harness_([] {
           JobHarness::Setup setup;
-          setup.layout.groups = {{}, {true}};
+          setup.layout.groups = {{}, {.options = adam::kAmsgrad}};
           setup.layout.parameters = {MakeParameter("a", 6000),
                                      MakeParameter("b", 9000, 1)};
           return setup;
         }()) {
     harness_.Start(harness_.RandomTensors(1));
-    const std::vector<Hyperparams> groups(2);
+    const std::vector<Hyperparams> groups(2, AdamHyperparams());
     CommitSpec spec;
     spec.step = 1;
     spec.groups = groups;
@@ -127,7 +127,7 @@ TEST_F(JobFilesTest, FlippedBytesOfTheControlFile) {
     int64_t offset;
     const char* text;
   } cases[] = {{0, "magic is"},
-               {8, "format version is 66"},
+               {8, "format version is 67"},
                {24, "header's checksum"},
                {16, "header's checksum"},
                {72, "step 64 is in progress after committed step 1"}};
@@ -137,9 +137,9 @@ TEST_F(JobFilesTest, FlippedBytesOfTheControlFile) {
     Flip("control", flipped.offset);
   }
   // One of the two records is the current one.
-  for (const int64_t offset : {128, 256}) Flip("control", offset);
+  for (const int64_t offset : {192, 320}) Flip("control", offset);
   ExpectDataLoss("control", "record's checksum");
-  for (const int64_t offset : {128, 256}) Flip("control", offset);
+  for (const int64_t offset : {192, 320}) Flip("control", offset);
   EXPECT_TRUE(harness_.Open().ok());
 }
 

@@ -234,6 +234,12 @@ void JobHarness::SetGradient(uint32_t parameter,
   for (uint32_t rank = 0; rank < setup_.world_size; ++rank) {
     const Piece* piece = PieceOf(rank, parameter);
     if (piece == nullptr) continue;
+    // Summed by the engine: the first rank has it all.
+    if (setup_.partition == PartitionMode::kReplicated && rank > 0) {
+      std::memset(gradient_areas_[rank].data() + piece->gradient_offset_bytes,
+                  0, piece->numel * SizeInBytes(dtype));
+      continue;
+    }
     CastFromFloat(dtype, values.data() + piece->begin,
                   gradient_areas_[rank].data() + piece->gradient_offset_bytes,
                   piece->numel);
@@ -289,9 +295,15 @@ StepOutcome JobHarness::Step(uint64_t step, const Tensors& gradients,
   return answer.outcome;
 }
 
+size_t JobHarness::ElementsOf(v1::StateArray array, uint32_t parameter) const {
+  const ParameterSpec& spec = layout_.parameters()[parameter];
+  const int index = static_cast<int>(array) - v1::STATE_ARRAY_STATE_0;
+  if (!layout_.has_state_array(index)) return static_cast<size_t>(spec.numel);
+  return StateElements(layout_.optimizer_info(), index, spec.shape);
+}
+
 std::vector<float> JobHarness::Fetch(v1::StateArray array, uint32_t parameter) {
-  std::vector<float> values(
-      static_cast<size_t>(layout_.parameters()[parameter].numel));
+  std::vector<float> values(ElementsOf(array, parameter));
   Require(
       job_->Fetch(array, parameter, 0, values.size(),
                   absl::MakeSpan(reinterpret_cast<std::byte*>(values.data()),
@@ -328,10 +340,10 @@ std::string JobHarness::StateBytes() {
   };
   for (uint32_t p = 0; p < layout_.parameters().size(); ++p) {
     append(Fetch(v1::STATE_ARRAY_MASTER, p));
-    append(Fetch(v1::STATE_ARRAY_EXP_AVG, p));
-    append(Fetch(v1::STATE_ARRAY_EXP_AVG_SQ, p));
-    if (layout_.groups()[layout_.parameters()[p].group].amsgrad) {
-      append(Fetch(v1::STATE_ARRAY_MAX_EXP_AVG_SQ, p));
+    for (int k = 0; k < kStateArraysMax; ++k) {
+      if (!layout_.has_state_array(k, layout_.parameters()[p].group)) continue;
+      append(
+          Fetch(static_cast<v1::StateArray>(v1::STATE_ARRAY_STATE_0 + k), p));
     }
     append(Parameter(p));
   }

@@ -128,6 +128,7 @@ class JobHarness {
                    const CommitSpec& spec,
                    const std::vector<uint32_t>& without = {});
 
+  size_t ElementsOf(v1::StateArray array, uint32_t parameter) const;
   std::vector<float> Fetch(v1::StateArray array, uint32_t parameter);
   std::vector<int64_t> StepCounts();
   // The parameter area's elements of a parameter, as floats.

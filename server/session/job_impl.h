@@ -9,11 +9,13 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
 #include "server/scheduler/step_scheduler.h"
+#include "server/scheduler/worker_placement.h"
 #include "server/scheduler/worker_pool.h"
 #include "server/session/job.h"
 #include "server/session/job_description.h"
 #include "server/session/load_round.h"
 #include "server/session/open_step.h"
+#include "server/session/step_timer.h"
 #include "storage/format/step_intent.h"
 #include "storage/host_tier.h"
 #include "storage/state_file.h"
@@ -32,6 +34,7 @@ class JobImpl final : public Job {
 
   // Adopts what is in the directory, if anything. Once, before other calls.
   absl::Status Adopt();
+  void LogWorkers() const;
 
   absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) override;
   absl::StatusOr<const Layout*> layout() const override;
@@ -90,15 +93,15 @@ class JobImpl final : public Job {
   // Of a decided step.
   struct Decision {
     StepOutcome outcome;
-    double gradient_factor = 1;
+    bool clipped = false;  // some group's factor is not 1 / grad_scale
   };
 
   // A step that a former engine died in and that is not finished yet.
   struct Recovery {
     StepRecord record;  // to be published
-    std::vector<Hyperparams> groups;
+    std::vector<StepIntentGroup> groups;
     std::vector<uint8_t> updated;
-    double gradient_factor;
+    double gradient_limit;
     // Where gradients of ranks lie that are not attached.
     std::vector<shm::PeerSegment> kept;
     std::vector<StateFile> staged;
@@ -107,6 +110,9 @@ class JobImpl final : public Job {
   // job.cc
   const Layout& layout_of_job() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return shape_->description.layout;
+  }
+  bool is_replicated() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return shape_->description.partition == PartitionMode::kReplicated;
   }
   uint32_t parameter_count() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return static_cast<uint32_t>(layout_of_job().parameters().size());
@@ -120,6 +126,7 @@ class JobImpl final : public Job {
   RankMark& rank_mark(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return tier_->recovery().rank_marks[rank];
   }
+  void StartScaling() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AdoptUnfinishedLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_register.cc
@@ -162,11 +169,15 @@ class JobImpl final : public Job {
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void CloseStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckCommitsEqual() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  Decision Decide(uint64_t step, absl::Span<const uint8_t> updated) const
-      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  Decision Decide(uint64_t step, absl::Span<const uint8_t> updated)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  double NormOf(double norm_type, absl::Span<const uint8_t> updated,
+                double sum_of_squares) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FillIntentGroups(const CommitSpec& spec, double coefficient)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeStep(const Decision& decision, absl::Span<const uint8_t> updated)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void MarkStep(const StepRecord& next, double gradient_factor,
+  void MarkStep(const StepRecord& next, double gradient_limit,
                 absl::Span<const uint8_t> updated)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ApplyStep(const StepScheduler::Update& update, StepRecord next)
@@ -216,15 +227,33 @@ class JobImpl final : public Job {
   void NoteLoadTouches(uint32_t parameter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<size_t> PieceOf(uint32_t rank, const LoadRange& range) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::StatusOr<float*> ArrayOf(v1::StateArray array, uint32_t parameter) const
+  // Elements of an array where the range begins.
+  struct ArrayRef {
+    void* data = nullptr;
+    StateFormat format = StateFormat::kFloat32;
+    bool is_never_negative = false;
+    float* scale = nullptr;  // kDynamic8: of the first block
+  };
+  absl::StatusOr<ArrayRef> ArrayOf(const LoadRange& range) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  static void WriteState(DType dtype, absl::Span<const std::byte> data,
+                         const ArrayRef& to, uint64_t numel);
+  static void ReadState(const ArrayRef& from, uint64_t numel,
+                        absl::Span<std::byte> out);
+  uint64_t ElementsOf(v1::StateArray array, const ParameterSpec& spec) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CheckElementRange(const LoadRange& range) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status CheckStepCountRange(const LoadRange& range, uint64_t bytes) const
+  absl::Status CheckPerParameterRange(const LoadRange& range,
+                                      uint64_t bytes) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status LoadStepCounts(const LoadRange& range,
                               absl::Span<const std::byte> data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status LoadScalars(const LoadRange& range,
+                           absl::Span<const std::byte> data)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckScalars() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status LoadElements(uint32_t rank, const LoadRange& range, DType dtype,
                             absl::Span<const std::byte> data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -235,6 +264,7 @@ class JobImpl final : public Job {
 
   Options options_;
   mutable absl::Mutex mu_;
+  const WorkerPlacement placement_;
   WorkerPool pool_;
   // Null while no layout is registered; then so are the next ones.
   std::unique_ptr<Shape> shape_ ABSL_GUARDED_BY(mu_);
@@ -249,8 +279,11 @@ class JobImpl final : public Job {
   std::vector<const std::byte*> gradient_areas_
       ABSL_GUARDED_BY(mu_);  // by rank
   OpenStep open_step_ ABSL_GUARDED_BY(mu_);
+  StepTimer timer_ ABSL_GUARDED_BY(mu_);
   std::optional<Recovery> recovery_ ABSL_GUARDED_BY(mu_);
+  // Of the step that is decided, or speculated about.
   std::vector<StepIntentGroup> intent_groups_ ABSL_GUARDED_BY(mu_);
+  std::vector<double> group_sums_ ABSL_GUARDED_BY(mu_);
   LoadRound load_ ABSL_GUARDED_BY(mu_);
   // Not OK: FAILED, and this is what calls return.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);

@@ -1,11 +1,13 @@
 // State from a checkpoint into the job, and out of it.
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "kernels/cast.h"
+#include "kernels/state_format.h"
 #include "proto/types/status_macros.h"
 #include "server/session/job_impl.h"
 
@@ -120,10 +122,20 @@ void JobImpl::NoteLoadTouches(uint32_t parameter) {
   PublishRecord(next, tier_->control());
 }
 
+uint64_t JobImpl::ElementsOf(v1::StateArray array,
+                             const ParameterSpec& spec) const {
+  const int index = static_cast<int>(array) - v1::STATE_ARRAY_STATE_0;
+  const OptimizerInfo& info = layout_of_job().optimizer_info();
+  if (index < 0 || static_cast<size_t>(index) >= info.state_arrays.size()) {
+    return static_cast<uint64_t>(spec.numel);
+  }
+  return StateElements(info, index, spec.shape);
+}
+
 absl::Status JobImpl::CheckElementRange(const LoadRange& range) const {
   OPTSTATE_RETURN_IF_ERROR(CheckParameterRange(range.parameter, 1));
   const ParameterSpec& spec = layout_of_job().parameters()[range.parameter];
-  const auto numel = static_cast<uint64_t>(spec.numel);
+  const uint64_t numel = ElementsOf(range.array, spec);
   if (range.begin <= numel && range.numel <= numel - range.begin) {
     return absl::OkStatus();
   }
@@ -132,11 +144,11 @@ absl::Status JobImpl::CheckElementRange(const LoadRange& range) const {
       range.parameter, " \"", spec.name, "\", which has ", numel));
 }
 
-absl::Status JobImpl::CheckStepCountRange(const LoadRange& range,
-                                          uint64_t bytes) const {
+absl::Status JobImpl::CheckPerParameterRange(const LoadRange& range,
+                                             uint64_t bytes) const {
   if (range.begin != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("step counts are one per parameter: begin is ",
+        absl::StrCat("there is one number per parameter: begin is ",
                      range.begin, ", it must be 0"));
   }
   OPTSTATE_RETURN_IF_ERROR(CheckParameterRange(range.parameter, range.numel));
@@ -149,6 +161,12 @@ absl::StatusOr<size_t> JobImpl::PieceOf(uint32_t rank,
   const size_t i = partition.LowerBound(range.parameter);
   if (i < partition.pieces.size()) {
     const Piece& piece = partition.pieces[i];
+    const ParameterSpec& spec = layout_of_job().parameters()[range.parameter];
+    // What has no place for each element belongs to who has the first one.
+    if (piece.parameter == range.parameter && piece.begin == 0 &&
+        ElementsOf(range.array, spec) != static_cast<uint64_t>(spec.numel)) {
+      return i;
+    }
     if (piece.parameter == range.parameter && range.begin >= piece.begin &&
         range.begin + range.numel <= piece.begin + piece.numel) {
       return i;
@@ -161,30 +179,44 @@ absl::StatusOr<size_t> JobImpl::PieceOf(uint32_t rank,
                    "\" do not belong to rank ", rank));
 }
 
-absl::StatusOr<float*> JobImpl::ArrayOf(v1::StateArray array,
-                                        uint32_t parameter) const {
+absl::StatusOr<JobImpl::ArrayRef> JobImpl::ArrayOf(
+    const LoadRange& range) const {
+  const Layout& layout = layout_of_job();
   const StateArrays arrays = tier_->arrays();
-  const uint64_t flat = layout_of_job().flat_offset(parameter);
-  const ParameterSpec& spec = layout_of_job().parameters()[parameter];
-  switch (array) {
-    case v1::STATE_ARRAY_MASTER:
-      return arrays.master + flat;
-    case v1::STATE_ARRAY_EXP_AVG:
-      return arrays.exp_avg + flat;
-    case v1::STATE_ARRAY_EXP_AVG_SQ:
-      return arrays.exp_avg_sq + flat;
-    case v1::STATE_ARRAY_MAX_EXP_AVG_SQ:
-      // Other groups have no memory in that file.
-      if (layout_of_job().groups()[spec.group].amsgrad) {
-        return arrays.max_exp_avg_sq + flat;
-      }
-      return absl::InvalidArgumentError(
-          absl::StrCat("group ", spec.group, " of parameter \"", spec.name,
-                       "\" has no max_exp_avg_sq: it is without amsgrad"));
-    default:
-      return absl::InvalidArgumentError(
-          absl::StrCat("unknown state array ", static_cast<int>(array)));
+  const uint64_t flat = layout.flat_offset(range.parameter) + range.begin;
+  if (range.array == v1::STATE_ARRAY_MASTER) {
+    return ArrayRef{.data = arrays.master + flat};
   }
+  const int index = static_cast<int>(range.array) - v1::STATE_ARRAY_STATE_0;
+  const auto known = layout.optimizer_info().state_arrays;
+  if (index < 0 || static_cast<size_t>(index) >= known.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown state array ", static_cast<int>(range.array)));
+  }
+  const ParameterSpec& spec = layout.parameters()[range.parameter];
+  if (!layout.has_state_array(index, spec.group)) {
+    const absl::string_view name = known[static_cast<size_t>(index)].name;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "group ", spec.group, " of parameter \"", spec.name, "\" has no ", name,
+        ": it is without the option that brings it"));
+  }
+  const StateFormat format = layout.state_format();
+  ArrayRef ref = {
+      .data = arrays.state[index] + flat * SizeInBytes(format),
+      .format = format,
+      .is_never_negative = IsNeverNegative(layout.optimizer(), index)};
+  if (format != StateFormat::kDynamic8) return ref;
+  ref.scale = arrays.scale[index] + flat / kQuantizedBlockElements;
+  const uint64_t end = range.begin + range.numel;
+  if (range.begin % kQuantizedBlockElements == 0 &&
+      (end % kQuantizedBlockElements == 0 ||
+       end == static_cast<uint64_t>(spec.numel))) {
+    return ref;
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "elements from ", range.begin, " to ", end, " of parameter \"", spec.name,
+      "\" cut a block of ", kQuantizedBlockElements,
+      ", which has one scale: take whole blocks"));
 }
 
 absl::Status JobImpl::Load(uint32_t rank, v1::StateArray array,
@@ -194,12 +226,13 @@ absl::Status JobImpl::Load(uint32_t rank, v1::StateArray array,
   OPTSTATE_RETURN_IF_ERROR(CheckLoading(rank));
   const LoadRange range = {array, parameter, begin, numel};
   if (array == v1::STATE_ARRAY_STEP_COUNT) return LoadStepCounts(range, data);
+  if (array == v1::STATE_ARRAY_SCALAR) return LoadScalars(range, data);
   return LoadElements(rank, range, dtype, data);
 }
 
 absl::Status JobImpl::LoadStepCounts(const LoadRange& range,
                                      absl::Span<const std::byte> data) {
-  OPTSTATE_RETURN_IF_ERROR(CheckStepCountRange(range, data.size()));
+  OPTSTATE_RETURN_IF_ERROR(CheckPerParameterRange(range, data.size()));
   for (uint64_t i = 0; i < range.numel; ++i) {
     int64_t count;  // read once: the peer may be writing
     std::memcpy(&count, data.data() + i * sizeof(count), sizeof(count));
@@ -213,13 +246,67 @@ absl::Status JobImpl::LoadStepCounts(const LoadRange& range,
   return absl::OkStatus();
 }
 
+absl::Status JobImpl::LoadScalars(const LoadRange& range,
+                                  absl::Span<const std::byte> data) {
+  OPTSTATE_RETURN_IF_ERROR(CheckScalars());
+  OPTSTATE_RETURN_IF_ERROR(CheckPerParameterRange(range, data.size()));
+  for (uint64_t i = 0; i < range.numel; ++i) {
+    double scalar;  // read once: the peer may be writing
+    std::memcpy(&scalar, data.data() + i * sizeof(scalar), sizeof(scalar));
+    if (!std::isfinite(scalar)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          layout_of_job().optimizer_info().scalar, " ", scalar,
+          " of parameter ", range.parameter + i, " is not finite"));
+    }
+    NoteLoadTouches(range.parameter + static_cast<uint32_t>(i));
+    tier_->arrays().scalars[range.parameter + i] = scalar;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status JobImpl::CheckScalars() const {
+  const OptimizerInfo& info = layout_of_job().optimizer_info();
+  if (!info.scalar.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(info.name, " keeps no number per parameter"));
+}
+
+// Block by block, so that a buffer on the stack is enough.
+void JobImpl::WriteState(DType dtype, absl::Span<const std::byte> data,
+                         const ArrayRef& to, uint64_t numel) {
+  float block[kQuantizedBlockElements];
+  for (uint64_t i = 0; i < numel; i += kQuantizedBlockElements) {
+    const uint64_t count = std::min<uint64_t>(numel - i, std::size(block));
+    CastAnyToFloat(dtype, data.data() + i * SizeInBytes(dtype), block, count);
+    StateFromFloat(
+        to.format, to.is_never_negative, block,
+        static_cast<std::byte*>(to.data) + i * SizeInBytes(to.format),
+        to.scale == nullptr ? nullptr : to.scale + i / kQuantizedBlockElements,
+        count);
+  }
+}
+
+void JobImpl::ReadState(const ArrayRef& from, uint64_t numel,
+                        absl::Span<std::byte> out) {
+  float block[kQuantizedBlockElements];
+  for (uint64_t i = 0; i < numel; i += kQuantizedBlockElements) {
+    const uint64_t count = std::min<uint64_t>(numel - i, std::size(block));
+    StateToFloat(
+        from.format, from.is_never_negative,
+        static_cast<const std::byte*>(from.data) + i * SizeInBytes(from.format),
+        from.scale == nullptr ? nullptr
+                              : from.scale + i / kQuantizedBlockElements,
+        block, count);
+    std::memcpy(out.data() + i * sizeof(float), block, count * sizeof(float));
+  }
+}
+
 absl::Status JobImpl::LoadElements(uint32_t rank, const LoadRange& range,
                                    DType dtype,
                                    absl::Span<const std::byte> data) {
   OPTSTATE_RETURN_IF_ERROR(CheckElementRange(range));
   OPTSTATE_ASSIGN_OR_RETURN(const size_t piece, PieceOf(rank, range));
-  OPTSTATE_ASSIGN_OR_RETURN(float* const array,
-                            ArrayOf(range.array, range.parameter));
+  OPTSTATE_ASSIGN_OR_RETURN(const ArrayRef array, ArrayOf(range));
   OPTSTATE_RETURN_IF_ERROR(
       CheckBytes(range.numel * SizeInBytes(dtype), data.size()));
   // Masters alone, into a job that has all of its own: the trainer overwrote
@@ -228,11 +315,15 @@ absl::Status JobImpl::LoadElements(uint32_t rank, const LoadRange& range,
   const bool overwrites = range.array == v1::STATE_ARRAY_MASTER &&
                           range.parameter < record().load_required_from;
   if (!overwrites) NoteLoadTouches(range.parameter);
-  CastAnyToFloat(dtype, data.data(), array + range.begin, range.numel);
-  if (range.array != v1::STATE_ARRAY_MASTER) return absl::OkStatus();
+  if (range.array != v1::STATE_ARRAY_MASTER) {
+    WriteState(dtype, data, array, range.numel);
+    return absl::OkStatus();
+  }
+  auto* const master = static_cast<float*>(array.data);
+  CastAnyToFloat(dtype, data.data(), master, range.numel);
   const Layout& layout = layout_of_job();
   const DType own = layout.parameters()[range.parameter].dtype;
-  CastFromFloat(own, array + range.begin,
+  CastFromFloat(own, master,
                 segment_.data() +
                     layout.parameter_offset_bytes(range.parameter) +
                     range.begin * SizeInBytes(own),
@@ -280,14 +371,20 @@ absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,
   }
   const LoadRange range = {array, parameter, begin, numel};
   if (array == v1::STATE_ARRAY_STEP_COUNT) {
-    OPTSTATE_RETURN_IF_ERROR(CheckStepCountRange(range, out.size()));
+    OPTSTATE_RETURN_IF_ERROR(CheckPerParameterRange(range, out.size()));
     CopyTo(out, tier_->arrays().step_counts + parameter);
     return record().committed_step;
   }
+  if (array == v1::STATE_ARRAY_SCALAR) {
+    OPTSTATE_RETURN_IF_ERROR(CheckScalars());
+    OPTSTATE_RETURN_IF_ERROR(CheckPerParameterRange(range, out.size()));
+    CopyTo(out, tier_->arrays().scalars + parameter);
+    return record().committed_step;
+  }
   OPTSTATE_RETURN_IF_ERROR(CheckElementRange(range));
-  OPTSTATE_ASSIGN_OR_RETURN(const float* const from, ArrayOf(array, parameter));
+  OPTSTATE_ASSIGN_OR_RETURN(const ArrayRef from, ArrayOf(range));
   OPTSTATE_RETURN_IF_ERROR(CheckBytes(numel * sizeof(float), out.size()));
-  CopyTo(out, from + begin);
+  ReadState(from, numel, out);
   return record().committed_step;
 }
 

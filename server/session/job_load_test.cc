@@ -14,13 +14,13 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 
 constexpr auto kMaster = v1::STATE_ARRAY_MASTER;
-constexpr auto kExpAvg = v1::STATE_ARRAY_EXP_AVG;
-constexpr auto kMaxExpAvgSq = v1::STATE_ARRAY_MAX_EXP_AVG_SQ;
+constexpr auto kExpAvg = v1::STATE_ARRAY_STATE_0;
+constexpr auto kMaxExpAvgSq = v1::STATE_ARRAY_STATE_2;
 constexpr auto kStepCount = v1::STATE_ARRAY_STEP_COUNT;
 
 LayoutSpec SmallLayout() {
   LayoutSpec spec;
-  spec.groups = {{}, {true}};
+  spec.groups = {{}, {.options = adam::kAmsgrad}};
   spec.parameters = {
       MakeParameter("a", 6000), MakeParameter("none", 0),
       MakeParameter("b", 9000, 0, DType::kBFloat16, DType::kBFloat16),
@@ -48,7 +48,8 @@ class JobLoadTest : public ::testing::Test {
   absl::Status StepStatus(uint64_t step) {
     CommitSpec spec;
     spec.step = step;
-    const std::vector<Hyperparams> groups(harness_.layout().groups().size());
+    const std::vector<Hyperparams> groups(harness_.layout().groups().size(),
+                                          AdamHyperparams());
     spec.groups = groups;
     harness_.SetGradients(harness_.RandomTensors(5));
     for (uint32_t rank = 0; rank < 2; ++rank) {
@@ -117,7 +118,7 @@ TEST_F(JobLoadTest, AllArraysRoundTrip) {
     ASSERT_TRUE(harness_.job().BeginLoad(rank).ok());
     for (uint32_t p = 0; p < values.size(); ++p) {
       for (const v1::StateArray array :
-           {kMaster, kExpAvg, v1::STATE_ARRAY_EXP_AVG_SQ}) {
+           {kMaster, kExpAvg, v1::STATE_ARRAY_STATE_1}) {
         ASSERT_TRUE(harness_.LoadArray(rank, array, p, values[p]).ok());
       }
     }
@@ -132,7 +133,7 @@ TEST_F(JobLoadTest, AllArraysRoundTrip) {
     for (uint32_t p = 0; p < values.size(); ++p) {
       EXPECT_EQ(harness_.Fetch(kMaster, p), values[p]);
       EXPECT_EQ(harness_.Fetch(kExpAvg, p), values[p]);
-      EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_EXP_AVG_SQ, p), values[p]);
+      EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_STATE_1, p), values[p]);
     }
     EXPECT_EQ(harness_.Fetch(kMaxExpAvgSq, 3), values[3]);
     EXPECT_EQ(harness_.StepCounts(), counts);
@@ -175,7 +176,7 @@ TEST_F(JobLoadTest, BadLoadsAreRefused) {
   expect_invalid(LoadStatus(kMaster, 0, 6000, 1), "which has 6000");
   expect_invalid(LoadStatus(kMaster, 0, 1, UINT64_MAX), "which has 6000");
   expect_invalid(LoadStatus(kMaster, 2, 8000, 1000), "belong to rank 0");
-  expect_invalid(LoadStatus(kMaxExpAvgSq, 0, 0, 1), "without amsgrad");
+  expect_invalid(LoadStatus(kMaxExpAvgSq, 0, 0, 1), "without the option");
   expect_invalid(LoadStatus(v1::STATE_ARRAY_UNSPECIFIED, 0, 0, 1), "array");
   expect_invalid(harness_.job().Load(0, kMaster, 0, 0, 2, DType::kFloat32,
                                      BytesOf(std::vector<float>{1})),
@@ -353,7 +354,7 @@ TEST_F(JobLoadTest, BeginLoadDropsWhatTheRankStaged) {
 TEST_F(JobLoadTest, NoLoadWhileARankHasCommitted) {
   harness_.Start(masters_);
   CommitSpec spec;
-  const std::vector<Hyperparams> groups(2);
+  const std::vector<Hyperparams> groups(2, AdamHyperparams());
   spec.step = 1;
   spec.groups = groups;
   harness_.Commit(1, spec);

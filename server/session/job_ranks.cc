@@ -87,6 +87,7 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   result.phase = phase();
   result.has_last_outcome = (record().flags & kStepRecordHasOutcome) != 0;
   if (result.has_last_outcome) result.last_outcome = LastOutcome();
+  result.loss_scale = record().loss_scale;
   if (shape_->description.accumulate) {
     result.staged = open_step_.StagedRanges(spec.rank);
   }

@@ -74,16 +74,9 @@ absl::Status JobImpl::PrepareRecovery(uint64_t step) {
                                           parameter_count(), &intent));
   Recovery& recovery = recovery_.emplace();
   recovery.record = intent.header.record;
-  recovery.gradient_factor = intent.header.gradient_factor;
+  recovery.gradient_limit = intent.header.gradient_limit;
+  recovery.groups.assign(intent.groups.begin(), intent.groups.end());
   recovery.updated.assign(intent.updated.begin(), intent.updated.end());
-  for (const StepIntentGroup& group : intent.groups) {
-    recovery.groups.push_back({.lr = group.lr,
-                               .beta1 = group.beta1,
-                               .beta2 = group.beta2,
-                               .eps = group.eps,
-                               .weight_decay = group.weight_decay,
-                               .maximize = group.maximize != 0});
-  }
   return absl::OkStatus();
 }
 
@@ -123,7 +116,7 @@ StepScheduler::Update JobImpl::UpdateOfRecovery() const {
   StepScheduler::Update update;
   update.step = recovery_->record.committed_step;
   update.groups = recovery_->groups;
-  update.gradient_factor = recovery_->gradient_factor;
+  update.gradient_limit = recovery_->gradient_limit;
   update.updated = recovery_->updated;
   update.gradient_areas = gradient_areas_;
   return update;
@@ -150,6 +143,7 @@ void JobImpl::TryToFinishStep() {
   }
   AnswerCommits(absl::OkStatus(), LastOutcome());
   open_step_.DropAll();
+  timer_.Drop();
 }
 
 // Before the first rank is attached.

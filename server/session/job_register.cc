@@ -7,6 +7,8 @@
 #include "proto/types/status_macros.h"
 #include "server/session/admission.h"
 #include "server/session/job_impl.h"
+#include "server/session/loss_scaler.h"
+#include "spdlog/spdlog.h"
 
 namespace optstate {
 
@@ -70,6 +72,7 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description,
   request.job_state_bytes =
       HostTier::BytesNeeded(description.layout, description.accumulate) +
       StepScheduler::WorkerUndoBytes(pool_.participants()) +
+      StepScheduler::RedoBytes(description.layout, pool_.participants()) +
       SpeculationBytes(description.layout);
   const uint64_t present = tier_.has_value() ? tier_->bytes() : 0;
   request.new_state_bytes =
@@ -106,7 +109,10 @@ absl::Status JobImpl::Create(std::unique_ptr<Shape> shape) {
                               SerializeDescription(what)));
   segment_ = std::move(segment);
   absl::Status used = UseShape(std::move(shape));
-  if (used.ok()) return used;
+  if (used.ok()) {
+    StartScaling();
+    return used;
+  }
   shape_.reset();
   tier_.reset();
   HostTier::Remove(options_.directory).IgnoreError();
@@ -117,6 +123,8 @@ absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
   const JobDescription& what = shape->description;
   if (recovery_.has_value()) return BeingFinished();
   const bool extended = what.layout.hash() != layout_of_job().hash();
+  const bool scaler_changed =
+      TextOf(what.loss_scaler) != TextOf(shape_->description.loss_scaler);
   if (extended && !failure_.ok()) return failure_;
   const uint32_t first_new = parameter_count();
   const uint64_t segment_bytes =
@@ -145,12 +153,23 @@ absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
   }
   if (extended) segment_ = std::move(segment);
   OPTSTATE_RETURN_IF_ERROR(UseShape(std::move(shape)));
+  if (scaler_changed) StartScaling();
   if (!extended) return absl::OkStatus();
   StepRecord next = record();
   next.load_required_from = std::min(next.load_required_from, first_new);
   PublishRecord(next, tier_->control());
   scheduler_->CastParameters(0);
   return absl::OkStatus();
+}
+
+// A job that has another loss scaler than before starts it anew.
+void JobImpl::StartScaling() {
+  StepRecord next = record();
+  next.loss_scale = 0;
+  if (shape_->description.loss_scaler.has_value()) {
+    StartLossScaler(*shape_->description.loss_scaler, &next);
+  }
+  PublishRecord(next, tier_->control());
 }
 
 // Every rank registers anew after this, so none attaches with a gradient area
@@ -164,7 +183,8 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
   ranks_.assign(partitions.size(), RankSession{});
   gradient_areas_.assign(partitions.size(), nullptr);
   intent_groups_.resize(layout_of_job().groups().size());
-  open_step_.Reset(&layout_of_job(), partitions);
+  group_sums_.resize(layout_of_job().groups().size());
+  open_step_.Reset(&layout_of_job(), partitions, is_replicated());
   load_.Reset(&layout_of_job(), partitions);
   return absl::OkStatus();
 }
@@ -174,6 +194,8 @@ absl::Status JobImpl::MakeScheduler() {
       tier_->ReserveSpeculation(SpeculationBytes(layout_of_job())));
   OPTSTATE_RETURN_IF_ERROR(
       tier_->ReserveUndo(StepScheduler::WorkerUndoBytes(pool_.participants())));
+  OPTSTATE_RETURN_IF_ERROR(tier_->ReserveRedo(
+      StepScheduler::RedoBytes(layout_of_job(), pool_.participants())));
   StepScheduler::Options options;
   options.layout = &layout_of_job();
   options.subgroup_elements = options_.config.engine().subgroup_elements();
@@ -182,11 +204,18 @@ absl::Status JobImpl::MakeScheduler() {
   options.control = tier_->control();
   options.undo = tier_->undo();
   options.speculation = tier_->speculation();
+  options.redo = tier_->redo();
   options.parameters = segment_.data();
   options.pool = &pool_;
   options.observer = options_.observer;
   OPTSTATE_ASSIGN_OR_RETURN(scheduler_, StepScheduler::Create(options));
-  scheduler_->SetPartitions(shape_->partitions);
+  const absl::Status moved = scheduler_->MoveToNodes(placement_);
+  if (!moved.ok()) {
+    spdlog::warn(
+        "state stays on the NUMA nodes where it is: job={} error=\"{}\"",
+        options_.name, moved.ToString());
+  }
+  scheduler_->SetPartitions(shape_->partitions, is_replicated());
   return absl::OkStatus();
 }
 

@@ -60,7 +60,8 @@ class JobRegisterTest : public ::testing::Test {
   }
 
   JobHarness harness_{TwoRanks()};
-  const std::vector<Hyperparams> groups_{1};
+  const std::vector<Hyperparams> groups_ =
+      std::vector<Hyperparams>(1, AdamHyperparams());
 };
 
 TEST_F(JobRegisterTest, TheFirstRankCreates) {
@@ -231,7 +232,7 @@ TEST_F(JobRegisterTest, ExtensionKeepsTheStateAndAsksForTheNewMasters) {
   harness_.Start(harness_.RandomTensors(1));
   harness_.Step(1, harness_.RandomTensors(2), CommitOf(1, groups_));
   const auto master = harness_.Fetch(v1::STATE_ARRAY_MASTER, 1);
-  const auto moment = harness_.Fetch(v1::STATE_ARRAY_EXP_AVG, 1);
+  const auto moment = harness_.Fetch(v1::STATE_ARRAY_STATE_0, 1);
   const auto parameter = harness_.Parameter(1);
   harness_.SetLayout(ExtendedLayout());
   const absl::Status attached = harness_.Register(0, /*extend=*/true).status();
@@ -261,10 +262,10 @@ TEST_F(JobRegisterTest, ExtensionKeepsTheStateAndAsksForTheNewMasters) {
   ASSERT_TRUE(harness_.LoadMaster(1, 2, ones).ok());
   ASSERT_TRUE(harness_.FinishAll().status.ok());
   EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, 1), master);
-  EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_EXP_AVG, 1), moment);
+  EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_STATE_0, 1), moment);
   EXPECT_EQ(harness_.Parameter(2), ones);
-  EXPECT_THAT(harness_.Fetch(v1::STATE_ARRAY_MAX_EXP_AVG_SQ, 2), Each(0.0f));
-  const std::vector<Hyperparams> two_groups(2);
+  EXPECT_THAT(harness_.Fetch(v1::STATE_ARRAY_STATE_2, 2), Each(0.0f));
+  const std::vector<Hyperparams> two_groups(2, AdamHyperparams());
   harness_.Step(2, harness_.RandomTensors(3), CommitOf(2, two_groups));
   EXPECT_EQ(harness_.StepCounts(), (std::vector<int64_t>{2, 2, 1}));
 }
@@ -292,7 +293,7 @@ TEST_F(JobRegisterTest, AJobOfAnyOptimizerThatHasNoKernelIsRefusedWhole) {
   // All kernels exist for Adam and AdamW in every dtype: register them all.
   LayoutSpec spec;
   spec.optimizer = OptimizerKind::kAdam;
-  spec.groups = {{}, {true}};
+  spec.groups = {{}, {.options = adam::kAmsgrad}};
   for (const uint32_t group : {0, 1}) {
     for (const DType dtype :
          {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {

@@ -1,5 +1,6 @@
 // A step that is begun before it is decided.
 
+#include <algorithm>
 #include <cmath>
 
 #include "server/session/commit_content.h"
@@ -15,25 +16,33 @@ bool JobImpl::Speculated() const {
 // When some ranks have committed and others have not: as if nothing were to be
 // skipped or clipped, and only of parameters that nobody can push to any more.
 void JobImpl::Speculate(uint32_t rank) {
-  if (!options_.config.engine().speculative()) return;
-  const CommitSpec& spec = open_step_.commit(rank).spec;
-  const absl::Span<const uint8_t> updated = open_step_.CommittedParameters();
-  if (spec.found_inf || !std::isfinite(scheduler_->SumOfSquares(updated))) {
+  if (!options_.config.engine().speculative() ||
+      !StepScheduler::CanSpeculate(layout_of_job())) {
     return;
   }
+  const CommitSpec& spec = open_step_.commit(rank).spec;
+  const absl::Span<const uint8_t> updated = open_step_.CommittedParameters();
+  const double sum =
+      scheduler_->SumOfSquares(updated, absl::MakeSpan(group_sums_));
+  if (spec.found_inf || !std::isfinite(sum)) return;
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
     if (other == rank || !open_step_.commit(other).committed) continue;
     // Will be refused to all; what was begun is taken back then.
-    if (!CheckEqual(other, open_step_.commit(other).spec, rank, spec).ok()) {
+    if (!CheckEqual(layout_of_job().optimizer(), other,
+                    open_step_.commit(other).spec, rank, spec)
+             .ok()) {
       return;
     }
   }
   StepScheduler::Update update;
   update.step = spec.step;
-  update.groups = spec.groups;
-  update.gradient_factor = 1 / spec.grad_scale;
+  std::fill(group_sums_.begin(), group_sums_.end(), 0);  // nothing is clipped
+  FillIntentGroups(spec, /*coefficient=*/1);
+  update.groups = intent_groups_;
+  update.gradient_limit = spec.max_value;
   update.updated = updated;
   update.gradient_areas = gradient_areas_;
+  const StepTimer::Scope updating(&timer_, StepPhase::kUpdate);
   scheduler_->Speculate(update);
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 JobHarness::Setup TwoRanks(bool speculative, bool accumulate = false) {
   JobHarness::Setup setup;
-  setup.layout.groups = {{}, {true}};
+  setup.layout.groups = {{}, {.options = adam::kAmsgrad}};
   setup.layout.parameters = {
       MakeParameter("a", 20000),
       MakeParameter("b", 9000, 1, DType::kBFloat16, DType::kBFloat16),
@@ -81,7 +81,8 @@ class JobSpeculationTest : public ::testing::TestWithParam<bool> {
     return bytes;
   }
 
-  const std::vector<Hyperparams> groups_{2};
+  const std::vector<Hyperparams> groups_ =
+      std::vector<Hyperparams>(2, AdamHyperparams());
   JobHarness harness_;
   JobHarness plain_;
 };

@@ -8,6 +8,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/commit_content.h"
 #include "server/session/job_impl.h"
+#include "server/session/loss_scaler.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate {
@@ -76,7 +77,8 @@ absl::Status JobImpl::Push(uint32_t rank, uint64_t step, uint32_t micro_step,
   OPTSTATE_RETURN_IF_ERROR(open_step_.PlanPush(
       rank, micro_step, first_parameter, first_parameter + parameter_count,
       shape_->description.accumulate, &push));
-  scheduler_->Stage(rank, gradient_areas_[rank], push.first_piece, push.actions,
+  const StepTimer::Scope staging(&timer_, StepPhase::kStaging);
+  scheduler_->Stage(rank, gradient_areas_, push.first_piece, push.actions,
                     BeginStaging(rank, step, micro_step));
   return absl::OkStatus();
 }
@@ -97,12 +99,14 @@ void JobImpl::DropStaged(uint32_t rank) {
   TakeBackSpeculation();
   rank_mark(rank).step = 0;
   open_step_.DropRank(rank);
+  if (!open_step_.open()) timer_.Drop();
 }
 
 absl::Status JobImpl::CheckCommit(uint32_t rank, const CommitSpec& spec,
                                   bool* repeated) const {
   OPTSTATE_RETURN_IF_ERROR(failure_);
-  OPTSTATE_RETURN_IF_ERROR(CheckContent(spec, layout_of_job().groups().size()));
+  OPTSTATE_RETURN_IF_ERROR(CheckContent(spec, layout_of_job().optimizer(),
+                                        layout_of_job().groups().size()));
   if (recovery_.has_value() && spec.step == recovery_->record.committed_step &&
       DigestOf(spec) == recovery_->record.commit_digest &&
       !open_step_.commit(rank).committed) {
@@ -140,6 +144,7 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
     return;
   }
   open_step_.NoteCommit(rank, request_id, spec);
+  timer_.Enter(StepPhase::kWaiting);
   if (recovery_.has_value()) {
     // What it pushed before this is there by now, over every wire.
     gradient_areas_[rank] = ranks_[rank].spec.gradient_area;
@@ -153,38 +158,56 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
 
 // All ranks have committed: the step is taken, or refused to all.
 void JobImpl::CloseStep() {
+  timer_.Enter(StepPhase::kDecide);
   absl::Span<const uint8_t> updated;
   absl::Status status = CheckCommitsEqual();
   if (status.ok()) status = open_step_.ResolveParameters(&updated);
   StepOutcome outcome;
   if (status.ok()) {
     const Decision decision = Decide(record().committed_step + 1, updated);
-    if (!decision.outcome.applied || decision.outcome.clip_coefficient != 1) {
+    if (!decision.outcome.applied || decision.clipped) {
       TakeBackSpeculation();
     }
     TakeStep(decision, updated);
     outcome = LastOutcome();
   }
   AnswerCommits(status, outcome);
+  if (status.ok()) {
+    timer_.Finish(outcome.applied ? scheduler_->UpdateBytes(updated) : 0);
+  }
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) DropStaged(rank);
 }
 
 absl::Status JobImpl::CheckCommitsEqual() const {
   for (uint32_t rank = 1; rank < ranks_.size(); ++rank) {
-    OPTSTATE_RETURN_IF_ERROR(CheckEqual(0, open_step_.commit(0).spec, rank,
+    OPTSTATE_RETURN_IF_ERROR(CheckEqual(layout_of_job().optimizer(), 0,
+                                        open_step_.commit(0).spec, rank,
                                         open_step_.commit(rank).spec));
   }
   return absl::OkStatus();
 }
 
+// Of the gradients as they arrived. Other norms than L2 are not taken while
+// gradients arrive, for it is the commit that asks for them.
+double JobImpl::NormOf(double norm_type, absl::Span<const uint8_t> updated,
+                       double sum_of_squares) {
+  if (norm_type == 2 || !std::isfinite(sum_of_squares)) {
+    return std::sqrt(sum_of_squares);
+  }
+  return scheduler_->Norm(norm_type, updated, gradient_areas_);
+}
+
+// Fills intent_groups_.
 JobImpl::Decision JobImpl::Decide(uint64_t step,
-                                  absl::Span<const uint8_t> updated) const {
+                                  absl::Span<const uint8_t> updated) {
   const CommitSpec& spec = open_step_.commit(0).spec;
-  const double sum = scheduler_->SumOfSquares(updated);
+  const double sum =
+      scheduler_->SumOfSquares(updated, absl::MakeSpan(group_sums_));
   Decision decision;
   StepOutcome& outcome = decision.outcome;
   outcome.step = step;
-  outcome.gradient_norm = std::sqrt(sum) / spec.grad_scale;
+  outcome.gradient_norm =
+      NormOf(spec.norm_type, updated, sum) / spec.grad_scale;
   // Also when finite gradients overflow as they are unscaled.
   outcome.found_inf = !std::isfinite(outcome.gradient_norm);
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -195,8 +218,23 @@ JobImpl::Decision JobImpl::Decide(uint64_t step,
     outcome.clip_coefficient =
         ClipCoefficient(spec.max_norm, outcome.gradient_norm);
   }
-  decision.gradient_factor = outcome.clip_coefficient / spec.grad_scale;
+  FillIntentGroups(spec, outcome.clip_coefficient);
+  for (const StepIntentGroup& group : intent_groups_) {
+    decision.clipped |= group.gradient_factor != 1 / spec.grad_scale;
+  }
   return decision;
+}
+
+// Each group is clipped by its own norm, all by that of the gradients as they
+// arrived: the coefficients multiply.
+void JobImpl::FillIntentGroups(const CommitSpec& spec, double coefficient) {
+  for (size_t i = 0; i < spec.groups.size(); ++i) {
+    const double norm = std::sqrt(group_sums_[i]) / spec.grad_scale;
+    intent_groups_[i].hyperparams = spec.groups[i];
+    intent_groups_[i].gradient_factor =
+        coefficient * ClipCoefficient(spec.groups[i].max_norm, norm) /
+        spec.grad_scale;
+  }
 }
 
 // A skipped step changes nothing but the record: its number is used up, so that
@@ -213,16 +251,21 @@ void JobImpl::TakeStep(const Decision& decision,
                (outcome.applied ? kStepRecordApplied : 0) |
                (outcome.found_inf ? kStepRecordFoundInf : 0);
   next.update_ns = 0;
+  if (shape_->description.loss_scaler.has_value()) {
+    AdvanceLossScaler(*shape_->description.loss_scaler, outcome.found_inf,
+                      &next);
+  }
   if (!outcome.applied) {
     Record(next);
     ++skipped_steps_;
     return;
   }
-  MarkStep(next, decision.gradient_factor, updated);
+  const double gradient_limit = open_step_.commit(0).spec.max_value;
+  MarkStep(next, gradient_limit, updated);
   StepScheduler::Update update;
   update.step = outcome.step;
-  update.groups = open_step_.commit(0).spec.groups;
-  update.gradient_factor = decision.gradient_factor;
+  update.groups = intent_groups_;
+  update.gradient_limit = gradient_limit;
   update.updated = updated;
   update.gradient_areas = gradient_areas_;
   ApplyStep(update, next);
@@ -233,20 +276,11 @@ void JobImpl::TakeStep(const Decision& decision,
 // decided. The compiler must not move these stores, nor the tiles' stores up;
 // the processor's order does not matter, for no other thread looks, only a
 // process that comes later.
-void JobImpl::MarkStep(const StepRecord& next, double gradient_factor,
+void JobImpl::MarkStep(const StepRecord& next, double gradient_limit,
                        absl::Span<const uint8_t> updated) {
-  const auto& groups = open_step_.commit(0).spec.groups;
-  for (size_t i = 0; i < groups.size(); ++i) {
-    intent_groups_[i] = {.lr = groups[i].lr,
-                         .beta1 = groups[i].beta1,
-                         .beta2 = groups[i].beta2,
-                         .eps = groups[i].eps,
-                         .weight_decay = groups[i].weight_decay,
-                         .maximize = groups[i].maximize ? 1u : 0u};
-  }
   StepIntentHeader header = {};
   header.record = next;
-  header.gradient_factor = gradient_factor;
+  header.gradient_limit = gradient_limit;
   WriteStepIntent(header, intent_groups_, updated,
                   tier_->recovery().step_intent);
   ControlFile& control = *tier_->control();
@@ -262,6 +296,7 @@ void JobImpl::MarkStep(const StepRecord& next, double gradient_factor,
 
 // Does what is not done yet of a step that is marked.
 void JobImpl::ApplyStep(const StepScheduler::Update& update, StepRecord next) {
+  timer_.Enter(StepPhase::kUpdate);
   const auto begin = std::chrono::steady_clock::now();
   scheduler_->Apply(update);
   const auto elapsed = std::chrono::steady_clock::now() - begin;
@@ -271,6 +306,7 @@ void JobImpl::ApplyStep(const StepScheduler::Update& update, StepRecord next) {
 }
 
 void JobImpl::Record(const StepRecord& next) {
+  timer_.Enter(StepPhase::kPublish);
   StepRecord record = next;
   // Not absl::Now(), which reads the clock until it is quick: under a debugger
   // that steps, for ever.

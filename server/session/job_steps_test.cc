@@ -18,7 +18,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 // "b" is cut between two ranks when contiguous; "none" has no elements.
 LayoutSpec SmallLayout() {
   LayoutSpec spec;
-  spec.groups = {{}, {true}};
+  spec.groups = {{}, {.options = adam::kAmsgrad}};
   spec.parameters = {
       MakeParameter("a", 100), MakeParameter("none", 0),
       MakeParameter("b", 9000),
@@ -32,7 +32,8 @@ constexpr uint32_t kB = 2;
 constexpr uint32_t kC = 3;
 
 struct StepCommit {
-  std::vector<Hyperparams> groups = std::vector<Hyperparams>(2);
+  std::vector<Hyperparams> groups =
+      std::vector<Hyperparams>(2, AdamHyperparams());
   CommitSpec Of(uint64_t step) const {
     CommitSpec spec;
     spec.step = step;
@@ -132,11 +133,11 @@ TEST_F(JobStepsTest, NoGradientMeansNoUpdateAndNoCount) {
   harness_.PushAll(1);
   harness_.CommitAll(commit_.Of(1));
   const auto before = harness_.Fetch(v1::STATE_ARRAY_MASTER, kB);
-  const auto moment = harness_.Fetch(v1::STATE_ARRAY_EXP_AVG, kB);
+  const auto moment = harness_.Fetch(v1::STATE_ARRAY_STATE_0, kB);
   harness_.PushAll(2, 0, {kB});
   ASSERT_TRUE(harness_.CommitAll(commit_.Of(2)).outcome.applied);
   EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, kB), before);
-  EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_EXP_AVG, kB), moment);
+  EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_STATE_0, kB), moment);
   EXPECT_EQ(harness_.StepCounts(), (std::vector<int64_t>{2, 2, 1, 2, 2}));
 }
 
@@ -165,7 +166,7 @@ TEST_F(ContiguousStepsTest, APartOfAParameterIsRefusedToAll) {
 TEST_F(JobStepsTest, UnequalCommitsAreRefusedToAll) {
   const std::string before = harness_.StateBytes();
   StepCommit other;
-  other.groups[1].lr = 1e-3 * (1 + 1e-15);
+  other.groups[1][adam::kLr] = 1e-3 * (1 + 1e-15);
   harness_.PushAll(1);
   const uint64_t a = harness_.Commit(0, commit_.Of(1));
   const uint64_t b = harness_.Commit(1, other.Of(1));
@@ -189,7 +190,7 @@ TEST_F(JobStepsTest, BadContentIsRefusedToTheOneAndTheStepStaysOpen) {
     const char* text;
   };
   StepCommit bad_lr;
-  bad_lr.groups[1].lr = -1;
+  bad_lr.groups[1][adam::kLr] = -1;
   StepCommit one_group;
   one_group.groups.resize(1);
   std::vector<Case> cases = {{bad_lr.Of(1), "group 1: Invalid learning rate"},

@@ -47,7 +47,8 @@ void TrainAs(uint32_t rank, JobHarness* harness) {
   Job& job = harness->job();
   const auto parameters =
       static_cast<uint32_t>(harness->layout().parameters().size());
-  const std::vector<Hyperparams> groups(harness->layout().groups().size());
+  const std::vector<Hyperparams> groups(harness->layout().groups().size(),
+                                        AdamHyperparams());
   const auto partition = job.partition(rank);
   ASSERT_TRUE(partition.ok());
   std::vector<std::byte> area((*partition)->gradient_area_bytes + 64);
@@ -89,7 +90,7 @@ void TrainAs(uint32_t rank, JobHarness* harness) {
 
 TEST(JobThreadsTest, RanksReadersAndOperatorsAtOnce) {
   JobHarness::Setup setup;
-  setup.layout.groups = {{}, {true}};
+  setup.layout.groups = {{}, {.options = adam::kAmsgrad}};
   setup.layout.parameters = {MakeParameter("a", 30000),
                              MakeParameter("b", 9000),
                              MakeParameter("c", 20000, 1)};
@@ -143,7 +144,7 @@ TEST(JobThreadsTest, DrainWaitsForTheOpenStep) {
   ASSERT_TRUE(harness.Push(0, 1, 0, 1).ok());
   std::thread drain(
       [&] { EXPECT_TRUE(harness.job().Drain(absl::InfiniteFuture()).ok()); });
-  const std::vector<Hyperparams> groups(1);
+  const std::vector<Hyperparams> groups(1, AdamHyperparams());
   CommitSpec spec;
   spec.step = 1;
   spec.groups = groups;

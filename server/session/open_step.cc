@@ -9,9 +9,11 @@
 namespace optstate {
 
 void OpenStep::Reset(const Layout* layout,
-                     absl::Span<const RankPartition> partitions) {
+                     absl::Span<const RankPartition> partitions,
+                     bool replicated) {
   layout_ = layout;
   partitions_ = partitions;
+  replicated_ = replicated;
   const size_t parameter_count = layout->parameters().size();
   ranks_.assign(partitions.size(), Rank{});
   piece_counts_.assign(parameter_count, 0);
@@ -66,6 +68,10 @@ absl::Status OpenStep::PlanPush(uint32_t rank, uint32_t micro_step,
     action = accumulate && staged == micro_step ? StageAction::kNothing
                                                 : StageAction::kStage;
     NoteStaged(rank, i, micro_step);
+    const uint32_t p = pieces[i].parameter;
+    if (replicated_ && staged_pieces_[p] != piece_counts_[p]) {
+      action = StageAction::kNothing;
+    }
   }
   push->first_piece = first;
   push->actions = absl::MakeConstSpan(actions_).first(end - first);

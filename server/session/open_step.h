@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "kernels/hyperparams.h"
 #include "proto/types/layout.h"
+#include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/session/job.h"
@@ -33,13 +33,15 @@ class OpenStep {
 
   // Forgets everything and takes the sizes of a job. Both outlive this or the
   // next Reset.
-  void Reset(const Layout* layout, absl::Span<const RankPartition> partitions);
+  void Reset(const Layout* layout, absl::Span<const RankPartition> partitions,
+             bool replicated);
 
   // True when a rank has staged or committed something.
   bool open() const { return staged_total_ > 0 || committed_count_ > 0; }
 
   // Decides what a push does with each of the rank's pieces of the parameters,
-  // and notes them as staged. FAILED_PRECONDITION, and nothing noted: a piece
+  // and notes them as staged. Replicated: something only with those that all
+  // ranks have pushed by then. FAILED_PRECONDITION, and nothing noted: a piece
   // was pushed at a later micro-step already, or at another one and the job
   // does not accumulate.
   struct Push {
@@ -98,6 +100,7 @@ class OpenStep {
 
   const Layout* layout_ = nullptr;
   absl::Span<const RankPartition> partitions_;
+  bool replicated_ = false;
   std::vector<Rank> ranks_;
   std::vector<uint32_t> piece_counts_;   // by parameter
   std::vector<uint32_t> staged_pieces_;  // by parameter

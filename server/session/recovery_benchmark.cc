@@ -58,7 +58,7 @@ void BM_Recover(benchmark::State& state) {
   JobHarness harness(setup);
   harness.Start(harness.RandomTensors(1));
   CommitSpec spec;
-  const std::vector<Hyperparams> groups(1);
+  const std::vector<Hyperparams> groups(1, AdamHyperparams());
   spec.groups = groups;
   double recover_ms = 0;
   double reopen_ms = 0;

@@ -9,6 +9,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/supervisor/job_weight.h"
 #include "server/supervisor/listen_address.h"
 #include "server/supervisor/small_file.h"
 #include "server/supervisor/yaml_message.h"
@@ -64,6 +65,14 @@ void CheckEngine(const v1::EngineSettings& engine, std::vector<Fault>* faults) {
   }
   if (engine.restart_window_s() == 0) {
     faults->push_back({"engine.restart_window_s", "must be at least 1"});
+  }
+  if (!IsWeight(engine.weight())) {
+    faults->push_back({"engine.weight", "must be from 1 to 10000"});
+  }
+  for (const std::string& text : engine.job_weights()) {
+    const absl::Status parsed = ParseJobWeight(text).status();
+    if (parsed.ok()) continue;
+    faults->push_back({"engine.job_weights", std::string(parsed.message())});
   }
 }
 
@@ -157,6 +166,8 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   engine.set_restarts_max(5);
   engine.set_restart_window_s(60);
   engine.set_on_rank_loss(v1::RANK_LOSS_WAIT);
+  engine.set_pinning(v1::PINNING_AUTO);
+  engine.set_weight(100);
 
   v1::Limits& limits = *config.mutable_limits();
   limits.set_jobs_max(256);

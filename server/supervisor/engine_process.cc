@@ -117,6 +117,7 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Start(
   const std::array<int, 2> fds = {config_file.get(), listener.get()};
   OPTSTATE_ASSIGN_OR_RETURN(const pid_t pid,
                             Spawn(executable, Arguments(config.job()), fds));
+  engine->callbacks_.on_started(pid);
   absl::Status status = engine->Identify(pid);
   if (status.ok()) status = engine->Introduce(introduction);
   if (!status.ok()) {

@@ -41,6 +41,9 @@ using KeptSegments = std::map<uint32_t, KeptSegment>;  // by rank
 class EngineProcess {
  public:
   struct Callbacks {
+    // There is a process, which has not been told to open its job yet. Not
+    // called for one that is adopted.
+    std::function<void(pid_t)> on_started;
     std::function<void(const v1::EngineEvent::Ready&)> on_ready;
     // The job is over; the engine still runs until it is stopped.
     std::function<void()> on_finished;

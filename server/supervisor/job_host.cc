@@ -35,6 +35,7 @@ void JobHost::Start() { StartEngine(); }
 
 EngineProcess::Callbacks JobHost::EngineCallbacks() {
   EngineProcess::Callbacks callbacks;
+  callbacks.on_started = callbacks_.on_started;
   callbacks.on_ready = [this](const v1::EngineEvent::Ready& ready) {
     OnReady(ready);
   };

@@ -16,6 +16,7 @@ namespace optstate::supervisor {
 //
 //   STATE_DIR/lock   the daemon's lock, with its pid
 //   STATE_DIR/jobs/  see job_registry.h
+//   STATE_DIR/memory_bandwidth  see scheduler/memory_bandwidth_record.h
 class StateDirectory {
  public:
   // Creates and, with huge_pages: mount, mounts it when needed.

@@ -54,9 +54,11 @@ Supervisor::Supervisor(EventLoop* loop, Options options, JobRegistry registry,
     : loop_(loop),
       options_(std::move(options)),
       callbacks_(std::move(callbacks)),
-      registry_(std::move(registry)) {}
+      registry_(std::move(registry)),
+      shares_(CoreShares::Find(options_.config.engine())) {}
 
 void Supervisor::Start() {
+  spdlog::info("jobs share the cores by {}", shares_.description());
   for (const auto& [name, uid] : registry_.jobs()) StartHost(name, uid);
   options_.kept.clear();  // of jobs that are gone
 }
@@ -160,7 +162,14 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
   callbacks.on_failed = [this, name] {
     WakeEngineWaiters(name, IsFailed(*hosts_.at(name)));
   };
+  callbacks.on_started = [this, name](pid_t pid) {
+    const absl::Status applied = shares_.Apply(name, pid);
+    if (applied.ok()) return;
+    spdlog::warn("job {}: its weight is not in force: {}", name,
+                 applied.ToString());
+  };
   callbacks.on_engine_gone = [this, name] {
+    shares_.Forget(name);
     sessions_.Forget(name);
     callbacks_.on_engine_gone(name);
   };

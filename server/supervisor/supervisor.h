@@ -15,6 +15,7 @@
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/unique_fd.h"
+#include "server/supervisor/core_shares.h"
 #include "server/supervisor/event_loop.h"
 #include "server/supervisor/job_host.h"
 #include "server/supervisor/job_registry.h"
@@ -117,6 +118,7 @@ class Supervisor : public SupervisorControl {
   Options options_;
   const Callbacks callbacks_;
   JobRegistry registry_;
+  const CoreShares shares_;
   SessionLedger sessions_;
   std::map<std::string, std::unique_ptr<JobHost>> hosts_;
   // Jobs that are being deleted; the callback is set by DeleteHeldJob.

@@ -21,6 +21,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/supervisor/core_shares.h"
 #include "server/supervisor/supervisor_harness.h"
 
 namespace optstate::supervisor {
@@ -60,6 +61,24 @@ TEST_F(SupervisorTest, OneEngineForAllRanksOfAJob) {
   EXPECT_EQ(summary->restarts, 0u);
   EXPECT_FALSE(summary->failed);
   EXPECT_TRUE(Exists(harness_.JobDirectory("a") + "/owner"));
+}
+
+// By nice values or by cgroup, whichever this machine has.
+TEST_F(SupervisorTest, EnginesGetTheShareOfTheirJob) {
+  harness_.config().mutable_engine()->add_job_weights("light*=50");
+  harness_.Start();
+  const auto engine = static_cast<pid_t>(MustOpen("light-1").engine_pid);
+  const auto other = static_cast<pid_t>(MustOpen("a").engine_pid);
+  const CoreShares shares = CoreShares::Find(harness_.config().engine());
+  if (shares.description().find("nice values") != 0) {
+    std::ifstream group(absl::StrCat("/proc/", engine, "/cgroup"));
+    EXPECT_THAT(std::string(std::istreambuf_iterator<char>(group), {}),
+                HasSubstr("/optstate-light-1"));
+    return;
+  }
+  const int own = ::getpriority(PRIO_PROCESS, 0);
+  EXPECT_EQ(::getpriority(PRIO_PROCESS, static_cast<id_t>(other)), own);
+  EXPECT_EQ(::getpriority(PRIO_PROCESS, static_cast<id_t>(engine)), own + 3);
 }
 
 // Every connection arrives before the engine is ready.

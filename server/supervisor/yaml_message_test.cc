@@ -63,7 +63,8 @@ TEST(YamlMessageTest, UnknownKeyNamesLineAndTheKnownOnes) {
   EXPECT_EQ(ErrorOf("log_level: info\nengine:\n  workerz: 3\n"),
             "f.yaml:3: unknown key \"engine.workerz\" (known: workers, "
             "subgroup_elements, doorbell_spin_us, restarts_max, "
-            "restart_window_s, on_rank_loss, speculative)");
+            "restart_window_s, on_rank_loss, speculative, pinning, weight, "
+            "job_weights)");
 }
 
 TEST(YamlMessageTest, ErrorsNameLineAndKey) {
@@ -119,6 +120,8 @@ TEST(YamlMessageTest, ToYamlReadsBack) {
   config.mutable_engine()->set_workers(7);
   config.mutable_engine()->set_on_rank_loss(v1::RANK_LOSS_ABORT);
   config.mutable_engine()->set_speculative(true);
+  config.mutable_engine()->set_pinning(v1::PINNING_NEVER);
+  config.mutable_engine()->add_job_weights("a*=5");
   config.mutable_limits()->set_state_bytes_max(~uint64_t{0});
   v1::DaemonConfig read;
   ASSERT_TRUE(MergeYaml(ToYaml(config), "f", &read).ok()) << ToYaml(config);

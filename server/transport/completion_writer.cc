@@ -36,6 +36,7 @@ void CompletionWriter::OnStepDone(uint64_t request_id,
   completion.gradient_norm = outcome.gradient_norm;
   completion.clip_coefficient = outcome.clip_coefficient;
   completion.update_ns = outcome.update_ns;
+  completion.loss_scale = outcome.loss_scale;
   handler_->LogOutcome(status, outcome);
   const absl::Status written = Write(completion, status);
   if (written.ok()) return;

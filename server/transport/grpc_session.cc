@@ -173,7 +173,8 @@ absl::StatusOr<std::byte*> GrpcSession::StagingFor(uint64_t offset_bytes,
 
 absl::Status GrpcSession::Load(const v1::LoadRequest& request) {
   uint64_t element_bytes = sizeof(int64_t);
-  if (request.array() != v1::STATE_ARRAY_STEP_COUNT) {
+  if (request.array() != v1::STATE_ARRAY_STEP_COUNT &&
+      request.array() != v1::STATE_ARRAY_SCALAR) {
     OPTSTATE_ASSIGN_OR_RETURN(const DType dtype,
                               DTypeFromProto(request.dtype()));
     element_bytes = SizeInBytes(dtype);
@@ -208,11 +209,18 @@ absl::Status GrpcSession::StartCommit(const v1::SessionRequest& request) {
     return absl::OkStatus();
   }
   const v1::CommitRequest& commit = request.commit();
+  const auto groups = handler_.Groups(commit);
+  if (!groups.ok()) {
+    replies_->Push(MakeReply(request.request_id(), groups.status()));
+    return absl::OkStatus();
+  }
   CommitSpec spec;
   spec.step = commit.step();
-  spec.groups = handler_.Groups(commit);
+  spec.groups = *groups;
   spec.grad_scale = commit.grad_scale();
   spec.max_norm = commit.max_norm();
+  spec.max_value = commit.max_value();
+  spec.norm_type = commit.norm_type() == 0 ? 2 : commit.norm_type();
   spec.found_inf = commit.found_inf();
   pending_.fetch_add(1, std::memory_order_acq_rel);
   handler_.Commit(request.request_id(), spec);

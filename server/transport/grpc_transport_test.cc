@@ -27,7 +27,7 @@ TEST_F(GrpcTransportTest, TwoRanksTakeStepsTogether) {
     ASSERT_TRUE(second->Push(step).ok());
     v1::SessionRequest commit = first->CommitRequest(step);
     commit.set_request_id(100 + step);
-    commit.mutable_commit()->mutable_groups(1)->set_lr(0.125);
+    commit.mutable_commit()->mutable_groups(1)->add_values(0.125);
     commit.mutable_commit()->set_max_norm(3);
     ASSERT_TRUE(first->Send(commit));
     ASSERT_TRUE(second->Send(second->CommitRequest(step)));
@@ -40,7 +40,7 @@ TEST_F(GrpcTransportTest, TwoRanksTakeStepsTogether) {
     EXPECT_EQ(reply.outcome().gradient_norm(), 2.5);
     EXPECT_EQ(second->Receive().outcome().step(), step);
     ASSERT_EQ(job_.rank(0).groups.size(), 2u);
-    EXPECT_EQ(job_.rank(0).groups[1].lr, 0.125);
+    EXPECT_EQ(job_.rank(0).groups[1][0], 0.125);
     EXPECT_EQ(job_.rank(0).commit.max_norm, 3);
   }
 }
@@ -78,13 +78,13 @@ TEST_F(GrpcTransportTest, LoadsAndFetches) {
   begin.mutable_begin_load();
   ASSERT_TRUE(peer->Call(begin).ok());
   v1::SessionRequest load;
-  load.mutable_load()->set_array(v1::STATE_ARRAY_EXP_AVG);
+  load.mutable_load()->set_array(v1::STATE_ARRAY_STATE_0);
   load.mutable_load()->set_begin(8);
   load.mutable_load()->set_dtype(v1::DTYPE_FLOAT32);
   load.mutable_load()->set_data(std::string(shm::kChunkBytesMax, 'f'));
   ASSERT_TRUE(peer->Call(load).ok());
   v1::SessionRequest fetch;
-  fetch.mutable_fetch()->set_array(v1::STATE_ARRAY_EXP_AVG);
+  fetch.mutable_fetch()->set_array(v1::STATE_ARRAY_STATE_0);
   fetch.mutable_fetch()->set_begin(8);
   fetch.mutable_fetch()->set_numel(shm::kChunkBytesMax / 4);
   v1::SessionReply reply;
@@ -251,10 +251,10 @@ TEST_F(GrpcTransportTest, APeerThatReadsLateGetsEveryReply) {
 TEST_F(GrpcTransportTest, APeerThatReadsNothing) {
   auto peer = Open(0);
   v1::SessionRequest fetch;
-  fetch.mutable_fetch()->set_array(v1::STATE_ARRAY_EXP_AVG);
+  fetch.mutable_fetch()->set_array(v1::STATE_ARRAY_STATE_0);
   fetch.mutable_fetch()->set_numel(1 << 18);
   v1::SessionRequest load;
-  load.mutable_load()->set_array(v1::STATE_ARRAY_EXP_AVG);
+  load.mutable_load()->set_array(v1::STATE_ARRAY_STATE_0);
   load.mutable_load()->set_dtype(v1::DTYPE_FLOAT32);
   load.mutable_load()->set_data(std::string(1 << 20, 'f'));
   ASSERT_TRUE(peer->Call(load).ok());

@@ -14,6 +14,7 @@ inline v1::StepOutcome ToProto(const StepOutcome& outcome) {
   proto.set_gradient_norm(outcome.gradient_norm);
   proto.set_clip_coefficient(outcome.clip_coefficient);
   proto.set_update_ns(outcome.update_ns);
+  proto.set_loss_scale(outcome.loss_scale);
   return proto;
 }
 

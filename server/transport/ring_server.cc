@@ -95,6 +95,10 @@ absl::Status RingServer::ServeCommit(const shm::Submission& submission) {
   spec.groups = hyperparams_;
   spec.grad_scale = submission.grad_scale;
   spec.max_norm = submission.max_norm;
+  shm::CommitSettings settings;
+  std::memcpy(&settings, segments_->commit_settings(), sizeof(settings));
+  spec.max_value = settings.max_value;
+  spec.norm_type = settings.norm_type == 0 ? 2 : settings.norm_type;
   spec.found_inf = (submission.flags & shm::kSubmissionFoundInf) != 0;
   handler_->Commit(submission.request_id, spec);
   return absl::OkStatus();
@@ -105,12 +109,9 @@ void RingServer::ReadCommitGroups() {
               commit_groups_.size() * sizeof(shm::CommitGroup));
   for (size_t i = 0; i < commit_groups_.size(); ++i) {
     const shm::CommitGroup& group = commit_groups_[i];
-    hyperparams_[i] = {.lr = group.lr,
-                       .beta1 = group.beta1,
-                       .beta2 = group.beta2,
-                       .eps = group.eps,
-                       .weight_decay = group.weight_decay,
-                       .maximize = group.maximize != 0};
+    std::copy(std::begin(group.value), std::end(group.value),
+              hyperparams_[i].value.begin());
+    hyperparams_[i].max_norm = group.max_norm;
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -28,24 +29,33 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
   OPTSTATE_ASSIGN_OR_RETURN(Layout layout, LayoutFromProto(request.layout()));
   OPTSTATE_ASSIGN_OR_RETURN(const PartitionMode partition,
                             PartitionModeFromProto(request.partition()));
-  return RegisterSpec{.layout = std::move(layout),
-                      .rank = request.rank(),
-                      .world_size = request.world_size(),
-                      .host_id = request.host_id(),
-                      .local_world_size = request.local_world_size(),
-                      .partition = partition,
-                      .accumulate = request.accumulate(),
-                      .ephemeral = request.ephemeral(),
-                      .extend = request.extend()};
+  return RegisterSpec{
+      .layout = std::move(layout),
+      .rank = request.rank(),
+      .world_size = request.world_size(),
+      .host_id = request.host_id(),
+      .local_world_size = request.local_world_size(),
+      .partition = partition,
+      .accumulate = request.accumulate(),
+      .ephemeral = request.ephemeral(),
+      .extend = request.extend(),
+      .loss_scaler = request.has_loss_scaler()
+                         ? std::make_optional(request.loss_scaler())
+                         : std::nullopt};
 }
 
 absl::Status CheckArray(uint32_t array) {
-  if (array >= v1::STATE_ARRAY_MASTER && array <= v1::STATE_ARRAY_STEP_COUNT) {
+  if (array >= v1::STATE_ARRAY_MASTER && array <= v1::STATE_ARRAY_SCALAR) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "state array ", array, " is not known; 1 master, 2 exp_avg, ",
-      "3 exp_avg_sq, 4 max_exp_avg_sq, 5 step_count"));
+      "state array ", array, " is not known; 1 master, 2 to 4 the ",
+      "optimizer's arrays in their order, 5 step_count, 6 scalar"));
+}
+
+// One number of 8 bytes per parameter, not one per element.
+bool IsPerParameter(uint32_t array) {
+  return array == v1::STATE_ARRAY_STEP_COUNT || array == v1::STATE_ARRAY_SCALAR;
 }
 
 // Bytes of `numel` elements; a product that overflows is the largest number.
@@ -185,6 +195,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
   if (result->has_last_outcome) {
     *reply.mutable_last_outcome() = ToProto(result->last_outcome);
   }
+  reply.set_loss_scale(result->loss_scale);
   for (const StagedRange& range : result->staged) {
     v1::StagedRange* staged = reply.add_staged();
     staged->set_first_piece(range.first_piece);
@@ -250,24 +261,25 @@ absl::Status SessionHandler::Load(uint32_t array, uint32_t parameter,
                                   absl::Span<const std::byte> data) {
   OPTSTATE_RETURN_IF_ERROR(CheckAttached());
   OPTSTATE_RETURN_IF_ERROR(CheckArray(array));
-  const bool step_count = array == v1::STATE_ARRAY_STEP_COUNT;
-  if (!step_count && !IsValidDType(dtype)) {
+  const bool per_parameter = IsPerParameter(array);
+  if (!per_parameter && !IsValidDType(dtype)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "dtype ", dtype, " is not known; 1 float32, 2 bfloat16, 3 float16"));
   }
-  const DType type = step_count ? DType::kFloat32 : static_cast<DType>(dtype);
+  const DType type =
+      per_parameter ? DType::kFloat32 : static_cast<DType>(dtype);
   const uint64_t bytes =
-      BytesOf(numel, step_count ? sizeof(int64_t) : SizeInBytes(type));
+      BytesOf(numel, per_parameter ? sizeof(int64_t) : SizeInBytes(type));
   OPTSTATE_RETURN_IF_ERROR(CheckTransfer(bytes));
   if (bytes > data.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("load of ", bytes, " bytes, but ", data.size(), " came"));
   }
   absl::Span<const std::byte> values = data.first(bytes);
-  if (step_count) {
-    // Counts are checked by the Job; the peer could change them in between.
-    step_counts_.assign(values.begin(), values.end());
-    values = step_counts_;
+  if (per_parameter) {
+    // They are checked by the Job; the peer could change them in between.
+    per_parameter_.assign(values.begin(), values.end());
+    values = per_parameter_;
   }
   return options_.job->Load(rank_, static_cast<v1::StateArray>(array),
                             parameter, begin, numel, type, values);
@@ -282,8 +294,7 @@ absl::StatusOr<uint64_t> SessionHandler::FetchBytes(uint32_t array,
   OPTSTATE_RETURN_IF_ERROR(CheckAttached());
   OPTSTATE_RETURN_IF_ERROR(CheckArray(array));
   const uint64_t bytes =
-      BytesOf(numel, array == v1::STATE_ARRAY_STEP_COUNT ? sizeof(int64_t)
-                                                         : sizeof(float));
+      BytesOf(numel, IsPerParameter(array) ? sizeof(int64_t) : sizeof(float));
   OPTSTATE_RETURN_IF_ERROR(CheckTransfer(bytes));
   return bytes;
 }
@@ -303,17 +314,19 @@ absl::Status SessionHandler::ReadParameters(uint64_t offset_bytes,
   return options_.job->ReadParameters(offset_bytes, out);
 }
 
-absl::Span<const Hyperparams> SessionHandler::Groups(
+absl::StatusOr<absl::Span<const Hyperparams>> SessionHandler::Groups(
     const v1::CommitRequest& request) {
   groups_.resize(request.groups_size());
   for (int i = 0; i < request.groups_size(); ++i) {
-    const v1::GroupHyperparams& group = request.groups(i);
-    groups_[i] = {.lr = group.lr(),
-                  .beta1 = group.beta1(),
-                  .beta2 = group.beta2(),
-                  .eps = group.eps(),
-                  .weight_decay = group.weight_decay(),
-                  .maximize = group.maximize()};
+    const auto& values = request.groups(i).values();
+    if (static_cast<size_t>(values.size()) > kHyperparamsMax) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("group ", i, " has ", values.size(),
+                       " hyperparameters; at most ", kHyperparamsMax));
+    }
+    groups_[i] = {};
+    std::copy(values.begin(), values.end(), groups_[i].value.begin());
+    groups_[i].max_norm = request.groups(i).max_norm();
   }
   return groups_;
 }

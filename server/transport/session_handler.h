@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
-#include "kernels/hyperparams.h"
 #include "optstate/v1/session.pb.h"
+#include "proto/types/optimizer.h"
 #include "proto/types/unique_fd.h"
 #include "server/session/job.h"
 #include "server/transport/peer.h"
@@ -111,7 +111,9 @@ class SessionHandler {
 
   // The groups of a commit message as the Job takes them; the span is valid
   // until the next call.
-  absl::Span<const Hyperparams> Groups(const v1::CommitRequest& request);
+  // INVALID_ARGUMENT: more values than there can be hyperparameters.
+  absl::StatusOr<absl::Span<const Hyperparams>> Groups(
+      const v1::CommitRequest& request);
 
  private:
   absl::Status CheckAttached() const;
@@ -127,7 +129,7 @@ class SessionHandler {
   bool attached_ = false;
   uint32_t rank_ = 0;
   std::vector<Hyperparams> groups_;
-  std::vector<std::byte> step_counts_;
+  std::vector<std::byte> per_parameter_;
 };
 
 }  // namespace optstate

@@ -49,6 +49,10 @@ class ShmSegments {
                                    shm::CompletionSegmentLayout::kText +
                                    index % shm::kRingEntries * shm::kTextBytes);
   }
+  const shm::CommitSettings* commit_settings() const {
+    return reinterpret_cast<const shm::CommitSettings*>(
+        client_.data() + shm::ClientSegmentLayout::kSettings);
+  }
   const shm::CommitGroup* commit_groups() const {
     return reinterpret_cast<const shm::CommitGroup*>(
         client_.data() + shm::ClientSegmentLayout::kGroups);

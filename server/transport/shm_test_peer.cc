@@ -210,6 +210,11 @@ std::byte* ShmTestPeer::load_window() const {
   return segment_.data() + segment_layout_.load_window;
 }
 
+shm::CommitSettings* ShmTestPeer::commit_settings() const {
+  return reinterpret_cast<shm::CommitSettings*>(
+      segment_.data() + shm::ClientSegmentLayout::kSettings);
+}
+
 shm::CommitGroup* ShmTestPeer::commit_groups() const {
   return reinterpret_cast<shm::CommitGroup*>(segment_.data() +
                                              shm::ClientSegmentLayout::kGroups);

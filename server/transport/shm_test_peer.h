@@ -71,6 +71,7 @@ class ShmTestPeer {
   shm::ClientHeader* header() const;
   std::byte* gradient_area() const;
   std::byte* load_window() const;
+  shm::CommitSettings* commit_settings() const;
   shm::CommitGroup* commit_groups() const;
   const std::byte* fetch_window() const;
   const std::byte* parameters() const { return parameters_.data(); }

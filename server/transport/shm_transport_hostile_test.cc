@@ -74,7 +74,7 @@ TEST_F(ShmHostileTest, HeaderFields) {
     std::function<void(shm::ClientHeader*)> change;
   } kCases[] = {
       {"magic", [](auto* header) { header->magic = 1; }},
-      {"version", [](auto* header) { header->version = 2; }},
+      {"version", [](auto* header) { header->version = 99; }},
       {"group_count", [](auto* header) { ++header->group_count; }},
       {"segment_bytes", [](auto* header) { header->segment_bytes += 4096; }},
       {"gradient_area_bytes",
@@ -177,7 +177,7 @@ TEST_F(ShmHostileTest, TransfersBeyondTheWindow) {
 
 TEST_F(ShmHostileTest, UnknownArrayAndDtype) {
   auto peer = Open(0);
-  for (const uint16_t array : {0, 6, 0xffff}) {
+  for (const uint16_t array : {0, 7, 0xffff}) {
     shm::Submission load = {};
     load.op = static_cast<uint16_t>(shm::Op::kLoad);
     load.array = array;

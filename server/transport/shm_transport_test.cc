@@ -23,7 +23,7 @@ TEST_F(ShmTransportTest, TwoRanksTakeStepsTogether) {
     ASSERT_TRUE(first->Call(first->Push(step)).status.ok());
     EXPECT_EQ(job_.rank(0).staged[19999], static_cast<std::byte>(step));
     ASSERT_TRUE(second->Call(second->Push(step)).status.ok());
-    first->commit_groups()[1].lr = 0.25 * static_cast<double>(step);
+    first->commit_groups()[1].value[0] = 0.25 * static_cast<double>(step);
     const uint64_t request = first->Submit(first->Commit(step));
     second->Submit(second->Commit(step));
 
@@ -39,20 +39,17 @@ TEST_F(ShmTransportTest, TwoRanksTakeStepsTogether) {
     EXPECT_EQ(first->parameters()[0], static_cast<std::byte>(step));
     EXPECT_EQ(second->parameters()[0], static_cast<std::byte>(step));
     ASSERT_EQ(job_.rank(0).groups.size(), 2u);
-    EXPECT_EQ(job_.rank(0).groups[1].lr, 0.25 * static_cast<double>(step));
+    EXPECT_EQ(job_.rank(0).groups[1][0], 0.25 * static_cast<double>(step));
   }
 }
 
 TEST_F(ShmTransportTest, CommitCarriesEveryField) {
   auto first = Open(0);
   auto second = Open(1);
-  first->commit_groups()[0] = {.lr = 1,
-                               .beta1 = 2,
-                               .beta2 = 3,
-                               .eps = 4,
-                               .weight_decay = 5,
-                               .maximize = 1,
-                               .reserved0 = 0,
+  *first->commit_settings() = {
+      .max_value = 0.25, .norm_type = 1, .reserved = {}};
+  first->commit_groups()[0] = {.value = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12},
+                               .max_norm = 13,
                                .reserved = {}};
   shm::Submission commit = first->Commit(1);
   commit.flags = shm::kSubmissionFoundInf;
@@ -68,13 +65,13 @@ TEST_F(ShmTransportTest, CommitCarriesEveryField) {
   EXPECT_EQ(rank.commit.grad_scale, 1024);
   EXPECT_EQ(rank.commit.max_norm, 1.5);
   EXPECT_TRUE(rank.commit.found_inf);
+  EXPECT_EQ(rank.commit.max_value, 0.25);
+  EXPECT_EQ(rank.commit.norm_type, 1);
   const Hyperparams& group = rank.groups[0];
-  EXPECT_EQ(group.lr, 1);
-  EXPECT_EQ(group.beta1, 2);
-  EXPECT_EQ(group.beta2, 3);
-  EXPECT_EQ(group.eps, 4);
-  EXPECT_EQ(group.weight_decay, 5);
-  EXPECT_TRUE(group.maximize);
+  for (size_t i = 0; i < kHyperparamsMax; ++i) {
+    EXPECT_EQ(group[i], static_cast<double>(i + 1));
+  }
+  EXPECT_EQ(group.max_norm, 13);
 }
 
 TEST_F(ShmTransportTest, LoadsAndFetchesThroughTheWindows) {
@@ -90,7 +87,7 @@ TEST_F(ShmTransportTest, LoadsAndFetchesThroughTheWindows) {
   }
   shm::Submission load = {};
   load.op = static_cast<uint16_t>(shm::Op::kLoad);
-  load.array = v1::STATE_ARRAY_EXP_AVG;
+  load.array = v1::STATE_ARRAY_STATE_0;
   load.dtype = static_cast<uint16_t>(DType::kFloat32);
   load.parameter = 1;
   load.begin = 17;

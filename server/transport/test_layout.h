@@ -14,7 +14,7 @@ namespace optstate {
 // Two groups; parameters of 5,000, 1 and 0 elements, in all dtypes.
 inline Layout TestLayout() {
   LayoutSpec spec;
-  spec.groups = {{}, {.amsgrad = true}};
+  spec.groups = {{}, {.options = adam::kAmsgrad}};
   spec.parameters = {
       {.name = "a", .shape = {50, 100}, .numel = 5000, .group = 0},
       {.name = "b",

@@ -21,7 +21,7 @@ namespace optstate {
 // with a disk below, pages reach it in any order.
 
 inline constexpr uint64_t kControlMagic = 0x314c544354504f53;  // "SOPTCTL1"
-inline constexpr uint32_t kControlVersion = 2;
+inline constexpr uint32_t kControlVersion = 3;
 
 // Flags of a StepRecord.
 inline constexpr uint32_t kStepRecordHasOutcome = 1;
@@ -46,14 +46,18 @@ struct StepRecord {
   // A load that is going on has written to parameters from this one on. If it
   // breaks off, they must be loaded again. kNoParameter: none.
   uint32_t load_touched_from;
-  uint32_t reserved0[15];
-  uint32_t reserved1;
+  // LossScaler, of jobs that have one: for the next step.
+  uint32_t good_steps;  // without overflow since the scale changed
+  double loss_scale;
+  uint32_t hysteresis_left;  // overflows that the scale still bears
+  uint32_t reserved0[12];
   uint32_t crc32c;  // of the bytes before it
 };
 static_assert(sizeof(StepRecord) == 128);
 static_assert(offsetof(StepRecord, gradient_norm) == 24);
 static_assert(offsetof(StepRecord, flags) == 48);
 static_assert(offsetof(StepRecord, load_touched_from) == 56);
+static_assert(offsetof(StepRecord, loss_scale) == 64);
 static_assert(offsetof(StepRecord, crc32c) == 124);
 static_assert(std::is_trivially_copyable_v<StepRecord>);
 
@@ -75,6 +79,7 @@ struct ControlFile {
   // 1) % 2]. Zeroed before step_in_progress is set.
   std::atomic<uint64_t> counts_begun;
   int64_t count_before[2];
+  double scalar_before[2];  // likewise, of optimizers that have one
   // Since the job was made, for operators and tests.
   uint64_t steps_recovered;
   uint64_t runs_rolled_back;
@@ -82,14 +87,14 @@ struct ControlFile {
   // runs is touched. The committed step or one before it: it was decided.
   std::atomic<uint64_t> step_speculated;
   alignas(64) StepRecord records[2];
-  uint8_t reserved2[3712];
+  uint8_t reserved2[3648];
 };
 static_assert(sizeof(ControlFile) == 4096);
 static_assert(offsetof(ControlFile, incarnation) == 16);
 static_assert(offsetof(ControlFile, sequence) == 64);
 static_assert(offsetof(ControlFile, step_in_progress) == 72);
 static_assert(offsetof(ControlFile, counts_begun) == 80);
-static_assert(offsetof(ControlFile, records) == 128);
+static_assert(offsetof(ControlFile, records) == 192);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 // Makes a zeroed file that of a new job with this record.

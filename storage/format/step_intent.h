@@ -3,9 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "proto/types/optimizer.h"
 #include "storage/format/control_file.h"
 
 namespace optstate {
@@ -14,8 +16,8 @@ namespace optstate {
 // whole before step_in_progress names the step, so that whoever finishes the
 // step takes the same one. Byte by byte: FORMAT.md.
 struct StepIntentHeader {
-  StepRecord record;  // as it will be published; without times
-  double gradient_factor;
+  StepRecord record;      // as it will be published; without times
+  double gradient_limit;  // 0: none
   uint32_t group_count;
   uint32_t parameter_count;
   uint32_t reserved[3];
@@ -24,14 +26,11 @@ struct StepIntentHeader {
 static_assert(sizeof(StepIntentHeader) == 160);
 
 struct StepIntentGroup {
-  double lr;
-  double beta1;
-  double beta2;
-  double eps;
-  double weight_decay;
-  uint64_t maximize;
+  Hyperparams hyperparams;
+  double gradient_factor;  // clip coefficient / grad_scale
 };
-static_assert(sizeof(StepIntentGroup) == 48);
+static_assert(sizeof(StepIntentGroup) == 112);
+static_assert(std::is_trivially_copyable_v<StepIntentGroup>);
 
 // The header, the groups' hyperparameters, one byte per parameter: 1 when the
 // step updates it.

@@ -19,7 +19,7 @@ class StepIntentTest : public ::testing::Test {
     StepIntentHeader header = {};
     header.record.committed_step = 7;
     header.record.clip_coefficient = 0.5;
-    header.gradient_factor = 0.25;
+    header.gradient_limit = 3;
     WriteStepIntent(header, groups_, updated_, absl::MakeSpan(file_));
   }
   absl::Status Read(uint64_t step = 7, uint64_t groups = 2,
@@ -27,8 +27,9 @@ class StepIntentTest : public ::testing::Test {
     return ReadStepIntent(file_, step, groups, parameters, &intent_);
   }
 
-  const std::vector<StepIntentGroup> groups_ = {{1, 2, 3, 4, 5, 0},
-                                                {6, 7, 8, 9, 10, 1}};
+  const std::vector<StepIntentGroup> groups_ = {
+      {{.value = {1, 2, 3, 4, 5, 0}}, 0.25},
+      {{.value = {6, 7, 8, 9, 10, 1}, .max_norm = 2}, 0.125}};
   const std::vector<uint8_t> updated_ = {1, 0, 1, 1, 0};
   std::vector<std::byte> file_;
   StepIntent intent_;
@@ -37,9 +38,11 @@ class StepIntentTest : public ::testing::Test {
 TEST_F(StepIntentTest, ReadsWhatWasWritten) {
   ASSERT_TRUE(Read().ok());
   EXPECT_EQ(intent_.header.record.clip_coefficient, 0.5);
-  EXPECT_EQ(intent_.header.gradient_factor, 0.25);
-  EXPECT_EQ(intent_.groups[1].weight_decay, 10);
-  EXPECT_EQ(intent_.groups[1].maximize, 1);
+  EXPECT_EQ(intent_.header.gradient_limit, 3);
+  EXPECT_EQ(intent_.groups[0].gradient_factor, 0.25);
+  EXPECT_EQ(intent_.groups[1].hyperparams[4], 10);
+  EXPECT_EQ(intent_.groups[1].hyperparams.max_norm, 2);
+  EXPECT_EQ(intent_.groups[1].gradient_factor, 0.125);
   EXPECT_THAT(intent_.updated, ElementsAreArray(updated_));
 }
 

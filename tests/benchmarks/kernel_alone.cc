@@ -5,8 +5,10 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/types/span.h"
 #include "kernels/reduce.h"
 #include "proto/types/layout.h"
+#include "proto/types/optimizer.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate {
@@ -36,10 +38,13 @@ absl::StatusOr<std::unique_ptr<KernelAlone>> KernelAlone::Create(
   std::unique_ptr<KernelAlone> alone(new KernelAlone(dtype, numel, threads));
   OPTSTATE_ASSIGN_OR_RETURN(
       alone->kernel_, FindUpdateKernel({.optimizer = OptimizerKind::kAdamW,
-                                        .amsgrad = false,
+                                        .options = 0,
                                         .gradient = dtype,
                                         .parameter = dtype}));
-  alone->factors_ = alone->kernel_->prepare(Hyperparams(), 100, 1);
+  UpdateInput input;
+  input.hyperparams = DefaultHyperparams(OptimizerKind::kAdamW);
+  input.step_count = 100;
+  alone->factors_ = alone->kernel_->prepare(input);
   for (size_t array = 0; array < kArrays; ++array) {
     OPTSTATE_ASSIGN_OR_RETURN(
         shm::SealedSegment segment,
@@ -104,8 +109,10 @@ void KernelAlone::UpdateTile(size_t begin, size_t numel) {
   const auto floats = [&](size_t array) {
     return reinterpret_cast<float*>(arrays_[array].data()) + begin;
   };
+  const void* const gradient =
+      arrays_[kGradient].data() + begin * SizeInBytes(dtype_);
   TileView view;
-  view.gradient = arrays_[kGradient].data() + begin * SizeInBytes(dtype_);
+  view.gradients = absl::MakeConstSpan(&gradient, 1);
   view.parameter = arrays_[kParameter].data() + begin * SizeInBytes(dtype_);
   view.master = floats(kMaster);
   view.state[0] = floats(kExpAvg);

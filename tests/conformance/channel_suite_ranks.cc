@@ -71,7 +71,7 @@ TEST_P(ChannelSuite, UnequalCommitsAreRefusedToAll) {
   OnEveryRank(ranks, [](uint32_t rank, client::Session& session) {
     EXPECT_TRUE(PushConstant(session, 1, 0, 1).ok());
     client::CommitOptions commit = CommitOf(session, 1);
-    commit.groups[0].lr += rank;
+    commit.groups[0][adam::kLr] += rank;
     EXPECT_EQ(session.Commit(commit).status().code(),
               absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(session.committed_step(), 0);

@@ -41,7 +41,7 @@ TEST_P(ChannelSuite, CommitMayBeRepeated) {
   EXPECT_EQ(again->clip_coefficient, first->clip_coefficient);
 
   client::CommitOptions other = commit;
-  other.groups[0].lr *= 2;
+  other.groups[0][adam::kLr] *= 2;
   EXPECT_EQ(session->Commit(other).status().code(),
             StatusCode::kFailedPrecondition);
   const auto after = Snapshot(*session);
@@ -82,7 +82,7 @@ TEST_P(ChannelSuite, LoadOfAnArrayThatIsNotThereIsRefused) {
   ASSERT_TRUE((*session)->BeginLoad().ok());
   const std::vector<float> values(100, 1);
   absl::Status status = (*session)->Load(
-      client::StateArray::kMaxExpAvgSq, 0, DType::kFloat32,
+      client::StateArray::kState2, 0, DType::kFloat32,
       {reinterpret_cast<const std::byte*>(values.data()), 400});
   if (status.ok()) status = (*session)->FinishLoad();
   EXPECT_FALSE(status.ok());
@@ -220,7 +220,7 @@ TEST_P(ChannelSuite, BadHyperparametersAreRefused) {
   ASSERT_NE(session, nullptr);
   ASSERT_TRUE(PushConstant(*session, 1, 0, 1).ok());
   client::CommitOptions commit = CommitOf(*session, 1);
-  commit.groups[0].lr = std::numeric_limits<double>::quiet_NaN();
+  commit.groups[0][adam::kLr] = std::numeric_limits<double>::quiet_NaN();
   absl::Status status = session->Commit(commit).status();
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
   EXPECT_THAT(status.message(), HasSubstr("learning rate"));
@@ -248,7 +248,7 @@ TEST_P(ChannelSuite, BadRequestsAreRefused) {
                           {bytes, sizeof(bytes)})
                    .ok());
   // No group of this job has it.
-  EXPECT_FALSE(session->Fetch(client::StateArray::kMaxExpAvgSq, 0, bytes).ok());
+  EXPECT_FALSE(session->Fetch(client::StateArray::kState2, 0, bytes).ok());
   EXPECT_EQ(session
                 ->Fetch(client::StateArray::kMaster, 0,
                         absl::MakeSpan(bytes).subspan(0, 36))
@@ -289,14 +289,14 @@ TEST_P(ChannelSuite, ManyFetchesAtOnce) {
   std::vector<client::FetchTarget> targets;
   for (uint32_t i = 0; i < kCount; ++i) {
     const client::StateArray array =
-        i % 2 == 0 ? client::StateArray::kMaster : client::StateArray::kExpAvg;
+        i % 2 == 0 ? client::StateArray::kMaster : client::StateArray::kState0;
     targets.push_back(
         {.array = array,
          .parameter = i,
          .out = absl::MakeSpan(all).subspan(size_t{i} * 33 * sizeof(float),
                                             33 * sizeof(float))});
   }
-  targets[300].array = client::StateArray::kMaxExpAvgSq;  // has none
+  targets[300].array = client::StateArray::kState2;  // has none
   EXPECT_FALSE(session->FetchMany(targets).ok());
   targets[300].array = client::StateArray::kMaster;
   const auto step = session->FetchMany(targets);

@@ -179,8 +179,8 @@ TEST_P(ChannelSuite, LoadsEveryArray) {
   ASSERT_TRUE(session.BeginLoad().ok());
   const uint32_t parameter = 6;  // float32, in the group with amsgrad
   const size_t numel = 4097;
-  for (const auto array : {StateArray::kMaster, StateArray::kExpAvg,
-                           StateArray::kExpAvgSq, StateArray::kMaxExpAvgSq}) {
+  for (const auto array : {StateArray::kMaster, StateArray::kState0,
+                           StateArray::kState1, StateArray::kState2}) {
     const std::vector<float> values(numel, static_cast<float>(array) / 2);
     const absl::Status status =
         session.Load(array, parameter, DType::kFloat32,
@@ -195,8 +195,8 @@ TEST_P(ChannelSuite, LoadsEveryArray) {
                   .ok());
   ASSERT_TRUE(session.FinishLoad().ok());
   EXPECT_EQ(FirstElement(session, parameter), 0.5f);
-  for (const auto array : {StateArray::kMaster, StateArray::kExpAvg,
-                           StateArray::kExpAvgSq, StateArray::kMaxExpAvgSq}) {
+  for (const auto array : {StateArray::kMaster, StateArray::kState0,
+                           StateArray::kState1, StateArray::kState2}) {
     std::vector<float> values(numel);
     ASSERT_TRUE(session
                     .Fetch(array, parameter,

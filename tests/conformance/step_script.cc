@@ -22,18 +22,6 @@ using client::StateArray;
 constexpr int kUnitsMax = 127;
 constexpr float kUnit = 1.0f / 64;
 
-struct NamedArray {
-  StateArray array;
-  const char* name;
-};
-constexpr NamedArray kArrays[] = {
-    {StateArray::kMaster, "master"},
-    {StateArray::kExpAvg, "exp_avg"},
-    {StateArray::kExpAvgSq, "exp_avg_sq"},
-    {StateArray::kMaxExpAvgSq, "max_exp_avg_sq"},
-    {StateArray::kStepCount, "step_count"},
-};
-
 std::vector<std::byte> RandomValues(DType dtype, int64_t numel,
                                     std::mt19937_64& generator) {
   std::uniform_int_distribution<int> units(-kUnitsMax, kUnitsMax);
@@ -84,7 +72,7 @@ LayoutSpec MixedLayout() {
   const DType bf16 = DType::kBFloat16;
   const DType f16 = DType::kFloat16;
   return {.optimizer = OptimizerKind::kAdamW,
-          .groups = {{.amsgrad = false}, {.amsgrad = true}},
+          .groups = {{.options = 0}, {.options = adam::kAmsgrad}},
           .parameters = {Parameter("embed", {8, 9}, f32, f32, 0),
                          Parameter("block.w", {50, 100}, bf16, bf16, 0),
                          Parameter("block.half", {17}, f16, f16, 0),
@@ -96,7 +84,7 @@ LayoutSpec MixedLayout() {
 
 LayoutSpec UniformLayout(size_t count, int64_t numel) {
   LayoutSpec layout{.optimizer = OptimizerKind::kAdamW,
-                    .groups = {{.amsgrad = false}},
+                    .groups = {{.options = 0}},
                     .parameters = {}};
   for (size_t i = 0; i < count; ++i) {
     layout.parameters.push_back(Parameter(absl::StrCat("p", i), {numel},
@@ -116,7 +104,7 @@ client::SessionOptions NewJob(LayoutSpec layout) {
 client::CommitOptions CommitOf(const client::Session& session, uint64_t step) {
   client::CommitOptions commit;
   commit.step = step;
-  commit.groups.resize(session.layout().groups().size());
+  commit.groups.resize(session.layout().groups().size(), AdamHyperparams());
   return commit;
 }
 
@@ -136,18 +124,36 @@ absl::Status StepScript::Load(client::Session& session) const {
   return session.FinishLoad();
 }
 
+namespace {
+
+// As schedules make them, of any optimizer.
+Hyperparams RandomHyperparams(const OptimizerInfo& info,
+                              std::mt19937_64& generator) {
+  std::uniform_real_distribution<double> unit(0, 1);
+  Hyperparams hyperparams = DefaultHyperparams(info.kind);
+  for (size_t k = 0; k < info.hyperparams.size(); ++k) {
+    const absl::string_view name = info.hyperparams[k].name;
+    double& value = hyperparams[k];
+    if (name == "lr") value = 1e-4 + 1e-2 * unit(generator);
+    if (name == "betas.0") value = 0.8 + 0.15 * unit(generator);
+    if (name == "betas.1") value = 0.9 + 0.09 * unit(generator);
+    if (name == "weight_decay") value = 0.1 * unit(generator);
+    if (name == "momentum") value = 0.5 + 0.4 * unit(generator);
+    if (name == "maximize") value = unit(generator) < 0.2 ? 1 : 0;
+  }
+  return hyperparams;
+}
+
+}  // namespace
+
 StepScript::Step StepScript::Make(uint64_t step) const {
   std::mt19937_64 generator(seed_ + 7919 * step);
   std::uniform_real_distribution<double> unit(0, 1);
   Step made;
   made.commit.step = step;
   for (size_t i = 0; i < layout_.groups().size(); ++i) {
-    made.commit.groups.push_back({.lr = 1e-4 + 1e-2 * unit(generator),
-                                  .beta1 = 0.8 + 0.15 * unit(generator),
-                                  .beta2 = 0.9 + 0.09 * unit(generator),
-                                  .eps = 1e-8,
-                                  .weight_decay = 0.1 * unit(generator),
-                                  .maximize = unit(generator) < 0.2});
+    made.commit.groups.push_back(
+        RandomHyperparams(layout_.optimizer_info(), generator));
   }
   made.commit.grad_scale = unit(generator) < 0.5 ? 1 : 1024;
   made.commit.max_norm = unit(generator) < 0.5 ? 0 : 0.5 + unit(generator);
@@ -209,6 +215,28 @@ absl::Status LoadConstant(client::Session& session, float value) {
   return session.FinishLoad();
 }
 
+namespace {
+
+// The arrays of a group's parameters, by name.
+std::vector<std::pair<StateArray, std::string>> ArraysOf(const Layout& layout,
+                                                         uint32_t group) {
+  std::vector<std::pair<StateArray, std::string>> arrays = {
+      {StateArray::kMaster, "master"}, {StateArray::kStepCount, "step_count"}};
+  const OptimizerInfo& info = layout.optimizer_info();
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (!layout.has_state_array(k, group)) continue;
+    arrays.emplace_back(
+        static_cast<StateArray>(static_cast<int>(StateArray::kState0) + k),
+        info.state_arrays[static_cast<size_t>(k)].name);
+  }
+  if (!info.scalar.empty()) {
+    arrays.emplace_back(StateArray::kScalar, info.scalar);
+  }
+  return arrays;
+}
+
+}  // namespace
+
 absl::StatusOr<StateSnapshot> Snapshot(client::Session& session) {
   StateSnapshot snapshot;
   snapshot.step = session.committed_step();
@@ -217,23 +245,19 @@ absl::StatusOr<StateSnapshot> Snapshot(client::Session& session) {
     const auto values = session.parameter(i);
     snapshot.names.push_back(absl::StrCat("parameter ", parameter.name));
     snapshot.arrays.emplace_back(values.begin(), values.end());
-    for (const NamedArray& each : kArrays) {
-      if (each.array == StateArray::kMaxExpAvgSq &&
-          !session.layout().groups()[parameter.group].amsgrad) {
-        continue;
-      }
-      const bool count = each.array == StateArray::kStepCount;
-      std::vector<std::byte> bytes(
-          count ? sizeof(int64_t)
-                : static_cast<size_t>(parameter.numel) * sizeof(float));
-      OPTSTATE_ASSIGN_OR_RETURN(
-          const uint64_t step,
-          session.Fetch(each.array, i, absl::MakeSpan(bytes)));
+    for (const auto& [array, name] :
+         ArraysOf(session.layout(), parameter.group)) {
+      std::vector<std::byte> bytes(IsPerParameter(array)
+                                       ? sizeof(int64_t)
+                                       : static_cast<size_t>(parameter.numel) *
+                                             sizeof(float));
+      OPTSTATE_ASSIGN_OR_RETURN(const uint64_t step,
+                                session.Fetch(array, i, absl::MakeSpan(bytes)));
       if (step != snapshot.step) {
         return absl::InternalError(absl::StrCat(
             "fetched step ", step, " of a job at step ", snapshot.step));
       }
-      snapshot.names.push_back(absl::StrCat(each.name, " of ", parameter.name));
+      snapshot.names.push_back(absl::StrCat(name, " of ", parameter.name));
       snapshot.arrays.push_back(std::move(bytes));
     }
   }

@@ -119,12 +119,12 @@ client::CommitOptions CrashScript::Commit(uint64_t step, uint32_t rank) const {
     const auto unit = [&](uint64_t which) {
       return DrawUnit(seed, kHyperparameters, step, 8 * i + which);
     };
-    commit.groups.push_back({.lr = 1e-4 + 1e-2 * unit(0),
-                             .beta1 = 0.8 + 0.15 * unit(1),
-                             .beta2 = 0.9 + 0.09 * unit(2),
-                             .eps = 1e-8,
-                             .weight_decay = 0.1 * unit(3),
-                             .maximize = unit(4) < 0.2});
+    commit.groups.push_back(AdamHyperparams{.lr = 1e-4 + 1e-2 * unit(0),
+                                            .beta1 = 0.8 + 0.15 * unit(1),
+                                            .beta2 = 0.9 + 0.09 * unit(2),
+                                            .eps = 1e-8,
+                                            .weight_decay = 0.1 * unit(3),
+                                            .maximize = unit(4) < 0.2});
   }
   commit.grad_scale = DrawUnit(seed, kGradScale, step) < 0.5 ? 1 : 1024;
   if (scenario_.clip) commit.max_norm = 0.5 + DrawUnit(seed, kMaxNorm, step);
@@ -140,7 +140,7 @@ absl::Status CrashScript::Fetch(client::Session& session, uint64_t step) const {
       static_cast<size_t>(layout_.parameters[parameter].numel));
   OPTSTATE_ASSIGN_OR_RETURN(
       const uint64_t fetched,
-      session.Fetch(StateArray::kExpAvg, parameter,
+      session.Fetch(StateArray::kState0, parameter,
                     {reinterpret_cast<std::byte*>(values.data()),
                      values.size() * sizeof(float)}));
   if (fetched == step) return absl::OkStatus();

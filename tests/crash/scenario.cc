@@ -99,7 +99,7 @@ LayoutSpec MakeLayout(const Scenario& scenario) {
   layout.optimizer = static_cast<OptimizerKind>(uniform(1, 2));
   const uint64_t groups = scenario.mixed ? 3 : 1;
   for (uint64_t i = 0; i < groups; ++i) {
-    layout.groups.push_back({.amsgrad = i % 2 == 1});
+    layout.groups.push_back({.options = static_cast<uint32_t>(i % 2)});
   }
   const std::vector<int64_t> sizes = Sizes(scenario.elements, generator);
   for (size_t i = 0; i < sizes.size(); ++i) {

@@ -7,7 +7,7 @@
 stands where torch.optim.AdamW stood. Everything else of the training loop stays
 as it is; after a crash the same script goes on from ``optimizer.committed_step``.
 
-torch is imported when AdamW or Adam is first used, not before.
+torch is imported when an optimizer is first used, not before.
 """
 
 from __future__ import annotations
@@ -33,13 +33,46 @@ from optstate.errors import (
     UnimplementedError,
     UnknownError,
 )
-from optstate.session import StepOutcome
+from optstate.session import LossScaler, StepOutcome
 
 if TYPE_CHECKING:
-    from optstate.torch_optimizer import Adam, AdamW, ServedOptimizer
+    from optstate.ddp import ddp_hook
+    from optstate.torch_optimizer import (
+        LAMB,
+        SGD,
+        Adafactor,
+        Adagrad,
+        Adam,
+        AdamW,
+        Lion,
+        Muon,
+        NAdam,
+        RAdam,
+        RMSprop,
+        ServedOptimizer,
+    )
+
+_OF_TORCH = (
+    "LAMB",
+    "SGD",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Lion",
+    "Muon",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "ServedOptimizer",
+)
 
 __all__ = [
     "AbortedError",
+    "LAMB",
+    "SGD",
+    "Adafactor",
+    "Adagrad",
     "Adam",
     "AdamW",
     "AlreadyExistsError",
@@ -49,10 +82,16 @@ __all__ = [
     "FailedPreconditionError",
     "InternalError",
     "InvalidArgumentError",
+    "Lion",
+    "LossScaler",
+    "Muon",
+    "NAdam",
     "NotFoundError",
     "OptstateError",
     "OutOfRangeError",
     "PermissionDeniedError",
+    "RAdam",
+    "RMSprop",
     "ResourceExhaustedError",
     "ServedOptimizer",
     "StepOutcome",
@@ -61,14 +100,19 @@ __all__ = [
     "UnimplementedError",
     "UnknownError",
     "__version__",
+    "ddp_hook",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Adam", "AdamW", "ServedOptimizer"):
+    if name in _OF_TORCH:
         from optstate import torch_optimizer
 
         return getattr(torch_optimizer, name)
+    if name == "ddp_hook":
+        from optstate.ddp import ddp_hook
+
+        return ddp_hook
     if name == "__version__":
         from optstate import _native
 

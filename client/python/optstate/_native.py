@@ -30,9 +30,11 @@ from optstate import _interrupt, errors
 PACKAGE_DIRECTORY = pathlib.Path(__file__).resolve().parent
 
 FLOAT32, BFLOAT16, FLOAT16 = 1, 2, 3
-ADAM, ADAMW = 1, 2
 PARTITIONS = {"greedy": 1, "contiguous": 2}
-MASTER, EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ, STEP_COUNT = 1, 2, 3, 4, 5
+REPLICATED = 3  # the daemon sums what all ranks push whole
+STATE_FORMATS = {"float32": 1, "bfloat16": 2, "dynamic8": 3}
+HYPERPARAMS_MAX = 12
+MASTER, STATE_0, STEP_COUNT, SCALAR = 1, 2, 5, 6
 PHASE_EMPTY, PHASE_LOADING, PHASE_READY, PHASE_FAILED = 1, 2, 3, 4
 
 
@@ -57,7 +59,40 @@ class Parameter(Structure):
 
 
 class Group(Structure):
-    _fields_ = (("struct_size", c_size_t), ("amsgrad", c_int32))
+    _fields_ = (("struct_size", c_size_t), ("options", c_uint32))
+
+
+class HyperparamInfo(Structure):
+    _fields_ = (("struct_size", c_size_t), ("name", c_char_p), ("default_value", c_double))
+
+
+class OptimizerInfo(_Versioned):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("optimizer", c_int32),
+        ("name", c_char_p),
+        ("hyperparams", POINTER(HyperparamInfo)),
+        ("hyperparam_count", c_size_t),
+        ("state_arrays", POINTER(c_char_p)),
+        ("state_options", POINTER(c_uint32)),
+        ("state_array_count", c_size_t),
+        ("options", POINTER(c_char_p)),
+        ("option_count", c_size_t),
+        ("scalar", c_char_p),
+    )
+
+
+class LossScaler(_Versioned):
+    _fields_ = (
+        ("struct_size", c_size_t),
+        ("dynamic", c_int32),
+        ("init_scale", c_double),
+        ("growth_factor", c_double),
+        ("backoff_factor", c_double),
+        ("growth_interval", c_uint32),
+        ("hysteresis", c_uint32),
+        ("min_scale", c_double),
+    )
 
 
 class SessionOptions(_Versioned):
@@ -82,6 +117,8 @@ class SessionOptions(_Versioned):
         ("daemon_path", c_char_p),
         ("interrupted", _interrupt.CALLBACK),
         ("interrupted_context", c_void_p),
+        ("state_format", c_int32),
+        ("loss_scaler", POINTER(LossScaler)),
     )
 
 
@@ -94,6 +131,7 @@ class Outcome(_Versioned):
         ("gradient_norm", c_double),
         ("clip_coefficient", c_double),
         ("update_ns", c_uint64),
+        ("loss_scale", c_double),
     )
 
 
@@ -107,6 +145,7 @@ class SessionInfo(_Versioned):
         ("endpoint", c_char_p),
         ("wire", c_char_p),
         ("commit_open", c_int32),
+        ("loss_scale", c_double),
     )
 
 
@@ -123,12 +162,8 @@ class Piece(Structure):
 class Hyperparams(Structure):
     _fields_ = (
         ("struct_size", c_size_t),
-        ("lr", c_double),
-        ("beta1", c_double),
-        ("beta2", c_double),
-        ("eps", c_double),
-        ("weight_decay", c_double),
-        ("maximize", c_int32),
+        ("value", c_double * HYPERPARAMS_MAX),
+        ("max_norm", c_double),
     )
 
 
@@ -141,6 +176,8 @@ class CommitOptions(_Versioned):
         ("grad_scale", c_double),
         ("max_norm", c_double),
         ("found_inf", c_int32),
+        ("max_value", c_double),
+        ("norm_type", c_double),
     )
 
 
@@ -149,6 +186,7 @@ class CommitOptions(_Versioned):
 _PROTOTYPES = {
     "optstate_version": (c_char_p, ()),
     "optstate_last_error": (c_char_p, ()),
+    "optstate_optimizer": (c_int, (c_size_t, POINTER(OptimizerInfo))),
     "optstate_session_open": (c_int, (POINTER(SessionOptions), POINTER(c_void_p))),
     "optstate_session_close": (None, (c_void_p,)),
     "optstate_session_get_info": (c_int, (c_void_p, POINTER(SessionInfo))),

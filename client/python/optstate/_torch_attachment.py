@@ -10,11 +10,11 @@ from typing import Any, Callable, NoReturn
 
 import torch
 
-from optstate import _native, _torch_checkpoint, errors
+from optstate import _native, _optimizers, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._torch_binding import TensorBinding
-from optstate._torch_layout import check_options, optimizer_kind, parameter_names, parameter_specs
-from optstate.session import Session, SessionSpec, StepOutcome
+from optstate._torch_layout import check_options, optimizer_info, parameter_names, parameter_specs
+from optstate.session import LossScaler, Session, SessionSpec, StepOutcome
 
 ParamGroups = Sequence[dict[str, Any]]
 
@@ -28,21 +28,29 @@ class Settings:
     accumulate: bool = False
     connect_timeout: float | None = None
     step_timeout: float | None = None
-    default_kind: int = _native.ADAM
+    optimizer: str = "adam"
+    state_format: str = "float32"
+    reduction: str = "trainer"
+    loss_scaler: LossScaler | None = None
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         if self.partition not in _native.PARTITIONS:
             known = ", ".join(_native.PARTITIONS)
             raise ValueError(f"Invalid partition: {self.partition!r} (one of {known})")
+        if self.reduction not in ("trainer", "daemon"):
+            raise ValueError(f"Invalid reduction: {self.reduction!r} (trainer or daemon)")
+        if self.reduction == "daemon" and self.accumulate:
+            raise ValueError(
+                'accumulate=True is for reduction="trainer": with reduction="daemon" let'
+                " micro-steps add up in .grad, by calling backward() again before step()"
+            )
+        if self.loss_scaler is not None and not isinstance(self.loss_scaler, LossScaler):
+            raise TypeError(f"loss_scaler is {self.loss_scaler!r}, not an optstate.LossScaler")
         for name in ("connect_timeout", "step_timeout"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"Invalid {name}: {value}")
-
-
-def as_float(value: Any) -> float:
-    """A number or a 1-element tensor."""
-    return float(value.item()) if isinstance(value, torch.Tensor) else float(value)
 
 
 def private_name() -> str:
@@ -98,19 +106,27 @@ class Attachment:
         names_by_id: dict[int, str],
         extend: bool = False,
     ) -> None:
+        if settings.overlap and settings.reduction == "trainer" and ranks.world_size > 1:
+            raise ValueError(
+                'overlap=True with several ranks needs reduction="daemon": a gradient that is'
+                " pushed during backward() is not reduced yet"
+            )
         self._ranks = ranks
         self.is_private = job is None
         self.job: str = ranks.from_first(job if job is not None else private_name())
 
         def make_spec() -> SessionSpec:
             names = parameter_names(param_groups, names_by_id)
+            info = optimizer_info(param_groups, settings.optimizer)
             return SessionSpec(
                 job=self.job,
-                optimizer=optimizer_kind(param_groups, settings.default_kind),
-                amsgrad=[bool(group["amsgrad"]) for group in param_groups],
+                optimizer=info.kind,
+                group_options=[info.option_bits(group) for group in param_groups],
                 parameters=parameter_specs(param_groups, names),
                 endpoint=settings.endpoint,
-                partition=_native.PARTITIONS[settings.partition],
+                partition=_native.REPLICATED
+                if settings.reduction == "daemon"
+                else _native.PARTITIONS[settings.partition],
                 rank=ranks.rank,
                 world_size=ranks.world_size,
                 local_world_size=ranks.local_world_size,
@@ -119,9 +135,14 @@ class Attachment:
                 extend=extend,
                 connect_timeout_s=settings.connect_timeout or 0,
                 step_timeout_s=settings.step_timeout or 0,
+                state_format=_native.STATE_FORMATS[settings.state_format],
+                loss_scaler=settings.loss_scaler,
             )
 
         self.session, self._spec = open_together(ranks, make_spec)
+        self.info = _optimizers.by_kind(self._spec.optimizer)
+        # Gradients that the daemon sums are averaged, as DistributedDataParallel does.
+        self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
         tensors = [tensor for group in param_groups for tensor in group["params"]]
         self.binding = TensorBinding(self.session, tensors, self._spec.parameters)
         self.hyperparams = _native.array_of(_native.Hyperparams, len(param_groups))
@@ -182,21 +203,24 @@ class Attachment:
         """Raises when param_groups want what differs from what was registered."""
         for index, group in enumerate(param_groups):
             check_options(group)
-            registered = bool(self._spec.amsgrad[index])
-            if bool(group["amsgrad"]) != registered:
-                raise ValueError(
-                    f"amsgrad of param_groups[{index}] is {group['amsgrad']}, but the job was"
-                    f" registered with {registered}"
-                )
-        if optimizer_kind(param_groups, self._spec.optimizer) != self._spec.optimizer:
+            differing = self._spec.group_options[index] ^ self.info.option_bits(group)
+            for bit, name in enumerate(self.info.options):
+                if differing >> bit & 1:
+                    registered = bool(self._spec.group_options[index] >> bit & 1)
+                    raise ValueError(
+                        f"{name} of param_groups[{index}] is {group[name]}, but the job was"
+                        f" registered {'with' if registered else 'without'} it"
+                    )
+        if optimizer_info(param_groups, self.info.name) != self.info:
             raise ValueError("decoupled_weight_decay differs from what the job was registered with")
 
     def fill_hyperparams(self, param_groups: ParamGroups) -> None:
         """ValueError, in torch's words, before anything is pushed."""
         for index, group in enumerate(param_groups):
             out = self.hyperparams[index]
-            out.lr, out.beta1, out.beta2, out.eps, out.weight_decay = hyperparams_of(group, index)
-            out.maximize = bool(group["maximize"])
+            values = _optimizers.hyperparams_of(self.info, group, index)
+            out.value[: len(values)] = values
+            out.max_norm = _optimizers.max_norm_of(group, index)
 
     def load(
         self,
@@ -211,12 +235,13 @@ class Attachment:
         tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
         # Another rank may still be reading or fetching, which a load puts an end to.
         self._ranks.agree(None)
-        self.session.begin_load()
+        self.session.begin_load()  # drops what was pushed
         self.binding.drop_loads()
+        self.binding.forget_pushed()
         # Entries first: the daemon takes a load of parameters alone for one that
         # may break off, and one that moments began for one that must be repeated.
         for index, entry in (entries or {}).items():
-            _torch_checkpoint.load_entry(self.binding, index, entry, *tensors[index])
+            _torch_checkpoint.load_entry(self.binding, self.info, index, entry, *tensors[index])
         for index in parameters:
             # The entry's master is the parameter, but for bits that it lacks.
             if _torch_checkpoint.MASTER_PARAM not in ((entries or {}).get(index) or {}):
@@ -227,24 +252,7 @@ class Attachment:
     def fetch(self, param_groups: ParamGroups) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
         """State by tensor; without the tensors that were never updated."""
         tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
-        entries = _torch_checkpoint.fetch_entries(self.binding, range(len(tensors)), tensors)
+        entries = _torch_checkpoint.fetch_entries(
+            self.binding, self.info, range(len(tensors)), tensors
+        )
         return {tensor: entry for (tensor, _), entry in zip(tensors, entries) if entry is not None}
-
-
-def hyperparams_of(group: dict[str, Any], index: int) -> tuple[float, ...]:
-    """(lr, beta1, beta2, eps, weight_decay); ValueError, in torch's words."""
-    lr, eps = as_float(group["lr"]), as_float(group["eps"])
-    beta1, beta2 = (as_float(beta) for beta in group["betas"])
-    weight_decay = as_float(group["weight_decay"])
-    where = f" (param_groups[{index}])"
-    if not 0.0 <= lr < math.inf:
-        raise ValueError(f"Invalid learning rate: {lr}{where}")
-    if not 0.0 <= eps < math.inf:
-        raise ValueError(f"Invalid epsilon value: {eps}{where}")
-    if not 0.0 <= beta1 < 1.0:
-        raise ValueError(f"Invalid beta parameter at index 0: {beta1}{where}")
-    if not 0.0 <= beta2 < 1.0:
-        raise ValueError(f"Invalid beta parameter at index 1: {beta2}{where}")
-    if not 0.0 <= weight_decay < math.inf:
-        raise ValueError(f"Invalid weight_decay value: {weight_decay}{where}")
-    return lr, beta1, beta2, eps, weight_decay

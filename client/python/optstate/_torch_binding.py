@@ -61,6 +61,8 @@ class TensorBinding:
         self._dtypes = [parameter.dtype for parameter in self._parameters]
         self._gradient_dtypes = [_DTYPES[spec.gradient_dtype] for spec in specs]
         self._owned: dict[int, Piece] = {piece.parameter: piece for piece in session.pieces}
+        # Gradients that were pushed as they came: where, and of which version.
+        self._pushed: dict[int, tuple[int, int]] = {}
         self._versions: list[int] = []
         self._pointers: list[int] = []
         # Of the parameters that the library can write itself, and the others.
@@ -167,11 +169,17 @@ class TensorBinding:
         pushed when some gradient is of a kind that cannot be.
         """
         everyones = [parameter.grad for parameter in self._parameters]
-        indices = [index for index, gradient in enumerate(everyones) if gradient is not None]
+        if not all(self._is_pushed(index, everyones[index]) for index in self._pushed):
+            self._take_back(step, micro_step)
+        indices = [
+            index
+            for index, gradient in enumerate(everyones)
+            if gradient is not None and index not in self._pushed
+        ]
         gradients = [everyones[index] for index in indices]
         del everyones
         if not indices:
-            return False
+            return bool(self._pushed)
         self._check_gradients(indices, gradients)
         direct = [gradient.is_cpu and gradient.is_contiguous() for gradient in gradients]
         if all(direct):
@@ -193,6 +201,39 @@ class TensorBinding:
             },
         )
         return True
+
+    def push_early(self, step: int, micro_step: int, index: int) -> None:
+        """Pushes the gradient of one parameter that backward() has just made."""
+        gradient = self._parameters[index].grad
+        if gradient is None:
+            return
+        if index in self._pushed:
+            return  # it adds up; push() notices
+        self._check_gradients([index], [gradient])
+        if gradient.is_cpu and gradient.is_contiguous():
+            self._push_direct(step, micro_step, [index], [gradient])
+        else:
+            self._push_copied(step, micro_step, {index: gradient})
+        self._pushed[index] = (gradient.data_ptr(), gradient._version)
+
+    def forget_pushed(self) -> None:
+        """What push_early() pushed is of a former step, or dropped."""
+        self._pushed.clear()
+
+    def _is_pushed(self, index: int, gradient: torch.Tensor | None) -> bool:
+        """Whether what was pushed early is what there is now."""
+        if gradient is None:
+            return False
+        return self._pushed.get(index) == (gradient.data_ptr(), gradient._version)
+
+    def _take_back(self, step: int, micro_step: int) -> None:
+        if micro_step > 0:
+            raise RuntimeError(
+                "gradients changed after backward() had pushed them (overlap=True), and earlier"
+                " micro-steps are in the daemon's sum: abort_step() and take the step again"
+            )
+        self._session.abort(step)
+        self.forget_pushed()
 
     def _check_gradients(self, indices: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
         for index, gradient in zip(indices, gradients):
@@ -272,6 +313,11 @@ class TensorBinding:
         box = ctypes.c_int64(step_count)
         self._queue_load(_native.STEP_COUNT, index, _native.FLOAT32, ctypes.addressof(box), box)
 
+    def load_scalar(self, index: int, value: float) -> None:
+        """As load_array(): the number per parameter that the optimizer keeps."""
+        box = ctypes.c_double(value)
+        self._queue_load(_native.SCALAR, index, _native.FLOAT32, ctypes.addressof(box), box)
+
     def _queue_load(
         self, state_array: int, index: int, dtype: int, address: int, owner: object
     ) -> None:
@@ -296,30 +342,38 @@ class TensorBinding:
         if owners:
             self._session.load_many(*loads)
 
-    def fetch_arrays(self, wanted: Sequence[tuple[int, int]]) -> list[torch.Tensor]:
-        """(state array, parameter) in fp32, in the parameter's shape, in host memory."""
-        results = [torch.empty(self._shapes[index], dtype=torch.float32) for _, index in wanted]
+    def fetch_arrays(
+        self, wanted: Sequence[tuple[int, int, tuple[int, ...]]]
+    ) -> list[torch.Tensor]:
+        """(state array, parameter, shape of it) in fp32, in host memory."""
+        results = [torch.empty(shape, dtype=torch.float32) for _, _, shape in wanted]
         # In parts, between which Python looks for signals.
         for begin in range(0, len(wanted), _BATCH_ARRAYS):
             end = begin + _BATCH_ARRAYS
             self._session.fetch_many(
-                array.array("i", [which for which, _ in wanted[begin:end]]),
-                array.array("I", [index for _, index in wanted[begin:end]]),
+                array.array("i", [which for which, _, _ in wanted[begin:end]]),
+                array.array("I", [index for _, index, _ in wanted[begin:end]]),
                 array.array("Q", [each.data_ptr() or _SOMEWHERE for each in results[begin:end]]),
             )
         return results
 
     def fetch_step_counts(self, indices: Sequence[int]) -> list[int]:
-        counts = array.array("q", bytes(8 * len(indices)))
+        return self._fetch_numbers(_native.STEP_COUNT, "q", indices)
+
+    def fetch_scalars(self, indices: Sequence[int]) -> list[float]:
+        return self._fetch_numbers(_native.SCALAR, "d", indices)
+
+    def _fetch_numbers(self, which: int, code: str, indices: Sequence[int]) -> list:
+        numbers = array.array(code, bytes(8 * len(indices)))
         if not indices:
             return []
-        address, _ = counts.buffer_info()
+        address, _ = numbers.buffer_info()
         self._session.fetch_many(
-            array.array("i", [_native.STEP_COUNT]) * len(indices),
+            array.array("i", [which]) * len(indices),
             array.array("I", indices),
             array.array("Q", range(address, address + 8 * len(indices), 8)),
         )
-        return counts.tolist()
+        return numbers.tolist()
 
     def name(self, index: int) -> str:
         return self._specs[index].name

@@ -1,4 +1,4 @@
-"""State of parameters in torch.optim's words: step, exp_avg, exp_avg_sq, ...
+"""State of parameters in torch.optim's words: step, exp_avg, momentum_buffer, ...
 
 torch keeps moments in the parameter's dtype; the daemon keeps them, and a
 master of each parameter, in fp32. So that nothing is lost on the way to a
@@ -15,14 +15,18 @@ from typing import Any
 import torch
 
 from optstate import _native
+from optstate._optimizers import OptimizerInfo
 from optstate._torch_binding import TensorBinding
 
 StateEntry = dict[str, Any]
 
-_MOMENTS = {"exp_avg": _native.EXP_AVG, "exp_avg_sq": _native.EXP_AVG_SQ}
-_MAX = ("max_exp_avg_sq", _native.MAX_EXP_AVG_SQ)
 MASTER_PARAM = "master_param"
-KEYS = ("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", MASTER_PARAM)
+
+
+def keys_of(info: OptimizerInfo) -> list[str]:
+    """All that an entry of this optimizer may have."""
+    scalar = [info.scalar] if info.scalar else []
+    return ["step", *scalar, *(name for name, _ in info.state_arrays), MASTER_PARAM]
 
 
 def _like(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
@@ -33,91 +37,117 @@ def _like(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     return laid_out.copy_(values)
 
 
-def _step_tensor(step_count: int, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+def _number(value: float, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
     """What torch keeps: a 0-dim float tensor, in host memory unless fused."""
     if group.get("fused") or group.get("capturable"):
-        return torch.tensor(float(step_count), dtype=torch.float32, device=parameter.device)
+        return torch.tensor(float(value), dtype=torch.float32, device=parameter.device)
     is_double = torch.get_default_dtype() is torch.float64
-    return torch.tensor(float(step_count), dtype=torch.float64 if is_double else torch.float32)
+    return torch.tensor(float(value), dtype=torch.float64 if is_double else torch.float32)
 
 
 def fetch_entries(
     binding: TensorBinding,
+    info: OptimizerInfo,
     indices: Sequence[int],
     tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
 ) -> list[StateEntry | None]:
     """State of parameters, `tensors` being each with its group; None, as in torch, for
     one that was never updated."""
     counts = binding.fetch_step_counts(indices)
-    wanted: list[tuple[int, int]] = []
+    scalars = binding.fetch_scalars(indices) if info.scalar else [0.0] * len(counts)
+    wanted: list[tuple[int, int, tuple[int, ...]]] = []
     for index, count, (parameter, group) in zip(indices, counts, tensors):
         if count != 0:
-            wanted += [(which, index) for which in _arrays_of(parameter, group).values()]
+            found = _arrays_of(info, parameter, group).values()
+            wanted += [(which, index, shape) for which, shape in found]
     arrays = iter(binding.fetch_arrays(wanted))
     entries: list[StateEntry | None] = []
-    for count, (parameter, group) in zip(counts, tensors):
+    for count, scalar, (parameter, group) in zip(counts, scalars, tensors):
         entry: StateEntry | None = None
         if count != 0:
-            entry = {"step": _step_tensor(count, parameter, group)}
-            for key in _arrays_of(parameter, group):
-                entry[key] = _like(next(arrays), parameter)
+            entry = {"step": _number(count, parameter, group)}
+            if info.scalar:
+                entry[info.scalar] = _number(scalar, parameter, group)
+            for key in _arrays_of(info, parameter, group):
+                values = next(arrays)
+                same = values.shape == parameter.shape
+                entry[key] = _like(values, parameter) if same else values.to(parameter.device)
         entries.append(entry)
     return entries
 
 
-def _arrays_of(parameter: torch.Tensor, group: dict[str, Any]) -> dict[str, int]:
-    arrays = dict(_MOMENTS)
-    if group["amsgrad"]:
-        key, state_array = _MAX
-        arrays[key] = state_array
+def _arrays_of(
+    info: OptimizerInfo, parameter: torch.Tensor, group: dict[str, Any]
+) -> dict[str, tuple[int, tuple[int, ...]]]:
+    arrays = info.arrays_of(group, parameter.shape)
     if parameter.dtype is not torch.float32:
-        arrays[MASTER_PARAM] = _native.MASTER
+        arrays[MASTER_PARAM] = (_native.MASTER, tuple(parameter.shape))
     return arrays
 
 
+# torch's SGD and Muon, and lion-pytorch, count no steps, and need none but to know
+# whether there was one.
+_WITHOUT_STEP = ("sgd", "lion", "muon")
+
+
+def _step_of(info: OptimizerInfo, entry: StateEntry) -> float | None:
+    if "step" not in entry and info.name in _WITHOUT_STEP:
+        return float(any(entry.get(name) is not None for name, _ in info.state_arrays))
+    return float(entry["step"]) if "step" in entry else None
+
+
 def check_entry(
-    entry: StateEntry, name: str, parameter: torch.Tensor, group: dict[str, Any]
+    info: OptimizerInfo,
+    entry: StateEntry,
+    name: str,
+    parameter: torch.Tensor,
+    group: dict[str, Any],
 ) -> None:
     """Raises ValueError when an entry of a checkpoint does not fit."""
-    keys = ["exp_avg", "exp_avg_sq"]
-    if group["amsgrad"]:
-        keys.append("max_exp_avg_sq")
-    missing = [key for key in ["step", *keys] if key not in entry]
+    step_count = _step_of(info, entry)
+    shapes = {name: shape for name, (_, shape) in info.arrays_of(group, parameter.shape).items()}
+    keys = [] if step_count == 0 else list(shapes)
+    missing = [key for key in keys if entry.get(key) is None]
+    if step_count is None:
+        missing.insert(0, "step")
+    if info.scalar and info.scalar not in entry:
+        missing.append(info.scalar)
     if missing:
         raise ValueError(f'loaded state of parameter "{name}" has no {", ".join(missing)}')
     if MASTER_PARAM in entry:
         keys.append(MASTER_PARAM)
+        shapes[MASTER_PARAM] = tuple(parameter.shape)
     for key in keys:
         values = entry[key]
         if not isinstance(values, torch.Tensor) or not values.is_floating_point():
             raise ValueError(f'loaded {key} of parameter "{name}" is not a floating point tensor')
-        if values.shape != parameter.shape:
+        if tuple(values.shape) != shapes[key]:
             raise ValueError(
                 f'loaded {key} of parameter "{name}" has shape {list(values.shape)},'
-                f" but the parameter has {list(parameter.shape)}"
+                f" but the parameter has {list(shapes[key])}"
             )
-    step_count = float(entry["step"])
-    if step_count < 0 or step_count != int(step_count):
+    if step_count is not None and (step_count < 0 or step_count != int(step_count)):
         raise ValueError(f'loaded step of parameter "{name}" is {step_count}')
 
 
 def load_entry(
     binding: TensorBinding,
+    info: OptimizerInfo,
     index: int,
     entry: StateEntry | None,
     parameter: torch.Tensor,
     group: dict[str, Any],
 ) -> None:
     """Sends one parameter's state; without an entry it starts anew, as in torch."""
-    if entry is None:
-        zeros = torch.zeros(parameter.shape, dtype=torch.float32)
-        entry = {"step": 0, "exp_avg": zeros, "exp_avg_sq": zeros, "max_exp_avg_sq": zeros}
-    for key, state_array in _MOMENTS.items():
-        binding.load_array(state_array, index, entry[key])
-    if group["amsgrad"]:
-        key, state_array = _MAX
-        binding.load_array(state_array, index, entry[key])
-    binding.load_step_count(index, int(entry["step"]))
+    entry = entry or {"step": 0}
+    for key, (state_array, shape) in info.arrays_of(group, parameter.shape).items():
+        values = entry.get(key)
+        if values is None:
+            values = torch.zeros(shape, dtype=torch.float32)
+        binding.load_array(state_array, index, values)
+    binding.load_step_count(index, int(_step_of(info, entry) or 0))
+    if info.scalar:
+        binding.load_scalar(index, float(entry.get(info.scalar, 0.0)))
     if MASTER_PARAM in entry:
         binding.load_array(_native.MASTER, index, _fitting_master(entry[MASTER_PARAM], parameter))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from optstate import _native
+from optstate import _native, _optimizers
 from optstate.session import ParameterSpec
 
 DTYPE_CODES = {
@@ -88,17 +88,21 @@ def check_group(group: dict[str, Any], group_index: int) -> None:
         )
 
 
-def optimizer_kind(param_groups: Sequence[dict[str, Any]], default: int) -> int:
-    """Adam or AdamW; newer torch lets Adam's groups ask for decoupled decay."""
-    kinds = {
-        (_native.ADAMW if group["decoupled_weight_decay"] else _native.ADAM)
+def optimizer_info(
+    param_groups: Sequence[dict[str, Any]], default: str
+) -> _optimizers.OptimizerInfo:
+    """Of Adam and AdamW either: newer torch lets Adam's groups ask for decoupled decay."""
+    if default not in ("adam", "adamw"):
+        return _optimizers.infos()[default]
+    names = {
+        ("adamw" if group["decoupled_weight_decay"] else "adam")
         if "decoupled_weight_decay" in group
         else default
         for group in param_groups
     }
-    if len(kinds) != 1:
+    if len(names) != 1:
         raise ValueError("decoupled_weight_decay must be the same in all param groups")
-    return kinds.pop()
+    return _optimizers.infos()[names.pop()]
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:

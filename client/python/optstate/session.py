@@ -32,7 +32,7 @@ class SessionSpec:
 
     job: str
     optimizer: int
-    amsgrad: Sequence[bool]  # one for each group
+    group_options: Sequence[int]  # one for each group: bits of OptimizerInfo.options
     parameters: Sequence[ParameterSpec]
     endpoint: str | None = None
     partition: int = 1
@@ -44,6 +44,27 @@ class SessionSpec:
     extend: bool = False
     connect_timeout_s: float = 0
     step_timeout_s: float = 0
+    state_format: int = 1
+    loss_scaler: LossScaler | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LossScaler:
+    """Loss scaling in the daemon, whose state survives with the job's.
+
+    The defaults are torch.amp.GradScaler's. With ``hysteresis`` above 1, so many
+    overflows pass before the scale shrinks, and it never goes below
+    ``min_scale``, as DeepSpeed has it. ``dynamic=False``: it stays at
+    ``init_scale``.
+    """
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    hysteresis: int = 1
+    min_scale: float = 0.0
+    dynamic: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +75,8 @@ class StepOutcome:
     all ranks, before clipping; ``clip_coefficient`` is 1 when nothing was
     clipped. ``applied`` is False when the step was skipped because
     ``found_inf``. ``update_ns`` is the time of the update in the daemon.
+    ``loss_scale`` is what the next loss is to be multiplied by; 0 without a
+    LossScaler.
     """
 
     step: int
@@ -62,6 +85,7 @@ class StepOutcome:
     gradient_norm: float
     clip_coefficient: float
     update_ns: int
+    loss_scale: float = 0.0
 
 
 class Piece(NamedTuple):
@@ -136,6 +160,7 @@ class Session:
         self.committed_step: int = info.committed_step
         self.phase: int = info.phase
         self.created = bool(info.created)
+        self.loss_scale: float = info.loss_scale
         self.endpoint: str = info.endpoint.decode()
         self.wire: str = info.wire.decode()
         self._read_pieces(info.piece_count)
@@ -150,9 +175,13 @@ class Session:
         library = _native.library()
         interrupt = Interrupt()
         parameters, alive = _fill_parameters(spec.parameters)
-        groups = _native.array_of(_native.Group, len(spec.amsgrad))
-        for group, amsgrad in zip(groups, spec.amsgrad):
-            group.amsgrad = amsgrad
+        groups = _native.array_of(_native.Group, len(spec.group_options))
+        for group, bits in zip(groups, spec.group_options):
+            group.options = bits
+        scaler = None
+        if spec.loss_scaler is not None:
+            fields = dataclasses.asdict(spec.loss_scaler)
+            scaler = ctypes.pointer(_native.LossScaler(**fields))
         options = _native.SessionOptions(
             endpoint=spec.endpoint.encode() if spec.endpoint else None,
             job=spec.job.encode(),
@@ -171,6 +200,8 @@ class Session:
             connect_timeout_s=spec.connect_timeout_s,
             step_timeout_s=spec.step_timeout_s,
             interrupted=interrupt.callback,
+            state_format=spec.state_format,
+            loss_scaler=scaler,
         )
         handle = ctypes.c_void_p()
         status = library.optstate_session_open(options, ctypes.byref(handle))
@@ -269,6 +300,8 @@ class Session:
         *,
         grad_scale: float = 1,
         max_norm: float = 0,
+        max_value: float = 0,
+        norm_type: float = 2,
         found_inf: bool = False,
     ) -> StepOutcome:
         """Waits until every rank has committed; returns what became of the step."""
@@ -279,6 +312,8 @@ class Session:
             commit.group_count = len(groups)
             commit.grad_scale = grad_scale
             commit.max_norm = max_norm
+            commit.max_value = max_value
+            commit.norm_type = norm_type
             commit.found_inf = found_inf
             self._call(self._library.optstate_commit, commit, self._outcome)
             return self._take_outcome()
@@ -292,6 +327,7 @@ class Session:
     def _take_outcome(self) -> StepOutcome:
         outcome = self._outcome
         self.committed_step = outcome.step
+        self.loss_scale = outcome.loss_scale
         return StepOutcome(
             step=outcome.step,
             applied=bool(outcome.applied),
@@ -299,6 +335,7 @@ class Session:
             gradient_norm=outcome.gradient_norm,
             clip_coefficient=outcome.clip_coefficient,
             update_ns=outcome.update_ns,
+            loss_scale=outcome.loss_scale,
         )
 
     def refresh(self) -> bool:
@@ -306,6 +343,7 @@ class Session:
         commit is under way."""
         info = self.info()
         self.committed_step = info.committed_step
+        self.loss_scale = info.loss_scale
         return bool(info.commit_open)
 
     def abort(self, step: int) -> None:
@@ -350,7 +388,7 @@ class Session:
         self._call(self._library.optstate_finish_load)
 
     def fetch(self, state_array: int, parameter: int, address: int, size: int) -> None:
-        """Copies one whole array to `size` bytes: fp32 (STEP_COUNT: an int64)."""
+        """Copies one whole array to `size` bytes: fp32 (STEP_COUNT, SCALAR: 8 bytes)."""
         self._call(self._library.optstate_fetch, state_array, parameter, address, size, None)
 
     def fetch_many(

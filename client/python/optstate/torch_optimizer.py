@@ -1,4 +1,4 @@
-"""optstate.AdamW and optstate.Adam: torch's optimizers, with the state in the daemon.
+"""torch's optimizers, with the state in the daemon.
 
 ``torch.optim.AdamW(model.parameters(), lr=3e-4)`` becomes
 ``optstate.AdamW(model.parameters(), lr=3e-4, job="my-run")``. Everything torch
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import math
 import weakref
 from collections import defaultdict
@@ -19,9 +20,16 @@ import torch
 
 from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
-from optstate._torch_attachment import Attachment, Settings, as_float, hyperparams_of
-from optstate._torch_layout import check_group, model_names, parameter_names, parameter_specs
-from optstate.session import StepOutcome
+from optstate._optimizers import as_float, hyperparams_of
+from optstate._torch_attachment import Attachment, Settings
+from optstate._torch_layout import (
+    check_group,
+    model_names,
+    optimizer_info,
+    parameter_names,
+    parameter_specs,
+)
+from optstate.session import LossScaler, StepOutcome
 
 Scalar = Union[float, torch.Tensor]
 
@@ -38,18 +46,27 @@ def _hide_entries(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[
     return {**state_dict, "state": hidden}
 
 
-def _max_norm_value(max_norm: Scalar | None) -> float:
+def _limit(value: Scalar | None, name: str) -> float:
     """The C API's: 0 for no clipping."""
-    if max_norm is None:
+    if value is None:
         return 0.0
-    value = as_float(max_norm)
-    if not value >= 0:
-        raise ValueError(f"Invalid max_norm: {max_norm}")
-    return 0.0 if math.isinf(value) else value
+    limit = as_float(value)
+    if not limit >= 0:
+        raise ValueError(f"Invalid {name}: {value}")
+    return 0.0 if math.isinf(limit) else limit
+
+
+def _state_format(dtype: torch.dtype | str | None) -> str:
+    names = {None: "float32", torch.float32: "float32", torch.bfloat16: "bfloat16"}
+    name = dtype if isinstance(dtype, str) else names.get(dtype)
+    if name not in _native.STATE_FORMATS:
+        known = ", ".join(_native.STATE_FORMATS)
+        raise ValueError(f"Invalid state_dtype: {dtype!r} (one of {known})")
+    return name
 
 
 class ServedOptimizer(torch.optim.Optimizer):
-    """What optstate.Adam and optstate.AdamW add to torch's.
+    """What the optimizers of optstate add to torch's of the same names.
 
     Keyword arguments beyond torch's:
         job: name of the job on this node. A job of this name that is there
@@ -62,7 +79,10 @@ class ServedOptimizer(torch.optim.Optimizer):
         max_norm: clip the L2 norm of all gradients to this, in the daemon (as
             clip_grad_norm_, but in the same pass as the update). None, 0 and
             infinity: no clipping. Also an attribute that may be changed between
-            steps.
+            steps. A param group's own "max_norm" clips the group by its norm.
+        norm_type: of max_norm, as clip_grad_norm_ takes it: 1, 2 or infinity.
+        max_value: cut each element of the unscaled, norm-clipped gradients to
+            +-this (as clip_grad_value_). None, 0 and infinity: not.
         process_group: whose ranks train the job together; None: the default
             group of torch.distributed if it is initialised, else this process.
         model: a module to take stable parameter names from; or pass (name,
@@ -70,6 +90,19 @@ class ServedOptimizer(torch.optim.Optimizer):
         partition: "greedy" (whole parameters) or "contiguous" (equal slices):
             which rank pushes which gradients.
         accumulate: reserve accumulators in the daemon for accumulate_step().
+        reduction: "trainer": the gradients are reduced already, as after
+            DistributedDataParallel. "daemon": each rank has its own, and the
+            daemon averages them in the pass of the update; no collective between
+            the ranks of the node. Under DistributedDataParallel register
+            optstate.ddp_hook, which keeps it from reducing.
+        overlap: push each gradient as soon as backward() has accumulated it, so
+            that the daemon looks at it while backward() goes on. Needs
+            reduction="daemon" when there are several ranks. Changes that are
+            made to .grad before step() are noticed and pushed again.
+        state_dtype: of the state arrays: torch.float32, torch.bfloat16 (rounded
+            stochastically, reproducibly) or "dynamic8" (bitsandbytes' 8-bit map).
+        loss_scaler: an optstate.LossScaler, kept by the daemon with the job:
+            ``optimizer.scale(loss).backward()``, then ``optimizer.step()``.
         connect_timeout, step_timeout: seconds; None: 30 and 1800. step_timeout
             includes waiting for the other ranks.
 
@@ -95,20 +128,60 @@ class ServedOptimizer(torch.optim.Optimizer):
     _detached_because: str | None = None
     _is_loading_state_dict = False
 
-    def _set_up(
+    # Of the subclass: the daemon's name of its optimizer.
+    _optimizer = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Shows torch's arguments and ours as the class's signature."""
+        super().__init_subclass__(**kwargs)
+        if ServedOptimizer not in cls.__bases__:
+            return
+        torchs = inspect.signature(cls.__mro__[2].__init__).parameters.values()
+        ours = inspect.signature(ServedOptimizer.__init__).parameters.values()
+        kept = [each for each in torchs if each.kind is not each.VAR_KEYWORD]
+        added = [each for each in ours if each.kind is each.KEYWORD_ONLY]
+        cls.__signature__ = inspect.Signature([*kept, *added][1:])
+
+    def __init__(
         self,
-        settings: Settings,
-        *,
-        job: str | None,
-        max_norm: Scalar | None,
-        process_group: Any | None,
-        model: torch.nn.Module | None,
+        params: Any,
+        *args: Any,
+        job: str | None = None,
+        endpoint: str | None = None,
+        max_norm: Scalar | None = None,
+        max_value: Scalar | None = None,
+        norm_type: float = 2.0,
+        process_group: Any | None = None,
+        model: torch.nn.Module | None = None,
+        partition: str = "greedy",
+        accumulate: bool = False,
+        reduction: str = "trainer",
+        overlap: bool = False,
+        state_dtype: torch.dtype | str | None = None,
+        loss_scaler: LossScaler | None = None,
+        connect_timeout: float | None = None,
+        step_timeout: float | None = None,
+        **kwargs: Any,
     ) -> None:
-        """The end of the subclasses' constructors."""
+        settings = Settings(
+            endpoint,
+            partition,
+            accumulate,
+            connect_timeout,
+            step_timeout,
+            self._optimizer,
+            _state_format(state_dtype),
+            reduction,
+            loss_scaler,
+            overlap,
+        )
+        super().__init__(params, *args, **kwargs)
+        self.state.clear()  # what Adagrad begins with is the daemon's
         if job is not None and (not isinstance(job, str) or not job):
             raise ValueError(f"Invalid job: {job!r} (a name, or None)")
-        _max_norm_value(max_norm)
-        self.max_norm = max_norm
+        _limit(max_norm, "max_norm")
+        _limit(max_value, "max_value")
+        self.max_norm, self.max_value, self.norm_type = max_norm, max_value, norm_type
         self._set_up_detached(settings, process_group, model_names(model))
         self._attach(job)
 
@@ -121,6 +194,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._finalizer: weakref.finalize | None = None
         self._steps_before = 0  # of a private job that went on under another name
         self._outcome: StepOutcome | None = None
+        self._hooks: list[Any] = []
 
     # Where the optimizer stands.
 
@@ -202,7 +276,39 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._attachment = attachment
         # Also at interpreter exit; closing does nothing in a forked child.
         self._finalizer = weakref.finalize(self, attachment.session.close)
+        if self._settings.overlap:
+            self._hook_gradients()
         return attachment
+
+    # Overlap.
+
+    def _hook_gradients(self) -> None:
+        """Pushes each gradient as soon as backward() has accumulated it."""
+        for hook in self._hooks:
+            hook.remove()
+        # A hook must not keep a dropped optimizer, and with it its rank, alive.
+        served = weakref.ref(self)
+
+        def hook_of(index: int) -> Callable[[torch.Tensor], None]:
+            def hook(_: torch.Tensor) -> None:
+                optimizer = served()
+                if optimizer is not None:
+                    optimizer._push_early(index)
+
+            return hook
+
+        self._hooks = [
+            tensor.register_post_accumulate_grad_hook(hook_of(index))
+            for index, tensor in enumerate(self._tensors())
+            if tensor.requires_grad
+        ]
+
+    def _push_early(self, index: int) -> None:
+        attachment = self._attachment
+        if attachment is None or attachment.committing is not None or attachment.must_abort:
+            return  # step() pushes it
+        with _undone_on_error(attachment):
+            attachment.binding.push_early(attachment.next_step, attachment.micro_step, index)
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> dict[int, dict[str, Any]]:
         """State that is here and not in a daemon: of an unpickled optimizer."""
@@ -213,8 +319,10 @@ class ServedOptimizer(torch.optim.Optimizer):
         }
 
     def _drop_held(self) -> None:
+        info = optimizer_info(self.param_groups, self._settings.optimizer)
+        keys = _torch_checkpoint.keys_of(info)
         for tensor in [key for key in self.state if isinstance(key, torch.Tensor)]:
-            for key in _torch_checkpoint.KEYS:
+            for key in keys:
                 self.state[tensor].pop(key, None)
             if not self.state[tensor]:
                 del self.state[tensor]
@@ -234,6 +342,9 @@ class ServedOptimizer(torch.optim.Optimizer):
     def _detach(self, because: str) -> None:
         self._steps_before = self.committed_step
         self._attachment, self._detached_because = None, because
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
         if self._finalizer is not None:
             self._finalizer()
             self._finalizer = None
@@ -277,8 +388,9 @@ class ServedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         attachment = self._prepared_attachment()
         attachment.fill_hyperparams(self.param_groups)
-        max_norm = _max_norm_value(self.max_norm)
-        grad_scale, found_inf = self._scaling()
+        max_norm = _limit(self.max_norm, "max_norm")
+        max_value = _limit(self.max_value, "max_value")
+        grad_scale, found_inf = self._scaling(attachment)
         step = attachment.next_step
         with _undone_on_error(attachment):
             attachment.binding.push(step, attachment.micro_step)
@@ -288,9 +400,12 @@ class ServedOptimizer(torch.optim.Optimizer):
                 attachment.hyperparams,
                 grad_scale=grad_scale,
                 max_norm=max_norm,
+                max_value=max_value,
+                norm_type=self.norm_type,
                 found_inf=found_inf,
             )
         attachment.micro_step = 0
+        attachment.binding.forget_pushed()
         if self._outcome.applied:
             attachment.binding.read()
         attachment.committing = None
@@ -311,6 +426,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         with _undone_on_error(attachment):
             if attachment.binding.push(attachment.next_step, attachment.micro_step):
                 attachment.session.flush()
+        attachment.binding.forget_pushed()
         attachment.micro_step += 1
         self.zero_grad(set_to_none=True)
 
@@ -318,6 +434,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         """Drops the micro-steps that this rank pushed since the last step."""
         attachment = self._attached()
         attachment.session.abort(attachment.next_step)
+        attachment.binding.forget_pushed()
         attachment.micro_step = 0
 
     def _prepared_attachment(self) -> Attachment:
@@ -327,20 +444,33 @@ class ServedOptimizer(torch.optim.Optimizer):
         attachment.binding.check_parameters(self.param_groups)
         if attachment.must_abort:
             attachment.session.abort(attachment.next_step)
+            attachment.binding.forget_pushed()
             attachment.must_abort = False
         changed = attachment.binding.changed()
         if changed:
             attachment.load(self.param_groups, changed)
         return attachment
 
-    def _scaling(self) -> tuple[float, bool]:
-        """(grad_scale, found_inf) that a GradScaler left for this step."""
+    def _scaling(self, attachment: Attachment) -> tuple[float, bool]:
+        """(grad_scale, found_inf): the daemon's scale, or what a GradScaler left."""
         grad_scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
+        scale = attachment.session.loss_scale or 1.0
+        if grad_scale is not None:
+            scale = as_float(grad_scale)
         return (
-            1.0 if grad_scale is None else as_float(grad_scale),
+            scale * attachment.gradient_divisor,
             found_inf is not None and as_float(found_inf) != 0,
         )
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are to be multiplied by now; 1 without a loss_scaler."""
+        return self._attached().session.loss_scale or 1.0
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times loss_scale, for backward(); step() unscales."""
+        return loss * self.loss_scale
 
     def _check_graph_capture(self) -> None:
         check = getattr(self, "_accelerator_graph_capture_health_check", None)
@@ -367,7 +497,9 @@ class ServedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             for tensor in group["params"]:
                 if tensor is parameter:
-                    (entry,) = _torch_checkpoint.fetch_entries(binding, [index], [(tensor, group)])
+                    (entry,) = _torch_checkpoint.fetch_entries(
+                        binding, self._attached().info, [index], [(tensor, group)]
+                    )
                     return entry or {}
                 index += 1
         raise KeyError("not a parameter of this optimizer")
@@ -422,7 +554,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             self._set_loaded_state(state)
             return
         state = dict(state)
-        settings, self.max_norm = state.pop("_optstate")
+        settings, self.max_norm, self.max_value, self.norm_type = state.pop("_optstate")
         super().__setstate__(state)
         self._set_up_detached(settings, None, {})
 
@@ -441,7 +573,9 @@ class ServedOptimizer(torch.optim.Optimizer):
                 index = len(entries)
                 entry = entries[index] = given.pop(tensor, None) or None
                 if entry is not None:
-                    _torch_checkpoint.check_entry(entry, names[index], tensor, group)
+                    _torch_checkpoint.check_entry(
+                        attachment.info, entry, names[index], tensor, group
+                    )
         rest: defaultdict[Any, Any] = defaultdict(dict)
         rest.update(given)
         super().__setstate__({"state": rest, "param_groups": groups})
@@ -453,7 +587,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         optimizer of its own, whose first use makes a private job of this state."""
         with self._state_present():
             state = super().__getstate__()
-        state["_optstate"] = (self._settings, self.max_norm)
+        state["_optstate"] = (self._settings, self.max_norm, self.max_value, self.norm_type)
         return state
 
     # Growing.
@@ -469,7 +603,11 @@ class ServedOptimizer(torch.optim.Optimizer):
         try:
             index = len(self.param_groups) - 1
             check_group(self.param_groups[index], index)
-            hyperparams_of(self.param_groups[index], index)
+            hyperparams_of(
+                optimizer_info(self.param_groups, self._optimizer),
+                self.param_groups[index],
+                index,
+            )
             if self._attachment is not None:
                 self._extend(self._attachment)
         except BaseException:
@@ -541,97 +679,111 @@ def _undone_on_error(attachment: Attachment) -> Iterator[None]:
         raise
 
 
-class AdamW(ServedOptimizer, torch.optim.AdamW):
-    """torch.optim.AdamW with the state in the daemon; see ServedOptimizer."""
+class _Lion(torch.optim.Optimizer):
+    """Hyperparameters of Lion, which torch does not have."""
+
+    def __init__(
+        self,
+        params: Any,
+        lr: Scalar = 1e-4,
+        betas: tuple[Scalar, Scalar] = (0.9, 0.99),
+        weight_decay: float = 0,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize},
+        )
+
+
+class _LAMB(torch.optim.Optimizer):
+    """Hyperparameters of LAMB, which torch does not have."""
 
     def __init__(
         self,
         params: Any,
         lr: Scalar = 1e-3,
         betas: tuple[Scalar, Scalar] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
+        eps: float = 1e-6,
+        weight_decay: float = 0,
         *,
         maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        job: str | None = None,
-        endpoint: str | None = None,
-        max_norm: Scalar | None = None,
-        process_group: Any | None = None,
-        model: torch.nn.Module | None = None,
-        partition: str = "greedy",
-        accumulate: bool = False,
-        connect_timeout: float | None = None,
-        step_timeout: float | None = None,
     ) -> None:
-        settings = Settings(
-            endpoint, partition, accumulate, connect_timeout, step_timeout, _native.ADAMW
-        )
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            maximize=maximize,
-            foreach=foreach,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-        )
-        self._set_up(settings, job=job, max_norm=max_norm, process_group=process_group, model=model)
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults)
+
+
+class AdamW(ServedOptimizer, torch.optim.AdamW):
+    """torch.optim.AdamW with the state in the daemon; see ServedOptimizer."""
+
+    _optimizer = "adamw"
 
 
 class Adam(ServedOptimizer, torch.optim.Adam):
     """torch.optim.Adam with the state in the daemon; see ServedOptimizer."""
 
-    def __init__(
-        self,
-        params: Any,
-        lr: Scalar = 1e-3,
-        betas: tuple[Scalar, Scalar] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0,
-        amsgrad: bool = False,
-        *,
-        foreach: bool | None = None,
-        maximize: bool = False,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        decoupled_weight_decay: bool = False,
-        job: str | None = None,
-        endpoint: str | None = None,
-        max_norm: Scalar | None = None,
-        process_group: Any | None = None,
-        model: torch.nn.Module | None = None,
-        partition: str = "greedy",
-        accumulate: bool = False,
-        connect_timeout: float | None = None,
-        step_timeout: float | None = None,
-    ) -> None:
-        settings = Settings(
-            endpoint, partition, accumulate, connect_timeout, step_timeout, _native.ADAM
-        )
-        # Unknown to older torch, so only named when it is asked for.
-        newer = {"decoupled_weight_decay": True} if decoupled_weight_decay else {}
-        super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            amsgrad,
-            foreach=foreach,
-            maximize=maximize,
-            capturable=capturable,
-            differentiable=differentiable,
-            fused=fused,
-            **newer,
-        )
-        self._set_up(settings, job=job, max_norm=max_norm, process_group=process_group, model=model)
+    _optimizer = "adam"
+
+
+class SGD(ServedOptimizer, torch.optim.SGD):
+    """torch.optim.SGD with the state in the daemon; see ServedOptimizer."""
+
+    _optimizer = "sgd"
+
+
+class Adagrad(ServedOptimizer, torch.optim.Adagrad):
+    """torch.optim.Adagrad with the state in the daemon; see ServedOptimizer."""
+
+    _optimizer = "adagrad"
+
+
+class RMSprop(ServedOptimizer, torch.optim.RMSprop):
+    """torch.optim.RMSprop with the state in the daemon; see ServedOptimizer."""
+
+    _optimizer = "rmsprop"
+
+
+class NAdam(ServedOptimizer, torch.optim.NAdam):
+    """torch.optim.NAdam with the state in the daemon; see ServedOptimizer."""
+
+    _optimizer = "nadam"
+
+
+class RAdam(ServedOptimizer, torch.optim.RAdam):
+    """torch.optim.RAdam with the state in the daemon; see ServedOptimizer."""
+
+    _optimizer = "radam"
+
+
+class Lion(ServedOptimizer, _Lion):
+    """Lion (Chen et al. 2023, as in lion-pytorch) in the daemon; see ServedOptimizer."""
+
+    _optimizer = "lion"
+
+
+class LAMB(ServedOptimizer, _LAMB):
+    """LAMB (You et al. 2020, as apex' FusedLAMB without its global norm) in the daemon; see
+    ServedOptimizer."""
+
+    _optimizer = "lamb"
+
+
+class Adafactor(ServedOptimizer, torch.optim.Adafactor):
+    """torch.optim.Adafactor with the state in the daemon; see ServedOptimizer."""
+
+    _optimizer = "adafactor"
+
+
+if hasattr(torch.optim, "Muon"):
+
+    class Muon(ServedOptimizer, torch.optim.Muon):
+        """torch.optim.Muon with the state in the daemon; see ServedOptimizer."""
+
+        _optimizer = "muon"

@@ -237,13 +237,11 @@ def test_sigkill_of_one_rank_within_a_step(job, daemon):
 
     def spec(rank):
         parameters = [ParameterSpec(name, [4], 4, 1, 1, 0) for name in ("a", "b")]
-        return SessionSpec(
-            job, _native.ADAMW, [False], parameters, daemon.shm, rank=rank, world_size=2
-        )
+        return SessionSpec(job, 2, [0], parameters, daemon.shm, rank=rank, world_size=2)
 
     def hyperparams():
         groups = _native.array_of(_native.Hyperparams, 1)
-        groups[0].lr, groups[0].beta1, groups[0].beta2, groups[0].eps = 0.1, 0.9, 0.99, 1e-8
+        groups[0].value[:4] = [0.1, 0.9, 0.99, 1e-8]
         return groups
 
     def load(session):

@@ -212,3 +212,84 @@ def _nan_on_one(connection, rank):
 def test_an_overflow_on_one_rank_skips_the_step_on_all():
     for applied, found_inf, difference in ranks.run(_nan_on_one, 2):
         assert not applied and found_inf and difference == 0
+
+
+def _local_gradients(connection, rank, endpoint, world_size, steps, kwargs):
+    """Each rank has a batch of its own; nobody reduces but the daemon."""
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.parameters(), lr=0.01, endpoint=endpoint, reduction="daemon", **kwargs
+    )
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(model, step * world_size + rank).backward()
+        optimizer.step()
+    return _values(model), optimizer.last_outcome.gradient_norm
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("wire", ["shm", "grpc_tcp"])
+def test_the_daemon_averages_in_the_order_of_ranks(wire, world_size, overlap, daemon):
+    kwargs = {"max_norm": 0.1, "overlap": overlap}
+    results = ranks.run(_local_gradients, world_size, getattr(daemon, wire), world_size, 10, kwargs)
+    whole = small_model()
+    optimizer = optstate.AdamW(whole.parameters(), lr=0.01, max_norm=0.1)
+    for step in range(10):
+        sums = None
+        for rank in range(world_size):
+            optimizer.zero_grad()
+            loss_of(whole, step * world_size + rank).backward()
+            found = [parameter.grad for parameter in whole.parameters()]
+            sums = found if sums is None else [a + b for a, b in zip(sums, found)]
+        for parameter, total in zip(whole.parameters(), sums):
+            parameter.grad = total / world_size  # a power of two: exact
+        optimizer.step()
+    assert_equal([result[0] for result in results], whole)
+    norm = pytest.approx(optimizer.last_outcome.gradient_norm, rel=1e-12)
+    assert all(result[1] == norm for result in results)
+
+
+def _one_rank_has_none(connection, rank, endpoint):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), endpoint=endpoint, reduction="daemon")
+    loss_of(model, rank).backward()
+    if rank == 1:
+        model[0].bias.grad = None
+    try:
+        optimizer.step()
+    except optstate.FailedPreconditionError as error:
+        return str(error)
+    return ""
+
+
+def test_all_ranks_have_a_gradient_or_none(daemon):
+    for text in ranks.run(_one_rank_has_none, 2, daemon.shm):
+        assert "1 of 2 pieces of parameter 1" in text
+
+
+def _ddp_with_hook(connection, rank, endpoint, hooked):
+    from torch.nn.parallel import DistributedDataParallel
+
+    module = small_model()
+    model = DistributedDataParallel(module)
+    if hooked:
+        model.register_comm_hook(None, optstate.ddp_hook)
+    reduction = "daemon" if hooked else "trainer"
+    optimizer = optstate.AdamW(module.parameters(), lr=0.01, endpoint=endpoint, reduction=reduction)
+    for step in range(8):
+        optimizer.zero_grad()
+        loss_of(model, 2 * step + rank).backward()
+        optimizer.step()
+    return _values(module)
+
+
+def test_ddp_with_the_hook_is_ddp(daemon):
+    """Two ranks, whose sum is the same in either order."""
+    hooked = ranks.run(_ddp_with_hook, 2, daemon.shm, True)
+    plain = ranks.run(_ddp_with_hook, 2, daemon.shm, False)
+    for mine, theirs in zip(hooked, plain):
+        for a, b in zip(mine, theirs):
+            torch.testing.assert_close(
+                torch.from_numpy(a), torch.from_numpy(b), rtol=1e-6, atol=1e-7
+            )

@@ -1,0 +1,20 @@
+"""DistributedDataParallel without its all-reduce: the daemon averages instead."""
+
+from typing import Any
+
+import torch
+
+
+def ddp_hook(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A DDP communication hook that communicates nothing.
+
+    For optimizers made with ``reduction="daemon"``, which takes each rank's own
+    gradients and averages them in the pass of the update::
+
+        model = DistributedDataParallel(module)
+        model.register_comm_hook(None, optstate.ddp_hook)
+        optimizer = optstate.AdamW(module.parameters(), reduction="daemon")
+    """
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future

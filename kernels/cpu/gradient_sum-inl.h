@@ -1,0 +1,85 @@
+// The sum of several gradients. Per-target include.
+
+#if defined(OPTSTATE_KERNELS_CPU_GRADIENT_SUM_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef OPTSTATE_KERNELS_CPU_GRADIENT_SUM_INL_H_
+#undef OPTSTATE_KERNELS_CPU_GRADIENT_SUM_INL_H_
+#else
+#define OPTSTATE_KERNELS_CPU_GRADIENT_SUM_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstring>
+
+#include "absl/types/span.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/float16-inl.h"
+#include "proto/types/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace optstate::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <DType kDType, class D>
+HWY_INLINE hn::Vec<D> SumOfVectors(D d, const void* const* gradients,
+                                   size_t count, size_t i) {
+  using Element = StorageOf<kDType>;
+  auto sum =
+      LoadFloats<kDType>(d, static_cast<const Element*>(gradients[0]) + i);
+  for (size_t k = 1; k < count; ++k) {
+    const auto* gradient = static_cast<const Element*>(gradients[k]);
+    sum = hn::Add(sum, LoadFloats<kDType>(d, gradient + i));
+  }
+  return sum;
+}
+
+template <DType kDType>
+void SumOfGradientsOf(const void* const* gradients, size_t count, size_t begin,
+                      size_t numel, float* sum) {
+  using Element = StorageOf<kDType>;
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= numel; i += lanes) {
+    hn::StoreU(SumOfVectors<kDType>(d, gradients, count, begin + i), d,
+               sum + i);
+  }
+  if (i == numel) return;
+  // The tail, gradient by gradient through a whole vector on the stack.
+  const size_t rest = numel - i;
+  HWY_ALIGN float rest_sum[hn::MaxLanes(d)];
+  for (size_t k = 0; k < count; ++k) {
+    HWY_ALIGN Element element[hn::MaxLanes(d)] = {};
+    const auto* gradient = static_cast<const Element*>(gradients[k]);
+    std::memcpy(element, gradient + begin + i, rest * sizeof(Element));
+    auto value = LoadFloats<kDType>(d, element);
+    if (k > 0) value = hn::Add(hn::Load(d, rest_sum), value);
+    hn::Store(value, d, rest_sum);
+  }
+  std::memcpy(sum + i, rest_sum, rest * sizeof(float));
+}
+
+// sum[i] = gradients[0][begin + i] + gradients[1][begin + i] + ... in float, in
+// this order, each sum rounded, for `numel` elements.
+HWY_INLINE void SumOfGradients(DType dtype,
+                               absl::Span<const void* const> gradients,
+                               size_t begin, size_t numel, float* sum) {
+  const void* const* data = gradients.data();
+  const size_t count = gradients.size();
+  switch (dtype) {
+    case DType::kFloat32:
+      return SumOfGradientsOf<DType::kFloat32>(data, count, begin, numel, sum);
+    case DType::kBFloat16:
+      return SumOfGradientsOf<DType::kBFloat16>(data, count, begin, numel, sum);
+    case DType::kFloat16:
+      return SumOfGradientsOf<DType::kFloat16>(data, count, begin, numel, sum);
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace optstate::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

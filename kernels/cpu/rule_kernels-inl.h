@@ -1,0 +1,83 @@
+// From a rule to its kernels. Per-target include, the last of a rule's file.
+
+#if defined(OPTSTATE_KERNELS_CPU_RULE_KERNELS_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef OPTSTATE_KERNELS_CPU_RULE_KERNELS_INL_H_
+#undef OPTSTATE_KERNELS_CPU_RULE_KERNELS_INL_H_
+#else
+#define OPTSTATE_KERNELS_CPU_RULE_KERNELS_INL_H_
+#endif
+
+#include "hwy/highway.h"
+#include "kernels/cpu/rule_kernels.h"
+#include "kernels/cpu/update-inl.h"
+#include "kernels/cpu/update_blocks-inl.h"
+#include "proto/types/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace optstate::cpu {
+namespace HWY_NAMESPACE {
+
+// Whether the dtypes are known to the loops of a rule with float state, or
+// asked for at each vector.
+enum class Dispatch { kFixed, kAny };
+
+template <class Rule, Dispatch kDispatch, DType kGradient, DType kParameter>
+constexpr void AddKernels(RuleKernels* kernels) {
+  const auto add = [&](StateFormat state, auto apply) {
+    kernels->Of(state, kGradient, kParameter) = {Rule::kPrepare, Rule::kAdvance,
+                                                 apply};
+  };
+  if constexpr (kDispatch == Dispatch::kFixed) {
+    add(StateFormat::kFloat32, &UpdateFixed<Rule, kGradient, kParameter>);
+  } else {
+    add(StateFormat::kFloat32,
+        &UpdateAny<Rule, kGradient, kParameter, StateFormat::kFloat32>);
+  }
+  add(StateFormat::kBFloat16,
+      &UpdateAny<Rule, kGradient, kParameter, StateFormat::kBFloat16>);
+  add(StateFormat::kDynamic8, &UpdateDynamic<Rule, kGradient, kParameter>);
+}
+
+template <class Rule, Dispatch kDispatch, DType kGradient>
+constexpr void AddKernelsOfGradient(RuleKernels* kernels) {
+  AddKernels<Rule, kDispatch, kGradient, DType::kFloat32>(kernels);
+  AddKernels<Rule, kDispatch, kGradient, DType::kBFloat16>(kernels);
+  AddKernels<Rule, kDispatch, kGradient, DType::kFloat16>(kernels);
+}
+
+template <class Rule, Dispatch kDispatch>
+constexpr RuleKernels MakeKernels() {
+  RuleKernels kernels;
+  kernels.squares = Rule::kSquares;
+  AddKernelsOfGradient<Rule, kDispatch, DType::kFloat32>(&kernels);
+  AddKernelsOfGradient<Rule, kDispatch, DType::kBFloat16>(&kernels);
+  AddKernelsOfGradient<Rule, kDispatch, DType::kFloat16>(&kernels);
+  return kernels;
+}
+
+template <class Rule, Dispatch kDispatch = Dispatch::kAny>
+const RuleKernels& KernelsOf() {
+  static constexpr RuleKernels kKernels = MakeKernels<Rule, kDispatch>();
+  return kKernels;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace optstate::cpu
+HWY_AFTER_NAMESPACE();
+
+// In a rule's HWY_ONCE section: the function NAME of rules.h, which asks
+// OF_TARGET of each target's namespace.
+#ifndef OPTSTATE_EXPORT_RULE
+#define OPTSTATE_EXPORT_RULE(NAME, OF_TARGET)                           \
+  namespace optstate::cpu {                                             \
+  const RuleKernels& NAME(OptimizerKind kind, uint32_t options,         \
+                          Target target) {                              \
+    static constexpr auto kOfTarget = OPTSTATE_TARGET_TABLE(OF_TARGET); \
+    return kOfTarget.For(target)(kind, options);                        \
+  }                                                                     \
+  }
+#endif
+
+#endif  // per-target include guard

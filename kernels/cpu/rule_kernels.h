@@ -1,0 +1,41 @@
+#ifndef OPTSTATE_KERNELS_CPU_RULE_KERNELS_H_
+#define OPTSTATE_KERNELS_CPU_RULE_KERNELS_H_
+
+#include <cstdint>
+
+#include "kernels/cpu/targets.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/dtype.h"
+
+namespace optstate::cpu {
+
+inline constexpr int kDTypes = 3;
+inline constexpr int kStateFormats = 3;
+
+// The kernels of one rule, for one target.
+struct RuleKernels {
+  // [state format - 1][gradient - 1][parameter - 1]
+  UpdateKernel kernels[kStateFormats][kDTypes][kDTypes];
+  // Bit k: state array k is never negative.
+  uint32_t squares = 0;
+
+  constexpr UpdateKernel& Of(StateFormat state, DType gradient,
+                             DType parameter) {
+    return kernels[static_cast<int>(state) - 1][static_cast<int>(gradient) - 1]
+                  [static_cast<int>(parameter) - 1];
+  }
+  constexpr const UpdateKernel& Of(StateFormat state, DType gradient,
+                                   DType parameter) const {
+    return kernels[static_cast<int>(state) - 1][static_cast<int>(gradient) - 1]
+                  [static_cast<int>(parameter) - 1];
+  }
+};
+
+// What a rule's file exports: the kernels for these options of its optimizer.
+// The values are enumerators and bits that exist.
+using RuleFunction = const RuleKernels& (*)(OptimizerKind kind,
+                                            uint32_t options, Target target);
+
+}  // namespace optstate::cpu
+
+#endif  // OPTSTATE_KERNELS_CPU_RULE_KERNELS_H_

@@ -1,0 +1,48 @@
+#include "kernels/cpu/rules.h"
+
+#include <cstdint>
+
+#include "proto/types/dtype.h"
+
+namespace optstate::cpu {
+namespace {
+
+struct Row {
+  OptimizerKind kind;
+  RuleFunction kernels;
+};
+
+#define OPTSTATE_RULE_ROW(KIND, FUNCTION) {OptimizerKind::KIND, &FUNCTION},
+constexpr Row kRows[] = {OPTSTATE_RULES(OPTSTATE_RULE_ROW)};
+#undef OPTSTATE_RULE_ROW
+
+bool AllBitsExist(const UpdateKernelKey& key) {
+  return key.options >> InfoOf(key.optimizer).options.size() == 0 &&
+         IsValidDType(static_cast<uint32_t>(key.gradient)) &&
+         IsValidDType(static_cast<uint32_t>(key.parameter)) &&
+         key.state >= StateFormat::kFloat32 &&
+         key.state <= StateFormat::kDynamic8;
+}
+
+}  // namespace
+
+const UpdateKernel* FindKernel(const UpdateKernelKey& key, Target target) {
+  for (const Row& row : kRows) {
+    if (row.kind != key.optimizer) continue;
+    if (!AllBitsExist(key)) return nullptr;
+    return &row.kernels(key.optimizer, key.options, target)
+                .Of(key.state, key.gradient, key.parameter);
+  }
+  return nullptr;
+}
+
+uint32_t SquaresOf(OptimizerKind kind) {
+  for (const Row& row : kRows) {
+    if (row.kind != kind) continue;
+    const uint32_t all_options = (1u << InfoOf(kind).options.size()) - 1;
+    return row.kernels(kind, all_options, BestTarget()).squares;
+  }
+  return 0;
+}
+
+}  // namespace optstate::cpu

@@ -1,0 +1,104 @@
+// Adam and AdamW; kernels/README.md derives the arithmetic.
+
+#include "kernels/adam_factors.h"
+#include "kernels/cpu/highway_config.h"
+#include "kernels/cpu/rule_kernels.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/optimizer.h"
+
+// The rest of this file is compiled once per target.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/rules/adam.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h.
+#include "hwy/highway.h"
+#include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/moments-inl.h"
+#include "kernels/cpu/rule_kernels-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace optstate::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// State arrays: exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
+template <OptimizerKind kKind, bool kAmsgrad>
+class Adam {
+ public:
+  static constexpr uint32_t kStates = kAmsgrad ? 0b111 : 0b011;
+  static constexpr uint32_t kSquares = 0b110;
+  static constexpr auto kPrepare =
+      kKind == OptimizerKind::kAdam ? &PrepareAdam : &PrepareAdamW;
+  static constexpr auto kAdvance = nullptr;
+
+  explicit Adam(const UpdateFactors& factors)
+      : decay_(factors.slot[kAdamDecay]),
+        exp_avg_weight_(factors.slot[kAdamExpAvgWeight]),
+        square_gain_(factors.slot[kAdamSquareGain]),
+        square_keep_(factors.slot[kAdamSquareKeep]),
+        square_loss_(factors.slot[kAdamSquareLoss]),
+        eps_(factors.slot[kAdamEps]),
+        step_size_(factors.slot[kAdamStepSize]) {}
+
+  template <class D, class V>
+  HWY_INLINE void operator()(D d, V grad, V& master, V& exp_avg, V& exp_avg_sq,
+                             V& max_exp_avg_sq) const {
+    if constexpr (kKind == OptimizerKind::kAdam) {
+      grad = WithL2Decay(d, grad, master, decay_);
+    }
+    exp_avg = CanonicalNan(d, NextAverage(d, grad, exp_avg, exp_avg_weight_));
+    exp_avg_sq =
+        CanonicalNan(d, NextSquareAverage(d, grad, exp_avg_sq, square_gain_,
+                                          square_keep_, square_loss_));
+    V square = exp_avg_sq;
+    if constexpr (kAmsgrad) {
+      max_exp_avg_sq = CanonicalNan(d, Maximum(max_exp_avg_sq, exp_avg_sq));
+      square = max_exp_avg_sq;
+    }
+    const V denom = hn::Add(hn::Sqrt(square), hn::Set(d, eps_));
+    V change = hn::Div(hn::Mul(hn::Set(d, step_size_), exp_avg), denom);
+    if constexpr (kKind == OptimizerKind::kAdamW) {
+      change = hn::Add(DecoupledDecay(d, master, decay_), change);
+    }
+    master = CanonicalNan(d, hn::Sub(master, change));
+  }
+
+ private:
+  // torch.maximum: a NaN on either side wins. Highway's Max leaves it open.
+  template <class V>
+  static HWY_INLINE V Maximum(V a, V b) {
+    return hn::IfThenElse(hn::Or(hn::Lt(a, b), hn::IsNaN(b)), b, a);
+  }
+
+  const float decay_;
+  const float exp_avg_weight_;
+  const float square_gain_;
+  const float square_keep_;
+  const float square_loss_;
+  const float eps_;
+  const float step_size_;
+};
+
+template <OptimizerKind kKind>
+const RuleKernels& AdamOfKind(uint32_t options) {
+  return options == adam::kAmsgrad
+             ? KernelsOf<Adam<kKind, true>, Dispatch::kFixed>()
+             : KernelsOf<Adam<kKind, false>, Dispatch::kFixed>();
+}
+
+const RuleKernels& AdamOfTarget(OptimizerKind kind, uint32_t options) {
+  return kind == OptimizerKind::kAdam
+             ? AdamOfKind<OptimizerKind::kAdam>(options)
+             : AdamOfKind<OptimizerKind::kAdamW>(options);
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace optstate::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "kernels/cpu/rules.h"
+#include "kernels/cpu/target_table.h"
+OPTSTATE_EXPORT_RULE(AdamKernels, AdamOfTarget)
+#endif  // HWY_ONCE

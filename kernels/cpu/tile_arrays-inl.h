@@ -1,0 +1,152 @@
+// The arrays of a TileView with their element types. Per-target include.
+//
+// The traversal (update-inl.h) sees elements as floats and leaves it to one of
+// two classes how they lie in memory:
+//   FixedArrays   dtypes known to the compiler: fastest, a kernel for each pair
+//   AnyArrays     asks at each vector, a branch that the CPU predicts: one
+//                 kernel for all, so that many rules stay small
+
+#if defined(OPTSTATE_KERNELS_CPU_TILE_ARRAYS_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef OPTSTATE_KERNELS_CPU_TILE_ARRAYS_INL_H_
+#undef OPTSTATE_KERNELS_CPU_TILE_ARRAYS_INL_H_
+#else
+#define OPTSTATE_KERNELS_CPU_TILE_ARRAYS_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/stochastic-inl.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace optstate::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// What both have in common. Elements are counted from where the pointers are.
+struct TileArrays {
+  const void* gradient;
+  void* parameter;
+  float* master;
+  void* state[kStateArraysMax];
+};
+
+inline void* Advance(void* array, size_t bytes) {
+  return array == nullptr ? nullptr : static_cast<uint8_t*>(array) + bytes;
+}
+
+// The same but for the gradient, from element `begin` on.
+template <class Arrays>
+Arrays From(Arrays arrays, size_t begin) {
+  arrays.parameter = Advance(arrays.parameter, begin * arrays.ParameterBytes());
+  arrays.master += begin;
+  for (void*& state : arrays.state) {
+    state = Advance(state, begin * arrays.StateBytes());
+  }
+  arrays.MoveFlat(begin);
+  return arrays;
+}
+
+template <DType kGradient, DType kParameter>
+struct FixedArrays : TileArrays {
+  using Gradient = StorageOf<kGradient>;
+  using Parameter = StorageOf<kParameter>;
+
+  static constexpr size_t GradientBytes() { return sizeof(Gradient); }
+  static constexpr size_t ParameterBytes() { return sizeof(Parameter); }
+  static constexpr size_t StateBytes() { return sizeof(float); }
+
+  void MoveFlat(size_t) {}  // it plays no role
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> LoadGradient(D d, size_t i) const {
+    return LoadFloats<kGradient>(d, static_cast<const Gradient*>(gradient) + i);
+  }
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> LoadState(D d, int k, size_t i) const {
+    return hn::LoadU(d, static_cast<const float*>(state[k]) + i);
+  }
+
+  template <class D, class V>
+  HWY_INLINE void StoreState(D d, V v, int k, size_t i) const {
+    hn::StoreU(v, d, static_cast<float*>(state[k]) + i);
+  }
+
+  template <class D, class V>
+  HWY_INLINE void StoreParameter(D d, V v, size_t i) const {
+    StoreFloats<kParameter>(d, v, static_cast<Parameter*>(parameter) + i);
+  }
+};
+
+// State arrays are of float or bfloat16.
+struct AnyArrays : TileArrays {
+  DType gradient_dtype;
+  DType parameter_dtype;
+  StateFormat state_format;
+  uint64_t flat;  // of element 0, as in TileView
+  RandomKeys random;
+
+  size_t GradientBytes() const { return SizeInBytes(gradient_dtype); }
+  size_t ParameterBytes() const { return SizeInBytes(parameter_dtype); }
+  size_t StateBytes() const {
+    return state_format == StateFormat::kFloat32 ? sizeof(float)
+                                                 : sizeof(uint16_t);
+  }
+
+  void MoveFlat(size_t by) { flat += by; }
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> LoadGradient(D d, size_t i) const {
+    if (gradient_dtype == DType::kFloat32) {
+      return hn::LoadU(d, static_cast<const float*>(gradient) + i);
+    }
+    const auto* halves = static_cast<const uint16_t*>(gradient) + i;
+    return gradient_dtype == DType::kBFloat16
+               ? LoadFloats<DType::kBFloat16>(d, halves)
+               : LoadFloats<DType::kFloat16>(d, halves);
+  }
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> LoadState(D d, int k, size_t i) const {
+    if (state_format == StateFormat::kFloat32) {
+      return hn::LoadU(d, static_cast<const float*>(state[k]) + i);
+    }
+    return LoadFloats<DType::kBFloat16>(
+        d, static_cast<const uint16_t*>(state[k]) + i);
+  }
+
+  template <class D, class V>
+  HWY_INLINE void StoreState(D d, V v, int k, size_t i) const {
+    if (state_format == StateFormat::kFloat32) {
+      return hn::StoreU(v, d, static_cast<float*>(state[k]) + i);
+    }
+    StoreRounded(d, v, RandomHalves(d, random, k, flat + i),
+                 static_cast<uint16_t*>(state[k]) + i);
+  }
+
+  template <class D, class V>
+  HWY_INLINE void StoreParameter(D d, V v, size_t i) const {
+    if (parameter_dtype == DType::kFloat32) {
+      return hn::StoreU(v, d, static_cast<float*>(parameter) + i);
+    }
+    auto* halves = static_cast<uint16_t*>(parameter) + i;
+    if (parameter_dtype == DType::kBFloat16) {
+      StoreFloats<DType::kBFloat16>(d, v, halves);
+    } else {
+      StoreFloats<DType::kFloat16>(d, v, halves);
+    }
+  }
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace optstate::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,137 @@
+// The walk over a tile whose state arrays are of bytes: block by block, with
+// the traversal of update-inl.h inside. Per-target include.
+
+#if defined(OPTSTATE_KERNELS_CPU_UPDATE_BLOCKS_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef OPTSTATE_KERNELS_CPU_UPDATE_BLOCKS_INL_H_
+#undef OPTSTATE_KERNELS_CPU_UPDATE_BLOCKS_INL_H_
+#else
+#define OPTSTATE_KERNELS_CPU_UPDATE_BLOCKS_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/dynamic-inl.h"
+#include "kernels/cpu/gradient_sum-inl.h"
+#include "kernels/cpu/update-inl.h"
+#include "kernels/undo.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace optstate::cpu {
+namespace HWY_NAMESPACE {
+
+// Of one block, in the first-level cache.
+struct BlockBuffers {
+  HWY_ALIGN float state[kStateArraysMax][kQuantizedBlockElements];
+  HWY_ALIGN uint8_t code[kQuantizedBlockElements];
+  HWY_ALIGN float gradient[kQuantizedBlockElements];
+};
+
+// A block's old values, before it is in flight.
+template <class Rule>
+void SaveBlock(const TileView& view, size_t begin, size_t numel) {
+  UndoBlock& old = view.undo->block;
+  std::memcpy(old.master, view.master + begin, numel * sizeof(float));
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (!HasState<Rule>(k)) continue;
+    std::memcpy(old.code[k], static_cast<uint8_t*>(view.state[k]) + begin,
+                numel);
+    old.scale[k] = view.scale[k][begin / kQuantizedBlockElements];
+  }
+  PublishProgress(view.undo, UndoProgress(begin, 0, numel));
+}
+
+template <class Rule>
+void DecodeState(const TileView& view, size_t begin, size_t numel, int k,
+                 BlockBuffers* buffers) {
+  const uint8_t* codes = static_cast<uint8_t*>(view.state[k]) + begin;
+  const float scale = view.scale[k][begin / kQuantizedBlockElements];
+  if (numel < kQuantizedBlockElements) {
+    // Filled up with zeros, which never are the largest.
+    std::memset(buffers->code, 0, kQuantizedBlockElements);
+    std::memcpy(buffers->code, codes, numel);
+    codes = buffers->code;
+  }
+  if ((Rule::kSquares >> k & 1) != 0) {
+    DecodeBlock<false>(codes, scale, buffers->state[k]);
+  } else {
+    DecodeBlock<true>(codes, scale, buffers->state[k]);
+  }
+}
+
+template <class Rule>
+void EncodeState(const TileView& view, size_t begin, size_t numel, int k,
+                 BlockBuffers* buffers) {
+  uint8_t* codes = static_cast<uint8_t*>(view.state[k]) + begin;
+  const bool is_whole = numel == kQuantizedBlockElements;
+  uint8_t* to = is_whole ? codes : buffers->code;
+  view.scale[k][begin / kQuantizedBlockElements] =
+      (Rule::kSquares >> k & 1) != 0 ? EncodeBlock<false>(buffers->state[k], to)
+                                     : EncodeBlock<true>(buffers->state[k], to);
+  if (!is_whole) std::memcpy(codes, buffers->code, numel);
+}
+
+// Elements [begin, begin + numel), a block or the rest of the view.
+template <class Rule>
+void UpdateBlock(const UpdateFactors& factors, const TileView& view,
+                 size_t begin, size_t numel, AnyArrays arrays,
+                 DType gradient_dtype, BlockBuffers* buffers) {
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (!HasState<Rule>(k)) continue;
+    DecodeState<Rule>(view, begin, numel, k, buffers);
+    arrays.state[k] = buffers->state[k];
+  }
+  arrays.master = view.master + begin;
+  arrays.parameter = Advance(view.parameter, begin * arrays.ParameterBytes());
+  if (view.gradients.size() == 1) {
+    arrays.gradient = static_cast<const uint8_t*>(view.gradients[0]) +
+                      begin * arrays.GradientBytes();
+  } else {
+    SumOfGradients(gradient_dtype, view.gradients, begin, numel,
+                   buffers->gradient);
+    arrays.gradient = buffers->gradient;
+  }
+  if (view.undo != nullptr) SaveBlock<Rule>(view, begin, numel);
+  UpdateRange<Rule>(factors, arrays, 0, numel, 0, /*undo=*/nullptr);
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (HasState<Rule>(k)) EncodeState<Rule>(view, begin, numel, k, buffers);
+  }
+  if (view.undo != nullptr) {
+    PublishProgress(view.undo, UndoProgress(begin + numel));
+  }
+}
+
+template <class Rule>
+HWY_NOINLINE void UpdateBlocks(const UpdateFactors& factors,
+                               const TileView& view, DType gradient,
+                               DType parameter) {
+  const DType one_gradient =
+      view.gradients.size() == 1 ? gradient : DType::kFloat32;
+  const AnyArrays arrays =
+      ArraysOf(view, one_gradient, parameter, StateFormat::kFloat32, 0);
+  BlockBuffers buffers;
+  for (size_t begin = view.begin; begin < view.numel;
+       begin += kQuantizedBlockElements) {
+    const size_t numel = std::min(kQuantizedBlockElements, view.numel - begin);
+    UpdateBlock<Rule>(factors, view, begin, numel, arrays, gradient, &buffers);
+  }
+}
+
+// UpdateKernel::apply of a rule with state arrays of bytes.
+template <class Rule, DType kGradient, DType kParameter>
+void UpdateDynamic(const UpdateFactors& factors, const TileView& view) {
+  UpdateBlocks<Rule>(factors, view, kGradient, kParameter);
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace optstate::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

@@ -1,0 +1,124 @@
+// What the kernels of whole parameters have in common. Per-target include.
+
+#if defined(OPTSTATE_KERNELS_CPU_WHOLE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef OPTSTATE_KERNELS_CPU_WHOLE_INL_H_
+#undef OPTSTATE_KERNELS_CPU_WHOLE_INL_H_
+#else
+#define OPTSTATE_KERNELS_CPU_WHOLE_INL_H_
+#endif
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+
+#include "absl/types/span.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/moments-inl.h"
+#include "kernels/cpu/product-inl.h"
+#include "kernels/cpu/reduce.h"
+#include "kernels/factors.h"
+#include "kernels/reduction.h"
+#include "proto/types/dtype.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace optstate::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+template <size_t kCount>
+using Inputs = std::array<const float*, kCount>;
+template <size_t kCount>
+using Outputs = std::array<float*, kCount>;
+
+// Calls body(d, in, out, i) for each vector of elements; it loads in[k] + i and
+// stores to out[k] + i, where `out` may be one of `in`. The last elements,
+// fewer than a vector, take the same path on the stack, so that no result
+// depends on where an array ends.
+template <size_t kIn, size_t kOut, class Body>
+HWY_INLINE void ForVectors(size_t numel, const Inputs<kIn>& in,
+                           const Outputs<kOut>& out, const Body& body) {
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= numel; i += lanes) body(d, in, out, i);
+  if (i == numel) return;
+  constexpr size_t kLanes = hn::MaxLanes(d);
+  HWY_ALIGN float stack[kIn + kOut][kLanes] = {};
+  Inputs<kIn> tail_in;
+  Outputs<kOut> tail_out;
+  const size_t bytes = (numel - i) * sizeof(float);
+  for (size_t k = 0; k < kIn; ++k) {
+    std::memcpy(stack[k], in[k] + i, bytes);
+    tail_in[k] = stack[k];
+  }
+  for (size_t k = 0; k < kOut; ++k) tail_out[k] = stack[kIn + k];
+  body(d, tail_in, tail_out, 0);
+  for (size_t k = 0; k < kOut; ++k) {
+    std::memcpy(out[k] + i, tail_out[k], bytes);
+  }
+}
+
+// torch.lerp's weight, any number: base + weight * (end - start), where the
+// base is the nearer of the two.
+struct LerpWeight {
+  bool is_near_end;
+  float weight;
+};
+
+inline LerpWeight MakeLerpWeight(double weight) {
+  const bool is_near_end = std::abs(weight) >= 0.5;
+  return {is_near_end, RoundToFloat(is_near_end ? weight - 1 : weight)};
+}
+
+template <class D, class V>
+HWY_INLINE V Lerp(D d, V start, V end, const LerpWeight& weight) {
+  const V base = weight.is_near_end ? end : start;
+  return hn::Add(base, Product(hn::Set(d, weight.weight), hn::Sub(end, start)));
+}
+
+inline double SumOfSquares(const float* elements, size_t numel) {
+  const void* array = elements;
+  return ReduceOn(HWY_TARGET, Reduction::kSumOfSquares, DType::kFloat32,
+                  absl::MakeConstSpan(&array, 1), numel);
+}
+
+inline double NormOf(const float* elements, size_t numel) {
+  return std::sqrt(SumOfSquares(elements, numel));
+}
+
+// new_master = master - (decay * master + step * update), where `update` may be
+// new_master. Decay and update are added first: the master is rounded once a
+// step.
+inline void Descend(const float* master, const float* update, float decay,
+                    float step, size_t numel, float* new_master) {
+  ForVectors<2, 1>(
+      numel, {master, update}, {new_master},
+      [decay, step](auto d, const auto& in, const auto& out,
+                    size_t i) HWY_ATTR {
+        const auto old = hn::LoadU(d, in[0] + i);
+        const auto descent = Product(hn::Set(d, step), hn::LoadU(d, in[1] + i));
+        const auto change = hn::Add(DecoupledDecay(d, old, decay), descent);
+        hn::StoreU(CanonicalNan(d, hn::Sub(old, change)), d, out[0] + i);
+      });
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace optstate::cpu
+HWY_AFTER_NAMESPACE();
+
+// In a kernel's HWY_ONCE section: the function NAME of whole_rules.h, which
+// asks OF_TARGET of each target's namespace.
+#ifndef OPTSTATE_EXPORT_WHOLE_RULE
+#define OPTSTATE_EXPORT_WHOLE_RULE(NAME, OF_TARGET)                     \
+  namespace optstate::cpu {                                             \
+  const WholeKernel& NAME(Target target) {                              \
+    static constexpr auto kOfTarget = OPTSTATE_TARGET_TABLE(OF_TARGET); \
+    return kOfTarget.For(target)();                                     \
+  }                                                                     \
+  }
+#endif
+
+#endif  // per-target include guard

@@ -1,0 +1,276 @@
+// torch.optim.Adafactor.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+
+#include "absl/types/span.h"
+#include "kernels/cpu/highway_config.h"
+#include "kernels/cpu/reduce.h"
+#include "kernels/cpu/whole_rules.h"
+#include "kernels/factors.h"
+#include "kernels/power.h"
+#include "kernels/reduction.h"
+#include "kernels/update_kernel.h"
+#include "kernels/whole_kernel.h"
+#include "kernels/whole_shape.h"
+#include "proto/types/dtype.h"
+#include "proto/types/optimizer.h"
+
+// The rest of this file is compiled once per target.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/whole/adafactor.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h.
+#include "hwy/highway.h"
+#include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/product-inl.h"
+#include "kernels/cpu/whole-inl.h"
+
+#ifndef OPTSTATE_KERNELS_CPU_WHOLE_ADAFACTOR_CC_
+#define OPTSTATE_KERNELS_CPU_WHOLE_ADAFACTOR_CC_
+namespace optstate::cpu {
+
+// A parameter of two dimensions or more is a batch of matrices, its last two.
+inline bool IsFactored(absl::Span<const int64_t> shape) {
+  return shape.size() > 1;
+}
+inline size_t Rows(absl::Span<const int64_t> shape) {
+  return static_cast<size_t>(shape[shape.size() - 2]);
+}
+inline size_t Columns(absl::Span<const int64_t> shape) {
+  return static_cast<size_t>(shape.back());
+}
+
+// row_var, col_var, variance.
+inline uint64_t AdafactorStateElements(int index,
+                                       absl::Span<const int64_t> shape) {
+  if (!IsFactored(shape)) return index == 2 ? NumelOf(shape) : 0;
+  const uint64_t batches = NumelOf(shape.first(shape.size() - 2));
+  if (index == 0) return batches * Rows(shape);
+  if (index == 1) return batches * Columns(shape);
+  return 0;
+}
+
+// Of each column the sum of squares, in double.
+inline uint64_t AdafactorWorkspaceElements(absl::Span<const int64_t> shape) {
+  return IsFactored(shape) ? Columns(shape) * sizeof(double) / sizeof(float)
+                           : 0;
+}
+
+// What a step knows before it sees the gradient.
+struct AdafactorStep {
+  double weight;  // of what is new in the variances: 1 - beta2
+  double mean_min;
+  float variance_min;
+};
+
+inline AdafactorStep PrepareAdafactor(const UpdateInput& input) {
+  const Hyperparams& h = input.hyperparams;
+  // torch takes the epsilon of the parameter's dtype. Here it is the master's
+  // that counts: what torch would have with float parameters.
+  const double eps =
+      h[adafactor::kEps1] < 0
+          ? static_cast<double>(std::numeric_limits<float>::epsilon())
+          : h[adafactor::kEps1];
+  return {
+      .weight = Power(static_cast<double>(input.step_count),
+                      h[adafactor::kBeta2Decay]),
+      .mean_min = eps,
+      // Without it a gradient of 0 would be divided by 0.
+      .variance_min = RoundToFloatNotZero(eps * eps),
+  };
+}
+
+// NaN where torch has one: it does not lose against the other.
+inline double AtLeast(double value, double min) {
+  return value < min ? min : value;
+}
+
+inline float Rounded(double value) {
+  if (std::isnan(value)) return std::numeric_limits<float>::quiet_NaN();
+  return static_cast<float>(value);
+}
+
+inline double RootMeanSquare(double sum_of_squares, size_t numel) {
+  return std::sqrt(sum_of_squares / static_cast<double>(numel));
+}
+
+// There is nothing to average, but a row without columns still has a row_var.
+inline void KeepState(const WholeView& view) {
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    const size_t elements = AdafactorStateElements(k, view.shape);
+    std::copy_n(view.state[k], elements, view.new_state[k]);
+  }
+}
+
+}  // namespace optstate::cpu
+#endif  // OPTSTATE_KERNELS_CPU_WHOLE_ADAFACTOR_CC_
+
+HWY_BEFORE_NAMESPACE();
+namespace optstate::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// average = torch.lerp(average, value, weight), rounded once.
+inline float NextVariance(float average, double value, double weight) {
+  const hn::CappedTag<double, 1> d;
+  // Either form would cancel on the other side.
+  const bool is_near_old = weight < 0.5;
+  const double base = is_near_old ? average : value;
+  const auto change = Product(hn::Set(d, is_near_old ? weight : weight - 1),
+                              hn::Set(d, value - average));
+  return Rounded(base + hn::GetLane(change));
+}
+
+template <class D, class V>
+HWY_INLINE V Normalized(D d, V grad, V variance, float variance_min) {
+  const V min = hn::Set(d, variance_min);
+  // A NaN is not less.
+  return hn::Div(
+      grad, hn::Sqrt(hn::IfThenElse(hn::Lt(variance, min), min, variance)));
+}
+
+// sums[j] += row[j]^2, exact but for the sum's rounding.
+inline void AddSquares(const float* row, size_t columns, double* sums) {
+  const hn::ScalableTag<double> d;
+  const hn::Rebind<float, decltype(d)> df;
+  size_t j = 0;
+  for (; j + hn::Lanes(d) <= columns; j += hn::Lanes(d)) {
+    const auto element = hn::PromoteTo(d, hn::LoadU(df, row + j));
+    hn::StoreU(hn::Add(hn::LoadU(d, sums + j), Product(element, element)), d,
+               sums + j);
+  }
+  for (; j < columns; ++j) {
+    const double element = row[j];
+    sums[j] += element * element;  // exact, so that fusing changes nothing
+  }
+}
+
+// Of one matrix; the rows' squares are added in Reduce's order, the columns'
+// from the first row to the last.
+void UpdateFactoredVariances(const AdafactorStep& step, const float* gradient,
+                             size_t rows, size_t columns, const float* row_var,
+                             const float* col_var, float* workspace,
+                             float* new_row_var, float* new_col_var) {
+  auto* sums = reinterpret_cast<double*>(workspace);
+  std::uninitialized_fill_n(sums, columns, 0.0);
+  for (size_t i = 0; i < rows; ++i) {
+    const float* row = gradient + i * columns;
+    const double mean =
+        SumOfSquares(row, columns) / static_cast<double>(columns);
+    new_row_var[i] = NextVariance(row_var[i], mean, step.weight);
+    AddSquares(row, columns, sums);
+  }
+  for (size_t j = 0; j < columns; ++j) {
+    new_col_var[j] = NextVariance(
+        col_var[j], sums[j] / static_cast<double>(rows), step.weight);
+  }
+}
+
+// The gradient divided by the root of row_var * col_var / mean(row_var).
+void NormalizeFactored(const AdafactorStep& step, const float* gradient,
+                       size_t rows, size_t columns, const float* row_var,
+                       const float* col_var, float* update) {
+  // Variances are not negative: the sum of absolutes is their sum.
+  const void* array = row_var;
+  const double sum =
+      ReduceOn(HWY_TARGET, Reduction::kSumOfAbsolutes, DType::kFloat32,
+               absl::MakeConstSpan(&array, 1), rows);
+  const double mean = AtLeast(sum / static_cast<double>(rows), step.mean_min);
+  const float variance_min = step.variance_min;
+  for (size_t i = 0; i < rows; ++i) {
+    const float row = Rounded(row_var[i] / mean);
+    ForVectors<2, 1>(
+        columns, {gradient + i * columns, col_var}, {update + i * columns},
+        [row, variance_min](auto d, const auto& in, const auto& out, size_t j)
+            HWY_ATTR {
+              const auto variance =
+                  Product(hn::Set(d, row), hn::LoadU(d, in[1] + j));
+              hn::StoreU(Normalized(d, hn::LoadU(d, in[0] + j), variance,
+                                    variance_min),
+                         d, out[0] + j);
+            });
+  }
+}
+
+void UpdateFactored(const AdafactorStep& step, const WholeView& view) {
+  const size_t rows = Rows(view.shape);
+  const size_t columns = Columns(view.shape);
+  for (size_t batch = 0; batch < view.numel / (rows * columns); ++batch) {
+    const float* gradient = view.gradient + batch * rows * columns;
+    float* row_var = view.new_state[0] + batch * rows;
+    float* col_var = view.new_state[1] + batch * columns;
+    UpdateFactoredVariances(
+        step, gradient, rows, columns, view.state[0] + batch * rows,
+        view.state[1] + batch * columns, view.workspace, row_var, col_var);
+    NormalizeFactored(step, gradient, rows, columns, row_var, col_var,
+                      view.new_master + batch * rows * columns);
+  }
+}
+
+void UpdateVector(const AdafactorStep& step, const WholeView& view) {
+  const LerpWeight weight = MakeLerpWeight(step.weight);
+  const float variance_min = step.variance_min;
+  ForVectors<2, 2>(
+      view.numel, {view.gradient, view.state[2]},
+      {view.new_state[2], view.new_master},
+      [weight, variance_min](auto d, const auto& in, const auto& out,
+                             size_t i) HWY_ATTR {
+        const auto grad = hn::LoadU(d, in[0] + i);
+        const auto variance = CanonicalNan(
+            d, Lerp(d, hn::LoadU(d, in[1] + i), Product(grad, grad), weight));
+        hn::StoreU(variance, d, out[0] + i);
+        hn::StoreU(Normalized(d, grad, variance, variance_min), d, out[1] + i);
+      });
+}
+
+void ComputeAdafactor(const UpdateInput& input, const WholeView& view) {
+  const Hyperparams& h = input.hyperparams;
+  if (view.numel == 0) return KeepState(view);
+  const AdafactorStep step = PrepareAdafactor(input);
+  // The update waits in new_master for its norm.
+  if (IsFactored(view.shape)) {
+    UpdateFactored(step, view);
+  } else {
+    UpdateVector(step, view);
+  }
+  const double lr = h[adafactor::kLr];
+  const double rho =
+      std::min(lr, 1 / std::sqrt(static_cast<double>(input.step_count)));
+  // In this order the first wins against a NaN, as Python's max() has it.
+  const double alpha =
+      rho * std::max(h[adafactor::kEps2],
+                     RootMeanSquare(SumOfSquares(view.master, view.numel),
+                                    view.numel));
+  const double denom = std::max(
+      1.0,
+      RootMeanSquare(SumOfSquares(view.new_master, view.numel), view.numel) /
+          h[adafactor::kD]);
+  Descend(view.master, view.new_master,
+          RoundToFloat(lr * h[adafactor::kWeightDecay]),
+          RoundToFloat(alpha / denom), view.numel, view.new_master);
+}
+
+const WholeKernel& AdafactorOfTarget() {
+  static constexpr WholeKernel kKernel = {
+      .state_elements = &AdafactorStateElements,
+      .workspace_elements = &AdafactorWorkspaceElements,
+      .check_shape = &AnyShape,
+      .compute = &ComputeAdafactor,
+  };
+  return kKernel;
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace optstate::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+#include "kernels/cpu/target_table.h"
+OPTSTATE_EXPORT_WHOLE_RULE(AdafactorKernel, AdafactorOfTarget)
+#endif  // HWY_ONCE

@@ -1,0 +1,18 @@
+#ifndef OPTSTATE_KERNELS_POWER_H_
+#define OPTSTATE_KERNELS_POWER_H_
+
+namespace optstate {
+
+// As factors.h: double arithmetic with IEEE operations alone.
+
+// The natural logarithm of a positive, finite number, within 2 units in the
+// last place.
+double Log(double x);
+
+// base^exponent of a positive, finite base; the relative error is below
+// 1e-15 + 3e-16 * |exponent * Log(base)|.
+double Power(double base, double exponent);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_KERNELS_POWER_H_

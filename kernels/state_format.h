@@ -1,0 +1,30 @@
+#ifndef OPTSTATE_KERNELS_STATE_FORMAT_H_
+#define OPTSTATE_KERNELS_STATE_FORMAT_H_
+
+#include <cstddef>
+
+#include "kernels/update_kernel.h"
+#include "proto/types/optimizer.h"
+
+namespace optstate {
+
+// State arrays of any format to and from float, for whoever reads, saves and
+// loads them.
+
+// Whether state array `array` of an optimizer is never negative: with kDynamic8
+// it has the unsigned map. False of optimizers without an element-wise kernel.
+bool IsNeverNegative(OptimizerKind kind, int array);
+
+// out[i] = the value of element i. `scale` (kDynamic8): that of element 0's
+// block, which element 0 begins, and those of the blocks behind it.
+void StateToFloat(StateFormat format, bool is_never_negative, const void* in,
+                  const float* scale, float* out, size_t numel);
+
+// The nearest that the format can hold, and the scales. bfloat16: ties to even,
+// not stochastically, so that what StateToFloat gave comes back as it was.
+void StateFromFloat(StateFormat format, bool is_never_negative, const float* in,
+                    void* out, float* scale, size_t numel);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_KERNELS_STATE_FORMAT_H_

@@ -1,0 +1,12 @@
+#include "kernels/whole_kernel.h"
+
+#include "kernels/cpu/targets.h"
+#include "kernels/cpu/whole_rules.h"
+
+namespace optstate {
+
+const WholeKernel* FindWholeKernel(OptimizerKind kind) {
+  return cpu::FindWholeKernel(kind, cpu::BestTarget());
+}
+
+}  // namespace optstate

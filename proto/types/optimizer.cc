@@ -1,0 +1,269 @@
+#include "proto/types/optimizer.h"
+
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+
+namespace optstate {
+namespace {
+
+using enum HyperparamRange;
+
+constexpr HyperparamInfo Lr(double default_value) {
+  return {"lr", default_value, kNotNegative, "learning rate"};
+}
+constexpr HyperparamInfo Beta1() {
+  return {"betas.0", 0.9, kUnit, "beta parameter at index 0"};
+}
+constexpr HyperparamInfo Beta2(double default_value) {
+  return {"betas.1", default_value, kUnit, "beta parameter at index 1"};
+}
+constexpr HyperparamInfo Eps(double default_value) {
+  return {"eps", default_value, kNotNegative, "epsilon value"};
+}
+constexpr HyperparamInfo WeightDecay(double default_value) {
+  return {"weight_decay", default_value, kNotNegative, "weight_decay value"};
+}
+constexpr HyperparamInfo Momentum(double default_value) {
+  return {"momentum", default_value, kNotNegative, "momentum value"};
+}
+constexpr HyperparamInfo Flag(absl::string_view name, double default_value) {
+  return {name, default_value, kFlag, name};
+}
+constexpr HyperparamInfo kMaximizeInfo = Flag("maximize", 0);
+
+constexpr HyperparamInfo kAdamHyperparams[] = {
+    Lr(1e-3), Beta1(), Beta2(0.999), Eps(1e-8), WeightDecay(0), kMaximizeInfo};
+constexpr HyperparamInfo kAdamWHyperparams[] = {
+    Lr(1e-3),  Beta1(),           Beta2(0.999),
+    Eps(1e-8), WeightDecay(1e-2), kMaximizeInfo};
+constexpr HyperparamInfo kLambHyperparams[] = {
+    Lr(1e-3), Beta1(), Beta2(0.999), Eps(1e-6), WeightDecay(0), kMaximizeInfo};
+constexpr StateArrayInfo kAdamArrays[] = {
+    {"exp_avg"}, {"exp_avg_sq"}, {"max_exp_avg_sq", adam::kAmsgrad}};
+constexpr absl::string_view kAdamOptions[] = {"amsgrad"};
+
+constexpr HyperparamInfo kSgdHyperparams[] = {
+    Lr(1e-3),       Momentum(0),         {"dampening", 0, kAny, "dampening"},
+    WeightDecay(0), Flag("nesterov", 0), kMaximizeInfo};
+constexpr StateArrayInfo kSgdArrays[] = {
+    {"momentum_buffer", sgd::kHasMomentum}};
+constexpr absl::string_view kSgdOptions[] = {"momentum"};
+
+constexpr HyperparamInfo kAdagradHyperparams[] = {
+    Lr(1e-2),
+    {"lr_decay", 0, kNotNegative, "lr_decay value"},
+    WeightDecay(0),
+    {"initial_accumulator_value", 0, kNotNegative,
+     "initial_accumulator_value value"},
+    Eps(1e-10),
+    kMaximizeInfo};
+constexpr StateArrayInfo kAdagradArrays[] = {{"sum"}};
+
+constexpr HyperparamInfo kRmspropHyperparams[] = {
+    Lr(1e-2),    {"alpha", 0.99, kNotNegative, "alpha value"},
+    Eps(1e-8),   WeightDecay(0),
+    Momentum(0), kMaximizeInfo};
+constexpr StateArrayInfo kRmspropArrays[] = {
+    {"square_avg"},
+    {"momentum_buffer", rmsprop::kHasMomentum},
+    {"grad_avg", rmsprop::kCentered}};
+constexpr absl::string_view kRmspropOptions[] = {"momentum", "centered"};
+
+constexpr HyperparamInfo kLionHyperparams[] = {Lr(1e-4), Beta1(), Beta2(0.99),
+                                               WeightDecay(0), kMaximizeInfo};
+constexpr StateArrayInfo kLionArrays[] = {{"exp_avg"}};
+
+constexpr HyperparamInfo kNadamHyperparams[] = {
+    Lr(2e-3),
+    Beta1(),
+    Beta2(0.999),
+    Eps(1e-8),
+    WeightDecay(0),
+    {"momentum_decay", 4e-3, kNotNegative, "momentum_decay value"},
+    Flag("decoupled_weight_decay", 0),
+    kMaximizeInfo};
+constexpr HyperparamInfo kRadamHyperparams[] = {
+    Lr(1e-3),     Beta1(),        Beta2(0.999),
+    Eps(1e-8),    WeightDecay(0), Flag("decoupled_weight_decay", 0),
+    kMaximizeInfo};
+
+// eps.0 below 0: None, the dtype's own epsilon.
+constexpr HyperparamInfo kAdafactorHyperparams[] = {
+    Lr(1e-2),
+    {"beta2_decay", -0.8, kAny, "beta2_decay"},
+    {"eps.0", -1, kAny, "epsilon1"},
+    {"eps.1", 1e-3, kNotNegative, "epsilon2"},
+    {"d", 1, kPositive, "clipping threshold d"},
+    WeightDecay(0),
+    kMaximizeInfo};
+constexpr StateArrayInfo kAdafactorArrays[] = {
+    {"row_var"}, {"col_var"}, {"variance"}};
+
+constexpr HyperparamInfo kMuonHyperparams[] = {
+    Lr(1e-3),
+    WeightDecay(0.1),
+    Momentum(0.95),
+    Flag("nesterov", 1),
+    {"ns_coefficients.0", 3.4445, kAny, "ns_coefficients"},
+    {"ns_coefficients.1", -4.7750, kAny, "ns_coefficients"},
+    {"ns_coefficients.2", 2.0315, kAny, "ns_coefficients"},
+    Eps(1e-7),
+    {"ns_steps", 5, kNotNegative, "ns_steps"},
+    {"adjust_lr_fn", 0, kNotNegative, "adjust_lr_fn"}};
+constexpr StateArrayInfo kMuonArrays[] = {{"momentum_buffer"}};
+
+constexpr OptimizerInfo kOptimizers[] = {
+    {OptimizerKind::kAdam, "adam", kAdamHyperparams, kAdamArrays, kAdamOptions,
+     ""},
+    {OptimizerKind::kAdamW, "adamw", kAdamWHyperparams, kAdamArrays,
+     kAdamOptions, ""},
+    {OptimizerKind::kSgd, "sgd", kSgdHyperparams, kSgdArrays, kSgdOptions, ""},
+    {OptimizerKind::kAdagrad,
+     "adagrad",
+     kAdagradHyperparams,
+     kAdagradArrays,
+     {},
+     ""},
+    {OptimizerKind::kRmsprop, "rmsprop", kRmspropHyperparams, kRmspropArrays,
+     kRmspropOptions, ""},
+    {OptimizerKind::kLion, "lion", kLionHyperparams, kLionArrays, {}, ""},
+    {OptimizerKind::kNadam,
+     "nadam",
+     kNadamHyperparams,
+     absl::MakeConstSpan(kAdamArrays, 2),
+     {},
+     "mu_product",
+     1},
+    {OptimizerKind::kRadam,
+     "radam",
+     kRadamHyperparams,
+     absl::MakeConstSpan(kAdamArrays, 2),
+     {},
+     ""},
+    {OptimizerKind::kLamb,
+     "lamb",
+     kLambHyperparams,
+     absl::MakeConstSpan(kAdamArrays, 2),
+     {},
+     ""},
+    {OptimizerKind::kAdafactor,
+     "adafactor",
+     kAdafactorHyperparams,
+     kAdafactorArrays,
+     {},
+     ""},
+    {OptimizerKind::kMuon, "muon", kMuonHyperparams, kMuonArrays, {}, ""},
+};
+
+bool IsInRange(HyperparamRange range, double value) {
+  if (!std::isfinite(value)) return false;
+  switch (range) {
+    case kAny:
+      return true;
+    case kNotNegative:
+      return value >= 0;
+    case kUnit:
+      return value >= 0 && value < 1;
+    case kFlag:
+      return value == 0 || value == 1;
+    case kPositive:
+      return value > 0;
+  }
+  return false;
+}
+
+// What ranges do not say, in torch's words.
+absl::Status CheckMore(OptimizerKind kind, const Hyperparams& hyperparams) {
+  if (kind == OptimizerKind::kAdafactor) {
+    if (hyperparams[adafactor::kBeta2Decay] > 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("beta2_decay should be <= 0 but is: ",
+                       hyperparams[adafactor::kBeta2Decay]));
+    }
+    if (hyperparams[adafactor::kD] < 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Clipping threshold d should be >= 1 but is: ",
+                       hyperparams[adafactor::kD]));
+    }
+  }
+  if (kind == OptimizerKind::kMuon) {
+    if (hyperparams[muon::kNsSteps] >= 100) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Number of steps must be less than 100, ns_steps is: ",
+                       hyperparams[muon::kNsSteps]));
+    }
+    if (hyperparams[muon::kAdjustLr] != 0 &&
+        hyperparams[muon::kAdjustLr] != 1 &&
+        hyperparams[muon::kAdjustLr] != 2) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Adjust learning rate function ",
+                       hyperparams[muon::kAdjustLr], " is not supported"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Span<const OptimizerInfo> Optimizers() { return kOptimizers; }
+
+const OptimizerInfo* FindOptimizer(uint32_t kind) {
+  for (const OptimizerInfo& info : kOptimizers) {
+    if (static_cast<uint32_t>(info.kind) == kind) return &info;
+  }
+  return nullptr;
+}
+
+const OptimizerInfo& InfoOf(OptimizerKind kind) {
+  return kOptimizers[static_cast<size_t>(kind) - 1];  // they count from 1
+}
+
+uint64_t StateElements(const OptimizerInfo& info, int index,
+                       absl::Span<const int64_t> shape) {
+  uint64_t numel = 1;
+  for (const int64_t size : shape) numel *= static_cast<uint64_t>(size);
+  if (info.kind != OptimizerKind::kAdafactor || numel == 0) return numel;
+  if (shape.size() < 2) return index == 2 ? numel : 0;
+  const auto rows = static_cast<uint64_t>(shape[shape.size() - 2]);
+  const auto columns = static_cast<uint64_t>(shape[shape.size() - 1]);
+  if (index == 2) return 0;
+  return index == 0 ? numel / columns : numel / rows;
+}
+
+bool HasStateArray(const OptimizerInfo& info, int index, uint32_t options) {
+  if (static_cast<size_t>(index) >= info.state_arrays.size()) return false;
+  const uint32_t option = info.state_arrays[static_cast<size_t>(index)].option;
+  return option == 0 || (options & option) != 0;
+}
+
+Hyperparams DefaultHyperparams(OptimizerKind kind) {
+  Hyperparams hyperparams;
+  const auto infos = InfoOf(kind).hyperparams;
+  for (size_t i = 0; i < infos.size(); ++i) {
+    hyperparams[i] = infos[i].default_value;
+  }
+  return hyperparams;
+}
+
+absl::Status Validate(OptimizerKind kind, const Hyperparams& hyperparams) {
+  const auto infos = InfoOf(kind).hyperparams;
+  for (size_t i = 0; i < kHyperparamsMax; ++i) {
+    if (i >= infos.size()) {
+      if (hyperparams[i] == 0) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat(InfoOf(kind).name, " has ", infos.size(),
+                       " hyperparameters, number ", i, " is set"));
+    }
+    if (IsInRange(infos[i].range, hyperparams[i])) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("Invalid ", infos[i].called, ": ", hyperparams[i]));
+  }
+  if (!IsInRange(kNotNegative, hyperparams.max_norm)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Invalid max_norm: ", hyperparams.max_norm));
+  }
+  return CheckMore(kind, hyperparams);
+}
+
+}  // namespace optstate

@@ -1,0 +1,32 @@
+#ifndef OPTSTATE_SERVER_ENGINE_MEMORY_USE_H_
+#define OPTSTATE_SERVER_ENGINE_MEMORY_USE_H_
+
+#include <istream>
+#include <map>
+#include <string>
+
+#include "optstate/v1/admin.pb.h"
+
+namespace optstate {
+
+// Where mapped files lie in memory, as the kernel tells of what this process
+// has touched of them.
+struct MemoryUse {
+  std::map<uint64_t, uint64_t> pages;  // bytes by page size
+  std::map<uint32_t, uint64_t> nodes;  // bytes by NUMA node
+};
+
+// By "MAJOR:MINOR INODE" as /proc/PID/smaps writes them; mappings of nothing
+// but memory are left out. `smaps` and `numa_maps` are files of /proc/PID;
+// `huge_page_bytes` is what the kernel's transparent huge pages have.
+std::map<std::string, MemoryUse> ParseMemoryUse(std::istream& smaps,
+                                                std::istream& numa_maps,
+                                                uint64_t huge_page_bytes);
+
+// Fills in pages and nodes of `arrays` of the job in this directory, whose
+// files are mapped by this process. Leaves out what the kernel does not tell.
+void AddMemoryUse(const std::string& job_dir, v1::Job* job);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_ENGINE_MEMORY_USE_H_

@@ -1,0 +1,47 @@
+#ifndef OPTSTATE_SERVER_SCHEDULER_MEMORY_BANDWIDTH_RECORD_H_
+#define OPTSTATE_SERVER_SCHEDULER_MEMORY_BANDWIDTH_RECORD_H_
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <thread>
+
+namespace optstate {
+
+// The memory's bandwidth, in bytes per second, as the file
+// STATE_DIR/memory_bandwidth: the daemon has it measured once, engines look it
+// up when they are asked about their job.
+
+// 0: it is not known (yet).
+double RecordedMemoryBandwidth(const std::string& state_dir);
+
+// Calls `measure` and records what it gives, on a thread of its own, unless
+// there is a record for this number of workers already. After `delay`: whatever
+// starts with the daemon should not have to share the cores with it, and a
+// daemon of a moment should not begin.
+class MemoryBandwidthMeter {
+ public:
+  using Measure =
+      std::function<double(int workers, const std::atomic<bool>& stop)>;
+
+  static constexpr std::chrono::milliseconds kDelay{1000};
+
+  MemoryBandwidthMeter(const std::string& state_dir, int workers,
+                       Measure measure,
+                       std::chrono::milliseconds delay = kDelay);
+  MemoryBandwidthMeter(const MemoryBandwidthMeter&) = delete;
+  MemoryBandwidthMeter& operator=(const MemoryBandwidthMeter&) = delete;
+  // Has it stop.
+  ~MemoryBandwidthMeter();
+
+ private:
+  void AwaitStart(std::chrono::milliseconds delay) const;
+
+  std::atomic<bool> stop_{false};
+  std::thread thread_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SCHEDULER_MEMORY_BANDWIDTH_RECORD_H_

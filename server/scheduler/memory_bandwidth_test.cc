@@ -1,0 +1,48 @@
+#include "server/scheduler/memory_bandwidth.h"
+
+#include <sys/resource.h>
+
+#include <atomic>
+#include <chrono>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "server/scheduler/available_cores.h"
+
+namespace optstate {
+namespace {
+
+const std::atomic<bool> go_on{false};
+
+// What any machine has, and none; one that is busy has less, so the bounds are
+// wide.
+TEST(MemoryBandwidthTest, IsPlausible) {
+  const auto begin = std::chrono::steady_clock::now();
+  const double bandwidth = MeasureMemoryBandwidth(AvailableCores(), go_on);
+  const auto elapsed = std::chrono::steady_clock::now() - begin;
+  RecordProperty("bytes_per_s", std::to_string(bandwidth));
+  RecordProperty(
+      "ms", static_cast<int>(
+                std::chrono::duration_cast<std::chrono::milliseconds>(elapsed)
+                    .count()));
+  EXPECT_GT(bandwidth, 1e8);
+  EXPECT_LT(bandwidth, 1e13);
+}
+
+TEST(MemoryBandwidthTest, StopsWhenItIsToldTo) {
+  const std::atomic<bool> stop{true};
+  EXPECT_EQ(MeasureMemoryBandwidth(2, stop), 0);
+}
+
+TEST(MemoryBandwidthTest, NoMemoryIsNoAnswer) {
+  rlimit before;
+  ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+  const rlimit none = {1 << 20, before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &none), 0);
+  const double bandwidth = MeasureMemoryBandwidth(1, go_on);
+  ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
+  EXPECT_EQ(bandwidth, 0);
+}
+
+}  // namespace
+}  // namespace optstate

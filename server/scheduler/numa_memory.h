@@ -1,0 +1,31 @@
+#ifndef OPTSTATE_SERVER_SCHEDULER_NUMA_MEMORY_H_
+#define OPTSTATE_SERVER_SCHEDULER_NUMA_MEMORY_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "server/scheduler/worker_placement.h"
+
+namespace optstate {
+
+// What part of some number of indices the participants of one node own, as
+// WorkerPool::ShareOf says.
+struct NodeShare {
+  int node = 0;
+  size_t begin = 0;
+  size_t end = 0;
+};
+std::vector<NodeShare> NodeShares(const WorkerPlacement& placement,
+                                  size_t total);
+
+// Moves the pages of `memory` (a mapping of a file on tmpfs) to the node, and
+// has later ones come from there; from others, where it has none left. First
+// touch would not do: reserving the file has taken the pages already. The ends
+// are rounded to 2 MiB, so that neighbours meet and no huge page is cut.
+absl::Status MoveToNode(absl::Span<std::byte> memory, int node);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SCHEDULER_NUMA_MEMORY_H_

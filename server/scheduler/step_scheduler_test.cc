@@ -1,0 +1,98 @@
+#include "server/scheduler/step_scheduler.h"
+
+#include <linux/mempolicy.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <memory>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace optstate {
+namespace {
+
+constexpr uint64_t kElements = uint64_t{8} << 20;
+constexpr uint64_t kRounding = uint64_t{1} << 18;  // half a huge page
+constexpr uint64_t kSubgroup = uint64_t{1} << 20;
+
+// An array of the state as a tier maps it.
+class Array {
+ public:
+  Array()
+      : data_(::mmap(nullptr, kElements * sizeof(float), PROT_READ | PROT_WRITE,
+                     MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {}
+  ~Array() { ::munmap(data_, kElements * sizeof(float)); }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+
+  float* data() { return static_cast<float*>(data_); }
+  // -1: a kernel without NUMA.
+  int PolicyAt(uint64_t element) {
+    int policy = -1;
+    return ::syscall(SYS_get_mempolicy, &policy, nullptr, 0, data() + element,
+                     MPOL_F_ADDR) == 0
+               ? policy
+               : -1;
+  }
+
+ private:
+  void* const data_;
+};
+
+class MoveToNodesTest : public testing::Test {
+ protected:
+  MoveToNodesTest() : pool_(4, /*spin=*/false) {
+    LayoutSpec spec;
+    spec.groups.resize(1);
+    ParameterSpec parameter;
+    parameter.name = "a";
+    parameter.numel = static_cast<int64_t>(kElements);
+    parameter.shape = {parameter.numel};
+    spec.parameters = {parameter};
+    layout_ = std::make_unique<Layout>(*Layout::Make(std::move(spec)));
+    StepScheduler::Options options;
+    options.layout = layout_.get();
+    options.subgroup_elements = kSubgroup;
+    options.arrays.master = master_.data();
+    options.arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg_.data());
+    options.arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq_.data());
+    options.pool = &pool_;
+    scheduler_ = *StepScheduler::Create(options);
+  }
+
+  static WorkerPlacement OnNodes(std::vector<int> nodes) {
+    WorkerPlacement placement;
+    for (const int node : nodes) placement.seats.push_back({node, {}});
+    return placement;
+  }
+
+  Array master_, exp_avg_, exp_avg_sq_;
+  std::unique_ptr<Layout> layout_;
+  WorkerPool pool_;
+  std::unique_ptr<StepScheduler> scheduler_;
+};
+
+TEST_F(MoveToNodesTest, OneNodeLeavesEverythingAlone) {
+  EXPECT_TRUE(scheduler_->MoveToNodes(OnNodes({0, 0, 0, 0})).ok());
+  EXPECT_TRUE(scheduler_->MoveToNodes({}).ok());
+  EXPECT_NE(master_.PolicyAt(kRounding), MPOL_PREFERRED);
+}
+
+// The second node is none that a machine has: its part stays where it is.
+TEST_F(MoveToNodesTest, EachNodeGetsWhatItsWorkersOwn) {
+  if (master_.PolicyAt(0) < 0) GTEST_SKIP() << "a kernel without NUMA";
+  master_.data()[kElements - 1] = 3;
+  EXPECT_FALSE(scheduler_->MoveToNodes(OnNodes({0, 900, 900, 900})).ok());
+  for (Array* array : {&master_, &exp_avg_, &exp_avg_sq_}) {
+    EXPECT_EQ(array->PolicyAt(kRounding), MPOL_PREFERRED);
+    EXPECT_EQ(array->PolicyAt(2 * kSubgroup - kRounding), MPOL_PREFERRED);
+    EXPECT_EQ(array->PolicyAt(2 * kSubgroup + kRounding), MPOL_DEFAULT);
+    EXPECT_EQ(array->PolicyAt(kElements - kRounding), MPOL_DEFAULT);
+  }
+  EXPECT_EQ(master_.data()[kElements - 1], 3);
+}
+
+}  // namespace
+}  // namespace optstate

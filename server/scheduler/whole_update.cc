@@ -1,0 +1,207 @@
+// Updates that need a whole parameter at once.
+//
+// Nothing is undone here: all new values of a parameter are made beside the old
+// ones, in the worker's part of the `redo` file, and only when they are
+// complete does the worker's slot say so (kReplace). From then on they are
+// copied into place, as often as need be; before, whoever comes later begins
+// anew. A parameter is one worker's work, so one that is much larger than the
+// others keeps the others waiting.
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cast.h"
+#include "kernels/factors.h"
+#include "proto/types/status_macros.h"
+#include "server/scheduler/step_scheduler.h"
+#include "server/scheduler/worker_undo.h"
+
+namespace optstate {
+namespace {
+
+constexpr uint64_t kAlignBytes = 64;
+
+uint64_t Aligned(uint64_t bytes) {
+  return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+}
+
+uint64_t NumelOf(const ParameterSpec& spec) {
+  return static_cast<uint64_t>(spec.numel);
+}
+
+uint64_t StateBytes(const Layout& layout, int index,
+                    const ParameterSpec& spec) {
+  if (!layout.has_state_array(index, spec.group)) return 0;
+  return StateElements(layout.optimizer_info(), index, spec.shape) *
+         sizeof(float);
+}
+
+// A worker's part of the redo file: enough for any parameter.
+uint64_t RedoPartBytes(const Layout& layout) {
+  uint64_t most = 0;
+  for (const ParameterSpec& spec : layout.parameters()) {
+    uint64_t bytes = Aligned(NumelOf(spec) * sizeof(float));
+    for (int k = 0; k < kStateArraysMax; ++k) {
+      bytes += Aligned(StateBytes(layout, k, spec));
+    }
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
+bool IsMaximize(const OptimizerInfo& info, const Hyperparams& hyperparams) {
+  for (size_t i = 0; i < info.hyperparams.size(); ++i) {
+    if (info.hyperparams[i].name == "maximize") return hyperparams[i] != 0;
+  }
+  return false;
+}
+
+}  // namespace
+
+absl::Status StepScheduler::CheckWholeKernel(const Layout& layout,
+                                             const WholeKernel& kernel) {
+  if (layout.state_format() != StateFormat::kFloat32) {
+    return absl::UnimplementedError(
+        absl::StrCat(layout.optimizer_info().name, " keeps its state in ",
+                     Name(StateFormat::kFloat32), " only, not in ",
+                     Name(layout.state_format())));
+  }
+  for (const ParameterSpec& spec : layout.parameters()) {
+    OPTSTATE_RETURN_IF_ERROR(
+        Annotate(kernel.check_shape(spec.shape), spec.name));
+  }
+  return absl::OkStatus();
+}
+
+uint64_t StepScheduler::RedoBytes(const Layout& layout, int workers) {
+  if (FindWholeKernel(layout.optimizer()) == nullptr) return 0;
+  return static_cast<uint64_t>(workers) * RedoPartBytes(layout);
+}
+
+// A worker's: the gradient, then what the kernel works in.
+absl::Status StepScheduler::MakeWorkspace() {
+  for (const ParameterSpec& spec : options_.layout->parameters()) {
+    const uint64_t elements =
+        Aligned(NumelOf(spec) * sizeof(float)) / sizeof(float) +
+        whole_->workspace_elements(spec.shape);
+    workspace_elements_ = std::max(workspace_elements_, elements);
+  }
+  workspace_elements_ =
+      Aligned(workspace_elements_ * sizeof(float)) / sizeof(float);
+  const uint64_t bytes = workspace_elements_ * sizeof(float) *
+                         static_cast<uint64_t>(options_.pool->participants());
+  workspace_.reset(static_cast<float*>(std::aligned_alloc(kAlignBytes, bytes)));
+  if (workspace_ != nullptr || bytes == 0) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no memory for a workspace of ", bytes, " bytes"));
+}
+
+std::byte* StepScheduler::RedoOf(const WorkerUndo& undo) const {
+  const auto worker = static_cast<uint64_t>(&undo - worker_undos().data());
+  return options_.redo.data() + worker * RedoPartBytes(*options_.layout);
+}
+
+bool StepScheduler::IsUpdated(uint32_t parameter, uint64_t step) const {
+  // Runs are stamped in order.
+  const uint64_t end = runs_.first_run(parameter + 1);
+  return end == runs_.first_run(parameter) ||
+         options_.recovery.run_stamps[end - 1].load(
+             std::memory_order_relaxed) == step;
+}
+
+void StepScheduler::ApplyWholes(const Update& update) {
+  options_.pool->ParallelFor(update.updated.size(), [&](size_t i) {
+    const auto parameter = static_cast<uint32_t>(i);
+    if (update.updated[i] == 0 || IsUpdated(parameter, update.step)) return;
+    ApplyWhole(parameter, update);
+  });
+}
+
+void StepScheduler::ApplyWhole(uint32_t parameter, const Update& update) {
+  const Layout& layout = *options_.layout;
+  const ParameterSpec& spec = layout.parameters()[parameter];
+  WorkerUndo& undo = worker_undo();
+  float* const gradient =
+      workspace_.get() + static_cast<uint64_t>(&undo - worker_undos().data()) *
+                             workspace_elements_;
+  GatherGradient(parameter, update, gradient);
+
+  const TileView old = ViewOf(parameter, 0, NumelOf(spec));
+  WholeView view;
+  view.shape = spec.shape;
+  view.numel = NumelOf(spec);
+  view.gradient = gradient;
+  view.workspace =
+      gradient + Aligned(view.numel * sizeof(float)) / sizeof(float);
+  view.master = old.master;
+  std::byte* redo = RedoOf(undo);
+  view.new_master = reinterpret_cast<float*>(redo);
+  redo += Aligned(view.numel * sizeof(float));
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    view.state[k] = static_cast<const float*>(old.state[k]);
+    view.new_state[k] = reinterpret_cast<float*>(redo);
+    redo += Aligned(StateBytes(layout, k, spec));
+  }
+  whole_->compute(InputOf(parameter, update), view);
+
+  undo.Begin(UndoKind::kReplace, runs_.first_run(parameter), update.step);
+  PutInPlace(&undo, RedoOf(undo));
+}
+
+// Of the parameter that the slot names. Broken off, it is done again.
+void StepScheduler::PutInPlace(WorkerUndo* undo, std::byte* redo) {
+  const Layout& layout = *options_.layout;
+  const uint32_t parameter = ParameterOfRun(undo->run);
+  const ParameterSpec& spec = layout.parameters()[parameter];
+  const TileView view = ViewOf(parameter, 0, NumelOf(spec));
+  std::memcpy(view.master, redo, view.numel * sizeof(float));
+  CastFromFloat(spec.dtype, view.master, view.parameter, view.numel);
+  redo += Aligned(view.numel * sizeof(float));
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    const uint64_t bytes = StateBytes(layout, k, spec);
+    if (bytes != 0) std::memcpy(view.state[k], redo, bytes);
+    redo += Aligned(bytes);
+  }
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  for (uint64_t run = undo->run; run < runs_.first_run(parameter + 1); ++run) {
+    options_.recovery.run_stamps[run].store(undo->stamp,
+                                            std::memory_order_relaxed);
+    if (options_.observer != nullptr) {
+      options_.observer->OnRunUpdated(undo->stamp, run);
+    }
+  }
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  undo->Clear();
+}
+
+// As an update kernel takes it: summed in order, scaled, cut.
+void StepScheduler::GatherGradient(uint32_t parameter, const Update& update,
+                                   float* out) {
+  const ParameterSpec& spec = options_.layout->parameters()[parameter];
+  const DType dtype = options_.arrays.accumulator != nullptr
+                          ? DType::kFloat32
+                          : spec.gradient_dtype;
+  GradientSources sources;
+  for (const PieceTable::Entry& piece : OwnersOf(parameter)) {
+    runs_.ForEachRun(
+        parameter, piece.begin, piece.end,
+        [&](uint64_t /*run*/, uint64_t begin, uint64_t numel) {
+          Accumulate(dtype,
+                     GradientsOf(parameter, piece, begin, update, &sources),
+                     /*first=*/true, out + begin, numel);
+        });
+  }
+  const UpdateInput input = InputOf(parameter, update);
+  const UpdateFactors factors = CommonFactors(
+      input, IsMaximize(options_.layout->optimizer_info(), input.hyperparams));
+  for (uint64_t i = 0; i < NumelOf(spec); ++i) {
+    const float scaled = out[i] * factors.gradient_factor;
+    out[i] =
+        std::clamp(scaled, -factors.gradient_limit, factors.gradient_limit);
+  }
+}
+
+}  // namespace optstate

@@ -1,0 +1,71 @@
+#include "server/session/loss_scaler.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+
+namespace optstate {
+namespace {
+
+absl::Status Invalid(absl::string_view field, double value,
+                     absl::string_view rule) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Invalid loss_scaler.", field, ": ", value, ": must be ", rule));
+}
+
+}  // namespace
+
+absl::Status CheckLossScaler(const v1::LossScaler& scaler) {
+  if (!(scaler.init_scale() > 0) || !std::isfinite(scaler.init_scale())) {
+    return Invalid("init_scale", scaler.init_scale(), "finite and above 0");
+  }
+  if (!scaler.dynamic()) return absl::OkStatus();
+  if (!(scaler.growth_factor() > 1) || !std::isfinite(scaler.growth_factor())) {
+    return Invalid("growth_factor", scaler.growth_factor(),
+                   "finite and above 1");
+  }
+  if (!(scaler.backoff_factor() > 0) || !(scaler.backoff_factor() < 1)) {
+    return Invalid("backoff_factor", scaler.backoff_factor(),
+                   "between 0 and 1");
+  }
+  if (scaler.growth_interval() == 0) {
+    return Invalid("growth_interval", 0, "at least 1");
+  }
+  if (scaler.hysteresis() == 0) return Invalid("hysteresis", 0, "at least 1");
+  if (!(scaler.min_scale() >= 0) ||
+      !(scaler.min_scale() <= scaler.init_scale())) {
+    return Invalid("min_scale", scaler.min_scale(), "from 0 to init_scale");
+  }
+  return absl::OkStatus();
+}
+
+void StartLossScaler(const v1::LossScaler& scaler, StepRecord* record) {
+  record->loss_scale = scaler.init_scale();
+  record->good_steps = 0;
+  record->hysteresis_left = scaler.hysteresis();
+}
+
+void AdvanceLossScaler(const v1::LossScaler& scaler, bool found_inf,
+                       StepRecord* record) {
+  if (!scaler.dynamic()) return;
+  if (found_inf) {
+    record->good_steps = 0;
+    if (record->hysteresis_left > 1) {
+      --record->hysteresis_left;
+      return;
+    }
+    record->loss_scale = std::max(record->loss_scale * scaler.backoff_factor(),
+                                  scaler.min_scale());
+    return;
+  }
+  if (++record->good_steps < scaler.growth_interval()) return;
+  record->good_steps = 0;
+  record->hysteresis_left = scaler.hysteresis();
+  // As torch: not beyond what a float holds.
+  const double grown = record->loss_scale * scaler.growth_factor();
+  if (std::isfinite(static_cast<float>(grown))) record->loss_scale = grown;
+}
+
+}  // namespace optstate

@@ -1,0 +1,28 @@
+#ifndef OPTSTATE_SERVER_SESSION_LOSS_SCALER_H_
+#define OPTSTATE_SERVER_SESSION_LOSS_SCALER_H_
+
+#include "absl/status/status.h"
+#include "optstate/v1/types.pb.h"
+#include "storage/format/control_file.h"
+
+namespace optstate {
+
+// The daemon's loss scaler: as torch.amp.GradScaler (hysteresis 1, min_scale 0)
+// and DeepSpeed's DynamicLossScaler. Its state is part of the step's record, so
+// it moves on exactly when the step does.
+
+// INVALID_ARGUMENT, naming the field: init_scale not finite and positive,
+// growth_factor not above 1, backoff_factor not within (0, 1), growth_interval
+// or hysteresis 0, min_scale negative or above init_scale.
+absl::Status CheckLossScaler(const v1::LossScaler& scaler);
+
+// Of a job that has taken no step.
+void StartLossScaler(const v1::LossScaler& scaler, StepRecord* record);
+
+// What follows a step that was applied, or skipped because of an overflow.
+void AdvanceLossScaler(const v1::LossScaler& scaler, bool found_inf,
+                       StepRecord* record);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_LOSS_SCALER_H_

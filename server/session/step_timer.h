@@ -1,0 +1,71 @@
+#ifndef OPTSTATE_SERVER_SESSION_STEP_TIMER_H_
+#define OPTSTATE_SERVER_SESSION_STEP_TIMER_H_
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "optstate/v1/admin.pb.h"
+
+namespace optstate {
+
+enum class StepPhase : size_t {
+  kStaging,
+  kWaiting,
+  kDecide,
+  kUpdate,
+  kPublish,
+  kNone,  // the ranks' own time
+};
+
+// Takes the time of each phase of a step, and keeps that of the last 16.
+// Phases may alternate: a rank pushes while another waits in its commit.
+//
+// Threads: not thread-safe. Allocates only in Describe.
+class StepTimer {
+ public:
+  static constexpr size_t kKept = 16;
+
+  // The time from now on is this phase's; returns the one before.
+  StepPhase Enter(StepPhase phase);
+  // The step is over, and counts.
+  void Finish(uint64_t update_bytes);
+  // What was begun is not taken.
+  void Drop();
+
+  // Nothing while there is no step.
+  void Describe(v1::Job* job) const;
+
+  // A phase within another.
+  class Scope {
+   public:
+    Scope(StepTimer* timer, StepPhase phase)
+        : timer_(timer), before_(timer->Enter(phase)) {}
+    ~Scope() { timer_->Enter(before_); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    StepTimer* const timer_;
+    const StepPhase before_;
+  };
+
+ private:
+  static constexpr size_t kPhases = static_cast<size_t>(StepPhase::kNone);
+  struct Times {
+    std::array<uint64_t, kPhases> ns{};
+    uint64_t update_bytes = 0;
+  };
+  static void Fill(const Times& sum, uint64_t steps, v1::StepTimes* times);
+
+  StepPhase phase_ = StepPhase::kNone;
+  std::chrono::steady_clock::time_point since_;
+  Times current_;
+  std::array<Times, kKept> kept_;
+  uint64_t finished_ = 0;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_STEP_TIMER_H_

@@ -1,0 +1,59 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_CORE_SHARES_H_
+#define OPTSTATE_SERVER_SUPERVISOR_CORE_SHARES_H_
+
+#include <sys/types.h>
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "optstate/v1/config.pb.h"
+
+namespace optstate::supervisor {
+
+// Has the kernel divide the cores between engines by the weights of their jobs.
+//
+// By cgroup v2, when the daemon's own group is delegated to it: each engine
+// gets a group below it with the weight as its cpu.weight. These groups are
+// threaded ones, so that the daemon, and whatever else is in its group, can
+// stay there: an ordinary group cannot have both members and children with
+// weights, and a service manager could not start a dead daemon again in it.
+// Else by nice values, as far as the process may set them.
+//
+// Threads: not thread-safe.
+class CoreShares {
+ public:
+  // Tries what this process may do. `root`: "" or where a test has its files.
+  static CoreShares Find(const v1::EngineSettings& settings,
+                         const std::string& root = "");
+
+  // By what, and if it is not the best, why.
+  const std::string& description() const { return description_; }
+
+  // Gives the engine its share; all its threads, also those to come.
+  absl::Status Apply(const std::string& job, pid_t pid) const;
+  // The engine has ended.
+  void Forget(const std::string& job) const;
+
+  // The nice value that its weight comes to; for Apply without cgroups.
+  int NiceOf(const std::string& job) const;
+
+ private:
+  explicit CoreShares(const v1::EngineSettings& settings)
+      : settings_(settings) {}
+  // Why it cannot be.
+  absl::Status UseCgroup(const std::string& root);
+  void UseNice();
+  std::string GroupOf(const std::string& job) const;
+  absl::Status ApplyWeight(const std::string& job, pid_t pid) const;
+  absl::Status ApplyNice(const std::string& job, pid_t pid) const;
+
+  v1::EngineSettings settings_;
+  std::string group_;    // the daemon's own; empty: by nice values
+  int nice_of_100_ = 0;  // of a job of weight 100
+  std::string description_;
+};
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_CORE_SHARES_H_

@@ -1,0 +1,224 @@
+#include "server/supervisor/core_shares.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+
+namespace optstate::supervisor {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+v1::EngineSettings Weights() {
+  v1::EngineSettings settings;
+  settings.set_weight(100);
+  settings.add_job_weights("heavy=200");
+  settings.add_job_weights("light=50");
+  return settings;
+}
+
+// A process that does nothing, and one that never stops.
+pid_t Child(bool busy) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    while (!busy) ::pause();
+    while (true) std::atomic_signal_fence(std::memory_order_seq_cst);
+  }
+  return pid;
+}
+
+void End(pid_t pid) {
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+}
+
+// Files as cgroup v2 has them. The kernel makes those of a child by itself, so
+// here they are there before it.
+class CgroupTest : public testing::Test {
+ protected:
+  ~CgroupTest() override { std::filesystem::remove_all(root_); }
+  void Make(const std::string& own, const std::string& controllers) {
+    Write("/proc/self/cgroup", "5:memory:/other\n0::" + own + "\n");
+    group_ = own == "/" ? "" : own;
+    Write(InGroup("cgroup.controllers"), controllers + "\n");
+    for (const char* file : {"cgroup.type", "cgroup.subtree_control"}) {
+      Write(InGroup(file), "");
+    }
+    for (const char* child : {"optstate.probe", "optstate-heavy"}) {
+      for (const char* file : {"cgroup.type", "cpu.weight", "cgroup.procs"}) {
+        Write(InGroup(absl::StrCat(child, "/", file)), "");
+      }
+    }
+  }
+  std::string InGroup(const std::string& file) const {
+    return absl::StrCat("/sys/fs/cgroup", group_, "/", file);
+  }
+  std::string Read(const std::string& file) const {
+    std::ifstream stream(root_ + InGroup(file));
+    std::string text;
+    std::getline(stream, text);
+    return text;
+  }
+  void Write(const std::string& path, const std::string& text) const {
+    const std::filesystem::path file = root_ + path;
+    std::filesystem::create_directories(file.parent_path());
+    std::ofstream(file) << text;
+  }
+
+  const std::string root_ =
+      testing::TempDir() + "/cgroup." + std::to_string(::getpid());
+  std::string group_;
+};
+
+TEST_F(CgroupTest, ThreadedGroupsWithWeightsInADelegatedGroup) {
+  Make("/a/optstated.service", "cpuset cpu io memory");
+  const std::string group = root_ + "/sys/fs/cgroup" + group_;
+  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
+              AllOf(StartsWith("nice values"), HasSubstr("not delegated")));
+  if (::setxattr(group.c_str(), "user.delegate", "1", 1, 0) != 0) {
+    GTEST_SKIP() << "no extended attributes in " << group;
+  }
+  const CoreShares shares = CoreShares::Find(Weights(), root_);
+  EXPECT_EQ(shares.description(), "cgroup v2 cpu.weight below " + group);
+  EXPECT_EQ(Read("cgroup.subtree_control"), "+cpu");
+  EXPECT_EQ(Read("optstate.probe/cgroup.type"), "threaded");
+  const absl::Status applied = shares.Apply("heavy", 77);
+  ASSERT_TRUE(applied.ok()) << applied;
+  EXPECT_EQ(Read("optstate-heavy/cgroup.type"), "threaded");
+  EXPECT_EQ(Read("optstate-heavy/cpu.weight"), "200");
+  EXPECT_EQ(Read("optstate-heavy/cgroup.procs"), "77");
+}
+
+TEST_F(CgroupTest, TheTopOfOurOwnNamespaceIsOurs) {
+  Make("/", "cpu");
+  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
+              StartsWith("cgroup v2"));
+  // The machine's own has no type.
+  std::filesystem::remove(root_ + InGroup("cgroup.type"));
+  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
+              HasSubstr("the group / is not delegated"));
+}
+
+TEST_F(CgroupTest, WhatTheKernelRefusesIsSaid) {
+  Make("/", "cpuset io");
+  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
+              HasSubstr("the group / has no cpu controller"));
+  Make("/", "cpu");
+  std::filesystem::remove(root_ + InGroup("optstate.probe/cpu.weight"));
+  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
+              AllOf(StartsWith("nice values"), HasSubstr("cpu.weight")));
+  std::filesystem::remove(root_ + "/proc/self/cgroup");
+  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
+              HasSubstr("there is no cgroup v2"));
+}
+
+TEST_F(CgroupTest, TheGroupGoesWithItsEngine) {
+  Make("/", "cpu");
+  const CoreShares shares = CoreShares::Find(Weights(), root_);
+  const std::string group = root_ + InGroup("optstate-gone");
+  ASSERT_EQ(::mkdir(group.c_str(), 0755), 0);
+  shares.Forget("gone");
+  EXPECT_FALSE(std::filesystem::exists(group));
+}
+
+class NiceTest : public testing::Test {
+ protected:
+  static int NiceOf(pid_t pid) { return ::getpriority(PRIO_PROCESS, pid); }
+
+  const std::string no_cgroup_ = "/nowhere";
+  const int own_ = ::getpriority(PRIO_PROCESS, 0);
+};
+
+TEST_F(NiceTest, EveryThreadGetsTheValueOfTheWeight) {
+  const CoreShares shares = CoreShares::Find(Weights(), no_cgroup_);
+  EXPECT_EQ(::getpriority(PRIO_PROCESS, 0), own_);
+  EXPECT_EQ(shares.NiceOf("light") - shares.NiceOf("heavy"), 6);
+  const pid_t child = Child(false);
+  const absl::Status applied = shares.Apply("light", child);
+  EXPECT_TRUE(applied.ok()) << applied;
+  EXPECT_EQ(NiceOf(child), shares.NiceOf("light"));
+  EXPECT_GT(NiceOf(child), own_);
+  End(child);
+  EXPECT_FALSE(shares.Apply("light", child).ok());
+}
+
+// With the right to raise, weight 100 is what the daemon has; without it the
+// heaviest is.
+TEST_F(NiceTest, WithoutPrivilegeOthersAreLowered) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to be able to lose it";
+  EXPECT_EQ(CoreShares::Find(Weights(), no_cgroup_).NiceOf("other"), own_);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit none = {0, 0};
+    ::setrlimit(RLIMIT_NICE, &none);
+    if (::setresuid(65534, 65534, 65534) != 0) ::_exit(1);
+    const CoreShares shares = CoreShares::Find(Weights(), no_cgroup_);
+    if (shares.NiceOf("heavy") != own_) ::_exit(2);
+    if (shares.NiceOf("other") != own_ + 3) ::_exit(3);
+    if (shares.NiceOf("light") != own_ + 6) ::_exit(4);
+    if (shares.description().find("all of them lowered") == std::string::npos) {
+      ::_exit(5);
+    }
+    if (!shares.Apply("light", ::getpid()).ok()) ::_exit(6);
+    if (NiceOf(::getpid()) != own_ + 6) ::_exit(7);
+    // No weight is above 100: nothing has to be raised.
+    v1::EngineSettings plain;
+    plain.set_weight(100);
+    ::_exit(CoreShares::Find(plain, no_cgroup_).NiceOf("a") == own_ + 6 ? 0
+                                                                        : 8);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0) << "exit status " << WEXITSTATUS(status);
+}
+
+// What it is for: on one core, four times the weight is given more time.
+TEST_F(NiceTest, TheKernelGivesTheHeavierMoreTime) {
+  const CoreShares shares = CoreShares::Find(Weights(), no_cgroup_);
+  const pid_t heavy = Child(true);
+  const pid_t light = Child(true);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  ASSERT_EQ(::sched_getaffinity(0, sizeof(one), &one), 0);
+  int cpu = 0;
+  while (!CPU_ISSET(static_cast<size_t>(cpu), &one)) ++cpu;
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<size_t>(cpu), &one);
+  for (const pid_t pid : {heavy, light}) {
+    EXPECT_EQ(::sched_setaffinity(pid, sizeof(one), &one), 0);
+  }
+  EXPECT_TRUE(shares.Apply("heavy", heavy).ok());
+  EXPECT_TRUE(shares.Apply("light", light).ok());
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  rusage usage = {};
+  double seconds[2] = {0, 0};
+  const pid_t pids[] = {heavy, light};
+  for (int i = 0; i < 2; ++i) {
+    ::kill(pids[i], SIGKILL);
+    ::wait4(pids[i], nullptr, 0, &usage);
+    seconds[i] = static_cast<double>(usage.ru_utime.tv_sec) +
+                 1e-6 * static_cast<double>(usage.ru_utime.tv_usec);
+  }
+  RecordProperty("ratio", absl::StrCat(seconds[0] / seconds[1]));
+  EXPECT_GT(seconds[0], 1.5 * seconds[1]);
+}
+
+}  // namespace
+}  // namespace optstate::supervisor
