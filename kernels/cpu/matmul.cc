@@ -1,9 +1,10 @@
+#include "kernels/cpu/matmul.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 
 #include "kernels/cpu/highway_config.h"
-#include "kernels/cpu/matmul.h"
 #include "kernels/cpu/targets.h"
 
 // The rest of this file is compiled once per target.
