@@ -195,13 +195,13 @@ class ShmChannelTest : public testing::Test {
   // What Connect says to an engine that does this.
   absl::Status ConnectTo(std::function<void(FakeEngine&)> script) {
     ShmChannel* const channel = ChannelTo(std::move(script));
-    const absl::Status status = channel->Connect(false, Soon()).status();
+    absl::Status status = channel->Connect(false, Soon()).status();
     EXPECT_EQ(channel->connected(), status.ok());
     return status;
   }
 
   // What a push and flush say after that.
-  absl::Status FlushTo(std::function<void(FakeEngine&)> script) {
+  absl::Status FlushTo(const std::function<void(FakeEngine&)>& script) {
     const absl::Status connected = ConnectTo([script](FakeEngine& engine) {
       engine.Admit();
       script(engine);
