@@ -122,6 +122,7 @@ TEST_P(ReduceTest, SeveralGradientsAreSummedInFloatFirst) {
           if (k == 0) sum = floats;
           for (size_t i = 0; k > 0 && i < numel; ++i) sum[i] += floats[i];
         }
+        pointers.reserve(gradients.size());
         for (const Gradient& gradient : gradients) {
           pointers.push_back(gradient.data());
         }
