@@ -22,7 +22,7 @@ struct WholeView {
   const float* gradient = nullptr;
   const float* master = nullptr;
   // In the order of OptimizerInfo::state_arrays, of as many elements as
-  // WholeKernel::state_elements says; may be null where that is 0.
+  // StateElements() says; may be null where that is 0.
   const float* state[kStateArraysMax] = {};
   // Where the new values go; nothing else is written but `workspace`.
   float* new_master = nullptr;
@@ -38,9 +38,6 @@ struct WholeView {
 // Bits: compute() gives equal bits on every instruction set, as UpdateKernel
 // does, and NaN is always written as 0x7FC00000.
 struct WholeKernel {
-  // Of state array `index` of a parameter of this shape; 0: it has none.
-  uint64_t (*state_elements)(int index,
-                             absl::Span<const int64_t> shape) = nullptr;
   uint64_t (*workspace_elements)(absl::Span<const int64_t> shape) = nullptr;
   // INVALID_ARGUMENT, in torch's words, when the optimizer takes no parameter
   // of this shape.

@@ -46,7 +46,9 @@ class KernelRun {
         shape_(std::move(shape)),
         master_(std::move(master)) {
     for (int k = 0; k < kStateArraysMax; ++k) {
-      state_[k].resize(kernel_.state_elements(k, shape_));
+      state_[k].resize(static_cast<size_t>(k) < InfoOf(kind).state_arrays.size()
+                           ? StateElements(InfoOf(kind), k, shape_)
+                           : 0);
     }
     const size_t bytes = kernel_.workspace_elements(shape_) * sizeof(float);
     workspace_.reset(static_cast<float*>(
@@ -443,20 +445,6 @@ TEST(LambTest, TrustIsOneWhereANormIsZero) {
   KernelRun run(OptimizerKind::kLamb, {2}, {0, 0});
   run.Step(hyperparams, {4, -2});
   EXPECT_EQ(run.master(), (std::vector<float>{-0.25, 0.25}));
-}
-
-TEST(AdafactorTest, StateIsOfRowsAndColumnsOrOfElements) {
-  const WholeKernel& kernel = *FindWholeKernel(OptimizerKind::kAdafactor);
-  const auto elements = [&kernel](const Shape& shape) {
-    return std::vector<uint64_t>{kernel.state_elements(0, shape),
-                                 kernel.state_elements(1, shape),
-                                 kernel.state_elements(2, shape)};
-  };
-  EXPECT_EQ(elements({}), (std::vector<uint64_t>{0, 0, 1}));
-  EXPECT_EQ(elements({17}), (std::vector<uint64_t>{0, 0, 17}));
-  EXPECT_EQ(elements({3, 5}), (std::vector<uint64_t>{3, 5, 0}));
-  EXPECT_EQ(elements({2, 3, 5}), (std::vector<uint64_t>{6, 10, 0}));
-  EXPECT_EQ(elements({3, 0}), (std::vector<uint64_t>{3, 0, 0}));
 }
 
 // Of a symmetric matrix, by Jacobi's rotations.

@@ -119,13 +119,14 @@ std::vector<float> RandomFloats(size_t numel, std::mt19937* random) {
 // State that is never negative is a possible one of every optimizer.
 Parameter RandomParameter(OptimizerKind kind, const Shape& shape,
                           std::mt19937* random) {
-  const WholeKernel& kernel = *FindWholeKernel(kind, PlainTarget());
   Parameter parameter;
   parameter.shape = shape;
   parameter.gradient = RandomFloats(NumelOf(shape), random);
   parameter.master = RandomFloats(NumelOf(shape), random);
   for (int k = 0; k < kStateArraysMax; ++k) {
-    parameter.state[k] = RandomFloats(kernel.state_elements(k, shape), random);
+    if (static_cast<size_t>(k) >= InfoOf(kind).state_arrays.size()) break;
+    parameter.state[k] =
+        RandomFloats(StateElements(InfoOf(kind), k, shape), random);
     for (float& x : parameter.state[k]) x = std::abs(x);
   }
   return parameter;

@@ -108,6 +108,7 @@ TEST(OptimizerTest, StateElementsOfAdafactor) {
   EXPECT_EQ(StateElements(info, 2, {7}), 7u);
   EXPECT_EQ(StateElements(info, 2, {}), 1u);
   EXPECT_EQ(StateElements(info, 0, {0, 5}), 0u);
+  EXPECT_EQ(StateElements(info, 0, {3, 0}), 0u);
   EXPECT_EQ(StateElements(InfoOf(OptimizerKind::kLamb), 0, {3, 5}), 15u);
 }
 

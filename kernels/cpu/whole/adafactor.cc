@@ -45,16 +45,6 @@ inline size_t Columns(absl::Span<const int64_t> shape) {
   return static_cast<size_t>(shape.back());
 }
 
-// row_var, col_var, variance.
-inline uint64_t AdafactorStateElements(int index,
-                                       absl::Span<const int64_t> shape) {
-  if (!IsFactored(shape)) return index == 2 ? NumelOf(shape) : 0;
-  const uint64_t batches = NumelOf(shape.first(shape.size() - 2));
-  if (index == 0) return batches * Rows(shape);
-  if (index == 1) return batches * Columns(shape);
-  return 0;
-}
-
 // Of each column the sum of squares, in double.
 inline uint64_t AdafactorWorkspaceElements(absl::Span<const int64_t> shape) {
   return IsFactored(shape) ? Columns(shape) * sizeof(double) / sizeof(float)
@@ -99,10 +89,11 @@ inline double RootMeanSquare(double sum_of_squares, size_t numel) {
   return std::sqrt(sum_of_squares / static_cast<double>(numel));
 }
 
-// There is nothing to average, but a row without columns still has a row_var.
+// There is nothing to average.
 inline void KeepState(const WholeView& view) {
+  const OptimizerInfo& info = InfoOf(OptimizerKind::kAdafactor);
   for (int k = 0; k < kStateArraysMax; ++k) {
-    const size_t elements = AdafactorStateElements(k, view.shape);
+    const size_t elements = StateElements(info, k, view.shape);
     std::copy_n(view.state[k], elements, view.new_state[k]);
   }
 }
@@ -257,7 +248,6 @@ void ComputeAdafactor(const UpdateInput& input, const WholeView& view) {
 
 const WholeKernel& AdafactorOfTarget() {
   static constexpr WholeKernel kKernel = {
-      .state_elements = &AdafactorStateElements,
       .workspace_elements = &AdafactorWorkspaceElements,
       .check_shape = &AnyShape,
       .compute = &ComputeAdafactor,

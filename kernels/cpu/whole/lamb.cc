@@ -29,11 +29,6 @@
 #define OPTSTATE_KERNELS_CPU_WHOLE_LAMB_CC_
 namespace optstate::cpu {
 
-// exp_avg, exp_avg_sq.
-inline uint64_t LambStateElements(int index, absl::Span<const int64_t> shape) {
-  return index < 2 ? NumelOf(shape) : 0;
-}
-
 inline uint64_t LambWorkspaceElements(absl::Span<const int64_t>) { return 0; }
 
 // With c = sqrt(1 - beta2^t), as in kernels/README.md:
@@ -112,7 +107,6 @@ void ComputeLamb(const UpdateInput& input, const WholeView& view) {
 
 const WholeKernel& LambOfTarget() {
   static constexpr WholeKernel kKernel = {
-      .state_elements = &LambStateElements,
       .workspace_elements = &LambWorkspaceElements,
       .check_shape = &AnyShape,
       .compute = &ComputeLamb,

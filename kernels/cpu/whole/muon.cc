@@ -41,11 +41,6 @@ inline absl::Status CheckMuonShape(absl::Span<const int64_t> shape) {
                    absl::StrJoin(shape, ", "), "])"));
 }
 
-// momentum_buffer.
-inline uint64_t MuonStateElements(int index, absl::Span<const int64_t> shape) {
-  return index == 0 ? NumelOf(shape) : 0;
-}
-
 // Newton-Schulz works on the parameter or its transpose, whichever has no more
 // rows than columns.
 struct MuonSize {
@@ -230,7 +225,6 @@ void ComputeMuon(const UpdateInput& input, const WholeView& view) {
 
 const WholeKernel& MuonOfTarget() {
   static constexpr WholeKernel kKernel = {
-      .state_elements = &MuonStateElements,
       .workspace_elements = &MuonWorkspaceElements,
       .check_shape = &CheckMuonShape,
       .compute = &ComputeMuon,
