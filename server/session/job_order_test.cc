@@ -85,6 +85,7 @@ struct Case {
   bool accumulate;
   OptimizerKind optimizer;
   StateFormat state_format;
+  bool reduced = false;  // of two ranks, by the engine
 };
 
 JobHarness::Setup Small(const Case& test) {
@@ -98,6 +99,10 @@ JobHarness::Setup Small(const Case& test) {
       MakeParameter("none", 0),
       MakeParameter("b", 50, 1, DType::kBFloat16, DType::kBFloat16),
       MakeParameter("c", 3, 1, DType::kFloat32, DType::kBFloat16)};
+  if (test.reduced) {
+    setup.world_size = 2;
+    setup.partition = PartitionMode::kReplicated;
+  }
   setup.accumulate = test.accumulate;
   setup.client_instance = 40;
   setup.workers = 1;  // single-stepping follows one thread
@@ -240,6 +245,8 @@ constexpr Case kCases[] = {
     {"Dynamic8State", false, OptimizerKind::kRmsprop, StateFormat::kDynamic8},
     {"Scalars", false, OptimizerKind::kNadam, StateFormat::kFloat32},
     {"Whole", false, OptimizerKind::kLamb, StateFormat::kFloat32},
+    {"Reduced", false, OptimizerKind::kAdamW, StateFormat::kFloat32, true},
+    {"WholeReduced", false, OptimizerKind::kLamb, StateFormat::kFloat32, true},
     {"WholeAccumulating", true, OptimizerKind::kAdafactor,
      StateFormat::kFloat32},
 };
