@@ -58,13 +58,13 @@ void SupervisorLink::Watch(int operation, uint32_t events) {
 
 std::optional<SupervisorMessage> SupervisorLink::Receive() {
   while (!ended_) {
-    AcceptNext();
-    if (!connection_.ok()) return std::nullopt;
-    const int connection = connection_.get();
-    std::optional<SupervisorMessage> message = ReceiveFrom(connection);
+    std::optional<SupervisorMessage> message;
+    // All of one supervisor's words before the next one's: the fds that a dying
+    // one has sent may be the only ones there are.
+    if (connection_.ok()) message = ReceiveFrom(connection_.get());
     if (!message.has_value()) {
-      if (connection_.ok()) return std::nullopt;
-      continue;  // it has ended; perhaps the next one waits
+      if (ended_ || !AcceptNext()) return std::nullopt;
+      continue;
     }
     if (!IsWelcome(*message)) continue;
     if (message->request.has_stop()) {
@@ -76,14 +76,14 @@ std::optional<SupervisorMessage> SupervisorLink::Receive() {
   return std::nullopt;
 }
 
-void SupervisorLink::AcceptNext() {
+bool SupervisorLink::AcceptNext() {
   while (true) {
     absl::StatusOr<UniqueFd> next = control::Accept(listener_.get());
-    if (absl::IsUnavailable(next.status())) return;
+    if (absl::IsUnavailable(next.status())) return false;
     if (!next.ok()) {
       spdlog::error("supervisor refused: {}", next.status().ToString());
       if (absl::IsPermissionDenied(next.status())) continue;
-      return;
+      return false;
     }
     if (connection_.ok()) spdlog::info("another supervisor takes over");
     supervised_ = false;
@@ -92,6 +92,7 @@ void SupervisorLink::AcceptNext() {
     awaits_room_ = false;
     connection_ = *std::move(next);
     Watch(EPOLL_CTL_ADD, EPOLLIN);
+    return true;
   }
 }
 

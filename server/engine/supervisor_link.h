@@ -51,7 +51,8 @@ class SupervisorLink {
   SupervisorLink(UniqueFd listener, UniqueFd epoll, bool ends_with_supervisor);
 
   bool WatchListener();
-  void AcceptNext();
+  // False: nobody waits.
+  bool AcceptNext();
   void Disconnect();
   // nullopt: nothing there now.
   std::optional<SupervisorMessage> ReceiveFrom(int connection);
