@@ -46,6 +46,11 @@ typedef struct optstate_session optstate_session;
 #define OPTSTATE_STATE_FLOAT32 1
 #define OPTSTATE_STATE_BFLOAT16 2
 #define OPTSTATE_STATE_DYNAMIC8 3
+
+/* Where the fp32 values of 16-bit parameters are: floats beside them, or 16
+ * bits beside the bfloat16 parameter, which is the upper half. */
+#define OPTSTATE_MASTER_FLOAT32 1
+#define OPTSTATE_MASTER_SPLIT 2
 /* partition */
 #define OPTSTATE_GREEDY 1
 #define OPTSTATE_CONTIGUOUS 2
@@ -146,6 +151,7 @@ typedef struct {
   void* interrupted_context;
   int32_t state_format;                    /* 0: float32 */
   const optstate_loss_scaler* loss_scaler; /* NULL: the trainer scales */
+  int32_t master_format;                   /* 0: float32 */
 } optstate_session_options;
 
 typedef struct {

@@ -51,6 +51,14 @@ absl::StatusOr<StateFormat> ReadStateFormat(int32_t value) {
   return BadValue("state format", value);
 }
 
+absl::StatusOr<MasterFormat> ReadMasterFormat(int32_t value) {
+  if (value == 0) return MasterFormat::kFloat32;
+  if (value > 0 && IsValidMasterFormat(static_cast<uint32_t>(value))) {
+    return static_cast<MasterFormat>(value);
+  }
+  return BadValue("master format", value);
+}
+
 absl::StatusOr<std::optional<LossScaler>> ReadLossScaler(
     const optstate_loss_scaler* given) {
   if (given == nullptr) return std::nullopt;
@@ -102,6 +110,8 @@ absl::StatusOr<LayoutSpec> ReadLayout(const optstate_session_options& options) {
   OPTSTATE_ASSIGN_OR_RETURN(layout.optimizer, ReadOptimizer(options.optimizer));
   OPTSTATE_ASSIGN_OR_RETURN(layout.state_format,
                             ReadStateFormat(options.state_format));
+  OPTSTATE_ASSIGN_OR_RETURN(layout.master_format,
+                            ReadMasterFormat(options.master_format));
   for (size_t i = 0; i < options.group_count; ++i) {
     OPTSTATE_ASSIGN_OR_RETURN(
         const optstate_group group,

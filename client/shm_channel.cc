@@ -159,7 +159,7 @@ absl::Status ShmChannel::MapSegments(std::vector<UniqueFd> fds) {
       parameters_.Replace(
           std::move(fds[1]),
           shm::ParameterSegmentBytes(setup_.layout.parameter_area_bytes())),
-      "parameter segment"));
+      "parameter file"));
   shm::RingSide* const mine = &header()->ring;
   const shm::RingSide* const peer =
       &InCompletions<shm::CompletionHeader>(0)->ring;

@@ -52,6 +52,15 @@ ChannelSetup SetupOfTest() {
   return setup;
 }
 
+UniqueFd ReadOnlyFile(uint64_t bytes) {
+  std::string path = testing::TempDir() + "/parameters-XXXXXX";
+  const UniqueFd file(mkstemp(path.data()));
+  EXPECT_EQ(posix_fallocate(file.get(), 0, static_cast<off_t>(bytes)), 0);
+  UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  unlink(path.c_str());
+  return fd;
+}
+
 shm::SealedSegment Segment(uint64_t bytes) {
   auto segment = shm::SealedSegment::Create("test", bytes);
   EXPECT_TRUE(segment.ok()) << segment.status();
@@ -63,7 +72,7 @@ class FakeEngine {
  public:
   explicit FakeEngine(int connection)
       : completions(Segment(CompletionSegmentLayout::kSegmentBytes)),
-        parameters(Segment(shm::ParameterSegmentBytes(400))),
+        parameters(ReadOnlyFile(shm::ParameterSegmentBytes(400))),
         connection_(connection) {
     auto* const header = this->header();
     header->magic = shm::kCompletionMagic;
@@ -77,7 +86,7 @@ class FakeEngine {
   }
 
   // Hello, register and attach, with these segments.
-  void Admit() { Admit({completions.fd(), parameters.fd()}); }
+  void Admit() { Admit({completions.fd(), parameters.get()}); }
   void Admit(const std::vector<int>& fds) {
     v1::HelloReply hello;
     hello.set_protocol_version(shm::kProtocolVersion);
@@ -142,7 +151,7 @@ class FakeEngine {
   }
 
   shm::SealedSegment completions;
-  shm::SealedSegment parameters;
+  UniqueFd parameters;
 
  private:
   shm::Frame Receive() {
@@ -267,7 +276,7 @@ TEST_F(ShmChannelTest, UnsealedSegment) {
     const UniqueFd unsealed(memfd_create("unsealed", MFD_CLOEXEC));
     ASSERT_EQ(ftruncate(unsealed.get(), CompletionSegmentLayout::kSegmentBytes),
               0);
-    engine.Admit({unsealed.get(), engine.parameters.fd()});
+    engine.Admit({unsealed.get(), engine.parameters.get()});
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   EXPECT_THAT(status.message(), HasSubstr("completion segment"));
@@ -275,11 +284,11 @@ TEST_F(ShmChannelTest, UnsealedSegment) {
 
 TEST_F(ShmChannelTest, SegmentOfAnotherSize) {
   const absl::Status status = ConnectTo([](FakeEngine& engine) {
-    const shm::SealedSegment small = Segment(4096 * 2);
-    engine.Admit({engine.completions.fd(), small.fd()});
+    const UniqueFd small = ReadOnlyFile(4096 * 2);
+    engine.Admit({engine.completions.fd(), small.get()});
   });
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
-  EXPECT_THAT(status.message(), HasSubstr("parameter segment"));
+  EXPECT_THAT(status.message(), HasSubstr("parameter file"));
 }
 
 TEST_F(ShmChannelTest, MissingSegments) {

@@ -21,11 +21,11 @@ absl::Status StableMapping::Replace(UniqueFd fd, uint64_t bytes) {
     return absl::InternalError(
         absl::StrCat("a mapping of ", size_, " bytes cannot become ", bytes));
   }
-  OPTSTATE_RETURN_IF_ERROR(shm::PeerSegment::Check(fd.get(), bytes));
+  OPTSTATE_RETURN_IF_ERROR(shm::PeerSegment::CheckFile(fd.get(), bytes));
   void* const data =
       mmap(data_, bytes, PROT_READ,
            MAP_SHARED | (data_ == nullptr ? 0 : MAP_FIXED), fd.get(), 0);
-  if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's segment");
+  if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's file");
   // Hints; see SealedSegment. The first read maps what is not mapped.
   madvise(data, bytes, MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(data);

@@ -10,11 +10,12 @@
 
 namespace optstate::client {
 
-// A peer's segment at an address that does not change when the segment does.
+// A peer's file at an address that does not change when the file does.
 //
-// A restarted engine brings a new parameter segment, while the trainer holds
-// pointers into the old one. The new one is mapped over the old in one step,
-// so that at no time there is nothing, or something else, at the address.
+// A daemon that comes back may bring another parameter file (the job was
+// deleted and made anew), while the trainer holds pointers into the old one.
+// The new one is mapped over the old in one step, so that at no time there is
+// nothing, or something else, at the address.
 //
 // Unmaps when destroyed.
 class StableMapping {
@@ -24,7 +25,7 @@ class StableMapping {
   StableMapping& operator=(const StableMapping&) = delete;
   ~StableMapping();
 
-  // Maps the segment, read-only, after the checks of shm::PeerSegment. Every
+  // Maps the file, read-only, after shm::PeerSegment::CheckFile. Every
   // call has the same `bytes`. After an error the mapping is as before.
   absl::Status Replace(UniqueFd fd, uint64_t bytes);
 

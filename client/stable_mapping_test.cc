@@ -1,56 +1,58 @@
 #include "client/stable_mapping.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstring>
+#include <cstdlib>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "gtest/gtest.h"
-#include "proto/shm/sealed_segment.h"
 
 namespace optstate::client {
 namespace {
 
 constexpr uint64_t kBytes = 64 << 10;
 
-shm::SealedSegment SegmentOf(int value) {
-  auto segment = shm::SealedSegment::Create("test", kBytes);
-  EXPECT_TRUE(segment.ok()) << segment.status();
-  std::memset(segment->data(), value, kBytes);
-  return *std::move(segment);
+// A file whose bytes are all `value`, open for writing.
+UniqueFd FileOf(int value) {
+  std::string path = testing::TempDir() + "/mapping-XXXXXX";
+  UniqueFd fd(mkstemp(path.data()));
+  unlink(path.c_str());
+  const std::vector<char> bytes(kBytes, static_cast<char>(value));
+  EXPECT_EQ(write(fd.get(), bytes.data(), kBytes), ssize_t{kBytes});
+  return fd;
 }
 
-UniqueFd Duplicate(const shm::SealedSegment& segment) {
-  return UniqueFd(fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0));
+UniqueFd ReadOnly(const UniqueFd& file) {
+  const std::string path = "/proc/self/fd/" + std::to_string(file.get());
+  return UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
 }
 
 TEST(StableMappingTest, KeepsItsAddress) {
-  const shm::SealedSegment first = SegmentOf(1);
-  const shm::SealedSegment second = SegmentOf(2);
+  const UniqueFd first = FileOf(1);
+  const UniqueFd second = FileOf(2);
   StableMapping mapping;
   EXPECT_TRUE(mapping.bytes().empty());
-  ASSERT_TRUE(mapping.Replace(Duplicate(first), kBytes).ok());
+  ASSERT_TRUE(mapping.Replace(ReadOnly(first), kBytes).ok());
   const std::byte* const address = mapping.bytes().data();
   EXPECT_EQ(address[kBytes - 1], std::byte{1});
   // Shared, not copied.
-  first.data()[0] = std::byte{9};
+  ASSERT_EQ(pwrite(first.get(), "\x09", 1, 0), 1);
   EXPECT_EQ(address[0], std::byte{9});
-  ASSERT_TRUE(mapping.Replace(Duplicate(second), kBytes).ok());
+  ASSERT_TRUE(mapping.Replace(ReadOnly(second), kBytes).ok());
   EXPECT_EQ(mapping.bytes().data(), address);
   EXPECT_EQ(address[kBytes - 1], std::byte{2});
 }
 
-TEST(StableMappingTest, RefusedSegmentChangesNothing) {
-  const shm::SealedSegment first = SegmentOf(1);
+TEST(StableMappingTest, RefusedFileChangesNothing) {
+  const UniqueFd first = FileOf(1);
   StableMapping mapping;
-  ASSERT_TRUE(mapping.Replace(Duplicate(first), kBytes).ok());
-  UniqueFd unsealed(memfd_create("unsealed", MFD_CLOEXEC));
-  ASSERT_EQ(ftruncate(unsealed.get(), kBytes), 0);
-  EXPECT_EQ(mapping.Replace(std::move(unsealed), kBytes).code(),
+  ASSERT_TRUE(mapping.Replace(ReadOnly(first), kBytes).ok());
+  EXPECT_EQ(mapping.Replace(FileOf(2), kBytes).code(),
             absl::StatusCode::kInvalidArgument);
-  EXPECT_FALSE(mapping.Replace(Duplicate(first), 2 * kBytes).ok());
+  EXPECT_FALSE(mapping.Replace(ReadOnly(first), 2 * kBytes).ok());
   EXPECT_EQ(mapping.bytes()[kBytes - 1], std::byte{1});
 }
 

@@ -15,13 +15,13 @@ namespace {
 absl::Status NoKernel(const UpdateKernelKey& key) {
   const auto kind = static_cast<uint32_t>(key.optimizer);
   const OptimizerInfo* info = FindOptimizer(kind);
-  return absl::UnimplementedError(
-      absl::StrCat("no update kernel for optimizer ", kind, " (",
-                   info == nullptr ? "invalid" : info->name, ") with options ",
-                   key.options, ", gradient ", Name(key.gradient), " (",
-                   static_cast<int>(key.gradient), "), parameter ",
-                   Name(key.parameter), " (", static_cast<int>(key.parameter),
-                   "), state format ", static_cast<int>(key.state)));
+  return absl::UnimplementedError(absl::StrCat(
+      "no update kernel for optimizer ", kind, " (",
+      info == nullptr ? "invalid" : info->name, ") with options ", key.options,
+      ", gradient ", Name(key.gradient), " (", static_cast<int>(key.gradient),
+      "), parameter ", Name(key.parameter), " (",
+      static_cast<int>(key.parameter), "), state format ",
+      static_cast<int>(key.state), ", master ", Name(key.master)));
 }
 
 }  // namespace

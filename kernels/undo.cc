@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/split_master.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/layout.h"
 
@@ -16,10 +17,21 @@ namespace optstate {
 
 namespace {
 
+void RestoreMaster(const TileView& view, MasterFormat format, const float* old,
+                   size_t begin, size_t length) {
+  if (format == MasterFormat::kSplit) {
+    SplitMaster(old, static_cast<uint16_t*>(view.parameter) + begin,
+                static_cast<uint16_t*>(view.master) + begin, length);
+    return;
+  }
+  std::memcpy(static_cast<float*>(view.master) + begin, old,
+              length * sizeof(float));
+}
+
 // Elements [begin, begin + length), a block of the view or its rest.
-void RestoreBlock(const TileView& view, const UndoBlock& old, size_t begin,
-                  size_t length) {
-  std::memcpy(view.master + begin, old.master, length * sizeof(float));
+void RestoreBlock(const TileView& view, MasterFormat master,
+                  const UndoBlock& old, size_t begin, size_t length) {
+  RestoreMaster(view, master, old.master, begin, length);
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (view.state[k] == nullptr) continue;
     std::memcpy(static_cast<uint8_t*>(view.state[k]) + begin, old.code[k],
@@ -28,11 +40,11 @@ void RestoreBlock(const TileView& view, const UndoBlock& old, size_t begin,
   }
 }
 
-void RestoreVector(const TileView& view, StateFormat state,
+void RestoreVector(const TileView& view, StateFormat state, MasterFormat master,
                    const UndoSlot& slot, size_t begin, size_t position,
                    size_t length) {
   const size_t bytes = length * sizeof(float);
-  std::memcpy(view.master + begin, slot.old[0] + position, bytes);
+  RestoreMaster(view, master, slot.old[0] + position, begin, length);
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (view.state[k] == nullptr) continue;
     const float* old = slot.old[1 + k] + position;
@@ -62,7 +74,7 @@ bool IsPossible(StateFormat state, size_t begin, size_t position, size_t length,
 }  // namespace
 
 absl::StatusOr<size_t> RollBack(const TileView& view, StateFormat state,
-                                UndoSlot* slot) {
+                                MasterFormat master, UndoSlot* slot) {
   const uint64_t progress = slot->progress.load(std::memory_order_relaxed);
   const size_t begin = progress >> 32;
   const size_t position = progress >> 16 & 0xFFFF;
@@ -73,9 +85,9 @@ absl::StatusOr<size_t> RollBack(const TileView& view, StateFormat state,
                      " for those from ", begin, " of a view of ", view.numel));
   }
   if (length > 0 && state == StateFormat::kDynamic8) {
-    RestoreBlock(view, slot->block, begin, length);
+    RestoreBlock(view, master, slot->block, begin, length);
   } else if (length > 0) {
-    RestoreVector(view, state, *slot, begin, position, length);
+    RestoreVector(view, state, master, *slot, begin, position, length);
   }
   PublishProgress(slot, UndoProgress(begin));
   return begin;

@@ -102,15 +102,15 @@ inline void PublishSaved(UndoSlot* slot, size_t saved) {
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
-// Puts the old values of what is in flight back into view.master and those
-// arrays of view.state that are not null, which are of format `state`; of the
+// Puts the old values of what is in flight back into the master and those
+// arrays of view.state that are not null, which are of these formats; of the
 // rest of the view only numel is used. Returns the first element that is not
 // updated, TileView::begin of whoever goes on; progress says so too, with
 // nothing in flight. Killed in here, it can be run again. DATA_LOSS, and
 // nothing is touched, when the progress is impossible for a view of this
 // length.
 absl::StatusOr<size_t> RollBack(const TileView& view, StateFormat state,
-                                UndoSlot* slot);
+                                MasterFormat master, UndoSlot* slot);
 
 // Accumulate: puts the old values of elements [0, saved) back. The slot stays
 // as it is, so a process killed in here does it again. DATA_LOSS, and nothing

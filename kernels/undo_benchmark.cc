@@ -120,6 +120,7 @@ class Work {
     TileView view;
     view.parameter = parameter_.data() + begin * SizeInBytes(dtype_);
     view.master = master_.data() + begin;
+    if (dtype_ == DType::kFloat32) view.parameter = view.master;
     view.state[0] = exp_avg_.data() + begin;
     view.state[1] = exp_avg_sq_.data() + begin;
     view.numel = kTileElements;

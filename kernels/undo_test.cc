@@ -25,6 +25,7 @@
 #include "kernels/cpu/rules.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/single_step.h"
+#include "kernels/split_master.h"
 #include "kernels/state_format.h"
 #include "kernels/test_keys.h"
 #include "kernels/test_seed.h"
@@ -67,7 +68,7 @@ struct Arrays {
   TileView View(const UpdateKernelKey& key, size_t numel) {
     TileView view;
     view.parameter = parameter;
-    view.master = array[0];
+    view.master = array[0];  // of a split one the low halves
     for (int k = 0; k < kStateArraysMax; ++k) {
       if (HasState(key, k)) view.state[k] = array[1 + k];
       view.scale[k] = scale[k];
@@ -76,6 +77,12 @@ struct Arrays {
     return view;
   }
 };
+
+bool IsSplit(const UpdateKernelKey& key) {
+  return key.master == MasterFormat::kSplit;
+}
+
+size_t MasterBytes(const UpdateKernelKey& key) { return IsSplit(key) ? 2 : 4; }
 
 size_t StateBytes(StateFormat format) {
   return format == StateFormat::kFloat32    ? 4
@@ -87,7 +94,7 @@ size_t StateBytes(StateFormat format) {
 Arrays Splice(const Arrays& head, const Arrays& rest, size_t begin,
               const UpdateKernelKey& key) {
   Arrays spliced = rest;
-  std::copy_n(head.array[0], begin, spliced.array[0]);
+  std::memcpy(spliced.array[0], head.array[0], begin * MasterBytes(key));
   const size_t blocks =
       (begin + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
   for (int k = 0; k < kStateArraysMax; ++k) {
@@ -149,6 +156,13 @@ void Fill(Shared* shared, const UpdateKernelKey& key, std::mt19937* random) {
   for (int k = 0; k < kStateArraysMax; ++k) {
     EncodeState(key, k, &shared->arrays);
   }
+  if (IsSplit(key)) {
+    float* const master = shared->arrays.array[0];
+    const std::vector<float> masters(master, master + kNumelMax);
+    SplitMaster(masters.data(),
+                reinterpret_cast<uint16_t*>(shared->arrays.parameter),
+                reinterpret_cast<uint16_t*>(master), kNumelMax);
+  }
   std::vector<float> gradients(kNumelMax);
   for (float& x : gradients) x = 2 + values(*random);
   cpu::CastFromFloatOn(SupportedTargets().back(), gradient, gradients.data(),
@@ -201,7 +215,7 @@ class UndoTest : public testing::TestWithParam<Target> {
     TileView view = after.View(key, numel);
     view.gradients = gradients;
     kernel.apply(factors, view);
-    ExpectChanged(before, after, 0, numel);
+    ExpectChanged(before, after, 0, numel * MasterBytes(key) / sizeof(float));
     for (int k = 0; k < kStateArraysMax; ++k) {
       if (!HasState(key, k)) continue;
       if (key.state == StateFormat::kFloat32) {
@@ -234,17 +248,19 @@ class UndoTest : public testing::TestWithParam<Target> {
           Copy copy(*shared_.get());
           TileView rest = copy.arrays.View(key, numel);
           const absl::StatusOr<size_t> rolled_back =
-              RollBack(rest, key.state, &copy.slot);
+              RollBack(rest, key.state, key.master, &copy.slot);
           if (!rolled_back.ok() || *rolled_back < updated ||
               copy.slot.progress.load() != UndoProgress(*rolled_back)) {
             return false;
           }
           updated = *rolled_back;
-          // Of what is not updated, the parameter may have either value.
+          // Of what is not updated, the parameter may have either value, unless
+          // it is half of its master.
           Arrays expected = Splice(after, before, updated, key);
-          const size_t parameter_bytes = numel * SizeInBytes(key.parameter);
-          std::memcpy(expected.parameter, copy.arrays.parameter,
-                      parameter_bytes);
+          if (!IsSplit(key)) {
+            std::memcpy(expected.parameter, copy.arrays.parameter,
+                        numel * SizeInBytes(key.parameter));
+          }
           if (copy.arrays != expected ||
               std::memcmp(copy.arrays.parameter, after.parameter,
                           updated * SizeInBytes(key.parameter)) != 0) {
@@ -313,6 +329,10 @@ std::vector<UpdateKernelKey> KeysOf(const Variant& variant) {
   }
   keys.push_back({kind, options, DType::kFloat32, DType::kBFloat16,
                   StateFormat::kBFloat16});
+  for (StateFormat state : {StateFormat::kFloat32, StateFormat::kBFloat16}) {
+    keys.push_back({kind, options, DType::kBFloat16, DType::kBFloat16, state,
+                    MasterFormat::kSplit});
+  }
   return keys;
 }
 
@@ -355,6 +375,10 @@ TEST_P(UndoTest, UpdateOfBlocksGoesOnFromEveryInstruction) {
                                           kQuantizedBlockElements));
     if (HasFailure()) return;
   }
+  UpdateKernelKey split = {OptimizerKind::kLion, 0, DType::kBFloat16,
+                           DType::kBFloat16, StateFormat::kDynamic8};
+  split.master = MasterFormat::kSplit;
+  SKIP_IF_UNTRACEABLE(StepThroughUpdate(split, kQuantizedBlockElements + 5));
 }
 
 // More than a strip of their sum.
@@ -421,7 +445,7 @@ class RollBackTest : public testing::Test {
 
   absl::StatusOr<size_t> RollBackOf(size_t numel,
                                     const UpdateKernelKey& key = kLargestKey) {
-    return RollBack(shared_->arrays.View(key, numel), key.state,
+    return RollBack(shared_->arrays.View(key, numel), key.state, key.master,
                     &shared_->slot);
   }
 
@@ -438,9 +462,9 @@ TEST_F(RollBackTest, RunsAgainFromEveryInstruction) {
         [&] { RollBackOf(kNumelMax).IgnoreError(); },
         [&](int64_t /*instruction*/) {
           Copy copy(*shared_.get());
-          const absl::StatusOr<size_t> begin =
-              RollBack(copy.arrays.View(kLargestKey, kNumelMax),
-                       StateFormat::kFloat32, &copy.slot);
+          const absl::StatusOr<size_t> begin = RollBack(
+              copy.arrays.View(kLargestKey, kNumelMax), StateFormat::kFloat32,
+              MasterFormat::kFloat32, &copy.slot);
           return begin.ok() && *begin == 100 && copy.arrays == before_ &&
                  copy.slot.progress.load() == UndoProgress(100);
         }));

@@ -15,13 +15,17 @@ struct UndoSlot;  // undo.h
 
 // One contiguous piece of one parameter within one tile: what a kernel updates
 // in one call. All arrays have `numel` elements, need only the alignment of
-// their element, and do not overlap. `parameter` is write-only.
+// their element, and do not overlap.
 struct TileView {
   // Summed in float in this order before anything else; at least one, each of
   // the gradient dtype of the kernel.
   absl::Span<const void* const> gradients;
-  void* parameter = nullptr;  // parameter dtype of the kernel
-  float* master = nullptr;
+  // Of the parameter dtype of the kernel. Only written, unless it is the upper
+  // half of a split master; left alone when it is its own master.
+  void* parameter = nullptr;
+  // Of float; of uint16_t when it is split. The parameter itself when that is
+  // of float32.
+  void* master = nullptr;
   // In the order of OptimizerInfo::state_arrays, of the kernel's state format;
   // null where the group's options bring none.
   void* state[kStateArraysMax] = {};
@@ -88,6 +92,9 @@ struct UpdateKernelKey {
   DType gradient = DType::kFloat32;
   DType parameter = DType::kFloat32;
   StateFormat state = StateFormat::kFloat32;
+  // kSplit: of bfloat16 parameters alone. The others are one: what a float32
+  // parameter has beside it nobody asks.
+  MasterFormat master = MasterFormat::kFloat32;
 };
 
 // UNIMPLEMENTED, naming the key, when no kernel has it. Never allocates on

@@ -64,7 +64,11 @@ class Arrays {
 
   // Read and written by one walk.
   double Bytes() const {
-    const size_t per_element = 2 * SizeInBytes(dtype_) + 6 * sizeof(float);
+    // A parameter of floats is its own master.
+    const size_t parameter =
+        dtype_ == DType::kFloat32 ? 0 : SizeInBytes(dtype_);
+    const size_t per_element =
+        SizeInBytes(dtype_) + parameter + 6 * sizeof(float);
     return static_cast<double>(numel_ * per_element);
   }
 
@@ -73,6 +77,7 @@ class Arrays {
     TileView view;
     view.parameter = parameter_.data() + begin * SizeInBytes(dtype_);
     view.master = master_.data() + begin;
+    if (dtype_ == DType::kFloat32) view.parameter = view.master;
     view.state[0] = exp_avg_.data() + begin;
     view.state[1] = exp_avg_sq_.data() + begin;
     view.numel = kTileElements;

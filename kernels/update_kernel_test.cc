@@ -336,13 +336,15 @@ TEST(FindUpdateKernelTest, UnknownKeysAreNamed) {
   EXPECT_EQ(no_optimizer.code(), absl::StatusCode::kUnimplemented);
   EXPECT_EQ(no_optimizer.message(),
             "no update kernel for optimizer 99 (invalid) with options 0, "
-            "gradient float32 (1), parameter float32 (1), state format 1");
+            "gradient float32 (1), parameter float32 (1), state format 1, "
+            "master float32");
   key = UpdateKernelKey();
   key.options = 1;
   key.parameter = static_cast<DType>(7);
-  EXPECT_EQ(FindUpdateKernel(key).status().message(),
-            "no update kernel for optimizer 2 (adamw) with options 1, gradient "
-            "float32 (1), parameter invalid (7), state format 1");
+  EXPECT_EQ(
+      FindUpdateKernel(key).status().message(),
+      "no update kernel for optimizer 2 (adamw) with options 1, gradient "
+      "float32 (1), parameter invalid (7), state format 1, master float32");
 }
 
 }  // namespace

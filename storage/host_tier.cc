@@ -1,5 +1,6 @@
 #include "storage/host_tier.h"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -243,7 +244,8 @@ StateArrays HostTier::arrays() const {
                : nullptr;
   };
   StateArrays arrays;
-  arrays.master = floats(kMasterArray);
+  arrays.parameters = arrays_[kParametersArray]->data();
+  arrays.master = reinterpret_cast<std::byte*>(floats(kMasterArray));
   for (int k = 0; k < kStateArraysMax; ++k) {
     arrays.state[k] = reinterpret_cast<std::byte*>(floats(kState0Array + k));
     arrays.scale[k] = floats(kScale0Array + k);
@@ -253,6 +255,13 @@ StateArrays HostTier::arrays() const {
       reinterpret_cast<int64_t*>(arrays_[kStepCountsArray]->data());
   arrays.scalars = reinterpret_cast<double*>(floats(kScalarsArray));
   return arrays;
+}
+
+absl::StatusOr<UniqueFd> HostTier::OpenParameters() const {
+  const std::string& path = arrays_[kParametersArray]->path();
+  UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
+  return fd;
 }
 
 absl::Status HostTier::ReserveUndo(uint64_t bytes) {

@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "proto/types/layout.h"
+#include "proto/types/unique_fd.h"
 #include "storage/format/checked_file.h"
 #include "storage/format/control_file.h"
 #include "storage/format/rank_mark.h"
@@ -25,7 +26,11 @@ namespace optstate {
 // the job has no such array. An array that an option of groups brings only
 // holds memory for their tiles.
 struct StateArrays {
-  float* master = nullptr;
+  // As ranks map it: of the layout's parameter_area_bytes().
+  std::byte* parameters = nullptr;
+  // In the layout's master format; holds memory for parameters that are not
+  // their own masters, null when all are.
+  std::byte* master = nullptr;
   // Those of the optimizer, in the layout's state format.
   std::array<std::byte*, kStateArraysMax> state = {};
   // kDynamic8: of each block of theirs.
@@ -112,6 +117,10 @@ class HostTier {
   absl::Status ReserveSpeculation(uint64_t bytes);
   absl::Span<std::byte> speculation() const;
 
+  // The file of StateArrays::parameters, for ranks to map: it cannot be written
+  // through this. Of whole pages, none of them a hole.
+  absl::StatusOr<UniqueFd> OpenParameters() const;
+
   RecoveryArrays recovery() const;
   // Null arrays when the job has none of the kind.
   StateArrays arrays() const;
@@ -121,7 +130,7 @@ class HostTier {
   uint64_t bytes() const;
 
  private:
-  static constexpr int kArrayCount = 14;  // kStateArrayCount
+  static constexpr int kArrayCount = 15;  // kStateArrayCount
 
   // How much of an array there is; 0 bytes: no file.
   struct Extent {

@@ -22,9 +22,15 @@ Layout LayoutOf(std::vector<bool> amsgrad, int64_t numel = 5000) {
     parameter.shape = {numel};
     parameter.numel = numel;
     parameter.group = group;
+    // Whose masters are an array.
+    parameter.dtype = DType::kBFloat16;
     spec.parameters.push_back(parameter);
   }
   return *Layout::Make(std::move(spec));
+}
+
+float* Masters(const StateArrays& arrays) {
+  return reinterpret_cast<float*>(arrays.master);
 }
 
 float* Floats(const StateArrays& arrays, int index) {
@@ -68,7 +74,7 @@ TEST_F(HostTierTest, WhatIsWrittenIsThereAfterReopening) {
     ASSERT_TRUE(tier.ok()) << tier.status();
     EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(layout, true));
     const StateArrays arrays = tier->arrays();
-    arrays.master[0] = 1;
+    Masters(arrays)[0] = 1;
     Floats(arrays, 0)[layout.flat_elements() - 1] = 2;
     Floats(arrays, 2)[layout.flat_elements() - 1] = 3;
     arrays.accumulator[5] = 4;
@@ -81,7 +87,7 @@ TEST_F(HostTierTest, WhatIsWrittenIsThereAfterReopening) {
   auto tier = OpenWith(layout, true);
   ASSERT_TRUE(tier.ok()) << tier.status();
   const StateArrays arrays = tier->arrays();
-  EXPECT_EQ(arrays.master[0], 1);
+  EXPECT_EQ(Masters(arrays)[0], 1);
   EXPECT_EQ(Floats(arrays, 0)[layout.flat_elements() - 1], 2);
   EXPECT_EQ(Floats(arrays, 2)[layout.flat_elements() - 1], 3);
   EXPECT_EQ(arrays.accumulator[5], 4);
@@ -94,8 +100,8 @@ TEST_F(HostTierTest, ArraysExistByNeed) {
   EXPECT_EQ(tier->arrays().state[2], nullptr);
   EXPECT_EQ(tier->arrays().accumulator, nullptr);
   EXPECT_EQ(tier->recovery().staged_marks, nullptr);
-  EXPECT_EQ(tier->Describe(LayoutOf({false})).size(), 7u);
-  EXPECT_EQ(FileCount(), 9u);  // and control, job.binpb
+  EXPECT_EQ(tier->Describe(LayoutOf({false})).size(), 8u);
+  EXPECT_EQ(FileCount(), 10u);  // and control, job.binpb
 }
 
 TEST_F(HostTierTest, ReshapeKeepsOffsetsAndAddsArrays) {
@@ -104,12 +110,12 @@ TEST_F(HostTierTest, ReshapeKeepsOffsetsAndAddsArrays) {
   auto tier = HostTier::Create(directory_, small, false, "small");
   ASSERT_TRUE(tier.ok());
   for (uint64_t i = 0; i < small.flat_elements(); ++i) {
-    tier->arrays().master[i] = static_cast<float>(i);
+    Masters(tier->arrays())[i] = static_cast<float>(i);
   }
   ASSERT_TRUE(tier->Reshape(large, true, "large").ok());
   EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(large, true));
   for (uint64_t i = 0; i < large.flat_elements(); ++i) {
-    ASSERT_EQ(tier->arrays().master[i],
+    ASSERT_EQ(Masters(tier->arrays())[i],
               i < small.flat_elements() ? static_cast<float>(i) : 0.0f);
   }
   Floats(tier->arrays(), 2)[large.group_begin(1)] = 1;
@@ -117,7 +123,7 @@ TEST_F(HostTierTest, ReshapeKeepsOffsetsAndAddsArrays) {
   ASSERT_TRUE(tier->Reshape(large, false, "without").ok());
   EXPECT_EQ(tier->arrays().accumulator, nullptr);
   EXPECT_EQ(tier->recovery().staged_marks, nullptr);
-  EXPECT_EQ(FileCount(), 10u);
+  EXPECT_EQ(FileCount(), 11u);
   ASSERT_TRUE(OpenWith(large, false).ok());
   EXPECT_EQ(HostTier::ReadDescription(directory_)->payload, "without");
 }
@@ -127,15 +133,15 @@ TEST_F(HostTierTest, AFailedReshapeChangesNothing) {
   const Layout large = LayoutOf({false, true});
   auto tier = HostTier::Create(directory_, small, false, "small");
   ASSERT_TRUE(tier.ok());
-  tier->arrays().master[7] = 7;
+  Masters(tier->arrays())[7] = 7;
   // The description cannot be replaced: its temporary name is taken.
   fs::create_directory(directory_ + "/state/job.binpb.tmp");
   EXPECT_FALSE(tier->Reshape(large, true, "large").ok());
   EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(small, false));
-  EXPECT_EQ(tier->arrays().master[7], 7);
+  EXPECT_EQ(Masters(tier->arrays())[7], 7);
   EXPECT_EQ(tier->arrays().accumulator, nullptr);
   fs::remove(directory_ + "/state/job.binpb.tmp");
-  EXPECT_EQ(FileCount(), 9u);
+  EXPECT_EQ(FileCount(), 10u);
   EXPECT_TRUE(OpenWith(small, false).ok());
   EXPECT_TRUE(tier->Reshape(large, true, "large").ok());
 }

@@ -17,10 +17,14 @@ struct FixedFile {
   absl::string_view dtype;
 };
 
-FixedFile FixedFileOf(StateArrayIndex array) {
+FixedFile FixedFileOf(StateArrayIndex array, MasterFormat master) {
   switch (array) {
+    case kParametersArray:
+      return {"parameters", "parameters", "mixed"};
     case kMasterArray:
-      return {"master", "master.f32", "float32"};
+      return master == MasterFormat::kSplit
+                 ? FixedFile{"master", "master.low16", "low 16 bits"}
+                 : FixedFile{"master", "master.f32", "float32"};
     case kStepCountsArray:
       return {"step", "step_counts.i64", "int64"};
     case kScalarsArray:
@@ -67,6 +71,9 @@ absl::string_view Suffix(StateFormat format) {
 uint64_t BytesOf(StateArrayIndex array, const Layout& layout,
                  uint64_t elements) {
   if (IsState(array)) return elements * SizeInBytes(layout.state_format());
+  if (array == kMasterArray) {
+    return elements * SizeInBytes(layout.master_format());
+  }
   if (IsScale(array)) {
     return elements / kQuantizedBlockElements * sizeof(float);
   }
@@ -78,6 +85,10 @@ constexpr uint64_t kFileBytesMin = 4096;
 
 uint64_t ContentBytes(StateArrayIndex array, const Layout& layout) {
   switch (array) {
+    case kParametersArray:
+      // Whole pages, as they are mapped.
+      return (layout.parameter_area_bytes() + kFileBytesMin - 1) /
+             kFileBytesMin * kFileBytesMin;
     case kStepCountsArray:
     case kScalarsArray:
       return layout.parameters().size() * sizeof(int64_t);
@@ -94,11 +105,32 @@ uint64_t ContentBytes(StateArrayIndex array, const Layout& layout) {
   }
 }
 
+// Of the parameters that are not their own masters. What lies between two of
+// them is reserved too when it is less than a tile.
+std::vector<ByteRange> MasterRanges(const Layout& layout) {
+  std::vector<ByteRange> ranges;
+  const uint64_t bytes = SizeInBytes(layout.master_format());
+  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
+    const auto numel = static_cast<uint64_t>(layout.parameters()[p].numel);
+    if (layout.master_format(p) == MasterFormat::kParameter || numel == 0) {
+      continue;
+    }
+    const uint64_t begin = layout.flat_offset(p) * bytes;
+    const uint64_t end = begin + numel * bytes;
+    if (!ranges.empty() && begin - ranges.back().end < kTileElements * bytes) {
+      ranges.back().end = end;
+    } else {
+      ranges.push_back({begin, end});
+    }
+  }
+  return ranges;
+}
+
 }  // namespace
 
 StateArrayFile FileOf(StateArrayIndex array, const Layout& layout) {
   if (!IsState(array) && !IsScale(array)) {
-    const FixedFile fixed = FixedFileOf(array);
+    const FixedFile fixed = FixedFileOf(array, layout.master_format());
     return {std::string(fixed.name), std::string(fixed.file),
             std::string(fixed.dtype)};
   }
@@ -117,6 +149,8 @@ StateArrayFile FileOf(StateArrayIndex array, const Layout& layout) {
 
 bool HasArray(StateArrayIndex array, const Layout& layout, bool accumulate) {
   switch (array) {
+    case kMasterArray:
+      return !MasterRanges(layout).empty();
     case kState0Array:
     case kState1Array:
     case kState2Array:
@@ -157,6 +191,7 @@ std::vector<ByteRange> PrefixRanges(int index, const Layout& layout) {
 // Of an array that an option brings, only the tiles of groups that have it.
 std::vector<ByteRange> ReservedRanges(StateArrayIndex array,
                                       const Layout& layout) {
+  if (array == kMasterArray) return MasterRanges(layout);
   if (!IsState(array) && !IsScale(array)) {
     return {{0, FileBytes(array, layout)}};
   }

@@ -12,6 +12,10 @@ namespace optstate {
 
 // Which arrays a job's state has, in files of which name and size.
 enum StateArrayIndex {
+  // What ranks map and read, in the dtypes of the parameters; where it is
+  // float32
+  // or the upper half of the master, the master too.
+  kParametersArray,
   kMasterArray,
   // Those of the optimizer, kStateArraysMax.
   kState0Array,
@@ -35,7 +39,7 @@ enum StateArrayIndex {
 struct StateArrayFile {
   std::string name;   // torch's, as operators see it
   std::string file;   // name within the state folder
-  std::string dtype;  // "float32", "int64"
+  std::string dtype;  // "float32", "int64"; "mixed": see the layout
 };
 
 // Empty names: of no group with this layout's optimizer.

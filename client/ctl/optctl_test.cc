@@ -129,12 +129,12 @@ TEST_F(OptctlTest, DescribeTellsWhereTimeAndMemoryGo) {
     EXPECT_GT(times->decide_ns(), 0u);
     EXPECT_GT(times->update_ns(), 0u);
     EXPECT_GT(times->publish_ns(), 0u);
-    // AdamW in fp32: gradient and parameter once, three arrays twice.
-    EXPECT_EQ(times->update_bytes(), 9u * (2 * 4 + 3 * 8));
+    // AdamW in fp32: the gradient once, the parameter and two arrays twice.
+    EXPECT_EQ(times->update_bytes(), 9u * (4 + 3 * 8));
   }
   int told = 0;
   for (const v1::ArrayBytes& array : job.arrays()) {
-    if (array.name() != "master" && array.name() != "exp_avg") continue;
+    if (array.name() != "parameters" && array.name() != "exp_avg") continue;
     ++told;
     ASSERT_GT(array.pages_size(), 0) << array.name();
     EXPECT_GE(array.pages(0).page_bytes(), 4096u);
@@ -146,7 +146,7 @@ TEST_F(OptctlTest, DescribeTellsWhereTimeAndMemoryGo) {
   const std::string table = Optctl("describe job gpt").output;
   for (const char* row :
        {"mean of 2", "  staging", "  waiting for ranks", "  norm and decision",
-        "  update", "  publish", "288 B moved", " pages, node 0: "}) {
+        "  update", "  publish", "252 B moved", " pages, node 0: "}) {
     EXPECT_TRUE(absl::StrContains(table, row)) << row << " in\n" << table;
   }
 }

@@ -48,7 +48,7 @@ void AddAll(const TileView& view) {
   const Floats d;
   const auto* gradient = static_cast<const Element*>(view.gradients[0]);
   auto* parameter = static_cast<Element*>(view.parameter);
-  float* master = view.master;
+  auto* master = static_cast<float*>(view.master);
   auto* exp_avg = static_cast<float*>(view.state[0]);
   auto* exp_avg_sq = static_cast<float*>(view.state[1]);
   const auto zero = hn::Zero(d);
@@ -57,7 +57,10 @@ void AddAll(const TileView& view) {
     const auto p = hn::LoadU(d, master + i);
     const auto m = hn::LoadU(d, exp_avg + i);
     const auto v = hn::LoadU(d, exp_avg_sq + i);
-    hn::StoreU(hn::Add(p, zero), d, master + i);
+    // A parameter of floats is the master.
+    if constexpr (sizeof(Element) == sizeof(uint16_t)) {
+      hn::StoreU(hn::Add(p, zero), d, master + i);
+    }
     hn::StoreU(hn::Add(m, zero), d, exp_avg + i);
     hn::StoreU(hn::Add(v, zero), d, exp_avg_sq + i);
     StoreAny(d, hn::Add(p, g), parameter + i);

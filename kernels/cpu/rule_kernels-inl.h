@@ -22,21 +22,24 @@ namespace HWY_NAMESPACE {
 // asked for at each vector.
 enum class Dispatch { kFixed, kAny };
 
-template <class Rule, Dispatch kDispatch, DType kGradient, DType kParameter>
+template <class Rule, Dispatch kDispatch, DType kGradient, DType kParameter,
+          MasterFormat kMaster = MasterFormat::kFloat32>
 constexpr void AddKernels(RuleKernels* kernels) {
   const auto add = [&](StateFormat state, auto apply) {
-    kernels->Of(state, kGradient, kParameter) = {Rule::kPrepare, Rule::kAdvance,
-                                                 apply};
+    kernels->Of(state, kGradient, kParameter, kMaster) = {
+        Rule::kPrepare, Rule::kAdvance, apply};
   };
   if constexpr (kDispatch == Dispatch::kFixed) {
-    add(StateFormat::kFloat32, &UpdateFixed<Rule, kGradient, kParameter>);
-  } else {
     add(StateFormat::kFloat32,
-        &UpdateAny<Rule, kGradient, kParameter, StateFormat::kFloat32>);
+        &UpdateFixed<Rule, kGradient, kParameter, kMaster>);
+  } else {
+    add(StateFormat::kFloat32, &UpdateAny<Rule, kGradient, kParameter, kMaster,
+                                          StateFormat::kFloat32>);
   }
   add(StateFormat::kBFloat16,
-      &UpdateAny<Rule, kGradient, kParameter, StateFormat::kBFloat16>);
-  add(StateFormat::kDynamic8, &UpdateDynamic<Rule, kGradient, kParameter>);
+      &UpdateAny<Rule, kGradient, kParameter, kMaster, StateFormat::kBFloat16>);
+  add(StateFormat::kDynamic8,
+      &UpdateDynamic<Rule, kGradient, kParameter, kMaster>);
 }
 
 template <class Rule, Dispatch kDispatch, DType kGradient>
@@ -44,6 +47,8 @@ constexpr void AddKernelsOfGradient(RuleKernels* kernels) {
   AddKernels<Rule, kDispatch, kGradient, DType::kFloat32>(kernels);
   AddKernels<Rule, kDispatch, kGradient, DType::kBFloat16>(kernels);
   AddKernels<Rule, kDispatch, kGradient, DType::kFloat16>(kernels);
+  AddKernels<Rule, kDispatch, kGradient, DType::kBFloat16,
+             MasterFormat::kSplit>(kernels);
 }
 
 template <class Rule, Dispatch kDispatch>

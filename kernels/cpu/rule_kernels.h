@@ -10,24 +10,32 @@
 namespace optstate::cpu {
 
 inline constexpr int kDTypes = 3;
+// The dtypes, and bfloat16 as the upper half of its master.
+inline constexpr int kParameterKinds = 4;
 inline constexpr int kStateFormats = 3;
 
 // The kernels of one rule, for one target.
 struct RuleKernels {
-  // [state format - 1][gradient - 1][parameter - 1]
-  UpdateKernel kernels[kStateFormats][kDTypes][kDTypes];
+  // [state format - 1][gradient - 1][parameter - 1, 3 when it is split]
+  UpdateKernel kernels[kStateFormats][kDTypes][kParameterKinds];
   // Bit k: state array k is never negative.
   uint32_t squares = 0;
 
-  constexpr UpdateKernel& Of(StateFormat state, DType gradient,
-                             DType parameter) {
+  constexpr UpdateKernel& Of(StateFormat state, DType gradient, DType parameter,
+                             MasterFormat master) {
     return kernels[static_cast<int>(state) - 1][static_cast<int>(gradient) - 1]
-                  [static_cast<int>(parameter) - 1];
+                  [KindOf(parameter, master)];
   }
   constexpr const UpdateKernel& Of(StateFormat state, DType gradient,
-                                   DType parameter) const {
+                                   DType parameter, MasterFormat master) const {
     return kernels[static_cast<int>(state) - 1][static_cast<int>(gradient) - 1]
-                  [static_cast<int>(parameter) - 1];
+                  [KindOf(parameter, master)];
+  }
+
+ private:
+  static constexpr int KindOf(DType parameter, MasterFormat master) {
+    return master == MasterFormat::kSplit ? kParameterKinds - 1
+                                          : static_cast<int>(parameter) - 1;
   }
 };
 

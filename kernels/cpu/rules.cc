@@ -21,7 +21,9 @@ bool AllBitsExist(const UpdateKernelKey& key) {
          IsValidDType(static_cast<uint32_t>(key.gradient)) &&
          IsValidDType(static_cast<uint32_t>(key.parameter)) &&
          key.state >= StateFormat::kFloat32 &&
-         key.state <= StateFormat::kDynamic8;
+         key.state <= StateFormat::kDynamic8 &&
+         (key.master != MasterFormat::kSplit ||
+          key.parameter == DType::kBFloat16);
 }
 
 }  // namespace
@@ -31,7 +33,7 @@ const UpdateKernel* FindKernel(const UpdateKernelKey& key, Target target) {
     if (row.kind != key.optimizer) continue;
     if (!AllBitsExist(key)) return nullptr;
     return &row.kernels(key.optimizer, key.options, target)
-                .Of(key.state, key.gradient, key.parameter);
+                .Of(key.state, key.gradient, key.parameter, key.master);
   }
   return nullptr;
 }

@@ -23,6 +23,7 @@
 #include "kernels/cpu/guarded_slot.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/random_bits.h"
+#include "kernels/split_master.h"
 #include "kernels/test_keys.h"
 #include "kernels/test_seed.h"
 #include "kernels/undo.h"
@@ -51,6 +52,11 @@ std::vector<UpdateKernelKey> AllKeys() {
       keys.push_back({kind, options, DType::kFloat32, DType::kFloat32, state});
       keys.push_back({kind, options, DType::kBFloat16, DType::kFloat16, state});
     }
+    for (StateFormat state : {StateFormat::kFloat32, StateFormat::kBFloat16,
+                              StateFormat::kDynamic8}) {
+      keys.push_back({kind, options, DType::kBFloat16, DType::kBFloat16, state,
+                      MasterFormat::kSplit});
+    }
   }
   return keys;
 }
@@ -65,9 +71,14 @@ Variant VariantOf(const UpdateKernelKey& key) {
   return {key.optimizer, key.options};
 }
 
+bool IsSplit(const UpdateKernelKey& key) {
+  return key.master == MasterFormat::kSplit;
+}
+
 std::string NameOfKey(const UpdateKernelKey& key) {
   return absl::StrCat(NameOf(VariantOf(key)), "_", Name(key.gradient), "_",
-                      Name(key.parameter), NameOfFormat(key.state));
+                      Name(key.parameter), NameOfFormat(key.state),
+                      IsSplit(key) ? "_split" : "");
 }
 
 const OptimizerInfo& InfoOfKey(const UpdateKernelKey& key) {
@@ -187,6 +198,16 @@ struct Call {
   uint64_t flat_begin = 0;
 };
 
+// The masters that the halves are of, as bits.
+std::vector<uint32_t> JoinedBits(const std::vector<uint16_t>& upper,
+                                 const std::vector<uint16_t>& low) {
+  std::vector<uint32_t> bits;
+  for (size_t i = 0; i < upper.size(); ++i) {
+    bits.push_back(Bits(JoinMaster(upper[i], low[i])));
+  }
+  return bits;
+}
+
 // Several gradients of dtype `Gradient`, each with as many elements.
 template <typename Gradient>
 using Gradients = std::vector<std::vector<Gradient>>;
@@ -199,6 +220,7 @@ Result ApplyToArrays(const UpdateKernelKey& key, const UpdateFactors& factors,
   const size_t numel = elements.size();
   std::vector<float> masters;
   std::vector<float> state_values[kStateArraysMax];
+  masters.reserve(numel);
   for (const Element& element : elements) {
     masters.push_back(element.master);
     for (int k = 0; k < kStateArraysMax; ++k) {
@@ -208,24 +230,33 @@ Result ApplyToArrays(const UpdateKernelKey& key, const UpdateFactors& factors,
   }
   // Different shifts, so that no two arrays are aligned alike.
   std::vector<GuardedArray<Gradient>> gradient;
+  gradient.reserve(gradients.size());
   for (const auto& elements_of_one : gradients) {
     gradient.emplace_back(elements_of_one, 1 + 2 * gradient.size());
   }
   GuardedArray<float> master(masters, 3);
+  std::vector<uint16_t> upper_halves(numel), low_halves(numel);
+  if (IsSplit(key)) {
+    SplitMaster(masters.data(), upper_halves.data(), low_halves.data(), numel);
+  }
+  GuardedArray<uint16_t> low(low_halves, 3);
   std::vector<StateArray> state;
   for (int k = 0; k < kStateArraysMax; ++k) {
     state.emplace_back(key.state, IsSquare(key.optimizer, k), state_values[k],
                        5 + 2 * static_cast<size_t>(k));
   }
-  GuardedArray<Parameter> parameter(std::vector<Parameter>(numel), 11);
+  GuardedArray<Parameter> parameter(
+      std::vector<Parameter>(upper_halves.begin(), upper_halves.end()), 11);
 
   const auto apply = [&](size_t begin, size_t end, UndoSlot* undo) {
     std::vector<const void*> pointers;
+    pointers.reserve(gradient.size());
     for (auto& array : gradient) pointers.push_back(array.data() + begin);
     TileView view;
     view.gradients = pointers;
     view.parameter = parameter.data() + begin;
-    view.master = master.data() + begin;
+    view.master = IsSplit(key) ? static_cast<void*>(low.data() + begin)
+                               : master.data() + begin;
     for (int k = 0; k < kStateArraysMax; ++k) {
       if (!HasStateArray(InfoOfKey(key), k, key.options)) continue;
       view.state[k] = state[k].data(begin);
@@ -245,6 +276,10 @@ Result ApplyToArrays(const UpdateKernelKey& key, const UpdateFactors& factors,
       // undo_test looks closer.
       EXPECT_EQ(slot.get()->progress.load(), UndoProgress(numel));
     } else {
+      // Of a split one NaN is the canonical one.
+      if (IsSplit(key)) {
+        for (float& x : masters) x = std::isnan(x) ? std::nanf("") : x;
+      }
       EXPECT_TRUE(slot.HoldsTheEndOf({masters, old[0], old[1], old[2]}));
     }
   } else {
@@ -253,7 +288,8 @@ Result ApplyToArrays(const UpdateKernelKey& key, const UpdateFactors& factors,
   }
 
   for (const auto& array : gradient) EXPECT_TRUE(array.GuardsAreIntact());
-  EXPECT_TRUE(master.GuardsAreIntact() && parameter.GuardsAreIntact());
+  EXPECT_TRUE(master.GuardsAreIntact() && parameter.GuardsAreIntact() &&
+              low.GuardsAreIntact());
   Result result;
   result.master = BitsOf(master);
   for (int k = 0; k < kStateArraysMax; ++k) {
@@ -262,6 +298,11 @@ Result ApplyToArrays(const UpdateKernelKey& key, const UpdateFactors& factors,
     result.scale[k] = state[k].scale_bits();
   }
   result.parameter = BitsOf(parameter);
+  if constexpr (sizeof(Parameter) == sizeof(uint16_t)) {
+    if (IsSplit(key)) {
+      result.master = JoinedBits(parameter.elements(), low.elements());
+    }
+  }
   return result;
 }
 
@@ -295,6 +336,7 @@ Result Apply(const Call& call, const UpdateKernelKey& key,
              const UpdateFactors& factors,
              const std::vector<Element>& elements) {
   std::vector<float> gradient;
+  gradient.reserve(elements.size());
   for (const Element& element : elements) gradient.push_back(element.gradient);
   return ApplySum(key, factors, elements, {gradient}, call);
 }
@@ -509,7 +551,14 @@ TEST_P(RulesTest, ParameterIsTheMasterRounded) {
   const Result result =
       Apply({BestTarget()}, GetParam(), FirstFactors(GetParam()), elements);
   if (GetParam().parameter == DType::kFloat32) {
-    EXPECT_EQ(result.parameter, result.master);
+    // It is its own master, and no other is written.
+    EXPECT_EQ(result.parameter, std::vector<uint32_t>(elements.size()));
+    return;
+  }
+  if (IsSplit(GetParam())) {
+    for (size_t i = 0; i < elements.size(); ++i) {
+      EXPECT_EQ(result.parameter[i], (result.master[i] + 0x8000) >> 16);
+    }
     return;
   }
   std::vector<float> master(elements.size());
@@ -518,6 +567,31 @@ TEST_P(RulesTest, ParameterIsTheMasterRounded) {
   const auto rounded = HalvesOf(GetParam().parameter, master);
   EXPECT_EQ(result.parameter,
             std::vector<uint32_t>(rounded.begin(), rounded.end()));
+}
+
+// Bit for bit, special values too, and so are the parameters that do not lie
+// half way between two.
+TEST_P(RulesTest, SplitMasterIsTheFloatMaster) {
+  if (!IsSplit(GetParam())) return;
+  std::mt19937 random(TestSeed());
+  std::vector<Element> elements = RandomElements(2000, &random);
+  for (Element& element : elements) {
+    if (std::isnan(element.master)) element.master = std::nanf("");
+  }
+  UpdateKernelKey float_key = GetParam();
+  float_key.master = MasterFormat::kFloat32;
+  const UpdateFactors factors = FirstFactors(GetParam());
+  const Result split = Apply({BestTarget()}, GetParam(), factors, elements);
+  const Result whole = Apply({BestTarget()}, float_key, factors, elements);
+  EXPECT_EQ(split.master, whole.master);
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    EXPECT_EQ(split.state[k], whole.state[k]);
+    EXPECT_EQ(split.scale[k], whole.scale[k]);
+  }
+  for (size_t i = 0; i < elements.size(); ++i) {
+    if ((whole.master[i] & 0xFFFF) == 0x8000) continue;
+    EXPECT_EQ(split.parameter[i], whole.parameter[i]);
+  }
 }
 
 // Every random number is that of its element, across 2^32 too.
@@ -565,6 +639,7 @@ TEST_P(RulesTest, BlocksAreTheFloatKernelsEncoded) {
   // The float kernel begins with what the bytes stand for.
   for (int k = 0; k < kStateArraysMax; ++k) {
     std::vector<float> values;
+    values.reserve(elements.size());
     for (const Element& element : elements) values.push_back(element.state[k]);
     const bool is_signed = !IsSquare(GetParam().optimizer, k);
     std::vector<uint8_t> codes(values.size());
@@ -679,6 +754,11 @@ TEST(FindKernelTest, HasNoneOfWhatDoesNotExist) {
   EXPECT_EQ(FindKernel({.gradient = DType{0}}, target), nullptr);
   EXPECT_EQ(FindKernel({.parameter = DType{4}}, target), nullptr);
   EXPECT_EQ(FindKernel({.state = StateFormat{9}}, target), nullptr);
+  for (DType dtype : {DType::kFloat32, DType::kFloat16}) {
+    EXPECT_EQ(FindKernel({.parameter = dtype, .master = MasterFormat::kSplit},
+                         target),
+              nullptr);
+  }
 }
 
 }  // namespace

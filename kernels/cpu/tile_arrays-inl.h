@@ -19,6 +19,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/master-inl.h"
 #include "kernels/cpu/stochastic-inl.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
@@ -32,7 +33,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 struct TileArrays {
   const void* gradient;
   void* parameter;
-  float* master;
+  void* master;
   void* state[kStateArraysMax];
 };
 
@@ -44,7 +45,7 @@ inline void* Advance(void* array, size_t bytes) {
 template <class Arrays>
 Arrays From(Arrays arrays, size_t begin) {
   arrays.parameter = Advance(arrays.parameter, begin * arrays.ParameterBytes());
-  arrays.master += begin;
+  arrays.master = Advance(arrays.master, begin * arrays.MasterBytes());
   for (void*& state : arrays.state) {
     state = Advance(state, begin * arrays.StateBytes());
   }
@@ -52,20 +53,37 @@ Arrays From(Arrays arrays, size_t begin) {
   return arrays;
 }
 
-template <DType kGradient, DType kParameter>
+template <DType kGradient, DType kParameter, MasterFormat kMaster>
 struct FixedArrays : TileArrays {
   using Gradient = StorageOf<kGradient>;
   using Parameter = StorageOf<kParameter>;
 
   static constexpr size_t GradientBytes() { return sizeof(Gradient); }
   static constexpr size_t ParameterBytes() { return sizeof(Parameter); }
+  static constexpr size_t MasterBytes() { return BytesOfMaster(kMaster); }
   static constexpr size_t StateBytes() { return sizeof(float); }
+  static constexpr bool ReadsParameter() {
+    return kMaster == MasterFormat::kSplit;
+  }
+  static constexpr bool HasOwnParameter() {
+    return kParameter != DType::kFloat32;
+  }
 
   void MoveFlat(size_t) {}  // it plays no role
 
   template <class D>
   HWY_INLINE hn::Vec<D> LoadGradient(D d, size_t i) const {
     return LoadFloats<kGradient>(d, static_cast<const Gradient*>(gradient) + i);
+  }
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> LoadMaster(D d, size_t i) const {
+    if constexpr (kMaster == MasterFormat::kSplit) {
+      return LoadSplit(d, static_cast<const uint16_t*>(parameter) + i,
+                       static_cast<const uint16_t*>(master) + i);
+    } else {
+      return hn::LoadU(d, static_cast<const float*>(master) + i);
+    }
   }
 
   template <class D>
@@ -78,9 +96,18 @@ struct FixedArrays : TileArrays {
     hn::StoreU(v, d, static_cast<float*>(state[k]) + i);
   }
 
+  // And the parameter with it.
   template <class D, class V>
-  HWY_INLINE void StoreParameter(D d, V v, size_t i) const {
-    StoreFloats<kParameter>(d, v, static_cast<Parameter*>(parameter) + i);
+  HWY_INLINE void StoreMaster(D d, V v, size_t i) const {
+    if constexpr (kMaster == MasterFormat::kSplit) {
+      StoreSplit(d, v, static_cast<uint16_t*>(parameter) + i,
+                 static_cast<uint16_t*>(master) + i);
+    } else {
+      hn::StoreU(v, d, static_cast<float*>(master) + i);
+      if constexpr (kParameter != DType::kFloat32) {
+        StoreFloats<kParameter>(d, v, static_cast<Parameter*>(parameter) + i);
+      }
+    }
   }
 };
 
@@ -89,11 +116,15 @@ struct AnyArrays : TileArrays {
   DType gradient_dtype;
   DType parameter_dtype;
   StateFormat state_format;
+  MasterFormat master_format;
   uint64_t flat;  // of element 0, as in TileView
   RandomKeys random;
 
   size_t GradientBytes() const { return SizeInBytes(gradient_dtype); }
   size_t ParameterBytes() const { return SizeInBytes(parameter_dtype); }
+  size_t MasterBytes() const { return BytesOfMaster(master_format); }
+  bool ReadsParameter() const { return master_format == MasterFormat::kSplit; }
+  bool HasOwnParameter() const { return parameter_dtype != DType::kFloat32; }
   size_t StateBytes() const {
     return state_format == StateFormat::kFloat32 ? sizeof(float)
                                                  : sizeof(uint16_t);
@@ -110,6 +141,15 @@ struct AnyArrays : TileArrays {
     return gradient_dtype == DType::kBFloat16
                ? LoadFloats<DType::kBFloat16>(d, halves)
                : LoadFloats<DType::kFloat16>(d, halves);
+  }
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> LoadMaster(D d, size_t i) const {
+    if (master_format == MasterFormat::kSplit) {
+      return LoadSplit(d, static_cast<const uint16_t*>(parameter) + i,
+                       static_cast<const uint16_t*>(master) + i);
+    }
+    return hn::LoadU(d, static_cast<const float*>(master) + i);
   }
 
   template <class D>
@@ -130,11 +170,15 @@ struct AnyArrays : TileArrays {
                  static_cast<uint16_t*>(state[k]) + i);
   }
 
+  // And the parameter with it.
   template <class D, class V>
-  HWY_INLINE void StoreParameter(D d, V v, size_t i) const {
-    if (parameter_dtype == DType::kFloat32) {
-      return hn::StoreU(v, d, static_cast<float*>(parameter) + i);
+  HWY_INLINE void StoreMaster(D d, V v, size_t i) const {
+    if (master_format == MasterFormat::kSplit) {
+      return StoreSplit(d, v, static_cast<uint16_t*>(parameter) + i,
+                        static_cast<uint16_t*>(master) + i);
     }
+    hn::StoreU(v, d, static_cast<float*>(master) + i);
+    if (parameter_dtype == DType::kFloat32) return;
     auto* halves = static_cast<uint16_t*>(parameter) + i;
     if (parameter_dtype == DType::kBFloat16) {
       StoreFloats<DType::kBFloat16>(d, v, halves);

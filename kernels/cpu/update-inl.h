@@ -66,7 +66,12 @@ template <class Rule, class Arrays>
 HWY_INLINE void PrefetchInputs(const Arrays& arrays, size_t i) {
   hwy::Prefetch(static_cast<const uint8_t*>(arrays.gradient) +
                 i * arrays.GradientBytes());
-  hwy::Prefetch(arrays.master + i);
+  hwy::Prefetch(static_cast<const uint8_t*>(arrays.master) +
+                i * arrays.MasterBytes());
+  if (arrays.ReadsParameter()) {
+    hwy::Prefetch(static_cast<const uint8_t*>(arrays.parameter) +
+                  i * arrays.ParameterBytes());
+  }
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (HasState<Rule>(k)) {
       hwy::Prefetch(static_cast<const uint8_t*>(arrays.state[k]) +
@@ -99,7 +104,7 @@ template <class Rule, class D, class Arrays, class V>
 HWY_INLINE void LoadInputs(D d, const Arrays& arrays, size_t i, V& gradient,
                            V& master, V& state0, V& state1, V& state2) {
   gradient = arrays.LoadGradient(d, i);
-  master = hn::LoadU(d, arrays.master + i);
+  master = arrays.LoadMaster(d, i);
   state0 = state1 = state2 = hn::Zero(d);
   if constexpr (HasState<Rule>(0)) state0 = arrays.LoadState(d, 0, i);
   if constexpr (HasState<Rule>(1)) state1 = arrays.LoadState(d, 1, i);
@@ -122,11 +127,10 @@ HWY_INLINE void UpdateLoaded(D d, const GradientScale& scale, const Rule& rule,
                              const Arrays& arrays, size_t i, V gradient,
                              V master, V state0, V state1, V state2) {
   rule(d, scale(d, gradient), master, state0, state1, state2);
-  hn::StoreU(master, d, arrays.master + i);
+  arrays.StoreMaster(d, master, i);
   if constexpr (HasState<Rule>(0)) arrays.StoreState(d, state0, 0, i);
   if constexpr (HasState<Rule>(1)) arrays.StoreState(d, state1, 1, i);
   if constexpr (HasState<Rule>(2)) arrays.StoreState(d, state2, 2, i);
-  arrays.StoreParameter(d, master, i);
 }
 
 // One whole vector of elements, from index `i` of `arrays` on. With kUndo their
@@ -185,16 +189,22 @@ HWY_NOINLINE void UpdateTail(D d, GradientScale scale, Rule rule, Arrays arrays,
                              size_t number, size_t position) {
   constexpr size_t kLanes = hn::MaxLanes(d);
   HWY_ALIGN float gradient[kLanes] = {};  // enough for every dtype
-  HWY_ALIGN float parameter[kLanes];
+  HWY_ALIGN float parameter[kLanes] = {};
   HWY_ALIGN float master[kLanes] = {};
   HWY_ALIGN float state[kStateArraysMax][kLanes] = {};
   const size_t gradient_bytes = arrays.GradientBytes();
   const size_t parameter_bytes = arrays.ParameterBytes();
+  const size_t master_bytes = arrays.MasterBytes();
   const size_t state_bytes = arrays.StateBytes();
 
   CopyBytes(gradient, 0, arrays.gradient, begin * gradient_bytes,
             count * gradient_bytes);
-  std::memcpy(master, arrays.master + begin, count * sizeof(float));
+  CopyBytes(master, 0, arrays.master, begin * master_bytes,
+            count * master_bytes);
+  if (arrays.ReadsParameter()) {
+    CopyBytes(parameter, 0, arrays.parameter, begin * parameter_bytes,
+              count * parameter_bytes);
+  }
   Arrays tail = arrays;
   tail.gradient = gradient;
   tail.parameter = parameter;
@@ -207,7 +217,7 @@ HWY_NOINLINE void UpdateTail(D d, GradientScale scale, Rule rule, Arrays arrays,
   }
   tail.MoveFlat(begin);
   if (undo != nullptr) {
-    hn::StoreU(hn::Load(d, master), d, undo->old[0] + position);
+    hn::StoreU(tail.LoadMaster(d, 0), d, undo->old[0] + position);
     for (int k = 0; k < kStateArraysMax; ++k) {
       if (!HasState<Rule>(k)) continue;
       hn::StoreU(tail.LoadState(d, k, 0), d, undo->old[1 + k] + position);
@@ -215,12 +225,14 @@ HWY_NOINLINE void UpdateTail(D d, GradientScale scale, Rule rule, Arrays arrays,
     PublishProgress(undo, UndoProgress(number, position, count));
   }
   UpdateVector</*kUndo=*/false>(d, scale, rule, tail, 0, nullptr, 0, 0);
-  std::memcpy(arrays.master + begin, master, count * sizeof(float));
+  CopyBytes(arrays.master, begin * master_bytes, master, 0,
+            count * master_bytes);
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (!HasState<Rule>(k)) continue;
     CopyBytes(arrays.state[k], begin * state_bytes, state[k], 0,
               count * state_bytes);
   }
+  if (!arrays.HasOwnParameter()) return;
   CopyBytes(arrays.parameter, begin * parameter_bytes, parameter, 0,
             count * parameter_bytes);
 }
@@ -287,42 +299,48 @@ inline TileArrays ArraysOf(const TileView& view) {
 }
 
 // UpdateKernel::apply of a rule and a pair of dtypes.
-template <class Rule, DType kGradient, DType kParameter>
+template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
 void UpdateFixed(const UpdateFactors& factors, const TileView& view) {
   if (view.gradients.size() == 1) {
-    const FixedArrays<kGradient, kParameter> arrays = {ArraysOf(view)};
+    const FixedArrays<kGradient, kParameter, kMaster> arrays = {ArraysOf(view)};
     return UpdateRange<Rule>(factors, arrays, view.begin, view.numel, 0,
                              view.undo);
   }
-  const FixedArrays<DType::kFloat32, kParameter> arrays = {ArraysOf(view)};
+  const FixedArrays<DType::kFloat32, kParameter, kMaster> arrays = {
+      ArraysOf(view)};
   UpdateSummed<Rule>(factors, view, kGradient, arrays);
 }
 
 inline AnyArrays ArraysOf(const TileView& view, DType gradient, DType parameter,
-                          StateFormat state, uint32_t random_seed) {
-  return {ArraysOf(view),  gradient,
-          parameter,       state,
-          view.flat_begin, RandomKeysOf(random_seed, view.flat_begin)};
+                          StateFormat state, MasterFormat master,
+                          uint32_t random_seed) {
+  return {ArraysOf(view),
+          gradient,
+          parameter,
+          state,
+          master,
+          view.flat_begin,
+          RandomKeysOf(random_seed, view.flat_begin)};
 }
 
 template <class Rule>
 HWY_NOINLINE void UpdateOfFormats(const UpdateFactors& factors,
                                   const TileView& view, DType gradient,
-                                  DType parameter, StateFormat state) {
-  const uint32_t seed = factors.random_seed;
-  if (view.gradients.size() == 1) {
-    return UpdateRange<Rule>(factors,
-                             ArraysOf(view, gradient, parameter, state, seed),
-                             view.begin, view.numel, 0, view.undo);
-  }
-  UpdateSummed<Rule>(factors, view, gradient,
-                     ArraysOf(view, DType::kFloat32, parameter, state, seed));
+                                  DType parameter, StateFormat state,
+                                  MasterFormat master) {
+  const bool is_one = view.gradients.size() == 1;
+  const AnyArrays arrays =
+      ArraysOf(view, is_one ? gradient : DType::kFloat32, parameter, state,
+               master, factors.random_seed);
+  if (!is_one) return UpdateSummed<Rule>(factors, view, gradient, arrays);
+  UpdateRange<Rule>(factors, arrays, view.begin, view.numel, 0, view.undo);
 }
 
 // UpdateKernel::apply of a rule with state arrays of float or bfloat16.
-template <class Rule, DType kGradient, DType kParameter, StateFormat kState>
+template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster,
+          StateFormat kState>
 void UpdateAny(const UpdateFactors& factors, const TileView& view) {
-  UpdateOfFormats<Rule>(factors, view, kGradient, kParameter, kState);
+  UpdateOfFormats<Rule>(factors, view, kGradient, kParameter, kState, kMaster);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -33,11 +33,21 @@ struct BlockBuffers {
   HWY_ALIGN float gradient[kQuantizedBlockElements];
 };
 
-// A block's old values, before it is in flight.
+// A block's old values, before it is in flight. `arrays` begin with it.
 template <class Rule>
-void SaveBlock(const TileView& view, size_t begin, size_t numel) {
+void SaveBlock(const TileView& view, const AnyArrays& arrays, size_t begin,
+               size_t numel) {
   UndoBlock& old = view.undo->block;
-  std::memcpy(old.master, view.master + begin, numel * sizeof(float));
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  size_t i = 0;
+  for (; i + lanes <= numel; i += lanes) {
+    hn::StoreU(arrays.LoadMaster(d, i), d, old.master + i);
+  }
+  for (; i < numel; ++i) {
+    const hn::CappedTag<float, 1> one;
+    hn::StoreU(arrays.LoadMaster(one, i), one, old.master + i);
+  }
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (!HasState<Rule>(k)) continue;
     std::memcpy(old.code[k], static_cast<uint8_t*>(view.state[k]) + begin,
@@ -87,7 +97,7 @@ void UpdateBlock(const UpdateFactors& factors, const TileView& view,
     DecodeState<Rule>(view, begin, numel, k, buffers);
     arrays.state[k] = buffers->state[k];
   }
-  arrays.master = view.master + begin;
+  arrays.master = Advance(view.master, begin * arrays.MasterBytes());
   arrays.parameter = Advance(view.parameter, begin * arrays.ParameterBytes());
   if (view.gradients.size() == 1) {
     arrays.gradient = static_cast<const uint8_t*>(view.gradients[0]) +
@@ -97,7 +107,7 @@ void UpdateBlock(const UpdateFactors& factors, const TileView& view,
                    buffers->gradient);
     arrays.gradient = buffers->gradient;
   }
-  if (view.undo != nullptr) SaveBlock<Rule>(view, begin, numel);
+  if (view.undo != nullptr) SaveBlock<Rule>(view, arrays, begin, numel);
   UpdateRange<Rule>(factors, arrays, 0, numel, 0, /*undo=*/nullptr);
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (HasState<Rule>(k)) EncodeState<Rule>(view, begin, numel, k, buffers);
@@ -110,11 +120,11 @@ void UpdateBlock(const UpdateFactors& factors, const TileView& view,
 template <class Rule>
 HWY_NOINLINE void UpdateBlocks(const UpdateFactors& factors,
                                const TileView& view, DType gradient,
-                               DType parameter) {
+                               DType parameter, MasterFormat master) {
   const DType one_gradient =
       view.gradients.size() == 1 ? gradient : DType::kFloat32;
   const AnyArrays arrays =
-      ArraysOf(view, one_gradient, parameter, StateFormat::kFloat32, 0);
+      ArraysOf(view, one_gradient, parameter, StateFormat::kFloat32, master, 0);
   BlockBuffers buffers;
   for (size_t begin = view.begin; begin < view.numel;
        begin += kQuantizedBlockElements) {
@@ -124,9 +134,9 @@ HWY_NOINLINE void UpdateBlocks(const UpdateFactors& factors,
 }
 
 // UpdateKernel::apply of a rule with state arrays of bytes.
-template <class Rule, DType kGradient, DType kParameter>
+template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
 void UpdateDynamic(const UpdateFactors& factors, const TileView& view) {
-  UpdateBlocks<Rule>(factors, view, kGradient, kParameter);
+  UpdateBlocks<Rule>(factors, view, kGradient, kParameter, kMaster);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

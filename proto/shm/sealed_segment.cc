@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "proto/shm/segment_layout.h"
 #include "proto/types/memory_available.h"
 #include "proto/types/os_error.h"
@@ -130,11 +131,30 @@ absl::Status CheckSealed(int fd) {
   return absl::OkStatus();
 }
 
+absl::Status CheckReadOnly(int fd) {
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0) return OsError(errno, "fcntl(F_GETFL)");
+  if ((flags & O_ACCMODE) != O_RDONLY) {
+    return absl::InvalidArgumentError(
+        "expected a file that is open for reading alone");
+  }
+  struct stat info;
+  if (fstat(fd, &info) != 0) return OsError(errno, "fstat");
+  if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("expected a file that its owner alone may write, found "
+                     "mode 0",
+                     absl::StrFormat("%o", info.st_mode & 07777)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckPopulated(int fd, uint64_t bytes) {
   struct stat info;
   if (fstat(fd, &info) != 0) return OsError(errno, "fstat");
   if (!S_ISREG(info.st_mode)) {
-    return absl::InvalidArgumentError("expected a memfd, found another file");
+    return absl::InvalidArgumentError(
+        "expected a memfd or a regular file, found another kind");
   }
   if (static_cast<uint64_t>(info.st_size) != bytes) {
     return absl::InvalidArgumentError(
@@ -203,9 +223,24 @@ absl::Status PeerSegment::Check(int fd, uint64_t bytes) {
   return Annotate(CheckPopulated(fd, bytes), "peer's segment");
 }
 
+absl::Status PeerSegment::CheckFile(int fd, uint64_t bytes) {
+  OPTSTATE_RETURN_IF_ERROR(CheckSize(bytes));
+  OPTSTATE_RETURN_IF_ERROR(Annotate(CheckReadOnly(fd), "peer's file"));
+  return Annotate(CheckPopulated(fd, bytes), "peer's file");
+}
+
 absl::StatusOr<PeerSegment> PeerSegment::Map(UniqueFd fd, uint64_t bytes) {
   OPTSTATE_RETURN_IF_ERROR(Check(fd.get(), bytes));
-  void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
+  return MapChecked(fd.get(), bytes);
+}
+
+absl::StatusOr<PeerSegment> PeerSegment::MapFile(UniqueFd fd, uint64_t bytes) {
+  OPTSTATE_RETURN_IF_ERROR(CheckFile(fd.get(), bytes));
+  return MapChecked(fd.get(), bytes);
+}
+
+absl::StatusOr<PeerSegment> PeerSegment::MapChecked(int fd, uint64_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's segment");
   // Not populated: pages that their writer has not touched would be cleared
   // here, while the peer waits to be attached. Those that it has written are

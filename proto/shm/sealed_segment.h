@@ -47,6 +47,9 @@ class SealedSegment {
 
 // A peer's segment, mapped read-only after its seals, size and population were
 // checked. Move-only; unmaps when destroyed.
+//
+// Or a file of the peer that has to outlive it, which cannot be sealed: one
+// that nobody but its owner can change, whom whoever reads it must trust.
 class PeerSegment {
  public:
   // INVALID_ARGUMENT, saying what was expected and found: not a sealed memfd,
@@ -54,6 +57,11 @@ class PeerSegment {
   static absl::StatusOr<PeerSegment> Map(UniqueFd fd, uint64_t bytes);
   // The checks of Map alone, for a caller that maps in its own way.
   static absl::Status Check(int fd, uint64_t bytes);
+  // INVALID_ARGUMENT, likewise: `fd` is not open for reading alone, others than
+  // the file's owner may write to it, it has another size than `bytes`, or
+  // holes.
+  static absl::StatusOr<PeerSegment> MapFile(UniqueFd fd, uint64_t bytes);
+  static absl::Status CheckFile(int fd, uint64_t bytes);
   PeerSegment() = default;
   PeerSegment(PeerSegment&& other) noexcept;
   PeerSegment& operator=(PeerSegment&& other) noexcept;
@@ -63,6 +71,8 @@ class PeerSegment {
   uint64_t size() const { return size_; }
 
  private:
+  static absl::StatusOr<PeerSegment> MapChecked(int fd, uint64_t bytes);
+
   const std::byte* data_ = nullptr;
   uint64_t size_ = 0;
 };

@@ -155,6 +155,7 @@ TEST(SealedSegmentTest, MovingLeavesNothingBehind) {
   std::byte* const data = first.data();
   SealedSegment second = std::move(first);
   EXPECT_EQ(second.data(), data);
+  // NOLINTNEXTLINE(bugprone-use-after-move): what is tested.
   EXPECT_EQ(first.data(), nullptr);
   EXPECT_EQ(first.fd(), -1);
   const int old_fd = second.fd();
@@ -218,6 +219,50 @@ TEST(PeerSegmentTest, RefusesWhatIsNoMemfd) {
   // A file in a tmpfs knows seals, but allows none.
   UniqueFd file(open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (file.ok()) ExpectRefused(std::move(file), kBytes, "expected seals");
+}
+
+// A regular file of `bytes` zeros in a temporary folder, open for writing.
+UniqueFd MakeFile(uint64_t bytes) {
+  std::string path = testing::TempDir() + "/segment-XXXXXX";
+  UniqueFd fd(mkstemp(path.data()));
+  unlink(path.c_str());
+  EXPECT_EQ(posix_fallocate(fd.get(), 0, static_cast<off_t>(bytes)), 0);
+  return fd;
+}
+
+UniqueFd ReadOnly(const UniqueFd& file) {
+  const std::string path = "/proc/self/fd/" + std::to_string(file.get());
+  return UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+}
+
+TEST(PeerFileTest, IsReadAndCannotBeWritten) {
+  const UniqueFd file = MakeFile(kBytes);
+  const auto theirs = PeerSegment::MapFile(ReadOnly(file), kBytes);
+  ASSERT_TRUE(theirs.ok()) << theirs.status();
+  ASSERT_EQ(pwrite(file.get(), "x", 1, 0), 1);
+  EXPECT_EQ(theirs->data()[0], std::byte{'x'});
+  EXPECT_EQ(mprotect(const_cast<std::byte*>(theirs->data()), kBytes,
+                     PROT_READ | PROT_WRITE),
+            -1);
+}
+
+TEST(PeerFileTest, RefusesWhatOthersMayChange) {
+  const UniqueFd file = MakeFile(kBytes);
+  const auto refusal = [](UniqueFd fd, uint64_t bytes) {
+    const absl::Status status =
+        PeerSegment::MapFile(std::move(fd), bytes).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    return std::string(status.message());
+  };
+  using testing::HasSubstr;
+  EXPECT_THAT(refusal(Dup(file.get()), kBytes), HasSubstr("reading alone"));
+  EXPECT_THAT(refusal(ReadOnly(file), 2 * kBytes), HasSubstr("bytes"));
+  ASSERT_EQ(fchmod(file.get(), 0620), 0);
+  EXPECT_THAT(refusal(ReadOnly(file), kBytes), HasSubstr("mode 0620"));
+  const UniqueFd holes = MakeFile(kBytes);
+  ASSERT_EQ(ftruncate(holes.get(), 16 * kBytes), 0);
+  EXPECT_THAT(refusal(ReadOnly(holes), 16 * kBytes),
+              HasSubstr("without holes"));
 }
 
 }  // namespace

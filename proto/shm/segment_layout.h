@@ -8,8 +8,9 @@
 
 namespace optstate::shm {
 
-// Three sealed segments carry a session over shared memory. Each is written by
-// one process alone, its creator, and mapped read-only by the other.
+// Two sealed segments and a file of the state carry a session over shared
+// memory. Each is written by one process alone and mapped read-only by the
+// other.
 //
 //   client segment (client writes)        completion segment (engine writes)
 //   +---------------------------+         +-----------------------------+
@@ -18,7 +19,7 @@ namespace optstate::shm {
 //   | CommitSettings, -Groups   |         | text[kRingEntries][512]     |
 //   | load window  kWindowBytes |         | fetch window  kWindowBytes  |
 //   | gradient area             |         +-----------------------------+
-//   +---------------------------+         parameter segment (engine writes, one
+//   +---------------------------+         parameter file (engine writes, one
 //                                         per job): the parameter area
 //
 // All offsets are from the start of the segment; areas start at multiples of
@@ -186,7 +187,7 @@ struct CompletionSegmentLayout {
 };
 static_assert(CompletionSegmentLayout::kFetchWindow % kPageBytes == 0);
 
-// Bytes of the parameter segment of an area of this size (never 0).
+// Bytes of the parameter file of an area of this size (never 0).
 constexpr uint64_t ParameterSegmentBytes(uint64_t parameter_area_bytes) {
   return PageAlign(parameter_area_bytes == 0 ? 1 : parameter_area_bytes);
 }

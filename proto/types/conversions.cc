@@ -97,6 +97,12 @@ absl::StatusOr<Layout> LayoutFromProto(const v1::Layout& proto) {
       return UnknownEnum("state format", proto.state_format());
     }
   }
+  if (proto.master_format() != v1::MASTER_FORMAT_UNSPECIFIED) {
+    spec.master_format = static_cast<MasterFormat>(proto.master_format());
+    if (!IsValidMasterFormat(static_cast<uint32_t>(proto.master_format()))) {
+      return UnknownEnum("master format", proto.master_format());
+    }
+  }
   spec.groups.reserve(proto.groups_size());
   for (const v1::ParamGroup& group : proto.groups()) {
     spec.groups.push_back({.options = group.options()});
@@ -116,6 +122,8 @@ v1::Layout ToProto(const Layout& layout) {
   v1::Layout proto;
   proto.set_optimizer(static_cast<v1::OptimizerKind>(layout.optimizer()));
   proto.set_state_format(static_cast<v1::StateFormat>(layout.state_format()));
+  proto.set_master_format(
+      static_cast<v1::MasterFormat>(layout.master_format()));
   for (const GroupSpec& group : layout.groups()) {
     proto.add_groups()->set_options(group.options);
   }

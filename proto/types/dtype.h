@@ -37,6 +37,49 @@ constexpr absl::string_view Name(DType dtype) {
   return "invalid";
 }
 
+// Where the fp32 value of a parameter is that updates work on. The first two
+// are a job's choice, with values that equal optstate.v1.MasterFormat.
+enum class MasterFormat : uint8_t {
+  // An array of floats beside the parameters, which are rounded copies of it.
+  kFloat32 = 1,
+  // The upper half is the bfloat16 parameter, the lower 16 bits are beside it:
+  //   parameter = (bits + 0x8000) >> 16, low = bits & 0xFFFF
+  // so a parameter half way between two bfloat16 is the one of larger
+  // magnitude, where kFloat32 rounds to even: no 32 bits could hold both.
+  kSplit = 2,
+  // The float32 parameter is its own master.
+  kParameter = 3,
+};
+
+constexpr bool IsValidMasterFormat(uint32_t value) {
+  return value == 1 || value == 2;
+}
+
+// Bytes of an element beside the parameter.
+constexpr size_t SizeInBytes(MasterFormat format) {
+  switch (format) {
+    case MasterFormat::kFloat32:
+      return 4;
+    case MasterFormat::kSplit:
+      return 2;
+    case MasterFormat::kParameter:
+      return 0;
+  }
+  return 0;
+}
+
+constexpr absl::string_view Name(MasterFormat format) {
+  switch (format) {
+    case MasterFormat::kFloat32:
+      return "float32";
+    case MasterFormat::kSplit:
+      return "split";
+    case MasterFormat::kParameter:
+      return "parameter";
+  }
+  return "invalid";
+}
+
 // How the elements of a job's state arrays are kept. Values equal
 // optstate.v1.StateFormat.
 enum class StateFormat : uint8_t {

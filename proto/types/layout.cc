@@ -108,6 +108,11 @@ absl::Status CheckSpec(const LayoutSpec& spec) {
         absl::StrCat("state format ", static_cast<uint32_t>(spec.state_format),
                      " is not a known one"));
   }
+  if (!IsValidMasterFormat(static_cast<uint32_t>(spec.master_format))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "master format ", static_cast<uint32_t>(spec.master_format),
+        " is not a known one"));
+  }
   for (size_t i = 0; i < spec.groups.size(); ++i) {
     const uint32_t options = spec.groups[i].options;
     if (options >> optimizer->options.size() == 0) continue;
@@ -128,6 +133,12 @@ absl::Status CheckSpec(const LayoutSpec& spec) {
   for (size_t i = 0; i < spec.parameters.size(); ++i) {
     const ParameterSpec& parameter = spec.parameters[i];
     absl::Status status = CheckParameter(parameter, spec.groups.size());
+    if (status.ok() && spec.master_format == MasterFormat::kSplit &&
+        parameter.dtype == DType::kFloat16) {
+      status = absl::InvalidArgumentError(
+          "a split master has the bfloat16 parameter for its upper half, and "
+          "this one is float16: take master format float32");
+    }
     if (status.ok() && parameter.group < group) {
       status = absl::InvalidArgumentError(
           absl::StrCat("group ", parameter.group, " comes after group ", group,
@@ -260,6 +271,10 @@ absl::Status Layout::CheckSame(const Layout& other,
   if (state_format() != other.state_format()) {
     return Differs("the state format", Name(state_format()),
                    Name(other.state_format()));
+  }
+  if (master_format() != other.master_format()) {
+    return Differs("the master format", Name(master_format()),
+                   Name(other.master_format()));
   }
   const size_t groups_shared = std::min(groups().size(), other.groups().size());
   const size_t parameters_shared =

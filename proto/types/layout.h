@@ -39,6 +39,8 @@ struct GroupSpec {
 struct LayoutSpec {
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   StateFormat state_format = StateFormat::kFloat32;
+  // Of 16-bit parameters: kFloat32 or kSplit.
+  MasterFormat master_format = MasterFormat::kFloat32;
   std::vector<GroupSpec> groups;
   std::vector<ParameterSpec> parameters;  // group never decreases
 };
@@ -56,8 +58,9 @@ class Layout {
  public:
   // INVALID_ARGUMENT, naming the parameter: empty or duplicate name, numel that
   // is not the product of shape, negative dimension, group out of range or
-  // decreasing, invalid dtype, format, option or optimizer; no parameters; or a
-  // sum that overflows 2^48 elements. A parameter may have 0 elements.
+  // decreasing, invalid dtype, format, option or optimizer; a float16 parameter
+  // with a split master; no parameters; or a sum that overflows 2^48 elements.
+  // A parameter may have 0 elements.
   static absl::StatusOr<Layout> Make(LayoutSpec spec);
 
   OptimizerKind optimizer() const { return spec_.optimizer; }
@@ -65,6 +68,13 @@ class Layout {
     return InfoOf(spec_.optimizer);
   }
   StateFormat state_format() const { return spec_.state_format; }
+  // What the job chose, and what it means for one parameter.
+  MasterFormat master_format() const { return spec_.master_format; }
+  MasterFormat master_format(uint32_t parameter) const {
+    return spec_.parameters[parameter].dtype == DType::kFloat32
+               ? MasterFormat::kParameter
+               : spec_.master_format;
+  }
   absl::Span<const GroupSpec> groups() const { return spec_.groups; }
   absl::Span<const ParameterSpec> parameters() const {
     return spec_.parameters;

@@ -50,10 +50,9 @@ class Hasher {
 
 absl::StatusOr<std::string> LayoutHash(const LayoutSpec& spec) {
   Hasher hasher;
-  const bool is_float = spec.state_format == StateFormat::kFloat32;
-  hasher.Add(is_float ? absl::string_view("optstate.layout.1")
-                      : absl::string_view("optstate.layout.2"));
-  if (!is_float) hasher.Add(static_cast<uint64_t>(spec.state_format));
+  hasher.Add(absl::string_view("optstate.layout.3"));
+  hasher.Add(static_cast<uint64_t>(spec.state_format));
+  hasher.Add(static_cast<uint64_t>(spec.master_format));
   hasher.Add(static_cast<uint64_t>(spec.optimizer));
   hasher.Add(static_cast<uint64_t>(spec.groups.size()));
   for (const GroupSpec& group : spec.groups) {

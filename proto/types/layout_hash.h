@@ -12,13 +12,11 @@ namespace optstate {
 // serialisation is part of the format: a change to it makes every stored job
 // refuse its ranks.
 //
-//   "optstate.layout.1"  optimizer  group count  options of each group
+//   "optstate.layout.3"  state format  master format  optimizer
+//   group count, then the options of each group
 //   parameter count, then of each parameter:
 //     name bytes  name  dimensions  each dimension  dtype  gradient dtype
 //     group
-//
-// A state format other than float32: "optstate.layout.2" and the format instead
-// of the first string.
 //
 // Numbers are uint64, little endian. numel is left out, for it is the product
 // of the dimensions.

@@ -200,7 +200,7 @@ TEST(LayoutTest, HandlesAHundredThousandParameters) {
 // computed apart from this code, by Python's hashlib over the documented bytes.
 TEST(LayoutTest, HashIsTheDocumentedOne) {
   EXPECT_EQ(absl::BytesToHexString(MakeOrDie(SmallSpec()).hash()),
-            "66adeb1c727c3050d9ffb04d19aadb48d9fc65a13e3b5613bd9e9687024dc3cc");
+            "2230dee79fc4baed7782c6c012e98f4817880136fa1e9e0c19eaac53cb9b0131");
 }
 
 TEST(LayoutTest, HashChangesWithEveryField) {
@@ -224,6 +224,27 @@ TEST(LayoutTest, HashChangesWithEveryField) {
       [](LayoutSpec& s) { s.parameters[0].gradient_dtype = DType::kFloat16; }));
   EXPECT_TRUE(changed([](LayoutSpec& s) { s.parameters[1].group = 1; }));
   EXPECT_TRUE(changed([](LayoutSpec& s) { s.parameters.pop_back(); }));
+  EXPECT_TRUE(
+      changed([](LayoutSpec& s) { s.state_format = StateFormat::kBFloat16; }));
+  EXPECT_TRUE(
+      changed([](LayoutSpec& s) { s.master_format = MasterFormat::kSplit; }));
+}
+
+// A split master is the bfloat16 parameter and 16 bits; float32 parameters are
+// their own.
+TEST(LayoutTest, SplitMastersNeedBFloat16) {
+  LayoutSpec spec = SmallSpec();
+  spec.master_format = MasterFormat::kSplit;
+  spec.parameters[2].dtype = DType::kBFloat16;
+  const Layout layout = MakeOrDie(spec);
+  EXPECT_EQ(layout.master_format(0), MasterFormat::kParameter);
+  EXPECT_EQ(layout.master_format(2), MasterFormat::kSplit);
+  spec.parameters[2].dtype = DType::kFloat16;
+  ExpectInvalid(spec, "parameter 2 \"b.weight\": a split master");
+  spec.master_format = MasterFormat::kFloat32;
+  EXPECT_EQ(MakeOrDie(spec).master_format(2), MasterFormat::kFloat32);
+  spec.master_format = MasterFormat::kParameter;
+  ExpectInvalid(spec, "master format 3");
 }
 
 // What CheckSame says when `change` is made to the layout of a rank.

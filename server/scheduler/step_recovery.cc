@@ -98,7 +98,9 @@ absl::Status StepScheduler::RollBackRun(WorkerUndo* undo) {
       status = optstate::RollBackSum(undo->slot, sums + begin, numel);
     } else {
       status = optstate::RollBack(ViewOf(parameter, begin, numel),
-                                  options_.layout->state_format(), &undo->slot)
+                                  options_.layout->state_format(),
+                                  options_.layout->master_format(parameter),
+                                  &undo->slot)
                    .status();
     }
   });

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kernels/cast.h"
+#include "kernels/master_format.h"
 #include "kernels/reduce.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/numa_memory.h"
@@ -17,6 +18,11 @@ uint64_t NumelOf(const ParameterSpec& spec) {
   return static_cast<uint64_t>(spec.numel);
 }
 
+MasterFormat MasterOf(const Layout& layout, const ParameterSpec& spec) {
+  return spec.dtype == DType::kFloat32 ? MasterFormat::kParameter
+                                       : layout.master_format();
+}
+
 absl::StatusOr<const UpdateKernel*> KernelOf(const Layout& layout,
                                              const ParameterSpec& spec,
                                              bool accumulate) {
@@ -24,6 +30,7 @@ absl::StatusOr<const UpdateKernel*> KernelOf(const Layout& layout,
   key.optimizer = layout.optimizer();
   key.options = layout.groups()[spec.group].options;
   key.state = layout.state_format();
+  key.master = MasterOf(layout, spec);
   key.gradient = accumulate ? DType::kFloat32 : spec.gradient_dtype;
   key.parameter = spec.dtype;
   return FindUpdateKernel(key);
@@ -79,7 +86,9 @@ absl::Status StepScheduler::ResolveKernels() {
 
 void StepScheduler::MakeColumns() {
   const StateArrays& arrays = options_.arrays;
-  uint64_t kept_at = SpeculationEntryBytes(*options_.layout);
+  // Behind the masters.
+  uint64_t kept_at = SpeculationEntryBytes(*options_.layout) +
+                     options_.layout->flat_elements() * sizeof(float);
   const auto add = [&](std::byte* base, uint64_t block_bytes,
                        uint64_t element_bytes, int state) {
     if (base == nullptr) return;
@@ -88,8 +97,6 @@ void StepScheduler::MakeColumns() {
                block_bytes;
   };
   const uint64_t element_bytes = SizeInBytes(options_.layout->state_format());
-  add(reinterpret_cast<std::byte*>(arrays.master),
-      kQuantizedBlockElements * sizeof(float), sizeof(float), -1);
   for (int k = 0; k < kStateArraysMax; ++k) {
     add(arrays.state[k], kQuantizedBlockElements * element_bytes, element_bytes,
         k);
@@ -105,6 +112,7 @@ absl::Status StepScheduler::MoveToNodes(const WorkerPlacement& placement) {
     if (share.begin == share.end) continue;
     const uint64_t begin = subgroups[share.begin].begin;
     const uint64_t end = subgroups[share.end - 1].end;
+    status.Update(MoveMasters(begin, end, share.node));
     for (const Column& column : columns_) {
       if (MayHaveHoles(column)) continue;
       const uint64_t first =
@@ -123,16 +131,43 @@ absl::Status StepScheduler::MoveToNodes(const WorkerPlacement& placement) {
   return status;
 }
 
-// An array that has fewer elements than its parameters, at their beginning.
-bool StepScheduler::IsPrefix(const Column& column) const {
-  return column.state >= 0 &&
-         options_.layout->optimizer() == OptimizerKind::kAdafactor;
+// Masters and parameters of flat elements [begin, end), the latter in one piece
+// because they lie in the order of the flat space.
+absl::Status StepScheduler::MoveMasters(uint64_t begin, uint64_t end,
+                                        int node) {
+  const Layout& layout = *options_.layout;
+  std::byte* first = nullptr;
+  std::byte* last = nullptr;
+  absl::Status status;
+  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
+    const ParameterSpec& spec = layout.parameters()[p];
+    const uint64_t flat = layout.flat_offset(p);
+    const uint64_t from = std::max(begin, flat);
+    const uint64_t to = std::min(end, flat + NumelOf(spec));
+    if (from >= to) continue;
+    const TileView view = ViewOf(p, from - flat, to - from);
+    auto* const parameter = static_cast<std::byte*>(view.parameter);
+    if (first == nullptr) first = parameter;
+    last = parameter + view.numel * SizeInBytes(spec.dtype);
+    const uint64_t beside = SizeInBytes(layout.master_format(p));
+    if (beside == 0) continue;
+    status.Update(MoveToNode(
+        {static_cast<std::byte*>(view.master), view.numel * beside}, node));
+  }
+  if (first == nullptr) return status;
+  status.Update(MoveToNode({first, static_cast<size_t>(last - first)}, node));
+  return status;
+}
+
+// Whether the arrays have fewer elements than their parameters, at their
+// beginning.
+bool StepScheduler::HasPrefixes() const {
+  return options_.layout->optimizer() == OptimizerKind::kAdafactor;
 }
 
 // An array that an option brings only has memory for the groups with it.
 bool StepScheduler::MayHaveHoles(const Column& column) const {
-  if (column.state < 0) return false;
-  if (IsPrefix(column)) return true;
+  if (HasPrefixes()) return true;
   const auto index = static_cast<size_t>(column.state);
   return options_.layout->optimizer_info().state_arrays[index].option != 0;
 }
@@ -310,15 +345,21 @@ uint64_t StepScheduler::UpdateBytes(absl::Span<const uint8_t> updated) const {
     if (updated[p] == 0) continue;
     const ParameterSpec& spec = layout.parameters()[p];
     const uint64_t gradients = replicated_ ? partitions_.size() : 1;
-    bytes += NumelOf(spec) * SizeInBytes(spec.dtype);
+    ForEachMasterPart(p, 0, NumelOf(spec),
+                      [&](const std::byte* /*data*/, uint64_t part_bytes) {
+                        bytes += 2 * part_bytes;
+                      });
+    if (layout.master_format(p) == MasterFormat::kFloat32) {
+      bytes += NumelOf(spec) * SizeInBytes(spec.dtype);
+    }
     bytes += options_.arrays.accumulator != nullptr
                  ? NumelOf(spec) * sizeof(float)
                  : NumelOf(spec) * gradients * SizeInBytes(spec.gradient_dtype);
-    ForEachColumn(
-        spec.group, layout.flat_offset(p), NumelOf(spec),
-        [&](const Column& column, uint64_t /*first*/, uint64_t column_bytes) {
-          if (!IsPrefix(column)) bytes += 2 * column_bytes;
-        });
+    ForEachColumn(spec.group, layout.flat_offset(p), NumelOf(spec),
+                  [&](const Column& /*column*/, uint64_t /*first*/,
+                      uint64_t column_bytes) {
+                    if (!HasPrefixes()) bytes += 2 * column_bytes;
+                  });
   }
   return bytes;
 }
@@ -411,9 +452,7 @@ void StepScheduler::ApplyParameter(uint32_t parameter, uint64_t begin,
           }
           TileView view = ViewOf(parameter, run_begin, numel);
           if (update.speculative) {
-            KeepRun(run, update.step,
-                    options_.layout->parameters()[parameter].group,
-                    view.flat_begin, numel);
+            KeepRun(run, update.step, parameter, run_begin, numel);
           }
           WorkerUndo& undo = worker_undo();
           undo.Begin(UndoKind::kUpdate, run, update.step);
@@ -471,10 +510,13 @@ TileView StepScheduler::ViewOf(uint32_t parameter, uint64_t begin,
   const ParameterSpec& spec = layout.parameters()[parameter];
   const uint64_t flat = layout.flat_offset(parameter) + begin;
   TileView view;
-  view.parameter = options_.parameters +
+  view.parameter = options_.arrays.parameters +
                    layout.parameter_offset_bytes(parameter) +
                    begin * SizeInBytes(spec.dtype);
-  view.master = options_.arrays.master + flat;
+  const MasterFormat master = layout.master_format(parameter);
+  view.master = master == MasterFormat::kParameter
+                    ? view.parameter
+                    : options_.arrays.master + flat * SizeInBytes(master);
   const StateBases& bases = state_[spec.group];
   const uint64_t element_bytes = SizeInBytes(layout.state_format());
   for (int k = 0; k < kStateArraysMax; ++k) {
@@ -497,31 +539,46 @@ WorkerUndo& StepScheduler::worker_undo() const {
   return worker_undos()[static_cast<size_t>(WorkerPool::CurrentParticipant())];
 }
 
-void StepScheduler::CastParameters(uint32_t first_parameter) {
+void StepScheduler::ReadMaster(uint32_t parameter, uint64_t begin,
+                               uint64_t numel, float* out) const {
+  const TileView view = ViewOf(parameter, begin, numel);
+  MasterToFloat(options_.layout->master_format(parameter), view.parameter,
+                view.master, out, numel);
+}
+
+void StepScheduler::WriteMaster(uint32_t parameter, uint64_t begin,
+                                uint64_t numel, const float* in) {
+  const TileView view = ViewOf(parameter, begin, numel);
+  MasterFromFloat(options_.layout->master_format(parameter),
+                  options_.layout->parameters()[parameter].dtype, in,
+                  view.parameter, view.master, numel);
+}
+
+void StepScheduler::CastParameter(uint32_t parameter) {
   const Layout& layout = *options_.layout;
-  ForEachElementRange(first_parameter, [&](uint32_t p, uint64_t begin,
-                                           uint64_t numel) {
-    const DType dtype = layout.parameters()[p].dtype;
-    CastFromFloat(dtype, options_.arrays.master + layout.flat_offset(p) + begin,
-                  options_.parameters + layout.parameter_offset_bytes(p) +
-                      begin * SizeInBytes(dtype),
-                  numel);
-  });
+  const ParameterSpec& spec = layout.parameters()[parameter];
+  if (layout.master_format(parameter) != MasterFormat::kFloat32) return;
+  const TileView view = ViewOf(parameter, 0, NumelOf(spec));
+  CastFromFloat(spec.dtype, static_cast<const float*>(view.master),
+                view.parameter, view.numel);
 }
 
 void StepScheduler::ClearState(uint32_t first_parameter) {
   const Layout& layout = *options_.layout;
   ForEachElementRange(
       first_parameter, [&](uint32_t p, uint64_t begin, uint64_t numel) {
+        ForEachMasterPart(p, begin, numel, [](std::byte* data, uint64_t bytes) {
+          std::memset(data, 0, bytes);
+        });
         ForEachColumn(
             layout.parameters()[p].group, layout.flat_offset(p) + begin, numel,
             [&](const Column& column, uint64_t first, uint64_t bytes) {
-              if (IsPrefix(column)) return;
+              if (HasPrefixes()) return;
               std::memset(column.base + first, 0, bytes);
             });
       });
   for (const Column& column : columns_) {
-    if (!IsPrefix(column)) continue;
+    if (!HasPrefixes()) continue;
     for (uint32_t p = first_parameter; p < layout.parameters().size(); ++p) {
       std::memset(column.base + layout.flat_offset(p) * sizeof(float), 0,
                   StateElements(layout.optimizer_info(), column.state,

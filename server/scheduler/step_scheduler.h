@@ -63,7 +63,6 @@ class StepScheduler {
     absl::Span<std::byte> redo;
     // SpeculationBytes(*layout), likewise; empty: no speculation.
     absl::Span<std::byte> speculation;
-    std::byte* parameters = nullptr;  // the parameter area
     WorkerPool* pool = nullptr;
     StepObserver* observer = nullptr;  // tests only
   };
@@ -159,8 +158,14 @@ class StepScheduler {
   // Puts everything back that was speculated about the step.
   void TakeBackSpeculation(uint64_t step);
 
-  // Writes the parameter area of parameters [first, count) from the masters.
-  void CastParameters(uint32_t first_parameter);
+  // Elements [begin, +numel) of a parameter's master.
+  void ReadMaster(uint32_t parameter, uint64_t begin, uint64_t numel,
+                  float* out) const;
+  // And of the parameter with it.
+  void WriteMaster(uint32_t parameter, uint64_t begin, uint64_t numel,
+                   const float* in);
+  // Writes a parameter anew from its master, where they are two.
+  void CastParameter(uint32_t parameter);
   // Zeroes all state of parameters [first, count).
   void ClearState(uint32_t first_parameter);
 
@@ -170,13 +175,13 @@ class StepScheduler {
     std::array<std::byte*, kStateArraysMax> state = {};
     std::array<float*, kStateArraysMax> scale = {};
   };
-  // One array that updates write, for copies of it: of every element range that
+  // One array of the optimizer, for copies of it: of every element range that
   // begins at a block the bytes are where these say.
   struct Column {
     std::byte* base = nullptr;
     uint64_t block_bytes = 0;    // of kQuantizedBlockElements elements
     uint64_t element_bytes = 0;  // 0: one number per block
-    int state = -1;              // of the optimizer; -1: the masters
+    int state = 0;               // which
     uint64_t kept_at = 0;        // offset in the speculation file
   };
   // What a gradient of one run is summed from.
@@ -185,6 +190,7 @@ class StepScheduler {
   explicit StepScheduler(const Options& options);
   absl::Status ResolveKernels();
   void MakeColumns();
+  absl::Status MoveMasters(uint64_t begin, uint64_t end, int node);
   // whole_update.cc
   static absl::Status CheckWholeKernel(const Layout& layout,
                                        const WholeKernel& kernel);
@@ -196,7 +202,7 @@ class StepScheduler {
   std::byte* RedoOf(const WorkerUndo& undo) const;
   bool IsUpdated(uint32_t parameter, uint64_t step) const;
   bool MayHaveHoles(const Column& column) const;
-  bool IsPrefix(const Column& column) const;
+  bool HasPrefixes() const;
   void StageSubGroup(const RunTable::SubGroup& subgroup, uint32_t rank,
                      absl::Span<const std::byte* const> gradient_areas,
                      size_t first_piece, absl::Span<const StageAction> actions,
@@ -228,8 +234,9 @@ class StepScheduler {
   static uint64_t SpeculationEntryBytes(const Layout& layout);
   // Its entry in the speculation file.
   std::atomic<uint64_t>& SpeculatedStep(uint64_t run) const;
-  void KeepRun(uint64_t run, uint64_t step, uint32_t group, uint64_t flat,
+  void KeepRun(uint64_t run, uint64_t step, uint32_t parameter, uint64_t begin,
                uint64_t numel);
+  std::byte* KeptMaster(uint64_t flat) const;
   void TakeBackRun(uint32_t parameter, uint64_t run, uint64_t begin,
                    uint64_t numel);
   void CountStep(const Update& update);
@@ -237,6 +244,11 @@ class StepScheduler {
   template <typename Visitor>
   void ForEachColumn(uint32_t group, uint64_t flat, uint64_t numel,
                      const Visitor& visit) const;
+  // Calls visit(data, bytes) for what an element range's masters are made of,
+  // parameters that are a part of them included.
+  template <typename Visitor>
+  void ForEachMasterPart(uint32_t parameter, uint64_t begin, uint64_t numel,
+                         const Visitor& visit) const;
   absl::Span<WorkerUndo> worker_undos() const;
   WorkerUndo& worker_undo() const;
   template <typename Visitor>
@@ -267,10 +279,7 @@ template <typename Visitor>
 void StepScheduler::ForEachColumn(uint32_t group, uint64_t flat, uint64_t numel,
                                   const Visitor& visit) const {
   for (const Column& column : columns_) {
-    if (column.state >= 0 &&
-        !options_.layout->has_state_array(column.state, group)) {
-      continue;
-    }
+    if (!options_.layout->has_state_array(column.state, group)) continue;
     if (column.element_bytes != 0) {
       visit(column, flat * column.element_bytes, numel * column.element_bytes);
       continue;
@@ -280,6 +289,25 @@ void StepScheduler::ForEachColumn(uint32_t group, uint64_t flat, uint64_t numel,
     visit(column, flat / kQuantizedBlockElements * column.block_bytes,
           blocks * column.block_bytes);
   }
+}
+
+template <typename Visitor>
+void StepScheduler::ForEachMasterPart(uint32_t parameter, uint64_t begin,
+                                      uint64_t numel,
+                                      const Visitor& visit) const {
+  const Layout& layout = *options_.layout;
+  const MasterFormat format = layout.master_format(parameter);
+  const uint64_t beside = SizeInBytes(format);
+  if (beside != 0) {
+    visit(options_.arrays.master +
+              (layout.flat_offset(parameter) + begin) * beside,
+          numel * beside);
+  }
+  if (format == MasterFormat::kFloat32) return;
+  const uint64_t element = SizeInBytes(layout.parameters()[parameter].dtype);
+  visit(options_.arrays.parameters + layout.parameter_offset_bytes(parameter) +
+            begin * element,
+        numel * element);
 }
 
 template <typename Visitor>

@@ -39,10 +39,9 @@ struct Fixture {
   explicit Fixture(uint64_t elements)
       : layout(MakeLayout(elements)),
         partition({*MakeRankPartition(layout, PartitionMode::kGreedy, 1, 0)}),
-        master(layout.flat_elements(), 1),
         exp_avg(layout.flat_elements(), 0),
         exp_avg_sq(layout.flat_elements(), 0),
-        parameters(layout.flat_elements(), 0),
+        parameters(layout.flat_elements(), 1),
         gradients(layout.flat_elements(), 0.5f),
         step_counts(kParameters, 0),
         run_stamps(layout.run_count()),
@@ -50,11 +49,11 @@ struct Fixture {
         undo(static_cast<size_t>(pool.participants())) {
     StepScheduler::Options options;
     options.layout = &layout;
-    options.arrays.master = master.data();
+    // Of floats, so the masters too.
+    options.arrays.parameters = reinterpret_cast<std::byte*>(parameters.data());
     options.arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg.data());
     options.arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq.data());
     options.arrays.step_counts = step_counts.data();
-    options.parameters = reinterpret_cast<std::byte*>(parameters.data());
     options.recovery.run_stamps = run_stamps.data();
     options.control = &control;
     options.undo = {reinterpret_cast<std::byte*>(undo.data()),
@@ -69,7 +68,7 @@ struct Fixture {
 
   const Layout layout;
   const std::vector<RankPartition> partition;
-  std::vector<float> master, exp_avg, exp_avg_sq, parameters, gradients;
+  std::vector<float> exp_avg, exp_avg_sq, parameters, gradients;
   std::vector<int64_t> step_counts;
   std::vector<std::atomic<uint64_t>> run_stamps;
   ControlFile control = {};
@@ -111,8 +110,7 @@ void BM_KernelAlone(benchmark::State& state) {
       TileView view;
       const void* const gradient = fixture.gradients.data() + i * chunk;
       view.gradients = absl::MakeConstSpan(&gradient, 1);
-      view.parameter = fixture.parameters.data() + i * chunk;
-      view.master = fixture.master.data() + i * chunk;
+      view.master = view.parameter = fixture.parameters.data() + i * chunk;
       view.state[0] = fixture.exp_avg.data() + i * chunk;
       view.state[1] = fixture.exp_avg_sq.data() + i * chunk;
       view.numel = chunk;

@@ -50,25 +50,28 @@ class MoveToNodesTest : public testing::Test {
     parameter.name = "a";
     parameter.numel = static_cast<int64_t>(kElements);
     parameter.shape = {parameter.numel};
+    parameter.dtype = DType::kBFloat16;
     spec.parameters = {parameter};
     layout_ = std::make_unique<Layout>(*Layout::Make(std::move(spec)));
     StepScheduler::Options options;
     options.layout = layout_.get();
     options.subgroup_elements = kSubgroup;
-    options.arrays.master = master_.data();
+    options.arrays.master = reinterpret_cast<std::byte*>(master_.data());
+    options.arrays.parameters =
+        reinterpret_cast<std::byte*>(parameters_.data());
     options.arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg_.data());
     options.arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq_.data());
     options.pool = &pool_;
     scheduler_ = *StepScheduler::Create(options);
   }
 
-  static WorkerPlacement OnNodes(std::vector<int> nodes) {
+  static WorkerPlacement OnNodes(const std::vector<int>& nodes) {
     WorkerPlacement placement;
     for (const int node : nodes) placement.seats.push_back({node, {}});
     return placement;
   }
 
-  Array master_, exp_avg_, exp_avg_sq_;
+  Array parameters_, master_, exp_avg_, exp_avg_sq_;
   std::unique_ptr<Layout> layout_;
   WorkerPool pool_;
   std::unique_ptr<StepScheduler> scheduler_;
@@ -91,6 +94,10 @@ TEST_F(MoveToNodesTest, EachNodeGetsWhatItsWorkersOwn) {
     EXPECT_EQ(array->PolicyAt(2 * kSubgroup + kRounding), MPOL_DEFAULT);
     EXPECT_EQ(array->PolicyAt(kElements - kRounding), MPOL_DEFAULT);
   }
+  // Half as large.
+  EXPECT_EQ(parameters_.PolicyAt(kRounding), MPOL_PREFERRED);
+  EXPECT_EQ(parameters_.PolicyAt(kSubgroup - kRounding), MPOL_PREFERRED);
+  EXPECT_EQ(parameters_.PolicyAt(kSubgroup + kRounding), MPOL_DEFAULT);
   EXPECT_EQ(master_.data()[kElements - 1], 3);
 }
 

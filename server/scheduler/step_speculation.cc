@@ -30,11 +30,25 @@ std::atomic<uint64_t>& StepScheduler::SpeculatedStep(uint64_t run) const {
       options_.speculation.data())[run];
 }
 
+// Of each element 4 bytes, whatever the masters are made of.
+std::byte* StepScheduler::KeptMaster(uint64_t flat) const {
+  return options_.speculation.data() + SpeculationEntryBytes(*options_.layout) +
+         flat * sizeof(float);
+}
+
 // The copy is whole before the entry says so, and the entry before the first
 // new value is stored: as everywhere, against the end of the process.
-void StepScheduler::KeepRun(uint64_t run, uint64_t step, uint32_t group,
-                            uint64_t flat, uint64_t numel) {
-  ForEachColumn(group, flat, numel,
+void StepScheduler::KeepRun(uint64_t run, uint64_t step, uint32_t parameter,
+                            uint64_t begin, uint64_t numel) {
+  const Layout& layout = *options_.layout;
+  const uint64_t flat = layout.flat_offset(parameter) + begin;
+  std::byte* kept = KeptMaster(flat);
+  ForEachMasterPart(parameter, begin, numel,
+                    [&kept](const std::byte* data, uint64_t bytes) {
+                      std::memcpy(kept, data, bytes);
+                      kept += bytes;
+                    });
+  ForEachColumn(layout.parameters()[parameter].group, flat, numel,
                 [&](const Column& column, uint64_t first, uint64_t bytes) {
                   std::memcpy(
                       options_.speculation.data() + column.kept_at + first,
@@ -60,8 +74,13 @@ void StepScheduler::Speculate(Update update) {
 void StepScheduler::TakeBackRun(uint32_t parameter, uint64_t run,
                                 uint64_t begin, uint64_t numel) {
   const Layout& layout = *options_.layout;
-  const TileView view = ViewOf(parameter, begin, numel);
   const uint64_t flat = layout.flat_offset(parameter) + begin;
+  const std::byte* kept = KeptMaster(flat);
+  ForEachMasterPart(parameter, begin, numel,
+                    [&kept](std::byte* data, uint64_t bytes) {
+                      std::memcpy(data, kept, bytes);
+                      kept += bytes;
+                    });
   ForEachColumn(layout.parameters()[parameter].group, flat, numel,
                 [&](const Column& column, uint64_t first, uint64_t bytes) {
                   std::memcpy(
@@ -69,8 +88,12 @@ void StepScheduler::TakeBackRun(uint32_t parameter, uint64_t run,
                       options_.speculation.data() + column.kept_at + first,
                       bytes);
                 });
-  CastFromFloat(layout.parameters()[parameter].dtype, view.master,
-                view.parameter, numel);
+  if (layout.master_format(parameter) == MasterFormat::kFloat32) {
+    const TileView view = ViewOf(parameter, begin, numel);
+    CastFromFloat(layout.parameters()[parameter].dtype,
+                  static_cast<const float*>(view.master), view.parameter,
+                  numel);
+  }
   std::atomic_signal_fence(std::memory_order_seq_cst);
   options_.recovery.run_stamps[run].store(0, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);

@@ -69,6 +69,12 @@ absl::Status StepScheduler::CheckWholeKernel(const Layout& layout,
                      Name(StateFormat::kFloat32), " only, not in ",
                      Name(layout.state_format())));
   }
+  if (layout.master_format() != MasterFormat::kFloat32) {
+    return absl::UnimplementedError(absl::StrCat(
+        layout.optimizer_info().name,
+        " takes whole parameters, whose masters are not split: take master "
+        "format float32"));
+  }
   for (const ParameterSpec& spec : layout.parameters()) {
     OPTSTATE_RETURN_IF_ERROR(
         Annotate(kernel.check_shape(spec.shape), spec.name));
@@ -136,7 +142,7 @@ void StepScheduler::ApplyWhole(uint32_t parameter, const Update& update) {
   view.gradient = gradient;
   view.workspace =
       gradient + Aligned(view.numel * sizeof(float)) / sizeof(float);
-  view.master = old.master;
+  view.master = static_cast<const float*>(old.master);
   std::byte* redo = RedoOf(undo);
   view.new_master = reinterpret_cast<float*>(redo);
   redo += Aligned(view.numel * sizeof(float));
@@ -157,8 +163,7 @@ void StepScheduler::PutInPlace(WorkerUndo* undo, std::byte* redo) {
   const uint32_t parameter = ParameterOfRun(undo->run);
   const ParameterSpec& spec = layout.parameters()[parameter];
   const TileView view = ViewOf(parameter, 0, NumelOf(spec));
-  std::memcpy(view.master, redo, view.numel * sizeof(float));
-  CastFromFloat(spec.dtype, view.master, view.parameter, view.numel);
+  WriteMaster(parameter, 0, view.numel, reinterpret_cast<const float*>(redo));
   redo += Aligned(view.numel * sizeof(float));
   for (int k = 0; k < kStateArraysMax; ++k) {
     const uint64_t bytes = StateBytes(layout, k, spec);

@@ -103,8 +103,7 @@ absl::Status Admit(const AdmissionRequest& request) {
                      "delete a job, or remount it with a larger size=");
   }
   // On a disk the files are page cache, which the kernel can write out.
-  const uint64_t memory_bytes =
-      request.segment_bytes + (info.is_tmpfs ? request.new_state_bytes : 0);
+  const uint64_t memory_bytes = info.is_tmpfs ? request.new_state_bytes : 0;
   OPTSTATE_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemoryBytes());
   const uint64_t left = Minus(available, request.limits.memory_reserve_bytes());
   if (memory_bytes > left) {

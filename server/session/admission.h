@@ -17,7 +17,6 @@ struct AdmissionRequest {
   std::string state_dir;         // of all jobs; empty: only this one
   uint64_t job_state_bytes = 0;  // the files when all is done
   uint64_t new_state_bytes = 0;  // of those, what is not there yet
-  uint64_t segment_bytes = 0;    // the parameter segment, anonymous memory
   v1::Limits limits;
 };
 

@@ -68,7 +68,6 @@ absl::Status JobImpl::Adopt() {
   OPTSTATE_ASSIGN_OR_RETURN(
       tier_, HostTier::Open(options_.directory, shape->description.layout,
                             shape->description.accumulate, *file));
-  OPTSTATE_ASSIGN_OR_RETURN(segment_, MakeSegment(shape->description.layout));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveUndo(0));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveSpeculation(0));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveRedo(0));
@@ -86,6 +85,18 @@ void JobImpl::AdoptUnfinishedLoad() {
   next.load_required_from =
       std::min(next.load_required_from, next.load_touched_from);
   PublishRecord(next, tier_->control());
+}
+
+// Its masters are as far as the load had come, or as they were; the parameter
+// is brought in line.
+void JobImpl::AdoptLoadedParameter() {
+  std::atomic<uint64_t>& loading = tier_->control()->parameter_loading;
+  const uint64_t one_more = loading.load(std::memory_order_relaxed);
+  if (one_more != 0 && one_more <= parameter_count()) {
+    scheduler_->CastParameter(static_cast<uint32_t>(one_more - 1));
+  }
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  loading.store(0, std::memory_order_relaxed);
 }
 
 v1::JobPhase JobImpl::phase() const {
@@ -134,10 +145,10 @@ absl::StatusOr<const RankPartition*> JobImpl::partition(uint32_t rank) const {
   return &shape_->partitions[rank];
 }
 
-absl::StatusOr<const shm::SealedSegment*> JobImpl::parameter_segment() const {
+absl::StatusOr<UniqueFd> JobImpl::OpenParameters() const {
   absl::MutexLock lock(&mu_);
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
-  return &segment_;
+  return tier_->OpenParameters();
 }
 
 }  // namespace optstate

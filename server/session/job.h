@@ -15,11 +15,11 @@
 #include "optstate/v1/admin.pb.h"
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/types.pb.h"
-#include "proto/shm/sealed_segment.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
+#include "proto/types/unique_fd.h"
 #include "server/session/gradient_keeper.h"
 
 namespace optstate {
@@ -202,9 +202,9 @@ class Job {
   virtual absl::StatusOr<const Layout*> layout() const = 0;
   virtual absl::StatusOr<const RankPartition*> partition(
       uint32_t rank) const = 0;
-  // fd and size of the parameter segment (shm::ParameterSegmentBytes).
-  virtual absl::StatusOr<const shm::SealedSegment*> parameter_segment()
-      const = 0;
+  // The file of the parameter area, of shm::ParameterSegmentBytes, for ranks to
+  // map; it cannot be written through the fd.
+  virtual absl::StatusOr<UniqueFd> OpenParameters() const = 0;
 
   // ALREADY_EXISTS when the rank is attached (names its pid).
   virtual absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) = 0;

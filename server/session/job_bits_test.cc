@@ -73,25 +73,44 @@ Trained Train(JobHarness* harness) {
   return run;
 }
 
+struct Formats {
+  StateFormat state;
+  MasterFormat master;
+};
+constexpr Formats kFormats[] = {
+    {StateFormat::kFloat32, MasterFormat::kFloat32},
+    {StateFormat::kBFloat16, MasterFormat::kFloat32},
+    {StateFormat::kDynamic8, MasterFormat::kFloat32},
+    {StateFormat::kFloat32, MasterFormat::kSplit},
+    {StateFormat::kDynamic8, MasterFormat::kSplit},
+};
+
+// float16 parameters have no other masters than floats.
+void Split(LayoutSpec* layout) {
+  layout->master_format = MasterFormat::kSplit;
+  for (ParameterSpec& parameter : layout->parameters) {
+    if (parameter.dtype == DType::kFloat16) parameter.dtype = DType::kBFloat16;
+  }
+}
+
 // What the determinism of an optimizer hangs on: all of them, in every format.
 class JobBitsOf : public ::testing::TestWithParam<OptimizerKind> {};
 
 TEST_P(JobBitsOf, RanksPartitionsReductionsThreadsSubGroupsAndRestarts) {
   RandomLayouts layouts;
-  for (const StateFormat format :
-       {StateFormat::kFloat32, StateFormat::kBFloat16,
-        StateFormat::kDynamic8}) {
+  for (const auto& [format, master] : kFormats) {
     JobHarness::Setup setup;
     setup.layout = layouts.Next(20);
     setup.layout.optimizer = GetParam();
     setup.layout.state_format = format;
+    if (master == MasterFormat::kSplit) Split(&setup.layout);
     for (GroupSpec& group : setup.layout.groups) {
       group.options &= (1u << InfoOf(GetParam()).options.size()) - 1;
     }
     if (GetParam() == OptimizerKind::kMuon) MakeMatrices(&setup.layout);
-    if (GetParam() >= OptimizerKind::kLamb && format != StateFormat::kFloat32) {
-      continue;  // float32 alone
-    }
+    const bool is_plain =
+        format == StateFormat::kFloat32 && master == MasterFormat::kFloat32;
+    if (GetParam() >= OptimizerKind::kLamb && !is_plain) continue;
     setup.workers = 1;
     setup.subgroup_elements = 1 << 20;
     JobHarness plain(setup);
@@ -111,7 +130,8 @@ TEST_P(JobBitsOf, RanksPartitionsReductionsThreadsSubGroupsAndRestarts) {
         EXPECT_TRUE(run.state == expected.state)
             << world_size << " ranks, " << setup.workers << " workers, "
             << setup.subgroup_elements << " elements a sub-group, partition "
-            << static_cast<int>(mode) << ", " << Name(format);
+            << static_cast<int>(mode) << ", " << Name(format) << ", master "
+            << Name(master);
         harness.Close();
         ASSERT_TRUE(harness.Open().ok());
         harness.AttachAll();
@@ -131,6 +151,27 @@ INSTANTIATE_TEST_SUITE_P(All, JobBitsOf, ::testing::ValuesIn([] {
                          [](const auto& param_info) {
                            return std::string(InfoOf(param_info.param).name);
                          });
+
+// The same fp32 values, in two bytes less.
+TEST(JobBitsTest, SplitMastersAreTheFloatOnes) {
+  RandomLayouts layouts;
+  JobHarness::Setup setup;
+  setup.layout = layouts.Next(20);
+  setup.layout.parameters[0].dtype = DType::kBFloat16;
+  Split(&setup.layout);
+  JobHarness split(setup);
+  setup.layout.master_format = MasterFormat::kFloat32;
+  JobHarness whole(setup);
+  EXPECT_EQ(Train(&split).norms, Train(&whole).norms);
+  for (uint32_t p = 0; p < setup.layout.parameters.size(); ++p) {
+    EXPECT_EQ(split.Fetch(v1::STATE_ARRAY_MASTER, p),
+              whole.Fetch(v1::STATE_ARRAY_MASTER, p));
+    EXPECT_EQ(split.Fetch(v1::STATE_ARRAY_STATE_0, p),
+              whole.Fetch(v1::STATE_ARRAY_STATE_0, p));
+  }
+  EXPECT_LT(split.job().Describe().state_bytes(),
+            whole.job().Describe().state_bytes());
+}
 
 TEST(JobBitsTest, ARestartBetweenStepsChangesNothing) {
   RandomLayouts layouts;

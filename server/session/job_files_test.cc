@@ -78,7 +78,7 @@ TEST_F(JobFilesTest, UntouchedItOpens) {
 
 TEST_F(JobFilesTest, AMissingFile) {
   for (const char* file :
-       {"control", "master.f32", "exp_avg.f32", "exp_avg_sq.f32",
+       {"control", "parameters", "exp_avg.f32", "exp_avg_sq.f32",
         "max_exp_avg_sq.f32", "step_counts.i64", "job.binpb"}) {
     fs::rename(Path(file), Path("aside"));
     ExpectDataLoss(file, "is missing");
@@ -89,7 +89,7 @@ TEST_F(JobFilesTest, AMissingFile) {
 
 TEST_F(JobFilesTest, ATruncatedFile) {
   for (const char* file :
-       {"control", "master.f32", "exp_avg.f32", "exp_avg_sq.f32",
+       {"control", "parameters", "exp_avg.f32", "exp_avg_sq.f32",
         "max_exp_avg_sq.f32", "step_counts.i64", "job.binpb"}) {
     const auto size = fs::file_size(Path(file));
     fs::copy(Path(file), Path("aside"));
@@ -127,7 +127,7 @@ TEST_F(JobFilesTest, FlippedBytesOfTheControlFile) {
     int64_t offset;
     const char* text;
   } cases[] = {{0, "magic is"},
-               {8, "format version is 67"},
+               {8, "format version is 68"},
                {24, "header's checksum"},
                {16, "header's checksum"},
                {72, "step 64 is in progress after committed step 1"}};
@@ -185,13 +185,13 @@ TEST_F(JobFilesTest, AHalfMadeJobIsRemoved) {
 // An extension that died before its description was replaced: larger files and
 // further ones, but the old job.
 TEST_F(JobFilesTest, AHalfMadeExtensionIsUndone) {
-  const auto size = fs::file_size(Path("master.f32"));
-  fs::resize_file(Path("master.f32"), size * 2);
+  const auto size = fs::file_size(Path("exp_avg.f32"));
+  fs::resize_file(Path("exp_avg.f32"), size * 2);
   std::ofstream(Path("accumulator.f32")) << "x";
   std::ofstream(Path("job.binpb.tmp")) << "x";
   ASSERT_TRUE(harness_.Open().ok());
   EXPECT_TRUE(harness_.StateBytes() == state_);
-  EXPECT_EQ(fs::file_size(Path("master.f32")), size);
+  EXPECT_EQ(fs::file_size(Path("exp_avg.f32")), size);
   EXPECT_FALSE(fs::exists(Path("accumulator.f32")));
 }
 

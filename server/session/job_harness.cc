@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cast.h"
+#include "proto/shm/sealed_segment.h"
 #include "proto/shm/segment_layout.h"
 
 namespace optstate {
@@ -325,10 +326,15 @@ std::vector<int64_t> JobHarness::StepCounts() {
 std::vector<float> JobHarness::Parameter(uint32_t parameter) {
   const ParameterSpec& spec = layout_.parameters()[parameter];
   std::vector<float> values(static_cast<size_t>(spec.numel));
-  CastToFloat(spec.dtype,
-              ValueOf(job_->parameter_segment())->data() +
-                  layout_.parameter_offset_bytes(parameter),
-              values.data(), values.size());
+  const uint64_t begin = layout_.parameter_offset_bytes(parameter);
+  std::vector<std::byte> elements(values.size() * SizeInBytes(spec.dtype));
+  const UniqueFd file = ValueOf(job_->OpenParameters());
+  if (::pread(file.get(), elements.data(), elements.size(),
+              static_cast<off_t>(begin)) !=
+      static_cast<ssize_t>(elements.size())) {
+    Require(absl::InternalError("the parameter file cannot be read"));
+  }
+  CastToFloat(spec.dtype, elements.data(), values.data(), values.size());
   return values;
 }
 

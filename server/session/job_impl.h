@@ -8,6 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "proto/shm/sealed_segment.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/scheduler/worker_placement.h"
 #include "server/scheduler/worker_pool.h"
@@ -39,7 +40,7 @@ class JobImpl final : public Job {
   absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) override;
   absl::StatusOr<const Layout*> layout() const override;
   absl::StatusOr<const RankPartition*> partition(uint32_t rank) const override;
-  absl::StatusOr<const shm::SealedSegment*> parameter_segment() const override;
+  absl::StatusOr<UniqueFd> OpenParameters() const override;
 
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
@@ -127,6 +128,7 @@ class JobImpl final : public Job {
     return tier_->recovery().rank_marks[rank];
   }
   void StartScaling() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AdoptLoadedParameter() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AdoptUnfinishedLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_register.cc
@@ -139,11 +141,9 @@ class JobImpl final : public Job {
   absl::Status RegisterAgain(const RegisterSpec& spec,
                              JobDescription description)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status AdmitShape(const JobDescription& description,
-                          uint64_t segment_bytes) const
+  absl::Status AdmitShape(const JobDescription& description) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   uint64_t SpeculationBytes(const Layout& layout) const;
-  absl::StatusOr<shm::SealedSegment> MakeSegment(const Layout& layout) const;
   absl::Status UseShape(std::unique_ptr<Shape> shape)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status MakeScheduler() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -236,6 +236,10 @@ class JobImpl final : public Job {
   };
   absl::StatusOr<ArrayRef> ArrayOf(const LoadRange& range) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void WriteMaster(DType dtype, absl::Span<const std::byte> data,
+                   const LoadRange& to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ReadMaster(const LoadRange& from, absl::Span<std::byte> out) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static void WriteState(DType dtype, absl::Span<const std::byte> data,
                          const ArrayRef& to, uint64_t numel);
   static void ReadState(const ArrayRef& from, uint64_t numel,
@@ -272,7 +276,6 @@ class JobImpl final : public Job {
   // Attach may still hold. A job is reshaped a few times in its life.
   std::vector<std::unique_ptr<Shape>> former_shapes_ ABSL_GUARDED_BY(mu_);
   std::optional<HostTier> tier_ ABSL_GUARDED_BY(mu_);
-  shm::SealedSegment segment_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<StepScheduler> scheduler_ ABSL_GUARDED_BY(mu_);
 
   std::vector<RankSession> ranks_ ABSL_GUARDED_BY(mu_);

@@ -184,9 +184,6 @@ absl::StatusOr<JobImpl::ArrayRef> JobImpl::ArrayOf(
   const Layout& layout = layout_of_job();
   const StateArrays arrays = tier_->arrays();
   const uint64_t flat = layout.flat_offset(range.parameter) + range.begin;
-  if (range.array == v1::STATE_ARRAY_MASTER) {
-    return ArrayRef{.data = arrays.master + flat};
-  }
   const int index = static_cast<int>(range.array) - v1::STATE_ARRAY_STATE_0;
   const auto known = layout.optimizer_info().state_arrays;
   if (index < 0 || static_cast<size_t>(index) >= known.size()) {
@@ -286,6 +283,31 @@ void JobImpl::WriteState(DType dtype, absl::Span<const std::byte> data,
   }
 }
 
+void JobImpl::WriteMaster(DType dtype, absl::Span<const std::byte> data,
+                          const LoadRange& to) {
+  std::atomic<uint64_t>& loading = tier_->control()->parameter_loading;
+  loading.store(to.parameter + uint64_t{1}, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  float block[kQuantizedBlockElements];
+  for (uint64_t i = 0; i < to.numel; i += std::size(block)) {
+    const uint64_t count = std::min<uint64_t>(to.numel - i, std::size(block));
+    CastAnyToFloat(dtype, data.data() + i * SizeInBytes(dtype), block, count);
+    scheduler_->WriteMaster(to.parameter, to.begin + i, count, block);
+  }
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  loading.store(0, std::memory_order_relaxed);
+}
+
+void JobImpl::ReadMaster(const LoadRange& from,
+                         absl::Span<std::byte> out) const {
+  float block[kQuantizedBlockElements];
+  for (uint64_t i = 0; i < from.numel; i += std::size(block)) {
+    const uint64_t count = std::min<uint64_t>(from.numel - i, std::size(block));
+    scheduler_->ReadMaster(from.parameter, from.begin + i, count, block);
+    std::memcpy(out.data() + i * sizeof(float), block, count * sizeof(float));
+  }
+}
+
 void JobImpl::ReadState(const ArrayRef& from, uint64_t numel,
                         absl::Span<std::byte> out) {
   float block[kQuantizedBlockElements];
@@ -306,28 +328,21 @@ absl::Status JobImpl::LoadElements(uint32_t rank, const LoadRange& range,
                                    absl::Span<const std::byte> data) {
   OPTSTATE_RETURN_IF_ERROR(CheckElementRange(range));
   OPTSTATE_ASSIGN_OR_RETURN(const size_t piece, PieceOf(rank, range));
-  OPTSTATE_ASSIGN_OR_RETURN(const ArrayRef array, ArrayOf(range));
   OPTSTATE_RETURN_IF_ERROR(
       CheckBytes(range.numel * SizeInBytes(dtype), data.size()));
-  // Masters alone, into a job that has all of its own: the trainer overwrote
-  // parameters in place. A load that breaks off leaves each as it was or as it
-  // was to be, beside moments that nobody touched; there is nothing to clear.
-  const bool overwrites = range.array == v1::STATE_ARRAY_MASTER &&
-                          range.parameter < record().load_required_from;
-  if (!overwrites) NoteLoadTouches(range.parameter);
   if (range.array != v1::STATE_ARRAY_MASTER) {
+    OPTSTATE_ASSIGN_OR_RETURN(const ArrayRef array, ArrayOf(range));
+    NoteLoadTouches(range.parameter);
     WriteState(dtype, data, array, range.numel);
     return absl::OkStatus();
   }
-  auto* const master = static_cast<float*>(array.data);
-  CastAnyToFloat(dtype, data.data(), master, range.numel);
-  const Layout& layout = layout_of_job();
-  const DType own = layout.parameters()[range.parameter].dtype;
-  CastFromFloat(own, master,
-                segment_.data() +
-                    layout.parameter_offset_bytes(range.parameter) +
-                    range.begin * SizeInBytes(own),
-                range.numel);
+  // Masters alone, into a job that has all of its own: the trainer overwrote
+  // parameters in place. A load that breaks off leaves each as it was or as it
+  // was to be, beside moments that nobody touched; there is nothing to clear.
+  if (range.parameter >= record().load_required_from) {
+    NoteLoadTouches(range.parameter);
+  }
+  WriteMaster(dtype, data, range);
   load_.NoteMaster(rank, piece, range.begin, range.begin + range.numel);
   return absl::OkStatus();
 }
@@ -382,8 +397,12 @@ absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,
     return record().committed_step;
   }
   OPTSTATE_RETURN_IF_ERROR(CheckElementRange(range));
-  OPTSTATE_ASSIGN_OR_RETURN(const ArrayRef from, ArrayOf(range));
   OPTSTATE_RETURN_IF_ERROR(CheckBytes(numel * sizeof(float), out.size()));
+  if (array == v1::STATE_ARRAY_MASTER) {
+    ReadMaster(range, out);
+    return record().committed_step;
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const ArrayRef from, ArrayOf(range));
   ReadState(from, numel, out);
   return record().committed_step;
 }
@@ -401,7 +420,7 @@ absl::Status JobImpl::ReadParameters(uint64_t offset_bytes,
         absl::StrCat(out.size(), " bytes from ", offset_bytes,
                      " of a parameter area of ", area));
   }
-  CopyTo(out, segment_.data() + offset_bytes);
+  CopyTo(out, tier_->arrays().parameters + offset_bytes);
   return absl::OkStatus();
 }
 

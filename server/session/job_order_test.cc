@@ -86,12 +86,14 @@ struct Case {
   OptimizerKind optimizer;
   StateFormat state_format;
   bool reduced = false;  // of two ranks, by the engine
+  MasterFormat master_format = MasterFormat::kFloat32;
 };
 
 JobHarness::Setup Small(const Case& test) {
   JobHarness::Setup setup;
   setup.layout.optimizer = test.optimizer;
   setup.layout.state_format = test.state_format;
+  setup.layout.master_format = test.master_format;
   const size_t options = InfoOf(test.optimizer).options.size();
   setup.layout.groups = {{}, {.options = (1u << options) - 1}};
   setup.layout.parameters = {
@@ -249,6 +251,10 @@ constexpr Case kCases[] = {
     {"WholeReduced", false, OptimizerKind::kLamb, StateFormat::kFloat32, true},
     {"WholeAccumulating", true, OptimizerKind::kAdafactor,
      StateFormat::kFloat32},
+    {"SplitMaster", false, OptimizerKind::kAdamW, StateFormat::kFloat32, false,
+     MasterFormat::kSplit},
+    {"SplitMasterDynamic8State", false, OptimizerKind::kLion,
+     StateFormat::kDynamic8, false, MasterFormat::kSplit},
 };
 
 INSTANTIATE_TEST_SUITE_P(All, JobOrderTest, ::testing::ValuesIn(kCases),

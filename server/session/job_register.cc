@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/shm/segment_layout.h"
 #include "proto/types/status_macros.h"
 #include "server/session/admission.h"
 #include "server/session/job_impl.h"
@@ -64,8 +63,7 @@ std::string JobImpl::StateDir() const {
                                              : options_.config.state_dir();
 }
 
-absl::Status JobImpl::AdmitShape(const JobDescription& description,
-                                 uint64_t segment_bytes) const {
+absl::Status JobImpl::AdmitShape(const JobDescription& description) const {
   AdmissionRequest request;
   request.directory = options_.directory;
   request.state_dir = StateDir();
@@ -77,7 +75,6 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description,
   const uint64_t present = tier_.has_value() ? tier_->bytes() : 0;
   request.new_state_bytes =
       request.job_state_bytes > present ? request.job_state_bytes - present : 0;
-  request.segment_bytes = segment_bytes;
   request.limits = options_.config.limits();
   return Annotate(Admit(request), absl::StrCat("job \"", options_.name, "\""));
 }
@@ -88,26 +85,14 @@ uint64_t JobImpl::SpeculationBytes(const Layout& layout) const {
              : 0;
 }
 
-absl::StatusOr<shm::SealedSegment> JobImpl::MakeSegment(
-    const Layout& layout) const {
-  return shm::SealedSegment::Create(
-      absl::StrCat("optstate-parameters-", options_.name),
-      shm::ParameterSegmentBytes(layout.parameter_area_bytes()));
-}
-
 absl::Status JobImpl::Create(std::unique_ptr<Shape> shape) {
   const JobDescription& what = shape->description;
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
                             AdmissionLock::Take(StateDir()));
-  OPTSTATE_RETURN_IF_ERROR(AdmitShape(
-      what, shm::ParameterSegmentBytes(what.layout.parameter_area_bytes())));
-  // The segment first: if it fails nothing is in the directory.
-  OPTSTATE_ASSIGN_OR_RETURN(shm::SealedSegment segment,
-                            MakeSegment(what.layout));
+  OPTSTATE_RETURN_IF_ERROR(AdmitShape(what));
   OPTSTATE_ASSIGN_OR_RETURN(
       tier_, HostTier::Create(options_.directory, what.layout, what.accumulate,
                               SerializeDescription(what)));
-  segment_ = std::move(segment);
   absl::Status used = UseShape(std::move(shape));
   if (used.ok()) {
     StartScaling();
@@ -127,16 +112,9 @@ absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
       TextOf(what.loss_scaler) != TextOf(shape_->description.loss_scaler);
   if (extended && !failure_.ok()) return failure_;
   const uint32_t first_new = parameter_count();
-  const uint64_t segment_bytes =
-      extended ? shm::ParameterSegmentBytes(what.layout.parameter_area_bytes())
-               : 0;
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
                             AdmissionLock::Take(StateDir()));
-  OPTSTATE_RETURN_IF_ERROR(AdmitShape(what, segment_bytes));
-  shm::SealedSegment segment;
-  if (extended) {
-    OPTSTATE_ASSIGN_OR_RETURN(segment, MakeSegment(what.layout));
-  }
+  OPTSTATE_RETURN_IF_ERROR(AdmitShape(what));
   // Runs change hands; nobody is attached who would miss what was staged.
   for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
     rank_mark(rank).step = 0;
@@ -151,14 +129,12 @@ absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
     OPTSTATE_RETURN_IF_ERROR(MakeScheduler());
     return reshaped;
   }
-  if (extended) segment_ = std::move(segment);
   OPTSTATE_RETURN_IF_ERROR(UseShape(std::move(shape)));
   if (scaler_changed) StartScaling();
   if (!extended) return absl::OkStatus();
   StepRecord next = record();
   next.load_required_from = std::min(next.load_required_from, first_new);
   PublishRecord(next, tier_->control());
-  scheduler_->CastParameters(0);
   return absl::OkStatus();
 }
 
@@ -205,7 +181,6 @@ absl::Status JobImpl::MakeScheduler() {
   options.undo = tier_->undo();
   options.speculation = tier_->speculation();
   options.redo = tier_->redo();
-  options.parameters = segment_.data();
   options.pool = &pool_;
   options.observer = options_.observer;
   OPTSTATE_ASSIGN_OR_RETURN(scheduler_, StepScheduler::Create(options));

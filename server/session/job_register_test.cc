@@ -77,14 +77,20 @@ TEST_F(JobRegisterTest, TheFirstRankCreates) {
   const v1::Job job = harness_.job().Describe();
   EXPECT_EQ(job.parameter_count(), 2);
   EXPECT_EQ(job.element_count(), 15000);
-  ASSERT_EQ(job.arrays_size(), 8);
-  EXPECT_EQ(job.arrays(1).name(), "exp_avg");
-  EXPECT_EQ(job.arrays(1).bytes(), 16384 * 4);
-  EXPECT_EQ(job.arrays(3).name(), "step");
-  EXPECT_EQ(job.arrays(7).name(), "undo");
-  EXPECT_EQ(job.arrays(7).bytes(), StepScheduler::WorkerUndoBytes(2));
-  EXPECT_EQ(job.state_bytes(), 3 * 16384 * 4 + 4 * 4096 + 32768 +
-                                   StepScheduler::WorkerUndoBytes(2));
+  ASSERT_EQ(job.arrays_size(), 9);
+  // In whole pages.
+  EXPECT_EQ(job.arrays(0).name(), "parameters");
+  EXPECT_EQ(job.arrays(0).bytes(), 11 * 4096);
+  // Of "b" alone: "a" is of float32.
+  EXPECT_EQ(job.arrays(1).name(), "master");
+  EXPECT_EQ(job.arrays(1).bytes(), 9000 * 4);
+  EXPECT_EQ(job.arrays(2).name(), "exp_avg");
+  EXPECT_EQ(job.arrays(2).bytes(), 16384 * 4);
+  EXPECT_EQ(job.arrays(4).name(), "step");
+  EXPECT_EQ(job.arrays(8).name(), "undo");
+  EXPECT_EQ(job.arrays(8).bytes(), StepScheduler::WorkerUndoBytes(2));
+  EXPECT_EQ(job.state_bytes(), 11 * 4096 + 9000 * 4 + 2 * 16384 * 4 + 4 * 4096 +
+                                   32768 + StepScheduler::WorkerUndoBytes(2));
 }
 
 TEST_F(JobRegisterTest, NothingBeforeRegister) {
@@ -92,7 +98,7 @@ TEST_F(JobRegisterTest, NothingBeforeRegister) {
             absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(harness_.job().partition(0).status().code(),
             absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(harness_.job().parameter_segment().status().code(),
+  EXPECT_EQ(harness_.job().OpenParameters().status().code(),
             absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(harness_.job().Attach({}).status().code(),
             absl::StatusCode::kFailedPrecondition);
@@ -333,7 +339,7 @@ TEST_F(JobRegisterTest, LimitsAreToldByName) {
   JobHarness job_limit(setup);
   absl::Status status = job_limit.Register(0).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("needs 282880 bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("needs 298400 bytes"));
   EXPECT_THAT(status.message(), HasSubstr("job_state_bytes_max"));
 
   setup.limits.set_job_state_bytes_max(0);

@@ -17,21 +17,28 @@
 namespace optstate {
 namespace {
 
-JobHarness::Setup TwoRanks(bool speculative, bool accumulate = false) {
+struct Case {
+  const char* name;
+  bool accumulate;
+  MasterFormat master_format;
+};
+
+JobHarness::Setup TwoRanks(bool speculative, const Case& test) {
   JobHarness::Setup setup;
+  setup.layout.master_format = test.master_format;
   setup.layout.groups = {{}, {.options = adam::kAmsgrad}};
   setup.layout.parameters = {
       MakeParameter("a", 20000),
       MakeParameter("b", 9000, 1, DType::kBFloat16, DType::kBFloat16),
       MakeParameter("idle", 5000, 1), MakeParameter("c", 7000, 1)};
   setup.world_size = 2;
-  setup.accumulate = accumulate;
+  setup.accumulate = test.accumulate;
   setup.speculative = speculative;
   setup.client_instance = 90;
   return setup;
 }
 
-class JobSpeculationTest : public ::testing::TestWithParam<bool> {
+class JobSpeculationTest : public ::testing::TestWithParam<Case> {
  protected:
   JobSpeculationTest()
       : harness_(TwoRanks(true, GetParam())),
@@ -170,7 +177,7 @@ TEST_P(JobSpeculationTest, TheEngineDiesInIt) {
   TakeBoth(CommitOf(1));
   // Sums are there still; without them the step is taken with others, so that
   // whatever is left of the former ones shows.
-  const uint64_t seed = GetParam() ? 2 : 7;
+  const uint64_t seed = GetParam().accumulate ? 2 : 7;
   plain_.SetGradients(plain_.RandomTensors(seed));
   plain_.PushAll(2, 0, {2});
   plain_.CommitAll(CommitOf(2));
@@ -203,9 +210,15 @@ TEST_P(JobSpeculationTest, TheEngineDiesInIt) {
   EXPECT_TRUE(harness_.StateBytes() == expected);
 }
 
-INSTANTIATE_TEST_SUITE_P(All, JobSpeculationTest, ::testing::Bool(),
+constexpr Case kCases[] = {
+    {"Plain", false, MasterFormat::kFloat32},
+    {"Accumulating", true, MasterFormat::kFloat32},
+    {"SplitMaster", false, MasterFormat::kSplit},
+};
+
+INSTANTIATE_TEST_SUITE_P(All, JobSpeculationTest, ::testing::ValuesIn(kCases),
                          [](const auto& param_info) {
-                           return param_info.param ? "Accumulating" : "Plain";
+                           return param_info.param.name;
                          });
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace optstate::supervisor {
 
 // Range of session protocols that this daemon speaks.
-inline constexpr uint32_t kProtocolVersionMin = 2;
+inline constexpr uint32_t kProtocolVersionMin = 3;
 
 // Checks what a Hello says by itself, whatever the daemon's state. Returns the
 // protocol version that both sides speak. FAILED_PRECONDITION naming both

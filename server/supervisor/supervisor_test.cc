@@ -77,6 +77,7 @@ TEST_F(SupervisorTest, EnginesGetTheShareOfTheirJob) {
     return;
   }
   const int own = ::getpriority(PRIO_PROCESS, 0);
+  if (own + 3 > 19) GTEST_SKIP() << "no nice value is left above " << own;
   EXPECT_EQ(::getpriority(PRIO_PROCESS, static_cast<id_t>(other)), own);
   EXPECT_EQ(::getpriority(PRIO_PROCESS, static_cast<id_t>(engine)), own + 3);
 }

@@ -1,5 +1,6 @@
 #include "server/transport/fake_job.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 
 #include <algorithm>
@@ -81,11 +82,12 @@ absl::StatusOr<RegisterResult> FakeJob::Register(const RegisterSpec& spec) {
       partitions_.push_back(std::move(partition));
     }
     ranks_.resize(spec.world_size);
+    const uint64_t bytes =
+        shm::ParameterSegmentBytes(layout_->parameter_area_bytes());
+    const ByteRange whole = {0, bytes};
     OPTSTATE_ASSIGN_OR_RETURN(
-        parameters_,
-        shm::SealedSegment::Create(
-            "fake-parameters",
-            shm::ParameterSegmentBytes(layout_->parameter_area_bytes())));
+        parameters_, StateFile::Create(absl::StrCat(directory_, "/parameters"),
+                                       bytes, {&whole, 1}));
   }
   OPTSTATE_RETURN_IF_ERROR(layout_->CheckSame(spec.layout, false));
   result.layout_hash = layout_->hash();
@@ -106,8 +108,9 @@ absl::StatusOr<const RankPartition*> FakeJob::partition(uint32_t rank) const {
   return absl::InvalidArgumentError(absl::StrCat("no rank ", rank));
 }
 
-absl::StatusOr<const shm::SealedSegment*> FakeJob::parameter_segment() const {
-  return &parameters_;
+absl::StatusOr<UniqueFd> FakeJob::OpenParameters() const {
+  absl::MutexLock lock(&mutex_);
+  return UniqueFd(::open(parameters_->path().c_str(), O_RDONLY | O_CLOEXEC));
 }
 
 absl::StatusOr<AttachResult> FakeJob::Attach(const AttachSpec& spec) {
@@ -185,9 +188,9 @@ void FakeJob::ApplyStep() {
       std::any_of(ranks_.begin(), ranks_.end(),
                   [](const Rank& rank) { return rank.commit.found_inf; });
   if (!found_inf) {
-    for (uint64_t i = 0; i < parameters_.size(); ++i) {
-      parameters_.data()[i] = static_cast<std::byte>(
-          static_cast<uint8_t>(parameters_.data()[i]) + 1);
+    for (uint64_t i = 0; i < parameters_->size(); ++i) {
+      parameters_->data()[i] = static_cast<std::byte>(
+          static_cast<uint8_t>(parameters_->data()[i]) + 1);
     }
   }
   ++committed_step_;
@@ -246,7 +249,7 @@ absl::StatusOr<uint64_t> FakeJob::Fetch(v1::StateArray array,
 absl::Status FakeJob::ReadParameters(uint64_t offset_bytes,
                                      absl::Span<std::byte> out) {
   absl::MutexLock lock(&mutex_);
-  std::memcpy(out.data(), parameters_.data() + offset_bytes, out.size());
+  std::memcpy(out.data(), parameters_->data() + offset_bytes, out.size());
   return absl::OkStatus();
 }
 

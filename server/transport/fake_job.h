@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "server/session/job.h"
+#include "storage/state_file.h"
 
 namespace optstate {
 
@@ -60,7 +61,7 @@ class FakeJob : public Job {
   absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) override;
   absl::StatusOr<const Layout*> layout() const override;
   absl::StatusOr<const RankPartition*> partition(uint32_t rank) const override;
-  absl::StatusOr<const shm::SealedSegment*> parameter_segment() const override;
+  absl::StatusOr<UniqueFd> OpenParameters() const override;
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
@@ -93,7 +94,7 @@ class FakeJob : public Job {
   mutable absl::Mutex mutex_;
   std::unique_ptr<Layout> layout_;
   std::vector<RankPartition> partitions_;
-  shm::SealedSegment parameters_;
+  std::optional<StateFile> parameters_;
   std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);
   uint64_t committed_step_ ABSL_GUARDED_BY(mutex_) = 0;
   // What was loaded, by array, parameter and first element.

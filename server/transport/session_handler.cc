@@ -126,8 +126,6 @@ absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
   }
   OPTSTATE_ASSIGN_OR_RETURN(const RankPartition* partition,
                             options_.job->partition(request.rank()));
-  OPTSTATE_ASSIGN_OR_RETURN(const shm::SealedSegment* parameters,
-                            options_.job->parameter_segment());
   AttachPlan plan;
   plan.rank = request.rank();
   plan.client_instance = request.client_instance();
@@ -135,10 +133,7 @@ absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
   plan.group_count = layout->groups().size();
   plan.gradient_area_bytes = partition->gradient_area_bytes;
   plan.parameter_area_bytes = layout->parameter_area_bytes();
-  plan.parameter_segment.reset(::fcntl(parameters->fd(), F_DUPFD_CLOEXEC, 0));
-  if (!plan.parameter_segment.ok()) {
-    return OsError(errno, "fcntl(F_DUPFD_CLOEXEC) of the parameter segment");
-  }
+  OPTSTATE_ASSIGN_OR_RETURN(plan.parameters, options_.job->OpenParameters());
   return plan;
 }
 

@@ -28,7 +28,7 @@ struct AttachPlan {
   uint64_t group_count = 0;
   uint64_t gradient_area_bytes = 0;
   uint64_t parameter_area_bytes = 0;
-  UniqueFd parameter_segment;
+  UniqueFd parameters;  // see Job::OpenParameters
   uint64_t client_instance = 0;
   // Whether the gradient area holds what this client instance wrote there for
   // the engine before this one.

@@ -117,8 +117,7 @@ absl::Status ShmSession::AnswerAttach(shm::Frame frame,
   *reply.mutable_status() = ToProto(attached.status());
   if (!attached.ok()) return Send(reply, {});
   *reply.mutable_attach() = *std::move(attached);
-  return Send(reply,
-              {segments_->completion_fd(), plan.parameter_segment.get()});
+  return Send(reply, {segments_->completion_fd(), plan.parameters.get()});
 }
 
 absl::StatusOr<v1::AttachReply> ShmSession::Attach(

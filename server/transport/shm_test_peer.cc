@@ -93,9 +93,9 @@ absl::Status ShmTestPeer::MapReply(std::vector<UniqueFd> fds) {
       shm::PeerSegment::Map(std::move(fds[0]),
                             shm::CompletionSegmentLayout::kSegmentBytes));
   OPTSTATE_ASSIGN_OR_RETURN(
-      parameters_, shm::PeerSegment::Map(std::move(fds[1]),
-                                         shm::ParameterSegmentBytes(
-                                             layout_.parameter_area_bytes())));
+      parameters_, shm::PeerSegment::MapFile(
+                       std::move(fds[1]), shm::ParameterSegmentBytes(
+                                              layout_.parameter_area_bytes())));
   const auto* answers =
       reinterpret_cast<const shm::CompletionHeader*>(completions_.data());
   if (answers->magic != shm::kCompletionMagic) {

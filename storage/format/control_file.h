@@ -21,7 +21,7 @@ namespace optstate {
 // with a disk below, pages reach it in any order.
 
 inline constexpr uint64_t kControlMagic = 0x314c544354504f53;  // "SOPTCTL1"
-inline constexpr uint32_t kControlVersion = 3;
+inline constexpr uint32_t kControlVersion = 4;
 
 // Flags of a StepRecord.
 inline constexpr uint32_t kStepRecordHasOutcome = 1;
@@ -86,6 +86,9 @@ struct ControlFile {
   // The step that is speculated about; 0: none. Set before the first of its
   // runs is touched. The committed step or one before it: it was decided.
   std::atomic<uint64_t> step_speculated;
+  // 1 + the parameter whose masters are being overwritten by a load, beside
+  // which its values in another dtype may be those of before; 0: none.
+  std::atomic<uint64_t> parameter_loading;
   alignas(64) StepRecord records[2];
   uint8_t reserved2[3648];
 };

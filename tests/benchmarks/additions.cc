@@ -40,10 +40,28 @@ OPTSTATE_INLINE auto Sum(const Gradients<Element, kGradients>& gradients,
   return sum;
 }
 
+OPTSTATE_INLINE void AddZero(float* __restrict__ values, size_t numel) {
+  for (size_t i = 0; i < numel; ++i) values[i] += 0.0f;
+}
+
+// A parameter of floats is its own master, in one place.
+template <size_t kGradients>
+OPTSTATE_INLINE void AddVectors(Gradients<float, kGradients> gradients,
+                                float* __restrict__ parameter, float*,
+                                float* __restrict__ exp_avg,
+                                float* __restrict__ exp_avg_sq, size_t numel) {
+#pragma GCC ivdep
+  for (size_t i = 0; i < numel; ++i) {
+    parameter[i] = Added(Sum(gradients, i), parameter[i]);
+    exp_avg[i] += 0.0f;
+    exp_avg_sq[i] += 0.0f;
+  }
+}
+
 // Adding 0 is not to be left out: it makes 0 of -0.
-template <typename Element, size_t kGradients>
-OPTSTATE_INLINE void AddVectors(Gradients<Element, kGradients> gradients,
-                                Element* __restrict__ parameter,
+template <size_t kGradients>
+OPTSTATE_INLINE void AddVectors(Gradients<uint16_t, kGradients> gradients,
+                                uint16_t* __restrict__ parameter,
                                 float* __restrict__ master,
                                 float* __restrict__ exp_avg,
                                 float* __restrict__ exp_avg_sq, size_t numel) {
@@ -57,26 +75,26 @@ OPTSTATE_INLINE void AddVectors(Gradients<Element, kGradients> gradients,
   }
 }
 
-OPTSTATE_INLINE void AddZero(float* __restrict__ values, size_t numel) {
-  for (size_t i = 0; i < numel; ++i) values[i] += 0.0f;
+template <size_t kGradients>
+OPTSTATE_INLINE void AddParameters(Gradients<float, kGradients> gradients,
+                                   float* __restrict__ parameter, float*,
+                                   size_t begin, size_t end) {
+#pragma GCC ivdep
+  for (size_t i = begin; i < end; ++i) {
+    parameter[i] = Added(Sum(gradients, i), parameter[i]);
+  }
 }
 
-template <typename Element, size_t kGradients>
-OPTSTATE_INLINE void AddBlocks(Gradients<Element, kGradients> gradients,
-                               Element* __restrict__ parameter,
-                               float* __restrict__ master,
-                               float* __restrict__ exp_avg,
-                               float* __restrict__ exp_avg_sq, size_t numel) {
-  for (size_t begin = 0; begin < numel; begin += kBlock) {
-    const size_t end = std::min(begin + kBlock, numel);
+template <size_t kGradients>
+OPTSTATE_INLINE void AddParameters(Gradients<uint16_t, kGradients> gradients,
+                                   uint16_t* __restrict__ parameter,
+                                   float* __restrict__ master, size_t begin,
+                                   size_t end) {
 #pragma GCC ivdep
-    for (size_t i = begin; i < end; ++i) {
-      parameter[i] = Added(Sum(gradients, i), master[i]);
-    }
-    AddZero(master + begin, end - begin);
-    AddZero(exp_avg + begin, end - begin);
-    AddZero(exp_avg_sq + begin, end - begin);
+  for (size_t i = begin; i < end; ++i) {
+    parameter[i] = Added(Sum(gradients, i), master[i]);
   }
+  AddZero(master + begin, end - begin);
 }
 
 template <typename Element, size_t kGradients>
@@ -86,14 +104,18 @@ OPTSTATE_INLINE void AddAll(const TileView& view, AdditionsOrder order) {
     gradients[k] = static_cast<const Element*>(view.gradients[k]);
   }
   auto* const parameter = static_cast<Element*>(view.parameter);
+  auto* const master = static_cast<float*>(view.master);
   auto* const exp_avg = static_cast<float*>(view.state[0]);
   auto* const exp_avg_sq = static_cast<float*>(view.state[1]);
   if (order == AdditionsOrder::kVectors) {
-    AddVectors<Element, kGradients>(gradients, parameter, view.master, exp_avg,
-                                    exp_avg_sq, view.numel);
-  } else {
-    AddBlocks<Element, kGradients>(gradients, parameter, view.master, exp_avg,
-                                   exp_avg_sq, view.numel);
+    return AddVectors<kGradients>(gradients, parameter, master, exp_avg,
+                                  exp_avg_sq, view.numel);
+  }
+  for (size_t begin = 0; begin < view.numel; begin += kBlock) {
+    const size_t end = std::min(begin + kBlock, view.numel);
+    AddParameters<kGradients>(gradients, parameter, master, begin, end);
+    AddZero(exp_avg + begin, end - begin);
+    AddZero(exp_avg_sq + begin, end - begin);
   }
 }
 

@@ -115,6 +115,7 @@ void KernelAlone::UpdateTile(size_t begin, size_t numel) {
   view.gradients = absl::MakeConstSpan(&gradient, 1);
   view.parameter = arrays_[kParameter].data() + begin * SizeInBytes(dtype_);
   view.master = floats(kMaster);
+  if (dtype_ == DType::kFloat32) view.parameter = view.master;
   view.state[0] = floats(kExpAvg);
   view.state[1] = floats(kExpAvgSq);
   view.numel = numel;

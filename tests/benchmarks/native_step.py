@@ -13,6 +13,7 @@ BLOCK = 256  # of 8-bit state: elements with a scale of their own
 
 # Numbers of proto/types/dtype.h.
 DTYPES = {torch.float32: 1, torch.bfloat16: 2}
+MASTER_FORMATS = {"float32": 1, "split": 2}
 STATE_FORMATS = {"float32": 1, "bfloat16": 2, "dynamic8": 3}
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "dynamic8": torch.uint8}
 
@@ -28,16 +29,28 @@ class Options:
 class Arrays:
     """One tensor's gradients, parameter, master and state, as a job has them."""
 
-    def __init__(self, numel, dtype, *, gradients=1, state="float32", scale=1.0, seed=0) -> None:
+    def __init__(
+        self,
+        numel,
+        dtype,
+        *,
+        gradients=1,
+        state="float32",
+        master="float32",
+        scale=1.0,
+        seed=0,
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.gradients = [
             torch.empty(numel, dtype=dtype).normal_(0, 1e-2 * scale, generator=generator)
             for _ in range(gradients)
         ]
         self.master = torch.empty(numel).normal_(0, 1, generator=generator)
-        self.parameter = self.master.to(dtype)
-        if dtype == torch.float32:
-            self.parameter = self.parameter.clone()
+        self.parameter = self.master.to(dtype)  # float32: the same memory
+        self.master_format = master
+        if master == "split":
+            # Low halves of 0: the parameter is the master.
+            self.master = torch.zeros(numel, dtype=torch.int16)
         self.state_format = state
         self.state = [torch.zeros(numel, dtype=STATE_DTYPES[state]) for _ in range(2)]
         self.scale = []
@@ -77,6 +90,7 @@ class _Format(ctypes.Structure):
         ("dtype", ctypes.c_uint32),
         ("state", ctypes.c_uint32),
         ("gradients", ctypes.c_uint32),
+        ("master", ctypes.c_uint32),
     ]
 
 
@@ -135,6 +149,7 @@ class Step:
             DTYPES[first.parameter.dtype],
             STATE_FORMATS[first.state_format],
             len(first.gradients),
+            MASTER_FORMATS[first.master_format],
         )
         tensors = (_Tensor * len(arrays))(*map(_Tensor, arrays))
         self._plan = self._library.plan(workers.handle, ctypes.byref(form), tensors, len(arrays))

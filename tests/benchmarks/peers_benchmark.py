@@ -123,11 +123,22 @@ class Benchmark:
                 step.close()
 
     def state_formats(self) -> None:
-        table = Table("6: state formats against float32 state, bfloat16 gradient and parameter")
-        # Gradient read, parameter written, master and two arrays both.
-        moved = {"float32": 4 + 8 + 16, "bfloat16": 4 + 8 + 8, "dynamic8": 12 + 4 + 16 / BLOCK}
+        table = Table("6: formats against float32, bfloat16 gradient and parameter")
+        # Gradient read, parameter written (split: both), master and two arrays both.
+        moved = {
+            ("float32", "float32"): 4 + 8 + 16,
+            ("bfloat16", "float32"): 4 + 8 + 8,
+            ("dynamic8", "float32"): 12 + 4 + 16 / BLOCK,
+            ("float32", "split"): 2 + 8 + 16,
+            ("bfloat16", "split"): 2 + 8 + 8,
+            ("dynamic8", "split"): 2 + 8 + 4 + 16 / BLOCK,
+        }
+        full = ("float32", "float32")
         for numel in self.sizes:
-            by_state = {state: Arrays(numel, torch.bfloat16, state=state) for state in moved}
+            by_state = {
+                (state, master): Arrays(numel, torch.bfloat16, state=state, master=master)
+                for state, master in moved
+            }
             for threads in self.arguments.threads:
                 workers = self.on_threads(threads)
                 steps = {
@@ -135,9 +146,11 @@ class Benchmark:
                 }
                 sides = {state: step.update for state, step in steps.items()}
                 taken = self.times(sides, threads).seconds
-                for state in ("bfloat16", "dynamic8"):
-                    times = Times({"optstate": taken[state], "float32": taken["float32"]})
-                    what = f"{state} ({moved[state]:g} of {moved['float32']} B an element)"
+                for each in [each for each in moved if each != full]:
+                    times = Times({"optstate": taken[each], "float32": taken[full]})
+                    state, master = each
+                    what = f"{state} state, {master} master"
+                    what += f" ({moved[each]:.4g} of {moved[full]} B an element)"
                     table.add(what, count(numel), threads, times, "float32", None)
                 for step in steps.values():
                     step.close()

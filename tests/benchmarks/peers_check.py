@@ -76,6 +76,21 @@ def _check_formats(workers, options) -> None:
         assert error < most, f"{state} state: updates are {error:.3f} away from float32 state's"
 
 
+def _check_split(workers, options) -> None:
+    """A split master takes the steps of a float32 one that begins with the same values."""
+    split, full = (_arrays(torch.bfloat16, master=master) for master in ("split", "float32"))
+    for its in full:
+        its.master = its.parameter.float()
+    for arrays in (split, full):
+        step = Step(workers, arrays, options)
+        for _ in range(STEPS):
+            step.update()
+        step.close()
+    for its, other in zip(split, full):
+        master = (its.parameter.view(torch.int16).int() << 16) + its.master.int()
+        torch.testing.assert_close(master.view(torch.float32), other.master, rtol=0, atol=0)
+
+
 def _check_sums(workers, options) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for ranks in (2, 4, 8):
@@ -97,7 +112,6 @@ def _check_additions(workers, options) -> None:
             step.add_blocks() if blocks else step.add_vectors()
             step.close()
             for its, master in zip(arrays, masters):
-                torch.testing.assert_close(its.master, master, rtol=0, atol=0)
                 torch.testing.assert_close(its.parameter, master + sum(its.gradients))
 
 
@@ -105,5 +119,6 @@ def check(workers: Workers, options: Options, deepspeed: type | None) -> None:
     _check_float32(workers, options, deepspeed)
     _check_bfloat16(workers, options, deepspeed)
     _check_formats(workers, options)
+    _check_split(workers, options)
     _check_sums(workers, options)
     _check_additions(workers, options)

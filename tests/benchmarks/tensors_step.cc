@@ -85,7 +85,8 @@ TileView TensorsStep::ViewOf(const Run& run, const void** gradients) const {
   view.gradients = absl::MakeConstSpan(gradients, gradients_);
   view.parameter =
       at(tensor.parameter, run.begin * SizeInBytes(key_.parameter));
-  view.master = tensor.master + run.begin;
+  const bool is_split = key_.master == MasterFormat::kSplit;
+  view.master = at(tensor.master, run.begin * (is_split ? 2 : sizeof(float)));
   for (size_t k = 0; k < std::size(tensor.state); ++k) {
     view.state[k] = at(tensor.state[k], run.begin * SizeInBytes(key_.state));
     if (tensor.scale[k] == nullptr) continue;

@@ -28,6 +28,7 @@ OPTSTATE_EXPORT void* optstate_bench_plan(void* workers,
   key.gradient = static_cast<optstate::DType>(format->dtype);
   key.parameter = key.gradient;
   key.state = static_cast<optstate::StateFormat>(format->state);
+  key.master = static_cast<optstate::MasterFormat>(format->master);
   auto step = TensorsStep::Create(key, format->gradients,
                                   absl::MakeConstSpan(tensors, count),
                                   static_cast<Workers*>(workers));

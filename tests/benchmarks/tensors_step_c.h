@@ -17,18 +17,19 @@ enum { kOptstateBenchGradientsMax = 8 };
 typedef struct OptstateBenchTensor {
   const void* gradients[kOptstateBenchGradientsMax];
   void* parameter;
-  float* master;
+  void* master; /* of float32 parameters the parameter */
   void* state[2];
   float* scale[2];
   uint64_t numel;
 } OptstateBenchTensor;
 
-// `dtype` is of gradients and parameter; both formats are numbers of
+// `dtype` is of gradients and parameter; the formats are numbers of
 // proto/types.
 typedef struct OptstateBenchFormat {
   uint32_t dtype;
   uint32_t state;
   uint32_t gradients;
+  uint32_t master;
 } OptstateBenchFormat;
 
 typedef struct OptstateBenchInput {

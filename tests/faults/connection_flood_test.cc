@@ -125,8 +125,8 @@ class ConnectionFloodTest : public WireFaultTest {
     std::vector<std::thread> threads;
     for (size_t i = 0; i < kThreads; ++i) {
       threads.emplace_back([&] {
-        EXPECT_EQ(Session::Open(Options()).status().code(),
-                  absl::StatusCode::kAlreadyExists);
+        const absl::Status status = Session::Open(Options()).status();
+        EXPECT_EQ(status.code(), absl::StatusCode::kAlreadyExists) << status;
         EXPECT_EQ(RankProcess::Start({.endpoint = endpoint(),
                                       .daemon_path = "",
                                       .job = "job",

@@ -33,6 +33,7 @@ FLOAT32, BFLOAT16, FLOAT16 = 1, 2, 3
 PARTITIONS = {"greedy": 1, "contiguous": 2}
 REPLICATED = 3  # the daemon sums what all ranks push whole
 STATE_FORMATS = {"float32": 1, "bfloat16": 2, "dynamic8": 3}
+MASTER_FORMATS = {"float32": 1, "split": 2}
 HYPERPARAMS_MAX = 12
 MASTER, STATE_0, STEP_COUNT, SCALAR = 1, 2, 5, 6
 PHASE_EMPTY, PHASE_LOADING, PHASE_READY, PHASE_FAILED = 1, 2, 3, 4
@@ -119,6 +120,7 @@ class SessionOptions(_Versioned):
         ("interrupted_context", c_void_p),
         ("state_format", c_int32),
         ("loss_scaler", POINTER(LossScaler)),
+        ("master_format", c_int32),
     )
 
 

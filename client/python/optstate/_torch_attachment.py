@@ -33,6 +33,7 @@ class Settings:
     reduction: str = "trainer"
     loss_scaler: LossScaler | None = None
     overlap: bool = False
+    master_format: str = "float32"
 
     def __post_init__(self) -> None:
         if self.partition not in _native.PARTITIONS:
@@ -137,6 +138,7 @@ class Attachment:
                 step_timeout_s=settings.step_timeout or 0,
                 state_format=_native.STATE_FORMATS[settings.state_format],
                 loss_scaler=settings.loss_scaler,
+                master_format=_native.MASTER_FORMATS[settings.master_format],
             )
 
         self.session, self._spec = open_together(ranks, make_spec)

@@ -160,4 +160,9 @@ def _fitting_master(master: torch.Tensor, parameter: torch.Tensor) -> torch.Tens
     """
     values = parameter.detach()
     master = master.to(device=values.device, dtype=torch.float32)
-    return torch.where(master.to(values.dtype) == values, master, values.float())
+    fits = master.to(values.dtype) == values
+    if values.dtype == torch.bfloat16:
+        # Half way between two, a split master goes with the one further from 0.
+        half_way = (master.view(torch.int32) & 0xFFFF) == 0x8000
+        fits |= half_way & ((master.view(torch.int32) + 0x8000).view(torch.float32) == values)
+    return torch.where(fits, master, values.float())

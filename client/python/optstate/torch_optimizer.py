@@ -65,6 +65,13 @@ def _state_format(dtype: torch.dtype | str | None) -> str:
     return name
 
 
+def _master_format(name: str) -> str:
+    if name not in _native.MASTER_FORMATS:
+        known = ", ".join(_native.MASTER_FORMATS)
+        raise ValueError(f"Invalid master: {name!r} (one of {known})")
+    return name
+
+
 class ServedOptimizer(torch.optim.Optimizer):
     """What the optimizers of optstate add to torch's of the same names.
 
@@ -101,6 +108,11 @@ class ServedOptimizer(torch.optim.Optimizer):
             made to .grad before step() are noticed and pushed again.
         state_dtype: of the state arrays: torch.float32, torch.bfloat16 (rounded
             stochastically, reproducibly) or "dynamic8" (bitsandbytes' 8-bit map).
+        master: where the fp32 values of 16-bit parameters are kept: "float32"
+            beside them, or "split": the bfloat16 parameter is the upper half and
+            16 bits are beside it, 2 bytes less for the same steps. A parameter
+            half way between two bfloat16 is then the larger one, not the even
+            one. float32 parameters are their own in either case.
         loss_scaler: an optstate.LossScaler, kept by the daemon with the job:
             ``optimizer.scale(loss).backward()``, then ``optimizer.step()``.
         connect_timeout, step_timeout: seconds; None: 30 and 1800. step_timeout
@@ -158,6 +170,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         reduction: str = "trainer",
         overlap: bool = False,
         state_dtype: torch.dtype | str | None = None,
+        master: str = "float32",
         loss_scaler: LossScaler | None = None,
         connect_timeout: float | None = None,
         step_timeout: float | None = None,
@@ -174,6 +187,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             reduction,
             loss_scaler,
             overlap,
+            _master_format(master),
         )
         super().__init__(params, *args, **kwargs)
         self.state.clear()  # what Adagrad begins with is the daemon's

@@ -492,3 +492,53 @@ def test_small_state_is_reproducible_and_survives(state_dtype, seed, job):
     whole = train(f"{job}-whole")
     for other in (train(f"{job}-embedded", "embedded"), train(f"{job}-twice", stop=5)):
         assert all(map(torch.equal, whole, other))
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion"])
+def test_split_master_takes_the_steps_of_the_float32_one(name, seed):
+    """bfloat16 parameters: equal but for those half way between two bfloat16."""
+    shapes = [(65, 130), (300,)]
+    results = []
+    for master in ("float32", "split"):
+        parameters = parameters_of(shapes, seed, torch.bfloat16)
+        optimizer = getattr(optstate, name)(parameters, lr=1e-3, master=master)
+        for values in gradients(shapes, seed, 20):
+            set_gradients(parameters, [value.bfloat16() for value in values])
+            optimizer.step()
+        results.append(parameters)
+        optimizer.close()
+    different = total = 0
+    for one, other in zip(*results):
+        different += (one != other).sum().item()
+        total += one.numel()
+        torch.testing.assert_close(one, other, rtol=0.008, atol=0)
+    print(f"{name}: {different} of {total} parameters lay half way")
+    assert different < total / 1000
+
+
+def test_split_master_needs_bfloat16(job):
+    half = torch.nn.Parameter(torch.zeros(4, dtype=torch.float16))
+    half.grad = torch.ones_like(half)
+    with pytest.raises(optstate.InvalidArgumentError, match="split master.*float16"):
+        optstate.AdamW([half], job=job, master="split").step()
+    with pytest.raises(ValueError, match="Invalid master"):
+        optstate.AdamW([half], master="half")
+    # float32 parameters are their own.
+    full = torch.nn.Parameter(torch.zeros(4))
+    full.grad = torch.ones(4)
+    optstate.AdamW([full], job=f"{job}-full", master="split").step()
+    assert full.abs().sum() > 0
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_split_master_half_way_comes_back(sign, job):
+    """A master that rounds away from 0, not to even, is the parameter's all the same."""
+    master = torch.tensor([sign * (1 + 2**-8), sign * 1.25])
+    parameter = torch.nn.Parameter(torch.tensor([sign * (1 + 2**-7), sign * 1.25]).bfloat16())
+    optimizer = optstate.SGD([parameter], lr=1.0, job=job, master="split")
+    state = optimizer.state_dict()
+    state["state"][0] = {"master_param": master}
+    optimizer.load_state_dict(state)
+    parameter.grad = torch.tensor([sign * 2**-8, 0.0]).bfloat16()
+    optimizer.step()
+    assert torch.equal(parameter, torch.tensor([sign * 1.0, sign * 1.25]).bfloat16())
