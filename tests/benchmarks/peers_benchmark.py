@@ -14,6 +14,7 @@ import argparse
 import os
 
 import torch
+from eight_bit_benchmark import state8
 from gloo_ranks import MODES, SAMPLE, GlooRanks
 from interleave import ROUNDS_MIN, Times, interleave, sample
 from native_step import BLOCK, Arrays, Library, Options, Step, Workers
@@ -231,6 +232,7 @@ PARTS = {
     "formats": Benchmark.state_formats,
     "reduction": Benchmark.reduction,
     "gloo": Benchmark.gloo,
+    "state8": state8,
 }
 
 
