@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -55,7 +56,16 @@ def interleave(sides: Mapping[str, Callable[[], object]], threads: int, budget_s
         if seconds < SAMPLE_S:  # how long it takes once it is awake
             seconds = sample(function, 20, clock)
         calls[name] = int(SAMPLE_S / seconds) + 1
-    names = list(sides)
+    timed = {
+        name: functools.partial(sample, function, calls[name], clock)
+        for name, function in sides.items()
+    }
+    return take_turns(timed, budget_s)
+
+
+def take_turns(timed: Mapping[str, Callable[[], float]], budget_s: float) -> Times:
+    """The same of sides that say themselves how many seconds they took."""
+    names = list(timed)
     times = Times({name: [] for name in names})
     begin = time.perf_counter()
     for turn in range(ROUNDS_MAX):
@@ -63,5 +73,5 @@ def interleave(sides: Mapping[str, Callable[[], object]], threads: int, budget_s
             break
         for index in range(len(names)):
             name = names[(index + turn) % len(names)]
-            times.seconds[name].append(sample(sides[name], calls[name], clock))
+            times.seconds[name].append(timed[name]())
     return times

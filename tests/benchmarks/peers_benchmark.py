@@ -13,7 +13,10 @@ from __future__ import annotations
 import argparse
 import os
 
+import daemon_cost
+import rank_cost
 import torch
+from eight_bit_benchmark import state8
 from gloo_ranks import MODES, SAMPLE, GlooRanks
 from interleave import ROUNDS_MIN, Times, interleave, sample
 from native_step import BLOCK, Arrays, Library, Options, Step, Workers
@@ -40,6 +43,11 @@ class Benchmark:
         self.arguments, self.deepspeed = arguments, deepspeed
         self.pools = {threads: Workers(library, threads) for threads in arguments.threads}
         self.sizes = [size for size in (64 * Ki, Mi, 16 * Mi, 64 * Mi) if size <= arguments.most]
+
+    @property
+    def most_served(self) -> int:
+        """Elements of a job through the daemon: --large has no limit but memory."""
+        return 1 << 40 if self.arguments.large else self.arguments.most
 
     def on_threads(self, threads: int) -> Workers:
         set_threads(threads)
@@ -244,6 +252,12 @@ PARTS = {
     "formats": Benchmark.state_formats,
     "reduction": Benchmark.reduction,
     "gloo": Benchmark.gloo,
+    "state8": state8,
+    "sizes": daemon_cost.sizes,
+    "parameters": daemon_cost.parameters,
+    "jobs": daemon_cost.jobs,
+    "ranks": rank_cost.ranks_cost,
+    "overlap": rank_cost.overlap,
 }
 
 

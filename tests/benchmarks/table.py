@@ -1,6 +1,8 @@
-"""The rows that peers_benchmark.py prints, as a table of Markdown."""
+"""The rows that peers_benchmark.py prints, as tables of Markdown."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from interleave import Times
 
@@ -35,3 +37,31 @@ class Table:
             f"| {low:.2f} to {high:.2f} | {said} |",
             flush=True,
         )
+
+
+class FlatTable:
+    """Time of an element's step as something grows that should not change it."""
+
+    GOAL = 1.1
+
+    def __init__(self, title: str, what: str) -> None:
+        print(f"\n### {title}\n")
+        print(f"| {what} | ms a step | ns an element | / first row | quartiles | goal |")
+        print("|---|---|---|---|---|---|", flush=True)
+
+    def add(self, rows: Mapping[str, int], times: Times, goal: bool = True) -> None:
+        """`rows`: elements by side; the first is what the others are measured against."""
+        first = next(iter(rows))
+        for side, elements in rows.items():
+            seconds = times.median_s(side)
+            share = rows[first] / elements
+            middle, low, high = (ratio * share for ratio in times.ratio(side, first))
+            said = "" if side == first or not goal else self._said(middle)
+            print(
+                f"| {side} | {seconds * 1e3:.2f} | {seconds / elements * 1e9:.2f} | {middle:.2f} "
+                f"| {low:.2f} to {high:.2f} | {said} |",
+                flush=True,
+            )
+
+    def _said(self, ratio: float) -> str:
+        return f"{self.GOAL}: {'met' if ratio <= self.GOAL else '**missed**'}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from optstate import _native
+from optstate import _native, errors
 from optstate._torch_layout import DTYPE_CODES
 from optstate.session import ParameterSpec, Piece, Session
 
@@ -247,9 +247,9 @@ class TensorBinding:
     def _raise_gradient(self, index: int, gradient: torch.Tensor) -> None:
         name = self._specs[index].name
         if gradient.layout is not torch.strided:
-            raise RuntimeError(
-                "Adam does not support sparse gradients, please consider SparseAdam instead"
-                f' (parameter "{name}")'
+            raise errors.UnimplementedError(
+                f'optstate does not support sparse gradients (parameter "{name}"): torch.optim\'s'
+                " SGD, Adagrad and SparseAdam do"
             )
         if gradient.is_complex():
             raise RuntimeError(f'optstate does not support complex gradients (parameter "{name}")')

@@ -9,6 +9,7 @@ along and does not use.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,8 +52,8 @@ def fetch_entries(
     indices: Sequence[int],
     tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
 ) -> list[StateEntry | None]:
-    """State of parameters, `tensors` being each with its group; None, as in torch, for
-    one that was never updated."""
+    """State of parameters, `tensors` being each with its group; for one that was never
+    updated None or, as in torch, what Adagrad begins with."""
     counts = binding.fetch_step_counts(indices)
     scalars = binding.fetch_scalars(indices) if info.scalar else [0.0] * len(counts)
     wanted: list[tuple[int, int, tuple[int, ...]]] = []
@@ -72,8 +73,18 @@ def fetch_entries(
                 values = next(arrays)
                 same = values.shape == parameter.shape
                 entry[key] = _like(values, parameter) if same else values.to(parameter.device)
+        elif info.name == "adagrad":
+            entry = _adagrad_start(parameter, group)
         entries.append(entry)
     return entries
+
+
+def _adagrad_start(parameter: torch.Tensor, group: dict[str, Any]) -> StateEntry:
+    """torch's Adagrad has state from its constructor on, and cannot step without."""
+    start = torch.full_like(
+        parameter, group["initial_accumulator_value"], dtype=torch.float32, requires_grad=False
+    )
+    return {"step": _number(0, parameter, group), "sum": start}
 
 
 def _arrays_of(
@@ -94,6 +105,26 @@ def _step_of(info: OptimizerInfo, entry: StateEntry) -> float | None:
     if "step" not in entry and info.name in _WITHOUT_STEP:
         return float(any(entry.get(name) is not None for name, _ in info.state_arrays))
     return float(entry["step"]) if "step" in entry else None
+
+
+def complete_groups(
+    torch_class: type[torch.optim.Optimizer],
+    groups: Sequence[dict[str, Any]],
+    present: Sequence[dict[str, Any]],
+    defaults: dict[str, Any],
+) -> None:
+    """Gives loaded groups the options that torch did not have yet when they were saved.
+
+    Raises ValueError when one lacks an option that it always had.
+    """
+    bare = torch_class.__new__(torch_class)  # torch fills them in while it unpickles
+    bare.__setstate__(
+        {"defaults": dict(defaults), "state": defaultdict(dict), "param_groups": groups}
+    )
+    for index, (group, now) in enumerate(zip(groups, present)):
+        missing = [key for key in defaults if key in now and key not in group]
+        if missing:
+            raise ValueError(f"loaded param_groups[{index}] has no {', '.join(missing)}")
 
 
 def check_entry(
@@ -140,8 +171,9 @@ def load_entry(
 ) -> None:
     """Sends one parameter's state; without an entry it starts anew, as in torch."""
     entry = entry or {"step": 0}
+    is_new = _step_of(info, entry) == 0  # the daemon begins such arrays itself
     for key, (state_array, shape) in info.arrays_of(group, parameter.shape).items():
-        values = entry.get(key)
+        values = None if is_new else entry.get(key)
         if values is None:
             values = torch.zeros(shape, dtype=torch.float32)
         binding.load_array(state_array, index, values)

@@ -563,6 +563,11 @@ class ServedOptimizer(torch.optim.Optimizer):
             self._is_loading_state_dict = False
             handle.remove()
 
+    @classmethod
+    def _torch_class(cls) -> type[torch.optim.Optimizer]:
+        """What this is but for the daemon."""
+        return next(each for each in cls.__mro__ if not issubclass(each, ServedOptimizer))
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         if self._is_loading_state_dict:  # torch's load_state_dict ends here
             self._set_loaded_state(state)
@@ -579,6 +584,9 @@ class ServedOptimizer(torch.optim.Optimizer):
             for key, value in state["state"].items()
         }
         attachment = self._attached()
+        _torch_checkpoint.complete_groups(
+            self._torch_class(), groups, self.param_groups, self.defaults
+        )
         attachment.check_groups(groups)
         names = parameter_names(groups, self._names_by_id)
         entries: dict[int, Any] = {}

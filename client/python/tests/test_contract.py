@@ -1,11 +1,12 @@
-"""torch's contract of an optimizer, with torch's own test inputs where they ship."""
+"""torch's contract of an optimizer, and what ours adds to it.
+
+Every optimizer with torch's own test inputs: test_torch_*.py.
+"""
 
 from __future__ import annotations
 
 import copy
 import pickle
-import sys
-import types
 import warnings
 
 import optstate
@@ -13,76 +14,6 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from training import largest_difference, loss_of, small_model, train
-
-CLASSES = {"Adam": (optstate.Adam, torch.optim.Adam), "AdamW": (optstate.AdamW, torch.optim.AdamW)}
-
-
-def optimizer_info(name: str):
-    """torch's OptimizerInfo; its module wants a test library that it does not use here."""
-    if "expecttest" not in sys.modules:
-        stub = types.ModuleType("expecttest")
-        stub.TestCase = object
-        sys.modules["expecttest"] = stub
-    helpers = pytest.importorskip("torch.testing._internal.common_optimizers")
-    return next(info for info in helpers.optim_db if info.optim_cls.__name__ == name)
-
-
-@pytest.mark.parametrize("name", list(CLASSES))
-def test_torchs_inputs(name):
-    """Every configuration that torch tests gives torch's result."""
-    ours_class, torch_class = CLASSES[name]
-    for given in optimizer_info(name).optim_inputs_func(device="cpu"):
-        ours, torchs = small_model(), small_model()
-        train(ours, ours_class(ours.parameters(), **given.kwargs), range(20))
-        train(torchs, torch_class(torchs.parameters(), **given.kwargs), range(20))
-        assert largest_difference(ours, torchs) < 2e-5, given.desc
-
-
-@pytest.mark.parametrize("flag", ["foreach", "fused"])
-@pytest.mark.parametrize("name", list(CLASSES))
-def test_implementation_flags_are_accepted(name, flag):
-    ours_class, torch_class = CLASSES[name]
-    ours, torchs = small_model(), small_model()
-    optimizer = ours_class(ours.parameters(), **{flag: True})
-    reference = torch_class(torchs.parameters(), **{flag: True})
-    train(ours, optimizer, range(5))
-    train(torchs, reference, range(5))
-    assert largest_difference(ours, torchs) < 1e-5
-    assert optimizer.state_dict()["param_groups"] == reference.state_dict()["param_groups"]
-
-
-@pytest.mark.parametrize("name", list(CLASSES))
-def test_torchs_errors(name):
-    """Every bad input that torch tests raises, or warns, as torch's does."""
-    ours_class, _ = CLASSES[name]
-    for error in optimizer_info(name).optim_error_inputs_func(device="cpu", dtype=torch.float32):
-        given = error.optimizer_error_input
-        parameters = given.params
-        if parameters is None:
-            parameters = [torch.nn.Parameter(torch.randn(1))]
-        if "duplicate parameters" in given.desc and error.error_type is UserWarning:
-            # torch warns and updates it twice a step; we warn and refuse.
-            with (
-                pytest.warns(UserWarning, match=error.error_regex),
-                pytest.raises(ValueError, match="same parameter twice"),
-            ):
-                ours_class(parameters, **given.kwargs)
-        elif issubclass(error.error_type, Warning):
-            with pytest.warns(error.error_type, match=error.error_regex):
-                ours_class(parameters, **given.kwargs)
-        else:
-            with pytest.raises(error.error_type, match=error.error_regex):
-                ours_class(parameters, **given.kwargs)
-
-
-def test_signature_has_torchs_arguments_and_defaults():
-    import inspect
-
-    for ours_class, torch_class in CLASSES.values():
-        ours = inspect.signature(ours_class).parameters
-        for name, parameter in inspect.signature(torch_class).parameters.items():
-            assert ours[name].default == parameter.default, name
-            assert ours[name].kind == parameter.kind, name
 
 
 def test_is_torchs_optimizer():
