@@ -145,61 +145,55 @@ void StepScheduler::SetPartitions(absl::Span<const RankPartition> partitions,
                   partitions);
 }
 
-void StepScheduler::Stage(uint32_t rank,
-                          absl::Span<const std::byte* const> gradient_areas,
-                          size_t first_piece,
-                          absl::Span<const StageAction> actions,
-                          uint64_t staged_mark) {
-  if (actions.empty()) return;
-  const auto& pieces = partitions_[rank].pieces;
+void StepScheduler::Stage(const Staging& staging) {
+  if (staging.actions.empty()) return;
+  const auto& pieces = partitions_[staging.rank].pieces;
   const auto subgroup_of = [&](const Piece& piece, uint64_t element) {
     const uint32_t p = piece.parameter;
     return runs_.SubGroupOf(options_.layout->parameters()[p].group,
                             options_.layout->flat_offset(p) + element);
   };
   // Pieces without elements at either end have nothing to schedule.
-  const Piece* first = &pieces[first_piece];
-  const Piece* last = first + actions.size() - 1;
+  const Piece* first = &pieces[staging.first_piece];
+  const Piece* last = first + staging.actions.size() - 1;
   while (first <= last && first->numel == 0) ++first;
   while (last > first && last->numel == 0) --last;
   if (first > last) return;
   const uint32_t begin = subgroup_of(*first, first->begin);
   const uint32_t end = subgroup_of(*last, last->begin + last->numel - 1) + 1;
   options_.pool->ParallelFor(
-      {begin, end, runs_.subgroups().size()}, [&](size_t i) {
-        StageSubGroup(runs_.subgroups()[i], rank, gradient_areas, first_piece,
-                      actions, staged_mark);
-      });
+      {begin, end, runs_.subgroups().size()},
+      [&](size_t i) { StageSubGroup(runs_.subgroups()[i], staging); });
 }
 
-void StepScheduler::StageSubGroup(
-    const RunTable::SubGroup& subgroup, uint32_t rank,
-    absl::Span<const std::byte* const> gradient_areas, size_t first_piece,
-    absl::Span<const StageAction> actions, uint64_t staged_mark) {
-  const RankPartition& partition = partitions_[rank];
-  const size_t end_piece = first_piece + actions.size();
-  for (size_t i = std::max(first_piece,
+void StepScheduler::StageSubGroup(const RunTable::SubGroup& subgroup,
+                                  const Staging& staging) {
+  const RankPartition& partition = partitions_[staging.rank];
+  const size_t end_piece = staging.first_piece + staging.actions.size();
+  for (size_t i = std::max(staging.first_piece,
                            partition.LowerBound(subgroup.first_parameter));
        i < end_piece; ++i) {
     const Piece& piece = partition.pieces[i];
     if (piece.parameter >= subgroup.end_parameter) return;
-    if (actions[i - first_piece] == StageAction::kNothing) continue;
+    if (staging.actions[i - staging.first_piece] == StageAction::kNothing) {
+      continue;
+    }
     const uint64_t flat = options_.layout->flat_offset(piece.parameter);
     // The part of the piece within the sub-group, in elements of the parameter.
     const uint64_t begin = std::max(flat + piece.begin, subgroup.begin) - flat;
     const uint64_t end =
         std::min(flat + piece.begin + piece.numel, subgroup.end);
     if (flat + begin >= end) continue;
-    StagePiece(rank, piece, begin, end - flat, gradient_areas, staged_mark);
+    StagePiece(staging, piece, begin, end - flat);
   }
 }
 
-void StepScheduler::StagePiece(
-    uint32_t rank, const Piece& piece, uint64_t begin, uint64_t end,
-    absl::Span<const std::byte* const> gradient_areas, uint64_t staged_mark) {
+void StepScheduler::StagePiece(const Staging& staging, const Piece& piece,
+                               uint64_t begin, uint64_t end) {
   const uint32_t p = piece.parameter;
   const DType dtype = options_.layout->parameters()[p].gradient_dtype;
-  const PieceTable::Entry entry = {rank, piece.begin, piece.begin + piece.numel,
+  const PieceTable::Entry entry = {staging.rank, piece.begin,
+                                   piece.begin + piece.numel,
                                    piece.gradient_offset_bytes};
   float* accumulator = options_.arrays.accumulator;
   if (accumulator != nullptr) accumulator += options_.layout->flat_offset(p);
@@ -207,30 +201,32 @@ void StepScheduler::StagePiece(
   runs_.ForEachRun(
       p, begin, end, [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
         const absl::Span<const void* const> from =
-            PushedGradients(p, entry, run_begin, gradient_areas, &sources);
+            PushedGradients(p, entry, run_begin, staging.gradient_areas,
+                            staging.has_pushed, &sources);
         if (accumulator == nullptr) {
           run_sums_[run] = optstate::SumOfSquares(dtype, from, numel);
           return;
         }
-        AccumulateRun(run, dtype, from[0], accumulator + run_begin, numel,
-                      staged_mark);
+        AccumulateRun(run, dtype, from, accumulator + run_begin, numel,
+                      staging.staged_mark);
       });
 }
 
 void StepScheduler::AccumulateRun(uint64_t run, DType dtype,
-                                  const void* gradient, float* sum,
-                                  uint64_t numel, uint64_t staged_mark) {
+                                  absl::Span<const void* const> gradients,
+                                  float* sum, uint64_t numel,
+                                  uint64_t staged_mark) {
   std::atomic<uint64_t>& mark = options_.recovery.staged_marks[run];
   const uint64_t before = mark.load(std::memory_order_relaxed);
   if (before == staged_mark) return;
   if (EpochOf(before) == EpochOf(staged_mark)) {
     WorkerUndo& undo = worker_undo();
     undo.Begin(UndoKind::kAccumulate, run, staged_mark);
-    Accumulate(dtype, gradient, /*first=*/false, sum, numel, &undo.slot);
+    Accumulate(dtype, gradients, /*first=*/false, sum, numel, &undo.slot);
     undo.End(&mark);
   } else {
     // Overwrites what counts no more; broken off, it is begun anew.
-    Accumulate(dtype, gradient, /*first=*/true, sum, numel);
+    Accumulate(dtype, gradients, /*first=*/true, sum, numel);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     mark.store(staged_mark, std::memory_order_relaxed);
   }
@@ -439,6 +435,7 @@ absl::Span<const PieceTable::Entry> StepScheduler::OwnersOf(
 absl::Span<const void* const> StepScheduler::PushedGradients(
     uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
     absl::Span<const std::byte* const> gradient_areas,
+    absl::FunctionRef<bool(uint32_t rank, uint32_t parameter)> has_pushed,
     GradientSources* sources) const {
   const DType dtype = options_.layout->parameters()[parameter].gradient_dtype;
   const uint64_t offset_bytes =
@@ -447,10 +444,12 @@ absl::Span<const void* const> StepScheduler::PushedGradients(
     (*sources)[0] = gradient_areas[piece.rank] + offset_bytes;
     return absl::MakeConstSpan(*sources).first(1);
   }
-  for (size_t rank = 0; rank < gradient_areas.size(); ++rank) {
-    (*sources)[rank] = gradient_areas[rank] + offset_bytes;
+  size_t count = 0;
+  for (uint32_t rank = 0; rank < gradient_areas.size(); ++rank) {
+    if (!has_pushed(rank, parameter)) continue;
+    (*sources)[count++] = gradient_areas[rank] + offset_bytes;
   }
-  return absl::MakeConstSpan(*sources).first(gradient_areas.size());
+  return absl::MakeConstSpan(*sources).first(count);
 }
 
 absl::Span<const void* const> StepScheduler::GradientsOf(
@@ -458,7 +457,7 @@ absl::Span<const void* const> StepScheduler::GradientsOf(
     const Update& update, GradientSources* sources) const {
   if (options_.arrays.accumulator == nullptr) {
     return PushedGradients(parameter, piece, begin, update.gradient_areas,
-                           sources);
+                           HasEveryRank, sources);
   }
   (*sources)[0] = options_.arrays.accumulator +
                   options_.layout->flat_offset(parameter) + begin;

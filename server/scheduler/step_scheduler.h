@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -84,7 +85,7 @@ class StepScheduler {
   // UNIMPLEMENTED when a parameter's dtypes have no kernel.
   static absl::Status CheckKernels(const Layout& layout, bool accumulate);
   // With arrays.accumulator gradients are summed in fp32 as they are staged,
-  // and the update takes the sums.
+  // those of several ranks first, and the update takes the sums.
   static absl::StatusOr<std::unique_ptr<StepScheduler>> Create(
       const Options& options);
 
@@ -122,14 +123,21 @@ class StepScheduler {
   // Before runs change hands between ranks: nothing is accumulated.
   void ForgetStaged();
 
-  // Stages the gradients of the rank's pieces [first_piece, +actions.size()).
-  // Replicated: those of all ranks, in `gradient_areas` (by rank), which have
-  // pushed the same pieces.
+  // What is to be staged: the rank's pieces [first_piece, +actions.size()).
+  // Replicated: of all ranks, in `gradient_areas` (by rank); with accumulation
+  // of those that have pushed the parameter, at least one.
   // With accumulation each run is given `staged_mark` (storage/format/
   // rank_mark.h), and one that has it already is left alone.
-  void Stage(uint32_t rank, absl::Span<const std::byte* const> gradient_areas,
-             size_t first_piece, absl::Span<const StageAction> actions,
-             uint64_t staged_mark);
+  struct Staging {
+    uint32_t rank = 0;
+    absl::Span<const std::byte* const> gradient_areas;
+    size_t first_piece = 0;
+    absl::Span<const StageAction> actions;
+    uint64_t staged_mark = 0;
+    absl::FunctionRef<bool(uint32_t rank, uint32_t parameter)> has_pushed =
+        HasEveryRank;
+  };
+  void Stage(const Staging& staging);
 
   // Sum of squares of what was staged for the parameters with updated != 0,
   // in order of the parameters; and of those of each group, into `by_group`.
@@ -197,22 +205,23 @@ class StepScheduler {
   bool IsUpdated(uint32_t parameter, uint64_t step) const;
   bool MayHaveHoles(const Column& column) const;
   bool IsPrefix(const Column& column) const;
-  void StageSubGroup(const RunTable::SubGroup& subgroup, uint32_t rank,
-                     absl::Span<const std::byte* const> gradient_areas,
-                     size_t first_piece, absl::Span<const StageAction> actions,
-                     uint64_t staged_mark);
-  void StagePiece(uint32_t rank, const Piece& piece, uint64_t begin,
-                  uint64_t end,
-                  absl::Span<const std::byte* const> gradient_areas,
-                  uint64_t staged_mark);
-  void AccumulateRun(uint64_t run, DType dtype, const void* gradient,
-                     float* sum, uint64_t numel, uint64_t staged_mark);
+  static bool HasEveryRank(uint32_t /*rank*/, uint32_t /*parameter*/) {
+    return true;
+  }
+  void StageSubGroup(const RunTable::SubGroup& subgroup,
+                     const Staging& staging);
+  void StagePiece(const Staging& staging, const Piece& piece, uint64_t begin,
+                  uint64_t end);
+  void AccumulateRun(uint64_t run, DType dtype,
+                     absl::Span<const void* const> gradients, float* sum,
+                     uint64_t numel, uint64_t staged_mark);
   void ApplySubGroup(const RunTable::SubGroup& subgroup, const Update& update);
   void ApplyParameter(uint32_t parameter, uint64_t begin, uint64_t end,
                       const UpdateFactors& factors, const Update& update);
   absl::Span<const void* const> PushedGradients(
       uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
       absl::Span<const std::byte* const> gradient_areas,
+      absl::FunctionRef<bool(uint32_t rank, uint32_t parameter)> has_pushed,
       GradientSources* sources) const;
   absl::Span<const void* const> GradientsOf(uint32_t parameter,
                                             const PieceTable::Entry& piece,

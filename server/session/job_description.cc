@@ -70,11 +70,6 @@ absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec) {
         " ranks are on this machine; a job whose ranks are on several machines "
         "is not supported yet"));
   }
-  if (spec.partition == PartitionMode::kReplicated && spec.accumulate) {
-    return absl::InvalidArgumentError(
-        "a job whose engine reduces has no accumulators in the daemon: let "
-        "micro-steps add up in the ranks' own gradients");
-  }
   if (spec.loss_scaler.has_value()) {
     OPTSTATE_RETURN_IF_ERROR(CheckLossScaler(*spec.loss_scaler));
   }

@@ -27,8 +27,8 @@ struct JobDescription {
 
 std::string TextOf(const std::optional<v1::LossScaler>& scaler);
 
-// INVALID_ARGUMENT: world size or rank out of range, bad loss scaler,
-// replicated with accumulate. UNIMPLEMENTED: ranks on several machines.
+// INVALID_ARGUMENT: world size or rank out of range, bad loss scaler.
+// UNIMPLEMENTED: ranks on several machines.
 absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec);
 
 std::string SerializeDescription(const JobDescription& description);

@@ -247,6 +247,8 @@ constexpr Case kCases[] = {
     {"Whole", false, OptimizerKind::kLamb, StateFormat::kFloat32},
     {"Reduced", false, OptimizerKind::kAdamW, StateFormat::kFloat32, true},
     {"WholeReduced", false, OptimizerKind::kLamb, StateFormat::kFloat32, true},
+    {"ReducedAccumulating", true, OptimizerKind::kAdamW, StateFormat::kFloat32,
+     true},
     {"WholeAccumulating", true, OptimizerKind::kAdafactor,
      StateFormat::kFloat32},
 };

@@ -185,6 +185,9 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
   intent_groups_.resize(layout_of_job().groups().size());
   group_sums_.resize(layout_of_job().groups().size());
   open_step_.Reset(&layout_of_job(), partitions, is_replicated());
+  micro_steps_.Reset(&layout_of_job(), accumulates_together()
+                                           ? shape_->description.world_size
+                                           : 0);
   load_.Reset(&layout_of_job(), partitions);
   return absl::OkStatus();
 }

@@ -241,6 +241,11 @@ absl::Status SessionHandler::Push(uint64_t step, uint32_t micro_step,
                             parameter_count);
 }
 
+void SessionHandler::EndMicroStep(uint64_t request_id, uint64_t step,
+                                  uint32_t micro_step) {
+  options_.job->EndMicroStep(rank_, request_id, step, micro_step);
+}
+
 void SessionHandler::Commit(uint64_t request_id, const CommitSpec& spec) {
   options_.job->Commit(rank_, request_id, spec);
 }
