@@ -238,9 +238,15 @@ OPTSTATE_EXPORT int optstate_push_gradients(optstate_session* session,
                                             const uint32_t* parameters,
                                             const void* const* gradients,
                                             size_t count);
-/* Waits until the engine has taken every push, so that the gradient area may be
- * written again (only needed between micro-steps; push_gradients does it). */
+/* Waits until the engine has taken every push. */
 OPTSTATE_EXPORT int optstate_flush(optstate_session* session);
+/* Says that this rank has pushed all that it has of micro-steps up to this one,
+ * none included, and waits until the gradient area may be written again;
+ * push_gradients of a later micro-step does it too. With OPTSTATE_REPLICATED
+ * it waits for ranks that have not come as far. ABORTED: another rank was lost
+ * or has aborted, and what was summed of the step is gone. */
+OPTSTATE_EXPORT int optstate_end_micro_step(optstate_session* session,
+                                            uint64_t step, uint32_t micro_step);
 /* Waits until every rank has committed and the step is applied or skipped.
  * CANCELLED (interrupted): the commit is still under way, and
  * optstate_commit_wait goes on with it; nothing else of a step may be called

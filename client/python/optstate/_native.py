@@ -201,6 +201,7 @@ _PROTOTYPES = {
         (c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_size_t),
     ),
     "optstate_flush": (c_int, (c_void_p,)),
+    "optstate_end_micro_step": (c_int, (c_void_p, c_uint64, c_uint32)),
     "optstate_commit": (c_int, (c_void_p, POINTER(CommitOptions), POINTER(Outcome))),
     "optstate_commit_wait": (c_int, (c_void_p, POINTER(Outcome))),
     "optstate_abort": (c_int, (c_void_p, c_uint64)),

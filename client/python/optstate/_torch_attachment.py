@@ -40,11 +40,6 @@ class Settings:
             raise ValueError(f"Invalid partition: {self.partition!r} (one of {known})")
         if self.reduction not in ("trainer", "daemon"):
             raise ValueError(f"Invalid reduction: {self.reduction!r} (trainer or daemon)")
-        if self.reduction == "daemon" and self.accumulate:
-            raise ValueError(
-                'accumulate=True is for reduction="trainer": with reduction="daemon" let'
-                " micro-steps add up in .grad, by calling backward() again before step()"
-            )
         if self.loss_scaler is not None and not isinstance(self.loss_scaler, LossScaler):
             raise TypeError(f"loss_scaler is {self.loss_scaler!r}, not an optstate.LossScaler")
         for name in ("connect_timeout", "step_timeout"):
@@ -144,7 +139,12 @@ class Attachment:
         # Gradients that the daemon sums are averaged, as DistributedDataParallel does.
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
         tensors = [tensor for group in param_groups for tensor in group["params"]]
-        self.binding = TensorBinding(self.session, tensors, self._spec.parameters)
+        self.binding = TensorBinding(
+            self.session,
+            tensors,
+            self._spec.parameters,
+            can_take_back=not (settings.reduction == "daemon" and settings.accumulate),
+        )
         self.hyperparams = _native.array_of(_native.Hyperparams, len(param_groups))
         self.micro_step = 0
         # Whether something may be staged of a step that failed.

@@ -293,6 +293,13 @@ class Session:
         """Waits until the pieces may be written again."""
         self._call(self._library.optstate_flush)
 
+    def end_micro_step(self, step: int, micro_step: int) -> None:
+        """Waits until the gradients of this micro-step may be overwritten.
+
+        With REPLICATED for ranks that have not come as far.
+        """
+        self._call(self._library.optstate_end_micro_step, step, micro_step)
+
     def commit(
         self,
         step: int,

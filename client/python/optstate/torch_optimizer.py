@@ -89,7 +89,9 @@ class ServedOptimizer(torch.optim.Optimizer):
             parameter) pairs, as torch's optimizers accept.
         partition: "greedy" (whole parameters) or "contiguous" (equal slices):
             which rank pushes which gradients.
-        accumulate: reserve accumulators in the daemon for accumulate_step().
+        accumulate: reserve accumulators in the daemon for accumulate_step(). With
+            reduction="daemon" a micro-step of all ranks is summed as soon as each
+            has taken it; a rank without a gradient adds nothing to it.
         reduction: "trainer": the gradients are reduced already, as after
             DistributedDataParallel. "daemon": each rank has its own, and the
             daemon averages them in the pass of the update; no collective between
@@ -419,19 +421,28 @@ class ServedOptimizer(torch.optim.Optimizer):
         zero_grad() leaves pushed micro-steps alone; abort_step() drops them.
         A GradScaler looks at the gradients of step() alone: with one, look at
         last_outcome.found_inf.
+
+        With reduction="daemon" it waits until the other ranks have taken the
+        micro-step as well. AbortedError: one of them was lost or has aborted, and
+        what was summed of the step is gone; take it again from its first
+        micro-step.
         """
         if not self._settings.accumulate:
             raise RuntimeError("accumulate_step needs an optimizer made with accumulate=True")
         attachment = self._prepared_attachment()
         with _undone_on_error(attachment):
-            if attachment.binding.push(attachment.next_step, attachment.micro_step):
-                attachment.session.flush()
+            attachment.binding.push(attachment.next_step, attachment.micro_step)
+            # Also without a gradient: other ranks may have one, and wait.
+            attachment.session.end_micro_step(attachment.next_step, attachment.micro_step)
         attachment.binding.forget_pushed()
         attachment.micro_step += 1
         self.zero_grad(set_to_none=True)
 
     def abort_step(self) -> None:
-        """Drops the micro-steps that this rank pushed since the last step."""
+        """Drops the micro-steps that this rank pushed since the last step.
+
+        With reduction="daemon" those of all ranks: each calls it.
+        """
         attachment = self._attached()
         attachment.session.abort(attachment.next_step)
         attachment.binding.forget_pushed()
