@@ -46,6 +46,10 @@ typedef struct optstate_session optstate_session;
 #define OPTSTATE_STATE_FLOAT32 1
 #define OPTSTATE_STATE_BFLOAT16 2
 #define OPTSTATE_STATE_DYNAMIC8 3
+/* accumulate dtype: of the sums of micro-steps */
+#define OPTSTATE_ACCUMULATE_FLOAT32 1
+/* The gradients' own: each addition in float32, rounded to nearest even. */
+#define OPTSTATE_ACCUMULATE_GRADIENT 2
 /* partition */
 #define OPTSTATE_GREEDY 1
 #define OPTSTATE_CONTIGUOUS 2
@@ -146,6 +150,7 @@ typedef struct {
   void* interrupted_context;
   int32_t state_format;                    /* 0: float32 */
   const optstate_loss_scaler* loss_scaler; /* NULL: the trainer scales */
+  int32_t accumulate_dtype;                /* of accumulate; 0: float32 */
 } optstate_session_options;
 
 typedef struct {

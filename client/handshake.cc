@@ -115,6 +115,8 @@ v1::RegisterRequest MakeRegister(const ChannelSetup& setup) {
   request.set_local_world_size(setup.local_world_size);
   request.set_partition(static_cast<v1::PartitionMode>(setup.partition_mode));
   request.set_accumulate(setup.accumulate);
+  request.set_accumulate_dtype(
+      static_cast<v1::AccumulateDType>(setup.accumulate_dtype));
   request.set_ephemeral(setup.ephemeral);
   request.set_extend(setup.extend);
   if (setup.loss_scaler.has_value()) {

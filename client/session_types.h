@@ -10,6 +10,7 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "proto/types/accumulation.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
@@ -101,8 +102,9 @@ struct SessionOptions {
   uint32_t world_size = 1;
   uint32_t local_world_size = 0;  // 0: world_size
   // A parameter may be pushed once per micro-step of a step; the daemon keeps
-  // fp32 accumulators.
+  // their sums, in this dtype.
   bool accumulate = false;
+  AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
   bool ephemeral = false;  // delete the job when its last session ends
   bool extend = false;     // the layout may add groups to the registered one
   std::optional<LossScaler> loss_scaler;  // none: the trainer scales

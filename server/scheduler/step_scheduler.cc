@@ -19,12 +19,14 @@ uint64_t NumelOf(const ParameterSpec& spec) {
 
 absl::StatusOr<const UpdateKernel*> KernelOf(const Layout& layout,
                                              const ParameterSpec& spec,
-                                             bool accumulate) {
+                                             Accumulation accumulation) {
   UpdateKernelKey key;
   key.optimizer = layout.optimizer();
   key.options = layout.groups()[spec.group].options;
   key.state = layout.state_format();
-  key.gradient = accumulate ? DType::kFloat32 : spec.gradient_dtype;
+  key.gradient = accumulation == AccumulateDType::kFloat32
+                     ? DType::kFloat32
+                     : spec.gradient_dtype;
   key.parameter = spec.dtype;
   return FindUpdateKernel(key);
 }
@@ -39,12 +41,12 @@ StepScheduler::StepScheduler(const Options& options)
       run_norms_(runs_.run_count(), 0) {}
 
 absl::Status StepScheduler::CheckKernels(const Layout& layout,
-                                         bool accumulate) {
+                                         Accumulation accumulation) {
   const WholeKernel* const whole = FindWholeKernel(layout.optimizer());
   if (whole != nullptr) return CheckWholeKernel(layout, *whole);
   for (const ParameterSpec& spec : layout.parameters()) {
     OPTSTATE_RETURN_IF_ERROR(
-        Annotate(KernelOf(layout, spec, accumulate).status(), spec.name));
+        Annotate(KernelOf(layout, spec, accumulation).status(), spec.name));
   }
   return absl::OkStatus();
 }
@@ -58,6 +60,9 @@ absl::StatusOr<std::unique_ptr<StepScheduler>> StepScheduler::Create(
 
 absl::Status StepScheduler::ResolveKernels() {
   MakeColumns();
+  if (options_.arrays.gradient_accumulator != nullptr) {
+    sum_offsets_ = GradientSumOffsets(*options_.layout);
+  }
   for (uint32_t group = 0; group < state_.size(); ++group) {
     for (int k = 0; k < kStateArraysMax; ++k) {
       if (!options_.layout->has_state_array(k, group)) continue;
@@ -67,11 +72,14 @@ absl::Status StepScheduler::ResolveKernels() {
   }
   whole_ = FindWholeKernel(options_.layout->optimizer());
   if (whole_ != nullptr) return MakeWorkspace();
-  const bool accumulate = options_.arrays.accumulator != nullptr;
+  Accumulation accumulation;
+  if (options_.arrays.accumulator != nullptr) {
+    accumulation = AccumulateDType::kFloat32;
+  }
   kernels_.reserve(options_.layout->parameters().size());
   for (const ParameterSpec& spec : options_.layout->parameters()) {
     OPTSTATE_ASSIGN_OR_RETURN(const UpdateKernel* kernel,
-                              KernelOf(*options_.layout, spec, accumulate));
+                              KernelOf(*options_.layout, spec, accumulation));
     kernels_.push_back(kernel);
   }
   return absl::OkStatus();
@@ -114,11 +122,19 @@ absl::Status StepScheduler::MoveToNodes(const WorkerPlacement& placement) {
            (end - begin) / kQuantizedBlockElements * column.block_bytes},
           share.node));
     }
-    if (options_.arrays.accumulator == nullptr) continue;
-    status.Update(MoveToNode(
-        {reinterpret_cast<std::byte*>(options_.arrays.accumulator + begin),
-         (end - begin) * sizeof(float)},
-        share.node));
+    if (!accumulates()) continue;
+    const auto sums_at = [&](uint32_t p, uint64_t flat) {
+      const uint64_t parameter = options_.layout->flat_offset(p);
+      const uint64_t element = flat - std::min(flat, parameter);
+      return SumsOf(
+          p, std::min(element, NumelOf(options_.layout->parameters()[p])));
+    };
+    std::byte* const sums =
+        sums_at(subgroups[share.begin].first_parameter, begin);
+    std::byte* const sums_end =
+        sums_at(subgroups[share.end - 1].end_parameter - 1, end);
+    status.Update(
+        MoveToNode({sums, static_cast<size_t>(sums_end - sums)}, share.node));
   }
   return status;
 }
@@ -195,44 +211,61 @@ void StepScheduler::StagePiece(const Staging& staging, const Piece& piece,
   const PieceTable::Entry entry = {staging.rank, piece.begin,
                                    piece.begin + piece.numel,
                                    piece.gradient_offset_bytes};
-  float* accumulator = options_.arrays.accumulator;
-  if (accumulator != nullptr) accumulator += options_.layout->flat_offset(p);
   GradientSources sources;
   runs_.ForEachRun(
       p, begin, end, [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
         const absl::Span<const void* const> from =
             PushedGradients(p, entry, run_begin, staging.gradient_areas,
                             staging.has_pushed, &sources);
-        if (accumulator == nullptr) {
+        if (accumulates()) {
+          AccumulateRun(run, p, run_begin, numel, from, staging.staged_mark);
+        } else {
           run_sums_[run] = optstate::SumOfSquares(dtype, from, numel);
-          return;
         }
-        AccumulateRun(run, dtype, from, accumulator + run_begin, numel,
-                      staging.staged_mark);
       });
 }
 
-void StepScheduler::AccumulateRun(uint64_t run, DType dtype,
+DType StepScheduler::SumDTypeOf(uint32_t parameter) const {
+  return options_.arrays.accumulator != nullptr
+             ? DType::kFloat32
+             : options_.layout->parameters()[parameter].gradient_dtype;
+}
+
+std::byte* StepScheduler::SumsOf(uint32_t parameter, uint64_t begin) const {
+  if (options_.arrays.accumulator != nullptr) {
+    return reinterpret_cast<std::byte*>(
+        options_.arrays.accumulator + options_.layout->flat_offset(parameter) +
+        begin);
+  }
+  return options_.arrays.gradient_accumulator + sum_offsets_[parameter] +
+         begin * SizeInBytes(SumDTypeOf(parameter));
+}
+
+void StepScheduler::AccumulateRun(uint64_t run, uint32_t parameter,
+                                  uint64_t begin, uint64_t numel,
                                   absl::Span<const void* const> gradients,
-                                  float* sum, uint64_t numel,
                                   uint64_t staged_mark) {
+  const DType dtype = options_.layout->parameters()[parameter].gradient_dtype;
+  const DType sum_dtype = SumDTypeOf(parameter);
+  std::byte* const sum = SumsOf(parameter, begin);
   std::atomic<uint64_t>& mark = options_.recovery.staged_marks[run];
   const uint64_t before = mark.load(std::memory_order_relaxed);
   if (before == staged_mark) return;
   if (EpochOf(before) == EpochOf(staged_mark)) {
     WorkerUndo& undo = worker_undo();
     undo.Begin(UndoKind::kAccumulate, run, staged_mark);
-    Accumulate(dtype, gradients, /*first=*/false, sum, numel, &undo.slot);
+    Accumulate(dtype, gradients, /*first=*/false, sum_dtype, sum, numel,
+               &undo.slot);
     undo.End(&mark);
   } else {
     // Overwrites what counts no more; broken off, it is begun anew.
-    Accumulate(dtype, gradients, /*first=*/true, sum, numel);
+    Accumulate(dtype, gradients, /*first=*/true, sum_dtype, sum, numel);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     mark.store(staged_mark, std::memory_order_relaxed);
   }
   // The sum's own squares, while it is in the cache: after the last micro-step
   // they are those of the whole gradient.
-  run_sums_[run] = optstate::SumOfSquares(DType::kFloat32, sum, numel);
+  run_sums_[run] = optstate::SumOfSquares(sum_dtype, sum, numel);
 }
 
 double StepScheduler::SumOfSquares(absl::Span<const uint8_t> updated,
@@ -259,9 +292,7 @@ double StepScheduler::Norm(double type, absl::Span<const uint8_t> updated,
   options_.pool->ParallelFor(updated.size(), [&](size_t i) {
     const auto p = static_cast<uint32_t>(i);
     if (updated[p] == 0) return;
-    const DType dtype = options_.arrays.accumulator != nullptr
-                            ? DType::kFloat32
-                            : options_.layout->parameters()[p].gradient_dtype;
+    const DType dtype = SumDTypeOf(p);
     GradientSources sources;
     for (const PieceTable::Entry& piece : OwnersOf(p)) {
       runs_.ForEachRun(
@@ -307,9 +338,8 @@ uint64_t StepScheduler::UpdateBytes(absl::Span<const uint8_t> updated) const {
     const ParameterSpec& spec = layout.parameters()[p];
     const uint64_t gradients = replicated_ ? partitions_.size() : 1;
     bytes += NumelOf(spec) * SizeInBytes(spec.dtype);
-    bytes += options_.arrays.accumulator != nullptr
-                 ? NumelOf(spec) * sizeof(float)
-                 : NumelOf(spec) * gradients * SizeInBytes(spec.gradient_dtype);
+    bytes += NumelOf(spec) * SizeInBytes(SumDTypeOf(p)) *
+             (accumulates() ? 1 : gradients);
     ForEachColumn(
         spec.group, layout.flat_offset(p), NumelOf(spec),
         [&](const Column& column, uint64_t /*first*/, uint64_t column_bytes) {
@@ -455,12 +485,11 @@ absl::Span<const void* const> StepScheduler::PushedGradients(
 absl::Span<const void* const> StepScheduler::GradientsOf(
     uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
     const Update& update, GradientSources* sources) const {
-  if (options_.arrays.accumulator == nullptr) {
+  if (!accumulates()) {
     return PushedGradients(parameter, piece, begin, update.gradient_areas,
                            HasEveryRank, sources);
   }
-  (*sources)[0] = options_.arrays.accumulator +
-                  options_.layout->flat_offset(parameter) + begin;
+  (*sources)[0] = SumsOf(parameter, begin);
   return absl::MakeConstSpan(*sources).first(1);
 }
 

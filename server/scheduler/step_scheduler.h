@@ -16,6 +16,7 @@
 #include "absl/types/span.h"
 #include "kernels/update_kernel.h"
 #include "kernels/whole_kernel.h"
+#include "proto/types/accumulation.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
@@ -83,9 +84,10 @@ class StepScheduler {
   };
 
   // UNIMPLEMENTED when a parameter's dtypes have no kernel.
-  static absl::Status CheckKernels(const Layout& layout, bool accumulate);
-  // With arrays.accumulator gradients are summed in fp32 as they are staged,
-  // those of several ranks first, and the update takes the sums.
+  static absl::Status CheckKernels(const Layout& layout,
+                                   Accumulation accumulation);
+  // With accumulators gradients are summed as they are staged, those of several
+  // ranks in fp32 first, and the update takes the sums.
   static absl::StatusOr<std::unique_ptr<StepScheduler>> Create(
       const Options& options);
 
@@ -187,6 +189,14 @@ class StepScheduler {
     int state = -1;              // of the optimizer; -1: the masters
     uint64_t kept_at = 0;        // offset in the speculation file
   };
+  // Whether there are sums of micro-steps, and those of a parameter from this
+  // element on.
+  bool accumulates() const {
+    return options_.arrays.accumulator != nullptr ||
+           options_.arrays.gradient_accumulator != nullptr;
+  }
+  DType SumDTypeOf(uint32_t parameter) const;
+  std::byte* SumsOf(uint32_t parameter, uint64_t begin) const;
   // What a gradient of one run is summed from.
   using GradientSources = std::array<const void*, kWorldSizeMax>;
 
@@ -212,9 +222,9 @@ class StepScheduler {
                      const Staging& staging);
   void StagePiece(const Staging& staging, const Piece& piece, uint64_t begin,
                   uint64_t end);
-  void AccumulateRun(uint64_t run, DType dtype,
-                     absl::Span<const void* const> gradients, float* sum,
-                     uint64_t numel, uint64_t staged_mark);
+  void AccumulateRun(uint64_t run, uint32_t parameter, uint64_t begin,
+                     uint64_t numel, absl::Span<const void* const> gradients,
+                     uint64_t staged_mark);
   void ApplySubGroup(const RunTable::SubGroup& subgroup, const Update& update);
   void ApplyParameter(uint32_t parameter, uint64_t begin, uint64_t end,
                       const UpdateFactors& factors, const Update& update);
@@ -260,8 +270,9 @@ class StepScheduler {
   std::vector<const UpdateKernel*> kernels_;  // by parameter
   std::vector<StateBases> state_;             // by group
   std::vector<Column> columns_;
-  std::vector<double> run_sums_;   // by run
-  std::vector<double> run_norms_;  // by run, of another norm
+  std::vector<uint64_t> sum_offsets_;  // of arrays.gradient_accumulator
+  std::vector<double> run_sums_;       // by run
+  std::vector<double> run_norms_;      // by run, of another norm
   absl::Span<const RankPartition> partitions_;
   bool replicated_ = false;
   // Of optimizers whose update of an element needs the whole parameter; then

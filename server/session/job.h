@@ -16,6 +16,7 @@
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/types.pb.h"
 #include "proto/shm/sealed_segment.h"
+#include "proto/types/accumulation.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
@@ -61,6 +62,7 @@ struct RegisterSpec {
   bool ephemeral = false;
   bool extend = false;
   std::optional<v1::LossScaler> loss_scaler;
+  AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
 };
 
 struct RegisterResult {

@@ -110,6 +110,7 @@ RegisterSpec JobHarness::SpecOf(uint32_t rank) const {
   spec.host_id = "host";
   spec.partition = setup_.partition;
   spec.accumulate = setup_.accumulate;
+  spec.accumulate_dtype = setup_.accumulate_dtype;
   spec.ephemeral = setup_.ephemeral;
   return spec;
 }

@@ -52,6 +52,7 @@ class JobHarness {
     uint32_t world_size = 1;
     PartitionMode partition = PartitionMode::kGreedy;
     bool accumulate = false;
+    AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
     bool ephemeral = false;
     uint32_t workers = 2;
     bool speculative = false;

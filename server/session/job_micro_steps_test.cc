@@ -52,8 +52,10 @@ struct Pushed {
 // By micro-step, by rank.
 using Script = std::vector<std::vector<Pushed>>;
 
-// The definition: over micro-steps, of the sums over ranks, in float.
-Tensors SumOf(const JobHarness& harness, DType dtype, const Script& script) {
+// The definition: over micro-steps, of the sums over ranks, in float; each sum
+// over micro-steps rounded to its dtype.
+Tensors SumOf(const JobHarness& harness, DType dtype, const Script& script,
+              DType sum_dtype) {
   Tensors sums(kParameters);
   for (const std::vector<Pushed>& micro_step : script) {
     Tensors of_ranks(kParameters);
@@ -77,13 +79,15 @@ Tensors SumOf(const JobHarness& harness, DType dtype, const Script& script) {
       }
     }
     for (uint32_t p = 0; p < kParameters; ++p) {
+      const size_t numel = of_ranks[p].size();
       if (sums[p].empty()) {
         sums[p] = of_ranks[p];
-        continue;
+      } else {
+        for (size_t i = 0; i < numel; ++i) sums[p][i] += of_ranks[p][i];
       }
-      for (size_t i = 0; i < of_ranks[p].size(); ++i) {
-        sums[p][i] += of_ranks[p][i];
-      }
+      std::vector<std::byte> rounded(numel * 4 + 1);
+      CastFromFloat(sum_dtype, sums[p].data(), rounded.data(), numel);
+      CastToFloat(sum_dtype, rounded.data(), sums[p].data(), numel);
     }
   }
   return sums;
@@ -122,10 +126,11 @@ class JobMicroStepsTest : public ::testing::Test {
     }
   }
   // The bits that the sum alone gives.
-  std::string Expected(DType dtype, const Script& script) const {
+  std::string Expected(DType dtype, const Script& script,
+                       DType sum_dtype = DType::kFloat32) const {
     JobHarness plain(Alone());
     plain.Start(plain.RandomTensors(1));
-    plain.Step(1, SumOf(plain, dtype, script), CommitOf(1));
+    plain.Step(1, SumOf(plain, dtype, script, sum_dtype), CommitOf(1));
     return plain.StateBytes();
   }
   static bool IsAnswered(const JobHarness& harness, uint32_t rank,
@@ -143,13 +148,20 @@ class JobMicroStepsTest : public ::testing::Test {
 TEST_F(JobMicroStepsTest, EqualsTheStepWithTheSum) {
   for (const DType dtype :
        {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    const std::string expected = Expected(dtype, script_);
-    for (const uint32_t workers : {1, 4}) {
-      JobHarness harness(Together(dtype, 3, workers));
-      harness.Start(harness.RandomTensors(1));
-      PushScript(&harness, 1, script_);
-      EXPECT_TRUE(harness.CommitAll(CommitOf(1)).outcome.applied);
-      EXPECT_TRUE(harness.StateBytes() == expected) << workers << " workers";
+    for (const AccumulateDType kept :
+         {AccumulateDType::kFloat32, AccumulateDType::kGradient}) {
+      const std::string expected = Expected(
+          dtype, script_,
+          kept == AccumulateDType::kGradient ? dtype : DType::kFloat32);
+      for (const uint32_t workers : {1, 4}) {
+        JobHarness::Setup setup = Together(dtype, 3, workers);
+        setup.accumulate_dtype = kept;
+        JobHarness harness(setup);
+        harness.Start(harness.RandomTensors(1));
+        PushScript(&harness, 1, script_);
+        EXPECT_TRUE(harness.CommitAll(CommitOf(1)).outcome.applied);
+        EXPECT_TRUE(harness.StateBytes() == expected) << workers << " workers";
+      }
     }
   }
 }

@@ -86,6 +86,7 @@ struct Case {
   OptimizerKind optimizer;
   StateFormat state_format;
   bool reduced = false;  // of two ranks, by the engine
+  AccumulateDType sums = AccumulateDType::kFloat32;
 };
 
 JobHarness::Setup Small(const Case& test) {
@@ -104,6 +105,7 @@ JobHarness::Setup Small(const Case& test) {
     setup.partition = PartitionMode::kReplicated;
   }
   setup.accumulate = test.accumulate;
+  setup.accumulate_dtype = test.sums;
   setup.client_instance = 40;
   setup.workers = 1;  // single-stepping follows one thread
   return setup;
@@ -249,6 +251,8 @@ constexpr Case kCases[] = {
     {"WholeReduced", false, OptimizerKind::kLamb, StateFormat::kFloat32, true},
     {"ReducedAccumulating", true, OptimizerKind::kAdamW, StateFormat::kFloat32,
      true},
+    {"AccumulatingInGradientDType", true, OptimizerKind::kAdamW,
+     StateFormat::kFloat32, true, AccumulateDType::kGradient},
     {"WholeAccumulating", true, OptimizerKind::kAdafactor,
      StateFormat::kFloat32},
 };

@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<JobImpl::Shape>> JobImpl::MakeShape(
   shape->description = std::move(description);
   const JobDescription& what = shape->description;
   OPTSTATE_RETURN_IF_ERROR(
-      StepScheduler::CheckKernels(what.layout, what.accumulate));
+      StepScheduler::CheckKernels(what.layout, what.accumulation()));
   shape->partitions.reserve(what.world_size);
   for (uint32_t rank = 0; rank < what.world_size; ++rank) {
     OPTSTATE_ASSIGN_OR_RETURN(
@@ -70,7 +70,7 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description,
   request.directory = options_.directory;
   request.state_dir = StateDir();
   request.job_state_bytes =
-      HostTier::BytesNeeded(description.layout, description.accumulate) +
+      HostTier::BytesNeeded(description.layout, description.accumulation()) +
       StepScheduler::WorkerUndoBytes(pool_.participants()) +
       StepScheduler::RedoBytes(description.layout, pool_.participants()) +
       SpeculationBytes(description.layout);
@@ -105,8 +105,8 @@ absl::Status JobImpl::Create(std::unique_ptr<Shape> shape) {
   OPTSTATE_ASSIGN_OR_RETURN(shm::SealedSegment segment,
                             MakeSegment(what.layout));
   OPTSTATE_ASSIGN_OR_RETURN(
-      tier_, HostTier::Create(options_.directory, what.layout, what.accumulate,
-                              SerializeDescription(what)));
+      tier_, HostTier::Create(options_.directory, what.layout,
+                              what.accumulation(), SerializeDescription(what)));
   segment_ = std::move(segment);
   absl::Status used = UseShape(std::move(shape));
   if (used.ok()) {
@@ -144,8 +144,8 @@ absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
   scheduler_->ForgetStaged();
   // The record of a READY job asks for loads from its parameter count on, which
   // is where the new ones begin: from here on it is LOADING.
-  absl::Status reshaped =
-      tier_->Reshape(what.layout, what.accumulate, SerializeDescription(what));
+  absl::Status reshaped = tier_->Reshape(what.layout, what.accumulation(),
+                                         SerializeDescription(what));
   if (!reshaped.ok()) {
     // The job is as it was, but its arrays may lie elsewhere.
     OPTSTATE_RETURN_IF_ERROR(MakeScheduler());

@@ -29,6 +29,9 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
   OPTSTATE_ASSIGN_OR_RETURN(Layout layout, LayoutFromProto(request.layout()));
   OPTSTATE_ASSIGN_OR_RETURN(const PartitionMode partition,
                             PartitionModeFromProto(request.partition()));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const AccumulateDType accumulate_dtype,
+      AccumulateDTypeFromProto(request.accumulate_dtype()));
   return RegisterSpec{
       .layout = std::move(layout),
       .rank = request.rank(),
@@ -41,7 +44,8 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
       .extend = request.extend(),
       .loss_scaler = request.has_loss_scaler()
                          ? std::make_optional(request.loss_scaler())
-                         : std::nullopt};
+                         : std::nullopt,
+      .accumulate_dtype = accumulate_dtype};
 }
 
 absl::Status CheckArray(uint32_t array) {

@@ -32,6 +32,7 @@ PACKAGE_DIRECTORY = pathlib.Path(__file__).resolve().parent
 FLOAT32, BFLOAT16, FLOAT16 = 1, 2, 3
 PARTITIONS = {"greedy": 1, "contiguous": 2}
 REPLICATED = 3  # the daemon sums what all ranks push whole
+ACCUMULATE_DTYPES = {"float32": 1, "gradient": 2}
 STATE_FORMATS = {"float32": 1, "bfloat16": 2, "dynamic8": 3}
 HYPERPARAMS_MAX = 12
 MASTER, STATE_0, STEP_COUNT, SCALAR = 1, 2, 5, 6
@@ -119,6 +120,7 @@ class SessionOptions(_Versioned):
         ("interrupted_context", c_void_p),
         ("state_format", c_int32),
         ("loss_scaler", POINTER(LossScaler)),
+        ("accumulate_dtype", c_int32),
     )
 
 

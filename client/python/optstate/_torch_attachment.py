@@ -33,6 +33,7 @@ class Settings:
     reduction: str = "trainer"
     loss_scaler: LossScaler | None = None
     overlap: bool = False
+    accumulate_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if self.partition not in _native.PARTITIONS:
@@ -40,6 +41,11 @@ class Settings:
             raise ValueError(f"Invalid partition: {self.partition!r} (one of {known})")
         if self.reduction not in ("trainer", "daemon"):
             raise ValueError(f"Invalid reduction: {self.reduction!r} (trainer or daemon)")
+        if self.accumulate_dtype not in _native.ACCUMULATE_DTYPES:
+            known = ", ".join(_native.ACCUMULATE_DTYPES)
+            raise ValueError(
+                f"Invalid accumulate_dtype: {self.accumulate_dtype!r} (one of {known})"
+            )
         if self.loss_scaler is not None and not isinstance(self.loss_scaler, LossScaler):
             raise TypeError(f"loss_scaler is {self.loss_scaler!r}, not an optstate.LossScaler")
         for name in ("connect_timeout", "step_timeout"):
@@ -132,6 +138,7 @@ class Attachment:
                 step_timeout_s=settings.step_timeout or 0,
                 state_format=_native.STATE_FORMATS[settings.state_format],
                 loss_scaler=settings.loss_scaler,
+                accumulate_dtype=_native.ACCUMULATE_DTYPES[settings.accumulate_dtype],
             )
 
         self.session, self._spec = open_together(ranks, make_spec)

@@ -46,6 +46,7 @@ class SessionSpec:
     step_timeout_s: float = 0
     state_format: int = 1
     loss_scaler: LossScaler | None = None
+    accumulate_dtype: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,6 +203,7 @@ class Session:
             interrupted=interrupt.callback,
             state_format=spec.state_format,
             loss_scaler=scaler,
+            accumulate_dtype=spec.accumulate_dtype,
         )
         handle = ctypes.c_void_p()
         status = library.optstate_session_open(options, ctypes.byref(handle))

@@ -92,6 +92,9 @@ class ServedOptimizer(torch.optim.Optimizer):
         accumulate: reserve accumulators in the daemon for accumulate_step(). With
             reduction="daemon" a micro-step of all ranks is summed as soon as each
             has taken it; a rank without a gradient adds nothing to it.
+        accumulate_dtype: of the accumulators: "float32", or "gradient" for the
+            gradients' own, which for 16 bits takes half the memory and rounds each
+            sum to nearest even.
         reduction: "trainer": the gradients are reduced already, as after
             DistributedDataParallel. "daemon": each rank has its own, and the
             daemon averages them in the pass of the update; no collective between
@@ -157,6 +160,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         model: torch.nn.Module | None = None,
         partition: str = "greedy",
         accumulate: bool = False,
+        accumulate_dtype: str = "float32",
         reduction: str = "trainer",
         overlap: bool = False,
         state_dtype: torch.dtype | str | None = None,
@@ -176,6 +180,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             reduction,
             loss_scaler,
             overlap,
+            accumulate_dtype,
         )
         super().__init__(params, *args, **kwargs)
         self.state.clear()  # what Adagrad begins with is the daemon's

@@ -153,6 +153,32 @@ def test_micro_steps_add_up_in_fp32(dtype, seed):
     assert optimizer.committed_step == reference.committed_step == 4
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("reduction", ["trainer", "daemon"])
+def test_micro_steps_add_up_in_the_gradients_dtype(dtype, reduction, seed):
+    """As torch adds them up in .grad."""
+    shapes = [[1000], [3, 5]]
+    ours = parameters_of(shapes, seed, dtype)
+    torchs = [torch.nn.Parameter(each.detach().clone()) for each in ours]
+    optimizer = optstate.AdamW(
+        ours, accumulate=True, accumulate_dtype="gradient", reduction=reduction
+    )
+    reference = optstate.AdamW(torchs)
+    stream = gradients(shapes, seed, 9)
+    for _ in range(3):
+        reference.zero_grad()
+        for _ in range(3):
+            micro = [value.to(dtype) for value in next(stream)]
+            set_gradients(ours, micro)
+            optimizer.accumulate_step()
+            for parameter, value in zip(torchs, micro):
+                parameter.grad = value if parameter.grad is None else parameter.grad + value
+        optimizer.step()
+        reference.step()
+    for index, (mine, theirs) in enumerate(zip(ours, torchs)):
+        assert torch.equal(mine, theirs), index
+
+
 def test_micro_steps_of_different_parameters_and_abort(seed):
     first, second = parameters_of([[10], [10]], seed, torch.float32)
     before = second.detach().clone()
