@@ -61,6 +61,9 @@ typedef struct optstate_session optstate_session;
 #define OPTSTATE_STATE_2 4
 #define OPTSTATE_STEP_COUNT 5 /* int64, one per parameter */
 #define OPTSTATE_SCALAR 6     /* double, one per parameter */
+/* double, one per parameter, only to be fetched: the L2 norm of its gradient in
+ * the last committed step, unscaled and not clipped; -1: it had none */
+#define OPTSTATE_GRADIENT_NORM 7
 /* phase */
 #define OPTSTATE_PHASE_EMPTY 1
 #define OPTSTATE_PHASE_LOADING 2
@@ -286,7 +289,7 @@ OPTSTATE_EXPORT int optstate_load_many(optstate_session* session,
 OPTSTATE_EXPORT int optstate_finish_load(optstate_session* session);
 /* The whole array of one parameter at the committed step: numel fp32 elements
  * (Adafactor's row_var and col_var: one a row, one a column; STEP_COUNT: one
- * int64; SCALAR: one double). `step` may be NULL. */
+ * int64; SCALAR, GRADIENT_NORM: one double). `step` may be NULL. */
 OPTSTATE_EXPORT int optstate_fetch(optstate_session* session, int32_t array,
                                    uint32_t parameter, void* out,
                                    size_t out_bytes, uint64_t* step);

@@ -27,6 +27,8 @@ static_assert(static_cast<int>(StateArray::kMaster) == v1::STATE_ARRAY_MASTER);
 static_assert(static_cast<int>(StateArray::kStepCount) ==
               v1::STATE_ARRAY_STEP_COUNT);
 static_assert(static_cast<int>(StateArray::kScalar) == v1::STATE_ARRAY_SCALAR);
+static_assert(static_cast<int>(StateArray::kGradientNorm) ==
+              v1::STATE_ARRAY_GRADIENT_NORM);
 
 v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
   v1::Hello hello;

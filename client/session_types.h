@@ -29,15 +29,19 @@ enum class StateArray : uint16_t {
   kState2 = 4,
   kStepCount = 5,  // one int64 per parameter
   kScalar = 6,     // one double per parameter, see OptimizerInfo::scalar
+  // One double per parameter, only to be fetched: the L2 norm of its gradient
+  // in the last committed step, unscaled and not clipped; -1: it had none.
+  kGradientNorm = 7,
 };
 
 constexpr bool IsValidStateArray(uint32_t value) {
-  return value >= 1 && value <= 6;
+  return value >= 1 && value <= 7;
 }
 
 // One number of 8 bytes per parameter, not one per element.
 constexpr bool IsPerParameter(StateArray array) {
-  return array == StateArray::kStepCount || array == StateArray::kScalar;
+  return array == StateArray::kStepCount || array == StateArray::kScalar ||
+         array == StateArray::kGradientNorm;
 }
 
 enum class JobPhase : uint8_t {

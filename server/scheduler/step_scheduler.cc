@@ -1,6 +1,7 @@
 #include "server/scheduler/step_scheduler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -282,6 +283,19 @@ double StepScheduler::SumOfSquares(absl::Span<const uint8_t> updated,
     }
   }
   return sum;
+}
+
+void StepScheduler::NormsByParameter(absl::Span<const uint8_t> updated,
+                                     absl::Span<double> norms) const {
+  for (uint32_t p = 0; p < updated.size(); ++p) {
+    double sum = 0;
+    const uint64_t end =
+        updated[p] == 0 ? runs_.first_run(p) : runs_.first_run(p + 1);
+    for (uint64_t run = runs_.first_run(p); run < end; ++run) {
+      sum += run_sums_[run];
+    }
+    norms[p] = std::sqrt(sum);
+  }
 }
 
 double StepScheduler::Norm(double type, absl::Span<const uint8_t> updated,

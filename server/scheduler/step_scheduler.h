@@ -145,6 +145,9 @@ class StepScheduler {
   // in order of the parameters; and of those of each group, into `by_group`.
   double SumOfSquares(absl::Span<const uint8_t> updated,
                       absl::Span<double> by_group) const;
+  // The square root of that of each parameter, 0 with updated == 0.
+  void NormsByParameter(absl::Span<const uint8_t> updated,
+                        absl::Span<double> norms) const;
   // The L1 norm (type 1) or the largest absolute value (infinity) of the same
   // gradients, which are read once more.
   double Norm(double type, absl::Span<const uint8_t> updated,

@@ -191,6 +191,8 @@ class JobImpl final : public Job {
                 double sum_of_squares) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FillIntentGroups(const CommitSpec& spec, double coefficient)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void KeepGradientNorms(uint64_t step, absl::Span<const uint8_t> updated)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeStep(const Decision& decision, absl::Span<const uint8_t> updated)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MarkStep(const StepRecord& next, double gradient_limit,
@@ -291,6 +293,7 @@ class JobImpl final : public Job {
                            absl::Span<const std::byte> data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckScalars() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckGradientNorms() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status LoadElements(uint32_t rank, const LoadRange& range, DType dtype,
                             absl::Span<const std::byte> data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -322,6 +325,9 @@ class JobImpl final : public Job {
   // Of the step that is decided, or speculated about.
   std::vector<StepIntentGroup> intent_groups_ ABSL_GUARDED_BY(mu_);
   std::vector<double> group_sums_ ABSL_GUARDED_BY(mu_);
+  // By parameter, of this step; 0: none that this engine has taken.
+  std::vector<double> gradient_norms_ ABSL_GUARDED_BY(mu_);
+  uint64_t gradient_norms_step_ ABSL_GUARDED_BY(mu_) = 0;
   LoadRound load_ ABSL_GUARDED_BY(mu_);
   // Not OK: FAILED, and this is what calls return.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);

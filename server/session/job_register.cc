@@ -184,6 +184,8 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
   gradient_areas_.assign(partitions.size(), nullptr);
   intent_groups_.resize(layout_of_job().groups().size());
   group_sums_.resize(layout_of_job().groups().size());
+  gradient_norms_.resize(parameter_count());
+  gradient_norms_step_ = 0;
   open_step_.Reset(&layout_of_job(), partitions, is_replicated());
   micro_steps_.Reset(&layout_of_job(), accumulates_together()
                                            ? shape_->description.world_size

@@ -178,6 +178,7 @@ void JobImpl::CloseStep() {
     if (!decision.outcome.applied || decision.clipped) {
       TakeBackSpeculation();
     }
+    KeepGradientNorms(decision.outcome.step, updated);
     TakeStep(decision, updated);
     outcome = LastOutcome();
   }
@@ -246,6 +247,17 @@ void JobImpl::FillIntentGroups(const CommitSpec& spec, double coefficient) {
         coefficient * ClipCoefficient(spec.groups[i].max_norm, norm) /
         spec.grad_scale;
   }
+}
+
+// For whoever asks; pushes of the next step overwrite the sums.
+void JobImpl::KeepGradientNorms(uint64_t step,
+                                absl::Span<const uint8_t> updated) {
+  scheduler_->NormsByParameter(updated, absl::MakeSpan(gradient_norms_));
+  for (uint32_t p = 0; p < parameter_count(); ++p) {
+    double& norm = gradient_norms_[p];
+    norm = updated[p] == 0 ? -1 : norm / open_step_.commit(0).spec.grad_scale;
+  }
+  gradient_norms_step_ = step;
 }
 
 // A skipped step changes nothing but the record: its number is used up, so that

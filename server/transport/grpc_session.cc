@@ -180,7 +180,8 @@ absl::StatusOr<std::byte*> GrpcSession::StagingFor(uint64_t offset_bytes,
 absl::Status GrpcSession::Load(const v1::LoadRequest& request) {
   uint64_t element_bytes = sizeof(int64_t);
   if (request.array() != v1::STATE_ARRAY_STEP_COUNT &&
-      request.array() != v1::STATE_ARRAY_SCALAR) {
+      request.array() != v1::STATE_ARRAY_SCALAR &&
+      request.array() != v1::STATE_ARRAY_GRADIENT_NORM) {
     OPTSTATE_ASSIGN_OR_RETURN(const DType dtype,
                               DTypeFromProto(request.dtype()));
     element_bytes = SizeInBytes(dtype);

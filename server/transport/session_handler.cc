@@ -49,17 +49,21 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
 }
 
 absl::Status CheckArray(uint32_t array) {
-  if (array >= v1::STATE_ARRAY_MASTER && array <= v1::STATE_ARRAY_SCALAR) {
+  if (array >= v1::STATE_ARRAY_MASTER &&
+      array <= v1::STATE_ARRAY_GRADIENT_NORM) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "state array ", array, " is not known; 1 master, 2 to 4 the ",
-      "optimizer's arrays in their order, 5 step_count, 6 scalar"));
+      "optimizer's arrays in their order, 5 step_count, 6 scalar, 7 "
+      "gradient_norm"));
 }
 
 // One number of 8 bytes per parameter, not one per element.
 bool IsPerParameter(uint32_t array) {
-  return array == v1::STATE_ARRAY_STEP_COUNT || array == v1::STATE_ARRAY_SCALAR;
+  return array == v1::STATE_ARRAY_STEP_COUNT ||
+         array == v1::STATE_ARRAY_SCALAR ||
+         array == v1::STATE_ARRAY_GRADIENT_NORM;
 }
 
 // Bytes of `numel` elements; a product that overflows is the largest number.

@@ -35,7 +35,7 @@ REPLICATED = 3  # the daemon sums what all ranks push whole
 ACCUMULATE_DTYPES = {"float32": 1, "gradient": 2}
 STATE_FORMATS = {"float32": 1, "bfloat16": 2, "dynamic8": 3}
 HYPERPARAMS_MAX = 12
-MASTER, STATE_0, STEP_COUNT, SCALAR = 1, 2, 5, 6
+MASTER, STATE_0, STEP_COUNT, SCALAR, GRADIENT_NORM = 1, 2, 5, 6, 7
 PHASE_EMPTY, PHASE_LOADING, PHASE_READY, PHASE_FAILED = 1, 2, 3, 4
 
 

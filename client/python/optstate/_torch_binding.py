@@ -372,6 +372,11 @@ class TensorBinding:
     def fetch_scalars(self, indices: Sequence[int]) -> list[float]:
         return self._fetch_numbers(_native.SCALAR, "d", indices)
 
+    def fetch_gradient_norms(self) -> dict[str, float]:
+        """By name; without parameters that had no gradient in the last step."""
+        norms = self._fetch_numbers(_native.GRADIENT_NORM, "d", range(len(self._specs)))
+        return {spec.name: norm for spec, norm in zip(self._specs, norms) if norm != -1}
+
     def _fetch_numbers(self, which: int, code: str, indices: Sequence[int]) -> list:
         numbers = array.array(code, bytes(8 * len(indices)))
         if not indices:

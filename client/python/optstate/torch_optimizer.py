@@ -231,6 +231,16 @@ class ServedOptimizer(torch.optim.Optimizer):
         """What carries gradients and parameters, shm or grpc."""
         return self._attachment.session.wire if self._attachment else None
 
+    def gradient_norms(self) -> dict[str, float]:
+        """The L2 norm of each parameter's gradient in the last step, by name.
+
+        Of the unscaled gradients before clipping, summed (and with
+        reduction="daemon" averaged) over ranks and micro-steps. Parameters without a
+        gradient are not in it. Not collective. FailedPreconditionError before the first
+        step, and after the daemon's engine was started anew.
+        """
+        return self._attached().binding.fetch_gradient_norms()
+
     # Attaching.
 
     def attach(self, job: str | None = None, endpoint: str | None = None) -> None:
