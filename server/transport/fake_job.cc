@@ -136,6 +136,7 @@ void FakeJob::Detach(uint32_t rank) {
   ranks_.at(rank).attached = false;
   ranks_[rank].staged.clear();
   ranks_[rank].commit_request.reset();
+  ranks_[rank].ending_request.reset();
 }
 
 absl::Status FakeJob::Push(uint32_t rank, uint64_t step,
