@@ -170,21 +170,27 @@ TEST_F(JobMicroStepsCrashTest, WhoAttachesAfterwardsFindsNothingStaged) {
   ExpectStep();
 }
 
+class DropsBeforeTheCrash : public JobMicroStepsCrashTest,
+                            public ::testing::WithParamInterface<uint32_t> {};
+
 // Nothing of what was dropped before the engine died comes back with the next.
-TEST_F(JobMicroStepsCrashTest, DroppedSumsStayDropped) {
+TEST_P(DropsBeforeTheCrash, DroppedSumsStayDropped) {
+  const uint32_t rank = GetParam();
   DieAfter([&] {
     PushMicroStep0(&harness_);
-    if (!harness_.job().Abort(0, 1).ok()) ::_exit(1);
-    Push(&harness_, 0, 0, 99, 3);
+    if (!harness_.job().Abort(rank, 1).ok()) ::_exit(1);
+    Push(&harness_, rank, 0, 99, 3);
   });
-  for (uint32_t rank = 0; rank < 2; ++rank) {
-    EXPECT_TRUE(AttachTo(rank).empty());
+  for (uint32_t each = 0; each < 2; ++each) {
+    EXPECT_TRUE(AttachTo(each).empty());
   }
   PushMicroStep0(&harness_);
   PushOfRank1(&harness_);
   PushOfRank0(&harness_);
   ExpectStep();
 }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DropsBeforeTheCrash, ::testing::Values(0, 1));
 
 }  // namespace
 }  // namespace optstate
