@@ -19,8 +19,8 @@ struct RankMark {
   uint32_t epoch;  // of the rank's marks in staged_marks
   // Jobs whose engine reduces and accumulates: rank 0's `step` and `epoch` are
   // those of all ranks, for a run has the sum of all. Of marks of this epoch
-  // the rank is past micro-steps [0, ended), and all it has pushed of them is in
-  // the sum.
+  // the rank is past micro-steps [0, ended), and all it has pushed of them is
+  // in the sum.
   uint32_t ended_epoch;
   uint64_t ended;
 };
