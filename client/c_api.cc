@@ -249,6 +249,13 @@ int optstate_flush(optstate_session* session) {
   return Guarded(session, [](client::Session& s) { return s.Flush(); });
 }
 
+int optstate_end_micro_step(optstate_session* session, uint64_t step,
+                            uint32_t micro_step) {
+  return Guarded(session, [=](client::Session& s) {
+    return s.EndMicroStep(step, micro_step);
+  });
+}
+
 int optstate_commit(optstate_session* session,
                     const optstate_commit_options* options,
                     optstate_outcome* outcome) {

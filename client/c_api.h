@@ -51,6 +51,10 @@ typedef struct optstate_session optstate_session;
  * bits beside the bfloat16 parameter, which is the upper half. */
 #define OPTSTATE_MASTER_FLOAT32 1
 #define OPTSTATE_MASTER_SPLIT 2
+/* accumulate dtype: of the sums of micro-steps */
+#define OPTSTATE_ACCUMULATE_FLOAT32 1
+/* The gradients' own: each addition in float32, rounded to nearest even. */
+#define OPTSTATE_ACCUMULATE_GRADIENT 2
 /* partition */
 #define OPTSTATE_GREEDY 1
 #define OPTSTATE_CONTIGUOUS 2
@@ -62,6 +66,9 @@ typedef struct optstate_session optstate_session;
 #define OPTSTATE_STATE_2 4
 #define OPTSTATE_STEP_COUNT 5 /* int64, one per parameter */
 #define OPTSTATE_SCALAR 6     /* double, one per parameter */
+/* double, one per parameter, only to be fetched: the L2 norm of its gradient in
+ * the last committed step, unscaled and not clipped; -1: it had none */
+#define OPTSTATE_GRADIENT_NORM 7
 /* phase */
 #define OPTSTATE_PHASE_EMPTY 1
 #define OPTSTATE_PHASE_LOADING 2
@@ -152,6 +159,7 @@ typedef struct {
   int32_t state_format;                    /* 0: float32 */
   const optstate_loss_scaler* loss_scaler; /* NULL: the trainer scales */
   int32_t master_format;                   /* 0: float32 */
+  int32_t accumulate_dtype;                /* of accumulate; 0: float32 */
 } optstate_session_options;
 
 typedef struct {
@@ -244,9 +252,15 @@ OPTSTATE_EXPORT int optstate_push_gradients(optstate_session* session,
                                             const uint32_t* parameters,
                                             const void* const* gradients,
                                             size_t count);
-/* Waits until the engine has taken every push, so that the gradient area may be
- * written again (only needed between micro-steps; push_gradients does it). */
+/* Waits until the engine has taken every push. */
 OPTSTATE_EXPORT int optstate_flush(optstate_session* session);
+/* Says that this rank has pushed all that it has of micro-steps up to this one,
+ * none included, and waits until the gradient area may be written again;
+ * push_gradients of a later micro-step does it too. With OPTSTATE_REPLICATED
+ * it waits for ranks that have not come as far. ABORTED: another rank was lost
+ * or has aborted, and what was summed of the step is gone. */
+OPTSTATE_EXPORT int optstate_end_micro_step(optstate_session* session,
+                                            uint64_t step, uint32_t micro_step);
 /* Waits until every rank has committed and the step is applied or skipped.
  * CANCELLED (interrupted): the commit is still under way, and
  * optstate_commit_wait goes on with it; nothing else of a step may be called
@@ -281,7 +295,7 @@ OPTSTATE_EXPORT int optstate_load_many(optstate_session* session,
 OPTSTATE_EXPORT int optstate_finish_load(optstate_session* session);
 /* The whole array of one parameter at the committed step: numel fp32 elements
  * (Adafactor's row_var and col_var: one a row, one a column; STEP_COUNT: one
- * int64; SCALAR: one double). `step` may be NULL. */
+ * int64; SCALAR, GRADIENT_NORM: one double). `step` may be NULL. */
 OPTSTATE_EXPORT int optstate_fetch(optstate_session* session, int32_t array,
                                    uint32_t parameter, void* out,
                                    size_t out_bytes, uint64_t* step);

@@ -59,6 +59,14 @@ absl::StatusOr<MasterFormat> ReadMasterFormat(int32_t value) {
   return BadValue("master format", value);
 }
 
+absl::StatusOr<AccumulateDType> ReadAccumulateDType(int32_t value) {
+  if (value == 0) return AccumulateDType::kFloat32;
+  if (value > 0 && IsValidAccumulateDType(static_cast<uint32_t>(value))) {
+    return static_cast<AccumulateDType>(value);
+  }
+  return BadValue("accumulate dtype", value);
+}
+
 absl::StatusOr<std::optional<LossScaler>> ReadLossScaler(
     const optstate_loss_scaler* given) {
   if (given == nullptr) return std::nullopt;
@@ -164,6 +172,8 @@ absl::StatusOr<SessionOptions> ReadSessionOptions(
   options.world_size = from.world_size;
   options.local_world_size = from.local_world_size;
   options.accumulate = from.accumulate != 0;
+  OPTSTATE_ASSIGN_OR_RETURN(options.accumulate_dtype,
+                            ReadAccumulateDType(from.accumulate_dtype));
   options.ephemeral = from.ephemeral != 0;
   options.extend = from.extend != 0;
   options.daemon_path = ReadText(from.daemon_path);

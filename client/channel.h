@@ -28,6 +28,7 @@ struct ChannelSetup {
   uint32_t world_size = 1;
   uint32_t local_world_size = 1;
   bool accumulate = false;
+  AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
   bool ephemeral = false;
   bool extend = false;
   std::optional<LossScaler> loss_scaler;

@@ -108,7 +108,8 @@ class Session {
   // submitted; an error of the daemon shows at a later Push, Flush or Commit,
   // and nothing of the step is staged any more then: push all of it again.
   // The gradients must stay as they are until Commit returns or, when
-  // `accumulate` is set, until Flush does. micro_step: 0, 1, ... within a step.
+  // `accumulate` is set, until EndMicroStep does. micro_step: 0, 1, ... within
+  // a step.
   absl::Status Push(uint64_t step, uint32_t micro_step, uint32_t first,
                     uint32_t count);
   // Copies the owned pieces out of whole, contiguous gradients and pushes them.
@@ -120,6 +121,12 @@ class Session {
                              absl::Span<const void* const> gradients);
   // Waits until the engine has taken every push.
   absl::Status Flush();
+  // Says that this rank has pushed all that it has of micro-steps up to this
+  // one, none included, and waits until their gradients may be overwritten.
+  // With PartitionMode::kReplicated that is when the ranks' gradients are
+  // summed: it waits for ranks that have not come as far. ABORTED: another rank
+  // was lost or has aborted, and with it all that was summed of the step.
+  absl::Status EndMicroStep(uint64_t step, uint32_t micro_step);
 
   // Takes the step: waits until every rank has committed and it is applied or
   // skipped. Repeated for the committed step with equal content, it returns the
@@ -154,14 +161,18 @@ class Session {
   absl::StatusOr<uint64_t> FetchMany(absl::Span<const FetchTarget> targets);
 
  private:
+  struct MicroStep {
+    uint64_t step = 0;
+    uint32_t micro_step = 0;
+  };
   // What was last pushed of a piece.
   struct PieceMark {
     uint64_t step = 0;
     int64_t micro_step = kNone;
     int64_t micro_step_before = kNone;  // of the same step
-    // flushes_ when it was pushed: since the next flush the caller may have
-    // written other gradients in its place.
-    uint64_t flushes = 0;
+    // ended_ when it was pushed: since the next end of a micro-step the caller
+    // may have written other gradients in its place.
+    uint64_t ended = 0;
   };
   static constexpr int64_t kNone = -1;
   // Pieces [begin, end) whose gradients are copied, but not pushed yet.
@@ -185,6 +196,8 @@ class Session {
   absl::Status ConnectWithin(Attempt attempt, Attached* attached);
   absl::Status CheckSameJob(const Attached& attached) const;
   absl::Status PushAgain(const Attached& attached);
+  absl::Status PushMicroStepAgain(uint64_t step, int64_t micro_step,
+                                  absl::FunctionRef<bool(size_t piece)> pushes);
 
   absl::Status CheckNoCommit() const;
   absl::Status CheckParameters(uint32_t first, uint32_t count) const;
@@ -192,6 +205,11 @@ class Session {
                        uint32_t count);
   absl::Status CheckGradients(absl::Span<const uint32_t> parameters,
                               absl::Span<const void* const> gradients) const;
+  bool accumulates_together() const {
+    return options_.accumulate &&
+           options_.partition == PartitionMode::kReplicated;
+  }
+  void NoteEnded();
   absl::Status PushCopied(uint64_t step, uint32_t micro_step,
                           const PieceRun& run);
   bool OwnsAt(size_t piece, uint32_t parameter) const;
@@ -223,8 +241,11 @@ class Session {
   bool created_ = false;
 
   std::vector<PieceMark> marks_;  // one per piece
-  uint64_t flushes_ = 0;          // of this session, while it accumulates
-  absl::Status refused_push_;     // why the open step was dropped
+  uint64_t ended_ = 0;            // micro-steps, of this session
+  // The last that was pushed and whose gradients may still be read.
+  std::optional<MicroStep> unended_;
+  bool end_sent_ = false;      // of a micro-step, over the present connection
+  absl::Status refused_push_;  // why the open step was dropped
   // The answer to a commit was not waited for: the engine may be taking the
   // step, with the gradients that are in the gradient area.
   bool commit_unresolved_ = false;

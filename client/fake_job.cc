@@ -346,6 +346,7 @@ std::vector<float>* FakeJob::Array(StateArray array, uint32_t parameter) {
       return setup_.layout.has_state_array(2) ? &state.max_exp_avg_sq : nullptr;
     case StateArray::kStepCount:
     case StateArray::kScalar:
+    case StateArray::kGradientNorm:
       break;
   }
   return nullptr;

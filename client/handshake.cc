@@ -27,6 +27,8 @@ static_assert(static_cast<int>(StateArray::kMaster) == v1::STATE_ARRAY_MASTER);
 static_assert(static_cast<int>(StateArray::kStepCount) ==
               v1::STATE_ARRAY_STEP_COUNT);
 static_assert(static_cast<int>(StateArray::kScalar) == v1::STATE_ARRAY_SCALAR);
+static_assert(static_cast<int>(StateArray::kGradientNorm) ==
+              v1::STATE_ARRAY_GRADIENT_NORM);
 
 v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
   v1::Hello hello;
@@ -115,6 +117,8 @@ v1::RegisterRequest MakeRegister(const ChannelSetup& setup) {
   request.set_local_world_size(setup.local_world_size);
   request.set_partition(static_cast<v1::PartitionMode>(setup.partition_mode));
   request.set_accumulate(setup.accumulate);
+  request.set_accumulate_dtype(
+      static_cast<v1::AccumulateDType>(setup.accumulate_dtype));
   request.set_ephemeral(setup.ephemeral);
   request.set_extend(setup.extend);
   if (setup.loss_scaler.has_value()) {

@@ -53,6 +53,7 @@ absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
                       .world_size = options.world_size,
                       .local_world_size = options.local_world_size,
                       .accumulate = options.accumulate,
+                      .accumulate_dtype = options.accumulate_dtype,
                       .ephemeral = options.ephemeral,
                       .extend = options.extend,
                       .loss_scaler = options.loss_scaler,

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -52,6 +53,7 @@ absl::Status Session::Recover() {
   phase_ = attached.phase;
   channel_->ClearFailedPush();
   commit_sent_ = false;
+  end_sent_ = false;
   if (std::exchange(loading_, false)) {
     // A job whose load broke off is not ready: this rank's answer was lost.
     if (finishing_load_ && phase_ == JobPhase::kReady) return absl::OkStatus();
@@ -115,14 +117,13 @@ absl::Status Session::PushAgain(const Attached& attached) {
     std::fill_n(there.begin() + pieces.first, pieces.count, pieces.micro_step);
   }
   const auto missing = [&](size_t i) {
-    return marks_[i].step == step && there[i] != marks_[i].micro_step;
+    return marks_[i].step == step && there[i] < marks_[i].micro_step;
   };
   const auto& pieces = setup_->partition.pieces;
   for (size_t i = 0; i < marks_.size(); ++i) {
     // Of no elements nothing is lost, and nothing is there.
     if (!missing(i) || pieces[i].numel == 0) continue;
-    if (there[i] == marks_[i].micro_step_before &&
-        marks_[i].flushes == flushes_) {
+    if (there[i] >= marks_[i].micro_step_before && marks_[i].ended == ended_) {
       continue;
     }
     ForgetStaged();
@@ -130,20 +131,35 @@ absl::Status Session::PushAgain(const Attached& attached) {
                                            step,
                                            " were lost; run the step again"));
   }
+  // In their order: a push says that the ones before it are over.
+  std::set<int64_t> micro_steps;
+  for (size_t i = 0; i < marks_.size(); ++i) {
+    if (missing(i)) micro_steps.insert(marks_[i].micro_step);
+  }
+  for (const int64_t micro_step : micro_steps) {
+    OPTSTATE_RETURN_IF_ERROR(
+        PushMicroStepAgain(step, micro_step, [&](size_t i) {
+          return missing(i) && marks_[i].micro_step == micro_step;
+        }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::PushMicroStepAgain(
+    uint64_t step, int64_t micro_step,
+    absl::FunctionRef<bool(size_t piece)> pushes) {
+  const auto& pieces = setup_->partition.pieces;
   for (size_t i = 0; i < pieces.size();) {
-    if (!missing(i)) {
+    if (!pushes(i)) {
       ++i;
       continue;
     }
     size_t end = i + 1;
-    while (end < pieces.size() && missing(end) &&
-           marks_[end].micro_step == marks_[i].micro_step) {
-      ++end;
-    }
+    while (end < pieces.size() && pushes(end)) ++end;
     const uint32_t first = pieces[i].parameter;
     OPTSTATE_RETURN_IF_ERROR(channel_->Push(
         {.step = step,
-         .micro_step = static_cast<uint32_t>(marks_[i].micro_step),
+         .micro_step = static_cast<uint32_t>(micro_step),
          .first_parameter = first,
          .parameter_count = pieces[end - 1].parameter - first + 1},
         StepDeadline()));

@@ -61,7 +61,10 @@ absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckGradients(parameters, gradients)));
   OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
   // The engine may still read the last micro-step's.
-  if (options_.accumulate) OPTSTATE_RETURN_IF_ERROR(Flush());
+  if (options_.accumulate && unended_ && unended_->step == step &&
+      unended_->micro_step < micro_step) {
+    OPTSTATE_RETURN_IF_ERROR(EndMicroStep(step, unended_->micro_step));
+  }
   PieceRun run;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const size_t at = setup_->partition.LowerBound(parameters[i]);
@@ -157,8 +160,9 @@ void Session::Mark(uint64_t step, uint32_t micro_step, uint32_t first,
     }
     mark.step = step;
     mark.micro_step = micro_step;
-    mark.flushes = flushes_;
+    mark.ended = ended_;
   }
+  unended_ = {.step = step, .micro_step = micro_step};
   refused_push_ = absl::OkStatus();
 }
 
@@ -166,6 +170,8 @@ void Session::ForgetStaged() {
   std::fill(marks_.begin(), marks_.end(), PieceMark());
   refused_push_ = absl::OkStatus();
   commit_unresolved_ = false;
+  unended_.reset();
+  end_sent_ = false;
 }
 
 // With a refused push the open step is dropped whole: committing the rest would
@@ -189,9 +195,37 @@ absl::Status Session::Flush() {
     OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
     return TakeFailedPush();
   });
+  if (status.ok() && !accumulates_together()) NoteEnded();
+  return Annotated(status);
+}
+
+// From here on the caller may write the next micro-step's gradients.
+void Session::NoteEnded() {
+  if (options_.accumulate) ++ended_;
+  unended_.reset();
+}
+
+absl::Status Session::EndMicroStep(uint64_t step, uint32_t micro_step) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  if (!accumulates_together()) return Flush();
+  OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
+  const absl::Status status = Persist([&] {
+    if (!end_sent_) {
+      // As a push of nothing, which is answered when the others are as far.
+      OPTSTATE_RETURN_IF_ERROR(channel_->Push({.step = step,
+                                               .micro_step = micro_step,
+                                               .first_parameter = 0,
+                                               .parameter_count = 0},
+                                              StepDeadline()));
+      end_sent_ = true;
+    }
+    OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
+    return TakeFailedPush();
+  });
+  // Interrupted, it is under way; called again, it goes on.
   if (absl::IsCancelled(status)) return Annotated(status);
-  // From here on the caller may write the next micro-step's gradients.
-  if (options_.accumulate && status.ok()) ++flushes_;
+  end_sent_ = false;
+  if (status.ok()) NoteEnded();
   return Annotated(status);
 }
 

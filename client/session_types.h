@@ -10,6 +10,7 @@
 
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "proto/types/accumulation.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
@@ -28,15 +29,19 @@ enum class StateArray : uint16_t {
   kState2 = 4,
   kStepCount = 5,  // one int64 per parameter
   kScalar = 6,     // one double per parameter, see OptimizerInfo::scalar
+  // One double per parameter, only to be fetched: the L2 norm of its gradient
+  // in the last committed step, unscaled and not clipped; -1: it had none.
+  kGradientNorm = 7,
 };
 
 constexpr bool IsValidStateArray(uint32_t value) {
-  return value >= 1 && value <= 6;
+  return value >= 1 && value <= 7;
 }
 
 // One number of 8 bytes per parameter, not one per element.
 constexpr bool IsPerParameter(StateArray array) {
-  return array == StateArray::kStepCount || array == StateArray::kScalar;
+  return array == StateArray::kStepCount || array == StateArray::kScalar ||
+         array == StateArray::kGradientNorm;
 }
 
 enum class JobPhase : uint8_t {
@@ -101,8 +106,9 @@ struct SessionOptions {
   uint32_t world_size = 1;
   uint32_t local_world_size = 0;  // 0: world_size
   // A parameter may be pushed once per micro-step of a step; the daemon keeps
-  // fp32 accumulators.
+  // their sums, in this dtype.
   bool accumulate = false;
+  AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
   bool ephemeral = false;  // delete the job when its last session ends
   bool extend = false;     // the layout may add groups to the registered one
   std::optional<LossScaler> loss_scaler;  // none: the trainer scales

@@ -17,9 +17,10 @@ void CastFromFloat(DType to, const float* in, void* out, size_t numel) {
 }
 
 void Accumulate(DType dtype, absl::Span<const void* const> gradients,
-                bool first, float* sum, size_t numel, UndoSlot* undo) {
-  cpu::AccumulateOn(cpu::BestTarget(), dtype, gradients, first, sum, numel,
-                    undo);
+                bool first, DType sum_dtype, void* sum, size_t numel,
+                UndoSlot* undo) {
+  cpu::AccumulateOn(cpu::BestTarget(), dtype, gradients, first, sum_dtype, sum,
+                    numel, undo);
 }
 
 }  // namespace optstate

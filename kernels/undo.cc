@@ -93,13 +93,14 @@ absl::StatusOr<size_t> RollBack(const TileView& view, StateFormat state,
   return begin;
 }
 
-absl::Status RollBackSum(const UndoSlot& slot, float* sum, size_t numel) {
+absl::Status RollBackSum(const UndoSlot& slot, DType sum_dtype, void* sum,
+                         size_t numel) {
   const uint64_t saved = slot.saved.load(std::memory_order_relaxed);
   if (saved > std::min<uint64_t>(numel, kTileElements)) {
     return absl::DataLossError(
         absl::StrCat("undo slot has ", saved, " elements of a sum of ", numel));
   }
-  std::memcpy(sum, slot.old_sum, saved * sizeof(float));
+  std::memcpy(sum, slot.old_sum, saved * SizeInBytes(sum_dtype));
   return absl::OkStatus();
 }
 

@@ -8,6 +8,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/update_kernel.h"
+#include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 
 namespace optstate {
@@ -65,7 +66,8 @@ struct alignas(64) UndoSlot {
   // Update: an UndoProgress.
   std::atomic<uint64_t> progress;
   // Accumulate: elements [0, saved) of the view in hand have their old values
-  // in old_sum, those of the whole view: a sum is rolled back to its beginning.
+  // in old_sum, those of the whole view and of the sum's dtype: a sum is rolled
+  // back to its beginning.
   std::atomic<uint64_t> saved;
   uint64_t reserved[6];
   union {
@@ -115,7 +117,8 @@ absl::StatusOr<size_t> RollBack(const TileView& view, StateFormat state,
 // Accumulate: puts the old values of elements [0, saved) back. The slot stays
 // as it is, so a process killed in here does it again. DATA_LOSS, and nothing
 // is touched, when `saved` is more than numel or a tile.
-absl::Status RollBackSum(const UndoSlot& slot, float* sum, size_t numel);
+absl::Status RollBackSum(const UndoSlot& slot, DType sum_dtype, void* sum,
+                         size_t numel);
 
 }  // namespace optstate
 

@@ -68,10 +68,11 @@ std::string HostTier::Path(absl::string_view file) const {
   return absl::StrCat(state_, "/", file);
 }
 
-uint64_t HostTier::BytesNeeded(const Layout& layout, bool accumulate) {
+uint64_t HostTier::BytesNeeded(const Layout& layout,
+                               Accumulation accumulation) {
   uint64_t bytes = sizeof(ControlFile);
   for (int i = 0; i < kStateArrayCount; ++i) {
-    if (!HasArray(ArrayAt(i), layout, accumulate)) continue;
+    if (!HasArray(ArrayAt(i), layout, accumulation)) continue;
     for (const ByteRange& range : ReservedRanges(ArrayAt(i), layout)) {
       bytes += range.end - range.begin;
     }
@@ -96,7 +97,8 @@ absl::StatusOr<CheckedFile> HostTier::ReadDescription(
 }
 
 absl::StatusOr<HostTier> HostTier::Create(const std::string& directory,
-                                          const Layout& layout, bool accumulate,
+                                          const Layout& layout,
+                                          Accumulation accumulation,
                                           const std::string& description) {
   const std::string unfinished = directory + kUnfinishedFolder;
   const std::string finished = directory + kStateFolder;
@@ -106,7 +108,7 @@ absl::StatusOr<HostTier> HostTier::Create(const std::string& directory,
   }
   HostTier tier(unfinished);
   const CheckedFile file = {layout.hash(), NewIncarnation(), description};
-  absl::Status status = tier.CreateFiles(layout, accumulate, file);
+  absl::Status status = tier.CreateFiles(layout, accumulation, file);
   if (status.ok() && ::rename(unfinished.c_str(), finished.c_str()) != 0) {
     status = OsError(errno, absl::StrCat("rename to ", finished));
   }
@@ -117,11 +119,12 @@ absl::StatusOr<HostTier> HostTier::Create(const std::string& directory,
   // The paths within say state.tmp; opening again costs little and checks.
   tier = HostTier(finished);
   OPTSTATE_RETURN_IF_ERROR(
-      tier.OpenFiles(layout, accumulate, file.incarnation));
+      tier.OpenFiles(layout, accumulation, file.incarnation));
   return tier;
 }
 
-absl::Status HostTier::CreateFiles(const Layout& layout, bool accumulate,
+absl::Status HostTier::CreateFiles(const Layout& layout,
+                                   Accumulation accumulation,
                                    const CheckedFile& description) {
   const ByteRange whole = {0, sizeof(ControlFile)};
   OPTSTATE_ASSIGN_OR_RETURN(
@@ -131,7 +134,7 @@ absl::Status HostTier::CreateFiles(const Layout& layout, bool accumulate,
                   RecordOfNewJob(), control());
   for (int i = 0; i < kStateArrayCount; ++i) {
     const StateArrayIndex array = ArrayAt(i);
-    if (!HasArray(array, layout, accumulate)) continue;
+    if (!HasArray(array, layout, accumulation)) continue;
     OPTSTATE_ASSIGN_OR_RETURN(
         arrays_[i], StateFile::Create(Path(FileOf(array, layout).file),
                                       FileBytes(array, layout),
@@ -145,16 +148,18 @@ absl::Status HostTier::Remove(const std::string& directory) {
 }
 
 absl::StatusOr<HostTier> HostTier::Open(const std::string& directory,
-                                        const Layout& layout, bool accumulate,
+                                        const Layout& layout,
+                                        Accumulation accumulation,
                                         const CheckedFile& description) {
   OPTSTATE_RETURN_IF_ERROR(CheckHash(description, layout));
   HostTier tier(directory + kStateFolder);
   OPTSTATE_RETURN_IF_ERROR(
-      tier.OpenFiles(layout, accumulate, description.incarnation));
+      tier.OpenFiles(layout, accumulation, description.incarnation));
   return tier;
 }
 
-absl::Status HostTier::OpenFiles(const Layout& layout, bool accumulate,
+absl::Status HostTier::OpenFiles(const Layout& layout,
+                                 Accumulation accumulation,
                                  uint64_t incarnation) {
   const ByteRange whole = {0, sizeof(ControlFile)};
   OPTSTATE_ASSIGN_OR_RETURN(control_, StateFile::Open(Path(kControlFileName),
@@ -163,7 +168,7 @@ absl::Status HostTier::OpenFiles(const Layout& layout, bool accumulate,
                                     Path(kControlFileName)));
   for (int i = 0; i < kStateArrayCount; ++i) {
     const StateArrayIndex array = ArrayAt(i);
-    if (!HasArray(array, layout, accumulate)) {
+    if (!HasArray(array, layout, accumulation)) {
       // Of a reshape that did not get as far as its description, or had not
       // removed it yet.
       const std::string file = FileOf(array, layout).file;
@@ -178,10 +183,11 @@ absl::Status HostTier::OpenFiles(const Layout& layout, bool accumulate,
   return absl::OkStatus();
 }
 
-absl::Status HostTier::ResizeFiles(const Layout& layout, bool accumulate) {
+absl::Status HostTier::ResizeFiles(const Layout& layout,
+                                   Accumulation accumulation) {
   for (int i = 0; i < kStateArrayCount; ++i) {
     const StateArrayIndex array = ArrayAt(i);
-    if (!HasArray(array, layout, accumulate)) continue;
+    if (!HasArray(array, layout, accumulation)) continue;
     const uint64_t bytes = FileBytes(array, layout);
     const std::vector<ByteRange> reserved = ReservedRanges(array, layout);
     if (arrays_[i].has_value()) {
@@ -195,11 +201,11 @@ absl::Status HostTier::ResizeFiles(const Layout& layout, bool accumulate) {
   return absl::OkStatus();
 }
 
-absl::Status HostTier::Reshape(const Layout& layout, bool accumulate,
+absl::Status HostTier::Reshape(const Layout& layout, Accumulation accumulation,
                                const std::string& description) {
   static_assert(kArrayCount == kStateArrayCount);
   const std::array<Extent, kArrayCount> before = Extents();
-  absl::Status status = ResizeFiles(layout, accumulate);
+  absl::Status status = ResizeFiles(layout, accumulation);
   if (status.ok()) {
     // The point of no return: from here on the new layout is the job's.
     status =
@@ -212,7 +218,8 @@ absl::Status HostTier::Reshape(const Layout& layout, bool accumulate,
   }
   for (int i = 0; i < kArrayCount; ++i) {
     if (!arrays_[i].has_value()) continue;
-    if (!HasArray(ArrayAt(i), layout, accumulate)) RestoreExtent(i, {}, layout);
+    if (!HasArray(ArrayAt(i), layout, accumulation))
+      RestoreExtent(i, {}, layout);
   }
   return absl::OkStatus();
 }
@@ -251,6 +258,8 @@ StateArrays HostTier::arrays() const {
     arrays.scale[k] = floats(kScale0Array + k);
   }
   arrays.accumulator = floats(kAccumulatorArray);
+  arrays.gradient_accumulator =
+      reinterpret_cast<std::byte*>(floats(kGradientAccumulatorArray));
   arrays.step_counts =
       reinterpret_cast<int64_t*>(arrays_[kStepCountsArray]->data());
   arrays.scalars = reinterpret_cast<double*>(floats(kScalarsArray));

@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
+#include "proto/types/accumulation.h"
 #include "proto/types/layout.h"
 #include "proto/types/unique_fd.h"
 #include "storage/format/checked_file.h"
@@ -35,7 +36,10 @@ struct StateArrays {
   std::array<std::byte*, kStateArraysMax> state = {};
   // kDynamic8: of each block of theirs.
   std::array<float*, kStateArraysMax> scale = {};
-  float* accumulator = nullptr;    // only with accumulation
+  // Only with accumulation, one of the two: the second has the parameters' sums
+  // where GradientSumOffsets says.
+  float* accumulator = nullptr;
+  std::byte* gradient_accumulator = nullptr;
   int64_t* step_counts = nullptr;  // one per parameter
   double* scalars = nullptr;       // one per parameter
 };
@@ -73,7 +77,7 @@ class HostTier {
   };
 
   // Bytes of all files of a job with this layout.
-  static uint64_t BytesNeeded(const Layout& layout, bool accumulate);
+  static uint64_t BytesNeeded(const Layout& layout, Accumulation accumulation);
 
   // The job's description (job.binpb). NOT_FOUND when the directory holds no
   // job; DATA_LOSS when it is damaged. Removes a set that was never finished.
@@ -83,7 +87,8 @@ class HostTier {
   // A new job, all zeros, every parameter to be loaded. RESOURCE_EXHAUSTED when
   // the file system cannot hold it; then nothing is left behind.
   static absl::StatusOr<HostTier> Create(const std::string& directory,
-                                         const Layout& layout, bool accumulate,
+                                         const Layout& layout,
+                                         Accumulation accumulation,
                                          const std::string& description);
 
   // Removes the state of a job, if there is any.
@@ -92,7 +97,8 @@ class HostTier {
   // The job that is there. DATA_LOSS, naming the file, when one is missing, too
   // short or does not belong to `description`.
   static absl::StatusOr<HostTier> Open(const std::string& directory,
-                                       const Layout& layout, bool accumulate,
+                                       const Layout& layout,
+                                       Accumulation accumulation,
                                        const CheckedFile& description);
 
   HostTier(HostTier&&) = default;
@@ -101,7 +107,7 @@ class HostTier {
   // The same job with a layout that extends the present one, with or without
   // accumulators, under another description. All or nothing, also when the
   // process dies within.
-  absl::Status Reshape(const Layout& layout, bool accumulate,
+  absl::Status Reshape(const Layout& layout, Accumulation accumulation,
                        const std::string& description);
 
   // Makes the file of the workers' undo slots at least this large, keeping what
@@ -130,7 +136,7 @@ class HostTier {
   uint64_t bytes() const;
 
  private:
-  static constexpr int kArrayCount = 15;  // kStateArrayCount
+  static constexpr int kArrayCount = 16;  // kStateArrayCount
 
   // How much of an array there is; 0 bytes: no file.
   struct Extent {
@@ -139,11 +145,11 @@ class HostTier {
   };
 
   explicit HostTier(std::string directory) : state_(std::move(directory)) {}
-  absl::Status CreateFiles(const Layout& layout, bool accumulate,
+  absl::Status CreateFiles(const Layout& layout, Accumulation accumulation,
                            const CheckedFile& description);
-  absl::Status OpenFiles(const Layout& layout, bool accumulate,
+  absl::Status OpenFiles(const Layout& layout, Accumulation accumulation,
                          uint64_t incarnation);
-  absl::Status ResizeFiles(const Layout& layout, bool accumulate);
+  absl::Status ResizeFiles(const Layout& layout, Accumulation accumulation);
   std::array<Extent, kArrayCount> Extents() const;
   absl::Status ReserveFile(absl::string_view name, uint64_t bytes,
                            std::optional<StateFile>* file);

@@ -29,6 +29,9 @@ Layout LayoutOf(std::vector<bool> amsgrad, int64_t numel = 5000) {
   return *Layout::Make(std::move(spec));
 }
 
+constexpr Accumulation kNoSums;
+constexpr Accumulation kSums = AccumulateDType::kFloat32;
+
 float* Masters(const StateArrays& arrays) {
   return reinterpret_cast<float*>(arrays.master);
 }
@@ -45,10 +48,11 @@ class HostTierTest : public ::testing::Test {
   }
   ~HostTierTest() override { fs::remove_all(directory_); }
 
-  absl::StatusOr<HostTier> OpenWith(const Layout& layout, bool accumulate) {
+  absl::StatusOr<HostTier> OpenWith(const Layout& layout,
+                                    Accumulation accumulation) {
     const auto description = HostTier::ReadDescription(directory_);
     if (!description.ok()) return description.status();
-    return HostTier::Open(directory_, layout, accumulate, *description);
+    return HostTier::Open(directory_, layout, accumulation, *description);
   }
   size_t FileCount() const {
     size_t count = 0;
@@ -70,9 +74,9 @@ TEST_F(HostTierTest, EmptyDirectoryHasNoJob) {
 TEST_F(HostTierTest, WhatIsWrittenIsThereAfterReopening) {
   const Layout layout = LayoutOf({false, true});
   {
-    auto tier = HostTier::Create(directory_, layout, true, "description");
+    auto tier = HostTier::Create(directory_, layout, kSums, "description");
     ASSERT_TRUE(tier.ok()) << tier.status();
-    EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(layout, true));
+    EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(layout, kSums));
     const StateArrays arrays = tier->arrays();
     Masters(arrays)[0] = 1;
     Floats(arrays, 0)[layout.flat_elements() - 1] = 2;
@@ -84,7 +88,7 @@ TEST_F(HostTierTest, WhatIsWrittenIsThereAfterReopening) {
   const auto description = HostTier::ReadDescription(directory_);
   ASSERT_TRUE(description.ok());
   EXPECT_EQ(description->payload, "description");
-  auto tier = OpenWith(layout, true);
+  auto tier = OpenWith(layout, kSums);
   ASSERT_TRUE(tier.ok()) << tier.status();
   const StateArrays arrays = tier->arrays();
   EXPECT_EQ(Masters(arrays)[0], 1);
@@ -95,7 +99,7 @@ TEST_F(HostTierTest, WhatIsWrittenIsThereAfterReopening) {
 }
 
 TEST_F(HostTierTest, ArraysExistByNeed) {
-  auto tier = HostTier::Create(directory_, LayoutOf({false}), false, "");
+  auto tier = HostTier::Create(directory_, LayoutOf({false}), kNoSums, "");
   ASSERT_TRUE(tier.ok());
   EXPECT_EQ(tier->arrays().state[2], nullptr);
   EXPECT_EQ(tier->arrays().accumulator, nullptr);
@@ -107,58 +111,58 @@ TEST_F(HostTierTest, ArraysExistByNeed) {
 TEST_F(HostTierTest, ReshapeKeepsOffsetsAndAddsArrays) {
   const Layout small = LayoutOf({false});
   const Layout large = LayoutOf({false, true, false});
-  auto tier = HostTier::Create(directory_, small, false, "small");
+  auto tier = HostTier::Create(directory_, small, kNoSums, "small");
   ASSERT_TRUE(tier.ok());
   for (uint64_t i = 0; i < small.flat_elements(); ++i) {
     Masters(tier->arrays())[i] = static_cast<float>(i);
   }
-  ASSERT_TRUE(tier->Reshape(large, true, "large").ok());
-  EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(large, true));
+  ASSERT_TRUE(tier->Reshape(large, kSums, "large").ok());
+  EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(large, kSums));
   for (uint64_t i = 0; i < large.flat_elements(); ++i) {
     ASSERT_EQ(Masters(tier->arrays())[i],
               i < small.flat_elements() ? static_cast<float>(i) : 0.0f);
   }
   Floats(tier->arrays(), 2)[large.group_begin(1)] = 1;
   tier->arrays().accumulator[large.flat_elements() - 1] = 1;
-  ASSERT_TRUE(tier->Reshape(large, false, "without").ok());
+  ASSERT_TRUE(tier->Reshape(large, kNoSums, "without").ok());
   EXPECT_EQ(tier->arrays().accumulator, nullptr);
   EXPECT_EQ(tier->recovery().staged_marks, nullptr);
   EXPECT_EQ(FileCount(), 11u);
-  ASSERT_TRUE(OpenWith(large, false).ok());
+  ASSERT_TRUE(OpenWith(large, kNoSums).ok());
   EXPECT_EQ(HostTier::ReadDescription(directory_)->payload, "without");
 }
 
 TEST_F(HostTierTest, AFailedReshapeChangesNothing) {
   const Layout small = LayoutOf({false});
   const Layout large = LayoutOf({false, true});
-  auto tier = HostTier::Create(directory_, small, false, "small");
+  auto tier = HostTier::Create(directory_, small, kNoSums, "small");
   ASSERT_TRUE(tier.ok());
   Masters(tier->arrays())[7] = 7;
   // The description cannot be replaced: its temporary name is taken.
   fs::create_directory(directory_ + "/state/job.binpb.tmp");
-  EXPECT_FALSE(tier->Reshape(large, true, "large").ok());
-  EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(small, false));
+  EXPECT_FALSE(tier->Reshape(large, kSums, "large").ok());
+  EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(small, kNoSums));
   EXPECT_EQ(Masters(tier->arrays())[7], 7);
   EXPECT_EQ(tier->arrays().accumulator, nullptr);
   fs::remove(directory_ + "/state/job.binpb.tmp");
   EXPECT_EQ(FileCount(), 10u);
-  EXPECT_TRUE(OpenWith(small, false).ok());
-  EXPECT_TRUE(tier->Reshape(large, true, "large").ok());
+  EXPECT_TRUE(OpenWith(small, kNoSums).ok());
+  EXPECT_TRUE(tier->Reshape(large, kSums, "large").ok());
 }
 
 // It grows with the workers, and what a former engine left in it stays.
 TEST_F(HostTierTest, UndoIsKeptUntilItIsUsed) {
   const Layout layout = LayoutOf({false});
   {
-    auto tier = HostTier::Create(directory_, layout, false, "");
+    auto tier = HostTier::Create(directory_, layout, kNoSums, "");
     ASSERT_TRUE(tier.ok());
     ASSERT_TRUE(tier->ReserveUndo(0).ok());
     EXPECT_TRUE(tier->undo().empty());
     ASSERT_TRUE(tier->ReserveUndo(10000).ok());
     tier->undo()[9999] = std::byte{7};
-    EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(layout, false) + 10000);
+    EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(layout, kNoSums) + 10000);
   }
-  auto tier = OpenWith(layout, false);
+  auto tier = OpenWith(layout, kNoSums);
   ASSERT_TRUE(tier.ok());
   EXPECT_TRUE(tier->undo().empty());
   ASSERT_TRUE(tier->ReserveUndo(0).ok());
@@ -173,7 +177,7 @@ TEST_F(HostTierTest, UndoIsKeptUntilItIsUsed) {
 
 TEST_F(HostTierTest, WhatDoesNotFitLeavesNothing) {
   const Layout huge = LayoutOf({false}, int64_t{1} << 45);
-  const auto tier = HostTier::Create(directory_, huge, false, "");
+  const auto tier = HostTier::Create(directory_, huge, kNoSums, "");
   EXPECT_FALSE(tier.ok());
   EXPECT_TRUE(fs::is_empty(directory_));
 }

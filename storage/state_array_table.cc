@@ -31,6 +31,8 @@ FixedFile FixedFileOf(StateArrayIndex array, MasterFormat master) {
       return {"scalars", "scalars.f64", "float64"};
     case kAccumulatorArray:
       return {"accumulator", "accumulator.f32", "float32"};
+    case kGradientAccumulatorArray:
+      return {"accumulator", "accumulator.gradient", "gradient"};
     case kRunStampsArray:
       return {"run_stamps", "run_stamps.u64", "uint64"};
     case kStagedMarksArray:
@@ -97,6 +99,8 @@ uint64_t ContentBytes(StateArrayIndex array, const Layout& layout) {
       return layout.run_count() * sizeof(uint64_t);
     case kRankMarksArray:
       return kWorldSizeMax * sizeof(RankMark);
+    case kGradientAccumulatorArray:
+      return GradientSumOffsets(layout).back();
     case kStepIntentArray:
       return StepIntentBytes(layout.groups().size(),
                              layout.parameters().size());
@@ -147,7 +151,8 @@ StateArrayFile FileOf(StateArrayIndex array, const Layout& layout) {
           std::string(Name(format))};
 }
 
-bool HasArray(StateArrayIndex array, const Layout& layout, bool accumulate) {
+bool HasArray(StateArrayIndex array, const Layout& layout,
+              Accumulation accumulation) {
   switch (array) {
     case kMasterArray:
       return !MasterRanges(layout).empty();
@@ -163,8 +168,11 @@ bool HasArray(StateArrayIndex array, const Layout& layout, bool accumulate) {
     case kScalarsArray:
       return !layout.optimizer_info().scalar.empty();
     case kAccumulatorArray:
+      return accumulation == AccumulateDType::kFloat32;
+    case kGradientAccumulatorArray:
+      return accumulation == AccumulateDType::kGradient;
     case kStagedMarksArray:
-      return accumulate;
+      return accumulation.has_value();
     default:
       return true;
   }

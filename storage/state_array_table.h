@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "proto/types/accumulation.h"
 #include "proto/types/layout.h"
 #include "storage/state_file.h"
 
@@ -33,6 +34,10 @@ enum StateArrayIndex {
   kStagedMarksArray,
   kRankMarksArray,
   kStepIntentArray,
+  // Sums of micro-steps in the gradients' dtypes, in place of
+  // kAccumulatorArray: files of their own, so that a job can change between the
+  // two.
+  kGradientAccumulatorArray,
   kStateArrayCount,
 };
 
@@ -46,7 +51,8 @@ struct StateArrayFile {
 StateArrayFile FileOf(StateArrayIndex array, const Layout& layout);
 
 // Whether a job with this layout has the array at all.
-bool HasArray(StateArrayIndex array, const Layout& layout, bool accumulate);
+bool HasArray(StateArrayIndex array, const Layout& layout,
+              Accumulation accumulation);
 
 // Bytes of the array's file, holes included; never 0.
 uint64_t FileBytes(StateArrayIndex array, const Layout& layout);

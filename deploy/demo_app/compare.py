@@ -37,6 +37,9 @@ class Case:
     options: dict[str, Any]
     ours: dict[str, Any] = dataclasses.field(default_factory=dict)
     ranks: int = 1
+    # Of the model. torch's optimizer then works on float32 copies of the parameters, as
+    # mixed precision training does.
+    dtype: torch.dtype = torch.float32
 
 
 CASES = (
@@ -53,6 +56,17 @@ CASES = (
     Case("LAMB", "LAMB", {"lr": 1e-2, "weight_decay": 0.01}),
     Case("AdamW, bfloat16 state", "AdamW", {"lr": 1e-3}, {"state_dtype": torch.bfloat16}),
     Case("AdamW, 8-bit state", "AdamW", {"lr": 1e-3}, {"state_dtype": "dynamic8"}),
+    Case("AdamW, bfloat16 model", "AdamW", {"lr": 1e-3}, dtype=torch.bfloat16),
+    Case(
+        "the same, split master", "AdamW", {"lr": 1e-3}, {"master": "split"}, dtype=torch.bfloat16
+    ),
+    Case(
+        "the same with 8-bit state",
+        "AdamW",
+        {"lr": 1e-3},
+        {"master": "split", "state_dtype": "dynamic8"},
+        dtype=torch.bfloat16,
+    ),
     Case("AdamW, overlap", "AdamW", {"lr": 1e-3}, {"overlap": True}),
     Case("AdamW, reduced by the daemon", "AdamW", {"lr": 1e-3}, {"reduction": "daemon"}, ranks=4),
     Case(
@@ -78,6 +92,27 @@ def optimizers_of(
     return [make(matrices, **options), module.AdamW(others, lr=1e-3, **ours)]
 
 
+class WithMasters:
+    """torch's optimizer on float32 copies of 16-bit parameters."""
+
+    def __init__(self, case: Case, model: torch.nn.Module) -> None:
+        self.parameters = list(model.parameters())
+        self.masters = [parameter.detach().float() for parameter in self.parameters]
+        self.optimizer = getattr(torch.optim, case.optimizer)(self.masters, **case.options)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for master, parameter in zip(self.masters, self.parameters):
+            master.grad = parameter.grad.float()
+        self.optimizer.step()
+        for master, parameter in zip(self.masters, self.parameters):
+            parameter.copy_(master)
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
 def train(
     text: Text,
     width: int,
@@ -85,17 +120,18 @@ def train(
     make: Callable[[torch.nn.Module], list[torch.optim.Optimizer]],
     rank: int = 0,
     ranks: int = 1,
+    dtype: torch.dtype = torch.float32,
 ) -> list[float]:
     """This rank's losses; its share of each batch follows from the step alone."""
     torch.manual_seed(SEED)
-    model = GPT(len(text.characters), width)
+    model = GPT(len(text.characters), width).to(dtype)
     optimizers = make(model)
     losses = []
     for step in range(steps):
         characters, following = text.batch(step, 0, BATCH)
         share = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
         logits = model(characters[share])
-        loss = functional.cross_entropy(logits.flatten(0, 1), following[share].flatten())
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), following[share].flatten())
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
@@ -133,7 +169,11 @@ def train_ours(
     if case.ranks == 1:
         options = {**case.options, **case.ours, "endpoint": endpoint}
         return train(
-            Text(path), width, steps, functools.partial(_make_ours, case.optimizer, options)
+            Text(path),
+            width,
+            steps,
+            functools.partial(_make_ours, case.optimizer, options),
+            dtype=case.dtype,
         )
     context = torch.multiprocessing.get_context("spawn")
     queue = context.SimpleQueue()
@@ -153,6 +193,10 @@ def train_ours(
 def train_torchs(case: Case, path: pathlib.Path, width: int, steps: int) -> list[float] | None:
     if not hasattr(torch.optim, case.optimizer):
         return None
+    if case.dtype != torch.float32:
+        return train(
+            Text(path), width, steps, lambda model: [WithMasters(case, model)], dtype=case.dtype
+        )
     make = functools.partial(optimizers_of, torch.optim, case.optimizer, options=case.options)
     return train(Text(path), width, steps, lambda model: make(model=model))
 

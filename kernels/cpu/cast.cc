@@ -28,54 +28,67 @@ using Floats = hn::ScalableTag<float>;
 
 enum class Into { kCopy, kCopyOfSum, kAdd, kAddWithUndo };
 
-// Where the old sums go: as elements of the view from `before` on.
+// Where the old sums go: as elements of the view from `before` on, bit by bit.
 struct SavedSums {
   UndoSlot* undo;
   size_t before;
 };
 
-// out[i...] = float(in[i...]), or that added to it; undo.h says why in this
-// order.
-template <DType kFrom, Into kInto>
-HWY_INLINE void ToFloatVector(Floats d, const StorageOf<kFrom>* in, float* out,
-                              size_t i, SavedSums saved) {
+template <DType kTo>
+HWY_INLINE StorageOf<kTo>* OldSums(SavedSums saved) {
+  return reinterpret_cast<StorageOf<kTo>*>(saved.undo->old_sum) + saved.before;
+}
+
+// A vector of them, bit by bit.
+template <DType kDType>
+HWY_INLINE void CopyElements(const StorageOf<kDType>* from,
+                             StorageOf<kDType>* to) {
+  const hn::Rebind<StorageOf<kDType>, Floats> elements;
+  hn::StoreU(hn::LoadU(elements, from), elements, to);
+}
+
+// out[i...] = in[i...], or that added to it, in float and rounded; undo.h says
+// why in this order.
+template <DType kFrom, DType kTo, Into kInto>
+HWY_INLINE void IntoVector(Floats d, const StorageOf<kFrom>* in,
+                           StorageOf<kTo>* out, size_t i, SavedSums saved) {
   auto value = LoadFloats<kFrom>(d, in + i);
   if constexpr (kInto == Into::kCopyOfSum) value = CanonicalNan(d, value);
   if constexpr (kInto == Into::kAdd || kInto == Into::kAddWithUndo) {
-    const auto sum = hn::LoadU(d, out + i);
+    const auto sum = LoadFloats<kTo>(d, out + i);
     if constexpr (kInto == Into::kAddWithUndo) {
-      hn::StoreU(sum, d, saved.undo->old_sum + saved.before + i);
+      CopyElements<kTo>(out + i, OldSums<kTo>(saved) + i);
       PublishSaved(saved.undo, saved.before + i + hn::Lanes(d));
     }
     value = CanonicalNan(d, hn::Add(sum, value));
   }
-  hn::StoreU(value, d, out + i);
+  StoreFloats<kTo>(d, value, out + i);
 }
 
-template <DType kFrom, Into kInto>
-void ToFloat(const void* in, float* out, size_t numel, SavedSums saved) {
-  const auto* elements = static_cast<const StorageOf<kFrom>*>(in);
+template <DType kFrom, DType kTo, Into kInto>
+void IntoElements(const void* in, void* out, size_t numel, SavedSums saved) {
+  const auto* from = static_cast<const StorageOf<kFrom>*>(in);
+  auto* to = static_cast<StorageOf<kTo>*>(out);
   const Floats d;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
   for (; i + lanes <= numel; i += lanes) {
-    ToFloatVector<kFrom, kInto>(d, elements, out, i, saved);
+    IntoVector<kFrom, kTo, kInto>(d, from, to, i, saved);
   }
   if (i == numel) return;
   // The tail, through a whole vector on the stack (see update-inl.h).
   const size_t rest = numel - i;
   StorageOf<kFrom> rest_in[hn::MaxLanes(d)] = {};
-  float rest_out[hn::MaxLanes(d)] = {};
-  std::memcpy(rest_in, elements + i, rest * sizeof(rest_in[0]));
-  std::memcpy(rest_out, out + i, rest * sizeof(float));
+  StorageOf<kTo> rest_out[hn::MaxLanes(d)] = {};
+  std::memcpy(rest_in, from + i, rest * sizeof(rest_in[0]));
+  std::memcpy(rest_out, to + i, rest * sizeof(rest_out[0]));
   if constexpr (kInto == Into::kAddWithUndo) {
-    std::memcpy(saved.undo->old_sum + saved.before + i, rest_out,
-                rest * sizeof(float));
+    std::memcpy(OldSums<kTo>(saved) + i, rest_out, rest * sizeof(rest_out[0]));
     PublishSaved(saved.undo, saved.before + numel);
   }
   constexpr Into kRestInto = kInto == Into::kAddWithUndo ? Into::kAdd : kInto;
-  ToFloatVector<kFrom, kRestInto>(d, rest_in, rest_out, 0, {});
-  std::memcpy(out + i, rest_out, rest * sizeof(float));
+  IntoVector<kFrom, kTo, kRestInto>(d, rest_in, rest_out, 0, {});
+  std::memcpy(to + i, rest_out, rest * sizeof(rest_out[0]));
 }
 
 template <DType kTo>
@@ -99,13 +112,17 @@ void FromFloat(const float* in, void* out, size_t numel) {
 template <Into kInto>
 void ToFloatOfDType(DType from, const void* in, float* out, size_t numel,
                     SavedSums saved) {
+  constexpr DType kFloat = DType::kFloat32;
   switch (from) {
     case DType::kFloat32:
-      return ToFloat<DType::kFloat32, kInto>(in, out, numel, saved);
+      return IntoElements<DType::kFloat32, kFloat, kInto>(in, out, numel,
+                                                          saved);
     case DType::kBFloat16:
-      return ToFloat<DType::kBFloat16, kInto>(in, out, numel, saved);
+      return IntoElements<DType::kBFloat16, kFloat, kInto>(in, out, numel,
+                                                           saved);
     case DType::kFloat16:
-      return ToFloat<DType::kFloat16, kInto>(in, out, numel, saved);
+      return IntoElements<DType::kFloat16, kFloat, kInto>(in, out, numel,
+                                                          saved);
   }
 }
 
@@ -114,38 +131,70 @@ void CopyToFloat(DType from, const void* in, float* out, size_t numel) {
 }
 
 // Several gradients are summed strip by strip in the first-level cache.
-template <Into kInto>
-void SumToFloat(DType dtype, absl::Span<const void* const> gradients,
-                float* out, size_t numel, UndoSlot* undo) {
+template <DType kTo, Into kInto>
+void SumInto(DType dtype, absl::Span<const void* const> gradients, void* out,
+             size_t numel, UndoSlot* undo) {
   constexpr size_t kStripElements = 1024;
   HWY_ALIGN float strip[kStripElements];
   for (size_t begin = 0; begin < numel; begin += kStripElements) {
     const size_t count = std::min(kStripElements, numel - begin);
     SumOfGradients(dtype, gradients, begin, count, strip);
-    ToFloat<DType::kFloat32, kInto>(strip, out + begin, count, {undo, begin});
+    IntoElements<DType::kFloat32, kTo, kInto>(
+        strip, static_cast<StorageOf<kTo>*>(out) + begin, count, {undo, begin});
+  }
+}
+
+// Into sums of float32.
+template <Into kOfOne, Into kOfSum>
+void GradientsToFloat(DType dtype, absl::Span<const void* const> gradients,
+                      void* out, size_t numel, UndoSlot* undo) {
+  if (gradients.size() == 1) {
+    ToFloatOfDType<kOfOne>(dtype, gradients[0], static_cast<float*>(out), numel,
+                           {undo, 0});
+  } else {
+    SumInto<DType::kFloat32, kOfSum>(dtype, gradients, out, numel, undo);
+  }
+}
+
+// Into sums of the gradients' own dtype.
+template <DType kDType, Into kInto>
+void GradientsToOwn(absl::Span<const void* const> gradients, void* out,
+                    size_t numel, UndoSlot* undo) {
+  if (gradients.size() == 1) {
+    IntoElements<kDType, kDType, kInto>(gradients[0], out, numel, {undo, 0});
+  } else {
+    SumInto<kDType, kInto>(kDType, gradients, out, numel, undo);
   }
 }
 
 template <Into kOfOne, Into kOfSum>
-void GradientsToFloat(DType dtype, absl::Span<const void* const> gradients,
-                      float* out, size_t numel, UndoSlot* undo) {
-  if (gradients.size() == 1) {
-    ToFloatOfDType<kOfOne>(dtype, gradients[0], out, numel, {undo, 0});
-  } else {
-    SumToFloat<kOfSum>(dtype, gradients, out, numel, undo);
+void GradientsInto(DType dtype, absl::Span<const void* const> gradients,
+                   DType sum_dtype, void* sum, size_t numel, UndoSlot* undo) {
+  switch (sum_dtype) {
+    case DType::kFloat32:
+      return GradientsToFloat<kOfOne, kOfSum>(dtype, gradients, sum, numel,
+                                              undo);
+    case DType::kBFloat16:
+      return GradientsToOwn<DType::kBFloat16, kOfSum>(gradients, sum, numel,
+                                                      undo);
+    case DType::kFloat16:
+      return GradientsToOwn<DType::kFloat16, kOfSum>(gradients, sum, numel,
+                                                     undo);
   }
 }
 
 void AccumulateAll(DType dtype, absl::Span<const void* const> gradients,
-                   bool first, float* sum, size_t numel, UndoSlot* undo) {
+                   bool first, DType sum_dtype, void* sum, size_t numel,
+                   UndoSlot* undo) {
   using enum Into;
   if (first) {
-    GradientsToFloat<kCopy, kCopyOfSum>(dtype, gradients, sum, numel, nullptr);
+    GradientsInto<kCopy, kCopyOfSum>(dtype, gradients, sum_dtype, sum, numel,
+                                     nullptr);
   } else if (undo == nullptr) {
-    GradientsToFloat<kAdd, kAdd>(dtype, gradients, sum, numel, nullptr);
+    GradientsInto<kAdd, kAdd>(dtype, gradients, sum_dtype, sum, numel, nullptr);
   } else {
-    GradientsToFloat<kAddWithUndo, kAddWithUndo>(dtype, gradients, sum, numel,
-                                                 undo);
+    GradientsInto<kAddWithUndo, kAddWithUndo>(dtype, gradients, sum_dtype, sum,
+                                              numel, undo);
   }
 }
 
@@ -190,8 +239,9 @@ void CastFromFloatOn(Target target, DType to, const float* in, void* out,
 
 void AccumulateOn(Target target, DType dtype,
                   absl::Span<const void* const> gradients, bool first,
-                  float* sum, size_t numel, UndoSlot* undo) {
-  kAccumulateAll.For(target)(dtype, gradients, first, sum, numel, undo);
+                  DType sum_dtype, void* sum, size_t numel, UndoSlot* undo) {
+  kAccumulateAll.For(target)(dtype, gradients, first, sum_dtype, sum, numel,
+                             undo);
 }
 
 }  // namespace optstate::cpu

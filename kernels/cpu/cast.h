@@ -20,7 +20,7 @@ void CastFromFloatOn(Target target, DType to, const float* in, void* out,
                      size_t numel);
 void AccumulateOn(Target target, DType dtype,
                   absl::Span<const void* const> gradients, bool first,
-                  float* sum, size_t numel, UndoSlot* undo);
+                  DType sum_dtype, void* sum, size_t numel, UndoSlot* undo);
 
 }  // namespace optstate::cpu
 

@@ -33,7 +33,7 @@ constexpr DType kAllDTypes[] = {DType::kFloat32, DType::kBFloat16,
 void AccumulateOne(Target target, DType dtype, const void* gradient, bool first,
                    float* sum, size_t numel, UndoSlot* undo) {
   cpu::AccumulateOn(target, dtype, absl::MakeConstSpan(&gradient, 1), first,
-                    sum, numel, undo);
+                    DType::kFloat32, sum, numel, undo);
 }
 
 uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
@@ -226,14 +226,15 @@ TEST_P(CastTest, AccumulateSumsSeveralGradientsFirst) {
     }
     GuardedArray<float> sum(start, numel);
     cpu::AccumulateOn(GetParam(), DType::kFloat32, pointers, /*first=*/true,
-                      sum.data(), numel, /*undo=*/nullptr);
+                      DType::kFloat32, sum.data(), numel, /*undo=*/nullptr);
     EXPECT_EQ(sum.elements(), expected);
     for (size_t i = 0; i < numel; ++i) expected[i] = start[i] + expected[i];
     for (bool with_undo : {false, true}) {
       GuardedSlot slot;
       GuardedArray<float> again(start, numel);
       cpu::AccumulateOn(GetParam(), DType::kFloat32, pointers, /*first=*/false,
-                        again.data(), numel, with_undo ? slot.get() : nullptr);
+                        DType::kFloat32, again.data(), numel,
+                        with_undo ? slot.get() : nullptr);
       EXPECT_EQ(again.elements(), expected);
       EXPECT_TRUE(again.GuardsAreIntact());
       EXPECT_TRUE(
@@ -246,9 +247,66 @@ TEST_P(CastTest, AccumulateOfSeveralGradientsMakesOneNan) {
   const float nans[] = {FromBits(0xFFF12345u), FromBits(0x7F812345u)};
   const void* const gradients[] = {nans, nans};
   float sum[2];
-  cpu::AccumulateOn(GetParam(), DType::kFloat32, gradients, /*first=*/true, sum,
-                    2, /*undo=*/nullptr);
+  cpu::AccumulateOn(GetParam(), DType::kFloat32, gradients, /*first=*/true,
+                    DType::kFloat32, sum, 2, /*undo=*/nullptr);
   for (float x : sum) EXPECT_EQ(Bits(x), 0x7FC00000u);
+}
+
+// Sums of 16 bits: float(sum) + s, rounded to nearest even. Sizes around the
+// vectors' and the strips' lengths, odd addresses, and the old bits saved.
+TEST_P(CastTest, AccumulateRoundsToTheGradientsDType) {
+  std::mt19937 random(TestSeed());
+  std::normal_distribution<float> normal(0, 3);
+  for (const DType dtype : kHalfDTypes) {
+    for (const size_t numel : {1, 7, 16, 33, 1023, 1030, 2500}) {
+      for (const size_t count : {1, 3}) {
+        std::vector<std::vector<uint16_t>> gradients(count);
+        std::vector<const void*> pointers;
+        for (auto& gradient : gradients) {
+          for (size_t i = 0; i < numel; ++i) {
+            gradient.push_back(RoundedBits(dtype, normal(random)));
+          }
+          pointers.push_back(gradient.data());
+        }
+        GuardedArray<uint16_t> sum(std::vector<uint16_t>(numel, 0x7FFF), numel);
+        cpu::AccumulateOn(GetParam(), dtype, pointers, /*first=*/true, dtype,
+                          sum.data(), numel, /*undo=*/nullptr);
+        std::vector<uint16_t> first(numel);
+        std::vector<uint16_t> twice(numel);
+        for (size_t i = 0; i < numel; ++i) {
+          float s = static_cast<float>(ValueOf(dtype, gradients[0][i]));
+          for (size_t k = 1; k < count; ++k) {
+            s += static_cast<float>(ValueOf(dtype, gradients[k][i]));
+          }
+          first[i] = RoundedBits(dtype, s);
+          twice[i] = RoundedBits(
+              dtype, static_cast<float>(ValueOf(dtype, first[i])) + s);
+        }
+        ASSERT_EQ(sum.elements(), first);
+        for (const bool with_undo : {false, true}) {
+          GuardedSlot slot;
+          GuardedArray<uint16_t> again(first, numel);
+          cpu::AccumulateOn(GetParam(), dtype, pointers, /*first=*/false, dtype,
+                            again.data(), numel,
+                            with_undo ? slot.get() : nullptr);
+          ASSERT_EQ(again.elements(), twice);
+          EXPECT_TRUE(again.GuardsAreIntact());
+          EXPECT_TRUE(slot.HoldsNothingBut(
+              with_undo ? first : std::vector<uint16_t>()));
+        }
+      }
+    }
+    uint16_t nan_sum[2] = {0, 0x0001};
+    const uint16_t nans[2] = {0xFFFF, 0x7FFF};
+    const void* const pointer = nans;
+    for (const bool first : {true, false}) {
+      cpu::AccumulateOn(GetParam(), dtype, {&pointer, 1}, first, dtype, nan_sum,
+                        2, /*undo=*/nullptr);
+      for (const uint16_t sum : nan_sum) {
+        EXPECT_EQ(sum, RoundedBits(dtype, FromBits(0x7FC00000u)));
+      }
+    }
+  }
 }
 
 // Sizes around the vectors' lengths, odd addresses, and nothing written beside.

@@ -1,7 +1,6 @@
 #ifndef OPTSTATE_KERNELS_CPU_GUARDED_SLOT_H_
 #define OPTSTATE_KERNELS_CPU_GUARDED_SLOT_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -48,9 +47,13 @@ class GuardedSlot {
   }
 
   // After Accumulate: the slot holds this sum, and nothing else was written.
-  bool HoldsNothingBut(const std::vector<float>& sum) const {
+  template <typename Element>
+  bool HoldsNothingBut(const std::vector<Element>& sum) const {
     GuardedSlot expected;
-    std::copy(sum.begin(), sum.end(), expected.get()->old_sum);
+    if (!sum.empty()) {
+      std::memcpy(expected.get()->old_sum, sum.data(),
+                  sum.size() * sizeof(Element));
+    }
     expected.get()->saved.store(sum.size());
     return Equals(expected);
   }

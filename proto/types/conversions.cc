@@ -86,6 +86,19 @@ absl::StatusOr<PartitionMode> PartitionModeFromProto(v1::PartitionMode proto) {
   }
 }
 
+absl::StatusOr<AccumulateDType> AccumulateDTypeFromProto(
+    v1::AccumulateDType proto) {
+  switch (proto) {
+    case v1::ACCUMULATE_DTYPE_UNSPECIFIED:
+      return AccumulateDType::kFloat32;
+    case v1::ACCUMULATE_DTYPE_FLOAT32:
+    case v1::ACCUMULATE_DTYPE_GRADIENT:
+      return static_cast<AccumulateDType>(proto);
+    default:
+      return UnknownEnum("accumulate dtype", proto);
+  }
+}
+
 absl::StatusOr<Layout> LayoutFromProto(const v1::Layout& proto) {
   LayoutSpec spec;
   OPTSTATE_ASSIGN_OR_RETURN(spec.optimizer,

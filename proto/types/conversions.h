@@ -4,6 +4,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "optstate/v1/types.pb.h"
+#include "proto/types/accumulation.h"
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
 
@@ -13,6 +14,9 @@ namespace optstate {
 absl::StatusOr<Layout> LayoutFromProto(const v1::Layout& proto);
 absl::StatusOr<PartitionMode> PartitionModeFromProto(v1::PartitionMode proto);
 absl::StatusOr<DType> DTypeFromProto(v1::DType proto);
+// Unspecified: float32.
+absl::StatusOr<AccumulateDType> AccumulateDTypeFromProto(
+    v1::AccumulateDType proto);
 
 v1::Layout ToProto(const Layout& layout);
 

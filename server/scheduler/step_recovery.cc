@@ -93,9 +93,8 @@ absl::Status StepScheduler::RollBackRun(WorkerUndo* undo) {
   ForEachRunOf(parameter, [&](uint64_t run, uint64_t begin, uint64_t numel) {
     if (run != undo->run) return;
     if (accumulating) {
-      float* const sums =
-          options_.arrays.accumulator + options_.layout->flat_offset(parameter);
-      status = optstate::RollBackSum(undo->slot, sums + begin, numel);
+      status = optstate::RollBackSum(undo->slot, SumDTypeOf(parameter),
+                                     SumsOf(parameter, begin), numel);
     } else {
       status = optstate::RollBack(ViewOf(parameter, begin, numel),
                                   options_.layout->state_format(),
@@ -193,8 +192,6 @@ void StepScheduler::RestoreSums(absl::Span<const uint32_t> epochs) {
     const auto& pieces = partitions_[rank].pieces;
     options_.pool->ParallelFor(pieces.size(), [&](size_t i) {
       const Piece& piece = pieces[i];
-      const float* const sums = options_.arrays.accumulator +
-                                options_.layout->flat_offset(piece.parameter);
       runs_.ForEachRun(piece.parameter, piece.begin, piece.begin + piece.numel,
                        [&](uint64_t run, uint64_t begin, uint64_t numel) {
                          const uint64_t mark =
@@ -202,14 +199,15 @@ void StepScheduler::RestoreSums(absl::Span<const uint32_t> epochs) {
                                  std::memory_order_relaxed);
                          if (EpochOf(mark) != epochs[rank]) return;
                          run_sums_[run] = optstate::SumOfSquares(
-                             DType::kFloat32, sums + begin, numel);
+                             SumDTypeOf(piece.parameter),
+                             SumsOf(piece.parameter, begin), numel);
                        });
     });
   }
 }
 
 bool StepScheduler::NeedsGradients(uint32_t rank, const Update& update) const {
-  if (options_.arrays.accumulator != nullptr) return false;
+  if (accumulates()) return false;
   bool needs = false;
   for (const Piece& piece : partitions_[rank].pieces) {
     if (needs || update.updated[piece.parameter] == 0) continue;

@@ -1,6 +1,7 @@
 #include "server/scheduler/step_scheduler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -25,13 +26,15 @@ MasterFormat MasterOf(const Layout& layout, const ParameterSpec& spec) {
 
 absl::StatusOr<const UpdateKernel*> KernelOf(const Layout& layout,
                                              const ParameterSpec& spec,
-                                             bool accumulate) {
+                                             Accumulation accumulation) {
   UpdateKernelKey key;
   key.optimizer = layout.optimizer();
   key.options = layout.groups()[spec.group].options;
   key.state = layout.state_format();
   key.master = MasterOf(layout, spec);
-  key.gradient = accumulate ? DType::kFloat32 : spec.gradient_dtype;
+  key.gradient = accumulation == AccumulateDType::kFloat32
+                     ? DType::kFloat32
+                     : spec.gradient_dtype;
   key.parameter = spec.dtype;
   return FindUpdateKernel(key);
 }
@@ -46,12 +49,12 @@ StepScheduler::StepScheduler(const Options& options)
       run_norms_(runs_.run_count(), 0) {}
 
 absl::Status StepScheduler::CheckKernels(const Layout& layout,
-                                         bool accumulate) {
+                                         Accumulation accumulation) {
   const WholeKernel* const whole = FindWholeKernel(layout.optimizer());
   if (whole != nullptr) return CheckWholeKernel(layout, *whole);
   for (const ParameterSpec& spec : layout.parameters()) {
     OPTSTATE_RETURN_IF_ERROR(
-        Annotate(KernelOf(layout, spec, accumulate).status(), spec.name));
+        Annotate(KernelOf(layout, spec, accumulation).status(), spec.name));
   }
   return absl::OkStatus();
 }
@@ -65,6 +68,9 @@ absl::StatusOr<std::unique_ptr<StepScheduler>> StepScheduler::Create(
 
 absl::Status StepScheduler::ResolveKernels() {
   MakeColumns();
+  if (options_.arrays.gradient_accumulator != nullptr) {
+    sum_offsets_ = GradientSumOffsets(*options_.layout);
+  }
   for (uint32_t group = 0; group < state_.size(); ++group) {
     for (int k = 0; k < kStateArraysMax; ++k) {
       if (!options_.layout->has_state_array(k, group)) continue;
@@ -74,11 +80,14 @@ absl::Status StepScheduler::ResolveKernels() {
   }
   whole_ = FindWholeKernel(options_.layout->optimizer());
   if (whole_ != nullptr) return MakeWorkspace();
-  const bool accumulate = options_.arrays.accumulator != nullptr;
+  Accumulation accumulation;
+  if (options_.arrays.accumulator != nullptr) {
+    accumulation = AccumulateDType::kFloat32;
+  }
   kernels_.reserve(options_.layout->parameters().size());
   for (const ParameterSpec& spec : options_.layout->parameters()) {
     OPTSTATE_ASSIGN_OR_RETURN(const UpdateKernel* kernel,
-                              KernelOf(*options_.layout, spec, accumulate));
+                              KernelOf(*options_.layout, spec, accumulation));
     kernels_.push_back(kernel);
   }
   return absl::OkStatus();
@@ -122,11 +131,19 @@ absl::Status StepScheduler::MoveToNodes(const WorkerPlacement& placement) {
            (end - begin) / kQuantizedBlockElements * column.block_bytes},
           share.node));
     }
-    if (options_.arrays.accumulator == nullptr) continue;
-    status.Update(MoveToNode(
-        {reinterpret_cast<std::byte*>(options_.arrays.accumulator + begin),
-         (end - begin) * sizeof(float)},
-        share.node));
+    if (!accumulates()) continue;
+    const auto sums_at = [&](uint32_t p, uint64_t flat) {
+      const uint64_t parameter = options_.layout->flat_offset(p);
+      const uint64_t element = flat - std::min(flat, parameter);
+      return SumsOf(
+          p, std::min(element, NumelOf(options_.layout->parameters()[p])));
+    };
+    std::byte* const sums =
+        sums_at(subgroups[share.begin].first_parameter, begin);
+    std::byte* const sums_end =
+        sums_at(subgroups[share.end - 1].end_parameter - 1, end);
+    status.Update(
+        MoveToNode({sums, static_cast<size_t>(sums_end - sums)}, share.node));
   }
   return status;
 }
@@ -180,98 +197,111 @@ void StepScheduler::SetPartitions(absl::Span<const RankPartition> partitions,
                   partitions);
 }
 
-void StepScheduler::Stage(uint32_t rank,
-                          absl::Span<const std::byte* const> gradient_areas,
-                          size_t first_piece,
-                          absl::Span<const StageAction> actions,
-                          uint64_t staged_mark) {
-  if (actions.empty()) return;
-  const auto& pieces = partitions_[rank].pieces;
+void StepScheduler::Stage(const Staging& staging) {
+  if (staging.actions.empty()) return;
+  const auto& pieces = partitions_[staging.rank].pieces;
   const auto subgroup_of = [&](const Piece& piece, uint64_t element) {
     const uint32_t p = piece.parameter;
     return runs_.SubGroupOf(options_.layout->parameters()[p].group,
                             options_.layout->flat_offset(p) + element);
   };
   // Pieces without elements at either end have nothing to schedule.
-  const Piece* first = &pieces[first_piece];
-  const Piece* last = first + actions.size() - 1;
+  const Piece* first = &pieces[staging.first_piece];
+  const Piece* last = first + staging.actions.size() - 1;
   while (first <= last && first->numel == 0) ++first;
   while (last > first && last->numel == 0) --last;
   if (first > last) return;
   const uint32_t begin = subgroup_of(*first, first->begin);
   const uint32_t end = subgroup_of(*last, last->begin + last->numel - 1) + 1;
   options_.pool->ParallelFor(
-      {begin, end, runs_.subgroups().size()}, [&](size_t i) {
-        StageSubGroup(runs_.subgroups()[i], rank, gradient_areas, first_piece,
-                      actions, staged_mark);
-      });
+      {begin, end, runs_.subgroups().size()},
+      [&](size_t i) { StageSubGroup(runs_.subgroups()[i], staging); });
 }
 
-void StepScheduler::StageSubGroup(
-    const RunTable::SubGroup& subgroup, uint32_t rank,
-    absl::Span<const std::byte* const> gradient_areas, size_t first_piece,
-    absl::Span<const StageAction> actions, uint64_t staged_mark) {
-  const RankPartition& partition = partitions_[rank];
-  const size_t end_piece = first_piece + actions.size();
-  for (size_t i = std::max(first_piece,
+void StepScheduler::StageSubGroup(const RunTable::SubGroup& subgroup,
+                                  const Staging& staging) {
+  const RankPartition& partition = partitions_[staging.rank];
+  const size_t end_piece = staging.first_piece + staging.actions.size();
+  for (size_t i = std::max(staging.first_piece,
                            partition.LowerBound(subgroup.first_parameter));
        i < end_piece; ++i) {
     const Piece& piece = partition.pieces[i];
     if (piece.parameter >= subgroup.end_parameter) return;
-    if (actions[i - first_piece] == StageAction::kNothing) continue;
+    if (staging.actions[i - staging.first_piece] == StageAction::kNothing) {
+      continue;
+    }
     const uint64_t flat = options_.layout->flat_offset(piece.parameter);
     // The part of the piece within the sub-group, in elements of the parameter.
     const uint64_t begin = std::max(flat + piece.begin, subgroup.begin) - flat;
     const uint64_t end =
         std::min(flat + piece.begin + piece.numel, subgroup.end);
     if (flat + begin >= end) continue;
-    StagePiece(rank, piece, begin, end - flat, gradient_areas, staged_mark);
+    StagePiece(staging, piece, begin, end - flat);
   }
 }
 
-void StepScheduler::StagePiece(
-    uint32_t rank, const Piece& piece, uint64_t begin, uint64_t end,
-    absl::Span<const std::byte* const> gradient_areas, uint64_t staged_mark) {
+void StepScheduler::StagePiece(const Staging& staging, const Piece& piece,
+                               uint64_t begin, uint64_t end) {
   const uint32_t p = piece.parameter;
   const DType dtype = options_.layout->parameters()[p].gradient_dtype;
-  const PieceTable::Entry entry = {rank, piece.begin, piece.begin + piece.numel,
+  const PieceTable::Entry entry = {staging.rank, piece.begin,
+                                   piece.begin + piece.numel,
                                    piece.gradient_offset_bytes};
-  float* accumulator = options_.arrays.accumulator;
-  if (accumulator != nullptr) accumulator += options_.layout->flat_offset(p);
   GradientSources sources;
   runs_.ForEachRun(
       p, begin, end, [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
         const absl::Span<const void* const> from =
-            PushedGradients(p, entry, run_begin, gradient_areas, &sources);
-        if (accumulator == nullptr) {
+            PushedGradients(p, entry, run_begin, staging.gradient_areas,
+                            staging.has_pushed, &sources);
+        if (accumulates()) {
+          AccumulateRun(run, p, run_begin, numel, from, staging.staged_mark);
+        } else {
           run_sums_[run] = optstate::SumOfSquares(dtype, from, numel);
-          return;
         }
-        AccumulateRun(run, dtype, from[0], accumulator + run_begin, numel,
-                      staged_mark);
       });
 }
 
-void StepScheduler::AccumulateRun(uint64_t run, DType dtype,
-                                  const void* gradient, float* sum,
-                                  uint64_t numel, uint64_t staged_mark) {
+DType StepScheduler::SumDTypeOf(uint32_t parameter) const {
+  return options_.arrays.accumulator != nullptr
+             ? DType::kFloat32
+             : options_.layout->parameters()[parameter].gradient_dtype;
+}
+
+std::byte* StepScheduler::SumsOf(uint32_t parameter, uint64_t begin) const {
+  if (options_.arrays.accumulator != nullptr) {
+    return reinterpret_cast<std::byte*>(
+        options_.arrays.accumulator + options_.layout->flat_offset(parameter) +
+        begin);
+  }
+  return options_.arrays.gradient_accumulator + sum_offsets_[parameter] +
+         begin * SizeInBytes(SumDTypeOf(parameter));
+}
+
+void StepScheduler::AccumulateRun(uint64_t run, uint32_t parameter,
+                                  uint64_t begin, uint64_t numel,
+                                  absl::Span<const void* const> gradients,
+                                  uint64_t staged_mark) {
+  const DType dtype = options_.layout->parameters()[parameter].gradient_dtype;
+  const DType sum_dtype = SumDTypeOf(parameter);
+  std::byte* const sum = SumsOf(parameter, begin);
   std::atomic<uint64_t>& mark = options_.recovery.staged_marks[run];
   const uint64_t before = mark.load(std::memory_order_relaxed);
   if (before == staged_mark) return;
   if (EpochOf(before) == EpochOf(staged_mark)) {
     WorkerUndo& undo = worker_undo();
     undo.Begin(UndoKind::kAccumulate, run, staged_mark);
-    Accumulate(dtype, gradient, /*first=*/false, sum, numel, &undo.slot);
+    Accumulate(dtype, gradients, /*first=*/false, sum_dtype, sum, numel,
+               &undo.slot);
     undo.End(&mark);
   } else {
     // Overwrites what counts no more; broken off, it is begun anew.
-    Accumulate(dtype, gradient, /*first=*/true, sum, numel);
+    Accumulate(dtype, gradients, /*first=*/true, sum_dtype, sum, numel);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     mark.store(staged_mark, std::memory_order_relaxed);
   }
   // The sum's own squares, while it is in the cache: after the last micro-step
   // they are those of the whole gradient.
-  run_sums_[run] = optstate::SumOfSquares(DType::kFloat32, sum, numel);
+  run_sums_[run] = optstate::SumOfSquares(sum_dtype, sum, numel);
 }
 
 double StepScheduler::SumOfSquares(absl::Span<const uint8_t> updated,
@@ -290,6 +320,19 @@ double StepScheduler::SumOfSquares(absl::Span<const uint8_t> updated,
   return sum;
 }
 
+void StepScheduler::NormsByParameter(absl::Span<const uint8_t> updated,
+                                     absl::Span<double> norms) const {
+  for (uint32_t p = 0; p < updated.size(); ++p) {
+    double sum = 0;
+    const uint64_t end =
+        updated[p] == 0 ? runs_.first_run(p) : runs_.first_run(p + 1);
+    for (uint64_t run = runs_.first_run(p); run < end; ++run) {
+      sum += run_sums_[run];
+    }
+    norms[p] = std::sqrt(sum);
+  }
+}
+
 double StepScheduler::Norm(double type, absl::Span<const uint8_t> updated,
                            absl::Span<const std::byte* const> gradient_areas) {
   const bool largest = type != 1;
@@ -298,9 +341,7 @@ double StepScheduler::Norm(double type, absl::Span<const uint8_t> updated,
   options_.pool->ParallelFor(updated.size(), [&](size_t i) {
     const auto p = static_cast<uint32_t>(i);
     if (updated[p] == 0) return;
-    const DType dtype = options_.arrays.accumulator != nullptr
-                            ? DType::kFloat32
-                            : options_.layout->parameters()[p].gradient_dtype;
+    const DType dtype = SumDTypeOf(p);
     GradientSources sources;
     for (const PieceTable::Entry& piece : OwnersOf(p)) {
       runs_.ForEachRun(
@@ -352,9 +393,8 @@ uint64_t StepScheduler::UpdateBytes(absl::Span<const uint8_t> updated) const {
     if (layout.master_format(p) == MasterFormat::kFloat32) {
       bytes += NumelOf(spec) * SizeInBytes(spec.dtype);
     }
-    bytes += options_.arrays.accumulator != nullptr
-                 ? NumelOf(spec) * sizeof(float)
-                 : NumelOf(spec) * gradients * SizeInBytes(spec.gradient_dtype);
+    bytes += NumelOf(spec) * SizeInBytes(SumDTypeOf(p)) *
+             (accumulates() ? 1 : gradients);
     ForEachColumn(spec.group, layout.flat_offset(p), NumelOf(spec),
                   [&](const Column& /*column*/, uint64_t /*first*/,
                       uint64_t column_bytes) {
@@ -478,6 +518,7 @@ absl::Span<const PieceTable::Entry> StepScheduler::OwnersOf(
 absl::Span<const void* const> StepScheduler::PushedGradients(
     uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
     absl::Span<const std::byte* const> gradient_areas,
+    absl::FunctionRef<bool(uint32_t rank, uint32_t parameter)> has_pushed,
     GradientSources* sources) const {
   const DType dtype = options_.layout->parameters()[parameter].gradient_dtype;
   const uint64_t offset_bytes =
@@ -486,21 +527,22 @@ absl::Span<const void* const> StepScheduler::PushedGradients(
     (*sources)[0] = gradient_areas[piece.rank] + offset_bytes;
     return absl::MakeConstSpan(*sources).first(1);
   }
-  for (size_t rank = 0; rank < gradient_areas.size(); ++rank) {
-    (*sources)[rank] = gradient_areas[rank] + offset_bytes;
+  size_t count = 0;
+  for (uint32_t rank = 0; rank < gradient_areas.size(); ++rank) {
+    if (!has_pushed(rank, parameter)) continue;
+    (*sources)[count++] = gradient_areas[rank] + offset_bytes;
   }
-  return absl::MakeConstSpan(*sources).first(gradient_areas.size());
+  return absl::MakeConstSpan(*sources).first(count);
 }
 
 absl::Span<const void* const> StepScheduler::GradientsOf(
     uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
     const Update& update, GradientSources* sources) const {
-  if (options_.arrays.accumulator == nullptr) {
+  if (!accumulates()) {
     return PushedGradients(parameter, piece, begin, update.gradient_areas,
-                           sources);
+                           HasEveryRank, sources);
   }
-  (*sources)[0] = options_.arrays.accumulator +
-                  options_.layout->flat_offset(parameter) + begin;
+  (*sources)[0] = SumsOf(parameter, begin);
   return absl::MakeConstSpan(*sources).first(1);
 }
 

@@ -10,11 +10,13 @@
 #include <optional>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/update_kernel.h"
 #include "kernels/whole_kernel.h"
+#include "proto/types/accumulation.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
@@ -81,9 +83,10 @@ class StepScheduler {
   };
 
   // UNIMPLEMENTED when a parameter's dtypes have no kernel.
-  static absl::Status CheckKernels(const Layout& layout, bool accumulate);
-  // With arrays.accumulator gradients are summed in fp32 as they are staged,
-  // and the update takes the sums.
+  static absl::Status CheckKernels(const Layout& layout,
+                                   Accumulation accumulation);
+  // With accumulators gradients are summed as they are staged, those of several
+  // ranks in fp32 first, and the update takes the sums.
   static absl::StatusOr<std::unique_ptr<StepScheduler>> Create(
       const Options& options);
 
@@ -121,19 +124,29 @@ class StepScheduler {
   // Before runs change hands between ranks: nothing is accumulated.
   void ForgetStaged();
 
-  // Stages the gradients of the rank's pieces [first_piece, +actions.size()).
-  // Replicated: those of all ranks, in `gradient_areas` (by rank), which have
-  // pushed the same pieces.
+  // What is to be staged: the rank's pieces [first_piece, +actions.size()).
+  // Replicated: of all ranks, in `gradient_areas` (by rank); with accumulation
+  // of those that have pushed the parameter, at least one.
   // With accumulation each run is given `staged_mark` (storage/format/
   // rank_mark.h), and one that has it already is left alone.
-  void Stage(uint32_t rank, absl::Span<const std::byte* const> gradient_areas,
-             size_t first_piece, absl::Span<const StageAction> actions,
-             uint64_t staged_mark);
+  struct Staging {
+    uint32_t rank = 0;
+    absl::Span<const std::byte* const> gradient_areas;
+    size_t first_piece = 0;
+    absl::Span<const StageAction> actions;
+    uint64_t staged_mark = 0;
+    absl::FunctionRef<bool(uint32_t rank, uint32_t parameter)> has_pushed =
+        HasEveryRank;
+  };
+  void Stage(const Staging& staging);
 
   // Sum of squares of what was staged for the parameters with updated != 0,
   // in order of the parameters; and of those of each group, into `by_group`.
   double SumOfSquares(absl::Span<const uint8_t> updated,
                       absl::Span<double> by_group) const;
+  // The square root of that of each parameter, 0 with updated == 0.
+  void NormsByParameter(absl::Span<const uint8_t> updated,
+                        absl::Span<double> norms) const;
   // The L1 norm (type 1) or the largest absolute value (infinity) of the same
   // gradients, which are read once more.
   double Norm(double type, absl::Span<const uint8_t> updated,
@@ -184,6 +197,14 @@ class StepScheduler {
     int state = 0;               // which
     uint64_t kept_at = 0;        // offset in the speculation file
   };
+  // Whether there are sums of micro-steps, and those of a parameter from this
+  // element on.
+  bool accumulates() const {
+    return options_.arrays.accumulator != nullptr ||
+           options_.arrays.gradient_accumulator != nullptr;
+  }
+  DType SumDTypeOf(uint32_t parameter) const;
+  std::byte* SumsOf(uint32_t parameter, uint64_t begin) const;
   // What a gradient of one run is summed from.
   using GradientSources = std::array<const void*, kWorldSizeMax>;
 
@@ -203,22 +224,23 @@ class StepScheduler {
   bool IsUpdated(uint32_t parameter, uint64_t step) const;
   bool MayHaveHoles(const Column& column) const;
   bool HasPrefixes() const;
-  void StageSubGroup(const RunTable::SubGroup& subgroup, uint32_t rank,
-                     absl::Span<const std::byte* const> gradient_areas,
-                     size_t first_piece, absl::Span<const StageAction> actions,
+  static bool HasEveryRank(uint32_t /*rank*/, uint32_t /*parameter*/) {
+    return true;
+  }
+  void StageSubGroup(const RunTable::SubGroup& subgroup,
+                     const Staging& staging);
+  void StagePiece(const Staging& staging, const Piece& piece, uint64_t begin,
+                  uint64_t end);
+  void AccumulateRun(uint64_t run, uint32_t parameter, uint64_t begin,
+                     uint64_t numel, absl::Span<const void* const> gradients,
                      uint64_t staged_mark);
-  void StagePiece(uint32_t rank, const Piece& piece, uint64_t begin,
-                  uint64_t end,
-                  absl::Span<const std::byte* const> gradient_areas,
-                  uint64_t staged_mark);
-  void AccumulateRun(uint64_t run, DType dtype, const void* gradient,
-                     float* sum, uint64_t numel, uint64_t staged_mark);
   void ApplySubGroup(const RunTable::SubGroup& subgroup, const Update& update);
   void ApplyParameter(uint32_t parameter, uint64_t begin, uint64_t end,
                       const UpdateFactors& factors, const Update& update);
   absl::Span<const void* const> PushedGradients(
       uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
       absl::Span<const std::byte* const> gradient_areas,
+      absl::FunctionRef<bool(uint32_t rank, uint32_t parameter)> has_pushed,
       GradientSources* sources) const;
   absl::Span<const void* const> GradientsOf(uint32_t parameter,
                                             const PieceTable::Entry& piece,
@@ -263,8 +285,9 @@ class StepScheduler {
   std::vector<const UpdateKernel*> kernels_;  // by parameter
   std::vector<StateBases> state_;             // by group
   std::vector<Column> columns_;
-  std::vector<double> run_sums_;   // by run
-  std::vector<double> run_norms_;  // by run, of another norm
+  std::vector<uint64_t> sum_offsets_;  // of arrays.gradient_accumulator
+  std::vector<double> run_sums_;       // by run
+  std::vector<double> run_norms_;      // by run, of another norm
   absl::Span<const RankPartition> partitions_;
   bool replicated_ = false;
   // Of optimizers whose update of an element needs the whole parameter; then

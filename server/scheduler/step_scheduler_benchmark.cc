@@ -125,7 +125,8 @@ void BM_Stage(benchmark::State& state) {
   const std::vector<StageAction> actions(kParameters, StageAction::kStage);
   const std::byte* area = fixture.gradient_area();
   for (auto _ : state) {
-    fixture.scheduler->Stage(0, absl::MakeConstSpan(&area, 1), 0, actions, 0);
+    fixture.scheduler->Stage(
+        {.gradient_areas = absl::MakeConstSpan(&area, 1), .actions = actions});
   }
   CountElements(state);
 }

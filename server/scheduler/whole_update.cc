@@ -186,9 +186,7 @@ void StepScheduler::PutInPlace(WorkerUndo* undo, std::byte* redo) {
 void StepScheduler::GatherGradient(uint32_t parameter, const Update& update,
                                    float* out) {
   const ParameterSpec& spec = options_.layout->parameters()[parameter];
-  const DType dtype = options_.arrays.accumulator != nullptr
-                          ? DType::kFloat32
-                          : spec.gradient_dtype;
+  const DType dtype = SumDTypeOf(parameter);
   GradientSources sources;
   for (const PieceTable::Entry& piece : OwnersOf(parameter)) {
     runs_.ForEachRun(

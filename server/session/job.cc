@@ -67,7 +67,7 @@ absl::Status JobImpl::Adopt() {
                             MakeShape(std::move(description)));
   OPTSTATE_ASSIGN_OR_RETURN(
       tier_, HostTier::Open(options_.directory, shape->description.layout,
-                            shape->description.accumulate, *file));
+                            shape->description.accumulation(), *file));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveUndo(0));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveSpeculation(0));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveRedo(0));

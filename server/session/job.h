@@ -15,6 +15,7 @@
 #include "optstate/v1/admin.pb.h"
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/types.pb.h"
+#include "proto/types/accumulation.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
@@ -41,8 +42,8 @@ struct StepOutcome {
 // it.
 //
 // Threads: called from any thread, one call at a time for one listener, also
-// from within the Commit or FinishLoad that it answers, and with the job's lock
-// held: it must not call the Job and must not block on a peer.
+// from within the Commit, EndMicroStep or FinishLoad that it answers, and with
+// the job's lock held: it must not call the Job and must not block on a peer.
 class SessionListener {
  public:
   virtual ~SessionListener() = default;
@@ -61,6 +62,7 @@ struct RegisterSpec {
   bool ephemeral = false;
   bool extend = false;
   std::optional<v1::LossScaler> loss_scaler;
+  AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
 };
 
 struct RegisterResult {
@@ -155,6 +157,12 @@ struct CommitSpec {
 // With accumulation, what a rank has staged is there as well after a crash, for
 // the same client_instance.
 //
+// Micro-steps of replicated jobs: see MicroSteps for what is summed when. A
+// rank's gradients must stay as they are until its EndMicroStep is answered.
+// Sums cannot be undone: when a rank drops what it staged (Abort, BeginLoad,
+// Detach) after something was summed, all of the step is dropped, and whatever
+// the other ranks call of it is ABORTED until they have aborted it too.
+//
 // Load rules: what must be loaded before a job is READY is every master of a
 // new job, those of the parameters that an extension brought, and after a load
 // that broke off (a rank or the engine died in it) everything from the first
@@ -214,6 +222,12 @@ class Job {
   virtual absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                             uint32_t first_parameter,
                             uint32_t parameter_count) = 0;
+  // The rank has pushed all that it has of this micro-step and those before.
+  // Answered through the listener, errors included, when its gradient area may
+  // be written again: at once, but for replicated jobs that accumulate. One at
+  // a time.
+  virtual void EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
+                            uint32_t micro_step) = 0;
   // Answered through the listener, errors included.
   virtual void Commit(uint32_t rank, uint64_t request_id,
                       const CommitSpec& spec) = 0;

@@ -59,7 +59,8 @@ class JobAccumulateTest : public ::testing::Test {
 // What the sums should be: fp32, in order of micro-steps, each rounded to the
 // gradient dtype first.
 Tensors SumsOf(const JobHarness& harness, DType dtype,
-               const std::vector<uint64_t>& seeds) {
+               const std::vector<uint64_t>& seeds,
+               DType sum_dtype = DType::kFloat32) {
   Tensors sums;
   for (size_t m = 0; m < seeds.size(); ++m) {
     Tensors gradients = harness.RandomTensors(seeds[m]);
@@ -73,6 +74,9 @@ Tensors SumsOf(const JobHarness& harness, DType dtype,
         sums[p] = gradient;
       } else {
         for (size_t i = 0; i < gradient.size(); ++i) sums[p][i] += gradient[i];
+        CastFromFloat(sum_dtype, sums[p].data(), rounded.data(),
+                      gradient.size());
+        CastToFloat(sum_dtype, rounded.data(), sums[p].data(), gradient.size());
       }
     }
   }
@@ -103,6 +107,60 @@ TEST_F(JobAccumulateTest, EqualsTheStepWithTheSum) {
       EXPECT_EQ(answer.outcome.gradient_norm, outcome.gradient_norm);
       EXPECT_EQ(accumulating.StateBytes(), plain.StateBytes());
     }
+  }
+}
+
+// float(sum) + g, rounded to nearest even.
+TEST_F(JobAccumulateTest, SumsInTheGradientsDType) {
+  const std::vector<uint64_t> seeds = {10, 11, 12, 13};
+  for (const DType dtype :
+       {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    JobHarness::Setup setup = Accumulating(dtype, 3);
+    setup.accumulate_dtype = AccumulateDType::kGradient;
+    JobHarness accumulating(setup);
+    JobHarness::Setup plain_setup;
+    plain_setup.layout = LayoutOf(DType::kFloat32);
+    JobHarness plain(plain_setup);
+    for (JobHarness* each : {&accumulating, &plain}) {
+      each->Start(each->RandomTensors(1));
+    }
+    for (uint32_t m = 0; m < seeds.size(); ++m) {
+      accumulating.SetGradients(accumulating.RandomTensors(seeds[m]));
+      accumulating.PushAll(1, m);
+    }
+    const auto answer = accumulating.CommitAll(CommitOf(1));
+    const StepOutcome outcome =
+        plain.Step(1, SumsOf(plain, dtype, seeds, dtype), CommitOf(1));
+    EXPECT_EQ(answer.outcome.gradient_norm, outcome.gradient_norm);
+    EXPECT_EQ(accumulating.StateBytes(), plain.StateBytes());
+    uint64_t bytes = 0;
+    const v1::Job job = accumulating.job().Describe();
+    for (const v1::ArrayBytes& array : job.arrays()) {
+      if (array.name() != "accumulator") continue;
+      EXPECT_EQ(array.dtype(), "gradient");
+      bytes += array.bytes();
+    }
+    // 100, 13,000 and 5,000 elements, each up to a cache line.
+    EXPECT_GE(bytes, 18100 * SizeInBytes(dtype));
+    EXPECT_LE(bytes, 18100 * SizeInBytes(dtype) + 3 * 64);
+  }
+}
+
+TEST_F(JobAccumulateTest, TheSumsDTypeMayBeSwitchedBetweenSessions) {
+  const std::string state = harness_.StateBytes();
+  for (const AccumulateDType dtype :
+       {AccumulateDType::kGradient, AccumulateDType::kFloat32}) {
+    harness_.setup().accumulate_dtype = dtype;
+    EXPECT_THAT(harness_.Register(0).status().message(),
+                HasSubstr("attached with accumulate_dtype"));
+    harness_.DetachAll();
+    harness_.AttachAll();
+    EXPECT_EQ(harness_.StateBytes(), state);
+    PushMicroStep(1, 0, 40);
+    harness_.Close();
+    ASSERT_TRUE(harness_.Open().ok());
+    harness_.AttachAll();
+    EXPECT_EQ(harness_.StateBytes(), state);
   }
 }
 

@@ -39,10 +39,13 @@ absl::StatusOr<JobDescription> FromProto(const v1::RegisterRequest& request) {
                             PartitionModeFromProto(request.partition()));
   JobDescription description = {
       std::move(layout),    request.world_size(), request.host_id(), partition,
-      request.accumulate(), request.ephemeral(),  std::nullopt};
+      request.accumulate(), request.ephemeral(),  std::nullopt,      {}};
   if (request.has_loss_scaler()) {
     description.loss_scaler = request.loss_scaler();
   }
+  OPTSTATE_ASSIGN_OR_RETURN(
+      description.accumulate_dtype,
+      AccumulateDTypeFromProto(request.accumulate_dtype()));
   return description;
 }
 
@@ -70,17 +73,13 @@ absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec) {
         " ranks are on this machine; a job whose ranks are on several machines "
         "is not supported yet"));
   }
-  if (spec.partition == PartitionMode::kReplicated && spec.accumulate) {
-    return absl::InvalidArgumentError(
-        "a job whose engine reduces has no accumulators in the daemon: let "
-        "micro-steps add up in the ranks' own gradients");
-  }
   if (spec.loss_scaler.has_value()) {
     OPTSTATE_RETURN_IF_ERROR(CheckLossScaler(*spec.loss_scaler));
   }
-  JobDescription description = {
-      spec.layout,     spec.world_size, spec.host_id,    spec.partition,
-      spec.accumulate, spec.ephemeral,  spec.loss_scaler};
+  JobDescription description = {spec.layout,      spec.world_size,
+                                spec.host_id,     spec.partition,
+                                spec.accumulate,  spec.ephemeral,
+                                spec.loss_scaler, spec.accumulate_dtype};
   return description;
 }
 
@@ -96,6 +95,8 @@ std::string SerializeDescription(const JobDescription& description) {
   if (description.loss_scaler.has_value()) {
     *request.mutable_loss_scaler() = *description.loss_scaler;
   }
+  request.set_accumulate_dtype(
+      static_cast<v1::AccumulateDType>(description.accumulate_dtype));
   return request.SerializeAsString();
 }
 
@@ -132,6 +133,10 @@ absl::Status CheckSameSettings(const JobDescription& now,
   }
   if (now.accumulate != asked.accumulate) {
     return Differs("accumulate", Name(now.accumulate), Name(asked.accumulate));
+  }
+  if (now.accumulation() != asked.accumulation()) {
+    return Differs("accumulate_dtype", Name(now.accumulate_dtype),
+                   Name(asked.accumulate_dtype));
   }
   if (now.ephemeral != asked.ephemeral) {
     return Differs("ephemeral", Name(now.ephemeral), Name(asked.ephemeral));

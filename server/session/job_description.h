@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "proto/types/accumulation.h"
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
 #include "server/session/job.h"
@@ -23,12 +24,17 @@ struct JobDescription {
   bool accumulate = false;
   bool ephemeral = false;
   std::optional<v1::LossScaler> loss_scaler;
+  AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
+
+  Accumulation accumulation() const {
+    return accumulate ? Accumulation(accumulate_dtype) : std::nullopt;
+  }
 };
 
 std::string TextOf(const std::optional<v1::LossScaler>& scaler);
 
-// INVALID_ARGUMENT: world size or rank out of range, bad loss scaler,
-// replicated with accumulate. UNIMPLEMENTED: ranks on several machines.
+// INVALID_ARGUMENT: world size or rank out of range, bad loss scaler.
+// UNIMPLEMENTED: ranks on several machines.
 absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec);
 
 std::string SerializeDescription(const JobDescription& description);

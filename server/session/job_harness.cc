@@ -111,6 +111,7 @@ RegisterSpec JobHarness::SpecOf(uint32_t rank) const {
   spec.host_id = "host";
   spec.partition = setup_.partition;
   spec.accumulate = setup_.accumulate;
+  spec.accumulate_dtype = setup_.accumulate_dtype;
   spec.ephemeral = setup_.ephemeral;
   return spec;
 }
@@ -245,6 +246,22 @@ void JobHarness::SetGradient(uint32_t parameter,
                   gradient_areas_[rank].data() + piece->gradient_offset_bytes,
                   piece->numel);
   }
+}
+
+void JobHarness::SetGradientsOf(uint32_t rank, const Tensors& gradients) {
+  for (const Piece& piece : PartitionOf(rank).pieces) {
+    CastFromFloat(layout_.parameters()[piece.parameter].gradient_dtype,
+                  gradients[piece.parameter].data(),
+                  gradient_areas_[rank].data() + piece.gradient_offset_bytes,
+                  piece.numel);
+  }
+}
+
+uint64_t JobHarness::EndMicroStep(uint32_t rank, uint64_t step,
+                                  uint32_t micro_step) {
+  const uint64_t request = next_request_++;
+  job_->EndMicroStep(rank, request, step, micro_step);
+  return request;
 }
 
 void JobHarness::SetGradients(const Tensors& gradients) {

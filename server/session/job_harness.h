@@ -52,6 +52,7 @@ class JobHarness {
     uint32_t world_size = 1;
     PartitionMode partition = PartitionMode::kGreedy;
     bool accumulate = false;
+    AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
     bool ephemeral = false;
     uint32_t workers = 2;
     bool speculative = false;
@@ -106,10 +107,14 @@ class JobHarness {
   // Writes gradients where the ranks have them, in the gradient dtype.
   void SetGradients(const Tensors& gradients);
   void SetGradient(uint32_t parameter, const std::vector<float>& values);
+  // Replicated: one rank's own gradients.
+  void SetGradientsOf(uint32_t rank, const Tensors& gradients);
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t first,
                     uint32_t count, uint32_t micro_step = 0) {
     return job_->Push(rank, step, micro_step, first, count);
   }
+  // Returns the request's id.
+  uint64_t EndMicroStep(uint32_t rank, uint64_t step, uint32_t micro_step);
   // All ranks push all parameters but those in `without`.
   void PushAll(uint64_t step, uint32_t micro_step = 0,
                const std::vector<uint32_t>& without = {});

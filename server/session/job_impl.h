@@ -15,6 +15,7 @@
 #include "server/session/job.h"
 #include "server/session/job_description.h"
 #include "server/session/load_round.h"
+#include "server/session/micro_steps.h"
 #include "server/session/open_step.h"
 #include "server/session/step_timer.h"
 #include "storage/format/step_intent.h"
@@ -25,9 +26,9 @@ namespace optstate {
 
 // The Job of one engine. By file: job.cc opens and describes layout and phase,
 // job_register.cc creates and reshapes, job_ranks.cc attaches and drains,
-// job_steps.cc takes steps, job_speculation.cc begins them early,
-// job_recovery.cc finishes those of an engine that
-// died, job_load.cc loads and fetches, job_describe.cc
+// job_steps.cc takes steps, job_micro_steps.cc accumulates what ranks push
+// together, job_speculation.cc begins steps early, job_recovery.cc finishes
+// those of an engine that died, job_load.cc loads and fetches, job_describe.cc
 // tells operators.
 class JobImpl final : public Job {
  public:
@@ -48,6 +49,8 @@ class JobImpl final : public Job {
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter,
                     uint32_t parameter_count) override;
+  void EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
+                    uint32_t micro_step) override;
   void Commit(uint32_t rank, uint64_t request_id,
               const CommitSpec& spec) override;
   absl::Status Abort(uint32_t rank, uint64_t step) override;
@@ -83,6 +86,11 @@ class JobImpl final : public Job {
     uint64_t committed_step = 0;  // the last it took part in
     // The one that was to be finished when it attached; 0: none.
     uint64_t recovering_step = 0;
+    // The EndMicroStep that is not answered yet.
+    std::optional<uint64_t> ending;
+    // Whose drop took sums with it that this rank had a part in; the rank has
+    // not dropped its own part yet.
+    std::optional<uint32_t> sums_dropped_by;
   };
 
   // What follows from a description; replaced as a whole.
@@ -115,6 +123,10 @@ class JobImpl final : public Job {
   bool is_replicated() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return shape_->description.partition == PartitionMode::kReplicated;
   }
+  // Whether a run's accumulator has gradients of several ranks.
+  bool accumulates_together() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return is_replicated() && shape_->description.accumulate;
+  }
   uint32_t parameter_count() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return static_cast<uint32_t>(layout_of_job().parameters().size());
   }
@@ -126,6 +138,10 @@ class JobImpl final : public Job {
   absl::Status CheckRegistered() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   RankMark& rank_mark(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return tier_->recovery().rank_marks[rank];
+  }
+  // Whose step and epoch say which marks of the rank's runs count.
+  RankMark& staging_mark(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return rank_mark(accumulates_together() ? 0 : rank);
   }
   void StartScaling() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AdoptLoadedParameter() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -175,6 +191,8 @@ class JobImpl final : public Job {
                 double sum_of_squares) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FillIntentGroups(const CommitSpec& spec, double coefficient)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void KeepGradientNorms(uint64_t step, absl::Span<const uint8_t> updated)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeStep(const Decision& decision, absl::Span<const uint8_t> updated)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MarkStep(const StepRecord& next, double gradient_limit,
@@ -189,6 +207,27 @@ class JobImpl final : public Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropStaged(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // job_micro_steps.cc
+  absl::Status CheckSums(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status PushTogether(uint32_t rank, uint64_t step, uint32_t micro_step,
+                            uint32_t first, uint32_t end)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckEnding(uint32_t rank, uint64_t step) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void SumWhole(uint32_t first, uint32_t end)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NotePast(uint32_t rank, int64_t end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AnswerEnding(uint32_t rank, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropSums(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellOfDrop(uint32_t rank, uint32_t dropped_by)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RestoreSums() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status ResolveParameters(absl::Span<const uint8_t>* updated)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<StagedRange> StagedRanges(uint32_t rank) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // job_speculation.cc
   void Speculate(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -258,6 +297,7 @@ class JobImpl final : public Job {
                            absl::Span<const std::byte> data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckScalars() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckGradientNorms() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status LoadElements(uint32_t rank, const LoadRange& range, DType dtype,
                             absl::Span<const std::byte> data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -282,11 +322,15 @@ class JobImpl final : public Job {
   std::vector<const std::byte*> gradient_areas_
       ABSL_GUARDED_BY(mu_);  // by rank
   OpenStep open_step_ ABSL_GUARDED_BY(mu_);
+  MicroSteps micro_steps_ ABSL_GUARDED_BY(mu_);
   StepTimer timer_ ABSL_GUARDED_BY(mu_);
   std::optional<Recovery> recovery_ ABSL_GUARDED_BY(mu_);
   // Of the step that is decided, or speculated about.
   std::vector<StepIntentGroup> intent_groups_ ABSL_GUARDED_BY(mu_);
   std::vector<double> group_sums_ ABSL_GUARDED_BY(mu_);
+  // By parameter, of this step; 0: none that this engine has taken.
+  std::vector<double> gradient_norms_ ABSL_GUARDED_BY(mu_);
+  uint64_t gradient_norms_step_ ABSL_GUARDED_BY(mu_) = 0;
   LoadRound load_ ABSL_GUARDED_BY(mu_);
   // Not OK: FAILED, and this is what calls return.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);

@@ -224,6 +224,10 @@ absl::Status JobImpl::Load(uint32_t rank, v1::StateArray array,
   const LoadRange range = {array, parameter, begin, numel};
   if (array == v1::STATE_ARRAY_STEP_COUNT) return LoadStepCounts(range, data);
   if (array == v1::STATE_ARRAY_SCALAR) return LoadScalars(range, data);
+  if (array == v1::STATE_ARRAY_GRADIENT_NORM) {
+    return absl::InvalidArgumentError(
+        "gradient norms are no state: they cannot be loaded");
+  }
   return LoadElements(rank, range, dtype, data);
 }
 
@@ -396,6 +400,12 @@ absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,
     CopyTo(out, tier_->arrays().scalars + parameter);
     return record().committed_step;
   }
+  if (array == v1::STATE_ARRAY_GRADIENT_NORM) {
+    OPTSTATE_RETURN_IF_ERROR(CheckGradientNorms());
+    OPTSTATE_RETURN_IF_ERROR(CheckPerParameterRange(range, out.size()));
+    CopyTo(out, gradient_norms_.data() + parameter);
+    return record().committed_step;
+  }
   OPTSTATE_RETURN_IF_ERROR(CheckElementRange(range));
   OPTSTATE_RETURN_IF_ERROR(CheckBytes(numel * sizeof(float), out.size()));
   if (array == v1::STATE_ARRAY_MASTER) {
@@ -405,6 +415,18 @@ absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,
   OPTSTATE_ASSIGN_OR_RETURN(const ArrayRef from, ArrayOf(range));
   ReadState(from, numel, out);
   return record().committed_step;
+}
+
+absl::Status JobImpl::CheckGradientNorms() const {
+  if (gradient_norms_step_ != 0 &&
+      gradient_norms_step_ == record().committed_step) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job \"", options_.name, "\": gradient norms of step ",
+      record().committed_step,
+      " are not known: they are of steps that this engine has taken, and none "
+      "outlives it; take a step first"));
 }
 
 absl::Status JobImpl::ReadParameters(uint64_t offset_bytes,

@@ -86,6 +86,7 @@ struct Case {
   OptimizerKind optimizer;
   StateFormat state_format;
   bool reduced = false;  // of two ranks, by the engine
+  AccumulateDType sums = AccumulateDType::kFloat32;
   MasterFormat master_format = MasterFormat::kFloat32;
 };
 
@@ -106,6 +107,7 @@ JobHarness::Setup Small(const Case& test) {
     setup.partition = PartitionMode::kReplicated;
   }
   setup.accumulate = test.accumulate;
+  setup.accumulate_dtype = test.sums;
   setup.client_instance = 40;
   setup.workers = 1;  // single-stepping follows one thread
   return setup;
@@ -249,12 +251,17 @@ constexpr Case kCases[] = {
     {"Whole", false, OptimizerKind::kLamb, StateFormat::kFloat32},
     {"Reduced", false, OptimizerKind::kAdamW, StateFormat::kFloat32, true},
     {"WholeReduced", false, OptimizerKind::kLamb, StateFormat::kFloat32, true},
+    {"ReducedAccumulating", true, OptimizerKind::kAdamW, StateFormat::kFloat32,
+     true},
+    {"AccumulatingInGradientDType", true, OptimizerKind::kAdamW,
+     StateFormat::kFloat32, true, AccumulateDType::kGradient},
     {"WholeAccumulating", true, OptimizerKind::kAdafactor,
      StateFormat::kFloat32},
     {"SplitMaster", false, OptimizerKind::kAdamW, StateFormat::kFloat32, false,
-     MasterFormat::kSplit},
+     AccumulateDType::kFloat32, MasterFormat::kSplit},
     {"SplitMasterDynamic8State", false, OptimizerKind::kLion,
-     StateFormat::kDynamic8, false, MasterFormat::kSplit},
+     StateFormat::kDynamic8, false, AccumulateDType::kFloat32,
+     MasterFormat::kSplit},
 };
 
 INSTANTIATE_TEST_SUITE_P(All, JobOrderTest, ::testing::ValuesIn(kCases),

@@ -89,7 +89,7 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   if (result.has_last_outcome) result.last_outcome = LastOutcome();
   result.loss_scale = record().loss_scale;
   if (shape_->description.accumulate) {
-    result.staged = open_step_.StagedRanges(spec.rank);
+    result.staged = StagedRanges(spec.rank);
   }
   return result;
 }
@@ -98,6 +98,7 @@ void JobImpl::Detach(uint32_t rank) {
   absl::MutexLock lock(&mu_);
   if (!CheckAttached(rank).ok()) return;
   const bool in_step = open_step_.open();
+  ranks_[rank].ending.reset();  // nobody to answer
   if (recovery_.has_value()) {
     open_step_.DropRank(rank);
   } else {

@@ -149,6 +149,7 @@ void JobImpl::TryToFinishStep() {
 // Before the first rank is attached.
 void JobImpl::RestoreStaged() {
   if (!shape_->description.accumulate) return;
+  if (accumulates_together()) return RestoreSums();
   std::vector<uint32_t> epochs(ranks_.size(), 0);
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     const RankMark& mark = rank_mark(rank);

@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<JobImpl::Shape>> JobImpl::MakeShape(
   shape->description = std::move(description);
   const JobDescription& what = shape->description;
   OPTSTATE_RETURN_IF_ERROR(
-      StepScheduler::CheckKernels(what.layout, what.accumulate));
+      StepScheduler::CheckKernels(what.layout, what.accumulation()));
   shape->partitions.reserve(what.world_size);
   for (uint32_t rank = 0; rank < what.world_size; ++rank) {
     OPTSTATE_ASSIGN_OR_RETURN(
@@ -68,7 +68,7 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description) const {
   request.directory = options_.directory;
   request.state_dir = StateDir();
   request.job_state_bytes =
-      HostTier::BytesNeeded(description.layout, description.accumulate) +
+      HostTier::BytesNeeded(description.layout, description.accumulation()) +
       StepScheduler::WorkerUndoBytes(pool_.participants()) +
       StepScheduler::RedoBytes(description.layout, pool_.participants()) +
       SpeculationBytes(description.layout);
@@ -91,8 +91,8 @@ absl::Status JobImpl::Create(std::unique_ptr<Shape> shape) {
                             AdmissionLock::Take(StateDir()));
   OPTSTATE_RETURN_IF_ERROR(AdmitShape(what));
   OPTSTATE_ASSIGN_OR_RETURN(
-      tier_, HostTier::Create(options_.directory, what.layout, what.accumulate,
-                              SerializeDescription(what)));
+      tier_, HostTier::Create(options_.directory, what.layout,
+                              what.accumulation(), SerializeDescription(what)));
   absl::Status used = UseShape(std::move(shape));
   if (used.ok()) {
     StartScaling();
@@ -122,8 +122,8 @@ absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
   scheduler_->ForgetStaged();
   // The record of a READY job asks for loads from its parameter count on, which
   // is where the new ones begin: from here on it is LOADING.
-  absl::Status reshaped =
-      tier_->Reshape(what.layout, what.accumulate, SerializeDescription(what));
+  absl::Status reshaped = tier_->Reshape(what.layout, what.accumulation(),
+                                         SerializeDescription(what));
   if (!reshaped.ok()) {
     // The job is as it was, but its arrays may lie elsewhere.
     OPTSTATE_RETURN_IF_ERROR(MakeScheduler());
@@ -160,7 +160,12 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
   gradient_areas_.assign(partitions.size(), nullptr);
   intent_groups_.resize(layout_of_job().groups().size());
   group_sums_.resize(layout_of_job().groups().size());
+  gradient_norms_.resize(parameter_count());
+  gradient_norms_step_ = 0;
   open_step_.Reset(&layout_of_job(), partitions, is_replicated());
+  micro_steps_.Reset(&layout_of_job(), accumulates_together()
+                                           ? shape_->description.world_size
+                                           : 0);
   load_.Reset(&layout_of_job(), partitions);
   return absl::OkStatus();
 }

@@ -31,6 +31,7 @@ absl::Status JobImpl::CheckStep(uint32_t rank, uint64_t step) const {
         "job \"", options_.name,
         "\" is loading: every rank must load and finish before a step"));
   }
+  OPTSTATE_RETURN_IF_ERROR(CheckSums(rank));
   const uint64_t next = record().committed_step + 1;
   if (step != next) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -73,20 +74,27 @@ absl::Status JobImpl::Push(uint32_t rank, uint64_t step, uint32_t micro_step,
         absl::StrCat("rank ", rank, " has committed step ", step,
                      " and cannot push to it; abort it to start over"));
   }
+  if (accumulates_together()) {
+    return PushTogether(rank, step, micro_step, first_parameter,
+                        first_parameter + parameter_count);
+  }
   OpenStep::Push push;
   OPTSTATE_RETURN_IF_ERROR(open_step_.PlanPush(
       rank, micro_step, first_parameter, first_parameter + parameter_count,
       shape_->description.accumulate, &push));
   const StepTimer::Scope staging(&timer_, StepPhase::kStaging);
-  scheduler_->Stage(rank, gradient_areas_, push.first_piece, push.actions,
-                    BeginStaging(rank, step, micro_step));
+  scheduler_->Stage({.rank = rank,
+                     .gradient_areas = gradient_areas_,
+                     .first_piece = push.first_piece,
+                     .actions = push.actions,
+                     .staged_mark = BeginStaging(rank, step, micro_step)});
   return absl::OkStatus();
 }
 
 // What the rank's runs are marked with; see RankMark.
 uint64_t JobImpl::BeginStaging(uint32_t rank, uint64_t step,
                                uint32_t micro_step) {
-  RankMark& mark = rank_mark(rank);
+  RankMark& mark = staging_mark(rank);
   if (mark.step != step) {
     if (++mark.epoch == 0) mark.epoch = 1;
     std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -97,7 +105,8 @@ uint64_t JobImpl::BeginStaging(uint32_t rank, uint64_t step,
 
 void JobImpl::DropStaged(uint32_t rank) {
   TakeBackSpeculation();
-  rank_mark(rank).step = 0;
+  staging_mark(rank).step = 0;
+  if (accumulates_together()) DropSums(rank);
   open_step_.DropRank(rank);
   if (!open_step_.open()) timer_.Drop();
 }
@@ -144,6 +153,7 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
     return;
   }
   open_step_.NoteCommit(rank, request_id, spec);
+  if (accumulates_together()) NotePast(rank, MicroSteps::kAll);
   timer_.Enter(StepPhase::kWaiting);
   if (recovery_.has_value()) {
     // What it pushed before this is there by now, over every wire.
@@ -161,13 +171,14 @@ void JobImpl::CloseStep() {
   timer_.Enter(StepPhase::kDecide);
   absl::Span<const uint8_t> updated;
   absl::Status status = CheckCommitsEqual();
-  if (status.ok()) status = open_step_.ResolveParameters(&updated);
+  if (status.ok()) status = ResolveParameters(&updated);
   StepOutcome outcome;
   if (status.ok()) {
     const Decision decision = Decide(record().committed_step + 1, updated);
     if (!decision.outcome.applied || decision.clipped) {
       TakeBackSpeculation();
     }
+    KeepGradientNorms(decision.outcome.step, updated);
     TakeStep(decision, updated);
     outcome = LastOutcome();
   }
@@ -175,6 +186,7 @@ void JobImpl::CloseStep() {
   if (status.ok()) {
     timer_.Finish(outcome.applied ? scheduler_->UpdateBytes(updated) : 0);
   }
+  micro_steps_.DropAll();  // every rank has been answered
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) DropStaged(rank);
 }
 
@@ -235,6 +247,17 @@ void JobImpl::FillIntentGroups(const CommitSpec& spec, double coefficient) {
         coefficient * ClipCoefficient(spec.groups[i].max_norm, norm) /
         spec.grad_scale;
   }
+}
+
+// For whoever asks; pushes of the next step overwrite the sums.
+void JobImpl::KeepGradientNorms(uint64_t step,
+                                absl::Span<const uint8_t> updated) {
+  scheduler_->NormsByParameter(updated, absl::MakeSpan(gradient_norms_));
+  for (uint32_t p = 0; p < parameter_count(); ++p) {
+    double& norm = gradient_norms_[p];
+    norm = updated[p] == 0 ? -1 : norm / open_step_.commit(0).spec.grad_scale;
+  }
+  gradient_norms_step_ = step;
 }
 
 // A skipped step changes nothing but the record: its number is used up, so that

@@ -375,6 +375,54 @@ TEST_F(JobStepsTest, DrainFinishesTheOpenStepAndOpensNoOther) {
   EXPECT_TRUE(harness_.Push(0, 2, 0, 1).ok());
 }
 
+TEST_F(JobStepsTest, GradientNormsAreOfTheLastStepOfThisEngine) {
+  const auto fetch = [&] {
+    std::vector<double> norms(count());
+    auto* bytes = reinterpret_cast<std::byte*>(norms.data());
+    const auto step = harness_.job().Fetch(
+        v1::STATE_ARRAY_GRADIENT_NORM, 0, 0, count(),
+        absl::MakeSpan(bytes, norms.size() * sizeof(double)));
+    if (!step.ok()) {
+      EXPECT_EQ(step.status().code(), absl::StatusCode::kFailedPrecondition);
+      norms.clear();
+    }
+    return norms;
+  };
+  EXPECT_TRUE(fetch().empty()) << "before the first step";
+  const Tensors gradients = harness_.RandomTensors(7);
+  harness_.SetGradients(gradients);
+  harness_.PushAll(1, 0, {kNone});
+  CommitSpec spec = commit_.Of(1);
+  spec.grad_scale = 8;
+  spec.max_norm = 1e-3;
+  ASSERT_TRUE(harness_.CommitAll(spec).outcome.applied);
+  harness_.SetGradients(harness_.RandomTensors(8));
+  harness_.PushAll(2);  // overwrites nothing
+  const std::vector<double> norms = fetch();
+  ASSERT_EQ(norms.size(), count());
+  for (uint32_t p = 0; p < count(); ++p) {
+    double sum = 0;
+    if (harness_.layout().parameters()[p].gradient_dtype != DType::kFloat32) {
+      continue;  // rounded on their way
+    }
+    for (const double g : gradients[p]) sum += g / 8 * (g / 8);
+    const double expected = p == kNone ? -1 : std::sqrt(sum);
+    EXPECT_NEAR(norms[p], expected, 1e-12 * std::abs(expected)) << p;
+  }
+  harness_.Close();
+  ASSERT_TRUE(harness_.Open().ok());
+  harness_.AttachAll();
+  EXPECT_TRUE(fetch().empty()) << "of another engine";
+  ASSERT_TRUE(harness_.job().BeginLoad(0).ok());
+  const double norm = 1;
+  EXPECT_EQ(
+      harness_.job()
+          .Load(0, v1::STATE_ARRAY_GRADIENT_NORM, 0, 0, 1, DType::kFloat32,
+                {reinterpret_cast<const std::byte*>(&norm), sizeof(norm)})
+          .code(),
+      absl::StatusCode::kInvalidArgument);
+}
+
 TEST_F(JobStepsTest, StatsTellWhoStagedWhat) {
   harness_.PushAll(1, 0, {kNone});
   const v1::Job job = harness_.job().Describe();

@@ -42,6 +42,14 @@ void FakeJob::AwaitCommit(uint32_t rank) {
   absl::MutexLock lock(&mutex_, absl::Condition(&is_so));
 }
 
+void FakeJob::AwaitEnding(uint32_t rank) {
+  const auto is_so = [this, rank] {
+    mutex_.AssertHeld();
+    return ranks_[rank].ending_request.has_value();
+  };
+  absl::MutexLock lock(&mutex_, absl::Condition(&is_so));
+}
+
 void FakeJob::HoldPushes(bool hold) {
   absl::MutexLock lock(&mutex_);
   hold_pushes_ = hold;
@@ -131,6 +139,7 @@ void FakeJob::Detach(uint32_t rank) {
   ranks_.at(rank).attached = false;
   ranks_[rank].staged.clear();
   ranks_[rank].commit_request.reset();
+  ranks_[rank].ending_request.reset();
 }
 
 absl::Status FakeJob::Push(uint32_t rank, uint64_t step,
@@ -163,6 +172,25 @@ absl::Status FakeJob::Push(uint32_t rank, uint64_t step,
                              area + partitions_[rank].gradient_area_bytes);
   ++ranks_[rank].pushes;
   return absl::OkStatus();
+}
+
+void FakeJob::EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
+                           uint32_t /*micro_step*/) {
+  absl::MutexLock lock(&mutex_);
+  if (step != committed_step_ + 1) {
+    ranks_.at(rank).attach.listener->OnStepDone(
+        request_id, absl::FailedPreconditionError("end out of order"), {});
+    return;
+  }
+  ranks_.at(rank).ending_request = request_id;
+  for (const Rank& other : ranks_) {
+    if (!other.ending_request) return;
+  }
+  for (Rank& each : ranks_) {
+    each.attach.listener->OnStepDone(
+        *std::exchange(each.ending_request, std::nullopt), absl::OkStatus(),
+        {});
+  }
 }
 
 void FakeJob::Commit(uint32_t rank, uint64_t request_id,

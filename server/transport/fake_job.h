@@ -24,7 +24,8 @@ namespace optstate {
 // A Job for tests of transports: keeps what it was told, so that a test can
 // look at it, and the step order that a transport depends on; computes nothing.
 //
-// The update of a step adds 1 to each byte of the parameter area. A commit is
+// The end of a micro-step is answered when all ranks have ended it. The update
+// of a step adds 1 to each byte of the parameter area. A commit is
 // answered when all ranks have committed, from the thread of the last one.
 //
 // Threads: thread-safe.
@@ -43,6 +44,7 @@ class FakeJob : public Job {
     std::vector<Hyperparams> groups;  // of the last commit
     CommitSpec commit;                // likewise; its span is not valid
     std::optional<uint64_t> commit_request;
+    std::optional<uint64_t> ending_request;
   };
 
   // What the test looks at. Copies.
@@ -50,6 +52,8 @@ class FakeJob : public Job {
   uint64_t committed_step() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until the rank is attached, or no longer.
   void AwaitAttached(uint32_t rank, bool attached) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until the rank waits for the end of a micro-step.
+  void AwaitEnding(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until the rank waits for the answer to a commit.
   void AwaitCommit(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   // Pushes stop inside the job from now on, until they are let go.
@@ -67,6 +71,8 @@ class FakeJob : public Job {
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter,
                     uint32_t parameter_count) override;
+  void EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
+                    uint32_t micro_step) override;
   void Commit(uint32_t rank, uint64_t request_id,
               const CommitSpec& spec) override;
   absl::Status Abort(uint32_t rank, uint64_t step) override;

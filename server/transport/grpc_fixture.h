@@ -95,6 +95,11 @@ class GrpcTestPeer {
     request.mutable_push()->set_parameter_count(3);
     return Call(request);
   }
+  v1::SessionRequest EndMicroStepRequest(uint64_t step) const {
+    v1::SessionRequest request;
+    request.mutable_push()->set_step(step);
+    return request;
+  }
   v1::SessionRequest CommitRequest(uint64_t step) const {
     v1::SessionRequest request;
     request.mutable_commit()->set_step(step);

@@ -59,6 +59,12 @@ absl::Status GrpcSession::Handle(const v1::SessionRequest& request) {
   }
   if (!replies_->Reserve()) return ReadsNothing();
   switch (request.op_case()) {
+    case v1::SessionRequest::kPush:
+      if (request.push().parameter_count() == 0) {
+        return StartEndMicroStep(request);
+      }
+      replies_->Push(Answer(request));
+      return absl::OkStatus();
     case v1::SessionRequest::kCommit:
       return StartCommit(request);
     case v1::SessionRequest::kFinishLoad:
@@ -165,8 +171,8 @@ absl::StatusOr<std::byte*> GrpcSession::StagingFor(uint64_t offset_bytes,
   }
   if (pending_.load(std::memory_order_acquire) != 0) {
     return absl::FailedPreconditionError(
-        "gradient chunk while a commit is not answered: its gradients are "
-        "still being read");
+        "gradient chunk while a commit or the end of a micro-step is not "
+        "answered: its gradients are still being read");
   }
   return staging_->data() + offset_bytes;
 }
@@ -174,7 +180,8 @@ absl::StatusOr<std::byte*> GrpcSession::StagingFor(uint64_t offset_bytes,
 absl::Status GrpcSession::Load(const v1::LoadRequest& request) {
   uint64_t element_bytes = sizeof(int64_t);
   if (request.array() != v1::STATE_ARRAY_STEP_COUNT &&
-      request.array() != v1::STATE_ARRAY_SCALAR) {
+      request.array() != v1::STATE_ARRAY_SCALAR &&
+      request.array() != v1::STATE_ARRAY_GRADIENT_NORM) {
     OPTSTATE_ASSIGN_OR_RETURN(const DType dtype,
                               DTypeFromProto(request.dtype()));
     element_bytes = SizeInBytes(dtype);
@@ -200,6 +207,17 @@ absl::Status GrpcSession::Fetch(const v1::FetchRequest& request,
       handler_.Fetch(request.array(), request.parameter(), request.begin(),
                      request.numel(), AsBytes(reply->mutable_data())));
   reply->set_step(step);
+  return absl::OkStatus();
+}
+
+absl::Status GrpcSession::StartEndMicroStep(const v1::SessionRequest& request) {
+  if (!attached()) {
+    replies_->Push(MakeReply(request.request_id(), NotAttached()));
+    return absl::OkStatus();
+  }
+  pending_.fetch_add(1, std::memory_order_acq_rel);
+  handler_.EndMicroStep(request.request_id(), request.push().step(),
+                        request.push().micro_step());
   return absl::OkStatus();
 }
 

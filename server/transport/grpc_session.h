@@ -59,6 +59,7 @@ class GrpcSession : public SessionListener {
   absl::Status Load(const v1::LoadRequest& request);
   absl::Status Fetch(const v1::FetchRequest& request, v1::FetchReply* reply);
   // Requests whose reply comes later.
+  absl::Status StartEndMicroStep(const v1::SessionRequest& request);
   absl::Status StartCommit(const v1::SessionRequest& request);
   absl::Status StartFinishLoad(const v1::SessionRequest& request);
   absl::Status SendParameters(uint64_t request_id);

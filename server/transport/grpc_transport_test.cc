@@ -166,6 +166,30 @@ TEST_F(GrpcTransportTest, AChunkBeforeACommitIsAnsweredEndsTheStream) {
   EXPECT_TRUE(other->Push(1).ok());
 }
 
+// And not in the order of requests: others are served meanwhile.
+TEST_F(GrpcTransportTest, APushOfNothingIsAnsweredWhenAllHaveEnded) {
+  auto first = Open(0);
+  auto second = Open(1);
+  first->Send(first->EndMicroStepRequest(1));
+  job_.AwaitEnding(0);
+  EXPECT_TRUE(first->Push(1).ok());
+  EXPECT_TRUE(second->Call(second->EndMicroStepRequest(1)).ok());
+  EXPECT_TRUE(FromProto(first->Receive().status()).ok());
+  EXPECT_TRUE(
+      absl::IsFailedPrecondition(first->Call(first->EndMicroStepRequest(7))));
+  EXPECT_TRUE(first->Stage(0, "abcd").ok());
+  EXPECT_TRUE(first->Push(1).ok()) << "its gradients may be written again";
+}
+
+TEST_F(GrpcTransportTest, AChunkBeforeAMicroStepHasEndedEndsTheStream) {
+  auto peer = Open(0);
+  auto other = Open(1);
+  peer->Send(peer->EndMicroStepRequest(1));
+  job_.AwaitEnding(0);
+  peer->Stage(0, "abcd").IgnoreError();
+  EXPECT_TRUE(absl::IsFailedPrecondition(peer->AwaitEnd()));
+}
+
 TEST_F(GrpcTransportTest, ARequestWithoutOperationEndsTheStream) {
   auto peer = Open(0);
   peer->Send({});

@@ -59,6 +59,11 @@ absl::Status RingServer::Serve(const shm::Submission& submission) {
                       absl::InvalidArgumentError(absl::StrCat(
                           "push of ", submission.numel, " parameters")));
       }
+      if (submission.numel == 0) {
+        handler_->EndMicroStep(submission.request_id, submission.step,
+                               submission.micro_step);
+        return absl::OkStatus();
+      }
       return Answer(submission.request_id,
                     handler_->Push(submission.step, submission.micro_step,
                                    submission.parameter,

@@ -29,6 +29,9 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
   OPTSTATE_ASSIGN_OR_RETURN(Layout layout, LayoutFromProto(request.layout()));
   OPTSTATE_ASSIGN_OR_RETURN(const PartitionMode partition,
                             PartitionModeFromProto(request.partition()));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const AccumulateDType accumulate_dtype,
+      AccumulateDTypeFromProto(request.accumulate_dtype()));
   return RegisterSpec{
       .layout = std::move(layout),
       .rank = request.rank(),
@@ -41,21 +44,26 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
       .extend = request.extend(),
       .loss_scaler = request.has_loss_scaler()
                          ? std::make_optional(request.loss_scaler())
-                         : std::nullopt};
+                         : std::nullopt,
+      .accumulate_dtype = accumulate_dtype};
 }
 
 absl::Status CheckArray(uint32_t array) {
-  if (array >= v1::STATE_ARRAY_MASTER && array <= v1::STATE_ARRAY_SCALAR) {
+  if (array >= v1::STATE_ARRAY_MASTER &&
+      array <= v1::STATE_ARRAY_GRADIENT_NORM) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "state array ", array, " is not known; 1 master, 2 to 4 the ",
-      "optimizer's arrays in their order, 5 step_count, 6 scalar"));
+      "optimizer's arrays in their order, 5 step_count, 6 scalar, 7 "
+      "gradient_norm"));
 }
 
 // One number of 8 bytes per parameter, not one per element.
 bool IsPerParameter(uint32_t array) {
-  return array == v1::STATE_ARRAY_STEP_COUNT || array == v1::STATE_ARRAY_SCALAR;
+  return array == v1::STATE_ARRAY_STEP_COUNT ||
+         array == v1::STATE_ARRAY_SCALAR ||
+         array == v1::STATE_ARRAY_GRADIENT_NORM;
 }
 
 // Bytes of `numel` elements; a product that overflows is the largest number.
@@ -234,6 +242,11 @@ absl::Status SessionHandler::Push(uint64_t step, uint32_t micro_step,
   OPTSTATE_RETURN_IF_ERROR(CheckAttached());
   return options_.job->Push(rank_, step, micro_step, first_parameter,
                             parameter_count);
+}
+
+void SessionHandler::EndMicroStep(uint64_t request_id, uint64_t step,
+                                  uint32_t micro_step) {
+  options_.job->EndMicroStep(rank_, request_id, step, micro_step);
 }
 
 void SessionHandler::Commit(uint64_t request_id, const CommitSpec& spec) {

@@ -45,8 +45,8 @@ struct AttachPlan {
 //
 // register* -> plan -> claim -> attach -> (push | commit | ...)* -> detach.
 // Outside of attach and detach the calls of the last group fail with
-// FAILED_PRECONDITION; Commit() and FinishLoad(), which have no result, need
-// attached().
+// FAILED_PRECONDITION; EndMicroStep(), Commit() and FinishLoad(), which have no
+// result, need attached().
 //
 // Threads: one at a time. Destruction detaches.
 class SessionHandler {
@@ -92,6 +92,8 @@ class SessionHandler {
 
   absl::Status Push(uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter, uint32_t parameter_count);
+  // Answered through the listener, always.
+  void EndMicroStep(uint64_t request_id, uint64_t step, uint32_t micro_step);
   // Answered through the listener, always.
   void Commit(uint64_t request_id, const CommitSpec& spec);
   absl::Status Abort(uint64_t step);

@@ -181,6 +181,24 @@ TEST_F(ShmTransportTest, AHangUpDropsWhatWasStaged) {
   EXPECT_TRUE(job_.rank(0).staged.empty());
 }
 
+// And not in the order of requests: others are served meanwhile.
+TEST_F(ShmTransportTest, APushOfNothingIsAnsweredWhenAllHaveEnded) {
+  auto first = Open(0);
+  auto second = Open(1);
+  shm::Submission end = first->Push(1);
+  end.numel = 0;
+  const uint64_t request = first->Submit(end);
+  job_.AwaitEnding(0);
+  EXPECT_EQ(first->Call(first->Push(1)).completion.request_id, request + 1);
+  second->Submit(end);
+  const auto answer = first->Await();
+  EXPECT_TRUE(answer.status.ok()) << answer.status;
+  EXPECT_EQ(answer.completion.request_id, request);
+  EXPECT_TRUE(second->Await().status.ok());
+  end.step = 7;
+  EXPECT_TRUE(absl::IsFailedPrecondition(first->Call(end).status));
+}
+
 TEST_F(ShmTransportTest, AHangUpDropsACommitThatWaits) {
   auto first = Open(0);
   auto second = Open(1);

@@ -17,7 +17,12 @@ struct RankMark {
   uint64_t client_instance;
   uint64_t step;   // staged for; 0: nothing is
   uint32_t epoch;  // of the rank's marks in staged_marks
-  uint32_t reserved[3];
+  // Jobs whose engine reduces and accumulates: rank 0's `step` and `epoch` are
+  // those of all ranks, for a run has the sum of all. Of marks of this epoch
+  // the rank is past micro-steps [0, ended), and all it has pushed of them is
+  // in the sum.
+  uint32_t ended_epoch;
+  uint64_t ended;
 };
 static_assert(sizeof(RankMark) == 32);
 

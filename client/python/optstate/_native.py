@@ -32,10 +32,11 @@ PACKAGE_DIRECTORY = pathlib.Path(__file__).resolve().parent
 FLOAT32, BFLOAT16, FLOAT16 = 1, 2, 3
 PARTITIONS = {"greedy": 1, "contiguous": 2}
 REPLICATED = 3  # the daemon sums what all ranks push whole
+ACCUMULATE_DTYPES = {"float32": 1, "gradient": 2}
 STATE_FORMATS = {"float32": 1, "bfloat16": 2, "dynamic8": 3}
 MASTER_FORMATS = {"float32": 1, "split": 2}
 HYPERPARAMS_MAX = 12
-MASTER, STATE_0, STEP_COUNT, SCALAR = 1, 2, 5, 6
+MASTER, STATE_0, STEP_COUNT, SCALAR, GRADIENT_NORM = 1, 2, 5, 6, 7
 PHASE_EMPTY, PHASE_LOADING, PHASE_READY, PHASE_FAILED = 1, 2, 3, 4
 
 
@@ -121,6 +122,7 @@ class SessionOptions(_Versioned):
         ("state_format", c_int32),
         ("loss_scaler", POINTER(LossScaler)),
         ("master_format", c_int32),
+        ("accumulate_dtype", c_int32),
     )
 
 
@@ -203,6 +205,7 @@ _PROTOTYPES = {
         (c_void_p, c_uint64, c_uint32, c_void_p, c_void_p, c_size_t),
     ),
     "optstate_flush": (c_int, (c_void_p,)),
+    "optstate_end_micro_step": (c_int, (c_void_p, c_uint64, c_uint32)),
     "optstate_commit": (c_int, (c_void_p, POINTER(CommitOptions), POINTER(Outcome))),
     "optstate_commit_wait": (c_int, (c_void_p, POINTER(Outcome))),
     "optstate_abort": (c_int, (c_void_p, c_uint64)),

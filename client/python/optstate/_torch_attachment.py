@@ -34,6 +34,7 @@ class Settings:
     loss_scaler: LossScaler | None = None
     overlap: bool = False
     master_format: str = "float32"
+    accumulate_dtype: str = "float32"
 
     def __post_init__(self) -> None:
         if self.partition not in _native.PARTITIONS:
@@ -41,10 +42,10 @@ class Settings:
             raise ValueError(f"Invalid partition: {self.partition!r} (one of {known})")
         if self.reduction not in ("trainer", "daemon"):
             raise ValueError(f"Invalid reduction: {self.reduction!r} (trainer or daemon)")
-        if self.reduction == "daemon" and self.accumulate:
+        if self.accumulate_dtype not in _native.ACCUMULATE_DTYPES:
+            known = ", ".join(_native.ACCUMULATE_DTYPES)
             raise ValueError(
-                'accumulate=True is for reduction="trainer": with reduction="daemon" let'
-                " micro-steps add up in .grad, by calling backward() again before step()"
+                f"Invalid accumulate_dtype: {self.accumulate_dtype!r} (one of {known})"
             )
         if self.loss_scaler is not None and not isinstance(self.loss_scaler, LossScaler):
             raise TypeError(f"loss_scaler is {self.loss_scaler!r}, not an optstate.LossScaler")
@@ -139,6 +140,7 @@ class Attachment:
                 state_format=_native.STATE_FORMATS[settings.state_format],
                 loss_scaler=settings.loss_scaler,
                 master_format=_native.MASTER_FORMATS[settings.master_format],
+                accumulate_dtype=_native.ACCUMULATE_DTYPES[settings.accumulate_dtype],
             )
 
         self.session, self._spec = open_together(ranks, make_spec)
@@ -146,7 +148,12 @@ class Attachment:
         # Gradients that the daemon sums are averaged, as DistributedDataParallel does.
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
         tensors = [tensor for group in param_groups for tensor in group["params"]]
-        self.binding = TensorBinding(self.session, tensors, self._spec.parameters)
+        self.binding = TensorBinding(
+            self.session,
+            tensors,
+            self._spec.parameters,
+            can_take_back=not (settings.reduction == "daemon" and settings.accumulate),
+        )
         self.hyperparams = _native.array_of(_native.Hyperparams, len(param_groups))
         self.micro_step = 0
         # Whether something may be staged of a step that failed.

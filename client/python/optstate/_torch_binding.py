@@ -52,9 +52,17 @@ class TensorBinding:
     """
 
     def __init__(
-        self, session: Session, parameters: Sequence[torch.Tensor], specs: Sequence[ParameterSpec]
+        self,
+        session: Session,
+        parameters: Sequence[torch.Tensor],
+        specs: Sequence[ParameterSpec],
+        *,
+        can_take_back: bool = True,
     ) -> None:
+        """can_take_back: what was pushed in a step's first micro-step is not in a
+        sum of several ranks yet."""
         self._session = session
+        self._can_take_back = can_take_back
         self._parameters = list(parameters)
         self._specs = specs
         self._shapes = [parameter.shape for parameter in self._parameters]
@@ -227,10 +235,11 @@ class TensorBinding:
         return self._pushed.get(index) == (gradient.data_ptr(), gradient._version)
 
     def _take_back(self, step: int, micro_step: int) -> None:
-        if micro_step > 0:
+        if micro_step > 0 or not self._can_take_back:
             raise RuntimeError(
-                "gradients changed after backward() had pushed them (overlap=True), and earlier"
-                " micro-steps are in the daemon's sum: abort_step() and take the step again"
+                "gradients changed after backward() had pushed them (overlap=True), and are, or"
+                " earlier micro-steps are, in the daemon's sum: call accumulate_step() after each"
+                " backward(), and now abort_step() on every rank, and take the step again"
             )
         self._session.abort(step)
         self.forget_pushed()
@@ -362,6 +371,11 @@ class TensorBinding:
 
     def fetch_scalars(self, indices: Sequence[int]) -> list[float]:
         return self._fetch_numbers(_native.SCALAR, "d", indices)
+
+    def fetch_gradient_norms(self) -> dict[str, float]:
+        """By name; without parameters that had no gradient in the last step."""
+        norms = self._fetch_numbers(_native.GRADIENT_NORM, "d", range(len(self._specs)))
+        return {spec.name: norm for spec, norm in zip(self._specs, norms) if norm != -1}
 
     def _fetch_numbers(self, which: int, code: str, indices: Sequence[int]) -> list:
         numbers = array.array(code, bytes(8 * len(indices)))

@@ -47,6 +47,7 @@ class SessionSpec:
     state_format: int = 1
     loss_scaler: LossScaler | None = None
     master_format: int = 1
+    accumulate_dtype: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +205,7 @@ class Session:
             state_format=spec.state_format,
             loss_scaler=scaler,
             master_format=spec.master_format,
+            accumulate_dtype=spec.accumulate_dtype,
         )
         handle = ctypes.c_void_p()
         status = library.optstate_session_open(options, ctypes.byref(handle))
@@ -294,6 +296,13 @@ class Session:
     def flush(self) -> None:
         """Waits until the pieces may be written again."""
         self._call(self._library.optstate_flush)
+
+    def end_micro_step(self, step: int, micro_step: int) -> None:
+        """Waits until the gradients of this micro-step may be overwritten.
+
+        With REPLICATED for ranks that have not come as far.
+        """
+        self._call(self._library.optstate_end_micro_step, step, micro_step)
 
     def commit(
         self,

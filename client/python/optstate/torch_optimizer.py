@@ -96,7 +96,12 @@ class ServedOptimizer(torch.optim.Optimizer):
             parameter) pairs, as torch's optimizers accept.
         partition: "greedy" (whole parameters) or "contiguous" (equal slices):
             which rank pushes which gradients.
-        accumulate: reserve accumulators in the daemon for accumulate_step().
+        accumulate: reserve accumulators in the daemon for accumulate_step(). With
+            reduction="daemon" a micro-step of all ranks is summed as soon as each
+            has taken it; a rank without a gradient adds nothing to it.
+        accumulate_dtype: of the accumulators: "float32", or "gradient" for the
+            gradients' own, which for 16 bits takes half the memory and rounds each
+            sum to nearest even.
         reduction: "trainer": the gradients are reduced already, as after
             DistributedDataParallel. "daemon": each rank has its own, and the
             daemon averages them in the pass of the update; no collective between
@@ -167,6 +172,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         model: torch.nn.Module | None = None,
         partition: str = "greedy",
         accumulate: bool = False,
+        accumulate_dtype: str = "float32",
         reduction: str = "trainer",
         overlap: bool = False,
         state_dtype: torch.dtype | str | None = None,
@@ -188,6 +194,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             loss_scaler,
             overlap,
             _master_format(master),
+            accumulate_dtype,
         )
         super().__init__(params, *args, **kwargs)
         self.state.clear()  # what Adagrad begins with is the daemon's
@@ -237,6 +244,16 @@ class ServedOptimizer(torch.optim.Optimizer):
     def wire(self) -> str | None:
         """What carries gradients and parameters, shm or grpc."""
         return self._attachment.session.wire if self._attachment else None
+
+    def gradient_norms(self) -> dict[str, float]:
+        """The L2 norm of each parameter's gradient in the last step, by name.
+
+        Of the unscaled gradients before clipping, summed (and with
+        reduction="daemon" averaged) over ranks and micro-steps. Parameters without a
+        gradient are not in it. Not collective. FailedPreconditionError before the first
+        step, and after the daemon's engine was started anew.
+        """
+        return self._attached().binding.fetch_gradient_norms()
 
     # Attaching.
 
@@ -433,19 +450,28 @@ class ServedOptimizer(torch.optim.Optimizer):
         zero_grad() leaves pushed micro-steps alone; abort_step() drops them.
         A GradScaler looks at the gradients of step() alone: with one, look at
         last_outcome.found_inf.
+
+        With reduction="daemon" it waits until the other ranks have taken the
+        micro-step as well. AbortedError: one of them was lost or has aborted, and
+        what was summed of the step is gone; take it again from its first
+        micro-step.
         """
         if not self._settings.accumulate:
             raise RuntimeError("accumulate_step needs an optimizer made with accumulate=True")
         attachment = self._prepared_attachment()
         with _undone_on_error(attachment):
-            if attachment.binding.push(attachment.next_step, attachment.micro_step):
-                attachment.session.flush()
+            attachment.binding.push(attachment.next_step, attachment.micro_step)
+            # Also without a gradient: other ranks may have one, and wait.
+            attachment.session.end_micro_step(attachment.next_step, attachment.micro_step)
         attachment.binding.forget_pushed()
         attachment.micro_step += 1
         self.zero_grad(set_to_none=True)
 
     def abort_step(self) -> None:
-        """Drops the micro-steps that this rank pushed since the last step."""
+        """Drops the micro-steps that this rank pushed since the last step.
+
+        With reduction="daemon" those of all ranks: each calls it.
+        """
         attachment = self._attached()
         attachment.session.abort(attachment.next_step)
         attachment.binding.forget_pushed()

@@ -153,6 +153,68 @@ def test_micro_steps_add_up_in_fp32(dtype, seed):
     assert optimizer.committed_step == reference.committed_step == 4
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("reduction", ["trainer", "daemon"])
+def test_micro_steps_add_up_in_the_gradients_dtype(dtype, reduction, seed):
+    """As torch adds them up in .grad."""
+    shapes = [[1000], [3, 5]]
+    ours = parameters_of(shapes, seed, dtype)
+    torchs = [torch.nn.Parameter(each.detach().clone()) for each in ours]
+    optimizer = optstate.AdamW(
+        ours, accumulate=True, accumulate_dtype="gradient", reduction=reduction
+    )
+    reference = optstate.AdamW(torchs)
+    stream = gradients(shapes, seed, 9)
+    for _ in range(3):
+        reference.zero_grad()
+        for _ in range(3):
+            micro = [value.to(dtype) for value in next(stream)]
+            set_gradients(ours, micro)
+            optimizer.accumulate_step()
+            for parameter, value in zip(torchs, micro):
+                parameter.grad = value if parameter.grad is None else parameter.grad + value
+        optimizer.step()
+        reference.step()
+    for index, (mine, theirs) in enumerate(zip(ours, torchs)):
+        assert torch.equal(mine, theirs), index
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_tcp"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradient_norms_are_vector_norms(dtype, wire, daemon, seed):
+    shapes = [[5000], [3, 5], [0], [7]]
+    parameters = parameters_of(shapes, seed, dtype)
+    names = ["large", "small", "empty", "sometimes"]
+    optimizer = optstate.AdamW(
+        list(zip(names, parameters)), endpoint=getattr(daemon, wire), max_norm=0.1
+    )
+    with pytest.raises(optstate.FailedPreconditionError, match="take a step first"):
+        optimizer.gradient_norms()
+    for step, values in enumerate(gradients(shapes, seed, 4)):
+        values = [value.to(dtype) for value in values]
+        if step % 2:
+            values[3] = None
+        set_gradients(parameters, values)
+        optimizer.grad_scale = torch.tensor(4.0)
+        optimizer.step()
+        norms = optimizer.gradient_norms()
+        expected = {
+            name: torch.linalg.vector_norm(value.double()).item() / 4
+            for name, value in zip(names, values)
+            if value is not None
+        }
+        assert norms == pytest.approx(expected, rel=1e-14)
+        total = sum(norm**2 for norm in norms.values()) ** 0.5
+        assert total == pytest.approx(optimizer.last_outcome.gradient_norm)
+    values[0][4321] = float("inf")
+    set_gradients(parameters, values)
+    optimizer.step()
+    norms = optimizer.gradient_norms()
+    assert not optimizer.last_outcome.applied
+    assert norms["large"] == float("inf")
+    assert norms["small"] == pytest.approx(expected["small"], rel=1e-14)
+
+
 def test_micro_steps_of_different_parameters_and_abort(seed):
     first, second = parameters_of([[10], [10]], seed, torch.float32)
     before = second.detach().clone()

@@ -201,10 +201,10 @@ def test_options_are_fixed_and_bad_values_named():
         optimizer.step()
     with pytest.raises(ValueError, match="Invalid state_dtype"):
         optstate.SGD([parameter], state_dtype=torch.float64)
+    with pytest.raises(ValueError, match="Invalid accumulate_dtype"):
+        optstate.SGD([parameter], accumulate=True, accumulate_dtype="bfloat16")
     with pytest.raises(ValueError, match="Invalid reduction"):
         optstate.SGD([parameter], reduction="both")
-    with pytest.raises(ValueError, match="accumulate=True"):
-        optstate.SGD([parameter], reduction="daemon", accumulate=True)
 
 
 def test_value_clipping_is_clip_grad_value(seed):

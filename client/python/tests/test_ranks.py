@@ -268,6 +268,164 @@ def test_all_ranks_have_a_gradient_or_none(daemon):
         assert "1 of 2 pieces of parameter 1" in text
 
 
+MICRO_STEPS = 3
+# Micro-step and rank of which parameter 1 has no gradient.
+LACKING = (1, 1)
+
+
+def _micro_gradients(model, step, micro_step, rank, world_size):
+    model.zero_grad()
+    loss_of(model, (step * MICRO_STEPS + micro_step) * world_size + rank).backward()
+
+
+def _take_micro_steps(optimizer, model, step, rank, world_size, before=lambda _: None):
+    for micro_step in range(MICRO_STEPS):
+        before(micro_step)
+        if (micro_step, rank) == LACKING:
+            model[0].bias.requires_grad_(False)
+        _micro_gradients(model, step, micro_step, rank, world_size)
+        model[0].bias.requires_grad_(True)
+        if micro_step < MICRO_STEPS - 1:
+            optimizer.accumulate_step()
+    optimizer.step()
+
+
+def _local_micro_steps(connection, rank, endpoint, world_size, steps, kwargs):
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.parameters(),
+        lr=0.01,
+        endpoint=endpoint,
+        reduction="daemon",
+        accumulate=True,
+        max_norm=0.1,
+        **kwargs,
+    )
+    for step in range(steps):
+        _take_micro_steps(optimizer, model, step, rank, world_size)
+    return _values(model)
+
+
+def _summed_by_definition(world_size, steps):
+    """Over micro-steps, of the sums over ranks in their order, in fp32."""
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, max_norm=0.1)
+    for step in range(steps):
+        sums = [None] * len(list(model.parameters()))
+        for micro_step in range(MICRO_STEPS):
+            of_ranks = [None] * len(sums)
+            for rank in range(world_size):
+                _micro_gradients(model, step, micro_step, rank, world_size)
+                for index, parameter in enumerate(model.parameters()):
+                    if (micro_step, rank) == LACKING and index == 1:
+                        continue
+                    grad, sum_ = parameter.grad.clone(), of_ranks[index]
+                    of_ranks[index] = grad if sum_ is None else sum_ + grad
+            sums = [b if a is None else a + b for a, b in zip(sums, of_ranks)]
+        for parameter, total in zip(model.parameters(), sums):
+            parameter.grad = total / world_size  # a power of two: exact
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["", "overlap"])
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("wire", ["shm", "grpc_tcp"])
+def test_the_daemon_sums_micro_steps_of_ranks(wire, world_size, overlap, daemon):
+    results = ranks.run(
+        _local_micro_steps,
+        world_size,
+        getattr(daemon, wire),
+        world_size,
+        4,
+        {"overlap": overlap},
+    )
+    assert_equal(results, _summed_by_definition(world_size, 4))
+
+
+def _micro_steps_with_a_pause(connection, rank, endpoint, job):
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.parameters(),
+        lr=0.01,
+        endpoint=endpoint,
+        job=job,
+        reduction="daemon",
+        accumulate=True,
+        max_norm=0.1,
+    )
+
+    def pause(micro_step):
+        if rank == 1 and micro_step == 1:
+            ranks.say(connection, "rank 0 waits, or is about to")
+            connection.recv()
+
+    for step in range(2):
+        _take_micro_steps(optimizer, model, step, rank, 2, pause)
+    return _values(model)
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+def test_an_engine_killed_between_micro_steps_is_a_delay(wire, own_daemon, job):
+    args = (getattr(own_daemon, wire), job)
+    with ranks.running(_micro_steps_with_a_pause, 2, *args) as both:
+        for _ in range(2):
+            both.hear(1)
+            os.kill(int(own_daemon.optctl("describe", "job", job)["engine_pid"]), 9)
+            both.connections[1].send("go")
+        assert_equal(both.results(), _summed_by_definition(2, 2))
+
+
+def _one_aborts(connection, rank, endpoint):
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.parameters(),
+        lr=0.01,
+        endpoint=endpoint,
+        reduction="daemon",
+        accumulate=True,
+        max_norm=0.1,
+    )
+    loss_of(model, 77).backward()
+    optimizer.accumulate_step()
+    dist.barrier()  # rank 0 has it behind it
+    told = ""
+    if rank == 1:
+        optimizer.abort_step()
+    dist.barrier()
+    if rank == 0:
+        loss_of(model, 78).backward()
+        try:
+            optimizer.accumulate_step()
+        except optstate.AbortedError as error:
+            told = str(error)
+    _take_micro_steps(optimizer, model, 0, rank, 2)
+    return _values(model), told
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_tcp"])
+def test_an_aborted_micro_step_takes_the_sums_with_it(wire, daemon):
+    results = ranks.run(_one_aborts, 2, getattr(daemon, wire))
+    assert "rank 1 was lost or has aborted in step 1" in results[0][1]
+    assert_equal([values for values, _ in results], _summed_by_definition(2, 1))
+
+
+def test_overlapping_hooks_take_back_nothing_that_ranks_share():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = optstate.SGD([parameter], lr=0.1, overlap=True, accumulate=True, reduction="daemon")
+    parameter.square().sum().backward()
+    parameter.square().sum().backward()  # adds up in .grad
+    with pytest.raises(RuntimeError, match="call accumulate_step"):
+        optimizer.accumulate_step()
+    optimizer.abort_step()
+    optimizer.zero_grad()
+    for _ in range(2):
+        parameter.square().sum().backward()
+        optimizer.accumulate_step()
+    optimizer.step()
+    assert torch.equal(parameter, torch.full((3,), 1 - 0.1 * 4.0))
+
+
 def _ddp_with_hook(connection, rank, endpoint, hooked):
     from torch.nn.parallel import DistributedDataParallel
 
