@@ -37,7 +37,7 @@ from optstate.session import LossScaler, StepOutcome
 
 if TYPE_CHECKING:
     from optstate.ddp import ddp_hook
-    from optstate.torch_optimizer import (
+    from optstate.optimizers import (
         LAMB,
         SGD,
         Adafactor,
@@ -49,8 +49,8 @@ if TYPE_CHECKING:
         NAdam,
         RAdam,
         RMSprop,
-        ServedOptimizer,
     )
+    from optstate.torch_optimizer import ServedOptimizer
 
 _OF_TORCH = (
     "LAMB",
@@ -106,9 +106,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _OF_TORCH:
-        from optstate import torch_optimizer
+        from optstate import optimizers
 
-        return getattr(torch_optimizer, name)
+        return getattr(optimizers, name)
     if name == "ddp_hook":
         from optstate.ddp import ddp_hook
 

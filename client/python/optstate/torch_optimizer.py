@@ -1,26 +1,21 @@
-"""torch's optimizers, with the state in the daemon.
-
-``torch.optim.AdamW(model.parameters(), lr=3e-4)`` becomes
-``optstate.AdamW(model.parameters(), lr=3e-4, job="my-run")``. Everything torch
-documents of its optimizer holds; ServedOptimizer says what is added.
-"""
+"""What every optimizer of optstate is, whatever torch's class it stands for."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import inspect
-import math
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Union
+from typing import Any, Callable
 
 import torch
 
 from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._optimizers import as_float, hyperparams_of
+from optstate._options import Scalar, limit, master_format, state_format
 from optstate._torch_attachment import Attachment, Settings
 from optstate._torch_layout import (
     check_group,
@@ -30,8 +25,6 @@ from optstate._torch_layout import (
     parameter_specs,
 )
 from optstate.session import LossScaler, StepOutcome
-
-Scalar = Union[float, torch.Tensor]
 
 
 class _Opaque:
@@ -44,32 +37,6 @@ class _Opaque:
 def _hide_entries(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     hidden = {key: _Opaque(value) for key, value in state_dict["state"].items()}
     return {**state_dict, "state": hidden}
-
-
-def _limit(value: Scalar | None, name: str) -> float:
-    """The C API's: 0 for no clipping."""
-    if value is None:
-        return 0.0
-    limit = as_float(value)
-    if not limit >= 0:
-        raise ValueError(f"Invalid {name}: {value}")
-    return 0.0 if math.isinf(limit) else limit
-
-
-def _state_format(dtype: torch.dtype | str | None) -> str:
-    names = {None: "float32", torch.float32: "float32", torch.bfloat16: "bfloat16"}
-    name = dtype if isinstance(dtype, str) else names.get(dtype)
-    if name not in _native.STATE_FORMATS:
-        known = ", ".join(_native.STATE_FORMATS)
-        raise ValueError(f"Invalid state_dtype: {dtype!r} (one of {known})")
-    return name
-
-
-def _master_format(name: str) -> str:
-    if name not in _native.MASTER_FORMATS:
-        known = ", ".join(_native.MASTER_FORMATS)
-        raise ValueError(f"Invalid master: {name!r} (one of {known})")
-    return name
 
 
 class ServedOptimizer(torch.optim.Optimizer):
@@ -189,19 +156,19 @@ class ServedOptimizer(torch.optim.Optimizer):
             connect_timeout,
             step_timeout,
             self._optimizer,
-            _state_format(state_dtype),
+            state_format(state_dtype),
             reduction,
             loss_scaler,
             overlap,
-            _master_format(master),
+            master_format(master),
             accumulate_dtype,
         )
         super().__init__(params, *args, **kwargs)
         self.state.clear()  # what Adagrad begins with is the daemon's
         if job is not None and (not isinstance(job, str) or not job):
             raise ValueError(f"Invalid job: {job!r} (a name, or None)")
-        _limit(max_norm, "max_norm")
-        _limit(max_value, "max_value")
+        limit(max_norm, "max_norm")
+        limit(max_value, "max_value")
         self.max_norm, self.max_value, self.norm_type = max_norm, max_value, norm_type
         self._set_up_detached(settings, process_group, model_names(model))
         self._attach(job)
@@ -419,8 +386,8 @@ class ServedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         attachment = self._prepared_attachment()
         attachment.fill_hyperparams(self.param_groups)
-        max_norm = _limit(self.max_norm, "max_norm")
-        max_value = _limit(self.max_value, "max_value")
+        max_norm = limit(self.max_norm, "max_norm")
+        max_value = limit(self.max_value, "max_value")
         grad_scale, found_inf = self._scaling(attachment)
         step = attachment.next_step
         with _undone_on_error(attachment):
@@ -725,113 +692,3 @@ def _undone_on_error(attachment: Attachment) -> Iterator[None]:
         with contextlib.suppress(errors.OptstateError):
             attachment.session.abort(attachment.next_step)
         raise
-
-
-class _Lion(torch.optim.Optimizer):
-    """Hyperparameters of Lion, which torch does not have."""
-
-    def __init__(
-        self,
-        params: Any,
-        lr: Scalar = 1e-4,
-        betas: tuple[Scalar, Scalar] = (0.9, 0.99),
-        weight_decay: float = 0,
-        *,
-        maximize: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize},
-        )
-
-
-class _LAMB(torch.optim.Optimizer):
-    """Hyperparameters of LAMB, which torch does not have."""
-
-    def __init__(
-        self,
-        params: Any,
-        lr: Scalar = 1e-3,
-        betas: tuple[Scalar, Scalar] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0,
-        *,
-        maximize: bool = False,
-    ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-        }
-        super().__init__(params, defaults)
-
-
-class AdamW(ServedOptimizer, torch.optim.AdamW):
-    """torch.optim.AdamW with the state in the daemon; see ServedOptimizer."""
-
-    _optimizer = "adamw"
-
-
-class Adam(ServedOptimizer, torch.optim.Adam):
-    """torch.optim.Adam with the state in the daemon; see ServedOptimizer."""
-
-    _optimizer = "adam"
-
-
-class SGD(ServedOptimizer, torch.optim.SGD):
-    """torch.optim.SGD with the state in the daemon; see ServedOptimizer."""
-
-    _optimizer = "sgd"
-
-
-class Adagrad(ServedOptimizer, torch.optim.Adagrad):
-    """torch.optim.Adagrad with the state in the daemon; see ServedOptimizer."""
-
-    _optimizer = "adagrad"
-
-
-class RMSprop(ServedOptimizer, torch.optim.RMSprop):
-    """torch.optim.RMSprop with the state in the daemon; see ServedOptimizer."""
-
-    _optimizer = "rmsprop"
-
-
-class NAdam(ServedOptimizer, torch.optim.NAdam):
-    """torch.optim.NAdam with the state in the daemon; see ServedOptimizer."""
-
-    _optimizer = "nadam"
-
-
-class RAdam(ServedOptimizer, torch.optim.RAdam):
-    """torch.optim.RAdam with the state in the daemon; see ServedOptimizer."""
-
-    _optimizer = "radam"
-
-
-class Lion(ServedOptimizer, _Lion):
-    """Lion (Chen et al. 2023, as in lion-pytorch) in the daemon; see ServedOptimizer."""
-
-    _optimizer = "lion"
-
-
-class LAMB(ServedOptimizer, _LAMB):
-    """LAMB (You et al. 2020, as apex' FusedLAMB without its global norm) in the daemon; see
-    ServedOptimizer."""
-
-    _optimizer = "lamb"
-
-
-class Adafactor(ServedOptimizer, torch.optim.Adafactor):
-    """torch.optim.Adafactor with the state in the daemon; see ServedOptimizer."""
-
-    _optimizer = "adafactor"
-
-
-if hasattr(torch.optim, "Muon"):
-
-    class Muon(ServedOptimizer, torch.optim.Muon):
-        """torch.optim.Muon with the state in the daemon; see ServedOptimizer."""
-
-        _optimizer = "muon"
