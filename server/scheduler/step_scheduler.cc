@@ -596,15 +596,6 @@ void StepScheduler::WriteMaster(uint32_t parameter, uint64_t begin,
                   view.parameter, view.master, numel);
 }
 
-void StepScheduler::CastParameter(uint32_t parameter) {
-  const Layout& layout = *options_.layout;
-  const ParameterSpec& spec = layout.parameters()[parameter];
-  if (layout.master_format(parameter) != MasterFormat::kFloat32) return;
-  const TileView view = ViewOf(parameter, 0, NumelOf(spec));
-  CastFromFloat(spec.dtype, static_cast<const float*>(view.master),
-                view.parameter, view.numel);
-}
-
 void StepScheduler::ClearState(uint32_t first_parameter) {
   const Layout& layout = *options_.layout;
   ForEachElementRange(

@@ -177,8 +177,6 @@ class StepScheduler {
   // And of the parameter with it.
   void WriteMaster(uint32_t parameter, uint64_t begin, uint64_t numel,
                    const float* in);
-  // Writes a parameter anew from its master, where they are two.
-  void CastParameter(uint32_t parameter);
   // Zeroes all state of parameters [first, count).
   void ClearState(uint32_t first_parameter);
 

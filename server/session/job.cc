@@ -87,18 +87,6 @@ void JobImpl::AdoptUnfinishedLoad() {
   PublishRecord(next, tier_->control());
 }
 
-// Its masters are as far as the load had come, or as they were; the parameter
-// is brought in line.
-void JobImpl::AdoptLoadedParameter() {
-  std::atomic<uint64_t>& loading = tier_->control()->parameter_loading;
-  const uint64_t one_more = loading.load(std::memory_order_relaxed);
-  if (one_more != 0 && one_more <= parameter_count()) {
-    scheduler_->CastParameter(static_cast<uint32_t>(one_more - 1));
-  }
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-  loading.store(0, std::memory_order_relaxed);
-}
-
 v1::JobPhase JobImpl::phase() const {
   if (shape_ == nullptr) return v1::JOB_PHASE_EMPTY;
   if (!failure_.ok()) return v1::JOB_PHASE_FAILED;

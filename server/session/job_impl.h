@@ -144,7 +144,7 @@ class JobImpl final : public Job {
     return rank_mark(accumulates_together() ? 0 : rank);
   }
   void StartScaling() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AdoptLoadedParameter() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status AdoptLoadedMasters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AdoptUnfinishedLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_register.cc

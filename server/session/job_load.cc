@@ -289,17 +289,49 @@ void JobImpl::WriteState(DType dtype, absl::Span<const std::byte> data,
 
 void JobImpl::WriteMaster(DType dtype, absl::Span<const std::byte> data,
                           const LoadRange& to) {
-  std::atomic<uint64_t>& loading = tier_->control()->parameter_loading;
-  loading.store(to.parameter + uint64_t{1}, std::memory_order_relaxed);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-  float block[kQuantizedBlockElements];
-  for (uint64_t i = 0; i < to.numel; i += std::size(block)) {
-    const uint64_t count = std::min<uint64_t>(to.numel - i, std::size(block));
-    CastAnyToFloat(dtype, data.data() + i * SizeInBytes(dtype), block, count);
-    scheduler_->WriteMaster(to.parameter, to.begin + i, count, block);
+  ControlFile& control = *tier_->control();
+  for (uint64_t i = 0; i < to.numel; i += kLoadBlockElements) {
+    control.loading_begin = to.begin + i;
+    control.loading_numel =
+        std::min<uint64_t>(to.numel - i, kLoadBlockElements);
+    CastAnyToFloat(dtype, data.data() + i * SizeInBytes(dtype),
+                   control.loading_masters, control.loading_numel);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    control.parameter_loading.store(to.parameter + uint64_t{1},
+                                    std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    scheduler_->WriteMaster(to.parameter, control.loading_begin,
+                            control.loading_numel, control.loading_masters);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    control.parameter_loading.store(0, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
   }
+}
+
+absl::Status JobImpl::AdoptLoadedMasters() {
+  ControlFile& control = *tier_->control();
+  const uint64_t one_more =
+      control.parameter_loading.load(std::memory_order_relaxed);
+  if (one_more == 0) return absl::OkStatus();
+  const auto parameters = layout_of_job().parameters();
+  const uint64_t numel =
+      one_more > parameters.size()
+          ? 0
+          : static_cast<uint64_t>(parameters[one_more - 1].numel);
+  if (control.loading_numel > kLoadBlockElements ||
+      control.loading_begin > numel ||
+      control.loading_numel > numel - control.loading_begin) {
+    return absl::DataLossError(
+        absl::StrCat("control: a load was overwriting ", control.loading_numel,
+                     " elements from ", control.loading_begin, " of parameter ",
+                     one_more - 1, ", which has ", numel));
+  }
+  scheduler_->WriteMaster(static_cast<uint32_t>(one_more - 1),
+                          control.loading_begin, control.loading_numel,
+                          control.loading_masters);
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  loading.store(0, std::memory_order_relaxed);
+  control.parameter_loading.store(0, std::memory_order_relaxed);
+  return absl::OkStatus();
 }
 
 void JobImpl::ReadMaster(const LoadRange& from,

@@ -226,6 +226,48 @@ TEST_P(JobOrderTest, AStepIsFinishedFromEveryStore) {
   EXPECT_GT(finished, 40);
 }
 
+// Masters that a trainer overwrites in place: each is the old one or the new
+// one, with the parameter that belongs to it.
+TEST_P(JobOrderTest, LoadedMastersAreOldOrNewFromEveryStore) {
+  if (GetParam().accumulate || GetParam().reduced) GTEST_SKIP() << "the same";
+  constexpr uint32_t kLoaded = 3;
+  const std::vector<float> values = harness_.RandomTensors(77)[kLoaded];
+  const auto load = [&values](JobHarness* harness) {
+    ASSERT_TRUE(harness->job().BeginLoad(0).ok());
+    ASSERT_TRUE(harness->LoadMaster(0, kLoaded, values).ok());
+  };
+  JobHarness before(Small(GetParam()));
+  TakeTwoSteps(&before);
+  JobHarness after(Small(GetParam()));
+  TakeTwoSteps(&after);
+  load(&after);
+  ASSERT_TRUE(after.FinishAll().status.ok());
+  const auto masters_of = [](JobHarness* harness) {
+    return harness->Fetch(v1::STATE_ARRAY_MASTER, kLoaded);
+  };
+  const std::vector<float> old_masters = masters_of(&before);
+  const std::vector<float> old_values = before.Parameter(kLoaded);
+  const std::vector<float> new_values = after.Parameter(kLoaded);
+  ASSERT_EQ(masters_of(&after), values);
+  size_t old_seen = 0, new_seen = 0;
+  const int states = StepThrough(
+      [] {}, [&] { load(&harness_); },
+      [&] {
+        ASSERT_TRUE(copy_.Open().ok());
+        const auto masters = masters_of(&copy_);
+        const auto parts = copy_.Parameter(kLoaded);
+        for (size_t i = 0; i < values.size(); ++i) {
+          const bool is_new = masters[i] == values[i];
+          (is_new ? new_seen : old_seen) += 1;
+          EXPECT_EQ(masters[i], is_new ? values[i] : old_masters[i]);
+          EXPECT_EQ(parts[i], is_new ? new_values[i] : old_values[i]);
+        }
+      });
+  if (states < 0) GTEST_SKIP() << "this machine does not let us trace a child";
+  EXPECT_GT(old_seen, 0u);
+  EXPECT_GT(new_seen, 0u);
+}
+
 TEST_P(JobOrderTest, AMicroStepIsFinishedFromEveryStore) {
   if (!GetParam().accumulate) GTEST_SKIP() << "only with accumulation";
   const int states = StepThrough([&] { PushMicroStep(&harness_, 0); },

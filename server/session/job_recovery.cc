@@ -51,7 +51,8 @@ absl::Status JobImpl::AdoptStep() {
   const absl::StatusOr<uint64_t> taken_back = scheduler_->RollBack(step);
   if (!taken_back.ok()) return LostInside(taken_back.status().message());
   tier_->control()->runs_rolled_back += *taken_back;
-  AdoptLoadedParameter();
+  const absl::Status loaded = AdoptLoadedMasters();
+  if (!loaded.ok()) return LostInside(loaded.message());
   if (step != 0) {
     const absl::Status prepared = PrepareRecovery(step);
     if (!prepared.ok()) return LostInside(prepared.message());

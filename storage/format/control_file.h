@@ -29,6 +29,8 @@ inline constexpr uint32_t kStepRecordApplied = 2;
 inline constexpr uint32_t kStepRecordFoundInf = 4;
 
 inline constexpr uint32_t kNoParameter = UINT32_MAX;
+// Masters that a load overwrites at a time.
+inline constexpr size_t kLoadBlockElements = 256;
 
 // The job between two steps.
 struct StepRecord {
@@ -86,11 +88,15 @@ struct ControlFile {
   // The step that is speculated about; 0: none. Set before the first of its
   // runs is touched. The committed step or one before it: it was decided.
   std::atomic<uint64_t> step_speculated;
-  // 1 + the parameter whose masters are being overwritten by a load, beside
-  // which its values in another dtype may be those of before; 0: none.
+  // 1 + the parameter of which a load is overwriting the masters of elements
+  // [loading_begin, +loading_numel): half of a master may be written, or not yet
+  // the parameter beside it. They are to become `loading_masters`. 0: none.
   std::atomic<uint64_t> parameter_loading;
+  uint64_t loading_begin;
+  uint64_t loading_numel;
   alignas(64) StepRecord records[2];
-  uint8_t reserved2[3648];
+  float loading_masters[kLoadBlockElements];
+  uint8_t reserved2[2624];
 };
 static_assert(sizeof(ControlFile) == 4096);
 static_assert(offsetof(ControlFile, incarnation) == 16);
@@ -98,6 +104,7 @@ static_assert(offsetof(ControlFile, sequence) == 64);
 static_assert(offsetof(ControlFile, step_in_progress) == 72);
 static_assert(offsetof(ControlFile, counts_begun) == 80);
 static_assert(offsetof(ControlFile, records) == 192);
+static_assert(offsetof(ControlFile, loading_masters) == 448);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 // Makes a zeroed file that of a new job with this record.
