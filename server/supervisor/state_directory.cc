@@ -19,6 +19,18 @@ absl::StatusOr<std::string> DescribeStatePages(const v1::DaemonConfig& config) {
   return DescribePages(info);
 }
 
+// Its files can only be mapped, and only in whole pages: the lock's pid and a
+// job's description are written.
+absl::Status CheckFileSystem(const std::string& path) {
+  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(path));
+  if (!info.is_hugetlbfs) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "state directory ", path,
+      " is on a hugetlbfs, to whose files nothing can be written; for huge "
+      "pages take a tmpfs that is mounted with huge=within_size, or let the "
+      "daemon mount one (huge_pages: mount)"));
+}
+
 }  // namespace
 
 absl::StatusOr<StateDirectory> StateDirectory::Open(
@@ -31,6 +43,7 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(
     // The directory is another one now.
     OPTSTATE_RETURN_IF_ERROR(EnsurePrivateDirectory(path, 0700));
   }
+  OPTSTATE_RETURN_IF_ERROR(CheckFileSystem(path));
   OPTSTATE_ASSIGN_OR_RETURN(
       FileLock lock,
       inherited_lock.ok()

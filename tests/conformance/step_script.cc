@@ -124,27 +124,21 @@ absl::Status StepScript::Load(client::Session& session) const {
   return session.FinishLoad();
 }
 
-namespace {
-
-// As schedules make them, of any optimizer.
-Hyperparams RandomHyperparams(const OptimizerInfo& info,
-                              std::mt19937_64& generator) {
-  std::uniform_real_distribution<double> unit(0, 1);
+Hyperparams DrawHyperparams(const OptimizerInfo& info,
+                            absl::FunctionRef<double()> unit) {
   Hyperparams hyperparams = DefaultHyperparams(info.kind);
   for (size_t k = 0; k < info.hyperparams.size(); ++k) {
     const absl::string_view name = info.hyperparams[k].name;
     double& value = hyperparams[k];
-    if (name == "lr") value = 1e-4 + 1e-2 * unit(generator);
-    if (name == "betas.0") value = 0.8 + 0.15 * unit(generator);
-    if (name == "betas.1") value = 0.9 + 0.09 * unit(generator);
-    if (name == "weight_decay") value = 0.1 * unit(generator);
-    if (name == "momentum") value = 0.5 + 0.4 * unit(generator);
-    if (name == "maximize") value = unit(generator) < 0.2 ? 1 : 0;
+    if (name == "lr") value = 1e-4 + 1e-2 * unit();
+    if (name == "betas.0") value = 0.8 + 0.15 * unit();
+    if (name == "betas.1") value = 0.9 + 0.09 * unit();
+    if (name == "weight_decay") value = 0.1 * unit();
+    if (name == "momentum") value = 0.5 + 0.4 * unit();
+    if (name == "maximize") value = unit() < 0.2 ? 1 : 0;
   }
   return hyperparams;
 }
-
-}  // namespace
 
 StepScript::Step StepScript::Make(uint64_t step) const {
   std::mt19937_64 generator(seed_ + 7919 * step);
@@ -152,8 +146,8 @@ StepScript::Step StepScript::Make(uint64_t step) const {
   Step made;
   made.commit.step = step;
   for (size_t i = 0; i < layout_.groups().size(); ++i) {
-    made.commit.groups.push_back(
-        RandomHyperparams(layout_.optimizer_info(), generator));
+    made.commit.groups.push_back(DrawHyperparams(
+        layout_.optimizer_info(), [&] { return unit(generator); }));
   }
   made.commit.grad_scale = unit(generator) < 0.5 ? 1 : 1024;
   made.commit.max_norm = unit(generator) < 0.5 ? 0 : 0.5 + unit(generator);
@@ -247,10 +241,9 @@ absl::StatusOr<StateSnapshot> Snapshot(client::Session& session) {
     snapshot.arrays.emplace_back(values.begin(), values.end());
     for (const auto& [array, name] :
          ArraysOf(session.layout(), parameter.group)) {
-      std::vector<std::byte> bytes(IsPerParameter(array)
-                                       ? sizeof(int64_t)
-                                       : static_cast<size_t>(parameter.numel) *
-                                             sizeof(float));
+      std::vector<std::byte> bytes(
+          client::ElementCount(session.layout(), array, parameter) *
+          (IsPerParameter(array) ? sizeof(int64_t) : sizeof(float)));
       OPTSTATE_ASSIGN_OR_RETURN(const uint64_t step,
                                 session.Fetch(array, i, absl::MakeSpan(bytes)));
       if (step != snapshot.step) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/client.h"
@@ -29,6 +30,10 @@ client::SessionOptions NewJob(LayoutSpec layout);
 
 // One set of hyperparameters per group.
 client::CommitOptions CommitOf(const client::Session& session, uint64_t step);
+
+// As schedules make them, of any optimizer; `unit` draws from [0, 1).
+Hyperparams DrawHyperparams(const OptimizerInfo& info,
+                            absl::FunctionRef<double()> unit);
 
 // Gradients and settings of a run, all of them drawn from a seed, so that two
 // runs of one seed differ only by what carried them.

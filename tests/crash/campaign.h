@@ -16,8 +16,8 @@ struct CampaignOptions {
   uint64_t steps = 1;  // of a round
 };
 
-// Rounds of all scenarios, one after the other in random order, until there
-// were as many kills as asked for. One line a round goes to standard error.
+// Rounds of random scenarios, one after the other, until there were as many
+// kills and upgrades as asked for. One line a round goes to standard error.
 absl::Status RunCampaign(const CampaignOptions& options, Tally* tally);
 
 }  // namespace optstate::crash

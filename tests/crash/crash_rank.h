@@ -32,9 +32,9 @@ class CrashRank {
   ~CrashRank();
 
   bool running() const { return process_.running(); }
-  RankPhase phase() const {
-    return static_cast<const RankBoard*>(board_.data())->phase;
-  }
+  RankPhase phase() const { return board().phase; }
+  // With those of the ranks whose place this one took.
+  uint64_t steps_again() const { return board().steps_again; }
   // SIGKILL; returns when it is dead.
   absl::Status Kill();
   // Of a rank that has ended by itself: the hash of the parameters that it saw,
@@ -44,6 +44,10 @@ class CrashRank {
  private:
   CrashRank(pid_t pid, UniqueFd answer, SharedPage board)
       : process_(pid), answer_(std::move(answer)), board_(std::move(board)) {}
+
+  const RankBoard& board() const {
+    return *static_cast<const RankBoard*>(board_.data());
+  }
 
   Process process_;
   UniqueFd answer_;

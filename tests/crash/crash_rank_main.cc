@@ -34,14 +34,13 @@ absl::StatusOr<std::unique_ptr<client::Session>> Open(
 }
 
 absl::StatusOr<uint64_t> Run(const client::SessionOptions& options,
-                             const Scenario& scenario,
                              const CrashScript& script, RankBoard* board) {
   OPTSTATE_ASSIGN_OR_RETURN(const auto session, Open(options));
   if (session->info().phase == client::JobPhase::kLoading) {
     OPTSTATE_RETURN_IF_ERROR(script.Load(*session));
   }
-  for (uint64_t step = session->committed_step() + 1; step <= scenario.steps;
-       ++step) {
+  for (uint64_t step = session->committed_step() + 1;
+       step <= script.scenario().steps; ++step) {
     OPTSTATE_RETURN_IF_ERROR(
         script.RunStep(*session, step, options.rank, board));
   }
@@ -53,21 +52,15 @@ int Main(char** arguments) {
   // Ends with the test, however the test ends.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   const auto scenario = Scenario::FromWord(arguments[4]);
-  client::SessionOptions options;
-  if (!scenario.ok() || !absl::SimpleAtoi(arguments[3], &options.rank)) {
-    return 2;
-  }
+  uint32_t rank = 0;
+  if (!scenario.ok() || !absl::SimpleAtoi(arguments[3], &rank)) return 2;
   auto page = SharedPage::Map(arguments[5], SharedPage::Access::kCreate);
   if (!page.ok()) return 2;
   const CrashScript script(*scenario);
-  options.endpoint = arguments[1];
-  options.job = arguments[2];
-  options.layout = script.layout();
-  options.world_size = scenario->world_size;
-  options.accumulate = scenario->micro_steps > 1;
+  client::SessionOptions options =
+      script.Options(arguments[1], arguments[2], rank);
   options.connect_timeout = absl::Seconds(60);
-  const auto hash =
-      Run(options, *scenario, script, static_cast<RankBoard*>(page->data()));
+  const auto hash = Run(options, script, static_cast<RankBoard*>(page->data()));
   if (!hash.ok()) {
     std::cout << hash.status().ToString() << std::endl;
     return 1;

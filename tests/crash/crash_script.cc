@@ -6,6 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "client/fake_arithmetic.h"
 #include "proto/types/status_macros.h"
+#include "tests/conformance/step_script.h"
+#include "tests/crash/crash_layout.h"
+#include "tests/crash/draw.h"
 
 namespace optstate::crash {
 namespace {
@@ -51,12 +54,32 @@ CrashScript::CrashScript(const Scenario& scenario)
   }
 }
 
+client::SessionOptions CrashScript::Options(const std::string& endpoint,
+                                            const std::string& job,
+                                            uint32_t rank) const {
+  client::SessionOptions options;
+  options.endpoint = endpoint;
+  options.job = job;
+  options.layout = layout_;
+  options.partition = scenario_.partition;
+  options.rank = rank;
+  options.world_size = scenario_.world_size;
+  options.accumulate = scenario_.accumulation.has_value();
+  options.accumulate_dtype =
+      scenario_.accumulation.value_or(AccumulateDType::kFloat32);
+  return options;
+}
+
+uint64_t CrashScript::Source(uint32_t rank) const {
+  return scenario_.partition == PartitionMode::kReplicated ? rank : 0;
+}
+
 const void* CrashScript::Gradient(uint64_t step, uint32_t micro_step,
-                                  uint32_t parameter) const {
+                                  uint32_t parameter, uint32_t rank) const {
   const DType dtype = layout_.parameters[parameter].gradient_dtype;
   const uint64_t start =
-      Draw(scenario_.seed, kWindow, step * scenario_.micro_steps + micro_step,
-           parameter) %
+      Draw(scenario_.seed, kWindow + 16 * Source(rank),
+           step * scenario_.micro_steps() + micro_step, parameter) %
       kWindowStarts;
   return noise_.at(dtype).data() + start * SizeInBytes(dtype);
 }
@@ -84,8 +107,20 @@ absl::Status CrashScript::Load(client::Session& session) const {
   return session.FinishLoad();
 }
 
+// Where the engine sums micro-steps, each rank may have gradients of other
+// parameters.
+bool CrashScript::HasGradient(uint64_t step, uint32_t micro_step,
+                              uint32_t parameter, uint32_t rank) const {
+  if (!scenario_.missing) return true;
+  const uint64_t seed = scenario_.seed;
+  const uint64_t source = scenario_.accumulates_together() ? rank : 0;
+  return DrawUnit(seed, kMissingInStep, step, parameter) >= 0.3 &&
+         DrawUnit(seed, kMissingInMicroStep + 16 * (micro_step + 4 * source),
+                  step, parameter) >= 0.1;
+}
+
 absl::Status CrashScript::Push(client::Session& session, uint64_t step,
-                               uint32_t micro_step) const {
+                               uint32_t micro_step, uint32_t rank) const {
   const uint64_t seed = scenario_.seed;
   std::vector<uint32_t> parameters;
   std::vector<const void*> gradients;
@@ -95,17 +130,12 @@ absl::Status CrashScript::Push(client::Session& session, uint64_t step,
   const auto infinite_parameter =
       static_cast<uint32_t>(Draw(seed, kInfiniteParameter, step) % count);
   for (uint32_t i = 0; i < count; ++i) {
-    if (scenario_.missing &&
-        (DrawUnit(seed, kMissingInStep, step, i) < 0.3 ||
-         DrawUnit(seed, kMissingInMicroStep + 16 * micro_step, step, i) <
-             0.1)) {
-      continue;
-    }
+    if (!HasGradient(step, micro_step, i, rank)) continue;
     parameters.push_back(i);
     gradients.push_back(infinite && i == infinite_parameter &&
                                 layout_.parameters[i].numel > 0
                             ? InfiniteGradient(i)
-                            : Gradient(step, micro_step, i));
+                            : Gradient(step, micro_step, i, rank));
   }
   return session.PushGradients(step, micro_step, parameters, gradients);
 }
@@ -116,15 +146,10 @@ client::CommitOptions CrashScript::Commit(uint64_t step, uint32_t rank) const {
   client::CommitOptions commit;
   commit.step = step;
   for (size_t i = 0; i < layout_.groups.size(); ++i) {
-    const auto unit = [&](uint64_t which) {
-      return DrawUnit(seed, kHyperparameters, step, 8 * i + which);
-    };
-    commit.groups.push_back(AdamHyperparams{.lr = 1e-4 + 1e-2 * unit(0),
-                                            .beta1 = 0.8 + 0.15 * unit(1),
-                                            .beta2 = 0.9 + 0.09 * unit(2),
-                                            .eps = 1e-8,
-                                            .weight_decay = 0.1 * unit(3),
-                                            .maximize = unit(4) < 0.2});
+    uint64_t drawn = 0;
+    commit.groups.push_back(DrawHyperparams(InfoOf(layout_.optimizer), [&] {
+      return DrawUnit(seed, kHyperparameters, step, 64 * i + drawn++);
+    }));
   }
   commit.grad_scale = DrawUnit(seed, kGradScale, step) < 0.5 ? 1 : 1024;
   if (scenario_.clip) commit.max_norm = 0.5 + DrawUnit(seed, kMaxNorm, step);
@@ -133,14 +158,19 @@ client::CommitOptions CrashScript::Commit(uint64_t step, uint32_t rank) const {
   return commit;
 }
 
+// Some optimizers have no array of their own in some groups.
 absl::Status CrashScript::Fetch(client::Session& session, uint64_t step) const {
+  const Layout& layout = session.layout();
   const auto parameter = static_cast<uint32_t>(
       Draw(scenario_.seed, kWindow, step) % layout_.parameters.size());
-  std::vector<float> values(
-      static_cast<size_t>(layout_.parameters[parameter].numel));
+  const ParameterSpec& spec = layout_.parameters[parameter];
+  const StateArray array = layout.has_state_array(0, spec.group)
+                               ? StateArray::kState0
+                               : StateArray::kMaster;
+  std::vector<float> values(client::ElementCount(layout, array, spec));
   OPTSTATE_ASSIGN_OR_RETURN(
       const uint64_t fetched,
-      session.Fetch(StateArray::kState0, parameter,
+      session.Fetch(array, parameter,
                     {reinterpret_cast<std::byte*>(values.data()),
                      values.size() * sizeof(float)}));
   if (fetched == step) return absl::OkStatus();
@@ -148,19 +178,30 @@ absl::Status CrashScript::Fetch(client::Session& session, uint64_t step) const {
       absl::StrCat("fetched step ", fetched, " after step ", step));
 }
 
-absl::Status CrashScript::RunStep(client::Session& session, uint64_t step,
-                                  uint32_t rank, RankBoard* board) const {
+absl::Status CrashScript::PushAndCommit(client::Session& session, uint64_t step,
+                                        uint32_t rank, RankBoard* board) const {
   board->phase = RankPhase::kPush;
-  for (uint32_t i = 0; i < scenario_.micro_steps; ++i) {
-    OPTSTATE_RETURN_IF_ERROR(Push(session, step, i));
+  for (uint32_t i = 0; i < scenario_.micro_steps(); ++i) {
+    OPTSTATE_RETURN_IF_ERROR(Push(session, step, i, rank));
   }
   board->phase = RankPhase::kCommit;
   OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome outcome,
                             session.Commit(Commit(step, rank)));
-  if (outcome.step != step) {
-    return absl::InternalError(
-        absl::StrCat("committed step ", step, ", got ", outcome.step));
+  if (outcome.step == step) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("committed step ", step, ", got ", outcome.step));
+}
+
+absl::Status CrashScript::RunStep(client::Session& session, uint64_t step,
+                                  uint32_t rank, RankBoard* board) const {
+  absl::Status taken = PushAndCommit(session, step, rank, board);
+  // Whoever started this rank knows whether it may have been told so.
+  while (absl::IsAborted(taken)) {
+    ++board->steps_again;
+    OPTSTATE_RETURN_IF_ERROR(session.Abort(step));
+    taken = PushAndCommit(session, step, rank, board);
   }
+  OPTSTATE_RETURN_IF_ERROR(taken);
   if (step % 3 != 0) return absl::OkStatus();
   board->phase = RankPhase::kFetch;
   return Fetch(session, step);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,22 +22,32 @@ class CrashScript {
  public:
   explicit CrashScript(const Scenario& scenario);
 
-  const LayoutSpec& layout() const { return layout_; }
+  const Scenario& scenario() const { return scenario_; }
+  // Of one rank's session.
+  client::SessionOptions Options(const std::string& endpoint,
+                                 const std::string& job, uint32_t rank) const;
 
   // Loads parameters; on every rank the same.
   absl::Status Load(client::Session& session) const;
-  // Pushes and commits the step, and fetches some state after every third one;
-  // tells the board where it is.
+  // Pushes and commits the step, again when what was staged is lost, and
+  // fetches some state after every third one; tells the board where it is.
   absl::Status RunStep(client::Session& session, uint64_t step, uint32_t rank,
                        RankBoard* board) const;
 
  private:
-  const void* Gradient(uint64_t step, uint32_t micro_step,
-                       uint32_t parameter) const;
+  // Whose gradients: each rank's own where the engine sums them, else nobody's
+  // in particular, for ranks push parts of the same.
+  uint64_t Source(uint32_t rank) const;
+  const void* Gradient(uint64_t step, uint32_t micro_step, uint32_t parameter,
+                       uint32_t rank) const;
   const void* InfiniteGradient(uint32_t parameter) const;
+  bool HasGradient(uint64_t step, uint32_t micro_step, uint32_t parameter,
+                   uint32_t rank) const;
   absl::Status Push(client::Session& session, uint64_t step,
-                    uint32_t micro_step) const;
+                    uint32_t micro_step, uint32_t rank) const;
   client::CommitOptions Commit(uint64_t step, uint32_t rank) const;
+  absl::Status PushAndCommit(client::Session& session, uint64_t step,
+                             uint32_t rank, RankBoard* board) const;
   absl::Status Fetch(client::Session& session, uint64_t step) const;
 
   const Scenario scenario_;

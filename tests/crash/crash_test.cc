@@ -16,7 +16,7 @@ Tally Kill(const Quota& quota) {
   options.quota = quota;
   options.elements_min = 1 << 19;
   options.elements_max = 1 << 20;
-  options.steps = 16;
+  options.steps = 8;
   Tally tally;
   const absl::Status status = RunCampaign(options, &tally);
   EXPECT_TRUE(status.ok()) << status;
@@ -24,15 +24,16 @@ Tally Kill(const Quota& quota) {
 }
 
 TEST(CrashTest, Engines) {
-  const Tally tally = Kill({.engine = 16, .supervisor = 0, .rank = 0});
+  const Tally tally = Kill({.engine = 24});
   EXPECT_GT(tally.engine_in_step, 0) << tally;
+  EXPECT_GT(tally.runs_rolled_back + tally.steps_recovered, 0) << tally;
 }
 
-TEST(CrashTest, Supervisors) {
-  Kill({.engine = 0, .supervisor = 6, .rank = 0});
-}
+TEST(CrashTest, Supervisors) { Kill({.supervisor = 6}); }
 
-TEST(CrashTest, Ranks) { Kill({.engine = 0, .supervisor = 0, .rank = 6}); }
+TEST(CrashTest, Ranks) { Kill({.rank = 6}); }
+
+TEST(CrashTest, Upgrades) { Kill({.upgrade = 6}); }
 
 }  // namespace
 }  // namespace optstate::crash

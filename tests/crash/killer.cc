@@ -5,10 +5,12 @@
 #include <csignal>
 #include <iterator>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "tests/crash/poll_until.h"
+#include "tests/crash/upgrade_call.h"
 
 namespace optstate::crash {
 namespace {
@@ -16,6 +18,8 @@ namespace {
 constexpr absl::Duration kPatience = absl::Seconds(60);
 // Within which most of what goes on happens: a step, a start, a recovery.
 constexpr absl::Duration kAnyInstant = absl::Milliseconds(50);
+// The same of an upgrade, which starts the new build three times.
+constexpr absl::Duration kUpgrade = absl::Milliseconds(400);
 constexpr absl::Duration kMoment = absl::Milliseconds(3);
 // For what may not come: ranks that look for a daemon take no steps.
 constexpr absl::Duration kNotForLong = absl::Milliseconds(500);
@@ -262,15 +266,110 @@ absl::Status Killer::KillRankAndEngine() {
   return Unit() < 0.3 ? KillEngineAgain() : absl::OkStatus();
 }
 
+absl::Status Killer::DisturbByUpgrade() {
+  switch (Below(3)) {
+    case 0:
+      return UpgradeAlone();
+    case 1:
+      return UpgradeAndKillEngine();
+    default:
+      return UpgradeAndKillSupervisor();
+  }
+}
+
+void Killer::NoteUpgrade() {
+  ++tally_.upgrades;
+  if (job_.in_step()) ++tally_.upgrades_in_step;
+}
+
+// Before the new build is checked, while the daemon changes, or while the
+// engine is replaced.
+void Killer::AwaitUpgradeInstant() {
+  Spin(Unit() < 0.5 ? kAnyInstant : kUpgrade);
+}
+
+absl::Status Killer::AwaitUpgraded(const std::string& id) {
+  v1::UpgradeProgress progress;
+  absl::Status ranks;
+  OPTSTATE_RETURN_IF_ERROR(PollUntil("the end of an upgrade", [&] {
+    ranks = job_.CheckRanks();
+    const absl::StatusOr<v1::ServerStatus> status = job_.daemon().GetStatus();
+    if (status.ok()) progress = status->upgrade();
+    return !ranks.ok() || (progress.id() == id && progress.done());
+  }));
+  OPTSTATE_RETURN_IF_ERROR(ranks);
+  ++tally_.upgrades_done;
+  for (const std::string& problem : progress.problems()) {
+    if (!job_.scenario().accumulation.has_value() ||
+        !absl::StrContains(problem, "it keeps its engine")) {
+      return absl::InternalError(absl::StrCat("not upgraded: ", problem));
+    }
+    ++tally_.upgrades_keep_engine;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Killer::UpgradeAlone() {
+  if (Unit() < 0.5) {
+    OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
+  } else {
+    Spin(kAnyInstant);
+  }
+  const pid_t engine = job_.engine();
+  NoteUpgrade();
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string id, job_.daemon().Upgrade());
+  const uint64_t kept = tally_.upgrades_keep_engine;
+  OPTSTATE_RETURN_IF_ERROR(AwaitUpgraded(id));
+  if (job_.engine() == engine && tally_.upgrades_keep_engine == kept) {
+    return absl::InternalError("an upgrade has not replaced the engine");
+  }
+  return absl::OkStatus();
+}
+
+// The engine that is to be replaced, or the next one. The daemon goes on.
+absl::Status Killer::UpgradeAndKillEngine() {
+  Spin(kAnyInstant);
+  NoteUpgrade();
+  UpgradeCall call(&job_.daemon());
+  AwaitUpgradeInstant();
+  const uint64_t killed = tally_.engine;
+  OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/false));
+  tally_.engine_in_upgrade += tally_.engine - killed;
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string id, call.Answer());
+  return AwaitUpgraded(id);
+}
+
+// With it goes the upgrade; who starts the daemon again decides on its build.
+absl::Status Killer::UpgradeAndKillSupervisor() {
+  Spin(kAnyInstant);
+  NoteUpgrade();
+  UpgradeCall call(&job_.daemon());
+  AwaitUpgradeInstant();
+  OPTSTATE_RETURN_IF_ERROR(KillSupervisor());
+  ++tally_.supervisor_in_upgrade;
+  if (Unit() < 0.3) {
+    Spin(kMoment);
+    const uint64_t killed = tally_.engine;
+    OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/false));
+    tally_.engine_in_upgrade += tally_.engine - killed;
+  }
+  // Nobody is there who could still answer.
+  call.Answer().status().IgnoreError();
+  return RestartSupervisor();
+}
+
 absl::Status Killer::Disturb() {
   const uint64_t engine = Left(quota_.engine, tally_.engine);
   const uint64_t supervisor = Left(quota_.supervisor, tally_.supervisor);
   const uint64_t rank = Left(quota_.rank, tally_.rank);
-  const uint64_t all = engine + supervisor + rank;
+  const uint64_t upgrade = Left(quota_.upgrade, tally_.upgrades);
+  const uint64_t all = engine + supervisor + rank + upgrade;
   if (all == 0) return absl::OkStatus();
   const uint64_t drawn = Below(all);
   if (drawn < engine) return DisturbEngine();
-  return drawn < engine + supervisor ? DisturbSupervisor() : DisturbRanks();
+  if (drawn < engine + supervisor) return DisturbSupervisor();
+  return drawn < engine + supervisor + rank ? DisturbRanks()
+                                            : DisturbByUpgrade();
 }
 
 }  // namespace optstate::crash

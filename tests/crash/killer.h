@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <random>
+#include <string>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -14,15 +15,15 @@
 namespace optstate::crash {
 
 // Kills the processes of a job at random instants, and starts again those that
-// nobody else does. Every function returns with all of them running or being
-// started, or with what went wrong.
+// nobody else does; or has the daemon upgraded. Every function returns with all
+// of them running or being started, or with what went wrong.
 class Killer {
  public:
   Killer(RunningJob* job, const Quota& quota, std::mt19937_64* random,
          Tally* tally)
       : job_(*job), quota_(quota), random_(*random), tally_(*tally) {}
 
-  // Kills somebody, of the kinds that the quota still asks for.
+  // Kills somebody or upgrades, as the quota still asks for.
   absl::Status Disturb();
   // Waits until the job has taken some steps more, or all of them.
   absl::Status AwaitSteps(uint64_t steps);
@@ -31,6 +32,7 @@ class Killer {
   absl::Status DisturbEngine();
   absl::Status DisturbSupervisor();
   absl::Status DisturbRanks();
+  absl::Status DisturbByUpgrade();
 
   absl::Status KillSupervisorAlone();
   absl::Status KillEngineThenSupervisor();
@@ -38,6 +40,14 @@ class Killer {
   absl::Status KillSupervisorAndRank();
   absl::Status KillRanks();
   absl::Status KillRankAndEngine();
+
+  absl::Status UpgradeAlone();
+  absl::Status UpgradeAndKillEngine();
+  absl::Status UpgradeAndKillSupervisor();
+  void AwaitUpgradeInstant();
+  void NoteUpgrade();
+  // Until it is over, which leaves the job with an engine.
+  absl::Status AwaitUpgraded(const std::string& id);
 
   absl::Status AwaitAdoption();
   // Up to three times the one that follows.

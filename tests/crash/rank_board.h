@@ -12,6 +12,9 @@ enum class RankPhase : uint32_t { kOther, kPush, kCommit, kFetch };
 
 struct RankBoard {
   std::atomic<RankPhase> phase = RankPhase::kOther;
+  // How often the rank, and those whose place it took, were told to run a step
+  // again.
+  std::atomic<uint64_t> steps_again = 0;
 };
 
 }  // namespace optstate::crash

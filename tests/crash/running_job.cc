@@ -51,6 +51,12 @@ absl::Status RunningJob::StartRank(uint32_t rank) {
   return absl::OkStatus();
 }
 
+uint64_t RunningJob::steps_again() const {
+  uint64_t steps = 0;
+  for (const auto& rank : ranks_) steps += rank->steps_again();
+  return steps;
+}
+
 bool RunningJob::finished() const {
   for (const auto& rank : ranks_) {
     if (rank->running()) return false;

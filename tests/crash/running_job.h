@@ -14,11 +14,10 @@
 #include "tests/crash/crash_rank.h"
 #include "tests/crash/scenario.h"
 #include "tests/crash/shared_page.h"
+#include "tests/crash/wire.h"
 #include "tests/integration/daemon_fixture.h"
 
 namespace optstate::crash {
-
-enum class Wire { kShm, kGrpc };
 
 // A job whose ranks go through a scenario, seen from where it can be killed.
 //
@@ -47,6 +46,8 @@ class RunningJob {
   }
 
   CrashRank& rank(uint32_t rank) { return *ranks_[rank]; }
+  // How often ranks were told to run a step again.
+  uint64_t steps_again() const;
   // In the place of one that is dead.
   absl::Status StartRank(uint32_t rank);
   // Every rank has come to the end of its scenario.

@@ -3,11 +3,20 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
-#include "proto/types/layout.h"
+#include "proto/types/accumulation.h"
+#include "proto/types/dtype.h"
+#include "proto/types/optimizer.h"
+#include "proto/types/partition.h"
 
 namespace optstate::crash {
+
+// The dtypes of all parameters, or of all gradients. But for the last, values
+// equal those of DType.
+enum class DTypes : uint8_t { kFloat32 = 1, kBFloat16, kFloat16, kMixed };
 
 // What a round's ranks do. Everything else follows from it, so that a rank that
 // takes another's place needs nothing more.
@@ -16,26 +25,33 @@ struct Scenario {
   uint64_t elements = 1 << 20;  // about
   uint64_t steps = 1;
   uint32_t world_size = 1;
-  uint32_t micro_steps = 1;  // more than 1: accumulation
-  bool clip = false;         // max_norm in every step
-  bool skip = false;         // found_inf or an infinite gradient in some steps
-  bool missing = false;      // some parameters have no gradient in some steps
-  bool mixed = false;        // all dtypes, groups with and without amsgrad
+  OptimizerKind optimizer = OptimizerKind::kAdamW;
+  StateFormat state_format = StateFormat::kFloat32;
+  MasterFormat master_format = MasterFormat::kFloat32;
+  PartitionMode partition = PartitionMode::kGreedy;
+  Accumulation accumulation;  // with it, three micro-steps a step
+  DTypes parameters = DTypes::kFloat32;
+  DTypes gradients = DTypes::kFloat32;
+  bool clip = false;     // max_norm in every step
+  bool skip = false;     // found_inf or an infinite gradient in some steps
+  bool missing = false;  // some parameters have no gradient in some steps
+
+  uint32_t micro_steps() const { return accumulation.has_value() ? 3 : 1; }
+  // Whether the engine sums the ranks' micro-steps, so that a rank that is lost
+  // takes all that was summed along.
+  bool accumulates_together() const {
+    return accumulation.has_value() && partition == PartitionMode::kReplicated;
+  }
 
   // One word, for a command line.
   std::string ToWord() const;
   static absl::StatusOr<Scenario> FromWord(const std::string& word);
-  // "2 ranks, accumulation, clipping"
+
+  // What was chosen of each kind: {"optimizer", "adamw"}, ...
+  std::vector<std::pair<std::string, std::string>> Choices() const;
+  // "optimizer adamw, state dynamic8, ..."
   std::string Describe() const;
 };
-
-// A few large parameters and many small ones of awkward sizes.
-LayoutSpec MakeLayout(const Scenario& scenario);
-
-// A number that looks random, the same in every process.
-uint64_t Draw(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0);
-// The same in [0, 1).
-double DrawUnit(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0);
 
 }  // namespace optstate::crash
 

@@ -2,15 +2,21 @@
 #define OPTSTATE_TESTS_CRASH_TALLY_H_
 
 #include <cstdint>
+#include <map>
 #include <ostream>
+#include <string>
+
+#include "tests/crash/scenario.h"
+#include "tests/crash/wire.h"
 
 namespace optstate::crash {
 
-// How many kills there are to be.
+// How many kills there are to be, and upgrades.
 struct Quota {
   uint64_t engine = 0;
   uint64_t supervisor = 0;
   uint64_t rank = 0;
+  uint64_t upgrade = 0;
 };
 
 // What has been done, and what became of it.
@@ -22,21 +28,32 @@ struct Tally {
   uint64_t engine_in_step = 0;       // with a step in flight
   uint64_t engine_again = 0;         // that was starting or recovering
   uint64_t engine_unsupervised = 0;  // while no supervisor ran
+  uint64_t engine_in_upgrade = 0;
   uint64_t supervisor = 0;
   uint64_t supervisor_in_step = 0;  // while a step was in flight
+  uint64_t supervisor_in_upgrade = 0;
   uint64_t rank = 0;
   uint64_t rank_in_push = 0;
   uint64_t rank_in_commit = 0;
   uint64_t rank_in_fetch = 0;
   uint64_t rank_with_engine = 0;  // at once
+  uint64_t upgrades = 0;
+  uint64_t upgrades_in_step = 0;      // asked for with a step in flight
+  uint64_t upgrades_done = 0;         // to the end, by the daemon's own word
+  uint64_t upgrades_keep_engine = 0;  // of those: accumulating all the time
 
   uint64_t steps_recovered = 0;
   uint64_t runs_rolled_back = 0;
+  uint64_t steps_again = 0;  // that ranks were told to run again
+
+  // What was chosen in how many rounds: rounds_with["optimizer"]["lamb"].
+  std::map<std::string, std::map<std::string, uint64_t>> rounds_with;
 
   bool Reaches(const Quota& quota) const {
     return engine >= quota.engine && supervisor >= quota.supervisor &&
-           rank >= quota.rank;
+           rank >= quota.rank && upgrades >= quota.upgrade;
   }
+  void NoteRound(Wire wire, const Scenario& scenario);
 };
 
 std::ostream& operator<<(std::ostream& out, const Tally& tally);

@@ -1,7 +1,9 @@
 // Huge pages that cannot be had.
 
 #include <linux/capability.h>
+#include <sys/mount.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -12,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/faults/fault_fixture.h"
+#include "tests/faults/process_state.h"
 #include "tests/faults/small_tmpfs.h"
 
 namespace optstate::faults {
@@ -74,6 +77,31 @@ TEST_F(HugePagesTest, MountWithoutPermissionIsAnError) {
   EXPECT_THAT(std::string(started.message()),
               AllOf(HasSubstr("huge_pages: mount"),
                     HasSubstr("Operation not permitted")));
+}
+
+// Nothing can be written to its files, whether it has pages left or not.
+TEST_F(HugePagesTest, HugetlbfsIsAnError) {
+  const absl::Status entered = EnterPrivateMounts();
+  if (absl::IsPermissionDenied(entered)) GTEST_SKIP() << entered;
+  ASSERT_TRUE(entered.ok()) << entered;
+  std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/huge-XXXXXX";
+  ASSERT_NE(mkdtemp(path.data()), nullptr);
+  if (mount("none", path.c_str(), "hugetlbfs", 0, nullptr) != 0) {
+    rmdir(path.c_str());
+    GTEST_SKIP() << "no hugetlbfs can be mounted";
+  }
+  const absl::Status started = TestDaemon::Start({.tcp = false,
+                                                  .flags = {},
+                                                  .config = "",
+                                                  .state_dir = path + "/state"})
+                                   .status();
+  EXPECT_THAT(std::string(started.message()),
+              AllOf(HasSubstr(path + "/state is on a hugetlbfs"),
+                    HasSubstr("huge_pages: mount")));
+  // It has left nothing there.
+  EXPECT_EQ(CountFiles(path + "/state", ""), 0);
+  umount2(path.c_str(), MNT_DETACH);
+  rmdir(path.c_str());
 }
 
 TEST_F(HugePagesTest, MountOverJobsIsAnError) {

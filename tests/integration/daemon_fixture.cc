@@ -229,6 +229,15 @@ absl::Status TestDaemon::Drain(absl::Duration timeout, bool resume) const {
   return FromGrpc(AdminStub(socket_)->Drain(&context, request, &reply));
 }
 
+absl::StatusOr<std::string> TestDaemon::Upgrade() const {
+  grpc::ClientContext context;
+  SetDeadline(&context);
+  v1::UpgradeReply reply;
+  OPTSTATE_RETURN_IF_ERROR(
+      FromGrpc(AdminStub(socket_)->Upgrade(&context, {}, &reply)));
+  return reply.id();
+}
+
 absl::StatusOr<std::string> TestDaemon::tcp_endpoint() const {
   OPTSTATE_ASSIGN_OR_RETURN(const v1::ServerStatus status, GetStatus());
   if (status.listen().empty()) {

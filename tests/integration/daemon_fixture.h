@@ -72,6 +72,9 @@ class TestDaemon {
   absl::StatusOr<v1::ServerStatus> GetStatus() const;
   absl::StatusOr<v1::Job> GetJob(const std::string& name) const;
   absl::Status Drain(absl::Duration timeout, bool resume) const;
+  // Asks for an upgrade to the build that it is, as `optctl upgrade` does;
+  // returns what GetStatus() calls it. Another thread may do so.
+  absl::StatusOr<std::string> Upgrade() const;
 
   // SIGKILLs the job's engine and returns when it is dead.
   absl::Status KillEngine(const std::string& job) const;

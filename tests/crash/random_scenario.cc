@@ -1,0 +1,72 @@
+#include "tests/crash/random_scenario.h"
+
+namespace optstate::crash {
+namespace {
+
+std::vector<OptimizerKind> AllOptimizers() {
+  std::vector<OptimizerKind> all;
+  for (const OptimizerInfo& info : Optimizers()) all.push_back(info.kind);
+  return all;
+}
+
+std::vector<DTypes> AllDTypes() {
+  return {DTypes::kFloat32, DTypes::kBFloat16, DTypes::kFloat16,
+          DTypes::kMixed};
+}
+
+// Those that need whole parameters have no other formats.
+bool HasFormats(OptimizerKind optimizer) {
+  return optimizer != OptimizerKind::kLamb &&
+         optimizer != OptimizerKind::kAdafactor &&
+         optimizer != OptimizerKind::kMuon;
+}
+
+// Only bfloat16 parameters have split masters; others may be beside them.
+DTypes WithSplitMasters(DTypes dtypes) {
+  return dtypes == DTypes::kMixed ? DTypes::kMixed : DTypes::kBFloat16;
+}
+
+}  // namespace
+
+RandomScenarios::RandomScenarios()
+    : wires_({Wire::kShm, Wire::kGrpc}),
+      world_sizes_({1, 2}),
+      optimizers_(AllOptimizers()),
+      state_formats_({StateFormat::kFloat32, StateFormat::kBFloat16,
+                      StateFormat::kDynamic8}),
+      master_formats_({MasterFormat::kFloat32, MasterFormat::kSplit}),
+      partitions_({PartitionMode::kGreedy, PartitionMode::kContiguous,
+                   PartitionMode::kReplicated}),
+      accumulations_(
+          {{}, AccumulateDType::kFloat32, AccumulateDType::kGradient}),
+      parameters_(AllDTypes()),
+      gradients_(AllDTypes()),
+      clip_({0, 1}),
+      skip_({0, 1}),
+      missing_({0, 1}) {}
+
+RandomScenarios::Drawn RandomScenarios::Next(std::mt19937_64& random) {
+  Drawn drawn;
+  drawn.wire = wires_.Draw(random);
+  Scenario& scenario = drawn.scenario;
+  scenario.seed = random();
+  scenario.world_size = world_sizes_.Draw(random);
+  scenario.optimizer = optimizers_.Draw(random);
+  scenario.partition = partitions_.Draw(random);
+  scenario.accumulation = accumulations_.Draw(random);
+  scenario.parameters = parameters_.Draw(random);
+  scenario.gradients = gradients_.Draw(random);
+  scenario.clip = clip_.Draw(random) != 0;
+  scenario.skip = skip_.Draw(random) != 0;
+  scenario.missing = missing_.Draw(random) != 0;
+  if (HasFormats(scenario.optimizer)) {
+    scenario.state_format = state_formats_.Draw(random);
+    scenario.master_format = master_formats_.Draw(random);
+  }
+  if (scenario.master_format == MasterFormat::kSplit) {
+    scenario.parameters = WithSplitMasters(scenario.parameters);
+  }
+  return drawn;
+}
+
+}  // namespace optstate::crash
