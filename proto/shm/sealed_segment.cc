@@ -1,8 +1,10 @@
 #include "proto/shm/sealed_segment.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 
 #include <algorithm>
 #include <atomic>
@@ -149,6 +151,15 @@ absl::Status CheckReadOnly(int fd) {
   return absl::OkStatus();
 }
 
+// Whether what a file has no block for is memory that may not be there when it
+// is read. On disks it is zeros from the page cache, and blocks count
+// otherwise.
+bool IsInMemory(int fd) {
+  struct statfs info;
+  return fstatfs(fd, &info) != 0 || info.f_type == TMPFS_MAGIC ||
+         info.f_type == HUGETLBFS_MAGIC;
+}
+
 absl::Status CheckPopulated(int fd, uint64_t bytes) {
   struct stat info;
   if (fstat(fd, &info) != 0) return OsError(errno, "fstat");
@@ -160,6 +171,7 @@ absl::Status CheckPopulated(int fd, uint64_t bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("expected ", bytes, " bytes, found ", info.st_size));
   }
+  if (!IsInMemory(fd)) return absl::OkStatus();
   const uint64_t reserved =
       static_cast<uint64_t>(info.st_blocks) * kStatBlockBytes;
   if (reserved < bytes) {

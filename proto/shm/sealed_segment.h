@@ -58,8 +58,8 @@ class PeerSegment {
   // The checks of Map alone, for a caller that maps in its own way.
   static absl::Status Check(int fd, uint64_t bytes);
   // INVALID_ARGUMENT, likewise: `fd` is not open for reading alone, others than
-  // the file's owner may write to it, it has another size than `bytes`, or
-  // holes.
+  // the file's owner may write to it, it has another size than `bytes`, or (in
+  // memory, not on a disk) holes.
   static absl::StatusOr<PeerSegment> MapFile(UniqueFd fd, uint64_t bytes);
   static absl::Status CheckFile(int fd, uint64_t bytes);
   PeerSegment() = default;

@@ -259,8 +259,9 @@ TEST(PeerFileTest, RefusesWhatOthersMayChange) {
   EXPECT_THAT(refusal(ReadOnly(file), 2 * kBytes), HasSubstr("bytes"));
   ASSERT_EQ(fchmod(file.get(), 0620), 0);
   EXPECT_THAT(refusal(ReadOnly(file), kBytes), HasSubstr("mode 0620"));
-  const UniqueFd holes = MakeFile(kBytes);
+  const UniqueFd holes(memfd_create("holes", MFD_CLOEXEC));
   ASSERT_EQ(ftruncate(holes.get(), 16 * kBytes), 0);
+  ASSERT_EQ(fchmod(holes.get(), 0600), 0);
   EXPECT_THAT(refusal(ReadOnly(holes), 16 * kBytes),
               HasSubstr("without holes"));
 }

@@ -53,10 +53,13 @@ absl::Status MoveToNode(absl::Span<std::byte> memory, int node) {
   const uintptr_t end = RoundToHugePage(address + memory.size());
   if (begin >= end) return absl::OkStatus();
   // Those within half a huge page of the ends belong to neighbours; beyond the
-  // file's own ends there is nothing to move.
-  auto* const first = reinterpret_cast<void*>(std::max(begin, address));
-  const size_t bytes = std::min(end, address + memory.size()) -
-                       reinterpret_cast<uintptr_t>(first);
+  // file's own ends there is nothing to move. mbind takes whole pages.
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const uintptr_t aligned = (std::max(begin, address) + page - 1) / page * page;
+  const uintptr_t stop = std::min(end, address + memory.size());
+  if (aligned >= stop) return absl::OkStatus();
+  auto* const first = reinterpret_cast<void*>(aligned);
+  const size_t bytes = stop - aligned;
   std::array<unsigned long, kNodesMax / kWordBits> nodes{};
   const auto index = static_cast<size_t>(node);
   if (index >= kNodesMax) return absl::OutOfRangeError("NUMA node number");

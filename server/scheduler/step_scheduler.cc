@@ -148,14 +148,23 @@ absl::Status StepScheduler::MoveToNodes(const WorkerPlacement& placement) {
   return status;
 }
 
-// Masters and parameters of flat elements [begin, end), the latter in one piece
-// because they lie in the order of the flat space.
+// Masters and parameters of flat elements [begin, end): both lie in the order
+// of the flat space, the former with holes where a parameter is its own master.
 absl::Status StepScheduler::MoveMasters(uint64_t begin, uint64_t end,
                                         int node) {
   const Layout& layout = *options_.layout;
-  std::byte* first = nullptr;
-  std::byte* last = nullptr;
   absl::Status status;
+  absl::Span<std::byte> masters, parameters;
+  const auto move = [&](absl::Span<std::byte>* piece) {
+    if (!piece->empty()) status.Update(MoveToNode(*piece, node));
+    *piece = {};
+  };
+  const auto extend = [](absl::Span<std::byte>* piece, void* data,
+                         uint64_t bytes) {
+    auto* const at = static_cast<std::byte*>(data);
+    std::byte* const start = piece->empty() ? at : piece->data();
+    *piece = {start, static_cast<size_t>(at + bytes - start)};
+  };
   for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
     const ParameterSpec& spec = layout.parameters()[p];
     const uint64_t flat = layout.flat_offset(p);
@@ -163,16 +172,16 @@ absl::Status StepScheduler::MoveMasters(uint64_t begin, uint64_t end,
     const uint64_t to = std::min(end, flat + NumelOf(spec));
     if (from >= to) continue;
     const TileView view = ViewOf(p, from - flat, to - from);
-    auto* const parameter = static_cast<std::byte*>(view.parameter);
-    if (first == nullptr) first = parameter;
-    last = parameter + view.numel * SizeInBytes(spec.dtype);
+    extend(&parameters, view.parameter, view.numel * SizeInBytes(spec.dtype));
     const uint64_t beside = SizeInBytes(layout.master_format(p));
-    if (beside == 0) continue;
-    status.Update(MoveToNode(
-        {static_cast<std::byte*>(view.master), view.numel * beside}, node));
+    if (beside == 0) {
+      move(&masters);
+    } else {
+      extend(&masters, view.master, view.numel * beside);
+    }
   }
-  if (first == nullptr) return status;
-  status.Update(MoveToNode({first, static_cast<size_t>(last - first)}, node));
+  move(&masters);
+  move(&parameters);
   return status;
 }
 

@@ -101,8 +101,14 @@ void StepScheduler::TakeBackRun(uint32_t parameter, uint64_t run,
 }
 
 void StepScheduler::TakeBackSpeculation(uint64_t step) {
-  // Of a process that died: whole runs are put back, whatever was in flight.
-  for (WorkerUndo& undo : worker_undos()) undo.Clear();
+  // Of a process that died: whole runs are put back, whatever update was in
+  // flight. A sum that was is rolled back by itself.
+  for (WorkerUndo& undo : worker_undos()) {
+    if (undo.kind.load(std::memory_order_relaxed) !=
+        static_cast<uint64_t>(UndoKind::kAccumulate)) {
+      undo.Clear();
+    }
+  }
   ForEachElementRange(0, [&](uint32_t p, uint64_t begin, uint64_t numel) {
     runs_.ForEachRun(
         p, begin, begin + numel,

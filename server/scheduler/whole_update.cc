@@ -69,15 +69,16 @@ absl::Status StepScheduler::CheckWholeKernel(const Layout& layout,
                      Name(StateFormat::kFloat32), " only, not in ",
                      Name(layout.state_format())));
   }
-  if (layout.master_format() != MasterFormat::kFloat32) {
-    return absl::UnimplementedError(absl::StrCat(
-        layout.optimizer_info().name,
-        " takes whole parameters, whose masters are not split: take master "
-        "format float32"));
-  }
-  for (const ParameterSpec& spec : layout.parameters()) {
+  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
+    const ParameterSpec& spec = layout.parameters()[p];
     OPTSTATE_RETURN_IF_ERROR(
         Annotate(kernel.check_shape(spec.shape), spec.name));
+    if (layout.master_format(p) == MasterFormat::kSplit) {
+      return absl::UnimplementedError(absl::StrCat(
+          spec.name, ": ", layout.optimizer_info().name,
+          " takes whole parameters, whose masters are not split: take master "
+          "format float32"));
+    }
   }
   return absl::OkStatus();
 }

@@ -52,7 +52,9 @@ absl::Status JobImpl::AdoptStep() {
   if (!taken_back.ok()) return LostInside(taken_back.status().message());
   tier_->control()->runs_rolled_back += *taken_back;
   const absl::Status loaded = AdoptLoadedMasters();
-  if (!loaded.ok()) return LostInside(loaded.message());
+  if (!loaded.ok()) {
+    return Annotate(loaded, absl::StrCat("job \"", options_.name, "\""));
+  }
   if (step != 0) {
     const absl::Status prepared = PrepareRecovery(step);
     if (!prepared.ok()) return LostInside(prepared.message());

@@ -362,12 +362,14 @@ void JobImpl::TellOfLoss(uint32_t rank) {
   spdlog::warn("{}: job={} waiting=\"{}\"", what, options_.name,
                open_step_.Describe());
   if (options_.config.engine().on_rank_loss() != v1::RANK_LOSS_ABORT) return;
-  const StepOutcome none;
-  AnswerCommits(absl::AbortedError(
-                    absl::StrCat(what, "; what this rank staged is dropped")),
-                none);
+  const absl::Status aborted = absl::AbortedError(
+      absl::StrCat(what, "; what this rank staged is dropped"));
+  AnswerCommits(aborted, StepOutcome{});
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
-    if (open_step_.commit(other).committed) DropStaged(other);
+    const bool ends_micro_step = ranks_[other].ending.has_value();
+    if (!open_step_.commit(other).committed && !ends_micro_step) continue;
+    AnswerEnding(other, aborted);
+    DropStaged(other);
   }
 }
 

@@ -46,8 +46,9 @@ void MicroSteps::NotePush(uint32_t rank, uint32_t micro_step, uint32_t first,
                           uint32_t end) {
   for (uint32_t p = first; p < end; ++p) {
     if (pushed(rank, p) >= micro_step) continue;
+    const bool was_waiting = IsWaiting(rank, p);
     pushed(rank, p) = micro_step;
-    if (!IsWaiting(rank, p)) continue;
+    if (was_waiting || !IsWaiting(rank, p)) continue;
     ++waiting_[rank];
     ++waiting_count_;
   }

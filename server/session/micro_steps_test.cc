@@ -119,6 +119,13 @@ TEST_F(MicroStepsTest, OneAtATime) {
   EXPECT_TRUE(Push(0, 4, 2).ok()) << "of no elements";
 }
 
+// What is pushed again before it was taken is still one thing to wait for.
+TEST_F(MicroStepsTest, AnEmptyParameterIsWaitedForOnce) {
+  ASSERT_TRUE(Push(0, 0, 2).ok());
+  ASSERT_TRUE(Push(0, 1, 2).ok());
+  EXPECT_EQ(steps_.waiting(0), 1);
+}
+
 TEST_F(MicroStepsTest, DroppedRanksAndSums) {
   ASSERT_TRUE(Push(0, 0, 0).ok());
   ASSERT_TRUE(Push(1, 0, 0).ok());
