@@ -293,7 +293,8 @@ int optstate_read_parameters(optstate_session* session,
       if (!from.empty() && destinations[i] == nullptr) {
         return absl::InvalidArgumentError("a destination is NULL");
       }
-      client::StreamingCopy(destinations[i], from.data(), from.size());
+      client::StreamingCopy(destinations[i], from.data(), from.size(),
+                            s.layout().parameter_area_bytes());
     }
     return absl::OkStatus();
   });

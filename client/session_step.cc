@@ -67,7 +67,10 @@ absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
   }
   PieceRun run;
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const size_t at = setup_->partition.LowerBound(parameters[i]);
+    // As a rule the next piece is the next parameter's.
+    const size_t at = OwnsAt(run.end, parameters[i])
+                          ? run.end
+                          : setup_->partition.LowerBound(parameters[i]);
     if (!OwnsAt(at, parameters[i])) continue;
     if (at != run.end || run.bytes >= kPushBytes) {
       OPTSTATE_RETURN_IF_ERROR(PushCopied(step, micro_step, run));
@@ -144,7 +147,7 @@ void Session::CopyPiece(size_t index, const void* gradient) {
   const uint64_t offset = to.begin * SizeInBytes(to.dtype);
   StreamingCopy(to.gradient.data(),
                 static_cast<const std::byte*>(gradient) + offset,
-                to.gradient.size());
+                to.gradient.size(), setup_->partition.gradient_area_bytes);
 }
 
 void Session::Mark(uint64_t step, uint32_t micro_step, uint32_t first,

@@ -14,6 +14,10 @@ namespace {
 // Smaller copies stay in the cache, where the engine finds them. The C library
 // waits for some multiple of the last-level cache, which is shared by all.
 constexpr size_t kStreamBytesMin = 256 << 10;
+// Of parts of at least so many bytes in all nothing stays there.
+constexpr size_t kStreamInAllMin = 8 << 20;
+// The fence behind smaller parts costs more than is won.
+constexpr size_t kStreamPartMin = 4096;
 constexpr size_t kLineBytes = 64;
 
 // `to` is aligned to a line; `bytes` is a multiple of it.
@@ -37,10 +41,13 @@ void StreamLines(std::byte* to, const std::byte* from, size_t bytes) {
 
 }  // namespace
 
-void StreamingCopy(void* to, const void* from, size_t bytes) {
+void StreamingCopy(void* to, const void* from, size_t bytes,
+                   [[maybe_unused]] size_t in_all) {
   if (bytes == 0) return;
 #if defined(__SSE2__)
-  if (bytes >= kStreamBytesMin) {
+  const size_t least =
+      in_all >= kStreamInAllMin ? kStreamPartMin : kStreamBytesMin;
+  if (bytes >= least) {
     auto* target = static_cast<std::byte*>(to);
     const auto* source = static_cast<const std::byte*>(from);
     const size_t head =

@@ -6,9 +6,10 @@
 namespace optstate::client {
 
 // memcpy for data that this core does not read again: large copies bypass the
-// cache, so that the destination's lines are not fetched first. Everything is
-// visible to other threads when it returns and they synchronise as usual.
-void StreamingCopy(void* to, const void* from, size_t bytes);
+// cache, so that the destination's lines are not fetched first; so do parts of
+// what is larger than caches, `in_all` bytes. Everything is visible to other
+// threads when it returns and they synchronise as usual.
+void StreamingCopy(void* to, const void* from, size_t bytes, size_t in_all);
 
 }  // namespace optstate::client
 

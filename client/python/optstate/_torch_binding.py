@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import itertools
 import operator
 from collections.abc import Sequence
 
@@ -20,6 +21,20 @@ _SOMEWHERE = ctypes.addressof(_NOTHING)
 # Of one call that loads or fetches many arrays.
 _BATCH_ARRAYS = 4096
 _BATCH_BYTES = 64 << 20
+
+# With 100,000 parameters the interpreter is most of a step: map() over these runs no
+# bytecode for each tensor, and keeps no shapes that would set off the garbage collector.
+_dtype_of = operator.attrgetter("dtype")
+_gradient_of = operator.attrgetter("grad")
+_is_cpu = operator.attrgetter("is_cpu")
+_layout_of = operator.attrgetter("layout")
+_shape_of = operator.attrgetter("shape")
+_version_of = operator.attrgetter("_version")
+_pointer_of = torch.Tensor.data_ptr
+_is_contiguous = torch.Tensor.is_contiguous
+# Tensors that are looked at before the next ones: few enough for the core's cache to
+# have them still when another of their attributes is read.
+_PART_TENSORS = 256
 
 
 def memory_view(address: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
@@ -40,13 +55,37 @@ def _increment_versions(tensors: Sequence[torch.Tensor]) -> None:
             bump(tensor)
 
 
+class _Gradients:
+    """Gradients to be pushed: where those in contiguous host memory are, and the others."""
+
+    def __init__(self) -> None:
+        self.indices = array.array("I")
+        self.pointers = array.array("Q")
+        self.others: dict[int, torch.Tensor] = {}
+        self.owners: list[torch.Tensor] = []  # a signal's handler may drop the trainer's
+
+    def add(self, indices: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
+        self.owners += gradients
+        direct = list(map(operator.and_, map(_is_cpu, gradients), map(_is_contiguous, gradients)))
+        if not all(direct):
+            self.others.update(
+                (index, gradient)
+                for index, gradient, is_direct in zip(indices, gradients, direct)
+                if not is_direct
+            )
+            indices = list(itertools.compress(indices, direct))
+            gradients = list(itertools.compress(gradients, direct))
+        self.indices.extend(indices)
+        self.pointers.extend(map(_pointer_of, gradients))
+
+
 class TensorBinding:
     """Binds the parameters of an optimizer, in order, to those of a session.
 
     Contiguous tensors in host memory are copied by the client library straight
     from and to their addresses; all others (CUDA, other strides) through torch.
-    A step costs a few attribute reads for each parameter and no allocation of
-    tensors.
+    A step costs a few attribute reads for each parameter, part by part of them, and
+    no allocation of tensors.
 
     Threads: as the optimizer, one at a time.
     """
@@ -64,6 +103,10 @@ class TensorBinding:
         self._session = session
         self._can_take_back = can_take_back
         self._parameters = list(parameters)
+        self._indices = range(len(self._parameters))
+        self._parts = [
+            slice(begin, begin + _PART_TENSORS) for begin in self._indices[::_PART_TENSORS]
+        ]
         self._specs = specs
         self._shapes = [parameter.shape for parameter in self._parameters]
         self._dtypes = [parameter.dtype for parameter in self._parameters]
@@ -94,14 +137,18 @@ class TensorBinding:
             position += len(tensors)
         if position != len(self._parameters):
             raise RuntimeError("param_groups lost parameters since they were attached")
-        shapes = [parameter.shape for parameter in self._parameters]
-        dtypes = [parameter.dtype for parameter in self._parameters]
-        if shapes != self._shapes or dtypes != self._dtypes:
-            self._raise_changed(shapes, dtypes)
+        for part in self._parts:
+            parameters = self._parameters[part]
+            if not (
+                all(map(operator.eq, map(_shape_of, parameters), self._shapes[part]))
+                and all(map(operator.is_, map(_dtype_of, parameters), self._dtypes[part]))
+            ):
+                self._raise_changed()
 
-    def _raise_changed(self, shapes: Sequence[torch.Size], dtypes: Sequence[torch.dtype]) -> None:
+    def _raise_changed(self) -> None:
         for index, spec in enumerate(self._specs):
-            now = (dtypes[index], tuple(shapes[index]))
+            parameter = self._parameters[index]
+            now = (parameter.dtype, tuple(parameter.shape))
             attached = (self._dtypes[index], tuple(self._shapes[index]))
             if now != attached:
                 raise TypeError(
@@ -113,11 +160,19 @@ class TensorBinding:
 
     def remember(self) -> None:
         """Takes the tensors as they are for the daemon's values."""
-        pointers = [parameter.data_ptr() for parameter in self._parameters]
+        self._versions, pointers = self._versions_and_pointers()
         if pointers != self._pointers:
             self._pointers = pointers
             self._sort_by_access()
-        self._versions = [parameter._version for parameter in self._parameters]
+
+    def _versions_and_pointers(self) -> tuple[list[int], list[int]]:
+        versions: list[int] = []
+        pointers: list[int] = []
+        for part in self._parts:
+            parameters = self._parameters[part]
+            versions += map(_version_of, parameters)
+            pointers += map(_pointer_of, parameters)
+        return versions, pointers
 
     def _sort_by_access(self) -> None:
         direct, indirect = [], []
@@ -131,8 +186,7 @@ class TensorBinding:
     def changed(self) -> list[int]:
         """Parameters that were written since :meth:`remember` and now differ from
         the daemon's."""
-        versions = [parameter._version for parameter in self._parameters]
-        pointers = [parameter.data_ptr() for parameter in self._parameters]
+        versions, pointers = self._versions_and_pointers()
         if versions == self._versions and pointers == self._pointers:
             return []
         touched = [
@@ -163,10 +217,14 @@ class TensorBinding:
         """
         if self._direct_indices:
             self._session.read_parameters(self._direct_indices, self._direct_pointers)
-            _increment_versions([self._parameters[index] for index in self._direct_indices])
         for index in self._indirect:
             self._parameters[index].copy_(self._daemon_values(index))
-        self._versions = [parameter._version for parameter in self._parameters]
+        versions: list[int] = []
+        for part in self._parts:
+            parameters = self._parameters[part]
+            _increment_versions(parameters)
+            versions += map(_version_of, parameters)
+        self._versions = versions
 
     # Gradients into the daemon.
 
@@ -176,39 +234,24 @@ class TensorBinding:
         Returns whether there was a gradient at all. Raises before anything is
         pushed when some gradient is of a kind that cannot be.
         """
-        everyones = [parameter.grad for parameter in self._parameters]
-        if not all(self._is_pushed(index, everyones[index]) for index in self._pushed):
+        if not all(self._is_pushed(index, self._parameters[index].grad) for index in self._pushed):
             self._take_back(step, micro_step)
-        indices = [
-            index
-            for index, gradient in enumerate(everyones)
-            if gradient is not None and index not in self._pushed
-        ]
-        gradients = [everyones[index] for index in indices]
-        del everyones
-        if not indices:
-            return bool(self._pushed)
-        self._check_gradients(indices, gradients)
-        direct = [gradient.is_cpu and gradient.is_contiguous() for gradient in gradients]
-        if all(direct):
-            self._push_direct(step, micro_step, indices, gradients)
-            return True
-        self._push_direct(
-            step,
-            micro_step,
-            [index for index, is_direct in zip(indices, direct) if is_direct],
-            [gradient for gradient, is_direct in zip(gradients, direct) if is_direct],
-        )
-        self._push_copied(
-            step,
-            micro_step,
-            {
-                index: gradient
-                for index, gradient, is_direct in zip(indices, gradients, direct)
-                if not is_direct
-            },
-        )
-        return True
+        found = _Gradients()
+        for part in self._parts:
+            indices: Sequence[int] = self._indices[part]
+            gradients = list(map(_gradient_of, self._parameters[part]))
+            if self._pushed or any(map(operator.is_, gradients, itertools.repeat(None))):
+                new = [
+                    (index, gradient)
+                    for index, gradient in zip(indices, gradients)
+                    if gradient is not None and index not in self._pushed
+                ]
+                indices = [index for index, _ in new]
+                gradients = [gradient for _, gradient in new]
+            self._check_gradients(indices, gradients)
+            found.add(indices, gradients)
+        self._push_found(step, micro_step, found)
+        return bool(found.owners or self._pushed)
 
     def push_early(self, step: int, micro_step: int, index: int) -> None:
         """Pushes the gradient of one parameter that backward() has just made."""
@@ -218,10 +261,9 @@ class TensorBinding:
         if index in self._pushed:
             return  # it adds up; push() notices
         self._check_gradients([index], [gradient])
-        if gradient.is_cpu and gradient.is_contiguous():
-            self._push_direct(step, micro_step, [index], [gradient])
-        else:
-            self._push_copied(step, micro_step, {index: gradient})
+        found = _Gradients()
+        found.add([index], [gradient])
+        self._push_found(step, micro_step, found)
         self._pushed[index] = (gradient.data_ptr(), gradient._version)
 
     def forget_pushed(self) -> None:
@@ -245,6 +287,14 @@ class TensorBinding:
         self.forget_pushed()
 
     def _check_gradients(self, indices: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
+        dtypes = map(self._gradient_dtypes.__getitem__, indices)
+        shapes = map(self._shapes.__getitem__, indices)
+        if (
+            all(map(operator.is_, map(_layout_of, gradients), itertools.repeat(torch.strided)))
+            and all(map(operator.is_, map(_dtype_of, gradients), dtypes))
+            and all(map(operator.eq, map(_shape_of, gradients), shapes))
+        ):
+            return
         for index, gradient in zip(indices, gradients):
             if (
                 gradient.layout is not torch.strided
@@ -267,20 +317,11 @@ class TensorBinding:
             f" but the job has {self._gradient_dtypes[index]} {list(self._shapes[index])}"
         )
 
-    def _push_direct(
-        self,
-        step: int,
-        micro_step: int,
-        indices: Sequence[int],
-        gradients: Sequence[torch.Tensor],
-    ) -> None:
-        if indices:
-            self._session.push_gradients(
-                step,
-                micro_step,
-                array.array("I", indices),
-                array.array("Q", [gradient.data_ptr() for gradient in gradients]),
-            )
+    def _push_found(self, step: int, micro_step: int, found: _Gradients) -> None:
+        if found.indices:
+            self._session.push_gradients(step, micro_step, found.indices, found.pointers)
+        if found.others:
+            self._push_copied(step, micro_step, found.others)
 
     def _push_copied(self, step: int, micro_step: int, gradients: dict[int, torch.Tensor]) -> None:
         if micro_step > 0:

@@ -62,6 +62,91 @@ def test_state_of_many(wire, dtype, daemon):
     other.close()
 
 
+def many(count: int = 100) -> list[tuple[str, torch.nn.Parameter]]:
+    named = [(f"p{i}", torch.nn.Parameter(torch.ones(2, 3))) for i in range(count)]
+    for _, parameter in named:
+        parameter.grad = torch.ones(2, 3)
+    return named
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda gradient: gradient.view(3, 2), r'gradient of parameter "p70" is .* \[3, 2\]'),
+        (lambda gradient: gradient.half(), 'gradient of parameter "p70" is torch.float16'),
+    ],
+    ids=["shape", "dtype"],
+)
+def test_one_wrong_gradient_of_many(change, text):
+    """It is named, nothing is taken, and the step can be taken when it is right again."""
+    named = many()
+    optimizer = optstate.AdamW(named, lr=0.1)
+    wrong = named[70][1].grad
+    right = wrong.data
+    wrong.data = change(right)
+    with pytest.raises(TypeError, match=text):
+        optimizer.step()
+    assert all(torch.equal(parameter, torch.ones(2, 3)) for _, parameter in named)
+    wrong.data = right
+    optimizer.step()
+    assert optimizer.committed_step == 1
+    assert not any(torch.equal(parameter, torch.ones(2, 3)) for _, parameter in named)
+
+
+def test_one_parameter_of_many_in_another_shape():
+    """Neither its address nor its version says so."""
+    named = many()
+    optimizer = optstate.AdamW(named)
+    parameter = named[70][1]
+    address, version = parameter.data_ptr(), parameter._version
+    parameter.data = parameter.data.view(3, 2)
+    assert (parameter.data_ptr(), parameter._version) == (address, version)
+    with pytest.raises(TypeError, match=r'"p70" is now torch.float32 \[3, 2\]'):
+        optimizer.step()
+
+
+def test_gradients_of_many_kinds():
+    """Missing ones and ones with strides of their own, between the others."""
+    named = many()
+    torchs = [torch.nn.Parameter(parameter.detach().clone()) for _, parameter in named]
+    optimizer = optstate.AdamW(named, lr=0.1)
+    reference = torch.optim.AdamW(torchs, lr=0.1)
+    for step in range(3):
+        for i, theirs in enumerate(torchs):
+            gradient = torch.randn(2, 3)
+            kind = (i + step) % 7
+            if kind == 0:
+                gradient = None
+            elif kind == 1:
+                gradient = torch.randn(3, 2).t()
+            elif kind == 2:
+                gradient = torch.randn(3).expand(2, 3)
+            named[i][1].grad = theirs.grad = gradient
+        optimizer.step()
+        reference.step()
+    for (_, mine), theirs in zip(named, torchs):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_one_of_many_changed_in_place():
+    """It is sent to the daemon; the others' history goes on."""
+    named = many()
+    torchs = [torch.nn.Parameter(parameter.detach().clone()) for _, parameter in named]
+    optimizer = optstate.AdamW(named, lr=0.1)
+    reference = torch.optim.AdamW(torchs, lr=0.1)
+    for step in range(3):
+        with torch.no_grad():
+            named[step][1].mul_(2)
+            torchs[step].mul_(2)
+        for (_, mine), theirs in zip(named, torchs):
+            mine.grad = theirs.grad = torch.randn(2, 3)
+        named[70 + step][1].grad.mul_(0)
+        optimizer.step()
+        reference.step()
+    for (_, mine), theirs in zip(named, torchs):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_empty_and_single(accumulate):
     tensors = [torch.zeros(0), torch.zeros(3, 0), torch.tensor(1.0), torch.ones(1)]
