@@ -89,8 +89,8 @@ struct ControlFile {
   // runs is touched. The committed step or one before it: it was decided.
   std::atomic<uint64_t> step_speculated;
   // 1 + the parameter of which a load is overwriting the masters of elements
-  // [loading_begin, +loading_numel): half of a master may be written, or not yet
-  // the parameter beside it. They are to become `loading_masters`. 0: none.
+  // [loading_begin, +loading_numel): half of a master may be written, or not
+  // yet the parameter beside it. They are to become `loading_masters`. 0: none.
   std::atomic<uint64_t> parameter_loading;
   uint64_t loading_begin;
   uint64_t loading_numel;
