@@ -59,10 +59,14 @@ void RestoreVector(const TileView& view, StateFormat state, MasterFormat master,
   }
 }
 
-// Whether a kernel can have published this for a view of `numel` elements.
-bool IsPossible(StateFormat state, size_t begin, size_t position, size_t length,
-                size_t numel) {
+// Whether the kernel can have published this for a view of `numel` elements.
+bool IsPossible(const UndoInFlight& in_flight, const UpdateKernel& kernel,
+                StateFormat state, size_t numel) {
+  const auto [begin, position, length, phase] = in_flight;
   if (begin > numel || length > numel - begin) return false;
+  if (phase != UndoPhase::kOldValues && (!kernel.keeps_xor || length == 0)) {
+    return false;
+  }
   if (state != StateFormat::kDynamic8) {
     return position + length <= kUndoRingElements;
   }
@@ -73,17 +77,19 @@ bool IsPossible(StateFormat state, size_t begin, size_t position, size_t length,
 
 }  // namespace
 
-absl::StatusOr<size_t> RollBack(const TileView& view, StateFormat state,
+absl::StatusOr<size_t> RollBack(const TileView& view,
+                                const UpdateKernel& kernel, StateFormat state,
                                 MasterFormat master, UndoSlot* slot) {
-  const uint64_t progress = slot->progress.load(std::memory_order_relaxed);
-  const size_t begin = progress >> 32;
-  const size_t position = progress >> 16 & 0xFFFF;
-  const size_t length = progress & 0xFFFF;
-  if (!IsPossible(state, begin, position, length, view.numel)) {
+  const UndoInFlight in_flight =
+      InFlightOf(slot->progress.load(std::memory_order_relaxed));
+  const auto [begin, position, length, phase] = in_flight;
+  if (!IsPossible(in_flight, kernel, state, view.numel)) {
     return absl::DataLossError(
         absl::StrCat("undo slot has ", length, " elements at ", position,
-                     " for those from ", begin, " of a view of ", view.numel));
+                     " for those from ", begin, " of a view of ", view.numel,
+                     ", phase ", static_cast<uint32_t>(phase)));
   }
+  if (phase != UndoPhase::kOldValues) return begin;
   if (length > 0 && state == StateFormat::kDynamic8) {
     RestoreBlock(view, master, slot->block, begin, length);
   } else if (length > 0) {

@@ -44,6 +44,27 @@ struct UndoBlock {
 // vectors before: whoever then looks restores those, which costs nothing but
 // doing them again.
 //
+// Old values are as many bytes more to store as the update itself stores. A
+// rule with two arrays of float state keeps a third of that (UndoPhase), when
+// a new state hangs on its own old value, the gradient and the old master, and
+// the new master on its old value and the new states. It keeps but
+//     new state 0  xor  new state 1  xor  old master
+// and stores the new values array by array, saying before each in which:
+//   1. the xor, where the vectors before do not have their own
+//   2. progress, phase kState0
+//   3. the new values of state 0
+//   4. progress, phase kState1
+//   5. the new values of state 1
+//   6. progress, phase kMaster
+//   7. the new masters, and the parameters
+// So wherever the thread stops, two of the three are known and give the third:
+//   kState0  State 1 and the master are old. The old ones give the new state 1
+//            and with it the new state 0: what is there is that, or still old.
+//   kState1  State 0 is new, the master old: they give the new state 1.
+//   kMaster  Both states are new and give the old master.
+// That takes the gradient, so the kernel does it when it is given these vectors
+// again, and RollBack leaves them to it.
+//
 // With state of bytes the unit is a block, which has one position: its end is
 // progress too (nothing in flight), and then the next one's old values may
 // come. There all of the block may be half done, the parameter too.
@@ -62,6 +83,13 @@ struct UndoBlock {
 //
 // Streaming stores would need more, for the parameter too: RollBack counts on
 // all of elements [0, begin) having arrived. No kernel has any.
+enum class UndoPhase : uint32_t {
+  kOldValues = 0,  // of all arrays
+  kState0 = 1,
+  kState1 = 2,
+  kMaster = 3,
+};
+
 struct alignas(64) UndoSlot {
   // Update: an UndoProgress.
   std::atomic<uint64_t> progress;
@@ -71,7 +99,8 @@ struct alignas(64) UndoSlot {
   std::atomic<uint64_t> saved;
   uint64_t reserved[6];
   union {
-    // old[0]: the master; old[1 + k]: state array k, bfloat16 ones as floats.
+    // old[0]: the master, or the xor; old[1 + k]: state array k, bfloat16 ones
+    // as floats.
     alignas(64) float old[1 + kStateArraysMax][kUndoRingElements];
     UndoBlock block;
   };
@@ -86,8 +115,23 @@ static_assert(offsetof(UndoSlot, old) == 64 &&
 // `length` may have either; their old ones are in old[k] from `position` on.
 // The rest has its old values. `length` 0: nothing is in flight.
 constexpr uint64_t UndoProgress(size_t begin, size_t position = 0,
-                                size_t length = 0) {
-  return uint64_t{begin} << 32 | uint64_t{position} << 16 | uint64_t{length};
+                                size_t length = 0,
+                                UndoPhase phase = UndoPhase::kOldValues) {
+  return uint64_t{begin} << 32 | uint64_t{position} << 16 |
+         uint64_t{static_cast<uint32_t>(phase)} << 14 | uint64_t{length};
+}
+
+// What it was made of.
+struct UndoInFlight {
+  size_t begin;
+  size_t position;
+  size_t length;
+  UndoPhase phase;
+};
+
+constexpr UndoInFlight InFlightOf(uint64_t progress) {
+  return {progress >> 32, progress >> 16 & 0xFFFF, progress & 0x3FFF,
+          static_cast<UndoPhase>(progress >> 14 & 3)};
 }
 
 // Step 2; the fences keep step 1 before it and step 3 behind it.
@@ -105,13 +149,15 @@ inline void PublishSaved(UndoSlot* slot, size_t saved) {
 }
 
 // Puts the old values of what is in flight back into the master and those
-// arrays of view.state that are not null, which are of these formats; of the
-// rest of the view only numel is used. Returns the first element that is not
-// updated, TileView::begin of whoever goes on; progress says so too, with
-// nothing in flight. Killed in here, it can be run again. DATA_LOSS, and
-// nothing is touched, when the progress is impossible for a view of this
+// arrays of view.state that are not null, which are of the key's formats; of
+// the rest of the view only numel is used. Returns the first element that is
+// not updated, TileView::begin of whoever goes on; progress says so too, with
+// nothing in flight, or, when the kernel keeps a xor, with what it is to finish
+// first. Killed in here, it can be run again. DATA_LOSS, and nothing is
+// touched, when the progress is impossible for that kernel and a view of this
 // length.
-absl::StatusOr<size_t> RollBack(const TileView& view, StateFormat state,
+absl::StatusOr<size_t> RollBack(const TileView& view,
+                                const UpdateKernel& kernel, StateFormat state,
                                 MasterFormat master, UndoSlot* slot);
 
 // Accumulate: puts the old values of elements [0, saved) back. The slot stays

@@ -7,6 +7,7 @@
 #include "kernels/undo.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -78,6 +79,10 @@ struct Arrays {
   }
 };
 
+UndoPhase PhaseOf(const UndoSlot& slot) {
+  return InFlightOf(slot.progress.load()).phase;
+}
+
 bool IsSplit(const UpdateKernelKey& key) {
   return key.master == MasterFormat::kSplit;
 }
@@ -119,13 +124,24 @@ struct Shared {
 // slot, what an update uses.
 struct Copy {
   explicit Copy(const Shared& shared) : arrays(shared.arrays) {
-    std::memcpy(static_cast<void*>(&slot), &shared.slot,
-                offsetof(UndoSlot, old_sum));
+    CopySlot(shared.slot, &slot);
+  }
+  Copy(const Copy& other) : arrays(other.arrays) {
+    CopySlot(other.slot, &slot);
+  }
+
+  void CopyTo(Shared* shared) const {
+    shared->arrays = arrays;
+    CopySlot(slot, &shared->slot);
   }
 
   bool operator==(const Copy& other) const {
     return std::memcmp(&slot, &other.slot, offsetof(UndoSlot, old_sum)) == 0 &&
            arrays == other.arrays;
+  }
+
+  static void CopySlot(const UndoSlot& from, UndoSlot* to) {
+    std::memcpy(static_cast<void*>(to), &from, offsetof(UndoSlot, old_sum));
   }
 
   UndoSlot slot;
@@ -235,6 +251,7 @@ class UndoTest : public testing::TestWithParam<Target> {
     view.begin = begin;
     view.undo = &shared_->slot;
     size_t updated = begin;
+    xors_.clear();
     auto last = std::make_unique<Copy>(*shared_.get());
     bool is_first = true;
     const int64_t instructions = StepThrough(
@@ -248,23 +265,25 @@ class UndoTest : public testing::TestWithParam<Target> {
           Copy copy(*shared_.get());
           TileView rest = copy.arrays.View(key, numel);
           const absl::StatusOr<size_t> rolled_back =
-              RollBack(rest, key.state, key.master, &copy.slot);
-          if (!rolled_back.ok() || *rolled_back < updated ||
-              copy.slot.progress.load() != UndoProgress(*rolled_back)) {
-            return false;
-          }
+              RollBack(rest, kernel, key.state, key.master, &copy.slot);
+          if (!rolled_back.ok() || *rolled_back < updated) return false;
           updated = *rolled_back;
-          // Of what is not updated, the parameter may have either value, unless
-          // it is half of its master.
-          Arrays expected = Splice(after, before, updated, key);
-          if (!IsSplit(key)) {
-            std::memcpy(expected.parameter, copy.arrays.parameter,
-                        numel * SizeInBytes(key.parameter));
-          }
-          if (copy.arrays != expected ||
-              std::memcmp(copy.arrays.parameter, after.parameter,
-                          updated * SizeInBytes(key.parameter)) != 0) {
-            return false;
+          if (PhaseOf(copy.slot) == UndoPhase::kOldValues) {
+            // Of what is not updated, the parameter may have either value,
+            // unless it is half of its master.
+            Arrays expected = Splice(after, before, updated, key);
+            if (!IsSplit(key)) {
+              std::memcpy(expected.parameter, copy.arrays.parameter,
+                          numel * SizeInBytes(key.parameter));
+            }
+            if (copy.arrays != expected ||
+                copy.slot.progress.load() != UndoProgress(updated) ||
+                std::memcmp(copy.arrays.parameter, after.parameter,
+                            updated * SizeInBytes(key.parameter)) != 0) {
+              return false;
+            }
+          } else {
+            xors_.push_back(std::make_unique<Copy>(copy));
           }
           // Every target in turn: who goes on need not be on the same machine.
           const Target target =
@@ -316,6 +335,8 @@ class UndoTest : public testing::TestWithParam<Target> {
 
   SharedMemory<Shared> shared_;
   std::mt19937 random_{TestSeed()};
+  // What the last update left wherever it had kept a xor.
+  std::vector<std::unique_ptr<Copy>> xors_;
 };
 
 // Every pair of dtypes where each has a kernel of its own, else two that
@@ -360,6 +381,80 @@ TEST_P(UndoTest, UpdateOfSeveralGradientsGoesOnFromEveryInstruction) {
     SKIP_IF_UNTRACEABLE(
         StepThroughUpdate(key, numel, /*begin=*/0, /*gradient_count=*/2));
     if (HasFailure()) return;
+  }
+}
+
+// Of AdamW's pairs of vectors but one of their bits is kept.
+constexpr UpdateKernelKey kXorKeys[] = {
+    {OptimizerKind::kAdamW, 0, DType::kFloat32, DType::kFloat32},
+    {OptimizerKind::kAdam, 0, DType::kBFloat16, DType::kBFloat16},
+    {OptimizerKind::kAdamW, 0, DType::kBFloat16, DType::kBFloat16,
+     StateFormat::kFloat32, MasterFormat::kSplit}};
+
+// Whoever finishes them is killed too, at every instruction.
+TEST_P(UndoTest, XorIsFinishedFromEveryInstruction) {
+  const size_t numel = 2 * LanesOf(GetParam()) + 1;
+  for (const UpdateKernelKey& key : kXorKeys) {
+    SKIP_IF_UNTRACEABLE(StepThroughUpdate(key, numel));
+    const Arrays after = shared_->arrays;
+    const UpdateKernel& kernel = *cpu::FindKernel(key, GetParam());
+    const UpdateFactors factors = Factors(key);
+    const void* const gradient = shared_->gradient;
+    bool has_phase[4] = {};
+    const std::vector<std::unique_ptr<Copy>> xors = std::move(xors_);
+    for (const auto& left : xors) {
+      // One of each is enough: its stores are those of all.
+      bool& has = has_phase[static_cast<int>(PhaseOf(left->slot))];
+      if (has) continue;
+      has = true;
+      left->CopyTo(shared_.get());
+      const auto apply = [&](Arrays* arrays, UndoSlot* slot) {
+        TileView view = arrays->View(key, numel);
+        view.gradients = absl::MakeConstSpan(&gradient, 1);
+        view.undo = slot;
+        view.begin = *RollBack(view, kernel, key.state, key.master, view.undo);
+        kernel.apply(factors, view);
+      };
+      auto last = std::make_unique<Copy>(*left);
+      SKIP_IF_UNTRACEABLE(
+          StepThrough([&] { apply(&shared_->arrays, &shared_->slot); },
+                      [&](int64_t /*instruction*/) {
+                        auto now = std::make_unique<Copy>(*shared_.get());
+                        if (*now == *last) return true;
+                        last = std::make_unique<Copy>(*now);
+                        apply(&now->arrays, &now->slot);
+                        return now->arrays == after;
+                      }));
+      EXPECT_EQ(shared_->arrays, after);
+    }
+    EXPECT_TRUE(has_phase[1] && has_phase[2] && has_phase[3]);
+    if (HasFailure()) return;
+  }
+}
+
+// Not to be relied on, but no rubbish either: of each element the old or the
+// new state, updated with what is there now.
+TEST_P(UndoTest, XorIsFinishedWithGradientsThatHaveChanged) {
+  const size_t numel = 2 * LanesOf(GetParam());
+  const UpdateKernelKey key = kXorKeys[0];
+  SKIP_IF_UNTRACEABLE(StepThroughUpdate(key, numel));
+  const UpdateKernel& kernel = *cpu::FindKernel(key, GetParam());
+  const UpdateFactors factors = Factors(key);
+  ASSERT_FALSE(xors_.empty());
+  for (const auto& left : xors_) {
+    auto* const gradients = reinterpret_cast<float*>(shared_->gradient);
+    for (size_t i = 0; i < numel; ++i) gradients[i] = -7;
+    const void* const gradient = gradients;
+    TileView view = left->arrays.View(key, numel);
+    view.gradients = absl::MakeConstSpan(&gradient, 1);
+    view.undo = &left->slot;
+    kernel.apply(factors, view);
+    for (size_t i = 0; i < numel; ++i) {
+      // All of them were below 4.
+      EXPECT_LT(std::abs(left->arrays.array[1][i]), 4) << i;
+      EXPECT_LT(std::abs(left->arrays.array[2][i]), 4) << i;
+      EXPECT_LT(std::abs(left->arrays.array[0][i]), 4) << i;
+    }
   }
 }
 
@@ -463,8 +558,9 @@ class RollBackTest : public testing::Test {
 
   absl::StatusOr<size_t> RollBackOf(size_t numel,
                                     const UpdateKernelKey& key = kLargestKey) {
-    return RollBack(shared_->arrays.View(key, numel), key.state, key.master,
-                    &shared_->slot);
+    return RollBack(shared_->arrays.View(key, numel),
+                    *cpu::FindKernel(key, SupportedTargets().back()), key.state,
+                    key.master, &shared_->slot);
   }
 
   SharedMemory<Shared> shared_;
@@ -481,8 +577,9 @@ TEST_F(RollBackTest, RunsAgainFromEveryInstruction) {
         [&](int64_t /*instruction*/) {
           Copy copy(*shared_.get());
           const absl::StatusOr<size_t> begin = RollBack(
-              copy.arrays.View(kLargestKey, kNumelMax), StateFormat::kFloat32,
-              MasterFormat::kFloat32, &copy.slot);
+              copy.arrays.View(kLargestKey, kNumelMax),
+              *cpu::FindKernel(kLargestKey, SupportedTargets().back()),
+              StateFormat::kFloat32, MasterFormat::kFloat32, &copy.slot);
           return begin.ok() && *begin == 100 && copy.arrays == before_ &&
                  copy.slot.progress.load() == UndoProgress(100);
         }));
@@ -515,13 +612,28 @@ TEST_F(RollBackTest, ImpossibleProgressIsDataLoss) {
   for (uint64_t progress :
        {UndoProgress(91, 0, 10), UndoProgress(101), ~uint64_t{0},
         UndoProgress(0, kUndoRingElements - 9, 10),
-        UndoProgress(0, kUndoVectorElements, kUndoVectorElements + 1)}) {
+        UndoProgress(0, kUndoVectorElements, kUndoVectorElements + 1),
+        // It keeps no xor.
+        UndoProgress(0, 0, 10, UndoPhase::kState0)}) {
     shared_->slot.progress.store(progress);
     EXPECT_EQ(RollBackOf(100).status().code(), absl::StatusCode::kDataLoss)
         << progress;
     EXPECT_EQ(shared_->arrays, arrays);
     EXPECT_EQ(shared_->slot.progress.load(), progress);
   }
+}
+
+TEST_F(RollBackTest, XorIsLeftToTheKernel) {
+  KillAt(5, 0, 7);
+  const Arrays arrays = shared_->arrays;
+  const uint64_t progress = UndoProgress(5, 0, 7, UndoPhase::kState1);
+  shared_->slot.progress.store(progress);
+  EXPECT_EQ(*RollBackOf(100, kXorKeys[0]), 5u);
+  EXPECT_EQ(shared_->arrays, arrays);
+  EXPECT_EQ(shared_->slot.progress.load(), progress);
+  shared_->slot.progress.store(UndoProgress(5, 0, 0, UndoPhase::kState1));
+  EXPECT_EQ(RollBackOf(100, kXorKeys[0]).status().code(),
+            absl::StatusCode::kDataLoss);
 }
 
 TEST_F(RollBackTest, BFloat16StateWasKeptAsFloats) {

@@ -39,7 +39,7 @@ struct TileView {
   uint64_t flat_begin = 0;
   // Where the kernel keeps the old values of what it is overwriting, so that
   // another process can go on where this one was killed; null: nowhere. Not
-  // null: the slot's `progress` is UndoProgress(begin).
+  // null: the slot's `progress` is UndoProgress(begin), or what RollBack left.
   UndoSlot* undo = nullptr;
 };
 
@@ -84,6 +84,8 @@ struct UpdateKernel {
   double (*advance)(const Hyperparams& hyperparams, int64_t step_count,
                     double scalar) = nullptr;
   void (*apply)(const UpdateFactors& factors, const TileView& view) = nullptr;
+  // Its undo is a xor, but for single vectors (UndoPhase of undo.h).
+  bool keeps_xor = false;
 };
 
 struct UpdateKernelKey {

@@ -32,8 +32,9 @@ using StorageOf =
 // NaN on AVX2 that it is not unequal to itself.)
 inline constexpr uint32_t kCanonicalNanBits = 0x7FC00000;
 
-template <class D, class V>
+template <bool kPlain = false, class D, class V>
 HWY_INLINE V CanonicalNan(D d, V v) {
+  if constexpr (kPlain) return v;
   const hn::RebindToUnsigned<D> du;
   const V nan = hn::BitCast(d, hn::Set(du, kCanonicalNanBits));
   return hn::IfThenElse(hn::IsNaN(v), nan, v);
@@ -45,7 +46,8 @@ HWY_INLINE hn::Vec<D> FloatFromBFloat16(D d, VI bits) {
   return hn::BitCast(d, hn::ShiftLeft<16>(bits));
 }
 
-template <class D, class V>
+// kPlain: none is NaN.
+template <bool kPlain = false, class D, class V>
 HWY_INLINE hn::Vec<hn::RebindToSigned<D>> BFloat16FromFloat(D, V v) {
   const hn::RebindToSigned<D> di;
   const hn::RebindToUnsigned<D> du;
@@ -55,6 +57,7 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> BFloat16FromFloat(D, V v) {
   const auto is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
   const auto rounded =
       hn::ShiftRight<16>(hn::Add(bits, hn::Add(is_odd, hn::Set(du, 0x7FFF))));
+  if constexpr (kPlain) return hn::BitCast(di, rounded);
   const auto is_nan = hn::RebindMask(di, hn::IsNaN(v));
   return hn::IfThenElse(is_nan, hn::Set(di, 0x7FC0), hn::BitCast(di, rounded));
 }
@@ -124,17 +127,22 @@ HWY_INLINE hn::Vec<D> LoadFloats(D d, const StorageOf<kDType>* from) {
   }
 }
 
-template <DType kDType, class D, class V>
+// The low halves.
+template <class D, class VI>
+HWY_INLINE void StoreHalves(D, VI v, uint16_t* to) {
+  const hn::RebindToUnsigned<D> du;
+  const hn::Rebind<uint16_t, D> d16;
+  hn::StoreU(hn::TruncateTo(d16, hn::BitCast(du, v)), d16, to);
+}
+
+template <DType kDType, bool kPlain = false, class D, class V>
 HWY_INLINE void StoreFloats(D d, V v, StorageOf<kDType>* to) {
   if constexpr (kDType == DType::kFloat32) {
     hn::StoreU(v, d, to);
+  } else if constexpr (kDType == DType::kBFloat16) {
+    StoreHalves(d, BFloat16FromFloat<kPlain>(d, v), to);
   } else {
-    const hn::Rebind<uint16_t, D> d16;
-    if constexpr (kDType == DType::kBFloat16) {
-      hn::StoreU(hn::DemoteTo(d16, BFloat16FromFloat(d, v)), d16, to);
-    } else {
-      hn::StoreU(hn::DemoteTo(d16, Float16FromFloat(d, v)), d16, to);
-    }
+    StoreHalves(d, Float16FromFloat(d, v), to);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "kernels/cpu/float16-inl.h"
 #include "proto/types/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -38,16 +39,12 @@ HWY_INLINE hn::Vec<D> LoadSplit(D d, const uint16_t* parameter,
 
 // NaN must be the canonical one: rounding up would make numbers of others.
 template <class D, class V>
-HWY_INLINE void StoreSplit(D, V v, uint16_t* parameter, uint16_t* low) {
-  const hn::RebindToSigned<D> di;
+HWY_INLINE void StoreSplit(D d, V v, uint16_t* parameter, uint16_t* low) {
   const hn::RebindToUnsigned<D> du;
-  const hn::Rebind<uint16_t, D> d16;
   const auto bits = hn::BitCast(du, v);
-  const auto upper =
-      hn::ShiftRight<16>(hn::Add(bits, hn::Set(du, uint32_t{0x8000})));
-  const auto lower = hn::And(bits, hn::Set(du, uint32_t{0xFFFF}));
-  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, upper)), d16, parameter);
-  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, lower)), d16, low);
+  const auto upper = hn::Add(bits, hn::Set(du, uint32_t{0x8000}));
+  StoreHalves(d, hn::ShiftRight<16>(upper), parameter);
+  StoreHalves(d, bits, low);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -26,39 +26,53 @@ HWY_INLINE V WithL2Decay(D d, V grad, V master, float decay) {
                                           Product(factor, master)));
 }
 
+// kPlain, here and in float16-inl.h: without what infinities and NaN need; for
+// rules whose result is NaN where that would have been needed (update-inl.h).
+
 // What decoupled weight decay takes from the master.
-template <class D, class V>
+template <bool kPlain = false, class D, class V>
 HWY_INLINE V DecoupledDecay(D d, V master, float decay) {
+  if constexpr (kPlain) return Product(hn::Set(d, decay), master);
   // None of an infinite master: it stays infinite, as in torch.
   const V infinity = hn::Set(d, std::numeric_limits<float>::infinity());
   return hn::IfThenElseZero(hn::Lt(hn::Abs(master), infinity),
                             Product(hn::Set(d, decay), master));
 }
 
-// torch.lerp; `weight` is AverageWeight of factors.h.
-template <class D, class V>
+// torch.lerp; `weight` is AverageWeight of factors.h. kPlain: it is positive.
+template <bool kPlain = false, class D, class V>
 HWY_INLINE V NextAverage(D d, V value, V average, float weight) {
   const V w = hn::Set(d, weight);
-  const V start = hn::IfThenElse(hn::Gt(w, hn::Zero(d)), average, value);
+  V start = average;
+  if constexpr (!kPlain) {
+    start = hn::IfThenElse(hn::Gt(w, hn::Zero(d)), average, value);
+  }
   return hn::Add(start, Product(w, hn::Sub(value, average)));
 }
 
 // The average that gains `gain`; `keep` and `loss` as in factors.h.
+template <class D, class V>
+HWY_INLINE V NextFiniteSum(D d, V gain, V average, float keep, float loss) {
+  const V kept = Product(hn::Set(d, keep), average);
+  const V lost = Product(hn::Set(d, loss), average);
+  return hn::Add(kept, hn::Sub(gain, lost));
+}
+
+// The same where it may be infinite: then it stays so, as in torch, and does
+// not turn NaN.
 template <class D, class V, class M>
 HWY_INLINE V NextSum(D d, V gain, V average, M is_infinite, float keep,
                      float loss) {
-  const V kept = Product(hn::Set(d, keep), average);
-  const V lost = Product(hn::Set(d, loss), average);
-  // Once infinite it stays so, as in torch, and does not turn NaN.
   return hn::IfThenElse(is_infinite, hn::Add(average, gain),
-                        hn::Add(kept, hn::Sub(gain, lost)));
+                        NextFiniteSum(d, gain, average, keep, loss));
 }
 
 // Of squares; `gain`, `keep` and `loss` as in factors.h.
-template <class D, class V>
+template <bool kPlain = false, class D, class V>
 HWY_INLINE V NextSquareAverage(D d, V grad, V average, float gain, float keep,
                                float loss) {
   const V gained = Product(Product(hn::Set(d, gain), grad), grad);
+  if constexpr (kPlain) return NextFiniteSum(d, gained, average, keep, loss);
   const V infinity = hn::Set(d, std::numeric_limits<float>::infinity());
   return NextSum(d, gained, average, hn::Eq(average, infinity), keep, loss);
 }

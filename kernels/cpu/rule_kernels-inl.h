@@ -25,13 +25,15 @@ enum class Dispatch { kFixed, kAny };
 template <class Rule, Dispatch kDispatch, DType kGradient, DType kParameter,
           MasterFormat kMaster = MasterFormat::kFloat32>
 constexpr void AddKernels(RuleKernels* kernels) {
-  const auto add = [&](StateFormat state, auto apply) {
+  const auto add = [&](StateFormat state, auto apply, bool keeps_xor = false) {
     kernels->Of(state, kGradient, kParameter, kMaster) = {
-        Rule::kPrepare, Rule::kAdvance, apply};
+        Rule::kPrepare, Rule::kAdvance, apply, keeps_xor};
   };
   if constexpr (kDispatch == Dispatch::kFixed) {
+    using Arrays = FixedArrays<kGradient, kParameter, kMaster>;
     add(StateFormat::kFloat32,
-        &UpdateFixed<Rule, kGradient, kParameter, kMaster>);
+        &UpdateFixed<Rule, kGradient, kParameter, kMaster>,
+        KeepOf<Rule, Arrays>() == Keep::kXor);
   } else {
     add(StateFormat::kFloat32, &UpdateAny<Rule, kGradient, kParameter, kMaster,
                                           StateFormat::kFloat32>);

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
+#include "kernels/cpu/float16-inl.h"
 #include "kernels/random_bits.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -76,12 +77,10 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RandomHalves(D d,
 // `v` cut to bfloat16 after adding `random`, below 2^16, to what is cut off.
 // A NaN is the canonical one, which stays.
 template <class D, class V, class VU>
-HWY_INLINE void StoreRounded(D, V v, VU random, uint16_t* to) {
+HWY_INLINE void StoreRounded(D d, V v, VU random, uint16_t* to) {
   const hn::RebindToUnsigned<D> du;
-  const hn::RebindToSigned<D> di;
-  const hn::Rebind<uint16_t, D> d16;
-  const auto rounded = hn::ShiftRight<16>(hn::Add(hn::BitCast(du, v), random));
-  hn::StoreU(hn::DemoteTo(d16, hn::BitCast(di, rounded)), d16, to);
+  const auto rounded = hn::Add(hn::BitCast(du, v), random);
+  StoreHalves(d, hn::ShiftRight<16>(rounded), to);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

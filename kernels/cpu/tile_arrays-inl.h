@@ -58,6 +58,8 @@ struct FixedArrays : TileArrays {
   using Gradient = StorageOf<kGradient>;
   using Parameter = StorageOf<kParameter>;
 
+  static constexpr bool kHasFloatState = true;
+
   static constexpr size_t GradientBytes() { return sizeof(Gradient); }
   static constexpr size_t ParameterBytes() { return sizeof(Parameter); }
   static constexpr size_t MasterBytes() { return BytesOfMaster(kMaster); }
@@ -96,8 +98,8 @@ struct FixedArrays : TileArrays {
     hn::StoreU(v, d, static_cast<float*>(state[k]) + i);
   }
 
-  // And the parameter with it.
-  template <class D, class V>
+  // And the parameter with it. kPlain: no master is NaN.
+  template <bool kPlain = false, class D, class V>
   HWY_INLINE void StoreMaster(D d, V v, size_t i) const {
     if constexpr (kMaster == MasterFormat::kSplit) {
       StoreSplit(d, v, static_cast<uint16_t*>(parameter) + i,
@@ -105,7 +107,8 @@ struct FixedArrays : TileArrays {
     } else {
       hn::StoreU(v, d, static_cast<float*>(master) + i);
       if constexpr (kParameter != DType::kFloat32) {
-        StoreFloats<kParameter>(d, v, static_cast<Parameter*>(parameter) + i);
+        StoreFloats<kParameter, kPlain>(d, v,
+                                        static_cast<Parameter*>(parameter) + i);
       }
     }
   }
@@ -113,6 +116,8 @@ struct FixedArrays : TileArrays {
 
 // State arrays are of float or bfloat16.
 struct AnyArrays : TileArrays {
+  static constexpr bool kHasFloatState = false;
+
   DType gradient_dtype;
   DType parameter_dtype;
   StateFormat state_format;
@@ -170,8 +175,8 @@ struct AnyArrays : TileArrays {
                  static_cast<uint16_t*>(state[k]) + i);
   }
 
-  // And the parameter with it.
-  template <class D, class V>
+  // And the parameter with it. kPlain: no master is NaN.
+  template <bool kPlain = false, class D, class V>
   HWY_INLINE void StoreMaster(D d, V v, size_t i) const {
     if (master_format == MasterFormat::kSplit) {
       return StoreSplit(d, v, static_cast<uint16_t*>(parameter) + i,
@@ -181,7 +186,7 @@ struct AnyArrays : TileArrays {
     if (parameter_dtype == DType::kFloat32) return;
     auto* halves = static_cast<uint16_t*>(parameter) + i;
     if (parameter_dtype == DType::kBFloat16) {
-      StoreFloats<DType::kBFloat16>(d, v, halves);
+      StoreFloats<DType::kBFloat16, kPlain>(d, v, halves);
     } else {
       StoreFloats<DType::kFloat16>(d, v, halves);
     }

@@ -15,6 +15,20 @@
 //                     V& state2) const;
 //   };
 //
+// Or, instead of operator(), its two halves, each in a plain form too that
+// leaves out what NaN and infinities need:
+//
+//     // May the plain form be used with these factors? It must then make NaN
+//     // of the new master wherever the other form gives anything else.
+//     bool HasPlain() const;
+//     // Each state array from its own old value, `grad` and the old master?
+//     static constexpr bool kIsSeparable;
+//     template <bool kPlain, class D, class V>
+//     void UpdateStates(D d, V grad, V master, V& state0, V& state1,
+//                       V& state2) const;
+//     template <bool kPlain, class D, class V>  // of the new states
+//     void UpdateMaster(D d, V& master, V state0, V state1, V state2) const;
+//
 // Vectors are passed one by one because those of a scalable instruction set
 // (SVE) cannot be members of a struct or an array.
 
@@ -29,6 +43,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
@@ -60,6 +75,22 @@ constexpr bool HasState(int k) {
   return (Rule::kStates >> k & 1) != 0;
 }
 
+template <class Rule>
+constexpr bool HasHalves() {
+  return requires { Rule::kIsSeparable; };
+}
+
+// What is kept of vectors that are overwritten: undo.h.
+enum class Keep { kNothing, kOldValues, kXor };
+
+template <class Rule, class Arrays>
+constexpr Keep KeepOf() {
+  if constexpr (HasHalves<Rule>() && Arrays::kHasFloatState) {
+    if (Rule::kIsSeparable && Rule::kStates == 0b011) return Keep::kXor;
+  }
+  return Keep::kOldValues;
+}
+
 // Asks for what UpdateVector(i) will read. It may lie behind the arrays, where
 // a prefetch does no harm; with tiles it is the next one's beginning.
 template <class Rule, class Arrays>
@@ -86,9 +117,14 @@ class GradientScale {
   explicit GradientScale(const UpdateFactors& factors)
       : factor_(factors.gradient_factor), limit_(factors.gradient_limit) {}
 
-  template <class D, class V>
-  HWY_INLINE V operator()(D d, V gradient) const {
+  bool HasPlain() const {
+    return limit_ == std::numeric_limits<float>::infinity();
+  }
+
+  template <bool kPlain, class D, class V>
+  HWY_INLINE V Scaled(D d, V gradient) const {
     const V scaled = Product(gradient, hn::Set(d, factor_));
+    if constexpr (kPlain) return scaled;
     const V limit = hn::Set(d, limit_);
     return hn::IfThenElse(hn::Gt(hn::Abs(scaled), limit),
                           hn::CopySign(limit, scaled), scaled);
@@ -121,38 +157,64 @@ HWY_INLINE void SaveOld(D d, UndoSlot* undo, size_t position, V master,
   if constexpr (HasState<Rule>(2)) hn::StoreU(state2, d, old[3] + position);
 }
 
+template <class Rule, class D, class V>
+HWY_INLINE void SaveXor(D d, UndoSlot* undo, size_t position, V old_master,
+                        V state0, V state1) {
+  hn::StoreU(hn::Xor(hn::Xor(state0, state1), old_master), d,
+             undo->old[0] + position);
+}
+
 // What LoadInputs gave, updated.
-template <class D, class Rule, class Arrays, class V>
+template <bool kPlain, class D, class Rule, class V>
 HWY_INLINE void UpdateLoaded(D d, const GradientScale& scale, const Rule& rule,
-                             const Arrays& arrays, size_t i, V gradient,
-                             V master, V state0, V state1, V state2) {
-  rule(d, scale(d, gradient), master, state0, state1, state2);
-  arrays.StoreMaster(d, master, i);
+                             V gradient, V& master, V& state0, V& state1,
+                             V& state2) {
+  const V scaled = scale.template Scaled<kPlain>(d, gradient);
+  if constexpr (HasHalves<Rule>()) {
+    rule.template UpdateStates<kPlain>(d, scaled, master, state0, state1,
+                                       state2);
+    rule.template UpdateMaster<kPlain>(d, master, state0, state1, state2);
+  } else {
+    rule(d, scaled, master, state0, state1, state2);
+  }
+}
+
+template <bool kPlain, class Rule, class D, class Arrays, class V>
+HWY_INLINE void StoreAll(D d, const Arrays& arrays, size_t i, V master,
+                         V state0, V state1, V state2) {
+  arrays.template StoreMaster<kPlain>(d, master, i);
   if constexpr (HasState<Rule>(0)) arrays.StoreState(d, state0, 0, i);
   if constexpr (HasState<Rule>(1)) arrays.StoreState(d, state1, 1, i);
   if constexpr (HasState<Rule>(2)) arrays.StoreState(d, state2, 2, i);
 }
 
-// One whole vector of elements, from index `i` of `arrays` on. With kUndo their
-// old values go to `position` in `undo` first, as element `number` of the view;
-// undo.h says why in this order.
-template <bool kUndo, class D, class Rule, class Arrays>
-HWY_INLINE void UpdateVector(D d, const GradientScale& scale, const Rule& rule,
+// One whole vector of elements, from index `i` of `arrays` on. What kKeep says
+// goes to `position` in `undo` first, as element `number` of the view; undo.h
+// says why in this order. False when it does not have a plain form after all:
+// then nothing is stored but in `undo`.
+template <bool kPlain, Keep kKeep, class D, class Rule, class Arrays>
+HWY_INLINE bool UpdateVector(D d, const GradientScale& scale, const Rule& rule,
                              const Arrays& arrays, size_t i, UndoSlot* undo,
                              size_t number, size_t position) {
+  static_assert(kKeep != Keep::kXor);
   hn::Vec<D> gradient, master, state0, state1, state2;
   LoadInputs<Rule>(d, arrays, i, gradient, master, state0, state1, state2);
-  if constexpr (kUndo) {
+  if constexpr (kKeep == Keep::kOldValues) {
     SaveOld<Rule>(d, undo, position, master, state0, state1, state2);
     PublishProgress(undo, UndoProgress(number, position, hn::Lanes(d)));
   }
-  UpdateLoaded(d, scale, rule, arrays, i, gradient, master, state0, state1,
-               state2);
+  UpdateLoaded<kPlain>(d, scale, rule, gradient, master, state0, state1,
+                       state2);
+  if constexpr (kPlain) {
+    if (HWY_UNLIKELY(!hn::AllFalse(d, hn::IsNaN(master)))) return false;
+  }
+  StoreAll<kPlain, Rule>(d, arrays, i, master, state0, state1, state2);
+  return true;
 }
 
 // Two vectors with one progress: less to wait for between them.
-template <class D, class Rule, class Arrays>
-HWY_INLINE void UpdatePair(D d, const GradientScale& scale, const Rule& rule,
+template <bool kPlain, Keep kKeep, class D, class Rule, class Arrays>
+HWY_INLINE bool UpdatePair(D d, const GradientScale& scale, const Rule& rule,
                            const Arrays& arrays, size_t i, UndoSlot* undo,
                            size_t number, size_t position) {
   const size_t lanes = hn::Lanes(d);
@@ -161,14 +223,59 @@ HWY_INLINE void UpdatePair(D d, const GradientScale& scale, const Rule& rule,
   LoadInputs<Rule>(d, arrays, i, gradient, master, state0, state1, state2);
   LoadInputs<Rule>(d, arrays, i + lanes, gradient_b, master_b, state0_b,
                    state1_b, state2_b);
-  SaveOld<Rule>(d, undo, position, master, state0, state1, state2);
-  SaveOld<Rule>(d, undo, position + lanes, master_b, state0_b, state1_b,
-                state2_b);
-  PublishProgress(undo, UndoProgress(number, position, 2 * lanes));
-  UpdateLoaded(d, scale, rule, arrays, i, gradient, master, state0, state1,
-               state2);
-  UpdateLoaded(d, scale, rule, arrays, i + lanes, gradient_b, master_b,
-               state0_b, state1_b, state2_b);
+  if constexpr (kKeep == Keep::kOldValues) {
+    SaveOld<Rule>(d, undo, position, master, state0, state1, state2);
+    SaveOld<Rule>(d, undo, position + lanes, master_b, state0_b, state1_b,
+                  state2_b);
+    PublishProgress(undo, UndoProgress(number, position, 2 * lanes));
+  }
+  const hn::Vec<D> old_master = master;
+  const hn::Vec<D> old_master_b = master_b;
+  UpdateLoaded<kPlain>(d, scale, rule, gradient, master, state0, state1,
+                       state2);
+  UpdateLoaded<kPlain>(d, scale, rule, gradient_b, master_b, state0_b, state1_b,
+                       state2_b);
+  if constexpr (kPlain) {
+    // NaN of either goes through; two infinities are asked for in vain.
+    const auto has_nan = hn::IsNaN(hn::Add(master, master_b));
+    if (HWY_UNLIKELY(!hn::AllFalse(d, has_nan))) return false;
+  }
+  if constexpr (kKeep != Keep::kXor) {
+    StoreAll<kPlain, Rule>(d, arrays, i, master, state0, state1, state2);
+    StoreAll<kPlain, Rule>(d, arrays, i + lanes, master_b, state0_b, state1_b,
+                           state2_b);
+    return true;
+  }
+  SaveXor<Rule>(d, undo, position, old_master, state0, state1);
+  SaveXor<Rule>(d, undo, position + lanes, old_master_b, state0_b, state1_b);
+  const auto publish = [&](UndoPhase phase) HWY_ATTR {
+    PublishProgress(undo, UndoProgress(number, position, 2 * lanes, phase));
+  };
+  publish(UndoPhase::kState0);
+  arrays.StoreState(d, state0, 0, i);
+  arrays.StoreState(d, state0_b, 0, i + lanes);
+  publish(UndoPhase::kState1);
+  arrays.StoreState(d, state1, 1, i);
+  arrays.StoreState(d, state1_b, 1, i + lanes);
+  publish(UndoPhase::kMaster);
+  arrays.template StoreMaster<kPlain>(d, master, i);
+  arrays.template StoreMaster<kPlain>(d, master_b, i + lanes);
+  return true;
+}
+
+// Where the plain form would not do. Away from the loop, and the arguments are
+// copies: if the caller's own had an address here, each of its fences would
+// make it load them again.
+template <bool kPair, Keep kKeep, class D, class Rule, class Arrays>
+HWY_NOINLINE void UpdateWithCare(D d, GradientScale scale, Rule rule,
+                                 Arrays arrays, size_t i, UndoSlot* undo,
+                                 size_t number, size_t position) {
+  if constexpr (kPair) {
+    UpdatePair<false, kKeep>(d, scale, rule, arrays, i, undo, number, position);
+  } else {
+    UpdateVector<false, kKeep>(d, scale, rule, arrays, i, undo, number,
+                               position);
+  }
 }
 
 inline void CopyBytes(void* to, size_t to_offset, const void* from,
@@ -180,9 +287,8 @@ inline void CopyBytes(void* to, size_t to_offset, const void* from,
 // The last elements of a tile, fewer than a vector. They take the same path as
 // all others, so that no result depends on where a tile ends: through vectors
 // on the stack, because not every target can load and store under a mask
-// without touching the bytes behind the array. The arguments are copies: if
-// the caller's own had an address here, each of its fences would make it load
-// them again.
+// without touching the bytes behind the array. The arguments are copies, as in
+// UpdateWithCare.
 template <class D, class Rule, class Arrays>
 HWY_NOINLINE void UpdateTail(D d, GradientScale scale, Rule rule, Arrays arrays,
                              size_t begin, size_t count, UndoSlot* undo,
@@ -224,7 +330,8 @@ HWY_NOINLINE void UpdateTail(D d, GradientScale scale, Rule rule, Arrays arrays,
     }
     PublishProgress(undo, UndoProgress(number, position, count));
   }
-  UpdateVector</*kUndo=*/false>(d, scale, rule, tail, 0, nullptr, 0, 0);
+  UpdateVector</*kPlain=*/false, Keep::kNothing>(d, scale, rule, tail, 0,
+                                                 nullptr, 0, 0);
   CopyBytes(arrays.master, begin * master_bytes, master, 0,
             count * master_bytes);
   for (int k = 0; k < kStateArraysMax; ++k) {
@@ -238,28 +345,40 @@ HWY_NOINLINE void UpdateTail(D d, GradientScale scale, Rule rule, Arrays arrays,
 }
 
 // Elements [begin, end) of `arrays`, whose element 0 is `number` in the view.
-template <bool kUndo, class Rule, class Arrays>
-HWY_NOINLINE void UpdateRange(const UpdateFactors& factors, Arrays arrays,
-                              size_t begin, size_t end, size_t number,
-                              UndoSlot* undo) {
-  const Rule rule(factors);
-  const GradientScale scale(factors);
+template <bool kPlain, Keep kKeep, class Rule, class Arrays>
+HWY_NOINLINE void UpdateVectors(const GradientScale& its_scale,
+                                const Rule& its_rule, Arrays arrays,
+                                size_t begin, size_t end, size_t number,
+                                UndoSlot* undo) {
+  // Copies without an address, as in UpdateWithCare.
+  const GradientScale scale = its_scale;
+  const Rule rule = its_rule;
   const hn::ScalableTag<float> d;
   static_assert(hn::MaxLanes(d) <= kUndoVectorElements);
   const size_t lanes = hn::Lanes(d);
   size_t i = begin;
   size_t position = 0;
-  if constexpr (kUndo && 2 * hn::MaxLanes(d) <= kUndoVectorElements) {
+  if constexpr (2 * hn::MaxLanes(d) <= kUndoVectorElements) {
     for (; i + 2 * lanes <= end; i += 2 * lanes) {
       PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
       PrefetchInputs<Rule>(arrays, i + lanes + kPrefetchElements);
-      UpdatePair(d, scale, rule, arrays, i, undo, number + i, position);
+      if (!UpdatePair<kPlain, kKeep>(d, scale, rule, arrays, i, undo,
+                                     number + i, position)) {
+        UpdateWithCare</*kPair=*/true, kKeep>(d, scale, rule, arrays, i, undo,
+                                              number + i, position);
+      }
       position ^= kUndoVectorElements;
     }
   }
+  constexpr Keep kKeepOfOne =
+      kKeep == Keep::kNothing ? kKeep : Keep::kOldValues;
   for (; i + lanes <= end; i += lanes) {
     PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
-    UpdateVector<kUndo>(d, scale, rule, arrays, i, undo, number + i, position);
+    if (!UpdateVector<kPlain, kKeepOfOne>(d, scale, rule, arrays, i, undo,
+                                          number + i, position)) {
+      UpdateWithCare</*kPair=*/false, kKeepOfOne>(d, scale, rule, arrays, i,
+                                                  undo, number + i, position);
+    }
     position ^= kUndoVectorElements;
   }
   if (i < end) {
@@ -267,13 +386,29 @@ HWY_NOINLINE void UpdateRange(const UpdateFactors& factors, Arrays arrays,
   }
 }
 
+template <Keep kKeep, class Rule, class Arrays>
+void UpdateKeeping(const UpdateFactors& factors, const Arrays& arrays,
+                   size_t begin, size_t end, size_t number, UndoSlot* undo) {
+  const GradientScale scale(factors);
+  const Rule rule(factors);
+  if constexpr (HasHalves<Rule>()) {
+    if (scale.HasPlain() && rule.HasPlain()) {
+      return UpdateVectors<true, kKeep>(scale, rule, arrays, begin, end, number,
+                                        undo);
+    }
+  }
+  UpdateVectors<false, kKeep>(scale, rule, arrays, begin, end, number, undo);
+}
+
 template <class Rule, class Arrays>
 void UpdateRange(const UpdateFactors& factors, const Arrays& arrays,
                  size_t begin, size_t end, size_t number, UndoSlot* undo) {
   if (undo == nullptr) {
-    UpdateRange<false, Rule>(factors, arrays, begin, end, number, undo);
+    UpdateKeeping<Keep::kNothing, Rule>(factors, arrays, begin, end, number,
+                                        undo);
   } else {
-    UpdateRange<true, Rule>(factors, arrays, begin, end, number, undo);
+    UpdateKeeping<KeepOf<Rule, Arrays>(), Rule>(factors, arrays, begin, end,
+                                                number, undo);
   }
 }
 
@@ -298,17 +433,111 @@ inline TileArrays ArraysOf(const TileView& view) {
           {view.state[0], view.state[1], view.state[2]}};
 }
 
+// The vectors that somebody who was killed kept the xor of (undo.h), finished
+// in the order of UpdatePair. Returns the first element that is not updated.
+template <class Rule, class Arrays>
+HWY_NOINLINE size_t FinishXor(const UpdateFactors& factors,
+                              const TileView& view, DType gradient_dtype,
+                              const Arrays& arrays) {
+  const auto [begin, position, length, phase] =
+      InFlightOf(view.undo->progress.load(std::memory_order_relaxed));
+  if (phase == UndoPhase::kOldValues) return view.begin;
+  HWY_ALIGN float gradient[kUndoRingElements] = {};
+  HWY_ALIGN float parameter[kUndoRingElements] = {};  // enough for every dtype
+  HWY_ALIGN float master[kUndoRingElements] = {};
+  HWY_ALIGN float state[2][kUndoRingElements] = {};
+  HWY_ALIGN float kept[kUndoRingElements] = {};
+  const size_t parameter_bytes = arrays.ParameterBytes();
+  const size_t master_bytes = arrays.MasterBytes();
+  SumOfGradients(gradient_dtype, view.gradients, begin, length, gradient);
+  CopyBytes(kept, 0, view.undo->old[0] + position, 0, length * sizeof(float));
+  if (arrays.ReadsParameter()) {
+    CopyBytes(parameter, 0, arrays.parameter, begin * parameter_bytes,
+              length * parameter_bytes);
+  }
+  CopyBytes(master, 0, arrays.master, begin * master_bytes,
+            length * master_bytes);
+  for (int k = 0; k < 2; ++k) {
+    CopyBytes(state[k], 0, arrays.state[k], begin * sizeof(float),
+              length * sizeof(float));
+  }
+  Arrays copy = arrays;
+  copy.gradient = gradient;
+  copy.parameter = parameter;
+  copy.master = master;
+  copy.state[0] = state[0];
+  copy.state[1] = state[1];
+
+  const Rule rule(factors);
+  const GradientScale scale(factors);
+  const hn::ScalableTag<float> d;
+  const hn::RebindToUnsigned<decltype(d)> du;
+  for (size_t i = 0; i < length; i += hn::Lanes(d)) {
+    hn::Vec<decltype(d)> raw, old, state0, state1, state2;
+    LoadInputs<Rule>(d, copy, i, raw, old, state0, state1, state2);
+    const auto its_xor = hn::LoadU(d, kept + i);
+    if (phase == UndoPhase::kState0) {
+      auto new0 = state0;
+      rule.template UpdateStates<false>(d, scale.template Scaled<false>(d, raw),
+                                        old, new0, state1, state2);
+      const auto stored = hn::Xor(its_xor, hn::Xor(state1, old));
+      // Compared, not taken: if somebody wrote to the gradients since, this is
+      // no value that a state ever had.
+      const auto is_new = hn::RebindMask(
+          d, hn::Eq(hn::BitCast(du, state0), hn::BitCast(du, stored)));
+      state0 = hn::IfThenElse(is_new, state0, new0);
+    } else if (phase == UndoPhase::kState1) {
+      state1 = hn::Xor(its_xor, hn::Xor(state0, old));
+    } else {
+      old = hn::Xor(its_xor, hn::Xor(state0, state1));
+    }
+    rule.template UpdateMaster<false>(d, old, state0, state1, state2);
+    StoreAll<false, Rule>(d, copy, i, old, state0, state1, state2);
+  }
+
+  const auto publish = [&, begin = begin, position = position,
+                        length = length](UndoPhase next) {
+    PublishProgress(view.undo, UndoProgress(begin, position, length, next));
+  };
+  const auto copy_state = [&, begin = begin, length = length](int k) {
+    CopyBytes(arrays.state[k], begin * sizeof(float), state[k], 0,
+              length * sizeof(float));
+  };
+  if (phase == UndoPhase::kState0) {
+    copy_state(0);
+    publish(UndoPhase::kState1);
+  }
+  if (phase != UndoPhase::kMaster) {
+    copy_state(1);
+    publish(UndoPhase::kMaster);
+  }
+  CopyBytes(arrays.master, begin * master_bytes, master, 0,
+            length * master_bytes);
+  if (arrays.HasOwnParameter()) {
+    CopyBytes(arrays.parameter, begin * parameter_bytes, parameter, 0,
+              length * parameter_bytes);
+  }
+  PublishProgress(view.undo, UndoProgress(begin + length));
+  return begin + length;
+}
+
 // UpdateKernel::apply of a rule and a pair of dtypes.
 template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
-void UpdateFixed(const UpdateFactors& factors, const TileView& view) {
+void UpdateFixed(const UpdateFactors& factors, const TileView& whole) {
+  using OfFloats = FixedArrays<DType::kFloat32, kParameter, kMaster>;
+  TileView view = whole;
+  if constexpr (KeepOf<Rule, OfFloats>() == Keep::kXor) {
+    if (view.undo != nullptr) {
+      view.begin =
+          FinishXor<Rule>(factors, view, kGradient, OfFloats{ArraysOf(view)});
+    }
+  }
   if (view.gradients.size() == 1) {
     const FixedArrays<kGradient, kParameter, kMaster> arrays = {ArraysOf(view)};
     return UpdateRange<Rule>(factors, arrays, view.begin, view.numel, 0,
                              view.undo);
   }
-  const FixedArrays<DType::kFloat32, kParameter, kMaster> arrays = {
-      ArraysOf(view)};
-  UpdateSummed<Rule>(factors, view, kGradient, arrays);
+  UpdateSummed<Rule>(factors, view, kGradient, OfFloats{ArraysOf(view)});
 }
 
 inline AnyArrays ArraysOf(const TileView& view, DType gradient, DType parameter,

@@ -18,9 +18,8 @@ absl::Status Impossible(const WorkerUndo& undo, uint64_t run_count) {
                    ", kind ", undo.kind.load(std::memory_order_relaxed)));
 }
 
-// See UndoSlot::progress.
 size_t FirstNotUpdated(const UndoSlot& slot) {
-  return slot.progress.load(std::memory_order_relaxed) >> 32;
+  return InFlightOf(slot.progress.load(std::memory_order_relaxed)).begin;
 }
 
 }  // namespace
@@ -96,10 +95,10 @@ absl::Status StepScheduler::RollBackRun(WorkerUndo* undo) {
       status = optstate::RollBackSum(undo->slot, SumDTypeOf(parameter),
                                      SumsOf(parameter, begin), numel);
     } else {
-      status = optstate::RollBack(ViewOf(parameter, begin, numel),
-                                  options_.layout->state_format(),
-                                  options_.layout->master_format(parameter),
-                                  &undo->slot)
+      status = optstate::RollBack(
+                   ViewOf(parameter, begin, numel), *kernels_[parameter],
+                   options_.layout->state_format(),
+                   options_.layout->master_format(parameter), &undo->slot)
                    .status();
     }
   });

@@ -30,6 +30,7 @@ class Adam {
   static constexpr auto kPrepare =
       kKind == OptimizerKind::kAdam ? &PrepareAdam : &PrepareAdamW;
   static constexpr auto kAdvance = nullptr;
+  static constexpr bool kIsSeparable = !kAmsgrad;
 
   explicit Adam(const UpdateFactors& factors)
       : decay_(factors.slot[kAdamDecay]),
@@ -40,27 +41,38 @@ class Adam {
         eps_(factors.slot[kAdamEps]),
         step_size_(factors.slot[kAdamStepSize]) {}
 
-  template <class D, class V>
-  HWY_INLINE void operator()(D d, V grad, V& master, V& exp_avg, V& exp_avg_sq,
-                             V& max_exp_avg_sq) const {
+  // What is NaN or infinite in any array makes NaN of the new master then: a
+  // NaN goes through, an infinite square gives inf - inf, and so does the decay
+  // of an infinite master.
+  bool HasPlain() const { return exp_avg_weight_ > 0; }
+
+  template <bool kPlain, class D, class V>
+  HWY_INLINE void UpdateStates(D d, V grad, V master, V& exp_avg, V& exp_avg_sq,
+                               V& max_exp_avg_sq) const {
     if constexpr (kKind == OptimizerKind::kAdam) {
       grad = WithL2Decay(d, grad, master, decay_);
     }
-    exp_avg = CanonicalNan(d, NextAverage(d, grad, exp_avg, exp_avg_weight_));
-    exp_avg_sq =
-        CanonicalNan(d, NextSquareAverage(d, grad, exp_avg_sq, square_gain_,
-                                          square_keep_, square_loss_));
-    V square = exp_avg_sq;
+    exp_avg = CanonicalNan<kPlain>(
+        d, NextAverage<kPlain>(d, grad, exp_avg, exp_avg_weight_));
+    exp_avg_sq = CanonicalNan<kPlain>(
+        d, NextSquareAverage<kPlain>(d, grad, exp_avg_sq, square_gain_,
+                                     square_keep_, square_loss_));
     if constexpr (kAmsgrad) {
-      max_exp_avg_sq = CanonicalNan(d, Maximum(max_exp_avg_sq, exp_avg_sq));
-      square = max_exp_avg_sq;
+      max_exp_avg_sq =
+          CanonicalNan<kPlain>(d, Maximum(max_exp_avg_sq, exp_avg_sq));
     }
+  }
+
+  template <bool kPlain, class D, class V>
+  HWY_INLINE void UpdateMaster(D d, V& master, V exp_avg, V exp_avg_sq,
+                               V max_exp_avg_sq) const {
+    const V square = kAmsgrad ? max_exp_avg_sq : exp_avg_sq;
     const V denom = hn::Add(hn::Sqrt(square), hn::Set(d, eps_));
     V change = hn::Div(hn::Mul(hn::Set(d, step_size_), exp_avg), denom);
     if constexpr (kKind == OptimizerKind::kAdamW) {
-      change = hn::Add(DecoupledDecay(d, master, decay_), change);
+      change = hn::Add(DecoupledDecay<kPlain>(d, master, decay_), change);
     }
-    master = CanonicalNan(d, hn::Sub(master, change));
+    master = CanonicalNan<kPlain>(d, hn::Sub(master, change));
   }
 
  private:
