@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_KERNELS_CPU_GUARDED_SLOT_H_
 #define OPTSTATE_KERNELS_CPU_GUARDED_SLOT_H_
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -28,22 +29,43 @@ class GuardedSlot {
   // and nothing beside the ring parts of those that are not empty was written.
   bool HoldsTheEndOf(const std::vector<std::vector<float>>& arrays) const {
     const UndoSlot& slot = pages_->slot;
-    const uint64_t progress = slot.progress.load();
-    const size_t begin = progress >> 32;
-    const size_t position = progress >> 16 & 0xFFFF;
-    const size_t length = progress & 0xFFFF;
+    const auto [begin, position, length, phase] =
+        InFlightOf(slot.progress.load());
     if (begin + length != arrays[0].size()) return false;
     GuardedSlot expected;
-    expected.get()->progress.store(progress);
+    expected.get()->progress.store(slot.progress.load());
     for (size_t k = 0; k < arrays.size(); ++k) {
       if (arrays[k].empty()) continue;
       std::memcpy(expected.get()->old[k], slot.old[k], sizeof(slot.old[k]));
+      if (phase != UndoPhase::kOldValues) continue;
       if (std::memcmp(slot.old[k] + position, arrays[k].data() + begin,
                       length * sizeof(float)) != 0) {
         return false;
       }
     }
     return Equals(expected);
+  }
+
+  // The same of a kernel that keeps a xor, unless its last vector was a single
+  // one: what is in flight is all of it stored, so the three give the xor.
+  bool HoldsXorOfTheEnd(const std::vector<float>& old_master,
+                        const std::vector<float>& state0,
+                        const std::vector<float>& state1) const {
+    const UndoSlot& slot = pages_->slot;
+    const auto [begin, position, length, phase] =
+        InFlightOf(slot.progress.load());
+    if (phase == UndoPhase::kOldValues) return true;
+    if (phase != UndoPhase::kMaster) return false;
+    for (size_t i = 0; i < length; ++i) {
+      const auto bits = [at = begin + i](const std::vector<float>& array) {
+        return std::bit_cast<uint32_t>(array[at]);
+      };
+      if (std::bit_cast<uint32_t>(slot.old[0][position + i]) !=
+          (bits(old_master) ^ bits(state0) ^ bits(state1))) {
+        return false;
+      }
+    }
+    return true;
   }
 
   // After Accumulate: the slot holds this sum, and nothing else was written.

@@ -281,6 +281,8 @@ Result ApplyToArrays(const UpdateKernelKey& key, const UpdateFactors& factors,
         for (float& x : masters) x = std::isnan(x) ? std::nanf("") : x;
       }
       EXPECT_TRUE(slot.HoldsTheEndOf({masters, old[0], old[1], old[2]}));
+      EXPECT_TRUE(
+          slot.HoldsXorOfTheEnd(masters, state[0].values(), state[1].values()));
     }
   } else {
     apply(0, call.cut, nullptr);

@@ -263,18 +263,23 @@ HWY_INLINE bool UpdatePair(D d, const GradientScale& scale, const Rule& rule,
   return true;
 }
 
-// Where the plain form would not do. Away from the loop, and the arguments are
-// copies: if the caller's own had an address here, each of its fences would
-// make it load them again.
-template <bool kPair, Keep kKeep, class D, class Rule, class Arrays>
+template <Keep kKeep>
+constexpr Keep KeepOfOne() {
+  return kKeep == Keep::kXor ? Keep::kOldValues : kKeep;
+}
+
+// Vectors where the plain form would not do, one by one. Away from the loop,
+// and the arguments are copies: if the caller's own had an address here, each
+// of its fences would make it load them again.
+template <Keep kKeep, class D, class Rule, class Arrays>
 HWY_NOINLINE void UpdateWithCare(D d, GradientScale scale, Rule rule,
-                                 Arrays arrays, size_t i, UndoSlot* undo,
-                                 size_t number, size_t position) {
-  if constexpr (kPair) {
-    UpdatePair<false, kKeep>(d, scale, rule, arrays, i, undo, number, position);
-  } else {
-    UpdateVector<false, kKeep>(d, scale, rule, arrays, i, undo, number,
-                               position);
+                                 Arrays arrays, size_t begin, size_t end,
+                                 UndoSlot* undo, size_t number,
+                                 size_t position) {
+  for (size_t i = begin; i < end; i += hn::Lanes(d)) {
+    const size_t done = i - begin;
+    UpdateVector<false, kKeep>(d, scale, rule, arrays, i, undo, number + done,
+                               position + done);
   }
 }
 
@@ -358,26 +363,26 @@ HWY_NOINLINE void UpdateVectors(const GradientScale& its_scale,
   const size_t lanes = hn::Lanes(d);
   size_t i = begin;
   size_t position = 0;
-  if constexpr (2 * hn::MaxLanes(d) <= kUndoVectorElements) {
+  constexpr Keep kKeepOfOne = KeepOfOne<kKeep>();
+  constexpr bool kInPairs = kPlain || !HasHalves<Rule>();
+  if constexpr (kInPairs && 2 * hn::MaxLanes(d) <= kUndoVectorElements) {
     for (; i + 2 * lanes <= end; i += 2 * lanes) {
       PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
       PrefetchInputs<Rule>(arrays, i + lanes + kPrefetchElements);
       if (!UpdatePair<kPlain, kKeep>(d, scale, rule, arrays, i, undo,
                                      number + i, position)) {
-        UpdateWithCare</*kPair=*/true, kKeep>(d, scale, rule, arrays, i, undo,
-                                              number + i, position);
+        UpdateWithCare<kKeepOfOne>(d, scale, rule, arrays, i, i + 2 * lanes,
+                                   undo, number + i, position);
       }
       position ^= kUndoVectorElements;
     }
   }
-  constexpr Keep kKeepOfOne =
-      kKeep == Keep::kNothing ? kKeep : Keep::kOldValues;
   for (; i + lanes <= end; i += lanes) {
     PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
     if (!UpdateVector<kPlain, kKeepOfOne>(d, scale, rule, arrays, i, undo,
                                           number + i, position)) {
-      UpdateWithCare</*kPair=*/false, kKeepOfOne>(d, scale, rule, arrays, i,
-                                                  undo, number + i, position);
+      UpdateWithCare<kKeepOfOne>(d, scale, rule, arrays, i, i + lanes, undo,
+                                 number + i, position);
     }
     position ^= kUndoVectorElements;
   }
@@ -397,7 +402,8 @@ void UpdateKeeping(const UpdateFactors& factors, const Arrays& arrays,
                                         undo);
     }
   }
-  UpdateVectors<false, kKeep>(scale, rule, arrays, begin, end, number, undo);
+  UpdateVectors<false, KeepOfOne<kKeep>()>(scale, rule, arrays, begin, end,
+                                           number, undo);
 }
 
 template <class Rule, class Arrays>
