@@ -19,13 +19,14 @@ enum class UndoKind : uint64_t {
 };
 
 // One worker's part of the job's `undo` file: which run it is writing, how far
-// it is, and the old values of what it is just overwriting. FORMAT.md has the
-// bytes.
+// it is, and the old values of what it is just overwriting, or what gives them
+// back. FORMAT.md has the bytes.
 //
 // Order of stores, each of which a kill may follow:
 //   Begin   progress = saved = 0, then run and stamp, then kind: a slot that
 //           names a run has nothing of another.
-//   kernel  old values, then progress, then new values (kernels/undo.h).
+//   kernel  old values or their xor, then progress, then new values
+//           (kernels/undo.h).
 //   End     the run's stamp, then kind = none.
 // So whoever comes later finds a run in flight exactly when a slot names it and
 // it does not carry the slot's stamp. An update then goes on behind the last
