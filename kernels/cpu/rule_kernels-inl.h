@@ -34,14 +34,16 @@ constexpr void AddKernels(RuleKernels* kernels) {
     add(StateFormat::kFloat32,
         &UpdateFixed<Rule, kGradient, kParameter, kMaster>,
         KeepOf<Rule, Arrays>() == Keep::kXor);
+    add(StateFormat::kDynamic8,
+        &UpdateFixedDynamic<Rule, kGradient, kParameter, kMaster>);
   } else {
     add(StateFormat::kFloat32, &UpdateAny<Rule, kGradient, kParameter, kMaster,
                                           StateFormat::kFloat32>);
+    add(StateFormat::kDynamic8,
+        &UpdateDynamic<Rule, kGradient, kParameter, kMaster>);
   }
   add(StateFormat::kBFloat16,
       &UpdateAny<Rule, kGradient, kParameter, kMaster, StateFormat::kBFloat16>);
-  add(StateFormat::kDynamic8,
-      &UpdateDynamic<Rule, kGradient, kParameter, kMaster>);
 }
 
 template <class Rule, Dispatch kDispatch, DType kGradient>

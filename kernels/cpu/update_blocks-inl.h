@@ -34,8 +34,8 @@ struct BlockBuffers {
 };
 
 // A block's old values, before it is in flight. `arrays` begin with it.
-template <class Rule>
-void SaveBlock(const TileView& view, const AnyArrays& arrays, size_t begin,
+template <class Rule, class Arrays>
+void SaveBlock(const TileView& view, const Arrays& arrays, size_t begin,
                size_t numel) {
   UndoBlock& old = view.undo->block;
   const hn::ScalableTag<float> d;
@@ -88,9 +88,9 @@ void EncodeState(const TileView& view, size_t begin, size_t numel, int k,
 }
 
 // Elements [begin, begin + numel), a block or the rest of the view.
-template <class Rule>
+template <class Rule, class Arrays>
 void UpdateBlock(const UpdateFactors& factors, const TileView& view,
-                 size_t begin, size_t numel, AnyArrays arrays,
+                 size_t begin, size_t numel, Arrays arrays,
                  DType gradient_dtype, BlockBuffers* buffers) {
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (!HasState<Rule>(k)) continue;
@@ -117,14 +117,10 @@ void UpdateBlock(const UpdateFactors& factors, const TileView& view,
   }
 }
 
-template <class Rule>
+template <class Rule, class Arrays>
 HWY_NOINLINE void UpdateBlocks(const UpdateFactors& factors,
-                               const TileView& view, DType gradient,
-                               DType parameter, MasterFormat master) {
-  const DType one_gradient =
-      view.gradients.size() == 1 ? gradient : DType::kFloat32;
-  const AnyArrays arrays =
-      ArraysOf(view, one_gradient, parameter, StateFormat::kFloat32, master, 0);
+                               const TileView& view, const Arrays& arrays,
+                               DType gradient) {
   BlockBuffers buffers;
   for (size_t begin = view.begin; begin < view.numel;
        begin += kQuantizedBlockElements) {
@@ -133,10 +129,34 @@ HWY_NOINLINE void UpdateBlocks(const UpdateFactors& factors,
   }
 }
 
+template <class Rule>
+void UpdateBlocksOfFormats(const UpdateFactors& factors, const TileView& view,
+                           DType gradient, DType parameter,
+                           MasterFormat master) {
+  const DType one_gradient =
+      view.gradients.size() == 1 ? gradient : DType::kFloat32;
+  UpdateBlocks<Rule>(
+      factors, view,
+      ArraysOf(view, one_gradient, parameter, StateFormat::kFloat32, master, 0),
+      gradient);
+}
+
 // UpdateKernel::apply of a rule with state arrays of bytes.
 template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
 void UpdateDynamic(const UpdateFactors& factors, const TileView& view) {
-  UpdateBlocks<Rule>(factors, view, kGradient, kParameter, kMaster);
+  UpdateBlocksOfFormats<Rule>(factors, view, kGradient, kParameter, kMaster);
+}
+
+// The same of dtypes that the loops know; those of UpdateFixed.
+template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
+void UpdateFixedDynamic(const UpdateFactors& factors, const TileView& view) {
+  if (view.gradients.size() == 1) {
+    const FixedArrays<kGradient, kParameter, kMaster> arrays = {ArraysOf(view)};
+    return UpdateBlocks<Rule>(factors, view, arrays, kGradient);
+  }
+  const FixedArrays<DType::kFloat32, kParameter, kMaster> arrays = {
+      ArraysOf(view)};
+  UpdateBlocks<Rule>(factors, view, arrays, kGradient);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
