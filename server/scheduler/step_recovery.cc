@@ -209,7 +209,10 @@ bool StepScheduler::NeedsGradients(uint32_t rank, const Update& update) const {
   if (accumulates()) return false;
   bool needs = false;
   for (const Piece& piece : partitions_[rank].pieces) {
-    if (needs || update.updated[piece.parameter] == 0) continue;
+    if (needs || update.updated[piece.parameter] == 0 ||
+        !update.HasPushed(rank, piece.parameter)) {
+      continue;
+    }
     runs_.ForEachRun(piece.parameter, piece.begin, piece.begin + piece.numel,
                      [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
                        needs |= options_.recovery.run_stamps[run].load(

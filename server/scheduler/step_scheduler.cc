@@ -342,11 +342,9 @@ void StepScheduler::NormsByParameter(absl::Span<const uint8_t> updated,
   }
 }
 
-double StepScheduler::Norm(double type, absl::Span<const uint8_t> updated,
-                           absl::Span<const std::byte* const> gradient_areas) {
+double StepScheduler::Norm(double type, const Update& update) {
+  const absl::Span<const uint8_t> updated = update.updated;
   const bool largest = type != 1;
-  Update update;
-  update.gradient_areas = gradient_areas;
   options_.pool->ParallelFor(updated.size(), [&](size_t i) {
     const auto p = static_cast<uint32_t>(i);
     if (updated[p] == 0) return;
@@ -548,8 +546,10 @@ absl::Span<const void* const> StepScheduler::GradientsOf(
     uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
     const Update& update, GradientSources* sources) const {
   if (!accumulates()) {
-    return PushedGradients(parameter, piece, begin, update.gradient_areas,
-                           HasEveryRank, sources);
+    return PushedGradients(
+        parameter, piece, begin, update.gradient_areas,
+        [&](uint32_t rank, uint32_t p) { return update.HasPushed(rank, p); },
+        sources);
   }
   (*sources)[0] = SumsOf(parameter, begin);
   return absl::MakeConstSpan(*sources).first(1);

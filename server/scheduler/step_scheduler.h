@@ -78,8 +78,15 @@ class StepScheduler {
     absl::Span<const GroupUpdate> groups;
     double gradient_limit = 0;          // see UpdateInput
     absl::Span<const uint8_t> updated;  // by parameter: 1: in this step
+    // Replicated: by parameter, bit r: rank r's gradient is in the sum. Empty:
+    // all ranks' are.
+    absl::Span<const uint64_t> pushed_by;
     absl::Span<const std::byte* const> gradient_areas;  // by rank
     bool speculative = false;                           // set by Speculate()
+
+    bool HasPushed(uint32_t rank, uint32_t parameter) const {
+      return pushed_by.empty() || (pushed_by[parameter] >> rank & 1) != 0;
+    }
   };
 
   // UNIMPLEMENTED when a parameter's dtypes have no kernel.
@@ -125,8 +132,8 @@ class StepScheduler {
   void ForgetStaged();
 
   // What is to be staged: the rank's pieces [first_piece, +actions.size()).
-  // Replicated: of all ranks, in `gradient_areas` (by rank); with accumulation
-  // of those that have pushed the parameter, at least one.
+  // Replicated: of those that have pushed the parameter, at least one, in
+  // `gradient_areas` (by rank).
   // With accumulation each run is given `staged_mark` (storage/format/
   // rank_mark.h), and one that has it already is left alone.
   struct Staging {
@@ -149,8 +156,7 @@ class StepScheduler {
                         absl::Span<double> norms) const;
   // The L1 norm (type 1) or the largest absolute value (infinity) of the same
   // gradients, which are read once more.
-  double Norm(double type, absl::Span<const uint8_t> updated,
-              absl::Span<const std::byte* const> gradient_areas);
+  double Norm(double type, const Update& update);
 
   // One fused pass over the state of the updated parameters; writes the
   // parameter area and counts the step for each of them.

@@ -44,7 +44,9 @@ class Killer final : public StepObserver {
 
 constexpr uint64_t kInstance = 70;
 
-JobHarness::Setup TwoRanks(bool accumulate = false) {
+enum class Case { kPlain, kAccumulate, kRanksLackGradients };
+
+JobHarness::Setup TwoRanks(Case of) {
   JobHarness::Setup setup;
   setup.layout.groups = {{}, {.options = adam::kAmsgrad}};
   setup.layout.parameters = {
@@ -52,7 +54,10 @@ JobHarness::Setup TwoRanks(bool accumulate = false) {
       MakeParameter("b", 9000, 1, DType::kBFloat16, DType::kBFloat16),
       MakeParameter("idle", 5000, 1)};
   setup.world_size = 2;
-  setup.accumulate = accumulate;
+  setup.accumulate = of == Case::kAccumulate;
+  if (of == Case::kRanksLackGradients) {
+    setup.partition = PartitionMode::kReplicated;
+  }
   setup.client_instance = kInstance;
   return setup;
 }
@@ -61,11 +66,10 @@ JobHarness::Setup TwoRanks(bool accumulate = false) {
 // parameter out.
 class JobCrashTest : public ::testing::Test {
  protected:
-  explicit JobCrashTest(bool accumulate = false)
-      : harness_(TwoRanks(accumulate)) {
+  explicit JobCrashTest(Case of = Case::kPlain) : harness_(TwoRanks(of)) {
     StartAt2(&harness_);
     committed_ = harness_.StateBytes();
-    JobHarness undisturbed(TwoRanks(accumulate));
+    JobHarness undisturbed(TwoRanks(of));
     StartAt2(&undisturbed);
     TakeStep3(&undisturbed);
     expected_ = undisturbed.StateBytes();
@@ -85,6 +89,13 @@ class JobCrashTest : public ::testing::Test {
     }
   }
   void PushStep3(JobHarness* harness) {
+    if (harness->setup().partition == PartitionMode::kReplicated) {
+      SetGradientsOfRanks(harness);
+      for (uint32_t rank = 0; rank < 2; ++rank) {
+        EXPECT_TRUE(harness->Push(rank, 3, rank, 1).ok());
+      }
+      return;
+    }
     harness->SetGradients(harness->RandomTensors(3));
     harness->PushAll(3, 0, {2});
     if (!harness->setup().accumulate) return;
@@ -94,6 +105,12 @@ class JobCrashTest : public ::testing::Test {
   void TakeStep3(JobHarness* harness) {
     PushStep3(harness);
     harness->CommitAll(CommitOf(3));
+  }
+
+  static void SetGradientsOfRanks(JobHarness* harness) {
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      harness->SetGradientsOf(rank, harness->RandomTensors(3 + rank));
+    }
   }
 
   // A process opens the job, does `what` and is killed by it.
@@ -237,6 +254,30 @@ TEST_P(DiesInside, KeptGradientsOfAnotherInstanceAreNotUsed) {
   EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
 }
 
+// Each rank has a gradient that the other lacks.
+class LacksGradients : public JobCrashTest,
+                       public ::testing::WithParamInterface<Instant> {
+ protected:
+  LacksGradients() : JobCrashTest(Case::kRanksLackGradients) {}
+};
+
+TEST_P(LacksGradients, TheStepIsFinishedWithThoseThereWere) {
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  if (GetParam() != Instant::kRunsDone) {
+    EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+  }
+  SetGradientsOfRanks(&harness_);
+  harness_.AttachAll();
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+INSTANTIATE_TEST_SUITE_P(Instants, LacksGradients,
+                         ::testing::Values(Instant::kMarked, Instant::kFirstRun,
+                                           Instant::kLaterRun,
+                                           Instant::kRunsDone));
+
 // At every instant of the recovery, again and again.
 TEST_P(DiesInside, DeathsWhileItIsFinished) {
   // Another one would go on while this one dies, and leave too few runs to die
@@ -348,7 +389,7 @@ TEST_F(JobCrashTest, AMissingUndoFileIsNoticed) {
 
 class AccumulatingJobCrashTest : public JobCrashTest {
  protected:
-  AccumulatingJobCrashTest() : JobCrashTest(/*accumulate=*/true) {}
+  AccumulatingJobCrashTest() : JobCrashTest(Case::kAccumulate) {}
 };
 
 // The sums are in the state files: nobody is needed.

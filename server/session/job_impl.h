@@ -110,6 +110,7 @@ class JobImpl final : public Job {
     StepRecord record;  // to be published
     std::vector<StepIntentGroup> groups;
     std::vector<uint8_t> updated;
+    std::vector<uint64_t> pushed_by;
     double gradient_limit;
     // Where gradients of ranks lie that are not attached.
     std::vector<shm::PeerSegment> kept;
@@ -185,6 +186,7 @@ class JobImpl final : public Job {
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void CloseStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckCommitsEqual() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void StagePartly() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Decision Decide(uint64_t step, absl::Span<const uint8_t> updated)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   double NormOf(double norm_type, absl::Span<const uint8_t> updated,

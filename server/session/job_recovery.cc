@@ -80,6 +80,7 @@ absl::Status JobImpl::PrepareRecovery(uint64_t step) {
   recovery.gradient_limit = intent.header.gradient_limit;
   recovery.groups.assign(intent.groups.begin(), intent.groups.end());
   recovery.updated.assign(intent.updated.begin(), intent.updated.end());
+  recovery.pushed_by.assign(intent.pushed_by.begin(), intent.pushed_by.end());
   return absl::OkStatus();
 }
 
@@ -121,6 +122,7 @@ StepScheduler::Update JobImpl::UpdateOfRecovery() const {
   update.groups = recovery_->groups;
   update.gradient_limit = recovery_->gradient_limit;
   update.updated = recovery_->updated;
+  update.pushed_by = recovery_->pushed_by;
   update.gradient_areas = gradient_areas_;
   return update;
 }

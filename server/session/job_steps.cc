@@ -174,6 +174,7 @@ void JobImpl::CloseStep() {
   if (status.ok()) status = ResolveParameters(&updated);
   StepOutcome outcome;
   if (status.ok()) {
+    StagePartly();
     const Decision decision = Decide(record().committed_step + 1, updated);
     if (!decision.outcome.applied || decision.clipped) {
       TakeBackSpeculation();
@@ -188,6 +189,18 @@ void JobImpl::CloseStep() {
   }
   micro_steps_.DropAll();  // every rank has been answered
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) DropStaged(rank);
+}
+
+// Statistics of the gradients that some ranks lack: until all had committed,
+// they might have come.
+void JobImpl::StagePartly() {
+  const absl::Span<const uint64_t> pushed_by = open_step_.pushed_by();
+  if (pushed_by.empty()) return;
+  scheduler_->Stage({.gradient_areas = gradient_areas_,
+                     .actions = open_step_.PlanPartly(),
+                     .has_pushed = [&](uint32_t rank, uint32_t parameter) {
+                       return (pushed_by[parameter] >> rank & 1) != 0;
+                     }});
 }
 
 absl::Status JobImpl::CheckCommitsEqual() const {
@@ -206,7 +219,11 @@ double JobImpl::NormOf(double norm_type, absl::Span<const uint8_t> updated,
   if (norm_type == 2 || !std::isfinite(sum_of_squares)) {
     return std::sqrt(sum_of_squares);
   }
-  return scheduler_->Norm(norm_type, updated, gradient_areas_);
+  StepScheduler::Update update;
+  update.updated = updated;
+  update.pushed_by = open_step_.pushed_by();
+  update.gradient_areas = gradient_areas_;
+  return scheduler_->Norm(norm_type, update);
 }
 
 // Fills intent_groups_.
@@ -290,6 +307,7 @@ void JobImpl::TakeStep(const Decision& decision,
   update.groups = intent_groups_;
   update.gradient_limit = gradient_limit;
   update.updated = updated;
+  update.pushed_by = open_step_.pushed_by();
   update.gradient_areas = gradient_areas_;
   ApplyStep(update, next);
 }
@@ -304,7 +322,7 @@ void JobImpl::MarkStep(const StepRecord& next, double gradient_limit,
   StepIntentHeader header = {};
   header.record = next;
   header.gradient_limit = gradient_limit;
-  WriteStepIntent(header, intent_groups_, updated,
+  WriteStepIntent(header, intent_groups_, updated, open_step_.pushed_by(),
                   tier_->recovery().step_intent);
   ControlFile& control = *tier_->control();
   control.counts_begun.store(0, std::memory_order_relaxed);

@@ -19,6 +19,9 @@ void OpenStep::Reset(const Layout* layout,
   piece_counts_.assign(parameter_count, 0);
   staged_pieces_.assign(parameter_count, 0);
   updated_.assign(parameter_count, 0);
+  const bool may_lack = replicated && partitions.size() <= kPushedByRanksMax;
+  pushed_by_.assign(may_lack ? parameter_count : 0, 0);
+  pushed_by_used_ = {};
   size_t pieces_max = 0;
   for (size_t rank = 0; rank < partitions.size(); ++rank) {
     const auto& pieces = partitions[rank].pieces;
@@ -130,8 +133,12 @@ absl::Span<const uint8_t> OpenStep::CommittedParameters() {
 }
 
 absl::Status OpenStep::ResolveParameters(absl::Span<const uint8_t>* updated) {
+  bool has_partly = false;
   for (uint32_t p = 0; p < updated_.size(); ++p) {
-    if (staged_pieces_[p] != 0 && staged_pieces_[p] != piece_counts_[p]) {
+    const bool is_partly =
+        staged_pieces_[p] != 0 && staged_pieces_[p] != piece_counts_[p];
+    has_partly |= is_partly;
+    if (is_partly && !MayLackGradients()) {
       return absl::FailedPreconditionError(absl::StrCat(
           staged_pieces_[p], " of ", piece_counts_[p], " pieces of parameter ",
           p, " \"", layout_->parameters()[p].name,
@@ -140,8 +147,33 @@ absl::Status OpenStep::ResolveParameters(absl::Span<const uint8_t>* updated) {
     }
     updated_[p] = staged_pieces_[p] != 0 ? 1 : 0;
   }
+  pushed_by_used_ = {};
+  if (has_partly) {
+    for (uint32_t p = 0; p < updated_.size(); ++p) pushed_by_[p] = PushedBy(p);
+    pushed_by_used_ = pushed_by_;
+  }
   *updated = updated_;
   return absl::OkStatus();
+}
+
+// Replicated, a piece is a whole parameter.
+uint64_t OpenStep::PushedBy(uint32_t parameter) const {
+  uint64_t ranks = 0;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].micro_steps[parameter] != kNone) {
+      ranks |= uint64_t{1} << rank;
+    }
+  }
+  return ranks;
+}
+
+absl::Span<const StageAction> OpenStep::PlanPartly() {
+  for (uint32_t p = 0; p < updated_.size(); ++p) {
+    const bool is_partly =
+        staged_pieces_[p] != 0 && staged_pieces_[p] != piece_counts_[p];
+    actions_[p] = is_partly ? StageAction::kStage : StageAction::kNothing;
+  }
+  return absl::MakeConstSpan(actions_).first(updated_.size());
 }
 
 void OpenStep::DropPieces(uint32_t rank) {

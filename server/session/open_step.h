@@ -24,6 +24,9 @@ namespace optstate {
 // and in errors.
 class OpenStep {
  public:
+  // Of a parameter that is replicated on more ranks, all must push a gradient.
+  static constexpr size_t kPushedByRanksMax = 64;
+
   struct RankCommit {
     bool committed = false;
     uint64_t request_id = 0;
@@ -64,8 +67,15 @@ class OpenStep {
   // committed.
   absl::Span<const uint8_t> CommittedParameters();
   // By parameter: 1 when all its pieces are staged, 0 when none is.
-  // FAILED_PRECONDITION, naming the first, when some but not all are.
+  // FAILED_PRECONDITION, naming the first, when some but not all are; but
+  // replicated, of kPushedByRanksMax ranks at most, some are enough.
   absl::Status ResolveParameters(absl::Span<const uint8_t>* updated);
+  // After that: by parameter, bit r: rank r has pushed it. Empty when all have
+  // that are updated.
+  absl::Span<const uint64_t> pushed_by() const { return pushed_by_used_; }
+  // After that, where pushed_by() is not empty: what Stage still lacks, by
+  // parameter, because some ranks have not pushed it.
+  absl::Span<const StageAction> PlanPartly();
 
   // Drops what the rank staged and its commit.
   void DropRank(uint32_t rank);
@@ -97,6 +107,8 @@ class OpenStep {
   absl::Status CheckPiece(uint32_t parameter, int64_t staged,
                           uint32_t micro_step, bool accumulate) const;
   void DropPieces(uint32_t rank);
+  bool MayLackGradients() const { return !pushed_by_.empty(); }
+  uint64_t PushedBy(uint32_t parameter) const;
 
   const Layout* layout_ = nullptr;
   absl::Span<const RankPartition> partitions_;
@@ -105,6 +117,8 @@ class OpenStep {
   std::vector<uint32_t> piece_counts_;   // by parameter
   std::vector<uint32_t> staged_pieces_;  // by parameter
   std::vector<uint8_t> updated_;         // by parameter
+  std::vector<uint64_t> pushed_by_;      // by parameter, when replicated
+  absl::Span<const uint64_t> pushed_by_used_;
   std::vector<StageAction> actions_;
   uint64_t staged_total_ = 0;
   uint32_t committed_count_ = 0;

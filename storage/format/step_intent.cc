@@ -17,25 +17,39 @@ uint32_t Checksum(const StepIntentHeader& header,
   return Crc32c(parts, sizeof(parts));
 }
 
+// Behind the groups; where a uint64_t may lie.
+uint64_t UpdatedBytes(uint64_t parameter_count) {
+  return (parameter_count + 7) / 8 * 8;
+}
+
 }  // namespace
 
 uint64_t StepIntentBytes(uint64_t group_count, uint64_t parameter_count) {
   return sizeof(StepIntentHeader) + group_count * sizeof(StepIntentGroup) +
-         parameter_count;
+         UpdatedBytes(parameter_count) + parameter_count * sizeof(uint64_t);
 }
 
 void WriteStepIntent(StepIntentHeader header,
                      absl::Span<const StepIntentGroup> groups,
                      absl::Span<const uint8_t> updated,
+                     absl::Span<const uint64_t> pushed_by,
                      absl::Span<std::byte> file) {
   header.group_count = static_cast<uint32_t>(groups.size());
   header.parameter_count = static_cast<uint32_t>(updated.size());
+  header.has_pushed_by = pushed_by.empty() ? 0 : 1;
   std::byte* to = file.data() + sizeof(header);
-  const size_t group_bytes = groups.size() * sizeof(StepIntentGroup);
-  std::memcpy(to, groups.data(), group_bytes);
-  std::memcpy(to + group_bytes, updated.data(), updated.size());
-  header.crc32c = Checksum(
-      header, file.subspan(sizeof(header), group_bytes + updated.size()));
+  const auto append = [&to](const void* data, size_t bytes) {
+    if (bytes > 0) std::memcpy(to, data, bytes);
+    to += bytes;
+  };
+  append(groups.data(), groups.size() * sizeof(StepIntentGroup));
+  append(updated.data(), updated.size());
+  const uint64_t padding = 0;
+  append(&padding, UpdatedBytes(updated.size()) - updated.size());
+  append(pushed_by.data(), pushed_by.size() * sizeof(uint64_t));
+  const auto end = static_cast<size_t>(to - file.data());
+  header.crc32c =
+      Checksum(header, file.subspan(sizeof(header), end - sizeof(header)));
   std::memcpy(file.data(), &header, sizeof(header));
 }
 
@@ -56,8 +70,10 @@ absl::Status ReadStepIntent(absl::Span<const std::byte> file, uint64_t step,
                      header.parameter_count, " parameters, the layout has ",
                      group_count, " and ", parameter_count));
   }
+  const uint64_t mask_bytes = parameter_count * sizeof(uint64_t);
+  const uint64_t used = bytes - (header.has_pushed_by == 0 ? mask_bytes : 0);
   if (header.crc32c !=
-      Checksum(header, file.subspan(sizeof(header), bytes - sizeof(header)))) {
+      Checksum(header, file.subspan(sizeof(header), used - sizeof(header)))) {
     return absl::DataLossError("step_intent: the checksum is wrong");
   }
   if (header.record.committed_step != step) {
@@ -71,6 +87,12 @@ absl::Status ReadStepIntent(absl::Span<const std::byte> file, uint64_t step,
   intent->updated = {reinterpret_cast<const uint8_t*>(
                          groups + group_count * sizeof(StepIntentGroup)),
                      parameter_count};
+  intent->pushed_by = {};
+  if (header.has_pushed_by != 0) {
+    intent->pushed_by = {
+        reinterpret_cast<const uint64_t*>(file.data() + bytes - mask_bytes),
+        parameter_count};
+  }
   return absl::OkStatus();
 }
 

@@ -20,7 +20,8 @@ struct StepIntentHeader {
   double gradient_limit;  // 0: none
   uint32_t group_count;
   uint32_t parameter_count;
-  uint32_t reserved[3];
+  uint32_t has_pushed_by;  // 1: what follows ends with pushed_by
+  uint32_t reserved[2];
   uint32_t crc32c;  // of what is before it and what follows the header
 };
 static_assert(sizeof(StepIntentHeader) == 160);
@@ -33,13 +34,14 @@ static_assert(sizeof(StepIntentGroup) == 112);
 static_assert(std::is_trivially_copyable_v<StepIntentGroup>);
 
 // The header, the groups' hyperparameters, one byte per parameter: 1 when the
-// step updates it.
+// step updates it; 8 bytes per parameter: which ranks pushed it.
 uint64_t StepIntentBytes(uint64_t group_count, uint64_t parameter_count);
 
 // Writes into `file`, which holds StepIntentBytes. Sets counts and checksum.
 void WriteStepIntent(StepIntentHeader header,
                      absl::Span<const StepIntentGroup> groups,
                      absl::Span<const uint8_t> updated,
+                     absl::Span<const uint64_t> pushed_by,
                      absl::Span<std::byte> file);
 
 // What WriteStepIntent wrote; the spans point into `file`.
@@ -47,6 +49,9 @@ struct StepIntent {
   StepIntentHeader header;
   absl::Span<const StepIntentGroup> groups;
   absl::Span<const uint8_t> updated;
+  // By parameter: bit r: rank r's gradient is in the sum. Empty: all ranks'
+  // are.
+  absl::Span<const uint64_t> pushed_by;
 };
 
 // DATA_LOSS when counts or checksum are wrong, or it is of another step.

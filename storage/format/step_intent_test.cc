@@ -20,7 +20,12 @@ class StepIntentTest : public ::testing::Test {
     header.record.committed_step = 7;
     header.record.clip_coefficient = 0.5;
     header.gradient_limit = 3;
-    WriteStepIntent(header, groups_, updated_, absl::MakeSpan(file_));
+    header_ = header;
+    Write({});
+  }
+  void Write(const std::vector<uint64_t>& pushed_by) {
+    WriteStepIntent(header_, groups_, updated_, pushed_by,
+                    absl::MakeSpan(file_));
   }
   absl::Status Read(uint64_t step = 7, uint64_t groups = 2,
                     uint64_t parameters = 5) {
@@ -31,6 +36,7 @@ class StepIntentTest : public ::testing::Test {
       {{.value = {1, 2, 3, 4, 5, 0}}, 0.25},
       {{.value = {6, 7, 8, 9, 10, 1}, .max_norm = 2}, 0.125}};
   const std::vector<uint8_t> updated_ = {1, 0, 1, 1, 0};
+  StepIntentHeader header_ = {};
   std::vector<std::byte> file_;
   StepIntent intent_;
 };
@@ -44,6 +50,18 @@ TEST_F(StepIntentTest, ReadsWhatWasWritten) {
   EXPECT_EQ(intent_.groups[1].hyperparams.max_norm, 2);
   EXPECT_EQ(intent_.groups[1].gradient_factor, 0.125);
   EXPECT_THAT(intent_.updated, ElementsAreArray(updated_));
+  EXPECT_TRUE(intent_.pushed_by.empty());
+}
+
+TEST_F(StepIntentTest, WhoPushedIsTheLastStepsOwn) {
+  const std::vector<uint64_t> pushed_by = {1, 0, uint64_t{1} << 63, 3, 0};
+  Write(pushed_by);
+  ASSERT_TRUE(Read().ok());
+  EXPECT_THAT(intent_.pushed_by, ElementsAreArray(pushed_by));
+  EXPECT_THAT(intent_.updated, ElementsAreArray(updated_));
+  Write({});
+  ASSERT_TRUE(Read().ok());
+  EXPECT_TRUE(intent_.pushed_by.empty());
 }
 
 TEST_F(StepIntentTest, OtherStepOrLayout) {
@@ -54,6 +72,7 @@ TEST_F(StepIntentTest, OtherStepOrLayout) {
 }
 
 TEST_F(StepIntentTest, EveryFlippedBitIsNoticed) {
+  Write({1, 0, 2, 3, 0});
   for (size_t bit = 0; bit < file_.size() * 8; ++bit) {
     file_[bit / 8] ^= std::byte{1} << (bit % 8);
     EXPECT_EQ(Read().code(), absl::StatusCode::kDataLoss) << "bit " << bit;
