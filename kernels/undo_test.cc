@@ -494,7 +494,7 @@ TEST_P(UndoTest, SumsOf16BitsAreRolledBackFromEveryInstruction) {
   }
 }
 
-// More than a strip of their sum.
+// Many vectors of it.
 TEST_P(UndoTest, LongSumOfGradientsGoesOnFromEveryInstruction) {
   const UpdateKernelKey key = {OptimizerKind::kSgd, sgd::kHasMomentum};
   SKIP_IF_UNTRACEABLE(StepThroughUpdate(key, kNumelMax - 1, /*begin=*/3,

@@ -9,9 +9,11 @@
 #endif
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 
 #include "absl/types/span.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
 #include "proto/types/dtype.h"
@@ -33,6 +35,37 @@ HWY_INLINE hn::Vec<D> SumOfVectors(D d, const void* const* gradients,
   }
   return sum;
 }
+
+// Elements [begin, ...) of gradients that are summed as they are loaded.
+struct GradientSum {
+  const void* const* gradients;
+  size_t count;
+  DType dtype;
+  size_t begin;
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> Load(D d, size_t i) const {
+    switch (dtype) {
+      case DType::kFloat32:
+        break;
+      case DType::kBFloat16:
+        return SumOfVectors<DType::kBFloat16>(d, gradients, count, begin + i);
+      case DType::kFloat16:
+        return SumOfVectors<DType::kFloat16>(d, gradients, count, begin + i);
+    }
+    return SumOfVectors<DType::kFloat32>(d, gradients, count, begin + i);
+  }
+
+  // `at` elements from `begin` on, as floats.
+  void Gather(size_t at, size_t numel, float* out) const;
+
+  HWY_INLINE void Prefetch(size_t i) const {
+    for (size_t k = 0; k < count; ++k) {
+      hwy::Prefetch(static_cast<const uint8_t*>(gradients[k]) +
+                    (begin + i) * SizeInBytes(dtype));
+    }
+  }
+};
 
 template <DType kDType>
 void SumOfGradientsOf(const void* const* gradients, size_t count, size_t begin,
@@ -75,6 +108,10 @@ HWY_INLINE void SumOfGradients(DType dtype,
     case DType::kFloat16:
       return SumOfGradientsOf<DType::kFloat16>(data, count, begin, numel, sum);
   }
+}
+
+inline void GradientSum::Gather(size_t at, size_t numel, float* out) const {
+  SumOfGradients(dtype, {gradients, count}, begin + at, numel, out);
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

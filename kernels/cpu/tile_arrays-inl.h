@@ -1,10 +1,11 @@
 // The arrays of a TileView with their element types. Per-target include.
 //
 // The traversal (update-inl.h) sees elements as floats and leaves it to one of
-// two classes how they lie in memory:
-//   FixedArrays   dtypes known to the compiler: fastest, a kernel for each pair
-//   AnyArrays     asks at each vector, a branch that the CPU predicts: one
-//                 kernel for all, so that many rules stay small
+// these classes how they lie in memory:
+//   FixedArrays   dtypes known to the compiler: fastest, a loop for each pair
+//   SumArrays     the same of several gradients, whose dtype is asked for
+//   AnyArrays     asks for all at each vector, a branch that the CPU predicts:
+//                 one loop, so that many rules stay small
 
 #if defined(OPTSTATE_KERNELS_CPU_TILE_ARRAYS_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
@@ -19,6 +20,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/gradient_sum-inl.h"
 #include "kernels/cpu/master-inl.h"
 #include "kernels/cpu/stochastic-inl.h"
 #include "kernels/update_kernel.h"
@@ -29,9 +31,8 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// What both have in common. Elements are counted from where the pointers are.
+// What all have in common. Elements are counted from where the pointers are.
 struct TileArrays {
-  const void* gradient;
   void* parameter;
   void* master;
   void* state[kStateArraysMax];
@@ -41,26 +42,20 @@ inline void* Advance(void* array, size_t bytes) {
   return array == nullptr ? nullptr : static_cast<uint8_t*>(array) + bytes;
 }
 
-// The same but for the gradient, from element `begin` on.
-template <class Arrays>
-Arrays From(Arrays arrays, size_t begin) {
-  arrays.parameter = Advance(arrays.parameter, begin * arrays.ParameterBytes());
-  arrays.master = Advance(arrays.master, begin * arrays.MasterBytes());
-  for (void*& state : arrays.state) {
-    state = Advance(state, begin * arrays.StateBytes());
-  }
-  arrays.MoveFlat(begin);
-  return arrays;
-}
-
 template <DType kGradient, DType kParameter, MasterFormat kMaster>
 struct FixedArrays : TileArrays {
   using Gradient = StorageOf<kGradient>;
   using Parameter = StorageOf<kParameter>;
 
   static constexpr bool kHasFloatState = true;
+  // The same with one gradient, of floats.
+  using OfFloats = FixedArrays<DType::kFloat32, kParameter, kMaster>;
+  OfFloats WithGradient(const void* const* floats) const {
+    return {static_cast<const TileArrays&>(*this), *floats};
+  }
 
-  static constexpr size_t GradientBytes() { return sizeof(Gradient); }
+  const void* gradient;
+
   static constexpr size_t ParameterBytes() { return sizeof(Parameter); }
   static constexpr size_t MasterBytes() { return BytesOfMaster(kMaster); }
   static constexpr size_t StateBytes() { return sizeof(float); }
@@ -72,10 +67,19 @@ struct FixedArrays : TileArrays {
   }
 
   void MoveFlat(size_t) {}  // it plays no role
+  void MoveGradient(size_t by) {
+    gradient = static_cast<const Gradient*>(gradient) + by;
+  }
+  void GatherGradient(size_t begin, size_t count, float* out) const {
+    GradientSum{&gradient, 1, kGradient, 0}.Gather(begin, count, out);
+  }
 
   template <class D>
   HWY_INLINE hn::Vec<D> LoadGradient(D d, size_t i) const {
     return LoadFloats<kGradient>(d, static_cast<const Gradient*>(gradient) + i);
+  }
+  HWY_INLINE void PrefetchGradient(size_t i) const {
+    hwy::Prefetch(static_cast<const Gradient*>(gradient) + i);
   }
 
   template <class D>
@@ -114,18 +118,34 @@ struct FixedArrays : TileArrays {
   }
 };
 
+// The same of several gradients.
+template <DType kParameter, MasterFormat kMaster>
+struct SumArrays : FixedArrays<DType::kFloat32, kParameter, kMaster> {
+  GradientSum sum;
+
+  void MoveGradient(size_t by) { sum.begin += by; }
+  void GatherGradient(size_t begin, size_t count, float* out) const {
+    sum.Gather(begin, count, out);
+  }
+
+  template <class D>
+  HWY_INLINE hn::Vec<D> LoadGradient(D d, size_t i) const {
+    return sum.Load(d, i);
+  }
+  HWY_INLINE void PrefetchGradient(size_t i) const { sum.Prefetch(i); }
+};
+
 // State arrays are of float or bfloat16.
 struct AnyArrays : TileArrays {
   static constexpr bool kHasFloatState = false;
 
-  DType gradient_dtype;
+  GradientSum sum;
   DType parameter_dtype;
   StateFormat state_format;
   MasterFormat master_format;
   uint64_t flat;  // of element 0, as in TileView
   RandomKeys random;
 
-  size_t GradientBytes() const { return SizeInBytes(gradient_dtype); }
   size_t ParameterBytes() const { return SizeInBytes(parameter_dtype); }
   size_t MasterBytes() const { return BytesOfMaster(master_format); }
   bool ReadsParameter() const { return master_format == MasterFormat::kSplit; }
@@ -136,17 +156,21 @@ struct AnyArrays : TileArrays {
   }
 
   void MoveFlat(size_t by) { flat += by; }
+  void MoveGradient(size_t by) { sum.begin += by; }
+  void GatherGradient(size_t begin, size_t count, float* out) const {
+    sum.Gather(begin, count, out);
+  }
+  AnyArrays WithGradient(const void* const* floats) const {
+    AnyArrays arrays = *this;
+    arrays.sum = {floats, 1, DType::kFloat32, 0};
+    return arrays;
+  }
 
   template <class D>
   HWY_INLINE hn::Vec<D> LoadGradient(D d, size_t i) const {
-    if (gradient_dtype == DType::kFloat32) {
-      return hn::LoadU(d, static_cast<const float*>(gradient) + i);
-    }
-    const auto* halves = static_cast<const uint16_t*>(gradient) + i;
-    return gradient_dtype == DType::kBFloat16
-               ? LoadFloats<DType::kBFloat16>(d, halves)
-               : LoadFloats<DType::kFloat16>(d, halves);
+    return sum.Load(d, i);
   }
+  HWY_INLINE void PrefetchGradient(size_t i) const { sum.Prefetch(i); }
 
   template <class D>
   HWY_INLINE hn::Vec<D> LoadMaster(D d, size_t i) const {

@@ -64,12 +64,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 // each page; README.md has what this gains.
 inline constexpr size_t kPrefetchElements = 128;
 
-// Several gradients are summed this many elements at a time: the sum stays in
-// the first-level cache. An even number of vectors, so that the two positions
-// of the undo ring go on taking turns.
-inline constexpr size_t kStripElements = 256;
-static_assert(kStripElements % kUndoRingElements == 0);
-
 template <class Rule>
 constexpr bool HasState(int k) {
   return (Rule::kStates >> k & 1) != 0;
@@ -95,8 +89,7 @@ constexpr Keep KeepOf() {
 // a prefetch does no harm; with tiles it is the next one's beginning.
 template <class Rule, class Arrays>
 HWY_INLINE void PrefetchInputs(const Arrays& arrays, size_t i) {
-  hwy::Prefetch(static_cast<const uint8_t*>(arrays.gradient) +
-                i * arrays.GradientBytes());
+  arrays.PrefetchGradient(i);
   hwy::Prefetch(static_cast<const uint8_t*>(arrays.master) +
                 i * arrays.MasterBytes());
   if (arrays.ReadsParameter()) {
@@ -299,25 +292,23 @@ HWY_NOINLINE void UpdateTail(D d, GradientScale scale, Rule rule, Arrays arrays,
                              size_t begin, size_t count, UndoSlot* undo,
                              size_t number, size_t position) {
   constexpr size_t kLanes = hn::MaxLanes(d);
-  HWY_ALIGN float gradient[kLanes] = {};  // enough for every dtype
-  HWY_ALIGN float parameter[kLanes] = {};
+  HWY_ALIGN float gradient[kLanes] = {};
+  HWY_ALIGN float parameter[kLanes] = {};  // enough for every dtype
   HWY_ALIGN float master[kLanes] = {};
   HWY_ALIGN float state[kStateArraysMax][kLanes] = {};
-  const size_t gradient_bytes = arrays.GradientBytes();
   const size_t parameter_bytes = arrays.ParameterBytes();
   const size_t master_bytes = arrays.MasterBytes();
   const size_t state_bytes = arrays.StateBytes();
 
-  CopyBytes(gradient, 0, arrays.gradient, begin * gradient_bytes,
-            count * gradient_bytes);
+  arrays.GatherGradient(begin, count, gradient);
   CopyBytes(master, 0, arrays.master, begin * master_bytes,
             count * master_bytes);
   if (arrays.ReadsParameter()) {
     CopyBytes(parameter, 0, arrays.parameter, begin * parameter_bytes,
               count * parameter_bytes);
   }
-  Arrays tail = arrays;
-  tail.gradient = gradient;
+  const void* const its_gradient = gradient;
+  auto tail = arrays.WithGradient(&its_gradient);
   tail.parameter = parameter;
   tail.master = master;
   for (int k = 0; k < kStateArraysMax; ++k) {
@@ -418,25 +409,25 @@ void UpdateRange(const UpdateFactors& factors, const Arrays& arrays,
   }
 }
 
-// `arrays` are those of `view` and take a gradient in float.
-template <class Rule, class Arrays>
-HWY_NOINLINE void UpdateSummed(const UpdateFactors& factors,
-                               const TileView& view, DType gradient_dtype,
-                               Arrays arrays) {
-  HWY_ALIGN float sum[kStripElements];
-  arrays.gradient = sum;
-  for (size_t begin = view.begin; begin < view.numel; begin += kStripElements) {
-    const size_t numel = std::min(kStripElements, view.numel - begin);
-    SumOfGradients(gradient_dtype, view.gradients, begin, numel, sum);
-    UpdateRange<Rule>(factors, From(arrays, begin), 0, numel, begin, view.undo);
-  }
-}
-
 inline TileArrays ArraysOf(const TileView& view) {
-  return {view.gradients[0],
-          view.parameter,
+  return {view.parameter,
           view.master,
           {view.state[0], view.state[1], view.state[2]}};
+}
+
+inline GradientSum SumOf(const TileView& view, DType gradient) {
+  return {view.gradients.data(), view.gradients.size(), gradient, 0};
+}
+
+// Calls update(arrays) with those of the view that know their dtypes.
+template <DType kGradient, DType kParameter, MasterFormat kMaster, class Update>
+HWY_INLINE void WithFixedArrays(const TileView& view, const Update& update) {
+  if (view.gradients.size() == 1) {
+    return update(FixedArrays<kGradient, kParameter, kMaster>{
+        ArraysOf(view), view.gradients[0]});
+  }
+  update(SumArrays<kParameter, kMaster>{{ArraysOf(view), nullptr},
+                                        SumOf(view, kGradient)});
 }
 
 // The vectors that somebody who was killed kept the xor of (undo.h), finished
@@ -455,7 +446,7 @@ HWY_NOINLINE size_t FinishXor(const UpdateFactors& factors,
   HWY_ALIGN float kept[kUndoRingElements] = {};
   const size_t parameter_bytes = arrays.ParameterBytes();
   const size_t master_bytes = arrays.MasterBytes();
-  SumOfGradients(gradient_dtype, view.gradients, begin, length, gradient);
+  SumOf(view, gradient_dtype).Gather(begin, length, gradient);
   CopyBytes(kept, 0, view.undo->old[0] + position, 0, length * sizeof(float));
   if (arrays.ReadsParameter()) {
     CopyBytes(parameter, 0, arrays.parameter, begin * parameter_bytes,
@@ -529,28 +520,26 @@ HWY_NOINLINE size_t FinishXor(const UpdateFactors& factors,
 
 // UpdateKernel::apply of a rule and a pair of dtypes.
 template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
-void UpdateFixed(const UpdateFactors& factors, const TileView& whole) {
+void UpdateFixed(const UpdateFactors& factors, const TileView& view) {
   using OfFloats = FixedArrays<DType::kFloat32, kParameter, kMaster>;
-  TileView view = whole;
+  size_t begin = view.begin;
   if constexpr (KeepOf<Rule, OfFloats>() == Keep::kXor) {
     if (view.undo != nullptr) {
-      view.begin =
-          FinishXor<Rule>(factors, view, kGradient, OfFloats{ArraysOf(view)});
+      begin = FinishXor<Rule>(factors, view, kGradient,
+                              OfFloats{ArraysOf(view), nullptr});
     }
   }
-  if (view.gradients.size() == 1) {
-    const FixedArrays<kGradient, kParameter, kMaster> arrays = {ArraysOf(view)};
-    return UpdateRange<Rule>(factors, arrays, view.begin, view.numel, 0,
-                             view.undo);
-  }
-  UpdateSummed<Rule>(factors, view, kGradient, OfFloats{ArraysOf(view)});
+  WithFixedArrays<kGradient, kParameter, kMaster>(
+      view, [&](const auto& arrays) HWY_ATTR {
+        UpdateRange<Rule>(factors, arrays, begin, view.numel, 0, view.undo);
+      });
 }
 
 inline AnyArrays ArraysOf(const TileView& view, DType gradient, DType parameter,
                           StateFormat state, MasterFormat master,
                           uint32_t random_seed) {
   return {ArraysOf(view),
-          gradient,
+          SumOf(view, gradient),
           parameter,
           state,
           master,
@@ -563,12 +552,10 @@ HWY_NOINLINE void UpdateOfFormats(const UpdateFactors& factors,
                                   const TileView& view, DType gradient,
                                   DType parameter, StateFormat state,
                                   MasterFormat master) {
-  const bool is_one = view.gradients.size() == 1;
-  const AnyArrays arrays =
-      ArraysOf(view, is_one ? gradient : DType::kFloat32, parameter, state,
-               master, factors.random_seed);
-  if (!is_one) return UpdateSummed<Rule>(factors, view, gradient, arrays);
-  UpdateRange<Rule>(factors, arrays, view.begin, view.numel, 0, view.undo);
+  UpdateRange<Rule>(
+      factors,
+      ArraysOf(view, gradient, parameter, state, master, factors.random_seed),
+      view.begin, view.numel, 0, view.undo);
 }
 
 // UpdateKernel::apply of a rule with state arrays of float or bfloat16.

@@ -16,7 +16,6 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/dynamic-inl.h"
-#include "kernels/cpu/gradient_sum-inl.h"
 #include "kernels/cpu/update-inl.h"
 #include "kernels/undo.h"
 #include "kernels/update_kernel.h"
@@ -30,7 +29,6 @@ namespace HWY_NAMESPACE {
 struct BlockBuffers {
   HWY_ALIGN float state[kStateArraysMax][kQuantizedBlockElements];
   HWY_ALIGN uint8_t code[kQuantizedBlockElements];
-  HWY_ALIGN float gradient[kQuantizedBlockElements];
 };
 
 // A block's old values, before it is in flight. `arrays` begin with it.
@@ -91,7 +89,7 @@ void EncodeState(const TileView& view, size_t begin, size_t numel, int k,
 template <class Rule, class Arrays>
 void UpdateBlock(const UpdateFactors& factors, const TileView& view,
                  size_t begin, size_t numel, Arrays arrays,
-                 DType gradient_dtype, BlockBuffers* buffers) {
+                 BlockBuffers* buffers) {
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (!HasState<Rule>(k)) continue;
     DecodeState<Rule>(view, begin, numel, k, buffers);
@@ -99,14 +97,7 @@ void UpdateBlock(const UpdateFactors& factors, const TileView& view,
   }
   arrays.master = Advance(view.master, begin * arrays.MasterBytes());
   arrays.parameter = Advance(view.parameter, begin * arrays.ParameterBytes());
-  if (view.gradients.size() == 1) {
-    arrays.gradient = static_cast<const uint8_t*>(view.gradients[0]) +
-                      begin * arrays.GradientBytes();
-  } else {
-    SumOfGradients(gradient_dtype, view.gradients, begin, numel,
-                   buffers->gradient);
-    arrays.gradient = buffers->gradient;
-  }
+  arrays.MoveGradient(begin);
   if (view.undo != nullptr) SaveBlock<Rule>(view, arrays, begin, numel);
   UpdateRange<Rule>(factors, arrays, 0, numel, 0, /*undo=*/nullptr);
   for (int k = 0; k < kStateArraysMax; ++k) {
@@ -119,44 +110,29 @@ void UpdateBlock(const UpdateFactors& factors, const TileView& view,
 
 template <class Rule, class Arrays>
 HWY_NOINLINE void UpdateBlocks(const UpdateFactors& factors,
-                               const TileView& view, const Arrays& arrays,
-                               DType gradient) {
+                               const TileView& view, const Arrays& arrays) {
   BlockBuffers buffers;
   for (size_t begin = view.begin; begin < view.numel;
        begin += kQuantizedBlockElements) {
     const size_t numel = std::min(kQuantizedBlockElements, view.numel - begin);
-    UpdateBlock<Rule>(factors, view, begin, numel, arrays, gradient, &buffers);
+    UpdateBlock<Rule>(factors, view, begin, numel, arrays, &buffers);
   }
-}
-
-template <class Rule>
-void UpdateBlocksOfFormats(const UpdateFactors& factors, const TileView& view,
-                           DType gradient, DType parameter,
-                           MasterFormat master) {
-  const DType one_gradient =
-      view.gradients.size() == 1 ? gradient : DType::kFloat32;
-  UpdateBlocks<Rule>(
-      factors, view,
-      ArraysOf(view, one_gradient, parameter, StateFormat::kFloat32, master, 0),
-      gradient);
 }
 
 // UpdateKernel::apply of a rule with state arrays of bytes.
 template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
 void UpdateDynamic(const UpdateFactors& factors, const TileView& view) {
-  UpdateBlocksOfFormats<Rule>(factors, view, kGradient, kParameter, kMaster);
+  UpdateBlocks<Rule>(
+      factors, view,
+      ArraysOf(view, kGradient, kParameter, StateFormat::kFloat32, kMaster, 0));
 }
 
 // The same of dtypes that the loops know; those of UpdateFixed.
 template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
 void UpdateFixedDynamic(const UpdateFactors& factors, const TileView& view) {
-  if (view.gradients.size() == 1) {
-    const FixedArrays<kGradient, kParameter, kMaster> arrays = {ArraysOf(view)};
-    return UpdateBlocks<Rule>(factors, view, arrays, kGradient);
-  }
-  const FixedArrays<DType::kFloat32, kParameter, kMaster> arrays = {
-      ArraysOf(view)};
-  UpdateBlocks<Rule>(factors, view, arrays, kGradient);
+  WithFixedArrays<kGradient, kParameter, kMaster>(
+      view, [&](const auto& arrays)
+                HWY_ATTR { UpdateBlocks<Rule>(factors, view, arrays); });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
