@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 
 import daemon_cost
 import rank_cost
@@ -30,6 +31,7 @@ from peers import (
     torch_optimizer,
 )
 from peers_check import check
+from ratio_plot import plot
 from table import Table, count
 
 Ki, Mi = 1 << 10, 1 << 20
@@ -238,6 +240,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--budget", type=float, default=2.0, help="seconds a row group (default 2)")
     parser.add_argument("--most", type=int, default=64 * Mi, help="elements at most")
+    parser.add_argument("--plot", type=pathlib.Path, help="draw the tables of ratios: .svg, .png")
     parser.add_argument("--large", action="store_true", help="256 Mi and 100,000 tensors too")
     arguments = parser.parse_args()
     arguments.threads = [int(threads) for threads in arguments.threads.split(",")]
@@ -279,6 +282,9 @@ def main() -> None:
     print("All sides agree.", flush=True)
     for part in arguments.only:
         PARTS[part](benchmark)
+    if arguments.plot and Table.rows:
+        plot(Table.rows, arguments.plot)
+        print(f"\nplot: {arguments.plot}")
 
 
 if __name__ == "__main__":

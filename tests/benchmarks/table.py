@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from interleave import Times
+from ratio_plot import Row
 
 HEADER = (
     "| what | elements | threads | optstate ms | other ms | ratio | quartiles | goal |",
@@ -20,7 +21,10 @@ def count(number: int) -> str:
 
 
 class Table:
+    rows: list[Row] = []  # of all tables, for the plot
+
     def __init__(self, title: str) -> None:
+        self._title = title
         print(f"\n### {title}\n")
         for line in HEADER:
             print(line, flush=True)
@@ -37,6 +41,7 @@ class Table:
             f"| {low:.2f} to {high:.2f} | {said} |",
             flush=True,
         )
+        Table.rows.append(Row(self._title, what, size, threads, middle, low, high, goal))
 
 
 class FlatTable:
