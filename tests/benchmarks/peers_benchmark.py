@@ -231,6 +231,15 @@ class Benchmark:
             table.add(f"{what}: {mode}", size, threads, Times(seconds), mode, goal)
 
 
+def pages() -> str:
+    """Of 64 MiB of a tensor."""
+    tensor = torch.ones(16 * Mi)
+    for line in pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("AnonHugePages:") and int(line.split()[1]) << 10 > tensor.nbytes // 2:
+            return "huge"
+    return f"{os.sysconf('SC_PAGE_SIZE')} bytes"
+
+
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -268,7 +277,7 @@ def main() -> None:
     arguments = parsed()
     library = Library(arguments.library)
     load = os.getloadavg()[0]
-    print(f"Load of the machine before: {load:.2f}")
+    print(f"Load of the machine before: {load:.2f}; pages: {pages()}")
     if load > BUSY:
         print(
             "It is busy, and OpenMP suffers more from that: ratios of several threads say little."
