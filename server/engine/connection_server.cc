@@ -120,6 +120,9 @@ void ConnectionServer::Run() {
     ServeOnce();
     FinishIfOver();
   }
+}
+
+void ConnectionServer::EndSessions() {
   if (options_.job == nullptr) return;
   // Each session detaches, and a detach waits for the step being applied.
   shm_->Shutdown("optstated shuts down");

@@ -52,8 +52,10 @@ class ConnectionServer {
   // What a supervisor says first; answered with Ready.
   void TakeSupervise(SupervisorMessage message);
 
-  // Serves. When it returns, all sessions have ended.
+  // Serves until the supervisor says that it is enough.
   void Run();
+  // Ends all sessions, once the step that is being applied is done.
+  void EndSessions();
 
  private:
   explicit ConnectionServer(Options options);

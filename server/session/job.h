@@ -258,6 +258,13 @@ class Job {
   virtual absl::Status Drain(absl::Time deadline) = 0;
   virtual void Resume() = 0;
 
+  // Waits until no step, load or recovery is under way; from then on, for
+  // `lease`, none begins: Push, EndMicroStep, Commit and BeginLoad wait. For
+  // whoever ends the process meanwhile; if nobody does, or at Resume, they go
+  // on. DEADLINE_EXCEEDED: there was no such moment.
+  virtual absl::Status Rest(absl::Time deadline, absl::Duration lease) = 0;
+  virtual bool resting() const = 0;
+
   // True when the job should go: ephemeral (or never registered) and without
   // sessions after having had one.
   virtual bool finished() const = 0;

@@ -70,6 +70,8 @@ class JobImpl final : public Job {
 
   absl::Status Drain(absl::Time deadline) override;
   void Resume() override;
+  absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
+  bool resting() const override;
   bool finished() const override;
   v1::Job Describe() const override;
   absl::StatusOr<v1::ListParametersReply> ListParameters(
@@ -172,6 +174,9 @@ class JobImpl final : public Job {
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   uint32_t AttachedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool NoOpenStep() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool NothingUnderWay() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool IsAwake() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !resting_; }
+  void SitOutRest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_steps.cc
   absl::Status CheckStep(uint32_t rank, uint64_t step) const
@@ -335,6 +340,8 @@ class JobImpl final : public Job {
   // Not OK: FAILED, and this is what calls return.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  bool resting_ ABSL_GUARDED_BY(mu_) = false;  // until rest_end_, at most
+  absl::Time rest_end_ ABSL_GUARDED_BY(mu_);
   bool had_session_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t skipped_steps_ ABSL_GUARDED_BY(mu_) = 0;
 };

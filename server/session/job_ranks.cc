@@ -136,6 +136,37 @@ absl::Status JobImpl::Drain(absl::Time deadline) {
 void JobImpl::Resume() {
   absl::MutexLock lock(&mu_);
   draining_ = false;
+  resting_ = false;
+}
+
+bool JobImpl::NothingUnderWay() const {
+  return NoOpenStep() && !load_.active();
+}
+
+absl::Status JobImpl::Rest(absl::Time deadline, absl::Duration lease) {
+  absl::MutexLock lock(&mu_);
+  if (!mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::NothingUnderWay),
+                             deadline)) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "job \"", options_.name,
+        "\" was never without a step, a load or a recovery under way"));
+  }
+  resting_ = true;
+  rest_end_ = absl::Now() + lease;
+  return absl::OkStatus();
+}
+
+bool JobImpl::resting() const {
+  absl::MutexLock lock(&mu_);
+  return resting_ && absl::Now() < rest_end_;
+}
+
+// Of a call that would begin something. It is not answered if the process ends
+// meanwhile, and its session then asks the next engine.
+void JobImpl::SitOutRest() {
+  if (!resting_) return;
+  mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::IsAwake), rest_end_);
+  resting_ = false;
 }
 
 bool JobImpl::finished() const {

@@ -65,6 +65,7 @@ bool JobImpl::IsOfRecoveredStep(uint32_t rank, uint64_t step) const {
 absl::Status JobImpl::Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                            uint32_t first_parameter, uint32_t parameter_count) {
   absl::MutexLock lock(&mu_);
+  SitOutRest();
   if (IsOfRecoveredStep(rank, step)) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(CheckStep(rank, step));
   OPTSTATE_RETURN_IF_ERROR(
@@ -143,6 +144,7 @@ absl::Status JobImpl::CheckCommit(uint32_t rank, const CommitSpec& spec,
 void JobImpl::Commit(uint32_t rank, uint64_t request_id,
                      const CommitSpec& spec) {
   absl::MutexLock lock(&mu_);
+  SitOutRest();
   // Nobody to answer: the session ended while this was under way.
   if (!CheckAttached(rank).ok()) return;
   bool repeated = false;

@@ -287,6 +287,12 @@ absl::Status FakeJob::Drain(absl::Time /*deadline*/) {
 
 void FakeJob::Resume() {}
 
+absl::Status FakeJob::Rest(absl::Time /*deadline*/, absl::Duration /*lease*/) {
+  return absl::OkStatus();
+}
+
+bool FakeJob::resting() const { return false; }
+
 bool FakeJob::finished() const { return false; }
 
 v1::Job FakeJob::Describe() const { return {}; }

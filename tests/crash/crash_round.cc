@@ -19,9 +19,8 @@ namespace {
 
 using client::Session;
 
-// Kills are what an engine is restarted after, so it may be often. A rank that
-// accumulates is hardly ever between two steps: then upgrades leave it its
-// engine, and need not wait long for that.
+// Kills are what an engine is restarted after, so it may be often. While a rank
+// is lost no job is between two steps: upgrades need not wait long for that.
 constexpr char kConfig[] =
     "drain_timeout_s: 1\n"
     "engine:\n"
@@ -111,15 +110,13 @@ absl::Status CompareState(const RunningJob& job, const End& expected) {
                             : absl::DataLossError(difference);
 }
 
-// Only sums of micro-steps can be lost: to a rank that dies, where they are
-// those of all ranks, and to an upgrade.
+// Only sums of micro-steps can be lost, and those of all ranks, to a rank that
+// dies.
 absl::Status CheckStepsAgain(const RunningJob& job, const Tally& before,
                              const Tally& after) {
   if (job.steps_again() == 0) return absl::OkStatus();
   const Scenario& scenario = job.scenario();
-  if (scenario.accumulation.has_value() &&
-      (after.upgrades > before.upgrades ||
-       (scenario.accumulates_together() && after.rank > before.rank))) {
+  if (scenario.accumulates_together() && after.rank > before.rank) {
     return absl::OkStatus();
   }
   return absl::InternalError(absl::StrCat("ranks were told ", job.steps_again(),
