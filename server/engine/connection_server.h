@@ -65,6 +65,7 @@ class ConnectionServer {
   // does what is to be done.
   void ServeOnce();
   void TakeRequests();
+  void TakeLimits(const v1::Limits& limits);
   v1::EngineEvent::Ready MakeReady();
   void Adopt(const v1::AdoptConnection& adopt, UniqueFd socket);
   absl::Status CheckOpen() const;
@@ -77,7 +78,7 @@ class ConnectionServer {
   size_t SessionCount() const;
 
   const Options options_;
-  const absl::Duration handshake_timeout_;
+  absl::Duration handshake_timeout_;
   const uint64_t engine_instance_;
   UniqueFd session_ended_;
   // Inodes of adopted sockets, those that were closed since among them.

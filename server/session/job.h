@@ -258,6 +258,9 @@ class Job {
   virtual absl::Status Drain(absl::Time deadline) = 0;
   virtual void Resume() = 0;
 
+  // For jobs that are created or grow from now on.
+  virtual void SetLimits(const v1::Limits& limits) = 0;
+
   // Waits until no step, load or recovery is under way; from then on, for
   // `lease`, none begins: Push, EndMicroStep, Commit and BeginLoad wait. For
   // whoever ends the process meanwhile; if nobody does, or at Resume, they go

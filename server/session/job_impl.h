@@ -70,6 +70,7 @@ class JobImpl final : public Job {
 
   absl::Status Drain(absl::Time deadline) override;
   void Resume() override;
+  void SetLimits(const v1::Limits& limits) override;
   absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
   bool resting() const override;
   bool finished() const override;

@@ -287,6 +287,8 @@ absl::Status FakeJob::Drain(absl::Time /*deadline*/) {
 
 void FakeJob::Resume() {}
 
+void FakeJob::SetLimits(const v1::Limits& /*limits*/) {}
+
 absl::Status FakeJob::Rest(absl::Time /*deadline*/, absl::Duration /*lease*/) {
   return absl::OkStatus();
 }
