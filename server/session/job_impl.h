@@ -211,6 +211,7 @@ class JobImpl final : public Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t BeginStaging(uint32_t rank, uint64_t step, uint32_t micro_step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RenewEpoch(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropStaged(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -226,7 +227,9 @@ class JobImpl final : public Job {
   void NotePast(uint32_t rank, int64_t end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AnswerEnding(uint32_t rank, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CarryEnded(uint32_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropSums(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ForgetSums() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfDrop(uint32_t rank, uint32_t dropped_by)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RestoreSums() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -97,17 +97,29 @@ uint64_t JobImpl::BeginStaging(uint32_t rank, uint64_t step,
                                uint32_t micro_step) {
   RankMark& mark = staging_mark(rank);
   if (mark.step != step) {
-    if (++mark.epoch == 0) mark.epoch = 1;
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    RenewEpoch(rank);
     mark.step = step;
   }
   return StagedMark(mark.epoch, micro_step);
 }
 
+// Of all marks of the rank's runs none counts any more.
+void JobImpl::RenewEpoch(uint32_t rank) {
+  RankMark& mark = staging_mark(rank);
+  const uint32_t epoch = EpochAfter(mark.epoch);
+  if (accumulates_together()) CarryEnded(epoch);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  mark.epoch = epoch;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
 void JobImpl::DropStaged(uint32_t rank) {
   TakeBackSpeculation();
-  staging_mark(rank).step = 0;
-  if (accumulates_together()) DropSums(rank);
+  if (accumulates_together()) {
+    DropSums(rank);
+  } else {
+    staging_mark(rank).step = 0;
+  }
   open_step_.DropRank(rank);
   if (!open_step_.open()) timer_.Drop();
 }
@@ -188,7 +200,7 @@ void JobImpl::CloseStep() {
   if (status.ok()) {
     timer_.Finish(outcome.applied ? scheduler_->UpdateBytes(updated) : 0);
   }
-  micro_steps_.DropAll();  // every rank has been answered
+  if (accumulates_together()) ForgetSums();  // every rank has been answered
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) DropStaged(rank);
 }
 
