@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "optstate/v1/admin.pb.h"
@@ -49,6 +50,8 @@ class SessionListener {
   virtual ~SessionListener() = default;
   virtual void OnStepDone(uint64_t request_id, const absl::Status& status,
                           const StepOutcome& outcome) = 0;
+  // While an answer is outstanding: what its rank waits for.
+  virtual void OnNotice(absl::string_view /*text*/) {}
 };
 
 struct RegisterSpec {
@@ -138,8 +141,10 @@ struct CommitSpec {
 //                outcome; with another, FAILED_PRECONDITION.
 //   A parameter is updated when all its pieces were pushed; none: left alone;
 //   some but not all: FAILED_PRECONDITION to all, as above.
-//   Detach in an open step drops what the rank staged and its commit; whether
-//   ranks that wait in a commit are told is the configuration's on_rank_loss.
+//   Detach in an open step drops what the rank staged and its commit. Ranks
+//   that wait for it go on waiting, and get a notice, or are answered ABORTED,
+//   as the configuration's on_rank_loss says. Who comes to wait for it later
+//   gets the notice.
 //
 // State: host-tier files in the job directory (storage/host_tier.h) and a
 // control file that records the committed step, its outcome and a mark while a

@@ -94,6 +94,9 @@ class JobImpl final : public Job {
     // Whose drop took sums with it that this rank had a part in; the rank has
     // not dropped its own part yet.
     std::optional<uint32_t> sums_dropped_by;
+    // The step that was next when it left, others being there; 0: it is here,
+    // or was never.
+    uint64_t lost_at_step = 0;
   };
 
   // What follows from a description; replaced as a whole.
@@ -213,7 +216,11 @@ class JobImpl final : public Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RenewEpoch(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropStaged(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Waits(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void NoteLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AbortForLoss(const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellOfLost(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // job_micro_steps.cc
   absl::Status CheckSums(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);

@@ -75,6 +75,7 @@ void JobImpl::EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
   ranks_[rank].ending = request_id;
   NotePast(rank, int64_t{micro_step} + 1);
   SumWhole(0, 0);
+  if (Waits(rank)) TellOfLost(rank);
 }
 
 // What became whole by it may be any parameter.

@@ -72,6 +72,7 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   }
   RankSession& rank = ranks_[spec.rank];
   rank.attached = true;
+  rank.lost_at_step = 0;
   rank.spec = spec;
   rank.attached_at = absl::Now();
   if (!recovery_.has_value() || spec.gradients_present) {
@@ -104,12 +105,14 @@ void JobImpl::Detach(uint32_t rank) {
   } else {
     DropStaged(rank);
     ::unlink(StagingPath(rank, rank_mark(rank).client_instance).c_str());
-    if (in_step) TellOfLoss(rank);
   }
   LeaveLoadRound(rank);
   // Whoever attaches next says anew where its gradients are.
   ranks_[rank] = RankSession{};
   gradient_areas_[rank] = nullptr;
+  if (recovery_.has_value()) return;
+  NoteLoss(rank);
+  if (in_step) TellOfLoss(rank);
 }
 
 // What a former engine's ranks have staged opens nothing while they are away.

@@ -20,6 +20,10 @@ double ClipCoefficient(double max_norm, double norm) {
   return std::min(1.0, max_norm / (norm + 1e-6));
 }
 
+std::string LostAt(uint32_t rank, uint64_t step) {
+  return absl::StrCat("rank ", rank, " lost at step ", step);
+}
+
 }  // namespace
 
 absl::Status JobImpl::CheckStep(uint32_t rank, uint64_t step) const {
@@ -176,6 +180,7 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
   } else if (open_step_.all_committed()) {
     CloseStep();
   } else {
+    TellOfLost(rank);
     Speculate(rank);
   }
 }
@@ -368,22 +373,49 @@ void JobImpl::AnswerCommits(const absl::Status& status,
   }
 }
 
-// Only of an open step. Those who have not committed learn it when they do:
-// they wait for the rank, or find it back.
+bool JobImpl::Waits(uint32_t rank) const {
+  return open_step_.commit(rank).committed || ranks_[rank].ending.has_value();
+}
+
+// For those who come to wait for it. Ranks that have all gone are none that
+// anybody waits for.
+void JobImpl::NoteLoss(uint32_t rank) {
+  ranks_[rank].lost_at_step = record().committed_step + 1;
+  if (AttachedCount() > 0) return;
+  for (RankSession& each : ranks_) each.lost_at_step = 0;
+}
+
+// Those who wait in the open step.
 void JobImpl::TellOfLoss(uint32_t rank) {
-  const std::string what = absl::StrCat("rank ", rank, " lost at step ",
-                                        record().committed_step + 1);
+  const std::string what = LostAt(rank, record().committed_step + 1);
   spdlog::warn("{}: job={} waiting=\"{}\"", what, options_.name,
                open_step_.Describe());
-  if (options_.config.engine().on_rank_loss() != v1::RANK_LOSS_ABORT) return;
+  if (options_.config.engine().on_rank_loss() == v1::RANK_LOSS_ABORT) {
+    return AbortForLoss(what);
+  }
+  for (uint32_t other = 0; other < ranks_.size(); ++other) {
+    if (Waits(other)) TellOfLost(other);
+  }
+}
+
+void JobImpl::AbortForLoss(const std::string& what) {
   const absl::Status aborted = absl::AbortedError(
       absl::StrCat(what, "; what this rank staged is dropped"));
   AnswerCommits(aborted, StepOutcome{});
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
-    const bool ends_micro_step = ranks_[other].ending.has_value();
-    if (!open_step_.commit(other).committed && !ends_micro_step) continue;
+    if (!Waits(other)) continue;
     AnswerEnding(other, aborted);
     DropStaged(other);
+  }
+}
+
+// Of all that the rank waits for, whoever is lost.
+void JobImpl::TellOfLost(uint32_t rank) const {
+  for (uint32_t other = 0; other < ranks_.size(); ++other) {
+    const uint64_t step = ranks_[other].lost_at_step;
+    if (step == 0) continue;
+    ranks_[rank].spec.listener->OnNotice(
+        absl::StrCat(LostAt(other, step), ", waiting for its return"));
   }
 }
 
