@@ -35,6 +35,7 @@ struct ChannelSetup {
   // Tells the engine that it is still this session, after a reconnection.
   uint64_t client_instance = 0;
   InterruptCheck interrupted = nullptr;
+  NoticeSink notice = [](const std::string&) {};
 };
 
 // Pieces [first, +count) of the rank, accumulated up to this micro-step.

@@ -405,6 +405,10 @@ absl::Status GrpcChannel::WaitUntil(absl::FunctionRef<bool()> done,
 // Files a reply under its request. The error is the engine's breach of the
 // protocol.
 absl::Status GrpcChannel::Record(v1::SessionReply reply) {
+  if (reply.has_notice()) {
+    setup_.notice(reply.notice().text());
+    return absl::OkStatus();
+  }
   const auto found = pending_.find(reply.request_id());
   if (found == pending_.end() || found->second.reply) {
     return absl::InternalError(absl::StrCat("the engine answered request ",

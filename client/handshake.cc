@@ -139,6 +139,7 @@ v1::AttachRequest MakeAttach(const ChannelSetup& setup) {
   request.set_rank(setup.rank);
   request.set_layout_hash(setup.layout.hash());
   request.set_client_instance(setup.client_instance);
+  request.set_takes_notices(true);
   return request;
 }
 

@@ -1,6 +1,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <random>
 #include <utility>
 
@@ -33,6 +34,14 @@ absl::Status CheckOptions(const SessionOptions& options) {
   return absl::OkStatus();
 }
 
+NoticeSink NoticesOf(const SessionOptions& options) {
+  if (options.notice != nullptr) return options.notice;
+  return [job = options.job, rank = options.rank](const std::string& text) {
+    std::fprintf(stderr, "optstate: job \"%s\", rank %u: %s\n", job.c_str(),
+                 rank, text.c_str());
+  };
+}
+
 absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
   OPTSTATE_RETURN_IF_ERROR(CheckOptions(options));
   // The layout is by far the largest part, and not needed twice.
@@ -58,7 +67,8 @@ absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
                       .extend = options.extend,
                       .loss_scaler = options.loss_scaler,
                       .client_instance = NewInstance(),
-                      .interrupted = options.interrupted};
+                      .interrupted = options.interrupted,
+                      .notice = NoticesOf(options)};
 }
 
 }  // namespace

@@ -93,6 +93,10 @@ struct Outcome {
 // Whether a wait is to end. Asked by the thread that waits, every 50 ms or so.
 using InterruptCheck = std::function<bool()>;
 
+// Hears what a rank waits for, within the call that waits: "rank 1 lost at step
+// 7, waiting for its return".
+using NoticeSink = std::function<void(const std::string& text)>;
+
 // Who opens a session, of which job, and where.
 struct SessionOptions {
   // "unix:PATH", "grpc:HOST:PORT", "grpc:unix:PATH" or "embedded". Empty:
@@ -122,6 +126,7 @@ struct SessionOptions {
   // Ends waits for other ranks and for a daemon with CANCELLED; null: nothing
   // does. Not asked during a load, which would leave the job unusable.
   InterruptCheck interrupted = nullptr;
+  NoticeSink notice = nullptr;  // null: a line on stderr
 };
 
 struct SessionInfo {

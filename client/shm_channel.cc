@@ -119,13 +119,16 @@ absl::StatusOr<v1::SessionReply> ShmChannel::Call(
   OPTSTATE_RETURN_IF_ERROR(TransportError(sent));
   OPTSTATE_RETURN_IF_ERROR(
       AwaitReadable(socket_.get(), deadline, setup_.interrupted));
-  absl::StatusOr<shm::Frame> frame =
-      shm::ReceiveFrame(socket_.get(), shm::kFrameBytesMax, deadline);
-  if (!frame.ok()) return TransportError(frame.status());
+  absl::StatusOr<shm::Frame> frame;
   v1::SessionReply reply;
-  if (!reply.ParseFromString(frame->payload)) {
-    return absl::InternalError("the daemon's reply is not understood");
-  }
+  // A notice that nobody waited for comes first.
+  do {
+    frame = shm::ReceiveFrame(socket_.get(), shm::kFrameBytesMax, deadline);
+    if (!frame.ok()) return TransportError(frame.status());
+    if (!reply.ParseFromString(frame->payload)) {
+      return absl::InternalError("the daemon's reply is not understood");
+    }
+  } while (reply.has_notice());
   OPTSTATE_RETURN_IF_ERROR(FromProto(reply.status()));
   if (reply_fds != nullptr) *reply_fds = std::move(frame->fds);
   return reply;

@@ -94,8 +94,8 @@ class ShmChannel final : public Channel {
   absl::StatusOr<bool> TakeCompletions();
   absl::Status Record(const shm::Completion& completion);
   std::string TextOf(const shm::Completion& completion) const;
-  bool PeerEnded() const;
-  absl::Status EndReason() const;
+  bool PeerSpeaks() const;
+  absl::Status HearPeer() const;
   absl::Status Lose(const absl::Status& status);
   void Drop();
 

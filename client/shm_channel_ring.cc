@@ -26,8 +26,8 @@ using shm::Submission;
 
 // How long a dead engine may go unnoticed while its answer is awaited.
 constexpr absl::Duration kSleepSlice = absl::Milliseconds(50);
-// For the rest of a farewell of which something has arrived.
-constexpr absl::Duration kFarewellTimeout = absl::Milliseconds(100);
+// For the rest of a frame of which something has arrived.
+constexpr absl::Duration kFrameTimeout = absl::Milliseconds(100);
 
 }  // namespace
 
@@ -75,10 +75,13 @@ absl::Status ShmChannel::WaitUntil(absl::FunctionRef<bool()> done,
   while (!done()) {
     // Looked at before the ring, so that what an engine answered before it died
     // still counts.
-    const bool ended = PeerEnded();
+    const bool speaks = PeerSpeaks();
     OPTSTATE_ASSIGN_OR_RETURN(const bool progress, TakeCompletions());
     if (progress) continue;
-    if (ended) return Lose(EndReason());
+    if (speaks) {
+      const absl::Status ended = HearPeer();
+      if (!ended.ok()) return Lose(ended);
+    }
     const absl::Time now = absl::Now();
     const absl::Duration left = deadline - now;
     if (left <= absl::ZeroDuration()) {
@@ -144,21 +147,26 @@ std::string ShmChannel::TextOf(const Completion& completion) const {
       text, std::min<uint64_t>(completion.text_bytes, shm::kTextBytes));
 }
 
-// Nothing comes over the socket once the rings are in use, but its end.
-bool ShmChannel::PeerEnded() const {
+// Once the rings are in use the socket brings notices and its end.
+bool ShmChannel::PeerSpeaks() const {
   pollfd entry = {.fd = socket_.get(), .events = POLLIN, .revents = 0};
   return poll(&entry, 1, 0) > 0;
 }
 
-// An engine that ends a session on purpose says why; one that died cannot.
-absl::Status ShmChannel::EndReason() const {
-  v1::SessionReply farewell;
+// OK: a notice. An engine that ends a session on purpose says why; one that
+// died cannot.
+absl::Status ShmChannel::HearPeer() const {
+  v1::SessionReply said;
   absl::StatusOr<shm::Frame> frame = shm::ReceiveFrame(
-      socket_.get(), shm::kFrameBytesMax, absl::Now() + kFarewellTimeout);
-  if (frame.ok() && farewell.ParseFromString(frame->payload)) {
-    absl::Status status = FromProto(farewell.status());
-    if (absl::IsUnavailable(status)) return TransportError(status);
-    if (!status.ok()) return status;
+      socket_.get(), shm::kFrameBytesMax, absl::Now() + kFrameTimeout);
+  if (frame.ok() && said.ParseFromString(frame->payload)) {
+    if (said.has_notice()) {
+      setup_.notice(said.notice().text());
+      return absl::OkStatus();
+    }
+    absl::Status farewell = FromProto(said.status());
+    if (absl::IsUnavailable(farewell)) return TransportError(farewell);
+    if (!farewell.ok()) return farewell;
   }
   return TransportError(
       absl::UnavailableError("the engine closed the connection"));

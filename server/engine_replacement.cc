@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,8 +17,8 @@ namespace {
 constexpr absl::Duration kReadyTimeout = absl::Minutes(3);
 // The end of this object is looked for so often.
 constexpr absl::Duration kLook = absl::Seconds(1);
-// The open step is looked for so often.
-constexpr absl::Duration kStepLook = absl::Milliseconds(2);
+// Between two questions to an engine that is not there just now.
+constexpr absl::Duration kAskAgain = absl::Milliseconds(2);
 
 // A step that is being recovered is as good as one under way.
 bool CanBePushedAgain(const v1::Job& job) {
@@ -67,7 +68,7 @@ absl::StatusOr<bool> EngineReplacement::Replace(const std::string& job) {
   OPTSTATE_ASSIGN_OR_RETURN(const std::string own,
                             control::ExecutableIdentity("/proc/self/exe"));
   if (*engine == own && !options_.replace_all) return false;
-  OPTSTATE_RETURN_IF_ERROR(AwaitReplaceable(job));
+  OPTSTATE_RETURN_IF_ERROR(AwaitRest(job));
   const absl::Status replaced =
       options_.control->ReplaceEngine(job, absl::Now() + kLook);
   if (replaced.ok()) return true;
@@ -89,23 +90,34 @@ absl::StatusOr<std::string> EngineReplacement::AwaitEngine(
   }
 }
 
-absl::Status EngineReplacement::AwaitReplaceable(const std::string& job) {
+absl::Status EngineReplacement::AwaitRest(const std::string& job) {
   const absl::Time deadline = absl::Now() + options_.patience;
   while (!ending_) {
-    const absl::StatusOr<v1::Job> described =
-        options_.engines->GetJob(job, absl::Now() + kLook);
-    if (described.ok() && CanBePushedAgain(*described)) return absl::OkStatus();
-    if (absl::Now() > deadline) {
-      if (!described.ok()) return described.status();
-      return absl::DeadlineExceededError(absl::StrCat(
-          "it keeps its engine, for within ",
-          absl::FormatDuration(options_.patience), " there was no moment ",
-          "without a load, a recovery or a step of accumulated gradients",
-          "; upgrade again later"));
-    }
-    absl::SleepFor(kStepLook);
+    const absl::Status rests =
+        options_.engines->Rest(job, std::min(absl::Now() + kLook, deadline));
+    // An engine of a build that knows no rest is stopped where it is.
+    if (rests.ok() || absl::IsUnimplemented(rests)) return absl::OkStatus();
+    if (absl::Now() > deadline) return CheckStopInside(job);
+    if (!absl::IsDeadlineExceeded(rests)) absl::SleepFor(kAskAgain);
   }
   return absl::UnavailableError("the daemon ends");
+}
+
+absl::Status EngineReplacement::CheckStopInside(const std::string& job) {
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::Job described,
+                            options_.engines->GetJob(job, absl::Now() + kLook));
+  const std::string within = absl::FormatDuration(options_.patience);
+  if (CanBePushedAgain(described)) {
+    spdlog::warn(
+        "upgrade: job {}: not between two steps within {} ({}): its "
+        "engine is stopped inside one",
+        job, within, described.open_step());
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "it keeps its engine, for within ", within, " there was no moment ",
+      "without a load, a recovery or a step of accumulated gradients",
+      "; upgrade again later"));
 }
 
 }  // namespace optstate

@@ -17,11 +17,12 @@ namespace optstate {
 // After an upgrade of the supervisor: replaces the engines of another build,
 // one job after another.
 //
-// An engine that is told to stop finishes the pass that it is in and ends its
-// sessions; ranks connect again, find the next engine, and push again what was
-// staged. Only what they cannot push again is waited for, so that none sees
-// more than a delay: accumulated gradients of an open step, and a load. A drain
-// would do worse: ranks are told of it.
+// An engine is stopped between two steps, in a rest (see Job::Rest): its ranks'
+// sessions end, they connect again and find the next engine. A drain would do
+// worse: ranks are told of it. A job whose steps overlap, or that waits for a
+// rank, has no such moment; in the end its engine is stopped inside the step,
+// which ranks push again, unless there is something that they cannot push
+// again: accumulated gradients, a load.
 //
 // Threads: one of its own, from construction to destruction, which ends between
 // two jobs or waits for an engine at most a second longer.
@@ -32,8 +33,9 @@ class EngineReplacement {
     admin::EngineChannels* engines = nullptr;
     UpgradeRecord* record = nullptr;
     bool replace_all = false;  // those of this build too
-    // How long one job may keep its engine because of what could not be pushed
-    // again; it keeps it for good then, and the record says so.
+    // How long one job may keep its engine because it is never between two
+    // steps. If it could not push all of its step again, it keeps it for good
+    // then, and the record says so.
     absl::Duration patience = absl::Seconds(30);
   };
 
@@ -46,7 +48,9 @@ class EngineReplacement {
   // False: there is nothing to replace.
   absl::StatusOr<bool> Replace(const std::string& job);
   absl::StatusOr<std::string> AwaitEngine(const std::string& job);
-  absl::Status AwaitReplaceable(const std::string& job);
+  // Until the engine may be stopped.
+  absl::Status AwaitRest(const std::string& job);
+  absl::Status CheckStopInside(const std::string& job);
 
   const Options options_;
   std::atomic<bool> ending_{false};

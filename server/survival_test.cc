@@ -1,6 +1,7 @@
 // Two ranks take steps through real processes that are killed and upgraded; a
 // job that nobody disturbs says what should have come out.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -8,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -24,6 +26,7 @@ namespace optstate {
 namespace {
 
 using client::Session;
+using ::testing::HasSubstr;
 
 constexpr size_t kParameters = 4;
 constexpr size_t kElements = 5000;
@@ -62,6 +65,25 @@ class Rank {
     if (thread_.joinable()) thread_.join();
   }
   uint64_t taken() const { return taken_; }
+  // After Join(), to go on by hand.
+  Session& session() { return *session_; }
+  absl::Status Push(uint64_t step) {
+    const std::vector<float> gradient = Gradient(step, rank_);
+    const std::vector<const void*> pointers(kParameters, gradient.data());
+    const std::vector<uint32_t> parameters = {0, 1, 2, 3};
+    return session_->PushGradients(step, 0, parameters, pointers);
+  }
+  static client::CommitOptions CommitOf(uint64_t step) {
+    client::CommitOptions commit;
+    commit.step = step;
+    commit.groups.resize(1, AdamHyperparams());
+    return commit;
+  }
+  absl::Status Step(uint64_t step) {
+    const absl::Status pushed = Push(step);
+    if (!pushed.ok()) return pushed;
+    return session_->Commit(CommitOf(step)).status();
+  }
   // After Join(): all parameters, one after another.
   std::vector<std::byte> Parameters() const {
     std::vector<std::byte> all;
@@ -92,19 +114,6 @@ class Rank {
     }
   }
 
-  absl::Status Step(uint64_t step) {
-    const std::vector<float> gradient = Gradient(step, rank_);
-    const std::vector<const void*> pointers(kParameters, gradient.data());
-    const std::vector<uint32_t> parameters = {0, 1, 2, 3};
-    const absl::Status pushed =
-        session_->PushGradients(step, 0, parameters, pointers);
-    if (!pushed.ok()) return pushed;
-    client::CommitOptions commit;
-    commit.step = step;
-    commit.groups.resize(1, AdamHyperparams());
-    return session_->Commit(commit).status();
-  }
-
   const uint32_t rank_;
   const std::atomic<uint64_t>* const last_;
   std::atomic<uint64_t> taken_{0};
@@ -133,18 +142,43 @@ class SurvivalTest : public testing::TestWithParam<std::string>,
     })) << Log();
     return job;
   }
-  bool Upgrade(const std::string& binary) const {
+  // To this very build unless another is named; the upgrade's id, or empty.
+  std::string BeginUpgrade(const std::string& binary = "") const {
     grpc::ClientContext context;
     v1::UpgradeRequest request;
     request.set_binary(binary);
     v1::UpgradeReply reply;
-    if (!Admin()->Upgrade(&context, request, &reply).ok()) return false;
-    return Eventually([&] {
-      grpc::ClientContext again;
+    return Admin()->Upgrade(&context, request, &reply).ok() ? reply.id() : "";
+  }
+  // Of the build that has taken over.
+  v1::UpgradeProgress AwaitUpgrade(const std::string& id, bool done) const {
+    v1::UpgradeProgress progress;
+    EXPECT_TRUE(Eventually([&] {
+      grpc::ClientContext context;
       v1::ServerStatus status;
-      return Admin()->GetStatus(&again, {}, &status).ok() &&
-             status.upgrade().id() == reply.id() && status.upgrade().done();
-    });
+      if (!Admin()->GetStatus(&context, {}, &status).ok()) return false;
+      progress = status.upgrade();
+      return progress.id() == id && (progress.done() || !done);
+    })) << Log();
+    return progress;
+  }
+
+  // Rank 0 has committed step 2, rank 1 has not begun it.
+  void BeginStep2() {
+    last_ = 1;
+    StartRanks();
+    first_->Join();
+    second_->Join();
+    ASSERT_TRUE(first_->Push(2).ok());
+    ASSERT_TRUE(first_->session().CommitStart(Rank::CommitOf(2)).ok());
+  }
+  void EndStep2() {
+    absl::Status first;
+    std::thread waits([&] { first = first_->session().CommitWait().status(); });
+    const absl::Status second = second_->Step(2);
+    waits.join();
+    EXPECT_TRUE(first.ok()) << first << Log();
+    EXPECT_TRUE(second.ok()) << second << Log();
   }
 
   void StartRanks() {
@@ -203,13 +237,43 @@ TEST_P(SurvivalTest, TheBuildIsReplacedTwice) {
     AwaitFurtherSteps();
     const std::string binary = root() + "/" + name;
     std::filesystem::copy_file("server/optstated", binary);
-    ASSERT_TRUE(Upgrade(binary)) << Log();
+    EXPECT_TRUE(AwaitUpgrade(BeginUpgrade(binary), true).done());
     EXPECT_EQ(std::filesystem::read_symlink(
                   absl::StrCat("/proc/", AwaitJob().engine_pid(), "/exe")),
               binary);
     AwaitFurtherSteps();
   }
   ExpectUndisturbed();
+}
+
+TEST_P(SurvivalTest, AnEngineIsReplacedBetweenTwoSteps) {
+  StartDaemon();
+  BeginStep2();
+  const std::string id = BeginUpgrade();
+  EXPECT_FALSE(AwaitUpgrade(id, /*done=*/false).done());
+  EndStep2();
+  const v1::UpgradeProgress progress = AwaitUpgrade(id, /*done=*/true);
+  EXPECT_EQ(progress.engines_replaced(), 1u);
+  EXPECT_EQ(progress.problems_size(), 0) << progress.ShortDebugString();
+  EXPECT_THAT(Log(),
+              HasSubstr("engine ends between two steps: job=job step=2"));
+  for (Rank* rank : {first_.get(), second_.get()}) {
+    EXPECT_TRUE(rank->Push(3).ok()) << Log();
+  }
+}
+
+// A step that does not end is pushed again.
+TEST_P(SurvivalTest, AnEngineIsReplacedInsideAStepThatDoesNotEnd) {
+  const std::string config = root() + "/impatient.yaml";
+  std::ofstream(config) << "drain_timeout_s: 1\n";
+  StartDaemon({"--config", config});
+  BeginStep2();
+  const v1::UpgradeProgress progress =
+      AwaitUpgrade(BeginUpgrade(), /*done=*/true);
+  EXPECT_EQ(progress.engines_replaced(), 1u);
+  EXPECT_EQ(progress.problems_size(), 0) << progress.ShortDebugString();
+  EXPECT_THAT(Log(), HasSubstr("its engine is stopped inside one"));
+  EndStep2();
 }
 
 INSTANTIATE_TEST_SUITE_P(Wires, SurvivalTest,

@@ -272,16 +272,17 @@ absl::Status Layout::CheckSame(const Layout& other,
     return Differs("the state format", Name(state_format()),
                    Name(other.state_format()));
   }
-  if (master_format() != other.master_format()) {
-    return Differs("the master format", Name(master_format()),
-                   Name(other.master_format()));
-  }
   const size_t groups_shared = std::min(groups().size(), other.groups().size());
   const size_t parameters_shared =
       std::min(parameters().size(), other.parameters().size());
-  for (size_t i = 0; i < parameters_shared; ++i) {
+  for (uint32_t i = 0; i < parameters_shared; ++i) {
     OPTSTATE_RETURN_IF_ERROR(
         CheckSameParameter(i, parameters()[i], other.parameters()[i]));
+    // To float32 parameters the chosen format makes no difference.
+    if (master_format(i) != other.master_format(i)) {
+      return Differs("the master format", Name(master_format()),
+                     Name(other.master_format()));
+    }
   }
   for (size_t i = 0; i < groups_shared; ++i) {
     OPTSTATE_RETURN_IF_ERROR(CheckSameOptions(

@@ -290,6 +290,29 @@ TEST(LayoutTest, CheckSameNamesTheFirstDifference) {
             "the number of groups is 2 in the job, 3 here");
 }
 
+// Float32 parameters are their own masters, whatever was asked for.
+TEST(LayoutTest, AMasterFormatMattersToOtherParametersAlone) {
+  const auto split = [](LayoutSpec& s) {
+    s.master_format = MasterFormat::kSplit;
+  };
+  EXPECT_EQ(Difference(split), "OK");
+  const auto split_group = [&](LayoutSpec& s) {
+    split(s);
+    s.groups.push_back({});
+    s.parameters.push_back(Parameter("c", {7}, 2));
+    s.parameters.back().dtype = DType::kBFloat16;
+  };
+  EXPECT_EQ(Difference(split_group, /*allow_extension=*/true), "OK");
+  LayoutSpec job = SmallSpec();
+  job.parameters[2].dtype = DType::kBFloat16;
+  LayoutSpec rank = job;
+  split(rank);
+  const absl::Status status =
+      MakeOrDie(job).CheckSame(MakeOrDie(rank), /*allow_extension=*/false);
+  EXPECT_EQ(status.message(),
+            "the master format is float32 in the job, split here");
+}
+
 TEST(LayoutTest, AnExtensionAddsWholeGroupsAtTheEnd) {
   const auto add_group = [](LayoutSpec& s) {
     s.groups.push_back({});

@@ -19,6 +19,8 @@ namespace {
 // An engine's drain ends a little before ours, so that its answer, which says
 // what it waited for, arrives in time.
 constexpr absl::Duration kDrainAnswerTime = absl::Milliseconds(200);
+// Beyond what an engine waits, for one that has something else to do.
+constexpr absl::Duration kRestAnswerTime = absl::Seconds(1);
 
 absl::Status NoEngine(const std::string& job) {
   return absl::UnavailableError(
@@ -30,6 +32,15 @@ absl::Status NoEngine(const std::string& job) {
 void SetUp(grpc::ClientContext* context, absl::Time deadline) {
   context->set_deadline(absl::ToChronoTime(deadline));
   context->set_wait_for_ready(false);
+}
+
+// How long the engine may wait.
+void SetTimeout(absl::Time end, google::protobuf::Duration* to) {
+  const absl::Duration timeout =
+      std::max(end - absl::Now(), absl::ZeroDuration());
+  to->set_seconds(absl::ToInt64Seconds(timeout));
+  to->set_nanos(static_cast<int32_t>(
+      absl::ToInt64Nanoseconds(timeout % absl::Seconds(1))));
 }
 
 absl::Status Named(const std::string& job, const grpc::Status& status) {
@@ -153,11 +164,7 @@ absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline) {
   }
   v1::DrainRequest request;
   request.set_resume(resume);
-  const absl::Duration timeout =
-      std::max(deadline - absl::Now() - kDrainAnswerTime, absl::ZeroDuration());
-  request.mutable_timeout()->set_seconds(absl::ToInt64Seconds(timeout));
-  request.mutable_timeout()->set_nanos(static_cast<int32_t>(
-      absl::ToInt64Nanoseconds(timeout % absl::Seconds(1))));
+  SetTimeout(deadline - kDrainAnswerTime, request.mutable_timeout());
 
   absl::BlockingCounter pending(static_cast<int>(calls.size()));
   for (const auto& call : calls) {
@@ -173,6 +180,17 @@ absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline) {
   absl::Status first;
   for (const auto& call : calls) first.Update(call->status);
   return first;
+}
+
+absl::Status EngineChannels::Rest(const std::string& job, absl::Time deadline) {
+  const std::shared_ptr<Channel> channel = Find(job);
+  if (channel == nullptr) return NoEngine(job);
+  v1::RestRequest request;
+  SetTimeout(deadline, request.mutable_timeout());
+  grpc::ClientContext context;
+  SetUp(&context, deadline + kRestAnswerTime);
+  v1::RestReply reply;
+  return Named(job, channel->stub->Rest(&context, request, &reply));
 }
 
 }  // namespace optstate::admin

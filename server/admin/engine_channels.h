@@ -47,6 +47,10 @@ class EngineChannels {
   // The first failure, naming the job, is returned when all have answered.
   absl::Status DrainAll(bool resume, absl::Time deadline);
 
+  // See v1::RestRequest; `deadline` is the engine's. UNIMPLEMENTED: of an
+  // engine older than that.
+  absl::Status Rest(const std::string& job, absl::Time deadline);
+
  private:
   struct Channel;
 

@@ -32,8 +32,8 @@ constexpr size_t kConnectionsNotedMax = 8000;
 // A reply of a few bytes into the empty buffer of a new connection.
 constexpr absl::Duration kHelloReplyTimeout = absl::Seconds(1);
 
-absl::Duration HandshakeTimeout(const v1::EngineConfig& config) {
-  const uint32_t configured = config.daemon().limits().handshake_timeout_ms();
+absl::Duration HandshakeTimeout(const v1::Limits& limits) {
+  const uint32_t configured = limits.handshake_timeout_ms();
   return absl::Milliseconds(configured == 0 ? kHandshakeTimeoutMs : configured);
 }
 
@@ -58,7 +58,7 @@ absl::StatusOr<std::unique_ptr<ConnectionServer>> ConnectionServer::Start(
 
 ConnectionServer::ConnectionServer(Options options)
     : options_(std::move(options)),
-      handshake_timeout_(HandshakeTimeout(options_.config)),
+      handshake_timeout_(HandshakeTimeout(options_.config.daemon().limits())),
       engine_instance_(NewInstance()) {}
 
 absl::Status ConnectionServer::StartTransports() {
@@ -90,6 +90,7 @@ void ConnectionServer::TakeSupervise(SupervisorMessage message) {
   const absl::Status served = options_.service->Serve(std::move(message.fd));
   if (!served.ok()) spdlog::error("{}", served.ToString());
   if (options_.job != nullptr) {
+    TakeLimits(supervise.limits());
     if (supervise.draining()) {
       // Not to wait for the open step, only to begin no other.
       options_.job->Drain(absl::InfinitePast()).IgnoreError();
@@ -98,6 +99,15 @@ void ConnectionServer::TakeSupervise(SupervisorMessage message) {
     }
   }
   options_.reporter->ReportAll(MakeReady());
+}
+
+// Those of the supervisor's configuration may be others than we were started
+// with.
+void ConnectionServer::TakeLimits(const v1::Limits& limits) {
+  handshake_timeout_ = HandshakeTimeout(limits);
+  options_.job->SetLimits(limits);
+  shm_->SetHandshakeTimeout(handshake_timeout_);
+  grpc_->SetHandshakeTimeout(handshake_timeout_);
 }
 
 v1::EngineEvent::Ready ConnectionServer::MakeReady() {
@@ -120,6 +130,9 @@ void ConnectionServer::Run() {
     ServeOnce();
     FinishIfOver();
   }
+}
+
+void ConnectionServer::EndSessions() {
   if (options_.job == nullptr) return;
   // Each session detaches, and a detach waits for the step being applied.
   shm_->Shutdown("optstated shuts down");

@@ -52,8 +52,10 @@ class ConnectionServer {
   // What a supervisor says first; answered with Ready.
   void TakeSupervise(SupervisorMessage message);
 
-  // Serves. When it returns, all sessions have ended.
+  // Serves until the supervisor says that it is enough.
   void Run();
+  // Ends all sessions, once the step that is being applied is done.
+  void EndSessions();
 
  private:
   explicit ConnectionServer(Options options);
@@ -63,6 +65,7 @@ class ConnectionServer {
   // does what is to be done.
   void ServeOnce();
   void TakeRequests();
+  void TakeLimits(const v1::Limits& limits);
   v1::EngineEvent::Ready MakeReady();
   void Adopt(const v1::AdoptConnection& adopt, UniqueFd socket);
   absl::Status CheckOpen() const;
@@ -75,7 +78,7 @@ class ConnectionServer {
   size_t SessionCount() const;
 
   const Options options_;
-  const absl::Duration handshake_timeout_;
+  absl::Duration handshake_timeout_;
   const uint64_t engine_instance_;
   UniqueFd session_ended_;
   // Inodes of adopted sockets, those that were closed since among them.

@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <utility>
@@ -152,6 +153,14 @@ int RunEngine(const EngineOptions& options) {
   spdlog::info("engine ready: job={} restarts={} kept_gradients={}",
                config.job(), config.restarts(), kept_ranks.size());
   (*server)->Run();
+  // Calls that wait for the end of a rest cannot be told of this one, and
+  // nothing is under way that had to be finished: go as if killed.
+  if (opened != nullptr && opened->resting()) {
+    spdlog::info("engine ends between two steps: job={} step={}", config.job(),
+                 opened->Describe().committed_step());
+    std::_Exit(0);
+  }
+  (*server)->EndSessions();
   spdlog::info("engine ends: job={}", config.job());
   return 0;
 }

@@ -22,6 +22,14 @@ namespace optstate {
 namespace {
 
 constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
+// Within which the supervisor says Stop. If it has died instead, the ranks go
+// on.
+constexpr absl::Duration kRestLease = absl::Seconds(5);
+
+absl::Duration FromProto(const google::protobuf::Duration& duration) {
+  return absl::Seconds(duration.seconds()) +
+         absl::Nanoseconds(duration.nanos());
+}
 
 class EngineServiceImpl final : public EngineService,
                                 public v1::Engine::Service {
@@ -43,6 +51,9 @@ class EngineServiceImpl final : public EngineService,
   grpc::Status Drain(grpc::ServerContext* context,
                      const v1::DrainRequest* request,
                      v1::DrainReply* reply) override;
+  grpc::Status Rest(grpc::ServerContext* context,
+                    const v1::RestRequest* request,
+                    v1::RestReply* reply) override;
 
  private:
   absl::Status CheckName(const std::string& name) const;
@@ -146,14 +157,19 @@ grpc::Status EngineServiceImpl::Drain(grpc::ServerContext* /*context*/,
     return grpc::Status::OK;
   }
   absl::Duration timeout = kDrainTimeout;
-  if (request->has_timeout()) {
-    timeout = absl::Seconds(request->timeout().seconds()) +
-              absl::Nanoseconds(request->timeout().nanos());
-  }
+  if (request->has_timeout()) timeout = FromProto(request->timeout());
   const absl::Status drained = job_->Drain(absl::Now() + timeout);
   spdlog::info("drain: job={} result=\"{}\"", config_.job(),
                drained.ToString());
   return ToGrpc(drained);
+}
+
+grpc::Status EngineServiceImpl::Rest(grpc::ServerContext* /*context*/,
+                                     const v1::RestRequest* request,
+                                     v1::RestReply* /*reply*/) {
+  if (job_ == nullptr) return grpc::Status::OK;  // nothing can begin
+  return ToGrpc(
+      job_->Rest(absl::Now() + FromProto(request->timeout()), kRestLease));
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ class Supervisor {
     if (connection.ok()) control_ = *std::move(connection);
   }
 
-  void Supervise(bool draining = false) {
+  void Supervise(bool draining = false, const v1::Limits& limits = {}) {
     int fds[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
     ::fcntl(fds[0], F_SETFL, O_NONBLOCK | O_RDWR);
@@ -71,6 +71,7 @@ class Supervisor {
     v1::SupervisorRequest request;
     request.mutable_supervise()->set_log_level("info");
     request.mutable_supervise()->set_draining(draining);
+    *request.mutable_supervise()->mutable_limits() = limits;
     Send(request, theirs.get());
   }
   void StartJob() {
@@ -473,6 +474,23 @@ TEST_F(EngineTest, SupervisorThatDrainsRefusesNewSteps) {
   second.Supervise(/*draining=*/true);
   second.AwaitReady();
   EXPECT_TRUE(absl::IsUnavailable(peer->Call(peer->Push(1)).status));
+}
+
+// Its configuration is another than the one that the engine was started with.
+TEST_F(EngineTest, TheNextSupervisorsLimitsCount) {
+  auto engine = Start();
+  auto peer = engine->Connect();
+  Supervisor second(job_dir_);
+  v1::Limits limits;
+  limits.set_job_state_bytes_max(1);
+  second.Supervise(/*draining=*/false, limits);
+  second.AwaitReady();
+  const absl::Status refused = peer->Register();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  engine->Adopt(job_dir_);
+  engine->supervisor()->AwaitReady();
+  const absl::Status taken = peer->Register();
+  EXPECT_TRUE(taken.ok()) << taken;
 }
 
 // The job is over while nobody is there to hear it.

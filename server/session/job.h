@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "optstate/v1/admin.pb.h"
@@ -49,6 +50,8 @@ class SessionListener {
   virtual ~SessionListener() = default;
   virtual void OnStepDone(uint64_t request_id, const absl::Status& status,
                           const StepOutcome& outcome) = 0;
+  // While an answer is outstanding: what its rank waits for.
+  virtual void OnNotice(absl::string_view /*text*/) {}
 };
 
 struct RegisterSpec {
@@ -138,8 +141,10 @@ struct CommitSpec {
 //                outcome; with another, FAILED_PRECONDITION.
 //   A parameter is updated when all its pieces were pushed; none: left alone;
 //   some but not all: FAILED_PRECONDITION to all, as above.
-//   Detach in an open step drops what the rank staged and its commit; whether
-//   ranks that wait in a commit are told is the configuration's on_rank_loss.
+//   Detach in an open step drops what the rank staged and its commit. Ranks
+//   that wait for it go on waiting, and get a notice, or are answered ABORTED,
+//   as the configuration's on_rank_loss says. Who comes to wait for it later
+//   gets the notice.
 //
 // State: host-tier files in the job directory (storage/host_tier.h) and a
 // control file that records the committed step, its outcome and a mark while a
@@ -257,6 +262,16 @@ class Job {
   // returns when no step is open or at the deadline (DEADLINE_EXCEEDED).
   virtual absl::Status Drain(absl::Time deadline) = 0;
   virtual void Resume() = 0;
+
+  // For jobs that are created or grow from now on.
+  virtual void SetLimits(const v1::Limits& limits) = 0;
+
+  // Waits until no step, load or recovery is under way; from then on, for
+  // `lease`, none begins: Push, EndMicroStep, Commit and BeginLoad wait. For
+  // whoever ends the process meanwhile; if nobody does, or at Resume, they go
+  // on. DEADLINE_EXCEEDED: there was no such moment.
+  virtual absl::Status Rest(absl::Time deadline, absl::Duration lease) = 0;
+  virtual bool resting() const = 0;
 
   // True when the job should go: ephemeral (or never registered) and without
   // sessions after having had one.

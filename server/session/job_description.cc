@@ -147,7 +147,8 @@ absl::Status CheckSameSettings(const JobDescription& now,
   }
   if (now.layout.hash() != asked.layout.hash()) {
     return absl::FailedPreconditionError(
-        "the layout can be extended when all ranks have detached");
+        "the layout can be extended, and its master format changed, when all "
+        "ranks have detached");
   }
   return absl::OkStatus();
 }

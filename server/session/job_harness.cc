@@ -87,6 +87,7 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   options.kept = std::move(kept);
   options.config.mutable_engine()->set_workers(setup_.workers);
   options.config.mutable_engine()->set_speculative(setup_.speculative);
+  options.config.mutable_engine()->set_on_rank_loss(setup_.on_rank_loss);
   options.config.mutable_engine()->set_subgroup_elements(
       setup_.subgroup_elements);
   *options.config.mutable_limits() = setup_.limits;

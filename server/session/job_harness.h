@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "server/session/job.h"
 
 namespace optstate {
@@ -27,6 +28,14 @@ class RecordingListener final : public SessionListener {
     const std::lock_guard<std::mutex> lock(mu_);
     answers_[request_id] = {status, outcome};
   }
+  void OnNotice(absl::string_view text) override {
+    const std::lock_guard<std::mutex> lock(mu_);
+    notices_.emplace_back(text);
+  }
+  std::vector<std::string> notices() const {
+    const std::lock_guard<std::mutex> lock(mu_);
+    return notices_;
+  }
   // Null while the request is not answered.
   const Answer* Find(uint64_t request_id) const {
     const std::lock_guard<std::mutex> lock(mu_);
@@ -37,6 +46,7 @@ class RecordingListener final : public SessionListener {
  private:
   mutable std::mutex mu_;
   std::map<uint64_t, Answer> answers_;
+  std::vector<std::string> notices_;
 };
 
 // Values of every parameter of a layout, in order.
@@ -57,6 +67,7 @@ class JobHarness {
     uint32_t workers = 2;
     bool speculative = false;
     uint32_t subgroup_elements = 8192;
+    v1::RankLoss on_rank_loss = v1::RANK_LOSS_WAIT;
     bool accept_failed = false;
     // Rank r attaches as client_instance + r, with the gradients that it has
     // had; 0: as nobody that was there before, with none.
@@ -126,6 +137,10 @@ class JobHarness {
   const RecordingListener::Answer* AnswerTo(uint32_t rank,
                                             uint64_t request) const {
     return listeners_[rank]->Find(request);
+  }
+
+  std::vector<std::string> NoticesTo(uint32_t rank) const {
+    return listeners_[rank]->notices();
   }
 
   // PushAll and CommitAll; must be applied.

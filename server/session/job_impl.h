@@ -70,6 +70,9 @@ class JobImpl final : public Job {
 
   absl::Status Drain(absl::Time deadline) override;
   void Resume() override;
+  void SetLimits(const v1::Limits& limits) override;
+  absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
+  bool resting() const override;
   bool finished() const override;
   v1::Job Describe() const override;
   absl::StatusOr<v1::ListParametersReply> ListParameters(
@@ -91,6 +94,9 @@ class JobImpl final : public Job {
     // Whose drop took sums with it that this rank had a part in; the rank has
     // not dropped its own part yet.
     std::optional<uint32_t> sums_dropped_by;
+    // The step that was next when it left, others being there; 0: it is here,
+    // or was never.
+    uint64_t lost_at_step = 0;
   };
 
   // What follows from a description; replaced as a whole.
@@ -173,6 +179,9 @@ class JobImpl final : public Job {
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   uint32_t AttachedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool NoOpenStep() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool NothingUnderWay() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool IsAwake() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !resting_; }
+  void SitOutRest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_steps.cc
   absl::Status CheckStep(uint32_t rank, uint64_t step) const
@@ -207,8 +216,13 @@ class JobImpl final : public Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t BeginStaging(uint32_t rank, uint64_t step, uint32_t micro_step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RenewEpoch(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropStaged(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Waits(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void NoteLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AbortForLoss(const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TellOfLost(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // job_micro_steps.cc
   absl::Status CheckSums(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -222,7 +236,9 @@ class JobImpl final : public Job {
   void NotePast(uint32_t rank, int64_t end) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AnswerEnding(uint32_t rank, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void CarryEnded(uint32_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropSums(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ForgetSums() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfDrop(uint32_t rank, uint32_t dropped_by)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RestoreSums() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -337,6 +353,8 @@ class JobImpl final : public Job {
   // Not OK: FAILED, and this is what calls return.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  bool resting_ ABSL_GUARDED_BY(mu_) = false;  // until rest_end_, at most
+  absl::Time rest_end_ ABSL_GUARDED_BY(mu_);
   bool had_session_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t skipped_steps_ ABSL_GUARDED_BY(mu_) = 0;
 };

@@ -55,6 +55,7 @@ void CastAnyToFloat(DType dtype, const std::byte* from, float* to,
 
 absl::Status JobImpl::BeginLoad(uint32_t rank) {
   absl::MutexLock lock(&mu_);
+  SitOutRest();
   OPTSTATE_RETURN_IF_ERROR(CheckAttached(rank));
   if (recovery_.has_value()) return BeingFinished();
   for (uint32_t other = 0; other < ranks_.size(); ++other) {

@@ -23,6 +23,7 @@
 #include "server/scheduler/step_observer.h"
 #include "server/scheduler/worker_pool.h"
 #include "server/session/job_harness.h"
+#include "server/session/quiet_rank.h"
 
 namespace {
 
@@ -134,18 +135,6 @@ void WrapReaderLock(absl::Mutex* mutex) {
 namespace optstate {
 namespace {
 
-class QuietListener final : public SessionListener {
- public:
-  void OnStepDone(uint64_t, const absl::Status& status,
-                  const StepOutcome& outcome) override {
-    if (status.ok() && outcome.applied) ++applied_;
-  }
-  int applied() const { return applied_; }
-
- private:
-  int applied_ = 0;
-};
-
 // Whether update threads took part.
 class WorkerWatch final : public StepObserver {
  public:
@@ -158,65 +147,44 @@ class WorkerWatch final : public StepObserver {
   std::atomic<bool> worked_{false};
 };
 
+JobHarness::Setup SetupOf(bool accumulate, StepObserver* observer) {
+  JobHarness::Setup setup;
+  setup.layout.groups = {{}};
+  setup.layout.parameters = {MakeParameter("a", 1 << 18),
+                             MakeParameter("b", 1 << 18)};
+  setup.accumulate = accumulate;
+  setup.workers = 3;
+  setup.observer = observer;
+  return setup;
+}
+
 // One job and its rank, which steps when it is told to.
 class Trainer {
  public:
-  Trainer(int index, bool accumulate) : index_(index), setup_() {
-    setup_.layout.groups = {{}};
-    setup_.layout.parameters = {MakeParameter("a", 1 << 18),
-                                MakeParameter("b", 1 << 18)};
-    setup_.accumulate = accumulate;
-    setup_.workers = 3;
-    setup_.observer = &watch_;
-    harness_ = std::make_unique<JobHarness>(setup_);
-    harness_->Start(harness_->RandomTensors(1));
-    harness_->Detach(0);
-    area_.resize(2 << 20);
-    AttachSpec attach;
-    attach.layout_hash = harness_->layout().hash();
-    attach.gradient_area = area_.data();
-    attach.gradient_area_bytes = area_.size();
-    attach.listener = &listener_;
-    const absl::Status attached = harness_->job().Attach(attach).status();
-    EXPECT_TRUE(attached.ok()) << attached;
-    commit_.groups = groups_;
-    commit_.max_norm = 1;
+  Trainer(int index, bool accumulate)
+      : index_(index), rank_(SetupOf(accumulate, &watch_)) {
+    rank_.Step();
   }
 
   // At least `steps`, and until update threads were seen at work.
   void Run(int steps) {
     caller = index_;
-    for (int i = 0; i < steps || (!watch_.worked() && i < 1000); ++i) Step();
+    for (int i = 0; i < steps || (!watch_.worked() && i < 1000); ++i) {
+      rank_.Step();
+    }
     caller = -1;
   }
 
-  void Step() {
-    const uint64_t step = ++commit_.step;
-    Job& job = harness_->job();
-    failed_ |= !job.Push(0, step, 0, 0, 1).ok();
-    failed_ |= !job.Push(0, step, 0, 1, 1).ok();
-    job.Commit(0, step, commit_);
-    calls_ += 3;
+  bool ok() const { return rank_.ok() && watch_.worked(); }
+  // By Run().
+  uint64_t calls() const {
+    return (rank_.steps() - 1) * static_cast<uint64_t>(rank_.calls_per_step());
   }
-
-  bool ok() const {
-    return !failed_ && watch_.worked() &&
-           listener_.applied() == static_cast<int>(commit_.step);
-  }
-  int calls() const { return calls_; }
-  void ResetCalls() { calls_ = 0; }
 
  private:
   const int index_;
   WorkerWatch watch_;
-  JobHarness::Setup setup_;
-  std::unique_ptr<JobHarness> harness_;
-  QuietListener listener_;
-  std::vector<std::byte> area_;
-  std::vector<Hyperparams> groups_ = std::vector<Hyperparams>(1);
-  CommitSpec commit_;
-  bool failed_ = false;
-  int calls_ = 0;
+  QuietRank rank_;
 };
 
 void RunJobs(bool accumulate) {
@@ -228,8 +196,6 @@ void RunJobs(bool accumulate) {
   std::vector<std::unique_ptr<Trainer>> trainers;
   for (int i = 0; i < kJobs; ++i) {
     trainers.push_back(std::make_unique<Trainer>(i, accumulate));
-    trainers.back()->Step();
-    trainers.back()->ResetCalls();
   }
   std::atomic<bool> go{false};
   std::atomic<int> ready{0};
@@ -254,7 +220,8 @@ void RunJobs(bool accumulate) {
     EXPECT_TRUE(trainers[i]->ok());
     EXPECT_EQ(callers[i].allocations, 0);
     EXPECT_EQ(callers[i].pthread_locks, 0);
-    EXPECT_EQ(callers[i].absl_locks, trainers[i]->calls());
+    EXPECT_EQ(static_cast<uint64_t>(callers[i].absl_locks),
+              trainers[i]->calls());
     EXPECT_NE(callers[i].locked[0], nullptr);
     EXPECT_EQ(callers[i].locked[1], nullptr);
   }

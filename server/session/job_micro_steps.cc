@@ -61,6 +61,7 @@ absl::Status JobImpl::CheckEnding(uint32_t rank, uint64_t step) const {
 void JobImpl::EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
                            uint32_t micro_step) {
   absl::MutexLock lock(&mu_);
+  SitOutRest();
   // Nobody to answer: the session ended while this was under way.
   if (!CheckAttached(rank).ok()) return;
   absl::Status status;
@@ -74,6 +75,7 @@ void JobImpl::EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
   ranks_[rank].ending = request_id;
   NotePast(rank, int64_t{micro_step} + 1);
   SumWhole(0, 0);
+  if (Waits(rank)) TellOfLost(rank);
 }
 
 // What became whole by it may be any parameter.
@@ -120,8 +122,27 @@ void JobImpl::AnswerEnding(uint32_t rank, const absl::Status& status) {
   ranks_[rank].spec.listener->OnStepDone(request_id, status, StepOutcome{});
 }
 
+// What a rank has ended in this step it will not say again, also when another
+// epoch begins because some other rank dropped its part. Of marks that a former
+// engine or step has left none counts.
+void JobImpl::CarryEnded(uint32_t epoch) {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    RankMark& mark = rank_mark(rank);
+    const bool counts =
+        mark.ended_epoch == staging_mark(0).epoch &&
+        micro_steps_.past(rank) >= static_cast<int64_t>(mark.ended);
+    mark.ended_epoch = counts ? epoch : 0;
+  }
+}
+
+void JobImpl::ForgetSums() {
+  staging_mark(0).step = 0;
+  micro_steps_.DropAll();
+}
+
 // Of a rank that drops what it has staged: a sum that has its gradients, or was
-// made in the belief that it had none, is void for all.
+// made in the belief that it had none, is void for all. Without such sums the
+// others go on; but runs may have marks of a sum that an engine died in.
 void JobImpl::DropSums(uint32_t rank) {
   ranks_[rank].sums_dropped_by.reset();
   AnswerEnding(rank, absl::AbortedError(
@@ -129,8 +150,10 @@ void JobImpl::DropSums(uint32_t rank) {
   rank_mark(rank).ended_epoch = 0;
   if (!micro_steps_.any_summed()) {
     micro_steps_.DropRank(rank);
+    if (staging_mark(rank).step != 0) RenewEpoch(rank);
     return;
   }
+  staging_mark(rank).step = 0;
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
     if (other != rank) TellOfDrop(other, rank);
   }
@@ -170,7 +193,11 @@ void JobImpl::RestoreSums() {
     }
   }
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    const RankMark& mark = rank_mark(rank);
+    RankMark& mark = rank_mark(rank);
+    // Of the next epoch: the engine died as it began that.
+    if (mark.ended_epoch == EpochAfter(shared.epoch)) {
+      mark.ended_epoch = shared.epoch;
+    }
     if (mark.ended_epoch != shared.epoch) continue;
     micro_steps_.NotePast(rank, static_cast<int64_t>(mark.ended));
   }

@@ -143,6 +143,24 @@ TEST_F(JobMicroStepsCrashTest, ARankThatHasEndedNeedNotSaySoAgain) {
   EXPECT_TRUE(Ends(0, 1)) << "waits for rank 1, which is not there";
 }
 
+class AbortsBeforeTheCrash : public JobMicroStepsCrashTest,
+                             public ::testing::WithParamInterface<bool> {};
+
+// Nothing was summed: what rank 1 drops is its own alone.
+TEST_P(AbortsBeforeTheCrash, WhatAnotherRankHasEndedStaysEnded) {
+  DieAfter([&] {
+    if (!Ends(0, 0)) ::_exit(1);
+    if (!harness_.job().Abort(1, 1).ok()) ::_exit(1);
+    if (GetParam()) Push(&harness_, 1, 0, 21, 1);
+  });
+  AttachTo(0);
+  AttachTo(1);
+  Push(&harness_, 1, 0, 21, 3);
+  EXPECT_TRUE(Ends(1, 0)) << "waits for rank 0, which has said that already";
+}
+
+INSTANTIATE_TEST_SUITE_P(PushesAgain, AbortsBeforeTheCrash, ::testing::Bool());
+
 TEST_F(JobMicroStepsCrashTest, AnotherProcessInARanksPlaceDropsTheSums) {
   DieAfter([&] { PushMicroStep0(&harness_); });
   ExpectMicroStep(AttachTo(0), 0, 2);

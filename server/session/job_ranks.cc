@@ -72,6 +72,7 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   }
   RankSession& rank = ranks_[spec.rank];
   rank.attached = true;
+  rank.lost_at_step = 0;
   rank.spec = spec;
   rank.attached_at = absl::Now();
   if (!recovery_.has_value() || spec.gradients_present) {
@@ -104,12 +105,14 @@ void JobImpl::Detach(uint32_t rank) {
   } else {
     DropStaged(rank);
     ::unlink(StagingPath(rank, rank_mark(rank).client_instance).c_str());
-    if (in_step) TellOfLoss(rank);
   }
   LeaveLoadRound(rank);
   // Whoever attaches next says anew where its gradients are.
   ranks_[rank] = RankSession{};
   gradient_areas_[rank] = nullptr;
+  if (recovery_.has_value()) return;
+  NoteLoss(rank);
+  if (in_step) TellOfLoss(rank);
 }
 
 // What a former engine's ranks have staged opens nothing while they are away.
@@ -136,6 +139,37 @@ absl::Status JobImpl::Drain(absl::Time deadline) {
 void JobImpl::Resume() {
   absl::MutexLock lock(&mu_);
   draining_ = false;
+  resting_ = false;
+}
+
+bool JobImpl::NothingUnderWay() const {
+  return NoOpenStep() && !load_.active();
+}
+
+absl::Status JobImpl::Rest(absl::Time deadline, absl::Duration lease) {
+  absl::MutexLock lock(&mu_);
+  if (!mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::NothingUnderWay),
+                             deadline)) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "job \"", options_.name,
+        "\" was never without a step, a load or a recovery under way"));
+  }
+  resting_ = true;
+  rest_end_ = absl::Now() + lease;
+  return absl::OkStatus();
+}
+
+bool JobImpl::resting() const {
+  absl::MutexLock lock(&mu_);
+  return resting_ && absl::Now() < rest_end_;
+}
+
+// Of a call that would begin something. It is not answered if the process ends
+// meanwhile, and its session then asks the next engine.
+void JobImpl::SitOutRest() {
+  if (!resting_) return;
+  mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::IsAwake), rest_end_);
+  resting_ = false;
 }
 
 bool JobImpl::finished() const {

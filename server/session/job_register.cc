@@ -58,6 +58,11 @@ absl::StatusOr<std::unique_ptr<JobImpl::Shape>> JobImpl::MakeShape(
   return shape;
 }
 
+void JobImpl::SetLimits(const v1::Limits& limits) {
+  absl::MutexLock lock(&mu_);
+  *options_.config.mutable_limits() = limits;
+}
+
 std::string JobImpl::StateDir() const {
   return options_.config.state_dir().empty() ? options_.directory
                                              : options_.config.state_dir();

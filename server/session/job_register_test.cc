@@ -142,6 +142,41 @@ TEST_F(JobRegisterTest, AnotherLayoutIsRefused) {
             absl::StatusCode::kFailedPrecondition);
 }
 
+// Nobody has a master apart from the parameter.
+TEST_F(JobRegisterTest, AFloat32JobTakesAnotherMasterFormat) {
+  LayoutSpec layout;
+  layout.groups = {{}};
+  layout.parameters = {MakeParameter("a", 6000)};
+  harness_.SetLayout(layout);
+  harness_.Start(harness_.RandomTensors(1));
+  harness_.Step(1, harness_.RandomTensors(2), CommitOf(1, groups_));
+  const std::string state = harness_.StateBytes();
+  layout.master_format = MasterFormat::kSplit;
+  harness_.SetLayout(layout);
+  EXPECT_THAT(harness_.Register(0).status().message(),
+              HasSubstr("when all ranks have detached"));
+  harness_.DetachAll();
+  harness_.AttachAll();
+  EXPECT_EQ(harness_.job().Describe().phase(), v1::JOB_PHASE_READY);
+  EXPECT_TRUE(harness_.StateBytes() == state);
+  harness_.Step(2, harness_.RandomTensors(3), CommitOf(2, groups_));
+  harness_.Close();
+  ASSERT_TRUE(harness_.Open().ok());
+  harness_.AttachAll();
+  // And parameters that do have one may come with the new format.
+  harness_.DetachAll();
+  layout.groups.push_back({});
+  layout.parameters.push_back(MakeParameter("b", 5000, 1, DType::kBFloat16));
+  harness_.SetLayout(layout);
+  for (uint32_t rank = 0; rank < 2; ++rank) {
+    const auto extended = harness_.Register(rank, /*extend=*/true);
+    ASSERT_TRUE(extended.ok()) << extended.status();
+    ASSERT_TRUE(harness_.Attach(rank).ok());
+  }
+  harness_.LoadMasters(harness_.RandomTensors(4));
+  EXPECT_TRUE(harness_.FinishAll().status.ok());
+}
+
 TEST_F(JobRegisterTest, SettingsStayWhileRanksAreAttached) {
   ASSERT_TRUE(harness_.Register(0).ok());
   ASSERT_TRUE(harness_.Attach(0).ok());

@@ -20,6 +20,10 @@ double ClipCoefficient(double max_norm, double norm) {
   return std::min(1.0, max_norm / (norm + 1e-6));
 }
 
+std::string LostAt(uint32_t rank, uint64_t step) {
+  return absl::StrCat("rank ", rank, " lost at step ", step);
+}
+
 }  // namespace
 
 absl::Status JobImpl::CheckStep(uint32_t rank, uint64_t step) const {
@@ -65,6 +69,7 @@ bool JobImpl::IsOfRecoveredStep(uint32_t rank, uint64_t step) const {
 absl::Status JobImpl::Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                            uint32_t first_parameter, uint32_t parameter_count) {
   absl::MutexLock lock(&mu_);
+  SitOutRest();
   if (IsOfRecoveredStep(rank, step)) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(CheckStep(rank, step));
   OPTSTATE_RETURN_IF_ERROR(
@@ -96,17 +101,29 @@ uint64_t JobImpl::BeginStaging(uint32_t rank, uint64_t step,
                                uint32_t micro_step) {
   RankMark& mark = staging_mark(rank);
   if (mark.step != step) {
-    if (++mark.epoch == 0) mark.epoch = 1;
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    RenewEpoch(rank);
     mark.step = step;
   }
   return StagedMark(mark.epoch, micro_step);
 }
 
+// Of all marks of the rank's runs none counts any more.
+void JobImpl::RenewEpoch(uint32_t rank) {
+  RankMark& mark = staging_mark(rank);
+  const uint32_t epoch = EpochAfter(mark.epoch);
+  if (accumulates_together()) CarryEnded(epoch);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  mark.epoch = epoch;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
 void JobImpl::DropStaged(uint32_t rank) {
   TakeBackSpeculation();
-  staging_mark(rank).step = 0;
-  if (accumulates_together()) DropSums(rank);
+  if (accumulates_together()) {
+    DropSums(rank);
+  } else {
+    staging_mark(rank).step = 0;
+  }
   open_step_.DropRank(rank);
   if (!open_step_.open()) timer_.Drop();
 }
@@ -143,6 +160,7 @@ absl::Status JobImpl::CheckCommit(uint32_t rank, const CommitSpec& spec,
 void JobImpl::Commit(uint32_t rank, uint64_t request_id,
                      const CommitSpec& spec) {
   absl::MutexLock lock(&mu_);
+  SitOutRest();
   // Nobody to answer: the session ended while this was under way.
   if (!CheckAttached(rank).ok()) return;
   bool repeated = false;
@@ -162,6 +180,7 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
   } else if (open_step_.all_committed()) {
     CloseStep();
   } else {
+    TellOfLost(rank);
     Speculate(rank);
   }
 }
@@ -187,7 +206,7 @@ void JobImpl::CloseStep() {
   if (status.ok()) {
     timer_.Finish(outcome.applied ? scheduler_->UpdateBytes(updated) : 0);
   }
-  micro_steps_.DropAll();  // every rank has been answered
+  if (accumulates_together()) ForgetSums();  // every rank has been answered
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) DropStaged(rank);
 }
 
@@ -372,22 +391,49 @@ void JobImpl::AnswerCommits(const absl::Status& status,
   }
 }
 
-// Only of an open step. Those who have not committed learn it when they do:
-// they wait for the rank, or find it back.
+bool JobImpl::Waits(uint32_t rank) const {
+  return open_step_.commit(rank).committed || ranks_[rank].ending.has_value();
+}
+
+// For those who come to wait for it. Ranks that have all gone are none that
+// anybody waits for.
+void JobImpl::NoteLoss(uint32_t rank) {
+  ranks_[rank].lost_at_step = record().committed_step + 1;
+  if (AttachedCount() > 0) return;
+  for (RankSession& each : ranks_) each.lost_at_step = 0;
+}
+
+// Those who wait in the open step.
 void JobImpl::TellOfLoss(uint32_t rank) {
-  const std::string what = absl::StrCat("rank ", rank, " lost at step ",
-                                        record().committed_step + 1);
+  const std::string what = LostAt(rank, record().committed_step + 1);
   spdlog::warn("{}: job={} waiting=\"{}\"", what, options_.name,
                open_step_.Describe());
-  if (options_.config.engine().on_rank_loss() != v1::RANK_LOSS_ABORT) return;
+  if (options_.config.engine().on_rank_loss() == v1::RANK_LOSS_ABORT) {
+    return AbortForLoss(what);
+  }
+  for (uint32_t other = 0; other < ranks_.size(); ++other) {
+    if (Waits(other)) TellOfLost(other);
+  }
+}
+
+void JobImpl::AbortForLoss(const std::string& what) {
   const absl::Status aborted = absl::AbortedError(
       absl::StrCat(what, "; what this rank staged is dropped"));
   AnswerCommits(aborted, StepOutcome{});
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
-    const bool ends_micro_step = ranks_[other].ending.has_value();
-    if (!open_step_.commit(other).committed && !ends_micro_step) continue;
+    if (!Waits(other)) continue;
     AnswerEnding(other, aborted);
     DropStaged(other);
+  }
+}
+
+// Of all that the rank waits for, whoever is lost.
+void JobImpl::TellOfLost(uint32_t rank) const {
+  for (uint32_t other = 0; other < ranks_.size(); ++other) {
+    const uint64_t step = ranks_[other].lost_at_step;
+    if (step == 0) continue;
+    ranks_[rank].spec.listener->OnNotice(
+        absl::StrCat(LostAt(other, step), ", waiting for its return"));
   }
 }
 

@@ -5,7 +5,7 @@
 namespace optstate {
 
 StepPhase StepTimer::Enter(StepPhase phase) {
-  const auto now = std::chrono::steady_clock::now();
+  const auto now = clock_();
   if (phase_ != StepPhase::kNone) {
     current_.ns[static_cast<size_t>(phase_)] +=
         static_cast<uint64_t>(std::chrono::nanoseconds(now - since_).count());

@@ -26,6 +26,10 @@ enum class StepPhase : size_t {
 class StepTimer {
  public:
   static constexpr size_t kKept = 16;
+  using Clock = std::chrono::steady_clock::time_point (*)();
+
+  explicit StepTimer(Clock clock = &std::chrono::steady_clock::now)
+      : clock_(clock) {}
 
   // The time from now on is this phase's; returns the one before.
   StepPhase Enter(StepPhase phase);
@@ -59,6 +63,7 @@ class StepTimer {
   };
   static void Fill(const Times& sum, uint64_t steps, v1::StepTimes* times);
 
+  const Clock clock_;
   StepPhase phase_ = StepPhase::kNone;
   std::chrono::steady_clock::time_point since_;
   Times current_;

@@ -35,7 +35,7 @@ void JobHost::Start() { StartEngine(); }
 
 EngineProcess::Callbacks JobHost::EngineCallbacks() {
   EngineProcess::Callbacks callbacks;
-  callbacks.on_started = callbacks_.on_started;
+  callbacks.on_started = callbacks_.on_process;
   callbacks.on_ready = [this](const v1::EngineEvent::Ready& ready) {
     OnReady(ready);
   };
@@ -92,6 +92,7 @@ void JobHost::OnReady(const v1::EngineEvent::Ready& ready) {
   }
   spdlog::info("job {}: engine {} is ready{}", name(), engine_->pid(),
                adopted_ ? ", and adopted" : "");
+  if (adopted_) callbacks_.on_process(engine_->pid());
   callbacks_.on_engine(engine_->TakeGrpcFd(), {ready.connections().begin(),
                                                ready.connections().end()});
   Pump();

@@ -67,8 +67,9 @@ class JobHost {
     // inodes of the connections that it has.
     std::function<void(UniqueFd grpc, const std::vector<uint64_t>& connections)>
         on_engine;
-    // See EngineProcess.
-    std::function<void(pid_t)> on_started;
+    // There is a process: one that was started and has not been told to open
+    // its job yet, or one that was adopted.
+    std::function<void(pid_t)> on_process;
     std::function<void()> on_engine_gone;
     std::function<void()> on_failed;
     // The engine was given this connection; the fd is closed afterwards.

@@ -162,7 +162,7 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
   callbacks.on_failed = [this, name] {
     WakeEngineWaiters(name, IsFailed(*hosts_.at(name)));
   };
-  callbacks.on_started = [this, name](pid_t pid) {
+  callbacks.on_process = [this, name](pid_t pid) {
     const absl::Status applied = shares_.Apply(name, pid);
     if (applied.ok()) return;
     spdlog::warn("job {}: its weight is not in force: {}", name,

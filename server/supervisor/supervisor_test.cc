@@ -82,6 +82,23 @@ TEST_F(SupervisorTest, EnginesGetTheShareOfTheirJob) {
   EXPECT_EQ(::getpriority(PRIO_PROCESS, static_cast<id_t>(engine)), own + 3);
 }
 
+// Its weight is that of the supervisor that is there.
+TEST_F(SupervisorTest, AdoptedEnginesGetTheShareOfTheirJob) {
+  harness_.Start();
+  const auto engine = static_cast<pid_t>(MustOpen("light-1").engine_pid);
+  harness_.Abandon();
+  harness_.config().mutable_engine()->add_job_weights("light*=50");
+  harness_.Start();
+  EXPECT_EQ(MustOpen("light-1").engine_pid, static_cast<uint64_t>(engine));
+  const CoreShares shares = CoreShares::Find(harness_.config().engine());
+  if (shares.description().find("nice values") != 0) {
+    GTEST_SKIP() << "by cgroups: see core_shares_test";
+  }
+  const int own = ::getpriority(PRIO_PROCESS, 0);
+  if (own + 3 > 19) GTEST_SKIP() << "no nice value is left above " << own;
+  EXPECT_EQ(::getpriority(PRIO_PROCESS, static_cast<id_t>(engine)), own + 3);
+}
+
 // Every connection arrives before the engine is ready.
 TEST_F(SupervisorTest, ConnectionsWaitForTheEngine) {
   harness_.Start();

@@ -2,15 +2,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
 namespace optstate {
 
 CompletionWriter::CompletionWriter(const ShmSegments* segments,
-                                   SessionHandler* handler)
+                                   SessionHandler* handler, NoticeSink notices)
     : segments_(segments),
       handler_(handler),
+      notices_(std::move(notices)),
       producer_(segments->engine_ring(), segments->client_ring(),
                 segments->completions()) {}
 

@@ -3,10 +3,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/shm/ring.h"
 #include "server/session/job.h"
@@ -24,8 +26,12 @@ namespace optstate {
 // Threads: thread-safe, but HasRoom() is for the session's thread.
 class CompletionWriter : public SessionListener {
  public:
+  // Takes what is no completion, from any thread.
+  using NoticeSink = std::function<void(absl::string_view text)>;
+
   // `segments` and `handler` outlive the writer.
-  CompletionWriter(const ShmSegments* segments, SessionHandler* handler);
+  CompletionWriter(const ShmSegments* segments, SessionHandler* handler,
+                   NoticeSink notices);
 
   // Answers `completion.request_id` with `status`; the other fields are the
   // caller's. An error is the peer's fault (DATA_LOSS) and ends the session.
@@ -34,6 +40,7 @@ class CompletionWriter : public SessionListener {
 
   void OnStepDone(uint64_t request_id, const absl::Status& status,
                   const StepOutcome& outcome) override;
+  void OnNotice(absl::string_view text) override { notices_(text); }
 
   // Whether one more answer fits when `taken` submissions were taken so far.
   // DATA_LOSS: the peer claims to have read answers that were never given.
@@ -46,6 +53,7 @@ class CompletionWriter : public SessionListener {
  private:
   const ShmSegments* const segments_;
   SessionHandler* const handler_;
+  const NoticeSink notices_;
   mutable absl::Mutex mutex_;
   shm::RingProducer<shm::Completion> producer_ ABSL_GUARDED_BY(mutex_);
   absl::Status error_ ABSL_GUARDED_BY(mutex_);

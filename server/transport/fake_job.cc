@@ -287,6 +287,14 @@ absl::Status FakeJob::Drain(absl::Time /*deadline*/) {
 
 void FakeJob::Resume() {}
 
+void FakeJob::SetLimits(const v1::Limits& /*limits*/) {}
+
+absl::Status FakeJob::Rest(absl::Time /*deadline*/, absl::Duration /*lease*/) {
+  return absl::OkStatus();
+}
+
+bool FakeJob::resting() const { return false; }
+
 bool FakeJob::finished() const { return false; }
 
 v1::Job FakeJob::Describe() const { return {}; }

@@ -88,6 +88,9 @@ class FakeJob : public Job {
                               absl::Span<std::byte> out) override;
   absl::Status Drain(absl::Time deadline) override;
   void Resume() override;
+  void SetLimits(const v1::Limits& limits) override;
+  absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
+  bool resting() const override;
   bool finished() const override;
   v1::Job Describe() const override;
   absl::StatusOr<v1::ListParametersReply> ListParameters(

@@ -81,6 +81,7 @@ class GrpcTestPeer {
     v1::SessionRequest attach;
     attach.mutable_attach()->set_rank(rank_);
     attach.mutable_attach()->set_layout_hash(layout_.hash());
+    attach.mutable_attach()->set_takes_notices(takes_notices);
     return Call(attach);
   }
   absl::Status Stage(uint64_t offset, std::string data) {
@@ -115,6 +116,8 @@ class GrpcTestPeer {
     return FromGrpc(stream_->Finish());
   }
   void HalfClose() { stream_->WritesDone(); }
+
+  bool takes_notices = false;
 
  private:
   const Layout layout_;

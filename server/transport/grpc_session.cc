@@ -264,6 +264,13 @@ void GrpcSession::OnStepDone(uint64_t request_id, const absl::Status& status,
   replies_->Push(std::move(reply));
 }
 
+void GrpcSession::OnNotice(absl::string_view text) {
+  if (!handler_.takes_notices()) return;
+  v1::SessionReply reply;
+  reply.mutable_notice()->set_text(std::string(text));
+  replies_->Offer(std::move(reply));
+}
+
 absl::Status GrpcSession::SendParameters(uint64_t request_id) {
   absl::Status status = attached() ? absl::OkStatus() : NotAttached();
   uint64_t offset = 0;

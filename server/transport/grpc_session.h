@@ -50,6 +50,7 @@ class GrpcSession : public SessionListener {
 
   void OnStepDone(uint64_t request_id, const absl::Status& status,
                   const StepOutcome& outcome) override;
+  void OnNotice(absl::string_view text) override;
 
  private:
   absl::Status Stage(const v1::GradientChunk& chunk);

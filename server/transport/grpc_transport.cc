@@ -63,6 +63,7 @@ class GrpcTransportImpl : public GrpcTransport {
  public:
   explicit GrpcTransportImpl(Options options)
       : options_(std::move(options)),
+        handshake_timeout_(options_.handshake_timeout),
         service_([this](grpc::ServerContext* context, GrpcStream* stream) {
           return Run(context, stream);
         }) {}
@@ -70,6 +71,10 @@ class GrpcTransportImpl : public GrpcTransport {
 
   absl::Status StartServer();
   void Serve(UniqueFd socket, Peer peer) override;
+  void SetHandshakeTimeout(absl::Duration timeout) override {
+    absl::MutexLock lock(&mutex_);
+    handshake_timeout_ = timeout;
+  }
   size_t session_count() const override { return session_count_.load(); }
   void Shutdown() override;
 
@@ -77,10 +82,11 @@ class GrpcTransportImpl : public GrpcTransport {
   grpc::Status Run(grpc::ServerContext* context, GrpcStream* stream);
 
   const Options options_;
+  absl::Mutex mutex_;
+  absl::Duration handshake_timeout_ ABSL_GUARDED_BY(mutex_);
   SessionService service_;
   std::unique_ptr<grpc::Server> server_;
   std::atomic<size_t> session_count_{0};
-  absl::Mutex mutex_;
   // By gRPC's name of the connection, "fd:N". The number stays taken as long as
   // a call on the connection lives, so a call never finds another's entry; a
   // later connection with the same number replaces it.
@@ -135,8 +141,10 @@ void GrpcTransportImpl::Serve(UniqueFd socket, Peer peer) {
 grpc::Status GrpcTransportImpl::Run(grpc::ServerContext* context,
                                     GrpcStream* stream) {
   Connection connection;
+  absl::Duration attach_timeout;
   {
     absl::MutexLock lock(&mutex_);
+    attach_timeout = handshake_timeout_;
     const auto entry = connections_.find(context->peer());
     if (entry == connections_.end()) {
       return ToGrpc(absl::InternalError(
@@ -151,7 +159,7 @@ grpc::Status GrpcTransportImpl::Run(grpc::ServerContext* context,
     GrpcStreamServer server({.job = options_.job,
                              .table = options_.table,
                              .watcher = options_.watcher,
-                             .attach_timeout = options_.handshake_timeout},
+                             .attach_timeout = attach_timeout},
                             connection.fd, std::move(connection.peer), context,
                             stream);
     end = server.Serve();

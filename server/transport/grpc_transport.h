@@ -40,6 +40,9 @@ class GrpcTransport {
   // Serves a connection whose HelloReply was sent.
   virtual void Serve(UniqueFd socket, Peer peer) = 0;
 
+  // For streams that start later to attach.
+  virtual void SetHandshakeTimeout(absl::Duration timeout) = 0;
+
   // Streams that have not ended.
   virtual size_t session_count() const = 0;
 

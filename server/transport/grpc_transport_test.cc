@@ -166,6 +166,24 @@ TEST_F(GrpcTransportTest, AChunkBeforeACommitIsAnsweredEndsTheStream) {
   EXPECT_TRUE(other->Push(1).ok());
 }
 
+TEST_F(GrpcTransportTest, ANoticeComesBetweenReplies) {
+  auto peer = Connect(0);
+  peer->takes_notices = true;
+  ASSERT_TRUE(peer->Open().ok());
+  job_.rank(0).attach.listener->OnNotice("rank 1 lost");
+  const v1::SessionReply reply = peer->Receive();
+  EXPECT_EQ(reply.request_id(), 0u);
+  EXPECT_EQ(reply.notice().text(), "rank 1 lost");
+  EXPECT_TRUE(peer->Push(1).ok());
+}
+
+TEST_F(GrpcTransportTest, AnOlderPeerGetsNoNotice) {
+  auto peer = Open(0);
+  job_.rank(0).attach.listener->OnNotice("rank 1 lost");
+  const absl::Status first = peer->Call(peer->CommitRequest(9));
+  EXPECT_TRUE(absl::IsFailedPrecondition(first)) << first;
+}
+
 // And not in the order of requests: others are served meanwhile.
 TEST_F(GrpcTransportTest, APushOfNothingIsAnsweredWhenAllHaveEnded) {
   auto first = Open(0);

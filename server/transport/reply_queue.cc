@@ -23,7 +23,15 @@ bool ReplyQueue::Reserve() {
 void ReplyQueue::Push(v1::SessionReply reply) {
   absl::MutexLock lock(&mutex_);
   --reserved_;
-  if (closed_) return;
+  if (!closed_) Append(std::move(reply));
+}
+
+void ReplyQueue::Offer(v1::SessionReply reply) {
+  absl::MutexLock lock(&mutex_);
+  if (!closed_ && HasRoomOrClosed()) Append(std::move(reply));
+}
+
+void ReplyQueue::Append(v1::SessionReply reply) {
   queued_bytes_ += BytesOf(reply);
   replies_.push_back(std::move(reply));
 }

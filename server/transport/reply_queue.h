@@ -33,6 +33,9 @@ class ReplyQueue {
   bool Reserve() ABSL_LOCKS_EXCLUDED(mutex_);
   // Uses one reservation. A closed queue drops the reply.
   void Push(v1::SessionReply reply) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same without a reservation, if there is room just now: for what may be
+  // lost.
+  void Offer(v1::SessionReply reply) ABSL_LOCKS_EXCLUDED(mutex_);
   // The next reply; nothing once the queue is closed and empty. It counts as
   // queued until the next call.
   std::optional<v1::SessionReply> Pop() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -43,6 +46,7 @@ class ReplyQueue {
   void Abandon() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  void Append(v1::SessionReply reply) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool HasRoomOrClosed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const bool writing = writing_bytes_ > 0;
     return closed_ ||

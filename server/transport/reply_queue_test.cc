@@ -46,6 +46,19 @@ TEST(ReplyQueueTest, StaysBoundedBetweenThreads) {
   reader.join();
 }
 
+TEST(ReplyQueueTest, WhatIsOfferedTakesNobodysRoom) {
+  ReplyQueue queue(2, kBytesMax);
+  ASSERT_TRUE(queue.Reserve());
+  queue.Offer(Reply(1));
+  queue.Offer(Reply(2));  // the last place is reserved
+  queue.Push(Reply(3));
+  EXPECT_EQ(queue.Pop()->request_id(), 1u);
+  EXPECT_EQ(queue.Pop()->request_id(), 3u);
+  queue.Close();
+  queue.Offer(Reply(4));
+  EXPECT_FALSE(queue.Pop().has_value());
+}
+
 TEST(ReplyQueueTest, WhatIsBeingWrittenTakesRoom) {
   ReplyQueue queue(1, kBytesMax);
   ASSERT_TRUE(queue.Reserve());

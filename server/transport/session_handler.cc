@@ -137,6 +137,7 @@ absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
   AttachPlan plan;
   plan.rank = request.rank();
   plan.client_instance = request.client_instance();
+  plan.takes_notices = request.takes_notices();
   plan.layout_hash = layout->hash();
   plan.group_count = layout->groups().size();
   plan.gradient_area_bytes = partition->gradient_area_bytes;
@@ -178,6 +179,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
                   .uid = peer_.uid,
                   .wire = options_.wire,
                   .client_version = peer_.hello.client_version()};
+  takes_notices_ = plan.takes_notices;  // the listener may hear one at once
   const absl::StatusOr<AttachResult> result = options_.job->Attach(spec);
   if (!result.ok()) {
     Unclaim();

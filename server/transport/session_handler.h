@@ -30,6 +30,7 @@ struct AttachPlan {
   uint64_t parameter_area_bytes = 0;
   UniqueFd parameters;  // see Job::OpenParameters
   uint64_t client_instance = 0;
+  bool takes_notices = false;
   // Whether the gradient area holds what this client instance wrote there for
   // the engine before this one.
   bool gradients_present = false;
@@ -84,6 +85,8 @@ class SessionHandler {
 
   bool attached() const { return attached_; }
   uint32_t rank() const { return rank_; }
+  // Of an attached rank.
+  bool takes_notices() const { return takes_notices_; }
   const Peer& peer() const { return peer_; }
   // How log lines name the session.
   std::string Name() const;
@@ -130,6 +133,7 @@ class SessionHandler {
   bool claimed_ = false;
   bool attached_ = false;
   uint32_t rank_ = 0;
+  bool takes_notices_ = false;
   std::vector<Hyperparams> groups_;
   std::vector<std::byte> per_parameter_;
 };

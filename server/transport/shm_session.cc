@@ -26,6 +26,8 @@ constexpr absl::Duration kFarewellTimeout = absl::Milliseconds(100);
 // A client populates its gradient area between register and attach; slower than
 // any memory, so that only a peer that hangs is dropped.
 constexpr double kPopulateBytesPerSecond = 32 << 20;
+// On their way to a peer; what is beyond is not said.
+constexpr size_t kNoticesMax = 64;
 
 }  // namespace
 
@@ -137,7 +139,9 @@ absl::StatusOr<v1::AttachReply> ShmSession::Attach(
   plan->gradients_present = true;  // the memory is the rank's own
   plan->gradient_offset_bytes = segments.gradient_offset_bytes();
   segments_ = std::move(segments);
-  writer_ = std::make_unique<CompletionWriter>(&*segments_, &handler_);
+  writer_ = std::make_unique<CompletionWriter>(
+      &*segments_, &handler_,
+      [this](absl::string_view text) { NoteNotice(text); });
   ring_ = std::make_unique<RingServer>(&*segments_, &handler_, writer_.get(),
                                        plan->group_count);
   OPTSTATE_RETURN_IF_ERROR(handler_.Claim(*plan));
@@ -185,6 +189,9 @@ absl::Status ShmSession::CheckEvents() {
     return absl::CancelledError(
         absl::StrCat("process ", handler_.peer().pid, " ended"));
   }
+  if (has_notices_.load(std::memory_order_acquire)) {
+    OPTSTATE_RETURN_IF_ERROR(SendNotices());
+  }
   if (!socket_event_.load(std::memory_order_acquire)) return absl::OkStatus();
   socket_event_.store(false);
   OPTSTATE_RETURN_IF_ERROR(AnswerSocket());
@@ -205,6 +212,32 @@ absl::Status ShmSession::AnswerSocket() {
       absl::StrCat("request ", request.op_case(),
                    " on the socket of an attached session; it takes detach, ",
                    "the rest goes through the ring"));
+}
+
+void ShmSession::NoteNotice(absl::string_view text) {
+  if (!handler_.takes_notices()) return;
+  {
+    absl::MutexLock lock(&notice_mutex_);
+    if (notices_.size() == kNoticesMax) return;
+    notices_.emplace_back(text);
+    has_notices_.store(true);
+  }
+  ring_->Interrupt();
+}
+
+absl::Status ShmSession::SendNotices() {
+  std::vector<std::string> notices;
+  {
+    absl::MutexLock lock(&notice_mutex_);
+    notices.swap(notices_);
+    has_notices_.store(false);
+  }
+  for (std::string& text : notices) {
+    v1::SessionReply reply;
+    reply.mutable_notice()->set_text(std::move(text));
+    OPTSTATE_RETURN_IF_ERROR(Send(reply, {}));
+  }
+  return absl::OkStatus();
 }
 
 void ShmSession::End(const absl::Status& why) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -34,6 +35,7 @@ namespace optstate {
 //
 // A session that ends by the engine's will (a broken protocol, a shutdown) says
 // why on the socket, as a SessionReply with request_id 0, before it closes it.
+// Notices go the same way.
 //
 // Threads: Run() by one thread; Stop() by any.
 class ShmSession {
@@ -73,6 +75,8 @@ class ShmSession {
   absl::Status ServeRing();
   absl::Status CheckEvents();
   absl::Status AnswerSocket();
+  void NoteNotice(absl::string_view text) ABSL_LOCKS_EXCLUDED(notice_mutex_);
+  absl::Status SendNotices() ABSL_LOCKS_EXCLUDED(notice_mutex_);
   void End(const absl::Status& why);
 
   absl::StatusOr<v1::SessionRequest> Receive(absl::Time deadline,
@@ -95,6 +99,11 @@ class ShmSession {
   std::atomic<bool> process_ended_{false};
   std::optional<FdWatcher::Id> socket_watch_;
   std::optional<FdWatcher::Id> process_watch_;
+
+  // Set by other ranks' threads, which then interrupt ring_.
+  std::atomic<bool> has_notices_{false};
+  absl::Mutex notice_mutex_;
+  std::vector<std::string> notices_ ABSL_GUARDED_BY(notice_mutex_);
 
   std::atomic<bool> stop_{false};
   mutable absl::Mutex stop_mutex_;

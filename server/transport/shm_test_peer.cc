@@ -47,6 +47,7 @@ v1::SessionRequest ShmTestPeer::AttachRequest() const {
   request.set_request_id(2);
   request.mutable_attach()->set_rank(rank_);
   request.mutable_attach()->set_layout_hash(layout_.hash());
+  request.mutable_attach()->set_takes_notices(takes_notices);
   return request;
 }
 

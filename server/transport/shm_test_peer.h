@@ -77,6 +77,7 @@ class ShmTestPeer {
   const std::byte* parameters() const { return parameters_.data(); }
 
   uint64_t next_request_id = 1;
+  bool takes_notices = false;
 
  private:
   absl::Status MapReply(std::vector<UniqueFd> fds);

@@ -10,25 +10,27 @@
 namespace optstate {
 
 ShmTransport::ShmTransport(Options options)
-    : options_(std::move(options)), spin_(options_.settings) {}
+    : options_(std::move(options)),
+      spin_(options_.settings),
+      handshake_timeout_(options_.handshake_timeout) {}
 
 ShmTransport::~ShmTransport() { Shutdown("the engine ends"); }
 
 void ShmTransport::Serve(UniqueFd socket, Peer peer) {
   auto served = std::make_unique<Served>();
-  served->session = std::make_unique<ShmSession>(
-      std::move(socket), std::move(peer),
-      ShmSession::Environment{.job = options_.job,
-                              .table = options_.table,
-                              .watcher = options_.watcher,
-                              .spin = &spin_,
-                              .keeper = options_.keeper,
-                              .handshake_timeout = options_.handshake_timeout});
   Served* const borrowed = served.get();
   std::list<std::unique_ptr<Served>> ended;
   {
     absl::MutexLock lock(&mutex_);
     if (shut_down_) return;
+    served->session = std::make_unique<ShmSession>(
+        std::move(socket), std::move(peer),
+        ShmSession::Environment{.job = options_.job,
+                                .table = options_.table,
+                                .watcher = options_.watcher,
+                                .spin = &spin_,
+                                .keeper = options_.keeper,
+                                .handshake_timeout = handshake_timeout_});
     ended = TakeEnded();
     // std::thread reports a lack of threads by throwing.
     try {
@@ -66,6 +68,11 @@ std::list<std::unique_ptr<ShmTransport::Served>> ShmTransport::TakeEnded() {
     it = next;
   }
   return ended;
+}
+
+void ShmTransport::SetHandshakeTimeout(absl::Duration timeout) {
+  absl::MutexLock lock(&mutex_);
+  handshake_timeout_ = timeout;
 }
 
 size_t ShmTransport::session_count() const {

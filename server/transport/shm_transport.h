@@ -49,6 +49,9 @@ class ShmTransport {
   // Serves a connection whose HelloReply was sent.
   void Serve(UniqueFd socket, Peer peer);
 
+  // Of connections that come later.
+  void SetHandshakeTimeout(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Sessions that have not ended.
   size_t session_count() const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -74,6 +77,7 @@ class ShmTransport {
   mutable absl::Mutex mutex_;
   std::list<std::unique_ptr<Served>> sessions_ ABSL_GUARDED_BY(mutex_);
   bool shut_down_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Duration handshake_timeout_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace optstate

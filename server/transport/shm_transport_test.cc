@@ -199,6 +199,34 @@ TEST_F(ShmTransportTest, APushOfNothingIsAnsweredWhenAllHaveEnded) {
   EXPECT_TRUE(absl::IsFailedPrecondition(first->Call(end).status));
 }
 
+TEST_F(ShmTransportTest, ANoticeComesOverTheSocket) {
+  auto peer = Connect(0);
+  peer->takes_notices = true;
+  ASSERT_TRUE(peer->Open().ok());
+  peer->Submit(peer->Commit(1));
+  job_.AwaitCommit(0);
+  job_.rank(0).attach.listener->OnNotice("rank 1 lost");
+  const auto reply = peer->Receive();
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->request_id(), 0u);
+  EXPECT_EQ(reply->notice().text(), "rank 1 lost");
+  auto other = Open(1);
+  EXPECT_TRUE(other->Call(other->Commit(1)).status.ok());
+  EXPECT_TRUE(peer->Await().status.ok());
+}
+
+// It would take it for the session's end.
+TEST_F(ShmTransportTest, AnOlderPeerGetsNoNotice) {
+  auto peer = Open(0);
+  job_.rank(0).attach.listener->OnNotice("rank 1 lost");
+  EXPECT_TRUE(peer->Call(peer->Push(1)).status.ok());
+  transport_->Shutdown("that was all");
+  const auto reply = peer->Receive();
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_FALSE(reply->has_notice());
+  EXPECT_EQ(reply->status().message(), "that was all");
+}
+
 TEST_F(ShmTransportTest, AHangUpDropsACommitThatWaits) {
   auto first = Open(0);
   auto second = Open(1);

@@ -9,8 +9,9 @@ namespace optstate {
 //
 // Stores in this order, each a step that a kill may follow: a rank that begins
 // to stage sets `epoch` to one more and then `step`; one that drops what it
-// staged sets `step` to 0. So marks of runs count exactly when `step` is the
-// step after the committed one and their epoch is this.
+// staged sets `step` to 0, or `epoch` to one more. So marks of runs count
+// exactly when `step` is the step after the committed one and their epoch is
+// this.
 struct RankMark {
   // Who staged: the session that the rank's client library drew at random. A
   // process that takes the rank over has another.
@@ -20,7 +21,7 @@ struct RankMark {
   // Jobs whose engine reduces and accumulates: rank 0's `step` and `epoch` are
   // those of all ranks, for a run has the sum of all. Of marks of this epoch
   // the rank is past micro-steps [0, ended), and all it has pushed of them is
-  // in the sum.
+  // in the sum. Set before `epoch` is, so that it may be one ahead of that.
   uint32_t ended_epoch;
   uint64_t ended;
 };
@@ -31,6 +32,10 @@ static_assert(sizeof(RankMark) == 32);
 // lay untouched that long would be taken for staged.
 inline uint64_t StagedMark(uint32_t epoch, uint32_t micro_step) {
   return uint64_t{epoch} << 32 | micro_step;
+}
+// 0 is none.
+inline uint32_t EpochAfter(uint32_t epoch) {
+  return epoch == UINT32_MAX ? 1 : epoch + 1;
 }
 inline uint32_t EpochOf(uint64_t staged_mark) {
   return static_cast<uint32_t>(staged_mark >> 32);

@@ -19,9 +19,8 @@ namespace {
 
 using client::Session;
 
-// Kills are what an engine is restarted after, so it may be often. A rank that
-// accumulates is hardly ever between two steps: then upgrades leave it its
-// engine, and need not wait long for that.
+// Kills are what an engine is restarted after, so it may be often. While a rank
+// is lost no job is between two steps: upgrades need not wait long for that.
 constexpr char kConfig[] =
     "drain_timeout_s: 1\n"
     "engine:\n"
@@ -34,12 +33,14 @@ constexpr uint64_t kStepsApartMax = 2;
 struct End {
   StateSnapshot snapshot;
   uint64_t parameter_hash = 0;
+  double loss_scale = 0;
 };
 
 absl::StatusOr<End> EndOf(Session& session) {
   End end;
   OPTSTATE_ASSIGN_OR_RETURN(end.snapshot, Snapshot(session));
   end.parameter_hash = HashOfParameters(session);
+  end.loss_scale = session.info().loss_scale;
   return end;
 }
 
@@ -107,19 +108,19 @@ absl::Status CompareState(const RunningJob& job, const End& expected) {
   OPTSTATE_ASSIGN_OR_RETURN(const End end, EndOf(*session));
   const std::string difference =
       FirstDifference(end.snapshot, expected.snapshot);
-  return difference.empty() ? absl::OkStatus()
-                            : absl::DataLossError(difference);
+  if (!difference.empty()) return absl::DataLossError(difference);
+  if (end.loss_scale == expected.loss_scale) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("the loss scale is ", end.loss_scale,
+                                          " instead of ", expected.loss_scale));
 }
 
-// Only sums of micro-steps can be lost: to a rank that dies, where they are
-// those of all ranks, and to an upgrade.
+// Only sums of micro-steps can be lost, and those of all ranks, to a rank that
+// dies.
 absl::Status CheckStepsAgain(const RunningJob& job, const Tally& before,
                              const Tally& after) {
   if (job.steps_again() == 0) return absl::OkStatus();
   const Scenario& scenario = job.scenario();
-  if (scenario.accumulation.has_value() &&
-      (after.upgrades > before.upgrades ||
-       (scenario.accumulates_together() && after.rank > before.rank))) {
+  if (scenario.accumulates_together() && after.rank > before.rank) {
     return absl::OkStatus();
   }
   return absl::InternalError(absl::StrCat("ranks were told ", job.steps_again(),
@@ -156,6 +157,7 @@ absl::Status RunRound(Wire wire, const Scenario& scenario, const Quota& quota,
                       std::mt19937_64* random, Tally* tally) {
   TestDaemon::Options options;
   options.config = kConfig;
+  if (scenario.speculative) options.config += "  speculative: true\n";
   OPTSTATE_ASSIGN_OR_RETURN(const auto daemon,
                             TestDaemon::Start(std::move(options)));
   absl::Status status =

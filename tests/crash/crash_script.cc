@@ -1,6 +1,7 @@
 #include "tests/crash/crash_script.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +18,8 @@ using client::StateArray;
 
 // Where windows may begin.
 constexpr size_t kWindowStarts = 1 << 16;
+// Of gradients that are divided at all.
+constexpr double kScale = 1024;
 
 // What a number is drawn for.
 enum Purpose : uint64_t {
@@ -29,7 +32,45 @@ enum Purpose : uint64_t {
   kHyperparameters,
   kMaxNorm,
   kGradScale,
+  kMaxValue,
+  kGroupIsClipped,
+  kGroupMaxNorm,
 };
+
+// Both shrink and grow within a few steps.
+client::LossScaler ScalerOf(Scaling scaling) {
+  return {.dynamic = scaling == Scaling::kDynamic,
+          .init_scale = kScale,
+          .growth_interval = 3,
+          .hysteresis = 2,
+          .min_scale = kScale / 4};
+}
+
+double NumberOf(NormType norm_type) {
+  switch (norm_type) {
+    case NormType::kL1:
+      return 1;
+    case NormType::kL2:
+      return 2;
+    case NormType::kInfinity:
+      return std::numeric_limits<double>::infinity();
+  }
+  return 0;
+}
+
+// A norm of gradients in [-0.5, 0.5) that are divided by kScale, about.
+double UsualNorm(NormType norm_type, uint64_t elements) {
+  const auto count = static_cast<double>(elements);
+  switch (norm_type) {
+    case NormType::kL1:
+      return count / 4 / kScale;
+    case NormType::kL2:
+      return std::sqrt(count / 12) / kScale;
+    case NormType::kInfinity:
+      return 0.5 / kScale;
+  }
+  return 0;
+}
 
 }  // namespace
 
@@ -67,6 +108,10 @@ client::SessionOptions CrashScript::Options(const std::string& endpoint,
   options.accumulate = scenario_.accumulation.has_value();
   options.accumulate_dtype =
       scenario_.accumulation.value_or(AccumulateDType::kFloat32);
+  options.notice = [](const std::string&) {};  // ranks are lost all the time
+  if (scenario_.scaling != Scaling::kRanks) {
+    options.loss_scaler = ScalerOf(scenario_.scaling);
+  }
   return options;
 }
 
@@ -125,8 +170,8 @@ absl::Status CrashScript::Push(client::Session& session, uint64_t step,
   std::vector<uint32_t> parameters;
   std::vector<const void*> gradients;
   const auto count = static_cast<uint32_t>(layout_.parameters.size());
-  const bool infinite =
-      scenario_.skip && DrawUnit(seed, kSkip, step) < 0.2 && micro_step == 0;
+  const bool infinite = scenario_.overflows() &&
+                        DrawUnit(seed, kSkip, step) < 0.2 && micro_step == 0;
   const auto infinite_parameter =
       static_cast<uint32_t>(Draw(seed, kInfiniteParameter, step) % count);
   for (uint32_t i = 0; i < count; ++i) {
@@ -140,8 +185,16 @@ absl::Status CrashScript::Push(client::Session& session, uint64_t step,
   return session.PushGradients(step, micro_step, parameters, gradients);
 }
 
+// With a scaler the job's, of which the session knows after each step.
+double CrashScript::GradScale(const client::Session& session,
+                              uint64_t step) const {
+  if (scenario_.scaling != Scaling::kRanks) return session.info().loss_scale;
+  return DrawUnit(scenario_.seed, kGradScale, step) < 0.5 ? 1 : kScale;
+}
+
 // In some steps the last rank alone knows of an infinite gradient.
-client::CommitOptions CrashScript::Commit(uint64_t step, uint32_t rank) const {
+client::CommitOptions CrashScript::Commit(const client::Session& session,
+                                          uint64_t step, uint32_t rank) const {
   const uint64_t seed = scenario_.seed;
   client::CommitOptions commit;
   commit.step = step;
@@ -150,9 +203,21 @@ client::CommitOptions CrashScript::Commit(uint64_t step, uint32_t rank) const {
     commit.groups.push_back(DrawHyperparams(InfoOf(layout_.optimizer), [&] {
       return DrawUnit(seed, kHyperparameters, step, 64 * i + drawn++);
     }));
+    if (scenario_.clip_groups && DrawUnit(seed, kGroupIsClipped, i) < 0.5) {
+      commit.groups[i].max_norm = UsualNorm(NormType::kL2, scenario_.elements) *
+                                  DrawUnit(seed, kGroupMaxNorm, step, i);
+    }
   }
-  commit.grad_scale = DrawUnit(seed, kGradScale, step) < 0.5 ? 1 : 1024;
-  if (scenario_.clip) commit.max_norm = 0.5 + DrawUnit(seed, kMaxNorm, step);
+  commit.grad_scale = GradScale(session, step);
+  if (scenario_.clip) {
+    commit.norm_type = NumberOf(scenario_.norm_type);
+    commit.max_norm = UsualNorm(scenario_.norm_type, scenario_.elements) *
+                      (0.5 + DrawUnit(seed, kMaxNorm, step));
+  }
+  if (scenario_.clip_elements) {
+    commit.max_value =
+        (0.1 + 0.4 * DrawUnit(seed, kMaxValue, step)) / commit.grad_scale;
+  }
   commit.found_inf = scenario_.skip && rank + 1 == scenario_.world_size &&
                      DrawUnit(seed, kSkip, step) > 0.8;
   return commit;
@@ -186,7 +251,7 @@ absl::Status CrashScript::PushAndCommit(client::Session& session, uint64_t step,
   }
   board->phase = RankPhase::kCommit;
   OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome outcome,
-                            session.Commit(Commit(step, rank)));
+                            session.Commit(Commit(session, step, rank)));
   if (outcome.step == step) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat("committed step ", step, ", got ", outcome.step));

@@ -45,7 +45,9 @@ class CrashScript {
                    uint32_t rank) const;
   absl::Status Push(client::Session& session, uint64_t step,
                     uint32_t micro_step, uint32_t rank) const;
-  client::CommitOptions Commit(uint64_t step, uint32_t rank) const;
+  double GradScale(const client::Session& session, uint64_t step) const;
+  client::CommitOptions Commit(const client::Session& session, uint64_t step,
+                               uint32_t rank) const;
   absl::Status PushAndCommit(client::Session& session, uint64_t step,
                              uint32_t rank, RankBoard* board) const;
   absl::Status Fetch(client::Session& session, uint64_t step) const;

@@ -10,7 +10,6 @@
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "tests/crash/poll_until.h"
-#include "tests/crash/upgrade_call.h"
 
 namespace optstate::crash {
 namespace {
@@ -277,8 +276,13 @@ absl::Status Killer::DisturbByUpgrade() {
   }
 }
 
-void Killer::NoteUpgrade() {
+UpgradeWay Killer::DrawUpgradeWay() {
+  return Unit() < 0.3 ? UpgradeWay::kSignal : UpgradeWay::kCall;
+}
+
+void Killer::NoteUpgrade(UpgradeWay way) {
   ++tally_.upgrades;
+  if (way == UpgradeWay::kSignal) ++tally_.upgrades_by_signal;
   if (job_.in_step()) ++tally_.upgrades_in_step;
 }
 
@@ -288,14 +292,20 @@ void Killer::AwaitUpgradeInstant() {
   Spin(Unit() < 0.5 ? kAnyInstant : kUpgrade);
 }
 
-absl::Status Killer::AwaitUpgraded(const std::string& id) {
+absl::StatusOr<std::string> Killer::LastUpgrade() {
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::ServerStatus status,
+                            job_.daemon().GetStatus());
+  return status.upgrade().id();
+}
+
+absl::Status Killer::AwaitUpgraded(const std::string& before) {
   v1::UpgradeProgress progress;
   absl::Status ranks;
   OPTSTATE_RETURN_IF_ERROR(PollUntil("the end of an upgrade", [&] {
     ranks = job_.CheckRanks();
     const absl::StatusOr<v1::ServerStatus> status = job_.daemon().GetStatus();
     if (status.ok()) progress = status->upgrade();
-    return !ranks.ok() || (progress.id() == id && progress.done());
+    return !ranks.ok() || (progress.id() != before && progress.done());
   }));
   OPTSTATE_RETURN_IF_ERROR(ranks);
   ++tally_.upgrades_done;
@@ -316,34 +326,40 @@ absl::Status Killer::UpgradeAlone() {
     Spin(kAnyInstant);
   }
   const pid_t engine = job_.engine();
-  NoteUpgrade();
-  OPTSTATE_ASSIGN_OR_RETURN(const std::string id, job_.daemon().Upgrade());
+  const UpgradeWay way = DrawUpgradeWay();
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string before, LastUpgrade());
+  NoteUpgrade(way);
+  OPTSTATE_RETURN_IF_ERROR(UpgradeCall(&job_.daemon(), way).Answer());
   const uint64_t kept = tally_.upgrades_keep_engine;
-  OPTSTATE_RETURN_IF_ERROR(AwaitUpgraded(id));
-  if (job_.engine() == engine && tally_.upgrades_keep_engine == kept) {
-    return absl::InternalError("an upgrade has not replaced the engine");
-  }
-  return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(AwaitUpgraded(before));
+  const bool keeps =
+      way == UpgradeWay::kSignal || tally_.upgrades_keep_engine != kept;
+  if ((job_.engine() == engine) == keeps) return absl::OkStatus();
+  return absl::InternalError(keeps ? "an upgrade has replaced the engine"
+                                   : "an upgrade has not replaced the engine");
 }
 
 // The engine that is to be replaced, or the next one. The daemon goes on.
 absl::Status Killer::UpgradeAndKillEngine() {
   Spin(kAnyInstant);
-  NoteUpgrade();
-  UpgradeCall call(&job_.daemon());
+  const UpgradeWay way = DrawUpgradeWay();
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string before, LastUpgrade());
+  NoteUpgrade(way);
+  UpgradeCall call(&job_.daemon(), way);
   AwaitUpgradeInstant();
   const uint64_t killed = tally_.engine;
   OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/false));
   tally_.engine_in_upgrade += tally_.engine - killed;
-  OPTSTATE_ASSIGN_OR_RETURN(const std::string id, call.Answer());
-  return AwaitUpgraded(id);
+  OPTSTATE_RETURN_IF_ERROR(call.Answer());
+  return AwaitUpgraded(before);
 }
 
 // With it goes the upgrade; who starts the daemon again decides on its build.
 absl::Status Killer::UpgradeAndKillSupervisor() {
   Spin(kAnyInstant);
-  NoteUpgrade();
-  UpgradeCall call(&job_.daemon());
+  const UpgradeWay way = DrawUpgradeWay();
+  NoteUpgrade(way);
+  UpgradeCall call(&job_.daemon(), way);
   AwaitUpgradeInstant();
   OPTSTATE_RETURN_IF_ERROR(KillSupervisor());
   ++tally_.supervisor_in_upgrade;
@@ -354,7 +370,7 @@ absl::Status Killer::UpgradeAndKillSupervisor() {
     tally_.engine_in_upgrade += tally_.engine - killed;
   }
   // Nobody is there who could still answer.
-  call.Answer().status().IgnoreError();
+  call.Answer().IgnoreError();
   return RestartSupervisor();
 }
 

@@ -7,10 +7,12 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "tests/crash/running_job.h"
 #include "tests/crash/tally.h"
+#include "tests/crash/upgrade_call.h"
 
 namespace optstate::crash {
 
@@ -45,9 +47,12 @@ class Killer {
   absl::Status UpgradeAndKillEngine();
   absl::Status UpgradeAndKillSupervisor();
   void AwaitUpgradeInstant();
-  void NoteUpgrade();
-  // Until it is over, which leaves the job with an engine.
-  absl::Status AwaitUpgraded(const std::string& id);
+  UpgradeWay DrawUpgradeWay();
+  void NoteUpgrade(UpgradeWay way);
+  // What the daemon calls its last upgrade.
+  absl::StatusOr<std::string> LastUpgrade();
+  // Until another one is over, which leaves the job with an engine.
+  absl::Status AwaitUpgraded(const std::string& before);
 
   absl::Status AwaitAdoption();
   // Up to three times the one that follows.

@@ -43,7 +43,12 @@ RandomScenarios::RandomScenarios()
       gradients_(AllDTypes()),
       clip_({0, 1}),
       skip_({0, 1}),
-      missing_({0, 1}) {}
+      missing_({0, 1}),
+      clip_groups_({0, 1}),
+      clip_elements_({0, 1}),
+      speculative_({0, 1}),
+      norm_types_({NormType::kL1, NormType::kL2, NormType::kInfinity}),
+      scalings_({Scaling::kRanks, Scaling::kStatic, Scaling::kDynamic}) {}
 
 RandomScenarios::Drawn RandomScenarios::Next(std::mt19937_64& random) {
   Drawn drawn;
@@ -59,6 +64,11 @@ RandomScenarios::Drawn RandomScenarios::Next(std::mt19937_64& random) {
   scenario.clip = clip_.Draw(random) != 0;
   scenario.skip = skip_.Draw(random) != 0;
   scenario.missing = missing_.Draw(random) != 0;
+  scenario.clip_groups = clip_groups_.Draw(random) != 0;
+  scenario.clip_elements = clip_elements_.Draw(random) != 0;
+  scenario.norm_type = norm_types_.Draw(random);
+  scenario.scaling = scalings_.Draw(random);
+  scenario.speculative = speculative_.Draw(random) != 0;
   if (HasFormats(scenario.optimizer)) {
     scenario.state_format = state_formats_.Draw(random);
     scenario.master_format = master_formats_.Draw(random);

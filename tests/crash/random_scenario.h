@@ -59,7 +59,9 @@ class RandomScenarios {
   Deck<Accumulation> accumulations_;
   Deck<DTypes> parameters_;
   Deck<DTypes> gradients_;
-  Deck<int> clip_, skip_, missing_;
+  Deck<int> clip_, skip_, missing_, clip_groups_, clip_elements_, speculative_;
+  Deck<NormType> norm_types_;
+  Deck<Scaling> scalings_;
 };
 
 }  // namespace optstate::crash

@@ -29,6 +29,30 @@ absl::string_view NameOf(const Accumulation& accumulation) {
   return accumulation.has_value() ? Name(*accumulation) : "none";
 }
 
+absl::string_view NameOf(NormType norm_type) {
+  switch (norm_type) {
+    case NormType::kL1:
+      return "1";
+    case NormType::kL2:
+      return "2";
+    case NormType::kInfinity:
+      return "infinity";
+  }
+  return "invalid";
+}
+
+absl::string_view NameOf(Scaling scaling) {
+  switch (scaling) {
+    case Scaling::kRanks:
+      return "ranks";
+    case Scaling::kStatic:
+      return "static";
+    case Scaling::kDynamic:
+      return "dynamic";
+  }
+  return "invalid";
+}
+
 absl::string_view YesOrNo(bool value) { return value ? "yes" : "no"; }
 
 }  // namespace
@@ -40,7 +64,9 @@ std::string Scenario::ToWord() const {
        static_cast<uint64_t>(master_format), static_cast<uint64_t>(partition),
        accumulation.has_value() ? static_cast<uint64_t>(*accumulation) : 0,
        static_cast<uint64_t>(parameters), static_cast<uint64_t>(gradients),
-       uint64_t{clip}, uint64_t{skip}, uint64_t{missing}},
+       uint64_t{clip}, uint64_t{skip}, uint64_t{missing}, uint64_t{clip_groups},
+       uint64_t{clip_elements}, static_cast<uint64_t>(norm_type),
+       static_cast<uint64_t>(scaling), uint64_t{speculative}},
       ",");
 }
 
@@ -53,7 +79,7 @@ absl::StatusOr<Scenario> Scenario::FromWord(const std::string& word) {
     }
     numbers.push_back(number);
   }
-  if (numbers.size() != 14) return absl::InvalidArgumentError(word);
+  if (numbers.size() != 19) return absl::InvalidArgumentError(word);
   Scenario scenario = {.seed = numbers[0],
                        .elements = numbers[1],
                        .steps = numbers[2],
@@ -67,7 +93,12 @@ absl::StatusOr<Scenario> Scenario::FromWord(const std::string& word) {
                        .gradients = static_cast<DTypes>(numbers[10]),
                        .clip = numbers[11] != 0,
                        .skip = numbers[12] != 0,
-                       .missing = numbers[13] != 0};
+                       .missing = numbers[13] != 0,
+                       .clip_groups = numbers[14] != 0,
+                       .clip_elements = numbers[15] != 0,
+                       .norm_type = static_cast<NormType>(numbers[16]),
+                       .scaling = static_cast<Scaling>(numbers[17]),
+                       .speculative = numbers[18] != 0};
   if (numbers[8] != 0) {
     scenario.accumulation = static_cast<AccumulateDType>(numbers[8]);
   }
@@ -85,8 +116,13 @@ std::vector<std::pair<std::string, std::string>> Scenario::Choices() const {
           {"gradients", text(NameOf(gradients))},
           {"ranks", absl::StrCat(world_size)},
           {"clipping", text(YesOrNo(clip))},
+          {"of groups", text(YesOrNo(clip_groups))},
+          {"of elements", text(YesOrNo(clip_elements))},
+          {"norm", text(NameOf(norm_type))},
+          {"loss scale", text(NameOf(scaling))},
           {"skipped steps", text(YesOrNo(skip))},
-          {"missing gradients", text(YesOrNo(missing))}};
+          {"missing gradients", text(YesOrNo(missing))},
+          {"speculation", text(YesOrNo(speculative))}};
 }
 
 std::string Scenario::Describe() const {

@@ -18,6 +18,12 @@ namespace optstate::crash {
 // equal those of DType.
 enum class DTypes : uint8_t { kFloat32 = 1, kBFloat16, kFloat16, kMixed };
 
+// Who decides what gradients are divided by: the ranks, or the job's scaler.
+enum class Scaling : uint8_t { kRanks = 1, kStatic, kDynamic };
+
+// The norm that max_norm is of.
+enum class NormType : uint8_t { kL1 = 1, kL2, kInfinity };
+
 // What a round's ranks do. Everything else follows from it, so that a rank that
 // takes another's place needs nothing more.
 struct Scenario {
@@ -32,10 +38,17 @@ struct Scenario {
   Accumulation accumulation;  // with it, three micro-steps a step
   DTypes parameters = DTypes::kFloat32;
   DTypes gradients = DTypes::kFloat32;
-  bool clip = false;     // max_norm in every step
-  bool skip = false;     // found_inf or an infinite gradient in some steps
-  bool missing = false;  // some parameters have no gradient in some steps
+  bool clip = false;         // max_norm in every step
+  bool skip = false;         // found_inf or an infinite gradient in some steps
+  bool missing = false;      // some parameters have no gradient in some steps
+  bool clip_groups = false;  // a max_norm of its own for some groups
+  bool clip_elements = false;  // max_value in every step
+  NormType norm_type = NormType::kL2;
+  Scaling scaling = Scaling::kRanks;
+  bool speculative = false;  // the daemon begins steps early
 
+  // Whether a gradient is infinite in some steps: without, a scaler only grows.
+  bool overflows() const { return skip || scaling == Scaling::kDynamic; }
   uint32_t micro_steps() const { return accumulation.has_value() ? 3 : 1; }
   // Whether the engine sums the ranks' micro-steps, so that a rank that is lost
   // takes all that was summed along.

@@ -30,6 +30,7 @@ std::ostream& operator<<(std::ostream& out, const Tally& tally) {
       << "  in fetch           " << tally.rank_in_fetch << "\n"
       << "  with the engine    " << tally.rank_with_engine << "\n"
       << "upgrades             " << tally.upgrades << "\n"
+      << "  by SIGHUP          " << tally.upgrades_by_signal << "\n"
       << "  in a step          " << tally.upgrades_in_step << "\n"
       << "  done               " << tally.upgrades_done << "\n"
       << "  engine kept        " << tally.upgrades_keep_engine << "\n"

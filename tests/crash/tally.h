@@ -38,6 +38,7 @@ struct Tally {
   uint64_t rank_in_fetch = 0;
   uint64_t rank_with_engine = 0;  // at once
   uint64_t upgrades = 0;
+  uint64_t upgrades_by_signal = 0;    // SIGHUP
   uint64_t upgrades_in_step = 0;      // asked for with a step in flight
   uint64_t upgrades_done = 0;         // to the end, by the daemon's own word
   uint64_t upgrades_keep_engine = 0;  // of those: accumulating all the time

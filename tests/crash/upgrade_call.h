@@ -1,6 +1,8 @@
 #ifndef OPTSTATE_TESTS_CRASH_UPGRADE_CALL_H_
 #define OPTSTATE_TESTS_CRASH_UPGRADE_CALL_H_
 
+#include <csignal>
+#include <cstdint>
 #include <string>
 #include <thread>
 
@@ -10,6 +12,10 @@
 
 namespace optstate::crash {
 
+// How a daemon is upgraded to the build that it is. `optctl upgrade` replaces
+// engines, SIGHUP leaves those of this build alone.
+enum class UpgradeWay : uint8_t { kCall, kSignal };
+
 // A request to upgrade a daemon, on a thread of its own, so that the daemon can
 // be disturbed from the first instant on.
 //
@@ -17,22 +23,28 @@ namespace optstate::crash {
 // death is too.
 class UpgradeCall {
  public:
-  explicit UpgradeCall(const TestDaemon* daemon)
-      : thread_([this, daemon] { id_ = daemon->Upgrade(); }) {}
+  UpgradeCall(const TestDaemon* daemon, UpgradeWay way)
+      : thread_([this, daemon, way] {
+          if (way == UpgradeWay::kSignal) {
+            daemon->process().Signal(SIGHUP);
+          } else {
+            answer_ = daemon->Upgrade().status();
+          }
+        }) {}
   ~UpgradeCall() {
     if (thread_.joinable()) thread_.join();
   }
   UpgradeCall(const UpgradeCall&) = delete;
   UpgradeCall& operator=(const UpgradeCall&) = delete;
 
-  // The upgrade that has begun, or why none has.
-  absl::StatusOr<std::string> Answer() {
+  // Why none has begun; a signal is not answered.
+  absl::Status Answer() {
     if (thread_.joinable()) thread_.join();
-    return id_;
+    return answer_;
   }
 
  private:
-  absl::StatusOr<std::string> id_ = absl::UnknownError("no answer");
+  absl::Status answer_;
   std::thread thread_;
 };
 

@@ -2,8 +2,10 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/notification.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/crash/poll_until.h"
@@ -67,7 +69,12 @@ class RankLossTest : public WireFaultTest {
                  .flags = {},
                  .config = "engine:\n  on_rank_loss: " + on_rank_loss + "\n"});
     ASSERT_FALSE(HasFatalFailure());
-    first_ = Open(Options(0, 2));
+    client::SessionOptions options = Options(0, 2);
+    options.notice = [this](const std::string& text) {
+      notice_ = text;
+      noticed_.Notify();
+    };
+    first_ = Open(options);
     ASSERT_NE(first_, nullptr);
     AwaitKept(1);
     alone_ = Count();
@@ -104,6 +111,8 @@ class RankLossTest : public WireFaultTest {
     EXPECT_EQ(*committed, "1");
   }
 
+  absl::Notification noticed_;  // of the first rank, once
+  std::string notice_;
   std::unique_ptr<Session> first_;
   std::unique_ptr<RankProcess> second_;
   Resources alone_;
@@ -129,13 +138,17 @@ TEST_P(RankLossTest, OthersWait) {
   ASSERT_TRUE(StepScript::Push(*first_, step).ok());
   ASSERT_TRUE(first_->CommitStart(step.commit).ok());
   ASSERT_TRUE(second_->Do("push 2").ok());
+  absl::StatusOr<client::Outcome> outcome;
+  std::jthread waits([&] { outcome = first_->CommitWait(); });
   ASSERT_TRUE(second_->Kill().ok());
+  noticed_.WaitForNotification();
+  EXPECT_EQ(notice_, "rank 1 lost at step 2, waiting for its return");
   AwaitFreed(alone_);
   ReplaceSecond();
   ASSERT_FALSE(HasFatalFailure());
   const auto answer = second_->Do("step 2");
   ASSERT_TRUE(answer.ok()) << answer.status();
-  const auto outcome = first_->CommitWait();
+  waits.join();
   ASSERT_TRUE(outcome.ok()) << outcome.status();
   EXPECT_EQ(TimesLogged("rank 1 lost at step 2"), 1);
   ExpectUndisturbed(*first_, 2);
@@ -150,6 +163,7 @@ TEST_P(RankLossTest, OthersAreTold) {
   ASSERT_TRUE(second_->Do("push 2").ok());
   ASSERT_TRUE(second_->Kill().ok());
   const auto told = first_->CommitWait();
+  EXPECT_FALSE(noticed_.HasBeenNotified());
   EXPECT_EQ(told.status().code(), absl::StatusCode::kAborted);
   EXPECT_THAT(std::string(told.status().message()),
               HasSubstr("rank 1 lost at step 2"));

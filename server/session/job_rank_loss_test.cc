@@ -1,0 +1,143 @@
+// What ranks that wait are told when another one is lost.
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/session/job_harness.h"
+
+namespace optstate {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr char kNotice[] = "rank 1 lost at step 1, waiting for its return";
+
+JobHarness::Setup ThreeRanks(v1::RankLoss on_rank_loss) {
+  JobHarness::Setup setup;
+  setup.layout.groups = {{}};
+  setup.layout.parameters = {MakeParameter("a", 5000),
+                             MakeParameter("b", 3000)};
+  setup.world_size = 3;
+  setup.partition = PartitionMode::kReplicated;
+  setup.accumulate = true;
+  setup.on_rank_loss = on_rank_loss;
+  return setup;
+}
+
+class JobRankLossTest : public ::testing::TestWithParam<v1::RankLoss> {
+ protected:
+  JobRankLossTest() : harness_(ThreeRanks(GetParam())) { Start(&harness_); }
+
+  static bool Waits() { return GetParam() == v1::RANK_LOSS_WAIT; }
+  static void Start(JobHarness* harness) {
+    harness->Start(harness->RandomTensors(1));
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      harness->SetGradientsOf(rank, harness->RandomTensors(10 + rank));
+    }
+  }
+  CommitSpec CommitOf(uint64_t step) const {
+    CommitSpec spec;
+    spec.step = step;
+    spec.groups = groups_;
+    return spec;
+  }
+  void BringBack(uint32_t rank) {
+    ASSERT_TRUE(harness_.Register(rank).ok());
+    ASSERT_TRUE(harness_.Attach(rank).ok());
+    harness_.SetGradientsOf(rank, harness_.RandomTensors(10 + rank));
+  }
+  // Rank 0 waits for this answer, or is told to take the step again.
+  void ExpectToldTo(uint32_t rank, uint64_t request) {
+    const auto* answer = harness_.AnswerTo(rank, request);
+    if (Waits()) {
+      EXPECT_EQ(answer, nullptr);
+      EXPECT_THAT(harness_.NoticesTo(rank), ElementsAre(kNotice));
+      return;
+    }
+    ASSERT_NE(answer, nullptr) << "goes on waiting";
+    EXPECT_EQ(answer->status.code(), absl::StatusCode::kAborted);
+    EXPECT_THAT(answer->status.message(), HasSubstr("rank 1 lost at step 1"));
+    EXPECT_THAT(harness_.NoticesTo(rank), IsEmpty());
+  }
+  // Whoever was aborted takes the step from the start.
+  void ExpectUndisturbedStep() {
+    harness_.PushAll(1);
+    for (uint32_t rank = 0; rank < 3; ++rank)
+      harness_.Commit(rank, CommitOf(1));
+    JobHarness undisturbed(ThreeRanks(GetParam()));
+    Start(&undisturbed);
+    undisturbed.PushAll(1);
+    undisturbed.CommitAll(CommitOf(1));
+    EXPECT_EQ(harness_.job().Describe().committed_step(), 1);
+    EXPECT_TRUE(harness_.StateBytes() == undisturbed.StateBytes());
+  }
+
+  const std::vector<Hyperparams> groups_ =
+      std::vector<Hyperparams>(1, AdamHyperparams());
+  JobHarness harness_;
+};
+
+// The others have no gradient, so that nothing is summed that could be lost.
+TEST_P(JobRankLossTest, InACommit) {
+  const uint64_t commit = harness_.Commit(0, CommitOf(1));
+  harness_.Detach(1);
+  ExpectToldTo(0, commit);
+  EXPECT_THAT(harness_.NoticesTo(2), IsEmpty()) << "it does not wait";
+  const uint64_t later = harness_.Commit(2, CommitOf(1));
+  EXPECT_EQ(harness_.AnswerTo(2, later), nullptr);
+  EXPECT_THAT(harness_.NoticesTo(2), ElementsAre(kNotice));
+  BringBack(1);
+  harness_.Commit(1, CommitOf(1));
+  if (!Waits()) harness_.Commit(0, CommitOf(1));
+  EXPECT_EQ(harness_.job().Describe().committed_step(), 1);
+  // It is back, and nobody hears of it again.
+  harness_.Commit(2, CommitOf(2));
+  EXPECT_EQ(harness_.NoticesTo(2).size(), 1);
+}
+
+TEST_P(JobRankLossTest, InTheEndOfAMicroStep) {
+  ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
+  const uint64_t end = harness_.EndMicroStep(0, 1, 0);
+  EXPECT_EQ(harness_.AnswerTo(0, end), nullptr);
+  harness_.Detach(1);
+  ExpectToldTo(0, end);
+  ASSERT_TRUE(harness_.Push(2, 1, 0, 2).ok());
+  const uint64_t later = harness_.EndMicroStep(2, 1, 0);
+  EXPECT_EQ(harness_.AnswerTo(2, later), nullptr);
+  EXPECT_THAT(harness_.NoticesTo(2), ElementsAre(kNotice));
+  BringBack(1);
+  ExpectUndisturbedStep();
+  const auto* answer = harness_.AnswerTo(2, later);
+  ASSERT_NE(answer, nullptr);
+  EXPECT_TRUE(answer->status.ok()) << answer->status;
+}
+
+// Nobody waited yet.
+TEST_P(JobRankLossTest, BetweenTwoSteps) {
+  harness_.Detach(1);
+  const uint64_t commit = harness_.Commit(0, CommitOf(1));
+  EXPECT_EQ(harness_.AnswerTo(0, commit), nullptr);
+  EXPECT_THAT(harness_.NoticesTo(0), ElementsAre(kNotice));
+}
+
+// A run that ended, and the next one, whose ranks come one after another.
+TEST_P(JobRankLossTest, NotWhenAllHaveGone) {
+  harness_.DetachAll();
+  BringBack(0);
+  harness_.Commit(0, CommitOf(1));
+  EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(OnRankLoss, JobRankLossTest,
+                         ::testing::Values(v1::RANK_LOSS_WAIT,
+                                           v1::RANK_LOSS_ABORT),
+                         [](const auto& on_rank_loss) {
+                           return v1::RankLoss_Name(on_rank_loss.param);
+                         });
+
+}  // namespace
+}  // namespace optstate
