@@ -449,9 +449,7 @@ def test_whole_state_goes_to_torch_and_back(name, torchs_class, seed):
 
 
 @pytest.mark.parametrize("state_dtype", [torch.bfloat16, "dynamic8"], ids=str)
-@pytest.mark.parametrize(
-    "name", ["AdamW", "SGD", "RMSprop", "Lion", "LAMB", "Adafactor", "Muon"]
-)
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "RMSprop", "Lion", "LAMB", "Adafactor", "Muon"])
 def test_small_state_follows_the_float32_run(name, state_dtype, seed):
     """200 steps towards a target: with less state the loss comes down as far."""
     options = {"SGD": {"momentum": 0.9}}.get(name, {})
