@@ -1,11 +1,14 @@
 #include "kernels/state_format.h"
 
 #include <cstddef>
+#include <cstdint>
 
 #include "kernels/cast.h"
 #include "kernels/cpu/dynamic.h"
 #include "kernels/cpu/rules.h"
+#include "kernels/cpu/stochastic.h"
 #include "kernels/cpu/targets.h"
+#include "kernels/whole_kernel.h"
 #include "proto/types/dtype.h"
 
 namespace optstate {
@@ -18,7 +21,10 @@ DType DTypeOf(StateFormat format) {
 }  // namespace
 
 bool IsNeverNegative(OptimizerKind kind, int array) {
-  return (cpu::SquaresOf(kind) >> array & 1) != 0;
+  const WholeKernel* const whole = FindWholeKernel(kind);
+  const uint32_t squares =
+      whole != nullptr ? whole->squares : cpu::SquaresOf(kind);
+  return (squares >> array & 1) != 0;
 }
 
 void StateToFloat(StateFormat format, bool is_never_negative, const void* in,
@@ -35,6 +41,16 @@ void StateFromFloat(StateFormat format, bool is_never_negative, const float* in,
     return CastFromFloat(DTypeOf(format), in, out, numel);
   }
   cpu::EncodeOn(cpu::BestTarget(), !is_never_negative, in, out, scale, numel);
+}
+
+void StateFromUpdate(StateFormat format, bool is_never_negative,
+                     const StateRandom& random, const float* in, void* out,
+                     float* scale, size_t numel) {
+  if (format != StateFormat::kBFloat16) {
+    return StateFromFloat(format, is_never_negative, in, out, scale, numel);
+  }
+  cpu::RoundStochasticallyOn(cpu::BestTarget(), random.seed, random.array,
+                             random.flat_begin, in, out, numel);
 }
 
 }  // namespace optstate

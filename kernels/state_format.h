@@ -2,6 +2,7 @@
 #define OPTSTATE_KERNELS_STATE_FORMAT_H_
 
 #include <cstddef>
+#include <cstdint>
 
 #include "kernels/update_kernel.h"
 #include "proto/types/optimizer.h"
@@ -9,10 +10,10 @@
 namespace optstate {
 
 // State arrays of any format to and from float, for whoever reads, saves and
-// loads them.
+// loads them, and for updates that are made in float.
 
 // Whether state array `array` of an optimizer is never negative: with kDynamic8
-// it has the unsigned map. False of optimizers without an element-wise kernel.
+// it has the unsigned map.
 bool IsNeverNegative(OptimizerKind kind, int array);
 
 // out[i] = the value of element i. `scale` (kDynamic8): that of element 0's
@@ -24,6 +25,19 @@ void StateToFloat(StateFormat format, bool is_never_negative, const void* in,
 // not stochastically, so that what StateToFloat gave comes back as it was.
 void StateFromFloat(StateFormat format, bool is_never_negative, const float* in,
                     void* out, float* scale, size_t numel);
+
+// Which random bits new values are rounded with.
+struct StateRandom {
+  uint32_t seed = 0;  // UpdateFactors::random_seed
+  int array = 0;
+  uint64_t flat_begin = 0;  // of element 0 in the job's flat space
+};
+
+// What an update kernel stores of these values: as StateFromFloat, but bfloat16
+// is rounded stochastically. A NaN is 0x7FC00000.
+void StateFromUpdate(StateFormat format, bool is_never_negative,
+                     const StateRandom& random, const float* in, void* out,
+                     float* scale, size_t numel);
 
 }  // namespace optstate
 

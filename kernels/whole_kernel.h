@@ -14,7 +14,7 @@ namespace optstate {
 // One parameter as a whole, for optimizers whose update of an element needs all
 // the others (norms, row sums, products of matrices). Old and new arrays do not
 // overlap: compute() leaves the old ones as they are, so that a caller that is
-// killed in it just calls it again.
+// killed in it just calls it again. But a new_state[k] may be state[k] itself.
 struct WholeView {
   absl::Span<const int64_t> shape;
   size_t numel = 0;  // the product of `shape`
@@ -38,6 +38,8 @@ struct WholeView {
 // Bits: compute() gives equal bits on every instruction set, as UpdateKernel
 // does, and NaN is always written as 0x7FC00000.
 struct WholeKernel {
+  // Bit k: state array k is never negative.
+  uint32_t squares = 0;
   uint64_t (*workspace_elements)(absl::Span<const int64_t> shape) = nullptr;
   // INVALID_ARGUMENT, in torch's words, when the optimizer takes no parameter
   // of this shape.

@@ -2,8 +2,11 @@
 
 #include <stdlib.h>
 
+#include <cstdint>
 #include <filesystem>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -106,6 +109,30 @@ TEST_F(HostTierTest, ArraysExistByNeed) {
   EXPECT_EQ(tier->recovery().staged_marks, nullptr);
   EXPECT_EQ(tier->Describe(LayoutOf({false})).size(), 8u);
   EXPECT_EQ(FileCount(), 10u);  // and control, job.binpb
+}
+
+// Adafactor: only what parameters have takes memory, and what there is one of a
+// row or a column is float32 in every format.
+TEST_F(HostTierTest, ArraysOfRowsAndColumnsAreFloats) {
+  LayoutSpec spec;
+  spec.optimizer = OptimizerKind::kAdafactor;
+  spec.state_format = StateFormat::kDynamic8;
+  spec.groups = {{}};
+  spec.parameters = {{.name = "matrix", .shape = {8, 600}, .numel = 4800},
+                     {.name = "vector", .shape = {300}, .numel = 300}};
+  const Layout layout = *Layout::Make(spec);
+  auto tier = HostTier::Create(directory_, layout, kNoSums, "");
+  ASSERT_TRUE(tier.ok()) << tier.status();
+  std::map<std::string, std::pair<std::string, uint64_t>> found;
+  for (const HostTier::ArrayInfo& array : tier->Describe(layout)) {
+    found[array.file] = {array.dtype, array.bytes};
+  }
+  using Info = std::pair<std::string, uint64_t>;
+  EXPECT_EQ(found["row_var.f32"], Info("float32", 8 * 4));
+  EXPECT_EQ(found["col_var.f32"], Info("float32", 600 * 4));
+  EXPECT_EQ(found["variance.dynamic8"], Info("dynamic8", 300));
+  EXPECT_EQ(found["variance.scale.f32"], Info("float32", 2 * 4));
+  EXPECT_EQ(tier->arrays().scale[0], nullptr);
 }
 
 TEST_F(HostTierTest, ReshapeKeepsOffsetsAndAddsArrays) {

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "proto/types/array_format.h"
 #include "proto/types/partition.h"
 #include "storage/format/rank_mark.h"
 #include "storage/format/step_intent.h"
@@ -69,15 +70,19 @@ absl::string_view Suffix(StateFormat format) {
   return "";
 }
 
-// Bytes of this many elements of the flat space, whole tiles.
+// Bytes of this many elements of the flat space; of scales, those of their
+// blocks, the last of which may have fewer elements.
 uint64_t BytesOf(StateArrayIndex array, const Layout& layout,
                  uint64_t elements) {
-  if (IsState(array)) return elements * SizeInBytes(layout.state_format());
+  if (IsState(array)) {
+    return elements * SizeInBytes(ArrayFormat(layout, StateIndex(array)));
+  }
   if (array == kMasterArray) {
     return elements * SizeInBytes(layout.master_format());
   }
   if (IsScale(array)) {
-    return elements / kQuantizedBlockElements * sizeof(float);
+    return (elements + kQuantizedBlockElements - 1) / kQuantizedBlockElements *
+           sizeof(float);
   }
   return elements * sizeof(float);
 }
@@ -146,7 +151,7 @@ StateArrayFile FileOf(StateArrayIndex array, const Layout& layout) {
     return {absl::StrCat(name, ".scale"), absl::StrCat(name, ".scale.f32"),
             "float32"};
   }
-  const StateFormat format = layout.state_format();
+  const StateFormat format = ArrayFormat(layout, StateIndex(array));
   return {std::string(name), absl::StrCat(name, Suffix(format)),
           std::string(Name(format))};
 }
@@ -163,8 +168,8 @@ bool HasArray(StateArrayIndex array, const Layout& layout,
     case kScale0Array:
     case kScale1Array:
     case kScale2Array:
-      return layout.state_format() == StateFormat::kDynamic8 &&
-             layout.has_state_array(StateIndex(array));
+      return layout.has_state_array(StateIndex(array)) &&
+             ArrayFormat(layout, StateIndex(array)) == StateFormat::kDynamic8;
     case kScalarsArray:
       return !layout.optimizer_info().scalar.empty();
     case kAccumulatorArray:
@@ -184,14 +189,16 @@ uint64_t FileBytes(StateArrayIndex array, const Layout& layout) {
 
 // Of Adafactor, the first elements of each parameter's place, which it has
 // instead of one for every element.
-std::vector<ByteRange> PrefixRanges(int index, const Layout& layout) {
+std::vector<ByteRange> PrefixRanges(StateArrayIndex array,
+                                    const Layout& layout) {
   std::vector<ByteRange> ranges;
   for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
-    const uint64_t elements = StateElements(layout.optimizer_info(), index,
-                                            layout.parameters()[p].shape);
+    const uint64_t elements =
+        StateElements(layout.optimizer_info(), StateIndex(array),
+                      layout.parameters()[p].shape);
     if (elements == 0) continue;
-    const uint64_t begin = layout.flat_offset(p) * sizeof(float);
-    ranges.push_back({begin, begin + elements * sizeof(float)});
+    const uint64_t begin = BytesOf(array, layout, layout.flat_offset(p));
+    ranges.push_back({begin, begin + BytesOf(array, layout, elements)});
   }
   return ranges;
 }
@@ -205,7 +212,7 @@ std::vector<ByteRange> ReservedRanges(StateArrayIndex array,
   }
   const int index = StateIndex(array);
   if (layout.optimizer() == OptimizerKind::kAdafactor) {
-    return PrefixRanges(index, layout);
+    return PrefixRanges(array, layout);
   }
   const auto& info =
       layout.optimizer_info().state_arrays[static_cast<size_t>(index)];

@@ -56,6 +56,9 @@ CASES = (
     Case("LAMB", "LAMB", {"lr": 1e-2, "weight_decay": 0.01}),
     Case("AdamW, bfloat16 state", "AdamW", {"lr": 1e-3}, {"state_dtype": torch.bfloat16}),
     Case("AdamW, 8-bit state", "AdamW", {"lr": 1e-3}, {"state_dtype": "dynamic8"}),
+    Case("Adafactor, bfloat16 state", "Adafactor", {"lr": 1e-2}, {"state_dtype": torch.bfloat16}),
+    Case("Muon, AdamW, 8-bit state", "Muon", {"lr": 1e-2}, {"state_dtype": "dynamic8"}),
+    Case("LAMB, 8-bit state", "LAMB", {"lr": 1e-2}, {"state_dtype": "dynamic8"}),
     Case("AdamW, bfloat16 model", "AdamW", {"lr": 1e-3}, dtype=torch.bfloat16),
     Case(
         "the same, split master", "AdamW", {"lr": 1e-3}, {"master": "split"}, dtype=torch.bfloat16
@@ -64,6 +67,13 @@ CASES = (
         "the same with 8-bit state",
         "AdamW",
         {"lr": 1e-3},
+        {"master": "split", "state_dtype": "dynamic8"},
+        dtype=torch.bfloat16,
+    ),
+    Case(
+        "Adafactor, split, 8-bit state",
+        "Adafactor",
+        {"lr": 1e-2},
         {"master": "split", "state_dtype": "dynamic8"},
         dtype=torch.bfloat16,
     ),

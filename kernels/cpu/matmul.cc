@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "kernels/cpu/highway_config.h"
 #include "kernels/cpu/targets.h"
@@ -22,23 +23,24 @@ namespace optstate::cpu {
 
 // The result is made in blocks of columns. Of b 128 rows at a time are copied,
 // panel after panel of 32 columns (16 KiB, half of a first-level cache): from
-// one of them the inner loop reads b, from four rows of a in sequence, and
-// keeps its sums in registers. 64 rows of a (32 KiB) meet all panels of a block
+// one of them the inner loop reads b, from some rows of a in sequence, and
+// keeps its sums in registers. 60 rows of a (30 KiB) meet all panels of a block
 // while they are in the second-level cache; else a large matrix would come from
 // memory for each panel.
 inline constexpr size_t kPanelColumns = 32;
 inline constexpr size_t kPanelDepth = 128;
 inline constexpr size_t kPanelElements = kPanelColumns * kPanelDepth;
 inline constexpr size_t kPanelsMax = 8;
-inline constexpr size_t kBlockRows = 64;
-// Rows of a at a time: with two vectors of columns eight sums in registers,
-// enough to hide the latency of an addition; 16 registers hold the rest too.
-inline constexpr size_t kRowsAtOnce = 4;
-static_assert(kBlockRows % kRowsAtOnce == 0);
+inline constexpr size_t kBlockRows = 60;
+// Of a's rows in a block, which are copied too: where they lie a multiple of
+// 4 KiB apart, twelve of them would not fit a cache of eight ways.
+inline constexpr size_t kRowStride = kPanelDepth + 16;
+// Rows of a at a time, where there are fewer than a target likes best.
+inline constexpr size_t kLastRows = 4;
 
 // Sums of one panel: those of the rows that there are, and of up to three more.
 inline size_t PanelSums(size_t rows) {
-  return (rows + kRowsAtOnce - 1) * kPanelColumns;
+  return (rows + kLastRows - 1) * kPanelColumns;
 }
 
 }  // namespace optstate::cpu
@@ -77,68 +79,85 @@ void Pack(const MatMul& matmul, size_t begin, size_t count, size_t first,
   }
 }
 
-// Adds `depth` products to each of 4 rows x 2 vectors of `sums`. `a` are the
-// four rows, `panel` is at the first of the columns.
-HWY_INLINE void AddProducts(const float* const* a, const float* panel,
+// Rows of a at a time, and vectors of columns: twelve sums hide the latency of
+// an addition, and 16 registers hold them, two vectors of b, a number of a and
+// a product. AVX-512 multiplies by a number in memory at no cost, but only
+// where that is used once; loading it first takes a unit that multiplies or
+// adds. So there one vector is faster.
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+constexpr size_t kRowsAtOnce = 12;
+constexpr size_t kVectorsAtOnce = 1;
+#else
+constexpr size_t kRowsAtOnce = 6;
+constexpr size_t kVectorsAtOnce = 2;
+#endif
+static_assert(kBlockRows % kRowsAtOnce == 0);
+
+template <bool kIsFirst, class V>
+HWY_INLINE V FirstOrSecond(V first, V second) {
+  if constexpr (kIsFirst) return first;
+  return second;
+}
+
+// Sum k is of row k / kVectors and vector k % kVectors. A parameter each, for
+// vectors of SVE cannot be elements of an array.
+template <size_t kVectors, size_t... k, class... V>
+HWY_INLINE void AddInRegisters(std::index_sequence<k...>, const float* const* a,
+                               const float* panel, size_t depth, float* to,
+                               V... sums) {
+  static_assert(kVectors == 1 || kVectors == 2);
+  const Floats d;
+  const size_t lanes = hn::Lanes(d);
+  for (size_t i = 0; i < depth; ++i) {
+    const auto b0 = hn::LoadU(d, panel);
+    const auto b1 = hn::LoadU(d, panel + (kVectors - 1) * lanes);
+    panel += kPanelColumns;
+    ((sums = hn::Add(sums, Product(hn::Set(d, a[k / kVectors][i]),
+                                   FirstOrSecond<k % kVectors == 0>(b0, b1)))),
+     ...);
+  }
+  (hn::StoreU(sums, d,
+              to + k / kVectors * kPanelColumns + k % kVectors * lanes),
+   ...);
+}
+
+// Adds `depth` products to each of these sums. `a` are the rows, `panel` is at
+// the first of the columns.
+template <size_t kVectors, size_t... k>
+HWY_INLINE void AddProducts(std::index_sequence<k...> all,
+                            const float* const* a, const float* panel,
                             size_t depth, float* sums) {
   const Floats d;
   const size_t lanes = hn::Lanes(d);
-  const float* const a0 = a[0];
-  const float* const a1 = a[1];
-  const float* const a2 = a[2];
-  const float* const a3 = a[3];
-  float* const sums0 = sums;
-  float* const sums1 = sums0 + kPanelColumns;
-  float* const sums2 = sums1 + kPanelColumns;
-  float* const sums3 = sums2 + kPanelColumns;
-  auto s00 = hn::LoadU(d, sums0);
-  auto s01 = hn::LoadU(d, sums0 + lanes);
-  auto s10 = hn::LoadU(d, sums1);
-  auto s11 = hn::LoadU(d, sums1 + lanes);
-  auto s20 = hn::LoadU(d, sums2);
-  auto s21 = hn::LoadU(d, sums2 + lanes);
-  auto s30 = hn::LoadU(d, sums3);
-  auto s31 = hn::LoadU(d, sums3 + lanes);
-  for (size_t k = 0; k < depth; ++k) {
-    const auto b0 = hn::LoadU(d, panel);
-    const auto b1 = hn::LoadU(d, panel + lanes);
-    panel += kPanelColumns;
-    const auto of_row0 = hn::Set(d, a0[k]);
-    s00 = hn::Add(s00, Product(of_row0, b0));
-    s01 = hn::Add(s01, Product(of_row0, b1));
-    const auto of_row1 = hn::Set(d, a1[k]);
-    s10 = hn::Add(s10, Product(of_row1, b0));
-    s11 = hn::Add(s11, Product(of_row1, b1));
-    const auto of_row2 = hn::Set(d, a2[k]);
-    s20 = hn::Add(s20, Product(of_row2, b0));
-    s21 = hn::Add(s21, Product(of_row2, b1));
-    const auto of_row3 = hn::Set(d, a3[k]);
-    s30 = hn::Add(s30, Product(of_row3, b0));
-    s31 = hn::Add(s31, Product(of_row3, b1));
-  }
-  hn::StoreU(s00, d, sums0);
-  hn::StoreU(s01, d, sums0 + lanes);
-  hn::StoreU(s10, d, sums1);
-  hn::StoreU(s11, d, sums1 + lanes);
-  hn::StoreU(s20, d, sums2);
-  hn::StoreU(s21, d, sums2 + lanes);
-  hn::StoreU(s30, d, sums3);
-  hn::StoreU(s31, d, sums3 + lanes);
+  AddInRegisters<kVectors>(all, a, panel, depth, sums,
+                           hn::LoadU(d, sums + k / kVectors * kPanelColumns +
+                                            k % kVectors * lanes)...);
 }
 
-// Adds the products with one packed panel to the sums of rows [begin, end).
-void AddPanel(const MatMul& matmul, size_t begin, size_t end, size_t first,
-              size_t depth, const float* panel, float* sums) {
-  const Floats d;
-  for (size_t i = begin; i < end; i += kRowsAtOnce) {
-    // Behind the last row it is multiplied again, for sums that nobody reads.
-    const float* a[kRowsAtOnce];
-    for (size_t r = 0; r < kRowsAtOnce; ++r) {
-      a[r] = matmul.a + std::min(i + r, end - 1) * matmul.depth + first;
-    }
-    for (size_t j = 0; j < kPanelColumns; j += 2 * hn::Lanes(d)) {
-      AddProducts(a, panel + j, depth, sums + i * kPanelColumns + j);
-    }
+// Rows from `begin` on, of which there are fewer when it is close to `end`:
+// behind the last row it is multiplied again, for sums that nobody reads.
+template <size_t kRows, size_t kVectors>
+HWY_INLINE void AddRows(const float* a, size_t begin, size_t end, size_t depth,
+                        const float* panel, float* sums) {
+  const float* rows[kRows];
+  for (size_t r = 0; r < kRows; ++r) {
+    rows[r] = a + std::min(begin + r, end - 1) * kRowStride;
+  }
+  for (size_t j = 0; j < kPanelColumns; j += kVectors * hn::Lanes(Floats())) {
+    AddProducts<kVectors>(std::make_index_sequence<kRows * kVectors>(), rows,
+                          panel + j, depth, sums + begin * kPanelColumns + j);
+  }
+}
+
+// Adds the products of `count` copied rows with one packed panel.
+void AddPanel(const float* a, size_t count, size_t depth, const float* panel,
+              float* sums) {
+  size_t i = 0;
+  for (; i + kRowsAtOnce <= count; i += kRowsAtOnce) {
+    AddRows<kRowsAtOnce, kVectorsAtOnce>(a, i, count, depth, panel, sums);
+  }
+  for (; i < count; i += kLastRows) {
+    AddRows<kLastRows, 2>(a, i, count, depth, panel, sums);
   }
 }
 
@@ -178,12 +197,13 @@ Panel PanelOf(const MatMul& matmul, size_t index) {
   const size_t place = index % kPanelsMax;
   panel.packed = matmul.workspace + place * kPanelElements;
   panel.sums = matmul.workspace + kPanelsMax * kPanelElements +
-               place * PanelSums(matmul.rows);
+               kBlockRows * kRowStride + place * PanelSums(matmul.rows);
   return panel;
 }
 
 // Columns of panels [begin, end), at most kPanelsMax.
 void MultiplyBlock(const MatMul& matmul, size_t begin, size_t end) {
+  float* const a = matmul.workspace + kPanelsMax * kPanelElements;
   for (size_t p = begin; p < end; ++p) {
     const Panel panel = PanelOf(matmul, p);
     std::fill_n(panel.sums, PanelSums(panel.rows), 0.0f);
@@ -194,11 +214,17 @@ void MultiplyBlock(const MatMul& matmul, size_t begin, size_t end) {
       const Panel panel = PanelOf(matmul, p);
       Pack(matmul, panel.begin, panel.columns, first, depth, panel.packed);
     }
-    for (size_t i = 0; i < matmul.rows; i += kBlockRows) {
+    const size_t rows = PanelOf(matmul, end - 1).rows;  // no other has more
+    for (size_t i = 0; i < rows; i += kBlockRows) {
+      for (size_t r = i; r < std::min(i + kBlockRows, rows); ++r) {
+        std::memcpy(a + (r - i) * kRowStride,
+                    matmul.a + r * matmul.depth + first, depth * sizeof(float));
+      }
       for (size_t p = begin; p < end; ++p) {
         const Panel panel = PanelOf(matmul, p);
-        AddPanel(matmul, i, std::min(i + kBlockRows, panel.rows), first, depth,
-                 panel.packed, panel.sums);
+        if (i >= panel.rows) continue;
+        AddPanel(a, std::min(kBlockRows, panel.rows - i), depth, panel.packed,
+                 panel.sums + i * kPanelColumns);
       }
     }
   }
@@ -244,7 +270,8 @@ constexpr auto kMultiply = OPTSTATE_TARGET_TABLE(Multiply);
 }  // namespace
 
 size_t MatMulWorkspaceElements(size_t rows) {
-  return kPanelsMax * (kPanelElements + PanelSums(rows));
+  return kPanelsMax * (kPanelElements + PanelSums(rows)) +
+         kBlockRows * kRowStride;
 }
 
 void MultiplyOn(Target target, const MatMul& matmul) {

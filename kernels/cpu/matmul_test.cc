@@ -101,8 +101,8 @@ class MatMulTest : public testing::TestWithParam<Target> {};
 
 TEST_P(MatMulTest, HasTheDefinedBits) {
   std::mt19937 random(TestSeed());
-  for (size_t rows : {1, 2, 3, 4, 5, 33, 64}) {
-    for (size_t columns : {1, 15, 31, 32, 33, 70}) {
+  for (size_t rows : {1, 2, 3, 4, 5, 12, 33, 61, 130}) {
+    for (size_t columns : {1, 15, 31, 32, 33, 290}) {
       for (size_t depth : {1, 7, 127, 128, 129, 300}) {
         const Matrix a = RandomMatrix(rows, depth, &random);
         const Matrix b = RandomMatrix(depth, columns, &random);
@@ -131,7 +131,7 @@ TEST_P(MatMulTest, HasTheDefinedBits) {
 
 TEST_P(MatMulTest, SymmetricProductsAreTheSame) {
   std::mt19937 random(TestSeed());
-  for (size_t rows : {1, 4, 31, 32, 33, 64, 100}) {
+  for (size_t rows : {1, 4, 31, 32, 33, 64, 100, 290}) {
     const size_t depth = 137;
     const Matrix a = RandomMatrix(rows, depth, &random);
     Matrix gram(rows * rows);

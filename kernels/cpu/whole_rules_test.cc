@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/guarded_array.h"
 #include "kernels/cpu/targets.h"
@@ -52,10 +54,11 @@ std::vector<uint32_t> BitsOf(const GuardedArray<float>& array) {
 }
 
 // Checks that nothing is written but what should be; the workspace is full of
-// what an earlier call may have left.
+// what an earlier call may have left. `in_place`: the new state is where the
+// old one was.
 Result Compute(Target target, OptimizerKind kind,
                const Hyperparams& hyperparams, int64_t step_count,
-               const Parameter& parameter) {
+               const Parameter& parameter, bool in_place = false) {
   const WholeKernel& kernel = *FindWholeKernel(kind, target);
   const GuardedArray<float> gradient(parameter.gradient, 3);
   const GuardedArray<float> master(parameter.master, 5);
@@ -88,7 +91,7 @@ Result Compute(Target target, OptimizerKind kind,
   view.workspace = workspace;
   for (size_t k = 0; k < kStateArraysMax; ++k) {
     view.state[k] = state[k].data();
-    view.new_state[k] = new_state[k].data();
+    view.new_state[k] = in_place ? state[k].data() : new_state[k].data();
   }
   kernel.compute(input, view);
 
@@ -101,8 +104,9 @@ Result Compute(Target target, OptimizerKind kind,
   Result result;
   result.arrays[0] = BitsOf(new_master);
   for (size_t k = 0; k < kStateArraysMax; ++k) {
+    EXPECT_TRUE(state[k].GuardsAreIntact());
     EXPECT_TRUE(new_state[k].GuardsAreIntact());
-    result.arrays[1 + k] = BitsOf(new_state[k]);
+    result.arrays[1 + k] = BitsOf(in_place ? state[k] : new_state[k]);
   }
   return result;
 }
@@ -183,6 +187,33 @@ TEST_P(WholeRulesTest, EveryTargetHasTheSameBits) {
             << TargetName(target) << " " << testing::PrintToString(shape);
       }
     }
+  }
+}
+
+TEST_P(WholeRulesTest, StateMayBeUpdatedInPlace) {
+  std::mt19937 random(TestSeed());
+  for (const Shape& shape : ShapesOf(GetParam())) {
+    const Parameter parameter = RandomParameter(GetParam(), shape, &random);
+    for (Target target : SupportedTargets()) {
+      const auto compute = [&](bool in_place) {
+        return Compute(target, GetParam(), hyperparams(), 7, parameter,
+                       in_place);
+      };
+      ASSERT_EQ(compute(true), compute(false))
+          << TargetName(target) << " " << testing::PrintToString(shape);
+    }
+  }
+}
+
+TEST_P(WholeRulesTest, SquaresAreThoseOfTheirNames) {
+  const auto arrays = InfoOf(GetParam()).state_arrays;
+  for (size_t k = 0; k < arrays.size(); ++k) {
+    const absl::string_view name = arrays[k].name;
+    const bool is_square =
+        absl::EndsWith(name, "_sq") || absl::StrContains(name, "var");
+    EXPECT_EQ(FindWholeKernel(GetParam(), PlainTarget())->squares >> k & 1,
+              is_square ? 1u : 0u)
+        << name;
   }
 }
 

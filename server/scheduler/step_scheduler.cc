@@ -9,6 +9,7 @@
 #include "kernels/cast.h"
 #include "kernels/master_format.h"
 #include "kernels/reduce.h"
+#include "proto/types/array_format.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/numa_memory.h"
 
@@ -105,8 +106,9 @@ void StepScheduler::MakeColumns() {
     kept_at += options_.layout->flat_elements() / kQuantizedBlockElements *
                block_bytes;
   };
-  const uint64_t element_bytes = SizeInBytes(options_.layout->state_format());
   for (int k = 0; k < kStateArraysMax; ++k) {
+    const uint64_t element_bytes =
+        SizeInBytes(ArrayFormat(*options_.layout, k));
     add(arrays.state[k], kQuantizedBlockElements * element_bytes, element_bytes,
         k);
     add(reinterpret_cast<std::byte*>(arrays.scale[k]), sizeof(float), 0, k);
@@ -569,10 +571,9 @@ TileView StepScheduler::ViewOf(uint32_t parameter, uint64_t begin,
                     ? view.parameter
                     : options_.arrays.master + flat * SizeInBytes(master);
   const StateBases& bases = state_[spec.group];
-  const uint64_t element_bytes = SizeInBytes(layout.state_format());
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (bases.state[k] == nullptr) continue;
-    view.state[k] = bases.state[k] + flat * element_bytes;
+    view.state[k] = bases.state[k] + flat * SizeInBytes(ArrayFormat(layout, k));
     if (bases.scale[k] == nullptr) continue;
     view.scale[k] = bases.scale[k] + flat / kQuantizedBlockElements;
   }
@@ -622,10 +623,11 @@ void StepScheduler::ClearState(uint32_t first_parameter) {
   for (const Column& column : columns_) {
     if (!HasPrefixes()) continue;
     for (uint32_t p = first_parameter; p < layout.parameters().size(); ++p) {
-      std::memset(column.base + layout.flat_offset(p) * sizeof(float), 0,
+      const ByteRange range =
+          RangeOf(column, layout.flat_offset(p),
                   StateElements(layout.optimizer_info(), column.state,
-                                layout.parameters()[p].shape) *
-                      sizeof(float));
+                                layout.parameters()[p].shape));
+      std::memset(column.base + range.begin, 0, range.end - range.begin);
     }
   }
   for (uint32_t p = first_parameter; p < layout.parameters().size(); ++p) {

@@ -28,6 +28,7 @@
 #include "server/scheduler/worker_undo.h"
 #include "storage/format/step_intent.h"
 #include "storage/host_tier.h"
+#include "storage/state_file.h"
 
 namespace optstate {
 
@@ -201,6 +202,18 @@ class StepScheduler {
     int state = 0;               // which
     uint64_t kept_at = 0;        // offset in the speculation file
   };
+  // Of elements [flat, +numel), which begin with a block.
+  static ByteRange RangeOf(const Column& column, uint64_t flat,
+                           uint64_t numel) {
+    if (column.element_bytes != 0) {
+      return {flat * column.element_bytes,
+              (flat + numel) * column.element_bytes};
+    }
+    const uint64_t begin = flat / kQuantizedBlockElements;
+    const uint64_t blocks =
+        (numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
+    return {begin * column.block_bytes, (begin + blocks) * column.block_bytes};
+  }
   // Whether there are sums of micro-steps, and those of a parameter from this
   // element on.
   bool accumulates() const {
@@ -307,14 +320,8 @@ void StepScheduler::ForEachColumn(uint32_t group, uint64_t flat, uint64_t numel,
                                   const Visitor& visit) const {
   for (const Column& column : columns_) {
     if (!options_.layout->has_state_array(column.state, group)) continue;
-    if (column.element_bytes != 0) {
-      visit(column, flat * column.element_bytes, numel * column.element_bytes);
-      continue;
-    }
-    const uint64_t blocks =
-        (numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
-    visit(column, flat / kQuantizedBlockElements * column.block_bytes,
-          blocks * column.block_bytes);
+    const ByteRange range = RangeOf(column, flat, numel);
+    visit(column, range.begin, range.end - range.begin);
   }
 }
 

@@ -1,20 +1,22 @@
 // Updates that need a whole parameter at once.
 //
 // Nothing is undone here: all new values of a parameter are made beside the old
-// ones, in the worker's part of the `redo` file, and only when they are
-// complete does the worker's slot say so (kReplace). From then on they are
-// copied into place, as often as need be; before, whoever comes later begins
-// anew. A parameter is one worker's work, so one that is much larger than the
-// others keeps the others waiting.
+// ones, as floats in the worker's part of the `redo` file, and only when they
+// are complete does the worker's slot say so (kReplace). From then on they are
+// put into place, in whatever formats the job keeps them, as often as need be:
+// each time the same bytes, random ones included, for nothing but `redo` and
+// the step is read. Before, whoever comes later begins anew. A parameter is one
+// worker's work, so one that is much larger than the others keeps the others
+// waiting.
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cast.h"
 #include "kernels/factors.h"
+#include "kernels/state_format.h"
+#include "proto/types/array_format.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/scheduler/worker_undo.h"
@@ -24,28 +26,29 @@ namespace {
 
 constexpr uint64_t kAlignBytes = 64;
 
-uint64_t Aligned(uint64_t bytes) {
-  return (bytes + kAlignBytes - 1) / kAlignBytes * kAlignBytes;
+// Of an array of floats.
+uint64_t AlignedBytes(uint64_t elements) {
+  return (elements * sizeof(float) + kAlignBytes - 1) / kAlignBytes *
+         kAlignBytes;
 }
 
 uint64_t NumelOf(const ParameterSpec& spec) {
   return static_cast<uint64_t>(spec.numel);
 }
 
-uint64_t StateBytes(const Layout& layout, int index,
+uint64_t ElementsOf(const Layout& layout, int index,
                     const ParameterSpec& spec) {
   if (!layout.has_state_array(index, spec.group)) return 0;
-  return StateElements(layout.optimizer_info(), index, spec.shape) *
-         sizeof(float);
+  return StateElements(layout.optimizer_info(), index, spec.shape);
 }
 
 // A worker's part of the redo file: enough for any parameter.
 uint64_t RedoPartBytes(const Layout& layout) {
   uint64_t most = 0;
   for (const ParameterSpec& spec : layout.parameters()) {
-    uint64_t bytes = Aligned(NumelOf(spec) * sizeof(float));
+    uint64_t bytes = AlignedBytes(NumelOf(spec));
     for (int k = 0; k < kStateArraysMax; ++k) {
-      bytes += Aligned(StateBytes(layout, k, spec));
+      bytes += AlignedBytes(ElementsOf(layout, k, spec));
     }
     most = std::max(most, bytes);
   }
@@ -63,22 +66,9 @@ bool IsMaximize(const OptimizerInfo& info, const Hyperparams& hyperparams) {
 
 absl::Status StepScheduler::CheckWholeKernel(const Layout& layout,
                                              const WholeKernel& kernel) {
-  if (layout.state_format() != StateFormat::kFloat32) {
-    return absl::UnimplementedError(
-        absl::StrCat(layout.optimizer_info().name, " keeps its state in ",
-                     Name(StateFormat::kFloat32), " only, not in ",
-                     Name(layout.state_format())));
-  }
-  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
-    const ParameterSpec& spec = layout.parameters()[p];
+  for (const ParameterSpec& spec : layout.parameters()) {
     OPTSTATE_RETURN_IF_ERROR(
         Annotate(kernel.check_shape(spec.shape), spec.name));
-    if (layout.master_format(p) == MasterFormat::kSplit) {
-      return absl::UnimplementedError(absl::StrCat(
-          spec.name, ": ", layout.optimizer_info().name,
-          " takes whole parameters, whose masters are not split: take master "
-          "format float32"));
-    }
   }
   return absl::OkStatus();
 }
@@ -88,16 +78,19 @@ uint64_t StepScheduler::RedoBytes(const Layout& layout, int workers) {
   return static_cast<uint64_t>(workers) * RedoPartBytes(layout);
 }
 
-// A worker's: the gradient, then what the kernel works in.
+// A worker's: the gradient, the floats of a split master, then what the kernel
+// works in.
 absl::Status StepScheduler::MakeWorkspace() {
-  for (const ParameterSpec& spec : options_.layout->parameters()) {
-    const uint64_t elements =
-        Aligned(NumelOf(spec) * sizeof(float)) / sizeof(float) +
-        whole_->workspace_elements(spec.shape);
-    workspace_elements_ = std::max(workspace_elements_, elements);
+  const Layout& layout = *options_.layout;
+  uint64_t most = 0;
+  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
+    const ParameterSpec& spec = layout.parameters()[p];
+    const bool is_split = layout.master_format(p) == MasterFormat::kSplit;
+    most = std::max(most,
+                    (is_split ? 2 : 1) * AlignedBytes(NumelOf(spec)) +
+                        AlignedBytes(whole_->workspace_elements(spec.shape)));
   }
-  workspace_elements_ =
-      Aligned(workspace_elements_ * sizeof(float)) / sizeof(float);
+  workspace_elements_ = most / sizeof(float);
   const uint64_t bytes = workspace_elements_ * sizeof(float) *
                          static_cast<uint64_t>(options_.pool->participants());
   workspace_.reset(static_cast<float*>(std::aligned_alloc(kAlignBytes, bytes)));
@@ -137,20 +130,31 @@ void StepScheduler::ApplyWhole(uint32_t parameter, const Update& update) {
   GatherGradient(parameter, update, gradient);
 
   const TileView old = ViewOf(parameter, 0, NumelOf(spec));
+  const uint64_t array_elements = AlignedBytes(old.numel) / sizeof(float);
   WholeView view;
   view.shape = spec.shape;
-  view.numel = NumelOf(spec);
+  view.numel = old.numel;
   view.gradient = gradient;
-  view.workspace =
-      gradient + Aligned(view.numel * sizeof(float)) / sizeof(float);
+  view.workspace = gradient + array_elements;
   view.master = static_cast<const float*>(old.master);
+  if (layout.master_format(parameter) == MasterFormat::kSplit) {
+    ReadMaster(parameter, 0, old.numel, view.workspace);
+    view.master = view.workspace;
+    view.workspace += array_elements;
+  }
   std::byte* redo = RedoOf(undo);
   view.new_master = reinterpret_cast<float*>(redo);
-  redo += Aligned(view.numel * sizeof(float));
+  redo += AlignedBytes(old.numel);
   for (int k = 0; k < kStateArraysMax; ++k) {
+    const uint64_t elements = ElementsOf(layout, k, spec);
     view.state[k] = static_cast<const float*>(old.state[k]);
     view.new_state[k] = reinterpret_cast<float*>(redo);
-    redo += Aligned(StateBytes(layout, k, spec));
+    redo += AlignedBytes(elements);
+    const StateFormat format = ArrayFormat(layout, k);
+    if (elements == 0 || format == StateFormat::kFloat32) continue;
+    StateToFloat(format, IsNeverNegative(layout.optimizer(), k), old.state[k],
+                 old.scale[k], view.new_state[k], elements);
+    view.state[k] = view.new_state[k];
   }
   whole_->compute(InputOf(parameter, update), view);
 
@@ -165,11 +169,21 @@ void StepScheduler::PutInPlace(WorkerUndo* undo, std::byte* redo) {
   const ParameterSpec& spec = layout.parameters()[parameter];
   const TileView view = ViewOf(parameter, 0, NumelOf(spec));
   WriteMaster(parameter, 0, view.numel, reinterpret_cast<const float*>(redo));
-  redo += Aligned(view.numel * sizeof(float));
+  redo += AlignedBytes(view.numel);
+  UpdateInput input;
+  input.step = undo->stamp;
+  StateRandom random;
+  random.seed = CommonFactors(input, /*maximize=*/false).random_seed;
+  random.flat_begin = view.flat_begin;
   for (int k = 0; k < kStateArraysMax; ++k) {
-    const uint64_t bytes = StateBytes(layout, k, spec);
-    if (bytes != 0) std::memcpy(view.state[k], redo, bytes);
-    redo += Aligned(bytes);
+    const uint64_t elements = ElementsOf(layout, k, spec);
+    if (elements == 0) continue;
+    random.array = k;
+    StateFromUpdate(ArrayFormat(layout, k),
+                    IsNeverNegative(layout.optimizer(), k), random,
+                    reinterpret_cast<const float*>(redo), view.state[k],
+                    view.scale[k], elements);
+    redo += AlignedBytes(elements);
   }
   std::atomic_signal_fence(std::memory_order_seq_cst);
   for (uint64_t run = undo->run; run < runs_.first_run(parameter + 1); ++run) {

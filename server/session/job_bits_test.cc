@@ -2,6 +2,7 @@
 // and torch's numbers.
 
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -31,8 +32,13 @@ std::vector<Hyperparams> GroupsAt(const Layout& layout, uint64_t step) {
   return groups;
 }
 
-// Muon takes no others.
-void MakeMatrices(LayoutSpec* layout) {
+// With the options that it has; Muon takes nothing but matrices.
+void TakeOptimizer(OptimizerKind optimizer, LayoutSpec* layout) {
+  layout->optimizer = optimizer;
+  for (GroupSpec& group : layout->groups) {
+    group.options &= (1u << InfoOf(optimizer).options.size()) - 1;
+  }
+  if (optimizer != OptimizerKind::kMuon) return;
   for (ParameterSpec& parameter : layout->parameters) {
     parameter.shape = {parameter.numel % 40 + 1, parameter.numel % 50 + 2};
     parameter.numel = parameter.shape[0] * parameter.shape[1];
@@ -101,16 +107,9 @@ TEST_P(JobBitsOf, RanksPartitionsReductionsThreadsSubGroupsAndRestarts) {
   for (const auto& [format, master] : kFormats) {
     JobHarness::Setup setup;
     setup.layout = layouts.Next(20);
-    setup.layout.optimizer = GetParam();
+    TakeOptimizer(GetParam(), &setup.layout);
     setup.layout.state_format = format;
     if (master == MasterFormat::kSplit) Split(&setup.layout);
-    for (GroupSpec& group : setup.layout.groups) {
-      group.options &= (1u << InfoOf(GetParam()).options.size()) - 1;
-    }
-    if (GetParam() == OptimizerKind::kMuon) MakeMatrices(&setup.layout);
-    const bool is_plain =
-        format == StateFormat::kFloat32 && master == MasterFormat::kFloat32;
-    if (GetParam() >= OptimizerKind::kLamb && !is_plain) continue;
     setup.workers = 1;
     setup.subgroup_elements = 1 << 20;
     JobHarness plain(setup);
@@ -142,6 +141,32 @@ TEST_P(JobBitsOf, RanksPartitionsReductionsThreadsSubGroupsAndRestarts) {
   }
 }
 
+// The same fp32 values, in two bytes less.
+TEST_P(JobBitsOf, SplitMastersAreTheFloatOnes) {
+  RandomLayouts layouts;
+  JobHarness::Setup setup;
+  setup.layout = layouts.Next(20);
+  ParameterSpec& first = setup.layout.parameters[0];
+  first = MakeParameter(first.name, 1000, first.group, DType::kBFloat16);
+  TakeOptimizer(GetParam(), &setup.layout);
+  Split(&setup.layout);
+  JobHarness split(setup);
+  setup.layout.master_format = MasterFormat::kFloat32;
+  JobHarness whole(setup);
+  EXPECT_EQ(Train(&split).norms, Train(&whole).norms);
+  for (uint32_t p = 0; p < setup.layout.parameters.size(); ++p) {
+    EXPECT_EQ(split.Fetch(v1::STATE_ARRAY_MASTER, p),
+              whole.Fetch(v1::STATE_ARRAY_MASTER, p));
+    if (!split.layout().has_state_array(0, setup.layout.parameters[p].group)) {
+      continue;
+    }
+    EXPECT_EQ(split.Fetch(v1::STATE_ARRAY_STATE_0, p),
+              whole.Fetch(v1::STATE_ARRAY_STATE_0, p));
+  }
+  EXPECT_LT(split.job().Describe().state_bytes(),
+            whole.job().Describe().state_bytes());
+}
+
 INSTANTIATE_TEST_SUITE_P(All, JobBitsOf, ::testing::ValuesIn([] {
                            std::vector<OptimizerKind> kinds;
                            for (const OptimizerInfo& each : Optimizers())
@@ -152,25 +177,82 @@ INSTANTIATE_TEST_SUITE_P(All, JobBitsOf, ::testing::ValuesIn([] {
                            return std::string(InfoOf(param_info.param).name);
                          });
 
-// The same fp32 values, in two bytes less.
-TEST(JobBitsTest, SplitMastersAreTheFloatOnes) {
-  RandomLayouts layouts;
+// What one optimizer keeps of parameters of these shapes.
+struct Kept {
+  OptimizerKind optimizer;
+  std::vector<std::pair<size_t, double>> hyperparams;  // but for the defaults
+  int array;
+  uint32_t options = 0;
+};
+
+Tensors StateAfter(uint64_t steps, const Kept& kept, StateFormat format,
+                   const std::vector<std::vector<int64_t>>& shapes) {
   JobHarness::Setup setup;
-  setup.layout = layouts.Next(20);
-  setup.layout.parameters[0].dtype = DType::kBFloat16;
-  Split(&setup.layout);
-  JobHarness split(setup);
-  setup.layout.master_format = MasterFormat::kFloat32;
-  JobHarness whole(setup);
-  EXPECT_EQ(Train(&split).norms, Train(&whole).norms);
-  for (uint32_t p = 0; p < setup.layout.parameters.size(); ++p) {
-    EXPECT_EQ(split.Fetch(v1::STATE_ARRAY_MASTER, p),
-              whole.Fetch(v1::STATE_ARRAY_MASTER, p));
-    EXPECT_EQ(split.Fetch(v1::STATE_ARRAY_STATE_0, p),
-              whole.Fetch(v1::STATE_ARRAY_STATE_0, p));
+  setup.layout.optimizer = kept.optimizer;
+  setup.layout.state_format = format;
+  setup.layout.groups = {{.options = kept.options}};
+  for (const std::vector<int64_t>& shape : shapes) {
+    int64_t numel = 1;
+    for (const int64_t size : shape) numel *= size;
+    setup.layout.parameters.push_back(
+        MakeParameter(absl::StrCat("p", numel), numel));
+    setup.layout.parameters.back().shape = shape;
   }
-  EXPECT_LT(split.job().Describe().state_bytes(),
-            whole.job().Describe().state_bytes());
+  JobHarness harness(setup);
+  harness.Start(harness.RandomTensors(1));
+  Hyperparams group = DefaultHyperparams(kept.optimizer);
+  for (const auto& [index, value] : kept.hyperparams) group[index] = value;
+  CommitSpec spec;
+  spec.groups = absl::MakeConstSpan(&group, 1);
+  for (spec.step = 1; spec.step <= steps; ++spec.step) {
+    harness.Step(spec.step, harness.RandomTensors(spec.step + 1), spec);
+  }
+  Tensors state;
+  for (uint32_t p = 0; p < shapes.size(); ++p) {
+    state.push_back(harness.Fetch(
+        static_cast<v1::StateArray>(v1::STATE_ARRAY_STATE_0 + kept.array), p));
+  }
+  return state;
+}
+
+// The same averages, whose updates of the parameter differ: what is kept of
+// them, random bits included, must not.
+TEST(JobBitsTest, WholeParametersKeepTheirStateAsOthersDo) {
+  constexpr OptimizerKind kAdamW = OptimizerKind::kAdamW;
+  const std::vector<std::vector<int64_t>> matrices = {{64, 65}, {10, 30}};
+  const std::vector<std::vector<int64_t>> vectors = {{4160}, {300}};
+  for (const StateFormat format :
+       {StateFormat::kFloat32, StateFormat::kBFloat16,
+        StateFormat::kDynamic8}) {
+    for (const int array : {0, 1}) {
+      EXPECT_EQ(
+          StateAfter(3, {OptimizerKind::kLamb, {}, array}, format, matrices),
+          StateAfter(3, {kAdamW, {}, array}, format, matrices))
+          << Name(format) << " " << array;
+    }
+    EXPECT_EQ(
+        StateAfter(3, {OptimizerKind::kMuon, {{muon::kMomentum, 0.9}}, 0},
+                   format, matrices),
+        StateAfter(3, {kAdamW, {{adam::kBeta1, 0.9}}, 0}, format, matrices))
+        << Name(format);
+    // In the first step either is the gradient's square.
+    EXPECT_EQ(
+        StateAfter(1, {OptimizerKind::kAdafactor, {}, 2}, format, vectors),
+        StateAfter(1, {kAdamW, {{adam::kBeta2, 0}}, 2, adam::kAmsgrad}, format,
+                   vectors))
+        << Name(format);
+  }
+}
+
+// They are few, and each weighs on a row or a column.
+TEST(JobBitsTest, AdafactorsRowsAndColumnsAreFloatsInEveryFormat) {
+  const std::vector<std::vector<int64_t>> matrices = {{64, 65}, {10, 30}};
+  for (const int array : {0, 1}) {
+    const Kept kept = {OptimizerKind::kAdafactor, {}, array};
+    const Tensors floats = StateAfter(3, kept, StateFormat::kFloat32, matrices);
+    EXPECT_EQ(StateAfter(3, kept, StateFormat::kBFloat16, matrices), floats);
+    EXPECT_EQ(StateAfter(3, kept, StateFormat::kDynamic8, matrices), floats);
+  }
 }
 
 TEST(JobBitsTest, ARestartBetweenStepsChangesNothing) {

@@ -46,7 +46,7 @@ constexpr uint64_t kInstance = 70;
 
 enum class Case { kPlain, kAccumulate, kRanksLackGradients };
 
-JobHarness::Setup TwoRanks(Case of) {
+JobHarness::Setup TwoRanks(Case of = Case::kPlain) {
   JobHarness::Setup setup;
   setup.layout.groups = {{}, {.options = adam::kAmsgrad}};
   setup.layout.parameters = {
@@ -62,14 +62,24 @@ JobHarness::Setup TwoRanks(Case of) {
   return setup;
 }
 
+JobHarness::Setup WholeInSmallFormats() {
+  JobHarness::Setup setup = TwoRanks();
+  setup.layout.optimizer = OptimizerKind::kLamb;
+  setup.layout.state_format = StateFormat::kDynamic8;
+  setup.layout.master_format = MasterFormat::kSplit;
+  setup.layout.groups = {{}, {}};
+  return setup;
+}
+
 // Takes steps 1 and 2; then an engine dies in step 3, which clips and leaves a
 // parameter out.
 class JobCrashTest : public ::testing::Test {
  protected:
-  explicit JobCrashTest(Case of = Case::kPlain) : harness_(TwoRanks(of)) {
+  explicit JobCrashTest(const JobHarness::Setup& setup = TwoRanks())
+      : harness_(setup) {
     StartAt2(&harness_);
     committed_ = harness_.StateBytes();
-    JobHarness undisturbed(TwoRanks(of));
+    JobHarness undisturbed(setup);
     StartAt2(&undisturbed);
     TakeStep3(&undisturbed);
     expected_ = undisturbed.StateBytes();
@@ -258,7 +268,7 @@ TEST_P(DiesInside, KeptGradientsOfAnotherInstanceAreNotUsed) {
 class LacksGradients : public JobCrashTest,
                        public ::testing::WithParamInterface<Instant> {
  protected:
-  LacksGradients() : JobCrashTest(Case::kRanksLackGradients) {}
+  LacksGradients() : JobCrashTest(TwoRanks(Case::kRanksLackGradients)) {}
 };
 
 TEST_P(LacksGradients, TheStepIsFinishedWithThoseThereWere) {
@@ -353,6 +363,29 @@ INSTANTIATE_TEST_SUITE_P(All, DiesInside,
                                            Instant::kLaterRun,
                                            Instant::kRunsDone));
 
+// Of parameters that are updated as a whole: some are in place, some are
+// complete and not in place, some are not begun.
+class WholeDiesInside : public JobCrashTest,
+                        public ::testing::WithParamInterface<Instant> {
+ protected:
+  WholeDiesInside() : JobCrashTest(WholeInSmallFormats()) {}
+};
+
+TEST_P(WholeDiesInside, TheStepIsFinishedWhenTheRanksAreBack) {
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  harness_.AttachAll();
+  EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+INSTANTIATE_TEST_SUITE_P(All, WholeDiesInside,
+                         ::testing::Values(Instant::kMarked, Instant::kFirstRun,
+                                           Instant::kLaterRun,
+                                           Instant::kRunsDone));
+
 TEST_F(JobCrashTest, DeathAfterTheRecordIsACommittedStep) {
   DieInStep3(Instant::kRecorded);
   ASSERT_TRUE(harness_.Open().ok());
@@ -389,7 +422,7 @@ TEST_F(JobCrashTest, AMissingUndoFileIsNoticed) {
 
 class AccumulatingJobCrashTest : public JobCrashTest {
  protected:
-  AccumulatingJobCrashTest() : JobCrashTest(Case::kAccumulate) {}
+  AccumulatingJobCrashTest() : JobCrashTest(TwoRanks(Case::kAccumulate)) {}
 };
 
 // The sums are in the state files: nobody is needed.

@@ -8,6 +8,7 @@
 #include "absl/types/span.h"
 #include "kernels/cast.h"
 #include "kernels/state_format.h"
+#include "proto/types/array_format.h"
 #include "proto/types/status_macros.h"
 #include "server/session/job_impl.h"
 
@@ -198,7 +199,7 @@ absl::StatusOr<JobImpl::ArrayRef> JobImpl::ArrayOf(
         "group ", spec.group, " of parameter \"", spec.name, "\" has no ", name,
         ": it is without the option that brings it"));
   }
-  const StateFormat format = layout.state_format();
+  const StateFormat format = ArrayFormat(layout, index);
   ArrayRef ref = {
       .data = arrays.state[index] + flat * SizeInBytes(format),
       .format = format,

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/session/job_harness.h"
@@ -12,6 +13,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr auto kMaster = v1::STATE_ARRAY_MASTER;
 constexpr auto kExpAvg = v1::STATE_ARRAY_STATE_0;
@@ -300,6 +302,56 @@ TEST_F(JobLoadTest, ALoadThatBrokeOffMustBeTakenAgain) {
     ASSERT_TRUE(harness.FinishAll().status.ok());
     EXPECT_THAT(harness.Fetch(kExpAvg, 2), Each(0.0f));
     EXPECT_EQ(harness.Fetch(kMaster, 0), masters_[0]);
+  }
+}
+
+// Adafactor has fewer elements than its parameters, and not all of its arrays
+// are in the job's format.
+TEST_F(JobLoadTest, ALoadThatBrokeOffClearsRowsColumnsAndBlocks) {
+  JobHarness::Setup setup;
+  setup.layout.optimizer = OptimizerKind::kAdafactor;
+  setup.layout.state_format = StateFormat::kDynamic8;
+  setup.layout.groups = {{}};
+  for (const char* name : {"kept", "cleared"}) {
+    setup.layout.parameters.push_back(
+        MakeParameter(absl::StrCat(name, " matrix"), 4800));
+    setup.layout.parameters.back().shape = {8, 600};
+    setup.layout.parameters.push_back(
+        MakeParameter(absl::StrCat(name, " vector"), 300));
+  }
+  JobHarness harness(setup);
+  const Tensors masters = harness.RandomTensors(1);
+  harness.Start(masters);
+  const Hyperparams group = DefaultHyperparams(OptimizerKind::kAdafactor);
+  CommitSpec spec;
+  spec.step = 1;
+  spec.groups = absl::MakeConstSpan(&group, 1);
+  harness.Step(1, harness.RandomTensors(2), spec);
+  const auto state_of = [&harness](uint32_t p) {
+    Tensors state;
+    for (const auto array : {v1::STATE_ARRAY_STATE_0, v1::STATE_ARRAY_STATE_1,
+                             v1::STATE_ARRAY_STATE_2}) {
+      state.push_back(harness.Fetch(array, p));
+    }
+    return state;
+  };
+  const Tensors kept[] = {state_of(0), state_of(1)};
+  ASSERT_TRUE(harness.job().BeginLoad(0).ok());
+  ASSERT_TRUE(
+      harness.LoadArray(0, v1::STATE_ARRAY_STATE_2, 3, masters[3]).ok());
+  ASSERT_TRUE(harness.job()
+                  .Load(0, kStepCount, 2, 0, 2, DType::kFloat32,
+                        BytesOf(std::vector<int64_t>{1, 1}))
+                  .ok());
+  harness.Close();
+  ASSERT_TRUE(harness.Open().ok());
+  harness.AttachAll();
+  harness.LoadMasters(masters);
+  ASSERT_TRUE(harness.FinishAll().status.ok());
+  for (const uint32_t p : {0, 1}) {
+    EXPECT_EQ(state_of(p), kept[p]);
+    EXPECT_THAT(kept[p], Not(Each(Each(0.0f))));
+    EXPECT_THAT(state_of(p + 2), Each(Each(0.0f)));
   }
 }
 

@@ -103,6 +103,11 @@ JobHarness::Setup Small(const Case& test) {
       MakeParameter("none", 0),
       MakeParameter("b", 50, 1, DType::kBFloat16, DType::kBFloat16),
       MakeParameter("c", 3, 1, DType::kFloat32, DType::kBFloat16)};
+  if (test.optimizer == OptimizerKind::kMuon) {  // which takes matrices
+    for (ParameterSpec& parameter : setup.layout.parameters) {
+      parameter.shape.push_back(1);
+    }
+  }
   if (test.reduced) {
     setup.world_size = 2;
     setup.partition = PartitionMode::kReplicated;
@@ -333,6 +338,15 @@ constexpr Case kCases[] = {
      StateFormat::kFloat32, true, AccumulateDType::kGradient},
     {"WholeAccumulating", true, OptimizerKind::kAdafactor,
      StateFormat::kFloat32},
+    {"WholeBFloat16State", false, OptimizerKind::kLamb, StateFormat::kBFloat16},
+    {"WholeDynamic8State", true, OptimizerKind::kAdafactor,
+     StateFormat::kDynamic8},
+    {"WholeSplitMasterBFloat16State", false, OptimizerKind::kMuon,
+     StateFormat::kBFloat16, false, AccumulateDType::kFloat32,
+     MasterFormat::kSplit},
+    {"WholeSplitMasterDynamic8State", false, OptimizerKind::kLamb,
+     StateFormat::kDynamic8, true, AccumulateDType::kFloat32,
+     MasterFormat::kSplit},
     {"SplitMaster", false, OptimizerKind::kAdamW, StateFormat::kFloat32, false,
      AccumulateDType::kFloat32, MasterFormat::kSplit},
     {"Speculating", false, OptimizerKind::kAdamW, StateFormat::kFloat32, false,

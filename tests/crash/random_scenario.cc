@@ -14,13 +14,6 @@ std::vector<DTypes> AllDTypes() {
           DTypes::kMixed};
 }
 
-// Those that need whole parameters have no other formats.
-bool HasFormats(OptimizerKind optimizer) {
-  return optimizer != OptimizerKind::kLamb &&
-         optimizer != OptimizerKind::kAdafactor &&
-         optimizer != OptimizerKind::kMuon;
-}
-
 // Only bfloat16 parameters have split masters; others may be beside them.
 DTypes WithSplitMasters(DTypes dtypes) {
   return dtypes == DTypes::kMixed ? DTypes::kMixed : DTypes::kBFloat16;
@@ -69,10 +62,8 @@ RandomScenarios::Drawn RandomScenarios::Next(std::mt19937_64& random) {
   scenario.norm_type = norm_types_.Draw(random);
   scenario.scaling = scalings_.Draw(random);
   scenario.speculative = speculative_.Draw(random) != 0;
-  if (HasFormats(scenario.optimizer)) {
-    scenario.state_format = state_formats_.Draw(random);
-    scenario.master_format = master_formats_.Draw(random);
-  }
+  scenario.state_format = state_formats_.Draw(random);
+  scenario.master_format = master_formats_.Draw(random);
   if (scenario.master_format == MasterFormat::kSplit) {
     scenario.parameters = WithSplitMasters(scenario.parameters);
   }

@@ -79,7 +79,9 @@ class ServedOptimizer(torch.optim.Optimizer):
             reduction="daemon" when there are several ranks. Changes that are
             made to .grad before step() are noticed and pushed again.
         state_dtype: of the state arrays: torch.float32, torch.bfloat16 (rounded
-            stochastically, reproducibly) or "dynamic8" (bitsandbytes' 8-bit map).
+            stochastically, reproducibly) or "dynamic8" (bitsandbytes' 8-bit map):
+            4, 2 or 1.02 bytes an element. Adafactor's row_var and col_var are
+            float32 always.
         master: where the fp32 values of 16-bit parameters are kept: "float32"
             beside them, or "split": the bfloat16 parameter is the upper half and
             16 bits are beside it, 2 bytes less for the same steps. A parameter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import optstate
@@ -11,6 +12,7 @@ from training import gradients, parameters_of, set_gradients
 
 STEPS = 200
 SHAPES = [[4099], [64, 65], [17], [1], [0], []]
+MATRICES = [[64, 65], [65, 64], [32, 128]]  # for Muon
 
 
 class Lion(torch.optim.Optimizer):
@@ -405,14 +407,13 @@ def test_whole_parameter_optimizers(name, torchs_class, options, seed):
 def test_muon(options, seed):
     """torch's Newton-Schulz runs in bfloat16, so that one rounding moves what follows: the
     runs stay together as two of torch's do whose gradients differ in the last bit."""
-    shapes = [[64, 65], [65, 64], [32, 128]]
-    ours, torchs, other = (parameters_of(shapes, seed, torch.float32) for _ in range(3))
+    ours, torchs, other = (parameters_of(MATRICES, seed, torch.float32) for _ in range(3))
     optimizers = [
         optstate.Muon(ours, lr=1e-2, **options),
         torch.optim.Muon(torchs, lr=1e-2, **options),
         torch.optim.Muon(other, lr=1e-2, **options),
     ]
-    for values in gradients(shapes, seed, 50):
+    for values in gradients(MATRICES, seed, 50):
         for each, parameters in zip(optimizers, (ours, torchs, other)):
             nudge = 1 + 2**-20 if parameters is other else 1
             set_gradients(parameters, [value * nudge for value in values])
@@ -448,16 +449,19 @@ def test_whole_state_goes_to_torch_and_back(name, torchs_class, seed):
 
 
 @pytest.mark.parametrize("state_dtype", [torch.bfloat16, "dynamic8"], ids=str)
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "RMSprop", "Lion"])
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "RMSprop", "Lion", "LAMB", "Adafactor", "Muon"])
 def test_small_state_follows_the_float32_run(name, state_dtype, seed):
     """200 steps towards a target: with less state the loss comes down as far."""
     options = {"SGD": {"momentum": 0.9}}.get(name, {})
-    lr = {"SGD": 0.05, "Lion": 3e-3}.get(name, 1e-2)
-    target = torch.randn(70, 80)
+    lr = {"SGD": 0.05, "Lion": 3e-3, "Muon": 0.1}.get(name, 1e-2)
+    # Of a matrix Adafactor keeps so little that it is float32 in any case.
+    shape = (5600,) if name == "Adafactor" else (70, 80)
+    torch.manual_seed(seed + 1)
+    target = torch.randn(shape)
     losses = []
     for dtype in (None, state_dtype):
         torch.manual_seed(seed)
-        parameter = torch.nn.Parameter(torch.randn(70, 80))
+        parameter = torch.nn.Parameter(torch.randn(shape))
         optimizer = getattr(optstate, name)([parameter], lr=lr, state_dtype=dtype, **options)
         for _ in range(STEPS):
             optimizer.zero_grad()
@@ -474,17 +478,20 @@ def test_small_state_follows_the_float32_run(name, state_dtype, seed):
 
 
 @pytest.mark.parametrize("state_dtype", [torch.bfloat16, "dynamic8"], ids=str)
-def test_small_state_is_reproducible_and_survives(state_dtype, seed, job):
+@pytest.mark.parametrize("name", ["AdamW", "LAMB", "Adafactor", "Muon"])
+def test_small_state_is_reproducible_and_survives(name, state_dtype, seed, job):
     """Equal bits over both wires and partitions, and after a new trainer took over."""
+    make = functools.partial(getattr(optstate, name), state_dtype=state_dtype)
+    shapes = MATRICES if name == "Muon" else SHAPES
 
-    def train(name, endpoint=None, stop=None):
-        parameters = parameters_of(SHAPES, seed, torch.float32)
-        optimizer = optstate.AdamW(parameters, job=name, endpoint=endpoint, state_dtype=state_dtype)
-        for step, values in enumerate(gradients(SHAPES, seed, 10)):
+    def train(job_name, endpoint=None, stop=None):
+        parameters = parameters_of(shapes, seed, torch.float32)
+        optimizer = make(parameters, job=job_name, endpoint=endpoint)
+        for step, values in enumerate(gradients(shapes, seed, 10)):
             if step == stop:
                 optimizer.close()
                 parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in parameters]
-                optimizer = optstate.AdamW(parameters, job=name, state_dtype=state_dtype)
+                optimizer = make(parameters, job=job_name)
             set_gradients(parameters, values)
             optimizer.step()
         return parameters
@@ -494,10 +501,10 @@ def test_small_state_is_reproducible_and_survives(state_dtype, seed, job):
         assert all(map(torch.equal, whole, other))
 
 
-@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion"])
+@pytest.mark.parametrize("name", ["AdamW", "SGD", "Lion", "LAMB", "Adafactor", "Muon"])
 def test_split_master_takes_the_steps_of_the_float32_one(name, seed):
     """bfloat16 parameters: equal but for those half way between two bfloat16."""
-    shapes = [(65, 130), (300,)]
+    shapes = [(65, 130), (30, 10) if name == "Muon" else (300,)]
     results = []
     for master in ("float32", "split"):
         parameters = parameters_of(shapes, seed, torch.bfloat16)
