@@ -22,15 +22,15 @@ TEST(CanTakeOverTest, TheSameBuild) {
 TEST(CanTakeOverTest, NamesBothBuildsAndWhatTheyDoNotShare) {
   v1::FormatVersions current = OwnFormatVersions();
   current.set_version("2.0");
-  current.set_state_max(7);
+  current.set_state_max(70);
   v1::FormatVersions next = current;
   next.set_version("1.0");
-  next.set_state_max(6);
+  next.set_state_max(60);
   const absl::Status status = CheckCanTakeOver(current, next);
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
   EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("1.0"), HasSubstr("2.0"), HasSubstr("7 here"),
-                    HasSubstr(" to 6")));
+              AllOf(HasSubstr("1.0"), HasSubstr("2.0"), HasSubstr("70 here"),
+                    HasSubstr(" to 60")));
 }
 
 TEST(CanTakeOverTest, EachProtocolCounts) {
