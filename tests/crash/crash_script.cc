@@ -152,13 +152,12 @@ absl::Status CrashScript::Load(client::Session& session) const {
   return session.FinishLoad();
 }
 
-// Where the engine sums micro-steps, each rank may have gradients of other
-// parameters.
+// Where the engine sums the ranks', each may have gradients of other parameters.
 bool CrashScript::HasGradient(uint64_t step, uint32_t micro_step,
                               uint32_t parameter, uint32_t rank) const {
   if (!scenario_.missing) return true;
   const uint64_t seed = scenario_.seed;
-  const uint64_t source = scenario_.accumulates_together() ? rank : 0;
+  const uint64_t source = Source(rank);
   return DrawUnit(seed, kMissingInStep, step, parameter) >= 0.3 &&
          DrawUnit(seed, kMissingInMicroStep + 16 * (micro_step + 4 * source),
                   step, parameter) >= 0.1;
