@@ -3,7 +3,6 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -31,8 +30,8 @@ bool CanBePushedAgain(const v1::Job& job) {
 
 }  // namespace
 
-EngineReplacement::EngineReplacement(Options options)
-    : options_(std::move(options)), thread_([this] { Run(); }) {}
+EngineReplacement::EngineReplacement(const Options& options)
+    : options_(options), thread_([this] { Run(); }) {}
 
 EngineReplacement::~EngineReplacement() {
   ending_ = true;

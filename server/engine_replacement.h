@@ -40,7 +40,7 @@ class EngineReplacement {
   };
 
   // Everything in `options` outlives the object.
-  explicit EngineReplacement(Options options);
+  explicit EngineReplacement(const Options& options);
   ~EngineReplacement();
 
  private:

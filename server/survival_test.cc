@@ -80,7 +80,7 @@ class Rank {
     return commit;
   }
   absl::Status Step(uint64_t step) {
-    const absl::Status pushed = Push(step);
+    absl::Status pushed = Push(step);
     if (!pushed.ok()) return pushed;
     return session_->Commit(CommitOf(step)).status();
   }

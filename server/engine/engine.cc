@@ -122,6 +122,7 @@ int RunEngine(const EngineOptions& options) {
   SupervisorReporter reporter(link->get());
   reporter.Seed(kept);
   std::vector<uint32_t> kept_ranks;
+  kept_ranks.reserve(kept.size());
   for (const KeptGradients& one : kept) kept_ranks.push_back(one.rank);
   absl::StatusOr<std::unique_ptr<Job>> job =
       Job::Open({.name = config.job(),
