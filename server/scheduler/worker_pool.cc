@@ -38,6 +38,17 @@ void Bind(pthread_t thread, const std::vector<int>& cpus) {
   CPU_FREE(set);
 }
 
+// Moves this thread to another processor than that, if it may run on one.
+void LeaveCpu(int cpu) {
+  cpu_set_t mask;
+  if (::sched_getaffinity(0, sizeof(mask), &mask) != 0) return;
+  cpu_set_t others = mask;
+  CPU_CLR(static_cast<size_t>(cpu), &others);
+  if (CPU_COUNT(&others) == 0) return;
+  if (::sched_setaffinity(0, sizeof(others), &others) != 0) return;
+  (void)::sched_setaffinity(0, sizeof(mask), &mask);
+}
+
 }  // namespace
 
 WorkerPool::WorkerPool(int participants, bool spin,
@@ -94,6 +105,7 @@ void WorkerPool::ParallelFor(const IndexRange& range,
     share.next.store(std::clamp(own.begin, range.begin, range.end),
                      std::memory_order_relaxed);
   }
+  caller_cpu_.store(::sched_getcpu(), std::memory_order_relaxed);
   gate_.store(kOpen, std::memory_order_release);
   doorbell_.fetch_add(1, std::memory_order_release);
   if (count - 1 >= threads_.size()) {
@@ -101,6 +113,11 @@ void WorkerPool::ParallelFor(const IndexRange& range,
   } else {
     for (size_t i = 1; i < count; ++i) doorbell_.notify_one();
   }
+  // Linux may have woken a worker on this processor, where it would wait until
+  // all is done, or for milliseconds until another processor takes it: it is
+  // let in, and goes elsewhere by itself (Run).
+  TakeOne(&shares_[0]);
+  if (gate_.load(std::memory_order_relaxed) == kOpen) ::sched_yield();
   Work(0);
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
   AwaitEmptyGate();
@@ -116,13 +133,19 @@ void WorkerPool::Work(size_t self) {
 }
 
 void WorkerPool::WorkOn(Share* share) {
+  while (TakeOne(share)) {
+  }
+}
+
+bool WorkerPool::TakeOne(Share* share) {
   const size_t end = share->end;
   // Looked at before it is added to, so that those who come when all is done
   // do not take the line from each other.
-  while (share->next.load(std::memory_order_relaxed) < end) {
-    const size_t i = share->next.fetch_add(1, std::memory_order_relaxed);
-    if (i < end) (*body_)(i);
-  }
+  if (share->next.load(std::memory_order_relaxed) >= end) return false;
+  const size_t i = share->next.fetch_add(1, std::memory_order_relaxed);
+  if (i >= end) return false;
+  (*body_)(i);
+  return true;
 }
 
 int WorkerPool::CurrentParticipant() { return current_participant; }
@@ -134,6 +157,8 @@ void WorkerPool::Run(int participant) {
     seen = AwaitDoorbell(seen);
     if (stop_.load(std::memory_order_relaxed)) return;
     if (!Join()) continue;
+    const int caller_cpu = caller_cpu_.load(std::memory_order_relaxed);
+    if (caller_cpu >= 0 && ::sched_getcpu() == caller_cpu) LeaveCpu(caller_cpu);
     Work(static_cast<size_t>(participant));
     Leave();
   }

@@ -94,6 +94,8 @@ class WorkerPool {
   void Leave();
   void Work(size_t self);
   void WorkOn(Share* share);
+  // Calls the body for the next index of the share; false when it has none.
+  bool TakeOne(Share* share);
   uint32_t AwaitDoorbell(uint32_t seen);
   void AwaitEmptyGate();
 
@@ -104,7 +106,8 @@ class WorkerPool {
   alignas(64) std::atomic<uint32_t> gate_{0};
   alignas(64) std::atomic<uint32_t> doorbell_{0};  // counts calls
   std::atomic<bool> stop_{false};
-  // Of the call that is open.
+  // Of the call that is open; -1: not known.
+  std::atomic<int> caller_cpu_{-1};
   const absl::FunctionRef<void(size_t)>* body_ = nullptr;
 };
 
