@@ -66,8 +66,12 @@ void TensorsStep::CutRanges(uint64_t flat_elements) {
 template <typename Visitor>
 void TensorsStep::ForEachRun(const Visitor& visit) {
   workers_->pool.ParallelFor(ranges_.size() - 1, [&](size_t range) {
+    // Once for all its runs: in a library that Python has loaded among others,
+    // glibc 2.36 takes 400 ns to find a thread's variable.
+    WorkerUndo& undo =
+        workers_->undo[static_cast<size_t>(WorkerPool::CurrentParticipant())];
     for (size_t run = ranges_[range]; run < ranges_[range + 1]; ++run) {
-      visit(run);
+      visit(run, undo);
     }
   });
 }
@@ -99,11 +103,9 @@ TileView TensorsStep::ViewOf(const Run& run, const void** gradients) const {
 
 void TensorsStep::Update(const UpdateInput& input) {
   const UpdateFactors factors = kernel_->prepare(input);
-  ForEachRun([&](size_t run) {
+  ForEachRun([&](size_t run, WorkerUndo& undo) {
     const void* gradients[kOptstateBenchGradientsMax];
     TileView view = ViewOf(runs_[run], gradients);
-    WorkerUndo& undo =
-        workers_->undo[static_cast<size_t>(WorkerPool::CurrentParticipant())];
     undo.Begin(UndoKind::kUpdate, run, input.step);
     view.undo = &undo.slot;
     kernel_->apply(factors, view);
@@ -112,7 +114,7 @@ void TensorsStep::Update(const UpdateInput& input) {
 }
 
 void TensorsStep::AddOnly(AdditionsOrder order) {
-  ForEachRun([&](size_t run) {
+  ForEachRun([&](size_t run, WorkerUndo& /*undo*/) {
     const void* gradients[kOptstateBenchGradientsMax];
     Additions(key_.gradient, ViewOf(runs_[run], gradients), order);
   });
