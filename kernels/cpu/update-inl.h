@@ -205,6 +205,15 @@ HWY_INLINE bool UpdateVector(D d, const GradientScale& scale, const Rule& rule,
   return true;
 }
 
+template <class Rule, int kState, class D, class Arrays, class V>
+HWY_INLINE void StoreStatePair(D d, const Arrays& arrays, size_t i, V first,
+                               V second) {
+  if constexpr (HasState<Rule>(kState)) {
+    arrays.StoreState(d, first, kState, i);
+    arrays.StoreState(d, second, kState, i + hn::Lanes(d));
+  }
+}
+
 // Two vectors with one progress: less to wait for between them.
 template <bool kPlain, Keep kKeep, class D, class Rule, class Arrays>
 HWY_INLINE bool UpdatePair(D d, const GradientScale& scale, const Rule& rule,
@@ -233,10 +242,13 @@ HWY_INLINE bool UpdatePair(D d, const GradientScale& scale, const Rule& rule,
     const auto has_nan = hn::IsNaN(hn::Add(master, master_b));
     if (HWY_UNLIKELY(!hn::AllFalse(d, has_nan))) return false;
   }
+  // Array by array: memory takes lines that are neighbours better.
   if constexpr (kKeep != Keep::kXor) {
-    StoreAll<kPlain, Rule>(d, arrays, i, master, state0, state1, state2);
-    StoreAll<kPlain, Rule>(d, arrays, i + lanes, master_b, state0_b, state1_b,
-                           state2_b);
+    arrays.template StoreMaster<kPlain>(d, master, i);
+    arrays.template StoreMaster<kPlain>(d, master_b, i + lanes);
+    StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b);
+    StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b);
+    StoreStatePair<Rule, 2>(d, arrays, i, state2, state2_b);
     return true;
   }
   SaveXor<Rule>(d, undo, position, old_master, state0, state1);
@@ -245,11 +257,9 @@ HWY_INLINE bool UpdatePair(D d, const GradientScale& scale, const Rule& rule,
     PublishProgress(undo, UndoProgress(number, position, 2 * lanes, phase));
   };
   publish(UndoPhase::kState0);
-  arrays.StoreState(d, state0, 0, i);
-  arrays.StoreState(d, state0_b, 0, i + lanes);
+  StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b);
   publish(UndoPhase::kState1);
-  arrays.StoreState(d, state1, 1, i);
-  arrays.StoreState(d, state1_b, 1, i + lanes);
+  StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b);
   publish(UndoPhase::kMaster);
   arrays.template StoreMaster<kPlain>(d, master, i);
   arrays.template StoreMaster<kPlain>(d, master_b, i + lanes);

@@ -114,8 +114,9 @@ class StepScheduler {
   static uint64_t RedoBytes(const Layout& layout, int workers);
 
   // Takes back what a process that died was writing, in any number of slots:
-  // of runs of the update of `step` (0: no step is in progress) the vector in
-  // flight, of pushes the whole run. Apply() goes on with the former. Returns
+  // of runs of the update of `step` (0: no step is in progress) the vectors
+  // in flight (those that a xor was kept of, Apply() finishes), of pushes the
+  // whole run. Apply() goes on with the former. Returns
   // how many runs were in flight. DATA_LOSS when a slot is impossible.
   absl::StatusOr<uint64_t> RollBack(uint64_t step);
   // Takes the sums of squares anew of what is accumulated under these epochs

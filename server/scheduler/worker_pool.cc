@@ -38,7 +38,8 @@ void Bind(pthread_t thread, const std::vector<int>& cpus) {
   CPU_FREE(set);
 }
 
-// Moves this thread to another processor than that, if it may run on one.
+// Moves this thread to another processor than that, if it may run on one. From
+// then on its mask is its own: it does not follow a cpuset that grows.
 void LeaveCpu(int cpu) {
   cpu_set_t mask;
   if (::sched_getaffinity(0, sizeof(mask), &mask) != 0) return;
@@ -115,9 +116,12 @@ void WorkerPool::ParallelFor(const IndexRange& range,
   }
   // Linux may have woken a worker on this processor, where it would wait until
   // all is done, or for milliseconds until another processor takes it: it is
-  // let in, and goes elsewhere by itself (Run).
+  // let in, and goes elsewhere by itself (Run). Not where there are fewer cores
+  // than threads: others would take the time.
   TakeOne(&shares_[0]);
-  if (gate_.load(std::memory_order_relaxed) == kOpen) ::sched_yield();
+  if (spin_rounds_ > 0 && gate_.load(std::memory_order_relaxed) == kOpen) {
+    ::sched_yield();
+  }
   Work(0);
   gate_.fetch_and(~kOpen, std::memory_order_acq_rel);
   AwaitEmptyGate();

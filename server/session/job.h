@@ -140,7 +140,8 @@ struct CommitSpec {
 //   commit(k)    with the content of the recorded one returns the recorded
 //                outcome; with another, FAILED_PRECONDITION.
 //   A parameter is updated when all its pieces were pushed; none: left alone;
-//   some but not all: FAILED_PRECONDITION to all, as above.
+//   some but not all: FAILED_PRECONDITION to all, as above; replicated, on up
+//   to 64 ranks, the gradients there are are summed.
 //   Detach in an open step drops what the rank staged and its commit. Ranks
 //   that wait for it go on waiting, and get a notice, or are answered ABORTED,
 //   as the configuration's on_rank_loss says. Who comes to wait for it later
