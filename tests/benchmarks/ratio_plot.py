@@ -27,8 +27,8 @@ def plot(rows: list[Row], path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    # The same file from the same numbers.
-    matplotlib.rcParams["svg.hashsalt"] = "optstate"
+    # The same file from the same numbers, and small.
+    matplotlib.rcParams.update({"svg.hashsalt": "optstate", "svg.fonttype": "none"})
     titles = list(dict.fromkeys(row.title for row in rows))
     figure, grid = pyplot.subplots(
         len(titles), 1, figsize=(11, 3.4 * len(titles)), squeeze=False, layout="constrained"
