@@ -110,9 +110,14 @@ void JobImpl::Detach(uint32_t rank) {
   // Whoever attaches next says anew where its gradients are.
   ranks_[rank] = RankSession{};
   gradient_areas_[rank] = nullptr;
-  if (recovery_.has_value()) return;
+  if (recovery_.has_value() || ending_) return;
   NoteLoss(rank);
   if (in_step) TellOfLoss(rank);
+}
+
+void JobImpl::BeginEnd() {
+  absl::MutexLock lock(&mu_);
+  ending_ = true;
 }
 
 // What a former engine's ranks have staged opens nothing while they are away.
