@@ -172,8 +172,10 @@ bool JobImpl::resting() const {
 // Of a call that would begin something. It is not answered if the process ends
 // meanwhile, and its session then asks the next engine.
 void JobImpl::SitOutRest() {
-  if (!resting_) return;
-  mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::IsAwake), rest_end_);
+  // Whoever asks again for a rest makes it longer.
+  while (resting_ && absl::Now() < rest_end_) {
+    mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::IsAwake), rest_end_);
+  }
   resting_ = false;
 }
 
