@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "client/client.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
@@ -52,6 +53,8 @@ class Rank {
     options.job = job;
     options.rank = rank;
     options.world_size = 2;
+    // So that a step that never ends fails the test with what came before.
+    options.step_timeout = absl::Seconds(20);
     options.layout.groups.resize(1);
     for (size_t i = 0; i < kParameters; ++i) {
       options.layout.parameters.push_back(
