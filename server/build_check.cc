@@ -26,6 +26,12 @@ namespace {
 
 constexpr absl::Duration kTimeout = absl::Seconds(10);
 
+constexpr char kStopFirst[] = "or stop the daemon first";
+// It would find jobs that it cannot open.
+constexpr char kSaveFirst[] =
+    "or save checkpoints of all jobs, delete these and stop the daemon first: "
+    "it cannot open state of that format";
+
 absl::Status CheckExecutable(const std::string& path) {
   if (!absl::StartsWith(path, "/")) {
     return absl::InvalidArgumentError(
@@ -51,12 +57,12 @@ bool Overlap(uint32_t min_a, uint32_t max_a, uint32_t min_b, uint32_t max_b) {
 
 absl::Status Mismatch(const v1::FormatVersions& current,
                       const v1::FormatVersions& next, absl::string_view what,
-                      const std::string& ours, const std::string& theirs) {
+                      const std::string& ours, const std::string& theirs,
+                      absl::string_view otherwise = kStopFirst) {
   return absl::FailedPreconditionError(absl::StrCat(
       "optstated ", next.version(), " cannot take over from optstated ",
       current.version(), ": ", what, ", which is ", ours, " here and there ",
-      theirs,
-      ". Upgrade to a version that shares it, or stop the daemon first"));
+      theirs, ". Upgrade to a version that shares it, ", otherwise));
 }
 
 std::string Range(uint32_t min, uint32_t max) {
@@ -85,7 +91,7 @@ absl::Status CheckCanTakeOver(const v1::FormatVersions& current,
       current.state_max() > next.state_max()) {
     return Mismatch(current, next, "it does not read the jobs' state format",
                     absl::StrCat(current.state_max()),
-                    Range(next.state_min(), next.state_max()));
+                    Range(next.state_min(), next.state_max()), kSaveFirst);
   }
   if (!Overlap(current.session_min(), current.session_max(), next.session_min(),
                next.session_max())) {

@@ -14,6 +14,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 TEST(CanTakeOverTest, TheSameBuild) {
   EXPECT_TRUE(CheckCanTakeOver(OwnFormatVersions(), OwnFormatVersions()).ok());
@@ -31,6 +32,22 @@ TEST(CanTakeOverTest, NamesBothBuildsAndWhatTheyDoNotShare) {
   EXPECT_THAT(std::string(status.message()),
               AllOf(HasSubstr("1.0"), HasSubstr("2.0"), HasSubstr("70 here"),
                     HasSubstr(" to 60")));
+}
+
+// Stopping the daemon helps where only those who run must understand each
+// other.
+TEST(CanTakeOverTest, AsksForCheckpointsOfStateThatTheNextCannotOpen) {
+  v1::FormatVersions next = OwnFormatVersions();
+  next.set_handover(next.handover() + 1);
+  EXPECT_THAT(
+      std::string(CheckCanTakeOver(OwnFormatVersions(), next).message()),
+      AllOf(HasSubstr("or stop the daemon"), Not(HasSubstr("checkpoints"))));
+  next.set_state_min(next.state_max() + 1);
+  next.set_state_max(next.state_max() + 1);
+  EXPECT_THAT(
+      std::string(CheckCanTakeOver(OwnFormatVersions(), next).message()),
+      AllOf(HasSubstr("save checkpoints of all jobs"),
+            HasSubstr("cannot open state of that format")));
 }
 
 TEST(CanTakeOverTest, EachProtocolCounts) {

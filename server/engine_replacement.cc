@@ -28,6 +28,10 @@ bool CanBePushedAgain(const v1::Job& job) {
   return !job.accumulate() || job.open_step().empty();
 }
 
+bool IsBetweenSteps(const v1::Job& job) {
+  return CanBePushedAgain(job) && job.open_step().empty();
+}
+
 }  // namespace
 
 EngineReplacement::EngineReplacement(const Options& options)
@@ -93,13 +97,23 @@ absl::Status EngineReplacement::AwaitRest(const std::string& job) {
   const absl::Time deadline = absl::Now() + options_.patience;
   while (!ending_) {
     const absl::Status rests =
-        options_.engines->Rest(job, std::min(absl::Now() + kLook, deadline));
-    // An engine of a build that knows no rest is stopped where it is.
-    if (rests.ok() || absl::IsUnimplemented(rests)) return absl::OkStatus();
+        AskForRest(job, std::min(absl::Now() + kLook, deadline));
+    if (rests.ok()) return absl::OkStatus();
     if (absl::Now() > deadline) return CheckStopInside(job);
     if (!absl::IsDeadlineExceeded(rests)) absl::SleepFor(kAskAgain);
   }
   return absl::UnavailableError("the daemon ends");
+}
+
+absl::Status EngineReplacement::AskForRest(const std::string& job,
+                                           absl::Time deadline) {
+  absl::Status rests = options_.engines->Rest(job, deadline);
+  if (!absl::IsUnimplemented(rests)) return rests;
+  // An engine of a build that knows no rest. What it is seen in is all that
+  // there is, though it may be over before it is stopped.
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::Job described,
+                            options_.engines->GetJob(job, absl::Now() + kLook));
+  return IsBetweenSteps(described) ? absl::OkStatus() : rests;
 }
 
 absl::Status EngineReplacement::CheckStopInside(const std::string& job) {

@@ -50,6 +50,7 @@ class EngineReplacement {
   absl::StatusOr<std::string> AwaitEngine(const std::string& job);
   // Until the engine may be stopped.
   absl::Status AwaitRest(const std::string& job);
+  absl::Status AskForRest(const std::string& job, absl::Time deadline);
   absl::Status CheckStopInside(const std::string& job);
 
   const Options options_;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "client/client.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
@@ -52,6 +53,8 @@ class Rank {
     options.job = job;
     options.rank = rank;
     options.world_size = 2;
+    // So that a step that never ends fails the test with what came before.
+    options.step_timeout = absl::Seconds(20);
     options.layout.groups.resize(1);
     for (size_t i = 0; i < kParameters; ++i) {
       options.layout.parameters.push_back(
@@ -181,6 +184,19 @@ class SurvivalTest : public testing::TestWithParam<std::string>,
     EXPECT_TRUE(second.ok()) << second << Log();
   }
 
+  void StartImpatientDaemon(const std::string& settings) {
+    const std::string config = root() + "/impatient.yaml";
+    std::ofstream(config) << "drain_timeout_s: 1\n" << settings;
+    StartDaemon({"--config", config});
+  }
+  void ReplaceInsideTheStep() const {
+    const v1::UpgradeProgress progress =
+        AwaitUpgrade(BeginUpgrade(), /*done=*/true);
+    EXPECT_EQ(progress.engines_replaced(), 1u);
+    EXPECT_EQ(progress.problems_size(), 0) << progress.ShortDebugString();
+    EXPECT_THAT(Log(), HasSubstr("its engine is stopped inside one"));
+  }
+
   void StartRanks() {
     first_ = std::make_unique<Rank>(Endpoint(), "job", 0, &last_);
     second_ = std::make_unique<Rank>(Endpoint(), "job", 1, &last_);
@@ -264,15 +280,17 @@ TEST_P(SurvivalTest, AnEngineIsReplacedBetweenTwoSteps) {
 
 // A step that does not end is pushed again.
 TEST_P(SurvivalTest, AnEngineIsReplacedInsideAStepThatDoesNotEnd) {
-  const std::string config = root() + "/impatient.yaml";
-  std::ofstream(config) << "drain_timeout_s: 1\n";
-  StartDaemon({"--config", config});
+  StartImpatientDaemon("");
   BeginStep2();
-  const v1::UpgradeProgress progress =
-      AwaitUpgrade(BeginUpgrade(), /*done=*/true);
-  EXPECT_EQ(progress.engines_replaced(), 1u);
-  EXPECT_EQ(progress.problems_size(), 0) << progress.ShortDebugString();
-  EXPECT_THAT(Log(), HasSubstr("its engine is stopped inside one"));
+  ReplaceInsideTheStep();
+  EndStep2();
+}
+
+// No rank is lost in it, whose loss would abort the step.
+TEST_P(SurvivalTest, AnEngineIsReplacedInsideAStepThatLossesAbort) {
+  StartImpatientDaemon("engine:\n  on_rank_loss: abort\n");
+  BeginStep2();
+  ReplaceInsideTheStep();
   EndStep2();
 }
 

@@ -145,7 +145,7 @@ struct CommitSpec {
 //   Detach in an open step drops what the rank staged and its commit. Ranks
 //   that wait for it go on waiting, and get a notice, or are answered ABORTED,
 //   as the configuration's on_rank_loss says. Who comes to wait for it later
-//   gets the notice.
+//   gets the notice. After BeginEnd nobody is told anything.
 //
 // State: host-tier files in the job directory (storage/host_tier.h) and a
 // control file that records the committed step, its outcome and a mark while a
@@ -224,6 +224,10 @@ class Job {
   virtual absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) = 0;
   // Waits for a step that is being applied. Idempotent.
   virtual void Detach(uint32_t rank) = 0;
+  // The engine ends, and all sessions with it: from now on no rank that
+  // detaches is lost, and none is answered on account of it. Who waits asks the
+  // next engine.
+  virtual void BeginEnd() = 0;
 
   virtual absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                             uint32_t first_parameter,

@@ -45,6 +45,7 @@ class JobImpl final : public Job {
 
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
+  void BeginEnd() override;
 
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter,
@@ -353,6 +354,7 @@ class JobImpl final : public Job {
   // Not OK: FAILED, and this is what calls return.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;
   bool resting_ ABSL_GUARDED_BY(mu_) = false;  // until rest_end_, at most
   absl::Time rest_end_ ABSL_GUARDED_BY(mu_);
   bool had_session_ ABSL_GUARDED_BY(mu_) = false;

@@ -116,6 +116,27 @@ TEST_P(JobRankLossTest, InTheEndOfAMicroStep) {
   EXPECT_TRUE(answer->status.ok()) << answer->status;
 }
 
+// Each is told once to whoever waits already, and to whoever comes later.
+TEST_P(JobRankLossTest, TwoRanks) {
+  const char kNoticeOf2[] = "rank 2 lost at step 1, waiting for its return";
+  const uint64_t first = harness_.Commit(0, CommitOf(1));
+  harness_.Detach(1);
+  ExpectToldTo(0, first);
+  const uint64_t second = Waits() ? first : harness_.Commit(0, CommitOf(1));
+  harness_.Detach(2);
+  if (Waits()) {
+    EXPECT_EQ(harness_.AnswerTo(0, second), nullptr);
+    EXPECT_THAT(harness_.NoticesTo(0), ElementsAre(kNotice, kNoticeOf2));
+    return;
+  }
+  const auto* answer = harness_.AnswerTo(0, second);
+  ASSERT_NE(answer, nullptr) << "goes on waiting";
+  EXPECT_EQ(answer->status.code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(answer->status.message(), HasSubstr("rank 2 lost at step 1"));
+  harness_.Commit(0, CommitOf(1));
+  EXPECT_THAT(harness_.NoticesTo(0), ElementsAre(kNotice, kNotice, kNoticeOf2));
+}
+
 // Nobody waited yet.
 TEST_P(JobRankLossTest, BetweenTwoSteps) {
   harness_.Detach(1);
@@ -130,6 +151,19 @@ TEST_P(JobRankLossTest, NotWhenAllHaveGone) {
   BringBack(0);
   harness_.Commit(0, CommitOf(1));
   EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
+}
+
+// Sessions end one after another, and whoever waits asks the next engine.
+TEST_P(JobRankLossTest, NotWhenTheEngineEnds) {
+  const uint64_t commit = harness_.Commit(0, CommitOf(1));
+  ASSERT_TRUE(harness_.Push(2, 1, 0, 2).ok());
+  const uint64_t end = harness_.EndMicroStep(2, 1, 0);
+  harness_.job().BeginEnd();
+  harness_.Detach(1);
+  EXPECT_EQ(harness_.AnswerTo(0, commit), nullptr);
+  EXPECT_EQ(harness_.AnswerTo(2, end), nullptr);
+  EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
+  EXPECT_THAT(harness_.NoticesTo(2), IsEmpty());
 }
 
 INSTANTIATE_TEST_SUITE_P(OnRankLoss, JobRankLossTest,

@@ -110,9 +110,14 @@ void JobImpl::Detach(uint32_t rank) {
   // Whoever attaches next says anew where its gradients are.
   ranks_[rank] = RankSession{};
   gradient_areas_[rank] = nullptr;
-  if (recovery_.has_value()) return;
+  if (recovery_.has_value() || ending_) return;
   NoteLoss(rank);
   if (in_step) TellOfLoss(rank);
+}
+
+void JobImpl::BeginEnd() {
+  absl::MutexLock lock(&mu_);
+  ending_ = true;
 }
 
 // What a former engine's ranks have staged opens nothing while they are away.
@@ -167,8 +172,10 @@ bool JobImpl::resting() const {
 // Of a call that would begin something. It is not answered if the process ends
 // meanwhile, and its session then asks the next engine.
 void JobImpl::SitOutRest() {
-  if (!resting_) return;
-  mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::IsAwake), rest_end_);
+  // Whoever asks again for a rest makes it longer.
+  while (resting_ && absl::Now() < rest_end_) {
+    mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::IsAwake), rest_end_);
+  }
   resting_ = false;
 }
 

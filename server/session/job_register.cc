@@ -85,7 +85,8 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description) const {
 }
 
 uint64_t JobImpl::SpeculationBytes(const Layout& layout) const {
-  return options_.config.engine().speculative()
+  return options_.config.engine().speculative() &&
+                 StepScheduler::CanSpeculate(layout)
              ? StepScheduler::SpeculationBytes(layout)
              : 0;
 }

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -114,6 +115,22 @@ TEST_P(JobRestTest, NothingBeginsInIt) {
     EXPECT_FALSE(harness_.job().resting()) << "did not wait for the end";
     ASSERT_TRUE(harness_.job().Abort(0, 1).ok());
   }
+}
+
+TEST_P(JobRestTest, LastsAsLongAsTheLastOneAsked) {
+  const absl::Duration lease = absl::Seconds(1);
+  ASSERT_TRUE(harness_.job().Rest(absl::InfinitePast(), lease).ok());
+  absl::Notification done;
+  std::thread rank([&] {
+    EXPECT_TRUE(harness_.Push(0, 1, 0, 2).ok());
+    done.Notify();
+  });
+  // The rank waits for the end of the first.
+  EXPECT_FALSE(done.WaitForNotificationWithTimeout(lease / 2));
+  const absl::Time asked = absl::Now();
+  EXPECT_TRUE(harness_.job().Rest(absl::InfinitePast(), lease).ok());
+  rank.join();
+  EXPECT_GE(absl::Now(), asked + lease);
 }
 
 TEST_P(JobRestTest, EndsWhenASupervisorResumes) {

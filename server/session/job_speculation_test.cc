@@ -210,6 +210,24 @@ TEST_P(JobSpeculationTest, TheEngineDiesInIt) {
   EXPECT_TRUE(harness_.StateBytes() == expected);
 }
 
+uint64_t StateBytesOf(OptimizerKind optimizer, bool speculative) {
+  JobHarness::Setup setup;
+  setup.layout.optimizer = optimizer;
+  setup.layout.groups = {{}};
+  setup.layout.parameters = {MakeParameter("a", 20000)};
+  setup.speculative = speculative;
+  JobHarness harness(setup);
+  EXPECT_TRUE(harness.Register(0).ok());
+  return harness.job().Describe().state_bytes();
+}
+
+TEST(JobSpeculationRoomTest, NoneForAnOptimizerThatIsNeverSpeculatedWith) {
+  EXPECT_GT(StateBytesOf(OptimizerKind::kAdamW, true),
+            StateBytesOf(OptimizerKind::kAdamW, false));
+  EXPECT_EQ(StateBytesOf(OptimizerKind::kLamb, true),
+            StateBytesOf(OptimizerKind::kLamb, false));
+}
+
 constexpr Case kCases[] = {
     {"Plain", false, MasterFormat::kFloat32},
     {"Accumulating", true, MasterFormat::kFloat32},

@@ -24,6 +24,10 @@ std::string LostAt(uint32_t rank, uint64_t step) {
   return absl::StrCat("rank ", rank, " lost at step ", step);
 }
 
+std::string WaitingFor(const std::string& lost) {
+  return absl::StrCat(lost, ", waiting for its return");
+}
+
 }  // namespace
 
 absl::Status JobImpl::CheckStep(uint32_t rank, uint64_t step) const {
@@ -403,7 +407,7 @@ void JobImpl::NoteLoss(uint32_t rank) {
   for (RankSession& each : ranks_) each.lost_at_step = 0;
 }
 
-// Those who wait in the open step.
+// Those who wait in the open step. They have heard of those lost before.
 void JobImpl::TellOfLoss(uint32_t rank) {
   const std::string what = LostAt(rank, record().committed_step + 1);
   spdlog::warn("{}: job={} waiting=\"{}\"", what, options_.name,
@@ -411,8 +415,9 @@ void JobImpl::TellOfLoss(uint32_t rank) {
   if (options_.config.engine().on_rank_loss() == v1::RANK_LOSS_ABORT) {
     return AbortForLoss(what);
   }
+  const std::string notice = WaitingFor(what);
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
-    if (Waits(other)) TellOfLost(other);
+    if (Waits(other)) ranks_[other].spec.listener->OnNotice(notice);
   }
 }
 
@@ -427,13 +432,12 @@ void JobImpl::AbortForLoss(const std::string& what) {
   }
 }
 
-// Of all that the rank waits for, whoever is lost.
+// A rank that begins to wait, of all that are lost.
 void JobImpl::TellOfLost(uint32_t rank) const {
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
     const uint64_t step = ranks_[other].lost_at_step;
     if (step == 0) continue;
-    ranks_[rank].spec.listener->OnNotice(
-        absl::StrCat(LostAt(other, step), ", waiting for its return"));
+    ranks_[rank].spec.listener->OnNotice(WaitingFor(LostAt(other, step)));
   }
 }
 

@@ -68,6 +68,7 @@ class FakeJob : public Job {
   absl::StatusOr<UniqueFd> OpenParameters() const override;
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
+  void BeginEnd() override {}
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter,
                     uint32_t parameter_count) override;

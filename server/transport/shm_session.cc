@@ -189,9 +189,7 @@ absl::Status ShmSession::CheckEvents() {
     return absl::CancelledError(
         absl::StrCat("process ", handler_.peer().pid, " ended"));
   }
-  if (has_notices_.load(std::memory_order_acquire)) {
-    OPTSTATE_RETURN_IF_ERROR(SendNotices());
-  }
+  if (has_notices_.load(std::memory_order_acquire)) SendNotices();
   if (!socket_event_.load(std::memory_order_acquire)) return absl::OkStatus();
   socket_event_.store(false);
   OPTSTATE_RETURN_IF_ERROR(AnswerSocket());
@@ -225,7 +223,9 @@ void ShmSession::NoteNotice(absl::string_view text) {
   ring_->Interrupt();
 }
 
-absl::Status ShmSession::SendNotices() {
+// What the socket does not take at once is not said: a peer that reads late is
+// no worse for it. That it is gone shows elsewhere.
+void ShmSession::SendNotices() {
   std::vector<std::string> notices;
   {
     absl::MutexLock lock(&notice_mutex_);
@@ -235,9 +235,11 @@ absl::Status ShmSession::SendNotices() {
   for (std::string& text : notices) {
     v1::SessionReply reply;
     reply.mutable_notice()->set_text(std::move(text));
-    OPTSTATE_RETURN_IF_ERROR(Send(reply, {}));
+    // Never half a frame: one so short is a single buffer of the socket.
+    const absl::Status sent = shm::SendFrame(
+        socket_.get(), reply.SerializeAsString(), {}, absl::InfinitePast());
+    if (!sent.ok()) return;
   }
-  return absl::OkStatus();
 }
 
 void ShmSession::End(const absl::Status& why) {

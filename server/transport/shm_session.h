@@ -35,7 +35,7 @@ namespace optstate {
 //
 // A session that ends by the engine's will (a broken protocol, a shutdown) says
 // why on the socket, as a SessionReply with request_id 0, before it closes it.
-// Notices go the same way.
+// Notices go the same way; those that a peer leaves no room for are dropped.
 //
 // Threads: Run() by one thread; Stop() by any.
 class ShmSession {
@@ -76,7 +76,7 @@ class ShmSession {
   absl::Status CheckEvents();
   absl::Status AnswerSocket();
   void NoteNotice(absl::string_view text) ABSL_LOCKS_EXCLUDED(notice_mutex_);
-  absl::Status SendNotices() ABSL_LOCKS_EXCLUDED(notice_mutex_);
+  void SendNotices() ABSL_LOCKS_EXCLUDED(notice_mutex_);
   void End(const absl::Status& why);
 
   absl::StatusOr<v1::SessionRequest> Receive(absl::Time deadline,

@@ -1,5 +1,7 @@
 #include "server/transport/shm_transport.h"
 
+#include <poll.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -213,6 +215,38 @@ TEST_F(ShmTransportTest, ANoticeComesOverTheSocket) {
   auto other = Open(1);
   EXPECT_TRUE(other->Call(other->Commit(1)).status.ok());
   EXPECT_TRUE(peer->Await().status.ok());
+}
+
+TEST_F(ShmTransportTest, APeerThatDoesNotReadMissesNoticesAlone) {
+  SocketPair sockets = MakeSocketPair();
+  const int small = 1;  // as small as the kernel has it
+  ASSERT_EQ(::setsockopt(sockets.engine.get(), SOL_SOCKET, SO_SNDBUF, &small,
+                         sizeof(small)),
+            0);
+  Serve(std::move(sockets.engine), 0);
+  ShmTestPeer peer(std::move(sockets.client), TestLayout(), 2, 0);
+  peer.takes_notices = true;
+  ASSERT_TRUE(peer.Open().ok());
+  constexpr int kMany = 32;
+  for (int i = 0; i < kMany; ++i) {
+    job_.rank(0).attach.listener->OnNotice("rank 1 lost");
+  }
+  // The engine looks for notices between two requests.
+  EXPECT_TRUE(peer.Call(peer.Push(1)).status.ok());
+  EXPECT_TRUE(peer.Call(peer.Push(1)).status.ok());
+  int arrived = 0;
+  pollfd socket = {peer.socket(), POLLIN, 0};
+  for (; ::poll(&socket, 1, 0) > 0; ++arrived) {
+    const auto reply = peer.Receive();
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    EXPECT_EQ(reply->notice().text(), "rank 1 lost");
+  }
+  EXPECT_GT(arrived, 0);
+  EXPECT_LT(arrived, kMany);
+  job_.rank(0).attach.listener->OnNotice("rank 2 lost");
+  const auto reply = peer.Receive();
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(reply->notice().text(), "rank 2 lost");
 }
 
 // It would take it for the session's end.
