@@ -152,7 +152,8 @@ absl::Status CrashScript::Load(client::Session& session) const {
   return session.FinishLoad();
 }
 
-// Where the engine sums the ranks', each may have gradients of other parameters.
+// Where the engine sums the ranks', each may have gradients of other
+// parameters.
 bool CrashScript::HasGradient(uint64_t step, uint32_t micro_step,
                               uint32_t parameter, uint32_t rank) const {
   if (!scenario_.missing) return true;
