@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -37,6 +38,8 @@ def _main(
     import torch
     import torch.distributed as dist
 
+    # As in a terminal: who is started in the background has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
     try:
