@@ -62,7 +62,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 // How far ahead of the arithmetic to fetch. Square root and division fill the
 // CPU's window with few elements, and the hardware's own prefetching stops at
 // each page; README.md has what this gains.
-inline constexpr size_t kPrefetchElements = 128;
+inline constexpr size_t kPrefetchElements = 64;
 
 template <class Rule>
 constexpr bool HasState(int k) {
@@ -150,7 +150,7 @@ HWY_INLINE void SaveOld(D d, UndoSlot* undo, size_t position, V master,
   if constexpr (HasState<Rule>(2)) hn::StoreU(state2, d, old[3] + position);
 }
 
-template <class Rule, class D, class V>
+template <class D, class V>
 HWY_INLINE void SaveXor(D d, UndoSlot* undo, size_t position, V old_master,
                         V state0, V state1) {
   hn::StoreU(hn::Xor(hn::Xor(state0, state1), old_master), d,
@@ -214,11 +214,29 @@ HWY_INLINE void StoreStatePair(D d, const Arrays& arrays, size_t i, V first,
   }
 }
 
-// Two vectors with one progress: less to wait for between them.
-template <bool kPlain, Keep kKeep, class D, class Rule, class Arrays>
-HWY_INLINE bool UpdatePair(D d, const GradientScale& scale, const Rule& rule,
+// Two vectors with one progress: less to wait for between them. Array by array:
+// memory takes lines that are neighbours better.
+template <class Rule, class D, class Arrays, class V>
+HWY_INLINE void StoreStates(D d, const Arrays& arrays, size_t i, V state0,
+                            V state0_b, V state1, V state1_b, V state2,
+                            V state2_b) {
+  StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b);
+  StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b);
+  StoreStatePair<Rule, 2>(d, arrays, i, state2, state2_b);
+}
+
+template <bool kPlain, class D, class Arrays, class V>
+HWY_INLINE void StoreMasterPair(D d, const Arrays& arrays, size_t i, V first,
+                                V second) {
+  arrays.template StoreMaster<kPlain>(d, first, i);
+  arrays.template StoreMaster<kPlain>(d, second, i + hn::Lanes(d));
+}
+
+template <Keep kKeep, class D, class Rule, class Arrays>
+HWY_INLINE void UpdatePair(D d, const GradientScale& scale, const Rule& rule,
                            const Arrays& arrays, size_t i, UndoSlot* undo,
                            size_t number, size_t position) {
+  static_assert(kKeep != Keep::kXor);
   const size_t lanes = hn::Lanes(d);
   hn::Vec<D> gradient, master, state0, state1, state2;
   hn::Vec<D> gradient_b, master_b, state0_b, state1_b, state2_b;
@@ -231,39 +249,28 @@ HWY_INLINE bool UpdatePair(D d, const GradientScale& scale, const Rule& rule,
                   state2_b);
     PublishProgress(undo, UndoProgress(number, position, 2 * lanes));
   }
-  const hn::Vec<D> old_master = master;
-  const hn::Vec<D> old_master_b = master_b;
-  UpdateLoaded<kPlain>(d, scale, rule, gradient, master, state0, state1,
-                       state2);
-  UpdateLoaded<kPlain>(d, scale, rule, gradient_b, master_b, state0_b, state1_b,
-                       state2_b);
-  if constexpr (kPlain) {
-    // NaN of either goes through; two infinities are asked for in vain.
-    const auto has_nan = hn::IsNaN(hn::Add(master, master_b));
-    if (HWY_UNLIKELY(!hn::AllFalse(d, has_nan))) return false;
+  UpdateLoaded<false>(d, scale, rule, gradient, master, state0, state1, state2);
+  UpdateLoaded<false>(d, scale, rule, gradient_b, master_b, state0_b, state1_b,
+                      state2_b);
+  StoreMasterPair<false>(d, arrays, i, master, master_b);
+  StoreStates<Rule>(d, arrays, i, state0, state0_b, state1, state1_b, state2,
+                    state2_b);
+}
+
+// The new states of one vector, and its old master.
+template <Keep kKeep, class D, class Rule, class Arrays, class V>
+HWY_INLINE void BeginVector(D d, const GradientScale& scale, const Rule& rule,
+                            const Arrays& arrays, size_t i, UndoSlot* undo,
+                            size_t position, V& master, V& state0, V& state1,
+                            V& state2) {
+  PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
+  V gradient;
+  LoadInputs<Rule>(d, arrays, i, gradient, master, state0, state1, state2);
+  if constexpr (kKeep == Keep::kOldValues) {
+    SaveOld<Rule>(d, undo, position, master, state0, state1, state2);
   }
-  // Array by array: memory takes lines that are neighbours better.
-  if constexpr (kKeep != Keep::kXor) {
-    arrays.template StoreMaster<kPlain>(d, master, i);
-    arrays.template StoreMaster<kPlain>(d, master_b, i + lanes);
-    StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b);
-    StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b);
-    StoreStatePair<Rule, 2>(d, arrays, i, state2, state2_b);
-    return true;
-  }
-  SaveXor<Rule>(d, undo, position, old_master, state0, state1);
-  SaveXor<Rule>(d, undo, position + lanes, old_master_b, state0_b, state1_b);
-  const auto publish = [&](UndoPhase phase) HWY_ATTR {
-    PublishProgress(undo, UndoProgress(number, position, 2 * lanes, phase));
-  };
-  publish(UndoPhase::kState0);
-  StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b);
-  publish(UndoPhase::kState1);
-  StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b);
-  publish(UndoPhase::kMaster);
-  arrays.template StoreMaster<kPlain>(d, master, i);
-  arrays.template StoreMaster<kPlain>(d, master_b, i + lanes);
-  return true;
+  rule.template UpdateStates<true>(d, scale.template Scaled<true>(d, gradient),
+                                   master, state0, state1, state2);
 }
 
 template <Keep kKeep>
@@ -350,6 +357,84 @@ HWY_NOINLINE void UpdateTail(D d, GradientScale scale, Rule rule, Arrays arrays,
             count * parameter_bytes);
 }
 
+// Pairs of vectors from `i` on, in plain form, as long as there is a whole one;
+// returns where they end. The masters of one pair and the states of the next
+// are in hand at a time: square root and division take longer than all else,
+// and so the next pair's are never waited for behind this one's stores.
+template <Keep kKeep, class D, class Rule, class Arrays>
+HWY_INLINE size_t UpdatePlainPairs(D d, const GradientScale& scale,
+                                   const Rule& rule, const Arrays& arrays,
+                                   size_t i, size_t end, size_t number,
+                                   UndoSlot* undo, size_t* its_position) {
+  const size_t lanes = hn::Lanes(d);
+  const size_t pair = 2 * lanes;
+  if (i + pair > end) return i;
+  size_t position = *its_position;
+  hn::Vec<D> master, state0, state1, state2;
+  hn::Vec<D> master_b, state0_b, state1_b, state2_b;
+  BeginVector<kKeep>(d, scale, rule, arrays, i, undo, position, master, state0,
+                     state1, state2);
+  BeginVector<kKeep>(d, scale, rule, arrays, i + lanes, undo, position + lanes,
+                     master_b, state0_b, state1_b, state2_b);
+  while (true) {
+    const auto publish = [&](UndoPhase phase) HWY_ATTR {
+      PublishProgress(undo, UndoProgress(number + i, position, pair, phase));
+    };
+    // From here on the other position is free.
+    if constexpr (kKeep == Keep::kOldValues) publish(UndoPhase::kOldValues);
+    hn::Vec<D> new_master = master;
+    hn::Vec<D> new_master_b = master_b;
+    rule.template UpdateMaster<true>(d, new_master, state0, state1, state2);
+    rule.template UpdateMaster<true>(d, new_master_b, state0_b, state1_b,
+                                     state2_b);
+
+    const bool is_last = i + 2 * pair > end;
+    // The last one begins itself once more, in vain.
+    const size_t next = is_last ? i : i + pair;
+    const size_t next_position = position ^ kUndoVectorElements;
+    hn::Vec<D> next_master, next0, next1, next2;
+    hn::Vec<D> next_master_b, next0_b, next1_b, next2_b;
+    BeginVector<kKeep>(d, scale, rule, arrays, next, undo, next_position,
+                       next_master, next0, next1, next2);
+    BeginVector<kKeep>(d, scale, rule, arrays, next + lanes, undo,
+                       next_position + lanes, next_master_b, next0_b, next1_b,
+                       next2_b);
+
+    // NaN of either goes through; two infinities are asked for in vain.
+    const auto has_nan = hn::IsNaN(hn::Add(new_master, new_master_b));
+    if (HWY_UNLIKELY(!hn::AllFalse(d, has_nan))) {
+      UpdateWithCare<KeepOfOne<kKeep>()>(d, scale, rule, arrays, i, i + pair,
+                                         undo, number + i, position);
+    } else if constexpr (kKeep == Keep::kXor) {
+      SaveXor(d, undo, position, master, state0, state1);
+      SaveXor(d, undo, position + lanes, master_b, state0_b, state1_b);
+      publish(UndoPhase::kState0);
+      StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b);
+      publish(UndoPhase::kState1);
+      StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b);
+      publish(UndoPhase::kMaster);
+      StoreMasterPair<true>(d, arrays, i, new_master, new_master_b);
+    } else {
+      StoreMasterPair<true>(d, arrays, i, new_master, new_master_b);
+      StoreStates<Rule>(d, arrays, i, state0, state0_b, state1, state1_b,
+                        state2, state2_b);
+    }
+    i += pair;
+    position = next_position;
+    if (is_last) break;
+    master = next_master;
+    state0 = next0;
+    state1 = next1;
+    state2 = next2;
+    master_b = next_master_b;
+    state0_b = next0_b;
+    state1_b = next1_b;
+    state2_b = next2_b;
+  }
+  *its_position = position;
+  return i;
+}
+
 // Elements [begin, end) of `arrays`, whose element 0 is `number` in the view.
 template <bool kPlain, Keep kKeep, class Rule, class Arrays>
 HWY_NOINLINE void UpdateVectors(const GradientScale& its_scale,
@@ -364,20 +449,21 @@ HWY_NOINLINE void UpdateVectors(const GradientScale& its_scale,
   const size_t lanes = hn::Lanes(d);
   size_t i = begin;
   size_t position = 0;
-  constexpr Keep kKeepOfOne = KeepOfOne<kKeep>();
-  constexpr bool kInPairs = kPlain || !HasHalves<Rule>();
-  if constexpr (kInPairs && 2 * hn::MaxLanes(d) <= kUndoVectorElements) {
-    for (; i + 2 * lanes <= end; i += 2 * lanes) {
-      PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
-      PrefetchInputs<Rule>(arrays, i + lanes + kPrefetchElements);
-      if (!UpdatePair<kPlain, kKeep>(d, scale, rule, arrays, i, undo,
-                                     number + i, position)) {
-        UpdateWithCare<kKeepOfOne>(d, scale, rule, arrays, i, i + 2 * lanes,
-                                   undo, number + i, position);
+  if constexpr (2 * hn::MaxLanes(d) <= kUndoVectorElements) {
+    if constexpr (kPlain) {
+      i = UpdatePlainPairs<kKeep>(d, scale, rule, arrays, i, end, number, undo,
+                                  &position);
+    } else if constexpr (!HasHalves<Rule>()) {
+      for (; i + 2 * lanes <= end; i += 2 * lanes) {
+        PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
+        PrefetchInputs<Rule>(arrays, i + lanes + kPrefetchElements);
+        UpdatePair<kKeep>(d, scale, rule, arrays, i, undo, number + i,
+                          position);
+        position ^= kUndoVectorElements;
       }
-      position ^= kUndoVectorElements;
     }
   }
+  constexpr Keep kKeepOfOne = KeepOfOne<kKeep>();
   for (; i + lanes <= end; i += lanes) {
     PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
     if (!UpdateVector<kPlain, kKeepOfOne>(d, scale, rule, arrays, i, undo,
