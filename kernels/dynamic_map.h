@@ -28,28 +28,30 @@ struct DynamicMap {
   float step[16];
   // Of each decade, which begin with the magnitudes that lie nearest to its
   // first value: magnitude x lies nearest to place slope * x + offset, rounded,
-  // but at most to the last.
+  // but at most to the last. 1 is a decade of its own, the eighth.
   float next_begin[16];  // of the decade above; infinity
   float slope[16];
   float offset[16];
   float last[16];
-  float begin;      // from here on it is not 0
-  float one_begin;  // from here on it is 1
-  int32_t shift;    // a value's number less its place
-  int32_t one;      // the place of 1
+  float begin;    // from here on it is not 0
+  int32_t shift;  // a value's number less its place
+  // Which decade x, with begin <= x <= 1, is in: of
+  //   (upper + decade_offset) * kDecadeFactor / 2^16,
+  // where `upper` are the upper 16 bits of x as a float, the remainder by 8 or
+  // the next one.
+  int32_t decade_offset;
 };
 
-// Which decade x, with begin <= x <= 1, is in: this one or the next one.
-// `bits` are those of x as a float, made a float themselves: nearly a logarithm
-// (0 to 0.026 below that to base 10); decades begin at 1.02 to 1.9 times a
-// power of ten, so that 0.3 less makes it never too large.
-inline constexpr float kDecadeOfBits = 0.30102999566398120 / 8388608;
-inline constexpr float kDecadeOffset = 6.7 - 127 * 0.30102999566398120;
+// Those bits are nearly a logarithm, up to 0.03 below that to base 10. A decade
+// begins in the middle between two values, 1.9 to 1.02 times a power of ten:
+// the offsets leave 0.08 and 0.03 of a decade on either side
+// (dynamic_map_test).
+inline constexpr uint16_t kDecadeFactor = 154;  // log10(2) * 2^9, nearly
 
 constexpr DynamicMap MakeDynamicMap(bool is_signed) {
   DynamicMap map = {};
   map.shift = is_signed ? 0 : 1;
-  map.one = is_signed ? 128 : 255;
+  map.decade_offset = is_signed ? 190 : 270;
   int exponent = is_signed ? 0 : 1;
   double parts = is_signed ? 1 : 2;
   double decade = 1e-7;  // where it begins
@@ -60,16 +62,17 @@ constexpr DynamicMap MakeDynamicMap(bool is_signed) {
     const double first = is_one ? 1 : decade + step / 2;
     const auto begin = static_cast<float>((below + first) / 2);
     if (k == 0) map.begin = begin;
-    if (is_one) map.one_begin = begin;
     for (int copy : {0, 8}) {
       const int e = (exponent + 7) % 8 + copy;
       map.start[e] = static_cast<float>(first);
       map.step[e] = static_cast<float>(is_one ? 0 : 9 * decade);
-      if (k > 0 && !is_one) map.next_begin[k - 1 + copy] = begin;
-      if (k >= 6) {
+      if (k > 0) map.next_begin[k - 1 + copy] = begin;
+      if (is_one) {
         map.next_begin[k + copy] = std::numeric_limits<float>::infinity();
+        map.last[k + copy] = map.offset[k + copy] =
+            static_cast<float>(parts - map.shift);
+        continue;
       }
-      if (is_one) continue;
       map.slope[k + copy] = static_cast<float>(1 / step);
       map.offset[k + copy] =
           static_cast<float>(parts * 8 / 9 - 0.5 - map.shift);

@@ -27,14 +27,15 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// table[index[i]]; indices are 0 to 7.
+// table[index[i] % 8].
 template <class D, class VI>
 HWY_INLINE hn::Vec<D> Lookup(D d, const float* table, VI index) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
   return hn::TableLookupLanes(hn::LoadU(d, table),
                               hn::IndicesFromVec(d, index));
 #else
-  return hn::GatherIndex(d, table, index);
+  const hn::RebindToSigned<D> di;
+  return hn::GatherIndex(d, table, hn::And(index, hn::Set(di, 7)));
 #endif
 }
 
@@ -43,7 +44,7 @@ template <class D, class V>
 HWY_INLINE V MagnitudeOf(D d, V number, const DynamicMap& map) {
   const hn::RebindToSigned<D> di;
   const auto bits = hn::BitCast(di, number);
-  const auto exponent = hn::And(hn::ShiftRight<23>(bits), hn::Set(di, 7));
+  const auto exponent = hn::ShiftRight<23>(bits);
   const auto mantissa =
       hn::Or(hn::And(bits, hn::Set(di, 0x7FFFFF)), hn::Set(di, 0x3F800000));
   const auto fraction = hn::Sub(hn::BitCast(d, mantissa), hn::Set(d, 1.0f));
@@ -96,34 +97,34 @@ inline float LargestOf(const float* values) {
   return std::isnan(result) ? std::numeric_limits<float>::quiet_NaN() : result;
 }
 
-// The nearest place of each value in [0, 1]; what is negative is below `begin`
-// too.
+// x * kDecadeFactor / 2^16, of 16 bits.
+template <class DI, class VI>
+HWY_INLINE VI TimesDecadeFactor(DI di, VI x) {
+#if HWY_TARGET == HWY_SCALAR
+  return hn::ShiftRight<16>(hn::Mul(x, hn::Set(di, kDecadeFactor)));
+#else
+  const hn::Repartition<uint16_t, DI> d16;
+  return hn::BitCast(
+      di, hn::MulHigh(hn::BitCast(d16, x), hn::Set(d16, kDecadeFactor)));
+#endif
+}
+
+// The nearest place of each magnitude, not rounded yet; anything where it is
+// less than map.begin.
 template <class D, class V>
-HWY_INLINE hn::Vec<hn::RebindToSigned<D>> NearestPlace(D d, V magnitude,
-                                                       const DynamicMap& map) {
+HWY_INLINE V NearestPlace(D d, V magnitude, const DynamicMap& map) {
   const hn::RebindToSigned<D> di;
-  const auto estimate =
-      hn::Add(Product(hn::ConvertTo(d, hn::BitCast(di, magnitude)),
-                      hn::Set(d, kDecadeOfBits)),
-              hn::Set(d, kDecadeOffset));
-  const auto decade_or_below =
-      hn::Max(hn::ConvertTo(di, estimate), hn::Zero(di));
+  const auto bits = hn::BitCast(di, magnitude);
+  const auto decade_or_below = TimesDecadeFactor(
+      di, hn::Add(hn::ShiftRight<16>(bits), hn::Set(di, map.decade_offset)));
   const auto is_next =
       hn::Ge(magnitude, Lookup(d, map.next_begin, decade_or_below));
   // A true lane is -1.
   const auto decade = hn::Sub(decade_or_below,
                               hn::VecFromMask(di, hn::RebindMask(di, is_next)));
-  const auto place =
-      hn::Min(hn::Add(Product(Lookup(d, map.slope, decade), magnitude),
-                      Lookup(d, map.offset, decade)),
-              Lookup(d, map.last, decade));
-  // IEEE addition rounds to an integer, which is then in the low bits.
-  const auto rounded =
-      hn::And(hn::BitCast(di, hn::Add(place, hn::Set(d, 8388608.0f))),
-              hn::Set(di, 0xFF));
-  const auto is_zero =
-      hn::RebindMask(di, hn::Lt(magnitude, hn::Set(d, map.begin)));
-  return hn::IfThenZeroElse(is_zero, rounded);
+  return hn::Min(hn::Add(Product(Lookup(d, map.slope, decade), magnitude),
+                         Lookup(d, map.offset, decade)),
+                 Lookup(d, map.last, decade));
 }
 
 // Values that the reciprocal of their scale is out of range for: made such that
@@ -160,19 +161,24 @@ HWY_NOINLINE float EncodeBlock(float* values, uint8_t* codes) {
   }
   const bool has_reciprocal = scale >= 0x1p-126f && scale <= 0x1p+126f;
   if (!has_reciprocal) Normalize(scale, values);
-  const auto reciprocal = hn::Set(d, has_reciprocal ? 1 / scale : 1.0f);
+  const float reciprocal = has_reciprocal ? 1 / scale : 1.0f;
+  // Signed codes are minus the places.
+  const auto factor = hn::Set(d, kSigned ? -reciprocal : reciprocal);
   for (size_t i = 0; i < kQuantizedBlockElements; i += hn::Lanes(d)) {
-    const auto value = Product(hn::LoadU(d, values + i), reciprocal);
-    const auto is_one =
-        hn::RebindMask(di, hn::Ge(value, hn::Set(d, kMap.one_begin)));
-    auto code = NearestPlace(d, kSigned ? hn::Abs(value) : value, kMap);
-    code = hn::IfThenElse(is_one, hn::Set(di, kMap.one), code);
-    if constexpr (kSigned) {
-      // All ones where the value is positive: the code is minus the place.
-      const auto flip = hn::Not(hn::ShiftRight<31>(hn::BitCast(di, value)));
-      code = hn::Sub(hn::Xor(code, flip), flip);
-    }
-    hn::StoreU(hn::DemoteTo(d8, code), d8, to + i);
+    const auto value = Product(hn::LoadU(d, values + i), factor);
+    const auto magnitude = kSigned ? hn::Abs(value) : value;
+    auto place = NearestPlace(d, magnitude, kMap);
+    if constexpr (kSigned) place = hn::CopySignToAbs(place, value);
+    // IEEE addition rounds to an integer, which is then in the low bits.
+    constexpr float kRounder = 0x1.8p+23f;
+    const auto code =
+        hn::Sub(hn::BitCast(di, hn::Add(place, hn::Set(d, kRounder))),
+                hn::Set(di, std::bit_cast<int32_t>(kRounder)));
+    // What is negative, unsigned, too.
+    const auto is_zero =
+        hn::RebindMask(di, hn::Lt(magnitude, hn::Set(d, kMap.begin)));
+    // Saturates: -1, signed, is at the last place, for 1 has no opposite.
+    hn::StoreU(hn::DemoteTo(d8, hn::IfThenZeroElse(is_zero, code)), d8, to + i);
   }
   return scale;
 }

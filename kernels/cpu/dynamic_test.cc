@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/guarded_array.h"
 #include "kernels/cpu/targets.h"
+#include "kernels/dynamic_map.h"
 #include "kernels/test_seed.h"
 
 namespace optstate::cpu {
@@ -155,6 +156,24 @@ TEST_P(DynamicTest, TakesTheNearestOfEveryValue) {
             << value;
       }
     }
+  }
+}
+
+// Of every value that there is from the first one that is not 0 on.
+TEST(DynamicMapTest, EstimatesTheDecadeOrTheOneBelow) {
+  for (const DynamicMap* map : {&kSignedMap, &kUnsignedMap}) {
+    const auto estimate = [&](uint32_t bits) {
+      const auto upper = static_cast<int32_t>(bits >> 16);
+      return ((upper + map->decade_offset) * kDecadeFactor >> 16) % 8;
+    };
+    int decade = 0;
+    const auto one = std::bit_cast<uint32_t>(1.0f);
+    for (auto bits = std::bit_cast<uint32_t>(map->begin); bits <= one; ++bits) {
+      while (std::bit_cast<float>(bits) >= map->next_begin[decade]) ++decade;
+      ASSERT_LE(estimate(bits), decade) << std::bit_cast<float>(bits);
+      ASSERT_GE(estimate(bits) + 1, decade) << std::bit_cast<float>(bits);
+    }
+    EXPECT_EQ(decade, 7);
   }
 }
 
