@@ -16,7 +16,6 @@
 #include "client/c_api_options.h"
 #include "client/c_api_structs.h"
 #include "client/client.h"
-#include "client/streaming_copy.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
 
@@ -263,7 +262,10 @@ int optstate_commit(optstate_session* session,
     OPTSTATE_RETURN_IF_ERROR(CheckOutcome(outcome));
     OPTSTATE_ASSIGN_OR_RETURN(const client::CommitOptions read,
                               client::ReadCommitOptions(options));
-    OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from, s.Commit(read));
+    OPTSTATE_ASSIGN_OR_RETURN(const client::ParameterTargets targets,
+                              client::ReadCommitTargets(options));
+    OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome from,
+                              s.Commit(read, targets));
     WriteOutcome(from, outcome);
     return absl::OkStatus();
   });
@@ -287,16 +289,8 @@ int optstate_read_parameters(optstate_session* session,
                              void* const* destinations, size_t count) {
   return Guarded(session, [&](client::Session& s) -> absl::Status {
     OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, destinations, count));
-    for (size_t i = 0; i < count; ++i) {
-      OPTSTATE_ASSIGN_OR_RETURN(const absl::Span<const std::byte> from,
-                                FindParameter(s, parameters[i]));
-      if (!from.empty() && destinations[i] == nullptr) {
-        return absl::InvalidArgumentError("a destination is NULL");
-      }
-      client::StreamingCopy(destinations[i], from.data(), from.size(),
-                            s.layout().parameter_area_bytes());
-    }
-    return absl::OkStatus();
+    return s.ReadParameters({.parameters = {parameters, count},
+                             .destinations = {destinations, count}});
   });
 }
 

@@ -211,6 +211,12 @@ typedef struct {
   int32_t found_inf;
   double max_value; /* of each gradient; 0: no clipping */
   double norm_type; /* of max_norm: 1, 2 (also 0) or infinity */
+  /* Parameters to be read when the step is applied, as by
+   * optstate_read_parameters, but part by part while it is being applied. After
+   * an error their memory may have parts of the step. */
+  const uint32_t* read_parameters;
+  void* const* read_destinations;
+  size_t read_count;
 } optstate_commit_options;
 
 OPTSTATE_EXPORT const char* optstate_version(void);

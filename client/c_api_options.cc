@@ -214,4 +214,18 @@ absl::StatusOr<CommitOptions> ReadCommitOptions(
   return options;
 }
 
+absl::StatusOr<ParameterTargets> ReadCommitTargets(
+    const optstate_commit_options* given) {
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const optstate_commit_options from,
+      ReadStruct(given, kCommitSizeMin, "commit options"));
+  if (from.read_count > 0 &&
+      (from.read_parameters == nullptr || from.read_destinations == nullptr)) {
+    return absl::InvalidArgumentError("an array is NULL");
+  }
+  return ParameterTargets{
+      .parameters = {from.read_parameters, from.read_count},
+      .destinations = {from.read_destinations, from.read_count}};
+}
+
 }  // namespace optstate::client

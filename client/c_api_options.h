@@ -13,6 +13,8 @@ absl::StatusOr<SessionOptions> ReadSessionOptions(
     const optstate_session_options* given);
 absl::StatusOr<CommitOptions> ReadCommitOptions(
     const optstate_commit_options* given);
+absl::StatusOr<ParameterTargets> ReadCommitTargets(
+    const optstate_commit_options* given);
 
 absl::StatusOr<StateArray> ReadStateArray(int32_t value);
 absl::StatusOr<DType> ReadDType(int32_t value, const char* name);

@@ -1,12 +1,14 @@
 #ifndef OPTSTATE_CLIENT_CHANNEL_H_
 #define OPTSTATE_CLIENT_CHANNEL_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -123,7 +125,15 @@ class Channel {
   // may be called in between; no second commit.
   virtual absl::Status StartCommit(const CommitOptions& options,
                                    absl::Time deadline) = 0;
-  virtual absl::StatusOr<Outcome> WaitCommit(absl::Time deadline) = 0;
+  // `meanwhile` is called now and then, after at most as long as it last
+  // returned, by wires that have run_stamps().
+  using Meanwhile = absl::FunctionRef<absl::Duration()>;
+  virtual absl::StatusOr<Outcome> WaitCommit(absl::Time deadline,
+                                             Meanwhile meanwhile) = 0;
+  // By run of the layout: the last step whose values the run has in the
+  // parameter area (loaded with acquire). Null when the wire, or the engine,
+  // does not tell before the commit is answered.
+  virtual const std::atomic<uint64_t>* run_stamps() const { return nullptr; }
   virtual absl::Status Abort(uint64_t step, absl::Time deadline) = 0;
 
   // Largest data of one Load or FetchRange.

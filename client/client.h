@@ -48,6 +48,7 @@
 namespace optstate::client {
 
 class Channel;
+class ParameterReader;
 struct Attached;
 struct ChannelSetup;
 struct FetchRange;
@@ -129,16 +130,23 @@ class Session {
   absl::Status EndMicroStep(uint64_t step, uint32_t micro_step);
 
   // Takes the step: waits until every rank has committed and it is applied or
-  // skipped. Repeated for the committed step with equal content, it returns the
+  // skipped. When it is applied, `read` has its values: copied part by part,
+  // those that are updated already while others are not (over shared memory,
+  // unless the job speculates). After an error they may have parts of them;
+  // after CANCELLED only if the engine hangs within the step.
+  // Repeated for the committed step with equal content, it returns the
   // recorded outcome. After an error nothing of the step is staged any more,
   // but after DEADLINE_EXCEEDED: then Commit may be called again, to go on
   // waiting, while a push begins the step anew. After CANCELLED the commit is
   // under way (info().commit_open) and CommitWait goes on with it.
-  absl::StatusOr<Outcome> Commit(const CommitOptions& options);
+  absl::StatusOr<Outcome> Commit(const CommitOptions& options,
+                                 const ParameterTargets& read = {});
   // The same in two halves; in between, only the other half may be called. An
   // error of either ends the commit, but CANCELLED: then CommitWait is due.
   absl::Status CommitStart(const CommitOptions& options);
-  absl::StatusOr<Outcome> CommitWait();
+  absl::StatusOr<Outcome> CommitWait(const ParameterTargets& read = {});
+  // Copies parameters as of the committed step.
+  absl::Status ReadParameters(const ParameterTargets& read);
   // Drops what this rank has staged of `step`.
   absl::Status Abort(uint64_t step);
 
@@ -203,6 +211,8 @@ class Session {
   absl::Status CheckParameters(uint32_t first, uint32_t count) const;
   absl::Status PushRun(uint64_t step, uint32_t micro_step, uint32_t first,
                        uint32_t count);
+  absl::Status CheckTargets(const ParameterTargets& read) const;
+  absl::StatusOr<Outcome> AwaitCommit();
   absl::Status CheckGradients(absl::Span<const uint32_t> parameters,
                               absl::Span<const void* const> gradients) const;
   bool accumulates_together() const {
@@ -253,6 +263,8 @@ class Session {
   bool finishing_load_ = false;
   std::optional<CommitOptions> commit_;  // started, not answered
   bool commit_sent_ = false;             // over the present connection
+  std::unique_ptr<ParameterReader> reader_;
+  absl::Duration update_time_;  // of the last step
 };
 
 }  // namespace optstate::client

@@ -57,7 +57,8 @@ class FakeChannel final : public Channel {
   absl::Status StartCommit(const CommitOptions& options, absl::Time) override {
     return daemon_->StartCommit(connection_, options);
   }
-  absl::StatusOr<Outcome> WaitCommit(absl::Time deadline) override {
+  absl::StatusOr<Outcome> WaitCommit(absl::Time deadline,
+                                     Meanwhile /*meanwhile*/) override {
     absl::StatusOr<Outcome> outcome =
         daemon_->WaitCommit(connection_, deadline, setup_.interrupted);
     ReadParameters();

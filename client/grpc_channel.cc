@@ -53,7 +53,8 @@ class GrpcChannel final : public Channel {
   absl::Status Flush(absl::Time deadline) override;
   absl::Status StartCommit(const CommitOptions& options,
                            absl::Time deadline) override;
-  absl::StatusOr<Outcome> WaitCommit(absl::Time deadline) override;
+  absl::StatusOr<Outcome> WaitCommit(absl::Time deadline,
+                                     Meanwhile meanwhile) override;
   absl::Status Abort(uint64_t step, absl::Time deadline) override;
 
   uint64_t transfer_bytes_max() const override { return shm::kChunkBytesMax; }
@@ -234,7 +235,8 @@ absl::Status GrpcChannel::StartCommit(const CommitOptions& options,
   return absl::OkStatus();
 }
 
-absl::StatusOr<Outcome> GrpcChannel::WaitCommit(absl::Time deadline) {
+absl::StatusOr<Outcome> GrpcChannel::WaitCommit(absl::Time deadline,
+                                                Meanwhile /*meanwhile*/) {
   if (commit_id_ == 0) {
     return absl::FailedPreconditionError("no commit was started");
   }

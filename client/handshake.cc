@@ -140,6 +140,7 @@ v1::AttachRequest MakeAttach(const ChannelSetup& setup) {
   request.set_layout_hash(setup.layout.hash());
   request.set_client_instance(setup.client_instance);
   request.set_takes_notices(true);
+  request.set_takes_run_stamps(true);
   return request;
 }
 

@@ -10,6 +10,7 @@
 #include "client/channel.h"
 #include "client/client.h"
 #include "client/connect.h"
+#include "client/parameter_reader.h"
 #include "client/transport_error.h"
 #include "proto/types/status_macros.h"
 
@@ -99,6 +100,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::OpenOver(
   }
   std::unique_ptr<Session> session(new Session(std::move(options)));
   session->setup_ = std::make_unique<ChannelSetup>(*setup);
+  session->reader_ =
+      std::make_unique<ParameterReader>(&session->setup_->layout);
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Channel> channel,
                             factory(*std::move(setup)));
   OPTSTATE_RETURN_IF_ERROR(

@@ -1,12 +1,14 @@
 // The verbs of a step.
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "client/channel.h"
 #include "client/client.h"
+#include "client/parameter_reader.h"
 #include "client/streaming_copy.h"
 #include "client/transport_error.h"
 #include "proto/types/status_macros.h"
@@ -17,6 +19,13 @@ namespace {
 // PushGradients submits what it has copied once it is this much: the engine
 // looks at it while the next is copied.
 constexpr uint64_t kPushBytes = 4 << 20;
+
+// See AwaitCommit.
+constexpr int kLooksPerStep = 64;
+constexpr absl::Duration kLookPauseMin = absl::Microseconds(100);
+constexpr absl::Duration kLookPauseMax = absl::Milliseconds(2);
+// Of a rank that is interrupted, with an engine that hangs.
+constexpr absl::Duration kFinishPatience = absl::Seconds(5);
 
 }  // namespace
 
@@ -232,9 +241,36 @@ absl::Status Session::EndMicroStep(uint64_t step, uint32_t micro_step) {
   return Annotated(status);
 }
 
-absl::StatusOr<Outcome> Session::Commit(const CommitOptions& options) {
+absl::StatusOr<Outcome> Session::Commit(const CommitOptions& options,
+                                        const ParameterTargets& read) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(read)));
   OPTSTATE_RETURN_IF_ERROR(CommitStart(options));
-  return CommitWait();
+  return CommitWait(read);
+}
+
+absl::Status Session::CheckTargets(const ParameterTargets& read) const {
+  if (read.parameters.size() != read.destinations.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(read.parameters.size(), " parameters, ",
+                     read.destinations.size(), " destinations"));
+  }
+  for (size_t i = 0; i < read.parameters.size(); ++i) {
+    OPTSTATE_RETURN_IF_ERROR(CheckParameters(read.parameters[i], 1));
+    if (read.destinations[i] == nullptr &&
+        setup_->layout.parameters()[read.parameters[i]].numel != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the destination of parameter ", read.parameters[i], " is null"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::ReadParameters(const ParameterTargets& read) {
+  if (closed_) return absl::FailedPreconditionError("the session is closed");
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(read)));
+  reader_->Begin(committed_step_, read);
+  reader_->CopyRest(channel_->parameter_area().data());
+  return absl::OkStatus();
 }
 
 absl::Status Session::CommitStart(const CommitOptions& options) {
@@ -264,15 +300,17 @@ absl::Status Session::StartCommit() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Outcome> Session::CommitWait() {
+absl::StatusOr<Outcome> Session::CommitWait(const ParameterTargets& read) {
   if (!commit_) {
     return Annotated(absl::FailedPreconditionError("no commit was started"));
   }
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(read)));
   const uint64_t step = commit_->step;
+  reader_->Begin(step, read);
   Outcome outcome;
   const absl::Status status = Persist([&]() -> absl::Status {
     if (!commit_sent_) OPTSTATE_RETURN_IF_ERROR(StartCommit());
-    OPTSTATE_ASSIGN_OR_RETURN(outcome, channel_->WaitCommit(StepDeadline()));
+    OPTSTATE_ASSIGN_OR_RETURN(outcome, AwaitCommit());
     return absl::OkStatus();
   });
   if (!status.ok()) {
@@ -285,6 +323,33 @@ absl::StatusOr<Outcome> Session::CommitWait() {
     commit_unresolved_ = false;
   }
   loss_scale_ = outcome.loss_scale;
+  update_time_ = absl::Nanoseconds(outcome.update_ns);
+  if (outcome.applied) {
+    reader_->CopyRest(channel_->parameter_area().data());
+  }
+  return outcome;
+}
+
+// Looks for parts that are ready some times while a step like the last one is
+// taken; how long the other ranks take to come is not known.
+absl::StatusOr<Outcome> Session::AwaitCommit() {
+  const absl::Duration pause =
+      std::clamp(update_time_ / kLooksPerStep, kLookPauseMin, kLookPauseMax);
+  const auto look = [&] {
+    const std::atomic<uint64_t>* const stamps = channel_->run_stamps();
+    if (stamps == nullptr || reader_->done()) return absl::InfiniteDuration();
+    const bool copied =
+        reader_->CopyReady(stamps, channel_->parameter_area().data());
+    return copied ? absl::ZeroDuration() : pause;
+  };
+  absl::StatusOr<Outcome> outcome = channel_->WaitCommit(StepDeadline(), look);
+  // Whoever interrupts a wait may go on with parameters of one step, not of
+  // two: when there are new ones, all of them come now.
+  const absl::Time patience = absl::Now() + kFinishPatience;
+  while (absl::IsCancelled(outcome.status()) && reader_->has_copied() &&
+         absl::Now() < patience) {
+    outcome = channel_->WaitCommit(StepDeadline(), look);
+  }
   return outcome;
 }
 

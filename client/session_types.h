@@ -78,6 +78,12 @@ struct CommitOptions {
   bool found_inf = false;           // this rank knows: skip the step
 };
 
+// Whole parameters, each to contiguous memory of its dtype.
+struct ParameterTargets {
+  absl::Span<const uint32_t> parameters;
+  absl::Span<void* const> destinations;
+};
+
 // What became of a step.
 struct Outcome {
   uint64_t step = 0;

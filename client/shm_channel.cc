@@ -147,9 +147,9 @@ absl::StatusOr<v1::AttachReply> ShmChannel::Attach(absl::Time deadline) {
 }
 
 absl::Status ShmChannel::MapSegments(std::vector<UniqueFd> fds) {
-  if (fds.size() != 2) {
+  if (fds.size() != 2 && fds.size() != 3) {
     return absl::InternalError(absl::StrCat("the daemon sent ", fds.size(),
-                                            " segments where 2 belong"));
+                                            " segments where 2 or 3 belong"));
   }
   absl::StatusOr<shm::PeerSegment> completions = shm::PeerSegment::Map(
       std::move(fds[0]), CompletionSegmentLayout::kSegmentBytes);
@@ -163,6 +163,13 @@ absl::Status ShmChannel::MapSegments(std::vector<UniqueFd> fds) {
           std::move(fds[1]),
           shm::ParameterSegmentBytes(setup_.layout.parameter_area_bytes())),
       "parameter file"));
+  has_run_stamps_ = fds.size() == 3;
+  if (has_run_stamps_) {
+    OPTSTATE_RETURN_IF_ERROR(Annotate(
+        run_stamps_.Replace(std::move(fds[2]),
+                            shm::RunStampsBytes(setup_.layout.run_count())),
+        "run stamps"));
+  }
   shm::RingSide* const mine = &header()->ring;
   const shm::RingSide* const peer =
       &InCompletions<shm::CompletionHeader>(0)->ring;
@@ -262,12 +269,19 @@ absl::Status ShmChannel::StartCommit(const CommitOptions& options,
   return absl::OkStatus();
 }
 
-absl::StatusOr<Outcome> ShmChannel::WaitCommit(absl::Time deadline) {
+const std::atomic<uint64_t>* ShmChannel::run_stamps() const {
+  return has_run_stamps_ ? reinterpret_cast<const std::atomic<uint64_t>*>(
+                               run_stamps_.bytes().data())
+                         : nullptr;
+}
+
+absl::StatusOr<Outcome> ShmChannel::WaitCommit(absl::Time deadline,
+                                               Meanwhile meanwhile) {
   if (commit_ == nullptr) {
     return absl::FailedPreconditionError("no commit was started");
   }
   OPTSTATE_RETURN_IF_ERROR(WaitUntil([this] { return commit_->answered; },
-                                     deadline, setup_.interrupted));
+                                     deadline, setup_.interrupted, meanwhile));
   Pending* const commit = std::exchange(commit_, nullptr);
   OPTSTATE_RETURN_IF_ERROR(Await(commit, deadline));
   const shm::Completion& from = commit->completion;

@@ -48,7 +48,9 @@ class ShmChannel final : public Channel {
   absl::Status Flush(absl::Time deadline) override;
   absl::Status StartCommit(const CommitOptions& options,
                            absl::Time deadline) override;
-  absl::StatusOr<Outcome> WaitCommit(absl::Time deadline) override;
+  absl::StatusOr<Outcome> WaitCommit(absl::Time deadline,
+                                     Meanwhile meanwhile) override;
+  const std::atomic<uint64_t>* run_stamps() const override;
   absl::Status Abort(uint64_t step, absl::Time deadline) override;
 
   uint64_t transfer_bytes_max() const override { return shm::kWindowBytes; }
@@ -88,9 +90,13 @@ class ShmChannel final : public Channel {
                                     absl::Time deadline);
   absl::Status SubmitAndAwait(shm::Op op, const shm::Submission& submission,
                               absl::Time deadline);
-  // Asks `interrupted`; after CANCELLED nothing is lost.
+  // How long a dead engine may go unnoticed while its answer is awaited.
+  static absl::Duration LongestSleep() { return absl::Milliseconds(50); }
+  // Asks `interrupted`; after CANCELLED nothing is lost. `meanwhile` as
+  // WaitCommit.
   absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline,
-                         const InterruptCheck& interrupted = nullptr);
+                         const InterruptCheck& interrupted = nullptr,
+                         Meanwhile meanwhile = LongestSleep);
   absl::StatusOr<bool> TakeCompletions();
   absl::Status Record(const shm::Completion& completion);
   std::string TextOf(const shm::Completion& completion) const;
@@ -120,6 +126,8 @@ class ShmChannel final : public Channel {
   bool populating_ = false;
   shm::PeerSegment completions_;
   StableMapping parameters_;
+  StableMapping run_stamps_;
+  bool has_run_stamps_ = false;  // of the present connection
   std::optional<shm::RingProducer<shm::Submission>> producer_;
   std::optional<shm::RingConsumer<shm::Completion>> consumer_;
 

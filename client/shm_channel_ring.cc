@@ -24,8 +24,6 @@ using shm::CompletionSegmentLayout;
 using shm::Op;
 using shm::Submission;
 
-// How long a dead engine may go unnoticed while its answer is awaited.
-constexpr absl::Duration kSleepSlice = absl::Milliseconds(50);
 // For the rest of a frame of which something has arrived.
 constexpr absl::Duration kFrameTimeout = absl::Milliseconds(100);
 
@@ -67,7 +65,8 @@ absl::Status ShmChannel::SubmitAndAwait(Op op, const Submission& submission,
 
 absl::Status ShmChannel::WaitUntil(absl::FunctionRef<bool()> done,
                                    absl::Time deadline,
-                                   const InterruptCheck& interrupted) {
+                                   const InterruptCheck& interrupted,
+                                   Meanwhile meanwhile) {
   if (!connected()) {
     return TransportError(absl::UnavailableError("not connected"));
   }
@@ -91,7 +90,8 @@ absl::Status ShmChannel::WaitUntil(absl::FunctionRef<bool()> done,
       OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
       ask = now + kInterruptSlice;
     }
-    consumer_->Wait(spin_, std::min(kSleepSlice, left));
+    const absl::Duration sleep = std::min({LongestSleep(), meanwhile(), left});
+    consumer_->Wait(std::min(spin_, sleep), sleep);
   }
   return absl::OkStatus();
 }

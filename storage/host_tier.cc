@@ -267,7 +267,15 @@ StateArrays HostTier::arrays() const {
 }
 
 absl::StatusOr<UniqueFd> HostTier::OpenParameters() const {
-  const std::string& path = arrays_[kParametersArray]->path();
+  return OpenToRead(kParametersArray);
+}
+
+absl::StatusOr<UniqueFd> HostTier::OpenRunStamps() const {
+  return OpenToRead(kRunStampsArray);
+}
+
+absl::StatusOr<UniqueFd> HostTier::OpenToRead(int array) const {
+  const std::string& path = arrays_[static_cast<size_t>(array)]->path();
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
   return fd;

@@ -126,6 +126,8 @@ class HostTier {
   // The file of StateArrays::parameters, for ranks to map: it cannot be written
   // through this. Of whole pages, none of them a hole.
   absl::StatusOr<UniqueFd> OpenParameters() const;
+  // The same of RecoveryArrays::run_stamps.
+  absl::StatusOr<UniqueFd> OpenRunStamps() const;
 
   RecoveryArrays recovery() const;
   // Null arrays when the job has none of the kind.
@@ -155,6 +157,7 @@ class HostTier {
                            std::optional<StateFile>* file);
   void RestoreExtent(int array, const Extent& extent, const Layout& layout);
   std::string Path(absl::string_view file) const;
+  absl::StatusOr<UniqueFd> OpenToRead(int array) const;
 
   std::string state_;  // DIRECTORY/state
   std::optional<StateFile> control_;

@@ -192,6 +192,12 @@ constexpr uint64_t ParameterSegmentBytes(uint64_t parameter_area_bytes) {
   return PageAlign(parameter_area_bytes == 0 ? 1 : parameter_area_bytes);
 }
 
+// Bytes of the file of run stamps, one a run (never 0).
+constexpr uint64_t RunStampsBytes(uint64_t run_count) {
+  const uint64_t bytes = run_count * sizeof(uint64_t);
+  return bytes < kPageBytes ? kPageBytes : bytes;
+}
+
 }  // namespace optstate::shm
 
 #endif  // OPTSTATE_PROTO_SHM_SEGMENT_LAYOUT_H_

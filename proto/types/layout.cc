@@ -215,6 +215,8 @@ absl::StatusOr<Layout> Layout::Make(LayoutSpec spec) {
   layout.parameter_offset_bytes_.reserve(spec.parameters.size());
   layout.group_begin_.reserve(spec.groups.size() + 1);
   layout.group_begin_.push_back(0);
+  layout.first_run_.reserve(spec.parameters.size() + 1);
+  layout.first_run_.push_back(0);
 
   const uint64_t alignment = spec.state_format == StateFormat::kDynamic8
                                  ? uint64_t{kQuantizedBlockElements}
@@ -231,10 +233,11 @@ absl::StatusOr<Layout> Layout::Make(LayoutSpec spec) {
     layout.flat_offset_.push_back(flat);
     layout.parameter_offset_bytes_.push_back(bytes);
     layout.element_count_ += numel;
+    uint64_t runs = 0;
     if (numel > 0) {
-      layout.run_count_ +=
-          (flat + numel - 1) / kTileElements - flat / kTileElements + 1;
+      runs = (flat + numel - 1) / kTileElements - flat / kTileElements + 1;
     }
+    layout.first_run_.push_back(layout.first_run_.back() + runs);
     // Each term is below 2^48 and the sum is checked as it grows, so neither
     // it nor the bytes can wrap.
     flat += RoundUp(numel, alignment);

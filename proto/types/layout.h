@@ -95,7 +95,9 @@ class Layout {
   uint64_t parameter_area_bytes() const { return parameter_area_bytes_; }
   // Runs: the parts of parameters that tiles cut them into. Numbered parameter
   // by parameter, so an extended layout only appends.
-  uint64_t run_count() const { return run_count_; }
+  uint64_t run_count() const { return first_run_.back(); }
+  // Of a parameter, or of their number: the run behind the last.
+  uint64_t first_run(uint32_t parameter) const { return first_run_[parameter]; }
   // Sum of numel.
   uint64_t element_count() const { return element_count_; }
   // SHA-256 of a canonical serialisation; identifies the layout at re-attach.
@@ -116,9 +118,9 @@ class Layout {
   std::vector<uint64_t> flat_offset_;
   std::vector<uint64_t> parameter_offset_bytes_;
   std::vector<uint64_t> group_begin_;
+  std::vector<uint64_t> first_run_;
   uint64_t flat_elements_ = 0;
   uint64_t parameter_area_bytes_ = 0;
-  uint64_t run_count_ = 0;
   uint64_t element_count_ = 0;
   std::string hash_;
 };

@@ -1,30 +1,12 @@
 #include "server/scheduler/run_table.h"
 
 namespace optstate {
-namespace {
-
-uint64_t TilesOf(uint64_t flat_begin, uint64_t numel) {
-  if (numel == 0) return 0;
-  return (flat_begin + numel - 1) / kTileElements - flat_begin / kTileElements +
-         1;
-}
-
-}  // namespace
 
 RunTable::RunTable(const Layout* layout, uint64_t subgroup_elements)
     : layout_(layout) {
   if (subgroup_elements == 0) subgroup_elements = kSubgroupElementsDefault;
   subgroup_elements_ =
       (subgroup_elements + kTileElements - 1) / kTileElements * kTileElements;
-  const size_t parameter_count = layout->parameters().size();
-  first_run_.reserve(parameter_count + 1);
-  uint64_t run = 0;
-  for (uint32_t p = 0; p < parameter_count; ++p) {
-    first_run_.push_back(run);
-    run += TilesOf(layout->flat_offset(p),
-                   static_cast<uint64_t>(layout->parameters()[p].numel));
-  }
-  first_run_.push_back(run);
   for (uint32_t group = 0; group < layout->groups().size(); ++group) {
     CutGroup(group);
   }

@@ -44,7 +44,9 @@ class RunTable {
   }
 
   uint64_t run_count() const { return layout_->run_count(); }
-  uint64_t first_run(uint32_t parameter) const { return first_run_[parameter]; }
+  uint64_t first_run(uint32_t parameter) const {
+    return layout_->first_run(parameter);
+  }
 
   // Calls visit(run, begin, numel) for the runs of `parameter` that make up
   // [begin, end), in order; both are at run borders.
@@ -52,7 +54,7 @@ class RunTable {
   void ForEachRun(uint32_t parameter, uint64_t begin, uint64_t end,
                   const Visitor& visit) const {
     const uint64_t flat = layout_->flat_offset(parameter);
-    uint64_t run = first_run_[parameter] + (flat + begin) / kTileElements -
+    uint64_t run = first_run(parameter) + (flat + begin) / kTileElements -
                    flat / kTileElements;
     while (begin < end) {
       const uint64_t tile_end =
@@ -71,7 +73,6 @@ class RunTable {
   uint64_t subgroup_elements_;
   std::vector<SubGroup> subgroups_;
   std::vector<uint32_t> first_subgroup_;  // by group
-  std::vector<uint64_t> first_run_;       // by parameter, and the total
 };
 
 inline constexpr uint64_t kSubgroupElementsDefault = 262144;

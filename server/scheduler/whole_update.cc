@@ -188,7 +188,7 @@ void StepScheduler::PutInPlace(WorkerUndo* undo, std::byte* redo) {
   std::atomic_signal_fence(std::memory_order_seq_cst);
   for (uint64_t run = undo->run; run < runs_.first_run(parameter + 1); ++run) {
     options_.recovery.run_stamps[run].store(undo->stamp,
-                                            std::memory_order_relaxed);
+                                            std::memory_order_release);
     if (options_.observer != nullptr) {
       options_.observer->OnRunUpdated(undo->stamp, run);
     }

@@ -55,7 +55,8 @@ struct alignas(64) WorkerUndo {
   }
   void End(std::atomic<uint64_t>* stamp_of_run) {
     std::atomic_signal_fence(std::memory_order_seq_cst);
-    stamp_of_run->store(stamp, std::memory_order_relaxed);
+    // Release: ranks that see it read the parameter's new values.
+    stamp_of_run->store(stamp, std::memory_order_release);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     Clear();
   }

@@ -139,4 +139,11 @@ absl::StatusOr<UniqueFd> JobImpl::OpenParameters() const {
   return tier_->OpenParameters();
 }
 
+absl::StatusOr<UniqueFd> JobImpl::OpenRunStamps() const {
+  absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
+  if (SpeculationBytes(layout_of_job()) != 0) return UniqueFd();
+  return tier_->OpenRunStamps();
+}
+
 }  // namespace optstate

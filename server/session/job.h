@@ -219,6 +219,10 @@ class Job {
   // The file of the parameter area, of shm::ParameterSegmentBytes, for ranks to
   // map; it cannot be written through the fd.
   virtual absl::StatusOr<UniqueFd> OpenParameters() const = 0;
+  // The same of what says how far the step is that is being taken, a uint64_t
+  // for each run of the layout: the last step whose values the run has there;
+  // of shm::RunStampsBytes. None when a step may be taken back.
+  virtual absl::StatusOr<UniqueFd> OpenRunStamps() const = 0;
 
   // ALREADY_EXISTS when the rank is attached (names its pid).
   virtual absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) = 0;

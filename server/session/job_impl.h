@@ -42,6 +42,7 @@ class JobImpl final : public Job {
   absl::StatusOr<const Layout*> layout() const override;
   absl::StatusOr<const RankPartition*> partition(uint32_t rank) const override;
   absl::StatusOr<UniqueFd> OpenParameters() const override;
+  absl::StatusOr<UniqueFd> OpenRunStamps() const override;
 
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;

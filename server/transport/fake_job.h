@@ -66,6 +66,7 @@ class FakeJob : public Job {
   absl::StatusOr<const Layout*> layout() const override;
   absl::StatusOr<const RankPartition*> partition(uint32_t rank) const override;
   absl::StatusOr<UniqueFd> OpenParameters() const override;
+  absl::StatusOr<UniqueFd> OpenRunStamps() const override { return UniqueFd(); }
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
   void BeginEnd() override {}

@@ -143,6 +143,9 @@ absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
   plan.gradient_area_bytes = partition->gradient_area_bytes;
   plan.parameter_area_bytes = layout->parameter_area_bytes();
   OPTSTATE_ASSIGN_OR_RETURN(plan.parameters, options_.job->OpenParameters());
+  if (request.takes_run_stamps()) {
+    OPTSTATE_ASSIGN_OR_RETURN(plan.run_stamps, options_.job->OpenRunStamps());
+  }
   return plan;
 }
 

@@ -29,6 +29,7 @@ struct AttachPlan {
   uint64_t gradient_area_bytes = 0;
   uint64_t parameter_area_bytes = 0;
   UniqueFd parameters;  // see Job::OpenParameters
+  UniqueFd run_stamps;  // see Job::OpenRunStamps; none when not asked for
   uint64_t client_instance = 0;
   bool takes_notices = false;
   // Whether the gradient area holds what this client instance wrote there for

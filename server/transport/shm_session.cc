@@ -119,7 +119,9 @@ absl::Status ShmSession::AnswerAttach(shm::Frame frame,
   *reply.mutable_status() = ToProto(attached.status());
   if (!attached.ok()) return Send(reply, {});
   *reply.mutable_attach() = *std::move(attached);
-  return Send(reply, {segments_->completion_fd(), plan.parameters.get()});
+  std::vector<int> fds = {segments_->completion_fd(), plan.parameters.get()};
+  if (plan.run_stamps.ok()) fds.push_back(plan.run_stamps.get());
+  return Send(reply, fds);
 }
 
 absl::StatusOr<v1::AttachReply> ShmSession::Attach(

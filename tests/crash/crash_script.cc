@@ -72,6 +72,42 @@ double UsualNorm(NormType norm_type, uint64_t elements) {
   return 0;
 }
 
+// What comes back while a step is taken, by this engine and perhaps the next,
+// is what is there at the end.
+class ParameterCopies {
+ public:
+  explicit ParameterCopies(const client::Session& session) {
+    const auto count =
+        static_cast<uint32_t>(session.layout().parameters().size());
+    for (uint32_t p = 0; p < count; ++p) {
+      copies_.emplace_back(session.parameter(p).size());
+      indices_.push_back(p);
+      // Not null, also without elements.
+      copies_.back().reserve(1);
+      destinations_.push_back(copies_.back().data());
+    }
+  }
+
+  client::ParameterTargets targets() const {
+    return {.parameters = indices_, .destinations = destinations_};
+  }
+
+  absl::Status Check(const client::Session& session) const {
+    for (const uint32_t p : indices_) {
+      const auto now = session.parameter(p);
+      if (std::equal(now.begin(), now.end(), copies_[p].begin())) continue;
+      return absl::InternalError(absl::StrCat(
+          "parameter ", p, " was read with other values than it has"));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  std::vector<std::vector<std::byte>> copies_;
+  std::vector<uint32_t> indices_;
+  std::vector<void*> destinations_;
+};
+
 }  // namespace
 
 CrashScript::CrashScript(const Scenario& scenario)
@@ -250,11 +286,15 @@ absl::Status CrashScript::PushAndCommit(client::Session& session, uint64_t step,
     OPTSTATE_RETURN_IF_ERROR(Push(session, step, i, rank));
   }
   board->phase = RankPhase::kCommit;
-  OPTSTATE_ASSIGN_OR_RETURN(const client::Outcome outcome,
-                            session.Commit(Commit(session, step, rank)));
-  if (outcome.step == step) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat("committed step ", step, ", got ", outcome.step));
+  ParameterCopies copies(session);
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const client::Outcome outcome,
+      session.Commit(Commit(session, step, rank), copies.targets()));
+  if (outcome.step != step) {
+    return absl::InternalError(
+        absl::StrCat("committed step ", step, ", got ", outcome.step));
+  }
+  return outcome.applied ? copies.Check(session) : absl::OkStatus();
 }
 
 absl::Status CrashScript::RunStep(client::Session& session, uint64_t step,

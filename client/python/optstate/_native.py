@@ -182,6 +182,9 @@ class CommitOptions(_Versioned):
         ("found_inf", c_int32),
         ("max_value", c_double),
         ("norm_type", c_double),
+        ("read_parameters", c_void_p),
+        ("read_destinations", c_void_p),
+        ("read_count", c_size_t),
     )
 
 

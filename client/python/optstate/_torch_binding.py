@@ -209,14 +209,20 @@ class TensorBinding:
         bits = torch.int32 if mine.dtype.itemsize == 4 else torch.int16
         return torch.equal(mine.view(-1).view(bits), daemons.view(-1).view(bits))
 
+    @property
+    def direct(self) -> tuple[array.array, array.array]:
+        """Parameters that the client library can write itself, and where they are."""
+        return self._direct_indices, self._direct_pointers
+
     @torch.no_grad()
-    def read(self) -> None:
+    def read(self, *, but_direct: bool = False) -> None:
         """Overwrites every parameter in place with the daemon's.
 
-        Tensors are where the last remember() or changed() found them.
+        Tensors are where the last remember() or changed() found them. but_direct:
+        the direct ones have the daemon's values.
         """
-        if self._direct_indices:
-            self._session.read_parameters(self._direct_indices, self._direct_pointers)
+        if self._direct_indices and not but_direct:
+            self._session.read_parameters(*self.direct)
         for index in self._indirect:
             self._parameters[index].copy_(self._daemon_values(index))
         versions: list[int] = []

@@ -314,8 +314,13 @@ class Session:
         max_value: float = 0,
         norm_type: float = 2,
         found_inf: bool = False,
+        read: tuple[array.array, array.array] | None = None,
     ) -> StepOutcome:
-        """Waits until every rank has committed; returns what became of the step."""
+        """Waits until every rank has committed; returns what became of the step.
+
+        `read`: as read_parameters() when the step is applied, but part by part, while
+        the daemon still updates the others.
+        """
         with self._lock:
             commit = self._commit
             commit.step = step
@@ -326,6 +331,12 @@ class Session:
             commit.max_value = max_value
             commit.norm_type = norm_type
             commit.found_inf = found_inf
+            commit.read_count = 0
+            if read is not None:
+                parameters, destinations = read
+                commit.read_parameters = parameters.buffer_info()[0]
+                commit.read_destinations = destinations.buffer_info()[0]
+                commit.read_count = len(parameters)
             self._call(self._library.optstate_commit, commit, self._outcome)
             return self._take_outcome()
 

@@ -77,7 +77,8 @@ class ServedOptimizer(torch.optim.Optimizer):
         overlap: push each gradient as soon as backward() has accumulated it, so
             that the daemon looks at it while backward() goes on. Needs
             reduction="daemon" when there are several ranks. Changes that are
-            made to .grad before step() are noticed and pushed again.
+            made to .grad before step() are noticed and pushed again. Parameters
+            come back while others are updated, where the wire can.
         state_dtype: of the state arrays: torch.float32, torch.bfloat16 (rounded
             stochastically, reproducibly) or "dynamic8" (bitsandbytes' 8-bit map):
             4, 2 or 1.02 bytes an element. Adafactor's row_var and col_var are
@@ -391,6 +392,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         max_norm = limit(self.max_norm, "max_norm")
         max_value = limit(self.max_value, "max_value")
         grad_scale, found_inf = self._scaling(attachment)
+        overlap = self._settings.overlap
         step = attachment.next_step
         with _undone_on_error(attachment):
             attachment.binding.push(step, attachment.micro_step)
@@ -403,11 +405,12 @@ class ServedOptimizer(torch.optim.Optimizer):
                 max_value=max_value,
                 norm_type=self.norm_type,
                 found_inf=found_inf,
+                read=attachment.binding.direct if overlap else None,
             )
         attachment.micro_step = 0
         attachment.binding.forget_pushed()
         if self._outcome.applied:
-            attachment.binding.read()
+            attachment.binding.read(but_direct=overlap)
         attachment.committing = None
         return loss
 

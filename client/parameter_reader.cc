@@ -1,0 +1,123 @@
+#include "client/parameter_reader.h"
+
+#include <algorithm>
+
+#include "client/streaming_copy.h"
+#include "proto/types/dtype.h"
+
+namespace optstate::client {
+namespace {
+
+// As many as a worker of the engine takes at a time, at the same borders.
+constexpr uint64_t kPartElements = 64 * kTileElements;
+
+}  // namespace
+
+void ParameterReader::Begin(uint64_t step, const ParameterTargets& targets) {
+  step_ = step;
+  targets_ = targets;
+  has_copied_ = false;
+  left_.clear();
+  for (size_t i = 0; i < targets.parameters.size(); ++i) {
+    const ParameterSpec& spec = layout_->parameters()[targets.parameters[i]];
+    if (static_cast<uint64_t>(spec.numel) > kPartElements) {
+      AddPieces(i);
+    } else {
+      AddWhole(i);
+    }
+  }
+}
+
+void ParameterReader::AddPieces(size_t target) {
+  const uint32_t p = targets_.parameters[target];
+  const ParameterSpec& spec = layout_->parameters()[p];
+  const auto numel = static_cast<uint64_t>(spec.numel);
+  // Counted from the group's beginning, as sub-groups are.
+  const uint64_t offset =
+      layout_->flat_offset(p) - layout_->group_begin(spec.group);
+  const auto run_of = [&](uint64_t element) {
+    return layout_->first_run(p) + (offset + element) / kTileElements -
+           offset / kTileElements;
+  };
+  for (uint64_t begin = 0; begin < numel;) {
+    const uint64_t border =
+        ((offset + begin) / kPartElements + 1) * kPartElements - offset;
+    const uint64_t end = std::min(border, numel);
+    left_.push_back({.first_target = target,
+                     .end_target = target + 1,
+                     .begin = begin,
+                     .end = end,
+                     .first_run = run_of(begin),
+                     .end_run = run_of(end - 1) + 1});
+    begin = end;
+  }
+}
+
+void ParameterReader::AddWhole(size_t target) {
+  const uint32_t p = targets_.parameters[target];
+  const auto numel = static_cast<uint64_t>(layout_->parameters()[p].numel);
+  if (!left_.empty()) {
+    Part& last = left_.back();
+    const bool follows = last.begin == 0 && last.end_target == target &&
+                         target > 0 && targets_.parameters[target - 1] + 1 == p;
+    if (follows && last.end + numel <= kPartElements) {
+      last.end_target = target + 1;
+      last.end += numel;
+      last.end_run = layout_->first_run(p + 1);
+      return;
+    }
+  }
+  left_.push_back({.first_target = target,
+                   .end_target = target + 1,
+                   .begin = 0,
+                   .end = numel,
+                   .first_run = layout_->first_run(p),
+                   .end_run = layout_->first_run(p + 1)});
+}
+
+bool ParameterReader::CopyReady(const std::atomic<uint64_t>* stamps,
+                                const std::byte* area) {
+  const auto ready = [&](const Part& part) {
+    if (!IsReady(part, stamps)) return false;
+    Copy(part, area);
+    return true;
+  };
+  const size_t before = left_.size();
+  left_.erase(std::remove_if(left_.begin(), left_.end(), ready), left_.end());
+  const bool copied = left_.size() != before;
+  has_copied_ |= copied;
+  return copied;
+}
+
+void ParameterReader::CopyRest(const std::byte* area) {
+  for (const Part& part : left_) Copy(part, area);
+  left_.clear();
+}
+
+bool ParameterReader::IsReady(const Part& part,
+                              const std::atomic<uint64_t>* stamps) const {
+  // The last one first: it is mostly the last to be stamped.
+  for (uint64_t run = part.end_run; run > part.first_run; --run) {
+    if (stamps[run - 1].load(std::memory_order_acquire) != step_) return false;
+  }
+  return true;
+}
+
+void ParameterReader::Copy(const Part& part, const std::byte* area) const {
+  const bool is_piece = part.end_target == part.first_target + 1;
+  for (size_t i = part.first_target; i < part.end_target; ++i) {
+    const uint32_t p = targets_.parameters[i];
+    const ParameterSpec& spec = layout_->parameters()[p];
+    const uint64_t begin = is_piece ? part.begin : 0;
+    const uint64_t end =
+        is_piece ? part.end : static_cast<uint64_t>(spec.numel);
+    const uint64_t element_bytes = SizeInBytes(spec.dtype);
+    StreamingCopy(
+        static_cast<std::byte*>(targets_.destinations[i]) +
+            begin * element_bytes,
+        area + layout_->parameter_offset_bytes(p) + begin * element_bytes,
+        (end - begin) * element_bytes, layout_->parameter_area_bytes());
+  }
+}
+
+}  // namespace optstate::client

@@ -1,0 +1,61 @@
+#ifndef OPTSTATE_CLIENT_PARAMETER_READER_H_
+#define OPTSTATE_CLIENT_PARAMETER_READER_H_
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "client/session_types.h"
+#include "proto/types/layout.h"
+
+namespace optstate::client {
+
+// Copies parameters out of the parameter area, also while a step is being
+// taken: each part once all its runs are stamped with the step.
+//
+// Threads: one at a time.
+class ParameterReader {
+ public:
+  // `layout` outlives it.
+  explicit ParameterReader(const Layout* layout) : layout_(layout) {}
+
+  // `targets` are checked, and last until all is copied.
+  void Begin(uint64_t step, const ParameterTargets& targets);
+  // Copies what is ready and not copied yet; whether there was anything.
+  // `stamps` as Channel::run_stamps, `area` as Channel::parameter_area.
+  bool CopyReady(const std::atomic<uint64_t>* stamps, const std::byte* area);
+  // Copies the rest.
+  void CopyRest(const std::byte* area);
+  bool done() const { return left_.empty(); }
+  // Whether CopyReady has copied something since Begin.
+  bool has_copied() const { return has_copied_; }
+
+ private:
+  // Elements [begin, end) of one target, or several targets whole, of
+  // parameters that follow on each other.
+  struct Part {
+    size_t first_target = 0;
+    size_t end_target = 0;
+    uint64_t begin = 0;
+    uint64_t end = 0;
+    uint64_t first_run = 0;
+    uint64_t end_run = 0;
+  };
+
+  void AddPieces(size_t target);
+  void AddWhole(size_t target);
+  bool IsReady(const Part& part, const std::atomic<uint64_t>* stamps) const;
+  void Copy(const Part& part, const std::byte* area) const;
+
+  const Layout* const layout_;
+  uint64_t step_ = 0;
+  ParameterTargets targets_;
+  bool has_copied_ = false;
+  std::vector<Part> left_;
+};
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_PARAMETER_READER_H_
