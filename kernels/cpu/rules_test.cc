@@ -241,6 +241,7 @@ Result ApplyToArrays(const UpdateKernelKey& key, const UpdateFactors& factors,
   }
   GuardedArray<uint16_t> low(low_halves, 3);
   std::vector<StateArray> state;
+  state.reserve(kStateArraysMax);
   for (int k = 0; k < kStateArraysMax; ++k) {
     state.emplace_back(key.state, IsSquare(key.optimizer, k), state_values[k],
                        5 + 2 * static_cast<size_t>(k));

@@ -55,7 +55,7 @@ class JobLoadTest : public ::testing::Test {
     spec.groups = groups;
     harness_.SetGradients(harness_.RandomTensors(5));
     for (uint32_t rank = 0; rank < 2; ++rank) {
-      const absl::Status pushed = harness_.Push(
+      absl::Status pushed = harness_.Push(
           rank, step, 0,
           static_cast<uint32_t>(harness_.layout().parameters().size()));
       if (!pushed.ok()) return pushed;

@@ -48,7 +48,8 @@ class JobMissingGradientsTest : public ::testing::Test {
     return spec;
   }
   static void PushThoseThereAre(JobHarness* harness,
-                                std::vector<uint32_t> ranks = {0, 1, 2}) {
+                                const std::vector<uint32_t>& ranks = {0, 1,
+                                                                      2}) {
     for (const uint32_t rank : ranks) {
       harness->SetGradientsOf(rank, harness->RandomTensors(10 + rank));
       for (uint32_t p = 0; p < 4; ++p) {
@@ -76,8 +77,7 @@ class JobMissingGradientsTest : public ::testing::Test {
     sums[3].resize(100);
     plain.SetGradients(sums);
     plain.PushAll(1, 0, {3});
-    const RecordingListener::Answer answer =
-        plain.CommitAll(CommitOf(norm_type));
+    RecordingListener::Answer answer = plain.CommitAll(CommitOf(norm_type));
     *state = plain.StateBytes();
     return answer;
   }
