@@ -46,17 +46,23 @@ HWY_INLINE hn::Vec<D> FloatFromBFloat16(D d, VI bits) {
   return hn::BitCast(d, hn::ShiftLeft<16>(bits));
 }
 
-// kPlain: none is NaN.
-template <bool kPlain = false, class D, class V>
-HWY_INLINE hn::Vec<hn::RebindToSigned<D>> BFloat16FromFloat(D, V v) {
-  const hn::RebindToSigned<D> di;
+// As bfloat16 in the upper half of each lane; the lower half is what is left.
+// None is NaN.
+template <class D, class V>
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundedToUpperHalf(D, V v) {
   const hn::RebindToUnsigned<D> du;
   const auto bits = hn::BitCast(du, v);
   // Half a unit in the last place, less one when the result would be odd: the
   // carry rounds to nearest even, and into infinity where it must.
   const auto is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
-  const auto rounded =
-      hn::ShiftRight<16>(hn::Add(bits, hn::Add(is_odd, hn::Set(du, 0x7FFF))));
+  return hn::Add(bits, hn::Add(is_odd, hn::Set(du, 0x7FFF)));
+}
+
+// kPlain: none is NaN.
+template <bool kPlain = false, class D, class V>
+HWY_INLINE hn::Vec<hn::RebindToSigned<D>> BFloat16FromFloat(D d, V v) {
+  const hn::RebindToSigned<D> di;
+  const auto rounded = hn::ShiftRight<16>(RoundedToUpperHalf(d, v));
   if constexpr (kPlain) return hn::BitCast(di, rounded);
   const auto is_nan = hn::RebindMask(di, hn::IsNaN(v));
   return hn::IfThenElse(is_nan, hn::Set(di, 0x7FC0), hn::BitCast(di, rounded));
@@ -144,6 +150,21 @@ HWY_INLINE void StoreFloats(D d, V v, StorageOf<kDType>* to) {
   } else {
     StoreHalves(d, Float16FromFloat(d, v), to);
   }
+}
+
+// Two vectors, one behind the other; none is NaN. The upper halves of both make
+// one vector without being shifted down first.
+template <class D, class V>
+HWY_INLINE void StoreBFloat16Pair(D d, V first, V second, uint16_t* to) {
+#if HWY_TARGET == HWY_SCALAR
+  StoreFloats<DType::kBFloat16, true>(d, first, to);
+  StoreFloats<DType::kBFloat16, true>(d, second, to + 1);
+#else
+  const hn::Repartition<uint16_t, D> d16;
+  const auto low = hn::BitCast(d16, RoundedToUpperHalf(d, first));
+  const auto high = hn::BitCast(d16, RoundedToUpperHalf(d, second));
+  hn::StoreU(hn::ConcatOdd(d16, high, low), d16, to);
+#endif
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

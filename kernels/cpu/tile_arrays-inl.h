@@ -116,6 +116,22 @@ struct FixedArrays : TileArrays {
       }
     }
   }
+
+  // Of two vectors; none is NaN.
+  template <class D, class V>
+  HWY_INLINE void StorePlainMasters(D d, V first, V second, size_t i) const {
+    if constexpr (kMaster == MasterFormat::kFloat32 &&
+                  kParameter == DType::kBFloat16) {
+      auto* const to = static_cast<float*>(master) + i;
+      hn::StoreU(first, d, to);
+      hn::StoreU(second, d, to + hn::Lanes(d));
+      StoreBFloat16Pair(d, first, second,
+                        static_cast<Parameter*>(parameter) + i);
+    } else {
+      StoreMaster<true>(d, first, i);
+      StoreMaster<true>(d, second, i + hn::Lanes(d));
+    }
+  }
 };
 
 // The same of several gradients.
@@ -214,6 +230,12 @@ struct AnyArrays : TileArrays {
     } else {
       StoreFloats<DType::kFloat16>(d, v, halves);
     }
+  }
+
+  template <class D, class V>
+  HWY_INLINE void StorePlainMasters(D d, V first, V second, size_t i) const {
+    StoreMaster<true>(d, first, i);
+    StoreMaster<true>(d, second, i + hn::Lanes(d));
   }
 };
 

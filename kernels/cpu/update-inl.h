@@ -225,13 +225,6 @@ HWY_INLINE void StoreStates(D d, const Arrays& arrays, size_t i, V state0,
   StoreStatePair<Rule, 2>(d, arrays, i, state2, state2_b);
 }
 
-template <bool kPlain, class D, class Arrays, class V>
-HWY_INLINE void StoreMasterPair(D d, const Arrays& arrays, size_t i, V first,
-                                V second) {
-  arrays.template StoreMaster<kPlain>(d, first, i);
-  arrays.template StoreMaster<kPlain>(d, second, i + hn::Lanes(d));
-}
-
 template <Keep kKeep, class D, class Rule, class Arrays>
 HWY_INLINE void UpdatePair(D d, const GradientScale& scale, const Rule& rule,
                            const Arrays& arrays, size_t i, UndoSlot* undo,
@@ -252,7 +245,8 @@ HWY_INLINE void UpdatePair(D d, const GradientScale& scale, const Rule& rule,
   UpdateLoaded<false>(d, scale, rule, gradient, master, state0, state1, state2);
   UpdateLoaded<false>(d, scale, rule, gradient_b, master_b, state0_b, state1_b,
                       state2_b);
-  StoreMasterPair<false>(d, arrays, i, master, master_b);
+  arrays.StoreMaster(d, master, i);
+  arrays.StoreMaster(d, master_b, i + lanes);
   StoreStates<Rule>(d, arrays, i, state0, state0_b, state1, state1_b, state2,
                     state2_b);
 }
@@ -413,9 +407,9 @@ HWY_INLINE size_t UpdatePlainPairs(D d, const GradientScale& scale,
       publish(UndoPhase::kState1);
       StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b);
       publish(UndoPhase::kMaster);
-      StoreMasterPair<true>(d, arrays, i, new_master, new_master_b);
+      arrays.StorePlainMasters(d, new_master, new_master_b, i);
     } else {
-      StoreMasterPair<true>(d, arrays, i, new_master, new_master_b);
+      arrays.StorePlainMasters(d, new_master, new_master_b, i);
       StoreStates<Rule>(d, arrays, i, state0, state0_b, state1, state1_b,
                         state2, state2_b);
     }
