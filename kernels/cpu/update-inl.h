@@ -450,7 +450,7 @@ HWY_NOINLINE void UpdateVectors(const GradientScale& its_scale,
   size_t i = begin;
   size_t position = 0;
   // A scalable vector may be too long for two, but none that was built yet.
-  if (2 * lanes <= kUndoVectorElements) {
+  if (!HWY_HAVE_SCALABLE || 2 * lanes <= kUndoVectorElements) {
     if constexpr (kPlain) {
       i = UpdatePlainPairs<kKeep>(d, scale, rule, arrays, i, end, number, undo,
                                   &position);
