@@ -40,7 +40,9 @@ class SharedMemory {
 
 // Runs `work` in a child, one instruction at a time (ptrace), and `check` with
 // the number of instructions after each: shared memory is then what a SIGKILL
-// at this point would have left. Ends when `check` says false. Returns the
+// at this point would have left. `work` may not have a loop of load-exclusive
+// and store-exclusive (Arm), which no step lets end; kernels have no atomic
+// operation but stores. Ends when `check` says false. Returns the
 // number of instructions, or -1 when this machine allows no tracing. So too
 // under the thread sanitizer, whose code about each store takes minutes to
 // step through and keeps the stores as they are.

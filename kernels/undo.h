@@ -70,13 +70,19 @@ struct UndoBlock {
 // come. There all of the block may be half done, the parameter too.
 //
 // Enough when the process is killed: a killed thread stops between two
-// instructions. All stores before have happened and none after, and whoever
-// looks once waitpid has reported its end sees them all, because process and
-// looker share coherent memory. So the order of the instructions is the order
-// in memory, and only the compiler must be kept from changing it: signal
-// fences, which cost nothing. undo_test checks every such point; that the
-// hardware keeps its promise is reasoning. (An x86 vector store may tear when
-// another core looks on; here nobody looks before the end.)
+// instructions, where the kernel takes it off its core. All stores before have
+// happened and none after. Other cores may see them arrive in another order
+// (on Arm they do, on x86 they do not), but that matters to who looks on, and
+// nobody does before waitpid has reported the end: the kernel's own locks on
+// the way there come after all that the thread stored. So the order of the
+// instructions is the order in memory, and only the compiler must be kept from
+// changing it: signal fences, which cost nothing, and on Arm no hardware fence
+// either. undo_test checks every such point; that the hardware keeps its
+// promise is reasoning.
+//
+// Where a vector store runs into a page that is not there, Arm may have stored
+// the elements before it. Each is whole, being aligned, and new or old is what
+// each step above expects of its elements.
 //
 // Not enough when the machine loses power: caches reach memory in any order.
 // Then the job restarts from a snapshot or a durable commit.

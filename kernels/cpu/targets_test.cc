@@ -1,5 +1,7 @@
 #include "kernels/cpu/targets.h"
 
+#include <sys/auxv.h>
+
 #include <set>
 #include <string>
 
@@ -31,6 +33,11 @@ TEST(TargetsTest, FollowsTheCpu) {
   } else if (__builtin_cpu_supports("avx2")) {
     EXPECT_EQ(best, "AVX2");
   }
+}
+#elif defined(__aarch64__)
+TEST(TargetsTest, FollowsTheCpu) {
+  const bool has_sve = (getauxval(AT_HWCAP) & HWCAP_SVE) != 0;
+  EXPECT_EQ(TargetName(BestTarget()), std::string(has_sve ? "SVE" : "NEON"));
 }
 #endif
 

@@ -443,7 +443,8 @@ HWY_NOINLINE void UpdateVectors(const GradientScale& its_scale,
   const size_t lanes = hn::Lanes(d);
   size_t i = begin;
   size_t position = 0;
-  if constexpr (2 * hn::MaxLanes(d) <= kUndoVectorElements) {
+  // A scalable vector may be too long for two, but none that was built yet.
+  if (!HWY_HAVE_SCALABLE || 2 * lanes <= kUndoVectorElements) {
     if constexpr (kPlain) {
       i = UpdatePlainPairs<kKeep>(d, scale, rule, arrays, i, end, number, undo,
                                   &position);
