@@ -44,9 +44,7 @@ def test_some_are_back_while_others_are_updated(own_daemon, job):
     parameter = torch.nn.Parameter(torch.ones(NUMEL, dtype=torch.bfloat16))
     parameter.grad = torch.ones_like(parameter)
     # Every step changes every element.
-    optimizer = optstate.AdamW(
-        [parameter], lr=0.1, job=job, endpoint=own_daemon.shm, overlap=True
-    )
+    optimizer = optstate.AdamW([parameter], lr=0.1, job=job, endpoint=own_daemon.shm, overlap=True)
     optimizer.step()
     engine = int(own_daemon.optctl("describe", "job", job)["engine_pid"])
     for _ in range(STEPS_MAX):
