@@ -73,17 +73,13 @@ TEST(WorkerPoolTest, EachThreadIsAnotherParticipant) {
 TEST(WorkerPoolTest, OthersTakeWhatAnOwnerDoesNotGetTo) {
   WorkerPool pool(3, false);
   std::atomic<size_t> done{0};
-  std::vector<int> owners(30, -1);
-  pool.ParallelFor(owners.size(), [&](size_t i) {
-    owners[i] = WorkerPool::CurrentParticipant();
-    if (i == 0) {
-      while (done < owners.size() - 1) std::this_thread::yield();
-    }
+  constexpr size_t kCount = 30;
+  pool.ParallelFor(kCount, [&](size_t i) {
+    // Without end if whoever is in here had to do the rest of its share.
+    while (i == 0 && done < kCount - 1) std::this_thread::yield();
     ++done;
   });
-  EXPECT_EQ(done, owners.size());
-  const int stuck = owners[0];
-  for (size_t i = 1; i < owners.size(); ++i) EXPECT_NE(owners[i], stuck) << i;
+  EXPECT_EQ(done, kCount);
 }
 
 // Each waits in its first index for the others' firsts, so all are awake; then
