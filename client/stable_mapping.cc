@@ -7,13 +7,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/shm/sealed_segment.h"
+#include "proto/shm/spread_mapping.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::client {
 
 StableMapping::~StableMapping() {
-  if (data_ != nullptr) munmap(data_, size_);
+  if (data_ != nullptr) shm::UnmapSpread(data_, size_);
 }
 
 absl::Status StableMapping::Replace(UniqueFd fd, uint64_t bytes) {
@@ -23,8 +24,9 @@ absl::Status StableMapping::Replace(UniqueFd fd, uint64_t bytes) {
   }
   OPTSTATE_RETURN_IF_ERROR(shm::PeerSegment::CheckFile(fd.get(), bytes));
   void* const data =
-      mmap(data_, bytes, PROT_READ,
-           MAP_SHARED | (data_ == nullptr ? 0 : MAP_FIXED), fd.get(), 0);
+      data_ == nullptr
+          ? shm::MapSpread(fd.get(), bytes, PROT_READ)
+          : mmap(data_, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd.get(), 0);
   if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's file");
   // Hints; see SealedSegment. The first read maps what is not mapped.
   madvise(data, bytes, MADV_HUGEPAGE);

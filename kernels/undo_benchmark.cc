@@ -11,14 +11,12 @@
 //
 // Arguments: elements of all threads together, threads.
 
-#include <sys/mman.h>
 #include <time.h>
 
 #include <algorithm>
 #include <barrier>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -28,6 +26,7 @@
 #include "benchmark/benchmark.h"
 #include "kernels/undo.h"
 #include "kernels/update_kernel.h"
+#include "proto/shm/sealed_segment.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
@@ -48,25 +47,17 @@ double ThreadSeconds() {
          1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Zeroed pages, shared as those of the engine are.
+// Zeroed pages of the kind that the engine's are, and where they would be.
 template <typename T>
 class SharedArray {
  public:
-  explicit SharedArray(size_t numel) : bytes_(numel * sizeof(T)) {
-    void* pages = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                       MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (pages == MAP_FAILED) std::abort();
-    data_ = static_cast<T*>(pages);
-  }
-  SharedArray(const SharedArray&) = delete;
-  SharedArray& operator=(const SharedArray&) = delete;
-  ~SharedArray() { munmap(data_, bytes_); }
+  explicit SharedArray(size_t numel)
+      : segment_(*shm::SealedSegment::Create("undo", numel * sizeof(T))) {}
 
-  T* data() const { return data_; }
+  T* data() const { return reinterpret_cast<T*>(segment_.data()); }
 
  private:
-  const size_t bytes_;
-  T* data_;
+  shm::SealedSegment segment_;
 };
 
 // What one thread works on: `numel` elements, a multiple of a tile.

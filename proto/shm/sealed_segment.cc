@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/shm/segment_layout.h"
+#include "proto/shm/spread_mapping.h"
 #include "proto/types/memory_available.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
@@ -93,7 +94,7 @@ bool HugeWhereAdvised() {
 // Maps the writer's view and gives every byte a page.
 absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes,
                                         SealedSegment::Pages pages) {
-  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* data = MapSpread(fd, bytes, PROT_READ | PROT_WRITE);
   if (data == MAP_FAILED) return OsError(errno, "mmap");
   // Pages that fallocate takes are huge only where shmem_enabled says always,
   // those of an advised mapping also where it says advise: so touch them first.
@@ -110,7 +111,7 @@ absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes,
   } while (result != 0 && errno == EINTR);
   if (result != 0) {
     const absl::Status status = OsError(errno, "fallocate");
-    munmap(data, bytes);
+    UnmapSpread(data, bytes);
     return status;
   }
   return static_cast<std::byte*>(data);
@@ -225,7 +226,7 @@ SealedSegment& SealedSegment::operator=(SealedSegment&& other) noexcept {
 }
 
 SealedSegment::~SealedSegment() {
-  if (data_ != nullptr) munmap(data_, size_);
+  if (data_ != nullptr) UnmapSpread(data_, size_);
 }
 
 absl::Status PeerSegment::Check(int fd, uint64_t bytes) {
@@ -252,7 +253,7 @@ absl::StatusOr<PeerSegment> PeerSegment::MapFile(UniqueFd fd, uint64_t bytes) {
 }
 
 absl::StatusOr<PeerSegment> PeerSegment::MapChecked(int fd, uint64_t bytes) {
-  void* data = mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
+  void* data = MapSpread(fd, bytes, PROT_READ);
   if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's segment");
   // Not populated: pages that their writer has not touched would be cleared
   // here, while the peer waits to be attached. Those that it has written are
@@ -277,7 +278,9 @@ PeerSegment& PeerSegment::operator=(PeerSegment&& other) noexcept {
 }
 
 PeerSegment::~PeerSegment() {
-  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ != nullptr) {
+    UnmapSpread(const_cast<std::byte*>(data_), size_);
+  }
 }
 
 }  // namespace optstate::shm

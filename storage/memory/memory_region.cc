@@ -5,13 +5,13 @@
 #include <cerrno>
 
 #include "absl/strings/str_cat.h"
+#include "proto/shm/spread_mapping.h"
 #include "proto/types/os_error.h"
 
 namespace optstate {
 
 absl::StatusOr<MemoryRegion> MemoryRegion::MapShared(int fd, uint64_t bytes) {
-  void* data =
-      ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* data = shm::MapSpread(fd, bytes, PROT_READ | PROT_WRITE);
   if (data == MAP_FAILED) {
     return OsError(errno, absl::StrCat("mmap of ", bytes, " bytes"));
   }
@@ -25,7 +25,7 @@ absl::StatusOr<MemoryRegion> MemoryRegion::MapShared(int fd, uint64_t bytes) {
 }
 
 MemoryRegion::~MemoryRegion() {
-  if (data_ != nullptr) ::munmap(data_, size_);
+  if (data_ != nullptr) shm::UnmapSpread(data_, size_);
 }
 
 }  // namespace optstate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +17,21 @@ DTYPES = {torch.float32: 1, torch.bfloat16: 2}
 MASTER_FORMATS = {"float32": 1, "split": 2}
 STATE_FORMATS = {"float32": 1, "bfloat16": 2, "dynamic8": 3}
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "dynamic8": torch.uint8}
+
+# proto/shm/spread_mapping.h: where arrays lie decides up to half of everybody's speed.
+_SLOT_BYTES, _SLOTS = 2 << 20, 128
+_slots = itertools.cycle(range(_SLOTS))
+
+
+def spread(numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised, and large ones where the daemon would put them, whoever updates them."""
+    size = numel * dtype.itemsize
+    if size < _SLOT_BYTES:
+        return torch.empty(numel, dtype=dtype)
+    period = _SLOT_BYTES * _SLOTS
+    pages = torch.empty(size + period, dtype=torch.uint8)  # what is not touched has no memory
+    begin = (next(_slots) * _SLOT_BYTES - pages.data_ptr()) % period
+    return pages[begin : begin + size].view(dtype)
 
 
 @dataclasses.dataclass
@@ -42,17 +58,19 @@ class Arrays:
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.gradients = [
-            torch.empty(numel, dtype=dtype).normal_(0, 1e-2 * scale, generator=generator)
+            spread(numel, dtype).normal_(0, 1e-2 * scale, generator=generator)
             for _ in range(gradients)
         ]
-        self.master = torch.empty(numel).normal_(0, 1, generator=generator)
-        self.parameter = self.master.to(dtype)  # float32: the same memory
+        self.master = spread(numel, torch.float32).normal_(0, 1, generator=generator)
+        self.parameter = self.master
+        if dtype != torch.float32:
+            self.parameter = spread(numel, dtype).copy_(self.master)
         self.master_format = master
         if master == "split":
             # Low halves of 0: the parameter is the master.
-            self.master = torch.zeros(numel, dtype=torch.int16)
+            self.master = spread(numel, torch.int16).zero_()
         self.state_format = state
-        self.state = [torch.zeros(numel, dtype=STATE_DTYPES[state]) for _ in range(2)]
+        self.state = [spread(numel, STATE_DTYPES[state]).zero_() for _ in range(2)]
         self.scale = []
         if state == "dynamic8":
             self.scale = [torch.zeros(-(-numel // BLOCK)) for _ in range(2)]

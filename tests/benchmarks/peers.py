@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 import torch
-from native_step import Arrays, Options
+from native_step import Arrays, Options, spread
 
 # DeepSpeed would look for a GPU, and torch warn that CUDA has a compiler and none.
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -88,7 +88,7 @@ def float32_step(make: Callable, arrays: Sequence[Arrays], options: Options, **m
 
 def torch_mixed(arrays: Arrays, options: Options, *, keep_gradient: bool):
     """grad.float(), or a copy into a float32 gradient that is kept; fused step; copy_."""
-    wide = torch.empty_like(arrays.master)
+    wide = spread(arrays.master.numel(), torch.float32)
     optimizer, (parameter,) = torch_optimizer([arrays], [wide], options, fused=True)
 
     @torch.no_grad()
@@ -107,7 +107,7 @@ def torch_mixed(arrays: Arrays, options: Options, *, keep_gradient: bool):
 
 def deepspeed_mixed(kind: type, arrays: Arrays, options: Options, factor: float):
     """Copy into a float32 gradient that is kept, unscale, CPUAdam, copy_."""
-    wide = torch.empty_like(arrays.master)
+    wide = spread(arrays.master.numel(), torch.float32)
     optimizer, _ = deepspeed_optimizer(kind, [arrays], [wide], options)
 
     @torch.no_grad()

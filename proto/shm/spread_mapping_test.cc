@@ -1,0 +1,128 @@
+#include "proto/shm/spread_mapping.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <fstream>
+#include <set>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate::shm {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kPeriod = 256 * kMiB;
+
+// Without pages: only addresses are looked at.
+UniqueFd FileOf(uint64_t bytes) {
+  UniqueFd fd(memfd_create("spread", MFD_CLOEXEC));
+  EXPECT_EQ(ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
+  return fd;
+}
+
+uint64_t PlaceOf(const void* data) {
+  return reinterpret_cast<uintptr_t>(data) % kPeriod;
+}
+
+uint64_t AddressBytes() {
+  uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+}
+
+class SpreadMappingTest : public testing::Test {
+ protected:
+  void* Map(uint64_t bytes = kPeriod) {
+    void* const data = MapSpread(FileOf(bytes).get(), bytes, PROT_READ);
+    EXPECT_NE(data, MAP_FAILED) << errno;
+    return data;
+  }
+};
+
+TEST_F(SpreadMappingTest, MappingsOfAPeriodBeginInDifferentSlots) {
+  std::vector<void*> all;
+  std::set<uint64_t> places;
+  for (int i = 0; i < 128; ++i) {
+    all.push_back(Map());
+    EXPECT_EQ(PlaceOf(all.back()) % (2 * kMiB), 0);
+    places.insert(PlaceOf(all.back()));
+  }
+  EXPECT_EQ(places.size(), 128);
+  for (void* data : all) UnmapSpread(data, kPeriod);
+}
+
+TEST_F(SpreadMappingTest, ASlotIsFreeAgainOnceItsMappingIsGone) {
+  std::vector<void*> all;
+  for (int i = 0; i < 128; ++i) all.push_back(Map());
+  const uint64_t place = PlaceOf(all[77]);
+  UnmapSpread(all[77], kPeriod);
+  all[77] = Map();
+  EXPECT_EQ(PlaceOf(all[77]), place);
+  for (void* data : all) UnmapSpread(data, kPeriod);
+}
+
+TEST_F(SpreadMappingTest, OneMoreThanThereAreSlotsSharesOne) {
+  std::vector<void*> all;
+  for (int i = 0; i < 256; ++i) all.push_back(Map(2 * kMiB));
+  std::multiset<uint64_t> places;
+  for (void* data : all) places.insert(PlaceOf(data));
+  for (const uint64_t place : places) EXPECT_EQ(places.count(place), 2);
+  for (void* data : all) UnmapSpread(data, 2 * kMiB);
+}
+
+TEST_F(SpreadMappingTest, NothingButTheFileStaysMapped) {
+  const uint64_t before = AddressBytes();
+  const uint64_t bytes = 3 * kMiB + 1;
+  void* const data = Map(bytes);
+  EXPECT_EQ(AddressBytes() - before, 3 * kMiB + sysconf(_SC_PAGESIZE));
+  UnmapSpread(data, bytes);
+  EXPECT_EQ(AddressBytes(), before);
+}
+
+TEST_F(SpreadMappingTest, ShowsTheFileFromItsBegin) {
+  for (const uint64_t bytes : {uint64_t{4096}, 5 * kMiB}) {
+    const UniqueFd fd = FileOf(bytes);
+    ASSERT_EQ(pwrite(fd.get(), "a", 1, 0), 1);
+    ASSERT_EQ(pwrite(fd.get(), "z", 1, static_cast<off_t>(bytes) - 1), 1);
+    auto* const data =
+        static_cast<char*>(MapSpread(fd.get(), bytes, PROT_READ | PROT_WRITE));
+    ASSERT_NE(data, MAP_FAILED);
+    EXPECT_EQ(data[0], 'a');
+    EXPECT_EQ(data[bytes - 1], 'z');
+    data[1] = 'b';
+    char written = 0;
+    EXPECT_EQ(pread(fd.get(), &written, 1, 1), 1);
+    EXPECT_EQ(written, 'b');
+    UnmapSpread(data, bytes);
+  }
+}
+
+TEST_F(SpreadMappingTest, SaysWhatMmapSaysAndKeepsNoAddress) {
+  const uint64_t before = AddressBytes();
+  EXPECT_EQ(MapSpread(-1, kPeriod, PROT_READ), MAP_FAILED);
+  EXPECT_EQ(errno, EBADF);
+  EXPECT_EQ(AddressBytes(), before);
+}
+
+TEST_F(SpreadMappingTest, MapsWhereAddressesAreScarce) {
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+  rlimit scarce = before;
+  scarce.rlim_cur = AddressBytes() + 64 * kMiB;
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &scarce), 0);
+  void* const data = Map(4 * kMiB);
+  void* const too_large = MapSpread(FileOf(kPeriod).get(), kPeriod, PROT_READ);
+  EXPECT_EQ(too_large, MAP_FAILED);
+  EXPECT_EQ(errno, ENOMEM);
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+  UnmapSpread(data, 4 * kMiB);
+}
+
+}  // namespace
+}  // namespace optstate::shm
