@@ -36,6 +36,30 @@ HWY_INLINE hn::Vec<D> SumOfVectors(D d, const void* const* gradients,
   return sum;
 }
 
+// Two vectors, one behind the other.
+template <DType kDType, class D, class V>
+HWY_INLINE void SumOfPairs(D d, const void* const* gradients, size_t count,
+                           size_t i, V& first, V& second) {
+  using Element = StorageOf<kDType>;
+  const auto load = [&](size_t k, V& a, V& b) HWY_ATTR {
+    const auto* gradient = static_cast<const Element*>(gradients[k]) + i;
+    if constexpr (kDType == DType::kBFloat16) {
+      LoadHalfBlocks(d, gradient, a, b);
+    } else {
+      a = LoadFloats<kDType>(d, gradient);
+      b = LoadFloats<kDType>(d, gradient + hn::Lanes(d));
+    }
+  };
+  load(0, first, second);
+  for (size_t k = 1; k < count; ++k) {
+    V a, b;
+    load(k, a, b);
+    first = hn::Add(first, a);
+    second = hn::Add(second, b);
+  }
+  if constexpr (kDType == DType::kBFloat16) OrderHalfBlocks(d, first, second);
+}
+
 // Elements [begin, ...) of gradients that are summed as they are loaded.
 struct GradientSum {
   const void* const* gradients;
@@ -56,13 +80,30 @@ struct GradientSum {
     return SumOfVectors<DType::kFloat32>(d, gradients, count, begin + i);
   }
 
+  template <class D, class V>
+  HWY_INLINE void LoadPair(D d, size_t i, V& first, V& second) const {
+    switch (dtype) {
+      case DType::kFloat32:
+        break;
+      case DType::kBFloat16:
+        return SumOfPairs<DType::kBFloat16>(d, gradients, count, begin + i,
+                                            first, second);
+      case DType::kFloat16:
+        return SumOfPairs<DType::kFloat16>(d, gradients, count, begin + i,
+                                           first, second);
+    }
+    SumOfPairs<DType::kFloat32>(d, gradients, count, begin + i, first, second);
+  }
+
   // `at` elements from `begin` on, as floats.
   void Gather(size_t at, size_t numel, float* out) const;
 
+  // Of 16 bits the hardware is early enough, and many prefetches are in the
+  // way.
   HWY_INLINE void Prefetch(size_t i) const {
+    if (dtype != DType::kFloat32) return;
     for (size_t k = 0; k < count; ++k) {
-      hwy::Prefetch(static_cast<const uint8_t*>(gradients[k]) +
-                    (begin + i) * SizeInBytes(dtype));
+      hwy::Prefetch(static_cast<const float*>(gradients[k]) + begin + i);
     }
   }
 };
@@ -74,6 +115,12 @@ void SumOfGradientsOf(const void* const* gradients, size_t count, size_t begin,
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
   size_t i = 0;
+  for (; i + 2 * lanes <= numel; i += 2 * lanes) {
+    hn::Vec<decltype(d)> first, second;
+    SumOfPairs<kDType>(d, gradients, count, begin + i, first, second);
+    hn::StoreU(first, d, sum + i);
+    hn::StoreU(second, d, sum + i + lanes);
+  }
   for (; i + lanes <= numel; i += lanes) {
     hn::StoreU(SumOfVectors<kDType>(d, gradients, count, begin + i), d,
                sum + i);

@@ -78,6 +78,11 @@ struct FixedArrays : TileArrays {
   HWY_INLINE hn::Vec<D> LoadGradient(D d, size_t i) const {
     return LoadFloats<kGradient>(d, static_cast<const Gradient*>(gradient) + i);
   }
+  template <class D, class V>
+  HWY_INLINE void LoadGradientPair(D d, size_t i, V& first, V& second) const {
+    first = LoadGradient(d, i);
+    second = LoadGradient(d, i + hn::Lanes(d));
+  }
   HWY_INLINE void PrefetchGradient(size_t i) const {
     hwy::Prefetch(static_cast<const Gradient*>(gradient) + i);
   }
@@ -148,6 +153,10 @@ struct SumArrays : FixedArrays<DType::kFloat32, kParameter, kMaster> {
   HWY_INLINE hn::Vec<D> LoadGradient(D d, size_t i) const {
     return sum.Load(d, i);
   }
+  template <class D, class V>
+  HWY_INLINE void LoadGradientPair(D d, size_t i, V& first, V& second) const {
+    sum.LoadPair(d, i, first, second);
+  }
   HWY_INLINE void PrefetchGradient(size_t i) const { sum.Prefetch(i); }
 };
 
@@ -185,6 +194,10 @@ struct AnyArrays : TileArrays {
   template <class D>
   HWY_INLINE hn::Vec<D> LoadGradient(D d, size_t i) const {
     return sum.Load(d, i);
+  }
+  template <class D, class V>
+  HWY_INLINE void LoadGradientPair(D d, size_t i, V& first, V& second) const {
+    sum.LoadPair(d, i, first, second);
   }
   HWY_INLINE void PrefetchGradient(size_t i) const { sum.Prefetch(i); }
 

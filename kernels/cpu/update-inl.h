@@ -130,14 +130,21 @@ class GradientScale {
 
 // The vectors from index `i` of `arrays` on.
 template <class Rule, class D, class Arrays, class V>
-HWY_INLINE void LoadInputs(D d, const Arrays& arrays, size_t i, V& gradient,
-                           V& master, V& state0, V& state1, V& state2) {
-  gradient = arrays.LoadGradient(d, i);
+HWY_INLINE void LoadMasterAndStates(D d, const Arrays& arrays, size_t i,
+                                    V& master, V& state0, V& state1,
+                                    V& state2) {
   master = arrays.LoadMaster(d, i);
   state0 = state1 = state2 = hn::Zero(d);
   if constexpr (HasState<Rule>(0)) state0 = arrays.LoadState(d, 0, i);
   if constexpr (HasState<Rule>(1)) state1 = arrays.LoadState(d, 1, i);
   if constexpr (HasState<Rule>(2)) state2 = arrays.LoadState(d, 2, i);
+}
+
+template <class Rule, class D, class Arrays, class V>
+HWY_INLINE void LoadInputs(D d, const Arrays& arrays, size_t i, V& gradient,
+                           V& master, V& state0, V& state1, V& state2) {
+  gradient = arrays.LoadGradient(d, i);
+  LoadMasterAndStates<Rule>(d, arrays, i, master, state0, state1, state2);
 }
 
 template <class Rule, class D, class V>
@@ -251,20 +258,34 @@ HWY_INLINE void UpdatePair(D d, const GradientScale& scale, const Rule& rule,
                     state2_b);
 }
 
-// The new states of one vector, and its old master.
+// The new states of one vector of a gradient, and its old master.
 template <Keep kKeep, class D, class Rule, class Arrays, class V>
 HWY_INLINE void BeginVector(D d, const GradientScale& scale, const Rule& rule,
                             const Arrays& arrays, size_t i, UndoSlot* undo,
-                            size_t position, V& master, V& state0, V& state1,
-                            V& state2) {
+                            size_t position, V gradient, V& master, V& state0,
+                            V& state1, V& state2) {
   PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
-  V gradient;
-  LoadInputs<Rule>(d, arrays, i, gradient, master, state0, state1, state2);
+  LoadMasterAndStates<Rule>(d, arrays, i, master, state0, state1, state2);
   if constexpr (kKeep == Keep::kOldValues) {
     SaveOld<Rule>(d, undo, position, master, state0, state1, state2);
   }
   rule.template UpdateStates<true>(d, scale.template Scaled<true>(d, gradient),
                                    master, state0, state1, state2);
+}
+
+template <Keep kKeep, class D, class Rule, class Arrays, class V>
+HWY_INLINE void BeginPair(D d, const GradientScale& scale, const Rule& rule,
+                          const Arrays& arrays, size_t i, UndoSlot* undo,
+                          size_t position, V& master, V& state0, V& state1,
+                          V& state2, V& master_b, V& state0_b, V& state1_b,
+                          V& state2_b) {
+  const size_t lanes = hn::Lanes(d);
+  V gradient, gradient_b;
+  arrays.LoadGradientPair(d, i, gradient, gradient_b);
+  BeginVector<kKeep>(d, scale, rule, arrays, i, undo, position, gradient,
+                     master, state0, state1, state2);
+  BeginVector<kKeep>(d, scale, rule, arrays, i + lanes, undo, position + lanes,
+                     gradient_b, master_b, state0_b, state1_b, state2_b);
 }
 
 template <Keep kKeep>
@@ -366,10 +387,8 @@ HWY_INLINE size_t UpdatePlainPairs(D d, const GradientScale& scale,
   size_t position = *its_position;
   hn::Vec<D> master, state0, state1, state2;
   hn::Vec<D> master_b, state0_b, state1_b, state2_b;
-  BeginVector<kKeep>(d, scale, rule, arrays, i, undo, position, master, state0,
-                     state1, state2);
-  BeginVector<kKeep>(d, scale, rule, arrays, i + lanes, undo, position + lanes,
-                     master_b, state0_b, state1_b, state2_b);
+  BeginPair<kKeep>(d, scale, rule, arrays, i, undo, position, master, state0,
+                   state1, state2, master_b, state0_b, state1_b, state2_b);
   while (true) {
     const auto publish = [&](UndoPhase phase) HWY_ATTR {
       PublishProgress(undo, UndoProgress(number + i, position, pair, phase));
@@ -388,11 +407,9 @@ HWY_INLINE size_t UpdatePlainPairs(D d, const GradientScale& scale,
     const size_t next_position = position ^ kUndoVectorElements;
     hn::Vec<D> next_master, next0, next1, next2;
     hn::Vec<D> next_master_b, next0_b, next1_b, next2_b;
-    BeginVector<kKeep>(d, scale, rule, arrays, next, undo, next_position,
-                       next_master, next0, next1, next2);
-    BeginVector<kKeep>(d, scale, rule, arrays, next + lanes, undo,
-                       next_position + lanes, next_master_b, next0_b, next1_b,
-                       next2_b);
+    BeginPair<kKeep>(d, scale, rule, arrays, next, undo, next_position,
+                     next_master, next0, next1, next2, next_master_b, next0_b,
+                     next1_b, next2_b);
 
     // NaN of either goes through; two infinities are asked for in vain.
     const auto has_nan = hn::IsNaN(hn::Add(new_master, new_master_b));
