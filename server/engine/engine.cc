@@ -154,10 +154,10 @@ int RunEngine(const EngineOptions& options) {
   spdlog::info("engine ready: job={} restarts={} kept_gradients={}",
                config.job(), config.restarts(), kept_ranks.size());
   (*server)->Run();
-  // Calls that wait for the end of a rest cannot be told of this one, and
-  // nothing is under way that had to be finished: go as if killed.
-  if (opened != nullptr && opened->resting()) {
-    spdlog::info("engine ends between two steps: job={} step={}", config.job(),
+  // What ranks have staged is for the next engine. And calls that wait for the
+  // end of a rest cannot be told of this one.
+  if (opened != nullptr && opened->StandStill()) {
+    spdlog::info("engine ends as if killed: job={} step={}", config.job(),
                  opened->Describe().committed_step());
     std::_Exit(0);
   }

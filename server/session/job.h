@@ -281,6 +281,11 @@ class Job {
   // on. DEADLINE_EXCEEDED: there was no such moment.
   virtual absl::Status Rest(absl::Time deadline, absl::Duration lease) = 0;
   virtual bool resting() const = 0;
+  // Before the process ends: waits for a pass that is being made. True: a rest,
+  // a step, a load or a recovery is under way, so the process is to end as if
+  // killed, which drops nothing of it; whoever would begin something waits
+  // until then. False: nothing is, and sessions may be ended.
+  virtual bool StandStill() = 0;
 
   // True when the job should go: ephemeral (or never registered) and without
   // sessions after having had one.

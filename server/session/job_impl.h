@@ -75,6 +75,7 @@ class JobImpl final : public Job {
   void SetLimits(const v1::Limits& limits) override;
   absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
   bool resting() const override;
+  bool StandStill() override;
   bool finished() const override;
   v1::Job Describe() const override;
   absl::StatusOr<v1::ListParametersReply> ListParameters(

@@ -169,6 +169,15 @@ bool JobImpl::resting() const {
   return resting_ && absl::Now() < rest_end_;
 }
 
+bool JobImpl::StandStill() {
+  absl::MutexLock lock(&mu_);
+  const bool rests = resting_ && absl::Now() < rest_end_;
+  if (!rests && NothingUnderWay()) return false;
+  resting_ = true;
+  rest_end_ = absl::InfiniteFuture();
+  return true;
+}
+
 // Of a call that would begin something. It is not answered if the process ends
 // meanwhile, and its session then asks the next engine.
 void JobImpl::SitOutRest() {

@@ -284,6 +284,58 @@ TEST_P(ReconnectTest, DaemonTerminatedAndStartedAgain) {
   ExpectUndisturbed(*session, 4);
 }
 
+// Draining does not end a step whose gradients are still accumulating. What is
+// summed stays, and no rank is told to begin anew.
+TEST_P(ReconnectTest, DaemonTerminatedBetweenMicroSteps) {
+  daemon_.reset();
+  auto daemon =
+      TestDaemon::Start({.flags = {}, .config = "drain_timeout_s: 0\n"});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  daemon_ = *std::move(daemon);
+  const auto run = [&](const std::string& job,
+                       const std::function<void()>& between) {
+    std::unique_ptr<Session> ranks[2];
+    const auto on_both = [&](const std::function<void(uint32_t)>& call) {
+      std::thread other([&] { call(1); });
+      call(0);
+      other.join();
+    };
+    const auto micro_step = [&](uint32_t rank, uint32_t micro) {
+      const absl::Status pushed =
+          PushConstant(*ranks[rank], 1, micro, 0.25f + rank + 4 * micro);
+      EXPECT_TRUE(pushed.ok()) << pushed;
+      const absl::Status ended = ranks[rank]->EndMicroStep(1, micro);
+      EXPECT_TRUE(ended.ok()) << ended;
+    };
+    on_both([&](uint32_t rank) {
+      client::SessionOptions options = Options(rank, 2);
+      options.job = job;
+      options.layout = UniformLayout(2, 5000);
+      options.partition = PartitionMode::kReplicated;
+      options.accumulate = true;
+      ranks[rank] = Open(options);
+      EXPECT_TRUE(LoadConstant(*ranks[rank], 1.0f).ok());
+      micro_step(rank, 0);
+    });
+    between();
+    on_both([&](uint32_t rank) {
+      micro_step(rank, 1);
+      const auto outcome = ranks[rank]->Commit(CommitOf(*ranks[rank], 1));
+      EXPECT_TRUE(outcome.ok()) << outcome.status();
+    });
+    return Snapshot(*ranks[0]);
+  };
+  const auto undisturbed = run("undisturbed", [] {});
+  const auto disturbed = run("job", [&] {
+    ASSERT_TRUE(daemon_->Terminate().ok());
+    const absl::Status started = daemon_->Restart();
+    ASSERT_TRUE(started.ok()) << started;
+  });
+  ASSERT_TRUE(undisturbed.ok()) << undisturbed.status();
+  ASSERT_TRUE(disturbed.ok()) << disturbed.status();
+  EXPECT_EQ(FirstDifference(*undisturbed, *disturbed), "");
+}
+
 TEST_P(ReconnectTest, DaemonGoneForGood) {
   client::SessionOptions options = Options();
   options.connect_timeout = absl::Seconds(1);
