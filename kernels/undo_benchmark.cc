@@ -24,9 +24,9 @@
 
 #include "absl/types/span.h"
 #include "benchmark/benchmark.h"
+#include "kernels/segment_array.h"
 #include "kernels/undo.h"
 #include "kernels/update_kernel.h"
-#include "proto/shm/sealed_segment.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
@@ -47,37 +47,19 @@ double ThreadSeconds() {
          1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Zeroed pages of the kind that the engine's are, and where they would be.
-template <typename T>
-class SharedArray {
- public:
-  explicit SharedArray(size_t numel)
-      : segment_(*shm::SealedSegment::Create("undo", numel * sizeof(T))) {}
-
-  T* data() const { return reinterpret_cast<T*>(segment_.data()); }
-
- private:
-  shm::SealedSegment segment_;
-};
-
 // What one thread works on: `numel` elements, a multiple of a tile.
 class Work {
  public:
   Work(DType dtype, size_t numel)
       : dtype_(dtype),
         numel_(numel),
-        gradient_(numel * SizeInBytes(dtype)),
+        // About 0.75 in either dtype.
+        gradient_(numel * SizeInBytes(dtype), uint8_t{0x3F}),
         parameter_(numel * SizeInBytes(dtype)),
-        master_(numel),
-        exp_avg_(numel),
-        exp_avg_sq_(numel),
-        slot_(1) {
-    // About 0.75 in either dtype.
-    std::fill_n(gradient_.data(), numel * SizeInBytes(dtype), uint8_t{0x3F});
-    std::fill_n(master_.data(), numel, 1.0f);
-    std::fill_n(exp_avg_.data(), numel, 0.5f);
-    std::fill_n(exp_avg_sq_.data(), numel, 0.5f);
-  }
+        master_(numel, 1.0f),
+        exp_avg_(numel, 0.5f),
+        exp_avg_sq_(numel, 0.5f),
+        slot_(sizeof(UndoSlot)) {}
 
   // Walks everything `walks` times, an even number; adds to seconds[with undo].
   // The threads wait for each other before each chunk.
@@ -90,7 +72,7 @@ class Work {
         turn->arrive_and_wait();
         const double start = ThreadSeconds();
         for (size_t at = begin; at < end; at += kTileElements) {
-          slot_.data()->progress.store(0, std::memory_order_relaxed);
+          slot()->progress.store(0, std::memory_order_relaxed);
           const void* const gradient = GradientAt(at);
           TileView view = ViewAt(at, with_undo == 1);
           view.gradients = absl::MakeConstSpan(&gradient, 1);
@@ -103,6 +85,7 @@ class Work {
   }
 
  private:
+  UndoSlot* slot() const { return reinterpret_cast<UndoSlot*>(slot_.data()); }
   const void* GradientAt(size_t begin) const {
     return gradient_.data() + begin * SizeInBytes(dtype_);
   }
@@ -115,18 +98,18 @@ class Work {
     view.state[0] = exp_avg_.data() + begin;
     view.state[1] = exp_avg_sq_.data() + begin;
     view.numel = kTileElements;
-    view.undo = with_undo ? slot_.data() : nullptr;
+    view.undo = with_undo ? slot() : nullptr;
     return view;
   }
 
   const DType dtype_;
   const size_t numel_;
-  const SharedArray<uint8_t> gradient_;
-  const SharedArray<uint8_t> parameter_;
-  const SharedArray<float> master_;
-  const SharedArray<float> exp_avg_;
-  const SharedArray<float> exp_avg_sq_;
-  const SharedArray<UndoSlot> slot_;
+  const SegmentArray<uint8_t> gradient_;
+  const SegmentArray<uint8_t> parameter_;
+  const SegmentArray<float> master_;
+  const SegmentArray<float> exp_avg_;
+  const SegmentArray<float> exp_avg_sq_;
+  const SegmentArray<uint8_t> slot_;
 };
 
 double Median(std::vector<double> values) {

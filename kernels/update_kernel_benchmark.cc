@@ -19,6 +19,7 @@
 #include "absl/types/span.h"
 #include "benchmark/benchmark.h"
 #include "kernels/cpu/memory_roof.h"
+#include "kernels/segment_array.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
@@ -86,11 +87,11 @@ class Arrays {
 
   const DType dtype_;
   const size_t numel_;
-  std::vector<uint8_t> gradient_;
-  std::vector<uint8_t> parameter_;
-  std::vector<float> master_;
-  std::vector<float> exp_avg_;
-  std::vector<float> exp_avg_sq_;
+  SegmentArray<uint8_t> gradient_;
+  SegmentArray<uint8_t> parameter_;
+  SegmentArray<float> master_;
+  SegmentArray<float> exp_avg_;
+  SegmentArray<float> exp_avg_sq_;
 };
 
 double Median(std::vector<double> values) {
@@ -136,8 +137,10 @@ class FormatArrays {
         gradient_(numel * SizeInBytes(dtype), uint8_t{0x3F}),
         parameter_(numel * SizeInBytes(dtype)),
         master_(numel, 1.0f) {
-    for (auto& array : state_) array.resize(numel * state_bytes_);
-    for (auto& array : scale_) array.resize(numel / kQuantizedBlockElements);
+    for (int k = 0; k < 2; ++k) {
+      state_.emplace_back(numel * state_bytes_);
+      scale_.emplace_back(numel / kQuantizedBlockElements);
+    }
   }
 
   // Of one walk.
@@ -167,11 +170,11 @@ class FormatArrays {
   const size_t numel_;
   const size_t state_bytes_;
   const UpdateKernel& kernel_;
-  std::vector<uint8_t> gradient_;
-  std::vector<uint8_t> parameter_;
-  std::vector<float> master_;
-  std::vector<uint8_t> state_[2];
-  std::vector<float> scale_[2];
+  SegmentArray<uint8_t> gradient_;
+  SegmentArray<uint8_t> parameter_;
+  SegmentArray<float> master_;
+  std::vector<SegmentArray<uint8_t>> state_;
+  std::vector<SegmentArray<float>> scale_;
 };
 
 // The formats take turns.
