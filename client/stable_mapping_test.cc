@@ -46,6 +46,19 @@ TEST(StableMappingTest, KeepsItsAddress) {
   EXPECT_EQ(address[kBytes - 1], std::byte{2});
 }
 
+// proto/shm/spread_mapping.h.
+TEST(StableMappingTest, LargeOnesAreSpread) {
+  constexpr uint64_t kLarge = (uint64_t{2} << 20) + 4096;
+  const UniqueFd file = FileOf(1);
+  ASSERT_EQ(posix_fallocate(file.get(), 0, kLarge), 0);
+  StableMapping mappings[2];
+  for (StableMapping& mapping : mappings) {
+    ASSERT_TRUE(mapping.Replace(ReadOnly(file), kLarge).ok());
+    const auto address = reinterpret_cast<uintptr_t>(mapping.bytes().data());
+    EXPECT_EQ(address % (2 << 20), 0);
+  }
+}
+
 TEST(StableMappingTest, RefusedFileChangesNothing) {
   const UniqueFd first = FileOf(1);
   StableMapping mapping;

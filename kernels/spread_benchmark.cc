@@ -58,9 +58,13 @@ void Update(const UpdateKernel& kernel, const UpdateFactors& factors,
 void BM_Spread(benchmark::State& state) {
   const auto numel = static_cast<size_t>(state.range(0));
   const uint64_t bytes = numel * sizeof(float);
-  auto* const addresses = static_cast<std::byte*>(
-      mmap(nullptr, kArrays * kApartBytes, PROT_NONE,
-           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  // At a multiple of 256 MiB, so that pages can be as large as the others'.
+  void* const reserved =
+      mmap(nullptr, (kArrays + 1) * kApartBytes, PROT_NONE,
+           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED || bytes > kApartBytes) std::abort();
+  const uint64_t before = -reinterpret_cast<uintptr_t>(reserved) % kApartBytes;
+  auto* const addresses = static_cast<std::byte*>(reserved) + before;
   Views beside;
   Views spread;
   for (size_t k = 0; k < kArrays; ++k) {
@@ -98,7 +102,7 @@ void BM_Spread(benchmark::State& state) {
   std::nth_element(ratios.begin(), middle, ratios.end());
   state.counters["spread_over_beside"] = *middle;
   for (float* data : spread) shm::UnmapSpread(data, bytes);
-  munmap(addresses, kArrays * kApartBytes);
+  munmap(reserved, (kArrays + 1) * kApartBytes);
 }
 
 BENCHMARK(BM_Spread)

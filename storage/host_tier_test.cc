@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -99,6 +100,24 @@ TEST_F(HostTierTest, WhatIsWrittenIsThereAfterReopening) {
   EXPECT_EQ(Floats(arrays, 2)[layout.flat_elements() - 1], 3);
   EXPECT_EQ(arrays.accumulator[5], 4);
   EXPECT_EQ(arrays.step_counts[1], 5);
+}
+
+// proto/shm/spread_mapping.h: none begins at the same place of 256 MiB.
+TEST_F(HostTierTest, LargeArraysAreSpread) {
+  auto tier =
+      HostTier::Create(directory_, LayoutOf({false}, 600000), kSums, "");
+  ASSERT_TRUE(tier.ok()) << tier.status();
+  const StateArrays arrays = tier->arrays();
+  std::set<uint64_t> places;
+  for (const void* data : {static_cast<const void*>(Masters(arrays)),
+                           static_cast<const void*>(Floats(arrays, 0)),
+                           static_cast<const void*>(Floats(arrays, 1)),
+                           static_cast<const void*>(arrays.accumulator)}) {
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    EXPECT_EQ(address % (2 << 20), 0);
+    places.insert(address % (256 << 20));
+  }
+  EXPECT_EQ(places.size(), 4);
 }
 
 TEST_F(HostTierTest, ArraysExistByNeed) {

@@ -14,6 +14,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cpu/cast.h"
 #include "kernels/cpu/guarded_array.h"
+#include "kernels/cpu/guarded_input.h"
 #include "kernels/cpu/guarded_slot.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/test_seed.h"
@@ -208,37 +209,44 @@ TEST_P(CastTest, AccumulateKeepsNan) {
   EXPECT_EQ(sum[3], -infinity);
 }
 
+// In float, whatever the gradients' dtype, and nothing behind them is read.
 TEST_P(CastTest, AccumulateSumsSeveralGradientsFirst) {
   std::mt19937 random(TestSeed());
   std::normal_distribution<float> normal;
-  for (size_t numel : {1, 17, 1023, 1024, 1025, 2500}) {
-    std::vector<float> gradients[3];
-    std::vector<const void*> pointers;
-    for (auto& gradient : gradients) {
-      for (size_t i = 0; i < numel; ++i) gradient.push_back(normal(random));
-      pointers.push_back(gradient.data());
-    }
-    std::vector<float> start(numel);
-    for (float& x : start) x = normal(random);
-    std::vector<float> expected(numel);
-    for (size_t i = 0; i < numel; ++i) {
-      expected[i] = gradients[0][i] + gradients[1][i] + gradients[2][i];
-    }
-    GuardedArray<float> sum(start, numel);
-    cpu::AccumulateOn(GetParam(), DType::kFloat32, pointers, /*first=*/true,
-                      DType::kFloat32, sum.data(), numel, /*undo=*/nullptr);
-    EXPECT_EQ(sum.elements(), expected);
-    for (size_t i = 0; i < numel; ++i) expected[i] = start[i] + expected[i];
-    for (bool with_undo : {false, true}) {
-      GuardedSlot slot;
-      GuardedArray<float> again(start, numel);
-      cpu::AccumulateOn(GetParam(), DType::kFloat32, pointers, /*first=*/false,
-                        DType::kFloat32, again.data(), numel,
-                        with_undo ? slot.get() : nullptr);
-      EXPECT_EQ(again.elements(), expected);
-      EXPECT_TRUE(again.GuardsAreIntact());
-      EXPECT_TRUE(
-          slot.HoldsNothingBut(with_undo ? start : std::vector<float>()));
+  for (DType dtype : kAllDTypes) {
+    for (size_t numel : {1, 17, 31, 32, 1023, 1024, 1025, 2500}) {
+      std::vector<GuardedInput> gradients;
+      std::vector<const void*> pointers;
+      std::vector<float> total(numel);
+      for (int k = 0; k < 3; ++k) {
+        std::vector<float> values(numel);
+        for (float& x : values) x = normal(random);
+        gradients.emplace_back(numel * SizeInBytes(dtype));
+        CastFromFloat(dtype, values.data(), gradients[k].data(), numel);
+        CastToFloat(dtype, gradients[k].data(), values.data(), numel);
+        pointers.push_back(gradients[k].data());
+        for (size_t i = 0; i < numel; ++i) {
+          total[i] = k == 0 ? values[i] : total[i] + values[i];
+        }
+      }
+      std::vector<float> start(numel);
+      for (float& x : start) x = normal(random);
+      GuardedArray<float> sum(start, numel);
+      cpu::AccumulateOn(GetParam(), dtype, pointers, /*first=*/true,
+                        DType::kFloat32, sum.data(), numel, /*undo=*/nullptr);
+      EXPECT_EQ(sum.elements(), total);
+      for (size_t i = 0; i < numel; ++i) total[i] = start[i] + total[i];
+      for (bool with_undo : {false, true}) {
+        GuardedSlot slot;
+        GuardedArray<float> again(start, numel);
+        cpu::AccumulateOn(GetParam(), dtype, pointers, /*first=*/false,
+                          DType::kFloat32, again.data(), numel,
+                          with_undo ? slot.get() : nullptr);
+        EXPECT_EQ(again.elements(), total);
+        EXPECT_TRUE(again.GuardsAreIntact());
+        EXPECT_TRUE(
+            slot.HoldsNothingBut(with_undo ? start : std::vector<float>()));
+      }
     }
   }
 }

@@ -13,6 +13,7 @@
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "kernels/cast.h"
+#include "kernels/cpu/guarded_input.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/test_keys.h"
@@ -61,19 +62,18 @@ double ReduceOne(Target target, Reduction reduction, DType dtype,
 
 uint64_t Bits(double value) { return std::bit_cast<uint64_t>(value); }
 
-// Gradient elements of `dtype`, at an address aligned to the element alone,
-// and the floats that they stand for.
+// Gradient elements of `dtype`, behind which nothing may be read, and the
+// floats that they stand for.
 struct Gradient {
-  std::vector<uint8_t> bytes;
+  GuardedInput bytes;
   std::vector<float> floats;
-  const void* data() const { return bytes.data() + 4; }
+  const void* data() const { return bytes.data(); }
 };
 
 Gradient MakeGradient(DType dtype, const std::vector<float>& values) {
-  Gradient gradient;
-  gradient.bytes.resize(4 + values.size() * SizeInBytes(dtype));
-  gradient.floats.resize(values.size());
-  CastFromFloat(dtype, values.data(), gradient.bytes.data() + 4, values.size());
+  Gradient gradient{GuardedInput(values.size() * SizeInBytes(dtype)),
+                    std::vector<float>(values.size())};
+  CastFromFloat(dtype, values.data(), gradient.bytes.data(), values.size());
   CastToFloat(dtype, gradient.data(), gradient.floats.data(), values.size());
   return gradient;
 }

@@ -240,9 +240,10 @@ HWY_INLINE void UpdatePair(D d, const GradientScale& scale, const Rule& rule,
   const size_t lanes = hn::Lanes(d);
   hn::Vec<D> gradient, master, state0, state1, state2;
   hn::Vec<D> gradient_b, master_b, state0_b, state1_b, state2_b;
-  LoadInputs<Rule>(d, arrays, i, gradient, master, state0, state1, state2);
-  LoadInputs<Rule>(d, arrays, i + lanes, gradient_b, master_b, state0_b,
-                   state1_b, state2_b);
+  arrays.LoadGradientPair(d, i, gradient, gradient_b);
+  LoadMasterAndStates<Rule>(d, arrays, i, master, state0, state1, state2);
+  LoadMasterAndStates<Rule>(d, arrays, i + lanes, master_b, state0_b, state1_b,
+                            state2_b);
   if constexpr (kKeep == Keep::kOldValues) {
     SaveOld<Rule>(d, undo, position, master, state0, state1, state2);
     SaveOld<Rule>(d, undo, position + lanes, master_b, state0_b, state1_b,

@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -65,6 +66,25 @@ TEST(SealedSegmentTest, ReservedPagesAreItsOwn) {
                 .status()
                 .code(),
             absl::StatusCode::kResourceExhausted);
+}
+
+// spread_mapping.h. A size that leaves no begin at a multiple of 2 MiB by
+// chance.
+TEST(SealedSegmentTest, LargeOnesAreSpread) {
+  constexpr uint64_t kMiB = uint64_t{1} << 20;
+  const SealedSegment first = CreateOrDie(2 * kMiB + 4096);
+  const SealedSegment second = CreateOrDie(2 * kMiB + 4096);
+  const auto peers = PeerSegment::Map(Dup(first.fd()), first.size());
+  ASSERT_TRUE(peers.ok()) << peers.status();
+  std::set<uint64_t> places;
+  for (const void* data : {static_cast<const void*>(first.data()),
+                           static_cast<const void*>(second.data()),
+                           static_cast<const void*>(peers->data())}) {
+    const auto address = reinterpret_cast<uintptr_t>(data);
+    EXPECT_EQ(address % (2 * kMiB), 0);
+    places.insert(address % (256 * kMiB));
+  }
+  EXPECT_EQ(places.size(), 3);
 }
 
 TEST(SealedSegmentTest, WhatIsWrittenIsRead) {

@@ -3,15 +3,10 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
-#include <cerrno>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
-
-#include "absl/base/const_init.h"
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 
 namespace optstate::shm {
 namespace {
@@ -19,13 +14,27 @@ namespace {
 constexpr uint64_t kSlotBytes = kSpreadBytesMin;
 constexpr uint64_t kSlots = 128;
 constexpr uint64_t kPeriodBytes = kSlots * kSlotBytes;
+// From one slot to the next. A rank's share of the gradients begins in the
+// middle of the arrays that it is walked with, often a few slots on: there must
+// be none of them.
+constexpr size_t kStride = 45;
 
-ABSL_CONST_INIT absl::Mutex mutex(absl::kConstInit);
-// Mappings that begin in each slot of a period.
-std::array<uint32_t, kSlots> begins ABSL_GUARDED_BY(mutex);
+// Mappings that begin in each slot of a period. No lock: a child that was
+// forked while another thread held it would wait for ever. Two threads at a
+// time may find the same slot; that costs speed alone.
+std::array<std::atomic<uint32_t>, kSlots> begins;
 
-size_t SlotOf(const void* data) {
-  return reinterpret_cast<uintptr_t>(data) / kSlotBytes % kSlots;
+std::atomic<uint32_t>& BeginsBeside(const void* data) {
+  return begins[reinterpret_cast<uintptr_t>(data) / kSlotBytes % kSlots];
+}
+
+size_t FreestSlot() {
+  size_t freest = 0;
+  for (size_t k = 1; k < kSlots; ++k) {
+    const size_t slot = k * kStride % kSlots;
+    if (begins[slot] < begins[freest]) freest = slot;
+  }
+  return freest;
 }
 
 uint64_t RoundUpToPage(uint64_t bytes) {
@@ -47,15 +56,11 @@ void* MapInSlot(int fd, uint64_t bytes, int prot, size_t slot) {
   void* const data =
       mmap(first + before, bytes, prot, MAP_SHARED | MAP_FIXED, fd, 0);
   if (data == MAP_FAILED) {
-    const int error = errno;
     munmap(first, all);
-    errno = error;
     return MAP_FAILED;
   }
   if (before > 0) munmap(first, before);
-  if (before + length < all) {
-    munmap(first + before + length, all - before - length);
-  }
+  munmap(first + before + length, all - before - length);
   return data;
 }
 
@@ -65,22 +70,19 @@ void* MapSpread(int fd, uint64_t bytes, int prot) {
   if (bytes < kSpreadBytesMin) {
     return mmap(nullptr, bytes, prot, MAP_SHARED, fd, 0);
   }
-  absl::MutexLock lock(&mutex);
-  const auto* const freest = std::min_element(begins.begin(), begins.end());
-  void* data = MapInSlot(fd, bytes, prot, freest - begins.begin());
-  // Perhaps only the addresses are scarce (ulimit -v).
-  if (data == MAP_FAILED && errno == ENOMEM) {
+  void* data = MapInSlot(fd, bytes, prot, FreestSlot());
+  // Perhaps only the addresses are scarce (ulimit -v), or every mapping is
+  // locked into memory (mlockall); else it says what is wrong.
+  if (data == MAP_FAILED) {
     data = mmap(nullptr, bytes, prot, MAP_SHARED, fd, 0);
   }
-  if (data != MAP_FAILED) ++begins[SlotOf(data)];
+  if (data != MAP_FAILED) ++BeginsBeside(data);
   return data;
 }
 
 void UnmapSpread(void* data, uint64_t bytes) {
   munmap(data, bytes);
-  if (bytes < kSpreadBytesMin) return;
-  absl::MutexLock lock(&mutex);
-  --begins[SlotOf(data)];
+  if (bytes >= kSpreadBytesMin) --BeginsBeside(data);
 }
 
 }  // namespace optstate::shm

@@ -12,12 +12,13 @@ namespace optstate::shm {
 // address and holds, of each set, but one line a hash (Lipp et al., "Take A
 // Way", ASIA CCS 2020). Arrays that lie a multiple of 256 MiB apart throw each
 // other out with every element, and Linux puts mappings side by side: arrays
-// of 64 Mi floats lie just so. That costs an update half of its speed
-// (kernels:spread_benchmark). So the begins of large mappings differ in bits 21
-// to 27, as long as there are fewer than 128 of them; then as few as can be
-// share theirs. Bits below would do as well, but huge pages want these.
+// of 64 Mi floats lie just so. An update then takes twice as long from memory,
+// three times in the caches (kernels:spread_benchmark). So the begins of large
+// mappings differ in bits 21 to 27, as long as there are fewer than 128 of
+// them; then as few as can be share theirs. Bits below would do as well, but
+// huge pages want these.
 //
-// Thread-safe.
+// Thread-safe, also in a child that a threaded process forked.
 
 // Mappings smaller than this are put wherever the system likes.
 inline constexpr uint64_t kSpreadBytesMin = uint64_t{2} << 20;

@@ -2,12 +2,16 @@
 
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <fstream>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -122,6 +126,57 @@ TEST_F(SpreadMappingTest, MapsWhereAddressesAreScarce) {
   EXPECT_EQ(errno, ENOMEM);
   ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
   UnmapSpread(data, 4 * kMiB);
+}
+
+TEST_F(SpreadMappingTest, MapsWhereEveryMappingIsLocked) {
+  rlimit before;
+  ASSERT_EQ(getrlimit(RLIMIT_MEMLOCK, &before), 0);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const rlim_t bytes = std::min<rlim_t>(64 * kMiB, before.rlim_max);
+    const rlimit small = {.rlim_cur = bytes, .rlim_max = bytes};
+    // The limit does not hold for root.
+    if (setrlimit(RLIMIT_MEMLOCK, &small) != 0) _exit(3);
+    if (getuid() == 0 && setuid(65534) != 0) _exit(4);
+    if (mlockall(MCL_FUTURE) != 0) _exit(5);
+    const UniqueFd fd = FileOf(4 * kMiB);
+    _exit(MapSpread(fd.get(), 4 * kMiB, PROT_READ) == MAP_FAILED ? 1 : 0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) > 1) {
+    GTEST_SKIP() << "memory cannot be locked here: " << WEXITSTATUS(status);
+  }
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+// A trainer's fork closes the parent's sessions.
+TEST_F(SpreadMappingTest, AForkedChildMapsWhateverTheParentsThreadsDid) {
+  std::atomic<bool> ends{false};
+  std::thread other([&] {
+    const UniqueFd fd = FileOf(2 * kMiB);
+    while (!ends) {
+      UnmapSpread(MapSpread(fd.get(), 2 * kMiB, PROT_READ), 2 * kMiB);
+    }
+  });
+  for (int i = 0; i < 100; ++i) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      const UniqueFd fd = FileOf(2 * kMiB);
+      void* const data = MapSpread(fd.get(), 2 * kMiB, PROT_READ);
+      if (data == MAP_FAILED) _exit(1);
+      UnmapSpread(data, 2 * kMiB);
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0);
+  }
+  ends = true;
+  other.join();
 }
 
 }  // namespace

@@ -132,15 +132,6 @@ void ConnectionServer::Run() {
   }
 }
 
-void ConnectionServer::EndSessions() {
-  if (options_.job == nullptr) return;
-  // Before the first is ended: to the others its rank would be lost.
-  options_.job->BeginEnd();
-  // Each session detaches, and a detach waits for the step being applied.
-  shm_->Shutdown("optstated shuts down");
-  grpc_->Shutdown();
-}
-
 void ConnectionServer::ServeOnce() {
   pollfd fds[2] = {{options_.link->fd(), POLLIN, 0},
                    {session_ended_.get(), POLLIN, 0}};

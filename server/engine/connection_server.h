@@ -54,8 +54,6 @@ class ConnectionServer {
 
   // Serves until the supervisor says that it is enough.
   void Run();
-  // Ends all sessions, once the step that is being applied is done.
-  void EndSessions();
 
  private:
   explicit ConnectionServer(Options options);

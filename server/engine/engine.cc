@@ -154,16 +154,15 @@ int RunEngine(const EngineOptions& options) {
   spdlog::info("engine ready: job={} restarts={} kept_gradients={}",
                config.job(), config.restarts(), kept_ranks.size());
   (*server)->Run();
-  // What ranks have staged is for the next engine. And calls that wait for the
-  // end of a rest cannot be told of this one.
-  if (opened != nullptr && opened->StandStill()) {
-    spdlog::info("engine ends as if killed: job={} step={}", config.job(),
-                 opened->Describe().committed_step());
-    std::_Exit(0);
-  }
-  (*server)->EndSessions();
-  spdlog::info("engine ends: job={}", config.job());
-  return 0;
+  // As if killed, but not in the middle of a pass: the next engine finds all
+  // that ranks have staged, and they connect to it by themselves. A session
+  // that were ended would drop its rank's part.
+  const bool rests = opened != nullptr && opened->resting();
+  if (opened != nullptr) opened->StandStill();
+  spdlog::info("engine ends{}: job={} step={}",
+               rests ? " between two steps" : "", config.job(),
+               opened == nullptr ? 0 : opened->Describe().committed_step());
+  std::_Exit(0);
 }
 
 }  // namespace optstate

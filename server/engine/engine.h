@@ -18,10 +18,11 @@ struct EngineOptions {
 // for the next one (but see EngineConfig.exit_with_supervisor). Takes ownership
 // of the fd.
 //
-// Returns the exit status: 0 after the supervisor has said Stop, when the step
-// that was being applied is finished and every session ended; 1 when it could
-// not start, which the log says. A job that cannot be opened is no such case:
-// the engine runs and answers everything with the reason.
+// Does not return after the supervisor has said Stop: once a pass that is being
+// made is finished, the process ends as if it were killed, with status 0. Else
+// the exit status: 0 when the supervisor ended before it said which job; 1 when
+// it could not start, which the log says. A job that cannot be opened is no
+// such case: the engine runs and answers everything with the reason.
 //
 // Signals: SIGTERM, SIGINT and SIGHUP are ignored, for they reach the whole
 // process group and the supervisor decides; SIGPIPE too.

@@ -145,7 +145,7 @@ struct CommitSpec {
 //   Detach in an open step drops what the rank staged and its commit. Ranks
 //   that wait for it go on waiting, and get a notice, or are answered ABORTED,
 //   as the configuration's on_rank_loss says. Who comes to wait for it later
-//   gets the notice. After BeginEnd nobody is told anything.
+//   gets the notice.
 //
 // State: host-tier files in the job directory (storage/host_tier.h) and a
 // control file that records the committed step, its outcome and a mark while a
@@ -228,10 +228,6 @@ class Job {
   virtual absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) = 0;
   // Waits for a step that is being applied. Idempotent.
   virtual void Detach(uint32_t rank) = 0;
-  // The engine ends, and all sessions with it: from now on no rank that
-  // detaches is lost, and none is answered on account of it. Who waits asks the
-  // next engine.
-  virtual void BeginEnd() = 0;
 
   virtual absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                             uint32_t first_parameter,
@@ -281,11 +277,10 @@ class Job {
   // on. DEADLINE_EXCEEDED: there was no such moment.
   virtual absl::Status Rest(absl::Time deadline, absl::Duration lease) = 0;
   virtual bool resting() const = 0;
-  // Before the process ends: waits for a pass that is being made. True: a rest,
-  // a step, a load or a recovery is under way, so the process is to end as if
-  // killed, which drops nothing of it; whoever would begin something waits
-  // until then. False: nothing is, and sessions may be ended.
-  virtual bool StandStill() = 0;
+  // Before the process ends, as if killed: waits for a pass that is being made;
+  // from then on Push, EndMicroStep, Commit and BeginLoad wait. They are not
+  // answered, and ask the next engine.
+  virtual void StandStill() = 0;
 
   // True when the job should go: ephemeral (or never registered) and without
   // sessions after having had one.

@@ -46,7 +46,6 @@ class JobImpl final : public Job {
 
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
-  void BeginEnd() override;
 
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter,
@@ -75,7 +74,7 @@ class JobImpl final : public Job {
   void SetLimits(const v1::Limits& limits) override;
   absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
   bool resting() const override;
-  bool StandStill() override;
+  void StandStill() override;
   bool finished() const override;
   v1::Job Describe() const override;
   absl::StatusOr<v1::ListParametersReply> ListParameters(
@@ -356,7 +355,6 @@ class JobImpl final : public Job {
   // Not OK: FAILED, and this is what calls return.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
-  bool ending_ ABSL_GUARDED_BY(mu_) = false;
   bool resting_ ABSL_GUARDED_BY(mu_) = false;  // until rest_end_, at most
   absl::Time rest_end_ ABSL_GUARDED_BY(mu_);
   bool had_session_ ABSL_GUARDED_BY(mu_) = false;

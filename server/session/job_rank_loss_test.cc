@@ -153,19 +153,6 @@ TEST_P(JobRankLossTest, NotWhenAllHaveGone) {
   EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
 }
 
-// Sessions end one after another, and whoever waits asks the next engine.
-TEST_P(JobRankLossTest, NotWhenTheEngineEnds) {
-  const uint64_t commit = harness_.Commit(0, CommitOf(1));
-  ASSERT_TRUE(harness_.Push(2, 1, 0, 2).ok());
-  const uint64_t end = harness_.EndMicroStep(2, 1, 0);
-  harness_.job().BeginEnd();
-  harness_.Detach(1);
-  EXPECT_EQ(harness_.AnswerTo(0, commit), nullptr);
-  EXPECT_EQ(harness_.AnswerTo(2, end), nullptr);
-  EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
-  EXPECT_THAT(harness_.NoticesTo(2), IsEmpty());
-}
-
 INSTANTIATE_TEST_SUITE_P(OnRankLoss, JobRankLossTest,
                          ::testing::Values(v1::RANK_LOSS_WAIT,
                                            v1::RANK_LOSS_ABORT),

@@ -110,14 +110,9 @@ void JobImpl::Detach(uint32_t rank) {
   // Whoever attaches next says anew where its gradients are.
   ranks_[rank] = RankSession{};
   gradient_areas_[rank] = nullptr;
-  if (recovery_.has_value() || ending_) return;
+  if (recovery_.has_value()) return;
   NoteLoss(rank);
   if (in_step) TellOfLoss(rank);
-}
-
-void JobImpl::BeginEnd() {
-  absl::MutexLock lock(&mu_);
-  ending_ = true;
 }
 
 // What a former engine's ranks have staged opens nothing while they are away.
@@ -169,13 +164,10 @@ bool JobImpl::resting() const {
   return resting_ && absl::Now() < rest_end_;
 }
 
-bool JobImpl::StandStill() {
+void JobImpl::StandStill() {
   absl::MutexLock lock(&mu_);
-  const bool rests = resting_ && absl::Now() < rest_end_;
-  if (!rests && NothingUnderWay()) return false;
   resting_ = true;
   rest_end_ = absl::InfiniteFuture();
-  return true;
 }
 
 // Of a call that would begin something. It is not answered if the process ends

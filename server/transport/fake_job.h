@@ -69,7 +69,7 @@ class FakeJob : public Job {
   absl::StatusOr<UniqueFd> OpenRunStamps() const override { return UniqueFd(); }
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
-  void BeginEnd() override {}
+  void StandStill() override {}
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter,
                     uint32_t parameter_count) override;
