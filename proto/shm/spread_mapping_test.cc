@@ -42,28 +42,31 @@ uint64_t AddressBytes() {
 
 class SpreadMappingTest : public testing::Test {
  protected:
-  void* Map(uint64_t bytes = kPeriod) {
+  static void* Map(uint64_t bytes = kPeriod) {
     void* const data = MapSpread(FileOf(bytes).get(), bytes, PROT_READ);
     EXPECT_NE(data, MAP_FAILED) << errno;
     return data;
   }
+  static std::vector<void*> MapMany(size_t count, uint64_t bytes = kPeriod) {
+    std::vector<void*> all(count);
+    for (void*& data : all) data = Map(bytes);
+    return all;
+  }
 };
 
 TEST_F(SpreadMappingTest, MappingsOfAPeriodBeginInDifferentSlots) {
-  std::vector<void*> all;
+  const std::vector<void*> all = MapMany(128);
   std::set<uint64_t> places;
-  for (int i = 0; i < 128; ++i) {
-    all.push_back(Map());
-    EXPECT_EQ(PlaceOf(all.back()) % (2 * kMiB), 0);
-    places.insert(PlaceOf(all.back()));
+  for (void* data : all) {
+    EXPECT_EQ(PlaceOf(data) % (2 * kMiB), 0);
+    places.insert(PlaceOf(data));
   }
   EXPECT_EQ(places.size(), 128);
   for (void* data : all) UnmapSpread(data, kPeriod);
 }
 
 TEST_F(SpreadMappingTest, ASlotIsFreeAgainOnceItsMappingIsGone) {
-  std::vector<void*> all;
-  for (int i = 0; i < 128; ++i) all.push_back(Map());
+  std::vector<void*> all = MapMany(128);
   const uint64_t place = PlaceOf(all[77]);
   UnmapSpread(all[77], kPeriod);
   all[77] = Map();
@@ -72,8 +75,7 @@ TEST_F(SpreadMappingTest, ASlotIsFreeAgainOnceItsMappingIsGone) {
 }
 
 TEST_F(SpreadMappingTest, OneMoreThanThereAreSlotsSharesOne) {
-  std::vector<void*> all;
-  for (int i = 0; i < 256; ++i) all.push_back(Map(2 * kMiB));
+  const std::vector<void*> all = MapMany(256, 2 * kMiB);
   std::multiset<uint64_t> places;
   for (void* data : all) places.insert(PlaceOf(data));
   for (const uint64_t place : places) EXPECT_EQ(places.count(place), 2);
