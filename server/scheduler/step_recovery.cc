@@ -66,6 +66,22 @@ absl::StatusOr<uint64_t> StepScheduler::RollBack(uint64_t step) {
   return in_flight;
 }
 
+absl::Status StepScheduler::CheckStamps(uint64_t last_step) const {
+  for (uint64_t run = 0; run < runs_.run_count(); ++run) {
+    const uint64_t stamp =
+        options_.recovery.run_stamps[run].load(std::memory_order_relaxed);
+    if (stamp > last_step) {
+      return absl::DataLossError(
+          absl::StrCat("run_stamps.u64: run ", run, " (from byte ",
+                       run * sizeof(stamp), " on) is stamped with step ", stamp,
+                       ", but the last that has begun "
+                       "is ",
+                       last_step));
+    }
+  }
+  return absl::OkStatus();
+}
+
 // What is complete is put in place when the step goes on. Returns whether it
 // was in place already.
 absl::StatusOr<bool> StepScheduler::CheckReplacement(WorkerUndo& undo,

@@ -119,6 +119,9 @@ class StepScheduler {
   // whole run. Apply() goes on with the former. Returns
   // how many runs were in flight. DATA_LOSS when a slot is impossible.
   absl::StatusOr<uint64_t> RollBack(uint64_t step);
+  // DATA_LOSS when a run is stamped with a step after this, the last that can
+  // have begun: the update of that step would leave it out.
+  absl::Status CheckStamps(uint64_t last_step) const;
   // Takes the sums of squares anew of what is accumulated under these epochs
   // (one per rank; 0: the rank has staged nothing).
   void RestoreSums(absl::Span<const uint32_t> epochs);

@@ -412,6 +412,25 @@ TEST_F(JobCrashTest, DeathBetweenStepsLosesNothing) {
   EXPECT_TRUE(harness_.StateBytes() == committed_);
 }
 
+// The step that is open when a drain begins is finished, whoever dies.
+TEST_F(JobCrashTest, ADrainingJobTakesBackTheRanksOfItsOpenStep) {
+  harness_.SetGradients(harness_.RandomTensors(3));
+  ASSERT_TRUE(harness_.Push(0, 3, 0, 1).ok());
+  harness_.Close();
+  ASSERT_TRUE(harness_.Open().ok());
+  harness_.job().Drain(absl::InfinitePast()).IgnoreError();
+  harness_.setup().client_instance = kInstance + 10;
+  ASSERT_TRUE(harness_.Register(0).ok());
+  const absl::Status stranger = harness_.Attach(0).status();
+  EXPECT_EQ(stranger.code(), absl::StatusCode::kUnavailable) << stranger;
+  harness_.setup().client_instance = kInstance;
+  harness_.AttachAll();
+  TakeStep3(&harness_);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+  const absl::Status next = harness_.Push(0, 4, 0, 1);
+  EXPECT_EQ(next.code(), absl::StatusCode::kUnavailable) << next;
+}
+
 TEST_F(JobCrashTest, AMissingUndoFileIsNoticed) {
   DieInStep3(Instant::kFirstRun);
   ASSERT_EQ(::unlink((harness_.directory() + "/state/undo").c_str()), 0);

@@ -159,6 +159,23 @@ TEST_F(JobFilesTest, TheControlFileOfAnotherJob) {
   ExpectDataLoss("control", "belongs to incarnation");
 }
 
+// A run of a step that has not begun would be left out of that step.
+TEST_F(JobFilesTest, AStampOfALaterStep) {
+  constexpr int64_t kSecondRun = sizeof(uint64_t);
+  Flip("run_stamps.u64", kSecondRun);  // step 1 becomes 65
+  ASSERT_TRUE(harness_.Open().ok());
+  const v1::Job job = harness_.job().Describe();
+  EXPECT_EQ(job.phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(job.reason(),
+              AllOf(HasSubstr("job \"test\""), HasSubstr("run_stamps.u64"),
+                    HasSubstr("run 1 (from byte 8 on) is stamped with step 65"),
+                    HasSubstr("Last good step: 1")));
+  harness_.Close();
+  Flip("run_stamps.u64", kSecondRun);
+  ASSERT_TRUE(harness_.Open().ok());
+  EXPECT_TRUE(harness_.StateBytes() == state_);
+}
+
 TEST_F(JobFilesTest, APayloadThatIsNoJob) {
   absl::StatusOr<CheckedFile> file = ReadCheckedFile(Path("job.binpb"));
   ASSERT_TRUE(file.ok());

@@ -218,6 +218,7 @@ class JobImpl final : public Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   uint64_t BeginStaging(uint32_t rank, uint64_t step, uint32_t micro_step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool WasBegun(uint64_t step) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void RenewEpoch(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropStaged(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Waits(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -265,10 +266,15 @@ class JobImpl final : public Job {
   void TryToFinishStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RestoreStaged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RemoveStaleStagingFiles() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // As whom the rank was attached last, by this engine or a former one.
+  bool WasAttachedLast(const AttachSpec& spec) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AdmitToRecovery(const AttachSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeInstance(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status BeingFinished() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status NotOfOneStep(absl::string_view why) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status LostInside(absl::string_view why) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
 

@@ -26,13 +26,13 @@ uint32_t JobImpl::AttachedCount() const {
 absl::Status JobImpl::CheckMayAttach(const AttachSpec& spec) const {
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
   if (!spec.accept_failed) OPTSTATE_RETURN_IF_ERROR(failure_);
-  if (draining_) {
-    return absl::UnavailableError(absl::StrCat(
-        "job \"", options_.name, "\" is draining and takes no new sessions"));
-  }
   if (spec.rank >= ranks_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", spec.rank, " of a world of ", ranks_.size()));
+  }
+  if (draining_ && !WasAttachedLast(spec)) {
+    return absl::UnavailableError(absl::StrCat(
+        "job \"", options_.name, "\" is draining and takes no new sessions"));
   }
   if (spec.layout_hash != layout_of_job().hash()) {
     return absl::FailedPreconditionError(

@@ -30,6 +30,14 @@ absl::Status JobImpl::LostInside(absl::string_view why) const {
       options_.name, ") and start it again from a checkpoint"));
 }
 
+absl::Status JobImpl::NotOfOneStep(absl::string_view why) const {
+  return absl::DataLossError(absl::StrCat(
+      "job \"", options_.name, "\": its files are not of one step: ", why,
+      ". Last good step: ", record().committed_step,
+      ". Delete the job (optctl delete job ", options_.name,
+      ") and start it again from a checkpoint"));
+}
+
 absl::Status JobImpl::BeingFinished() const {
   return absl::UnavailableError(absl::StrCat(
       "job \"", options_.name, "\" died in step ",
@@ -48,6 +56,9 @@ absl::Status JobImpl::AdoptStep() {
   const uint64_t step = mark.load(std::memory_order_acquire);
   // Nothing was decided: what was begun early is put back whole.
   if (step == 0) TakeBackSpeculation();
+  const absl::Status stamps =
+      scheduler_->CheckStamps(step != 0 ? step : record().committed_step);
+  if (!stamps.ok()) return NotOfOneStep(stamps.message());
   const absl::StatusOr<uint64_t> taken_back = scheduler_->RollBack(step);
   if (!taken_back.ok()) return LostInside(taken_back.status().message());
   tier_->control()->runs_rolled_back += *taken_back;
@@ -193,12 +204,14 @@ void JobImpl::RemoveStaleStagingFiles() const {
   }
 }
 
+bool JobImpl::WasAttachedLast(const AttachSpec& spec) const {
+  return spec.client_instance != 0 &&
+         spec.client_instance == rank_mark(spec.rank).client_instance;
+}
+
 // Another process in the rank's place has other gradients, or none.
 absl::Status JobImpl::AdmitToRecovery(const AttachSpec& spec) {
-  const uint64_t instance = rank_mark(spec.rank).client_instance;
-  if (spec.client_instance != 0 && spec.client_instance == instance) {
-    return absl::OkStatus();
-  }
+  if (WasAttachedLast(spec)) return absl::OkStatus();
   if (!LacksGradients(spec.rank)) return BeingFinished();
   failure_ =
       LostInside(absl::StrCat("and the gradients of rank ", spec.rank,
@@ -212,11 +225,8 @@ absl::Status JobImpl::AdmitToRecovery(const AttachSpec& spec) {
 
 // A session that comes back finds what it had staged, another one nothing.
 void JobImpl::TakeInstance(const AttachSpec& spec) {
+  if (WasAttachedLast(spec)) return;
   RankMark& mark = rank_mark(spec.rank);
-  if (spec.client_instance != 0 &&
-      spec.client_instance == mark.client_instance) {
-    return;
-  }
   DropStaged(spec.rank);
   ::unlink(StagingPath(spec.rank, mark.client_instance).c_str());
   std::atomic_signal_fence(std::memory_order_seq_cst);

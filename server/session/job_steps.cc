@@ -46,7 +46,7 @@ absl::Status JobImpl::CheckStep(uint32_t rank, uint64_t step) const {
         "step ", step, " is out of order: job \"", options_.name,
         "\" has committed step ", next - 1, ", the next is ", next));
   }
-  if (draining_ && !open_step_.open()) {
+  if (draining_ && !open_step_.open() && !WasBegun(next)) {
     return absl::UnavailableError(absl::StrCat(
         "job \"", options_.name, "\" is draining and opens no new step"));
   }
@@ -109,6 +109,14 @@ uint64_t JobImpl::BeginStaging(uint32_t rank, uint64_t step,
     mark.step = step;
   }
   return StagedMark(mark.epoch, micro_step);
+}
+
+// By this engine or a former one: some rank has staged for it.
+bool JobImpl::WasBegun(uint64_t step) const {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (staging_mark(rank).step == step) return true;
+  }
+  return false;
 }
 
 // Of all marks of the rank's runs none counts any more.

@@ -83,7 +83,11 @@ void Supervisor::OnHello(UniqueFd fd, const PeerCredentials& peer,
 }
 
 absl::Status Supervisor::Route(Waiting* waiting) {
-  if (draining_) {
+  // A rank whose engine has died comes back to its open step: of jobs that are
+  // there, the engine knows who is new.
+  const bool may_return =
+      !stopping_ && hosts_.contains(waiting->adopt.hello().job());
+  if (draining_ && !may_return) {
     return absl::UnavailableError(
         "the daemon is draining and takes no new sessions");
   }
@@ -237,6 +241,7 @@ void Supervisor::Reroute(std::deque<Waiting> waiting) {
 
 void Supervisor::Stop(std::function<void()> done) {
   draining_ = true;
+  stopping_ = true;
   if (hosts_.empty()) return done();
   on_all_stopped_ = std::move(done);
   for (const auto& [name, host] : hosts_) host->Stop();

@@ -125,6 +125,7 @@ class Supervisor : public SupervisorControl {
   std::map<std::string, DeleteCallback> held_;
   std::multimap<std::string, EngineWaiter> engine_waiters_;
   std::atomic<bool> draining_{false};
+  bool stopping_ = false;
   std::function<void()> on_all_stopped_;
   TreeRemover remover_;  // first to be destroyed: its callbacks use the rest
 };
