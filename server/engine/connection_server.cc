@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -132,15 +133,38 @@ void ConnectionServer::Run() {
   }
 }
 
+void ConnectionServer::Await(const std::vector<FormerRank>& ranks) {
+  if (options_.job == nullptr) return;
+  for (const FormerRank& one : ranks) {
+    if (one.pid <= 0) continue;
+    options_.job->Await(one.rank, one.client_instance);
+    UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, one.pid, 0)));
+    if (pidfd.ok()) {
+      awaited_.push_back({one, std::move(pidfd)});
+    } else if (errno == ESRCH) {
+      options_.job->GiveUp(one.rank, one.client_instance);
+    }
+  }
+}
+
 void ConnectionServer::ServeOnce() {
-  pollfd fds[2] = {{options_.link->fd(), POLLIN, 0},
-                   {session_ended_.get(), POLLIN, 0}};
+  std::vector<pollfd> fds = {{options_.link->fd(), POLLIN, 0},
+                             {session_ended_.get(), POLLIN, 0}};
+  for (const AwaitedProcess& each : awaited_) {
+    fds.push_back({each.pidfd.get(), POLLIN, 0});
+  }
   // A connection that never becomes a session ends without an event.
   const int timeout_ms =
       finished_
           ? -1
           : static_cast<int>(absl::ToInt64Milliseconds(handshake_timeout_));
-  if (::poll(fds, 2, timeout_ms) < 0) return;  // EINTR
+  if (::poll(fds.data(), fds.size(), timeout_ms) < 0) return;  // EINTR
+  for (size_t i = awaited_.size(); i-- > 0;) {
+    if (fds[2 + i].revents == 0) continue;
+    const FormerRank& ended = awaited_[i].rank;
+    options_.job->GiveUp(ended.rank, ended.client_instance);
+    awaited_.erase(awaited_.begin() + static_cast<ptrdiff_t>(i));
+  }
   if (fds[1].revents != 0) {
     eventfd_t ended;
     ::eventfd_read(session_ended_.get(), &ended);
@@ -232,8 +256,9 @@ size_t ConnectionServer::SessionCount() const {
 }
 
 bool ConnectionServer::IsOver() const {
-  if (!adopted_any_ || SessionCount() != 0) return false;
+  if (SessionCount() != 0) return false;
   if (options_.job->finished()) return true;
+  if (!adopted_any_) return false;
   // A gRPC connection is counted from when it starts its stream.
   if (absl::Now() - last_adopted_ < handshake_timeout_) return false;
   // Nobody registered it, or whoever did never attached.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <set>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -22,6 +23,13 @@
 #include "server/transport/shm_transport.h"
 
 namespace optstate {
+
+// A rank of the engine before this one.
+struct FormerRank {
+  uint32_t rank = 0;
+  uint64_t client_instance = 0;
+  pid_t pid = 0;  // 0: not known
+};
 
 // Takes connections from the supervisor, answers their Hello and gives them to
 // the transport of their wire, until the supervisor says that it is enough.
@@ -52,6 +60,10 @@ class ConnectionServer {
   // What a supervisor says first; answered with Ready.
   void TakeSupervise(SupervisorMessage message);
 
+  // Ranks that come back by themselves, unless their processes end: then they
+  // are lost. Of others nobody knows whether they come back.
+  void Await(const std::vector<FormerRank>& ranks);
+
   // Serves until the supervisor says that it is enough.
   void Run();
 
@@ -59,8 +71,8 @@ class ConnectionServer {
   explicit ConnectionServer(Options options);
 
   absl::Status StartTransports();
-  // Waits for the supervisor, a session's end or the next look at idleness, and
-  // does what is to be done.
+  // Waits for the supervisor, a session's end, that of a process that is
+  // awaited or the next look at idleness, and does what is to be done.
   void ServeOnce();
   void TakeRequests();
   void TakeLimits(const v1::Limits& limits);
@@ -81,6 +93,11 @@ class ConnectionServer {
   UniqueFd session_ended_;
   // Inodes of adopted sockets, those that were closed since among them.
   std::set<ino_t> connections_;
+  struct AwaitedProcess {
+    FormerRank rank;
+    UniqueFd pidfd;
+  };
+  std::vector<AwaitedProcess> awaited_;
   bool adopted_any_ = false;
   bool finished_ = false;
   absl::Time last_adopted_ = absl::InfinitePast();

@@ -229,6 +229,13 @@ class Job {
   // Waits for a step that is being applied. Idempotent.
   virtual void Detach(uint32_t rank) = 0;
 
+  // A rank of the engine before, as whom it was attached: it comes back by
+  // itself, and the job is not finished before. No effect when it is there, or
+  // was attached last as somebody else.
+  virtual void Await(uint32_t rank, uint64_t client_instance) = 0;
+  // It does not come back: lost, in the step that is open, as if it detached.
+  virtual void GiveUp(uint32_t rank, uint64_t client_instance) = 0;
+
   virtual absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                             uint32_t first_parameter,
                             uint32_t parameter_count) = 0;

@@ -75,6 +75,8 @@ class JobImpl final : public Job {
   absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
   bool resting() const override;
   void StandStill() override;
+  void Await(uint32_t rank, uint64_t client_instance) override;
+  void GiveUp(uint32_t rank, uint64_t client_instance) override;
   bool finished() const override;
   v1::Job Describe() const override;
   absl::StatusOr<v1::ListParametersReply> ListParameters(
@@ -99,6 +101,10 @@ class JobImpl final : public Job {
     // The step that was next when it left, others being there; 0: it is here,
     // or was never.
     uint64_t lost_at_step = 0;
+    bool awaited = false;  // see Await()
+    // Lost with an engine, in a step that was open: who comes to wait in it has
+    // not been told.
+    bool loss_untold = false;
   };
 
   // What follows from a description; replaced as a whole.
@@ -180,6 +186,10 @@ class JobImpl final : public Job {
   absl::Status CheckMayAttach(const AttachSpec& spec) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   uint32_t AttachedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  uint32_t AwaitedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Not attached, and as this it was attached last.
+  bool IsAway(uint32_t rank, uint64_t client_instance) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool NoOpenStep() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool NothingUnderWay() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool IsAwake() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !resting_; }
@@ -222,10 +232,11 @@ class JobImpl final : public Job {
   void RenewEpoch(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropStaged(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Waits(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool NobodyWaits() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void NoteLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AbortForLoss(const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void TellOfLost(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void TellOfLost(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_micro_steps.cc
   absl::Status CheckSums(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);

@@ -153,6 +153,93 @@ TEST_P(JobRankLossTest, NotWhenAllHaveGone) {
   EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
 }
 
+// Rank r was attached as kInstance + r when the engine died.
+class LostWithTheEngineTest : public JobRankLossTest {
+ protected:
+  static constexpr uint64_t kInstance = 70;
+
+  LostWithTheEngineTest() {
+    harness_.setup().client_instance = kInstance;
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      harness_.Detach(rank);
+      BringBack(rank);
+    }
+  }
+  void ReplaceEngine() {
+    harness_.Close();
+    ASSERT_TRUE(harness_.Open().ok());
+    for (uint32_t rank = 0; rank < 3; ++rank) {
+      harness_.job().Await(rank, kInstance + rank);
+    }
+  }
+};
+
+TEST_P(LostWithTheEngineTest, WhoComesToWaitIsTold) {
+  ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
+  ReplaceEngine();
+  harness_.job().GiveUp(1, kInstance + 1);
+  BringBack(0);
+  ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
+  ExpectToldTo(0, harness_.Commit(0, CommitOf(1)));
+  BringBack(1);
+  BringBack(2);
+  if (Waits()) harness_.job().Abort(0, 1).IgnoreError();
+  ExpectUndisturbedStep();
+}
+
+TEST_P(LostWithTheEngineTest, WhoWaitsAlreadyIsTold) {
+  ReplaceEngine();
+  BringBack(0);
+  ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
+  const uint64_t commit = harness_.Commit(0, CommitOf(1));
+  EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
+  harness_.job().GiveUp(1, kInstance + 1);
+  ExpectToldTo(0, commit);
+}
+
+TEST_P(LostWithTheEngineTest, NotTwice) {
+  ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
+  ReplaceEngine();
+  harness_.job().GiveUp(1, kInstance + 1);
+  BringBack(0);
+  harness_.Commit(0, CommitOf(1));
+  if (Waits()) harness_.job().Abort(0, 1).IgnoreError();
+  const uint64_t again = harness_.Commit(0, CommitOf(1));
+  EXPECT_EQ(harness_.AnswerTo(0, again), nullptr) << "waits for its return";
+}
+
+TEST_P(LostWithTheEngineTest, NotWhoIsBackOrNotAwaited) {
+  ReplaceEngine();
+  BringBack(0);
+  BringBack(1);
+  const uint64_t commit = harness_.Commit(0, CommitOf(1));
+  harness_.job().GiveUp(1, kInstance + 1);
+  harness_.job().GiveUp(2, kInstance + 5);
+  harness_.job().GiveUp(7, kInstance);
+  EXPECT_EQ(harness_.AnswerTo(0, commit), nullptr);
+  EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
+}
+
+TEST_P(LostWithTheEngineTest, NotWhenAllHaveGone) {
+  ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
+  ReplaceEngine();
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    harness_.job().GiveUp(rank, kInstance + rank);
+  }
+  harness_.setup().client_instance = kInstance + 10;
+  BringBack(0);
+  const uint64_t commit = harness_.Commit(0, CommitOf(1));
+  EXPECT_EQ(harness_.AnswerTo(0, commit), nullptr);
+  EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
+}
+
+INSTANTIATE_TEST_SUITE_P(OnRankLoss, LostWithTheEngineTest,
+                         ::testing::Values(v1::RANK_LOSS_WAIT,
+                                           v1::RANK_LOSS_ABORT),
+                         [](const auto& on_rank_loss) {
+                           return v1::RankLoss_Name(on_rank_loss.param);
+                         });
+
 INSTANTIATE_TEST_SUITE_P(OnRankLoss, JobRankLossTest,
                          ::testing::Values(v1::RANK_LOSS_WAIT,
                                            v1::RANK_LOSS_ABORT),

@@ -23,6 +23,12 @@ uint32_t JobImpl::AttachedCount() const {
                     [](const RankSession& rank) { return rank.attached; }));
 }
 
+uint32_t JobImpl::AwaitedCount() const {
+  return static_cast<uint32_t>(
+      std::count_if(ranks_.begin(), ranks_.end(),
+                    [](const RankSession& rank) { return rank.awaited; }));
+}
+
 absl::Status JobImpl::CheckMayAttach(const AttachSpec& spec) const {
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
   if (!spec.accept_failed) OPTSTATE_RETURN_IF_ERROR(failure_);
@@ -72,7 +78,9 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   }
   RankSession& rank = ranks_[spec.rank];
   rank.attached = true;
+  rank.awaited = false;
   rank.lost_at_step = 0;
+  rank.loss_untold = false;
   rank.spec = spec;
   rank.attached_at = absl::Now();
   if (!recovery_.has_value() || spec.gradients_present) {
@@ -113,6 +121,38 @@ void JobImpl::Detach(uint32_t rank) {
   if (recovery_.has_value()) return;
   NoteLoss(rank);
   if (in_step) TellOfLoss(rank);
+}
+
+bool JobImpl::IsAway(uint32_t rank, uint64_t client_instance) const {
+  return rank < ranks_.size() && !ranks_[rank].attached &&
+         client_instance != 0 &&
+         client_instance == rank_mark(rank).client_instance;
+}
+
+void JobImpl::Await(uint32_t rank, uint64_t client_instance) {
+  absl::MutexLock lock(&mu_);
+  if (!IsAway(rank, client_instance)) return;
+  ranks_[rank].awaited = true;
+  had_session_ = true;
+}
+
+void JobImpl::GiveUp(uint32_t rank, uint64_t client_instance) {
+  absl::MutexLock lock(&mu_);
+  if (!IsAway(rank, client_instance) || !ranks_[rank].awaited) return;
+  ranks_[rank].awaited = false;
+  if (recovery_.has_value()) {
+    // The step is finished without it, or not at all.
+    ranks_[rank].lost_at_step = recovery_->record.committed_step;
+    return;
+  }
+  const bool in_step =
+      open_step_.open() || WasBegun(record().committed_step + 1);
+  DropStaged(rank);
+  ::unlink(StagingPath(rank, client_instance).c_str());
+  NoteLoss(rank);
+  if (!in_step) return;
+  ranks_[rank].loss_untold = ranks_[rank].lost_at_step != 0 && NobodyWaits();
+  TellOfLoss(rank);
 }
 
 // What a former engine's ranks have staged opens nothing while they are away.
@@ -183,7 +223,8 @@ void JobImpl::SitOutRest() {
 bool JobImpl::finished() const {
   absl::MutexLock lock(&mu_);
   if (shape_ == nullptr) return had_session_;
-  return shape_->description.ephemeral && had_session_ && AttachedCount() == 0;
+  return shape_->description.ephemeral && had_session_ &&
+         AttachedCount() == 0 && AwaitedCount() == 0;
 }
 
 }  // namespace optstate

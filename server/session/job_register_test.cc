@@ -414,5 +414,26 @@ TEST_F(JobRegisterTest, AnEphemeralJobIsFinishedWithItsLastSession) {
   EXPECT_FALSE(harness_.job().finished());
 }
 
+// Ranks of the engine before come back, or their processes end.
+TEST_F(JobRegisterTest, AnEphemeralJobIsFinishedWithTheLastThatIsAwaited) {
+  harness_.setup().ephemeral = true;
+  harness_.setup().client_instance = 50;
+  harness_.AttachAll();
+  harness_.Close();
+  ASSERT_TRUE(harness_.Open().ok());
+  EXPECT_FALSE(harness_.job().finished()) << "nothing is known";
+  harness_.job().Await(0, 50);
+  harness_.job().Await(1, 51);
+  EXPECT_FALSE(harness_.job().finished());
+  harness_.job().GiveUp(0, 50);
+  EXPECT_FALSE(harness_.job().finished());
+  ASSERT_TRUE(harness_.Register(1).ok());
+  ASSERT_TRUE(harness_.Attach(1).ok());
+  harness_.job().GiveUp(1, 51);
+  EXPECT_FALSE(harness_.job().finished()) << "it is back";
+  harness_.Detach(1);
+  EXPECT_TRUE(harness_.job().finished());
+}
+
 }  // namespace
 }  // namespace optstate

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
@@ -193,7 +194,7 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
     CloseStep();
   } else {
     TellOfLost(rank);
-    Speculate(rank);
+    if (Waits(rank)) Speculate(rank);
   }
 }
 
@@ -407,11 +408,18 @@ bool JobImpl::Waits(uint32_t rank) const {
   return open_step_.commit(rank).committed || ranks_[rank].ending.has_value();
 }
 
+bool JobImpl::NobodyWaits() const {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (Waits(rank)) return false;
+  }
+  return true;
+}
+
 // For those who come to wait for it. Ranks that have all gone are none that
 // anybody waits for.
 void JobImpl::NoteLoss(uint32_t rank) {
   ranks_[rank].lost_at_step = record().committed_step + 1;
-  if (AttachedCount() > 0) return;
+  if (AttachedCount() + AwaitedCount() > 0) return;
   for (RankSession& each : ranks_) each.lost_at_step = 0;
 }
 
@@ -441,10 +449,16 @@ void JobImpl::AbortForLoss(const std::string& what) {
 }
 
 // A rank that begins to wait, of all that are lost.
-void JobImpl::TellOfLost(uint32_t rank) const {
+void JobImpl::TellOfLost(uint32_t rank) {
+  const bool aborts =
+      options_.config.engine().on_rank_loss() == v1::RANK_LOSS_ABORT;
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
     const uint64_t step = ranks_[other].lost_at_step;
     if (step == 0) continue;
+    const bool untold = std::exchange(ranks_[other].loss_untold, false);
+    if (aborts && untold && step == record().committed_step + 1) {
+      return AbortForLoss(LostAt(other, step));
+    }
     ranks_[rank].spec.listener->OnNotice(WaitingFor(LostAt(other, step)));
   }
 }

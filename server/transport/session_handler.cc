@@ -191,7 +191,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
   attached_ = true;
   if (options_.keeper != nullptr && plan.gradient_segment.ok()) {
     options_.keeper->Keep(plan.rank, plan.client_instance,
-                          plan.gradient_offset_bytes,
+                          plan.gradient_offset_bytes, peer_.pid,
                           plan.gradient_segment.get());
   }
   spdlog::info("session attached: {} client={} step={}", Name(),

@@ -1,5 +1,7 @@
 // A rank's process dies; what is left of it, and what the others are told.
 
+#include <signal.h>
+
 #include <memory>
 #include <string>
 #include <thread>
@@ -168,6 +170,31 @@ TEST_P(RankLossTest, OthersAreTold) {
   EXPECT_THAT(std::string(told.status().message()),
               HasSubstr("rank 1 lost at step 2"));
   AwaitFreed(alone_);
+  ReplaceSecond();
+  ASSERT_FALSE(HasFatalFailure());
+  TakeStep(2);
+  ExpectUndisturbed(*first_, 2);
+}
+
+TEST_P(RankLossTest, OthersAreToldWhenTheEngineDiesToo) {
+  if (wire_ == Wire::kGrpc) {
+    GTEST_SKIP() << "nobody keeps who the ranks of this wire were";
+  }
+  Start("abort");
+  ASSERT_FALSE(HasFatalFailure());
+  AwaitKept(2);
+  const StepScript::Step step = Script().Make(2);
+  ASSERT_TRUE(StepScript::Push(*first_, step).ok());
+  ASSERT_TRUE(first_->CommitStart(step.commit).ok());
+  ASSERT_TRUE(second_->Do("push 2").ok());
+  const pid_t first_engine = engine();
+  ASSERT_EQ(kill(first_engine, SIGSTOP), 0);  // so that it sees nothing
+  ASSERT_TRUE(second_->Kill().ok());
+  ASSERT_EQ(kill(first_engine, SIGKILL), 0);
+  const auto told = first_->CommitWait();
+  EXPECT_EQ(told.status().code(), absl::StatusCode::kAborted) << told.status();
+  EXPECT_THAT(std::string(told.status().message()),
+              HasSubstr("rank 1 lost at step 2"));
   ReplaceSecond();
   ASSERT_FALSE(HasFatalFailure());
   TakeStep(2);
