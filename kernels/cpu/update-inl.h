@@ -259,19 +259,29 @@ HWY_INLINE void UpdatePair(D d, const GradientScale& scale, const Rule& rule,
                     state2_b);
 }
 
-// The new states of one vector of a gradient, and its old master.
+// The new states of one vector whose gradient was loaded, and its old master.
 template <Keep kKeep, class D, class Rule, class Arrays, class V>
-HWY_INLINE void BeginVector(D d, const GradientScale& scale, const Rule& rule,
-                            const Arrays& arrays, size_t i, UndoSlot* undo,
-                            size_t position, V gradient, V& master, V& state0,
-                            V& state1, V& state2) {
-  PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
-  LoadMasterAndStates<Rule>(d, arrays, i, master, state0, state1, state2);
+HWY_INLINE void BeginLoaded(D d, const GradientScale& scale, const Rule& rule,
+                            UndoSlot* undo, size_t position, V gradient,
+                            V master, V& state0, V& state1, V& state2) {
   if constexpr (kKeep == Keep::kOldValues) {
     SaveOld<Rule>(d, undo, position, master, state0, state1, state2);
   }
   rule.template UpdateStates<true>(d, scale.template Scaled<true>(d, gradient),
                                    master, state0, state1, state2);
+}
+
+// The same of one that was not.
+template <Keep kKeep, class D, class Rule, class Arrays, class V>
+HWY_INLINE void BeginVector(D d, const GradientScale& scale, const Rule& rule,
+                            const Arrays& arrays, size_t i, UndoSlot* undo,
+                            size_t position, V& master, V& state0, V& state1,
+                            V& state2) {
+  PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
+  V gradient;
+  LoadInputs<Rule>(d, arrays, i, gradient, master, state0, state1, state2);
+  BeginLoaded<kKeep, D, Rule, Arrays>(d, scale, rule, undo, position, gradient,
+                                      master, state0, state1, state2);
 }
 
 template <Keep kKeep, class D, class Rule, class Arrays, class V>
@@ -281,12 +291,27 @@ HWY_INLINE void BeginPair(D d, const GradientScale& scale, const Rule& rule,
                           V& state2, V& master_b, V& state0_b, V& state1_b,
                           V& state2_b) {
   const size_t lanes = hn::Lanes(d);
-  V gradient, gradient_b;
-  arrays.LoadGradientPair(d, i, gradient, gradient_b);
-  BeginVector<kKeep>(d, scale, rule, arrays, i, undo, position, gradient,
-                     master, state0, state1, state2);
-  BeginVector<kKeep>(d, scale, rule, arrays, i + lanes, undo, position + lanes,
-                     gradient_b, master_b, state0_b, state1_b, state2_b);
+  if constexpr (Arrays::kSums) {
+    V gradient, gradient_b;
+    arrays.LoadGradientPair(d, i, gradient, gradient_b);
+    PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
+    LoadMasterAndStates<Rule>(d, arrays, i, master, state0, state1, state2);
+    BeginLoaded<kKeep, D, Rule, Arrays>(d, scale, rule, undo, position,
+                                        gradient, master, state0, state1,
+                                        state2);
+    PrefetchInputs<Rule>(arrays, i + lanes + kPrefetchElements);
+    LoadMasterAndStates<Rule>(d, arrays, i + lanes, master_b, state0_b,
+                              state1_b, state2_b);
+    BeginLoaded<kKeep, D, Rule, Arrays>(d, scale, rule, undo, position + lanes,
+                                        gradient_b, master_b, state0_b,
+                                        state1_b, state2_b);
+  } else {
+    BeginVector<kKeep>(d, scale, rule, arrays, i, undo, position, master,
+                       state0, state1, state2);
+    BeginVector<kKeep>(d, scale, rule, arrays, i + lanes, undo,
+                       position + lanes, master_b, state0_b, state1_b,
+                       state2_b);
+  }
 }
 
 template <Keep kKeep>
