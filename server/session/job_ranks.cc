@@ -140,6 +140,7 @@ void JobImpl::GiveUp(uint32_t rank, uint64_t client_instance) {
   absl::MutexLock lock(&mu_);
   if (!IsAway(rank, client_instance) || !ranks_[rank].awaited) return;
   ranks_[rank].awaited = false;
+  if (!failure_.ok()) return;  // all is kept, to be looked at
   if (recovery_.has_value()) {
     // The step is finished without it, or not at all.
     ranks_[rank].lost_at_step = recovery_->record.committed_step;
