@@ -137,12 +137,20 @@ void ConnectionServer::Await(const std::vector<FormerRank>& ranks) {
   if (options_.job == nullptr) return;
   for (const FormerRank& one : ranks) {
     if (one.pid <= 0) continue;
+    const auto fd = static_cast<int>(::syscall(SYS_pidfd_open, one.pid, 0));
+    const bool has_ended = fd < 0 && errno == ESRCH;
+    if (fd < 0 && !has_ended) {
+      spdlog::warn("{}",
+                   OsError(errno, absl::StrCat("pidfd_open of rank ", one.rank,
+                                               ", pid ", one.pid))
+                       .ToString());
+      continue;  // nobody would say when to give it up
+    }
     options_.job->Await(one.rank, one.client_instance);
-    UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, one.pid, 0)));
-    if (pidfd.ok()) {
-      awaited_.push_back({one, std::move(pidfd)});
-    } else if (errno == ESRCH) {
+    if (has_ended) {
       options_.job->GiveUp(one.rank, one.client_instance);
+    } else {
+      awaited_.push_back({one, UniqueFd(fd)});
     }
   }
 }

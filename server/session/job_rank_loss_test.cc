@@ -183,7 +183,9 @@ TEST_P(LostWithTheEngineTest, WhoComesToWaitIsTold) {
   ExpectToldTo(0, harness_.Commit(0, CommitOf(1)));
   BringBack(1);
   BringBack(2);
-  if (Waits()) harness_.job().Abort(0, 1).IgnoreError();
+  if (Waits()) {
+    EXPECT_TRUE(harness_.job().Abort(0, 1).ok());
+  }
   ExpectUndisturbedStep();
 }
 
@@ -203,7 +205,9 @@ TEST_P(LostWithTheEngineTest, NotTwice) {
   harness_.job().GiveUp(1, kInstance + 1);
   BringBack(0);
   harness_.Commit(0, CommitOf(1));
-  if (Waits()) harness_.job().Abort(0, 1).IgnoreError();
+  if (Waits()) {
+    EXPECT_TRUE(harness_.job().Abort(0, 1).ok());
+  }
   const uint64_t again = harness_.Commit(0, CommitOf(1));
   EXPECT_EQ(harness_.AnswerTo(0, again), nullptr) << "waits for its return";
 }
