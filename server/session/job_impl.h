@@ -102,7 +102,7 @@ class JobImpl final : public Job {
     // or was never.
     uint64_t lost_at_step = 0;
     bool awaited = false;  // see Await()
-    // Lost with an engine, in a step that was open: who comes to wait in it has
+    // Lost in a step that was open when nobody waited in it: who comes to has
     // not been told.
     bool loss_untold = false;
   };

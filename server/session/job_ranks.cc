@@ -120,7 +120,10 @@ void JobImpl::Detach(uint32_t rank) {
   gradient_areas_[rank] = nullptr;
   if (recovery_.has_value()) return;
   NoteLoss(rank);
-  if (in_step) TellOfLoss(rank);
+  if (!in_step) return;
+  // A commit may be on its way.
+  ranks_[rank].loss_untold = ranks_[rank].lost_at_step != 0 && NobodyWaits();
+  TellOfLoss(rank);
 }
 
 bool JobImpl::IsAway(uint32_t rank, uint64_t client_instance) const {
