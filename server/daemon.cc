@@ -281,6 +281,7 @@ absl::Status Daemon::Build() {
           [this](const std::string& job, UniqueFd grpc) {
             engines_.Set(job, std::move(grpc));
           },
+          [this](const std::string& job) { engines_.Lose(job); },
           [this](const std::string& job) { engines_.Erase(job); }});
   if (options_.handover.has_value()) {
     supervisor_->SetDraining(options_.handover->draining());

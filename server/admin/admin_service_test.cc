@@ -11,6 +11,7 @@
 #include <memory>
 #include <thread>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "optstate/v1/engine.grpc.pb.h"
 
@@ -76,11 +77,12 @@ class FakeUpgrade : public UpgradeControl {
   v1::UpgradeProgress progress;
 };
 
-// Answers like an engine with `sessions` ranks; a hanging one never does.
+// Answers like an engine with `sessions` ranks; a hanging one never does, and
+// one that dies is gone when it was to drain.
 class FakeEngineService : public v1::Engine::Service {
  public:
-  FakeEngineService(uint32_t sessions, bool hangs)
-      : sessions_(sessions), hangs_(hangs) {
+  FakeEngineService(uint32_t sessions, bool hangs, bool dies)
+      : sessions_(sessions), hangs_(hangs), dies_(dies) {
     server_ = grpc::ServerBuilder().RegisterService(this).BuildAndStart();
   }
   ~FakeEngineService() override {
@@ -114,6 +116,10 @@ class FakeEngineService : public v1::Engine::Service {
   }
   grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest* request,
                      v1::DrainReply*) override {
+    if (dies_) {
+      drain_asked_.Notify();
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "socket closed");
+    }
     if (!request->resume() && sessions_ == 2) {
       return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED,
                           "step 3 is open");
@@ -123,10 +129,13 @@ class FakeEngineService : public v1::Engine::Service {
   }
 
   int drains() const { return drains_; }
+  void AwaitDrain() { drain_asked_.WaitForNotification(); }
 
  private:
   const uint32_t sessions_;
   const bool hangs_;
+  const bool dies_;
+  absl::Notification drain_asked_;
   int drains_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -141,13 +150,13 @@ class AdminServiceTest : public testing::Test {
   }
 
   FakeEngineService& AddJob(const std::string& name, uint32_t sessions,
-                            bool hangs = false) {
+                            bool hangs = false, bool dies = false) {
     JobSummary& job = control_.jobs[name];
     job.name = name;
     job.uid = ::geteuid();
     job.engine_pid = 17;
     auto& engine = fakes_[name];
-    engine = std::make_unique<FakeEngineService>(sessions, hangs);
+    engine = std::make_unique<FakeEngineService>(sessions, hangs, dies);
     engines_.Set(name, engine->Connect());
     return *engine;
   }
@@ -276,6 +285,36 @@ TEST_F(AdminServiceTest, DrainReachesEveryEngineAndNamesWhoIsLate) {
   EXPECT_FALSE(control_.is_draining);
   EXPECT_TRUE(absl::IsPermissionDenied(
       service_->Drain(request, ::geteuid() + 1, Soon())));
+}
+
+// An engine that dies while it finishes its step; the next one does.
+TEST_F(AdminServiceTest, DrainAsksTheEngineThatComesNext) {
+  AddJob("over", 0, /*hangs=*/false, /*dies=*/true);
+  AddJob("dying", 0, /*hangs=*/false, /*dies=*/true);
+  AddJob("starting", 1);
+  engines_.Lose("starting");
+  absl::Status drained = absl::UnknownError("");
+  std::thread drain(
+      [&] { drained = service_->Drain({}, ::geteuid(), Soon()); });
+  for (const char* job : {"over", "dying"}) fakes_[job]->AwaitDrain();
+  engines_.Erase("over");  // its last rank has left
+  engines_.Lose("dying");
+  FakeEngineService& next = AddJob("dying", 1);
+  FakeEngineService& started = AddJob("starting", 1);
+  drain.join();
+  EXPECT_TRUE(drained.ok()) << drained;
+  EXPECT_EQ(next.drains(), 1);
+  EXPECT_EQ(started.drains(), 1);
+  // Nobody has to wait for it to take steps.
+  engines_.Lose("dying");
+  v1::DrainRequest resume;
+  resume.set_resume(true);
+  EXPECT_TRUE(service_->Drain(resume, ::geteuid(), Soon()).ok());
+  // None comes in time.
+  const absl::Status late =
+      service_->Drain({}, ::geteuid(), absl::Now() + absl::Milliseconds(300));
+  EXPECT_TRUE(absl::IsUnavailable(late)) << late;
+  EXPECT_THAT(std::string(late.message()), HasSubstr("dying"));
 }
 
 // Whoever reaches TCP must not choose what runs as the daemon's user.

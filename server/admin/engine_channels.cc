@@ -43,6 +43,13 @@ void SetTimeout(absl::Time end, google::protobuf::Duration* to) {
       absl::ToInt64Nanoseconds(timeout % absl::Seconds(1))));
 }
 
+v1::DrainRequest MakeDrain(bool resume, absl::Time deadline) {
+  v1::DrainRequest request;
+  request.set_resume(resume);
+  SetTimeout(deadline - kDrainAnswerTime, request.mutable_timeout());
+  return request;
+}
+
 absl::Status Named(const std::string& job, const grpc::Status& status) {
   return Annotate(FromGrpc(status),
                   absl::StrCat("engine of job \"", job, "\""));
@@ -66,6 +73,13 @@ void EngineChannels::Set(const std::string& job, UniqueFd grpc) {
       "engine", grpc.release(), arguments));
   absl::MutexLock lock(&mutex_);
   channels_[job] = std::move(channel);
+}
+
+void EngineChannels::Lose(const std::string& job) {
+  std::shared_ptr<Channel> last;  // destroyed outside the lock
+  absl::MutexLock lock(&mutex_);
+  const auto found = channels_.find(job);
+  if (found != channels_.end()) last = std::exchange(found->second, nullptr);
 }
 
 void EngineChannels::Erase(const std::string& job) {
@@ -162,12 +176,14 @@ absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline) {
       calls.back()->channel = channel;
     }
   }
-  v1::DrainRequest request;
-  request.set_resume(resume);
-  SetTimeout(deadline - kDrainAnswerTime, request.mutable_timeout());
-
+  const v1::DrainRequest request = MakeDrain(resume, deadline);
   absl::BlockingCounter pending(static_cast<int>(calls.size()));
   for (const auto& call : calls) {
+    if (call->channel == nullptr) {
+      call->status = NoEngine(call->job);
+      pending.DecrementCount();
+      continue;
+    }
     SetUp(&call->context, deadline);
     call->channel->stub->async()->Drain(
         &call->context, &request, &call->reply,
@@ -178,8 +194,52 @@ absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline) {
   }
   pending.Wait();
   absl::Status first;
-  for (const auto& call : calls) first.Update(call->status);
+  for (const auto& call : calls) {
+    if (absl::IsUnavailable(call->status)) {
+      // An engine that is started later takes steps, unless we drain.
+      call->status = resume ? absl::OkStatus()
+                            : DrainNext(call->job, call->channel, deadline);
+    }
+    first.Update(call->status);
+  }
   return first;
+}
+
+std::shared_ptr<EngineChannels::Channel> EngineChannels::Next(
+    const std::string& job, const std::shared_ptr<Channel>& last,
+    absl::Time deadline, absl::Status* status) const {
+  absl::MutexLock lock(&mutex_);
+  const auto has_next = [this, &job,
+                         &last]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    const auto found = channels_.find(job);
+    return found == channels_.end() ||
+           (found->second != nullptr && found->second != last);
+  };
+  if (!mutex_.AwaitWithDeadline(absl::Condition(&has_next), deadline)) {
+    *status = NoEngine(job);
+    return nullptr;
+  }
+  const auto found = channels_.find(job);
+  return found == channels_.end() ? nullptr : found->second;
+}
+
+// The next one has been told to drain when it was started; this waits for it.
+absl::Status EngineChannels::DrainNext(const std::string& job,
+                                       std::shared_ptr<Channel> last,
+                                       absl::Time deadline) const {
+  absl::Status status;
+  do {
+    status = absl::OkStatus();
+    last = Next(job, last, deadline, &status);
+    if (last == nullptr) return status;
+    grpc::ClientContext context;
+    SetUp(&context, deadline);
+    v1::DrainReply reply;
+    status = Named(
+        job, last->stub->Drain(&context, MakeDrain(/*resume=*/false, deadline),
+                               &reply));
+  } while (absl::IsUnavailable(status));
+  return status;
 }
 
 absl::Status EngineChannels::Rest(const std::string& job, absl::Time deadline) {

@@ -29,6 +29,9 @@ class EngineChannels {
 
   // A new engine of `job`; replaces the one before.
   void Set(const std::string& job, UniqueFd grpc);
+  // The job's engine has died, and another is being started.
+  void Lose(const std::string& job);
+  // The job has no engine, and gets none.
   void Erase(const std::string& job);
 
   // UNAVAILABLE when the job has no engine just now; DEADLINE_EXCEEDED.
@@ -43,8 +46,9 @@ class EngineChannels {
       const std::vector<std::string>& jobs, absl::Time deadline,
       bool memory = false);
 
-  // Has every engine finish its open step, or (resume) take steps again.
-  // The first failure, naming the job, is returned when all have answered.
+  // Has every engine finish its open step, or (resume) take steps again. One
+  // that dies meanwhile leaves that to the next. The first failure, naming the
+  // job, is returned when all have answered.
   absl::Status DrainAll(bool resume, absl::Time deadline);
 
   // See v1::RestRequest; `deadline` is the engine's. UNIMPLEMENTED: of an
@@ -54,9 +58,19 @@ class EngineChannels {
  private:
   struct Channel;
 
+  // Null: there is no engine just now.
   std::shared_ptr<Channel> Find(const std::string& job) const;
+  // Another one than `last`. Null: the job gets none, and `*status` is OK, or
+  // none has come by the deadline.
+  std::shared_ptr<Channel> Next(const std::string& job,
+                                const std::shared_ptr<Channel>& last,
+                                absl::Time deadline,
+                                absl::Status* status) const;
+  absl::Status DrainNext(const std::string& job, std::shared_ptr<Channel> last,
+                         absl::Time deadline) const;
 
   mutable absl::Mutex mutex_;
+  // Of jobs that have an engine, or get one (null).
   std::map<std::string, std::shared_ptr<Channel>> channels_
       ABSL_GUARDED_BY(mutex_);
 };

@@ -2,9 +2,9 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <optional>
 #include <utility>
@@ -27,6 +27,8 @@ namespace optstate {
 namespace {
 
 constexpr uint32_t kHandshakeTimeoutMs = 5000;
+// As long as it takes to notice that a peer on another machine is dead.
+constexpr uint32_t kReturnTimeoutMs = 120'000;
 // Ends that are looked for at the latest when so many were noted, which also is
 // what a Ready can carry.
 constexpr size_t kConnectionsNotedMax = 8000;
@@ -36,6 +38,11 @@ constexpr absl::Duration kHelloReplyTimeout = absl::Seconds(1);
 absl::Duration HandshakeTimeout(const v1::Limits& limits) {
   const uint32_t configured = limits.handshake_timeout_ms();
   return absl::Milliseconds(configured == 0 ? kHandshakeTimeoutMs : configured);
+}
+
+absl::Duration ReturnTimeout(const v1::Limits& limits) {
+  const uint32_t configured = limits.rank_return_timeout_ms();
+  return absl::Milliseconds(configured == 0 ? kReturnTimeoutMs : configured);
 }
 
 uint64_t NewInstance() {
@@ -53,6 +60,9 @@ absl::StatusOr<std::unique_ptr<ConnectionServer>> ConnectionServer::Start(
   if (!server->session_ended_.ok()) return OsError(errno, "eventfd");
   if (server->options_.job != nullptr) {
     OPTSTATE_RETURN_IF_ERROR(server->StartTransports());
+    const v1::Limits& limits = server->options_.config.daemon().limits();
+    server->awaited_.emplace(server->options_.job, ReturnTimeout(limits));
+    server->awaited_->GiveUpEnded();
   }
   return server;
 }
@@ -133,46 +143,26 @@ void ConnectionServer::Run() {
   }
 }
 
-void ConnectionServer::Await(const std::vector<FormerRank>& ranks) {
-  if (options_.job == nullptr) return;
-  for (const FormerRank& one : ranks) {
-    if (one.pid <= 0) continue;
-    const auto fd = static_cast<int>(::syscall(SYS_pidfd_open, one.pid, 0));
-    const bool has_ended = fd < 0 && errno == ESRCH;
-    if (fd < 0 && !has_ended) {
-      spdlog::warn("{}",
-                   OsError(errno, absl::StrCat("pidfd_open of rank ", one.rank,
-                                               ", pid ", one.pid))
-                       .ToString());
-      continue;  // nobody would say when to give it up
-    }
-    options_.job->Await(one.rank, one.client_instance);
-    if (has_ended) {
-      options_.job->GiveUp(one.rank, one.client_instance);
-    } else {
-      awaited_.push_back({one, UniqueFd(fd)});
-    }
-  }
+// A connection that never becomes a session ends without an event.
+absl::Time ConnectionServer::NextLook() const {
+  absl::Time look = absl::InfiniteFuture();
+  if (!finished_) look = absl::Now() + handshake_timeout_;
+  return awaited_.has_value() ? std::min(look, awaited_->deadline()) : look;
 }
 
 void ConnectionServer::ServeOnce() {
   std::vector<pollfd> fds = {{options_.link->fd(), POLLIN, 0},
                              {session_ended_.get(), POLLIN, 0}};
-  for (const AwaitedProcess& each : awaited_) {
-    fds.push_back({each.pidfd.get(), POLLIN, 0});
-  }
-  // A connection that never becomes a session ends without an event.
+  if (awaited_.has_value()) awaited_->AppendTo(&fds);
+  const absl::Time look = NextLook();
+  // At least as long as until then.
   const int timeout_ms =
-      finished_
+      look == absl::InfiniteFuture()
           ? -1
-          : static_cast<int>(absl::ToInt64Milliseconds(handshake_timeout_));
+          : static_cast<int>(std::max<int64_t>(
+                absl::ToInt64Milliseconds(look - absl::Now()) + 1, 0));
   if (::poll(fds.data(), fds.size(), timeout_ms) < 0) return;  // EINTR
-  for (size_t i = awaited_.size(); i-- > 0;) {
-    if (fds[2 + i].revents == 0) continue;
-    const FormerRank& ended = awaited_[i].rank;
-    options_.job->GiveUp(ended.rank, ended.client_instance);
-    awaited_.erase(awaited_.begin() + static_cast<ptrdiff_t>(i));
-  }
+  if (awaited_.has_value()) awaited_->GiveUpEnded();
   if (fds[1].revents != 0) {
     eventfd_t ended;
     ::eventfd_read(session_ended_.get(), &ended);

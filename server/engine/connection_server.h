@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "absl/time/time.h"
 #include "optstate/v1/engine.pb.h"
 #include "proto/types/unique_fd.h"
+#include "server/engine/awaited_ranks.h"
 #include "server/engine/engine_service.h"
 #include "server/engine/supervisor_link.h"
 #include "server/engine/supervisor_reporter.h"
@@ -23,13 +25,6 @@
 #include "server/transport/shm_transport.h"
 
 namespace optstate {
-
-// A rank of the engine before this one.
-struct FormerRank {
-  uint32_t rank = 0;
-  uint64_t client_instance = 0;
-  pid_t pid = 0;  // 0: not known
-};
 
 // Takes connections from the supervisor, answers their Hello and gives them to
 // the transport of their wire, until the supervisor says that it is enough.
@@ -60,10 +55,6 @@ class ConnectionServer {
   // What a supervisor says first; answered with Ready.
   void TakeSupervise(SupervisorMessage message);
 
-  // Ranks that come back by themselves, unless their processes end: then they
-  // are lost. Of others nobody knows whether they come back.
-  void Await(const std::vector<FormerRank>& ranks);
-
   // Serves until the supervisor says that it is enough.
   void Run();
 
@@ -74,6 +65,7 @@ class ConnectionServer {
   // Waits for the supervisor, a session's end, that of a process that is
   // awaited or the next look at idleness, and does what is to be done.
   void ServeOnce();
+  absl::Time NextLook() const;
   void TakeRequests();
   void TakeLimits(const v1::Limits& limits);
   v1::EngineEvent::Ready MakeReady();
@@ -93,11 +85,7 @@ class ConnectionServer {
   UniqueFd session_ended_;
   // Inodes of adopted sockets, those that were closed since among them.
   std::set<ino_t> connections_;
-  struct AwaitedProcess {
-    FormerRank rank;
-    UniqueFd pidfd;
-  };
-  std::vector<AwaitedProcess> awaited_;
+  std::optional<AwaitedRanks> awaited_;  // none without a job
   bool adopted_any_ = false;
   bool finished_ = false;
   absl::Time last_adopted_ = absl::InfinitePast();

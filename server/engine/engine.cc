@@ -76,8 +76,7 @@ void AddKept(SupervisorMessage message, std::vector<KeptGradients>* kept) {
     return one.rank == info.rank();
   });
   kept->push_back({info.rank(), info.client_instance(),
-                   info.gradient_offset_bytes(), static_cast<pid_t>(info.pid()),
-                   std::move(message.fd)});
+                   info.gradient_offset_bytes(), std::move(message.fd)});
 }
 
 // Until StartJob, or the end of the link. A supervisor that dies before it gets
@@ -122,11 +121,9 @@ int RunEngine(const EngineOptions& options) {
   std::vector<KeptGradients> kept = std::move(introduction.kept);
   SupervisorReporter reporter(link->get());
   reporter.Seed(kept);
-  std::vector<FormerRank> former;
-  former.reserve(kept.size());
-  for (const KeptGradients& one : kept) {
-    former.push_back({one.rank, one.client_instance, one.pid});
-  }
+  std::vector<uint32_t> kept_ranks;
+  kept_ranks.reserve(kept.size());
+  for (const KeptGradients& one : kept) kept_ranks.push_back(one.rank);
   absl::StatusOr<std::unique_ptr<Job>> job =
       Job::Open({.name = config.job(),
                  .uid = config.uid(),
@@ -141,7 +138,7 @@ int RunEngine(const EngineOptions& options) {
   // Between steps nobody needs them: ranks that are alive bring theirs again.
   if (opened != nullptr &&
       opened->Describe().phase() != v1::JOB_PHASE_RECOVERING) {
-    for (const FormerRank& one : former) reporter.Drop(one.rank);
+    for (const uint32_t rank : kept_ranks) reporter.Drop(rank);
   }
 
   auto service = EngineService::Start(config, opened, job.status());
@@ -153,10 +150,9 @@ int RunEngine(const EngineOptions& options) {
                                          .job = opened,
                                          .failure = job.status()});
   if (!server.ok()) return Fail(server.status());
-  (*server)->Await(former);
   (*server)->TakeSupervise(std::move(introduction.supervise));
   spdlog::info("engine ready: job={} restarts={} kept_gradients={}",
-               config.job(), config.restarts(), former.size());
+               config.job(), config.restarts(), kept_ranks.size());
   (*server)->Run();
   // As if killed, but not in the middle of a pass: the next engine finds all
   // that ranks have staged, and they connect to it by themselves. A session

@@ -16,20 +16,18 @@ SupervisorReporter::SupervisorReporter(SupervisorLink* link) : link_(link) {}
 void SupervisorReporter::Seed(const std::vector<KeptGradients>& kept) {
   absl::MutexLock lock(&mutex_);
   for (const KeptGradients& one : kept) {
-    Put(one.rank, one.client_instance, one.gradient_offset_bytes, one.pid,
+    Put(one.rank, one.client_instance, one.gradient_offset_bytes,
         one.segment.get());
   }
 }
 
 bool SupervisorReporter::Put(uint32_t rank, uint64_t client_instance,
-                             uint64_t gradient_offset_bytes, pid_t pid,
-                             int segment_fd) {
+                             uint64_t gradient_offset_bytes, int segment_fd) {
   if (rank >= kWorldSizeMax) return false;
   Kept kept;
   kept.info.set_rank(rank);
   kept.info.set_client_instance(client_instance);
   kept.info.set_gradient_offset_bytes(gradient_offset_bytes);
-  kept.info.set_pid(pid);
   kept.segment.reset(::fcntl(segment_fd, F_DUPFD_CLOEXEC, 0));
   if (!kept.segment.ok()) {
     spdlog::error("gradients of rank {} would not outlive this engine: {}",
@@ -42,10 +40,9 @@ bool SupervisorReporter::Put(uint32_t rank, uint64_t client_instance,
 }
 
 void SupervisorReporter::Keep(uint32_t rank, uint64_t client_instance,
-                              uint64_t gradient_offset_bytes, pid_t pid,
-                              int segment_fd) {
+                              uint64_t gradient_offset_bytes, int segment_fd) {
   absl::MutexLock lock(&mutex_);
-  if (!Put(rank, client_instance, gradient_offset_bytes, pid, segment_fd)) {
+  if (!Put(rank, client_instance, gradient_offset_bytes, segment_fd)) {
     return;
   }
   unsent_ranks_.insert(rank);

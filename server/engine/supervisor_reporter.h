@@ -31,7 +31,7 @@ class SupervisorReporter : public GradientKeeper {
   void Seed(const std::vector<KeptGradients>& kept);
 
   void Keep(uint32_t rank, uint64_t client_instance,
-            uint64_t gradient_offset_bytes, pid_t pid, int segment_fd) override;
+            uint64_t gradient_offset_bytes, int segment_fd) override;
   void Drop(uint32_t rank) override;
 
   // The engine is ready, and a supervisor is there that knows nothing.
@@ -47,7 +47,7 @@ class SupervisorReporter : public GradientKeeper {
   };
 
   bool Put(uint32_t rank, uint64_t client_instance,
-           uint64_t gradient_offset_bytes, pid_t pid, int segment_fd)
+           uint64_t gradient_offset_bytes, int segment_fd)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool SendRank(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

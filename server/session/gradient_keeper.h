@@ -1,8 +1,6 @@
 #ifndef OPTSTATE_SERVER_SESSION_GRADIENT_KEEPER_H_
 #define OPTSTATE_SERVER_SESSION_GRADIENT_KEEPER_H_
 
-#include <sys/types.h>
-
 #include <cstdint>
 
 #include "proto/types/unique_fd.h"
@@ -14,7 +12,6 @@ struct KeptGradients {
   uint32_t rank = 0;
   uint64_t client_instance = 0;        // of the client library that wrote them
   uint64_t gradient_offset_bytes = 0;  // where in the segment they begin
-  pid_t pid = 0;                       // of the rank; 0: not known
   UniqueFd segment;
 };
 
@@ -30,8 +27,7 @@ class GradientKeeper {
   // From now on this is the rank's memory; replaces what was kept of it before.
   // Duplicates the fd.
   virtual void Keep(uint32_t rank, uint64_t client_instance,
-                    uint64_t gradient_offset_bytes, pid_t pid,
-                    int segment_fd) = 0;
+                    uint64_t gradient_offset_bytes, int segment_fd) = 0;
   virtual void Drop(uint32_t rank) = 0;
 };
 

@@ -73,6 +73,9 @@ absl::Status JobImpl::Adopt() {
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveRedo(0));
   const bool undo_lost = tier_->undo().empty();
   OPTSTATE_RETURN_IF_ERROR(UseShape(std::move(shape)));
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    had_session_ = had_session_ || rank_mark(rank).client_instance != 0;
+  }
   failure_ = undo_lost ? LostInside("the file undo is missing") : AdoptStep();
   AdoptUnfinishedLoad();
   return absl::OkStatus();

@@ -22,6 +22,7 @@
 #include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
 #include "proto/types/unique_fd.h"
+#include "server/session/former_rank.h"
 #include "server/session/gradient_keeper.h"
 
 namespace optstate {
@@ -95,7 +96,8 @@ struct AttachSpec {
   // Attach even when the job is FAILED, in order to load a checkpoint into it.
   // Without it such a job refuses its ranks, so that none takes its parameters.
   bool accept_failed = false;
-  int64_t pid = 0;
+  int64_t pid = 0;      // as the rank says, if the kernel does not; to be shown
+  RankProcess process;  // whose end is the session's
   uint32_t uid = 0;
   std::string wire;
   std::string client_version;
@@ -229,12 +231,13 @@ class Job {
   // Waits for a step that is being applied. Idempotent.
   virtual void Detach(uint32_t rank) = 0;
 
-  // A rank of the engine before, as whom it was attached: it comes back by
-  // itself, and the job is not finished before. No effect when it is there, or
-  // was attached last as somebody else.
-  virtual void Await(uint32_t rank, uint64_t client_instance) = 0;
+  // The ranks that were attached when the engine before ended and are not here.
+  // They come back by themselves, and the job is not finished before that; who
+  // asks has to say when one will not.
+  virtual std::vector<FormerRank> Awaited() const = 0;
   // It does not come back: lost, in the step that is open, as if it detached.
-  virtual void GiveUp(uint32_t rank, uint64_t client_instance) = 0;
+  // No effect when it is here.
+  virtual void GiveUp(const FormerRank& rank) = 0;
 
   virtual absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                             uint32_t first_parameter,

@@ -127,7 +127,7 @@ TEST_F(JobFilesTest, FlippedBytesOfTheControlFile) {
     int64_t offset;
     const char* text;
   } cases[] = {{0, "magic is"},
-               {8, "format version is 70"},
+               {8, "format version is 71"},
                {24, "header's checksum"},
                {16, "header's checksum"},
                {72, "step 64 is in progress after committed step 1"}};

@@ -157,6 +157,7 @@ AttachSpec JobHarness::AttachSpecOf(uint32_t rank) {
     spec.gradients_present = true;
   }
   spec.pid = 1000 + rank;
+  if (rank < setup_.processes.size()) spec.process = setup_.processes[rank];
   spec.wire = "shm";
   return spec;
 }

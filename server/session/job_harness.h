@@ -72,6 +72,7 @@ class JobHarness {
     // Rank r attaches as client_instance + r, with the gradients that it has
     // had; 0: as nobody that was there before, with none.
     uint64_t client_instance = 0;
+    std::vector<RankProcess> processes;  // by rank; others are of unknown ones
     v1::Limits limits;
     StepObserver* observer = nullptr;
   };

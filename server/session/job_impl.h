@@ -75,8 +75,8 @@ class JobImpl final : public Job {
   absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
   bool resting() const override;
   void StandStill() override;
-  void Await(uint32_t rank, uint64_t client_instance) override;
-  void GiveUp(uint32_t rank, uint64_t client_instance) override;
+  std::vector<FormerRank> Awaited() const override;
+  void GiveUp(const FormerRank& rank) override;
   bool finished() const override;
   v1::Job Describe() const override;
   absl::StatusOr<v1::ListParametersReply> ListParameters(
@@ -101,7 +101,6 @@ class JobImpl final : public Job {
     // The step that was next when it left, others being there; 0: it is here,
     // or was never.
     uint64_t lost_at_step = 0;
-    bool awaited = false;  // see Await()
     // Lost in a step that was open when nobody waited in it: who comes to has
     // not been told.
     bool loss_untold = false;
@@ -187,9 +186,8 @@ class JobImpl final : public Job {
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   uint32_t AttachedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   uint32_t AwaitedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // Not attached, and as this it was attached last.
-  bool IsAway(uint32_t rank, uint64_t client_instance) const
-      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool IsAwaited(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void MarkAttached(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool NoOpenStep() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool NothingUnderWay() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool IsAwake() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !resting_; }

@@ -160,6 +160,7 @@ class LostWithTheEngineTest : public JobRankLossTest {
 
   LostWithTheEngineTest() {
     harness_.setup().client_instance = kInstance;
+    harness_.setup().processes = {{10, 20}, {11, 21}, {12, 22}};
     for (uint32_t rank = 0; rank < 3; ++rank) {
       harness_.Detach(rank);
       BringBack(rank);
@@ -168,16 +169,16 @@ class LostWithTheEngineTest : public JobRankLossTest {
   void ReplaceEngine() {
     harness_.Close();
     ASSERT_TRUE(harness_.Open().ok());
-    for (uint32_t rank = 0; rank < 3; ++rank) {
-      harness_.job().Await(rank, kInstance + rank);
-    }
+  }
+  static FormerRank Former(uint32_t rank) {
+    return {.rank = rank, .client_instance = kInstance + rank};
   }
 };
 
 TEST_P(LostWithTheEngineTest, WhoComesToWaitIsTold) {
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   ReplaceEngine();
-  harness_.job().GiveUp(1, kInstance + 1);
+  harness_.job().GiveUp(Former(1));
   BringBack(0);
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   ExpectToldTo(0, harness_.Commit(0, CommitOf(1)));
@@ -195,14 +196,14 @@ TEST_P(LostWithTheEngineTest, WhoWaitsAlreadyIsTold) {
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   const uint64_t commit = harness_.Commit(0, CommitOf(1));
   EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
-  harness_.job().GiveUp(1, kInstance + 1);
+  harness_.job().GiveUp(Former(1));
   ExpectToldTo(0, commit);
 }
 
 TEST_P(LostWithTheEngineTest, NotTwice) {
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   ReplaceEngine();
-  harness_.job().GiveUp(1, kInstance + 1);
+  harness_.job().GiveUp(Former(1));
   BringBack(0);
   harness_.Commit(0, CommitOf(1));
   if (Waits()) {
@@ -212,14 +213,48 @@ TEST_P(LostWithTheEngineTest, NotTwice) {
   EXPECT_EQ(harness_.AnswerTo(0, again), nullptr) << "waits for its return";
 }
 
+TEST_P(LostWithTheEngineTest, WhoWasThereIsKnown) {
+  harness_.Detach(1);
+  ReplaceEngine();
+  BringBack(0);
+  const std::vector<FormerRank> awaited = harness_.job().Awaited();
+  ASSERT_EQ(awaited.size(), 1u);
+  EXPECT_EQ(awaited[0].rank, 2u);
+  EXPECT_EQ(awaited[0].client_instance, kInstance + 2);
+  EXPECT_EQ(awaited[0].process.pid, 12);
+  EXPECT_EQ(awaited[0].process.start_ticks, 22u);
+  // Also by the one after, if it has not come back meanwhile.
+  ReplaceEngine();
+  EXPECT_EQ(harness_.job().Awaited().size(), 2u);
+  harness_.job().GiveUp(Former(2));
+  ReplaceEngine();
+  ASSERT_EQ(harness_.job().Awaited().size(), 1u);
+  EXPECT_EQ(harness_.job().Awaited()[0].rank, 0u);
+}
+
+// Another session in a rank's place, of which nothing is known yet.
+TEST_P(LostWithTheEngineTest, NotWhoseRankIsTaken) {
+  ReplaceEngine();
+  const FormerRank former = Former(2);
+  harness_.setup().client_instance = 0;
+  BringBack(2);
+  EXPECT_EQ(harness_.job().Awaited().size(), 2u);
+  ReplaceEngine();
+  EXPECT_EQ(harness_.job().Awaited().size(), 2u) << "it cannot come back";
+  harness_.job().GiveUp(former);
+  BringBack(0);
+  harness_.Commit(0, CommitOf(1));
+  EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
+}
+
 TEST_P(LostWithTheEngineTest, NotWhoIsBackOrNotAwaited) {
   ReplaceEngine();
   BringBack(0);
   BringBack(1);
   const uint64_t commit = harness_.Commit(0, CommitOf(1));
-  harness_.job().GiveUp(1, kInstance + 1);
-  harness_.job().GiveUp(2, kInstance + 5);
-  harness_.job().GiveUp(7, kInstance);
+  harness_.job().GiveUp(Former(1));
+  harness_.job().GiveUp({.rank = 2, .client_instance = kInstance + 5});
+  harness_.job().GiveUp(Former(7));
   EXPECT_EQ(harness_.AnswerTo(0, commit), nullptr);
   EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
 }
@@ -228,7 +263,7 @@ TEST_P(LostWithTheEngineTest, NotWhenAllHaveGone) {
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   ReplaceEngine();
   for (uint32_t rank = 0; rank < 3; ++rank) {
-    harness_.job().GiveUp(rank, kInstance + rank);
+    harness_.job().GiveUp(Former(rank));
   }
   harness_.setup().client_instance = kInstance + 10;
   BringBack(0);

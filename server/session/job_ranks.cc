@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -23,10 +24,30 @@ uint32_t JobImpl::AttachedCount() const {
                     [](const RankSession& rank) { return rank.attached; }));
 }
 
+bool JobImpl::IsAwaited(uint32_t rank) const {
+  return !ranks_[rank].attached && rank_mark(rank).attached != 0;
+}
+
 uint32_t JobImpl::AwaitedCount() const {
-  return static_cast<uint32_t>(
-      std::count_if(ranks_.begin(), ranks_.end(),
-                    [](const RankSession& rank) { return rank.awaited; }));
+  uint32_t count = 0;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (IsAwaited(rank)) ++count;
+  }
+  return count;
+}
+
+std::vector<FormerRank> JobImpl::Awaited() const {
+  absl::MutexLock lock(&mu_);
+  std::vector<FormerRank> awaited;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!IsAwaited(rank)) continue;
+    const RankMark& mark = rank_mark(rank);
+    awaited.push_back({.rank = rank,
+                       .client_instance = mark.client_instance,
+                       .process = {.pid = mark.pid,
+                                   .start_ticks = mark.process_start_ticks}});
+  }
+  return awaited;
 }
 
 absl::Status JobImpl::CheckMayAttach(const AttachSpec& spec) const {
@@ -78,7 +99,7 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   }
   RankSession& rank = ranks_[spec.rank];
   rank.attached = true;
-  rank.awaited = false;
+  MarkAttached(spec);
   rank.lost_at_step = 0;
   rank.loss_untold = false;
   rank.spec = spec;
@@ -103,9 +124,22 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   return result;
 }
 
+// For the engine after this one. A session that cannot say that it is the same
+// is not awaited.
+void JobImpl::MarkAttached(const AttachSpec& spec) {
+  RankMark& mark = rank_mark(spec.rank);
+  mark.attached = 0;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  mark.pid = spec.process.pid;
+  mark.process_start_ticks = spec.process.start_ticks;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  mark.attached = spec.client_instance != 0 ? 1 : 0;
+}
+
 void JobImpl::Detach(uint32_t rank) {
   absl::MutexLock lock(&mu_);
   if (!CheckAttached(rank).ok()) return;
+  rank_mark(rank).attached = 0;
   const bool in_step = open_step_.open();
   ranks_[rank].ending.reset();  // nobody to answer
   if (recovery_.has_value()) {
@@ -126,23 +160,14 @@ void JobImpl::Detach(uint32_t rank) {
   TellOfLoss(rank);
 }
 
-bool JobImpl::IsAway(uint32_t rank, uint64_t client_instance) const {
-  return rank < ranks_.size() && !ranks_[rank].attached &&
-         client_instance != 0 &&
-         client_instance == rank_mark(rank).client_instance;
-}
-
-void JobImpl::Await(uint32_t rank, uint64_t client_instance) {
+void JobImpl::GiveUp(const FormerRank& former) {
   absl::MutexLock lock(&mu_);
-  if (!IsAway(rank, client_instance)) return;
-  ranks_[rank].awaited = true;
-  had_session_ = true;
-}
-
-void JobImpl::GiveUp(uint32_t rank, uint64_t client_instance) {
-  absl::MutexLock lock(&mu_);
-  if (!IsAway(rank, client_instance) || !ranks_[rank].awaited) return;
-  ranks_[rank].awaited = false;
+  const uint32_t rank = former.rank;
+  if (rank >= ranks_.size() || !IsAwaited(rank) ||
+      former.client_instance != rank_mark(rank).client_instance) {
+    return;
+  }
+  rank_mark(rank).attached = 0;
   if (!failure_.ok()) return;  // all is kept, to be looked at
   if (recovery_.has_value()) {
     // The step is finished without it, or not at all.
@@ -152,7 +177,7 @@ void JobImpl::GiveUp(uint32_t rank, uint64_t client_instance) {
   const bool in_step =
       open_step_.open() || WasBegun(record().committed_step + 1);
   DropStaged(rank);
-  ::unlink(StagingPath(rank, client_instance).c_str());
+  ::unlink(StagingPath(rank, former.client_instance).c_str());
   NoteLoss(rank);
   if (!in_step) return;
   ranks_[rank].loss_untold = ranks_[rank].lost_at_step != 0 && NobodyWaits();

@@ -160,6 +160,7 @@ void JobImpl::TryToFinishStep() {
   AnswerCommits(absl::OkStatus(), LastOutcome());
   open_step_.DropAll();
   timer_.Drop();
+  RemoveStaleStagingFiles();
 }
 
 // Before the first rank is attached.
@@ -186,11 +187,12 @@ std::string JobImpl::StagingPath(uint32_t rank,
   return StagingFilePath(options_.directory, rank, client_instance);
 }
 
-// Those of ranks that may come back are kept, for on a full file system they
-// could not be made anew; another session in a rank's place removes its file.
+// Those of ranks that come back are kept, for on a full file system they could
+// not be made anew; another session in a rank's place removes its file.
 void JobImpl::RemoveStaleStagingFiles() const {
   std::set<std::string> kept;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].attached && !IsAwaited(rank)) continue;
     kept.insert(StagingPath(rank, rank_mark(rank).client_instance));
   }
   std::error_code error;

@@ -163,6 +163,9 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
   OPTSTATE_RETURN_IF_ERROR(MakeScheduler());
   const auto& partitions = shape_->partitions;
   ranks_.assign(partitions.size(), RankSession{});
+  for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
+    if (rank >= ranks_.size()) rank_mark(rank).attached = 0;
+  }
   gradient_areas_.assign(partitions.size(), nullptr);
   intent_groups_.resize(layout_of_job().groups().size());
   group_sums_.resize(layout_of_job().groups().size());

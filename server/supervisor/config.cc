@@ -80,7 +80,8 @@ void CheckLimits(const v1::Limits& limits, std::vector<Fault>* faults) {
   const std::pair<const char*, uint32_t> positive[] = {
       {"limits.jobs_max", limits.jobs_max()},
       {"limits.sessions_max", limits.sessions_max()},
-      {"limits.handshake_timeout_ms", limits.handshake_timeout_ms()}};
+      {"limits.handshake_timeout_ms", limits.handshake_timeout_ms()},
+      {"limits.rank_return_timeout_ms", limits.rank_return_timeout_ms()}};
   for (const auto& [field, value] : positive) {
     if (value == 0) faults->push_back({field, "must be at least 1"});
   }
@@ -175,6 +176,7 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   limits.set_state_bytes_max(0);
   limits.set_job_state_bytes_max(0);
   limits.set_handshake_timeout_ms(5000);
+  limits.set_rank_return_timeout_ms(120'000);
   limits.set_memory_reserve_bytes(uint64_t{256} << 20);
   return config;
 }

@@ -79,6 +79,7 @@ TEST(ConfigTest, ValuesThatMakeNoSense) {
       {"limits:\n\n  jobs_max: 0\n", "f.yaml:3: limits.jobs_max: "},
       {"limits: {sessions_max: 0}\n", "f.yaml:1: limits.sessions_max: "},
       {"limits: {handshake_timeout_ms: 0}\n", "f.yaml:1: limits.handshake"},
+      {"limits: {rank_return_timeout_ms: 0}\n", "f.yaml:1: limits.rank_ret"},
   };
   for (const auto& [text, error] : kCases) {
     EXPECT_THAT(ErrorOf(text), StartsWith(error)) << text;

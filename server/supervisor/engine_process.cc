@@ -21,8 +21,8 @@
 #include "proto/types/os_error.h"
 #include "proto/types/partition.h"
 #include "proto/types/status_macros.h"
+#include "server/control/process_stat.h"
 #include "server/control/versions.h"
-#include "server/supervisor/process_state.h"
 #include "server/supervisor/spawn.h"
 
 namespace optstate::supervisor {
@@ -313,7 +313,8 @@ void EngineProcess::HandlePacket(control::Packet packet) {
 absl::Status EngineProcess::Adopt(const v1::AdoptConnection& connection,
                                   int fd) {
   // A client whose session ended with the engine can be back before we know.
-  if (!control_.ok() || (pid_ != 0 && IsExiting(pid_))) return Dying();
+  const auto stat = control::ReadProcessStat(pid_);
+  if (!control_.ok() || (stat.ok() && stat->is_exiting)) return Dying();
   if (!outgoing_.empty()) {
     return absl::UnavailableError("the engine takes no connections just now");
   }

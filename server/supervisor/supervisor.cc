@@ -164,6 +164,7 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
     WakeEngineWaiters(name, hosts_.at(name)->engine_info().executable());
   };
   callbacks.on_failed = [this, name] {
+    callbacks_.on_no_engine(name);
     WakeEngineWaiters(name, IsFailed(*hosts_.at(name)));
   };
   callbacks.on_process = [this, name](pid_t pid) {
@@ -201,6 +202,7 @@ void Supervisor::OnAdopted(const std::string& name, int fd) {
 }
 
 void Supervisor::OnStopped(const std::string& name, bool over) {
+  callbacks_.on_no_engine(name);
   const std::unique_ptr<JobHost> host =
       std::move(hosts_.extract(name).mapped());
   WakeEngineWaiters(name, NoJob(name));

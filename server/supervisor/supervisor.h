@@ -48,6 +48,8 @@ class Supervisor : public SupervisorControl {
     // As JobHost's.
     std::function<void(const std::string& job, UniqueFd grpc)> on_engine;
     std::function<void(const std::string& job)> on_engine_gone;
+    // The job has none and gets none, unless it is recovered.
+    std::function<void(const std::string& job)> on_no_engine;
   };
 
   Supervisor(EventLoop* loop, Options options, JobRegistry registry,

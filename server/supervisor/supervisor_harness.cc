@@ -48,6 +48,7 @@ void SupervisorHarness::Start() {
                           std::exchange(kept_, {})},
       *std::move(registry),
       Supervisor::Callbacks{[](const std::string&, UniqueFd) {},
+                            [](const std::string&) {},
                             [](const std::string&) {}});
   handshakes_ = std::make_unique<Handshakes>(
       loop_.get(), absl::Milliseconds(config_.limits().handshake_timeout_ms()),

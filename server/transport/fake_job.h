@@ -70,8 +70,8 @@ class FakeJob : public Job {
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
   void StandStill() override {}
-  void Await(uint32_t /*rank*/, uint64_t /*client_instance*/) override {}
-  void GiveUp(uint32_t /*rank*/, uint64_t /*client_instance*/) override {}
+  std::vector<FormerRank> Awaited() const override { return {}; }
+  void GiveUp(const FormerRank& /*rank*/) override {}
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter,
                     uint32_t parameter_count) override;

@@ -14,6 +14,7 @@
 #include "proto/types/conversions.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "server/control/process_stat.h"
 #include "server/transport/outcome.h"
 #include "spdlog/spdlog.h"
 
@@ -46,6 +47,15 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
                          ? std::make_optional(request.loss_scaler())
                          : std::nullopt,
       .accumulate_dtype = accumulate_dtype};
+}
+
+RankProcess ProcessOf(const Peer& peer) {
+  RankProcess process{.pid = static_cast<pid_t>(peer.pid)};
+  if (process.pid == 0) return process;
+  const absl::StatusOr<control::ProcessStat> stat =
+      control::ReadProcessStat(process.pid);
+  if (stat.ok()) process.start_ticks = stat->start_ticks;
+  return process;
 }
 
 absl::Status CheckArray(uint32_t array) {
@@ -179,6 +189,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
                   .client_instance = plan.client_instance,
                   .gradients_present = plan.gradients_present,
                   .pid = PeerPid(),
+                  .process = ProcessOf(peer_),
                   .uid = peer_.uid,
                   .wire = options_.wire,
                   .client_version = peer_.hello.client_version()};
@@ -191,7 +202,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
   attached_ = true;
   if (options_.keeper != nullptr && plan.gradient_segment.ok()) {
     options_.keeper->Keep(plan.rank, plan.client_instance,
-                          plan.gradient_offset_bytes, peer_.pid,
+                          plan.gradient_offset_bytes,
                           plan.gradient_segment.get());
   }
   spdlog::info("session attached: {} client={} step={}", Name(),

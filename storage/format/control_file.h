@@ -21,7 +21,7 @@ namespace optstate {
 // with a disk below, pages reach it in any order.
 
 inline constexpr uint64_t kControlMagic = 0x314c544354504f53;  // "SOPTCTL1"
-inline constexpr uint32_t kControlVersion = 6;
+inline constexpr uint32_t kControlVersion = 7;
 
 // Flags of a StepRecord.
 inline constexpr uint32_t kStepRecordHasOutcome = 1;

@@ -24,8 +24,14 @@ struct RankMark {
   // in the sum. Set before `epoch` is, so that it may be one ahead of that.
   uint32_t ended_epoch;
   uint64_t ended;
+  // While that session is attached: `attached` is 1 and the two after it are of
+  // the rank's process. An engine that finds it 1 knows whose return to wait
+  // for, and whose end to take for that of the session.
+  uint32_t attached;
+  int32_t pid;                   // 0: not known (another machine)
+  uint64_t process_start_ticks;  // as /proc/PID/stat has it; 0: not known
 };
-static_assert(sizeof(RankMark) == 32);
+static_assert(sizeof(RankMark) == 48);
 
 // An entry of staged_marks: this run's accumulator has the rank's gradients up
 // to the micro-step. Never 0. Epochs wrap after 2^32 steps; a run whose mark

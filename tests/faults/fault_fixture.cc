@@ -54,8 +54,9 @@ std::unique_ptr<Session> FaultTest::Open(client::SessionOptions options) const {
 }
 
 std::unique_ptr<RankProcess> FaultTest::StartRank(uint32_t rank,
-                                                  uint32_t world_size) const {
-  auto process = RankProcess::Start({.endpoint = endpoint(),
+                                                  uint32_t world_size,
+                                                  const std::string& at) const {
+  auto process = RankProcess::Start({.endpoint = at.empty() ? endpoint() : at,
                                      .daemon_path = "",
                                      .job = "job",
                                      .rank = rank,

@@ -32,8 +32,9 @@ class FaultTest : public testing::Test {
                                  uint32_t world_size = 1) const;
   // Null when it fails, which fails the test.
   std::unique_ptr<client::Session> Open(client::SessionOptions options) const;
-  std::unique_ptr<RankProcess> StartRank(uint32_t rank,
-                                         uint32_t world_size) const;
+  // At endpoint(), unless another is said.
+  std::unique_ptr<RankProcess> StartRank(uint32_t rank, uint32_t world_size,
+                                         const std::string& at = "") const;
 
   StepScript Script() const {
     return StepScript(*Layout::Make(layout_), seed_);

@@ -66,10 +66,11 @@ class RankLossTest : public WireFaultTest {
                             << ", before it came " << before.ToString();
   }
 
-  void Start(const std::string& on_rank_loss) {
-    StartDaemon({.tcp = false,
+  void Start(const std::string& on_rank_loss, bool second_over_tcp = false) {
+    StartDaemon({.tcp = second_over_tcp,
                  .flags = {},
-                 .config = "engine:\n  on_rank_loss: " + on_rank_loss + "\n"});
+                 .config = "engine:\n  on_rank_loss: " + on_rank_loss +
+                           "\nlimits:\n  rank_return_timeout_ms: 1\n"});
     ASSERT_FALSE(HasFatalFailure());
     client::SessionOptions options = Options(0, 2);
     options.notice = [this](const std::string& text) {
@@ -80,7 +81,13 @@ class RankLossTest : public WireFaultTest {
     ASSERT_NE(first_, nullptr);
     AwaitKept(1);
     alone_ = Count();
-    second_ = StartRank(1, 2);
+    std::string endpoint_of_second = endpoint();
+    if (second_over_tcp) {
+      const auto tcp = daemon_->tcp_endpoint();
+      ASSERT_TRUE(tcp.ok()) << tcp.status();
+      endpoint_of_second = *tcp;
+    }
+    second_ = StartRank(1, 2, endpoint_of_second);
     ASSERT_NE(second_, nullptr);
     ASSERT_TRUE(second_->Send("load").ok());
     ASSERT_TRUE(Script().Load(*first_).ok());
@@ -103,6 +110,34 @@ class RankLossTest : public WireFaultTest {
     ASSERT_TRUE(second_->Send(command).ok());
     ASSERT_TRUE(second_->Kill().ok());
     AwaitFreed(alone_);
+  }
+
+  // It dies in step 2, having pushed, and so do those who would have seen it.
+  void LoseSecondWithEngine(bool and_daemon) {
+    const StepScript::Step step = Script().Make(2);
+    ASSERT_TRUE(StepScript::Push(*first_, step).ok());
+    ASSERT_TRUE(first_->CommitStart(step.commit).ok());
+    ASSERT_TRUE(second_->Do("push 2").ok());
+    const pid_t first_engine = engine();
+    ASSERT_EQ(kill(first_engine, SIGSTOP), 0);  // so that it sees nothing
+    ASSERT_TRUE(second_->Kill().ok());
+    if (and_daemon) {
+      ASSERT_TRUE(daemon_->Kill().ok());
+    }
+    ASSERT_EQ(kill(first_engine, SIGKILL), 0);
+    if (and_daemon) {
+      ASSERT_TRUE(daemon_->Restart().ok());
+    }
+    const auto told = first_->CommitWait();
+    EXPECT_EQ(told.status().code(), absl::StatusCode::kAborted)
+        << told.status();
+    EXPECT_THAT(std::string(told.status().message()),
+                HasSubstr("rank 1 lost at step 2"));
+    EXPECT_EQ(CountFiles(JobDirectory(), "gradients.1."), 0);
+    ReplaceSecond();
+    ASSERT_FALSE(HasFatalFailure());
+    TakeStep(2);
+    ExpectUndisturbed(*first_, 2);
   }
 
   void ReplaceSecond() {
@@ -177,28 +212,22 @@ TEST_P(RankLossTest, OthersAreTold) {
 }
 
 TEST_P(RankLossTest, OthersAreToldWhenTheEngineDiesToo) {
-  if (wire_ == Wire::kGrpc) {
-    GTEST_SKIP() << "nobody keeps who the ranks of this wire were";
-  }
   Start("abort");
   ASSERT_FALSE(HasFatalFailure());
-  AwaitKept(2);
-  const StepScript::Step step = Script().Make(2);
-  ASSERT_TRUE(StepScript::Push(*first_, step).ok());
-  ASSERT_TRUE(first_->CommitStart(step.commit).ok());
-  ASSERT_TRUE(second_->Do("push 2").ok());
-  const pid_t first_engine = engine();
-  ASSERT_EQ(kill(first_engine, SIGSTOP), 0);  // so that it sees nothing
-  ASSERT_TRUE(second_->Kill().ok());
-  ASSERT_EQ(kill(first_engine, SIGKILL), 0);
-  const auto told = first_->CommitWait();
-  EXPECT_EQ(told.status().code(), absl::StatusCode::kAborted) << told.status();
-  EXPECT_THAT(std::string(told.status().message()),
-              HasSubstr("rank 1 lost at step 2"));
-  ReplaceSecond();
+  LoseSecondWithEngine(/*and_daemon=*/false);
+}
+
+TEST_P(RankLossTest, OthersAreToldWhenTheDaemonDiesToo) {
+  Start("abort");
   ASSERT_FALSE(HasFatalFailure());
-  TakeStep(2);
-  ExpectUndisturbed(*first_, 2);
+  LoseSecondWithEngine(/*and_daemon=*/true);
+}
+
+// Nobody here can see whether its process still lives.
+TEST_P(RankLossTest, OthersAreToldWhenItWasOnAnotherMachine) {
+  Start("abort", /*second_over_tcp=*/true);
+  ASSERT_FALSE(HasFatalFailure());
+  LoseSecondWithEngine(/*and_daemon=*/false);
 }
 
 TEST_P(RankLossTest, BothAreLost) {

@@ -1,0 +1,47 @@
+#include "server/control/process_stat.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+namespace optstate::control {
+namespace {
+
+TEST(ProcessStatTest, TellsTheDyingFromTheLiving) {
+  EXPECT_FALSE(ReadProcessStat(::getpid())->is_exiting);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  EXPECT_FALSE(ReadProcessStat(child)->is_exiting);
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  siginfo_t info{};
+  // Dead, but still there.
+  ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT),
+            0);
+  EXPECT_TRUE(ReadProcessStat(child)->is_exiting);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(ReadProcessStat(child).status().code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST(ProcessStatTest, StartedBeforeNow) {
+  // A name that would mislead who takes the first parenthesis for its end.
+  ASSERT_EQ(::prctl(PR_SET_NAME, "a) Z 1 2 (b"), 0);
+  const ProcessStat ours = *ReadProcessStat(::getpid());
+  timespec now{};
+  ASSERT_EQ(::clock_gettime(CLOCK_BOOTTIME, &now), 0);
+  const auto now_seconds = static_cast<uint64_t>(now.tv_sec) + 1;
+  const auto ticks_per_second = static_cast<uint64_t>(::sysconf(_SC_CLK_TCK));
+  EXPECT_GT(ours.start_ticks, 0);
+  EXPECT_LE(ours.start_ticks, now_seconds * ticks_per_second);
+  EXPECT_EQ(ReadProcessStat(::getpid())->start_ticks, ours.start_ticks);
+  EXPECT_GE(ours.start_ticks, ReadProcessStat(::getppid())->start_ticks);
+}
+
+}  // namespace
+}  // namespace optstate::control

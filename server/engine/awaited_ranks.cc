@@ -1,0 +1,81 @@
+#include "server/engine/awaited_ranks.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "proto/types/os_error.h"
+#include "server/control/process_stat.h"
+#include "spdlog/spdlog.h"
+
+namespace optstate {
+namespace {
+
+// Not that of a later process which has its pid now.
+bool IsThere(const RankProcess& process) {
+  const absl::StatusOr<control::ProcessStat> stat =
+      control::ReadProcessStat(process.pid);
+  if (absl::IsNotFound(stat.status())) return false;
+  return !stat.ok() || process.start_ticks == 0 ||
+         stat->start_ticks == process.start_ticks;
+}
+
+}  // namespace
+
+AwaitedRanks::AwaitedRanks(Job* job, absl::Duration patience) : job_(job) {
+  for (const FormerRank& rank : job_->Awaited()) {
+    awaited_.push_back(Watch(rank, patience));
+  }
+}
+
+AwaitedRanks::Awaited AwaitedRanks::Watch(const FormerRank& rank,
+                                          absl::Duration patience) {
+  Awaited one{.rank = rank, .deadline = absl::Now() + patience};
+  if (rank.process.pid == 0) return one;
+  one.pidfd.reset(
+      static_cast<int>(::syscall(SYS_pidfd_open, rank.process.pid, 0)));
+  const int error = errno;
+  // In this order: once it is open, the pid is not given to another unnoticed.
+  if (!IsThere(rank.process)) {
+    one.pidfd.reset();
+    one.deadline = absl::InfinitePast();
+  } else if (!one.pidfd.ok()) {
+    spdlog::warn("rank {} cannot be watched: {}", rank.rank,
+                 OsError(error, "pidfd_open").ToString());
+  }
+  return one;
+}
+
+void AwaitedRanks::AppendTo(std::vector<pollfd>* fds) const {
+  for (const Awaited& one : awaited_) {
+    if (one.pidfd.ok()) fds->push_back({one.pidfd.get(), POLLIN, 0});
+  }
+}
+
+absl::Time AwaitedRanks::deadline() const {
+  absl::Time earliest = absl::InfiniteFuture();
+  for (const Awaited& one : awaited_) {
+    if (!one.pidfd.ok()) earliest = std::min(earliest, one.deadline);
+  }
+  return earliest;
+}
+
+bool AwaitedRanks::HasEnded(const Awaited& one) {
+  if (!one.pidfd.ok()) return absl::Now() >= one.deadline;
+  pollfd ended{one.pidfd.get(), POLLIN, 0};
+  return ::poll(&ended, 1, 0) == 1;
+}
+
+void AwaitedRanks::GiveUpEnded() {
+  std::erase_if(awaited_, [this](const Awaited& one) {
+    if (!HasEnded(one)) return false;
+    job_->GiveUp(one.rank);
+    return true;
+  });
+}
+
+}  // namespace optstate

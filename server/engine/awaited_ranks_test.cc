@@ -1,0 +1,112 @@
+#include "server/engine/awaited_ranks.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "server/control/process_stat.h"
+#include "server/session/job_harness.h"
+
+namespace optstate {
+namespace {
+
+class AwaitedRanksTest : public testing::Test {
+ protected:
+  // A rank of this process was attached when the engine ended.
+  void StartAgain(const RankProcess& process) {
+    JobHarness::Setup setup;
+    setup.layout.groups = {{}};
+    setup.layout.parameters = {MakeParameter("a", 100)};
+    setup.world_size = 1;
+    setup.client_instance = 5;
+    setup.processes = {process};
+    harness_ = std::make_unique<JobHarness>(setup);
+    harness_->AttachAll();
+    harness_->Close();
+    ASSERT_TRUE(harness_->Open().ok());
+  }
+  AwaitedRanks Watch(absl::Duration patience = absl::Hours(1)) {
+    return {&harness_->job(), patience};
+  }
+  bool IsAwaited() const { return !harness_->job().Awaited().empty(); }
+
+  static uint64_t StartOf(pid_t pid) {
+    return control::ReadProcessStat(pid)->start_ticks;
+  }
+
+  std::unique_ptr<JobHarness> harness_;
+};
+
+TEST_F(AwaitedRanksTest, UntilItsProcessEnds) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  StartAgain({.pid = child, .start_ticks = StartOf(child)});
+  AwaitedRanks ranks = Watch();
+  ranks.GiveUpEnded();
+  EXPECT_TRUE(IsAwaited());
+  EXPECT_EQ(ranks.deadline(), absl::InfiniteFuture());
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  std::vector<pollfd> fds;
+  ranks.AppendTo(&fds);
+  ASSERT_EQ(fds.size(), 1u);
+  ASSERT_EQ(::poll(fds.data(), 1, -1), 1);
+  ranks.GiveUpEnded();
+  EXPECT_FALSE(IsAwaited());
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  // And when it has ended before anybody looks.
+  StartAgain({.pid = child, .start_ticks = 1});
+  AwaitedRanks late = Watch();
+  EXPECT_LT(late.deadline(), absl::Now());
+  late.GiveUpEnded();
+  EXPECT_FALSE(IsAwaited());
+}
+
+TEST_F(AwaitedRanksTest, NotALaterProcessWithItsPid) {
+  const uint64_t start = StartOf(::getpid());
+  StartAgain({.pid = ::getpid(), .start_ticks = start});
+  Watch().GiveUpEnded();
+  EXPECT_TRUE(IsAwaited());
+  StartAgain({.pid = ::getpid(), .start_ticks = start - 1});
+  Watch().GiveUpEnded();
+  EXPECT_FALSE(IsAwaited());
+  // As long as nothing speaks against it.
+  StartAgain({.pid = ::getpid()});
+  Watch().GiveUpEnded();
+  EXPECT_TRUE(IsAwaited());
+}
+
+TEST_F(AwaitedRanksTest, OneThatCannotBeWatchedHasItsTime) {
+  StartAgain({});
+  const absl::Time before = absl::Now();
+  AwaitedRanks ranks = Watch();
+  EXPECT_GE(ranks.deadline(), before + absl::Hours(1));
+  EXPECT_LE(ranks.deadline(), absl::Now() + absl::Hours(1));
+  ranks.GiveUpEnded();
+  EXPECT_TRUE(IsAwaited());
+  Watch(absl::ZeroDuration()).GiveUpEnded();
+  EXPECT_FALSE(IsAwaited());
+}
+
+TEST_F(AwaitedRanksTest, NotOneThatIsBack) {
+  StartAgain({});
+  AwaitedRanks ranks = Watch(absl::ZeroDuration());
+  harness_->AttachAll();
+  ranks.GiveUpEnded();
+  EXPECT_EQ(harness_->job().Describe().sessions_size(), 1);
+  harness_->Close();
+  ASSERT_TRUE(harness_->Open().ok());
+  EXPECT_TRUE(IsAwaited());
+}
+
+}  // namespace
+}  // namespace optstate

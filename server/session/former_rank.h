@@ -1,0 +1,27 @@
+#ifndef OPTSTATE_SERVER_SESSION_FORMER_RANK_H_
+#define OPTSTATE_SERVER_SESSION_FORMER_RANK_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+
+namespace optstate {
+
+// The process of a rank, as the kernel has told us.
+struct RankProcess {
+  pid_t pid = 0;  // 0: not known (another machine, another pid namespace)
+  // See control::ProcessStat; 0: not known. Another process that has the pid
+  // has another.
+  uint64_t start_ticks = 0;
+};
+
+// A rank that was attached when the engine before this one ended.
+struct FormerRank {
+  uint32_t rank = 0;
+  uint64_t client_instance = 0;
+  RankProcess process = {};
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_FORMER_RANK_H_
