@@ -254,6 +254,7 @@ BENCHMARK(BM_GrpcUpload)
 BENCHMARK(BM_Reattach)
     ->Arg(16)
     ->Arg(1024)
+    ->Arg(4096)
     ->UseManualTime()
     ->Unit(benchmark::kMillisecond);
 

@@ -151,6 +151,7 @@ absl::Status Killer::RestartSupervisor() {
 }
 
 absl::Status Killer::DisturbSupervisor() {
+  if (Unit() < 0.2) return EndDaemon();
   switch (Below(4)) {
     case 0:
       return KillSupervisorAlone();
@@ -209,6 +210,27 @@ absl::Status Killer::KillSupervisorAndRank() {
   }
   OPTSTATE_RETURN_IF_ERROR(RestartSupervisor());
   return job_.StartRank(rank);
+}
+
+// As a service manager does. It has the engine finish its open step, which may
+// be killed over that.
+absl::Status Killer::EndDaemon() {
+  OPTSTATE_RETURN_IF_ERROR(AwaitAdoption());
+  if (Unit() < 0.7) {
+    OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
+  } else {
+    Spin(kAnyInstant);
+  }
+  ++tally_.terminations;
+  if (job_.in_step()) ++tally_.terminations_in_step;
+  const Process& daemon = job_.daemon().process();
+  daemon.Signal(SIGTERM);
+  if (Unit() < 0.5) {
+    Spin(Unit() < 0.5 ? kMoment : kAnyInstant);
+    OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/false));
+  }
+  OPTSTATE_RETURN_IF_ERROR(daemon.AwaitEnd(absl::Now() + kPatience));
+  return RestartSupervisor();
 }
 
 absl::Status Killer::DisturbRanks() {

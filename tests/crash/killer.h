@@ -40,6 +40,7 @@ class Killer {
   absl::Status KillEngineThenSupervisor();
   absl::Status KillSupervisorThenEngine();
   absl::Status KillSupervisorAndRank();
+  absl::Status EndDaemon();
   absl::Status KillRanks();
   absl::Status KillRankAndEngine();
 

@@ -24,6 +24,8 @@ std::ostream& operator<<(std::ostream& out, const Tally& tally) {
       << "supervisor kills     " << tally.supervisor << "\n"
       << "  in a step          " << tally.supervisor_in_step << "\n"
       << "  in an upgrade      " << tally.supervisor_in_upgrade << "\n"
+      << "daemon told to end   " << tally.terminations << "\n"
+      << "  in a step          " << tally.terminations_in_step << "\n"
       << "rank kills           " << tally.rank << "\n"
       << "  in push            " << tally.rank_in_push << "\n"
       << "  in commit          " << tally.rank_in_commit << "\n"

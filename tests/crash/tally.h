@@ -32,6 +32,8 @@ struct Tally {
   uint64_t supervisor = 0;
   uint64_t supervisor_in_step = 0;  // while a step was in flight
   uint64_t supervisor_in_upgrade = 0;
+  uint64_t terminations = 0;  // SIGTERM, which ends the engines too
+  uint64_t terminations_in_step = 0;
   uint64_t rank = 0;
   uint64_t rank_in_push = 0;
   uint64_t rank_in_commit = 0;
