@@ -11,7 +11,11 @@
 //   ShmPayload/mib         PushGradients of memory that lies elsewhere
 //     memcpy_ratio   memcpy of the same bytes / PushGradients
 //   GrpcUpload/mib         the same over gRPC on a unix socket
-//   Reattach/mib           opening a session of a job with so much state
+//   Reattach/mib           opening a session of a job with so much state, as a
+//                          new process does: its gradients' pages are cleared
+//   EngineKilled/mib       from the end of such a job's engine between steps
+//                          until the next one has answered its rank
+//     kill_ms        from SIGKILL to that end: the kernel unmaps its memory
 
 #include <algorithm>
 #include <chrono>
@@ -232,6 +236,24 @@ void BM_Reattach(benchmark::State& state) {
   state.counters["open_ms"] = Median(open_ms);
 }
 
+void BM_EngineKilled(benchmark::State& state) {
+  const int64_t elements = (state.range(0) << 20) / kStateBytesPerElement;
+  const client::SessionOptions options =
+      OptionsOf(LayoutOf(DType::kFloat32, elements), Daemon().shm_endpoint());
+  const auto session = OpenLoaded(state, options);
+  if (session == nullptr) return;
+  static_cast<void>(TakeStep(*session, CommitOf(*session, 1)));
+  for (auto _ : state) {
+    const auto kill = Clock::now();
+    absl::Status status = Daemon().KillEngine(options.job);
+    state.counters["kill_ms"] = SecondsSince(kill) * 1e3;
+    const auto end = Clock::now();
+    if (status.ok()) status = session->Abort(2);
+    if (!status.ok()) return state.SkipWithError(status.ToString().c_str());
+    state.SetIterationTime(SecondsSince(end));
+  }
+}
+
 void Sizes(benchmark::internal::Benchmark* benchmark) {
   for (const int64_t elements : {1 << 20, 16 << 20, 64 << 20}) {
     benchmark->Arg(elements);
@@ -255,6 +277,15 @@ BENCHMARK(BM_Reattach)
     ->Arg(16)
     ->Arg(1024)
     ->Arg(4096)
+    ->UseManualTime()
+    ->Unit(benchmark::kMillisecond);
+// Of the next deaths within a minute the supervisor would wait for a while.
+BENCHMARK(BM_EngineKilled)
+    ->Arg(16)
+    ->Arg(4096)
+    ->Iterations(1)
+    ->Repetitions(5)
+    ->ReportAggregatesOnly()
     ->UseManualTime()
     ->Unit(benchmark::kMillisecond);
 
