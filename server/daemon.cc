@@ -212,8 +212,8 @@ class Daemon : private admin::UpgradeControl {
   v1::SupervisorHandover MakeHandover(const NextBuild& next) const;
   absl::Status RestartAdmin();
 
-  void BeginEnd(const std::string& why, absl::Duration drain_timeout);
-  void DrainAndStop(absl::Duration drain_timeout);
+  void BeginEnd(const std::string& why, absl::Duration patience);
+  void RestAndStop(absl::Duration patience);
 
   DaemonOptions options_;
   const std::unique_ptr<EventLoop> loop_;
@@ -234,7 +234,7 @@ class Daemon : private admin::UpgradeControl {
   bool ending_ = false;
   std::optional<MemoryBandwidthMeter> meter_;
   std::thread upgrade_thread_;
-  std::thread drain_;
+  std::thread rest_;
 };
 
 Daemon::Daemon(DaemonOptions options, std::unique_ptr<EventLoop> loop,
@@ -246,7 +246,7 @@ Daemon::Daemon(DaemonOptions options, std::unique_ptr<EventLoop> loop,
 
 Daemon::~Daemon() {
   if (upgrade_thread_.joinable()) upgrade_thread_.join();
-  if (drain_.joinable()) drain_.join();
+  if (rest_.joinable()) rest_.join();
   if (lifeline_.ok()) loop_->Unwatch(lifeline_.get());
 }
 
@@ -508,25 +508,23 @@ void Daemon::FinishUpgrade(const NextBuild& next) {
   if (signal_while_upgrading_ != 0) OnSignal(signal_while_upgrading_);
 }
 
-void Daemon::BeginEnd(const std::string& why, absl::Duration drain_timeout) {
+void Daemon::BeginEnd(const std::string& why, absl::Duration patience) {
   if (ending_) return;
   ending_ = true;
   spdlog::info("ending: {}", why);
   Notify("STOPPING=1");
   acceptor_->Stop();
   admin_server_->SetUnhealthy();
-  supervisor_->SetDraining(true);
-  drain_ = std::thread([this, drain_timeout] { DrainAndStop(drain_timeout); });
+  rest_ = std::thread([this, patience] { RestAndStop(patience); });
 }
 
 // On a thread of its own: it waits, and the loop must go on meanwhile.
-void Daemon::DrainAndStop(absl::Duration drain_timeout) {
+void Daemon::RestAndStop(absl::Duration patience) {
   replacement_.reset();
-  if (drain_timeout > absl::ZeroDuration()) {
-    const absl::Status status =
-        engines_.DrainAll(/*resume=*/false, absl::Now() + drain_timeout);
+  if (patience > absl::ZeroDuration()) {
+    const absl::Status status = engines_.RestAll(absl::Now() + patience);
     if (status.ok()) {
-      spdlog::info("drained: no step is open");
+      spdlog::info("no step is open");
     } else {
       spdlog::warn("ending with a step open: {}", status.ToString());
     }

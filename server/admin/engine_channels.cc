@@ -118,65 +118,32 @@ absl::StatusOr<v1::ListParametersReply> EngineChannels::ListParameters(
   return reply;
 }
 
-std::vector<absl::StatusOr<v1::Job>> EngineChannels::GetJobs(
-    const std::vector<std::string>& jobs, absl::Time deadline, bool memory) {
-  struct Call {
-    std::shared_ptr<Channel> channel;
-    grpc::ClientContext context;
-    v1::GetJobRequest request;
-    v1::Job reply;
-    absl::Status status;
-  };
-  std::vector<Call> calls(jobs.size());
-  absl::BlockingCounter pending(static_cast<int>(jobs.size()));
-  for (size_t i = 0; i < jobs.size(); ++i) {
-    Call& call = calls[i];
-    call.channel = Find(jobs[i]);
-    if (call.channel == nullptr) {
-      call.status = NoEngine(jobs[i]);
-      pending.DecrementCount();
-      continue;
-    }
-    SetUp(&call.context, deadline);
-    call.request.set_name(jobs[i]);
-    call.request.set_memory(memory);
-    call.channel->stub->async()->GetJob(
-        &call.context, &call.request, &call.reply,
-        [&call, &pending, &job = jobs[i]](const grpc::Status& status) {
-          call.status = Named(job, status);
-          pending.DecrementCount();
-        });
+struct EngineChannels::Call {
+  std::string job;
+  std::shared_ptr<Channel> channel;
+  grpc::ClientContext context;
+  v1::GetJobRequest get_request;
+  v1::Job get_reply;
+  v1::RestReply rest_reply;
+  v1::DrainReply drain_reply;
+  absl::Status status;
+};
+
+std::vector<std::unique_ptr<EngineChannels::Call>> EngineChannels::MakeCalls(
+    absl::Time deadline) const {
+  std::vector<std::unique_ptr<Call>> calls;
+  absl::MutexLock lock(&mutex_);
+  for (const auto& [job, channel] : channels_) {
+    calls.push_back(std::make_unique<Call>());
+    calls.back()->job = job;
+    calls.back()->channel = channel;
+    SetUp(&calls.back()->context, deadline);
   }
-  pending.Wait();
-  std::vector<absl::StatusOr<v1::Job>> results;
-  for (Call& call : calls) {
-    if (call.status.ok()) {
-      results.emplace_back(std::move(call.reply));
-    } else {
-      results.emplace_back(std::move(call.status));
-    }
-  }
-  return results;
+  return calls;
 }
 
-absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline) {
-  struct Call {
-    std::string job;
-    std::shared_ptr<Channel> channel;
-    grpc::ClientContext context;
-    v1::DrainReply reply;
-    absl::Status status;
-  };
-  std::vector<std::unique_ptr<Call>> calls;
-  {
-    absl::MutexLock lock(&mutex_);
-    for (const auto& [job, channel] : channels_) {
-      calls.push_back(std::make_unique<Call>());
-      calls.back()->job = job;
-      calls.back()->channel = channel;
-    }
-  }
-  const v1::DrainRequest request = MakeDrain(resume, deadline);
+void EngineChannels::AskAll(const std::vector<std::unique_ptr<Call>>& calls,
+                            absl::FunctionRef<void(Call*, OnAnswer)> ask) {
   absl::BlockingCounter pending(static_cast<int>(calls.size()));
   for (const auto& call : calls) {
     if (call->channel == nullptr) {
@@ -184,15 +151,61 @@ absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline) {
       pending.DecrementCount();
       continue;
     }
-    SetUp(&call->context, deadline);
-    call->channel->stub->async()->Drain(
-        &call->context, &request, &call->reply,
-        [raw = call.get(), &pending](const grpc::Status& status) {
-          raw->status = Named(raw->job, status);
-          pending.DecrementCount();
-        });
+    ask(call.get(), [raw = call.get(), &pending](const grpc::Status& status) {
+      raw->status = Named(raw->job, status);
+      pending.DecrementCount();
+    });
   }
   pending.Wait();
+}
+
+std::vector<absl::StatusOr<v1::Job>> EngineChannels::GetJobs(
+    const std::vector<std::string>& jobs, absl::Time deadline, bool memory) {
+  std::vector<std::unique_ptr<Call>> calls;
+  for (const std::string& job : jobs) {
+    calls.push_back(std::make_unique<Call>());
+    calls.back()->job = job;
+    calls.back()->channel = Find(job);
+    SetUp(&calls.back()->context, deadline);
+  }
+  AskAll(calls, [memory](Call* call, OnAnswer on_answer) {
+    call->get_request.set_name(call->job);
+    call->get_request.set_memory(memory);
+    call->channel->stub->async()->GetJob(&call->context, &call->get_request,
+                                         &call->get_reply,
+                                         std::move(on_answer));
+  });
+  std::vector<absl::StatusOr<v1::Job>> results;
+  for (const auto& call : calls) {
+    if (call->status.ok()) {
+      results.emplace_back(std::move(call->get_reply));
+    } else {
+      results.emplace_back(std::move(call->status));
+    }
+  }
+  return results;
+}
+
+absl::Status EngineChannels::RestAll(absl::Time deadline) {
+  v1::RestRequest request;
+  SetTimeout(deadline, request.mutable_timeout());
+  const auto calls = MakeCalls(deadline + kRestAnswerTime);
+  AskAll(calls, [&request](Call* call, OnAnswer on_answer) {
+    call->channel->stub->async()->Rest(&call->context, &request,
+                                       &call->rest_reply, std::move(on_answer));
+  });
+  absl::Status first;
+  for (const auto& call : calls) first.Update(call->status);
+  return first;
+}
+
+absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline) {
+  const v1::DrainRequest request = MakeDrain(resume, deadline);
+  const auto calls = MakeCalls(deadline);
+  AskAll(calls, [&request](Call* call, OnAnswer on_answer) {
+    call->channel->stub->async()->Drain(
+        &call->context, &request, &call->drain_reply, std::move(on_answer));
+  });
   absl::Status first;
   for (const auto& call : calls) {
     if (absl::IsUnavailable(call->status)) {

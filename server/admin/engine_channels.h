@@ -1,6 +1,8 @@
 #ifndef OPTSTATE_SERVER_ADMIN_ENGINE_CHANNELS_H_
 #define OPTSTATE_SERVER_ADMIN_ENGINE_CHANNELS_H_
 
+#include <grpcpp/support/status.h>
+
 #include <functional>
 #include <map>
 #include <memory>
@@ -8,6 +10,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
@@ -51,13 +54,23 @@ class EngineChannels {
   // job, is returned when all have answered.
   absl::Status DrainAll(bool resume, absl::Time deadline);
 
-  // See v1::RestRequest; `deadline` is the engine's. UNIMPLEMENTED: of an
+  // Has every engine rest, see v1::RestRequest. The first failure is returned
+  // when all have answered.
+  absl::Status RestAll(absl::Time deadline);
+  // Of one; `deadline` is the engine's. UNIMPLEMENTED: of an
   // engine older than that.
   absl::Status Rest(const std::string& job, absl::Time deadline);
 
  private:
   struct Channel;
+  struct Call;
 
+  // One for each job.
+  std::vector<std::unique_ptr<Call>> MakeCalls(absl::Time deadline) const;
+  // At once; returns when all have answered, and sets their `status`.
+  using OnAnswer = std::function<void(const grpc::Status&)>;
+  static void AskAll(const std::vector<std::unique_ptr<Call>>& calls,
+                     absl::FunctionRef<void(Call*, OnAnswer)> ask);
   // Null: there is no engine just now.
   std::shared_ptr<Channel> Find(const std::string& job) const;
   // Another one than `last`. Null: the job gets none, and `*status` is OK, or

@@ -1,14 +1,22 @@
 // What scheduling costs: an update through the scheduler beside the kernel
-// alone on the same arrays and threads, the statistics of a push, and an empty
-// call of the pool.
+// alone on the same arrays and threads, the statistics of a push, an empty
+// call of the pool; and what speculation does:
+//   BM_Speculation   updates that were wholly begun early and those that were
+//                    not take turns
+//     early_cost     time of an early one, which keeps what it overwrites /
+//                    that of a plain one
+//     back_cost      time to take one back / that of a plain one
 //
 //   bazel run //server/scheduler:step_scheduler_benchmark
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "benchmark/benchmark.h"
@@ -46,7 +54,8 @@ struct Fixture {
         step_counts(kParameters, 0),
         run_stamps(layout.run_count()),
         pool(AvailableCores(), /*spin=*/true),
-        undo(static_cast<size_t>(pool.participants())) {
+        undo(static_cast<size_t>(pool.participants())),
+        speculation(StepScheduler::SpeculationBytes(layout)) {
     StepScheduler::Options options;
     options.layout = &layout;
     // Of floats, so the masters too.
@@ -58,6 +67,7 @@ struct Fixture {
     options.control = &control;
     options.undo = {reinterpret_cast<std::byte*>(undo.data()),
                     undo.size() * sizeof(WorkerUndo)};
+    options.speculation = absl::MakeSpan(speculation);
     options.pool = &pool;
     scheduler = *StepScheduler::Create(options);
     scheduler->SetPartitions(partition, /*replicated=*/false);
@@ -74,6 +84,7 @@ struct Fixture {
   ControlFile control = {};
   WorkerPool pool;
   std::vector<WorkerUndo> undo;
+  std::vector<std::byte> speculation;
   std::unique_ptr<StepScheduler> scheduler;
 };
 
@@ -81,21 +92,71 @@ void CountElements(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }
 
+// Updates of everything, step after step.
+class Steps {
+ public:
+  explicit Steps(Fixture* fixture) : fixture_(*fixture) {
+    update_.groups = absl::MakeConstSpan(&group_, 1);
+    update_.updated = updated_;
+    update_.gradient_areas = absl::MakeConstSpan(&area_, 1);
+  }
+
+  void Begin() {
+    ++update_.step;
+    fixture_.control.counts_begun = 0;
+  }
+  void Apply() { fixture_.scheduler->Apply(update_); }
+  void Speculate() { fixture_.scheduler->Speculate(update_); }
+  void TakeBack() { fixture_.scheduler->TakeBackSpeculation(update_.step); }
+
+ private:
+  Fixture& fixture_;
+  const StepScheduler::GroupUpdate group_ = {AdamHyperparams(), 1};
+  const std::vector<uint8_t> updated_ = std::vector<uint8_t>(kParameters, 1);
+  const std::byte* const area_ = fixture_.gradient_area();
+  StepScheduler::Update update_;
+};
+
 void BM_Scheduler(benchmark::State& state) {
   Fixture fixture(static_cast<uint64_t>(state.range(0)));
-  const StepScheduler::GroupUpdate group = {AdamHyperparams(), 1};
-  const std::vector<uint8_t> updated(kParameters, 1);
-  const std::byte* area = fixture.gradient_area();
-  StepScheduler::Update update;
-  update.groups = absl::MakeConstSpan(&group, 1);
-  update.updated = updated;
-  update.gradient_areas = absl::MakeConstSpan(&area, 1);
+  Steps steps(&fixture);
   for (auto _ : state) {
-    ++update.step;
-    fixture.control.counts_begun = 0;
-    fixture.scheduler->Apply(update);
+    steps.Begin();
+    steps.Apply();
   }
   CountElements(state);
+}
+
+template <typename F>
+double SecondsOf(const F& work) {
+  const auto begin = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin)
+      .count();
+}
+
+double Median(std::vector<double> values) {
+  const auto middle =
+      values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+void BM_Speculation(benchmark::State& state) {
+  Fixture fixture(static_cast<uint64_t>(state.range(0)));
+  Steps steps(&fixture);
+  std::vector<double> early, back;
+  for (auto _ : state) {
+    steps.Begin();
+    const double plain = SecondsOf([&] { steps.Apply(); });
+    steps.Begin();
+    steps.Speculate();
+    back.push_back(SecondsOf([&] { steps.TakeBack(); }) / plain);
+    early.push_back(SecondsOf([&] { steps.Speculate(); }) / plain);
+    steps.Apply();  // finds it done
+  }
+  state.counters["early_cost"] = Median(std::move(early));
+  state.counters["back_cost"] = Median(std::move(back));
 }
 
 void BM_KernelAlone(benchmark::State& state) {
@@ -148,6 +209,7 @@ void Sizes(benchmark::internal::Benchmark* benchmark) {
 
 BENCHMARK(BM_KernelAlone)->Apply(Sizes);
 BENCHMARK(BM_Scheduler)->Apply(Sizes);
+BENCHMARK(BM_Speculation)->Apply(Sizes);
 BENCHMARK(BM_Stage)->Apply(Sizes);
 BENCHMARK(BM_EmptyParallelFor)->Arg(1)->Arg(2)->Arg(64)->UseRealTime();
 

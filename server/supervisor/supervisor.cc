@@ -83,11 +83,14 @@ void Supervisor::OnHello(UniqueFd fd, const PeerCredentials& peer,
 }
 
 absl::Status Supervisor::Route(Waiting* waiting) {
+  if (stopping_) {
+    // Not an answer: it connects again, perhaps to the daemon that comes next.
+    waiting->fd.reset();
+    return absl::OkStatus();
+  }
   // A rank whose engine has died comes back to its open step: of jobs that are
   // there, the engine knows who is new.
-  const bool may_return =
-      !stopping_ && hosts_.contains(waiting->adopt.hello().job());
-  if (draining_ && !may_return) {
+  if (draining_ && !hosts_.contains(waiting->adopt.hello().job())) {
     return absl::UnavailableError(
         "the daemon is draining and takes no new sessions");
   }
@@ -209,7 +212,6 @@ void Supervisor::OnStopped(const std::string& name, bool over) {
   auto held = held_.extract(name);
   DeleteCallback deleted = held.empty() ? nullptr : std::move(held.mapped());
   if (over || deleted != nullptr) RemoveJob(name, std::move(deleted));
-  // While the daemon ends, these are refused, for it is draining.
   Reroute(host->TakeWaiting());
   if (on_all_stopped_ != nullptr && hosts_.empty()) {
     std::exchange(on_all_stopped_, nullptr)();
@@ -242,7 +244,6 @@ void Supervisor::Reroute(std::deque<Waiting> waiting) {
 }
 
 void Supervisor::Stop(std::function<void()> done) {
-  draining_ = true;
   stopping_ = true;
   if (hosts_.empty()) return done();
   on_all_stopped_ = std::move(done);

@@ -284,7 +284,36 @@ TEST_P(ReconnectTest, DaemonTerminatedAndStartedAgain) {
   ExpectUndisturbed(*session, 4);
 }
 
-// Draining does not end a step whose gradients are still accumulating. What is
+// A trainer that steps on and on is not refused a step: it waits.
+TEST_P(ReconnectTest, DaemonTerminatedUnderATrainerThatSteps) {
+  constexpr uint64_t kSteps = 60;
+  const auto session = Open(Options());
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(Script().Load(*session).ok());
+  std::atomic<uint64_t> taken{0};
+  std::thread trainer([&] {
+    for (uint64_t step = 1; step <= kSteps && !HasFatalFailure(); ++step) {
+      RunSteps(*session, step, step);
+      taken.store(step);
+      taken.notify_one();
+    }
+    taken.store(kSteps);
+    taken.notify_one();
+  });
+  for (const uint64_t after : {kSteps / 3, 2 * kSteps / 3}) {
+    for (uint64_t now = taken.load(); now < after; now = taken.load()) {
+      taken.wait(now);
+    }
+    const absl::Status ended = daemon_->Terminate();
+    EXPECT_TRUE(ended.ok()) << ended;
+    const absl::Status started = daemon_->Restart();
+    EXPECT_TRUE(started.ok()) << started;
+  }
+  trainer.join();
+  ExpectUndisturbed(*session, kSteps);
+}
+
+// Nor does it end a step whose gradients are still accumulating. What is
 // summed stays, and no rank is told to begin anew.
 TEST_P(ReconnectTest, DaemonTerminatedBetweenMicroSteps) {
   daemon_.reset();
