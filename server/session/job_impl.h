@@ -98,12 +98,6 @@ class JobImpl final : public Job {
     // Whose drop took sums with it that this rank had a part in; the rank has
     // not dropped its own part yet.
     std::optional<uint32_t> sums_dropped_by;
-    // The step that was next when it left, others being there; 0: it is here,
-    // or was never.
-    uint64_t lost_at_step = 0;
-    // Lost in a step that was open when nobody waited in it: who comes to has
-    // not been told.
-    bool loss_untold = false;
   };
 
   // What follows from a description; replaced as a whole.
@@ -188,6 +182,7 @@ class JobImpl final : public Job {
   uint32_t AwaitedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool IsAwaited(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void MarkAttached(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropGradientsOfLost(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool NoOpenStep() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool NothingUnderWay() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool IsAwake() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !resting_; }
@@ -231,7 +226,9 @@ class JobImpl final : public Job {
   void DropStaged(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Waits(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool NobodyWaits() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  void NoteLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `in_step`: in one that is open.
+  void NoteLoss(uint32_t rank, bool in_step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ForgetLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AbortForLoss(const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfLost(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

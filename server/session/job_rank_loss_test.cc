@@ -232,6 +232,28 @@ TEST_P(LostWithTheEngineTest, WhoWasThereIsKnown) {
   EXPECT_EQ(harness_.job().Awaited()[0].rank, 0u);
 }
 
+// The engine before saw it go, and died before anybody came to wait.
+TEST_P(LostWithTheEngineTest, WhoComesToWaitIsToldOfALossBefore) {
+  ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
+  harness_.Detach(1);
+  ReplaceEngine();
+  BringBack(0);
+  ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
+  ExpectToldTo(0, harness_.Commit(0, CommitOf(1)));
+  if (Waits()) {
+    EXPECT_TRUE(harness_.job().Abort(0, 1).ok());
+  }
+  // Once: who takes the step again waits, also with the next engine.
+  ReplaceEngine();
+  BringBack(0);
+  const uint64_t again = harness_.Commit(0, CommitOf(1));
+  EXPECT_EQ(harness_.AnswerTo(0, again), nullptr);
+  EXPECT_TRUE(harness_.job().Abort(0, 1).ok());
+  BringBack(1);
+  BringBack(2);
+  ExpectUndisturbedStep();
+}
+
 // Another session in a rank's place, of which nothing is known yet.
 TEST_P(LostWithTheEngineTest, NotWhoseRankIsTaken) {
   ReplaceEngine();

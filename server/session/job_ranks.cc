@@ -100,8 +100,6 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   RankSession& rank = ranks_[spec.rank];
   rank.attached = true;
   MarkAttached(spec);
-  rank.lost_at_step = 0;
-  rank.loss_untold = false;
   rank.spec = spec;
   rank.attached_at = absl::Now();
   if (!recovery_.has_value() || spec.gradients_present) {
@@ -134,30 +132,20 @@ void JobImpl::MarkAttached(const AttachSpec& spec) {
   mark.process_start_ticks = spec.process.start_ticks;
   std::atomic_signal_fence(std::memory_order_seq_cst);
   mark.attached = spec.client_instance != 0 ? 1 : 0;
+  ForgetLoss(spec.rank);
 }
 
 void JobImpl::Detach(uint32_t rank) {
   absl::MutexLock lock(&mu_);
   if (!CheckAttached(rank).ok()) return;
-  rank_mark(rank).attached = 0;
-  const bool in_step = open_step_.open();
+  const bool in_step = open_step_.open() && !recovery_.has_value();
   ranks_[rank].ending.reset();  // nobody to answer
-  if (recovery_.has_value()) {
-    open_step_.DropRank(rank);
-  } else {
-    DropStaged(rank);
-    ::unlink(StagingPath(rank, rank_mark(rank).client_instance).c_str());
-  }
+  DropGradientsOfLost(rank);
   LeaveLoadRound(rank);
   // Whoever attaches next says anew where its gradients are.
   ranks_[rank] = RankSession{};
   gradient_areas_[rank] = nullptr;
-  if (recovery_.has_value()) return;
-  NoteLoss(rank);
-  if (!in_step) return;
-  // A commit may be on its way.
-  ranks_[rank].loss_untold = ranks_[rank].lost_at_step != 0 && NobodyWaits();
-  TellOfLoss(rank);
+  NoteLoss(rank, in_step);
 }
 
 void JobImpl::GiveUp(const FormerRank& former) {
@@ -167,21 +155,25 @@ void JobImpl::GiveUp(const FormerRank& former) {
       former.client_instance != rank_mark(rank).client_instance) {
     return;
   }
-  rank_mark(rank).attached = 0;
-  if (!failure_.ok()) return;  // all is kept, to be looked at
-  if (recovery_.has_value()) {
-    // The step is finished without it, or not at all.
-    ranks_[rank].lost_at_step = recovery_->record.committed_step;
+  if (!failure_.ok()) {  // all is kept, to be looked at
+    rank_mark(rank).attached = 0;
     return;
   }
   const bool in_step =
-      open_step_.open() || WasBegun(record().committed_step + 1);
-  DropStaged(rank);
-  ::unlink(StagingPath(rank, former.client_instance).c_str());
-  NoteLoss(rank);
-  if (!in_step) return;
-  ranks_[rank].loss_untold = ranks_[rank].lost_at_step != 0 && NobodyWaits();
-  TellOfLoss(rank);
+      !recovery_.has_value() &&
+      (open_step_.open() || WasBegun(record().committed_step + 1));
+  DropGradientsOfLost(rank);
+  NoteLoss(rank, in_step);
+}
+
+// A step that is to be recovered is finished with them, or not at all.
+void JobImpl::DropGradientsOfLost(uint32_t rank) {
+  if (recovery_.has_value()) {
+    open_step_.DropRank(rank);
+  } else {
+    DropStaged(rank);
+    ::unlink(StagingPath(rank, rank_mark(rank).client_instance).c_str());
+  }
 }
 
 // What a former engine's ranks have staged opens nothing while they are away.

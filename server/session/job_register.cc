@@ -124,6 +124,7 @@ absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
   // Runs change hands; nobody is attached who would miss what was staged.
   for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
     rank_mark(rank).step = 0;
+    ForgetLoss(rank);
   }
   scheduler_->ForgetStaged();
   // The record of a READY job asks for loads from its parameter count on, which

@@ -90,7 +90,7 @@ TEST_F(JobRegisterTest, TheFirstRankCreates) {
   EXPECT_EQ(job.arrays(8).name(), "undo");
   EXPECT_EQ(job.arrays(8).bytes(), StepScheduler::WorkerUndoBytes(2));
   EXPECT_EQ(job.state_bytes(), 11 * 4096 + 9000 * 4 + 2 * 16384 * 4 + 4 * 4096 +
-                                   49152 + StepScheduler::WorkerUndoBytes(2));
+                                   65536 + StepScheduler::WorkerUndoBytes(2));
 }
 
 TEST_F(JobRegisterTest, NothingBeforeRegister) {
@@ -374,11 +374,11 @@ TEST_F(JobRegisterTest, LimitsAreToldByName) {
   JobHarness job_limit(setup);
   absl::Status status = job_limit.Register(0).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(status.message(), HasSubstr("needs 314784 bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("needs 331168 bytes"));
   EXPECT_THAT(status.message(), HasSubstr("job_state_bytes_max"));
 
   setup.limits.set_job_state_bytes_max(0);
-  setup.limits.set_state_bytes_max(330000);
+  setup.limits.set_state_bytes_max(350000);
   JobHarness all_limit(setup);
   ASSERT_TRUE(all_limit.Register(0).ok());
   // An extension is admitted like a new job: what it adds does not fit.

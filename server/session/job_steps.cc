@@ -415,12 +415,25 @@ bool JobImpl::NobodyWaits() const {
   return true;
 }
 
-// For those who come to wait for it. Ranks that have all gone are none that
+// For those who come to wait for it, also when another engine has come in
+// between, and those who wait already. Ranks that have all gone are none that
 // anybody waits for.
-void JobImpl::NoteLoss(uint32_t rank) {
-  ranks_[rank].lost_at_step = record().committed_step + 1;
-  if (AttachedCount() + AwaitedCount() > 0) return;
-  for (RankSession& each : ranks_) each.lost_at_step = 0;
+void JobImpl::NoteLoss(uint32_t rank, bool in_step) {
+  RankMark& mark = rank_mark(rank);
+  mark.loss_untold = in_step && NobodyWaits() ? 1 : 0;
+  mark.lost_at_step = recovery_.has_value() ? recovery_->record.committed_step
+                                            : record().committed_step + 1;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  mark.attached = 0;
+  if (AttachedCount() + AwaitedCount() == 0) {
+    for (uint32_t each = 0; each < ranks_.size(); ++each) ForgetLoss(each);
+  }
+  if (in_step) TellOfLoss(rank);
+}
+
+void JobImpl::ForgetLoss(uint32_t rank) {
+  rank_mark(rank).lost_at_step = 0;
+  rank_mark(rank).loss_untold = 0;
 }
 
 // Those who wait in the open step. They have heard of those lost before.
@@ -453,9 +466,9 @@ void JobImpl::TellOfLost(uint32_t rank) {
   const bool aborts =
       options_.config.engine().on_rank_loss() == v1::RANK_LOSS_ABORT;
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
-    const uint64_t step = ranks_[other].lost_at_step;
+    const uint64_t step = rank_mark(other).lost_at_step;
     if (step == 0) continue;
-    const bool untold = std::exchange(ranks_[other].loss_untold, false);
+    const bool untold = std::exchange(rank_mark(other).loss_untold, 0u) != 0;
     if (aborts && untold && step == record().committed_step + 1) {
       return AbortForLoss(LostAt(other, step));
     }

@@ -30,8 +30,15 @@ struct RankMark {
   uint32_t attached;
   int32_t pid;                   // 0: not known (another machine)
   uint64_t process_start_ticks;  // as /proc/PID/stat has it; 0: not known
+  // The step that was next when the rank left, others being there; 0: it is
+  // here, or was never.
+  uint64_t lost_at_step;
+  // 1: that step was open and nobody waited in it: who comes to has not been
+  // told.
+  uint32_t loss_untold;
+  uint32_t unused;
 };
-static_assert(sizeof(RankMark) == 48);
+static_assert(sizeof(RankMark) == 64);
 
 // An entry of staged_marks: this run's accumulator has the rank's gradients up
 // to the micro-step. Never 0. Epochs wrap after 2^32 steps; a run whose mark

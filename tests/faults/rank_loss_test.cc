@@ -119,7 +119,11 @@ class RankLossTest : public WireFaultTest {
     ASSERT_TRUE(first_->CommitStart(step.commit).ok());
     ASSERT_TRUE(second_->Do("push 2").ok());
     const pid_t first_engine = engine();
-    ASSERT_EQ(kill(first_engine, SIGSTOP), 0);  // so that it sees nothing
+    // So that it sees nothing.
+    ASSERT_EQ(kill(first_engine, SIGSTOP), 0);
+    const absl::Status stopped = crash::PollUntil(
+        "the stop", [first_engine] { return IsStopped(first_engine); });
+    ASSERT_TRUE(stopped.ok()) << stopped;
     ASSERT_TRUE(second_->Kill().ok());
     if (and_daemon) {
       ASSERT_TRUE(daemon_->Kill().ok());
