@@ -163,7 +163,7 @@ INSTANTIATE_TEST_SUITE_P(Targets, UndoTest,
                          });
 
 // The fence itself: without it a compiler leaves the first store out.
-TEST(FenceTest, KeepsStoresApart) {
+TEST(UndoFenceTest, KeepsStoresApart) {
   const SharedMemory<uint64_t> shared;
   uint64_t* const word = shared.get();
   *word = 0;
