@@ -7,10 +7,6 @@
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
 
-#ifndef OPTSTATE_FENCE_MARKERS
-#error "the fences of these kernels are to have markers"
-#endif
-
 // The rest of this file is compiled once per target.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/marked_kernels.cc"
