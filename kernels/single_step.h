@@ -1,9 +1,12 @@
 #ifndef OPTSTATE_KERNELS_SINGLE_STEP_H_
 #define OPTSTATE_KERNELS_SINGLE_STEP_H_
 
+#include <elf.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/ptrace.h>
+#include <sys/uio.h>
+#include <sys/user.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -39,15 +42,16 @@ class SharedMemory {
 };
 
 // Runs `work` in a child, one instruction at a time (ptrace), and `check` with
-// the number of instructions after each: shared memory is then what a SIGKILL
-// at this point would have left. `work` may not have a loop of load-exclusive
-// and store-exclusive (Arm), which no step lets end; kernels have no atomic
-// operation but stores. Ends when `check` says false. Returns the
-// number of instructions, or -1 when this machine allows no tracing. So too
+// the child and the number of instructions after each: shared memory is then
+// what a SIGKILL at this point would have left. `work` may not have a loop of
+// load-exclusive and store-exclusive (Arm), which no step lets end; kernels
+// have no atomic operation but stores. Ends when `check` says false. Returns
+// the number of instructions, or -1 when this machine allows no tracing. So too
 // under the thread sanitizer, whose code about each store takes minutes to
 // step through and keeps the stores as they are.
-inline int64_t StepThrough(const std::function<void()>& work,
-                           const std::function<bool(int64_t)>& check) {
+inline int64_t StepChildThrough(
+    const std::function<void()>& work,
+    const std::function<bool(pid_t, int64_t)>& check) {
 #if defined(__SANITIZE_THREAD__)
   return -1;
 #endif
@@ -77,12 +81,32 @@ inline int64_t StepThrough(const std::function<void()>& work,
       break;
     }
     ++instructions;
-    goes_on = check(instructions);
+    goes_on = check(child, instructions);
     EXPECT_TRUE(goes_on) << "after instruction " << instructions;
   }
   kill(child, SIGKILL);
   waitpid(child, &status, 0);
   return instructions;
+}
+
+// The same for those who need not look at the child.
+inline int64_t StepThrough(const std::function<void()>& work,
+                           const std::function<bool(int64_t)>& check) {
+  return StepChildThrough(work, [&check](pid_t /*child*/, int64_t instruction) {
+    return check(instruction);
+  });
+}
+
+// Where a child that has stopped will go on; 0 when it cannot be asked.
+inline uintptr_t NextInstruction(pid_t child) {
+  user_regs_struct registers = {};
+  iovec place = {&registers, sizeof(registers)};
+  if (ptrace(PTRACE_GETREGSET, child, NT_PRSTATUS, &place) != 0) return 0;
+#if defined(__x86_64__)
+  return registers.rip;
+#else
+  return registers.pc;
+#endif
 }
 
 #define SKIP_IF_UNTRACEABLE(instructions)                         \

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/undo_fence.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
@@ -77,8 +78,9 @@ struct UndoBlock {
 // the way there come after all that the thread stored. So the order of the
 // instructions is the order in memory, and only the compiler must be kept from
 // changing it: signal fences, which cost nothing, and on Arm no hardware fence
-// either. undo_test checks every such point; that the hardware keeps its
-// promise is reasoning.
+// either. undo_test checks every such point, fence_test every order of stores
+// that the fences leave to the compiler, and that each of them is needed; that
+// the hardware keeps its promise is reasoning.
 //
 // Where a vector store runs into a page that is not there, Arm may have stored
 // the elements before it. Each is whole, being aligned, and new or old is what
@@ -142,16 +144,16 @@ constexpr UndoInFlight InFlightOf(uint64_t progress) {
 
 // Step 2; the fences keep step 1 before it and step 3 behind it.
 inline void PublishProgress(UndoSlot* slot, uint64_t progress) {
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  Fence<UndoFence::kBeforeProgress>();
   slot->progress.store(progress, std::memory_order_relaxed);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  Fence<UndoFence::kBehindProgress>();
 }
 
 // The same for Accumulate (cast.h), where nothing takes turns.
 inline void PublishSaved(UndoSlot* slot, size_t saved) {
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  Fence<UndoFence::kBeforeSaved>();
   slot->saved.store(saved, std::memory_order_relaxed);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  Fence<UndoFence::kBehindSaved>();
 }
 
 // Puts the old values of what is in flight back into the master and those

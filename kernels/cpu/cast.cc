@@ -76,7 +76,7 @@ void IntoElements(const void* in, void* out, size_t numel, SavedSums saved) {
     IntoVector<kFrom, kTo, kInto>(d, from, to, i, saved);
   }
   if (i == numel) return;
-  // The tail, through a whole vector on the stack (see update-inl.h).
+  // The tail, through a whole vector on the stack (see update_tail-inl.h).
   const size_t rest = numel - i;
   StorageOf<kFrom> rest_in[hn::MaxLanes(d)] = {};
   StorageOf<kTo> rest_out[hn::MaxLanes(d)] = {};

@@ -27,7 +27,7 @@ HWY_INLINE V WithL2Decay(D d, V grad, V master, float decay) {
 }
 
 // kPlain, here and in float16-inl.h: without what infinities and NaN need; for
-// rules whose result is NaN where that would have been needed (update-inl.h).
+// rules whose result is NaN where that would have been needed (rule-inl.h).
 
 // What decoupled weight decay takes from the master.
 template <bool kPlain = false, class D, class V>

@@ -257,6 +257,16 @@ struct AnyArrays : TileArrays {
   }
 };
 
+inline TileArrays ArraysOf(const TileView& view) {
+  return {view.parameter,
+          view.master,
+          {view.state[0], view.state[1], view.state[2]}};
+}
+
+inline GradientSum SumOf(const TileView& view, DType gradient) {
+  return {view.gradients.data(), view.gradients.size(), gradient, 0};
+}
+
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
 }  // namespace optstate::cpu

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/undo.h"
+#include "kernels/undo_fence.h"
 
 namespace optstate {
 
@@ -46,18 +47,18 @@ struct alignas(64) WorkerUndo {
   void Begin(UndoKind what, uint64_t run_index, uint64_t run_stamp) {
     slot.progress.store(0, std::memory_order_relaxed);
     slot.saved.store(0, std::memory_order_relaxed);
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    Fence<UndoFence::kBeforeRun>();
     run = run_index;
     stamp = run_stamp;
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    Fence<UndoFence::kBeforeKind>();
     kind.store(static_cast<uint64_t>(what), std::memory_order_relaxed);
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    Fence<UndoFence::kBehindKind>();
   }
   void End(std::atomic<uint64_t>* stamp_of_run) {
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    Fence<UndoFence::kBeforeStamp>();
     // Release: ranks that see it read the parameter's new values.
     stamp_of_run->store(stamp, std::memory_order_release);
-    std::atomic_signal_fence(std::memory_order_seq_cst);
+    Fence<UndoFence::kBehindStamp>();
     Clear();
   }
   void Clear() {

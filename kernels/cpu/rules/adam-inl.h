@@ -1,0 +1,101 @@
+// The arithmetic of Adam and AdamW; kernels/README.md derives it. Per-target
+// include.
+
+#if defined(OPTSTATE_KERNELS_CPU_RULES_ADAM_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef OPTSTATE_KERNELS_CPU_RULES_ADAM_INL_H_
+#undef OPTSTATE_KERNELS_CPU_RULES_ADAM_INL_H_
+#else
+#define OPTSTATE_KERNELS_CPU_RULES_ADAM_INL_H_
+#endif
+
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/adam_factors.h"
+#include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/moments-inl.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/optimizer.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace optstate::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// State arrays: exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
+template <OptimizerKind kKind, bool kAmsgrad>
+class Adam {
+ public:
+  static constexpr uint32_t kStates = kAmsgrad ? 0b111 : 0b011;
+  static constexpr uint32_t kSquares = 0b110;
+  static constexpr auto kPrepare =
+      kKind == OptimizerKind::kAdam ? &PrepareAdam : &PrepareAdamW;
+  static constexpr auto kAdvance = nullptr;
+  static constexpr bool kIsSeparable = !kAmsgrad;
+
+  explicit Adam(const UpdateFactors& factors)
+      : decay_(factors.slot[kAdamDecay]),
+        exp_avg_weight_(factors.slot[kAdamExpAvgWeight]),
+        square_gain_(factors.slot[kAdamSquareGain]),
+        square_keep_(factors.slot[kAdamSquareKeep]),
+        square_loss_(factors.slot[kAdamSquareLoss]),
+        eps_(factors.slot[kAdamEps]),
+        step_size_(factors.slot[kAdamStepSize]) {}
+
+  // What is NaN or infinite in any array makes NaN of the new master then: a
+  // NaN goes through, an infinite square gives inf - inf, and so does the decay
+  // of an infinite master.
+  bool HasPlain() const { return exp_avg_weight_ > 0; }
+
+  template <bool kPlain, class D, class V>
+  HWY_INLINE void UpdateStates(D d, V grad, V master, V& exp_avg, V& exp_avg_sq,
+                               V& max_exp_avg_sq) const {
+    if constexpr (kKind == OptimizerKind::kAdam) {
+      grad = WithL2Decay(d, grad, master, decay_);
+    }
+    exp_avg = CanonicalNan<kPlain>(
+        d, NextAverage<kPlain>(d, grad, exp_avg, exp_avg_weight_));
+    exp_avg_sq = CanonicalNan<kPlain>(
+        d, NextSquareAverage<kPlain>(d, grad, exp_avg_sq, square_gain_,
+                                     square_keep_, square_loss_));
+    if constexpr (kAmsgrad) {
+      max_exp_avg_sq =
+          CanonicalNan<kPlain>(d, Maximum(max_exp_avg_sq, exp_avg_sq));
+    }
+  }
+
+  template <bool kPlain, class D, class V>
+  HWY_INLINE void UpdateMaster(D d, V& master, V exp_avg, V exp_avg_sq,
+                               V max_exp_avg_sq) const {
+    const V square = kAmsgrad ? max_exp_avg_sq : exp_avg_sq;
+    const V denom = hn::Add(hn::Sqrt(square), hn::Set(d, eps_));
+    V change = hn::Div(hn::Mul(hn::Set(d, step_size_), exp_avg), denom);
+    if constexpr (kKind == OptimizerKind::kAdamW) {
+      change = hn::Add(DecoupledDecay<kPlain>(d, master, decay_), change);
+    }
+    master = CanonicalNan<kPlain>(d, hn::Sub(master, change));
+  }
+
+ private:
+  // torch.maximum: a NaN on either side wins. Highway's Max leaves it open.
+  template <class V>
+  static HWY_INLINE V Maximum(V a, V b) {
+    return hn::IfThenElse(hn::Or(hn::Lt(a, b), hn::IsNaN(b)), b, a);
+  }
+
+  const float decay_;
+  const float exp_avg_weight_;
+  const float square_gain_;
+  const float square_keep_;
+  const float square_loss_;
+  const float eps_;
+  const float step_size_;
+};
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace optstate::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

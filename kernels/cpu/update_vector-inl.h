@@ -1,0 +1,179 @@
+// One vector of elements, or two, updated with the undo of old values.
+// Per-target include.
+
+#if defined(OPTSTATE_KERNELS_CPU_UPDATE_VECTOR_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef OPTSTATE_KERNELS_CPU_UPDATE_VECTOR_INL_H_
+#undef OPTSTATE_KERNELS_CPU_UPDATE_VECTOR_INL_H_
+#else
+#define OPTSTATE_KERNELS_CPU_UPDATE_VECTOR_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/cache_control.h"
+#include "hwy/highway.h"
+#include "kernels/cpu/rule-inl.h"
+#include "kernels/undo.h"
+#include "kernels/update_kernel.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace optstate::cpu {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// How far ahead of the arithmetic to fetch. Square root and division fill the
+// CPU's window with few elements, and the hardware's own prefetching stops at
+// each page; README.md has what this gains.
+inline constexpr size_t kPrefetchElements = 64;
+
+// Asks for what UpdateVector(i) will read. It may lie behind the arrays, where
+// a prefetch does no harm; with tiles it is the next one's beginning.
+template <class Rule, class Arrays>
+HWY_INLINE void PrefetchInputs(const Arrays& arrays, size_t i) {
+  arrays.PrefetchGradient(i);
+  hwy::Prefetch(static_cast<const uint8_t*>(arrays.master) +
+                i * arrays.MasterBytes());
+  if (arrays.ReadsParameter()) {
+    hwy::Prefetch(static_cast<const uint8_t*>(arrays.parameter) +
+                  i * arrays.ParameterBytes());
+  }
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (HasState<Rule>(k)) {
+      hwy::Prefetch(static_cast<const uint8_t*>(arrays.state[k]) +
+                    i * arrays.StateBytes());
+    }
+  }
+}
+
+// The vectors from index `i` of `arrays` on.
+template <class Rule, class D, class Arrays, class V>
+HWY_INLINE void LoadMasterAndStates(D d, const Arrays& arrays, size_t i,
+                                    V& master, V& state0, V& state1,
+                                    V& state2) {
+  master = arrays.LoadMaster(d, i);
+  state0 = state1 = state2 = hn::Zero(d);
+  if constexpr (HasState<Rule>(0)) state0 = arrays.LoadState(d, 0, i);
+  if constexpr (HasState<Rule>(1)) state1 = arrays.LoadState(d, 1, i);
+  if constexpr (HasState<Rule>(2)) state2 = arrays.LoadState(d, 2, i);
+}
+
+template <class Rule, class D, class Arrays, class V>
+HWY_INLINE void LoadInputs(D d, const Arrays& arrays, size_t i, V& gradient,
+                           V& master, V& state0, V& state1, V& state2) {
+  gradient = arrays.LoadGradient(d, i);
+  LoadMasterAndStates<Rule>(d, arrays, i, master, state0, state1, state2);
+}
+
+template <class Rule, class D, class V>
+HWY_INLINE void SaveOld(D d, UndoSlot* undo, size_t position, V master,
+                        V state0, V state1, V state2) {
+  auto& old = undo->old;
+  hn::StoreU(master, d, old[0] + position);
+  if constexpr (HasState<Rule>(0)) hn::StoreU(state0, d, old[1] + position);
+  if constexpr (HasState<Rule>(1)) hn::StoreU(state1, d, old[2] + position);
+  if constexpr (HasState<Rule>(2)) hn::StoreU(state2, d, old[3] + position);
+}
+
+template <bool kPlain, class Rule, class D, class Arrays, class V>
+HWY_INLINE void StoreAll(D d, const Arrays& arrays, size_t i, V master,
+                         V state0, V state1, V state2) {
+  arrays.template StoreMaster<kPlain>(d, master, i);
+  if constexpr (HasState<Rule>(0)) arrays.StoreState(d, state0, 0, i);
+  if constexpr (HasState<Rule>(1)) arrays.StoreState(d, state1, 1, i);
+  if constexpr (HasState<Rule>(2)) arrays.StoreState(d, state2, 2, i);
+}
+
+// One whole vector of elements, from index `i` of `arrays` on. What kKeep says
+// goes to `position` in `undo` first, as element `number` of the view; undo.h
+// says why in this order. False when it does not have a plain form after all:
+// then nothing is stored but in `undo`.
+template <bool kPlain, Keep kKeep, class D, class Rule, class Arrays>
+HWY_INLINE bool UpdateVector(D d, const GradientScale& scale, const Rule& rule,
+                             const Arrays& arrays, size_t i, UndoSlot* undo,
+                             size_t number, size_t position) {
+  static_assert(kKeep != Keep::kXor);
+  hn::Vec<D> gradient, master, state0, state1, state2;
+  LoadInputs<Rule>(d, arrays, i, gradient, master, state0, state1, state2);
+  if constexpr (kKeep == Keep::kOldValues) {
+    SaveOld<Rule>(d, undo, position, master, state0, state1, state2);
+    PublishProgress(undo, UndoProgress(number, position, hn::Lanes(d)));
+  }
+  UpdateLoaded<kPlain>(d, scale, rule, gradient, master, state0, state1,
+                       state2);
+  if constexpr (kPlain) {
+    if (HWY_UNLIKELY(!hn::AllFalse(d, hn::IsNaN(master)))) return false;
+  }
+  StoreAll<kPlain, Rule>(d, arrays, i, master, state0, state1, state2);
+  return true;
+}
+
+template <class Rule, int kState, class D, class Arrays, class V>
+HWY_INLINE void StoreStatePair(D d, const Arrays& arrays, size_t i, V first,
+                               V second) {
+  if constexpr (HasState<Rule>(kState)) {
+    arrays.StoreState(d, first, kState, i);
+    arrays.StoreState(d, second, kState, i + hn::Lanes(d));
+  }
+}
+
+// Two vectors with one progress: less to wait for between them. Array by array:
+// memory takes lines that are neighbours better.
+template <class Rule, class D, class Arrays, class V>
+HWY_INLINE void StoreStates(D d, const Arrays& arrays, size_t i, V state0,
+                            V state0_b, V state1, V state1_b, V state2,
+                            V state2_b) {
+  StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b);
+  StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b);
+  StoreStatePair<Rule, 2>(d, arrays, i, state2, state2_b);
+}
+
+template <Keep kKeep, class D, class Rule, class Arrays>
+HWY_INLINE void UpdatePair(D d, const GradientScale& scale, const Rule& rule,
+                           const Arrays& arrays, size_t i, UndoSlot* undo,
+                           size_t number, size_t position) {
+  static_assert(kKeep != Keep::kXor);
+  const size_t lanes = hn::Lanes(d);
+  hn::Vec<D> gradient, master, state0, state1, state2;
+  hn::Vec<D> gradient_b, master_b, state0_b, state1_b, state2_b;
+  arrays.LoadGradientPair(d, i, gradient, gradient_b);
+  LoadMasterAndStates<Rule>(d, arrays, i, master, state0, state1, state2);
+  LoadMasterAndStates<Rule>(d, arrays, i + lanes, master_b, state0_b, state1_b,
+                            state2_b);
+  if constexpr (kKeep == Keep::kOldValues) {
+    SaveOld<Rule>(d, undo, position, master, state0, state1, state2);
+    SaveOld<Rule>(d, undo, position + lanes, master_b, state0_b, state1_b,
+                  state2_b);
+    PublishProgress(undo, UndoProgress(number, position, 2 * lanes));
+  }
+  UpdateLoaded<false>(d, scale, rule, gradient, master, state0, state1, state2);
+  UpdateLoaded<false>(d, scale, rule, gradient_b, master_b, state0_b, state1_b,
+                      state2_b);
+  arrays.StoreMaster(d, master, i);
+  arrays.StoreMaster(d, master_b, i + lanes);
+  StoreStates<Rule>(d, arrays, i, state0, state0_b, state1, state1_b, state2,
+                    state2_b);
+}
+
+// Vectors where the plain form would not do, one by one. Away from the loop,
+// and the arguments are copies: if the caller's own had an address here, each
+// of its fences would make it load them again.
+template <Keep kKeep, class D, class Rule, class Arrays>
+HWY_NOINLINE void UpdateWithCare(D d, GradientScale scale, Rule rule,
+                                 Arrays arrays, size_t begin, size_t end,
+                                 UndoSlot* undo, size_t number,
+                                 size_t position) {
+  for (size_t i = begin; i < end; i += hn::Lanes(d)) {
+    const size_t done = i - begin;
+    UpdateVector<false, kKeep>(d, scale, rule, arrays, i, undo, number + done,
+                               position + done);
+  }
+}
+
+// NOLINTNEXTLINE(google-readability-namespace-comments)
+}  // namespace HWY_NAMESPACE
+}  // namespace optstate::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // per-target include guard

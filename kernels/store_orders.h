@@ -1,0 +1,56 @@
+#ifndef OPTSTATE_KERNELS_STORE_ORDERS_H_
+#define OPTSTATE_KERNELS_STORE_ORDERS_H_
+
+#include <cstddef>
+#include <functional>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "kernels/store_trace.h"
+
+namespace optstate {
+
+// What the stores of a trace may leave when they are broken off, in any order
+// that the compiler could have given them: those between two fences in any, but
+// that stores to the same place keep theirs. The values are those of the trace:
+// whatever a compiler makes of loads, it may not change them.
+struct StoreOrders {
+  // Of a fence of the trace: as if it were not there. Then nothing is tried but
+  // what it kept apart.
+  std::function<bool(size_t fence)> is_removed;
+  // Whether what is left is brought to the right end.
+  std::function<bool(absl::Span<const std::byte> memory)> recovers;
+  std::mt19937* random = nullptr;
+  // Each segment is broken off with each store alone done, with each alone not
+  // done, and so many times anywhere in an order made by chance.
+  size_t random_orders = 100;
+};
+
+struct StoreOrderResult {
+  size_t tried = 0;
+  // Which was not recovered, where trying ends; empty: all were.
+  std::string lost;
+};
+
+StoreOrderResult TryStoreOrders(const StoreTrace& trace,
+                                const StoreOrders& orders);
+
+// What each fence of a trace is for: "before progress of state 0". "" where
+// there are no stores on one side. `progress_word`: where UndoSlot::progress
+// is.
+using FenceNames = std::vector<std::string>;
+FenceNames NamesOf(const StoreTrace& trace, size_t progress_word);
+
+// All orders that the fences leave are to be recovered, or GoogleTest is told.
+// Returns the names of fences without which some order is not; adds to `tried`
+// the number of orders.
+std::set<std::string> NeededFences(const StoreTrace& trace,
+                                   const FenceNames& names,
+                                   const StoreOrders& orders, size_t* tried);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_KERNELS_STORE_ORDERS_H_

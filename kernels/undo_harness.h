@@ -1,0 +1,109 @@
+#ifndef OPTSTATE_KERNELS_UNDO_HARNESS_H_
+#define OPTSTATE_KERNELS_UNDO_HARNESS_H_
+
+// What is left when a process is killed in a kernel, at every instruction.
+//
+// A child runs the kernel on shared memory, one instruction at a time. After
+// each, the test takes a copy of that memory, rolls back what is in flight and
+// goes on from there: the result must be that of a kernel left in peace.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/cpu/targets.h"
+#include "kernels/single_step.h"
+#include "kernels/test_seed.h"
+#include "kernels/undo.h"
+#include "kernels/undo_arrays.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/dtype.h"
+#include "proto/types/layout.h"
+#include "proto/types/optimizer.h"
+
+namespace optstate {
+
+inline constexpr size_t kNumelMax = 320;
+using Arrays = UndoArrays<kNumelMax>;
+// Every state array, and a parameter that is not the master.
+inline constexpr UpdateKernelKey kLargestKey = {
+    OptimizerKind::kAdamW, adam::kAmsgrad, DType::kBFloat16, DType::kBFloat16};
+
+// Of AdamW's pairs of vectors but one of their bits is kept.
+inline constexpr UpdateKernelKey kXorKeys[] = {
+    {OptimizerKind::kAdamW, 0, DType::kFloat32, DType::kFloat32},
+    {OptimizerKind::kAdam, 0, DType::kBFloat16, DType::kBFloat16},
+    {OptimizerKind::kAdamW, 0, DType::kBFloat16, DType::kBFloat16,
+     StateFormat::kFloat32, MasterFormat::kSplit}};
+
+inline UndoPhase PhaseOf(const UndoSlot& slot) {
+  return InFlightOf(slot.progress.load()).phase;
+}
+
+// What outlives the child.
+struct Shared {
+  UndoSlot slot;
+  Arrays arrays;
+  // Enough for every dtype. A sum of several gradients adds this one again.
+  uint32_t gradient[kNumelMax];
+};
+
+// What a process that comes later works on, so that the child can go on. Of the
+// slot, what an update uses.
+struct Copy {
+  explicit Copy(const Shared& shared) : arrays(shared.arrays) {
+    CopySlot(shared.slot, &slot);
+  }
+  Copy(const Copy& other) : arrays(other.arrays) {
+    CopySlot(other.slot, &slot);
+  }
+
+  void CopyTo(Shared* shared) const {
+    shared->arrays = arrays;
+    CopySlot(slot, &shared->slot);
+  }
+
+  bool operator==(const Copy& other) const {
+    return std::memcmp(&slot, &other.slot, offsetof(UndoSlot, old_sum)) == 0 &&
+           arrays == other.arrays;
+  }
+
+  static void CopySlot(const UndoSlot& from, UndoSlot* to) {
+    std::memcpy(static_cast<void*>(to), &from, offsetof(UndoSlot, old_sum));
+  }
+
+  UndoSlot slot;
+  Arrays arrays;
+};
+
+// Values that every rule changes, in all arrays; garbage in the slot.
+void Fill(Shared* shared, const UpdateKernelKey& key, std::mt19937* random);
+
+// With decay and, where there is one, momentum.
+UpdateFactors Factors(const UpdateKernelKey& key);
+
+class UndoTest : public testing::TestWithParam<cpu::Target> {
+ protected:
+  // The child updates elements [begin, numel); those before are already.
+  // Returns StepThrough's.
+  int64_t StepThroughUpdate(const UpdateKernelKey& key, size_t numel,
+                            size_t begin = 0, size_t gradient_count = 1);
+
+  int64_t StepThroughAccumulate(DType dtype, size_t numel,
+                                size_t gradient_count = 1,
+                                DType sum_dtype = DType::kFloat32);
+
+  SharedMemory<Shared> shared_;
+  std::mt19937 random_{TestSeed()};
+  std::vector<size_t> nans_;  // of the gradient, for updates with float32 ones
+  // What the last update left wherever it had kept a xor.
+  std::vector<std::unique_ptr<Copy>> xors_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_KERNELS_UNDO_HARNESS_H_
