@@ -6,9 +6,10 @@
 
 namespace optstate::cpu {
 
-// What benchmarks compare Adam with: on the best target, the loads and stores
-// of Adam without amsgrad, gradient and parameter both of `dtype`, and nothing
-// but additions between them. Leaves the state as it is.
+// What Adam is compared with and the memory's bandwidth taken by: on the best
+// target, the loads and stores of Adam without amsgrad, gradient and parameter
+// both of `dtype`, and nothing but additions between them. Leaves the state as
+// it is.
 void MemoryRoof(DType dtype, const TileView& view);
 
 }  // namespace optstate::cpu

@@ -8,6 +8,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/types/span.h"
+#include "kernels/cpu/memory_roof.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/dtype.h"
 #include "server/scheduler/worker_placement.h"
 #include "server/scheduler/worker_pool.h"
 
@@ -16,10 +20,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A worker's part at a time, of each of the three arrays.
+// A worker's part at a time, of each of the four arrays.
 constexpr size_t kBlock = size_t{1} << 16;  // floats
-constexpr size_t kBlockBytes = 3 * kBlock * sizeof(float);
-constexpr size_t kMovedBytes = 5 * kBlock * sizeof(float);
+constexpr size_t kArrays = 4;
+constexpr size_t kBlockBytes = kArrays * kBlock * sizeof(float);
+constexpr size_t kMovedBytes = 7 * kBlock * sizeof(float);
+// Between one array and the next, so that no cache takes them for the same.
+constexpr size_t kGapBytes = (size_t{2} << 20) + (size_t{4} << 10);
 
 constexpr size_t kBytesOfWorker = size_t{16} << 20;
 constexpr size_t kBytesMin = size_t{64} << 20;
@@ -35,27 +42,49 @@ size_t BytesFor(int workers) {
   const size_t bytes =
       std::max({kBytesMin, static_cast<size_t>(std::max(cache, 0L)) * 4,
                 static_cast<size_t>(workers) * kBytesOfWorker});
-  return std::min(bytes, kBytesMax) / kBlockBytes * kBlockBytes;
+  return std::min(bytes, kBytesMax);
 }
 
-void Pass(float* block) {
-  const float* __restrict__ gradient = block;
-  float* __restrict__ first = block + kBlock;
-  float* __restrict__ second = block + 2 * kBlock;
-  for (size_t i = 0; i < kBlock; ++i) {
-    first[i] += gradient[i];
-    second[i] += gradient[i];
+// What an update of float32 reads and writes, as fast as the best instruction
+// set does it.
+class Arrays {
+ public:
+  Arrays(void* memory, size_t blocks)
+      : base_(static_cast<float*>(memory)),
+        stride_(blocks * kBlock + kGapBytes / sizeof(float)) {}
+  static size_t Bytes(size_t blocks) {
+    return blocks * kBlockBytes + (kArrays - 1) * kGapBytes;
   }
-}
+
+  void Pass(size_t block) const {
+    const void* const gradient = At(0, block);
+    TileView view;
+    view.gradients = absl::MakeConstSpan(&gradient, 1);
+    view.master = view.parameter = At(1, block);
+    view.state[0] = At(2, block);
+    view.state[1] = At(3, block);
+    view.numel = kBlock;
+    cpu::MemoryRoof(DType::kFloat32, view);
+  }
+
+ private:
+  float* At(size_t array, size_t block) const {
+    return base_ + array * stride_ + block * kBlock;
+  }
+
+  float* const base_;
+  const size_t stride_;
+};
 
 }  // namespace
 
 double MeasureMemoryBandwidth(int workers, const std::atomic<bool>& stop) {
-  const size_t bytes = BytesFor(workers);
+  const size_t blocks = BytesFor(workers) / kBlockBytes;
+  const size_t bytes = Arrays::Bytes(blocks);
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return 0;
-  const size_t blocks = bytes / kBlockBytes;
+  const Arrays arrays(memory, blocks);
   double best = 0;
   {
     WorkerPool pool(workers, /*spin=*/false,
@@ -63,7 +92,7 @@ double MeasureMemoryBandwidth(int workers, const std::atomic<bool>& stop) {
     const auto pass = [&] {
       pool.ParallelFor(blocks, [&](size_t i) {
         if (stop.load(std::memory_order_relaxed)) return;
-        Pass(static_cast<float*>(memory) + i * 3 * kBlock);
+        arrays.Pass(i);
       });
     };
     // Takes the pages, each by the worker that will use it. Not huge ones: to
