@@ -237,6 +237,13 @@ class Daemon : private admin::UpgradeControl {
   std::thread rest_;
 };
 
+// A private daemon leaves nothing behind.
+void RemoveTraces(const v1::DaemonConfig& config) {
+  const absl::Status status = supervisor::RemoveTree(config.state_dir());
+  if (!status.ok()) spdlog::warn("{}", status.ToString());
+  (void)::unlink((config.socket() + ".lock").c_str());
+}
+
 Daemon::Daemon(DaemonOptions options, std::unique_ptr<EventLoop> loop,
                StateDirectory state)
     : options_(std::move(options)),
@@ -367,6 +374,7 @@ void Daemon::OnSignal(int signal) {
   if (ending_) {
     spdlog::warn("signal {} again: ending at once", signal);
     supervisor_->TellEnginesToStop();
+    if (lifeline_.ok()) RemoveTraces(options_.config);
     ::_exit(128 + signal);
   }
   BeginEnd(absl::StrCat("signal ", signal),
@@ -531,13 +539,6 @@ void Daemon::RestAndStop(absl::Duration patience) {
   }
   admin_server_->Shutdown(absl::Now() + kCallsEnd);
   loop_->Post([this] { supervisor_->Stop([this] { loop_->Stop(); }); });
-}
-
-// A private daemon leaves nothing behind.
-void RemoveTraces(const v1::DaemonConfig& config) {
-  const absl::Status status = supervisor::RemoveTree(config.state_dir());
-  if (!status.ok()) spdlog::warn("{}", status.ToString());
-  (void)::unlink((config.socket() + ".lock").c_str());
 }
 
 }  // namespace

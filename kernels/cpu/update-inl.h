@@ -85,8 +85,8 @@ size_t UpdateKeeping(const UpdateFactors& factors, const Arrays& arrays,
                                         undo, position);
     }
   }
-  return UpdateVectors<false, KeepOfOne<kKeep>()>(
-      scale, rule, arrays, begin, end, number, undo, position);
+  return UpdateVectors<false, KeepOfOne<kKeep>()>(scale, rule, arrays, begin,
+                                                  end, number, undo, position);
 }
 
 // As UpdateVectors.
@@ -133,8 +133,7 @@ void UpdateByBlocks(const UpdateFactors& factors, const TileView& view,
   for (size_t at = begin; at < view.numel; at += elements) {
     const size_t numel = std::min(elements, view.numel - at);
     sum.Gather(at, numel, block);
-    const auto origin =
-        reinterpret_cast<uintptr_t>(block) - at * sizeof(float);
+    const auto origin = reinterpret_cast<uintptr_t>(block) - at * sizeof(float);
     const BlockArrays<kParameter, kMaster> arrays = {
         {ArraysOf(view), reinterpret_cast<const void*>(origin)}};
     position = UpdateRange<Rule>(factors, arrays, at, at + numel, 0, view.undo,

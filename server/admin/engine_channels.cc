@@ -78,8 +78,7 @@ void EngineChannels::Set(const std::string& job, UniqueFd grpc) {
 void EngineChannels::Lose(const std::string& job) {
   std::shared_ptr<Channel> last;  // destroyed outside the lock
   absl::MutexLock lock(&mutex_);
-  const auto found = channels_.find(job);
-  if (found != channels_.end()) last = std::exchange(found->second, nullptr);
+  last = std::exchange(channels_[job], nullptr);
 }
 
 void EngineChannels::Erase(const std::string& job) {
@@ -248,9 +247,9 @@ absl::Status EngineChannels::DrainNext(const std::string& job,
     grpc::ClientContext context;
     SetUp(&context, deadline);
     v1::DrainReply reply;
-    status = Named(
-        job, last->stub->Drain(&context, MakeDrain(/*resume=*/false, deadline),
-                               &reply));
+    v1::DrainRequest request = MakeDrain(/*resume=*/false, deadline);
+    request.set_only_wait(true);
+    status = Named(job, last->stub->Drain(&context, request, &reply));
   } while (absl::IsUnavailable(status));
   return status;
 }

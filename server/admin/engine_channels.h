@@ -32,7 +32,7 @@ class EngineChannels {
 
   // A new engine of `job`; replaces the one before.
   void Set(const std::string& job, UniqueFd grpc);
-  // The job's engine has died, and another is being started.
+  // The job has no engine, but one is being started.
   void Lose(const std::string& job);
   // The job has no engine, and gets none.
   void Erase(const std::string& job);

@@ -15,13 +15,13 @@
 namespace optstate {
 namespace {
 
-// Not that of a later process which has its pid now.
-bool IsThere(const RankProcess& process) {
+// A later process which has its pid now. A process that cannot be looked at
+// (hidepid) need not be one.
+bool IsAnother(const RankProcess& process) {
   const absl::StatusOr<control::ProcessStat> stat =
       control::ReadProcessStat(process.pid);
-  if (absl::IsNotFound(stat.status())) return false;
-  return !stat.ok() || process.start_ticks == 0 ||
-         stat->start_ticks == process.start_ticks;
+  return stat.ok() && process.start_ticks != 0 &&
+         stat->start_ticks != process.start_ticks;
 }
 
 }  // namespace
@@ -40,7 +40,7 @@ AwaitedRanks::Awaited AwaitedRanks::Watch(const FormerRank& rank,
       static_cast<int>(::syscall(SYS_pidfd_open, rank.process.pid, 0)));
   const int error = errno;
   // In this order: once it is open, the pid is not given to another unnoticed.
-  if (!IsThere(rank.process)) {
+  if ((!one.pidfd.ok() && error == ESRCH) || IsAnother(rank.process)) {
     one.pidfd.reset();
     one.deadline = absl::InfinitePast();
   } else if (!one.pidfd.ok()) {

@@ -27,8 +27,9 @@ namespace optstate {
 namespace {
 
 constexpr uint32_t kHandshakeTimeoutMs = 5000;
-// As long as it takes to notice that a peer on another machine is dead.
-constexpr uint32_t kReturnTimeoutMs = 120'000;
+// A day: a rank that has nothing to say does not notice that the engine was
+// another for a while.
+constexpr uint32_t kReturnTimeoutMs = 86'400'000;
 // Ends that are looked for at the latest when so many were noted, which also is
 // what a Ready can carry.
 constexpr size_t kConnectionsNotedMax = 8000;
@@ -63,6 +64,10 @@ absl::StatusOr<std::unique_ptr<ConnectionServer>> ConnectionServer::Start(
     const v1::Limits& limits = server->options_.config.daemon().limits();
     server->awaited_.emplace(server->options_.job, ReturnTimeout(limits));
     server->awaited_->GiveUpEnded();
+    // One that was registered has had connections, of which none may be left.
+    server->adopted_any_ =
+        server->options_.job->Describe().phase() != v1::JOB_PHASE_EMPTY;
+    server->last_adopted_ = absl::Now();
   }
   return server;
 }
@@ -103,8 +108,7 @@ void ConnectionServer::TakeSupervise(SupervisorMessage message) {
   if (options_.job != nullptr) {
     TakeLimits(supervise.limits());
     if (supervise.draining()) {
-      // Not to wait for the open step, only to begin no other.
-      options_.job->Drain(absl::InfinitePast()).IgnoreError();
+      options_.job->BeginDrain();
     } else {
       options_.job->Resume();
     }
@@ -137,6 +141,7 @@ v1::EngineEvent::Ready ConnectionServer::MakeReady() {
 }
 
 void ConnectionServer::Run() {
+  FinishIfOver();
   while (!options_.link->ended()) {
     ServeOnce();
     FinishIfOver();
@@ -256,7 +261,7 @@ size_t ConnectionServer::SessionCount() const {
 bool ConnectionServer::IsOver() const {
   if (SessionCount() != 0) return false;
   if (options_.job->finished()) return true;
-  if (!adopted_any_) return false;
+  if (!adopted_any_ || !options_.job->Awaited().empty()) return false;
   // A gRPC connection is counted from when it starts its stream.
   if (absl::Now() - last_adopted_ < handshake_timeout_) return false;
   // Nobody registered it, or whoever did never attached.

@@ -158,7 +158,8 @@ grpc::Status EngineServiceImpl::Drain(grpc::ServerContext* /*context*/,
   }
   absl::Duration timeout = kDrainTimeout;
   if (request->has_timeout()) timeout = FromProto(request->timeout());
-  const absl::Status drained = job_->Drain(absl::Now() + timeout);
+  if (!request->only_wait()) job_->BeginDrain();
+  const absl::Status drained = job_->AwaitDrained(absl::Now() + timeout);
   spdlog::info("drain: job={} result=\"{}\"", config_.job(),
                drained.ToString());
   return ToGrpc(drained);

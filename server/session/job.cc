@@ -74,9 +74,9 @@ absl::Status JobImpl::Adopt() {
   const bool undo_lost = tier_->undo().empty();
   OPTSTATE_RETURN_IF_ERROR(UseShape(std::move(shape)));
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    had_session_ = had_session_ || rank_mark(rank).client_instance != 0;
     if (AwaitedCount() == 0) ForgetLoss(rank);
   }
+  had_session_ = AwaitedCount() > 0;
   failure_ = undo_lost ? LostInside("the file undo is missing") : AdoptStep();
   AdoptUnfinishedLoad();
   return absl::OkStatus();

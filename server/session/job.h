@@ -273,9 +273,11 @@ class Job {
   virtual absl::Status ReadParameters(uint64_t offset_bytes,
                                       absl::Span<std::byte> out) = 0;
 
-  // Refuses pushes that would open a new step, and attaches, with UNAVAILABLE;
-  // returns when no step is open or at the deadline (DEADLINE_EXCEEDED).
-  virtual absl::Status Drain(absl::Time deadline) = 0;
+  // Refuses pushes that would open a new step, and attaches, with UNAVAILABLE.
+  virtual void BeginDrain() = 0;
+  // Returns when no step is open, nor begun by ranks that come back, or at the
+  // deadline (DEADLINE_EXCEEDED).
+  virtual absl::Status AwaitDrained(absl::Time deadline) = 0;
   virtual void Resume() = 0;
 
   // For jobs that are created or grow from now on.

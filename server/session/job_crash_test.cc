@@ -418,7 +418,7 @@ TEST_F(JobCrashTest, ADrainingJobTakesBackTheRanksOfItsOpenStep) {
   ASSERT_TRUE(harness_.Push(0, 3, 0, 1).ok());
   harness_.Close();
   ASSERT_TRUE(harness_.Open().ok());
-  ASSERT_TRUE(harness_.job().Drain(absl::InfinitePast()).ok());
+  harness_.job().BeginDrain();
   harness_.setup().client_instance = kInstance + 10;
   ASSERT_TRUE(harness_.Register(0).ok());
   const absl::Status stranger = harness_.Attach(0).status();

@@ -69,7 +69,8 @@ class JobImpl final : public Job {
   absl::Status ReadParameters(uint64_t offset_bytes,
                               absl::Span<std::byte> out) override;
 
-  absl::Status Drain(absl::Time deadline) override;
+  void BeginDrain() override;
+  absl::Status AwaitDrained(absl::Time deadline) override;
   void Resume() override;
   void SetLimits(const v1::Limits& limits) override;
   absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
@@ -98,6 +99,10 @@ class JobImpl final : public Job {
     // Whose drop took sums with it that this rank had a part in; the rank has
     // not dropped its own part yet.
     std::optional<uint32_t> sums_dropped_by;
+    // Of one that is lost: some rank was aborted for it, by this engine.
+    bool loss_told = false;
+    // That was aborted so, and has made no call since.
+    bool was_told_of_loss = false;
   };
 
   // What follows from a description; replaced as a whole.
@@ -182,7 +187,11 @@ class JobImpl final : public Job {
   uint32_t AwaitedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool IsAwaited(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void MarkAttached(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void DropGradientsOfLost(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `in_step`: in one that is open.
+  void BeginLoss(uint32_t rank, bool in_step)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndLoss(uint32_t rank, bool in_step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsDrained() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool NoOpenStep() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool NothingUnderWay() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool IsAwake() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !resting_; }
@@ -226,11 +235,11 @@ class JobImpl final : public Job {
   void DropStaged(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Waits(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool NobodyWaits() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // `in_step`: in one that is open.
-  void NoteLoss(uint32_t rank, bool in_step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfLoss(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AbortForLoss(const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AbortForLoss(uint32_t lost, const std::string& what)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteHeard(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfLost(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_micro_steps.cc
@@ -277,6 +286,7 @@ class JobImpl final : public Job {
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AdmitToRecovery(const AttachSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void FailRecovery(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeInstance(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status BeingFinished() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status NotOfOneStep(absl::string_view why) const

@@ -62,6 +62,7 @@ void JobImpl::EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
                            uint32_t micro_step) {
   absl::MutexLock lock(&mu_);
   SitOutRest();
+  NoteHeard(rank);
   // Nobody to answer: the session ended while this was under way.
   if (!CheckAttached(rank).ok()) return;
   absl::Status status;

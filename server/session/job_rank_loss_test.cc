@@ -240,10 +240,13 @@ TEST_P(LostWithTheEngineTest, WhoComesToWaitIsToldOfALossBefore) {
   BringBack(0);
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   ExpectToldTo(0, harness_.Commit(0, CommitOf(1)));
-  if (Waits()) {
-    EXPECT_TRUE(harness_.job().Abort(0, 1).ok());
-  }
-  // Once: who takes the step again waits, also with the next engine.
+  // Nobody knows whether it has heard that, until it says something.
+  ReplaceEngine();
+  BringBack(0);
+  ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
+  ExpectToldTo(0, harness_.Commit(0, CommitOf(1)));
+  EXPECT_TRUE(harness_.job().Abort(0, 1).ok());
+  // Then who takes the step again waits, also with the next engine.
   ReplaceEngine();
   BringBack(0);
   const uint64_t again = harness_.Commit(0, CommitOf(1));
@@ -252,6 +255,26 @@ TEST_P(LostWithTheEngineTest, WhoComesToWaitIsToldOfALossBefore) {
   BringBack(1);
   BringBack(2);
   ExpectUndisturbedStep();
+}
+
+// What is open is the commit alone.
+TEST_P(LostWithTheEngineTest, AlsoInAStepWithoutGradients) {
+  harness_.Commit(0, CommitOf(1));
+  ReplaceEngine();
+  harness_.job().GiveUp(Former(1));
+  BringBack(0);
+  ExpectToldTo(0, harness_.Commit(0, CommitOf(1)));
+}
+
+TEST_P(LostWithTheEngineTest, ADrainWaitsForTheirStep) {
+  harness_.Commit(0, CommitOf(1));
+  ReplaceEngine();
+  const absl::Time now = absl::InfinitePast();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(harness_.job().AwaitDrained(now)));
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    harness_.job().GiveUp(Former(rank));
+  }
+  EXPECT_TRUE(harness_.job().AwaitDrained(now).ok());
 }
 
 // Another session in a rank's place, of which nothing is known yet.

@@ -99,6 +99,7 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   }
   RankSession& rank = ranks_[spec.rank];
   rank.attached = true;
+  rank.loss_told = false;
   MarkAttached(spec);
   rank.spec = spec;
   rank.attached_at = absl::Now();
@@ -123,13 +124,15 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
 }
 
 // For the engine after this one. A session that cannot say that it is the same
-// is not awaited.
+// is not awaited. One that is back stays attached throughout, of a process that
+// is not known meanwhile.
 void JobImpl::MarkAttached(const AttachSpec& spec) {
   RankMark& mark = rank_mark(spec.rank);
-  mark.attached = 0;
+  mark.pid = 0;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  mark.process_start_ticks = spec.process.start_ticks;
   std::atomic_signal_fence(std::memory_order_seq_cst);
   mark.pid = spec.process.pid;
-  mark.process_start_ticks = spec.process.start_ticks;
   std::atomic_signal_fence(std::memory_order_seq_cst);
   mark.attached = spec.client_instance != 0 ? 1 : 0;
   ForgetLoss(spec.rank);
@@ -140,12 +143,12 @@ void JobImpl::Detach(uint32_t rank) {
   if (!CheckAttached(rank).ok()) return;
   const bool in_step = open_step_.open() && !recovery_.has_value();
   ranks_[rank].ending.reset();  // nobody to answer
-  DropGradientsOfLost(rank);
+  BeginLoss(rank, in_step);
   LeaveLoadRound(rank);
   // Whoever attaches next says anew where its gradients are.
   ranks_[rank] = RankSession{};
   gradient_areas_[rank] = nullptr;
-  NoteLoss(rank, in_step);
+  EndLoss(rank, in_step);
 }
 
 void JobImpl::GiveUp(const FormerRank& former) {
@@ -161,19 +164,45 @@ void JobImpl::GiveUp(const FormerRank& former) {
   }
   const bool in_step =
       !recovery_.has_value() &&
-      (open_step_.open() || WasBegun(record().committed_step + 1));
-  DropGradientsOfLost(rank);
-  NoteLoss(rank, in_step);
+      (open_step_.open() || WasBegun(record().committed_step + 1) ||
+       rank_mark(rank).loss_untold != 0);
+  BeginLoss(rank, in_step);
+  EndLoss(rank, in_step);
+  if (recovery_.has_value() && LacksGradients(rank)) FailRecovery(rank);
 }
 
-// A step that is to be recovered is finished with them, or not at all.
-void JobImpl::DropGradientsOfLost(uint32_t rank) {
+// What is to be told, before what it staged goes: an engine that dies in
+// between leaves the rank attached, and the next one begins this again.
+void JobImpl::BeginLoss(uint32_t rank, bool in_step) {
+  RankMark& mark = rank_mark(rank);
+  mark.loss_untold = in_step ? 1 : 0;
+  mark.lost_at_step = recovery_.has_value() ? recovery_->record.committed_step
+                                            : record().committed_step + 1;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
   if (recovery_.has_value()) {
+    // The step is finished with its gradients, or not at all.
     open_step_.DropRank(rank);
   } else {
     DropStaged(rank);
-    ::unlink(StagingPath(rank, rank_mark(rank).client_instance).c_str());
+    ::unlink(StagingPath(rank, mark.client_instance).c_str());
   }
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  mark.attached = 0;
+}
+
+// Tells those who wait already. Ranks that have all gone are none that anybody
+// waits for.
+void JobImpl::EndLoss(uint32_t rank, bool in_step) {
+  if (AttachedCount() + AwaitedCount() == 0) {
+    for (uint32_t each = 0; each < ranks_.size(); ++each) ForgetLoss(each);
+  }
+  if (in_step) TellOfLoss(rank);
+}
+
+// Nor one that ranks which come back have begun.
+bool JobImpl::IsDrained() const {
+  return NoOpenStep() &&
+         (AwaitedCount() == 0 || !WasBegun(record().committed_step + 1));
 }
 
 // What a former engine's ranks have staged opens nothing while they are away.
@@ -185,10 +214,14 @@ bool JobImpl::NoOpenStep() const {
   return true;
 }
 
-absl::Status JobImpl::Drain(absl::Time deadline) {
+void JobImpl::BeginDrain() {
   absl::MutexLock lock(&mu_);
   draining_ = true;
-  if (mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::NoOpenStep),
+}
+
+absl::Status JobImpl::AwaitDrained(absl::Time deadline) {
+  absl::MutexLock lock(&mu_);
+  if (mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::IsDrained),
                             deadline)) {
     return absl::OkStatus();
   }

@@ -160,7 +160,11 @@ void JobImpl::TryToFinishStep() {
   AnswerCommits(absl::OkStatus(), LastOutcome());
   open_step_.DropAll();
   timer_.Drop();
-  RemoveStaleStagingFiles();
+  // Those of ranks that were lost meanwhile.
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].attached || IsAwaited(rank)) continue;
+    ::unlink(StagingPath(rank, rank_mark(rank).client_instance).c_str());
+  }
 }
 
 // Before the first rank is attached.
@@ -215,20 +219,27 @@ bool JobImpl::WasAttachedLast(const AttachSpec& spec) const {
 absl::Status JobImpl::AdmitToRecovery(const AttachSpec& spec) {
   if (WasAttachedLast(spec)) return absl::OkStatus();
   if (!LacksGradients(spec.rank)) return BeingFinished();
+  FailRecovery(spec.rank);
+  return failure_;
+}
+
+void JobImpl::FailRecovery(uint32_t rank) {
   failure_ =
-      LostInside(absl::StrCat("and the gradients of rank ", spec.rank,
+      LostInside(absl::StrCat("and the gradients of rank ", rank,
                               " that it needs ended with the rank's process"));
+  spdlog::error("{}", failure_.ToString());
   const StepOutcome none;
   AnswerCommits(failure_, none);
   open_step_.DropAll();
   recovery_.reset();
-  return failure_;
 }
 
 // A session that comes back finds what it had staged, another one nothing.
 void JobImpl::TakeInstance(const AttachSpec& spec) {
   if (WasAttachedLast(spec)) return;
   RankMark& mark = rank_mark(spec.rank);
+  mark.attached = 0;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
   DropStaged(spec.rank);
   ::unlink(StagingPath(spec.rank, mark.client_instance).c_str());
   std::atomic_signal_fence(std::memory_order_seq_cst);

@@ -75,6 +75,7 @@ absl::Status JobImpl::Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                            uint32_t first_parameter, uint32_t parameter_count) {
   absl::MutexLock lock(&mu_);
   SitOutRest();
+  NoteHeard(rank);
   if (IsOfRecoveredStep(rank, step)) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(CheckStep(rank, step));
   OPTSTATE_RETURN_IF_ERROR(
@@ -176,6 +177,7 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
   SitOutRest();
   // Nobody to answer: the session ended while this was under way.
   if (!CheckAttached(rank).ok()) return;
+  NoteHeard(rank);
   bool repeated = false;
   const absl::Status checked = CheckCommit(rank, spec, &repeated);
   if (!checked.ok() || repeated) {
@@ -184,6 +186,8 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
     return;
   }
   open_step_.NoteCommit(rank, request_id, spec);
+  // Also of a rank that has pushed nothing: the next engine knows of the step.
+  if (!recovery_.has_value()) BeginStaging(rank, spec.step, 0);
   if (accumulates_together()) NotePast(rank, MicroSteps::kAll);
   timer_.Enter(StepPhase::kWaiting);
   if (recovery_.has_value()) {
@@ -415,22 +419,6 @@ bool JobImpl::NobodyWaits() const {
   return true;
 }
 
-// For those who come to wait for it, also when another engine has come in
-// between, and those who wait already. Ranks that have all gone are none that
-// anybody waits for.
-void JobImpl::NoteLoss(uint32_t rank, bool in_step) {
-  RankMark& mark = rank_mark(rank);
-  mark.loss_untold = in_step && NobodyWaits() ? 1 : 0;
-  mark.lost_at_step = recovery_.has_value() ? recovery_->record.committed_step
-                                            : record().committed_step + 1;
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-  mark.attached = 0;
-  if (AttachedCount() + AwaitedCount() == 0) {
-    for (uint32_t each = 0; each < ranks_.size(); ++each) ForgetLoss(each);
-  }
-  if (in_step) TellOfLoss(rank);
-}
-
 void JobImpl::ForgetLoss(uint32_t rank) {
   rank_mark(rank).lost_at_step = 0;
   rank_mark(rank).loss_untold = 0;
@@ -442,7 +430,7 @@ void JobImpl::TellOfLoss(uint32_t rank) {
   spdlog::warn("{}: job={} waiting=\"{}\"", what, options_.name,
                open_step_.Describe());
   if (options_.config.engine().on_rank_loss() == v1::RANK_LOSS_ABORT) {
-    return AbortForLoss(what);
+    return AbortForLoss(rank, what);
   }
   const std::string notice = WaitingFor(what);
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
@@ -450,7 +438,8 @@ void JobImpl::TellOfLoss(uint32_t rank) {
   }
 }
 
-void JobImpl::AbortForLoss(const std::string& what) {
+// That they know is certain only when one of them shows it, see NoteHeard().
+void JobImpl::AbortForLoss(uint32_t lost, const std::string& what) {
   const absl::Status aborted = absl::AbortedError(
       absl::StrCat(what, "; what this rank staged is dropped"));
   AnswerCommits(aborted, StepOutcome{});
@@ -458,6 +447,19 @@ void JobImpl::AbortForLoss(const std::string& what) {
     if (!Waits(other)) continue;
     AnswerEnding(other, aborted);
     DropStaged(other);
+    ranks_[other].was_told_of_loss = true;
+    ranks_[lost].loss_told = true;
+  }
+}
+
+// The rank makes another call, so it has had its answer.
+void JobImpl::NoteHeard(uint32_t rank) {
+  if (rank >= ranks_.size() ||
+      !std::exchange(ranks_[rank].was_told_of_loss, false)) {
+    return;
+  }
+  for (uint32_t other = 0; other < ranks_.size(); ++other) {
+    if (ranks_[other].loss_told) rank_mark(other).loss_untold = 0;
   }
 }
 
@@ -468,9 +470,10 @@ void JobImpl::TellOfLost(uint32_t rank) {
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
     const uint64_t step = rank_mark(other).lost_at_step;
     if (step == 0) continue;
-    const bool untold = std::exchange(rank_mark(other).loss_untold, 0u) != 0;
+    const bool untold =
+        rank_mark(other).loss_untold != 0 && !ranks_[other].loss_told;
     if (aborts && untold && step == record().committed_step + 1) {
-      return AbortForLoss(LostAt(other, step));
+      return AbortForLoss(other, LostAt(other, step));
     }
     ranks_[rank].spec.listener->OnNotice(WaitingFor(LostAt(other, step)));
   }
@@ -478,6 +481,7 @@ void JobImpl::TellOfLost(uint32_t rank) {
 
 absl::Status JobImpl::Abort(uint32_t rank, uint64_t step) {
   absl::MutexLock lock(&mu_);
+  NoteHeard(rank);
   OPTSTATE_RETURN_IF_ERROR(CheckAttached(rank));
   OPTSTATE_RETURN_IF_ERROR(failure_);
   if (recovery_.has_value()) return BeingFinished();

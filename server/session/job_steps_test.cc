@@ -354,11 +354,12 @@ TEST_F(JobStepsTest, MicroStepsNeedAccumulate) {
 
 TEST_F(JobStepsTest, DrainFinishesTheOpenStepAndOpensNoOther) {
   harness_.PushAll(1);
-  const absl::Status busy = harness_.job().Drain(absl::InfinitePast());
+  harness_.job().BeginDrain();
+  const absl::Status busy = harness_.job().AwaitDrained(absl::InfinitePast());
   EXPECT_EQ(busy.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(busy.message(), HasSubstr("ranks 0, 1 have not committed"));
   EXPECT_TRUE(harness_.CommitAll(commit_.Of(1)).outcome.applied);
-  EXPECT_TRUE(harness_.job().Drain(absl::InfinitePast()).ok());
+  EXPECT_TRUE(harness_.job().AwaitDrained(absl::InfinitePast()).ok());
   EXPECT_EQ(harness_.Push(0, 2, 0, 1).code(), absl::StatusCode::kUnavailable);
   const auto* refused = harness_.AnswerTo(0, harness_.Commit(0, commit_.Of(2)));
   ASSERT_NE(refused, nullptr);

@@ -142,8 +142,10 @@ TEST(JobThreadsTest, DrainWaitsForTheOpenStep) {
   JobHarness harness(setup);
   harness.Start(harness.RandomTensors(1));
   ASSERT_TRUE(harness.Push(0, 1, 0, 1).ok());
-  std::thread drain(
-      [&] { EXPECT_TRUE(harness.job().Drain(absl::InfiniteFuture()).ok()); });
+  std::thread drain([&] {
+    harness.job().BeginDrain();
+    EXPECT_TRUE(harness.job().AwaitDrained(absl::InfiniteFuture()).ok());
+  });
   const std::vector<Hyperparams> groups(1, AdamHyperparams());
   CommitSpec spec;
   spec.step = 1;

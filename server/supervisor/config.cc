@@ -176,7 +176,7 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   limits.set_state_bytes_max(0);
   limits.set_job_state_bytes_max(0);
   limits.set_handshake_timeout_ms(5000);
-  limits.set_rank_return_timeout_ms(120'000);
+  limits.set_rank_return_timeout_ms(86'400'000);
   limits.set_memory_reserve_bytes(uint64_t{256} << 20);
   return config;
 }

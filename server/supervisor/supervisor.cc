@@ -187,6 +187,7 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
                                         std::move(callbacks));
   JobHost* const raw = host.get();
   hosts_[name] = std::move(host);
+  callbacks_.on_engine_gone(name);  // so far
   raw->Start();
   return raw;
 }

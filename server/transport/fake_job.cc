@@ -281,7 +281,7 @@ absl::Status FakeJob::ReadParameters(uint64_t offset_bytes,
   return absl::OkStatus();
 }
 
-absl::Status FakeJob::Drain(absl::Time /*deadline*/) {
+absl::Status FakeJob::AwaitDrained(absl::Time /*deadline*/) {
   return absl::OkStatus();
 }
 

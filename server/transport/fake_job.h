@@ -90,7 +90,8 @@ class FakeJob : public Job {
                                  absl::Span<std::byte> out) override;
   absl::Status ReadParameters(uint64_t offset_bytes,
                               absl::Span<std::byte> out) override;
-  absl::Status Drain(absl::Time deadline) override;
+  void BeginDrain() override {}
+  absl::Status AwaitDrained(absl::Time deadline) override;
   void Resume() override;
   void SetLimits(const v1::Limits& limits) override;
   absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
