@@ -4,7 +4,6 @@
 // these classes how they lie in memory:
 //   FixedArrays   dtypes known to the compiler: fastest, a loop for each pair
 //   SumArrays     the same of several gradients, whose dtype is asked for
-//   BlockArrays   the same of gradients that were summed into a block
 //   AnyArrays     asks for all at each vector, a branch that the CPU predicts:
 //                 one loop, so that many rules stay small
 
@@ -163,15 +162,6 @@ struct SumArrays : FixedArrays<DType::kFloat32, kParameter, kMaster> {
     sum.LoadPair(d, i, first, second);
   }
   HWY_INLINE void PrefetchGradient(size_t i) const { sum.Prefetch(i); }
-};
-
-// The same of gradients that were summed into a block, which lies in the first
-// cache. `gradient` is where element 0 of the view would be: with pointers that
-// are moved to the block instead, or the index, a loop of eight gradients takes
-// a tenth longer.
-template <DType kParameter, MasterFormat kMaster>
-struct BlockArrays : FixedArrays<DType::kFloat32, kParameter, kMaster> {
-  HWY_INLINE void PrefetchGradient(size_t) const {}
 };
 
 // State arrays are of float or bfloat16.

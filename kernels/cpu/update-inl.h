@@ -8,7 +8,6 @@
 #define OPTSTATE_KERNELS_CPU_UPDATE_INL_H_
 #endif
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -29,12 +28,11 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // Elements [begin, end) of `arrays`, whose element 0 is `number` in the view.
-// The first old values go to `position`; returns that of the next ones.
 template <bool kPlain, Keep kKeep, class Rule, class Arrays>
-HWY_NOINLINE size_t UpdateVectors(const GradientScale& its_scale,
-                                  const Rule& its_rule, Arrays arrays,
-                                  size_t begin, size_t end, size_t number,
-                                  UndoSlot* undo, size_t position) {
+HWY_NOINLINE void UpdateVectors(const GradientScale& its_scale,
+                                const Rule& its_rule, Arrays arrays,
+                                size_t begin, size_t end, size_t number,
+                                UndoSlot* undo) {
   // Copies without an address, as in UpdateWithCare.
   const GradientScale scale = its_scale;
   const Rule rule = its_rule;
@@ -42,6 +40,7 @@ HWY_NOINLINE size_t UpdateVectors(const GradientScale& its_scale,
   static_assert(hn::MaxLanes(d) <= kUndoVectorElements);
   const size_t lanes = hn::Lanes(d);
   size_t i = begin;
+  size_t position = 0;
   // A scalable vector may be too long for two, but none that was built yet.
   if (!HWY_HAVE_SCALABLE || 2 * lanes <= kUndoVectorElements) {
     if constexpr (kPlain) {
@@ -70,36 +69,33 @@ HWY_NOINLINE size_t UpdateVectors(const GradientScale& its_scale,
   if (i < end) {
     UpdateTail(d, scale, rule, arrays, i, end - i, undo, number + i, position);
   }
-  return position;
 }
 
 template <Keep kKeep, class Rule, class Arrays>
-size_t UpdateKeeping(const UpdateFactors& factors, const Arrays& arrays,
-                     size_t begin, size_t end, size_t number, UndoSlot* undo,
-                     size_t position) {
+void UpdateKeeping(const UpdateFactors& factors, const Arrays& arrays,
+                   size_t begin, size_t end, size_t number, UndoSlot* undo) {
   const GradientScale scale(factors);
   const Rule rule(factors);
   if constexpr (HasHalves<Rule>()) {
     if (scale.HasPlain() && rule.HasPlain()) {
       return UpdateVectors<true, kKeep>(scale, rule, arrays, begin, end, number,
-                                        undo, position);
+                                        undo);
     }
   }
-  return UpdateVectors<false, KeepOfOne<kKeep>()>(scale, rule, arrays, begin,
-                                                  end, number, undo, position);
+  UpdateVectors<false, KeepOfOne<kKeep>()>(scale, rule, arrays, begin, end,
+                                           number, undo);
 }
 
-// As UpdateVectors.
 template <class Rule, class Arrays>
-size_t UpdateRange(const UpdateFactors& factors, const Arrays& arrays,
-                   size_t begin, size_t end, size_t number, UndoSlot* undo,
-                   size_t position = 0) {
+void UpdateRange(const UpdateFactors& factors, const Arrays& arrays,
+                 size_t begin, size_t end, size_t number, UndoSlot* undo) {
   if (undo == nullptr) {
-    return UpdateKeeping<Keep::kNothing, Rule>(factors, arrays, begin, end,
-                                               number, undo, position);
+    UpdateKeeping<Keep::kNothing, Rule>(factors, arrays, begin, end, number,
+                                        undo);
+  } else {
+    UpdateKeeping<KeepOf<Rule, Arrays>(), Rule>(factors, arrays, begin, end,
+                                                number, undo);
   }
-  return UpdateKeeping<KeepOf<Rule, Arrays>(), Rule>(
-      factors, arrays, begin, end, number, undo, position);
 }
 
 // Calls update(arrays) with those of the view that know their dtypes.
@@ -113,34 +109,6 @@ HWY_INLINE void WithFixedArrays(const TileView& view, const Update& update) {
                                         SumOf(view, kGradient)});
 }
 
-// Of that many gradients of 16 bits at most.
-inline constexpr size_t kBlockGradientsMax = 8;
-
-// 2 KiB of several gradients at a time are summed into the first cache, and
-// taken from there: less at once for the hardware to keep ahead of. Where
-// memory is the limit that gains up to a tenth; in the caches it costs that
-// much, with eight gradients.
-template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
-void UpdateByBlocks(const UpdateFactors& factors, const TileView& view,
-                    size_t begin) {
-  constexpr size_t kElements = 2048 / sizeof(StorageOf<kGradient>);
-  constexpr size_t kUnit = 64;  // whole pairs of vectors
-  static_assert(kElements / kBlockGradientsMax >= kUnit);
-  const GradientSum sum = SumOf(view, kGradient);
-  const size_t elements = kElements / sum.count / kUnit * kUnit;
-  HWY_ALIGN float block[kElements / 2];
-  size_t position = 0;
-  for (size_t at = begin; at < view.numel; at += elements) {
-    const size_t numel = std::min(elements, view.numel - at);
-    sum.Gather(at, numel, block);
-    const auto origin = reinterpret_cast<uintptr_t>(block) - at * sizeof(float);
-    const BlockArrays<kParameter, kMaster> arrays = {
-        {ArraysOf(view), reinterpret_cast<const void*>(origin)}};
-    position = UpdateRange<Rule>(factors, arrays, at, at + numel, 0, view.undo,
-                                 position);
-  }
-}
-
 // UpdateKernel::apply of a rule and a pair of dtypes.
 template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
 void UpdateFixed(const UpdateFactors& factors, const TileView& view) {
@@ -150,13 +118,6 @@ void UpdateFixed(const UpdateFactors& factors, const TileView& view) {
     if (view.undo != nullptr) {
       begin = FinishXor<Rule>(factors, view, kGradient,
                               OfFloats{ArraysOf(view), nullptr});
-    }
-  }
-  if constexpr (SizeInBytes(kGradient) == sizeof(uint16_t)) {
-    const size_t count = view.gradients.size();
-    if (count > 1 && count <= kBlockGradientsMax) {
-      return UpdateByBlocks<Rule, kGradient, kParameter, kMaster>(factors, view,
-                                                                  begin);
     }
   }
   WithFixedArrays<kGradient, kParameter, kMaster>(
