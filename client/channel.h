@@ -105,8 +105,10 @@ class Channel {
   virtual absl::StatusOr<Attached> Connect(bool must_exist,
                                            absl::Time deadline) = 0;
   virtual bool connected() const = 0;
-  // Detaches, so that the rank is free again when it returns.
-  virtual void Disconnect() = 0;
+  // Detaches, so that the rank is free again when it returns. A transport
+  // error: there is no connection, and the engine after the one that is lost
+  // awaits this rank.
+  virtual absl::Status Disconnect() = 0;
   // Forgets the connection without a word to the engine: for a forked child,
   // whose parent goes on using it.
   virtual void Abandon() = 0;

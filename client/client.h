@@ -90,6 +90,9 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   // Detaches: the rank is free when it returns. What was staged is dropped.
+  // While the engine is being started again it waits for that, 5 s at most; a
+  // daemon that is not there at all goes on awaiting the rank, until its
+  // process ends, when it is started again.
   // Later calls are FAILED_PRECONDITION; a second Close does nothing.
   void Close();
 
@@ -200,8 +203,10 @@ class Session {
   // Calls `verb` until it answers over a connection that lasts.
   absl::Status Persist(absl::FunctionRef<absl::Status()> verb);
   absl::Status Recover();
-  enum class Attempt { kFirst, kAgain };
-  absl::Status ConnectWithin(Attempt attempt, Attached* attached);
+  enum class Attempt { kFirst, kAgain, kToLeave };
+  absl::Status ConnectWithin(Attempt attempt, absl::Duration timeout,
+                             Attached* attached);
+  void Leave();
   absl::Status CheckSameJob(const Attached& attached) const;
   absl::Status PushAgain(const Attached& attached);
   absl::Status PushMicroStepAgain(uint64_t step, int64_t micro_step,
@@ -243,6 +248,7 @@ class Session {
   pid_t owner_pid_;
   std::unique_ptr<ChannelSetup> setup_;
   std::unique_ptr<Channel> channel_;
+  bool attached_ = false;  // has been
   bool closed_ = false;
 
   uint64_t committed_step_ = 0;

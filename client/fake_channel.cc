@@ -19,12 +19,12 @@ class FakeChannel final : public Channel {
         setup_(std::move(setup)),
         gradients_(setup_.partition.gradient_area_bytes),
         parameters_(setup_.layout.parameter_area_bytes()) {}
-  ~FakeChannel() override { Disconnect(); }
+  ~FakeChannel() override { daemon_->Close(connection_); }
 
   absl::string_view wire() const override { return "fake"; }
 
   absl::StatusOr<Attached> Connect(bool must_exist, absl::Time) override {
-    Disconnect();
+    daemon_->Close(connection_);
     OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(setup_.interrupted));
     Attached attached;
     OPTSTATE_ASSIGN_OR_RETURN(
@@ -34,7 +34,11 @@ class FakeChannel final : public Channel {
     return attached;
   }
   bool connected() const override { return daemon_->connected(connection_); }
-  void Disconnect() override { daemon_->Close(connection_); }
+  absl::Status Disconnect() override {
+    if (!connected()) return NotConnected();
+    daemon_->Close(connection_);
+    return absl::OkStatus();
+  }
   void Abandon() override { connection_ = 0; }
 
   absl::Span<std::byte> gradient_area() override {
@@ -51,8 +55,7 @@ class FakeChannel final : public Channel {
     return absl::OkStatus();
   }
   absl::Status Flush(absl::Time) override {
-    return connected() ? absl::OkStatus()
-                       : TransportError(absl::UnavailableError("lost"));
+    return connected() ? absl::OkStatus() : NotConnected();
   }
   absl::Status StartCommit(const CommitOptions& options, absl::Time) override {
     return daemon_->StartCommit(connection_, options);

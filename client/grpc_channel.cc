@@ -35,13 +35,13 @@ class GrpcChannel final : public Channel {
  public:
   GrpcChannel(Endpoint endpoint, ChannelSetup setup)
       : endpoint_(std::move(endpoint)), setup_(std::move(setup)) {}
-  ~GrpcChannel() override { Disconnect(); }
+  ~GrpcChannel() override { Disconnect().IgnoreError(); }
 
   absl::string_view wire() const override { return "grpc"; }
   absl::StatusOr<Attached> Connect(bool must_exist,
                                    absl::Time deadline) override;
   bool connected() const override { return stream_ != nullptr; }
-  void Disconnect() override;
+  absl::Status Disconnect() override;
   void Abandon() override { static_cast<void>(stream_.release()); }
 
   absl::Span<std::byte> gradient_area() override { return gradients_->bytes(); }
@@ -151,14 +151,12 @@ absl::StatusOr<Attached> GrpcChannel::Join(absl::Time deadline) {
   return result;
 }
 
-void GrpcChannel::Disconnect() {
-  if (connected()) {
-    request_.mutable_detach();
-    // The answer only says that the rank is free; the stream's end frees it
-    // too.
-    SendAndAwait(absl::Now() + kDetachTimeout).IgnoreError();
-  }
-  Lose(absl::OkStatus()).IgnoreError();
+absl::Status GrpcChannel::Disconnect() {
+  if (!connected()) return NotConnected();
+  request_.mutable_detach();
+  // The answer only says that the rank is free; to an engine that lives the
+  // stream's end says it too.
+  return Lose(SendAndAwait(absl::Now() + kDetachTimeout).status());
 }
 
 absl::Status GrpcChannel::Lose(const absl::Status& status) {
@@ -197,9 +195,7 @@ absl::Status GrpcChannel::Push(const PushRange& range, absl::Time deadline) {
 
 absl::Status GrpcChannel::SendGradients(uint64_t begin, uint64_t end,
                                         absl::Time deadline) {
-  if (!connected()) {
-    return TransportError(absl::UnavailableError("not connected"));
-  }
+  if (!connected()) return NotConnected();
   for (uint64_t at = begin; at < end; at += shm::kChunkBytesMax) {
     const uint64_t bytes = std::min<uint64_t>(shm::kChunkBytesMax, end - at);
     // Answered by the push that it belongs to, which is the next request.
@@ -390,9 +386,7 @@ absl::StatusOr<v1::SessionReply> GrpcChannel::SendAndAwait(
 absl::Status GrpcChannel::WaitUntil(absl::FunctionRef<bool()> done,
                                     absl::Time deadline,
                                     const InterruptCheck& interrupted) {
-  if (!connected()) {
-    return TransportError(absl::UnavailableError("not connected"));
-  }
+  if (!connected()) return NotConnected();
   while (!done()) {
     absl::StatusOr<v1::SessionReply> reply =
         stream_->Read(deadline, interrupted);

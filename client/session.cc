@@ -112,7 +112,9 @@ absl::StatusOr<std::unique_ptr<Session>> Session::OpenOver(
 absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
   channel_ = std::move(channel);
   Attached attached;
-  OPTSTATE_RETURN_IF_ERROR(ConnectWithin(Attempt::kFirst, &attached));
+  OPTSTATE_RETURN_IF_ERROR(
+      ConnectWithin(Attempt::kFirst, options_.connect_timeout, &attached));
+  attached_ = true;
   created_ = attached.created;
   committed_step_ = attached.committed_step;
   loss_scale_ = attached.loss_scale;
@@ -124,6 +126,7 @@ absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
 void Session::Close() {
   if (std::exchange(closed_, true) || channel_ == nullptr) return;
   if (getpid() == owner_pid_) {
+    Leave();
     channel_.reset();
     return;
   }

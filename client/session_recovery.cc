@@ -19,6 +19,7 @@ namespace {
 
 constexpr absl::Duration kBackoffMin = absl::Milliseconds(2);
 constexpr absl::Duration kBackoffMax = absl::Seconds(1);
+constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
 
 }  // namespace
 
@@ -48,7 +49,8 @@ absl::Status Session::Persist(absl::FunctionRef<absl::Status()> verb) {
 // 3. Pushes the rest again, if its gradients are still in the gradient area.
 absl::Status Session::Recover() {
   Attached attached;
-  OPTSTATE_RETURN_IF_ERROR(ConnectWithin(Attempt::kAgain, &attached));
+  OPTSTATE_RETURN_IF_ERROR(
+      ConnectWithin(Attempt::kAgain, options_.connect_timeout, &attached));
   OPTSTATE_RETURN_IF_ERROR(CheckSameJob(attached));
   phase_ = attached.phase;
   channel_->ClearFailedPush();
@@ -68,30 +70,43 @@ absl::Status Session::Recover() {
   return absl::OkStatus();
 }
 
-// The first time, an endpoint where nobody listens is the caller's mistake.
-// Later it is a daemon that is being started again, and ALREADY_EXISTS means
-// that the engine has not yet noticed the end of our own last connection.
-absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
-  const bool first = attempt == Attempt::kFirst;
-  const absl::Time deadline = absl::Now() + options_.connect_timeout;
+// An engine that died could not be told, and the next one awaits this rank.
+void Session::Leave() {
+  if (!attached_ || !IsTransportError(channel_->Disconnect())) return;
+  Attached attached;
+  if (ConnectWithin(Attempt::kToLeave,
+                    std::min(options_.connect_timeout, kLeaveTimeout),
+                    &attached)
+          .ok()) {
+    channel_->Disconnect().IgnoreError();
+  }
+}
+
+// The first time, an endpoint where nobody listens is the caller's mistake;
+// the last time, nobody who has to know. In between it is a daemon that is
+// being started again, and ALREADY_EXISTS means that the engine has not yet
+// noticed the end of our own last connection.
+absl::Status Session::ConnectWithin(Attempt attempt, absl::Duration timeout,
+                                    Attached* attached) {
+  const bool must_exist = attempt != Attempt::kFirst;
+  const absl::Time deadline = absl::Now() + timeout;
   absl::Duration backoff = kBackoffMin;
   while (true) {
     // A job that is gone must not come back as a new one.
-    absl::StatusOr<Attached> result =
-        channel_->Connect(/*must_exist=*/!first, deadline);
+    absl::StatusOr<Attached> result = channel_->Connect(must_exist, deadline);
     if (result.ok()) {
       *attached = *std::move(result);
       return absl::OkStatus();
     }
     const absl::Status& status = result.status();
     const bool again =
-        first ? IsTransportError(status) && !IsUnreachable(status)
-              : IsTransportError(status) || absl::IsAlreadyExists(status);
+        attempt == Attempt::kAgain
+            ? IsTransportError(status) || absl::IsAlreadyExists(status)
+            : IsTransportError(status) && !IsUnreachable(status);
     if (!again) return status;
     if (absl::Now() + backoff >= deadline) {
-      return Annotate(
-          status, absl::StrCat("the daemon was not reached within ",
-                               absl::FormatDuration(options_.connect_timeout)));
+      return Annotate(status, absl::StrCat("the daemon was not reached within ",
+                                           absl::FormatDuration(timeout)));
     }
     absl::SleepFor(backoff);
     backoff = std::min(2 * backoff, kBackoffMax);

@@ -46,7 +46,7 @@ ShmChannel::ShmChannel(Endpoint endpoint, ChannelSetup setup)
                       setup_.partition.gradient_area_bytes),
       spin_(SpinFor(setup_.local_world_size)) {}
 
-ShmChannel::~ShmChannel() { Disconnect(); }
+ShmChannel::~ShmChannel() { Disconnect().IgnoreError(); }
 
 absl::Span<std::byte> ShmChannel::gradient_area() {
   return {segment_.data() + segment_layout_.gradient_area,
@@ -202,15 +202,14 @@ absl::Status ShmChannel::CheckCompletionHeader() const {
   return absl::OkStatus();
 }
 
-void ShmChannel::Disconnect() {
-  if (connected()) {
-    v1::SessionRequest request;
-    request.mutable_detach();
-    // The answer only says that the rank is free; the socket's end frees it
-    // too.
-    Call(request, {}, nullptr, absl::Now() + kDetachTimeout).IgnoreError();
-  }
-  Drop();
+absl::Status ShmChannel::Disconnect() {
+  if (!connected()) return NotConnected();
+  v1::SessionRequest request;
+  request.mutable_detach();
+  // The answer only says that the rank is free; to an engine that lives the
+  // socket's end says it too.
+  return Lose(
+      Call(request, {}, nullptr, absl::Now() + kDetachTimeout).status());
 }
 
 void ShmChannel::Abandon() { Drop(); }

@@ -38,7 +38,7 @@ class ShmChannel final : public Channel {
   absl::StatusOr<Attached> Connect(bool must_exist,
                                    absl::Time deadline) override;
   bool connected() const override { return socket_.ok(); }
-  void Disconnect() override;
+  absl::Status Disconnect() override;
   void Abandon() override;
 
   absl::Span<std::byte> gradient_area() override;

@@ -67,9 +67,7 @@ absl::Status ShmChannel::WaitUntil(absl::FunctionRef<bool()> done,
                                    absl::Time deadline,
                                    const InterruptCheck& interrupted,
                                    Meanwhile meanwhile) {
-  if (!connected()) {
-    return TransportError(absl::UnavailableError("not connected"));
-  }
+  if (!connected()) return NotConnected();
   absl::Time ask = absl::Now() + kInterruptSlice;
   while (!done()) {
     // Looked at before the ring, so that what an engine answered before it died

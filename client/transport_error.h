@@ -17,6 +17,10 @@ inline absl::Status TransportError(absl::Status status) {
   return status;
 }
 
+inline absl::Status NotConnected() {
+  return TransportError(absl::UnavailableError("not connected"));
+}
+
 // A transport error of which nobody was there to hear.
 inline absl::Status UnreachableError(absl::Status status) {
   if (!status.ok()) {

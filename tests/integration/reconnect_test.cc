@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/step_script.h"
+#include "tests/crash/poll_until.h"
 #include "tests/integration/daemon_fixture.h"
 #include "tests/integration/rank_process.h"
 
@@ -363,6 +364,59 @@ TEST_P(ReconnectTest, DaemonTerminatedBetweenMicroSteps) {
   ASSERT_TRUE(undisturbed.ok()) << undisturbed.status();
   ASSERT_TRUE(disturbed.ok()) << disturbed.status();
   EXPECT_EQ(FirstDifference(*undisturbed, *disturbed), "");
+}
+
+// The next engine is not left to wait for it.
+TEST_P(ReconnectTest, ClosedWhileTheEngineIsAway) {
+  client::SessionOptions options = Options();
+  options.ephemeral = true;
+  for (const bool in_a_step : {false, true}) {
+    auto session = Open(options);
+    ASSERT_NE(session, nullptr);
+    ASSERT_TRUE(Script().Load(*session).ok());
+    RunSteps(*session, 1, 1);
+    const StepScript::Step step = Script().Make(2);
+    if (in_a_step) {
+      ASSERT_TRUE(StepScript::Push(*session, step).ok());
+      ASSERT_TRUE(session->CommitStart(step.commit).ok());
+    }
+    ASSERT_TRUE(daemon_->KillEngine("job").ok());
+    session.reset();
+    const absl::Status gone = crash::PollUntil("the end of the job", [&] {
+      return absl::IsNotFound(daemon_->GetJob("job").status());
+    });
+    ASSERT_TRUE(gone.ok()) << gone;
+  }
+}
+
+TEST_P(ReconnectTest, ADrainDoesNotHoldUpTheEnd) {
+  daemon_.reset();
+  auto daemon =
+      TestDaemon::Start({.flags = {}, .config = "drain_timeout_s: 0\n"});
+  ASSERT_TRUE(daemon.ok()) << daemon.status();
+  daemon_ = *std::move(daemon);
+  const auto session = Open(Options());
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(Script().Load(*session).ok());
+  const StepScript::Step step = Script().Make(1);
+  ASSERT_TRUE(StepScript::Push(*session, step).ok());
+  ASSERT_TRUE(session->Flush().ok());
+  std::thread drain([&] {
+    const absl::Status drained = daemon_->Drain(absl::Minutes(10), false);
+    EXPECT_FALSE(drained.ok()) << "step 1 is open";
+  });
+  const absl::Status draining = crash::PollUntil("the drain", [&] {
+    const auto status = daemon_->GetStatus();
+    return status.ok() && status->draining();
+  });
+  EXPECT_TRUE(draining.ok()) << draining;
+  const absl::Status ended = daemon_->Terminate();
+  EXPECT_TRUE(ended.ok()) << ended;
+  drain.join();
+  ASSERT_TRUE(daemon_->Restart().ok());
+  const auto outcome = session->Commit(step.commit);
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  ExpectUndisturbed(*session, 1);
 }
 
 TEST_P(ReconnectTest, DaemonGoneForGood) {
