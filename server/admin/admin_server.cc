@@ -199,7 +199,7 @@ grpc::Status Server::Drain(grpc::ServerContext* context,
   const absl::StatusOr<Caller> caller = uids_.Find(context->peer());
   if (!caller.ok()) return ToGrpc(caller.status());
   const absl::Status status =
-      service_->Drain(*request, caller->uid, Deadline(*context));
+      service_->Drain(*request, caller->uid, Deadline(*context), context);
   spdlog::info("{} by uid {}: {}", request->resume() ? "resume" : "drain",
                caller->uid, status.ToString());
   return ToGrpc(status);

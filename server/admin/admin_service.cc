@@ -218,11 +218,13 @@ absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(
 }
 
 absl::Status AdminService::Drain(const v1::DrainRequest& request, uid_t uid,
-                                 absl::Time deadline) {
+                                 absl::Time deadline,
+                                 const grpc::ServerContext* caller) {
   OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
   control_->SetDraining(!request.resume());
   return engines_->DrainAll(
-      request.resume(), std::min(deadline, absl::Now() + TimeoutOf(request)));
+      request.resume(), std::min(deadline, absl::Now() + TimeoutOf(request)),
+      caller);
 }
 
 }  // namespace optstate::admin

@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_ADMIN_ADMIN_SERVICE_H_
 #define OPTSTATE_SERVER_ADMIN_ADMIN_SERVICE_H_
 
+#include <grpcpp/server_context.h>
 #include <sys/types.h>
 
 #include <string>
@@ -46,8 +47,10 @@ class AdminService {
   // `is_local`: asked over a unix socket.
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary, uid_t uid,
                                            bool is_local);
+  // Waits no longer than `caller`, if there is one, does.
   absl::Status Drain(const v1::DrainRequest& request, uid_t uid,
-                     absl::Time deadline);
+                     absl::Time deadline,
+                     const grpc::ServerContext* caller = nullptr);
 
  private:
   std::vector<v1::Job> Describe(

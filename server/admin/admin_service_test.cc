@@ -125,10 +125,22 @@ class FakeEngineService : public v1::Engine::Service {
                           "step 3 is open");
     }
     ++drains_;
+    only_waited_ = request->only_wait();
+    return grpc::Status::OK;
+  }
+
+  grpc::Status Rest(grpc::ServerContext*, const v1::RestRequest*,
+                    v1::RestReply*) override {
+    if (dies_) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "died");
+    if (++rests_ < 3 && sessions_ == 2) {
+      return grpc::Status(grpc::StatusCode::DEADLINE_EXCEEDED, "step 3");
+    }
     return grpc::Status::OK;
   }
 
   int drains() const { return drains_; }
+  bool only_waited() const { return only_waited_; }
+  int rests() const { return rests_; }
   void AwaitDrain() { drain_asked_.WaitForNotification(); }
 
  private:
@@ -137,6 +149,8 @@ class FakeEngineService : public v1::Engine::Service {
   const bool dies_;
   absl::Notification drain_asked_;
   int drains_ = 0;
+  bool only_waited_ = false;
+  int rests_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -280,6 +294,7 @@ TEST_F(AdminServiceTest, DrainReachesEveryEngineAndNamesWhoIsLate) {
               testing::AllOf(HasSubstr("slow"), HasSubstr("step 3 is open")));
   EXPECT_TRUE(control_.is_draining);
   EXPECT_EQ(quick.drains(), 1);
+  EXPECT_FALSE(quick.only_waited());
   request.set_resume(true);
   EXPECT_TRUE(service_->Drain(request, ::geteuid(), Soon()).ok());
   EXPECT_FALSE(control_.is_draining);
@@ -305,6 +320,9 @@ TEST_F(AdminServiceTest, DrainAsksTheEngineThatComesNext) {
   EXPECT_TRUE(drained.ok()) << drained;
   EXPECT_EQ(next.drains(), 1);
   EXPECT_EQ(started.drains(), 1);
+  // They drain since they were started: a resume in between must stand.
+  EXPECT_TRUE(next.only_waited());
+  EXPECT_TRUE(started.only_waited());
   // Nobody has to wait for it to take steps.
   engines_.Lose("dying");
   v1::DrainRequest resume;
@@ -315,6 +333,22 @@ TEST_F(AdminServiceTest, DrainAsksTheEngineThatComesNext) {
       service_->Drain({}, ::geteuid(), absl::Now() + absl::Milliseconds(300));
   EXPECT_TRUE(absl::IsUnavailable(late)) << late;
   EXPECT_THAT(std::string(late.message()), HasSubstr("dying"));
+}
+
+// A rest ends by itself, so who rests is asked again while another one is late.
+TEST_F(AdminServiceTest, AllRestUntilTheLastOneDoes) {
+  FakeEngineService& quick = AddJob("quick", 1);
+  FakeEngineService& late = AddJob("late", 2);
+  AddJob("dying", 1, /*hangs=*/false, /*dies=*/true);
+  AddJob("starting", 1);
+  engines_.Lose("starting");
+  const absl::Status rest = engines_.RestAll(Soon());
+  EXPECT_TRUE(rest.ok()) << rest;
+  EXPECT_EQ(late.rests(), 3);
+  EXPECT_EQ(quick.rests(), 3);
+  AddJob("late", 2);
+  const absl::Status not_in_time = engines_.RestAll(absl::InfinitePast());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(not_in_time)) << not_in_time;
 }
 
 // Whoever reaches TCP must not choose what runs as the daemon's user.

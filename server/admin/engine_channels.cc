@@ -21,6 +21,10 @@ namespace {
 constexpr absl::Duration kDrainAnswerTime = absl::Milliseconds(200);
 // Beyond what an engine waits, for one that has something else to do.
 constexpr absl::Duration kRestAnswerTime = absl::Seconds(1);
+// Those that rest already are asked again before they would go on.
+constexpr absl::Duration kRestAgain = absl::Seconds(1);
+// How often somebody who waits looks whether he is still asked.
+constexpr absl::Duration kLook = absl::Milliseconds(100);
 
 absl::Status NoEngine(const std::string& job) {
   return absl::UnavailableError(
@@ -32,6 +36,20 @@ absl::Status NoEngine(const std::string& job) {
 void SetUp(grpc::ClientContext* context, absl::Time deadline) {
   context->set_deadline(absl::ToChronoTime(deadline));
   context->set_wait_for_ready(false);
+}
+
+bool IsCancelled(const grpc::ServerContext* caller) {
+  return caller != nullptr && caller->IsCancelled();
+}
+
+// Cancelled with `caller`, if there is one.
+std::unique_ptr<grpc::ClientContext> MakeContext(
+    absl::Time deadline, const grpc::ServerContext* caller) {
+  auto context = caller != nullptr
+                     ? grpc::ClientContext::FromServerContext(*caller)
+                     : std::make_unique<grpc::ClientContext>();
+  SetUp(context.get(), deadline);
+  return context;
 }
 
 // How long the engine may wait.
@@ -120,7 +138,7 @@ absl::StatusOr<v1::ListParametersReply> EngineChannels::ListParameters(
 struct EngineChannels::Call {
   std::string job;
   std::shared_ptr<Channel> channel;
-  grpc::ClientContext context;
+  std::unique_ptr<grpc::ClientContext> context;
   v1::GetJobRequest get_request;
   v1::Job get_reply;
   v1::RestReply rest_reply;
@@ -129,14 +147,14 @@ struct EngineChannels::Call {
 };
 
 std::vector<std::unique_ptr<EngineChannels::Call>> EngineChannels::MakeCalls(
-    absl::Time deadline) const {
+    absl::Time deadline, const grpc::ServerContext* caller) const {
   std::vector<std::unique_ptr<Call>> calls;
   absl::MutexLock lock(&mutex_);
   for (const auto& [job, channel] : channels_) {
     calls.push_back(std::make_unique<Call>());
     calls.back()->job = job;
     calls.back()->channel = channel;
-    SetUp(&calls.back()->context, deadline);
+    calls.back()->context = MakeContext(deadline, caller);
   }
   return calls;
 }
@@ -165,13 +183,13 @@ std::vector<absl::StatusOr<v1::Job>> EngineChannels::GetJobs(
     calls.push_back(std::make_unique<Call>());
     calls.back()->job = job;
     calls.back()->channel = Find(job);
-    SetUp(&calls.back()->context, deadline);
+    calls.back()->context = MakeContext(deadline, nullptr);
   }
   AskAll(calls, [memory](Call* call, OnAnswer on_answer) {
     call->get_request.set_name(call->job);
     call->get_request.set_memory(memory);
-    call->channel->stub->async()->GetJob(&call->context, &call->get_request,
-                                         &call->get_reply,
+    call->channel->stub->async()->GetJob(call->context.get(),
+                                         &call->get_request, &call->get_reply,
                                          std::move(on_answer));
   });
   std::vector<absl::StatusOr<v1::Job>> results;
@@ -186,31 +204,41 @@ std::vector<absl::StatusOr<v1::Job>> EngineChannels::GetJobs(
 }
 
 absl::Status EngineChannels::RestAll(absl::Time deadline) {
-  v1::RestRequest request;
-  SetTimeout(deadline, request.mutable_timeout());
-  const auto calls = MakeCalls(deadline + kRestAnswerTime);
-  AskAll(calls, [&request](Call* call, OnAnswer on_answer) {
-    call->channel->stub->async()->Rest(&call->context, &request,
-                                       &call->rest_reply, std::move(on_answer));
-  });
   absl::Status first;
-  for (const auto& call : calls) first.Update(call->status);
+  do {
+    const absl::Time end = std::min(deadline, absl::Now() + kRestAgain);
+    v1::RestRequest request;
+    SetTimeout(end, request.mutable_timeout());
+    const auto calls = MakeCalls(end + kRestAnswerTime, nullptr);
+    AskAll(calls, [&request](Call* call, OnAnswer on_answer) {
+      call->channel->stub->async()->Rest(call->context.get(), &request,
+                                         &call->rest_reply,
+                                         std::move(on_answer));
+    });
+    first = absl::OkStatus();
+    for (const auto& call : calls) {
+      if (!absl::IsUnavailable(call->status)) first.Update(call->status);
+    }
+  } while (absl::IsDeadlineExceeded(first) && absl::Now() < deadline);
   return first;
 }
 
-absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline) {
+absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline,
+                                      const grpc::ServerContext* caller) {
   const v1::DrainRequest request = MakeDrain(resume, deadline);
-  const auto calls = MakeCalls(deadline);
+  const auto calls = MakeCalls(deadline, caller);
   AskAll(calls, [&request](Call* call, OnAnswer on_answer) {
-    call->channel->stub->async()->Drain(
-        &call->context, &request, &call->drain_reply, std::move(on_answer));
+    call->channel->stub->async()->Drain(call->context.get(), &request,
+                                        &call->drain_reply,
+                                        std::move(on_answer));
   });
   absl::Status first;
   for (const auto& call : calls) {
     if (absl::IsUnavailable(call->status)) {
       // An engine that is started later takes steps, unless we drain.
-      call->status = resume ? absl::OkStatus()
-                            : DrainNext(call->job, call->channel, deadline);
+      call->status =
+          resume ? absl::OkStatus()
+                 : DrainNext(call->job, call->channel, deadline, caller);
     }
     first.Update(call->status);
   }
@@ -219,7 +247,8 @@ absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline) {
 
 std::shared_ptr<EngineChannels::Channel> EngineChannels::Next(
     const std::string& job, const std::shared_ptr<Channel>& last,
-    absl::Time deadline, absl::Status* status) const {
+    absl::Time deadline, const grpc::ServerContext* caller,
+    absl::Status* status) const {
   absl::MutexLock lock(&mutex_);
   const auto has_next = [this, &job,
                          &last]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
@@ -227,7 +256,9 @@ std::shared_ptr<EngineChannels::Channel> EngineChannels::Next(
     return found == channels_.end() ||
            (found->second != nullptr && found->second != last);
   };
-  if (!mutex_.AwaitWithDeadline(absl::Condition(&has_next), deadline)) {
+  while (!mutex_.AwaitWithDeadline(absl::Condition(&has_next),
+                                   std::min(deadline, absl::Now() + kLook))) {
+    if (absl::Now() < deadline && !IsCancelled(caller)) continue;
     *status = NoEngine(job);
     return nullptr;
   }
@@ -236,20 +267,19 @@ std::shared_ptr<EngineChannels::Channel> EngineChannels::Next(
 }
 
 // The next one has been told to drain when it was started; this waits for it.
-absl::Status EngineChannels::DrainNext(const std::string& job,
-                                       std::shared_ptr<Channel> last,
-                                       absl::Time deadline) const {
+absl::Status EngineChannels::DrainNext(
+    const std::string& job, std::shared_ptr<Channel> last, absl::Time deadline,
+    const grpc::ServerContext* caller) const {
   absl::Status status;
   do {
     status = absl::OkStatus();
-    last = Next(job, last, deadline, &status);
+    last = Next(job, last, deadline, caller, &status);
     if (last == nullptr) return status;
-    grpc::ClientContext context;
-    SetUp(&context, deadline);
+    const auto context = MakeContext(deadline, caller);
     v1::DrainReply reply;
     v1::DrainRequest request = MakeDrain(/*resume=*/false, deadline);
     request.set_only_wait(true);
-    status = Named(job, last->stub->Drain(&context, request, &reply));
+    status = Named(job, last->stub->Drain(context.get(), request, &reply));
   } while (absl::IsUnavailable(status));
   return status;
 }

@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_ADMIN_ENGINE_CHANNELS_H_
 #define OPTSTATE_SERVER_ADMIN_ENGINE_CHANNELS_H_
 
+#include <grpcpp/server_context.h>
 #include <grpcpp/support/status.h>
 
 #include <functional>
@@ -51,11 +52,14 @@ class EngineChannels {
 
   // Has every engine finish its open step, or (resume) take steps again. One
   // that dies meanwhile leaves that to the next. The first failure, naming the
-  // job, is returned when all have answered.
-  absl::Status DrainAll(bool resume, absl::Time deadline);
+  // job, is returned when all have answered. CANCELLED once `caller`, for whom
+  // this is, is cancelled; null: for nobody who could be.
+  absl::Status DrainAll(bool resume, absl::Time deadline,
+                        const grpc::ServerContext* caller);
 
-  // Has every engine rest, see v1::RestRequest. The first failure is returned
-  // when all have answered.
+  // Has every engine rest until it is told to stop, see v1::RestRequest. Those
+  // that have no engine, or lose it, rest. The first failure is returned when
+  // all have answered.
   absl::Status RestAll(absl::Time deadline);
   // Of one; `deadline` is the engine's. UNIMPLEMENTED: of an
   // engine older than that.
@@ -66,7 +70,8 @@ class EngineChannels {
   struct Call;
 
   // One for each job.
-  std::vector<std::unique_ptr<Call>> MakeCalls(absl::Time deadline) const;
+  std::vector<std::unique_ptr<Call>> MakeCalls(
+      absl::Time deadline, const grpc::ServerContext* caller) const;
   // At once; returns when all have answered, and sets their `status`.
   using OnAnswer = std::function<void(const grpc::Status&)>;
   static void AskAll(const std::vector<std::unique_ptr<Call>>& calls,
@@ -74,13 +79,15 @@ class EngineChannels {
   // Null: there is no engine just now.
   std::shared_ptr<Channel> Find(const std::string& job) const;
   // Another one than `last`. Null: the job gets none, and `*status` is OK, or
-  // none has come by the deadline.
+  // none has come by the deadline or while somebody asks.
   std::shared_ptr<Channel> Next(const std::string& job,
                                 const std::shared_ptr<Channel>& last,
                                 absl::Time deadline,
+                                const grpc::ServerContext* caller,
                                 absl::Status* status) const;
   absl::Status DrainNext(const std::string& job, std::shared_ptr<Channel> last,
-                         absl::Time deadline) const;
+                         absl::Time deadline,
+                         const grpc::ServerContext* caller) const;
 
   mutable absl::Mutex mutex_;
   // Of jobs that have an engine, or get one (null).
