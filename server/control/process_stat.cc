@@ -56,4 +56,10 @@ absl::StatusOr<ProcessStat> ReadProcessStat(pid_t pid) {
       absl::StrCat(path, " is not as proc(5) has it: \"", stat, "\""));
 }
 
+bool IsRunning(pid_t pid, uint64_t start_ticks) {
+  const absl::StatusOr<ProcessStat> stat = ReadProcessStat(pid);
+  return stat.ok() && !stat->is_exiting &&
+         (start_ticks == 0 || stat->start_ticks == start_ticks);
+}
+
 }  // namespace optstate::control

@@ -23,6 +23,10 @@ struct ProcessStat {
 // NOT_FOUND: there is no such process, or none that this one may see.
 absl::StatusOr<ProcessStat> ReadProcessStat(pid_t pid);
 
+// Whether the process that was started then (0: not known) runs. False also of
+// one that cannot be looked at.
+bool IsRunning(pid_t pid, uint64_t start_ticks);
+
 }  // namespace optstate::control
 
 #endif  // OPTSTATE_SERVER_CONTROL_PROCESS_STAT_H_

@@ -18,15 +18,21 @@ TEST(ProcessStatTest, TellsTheDyingFromTheLiving) {
     ::_exit(0);
   }
   EXPECT_FALSE(ReadProcessStat(child)->is_exiting);
+  const uint64_t start_ticks = ReadProcessStat(child)->start_ticks;
+  EXPECT_TRUE(IsRunning(child, start_ticks));
+  EXPECT_TRUE(IsRunning(child, 0));
+  EXPECT_FALSE(IsRunning(child, start_ticks + 1)) << "another process";
   ASSERT_EQ(::kill(child, SIGKILL), 0);
   siginfo_t info{};
   // Dead, but still there.
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT),
             0);
   EXPECT_TRUE(ReadProcessStat(child)->is_exiting);
+  EXPECT_FALSE(IsRunning(child, start_ticks));
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   EXPECT_EQ(ReadProcessStat(child).status().code(),
             absl::StatusCode::kNotFound);
+  EXPECT_FALSE(IsRunning(child, 0));
 }
 
 TEST(ProcessStatTest, StartedBeforeNow) {

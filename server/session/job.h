@@ -67,6 +67,7 @@ struct RegisterSpec {
   bool extend = false;
   std::optional<v1::LossScaler> loss_scaler;
   AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
+  RankProcess process;
 };
 
 struct RegisterResult {
@@ -208,7 +209,7 @@ class Job {
 
   // See v1::RegisterRequest. FAILED_PRECONDITION: other layout (first
   // difference named), or another world size or partition while ranks are
-  // attached. RESOURCE_EXHAUSTED: the state does not fit the memory, the state
+  // attached, or away and their processes run. RESOURCE_EXHAUSTED: the state does not fit the memory, the state
   // directory or the limits (says how many bytes are needed and left); nothing
   // is left behind. UNIMPLEMENTED: ranks on several machines.
   virtual absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) = 0;
@@ -226,7 +227,8 @@ class Job {
   // of shm::RunStampsBytes. None when a step may be taken back.
   virtual absl::StatusOr<UniqueFd> OpenRunStamps() const = 0;
 
-  // ALREADY_EXISTS when the rank is attached (names its pid).
+  // ALREADY_EXISTS when the rank is attached, or is away and its process runs
+  // (names its pid).
   virtual absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) = 0;
   // Waits for a step that is being applied. Idempotent.
   virtual void Detach(uint32_t rank) = 0;

@@ -186,6 +186,10 @@ class JobImpl final : public Job {
   uint32_t AttachedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   uint32_t AwaitedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool IsAwaited(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // It is away, and its process, which is not `by`, runs and comes back.
+  bool IsHeld(uint32_t rank, const RankProcess& by) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  bool AnyIsHeld(const RankProcess& by) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void MarkAttached(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `in_step`: in one that is open.
   void BeginLoss(uint32_t rank, bool in_step)

@@ -1,10 +1,14 @@
 // What ranks that wait are told when another one is lost.
 
+#include <unistd.h>
+
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/control/process_stat.h"
 #include "server/session/job_harness.h"
 
 namespace optstate {
@@ -290,6 +294,34 @@ TEST_P(LostWithTheEngineTest, NotWhoseRankIsTaken) {
   BringBack(0);
   harness_.Commit(0, CommitOf(1));
   EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
+}
+
+// Nobody takes the place of a process that comes back.
+TEST_P(LostWithTheEngineTest, NorIsItTakenWhileItsProcessRuns) {
+  const RankProcess ours = {
+      .pid = ::getpid(),
+      .start_ticks = control::ReadProcessStat(::getpid())->start_ticks};
+  const RankProcess another = {11, 21};
+  harness_.Detach(1);
+  harness_.setup().processes[1] = ours;
+  BringBack(1);
+  ReplaceEngine();
+  harness_.setup().client_instance = kInstance + 10;
+  harness_.setup().processes[1] = another;
+  ASSERT_TRUE(harness_.Register(1).ok());
+  const absl::Status taken = harness_.Attach(1).status();
+  EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_THAT(taken.message(), HasSubstr(absl::StrCat(ours.pid)));
+  RegisterSpec other_world = harness_.SpecOf(1);
+  other_world.world_size = other_world.local_world_size = 2;
+  EXPECT_EQ(harness_.job().Register(other_world).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  // But it may open another session, or make the job another one.
+  harness_.setup().processes[1] = ours;
+  BringBack(1);
+  harness_.Detach(1);
+  other_world.process = ours;
+  EXPECT_TRUE(harness_.job().Register(other_world).ok());
 }
 
 TEST_P(LostWithTheEngineTest, NotWhoIsBackOrNotAwaited) {

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
+#include "server/control/process_stat.h"
 #include "server/session/job_impl.h"
 
 namespace optstate {
@@ -34,6 +35,20 @@ uint32_t JobImpl::AwaitedCount() const {
     if (IsAwaited(rank)) ++count;
   }
   return count;
+}
+
+// A process that lost its session unheard may open another one.
+bool JobImpl::IsHeld(uint32_t rank, const RankProcess& by) const {
+  const RankMark& mark = rank_mark(rank);
+  return IsAwaited(rank) && mark.pid != 0 && mark.pid != by.pid &&
+         control::IsRunning(mark.pid, mark.process_start_ticks);
+}
+
+bool JobImpl::AnyIsHeld(const RankProcess& by) const {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (IsHeld(rank, by)) return true;
+  }
+  return false;
 }
 
 std::vector<FormerRank> JobImpl::Awaited() const {
@@ -70,6 +85,12 @@ absl::Status JobImpl::CheckMayAttach(const AttachSpec& spec) const {
     return absl::AlreadyExistsError(
         absl::StrCat("rank ", spec.rank, " of job \"", options_.name,
                      "\" is attached already, by process ", rank.spec.pid));
+  }
+  if (!WasAttachedLast(spec) && IsHeld(spec.rank, spec.process)) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        "rank ", spec.rank, " of job \"", options_.name, "\" is process ",
+        rank_mark(spec.rank).pid,
+        ", which runs and comes back by itself: end it first"));
   }
   const uint64_t needed = shape_->partitions[spec.rank].gradient_area_bytes;
   if (spec.listener == nullptr ||

@@ -46,7 +46,8 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
       .loss_scaler = request.has_loss_scaler()
                          ? std::make_optional(request.loss_scaler())
                          : std::nullopt,
-      .accumulate_dtype = accumulate_dtype};
+      .accumulate_dtype = accumulate_dtype,
+      .process = {}};
 }
 
 RankProcess ProcessOf(const Peer& peer) {
@@ -110,7 +111,8 @@ void SessionHandler::LogOutcome(const absl::Status& status,
 
 absl::StatusOr<v1::RegisterReply> SessionHandler::Register(
     const v1::RegisterRequest& request) {
-  OPTSTATE_ASSIGN_OR_RETURN(const RegisterSpec spec, RegisterSpecFrom(request));
+  OPTSTATE_ASSIGN_OR_RETURN(RegisterSpec spec, RegisterSpecFrom(request));
+  spec.process = ProcessOf(peer_);
   absl::MutexLock lock(&options_.table->registration());
   OPTSTATE_ASSIGN_OR_RETURN(const RegisterResult result,
                             options_.job->Register(spec));
