@@ -1,6 +1,10 @@
 #include "server/engine/awaited_ranks.h"
 
+#include <fcntl.h>
+#include <grp.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -8,6 +12,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
@@ -36,6 +41,33 @@ class AwaitedRanksTest : public testing::Test {
     return {&harness_->job(), patience};
   }
   bool IsAwaited() const { return !harness_->job().Awaited().empty(); }
+
+  static constexpr int kCannotHide = 77;
+  // Where the rank's /proc is hidden: says on `tell` that it is awaited, and
+  // waits for its end. 0 when all is as it should be.
+  int LookFromHiding(int tell) {
+    constexpr uid_t kNobody = 65534;
+    if (!harness_->Open().ok()) return 6;
+    const pid_t rank = harness_->job().Awaited()[0].process.pid;
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("proc", "/proc", "proc", 0, "hidepid=2") != 0 ||
+        ::setgroups(0, nullptr) != 0 ||
+        ::setresgid(kNobody, kNobody, kNobody) != 0 ||
+        ::setresuid(kNobody, kNobody, kNobody) != 0) {
+      return kCannotHide;
+    }
+    if (!absl::IsNotFound(control::ReadProcessStat(rank).status())) return 1;
+    AwaitedRanks ranks = Watch();
+    ranks.GiveUpEnded();
+    if (!IsAwaited() || ranks.deadline() != absl::InfiniteFuture()) return 2;
+    std::vector<pollfd> fds;
+    ranks.AppendTo(&fds);
+    if (fds.size() != 1 || ::write(tell, "a", 1) != 1) return 3;
+    if (::poll(fds.data(), 1, -1) != 1) return 4;
+    ranks.GiveUpEnded();
+    return IsAwaited() ? 5 : 0;
+  }
 
   static uint64_t StartOf(pid_t pid) {
     return control::ReadProcessStat(pid)->start_ticks;
@@ -69,6 +101,34 @@ TEST_F(AwaitedRanksTest, UntilItsProcessEnds) {
   EXPECT_LT(late.deadline(), absl::Now());
   late.GiveUpEnded();
   EXPECT_FALSE(IsAwaited());
+}
+
+// Of one that may not look at it: nothing speaks against it, and its end shows.
+TEST_F(AwaitedRanksTest, AlsoOneThatProcHides) {
+  const pid_t rank = ::fork();
+  if (rank == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  StartAgain({.pid = rank, .start_ticks = StartOf(rank)});
+  harness_->Close();  // its threads would not be there in the child
+  int pipe[2];
+  ASSERT_EQ(::pipe2(pipe, O_CLOEXEC), 0);
+  const pid_t looks = ::fork();
+  if (looks == 0) ::_exit(LookFromHiding(pipe[1]));
+  ::close(pipe[1]);
+  char awaited = 0;
+  EXPECT_LE(::read(pipe[0], &awaited, 1), 1);  // 0: it has ended
+  ::close(pipe[0]);
+  ASSERT_EQ(::kill(rank, SIGKILL), 0);
+  int status = 0;
+  ASSERT_EQ(::waitpid(looks, &status, 0), looks);
+  ASSERT_EQ(::waitpid(rank, nullptr, 0), rank);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == kCannotHide) {
+    GTEST_SKIP() << "mounting /proc with hidepid takes root";
+  }
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 TEST_F(AwaitedRanksTest, NotALaterProcessWithItsPid) {

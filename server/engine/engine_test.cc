@@ -253,16 +253,21 @@ class EngineTest : public testing::Test {
   }
 
   // Registers with `request` changed, attaches and loads zeros.
-  static void Begin(ShmTestPeer* peer, bool ephemeral) {
+  static v1::RegisterReply Register(ShmTestPeer* peer, bool ephemeral) {
     v1::SessionRequest request = peer->RegisterRequest();
     request.mutable_register_()->set_ephemeral(ephemeral);
-    ASSERT_TRUE(peer->Send(request).ok());
+    EXPECT_TRUE(peer->Send(request).ok());
     const auto reply = peer->Receive();
-    ASSERT_TRUE(reply.ok());
-    ASSERT_EQ(reply->status().code(), 0) << reply->status().message();
+    EXPECT_TRUE(reply.ok()) << reply.status();
+    if (!reply.ok()) return {};
+    EXPECT_EQ(reply->status().code(), 0) << reply->status().message();
+    return reply->register_();
+  }
+  static void Begin(ShmTestPeer* peer, bool ephemeral) {
+    const v1::RegisterReply registered = Register(peer, ephemeral);
     const absl::Status attached = peer->Attach(peer->MakeSegment());
     ASSERT_TRUE(attached.ok()) << attached;
-    if (reply->register_().phase() != v1::JOB_PHASE_LOADING) return;
+    if (registered.phase() != v1::JOB_PHASE_LOADING) return;
     shm::Submission submission = {};
     submission.op = static_cast<uint16_t>(shm::Op::kBeginLoad);
     ASSERT_TRUE(peer->Call(submission).status.ok());
@@ -369,6 +374,19 @@ TEST_F(EngineTest, AnEphemeralJobIsOverWithItsLastSession) {
 TEST_F(EngineTest, AJobThatNobodyRegistersIsOver) {
   auto engine = Start();
   engine->Connect();
+  EXPECT_TRUE(engine->supervisor()->AwaitEvent().event.has_finished());
+}
+
+// Nor does one stay that was registered alone, also by an engine that died.
+TEST_F(EngineTest, AnEphemeralJobThatNobodyAttachesToIsOver) {
+  auto engine = Start();
+  auto peer = engine->Connect();
+  Register(peer.get(), true);
+  engine->Kill();
+  engine = Start();
+  peer = engine->Connect();
+  Register(peer.get(), true);
+  peer.reset();
   EXPECT_TRUE(engine->supervisor()->AwaitEvent().event.has_finished());
 }
 

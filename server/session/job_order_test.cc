@@ -18,6 +18,7 @@
 #include <fstream>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -163,11 +164,13 @@ class JobOrderTest : public ::testing::TestWithParam<Case> {
   }
 
   // The child does `before`, and then `stepped`; `check` is called for each
-  // state of the files in between. Returns how many there were; -1: the machine
-  // lets nobody trace.
-  int StepThrough(const std::function<void()>& before,
-                  const std::function<void()>& stepped,
-                  const std::function<void()>& check) {
+  // state of the files in between, until `over`: absl::Now() does not return
+  // when it is stepped, for it measures how long it takes. Returns how many
+  // states there were; -1: the machine lets nobody trace.
+  int StepThrough(
+      const std::function<void()>& before, const std::function<void()>& stepped,
+      const std::function<void()>& check,
+      const std::function<bool()>& over = [] { return false; }) {
     const pid_t child = ::fork();
     if (child == 0) {
       if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(77);
@@ -195,6 +198,7 @@ class JobOrderTest : public ::testing::TestWithParam<Case> {
       files.CopyTo(copy_.directory() + "/state");
       check();
       copy_.Close();
+      if (over()) break;
     }
     ::kill(child, SIGKILL);
     ::waitpid(child, &status, 0);
@@ -323,6 +327,141 @@ TEST_P(JobOrderTest, AMicroStepBehindSpeculationIsAddedOnce) {
   EXPECT_GT(states, 10);
 }
 
+constexpr Case kReduced = {"Reduced", false, OptimizerKind::kAdamW,
+                           StateFormat::kFloat32, true};
+
+// Two ranks, of which one comes or goes.
+class RankOrderTest : public JobOrderTest {
+ protected:
+  static constexpr uint32_t kRank = 1;
+  static constexpr RankProcess kFirst = {.pid = 1001, .start_ticks = 5001};
+  static constexpr RankProcess kSecond = {.pid = 1002, .start_ticks = 5002};
+
+  void BringBack(uint32_t rank) {
+    ASSERT_TRUE(copy_.Register(rank).ok());
+    ASSERT_TRUE(copy_.Attach(rank).ok());
+    copy_.SetGradients(copy_.RandomTensors(3));
+  }
+  void PushAndCommitOf(uint32_t rank) {
+    ASSERT_TRUE(copy_.Push(rank, 3, 0, 1).ok());
+    ASSERT_TRUE(copy_.Push(rank, 3, 2, 3).ok());
+    copy_.Commit(rank, CommitOf(3));
+  }
+  // As the process that looks after those who do not come back.
+  void GiveUp(uint32_t rank) {
+    for (const FormerRank& former : copy_.job().Awaited()) {
+      if (former.rank == rank) copy_.job().GiveUp(former);
+    }
+  }
+};
+
+// The other one waits for it.
+TEST_P(RankOrderTest, ALossIsToldFromEveryStore) {
+  const int states = StepThrough(
+      [&] {
+        Push(&harness_);
+        harness_.Commit(0, CommitOf(3));
+      },
+      [&] { harness_.Detach(kRank); },
+      [&] {
+        ASSERT_TRUE(copy_.Open().ok());
+        GiveUp(kRank);
+        BringBack(0);
+        const size_t told = copy_.NoticesTo(0).size();
+        PushAndCommitOf(0);
+        ASSERT_EQ(copy_.NoticesTo(0).size(), told + 1);
+        EXPECT_EQ(copy_.NoticesTo(0).back(),
+                  "rank 1 lost at step 3, waiting for its return");
+        BringBack(kRank);
+        PushAndCommitOf(kRank);
+        EXPECT_TRUE(copy_.StateBytes() == expected_);
+      });
+  if (states < 0) GTEST_SKIP() << "this machine does not let us trace a child";
+  EXPECT_GE(states, 3);
+}
+
+// Another session in its place. A process is never taken for another one.
+TEST_P(RankOrderTest, AnAttachIsWholeOrNotAtAllFromEveryStore) {
+  const auto come = [&](uint64_t instance, const RankProcess& process) {
+    harness_.Detach(kRank);
+    if (!harness_.Register(kRank).ok()) ::_exit(2);
+    harness_.setup().client_instance = instance;
+    harness_.setup().processes = {{}, process};
+  };
+  const auto attach = [&] {
+    if (!harness_.Attach(kRank).ok()) ::_exit(3);
+  };
+  size_t away = 0;
+  size_t known = 0;
+  const int states = StepThrough(
+      [&] {
+        come(50, kFirst);
+        attach();
+        come(60, kSecond);
+      },
+      attach,
+      [&] {
+        ASSERT_TRUE(copy_.Open().ok());
+        const std::vector<FormerRank> awaited = copy_.job().Awaited();
+        ASSERT_FALSE(awaited.empty());
+        EXPECT_EQ(awaited[0].rank, 0u);
+        if (awaited.size() == 1) {
+          ++away;
+          return;
+        }
+        EXPECT_EQ(awaited[1].rank, kRank);
+        EXPECT_EQ(awaited[1].client_instance, 60 + kRank);
+        ++known;
+        EXPECT_EQ(awaited[1].process.pid, kSecond.pid);
+        EXPECT_EQ(awaited[1].process.start_ticks, kSecond.start_ticks);
+      },
+      [&] { return known > 0; });
+  if (states < 0) GTEST_SKIP() << "this machine does not let us trace a child";
+  EXPECT_GT(away, 2u);
+}
+
+// The same session after its engine died: awaited throughout.
+TEST_P(RankOrderTest, WhoIsBackStaysAttachedFromEveryStore) {
+  const auto open_again = [&](const RankProcess& process) {
+    harness_.setup().processes = {{}, process};
+    harness_.Close();
+    if (!harness_.Open().ok()) ::_exit(2);
+    if (!harness_.Register(kRank).ok()) ::_exit(3);
+  };
+  const auto attach = [&] {
+    if (!harness_.Attach(kRank).ok()) ::_exit(4);
+  };
+  std::set<pid_t> seen;
+  const int states = StepThrough(
+      [&] {
+        open_again(kFirst);
+        attach();
+        open_again(kSecond);
+      },
+      attach,
+      [&] {
+        ASSERT_TRUE(copy_.Open().ok());
+        const std::vector<FormerRank> awaited = copy_.job().Awaited();
+        ASSERT_EQ(awaited.size(), 2u);
+        EXPECT_EQ(awaited[1].client_instance, 40 + kRank);
+        const RankProcess& process = awaited[1].process;
+        seen.insert(process.pid);
+        if (process.pid == kFirst.pid) {
+          EXPECT_EQ(process.start_ticks, kFirst.start_ticks);
+        } else if (process.pid == kSecond.pid) {
+          EXPECT_EQ(process.start_ticks, kSecond.start_ticks);
+        }
+      },
+      [&] { return seen.contains(kSecond.pid); });
+  if (states < 0) GTEST_SKIP() << "this machine does not let us trace a child";
+  EXPECT_TRUE(seen.contains(0)) << "nobody's, in between";
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, RankOrderTest, ::testing::Values(kReduced),
+                         [](const auto& param_info) {
+                           return param_info.param.name;
+                         });
+
 constexpr Case kCases[] = {
     {"Plain", false, OptimizerKind::kAdamW, StateFormat::kFloat32},
     {"Accumulating", true, OptimizerKind::kAdamW, StateFormat::kFloat32},
@@ -330,7 +469,7 @@ constexpr Case kCases[] = {
     {"Dynamic8State", false, OptimizerKind::kRmsprop, StateFormat::kDynamic8},
     {"Scalars", false, OptimizerKind::kNadam, StateFormat::kFloat32},
     {"Whole", false, OptimizerKind::kLamb, StateFormat::kFloat32},
-    {"Reduced", false, OptimizerKind::kAdamW, StateFormat::kFloat32, true},
+    kReduced,
     {"WholeReduced", false, OptimizerKind::kLamb, StateFormat::kFloat32, true},
     {"ReducedAccumulating", true, OptimizerKind::kAdamW, StateFormat::kFloat32,
      true},
