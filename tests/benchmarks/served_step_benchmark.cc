@@ -9,7 +9,6 @@
 // Each takes turns with the smallest of its kind.
 //     cost   time of an element / that of the smallest
 
-#include <algorithm>
 #include <barrier>
 #include <chrono>
 #include <cstddef>
@@ -26,8 +25,9 @@
 #include "absl/strings/str_cat.h"
 #include "benchmark/benchmark.h"
 #include "client/client.h"
+#include "tests/benchmarks/benchmark_daemon.h"
+#include "tests/benchmarks/median.h"
 #include "tests/conformance/step_script.h"
-#include "tests/integration/daemon_fixture.h"
 
 namespace optstate {
 namespace {
@@ -42,25 +42,6 @@ constexpr int64_t kFewestParameters = 10;
 constexpr size_t kParametersOfAJob = 4;
 // Of each job, so that the last one's end does not count for much.
 constexpr int kStepsOfATurn = 8;
-
-TestDaemon& Daemon() {
-  static const std::unique_ptr<TestDaemon> daemon = [] {
-    auto started = TestDaemon::Start();
-    if (!started.ok()) {
-      std::cerr << started.status() << std::endl;
-      std::exit(1);
-    }
-    return *std::move(started);
-  }();
-  return *daemon;
-}
-
-double Median(std::vector<double> values) {
-  const auto middle =
-      values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 // A trainer of float32 parameters that lie in one array, as their gradients do.
 class Trainer {

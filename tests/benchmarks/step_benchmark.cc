@@ -20,7 +20,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,9 +28,10 @@
 #include "absl/strings/str_cat.h"
 #include "benchmark/benchmark.h"
 #include "client/client.h"
+#include "tests/benchmarks/benchmark_daemon.h"
 #include "tests/benchmarks/kernel_alone.h"
+#include "tests/benchmarks/median.h"
 #include "tests/conformance/step_script.h"
-#include "tests/integration/daemon_fixture.h"
 
 namespace optstate {
 namespace {
@@ -45,28 +45,8 @@ constexpr int kGradientByte = 0x3f;
 // fp32 parameter, master, exp_avg and exp_avg_sq.
 constexpr int64_t kStateBytesPerElement = 16;
 
-TestDaemon& Daemon() {
-  static const std::unique_ptr<TestDaemon> daemon = [] {
-    auto started = TestDaemon::Start();
-    if (!started.ok()) {
-      std::cerr << started.status() << std::endl;
-      std::exit(1);
-    }
-    return *std::move(started);
-  }();
-  return *daemon;
-}
-
 double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double Median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle =
-      values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
 }
 
 LayoutSpec LayoutOf(DType dtype, int64_t elements) {
