@@ -106,9 +106,11 @@ class Channel {
                                            absl::Time deadline) = 0;
   virtual bool connected() const = 0;
   // Detaches, so that the rank is free again when it returns. A transport
-  // error: there is no connection, and the engine after the one that is lost
-  // awaits this rank.
+  // error: there was no connection any more.
   virtual absl::Status Disconnect() = 0;
+  // Without a connection: says to the engine, over one of its own, that this
+  // session, which may have lost the engine before, does not come back.
+  virtual absl::Status Farewell(absl::Time deadline) = 0;
   // Forgets the connection without a word to the engine: for a forked child,
   // whose parent goes on using it.
   virtual void Abandon() = 0;

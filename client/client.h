@@ -90,9 +90,9 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   // Detaches: the rank is free when it returns. What was staged is dropped.
-  // While the engine is being started again it waits for that, 5 s at most; a
-  // daemon that is not there at all goes on awaiting the rank, until its
-  // process ends, when it is started again.
+  // When the engine was lost it tells the next one, for which it waits 5 s, and
+  // not at all for a daemon that is not there: that one, started again, awaits
+  // the rank until its process ends.
   // Later calls are FAILED_PRECONDITION; a second Close does nothing.
   void Close();
 
@@ -203,9 +203,8 @@ class Session {
   // Calls `verb` until it answers over a connection that lasts.
   absl::Status Persist(absl::FunctionRef<absl::Status()> verb);
   absl::Status Recover();
-  enum class Attempt { kFirst, kAgain, kToLeave };
-  absl::Status ConnectWithin(Attempt attempt, absl::Duration timeout,
-                             Attached* attached);
+  enum class Attempt { kFirst, kAgain };
+  absl::Status ConnectWithin(Attempt attempt, Attached* attached);
   void Leave();
   absl::Status CheckSameJob(const Attached& attached) const;
   absl::Status PushAgain(const Attached& attached);

@@ -39,6 +39,7 @@ class FakeChannel final : public Channel {
     daemon_->Close(connection_);
     return absl::OkStatus();
   }
+  absl::Status Farewell(absl::Time) override { return daemon_->Farewell(); }
   void Abandon() override { connection_ = 0; }
 
   absl::Span<std::byte> gradient_area() override {

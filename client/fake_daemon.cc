@@ -55,6 +55,21 @@ void FakeDaemon::Close(Connection connection) {
   }
 }
 
+absl::Status FakeDaemon::Farewell() {
+  absl::MutexLock lock(&mutex_);
+  if (refuse_opens_ > 0) {
+    --refuse_opens_;
+    return UnreachableError(absl::UnavailableError("connection refused"));
+  }
+  ++farewells_;
+  return absl::OkStatus();
+}
+
+int FakeDaemon::farewells() const {
+  absl::MutexLock lock(&mutex_);
+  return farewells_;
+}
+
 bool FakeDaemon::connected(Connection connection) const {
   absl::MutexLock lock(&mutex_);
   return seats_.contains(connection);

@@ -39,6 +39,9 @@ class FakeDaemon {
                                   const std::byte* gradient_area,
                                   Attached* attached);
   void Close(Connection connection);
+  // Awaits nobody, and counts.
+  absl::Status Farewell();
+  int farewells() const;
   bool connected(Connection connection) const;
   absl::Span<const std::byte> parameter_area(Connection connection) const;
 
@@ -86,6 +89,7 @@ class FakeDaemon {
   std::map<Connection, Seat> seats_ ABSL_GUARDED_BY(mutex_);
   Connection last_connection_ ABSL_GUARDED_BY(mutex_) = 0;
   int refuse_opens_ ABSL_GUARDED_BY(mutex_) = 0;
+  int farewells_ ABSL_GUARDED_BY(mutex_) = 0;
   bool lose_after_step_ ABSL_GUARDED_BY(mutex_) = false;
   bool lose_after_load_ ABSL_GUARDED_BY(mutex_) = false;
 };

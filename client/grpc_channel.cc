@@ -42,6 +42,7 @@ class GrpcChannel final : public Channel {
                                    absl::Time deadline) override;
   bool connected() const override { return stream_ != nullptr; }
   absl::Status Disconnect() override;
+  absl::Status Farewell(absl::Time deadline) override;
   void Abandon() override { static_cast<void>(stream_.release()); }
 
   absl::Span<std::byte> gradient_area() override { return gradients_->bytes(); }
@@ -79,7 +80,8 @@ class GrpcChannel final : public Channel {
   absl::StatusOr<uint64_t> TakeFetch(uint64_t request_id,
                                      const FetchRange& range,
                                      absl::Time deadline);
-  absl::StatusOr<Attached> Join(absl::Time deadline);
+  absl::Status Open(bool must_exist, absl::Time deadline);
+  absl::StatusOr<Attached> Join(bool comes_back, absl::Time deadline);
   absl::Status SendGradients(uint64_t begin, uint64_t end, absl::Time deadline);
   absl::Status ReadParameters(absl::Time deadline);
   absl::Status CopyChunk(const v1::ParameterChunk& chunk);
@@ -123,6 +125,13 @@ absl::StatusOr<Attached> GrpcChannel::Connect(bool must_exist,
         parameters_.Allocate(setup_.layout.parameter_area_bytes()));
     allocated_ = true;
   }
+  OPTSTATE_RETURN_IF_ERROR(Open(must_exist, deadline));
+  absl::StatusOr<Attached> attached = Join(must_exist, deadline);
+  if (!attached.ok()) return Lose(attached.status());
+  return attached;
+}
+
+absl::Status GrpcChannel::Open(bool must_exist, absl::Time deadline) {
   OPTSTATE_ASSIGN_OR_RETURN(
       UniqueFd socket,
       OpenConnection(endpoint_, v1::WIRE_GRPC, setup_.job, must_exist, deadline,
@@ -130,13 +139,12 @@ absl::StatusOr<Attached> GrpcChannel::Connect(bool must_exist,
   OPTSTATE_ASSIGN_OR_RETURN(
       stream_,
       GrpcStream::Open(std::move(socket), deadline, setup_.interrupted));
-  absl::StatusOr<Attached> attached = Join(deadline);
-  if (!attached.ok()) return Lose(attached.status());
-  return attached;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<Attached> GrpcChannel::Join(absl::Time deadline) {
-  *request_.mutable_register_() = MakeRegister(setup_);
+absl::StatusOr<Attached> GrpcChannel::Join(bool comes_back,
+                                           absl::Time deadline) {
+  *request_.mutable_register_() = MakeRegister(setup_, comes_back);
   OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply registered,
                             SendAndAwait(deadline));
   *request_.mutable_attach() = MakeAttach(setup_);
@@ -157,6 +165,12 @@ absl::Status GrpcChannel::Disconnect() {
   // The answer only says that the rank is free; to an engine that lives the
   // stream's end says it too.
   return Lose(SendAndAwait(absl::Now() + kDetachTimeout).status());
+}
+
+absl::Status GrpcChannel::Farewell(absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(Open(/*must_exist=*/true, deadline));
+  *request_.mutable_detach() = MakeFarewell(setup_);
+  return Lose(SendAndAwait(deadline).status());
 }
 
 absl::Status GrpcChannel::Lose(const absl::Status& status) {

@@ -108,7 +108,7 @@ absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
   return socket;
 }
 
-v1::RegisterRequest MakeRegister(const ChannelSetup& setup) {
+v1::RegisterRequest MakeRegister(const ChannelSetup& setup, bool comes_back) {
   v1::RegisterRequest request;
   *request.mutable_layout() = ToProto(setup.layout);
   request.set_rank(setup.rank);
@@ -121,6 +121,7 @@ v1::RegisterRequest MakeRegister(const ChannelSetup& setup) {
       static_cast<v1::AccumulateDType>(setup.accumulate_dtype));
   request.set_ephemeral(setup.ephemeral);
   request.set_extend(setup.extend);
+  request.set_unchanged(comes_back);
   if (setup.loss_scaler.has_value()) {
     v1::LossScaler* const scaler = request.mutable_loss_scaler();
     scaler->set_dynamic(setup.loss_scaler->dynamic);
@@ -141,6 +142,13 @@ v1::AttachRequest MakeAttach(const ChannelSetup& setup) {
   request.set_client_instance(setup.client_instance);
   request.set_takes_notices(true);
   request.set_takes_run_stamps(true);
+  return request;
+}
+
+v1::DetachRequest MakeFarewell(const ChannelSetup& setup) {
+  v1::DetachRequest request;
+  request.set_rank(setup.rank);
+  request.set_client_instance(setup.client_instance);
   return request;
 }
 

@@ -23,8 +23,11 @@ absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
                                         absl::Time deadline,
                                         const InterruptCheck& interrupted);
 
-v1::RegisterRequest MakeRegister(const ChannelSetup& setup);
+// `comes_back`: for a job that must be as it was.
+v1::RegisterRequest MakeRegister(const ChannelSetup& setup, bool comes_back);
 v1::AttachRequest MakeAttach(const ChannelSetup& setup);
+// From a connection that attaches nobody.
+v1::DetachRequest MakeFarewell(const ChannelSetup& setup);
 
 // What the replies say, after checking that they fit `setup`.
 absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,

@@ -112,8 +112,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::OpenOver(
 absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
   channel_ = std::move(channel);
   Attached attached;
-  OPTSTATE_RETURN_IF_ERROR(
-      ConnectWithin(Attempt::kFirst, options_.connect_timeout, &attached));
+  OPTSTATE_RETURN_IF_ERROR(ConnectWithin(Attempt::kFirst, &attached));
   attached_ = true;
   created_ = attached.created;
   committed_step_ = attached.committed_step;

@@ -49,8 +49,7 @@ absl::Status Session::Persist(absl::FunctionRef<absl::Status()> verb) {
 // 3. Pushes the rest again, if its gradients are still in the gradient area.
 absl::Status Session::Recover() {
   Attached attached;
-  OPTSTATE_RETURN_IF_ERROR(
-      ConnectWithin(Attempt::kAgain, options_.connect_timeout, &attached));
+  OPTSTATE_RETURN_IF_ERROR(ConnectWithin(Attempt::kAgain, &attached));
   OPTSTATE_RETURN_IF_ERROR(CheckSameJob(attached));
   phase_ = attached.phase;
   channel_->ClearFailedPush();
@@ -70,45 +69,47 @@ absl::Status Session::Recover() {
   return absl::OkStatus();
 }
 
-// An engine that died could not be told, and the next one awaits this rank.
-void Session::Leave() {
-  if (!attached_ || !IsTransportError(channel_->Disconnect())) return;
-  Attached attached;
-  if (ConnectWithin(Attempt::kToLeave,
-                    std::min(options_.connect_timeout, kLeaveTimeout),
-                    &attached)
-          .ok()) {
-    channel_->Disconnect().IgnoreError();
-  }
-}
-
-// The first time, an endpoint where nobody listens is the caller's mistake;
-// the last time, nobody who has to know. In between it is a daemon that is
-// being started again, and ALREADY_EXISTS means that the engine has not yet
-// noticed the end of our own last connection.
-absl::Status Session::ConnectWithin(Attempt attempt, absl::Duration timeout,
-                                    Attached* attached) {
-  const bool must_exist = attempt != Attempt::kFirst;
-  const absl::Time deadline = absl::Now() + timeout;
+// The first time, an endpoint where nobody listens is the caller's mistake.
+// Later it is a daemon that is being started again, and ALREADY_EXISTS means
+// that the engine has not yet noticed the end of our own last connection.
+absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
+  const bool first = attempt == Attempt::kFirst;
+  const absl::Time deadline = absl::Now() + options_.connect_timeout;
   absl::Duration backoff = kBackoffMin;
   while (true) {
     // A job that is gone must not come back as a new one.
-    absl::StatusOr<Attached> result = channel_->Connect(must_exist, deadline);
+    absl::StatusOr<Attached> result =
+        channel_->Connect(/*must_exist=*/!first, deadline);
     if (result.ok()) {
       *attached = *std::move(result);
       return absl::OkStatus();
     }
     const absl::Status& status = result.status();
     const bool again =
-        attempt == Attempt::kAgain
-            ? IsTransportError(status) || absl::IsAlreadyExists(status)
-            : IsTransportError(status) && !IsUnreachable(status);
+        first ? IsTransportError(status) && !IsUnreachable(status)
+              : IsTransportError(status) || absl::IsAlreadyExists(status);
     if (!again) return status;
     if (absl::Now() + backoff >= deadline) {
-      return Annotate(status, absl::StrCat("the daemon was not reached within ",
-                                           absl::FormatDuration(timeout)));
+      return Annotate(
+          status, absl::StrCat("the daemon was not reached within ",
+                               absl::FormatDuration(options_.connect_timeout)));
     }
     absl::SleepFor(backoff);
+    backoff = std::min(2 * backoff, kBackoffMax);
+  }
+}
+
+// An engine that died could not be told, and the next one would await us. One
+// that does not answer has been told.
+void Session::Leave() {
+  if (!attached_) return;
+  absl::Status told = channel_->Disconnect();
+  const absl::Time deadline = absl::Now() + kLeaveTimeout;
+  absl::Duration backoff = kBackoffMin;
+  while (IsTransportError(told) && !IsUnreachable(told) &&
+         !absl::IsDeadlineExceeded(told) && absl::Now() < deadline) {
+    told = channel_->Farewell(deadline);
+    if (IsTransportError(told)) absl::SleepFor(backoff);
     backoff = std::min(2 * backoff, kBackoffMax);
   }
 }

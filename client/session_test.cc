@@ -109,6 +109,24 @@ TEST_F(SessionTest, TakesTheRecordedOutcomeOfAStepWhoseAnswerWasLost) {
   ExpectUndisturbed(*session, 2);
 }
 
+// Whoever loses the engine and closes says so to the next one, once.
+TEST_F(SessionTest, ClosedAfterALoss) {
+  auto session = OpenLoaded(NewJob(UniformLayout(3, 50)));
+  session.reset();
+  EXPECT_EQ(daemon_.farewells(), 0) << "that one was told";
+  session = OpenLoaded(NewJob(UniformLayout(3, 50)));
+  daemon_.LoseConnections();
+  session->Close();
+  session.reset();
+  EXPECT_EQ(daemon_.farewells(), 1);
+  // Where nobody is there is nobody to be told.
+  session = OpenLoaded(NewJob(UniformLayout(3, 50)));
+  daemon_.LoseConnections();
+  daemon_.RefuseOpens(1);
+  session.reset();
+  EXPECT_EQ(daemon_.farewells(), 1);
+}
+
 TEST_F(SessionTest, LossBetweenTheHalvesOfACommit) {
   const auto session = OpenLoaded(NewJob(UniformLayout(3, 50)));
   ASSERT_TRUE(PushConstant(*session, 1, 0, 1).ok());

@@ -64,7 +64,7 @@ absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
       socket_, OpenConnection(endpoint_, v1::WIRE_SHM, setup_.job, must_exist,
                               deadline, setup_.interrupted));
   v1::SessionRequest request;
-  *request.mutable_register_() = MakeRegister(setup_);
+  *request.mutable_register_() = MakeRegister(setup_, must_exist);
   absl::StatusOr<v1::SessionReply> registered =
       Call(request, {}, nullptr, deadline);
   if (!registered.ok()) return Lose(registered.status());
@@ -210,6 +210,16 @@ absl::Status ShmChannel::Disconnect() {
   // socket's end says it too.
   return Lose(
       Call(request, {}, nullptr, absl::Now() + kDetachTimeout).status());
+}
+
+absl::Status ShmChannel::Farewell(absl::Time deadline) {
+  OPTSTATE_ASSIGN_OR_RETURN(
+      socket_,
+      OpenConnection(endpoint_, v1::WIRE_SHM, setup_.job, /*must_exist=*/true,
+                     deadline, setup_.interrupted));
+  v1::SessionRequest request;
+  *request.mutable_detach() = MakeFarewell(setup_);
+  return Lose(Call(request, {}, nullptr, deadline).status());
 }
 
 void ShmChannel::Abandon() { Drop(); }

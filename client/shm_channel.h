@@ -39,6 +39,7 @@ class ShmChannel final : public Channel {
                                    absl::Time deadline) override;
   bool connected() const override { return socket_.ok(); }
   absl::Status Disconnect() override;
+  absl::Status Farewell(absl::Time deadline) override;
   void Abandon() override;
 
   absl::Span<std::byte> gradient_area() override;

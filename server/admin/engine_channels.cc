@@ -205,6 +205,7 @@ std::vector<absl::StatusOr<v1::Job>> EngineChannels::GetJobs(
 
 absl::Status EngineChannels::RestAll(absl::Time deadline) {
   absl::Status first;
+  bool is_late = false;
   do {
     const absl::Time end = std::min(deadline, absl::Now() + kRestAgain);
     v1::RestRequest request;
@@ -216,10 +217,12 @@ absl::Status EngineChannels::RestAll(absl::Time deadline) {
                                          std::move(on_answer));
     });
     first = absl::OkStatus();
+    is_late = false;
     for (const auto& call : calls) {
       if (!absl::IsUnavailable(call->status)) first.Update(call->status);
+      is_late |= absl::IsDeadlineExceeded(call->status);
     }
-  } while (absl::IsDeadlineExceeded(first) && absl::Now() < deadline);
+  } while (is_late && absl::Now() < deadline);
   return first;
 }
 
@@ -234,6 +237,7 @@ absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline,
   });
   absl::Status first;
   for (const auto& call : calls) {
+    if (IsCancelled(caller)) return absl::CancelledError("not awaited");
     if (absl::IsUnavailable(call->status)) {
       // An engine that is started later takes steps, unless we drain.
       call->status =

@@ -68,6 +68,7 @@ struct RegisterSpec {
   std::optional<v1::LossScaler> loss_scaler;
   AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
   RankProcess process;
+  bool unchanged = false;  // see v1::RegisterRequest
 };
 
 struct RegisterResult {
@@ -209,9 +210,10 @@ class Job {
 
   // See v1::RegisterRequest. FAILED_PRECONDITION: other layout (first
   // difference named), or another world size or partition while ranks are
-  // attached, or away and their processes run. RESOURCE_EXHAUSTED: the state does not fit the memory, the state
-  // directory or the limits (says how many bytes are needed and left); nothing
-  // is left behind. UNIMPLEMENTED: ranks on several machines.
+  // attached, are away within a step and their processes run, or when the job
+  // is to be unchanged. RESOURCE_EXHAUSTED: the state does not fit the memory,
+  // the state directory or the limits (says how many bytes are needed and
+  // left); nothing is left behind. UNIMPLEMENTED: ranks on several machines.
   virtual absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) = 0;
 
   // Of the registered layout; FAILED_PRECONDITION before Register.
@@ -227,11 +229,14 @@ class Job {
   // of shm::RunStampsBytes. None when a step may be taken back.
   virtual absl::StatusOr<UniqueFd> OpenRunStamps() const = 0;
 
-  // ALREADY_EXISTS when the rank is attached, or is away and its process runs
-  // (names its pid).
+  // ALREADY_EXISTS when the rank is attached, or is away within a step and its
+  // process runs (names its pid).
   virtual absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) = 0;
   // Waits for a step that is being applied. Idempotent.
   virtual void Detach(uint32_t rank) = 0;
+  // For good: with its gradients, if they are needed to finish a step. Before
+  // Detach.
+  virtual void Leave(uint32_t rank) = 0;
 
   // The ranks that were attached when the engine before ended and are not here.
   // They come back by themselves, and the job is not finished before that; who

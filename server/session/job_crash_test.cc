@@ -249,6 +249,45 @@ TEST_P(DiesInside, TheStepIsFinishedAtOnceFromKeptGradients) {
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
+// A rank comes and goes while the other one is away.
+TEST_P(DiesInside, ARankMayLeaveWhoseGradientsAreKept) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  std::vector<KeptGradients> kept;
+  kept.push_back(harness_.KeepGradients(0, 4096));
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+  ASSERT_TRUE(harness_.Register(0).ok());
+  ASSERT_TRUE(harness_.Attach(0).ok());
+  harness_.job().Leave(0);
+  harness_.Detach(0);
+  EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+  ASSERT_TRUE(harness_.Register(1).ok());
+  ASSERT_TRUE(harness_.Attach(1).ok());
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+TEST_P(DiesInside, ARankThatLeavesTakesItsGradientsAlong) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  harness_.setup().workers = 1;
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  // Rank 1 has those of the part that is not updated yet.
+  ASSERT_TRUE(harness_.Register(1).ok());
+  ASSERT_TRUE(harness_.Attach(1).ok());
+  harness_.Detach(1);
+  EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING) << "it may come back";
+  ASSERT_TRUE(harness_.Register(1).ok());
+  ASSERT_TRUE(harness_.Attach(1).ok());
+  harness_.job().Leave(1);
+  harness_.Detach(1);
+  EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
+}
+
 TEST_P(DiesInside, KeptGradientsOfAnotherInstanceAreNotUsed) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are missing";
   DieInStep3(GetParam());

@@ -46,6 +46,7 @@ class JobImpl final : public Job {
 
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
+  void Leave(uint32_t rank) override;
 
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter,
@@ -186,10 +187,13 @@ class JobImpl final : public Job {
   uint32_t AttachedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   uint32_t AwaitedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool IsAwaited(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // It is away, and its process, which is not `by`, runs and comes back.
+  // It is away within a step, and its process, which is not `by`, runs and
+  // comes back.
   bool IsHeld(uint32_t rank, const RankProcess& by) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  bool AnyIsHeld(const RankProcess& by) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckNoneHeld(const RankProcess& by) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status HeldBy(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void MarkAttached(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `in_step`: in one that is open.
   void BeginLoss(uint32_t rank, bool in_step)

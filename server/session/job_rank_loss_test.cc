@@ -296,8 +296,8 @@ TEST_P(LostWithTheEngineTest, NotWhoseRankIsTaken) {
   EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
 }
 
-// Nobody takes the place of a process that comes back.
-TEST_P(LostWithTheEngineTest, NorIsItTakenWhileItsProcessRuns) {
+// Nobody takes the place of a process that comes back to its step.
+TEST_P(LostWithTheEngineTest, NotWithinAStepWhileItsProcessRuns) {
   const RankProcess ours = {
       .pid = ::getpid(),
       .start_ticks = control::ReadProcessStat(::getpid())->start_ticks};
@@ -305,6 +305,9 @@ TEST_P(LostWithTheEngineTest, NorIsItTakenWhileItsProcessRuns) {
   harness_.Detach(1);
   harness_.setup().processes[1] = ours;
   BringBack(1);
+  RegisterSpec other_world = harness_.SpecOf(1);
+  other_world.world_size = other_world.local_world_size = 2;
+  ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   ReplaceEngine();
   harness_.setup().client_instance = kInstance + 10;
   harness_.setup().processes[1] = another;
@@ -312,16 +315,27 @@ TEST_P(LostWithTheEngineTest, NorIsItTakenWhileItsProcessRuns) {
   const absl::Status taken = harness_.Attach(1).status();
   EXPECT_EQ(taken.code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(taken.message(), HasSubstr(absl::StrCat(ours.pid)));
-  RegisterSpec other_world = harness_.SpecOf(1);
-  other_world.world_size = other_world.local_world_size = 2;
   EXPECT_EQ(harness_.job().Register(other_world).status().code(),
-            absl::StatusCode::kFailedPrecondition);
+            absl::StatusCode::kAlreadyExists);
   // But it may open another session, or make the job another one.
   harness_.setup().processes[1] = ours;
   BringBack(1);
   harness_.Detach(1);
   other_world.process = ours;
   EXPECT_TRUE(harness_.job().Register(other_world).ok());
+}
+
+// Where nothing would be lost with it.
+TEST_P(LostWithTheEngineTest, ItIsTakenBetweenStepsThoughItsProcessRuns) {
+  harness_.Detach(1);
+  harness_.setup().processes[1] = {
+      .pid = ::getpid(),
+      .start_ticks = control::ReadProcessStat(::getpid())->start_ticks};
+  BringBack(1);
+  ReplaceEngine();
+  harness_.setup().client_instance = kInstance + 10;
+  harness_.setup().processes[1] = {11, 21};
+  BringBack(1);
 }
 
 TEST_P(LostWithTheEngineTest, NotWhoIsBackOrNotAwaited) {

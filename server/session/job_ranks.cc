@@ -37,18 +37,28 @@ uint32_t JobImpl::AwaitedCount() const {
   return count;
 }
 
-// A process that lost its session unheard may open another one.
+// Between two steps nothing is lost when another session takes its place, and
+// a process that closed its session unheard is in nobody's way.
 bool JobImpl::IsHeld(uint32_t rank, const RankProcess& by) const {
   const RankMark& mark = rank_mark(rank);
   return IsAwaited(rank) && mark.pid != 0 && mark.pid != by.pid &&
+         (recovery_.has_value() || WasBegun(record().committed_step + 1)) &&
          control::IsRunning(mark.pid, mark.process_start_ticks);
 }
 
-bool JobImpl::AnyIsHeld(const RankProcess& by) const {
+absl::Status JobImpl::HeldBy(uint32_t rank) const {
+  return absl::AlreadyExistsError(
+      absl::StrCat("rank ", rank, " of job \"", options_.name, "\" is process ",
+                   rank_mark(rank).pid, ", which lost its engine within step ",
+                   record().committed_step + 1,
+                   ", runs, and comes back by itself: end it first"));
+}
+
+absl::Status JobImpl::CheckNoneHeld(const RankProcess& by) const {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (IsHeld(rank, by)) return true;
+    if (IsHeld(rank, by)) return HeldBy(rank);
   }
-  return false;
+  return absl::OkStatus();
 }
 
 std::vector<FormerRank> JobImpl::Awaited() const {
@@ -87,10 +97,7 @@ absl::Status JobImpl::CheckMayAttach(const AttachSpec& spec) const {
                      "\" is attached already, by process ", rank.spec.pid));
   }
   if (!WasAttachedLast(spec) && IsHeld(spec.rank, spec.process)) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        "rank ", spec.rank, " of job \"", options_.name, "\" is process ",
-        rank_mark(spec.rank).pid,
-        ", which runs and comes back by itself: end it first"));
+    return HeldBy(spec.rank);
   }
   const uint64_t needed = shape_->partitions[spec.rank].gradient_area_bytes;
   if (spec.listener == nullptr ||
@@ -124,7 +131,10 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   MarkAttached(spec);
   rank.spec = spec;
   rank.attached_at = absl::Now();
-  if (!recovery_.has_value() || spec.gradients_present) {
+  // A step that is finished may have found the same ones, which stay.
+  const bool found =
+      recovery_.has_value() && gradient_areas_[spec.rank] != nullptr;
+  if (!found && (!recovery_.has_value() || spec.gradients_present)) {
     gradient_areas_[spec.rank] = spec.gradient_area;
   }
   had_session_ = true;
@@ -167,9 +177,19 @@ void JobImpl::Detach(uint32_t rank) {
   BeginLoss(rank, in_step);
   LeaveLoadRound(rank);
   // Whoever attaches next says anew where its gradients are.
+  if (gradient_areas_[rank] == ranks_[rank].spec.gradient_area) {
+    gradient_areas_[rank] = nullptr;
+  }
   ranks_[rank] = RankSession{};
-  gradient_areas_[rank] = nullptr;
   EndLoss(rank, in_step);
+}
+
+void JobImpl::Leave(uint32_t rank) {
+  absl::MutexLock lock(&mu_);
+  if (!CheckAttached(rank).ok() || !recovery_.has_value()) return;
+  if (gradient_areas_[rank] != ranks_[rank].spec.gradient_area) return;
+  gradient_areas_[rank] = nullptr;
+  if (LacksGradients(rank)) FailRecovery(rank);
 }
 
 void JobImpl::GiveUp(const FormerRank& former) {

@@ -226,7 +226,7 @@ absl::Status JobImpl::AdmitToRecovery(const AttachSpec& spec) {
 void JobImpl::FailRecovery(uint32_t rank) {
   failure_ =
       LostInside(absl::StrCat("and the gradients of rank ", rank,
-                              " that it needs ended with the rank's process"));
+                              " that it needs ended with the rank's session"));
   spdlog::error("{}", failure_.ToString());
   const StepOutcome none;
   AnswerCommits(failure_, none);

@@ -35,7 +35,8 @@ absl::Status JobImpl::RegisterAgain(const RegisterSpec& spec,
   OPTSTATE_RETURN_IF_ERROR(layout_of_job().CheckSame(spec.layout, spec.extend));
   absl::Status same = CheckSameSettings(shape_->description, description);
   if (same.ok()) return absl::OkStatus();
-  if (AttachedCount() > 0 || AnyIsHeld(spec.process)) return same;
+  if (AttachedCount() > 0 || spec.unchanged) return same;
+  OPTSTATE_RETURN_IF_ERROR(CheckNoneHeld(spec.process));
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
                             MakeShape(std::move(description)));
   return Reshape(std::move(shape));

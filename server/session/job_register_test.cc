@@ -400,6 +400,20 @@ TEST_F(JobRegisterTest, LimitsAreToldByName) {
   EXPECT_THAT(status.message(), HasSubstr("0 bytes (0.0 MiB) are left"));
 }
 
+// Of a session that comes back and finds that others have changed the job.
+TEST_F(JobRegisterTest, OneThatComesBackChangesNothing) {
+  harness_.AttachAll();
+  harness_.DetachAll();
+  RegisterSpec spec = harness_.SpecOf(0);
+  spec.unchanged = true;
+  EXPECT_TRUE(harness_.job().Register(spec).ok());
+  spec.ephemeral = true;
+  EXPECT_EQ(harness_.job().Register(spec).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+  spec.unchanged = false;
+  EXPECT_TRUE(harness_.job().Register(spec).ok());
+}
+
 TEST_F(JobRegisterTest, AnEphemeralJobIsFinishedWithItsLastSession) {
   harness_.setup().ephemeral = true;
   harness_.AttachAll();

@@ -69,6 +69,7 @@ class FakeJob : public Job {
   absl::StatusOr<UniqueFd> OpenRunStamps() const override { return UniqueFd(); }
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
+  void Leave(uint32_t /*rank*/) override {}
   void StandStill() override {}
   std::vector<FormerRank> Awaited() const override { return {}; }
   void GiveUp(const FormerRank& /*rank*/) override {}

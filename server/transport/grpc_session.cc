@@ -73,7 +73,7 @@ absl::Status GrpcSession::Handle(const v1::SessionRequest& request) {
       return SendParameters(request.request_id());
     case v1::SessionRequest::kDetach:
       // Before the answer, so that the rank is free when the peer reads it.
-      handler_.Detach("detached by its rank");
+      handler_.Leave(request.detach());
       replies_->Push(MakeReply(request.request_id(), absl::OkStatus()));
       return absl::CancelledError("detached by its rank");
     case v1::SessionRequest::OP_NOT_SET:

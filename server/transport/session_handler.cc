@@ -47,7 +47,8 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
                          ? std::make_optional(request.loss_scaler())
                          : std::nullopt,
       .accumulate_dtype = accumulate_dtype,
-      .process = {}};
+      .process = {},
+      .unchanged = request.unchanged()};
 }
 
 RankProcess ProcessOf(const Peer& peer) {
@@ -235,6 +236,16 @@ void SessionHandler::Detach(absl::string_view reason) {
   // Before the rank is free, so that its next session's are not dropped.
   if (options_.keeper != nullptr) options_.keeper->Drop(rank_);
   Unclaim();
+}
+
+void SessionHandler::Leave(const v1::DetachRequest& request) {
+  if (attached_) {
+    options_.job->Leave(rank_);
+    Detach("detached by its rank");
+  } else if (request.client_instance() != 0) {
+    options_.job->GiveUp(
+        {.rank = request.rank(), .client_instance = request.client_instance()});
+  }
 }
 
 int64_t SessionHandler::PeerPid() const {

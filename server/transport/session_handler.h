@@ -83,6 +83,9 @@ class SessionHandler {
                                          SessionListener* listener);
   // Afterwards the listener is called no more. Idempotent.
   void Detach(absl::string_view reason);
+  // As the rank asks for it, or, when it is not attached, its former session's
+  // end.
+  void Leave(const v1::DetachRequest& request);
 
   bool attached() const { return attached_; }
   uint32_t rank() const { return rank_; }

@@ -152,7 +152,7 @@ absl::StatusOr<v1::AttachReply> ShmSession::Attach(
 
 absl::Status ShmSession::AnswerDetach(const v1::SessionRequest& request) {
   // Before the answer, so that the rank is free when the peer reads it.
-  handler_.Detach("detached by its rank");
+  handler_.Leave(request.detach());
   v1::SessionReply reply;
   reply.set_request_id(request.request_id());
   *reply.mutable_status() = ToProto(absl::OkStatus());

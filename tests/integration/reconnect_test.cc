@@ -389,6 +389,24 @@ TEST_P(ReconnectTest, ClosedWhileTheEngineIsAway) {
   }
 }
 
+// Nor changes a session that closes late what others have made of the job.
+TEST_P(ReconnectTest, ClosedAfterAnotherOneCameInItsPlace) {
+  client::SessionOptions options = Options();
+  options.ephemeral = true;
+  auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(Script().Load(*session).ok());
+  ASSERT_TRUE(daemon_->KillEngine("job").ok());
+  const auto later = Open(Options());
+  ASSERT_NE(later, nullptr);
+  RunSteps(*later, 1, 1);
+  later->Close();
+  session.reset();
+  const auto last = Open(Options());
+  ASSERT_NE(last, nullptr);
+  ExpectUndisturbed(*last, 1);
+}
+
 TEST_P(ReconnectTest, ADrainDoesNotHoldUpTheEnd) {
   daemon_.reset();
   auto daemon =
