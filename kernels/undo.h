@@ -2,6 +2,7 @@
 #define OPTSTATE_KERNELS_UNDO_H_
 
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -129,6 +130,12 @@ constexpr uint64_t UndoProgress(size_t begin, size_t position = 0,
          uint64_t{static_cast<uint32_t>(phase)} << 14 | uint64_t{length};
 }
 
+// As many elements further, at the other position.
+constexpr uint64_t NextUndoProgress(uint64_t progress, size_t length) {
+  return (progress + (uint64_t{length} << 32)) ^
+         uint64_t { kUndoVectorElements } << 16;
+}
+
 // What it was made of.
 struct UndoInFlight {
   size_t begin;
@@ -146,6 +153,18 @@ constexpr UndoInFlight InFlightOf(uint64_t progress) {
 inline void PublishProgress(UndoSlot* slot, uint64_t progress) {
   Fence<UndoFence::kBeforeProgress>();
   slot->progress.store(progress, std::memory_order_relaxed);
+  Fence<UndoFence::kBehindProgress>();
+}
+
+// The same where nothing but the phase is another, of less than 256 elements:
+// one store of a byte that needs no register.
+inline void PublishPhase(UndoSlot* slot, UndoPhase phase) {
+  static_assert(std::endian::native == std::endian::little);
+  static_assert(kUndoVectorElements < 256);
+  Fence<UndoFence::kBeforeProgress>();
+  volatile uint8_t* const bytes =
+      reinterpret_cast<volatile uint8_t*>(&slot->progress);
+  bytes[1] = static_cast<uint8_t>(UndoProgress(0, 0, 0, phase) >> 8);
   Fence<UndoFence::kBehindProgress>();
 }
 

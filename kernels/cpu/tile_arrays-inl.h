@@ -59,6 +59,7 @@ struct FixedArrays : TileArrays {
 
   const void* gradient;
 
+  static constexpr size_t GradientBytes() { return sizeof(Gradient); }
   static constexpr size_t ParameterBytes() { return sizeof(Parameter); }
   static constexpr size_t MasterBytes() { return BytesOfMaster(kMaster); }
   static constexpr size_t StateBytes() { return sizeof(float); }
@@ -148,6 +149,8 @@ struct SumArrays : FixedArrays<DType::kFloat32, kParameter, kMaster> {
   static constexpr bool kSums = true;
   GradientSum sum;
 
+  // Of those that are prefetched.
+  static constexpr size_t GradientBytes() { return sizeof(float); }
   void MoveGradient(size_t by) { sum.begin += by; }
   void GatherGradient(size_t begin, size_t count, float* out) const {
     sum.Gather(begin, count, out);
@@ -176,6 +179,8 @@ struct AnyArrays : TileArrays {
   uint64_t flat;  // of element 0, as in TileView
   RandomKeys random;
 
+  // Of those that are prefetched.
+  static constexpr size_t GradientBytes() { return sizeof(float); }
   size_t ParameterBytes() const { return SizeInBytes(parameter_dtype); }
   size_t MasterBytes() const { return BytesOfMaster(master_format); }
   bool ReadsParameter() const { return master_format == MasterFormat::kSplit; }

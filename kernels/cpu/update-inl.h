@@ -48,8 +48,8 @@ HWY_NOINLINE void UpdateVectors(const GradientScale& its_scale,
                                   &position);
     } else if constexpr (!HasHalves<Rule>()) {
       for (; i + 2 * lanes <= end; i += 2 * lanes) {
-        PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
-        PrefetchInputs<Rule>(arrays, i + lanes + kPrefetchElements);
+        PrefetchInputs<Rule>(d, arrays, i + kPrefetchElements);
+        PrefetchSecondInputs<Rule>(d, arrays, i + lanes + kPrefetchElements);
         UpdatePair<kKeep>(d, scale, rule, arrays, i, undo, number + i,
                           position);
         position ^= kUndoVectorElements;
@@ -58,7 +58,7 @@ HWY_NOINLINE void UpdateVectors(const GradientScale& its_scale,
   }
   constexpr Keep kKeepOfOne = KeepOfOne<kKeep>();
   for (; i + lanes <= end; i += lanes) {
-    PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
+    PrefetchInputs<Rule>(d, arrays, i + kPrefetchElements);
     if (!UpdateVector<kPlain, kKeepOfOne>(d, scale, rule, arrays, i, undo,
                                           number + i, position)) {
       UpdateWithCare<kKeepOfOne>(d, scale, rule, arrays, i, i + lanes, undo,

@@ -10,6 +10,7 @@
 #endif
 
 #include <cstddef>
+#include <cstdint>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/rule-inl.h"
@@ -21,18 +22,14 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-template <class D, class V>
-HWY_INLINE void SaveXor(D d, UndoSlot* undo, size_t position, V old_master,
-                        V state0, V state1) {
-  hn::StoreU(hn::Xor(hn::Xor(state0, state1), old_master), d,
-             undo->old[0] + position);
-}
-
-// The new states of one vector whose gradient was loaded, and its old master.
+// The new states of one vector whose gradient was loaded.
 template <Keep kKeep, class D, class Rule, class Arrays, class V>
 HWY_INLINE void BeginLoaded(D d, const GradientScale& scale, const Rule& rule,
-                            UndoSlot* undo, size_t position, V gradient,
-                            V master, V& state0, V& state1, V& state2) {
+                            const Arrays& arrays, size_t i, UndoSlot* undo,
+                            size_t position, V gradient, V& state0, V& state1,
+                            V& state2) {
+  V master;
+  LoadMasterAndStates<Rule>(d, arrays, i, master, state0, state1, state2);
   if constexpr (kKeep == Keep::kOldValues) {
     SaveOld<Rule>(d, undo, position, master, state0, state1, state2);
   }
@@ -40,121 +37,133 @@ HWY_INLINE void BeginLoaded(D d, const GradientScale& scale, const Rule& rule,
                                    master, state0, state1, state2);
 }
 
-// The same of one that was not.
-template <Keep kKeep, class D, class Rule, class Arrays, class V>
-HWY_INLINE void BeginVector(D d, const GradientScale& scale, const Rule& rule,
-                            const Arrays& arrays, size_t i, UndoSlot* undo,
-                            size_t position, V& master, V& state0, V& state1,
-                            V& state2) {
-  PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
-  V gradient;
-  LoadInputs<Rule>(d, arrays, i, gradient, master, state0, state1, state2);
-  BeginLoaded<kKeep, D, Rule, Arrays>(d, scale, rule, undo, position, gradient,
-                                      master, state0, state1, state2);
-}
-
+// Those of two, from index `i` of `arrays` on.
 template <Keep kKeep, class D, class Rule, class Arrays, class V>
 HWY_INLINE void BeginPair(D d, const GradientScale& scale, const Rule& rule,
                           const Arrays& arrays, size_t i, UndoSlot* undo,
-                          size_t position, V& master, V& state0, V& state1,
-                          V& state2, V& master_b, V& state0_b, V& state1_b,
-                          V& state2_b) {
+                          size_t position, V& state0, V& state1, V& state2,
+                          V& state0_b, V& state1_b, V& state2_b) {
   const size_t lanes = hn::Lanes(d);
+  V gradient, gradient_b;
   if constexpr (Arrays::kSums) {
-    V gradient, gradient_b;
     arrays.LoadGradientPair(d, i, gradient, gradient_b);
-    PrefetchInputs<Rule>(arrays, i + kPrefetchElements);
-    LoadMasterAndStates<Rule>(d, arrays, i, master, state0, state1, state2);
-    BeginLoaded<kKeep, D, Rule, Arrays>(d, scale, rule, undo, position,
-                                        gradient, master, state0, state1,
-                                        state2);
-    PrefetchInputs<Rule>(arrays, i + lanes + kPrefetchElements);
-    LoadMasterAndStates<Rule>(d, arrays, i + lanes, master_b, state0_b,
-                              state1_b, state2_b);
-    BeginLoaded<kKeep, D, Rule, Arrays>(d, scale, rule, undo, position + lanes,
-                                        gradient_b, master_b, state0_b,
-                                        state1_b, state2_b);
+  }
+  PrefetchInputs<Rule>(d, arrays, i + kPrefetchElements);
+  if constexpr (!Arrays::kSums) gradient = arrays.LoadGradient(d, i);
+  BeginLoaded<kKeep>(d, scale, rule, arrays, i, undo, position, gradient,
+                     state0, state1, state2);
+  PrefetchSecondInputs<Rule>(d, arrays, i + lanes + kPrefetchElements);
+  if constexpr (!Arrays::kSums) gradient_b = arrays.LoadGradient(d, i + lanes);
+  BeginLoaded<kKeep>(d, scale, rule, arrays, i + lanes, undo, position + lanes,
+                     gradient_b, state0_b, state1_b, state2_b);
+}
+
+// Their masters. Loaded once more, rather than kept since BeginPair: there are
+// targets with 16 registers.
+template <class D, class Rule, class Arrays, class V>
+HWY_INLINE void UpdateMasters(D d, const Rule& rule, const Arrays& arrays,
+                              size_t i, V state0, V state1, V state2,
+                              V state0_b, V state1_b, V state2_b, V& master,
+                              V& master_b) {
+  master = arrays.LoadMaster(d, i);
+  master_b = arrays.LoadMaster(d, i + hn::Lanes(d));
+  rule.template UpdateMaster<true>(d, master, state0, state1, state2);
+  rule.template UpdateMaster<true>(d, master_b, state0_b, state1_b, state2_b);
+}
+
+// Of a vector whose master is still the old one.
+template <class D, class Arrays, class V>
+HWY_INLINE void SaveXor(D d, const Arrays& arrays, size_t i, float* kept,
+                        V state0, V state1) {
+  hn::StoreU(hn::Xor(hn::Xor(state0, state1), arrays.LoadMaster(d, i)), d,
+             kept);
+}
+
+// All of a pair, unless a master is NaN: then it is done again with care.
+// `progress` is the pair's, and position_bytes its position in `undo`.
+template <Keep kKeep, class D, class Rule, class Arrays, class V>
+HWY_INLINE void EndPair(D d, const GradientScale& scale, const Rule& rule,
+                        const Arrays& arrays, size_t i, UndoSlot* undo,
+                        size_t number, size_t position_bytes, uint64_t progress,
+                        V master, V state0, V state1, V state2, V master_b,
+                        V state0_b, V state1_b, V state2_b) {
+  const size_t lanes = hn::Lanes(d);
+  // NaN of either goes through; two infinities are asked for in vain.
+  const auto has_nan = hn::IsNaN(hn::Add(master, master_b));
+  if (HWY_UNLIKELY(!hn::AllFalse(d, has_nan))) {
+    UpdateWithCare<KeepOfOne<kKeep>()>(d, scale, rule, arrays, i, i + 2 * lanes,
+                                       undo, number + i,
+                                       position_bytes / sizeof(float));
+  } else if constexpr (kKeep == Keep::kXor) {
+    auto* const kept = reinterpret_cast<float*>(
+        reinterpret_cast<uint8_t*>(undo->old[0]) + position_bytes);
+    SaveXor(d, arrays, i, kept, state0, state1);
+    SaveXor(d, arrays, i + lanes, kept + lanes, state0_b, state1_b);
+    PublishProgress(undo, progress);
+    StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b);
+    PublishPhase(undo, UndoPhase::kState1);
+    StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b);
+    PublishPhase(undo, UndoPhase::kMaster);
+    arrays.StorePlainMasters(d, master, master_b, i);
   } else {
-    BeginVector<kKeep>(d, scale, rule, arrays, i, undo, position, master,
-                       state0, state1, state2);
-    BeginVector<kKeep>(d, scale, rule, arrays, i + lanes, undo,
-                       position + lanes, master_b, state0_b, state1_b,
-                       state2_b);
+    arrays.StorePlainMasters(d, master, master_b, i);
+    StoreStates<Rule>(d, arrays, i, state0, state0_b, state1, state1_b, state2,
+                      state2_b);
   }
 }
 
 // Pairs of vectors from `i` on, in plain form, as long as there is a whole one;
 // returns where they end. The masters of one pair and the states of the next
 // are in hand at a time: square root and division take longer than all else,
-// and so the next pair's are never waited for behind this one's stores.
+// and so the next pair's are never waited for behind this one's stores. Every
+// instruction counts where the CPU's window is full: README.md has what each
+// costs.
 template <Keep kKeep, class D, class Rule, class Arrays>
 HWY_INLINE size_t UpdatePlainPairs(D d, const GradientScale& scale,
                                    const Rule& rule, const Arrays& arrays,
                                    size_t i, size_t end, size_t number,
                                    UndoSlot* undo, size_t* its_position) {
-  const size_t lanes = hn::Lanes(d);
-  const size_t pair = 2 * lanes;
+  const size_t pair = 2 * hn::Lanes(d);
   if (i + pair > end) return i;
-  size_t position = *its_position;
+  // In bytes, which cost no instruction to address with.
+  constexpr size_t kOtherPosition = kUndoVectorElements * sizeof(float);
+  size_t position = *its_position * sizeof(float);
+  uint64_t progress = UndoProgress(
+      number + i, *its_position, pair,
+      kKeep == Keep::kXor ? UndoPhase::kState0 : UndoPhase::kOldValues);
   hn::Vec<D> master, state0, state1, state2;
   hn::Vec<D> master_b, state0_b, state1_b, state2_b;
-  BeginPair<kKeep>(d, scale, rule, arrays, i, undo, position, master, state0,
-                   state1, state2, master_b, state0_b, state1_b, state2_b);
-  while (true) {
-    const auto publish = [&](UndoPhase phase) HWY_ATTR {
-      PublishProgress(undo, UndoProgress(number + i, position, pair, phase));
-    };
+  BeginPair<kKeep>(d, scale, rule, arrays, i, undo, *its_position, state0,
+                   state1, state2, state0_b, state1_b, state2_b);
+  for (; i + 2 * pair <= end; i += pair) {
     // From here on the other position is free.
-    if constexpr (kKeep == Keep::kOldValues) publish(UndoPhase::kOldValues);
-    hn::Vec<D> new_master = master;
-    hn::Vec<D> new_master_b = master_b;
-    rule.template UpdateMaster<true>(d, new_master, state0, state1, state2);
-    rule.template UpdateMaster<true>(d, new_master_b, state0_b, state1_b,
-                                     state2_b);
-
-    const bool is_last = i + 2 * pair > end;
-    // The last one begins itself once more, in vain.
-    const size_t next = is_last ? i : i + pair;
-    const size_t next_position = position ^ kUndoVectorElements;
-    hn::Vec<D> next_master, next0, next1, next2;
-    hn::Vec<D> next_master_b, next0_b, next1_b, next2_b;
-    BeginPair<kKeep>(d, scale, rule, arrays, next, undo, next_position,
-                     next_master, next0, next1, next2, next_master_b, next0_b,
-                     next1_b, next2_b);
-
-    // NaN of either goes through; two infinities are asked for in vain.
-    const auto has_nan = hn::IsNaN(hn::Add(new_master, new_master_b));
-    if (HWY_UNLIKELY(!hn::AllFalse(d, has_nan))) {
-      UpdateWithCare<KeepOfOne<kKeep>()>(d, scale, rule, arrays, i, i + pair,
-                                         undo, number + i, position);
-    } else if constexpr (kKeep == Keep::kXor) {
-      SaveXor(d, undo, position, master, state0, state1);
-      SaveXor(d, undo, position + lanes, master_b, state0_b, state1_b);
-      publish(UndoPhase::kState0);
-      StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b);
-      publish(UndoPhase::kState1);
-      StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b);
-      publish(UndoPhase::kMaster);
-      arrays.StorePlainMasters(d, new_master, new_master_b, i);
-    } else {
-      arrays.StorePlainMasters(d, new_master, new_master_b, i);
-      StoreStates<Rule>(d, arrays, i, state0, state0_b, state1, state1_b,
-                        state2, state2_b);
-    }
-    i += pair;
-    position = next_position;
-    if (is_last) break;
-    master = next_master;
+    if constexpr (kKeep == Keep::kOldValues) PublishProgress(undo, progress);
+    UpdateMasters(d, rule, arrays, i, state0, state1, state2, state0_b,
+                  state1_b, state2_b, master, master_b);
+    hn::Vec<D> next0, next1, next2, next0_b, next1_b, next2_b;
+    BeginPair<kKeep>(d, scale, rule, arrays, i + pair, undo,
+                     (position ^ kOtherPosition) / sizeof(float), next0, next1,
+                     next2, next0_b, next1_b, next2_b);
+    EndPair<kKeep>(d, scale, rule, arrays, i, undo, number, position, progress,
+                   master, state0, state1, state2, master_b, state0_b, state1_b,
+                   state2_b);
+    progress = NextUndoProgress(progress, pair);
+    position ^= kOtherPosition;
     state0 = next0;
     state1 = next1;
     state2 = next2;
-    master_b = next_master_b;
     state0_b = next0_b;
     state1_b = next1_b;
     state2_b = next2_b;
   }
-  *its_position = position;
-  return i;
+  if constexpr (kKeep == Keep::kOldValues) PublishProgress(undo, progress);
+  UpdateMasters(d, rule, arrays, i, state0, state1, state2, state0_b, state1_b,
+                state2_b, master, master_b);
+  EndPair<kKeep>(d, scale, rule, arrays, i, undo, number, position, progress,
+                 master, state0, state1, state2, master_b, state0_b, state1_b,
+                 state2_b);
+  *its_position = (position ^ kOtherPosition) / sizeof(float);
+  return i + pair;
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

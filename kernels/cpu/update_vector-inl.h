@@ -28,23 +28,41 @@ namespace hn = hwy::HWY_NAMESPACE;
 // each page; README.md has what this gains.
 inline constexpr size_t kPrefetchElements = 64;
 
-// Asks for what UpdateVector(i) will read. It may lie behind the arrays, where
-// a prefetch does no harm; with tiles it is the next one's beginning.
-template <class Rule, class Arrays>
-HWY_INLINE void PrefetchInputs(const Arrays& arrays, size_t i) {
-  arrays.PrefetchGradient(i);
-  hwy::Prefetch(static_cast<const uint8_t*>(arrays.master) +
-                i * arrays.MasterBytes());
+// Not a lambda: GCC 12 takes one that only prefetches for one without effect.
+template <class D>
+HWY_INLINE void PrefetchElement(D d, const void* array, size_t element_bytes,
+                                size_t i, size_t vector_bytes_min) {
+  if (hn::Lanes(d) * element_bytes < vector_bytes_min) return;
+  hwy::Prefetch(static_cast<const uint8_t*>(array) + i * element_bytes);
+}
+
+// Asks for what UpdateVector(i) will read, of those arrays of which a vector
+// has at least so many bytes. It may lie behind the arrays, where a prefetch
+// does no harm; with tiles it is the next one's beginning.
+template <class Rule, class D, class Arrays>
+HWY_INLINE void PrefetchInputs(D d, const Arrays& arrays, size_t i,
+                               size_t vector_bytes_min = 0) {
+  if (hn::Lanes(d) * arrays.GradientBytes() >= vector_bytes_min) {
+    arrays.PrefetchGradient(i);
+  }
+  PrefetchElement(d, arrays.master, arrays.MasterBytes(), i, vector_bytes_min);
   if (arrays.ReadsParameter()) {
-    hwy::Prefetch(static_cast<const uint8_t*>(arrays.parameter) +
-                  i * arrays.ParameterBytes());
+    PrefetchElement(d, arrays.parameter, arrays.ParameterBytes(), i,
+                    vector_bytes_min);
   }
   for (int k = 0; k < kStateArraysMax; ++k) {
-    if (HasState<Rule>(k)) {
-      hwy::Prefetch(static_cast<const uint8_t*>(arrays.state[k]) +
-                    i * arrays.StateBytes());
-    }
+    if (!HasState<Rule>(k)) continue;
+    PrefetchElement(d, arrays.state[k], arrays.StateBytes(), i,
+                    vector_bytes_min);
   }
+}
+
+// The same of the second vector of a pair: what is not in the first one's
+// line of the cache.
+template <class Rule, class D, class Arrays>
+HWY_INLINE void PrefetchSecondInputs(D d, const Arrays& arrays, size_t i) {
+  constexpr size_t kLineBytes = 64;
+  PrefetchInputs<Rule>(d, arrays, i, kLineBytes);
 }
 
 // The vectors from index `i` of `arrays` on.
