@@ -100,7 +100,7 @@ absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
 }
 
 // An engine that died could not be told, and the next one would await us. One
-// that does not answer has been told.
+// that only does not answer has been told: it is in its socket.
 void Session::Leave() {
   if (!attached_) return;
   absl::Status told = channel_->Disconnect();

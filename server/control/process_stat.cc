@@ -1,6 +1,7 @@
 #include "server/control/process_stat.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -57,9 +58,15 @@ absl::StatusOr<ProcessStat> ReadProcessStat(pid_t pid) {
 }
 
 bool IsRunning(pid_t pid, uint64_t start_ticks) {
+  return ReadProcessStat(pid).ok() && !HasEnded(pid, start_ticks);
+}
+
+bool HasEnded(pid_t pid, uint64_t start_ticks) {
   const absl::StatusOr<ProcessStat> stat = ReadProcessStat(pid);
-  return stat.ok() && !stat->is_exiting &&
-         (start_ticks == 0 || stat->start_ticks == start_ticks);
+  // It may be hidden (hidepid).
+  if (!stat.ok()) return ::kill(pid, 0) != 0 && errno == ESRCH;
+  return stat->is_exiting ||
+         (start_ticks != 0 && stat->start_ticks != start_ticks);
 }
 
 }  // namespace optstate::control

@@ -27,6 +27,9 @@ absl::StatusOr<ProcessStat> ReadProcessStat(pid_t pid);
 // one that cannot be looked at.
 bool IsRunning(pid_t pid, uint64_t start_ticks);
 
+// Whether it has ended, or begun to. False also when that cannot be seen.
+bool HasEnded(pid_t pid, uint64_t start_ticks);
+
 }  // namespace optstate::control
 
 #endif  // OPTSTATE_SERVER_CONTROL_PROCESS_STAT_H_

@@ -21,7 +21,9 @@ TEST(ProcessStatTest, TellsTheDyingFromTheLiving) {
   const uint64_t start_ticks = ReadProcessStat(child)->start_ticks;
   EXPECT_TRUE(IsRunning(child, start_ticks));
   EXPECT_TRUE(IsRunning(child, 0));
+  EXPECT_FALSE(HasEnded(child, start_ticks));
   EXPECT_FALSE(IsRunning(child, start_ticks + 1)) << "another process";
+  EXPECT_TRUE(HasEnded(child, start_ticks + 1));
   ASSERT_EQ(::kill(child, SIGKILL), 0);
   siginfo_t info{};
   // Dead, but still there.
@@ -29,10 +31,12 @@ TEST(ProcessStatTest, TellsTheDyingFromTheLiving) {
             0);
   EXPECT_TRUE(ReadProcessStat(child)->is_exiting);
   EXPECT_FALSE(IsRunning(child, start_ticks));
+  EXPECT_TRUE(HasEnded(child, start_ticks));
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   EXPECT_EQ(ReadProcessStat(child).status().code(),
             absl::StatusCode::kNotFound);
   EXPECT_FALSE(IsRunning(child, 0));
+  EXPECT_TRUE(HasEnded(child, 0));
 }
 
 TEST(ProcessStatTest, StartedBeforeNow) {

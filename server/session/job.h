@@ -234,8 +234,8 @@ class Job {
   virtual absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) = 0;
   // Waits for a step that is being applied. Idempotent.
   virtual void Detach(uint32_t rank) = 0;
-  // For good: with its gradients, if they are needed to finish a step. Before
-  // Detach.
+  // The same for good: a step that is being finished and needs gradients that
+  // go with it fails.
   virtual void Leave(uint32_t rank) = 0;
 
   // The ranks that were attached when the engine before ended and are not here.

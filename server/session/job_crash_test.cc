@@ -261,8 +261,8 @@ TEST_P(DiesInside, ARankMayLeaveWhoseGradientsAreKept) {
   ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
   ASSERT_TRUE(harness_.Register(0).ok());
   ASSERT_TRUE(harness_.Attach(0).ok());
+  harness_.Commit(0, CommitOf(3));
   harness_.job().Leave(0);
-  harness_.Detach(0);
   EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
   ASSERT_TRUE(harness_.Register(1).ok());
   ASSERT_TRUE(harness_.Attach(1).ok());
@@ -281,11 +281,62 @@ TEST_P(DiesInside, ARankThatLeavesTakesItsGradientsAlong) {
   ASSERT_TRUE(harness_.Attach(1).ok());
   harness_.Detach(1);
   EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING) << "it may come back";
+  EXPECT_EQ(harness_.job().Awaited().size(), 2u);
   ASSERT_TRUE(harness_.Register(1).ok());
   ASSERT_TRUE(harness_.Attach(1).ok());
   harness_.job().Leave(1);
+  EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
+}
+
+TEST_P(DiesInside, ARankThatAttachedAndIsAwaitedAgainMayBeGivenUp) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  harness_.setup().workers = 1;
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  ASSERT_TRUE(harness_.Register(1).ok());
+  ASSERT_TRUE(harness_.Attach(1).ok());
+  harness_.Detach(1);
+  harness_.job().GiveUp({.rank = 1, .client_instance = kInstance + 1});
+  EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
+}
+
+// Its process has ended, so that nobody comes to say so.
+TEST_P(DiesInside, ARankThatAttachedAndDiedTakesItsGradientsAlong) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  harness_.setup().workers = 1;
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  harness_.setup().processes = {{}, {.pid = ::getpid(), .start_ticks = 1}};
+  ASSERT_TRUE(harness_.Register(1).ok());
+  ASSERT_TRUE(harness_.Attach(1).ok());
   harness_.Detach(1);
   EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
+}
+
+// What the failed step's gradients were found in is not mapped any more.
+TEST_P(DiesInside, WhoIsThereGoesOnAfterAFailure) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  std::vector<KeptGradients> kept;
+  kept.push_back(harness_.KeepGradients(0, 4096));
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+  ASSERT_TRUE(harness_.Register(0).ok());
+  ASSERT_TRUE(harness_.Attach(0).ok());
+  harness_.job().GiveUp({.rank = 1, .client_instance = kInstance + 1});
+  ASSERT_EQ(phase(), v1::JOB_PHASE_FAILED);
+  harness_.setup().accept_failed = true;
+  ASSERT_TRUE(harness_.Register(1).ok());
+  ASSERT_TRUE(harness_.Attach(1).ok());
+  harness_.LoadMasters(harness_.RandomTensors(50));
+  ASSERT_TRUE(harness_.FinishAll().status.ok());
+  const uint64_t next = committed_step() + 1;
+  harness_.Step(next, harness_.RandomTensors(4), CommitOf(next));
+  EXPECT_EQ(committed_step(), next);
 }
 
 TEST_P(DiesInside, KeptGradientsOfAnotherInstanceAreNotUsed) {

@@ -195,6 +195,7 @@ class JobImpl final : public Job {
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status HeldBy(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void MarkAttached(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Part(uint32_t rank, bool for_good) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `in_step`: in one that is open.
   void BeginLoss(uint32_t rank, bool in_step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -295,6 +296,7 @@ class JobImpl final : public Job {
   absl::Status AdmitToRecovery(const AttachSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FailRecovery(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndRecovery() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeInstance(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status BeingFinished() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status NotOfOneStep(absl::string_view why) const

@@ -171,25 +171,39 @@ void JobImpl::MarkAttached(const AttachSpec& spec) {
 
 void JobImpl::Detach(uint32_t rank) {
   absl::MutexLock lock(&mu_);
+  Part(rank, /*for_good=*/false);
+}
+
+void JobImpl::Leave(uint32_t rank) {
+  absl::MutexLock lock(&mu_);
+  Part(rank, /*for_good=*/true);
+}
+
+// While a step is finished a rank whose process lives may come back with its
+// gradients: it is awaited as before it attached.
+void JobImpl::Part(uint32_t rank, bool for_good) {
   if (!CheckAttached(rank).ok()) return;
+  const RankProcess& process = ranks_[rank].spec.process;
+  const bool comes_back =
+      recovery_.has_value() && !for_good && rank_mark(rank).attached != 0 &&
+      (process.pid == 0 ||
+       !control::HasEnded(process.pid, process.start_ticks));
   const bool in_step = open_step_.open() && !recovery_.has_value();
   ranks_[rank].ending.reset();  // nobody to answer
-  BeginLoss(rank, in_step);
+  if (comes_back) {
+    open_step_.DropRank(rank);
+  } else {
+    BeginLoss(rank, in_step);
+  }
   LeaveLoadRound(rank);
   // Whoever attaches next says anew where its gradients are.
   if (gradient_areas_[rank] == ranks_[rank].spec.gradient_area) {
     gradient_areas_[rank] = nullptr;
   }
   ranks_[rank] = RankSession{};
+  if (comes_back) return;
   EndLoss(rank, in_step);
-}
-
-void JobImpl::Leave(uint32_t rank) {
-  absl::MutexLock lock(&mu_);
-  if (!CheckAttached(rank).ok() || !recovery_.has_value()) return;
-  if (gradient_areas_[rank] != ranks_[rank].spec.gradient_area) return;
-  gradient_areas_[rank] = nullptr;
-  if (LacksGradients(rank)) FailRecovery(rank);
+  if (recovery_.has_value() && LacksGradients(rank)) FailRecovery(rank);
 }
 
 void JobImpl::GiveUp(const FormerRank& former) {

@@ -151,12 +151,7 @@ void JobImpl::TryToFinishStep() {
   ApplyStep(UpdateOfRecovery(), recovery_->record);
   spdlog::info("step finished after a crash: job={} step={}", options_.name,
                record().committed_step);
-  recovery_.reset();
-  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    const RankSession& session = ranks_[rank];
-    gradient_areas_[rank] =
-        session.attached ? session.spec.gradient_area : nullptr;
-  }
+  EndRecovery();
   AnswerCommits(absl::OkStatus(), LastOutcome());
   open_step_.DropAll();
   timer_.Drop();
@@ -231,7 +226,18 @@ void JobImpl::FailRecovery(uint32_t rank) {
   const StepOutcome none;
   AnswerCommits(failure_, none);
   open_step_.DropAll();
+  EndRecovery();
+}
+
+// And with it what it had mapped: from now on gradients are where the ranks
+// that are here have them.
+void JobImpl::EndRecovery() {
   recovery_.reset();
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankSession& session = ranks_[rank];
+    gradient_areas_[rank] =
+        session.attached ? session.spec.gradient_area : nullptr;
+  }
 }
 
 // A session that comes back finds what it had staged, another one nothing.

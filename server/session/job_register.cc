@@ -15,6 +15,10 @@ absl::StatusOr<RegisterResult> JobImpl::Register(const RegisterSpec& spec) {
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description, DescriptionOf(spec));
   absl::MutexLock lock(&mu_);
   RegisterResult result;
+  if (shape_ == nullptr && spec.unchanged) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no job \"", options_.name, "\" any more"));
+  }
   if (shape_ == nullptr) {
     OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
                               MakeShape(std::move(description)));

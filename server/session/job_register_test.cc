@@ -412,6 +412,12 @@ TEST_F(JobRegisterTest, OneThatComesBackChangesNothing) {
             absl::StatusCode::kFailedPrecondition);
   spec.unchanged = false;
   EXPECT_TRUE(harness_.job().Register(spec).ok());
+  // Nor does it make one.
+  JobHarness empty(harness_.setup());
+  spec.unchanged = true;
+  EXPECT_EQ(empty.job().Register(spec).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(empty.job().Describe().phase(), v1::JOB_PHASE_EMPTY);
 }
 
 TEST_F(JobRegisterTest, AnEphemeralJobIsFinishedWithItsLastSession) {

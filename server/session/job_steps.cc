@@ -192,7 +192,9 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
   timer_.Enter(StepPhase::kWaiting);
   if (recovery_.has_value()) {
     // What it pushed before this is there by now, over every wire.
-    gradient_areas_[rank] = ranks_[rank].spec.gradient_area;
+    if (gradient_areas_[rank] == nullptr) {
+      gradient_areas_[rank] = ranks_[rank].spec.gradient_area;
+    }
     TryToFinishStep();
   } else if (open_step_.all_committed()) {
     CloseStep();

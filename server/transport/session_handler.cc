@@ -240,7 +240,7 @@ void SessionHandler::Detach(absl::string_view reason) {
 
 void SessionHandler::Leave(const v1::DetachRequest& request) {
   if (attached_) {
-    options_.job->Leave(rank_);
+    options_.job->Leave(rank_);  // and the rest, which is no loss any more:
     Detach("detached by its rank");
   } else if (request.client_instance() != 0) {
     options_.job->GiveUp(
