@@ -211,7 +211,7 @@ class Job {
   // See v1::RegisterRequest. FAILED_PRECONDITION: other layout (first
   // difference named), or another world size or partition while ranks are
   // attached, are away within a step and their processes run, or when the job
-  // is to be unchanged. RESOURCE_EXHAUSTED: the state does not fit the memory,
+  // is to be unchanged (NOT_FOUND: there is none). RESOURCE_EXHAUSTED: the state does not fit the memory,
   // the state directory or the limits (says how many bytes are needed and
   // left); nothing is left behind. UNIMPLEMENTED: ranks on several machines.
   virtual absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) = 0;
@@ -238,7 +238,8 @@ class Job {
   // go with it fails.
   virtual void Leave(uint32_t rank) = 0;
 
-  // The ranks that were attached when the engine before ended and are not here.
+  // The ranks that were attached when the engine before ended, or since then
+  // while its step was not finished, and are not here.
   // They come back by themselves, and the job is not finished before that; who
   // asks has to say when one will not.
   virtual std::vector<FormerRank> Awaited() const = 0;

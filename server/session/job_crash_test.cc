@@ -301,6 +301,23 @@ TEST_P(DiesInside, ARankThatAttachedAndIsAwaitedAgainMayBeGivenUp) {
   EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
 }
 
+// Nobody could watch it, and the step is finished without it.
+TEST_P(DiesInside, ARankWhoseGradientsAreKeptAndThatIsLostIsNotAwaited) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  std::vector<KeptGradients> kept;
+  kept.push_back(harness_.KeepGradients(0, 4096));
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+  ASSERT_TRUE(harness_.Register(0).ok());
+  ASSERT_TRUE(harness_.Attach(0).ok());
+  harness_.Detach(0);
+  ASSERT_EQ(harness_.job().Awaited().size(), 1u);
+  EXPECT_EQ(harness_.job().Awaited()[0].rank, 1u);
+}
+
 // Its process has ended, so that nobody comes to say so.
 TEST_P(DiesInside, ARankThatAttachedAndDiedTakesItsGradientsAlong) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";

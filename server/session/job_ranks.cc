@@ -179,15 +179,22 @@ void JobImpl::Leave(uint32_t rank) {
   Part(rank, /*for_good=*/true);
 }
 
-// While a step is finished a rank whose process lives may come back with its
-// gradients: it is awaited as before it attached.
+// While a step is finished a rank may come back with its gradients, and is
+// awaited as before it attached: if its process lives, or, of one that nobody
+// can watch, if the step needs what its session alone has.
 void JobImpl::Part(uint32_t rank, bool for_good) {
   if (!CheckAttached(rank).ok()) return;
-  const RankProcess& process = ranks_[rank].spec.process;
+  const AttachSpec& spec = ranks_[rank].spec;
+  const auto is_needed = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return (gradient_areas_[rank] == nullptr ||
+            gradient_areas_[rank] == spec.gradient_area) &&
+           scheduler_->NeedsGradients(rank, UpdateOfRecovery());
+  };
   const bool comes_back =
       recovery_.has_value() && !for_good && rank_mark(rank).attached != 0 &&
-      (process.pid == 0 ||
-       !control::HasEnded(process.pid, process.start_ticks));
+      (spec.process.pid != 0
+           ? !control::HasEnded(spec.process.pid, spec.process.start_ticks)
+           : is_needed());
   const bool in_step = open_step_.open() && !recovery_.has_value();
   ranks_[rank].ending.reset();  // nobody to answer
   if (comes_back) {

@@ -226,6 +226,7 @@ void JobImpl::FailRecovery(uint32_t rank) {
   const StepOutcome none;
   AnswerCommits(failure_, none);
   open_step_.DropAll();
+  timer_.Drop();
   EndRecovery();
 }
 
