@@ -211,9 +211,10 @@ class Job {
   // See v1::RegisterRequest. FAILED_PRECONDITION: other layout (first
   // difference named), or another world size or partition while ranks are
   // attached, are away within a step and their processes run, or when the job
-  // is to be unchanged (NOT_FOUND: there is none). RESOURCE_EXHAUSTED: the state does not fit the memory,
-  // the state directory or the limits (says how many bytes are needed and
-  // left); nothing is left behind. UNIMPLEMENTED: ranks on several machines.
+  // is to be unchanged (NOT_FOUND: there is none). RESOURCE_EXHAUSTED: the
+  // state does not fit the memory, the state directory or the limits (says how
+  // many bytes are needed and left); nothing is left behind. UNIMPLEMENTED:
+  // ranks on several machines.
   virtual absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) = 0;
 
   // Of the registered layout; FAILED_PRECONDITION before Register.
