@@ -148,6 +148,17 @@ class JobCrashTest : public ::testing::Test {
   }
   // Whose memory the ranks' gradients of step 3 are still in.
   void RememberGradients() { harness_.SetGradients(harness_.RandomTensors(3)); }
+  // The gradients of rank 0, which is back, were kept; rank 1 is away.
+  void ReopenWithRank0() {
+    ASSERT_TRUE(harness_.Open().ok());  // only to know the sizes
+    RememberGradients();
+    std::vector<KeptGradients> kept;
+    kept.push_back(harness_.KeepGradients(0, 4096));
+    harness_.Close();
+    ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+    ASSERT_TRUE(harness_.Register(0).ok());
+    ASSERT_TRUE(harness_.Attach(0).ok());
+  }
   uint64_t committed_step() {
     return harness_.job().Describe().committed_step();
   }
@@ -253,14 +264,7 @@ TEST_P(DiesInside, TheStepIsFinishedAtOnceFromKeptGradients) {
 TEST_P(DiesInside, ARankMayLeaveWhoseGradientsAreKept) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());
-  ASSERT_TRUE(harness_.Open().ok());
-  RememberGradients();
-  std::vector<KeptGradients> kept;
-  kept.push_back(harness_.KeepGradients(0, 4096));
-  harness_.Close();
-  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
-  ASSERT_TRUE(harness_.Register(0).ok());
-  ASSERT_TRUE(harness_.Attach(0).ok());
+  ASSERT_NO_FATAL_FAILURE(ReopenWithRank0());
   harness_.Commit(0, CommitOf(3));
   harness_.job().Leave(0);
   EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
@@ -305,14 +309,7 @@ TEST_P(DiesInside, ARankThatAttachedAndIsAwaitedAgainMayBeGivenUp) {
 TEST_P(DiesInside, ARankWhoseGradientsAreKeptAndThatIsLostIsNotAwaited) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());
-  ASSERT_TRUE(harness_.Open().ok());
-  RememberGradients();
-  std::vector<KeptGradients> kept;
-  kept.push_back(harness_.KeepGradients(0, 4096));
-  harness_.Close();
-  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
-  ASSERT_TRUE(harness_.Register(0).ok());
-  ASSERT_TRUE(harness_.Attach(0).ok());
+  ASSERT_NO_FATAL_FAILURE(ReopenWithRank0());
   harness_.Detach(0);
   ASSERT_EQ(harness_.job().Awaited().size(), 1u);
   EXPECT_EQ(harness_.job().Awaited()[0].rank, 1u);
@@ -336,14 +333,7 @@ TEST_P(DiesInside, ARankThatAttachedAndDiedTakesItsGradientsAlong) {
 TEST_P(DiesInside, WhoIsThereGoesOnAfterAFailure) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());
-  ASSERT_TRUE(harness_.Open().ok());
-  RememberGradients();
-  std::vector<KeptGradients> kept;
-  kept.push_back(harness_.KeepGradients(0, 4096));
-  harness_.Close();
-  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
-  ASSERT_TRUE(harness_.Register(0).ok());
-  ASSERT_TRUE(harness_.Attach(0).ok());
+  ASSERT_NO_FATAL_FAILURE(ReopenWithRank0());
   harness_.job().GiveUp({.rank = 1, .client_instance = kInstance + 1});
   ASSERT_EQ(phase(), v1::JOB_PHASE_FAILED);
   harness_.setup().accept_failed = true;

@@ -335,7 +335,9 @@ TEST_P(LostWithTheEngineTest, ItIsTakenBetweenStepsThoughItsProcessRuns) {
   ReplaceEngine();
   harness_.setup().client_instance = kInstance + 10;
   harness_.setup().processes[1] = {11, 21};
-  BringBack(1);
+  ASSERT_TRUE(harness_.Register(1).ok());
+  const absl::Status taken = harness_.Attach(1).status();
+  EXPECT_TRUE(taken.ok()) << taken;
 }
 
 TEST_P(LostWithTheEngineTest, NotWhoIsBackOrNotAwaited) {
