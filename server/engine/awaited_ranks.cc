@@ -26,15 +26,26 @@ bool IsAnother(const RankProcess& process) {
 
 }  // namespace
 
-AwaitedRanks::AwaitedRanks(Job* job, absl::Duration patience) : job_(job) {
-  for (const FormerRank& rank : job_->Awaited()) {
-    awaited_.push_back(Watch(rank, patience));
+AwaitedRanks::AwaitedRanks(Job* job, absl::Duration patience)
+    : job_(job), patience_(patience) {
+  Refresh();
+}
+
+void AwaitedRanks::Refresh() {
+  const std::vector<FormerRank> awaited = job_->Awaited();
+  std::erase_if(awaited_, [&awaited](const Awaited& one) {
+    return std::count(awaited.begin(), awaited.end(), one.rank) == 0;
+  });
+  for (const FormerRank& rank : awaited) {
+    const bool is_watched =
+        std::any_of(awaited_.begin(), awaited_.end(),
+                    [&rank](const Awaited& one) { return one.rank == rank; });
+    if (!is_watched) awaited_.push_back(Watch(rank));
   }
 }
 
-AwaitedRanks::Awaited AwaitedRanks::Watch(const FormerRank& rank,
-                                          absl::Duration patience) {
-  Awaited one{.rank = rank, .deadline = absl::Now() + patience};
+AwaitedRanks::Awaited AwaitedRanks::Watch(const FormerRank& rank) const {
+  Awaited one{.rank = rank, .deadline = absl::Now() + patience_};
   if (rank.process.pid == 0) return one;
   one.pidfd.reset(
       static_cast<int>(::syscall(SYS_pidfd_open, rank.process.pid, 0)));

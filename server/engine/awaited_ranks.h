@@ -18,8 +18,11 @@ namespace optstate {
 // Threads: by one thread.
 class AwaitedRanks {
  public:
-  // Looks whom the job awaits. One that cannot be watched has `patience`.
+  // One that cannot be watched has `patience`, from when it is found awaited.
   AwaitedRanks(Job* job, absl::Duration patience);
+
+  // Looks whom the job awaits: whenever a session has ended.
+  void Refresh();
 
   // What becomes readable when a process ends.
   void AppendTo(std::vector<pollfd>* fds) const;
@@ -34,10 +37,11 @@ class AwaitedRanks {
     absl::Time deadline;          // of those
   };
 
-  static Awaited Watch(const FormerRank& rank, absl::Duration patience);
+  Awaited Watch(const FormerRank& rank) const;
   static bool HasEnded(const Awaited& one);
 
   Job* const job_;
+  const absl::Duration patience_;
   std::vector<Awaited> awaited_;
 };
 

@@ -17,6 +17,7 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "server/control/process_stat.h"
+#include "server/scheduler/step_observer.h"
 #include "server/session/job_harness.h"
 
 namespace optstate {
@@ -155,6 +156,48 @@ TEST_F(AwaitedRanksTest, OneThatCannotBeWatchedHasItsTime) {
   EXPECT_TRUE(IsAwaited());
   Watch(absl::ZeroDuration()).GiveUpEnded();
   EXPECT_FALSE(IsAwaited());
+}
+
+class DiesInStep final : public StepObserver {
+ public:
+  void OnStepMarked(uint64_t) override { ::kill(::getpid(), SIGKILL); }
+};
+
+// It came back within its time, without its gradients, and went again.
+TEST_F(AwaitedRanksTest, AlsoOneThatIsAwaitedAnew) {
+  StartAgain({});
+  harness_->Close();
+  const pid_t engine = ::fork();
+  if (engine == 0) {
+    DiesInStep observer;
+    harness_->setup().observer = &observer;
+    if (!harness_->Open().ok()) ::_exit(1);
+    harness_->Start(harness_->RandomTensors(1));
+    const std::vector<Hyperparams> groups(1);
+    CommitSpec commit;
+    commit.step = 1;
+    commit.groups = groups;
+    harness_->Step(1, harness_->RandomTensors(2), commit);
+    ::_exit(2);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(engine, &status, 0), engine);
+  ASSERT_TRUE(WIFSIGNALED(status)) << status;
+  ASSERT_TRUE(harness_->Open().ok());
+  AwaitedRanks ranks = Watch(absl::ZeroDuration());
+  ASSERT_TRUE(harness_->Register(0).ok());
+  AttachSpec spec = harness_->AttachSpecOf(0);
+  spec.gradients_present = false;
+  ASSERT_TRUE(harness_->job().Attach(spec).ok());
+  ranks.GiveUpEnded();
+  harness_->Detach(0);
+  EXPECT_TRUE(IsAwaited());
+  ranks.GiveUpEnded();
+  EXPECT_TRUE(IsAwaited()) << "by the old list";
+  ranks.Refresh();
+  ranks.GiveUpEnded();
+  EXPECT_FALSE(IsAwaited());
+  EXPECT_EQ(harness_->job().Describe().phase(), v1::JOB_PHASE_FAILED);
 }
 
 TEST_F(AwaitedRanksTest, NotOneThatIsBack) {

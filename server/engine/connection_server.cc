@@ -171,6 +171,7 @@ void ConnectionServer::ServeOnce() {
   if (fds[1].revents != 0) {
     eventfd_t ended;
     ::eventfd_read(session_ended_.get(), &ended);
+    if (awaited_.has_value()) awaited_->Refresh();
   }
   if (fds[0].revents == 0) return;
   if (options_.link->TakeWritable()) options_.reporter->Flush();

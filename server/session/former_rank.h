@@ -13,13 +13,18 @@ struct RankProcess {
   // See control::ProcessStat; 0: not known. Another process that has the pid
   // has another.
   uint64_t start_ticks = 0;
+
+  friend bool operator==(const RankProcess&, const RankProcess&) = default;
 };
 
-// A rank that was attached when the engine before this one ended.
+// A rank that was attached when the engine before this one ended, or since then
+// while a step of that engine was to be finished.
 struct FormerRank {
   uint32_t rank = 0;
   uint64_t client_instance = 0;
   RankProcess process = {};
+
+  friend bool operator==(const FormerRank&, const FormerRank&) = default;
 };
 
 }  // namespace optstate

@@ -95,9 +95,6 @@ struct AttachSpec {
   // The area holds what this instance wrote there for the engine before this
   // one; else it does so once the rank has pushed again and committed.
   bool gradients_present = false;
-  // Attach even when the job is FAILED, in order to load a checkpoint into it.
-  // Without it such a job refuses its ranks, so that none takes its parameters.
-  bool accept_failed = false;
   int64_t pid = 0;      // as the rank says, if the kernel does not; to be shown
   RankProcess process;  // whose end is the session's
   uint32_t uid = 0;
@@ -160,10 +157,10 @@ struct CommitSpec {
 // RECOVERING until the ranks that have them attach again with the
 // client_instance that committed; their pushes are taken for granted and their
 // commits answered when the step is finished. When such a rank is replaced by
-// another process the gradients are lost and the job is FAILED: Register says
-// so in its phase, every other call returns DATA_LOSS naming the last good
-// step, but for ranks that attach with accept_failed: their BeginLoad starts
-// the job over from a checkpoint.
+// another process the gradients are lost and the job is FAILED, also after it
+// is opened again: Register says so in its phase, every other call returns
+// DATA_LOSS naming the last good step, but for the BeginLoad of a rank that is
+// attached still: it starts the job over from a checkpoint.
 // With accumulation, what a rank has staged is there as well after a crash, for
 // the same client_instance.
 //

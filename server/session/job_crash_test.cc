@@ -16,6 +16,7 @@ namespace optstate {
 namespace {
 
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 enum class Instant { kMarked, kFirstRun, kLaterRun, kRunsDone, kRecorded };
@@ -123,13 +124,15 @@ class JobCrashTest : public ::testing::Test {
     }
   }
 
-  // A process opens the job, does `what` and is killed by it.
+  // A process opens the job, does `what` and is killed by it. Of one worker:
+  // another one would go on while this one dies, and perhaps end the step.
   template <typename What>
   void DieIn(const What& what) {
     harness_.Close();  // no threads in this process when it forks
     const pid_t child = ::fork();
     ASSERT_GE(child, 0);
     if (child == 0) {
+      harness_.setup().workers = 1;
       what();
       ::_exit(2);
     }
@@ -158,6 +161,12 @@ class JobCrashTest : public ::testing::Test {
     ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
     ASSERT_TRUE(harness_.Register(0).ok());
     ASSERT_TRUE(harness_.Attach(0).ok());
+  }
+  // The same, and it fails.
+  void FailWithRank0() {
+    ASSERT_NO_FATAL_FAILURE(ReopenWithRank0());
+    harness_.job().GiveUp({.rank = 1, .client_instance = kInstance + 1});
+    ASSERT_EQ(phase(), v1::JOB_PHASE_FAILED);
   }
   uint64_t committed_step() {
     return harness_.job().Describe().committed_step();
@@ -276,7 +285,6 @@ TEST_P(DiesInside, ARankMayLeaveWhoseGradientsAreKept) {
 
 TEST_P(DiesInside, ARankThatLeavesTakesItsGradientsAlong) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
-  harness_.setup().workers = 1;
   DieInStep3(GetParam());
   ASSERT_TRUE(harness_.Open().ok());
   RememberGradients();
@@ -294,7 +302,6 @@ TEST_P(DiesInside, ARankThatLeavesTakesItsGradientsAlong) {
 
 TEST_P(DiesInside, ARankThatAttachedAndIsAwaitedAgainMayBeGivenUp) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
-  harness_.setup().workers = 1;
   DieInStep3(GetParam());
   ASSERT_TRUE(harness_.Open().ok());
   RememberGradients();
@@ -318,7 +325,6 @@ TEST_P(DiesInside, ARankWhoseGradientsAreKeptAndThatIsLostIsNotAwaited) {
 // Its process has ended, so that nobody comes to say so.
 TEST_P(DiesInside, ARankThatAttachedAndDiedTakesItsGradientsAlong) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
-  harness_.setup().workers = 1;
   DieInStep3(GetParam());
   ASSERT_TRUE(harness_.Open().ok());
   RememberGradients();
@@ -333,10 +339,8 @@ TEST_P(DiesInside, ARankThatAttachedAndDiedTakesItsGradientsAlong) {
 TEST_P(DiesInside, WhoIsThereGoesOnAfterAFailure) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());
-  ASSERT_NO_FATAL_FAILURE(ReopenWithRank0());
-  harness_.job().GiveUp({.rank = 1, .client_instance = kInstance + 1});
-  ASSERT_EQ(phase(), v1::JOB_PHASE_FAILED);
-  harness_.setup().accept_failed = true;
+  ASSERT_NO_FATAL_FAILURE(FailWithRank0());
+  ASSERT_TRUE(harness_.job().BeginLoad(0).ok());
   ASSERT_TRUE(harness_.Register(1).ok());
   ASSERT_TRUE(harness_.Attach(1).ok());
   harness_.LoadMasters(harness_.RandomTensors(50));
@@ -344,6 +348,56 @@ TEST_P(DiesInside, WhoIsThereGoesOnAfterAFailure) {
   const uint64_t next = committed_step() + 1;
   harness_.Step(next, harness_.RandomTensors(4), CommitOf(next));
   EXPECT_EQ(committed_step(), next);
+}
+
+TEST_P(DiesInside, WhoIsThereMayStartItOverFromACheckpoint) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  DieInStep3(GetParam());
+  ASSERT_NO_FATAL_FAILURE(FailWithRank0());
+  EXPECT_EQ(harness_.Push(0, 3, 0, 2).code(), absl::StatusCode::kDataLoss);
+  const Tensors checkpoint = harness_.RandomTensors(50);
+  ASSERT_TRUE(harness_.job().BeginLoad(0).ok());
+  ASSERT_TRUE(harness_.Register(1).ok());
+  ASSERT_TRUE(harness_.Attach(1).ok());
+  harness_.LoadMasters({checkpoint[0]});
+  EXPECT_FALSE(harness_.FinishAll().status.ok());  // all of it, or nothing
+  // A restart in between: still to be loaded, no longer failed.
+  harness_.Close();
+  ASSERT_TRUE(harness_.Open().ok());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_LOADING);
+  harness_.AttachAll();
+  harness_.LoadMasters(checkpoint);
+  ASSERT_TRUE(harness_.FinishAll().status.ok());
+  EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, 1), checkpoint[1]);
+  EXPECT_THAT(harness_.Fetch(v1::STATE_ARRAY_STATE_0, 0), Each(0.0f));
+  EXPECT_THAT(harness_.StepCounts(), Each(0));
+  // Step 3 is taken anew, also by runs that the dead engine had stamped, and
+  // finished by another engine.
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  harness_.AttachAll();
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_THAT(harness_.StepCounts(), ElementsAre(1, 1, 0));
+  EXPECT_NE(harness_.Fetch(v1::STATE_ARRAY_MASTER, 0), checkpoint[0]);
+}
+
+// Also of the session that had them, which may not have them as they were.
+TEST_P(DiesInside, AFailureStays) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  DieInStep3(GetParam());
+  ASSERT_NO_FATAL_FAILURE(FailWithRank0());
+  const absl::Status failure = harness_.Push(0, 3, 0, 2);
+  for (int restart = 0; restart < 2; ++restart) {
+    harness_.Close();
+    ASSERT_TRUE(harness_.Open().ok());
+    EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
+    EXPECT_EQ(committed_step(), 2);
+    for (uint32_t rank = 0; rank < 2; ++rank) {
+      ASSERT_TRUE(harness_.Register(rank).ok());
+      EXPECT_EQ(harness_.Attach(rank).status(), failure);
+    }
+  }
 }
 
 TEST_P(DiesInside, KeptGradientsOfAnotherInstanceAreNotUsed) {
@@ -387,9 +441,6 @@ INSTANTIATE_TEST_SUITE_P(Instants, LacksGradients,
 
 // At every instant of the recovery, again and again.
 TEST_P(DiesInside, DeathsWhileItIsFinished) {
-  // Another one would go on while this one dies, and leave too few runs to die
-  // in once more.
-  harness_.setup().workers = 1;
   DieInStep3(GetParam());
   for (const Instant again :
        {Instant::kFirstRun, Instant::kLaterRun, Instant::kRunsDone}) {
@@ -411,8 +462,6 @@ TEST_P(DiesInside, DeathsWhileItIsFinished) {
 
 TEST_P(DiesInside, AnotherProcessInTheRanksPlaceHasLostTheGradients) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
-  // Another one would go on while this one dies, and perhaps end rank 0's runs.
-  harness_.setup().workers = 1;
   DieInStep3(GetParam());
   ASSERT_TRUE(harness_.Open().ok());
   harness_.setup().client_instance = 0;
@@ -431,28 +480,6 @@ TEST_P(DiesInside, AnotherProcessInTheRanksPlaceHasLostTheGradients) {
                   .Fetch(v1::STATE_ARRAY_MASTER, 0, 0, 1, absl::MakeSpan(out))
                   .status());
   expect_loss(harness_.job().ReadParameters(0, absl::MakeSpan(out)));
-
-  // A checkpoint may be loaded into it.
-  harness_.setup().accept_failed = true;
-  harness_.AttachAll();
-  EXPECT_EQ(harness_.Push(0, 3, 0, 2).code(), absl::StatusCode::kDataLoss);
-  const Tensors checkpoint = harness_.RandomTensors(50);
-  harness_.LoadMasters({checkpoint[0]});
-  EXPECT_FALSE(harness_.FinishAll().status.ok());  // all of it, or nothing
-  // A restart in between: still to be loaded, no longer failed.
-  harness_.Close();
-  ASSERT_TRUE(harness_.Open().ok());
-  EXPECT_EQ(phase(), v1::JOB_PHASE_LOADING);
-  harness_.AttachAll();
-  harness_.LoadMasters(checkpoint);
-  ASSERT_TRUE(harness_.FinishAll().status.ok());
-  EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, 1), checkpoint[1]);
-  EXPECT_THAT(harness_.Fetch(v1::STATE_ARRAY_STATE_0, 0), Each(0.0f));
-  EXPECT_THAT(harness_.StepCounts(), Each(0));
-  // Step 3 is taken anew, also by runs that the dead engine had stamped.
-  harness_.Step(3, harness_.RandomTensors(3), CommitOf(3));
-  EXPECT_THAT(harness_.StepCounts(), Each(1));
-  EXPECT_NE(harness_.Fetch(v1::STATE_ARRAY_MASTER, 0), checkpoint[0]);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, DiesInside,

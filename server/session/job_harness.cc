@@ -151,7 +151,6 @@ AttachSpec JobHarness::AttachSpecOf(uint32_t rank) {
   spec.gradient_area = gradient_areas_[rank].data();
   spec.gradient_area_bytes = bytes;
   spec.listener = listeners_[rank].get();
-  spec.accept_failed = setup_.accept_failed;
   if (setup_.client_instance != 0) {
     spec.client_instance = setup_.client_instance + rank;
     spec.gradients_present = true;

@@ -68,7 +68,6 @@ class JobHarness {
     bool speculative = false;
     uint32_t subgroup_elements = 8192;
     v1::RankLoss on_rank_loss = v1::RANK_LOSS_WAIT;
-    bool accept_failed = false;
     // Rank r attaches as client_instance + r, with the gradients that it has
     // had; 0: as nobody that was there before, with none.
     uint64_t client_instance = 0;

@@ -77,7 +77,7 @@ std::vector<FormerRank> JobImpl::Awaited() const {
 
 absl::Status JobImpl::CheckMayAttach(const AttachSpec& spec) const {
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
-  if (!spec.accept_failed) OPTSTATE_RETURN_IF_ERROR(failure_);
+  OPTSTATE_RETURN_IF_ERROR(failure_);
   if (spec.rank >= ranks_.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", spec.rank, " of a world of ", ranks_.size()));

@@ -30,6 +30,12 @@ absl::Status JobImpl::LostInside(absl::string_view why) const {
       options_.name, ") and start it again from a checkpoint"));
 }
 
+absl::Status JobImpl::LostGradientsOf(uint64_t rank) const {
+  return LostInside(
+      absl::StrCat("and the gradients of rank ", rank,
+                   " that it needs ended with the rank's session"));
+}
+
 absl::Status JobImpl::NotOfOneStep(absl::string_view why) const {
   return absl::DataLossError(absl::StrCat(
       "job \"", options_.name, "\": its files are not of one step: ", why,
@@ -66,6 +72,8 @@ absl::Status JobImpl::AdoptStep() {
   if (!loaded.ok()) {
     return Annotate(loaded, absl::StrCat("job \"", options_.name, "\""));
   }
+  const uint64_t gone = tier_->control()->gradients_gone.load();
+  if (step != 0 && gone != 0) return LostGradientsOf(gone - 1);
   if (step != 0) {
     const absl::Status prepared = PrepareRecovery(step);
     if (!prepared.ok()) return LostInside(prepared.message());
@@ -219,9 +227,8 @@ absl::Status JobImpl::AdmitToRecovery(const AttachSpec& spec) {
 }
 
 void JobImpl::FailRecovery(uint32_t rank) {
-  failure_ =
-      LostInside(absl::StrCat("and the gradients of rank ", rank,
-                              " that it needs ended with the rank's session"));
+  tier_->control()->gradients_gone.store(uint64_t{rank} + 1);
+  failure_ = LostGradientsOf(rank);
   spdlog::error("{}", failure_.ToString());
   const StepOutcome none;
   AnswerCommits(failure_, none);

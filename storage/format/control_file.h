@@ -94,6 +94,10 @@ struct ControlFile {
   std::atomic<uint64_t> parameter_loading;
   uint64_t loading_begin;
   uint64_t loading_numel;
+  // 1 + the rank whose gradients the step in progress needs, and they are gone:
+  // nobody can finish it any more. 0: none. Zeroed before step_in_progress is
+  // set.
+  std::atomic<uint64_t> gradients_gone;
   alignas(64) StepRecord records[2];
   float loading_masters[kLoadBlockElements];
   uint8_t reserved2[2624];
@@ -103,6 +107,7 @@ static_assert(offsetof(ControlFile, incarnation) == 16);
 static_assert(offsetof(ControlFile, sequence) == 64);
 static_assert(offsetof(ControlFile, step_in_progress) == 72);
 static_assert(offsetof(ControlFile, counts_begun) == 80);
+static_assert(offsetof(ControlFile, gradients_gone) == 168);
 static_assert(offsetof(ControlFile, records) == 192);
 static_assert(offsetof(ControlFile, loading_masters) == 448);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
