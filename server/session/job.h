@@ -235,6 +235,9 @@ class Job {
   // The same for good: a step that is being finished and needs gradients that
   // go with it fails.
   virtual void Leave(uint32_t rank) = 0;
+  // The same of a session that says so on another connection than its own: at
+  // once when it is away, else when its own connection is seen to end.
+  virtual void TakeFarewell(uint32_t rank, uint64_t client_instance) = 0;
 
   // The ranks that were attached when the engine before ended, or since then
   // while its step was not finished, and are not here.

@@ -300,6 +300,24 @@ TEST_P(DiesInside, ARankThatLeavesTakesItsGradientsAlong) {
   EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
 }
 
+// It speaks over another connection, before its own is seen to have ended.
+TEST_P(DiesInside, ARankThatSaidFarewellIsNotAwaited) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  ASSERT_TRUE(harness_.Register(1).ok());
+  ASSERT_TRUE(harness_.Attach(1).ok());
+  harness_.job().TakeFarewell(1, kInstance + 2);  // somebody else's
+  harness_.Detach(1);
+  EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+  ASSERT_TRUE(harness_.Attach(1).ok());
+  harness_.job().TakeFarewell(1, kInstance + 1);
+  EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+  harness_.Detach(1);
+  EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
+}
+
 TEST_P(DiesInside, ARankThatAttachedAndIsAwaitedAgainMayBeGivenUp) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());

@@ -78,6 +78,7 @@ class JobImpl final : public Job {
   bool resting() const override;
   void StandStill() override;
   std::vector<FormerRank> Awaited() const override;
+  void TakeFarewell(uint32_t rank, uint64_t client_instance) override;
   void GiveUp(const FormerRank& rank) override;
   bool finished() const override;
   v1::Job Describe() const override;
@@ -100,6 +101,8 @@ class JobImpl final : public Job {
     // Whose drop took sums with it that this rank had a part in; the rank has
     // not dropped its own part yet.
     std::optional<uint32_t> sums_dropped_by;
+    // Does not come back when its connection ends.
+    bool has_said_farewell = false;
     // Of one that is lost: some rank was aborted for it, by this engine.
     bool loss_told = false;
     // That was aborted so, and has made no call since.
@@ -196,6 +199,8 @@ class JobImpl final : public Job {
   absl::Status HeldBy(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void MarkAttached(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Part(uint32_t rank, bool for_good) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void GiveUpAway(uint32_t rank, uint64_t client_instance)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `in_step`: in one that is open.
   void BeginLoss(uint32_t rank, bool in_step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -191,7 +191,8 @@ void JobImpl::Part(uint32_t rank, bool for_good) {
            scheduler_->NeedsGradients(rank, UpdateOfRecovery());
   };
   const bool comes_back =
-      recovery_.has_value() && !for_good && rank_mark(rank).attached != 0 &&
+      recovery_.has_value() && !for_good && !ranks_[rank].has_said_farewell &&
+      rank_mark(rank).attached != 0 &&
       (spec.process.pid != 0
            ? !control::HasEnded(spec.process.pid, spec.process.start_ticks)
            : is_needed());
@@ -213,11 +214,23 @@ void JobImpl::Part(uint32_t rank, bool for_good) {
   if (recovery_.has_value() && LacksGradients(rank)) FailRecovery(rank);
 }
 
+void JobImpl::TakeFarewell(uint32_t rank, uint64_t client_instance) {
+  absl::MutexLock lock(&mu_);
+  GiveUpAway(rank, client_instance);
+  if (rank < ranks_.size() && ranks_[rank].attached &&
+      client_instance == ranks_[rank].spec.client_instance) {
+    ranks_[rank].has_said_farewell = true;
+  }
+}
+
 void JobImpl::GiveUp(const FormerRank& former) {
   absl::MutexLock lock(&mu_);
-  const uint32_t rank = former.rank;
+  GiveUpAway(former.rank, former.client_instance);
+}
+
+void JobImpl::GiveUpAway(uint32_t rank, uint64_t client_instance) {
   if (rank >= ranks_.size() || !IsAwaited(rank) ||
-      former.client_instance != rank_mark(rank).client_instance) {
+      client_instance != rank_mark(rank).client_instance) {
     return;
   }
   if (!failure_.ok()) {  // all is kept, to be looked at

@@ -70,6 +70,7 @@ class FakeJob : public Job {
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
   void Leave(uint32_t /*rank*/) override {}
+  void TakeFarewell(uint32_t /*rank*/, uint64_t /*instance*/) override {}
   void StandStill() override {}
   std::vector<FormerRank> Awaited() const override { return {}; }
   void GiveUp(const FormerRank& /*rank*/) override {}

@@ -243,8 +243,7 @@ void SessionHandler::Leave(const v1::DetachRequest& request) {
     options_.job->Leave(rank_);  // and the rest, which is no loss any more:
     Detach("detached by its rank");
   } else if (request.client_instance() != 0) {
-    options_.job->GiveUp(
-        {.rank = request.rank(), .client_instance = request.client_instance()});
+    options_.job->TakeFarewell(request.rank(), request.client_instance());
   }
 }
 
