@@ -92,7 +92,7 @@ TEST_F(SessionReadTest, ComesBeforeTheAnswer) {
 // Other parameters than the step's, and a step that is skipped.
 TEST_F(SessionReadTest, StampsOfOtherStepsDoNotCount) {
   for (uint64_t stamp : {0, 2}) {
-    const auto session = Open([&](FakeShmEngine& engine) {
+    const auto session = Open([&, stamp](FakeShmEngine& engine) {
       engine.Admit();
       const Submission commit = engine.Take();
       WriteStep(engine, stamp, 2);
