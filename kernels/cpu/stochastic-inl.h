@@ -34,12 +34,23 @@ inline RandomKeys RandomKeysOf(uint32_t seed, uint64_t flat) {
            {RandomKeyOf(seed, 1, high), RandomKeyOf(seed, 1, high + 1)}}};
 }
 
-// RandomBits of random_bits.h for elements `low`, `low` + 1, ... of `key`, and
-// of the next key behind 2^32.
+// RandomBits of random_bits.h, given index and key of each lane.
+template <class DU, class VU>
+HWY_INLINE VU MixBits(DU du, VU index, VU first, VU second) {
+  auto x = hn::Xor(index, first);
+  x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)),
+              hn::Set(du, kRandomMultiplier1));
+  x = hn::Add(hn::Xor(x, hn::ShiftRight<15>(x)), second);
+  x = hn::Mul(x, hn::Set(du, kRandomMultiplier2));
+  return hn::Xor(x, hn::ShiftRight<16>(x));
+}
+
+// Those of elements `low`, `low` + 1, ... of `key`, and of the next key behind
+// 2^32. Seldom, and so that the loop has no code of it.
 template <class D>
-HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RandomVector(D, RandomKey key,
-                                                         RandomKey next_key,
-                                                         uint32_t low) {
+HWY_NOINLINE hn::Vec<hn::RebindToUnsigned<D>> RandomAcross(D, RandomKey key,
+                                                           RandomKey next_key,
+                                                           uint32_t low) {
   const hn::RebindToUnsigned<D> du;
   const hn::RebindToSigned<D> di;
   const auto index = hn::Iota(du, low);
@@ -52,33 +63,36 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RandomVector(D, RandomKey key,
                                     hn::Set(du, key.first));
   const auto second = hn::IfThenElse(has_wrapped, hn::Set(du, next_key.second),
                                      hn::Set(du, key.second));
-  auto x = hn::Xor(index, first);
-  x = hn::Mul(hn::Xor(x, hn::ShiftRight<16>(x)),
-              hn::Set(du, kRandomMultiplier1));
-  x = hn::Add(hn::Xor(x, hn::ShiftRight<15>(x)), second);
-  x = hn::Mul(x, hn::Set(du, kRandomMultiplier2));
-  return hn::Xor(x, hn::ShiftRight<16>(x));
+  return MixBits(du, index, first, second);
 }
 
-// The 16 random bits each of elements flat, flat + 1, ... of state array k.
+// The 32 random bits each of elements flat, flat + 1, ... in the stream.
 template <class D>
-HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RandomHalves(D d,
+HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RandomVector(D d,
                                                          const RandomKeys& keys,
-                                                         int k, uint64_t flat) {
+                                                         int stream,
+                                                         uint64_t flat) {
   const hn::RebindToUnsigned<D> du;
-  const auto& key = keys.key[k / 2];
-  const bool is_beyond = flat >> 32 != keys.high;
-  const auto bits = RandomVector(d, key[is_beyond ? 1 : 0], key[1],
-                                 static_cast<uint32_t>(flat));
-  return k % 2 == 0 ? hn::ShiftRight<16>(bits)
-                    : hn::And(bits, hn::Set(du, 0xFFFF));
+  const auto& both = keys.key[stream];
+  const RandomKey key = both[flat >> 32 != keys.high ? 1 : 0];
+  const auto low = static_cast<uint32_t>(flat);
+  if (HWY_UNLIKELY(low > UINT32_MAX - (hn::Lanes(d) - 1))) {
+    return RandomAcross(d, key, both[1], low);
+  }
+  return MixBits(du, hn::Iota(du, low), hn::Set(du, key.first),
+                 hn::Set(du, key.second));
 }
 
-// `v` cut to bfloat16 after adding `random`, below 2^16, to what is cut off.
-// A NaN is the canonical one, which stays.
+// The stream of state array k.
+constexpr int RandomStreamOf(int k) { return k / 2; }
+
+// `v` cut to bfloat16 after adding to what is cut off the 16 bits that are
+// state array k's of its stream's. A NaN is the canonical one, which stays.
 template <class D, class V, class VU>
-HWY_INLINE void StoreRounded(D d, V v, VU random, uint16_t* to) {
+HWY_INLINE void StoreRounded(D d, V v, VU bits, int k, uint16_t* to) {
   const hn::RebindToUnsigned<D> du;
+  const auto random = k % 2 == 0 ? hn::ShiftRight<16>(bits)
+                                 : hn::And(bits, hn::Set(du, 0xFFFF));
   const auto rounded = hn::Add(hn::BitCast(du, v), random);
   StoreHalves(d, hn::ShiftRight<16>(rounded), to);
 }

@@ -27,18 +27,19 @@ void RoundStochastically(uint32_t random_seed, int array, uint64_t flat,
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
   const RandomKeys keys = RandomKeysOf(random_seed, flat);
+  const int stream = RandomStreamOf(array);
   size_t i = 0;
   for (; i + lanes <= numel; i += lanes) {
     StoreRounded(d, hn::LoadU(d, in + i),
-                 RandomHalves(d, keys, array, flat + i), out + i);
+                 RandomVector(d, keys, stream, flat + i), array, out + i);
   }
   if (i == numel) return;
   constexpr size_t kLanes = hn::MaxLanes(d);
   HWY_ALIGN float tail_in[kLanes] = {};
   HWY_ALIGN uint16_t tail_out[kLanes];
   std::memcpy(tail_in, in + i, (numel - i) * sizeof(float));
-  StoreRounded(d, hn::Load(d, tail_in), RandomHalves(d, keys, array, flat + i),
-               tail_out);
+  StoreRounded(d, hn::Load(d, tail_in), RandomVector(d, keys, stream, flat + i),
+               array, tail_out);
   std::memcpy(out + i, tail_out, (numel - i) * sizeof(uint16_t));
 }
 

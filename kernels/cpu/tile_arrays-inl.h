@@ -31,6 +31,9 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Of a vector, where state is rounded at random: nothing where it is not.
+struct NoStateBits {};
+
 // What all have in common. Elements are counted from where the pointers are.
 struct TileArrays {
   void* parameter;
@@ -106,8 +109,12 @@ struct FixedArrays : TileArrays {
     return hn::LoadU(d, static_cast<const float*>(state[k]) + i);
   }
 
+  template <class D>
+  HWY_INLINE NoStateBits StateBits(D, size_t) const {
+    return {};
+  }
   template <class D, class V>
-  HWY_INLINE void StoreState(D d, V v, int k, size_t i) const {
+  HWY_INLINE void StoreState(D d, V v, int k, size_t i, NoStateBits) const {
     hn::StoreU(v, d, static_cast<float*>(state[k]) + i);
   }
 
@@ -229,13 +236,23 @@ struct AnyArrays : TileArrays {
         d, static_cast<const uint16_t*>(state[k]) + i);
   }
 
-  template <class D, class V>
-  HWY_INLINE void StoreState(D d, V v, int k, size_t i) const {
+  // The random bits of arrays 0 and 1, which share them.
+  template <class D>
+  HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> StateBits(D d, size_t i) const {
+    if (state_format == StateFormat::kFloat32) {
+      return hn::Zero(hn::RebindToUnsigned<D>());
+    }
+    return RandomVector(d, random, RandomStreamOf(0), flat + i);
+  }
+  template <class D, class V, class VU>
+  HWY_INLINE void StoreState(D d, V v, int k, size_t i, VU bits) const {
     if (state_format == StateFormat::kFloat32) {
       return hn::StoreU(v, d, static_cast<float*>(state[k]) + i);
     }
-    StoreRounded(d, v, RandomHalves(d, random, k, flat + i),
-                 static_cast<uint16_t*>(state[k]) + i);
+    if (RandomStreamOf(k) != RandomStreamOf(0)) {
+      bits = RandomVector(d, random, RandomStreamOf(k), flat + i);
+    }
+    StoreRounded(d, v, bits, k, static_cast<uint16_t*>(state[k]) + i);
   }
 
   // And the parameter with it. kPlain: no master is NaN.

@@ -100,9 +100,10 @@ HWY_INLINE void EndPair(D d, const GradientScale& scale, const Rule& rule,
     SaveXor(d, arrays, i, kept, state0, state1);
     SaveXor(d, arrays, i + lanes, kept + lanes, state0_b, state1_b);
     PublishProgress(undo, progress);
-    StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b);
+    constexpr NoStateBits kNoBits;  // a xor is of state in floats
+    StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b, kNoBits, kNoBits);
     PublishPhase(undo, UndoPhase::kState1);
-    StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b);
+    StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b, kNoBits, kNoBits);
     PublishPhase(undo, UndoPhase::kMaster);
     arrays.StorePlainMasters(d, master, master_b, i);
   } else {

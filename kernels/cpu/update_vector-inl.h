@@ -98,9 +98,10 @@ template <bool kPlain, class Rule, class D, class Arrays, class V>
 HWY_INLINE void StoreAll(D d, const Arrays& arrays, size_t i, V master,
                          V state0, V state1, V state2) {
   arrays.template StoreMaster<kPlain>(d, master, i);
-  if constexpr (HasState<Rule>(0)) arrays.StoreState(d, state0, 0, i);
-  if constexpr (HasState<Rule>(1)) arrays.StoreState(d, state1, 1, i);
-  if constexpr (HasState<Rule>(2)) arrays.StoreState(d, state2, 2, i);
+  const auto bits = arrays.StateBits(d, i);
+  if constexpr (HasState<Rule>(0)) arrays.StoreState(d, state0, 0, i, bits);
+  if constexpr (HasState<Rule>(1)) arrays.StoreState(d, state1, 1, i, bits);
+  if constexpr (HasState<Rule>(2)) arrays.StoreState(d, state2, 2, i, bits);
 }
 
 // One whole vector of elements, from index `i` of `arrays` on. What kKeep says
@@ -127,12 +128,12 @@ HWY_INLINE bool UpdateVector(D d, const GradientScale& scale, const Rule& rule,
   return true;
 }
 
-template <class Rule, int kState, class D, class Arrays, class V>
+template <class Rule, int kState, class D, class Arrays, class V, class Bits>
 HWY_INLINE void StoreStatePair(D d, const Arrays& arrays, size_t i, V first,
-                               V second) {
+                               V second, Bits bits, Bits bits_b) {
   if constexpr (HasState<Rule>(kState)) {
-    arrays.StoreState(d, first, kState, i);
-    arrays.StoreState(d, second, kState, i + hn::Lanes(d));
+    arrays.StoreState(d, first, kState, i, bits);
+    arrays.StoreState(d, second, kState, i + hn::Lanes(d), bits_b);
   }
 }
 
@@ -142,9 +143,11 @@ template <class Rule, class D, class Arrays, class V>
 HWY_INLINE void StoreStates(D d, const Arrays& arrays, size_t i, V state0,
                             V state0_b, V state1, V state1_b, V state2,
                             V state2_b) {
-  StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b);
-  StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b);
-  StoreStatePair<Rule, 2>(d, arrays, i, state2, state2_b);
+  const auto bits = arrays.StateBits(d, i);
+  const auto bits_b = arrays.StateBits(d, i + hn::Lanes(d));
+  StoreStatePair<Rule, 0>(d, arrays, i, state0, state0_b, bits, bits_b);
+  StoreStatePair<Rule, 1>(d, arrays, i, state1, state1_b, bits, bits_b);
+  StoreStatePair<Rule, 2>(d, arrays, i, state2, state2_b, bits, bits_b);
 }
 
 template <Keep kKeep, class D, class Rule, class Arrays>
