@@ -1,13 +1,16 @@
 #include "server/scheduler/numa_memory.h"
 
+#include <fcntl.h>
 #include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <utility>
 
 #include "gtest/gtest.h"
+#include "server/scheduler/cpu_topology.h"
 
 namespace optstate {
 namespace {
@@ -53,6 +56,44 @@ TEST(NumaMemoryTest, PagesAreAskedOfTheNodeAndKeepTheirContent) {
   for (size_t i = 0; i < 4 * kHuge; i += 4096) {
     ASSERT_EQ(data[i], std::byte{7});
   }
+  ::munmap(map, 4 * kHuge);
+  ::close(fd);
+}
+
+int NodeOf(const std::byte* address) {
+  int node = -1;
+  if (::syscall(SYS_get_mempolicy, &node, nullptr, 0, address,
+                MPOL_F_NODE | MPOL_F_ADDR) != 0) {
+    return -1;
+  }
+  return node;
+}
+
+// Of a file whose pages some node has given already.
+TEST(NumaMemoryTest, PagesMoveFromNodeToNode) {
+  if (NodesBelow("", AllowedCpus()).size() < 2) {
+    GTEST_SKIP() << "one NUMA node; deploy/test-numa has two";
+  }
+  constexpr size_t kHuge = size_t{2} << 20;
+  constexpr size_t kHalf = kHuge / 2;
+  const int fd = ::memfd_create("numa", MFD_CLOEXEC);
+  ASSERT_EQ(::ftruncate(fd, 4 * kHuge), 0);
+  ASSERT_EQ(::posix_fallocate(fd, 0, 4 * kHuge), 0);
+  void* const map =
+      ::mmap(nullptr, 4 * kHuge, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  ASSERT_NE(map, MAP_FAILED);
+  auto* const data = static_cast<std::byte*>(map);
+  data[3 * kHuge] = std::byte{9};
+  for (const auto& [low, high] : {std::pair{0, 1}, std::pair{1, 0}}) {
+    ASSERT_TRUE(MoveToNode({data, 2 * kHuge}, low).ok());
+    ASSERT_TRUE(MoveToNode({data + 2 * kHuge, 2 * kHuge}, high).ok());
+    // Their ends are rounded by up to half a huge page.
+    for (size_t i = kHalf; i + kHalf < 2 * kHuge; i += 4096) {
+      ASSERT_EQ(NodeOf(data + i), low) << i;
+      ASSERT_EQ(NodeOf(data + 2 * kHuge + i), high) << i;
+    }
+  }
+  EXPECT_EQ(data[3 * kHuge], std::byte{9});
   ::munmap(map, 4 * kHuge);
   ::close(fd);
 }

@@ -208,11 +208,13 @@ absl::StatusOr<v1::ServerStatus> TestDaemon::GetStatus() const {
   return StatusAt(socket_);
 }
 
-absl::StatusOr<v1::Job> TestDaemon::GetJob(const std::string& name) const {
+absl::StatusOr<v1::Job> TestDaemon::GetJob(const std::string& name,
+                                           bool memory) const {
   grpc::ClientContext context;
   SetDeadline(&context);
   v1::GetJobRequest request;
   request.set_name(name);
+  request.set_memory(memory);
   v1::Job reply;
   OPTSTATE_RETURN_IF_ERROR(
       FromGrpc(AdminStub(socket_)->GetJob(&context, request, &reply)));

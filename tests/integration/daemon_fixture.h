@@ -70,7 +70,9 @@ class TestDaemon {
   static absl::StatusOr<pid_t> PidAt(const std::string& socket);
 
   absl::StatusOr<v1::ServerStatus> GetStatus() const;
-  absl::StatusOr<v1::Job> GetJob(const std::string& name) const;
+  // `memory`: also by page size and NUMA node.
+  absl::StatusOr<v1::Job> GetJob(const std::string& name,
+                                 bool memory = false) const;
   absl::Status Drain(absl::Duration timeout, bool resume) const;
   // Asks for an upgrade to the build that it is, as `optctl upgrade` does;
   // returns what GetStatus() calls it. Another thread may do so.
