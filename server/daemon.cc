@@ -488,7 +488,7 @@ v1::SupervisorHandover Daemon::MakeHandover(const NextBuild& next) const {
   handover.set_upgrade_id(next.id);
   handover.set_replace_all(next.replace_all);
   handover.set_draining(supervisor_->draining());
-  for (const auto& [job, segments] : supervisor_->KeptWithoutEngine()) {
+  for (const auto& [job, segments] : supervisor_->Kept()) {
     for (const auto& [rank, kept] : segments) {
       v1::SupervisorHandover::Kept& one = *handover.add_kept();
       one.set_job(job);

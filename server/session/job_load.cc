@@ -95,6 +95,7 @@ void JobImpl::StartLoadRound() {
   scheduler_->ForgetStep();
   // From here on the job is LOADING, not FAILED, also after a restart.
   tier_->control()->step_in_progress.store(0, std::memory_order_release);
+  tier_->control()->step_given_up.store(0, std::memory_order_release);
   failure_ = absl::OkStatus();
   scheduler_->ClearState(first);
   next.load_touched_from = kNoParameter;

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "server/scheduler/step_observer.h"
 #include "server/session/job_harness.h"
 
 namespace optstate {
@@ -175,7 +176,7 @@ class JobOrderTest : public ::testing::TestWithParam<Case> {
     if (child == 0) {
       if (::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) ::_exit(77);
       if (!harness_.Open().ok()) ::_exit(1);
-      harness_.AttachAll();
+      if (attach_all_) harness_.AttachAll();
       before();
       ::raise(SIGSTOP);
       stepped();
@@ -210,6 +211,7 @@ class JobOrderTest : public ::testing::TestWithParam<Case> {
   JobHarness harness_;
   JobHarness copy_;
   std::string expected_;
+  bool attach_all_ = true;  // StepThrough's child, before all else
 };
 
 TEST_P(JobOrderTest, AStepIsFinishedFromEveryStore) {
@@ -330,6 +332,11 @@ TEST_P(JobOrderTest, AMicroStepBehindSpeculationIsAddedOnce) {
 constexpr Case kReduced = {"Reduced", false, OptimizerKind::kAdamW,
                            StateFormat::kFloat32, true};
 
+class DiesInStep final : public StepObserver {
+ public:
+  void OnStepMarked(uint64_t) override { ::kill(::getpid(), SIGKILL); }
+};
+
 // Two ranks, of which one comes or goes.
 class RankOrderTest : public JobOrderTest {
  protected:
@@ -347,6 +354,20 @@ class RankOrderTest : public JobOrderTest {
     ASSERT_TRUE(copy_.Push(rank, 3, 2, 3).ok());
     copy_.Commit(rank, CommitOf(3));
   }
+  void DieInStep3() {
+    const pid_t child = ::fork();
+    if (child == 0) {
+      DiesInStep observer;
+      harness_.setup().observer = &observer;
+      if (!harness_.Open().ok()) ::_exit(1);
+      harness_.AttachAll();
+      PushAndCommit(&harness_);
+      ::_exit(2);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFSIGNALED(status)) << status;
+  }
   // As the process that looks after those who do not come back.
   void GiveUp(uint32_t rank) {
     for (const FormerRank& former : copy_.job().Awaited()) {
@@ -354,6 +375,33 @@ class RankOrderTest : public JobOrderTest {
     }
   }
 };
+
+// In a step that is to be finished: nobody waits for gradients that nobody has.
+TEST_P(RankOrderTest, AFailureIsWholeOrNotAtAllFromEveryStore) {
+  DieInStep3();
+  attach_all_ = false;
+  size_t failed = 0;
+  const int states = StepThrough(
+      [&] {
+        if (!harness_.Register(0).ok()) ::_exit(2);
+        if (!harness_.Attach(0).ok()) ::_exit(3);
+      },
+      [&] {
+        harness_.job().GiveUp({.rank = kRank, .client_instance = 40 + kRank});
+      },
+      [&] {
+        ASSERT_TRUE(copy_.Open().ok());
+        if (copy_.job().Describe().phase() == v1::JOB_PHASE_FAILED) {
+          ++failed;
+          return;
+        }
+        EXPECT_EQ(copy_.job().Describe().phase(), v1::JOB_PHASE_RECOVERING);
+        EXPECT_EQ(copy_.job().Awaited().size(), 2u);
+      });
+  if (states < 0) GTEST_SKIP() << "this machine does not let us trace a child";
+  EXPECT_GE(failed, 3u);  // not attached, for whom, given up
+  EXPECT_GT(states, static_cast<int>(failed));
+}
 
 // The other one waits for it.
 TEST_P(RankOrderTest, ALossIsToldFromEveryStore) {

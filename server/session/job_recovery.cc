@@ -30,10 +30,10 @@ absl::Status JobImpl::LostInside(absl::string_view why) const {
       options_.name, ") and start it again from a checkpoint"));
 }
 
-absl::Status JobImpl::LostGradientsOf(uint64_t rank) const {
-  return LostInside(
-      absl::StrCat("and the gradients of rank ", rank,
-                   " that it needs ended with the rank's session"));
+absl::Status JobImpl::LostGradients() const {
+  return LostInside(absl::StrCat(
+      "and the gradients of rank ", tier_->control()->given_up_for_rank,
+      " that it needs ended with the rank's session"));
 }
 
 absl::Status JobImpl::NotOfOneStep(absl::string_view why) const {
@@ -55,25 +55,30 @@ absl::Status JobImpl::BeingFinished() const {
 // not has runs that are of the former step, runs of this one, and one run a
 // worker in between.
 absl::Status JobImpl::AdoptStep() {
-  std::atomic<uint64_t>& mark = tier_->control()->step_in_progress;
+  ControlFile& control = *tier_->control();
+  std::atomic<uint64_t>& mark = control.step_in_progress;
   if (mark.load(std::memory_order_acquire) == record().committed_step) {
     mark.store(0, std::memory_order_release);
   }
   const uint64_t step = mark.load(std::memory_order_acquire);
   // Nothing was decided: what was begun early is put back whole.
-  if (step == 0) TakeBackSpeculation();
+  if (step == 0) {
+    TakeBackSpeculation();
+    control.step_given_up.store(0, std::memory_order_release);
+  }
   const absl::Status stamps =
       scheduler_->CheckStamps(step != 0 ? step : record().committed_step);
   if (!stamps.ok()) return NotOfOneStep(stamps.message());
   const absl::StatusOr<uint64_t> taken_back = scheduler_->RollBack(step);
   if (!taken_back.ok()) return LostInside(taken_back.status().message());
-  tier_->control()->runs_rolled_back += *taken_back;
+  const bool is_given_up = step != 0 && control.step_given_up.load() == step;
+  // Else they are those which were counted before.
+  if (!is_given_up) control.runs_rolled_back += *taken_back;
   const absl::Status loaded = AdoptLoadedMasters();
   if (!loaded.ok()) {
     return Annotate(loaded, absl::StrCat("job \"", options_.name, "\""));
   }
-  const uint64_t gone = tier_->control()->gradients_gone.load();
-  if (step != 0 && gone != 0) return LostGradientsOf(gone - 1);
+  if (is_given_up) return LostGradients();
   if (step != 0) {
     const absl::Status prepared = PrepareRecovery(step);
     if (!prepared.ok()) return LostInside(prepared.message());
@@ -81,6 +86,8 @@ absl::Status JobImpl::AdoptStep() {
                  options_.name, step, *taken_back);
     FindGradients();
     TryToFinishStep();
+    GiveUpWithoutGradients();
+    if (!failure_.ok()) return failure_;
   }
   if (!recovery_.has_value()) {
     RestoreStaged();
@@ -226,9 +233,21 @@ absl::Status JobImpl::AdmitToRecovery(const AttachSpec& spec) {
   return failure_;
 }
 
+// An engine died when it had begun to give them up.
+void JobImpl::GiveUpWithoutGradients() {
+  for (uint32_t rank = 0; rank < ranks_.size() && recovery_.has_value();
+       ++rank) {
+    if (LacksGradients(rank) && !IsAwaited(rank)) FailRecovery(rank);
+  }
+}
+
 void JobImpl::FailRecovery(uint32_t rank) {
-  tier_->control()->gradients_gone.store(uint64_t{rank} + 1);
-  failure_ = LostGradientsOf(rank);
+  ControlFile& control = *tier_->control();
+  control.given_up_for_rank = rank;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  control.step_given_up.store(recovery_->record.committed_step,
+                              std::memory_order_release);
+  failure_ = LostGradients();
   spdlog::error("{}", failure_.ToString());
   const StepOutcome none;
   AnswerCommits(failure_, none);

@@ -364,7 +364,6 @@ void JobImpl::MarkStep(const StepRecord& next, double gradient_limit,
                   tier_->recovery().step_intent);
   ControlFile& control = *tier_->control();
   control.counts_begun.store(0, std::memory_order_relaxed);
-  control.gradients_gone.store(0, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
   control.step_in_progress.store(next.committed_step,
                                  std::memory_order_relaxed);

@@ -2,6 +2,7 @@
 
 #include <spdlog/spdlog.h>
 
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -42,6 +43,7 @@ EngineProcess::Callbacks JobHost::EngineCallbacks() {
   callbacks.on_finished = [this] { OnFinished(); };
   callbacks.on_keep = [this](KeptSegment kept) {
     const uint32_t rank = kept.info.rank();
+    told_.insert(rank);
     kept_.insert_or_assign(rank, std::move(kept));
   };
   callbacks.on_drop = [this](uint32_t rank) { kept_.erase(rank); };
@@ -54,6 +56,7 @@ void JobHost::StartEngine() {
   const EngineProcess::Introduction introduction = {callbacks_.supervise(),
                                                     kept_};
   state_ = State::kStarting;
+  told_.clear();
   auto engine = EngineProcess::AdoptRunning(loop_, directory(), introduction,
                                             EngineCallbacks());
   adopted_ = engine.ok();
@@ -89,6 +92,13 @@ void JobHost::OnReady(const v1::EngineEvent::Ready& ready) {
         name(), engine_->pid(), ready.version(), ready.control_version(),
         control::kControlVersion);
     return ReplaceRunning();
+  }
+  // It has told of all that it has; sessions may have ended that nobody was
+  // there to be told of.
+  if (adopted_) {
+    std::erase_if(kept_, [this](const auto& each) {
+      return !told_.contains(each.first);
+    });
   }
   spdlog::info("job {}: engine {} is ready{}", name(), engine_->pid(),
                adopted_ ? ", and adopted" : "");
@@ -198,7 +208,11 @@ void JobHost::Pump() {
 absl::Status JobHost::Recover() {
   if (state_ != State::kFailed) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "job \"", name(), "\" is not FAILED: there is nothing to recover"));
+        "the engine of job \"", name(),
+        "\" has not failed: there is nothing to start again. A job whose "
+        "engine "
+        "runs and which optctl describe job calls failed has lost data: its "
+        "reason says what to do"));
   }
   spdlog::info("job {}: starting its engine again, as it was asked for",
                name());

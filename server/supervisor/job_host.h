@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -124,7 +125,6 @@ class JobHost {
   State state() const { return state_; }
   // Why it is FAILED, or why its engine is not there just now.
   const std::string& reason() const { return reason_; }
-  bool has_engine() const { return engine_ != nullptr; }
   pid_t engine_pid() const { return engine_ == nullptr ? 0 : engine_->pid(); }
   uint32_t restarts() const { return options_.config.restarts(); }
   // Of the last engine that was ready.
@@ -157,6 +157,7 @@ class JobHost {
   bool adopted_ = false;  // the engine ran before we came
   std::string reason_;
   KeptSegments kept_;
+  std::set<uint32_t> told_;  // ranks of kept_ that this engine has told us of
   v1::EngineEvent::Ready engine_info_;
   std::unique_ptr<EngineProcess> engine_;
   std::deque<Waiting> waiting_;

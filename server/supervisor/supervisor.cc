@@ -251,10 +251,10 @@ void Supervisor::Stop(std::function<void()> done) {
   for (const auto& [name, host] : hosts_) host->Stop();
 }
 
-std::map<std::string, KeptSegments> Supervisor::KeptWithoutEngine() const {
+std::map<std::string, KeptSegments> Supervisor::Kept() const {
   std::map<std::string, KeptSegments> kept;
   for (const auto& [name, host] : hosts_) {
-    if (!host->has_engine() && !host->kept().empty()) kept[name] = host->kept();
+    if (!host->kept().empty()) kept[name] = host->kept();
   }
   return kept;
 }

@@ -41,7 +41,7 @@ class Supervisor : public SupervisorControl {
     std::string executable;  // started as engine
     // A trainer's private daemon: see EngineConfig.
     bool engines_exit_with_supervisor = false;
-    // By the supervisor before; see KeptWithoutEngine.
+    // By the supervisor before; see Kept().
     std::map<std::string, KeptSegments> kept = {};
   };
   struct Callbacks {
@@ -64,9 +64,9 @@ class Supervisor : public SupervisorControl {
   // their end meanwhile are removed, the others keep their state.
   void Stop(std::function<void()> done);
 
-  // The gradients kept of jobs that have no engine just now, by job: nobody
-  // would tell them to the next supervisor.
-  std::map<std::string, KeptSegments> KeptWithoutEngine() const;
+  // The gradients kept, by job. An engine tells the next supervisor of its
+  // own, but it may die before that.
+  std::map<std::string, KeptSegments> Kept() const;
 
   // Asks every engine to end and waits for none: this process ends right now.
   void TellEnginesToStop();

@@ -86,7 +86,7 @@ void SupervisorHarness::Abandon() {
 void SupervisorHarness::HandOverKept() {
   absl::Notification done;
   loop_->Post([&] {
-    kept_ = supervisor_->KeptWithoutEngine();
+    kept_ = supervisor_->Kept();
     done.Notify();
   });
   done.WaitForNotification();

@@ -325,6 +325,39 @@ TEST_F(SupervisorTest, KeptGradientsComeToTheNextSupervisorToo) {
             "0 100 4096 of rank 0;1 101 4096 of rank 1;");
 }
 
+// The engine may die before it has told the next supervisor.
+TEST_F(SupervisorTest, KeptGradientsOfARunningEngineAreHandedOver) {
+  harness_.Start();
+  const TestSession session = MustOpen("keeps");
+  ASSERT_TRUE(Harness::Eventually(
+      [this] { return harness_.Find("keeps")->kept_count == 1; }));
+  harness_.HandOverKept();
+  harness_.Abandon();
+  ASSERT_EQ(::kill(static_cast<pid_t>(session.engine_pid), SIGKILL), 0);
+  EXPECT_TRUE(Harness::ClosedByPeer(session.fd.get()));
+  harness_.Start();
+  EXPECT_EQ(MustOpen("keeps").kept, "0 100 4096 of rank 0;");
+}
+
+TEST_F(SupervisorTest, WhatAnAdoptedEngineDoesNotTellOfIsKeptNoLonger) {
+  harness_.Start();
+  TestSession first = MustOpen("keeps");
+  const TestSession second = MustOpen("keeps");
+  ASSERT_TRUE(Harness::Eventually(
+      [this] { return harness_.Find("keeps")->kept_count == 2; }));
+  harness_.HandOverKept();
+  harness_.Abandon();
+  first.fd.reset();  // the engine has nobody to tell
+  harness_.Start();
+  const TestSession third = MustOpen("keeps");  // the engine is ready
+  ASSERT_TRUE(Harness::Eventually(
+      [this] { return harness_.Find("keeps")->kept_count == 2; }));
+  ASSERT_EQ(::kill(static_cast<pid_t>(third.engine_pid), SIGKILL), 0);
+  EXPECT_TRUE(Harness::ClosedByPeer(third.fd.get()));
+  EXPECT_EQ(MustOpen("keeps").kept,
+            "1 101 4096 of rank 1;2 102 4096 of rank 2;");
+}
+
 // An upgrade is how a job that always fails is mended.
 TEST_F(SupervisorTest, KeptGradientsOfAFailedJobAreHandedOver) {
   harness_.config().mutable_engine()->set_restarts_max(0);

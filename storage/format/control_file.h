@@ -94,10 +94,11 @@ struct ControlFile {
   std::atomic<uint64_t> parameter_loading;
   uint64_t loading_begin;
   uint64_t loading_numel;
-  // 1 + the rank whose gradients the step in progress needs, and they are gone:
-  // nobody can finish it any more. 0: none. Zeroed before step_in_progress is
-  // set.
-  std::atomic<uint64_t> gradients_gone;
+  // The step in progress, once gradients that it needs are gone, and which
+  // rank's (stored before): nobody can finish it any more. Else 0, or a step
+  // that was committed since.
+  std::atomic<uint64_t> step_given_up;
+  uint64_t given_up_for_rank;
   alignas(64) StepRecord records[2];
   float loading_masters[kLoadBlockElements];
   uint8_t reserved2[2624];
@@ -107,7 +108,7 @@ static_assert(offsetof(ControlFile, incarnation) == 16);
 static_assert(offsetof(ControlFile, sequence) == 64);
 static_assert(offsetof(ControlFile, step_in_progress) == 72);
 static_assert(offsetof(ControlFile, counts_begun) == 80);
-static_assert(offsetof(ControlFile, gradients_gone) == 168);
+static_assert(offsetof(ControlFile, step_given_up) == 168);
 static_assert(offsetof(ControlFile, records) == 192);
 static_assert(offsetof(ControlFile, loading_masters) == 448);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
