@@ -100,7 +100,8 @@ absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
 }
 
 // An engine that died could not be told, and the next one would await us. One
-// that only does not answer has been told: it is in its socket.
+// that only does not answer has it in its socket, and reads it unless it dies
+// first: then we are awaited until this process ends.
 void Session::Leave() {
   if (!attached_) return;
   absl::Status told = channel_->Disconnect();

@@ -18,7 +18,8 @@ namespace optstate {
 // Threads: by one thread.
 class AwaitedRanks {
  public:
-  // One that cannot be watched has `patience`, from when it is found awaited.
+  // One that cannot be watched has `patience`, from when it is first found
+  // awaited.
   AwaitedRanks(Job* job, absl::Duration patience);
 
   // Looks whom the job awaits: whenever a session has ended.
