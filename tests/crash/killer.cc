@@ -361,8 +361,12 @@ absl::Status Killer::UpgradeAlone() {
                                    : "an upgrade has not replaced the engine");
 }
 
-// The engine that is to be replaced, or the next one. The daemon goes on.
+// The engine that is to be replaced, or the next one, and perhaps a rank. The
+// daemon goes on, and has its gradients.
 absl::Status Killer::UpgradeAndKillEngine() {
+  const bool with_rank = Unit() < 0.5;
+  const uint32_t rank = SomeRank();
+  if (with_rank) OPTSTATE_RETURN_IF_ERROR(AwaitAdoption());
   Spin(kAnyInstant);
   const UpgradeWay way = DrawUpgradeWay();
   OPTSTATE_ASSIGN_OR_RETURN(const std::string before, LastUpgrade());
@@ -372,6 +376,12 @@ absl::Status Killer::UpgradeAndKillEngine() {
   const uint64_t killed = tally_.engine;
   OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/false));
   tally_.engine_in_upgrade += tally_.engine - killed;
+  if (with_rank) {
+    const uint64_t ranks = tally_.rank;
+    OPTSTATE_RETURN_IF_ERROR(KillRank(rank));
+    tally_.rank_in_upgrade += tally_.rank - ranks;
+    OPTSTATE_RETURN_IF_ERROR(job_.StartRank(rank));
+  }
   OPTSTATE_RETURN_IF_ERROR(call.Answer());
   return AwaitUpgraded(before);
 }

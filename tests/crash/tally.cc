@@ -31,6 +31,7 @@ std::ostream& operator<<(std::ostream& out, const Tally& tally) {
       << "  in commit          " << tally.rank_in_commit << "\n"
       << "  in fetch           " << tally.rank_in_fetch << "\n"
       << "  with the engine    " << tally.rank_with_engine << "\n"
+      << "  in an upgrade      " << tally.rank_in_upgrade << "\n"
       << "upgrades             " << tally.upgrades << "\n"
       << "  by SIGHUP          " << tally.upgrades_by_signal << "\n"
       << "  in a step          " << tally.upgrades_in_step << "\n"

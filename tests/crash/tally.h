@@ -39,6 +39,7 @@ struct Tally {
   uint64_t rank_in_commit = 0;
   uint64_t rank_in_fetch = 0;
   uint64_t rank_with_engine = 0;  // at once
+  uint64_t rank_in_upgrade = 0;   // the same
   uint64_t upgrades = 0;
   uint64_t upgrades_by_signal = 0;    // SIGHUP
   uint64_t upgrades_in_step = 0;      // asked for with a step in flight
