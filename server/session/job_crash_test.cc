@@ -330,6 +330,33 @@ TEST_P(DiesInside, ARankThatAttachedAndIsAwaitedAgainMayBeGivenUp) {
   EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
 }
 
+// An engine may fail to map them, and the next one not.
+TEST_P(DiesInside, WhatWasKeptOfALostRankMayComeWithTheNextEngine) {
+  if (GetParam() > Instant::kFirstRun) GTEST_SKIP() << "not all are needed";
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());  // only to know the sizes
+  RememberGradients();
+  const auto reopen_with_those_of_rank_1 = [&] {
+    std::vector<KeptGradients> kept;
+    kept.push_back(harness_.KeepGradients(1, 4096));
+    harness_.Close();
+    ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+    EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+  };
+  reopen_with_those_of_rank_1();
+  harness_.job().GiveUp({.rank = 1, .client_instance = kInstance + 1});
+  EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+  harness_.Close();
+  ASSERT_TRUE(harness_.Open().ok());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
+  reopen_with_those_of_rank_1();
+  ASSERT_TRUE(harness_.Register(0).ok());
+  ASSERT_TRUE(harness_.Attach(0).ok());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
 // Nobody could watch it, and the step is finished without it.
 TEST_P(DiesInside, ARankWhoseGradientsAreKeptAndThatIsLostIsNotAwaited) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";

@@ -300,12 +300,13 @@ class JobImpl final : public Job {
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AdmitToRecovery(const AttachSpec& spec)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void GiveUpWithoutGradients() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckGradientsMayCome() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void FailRecovery(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndRecovery() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeInstance(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status BeingFinished() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status LostGradients() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status LostGradientsOf(uint64_t rank) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status NotOfOneStep(absl::string_view why) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status LostInside(absl::string_view why) const

@@ -30,10 +30,10 @@ absl::Status JobImpl::LostInside(absl::string_view why) const {
       options_.name, ") and start it again from a checkpoint"));
 }
 
-absl::Status JobImpl::LostGradients() const {
-  return LostInside(absl::StrCat(
-      "and the gradients of rank ", tier_->control()->given_up_for_rank,
-      " that it needs ended with the rank's session"));
+absl::Status JobImpl::LostGradientsOf(uint64_t rank) const {
+  return LostInside(
+      absl::StrCat("and the gradients of rank ", rank,
+                   " that it needs ended with the rank's session"));
 }
 
 absl::Status JobImpl::NotOfOneStep(absl::string_view why) const {
@@ -78,7 +78,7 @@ absl::Status JobImpl::AdoptStep() {
   if (!loaded.ok()) {
     return Annotate(loaded, absl::StrCat("job \"", options_.name, "\""));
   }
-  if (is_given_up) return LostGradients();
+  if (is_given_up) return LostGradientsOf(control.given_up_for_rank);
   if (step != 0) {
     const absl::Status prepared = PrepareRecovery(step);
     if (!prepared.ok()) return LostInside(prepared.message());
@@ -86,8 +86,12 @@ absl::Status JobImpl::AdoptStep() {
                  options_.name, step, *taken_back);
     FindGradients();
     TryToFinishStep();
-    GiveUpWithoutGradients();
-    if (!failure_.ok()) return failure_;
+    const absl::Status awaited = CheckGradientsMayCome();
+    if (!awaited.ok()) {
+      spdlog::error("{}", awaited.ToString());
+      EndRecovery();
+      return awaited;
+    }
   }
   if (!recovery_.has_value()) {
     RestoreStaged();
@@ -233,12 +237,14 @@ absl::Status JobImpl::AdmitToRecovery(const AttachSpec& spec) {
   return failure_;
 }
 
-// An engine died when it had begun to give them up.
-void JobImpl::GiveUpWithoutGradients() {
-  for (uint32_t rank = 0; rank < ranks_.size() && recovery_.has_value();
-       ++rank) {
-    if (LacksGradients(rank) && !IsAwaited(rank)) FailRecovery(rank);
+// Those of a rank that was lost may have been kept, and be out of reach of this
+// engine alone: the next one looks again.
+absl::Status JobImpl::CheckGradientsMayCome() const {
+  if (!recovery_.has_value()) return absl::OkStatus();
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (LacksGradients(rank) && !IsAwaited(rank)) return LostGradientsOf(rank);
   }
+  return absl::OkStatus();
 }
 
 void JobImpl::FailRecovery(uint32_t rank) {
@@ -247,7 +253,7 @@ void JobImpl::FailRecovery(uint32_t rank) {
   std::atomic_signal_fence(std::memory_order_seq_cst);
   control.step_given_up.store(recovery_->record.committed_step,
                               std::memory_order_release);
-  failure_ = LostGradients();
+  failure_ = LostGradientsOf(rank);
   spdlog::error("{}", failure_.ToString());
   const StepOutcome none;
   AnswerCommits(failure_, none);
