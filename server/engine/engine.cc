@@ -136,8 +136,9 @@ int RunEngine(const EngineOptions& options) {
   }
   Job* const opened = job.ok() ? job->get() : nullptr;
   // Between steps nobody needs them: ranks that are alive bring theirs again.
-  if (opened != nullptr &&
-      opened->Describe().phase() != v1::JOB_PHASE_RECOVERING) {
+  const v1::JobPhase phase =
+      opened != nullptr ? opened->Describe().phase() : v1::JOB_PHASE_FAILED;
+  if (phase != v1::JOB_PHASE_RECOVERING && phase != v1::JOB_PHASE_FAILED) {
     for (const uint32_t rank : kept_ranks) reporter.Drop(rank);
   }
 

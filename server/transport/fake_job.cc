@@ -297,7 +297,11 @@ bool FakeJob::resting() const { return false; }
 
 bool FakeJob::finished() const { return false; }
 
-v1::Job FakeJob::Describe() const { return {}; }
+v1::Job FakeJob::Describe() const {
+  v1::Job job;
+  job.set_phase(phase_);
+  return job;
+}
 
 absl::StatusOr<v1::ListParametersReply> FakeJob::ListParameters(
     const v1::ListParametersRequest& /*request*/) const {

@@ -1,6 +1,7 @@
 #ifndef OPTSTATE_SERVER_TRANSPORT_FAKE_JOB_H_
 #define OPTSTATE_SERVER_TRANSPORT_FAKE_JOB_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -99,7 +100,9 @@ class FakeJob : public Job {
   absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
   bool resting() const override;
   bool finished() const override;
+  // Its phase alone.
   v1::Job Describe() const override;
+  void set_phase(v1::JobPhase phase) { phase_ = phase; }
   absl::StatusOr<v1::ListParametersReply> ListParameters(
       const v1::ListParametersRequest& request) const override;
 
@@ -116,6 +119,7 @@ class FakeJob : public Job {
   // What was loaded, by array, parameter and first element.
   std::map<std::pair<int, uint64_t>, std::vector<std::byte>> loads_
       ABSL_GUARDED_BY(mutex_);
+  std::atomic<v1::JobPhase> phase_{v1::JOB_PHASE_EMPTY};
   bool hold_pushes_ ABSL_GUARDED_BY(mutex_) = false;
   int held_pushes_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -233,8 +233,12 @@ void SessionHandler::Detach(absl::string_view reason) {
   spdlog::info("session detached: {} reason=\"{}\"", Name(),
                fmt::string_view(reason.data(), reason.size()));
   attached_ = false;
-  // Before the rank is free, so that its next session's are not dropped.
-  if (options_.keeper != nullptr) options_.keeper->Drop(rank_);
+  // Before the rank is free, so that its next session's are not dropped. An
+  // engine after this one may need those of a step that is being finished.
+  if (options_.keeper != nullptr &&
+      options_.job->Describe().phase() != v1::JOB_PHASE_RECOVERING) {
+    options_.keeper->Drop(rank_);
+  }
   Unclaim();
 }
 

@@ -183,6 +183,21 @@ TEST_F(ShmTransportTest, AHangUpDropsWhatWasStaged) {
   EXPECT_TRUE(job_.rank(0).staged.empty());
 }
 
+// The next engine may need them for it.
+TEST_F(ShmTransportTest, GradientsAreKeptOnWhileAStepIsFinished) {
+  for (const v1::JobPhase phase :
+       {v1::JOB_PHASE_READY, v1::JOB_PHASE_RECOVERING}) {
+    StartTransport(absl::Minutes(2));
+    job_.set_phase(phase);
+    auto peer = Open(0);
+    EXPECT_EQ(keeper_.kept(), std::set<uint32_t>{0});
+    peer.reset();
+    job_.AwaitAttached(0, false);
+    transport_.reset();  // when the session has wholly ended
+    EXPECT_EQ(keeper_.kept().contains(0), phase == v1::JOB_PHASE_RECOVERING);
+  }
+}
+
 // And not in the order of requests: others are served meanwhile.
 TEST_F(ShmTransportTest, APushOfNothingIsAnsweredWhenAllHaveEnded) {
   auto first = Open(0);
