@@ -213,7 +213,7 @@ TEST_F(OptctlTest, OnlyAFailedJobIsRecovered) {
   const auto session = Train("gpt");
   const Ran ran = Optctl("recover gpt");
   EXPECT_EQ(ran.exit_code, kExitRefused);
-  EXPECT_TRUE(absl::StrContains(ran.output, "not FAILED")) << ran.output;
+  EXPECT_TRUE(absl::StrContains(ran.output, "has not failed")) << ran.output;
   EXPECT_EQ(Optctl("recover absent").exit_code, kExitNotFound);
   EXPECT_EQ(Optctl("recover").exit_code, kExitUsage);
 }
