@@ -86,7 +86,6 @@ absl::Status ConnectionServer::StartTransports() {
       ShmTransport::Options{.job = options_.job,
                             .table = &table_,
                             .watcher = watcher_.get(),
-                            .keeper = options_.reporter,
                             .settings = options_.config.daemon().engine(),
                             .handshake_timeout = handshake_timeout_,
                             .on_session_end = on_session_end});

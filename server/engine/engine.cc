@@ -116,31 +116,23 @@ int RunEngine(const EngineOptions& options) {
 
   auto lock = LockJob(config.job_dir(), kLockPatience);
   if (!lock.ok()) return Fail(lock.status());
-  // What the last engine left, for the job to finish the step that it died in;
-  // `reporter` is whom transports tell of the gradients that ranks bring.
+  // What the last engine left, for the job to finish the step that it died in.
   std::vector<KeptGradients> kept = std::move(introduction.kept);
   SupervisorReporter reporter(link->get());
   reporter.Seed(kept);
-  std::vector<uint32_t> kept_ranks;
-  kept_ranks.reserve(kept.size());
-  for (const KeptGradients& one : kept) kept_ranks.push_back(one.rank);
+  const size_t kept_count = kept.size();
   absl::StatusOr<std::unique_ptr<Job>> job =
       Job::Open({.name = config.job(),
                  .uid = config.uid(),
                  .directory = config.job_dir(),
                  .config = config.daemon(),
-                 .kept = std::move(kept)});
+                 .kept = std::move(kept),
+                 .keeper = &reporter});
   if (!job.ok()) {
     spdlog::error("job cannot be opened: job={} error=\"{}\"", config.job(),
                   job.status().ToString());
   }
   Job* const opened = job.ok() ? job->get() : nullptr;
-  // Between steps nobody needs them: ranks that are alive bring theirs again.
-  const v1::JobPhase phase =
-      opened != nullptr ? opened->Describe().phase() : v1::JOB_PHASE_FAILED;
-  if (phase != v1::JOB_PHASE_RECOVERING && phase != v1::JOB_PHASE_FAILED) {
-    for (const uint32_t rank : kept_ranks) reporter.Drop(rank);
-  }
 
   auto service = EngineService::Start(config, opened, job.status());
   if (!service.ok()) return Fail(service.status());
@@ -153,7 +145,7 @@ int RunEngine(const EngineOptions& options) {
   if (!server.ok()) return Fail(server.status());
   (*server)->TakeSupervise(std::move(introduction.supervise));
   spdlog::info("engine ready: job={} restarts={} kept_gradients={}",
-               config.job(), config.restarts(), kept_ranks.size());
+               config.job(), config.restarts(), kept_count);
   (*server)->Run();
   // As if killed, but not in the middle of a pass: the next engine finds all
   // that ranks have staged, and they connect to it by themselves. A session

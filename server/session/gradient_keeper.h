@@ -19,7 +19,7 @@ struct KeptGradients {
 // that outlives this one), so that an engine that is started again can finish
 // the step that its predecessor died in.
 //
-// Threads: thread-safe. Must not block: it is called where ranks attach.
+// Threads: thread-safe. Must not block: a Job calls it under its lock.
 class GradientKeeper {
  public:
   virtual ~GradientKeeper() = default;
@@ -28,6 +28,7 @@ class GradientKeeper {
   // Duplicates the fd.
   virtual void Keep(uint32_t rank, uint64_t client_instance,
                     uint64_t gradient_offset_bytes, int segment_fd) = 0;
+  // No effect when nothing is kept of it.
   virtual void Drop(uint32_t rank) = 0;
 };
 

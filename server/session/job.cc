@@ -59,7 +59,10 @@ absl::Status JobImpl::Adopt() {
   absl::MutexLock lock(&mu_);
   const absl::StatusOr<CheckedFile> file =
       HostTier::ReadDescription(options_.directory);
-  if (absl::IsNotFound(file.status())) return absl::OkStatus();
+  if (absl::IsNotFound(file.status())) {
+    DropGradientsOfAway();
+    return absl::OkStatus();
+  }
   OPTSTATE_RETURN_IF_ERROR(file.status());
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
                             ParseDescription(file->payload));

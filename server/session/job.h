@@ -95,6 +95,10 @@ struct AttachSpec {
   // The area holds what this instance wrote there for the engine before this
   // one; else it does so once the rank has pushed again and committed.
   bool gradients_present = false;
+  // The memory that they are in, for the job's GradientKeeper, when it is the
+  // rank's own; the caller's.
+  int gradient_segment = -1;
+  uint64_t gradient_offset_bytes = 0;  // where in the segment they begin
   int64_t pid = 0;      // as the rank says, if the kernel does not; to be shown
   RankProcess process;  // whose end is the session's
   uint32_t uid = 0;
@@ -192,6 +196,10 @@ class Job {
     v1::DaemonConfig config;
     // Of the engine that died, by whoever outlived it.
     std::vector<KeptGradients> kept;
+    // Keeps the gradients of ranks that are attached, and, through a step that
+    // is being finished or when the job cannot be opened, all that it has. May
+    // be null; outlives the job.
+    GradientKeeper* keeper = nullptr;
     StepObserver* observer = nullptr;  // tests only; outlives the job
   };
 

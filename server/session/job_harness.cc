@@ -84,7 +84,13 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   options.name = "test";
   options.directory = directory_;
   options.observer = setup_.observer;
+  keeper_ = std::make_unique<RecordingKeeper>();
+  for (const KeptGradients& one : kept) {
+    keeper_->Keep(one.rank, one.client_instance, one.gradient_offset_bytes,
+                  one.segment.get());
+  }
   options.kept = std::move(kept);
+  options.keeper = keeper_.get();
   options.config.mutable_engine()->set_workers(setup_.workers);
   options.config.mutable_engine()->set_speculative(setup_.speculative);
   options.config.mutable_engine()->set_on_rank_loss(setup_.on_rank_loss);
@@ -154,6 +160,7 @@ AttachSpec JobHarness::AttachSpecOf(uint32_t rank) {
   if (setup_.client_instance != 0) {
     spec.client_instance = setup_.client_instance + rank;
     spec.gradients_present = true;
+    spec.gradient_segment = STDIN_FILENO;  // stands for it: nobody reads it
   }
   spec.pid = 1000 + rank;
   if (rank < setup_.processes.size()) spec.process = setup_.processes[rank];

@@ -49,6 +49,28 @@ class RecordingListener final : public SessionListener {
   std::vector<std::string> notices_;
 };
 
+// By rank, whose gradients it has: the client instance that wrote them.
+class RecordingKeeper final : public GradientKeeper {
+ public:
+  void Keep(uint32_t rank, uint64_t client_instance,
+            uint64_t /*gradient_offset_bytes*/, int /*segment_fd*/) override {
+    const std::lock_guard<std::mutex> lock(mu_);
+    kept_[rank] = client_instance;
+  }
+  void Drop(uint32_t rank) override {
+    const std::lock_guard<std::mutex> lock(mu_);
+    kept_.erase(rank);
+  }
+  std::map<uint32_t, uint64_t> kept() const {
+    const std::lock_guard<std::mutex> lock(mu_);
+    return kept_;
+  }
+
+ private:
+  mutable std::mutex mu_;
+  std::map<uint32_t, uint64_t> kept_;
+};
+
 // Values of every parameter of a layout, in order.
 using Tensors = std::vector<std::vector<float>>;
 
@@ -88,6 +110,7 @@ class JobHarness {
   void SetLayout(LayoutSpec layout);
 
   absl::Status Open() { return OpenWith({}); }
+  // What the keeper has then is these.
   absl::Status OpenWith(std::vector<KeptGradients> kept);
   // As when the engine exits: sessions end, files stay.
   void Close();
@@ -139,6 +162,8 @@ class JobHarness {
     return listeners_[rank]->Find(request);
   }
 
+  // Of ranks that have a client_instance, none between Close and Open.
+  std::map<uint32_t, uint64_t> kept() const { return keeper_->kept(); }
   std::vector<std::string> NoticesTo(uint32_t rank) const {
     return listeners_[rank]->notices();
   }
@@ -167,6 +192,7 @@ class JobHarness {
   Setup setup_;
   Layout layout_;
   std::string directory_;
+  std::unique_ptr<RecordingKeeper> keeper_;
   std::unique_ptr<Job> job_;
   std::vector<std::vector<std::byte>> gradient_areas_;  // by rank
   std::vector<std::unique_ptr<RecordingListener>> listeners_;

@@ -302,6 +302,7 @@ class JobImpl final : public Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckGradientsMayCome() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void FailRecovery(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropGradientsOfAway() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndRecovery() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeInstance(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status BeingFinished() const ABSL_SHARED_LOCKS_REQUIRED(mu_);

@@ -15,6 +15,8 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Pair;
 
 using LostGradients = DiesInside;
 
@@ -26,9 +28,11 @@ TEST_P(LostGradients, ARankMayLeaveWhoseGradientsAreKept) {
   harness_.Commit(0, CommitOf(3));
   harness_.job().Leave(0);
   EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+  EXPECT_THAT(harness_.kept(), ElementsAre(Pair(0, kInstance)));
   ASSERT_TRUE(harness_.Register(1).ok());
   ASSERT_TRUE(harness_.Attach(1).ok());
   EXPECT_EQ(committed_step(), 3);
+  EXPECT_THAT(harness_.kept(), ElementsAre(Pair(1, kInstance + 1)));
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
@@ -85,9 +89,12 @@ TEST_P(LostGradients, WhatWasKeptOfALostRankMayComeWithTheNextEngine) {
   reopen_with_those_of_rank_1();
   harness_.job().GiveUp({.rank = 1, .client_instance = kInstance + 1});
   EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+  std::vector<KeptGradients> of_rank_0;
+  of_rank_0.push_back(harness_.KeepGradients(0, 0));
   harness_.Close();
-  ASSERT_TRUE(harness_.Open().ok());
+  ASSERT_TRUE(harness_.OpenWith(std::move(of_rank_0)).ok());
   EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(harness_.kept(), ElementsAre(Pair(0, kInstance)));
   reopen_with_those_of_rank_1();
   ASSERT_TRUE(harness_.Register(0).ok());
   ASSERT_TRUE(harness_.Attach(0).ok());
@@ -164,6 +171,24 @@ TEST_P(LostGradients, WhoIsThereMayStartItOverFromACheckpoint) {
   EXPECT_EQ(committed_step(), 3);
   EXPECT_THAT(harness_.StepCounts(), ElementsAre(1, 1, 0));
   EXPECT_NE(harness_.Fetch(v1::STATE_ARRAY_MASTER, 0), checkpoint[0]);
+}
+
+// Nothing can finish it any more.
+TEST_P(LostGradients, AStepThatIsGivenUpLetsGoOfWhatWasKept) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  DieInStep3(GetParam());
+  ASSERT_NO_FATAL_FAILURE(ReopenWithRank0());
+  std::vector<KeptGradients> kept;
+  kept.push_back(harness_.KeepGradients(0, 0));
+  harness_.Detach(0);
+  EXPECT_THAT(harness_.kept(), ElementsAre(Pair(0, kInstance)));
+  harness_.job().GiveUp({.rank = 1, .client_instance = kInstance + 1});
+  ASSERT_EQ(phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(harness_.kept(), IsEmpty());
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+  ASSERT_EQ(phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(harness_.kept(), IsEmpty());
 }
 
 // Also of the session that had them, which may not have them as they were.

@@ -138,6 +138,10 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
     gradient_areas_[spec.rank] = spec.gradient_area;
   }
   had_session_ = true;
+  if (options_.keeper != nullptr && spec.gradient_segment >= 0) {
+    options_.keeper->Keep(spec.rank, spec.client_instance,
+                          spec.gradient_offset_bytes, spec.gradient_segment);
+  }
   if (recovery_.has_value()) {
     rank.recovering_step = recovery_->record.committed_step;
     TryToFinishStep();
@@ -209,6 +213,10 @@ void JobImpl::Part(uint32_t rank, bool for_good) {
     gradient_areas_[rank] = nullptr;
   }
   ranks_[rank] = RankSession{};
+  // The engine after this one may need those of a step that is being finished.
+  if (options_.keeper != nullptr && !recovery_.has_value()) {
+    options_.keeper->Drop(rank);
+  }
   if (comes_back) return;
   EndLoss(rank, in_step);
   if (recovery_.has_value() && LacksGradients(rank)) FailRecovery(rank);

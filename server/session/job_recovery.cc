@@ -78,7 +78,10 @@ absl::Status JobImpl::AdoptStep() {
   if (!loaded.ok()) {
     return Annotate(loaded, absl::StrCat("job \"", options_.name, "\""));
   }
-  if (is_given_up) return LostGradientsOf(control.given_up_for_rank);
+  if (is_given_up) {
+    DropGradientsOfAway();
+    return LostGradientsOf(control.given_up_for_rank);
+  }
   if (step != 0) {
     const absl::Status prepared = PrepareRecovery(step);
     if (!prepared.ok()) return LostInside(prepared.message());
@@ -94,6 +97,7 @@ absl::Status JobImpl::AdoptStep() {
     }
   }
   if (!recovery_.has_value()) {
+    DropGradientsOfAway();
     RestoreStaged();
     RemoveStaleStagingFiles();
   }
@@ -171,6 +175,7 @@ void JobImpl::TryToFinishStep() {
   spdlog::info("step finished after a crash: job={} step={}", options_.name,
                record().committed_step);
   EndRecovery();
+  DropGradientsOfAway();
   AnswerCommits(absl::OkStatus(), LastOutcome());
   open_step_.DropAll();
   timer_.Drop();
@@ -260,6 +265,17 @@ void JobImpl::FailRecovery(uint32_t rank) {
   open_step_.DropAll();
   timer_.Drop();
   EndRecovery();
+  DropGradientsOfAway();
+}
+
+// Nobody needs them between two steps, nor those of a step that is given up:
+// ranks that come back bring theirs again.
+void JobImpl::DropGradientsOfAway() {
+  if (options_.keeper == nullptr) return;
+  for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
+    const bool is_attached = rank < ranks_.size() && ranks_[rank].attached;
+    if (!is_attached) options_.keeper->Drop(rank);
+  }
 }
 
 // And with it what it had mapped: from now on gradients are where the ranks

@@ -210,9 +210,8 @@ absl::Status JobHost::Recover() {
     return absl::FailedPreconditionError(absl::StrCat(
         "the engine of job \"", name(),
         "\" has not failed: there is nothing to start again. A job whose "
-        "engine "
-        "runs and which optctl describe job calls failed has lost data: its "
-        "reason says what to do"));
+        "engine runs and which optctl describe job calls failed has lost data: "
+        "its reason says what to do"));
   }
   spdlog::info("job {}: starting its engine again, as it was asked for",
                name());

@@ -127,6 +127,10 @@ absl::StatusOr<AttachResult> FakeJob::Attach(const AttachSpec& spec) {
   if (rank.attached) return absl::AlreadyExistsError("rank is attached");
   rank.attached = true;
   rank.attach = spec;
+  rank.gradient_segment =
+      spec.gradient_segment < 0
+          ? nullptr
+          : std::make_shared<UniqueFd>(::dup(spec.gradient_segment));
   ++rank.attaches;
   AttachResult result;
   result.committed_step = committed_step_;
@@ -296,12 +300,6 @@ absl::Status FakeJob::Rest(absl::Time /*deadline*/, absl::Duration /*lease*/) {
 bool FakeJob::resting() const { return false; }
 
 bool FakeJob::finished() const { return false; }
-
-v1::Job FakeJob::Describe() const {
-  v1::Job job;
-  job.set_phase(phase_);
-  return job;
-}
 
 absl::StatusOr<v1::ListParametersReply> FakeJob::ListParameters(
     const v1::ListParametersRequest& /*request*/) const {

@@ -1,7 +1,6 @@
 #ifndef OPTSTATE_SERVER_TRANSPORT_FAKE_JOB_H_
 #define OPTSTATE_SERVER_TRANSPORT_FAKE_JOB_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -38,6 +37,8 @@ class FakeJob : public Job {
   struct Rank {
     bool attached = false;
     AttachSpec attach;
+    // Its own of the one in `attach`; none when there was none.
+    std::shared_ptr<UniqueFd> gradient_segment;
     // What lay in the gradient area at the last push of the open step.
     std::vector<std::byte> staged;
     uint64_t pushes = 0;  // in all steps
@@ -100,9 +101,7 @@ class FakeJob : public Job {
   absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
   bool resting() const override;
   bool finished() const override;
-  // Its phase alone.
-  v1::Job Describe() const override;
-  void set_phase(v1::JobPhase phase) { phase_ = phase; }
+  v1::Job Describe() const override { return {}; }
   absl::StatusOr<v1::ListParametersReply> ListParameters(
       const v1::ListParametersRequest& request) const override;
 
@@ -119,7 +118,6 @@ class FakeJob : public Job {
   // What was loaded, by array, parameter and first element.
   std::map<std::pair<int, uint64_t>, std::vector<std::byte>> loads_
       ABSL_GUARDED_BY(mutex_);
-  std::atomic<v1::JobPhase> phase_{v1::JOB_PHASE_EMPTY};
   bool hold_pushes_ ABSL_GUARDED_BY(mutex_) = false;
   int held_pushes_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -191,6 +191,8 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
                   .listener = listener,
                   .client_instance = plan.client_instance,
                   .gradients_present = plan.gradients_present,
+                  .gradient_segment = plan.gradient_segment.get(),
+                  .gradient_offset_bytes = plan.gradient_offset_bytes,
                   .pid = PeerPid(),
                   .process = ProcessOf(peer_),
                   .uid = peer_.uid,
@@ -203,11 +205,6 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
     return result.status();
   }
   attached_ = true;
-  if (options_.keeper != nullptr && plan.gradient_segment.ok()) {
-    options_.keeper->Keep(plan.rank, plan.client_instance,
-                          plan.gradient_offset_bytes,
-                          plan.gradient_segment.get());
-  }
   spdlog::info("session attached: {} client={} step={}", Name(),
                peer_.hello.client_version(), result->committed_step);
   v1::AttachReply reply;
@@ -233,12 +230,6 @@ void SessionHandler::Detach(absl::string_view reason) {
   spdlog::info("session detached: {} reason=\"{}\"", Name(),
                fmt::string_view(reason.data(), reason.size()));
   attached_ = false;
-  // Before the rank is free, so that its next session's are not dropped. An
-  // engine after this one may need those of a step that is being finished.
-  if (options_.keeper != nullptr &&
-      options_.job->Describe().phase() != v1::JOB_PHASE_RECOVERING) {
-    options_.keeper->Drop(rank_);
-  }
   Unclaim();
 }
 

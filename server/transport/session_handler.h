@@ -35,8 +35,7 @@ struct AttachPlan {
   // Whether the gradient area holds what this client instance wrote there for
   // the engine before this one.
   bool gradients_present = false;
-  // To be kept for the next engine, when the rank's gradients are in memory of
-  // its own; set by the transport.
+  // See AttachSpec; set by the transport.
   UniqueFd gradient_segment;
   uint64_t gradient_offset_bytes = 0;
 };
@@ -57,14 +56,13 @@ class SessionHandler {
     Job* job = nullptr;
     SessionTable* table = nullptr;
     std::string wire;  // "shm" or "grpc"
-    GradientKeeper* keeper = nullptr;
     // Largest data of one load or fetch.
     uint64_t transfer_bytes_max = 0;
     // Makes this session end soon; called from any thread.
     std::function<void()> interrupt;
   };
 
-  // `job`, `table`, `keeper` (may be null) and `link` outlive the handler.
+  // `job`, `table` and `link` outlive the handler.
   SessionHandler(Options options, Peer peer, const PeerLink* link);
   ~SessionHandler();
   SessionHandler(const SessionHandler&) = delete;

@@ -3,15 +3,11 @@
 
 #include <cstdint>
 #include <memory>
-#include <set>
 #include <utility>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "proto/types/unique_fd.h"
-#include "server/session/gradient_keeper.h"
 #include "server/transport/fake_job.h"
 #include "server/transport/fd_watcher.h"
 #include "server/transport/session_table.h"
@@ -20,28 +16,6 @@
 #include "server/transport/test_layout.h"
 
 namespace optstate {
-
-// Of which ranks it has gradients.
-class RecordingKeeper final : public GradientKeeper {
- public:
-  void Keep(uint32_t rank, uint64_t /*client_instance*/,
-            uint64_t /*gradient_offset_bytes*/, int /*segment_fd*/) override {
-    const absl::MutexLock lock(&mutex_);
-    kept_.insert(rank);
-  }
-  void Drop(uint32_t rank) override {
-    const absl::MutexLock lock(&mutex_);
-    kept_.erase(rank);
-  }
-  std::set<uint32_t> kept() const {
-    const absl::MutexLock lock(&mutex_);
-    return kept_;
-  }
-
- private:
-  mutable absl::Mutex mutex_;
-  std::set<uint32_t> kept_ ABSL_GUARDED_BY(mutex_);
-};
 
 // A transport over a FakeJob of two ranks.
 class ShmFixture : public testing::Test {
@@ -57,7 +31,6 @@ class ShmFixture : public testing::Test {
         ShmTransport::Options{.job = &job_,
                               .table = &table_,
                               .watcher = watcher_.get(),
-                              .keeper = &keeper_,
                               .settings = settings,
                               .handshake_timeout = handshake_timeout});
   }
@@ -92,7 +65,6 @@ class ShmFixture : public testing::Test {
   }
 
   FakeJob job_;
-  RecordingKeeper keeper_;
   SessionTable table_;
   std::unique_ptr<FdWatcher> watcher_;
   std::unique_ptr<ShmTransport> transport_;

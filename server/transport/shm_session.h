@@ -45,7 +45,6 @@ class ShmSession {
     SessionTable* table = nullptr;
     FdWatcher* watcher = nullptr;
     SpinPolicy* spin = nullptr;
-    GradientKeeper* keeper = nullptr;
     absl::Duration handshake_timeout = absl::Seconds(5);
   };
 

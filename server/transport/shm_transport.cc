@@ -29,7 +29,6 @@ void ShmTransport::Serve(UniqueFd socket, Peer peer) {
                                 .table = options_.table,
                                 .watcher = options_.watcher,
                                 .spin = &spin_,
-                                .keeper = options_.keeper,
                                 .handshake_timeout = handshake_timeout_});
     ended = TakeEnded();
     // std::thread reports a lack of threads by throwing.

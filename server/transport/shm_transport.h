@@ -33,7 +33,6 @@ class ShmTransport {
     Job* job = nullptr;
     SessionTable* table = nullptr;
     FdWatcher* watcher = nullptr;
-    GradientKeeper* keeper = nullptr;  // may be null
     v1::EngineSettings settings;
     absl::Duration handshake_timeout = absl::Seconds(5);
     // After each session has ended and detached; from its thread.

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstring>
 #include <memory>
+#include <string>
 
 #include "gtest/gtest.h"
 #include "server/transport/shm_fixture.h"
@@ -183,19 +184,20 @@ TEST_F(ShmTransportTest, AHangUpDropsWhatWasStaged) {
   EXPECT_TRUE(job_.rank(0).staged.empty());
 }
 
-// The next engine may need them for it.
-TEST_F(ShmTransportTest, GradientsAreKeptOnWhileAStepIsFinished) {
-  for (const v1::JobPhase phase :
-       {v1::JOB_PHASE_READY, v1::JOB_PHASE_RECOVERING}) {
-    StartTransport(absl::Minutes(2));
-    job_.set_phase(phase);
-    auto peer = Open(0);
-    EXPECT_EQ(keeper_.kept(), std::set<uint32_t>{0});
-    peer.reset();
-    job_.AwaitAttached(0, false);
-    transport_.reset();  // when the session has wholly ended
-    EXPECT_EQ(keeper_.kept().contains(0), phase == v1::JOB_PHASE_RECOVERING);
-  }
+// For the engine after this one.
+TEST_F(ShmTransportTest, SaysWhichMemoryHasTheGradients) {
+  auto peer = Open(0);
+  const FakeJob::Rank rank = job_.rank(0);
+  ASSERT_NE(rank.gradient_segment, nullptr);
+  const uint64_t bytes = rank.attach.gradient_area_bytes;
+  std::string written(bytes, 'g');
+  written.back() = 'e';
+  std::memcpy(peer->gradient_area(), written.data(), bytes);
+  std::string found(bytes, 0);
+  EXPECT_EQ(::pread(rank.gradient_segment->get(), found.data(), bytes,
+                    static_cast<off_t>(rank.attach.gradient_offset_bytes)),
+            static_cast<ssize_t>(bytes));
+  EXPECT_TRUE(found == written);
 }
 
 // And not in the order of requests: others are served meanwhile.
