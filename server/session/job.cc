@@ -39,6 +39,7 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Open(Options options) {
   job->LogWorkers();
   OPTSTATE_RETURN_IF_ERROR(
       Annotate(job->Adopt(), absl::StrCat("job \"", name, "\"")));
+  job->ForgetKept();
   return job;
 }
 

@@ -36,6 +36,8 @@ class JobImpl final : public Job {
 
   // Adopts what is in the directory, if anything. Once, before other calls.
   absl::Status Adopt();
+  // Closes what of Options::kept no step needs.
+  void ForgetKept() { options_.kept.clear(); }
   void LogWorkers() const;
 
   absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) override;
@@ -128,7 +130,7 @@ class JobImpl final : public Job {
     std::vector<uint8_t> updated;
     std::vector<uint64_t> pushed_by;
     double gradient_limit;
-    // Where gradients of ranks lie that are not attached.
+    // Where gradients of ranks lie that need not be attached.
     std::vector<shm::PeerSegment> kept;
     std::vector<StateFile> staged;
   };
@@ -289,6 +291,9 @@ class JobImpl final : public Job {
   absl::Status PrepareRecovery(uint64_t step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FindGradients() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status MapGradients(KeptGradients kept)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeGradients(const AttachSpec& spec) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   StepScheduler::Update UpdateOfRecovery() const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool LacksGradients(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);

@@ -1,5 +1,6 @@
 // An engine dies inside a step, and ranks end before the step is finished.
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <utility>
@@ -33,6 +34,28 @@ TEST_P(LostGradients, ARankMayLeaveWhoseGradientsAreKept) {
   ASSERT_TRUE(harness_.Attach(1).ok());
   EXPECT_EQ(committed_step(), 3);
   EXPECT_THAT(harness_.kept(), ElementsAre(Pair(1, kInstance + 1)));
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+// It brought them back, so that they are kept again.
+TEST_P(LostGradients, ARankMayLeaveWhoseMemoryIsKnown) {
+  if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  ASSERT_TRUE(harness_.Register(1).ok());
+  {
+    AttachSpec spec = harness_.AttachSpecOf(1);
+    const KeptGradients memory = harness_.KeepGradients(1, 4096);
+    spec.gradient_segment = memory.segment.get();
+    spec.gradient_offset_bytes = memory.gradient_offset_bytes;
+    ASSERT_TRUE(harness_.job().Attach(spec).ok());
+  }
+  harness_.job().Leave(1);
+  EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+  ASSERT_TRUE(harness_.Register(0).ok());
+  ASSERT_TRUE(harness_.Attach(0).ok());
+  EXPECT_EQ(committed_step(), 3);
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
@@ -189,6 +212,21 @@ TEST_P(LostGradients, AStepThatIsGivenUpLetsGoOfWhatWasKept) {
   ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
   ASSERT_EQ(phase(), v1::JOB_PHASE_FAILED);
   EXPECT_THAT(harness_.kept(), IsEmpty());
+}
+
+// Nor has the engine anything of them, once the job is open.
+TEST_P(LostGradients, WhatNoStepNeedsIsClosed) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+  std::vector<KeptGradients> kept(1);
+  kept[0].client_instance = kInstance;
+  kept[0].segment.reset(ends[1]);
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+  ASSERT_EQ(phase(), v1::JOB_PHASE_READY);
+  const UniqueFd reader(ends[0]);
+  char byte;
+  EXPECT_EQ(::read(reader.get(), &byte, 1), 0) << "somebody may still write";
 }
 
 // Also of the session that had them, which may not have them as they were.

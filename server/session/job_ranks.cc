@@ -131,12 +131,7 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   MarkAttached(spec);
   rank.spec = spec;
   rank.attached_at = absl::Now();
-  // A step that is finished may have found the same ones, which stay.
-  const bool found =
-      recovery_.has_value() && gradient_areas_[spec.rank] != nullptr;
-  if (!found && (!recovery_.has_value() || spec.gradients_present)) {
-    gradient_areas_[spec.rank] = spec.gradient_area;
-  }
+  TakeGradients(spec);
   had_session_ = true;
   if (options_.keeper != nullptr && spec.gradient_segment >= 0) {
     options_.keeper->Keep(spec.rank, spec.client_instance,

@@ -1,5 +1,6 @@
 // How a step that an engine died in is finished by the next one.
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -127,18 +128,12 @@ void JobImpl::FindGradients() {
       continue;
     }
     const uint32_t rank = kept.rank;
-    const uint64_t offset_bytes = kept.gradient_offset_bytes;
-    auto segment = MapKeptGradients(
-        std::move(kept), shape_->partitions[rank].gradient_area_bytes);
-    if (!segment.ok()) {
+    const absl::Status mapped = MapGradients(std::move(kept));
+    if (!mapped.ok()) {
       spdlog::warn("kept gradients refused: job={} rank={} error=\"{}\"",
-                   options_.name, rank, segment.status().ToString());
-      continue;
+                   options_.name, rank, mapped.ToString());
     }
-    recovery_->kept.push_back(*std::move(segment));
-    gradient_areas_[rank] = recovery_->kept.back().data() + offset_bytes;
   }
-  options_.kept.clear();
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (gradient_areas_[rank] != nullptr) continue;
     const uint64_t instance = rank_mark(rank).client_instance;
@@ -147,6 +142,40 @@ void JobImpl::FindGradients() {
     if (!file.ok()) continue;  // a rank with shared memory has none
     recovery_->staged.push_back(*std::move(file));
     gradient_areas_[rank] = recovery_->staged.back().data();
+  }
+}
+
+absl::Status JobImpl::MapGradients(KeptGradients kept) {
+  const uint32_t rank = kept.rank;
+  const uint64_t offset_bytes = kept.gradient_offset_bytes;
+  OPTSTATE_ASSIGN_OR_RETURN(
+      shm::PeerSegment segment,
+      MapKeptGradients(std::move(kept),
+                       shape_->partitions[rank].gradient_area_bytes));
+  recovery_->kept.push_back(std::move(segment));
+  gradient_areas_[rank] = recovery_->kept.back().data() + offset_bytes;
+  return absl::OkStatus();
+}
+
+// Of a rank that attaches. A step that is finished may have found the same ones
+// already. Else it maps them anew, so that they do not end with the session.
+void JobImpl::TakeGradients(const AttachSpec& spec) {
+  const std::byte*& area = gradient_areas_[spec.rank];
+  if (recovery_.has_value() && (area != nullptr || !spec.gradients_present)) {
+    return;
+  }
+  area = spec.gradient_area;
+  if (!recovery_.has_value() || spec.gradient_segment < 0) return;
+  const absl::Status mapped =
+      MapGradients({.rank = spec.rank,
+                    .client_instance = spec.client_instance,
+                    .gradient_offset_bytes = spec.gradient_offset_bytes,
+                    .segment = UniqueFd(
+                        ::fcntl(spec.gradient_segment, F_DUPFD_CLOEXEC, 0))});
+  if (!mapped.ok()) {
+    spdlog::warn(
+        "gradients end with their session: job={} rank={} error=\"{}\"",
+        options_.name, spec.rank, mapped.ToString());
   }
 }
 
@@ -170,8 +199,8 @@ void JobImpl::TryToFinishStep() {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (LacksGradients(rank)) return;
   }
-  ++tier_->control()->steps_recovered;
   ApplyStep(UpdateOfRecovery(), recovery_->record);
+  ++tier_->control()->steps_recovered;
   spdlog::info("step finished after a crash: job={} step={}", options_.name,
                record().committed_step);
   EndRecovery();
