@@ -90,6 +90,10 @@ def by_kind(kind: int) -> OptimizerInfo:
     return next(info for info in infos().values() if info.kind == kind)
 
 
+# Flags, of which torch asks whether they are true, and Adafactor's eps[0].
+_MAY_BE_NONE = {"maximize": 0.0, "nesterov": 0.0, "eps.0": -1.0}
+
+
 def _value(group: dict[str, Any], name: str, default: float) -> float:
     if name == "adjust_lr_fn":
         return float(_ADJUST_LR[group.get(name)])
@@ -97,7 +101,11 @@ def _value(group: dict[str, Any], name: str, default: float) -> float:
     if key not in group:
         return default  # older torch, or an option that this class has not
     value = group[key][int(part)] if part else group[key]
-    return -1.0 if value is None else as_float(value)  # Adafactor's eps[0]
+    if value is not None:
+        return as_float(value)
+    if name not in _MAY_BE_NONE:
+        raise ValueError(f"Invalid {name}: None")
+    return _MAY_BE_NONE[name]
 
 
 # In torch's order and words.

@@ -23,6 +23,14 @@ def limit(value: Scalar | None, name: str) -> float:
     return 0.0 if math.isinf(limit) else limit
 
 
+def checked_norm_type(value: Scalar) -> float:
+    """1, 2 or infinity; ValueError for others."""
+    norm_type = as_float(value)
+    if norm_type not in (1.0, 2.0, math.inf):
+        raise ValueError(f"Invalid norm_type: {value} (1, 2 or infinity)")
+    return norm_type
+
+
 def state_format(dtype: torch.dtype | str | None) -> str:
     names = {None: "float32", torch.float32: "float32", torch.bfloat16: "bfloat16"}
     name = dtype if isinstance(dtype, str) else names.get(dtype)

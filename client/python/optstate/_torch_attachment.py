@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, NoReturn
 
 import torch
@@ -204,9 +205,48 @@ class Attachment:
         if self.session.committed_step < step:
             self.must_abort = True  # it never came to the commit
         else:
+            self.binding.check_tensors()
+            self.binding.locate()  # the trainer may have moved them since
             self.binding.read()
-        self.committing = None
+            self.binding.forget_pushed()
+        self.micro_step, self.committing = 0, None
         return outcome
+
+    def drop_step(self) -> None:
+        """Drops what was pushed of the open step, or, of a daemon that does not hear
+        it, is to be dropped before anything else."""
+        self.micro_step, self.committing = 0, None
+        self.binding.forget_pushed()
+        self.must_abort = True
+        with contextlib.suppress(errors.OptstateError):
+            self.session.abort(self.next_step)
+            self.must_abort = False
+
+    @contextlib.contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Drops what was staged when a step fails, so that it can be taken again."""
+        try:
+            yield
+        except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError):
+            # There may be no daemon to say it to, and waiting for one takes a while.
+            self.micro_step, self.committing = 0, None
+            self.must_abort = True
+            raise
+        except errors.OptstateError:
+            self.drop_step()
+            raise
+        except BaseException:
+            if self.committing is None:
+                self.drop_step()
+            raise  # else a signal's: finish_interrupted() sees what became of it
+
+    def check_no_micro_steps(self, what: str) -> None:
+        """RuntimeError before a load, which would drop them."""
+        if self.micro_step:
+            raise RuntimeError(
+                f"{what} within a step: there are micro-steps pushed. Do it before the first"
+                " accumulate_step() or after step(), or call abort_step() and take the step again"
+            )
 
     def check_groups(self, param_groups: ParamGroups) -> None:
         """Raises when param_groups want what differs from what was registered."""
@@ -257,6 +297,7 @@ class Attachment:
                 self.binding.load_parameter(index)
         self.binding.flush_loads()
         self.session.finish_load()
+        self.binding.remember()
 
     def fetch(self, param_groups: ParamGroups) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
         """State by tensor; without the tensors that were never updated."""

@@ -6,6 +6,7 @@ import array
 import ctypes
 import itertools
 import operator
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -32,6 +33,7 @@ _shape_of = operator.attrgetter("shape")
 _version_of = operator.attrgetter("_version")
 _pointer_of = torch.Tensor.data_ptr
 _is_contiguous = torch.Tensor.is_contiguous
+_is_negated = torch.Tensor.is_neg  # its memory has minus its values
 # Tensors that are looked at before the next ones: few enough for the core's cache to
 # have them still when another of their attributes is read.
 _PART_TENSORS = 256
@@ -40,9 +42,14 @@ _PART_TENSORS = 256
 def memory_view(address: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
     """A flat tensor over memory that the caller keeps alive."""
     if numel == 0:
-        return torch.empty(0, dtype=dtype)
+        return torch.empty(0, dtype=dtype, device="cpu")
     buffer = (ctypes.c_char * (numel * dtype.itemsize)).from_address(address)
     return torch.frombuffer(buffer, dtype=dtype, count=numel)
+
+
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values in contiguous host memory; its own where they are there."""
+    return tensor.detach().cpu().resolve_neg().contiguous()
 
 
 def _increment_versions(tensors: Sequence[torch.Tensor]) -> None:
@@ -63,10 +70,14 @@ class _Gradients:
         self.pointers = array.array("Q")
         self.others: dict[int, torch.Tensor] = {}
         self.owners: list[torch.Tensor] = []  # a signal's handler may drop the trainer's
+        self.takes_back = False  # what was pushed early has changed since
 
     def add(self, indices: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
         self.owners += gradients
         direct = list(map(operator.and_, map(_is_cpu, gradients), map(_is_contiguous, gradients)))
+        negated = list(map(_is_negated, gradients))
+        if any(negated):
+            direct = list(map(operator.gt, direct, negated))
         if not all(direct):
             self.others.update(
                 (index, gradient)
@@ -112,8 +123,10 @@ class TensorBinding:
         self._dtypes = [parameter.dtype for parameter in self._parameters]
         self._gradient_dtypes = [_DTYPES[spec.gradient_dtype] for spec in specs]
         self._owned: dict[int, Piece] = {piece.parameter: piece for piece in session.pieces}
-        # Gradients that were pushed as they came: where, and of which version.
-        self._pushed: dict[int, tuple[int, int]] = {}
+        # Gradients that were pushed as they came: the tensor (kept, so that no other one
+        # gets its address), where its values were, and of which version.
+        self._pushed: dict[int, tuple[torch.Tensor, int, int]] = {}
+        self._index_of = {id(parameter): i for i, parameter in enumerate(self._parameters)}
         self._versions: list[int] = []
         self._pointers: list[int] = []
         # Of the parameters that the library can write itself, and the others.
@@ -137,6 +150,10 @@ class TensorBinding:
             position += len(tensors)
         if position != len(self._parameters):
             raise RuntimeError("param_groups lost parameters since they were attached")
+        self.check_tensors()
+
+    def check_tensors(self) -> None:
+        """TypeError when one has another shape or dtype than was attached."""
         for part in self._parts:
             parameters = self._parameters[part]
             if not (
@@ -160,10 +177,8 @@ class TensorBinding:
 
     def remember(self) -> None:
         """Takes the tensors as they are for the daemon's values."""
-        self._versions, pointers = self._versions_and_pointers()
-        if pointers != self._pointers:
-            self._pointers = pointers
-            self._sort_by_access()
+        self._versions, self._pointers = self._versions_and_pointers()
+        self.locate()
 
     def _versions_and_pointers(self) -> tuple[list[int], list[int]]:
         versions: list[int] = []
@@ -174,18 +189,21 @@ class TensorBinding:
             pointers += map(_pointer_of, parameters)
         return versions, pointers
 
-    def _sort_by_access(self) -> None:
+    def locate(self) -> None:
+        """Looks where read() is to write, before tensors that were moved are read."""
         direct, indirect = [], []
         for index, parameter in enumerate(self._parameters):
-            by_address = parameter.is_cpu and parameter.is_contiguous()
+            by_address = parameter.is_cpu and parameter.is_contiguous() and not parameter.is_neg()
             (direct if by_address else indirect).append(index)
         self._direct_indices = array.array("I", direct)
-        self._direct_pointers = array.array("Q", [self._pointers[index] for index in direct])
+        self._direct_pointers = array.array(
+            "Q", [self._parameters[index].data_ptr() for index in direct]
+        )
         self._indirect = indirect
 
     def changed(self) -> list[int]:
         """Parameters that were written since :meth:`remember` and now differ from
-        the daemon's."""
+        the daemon's; the same again until it is called."""
         versions, pointers = self._versions_and_pointers()
         if versions == self._versions and pointers == self._pointers:
             return []
@@ -195,7 +213,10 @@ class TensorBinding:
             if versions[index] != self._versions[index] or pointers[index] != self._pointers[index]
         ]
         differing = [index for index in touched if not self._equals_daemon(index)]
-        self.remember()
+        if differing:
+            self.locate()
+        else:
+            self.remember()
         return differing
 
     def _daemon_values(self, index: int) -> torch.Tensor:
@@ -204,7 +225,7 @@ class TensorBinding:
         return memory_view(address, spec.numel, _DTYPES[spec.dtype]).view(self._shapes[index])
 
     def _equals_daemon(self, index: int) -> bool:
-        mine = self._parameters[index].detach().cpu().contiguous()
+        mine = _in_memory(self._parameters[index])
         daemons = self._daemon_values(index)
         bits = torch.int32 if mine.dtype.itemsize == 4 else torch.int16
         return torch.equal(mine.view(-1).view(bits), daemons.view(-1).view(bits))
@@ -218,8 +239,8 @@ class TensorBinding:
     def read(self, *, but_direct: bool = False) -> None:
         """Overwrites every parameter in place with the daemon's.
 
-        Tensors are where the last remember() or changed() found them. but_direct:
-        the direct ones have the daemon's values.
+        Tensors are where the last remember(), changed() or locate() found them.
+        but_direct: the direct ones have the daemon's values.
         """
         if self._direct_indices and not but_direct:
             self._session.read_parameters(*self.direct)
@@ -234,30 +255,36 @@ class TensorBinding:
 
     # Gradients into the daemon.
 
-    def push(self, step: int, micro_step: int) -> bool:
-        """Pushes the owned pieces of all gradients there are.
-
-        Returns whether there was a gradient at all. Raises before anything is
-        pushed when some gradient is of a kind that cannot be.
+    def gather(self, *, anew: bool = False) -> _Gradients:
+        """All gradients there are, for push(). Raises when one is of a kind that
+        cannot be pushed. anew: what push_early() pushed has changed since in a way
+        that leaves no trace.
         """
-        if not all(self._is_pushed(index, self._parameters[index].grad) for index in self._pushed):
-            self._take_back(step, micro_step)
         found = _Gradients()
+        found.takes_back = bool(self._pushed) and (
+            anew or not all(map(self._is_pushed, self._pushed))
+        )
+        pushed = () if found.takes_back else self._pushed
         for part in self._parts:
             indices: Sequence[int] = self._indices[part]
             gradients = list(map(_gradient_of, self._parameters[part]))
-            if self._pushed or any(map(operator.is_, gradients, itertools.repeat(None))):
+            if pushed or any(map(operator.is_, gradients, itertools.repeat(None))):
                 new = [
                     (index, gradient)
                     for index, gradient in zip(indices, gradients)
-                    if gradient is not None and index not in self._pushed
+                    if gradient is not None and index not in pushed
                 ]
                 indices = [index for index, _ in new]
                 gradients = [gradient for _, gradient in new]
             self._check_gradients(indices, gradients)
             found.add(indices, gradients)
+        return found
+
+    def push(self, step: int, micro_step: int, found: _Gradients) -> None:
+        """Pushes the owned pieces of what was gathered."""
+        if found.takes_back:
+            self._take_back(step, micro_step)
         self._push_found(step, micro_step, found)
-        return bool(found.owners or self._pushed)
 
     def push_early(self, step: int, micro_step: int, index: int) -> None:
         """Pushes the gradient of one parameter that backward() has just made."""
@@ -270,17 +297,36 @@ class TensorBinding:
         found = _Gradients()
         found.add([index], [gradient])
         self._push_found(step, micro_step, found)
-        self._pushed[index] = (gradient.data_ptr(), gradient._version)
+        self._pushed[index] = (gradient, gradient.data_ptr(), gradient._version)
+        _push_early.add(self)
 
     def forget_pushed(self) -> None:
         """What push_early() pushed is of a former step, or dropped."""
         self._pushed.clear()
 
-    def _is_pushed(self, index: int, gradient: torch.Tensor | None) -> bool:
+    def _is_pushed(self, index: int) -> bool:
         """Whether what was pushed early is what there is now."""
-        if gradient is None:
-            return False
-        return self._pushed.get(index) == (gradient.data_ptr(), gradient._version)
+        gradient, pointer, version = self._pushed[index]
+        return (
+            self._parameters[index].grad is gradient
+            and gradient.data_ptr() == pointer
+            and gradient._version == version
+        )
+
+    def _expect_copy(self, parameter: torch.Tensor, bucket: torch.Tensor) -> None:
+        pushed = self._pushed.get(self._index_of.get(id(parameter), -1))
+        if pushed is None or parameter.grad is None:
+            return
+        gradient, pointer, version = pushed
+        if gradient.data_ptr() != pointer or gradient._version != version:
+            return  # others have changed it: push() notices
+        now = parameter.grad
+        is_view = now.untyped_storage().data_ptr() == bucket.untyped_storage().data_ptr()
+        if is_view:
+            pushed = (now, now.data_ptr(), now._version)
+        elif now is gradient:
+            pushed = (gradient, pointer, version + 1)
+        self._pushed[self._index_of[id(parameter)]] = pushed
 
     def _take_back(self, step: int, micro_step: int) -> None:
         if micro_step > 0 or not self._can_take_back:
@@ -356,7 +402,7 @@ class TensorBinding:
         """
         if values.dtype not in DTYPE_CODES:
             values = values.to(torch.float32)
-        values = values.detach().cpu().contiguous()
+        values = _in_memory(values)
         self._queue_load(
             state_array, index, DTYPE_CODES[values.dtype], values.data_ptr() or _SOMEWHERE, values
         )
@@ -402,7 +448,7 @@ class TensorBinding:
         self, wanted: Sequence[tuple[int, int, tuple[int, ...]]]
     ) -> list[torch.Tensor]:
         """(state array, parameter, shape of it) in fp32, in host memory."""
-        results = [torch.empty(shape, dtype=torch.float32) for _, _, shape in wanted]
+        results = [torch.empty(shape, dtype=torch.float32, device="cpu") for _, _, shape in wanted]
         # In parts, between which Python looks for signals.
         for begin in range(0, len(wanted), _BATCH_ARRAYS):
             end = begin + _BATCH_ARRAYS
@@ -449,3 +495,15 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
         else:
             runs.append((index, 1))
     return runs
+
+
+# Bindings of which push_early() was called.
+_push_early: weakref.WeakSet[TensorBinding] = weakref.WeakSet()
+
+
+def expect_copies(parameters: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
+    """DistributedDataParallel has copied the gradients of these parameters into the
+    bucket, has made them views of it or will copy them back, unchanged."""
+    for binding in tuple(_push_early):
+        for parameter in parameters:
+            binding._expect_copy(parameter, bucket)

@@ -43,7 +43,8 @@ def _number(value: float, parameter: torch.Tensor, group: dict[str, Any]) -> tor
     if group.get("fused") or group.get("capturable"):
         return torch.tensor(float(value), dtype=torch.float32, device=parameter.device)
     is_double = torch.get_default_dtype() is torch.float64
-    return torch.tensor(float(value), dtype=torch.float64 if is_double else torch.float32)
+    dtype = torch.float64 if is_double else torch.float32
+    return torch.tensor(float(value), dtype=dtype, device="cpu")
 
 
 def fetch_entries(
@@ -101,6 +102,10 @@ def _arrays_of(
 _WITHOUT_STEP = ("sgd", "lion", "muon")
 
 
+# Up to which torch's float64 counts without gaps.
+_STEP_MAX = 2**53
+
+
 def _step_of(info: OptimizerInfo, entry: StateEntry) -> float | None:
     if "step" not in entry and info.name in _WITHOUT_STEP:
         return float(any(entry.get(name) is not None for name, _ in info.state_arrays))
@@ -152,12 +157,17 @@ def check_entry(
         values = entry[key]
         if not isinstance(values, torch.Tensor) or not values.is_floating_point():
             raise ValueError(f'loaded {key} of parameter "{name}" is not a floating point tensor')
+        if values.layout is not torch.strided or values.is_meta:
+            raise ValueError(
+                f'loaded {key} of parameter "{name}" is sparse or without data, not a dense tensor'
+            )
         if tuple(values.shape) != shapes[key]:
             raise ValueError(
                 f'loaded {key} of parameter "{name}" has shape {list(values.shape)},'
                 f" but the parameter has {list(shapes[key])}"
             )
-    if step_count is not None and (step_count < 0 or step_count != int(step_count)):
+    is_count = step_count is None or (0 <= step_count <= _STEP_MAX and step_count % 1 == 0)
+    if not is_count:
         raise ValueError(f'loaded step of parameter "{name}" is {step_count}')
 
 
@@ -175,7 +185,7 @@ def load_entry(
     for key, (state_array, shape) in info.arrays_of(group, parameter.shape).items():
         values = None if is_new else entry.get(key)
         if values is None:
-            values = torch.zeros(shape, dtype=torch.float32)
+            values = torch.zeros(shape, dtype=torch.float32, device="cpu")
         binding.load_array(state_array, index, values)
     binding.load_step_count(index, int(_step_of(info, entry) or 0))
     if info.scalar:

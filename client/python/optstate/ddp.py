@@ -4,6 +4,8 @@ from typing import Any
 
 import torch
 
+from optstate._torch_binding import expect_copies
+
 
 def ddp_hook(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A DDP communication hook that communicates nothing.
@@ -15,6 +17,7 @@ def ddp_hook(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Futu
         model.register_comm_hook(None, optstate.ddp_hook)
         optimizer = optstate.AdamW(module.parameters(), reduction="daemon")
     """
+    expect_copies(bucket.parameters(), bucket.buffer())
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

@@ -223,9 +223,14 @@ class Session:
     def closed(self) -> bool:
         return self._handle is None
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether it is that of a parent process, which alone can use it."""
+        return self._pid != os.getpid()
+
     def _call(self, function: Callable[..., int], *arguments: Any) -> None:
         with self._lock:
-            if self._pid != os.getpid():
+            if self.is_forked:
                 raise errors.FailedPreconditionError(
                     f"the session belongs to process {self._pid}; a forked process"
                     " must attach by itself"
@@ -438,7 +443,7 @@ class Session:
 
         From a signal handler that interrupts a call: when that returns.
         """
-        if self._pid != os.getpid():
+        if self.is_forked:
             return
         with self._lock:
             if self._calling:

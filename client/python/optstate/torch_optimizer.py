@@ -15,7 +15,13 @@ import torch
 from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._optimizers import as_float, hyperparams_of
-from optstate._options import Scalar, limit, master_format, state_format
+from optstate._options import (
+    Scalar,
+    checked_norm_type,
+    limit,
+    master_format,
+    state_format,
+)
 from optstate._torch_attachment import Attachment, Settings
 from optstate._torch_layout import (
     check_group,
@@ -25,6 +31,11 @@ from optstate._torch_layout import (
     parameter_specs,
 )
 from optstate.session import LossScaler, StepOutcome
+
+
+def _remove_hooks(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 class _Opaque:
@@ -77,8 +88,9 @@ class ServedOptimizer(torch.optim.Optimizer):
         overlap: push each gradient as soon as backward() has accumulated it, so
             that the daemon looks at it while backward() goes on. Needs
             reduction="daemon" when there are several ranks. Changes that are
-            made to .grad before step() are noticed and pushed again. Parameters
-            come back while others are updated, where the wire can.
+            made to .grad before step() are noticed and pushed again, but for
+            those through .data or numpy, which leave no trace. Parameters come
+            back while others are updated, where the wire can.
         state_dtype: of the state arrays: torch.float32, torch.bfloat16 (rounded
             stochastically, reproducibly) or "dynamic8" (bitsandbytes' 8-bit map):
             4, 2 or 1.02 bytes an element. Adafactor's row_var and col_var are
@@ -172,6 +184,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             raise ValueError(f"Invalid job: {job!r} (a name, or None)")
         limit(max_norm, "max_norm")
         limit(max_value, "max_value")
+        checked_norm_type(norm_type)
         self.max_norm, self.max_value, self.norm_type = max_norm, max_value, norm_type
         self._set_up_detached(settings, process_group, model_names(model))
         self._attach(job)
@@ -285,8 +298,7 @@ class ServedOptimizer(torch.optim.Optimizer):
 
     def _hook_gradients(self) -> None:
         """Pushes each gradient as soon as backward() has accumulated it."""
-        for hook in self._hooks:
-            hook.remove()
+        _remove_hooks(self._hooks)
         # A hook must not keep a dropped optimizer, and with it its rank, alive.
         served = weakref.ref(self)
 
@@ -303,12 +315,15 @@ class ServedOptimizer(torch.optim.Optimizer):
             for index, tensor in enumerate(self._tensors())
             if tensor.requires_grad
         ]
+        weakref.finalize(self, _remove_hooks, self._hooks)
 
     def _push_early(self, index: int) -> None:
         attachment = self._attachment
         if attachment is None or attachment.committing is not None or attachment.must_abort:
             return  # step() pushes it
-        with _undone_on_error(attachment):
+        if attachment.session.is_forked:
+            return  # of a child that only computes
+        with attachment.undone_on_error():
             attachment.binding.push_early(attachment.next_step, attachment.micro_step, index)
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> dict[int, dict[str, Any]]:
@@ -343,8 +358,7 @@ class ServedOptimizer(torch.optim.Optimizer):
     def _detach(self, because: str) -> None:
         self._steps_before = self.committed_step
         self._attachment, self._detached_because = None, because
-        for hook in self._hooks:
-            hook.remove()
+        _remove_hooks(self._hooks)
         self._hooks = []
         if self._finalizer is not None:
             self._finalizer()
@@ -372,10 +386,12 @@ class ServedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Performs one optimization step in the daemon; returns the closure's loss.
 
-        Waits for the other ranks. When it raises because of a value, nothing of
-        the step stays in the daemon and it can be taken again; after
-        UnavailableError or DeadlineExceededError, attach anew and look at
-        committed_step.
+        Waits for the other ranks. When it raises because of a value that is wrong
+        here (ValueError, TypeError), nothing has happened, and it can be taken again.
+        When the daemon refuses (InvalidArgumentError, FailedPreconditionError),
+        nothing of the step stays there, micro-steps neither, and it can be taken
+        again from the first; after UnavailableError or DeadlineExceededError, attach
+        anew and look at committed_step.
 
         Ctrl-C ends the wait for another rank with KeyboardInterrupt. The step is
         under way then: the next use of the optimizer waits for it to end and reads
@@ -383,6 +399,15 @@ class ServedOptimizer(torch.optim.Optimizer):
         up: it is not taken, unless the other ranks had all come.
         """
         self._check_graph_capture()
+        try:
+            return self._step(closure)
+        except BaseException:
+            # A GradScaler multiplies by what is left here when it takes the step again.
+            self.__dict__.pop("grad_scale", None)
+            self.__dict__.pop("found_inf", None)
+            raise
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -391,11 +416,15 @@ class ServedOptimizer(torch.optim.Optimizer):
         attachment.fill_hyperparams(self.param_groups)
         max_norm = limit(self.max_norm, "max_norm")
         max_value = limit(self.max_value, "max_value")
+        norm_type = checked_norm_type(self.norm_type)
         grad_scale, found_inf = self._scaling(attachment)
+        # unscale_() changes gradients without a new version.
+        was_unscaled = self._has_scaler() and getattr(self, "grad_scale", None) is None
         overlap = self._settings.overlap
         step = attachment.next_step
-        with _undone_on_error(attachment):
-            attachment.binding.push(step, attachment.micro_step)
+        gradients = attachment.binding.gather(anew=was_unscaled)
+        with attachment.undone_on_error():
+            attachment.binding.push(step, attachment.micro_step, gradients)
             attachment.committing = step
             self._outcome = attachment.session.commit(
                 step,
@@ -403,7 +432,7 @@ class ServedOptimizer(torch.optim.Optimizer):
                 grad_scale=grad_scale,
                 max_norm=max_norm,
                 max_value=max_value,
-                norm_type=self.norm_type,
+                norm_type=norm_type,
                 found_inf=found_inf,
                 read=attachment.binding.direct if overlap else None,
             )
@@ -421,7 +450,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         are by then, if any, and updates with the sum. Needs ``accumulate=True``.
         zero_grad() leaves pushed micro-steps alone; abort_step() drops them.
         A GradScaler looks at the gradients of step() alone: with one, look at
-        last_outcome.found_inf.
+        last_outcome.found_inf. Errors are as step()'s.
 
         With reduction="daemon" it waits until the other ranks have taken the
         micro-step as well. AbortedError: one of them was lost or has aborted, and
@@ -431,8 +460,9 @@ class ServedOptimizer(torch.optim.Optimizer):
         if not self._settings.accumulate:
             raise RuntimeError("accumulate_step needs an optimizer made with accumulate=True")
         attachment = self._prepared_attachment()
-        with _undone_on_error(attachment):
-            attachment.binding.push(attachment.next_step, attachment.micro_step)
+        gradients = attachment.binding.gather()
+        with attachment.undone_on_error():
+            attachment.binding.push(attachment.next_step, attachment.micro_step, gradients)
             # Also without a gradient: other ranks may have one, and wait.
             attachment.session.end_micro_step(attachment.next_step, attachment.micro_step)
         attachment.binding.forget_pushed()
@@ -460,11 +490,22 @@ class ServedOptimizer(torch.optim.Optimizer):
             attachment.must_abort = False
         changed = attachment.binding.changed()
         if changed:
+            attachment.check_no_micro_steps("parameters were changed in place")
             attachment.load(self.param_groups, changed)
         return attachment
 
+    def _has_scaler(self) -> bool:
+        """Whether a GradScaler calls step()."""
+        return getattr(self, "found_inf", None) is not None
+
     def _scaling(self, attachment: Attachment) -> tuple[float, bool]:
         """(grad_scale, found_inf): the daemon's scale, or what a GradScaler left."""
+        if self._has_scaler() and attachment.gradient_divisor > 1:
+            raise RuntimeError(
+                'a GradScaler cannot be used with reduction="daemon" on several ranks: it looks at'
+                " this rank's gradients alone, so that the ranks' scales would part. Use"
+                " loss_scaler=optstate.LossScaler(...), which the ranks share"
+            )
         grad_scale = getattr(self, "grad_scale", None)
         found_inf = getattr(self, "found_inf", None)
         scale = attachment.session.loss_scale or 1.0
@@ -496,8 +537,8 @@ class ServedOptimizer(torch.optim.Optimizer):
         """Sends all parameters as they are now to the daemon. Collective."""
         attachment = self._attached()
         attachment.binding.check_parameters(self.param_groups)
+        attachment.check_no_micro_steps("upload_parameters()")
         attachment.load(self.param_groups, range(len(self._tensors())))
-        attachment.binding.remember()
 
     def fetch_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """One parameter's step, exp_avg, ... at the committed step.
@@ -552,7 +593,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         Parameters are not part of it: load the model's before. Raises
         ValueError, with nothing changed, when it does not fit.
         """
-        self._attached()
+        self._attached().check_no_micro_steps("load_state_dict()")
         handle = self.register_load_state_dict_pre_hook(_hide_entries)
         self._is_loading_state_dict = True
         try:
@@ -607,8 +648,19 @@ class ServedOptimizer(torch.optim.Optimizer):
         optimizer of its own, whose first use makes a private job of this state."""
         with self._state_present():
             state = super().__getstate__()
-        state["_optstate"] = (self._settings, self.max_norm, self.max_value, self.norm_type)
+        settings = self._present_settings()
+        state["_optstate"] = (settings, self.max_norm, self.max_value, self.norm_type)
         return state
+
+    def _present_settings(self) -> Settings:
+        """Of a job that goes on from here: with the loss scale of now."""
+        scaler = self._settings.loss_scaler
+        if scaler is None or self._attachment is None:
+            return self._settings
+        scale = self._attachment.session.loss_scale
+        return dataclasses.replace(
+            self._settings, loss_scaler=dataclasses.replace(scaler, init_scale=scale)
+        )
 
     # Growing.
 
@@ -638,8 +690,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         """Closes the session and opens one with all groups."""
         old_groups, groups = self.param_groups[:-1], self.param_groups
         self._finish_interrupted(old)
-        if old.micro_step:
-            raise RuntimeError("add_param_group within a step: there are micro-steps pushed")
+        old.check_no_micro_steps("add_param_group()")
         ranks = Ranks(self._process_group)
         error: Exception | None = None
         try:  # while nothing is given up yet
@@ -651,6 +702,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         count = sum(len(group["params"]) for group in old_groups)
         extend_with = [*old.binding.changed(), *range(count, len(self._tensors()))]
         if old.is_private:  # it ends with its last session: take its state along
+            self._settings = self._present_settings()
             for tensor, entry in old.fetch(old_groups).items():
                 self.state[tensor].update(entry)
         self._detach("add_param_group failed")
@@ -673,27 +725,3 @@ class ServedOptimizer(torch.optim.Optimizer):
             finally:
                 self.param_groups.append(refused)  # the caller takes it away
             raise
-
-
-@contextlib.contextmanager
-def _undone_on_error(attachment: Attachment) -> Iterator[None]:
-    """Drops what was staged when a step fails, so that it can be taken again."""
-    try:
-        yield
-    except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError):
-        # There may be no daemon to say it to, and waiting for one takes a while.
-        attachment.micro_step, attachment.committing = 0, None
-        attachment.must_abort = True
-        raise
-    except errors.OptstateError:
-        attachment.micro_step, attachment.committing = 0, None
-        with contextlib.suppress(errors.OptstateError):
-            attachment.session.abort(attachment.next_step)
-        raise
-    except BaseException:
-        attachment.micro_step = 0
-        if attachment.committing is not None:
-            raise  # a signal's: finish_interrupted() sees what became of it
-        with contextlib.suppress(errors.OptstateError):
-            attachment.session.abort(attachment.next_step)
-        raise

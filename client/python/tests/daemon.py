@@ -101,11 +101,15 @@ class Daemon:
         self.process.kill()
         self.process.wait()
 
-    def stop(self) -> None:
+    def stop_gently(self) -> None:
+        """SIGTERM; start() finds all jobs again."""
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             try:
                 self.process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 self.kill()
+
+    def stop(self) -> None:
+        self.stop_gently()
         shutil.rmtree(self.directory, ignore_errors=True)

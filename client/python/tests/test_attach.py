@@ -164,7 +164,8 @@ def _push_and_wait(connection, rank, job, endpoint):
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=endpoint)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e3)
-    optimizer._attachment.binding.push(optimizer.committed_step + 1, 0)
+    binding = optimizer._attachment.binding
+    binding.push(optimizer.committed_step + 1, 0, binding.gather())
     optimizer._attachment.session.flush()
     say(connection, "pushed")
     connection.recv()

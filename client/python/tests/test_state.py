@@ -263,3 +263,39 @@ def test_a_write_of_equal_values_is_no_change(monkeypatch):
     loss_of(model, 0).backward()
     optimizer.step()
     assert not loads
+
+
+@pytest.mark.parametrize("what", ["sparse", "meta", "huge step", "nan step"])
+def test_state_that_cannot_be_sent_changes_nothing(what):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01)
+    train(model, optimizer, range(2))
+    saved = optimizer.state_dict()
+    entry = saved["state"][2]  # others come before it
+    if what == "sparse":
+        entry["exp_avg_sq"] = entry["exp_avg_sq"].to_sparse()
+    elif what == "meta":
+        entry["exp_avg_sq"] = entry["exp_avg_sq"].to("meta")
+    else:
+        entry["step"] = torch.tensor(1e30 if what == "huge step" else float("nan"))
+    with pytest.raises(ValueError, match="exp_avg_sq" if "step" not in what else "step"):
+        optimizer.load_state_dict(saved)
+    train(model, optimizer, range(2, 4))
+    whole = small_model()
+    train(whole, optstate.AdamW(whole.parameters(), lr=0.01), range(4))
+    assert largest_difference(model, whole) == 0
+
+
+def test_state_is_in_host_memory_whatever_the_default_device(daemon):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01)
+    train(model, optimizer, range(1))
+    expected = optimizer.state_dict()["state"]
+    with torch.device("meta"):
+        found = optimizer.state_dict()["state"]
+        optimizer.load_state_dict(optimizer.state_dict())
+        again = optimizer.state_dict()["state"]
+    for other in (found, again):
+        for index, entry in expected.items():
+            for key, value in entry.items():
+                assert torch.equal(other[index][key], value)
