@@ -76,7 +76,7 @@ class FakeControl : public supervisor::SupervisorControl {
   absl::Status DeleteHeldJob(const std::string&, absl::Time) override {
     return absl::OkStatus();
   }
-  absl::Status RecoverJob(const std::string&, uid_t) override {
+  absl::Status RecoverJob(const std::string&, uid_t, pid_t) override {
     return absl::OkStatus();
   }
   absl::StatusOr<std::string> AwaitEngine(const std::string&,

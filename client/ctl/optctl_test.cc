@@ -96,6 +96,18 @@ class OptctlTest : public testing::Test {
         absl::StrCat("--endpoint ", daemon_->shm_endpoint(), " ", arguments));
   }
 
+  // Pid of an engine, another than `last`, that runs and calls its job FAILED.
+  int64_t AwaitFailedEngine(const std::string& name, int64_t last) {
+    while (true) {
+      const auto job = daemon_->GetJob(name);
+      if (job.ok() && job->phase() == v1::JOB_PHASE_FAILED &&
+          job->engine_pid() != 0 && job->engine_pid() != last) {
+        return job->engine_pid();
+      }
+      std::this_thread::yield();
+    }
+  }
+
   std::unique_ptr<TestDaemon> daemon_;
 };
 
@@ -236,6 +248,26 @@ TEST_F(OptctlTest, FailedJobIsDescribedAndRecovered) {
   EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
   const auto outcome = Step(*session, 2);
   EXPECT_TRUE(outcome.ok()) << outcome.status();
+}
+
+// Its engine runs, to say why; the next one finds what is mended.
+TEST_F(OptctlTest, JobThatCouldNotBeOpenedIsRecovered) {
+  const auto session = Train("gpt");
+  const std::string control =
+      absl::StrCat(daemon_->state_dir(), "/jobs/gpt/state/control");
+  std::filesystem::rename(control, control + ".away");
+  ASSERT_TRUE(daemon_->KillEngine("gpt").ok());
+  const int64_t first = AwaitFailedEngine("gpt", /*last=*/0);
+  const Ran too_early = Optctl("recover gpt");
+  ASSERT_EQ(too_early.exit_code, kExitOk) << too_early.output;
+  AwaitFailedEngine("gpt", first);
+
+  std::filesystem::rename(control + ".away", control);
+  const Ran ran = Optctl("recover gpt");
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
+  const auto outcome = Step(*session, 2);
+  EXPECT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_EQ(Optctl("recover gpt").exit_code, kExitRefused);
 }
 
 // Another build comes, and the rank only waits.

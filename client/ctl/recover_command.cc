@@ -20,8 +20,8 @@ absl::Status Run(const Context& context, const std::string& name) {
 void AddRecoverCommand(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand(
       "recover",
-      "Starts the engine of a FAILED job again, once what made it fail is "
-      "mended (describe job says what)");
+      "Starts the engine of a FAILED job again, also one that runs, once what "
+      "made it fail is mended (describe job says what)");
   auto name = std::make_shared<std::string>();
   command->add_option("name", *name, "The job's name")->required();
   command->callback([&context, name] {

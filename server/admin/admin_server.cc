@@ -174,7 +174,7 @@ grpc::Status Server::RecoverJob(grpc::ServerContext* context,
   const absl::StatusOr<Caller> caller = uids_.Find(context->peer());
   if (!caller.ok()) return ToGrpc(caller.status());
   const absl::Status status =
-      service_->RecoverJob(request->name(), caller->uid);
+      service_->RecoverJob(request->name(), caller->uid, Deadline(*context));
   spdlog::info("recover job \"{}\" by uid {}: {}",
                absl::CHexEscape(request->name()), caller->uid,
                status.ToString());

@@ -201,9 +201,17 @@ absl::Status AdminService::CheckNoSessions(const std::string& name,
                    "): try again, or force the deletion"));
 }
 
-absl::Status AdminService::RecoverJob(const std::string& name, uid_t uid) {
+absl::Status AdminService::RecoverJob(const std::string& name, uid_t uid,
+                                      absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(supervisor::CheckJobName(name));
-  return control_->RecoverJob(name, uid);
+  return control_->RecoverJob(name, uid, FailedEngine(name, deadline));
+}
+
+pid_t AdminService::FailedEngine(const std::string& name, absl::Time deadline) {
+  const absl::StatusOr<v1::Job> job =
+      engines_->GetJob(name, EngineDeadline(deadline));
+  if (!job.ok() || job->phase() != v1::JOB_PHASE_FAILED) return 0;
+  return static_cast<pid_t>(job->engine_pid());
 }
 
 absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(

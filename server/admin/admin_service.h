@@ -43,7 +43,8 @@ class AdminService {
       const v1::ListParametersRequest& request, absl::Time deadline);
   absl::Status DeleteJob(const std::string& name, bool force, uid_t uid,
                          absl::Time deadline);
-  absl::Status RecoverJob(const std::string& name, uid_t uid);
+  absl::Status RecoverJob(const std::string& name, uid_t uid,
+                          absl::Time deadline);
   // `is_local`: asked over a unix socket.
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary, uid_t uid,
                                            bool is_local);
@@ -58,6 +59,8 @@ class AdminService {
       absl::Time deadline);
   absl::StatusOr<supervisor::JobSummary> FindJob(const std::string& name);
   absl::Status CheckNoSessions(const std::string& name, absl::Time deadline);
+  // Pid of the job's engine if it runs and calls the job FAILED, else 0.
+  pid_t FailedEngine(const std::string& name, absl::Time deadline);
 
   supervisor::SupervisorControl* const control_;
   EngineChannels* const engines_;

@@ -7,10 +7,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "optstate/v1/engine.grpc.pb.h"
@@ -44,8 +46,9 @@ class FakeControl : public supervisor::SupervisorControl {
     jobs.erase(name);
     return absl::OkStatus();
   }
-  absl::Status RecoverJob(const std::string& name, uid_t) override {
-    calls.push_back("recover " + name);
+  absl::Status RecoverJob(const std::string& name, uid_t,
+                          pid_t failed_engine) override {
+    calls.push_back(absl::StrCat("recover ", name, " ", failed_engine));
     return absl::OkStatus();
   }
   absl::StatusOr<std::string> AwaitEngine(const std::string& name,
@@ -102,7 +105,8 @@ class FakeEngineService : public v1::Engine::Service {
                       v1::Job* job) override {
     while (hangs_ && !context->IsCancelled()) std::this_thread::yield();
     job->set_name("what the engine thinks");
-    job->set_phase(v1::JOB_PHASE_READY);
+    job->set_phase(phase_);
+    job->set_engine_pid(18);
     job->set_session_count(sessions_);
     job->set_state_bytes(100);
     for (uint32_t i = 0; i < sessions_; ++i) job->add_sessions()->set_rank(i);
@@ -138,6 +142,7 @@ class FakeEngineService : public v1::Engine::Service {
     return grpc::Status::OK;
   }
 
+  void set_phase(v1::JobPhase phase) { phase_ = phase; }
   int drains() const { return drains_; }
   bool only_waited() const { return only_waited_; }
   int rests() const { return rests_; }
@@ -151,6 +156,7 @@ class FakeEngineService : public v1::Engine::Service {
   int drains_ = 0;
   bool only_waited_ = false;
   int rests_ = 0;
+  std::atomic<v1::JobPhase> phase_{v1::JOB_PHASE_READY};
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -282,6 +288,23 @@ TEST_F(AdminServiceTest, DeleteChecksNameAndUser) {
       absl::IsNotFound(service_->DeleteJob("b", false, ::geteuid(), Soon())));
   EXPECT_TRUE(absl::IsPermissionDenied(
       service_->DeleteJob("a", true, ::geteuid() + 1, Soon())));
+}
+
+// By the pid that the engine itself says: the supervisor's may be the next one.
+TEST_F(AdminServiceTest, RecoverNamesTheEngineThatCallsItsJobFailed) {
+  AddJob("ready", 1);
+  AddJob("failed", 1).set_phase(v1::JOB_PHASE_FAILED);
+  AddJob("hanging", 1, /*hangs=*/true);
+  AddJob("dead", 1);
+  engines_.Erase("dead");
+  for (const char* job : {"ready", "failed", "hanging", "dead"}) {
+    EXPECT_TRUE(service_->RecoverJob(job, ::geteuid(), Soon()).ok());
+  }
+  EXPECT_THAT(control_.calls,
+              ElementsAre("recover ready 0", "recover failed 18",
+                          "recover hanging 0", "recover dead 0"));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      service_->RecoverJob("../a", ::geteuid(), Soon())));
 }
 
 TEST_F(AdminServiceTest, DrainReachesEveryEngineAndNamesWhoIsLate) {

@@ -205,20 +205,28 @@ void JobHost::Pump() {
   }
 }
 
-absl::Status JobHost::Recover() {
-  if (state_ != State::kFailed) {
+absl::Status JobHost::Recover(pid_t failed_engine) {
+  // Whoever asked the engine may have asked the one before: that one's word
+  // says nothing of this one.
+  const bool fails_running = state_ == State::kRunning && failed_engine != 0 &&
+                             engine_pid() == failed_engine;
+  if (state_ != State::kFailed && !fails_running) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "the engine of job \"", name(),
-        "\" has not failed: there is nothing to start again. A job whose "
-        "engine runs and which optctl describe job calls failed has lost data: "
-        "its reason says what to do"));
+        "job \"", name(),
+        "\" has not failed: there is nothing to start again. `optctl describe "
+        "job ",
+        name(), "` says how it is"));
   }
   spdlog::info("job {}: starting its engine again, as it was asked for",
                name());
   restart_policy_.Reset();
   options_.config.set_restarts(0);
   reason_.clear();
-  StartEngine();
+  if (fails_running) {
+    ReplaceRunning();
+  } else {
+    StartEngine();
+  }
   return absl::OkStatus();
 }
 

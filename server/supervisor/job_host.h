@@ -30,6 +30,7 @@ struct Waiting {
 //   running --ReplaceEngine()--> replacing --exit--> starting
 //   any of these --too many deaths--> failed (the job's state is kept)
 //   failed --Recover()--> starting
+//   running --Recover()--> replacing, when its engine calls the job FAILED
 //   any --Finished or Stop()--> stopping --exit--> stopped
 //
 // Starting means: an engine that runs already (its supervisor has died, or was
@@ -100,9 +101,11 @@ class JobHost {
     return engine_ != nullptr && engine_->HasUnreadPackets();
   }
 
-  // Starts the engine of a FAILED job again, as if none had died.
-  // FAILED_PRECONDITION: the job is not FAILED.
-  absl::Status Recover();
+  // Starts the engine of a FAILED job again, as if none had died; ends it
+  // before that if it runs, which is so when `failed_engine` is its pid: this
+  // engine calls the job FAILED. 0: none that runs does. FAILED_PRECONDITION:
+  // the job is not FAILED.
+  absl::Status Recover(pid_t failed_engine);
 
   // Ends the engine and starts another, which is not counted as a restart;
   // on_engine or on_failed follows. FAILED_PRECONDITION: none is running.

@@ -296,11 +296,12 @@ absl::StatusOr<JobHost*> Supervisor::FindToChange(const std::string& name,
   return found->second.get();
 }
 
-absl::Status Supervisor::RecoverJob(const std::string& name, uid_t uid) {
+absl::Status Supervisor::RecoverJob(const std::string& name, uid_t uid,
+                                    pid_t failed_engine) {
   absl::Status status;
   RunInLoop([&] {
     const absl::StatusOr<JobHost*> host = FindToChange(name, uid);
-    status = host.ok() ? (*host)->Recover() : host.status();
+    status = host.ok() ? (*host)->Recover(failed_engine) : host.status();
   });
   return status;
 }

@@ -76,7 +76,8 @@ class Supervisor : public SupervisorControl {
   void ReleaseJob(const std::string& name) override;
   absl::Status DeleteHeldJob(const std::string& name,
                              absl::Time deadline) override;
-  absl::Status RecoverJob(const std::string& name, uid_t uid) override;
+  absl::Status RecoverJob(const std::string& name, uid_t uid,
+                          pid_t failed_engine) override;
   absl::StatusOr<std::string> AwaitEngine(const std::string& name,
                                           absl::Time deadline) override;
   absl::Status ReplaceEngine(const std::string& name,

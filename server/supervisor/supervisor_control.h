@@ -47,9 +47,12 @@ class SupervisorControl {
   virtual absl::Status DeleteHeldJob(const std::string& name,
                                      absl::Time deadline) = 0;
 
-  // Starts the engine of a FAILED job again. NOT_FOUND; PERMISSION_DENIED when
-  // `uid` may not change the job; FAILED_PRECONDITION when it is not FAILED.
-  virtual absl::Status RecoverJob(const std::string& name, uid_t uid) = 0;
+  // Starts the engine of a FAILED job again. A job whose engine runs is FAILED
+  // when that says so: then `failed_engine` is its pid, as it said itself, else
+  // 0. NOT_FOUND; PERMISSION_DENIED when `uid` may not change the job;
+  // FAILED_PRECONDITION when it is not FAILED.
+  virtual absl::Status RecoverJob(const std::string& name, uid_t uid,
+                                  pid_t failed_engine) = 0;
 
   // Waits until the job's engine is ready; returns the identity of its
   // executable (control/executable.h). NOT_FOUND: the job is gone;

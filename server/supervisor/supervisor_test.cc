@@ -422,20 +422,45 @@ TEST_F(SupervisorTest, FailedJobIsRecovered) {
   const auto is_failed = [this] { return harness_.Find("broken")->failed; };
   EXPECT_FALSE(harness_.Open("broken").ok());
   ASSERT_TRUE(is_failed());
-  EXPECT_TRUE(absl::IsNotFound(supervisor.RecoverJob("b", ::geteuid())));
+  EXPECT_TRUE(absl::IsNotFound(supervisor.RecoverJob("b", ::geteuid(), 0)));
   EXPECT_TRUE(absl::IsPermissionDenied(
-      supervisor.RecoverJob("broken", ::geteuid() + 1)));
+      supervisor.RecoverJob("broken", ::geteuid() + 1, 0)));
   // Not yet mended; its count begins anew, so that it fails the same way again.
-  ASSERT_TRUE(supervisor.RecoverJob("broken", ::geteuid()).ok());
+  ASSERT_TRUE(supervisor.RecoverJob("broken", ::geteuid(), 0).ok());
   ASSERT_TRUE(Harness::Eventually(is_failed));
   EXPECT_EQ(harness_.Find("broken")->restarts, 1u);
 
   std::ofstream(harness_.JobDirectory("broken") + "/fixed") << "yes";
-  ASSERT_TRUE(supervisor.RecoverJob("broken", ::geteuid()).ok());
+  ASSERT_TRUE(supervisor.RecoverJob("broken", ::geteuid(), 0).ok());
   MustOpen("broken");
   EXPECT_EQ(harness_.Find("broken")->restarts, 0u);
-  EXPECT_TRUE(
-      absl::IsFailedPrecondition(supervisor.RecoverJob("broken", ::geteuid())));
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      supervisor.RecoverJob("broken", ::geteuid(), 0)));
+}
+
+// What it could not open or find, the next one may.
+TEST_F(SupervisorTest, EngineThatRunsAndCallsItsJobFailedIsReplaced) {
+  harness_.Start();
+  const TestSession before = MustOpen("keeps");
+  const auto failed = static_cast<pid_t>(before.engine_pid);
+  ASSERT_TRUE(Harness::Eventually(
+      [this] { return harness_.Find("keeps")->kept_count == 1; }));
+  Supervisor& supervisor = harness_.supervisor();
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      supervisor.RecoverJob("keeps", ::geteuid() + 1, failed)));
+  // The word of another engine, which has gone.
+  const absl::Status other =
+      supervisor.RecoverJob("keeps", ::geteuid(), failed + 1);
+  EXPECT_TRUE(absl::IsFailedPrecondition(other)) << other;
+  EXPECT_THAT(std::string(other.message()), HasSubstr("has not failed"));
+  EXPECT_EQ(MustOpen("keeps").engine_pid, before.engine_pid);
+
+  ASSERT_TRUE(supervisor.RecoverJob("keeps", ::geteuid(), failed).ok());
+  EXPECT_TRUE(Harness::ClosedByPeer(before.fd.get()));
+  const TestSession after = MustOpen("keeps");
+  EXPECT_NE(after.engine_pid, before.engine_pid);
+  EXPECT_THAT(after.kept, HasSubstr("0 100 4096 of rank 0;"));
+  EXPECT_EQ(harness_.Find("keeps")->restarts, 0u);
 }
 
 TEST_F(SupervisorTest, DrainingRefusesNewSessions) {
