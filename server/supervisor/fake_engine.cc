@@ -9,6 +9,7 @@
 //   never-ready...    never says that it is
 //   one-session...    its job is over when a connection ends
 //   deaf...           does not read its control socket once it is ready
+//   hangs-up...       closes every connection once it has answered it
 //   stubborn...       does not end when it is told to
 //   foreign...        speaks another control version while JOB_DIR/fixed is not
 //                     there
@@ -147,6 +148,7 @@ class Engine {
     (void)shm::SendFrame(connections_.back().fd.get(),
                          reply.SerializeAsString(), {},
                          absl::Now() + absl::Seconds(30));
+    if (Is("hangs-up")) connections_.pop_back();
   }
 
   void Keep(uint32_t rank) {

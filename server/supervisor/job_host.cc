@@ -1,5 +1,6 @@
 #include "server/supervisor/job_host.h"
 
+#include <poll.h>
 #include <spdlog/spdlog.h>
 
 #include <cstdint>
@@ -18,6 +19,13 @@ namespace {
 constexpr absl::Duration kStartTimeout = absl::Minutes(2);
 // It finishes the pass that it is in.
 constexpr absl::Duration kStopTimeout = absl::Seconds(20);
+// Nothing tells when an engine has read a connection.
+constexpr absl::Duration kLook = absl::Milliseconds(50);
+
+bool HasHungUp(int fd) {
+  pollfd entry{fd, POLLRDHUP, 0};
+  return ::poll(&entry, 1, 0) == 1;
+}
 
 }  // namespace
 
@@ -30,7 +38,10 @@ JobHost::JobHost(EventLoop* loop, Options options, Callbacks callbacks)
           absl::Seconds(options_.config.daemon().engine().restart_window_s())),
       kept_(std::move(options_.kept)) {}
 
-JobHost::~JobHost() { loop_->Cancel(timer_); }
+JobHost::~JobHost() {
+  loop_->Cancel(timer_);
+  loop_->Cancel(look_timer_);
+}
 
 void JobHost::Start() { StartEngine(); }
 
@@ -121,6 +132,7 @@ void JobHost::OnFinished() {
 void JobHost::OnExit(const std::string& how) {
   const pid_t pid = engine_pid();
   engine_.reset();
+  unread_.clear();
   loop_->Cancel(timer_);
   callbacks_.on_engine_gone();
   if (state_ == State::kStopping) {
@@ -172,6 +184,7 @@ absl::Status JobHost::FailedStatus() const {
 
 absl::Status JobHost::Adopt(Waiting* waiting) {
   if (state_ == State::kFailed) return FailedStatus();
+  if (waiting_.size() >= kWaitingMax) DropEnded();
   if (waiting_.size() >= kWaitingMax) {
     return absl::ResourceExhaustedError(
         absl::StrCat("job \"", name(), "\": ", waiting_.size(),
@@ -179,6 +192,7 @@ absl::Status JobHost::Adopt(Waiting* waiting) {
   }
   waiting_.push_back(std::move(*waiting));
   Pump();
+  LookLater();
   return absl::OkStatus();
 }
 
@@ -190,12 +204,13 @@ void JobHost::SetHeld(bool held) {
 void JobHost::Pump() {
   if (state_ != State::kRunning || held_) return;
   while (!waiting_.empty()) {
-    const Waiting& next = waiting_.front();
+    Waiting& next = waiting_.front();
     const absl::Status status = engine_->Adopt(next.adopt, next.fd.get());
     // Not just now: on_writable, or the engine's death, comes back to it.
     if (absl::IsUnavailable(status)) return;
     if (status.ok()) {
       callbacks_.on_adopted(next.fd.get());
+      unread_.push_back(std::move(next.fd));
     } else {
       spdlog::error("job {}: connection refused: {}", name(),
                     status.ToString());
@@ -203,6 +218,37 @@ void JobHost::Pump() {
     }
     waiting_.pop_front();
   }
+}
+
+void JobHost::LookLater() {
+  if (looks_later_ || (waiting_.empty() && unread_.empty())) return;
+  looks_later_ = true;
+  look_timer_ = loop_->RunAfter(kLook, [this] {
+    looks_later_ = false;
+    DropEnded();
+    LookLater();
+  });
+}
+
+void JobHost::DropEnded() {
+  if (engine_ == nullptr || !engine_->HasUnreadPackets()) unread_.clear();
+  std::erase_if(unread_, [this](const UniqueFd& fd) {
+    if (!HasHungUp(fd.get())) return false;
+    callbacks_.on_hung_up(fd.get());
+    return true;
+  });
+  const size_t gone = std::erase_if(
+      waiting_, [](const Waiting& each) { return HasHungUp(each.fd.get()); });
+  if (gone == 0) return;
+  spdlog::info(
+      "job {}: {} connections that waited for its engine were closed by their "
+      "peers",
+      name(), gone);
+}
+
+std::deque<Waiting> JobHost::TakeWaiting() {
+  DropEnded();
+  return std::move(waiting_);
 }
 
 absl::Status JobHost::Recover(pid_t failed_engine) {

@@ -41,6 +41,9 @@ struct Waiting {
 //
 // Connections that come while no engine is ready wait for it, kWaitingMax of
 // them at most; those that come while the job is stopping wait for TakeWaiting.
+// Of one that the engine was given there is a copy until it has been read:
+// nobody else could tell that its peer has gone. After that there must be none,
+// for the peer would not notice that the engine closes it.
 //
 // Threads: the loop's. Outlived by the loop. on_stopped may destroy the object,
 // the other callbacks may not.
@@ -74,8 +77,11 @@ class JobHost {
     std::function<void(pid_t)> on_process;
     std::function<void()> on_engine_gone;
     std::function<void()> on_failed;
-    // The engine was given this connection; the fd is closed afterwards.
+    // The engine was given this connection.
     std::function<void(int fd)> on_adopted;
+    // Its peer has gone before the engine has read it; the fd is closed
+    // afterwards.
+    std::function<void(int fd)> on_hung_up;
     // The engine is gone for good. `over`: because the job is (ephemeral, or
     // nobody registered), so that its directory should go.
     std::function<void(bool over)> on_stopped;
@@ -96,10 +102,11 @@ class JobHost {
   void SetHeld(bool held);
 
   size_t waiting_count() const { return waiting_.size(); }
-  // Whether the engine may have connections that it has not received yet.
-  bool HasUnreadConnections() const {
-    return engine_ != nullptr && engine_->HasUnreadPackets();
-  }
+  // Connections that the engine was given and may not have read yet.
+  const std::vector<UniqueFd>& unread() const { return unread_; }
+  // Forgets connections whose peer has gone, and copies of those that the
+  // engine has read. Also done by itself, in a little while.
+  void DropEnded();
 
   // Starts the engine of a FAILED job again, as if none had died; ends it
   // before that if it runs, which is so when `failed_engine` is its pid: this
@@ -121,7 +128,7 @@ class JobHost {
   void Stop();
 
   // Who came too late for the engine; to be asked at on_stopped.
-  std::deque<Waiting> TakeWaiting() { return std::move(waiting_); }
+  std::deque<Waiting> TakeWaiting();
 
   const std::string& name() const { return options_.config.job(); }
   uint32_t uid() const { return options_.config.uid(); }
@@ -145,6 +152,8 @@ class JobHost {
   void Fail(const std::string& why);
   absl::Status FailedStatus() const;
   void Pump();
+  // Has DropEnded() called in a little while, if there is anything to drop.
+  void LookLater();
   void ArmTimer(absl::Duration delay, std::function<void()> callback);
   void FinishStopping();
   void ReplaceRunning();
@@ -164,6 +173,9 @@ class JobHost {
   v1::EngineEvent::Ready engine_info_;
   std::unique_ptr<EngineProcess> engine_;
   std::deque<Waiting> waiting_;
+  std::vector<UniqueFd> unread_;
+  bool looks_later_ = false;
+  EventLoop::TimerId look_timer_;
   // Limits start-up, back-off or stopping, whichever the state is.
   EventLoop::TimerId timer_;
 };

@@ -6,6 +6,13 @@ void SessionLedger::Add(const std::string& job, ino_t socket) {
   if (sockets_[job].insert(socket).second) ++count_;
 }
 
+void SessionLedger::Remove(const std::string& job, ino_t socket) {
+  const auto found = sockets_.find(job);
+  if (found == sockets_.end()) return;
+  count_ -= found->second.erase(socket);
+  if (found->second.empty()) sockets_.erase(found);
+}
+
 void SessionLedger::Forget(const std::string& job) { Retain(job, {}); }
 
 void SessionLedger::Retain(const std::string& job,

@@ -13,14 +13,16 @@ namespace optstate::supervisor {
 // Counts the connections that engines were given.
 //
 // An engine does not report when a session ends, and the supervisor keeps no
-// copy of its socket (then the peer would not notice that the engine closed
-// it). So the count only grows, until the limit is reached: then the supervisor
-// looks which sockets the engine still has open, by their inodes.
+// copy of its socket once the engine has it (then the peer would not notice
+// that the engine closed it). So the count only grows, until the limit is
+// reached: then the supervisor looks which sockets the engine still has open,
+// by their inodes.
 //
 // Threads: one at a time.
 class SessionLedger {
  public:
   void Add(const std::string& job, ino_t socket);
+  void Remove(const std::string& job, ino_t socket);
   // The job's engine is gone, and its sessions with it.
   void Forget(const std::string& job);
   // Keeps those of the job's sessions whose socket is in `open`.

@@ -14,6 +14,11 @@ TEST(SessionLedgerTest, Counts) {
   EXPECT_EQ(ledger.count(), 3u);
   ledger.Retain("a", {2, 3, 99});
   EXPECT_EQ(ledger.count(), 2u);
+  ledger.Remove("a", 2);
+  ledger.Remove("a", 2);
+  ledger.Remove("unknown", 2);
+  EXPECT_EQ(ledger.count(), 1u);
+  ledger.Add("a", 2);
   ledger.Forget("b");
   ledger.Forget("unknown");
   EXPECT_EQ(ledger.count(), 1u);

@@ -138,11 +138,17 @@ size_t Supervisor::CountSessions() const {
 
 void Supervisor::LookForEndedSessions() {
   for (const auto& [name, host] : hosts_) {
-    if (host->engine_pid() == 0 || host->HasUnreadConnections()) continue;
-    const absl::StatusOr<std::set<ino_t>> open =
+    host->DropEnded();
+    if (host->engine_pid() == 0) continue;
+    absl::StatusOr<std::set<ino_t>> open =
         control::OpenSockets(host->engine_pid());
     // Unreadable: the old count is the safe side.
-    if (open.ok()) sessions_.Retain(name, *open);
+    if (!open.ok()) continue;
+    for (const UniqueFd& fd : host->unread()) {
+      const absl::StatusOr<ino_t> inode = control::SocketInode(fd.get());
+      if (inode.ok()) open->insert(*inode);
+    }
+    sessions_.Retain(name, *open);
   }
 }
 
@@ -182,6 +188,10 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
     callbacks_.on_engine_gone(name);
   };
   callbacks.on_adopted = [this, name](int fd) { OnAdopted(name, fd); };
+  callbacks.on_hung_up = [this, name](int fd) {
+    const absl::StatusOr<ino_t> inode = control::SocketInode(fd);
+    if (inode.ok()) sessions_.Remove(name, *inode);
+  };
   callbacks.on_stopped = [this, name](bool over) { OnStopped(name, over); };
   auto host = std::make_unique<JobHost>(loop_, std::move(options),
                                         std::move(callbacks));

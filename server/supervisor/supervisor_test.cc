@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -21,6 +22,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "server/control/open_sockets.h"
 #include "server/supervisor/core_shares.h"
 #include "server/supervisor/supervisor_harness.h"
 
@@ -528,6 +530,55 @@ TEST_F(SupervisorTest, EngineThatDoesNotReadStallsItsJobAlone) {
   }
   MustOpen("other");
   EXPECT_FALSE(harness_.Find("deaf")->failed);
+}
+
+// Those that the control socket holds, and those that wait for room in it.
+TEST_F(SupervisorTest, WhoGivesUpBeforeTheEngineReadsIsCountedNoLonger) {
+  harness_.config().mutable_limits()->set_sessions_max(400);
+  harness_.config().mutable_engine()->set_restarts_max(0);
+  harness_.Start();
+  const auto sockets = [] { return control::OpenSockets(::getpid())->size(); };
+  MustOpen("other");
+  const size_t before = sockets();
+  std::vector<UniqueFd> fds;
+  const v1::Hello hello = Harness::GoodHello("deaf");
+  while (!absl::IsResourceExhausted(harness_.Open("other").status())) {
+    fds.push_back(harness_.Connect());
+    ASSERT_TRUE(Harness::SendHello(fds.back().get(), hello).ok());
+  }
+  EXPECT_GE(fds.size(), 390u);
+  fds.clear();
+  EXPECT_TRUE(
+      Harness::Eventually([this] { return harness_.Open("other").ok(); }));
+  // Clients and daemon share this process; the engine has a few.
+  EXPECT_TRUE(Harness::Eventually([&] { return sockets() <= before + 10; }));
+  // It would not end when it is told to.
+  ASSERT_EQ(::kill(harness_.Find("deaf")->engine_pid, SIGKILL), 0);
+  EXPECT_TRUE(
+      Harness::Eventually([this] { return harness_.Find("deaf")->failed; }));
+}
+
+TEST_F(SupervisorTest, WhoGivesUpWhileTheEngineStartsMakesRoomForOthers) {
+  harness_.config().mutable_limits()->set_sessions_max(2 *
+                                                       JobHost::kWaitingMax);
+  harness_.Start();
+  const v1::Hello hello = Harness::GoodHello("never-ready");
+  for (size_t i = 0; i < JobHost::kWaitingMax + 100; ++i) {
+    const UniqueFd gone = harness_.Connect();
+    ASSERT_TRUE(Harness::SendHello(gone.get(), hello).ok());
+    // No more at once than may be in their handshake.
+    if (i % 100 == 0) MustOpen("other");
+  }
+  const UniqueFd late = harness_.Connect();
+  ASSERT_TRUE(Harness::SendHello(late.get(), hello).ok());
+  MustOpen("other");  // the supervisor has seen them all
+  pollfd refused{late.get(), POLLIN | POLLRDHUP, 0};
+  EXPECT_EQ(::poll(&refused, 1, 0), 0);
+}
+
+TEST_F(SupervisorTest, SessionThatItsEngineClosesEndsForItsPeer) {
+  harness_.Start();
+  EXPECT_TRUE(Harness::ClosedByPeer(MustOpen("hangs-up").fd.get()));
 }
 
 TEST_F(SupervisorTest, FloodBeyondTheFdLimitLeavesAcceptingIntact) {
