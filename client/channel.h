@@ -111,8 +111,9 @@ class Channel {
   // Without a connection: says to the engine, over one of its own, that this
   // session, which may have lost the engine before, does not come back.
   virtual absl::Status Farewell(absl::Time deadline) = 0;
-  // Forgets the connection without a word to the engine: for a forked child,
-  // whose parent goes on using it.
+  // Forgets the connection without a word to the engine, and closes this
+  // process's copy of its socket: for a forked child, whose parent goes on
+  // using it.
   virtual void Abandon() = 0;
 
   virtual absl::Span<std::byte> gradient_area() = 0;

@@ -43,7 +43,10 @@ class GrpcChannel final : public Channel {
   bool connected() const override { return stream_ != nullptr; }
   absl::Status Disconnect() override;
   absl::Status Farewell(absl::Time deadline) override;
-  void Abandon() override { static_cast<void>(stream_.release()); }
+  void Abandon() override {
+    if (stream_ != nullptr) stream_->Abandon();
+    static_cast<void>(stream_.release());
+  }
 
   absl::Span<std::byte> gradient_area() override { return gradients_->bytes(); }
   absl::Span<const std::byte> parameter_area() const override {

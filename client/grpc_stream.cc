@@ -1,5 +1,6 @@
 #include "client/grpc_stream.h"
 
+#include <fcntl.h>
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/completion_queue.h>
@@ -10,6 +11,8 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/channel_arguments.h>
 #include <grpcpp/support/slice.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -124,10 +127,18 @@ grpc::Slice Borrow(absl::Span<const std::byte> data,
                      lent);
 }
 
+// 0: it is none.
+ino_t SocketInode(int fd) {
+  struct stat info;
+  return ::fstat(fd, &info) == 0 && S_ISSOCK(info.st_mode) ? info.st_ino : 0;
+}
+
 class Stream final : public GrpcStream {
  public:
   explicit Stream(UniqueFd socket)
-      : stub_(grpc::CreateCustomInsecureChannelFromFd(
+      : socket_fd_(socket.get()),
+        socket_inode_(SocketInode(socket_fd_)),
+        stub_(grpc::CreateCustomInsecureChannelFromFd(
             "optstate", socket.release(), Arguments())) {}
 
   ~Stream() override {
@@ -137,6 +148,14 @@ class Stream final : public GrpcStream {
     bool ok;
     while (queue_.Next(&tag, &ok)) {
     }
+  }
+
+  void Abandon() override {
+    // gRPC may have closed it, and the number be somebody else's.
+    if (socket_inode_ == 0 || SocketInode(socket_fd_) != socket_inode_) return;
+    const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
+    // Not free for others: to gRPC's copies of objects it is still theirs.
+    if (::dup3(nothing.get(), socket_fd_, O_CLOEXEC) < 0) ::close(socket_fd_);
   }
 
   absl::Status Start(absl::Time deadline, const InterruptCheck& interrupted) {
@@ -242,6 +261,8 @@ class Stream final : public GrpcStream {
     run_->Finish(&status_, Tag(Event::kFinished));
   }
 
+  const int socket_fd_;  // gRPC's
+  const ino_t socket_inode_;
   // In this order: what runs needs what it runs on.
   grpc::ClientContext context_;
   grpc::CompletionQueue queue_;

@@ -29,6 +29,11 @@ class GrpcStream {
       UniqueFd socket, absl::Time deadline, const InterruptCheck& interrupted);
   virtual ~GrpcStream() = default;
 
+  // In a forked child, as the last call: closes its copy of the socket, so that
+  // the connection ends with the parent. The object is to be leaked then, for
+  // gRPC's threads, which would end it, exist only there.
+  virtual void Abandon() = 0;
+
   // Hands one message to gRPC; `request` is free when it returns. Waits for the
   // message before it to leave, which is when the engine's window has room.
   virtual absl::Status Write(const v1::SessionRequest& request,

@@ -1,8 +1,14 @@
 // One run over shared memory, one over gRPC, one that changes between the two:
 // equal in every bit, whatever the layout.
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -16,6 +22,19 @@ namespace optstate {
 namespace {
 
 using client::Session;
+
+// Those that this process has open, as /proc names them.
+std::set<std::string> OpenSockets() {
+  std::set<std::string> sockets;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string target =
+        std::filesystem::read_symlink(entry.path(), gone).string();
+    if (target.rfind("socket:", 0) == 0) sockets.insert(target);
+  }
+  return sockets;
+}
 
 class WiresTest : public testing::Test {
  protected:
@@ -88,6 +107,30 @@ TEST_F(WiresTest, RandomLayoutsHaveEqualBits) {
 
 TEST_F(WiresTest, ManyParameters) {
   ExpectEqual(UniformLayout(1024, 33), ScriptSeed(), 3);
+}
+
+// Else a rank would not be lost before its data loader's workers are.
+TEST_F(WiresTest, ForkedChildHoldsNothingOfTheConnection) {
+  for (const std::string& endpoint : endpoints_) {
+    const std::set<std::string> before = OpenSockets();
+    const client::SessionOptions options = NewJob(UniformLayout(3, 50));
+    const auto session = Open(options, endpoint);
+    ASSERT_NE(session, nullptr);
+    const StepScript script(session->layout(), ScriptSeed());
+    ASSERT_TRUE(script.Load(*session).ok());
+    ASSERT_NE(OpenSockets(), before);
+    const pid_t child = ::fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      session->Close();
+      ::_exit(OpenSockets() == before ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_EQ(status, 0) << endpoint;
+    const auto step = script.Run(*session, 1);
+    EXPECT_TRUE(step.ok()) << endpoint << ": " << step.status();
+  }
 }
 
 // Shared memory is for the daemon's own node.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import subprocess
+import sys
+import time
 
 import optstate
 import pytest
@@ -206,27 +209,35 @@ def test_a_forked_child_leaves_the_session_alone(job):
     optimizer.close()
 
 
-def test_a_forked_child_does_not_keep_a_dead_rank_attached(job, daemon):
+_TRAINER_WITH_WORKER = """
+import os, sys
+import optstate
+from training import small_model
+job, endpoint = sys.argv[1:]
+optimizer = optstate.AdamW(small_model().parameters(), job=job, endpoint=endpoint)
+if os.fork() == 0:
+    sys.stdin.read()  # until the test closes its end
+    os._exit(0)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix", "grpc_tcp"])
+def test_a_forked_child_does_not_keep_a_dead_rank_attached(job, daemon, wire):
     """A data loader's worker that outlives its trainer holds nothing of it."""
-    read_end, write_end = os.pipe()
-    trainer = os.fork()
-    if trainer == 0:
-        try:
-            os.close(write_end)
-            optimizer = optstate.AdamW(small_model().parameters(), job=job)
-            if os.fork() == 0:
-                os.read(read_end, 1)  # until the test closes its end
-                os._exit(0)
-            del optimizer
-            os.kill(os.getpid(), 9)
-        finally:
-            os._exit(1)
-    os.close(read_end)
-    os.waitpid(trainer, 0)
-    try:
-        optstate.AdamW(small_model().parameters(), job=job).close()
-    finally:
-        os.close(write_end)
+    endpoint = getattr(daemon, wire)
+    # Not a fork of ours, which may have used gRPC already.
+    command = [sys.executable, "-c", _TRAINER_WITH_WORKER, job, endpoint]
+    path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    ) as trainer:
+        assert trainer.wait() == -9
+        end = time.monotonic() + 20
+        while daemon.optctl("describe", "job", job)["session_count"] != 0:
+            assert time.monotonic() < end, "the rank is still attached"
+        optimizer = optstate.AdamW(small_model().parameters(), job=job, endpoint=endpoint)
+        optimizer.close()
 
 
 def test_sigkill_of_one_rank_within_a_step(job, daemon):
