@@ -2,14 +2,37 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <unistd.h>
 
 #include <cerrno>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "proto/types/os_error.h"
 
 namespace optstate {
+namespace {
+
+// Without the block that there may not be room for, nobody can tell who has it.
+void WriteOwnPid(int fd) {
+  // As long as every other, so that nothing is left of one before.
+  const std::string pid = absl::StrFormat("%10d\n", ::getpid());
+  (void)!::pwrite(fd, pid.data(), pid.size(), 0);
+}
+
+std::string HolderOf(int fd) {
+  char text[16] = {};
+  int pid = 0;
+  if (::pread(fd, text, sizeof(text) - 1, 0) <= 0 ||
+      !absl::SimpleAtoi(text, &pid)) {
+    return "another engine of this job";
+  }
+  return absl::StrCat("another engine of this job, process ", pid, ",");
+}
+
+}  // namespace
 
 absl::StatusOr<UniqueFd> LockJob(const std::string& directory,
                                  absl::Duration patience) {
@@ -26,10 +49,11 @@ absl::StatusOr<UniqueFd> LockJob(const std::string& directory,
     }
     if (absl::Now() >= deadline) {
       return absl::UnavailableError(absl::StrCat(
-          path, " is locked: another engine of this job is still running"));
+          path, " is locked: ", HolderOf(fd.get()), " is still running"));
     }
     absl::SleepFor(absl::Milliseconds(10));
   }
+  WriteOwnPid(fd.get());
   return fd;
 }
 

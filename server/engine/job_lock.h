@@ -11,7 +11,7 @@ namespace optstate {
 
 // Locks DIRECTORY/lock for this process, so that a job never has two engines;
 // the lock goes with the fd, so with the process. Waits up to `patience` for a
-// predecessor that is dying. UNAVAILABLE when it does not.
+// predecessor that is dying. UNAVAILABLE when it does not, with its pid.
 absl::StatusOr<UniqueFd> LockJob(const std::string& directory,
                                  absl::Duration patience);
 
