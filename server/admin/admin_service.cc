@@ -36,6 +36,10 @@ v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
     job.set_phase(v1::JOB_PHASE_FAILED);
   } else {
     job.set_reason(std::string(described.status().message()));
+    // Of the one before, while none has got ready since.
+    if (!summary.reason.empty()) {
+      job.set_reason(absl::StrCat(job.reason(), ": ", summary.reason));
+    }
   }
   if (job.reason().empty()) job.set_reason(summary.reason);
   // What the supervisor knows best.

@@ -221,6 +221,7 @@ TEST_F(AdminServiceTest, ADeadOrHangingEngineDoesNotSpoilTheList) {
   AddJob("hanging", 1, /*hangs=*/true);
   AddJob("starting", 1);
   engines_.Erase("starting");
+  control_.jobs["starting"].reason = "its engine exited with status 1: locked";
   JobSummary& failed = control_.jobs["failed"];
   failed.name = "failed";
   failed.failed = true;
@@ -233,7 +234,9 @@ TEST_F(AdminServiceTest, ADeadOrHangingEngineDoesNotSpoilTheList) {
   EXPECT_EQ(jobs[1].phase(), v1::JOB_PHASE_READY);
   EXPECT_EQ(jobs[2].phase(), v1::JOB_PHASE_UNSPECIFIED);
   EXPECT_THAT(jobs[2].reason(), HasSubstr("hanging"));
-  EXPECT_THAT(jobs[3].reason(), HasSubstr("not running"));
+  EXPECT_THAT(
+      jobs[3].reason(),
+      HasSubstr("not running: its engine exited with status 1: locked"));
 }
 
 TEST_F(AdminServiceTest, SessionsOfAllOrOne) {
