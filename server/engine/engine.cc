@@ -54,8 +54,12 @@ UniqueFd TakeFd(int fd) {
   return UniqueFd(fd);
 }
 
-int Fail(const absl::Status& status) {
+// Tells the supervisor too, if there is one to be told.
+int Fail(const absl::Status& status, SupervisorLink* link = nullptr) {
   spdlog::error("engine cannot start: {}", status.ToString());
+  v1::EngineEvent event;
+  event.mutable_cannot_start()->set_reason(std::string(status.message()));
+  if (link != nullptr) (void)link->Send(event);
   return 1;
 }
 
@@ -115,7 +119,7 @@ int RunEngine(const EngineOptions& options) {
       introduction.supervise.request.supervise().limits();
 
   auto lock = LockJob(config.job_dir(), kLockPatience);
-  if (!lock.ok()) return Fail(lock.status());
+  if (!lock.ok()) return Fail(lock.status(), link->get());
   // What the last engine left, for the job to finish the step that it died in.
   std::vector<KeptGradients> kept = std::move(introduction.kept);
   SupervisorReporter reporter(link->get());
@@ -135,14 +139,14 @@ int RunEngine(const EngineOptions& options) {
   Job* const opened = job.ok() ? job->get() : nullptr;
 
   auto service = EngineService::Start(config, opened, job.status());
-  if (!service.ok()) return Fail(service.status());
+  if (!service.ok()) return Fail(service.status(), link->get());
   auto server = ConnectionServer::Start({.config = config,
                                          .link = link->get(),
                                          .reporter = &reporter,
                                          .service = service->get(),
                                          .job = opened,
                                          .failure = job.status()});
-  if (!server.ok()) return Fail(server.status());
+  if (!server.ok()) return Fail(server.status(), link->get());
   (*server)->TakeSupervise(std::move(introduction.supervise));
   spdlog::info("engine ready: job={} restarts={} kept_gradients={}",
                config.job(), config.restarts(), kept_count);

@@ -235,6 +235,7 @@ void EngineProcess::OnExit() {
   }
   if (!*alive) return;
   CloseControl();
+  if (!cannot_start_.empty()) absl::StrAppend(&how, ": ", cannot_start_);
   const auto on_exit = callbacks_.on_exit;
   on_exit(how);
 }
@@ -304,6 +305,9 @@ void EngineProcess::HandlePacket(control::Packet packet) {
            std::make_shared<const UniqueFd>(std::move(packet.fd))});
     case v1::EngineEvent::kDropGradients:
       return callbacks_.on_drop(event.drop_gradients().rank());
+    case v1::EngineEvent::kCannotStart:
+      cannot_start_ = event.cannot_start().reason();
+      return;
     case v1::EngineEvent::EVENT_NOT_SET:
       spdlog::error("engine {} sent an event that is not known here", pid_);
       return;

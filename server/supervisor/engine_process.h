@@ -124,6 +124,7 @@ class EngineProcess {
   const Callbacks callbacks_;
   pid_t pid_ = 0;
   bool exited_ = false;
+  std::string cannot_start_;  // why, as it said
   UniqueFd pidfd_;
   UniqueFd control_;
   UniqueFd grpc_;

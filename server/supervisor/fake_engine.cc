@@ -4,6 +4,7 @@
 // the peer closes. What else it does, the job's name says:
 //
 //   dies-at-start     exits with status 3
+//   gives-up...       says that it cannot start and exits with status 3
 //   dies-on-hello...  kills itself when it gets a connection
 //   broken...         exits with status 3 while JOB_DIR/fixed is not there
 //   never-ready...    never says that it is
@@ -114,6 +115,7 @@ class Engine {
     if (request.has_kept_gradients()) {
       given_ += Describe(request.kept_gradients(), fd.get());
     }
+    if (request.has_start_job() && Is("gives-up")) GiveUp();
     if (request.has_start_job() && !std::exchange(started_, true)) {
       SayEverything();
     }
@@ -134,6 +136,13 @@ class Engine {
     ready.set_restarts(config_.restarts());
     ready.set_executable(*control::ExecutableIdentity("/proc/self/exe"));
     Say(event);
+  }
+
+  [[noreturn]] void GiveUp() {
+    v1::EngineEvent event;
+    event.mutable_cannot_start()->set_reason("somebody has the lock");
+    Say(event);
+    std::_Exit(3);
   }
 
   void Take(UniqueFd fd) {

@@ -187,6 +187,16 @@ TEST_F(SupervisorTest, DeathBySignalIsNamed) {
               HasSubstr("killed by signal 9"));
 }
 
+TEST_F(SupervisorTest, EngineThatCannotStartSaysWhy) {
+  harness_.config().mutable_engine()->set_restarts_max(1);
+  harness_.Start();
+  const absl::Status status = harness_.Open("gives-up").status();
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("exited with status 3: somebody has the lock"));
+  EXPECT_THAT(harness_.Find("gives-up")->reason,
+              HasSubstr("somebody has the lock"));
+}
+
 TEST_F(SupervisorTest, FinishedJobIsRemoved) {
   harness_.Start();
   TestSession session = MustOpen("one-session");
