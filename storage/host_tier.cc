@@ -282,7 +282,10 @@ absl::StatusOr<UniqueFd> HostTier::OpenToRead(int array) const {
 }
 
 absl::Status HostTier::ReserveUndo(uint64_t bytes) {
-  return ReserveFile(kUndoFile, bytes, &undo_);
+  OPTSTATE_RETURN_IF_ERROR(ReserveFile(kUndoFile, bytes, &undo_));
+  // Behind the file: who dies in between leaves one that is larger than noted.
+  if (bytes != 0) control()->undo_bytes = undo_->size();
+  return absl::OkStatus();
 }
 
 absl::Status HostTier::ReserveRedo(uint64_t bytes) {
@@ -304,7 +307,7 @@ absl::Status HostTier::ReserveFile(absl::string_view name, uint64_t bytes,
   if (!file->has_value()) {
     std::error_code error;
     const uintmax_t found = std::filesystem::file_size(path, error);
-    if (error && bytes == 0) return absl::OkStatus();
+    if (bytes == 0 && (error || found == 0)) return absl::OkStatus();
     // An empty one is what is left of a creation that died.
     if (!error && found == 0) {
       ::unlink(path.c_str());

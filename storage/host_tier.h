@@ -111,8 +111,9 @@ class HostTier {
                        const std::string& description);
 
   // Makes the file of the workers' undo slots at least this large, keeping what
-  // is in it; 0: only opens one that is there. RESOURCE_EXHAUSTED when the file
-  // system cannot hold it.
+  // is in it, and notes its size in the control file; 0: only opens one that is
+  // there, and changes nothing. RESOURCE_EXHAUSTED when the file system cannot
+  // hold it.
   absl::Status ReserveUndo(uint64_t bytes);
   // Empty before ReserveUndo, or when there is none.
   absl::Span<std::byte> undo() const;

@@ -217,6 +217,7 @@ TEST_F(HostTierTest, UndoIsKeptUntilItIsUsed) {
   ASSERT_EQ(tier->undo().size(), 20000u);
   EXPECT_EQ(tier->undo()[9999], std::byte{7});
   EXPECT_EQ(tier->undo()[19999], std::byte{0});
+  EXPECT_EQ(tier->control()->undo_bytes, 20000u);
   ASSERT_TRUE(tier->ReserveUndo(5000).ok());
   EXPECT_EQ(tier->undo().size(), 20000u);
 }

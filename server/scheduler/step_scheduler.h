@@ -112,6 +112,10 @@ class StepScheduler {
   static uint64_t WorkerUndoBytes(int workers);
   // And of the redo file; 0: the optimizer needs none.
   static uint64_t RedoBytes(const Layout& layout, int workers);
+  // What the redo file of an engine that died must have for what its undo slots
+  // name.
+  static uint64_t RedoBytesInUse(const Layout& layout,
+                                 absl::Span<const std::byte> undo);
 
   // Takes back what a process that died was writing, in any number of slots:
   // of runs of the update of `step` (0: no step is in progress) the vectors

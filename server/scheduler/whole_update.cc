@@ -78,6 +78,21 @@ uint64_t StepScheduler::RedoBytes(const Layout& layout, int workers) {
   return static_cast<uint64_t>(workers) * RedoPartBytes(layout);
 }
 
+uint64_t StepScheduler::RedoBytesInUse(const Layout& layout,
+                                       absl::Span<const std::byte> undo) {
+  if (FindWholeKernel(layout.optimizer()) == nullptr) return 0;
+  const absl::Span<const WorkerUndo> slots(
+      reinterpret_cast<const WorkerUndo*>(undo.data()),
+      undo.size() / sizeof(WorkerUndo));
+  uint64_t parts = 0;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const bool is_used = slots[i].kind.load(std::memory_order_relaxed) ==
+                         static_cast<uint64_t>(UndoKind::kReplace);
+    if (is_used) parts = i + 1;
+  }
+  return parts * RedoPartBytes(layout);
+}
+
 // A worker's: the gradient, the floats of a split master, then what the kernel
 // works in.
 absl::Status StepScheduler::MakeWorkspace() {

@@ -75,13 +75,13 @@ absl::Status JobImpl::Adopt() {
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveUndo(0));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveSpeculation(0));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveRedo(0));
-  const bool undo_lost = tier_->undo().empty();
+  OPTSTATE_RETURN_IF_ERROR(CheckStepFiles(shape->description));
   OPTSTATE_RETURN_IF_ERROR(UseShape(std::move(shape)));
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (AwaitedCount() == 0) ForgetLoss(rank);
   }
   had_session_ = AwaitedCount() > 0;
-  failure_ = undo_lost ? LostInside("the file undo is missing") : AdoptStep();
+  failure_ = AdoptStep();
   AdoptUnfinishedLoad();
   return absl::OkStatus();
 }

@@ -166,6 +166,9 @@ class JobCrashTest : public ::testing::Test {
     harness_.job().GiveUp({.rank = 1, .client_instance = kInstance + 1});
     ASSERT_EQ(phase(), v1::JOB_PHASE_FAILED);
   }
+  std::string Path(const std::string& file) const {
+    return harness_.directory() + "/state/" + file;
+  }
   uint64_t committed_step() {
     return harness_.job().Describe().committed_step();
   }

@@ -5,14 +5,11 @@
 
 #include <vector>
 
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/session/job_crash_fixture.h"
 
 namespace optstate {
 namespace {
-
-using ::testing::HasSubstr;
 
 JobHarness::Setup WholeInSmallFormats() {
   JobHarness::Setup setup = TwoRanks();
@@ -225,14 +222,6 @@ TEST_F(JobCrashTest, ADrainingJobTakesBackTheRanksOfItsOpenStep) {
   EXPECT_TRUE(harness_.StateBytes() == expected_);
   const absl::Status next = harness_.Push(0, 4, 0, 1);
   EXPECT_EQ(next.code(), absl::StatusCode::kUnavailable) << next;
-}
-
-TEST_F(JobCrashTest, AMissingUndoFileIsNoticed) {
-  DieInStep3(Instant::kFirstRun);
-  ASSERT_EQ(::unlink((harness_.directory() + "/state/undo").c_str()), 0);
-  ASSERT_TRUE(harness_.Open().ok());
-  EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
-  EXPECT_THAT(harness_.job().Describe().reason(), HasSubstr("undo is missing"));
 }
 
 class AccumulatingJobCrashTest : public JobCrashTest {

@@ -287,6 +287,11 @@ class JobImpl final : public Job {
   void TakeBackSpeculation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_recovery.cc
+  absl::Status CheckStepFiles(const JobDescription& description) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status CheckStepFile(absl::string_view file, uint64_t bytes,
+                             uint64_t needed) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AdoptStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status PrepareRecovery(uint64_t step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -317,6 +322,7 @@ class JobImpl final : public Job {
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status LostInside(absl::string_view why) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  std::string HowToGoOn() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // job_load.cc
   struct LoadRange {

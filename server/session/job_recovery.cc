@@ -25,10 +25,14 @@ absl::Status JobImpl::LostInside(absl::string_view why) const {
   return absl::DataLossError(absl::StrCat(
       "job \"", options_.name, "\": the engine died inside step ", step, ", ",
       why,
-      ", so its state is partly of that step and partly of the one before. "
-      "Last good step: ",
-      record().committed_step, ". Delete the job (optctl delete job ",
-      options_.name, ") and start it again from a checkpoint"));
+      ", so its state is partly of that step and partly of the one before. ",
+      HowToGoOn()));
+}
+
+std::string JobImpl::HowToGoOn() const {
+  return absl::StrCat("Last good step: ", record().committed_step,
+                      ". Delete the job (optctl delete job ", options_.name,
+                      ") and start it again from a checkpoint");
 }
 
 absl::Status JobImpl::LostGradientsOf(uint64_t rank) const {
@@ -39,10 +43,49 @@ absl::Status JobImpl::LostGradientsOf(uint64_t rank) const {
 
 absl::Status JobImpl::NotOfOneStep(absl::string_view why) const {
   return absl::DataLossError(absl::StrCat(
-      "job \"", options_.name, "\": its files are not of one step: ", why,
-      ". Last good step: ", record().committed_step,
-      ". Delete the job (optctl delete job ", options_.name,
-      ") and start it again from a checkpoint"));
+      "job \"", options_.name, "\": its files are not of one step: ", why, ". ",
+      HowToGoOn()));
+}
+
+absl::Status JobImpl::CheckStepFile(absl::string_view file, uint64_t bytes,
+                                    uint64_t needed) const {
+  if (bytes >= needed) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      options_.directory, "/state/", file,
+      bytes == 0 ? " is missing or empty"
+                 : absl::StrCat(" has ", bytes, " bytes"),
+      ", it must have ", needed,
+      ": without it what an engine left half written in step ",
+      record().committed_step + 1, " cannot be put right. ", HowToGoOn()));
+}
+
+// Before any of them is enlarged or made anew, for its zeros would say that
+// nothing was half written. Between two steps they have nothing that counts,
+// but for sums that were being added to.
+absl::Status JobImpl::CheckStepFiles(const JobDescription& description) const {
+  const ControlFile& control = *tier_->control();
+  const uint64_t next = record().committed_step + 1;
+  const bool in_step = control.step_in_progress.load() == next;
+  bool in_sum = false;
+  for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
+    in_sum |= description.accumulate && rank_mark(rank).step == next;
+  }
+  if (in_step || in_sum) {
+    // Whole slots, at least one, also where nobody has said how many.
+    const uint64_t slot = StepScheduler::WorkerUndoBytes(1);
+    const uint64_t bytes = tier_->undo().size();
+    const uint64_t slots = std::max<uint64_t>(1, (bytes + slot - 1) / slot);
+    OPTSTATE_RETURN_IF_ERROR(CheckStepFile(
+        "undo", bytes, std::max(control.undo_bytes, slots * slot)));
+  }
+  if (in_step) {
+    OPTSTATE_RETURN_IF_ERROR(CheckStepFile(
+        "redo", tier_->redo().size(),
+        StepScheduler::RedoBytesInUse(description.layout, tier_->undo())));
+  }
+  if (control.step_speculated.load() != next) return absl::OkStatus();
+  return CheckStepFile("speculation", tier_->speculation().size(),
+                       StepScheduler::SpeculationBytes(description.layout));
 }
 
 absl::Status JobImpl::BeingFinished() const {

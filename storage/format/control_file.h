@@ -99,6 +99,9 @@ struct ControlFile {
   // that was committed since.
   std::atomic<uint64_t> step_given_up;
   uint64_t given_up_for_rank;
+  // What the file undo has at least, for the size alone does not show that one
+  // was cut; 0: not known, of an engine that did not say.
+  uint64_t undo_bytes;
   alignas(64) StepRecord records[2];
   float loading_masters[kLoadBlockElements];
   uint8_t reserved2[2624];
@@ -109,6 +112,7 @@ static_assert(offsetof(ControlFile, sequence) == 64);
 static_assert(offsetof(ControlFile, step_in_progress) == 72);
 static_assert(offsetof(ControlFile, counts_begun) == 80);
 static_assert(offsetof(ControlFile, step_given_up) == 168);
+static_assert(offsetof(ControlFile, undo_bytes) == 184);
 static_assert(offsetof(ControlFile, records) == 192);
 static_assert(offsetof(ControlFile, loading_masters) == 448);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
