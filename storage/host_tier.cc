@@ -164,8 +164,9 @@ absl::Status HostTier::OpenFiles(const Layout& layout,
   const ByteRange whole = {0, sizeof(ControlFile)};
   OPTSTATE_ASSIGN_OR_RETURN(control_, StateFile::Open(Path(kControlFileName),
                                                       whole.end, {&whole, 1}));
-  OPTSTATE_RETURN_IF_ERROR(Annotate(CheckControlFile(*control(), incarnation),
-                                    Path(kControlFileName)));
+  OPTSTATE_RETURN_IF_ERROR(Annotate(
+      CheckControlFile(*control(), incarnation, layout.parameters().size()),
+      Path(kControlFileName)));
   for (int i = 0; i < kStateArrayCount; ++i) {
     const StateArrayIndex array = ArrayAt(i);
     if (!HasArray(array, layout, accumulation)) {

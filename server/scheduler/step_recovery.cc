@@ -39,7 +39,8 @@ absl::StatusOr<uint64_t> StepScheduler::RollBack(uint64_t step) {
                                               : options_.recovery.run_stamps;
     if (undo.run >= runs_.run_count() ||
         (kind != UndoKind::kUpdate && kind != UndoKind::kAccumulate &&
-         kind != UndoKind::kReplace)) {
+         kind != UndoKind::kReplace) ||
+        (kind == UndoKind::kUpdate && whole_ != nullptr)) {
       return Impossible(undo, runs_.run_count());
     }
     if (kind == UndoKind::kReplace) {

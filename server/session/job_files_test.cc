@@ -130,7 +130,11 @@ TEST_F(JobFilesTest, FlippedBytesOfTheControlFile) {
                {8, "format version is 71"},
                {24, "header's checksum"},
                {16, "header's checksum"},
-               {72, "step 64 is in progress after committed step 1"}};
+               {72, "step 64 is in progress after committed step 1"},
+               {80, "counts_begun is 66, it can be 2 at most"},
+               {136, "step_speculated is 64, it can be 2 at most"},
+               {144, "parameter_loading is 64, it can be 2 at most"},
+               {168, "step_given_up is 64, it can be 2 at most"}};
   for (const auto& flipped : cases) {
     Flip("control", flipped.offset);
     ExpectDataLoss("control", flipped.text);

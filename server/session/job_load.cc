@@ -317,10 +317,7 @@ absl::Status JobImpl::AdoptLoadedMasters() {
       control.parameter_loading.load(std::memory_order_relaxed);
   if (one_more == 0) return absl::OkStatus();
   const auto parameters = layout_of_job().parameters();
-  const uint64_t numel =
-      one_more > parameters.size()
-          ? 0
-          : static_cast<uint64_t>(parameters[one_more - 1].numel);
+  const auto numel = static_cast<uint64_t>(parameters[one_more - 1].numel);
   if (control.loading_numel > kLoadBlockElements ||
       control.loading_begin > numel ||
       control.loading_numel > numel - control.loading_begin) {

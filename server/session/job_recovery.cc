@@ -84,6 +84,11 @@ absl::Status JobImpl::CheckStepFiles(const JobDescription& description) const {
         StepScheduler::RedoBytesInUse(description.layout, tier_->undo())));
   }
   if (control.step_speculated.load() != next) return absl::OkStatus();
+  if (!StepScheduler::CanSpeculate(description.layout)) {
+    return absl::DataLossError(absl::StrCat(
+        options_.directory, "/state/control: step_speculated is ", next,
+        ", but the job's optimizer is never speculated with. ", HowToGoOn()));
+  }
   return CheckStepFile("speculation", tier_->speculation().size(),
                        StepScheduler::SpeculationBytes(description.layout));
 }

@@ -84,14 +84,12 @@ class StepFilesTest : public JobCrashTest {
     EXPECT_EQ(committed_step(), 3);
     EXPECT_TRUE(harness_.StateBytes() == expected_);
   }
-  // As an engine leaves it that does not say how large undo is.
-  void ForgetUndoBytes() {
-    std::FILE* const control = std::fopen(Path("control").c_str(), "r+");
-    ASSERT_NE(control, nullptr);
-    std::fseek(control, offsetof(ControlFile, undo_bytes), SEEK_SET);
-    const uint64_t none = 0;
-    EXPECT_EQ(std::fwrite(&none, sizeof(none), 1, control), 1);
-    std::fclose(control);
+  void Overwrite(const std::string& file, size_t offset, uint64_t value) {
+    std::FILE* const stream = std::fopen(Path(file).c_str(), "r+");
+    ASSERT_NE(stream, nullptr);
+    std::fseek(stream, static_cast<long>(offset), SEEK_SET);
+    EXPECT_EQ(std::fwrite(&value, sizeof(value), 1, stream), 1);
+    std::fclose(stream);
   }
 
   const uint64_t slot_ = StepScheduler::WorkerUndoBytes(1);
@@ -106,7 +104,7 @@ TEST_F(StepFilesTest, UndoInsideAStep) {
 
 TEST_F(StepFilesTest, UndoOfAnEngineThatDoesNotSayHowLargeItIs) {
   DieInStep3(Instant::kFirstRun);
-  ForgetUndoBytes();
+  Overwrite("control", offsetof(ControlFile, undo_bytes), 0);
   ExpectNeeded("undo", {slot_ - 1, 64}, slot_);
   ExpectFinished();
 }
@@ -126,6 +124,15 @@ TEST_F(StepFilesTest, BetweenStepsTheyAreMadeAnew) {
   harness_.AttachAll();
   TakeStep3(&harness_);
   EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+// An engine that never speculated has no such file.
+TEST_F(StepFilesTest, ASpeculatedStepWithoutTheFile) {
+  harness_.Close();
+  Overwrite("control", offsetof(ControlFile, step_speculated), 3);
+  const absl::Status status = harness_.Open();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(status.message(), HasSubstr("speculation is missing or empty"));
 }
 
 class SumFilesTest : public StepFilesTest {
@@ -166,6 +173,23 @@ TEST_F(WholeFilesTest, NothingOfRedoIsNeededBeforeTheFirstParameter) {
   DieInStep3(Instant::kMarked);
   fs::remove(Path("redo"));
   ExpectFinished();
+}
+
+TEST_F(WholeFilesTest, ASpeculatedStepIsImpossible) {
+  harness_.Close();
+  Overwrite("control", offsetof(ControlFile, step_speculated), 3);
+  const absl::Status status = harness_.Open();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+  EXPECT_THAT(status.message(), HasSubstr("step_speculated is 3"));
+}
+
+TEST_F(WholeFilesTest, AnUpdateOfOneRunIsImpossible) {
+  DieInStep3(Instant::kFirstRun);
+  Overwrite("undo", 0, 1);
+  ASSERT_TRUE(harness_.Open().ok());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
+  EXPECT_THAT(harness_.job().Describe().reason(),
+              HasSubstr("undo: a slot names run 0 of"));
 }
 
 class SpeculationFileTest : public StepFilesTest {

@@ -41,6 +41,33 @@ absl::Status CheckHeader(const ControlFile& control, uint64_t incarnation) {
   return absl::OkStatus();
 }
 
+// No checksum covers most of them, and others are used as an index.
+absl::Status CheckBounds(const ControlFile& control, uint64_t parameter_count) {
+  const StepRecord& record = CurrentRecord(control);
+  const uint64_t next = record.committed_step + 1;
+  const uint64_t touched =
+      record.load_touched_from == kNoParameter ? 0 : record.load_touched_from;
+  const struct {
+    const char* name;
+    uint64_t value;
+    uint64_t most;
+  } fields[] = {
+      {"counts_begun", control.counts_begun.load(), parameter_count},
+      {"step_speculated", control.step_speculated.load(), next},
+      {"parameter_loading", control.parameter_loading.load(), parameter_count},
+      {"step_given_up", control.step_given_up.load(), next},
+      {"load_required_from", record.load_required_from, parameter_count},
+      {"load_touched_from", touched, parameter_count},
+  };
+  for (const auto& field : fields) {
+    if (field.value <= field.most) continue;
+    return absl::DataLossError(absl::StrCat(field.name, " is ", field.value,
+                                            ", it can be ", field.most,
+                                            " at most"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void InitControlFile(uint64_t incarnation, int64_t created_at_ns,
@@ -53,8 +80,8 @@ void InitControlFile(uint64_t incarnation, int64_t created_at_ns,
   PublishRecord(record, control);
 }
 
-absl::Status CheckControlFile(const ControlFile& control,
-                              uint64_t incarnation) {
+absl::Status CheckControlFile(const ControlFile& control, uint64_t incarnation,
+                              uint64_t parameter_count) {
   absl::Status header = CheckHeader(control, incarnation);
   if (!header.ok()) return header;
   const StepRecord& record = CurrentRecord(control);
@@ -70,7 +97,7 @@ absl::Status CheckControlFile(const ControlFile& control,
         "says that step ", mark, " is in progress after committed step ",
         record.committed_step));
   }
-  return absl::OkStatus();
+  return CheckBounds(control, parameter_count);
 }
 
 const StepRecord& CurrentRecord(const ControlFile& control) {

@@ -121,9 +121,11 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free);
 void InitControlFile(uint64_t incarnation, int64_t created_at_ns,
                      const StepRecord& record, ControlFile* control);
 
-// DATA_LOSS: wrong magic, version, header checksum or incarnation, or a current
-// record whose checksum or marks are wrong; says what was expected and found.
-absl::Status CheckControlFile(const ControlFile& control, uint64_t incarnation);
+// DATA_LOSS: wrong magic, version, header checksum or incarnation, a current
+// record whose checksum or marks are wrong, or a field that a job with this
+// many parameters cannot have; says what was expected and found.
+absl::Status CheckControlFile(const ControlFile& control, uint64_t incarnation,
+                              uint64_t parameter_count);
 
 const StepRecord& CurrentRecord(const ControlFile& control);
 

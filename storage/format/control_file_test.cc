@@ -1,8 +1,10 @@
 #include "storage/format/control_file.h"
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 
+#include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
 namespace optstate {
@@ -17,9 +19,22 @@ class ControlFileTest : public ::testing::Test {
     InitControlFile(42, 1000, record, &control_);
   }
   absl::StatusCode Check(uint64_t incarnation = 42) const {
-    return CheckControlFile(control_, incarnation).code();
+    return CheckControlFile(control_, incarnation, kParameters).code();
   }
 
+  void ExpectAtMost(std::atomic<uint64_t>* field, const char* name,
+                    uint64_t most) {
+    *field = most;
+    EXPECT_EQ(Check(), absl::StatusCode::kOk);
+    *field = most + 1;
+    const absl::Status status = CheckControlFile(control_, 42, kParameters);
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    EXPECT_EQ(status.message(), absl::StrCat(name, " is ", most + 1,
+                                             ", it can be ", most, " at most"));
+    *field = 0;
+  }
+
+  static constexpr uint64_t kParameters = 3;
   alignas(64) ControlFile control_;
 };
 
@@ -52,6 +67,25 @@ TEST_F(ControlFileTest, MarksNextToTheCommittedStepAreValid) {
     control_.step_in_progress = mark;
     EXPECT_EQ(Check(), absl::StatusCode::kDataLoss);
   }
+}
+
+TEST_F(ControlFileTest, WhatIsUsedAsAnIndexHasABound) {
+  ExpectAtMost(&control_.counts_begun, "counts_begun", kParameters);
+  ExpectAtMost(&control_.parameter_loading, "parameter_loading", kParameters);
+  ExpectAtMost(&control_.step_speculated, "step_speculated", 8);
+  ExpectAtMost(&control_.step_given_up, "step_given_up", 8);
+  StepRecord record = CurrentRecord(control_);
+  record.load_required_from = kParameters;
+  record.load_touched_from = kNoParameter;
+  PublishRecord(record, &control_);
+  EXPECT_EQ(Check(), absl::StatusCode::kOk);
+  record.load_required_from = kParameters + 1;
+  PublishRecord(record, &control_);
+  EXPECT_EQ(Check(), absl::StatusCode::kDataLoss);
+  record.load_required_from = 0;
+  record.load_touched_from = kParameters + 1;
+  PublishRecord(record, &control_);
+  EXPECT_EQ(Check(), absl::StatusCode::kDataLoss);
 }
 
 TEST_F(ControlFileTest, EveryFlippedBitThatCountsIsNoticed) {
