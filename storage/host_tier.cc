@@ -203,10 +203,14 @@ absl::Status HostTier::ResizeFiles(const Layout& layout,
 }
 
 absl::Status HostTier::Reshape(const Layout& layout, Accumulation accumulation,
+                               const StepFileBytes& step_files,
                                const std::string& description) {
   static_assert(kArrayCount == kStateArrayCount);
   const std::array<Extent, kArrayCount> before = Extents();
+  const StepFileBytes step_files_before = {undo().size(), redo().size(),
+                                           speculation().size()};
   absl::Status status = ResizeFiles(layout, accumulation);
+  if (status.ok()) status = ReserveStepFiles(step_files);
   if (status.ok()) {
     // The point of no return: from here on the new layout is the job's.
     status =
@@ -215,6 +219,7 @@ absl::Status HostTier::Reshape(const Layout& layout, Accumulation accumulation,
   }
   if (!status.ok()) {
     for (int i = 0; i < kArrayCount; ++i) RestoreExtent(i, before[i], layout);
+    RestoreStepFiles(step_files_before);
     return status;
   }
   for (int i = 0; i < kArrayCount; ++i) {
@@ -280,6 +285,31 @@ absl::StatusOr<UniqueFd> HostTier::OpenToRead(int array) const {
   UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
   return fd;
+}
+
+absl::Status HostTier::ReserveStepFiles(const StepFileBytes& bytes) {
+  OPTSTATE_RETURN_IF_ERROR(ReserveSpeculation(bytes.speculation));
+  OPTSTATE_RETURN_IF_ERROR(ReserveUndo(bytes.undo));
+  return ReserveRedo(bytes.redo);
+}
+
+void HostTier::RestoreStepFiles(const StepFileBytes& bytes) {
+  control()->undo_bytes = bytes.undo;  // before the file is shorter
+  RestoreFile(kUndoFile, bytes.undo, &undo_);
+  RestoreFile(kRedoFile, bytes.redo, &redo_);
+  RestoreFile(kSpeculationFile, bytes.speculation, &speculation_);
+}
+
+void HostTier::RestoreFile(absl::string_view name, uint64_t bytes,
+                           std::optional<StateFile>* file) {
+  if (bytes == 0) {
+    file->reset();
+    ::unlink(Path(name).c_str());
+  } else if ((*file)->size() > bytes) {
+    // What fails here takes memory and is used by the next that needs it.
+    const ByteRange whole = {0, bytes};
+    (*file)->Resize(bytes, {&whole, 1}).IgnoreError();
+  }
 }
 
 absl::Status HostTier::ReserveUndo(uint64_t bytes) {

@@ -104,11 +104,21 @@ class HostTier {
   HostTier(HostTier&&) = default;
   HostTier& operator=(HostTier&&) = default;
 
+  // What the files beside the arrays must have at least; 0: need not be there.
+  struct StepFileBytes {
+    uint64_t undo = 0;
+    uint64_t redo = 0;
+    uint64_t speculation = 0;
+  };
+
   // The same job with a layout that extends the present one, with or without
-  // accumulators, under another description. All or nothing, also when the
-  // process dies within.
+  // accumulators, under another description, and with room in these files. All
+  // or nothing, also when the process dies within.
   absl::Status Reshape(const Layout& layout, Accumulation accumulation,
+                       const StepFileBytes& step_files,
                        const std::string& description);
+  // Of the present job: ReserveUndo, ReserveRedo and ReserveSpeculation.
+  absl::Status ReserveStepFiles(const StepFileBytes& bytes);
 
   // Makes the file of the workers' undo slots at least this large, keeping what
   // is in it, and notes its size in the control file; 0: only opens one that is
@@ -156,6 +166,9 @@ class HostTier {
   std::array<Extent, kArrayCount> Extents() const;
   absl::Status ReserveFile(absl::string_view name, uint64_t bytes,
                            std::optional<StateFile>* file);
+  void RestoreStepFiles(const StepFileBytes& bytes);
+  void RestoreFile(absl::string_view name, uint64_t bytes,
+                   std::optional<StateFile>* file);
   void RestoreExtent(int array, const Extent& extent, const Layout& layout);
   std::string Path(absl::string_view file) const;
   absl::StatusOr<UniqueFd> OpenToRead(int array) const;

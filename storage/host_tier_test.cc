@@ -162,7 +162,7 @@ TEST_F(HostTierTest, ReshapeKeepsOffsetsAndAddsArrays) {
   for (uint64_t i = 0; i < small.flat_elements(); ++i) {
     Masters(tier->arrays())[i] = static_cast<float>(i);
   }
-  ASSERT_TRUE(tier->Reshape(large, kSums, "large").ok());
+  ASSERT_TRUE(tier->Reshape(large, kSums, {}, "large").ok());
   EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(large, kSums));
   for (uint64_t i = 0; i < large.flat_elements(); ++i) {
     ASSERT_EQ(Masters(tier->arrays())[i],
@@ -170,7 +170,7 @@ TEST_F(HostTierTest, ReshapeKeepsOffsetsAndAddsArrays) {
   }
   Floats(tier->arrays(), 2)[large.group_begin(1)] = 1;
   tier->arrays().accumulator[large.flat_elements() - 1] = 1;
-  ASSERT_TRUE(tier->Reshape(large, kNoSums, "without").ok());
+  ASSERT_TRUE(tier->Reshape(large, kNoSums, {}, "without").ok());
   EXPECT_EQ(tier->arrays().accumulator, nullptr);
   EXPECT_EQ(tier->recovery().staged_marks, nullptr);
   EXPECT_EQ(FileCount(), 11u);
@@ -186,14 +186,41 @@ TEST_F(HostTierTest, AFailedReshapeChangesNothing) {
   Masters(tier->arrays())[7] = 7;
   // The description cannot be replaced: its temporary name is taken.
   fs::create_directory(directory_ + "/state/job.binpb.tmp");
-  EXPECT_FALSE(tier->Reshape(large, kSums, "large").ok());
+  EXPECT_FALSE(tier->Reshape(large, kSums, {}, "large").ok());
   EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(small, kNoSums));
   EXPECT_EQ(Masters(tier->arrays())[7], 7);
   EXPECT_EQ(tier->arrays().accumulator, nullptr);
   fs::remove(directory_ + "/state/job.binpb.tmp");
   EXPECT_EQ(FileCount(), 10u);
   EXPECT_TRUE(OpenWith(small, kNoSums).ok());
-  EXPECT_TRUE(tier->Reshape(large, kSums, "large").ok());
+  EXPECT_TRUE(tier->Reshape(large, kSums, {}, "large").ok());
+}
+
+TEST_F(HostTierTest, AFailedReshapeGivesBackWhatStepsWouldHaveNeeded) {
+  const Layout small = LayoutOf({false});
+  const Layout large = LayoutOf({false, true});
+  auto tier = HostTier::Create(directory_, small, kNoSums, "small");
+  ASSERT_TRUE(tier.ok());
+  ASSERT_TRUE(tier->ReserveStepFiles({.undo = 10000, .redo = 20000}).ok());
+  tier->redo()[19999] = std::byte{7};
+  const uint64_t bytes = tier->bytes();
+  const HostTier::StepFileBytes more = {
+      .undo = 30000, .redo = 40000, .speculation = 50000};
+  const HostTier::StepFileBytes too_much = {
+      .undo = 30000, .redo = uint64_t{1} << 60, .speculation = 50000};
+  fs::create_directory(directory_ + "/state/job.binpb.tmp");
+  EXPECT_FALSE(tier->Reshape(large, kSums, more, "large").ok());
+  fs::remove(directory_ + "/state/job.binpb.tmp");
+  EXPECT_EQ(tier->bytes(), bytes);
+  EXPECT_FALSE(tier->Reshape(large, kSums, too_much, "large").ok());
+  EXPECT_EQ(tier->bytes(), bytes);
+  EXPECT_EQ(tier->control()->undo_bytes, 10000u);
+  EXPECT_EQ(tier->redo()[19999], std::byte{7});
+  EXPECT_EQ(fs::file_size(directory_ + "/state/undo"), 10000u);
+  EXPECT_FALSE(fs::exists(directory_ + "/state/speculation"));
+  EXPECT_EQ(HostTier::ReadDescription(directory_)->payload, "small");
+  ASSERT_TRUE(tier->Reshape(large, kSums, more, "large").ok());
+  EXPECT_EQ(tier->redo().size(), 40000u);
 }
 
 // It grows with the workers, and what a former engine left in it stays.

@@ -96,8 +96,8 @@ void JobImpl::AdoptUnfinishedLoad() {
 }
 
 v1::JobPhase JobImpl::phase() const {
-  if (shape_ == nullptr) return v1::JOB_PHASE_EMPTY;
   if (!failure_.ok()) return v1::JOB_PHASE_FAILED;
+  if (shape_ == nullptr) return v1::JOB_PHASE_EMPTY;
   if (recovery_.has_value()) return v1::JOB_PHASE_RECOVERING;
   if (load_.active() || record().load_required_from < parameter_count()) {
     return v1::JOB_PHASE_LOADING;
@@ -119,6 +119,7 @@ StepOutcome JobImpl::LastOutcome() const {
 
 absl::Status JobImpl::CheckRegistered() const {
   if (shape_ != nullptr) return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(failure_);
   return absl::FailedPreconditionError(
       absl::StrCat("job \"", options_.name,
                    "\" has no layout yet: register "

@@ -179,6 +179,9 @@ class JobImpl final : public Job {
   absl::Status AdmitShape(const JobDescription& description) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   uint64_t SpeculationBytes(const Layout& layout) const;
+  HostTier::StepFileBytes StepFilesOf(const Layout& layout) const;
+  absl::Status LoseShape(const absl::Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status UseShape(std::unique_ptr<Shape> shape)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status MakeScheduler() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -382,7 +385,8 @@ class JobImpl final : public Job {
   mutable absl::Mutex mu_;
   const WorkerPlacement placement_;
   WorkerPool pool_;
-  // Null while no layout is registered; then so are the next ones.
+  // Null while no layout is registered, or when that of a FAILED job could not
+  // be taken into use; then so are the tier and the scheduler.
   std::unique_ptr<Shape> shape_ ABSL_GUARDED_BY(mu_);
   // Former ones, whose layouts and partitions a transport between Register and
   // Attach may still hold. A job is reshaped a few times in its life.

@@ -354,7 +354,7 @@ void JobImpl::SitOutRest() {
 
 bool JobImpl::finished() const {
   absl::MutexLock lock(&mu_);
-  if (shape_ == nullptr) return had_session_;
+  if (shape_ == nullptr) return had_session_ && failure_.ok();
   return shape_->description.ephemeral && had_session_ &&
          AttachedCount() == 0 && AwaitedCount() == 0;
 }

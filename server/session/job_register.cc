@@ -15,6 +15,7 @@ absl::StatusOr<RegisterResult> JobImpl::Register(const RegisterSpec& spec) {
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description, DescriptionOf(spec));
   absl::MutexLock lock(&mu_);
   RegisterResult result;
+  if (shape_ == nullptr) OPTSTATE_RETURN_IF_ERROR(failure_);
   if (shape_ == nullptr && spec.unchanged) {
     return absl::NotFoundError(
         absl::StrCat("there is no job \"", options_.name, "\" any more"));
@@ -96,6 +97,12 @@ uint64_t JobImpl::SpeculationBytes(const Layout& layout) const {
              : 0;
 }
 
+HostTier::StepFileBytes JobImpl::StepFilesOf(const Layout& layout) const {
+  return {.undo = StepScheduler::WorkerUndoBytes(pool_.participants()),
+          .redo = StepScheduler::RedoBytes(layout, pool_.participants()),
+          .speculation = SpeculationBytes(layout)};
+}
+
 absl::Status JobImpl::Create(std::unique_ptr<Shape> shape) {
   const JobDescription& what = shape->description;
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
@@ -134,20 +141,39 @@ absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
   scheduler_->ForgetStaged();
   // The record of a READY job asks for loads from its parameter count on, which
   // is where the new ones begin: from here on it is LOADING.
-  absl::Status reshaped = tier_->Reshape(what.layout, what.accumulation(),
-                                         SerializeDescription(what));
+  absl::Status reshaped =
+      tier_->Reshape(what.layout, what.accumulation(), StepFilesOf(what.layout),
+                     SerializeDescription(what));
   if (!reshaped.ok()) {
     // The job is as it was, but its arrays may lie elsewhere.
-    OPTSTATE_RETURN_IF_ERROR(MakeScheduler());
-    return reshaped;
+    const absl::Status as_before = MakeScheduler();
+    return as_before.ok() ? reshaped : LoseShape(as_before);
   }
-  OPTSTATE_RETURN_IF_ERROR(UseShape(std::move(shape)));
+  const absl::Status used = UseShape(std::move(shape));
   if (scaler_changed) StartScaling();
-  if (!extended) return absl::OkStatus();
-  StepRecord next = record();
-  next.load_required_from = std::min(next.load_required_from, first_new);
-  PublishRecord(next, tier_->control());
-  return absl::OkStatus();
+  if (extended) {
+    StepRecord next = record();
+    next.load_required_from = std::min(next.load_required_from, first_new);
+    PublishRecord(next, tier_->control());
+  }
+  return used.ok() ? used : LoseShape(used);
+}
+
+// Its files are whole; this engine lacks what it needs to work on them. Nobody
+// is attached, and the next engine may have more.
+absl::Status JobImpl::LoseShape(const absl::Status& why) {
+  failure_ = Annotate(
+      why, absl::StrCat("job \"", options_.name,
+                        "\" cannot go on in this engine; try it again (optctl "
+                        "recover ",
+                        options_.name, ") when there is room"));
+  spdlog::error("{}", failure_.ToString());
+  scheduler_.reset();
+  // Transports may hold its layout.
+  former_shapes_.push_back(std::move(shape_));
+  ranks_.clear();
+  tier_.reset();
+  return failure_;
 }
 
 // A job that has another loss scaler than before starts it anew.
@@ -187,11 +213,7 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
 
 absl::Status JobImpl::MakeScheduler() {
   OPTSTATE_RETURN_IF_ERROR(
-      tier_->ReserveSpeculation(SpeculationBytes(layout_of_job())));
-  OPTSTATE_RETURN_IF_ERROR(
-      tier_->ReserveUndo(StepScheduler::WorkerUndoBytes(pool_.participants())));
-  OPTSTATE_RETURN_IF_ERROR(tier_->ReserveRedo(
-      StepScheduler::RedoBytes(layout_of_job(), pool_.participants())));
+      tier_->ReserveStepFiles(StepFilesOf(layout_of_job())));
   StepScheduler::Options options;
   options.layout = &layout_of_job();
   options.subgroup_elements = options_.config.engine().subgroup_elements();
