@@ -138,7 +138,7 @@ absl::Status JobImpl::AdoptStep() {
                  options_.name, step, *taken_back);
     FindGradients();
     TryToFinishStep();
-    const absl::Status awaited = CheckGradientsMayCome();
+    absl::Status awaited = CheckGradientsMayCome();
     if (!awaited.ok()) {
       spdlog::error("{}", awaited.ToString());
       EndRecovery();
