@@ -159,6 +159,8 @@ class Attachment:
         self.micro_step = 0
         # Whether something may be staged of a step that failed.
         self.must_abort = False
+        # Of a load that was begun and has not ended: "state", or "parameters" alone.
+        self.broken_load: str | None = None
         # The step whose commit was begun, until its parameters are read back.
         self.committing: int | None = None
 
@@ -282,9 +284,16 @@ class Attachment:
         Every rank loads the same ones.
         """
         tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
+        if entries is None and self.broken_load == "state":
+            raise RuntimeError(
+                "load_state_dict() broke off, so that the job's state is of no step: call it again"
+            )
+        if self.broken_load is not None:
+            parameters = range(len(tensors))
         # Another rank may still be reading or fetching, which a load puts an end to.
         self._ranks.agree(None)
         self.session.begin_load()  # drops what was pushed
+        self.broken_load = "parameters" if entries is None else "state"
         self.binding.drop_loads()
         self.binding.forget_pushed()
         # Entries first: the daemon takes a load of parameters alone for one that
@@ -297,6 +306,7 @@ class Attachment:
                 self.binding.load_parameter(index)
         self.binding.flush_loads()
         self.session.finish_load()
+        self.broken_load = None
         self.binding.remember()
 
     def fetch(self, param_groups: ParamGroups) -> dict[torch.Tensor, dict[str, torch.Tensor]]:

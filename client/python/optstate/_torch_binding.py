@@ -52,6 +52,13 @@ def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().resolve_neg().contiguous()
 
 
+def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype is not other.dtype or one.shape != other.shape:
+        return False
+    bits = torch.int32 if one.dtype.itemsize == 4 else torch.int16
+    return torch.equal(_in_memory(one).view(bits), _in_memory(other).view(bits))
+
+
 def _increment_versions(tensors: Sequence[torch.Tensor]) -> None:
     """Tells autograd that the tensors changed, as an in-place operation does."""
     bump = torch.autograd.graph.increment_version
@@ -128,7 +135,7 @@ class TensorBinding:
         self._pushed: dict[int, tuple[torch.Tensor, int, int]] = {}
         self._index_of = {id(parameter): i for i, parameter in enumerate(self._parameters)}
         self._versions: list[int] = []
-        self._pointers: list[int] = []
+        self._places: list[tuple[list[int], list[bool]]] = []
         # Of the parameters that the library can write itself, and the others.
         self._direct_indices = array.array("I")
         self._direct_pointers = array.array("Q")
@@ -177,17 +184,19 @@ class TensorBinding:
 
     def remember(self) -> None:
         """Takes the tensors as they are for the daemon's values."""
-        self._versions, self._pointers = self._versions_and_pointers()
+        self._versions, self._places = self._versions_and_places()
         self.locate()
 
-    def _versions_and_pointers(self) -> tuple[list[int], list[int]]:
+    def _versions_and_places(self) -> tuple[list[int], list[tuple[list[int], list[bool]]]]:
+        """Of each part, where its tensors are and whether they are contiguous there."""
         versions: list[int] = []
-        pointers: list[int] = []
+        places: list[tuple[list[int], list[bool]]] = []
         for part in self._parts:
             parameters = self._parameters[part]
             versions += map(_version_of, parameters)
-            pointers += map(_pointer_of, parameters)
-        return versions, pointers
+            pointers = list(map(_pointer_of, parameters))
+            places.append((pointers, list(map(_is_contiguous, parameters))))
+        return versions, places
 
     def locate(self) -> None:
         """Looks where read() is to write, before tensors that were moved are read."""
@@ -204,15 +213,14 @@ class TensorBinding:
     def changed(self) -> list[int]:
         """Parameters that were written since :meth:`remember` and now differ from
         the daemon's; the same again until it is called."""
-        versions, pointers = self._versions_and_pointers()
-        if versions == self._versions and pointers == self._pointers:
+        versions, places = self._versions_and_places()
+        if versions == self._versions and places == self._places:
             return []
-        touched = [
-            index
-            for index in range(len(self._parameters))
-            if versions[index] != self._versions[index] or pointers[index] != self._pointers[index]
-        ]
-        differing = [index for index in touched if not self._equals_daemon(index)]
+        touched = {index for index in self._indices if versions[index] != self._versions[index]}
+        for part, now, before in zip(self._parts, places, self._places):
+            if now != before:
+                touched.update(self._indices[part])
+        differing = [index for index in sorted(touched) if not self._equals_daemon(index)]
         if differing:
             self.locate()
         else:
@@ -225,10 +233,7 @@ class TensorBinding:
         return memory_view(address, spec.numel, _DTYPES[spec.dtype]).view(self._shapes[index])
 
     def _equals_daemon(self, index: int) -> bool:
-        mine = _in_memory(self._parameters[index])
-        daemons = self._daemon_values(index)
-        bits = torch.int32 if mine.dtype.itemsize == 4 else torch.int16
-        return torch.equal(mine.view(-1).view(bits), daemons.view(-1).view(bits))
+        return _equal_bits(self._parameters[index], self._daemon_values(index))
 
     @property
     def direct(self) -> tuple[array.array, array.array]:
@@ -313,20 +318,21 @@ class TensorBinding:
             and gradient._version == version
         )
 
-    def _expect_copy(self, parameter: torch.Tensor, bucket: torch.Tensor) -> None:
-        pushed = self._pushed.get(self._index_of.get(id(parameter), -1))
-        if pushed is None or parameter.grad is None:
+    def _expect_copy(self, parameter: torch.Tensor, copy: torch.Tensor) -> None:
+        index = self._index_of.get(id(parameter), -1)
+        now = parameter.grad
+        if index not in self._pushed or now is None:
             return
-        gradient, pointer, version = pushed
+        gradient, pointer, version = self._pushed[index]
         if gradient.data_ptr() != pointer or gradient._version != version:
             return  # others have changed it: push() notices
-        now = parameter.grad
-        is_view = now.untyped_storage().data_ptr() == bucket.untyped_storage().data_ptr()
-        if is_view:
-            pushed = (now, now.data_ptr(), now._version)
+        # It may be of another gradient, that came in the place of this one.
+        if not _equal_bits(copy, gradient):
+            return
+        if now.data_ptr() == copy.data_ptr():  # a view of the bucket
+            self._pushed[index] = (now, now.data_ptr(), now._version)
         elif now is gradient:
-            pushed = (gradient, pointer, version + 1)
-        self._pushed[self._index_of[id(parameter)]] = pushed
+            self._pushed[index] = (gradient, pointer, version + 1)
 
     def _take_back(self, step: int, micro_step: int) -> None:
         if micro_step > 0 or not self._can_take_back:
@@ -501,9 +507,9 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
 _push_early: weakref.WeakSet[TensorBinding] = weakref.WeakSet()
 
 
-def expect_copies(parameters: Sequence[torch.Tensor], bucket: torch.Tensor) -> None:
-    """DistributedDataParallel has copied the gradients of these parameters into the
-    bucket, has made them views of it or will copy them back, unchanged."""
+def expect_copies(parameters: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
+    """DistributedDataParallel has these copies of the parameters' gradients in its
+    bucket; those are views of it now, or it will copy them back unchanged."""
     for binding in tuple(_push_early):
-        for parameter in parameters:
-            binding._expect_copy(parameter, bucket)
+        for parameter, copy in zip(parameters, copies):
+            binding._expect_copy(parameter, copy)

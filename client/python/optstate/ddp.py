@@ -17,7 +17,7 @@ def ddp_hook(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Futu
         model.register_comm_hook(None, optstate.ddp_hook)
         optimizer = optstate.AdamW(module.parameters(), reduction="daemon")
     """
-    expect_copies(bucket.parameters(), bucket.buffer())
+    expect_copies(bucket.parameters(), bucket.gradients())
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future

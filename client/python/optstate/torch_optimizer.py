@@ -89,8 +89,9 @@ class ServedOptimizer(torch.optim.Optimizer):
             that the daemon looks at it while backward() goes on. Needs
             reduction="daemon" when there are several ranks. Changes that are
             made to .grad before step() are noticed and pushed again, but for
-            those through .data or numpy, which leave no trace. Parameters come
-            back while others are updated, where the wire can.
+            those that leave no trace: through .data or numpy, by a collective of
+            torch.distributed, or by unscale_() without the scaler's own step().
+            Parameters come back while others are updated, where the wire can.
         state_dtype: of the state arrays: torch.float32, torch.bfloat16 (rounded
             stochastically, reproducibly) or "dynamic8" (bitsandbytes' 8-bit map):
             4, 2 or 1.02 bytes an element. Adafactor's row_var and col_var are
@@ -420,6 +421,11 @@ class ServedOptimizer(torch.optim.Optimizer):
         grad_scale, found_inf = self._scaling(attachment)
         # unscale_() changes gradients without a new version.
         was_unscaled = self._has_scaler() and getattr(self, "grad_scale", None) is None
+        if was_unscaled and attachment.micro_step:
+            raise RuntimeError(
+                "unscale_() has unscaled the last micro-step alone: with accumulate_step(), leave"
+                " unscaling to step(); now call abort_step() and take the step again"
+            )
         overlap = self._settings.overlap
         step = attachment.next_step
         gradients = attachment.binding.gather(anew=was_unscaled)
@@ -489,7 +495,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             attachment.binding.forget_pushed()
             attachment.must_abort = False
         changed = attachment.binding.changed()
-        if changed:
+        if changed or attachment.broken_load is not None:
             attachment.check_no_micro_steps("parameters were changed in place")
             attachment.load(self.param_groups, changed)
         return attachment

@@ -147,6 +147,53 @@ def test_a_forked_child_computes_gradients_of_its_own():
     assert optimizer.committed_step == 1
 
 
+def _changes_under_ddp(connection, rank, endpoint, ours, as_views, what):
+    from torch.nn.parallel import DistributedDataParallel
+
+    module = small_model()
+    model = DistributedDataParallel(module, gradient_as_bucket_view=as_views)
+    if ours:
+        model.register_comm_hook(None, optstate.ddp_hook)
+        optimizer = optstate.SGD(
+            module.parameters(), lr=0.1, endpoint=endpoint, reduction="daemon", overlap=True
+        )
+    else:
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def halve(parameter):
+        parameter.grad = parameter.grad * 0.5
+
+    if what == "hook":
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(halve)
+    for step in range(4):
+        optimizer.zero_grad()
+        if what == "dropped":
+            loss_of(model, 100 + step).backward()
+            optimizer.zero_grad()
+        elif what in ("dropped no_sync", "replaced"):
+            with model.no_sync():
+                loss_of(model, 100 + 2 * step + rank).backward()
+            if what == "replaced":
+                for parameter in module.parameters():
+                    halve(parameter)
+            else:
+                optimizer.zero_grad()
+        loss_of(model, 2 * step + rank).backward()
+        optimizer.step()
+    return [parameter.detach().numpy() for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize("what", ["dropped", "dropped no_sync", "replaced", "hook"])
+@pytest.mark.parametrize("as_views", [False, True], ids=["copies", "views"])
+def test_under_ddp_no_change_is_taken_for_its_copy(as_views, what, daemon):
+    ours = ranks.run(_changes_under_ddp, 2, daemon.shm, True, as_views, what)
+    torchs = ranks.run(_changes_under_ddp, 2, daemon.shm, False, as_views, what)
+    for mine, other in zip(ours, torchs):
+        for found, expected in zip(mine, other):
+            assert abs(found - expected).max() < 1e-6
+
+
 def _under_ddp(connection, rank, endpoint, as_views, clear, accumulate):
     from torch.nn.parallel import DistributedDataParallel
 

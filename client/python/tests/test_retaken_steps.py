@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 
@@ -9,7 +10,7 @@ import optstate
 import pytest
 import ranks
 import torch
-from training import largest_difference, loss_of, small_model
+from training import largest_difference, loss_of, small_model, train
 
 
 @pytest.mark.parametrize("unscale", [False, True])
@@ -139,6 +140,61 @@ def test_a_value_that_is_wrong_here_costs_no_micro_step(end):
 
     ours = run(optstate.SGD, accumulate=True)
     assert largest_difference(ours, run(torch.optim.SGD)) < 1e-6
+
+
+def _interrupt_once(monkeypatch, session, name, at=0):
+    """A signal within the call of that name, before it does anything."""
+    call, calls = getattr(session, name), []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == at + 1:
+            raise KeyboardInterrupt
+        call(*arguments)
+
+    monkeypatch.setattr(session, name, interrupted)
+
+
+@pytest.mark.parametrize("what", ["change", "load_state_dict"])
+def test_a_load_that_broke_off_at_its_end_is_repeated_whole(what, monkeypatch):
+    def run(optimizer_class, interrupts):
+        model = small_model()
+        optimizer = optimizer_class(model.parameters(), lr=0.1, momentum=0.9)
+        train(model, optimizer, range(2))
+        saved = copy.deepcopy(optimizer.state_dict())  # torch's lives on
+        train(model, optimizer, range(2, 4))
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        if interrupts:
+            _interrupt_once(monkeypatch, optimizer._attachment.session, "finish_load")
+            with pytest.raises(KeyboardInterrupt):
+                if what == "change":
+                    train(model, optimizer, range(4, 5))
+                else:
+                    optimizer.load_state_dict(saved)
+        if what == "load_state_dict":
+            if interrupts:
+                for refused in (optimizer.step, optimizer.upload_parameters):
+                    with pytest.raises(RuntimeError, match="load_state_dict"):
+                        refused()
+            optimizer.load_state_dict(saved)
+        train(model, optimizer, range(4, 6))
+        return model
+
+    ours = run(optstate.SGD, True)
+    assert largest_difference(ours, run(torch.optim.SGD, False)) < 1e-6
+
+
+def test_micro_steps_are_unscaled_together():
+    model = small_model()
+    optimizer = optstate.SGD(model.parameters(), lr=0.1, accumulate=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler.scale(loss_of(model, 0)).backward()
+    optimizer.accumulate_step()
+    scaler.scale(loss_of(model, 1)).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="last micro-step alone"):
+        scaler.step(optimizer)
 
 
 def _interrupted(connection, rank, endpoint, job, overlap):

@@ -45,6 +45,27 @@ def test_a_parameter_that_is_transposed_where_it_lies():
     assert run(optstate.SGD) == pytest.approx(run(torch.optim.SGD))
 
 
+def test_a_parameter_that_comes_back_to_its_place_in_another_order():
+    """As model.to(memory_format=...) may have it, without a new version."""
+
+    def run(optimizer_class):
+        parameter = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+        optimizer = optimizer_class([parameter], lr=0.1)
+        parameter.square().sum().backward()
+        optimizer.step()
+        place = parameter.data.view(-1)
+        values = parameter.detach().clone()
+        place.copy_(values.t().reshape(-1))
+        parameter.data = place.as_strided((2, 3), (1, 2))
+        assert torch.equal(parameter, values)
+        optimizer.zero_grad()
+        (parameter * values).sum().backward()
+        optimizer.step()
+        return parameter.flatten().tolist()
+
+    assert run(optstate.SGD) == pytest.approx(run(torch.optim.SGD))
+
+
 @pytest.mark.parametrize("name", ["maximize", "nesterov"])
 def test_flags_may_be_none_as_in_torch(name):
     parameter = torch.nn.Parameter(torch.ones(2))
