@@ -219,8 +219,12 @@ absl::Status HostTier::Reshape(const Layout& layout, Accumulation accumulation,
   }
   if (!status.ok()) {
     for (int i = 0; i < kArrayCount; ++i) RestoreExtent(i, before[i], layout);
-    RestoreStepFiles(step_files_before);
-    return status;
+    const absl::Status restored = RestoreStepFiles(step_files_before);
+    if (restored.ok()) return status;
+    return absl::Status(status.code(),
+                        absl::StrCat(status.message(),
+                                     "; what it took before that stays taken: ",
+                                     restored.message()));
   }
   for (int i = 0; i < kArrayCount; ++i) {
     if (!arrays_[i].has_value()) continue;
@@ -293,23 +297,27 @@ absl::Status HostTier::ReserveStepFiles(const StepFileBytes& bytes) {
   return ReserveRedo(bytes.redo);
 }
 
-void HostTier::RestoreStepFiles(const StepFileBytes& bytes) {
+// A file that stays too large takes memory, and is used by the next that needs
+// it.
+absl::Status HostTier::RestoreStepFiles(const StepFileBytes& bytes) {
   control()->undo_bytes = bytes.undo;  // before the file is shorter
-  RestoreFile(kUndoFile, bytes.undo, &undo_);
-  RestoreFile(kRedoFile, bytes.redo, &redo_);
-  RestoreFile(kSpeculationFile, bytes.speculation, &speculation_);
+  absl::Status status = RestoreFile(kUndoFile, bytes.undo, &undo_);
+  status.Update(RestoreFile(kRedoFile, bytes.redo, &redo_));
+  status.Update(
+      RestoreFile(kSpeculationFile, bytes.speculation, &speculation_));
+  return status;
 }
 
-void HostTier::RestoreFile(absl::string_view name, uint64_t bytes,
-                           std::optional<StateFile>* file) {
+absl::Status HostTier::RestoreFile(absl::string_view name, uint64_t bytes,
+                                   std::optional<StateFile>* file) {
   if (bytes == 0) {
     file->reset();
     ::unlink(Path(name).c_str());
-  } else if ((*file)->size() > bytes) {
-    // What fails here takes memory and is used by the next that needs it.
-    const ByteRange whole = {0, bytes};
-    (*file)->Resize(bytes, {&whole, 1}).IgnoreError();
+    return absl::OkStatus();
   }
+  if ((*file)->size() <= bytes) return absl::OkStatus();
+  const ByteRange whole = {0, bytes};
+  return (*file)->Resize(bytes, {&whole, 1});
 }
 
 absl::Status HostTier::ReserveUndo(uint64_t bytes) {

@@ -166,9 +166,9 @@ class HostTier {
   std::array<Extent, kArrayCount> Extents() const;
   absl::Status ReserveFile(absl::string_view name, uint64_t bytes,
                            std::optional<StateFile>* file);
-  void RestoreStepFiles(const StepFileBytes& bytes);
-  void RestoreFile(absl::string_view name, uint64_t bytes,
-                   std::optional<StateFile>* file);
+  absl::Status RestoreStepFiles(const StepFileBytes& bytes);
+  absl::Status RestoreFile(absl::string_view name, uint64_t bytes,
+                           std::optional<StateFile>* file);
   void RestoreExtent(int array, const Extent& extent, const Layout& layout);
   std::string Path(absl::string_view file) const;
   absl::StatusOr<UniqueFd> OpenToRead(int array) const;

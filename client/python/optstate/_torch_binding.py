@@ -302,8 +302,9 @@ class TensorBinding:
         found = _Gradients()
         found.add([index], [gradient])
         self._push_found(step, micro_step, found)
+        if not self._pushed:  # the step's first
+            _push_early.add(self)
         self._pushed[index] = (gradient, gradient.data_ptr(), gradient._version)
-        _push_early.add(self)
 
     def forget_pushed(self) -> None:
         """What push_early() pushed is of a former step, or dropped."""
