@@ -13,8 +13,10 @@ import torch
 
 from optstate import _native, _optimizers, _torch_checkpoint, errors
 from optstate._collective import Ranks
-from optstate._torch_binding import TensorBinding
+from optstate._torch_arrays import ArrayTransfer
+from optstate._torch_gradients import GradientPusher
 from optstate._torch_layout import check_options, optimizer_info, parameter_names, parameter_specs
+from optstate._torch_parameters import Parameters
 from optstate.session import LossScaler, Session, SessionSpec, StepOutcome
 
 ParamGroups = Sequence[dict[str, Any]]
@@ -149,7 +151,9 @@ class Attachment:
         # Gradients that the daemon sums are averaged, as DistributedDataParallel does.
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
         tensors = [tensor for group in param_groups for tensor in group["params"]]
-        self.binding = TensorBinding(
+        self.parameters = Parameters(self.session, tensors, self._spec.parameters)
+        self.arrays = ArrayTransfer(self.session, self._spec.parameters)
+        self.gradients = GradientPusher(
             self.session,
             tensors,
             self._spec.parameters,
@@ -171,7 +175,7 @@ class Attachment:
 
     def raise_failure(self) -> NoReturn:
         """Of a job that is FAILED: the daemon's text, as DataLossError."""
-        self.binding.fetch_step_counts([0])
+        self.arrays.fetch_step_counts([0])
         raise errors.DataLossError(f'job "{self.job}" has failed; see optctl describe job')
 
     def check_new(self) -> None:
@@ -207,10 +211,10 @@ class Attachment:
         if self.session.committed_step < step:
             self.must_abort = True  # it never came to the commit
         else:
-            self.binding.check_tensors()
-            self.binding.locate()  # the trainer may have moved them since
-            self.binding.read()
-            self.binding.forget_pushed()
+            self.parameters.check_tensors()
+            self.parameters.locate()  # the trainer may have moved them since
+            self.parameters.read()
+            self.gradients.forget_pushed()
         self.micro_step, self.committing = 0, None
         return outcome
 
@@ -218,7 +222,7 @@ class Attachment:
         """Drops what was pushed of the open step, or, of a daemon that does not hear
         it, is to be dropped before anything else."""
         self.micro_step, self.committing = 0, None
-        self.binding.forget_pushed()
+        self.gradients.forget_pushed()
         self.must_abort = True
         with contextlib.suppress(errors.OptstateError):
             self.session.abort(self.next_step)
@@ -294,25 +298,25 @@ class Attachment:
         self._ranks.agree(None)
         self.session.begin_load()  # drops what was pushed
         self.broken_load = "parameters" if entries is None else "state"
-        self.binding.drop_loads()
-        self.binding.forget_pushed()
+        self.arrays.drop_loads()
+        self.gradients.forget_pushed()
         # Entries first: the daemon takes a load of parameters alone for one that
         # may break off, and one that moments began for one that must be repeated.
         for index, entry in (entries or {}).items():
-            _torch_checkpoint.load_entry(self.binding, self.info, index, entry, *tensors[index])
+            _torch_checkpoint.load_entry(self.arrays, self.info, index, entry, *tensors[index])
         for index in parameters:
             # The entry's master is the parameter, but for bits that it lacks.
             if _torch_checkpoint.MASTER_PARAM not in ((entries or {}).get(index) or {}):
-                self.binding.load_parameter(index)
-        self.binding.flush_loads()
+                self.arrays.load_array(_native.MASTER, index, tensors[index][0].detach())
+        self.arrays.flush_loads()
         self.session.finish_load()
         self.broken_load = None
-        self.binding.remember()
+        self.parameters.remember()
 
     def fetch(self, param_groups: ParamGroups) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
         """State by tensor; without the tensors that were never updated."""
         tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
         entries = _torch_checkpoint.fetch_entries(
-            self.binding, self.info, range(len(tensors)), tensors
+            self.arrays, self.info, range(len(tensors)), tensors
         )
         return {tensor: entry for (tensor, _), entry in zip(tensors, entries) if entry is not None}

@@ -17,7 +17,7 @@ import torch
 
 from optstate import _native
 from optstate._optimizers import OptimizerInfo
-from optstate._torch_binding import TensorBinding
+from optstate._torch_arrays import ArrayTransfer
 
 StateEntry = dict[str, Any]
 
@@ -48,21 +48,21 @@ def _number(value: float, parameter: torch.Tensor, group: dict[str, Any]) -> tor
 
 
 def fetch_entries(
-    binding: TensorBinding,
+    arrays: ArrayTransfer,
     info: OptimizerInfo,
     indices: Sequence[int],
     tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
 ) -> list[StateEntry | None]:
     """State of parameters, `tensors` being each with its group; for one that was never
     updated None or, as in torch, what Adagrad begins with."""
-    counts = binding.fetch_step_counts(indices)
-    scalars = binding.fetch_scalars(indices) if info.scalar else [0.0] * len(counts)
+    counts = arrays.fetch_step_counts(indices)
+    scalars = arrays.fetch_scalars(indices) if info.scalar else [0.0] * len(counts)
     wanted: list[tuple[int, int, tuple[int, ...]]] = []
     for index, count, (parameter, group) in zip(indices, counts, tensors):
         if count != 0:
             found = _arrays_of(info, parameter, group).values()
             wanted += [(which, index, shape) for which, shape in found]
-    arrays = iter(binding.fetch_arrays(wanted))
+    fetched = iter(arrays.fetch_arrays(wanted))
     entries: list[StateEntry | None] = []
     for count, scalar, (parameter, group) in zip(counts, scalars, tensors):
         entry: StateEntry | None = None
@@ -71,7 +71,7 @@ def fetch_entries(
             if info.scalar:
                 entry[info.scalar] = _number(scalar, parameter, group)
             for key in _arrays_of(info, parameter, group):
-                values = next(arrays)
+                values = next(fetched)
                 same = values.shape == parameter.shape
                 entry[key] = _like(values, parameter) if same else values.to(parameter.device)
         elif info.name == "adagrad":
@@ -172,7 +172,7 @@ def check_entry(
 
 
 def load_entry(
-    binding: TensorBinding,
+    arrays: ArrayTransfer,
     info: OptimizerInfo,
     index: int,
     entry: StateEntry | None,
@@ -186,12 +186,12 @@ def load_entry(
         values = None if is_new else entry.get(key)
         if values is None:
             values = torch.zeros(shape, dtype=torch.float32, device="cpu")
-        binding.load_array(state_array, index, values)
-    binding.load_step_count(index, int(_step_of(info, entry) or 0))
+        arrays.load_array(state_array, index, values)
+    arrays.load_step_count(index, int(_step_of(info, entry) or 0))
     if info.scalar:
-        binding.load_scalar(index, float(entry.get(info.scalar, 0.0)))
+        arrays.load_scalar(index, float(entry.get(info.scalar, 0.0)))
     if MASTER_PARAM in entry:
-        binding.load_array(_native.MASTER, index, _fitting_master(entry[MASTER_PARAM], parameter))
+        arrays.load_array(_native.MASTER, index, _fitting_master(entry[MASTER_PARAM], parameter))
 
 
 def _fitting_master(master: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

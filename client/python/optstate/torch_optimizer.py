@@ -237,7 +237,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         gradient are not in it. Not collective. FailedPreconditionError before the first
         step, and after the daemon's engine was started anew.
         """
-        return self._attached().binding.fetch_gradient_norms()
+        return self._attached().arrays.fetch_gradient_norms()
 
     # Attaching.
 
@@ -281,7 +281,7 @@ class ServedOptimizer(torch.optim.Optimizer):
                 attachment.check_new()
                 tensors = self._tensors()
                 attachment.load(self.param_groups, range(len(tensors)), self._held(tensors))
-            attachment.binding.read()
+            attachment.parameters.read()
         except BaseException:
             attachment.session.close()
             raise
@@ -325,7 +325,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         if attachment.session.is_forked:
             return  # of a child that only computes
         with attachment.undone_on_error():
-            attachment.binding.push_early(attachment.next_step, attachment.micro_step, index)
+            attachment.gradients.push_early(attachment.next_step, attachment.micro_step, index)
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> dict[int, dict[str, Any]]:
         """State that is here and not in a daemon: of an unpickled optimizer."""
@@ -428,9 +428,9 @@ class ServedOptimizer(torch.optim.Optimizer):
             )
         overlap = self._settings.overlap
         step = attachment.next_step
-        gradients = attachment.binding.gather(anew=was_unscaled)
+        gradients = attachment.gradients.gather(anew=was_unscaled)
         with attachment.undone_on_error():
-            attachment.binding.push(step, attachment.micro_step, gradients)
+            attachment.gradients.push(step, attachment.micro_step, gradients)
             attachment.committing = step
             self._outcome = attachment.session.commit(
                 step,
@@ -440,12 +440,12 @@ class ServedOptimizer(torch.optim.Optimizer):
                 max_value=max_value,
                 norm_type=norm_type,
                 found_inf=found_inf,
-                read=attachment.binding.direct if overlap else None,
+                read=attachment.parameters.direct if overlap else None,
             )
         attachment.micro_step = 0
-        attachment.binding.forget_pushed()
+        attachment.gradients.forget_pushed()
         if self._outcome.applied:
-            attachment.binding.read(but_direct=overlap)
+            attachment.parameters.read(but_direct=overlap)
         attachment.committing = None
         return loss
 
@@ -466,12 +466,12 @@ class ServedOptimizer(torch.optim.Optimizer):
         if not self._settings.accumulate:
             raise RuntimeError("accumulate_step needs an optimizer made with accumulate=True")
         attachment = self._prepared_attachment()
-        gradients = attachment.binding.gather()
+        gradients = attachment.gradients.gather()
         with attachment.undone_on_error():
-            attachment.binding.push(attachment.next_step, attachment.micro_step, gradients)
+            attachment.gradients.push(attachment.next_step, attachment.micro_step, gradients)
             # Also without a gradient: other ranks may have one, and wait.
             attachment.session.end_micro_step(attachment.next_step, attachment.micro_step)
-        attachment.binding.forget_pushed()
+        attachment.gradients.forget_pushed()
         attachment.micro_step += 1
         self.zero_grad(set_to_none=True)
 
@@ -482,19 +482,19 @@ class ServedOptimizer(torch.optim.Optimizer):
         """
         attachment = self._attached()
         attachment.session.abort(attachment.next_step)
-        attachment.binding.forget_pushed()
+        attachment.gradients.forget_pushed()
         attachment.micro_step = 0
 
     def _prepared_attachment(self) -> Attachment:
         """Checks what the trainer may have changed, and sends it if need be."""
         attachment = self._attached()
         attachment.check_groups(self.param_groups)
-        attachment.binding.check_parameters(self.param_groups)
+        attachment.parameters.check_parameters(self.param_groups)
         if attachment.must_abort:
             attachment.session.abort(attachment.next_step)
-            attachment.binding.forget_pushed()
+            attachment.gradients.forget_pushed()
             attachment.must_abort = False
-        changed = attachment.binding.changed()
+        changed = attachment.parameters.changed()
         if changed or attachment.broken_load is not None:
             attachment.check_no_micro_steps("parameters were changed in place")
             attachment.load(self.param_groups, changed)
@@ -542,7 +542,7 @@ class ServedOptimizer(torch.optim.Optimizer):
     def upload_parameters(self) -> None:
         """Sends all parameters as they are now to the daemon. Collective."""
         attachment = self._attached()
-        attachment.binding.check_parameters(self.param_groups)
+        attachment.parameters.check_parameters(self.param_groups)
         attachment.check_no_micro_steps("upload_parameters()")
         attachment.load(self.param_groups, range(len(self._tensors())))
 
@@ -551,13 +551,13 @@ class ServedOptimizer(torch.optim.Optimizer):
 
         {} before its first update. KeyError when it is not this optimizer's.
         """
-        binding = self._attached().binding
+        attachment = self._attached()
         index = 0
         for group in self.param_groups:
             for tensor in group["params"]:
                 if tensor is parameter:
                     (entry,) = _torch_checkpoint.fetch_entries(
-                        binding, self._attached().info, [index], [(tensor, group)]
+                        attachment.arrays, attachment.info, [index], [(tensor, group)]
                     )
                     return entry or {}
                 index += 1
@@ -646,8 +646,8 @@ class ServedOptimizer(torch.optim.Optimizer):
         rest: defaultdict[Any, Any] = defaultdict(dict)
         rest.update(given)
         super().__setstate__({"state": rest, "param_groups": groups})
-        attachment.load(groups, attachment.binding.changed(), entries)
-        attachment.binding.read()
+        attachment.load(groups, attachment.parameters.changed(), entries)
+        attachment.parameters.read()
 
     def __getstate__(self) -> dict[str, Any]:
         """As torch's, with the state itself. The copy is not attached: it is an
@@ -700,13 +700,13 @@ class ServedOptimizer(torch.optim.Optimizer):
         ranks = Ranks(self._process_group)
         error: Exception | None = None
         try:  # while nothing is given up yet
-            old.binding.check_parameters(old_groups)
+            old.parameters.check_parameters(old_groups)
             parameter_specs(groups, parameter_names(groups, self._names_by_id))
         except Exception as failure:
             error = failure
         ranks.agree(error)
         count = sum(len(group["params"]) for group in old_groups)
-        extend_with = [*old.binding.changed(), *range(count, len(self._tensors()))]
+        extend_with = [*old.parameters.changed(), *range(count, len(self._tensors()))]
         if old.is_private:  # it ends with its last session: take its state along
             self._settings = self._present_settings()
             for tensor, entry in old.fetch(old_groups).items():

@@ -167,8 +167,8 @@ def _push_and_wait(connection, rank, job, endpoint):
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=endpoint)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e3)
-    binding = optimizer._attachment.binding
-    binding.push(optimizer.committed_step + 1, 0, binding.gather())
+    gradients = optimizer._attachment.gradients
+    gradients.push(optimizer.committed_step + 1, 0, gradients.gather())
     optimizer._attachment.session.flush()
     say(connection, "pushed")
     connection.recv()

@@ -36,7 +36,7 @@ def test_an_engine_killed_after_a_push_is_a_delay(own_daemon, job):
     optimizer.zero_grad()
     loss_of(model, 2).backward()
     attachment = optimizer._attachment
-    attachment.binding.push(3, 0, attachment.binding.gather())
+    attachment.gradients.push(3, 0, attachment.gradients.gather())
     attachment.session.flush()
     os.kill(int(own_daemon.optctl("describe", "job", job)["engine_pid"]), 9)
     optimizer.step()

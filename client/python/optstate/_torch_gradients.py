@@ -1,0 +1,248 @@
+"""Pushes an optimizer's gradients to its session, in step() or as they come."""
+
+from __future__ import annotations
+
+import array
+import itertools
+import operator
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from optstate import errors
+from optstate._torch_tensors import (
+    DTYPES,
+    dtype_of,
+    equal_bits,
+    gradient_of,
+    is_contiguous,
+    is_cpu,
+    is_negated,
+    layout_of,
+    memory_view,
+    parts_of,
+    pointer_of,
+    shape_of,
+)
+from optstate.session import ParameterSpec, Piece, Session
+
+
+class Gradients:
+    """Gradients to be pushed: where those in contiguous host memory are, and the others."""
+
+    def __init__(self) -> None:
+        self.indices = array.array("I")
+        self.pointers = array.array("Q")
+        self.others: dict[int, torch.Tensor] = {}
+        self.owners: list[torch.Tensor] = []  # a signal's handler may drop the trainer's
+        self.takes_back = False  # what was pushed early has changed since
+
+    def add(self, indices: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
+        self.owners += gradients
+        direct = list(map(operator.and_, map(is_cpu, gradients), map(is_contiguous, gradients)))
+        negated = list(map(is_negated, gradients))
+        if any(negated):
+            direct = list(map(operator.gt, direct, negated))
+        if not all(direct):
+            self.others.update(
+                (index, gradient)
+                for index, gradient, is_direct in zip(indices, gradients, direct)
+                if not is_direct
+            )
+            indices = list(itertools.compress(indices, direct))
+            gradients = list(itertools.compress(gradients, direct))
+        self.indices.extend(indices)
+        self.pointers.extend(map(pointer_of, gradients))
+
+
+class GradientPusher:
+    """Pushes the gradients of an optimizer's parameters, in order, to a session.
+
+    Contiguous ones in host memory are copied by the client library straight from
+    their addresses; all others (CUDA, other strides) through torch.
+
+    Threads: as the optimizer, one at a time.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        parameters: Sequence[torch.Tensor],
+        specs: Sequence[ParameterSpec],
+        *,
+        can_take_back: bool,
+    ) -> None:
+        """can_take_back: what was pushed in a step's first micro-step is not in a
+        sum of several ranks yet."""
+        self._session = session
+        self._can_take_back = can_take_back
+        self._parameters = list(parameters)
+        self._indices = range(len(self._parameters))
+        self._parts = parts_of(len(self._parameters))
+        self._specs = specs
+        self._shapes = [parameter.shape for parameter in self._parameters]
+        self._dtypes = [DTYPES[spec.gradient_dtype] for spec in specs]
+        self._owned: dict[int, Piece] = {piece.parameter: piece for piece in session.pieces}
+        # Gradients that were pushed as they came: the tensor (kept, so that no other one
+        # gets its address), where its values were, and of which version.
+        self._pushed: dict[int, tuple[torch.Tensor, int, int]] = {}
+        self._index_of = {id(parameter): i for i, parameter in enumerate(self._parameters)}
+
+    def gather(self, *, anew: bool = False) -> Gradients:
+        """All gradients there are, for push(). Raises when one is of a kind that
+        cannot be pushed. anew: what push_early() pushed has changed since in a way
+        that leaves no trace.
+        """
+        found = Gradients()
+        found.takes_back = bool(self._pushed) and (
+            anew or not all(map(self._is_pushed, self._pushed))
+        )
+        pushed = () if found.takes_back else self._pushed
+        for part in self._parts:
+            indices: Sequence[int] = self._indices[part]
+            gradients = list(map(gradient_of, self._parameters[part]))
+            if pushed or any(map(operator.is_, gradients, itertools.repeat(None))):
+                new = [
+                    (index, gradient)
+                    for index, gradient in zip(indices, gradients)
+                    if gradient is not None and index not in pushed
+                ]
+                indices = [index for index, _ in new]
+                gradients = [gradient for _, gradient in new]
+            self._check_gradients(indices, gradients)
+            found.add(indices, gradients)
+        return found
+
+    def push(self, step: int, micro_step: int, found: Gradients) -> None:
+        """Pushes the owned pieces of what was gathered."""
+        if found.takes_back:
+            self._take_back(step, micro_step)
+        self._push_found(step, micro_step, found)
+
+    def push_early(self, step: int, micro_step: int, index: int) -> None:
+        """Pushes the gradient of one parameter that backward() has just made."""
+        gradient = self._parameters[index].grad
+        if gradient is None:
+            return
+        if index in self._pushed:
+            return  # it adds up; push() notices
+        self._check_gradients([index], [gradient])
+        found = Gradients()
+        found.add([index], [gradient])
+        self._push_found(step, micro_step, found)
+        if not self._pushed:  # the step's first
+            _push_early.add(self)
+        self._pushed[index] = (gradient, gradient.data_ptr(), gradient._version)
+
+    def forget_pushed(self) -> None:
+        """What push_early() pushed is of a former step, or dropped."""
+        self._pushed.clear()
+
+    def _is_pushed(self, index: int) -> bool:
+        """Whether what was pushed early is what there is now."""
+        gradient, pointer, version = self._pushed[index]
+        return (
+            self._parameters[index].grad is gradient
+            and gradient.data_ptr() == pointer
+            and gradient._version == version
+        )
+
+    def _expect_copy(self, parameter: torch.Tensor, copy: torch.Tensor) -> None:
+        index = self._index_of.get(id(parameter), -1)
+        now = parameter.grad
+        if index not in self._pushed or now is None:
+            return
+        gradient, pointer, version = self._pushed[index]
+        if gradient.data_ptr() != pointer or gradient._version != version:
+            return  # others have changed it: push() notices
+        # It may be of another gradient, that came in the place of this one.
+        if not equal_bits(copy, gradient):
+            return
+        if now.data_ptr() == copy.data_ptr():  # a view of the bucket
+            self._pushed[index] = (now, now.data_ptr(), now._version)
+        elif now is gradient:
+            self._pushed[index] = (gradient, pointer, version + 1)
+
+    def _take_back(self, step: int, micro_step: int) -> None:
+        if micro_step > 0 or not self._can_take_back:
+            raise RuntimeError(
+                "gradients changed after backward() had pushed them (overlap=True), and are, or"
+                " earlier micro-steps are, in the daemon's sum: call accumulate_step() after each"
+                " backward(), and now abort_step() on every rank, and take the step again"
+            )
+        self._session.abort(step)
+        self.forget_pushed()
+
+    def _check_gradients(self, indices: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
+        dtypes = map(self._dtypes.__getitem__, indices)
+        shapes = map(self._shapes.__getitem__, indices)
+        if (
+            all(map(operator.is_, map(layout_of, gradients), itertools.repeat(torch.strided)))
+            and all(map(operator.is_, map(dtype_of, gradients), dtypes))
+            and all(map(operator.eq, map(shape_of, gradients), shapes))
+        ):
+            return
+        for index, gradient in zip(indices, gradients):
+            if (
+                gradient.layout is not torch.strided
+                or gradient.dtype is not self._dtypes[index]
+                or gradient.shape != self._shapes[index]
+            ):
+                self._raise_gradient(index, gradient)
+
+    def _raise_gradient(self, index: int, gradient: torch.Tensor) -> None:
+        name = self._specs[index].name
+        if gradient.layout is not torch.strided:
+            raise errors.UnimplementedError(
+                f'optstate does not support sparse gradients (parameter "{name}"): torch.optim\'s'
+                " SGD, Adagrad and SparseAdam do"
+            )
+        if gradient.is_complex():
+            raise RuntimeError(f'optstate does not support complex gradients (parameter "{name}")')
+        raise TypeError(
+            f'the gradient of parameter "{name}" is {gradient.dtype} {list(gradient.shape)},'
+            f" but the job has {self._dtypes[index]} {list(self._shapes[index])}"
+        )
+
+    def _push_found(self, step: int, micro_step: int, found: Gradients) -> None:
+        if found.indices:
+            self._session.push_gradients(step, micro_step, found.indices, found.pointers)
+        if found.others:
+            self._push_copied(step, micro_step, found.others)
+
+    def _push_copied(self, step: int, micro_step: int, gradients: dict[int, torch.Tensor]) -> None:
+        if micro_step > 0:
+            self._session.flush()
+        for index, gradient in gradients.items():
+            piece = self._owned.get(index)
+            if piece is None:
+                continue
+            target = memory_view(piece.address, piece.numel, self._dtypes[index])
+            source = gradient.detach().reshape(-1)
+            target.copy_(source[piece.begin : piece.begin + piece.numel])
+        for first, count in _runs([index for index in gradients if index in self._owned]):
+            self._session.push(step, micro_step, first, count)
+
+
+def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
+    """[3, 4, 5, 9] -> [(3, 3), (9, 1)]."""
+    runs: list[tuple[int, int]] = []
+    for index in indices:
+        if runs and runs[-1][0] + runs[-1][1] == index:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((index, 1))
+    return runs
+
+
+# Those of which push_early() was called.
+_push_early: weakref.WeakSet[GradientPusher] = weakref.WeakSet()
+
+
+def expect_copies(parameters: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
+    """DistributedDataParallel has these copies of the parameters' gradients in its
+    bucket; those are views of it now, or it will copy them back unchanged."""
+    for pusher in tuple(_push_early):
+        for parameter, copy in zip(parameters, copies):
+            pusher._expect_copy(parameter, copy)

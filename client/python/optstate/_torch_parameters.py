@@ -1,0 +1,171 @@
+"""An optimizer's parameters, and those of its session."""
+
+from __future__ import annotations
+
+import array
+import operator
+from collections.abc import Sequence
+
+import torch
+
+from optstate._torch_tensors import (
+    DTYPES,
+    dtype_of,
+    equal_bits,
+    increment_versions,
+    is_contiguous,
+    memory_view,
+    parts_of,
+    pointer_of,
+    shape_of,
+    version_of,
+)
+from optstate.session import ParameterSpec, Session
+
+
+class Parameters:
+    """Binds the parameters of an optimizer, in order, to those of a session.
+
+    Contiguous tensors in host memory are written by the client library straight
+    at their addresses; all others (CUDA, other strides) through torch. A step costs
+    a few attribute reads for each parameter, part by part of them, and no allocation
+    of tensors.
+
+    Threads: as the optimizer, one at a time.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        parameters: Sequence[torch.Tensor],
+        specs: Sequence[ParameterSpec],
+    ) -> None:
+        self._session = session
+        self._parameters = list(parameters)
+        self._indices = range(len(self._parameters))
+        self._parts = parts_of(len(self._parameters))
+        self._specs = specs
+        self._shapes = [parameter.shape for parameter in self._parameters]
+        self._dtypes = [parameter.dtype for parameter in self._parameters]
+        self._versions: list[int] = []
+        self._places: list[tuple[list[int], list[bool]]] = []
+        # Of the parameters that the library can write itself, and the others.
+        self._direct_indices = array.array("I")
+        self._direct_pointers = array.array("Q")
+        self._indirect: list[int] = []
+        self.remember()
+
+    def check_parameters(self, param_groups: Sequence[dict]) -> None:
+        """Raises when tensors are not those (or not such) as were attached."""
+        position = 0
+        for group_index, group in enumerate(param_groups):
+            tensors = group["params"]
+            bound = self._parameters[position : position + len(tensors)]
+            if len(bound) != len(tensors) or not all(map(operator.is_, bound, tensors)):
+                raise RuntimeError(
+                    f"param_groups[{group_index}]['params'] is not what was attached:"
+                    " use add_param_group to add parameters"
+                )
+            position += len(tensors)
+        if position != len(self._parameters):
+            raise RuntimeError("param_groups lost parameters since they were attached")
+        self.check_tensors()
+
+    def check_tensors(self) -> None:
+        """TypeError when one has another shape or dtype than was attached."""
+        for part in self._parts:
+            parameters = self._parameters[part]
+            if not (
+                all(map(operator.eq, map(shape_of, parameters), self._shapes[part]))
+                and all(map(operator.is_, map(dtype_of, parameters), self._dtypes[part]))
+            ):
+                self._raise_changed()
+
+    def _raise_changed(self) -> None:
+        for index, spec in enumerate(self._specs):
+            parameter = self._parameters[index]
+            now = (parameter.dtype, tuple(parameter.shape))
+            attached = (self._dtypes[index], tuple(self._shapes[index]))
+            if now != attached:
+                raise TypeError(
+                    f'parameter "{spec.name}" is now {now[0]} {list(now[1])}, but the job'
+                    f" has {attached[0]} {list(attached[1])}"
+                )
+
+    # Parameters out of the daemon.
+
+    def remember(self) -> None:
+        """Takes the tensors as they are for the daemon's values."""
+        self._versions, self._places = self._versions_and_places()
+        self.locate()
+
+    def _versions_and_places(self) -> tuple[list[int], list[tuple[list[int], list[bool]]]]:
+        """Of each part, where its tensors are and whether they are contiguous there."""
+        versions: list[int] = []
+        places: list[tuple[list[int], list[bool]]] = []
+        for part in self._parts:
+            parameters = self._parameters[part]
+            versions += map(version_of, parameters)
+            pointers = list(map(pointer_of, parameters))
+            places.append((pointers, list(map(is_contiguous, parameters))))
+        return versions, places
+
+    def locate(self) -> None:
+        """Looks where read() is to write, before tensors that were moved are read."""
+        direct, indirect = [], []
+        for index, parameter in enumerate(self._parameters):
+            by_address = parameter.is_cpu and parameter.is_contiguous() and not parameter.is_neg()
+            (direct if by_address else indirect).append(index)
+        self._direct_indices = array.array("I", direct)
+        self._direct_pointers = array.array(
+            "Q", [self._parameters[index].data_ptr() for index in direct]
+        )
+        self._indirect = indirect
+
+    def changed(self) -> list[int]:
+        """Parameters that were written since :meth:`remember` and now differ from
+        the daemon's; the same again until it is called."""
+        versions, places = self._versions_and_places()
+        if versions == self._versions and places == self._places:
+            return []
+        touched = {index for index in self._indices if versions[index] != self._versions[index]}
+        for part, now, before in zip(self._parts, places, self._places):
+            if now != before:
+                touched.update(self._indices[part])
+        differing = [index for index in sorted(touched) if not self._equals_daemon(index)]
+        if differing:
+            self.locate()
+        else:
+            self.remember()
+        return differing
+
+    def _daemon_values(self, index: int) -> torch.Tensor:
+        address, _ = self._session.parameter(index)
+        spec = self._specs[index]
+        return memory_view(address, spec.numel, DTYPES[spec.dtype]).view(self._shapes[index])
+
+    def _equals_daemon(self, index: int) -> bool:
+        return equal_bits(self._parameters[index], self._daemon_values(index))
+
+    @property
+    def direct(self) -> tuple[array.array, array.array]:
+        """Parameters that the client library can write itself, and where they are."""
+        return self._direct_indices, self._direct_pointers
+
+    @torch.no_grad()
+    def read(self, *, but_direct: bool = False) -> None:
+        """Overwrites every parameter in place with the daemon's.
+
+        Tensors are where the last remember(), changed() or locate() found them.
+        but_direct: the direct ones have the daemon's values.
+        """
+        if self._direct_indices and not but_direct:
+            self._session.read_parameters(*self.direct)
+        for index in self._indirect:
+            self._parameters[index].copy_(self._daemon_values(index))
+        versions: list[int] = []
+        for part in self._parts:
+            parameters = self._parameters[part]
+            increment_versions(parameters)
+            versions += map(version_of, parameters)
+        self._versions = versions

@@ -1,0 +1,61 @@
+"""What is asked of torch's tensors: many of them at once, and their memory."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Sequence
+
+import torch
+
+from optstate._torch_layout import DTYPE_CODES
+
+DTYPES = {code: dtype for dtype, code in DTYPE_CODES.items()}
+
+# With 100,000 parameters the interpreter is most of a step: map() over these runs no
+# bytecode for each tensor, and keeps no shapes that would set off the garbage collector.
+dtype_of = operator.attrgetter("dtype")
+gradient_of = operator.attrgetter("grad")
+is_cpu = operator.attrgetter("is_cpu")
+layout_of = operator.attrgetter("layout")
+shape_of = operator.attrgetter("shape")
+version_of = operator.attrgetter("_version")
+pointer_of = torch.Tensor.data_ptr
+is_contiguous = torch.Tensor.is_contiguous
+is_negated = torch.Tensor.is_neg  # its memory has minus its values
+
+
+def parts_of(count: int) -> list[slice]:
+    """Tensors that are looked at before the next ones: few enough for the core's cache
+    to have them still when another of their attributes is read."""
+    return [slice(begin, begin + 256) for begin in range(0, count, 256)]
+
+
+def memory_view(address: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """A flat tensor over memory that the caller keeps alive."""
+    if numel == 0:
+        return torch.empty(0, dtype=dtype, device="cpu")
+    buffer = (ctypes.c_char * (numel * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(buffer, dtype=dtype, count=numel)
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Its values in contiguous host memory; its own where they are there."""
+    return tensor.detach().cpu().resolve_neg().contiguous()
+
+
+def equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.dtype is not other.dtype or one.shape != other.shape:
+        return False
+    bits = torch.int32 if one.dtype.itemsize == 4 else torch.int16
+    return torch.equal(in_memory(one).view(bits), in_memory(other).view(bits))
+
+
+def increment_versions(tensors: Sequence[torch.Tensor]) -> None:
+    """Tells autograd that the tensors changed, as an in-place operation does."""
+    bump = torch.autograd.graph.increment_version
+    try:
+        bump(tensors)
+    except (TypeError, AttributeError):  # torch < 2.5 takes one tensor
+        for tensor in tensors:
+            bump(tensor)
