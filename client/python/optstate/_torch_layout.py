@@ -114,7 +114,10 @@ def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
 def parameter_specs(
     param_groups: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> list[ParameterSpec]:
-    """The layout's parameters in order. Raises TypeError, naming the parameter."""
+    """The layout's parameters in order.
+
+    Raises TypeError, naming the parameter, and ValueError for two that share memory.
+    """
     specs: list[ParameterSpec] = []
     for group_index, group in enumerate(param_groups):
         check_group(group, group_index)
@@ -134,4 +137,21 @@ def parameter_specs(
                     group=group_index,
                 )
             )
+    _check_memory([parameter for group in param_groups for parameter in group["params"]], names)
     return specs
+
+
+def _check_memory(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+    """ValueError when two share memory: each has a master of its own in the daemon, and
+    torch's updates of both would come to the update of one."""
+    ranges = sorted(
+        (parameter.data_ptr(), parameter.nbytes, name)
+        for parameter, name in zip(parameters, names)
+        if parameter.is_contiguous() and parameter.nbytes  # others may interleave
+    )
+    for (begin, size, name), (next_begin, _, next_name) in zip(ranges, ranges[1:]):
+        if begin and next_begin < begin + size:
+            raise ValueError(
+                f'parameters "{name}" and "{next_name}" share memory: to tie them, use the same'
+                " Parameter for both"
+            )

@@ -75,6 +75,21 @@ def test_parameters(tensor, text):
         optstate.AdamW([("good", torch.zeros(1)), ("bad", tensor)])
 
 
+def test_parameters_that_share_memory():
+    flat = torch.zeros(8)
+    halves = [torch.nn.Parameter(flat[:4]), torch.nn.Parameter(flat[4:])]
+    optstate.AdamW(halves).close()
+    columns = torch.zeros(4, 4)
+    optstate.AdamW([columns[:, :2], columns[:, 2:]]).close()
+    optstate.AdamW([torch.zeros(0), torch.zeros(0)]).close()
+    optimizer = optstate.AdamW([("first", halves[0])])
+    with pytest.raises(ValueError, match='parameters "first" and "tied" share memory'):
+        optimizer.add_param_group({"params": [("tied", torch.nn.Parameter(flat[3:5]))]})
+    optimizer.close()
+    with pytest.raises(ValueError, match='parameters "0.0" and "0.1" share memory'):
+        optstate.AdamW([torch.nn.Parameter(flat), torch.nn.Parameter(flat)])
+
+
 def test_names_that_are_taken_twice():
     with pytest.raises(optstate.InvalidArgumentError, match="twin"):
         optstate.AdamW([("twin", torch.zeros(1)), ("twin", torch.zeros(1))])
