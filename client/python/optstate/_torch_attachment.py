@@ -21,6 +21,9 @@ from optstate.session import LossScaler, Session, SessionSpec, StepOutcome
 
 ParamGroups = Sequence[dict[str, Any]]
 
+# How often a load is begun whose connection is lost, until the caller hears of it.
+_LOADS_MAX = 5
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -292,10 +295,27 @@ class Attachment:
             raise RuntimeError(
                 "load_state_dict() broke off, so that the job's state is of no step: call it again"
             )
-        if self.broken_load is not None:
-            parameters = range(len(tensors))
+        parameters = list(parameters)
         # Another rank may still be reading or fetching, which a load puts an end to.
         self._ranks.agree(None)
+        for attempt in range(_LOADS_MAX):
+            if self.broken_load == "state":  # its repetition begins with an empty job
+                parameters = range(len(tensors))
+            try:
+                self._load_once(tensors, parameters, entries)
+                break
+            except errors.AbortedError:  # the daemon's engine died meanwhile
+                if attempt + 1 == _LOADS_MAX:
+                    raise
+        self.broken_load = None
+        self.parameters.remember()
+
+    def _load_once(
+        self,
+        tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
+        parameters: Sequence[int],
+        entries: dict[int, Any] | None,
+    ) -> None:
         self.session.begin_load()  # drops what was pushed
         self.broken_load = "parameters" if entries is None else "state"
         self.arrays.drop_loads()
@@ -310,8 +330,6 @@ class Attachment:
                 self.arrays.load_array(_native.MASTER, index, tensors[index][0].detach())
         self.arrays.flush_loads()
         self.session.finish_load()
-        self.broken_load = None
-        self.parameters.remember()
 
     def fetch(self, param_groups: ParamGroups) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
         """State by tensor; without the tensors that were never updated."""

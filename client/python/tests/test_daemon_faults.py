@@ -6,6 +6,7 @@ import os
 
 import optstate
 import pytest
+import torch
 from training import largest_difference, loss_of, small_model, train
 
 
@@ -42,6 +43,54 @@ def test_an_engine_killed_after_a_push_is_a_delay(own_daemon, job):
     optimizer.step()
     assert largest_difference(model, whole_run(3)) == 0
     optimizer.close()
+
+
+@pytest.mark.parametrize("call", ["load_many", "finish_load"])
+@pytest.mark.parametrize("what", ["constructor", "change", "load_state_dict", "add_param_group"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_engine_killed_in_a_load_is_a_delay(dtype, what, call, own_daemon, job, monkeypatch):
+    def run(kills):
+        name = f"{job}-{kills}"
+        called = getattr(optstate.session.Session, call)
+
+        def kill_once(*arguments):
+            monkeypatch.setattr(optstate.session.Session, call, called)
+            os.kill(int(own_daemon.optctl("describe", "job", name)["engine_pid"]), 9)
+            return called(*arguments)
+
+        def perhaps_killed():
+            if kills:
+                monkeypatch.setattr(optstate.session.Session, call, kill_once)
+
+        model = small_model().to(dtype)
+        late = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+        if what == "constructor":
+            perhaps_killed()
+        optimizer = optstate.SGD(
+            model.parameters(), lr=0.01, momentum=0.9, job=name, endpoint=own_daemon.shm
+        )
+        train(model, optimizer, range(2))
+        saved = optimizer.state_dict()
+        train(model, optimizer, range(2, 4))
+        if what == "change":
+            with torch.no_grad():
+                model[0].weight.mul_(2)
+            perhaps_killed()
+        elif what == "load_state_dict":
+            perhaps_killed()
+            optimizer.load_state_dict(saved)
+        elif what == "add_param_group":
+            perhaps_killed()
+            optimizer.add_param_group({"params": [late]})
+        train(model, optimizer, range(4, 7))
+        assert getattr(optstate.session.Session, call) is called  # it was killed
+        entries = optimizer.state_dict()["state"].values()
+        optimizer.close()
+        return [*model.parameters(), *(each for entry in entries for each in entry.values())]
+
+    disturbed, expected = run(True), run(False)
+    assert len(disturbed) == len(expected)
+    assert all(map(torch.equal, disturbed, expected))
 
 
 def test_a_daemon_that_is_killed_and_started_again(own_daemon, job):

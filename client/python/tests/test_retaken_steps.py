@@ -185,6 +185,26 @@ def test_a_load_that_broke_off_at_its_end_is_repeated_whole(what, monkeypatch):
     assert largest_difference(ours, run(torch.optim.SGD, False)) < 1e-6
 
 
+def test_a_change_that_is_sent_again_leaves_other_masters_alone(monkeypatch):
+    """Those of 16-bit parameters have bits that the parameters lack."""
+
+    def run(interrupts):
+        model = small_model().to(torch.bfloat16)
+        optimizer = optstate.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        train(model, optimizer, range(4))
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        if interrupts:
+            _interrupt_once(monkeypatch, optimizer._attachment.session, "finish_load")
+            with pytest.raises(KeyboardInterrupt):
+                train(model, optimizer, range(4, 5))
+        train(model, optimizer, range(4, 6))
+        entries = optimizer.state_dict()["state"].values()
+        return [entry["master_param"] for entry in entries]
+
+    assert all(map(torch.equal, run(True), run(False)))
+
+
 def test_micro_steps_are_unscaled_together():
     model = small_model()
     optimizer = optstate.SGD(model.parameters(), lr=0.1, accumulate=True)
