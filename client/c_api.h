@@ -74,6 +74,8 @@ typedef struct optstate_session optstate_session;
 #define OPTSTATE_PHASE_LOADING 2
 #define OPTSTATE_PHASE_READY 3
 #define OPTSTATE_PHASE_FAILED 4
+#define OPTSTATE_PHASE_RECOVERING 5 /* a step is being finished after a crash \
+                                     */
 
 typedef struct {
   size_t struct_size;
@@ -198,7 +200,8 @@ typedef struct {
 typedef struct {
   size_t struct_size;
   double value[OPTSTATE_HYPERPARAMS_MAX]; /* as optstate_optimizer_info says */
-  double max_norm; /* of the group's gradients; 0: no clipping */
+  double max_norm; /* of the group's gradients; 0: no clipping. The norm is
+                      that of optstate_commit's norm_type */
 } optstate_hyperparams;
 
 typedef struct {
@@ -246,13 +249,16 @@ OPTSTATE_EXPORT int optstate_session_parameter(optstate_session* session,
 
 /* Declares that the rank's pieces of parameters [first, +count) hold their
  * gradients of `step` (committed_step + 1). Returns when it is submitted; an
- * error of the daemon shows here or at commit. */
+ * error of the daemon shows here or at commit. After an error nothing of the
+ * step is staged: push all of it again. */
 OPTSTATE_EXPORT int optstate_push(optstate_session* session, uint64_t step,
                                   uint32_t micro_step, uint32_t first,
                                   uint32_t count);
 /* Copies the owned pieces out of whole, contiguous gradients in host memory
- * and pushes them; parameters this rank does not own are passed over.
- * `parameters` ascends. */
+ * and pushes them; parameters this rank does not own are passed over, and so
+ * are those that it has pushed in this micro-step already, whose values the
+ * daemon may be reading: abort the step to push others. `parameters` ascends.
+ */
 OPTSTATE_EXPORT int optstate_push_gradients(optstate_session* session,
                                             uint64_t step, uint32_t micro_step,
                                             const uint32_t* parameters,
@@ -264,12 +270,14 @@ OPTSTATE_EXPORT int optstate_flush(optstate_session* session);
  * none included, and waits until the gradient area may be written again;
  * push_gradients of a later micro-step does it too. With OPTSTATE_REPLICATED
  * it waits for ranks that have not come as far. ABORTED: another rank was lost
- * or has aborted, and what was summed of the step is gone. */
+ * or has aborted, and what was summed of the step is gone. CANCELLED
+ * (interrupted): the area may not be written yet; call it again. */
 OPTSTATE_EXPORT int optstate_end_micro_step(optstate_session* session,
                                             uint64_t step, uint32_t micro_step);
 /* Waits until every rank has committed and the step is applied or skipped.
  * CANCELLED (interrupted): the commit is still under way, and
- * optstate_commit_wait goes on with it; nothing else of a step may be called
+ * optstate_commit_wait goes on with it, but fills no read_destinations (then
+ * call optstate_read_parameters); nothing else of a step may be called
  * before. */
 OPTSTATE_EXPORT int optstate_commit(optstate_session* session,
                                     const optstate_commit_options* options,
@@ -286,7 +294,8 @@ OPTSTATE_EXPORT int optstate_read_parameters(optstate_session* session,
 /* Loading: initial parameters of a new job, or state of a checkpoint. Every
  * rank begins, loads whole arrays of parameters (this call sends the pieces
  * that the rank owns; STEP_COUNT: one int64), and finishes; finish waits for
- * all ranks. `data` is the whole parameter's, contiguous, of `dtype`. */
+ * all ranks. `data` is the whole parameter's, contiguous, of `dtype`. Over gRPC
+ * an error may show at a later load, or when it is finished. */
 OPTSTATE_EXPORT int optstate_begin_load(optstate_session* session);
 OPTSTATE_EXPORT int optstate_load(optstate_session* session, int32_t array,
                                   uint32_t parameter, int32_t dtype,

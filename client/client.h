@@ -211,7 +211,9 @@ class Session {
   absl::Status PushMicroStepAgain(uint64_t step, int64_t micro_step,
                                   absl::FunctionRef<bool(size_t piece)> pushes);
 
-  absl::Status CheckNoCommit() const;
+  absl::Status CheckUsable() const;
+  // And no commit is under way.
+  absl::Status CheckIdle() const;
   absl::Status CheckParameters(uint32_t first, uint32_t count) const;
   absl::Status PushRun(uint64_t step, uint32_t micro_step, uint32_t first,
                        uint32_t count);
@@ -228,6 +230,8 @@ class Session {
                           const PieceRun& run);
   bool OwnsAt(size_t piece, uint32_t parameter) const;
   absl::Status TakeFailedPush();
+  // Returns `status`.
+  absl::Status NoteFailure(uint64_t step, const absl::Status& status);
   absl::Status BeginAnew(uint64_t step);
   bool MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const;
   void CopyPiece(size_t piece, const void* gradient);
@@ -259,11 +263,14 @@ class Session {
   uint64_t ended_ = 0;            // micro-steps, of this session
   // The last that was pushed and whose gradients may still be read.
   std::optional<MicroStep> unended_;
-  bool end_sent_ = false;      // of a micro-step, over the present connection
+  // Whose end was said over the present connection.
+  std::optional<MicroStep> end_sent_;
   absl::Status refused_push_;  // why the open step was dropped
   // The answer to a commit was not waited for: the engine may be taking the
   // step, with the gradients that are in the gradient area.
   bool commit_unresolved_ = false;
+  // A push of the open step failed on its way.
+  bool push_failed_ = false;
   bool loading_ = false;
   bool finishing_load_ = false;
   std::optional<CommitOptions> commit_;  // started, not answered

@@ -270,7 +270,9 @@ absl::Status GrpcChannel::Abort(uint64_t step, absl::Time deadline) {
 
 absl::Status GrpcChannel::BeginLoad(absl::Time deadline) {
   request_.mutable_begin_load();
-  return SendAndAwait(deadline).status();
+  absl::Status status = SendAndAwait(deadline).status();
+  failed_load_ = absl::OkStatus();  // of what was loaded before
+  return status;
 }
 
 absl::Status GrpcChannel::Load(StateArray array, uint32_t parameter,

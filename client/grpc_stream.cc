@@ -217,7 +217,7 @@ class Stream final : public GrpcStream {
                          ok);
         case grpc::CompletionQueue::TIMEOUT:
           if (until == deadline) {
-            return absl::DeadlineExceededError("the engine did not answer");
+            return NoAnswer();
           }
           OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
           break;

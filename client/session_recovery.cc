@@ -23,13 +23,18 @@ constexpr absl::Duration kLeaveTimeout = absl::Seconds(5);
 
 }  // namespace
 
-absl::Status Session::Ready() {
+absl::Status Session::CheckUsable() const {
   if (getpid() != owner_pid_) {
     return absl::FailedPreconditionError(
         absl::StrCat("the session belongs to process ", owner_pid_,
                      "; a forked process opens its own"));
   }
   if (closed_) return absl::FailedPreconditionError("the session is closed");
+  return absl::OkStatus();
+}
+
+absl::Status Session::Ready() {
+  OPTSTATE_RETURN_IF_ERROR(CheckUsable());
   return channel_->connected() ? absl::OkStatus() : Recover();
 }
 
@@ -54,7 +59,7 @@ absl::Status Session::Recover() {
   phase_ = attached.phase;
   channel_->ClearFailedPush();
   commit_sent_ = false;
-  end_sent_ = false;
+  end_sent_.reset();
   if (std::exchange(loading_, false)) {
     // A job whose load broke off is not ready: this rank's answer was lost.
     if (finishing_load_ && phase_ == JobPhase::kReady) return absl::OkStatus();

@@ -40,7 +40,8 @@ uint64_t ElementCount(const Layout& layout, StateArray array,
 }
 
 absl::Status Session::BeginLoad() {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  loading_ = false;  // what was begun before is not gone on with
   OPTSTATE_RETURN_IF_ERROR(
       Annotated(Persist([&] { return channel_->BeginLoad(StepDeadline()); })));
   loading_ = true;
@@ -110,7 +111,7 @@ absl::StatusOr<uint64_t> Session::Fetch(StateArray array, uint32_t parameter,
 // No step is taken in between, because none is without this rank's commit.
 absl::StatusOr<uint64_t> Session::FetchMany(
     absl::Span<const FetchTarget> targets) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   std::vector<FetchRange> ranges;
   ranges.reserve(targets.size());
   for (const FetchTarget& target : targets) {

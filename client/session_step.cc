@@ -29,7 +29,8 @@ constexpr absl::Duration kFinishPatience = absl::Seconds(5);
 
 }  // namespace
 
-absl::Status Session::CheckNoCommit() const {
+absl::Status Session::CheckIdle() const {
+  OPTSTATE_RETURN_IF_ERROR(CheckUsable());
   if (!commit_) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "the commit of step ", commit_->step, " is under way: CommitWait first"));
@@ -44,7 +45,7 @@ absl::Status Session::CheckParameters(uint32_t first, uint32_t count) const {
 
 absl::Status Session::Push(uint64_t step, uint32_t micro_step, uint32_t first,
                            uint32_t count) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(first, count)));
   return Annotated(PushRun(step, micro_step, first, count));
 }
@@ -52,13 +53,14 @@ absl::Status Session::Push(uint64_t step, uint32_t micro_step, uint32_t first,
 absl::Status Session::PushRun(uint64_t step, uint32_t micro_step,
                               uint32_t first, uint32_t count) {
   OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
-  OPTSTATE_RETURN_IF_ERROR(Persist([&] {
+  const absl::Status status = Persist([&] {
     return channel_->Push({.step = step,
                            .micro_step = micro_step,
                            .first_parameter = first,
                            .parameter_count = count},
                           StepDeadline());
-  }));
+  });
+  if (!status.ok()) return NoteFailure(step, status);
   Mark(step, micro_step, first, count);
   return TakeFailedPush();
 }
@@ -66,7 +68,7 @@ absl::Status Session::PushRun(uint64_t step, uint32_t micro_step,
 absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
                                     absl::Span<const uint32_t> parameters,
                                     absl::Span<const void* const> gradients) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckGradients(parameters, gradients)));
   OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
   // The engine may still read the last micro-step's.
@@ -130,9 +132,9 @@ bool Session::OwnsAt(size_t piece, uint32_t parameter) const {
 // After a commit whose answer was not waited for, another commit goes on with
 // what was pushed, but a push begins the step again, perhaps with other
 // gradients: only once the engine has dropped the former ones, for until then
-// it may be reading them.
+// it may be reading them. After a push that failed both begin it again.
 absl::Status Session::BeginAnew(uint64_t step) {
-  if (step != committed_step_ + 1 || !commit_unresolved_) {
+  if (step != committed_step_ + 1 || !(commit_unresolved_ || push_failed_)) {
     return absl::OkStatus();
   }
   OPTSTATE_RETURN_IF_ERROR(Annotated(
@@ -182,8 +184,21 @@ void Session::ForgetStaged() {
   std::fill(marks_.begin(), marks_.end(), PieceMark());
   refused_push_ = absl::OkStatus();
   commit_unresolved_ = false;
+  push_failed_ = false;
   unended_.reset();
-  end_sent_ = false;
+  end_sent_.reset();
+}
+
+// Without an answer, what the engine has is not known, and pushing all of it
+// again must not meet half of it.
+absl::Status Session::NoteFailure(uint64_t step, const absl::Status& status) {
+  const bool is_answered =
+      !absl::IsDeadlineExceeded(status) && !absl::IsUnavailable(status);
+  if (is_answered || step != committed_step_ + 1) return status;
+  ForgetStaged();
+  push_failed_ = true;
+  refused_push_ = status;
+  return status;
 }
 
 // With a refused push the open step is dropped whole: committing the rest would
@@ -207,8 +222,9 @@ absl::Status Session::Flush() {
     OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
     return TakeFailedPush();
   });
-  if (status.ok() && !accumulates_together()) NoteEnded();
-  return Annotated(status);
+  if (!status.ok()) return Annotated(NoteFailure(committed_step_ + 1, status));
+  if (!accumulates_together()) NoteEnded();
+  return absl::OkStatus();
 }
 
 // From here on the caller may write the next micro-step's gradients.
@@ -218,25 +234,26 @@ void Session::NoteEnded() {
 }
 
 absl::Status Session::EndMicroStep(uint64_t step, uint32_t micro_step) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   if (!accumulates_together()) return Flush();
   OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
   const absl::Status status = Persist([&] {
-    if (!end_sent_) {
+    if (!end_sent_ || end_sent_->step != step ||
+        end_sent_->micro_step != micro_step) {
       // As a push of nothing, which is answered when the others are as far.
       OPTSTATE_RETURN_IF_ERROR(channel_->Push({.step = step,
                                                .micro_step = micro_step,
                                                .first_parameter = 0,
                                                .parameter_count = 0},
                                               StepDeadline()));
-      end_sent_ = true;
+      end_sent_ = {.step = step, .micro_step = micro_step};
     }
     OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
     return TakeFailedPush();
   });
   // Interrupted, it is under way; called again, it goes on.
   if (absl::IsCancelled(status)) return Annotated(status);
-  end_sent_ = false;
+  end_sent_.reset();
   if (status.ok()) NoteEnded();
   return Annotated(status);
 }
@@ -274,7 +291,7 @@ absl::Status Session::ReadParameters(const ParameterTargets& read) {
 }
 
 absl::Status Session::CommitStart(const CommitOptions& options) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   if (options.groups.size() != setup_->layout.groups().size()) {
     return Annotated(absl::InvalidArgumentError(absl::StrCat(
         "commit has hyperparameters of ", options.groups.size(),
@@ -284,6 +301,7 @@ absl::Status Session::CommitStart(const CommitOptions& options) {
   if (!refused_push_.ok() && options.step == committed_step_ + 1) {
     return Annotated(std::exchange(refused_push_, absl::OkStatus()));
   }
+  if (push_failed_) OPTSTATE_RETURN_IF_ERROR(BeginAnew(options.step));
   commit_ = options;
   commit_sent_ = false;
   const absl::Status status = Persist([this] { return StartCommit(); });
@@ -301,6 +319,7 @@ absl::Status Session::StartCommit() {
 }
 
 absl::StatusOr<Outcome> Session::CommitWait(const ParameterTargets& read) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckUsable()));
   if (!commit_) {
     return Annotated(absl::FailedPreconditionError("no commit was started"));
   }
@@ -318,6 +337,7 @@ absl::StatusOr<Outcome> Session::CommitWait(const ParameterTargets& read) {
     return Annotated(status);
   }
   commit_.reset();
+  end_sent_.reset();
   if (outcome.step > committed_step_) {
     committed_step_ = outcome.step;
     commit_unresolved_ = false;
@@ -370,7 +390,7 @@ void Session::DropFailedStep(uint64_t step, const absl::Status& status) {
 }
 
 absl::Status Session::Abort(uint64_t step) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckNoCommit()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   if (step == committed_step_ + 1) ForgetStaged();
   return Annotated(Persist([&] {
     absl::Status status = channel_->Abort(step, StepDeadline());

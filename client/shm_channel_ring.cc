@@ -82,7 +82,7 @@ absl::Status ShmChannel::WaitUntil(absl::FunctionRef<bool()> done,
     const absl::Time now = absl::Now();
     const absl::Duration left = deadline - now;
     if (left <= absl::ZeroDuration()) {
-      return Lose(absl::DeadlineExceededError("the engine did not answer"));
+      return Lose(NoAnswer());
     }
     if (now >= ask) {
       OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));

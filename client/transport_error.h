@@ -21,6 +21,14 @@ inline absl::Status NotConnected() {
   return TransportError(absl::UnavailableError("not connected"));
 }
 
+// At the deadline of a call; an answer that says why would come by then only if
+// the other ranks had.
+inline absl::Status NoAnswer() {
+  return absl::DeadlineExceededError(
+      "no answer from the engine in time: it may be waiting for other ranks "
+      "(`optctl describe job` says for which), or be stopped");
+}
+
 // A transport error of which nobody was there to hear.
 inline absl::Status UnreachableError(absl::Status status) {
   if (!status.ok()) {

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <map>
 #include <optional>
@@ -79,11 +80,12 @@ std::vector<std::string> Addresses(const v1::DaemonConfig& config) {
   return addresses;
 }
 
+using Listeners = std::map<std::string, std::unique_ptr<Listener>>;
+
 // Those that the process had before it was upgraded, by address. What is left
 // over of them is no longer configured, and closed.
-absl::StatusOr<std::map<std::string, std::unique_ptr<Listener>>> Inherit(
-    const v1::SupervisorHandover& handover) {
-  std::map<std::string, std::unique_ptr<Listener>> listeners;
+absl::StatusOr<Listeners> Inherit(const v1::SupervisorHandover& handover) {
+  Listeners listeners;
   for (const auto& one : handover.listeners()) {
     OPTSTATE_ASSIGN_OR_RETURN(const supervisor::ListenAddress address,
                               supervisor::ParseListenAddress(one.address()));
@@ -98,7 +100,7 @@ absl::StatusOr<std::map<std::string, std::unique_ptr<Listener>>> Inherit(
 absl::StatusOr<std::vector<std::unique_ptr<Listener>>> OpenListeners(
     const v1::DaemonConfig& config,
     const std::optional<v1::SupervisorHandover>& handover) {
-  std::map<std::string, std::unique_ptr<Listener>> inherited;
+  Listeners inherited;
   if (handover.has_value()) {
     OPTSTATE_ASSIGN_OR_RETURN(inherited, Inherit(*handover));
   }
@@ -190,6 +192,9 @@ class Daemon : private admin::UpgradeControl {
     std::string path;
     bool replace_all = false;  // engines of this very build too
     std::string id;
+    v1::DaemonConfig config;
+    // Where it is to listen and this one does not.
+    std::shared_ptr<const Listeners> listeners;
   };
 
   Daemon(DaemonOptions options, std::unique_ptr<EventLoop> loop,
@@ -204,7 +209,8 @@ class Daemon : private admin::UpgradeControl {
 
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) override;
   v1::UpgradeProgress upgrade_progress() override { return upgrade_.Get(); }
-  absl::Status CheckConfigForUpgrade() const;
+  absl::StatusOr<v1::DaemonConfig> ConfigForUpgrade() const;
+  absl::StatusOr<Listeners> OpenMissing(const v1::DaemonConfig& config) const;
   void UpgradeAtHangup();
   absl::StatusOr<NextBuild> CheckInstalledBuild() const;
   absl::Status BeginUpgrade(NextBuild next);
@@ -290,9 +296,6 @@ absl::Status Daemon::Build() {
           },
           [this](const std::string& job) { engines_.Lose(job); },
           [this](const std::string& job) { engines_.Erase(job); }});
-  if (options_.handover.has_value()) {
-    supervisor_->SetDraining(options_.handover->draining());
-  }
   OPTSTATE_RETURN_IF_ERROR(BuildAdmin(listeners));
 
   handshakes_ = std::make_unique<Handshakes>(
@@ -393,7 +396,7 @@ absl::StatusOr<v1::UpgradeReply> Daemon::Upgrade(const std::string& binary) {
   if (binary.empty()) {
     OPTSTATE_ASSIGN_OR_RETURN(next.path, OwnPath());
   }
-  OPTSTATE_RETURN_IF_ERROR(CheckConfigForUpgrade());
+  OPTSTATE_ASSIGN_OR_RETURN(next.config, ConfigForUpgrade());
   OPTSTATE_ASSIGN_OR_RETURN(const v1::FormatVersions versions,
                             CheckBuild(next.path, options_.arguments));
   absl::Status begun;
@@ -410,18 +413,49 @@ absl::StatusOr<v1::UpgradeReply> Daemon::Upgrade(const std::string& binary) {
   return reply;
 }
 
-// A configuration that names another place would leave the jobs behind.
-absl::Status Daemon::CheckConfigForUpgrade() const {
-  OPTSTATE_ASSIGN_OR_RETURN(const v1::DaemonConfig config, options_.reload());
-  if (config.state_dir() == options_.config.state_dir() &&
-      config.socket() == options_.config.socket()) {
-    return absl::OkStatus();
+// A configuration that names another place, or mounts one, would leave the jobs
+// behind.
+absl::StatusOr<v1::DaemonConfig> Daemon::ConfigForUpgrade() const {
+  OPTSTATE_RETURN_IF_ERROR(state_.CheckInPlace());
+  OPTSTATE_ASSIGN_OR_RETURN(v1::DaemonConfig config, options_.reload());
+  const v1::DaemonConfig& own = options_.config;
+  if (config.state_dir() != own.state_dir() ||
+      config.socket() != own.socket()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the configuration names state_dir ", config.state_dir(),
+                     " and socket ", config.socket(), ", the daemon runs with ",
+                     own.state_dir(), " and ", own.socket(),
+                     ": stop it and start it again for that"));
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the configuration names state_dir ", config.state_dir(), " and socket ",
-      config.socket(), ", the daemon runs with ", options_.config.state_dir(),
-      " and ", options_.config.socket(),
-      ": stop it and start it again for that"));
+  if (config.huge_pages() == v1::HUGE_PAGES_MOUNT &&
+      own.huge_pages() != v1::HUGE_PAGES_MOUNT) {
+    return absl::FailedPreconditionError(
+        "huge_pages: mount would hide the jobs that there are: stop the daemon "
+        "and start it again for that");
+  }
+  return config;
+}
+
+absl::StatusOr<Listeners> Daemon::OpenMissing(
+    const v1::DaemonConfig& config) const {
+  const auto mode = static_cast<mode_t>(config.socket_mode());
+  const std::vector<std::string> own = Addresses(options_.config);
+  Listeners opened;
+  for (const std::string& text : Addresses(config)) {
+    const auto found = std::find(own.begin(), own.end(), text);
+    std::unique_ptr<Listener> listener;
+    if (found == own.end()) {
+      OPTSTATE_ASSIGN_OR_RETURN(const supervisor::ListenAddress address,
+                                supervisor::ParseListenAddress(text));
+      OPTSTATE_ASSIGN_OR_RETURN(listener, Listener::Open(address, mode));
+    } else {
+      OPTSTATE_ASSIGN_OR_RETURN(
+          listener,
+          acceptor_->listeners()[found - own.begin()]->Reopened(mode));
+    }
+    if (listener != nullptr) opened[text] = std::move(listener);
+  }
+  return opened;
 }
 
 void Daemon::UpgradeAtHangup() {
@@ -452,7 +486,7 @@ absl::StatusOr<Daemon::NextBuild> Daemon::CheckInstalledBuild() const {
   NextBuild next;
   next.id = NewUpgradeId();
   OPTSTATE_ASSIGN_OR_RETURN(next.path, OwnPath());
-  OPTSTATE_RETURN_IF_ERROR(CheckConfigForUpgrade());
+  OPTSTATE_ASSIGN_OR_RETURN(next.config, ConfigForUpgrade());
   OPTSTATE_RETURN_IF_ERROR(CheckBuild(next.path, options_.arguments).status());
   return next;
 }
@@ -462,6 +496,9 @@ absl::Status Daemon::BeginUpgrade(NextBuild next) {
   if (checking_ || upgrading_ || upgrade_.under_way()) {
     return absl::UnavailableError("the daemon is being upgraded already");
   }
+  // Here, where nothing is lost yet when one cannot be opened.
+  OPTSTATE_ASSIGN_OR_RETURN(Listeners missing, OpenMissing(next.config));
+  next.listeners = std::make_shared<const Listeners>(std::move(missing));
   upgrading_ = true;
   spdlog::info("upgrading to {}", next.path);
   // From now on whoever connects waits for the next build.
@@ -477,17 +514,28 @@ absl::Status Daemon::BeginUpgrade(NextBuild next) {
 
 v1::SupervisorHandover Daemon::MakeHandover(const NextBuild& next) const {
   v1::SupervisorHandover handover;
+  std::map<std::string, v1::SupervisorHandover::Listener> listeners;
+  const auto add = [&listeners](const std::string& address,
+                                const Listener& listener) {
+    const bool is_new = !listeners.contains(address);
+    v1::SupervisorHandover::Listener& one = listeners[address];
+    one.set_address(address);
+    one.set_fd(listener.fd());
+    // One that was opened again is under the lock of the one before.
+    if (is_new || listener.lock_fd() >= 0) one.set_lock_fd(listener.lock_fd());
+  };
   const std::vector<std::string> addresses = Addresses(options_.config);
   for (size_t i = 0; i < addresses.size(); ++i) {
-    v1::SupervisorHandover::Listener& one = *handover.add_listeners();
-    one.set_address(addresses[i]);
-    one.set_fd(acceptor_->listeners()[i]->fd());
-    one.set_lock_fd(acceptor_->listeners()[i]->lock_fd());
+    add(addresses[i], *acceptor_->listeners()[i]);
   }
+  // In the place of what nobody finds any more, too.
+  for (const auto& [address, listener] : *next.listeners) {
+    add(address, *listener);
+  }
+  for (const auto& [address, one] : listeners) *handover.add_listeners() = one;
   handover.set_state_lock_fd(state_.lock_fd());
   handover.set_upgrade_id(next.id);
   handover.set_replace_all(next.replace_all);
-  handover.set_draining(supervisor_->draining());
   for (const auto& [job, segments] : supervisor_->Kept()) {
     for (const auto& [rank, kept] : segments) {
       v1::SupervisorHandover::Kept& one = *handover.add_kept();

@@ -7,6 +7,7 @@
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
@@ -459,6 +460,108 @@ TEST_F(DaemonTest, UpgradeKeepsADrainedDaemonDrained) {
   ASSERT_TRUE(reply.ok()) << reply.status();
   EXPECT_TRUE(AwaitUpgrade(reply->id()).draining());
   EXPECT_TRUE(absl::IsUnavailable(Open("a").status()));
+}
+
+// Nobody says so, but whoever was told to drain the node counts on it.
+TEST_F(DaemonTest, AKilledDaemonsSuccessorGoesOnDraining) {
+  const pid_t pid = StartDaemon();
+  grpc::ClientContext context;
+  v1::DrainRequest drain;
+  v1::DrainReply drained;
+  ASSERT_TRUE(Admin()->Drain(&context, drain, &drained).ok());
+  ::kill(pid, SIGKILL);
+  AwaitExit(pid);
+  StartDaemon();
+  absl::StatusOr<v1::ServerStatus> status;
+  ASSERT_TRUE(Eventually([&] {  // through a connection of the first
+    status = Status();
+    return status.ok();
+  }));
+  EXPECT_TRUE(status->draining());
+  EXPECT_TRUE(absl::IsUnavailable(Open("a").status()));
+  grpc::ClientContext resume_context;
+  drain.set_resume(true);
+  ASSERT_TRUE(Admin()->Drain(&resume_context, drain, &drained).ok());
+  EXPECT_TRUE(Open("a").ok());
+}
+
+// By whoever tidies up /tmp.
+TEST_F(DaemonTest, SighupMendsARemovedSocket) {
+  for (const bool with_lock : {false, true}) {
+    set_socket(absl::StrCat(root(), "/", with_lock, "/s.sock"));
+    const pid_t pid = StartDaemon();
+    const auto session = Open("a");
+    ASSERT_TRUE(session.ok()) << session.status();
+    if (with_lock) {
+      std::filesystem::remove_all(root() + "/1");
+    } else {
+      std::filesystem::remove(socket());
+    }
+    ASSERT_FALSE(Connect().ok());
+    ::kill(pid, SIGHUP);
+    EXPECT_TRUE(Eventually([this] { return Open("a").ok(); })) << Log();
+    EXPECT_TRUE(Exists(socket() + ".lock"));
+    // Once more, with the socket that came along.
+    const auto reply = Upgrade("");
+    ASSERT_TRUE(reply.ok()) << reply.status();
+    AwaitUpgrade(reply->id());
+    EXPECT_TRUE(Open("a").ok());
+    ::kill(pid, SIGTERM);
+    EXPECT_EQ(AwaitExit(pid).code, 0);
+    EXPECT_FALSE(Exists(socket()));
+  }
+}
+
+TEST_F(DaemonTest, WhatTheNextBuildCannotHaveIsRefusedBefore) {
+  const UniqueFd taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* const as_any = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(::bind(taken.get(), as_any, size), 0);
+  ASSERT_EQ(::listen(taken.get(), 1), 0);
+  ASSERT_EQ(::getsockname(taken.get(), as_any, &size), 0);
+  const std::string file = root() + "/c.yaml";
+  std::ofstream(file) << "log_level: info\n";
+  const pid_t pid = StartDaemon({"--config", file});
+  const std::pair<std::string, std::string> faults[] = {
+      {absl::StrCat("listen: ['unix:", root(),
+                    "/new.sock', '127.0.0.1:", ntohs(address.sin_port), "']\n"),
+       "Address already in use"},
+      {"listen: ['no such host:1']\n", "no such host"},
+      {"huge_pages: mount\n", "huge_pages"},
+      {absl::StrCat("listen: ['unix:", socket(), "']\n"), "already"}};
+  for (const auto& [text, fault] : faults) {
+    std::ofstream(file) << text;
+    const absl::Status refused = Upgrade("").status();
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(fault));
+    EXPECT_FALSE(Status()->has_upgrade());
+    EXPECT_FALSE(Exists(root() + "/new.sock"));
+  }
+  std::ofstream(file) << "log_level: debug\n";
+  ASSERT_EQ(::rename(state().c_str(), (state() + "-away").c_str()), 0);
+  EXPECT_THAT(std::string(Upgrade("").status().message()),
+              HasSubstr("removed or replaced"));
+  ASSERT_EQ(::rename((state() + "-away").c_str(), state().c_str()), 0);
+  std::ofstream(file) << "listen: ['unix:" << root() << "/new.sock']\n";
+  const auto reply = Upgrade("");
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  AwaitUpgrade(reply->id());
+  EXPECT_TRUE(Exists(root() + "/new.sock"));
+  EXPECT_EQ(Status()->pid(), pid);
+}
+
+// Of a job that nobody has registered, once its engine was another.
+TEST_F(DaemonTest, AnEmptyJobGoesThoughItsEngineWasReplaced) {
+  const std::string file = root() + "/c.yaml";
+  std::ofstream(file) << "limits: {handshake_timeout_ms: 300}\n";
+  StartDaemon({"--config", file});
+  ASSERT_TRUE(Open("a").ok());  // and is gone again
+  const int64_t engine_pid = GetJob("a").engine_pid();
+  ::kill(static_cast<pid_t>(engine_pid), SIGKILL);
+  EXPECT_TRUE(Eventually([this] { return !Exists(state() + "/jobs/a"); }))
+      << Log();
 }
 
 TEST_F(DaemonTest, NobodyUpgradesOverTcp) {

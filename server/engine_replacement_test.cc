@@ -87,7 +87,7 @@ class FakeControl : public supervisor::SupervisorControl {
     (engine_->inside() ? replaced_inside : replaced_between) = true;
     return absl::OkStatus();
   }
-  void SetDraining(bool) override {}
+  absl::Status SetDraining(bool) override { return absl::OkStatus(); }
   bool draining() const override { return false; }
 
   std::atomic<bool> replaced_inside{false};

@@ -233,7 +233,7 @@ absl::Status AdminService::Drain(const v1::DrainRequest& request, uid_t uid,
                                  absl::Time deadline,
                                  const grpc::ServerContext* caller) {
   OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
-  control_->SetDraining(!request.resume());
+  OPTSTATE_RETURN_IF_ERROR(control_->SetDraining(!request.resume()));
   return engines_->DrainAll(
       request.resume(), std::min(deadline, absl::Now() + TimeoutOf(request)),
       caller);

@@ -281,8 +281,7 @@ absl::Status EngineChannels::DrainNext(
     if (last == nullptr) return status;
     const auto context = MakeContext(deadline, caller);
     v1::DrainReply reply;
-    v1::DrainRequest request = MakeDrain(/*resume=*/false, deadline);
-    request.set_only_wait(true);
+    const v1::DrainRequest request = MakeDrain(/*resume=*/false, deadline);
     status = Named(job, last->stub->Drain(context.get(), request, &reply));
   } while (absl::IsUnavailable(status));
   return status;

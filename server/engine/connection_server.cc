@@ -64,9 +64,7 @@ absl::StatusOr<std::unique_ptr<ConnectionServer>> ConnectionServer::Start(
     const v1::Limits& limits = server->options_.config.daemon().limits();
     server->awaited_.emplace(server->options_.job, ReturnTimeout(limits));
     server->awaited_->GiveUpEnded();
-    // One that was registered has had connections, of which none may be left.
-    server->adopted_any_ =
-        server->options_.job->Describe().phase() != v1::JOB_PHASE_EMPTY;
+    // Whoever had us started comes within the time of a handshake, or has gone.
     server->last_adopted_ = absl::Now();
   }
   return server;
@@ -106,13 +104,17 @@ void ConnectionServer::TakeSupervise(SupervisorMessage message) {
   if (!served.ok()) spdlog::error("{}", served.ToString());
   if (options_.job != nullptr) {
     TakeLimits(supervise.limits());
-    if (supervise.draining()) {
-      options_.job->BeginDrain();
-    } else {
-      options_.job->Resume();
-    }
+    SetDraining(supervise.draining());
   }
   options_.reporter->ReportAll(MakeReady());
+}
+
+void ConnectionServer::SetDraining(bool draining) {
+  if (draining) {
+    options_.job->BeginDrain();
+  } else {
+    options_.job->Resume();
+  }
 }
 
 // Those of the supervisor's configuration may be others than we were started
@@ -185,6 +187,11 @@ void ConnectionServer::TakeRequests() {
       TakeSupervise(*std::move(message));
     } else if (message->request.has_adopt_connection()) {
       Adopt(message->request.adopt_connection(), std::move(message->fd));
+    } else if (message->request.has_drain() && options_.job != nullptr) {
+      const bool draining = message->request.drain().draining();
+      spdlog::info("{}: job={}", draining ? "drain" : "drain ended",
+                   options_.config.job());
+      SetDraining(draining);
     }
     // The others are for a job that is not open yet.
   }
@@ -230,7 +237,6 @@ void ConnectionServer::Adopt(const v1::AdoptConnection& adopt,
                  (status.ok() ? sent : status).ToString());
     return;
   }
-  adopted_any_ = true;
   last_adopted_ = absl::Now();
   NoteConnection(socket.get());
   Peer peer{
@@ -261,7 +267,7 @@ size_t ConnectionServer::SessionCount() const {
 bool ConnectionServer::IsOver() const {
   if (SessionCount() != 0) return false;
   if (options_.job->finished()) return true;
-  if (!adopted_any_ || !options_.job->Awaited().empty()) return false;
+  if (!options_.job->Awaited().empty()) return false;
   // A gRPC connection is counted from when it starts its stream.
   if (absl::Now() - last_adopted_ < handshake_timeout_) return false;
   // Nobody registered it, or whoever did never attached.

@@ -68,6 +68,7 @@ class ConnectionServer {
   absl::Time NextLook() const;
   void TakeRequests();
   void TakeLimits(const v1::Limits& limits);
+  void SetDraining(bool draining);
   v1::EngineEvent::Ready MakeReady();
   void Adopt(const v1::AdoptConnection& adopt, UniqueFd socket);
   absl::Status CheckOpen() const;
@@ -86,8 +87,8 @@ class ConnectionServer {
   // Inodes of adopted sockets, those that were closed since among them.
   std::set<ino_t> connections_;
   std::optional<AwaitedRanks> awaited_;  // none without a job
-  bool adopted_any_ = false;
   bool finished_ = false;
+  // Or when we were started.
   absl::Time last_adopted_ = absl::InfinitePast();
 
   // In this order: sessions end before what they use.

@@ -151,16 +151,12 @@ grpc::Status EngineServiceImpl::Drain(grpc::ServerContext* /*context*/,
                                       const v1::DrainRequest* request,
                                       v1::DrainReply* /*reply*/) {
   if (job_ == nullptr) return grpc::Status::OK;  // takes no steps anyway
-  if (request->resume()) {
-    job_->Resume();
-    spdlog::info("drain ended: job={}", config_.job());
-    return grpc::Status::OK;
-  }
   absl::Duration timeout = kDrainTimeout;
   if (request->has_timeout()) timeout = FromProto(request->timeout());
-  if (!request->only_wait()) job_->BeginDrain();
-  const absl::Status drained = job_->AwaitDrained(absl::Now() + timeout);
-  spdlog::info("drain: job={} result=\"{}\"", config_.job(),
+  const absl::Time deadline = absl::Now() + timeout;
+  if (request->resume()) return ToGrpc(job_->AwaitResumed(deadline));
+  const absl::Status drained = job_->AwaitDrained(deadline);
+  spdlog::info("drained: job={} result=\"{}\"", config_.job(),
                drained.ToString());
   return ToGrpc(drained);
 }

@@ -85,6 +85,11 @@ class Supervisor {
     request.mutable_kept_gradients()->set_client_instance(rank + 50);
     Send(request, MemoryFile(text).get());
   }
+  void Drain(bool draining) {
+    v1::SupervisorRequest request;
+    request.mutable_drain()->set_draining(draining);
+    Send(request);
+  }
   void Stop() {
     v1::SupervisorRequest request;
     request.mutable_stop();
@@ -437,11 +442,16 @@ TEST_F(EngineTest, DrainRefusesNewStepsUntilItIsResumed) {
   v1::DrainRequest request;
   request.mutable_timeout()->set_seconds(60);
   v1::DrainReply reply;
+  engine->supervisor()->Drain(true);
   {
     grpc::ClientContext context;
     ASSERT_TRUE(engine->stub()->Drain(&context, request, &reply).ok());
   }
   EXPECT_TRUE(absl::IsUnavailable(peer->Call(peer->Push(1)).status));
+  // In their order, whoever waits for which.
+  engine->supervisor()->Drain(false);
+  engine->supervisor()->Drain(true);
+  engine->supervisor()->Drain(false);
   request.set_resume(true);
   {
     grpc::ClientContext context;

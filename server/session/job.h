@@ -92,6 +92,9 @@ struct AttachSpec {
   SessionListener* listener = nullptr;
   // See v1::AttachRequest.
   uint64_t client_instance = 0;
+  // It was attached before, to this engine or another: FAILED_PRECONDITION when
+  // another instance has been there since, or the job is another.
+  bool comes_back = false;
   // The area holds what this instance wrote there for the engine before this
   // one; else it does so once the rank has pushed again and committed.
   bool gradients_present = false;
@@ -292,10 +295,12 @@ class Job {
 
   // Refuses pushes that would open a new step, and attaches, with UNAVAILABLE.
   virtual void BeginDrain() = 0;
-  // Returns when no step is open, nor begun by ranks that come back, or at the
-  // deadline (DEADLINE_EXCEEDED).
-  virtual absl::Status AwaitDrained(absl::Time deadline) = 0;
   virtual void Resume() = 0;
+  // Returns when the job drains and no step is open, nor begun by ranks that
+  // come back, or at the deadline (DEADLINE_EXCEEDED).
+  virtual absl::Status AwaitDrained(absl::Time deadline) = 0;
+  // Returns when the job does not drain, or at the deadline.
+  virtual absl::Status AwaitResumed(absl::Time deadline) = 0;
 
   // For jobs that are created or grow from now on.
   virtual void SetLimits(const v1::Limits& limits) = 0;

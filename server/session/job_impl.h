@@ -73,8 +73,9 @@ class JobImpl final : public Job {
                               absl::Span<std::byte> out) override;
 
   void BeginDrain() override;
-  absl::Status AwaitDrained(absl::Time deadline) override;
   void Resume() override;
+  absl::Status AwaitDrained(absl::Time deadline) override;
+  absl::Status AwaitResumed(absl::Time deadline) override;
   void SetLimits(const v1::Limits& limits) override;
   absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
   bool resting() const override;
@@ -233,6 +234,9 @@ class JobImpl final : public Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   double NormOf(double norm_type, absl::Span<const uint8_t> updated,
                 double sum_of_squares) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  double NormOfGroup(size_t group, const CommitSpec& spec,
+                     absl::Span<const uint8_t> updated, double sum_of_squares)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FillIntentGroups(const CommitSpec& spec, double coefficient)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void KeepGradientNorms(uint64_t step, absl::Span<const uint8_t> updated)
@@ -403,7 +407,9 @@ class JobImpl final : public Job {
   std::optional<Recovery> recovery_ ABSL_GUARDED_BY(mu_);
   // Of the step that is decided, or speculated about.
   std::vector<StepIntentGroup> intent_groups_ ABSL_GUARDED_BY(mu_);
-  std::vector<double> group_sums_ ABSL_GUARDED_BY(mu_);
+  // First sums of squares.
+  std::vector<double> group_norms_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint8_t> updated_of_group_ ABSL_GUARDED_BY(mu_);  // a scratch
   // By parameter, of this step; 0: none that this engine has taken.
   std::vector<double> gradient_norms_ ABSL_GUARDED_BY(mu_);
   uint64_t gradient_norms_step_ ABSL_GUARDED_BY(mu_) = 0;

@@ -273,6 +273,7 @@ TEST_P(LostWithTheEngineTest, AlsoInAStepWithoutGradients) {
 TEST_P(LostWithTheEngineTest, ADrainWaitsForTheirStep) {
   harness_.Commit(0, CommitOf(1));
   ReplaceEngine();
+  harness_.job().BeginDrain();
   const absl::Time now = absl::InfinitePast();
   EXPECT_TRUE(absl::IsDeadlineExceeded(harness_.job().AwaitDrained(now)));
   for (uint32_t rank = 0; rank < 3; ++rank) {

@@ -82,6 +82,12 @@ absl::Status JobImpl::CheckMayAttach(const AttachSpec& spec) const {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", spec.rank, " of a world of ", ranks_.size()));
   }
+  if (spec.comes_back && !WasAttachedLast(spec)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", spec.rank, " of job \"", options_.name,
+        "\" was another session's since this one lost its connection, or the "
+        "job was made anew: open a new session"));
+  }
   if (draining_ && !WasAttachedLast(spec)) {
     return absl::UnavailableError(absl::StrCat(
         "job \"", options_.name, "\" is draining and takes no new sessions"));
@@ -279,7 +285,7 @@ void JobImpl::EndLoss(uint32_t rank, bool in_step) {
 
 // Nor one that ranks which come back have begun.
 bool JobImpl::IsDrained() const {
-  return NoOpenStep() &&
+  return draining_ && NoOpenStep() &&
          (AwaitedCount() == 0 || !WasBegun(record().committed_step + 1));
 }
 
@@ -303,15 +309,27 @@ absl::Status JobImpl::AwaitDrained(absl::Time deadline) {
                             deadline)) {
     return absl::OkStatus();
   }
-  return absl::DeadlineExceededError(
-      absl::StrCat("job \"", options_.name, "\", step ",
-                   record().committed_step + 1, ": ", open_step_.Describe()));
+  return absl::DeadlineExceededError(absl::StrCat(
+      "job \"", options_.name, "\", step ", record().committed_step + 1, ": ",
+      draining_ ? open_step_.Describe() : "it was told to take steps again"));
 }
 
 void JobImpl::Resume() {
   absl::MutexLock lock(&mu_);
   draining_ = false;
   resting_ = false;
+}
+
+absl::Status JobImpl::AwaitResumed(absl::Time deadline) {
+  absl::MutexLock lock(&mu_);
+  const auto resumed = [this]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return !draining_;
+  };
+  if (mu_.AwaitWithDeadline(absl::Condition(&resumed), deadline)) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(
+      absl::StrCat("job \"", options_.name, "\" was told to drain again"));
 }
 
 bool JobImpl::NothingUnderWay() const {

@@ -200,7 +200,8 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
   }
   gradient_areas_.assign(partitions.size(), nullptr);
   intent_groups_.resize(layout_of_job().groups().size());
-  group_sums_.resize(layout_of_job().groups().size());
+  group_norms_.resize(layout_of_job().groups().size());
+  updated_of_group_.resize(parameter_count());
   gradient_norms_.resize(parameter_count());
   gradient_norms_step_ = 0;
   open_step_.Reset(&layout_of_job(), partitions, is_replicated());

@@ -23,7 +23,7 @@ void JobImpl::Speculate(uint32_t rank) {
   const CommitSpec& spec = open_step_.commit(rank).spec;
   const absl::Span<const uint8_t> updated = open_step_.CommittedParameters();
   const double sum =
-      scheduler_->SumOfSquares(updated, absl::MakeSpan(group_sums_));
+      scheduler_->SumOfSquares(updated, absl::MakeSpan(group_norms_));
   if (spec.found_inf || !std::isfinite(sum)) return;
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
     if (other == rank || !open_step_.commit(other).committed) continue;
@@ -36,7 +36,7 @@ void JobImpl::Speculate(uint32_t rank) {
   }
   StepScheduler::Update update;
   update.step = spec.step;
-  std::fill(group_sums_.begin(), group_sums_.end(), 0);  // nothing is clipped
+  std::fill(group_norms_.begin(), group_norms_.end(), 0);  // nothing is clipped
   FillIntentGroups(spec, /*coefficient=*/1);
   update.groups = intent_groups_;
   update.gradient_limit = spec.max_value;

@@ -264,12 +264,25 @@ double JobImpl::NormOf(double norm_type, absl::Span<const uint8_t> updated,
   return scheduler_->Norm(norm_type, update);
 }
 
+double JobImpl::NormOfGroup(size_t group, const CommitSpec& spec,
+                            absl::Span<const uint8_t> updated,
+                            double sum_of_squares) {
+  if (spec.norm_type == 2 || spec.groups[group].max_norm == 0) {
+    return std::sqrt(sum_of_squares);
+  }
+  const auto parameters = layout_of_job().parameters();
+  for (uint32_t p = 0; p < parameter_count(); ++p) {
+    updated_of_group_[p] = updated[p] != 0 && parameters[p].group == group;
+  }
+  return NormOf(spec.norm_type, updated_of_group_, sum_of_squares);
+}
+
 // Fills intent_groups_.
 JobImpl::Decision JobImpl::Decide(uint64_t step,
                                   absl::Span<const uint8_t> updated) {
   const CommitSpec& spec = open_step_.commit(0).spec;
   const double sum =
-      scheduler_->SumOfSquares(updated, absl::MakeSpan(group_sums_));
+      scheduler_->SumOfSquares(updated, absl::MakeSpan(group_norms_));
   Decision decision;
   StepOutcome& outcome = decision.outcome;
   outcome.step = step;
@@ -285,6 +298,9 @@ JobImpl::Decision JobImpl::Decide(uint64_t step,
     outcome.clip_coefficient =
         ClipCoefficient(spec.max_norm, outcome.gradient_norm);
   }
+  for (size_t i = 0; outcome.applied && i < spec.groups.size(); ++i) {
+    group_norms_[i] = NormOfGroup(i, spec, updated, group_norms_[i]);
+  }
   FillIntentGroups(spec, outcome.clip_coefficient);
   for (const StepIntentGroup& group : intent_groups_) {
     decision.clipped |= group.gradient_factor != 1 / spec.grad_scale;
@@ -296,7 +312,7 @@ JobImpl::Decision JobImpl::Decide(uint64_t step,
 // arrived: the coefficients multiply.
 void JobImpl::FillIntentGroups(const CommitSpec& spec, double coefficient) {
   for (size_t i = 0; i < spec.groups.size(); ++i) {
-    const double norm = std::sqrt(group_sums_[i]) / spec.grad_scale;
+    const double norm = group_norms_[i] / spec.grad_scale;
     intent_groups_[i].hyperparams = spec.groups[i];
     intent_groups_[i].gradient_factor =
         coefficient * ClipCoefficient(spec.groups[i].max_norm, norm) /

@@ -354,7 +354,12 @@ TEST_F(JobStepsTest, MicroStepsNeedAccumulate) {
 
 TEST_F(JobStepsTest, DrainFinishesTheOpenStepAndOpensNoOther) {
   harness_.PushAll(1);
+  EXPECT_TRUE(harness_.job().AwaitResumed(absl::InfinitePast()).ok());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(
+      harness_.job().AwaitDrained(absl::InfinitePast())));
   harness_.job().BeginDrain();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(
+      harness_.job().AwaitResumed(absl::InfinitePast())));
   const absl::Status busy = harness_.job().AwaitDrained(absl::InfinitePast());
   EXPECT_EQ(busy.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(busy.message(), HasSubstr("ranks 0, 1 have not committed"));

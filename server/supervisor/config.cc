@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -42,10 +44,14 @@ void CheckPaths(const v1::DaemonConfig& config, std::vector<Fault>* faults) {
   if (config.socket_mode() > 0777) {
     faults->push_back({"socket_mode", "must be at most 0777"});
   }
+  std::set<std::string> addresses = {"unix:" + config.socket()};
   for (const std::string& address : config.listen()) {
     const auto parsed = ParseListenAddress(address);
-    if (parsed.ok()) continue;
-    faults->push_back({"listen", std::string(parsed.status().message())});
+    if (!parsed.ok()) {
+      faults->push_back({"listen", std::string(parsed.status().message())});
+    } else if (!addresses.insert(address).second) {
+      faults->push_back({"listen", address + " is listened on already"});
+    }
   }
 }
 

@@ -355,6 +355,12 @@ void EngineProcess::Stop() {
   Enqueue(request);
 }
 
+void EngineProcess::SetDraining(bool draining) {
+  v1::SupervisorRequest request;
+  request.mutable_drain()->set_draining(draining);
+  Enqueue(request);
+}
+
 void EngineProcess::CloseControl() {
   outgoing_.clear();
   if (!control_.ok()) return;

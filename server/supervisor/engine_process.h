@@ -92,6 +92,7 @@ class EngineProcess {
   bool HasUnreadPackets() const;
 
   // Asks it to finish and exit.
+  void SetDraining(bool draining);
   void Stop();
   void Kill();
 

@@ -50,15 +50,19 @@ absl::StatusOr<FileLock> FileLock::Take(const std::string& path,
 
 absl::StatusOr<FileLock> FileLock::Inherit(const std::string& path,
                                            UniqueFd fd) {
-  struct stat inherited;
-  struct stat named;
-  if (::fstat(fd.get(), &inherited) != 0 || ::stat(path.c_str(), &named) != 0 ||
-      inherited.st_dev != named.st_dev || inherited.st_ino != named.st_ino ||
-      ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+  FileLock lock(std::move(fd));
+  if (!lock.IsAt(path) || ::flock(lock.fd(), LOCK_EX | LOCK_NB) != 0) {
     return absl::FailedPreconditionError(
-        absl::StrCat(path, " is not locked by the inherited fd ", fd.get()));
+        absl::StrCat(path, " is not locked by the inherited fd ", lock.fd()));
   }
-  return FileLock(std::move(fd));
+  return lock;
+}
+
+bool FileLock::IsAt(const std::string& path) const {
+  struct stat locked;
+  struct stat named;
+  return ::fstat(fd(), &locked) == 0 && ::stat(path.c_str(), &named) == 0 &&
+         locked.st_dev == named.st_dev && locked.st_ino == named.st_ino;
 }
 
 }  // namespace optstate::supervisor

@@ -24,6 +24,8 @@ class FileLock {
   static absl::StatusOr<FileLock> Inherit(const std::string& path, UniqueFd fd);
 
   int fd() const { return fd_.get(); }
+  // Whether PATH still is the file that is locked.
+  bool IsAt(const std::string& path) const;
 
  private:
   explicit FileLock(UniqueFd fd) : fd_(std::move(fd)) {}

@@ -196,6 +196,10 @@ absl::Status JobHost::Adopt(Waiting* waiting) {
   return absl::OkStatus();
 }
 
+void JobHost::SetDraining(bool draining) {
+  if (engine_ != nullptr) engine_->SetDraining(draining);
+}
+
 void JobHost::SetHeld(bool held) {
   held_ = held;
   Pump();

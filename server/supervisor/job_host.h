@@ -100,6 +100,9 @@ class JobHost {
 
   // While held, connections wait instead of reaching the engine.
   void SetHeld(bool held);
+  // What an engine is told that is there; the next one hears of it when it is
+  // introduced.
+  void SetDraining(bool draining);
 
   size_t waiting_count() const { return waiting_.size(); }
   // Connections that the engine was given and may not have read yet.

@@ -94,6 +94,7 @@ absl::Status JobRegistry::Create(const std::string& name, uid_t owner) {
   if (::mkdir(fresh.c_str(), 0700) != 0) {
     return OsError(errno, absl::StrCat("mkdir ", fresh));
   }
+  absl::Cleanup remove = [&fresh] { (void)RemoveTree(fresh); };
   OPTSTATE_RETURN_IF_ERROR(CreateSmallFile(absl::StrCat(fresh, "/", kOwnerFile),
                                            absl::StrCat(owner, "\n")));
   const std::string path = JobDirectory(name);
@@ -101,6 +102,7 @@ absl::Status JobRegistry::Create(const std::string& name, uid_t owner) {
   if (::rename(fresh.c_str(), path.c_str()) != 0) {
     return OsError(errno, absl::StrCat("rename ", fresh, " to ", path));
   }
+  std::move(remove).Cancel();
   jobs_[name] = owner;
   return absl::OkStatus();
 }

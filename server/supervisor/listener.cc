@@ -108,16 +108,18 @@ absl::StatusOr<UniqueFd> BindTcp(const addrinfo& info,
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Open(
     const ListenAddress& address, mode_t mode) {
   if (address.unix_path.empty()) return OpenTcp(address);
-  return OpenUnix(address.unix_path, mode);
+  return OpenUnix(address.unix_path, mode, /*is_locked=*/false);
 }
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenUnix(
-    const std::string& path, mode_t mode) {
+    const std::string& path, mode_t mode, bool is_locked) {
   OPTSTATE_RETURN_IF_ERROR(MakeParent(path));
   std::unique_ptr<Listener> listener(new Listener());
-  OPTSTATE_ASSIGN_OR_RETURN(
-      listener->lock_,
-      FileLock::Take(path + ".lock", absl::StrCat("socket ", path)));
+  if (!is_locked) {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        listener->lock_,
+        FileLock::Take(path + ".lock", absl::StrCat("socket ", path)));
+  }
   OPTSTATE_RETURN_IF_ERROR(ProbeAndRemove(path));
 
   listener->fd_.reset(::socket(AF_UNIX, kSocketFlags, 0));
@@ -173,6 +175,12 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Inherit(
   return listener;
 }
 
+absl::StatusOr<std::unique_ptr<Listener>> Listener::Reopened(
+    mode_t mode) const {
+  if (!is_unix() || FileIsInPlace()) return nullptr;
+  return OpenUnix(path_, mode, /*is_locked=*/lock_->IsAt(path_ + ".lock"));
+}
+
 absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenTcp(
     const ListenAddress& address) {
   const std::string name = absl::StrCat(address.host, ":", address.port);
@@ -193,13 +201,15 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenTcp(
   return listener;
 }
 
-Listener::~Listener() {
+// Somebody may have put another socket there by hand.
+bool Listener::FileIsInPlace() const {
   struct stat info;
-  if (path_.empty() || ::lstat(path_.c_str(), &info) != 0) return;
-  // Somebody may have put another socket there by hand.
-  if (info.st_dev == device_ && info.st_ino == inode_) {
-    (void)::unlink(path_.c_str());
-  }
+  return ::lstat(path_.c_str(), &info) == 0 && info.st_dev == device_ &&
+         info.st_ino == inode_;
+}
+
+Listener::~Listener() {
+  if (is_unix() && FileIsInPlace()) (void)::unlink(path_.c_str());
 }
 
 }  // namespace optstate::supervisor

@@ -30,6 +30,10 @@ class Listener {
   // -1 for TCP.
   static absl::StatusOr<std::unique_ptr<Listener>> Inherit(
       const ListenAddress& address, UniqueFd fd, UniqueFd lock);
+  // None while a client finds this one. Else, of a unix socket whose file was
+  // removed or replaced, one that listens there in its place, under the same
+  // lock (its lock_fd() is -1) unless that is gone as well; errors as of Open.
+  absl::StatusOr<std::unique_ptr<Listener>> Reopened(mode_t mode) const;
   ~Listener();
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
@@ -44,10 +48,11 @@ class Listener {
   Listener() = default;
 
   static absl::StatusOr<std::unique_ptr<Listener>> OpenUnix(
-      const std::string& path, mode_t mode);
+      const std::string& path, mode_t mode, bool is_locked);
   static absl::StatusOr<std::unique_ptr<Listener>> OpenTcp(
       const ListenAddress& address);
   absl::Status NoteFile(const std::string& path);
+  bool FileIsInPlace() const;
 
   std::optional<FileLock> lock_;  // released after the file is removed
   UniqueFd fd_;

@@ -10,6 +10,8 @@
 namespace optstate::supervisor {
 namespace {
 
+constexpr char kLockName[] = "/lock";
+
 absl::StatusOr<std::string> DescribeStatePages(const v1::DaemonConfig& config) {
   if (config.huge_pages() == v1::HUGE_PAGES_NEVER) {
     return "4 KiB pages, because the configuration says huge_pages: never";
@@ -47,13 +49,24 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(
   OPTSTATE_ASSIGN_OR_RETURN(
       FileLock lock,
       inherited_lock.ok()
-          ? FileLock::Inherit(path + "/lock", std::move(inherited_lock))
-          : FileLock::Take(path + "/lock",
+          ? FileLock::Inherit(path + kLockName, std::move(inherited_lock))
+          : FileLock::Take(path + kLockName,
                            absl::StrCat("state directory ", path)));
   OPTSTATE_ASSIGN_OR_RETURN(JobRegistry registry,
                             JobRegistry::Open(path + "/jobs"));
   OPTSTATE_ASSIGN_OR_RETURN(std::string pages, DescribeStatePages(config));
-  return StateDirectory(std::move(lock), std::move(registry), std::move(pages));
+  return StateDirectory(path, std::move(lock), std::move(registry),
+                        std::move(pages));
+}
+
+absl::Status StateDirectory::CheckInPlace() const {
+  if (lock_.IsAt(path_ + kLockName)) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("state directory ", path_,
+                   " was removed or replaced since the daemon has it; jobs' "
+                   "engines go on with the files that they have open. Save "
+                   "what is needed through their trainers, then stop the "
+                   "daemon and start it again"));
 }
 
 }  // namespace optstate::supervisor

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "optstate/v1/config.pb.h"
 #include "proto/types/unique_fd.h"
@@ -16,6 +17,7 @@ namespace optstate::supervisor {
 //
 //   STATE_DIR/lock   the daemon's lock, with its pid
 //   STATE_DIR/jobs/  see job_registry.h
+//   STATE_DIR/draining  see drain_marker.h
 //   STATE_DIR/memory_bandwidth  see scheduler/memory_bandwidth_record.h
 class StateDirectory {
  public:
@@ -27,17 +29,22 @@ class StateDirectory {
                                              UniqueFd inherited_lock = {});
 
   int lock_fd() const { return lock_.fd(); }
+  // FAILED_PRECONDITION when the directory was removed or replaced.
+  absl::Status CheckInPlace() const;
 
   JobRegistry TakeRegistry() { return std::move(registry_); }
   // One sentence on the pages that jobs' files get and how to have better ones.
   const std::string& pages() const { return pages_; }
 
  private:
-  StateDirectory(FileLock lock, JobRegistry registry, std::string pages)
-      : lock_(std::move(lock)),
+  StateDirectory(std::string path, FileLock lock, JobRegistry registry,
+                 std::string pages)
+      : path_(std::move(path)),
+        lock_(std::move(lock)),
         registry_(std::move(registry)),
         pages_(std::move(pages)) {}
 
+  std::string path_;
   FileLock lock_;
   JobRegistry registry_;
   std::string pages_;

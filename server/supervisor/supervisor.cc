@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "server/control/open_sockets.h"
+#include "server/supervisor/drain_marker.h"
 #include "server/supervisor/hello_check.h"
 #include "server/supervisor/permissions.h"
 #include "server/supervisor/refusal.h"
@@ -58,6 +59,12 @@ Supervisor::Supervisor(EventLoop* loop, Options options, JobRegistry registry,
       shares_(CoreShares::Find(options_.config.engine())) {}
 
 void Supervisor::Start() {
+  draining_ = HasDrainMarker(options_.config.state_dir());
+  if (draining_) {
+    spdlog::warn(
+        "draining, as it was told before this start: `optctl drain --resume` "
+        "ends it");
+  }
   spdlog::info("jobs share the cores by {}", shares_.description());
   for (const auto& [name, uid] : registry_.jobs()) StartHost(name, uid);
   options_.kept.clear();  // of jobs that are gone
@@ -280,6 +287,17 @@ void Supervisor::RunInLoop(const std::function<void()>& function) {
     done.Notify();
   });
   done.WaitForNotification();
+}
+
+absl::Status Supervisor::SetDraining(bool draining) {
+  absl::Status status;
+  RunInLoop([this, draining, &status] {
+    status = SetDrainMarker(options_.config.state_dir(), draining);
+    if (!status.ok()) return;
+    draining_ = draining;
+    for (const auto& [name, host] : hosts_) host->SetDraining(draining);
+  });
+  return status;
 }
 
 std::vector<JobSummary> Supervisor::Jobs() {

@@ -82,7 +82,7 @@ class Supervisor : public SupervisorControl {
                                           absl::Time deadline) override;
   absl::Status ReplaceEngine(const std::string& name,
                              absl::Time deadline) override;
-  void SetDraining(bool draining) override { draining_ = draining; }
+  absl::Status SetDraining(bool draining) override;
   bool draining() const override { return draining_; }
 
  private:

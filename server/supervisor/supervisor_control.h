@@ -64,8 +64,10 @@ class SupervisorControl {
   virtual absl::Status ReplaceEngine(const std::string& name,
                                      absl::Time deadline) = 0;
 
-  // While draining, new sessions are refused with UNAVAILABLE.
-  virtual void SetDraining(bool draining) = 0;
+  // While draining, new sessions are refused with UNAVAILABLE. Engines are told
+  // in order, also one that is stopped for now; the next daemon goes on
+  // draining. An error: everything is as before.
+  virtual absl::Status SetDraining(bool draining) = 0;
   virtual bool draining() const = 0;
 };
 

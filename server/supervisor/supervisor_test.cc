@@ -478,10 +478,10 @@ TEST_F(SupervisorTest, EngineThatRunsAndCallsItsJobFailedIsReplaced) {
 TEST_F(SupervisorTest, DrainingRefusesNewSessions) {
   harness_.Start();
   const TestSession session = MustOpen("a");
-  harness_.supervisor().SetDraining(true);
+  ASSERT_TRUE(harness_.supervisor().SetDraining(true).ok());
   EXPECT_TRUE(absl::IsUnavailable(harness_.Open("b").status()));
   MustOpen("a");  // perhaps a rank that was there: its engine knows
-  harness_.supervisor().SetDraining(false);
+  ASSERT_TRUE(harness_.supervisor().SetDraining(false).ok());
   MustOpen("b");
 }
 

@@ -289,6 +289,10 @@ absl::Status FakeJob::AwaitDrained(absl::Time /*deadline*/) {
   return absl::OkStatus();
 }
 
+absl::Status FakeJob::AwaitResumed(absl::Time /*deadline*/) {
+  return absl::OkStatus();
+}
+
 void FakeJob::Resume() {}
 
 void FakeJob::SetLimits(const v1::Limits& /*limits*/) {}

@@ -95,8 +95,9 @@ class FakeJob : public Job {
   absl::Status ReadParameters(uint64_t offset_bytes,
                               absl::Span<std::byte> out) override;
   void BeginDrain() override {}
-  absl::Status AwaitDrained(absl::Time deadline) override;
   void Resume() override;
+  absl::Status AwaitDrained(absl::Time deadline) override;
+  absl::Status AwaitResumed(absl::Time deadline) override;
   void SetLimits(const v1::Limits& limits) override;
   absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
   bool resting() const override;

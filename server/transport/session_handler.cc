@@ -114,6 +114,7 @@ absl::StatusOr<v1::RegisterReply> SessionHandler::Register(
     const v1::RegisterRequest& request) {
   OPTSTATE_ASSIGN_OR_RETURN(RegisterSpec spec, RegisterSpecFrom(request));
   spec.process = ProcessOf(peer_);
+  comes_back_ = spec.unchanged;
   absl::MutexLock lock(&options_.table->registration());
   OPTSTATE_ASSIGN_OR_RETURN(const RegisterResult result,
                             options_.job->Register(spec));
@@ -190,6 +191,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
                   .gradient_area_bytes = plan.gradient_area_bytes,
                   .listener = listener,
                   .client_instance = plan.client_instance,
+                  .comes_back = comes_back_,
                   .gradients_present = plan.gradients_present,
                   .gradient_segment = plan.gradient_segment.get(),
                   .gradient_offset_bytes = plan.gradient_offset_bytes,

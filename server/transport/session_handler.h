@@ -133,6 +133,7 @@ class SessionHandler {
   int64_t PeerPid() const;
 
   bool claimed_ = false;
+  bool comes_back_ = false;  // as it said when it registered
   bool attached_ = false;
   uint32_t rank_ = 0;
   bool takes_notices_ = false;

@@ -1,5 +1,11 @@
 // Real processes die; what the others see, and that no bit of the state tells.
 
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -7,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "client/fake_channel.h"
 #include "client/fake_daemon.h"
 #include "gmock/gmock.h"
@@ -405,6 +412,131 @@ TEST_P(ReconnectTest, ClosedAfterAnotherOneCameInItsPlace) {
   const auto last = Open(Options());
   ASSERT_NE(last, nullptr);
   ExpectUndisturbed(*last, 1);
+}
+
+// Between two steps another session may come in its place: what that one did is
+// not the answer to what this one asks for later.
+TEST_P(ReconnectTest, NotBackInThePlaceOfAnother) {
+  const auto session = Open(Options());
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(Script().Load(*session).ok());
+  RunSteps(*session, 1, 1);
+  ASSERT_TRUE(daemon_->KillEngine("job").ok());
+  const auto later = Open(Options());
+  ASSERT_NE(later, nullptr);
+  RunSteps(*later, 2, 2);
+  later->Close();
+  const absl::Status refused = Script().Run(*session, 2).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()),
+              testing::HasSubstr("another session's"));
+  session->Close();
+  const auto last = Open(Options());
+  ASSERT_NE(last, nullptr);
+  ExpectUndisturbed(*last, 2);
+}
+
+TEST_P(ReconnectTest, AForkNeitherSpeaksNorWrites) {
+  client::SessionOptions options = Options();
+  options.layout = UniformLayout(2, 50);
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(LoadConstant(*session, 1).ok());
+  int pipe_fds[2];
+  ASSERT_EQ(::pipe(pipe_fds), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    char pushed;
+    bool refused = ::read(pipe_fds[0], &pushed, 1) == 1;
+    const std::vector<float> others(50, 1000);
+    const uint32_t parameter = 0;
+    const void* const gradient = others.data();
+    for (const absl::Status& status :
+         {session->PushGradients(1, 0, {&parameter, 1}, {&gradient, 1}),
+          session->Push(1, 0, 0, 2), session->Abort(1),
+          session->Commit(CommitOf(*session, 1)).status()}) {
+      refused = refused && absl::IsFailedPrecondition(status);
+    }
+    ::_exit(refused ? 0 : 1);
+  }
+  ASSERT_TRUE(PushConstant(*session, 1, 0, 1).ok());
+  ASSERT_TRUE(session->Flush().ok());
+  ASSERT_EQ(::write(pipe_fds[1], "p", 1), 1);
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  ::close(pipe_fds[0]);
+  ::close(pipe_fds[1]);
+  const auto outcome = session->Commit(CommitOf(*session, 1));
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_DOUBLE_EQ(outcome->gradient_norm, 10);
+}
+
+// Which of the gradients have arrived is not known then.
+TEST_P(ReconnectTest, AfterAPushWithoutAnAnswerTheStepBeginsAnew) {
+  client::SessionOptions options = Options();
+  options.layout = UniformLayout(2, 50);
+  options.step_timeout = absl::Milliseconds(300);
+  const auto session = Open(options);
+  ASSERT_NE(session, nullptr);
+  ASSERT_TRUE(LoadConstant(*session, 1).ok());
+  const auto push = [&](float value, uint32_t count) {
+    const std::vector<float> values(50, value);
+    const std::vector<uint32_t> parameters = {0, 1};
+    const std::vector<const void*> gradients(2, values.data());
+    return session->PushGradients(1, 0, absl::MakeSpan(parameters).first(count),
+                                  absl::MakeSpan(gradients).first(count));
+  };
+  const auto engine =
+      static_cast<pid_t>(daemon_->GetJob("job").value().engine_pid());
+  ASSERT_EQ(::kill(engine, SIGSTOP), 0);
+  const absl::Status stopped = crash::PollUntil("the engine to stop", [&] {
+    std::string pid, name, state;
+    std::ifstream(absl::StrCat("/proc/", engine, "/stat")) >> pid >> name >>
+        state;
+    return state == "T";
+  });
+  ASSERT_TRUE(stopped.ok()) << stopped;
+  ASSERT_TRUE(push(7, 1).ok());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(session->Flush()));
+  ASSERT_EQ(::kill(engine, SIGCONT), 0);
+  // Nothing of the step is left, so it is not taken without what was pushed.
+  EXPECT_TRUE(absl::IsDeadlineExceeded(
+      session->Commit(CommitOf(*session, 1)).status()));
+  ASSERT_TRUE(push(1, 2).ok());
+  const auto outcome = session->Commit(CommitOf(*session, 1));
+  ASSERT_TRUE(outcome.ok()) << outcome.status();
+  EXPECT_DOUBLE_EQ(outcome->gradient_norm, 10);
+}
+
+// Of the micro-step before, which ended with its step.
+TEST_P(ReconnectTest, AnInterruptedEndIsNotTakenForTheNext) {
+  std::atomic<bool> interrupted = false;
+  client::SessionOptions options = Options(0, 2);
+  options.layout = UniformLayout(1, 50);
+  options.partition = PartitionMode::kReplicated;
+  options.accumulate = true;
+  options.interrupted = [&] { return interrupted.load(); };
+  const auto first = Open(options);
+  options.rank = 1;
+  options.interrupted = nullptr;
+  const auto second = Open(options);
+  ASSERT_TRUE(first != nullptr && second != nullptr);
+  std::thread load([&] { EXPECT_TRUE(LoadConstant(*second, 1).ok()); });
+  EXPECT_TRUE(LoadConstant(*first, 1).ok());
+  load.join();
+  ASSERT_TRUE(PushConstant(*first, 1, 0, 1).ok());
+  interrupted = true;
+  EXPECT_TRUE(absl::IsCancelled(first->EndMicroStep(1, 0)));
+  interrupted = false;
+  ASSERT_TRUE(PushConstant(*second, 1, 0, 1).ok());
+  ASSERT_TRUE(second->CommitStart(CommitOf(*second, 1)).ok());
+  ASSERT_TRUE(first->Commit(CommitOf(*first, 1)).ok());
+  ASSERT_TRUE(second->CommitWait().ok());
+  ASSERT_TRUE(PushConstant(*first, 2, 0, 1).ok());
+  interrupted = true;
+  EXPECT_TRUE(absl::IsCancelled(first->EndMicroStep(2, 0)));
 }
 
 TEST_P(ReconnectTest, ADrainDoesNotHoldUpTheEnd) {

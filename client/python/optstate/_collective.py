@@ -50,6 +50,14 @@ class Ranks:
         dist.broadcast_object_list(box, src=source, group=self._group)
         return box[0]
 
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
     def agree(self, error: Exception | None) -> None:
         """Raises on every rank when some rank has an error: its own, if any.
 
@@ -60,8 +68,7 @@ class Ranks:
                 raise error
             return
         mine = None if error is None else (getattr(error, "code", 2), str(error))
-        everyones: list[Any] = [None] * self.world_size
-        dist.all_gather_object(everyones, mine, group=self._group)
+        everyones = self.gather(mine)
         if error is not None:
             raise error
         for rank, other in enumerate(everyones):

@@ -17,6 +17,7 @@ from optstate._torch_arrays import ArrayTransfer
 from optstate._torch_gradients import GradientPusher
 from optstate._torch_layout import check_options, optimizer_info, parameter_names, parameter_specs
 from optstate._torch_parameters import Parameters
+from optstate._torch_tensors import bits_sum
 from optstate.session import LossScaler, Session, SessionSpec, StepOutcome
 
 ParamGroups = Sequence[dict[str, Any]]
@@ -195,6 +196,22 @@ class Attachment:
                 " checkpoint"
             )
 
+    def check_replicas(self, tensors: Sequence[torch.Tensor]) -> None:
+        """ValueError, on every rank, when ranks would begin a job with other values.
+
+        Each loads what it owns, so that the job would begin with a mixture.
+        """
+        sums = self._ranks.gather([bits_sum(tensor) for tensor in tensors])
+        for name, *of_ranks in zip((spec.name for spec in self._spec.parameters), *sums):
+            if len(set(of_ranks)) > 1:
+                raise ValueError(
+                    f'parameter "{name}" has other values on other ranks: a job begins with'
+                    " the same on all (seed alike, or construct the optimizer after"
+                    " DistributedDataParallel, which broadcasts them). Ranks that train models"
+                    " of their own need jobs, and with torch.distributed a process_group, of"
+                    " their own"
+                )
+
     @property
     def next_step(self) -> int:
         return self.session.committed_step + 1
@@ -296,6 +313,11 @@ class Attachment:
                 "load_state_dict() broke off, so that the job's state is of no step: call it again"
             )
         parameters = list(parameters)
+        # Of other ranks' loads the daemon hears at once, of what was pushed in backward()
+        # perhaps later, and would refuse it.
+        if self.gradients.has_pushed:
+            self.session.abort(self.next_step)
+            self.gradients.forget_pushed()
         # Another rank may still be reading or fetching, which a load puts an end to.
         self._ranks.agree(None)
         for attempt in range(_LOADS_MAX):

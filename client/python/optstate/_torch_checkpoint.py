@@ -118,7 +118,7 @@ def complete_groups(
     present: Sequence[dict[str, Any]],
     defaults: dict[str, Any],
 ) -> None:
-    """Gives loaded groups the options that torch did not have yet when they were saved.
+    """Gives loaded groups the options that torch did not have (yet) when they were saved.
 
     Raises ValueError when one lacks an option that it always had.
     """
@@ -127,6 +127,10 @@ def complete_groups(
         {"defaults": dict(defaults), "state": defaultdict(dict), "param_groups": groups}
     )
     for index, (group, now) in enumerate(zip(groups, present)):
+        # torch's own constructors do not all put it into the defaults.
+        for key, value in (("differentiable", False), ("max_norm", now.get("max_norm"))):
+            if key in now:
+                group.setdefault(key, value)
         missing = [key for key in defaults if key in now and key not in group]
         if missing:
             raise ValueError(f"loaded param_groups[{index}] has no {', '.join(missing)}")

@@ -135,6 +135,11 @@ class GradientPusher:
             _push_early.add(self)
         self._pushed[index] = (gradient, gradient.data_ptr(), gradient._version)
 
+    @property
+    def has_pushed(self) -> bool:
+        """Whether push_early() has pushed something of the open step."""
+        return bool(self._pushed)
+
     def forget_pushed(self) -> None:
         """What push_early() pushed is of a former step, or dropped."""
         self._pushed.clear()

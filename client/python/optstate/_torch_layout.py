@@ -26,6 +26,12 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
         raise TypeError(f"{what} is uninitialized: run the lazy module once before")
     if hasattr(tensor, "to_local"):
         raise TypeError(f"{what} is a DTensor, which optstate does not support")
+    if hasattr(tensor, "_is_flat_param") or hasattr(tensor, "_fsdp_flattened"):
+        raise TypeError(
+            f"{what} is FullyShardedDataParallel's, a part of the model's on each rank, which"
+            " optstate does not support: the daemon shards by itself, so use"
+            " DistributedDataParallel, or none"
+        )
     if tensor.layout is not torch.strided:
         raise TypeError(f"{what} is {tensor.layout}: optstate supports dense parameters only")
     if tensor.is_complex():

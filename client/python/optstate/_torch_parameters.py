@@ -47,6 +47,9 @@ class Parameters:
         self._specs = specs
         self._shapes = [parameter.shape for parameter in self._parameters]
         self._dtypes = [parameter.dtype for parameter in self._parameters]
+        # As they were at remember(): while these are there, no other memory gets their
+        # addresses.
+        self._remembered: list[torch.Tensor] = []
         self._versions: list[int] = []
         self._places: list[tuple[list[int], list[bool]]] = []
         # Of the parameters that the library can write itself, and the others.
@@ -96,6 +99,7 @@ class Parameters:
 
     def remember(self) -> None:
         """Takes the tensors as they are for the daemon's values."""
+        self._remembered = [parameter.detach() for parameter in self._parameters]
         self._versions, self._places = self._versions_and_places()
         self.locate()
 

@@ -44,11 +44,20 @@ def in_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().resolve_neg().contiguous()
 
 
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    bits = torch.int32 if tensor.dtype.itemsize == 4 else torch.int16
+    return in_memory(tensor).view(bits)
+
+
+def bits_sum(tensor: torch.Tensor) -> int:
+    """What tensors of equal bits have in common, and others seldom."""
+    return int(_bits(tensor).sum(dtype=torch.int64))
+
+
 def equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.dtype is not other.dtype or one.shape != other.shape:
         return False
-    bits = torch.int32 if one.dtype.itemsize == 4 else torch.int16
-    return torch.equal(in_memory(one).view(bits), in_memory(other).view(bits))
+    return torch.equal(_bits(one), _bits(other))
 
 
 def increment_versions(tensors: Sequence[torch.Tensor]) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import torch
@@ -48,6 +48,25 @@ class _Opaque:
 def _hide_entries(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     hidden = {key: _Opaque(value) for key, value in state_dict["state"].items()}
     return {**state_dict, "state": hidden}
+
+
+class ServedState(defaultdict):
+    """Optimizer.state without what is in the daemon, but true when there is some.
+
+    torch.distributed.checkpoint takes a step with zeros to make the state of an optimizer
+    that seems to have none.
+    """
+
+    def __init__(self, optimizer: ServedOptimizer, entries: Mapping[Any, Any] = {}) -> None:
+        super().__init__(dict, entries)
+        self._optimizer = weakref.ref(optimizer)
+
+    def __bool__(self) -> bool:
+        optimizer = self._optimizer()
+        return len(self) > 0 or (optimizer is not None and optimizer._has_state())
+
+    def __reduce__(self) -> Any:
+        return defaultdict, (dict, dict(self))
 
 
 class ServedOptimizer(torch.optim.Optimizer):
@@ -180,7 +199,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             accumulate_dtype,
         )
         super().__init__(params, *args, **kwargs)
-        self.state.clear()  # what Adagrad begins with is the daemon's
+        self.state = ServedState(self)  # what Adagrad begins with is the daemon's
         if job is not None and (not isinstance(job, str) or not job):
             raise ValueError(f"Invalid job: {job!r} (a name, or None)")
         limit(max_norm, "max_norm")
@@ -207,11 +226,16 @@ class ServedOptimizer(torch.optim.Optimizer):
     def committed_step(self) -> int:
         """The last step that the daemon has committed; 0 for a new job."""
         attachment = self._attachment
-        return self._steps_before + (attachment.session.committed_step if attachment else 0)
+        if attachment is None:
+            return self._steps_before
+        self._finish_interrupted(attachment)
+        return self._steps_before + attachment.session.committed_step
 
     @property
     def last_outcome(self) -> StepOutcome | None:
         """What became of this optimizer's last step; None before it."""
+        if self._attachment is not None:
+            self._finish_interrupted(self._attachment)
         return self._outcome
 
     @property
@@ -280,6 +304,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             elif attachment.needs_load:
                 attachment.check_new()
                 tensors = self._tensors()
+                attachment.check_replicas(tensors)
                 attachment.load(self.param_groups, range(len(tensors)), self._held(tensors))
             attachment.parameters.read()
         except BaseException:
@@ -335,6 +360,14 @@ class ServedOptimizer(torch.optim.Optimizer):
             if "step" in self.state.get(tensor, ())
         }
 
+    def _has_state(self) -> bool:
+        """Whether a parameter was updated, or has loaded state."""
+        attachment = self._attachment
+        if attachment is None:
+            return False
+        self._finish_interrupted(attachment)
+        return any(attachment.arrays.fetch_step_counts(range(len(self._tensors()))))
+
     def _drop_held(self) -> None:
         info = optimizer_info(self.param_groups, self._settings.optimizer)
         keys = _torch_checkpoint.keys_of(info)
@@ -357,7 +390,8 @@ class ServedOptimizer(torch.optim.Optimizer):
             self._outcome = outcome
 
     def _detach(self, because: str) -> None:
-        self._steps_before = self.committed_step
+        if self._attachment is not None:  # without a wait for a step that is under way
+            self._steps_before += self._attachment.session.committed_step
         self._attachment, self._detached_because = None, because
         _remove_hooks(self._hooks)
         self._hooks = []
@@ -620,6 +654,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         state = dict(state)
         settings, self.max_norm, self.max_value, self.norm_type = state.pop("_optstate")
         super().__setstate__(state)
+        self.state = ServedState(self, self.state)
         self._set_up_detached(settings, None, {})
 
     def _set_loaded_state(self, state: dict[str, Any]) -> None:
@@ -643,9 +678,7 @@ class ServedOptimizer(torch.optim.Optimizer):
                     _torch_checkpoint.check_entry(
                         attachment.info, entry, names[index], tensor, group
                     )
-        rest: defaultdict[Any, Any] = defaultdict(dict)
-        rest.update(given)
-        super().__setstate__({"state": rest, "param_groups": groups})
+        super().__setstate__({"state": ServedState(self, given), "param_groups": groups})
         attachment.load(groups, attachment.parameters.changed(), entries)
         attachment.parameters.read()
 

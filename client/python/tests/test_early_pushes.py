@@ -147,6 +147,28 @@ def test_a_forked_child_computes_gradients_of_its_own():
     assert optimizer.committed_step == 1
 
 
+def _edits_before_each_step(connection, rank, endpoint):
+    """Rank 0 is ahead: its load reaches the daemon while rank 1's pushes are under way."""
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(500, 500)) for _ in range(4)]
+    optimizer = optstate.SGD(
+        parameters, lr=0.01, endpoint=endpoint, reduction="daemon", overlap=True
+    )
+    for step in range(25):
+        optimizer.zero_grad()
+        sum((each * each).sum() for each in parameters).backward()
+        with torch.no_grad():
+            parameters[0].clamp_(-1 / (step + 1), 1 / (step + 1))
+        optimizer.step()
+    return parameters[0].sum().item()
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+def test_ranks_that_edit_parameters_after_backward(wire, daemon):
+    first, second = ranks.run(_edits_before_each_step, 2, getattr(daemon, wire))
+    assert first == second
+
+
 def _changes_under_ddp(connection, rank, endpoint, ours, as_views, what):
     from torch.nn.parallel import DistributedDataParallel
 

@@ -240,17 +240,18 @@ def test_norm_types_are_clip_grad_norms(norm_type, seed):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_groups_are_clipped_by_their_own_norms(seed):
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf])
+def test_groups_are_clipped_by_their_own_norms(norm_type, seed):
     shapes = [[50], [60]]
     ours, torchs = (parameters_of(shapes, seed, torch.float32) for _ in range(2))
     groups = [{"params": ours[:1], "max_norm": 0.1}, {"params": ours[1:], "max_norm": 0.2}]
-    optimizer = optstate.SGD(groups, lr=0.1)
+    optimizer = optstate.SGD(groups, lr=0.1, norm_type=norm_type)
     reference = torch.optim.SGD(torchs, lr=0.1)
     for values in gradients(shapes, seed, 5):
         set_gradients(ours, values)
         set_gradients(torchs, [value.clone() for value in values])
         for parameter, limit in zip(torchs, (0.1, 0.2)):
-            torch.nn.utils.clip_grad_norm_([parameter], limit)
+            torch.nn.utils.clip_grad_norm_([parameter], limit, norm_type)
         optimizer.step()
         reference.step()
     for mine, theirs in zip(ours, torchs):

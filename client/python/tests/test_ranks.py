@@ -214,6 +214,23 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all():
         assert not applied and found_inf and difference == 0
 
 
+def _unlike(connection, rank, what):
+    torch.manual_seed(rank if what == "seeds" else 0)
+    parameter = torch.nn.Parameter(torch.randn(10))
+    if what == "flat":
+        parameter._is_flat_param = True
+    error = TypeError if what == "flat" else ValueError
+    text = "FullyShardedDataParallel" if what == "flat" else "other values on other ranks"
+    with pytest.raises(error, match=text):
+        optstate.SGD([parameter], lr=0.1)
+    return True
+
+
+@pytest.mark.parametrize("what", ["seeds", "flat"])
+def test_a_job_begins_with_the_same_on_all_ranks(what):
+    assert ranks.run(_unlike, 2, what) == [True, True]
+
+
 def _local_gradients(connection, rank, endpoint, world_size, steps, kwargs):
     """Each rank has a batch of its own; nobody reduces but the daemon."""
     model = small_model()

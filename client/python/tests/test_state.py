@@ -265,6 +265,72 @@ def test_a_write_of_equal_values_is_no_change(monkeypatch):
     assert not loads
 
 
+def test_parameters_that_are_replaced_again_and_again():
+    """Memory that was freed comes back, and with it the address that was remembered."""
+
+    def run(optimizer_class):
+        model = small_model()
+        optimizer = optimizer_class(model.parameters(), lr=0.01)
+        for step in range(40):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            for _ in range(2):  # the second time, where they were at first
+                flat = torch.nn.utils.parameters_to_vector(model.parameters())
+                torch.nn.utils.vector_to_parameters(flat.detach() * 0.99, model.parameters())
+            optimizer.step()
+        return model
+
+    assert largest_difference(run(optstate.SGD), run(torch.optim.SGD)) < 1e-5
+
+
+def test_what_torch_lacks_in_its_groups_is_kept(job):
+    parameters = [torch.nn.Parameter(torch.ones(3, 4)) for _ in range(2)]
+    optimizer = optstate.Adafactor([{"params": parameters[:1], "max_norm": 1.0}])
+    torchs = torch.optim.Adafactor(parameters[:1])
+    optimizer.load_state_dict(torchs.state_dict())
+    assert optimizer.param_groups[0]["max_norm"] == 1.0
+    # A load gives the defaults a key that the constructor has not.
+    optimizer.add_param_group({"params": parameters[1:]})
+    torchs.add_param_group({"params": parameters[1:]})
+    optimizer.load_state_dict(torchs.state_dict())
+    assert [group.get("max_norm") for group in optimizer.param_groups] == [1.0, None]
+
+
+def test_torchs_distributed_checkpoints_take_no_step():
+    """They take one with zeros when an optimizer seems to have no state."""
+    from torch.distributed.checkpoint import state_dict as distributed
+
+    def run(optimizer_class):
+        model = small_model()
+        optimizer = optimizer_class(model.parameters(), lr=0.01)
+        saved = None
+        for step in range(6):
+            train(model, optimizer, range(step, step + 1))
+            optimizer.zero_grad()
+            if step == 2:
+                saved = copy.deepcopy(distributed.get_state_dict(model, optimizer))
+            elif step == 4:
+                distributed.set_state_dict(
+                    model, optimizer, model_state_dict=saved[0], optim_state_dict=saved[1]
+                )
+        assert getattr(optimizer, "committed_step", 6) == 6
+        return model
+
+    assert largest_difference(run(optstate.AdamW), run(torch.optim.AdamW)) < 1e-5
+
+
+def test_state_is_true_when_there_is_some():
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters())
+    assert not optimizer.state and len(optimizer.state) == 0
+    train(model, optimizer, range(1))
+    assert optimizer.state and len(optimizer.state) == 0
+    other = optstate.AdamW(small_model().parameters())
+    other.load_state_dict(optimizer.state_dict())
+    assert other.committed_step == 0 and other.state
+    assert copy.deepcopy(other).state
+
+
 @pytest.mark.parametrize("what", ["sparse", "meta", "huge step", "nan step"])
 def test_state_that_cannot_be_sent_changes_nothing(what):
     model = small_model()
