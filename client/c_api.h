@@ -74,8 +74,9 @@ typedef struct optstate_session optstate_session;
 #define OPTSTATE_PHASE_LOADING 2
 #define OPTSTATE_PHASE_READY 3
 #define OPTSTATE_PHASE_FAILED 4
-#define OPTSTATE_PHASE_RECOVERING 5 /* a step is being finished after a crash \
-                                     */
+#define OPTSTATE_PHASE_RECOVERING             \
+  5 /* a step is being finished after a crash \
+     */
 
 typedef struct {
   size_t struct_size;
