@@ -16,14 +16,12 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "storage/state_array_table.h"
+#include "storage/state_folder.h"
 
 namespace optstate {
 namespace {
 
-constexpr char kStateFolder[] = "/state";
 constexpr char kUnfinishedFolder[] = "/state.tmp";
-constexpr char kDescriptionFile[] = "job.binpb";
-constexpr char kControlFileName[] = "control";
 constexpr char kUndoFile[] = "undo";
 constexpr char kSpeculationFile[] = "speculation";
 constexpr char kRedoFile[] = "redo";

@@ -2,6 +2,8 @@
 
 #include <iostream>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "proto/types/status_macros.h"
 
@@ -28,6 +30,17 @@ absl::Status Print(const Context& context,
   std::cout << text << std::flush;
   if (!std::cout.good()) return absl::UnavailableError("stdout: cannot write");
   return absl::OkStatus();
+}
+
+absl::Status CheckAnswered(
+    const google::protobuf::RepeatedPtrField<v1::UnansweredJob>& jobs) {
+  if (jobs.empty()) return absl::OkStatus();
+  return absl::DeadlineExceededError(absl::StrCat(
+      "not all is known, for engines gave no answer: ",
+      absl::StrJoin(
+          jobs, ", ", [](std::string* out, const v1::UnansweredJob& job) {
+            absl::StrAppend(out, "job ", job.name(), " (", job.reason(), ")");
+          })));
 }
 
 }  // namespace optstate::ctl

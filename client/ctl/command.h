@@ -32,6 +32,23 @@ absl::Status Print(const Context& context,
                    const google::protobuf::Message& message,
                    const Table& table);
 
+// DEADLINE_EXCEEDED that names these jobs, if there are any.
+absl::Status CheckAnswered(
+    const google::protobuf::RepeatedPtrField<v1::UnansweredJob>& jobs);
+
+// Prints what there is, of a reply that can lack jobs; then CheckAnswered.
+template <typename Reply>
+absl::Status PrintAnswered(const Context& context, const Reply& reply,
+                           const Table& table) {
+  const absl::Status answered = CheckAnswered(reply.unanswered());
+  // An empty table would say that there is nothing.
+  if (answered.ok() || context.machine_readable() || !table.empty()) {
+    const absl::Status printed = Print(context, reply, table);
+    if (!printed.ok()) return printed;
+  }
+  return answered;
+}
+
 // Each adds its verb to `app`. `context` outlives the parse and the run.
 void AddStatusCommand(CLI::App& app, Context& context);
 void AddGetCommand(CLI::App& app, Context& context);

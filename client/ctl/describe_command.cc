@@ -8,7 +8,32 @@
 namespace optstate::ctl {
 namespace {
 
+// Of what only an engine knows.
+bool NoEngineTells(const v1::Job& job) {
+  return job.ranks_unknown() || job.engine_pid() == 0;
+}
+
+void AddLayout(const v1::Job& job, Table& table) {
+  if (job.state_unknown()) {
+    table.AddRow({"layout", kUnknown});
+    return;
+  }
+  table.AddRow({"optimizer", Name(job.optimizer())});
+  table.AddRow(
+      {"layout", absl::StrCat(HumanCount(job.parameter_count()),
+                              " parameters, ", HumanCount(job.element_count()),
+                              " elements, ", job.group_count(), " group(s)")});
+  table.AddRow({"layout hash", absl::BytesToHexString(job.layout_hash())});
+  table.AddRow({"partition", Name(job.partition())});
+  table.AddRow({"accumulate", job.accumulate() ? "yes" : "no"});
+  table.AddRow({"ephemeral", job.ephemeral() ? "yes" : "no"});
+}
+
 void AddSteps(const v1::Job& job, Table& table) {
+  if (job.state_unknown()) {
+    table.AddRow({"committed step", kUnknown});
+    return;
+  }
   const v1::StepOutcome& last = job.last_outcome();
   table.AddRow({"committed step", absl::StrCat(job.committed_step())});
   table.AddRow({"committed at", HumanTime(job.committed_at())});
@@ -21,11 +46,15 @@ void AddSteps(const v1::Job& job, Table& table) {
     table.AddRow(
         {"  update", absl::StrFormat("%.3f ms", last.update_ns() / 1e6)});
   }
-  table.AddRow({"skipped steps", absl::StrCat(job.skipped_steps())});
+  table.AddRow({"skipped steps", NoEngineTells(job)
+                                     ? kUnknown
+                                     : absl::StrCat(job.skipped_steps())});
   table.AddRow({"recovered steps",
                 absl::StrCat(job.recovered_steps(), ", with ",
                              job.rolled_back_runs(), " runs put back")});
-  table.AddRow({"open step", job.open_step().empty() ? "-" : job.open_step()});
+  table.AddRow({"open step", NoEngineTells(job)        ? kUnknown
+                             : job.open_step().empty() ? "-"
+                                                       : job.open_step()});
 }
 
 std::string Milliseconds(uint64_t ns) {
@@ -83,8 +112,13 @@ void AddState(const v1::Job& job, Table& table) {
 }
 
 void AddSessions(const v1::Job& job, Table& table) {
-  table.AddRow({"ranks", absl::StrCat(job.session_count(), " of ",
-                                      job.world_size(), " attached")});
+  table.AddRow(
+      {"ranks",
+       absl::StrCat(
+           job.ranks_unknown() ? kUnknown : absl::StrCat(job.session_count()),
+           " of ",
+           job.state_unknown() ? kUnknown : absl::StrCat(job.world_size()),
+           " attached")});
   for (const v1::SessionInfo& session : job.sessions()) {
     table.AddRow(
         {absl::StrCat("  rank ", session.rank()),
@@ -101,23 +135,21 @@ absl::Status Run(const Context& context, const std::string& name) {
   table.AddRow({"phase", Name(job.phase())});
   if (!job.reason().empty()) table.AddRow({"reason", job.reason()});
   table.AddRow({"owner uid", absl::StrCat(job.uid())});
-  table.AddRow({"created", HumanTime(job.created_at())});
-  table.AddRow({"optimizer", Name(job.optimizer())});
-  table.AddRow(
-      {"layout", absl::StrCat(HumanCount(job.parameter_count()),
-                              " parameters, ", HumanCount(job.element_count()),
-                              " elements, ", job.group_count(), " group(s)")});
-  table.AddRow({"layout hash", absl::BytesToHexString(job.layout_hash())});
-  table.AddRow({"partition", Name(job.partition())});
-  table.AddRow({"accumulate", job.accumulate() ? "yes" : "no"});
-  table.AddRow({"ephemeral", job.ephemeral() ? "yes" : "no"});
+  table.AddRow({"created",
+                job.state_unknown() ? kUnknown : HumanTime(job.created_at())});
+  AddLayout(job, table);
   AddSteps(job, table);
   AddTimes(job, table);
   AddState(job, table);
   AddSessions(job, table);
   table.AddRow({"engine", absl::StrCat("pid ", job.engine_pid(), ", ",
                                        job.engine_restarts(), " restart(s)")});
-  return Print(context, job, table);
+  OPTSTATE_RETURN_IF_ERROR(Print(context, job, table));
+  if (!job.ranks_unknown()) return absl::OkStatus();
+  google::protobuf::RepeatedPtrField<v1::UnansweredJob> unanswered;
+  unanswered.Add()->set_name(job.name());
+  unanswered[0].set_reason(job.reason());
+  return CheckAnswered(unanswered);
 }
 
 }  // namespace

@@ -1,3 +1,7 @@
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
@@ -7,6 +11,29 @@
 
 namespace optstate::ctl {
 namespace {
+
+std::vector<std::string> RowOf(const v1::Job& job, int64_t now_s) {
+  const auto of_state = [&job](std::string text) {
+    return job.state_unknown() ? kUnknown : std::move(text);
+  };
+  return {job.name(),
+          Name(job.phase()),
+          of_state(absl::StrCat(job.committed_step())),
+          absl::StrCat(job.ranks_unknown() ? kUnknown
+                                           : absl::StrCat(job.session_count()),
+                       "/", of_state(absl::StrCat(job.world_size()))),
+          of_state(HumanCount(job.parameter_count())),
+          of_state(HumanCount(job.element_count())),
+          HumanBytes(job.state_bytes()),
+          of_state(Name(job.optimizer())),
+          of_state(HumanAge(job.committed_at(), now_s)),
+          absl::StrCat(job.uid()),
+          of_state(Name(job.partition())),
+          of_state(Outcome(job.last_outcome())),
+          absl::StrCat(job.engine_pid()),
+          absl::StrCat(job.engine_restarts()),
+          job.reason().empty() ? "-" : job.reason()};
+}
 
 absl::Status GetJobs(const Context& context) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
@@ -28,17 +55,9 @@ absl::Status GetJobs(const Context& context) {
                {"REASON", false, true}});
   const int64_t now_s = absl::ToUnixSeconds(absl::Now());
   for (const v1::Job& job : reply.jobs()) {
-    table.AddRow(
-        {job.name(), Name(job.phase()), absl::StrCat(job.committed_step()),
-         absl::StrCat(job.session_count(), "/", job.world_size()),
-         HumanCount(job.parameter_count()), HumanCount(job.element_count()),
-         HumanBytes(job.state_bytes()), Name(job.optimizer()),
-         HumanAge(job.committed_at(), now_s), absl::StrCat(job.uid()),
-         Name(job.partition()), Outcome(job.last_outcome()),
-         absl::StrCat(job.engine_pid()), absl::StrCat(job.engine_restarts()),
-         job.reason().empty() ? "-" : job.reason()});
+    table.AddRow(RowOf(job, now_s));
   }
-  return Print(context, reply, table);
+  return PrintAnswered(context, reply, table);
 }
 
 absl::Status GetSessions(const Context& context, const std::string& job) {
@@ -65,7 +84,7 @@ absl::Status GetSessions(const Context& context, const std::string& job) {
                   HumanAge(session.attached_at(), now_s),
                   absl::StrCat(session.uid()), session.client_version()});
   }
-  return Print(context, reply, table);
+  return PrintAnswered(context, reply, table);
 }
 
 absl::Status GetParams(const Context& context, const std::string& job) {

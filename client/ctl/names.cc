@@ -20,6 +20,7 @@ std::string Short(const std::string& full, absl::string_view prefix,
 }  // namespace
 
 std::string Name(v1::JobPhase phase) {
+  if (phase == v1::JOB_PHASE_UNSPECIFIED) return kUnknown;
   return Short(v1::JobPhase_Name(phase), "JOB_PHASE_", phase);
 }
 std::string Name(v1::OptimizerKind optimizer) {

@@ -7,8 +7,11 @@
 
 namespace optstate::ctl {
 
+// What is not known, in tables.
+inline constexpr char kUnknown[] = "?";
+
 // Enum values as people read them: "ready", "adamw", "greedy", "float32".
-std::string Name(v1::JobPhase phase);
+std::string Name(v1::JobPhase phase);  // kUnknown when unspecified
 std::string Name(v1::OptimizerKind optimizer);
 std::string Name(v1::PartitionMode mode);
 std::string Name(v1::DType dtype);

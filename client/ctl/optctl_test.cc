@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include <atomic>
+#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -18,6 +19,7 @@
 #include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
 #include "optstate/v1/admin.pb.h"
+#include "tests/faults/process_state.h"
 #include "tests/integration/daemon_fixture.h"
 
 namespace optstate::ctl {
@@ -123,6 +125,38 @@ TEST_F(OptctlTest, JsonIsTheReplyMessage) {
   EXPECT_EQ(job.committed_step(), 1u);
   EXPECT_EQ(job.element_count(), 9u);
   EXPECT_EQ(job.sessions_size(), 1);
+}
+
+// What an engine that hangs would say is asked for in vain, and no number is
+// made up for it.
+TEST_F(OptctlTest, WhatAStoppedEngineDoesNotSayIsUnknown) {
+  const auto session = Train("gpt");
+  const auto job = daemon_->GetJob("gpt");
+  ASSERT_TRUE(job.ok()) << job.status();
+  const Process engine(static_cast<pid_t>(job->engine_pid()));
+  engine.Signal(SIGSTOP);
+  while (!faults::IsStopped(engine.pid())) std::this_thread::yield();
+  const struct {
+    const char* arguments;
+    const char* says;
+  } asked[] = {
+      {"get jobs", "gpt  ?        1   ?/1      2        9 160.0 KiB adamw"},
+      {"get sessions", "gave no answer: job gpt (engine of job \"gpt\": "},
+      {"get sessions --job gpt -o json", "\"sessions\": []"},
+      {"status", "? (0 without 1 jobs that gave no answer)"},
+      {"status -o json", "\"unanswered\": [\n  {\n   \"name\": \"gpt\""},
+      {"describe job gpt", "? of 1 attached"},
+  };
+  for (const auto& [arguments, says] : asked) {
+    const Ran ran = Optctl(arguments);
+    EXPECT_EQ(ran.exit_code, kExitUnreachable) << arguments;
+    for (const char* text : {says, "optctl: not all is known"}) {
+      EXPECT_TRUE(absl::StrContains(ran.output, text)) << ran.output;
+    }
+    EXPECT_FALSE(absl::StrContains(ran.output, "none found")) << ran.output;
+  }
+  engine.Signal(SIGCONT);
+  EXPECT_EQ(Optctl("get jobs").exit_code, kExitOk);
 }
 
 TEST_F(OptctlTest, DescribeTellsWhereTimeAndMemoryGo) {
@@ -240,8 +274,10 @@ TEST_F(OptctlTest, FailedJobIsDescribedAndRecovered) {
     ran = Optctl("describe job gpt");
     ASSERT_EQ(ran.exit_code, kExitOk) << ran.output;
   }
+  // What no engine says any more, its files do.
   for (const std::string text :
-       {"killed by signal 9", "5 restart(s)", "/state/jobs/gpt"}) {
+       {"killed by signal 9", "5 restart(s)", "/state/jobs/gpt",
+        "committed step     1\n", "2 parameters, 9 elements", "0 of 1 attached"}) {
     EXPECT_TRUE(absl::StrContains(ran.output, text)) << ran.output;
   }
   ran = Optctl("recover gpt");

@@ -1,10 +1,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/ctl/command.h"
+#include "client/ctl/names.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::ctl {
 namespace {
+
+std::string Sessions(const v1::ServerStatus& status) {
+  if (status.unanswered().empty()) return absl::StrCat(status.session_count());
+  return absl::StrCat(kUnknown, " (", status.session_count(), " without ",
+                      status.unanswered_size(), " jobs that gave no answer)");
+}
 
 absl::Status Run(const Context& context) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
@@ -21,7 +28,7 @@ absl::Status Run(const Context& context) {
                               ? "-"
                               : absl::StrJoin(status.listen(), " ")});
   table.AddRow({"jobs", absl::StrCat(status.job_count())});
-  table.AddRow({"sessions", absl::StrCat(status.session_count())});
+  table.AddRow({"sessions", Sessions(status)});
   table.AddRow(
       {"state", absl::StrCat(HumanBytes(status.state_bytes()), " used, ",
                              HumanBytes(status.state_bytes_available()),
@@ -29,7 +36,7 @@ absl::Status Run(const Context& context) {
   table.AddRow({"pages", status.huge_pages()});
   table.AddRow({"workers", absl::StrCat(status.workers(), " an engine, ",
                                         status.instruction_set())});
-  return Print(context, status, table);
+  return PrintAnswered(context, status, table);
 }
 
 }  // namespace

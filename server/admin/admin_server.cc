@@ -129,9 +129,7 @@ grpc::Status Server::GetStatus(grpc::ServerContext* context,
 grpc::Status Server::ListJobs(grpc::ServerContext* context,
                               const v1::ListJobsRequest*,
                               v1::ListJobsReply* reply) {
-  for (v1::Job& job : service_->ListJobs(Deadline(*context))) {
-    *reply->add_jobs() = std::move(job);
-  }
+  *reply = service_->ListJobs(Deadline(*context));
   return grpc::Status::OK;
 }
 

@@ -11,6 +11,7 @@
 #include "proto/shm/frame.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
+#include "server/session/job_facts.h"
 #include "server/supervisor/hello_check.h"
 #include "server/supervisor/permissions.h"
 
@@ -28,18 +29,33 @@ absl::Time EngineDeadline(absl::Time deadline) {
   return std::min(deadline, absl::Now() + kEngineAnswerMax);
 }
 
-v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
+// A job whose engine gave no answer; `why` not.
+v1::Job DescribeWithoutEngine(const JobSummary& summary,
+                              const absl::Status& why) {
   v1::Job job;
-  if (described.ok()) {
-    job = *std::move(described);
-  } else if (summary.failed) {
+  AddFromFiles(summary.directory, &job);
+  // Without an engine no rank is attached.
+  job.set_ranks_unknown(summary.engine_pid != 0);
+  if (summary.failed) {
     job.set_phase(v1::JOB_PHASE_FAILED);
-  } else {
-    job.set_reason(std::string(described.status().message()));
-    // Of the one before, while none has got ready since.
-    if (!summary.reason.empty()) {
-      job.set_reason(absl::StrCat(job.reason(), ": ", summary.reason));
-    }
+    return job;
+  }
+  job.set_reason(std::string(why.message()));
+  // Of the one before, while none has got ready since.
+  if (!summary.reason.empty()) {
+    job.set_reason(absl::StrCat(job.reason(), ": ", summary.reason));
+  }
+  return job;
+}
+
+v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
+  v1::Job job = described.ok()
+                    ? *std::move(described)
+                    : DescribeWithoutEngine(summary, described.status());
+  // An engine that could not open the files says less of them than they do.
+  if (described.ok() && job.phase() == v1::JOB_PHASE_FAILED &&
+      job.parameter_count() == 0) {
+    AddFromFiles(summary.directory, &job);
   }
   if (job.reason().empty()) job.set_reason(summary.reason);
   // What the supervisor knows best.
@@ -49,6 +65,17 @@ v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
   job.set_engine_restarts(summary.restarts);
   job.set_state_dir(summary.directory);
   return job;
+}
+
+template <typename Jobs>
+void AddUnanswered(const Jobs& jobs,
+                   google::protobuf::RepeatedPtrField<v1::UnansweredJob>* to) {
+  for (const v1::Job& job : jobs) {
+    if (!job.ranks_unknown()) continue;
+    v1::UnansweredJob* unanswered = to->Add();
+    unanswered->set_name(job.name());
+    unanswered->set_reason(job.reason());
+  }
 }
 
 absl::Status NoJob(const std::string& name) {
@@ -84,7 +111,7 @@ AdminService::AdminService(supervisor::SupervisorControl* control,
       info_(std::move(info)) {}
 
 v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
-  const std::vector<v1::Job> jobs = ListJobs(deadline);
+  const v1::ListJobsReply list = ListJobs(deadline);
   v1::ServerStatus status;
   status.set_version(std::string(kVersion));
   status.set_protocol_version(shm::kProtocolVersion);
@@ -97,11 +124,12 @@ v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
   status.set_socket(info_.socket);
   *status.mutable_listen() = {info_.listen.begin(), info_.listen.end()};
   status.set_draining(control_->draining());
-  status.set_job_count(static_cast<uint32_t>(jobs.size()));
-  for (const v1::Job& job : jobs) {
+  status.set_job_count(static_cast<uint32_t>(list.jobs_size()));
+  for (const v1::Job& job : list.jobs()) {
     status.set_session_count(status.session_count() + job.session_count());
     status.set_state_bytes(status.state_bytes() + job.state_bytes());
   }
+  *status.mutable_unanswered() = list.unanswered();
   status.set_state_bytes_available(BytesAvailable(info_.state_dir));
   status.set_huge_pages(info_.huge_pages);
   status.set_instruction_set(info_.instruction_set);
@@ -114,20 +142,35 @@ v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
 
 std::vector<v1::Job> AdminService::Describe(
     const std::vector<JobSummary>& summaries, absl::Time deadline) {
-  std::vector<std::string> names;
-  names.reserve(summaries.size());
-  for (const JobSummary& summary : summaries) names.push_back(summary.name);
+  const absl::Time until = EngineDeadline(deadline);
+  std::vector<std::string> with_engine;
+  for (const JobSummary& summary : summaries) {
+    if (summary.engine_pid != 0) with_engine.push_back(summary.name);
+  }
   std::vector<absl::StatusOr<v1::Job>> described =
-      engines_->GetJobs(names, EngineDeadline(deadline));
+      engines_->AwaitJobs(with_engine, until);
   std::vector<v1::Job> jobs;
-  for (size_t i = 0; i < summaries.size(); ++i) {
-    jobs.push_back(Merge(summaries[i], std::move(described[i])));
+  auto next = described.begin();
+  for (const JobSummary& summary : summaries) {
+    if (summary.engine_pid == 0) {
+      jobs.push_back(Merge(summary, engines_->GetJob(summary.name, until)));
+      continue;
+    }
+    absl::StatusOr<v1::Job> one = *std::move(next++);
+    JobSummary now = summary;
+    // Meanwhile the engine may have ended for good.
+    if (!one.ok()) now = FindJob(summary.name).value_or(summary);
+    jobs.push_back(Merge(now, std::move(one)));
   }
   return jobs;
 }
 
-std::vector<v1::Job> AdminService::ListJobs(absl::Time deadline) {
-  return Describe(control_->Jobs(), deadline);
+v1::ListJobsReply AdminService::ListJobs(absl::Time deadline) {
+  std::vector<v1::Job> jobs = Describe(control_->Jobs(), deadline);
+  v1::ListJobsReply reply;
+  AddUnanswered(jobs, reply.mutable_unanswered());
+  for (v1::Job& job : jobs) *reply.add_jobs() = std::move(job);
+  return reply;
 }
 
 absl::StatusOr<JobSummary> AdminService::FindJob(const std::string& name) {
@@ -141,7 +184,7 @@ absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
                                              absl::Time deadline, bool memory) {
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindJob(name));
   v1::Job job = std::move(Describe({summary}, deadline)[0]);
-  if (!memory) return job;
+  if (!memory || job.ranks_unknown()) return job;
   // Apart, for it may take longer; then the answer comes without it.
   absl::StatusOr<v1::Job> with_memory =
       engines_->GetJob(name, deadline - kAnswerTime, /*memory=*/true);
@@ -151,14 +194,16 @@ absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
 
 absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
     const std::string& job, absl::Time deadline) {
-  std::vector<v1::Job> jobs;
+  std::vector<JobSummary> summaries;
   if (job.empty()) {
-    jobs = ListJobs(deadline);
+    summaries = control_->Jobs();
   } else {
-    OPTSTATE_ASSIGN_OR_RETURN(v1::Job one, GetJob(job, deadline));
-    jobs.push_back(std::move(one));
+    OPTSTATE_ASSIGN_OR_RETURN(JobSummary one, FindJob(job));
+    summaries.push_back(std::move(one));
   }
+  std::vector<v1::Job> jobs = Describe(summaries, deadline);
   v1::ListSessionsReply reply;
+  AddUnanswered(jobs, reply.mutable_unanswered());
   for (v1::Job& one : jobs) {
     for (v1::SessionInfo& session : *one.mutable_sessions()) {
       session.set_job(one.name());
@@ -198,7 +243,7 @@ absl::Status AdminService::CheckNoSessions(const std::string& name,
         absl::StrCat("job \"", name, "\" has ", job.session_count(),
                      " ranks attached: end them first, or force the deletion"));
   }
-  if (job.phase() != v1::JOB_PHASE_UNSPECIFIED) return absl::OkStatus();
+  if (!job.ranks_unknown()) return absl::OkStatus();
   return absl::FailedPreconditionError(
       absl::StrCat("the engine of job \"", name,
                    "\" does not say whether ranks are attached (", job.reason(),

@@ -21,9 +21,10 @@ namespace optstate::admin {
 // What each call of the Admin service does, without gRPC: admin_server.cc wraps
 // it. `uid` is who asks; `deadline` is the call's.
 //
-// A job whose engine does not answer is still listed, as the supervisor knows
-// it: phase FAILED with the reason when the job is, else UNSPECIFIED with why
-// the engine is not there.
+// A job whose engine does not answer is still listed, as the supervisor and the
+// job's files know it: phase FAILED with the reason when the job is, else
+// UNSPECIFIED with why the engine is not there. While that engine runs, its
+// ranks are unknown and lists name the job as unanswered.
 //
 // Threads: thread-safe. Calls block the calling thread.
 class AdminService {
@@ -33,7 +34,7 @@ class AdminService {
                UpgradeControl* upgrade, ServerInfo info);
 
   v1::ServerStatus GetStatus(absl::Time deadline);
-  std::vector<v1::Job> ListJobs(absl::Time deadline);
+  v1::ListJobsReply ListJobs(absl::Time deadline);
   absl::StatusOr<v1::Job> GetJob(const std::string& name, absl::Time deadline,
                                  bool memory = false);
   // NOT_FOUND when a job is named and there is none.

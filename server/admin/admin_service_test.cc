@@ -4,18 +4,25 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/server_posix.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "optstate/v1/engine.grpc.pb.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/types/conversions.h"
+#include "proto/types/layout.h"
+#include "storage/host_tier.h"
 
 namespace optstate::admin {
 namespace {
@@ -28,6 +35,7 @@ using ::testing::HasSubstr;
 class FakeControl : public supervisor::SupervisorControl {
  public:
   std::vector<JobSummary> Jobs() override {
+    absl::MutexLock lock(&mutex);
     std::vector<JobSummary> all;
     for (const auto& [name, job] : jobs) all.push_back(job);
     return all;
@@ -65,6 +73,13 @@ class FakeControl : public supervisor::SupervisorControl {
   }
   bool draining() const override { return is_draining; }
 
+  // While another thread may ask.
+  void EndEngine(const std::string& name) {
+    absl::MutexLock lock(&mutex);
+    jobs[name].engine_pid = 0;
+  }
+
+  absl::Mutex mutex;
   std::map<std::string, JobSummary> jobs;
   std::vector<std::string> calls;
   bool is_draining = false;
@@ -84,7 +99,7 @@ class FakeUpgrade : public UpgradeControl {
 };
 
 // Answers like an engine with `sessions` ranks; a hanging one never does, and
-// one that dies is gone when it was to drain.
+// one that dies is gone at the first question.
 class FakeEngineService : public v1::Engine::Service {
  public:
   FakeEngineService(uint32_t sessions, bool hangs, bool dies)
@@ -106,6 +121,10 @@ class FakeEngineService : public v1::Engine::Service {
 
   grpc::Status GetJob(grpc::ServerContext* context, const v1::GetJobRequest*,
                       v1::Job* job) override {
+    if (dies_) {
+      asked_.Notify();
+      return grpc::Status(grpc::StatusCode::UNAVAILABLE, "socket closed");
+    }
     while (hangs_ && !context->IsCancelled()) std::this_thread::yield();
     job->set_name("what the engine thinks");
     job->set_phase(phase_);
@@ -124,7 +143,7 @@ class FakeEngineService : public v1::Engine::Service {
   grpc::Status Drain(grpc::ServerContext*, const v1::DrainRequest* request,
                      v1::DrainReply*) override {
     if (dies_) {
-      drain_asked_.Notify();
+      asked_.Notify();
       return grpc::Status(grpc::StatusCode::UNAVAILABLE, "socket closed");
     }
     if (!request->resume() && sessions_ == 2) {
@@ -147,13 +166,13 @@ class FakeEngineService : public v1::Engine::Service {
   void set_phase(v1::JobPhase phase) { phase_ = phase; }
   int drains() const { return drains_; }
   int rests() const { return rests_; }
-  void AwaitDrain() { drain_asked_.WaitForNotification(); }
+  void AwaitQuestion() { asked_.WaitForNotification(); }
 
  private:
   const uint32_t sessions_;
   const bool hangs_;
   const bool dies_;
-  absl::Notification drain_asked_;
+  absl::Notification asked_;
   int drains_ = 0;
   int rests_ = 0;
   std::atomic<v1::JobPhase> phase_{v1::JOB_PHASE_READY};
@@ -169,12 +188,49 @@ class AdminServiceTest : public testing::Test {
         std::make_unique<AdminService>(&control_, &engines_, &upgrade_, info_);
   }
 
+  ~AdminServiceTest() override {
+    for (const std::string& directory : directories_) {
+      std::filesystem::remove_all(directory);
+    }
+  }
+
+  // What an engine leaves behind after 56 steps of a world of two.
+  void GiveFiles(const std::string& job) {
+    std::string directory = ::testing::TempDir() + "/admin_service-XXXXXX";
+    ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+    directories_.push_back(directory);
+    control_.jobs[job].directory = directory;
+    LayoutSpec spec;
+    spec.groups.resize(1);
+    spec.parameters.resize(1);
+    spec.parameters[0].name = "p";
+    spec.parameters[0].shape = {3};
+    spec.parameters[0].numel = 3;
+    const auto layout = Layout::Make(std::move(spec));
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    v1::RegisterRequest description;
+    *description.mutable_layout() = ToProto(*layout);
+    description.set_world_size(2);
+    description.set_partition(v1::PARTITION_MODE_GREEDY);
+    auto tier = HostTier::Create(directory, *layout, {},
+                                 description.SerializeAsString());
+    ASSERT_TRUE(tier.ok()) << tier.status();
+    StepRecord record = CurrentRecord(*tier->control());
+    record.committed_step = 56;
+    PublishRecord(record, tier->control());
+  }
+
   FakeEngineService& AddJob(const std::string& name, uint32_t sessions,
                             bool hangs = false, bool dies = false) {
     JobSummary& job = control_.jobs[name];
     job.name = name;
     job.uid = ::geteuid();
     job.engine_pid = 17;
+    return StartEngine(name, sessions, hangs, dies);
+  }
+
+  FakeEngineService& StartEngine(const std::string& name, uint32_t sessions,
+                                 bool hangs = false, bool dies = false) {
     auto& engine = fakes_[name];
     engine = std::make_unique<FakeEngineService>(sessions, hangs, dies);
     engines_.Set(name, engine->Connect());
@@ -189,6 +245,7 @@ class AdminServiceTest : public testing::Test {
   std::map<std::string, std::unique_ptr<FakeEngineService>> fakes_;
   EngineChannels engines_;
   std::unique_ptr<AdminService> service_;
+  std::vector<std::string> directories_;
 };
 
 TEST_F(AdminServiceTest, StatusSumsUpTheJobs) {
@@ -226,8 +283,9 @@ TEST_F(AdminServiceTest, ADeadOrHangingEngineDoesNotSpoilTheList) {
   failed.name = "failed";
   failed.failed = true;
   failed.reason = "its engine died too often";
-  const std::vector<v1::Job> jobs = service_->ListJobs(Soon());
-  ASSERT_EQ(jobs.size(), 4u);
+  const v1::ListJobsReply list = service_->ListJobs(Soon());
+  const auto& jobs = list.jobs();
+  ASSERT_EQ(jobs.size(), 4);
   EXPECT_EQ(jobs[0].name(), "failed");
   EXPECT_EQ(jobs[0].phase(), v1::JOB_PHASE_FAILED);
   EXPECT_EQ(jobs[0].reason(), "its engine died too often");
@@ -237,6 +295,110 @@ TEST_F(AdminServiceTest, ADeadOrHangingEngineDoesNotSpoilTheList) {
   EXPECT_THAT(
       jobs[3].reason(),
       HasSubstr("not running: its engine exited with status 1: locked"));
+}
+
+TEST_F(AdminServiceTest, ListsNameTheEnginesThatGaveNoAnswer) {
+  AddJob("good", 1);
+  AddJob("hanging", 1, /*hangs=*/true);
+  GiveFiles("hanging");
+  const v1::ListJobsReply list = service_->ListJobs(Soon());
+  ASSERT_EQ(list.jobs_size(), 2);
+  EXPECT_FALSE(list.jobs(0).ranks_unknown());
+  const v1::Job& hanging = list.jobs(1);
+  EXPECT_TRUE(hanging.ranks_unknown());
+  EXPECT_FALSE(hanging.state_unknown());
+  EXPECT_EQ(hanging.committed_step(), 56u);
+  EXPECT_EQ(hanging.parameter_count(), 1u);
+  EXPECT_EQ(hanging.world_size(), 2u);
+  EXPECT_GT(hanging.created_at().seconds(), 0);
+  EXPECT_GE(hanging.state_bytes(), 4096u);
+  ASSERT_EQ(list.unanswered_size(), 1);
+  EXPECT_EQ(list.unanswered(0).name(), "hanging");
+  EXPECT_THAT(list.unanswered(0).reason(), HasSubstr("Deadline Exceeded"));
+
+  const v1::ServerStatus status = service_->GetStatus(Soon());
+  ASSERT_EQ(status.unanswered_size(), 1);
+  EXPECT_EQ(status.session_count(), 1u);
+  EXPECT_EQ(status.state_bytes(), 100 + hanging.state_bytes());
+  for (const std::string job : {"", "hanging"}) {
+    const auto sessions = service_->ListSessions(job, Soon());
+    ASSERT_TRUE(sessions.ok()) << sessions.status();
+    ASSERT_EQ(sessions->unanswered_size(), 1);
+    EXPECT_EQ(sessions->unanswered(0).name(), "hanging");
+  }
+}
+
+// Nobody is asked, and what is left of it is known.
+TEST_F(AdminServiceTest, AJobWithoutEngineIsWhatItsFilesSay) {
+  for (const std::string job : {"files", "damaged", "empty"}) {
+    control_.jobs[job].name = job;
+    control_.jobs[job].failed = true;
+    GiveFiles(job);
+  }
+  const auto state = [this](const std::string& job) {
+    return control_.jobs[job].directory + "/state";
+  };
+  std::filesystem::remove(state("damaged") + "/job.binpb");
+  std::filesystem::remove_all(state("empty"));
+  const v1::ListJobsReply list = service_->ListJobs(Soon());
+  EXPECT_EQ(list.unanswered_size(), 0);
+  ASSERT_EQ(list.jobs_size(), 3);
+  for (const v1::Job& job : list.jobs()) {
+    EXPECT_EQ(job.phase(), v1::JOB_PHASE_FAILED);
+    EXPECT_FALSE(job.ranks_unknown());
+    EXPECT_EQ(job.state_unknown(), job.name() == "damaged");
+    EXPECT_EQ(job.committed_step(), job.name() == "files" ? 56u : 0u);
+    EXPECT_EQ(job.state_bytes() != 0, job.name() != "empty");
+  }
+}
+
+TEST_F(AdminServiceTest, AnEngineThatCouldNotOpenItsJobSaysLessThanTheFiles) {
+  AddJob("a", 0).set_phase(v1::JOB_PHASE_FAILED);
+  GiveFiles("a");
+  const auto job = service_->GetJob("a", Soon());
+  ASSERT_TRUE(job.ok()) << job.status();
+  EXPECT_EQ(job->committed_step(), 56u);
+  EXPECT_FALSE(job->ranks_unknown());
+}
+
+// It is started, or adopted, or the one before has just died.
+TEST_F(AdminServiceTest, AnEngineThatIsAboutToAnswerIsWaitedFor) {
+  AddJob("good", 1);
+  for (const char* job : {"starting", "adopted"}) {
+    control_.jobs[job].name = job;
+    control_.jobs[job].engine_pid = 17;
+  }
+  AddJob("dying", 1, /*hangs=*/false, /*dies=*/true);
+  engines_.Lose("starting");
+  v1::ListJobsReply list;
+  std::thread listing([&] { list = service_->ListJobs(Soon()); });
+  fakes_["dying"]->AwaitQuestion();
+  StartEngine("starting", 2);
+  StartEngine("adopted", 3);
+  StartEngine("dying", 4);
+  listing.join();
+  EXPECT_EQ(list.unanswered_size(), 0);
+  ASSERT_EQ(list.jobs_size(), 4);
+  EXPECT_EQ(list.jobs(0).session_count(), 3u);
+  EXPECT_EQ(list.jobs(1).session_count(), 4u);
+  EXPECT_EQ(list.jobs(2).session_count(), 1u);
+  EXPECT_EQ(list.jobs(3).session_count(), 2u);
+}
+
+// Its last rank has left, or it has died for good: no other is waited for.
+TEST_F(AdminServiceTest, AnEngineThatIsOverIsNotWaitedFor) {
+  AddJob("over", 1, /*hangs=*/false, /*dies=*/true);
+  v1::ListJobsReply list;
+  const absl::Time begin = absl::Now();
+  std::thread listing([&] { list = service_->ListJobs(Soon()); });
+  fakes_["over"]->AwaitQuestion();
+  control_.EndEngine("over");
+  engines_.Erase("over");
+  listing.join();
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+  EXPECT_EQ(list.unanswered_size(), 0);
+  ASSERT_EQ(list.jobs_size(), 1);
+  EXPECT_EQ(list.jobs(0).engine_pid(), 0);
 }
 
 TEST_F(AdminServiceTest, SessionsOfAllOrOne) {
@@ -336,7 +498,7 @@ TEST_F(AdminServiceTest, DrainAsksTheEngineThatComesNext) {
   absl::Status drained = absl::UnknownError("");
   std::thread drain(
       [&] { drained = service_->Drain({}, ::geteuid(), Soon()); });
-  for (const char* job : {"over", "dying"}) fakes_[job]->AwaitDrain();
+  for (const char* job : {"over", "dying"}) fakes_[job]->AwaitQuestion();
   engines_.Erase("over");  // its last rank has left
   engines_.Lose("dying");
   FakeEngineService& next = AddJob("dying", 1);

@@ -136,6 +136,7 @@ absl::StatusOr<v1::ListParametersReply> EngineChannels::ListParameters(
 }
 
 struct EngineChannels::Call {
+  size_t position = 0;  // among those that are asked
   std::string job;
   std::shared_ptr<Channel> channel;
   std::unique_ptr<grpc::ClientContext> context;
@@ -176,15 +177,21 @@ void EngineChannels::AskAll(const std::vector<std::unique_ptr<Call>>& calls,
   pending.Wait();
 }
 
-std::vector<absl::StatusOr<v1::Job>> EngineChannels::GetJobs(
-    const std::vector<std::string>& jobs, absl::Time deadline, bool memory) {
+std::vector<std::unique_ptr<EngineChannels::Call>> EngineChannels::MakeCalls(
+    const std::vector<std::string>& jobs, absl::Time deadline) const {
   std::vector<std::unique_ptr<Call>> calls;
   for (const std::string& job : jobs) {
     calls.push_back(std::make_unique<Call>());
+    calls.back()->position = calls.size() - 1;
     calls.back()->job = job;
     calls.back()->channel = Find(job);
     calls.back()->context = MakeContext(deadline, nullptr);
   }
+  return calls;
+}
+
+void EngineChannels::AskForJobs(const std::vector<std::unique_ptr<Call>>& calls,
+                                bool memory) {
   AskAll(calls, [memory](Call* call, OnAnswer on_answer) {
     call->get_request.set_name(call->job);
     call->get_request.set_memory(memory);
@@ -192,6 +199,10 @@ std::vector<absl::StatusOr<v1::Job>> EngineChannels::GetJobs(
                                          &call->get_request, &call->get_reply,
                                          std::move(on_answer));
   });
+}
+
+std::vector<absl::StatusOr<v1::Job>> EngineChannels::AnswersOf(
+    const std::vector<std::unique_ptr<Call>>& calls) {
   std::vector<absl::StatusOr<v1::Job>> results;
   for (const auto& call : calls) {
     if (call->status.ok()) {
@@ -201,6 +212,68 @@ std::vector<absl::StatusOr<v1::Job>> EngineChannels::GetJobs(
     }
   }
   return results;
+}
+
+std::vector<absl::StatusOr<v1::Job>> EngineChannels::GetJobs(
+    const std::vector<std::string>& jobs, absl::Time deadline, bool memory) {
+  const auto calls = MakeCalls(jobs, deadline);
+  AskForJobs(calls, memory);
+  return AnswersOf(calls);
+}
+
+std::vector<absl::StatusOr<v1::Job>> EngineChannels::AwaitJobs(
+    const std::vector<std::string>& jobs, absl::Time deadline) {
+  auto calls = MakeCalls(jobs, deadline);
+  AskForJobs(calls, /*memory=*/false);
+  while (true) {
+    auto next = AwaitNextCalls(calls, deadline);
+    if (next.empty()) return AnswersOf(calls);
+    AskForJobs(next, /*memory=*/false);
+    for (auto& call : next) calls[call->position] = std::move(call);
+  }
+}
+
+std::vector<std::unique_ptr<EngineChannels::Call>>
+EngineChannels::AwaitNextCalls(const std::vector<std::unique_ptr<Call>>& calls,
+                               absl::Time deadline) const {
+  std::vector<Call*> pending;
+  for (const auto& call : calls) {
+    if (absl::IsUnavailable(call->status)) pending.push_back(call.get());
+  }
+  if (pending.empty()) return {};
+  const auto next_of =
+      [this](const Call& call) ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+        const auto found = channels_.find(call.job);
+        return found == channels_.end() || found->second == call.channel
+                   ? nullptr
+                   : found->second;
+      };
+  // One that had an engine and is no longer listed gets none.
+  const auto is_over =
+      [this](const Call& call) ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+        return call.channel != nullptr && !channels_.contains(call.job);
+      };
+  const auto has_next = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    bool all_over = true;
+    for (const Call* call : pending) {
+      if (next_of(*call) != nullptr) return true;
+      all_over = all_over && is_over(*call);
+    }
+    return all_over;
+  };
+  absl::MutexLock lock(&mutex_);
+  mutex_.AwaitWithDeadline(absl::Condition(&has_next), deadline);
+  std::vector<std::unique_ptr<Call>> next;
+  for (const Call* call : pending) {
+    std::shared_ptr<Channel> channel = next_of(*call);
+    if (channel == nullptr) continue;
+    next.push_back(std::make_unique<Call>());
+    next.back()->position = call->position;
+    next.back()->job = call->job;
+    next.back()->channel = std::move(channel);
+    next.back()->context = MakeContext(deadline, nullptr);
+  }
+  return next;
 }
 
 absl::Status EngineChannels::RestAll(absl::Time deadline) {

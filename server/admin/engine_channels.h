@@ -49,6 +49,10 @@ class EngineChannels {
   std::vector<absl::StatusOr<v1::Job>> GetJobs(
       const std::vector<std::string>& jobs, absl::Time deadline,
       bool memory = false);
+  // The same of jobs that have an engine or are about to: one that is being
+  // started or adopted, or dies meanwhile, is waited for.
+  std::vector<absl::StatusOr<v1::Job>> AwaitJobs(
+      const std::vector<std::string>& jobs, absl::Time deadline);
 
   // Has every engine finish its open step, or (resume) take steps again. One
   // that dies meanwhile leaves that to the next. The first failure, naming the
@@ -72,6 +76,17 @@ class EngineChannels {
   // One for each job.
   std::vector<std::unique_ptr<Call>> MakeCalls(
       absl::Time deadline, const grpc::ServerContext* caller) const;
+  std::vector<std::unique_ptr<Call>> MakeCalls(
+      const std::vector<std::string>& jobs, absl::Time deadline) const;
+  // Of those that had no engine or lost it, the ones that have another now, as
+  // soon as there is one. Empty: there is nothing to wait for, or none came.
+  std::vector<std::unique_ptr<Call>> AwaitNextCalls(
+      const std::vector<std::unique_ptr<Call>>& calls,
+      absl::Time deadline) const;
+  static void AskForJobs(const std::vector<std::unique_ptr<Call>>& calls,
+                         bool memory);
+  static std::vector<absl::StatusOr<v1::Job>> AnswersOf(
+      const std::vector<std::unique_ptr<Call>>& calls);
   // At once; returns when all have answered, and sets their `status`.
   using OnAnswer = std::function<void(const grpc::Status&)>;
   static void AskAll(const std::vector<std::unique_ptr<Call>>& calls,

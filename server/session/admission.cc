@@ -2,11 +2,8 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
-#include <sys/stat.h>
 
 #include <cerrno>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +12,7 @@
 #include "proto/types/memory_available.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "storage/allocated_bytes.h"
 #include "storage/tmpfs_info.h"
 
 namespace optstate {
@@ -30,25 +28,6 @@ absl::Status Exhausted(absl::string_view what, uint64_t needed, uint64_t left,
   return absl::ResourceExhaustedError(
       absl::StrCat(what, ": the job needs ", Bytes(needed), ", ", Bytes(left),
                    " are left; ", advice));
-}
-
-// Bytes that the files below a directory take, as far as it can be read.
-uint64_t AllocatedBytesBelow(const std::string& directory) {
-  uint64_t bytes = 0;
-  std::error_code error;
-  std::filesystem::recursive_directory_iterator files(
-      directory, std::filesystem::directory_options::skip_permission_denied,
-      error);
-  const std::filesystem::recursive_directory_iterator end;
-  while (!error && files != end) {
-    struct stat file_stat;
-    if (::lstat(files->path().c_str(), &file_stat) == 0 &&
-        S_ISREG(file_stat.st_mode)) {
-      bytes += static_cast<uint64_t>(file_stat.st_blocks) * 512;
-    }
-    files.increment(error);
-  }
-  return bytes;
 }
 
 uint64_t Minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/available_cores.h"
+#include "server/session/job_facts.h"
 #include "server/session/job_impl.h"
 #include "spdlog/spdlog.h"
 
@@ -106,15 +107,7 @@ v1::JobPhase JobImpl::phase() const {
 }
 
 StepOutcome JobImpl::LastOutcome() const {
-  StepOutcome outcome;
-  outcome.step = record().committed_step;
-  outcome.applied = (record().flags & kStepRecordApplied) != 0;
-  outcome.found_inf = (record().flags & kStepRecordFoundInf) != 0;
-  outcome.gradient_norm = record().gradient_norm;
-  outcome.clip_coefficient = record().clip_coefficient;
-  outcome.update_ns = record().update_ns;
-  outcome.loss_scale = record().loss_scale;
-  return outcome;
+  return OutcomeOf(record());
 }
 
 absl::Status JobImpl::CheckRegistered() const {

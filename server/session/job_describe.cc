@@ -9,27 +9,13 @@
 #include "absl/time/time.h"
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
+#include "server/session/job_facts.h"
 #include "server/session/job_impl.h"
 
 namespace optstate {
 namespace {
 
 constexpr uint32_t kPageMax = 10000;
-
-void SetTime(int64_t unix_ns, google::protobuf::Timestamp* timestamp) {
-  timestamp->set_seconds(unix_ns / 1000000000);
-  timestamp->set_nanos(static_cast<int32_t>(unix_ns % 1000000000));
-}
-
-void SetOutcome(const StepOutcome& outcome, v1::StepOutcome* proto) {
-  proto->set_step(outcome.step);
-  proto->set_applied(outcome.applied);
-  proto->set_found_inf(outcome.found_inf);
-  proto->set_gradient_norm(outcome.gradient_norm);
-  proto->set_clip_coefficient(outcome.clip_coefficient);
-  proto->set_update_ns(outcome.update_ns);
-  proto->set_loss_scale(outcome.loss_scale);
-}
 
 }  // namespace
 
@@ -49,26 +35,13 @@ v1::Job JobImpl::Describe() const {
 }
 
 void JobImpl::DescribeState(v1::Job* job) const {
-  const JobDescription& what = shape_->description;
-  job->set_optimizer(static_cast<v1::OptimizerKind>(what.layout.optimizer()));
-  job->set_layout_hash(what.layout.hash());
-  job->set_parameter_count(what.layout.parameters().size());
-  job->set_element_count(what.layout.element_count());
-  job->set_group_count(static_cast<uint32_t>(what.layout.groups().size()));
-  job->set_world_size(what.world_size);
-  job->set_partition(static_cast<v1::PartitionMode>(what.partition));
-  job->set_accumulate(what.accumulate);
-  job->set_ephemeral(what.ephemeral);
-  job->set_committed_step(record().committed_step);
-  if ((record().flags & kStepRecordHasOutcome) != 0) {
-    SetOutcome(LastOutcome(), job->mutable_last_outcome());
-    SetTime(record().committed_at_ns, job->mutable_committed_at());
-  }
+  AddDescription(shape_->description, job);
+  AddRecord(record(), job);
   timer_.Describe(job);
   job->set_skipped_steps(skipped_steps_);
   job->set_recovered_steps(tier_->control()->steps_recovered);
   job->set_rolled_back_runs(tier_->control()->runs_rolled_back);
-  SetTime(tier_->control()->created_at_ns, job->mutable_created_at());
+  SetTimestamp(tier_->control()->created_at_ns, job->mutable_created_at());
   job->set_state_bytes(tier_->bytes());
   for (const HostTier::ArrayInfo& info : tier_->Describe(layout_of_job())) {
     v1::ArrayBytes* array = job->add_arrays();
@@ -100,8 +73,8 @@ void JobImpl::DescribeSessions(v1::Job* job) const {
     info->set_uid(session.spec.uid);
     info->set_wire(session.spec.wire);
     info->set_client_version(session.spec.client_version);
-    SetTime(absl::ToUnixNanos(session.attached_at),
-            info->mutable_attached_at());
+    SetTimestamp(absl::ToUnixNanos(session.attached_at),
+                 info->mutable_attached_at());
     info->set_committed_step(session.committed_step);
     info->set_staged_parameters(open_step_.staged_by(rank));
     info->set_gradient_bytes(shape_->partitions[rank].gradient_area_bytes);

@@ -80,14 +80,22 @@ void InitControlFile(uint64_t incarnation, int64_t created_at_ns,
   PublishRecord(record, control);
 }
 
-absl::Status CheckControlFile(const ControlFile& control, uint64_t incarnation,
-                              uint64_t parameter_count) {
+absl::Status CheckCurrentRecord(const ControlFile& control,
+                                uint64_t incarnation) {
   absl::Status header = CheckHeader(control, incarnation);
   if (!header.ok()) return header;
   const StepRecord& record = CurrentRecord(control);
   if (record.crc32c != RecordChecksum(record)) {
     return absl::DataLossError("the current step record's checksum is wrong");
   }
+  return absl::OkStatus();
+}
+
+absl::Status CheckControlFile(const ControlFile& control, uint64_t incarnation,
+                              uint64_t parameter_count) {
+  absl::Status current = CheckCurrentRecord(control, incarnation);
+  if (!current.ok()) return current;
+  const StepRecord& record = CurrentRecord(control);
   const uint64_t mark =
       control.step_in_progress.load(std::memory_order_acquire);
   // Between the record of a step and the clearing of its mark both name it.

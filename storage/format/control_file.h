@@ -127,6 +127,11 @@ void InitControlFile(uint64_t incarnation, int64_t created_at_ns,
 absl::Status CheckControlFile(const ControlFile& control, uint64_t incarnation,
                               uint64_t parameter_count);
 
+// The same of header and current record alone: what can be asked of a copy
+// that was taken while an engine may have been writing.
+absl::Status CheckCurrentRecord(const ControlFile& control,
+                                uint64_t incarnation);
+
 const StepRecord& CurrentRecord(const ControlFile& control);
 
 // Makes `record` the current one. One caller at a time. Never fails.

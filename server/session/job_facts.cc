@@ -1,0 +1,79 @@
+#include "server/session/job_facts.h"
+
+#include "absl/status/statusor.h"
+#include "proto/types/status_macros.h"
+#include "storage/allocated_bytes.h"
+#include "storage/state_folder.h"
+#include "storage/state_snapshot.h"
+
+namespace optstate {
+namespace {
+
+absl::Status AddSnapshot(const std::string& job_dir, v1::Job* job) {
+  const absl::StatusOr<StateSnapshot> snapshot = ReadStateSnapshot(job_dir);
+  // Its layout never was registered: what is not set is what it has.
+  if (absl::IsNotFound(snapshot.status())) return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(snapshot.status());
+  OPTSTATE_ASSIGN_OR_RETURN(const JobDescription description,
+                            ParseDescription(snapshot->description.payload));
+  AddDescription(description, job);
+  AddRecord(snapshot->record, job);
+  SetTimestamp(snapshot->created_at_ns, job->mutable_created_at());
+  job->set_recovered_steps(snapshot->steps_recovered);
+  job->set_rolled_back_runs(snapshot->runs_rolled_back);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void SetTimestamp(int64_t unix_ns, google::protobuf::Timestamp* timestamp) {
+  timestamp->set_seconds(unix_ns / 1000000000);
+  timestamp->set_nanos(static_cast<int32_t>(unix_ns % 1000000000));
+}
+
+StepOutcome OutcomeOf(const StepRecord& record) {
+  StepOutcome outcome;
+  outcome.step = record.committed_step;
+  outcome.applied = (record.flags & kStepRecordApplied) != 0;
+  outcome.found_inf = (record.flags & kStepRecordFoundInf) != 0;
+  outcome.gradient_norm = record.gradient_norm;
+  outcome.clip_coefficient = record.clip_coefficient;
+  outcome.update_ns = record.update_ns;
+  outcome.loss_scale = record.loss_scale;
+  return outcome;
+}
+
+void AddDescription(const JobDescription& description, v1::Job* job) {
+  const Layout& layout = description.layout;
+  job->set_optimizer(static_cast<v1::OptimizerKind>(layout.optimizer()));
+  job->set_layout_hash(layout.hash());
+  job->set_parameter_count(layout.parameters().size());
+  job->set_element_count(layout.element_count());
+  job->set_group_count(static_cast<uint32_t>(layout.groups().size()));
+  job->set_world_size(description.world_size);
+  job->set_partition(static_cast<v1::PartitionMode>(description.partition));
+  job->set_accumulate(description.accumulate);
+  job->set_ephemeral(description.ephemeral);
+}
+
+void AddRecord(const StepRecord& record, v1::Job* job) {
+  job->set_committed_step(record.committed_step);
+  if ((record.flags & kStepRecordHasOutcome) == 0) return;
+  SetTimestamp(record.committed_at_ns, job->mutable_committed_at());
+  const StepOutcome outcome = OutcomeOf(record);
+  v1::StepOutcome* proto = job->mutable_last_outcome();
+  proto->set_step(outcome.step);
+  proto->set_applied(outcome.applied);
+  proto->set_found_inf(outcome.found_inf);
+  proto->set_gradient_norm(outcome.gradient_norm);
+  proto->set_clip_coefficient(outcome.clip_coefficient);
+  proto->set_update_ns(outcome.update_ns);
+  proto->set_loss_scale(outcome.loss_scale);
+}
+
+void AddFromFiles(const std::string& job_dir, v1::Job* job) {
+  job->set_state_bytes(AllocatedBytesBelow(job_dir + kStateFolder));
+  job->set_state_unknown(!AddSnapshot(job_dir, job).ok());
+}
+
+}  // namespace optstate

@@ -1,0 +1,29 @@
+#ifndef OPTSTATE_SERVER_SESSION_JOB_FACTS_H_
+#define OPTSTATE_SERVER_SESSION_JOB_FACTS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "google/protobuf/timestamp.pb.h"
+#include "optstate/v1/admin.pb.h"
+#include "server/session/job.h"
+#include "server/session/job_description.h"
+#include "storage/format/control_file.h"
+
+namespace optstate {
+
+void SetTimestamp(int64_t unix_ns, google::protobuf::Timestamp* timestamp);
+
+StepOutcome OutcomeOf(const StepRecord& record);
+
+// What operators see of a job, by its description and its last step.
+void AddDescription(const JobDescription& description, v1::Job* job);
+void AddRecord(const StepRecord& record, v1::Job* job);
+
+// For a job that no engine describes: both, and the bytes, by its files,
+// whoever may be at work on them. Where they cannot be read, state_unknown.
+void AddFromFiles(const std::string& job_dir, v1::Job* job);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_JOB_FACTS_H_

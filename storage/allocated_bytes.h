@@ -1,0 +1,14 @@
+#ifndef OPTSTATE_STORAGE_ALLOCATED_BYTES_H_
+#define OPTSTATE_STORAGE_ALLOCATED_BYTES_H_
+
+#include <cstdint>
+#include <string>
+
+namespace optstate {
+
+// Bytes that the files below a directory take, as far as it can be read.
+uint64_t AllocatedBytesBelow(const std::string& directory);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_ALLOCATED_BYTES_H_

@@ -1,0 +1,14 @@
+#ifndef OPTSTATE_STORAGE_STATE_FOLDER_H_
+#define OPTSTATE_STORAGE_STATE_FOLDER_H_
+
+namespace optstate {
+
+// Below a job's directory.
+inline constexpr char kStateFolder[] = "/state";
+// In it.
+inline constexpr char kDescriptionFile[] = "job.binpb";
+inline constexpr char kControlFileName[] = "control";
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_STATE_FOLDER_H_

@@ -1,0 +1,84 @@
+#include "storage/state_snapshot.h"
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "gtest/gtest.h"
+#include "proto/types/layout.h"
+#include "storage/host_tier.h"
+
+namespace optstate {
+namespace {
+
+namespace fs = std::filesystem;
+
+class StateSnapshotTest : public ::testing::Test {
+ protected:
+  StateSnapshotTest() {
+    std::string name = ::testing::TempDir() + "/state_snapshot-XXXXXX";
+    directory_ = ::mkdtemp(name.data());
+  }
+  ~StateSnapshotTest() override { fs::remove_all(directory_); }
+
+  // A job that has taken seven steps, and stays mapped.
+  void MakeJob() {
+    LayoutSpec spec;
+    spec.groups.resize(1);
+    spec.parameters.resize(1);
+    spec.parameters[0].name = "p";
+    spec.parameters[0].shape = {3};
+    spec.parameters[0].numel = 3;
+    auto tier = HostTier::Create(directory_, *Layout::Make(std::move(spec)), {},
+                                 "what it is");
+    ASSERT_TRUE(tier.ok()) << tier.status();
+    tier_ = *std::move(tier);
+    tier_->control()->steps_recovered = 2;
+    tier_->control()->runs_rolled_back = 3;
+    StepRecord record = CurrentRecord(*tier_->control());
+    record.committed_step = 7;
+    PublishRecord(record, tier_->control());
+  }
+
+  void ExpectDataLoss(const std::string& what) const {
+    const absl::Status status = ReadStateSnapshot(directory_).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_TRUE(absl::StrContains(status.message(), what)) << status;
+  }
+
+  std::string directory_;
+  std::optional<HostTier> tier_;
+};
+
+TEST_F(StateSnapshotTest, SaysWhatTheEngineWroteLast) {
+  MakeJob();
+  fs::create_directory(directory_ + "/state.tmp");
+  const auto snapshot = ReadStateSnapshot(directory_);
+  ASSERT_TRUE(snapshot.ok()) << snapshot.status();
+  EXPECT_EQ(snapshot->description.payload, "what it is");
+  EXPECT_EQ(snapshot->record.committed_step, 7u);
+  EXPECT_EQ(snapshot->created_at_ns, tier_->control()->created_at_ns);
+  EXPECT_EQ(snapshot->steps_recovered, 2u);
+  EXPECT_EQ(snapshot->runs_rolled_back, 3u);
+  // It may be what the engine is about to finish.
+  EXPECT_TRUE(fs::exists(directory_ + "/state.tmp"));
+}
+
+TEST_F(StateSnapshotTest, NoJobIsNotADamagedOne) {
+  EXPECT_TRUE(absl::IsNotFound(ReadStateSnapshot(directory_).status()));
+  MakeJob();
+  tier_->control()->records[0].committed_step ^= 1;
+  tier_->control()->records[1].committed_step ^= 1;
+  ExpectDataLoss("/state/control: the current step record's checksum");
+  fs::resize_file(directory_ + "/state/control", 100);
+  ExpectDataLoss("/state/control: is missing or has less than 4096 bytes");
+  fs::remove(directory_ + "/state/job.binpb");
+  ExpectDataLoss("/state/job.binpb is missing");
+}
+
+}  // namespace
+}  // namespace optstate
