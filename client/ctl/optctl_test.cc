@@ -277,7 +277,8 @@ TEST_F(OptctlTest, FailedJobIsDescribedAndRecovered) {
   // What no engine says any more, its files do.
   for (const std::string text :
        {"killed by signal 9", "5 restart(s)", "/state/jobs/gpt",
-        "committed step     1\n", "2 parameters, 9 elements", "0 of 1 attached"}) {
+        "committed step     1\n", "2 parameters, 9 elements",
+        "0 of 1 attached"}) {
     EXPECT_TRUE(absl::StrContains(ran.output, text)) << ran.output;
   }
   ran = Optctl("recover gpt");

@@ -13,12 +13,28 @@
 namespace optstate::ctl {
 namespace {
 
-// A YAML reader takes JSON, but keeps its quotes and braces; block style is
-// what people read.
-void UseBlockStyle(YAML::Node node) {
-  if (node.IsScalar() || node.IsNull()) return;
-  node.SetStyle(YAML::EmitterStyle::Block);
-  for (auto child : node) UseBlockStyle(node.IsMap() ? child.second : child);
+// Of quoted scalars, as YAML's reader has it.
+constexpr char kNonPlainTag[] = "!";
+
+// JSON that a YAML reader has read, in the block style that people read.
+// Strings stay quoted: a job may be called "007" or "no".
+void EmitBlock(const YAML::Node& node, YAML::Emitter* out) {
+  if (node.IsMap()) {
+    *out << (node.size() == 0 ? YAML::Flow : YAML::Block) << YAML::BeginMap;
+    for (const auto& entry : node) {
+      *out << YAML::Key << entry.first.Scalar() << YAML::Value;
+      EmitBlock(entry.second, out);
+    }
+    *out << YAML::EndMap;
+  } else if (node.IsSequence()) {
+    *out << (node.size() == 0 ? YAML::Flow : YAML::Block) << YAML::BeginSeq;
+    for (const YAML::Node& element : node) EmitBlock(element, out);
+    *out << YAML::EndSeq;
+  } else if (node.Tag() == kNonPlainTag) {
+    *out << YAML::DoubleQuoted << node.Scalar();
+  } else {
+    *out << node.Scalar();  // a number or a boolean
+  }
 }
 
 }  // namespace
@@ -45,9 +61,9 @@ absl::StatusOr<std::string> RenderMessage(
     return absl::InternalError(absl::StrCat("JSON: ", status.ToString()));
   }
   if (format == OutputFormat::kJson) return json;
-  YAML::Node node = YAML::Load(json);
-  UseBlockStyle(node);
-  return YAML::Dump(node) + "\n";
+  YAML::Emitter yaml;
+  EmitBlock(YAML::Load(json), &yaml);
+  return absl::StrCat(yaml.c_str(), "\n");
 }
 
 std::string HumanBytes(uint64_t bytes) {

@@ -2,6 +2,9 @@
 
 #include <yaml-cpp/yaml.h>
 
+#include <string>
+#include <vector>
+
 #include "google/protobuf/util/json_util.h"
 #include "google/protobuf/util/message_differencer.h"
 #include "gtest/gtest.h"
@@ -38,6 +41,33 @@ TEST(OutputTest, YamlHasTheSameTree) {
   EXPECT_EQ(node["committed_step"].as<std::string>(), "18446744073709551615");
   EXPECT_EQ(node["arrays"][1]["name"].as<std::string>(), "exp_avg");
   EXPECT_EQ(yaml->find('{'), std::string::npos) << "block style: " << *yaml;
+}
+
+// What stands unquoted may be a number, a boolean or a date to who reads it.
+TEST(OutputTest, YamlKeepsTypes) {
+  v1::ListJobsReply reply;
+  const std::vector<std::string> names = {
+      "007", "1e3", "20261122", "no",         "true",          "2026-01-01",
+      "~",   "",    "a\nb",     "\"quoted\"", "\xc3\xa4 \t \\"};
+  for (const std::string& name : names) reply.add_jobs()->set_name(name);
+  reply.mutable_jobs(0)->set_committed_step(56);
+  reply.mutable_jobs(0)->set_accumulate(true);
+  reply.mutable_jobs(0)->set_uid(1000);
+  auto yaml = RenderMessage(reply, OutputFormat::kYaml);
+  ASSERT_TRUE(yaml.ok()) << yaml.status();
+  const YAML::Node jobs = YAML::Load(*yaml)["jobs"];
+  ASSERT_EQ(jobs.size(), names.size());
+  for (size_t i = 0; i < names.size(); ++i) {
+    EXPECT_EQ(jobs[i]["name"].Tag(), "!") << names[i] << " is not quoted";
+    EXPECT_EQ(jobs[i]["name"].as<std::string>(), names[i]);
+  }
+  for (const char* line :
+       {"- name: \"007\"\n", "    committed_step: \"56\"\n",
+        "    accumulate: true\n", "    uid: 1000\n", "    arrays: []\n",
+        "    phase: \"JOB_PHASE_UNSPECIFIED\"\n"}) {
+    EXPECT_NE(yaml->find(line), std::string::npos) << line << *yaml;
+  }
+  EXPECT_EQ(yaml->back(), '\n');
 }
 
 TEST(OutputTest, UnknownFormatNamesTheKnownOnes) {
