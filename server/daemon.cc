@@ -157,6 +157,7 @@ admin::ServerInfo DescribeServer(
   info.huge_pages = pages;
   info.instruction_set = cpu::TargetName(cpu::BestTarget());
   info.workers = WorkersOf(config);
+  info.limits = config.limits();
   return info;
 }
 

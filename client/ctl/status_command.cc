@@ -31,7 +31,9 @@ absl::Status Run(const Context& context) {
   table.AddRow({"sessions", Sessions(status)});
   table.AddRow(
       {"state", absl::StrCat(HumanBytes(status.state_bytes()), " used, ",
-                             HumanBytes(status.state_bytes_available()),
+                             status.has_state_bytes_available()
+                                 ? HumanBytes(status.state_bytes_available())
+                                 : kUnknown,
                              " left in ", status.state_dir())});
   table.AddRow({"pages", status.huge_pages()});
   table.AddRow({"workers", absl::StrCat(status.workers(), " an engine, ",

@@ -1,6 +1,5 @@
 #include "server/admin/admin_service.h"
 
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include "proto/shm/frame.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
+#include "server/session/admission.h"
 #include "server/session/job_facts.h"
 #include "server/supervisor/hello_check.h"
 #include "server/supervisor/permissions.h"
@@ -83,12 +83,6 @@ absl::Status NoJob(const std::string& name) {
       absl::StrCat("there is no job \"", name, "\" on this node"));
 }
 
-uint64_t BytesAvailable(const std::string& directory) {
-  struct statvfs info;
-  if (::statvfs(directory.c_str(), &info) != 0) return 0;
-  return uint64_t{info.f_bavail} * info.f_frsize;
-}
-
 std::string HostName() {
   char name[256] = {};
   return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "";
@@ -130,7 +124,9 @@ v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
     status.set_state_bytes(status.state_bytes() + job.state_bytes());
   }
   *status.mutable_unanswered() = list.unanswered();
-  status.set_state_bytes_available(BytesAvailable(info_.state_dir));
+  const absl::StatusOr<uint64_t> left =
+      StateBytesLeft(info_.state_dir, info_.limits);
+  if (left.ok()) status.set_state_bytes_available(*left);
   status.set_huge_pages(info_.huge_pages);
   status.set_instruction_set(info_.instruction_set);
   status.set_workers(info_.workers);

@@ -261,6 +261,19 @@ TEST_F(AdminServiceTest, StatusSumsUpTheJobs) {
   EXPECT_FALSE(status.draining());
 }
 
+TEST_F(AdminServiceTest, StatusSaysWhatTheLimitsLeave) {
+  info_.limits.set_memory_reserve_bytes(UINT64_MAX);
+  info_.limits.set_state_bytes_max(1);
+  info_.state_dir = ::testing::TempDir();
+  AdminService full(&control_, &engines_, &upgrade_, info_);
+  const v1::ServerStatus status = full.GetStatus(Soon());
+  EXPECT_TRUE(status.has_state_bytes_available());
+  EXPECT_LE(status.state_bytes_available(), 1u);
+  info_.state_dir = "/nonexistent";
+  AdminService gone(&control_, &engines_, &upgrade_, info_);
+  EXPECT_FALSE(gone.GetStatus(Soon()).has_state_bytes_available());
+}
+
 TEST_F(AdminServiceTest, JobsComeFromTheirEnginesNamesFromTheSupervisor) {
   AddJob("a", 1);
   control_.jobs["a"].restarts = 4;

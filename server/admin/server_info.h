@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "optstate/v1/config.pb.h"
 
 namespace optstate::admin {
 
@@ -18,6 +19,7 @@ struct ServerInfo {
   std::string huge_pages;
   std::string instruction_set;
   uint32_t workers = 0;
+  v1::Limits limits;
 };
 
 }  // namespace optstate::admin

@@ -3,8 +3,10 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -32,23 +34,41 @@ absl::Status Exhausted(absl::string_view what, uint64_t needed, uint64_t left,
 
 uint64_t Minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
-absl::Status CheckLimits(const AdmissionRequest& request) {
-  const uint64_t job_max = request.limits.job_state_bytes_max();
-  if (job_max != 0 && request.job_state_bytes > job_max) {
-    return Exhausted("limit of one job", request.job_state_bytes, job_max,
-                     "raise limits.job_state_bytes_max");
+// What is left of one of the things that the state takes.
+struct Room {
+  std::string what;
+  uint64_t bytes_left = 0;
+  std::string advice;
+};
+
+absl::StatusOr<std::vector<Room>> RoomsOf(const std::string& directory,
+                                          const std::string& state_dir,
+                                          const v1::Limits& limits) {
+  std::vector<Room> rooms;
+  if (limits.state_bytes_max() != 0) {
+    rooms.push_back(
+        {"limit of all jobs",
+         Minus(limits.state_bytes_max(), AllocatedBytesBelow(state_dir)),
+         "delete a job or raise limits.state_bytes_max"});
   }
-  const uint64_t all_max = request.limits.state_bytes_max();
-  if (all_max == 0) return absl::OkStatus();
-  const uint64_t left =
-      Minus(all_max,
-            AllocatedBytesBelow(request.state_dir.empty() ? request.directory
-                                                          : request.state_dir));
-  if (request.new_state_bytes > left) {
-    return Exhausted("limit of all jobs", request.new_state_bytes, left,
-                     "delete a job or raise limits.state_bytes_max");
+  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(directory));
+  if (info.is_hugetlbfs) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        directory,
+        " is on hugetlbfs, which cannot hold the small files of a job; use a "
+        "tmpfs with huge=within_size (huge_pages: mount)"));
   }
-  return absl::OkStatus();
+  rooms.push_back({absl::StrCat(info.file_system, " on ", info.mount_point),
+                   info.bytes_left,
+                   "delete a job, or remount it with a larger size="});
+  // On a disk the files are page cache, which the kernel can write out.
+  if (!info.is_tmpfs) return rooms;
+  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemoryBytes());
+  rooms.push_back(
+      {"memory", Minus(available, limits.memory_reserve_bytes()),
+       absl::StrCat("delete a job, or lower limits.memory_reserve_bytes (",
+                    limits.memory_reserve_bytes(), ")")});
+  return rooms;
 }
 
 }  // namespace
@@ -67,31 +87,32 @@ absl::StatusOr<AdmissionLock> AdmissionLock::Take(
 }
 
 absl::Status Admit(const AdmissionRequest& request) {
-  OPTSTATE_RETURN_IF_ERROR(CheckLimits(request));
-  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info,
-                            InspectDirectory(request.directory));
-  if (info.is_hugetlbfs) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        request.directory,
-        " is on hugetlbfs, which cannot hold the small files of a job; use a "
-        "tmpfs with huge=within_size (huge_pages: mount)"));
+  const uint64_t job_max = request.limits.job_state_bytes_max();
+  if (job_max != 0 && request.job_state_bytes > job_max) {
+    return Exhausted("limit of one job", request.job_state_bytes, job_max,
+                     "raise limits.job_state_bytes_max");
   }
-  if (request.new_state_bytes > info.bytes_left) {
-    return Exhausted(absl::StrCat(info.file_system, " on ", info.mount_point),
-                     request.new_state_bytes, info.bytes_left,
-                     "delete a job, or remount it with a larger size=");
-  }
-  // On a disk the files are page cache, which the kernel can write out.
-  const uint64_t memory_bytes = info.is_tmpfs ? request.new_state_bytes : 0;
-  OPTSTATE_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemoryBytes());
-  const uint64_t left = Minus(available, request.limits.memory_reserve_bytes());
-  if (memory_bytes > left) {
-    return Exhausted("memory", memory_bytes, left,
-                     absl::StrCat("delete a job, or lower "
-                                  "limits.memory_reserve_bytes (",
-                                  request.limits.memory_reserve_bytes(), ")"));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const std::vector<Room> rooms,
+      RoomsOf(request.directory,
+              request.state_dir.empty() ? request.directory : request.state_dir,
+              request.limits));
+  for (const Room& room : rooms) {
+    if (request.new_state_bytes > room.bytes_left) {
+      return Exhausted(room.what, request.new_state_bytes, room.bytes_left,
+                       room.advice);
+    }
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> StateBytesLeft(const std::string& state_dir,
+                                        const v1::Limits& limits) {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::vector<Room> rooms,
+                            RoomsOf(state_dir, state_dir, limits));
+  uint64_t left = UINT64_MAX;
+  for (const Room& room : rooms) left = std::min(left, room.bytes_left);
+  return left;
 }
 
 }  // namespace optstate

@@ -37,6 +37,11 @@ class AdmissionLock {
 // of all jobs, the file system or the memory. A check, not a reservation.
 absl::Status Admit(const AdmissionRequest& request);
 
+// What Admit would let all jobs of the directory take in addition, whatever the
+// limit of one.
+absl::StatusOr<uint64_t> StateBytesLeft(const std::string& state_dir,
+                                        const v1::Limits& limits);
+
 }  // namespace optstate
 
 #endif  // OPTSTATE_SERVER_SESSION_ADMISSION_H_

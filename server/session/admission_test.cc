@@ -1,0 +1,70 @@
+#include "server/session/admission.h"
+
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "storage/tmpfs_info.h"
+
+namespace optstate {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder on tmpfs with a file of 64 KiB.
+class AdmissionTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    std::string name = "/dev/shm/admission-XXXXXX";
+    if (::mkdtemp(name.data()) == nullptr) GTEST_SKIP() << "no /dev/shm";
+    directory_ = name;
+    std::ofstream(directory_ + "/file") << std::string(64 << 10, 'x');
+  }
+  ~AdmissionTest() override {
+    if (!directory_.empty()) fs::remove_all(directory_);
+  }
+
+  // What all that is there would be, and one byte more.
+  void ExpectLeft(uint64_t bytes) const {
+    const auto left = StateBytesLeft(directory_, limits_);
+    ASSERT_TRUE(left.ok()) << left.status();
+    EXPECT_EQ(*left, bytes);
+    AdmissionRequest request;
+    request.directory = directory_;
+    request.limits = limits_;
+    request.new_state_bytes = bytes;
+    EXPECT_TRUE(Admit(request).ok()) << Admit(request);
+    request.new_state_bytes = bytes + 1;
+    EXPECT_TRUE(absl::IsResourceExhausted(Admit(request)));
+  }
+
+  std::string directory_;
+  v1::Limits limits_;
+};
+
+TEST_F(AdmissionTest, LeftIsWhatTheLimitLeaves) {
+  limits_.set_state_bytes_max(100 << 10);
+  ExpectLeft(36 << 10);
+  limits_.set_state_bytes_max(10 << 10);
+  ExpectLeft(0);
+}
+
+TEST_F(AdmissionTest, LeftIsWhatTheMemoryLeaves) {
+  limits_.set_memory_reserve_bytes(UINT64_MAX);
+  ExpectLeft(0);
+}
+
+TEST_F(AdmissionTest, LeftIsNotMoreThanTheFileSystemHas) {
+  const auto left = StateBytesLeft(directory_, limits_);
+  const auto info = InspectDirectory(directory_);
+  ASSERT_TRUE(left.ok() && info.ok());
+  EXPECT_LE(*left, info->bytes_total);
+  EXPECT_TRUE(
+      absl::IsNotFound(StateBytesLeft(directory_ + "/no", limits_).status()));
+}
+
+}  // namespace
+}  // namespace optstate
