@@ -8,6 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/endpoint.h"
+#include "google/protobuf/util/time_util.h"
 #include "optstate/v1/admin.grpc.pb.h"
 #include "proto/types/grpc_status.h"
 #include "proto/types/status_macros.h"
@@ -88,7 +89,9 @@ class GrpcAdminClient : public AdminClient {
 
   absl::Status Drain(absl::Duration wait, bool resume) override {
     v1::DrainRequest request;
-    request.mutable_timeout()->set_seconds(absl::ToInt64Seconds(wait));
+    *request.mutable_timeout() =
+        google::protobuf::util::TimeUtil::NanosecondsToDuration(
+            absl::ToInt64Nanoseconds(wait));
     request.set_resume(resume);
     // The daemon's own answer at the end of `wait` says what is still open.
     return Call(&v1::Admin::Stub::Drain, request, wait + timeout_).status();

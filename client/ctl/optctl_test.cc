@@ -362,6 +362,13 @@ TEST_F(OptctlTest, DrainRefusesNewSessionsUntilResumed) {
   EXPECT_NE(Train("second"), nullptr);
 }
 
+// Cut to whole seconds it would be none.
+TEST_F(OptctlTest, DrainWaitsForAFractionOfASecond) {
+  ASSERT_NE(Train("gpt"), nullptr);
+  const Ran ran = Optctl("--timeout 0.99 drain");
+  EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
+}
+
 TEST_F(OptctlTest, CompletionScriptsParse) {
   EXPECT_EQ(RunBinary("completion bash | bash -n").exit_code, 0);
   const Ran completed = RunBinary(
