@@ -1,5 +1,7 @@
 #include "client/ctl/command.h"
 
+#include <cerrno>
+#include <cstring>
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,14 @@ namespace optstate::ctl {
 
 absl::StatusOr<std::unique_ptr<AdminClient>> Context::Connect() const {
   return AdminClient::Make(endpoint, absl::Seconds(timeout_s));
+}
+
+absl::Status Write(absl::string_view text) {
+  errno = 0;
+  std::cout << text << std::flush;
+  if (std::cout.good()) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("stdout: cannot write: ", std::strerror(errno)));
 }
 
 absl::Status Print(const Context& context,
@@ -27,9 +37,7 @@ absl::Status Print(const Context& context,
     OPTSTATE_ASSIGN_OR_RETURN(
         text, table.Render(context.format == OutputFormat::kWide));
   }
-  std::cout << text << std::flush;
-  if (!std::cout.good()) return absl::UnavailableError("stdout: cannot write");
-  return absl::OkStatus();
+  return Write(text);
 }
 
 absl::Status CheckAnswered(

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "client/ctl/admin_client.h"
 #include "client/ctl/output.h"
 #include "client/ctl/table.h"
@@ -26,6 +27,10 @@ struct Context {
     return format == OutputFormat::kJson || format == OutputFormat::kYaml;
   }
 };
+
+// To stdout, at once. INTERNAL when it cannot be written, for it is neither bad
+// usage nor the daemon.
+absl::Status Write(absl::string_view text);
 
 // Prints `message` (json, yaml) or `table` (table, wide) to stdout.
 absl::Status Print(const Context& context,

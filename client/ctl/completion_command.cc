@@ -1,4 +1,3 @@
-#include <iostream>
 #include <string>
 #include <vector>
 
@@ -105,15 +104,11 @@ std::string FishScript(const std::vector<Node>& nodes) {
 absl::Status Run(const CLI::App& app, const std::string& shell) {
   std::vector<Node> nodes;
   Collect(app, "", nodes);
-  if (shell == "fish") {
-    std::cout << FishScript(nodes);
-  } else {
-    // zsh runs bash's through its own emulation.
-    if (shell == "zsh")
-      std::cout << "autoload -U +X bashcompinit && bashcompinit\n";
-    std::cout << BashScript(nodes);
-  }
-  return absl::OkStatus();
+  if (shell == "fish") return Write(FishScript(nodes));
+  // zsh runs bash's through its own emulation.
+  return Write(absl::StrCat(
+      shell == "zsh" ? "autoload -U +X bashcompinit && bashcompinit\n" : "",
+      BashScript(nodes)));
 }
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include <iostream>
-
 #include "absl/time/time.h"
 #include "client/ctl/command.h"
 #include "proto/types/status_macros.h"
@@ -11,11 +9,9 @@ absl::Status Run(const Context& context, bool resume) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
   OPTSTATE_RETURN_IF_ERROR(
       client->Drain(absl::Seconds(context.timeout_s), resume));
-  if (!context.machine_readable()) {
-    std::cout << (resume ? "taking new steps and sessions again\n"
-                         : "drained: no step is open, new ones are refused\n");
-  }
-  return absl::OkStatus();
+  if (context.machine_readable()) return absl::OkStatus();
+  return Write(resume ? "taking new steps and sessions again\n"
+                      : "drained: no step is open, new ones are refused\n");
 }
 
 }  // namespace

@@ -32,10 +32,11 @@ struct Ran {
   std::string output;  // stdout and stderr
 };
 
-Ran RunBinary(const std::string& arguments) {
+Ran RunBinary(const std::string& arguments,
+              const std::string& redirections = "2>&1") {
   Ran ran;
   const std::string command =
-      absl::StrCat("client/ctl/optctl ", arguments, " 2>&1");
+      absl::StrCat("client/ctl/optctl ", arguments, " ", redirections);
   FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return ran;
   char buffer[4096];
@@ -93,9 +94,15 @@ class OptctlTest : public testing::Test {
     return session.Commit(commit);
   }
 
-  Ran Optctl(const std::string& arguments) {
-    return RunBinary(
-        absl::StrCat("--endpoint ", daemon_->shm_endpoint(), " ", arguments));
+  std::string AtDaemon(const std::string& arguments) const {
+    return absl::StrCat("--endpoint ", daemon_->shm_endpoint(), " ", arguments);
+  }
+  Ran Optctl(const std::string& arguments) const {
+    return RunBinary(AtDaemon(arguments));
+  }
+  // With a stdout that takes nothing.
+  Ran OptctlToFull(const std::string& arguments) const {
+    return RunBinary(AtDaemon(arguments), "2>&1 >/dev/full");
   }
 
   // Pid of an engine, another than `last`, that runs and calls its job FAILED.
@@ -241,6 +248,19 @@ TEST_F(OptctlTest, ExitCodesSayWhatKindOfFailure) {
       << nobody.output;
 }
 
+// The daemon is there, and what was asked for is done.
+TEST_F(OptctlTest, StdoutThatTakesNothingIsAnErrorOfItsOwn) {
+  Train("gpt")->Close();
+  for (const char* arguments : {"get jobs", "get jobs -o json", "drain",
+                                "completion bash", "delete job gpt"}) {
+    const Ran ran = OptctlToFull(arguments);
+    EXPECT_EQ(ran.exit_code, kExitOther) << arguments;
+    EXPECT_EQ(ran.output,
+              "optctl: stdout: cannot write: No space left on device\n");
+  }
+  EXPECT_EQ(Optctl("describe job gpt").exit_code, kExitNotFound);
+}
+
 TEST_F(OptctlTest, DeleteIsRefusedWhileRanksAreAttached) {
   auto session = Train("gpt");
   EXPECT_EQ(Optctl("delete job gpt").exit_code, kExitRefused);
@@ -337,6 +357,18 @@ TEST_F(OptctlTest, UpgradeWhileARankSteps) {
   EXPECT_EQ(std::filesystem::read_symlink(
                 absl::StrCat("/proc/", job->engine_pid(), "/exe")),
             binary);
+}
+
+TEST_F(OptctlTest, UpgradeOfWhichNothingCanBeSaid) {
+  const std::string binary = absl::StrCat(daemon_->directory(), "/next");
+  std::filesystem::copy_file("server/optstated", binary);
+  const Ran ran =
+      OptctlToFull(absl::StrCat("upgrade --timeout 60 --binary ", binary));
+  EXPECT_EQ(ran.exit_code, kExitOther) << ran.output;
+  const auto status = daemon_->GetStatus();
+  ASSERT_TRUE(status.ok()) << status.status();
+  EXPECT_TRUE(status->upgrade().done());
+  EXPECT_EQ(status->upgrade().problems_size(), 0);
 }
 
 TEST_F(OptctlTest, UpgradeThatCannotBe) {

@@ -1,5 +1,4 @@
-#include <iostream>
-
+#include "absl/strings/str_cat.h"
 #include "client/ctl/command.h"
 #include "proto/types/status_macros.h"
 
@@ -9,10 +8,9 @@ namespace {
 absl::Status Run(const Context& context, const std::string& name) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
   OPTSTATE_RETURN_IF_ERROR(client->RecoverJob(name));
-  if (!context.machine_readable()) {
-    std::cout << "job " << name << ": its engine is being started again\n";
-  }
-  return absl::OkStatus();
+  if (context.machine_readable()) return absl::OkStatus();
+  return Write(
+      absl::StrCat("job ", name, ": its engine is being started again\n"));
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 #include <filesystem>
-#include <iostream>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
@@ -50,8 +49,10 @@ absl::Status Run(const Context& context, const std::string& binary) {
   OPTSTATE_ASSIGN_OR_RETURN(const std::string path, Absolute(binary));
   OPTSTATE_ASSIGN_OR_RETURN(const v1::UpgradeReply reply,
                             client->Upgrade(path));
+  // Whether it can be told is told at the end: the upgrade goes on.
+  absl::Status told;
   if (!context.machine_readable()) {
-    std::cout << "upgrading to " << reply.version() << "\n" << std::flush;
+    told = Write(absl::StrCat("upgrading to ", reply.version(), "\n"));
   }
   OPTSTATE_ASSIGN_OR_RETURN(const v1::ServerStatus status,
                             AwaitEnd(*client, reply.id(), deadline));
@@ -65,7 +66,8 @@ absl::Status Run(const Context& context, const std::string& binary) {
   table.AddRow({"version", status.version()});
   table.AddRow({"pid", absl::StrCat(status.pid())});
   table.AddRow({"engines replaced", absl::StrCat(upgrade.engines_replaced())});
-  return Print(context, status, table);
+  told.Update(Print(context, status, table));
+  return told;
 }
 
 }  // namespace
