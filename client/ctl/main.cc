@@ -4,7 +4,11 @@
 #include <cstdio>
 #include <exception>
 #include <iostream>
+#include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "client/ctl/command.h"
 #include "client/ctl/exit_code.h"
 
@@ -24,6 +28,41 @@ constexpr char kFooter[] =
     "  unix:PATH | grpc:HOST:PORT | grpc:unix:PATH\n"
     "Exit codes: 0 done; 1 other error; 2 bad usage; 3 not found; 4 refused\n"
     "  (permission, wrong state); 5 no daemon there or no answer in time.\n";
+
+// What was said instead of a verb, and the verbs; empty when none is lacking.
+// CLI11 only says that one is required.
+std::string LackingVerb(const CLI::App& app) {
+  const CLI::App* last = &app;
+  std::string path = app.get_name();
+  while (!last->get_subcommands().empty()) {
+    last = last->get_subcommands().front();
+    absl::StrAppend(&path, " ", last->get_name());
+  }
+  const auto verbs =
+      last->get_subcommands([](const CLI::App* /*any*/) { return true; });
+  if (verbs.empty()) return "";
+  const std::vector<std::string> wrong = app.remaining(/*recurse=*/true);
+  return absl::StrCat(
+      wrong.empty() ? path + ": say what"
+                    : absl::StrCat("\"", wrong.front(), "\" is nothing that ",
+                                   path, " knows"),
+      "; there are: ",
+      absl::StrJoin(verbs, ", ", [](std::string* out, const CLI::App* verb) {
+        absl::StrAppend(out, verb->get_name());
+      }));
+}
+
+int Usage(const CLI::App& app, const CLI::ParseError& error) {
+  const bool lacks = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr;
+  const std::string lacking = lacks ? LackingVerb(app) : "";
+  if (!lacking.empty()) {
+    std::cerr << "optctl: " << lacking << "\n";
+  } else if (app.exit(error) == 0) {
+    return kExitOk;
+  }
+  std::cerr << "optctl: bad usage; see optctl --help\n";
+  return kExitUsage;
+}
 
 int Main(int argc, char** argv) {
   CLI::App app(kDescription, "optctl");
@@ -51,9 +90,7 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (app.exit(error) == 0) return kExitOk;
-    std::cerr << "optctl: bad usage; see optctl --help\n";
-    return kExitUsage;
+    return Usage(app, error);
   }
   context.format = *ParseOutputFormat(output);
   const absl::Status status = context.run();

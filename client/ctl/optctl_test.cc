@@ -248,6 +248,28 @@ TEST_F(OptctlTest, ExitCodesSayWhatKindOfFailure) {
       << nobody.output;
 }
 
+TEST_F(OptctlTest, AVerbThatIsNoneIsNamedBesideThoseThatAre) {
+  const struct {
+    const char* arguments;
+    const char* says;
+  } wrong[] = {
+      {"bogus", "\"bogus\" is nothing that optctl knows; there are: status, "},
+      {"--bogus", "\"--bogus\" is nothing that optctl knows; there are: "},
+      {"get bogus -o json",
+       "\"bogus\" is nothing that optctl get knows; there are: jobs, sessions, "
+       "params\n"},
+      {"get", "optctl get: say what; there are: jobs, sessions, params\n"},
+      {"get jobs bogus", "bogus"},
+      {"delete job", "name is required"},
+  };
+  for (const auto& [arguments, says] : wrong) {
+    const Ran ran = RunBinary(arguments);
+    EXPECT_EQ(ran.exit_code, kExitUsage) << arguments;
+    EXPECT_TRUE(absl::StrContains(ran.output, says)) << ran.output;
+  }
+  EXPECT_EQ(RunBinary("get --help").exit_code, kExitOk);
+}
+
 // The daemon is there, and what was asked for is done.
 TEST_F(OptctlTest, StdoutThatTakesNothingIsAnErrorOfItsOwn) {
   Train("gpt")->Close();
