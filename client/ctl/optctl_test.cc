@@ -105,6 +105,16 @@ class OptctlTest : public testing::Test {
     return RunBinary(AtDaemon(arguments), "2>&1 >/dev/full");
   }
 
+  // Returns when none of its threads runs.
+  Process StopEngine(const std::string& job) const {
+    const auto described = daemon_->GetJob(job);
+    EXPECT_TRUE(described.ok()) << described.status();
+    Process engine(static_cast<pid_t>(described->engine_pid()));
+    engine.Signal(SIGSTOP);
+    while (!faults::IsStopped(engine.pid())) std::this_thread::yield();
+    return engine;
+  }
+
   // Pid of an engine, another than `last`, that runs and calls its job FAILED.
   int64_t AwaitFailedEngine(const std::string& name, int64_t last) {
     while (true) {
@@ -138,11 +148,7 @@ TEST_F(OptctlTest, JsonIsTheReplyMessage) {
 // made up for it.
 TEST_F(OptctlTest, WhatAStoppedEngineDoesNotSayIsUnknown) {
   const auto session = Train("gpt");
-  const auto job = daemon_->GetJob("gpt");
-  ASSERT_TRUE(job.ok()) << job.status();
-  const Process engine(static_cast<pid_t>(job->engine_pid()));
-  engine.Signal(SIGSTOP);
-  while (!faults::IsStopped(engine.pid())) std::this_thread::yield();
+  const Process engine = StopEngine("gpt");
   const struct {
     const char* arguments;
     const char* says;
@@ -155,7 +161,7 @@ TEST_F(OptctlTest, WhatAStoppedEngineDoesNotSayIsUnknown) {
       {"describe job gpt", "? of 1 attached"},
   };
   for (const auto& [arguments, says] : asked) {
-    const Ran ran = Optctl(arguments);
+    const Ran ran = Optctl(absl::StrCat("--timeout 1 ", arguments));
     EXPECT_EQ(ran.exit_code, kExitUnreachable) << arguments;
     for (const char* text : {says, "optctl: not all is known"}) {
       EXPECT_TRUE(absl::StrContains(ran.output, text)) << ran.output;
@@ -164,6 +170,32 @@ TEST_F(OptctlTest, WhatAStoppedEngineDoesNotSayIsUnknown) {
   }
   engine.Signal(SIGCONT);
   EXPECT_EQ(Optctl("get jobs").exit_code, kExitOk);
+}
+
+// The daemon gives up before optctl does, and so is heard.
+TEST_F(OptctlTest, WhatWaitsForAStoppedEngineIsSaidInTime) {
+  const auto session = Train("gpt");
+  const Process engine = StopEngine("gpt");
+  const struct {
+    const char* arguments;
+    const char* says;
+    int exit_code;
+  } asked[] = {
+      {"get params gpt", "engine of job \"gpt\": Deadline Exceeded",
+       kExitUnreachable},
+      {"delete job gpt", "does not say whether ranks are attached",
+       kExitRefused},
+      {"recover gpt", "has not failed", kExitRefused},
+      {"delete job gpt --force", "job \"gpt\" is still being deleted",
+       kExitUnreachable},
+  };
+  for (const auto& [arguments, says, exit_code] : asked) {
+    const Ran ran = Optctl(absl::StrCat("--timeout 1 ", arguments));
+    EXPECT_EQ(ran.exit_code, exit_code) << arguments << ": " << ran.output;
+    EXPECT_TRUE(absl::StrContains(ran.output, says)) << ran.output;
+  }
+  engine.Signal(SIGCONT);
+  EXPECT_TRUE(engine.AwaitEnd(absl::InfiniteFuture()).ok());
 }
 
 TEST_F(OptctlTest, DescribeTellsWhereTimeAndMemoryGo) {

@@ -22,7 +22,6 @@ using supervisor::JobSummary;
 
 // One hanging engine must not make a list useless.
 constexpr absl::Duration kEngineAnswerMax = absl::Seconds(2);
-constexpr absl::Duration kAnswerTime = absl::Milliseconds(500);
 constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
 
 absl::Time EngineDeadline(absl::Time deadline) {
@@ -183,7 +182,7 @@ absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
   if (!memory || job.ranks_unknown()) return job;
   // Apart, for it may take longer; then the answer comes without it.
   absl::StatusOr<v1::Job> with_memory =
-      engines_->GetJob(name, deadline - kAnswerTime, /*memory=*/true);
+      engines_->GetJob(name, deadline, /*memory=*/true);
   if (!with_memory.ok()) return job;
   return Merge(summary, std::move(with_memory));
 }

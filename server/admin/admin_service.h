@@ -19,7 +19,7 @@
 namespace optstate::admin {
 
 // What each call of the Admin service does, without gRPC: admin_server.cc wraps
-// it. `uid` is who asks; `deadline` is the call's.
+// it. `uid` is who asks; at `deadline` the answer is to be there.
 //
 // A job whose engine does not answer is still listed, as the supervisor and the
 // job's files know it: phase FAILED with the reason when the job is, else

@@ -130,6 +130,10 @@ absl::StatusOr<v1::ListParametersReply> EngineChannels::ListParameters(
   v1::ListParametersReply reply;
   const grpc::Status status =
       channel->stub->ListParameters(&context, request, &reply);
+  // No answer.
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
+    return Named(request.job(), status);
+  }
   // Not annotated: what the engine says is about the request.
   if (!status.ok()) return FromGrpc(status);
   return reply;
