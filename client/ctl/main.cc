@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/ctl/command.h"
@@ -28,6 +29,16 @@ constexpr char kFooter[] =
     "  unix:PATH | grpc:HOST:PORT | grpc:unix:PATH\n"
     "Exit codes: 0 done; 1 other error; 2 bad usage; 3 not found; 4 refused\n"
     "  (permission, wrong state); 5 no daemon there or no answer in time.\n";
+
+// CLI::Range would let nan pass, which is neither below nor above.
+std::string CheckTimeout(const std::string& text) {
+  double timeout_s = 0;
+  if (absl::SimpleAtod(text, &timeout_s) && timeout_s >= 0.001 &&
+      timeout_s <= 86400) {
+    return "";
+  }
+  return absl::StrCat(text, " is not from 0.001 to 86400 seconds");
+}
 
 // What was said instead of a verb, and the verbs; empty when none is lacking.
 // CLI11 only says that one is required.
@@ -73,7 +84,7 @@ int Main(int argc, char** argv) {
   std::string output = "table";
   app.add_option("--endpoint", context.endpoint, "Which daemon");
   app.add_option("--timeout", context.timeout_s, "Seconds to wait for it")
-      ->check(CLI::Range(0.001, 86400.0))
+      ->check(CheckTimeout)
       ->capture_default_str();
   app.add_option("-o,--output", output, "table, wide, json or yaml")
       ->check(CLI::IsMember({"table", "wide", "json", "yaml"}))

@@ -302,6 +302,19 @@ TEST_F(OptctlTest, AVerbThatIsNoneIsNamedBesideThoseThatAre) {
   EXPECT_EQ(RunBinary("get --help").exit_code, kExitOk);
 }
 
+TEST_F(OptctlTest, ValuesThatAreNoneAreBadUsage) {
+  for (const char* timeout : {"nan", "-nan", "inf", "-1", "0", "1e9", "x"}) {
+    const Ran ran = Optctl(absl::StrCat("status --timeout=", timeout));
+    EXPECT_EQ(ran.exit_code, kExitUsage) << timeout;
+    EXPECT_TRUE(absl::StrContains(ran.output, timeout)) << ran.output;
+  }
+  for (const char* binary : {"--binary ''", "--binary="}) {
+    const Ran ran = Optctl(absl::StrCat("upgrade ", binary));
+    EXPECT_EQ(ran.exit_code, kExitUsage) << ran.output;
+    EXPECT_TRUE(absl::StrContains(ran.output, "--binary")) << ran.output;
+  }
+}
+
 // The daemon is there, and what was asked for is done.
 TEST_F(OptctlTest, StdoutThatTakesNothingIsAnErrorOfItsOwn) {
   Train("gpt")->Close();

@@ -83,7 +83,11 @@ void AddUpgradeCommand(CLI::App& app, Context& context) {
       ->add_option("--binary", *binary,
                    "The optstated to take; default: what is installed where "
                    "the running one was started from")
-      ->type_name("PATH");
+      ->type_name("PATH")
+      // The request's "" is the default.
+      ->check([](const std::string& path) {
+        return path.empty() ? "no path is given" : "";
+      });
   command->callback([&context, binary] {
     context.run = [&context, binary] { return Run(context, *binary); };
   });
