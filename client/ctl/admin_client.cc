@@ -68,17 +68,19 @@ class GrpcAdminClient : public AdminClient {
     return all;
   }
 
-  absl::Status DeleteJob(const std::string& name, bool force) override {
+  absl::StatusOr<v1::DeleteJobReply> DeleteJob(const std::string& name,
+                                               bool force) override {
     v1::DeleteJobRequest request;
     request.set_name(name);
     request.set_force(force);
-    return Call(&v1::Admin::Stub::DeleteJob, request, timeout_).status();
+    return Call(&v1::Admin::Stub::DeleteJob, request, timeout_);
   }
 
-  absl::Status RecoverJob(const std::string& name) override {
+  absl::StatusOr<v1::RecoverJobReply> RecoverJob(
+      const std::string& name) override {
     v1::RecoverJobRequest request;
     request.set_name(name);
-    return Call(&v1::Admin::Stub::RecoverJob, request, timeout_).status();
+    return Call(&v1::Admin::Stub::RecoverJob, request, timeout_);
   }
 
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) override {
@@ -87,14 +89,15 @@ class GrpcAdminClient : public AdminClient {
     return Call(&v1::Admin::Stub::Upgrade, request, timeout_);
   }
 
-  absl::Status Drain(absl::Duration wait, bool resume) override {
+  absl::StatusOr<v1::DrainReply> Drain(absl::Duration wait,
+                                       bool resume) override {
     v1::DrainRequest request;
     *request.mutable_timeout() =
         google::protobuf::util::TimeUtil::NanosecondsToDuration(
             absl::ToInt64Nanoseconds(wait));
     request.set_resume(resume);
     // The daemon's own answer at the end of `wait` says what is still open.
-    return Call(&v1::Admin::Stub::Drain, request, wait + timeout_).status();
+    return Call(&v1::Admin::Stub::Drain, request, wait + timeout_);
   }
 
  private:

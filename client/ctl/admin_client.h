@@ -33,11 +33,14 @@ class AdminClient {
   // All pages.
   virtual absl::StatusOr<v1::ListParametersReply> ListParameters(
       const std::string& job) = 0;
-  virtual absl::Status DeleteJob(const std::string& name, bool force) = 0;
-  virtual absl::Status RecoverJob(const std::string& name) = 0;
+  virtual absl::StatusOr<v1::DeleteJobReply> DeleteJob(const std::string& name,
+                                                       bool force) = 0;
+  virtual absl::StatusOr<v1::RecoverJobReply> RecoverJob(
+      const std::string& name) = 0;
   virtual absl::StatusOr<v1::UpgradeReply> Upgrade(
       const std::string& binary) = 0;
-  virtual absl::Status Drain(absl::Duration wait, bool resume) = 0;
+  virtual absl::StatusOr<v1::DrainReply> Drain(absl::Duration wait,
+                                               bool resume) = 0;
 };
 
 }  // namespace optstate::ctl

@@ -31,13 +31,20 @@ absl::Status Print(const Context& context,
     return absl::OkStatus();
   }
   std::string text;
-  if (context.machine_readable()) {
-    OPTSTATE_ASSIGN_OR_RETURN(text, RenderMessage(message, context.format));
-  } else {
+  if (!context.machine_readable()) {
     OPTSTATE_ASSIGN_OR_RETURN(
         text, table.Render(context.format == OutputFormat::kWide));
   }
-  return Write(text);
+  return PrintDone(context, message, text);
+}
+
+absl::Status PrintDone(const Context& context,
+                       const google::protobuf::Message& message,
+                       absl::string_view text) {
+  if (!context.machine_readable()) return Write(text);
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string rendered,
+                            RenderMessage(message, context.format));
+  return Write(rendered);
 }
 
 absl::Status CheckAnswered(

@@ -37,6 +37,11 @@ absl::Status Print(const Context& context,
                    const google::protobuf::Message& message,
                    const Table& table);
 
+// The same of what has been done: `message`, or `text` for people.
+absl::Status PrintDone(const Context& context,
+                       const google::protobuf::Message& message,
+                       absl::string_view text);
+
 // DEADLINE_EXCEEDED that names these jobs, if there are any.
 absl::Status CheckAnswered(
     const google::protobuf::RepeatedPtrField<v1::UnansweredJob>& jobs);

@@ -1,3 +1,4 @@
+#include <array>
 #include <string>
 #include <vector>
 
@@ -7,6 +8,8 @@
 
 namespace optstate::ctl {
 namespace {
+
+constexpr std::array<const char*, 3> kShells = {"bash", "zsh", "fish"};
 
 // One node of the command tree: "get params" and the words that may follow it.
 struct Node {
@@ -31,7 +34,12 @@ void Collect(const CLI::App& app, const std::string& path,
       node.words.push_back("--" + name);
     }
     // Every positional that we have is a job's name, but completion's shell.
-    if (option->get_positional() && path != "completion") node.takes_job = true;
+    if (!option->get_positional()) continue;
+    if (path == "completion") {
+      node.words.insert(node.words.end(), kShells.begin(), kShells.end());
+    } else {
+      node.takes_job = true;
+    }
   }
   nodes.push_back(std::move(node));
 }
@@ -40,7 +48,7 @@ constexpr char kBash[] =
     R"bash(# bash completion of optctl: source <(optctl completion bash)
 _optctl() {
   local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]}
-  local path= word words= job=
+  local path= word words= job= endpoint= i
   case $previous in
     -o|--output) COMPREPLY=($(compgen -W 'table wide json yaml' -- "$current")); return ;;
     --endpoint) COMPREPLY=($(compgen -W 'unix: grpc:' -- "$current")); return ;;
@@ -53,8 +61,22 @@ $PATHS$      path="$path $word" ;;
   done
   case "$path" in
 $CASES$  esac
+  # Readline parts words at ':' and '='.
+  for ((i = 1; i < COMP_CWORD; ++i)); do
+    case ${COMP_WORDS[i]} in
+      --endpoint=*) endpoint=${COMP_WORDS[i]#*=} ;;
+      --endpoint)
+        [[ ${COMP_WORDS[i+1]} == = ]] && ((++i))
+        endpoint=${COMP_WORDS[++i]} ;;
+      *) continue ;;
+    esac
+    while [[ ${COMP_WORDS[i+1]} == : ]]; do
+      endpoint+=:${COMP_WORDS[i+2]}
+      ((i += 2))
+    done
+  done
   if [[ -n $job && $current != -* ]]; then
-    words="$words $(optctl get jobs 2>/dev/null | awk 'NR > 1 { print $1 }')"
+    words="$words $(optctl ${endpoint:+--endpoint "$endpoint"} get jobs 2>/dev/null | awk 'NR > 1 { print $1 }')"
   fi
   COMPREPLY=($(compgen -W "$words" -- "$current"))
 }
@@ -121,7 +143,8 @@ void AddCompletionCommand(CLI::App& app, Context& context) {
   auto shell = std::make_shared<std::string>();
   command->add_option("shell", *shell, "bash, zsh or fish")
       ->required()
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+      ->check(CLI::IsMember(
+          std::vector<std::string>(kShells.begin(), kShells.end())));
   command->callback([&app, &context, shell] {
     context.run = [&app, shell] { return Run(app, *shell); };
   });

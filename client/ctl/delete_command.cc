@@ -7,9 +7,9 @@ namespace {
 
 absl::Status Run(const Context& context, const std::string& name, bool force) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
-  OPTSTATE_RETURN_IF_ERROR(client->DeleteJob(name, force));
-  if (context.machine_readable()) return absl::OkStatus();
-  return Write(absl::StrCat("job ", name, " deleted\n"));
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::DeleteJobReply reply,
+                            client->DeleteJob(name, force));
+  return PrintDone(context, reply, absl::StrCat("job ", name, " deleted\n"));
 }
 
 }  // namespace

@@ -7,11 +7,12 @@ namespace {
 
 absl::Status Run(const Context& context, bool resume) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
-  OPTSTATE_RETURN_IF_ERROR(
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const v1::DrainReply reply,
       client->Drain(absl::Seconds(context.timeout_s), resume));
-  if (context.machine_readable()) return absl::OkStatus();
-  return Write(resume ? "taking new steps and sessions again\n"
-                      : "drained: no step is open, new ones are refused\n");
+  return PrintDone(context, reply,
+                   resume ? "taking new steps and sessions again\n"
+                          : "drained: no step is open, new ones are refused\n");
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "client/client.h"
 #include "client/ctl/exit_code.h"
 #include "google/protobuf/util/json_util.h"
@@ -315,6 +316,17 @@ TEST_F(OptctlTest, ValuesThatAreNoneAreBadUsage) {
   }
 }
 
+// So that a script reads the same from every verb.
+TEST_F(OptctlTest, ThereIsAReplyWhenThereIsNothingToSay) {
+  Train("gpt")->Close();
+  for (const char* arguments :
+       {"drain -o json", "drain --resume -o yaml", "delete job gpt -o json"}) {
+    const Ran ran = Optctl(arguments);
+    EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
+    EXPECT_EQ(ran.output, "{}\n") << arguments;
+  }
+}
+
 // The daemon is there, and what was asked for is done.
 TEST_F(OptctlTest, StdoutThatTakesNothingIsAnErrorOfItsOwn) {
   Train("gpt")->Close();
@@ -475,6 +487,33 @@ TEST_F(OptctlTest, CompletionScriptsParse) {
       "COMP_WORDS=(optctl get p) COMP_CWORD=2; _optctl; "
       "echo \"${COMPREPLY[@]}\"'");
   EXPECT_EQ(completed.output, "params\n");
+}
+
+TEST_F(OptctlTest, CompletionKnowsShellsAndTheEndpointThatWasTyped) {
+  const auto session = Train("gpt");
+  const std::string path = daemon_->socket();
+  const struct {
+    std::string words;  // as readline parts them
+    const char* offers;
+  } typed[] = {
+      {"completion ''", "--help bash zsh fish\n"},
+      {absl::StrCat("--endpoint unix : ", path, " describe job g"), "gpt\n"},
+      {absl::StrCat("--endpoint = unix : ", path, " describe job g"), "gpt\n"},
+      {absl::StrCat("--endpoint=unix:", path, " describe job g"), "gpt\n"},
+      {absl::StrCat("describe job --endpoint grpc : unix : ", path, " g"),
+       "gpt\n"},
+      {"describe job g", "\n"},
+  };
+  for (const auto& [words, offers] : typed) {
+    const Ran completed = RunBinary(absl::StrCat(
+        "completion bash > $TEST_TMPDIR/c && bash -c '. $TEST_TMPDIR/c; "
+        "optctl() { client/ctl/optctl \"$@\"; }; "
+        "export OPTSTATE_ENDPOINT=unix:/nonexistent; COMP_WORDS=(optctl ",
+        absl::StrReplaceAll(words, {{"'", "\""}}),
+        "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _optctl; "
+        "echo \"${COMPREPLY[@]}\"'"));
+    EXPECT_EQ(completed.output, offers) << words;
+  }
 }
 
 }  // namespace

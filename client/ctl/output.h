@@ -17,7 +17,8 @@ enum class OutputFormat { kTable, kWide, kJson, kYaml };
 absl::StatusOr<OutputFormat> ParseOutputFormat(absl::string_view text);
 
 // The message as JSON (proto3's mapping, fields by their proto names, defaults
-// included) or the same tree as YAML, its strings quoted. For kJson and kYaml alone.
+// included) or the same tree as YAML, its strings quoted. For kJson and kYaml
+// alone.
 absl::StatusOr<std::string> RenderMessage(
     const google::protobuf::Message& message, OutputFormat format);
 

@@ -7,9 +7,10 @@ namespace {
 
 absl::Status Run(const Context& context, const std::string& name) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
-  OPTSTATE_RETURN_IF_ERROR(client->RecoverJob(name));
-  if (context.machine_readable()) return absl::OkStatus();
-  return Write(
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::RecoverJobReply reply,
+                            client->RecoverJob(name));
+  return PrintDone(
+      context, reply,
       absl::StrCat("job ", name, ": its engine is being started again\n"));
 }
 
