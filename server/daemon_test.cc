@@ -110,7 +110,9 @@ TEST_F(DaemonTest, CommandLine) {
   EXPECT_THAT(RunToEnd({"--version"}).output, HasSubstr("optstated 0."));
   EXPECT_THAT(RunToEnd({"--help"}).output,
               AllOf(HasSubstr("--check-config"), HasSubstr("SIGTERM")));
-  EXPECT_NE(RunToEnd({"--no-such-flag"}).code, 0);
+  EXPECT_EQ(RunToEnd({"--no-such-flag"}).code, 2);
+  EXPECT_EQ(RunToEnd({"--config"}).code, 2);
+  EXPECT_EQ(RunToEnd({"--embedded", "x"}).code, 2);
   EXPECT_EQ(RunToEnd({"--engine", "a"}).code, 1);
 }
 

@@ -33,6 +33,8 @@ namespace {
 using supervisor::ConfigFlags;
 using supervisor::EngineCommandLine;
 
+constexpr int kExitUsage = 2;
+
 struct Flags {
   std::string config_file;
   bool check_config = false;
@@ -175,7 +177,12 @@ int main(int argc, char** argv) {
     optstate::Flags flags;
     optstate::AddFlags(&app, &flags);
     flags.arguments = optstate::ArgumentsWithoutHandover(argc, argv);
-    CLI11_PARSE(app, argc, argv);
+    try {
+      app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+      // CLI11 has a code for every kind of mistake.
+      return app.exit(error) == 0 ? 0 : optstate::kExitUsage;
+    }
     return optstate::Run(std::move(flags));
   } catch (const std::exception& error) {
     // Of libraries alone: memory, or a flag that CLI11 would not define.
