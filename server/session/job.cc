@@ -106,9 +106,7 @@ v1::JobPhase JobImpl::phase() const {
   return v1::JOB_PHASE_READY;
 }
 
-StepOutcome JobImpl::LastOutcome() const {
-  return OutcomeOf(record());
-}
+StepOutcome JobImpl::LastOutcome() const { return OutcomeOf(record()); }
 
 absl::Status JobImpl::CheckRegistered() const {
   if (shape_ != nullptr) return absl::OkStatus();
