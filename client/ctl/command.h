@@ -50,10 +50,10 @@ absl::Status CheckAnswered(
 template <typename Reply>
 absl::Status PrintAnswered(const Context& context, const Reply& reply,
                            const Table& table) {
-  const absl::Status answered = CheckAnswered(reply.unanswered());
+  absl::Status answered = CheckAnswered(reply.unanswered());
   // An empty table would say that there is nothing.
   if (answered.ok() || context.machine_readable() || !table.empty()) {
-    const absl::Status printed = Print(context, reply, table);
+    absl::Status printed = Print(context, reply, table);
     if (!printed.ok()) return printed;
   }
   return answered;

@@ -48,13 +48,15 @@ v1::Job DescribeWithoutEngine(const JobSummary& summary,
 }
 
 v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
-  v1::Job job = described.ok()
-                    ? *std::move(described)
-                    : DescribeWithoutEngine(summary, described.status());
-  // An engine that could not open the files says less of them than they do.
-  if (described.ok() && job.phase() == v1::JOB_PHASE_FAILED &&
-      job.parameter_count() == 0) {
-    AddFromFiles(summary.directory, &job);
+  v1::Job job;
+  if (described.ok()) {
+    job = *std::move(described);
+    // An engine that could not open the files says less of them than they do.
+    if (job.phase() == v1::JOB_PHASE_FAILED && job.parameter_count() == 0) {
+      AddFromFiles(summary.directory, &job);
+    }
+  } else {
+    job = DescribeWithoutEngine(summary, described.status());
   }
   if (job.reason().empty()) job.set_reason(summary.reason);
   // What the supervisor knows best.
@@ -151,7 +153,7 @@ std::vector<v1::Job> AdminService::Describe(
       jobs.push_back(Merge(summary, engines_->GetJob(summary.name, until)));
       continue;
     }
-    absl::StatusOr<v1::Job> one = *std::move(next++);
+    absl::StatusOr<v1::Job> one = std::move(*next++);
     JobSummary now = summary;
     // Meanwhile the engine may have ended for good.
     if (!one.ok()) now = FindJob(summary.name).value_or(summary);
