@@ -218,11 +218,10 @@ absl::Status Session::TakeFailedPush() {
 }
 
 absl::Status Session::Flush() {
-  const absl::Status status = Persist([&] {
-    OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
-    return TakeFailedPush();
-  });
+  const absl::Status status =
+      Persist([&] { return channel_->Flush(StepDeadline()); });
   if (!status.ok()) return Annotated(NoteFailure(committed_step_ + 1, status));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(TakeFailedPush()));
   if (!accumulates_together()) NoteEnded();
   return absl::OkStatus();
 }
