@@ -298,7 +298,7 @@ JobImpl::Decision JobImpl::Decide(uint64_t step,
     outcome.clip_coefficient =
         ClipCoefficient(spec.max_norm, outcome.gradient_norm);
   }
-  for (size_t i = 0; outcome.applied && i < spec.groups.size(); ++i) {
+  for (size_t i = 0; i < spec.groups.size(); ++i) {
     group_norms_[i] = NormOfGroup(i, spec, updated, group_norms_[i]);
   }
   FillIntentGroups(spec, outcome.clip_coefficient);
