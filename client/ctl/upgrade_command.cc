@@ -17,10 +17,12 @@ absl::StatusOr<v1::ServerStatus> AwaitEnd(AdminClient& client,
                                           const std::string& id,
                                           absl::Time deadline) {
   absl::Status last = absl::OkStatus();
+  bool unknown = false;
   do {
     absl::StatusOr<v1::ServerStatus> status = client.GetStatus();
     // Between the two builds nobody answers.
     last = status.status();
+    unknown = status.ok() && status->upgrade().id() != id;
     if (status.ok() && status->upgrade().id() == id &&
         status->upgrade().done()) {
       return status;
@@ -28,10 +30,20 @@ absl::StatusOr<v1::ServerStatus> AwaitEnd(AdminClient& client,
     absl::SleepFor(kLook);
   } while (absl::Now() < deadline);
   // Of the kind that is neither a refusal nor a daemon that is not there.
-  return absl::AbortedError(absl::StrCat(
-      "the upgrade has begun and is not done yet; `optctl status -o json` says "
-      "how it goes on",
-      last.ok() ? "" : absl::StrCat(" (", last.message(), ")")));
+  if (unknown) {
+    return absl::AbortedError(
+        "the upgrade has begun, and the daemon that answers knows nothing of "
+        "it: it died and was started anew, its log says why; `optctl status` "
+        "says which build it is");
+  }
+  return absl::AbortedError(
+      last.ok()
+          ? "the upgrade has begun and is not done yet; `optctl status -o "
+            "json` says how it goes on"
+          : absl::StrCat("the upgrade has begun, and the daemon does not "
+                         "answer now (",
+                         last.message(),
+                         "); if it does not come back, its log says why"));
 }
 
 // The daemon's working directory is another one.

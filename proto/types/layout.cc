@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "proto/types/layout_hash.h"
 #include "proto/types/status_macros.h"
+#include "proto/types/utf8.h"
 
 namespace optstate {
 namespace {
@@ -73,6 +74,9 @@ absl::Status CheckParameter(const ParameterSpec& parameter,
                             size_t group_count) {
   if (parameter.name.empty()) {
     return absl::InvalidArgumentError("the name is empty");
+  }
+  if (!IsUtf8(parameter.name)) {
+    return absl::InvalidArgumentError("the name is not UTF-8");
   }
   OPTSTATE_RETURN_IF_ERROR(CheckDType(parameter.dtype, "dtype"));
   OPTSTATE_RETURN_IF_ERROR(

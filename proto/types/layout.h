@@ -56,11 +56,11 @@ struct LayoutSpec {
 // Immutable, so safe to share between threads.
 class Layout {
  public:
-  // INVALID_ARGUMENT, naming the parameter: empty or duplicate name, numel that
-  // is not the product of shape, negative dimension, group out of range or
-  // decreasing, invalid dtype, format, option or optimizer; a float16 parameter
-  // with a split master; no parameters; or a sum that overflows 2^48 elements.
-  // A parameter may have 0 elements.
+  // INVALID_ARGUMENT, naming the parameter: a name that is empty, not UTF-8 or
+  // another's; numel that is not the product of shape, negative dimension,
+  // group out of range or decreasing, invalid dtype, format, option or
+  // optimizer; a float16 parameter with a split master; no parameters; or a sum
+  // that overflows 2^48 elements. A parameter may have 0 elements.
   static absl::StatusOr<Layout> Make(LayoutSpec spec);
 
   OptimizerKind optimizer() const { return spec_.optimizer; }

@@ -125,6 +125,10 @@ TEST(LayoutTest, RefusesWhatIsNotALayout) {
   ExpectInvalid(spec, "parameter 1 \"\": the name is empty");
 
   spec = SmallSpec();
+  spec.parameters[1].name = "\xff.bias";
+  ExpectInvalid(spec, "parameter 1 \"\\377.bias\": the name is not UTF-8");
+
+  spec = SmallSpec();
   spec.parameters[2].name = "a.weight";
   ExpectInvalid(spec,
                 "parameter 2 \"a.weight\": parameter 0 has the same name");

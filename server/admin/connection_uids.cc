@@ -1,8 +1,10 @@
 #include "server/admin/connection_uids.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -22,6 +24,13 @@ ino_t Inode(int fd) {
 
 }  // namespace
 
+int ConnectionUids::FirstNumber() {
+  constexpr rlim_t kMost = 512;
+  rlimit limit;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMost;
+  return static_cast<int>(std::min(kMost, limit.rlim_cur / 2));
+}
+
 absl::StatusOr<int> ConnectionUids::Move(UniqueFd connection,
                                          const Caller& caller) {
   absl::MutexLock lock(&mutex_);
@@ -34,11 +43,11 @@ absl::StatusOr<int> ConnectionUids::Move(UniqueFd connection,
   // is found, so that the kernel offers the next one.
   std::vector<UniqueFd> others;
   while (true) {
-    UniqueFd moved(::fcntl(connection.get(), F_DUPFD_CLOEXEC, kFirst));
+    UniqueFd moved(::fcntl(connection.get(), F_DUPFD_CLOEXEC, first_));
     if (!moved.ok()) {
       return OsError(errno, "fcntl F_DUPFD_CLOEXEC of a gRPC connection");
     }
-    const auto index = static_cast<size_t>(moved.get() - kFirst);
+    const auto index = static_cast<size_t>(moved.get() - first_);
     if (index >= slots_.size()) slots_.resize(index + 1);
     Slot& slot = slots_[index];
     if (slot.used && !(slot.caller == caller)) {
@@ -53,9 +62,9 @@ absl::StatusOr<int> ConnectionUids::Move(UniqueFd connection,
 absl::StatusOr<Caller> ConnectionUids::Find(absl::string_view peer) const {
   int fd = 0;
   if (absl::ConsumePrefix(&peer, "fd:") && absl::SimpleAtoi(peer, &fd) &&
-      fd >= kFirst) {
+      fd >= first_) {
     absl::MutexLock lock(&mutex_);
-    const auto index = static_cast<size_t>(fd - kFirst);
+    const auto index = static_cast<size_t>(fd - first_);
     if (index < slots_.size() && slots_[index].used) {
       return slots_[index].caller;
     }
@@ -70,7 +79,7 @@ size_t ConnectionUids::CountOpen(const Caller& caller) const {
     if (!slot.used || !(slot.caller == caller)) continue;
     // gRPC tells nobody when it closes a connection: the number is free then,
     // or has another file.
-    if (slot.inode == Inode(kFirst + static_cast<int>(i))) ++count;
+    if (slot.inode == Inode(first_ + static_cast<int>(i))) ++count;
   }
   return count;
 }

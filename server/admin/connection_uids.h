@@ -32,14 +32,16 @@ struct Caller {
 // lives: connections are moved (dup) to numbers of their user.
 //
 // A user can have kConnectionsMax connections, which bounds the numbers that
-// are taken. Numbers from kFirst on are used, above those that everything else
-// in the process has.
+// are taken. Numbers from FirstNumber() on are used, above those that
+// everything else in the process has.
 //
 // Threads: thread-safe.
 class ConnectionUids {
  public:
-  static constexpr int kFirst = 512;
   static constexpr size_t kConnectionsMax = 64;
+
+  // Half of what the process may have open, 512 at most.
+  static int FirstNumber();
 
   // Moves the connection to a number of the caller; the number is returned and
   // belongs to the caller, who passes it to gRPC. RESOURCE_EXHAUSTED: the user
@@ -59,8 +61,9 @@ class ConnectionUids {
   size_t CountOpen(const Caller& caller) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const int first_ = FirstNumber();
   mutable absl::Mutex mutex_;
-  std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);  // [N - kFirst]
+  std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);  // [N - first_]
 };
 
 }  // namespace optstate::admin

@@ -1,6 +1,7 @@
 #include "server/admin/connection_uids.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -38,6 +39,19 @@ TEST_F(ConnectionUidsTest, FindsTheUser) {
                               "ipv4:127.0.0.1:80"}) {
     EXPECT_FALSE(uids_.Find(unknown).ok()) << unknown;
   }
+}
+
+TEST_F(ConnectionUidsTest, AProcessThatMayOpenFewFilesHasRoomToo) {
+  rlimit limit;
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit tight = {256, limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  ConnectionUids uids;
+  const auto moved = uids.Move(Connection(), {1, true});
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  ASSERT_TRUE(moved.ok()) << moved.status();
+  const UniqueFd fd(*moved);
+  EXPECT_EQ(uids.Find(absl::StrCat("fd:", *moved))->uid, 1u);
 }
 
 // A call of user 1 may still run when its connection is closed and user 2's

@@ -8,10 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/cpu/memory_roof.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
+#include "proto/types/memory_available.h"
 #include "server/scheduler/worker_placement.h"
 #include "server/scheduler/worker_pool.h"
 
@@ -34,16 +36,6 @@ constexpr size_t kBytesMax = size_t{1} << 30;
 
 constexpr int kPassesMin = 2;
 constexpr auto kTime = std::chrono::milliseconds(80);
-
-// Four times the last cache that the kernel tells of: what is written last is
-// gone when a pass comes back to it.
-size_t BytesFor(int workers) {
-  const long cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
-  const size_t bytes =
-      std::max({kBytesMin, static_cast<size_t>(std::max(cache, 0L)) * 4,
-                static_cast<size_t>(workers) * kBytesOfWorker});
-  return std::min(bytes, kBytesMax);
-}
 
 // What an update of float32 reads and writes, as fast as the best instruction
 // set does it.
@@ -78,8 +70,22 @@ class Arrays {
 
 }  // namespace
 
+// Four times the last cache that the kernel tells of: what is written last is
+// gone when a pass comes back to it.
+size_t MemoryBandwidthBytes(int workers, uint64_t available_bytes) {
+  const long cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
+  const size_t bytes =
+      std::max({kBytesMin, static_cast<size_t>(std::max(cache, 0L)) * 4,
+                static_cast<size_t>(workers) * kBytesOfWorker});
+  const size_t taken = std::min(bytes, kBytesMax);
+  return taken <= available_bytes / 4 ? taken : 0;
+}
+
 double MeasureMemoryBandwidth(int workers, const std::atomic<bool>& stop) {
-  const size_t blocks = BytesFor(workers) / kBlockBytes;
+  const absl::StatusOr<uint64_t> available = AvailableMemoryBytes();
+  const size_t blocks =
+      MemoryBandwidthBytes(workers, available.value_or(0)) / kBlockBytes;
+  if (blocks == 0) return 0;
   const size_t bytes = Arrays::Bytes(blocks);
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -2,6 +2,8 @@
 #define OPTSTATE_SERVER_SCHEDULER_MEMORY_BANDWIDTH_H_
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 
 namespace optstate {
 
@@ -9,8 +11,12 @@ namespace optstate {
 // of an update: two arrays rewritten in place, one read. The best of some
 // passes over more than the caches hold, in 80 ms. Before, it takes the memory:
 // 10 ms as a rule, seconds in a virtual machine whose host has to find it
-// first. 0: there is none, or `stop` became true meanwhile.
+// first. 0: there is too little of it, or `stop` became true meanwhile.
 double MeasureMemoryBandwidth(int workers, const std::atomic<bool>& stop);
+
+// Bytes that the measurement takes for a moment, where this many are available:
+// a quarter of them at most, or else none.
+size_t MemoryBandwidthBytes(int workers, uint64_t available_bytes);
 
 }  // namespace optstate
 

@@ -34,6 +34,15 @@ TEST(MemoryBandwidthTest, StopsWhenItIsToldTo) {
   EXPECT_EQ(MeasureMemoryBandwidth(2, stop), 0);
 }
 
+// A container's limit may leave no more than its jobs need.
+TEST(MemoryBandwidthTest, TakesAQuarterOfWhatIsLeftAtMost) {
+  const size_t bytes = MemoryBandwidthBytes(2, UINT64_MAX);
+  EXPECT_GE(bytes, size_t{64} << 20);
+  EXPECT_LE(bytes, size_t{1} << 30);
+  EXPECT_EQ(MemoryBandwidthBytes(2, 4 * bytes), bytes);
+  EXPECT_EQ(MemoryBandwidthBytes(2, 4 * bytes - 1), 0u);
+}
+
 TEST(MemoryBandwidthTest, NoMemoryIsNoAnswer) {
   rlimit before;
   ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);

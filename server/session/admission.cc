@@ -39,6 +39,8 @@ struct Room {
   std::string what;
   uint64_t bytes_left = 0;
   std::string advice;
+  bool holds_state = true;
+  bool holds_tables = false;
 };
 
 absl::StatusOr<std::vector<Room>> RoomsOf(const std::string& directory,
@@ -61,13 +63,16 @@ absl::StatusOr<std::vector<Room>> RoomsOf(const std::string& directory,
   rooms.push_back({absl::StrCat(info.file_system, " on ", info.mount_point),
                    info.bytes_left,
                    "delete a job, or remount it with a larger size="});
-  // On a disk the files are page cache, which the kernel can write out.
-  if (!info.is_tmpfs) return rooms;
   OPTSTATE_ASSIGN_OR_RETURN(const uint64_t available, AvailableMemoryBytes());
   rooms.push_back(
-      {"memory", Minus(available, limits.memory_reserve_bytes()),
-       absl::StrCat("delete a job, or lower limits.memory_reserve_bytes (",
-                    limits.memory_reserve_bytes(), ")")});
+      {.what = "memory",
+       .bytes_left = Minus(available, limits.memory_reserve_bytes()),
+       .advice =
+           absl::StrCat("delete a job, or lower limits.memory_reserve_bytes (",
+                        limits.memory_reserve_bytes(), ")"),
+       // On a disk the files are page cache, which the kernel can write out.
+       .holds_state = info.is_tmpfs,
+       .holds_tables = true});
   return rooms;
 }
 
@@ -98,9 +103,10 @@ absl::Status Admit(const AdmissionRequest& request) {
               request.state_dir.empty() ? request.directory : request.state_dir,
               request.limits));
   for (const Room& room : rooms) {
-    if (request.new_state_bytes > room.bytes_left) {
-      return Exhausted(room.what, request.new_state_bytes, room.bytes_left,
-                       room.advice);
+    const uint64_t needed = (room.holds_state ? request.new_state_bytes : 0) +
+                            (room.holds_tables ? request.table_bytes : 0);
+    if (needed > room.bytes_left) {
+      return Exhausted(room.what, needed, room.bytes_left, room.advice);
     }
   }
   return absl::OkStatus();
@@ -111,7 +117,9 @@ absl::StatusOr<uint64_t> StateBytesLeft(const std::string& state_dir,
   OPTSTATE_ASSIGN_OR_RETURN(const std::vector<Room> rooms,
                             RoomsOf(state_dir, state_dir, limits));
   uint64_t left = UINT64_MAX;
-  for (const Room& room : rooms) left = std::min(left, room.bytes_left);
+  for (const Room& room : rooms) {
+    if (room.holds_state) left = std::min(left, room.bytes_left);
+  }
   return left;
 }
 

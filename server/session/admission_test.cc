@@ -57,6 +57,23 @@ TEST_F(AdmissionTest, LeftIsWhatTheMemoryLeaves) {
   ExpectLeft(0);
 }
 
+TEST_F(AdmissionTest, TablesTakeMemoryAndNoneOfTheJobsLimits) {
+  AdmissionRequest request;
+  request.directory = directory_;
+  limits_.set_job_state_bytes_max(1);
+  limits_.set_state_bytes_max(65 << 10);
+  request.limits = limits_;
+  request.table_bytes = 1 << 20;
+  EXPECT_TRUE(Admit(request).ok()) << Admit(request);
+  request.limits.set_memory_reserve_bytes(UINT64_MAX);
+  const absl::Status refused = Admit(request);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_NE(refused.message().find("needs 1048576 bytes"), std::string::npos)
+      << refused;
+  request.table_bytes = 0;
+  EXPECT_TRUE(Admit(request).ok()) << Admit(request);
+}
+
 TEST_F(AdmissionTest, LeftIsNotMoreThanTheFileSystemHas) {
   const auto left = StateBytesLeft(directory_, limits_);
   const auto info = InspectDirectory(directory_);

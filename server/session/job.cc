@@ -68,6 +68,8 @@ absl::Status JobImpl::Adopt() {
   OPTSTATE_RETURN_IF_ERROR(file.status());
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
                             ParseDescription(file->payload));
+  OPTSTATE_RETURN_IF_ERROR(StepScheduler::CheckKernels(
+      description.layout, description.accumulation()));
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
                             MakeShape(std::move(description)));
   OPTSTATE_ASSIGN_OR_RETURN(

@@ -226,7 +226,7 @@ class Job {
   virtual absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) = 0;
 
   // Of the registered layout; FAILED_PRECONDITION before Register.
-  // Pointers stay valid until the job's layout is extended or it is destroyed.
+  // Pointers stay valid until the next Register.
   virtual absl::StatusOr<const Layout*> layout() const = 0;
   virtual absl::StatusOr<const RankPartition*> partition(
       uint32_t rank) const = 0;

@@ -170,9 +170,9 @@ class JobImpl final : public Job {
   // job_register.cc
   static absl::StatusOr<std::unique_ptr<Shape>> MakeShape(
       JobDescription description);
-  absl::Status Create(std::unique_ptr<Shape> shape)
+  absl::Status Create(JobDescription description)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status Reshape(std::unique_ptr<Shape> shape)
+  absl::Status Reshape(JobDescription description)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status RegisterAgain(const RegisterSpec& spec,
                              JobDescription description)
@@ -392,9 +392,6 @@ class JobImpl final : public Job {
   // Null while no layout is registered, or when that of a FAILED job could not
   // be taken into use; then so are the tier and the scheduler.
   std::unique_ptr<Shape> shape_ ABSL_GUARDED_BY(mu_);
-  // Former ones, whose layouts and partitions a transport between Register and
-  // Attach may still hold. A job is reshaped a few times in its life.
-  std::vector<std::unique_ptr<Shape>> former_shapes_ ABSL_GUARDED_BY(mu_);
   std::optional<HostTier> tier_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<StepScheduler> scheduler_ ABSL_GUARDED_BY(mu_);
 

@@ -4,12 +4,35 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/scheduler/piece_table.h"
 #include "server/session/admission.h"
 #include "server/session/job_impl.h"
 #include "server/session/loss_scaler.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate {
+namespace {
+
+// What an engine keeps beside the state, but for constants and what the layout
+// itself has: a peer's message of kilobytes can ask for gigabytes of it.
+uint64_t TableBytes(const JobDescription& description) {
+  const uint64_t ranks = description.world_size;
+  const uint64_t parameters = description.layout.parameters().size();
+  const uint64_t groups = description.layout.groups().size();
+  const uint64_t pieces = description.partition == PartitionMode::kReplicated
+                              ? parameters * ranks
+                              : parameters + ranks;
+  // Of RankPartition (a vector that grew), PieceTable, OpenStep, LoadRound and
+  // MicroSteps.
+  constexpr uint64_t kPieceBytes =
+      2 * sizeof(Piece) + sizeof(PieceTable::Entry) + 3 * sizeof(uint64_t);
+  // Of a group: its norms, decision, sub-group, and its part of the layouts.
+  constexpr uint64_t kGroupBytes = 256;
+  return pieces * kPieceBytes +
+         groups * (kGroupBytes + ranks * sizeof(Hyperparams));
+}
+
+}  // namespace
 
 absl::StatusOr<RegisterResult> JobImpl::Register(const RegisterSpec& spec) {
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description, DescriptionOf(spec));
@@ -21,9 +44,7 @@ absl::StatusOr<RegisterResult> JobImpl::Register(const RegisterSpec& spec) {
         absl::StrCat("there is no job \"", options_.name, "\" any more"));
   }
   if (shape_ == nullptr) {
-    OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
-                              MakeShape(std::move(description)));
-    OPTSTATE_RETURN_IF_ERROR(Create(std::move(shape)));
+    OPTSTATE_RETURN_IF_ERROR(Create(std::move(description)));
     result.created = true;
   } else {
     OPTSTATE_RETURN_IF_ERROR(RegisterAgain(spec, std::move(description)));
@@ -42,9 +63,7 @@ absl::Status JobImpl::RegisterAgain(const RegisterSpec& spec,
   if (same.ok()) return absl::OkStatus();
   if (AttachedCount() > 0 || spec.unchanged) return same;
   OPTSTATE_RETURN_IF_ERROR(CheckNoneHeld(spec.process));
-  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
-                            MakeShape(std::move(description)));
-  return Reshape(std::move(shape));
+  return Reshape(std::move(description));
 }
 
 absl::StatusOr<std::unique_ptr<JobImpl::Shape>> JobImpl::MakeShape(
@@ -52,8 +71,6 @@ absl::StatusOr<std::unique_ptr<JobImpl::Shape>> JobImpl::MakeShape(
   auto shape = std::make_unique<Shape>();
   shape->description = std::move(description);
   const JobDescription& what = shape->description;
-  OPTSTATE_RETURN_IF_ERROR(
-      StepScheduler::CheckKernels(what.layout, what.accumulation()));
   shape->partitions.reserve(what.world_size);
   for (uint32_t rank = 0; rank < what.world_size; ++rank) {
     OPTSTATE_ASSIGN_OR_RETURN(
@@ -75,6 +92,8 @@ std::string JobImpl::StateDir() const {
 }
 
 absl::Status JobImpl::AdmitShape(const JobDescription& description) const {
+  OPTSTATE_RETURN_IF_ERROR(StepScheduler::CheckKernels(
+      description.layout, description.accumulation()));
   AdmissionRequest request;
   request.directory = options_.directory;
   request.state_dir = StateDir();
@@ -86,6 +105,7 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description) const {
   const uint64_t present = tier_.has_value() ? tier_->bytes() : 0;
   request.new_state_bytes =
       request.job_state_bytes > present ? request.job_state_bytes - present : 0;
+  request.table_bytes = TableBytes(description);
   request.limits = options_.config.limits();
   return Annotate(Admit(request), absl::StrCat("job \"", options_.name, "\""));
 }
@@ -103,11 +123,13 @@ HostTier::StepFileBytes JobImpl::StepFilesOf(const Layout& layout) const {
           .speculation = SpeculationBytes(layout)};
 }
 
-absl::Status JobImpl::Create(std::unique_ptr<Shape> shape) {
-  const JobDescription& what = shape->description;
+absl::Status JobImpl::Create(JobDescription description) {
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
                             AdmissionLock::Take(StateDir()));
-  OPTSTATE_RETURN_IF_ERROR(AdmitShape(what));
+  OPTSTATE_RETURN_IF_ERROR(AdmitShape(description));
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
+                            MakeShape(std::move(description)));
+  const JobDescription& what = shape->description;
   OPTSTATE_ASSIGN_OR_RETURN(
       tier_, HostTier::Create(options_.directory, what.layout,
                               what.accumulation(), SerializeDescription(what)));
@@ -122,17 +144,19 @@ absl::Status JobImpl::Create(std::unique_ptr<Shape> shape) {
   return used;
 }
 
-absl::Status JobImpl::Reshape(std::unique_ptr<Shape> shape) {
-  const JobDescription& what = shape->description;
+absl::Status JobImpl::Reshape(JobDescription description) {
   if (recovery_.has_value()) return BeingFinished();
-  const bool extended = what.layout.hash() != layout_of_job().hash();
-  const bool scaler_changed =
-      TextOf(what.loss_scaler) != TextOf(shape_->description.loss_scaler);
+  const bool extended = description.layout.hash() != layout_of_job().hash();
+  const bool scaler_changed = TextOf(description.loss_scaler) !=
+                              TextOf(shape_->description.loss_scaler);
   if (extended && !failure_.ok()) return failure_;
   const uint32_t first_new = parameter_count();
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
                             AdmissionLock::Take(StateDir()));
-  OPTSTATE_RETURN_IF_ERROR(AdmitShape(what));
+  OPTSTATE_RETURN_IF_ERROR(AdmitShape(description));
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
+                            MakeShape(std::move(description)));
+  const JobDescription& what = shape->description;
   // Runs change hands; nobody is attached who would miss what was staged.
   for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
     rank_mark(rank).step = 0;
@@ -169,9 +193,11 @@ absl::Status JobImpl::LoseShape(const absl::Status& why) {
                         options_.name, ") when there is room"));
   spdlog::error("{}", failure_.ToString());
   scheduler_.reset();
-  // Transports may hold its layout.
-  former_shapes_.push_back(std::move(shape_));
   ranks_.clear();
+  open_step_ = OpenStep();
+  micro_steps_ = MicroSteps();
+  load_ = LoadRound();
+  shape_.reset();
   tier_.reset();
   return failure_;
 }
@@ -190,8 +216,9 @@ void JobImpl::StartScaling() {
 // of the former shape.
 absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
   scheduler_.reset();  // refers to the former layout and arrays
-  if (shape_ != nullptr) former_shapes_.push_back(std::move(shape_));
-  shape_ = std::move(shape);
+  // What refers to the former one is given this one below, or dropped by who
+  // called.
+  const std::unique_ptr<Shape> former = std::exchange(shape_, std::move(shape));
   OPTSTATE_RETURN_IF_ERROR(MakeScheduler());
   const auto& partitions = shape_->partitions;
   ranks_.assign(partitions.size(), RankSession{});

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/types/memory_available.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/session/job_harness.h"
 
@@ -398,6 +399,28 @@ TEST_F(JobRegisterTest, LimitsAreToldByName) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("memory"));
   EXPECT_THAT(status.message(), HasSubstr("0 bytes (0.0 MiB) are left"));
+}
+
+// A message of a hundred kilobytes asks for tables of a gigabyte.
+TEST_F(JobRegisterTest, WhatItsTablesTakeIsAskedForBeforeTheyAreMade) {
+  LayoutSpec layout;
+  layout.groups.resize(1);
+  for (int i = 0; i < 10'000; ++i) {
+    layout.parameters.push_back(MakeParameter(absl::StrCat("p", i), 1));
+  }
+  JobHarness::Setup setup;
+  setup.layout = std::move(layout);
+  setup.world_size = kWorldSizeMax;
+  setup.partition = PartitionMode::kReplicated;
+  // Enough for the state and for what the engine has itself.
+  const uint64_t available = AvailableMemoryBytes().value();
+  constexpr uint64_t kRoom = 200 << 20;
+  if (available < 2 * kRoom) GTEST_SKIP() << available << " bytes of memory";
+  setup.limits.set_memory_reserve_bytes(available - kRoom);
+  JobHarness harness(setup);
+  const absl::Status status = harness.Register(0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(status.message(), HasSubstr("memory_reserve_bytes"));
 }
 
 // Of a session that comes back and finds that others have changed the job.
