@@ -8,29 +8,22 @@
 #include <grpcpp/security/credentials.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
-#include <memory>
 #include <string>
 #include <thread>
-#include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "optstate/v1/admin.grpc.pb.h"
-#include "proto/types/grpc_status.h"
 #include "proto/types/unique_fd.h"
-#include "server/daemon_harness.h"
+#include "server/daemon_fixture.h"
 
 namespace optstate {
 namespace {
@@ -39,72 +32,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr char kProbeFlag[] = "--probe-as-other-user";
-
-class DaemonTest : public testing::Test, protected DaemonHarness {
- protected:
-  std::unique_ptr<v1::Admin::Stub> Admin(std::string target = "") const {
-    if (target.empty()) target = "unix:" + socket();
-    return v1::Admin::NewStub(
-        grpc::CreateChannel(target, grpc::InsecureChannelCredentials()));
-  }
-
-  v1::Job GetJob(const std::string& name) const {
-    grpc::ClientContext context;
-    v1::GetJobRequest request;
-    request.set_name(name);
-    v1::Job job;
-    const grpc::Status status = Admin()->GetJob(&context, request, &job);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return job;
-  }
-
-  // UNAVAILABLE or CANCELLED between two builds.
-  absl::StatusOr<v1::ServerStatus> Status() const {
-    grpc::ClientContext context;
-    v1::ServerStatus status;
-    const grpc::Status result = Admin()->GetStatus(&context, {}, &status);
-    if (result.ok()) return status;
-    return FromGrpc(result);
-  }
-
-  absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) const {
-    grpc::ClientContext context;
-    v1::UpgradeRequest request;
-    request.set_binary(binary);
-    v1::UpgradeReply reply;
-    const grpc::Status status = Admin()->Upgrade(&context, request, &reply);
-    if (status.ok()) return reply;
-    return FromGrpc(status);
-  }
-
-  v1::ServerStatus AwaitUpgrade(const std::string& id) const {
-    absl::StatusOr<v1::ServerStatus> status;
-    EXPECT_TRUE(Eventually([&] {
-      status = Status();
-      return status.ok() && status->upgrade().id() == id &&
-             status->upgrade().done();
-    })) << Log();
-    return status.value_or(v1::ServerStatus());
-  }
-
-  std::string CopyOfTheBinary(const std::string& name) const {
-    std::string copy = root() + "/" + name;
-    std::filesystem::copy_file("server/optstated", copy);
-    return copy;
-  }
-
-  static std::string ExecutableOf(int64_t pid) {
-    return std::filesystem::read_symlink(absl::StrCat("/proc/", pid, "/exe"))
-        .string();
-  }
-
-  // Of an engine whose daemon has died before it: the status as of waitpid.
-  static int AwaitOrphan(int64_t pid) {
-    int status = -1;
-    EXPECT_EQ(::waitpid(static_cast<pid_t>(pid), &status, 0), pid);
-    return status;
-  }
-};
 
 TEST_F(DaemonTest, CommandLine) {
   EXPECT_THAT(RunToEnd({"--version"}).output, HasSubstr("optstated 0."));
@@ -330,250 +257,6 @@ TEST_F(DaemonTest, OtherUsersMayLookButNotChange) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(WEXITSTATUS(status), 0) << "exit status of ProbeAsOtherUser";
   EXPECT_TRUE(Open("a").ok());
-}
-
-TEST_F(DaemonTest, SighupReadsTheConfigurationAndKeepsEngines) {
-  const std::string file = root() + "/c.yaml";
-  std::ofstream(file) << "limits: {jobs_max: 1}\n";
-  const pid_t pid = StartDaemon({"--config", file});
-  const auto session = Open("a");
-  ASSERT_TRUE(session.ok()) << session.status();
-  const int64_t engine_pid = GetJob("a").engine_pid();
-  EXPECT_TRUE(absl::IsResourceExhausted(Open("b").status()));
-  std::ofstream(file) << "limits: {jobs_max: nonsense}\n";
-  ::kill(pid, SIGHUP);
-  EXPECT_TRUE(Eventually(
-      [this] { return absl::StrContains(Log(), "stays as it is"); }));
-  std::ofstream(file) << "limits: {jobs_max: 2}\n";
-  ::kill(pid, SIGHUP);
-  EXPECT_TRUE(Eventually([this] { return Open("b").ok(); }));
-  // The build is the same, and so are its engines.
-  EXPECT_TRUE(Eventually([this] {
-    return absl::StrContains(Log(), "upgrade: done, 0 engines replaced");
-  }));
-  EXPECT_EQ(GetJob("a").engine_pid(), engine_pid);
-  // It remains our child, can be told again, and ends as ever.
-  ::kill(pid, SIGTERM);
-  EXPECT_EQ(AwaitExit(pid).code, 0);
-  EXPECT_FALSE(Exists(socket()));
-}
-
-TEST_F(DaemonTest, UpgradeToAnotherBinary) {
-  const pid_t pid = StartDaemon({"--listen", "127.0.0.1:0"});
-  const auto session = Open("a");
-  ASSERT_TRUE(session.ok()) << session.status();
-  const int64_t engine_pid = GetJob("a").engine_pid();
-  const v1::ServerStatus before = *Status();
-  // Twice: the second time by the build that came with the first.
-  for (const std::string name : {"one", "two"}) {
-    const std::string binary = CopyOfTheBinary(name);
-    const auto reply = Upgrade(binary);
-    ASSERT_TRUE(reply.ok()) << reply.status();
-    EXPECT_FALSE(reply->version().empty());
-    const v1::ServerStatus status = AwaitUpgrade(reply->id());
-    EXPECT_EQ(status.upgrade().engines_replaced(), 1u);
-    EXPECT_EQ(status.upgrade().problems_size(), 0);
-    EXPECT_EQ(status.pid(), pid);
-    EXPECT_EQ(status.listen(0), before.listen(0));  // the same socket
-    EXPECT_EQ(ExecutableOf(pid), binary);
-    EXPECT_EQ(ExecutableOf(GetJob("a").engine_pid()), binary);
-  }
-  EXPECT_TRUE(ClosedByPeer(session->get()));
-  EXPECT_NE(GetJob("a").engine_pid(), engine_pid);
-  EXPECT_EQ(GetJob("a").engine_restarts(), 0u);
-  EXPECT_TRUE(Open("a").ok());
-  // Locks and sockets came along.
-  const ProcessExit second =
-      RunToEnd({"--state-dir", state(), "--socket", root() + "/other.sock"});
-  EXPECT_THAT(second.output,
-              HasSubstr(absl::StrCat("is in use by process ", pid)));
-  ::kill(pid, SIGTERM);
-  EXPECT_EQ(AwaitExit(pid).code, 0);
-  EXPECT_FALSE(Exists(socket()));
-}
-
-// The socket never closes: who connects meanwhile waits.
-TEST_F(DaemonTest, NobodyIsTurnedAwayByAnUpgrade) {
-  StartDaemon();
-  std::atomic<bool> done{false};
-  std::thread knocking([this, &done] {
-    while (!done) {
-      EXPECT_TRUE(Connect().ok());
-      ::poll(nullptr, 0, 1);  // knocking, not flooding
-    }
-  });
-  const auto reply = Upgrade(CopyOfTheBinary("next"));
-  if (reply.ok()) AwaitUpgrade(reply->id());
-  done = true;
-  knocking.join();
-  EXPECT_TRUE(reply.ok()) << reply.status();
-}
-
-TEST_F(DaemonTest, UpgradeThatCannotBeIsRefused) {
-  const pid_t pid = StartDaemon();
-  const auto session = Open("a");
-  ASSERT_TRUE(session.ok()) << session.status();
-  const int64_t engine_pid = GetJob("a").engine_pid();
-  EXPECT_TRUE(absl::IsNotFound(Upgrade(root() + "/absent").status()));
-  const std::string older = root() + "/older";
-  std::ofstream(older)
-      << "#!/bin/sh\n"
-         "echo 'version: \"0.0.7\" session_min: 1 session_max: 1 control_min: "
-         "1 control_max: 1 state_max: 0 handover: 1'\n";
-  EXPECT_TRUE(absl::IsPermissionDenied(Upgrade(older).status()));
-  ASSERT_EQ(::chmod(older.c_str(), 0700), 0);
-  const absl::Status refused = Upgrade(older).status();
-  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
-  EXPECT_THAT(
-      std::string(refused.message()),
-      AllOf(HasSubstr("0.0.7"), HasSubstr("0.1."), HasSubstr("state format")));
-  EXPECT_EQ(ExecutableOf(pid), ExecutableOf(engine_pid));
-  EXPECT_EQ(GetJob("a").engine_pid(), engine_pid);
-  EXPECT_FALSE(Status()->has_upgrade());
-}
-
-// It passes every check, and then cannot be executed.
-TEST_F(DaemonTest, UpgradeThatFailsLeavesTheDaemonAsItWas) {
-  const pid_t pid = StartDaemon();
-  const std::string binary = root() + "/vanishes";
-  std::ofstream(binary)
-      << "#!/bin/sh\ncase \"$*\" in *--check-config*) rm \"$0\";; *) exec "
-      << ExecutableOf(pid) << " --format-versions;; esac\n";
-  ASSERT_EQ(::chmod(binary.c_str(), 0700), 0);
-  const auto reply = Upgrade(binary);
-  ASSERT_TRUE(reply.ok()) << reply.status();
-  const v1::ServerStatus status = AwaitUpgrade(reply->id());
-  ASSERT_EQ(status.upgrade().problems_size(), 1);
-  EXPECT_THAT(status.upgrade().problems(0), HasSubstr("vanishes"));
-  EXPECT_TRUE(Open("a").ok());
-  // And it can be tried again.
-  const auto again = Upgrade("");
-  ASSERT_TRUE(again.ok()) << again.status();
-  EXPECT_EQ(AwaitUpgrade(again->id()).upgrade().problems_size(), 0);
-  EXPECT_EQ(ExecutableOf(pid), ExecutableOf(GetJob("a").engine_pid()));
-}
-
-TEST_F(DaemonTest, UpgradeKeepsADrainedDaemonDrained) {
-  StartDaemon();
-  grpc::ClientContext context;
-  v1::DrainReply drained;
-  ASSERT_TRUE(Admin()->Drain(&context, {}, &drained).ok());
-  const auto reply = Upgrade("");
-  ASSERT_TRUE(reply.ok()) << reply.status();
-  EXPECT_TRUE(AwaitUpgrade(reply->id()).draining());
-  EXPECT_TRUE(absl::IsUnavailable(Open("a").status()));
-}
-
-// Nobody says so, but whoever was told to drain the node counts on it.
-TEST_F(DaemonTest, AKilledDaemonsSuccessorGoesOnDraining) {
-  const pid_t pid = StartDaemon();
-  grpc::ClientContext context;
-  v1::DrainRequest drain;
-  v1::DrainReply drained;
-  ASSERT_TRUE(Admin()->Drain(&context, drain, &drained).ok());
-  ::kill(pid, SIGKILL);
-  AwaitExit(pid);
-  StartDaemon();
-  absl::StatusOr<v1::ServerStatus> status;
-  ASSERT_TRUE(Eventually([&] {  // through a connection of the first
-    status = Status();
-    return status.ok();
-  }));
-  EXPECT_TRUE(status->draining());
-  EXPECT_TRUE(absl::IsUnavailable(Open("a").status()));
-  grpc::ClientContext resume_context;
-  drain.set_resume(true);
-  ASSERT_TRUE(Admin()->Drain(&resume_context, drain, &drained).ok());
-  EXPECT_TRUE(Open("a").ok());
-}
-
-// By whoever tidies up /tmp.
-TEST_F(DaemonTest, SighupMendsARemovedSocket) {
-  for (const bool with_lock : {false, true}) {
-    set_socket(absl::StrCat(root(), "/", with_lock, "/s.sock"));
-    const pid_t pid = StartDaemon();
-    const auto session = Open("a");
-    ASSERT_TRUE(session.ok()) << session.status();
-    if (with_lock) {
-      std::filesystem::remove_all(root() + "/1");
-    } else {
-      std::filesystem::remove(socket());
-    }
-    ASSERT_FALSE(Connect().ok());
-    ::kill(pid, SIGHUP);
-    EXPECT_TRUE(Eventually([this] { return Open("a").ok(); })) << Log();
-    EXPECT_TRUE(Exists(socket() + ".lock"));
-    // Once more, with the socket that came along.
-    const auto reply = Upgrade("");
-    ASSERT_TRUE(reply.ok()) << reply.status();
-    AwaitUpgrade(reply->id());
-    EXPECT_TRUE(Open("a").ok());
-    ::kill(pid, SIGTERM);
-    EXPECT_EQ(AwaitExit(pid).code, 0);
-    EXPECT_FALSE(Exists(socket()));
-  }
-}
-
-TEST_F(DaemonTest, WhatTheNextBuildCannotHaveIsRefusedBefore) {
-  const UniqueFd taken(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* const as_any = reinterpret_cast<sockaddr*>(&address);
-  ASSERT_EQ(::bind(taken.get(), as_any, size), 0);
-  ASSERT_EQ(::listen(taken.get(), 1), 0);
-  ASSERT_EQ(::getsockname(taken.get(), as_any, &size), 0);
-  const std::string file = root() + "/c.yaml";
-  std::ofstream(file) << "log_level: info\n";
-  const pid_t pid = StartDaemon({"--config", file});
-  const std::pair<std::string, std::string> faults[] = {
-      {absl::StrCat("listen: ['unix:", root(),
-                    "/new.sock', '127.0.0.1:", ntohs(address.sin_port), "']\n"),
-       "Address already in use"},
-      {"listen: ['no such host:1']\n", "no such host"},
-      {"huge_pages: mount\n", "huge_pages"},
-      {absl::StrCat("listen: ['unix:", socket(), "']\n"), "already"}};
-  for (const auto& [text, fault] : faults) {
-    std::ofstream(file) << text;
-    const absl::Status refused = Upgrade("").status();
-    EXPECT_THAT(std::string(refused.message()), HasSubstr(fault));
-    EXPECT_FALSE(Status()->has_upgrade());
-    EXPECT_FALSE(Exists(root() + "/new.sock"));
-  }
-  std::ofstream(file) << "log_level: debug\n";
-  ASSERT_EQ(::rename(state().c_str(), (state() + "-away").c_str()), 0);
-  EXPECT_THAT(std::string(Upgrade("").status().message()),
-              HasSubstr("removed or replaced"));
-  ASSERT_EQ(::rename((state() + "-away").c_str(), state().c_str()), 0);
-  std::ofstream(file) << "listen: ['unix:" << root() << "/new.sock']\n";
-  const auto reply = Upgrade("");
-  ASSERT_TRUE(reply.ok()) << reply.status();
-  AwaitUpgrade(reply->id());
-  EXPECT_TRUE(Exists(root() + "/new.sock"));
-  EXPECT_EQ(Status()->pid(), pid);
-}
-
-// Of a job that nobody has registered, once its engine was another.
-TEST_F(DaemonTest, AnEmptyJobGoesThoughItsEngineWasReplaced) {
-  const std::string file = root() + "/c.yaml";
-  std::ofstream(file) << "limits: {handshake_timeout_ms: 300}\n";
-  StartDaemon({"--config", file});
-  ASSERT_TRUE(Open("a").ok());  // and is gone again
-  const int64_t engine_pid = GetJob("a").engine_pid();
-  ::kill(static_cast<pid_t>(engine_pid), SIGKILL);
-  EXPECT_TRUE(Eventually([this] { return !Exists(state() + "/jobs/a"); }))
-      << Log();
-}
-
-TEST_F(DaemonTest, NobodyUpgradesOverTcp) {
-  StartDaemon({"--listen", "127.0.0.1:0"});
-  grpc::ClientContext context;
-  v1::UpgradeReply reply;
-  const grpc::Status status =
-      Admin(Status()->listen(0))->Upgrade(&context, {}, &reply);
-  EXPECT_EQ(status.error_code(), grpc::StatusCode::PERMISSION_DENIED)
-      << status.error_message();
 }
 
 TEST_F(DaemonTest, EmbeddedDaemonIsNotUpgraded) {

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import torch
@@ -30,43 +30,13 @@ from optstate._torch_layout import (
     parameter_names,
     parameter_specs,
 )
+from optstate._torch_state import Opaque, ServedState, hide_entries
 from optstate.session import LossScaler, StepOutcome
 
 
 def _remove_hooks(hooks: Sequence[Any]) -> None:
     for hook in hooks:
         hook.remove()
-
-
-class _Opaque:
-    """Takes a value past the casts of torch's load_state_dict unchanged."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-def _hide_entries(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    hidden = {key: _Opaque(value) for key, value in state_dict["state"].items()}
-    return {**state_dict, "state": hidden}
-
-
-class ServedState(defaultdict):
-    """Optimizer.state without what is in the daemon, but true when there is some.
-
-    torch.distributed.checkpoint takes a step with zeros to make the state of an optimizer
-    that seems to have none.
-    """
-
-    def __init__(self, optimizer: ServedOptimizer, entries: Mapping[Any, Any] = {}) -> None:
-        super().__init__(dict, entries)
-        self._optimizer = weakref.ref(optimizer)
-
-    def __bool__(self) -> bool:
-        optimizer = self._optimizer()
-        return len(self) > 0 or (optimizer is not None and optimizer._has_state())
-
-    def __reduce__(self) -> Any:
-        return defaultdict, (dict, dict(self))
 
 
 class ServedOptimizer(torch.optim.Optimizer):
@@ -634,7 +604,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         ValueError, with nothing changed, when it does not fit.
         """
         self._attached().check_no_micro_steps("load_state_dict()")
-        handle = self.register_load_state_dict_pre_hook(_hide_entries)
+        handle = self.register_load_state_dict_pre_hook(hide_entries)
         self._is_loading_state_dict = True
         try:
             super().load_state_dict(state_dict)
@@ -660,7 +630,7 @@ class ServedOptimizer(torch.optim.Optimizer):
     def _set_loaded_state(self, state: dict[str, Any]) -> None:
         groups = state["param_groups"]
         given = {
-            key: value.value if isinstance(value, _Opaque) else value
+            key: value.value if isinstance(value, Opaque) else value
             for key, value in state["state"].items()
         }
         attachment = self._attached()
