@@ -11,9 +11,10 @@
 namespace optstate::client {
 
 absl::StatusOr<Endpoint> FindDaemon(const std::string& endpoint,
+                                    AwayDaemon away,
                                     const std::string& daemon_path,
                                     absl::Duration start_timeout) {
-  OPTSTATE_ASSIGN_OR_RETURN(Endpoint resolved, ResolveEndpoint(endpoint));
+  OPTSTATE_ASSIGN_OR_RETURN(Endpoint resolved, ResolveEndpoint(endpoint, away));
   if (resolved.kind != Endpoint::Kind::kEmbedded) return resolved;
   absl::StatusOr<std::string> socket =
       EmbeddedDaemonSocket(daemon_path, absl::Now() + start_timeout);

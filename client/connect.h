@@ -15,6 +15,7 @@ namespace optstate::client {
 // daemon, which is started if it does not run. `daemon_path`: see
 // SessionOptions.
 absl::StatusOr<Endpoint> FindDaemon(const std::string& endpoint,
+                                    AwayDaemon away,
                                     const std::string& daemon_path,
                                     absl::Duration start_timeout);
 

@@ -1,9 +1,12 @@
 #include "client/endpoint.h"
 
+#include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <cstdlib>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -71,23 +74,39 @@ absl::StatusOr<Endpoint> TcpEndpoint(absl::string_view address,
   return endpoint;
 }
 
+bool Exists(const std::string& path) {
+  return ::access(path.c_str(), F_OK) == 0;
+}
+
+// In /tmp anybody can make a directory of any name.
+bool IsOursAlone(const std::string& directory) {
+  struct stat info;
+  return ::lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
+         info.st_uid == ::geteuid() && (info.st_mode & 022) == 0;
+}
+
 std::vector<std::string> NodeSockets() {
   std::vector<std::string> paths = {std::string(kSystemSocket)};
   const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR");
   if (runtime_dir != nullptr && *runtime_dir != '\0') {
     paths.push_back(absl::StrCat(runtime_dir, kUserSocket));
   }
+  const std::string own = absl::StrCat("/tmp/optstate-", ::geteuid());
+  if (IsOursAlone(own)) paths.push_back(own + "/optstated.sock");
   return paths;
 }
 
-Endpoint NodeEndpoint() {
+Endpoint NodeEndpoint(AwayDaemon away) {
+  std::optional<Endpoint> waits;
   for (std::string& path : NodeSockets()) {
     Endpoint endpoint;
     endpoint.kind = Endpoint::Kind::kShm;
     endpoint.path = std::move(path);
     if (Dial(endpoint, absl::Now() + kProbeTimeout).ok()) return endpoint;
+    // A daemon that was stopped takes its socket along.
+    if (!waits && Exists(endpoint.path)) waits = std::move(endpoint);
   }
-  return Endpoint();
+  return away == AwayDaemon::kCounts && waits ? *waits : Endpoint();
 }
 
 }  // namespace
@@ -121,10 +140,16 @@ absl::StatusOr<Endpoint> ParseEndpoint(absl::string_view text) {
   return BadEndpoint(text, kForms);
 }
 
-absl::StatusOr<Endpoint> ResolveEndpoint(absl::string_view text) {
+bool HadDaemon(const Endpoint& endpoint) {
+  if (endpoint.path.empty()) return false;
+  return Exists(endpoint.path) || Exists(endpoint.path + ".lock");
+}
+
+absl::StatusOr<Endpoint> ResolveEndpoint(absl::string_view text,
+                                         AwayDaemon away) {
   if (!text.empty()) return ParseEndpoint(text);
   const char* variable = std::getenv("OPTSTATE_ENDPOINT");
-  if (variable == nullptr || *variable == '\0') return NodeEndpoint();
+  if (variable == nullptr || *variable == '\0') return NodeEndpoint(away);
   absl::StatusOr<Endpoint> endpoint = ParseEndpoint(variable);
   if (endpoint.ok()) return endpoint;
   return Annotate(endpoint.status(), "$OPTSTATE_ENDPOINT");

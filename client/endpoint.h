@@ -27,11 +27,23 @@ struct Endpoint {
 // INVALID_ARGUMENT, naming the known forms, when it is none of them.
 absl::StatusOr<Endpoint> ParseEndpoint(absl::string_view text);
 
+// Of a daemon that may have been killed and be started again.
+enum class AwayDaemon {
+  kIsNone,  // as if there were none
+  kCounts,  // what is wanted from it can be had from no other
+};
+
 // The endpoint to use when the caller says `text`. When it is empty:
 // $OPTSTATE_ENDPOINT, else the first of the node's daemon sockets that accepts
-// (/run/optstate/optstated.sock, $XDG_RUNTIME_DIR/optstate/optstated.sock),
-// else embedded.
-absl::StatusOr<Endpoint> ResolveEndpoint(absl::string_view text);
+// (/run/optstate/optstated.sock, $XDG_RUNTIME_DIR/optstate/optstated.sock,
+// /tmp/optstate-UID/optstated.sock if nobody else can write there), else, when
+// `away` counts, the first of these that has a socket, else embedded.
+absl::StatusOr<Endpoint> ResolveEndpoint(absl::string_view text,
+                                         AwayDaemon away);
+
+// Whether a daemon has listened there, as the file system tells: it may come
+// back. Over TCP nothing tells: false.
+bool HadDaemon(const Endpoint& endpoint);
 
 }  // namespace optstate::client
 

@@ -21,6 +21,11 @@ namespace {
 using Kind = Endpoint::Kind;
 using testing::HasSubstr;
 
+absl::StatusOr<Endpoint> Resolve(absl::string_view text,
+                                 AwayDaemon away = AwayDaemon::kIsNone) {
+  return ResolveEndpoint(text, away);
+}
+
 TEST(EndpointTest, ParsesEveryForm) {
   const auto shm = ParseEndpoint("unix:/run/x.sock");
   ASSERT_TRUE(shm.ok()) << shm.status();
@@ -73,13 +78,12 @@ TEST(EndpointTest, BadPartsAreRefused) {
 
 TEST(EndpointTest, VariableIsUsedWhenNothingIsSaid) {
   setenv("OPTSTATE_ENDPOINT", "grpc:h:7", 1);
-  const auto endpoint = ResolveEndpoint("");
+  const auto endpoint = Resolve("");
   ASSERT_TRUE(endpoint.ok()) << endpoint.status();
   EXPECT_EQ(endpoint->ToString(), "grpc:h:7");
-  EXPECT_EQ(ResolveEndpoint("embedded")->ToString(), "embedded");
+  EXPECT_EQ(Resolve("embedded")->ToString(), "embedded");
   setenv("OPTSTATE_ENDPOINT", "nonsense", 1);
-  EXPECT_THAT(ResolveEndpoint("").status().message(),
-              HasSubstr("$OPTSTATE_ENDPOINT"));
+  EXPECT_THAT(Resolve("").status().message(), HasSubstr("$OPTSTATE_ENDPOINT"));
   unsetenv("OPTSTATE_ENDPOINT");
 }
 
@@ -104,15 +108,16 @@ TEST(EndpointTest, NodesSocketIsUsedWhenItAccepts) {
   std::string directory = "/tmp/optstate-endpoint-XXXXXX";
   ASSERT_NE(mkdtemp(directory.data()), nullptr);
   setenv("XDG_RUNTIME_DIR", directory.c_str(), 1);
-  EXPECT_EQ(ResolveEndpoint("")->ToString(), "embedded");
+  EXPECT_EQ(Resolve("")->ToString(), "embedded");
   ASSERT_EQ(mkdir((directory + "/optstate").c_str(), 0700), 0);
   const std::string path = directory + "/optstate/optstated.sock";
   {
     const UniqueFd listener = Listen(path);
-    EXPECT_EQ(ResolveEndpoint("")->ToString(), "unix:" + path);
+    EXPECT_EQ(Resolve("")->ToString(), "unix:" + path);
   }
   // Its owner is dead.
-  EXPECT_EQ(ResolveEndpoint("")->ToString(), "embedded");
+  EXPECT_EQ(Resolve("")->ToString(), "embedded");
+  EXPECT_EQ(Resolve("", AwayDaemon::kCounts)->ToString(), "unix:" + path);
   unlink(path.c_str());
   rmdir((directory + "/optstate").c_str());
   rmdir(directory.c_str());

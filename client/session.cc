@@ -80,8 +80,12 @@ Session::Session(SessionOptions options)
 Session::~Session() { Close(); }
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(SessionOptions options) {
+  // One that is to be there again next time is not begun in a daemon of this
+  // process while the node's is being started again.
+  const AwayDaemon away =
+      options.ephemeral ? AwayDaemon::kIsNone : AwayDaemon::kCounts;
   absl::StatusOr<Endpoint> endpoint = FindDaemon(
-      options.endpoint, options.daemon_path, options.connect_timeout);
+      options.endpoint, away, options.daemon_path, options.connect_timeout);
   // Names the endpoint; which job was meant for it says nothing.
   if (!endpoint.ok()) return endpoint.status();
   options.endpoint = endpoint->ToString();

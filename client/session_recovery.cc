@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/channel.h"
 #include "client/client.h"
+#include "client/endpoint.h"
 #include "client/transport_error.h"
 #include "proto/types/status_macros.h"
 
@@ -74,12 +75,17 @@ absl::Status Session::Recover() {
   return absl::OkStatus();
 }
 
-// The first time, an endpoint where nobody listens is the caller's mistake.
-// Later it is a daemon that is being started again, and ALREADY_EXISTS means
-// that the engine has not yet noticed the end of our own last connection.
+// The first time, an endpoint where nobody has ever listened is the caller's
+// mistake. Else it is a daemon that is being started again. Later,
+// ALREADY_EXISTS means that the engine has not yet noticed the end of our own
+// last connection.
 absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
   const bool first = attempt == Attempt::kFirst;
   const absl::Time deadline = absl::Now() + options_.connect_timeout;
+  const absl::StatusOr<Endpoint> endpoint = ParseEndpoint(options_.endpoint);
+  const auto may_come_back = [&endpoint] {
+    return endpoint.ok() && HadDaemon(*endpoint);
+  };
   absl::Duration backoff = kBackoffMin;
   while (true) {
     // A job that is gone must not come back as a new one.
@@ -91,15 +97,17 @@ absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
     }
     const absl::Status& status = result.status();
     const bool again =
-        first ? IsTransportError(status) && !IsUnreachable(status)
+        first ? IsTransportError(status) &&
+                    (!IsUnreachable(status) || may_come_back())
               : IsTransportError(status) || absl::IsAlreadyExists(status);
     if (!again) return status;
-    if (absl::Now() + backoff >= deadline) {
+    const absl::Duration left = deadline - absl::Now();
+    if (left <= absl::ZeroDuration()) {
       return Annotate(
           status, absl::StrCat("the daemon was not reached within ",
                                absl::FormatDuration(options_.connect_timeout)));
     }
-    absl::SleepFor(backoff);
+    absl::SleepFor(std::min(backoff, left));
     backoff = std::min(2 * backoff, kBackoffMax);
   }
 }

@@ -6,8 +6,12 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -186,6 +190,27 @@ TEST_F(SessionTest, TriesUntilTheDaemonIsBack) {
   daemon_.RefuseOpens(3);
   Step(*session, 2);
   ExpectUndisturbed(*session, 2);
+}
+
+// Of a daemon that was killed its socket is left, of one that was stopped the
+// lock beside it.
+TEST_F(SessionTest, TheFirstConnectWaitsForADaemonThatComesBack) {
+  SessionOptions options = NewJob(UniformLayout(3, 50));
+  std::string directory =
+      "/tmp/optstate-session-XXXXXX";  // a socket's is short
+  ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+  const std::string path = directory + "/away.sock";
+  options.endpoint = "unix:" + path;
+  daemon_.RefuseOpens(1);
+  EXPECT_EQ(Open(options).status().code(), StatusCode::kUnavailable);
+  for (const std::string& left : {path, path + ".lock"}) {
+    std::ofstream(left) << "left";
+    daemon_.RefuseOpens(3);
+    const auto session = Open(options);
+    EXPECT_TRUE(session.ok()) << session.status();
+    std::filesystem::remove(left);
+  }
+  std::filesystem::remove(directory);
 }
 
 TEST_F(SessionTest, GivesUpAtTheConnectTimeout) {

@@ -144,8 +144,9 @@ absl::StatusOr<std::string> GrpcTarget(const client::Endpoint& endpoint) {
 
 absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Make(
     const std::string& endpoint, absl::Duration timeout) {
-  OPTSTATE_ASSIGN_OR_RETURN(const client::Endpoint resolved,
-                            client::ResolveEndpoint(endpoint));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const client::Endpoint resolved,
+      client::ResolveEndpoint(endpoint, client::AwayDaemon::kCounts));
   OPTSTATE_ASSIGN_OR_RETURN(const std::string target, GrpcTarget(resolved));
   return std::make_unique<GrpcAdminClient>(resolved.ToString(), target,
                                            timeout);

@@ -127,9 +127,12 @@ absl::Status CheckSpec(const LayoutSpec& spec) {
   if (spec.parameters.empty()) {
     return absl::InvalidArgumentError("the layout has no parameters");
   }
-  if (spec.parameters.size() >= kElementsMax / kTileElements ||
-      spec.groups.size() >= kElementsMax / kTileElements) {
-    return absl::InvalidArgumentError("too many parameters or groups");
+  if (spec.groups.size() > kGroupsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(spec.groups.size(), " groups; at most ", kGroupsMax));
+  }
+  if (spec.parameters.size() >= kElementsMax / kTileElements) {
+    return absl::InvalidArgumentError("too many parameters");
   }
   absl::flat_hash_map<absl::string_view, size_t> index_of;
   index_of.reserve(spec.parameters.size());

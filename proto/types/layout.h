@@ -32,6 +32,9 @@ struct ParameterSpec {
   uint32_t group = 0;
 };
 
+// Their hyperparameters, in one commit, fit a message.
+inline constexpr size_t kGroupsMax = size_t{1} << 19;
+
 struct GroupSpec {
   uint32_t options = 0;  // bits of OptimizerInfo::options
 };
@@ -58,9 +61,10 @@ class Layout {
  public:
   // INVALID_ARGUMENT, naming the parameter: a name that is empty, not UTF-8 or
   // another's; numel that is not the product of shape, negative dimension,
-  // group out of range or decreasing, invalid dtype, format, option or
-  // optimizer; a float16 parameter with a split master; no parameters; or a sum
-  // that overflows 2^48 elements. A parameter may have 0 elements.
+  // group out of range or decreasing, more than kGroupsMax, invalid dtype,
+  // format, option or optimizer; a float16 parameter with a split master; no
+  // parameters; or a sum that overflows 2^48 elements. A parameter may have 0
+  // elements.
   static absl::StatusOr<Layout> Make(LayoutSpec spec);
 
   OptimizerKind optimizer() const { return spec_.optimizer; }

@@ -125,6 +125,10 @@ TEST(LayoutTest, RefusesWhatIsNotALayout) {
   ExpectInvalid(spec, "parameter 1 \"\": the name is empty");
 
   spec = SmallSpec();
+  spec.groups.resize(kGroupsMax + 1);
+  ExpectInvalid(spec, "524289 groups; at most 524288");
+
+  spec = SmallSpec();
   spec.parameters[1].name = "\xff.bias";
   ExpectInvalid(spec, "parameter 1 \"\\377.bias\": the name is not UTF-8");
 

@@ -89,10 +89,20 @@ std::string HostName() {
   return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "";
 }
 
-absl::Duration TimeoutOf(const v1::DrainRequest& request) {
+// Of one that does not wait, too, engines have to be told.
+constexpr absl::Duration kDrainTimeoutMin = absl::Milliseconds(100);
+
+absl::StatusOr<absl::Duration> TimeoutOf(const v1::DrainRequest& request) {
   if (!request.has_timeout()) return kDrainTimeout;
-  return absl::Seconds(request.timeout().seconds()) +
-         absl::Nanoseconds(request.timeout().nanos());
+  const google::protobuf::Duration& timeout = request.timeout();
+  constexpr int64_t kSecondsMax = 315'576'000'000;  // as duration.proto has it
+  if (timeout.seconds() < 0 || timeout.seconds() > kSecondsMax ||
+      timeout.nanos() < 0 || timeout.nanos() > 999'999'999) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "timeout {", timeout.ShortDebugString(), "} is negative or invalid"));
+  }
+  return std::max(kDrainTimeoutMin, absl::Seconds(timeout.seconds()) +
+                                        absl::Nanoseconds(timeout.nanos()));
 }
 
 }  // namespace
@@ -275,10 +285,10 @@ absl::Status AdminService::Drain(const v1::DrainRequest& request, uid_t uid,
                                  absl::Time deadline,
                                  const grpc::ServerContext* caller) {
   OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
+  OPTSTATE_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOf(request));
   OPTSTATE_RETURN_IF_ERROR(control_->SetDraining(!request.resume()));
-  return engines_->DrainAll(
-      request.resume(), std::min(deadline, absl::Now() + TimeoutOf(request)),
-      caller);
+  return engines_->DrainAll(request.resume(),
+                            std::min(deadline, absl::Now() + timeout), caller);
 }
 
 }  // namespace optstate::admin

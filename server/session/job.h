@@ -76,18 +76,22 @@ struct RegisterResult {
   uint64_t committed_step = 0;
   v1::JobPhase phase = v1::JOB_PHASE_EMPTY;
   bool created = false;
+  // Of this engine; another one when the job has changed its layout, partition,
+  // world size or another setting. Never 0.
+  uint64_t shape = 0;
 };
 
 struct AttachSpec {
   uint32_t rank = 0;
   std::string layout_hash;
+  // As it was told when it registered: FAILED_PRECONDITION when the job has
+  // another by now. 0: not said.
+  uint64_t shape = 0;
   // Where the rank's gradients are: partition(rank).gradient_area_bytes bytes,
   // valid until Detach returns. Only read, and what is read is arithmetic
   // input alone, never a size or an index: the peer may be writing.
   const std::byte* gradient_area = nullptr;
-  // How large it is; FAILED_PRECONDITION when the rank's partition needs
-  // another size. 0: not said, and then the rank must have registered since the
-  // job last changed its shape.
+  // How large it is; FAILED_PRECONDITION when the rank's partition needs more.
   uint64_t gradient_area_bytes = 0;
   SessionListener* listener = nullptr;
   // See v1::AttachRequest.

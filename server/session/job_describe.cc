@@ -16,6 +16,8 @@ namespace optstate {
 namespace {
 
 constexpr uint32_t kPageMax = 10000;
+// Names may be long, and clients take 4 MiB if they are not told otherwise.
+constexpr size_t kPageBytes = size_t{2} << 20;
 
 }  // namespace
 
@@ -89,6 +91,7 @@ absl::StatusOr<v1::ListParametersReply> JobImpl::ListParameters(
   uint32_t first = 0;
   if (!request.page_token().empty() &&
       (!absl::SimpleAtoi(request.page_token(), &first) ||
+       absl::StrCat(first) != request.page_token() ||
        first > parameter_count())) {
     return absl::InvalidArgumentError(
         absl::StrCat("page_token \"", request.page_token(),
@@ -100,7 +103,8 @@ absl::StatusOr<v1::ListParametersReply> JobImpl::ListParameters(
   const uint32_t end = static_cast<uint32_t>(
       std::min<uint64_t>(uint64_t{first} + page_size, parameter_count()));
   v1::ListParametersReply reply;
-  for (uint32_t p = first; p < end; ++p) {
+  uint32_t p = first;
+  for (size_t bytes = 0; p < end && bytes < kPageBytes; ++p) {
     const ParameterSpec& spec = layout_of_job().parameters()[p];
     v1::ParameterInfo* info = reply.add_parameters();
     info->set_index(p);
@@ -116,8 +120,9 @@ absl::StatusOr<v1::ListParametersReply> JobImpl::ListParameters(
     info->set_piece_count(static_cast<uint32_t>(pieces.size()));
     info->set_step_count(tier_->arrays().step_counts[p]);
     info->set_staged(open_step_.staged_pieces(p) > 0);
+    bytes += info->ByteSizeLong();
   }
-  if (end < parameter_count()) reply.set_next_page_token(absl::StrCat(end));
+  if (p < parameter_count()) reply.set_next_page_token(absl::StrCat(p));
   return reply;
 }
 

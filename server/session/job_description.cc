@@ -66,6 +66,11 @@ absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", spec.rank, " of a world of ", spec.world_size));
   }
+  if (spec.local_world_size == 0) {
+    return absl::InvalidArgumentError(
+        "local_world_size is not set: it is how many of the ranks are on this "
+        "machine");
+  }
   if (spec.local_world_size != spec.world_size) {
     return absl::UnimplementedError(absl::StrCat(
         "rank ", spec.rank, ": ", spec.local_world_size, " of ",

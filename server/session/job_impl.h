@@ -92,7 +92,6 @@ class JobImpl final : public Job {
   struct RankSession {
     // Since the job took its present shape: its partition is the one the rank
     // was told.
-    bool registered = false;
     bool attached = false;
     AttachSpec spec;
     absl::Time attached_at;
@@ -392,6 +391,7 @@ class JobImpl final : public Job {
   // Null while no layout is registered, or when that of a FAILED job could not
   // be taken into use; then so are the tier and the scheduler.
   std::unique_ptr<Shape> shape_ ABSL_GUARDED_BY(mu_);
+  uint64_t shape_number_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<HostTier> tier_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<StepScheduler> scheduler_ ABSL_GUARDED_BY(mu_);
 

@@ -96,6 +96,12 @@ absl::Status JobImpl::CheckMayAttach(const AttachSpec& spec) const {
     return absl::FailedPreconditionError(
         "the job has another layout than this rank: register it again");
   }
+  if (spec.shape != 0 && spec.shape != shape_number_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("job \"", options_.name,
+                     "\" was registered with other settings since rank ",
+                     spec.rank, " registered: register again"));
+  }
   const RankSession& rank = ranks_[spec.rank];
   if (rank.attached) {
     return absl::AlreadyExistsError(
@@ -110,15 +116,11 @@ absl::Status JobImpl::CheckMayAttach(const AttachSpec& spec) const {
       (spec.gradient_area == nullptr && needed != 0)) {
     return absl::InvalidArgumentError("no listener or no gradient area");
   }
-  if (spec.gradient_area_bytes != 0 || needed == 0
-          ? spec.gradient_area_bytes < needed
-          : !rank.registered) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the partition of job \"", options_.name,
-                     "\" has changed since rank ", spec.rank,
-                     " registered (its gradients "
-                     "take ",
-                     needed, " bytes now): register again"));
+  if (spec.gradient_area_bytes < needed) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the gradients of rank ", spec.rank, " of job \"", options_.name,
+        "\" take ", needed, " bytes, there is room for ",
+        spec.gradient_area_bytes, ": register again"));
   }
   return absl::OkStatus();
 }

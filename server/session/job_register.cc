@@ -49,7 +49,7 @@ absl::StatusOr<RegisterResult> JobImpl::Register(const RegisterSpec& spec) {
   } else {
     OPTSTATE_RETURN_IF_ERROR(RegisterAgain(spec, std::move(description)));
   }
-  ranks_[spec.rank].registered = true;
+  result.shape = shape_number_;
   result.layout_hash = layout_of_job().hash();
   result.committed_step = record().committed_step;
   result.phase = phase();
@@ -219,6 +219,7 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
   // What refers to the former one is given this one below, or dropped by who
   // called.
   const std::unique_ptr<Shape> former = std::exchange(shape_, std::move(shape));
+  ++shape_number_;
   OPTSTATE_RETURN_IF_ERROR(MakeScheduler());
   const auto& partitions = shape_->partitions;
   ranks_.assign(partitions.size(), RankSession{});

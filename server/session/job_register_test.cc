@@ -217,12 +217,15 @@ TEST_F(JobRegisterTest, ARankAttachesOnce) {
 }
 
 TEST_F(JobRegisterTest, BadAttachesAreRefused) {
-  ASSERT_TRUE(harness_.Register(0).ok());
+  const auto registered = harness_.Register(0);
+  ASSERT_TRUE(registered.ok()) << registered.status();
   RecordingListener listener;
   std::vector<std::byte> area(1 << 20);
   AttachSpec good;
   good.layout_hash = harness_.layout().hash();
+  good.shape = registered->shape;
   good.gradient_area = area.data();
+  good.gradient_area_bytes = area.size();
   good.listener = &listener;
   const auto code = [&](const AttachSpec& spec) {
     return harness_.job().Attach(spec).status().code();
@@ -239,13 +242,22 @@ TEST_F(JobRegisterTest, BadAttachesAreRefused) {
   spec = good;
   spec.gradient_area_bytes = 1;
   EXPECT_EQ(code(spec), absl::StatusCode::kFailedPrecondition);
-  // A rank that registered before the shape changed does not know its part.
+  // A rank that registered before the shape changed does not know its part,
+  // even if the layout is the same and its gradients would have room.
   RegisterSpec one = harness_.SpecOf(1);
+  const auto change = [&] {
+    ASSERT_TRUE(harness_.job().Register(one).ok());
+    EXPECT_EQ(code(good), absl::StatusCode::kFailedPrecondition);
+    const auto again = harness_.job().Register(one);
+    ASSERT_TRUE(again.ok()) << again.status();
+    good.shape = again->shape;
+  };
+  one.partition = PartitionMode::kContiguous;
+  change();
   one.world_size = one.local_world_size = 3;
-  ASSERT_TRUE(harness_.job().Register(one).ok());
-  EXPECT_EQ(code(good), absl::StatusCode::kFailedPrecondition);
-  one.rank = 0;
-  ASSERT_TRUE(harness_.job().Register(one).ok());
+  change();
+  one.loss_scaler.emplace().set_init_scale(2);
+  change();
   EXPECT_EQ(code(good), absl::StatusCode::kOk);
 }
 

@@ -375,6 +375,9 @@ void JobImpl::MarkStep(const StepRecord& next, double gradient_limit,
                        absl::Span<const uint8_t> updated) {
   StepIntentHeader header = {};
   header.record = next;
+  // Known when the step is recorded.
+  header.record.committed_at_ns = 0;
+  header.record.crc32c = 0;
   header.gradient_limit = gradient_limit;
   WriteStepIntent(header, intent_groups_, updated, open_step_.pushed_by(),
                   tier_->recovery().step_intent);

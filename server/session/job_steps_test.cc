@@ -449,9 +449,36 @@ TEST_F(JobStepsTest, StatsTellWhoStagedWhat) {
   ASSERT_EQ(page->parameters_size(), 2);
   EXPECT_EQ(page->parameters(1).parameter().name(), "one");
   EXPECT_EQ(page->next_page_token(), "");
-  request.set_page_token("x");
-  EXPECT_EQ(harness_.job().ListParameters(request).status().code(),
-            absl::StatusCode::kInvalidArgument);
+  for (const char* token : {"x", " 1", "+1", "01", "1\n", "6"}) {
+    request.set_page_token(token);
+    EXPECT_EQ(harness_.job().ListParameters(request).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << token;
+  }
+}
+
+// A client of gRPC takes 4 MiB unless it is told otherwise.
+TEST_F(JobStepsTest, APageOfLongNamesIsShorter) {
+  JobHarness::Setup setup;
+  setup.layout.groups.resize(1);
+  for (int i = 0; i < 10; ++i) {
+    setup.layout.parameters.push_back(
+        MakeParameter(absl::StrCat(i, std::string(size_t{1} << 20, 'n')), 1));
+  }
+  JobHarness harness(setup);
+  harness.AttachAll();
+  v1::ListParametersRequest request;
+  int seen = 0;
+  do {
+    const auto page = harness.job().ListParameters(request);
+    ASSERT_TRUE(page.ok()) << page.status();
+    EXPECT_LT(page->ByteSizeLong(), size_t{4} << 20);
+    for (const v1::ParameterInfo& info : page->parameters()) {
+      EXPECT_EQ(static_cast<int>(info.index()), seen++);
+    }
+    request.set_page_token(page->next_page_token());
+  } while (!request.page_token().empty());
+  EXPECT_EQ(seen, 10);
 }
 
 }  // namespace

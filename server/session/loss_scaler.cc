@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -56,8 +57,11 @@ void AdvanceLossScaler(const v1::LossScaler& scaler, bool found_inf,
       --record->hysteresis_left;
       return;
     }
-    record->loss_scale = std::max(record->loss_scale * scaler.backoff_factor(),
-                                  scaler.min_scale());
+    // Never to 0, which says that there is no scaler.
+    constexpr double kLeast = std::numeric_limits<float>::denorm_min();
+    record->loss_scale =
+        std::max({record->loss_scale * scaler.backoff_factor(),
+                  scaler.min_scale(), std::min(record->loss_scale, kLeast)});
     return;
   }
   if (++record->good_steps < scaler.growth_interval()) return;

@@ -24,6 +24,20 @@ v1::LossScaler Dynamic(double scale, uint32_t interval, uint32_t hysteresis = 1,
   return scaler;
 }
 
+TEST(LossScalerMinimumTest, IsNeverZero) {
+  v1::LossScaler scaler = Dynamic(1, 1);
+  scaler.set_backoff_factor(1e-30);
+  StepRecord record;
+  StartLossScaler(scaler, &record);
+  for (int i = 0; i < 20; ++i) AdvanceLossScaler(scaler, true, &record);
+  EXPECT_EQ(record.loss_scale, std::numeric_limits<float>::denorm_min());
+  // Nor is one that begins below that raised.
+  scaler.set_init_scale(1e-300);
+  StartLossScaler(scaler, &record);
+  AdvanceLossScaler(scaler, true, &record);
+  EXPECT_EQ(record.loss_scale, 1e-300);
+}
+
 // torch/amp/grad_scaler.py: what update() does, in its words.
 struct GradScaler {
   float scale;

@@ -81,6 +81,7 @@ absl::StatusOr<RegisterResult> FakeJob::Register(const RegisterSpec& spec) {
   absl::MutexLock lock(&mutex_);
   RegisterResult result;
   result.created = layout_ == nullptr;
+  result.shape = 1;
   if (layout_ == nullptr) {
     layout_ = std::make_unique<Layout>(spec.layout);
     for (uint32_t rank = 0; rank < spec.world_size; ++rank) {

@@ -58,6 +58,10 @@ class GrpcTestPeer {
     if (request.request_id() == 0) request.set_request_id(next_request_id_++);
     return stream_->Write(request);
   }
+  // As it is.
+  bool Write(const v1::SessionRequest& request) {
+    return stream_->Write(request);
+  }
   // The next reply; an INTERNAL status where there is none.
   v1::SessionReply Receive() {
     v1::SessionReply reply;

@@ -11,6 +11,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/staging_file.h"
 #include "server/transport/outcome.h"
+#include "server/transport/request_name.h"
 
 namespace optstate {
 namespace {
@@ -35,6 +36,12 @@ absl::Status NotAttached() {
       "the session is not attached; register and attach first");
 }
 
+absl::Status Unanswered() {
+  return absl::FailedPreconditionError(
+      "a commit, the end of a micro-step or a finish_load of this session is "
+      "not answered yet: wait for that");
+}
+
 absl::Status ReadsNothing() {
   return absl::CancelledError("the peer reads no replies any more");
 }
@@ -56,6 +63,10 @@ GrpcSession::GrpcSession(Job* job, SessionTable* table, Peer peer,
 absl::Status GrpcSession::Handle(const v1::SessionRequest& request) {
   if (request.op_case() == v1::SessionRequest::kGradientChunk) {
     return Stage(request.gradient_chunk());
+  }
+  if (request.request_id() == 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        RequestName(request), " with request_id 0, which is a notice's"));
   }
   if (!replies_->Reserve()) return ReadsNothing();
   switch (request.op_case()) {
@@ -170,9 +181,7 @@ absl::StatusOr<std::byte*> GrpcSession::StagingFor(uint64_t offset_bytes,
         " leaves the rank's gradient area of ", gradient_area_bytes_));
   }
   if (pending_.load(std::memory_order_acquire) != 0) {
-    return absl::FailedPreconditionError(
-        "gradient chunk while a commit or the end of a micro-step is not "
-        "answered: its gradients are still being read");
+    return Annotate(Unanswered(), "gradient chunk");
   }
   return staging_->data() + offset_bytes;
 }
@@ -273,6 +282,10 @@ void GrpcSession::OnNotice(absl::string_view text) {
 
 absl::Status GrpcSession::SendParameters(uint64_t request_id) {
   absl::Status status = attached() ? absl::OkStatus() : NotAttached();
+  // They would be of two steps.
+  if (pending_.load(std::memory_order_acquire) != 0) {
+    status = Annotate(Unanswered(), "read_parameters");
+  }
   uint64_t offset = 0;
   while (status.ok() && offset < parameter_area_bytes_) {
     const uint64_t bytes =

@@ -63,7 +63,9 @@ absl::Status GrpcStreamServer::Serve() {
 }
 
 absl::Status GrpcStreamServer::WatchPeer() {
-  OPTSTATE_RETURN_IF_ERROR(StartAttachTimer());
+  attach_timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC));
+  if (!attach_timer_.ok()) return OsError(errno, "timerfd_create");
+  OPTSTATE_RETURN_IF_ERROR(SetAttachTimer(environment_.attach_timeout));
   OPTSTATE_ASSIGN_OR_RETURN(
       timer_watch_, environment_.watcher->Watch(attach_timer_.get(), [this] {
         context_->TryCancel();
@@ -76,11 +78,9 @@ absl::Status GrpcStreamServer::WatchPeer() {
   return absl::OkStatus();
 }
 
-absl::Status GrpcStreamServer::StartAttachTimer() {
-  attach_timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC));
-  if (!attach_timer_.ok()) return OsError(errno, "timerfd_create");
+absl::Status GrpcStreamServer::SetAttachTimer(absl::Duration timeout) {
   itimerspec timer = {};
-  timer.it_value = absl::ToTimespec(environment_.attach_timeout);
+  timer.it_value = absl::ToTimespec(timeout);
   if (::timerfd_settime(attach_timer_.get(), 0, &timer, nullptr) != 0) {
     return OsError(errno, "timerfd_settime");
   }
@@ -90,10 +90,17 @@ absl::Status GrpcStreamServer::StartAttachTimer() {
 absl::Status GrpcStreamServer::ReadRequests() {
   grpc::ByteBuffer message;
   while (stream_->Read(&message)) {
+    // It counts the peer's time, not what this side takes for an answer.
+    if (timer_watch_) {
+      OPTSTATE_RETURN_IF_ERROR(SetAttachTimer(absl::ZeroDuration()));
+    }
     OPTSTATE_RETURN_IF_ERROR(Take(&message));
-    if (timer_watch_ && session_.attached()) {
+    if (!timer_watch_) continue;
+    if (session_.attached()) {
       environment_.watcher->Forget(*timer_watch_);
       timer_watch_.reset();
+    } else {
+      OPTSTATE_RETURN_IF_ERROR(SetAttachTimer(environment_.attach_timeout));
     }
   }
   return absl::CancelledError(context_->IsCancelled()

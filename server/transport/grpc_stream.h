@@ -26,7 +26,8 @@ namespace optstate {
 using GrpcStream = grpc::ServerReaderWriter<v1::SessionReply, grpc::ByteBuffer>;
 
 // Moves one stream's messages between gRPC and its GrpcSession, and ends it
-// when its peer is gone, or has not attached in time.
+// when its peer is gone, or is too slow with the next request before it has
+// attached.
 //
 // Threads: Serve() on the stream's thread; it starts one more, for replies.
 class GrpcStreamServer {
@@ -48,7 +49,8 @@ class GrpcStreamServer {
 
  private:
   absl::Status WatchPeer();
-  absl::Status StartAttachTimer();
+  // Zero: stops it.
+  absl::Status SetAttachTimer(absl::Duration timeout);
   absl::Status ReadRequests();
   absl::Status Take(grpc::ByteBuffer* message);
   // Copies a gradient chunk from gRPC's memory to where it is staged; false: it

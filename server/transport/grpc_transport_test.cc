@@ -166,6 +166,39 @@ TEST_F(GrpcTransportTest, AChunkBeforeACommitIsAnsweredEndsTheStream) {
   EXPECT_TRUE(other->Push(1).ok());
 }
 
+TEST_F(GrpcTransportTest, ParametersOfTwoStepsAreNotRead) {
+  auto first = Open(0);
+  auto second = Open(1);
+  ASSERT_TRUE(first->Send(first->CommitRequest(1)));
+  job_.AwaitCommit(0);
+  v1::SessionRequest read;
+  read.mutable_read_parameters();
+  const absl::Status refused = first->Call(read);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("is not answered yet"));
+  ASSERT_TRUE(second->Send(second->CommitRequest(1)));
+  EXPECT_EQ(first->Receive().outcome().step(), 1u);
+}
+
+TEST_F(GrpcTransportTest, ARequestIdOf0EndsTheStream) {
+  auto peer = Connect(0);
+  ASSERT_TRUE(peer->Write(peer->RegisterRequest()));
+  const absl::Status end = peer->AwaitEnd();
+  EXPECT_TRUE(absl::IsInvalidArgument(end)) << end;
+  EXPECT_THAT(end.message(), HasSubstr("register with request_id 0"));
+}
+
+TEST_F(GrpcTransportTest, NothingAttachesThatHasNotRegistered) {
+  auto other = Open(0);
+  auto peer = Connect(1);
+  v1::SessionRequest attach;
+  attach.mutable_attach()->set_rank(1);
+  attach.mutable_attach()->set_layout_hash(TestLayout().hash());
+  const absl::Status refused = peer->Call(attach);
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("before register"));
+}
+
 TEST_F(GrpcTransportTest, ANoticeComesBetweenReplies) {
   auto peer = Connect(0);
   peer->takes_notices = true;
@@ -259,6 +292,21 @@ TEST_F(GrpcTransportTest, AStreamThatNeverAttachesIsCancelled) {
   auto peer = Connect(0);
   peer->Send(peer->RegisterRequest());
   EXPECT_TRUE(absl::IsCancelled(peer->AwaitEnd()));
+}
+
+// What its peer is waiting for is no time of the peer's.
+TEST_F(GrpcTransportTest, ALongRegistrationDoesNotCountAgainstItsPeer) {
+  StartTransport(absl::Milliseconds(500));
+  auto peer = Connect(0);
+  table_.registration().Lock();
+  ASSERT_TRUE(peer->Send(peer->RegisterRequest()));
+  // Begins after that one, so its time is over later.
+  auto silent = Connect(1);
+  const absl::Status end = silent->AwaitEnd();
+  table_.registration().Unlock();
+  EXPECT_TRUE(absl::IsCancelled(end)) << end;
+  const v1::SessionReply reply = peer->Receive();
+  EXPECT_EQ(reply.status().code(), 0) << reply.status().message();
 }
 
 TEST_F(GrpcTransportTest, ShutdownEndsStreams) {

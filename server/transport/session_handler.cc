@@ -118,6 +118,7 @@ absl::StatusOr<v1::RegisterReply> SessionHandler::Register(
   absl::MutexLock lock(&options_.table->registration());
   OPTSTATE_ASSIGN_OR_RETURN(const RegisterResult result,
                             options_.job->Register(spec));
+  shape_ = result.shape;
   if (result.created) {
     spdlog::info(
         "job registered: {} parameters={} elements={} groups={} world_size={}",
@@ -137,6 +138,10 @@ absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
   if (attached_) {
     return absl::FailedPreconditionError(
         absl::StrCat("this session is attached as rank ", rank_, " already"));
+  }
+  if (shape_ == 0) {
+    return absl::FailedPreconditionError(
+        "attach before register: the session has not registered its job");
   }
   absl::MutexLock lock(&options_.table->registration());
   OPTSTATE_ASSIGN_OR_RETURN(const Layout* layout, options_.job->layout());
@@ -169,7 +174,8 @@ absl::Status SessionHandler::Claim(const AttachPlan& plan) {
                             {.link = link_,
                              .interrupt = options_.interrupt,
                              .pid = PeerPid(),
-                             .wire = options_.wire},
+                             .wire = options_.wire,
+                             .client_instance = plan.client_instance},
                             kTakeoverPatience));
   claimed_ = true;
   rank_ = plan.rank;
@@ -187,6 +193,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
     SessionListener* listener) {
   AttachSpec spec{.rank = plan.rank,
                   .layout_hash = plan.layout_hash,
+                  .shape = shape_,
                   .gradient_area = gradient_area,
                   .gradient_area_bytes = plan.gradient_area_bytes,
                   .listener = listener,

@@ -134,6 +134,7 @@ class SessionHandler {
 
   bool claimed_ = false;
   bool comes_back_ = false;  // as it said when it registered
+  uint64_t shape_ = 0;       // as it was told then
   bool attached_ = false;
   uint32_t rank_ = 0;
   bool takes_notices_ = false;

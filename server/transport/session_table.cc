@@ -12,7 +12,9 @@ absl::Status SessionTable::Claim(uint32_t rank, const Owner& owner,
   // A loop, because somebody else may claim the rank as soon as it is free.
   while (HasOwner(rank)) {
     const Owner& other = owners_[rank];
-    if (!other.link->IsGone()) {
+    const bool is_same = owner.client_instance != 0 &&
+                         owner.client_instance == other.client_instance;
+    if (!is_same && !other.link->IsGone()) {
       return absl::AlreadyExistsError(absl::StrCat(
           "rank ", rank, " is attached by process ", other.pid, " over ",
           other.wire, "; end that one first, or use another rank"));

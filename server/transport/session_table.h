@@ -29,11 +29,14 @@ class SessionTable {
     std::function<void()> interrupt = nullptr;
     int64_t pid = 0;
     std::string wire = "";
+    uint64_t client_instance = 0;
   };
 
   // Makes `owner` the one of `rank`. When another has it: ALREADY_EXISTS if its
-  // peer is there; else it is interrupted and awaited, for `patience` at most
-  // (it may be waiting for a step that is being applied), then UNAVAILABLE.
+  // peer is there and is not the same client, whose connection nobody but the
+  // client knows to be lost; else it is interrupted and awaited, for `patience`
+  // at most (it may be waiting for a step that is being applied), then
+  // UNAVAILABLE.
   absl::Status Claim(uint32_t rank, const Owner& owner,
                      absl::Duration patience);
   void Release(uint32_t rank);

@@ -43,6 +43,25 @@ TEST_F(SessionTableTest, ALiveOwnerIsNamed) {
   EXPECT_NE(status.message().find("process 123"), absl::string_view::npos);
 }
 
+// Over a network that was cut the old connection looks alive for minutes.
+TEST_F(SessionTableTest, TheSameClientTakesItsRankBack) {
+  PeerLink link(ours_.get(), 0);
+  std::thread owner;
+  const auto end = [&] { owner = std::thread([&] { table_.Release(0); }); };
+  ASSERT_TRUE(
+      table_
+          .Claim(0, {.link = &link, .interrupt = end, .client_instance = 7}, {})
+          .ok());
+  for (const uint64_t other : {0, 8}) {
+    EXPECT_TRUE(absl::IsAlreadyExists(
+        table_.Claim(0, {.link = &link, .client_instance = other}, {})));
+  }
+  EXPECT_TRUE(
+      table_.Claim(0, {.link = &link, .client_instance = 7}, absl::Minutes(2))
+          .ok());
+  owner.join();
+}
+
 TEST_F(SessionTableTest, ADeadOwnerIsInterruptedAndAwaited) {
   PeerLink dead(ours_.get(), 0);
   std::thread owner;

@@ -12,6 +12,7 @@
 #include "proto/types/conversions.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "server/transport/request_name.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate {
@@ -82,7 +83,7 @@ absl::Status ShmSession::Handshake() {
         return AnswerDetach(request);
       default:
         return absl::InvalidArgumentError(
-            absl::StrCat("request ", request.op_case(),
+            absl::StrCat(RequestName(request),
                          " on the socket; over shared memory it takes ",
                          "register, attach and detach alone"));
     }
@@ -208,7 +209,7 @@ absl::Status ShmSession::AnswerSocket() {
     return AnswerDetach(request);
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("request ", request.op_case(),
+      absl::StrCat(RequestName(request),
                    " on the socket of an attached session; it takes detach, ",
                    "the rest goes through the ring"));
 }
