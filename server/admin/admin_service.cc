@@ -165,8 +165,12 @@ std::vector<v1::Job> AdminService::Describe(
     }
     absl::StatusOr<v1::Job> one = std::move(*next++);
     JobSummary now = summary;
-    // Meanwhile the engine may have ended for good.
-    if (!one.ok()) now = FindJob(summary.name).value_or(summary);
+    // Meanwhile the engine may have ended for good, and the job with it.
+    if (!one.ok()) {
+      absl::StatusOr<JobSummary> found = FindJob(summary.name);
+      if (!found.ok()) continue;
+      now = *std::move(found);
+    }
     jobs.push_back(Merge(now, std::move(one)));
   }
   return jobs;
@@ -190,7 +194,9 @@ absl::StatusOr<JobSummary> AdminService::FindJob(const std::string& name) {
 absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
                                              absl::Time deadline, bool memory) {
   OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindJob(name));
-  v1::Job job = std::move(Describe({summary}, deadline)[0]);
+  std::vector<v1::Job> described = Describe({summary}, deadline);
+  if (described.empty()) return NoJob(name);
+  v1::Job job = std::move(described[0]);
   if (!memory || job.ranks_unknown()) return job;
   // Apart, for it may take longer; then the answer comes without it.
   absl::StatusOr<v1::Job> with_memory =

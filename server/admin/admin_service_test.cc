@@ -54,6 +54,10 @@ class FakeControl : public supervisor::SupervisorControl {
     jobs.erase(name);
     return absl::OkStatus();
   }
+  void EndJob(const std::string& name) {
+    absl::MutexLock lock(&mutex);
+    jobs.erase(name);
+  }
   absl::Status RecoverJob(const std::string& name, uid_t,
                           pid_t failed_engine) override {
     calls.push_back(absl::StrCat("recover ", name, " ", failed_engine));
@@ -412,6 +416,33 @@ TEST_F(AdminServiceTest, AnEngineThatIsOverIsNotWaitedFor) {
   EXPECT_EQ(list.unanswered_size(), 0);
   ASSERT_EQ(list.jobs_size(), 1);
   EXPECT_EQ(list.jobs(0).engine_pid(), 0);
+}
+
+// Nor is a job in the list that has gone while it was made.
+TEST_F(AdminServiceTest, AJobThatGoesMeanwhileIsNotListed) {
+  AddJob("goes", 1, /*hangs=*/false, /*dies=*/true);
+  v1::ListJobsReply list;
+  std::thread listing([&] { list = service_->ListJobs(Soon()); });
+  fakes_["goes"]->AwaitQuestion();
+  control_.EndJob("goes");
+  engines_.Erase("goes");
+  listing.join();
+  EXPECT_EQ(list.unanswered_size(), 0);
+  EXPECT_EQ(list.jobs_size(), 0);
+}
+
+TEST_F(AdminServiceTest, DrainChecksItsTimeout) {
+  v1::DrainRequest request;
+  for (const auto& [seconds, nanos] : {std::pair<int64_t, int>{-1, 0},
+                                       {0, -1},
+                                       {0, 1'000'000'000},
+                                       {1LL << 60, 0}}) {
+    request.mutable_timeout()->set_seconds(seconds);
+    request.mutable_timeout()->set_nanos(nanos);
+    const absl::Status refused = service_->Drain(request, ::geteuid(), Soon());
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  }
+  EXPECT_FALSE(control_.is_draining);
 }
 
 TEST_F(AdminServiceTest, SessionsOfAllOrOne) {
