@@ -162,7 +162,8 @@ class JobImpl final : public Job {
   RankMark& staging_mark(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return rank_mark(accumulates_together() ? 0 : rank);
   }
-  void StartScaling() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void StartScaling(const std::optional<v1::LossScaler>& former)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AdoptLoadedMasters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AdoptUnfinishedLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

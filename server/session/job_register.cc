@@ -135,7 +135,7 @@ absl::Status JobImpl::Create(JobDescription description) {
                               what.accumulation(), SerializeDescription(what)));
   absl::Status used = UseShape(std::move(shape));
   if (used.ok()) {
-    StartScaling();
+    StartScaling(/*former=*/std::nullopt);
     return used;
   }
   shape_.reset();
@@ -147,8 +147,8 @@ absl::Status JobImpl::Create(JobDescription description) {
 absl::Status JobImpl::Reshape(JobDescription description) {
   if (recovery_.has_value()) return BeingFinished();
   const bool extended = description.layout.hash() != layout_of_job().hash();
-  const bool scaler_changed = TextOf(description.loss_scaler) !=
-                              TextOf(shape_->description.loss_scaler);
+  const std::optional<v1::LossScaler> scaler = shape_->description.loss_scaler;
+  const bool scaler_changed = TextOf(description.loss_scaler) != TextOf(scaler);
   if (extended && !failure_.ok()) return failure_;
   const uint32_t first_new = parameter_count();
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
@@ -174,7 +174,7 @@ absl::Status JobImpl::Reshape(JobDescription description) {
     return as_before.ok() ? reshaped : LoseShape(as_before);
   }
   const absl::Status used = UseShape(std::move(shape));
-  if (scaler_changed) StartScaling();
+  if (scaler_changed) StartScaling(scaler);
   if (extended) {
     StepRecord next = record();
     next.load_required_from = std::min(next.load_required_from, first_new);
@@ -202,12 +202,15 @@ absl::Status JobImpl::LoseShape(const absl::Status& why) {
   return failure_;
 }
 
-// A job that has another loss scaler than before starts it anew.
-void JobImpl::StartScaling() {
+void JobImpl::StartScaling(const std::optional<v1::LossScaler>& former) {
   StepRecord next = record();
-  next.loss_scale = 0;
-  if (shape_->description.loss_scaler.has_value()) {
-    StartLossScaler(*shape_->description.loss_scaler, &next);
+  const auto& scaler = shape_->description.loss_scaler;
+  if (!scaler.has_value()) {
+    next.loss_scale = 0;
+  } else if (!former.has_value()) {
+    StartLossScaler(*scaler, &next);
+  } else {
+    ChangeLossScaler(*former, *scaler, &next);
   }
   PublishRecord(next, tier_->control());
 }

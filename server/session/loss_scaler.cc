@@ -48,6 +48,16 @@ void StartLossScaler(const v1::LossScaler& scaler, StepRecord* record) {
   record->hysteresis_left = scaler.hysteresis();
 }
 
+void ChangeLossScaler(const v1::LossScaler& former,
+                      const v1::LossScaler& scaler, StepRecord* record) {
+  const double found = record->loss_scale;
+  StartLossScaler(scaler, record);
+  if (scaler.dynamic() && former.dynamic() &&
+      scaler.init_scale() == former.init_scale()) {
+    record->loss_scale = std::max(found, scaler.min_scale());
+  }
+}
+
 void AdvanceLossScaler(const v1::LossScaler& scaler, bool found_inf,
                        StepRecord* record) {
   if (!scaler.dynamic()) return;

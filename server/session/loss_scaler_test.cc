@@ -24,6 +24,25 @@ v1::LossScaler Dynamic(double scale, uint32_t interval, uint32_t hysteresis = 1,
   return scaler;
 }
 
+TEST(LossScalerChangeTest, KeepsTheScaleThatWasFound) {
+  const v1::LossScaler former = Dynamic(65536, 5);
+  const auto scale_after = [&](const v1::LossScaler& scaler) {
+    StepRecord record;
+    StartLossScaler(former, &record);
+    AdvanceLossScaler(former, /*found_inf=*/true, &record);
+    ChangeLossScaler(former, scaler, &record);
+    EXPECT_EQ(record.good_steps, 0u);
+    EXPECT_EQ(record.hysteresis_left, scaler.hysteresis());
+    return record.loss_scale;
+  };
+  EXPECT_EQ(scale_after(Dynamic(65536, 7, 2)), 32768);
+  EXPECT_EQ(scale_after(Dynamic(65536, 5, 1, 40000)), 40000);
+  EXPECT_EQ(scale_after(Dynamic(1024, 5)), 1024);
+  v1::LossScaler fixed = Dynamic(65536, 5);
+  fixed.set_dynamic(false);
+  EXPECT_EQ(scale_after(fixed), 65536);
+}
+
 TEST(LossScalerMinimumTest, IsNeverZero) {
   v1::LossScaler scaler = Dynamic(1, 1);
   scaler.set_backoff_factor(1e-30);
