@@ -84,14 +84,15 @@ using Listeners = std::map<std::string, std::unique_ptr<Listener>>;
 
 // Those that the process had before it was upgraded, by address. What is left
 // over of them is no longer configured, and closed.
-absl::StatusOr<Listeners> Inherit(const v1::SupervisorHandover& handover) {
+absl::StatusOr<Listeners> Inherit(const v1::SupervisorHandover& handover,
+                                  mode_t mode) {
   Listeners listeners;
   for (const auto& one : handover.listeners()) {
     OPTSTATE_ASSIGN_OR_RETURN(const supervisor::ListenAddress address,
                               supervisor::ParseListenAddress(one.address()));
     OPTSTATE_ASSIGN_OR_RETURN(listeners[one.address()],
                               Listener::Inherit(address, UniqueFd(one.fd()),
-                                                UniqueFd(one.lock_fd())));
+                                                UniqueFd(one.lock_fd()), mode));
   }
   return listeners;
 }
@@ -100,9 +101,10 @@ absl::StatusOr<Listeners> Inherit(const v1::SupervisorHandover& handover) {
 absl::StatusOr<std::vector<std::unique_ptr<Listener>>> OpenListeners(
     const v1::DaemonConfig& config,
     const std::optional<v1::SupervisorHandover>& handover) {
+  const auto mode = static_cast<mode_t>(config.socket_mode());
   Listeners inherited;
   if (handover.has_value()) {
-    OPTSTATE_ASSIGN_OR_RETURN(inherited, Inherit(*handover));
+    OPTSTATE_ASSIGN_OR_RETURN(inherited, Inherit(*handover, mode));
   }
   std::vector<std::unique_ptr<Listener>> listeners;
   for (const std::string& text : Addresses(config)) {
@@ -113,9 +115,7 @@ absl::StatusOr<std::vector<std::unique_ptr<Listener>>> OpenListeners(
     }
     OPTSTATE_ASSIGN_OR_RETURN(const supervisor::ListenAddress address,
                               supervisor::ParseListenAddress(text));
-    OPTSTATE_ASSIGN_OR_RETURN(
-        auto listener,
-        Listener::Open(address, static_cast<mode_t>(config.socket_mode())));
+    OPTSTATE_ASSIGN_OR_RETURN(auto listener, Listener::Open(address, mode));
     listeners.push_back(std::move(listener));
   }
   return listeners;

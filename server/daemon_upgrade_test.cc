@@ -39,7 +39,7 @@ TEST_F(DaemonTest, SighupReadsTheConfigurationAndKeepsEngines) {
   ::kill(pid, SIGHUP);
   EXPECT_TRUE(Eventually(
       [this] { return absl::StrContains(Log(), "stays as it is"); }));
-  std::ofstream(file) << "limits: {jobs_max: 2}\n";
+  std::ofstream(file) << "limits: {jobs_max: 2}\nsocket_mode: '0600'\n";
   ::kill(pid, SIGHUP);
   EXPECT_TRUE(Eventually([this] { return Open("b").ok(); }));
   // The build is the same, and so are its engines.
@@ -47,6 +47,8 @@ TEST_F(DaemonTest, SighupReadsTheConfigurationAndKeepsEngines) {
     return absl::StrContains(Log(), "upgrade: done, 0 engines replaced");
   }));
   EXPECT_EQ(GetJob("a").engine_pid(), engine_pid);
+  EXPECT_EQ(std::filesystem::status(socket()).permissions(),
+            std::filesystem::perms(0600));
   // It remains our child, can be told again, and ends as ever.
   ::kill(pid, SIGTERM);
   EXPECT_EQ(AwaitExit(pid).code, 0);

@@ -153,7 +153,7 @@ absl::Status Listener::NoteFile(const std::string& path) {
 }
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Inherit(
-    const ListenAddress& address, UniqueFd fd, UniqueFd lock) {
+    const ListenAddress& address, UniqueFd fd, UniqueFd lock, mode_t mode) {
   int listening = 0;
   socklen_t size = sizeof(listening);
   if (::getsockopt(fd.get(), SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) !=
@@ -172,6 +172,10 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Inherit(
       listener->lock_,
       FileLock::Inherit(address.unix_path + ".lock", std::move(lock)));
   OPTSTATE_RETURN_IF_ERROR(listener->NoteFile(address.unix_path));
+  // In one step: its permissions are never wider than one of the two.
+  if (::chmod(address.unix_path.c_str(), mode) != 0) {
+    return OsError(errno, absl::StrCat("chmod ", address.unix_path));
+  }
   return listener;
 }
 

@@ -27,9 +27,9 @@ class Listener {
   static absl::StatusOr<std::unique_ptr<Listener>> Open(
       const ListenAddress& address, mode_t mode);
   // One that the process had which executed this one in its place; `lock` is
-  // -1 for TCP.
+  // -1 for TCP. `mode` as of Open: the configuration may have another one now.
   static absl::StatusOr<std::unique_ptr<Listener>> Inherit(
-      const ListenAddress& address, UniqueFd fd, UniqueFd lock);
+      const ListenAddress& address, UniqueFd fd, UniqueFd lock, mode_t mode);
   // None while a client finds this one. Else, of a unix socket whose file was
   // removed or replaced, one that listens there in its place, under the same
   // lock (its lock_fd() is -1) unless that is gone as well; errors as of Open.

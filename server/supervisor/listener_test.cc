@@ -48,6 +48,12 @@ class ListenerTest : public testing::Test {
     return fd;
   }
 
+  mode_t Mode() {
+    struct stat info {};
+    EXPECT_EQ(::stat(path_.c_str(), &info), 0);
+    return info.st_mode & 07777;
+  }
+
   bool Exists() { return ::access(path_.c_str(), F_OK) == 0; }
 
   std::string root_;
@@ -58,11 +64,19 @@ TEST_F(ListenerTest, CreatesDirectoryAndSocketAndRemovesTheSocket) {
   auto listener = Open(0640);
   ASSERT_TRUE(listener.ok()) << listener.status();
   EXPECT_EQ((*listener)->name(), "unix:" + path_);
-  struct stat info;
-  ASSERT_EQ(::stat(path_.c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 07777, 0640u);
+  EXPECT_EQ(Mode(), 0640u);
   listener->reset();
   EXPECT_FALSE(Exists());
+}
+
+TEST_F(ListenerTest, AnInheritedSocketGetsTheModeOfNow) {
+  const auto before = Open(0666);
+  ASSERT_TRUE(before.ok()) << before.status();
+  const auto after =
+      Listener::Inherit({path_, "", 0}, UniqueFd(::dup((*before)->fd())),
+                        UniqueFd(::dup((*before)->lock_fd())), 0600);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(Mode(), 0600u);
 }
 
 TEST_F(ListenerTest, TakesOverAStaleSocket) {
