@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 #include <sys/epoll.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -66,6 +67,13 @@ void RaiseFdLimit() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   (void)::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// Engines that died while this build was executed: they are children of the
+// process, and no EngineProcess knows them. Before there is one that would.
+void ReapTheDead() {
+  while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+  }
 }
 
 void Notify(absl::string_view state) {
@@ -597,6 +605,7 @@ absl::Status RunDaemon(DaemonOptions options) {
   const v1::DaemonConfig config = options.config;
   supervisor::BlockSignals();
   RaiseFdLimit();
+  if (options.handover.has_value()) ReapTheDead();
   {
     OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<Daemon> daemon,
                               Daemon::Start(std::move(options)));

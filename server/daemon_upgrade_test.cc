@@ -150,6 +150,26 @@ TEST_F(DaemonTest, UpgradeThatFailsLeavesTheDaemonAsItWas) {
   EXPECT_EQ(ExecutableOf(pid), ExecutableOf(GetJob("a").engine_pid()));
 }
 
+TEST_F(DaemonTest, AnEngineThatDiesDuringTheUpgradeIsReaped) {
+  const pid_t pid = StartDaemon();
+  ASSERT_TRUE(Open("a").ok());
+  const int64_t engine_pid = GetJob("a").engine_pid();
+  const std::string binary = root() + "/kills";
+  // In builtins alone: a shell that waits for a command would reap the engine.
+  std::ofstream(binary) << "#!/bin/sh\ncase \"$*\" in *--handover-fd*)\n"
+                        << "kill -9 " << engine_pid << "\n"
+                        << "until read stat < /proc/" << engine_pid
+                        << "/stat; case \"$stat\" in *') Z '*) true;; *) "
+                           "false;; esac; do :; done;; esac\nexec "
+                        << ExecutableOf(pid) << " \"$@\"\n";
+  ASSERT_EQ(::chmod(binary.c_str(), 0700), 0);
+  const auto reply = Upgrade(binary);
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_EQ(AwaitUpgrade(reply->id()).pid(), pid);
+  EXPECT_FALSE(Exists(absl::StrCat("/proc/", engine_pid)));
+  EXPECT_TRUE(Open("a").ok());
+}
+
 TEST_F(DaemonTest, UpgradeKeepsADrainedDaemonDrained) {
   StartDaemon();
   grpc::ClientContext context;
