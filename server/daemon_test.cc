@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
@@ -56,6 +57,24 @@ TEST_F(DaemonTest, CheckConfig) {
   const ProcessExit bad = RunToEnd({"--check-config", "--config", file});
   EXPECT_EQ(bad.code, 1);
   EXPECT_THAT(bad.output, HasSubstr(file + ":2: unknown key \"engines\""));
+}
+
+TEST_F(DaemonTest, ClosedStandardStreamsAreOpened) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    (void)::close_range(0, 2, 0);
+    ::execl("server/optstated", "optstated", "--state-dir", state().c_str(),
+            "--socket", socket().c_str(), nullptr);
+    ::_exit(127);
+  }
+  ASSERT_TRUE(Eventually([this] { return Open("a").ok(); }));
+  for (const int64_t process : {int64_t{pid}, GetJob("a").engine_pid()}) {
+    for (const int fd : {0, 1, 2}) {
+      EXPECT_EQ(std::filesystem::read_symlink(
+                    absl::StrCat("/proc/", process, "/fd/", fd)),
+                "/dev/null");
+    }
+  }
 }
 
 TEST_F(DaemonTest, EndsCleanlyAtSigterm) {
