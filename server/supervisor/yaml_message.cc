@@ -16,6 +16,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "proto/types/status_macros.h"
+#include "proto/types/utf8.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -312,9 +313,20 @@ void AppendYaml(const Message& message, const std::string& indent,
 
 absl::Status MergeYaml(absl::string_view text, absl::string_view file,
                        Message* message, FieldLines* lines) {
-  YAML::Node root;
+  // yaml-cpp guesses at other encodings.
+  if (!IsUtf8(text)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ": is not UTF-8 text: save it as that"));
+  }
   try {  // yaml-cpp reports syntax errors in no other way
-    root = YAML::Load(std::string(text));
+    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
+    if (documents.size() > 1) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          file, ":", documents[1].Mark().line + 1,
+          ": a second YAML document, after \"---\" or \"...\", which would "
+          "not be read: put all keys into one"));
+    }
+    const YAML::Node root = documents.empty() ? YAML::Node() : documents[0];
     return Reader(file, lines).Mapping(root, "", message);
   } catch (const YAML::Exception& e) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -25,8 +25,9 @@ using FieldLines = std::map<std::string, int>;
 //   fields with "bytes" in their name take KiB, MiB, GiB, TiB ("256 MiB");
 //   fields named *_mode are octal, with or without a leading 0 ("0660").
 // INVALID_ARGUMENT "FILE:LINE: ..." for an unknown key (the known ones are
-// named), a repeated key, a wrong type or a value out of range; `file` is used
-// for these texts alone. When `lines` is given, it gets every value's line.
+// named), a repeated key, a wrong type, a value out of range or a second
+// document, and for text that is not UTF-8; `file` is used for these texts
+// alone. When `lines` is given, it gets every value's line.
 absl::Status MergeYaml(absl::string_view text, absl::string_view file,
                        google::protobuf::Message* message,
                        FieldLines* lines = nullptr);

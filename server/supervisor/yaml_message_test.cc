@@ -49,6 +49,17 @@ TEST(YamlMessageTest, EmptyDocumentAndEmptySectionChangeNothing) {
   }
 }
 
+TEST(YamlMessageTest, NothingAfterTheDocumentIsIgnored) {
+  EXPECT_THAT(ErrorOf("log_level: info\n---\nlog_level: bogus\n"),
+              StartsWith("f.yaml:3: a second YAML document"));
+  EXPECT_THAT(ErrorOf("log_level: info\n...\ngarbage: 1\n"),
+              StartsWith("f.yaml:3: a second YAML document"));
+  EXPECT_THAT(ErrorOf("\xff\xfe"), HasSubstr("UTF-8"));
+  v1::DaemonConfig config;
+  EXPECT_TRUE(
+      MergeYaml("---\r\nlog_level: info\t# c\n...\n", "f.yaml", &config).ok());
+}
+
 TEST(YamlMessageTest, ModesAreOctal) {
   for (const char* text :
        {"socket_mode: 0660", "socket_mode: 660", "socket_mode: \"0660\""}) {
