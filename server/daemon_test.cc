@@ -41,6 +41,14 @@ TEST_F(DaemonTest, CommandLine) {
   EXPECT_EQ(RunToEnd({"--no-such-flag"}).code, 2);
   EXPECT_EQ(RunToEnd({"--config"}).code, 2);
   EXPECT_EQ(RunToEnd({"--embedded", "x"}).code, 2);
+  EXPECT_EQ(RunToEnd({"--log-level", "bogus"}).code, 2);
+  EXPECT_EQ(RunToEnd({"--listen", "x"}).code, 2);
+  for (const char* flag :
+       {"--config", "--state-dir", "--socket", "--listen", "--log-level"}) {
+    EXPECT_EQ(RunToEnd({"--check-config", flag, ""}).code, 2) << flag;
+    EXPECT_EQ(RunToEnd({"--check-config", absl::StrCat(flag, "=")}).code, 2)
+        << flag;
+  }
   EXPECT_EQ(RunToEnd({"--engine", "a"}).code, 1);
 }
 

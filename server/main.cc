@@ -59,17 +59,25 @@ constexpr char kDescription[] =
     "and, when another build was installed, takes that into use, as `optctl "
     "upgrade` does: jobs go on.";
 
+// Else it would mean the default.
+std::string CheckGiven(const std::string& value) {
+  return value.empty() ? "is empty: give a value, or leave the flag out" : "";
+}
+
 void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option("--config", flags->config_file, "YAML configuration")
-      ->type_name("FILE");
+      ->type_name("FILE")
+      ->check(CheckGiven);
   app->add_flag("--check-config", flags->check_config,
                 "Check the configuration and exit: 0 when it is good, else 1");
   app->add_option("--state-dir", flags->config.state_dir,
                   "Where the jobs' state lives, a tmpfs as a rule")
-      ->type_name("DIR");
+      ->type_name("DIR")
+      ->check(CheckGiven);
   app->add_option("--socket", flags->config.socket,
                   "Unix socket of sessions and of gRPC")
-      ->type_name("PATH");
+      ->type_name("PATH")
+      ->check(CheckGiven);
   app->add_option("--listen", flags->config.listen,
                   "Further address, HOST:PORT or unix:PATH; repeatable. "
                   "Whoever reaches a TCP address acts as the daemon's user")
@@ -77,7 +85,8 @@ void AddFlags(CLI::App* app, Flags* flags) {
       ->allow_extra_args(false);
   app->add_option("--log-level", flags->config.log_level,
                   "trace, debug, info, warn or error")
-      ->type_name("LEVEL");
+      ->type_name("LEVEL")
+      ->check(CheckGiven);
   app->set_version_flag("--version", absl::StrCat("optstated ", kVersion));
 
   // An empty group hides an option: these are for our own processes.
@@ -119,10 +128,10 @@ std::vector<std::string> ArgumentsWithoutHandover(int argc, char** argv) {
   return arguments;
 }
 
-int Fail(const absl::Status& status) {
+int Fail(const absl::Status& status, int code = 1) {
   // Plain, so that it is readable before and without a log.
   std::cerr << "optstated: " << status.message() << "\n";
-  return 1;
+  return code;
 }
 
 int RunEngineMode(const Flags& flags) {
@@ -158,6 +167,8 @@ int Run(Flags flags) {
   if (embedded && flags.config.log_level.empty()) {
     flags.config.log_level = "warn";
   }
+  const absl::Status usage = supervisor::CheckFlags(flags.config);
+  if (!usage.ok()) return Fail(usage, kExitUsage);
   const auto load = [flags] {
     return supervisor::LoadConfig(flags.config_file, flags.config,
                                   supervisor::CurrentConfigEnvironment());

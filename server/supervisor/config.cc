@@ -187,6 +187,16 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   return config;
 }
 
+absl::Status CheckFlags(const ConfigFlags& flags) {
+  v1::DaemonConfig config = DefaultConfig({});
+  // The file may name another, beside which --listen may name the default one.
+  config.set_socket("/-");
+  ApplyFlags(flags, &config);
+  const std::vector<Fault> faults = Check(config);
+  if (!faults.empty()) return FaultStatus(faults[0], flags, "", {});
+  return absl::OkStatus();
+}
+
 absl::StatusOr<v1::DaemonConfig> ParseConfig(
     absl::string_view text, absl::string_view file, const ConfigFlags& flags,
     const ConfigEnvironment& environment) {

@@ -32,6 +32,9 @@ struct ConfigFlags {
   std::string log_level;
 };
 
+// INVALID_ARGUMENT naming the flag whose value is wrong whatever the file says.
+absl::Status CheckFlags(const ConfigFlags& flags);
+
 // Defaults, then the file (empty: none), then the flags. INVALID_ARGUMENT
 // naming FILE:LINE or the flag; NOT_FOUND or PERMISSION_DENIED when the file
 // cannot be read.

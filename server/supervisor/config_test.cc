@@ -102,6 +102,17 @@ TEST(ConfigTest, ErrorsOfFlagsNameTheFlag) {
                                                   HasSubstr("has 201 bytes")));
 }
 
+TEST(ConfigTest, FlagsAreCheckedWithoutTheFile) {
+  EXPECT_TRUE(CheckFlags({}).ok());
+  ConfigFlags flags;
+  flags.listen = {"unix:" + DefaultConfig(kRoot).socket()};
+  EXPECT_TRUE(CheckFlags(flags).ok());
+  flags.listen = {"nowhere"};
+  const absl::Status refused = CheckFlags(flags);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), StartsWith("--listen: "));
+}
+
 TEST(ConfigTest, UnreadableFiles) {
   EXPECT_TRUE(
       absl::IsNotFound(LoadConfig("/no/such.yaml", {}, kRoot).status()));
