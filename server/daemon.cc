@@ -69,6 +69,20 @@ void RaiseFdLimit() {
   (void)::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
+// Of an engine: its control socket, its process and its gRPC connection.
+void WarnOfFewFds(const v1::Limits& limits) {
+  rlimit limit;
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const uint64_t needed =
+      3 * uint64_t{limits.jobs_max()} + limits.sessions_max();
+  if (limit.rlim_cur >= needed) return;
+  spdlog::warn(
+      "the limit of open files is {}, and limits.jobs_max {} and "
+      "limits.sessions_max {} may need {}: raise it (ulimit -n, LimitNOFILE=), "
+      "or lower them; new jobs and sessions are refused when none is left",
+      limit.rlim_cur, limits.jobs_max(), limits.sessions_max(), needed);
+}
+
 // Engines that died while this build was executed: they are children of the
 // process, and no EngineProcess knows them. Before there is one that would.
 void ReapTheDead() {
@@ -323,6 +337,7 @@ absl::Status Daemon::Build() {
       });
   // A trainer's private daemon has a new state directory each time.
   if (!lifeline_.ok()) {
+    WarnOfFewFds(config.limits());
     meter_.emplace(config.state_dir(), static_cast<int>(WorkersOf(config)),
                    MeasureMemoryBandwidth);
   }

@@ -20,6 +20,7 @@
 #include <string>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "optstate/v1/admin.grpc.pb.h"
@@ -83,6 +84,15 @@ TEST_F(DaemonTest, ClosedStandardStreamsAreOpened) {
                 "/dev/null");
     }
   }
+}
+
+TEST_F(DaemonTest, FewFdsAreSaidAtTheStart) {
+  const std::string file = root() + "/c.yaml";
+  std::ofstream(file) << "limits: {jobs_max: 4294967295}\n";
+  StartDaemon({"--config", file});
+  EXPECT_TRUE(Eventually([this] {
+    return absl::StrContains(Log(), "limits.jobs_max 4294967295");
+  })) << Log();
 }
 
 TEST_F(DaemonTest, EndsCleanlyAtSigterm) {

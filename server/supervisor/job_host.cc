@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <optional>
@@ -11,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "server/control/versions.h"
 #include "server/supervisor/refusal.h"
+#include "storage/state_folder.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -74,6 +76,9 @@ void JobHost::StartEngine() {
   if (absl::IsUnavailable(engine.status())) {
     engine = EngineProcess::Start(loop_, options_.executable, options_.config,
                                   introduction, EngineCallbacks());
+  }
+  if (absl::IsResourceExhausted(engine.status()) && !HasState()) {
+    return GiveUp(engine.status());
   }
   if (!engine.ok()) {
     OnDeath(absl::StrCat("could not be started: ", engine.status().message()));
@@ -169,10 +174,31 @@ void JobHost::Fail(const std::string& why) {
   reason_ = why;
   spdlog::error("job {}: FAILED: {}; its state is kept in {}", name(), why,
                 directory());
-  for (const Waiting& waiting : std::exchange(waiting_, {})) {
-    SendRefusal(waiting.fd.get(), FailedStatus());
-  }
+  RefuseWaiting(FailedStatus());
   callbacks_.on_failed();
+}
+
+bool JobHost::HasState() const {
+  return ::access((directory() + kStateFolder).c_str(), F_OK) == 0;
+}
+
+// It would only be one more FAILED job that somebody has to delete.
+void JobHost::GiveUp(const absl::Status& why) {
+  given_up_ = absl::ResourceExhaustedError(absl::StrCat(
+      "job \"", name(), "\": its engine cannot be started: ", why.message(),
+      ". Close sessions or delete jobs, or raise the daemon's limit (open "
+      "files: ulimit -n; processes: ulimit -u and the cgroup's pids.max)"));
+  spdlog::error("{}; it has no state and is removed",
+                std::string(given_up_.message()));
+  RefuseWaiting(given_up_);
+  over_ = true;
+  Stop();
+}
+
+void JobHost::RefuseWaiting(const absl::Status& status) {
+  for (const Waiting& waiting : std::exchange(waiting_, {})) {
+    SendRefusal(waiting.fd.get(), status);
+  }
 }
 
 absl::Status JobHost::FailedStatus() const {
@@ -184,6 +210,7 @@ absl::Status JobHost::FailedStatus() const {
 
 absl::Status JobHost::Adopt(Waiting* waiting) {
   if (state_ == State::kFailed) return FailedStatus();
+  if (!given_up_.ok()) return given_up_;
   if (waiting_.size() >= kWaitingMax) DropEnded();
   if (waiting_.size() >= kWaitingMax) {
     return absl::ResourceExhaustedError(

@@ -29,6 +29,7 @@ struct Waiting {
 //   starting --Ready--> running --death--> backing off --timer--> starting
 //   running --ReplaceEngine()--> replacing --exit--> starting
 //   any of these --too many deaths--> failed (the job's state is kept)
+//   starting --no fds, processes or memory, and no state yet--> stopping
 //   failed --Recover()--> starting
 //   running --Recover()--> replacing, when its engine calls the job FAILED
 //   any --Finished or Stop()--> stopping --exit--> stopped
@@ -83,7 +84,7 @@ class JobHost {
     // afterwards.
     std::function<void(int fd)> on_hung_up;
     // The engine is gone for good. `over`: because the job is (ephemeral, or
-    // nobody registered), so that its directory should go.
+    // nobody registered or could), so that its directory should go.
     std::function<void(bool over)> on_stopped;
   };
 
@@ -95,7 +96,8 @@ class JobHost {
   void Start();
 
   // FAILED_PRECONDITION: the job is FAILED, and why. RESOURCE_EXHAUSTED: too
-  // many wait. Takes what is in `waiting` only when OK.
+  // many wait, or what its engine lacks to start. Takes what is in `waiting`
+  // only when OK.
   absl::Status Adopt(Waiting* waiting);
 
   // While held, connections wait instead of reaching the engine.
@@ -153,6 +155,9 @@ class JobHost {
   void OnExit(const std::string& how);
   void OnDeath(const std::string& how);
   void Fail(const std::string& why);
+  bool HasState() const;
+  void GiveUp(const absl::Status& why);
+  void RefuseWaiting(const absl::Status& status);
   absl::Status FailedStatus() const;
   void Pump();
   // Has DropEnded() called in a little while, if there is anything to drop.
@@ -171,6 +176,7 @@ class JobHost {
   bool over_ = false;
   bool adopted_ = false;  // the engine ran before we came
   std::string reason_;
+  absl::Status given_up_;  // why, of a job that has no state
   KeptSegments kept_;
   std::set<uint32_t> told_;  // ranks of kept_ that this engine has told us of
   v1::EngineEvent::Ready engine_info_;

@@ -87,6 +87,11 @@ absl::StatusOr<pid_t> Spawn(const std::string& executable,
   pid_t pid = 0;
   const int error = ::posix_spawn(&pid, executable.c_str(), settings.actions(),
                                   settings.attributes(), argv.data(), environ);
+  // Not for a while only: whoever has the processes may keep them.
+  if (error == EAGAIN) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "start ", executable, ": a limit of processes is reached"));
+  }
   if (error != 0) return OsError(error, absl::StrCat("start ", executable));
   return pid;
 }

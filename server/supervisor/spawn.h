@@ -19,7 +19,7 @@ inline constexpr int kFirstInheritedFd = 3;
 // The child has stdin, stdout and stderr, `fds` as kFirstInheritedFd,
 // kFirstInheritedFd + 1, ..., and no other; `output` (-1: as it is here) is
 // where stdout and stderr go; all signals are unblocked and at
-// their defaults.
+// their defaults. RESOURCE_EXHAUSTED: fds, processes or memory are short.
 absl::StatusOr<pid_t> Spawn(const std::string& executable,
                             const std::vector<std::string>& args,
                             absl::Span<const int> fds, int output = -1);

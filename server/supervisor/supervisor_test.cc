@@ -625,6 +625,49 @@ TEST_F(SupervisorTest, FloodBeyondTheFdLimitLeavesAcceptingIntact) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
+// It has no state that somebody would miss.
+TEST_F(SupervisorTest, JobWhoseEngineFindsNoFdsIsRefusedAndGoes) {
+  harness_.Start();
+  rlimit limit;
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const UniqueFd next(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const rlimit tight = {static_cast<rlim_t>(next.get() + 40), limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
+  std::vector<UniqueFd> taken;
+  do {
+    taken.emplace_back(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  } while (taken.back().ok());
+  // For both ends of the connection, and one for the job's files.
+  taken.resize(taken.size() - 4);
+  const absl::Status status = harness_.Open("a").status();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("Too many open files"), HasSubstr("ulimit -n")));
+  EXPECT_TRUE(
+      Harness::Eventually([this] { return !harness_.Find("a").has_value(); }));
+  taken.clear();
+  EXPECT_NE(MustOpen("a").engine_pid, 0u);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+}
+
+TEST_F(SupervisorTest, JobWithStateThatFindsNoFdsIsKept) {
+  harness_.config().mutable_engine()->set_restarts_max(1);
+  harness_.Start();
+  const auto engine = static_cast<pid_t>(MustOpen("a").engine_pid);
+  const std::string state = harness_.JobDirectory("a") + "/state";
+  ASSERT_TRUE(std::filesystem::create_directory(state));
+  rlimit limit;
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none = {0, limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  ASSERT_EQ(::kill(engine, SIGKILL), 0);
+  EXPECT_TRUE(
+      Harness::Eventually([this] { return harness_.Find("a")->failed; }));
+  EXPECT_TRUE(Exists(state));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_THAT(harness_.Find("a")->reason, HasSubstr("Too many open files"));
+}
+
 TEST_F(SupervisorTest, AnotherUsersJobIsRefused) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   ASSERT_EQ(::chmod(harness_.config().state_dir().c_str(), 0755), 0);
