@@ -311,7 +311,8 @@ absl::Status Daemon::Build() {
   supervisor_ = std::make_unique<Supervisor>(
       loop_.get(),
       Supervisor::Options{config, options_.executable, lifeline_.ok(),
-                          InheritKept(options_.handover)},
+                          InheritKept(options_.handover),
+                          [this] { return state_.CheckInPlace(); }},
       state_.TakeRegistry(),
       Supervisor::Callbacks{
           [this](const std::string& job, UniqueFd grpc) {

@@ -108,6 +108,20 @@ TEST_F(DaemonTest, EndsCleanlyAtSigterm) {
   EXPECT_FALSE(Exists(socket()));
 }
 
+TEST_F(DaemonTest, RemovedStateDirectoryTakesNoNewJob) {
+  StartDaemon();
+  ASSERT_TRUE(Open("a").ok());
+  for (const std::string& moved : {state(), state() + "/jobs"}) {
+    std::filesystem::rename(moved, root() + "/away");
+    const absl::Status refused = Open("b").status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()),
+                HasSubstr(state() + " was removed or replaced"));
+    std::filesystem::rename(root() + "/away", moved);
+  }
+  EXPECT_TRUE(Open("b").ok());
+}
+
 TEST_F(DaemonTest, SecondDaemonOnTheSameStateIsRefused) {
   const pid_t pid = StartDaemon();
   const ProcessExit second =

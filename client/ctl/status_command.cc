@@ -34,7 +34,9 @@ absl::Status Run(const Context& context) {
                              status.has_state_bytes_available()
                                  ? HumanBytes(status.state_bytes_available())
                                  : kUnknown,
-                             " left in ", status.state_dir())});
+                             " left in ", status.state_dir(),
+                             status.state_bytes_problem().empty() ? "" : ": ",
+                             status.state_bytes_problem())});
   table.AddRow({"pages", status.huge_pages()});
   table.AddRow({"workers", absl::StrCat(status.workers(), " an engine, ",
                                         status.instruction_set())});

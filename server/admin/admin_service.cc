@@ -137,7 +137,11 @@ v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
   *status.mutable_unanswered() = list.unanswered();
   const absl::StatusOr<uint64_t> left =
       StateBytesLeft(info_.state_dir, info_.limits);
-  if (left.ok()) status.set_state_bytes_available(*left);
+  if (left.ok()) {
+    status.set_state_bytes_available(*left);
+  } else {
+    status.set_state_bytes_problem(std::string(left.status().message()));
+  }
   status.set_huge_pages(info_.huge_pages);
   status.set_instruction_set(info_.instruction_set);
   status.set_workers(info_.workers);

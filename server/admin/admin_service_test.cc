@@ -276,6 +276,8 @@ TEST_F(AdminServiceTest, StatusSaysWhatTheLimitsLeave) {
   info_.state_dir = "/nonexistent";
   AdminService gone(&control_, &engines_, &upgrade_, info_);
   EXPECT_FALSE(gone.GetStatus(Soon()).has_state_bytes_available());
+  EXPECT_THAT(gone.GetStatus(Soon()).state_bytes_problem(),
+              HasSubstr("No such file"));
 }
 
 TEST_F(AdminServiceTest, JobsComeFromTheirEnginesNamesFromTheSupervisor) {

@@ -1,5 +1,7 @@
 #include "server/supervisor/state_directory.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,7 @@ namespace optstate::supervisor {
 namespace {
 
 constexpr char kLockName[] = "/lock";
+constexpr char kJobsName[] = "/jobs";
 
 absl::StatusOr<std::string> DescribeStatePages(const v1::DaemonConfig& config) {
   if (config.huge_pages() == v1::HUGE_PAGES_NEVER) {
@@ -53,14 +56,17 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(
           : FileLock::Take(path + kLockName,
                            absl::StrCat("state directory ", path)));
   OPTSTATE_ASSIGN_OR_RETURN(JobRegistry registry,
-                            JobRegistry::Open(path + "/jobs"));
+                            JobRegistry::Open(path + kJobsName));
   OPTSTATE_ASSIGN_OR_RETURN(std::string pages, DescribeStatePages(config));
   return StateDirectory(path, std::move(lock), std::move(registry),
                         std::move(pages));
 }
 
 absl::Status StateDirectory::CheckInPlace() const {
-  if (lock_.IsAt(path_ + kLockName)) return absl::OkStatus();
+  if (lock_.IsAt(path_ + kLockName) &&
+      ::access((path_ + kJobsName).c_str(), F_OK) == 0) {
+    return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(
       absl::StrCat("state directory ", path_,
                    " was removed or replaced since the daemon has it; jobs' "

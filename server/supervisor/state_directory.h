@@ -29,7 +29,7 @@ class StateDirectory {
                                              UniqueFd inherited_lock = {});
 
   int lock_fd() const { return lock_.fd(); }
-  // FAILED_PRECONDITION when the directory was removed or replaced.
+  // FAILED_PRECONDITION when the directory, or jobs/, was removed or replaced.
   absl::Status CheckInPlace() const;
 
   JobRegistry TakeRegistry() { return std::move(registry_); }

@@ -122,6 +122,9 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(
         "the node already has ", hosts_.size(),
         " jobs (limits.jobs_max): delete one with `optctl delete job NAME`"));
   }
+  if (options_.check_state_directory != nullptr) {
+    OPTSTATE_RETURN_IF_ERROR(options_.check_state_directory());
+  }
   OPTSTATE_RETURN_IF_ERROR(registry_.Create(name, adopt.peer_uid()));
   spdlog::info("job {}: created for uid {}", name, adopt.peer_uid());
   return StartHost(name, adopt.peer_uid());

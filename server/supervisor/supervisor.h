@@ -43,6 +43,8 @@ class Supervisor : public SupervisorControl {
     bool engines_exit_with_supervisor = false;
     // By the supervisor before; see Kept().
     std::map<std::string, KeptSegments> kept = {};
+    // Why no job can be created, if so; none: nothing could prevent it.
+    std::function<absl::Status()> check_state_directory = nullptr;
   };
   struct Callbacks {
     // As JobHost's.
