@@ -14,7 +14,7 @@ import torch
 from optstate import _native, _optimizers, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._torch_arrays import ArrayTransfer
-from optstate._torch_gradients import GradientPusher
+from optstate._torch_gradients import GradientPusher, Gradients
 from optstate._torch_layout import check_options, optimizer_info, parameter_names, parameter_specs
 from optstate._torch_parameters import Parameters
 from optstate._torch_tensors import bits_sum
@@ -165,6 +165,8 @@ class Attachment:
         )
         self.hyperparams = _native.array_of(_native.Hyperparams, len(param_groups))
         self.micro_step = 0
+        # Parameters that had no gradient in any micro-step of the step so far.
+        self.without_gradient: list[int] = []
         # Whether something may be staged of a step that failed.
         self.must_abort = False
         # Of a load that was begun and has not ended: "state", or "parameters" alone.
@@ -233,10 +235,18 @@ class Attachment:
         else:
             self.parameters.check_tensors()
             self.parameters.locate()  # the trainer may have moved them since
-            self.parameters.read()
+            self.parameters.read(without_gradient=self.without_gradient)
             self.gradients.forget_pushed()
         self.micro_step, self.committing = 0, None
         return outcome
+
+    def note_missing(self, gradients: Gradients) -> None:
+        """Of a micro-step that was pushed, before the next one is begun."""
+        if self.micro_step == 0:
+            self.without_gradient = gradients.missing
+        elif self.without_gradient:
+            still = set(gradients.missing).intersection(self.without_gradient)
+            self.without_gradient = sorted(still)
 
     def drop_step(self) -> None:
         """Drops what was pushed of the open step, or, of a daemon that does not hear

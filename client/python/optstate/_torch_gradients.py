@@ -37,6 +37,7 @@ class Gradients:
         self.others: dict[int, torch.Tensor] = {}
         self.owners: list[torch.Tensor] = []  # a signal's handler may drop the trainer's
         self.takes_back = False  # what was pushed early has changed since
+        self.missing: list[int] = []  # parameters without a gradient
 
     def add(self, indices: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
         self.owners += gradients
@@ -102,7 +103,10 @@ class GradientPusher:
         for part in self._parts:
             indices: Sequence[int] = self._indices[part]
             gradients = list(map(gradient_of, self._parameters[part]))
-            if pushed or any(map(operator.is_, gradients, itertools.repeat(None))):
+            lacks = any(map(operator.is_, gradients, itertools.repeat(None)))
+            if lacks:
+                found.missing += [i for i, each in zip(indices, gradients) if each is None]
+            if pushed or lacks:
                 new = [
                     (index, gradient)
                     for index, gradient in zip(indices, gradients)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import array
+import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
 from optstate._torch_tensors import (
     DTYPES,
+    compare_memory,
     dtype_of,
     equal_bits,
     increment_versions,
@@ -52,7 +54,10 @@ class Parameters:
         self._remembered: list[torch.Tensor] = []
         self._versions: list[int] = []
         self._places: list[tuple[list[int], list[bool]]] = []
+        # The daemon's addresses and sizes, when they were first asked for.
+        self._areas: list[tuple[int, int]] = []
         # Of the parameters that the library can write itself, and the others.
+        self._pointers: list[int | None] = []
         self._direct_indices = array.array("I")
         self._direct_pointers = array.array("Q")
         self._indirect: list[int] = []
@@ -117,13 +122,13 @@ class Parameters:
     def locate(self) -> None:
         """Looks where read() is to write, before tensors that were moved are read."""
         direct, indirect = [], []
+        self._pointers = []
         for index, parameter in enumerate(self._parameters):
             by_address = parameter.is_cpu and parameter.is_contiguous() and not parameter.is_neg()
             (direct if by_address else indirect).append(index)
+            self._pointers.append(parameter.data_ptr() if by_address else None)
         self._direct_indices = array.array("I", direct)
-        self._direct_pointers = array.array(
-            "Q", [self._parameters[index].data_ptr() for index in direct]
-        )
+        self._direct_pointers = array.array("Q", map(self._pointers.__getitem__, direct))
         self._indirect = indirect
 
     def changed(self) -> list[int]:
@@ -151,25 +156,63 @@ class Parameters:
     def _equals_daemon(self, index: int) -> bool:
         return equal_bits(self._parameters[index], self._daemon_values(index))
 
-    @property
-    def direct(self) -> tuple[array.array, array.array]:
+    def direct(self, *, but: Collection[int] = ()) -> tuple[array.array, array.array]:
         """Parameters that the client library can write itself, and where they are."""
-        return self._direct_indices, self._direct_pointers
+        if not but:
+            return self._direct_indices, self._direct_pointers
+        is_wanted = bytearray(b"\1") * len(self._parameters)
+        for index in but:
+            is_wanted[index] = 0
+        wanted = list(map(is_wanted.__getitem__, self._direct_indices))
+        return (
+            array.array("I", itertools.compress(self._direct_indices, wanted)),
+            array.array("Q", itertools.compress(self._direct_pointers, wanted)),
+        )
 
     @torch.no_grad()
-    def read(self, *, but_direct: bool = False) -> None:
-        """Overwrites every parameter in place with the daemon's.
+    def read(self, *, without_gradient: Sequence[int] = (), but_direct: bool = False) -> None:
+        """Overwrites parameters in place with the daemon's.
 
         Tensors are where the last remember(), changed() or locate() found them.
-        but_direct: the direct ones have the daemon's values.
+        without_gradient: those that are touched only if they differ, because another
+        rank had a gradient. A graph that torch would not break is not broken then.
+        but_direct: the other direct ones have the daemon's values.
         """
-        if self._direct_indices and not but_direct:
-            self._session.read_parameters(*self.direct)
+        equal = self._equal_to_daemon(without_gradient) if without_gradient else set()
+        if not but_direct:
+            self._read_direct(equal)
+        elif len(equal) < len(without_gradient):
+            late = set(without_gradient) - equal
+            self._read_direct(set(self._indices) - late)
         for index in self._indirect:
-            self._parameters[index].copy_(self._daemon_values(index))
+            if index not in equal:
+                self._parameters[index].copy_(self._daemon_values(index))
         versions: list[int] = []
         for part in self._parts:
             parameters = self._parameters[part]
-            increment_versions(parameters)
+            written = parameters
+            if equal:
+                written = [self._parameters[i] for i in self._indices[part] if i not in equal]
+            increment_versions(written)
             versions += map(version_of, parameters)
         self._versions = versions
+
+    def _read_direct(self, but: Collection[int]) -> None:
+        indices, pointers = self.direct(but=but)
+        if indices:
+            self._session.read_parameters(indices, pointers)
+
+    def _equal_to_daemon(self, indices: Sequence[int]) -> set[int]:
+        """Those of these that have the daemon's bits."""
+        if not self._areas:
+            self._areas = list(map(self._session.parameter, self._indices))
+        direct = [index for index in indices if self._pointers[index] is not None]
+        pointers = [self._pointers[index] for index in direct]
+        areas = [self._areas[index] for index in direct]
+        equal = {index for index in indices if self._pointers[index] is None}
+        equal = set(filter(self._equals_daemon, equal))
+        if direct:
+            self._session.parameter(direct[0])  # raises if a signal's handler has closed it
+            differs = list(map(compare_memory, pointers, *zip(*areas)))
+            equal.update(index for index, differ in zip(direct, differs) if not differ)
+        return equal

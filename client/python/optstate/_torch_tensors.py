@@ -24,6 +24,10 @@ pointer_of = torch.Tensor.data_ptr
 is_contiguous = torch.Tensor.is_contiguous
 is_negated = torch.Tensor.is_neg  # its memory has minus its values
 
+# (address, address, bytes): 0 when they hold the same.
+compare_memory = ctypes.CDLL(None).memcmp
+compare_memory.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
 
 def parts_of(count: int) -> list[slice]:
     """Tensors that are looked at before the next ones: few enough for the core's cache

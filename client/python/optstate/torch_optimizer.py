@@ -435,6 +435,8 @@ class ServedOptimizer(torch.optim.Optimizer):
         gradients = attachment.gradients.gather(anew=was_unscaled)
         with attachment.undone_on_error():
             attachment.gradients.push(step, attachment.micro_step, gradients)
+            attachment.note_missing(gradients)
+            idle = attachment.without_gradient
             attachment.committing = step
             self._outcome = attachment.session.commit(
                 step,
@@ -444,12 +446,12 @@ class ServedOptimizer(torch.optim.Optimizer):
                 max_value=max_value,
                 norm_type=norm_type,
                 found_inf=found_inf,
-                read=attachment.parameters.direct if overlap else None,
+                read=attachment.parameters.direct(but=idle) if overlap else None,
             )
         attachment.micro_step = 0
         attachment.gradients.forget_pushed()
         if self._outcome.applied:
-            attachment.parameters.read(but_direct=overlap)
+            attachment.parameters.read(without_gradient=idle, but_direct=overlap)
         attachment.committing = None
         return loss
 
@@ -476,6 +478,7 @@ class ServedOptimizer(torch.optim.Optimizer):
             # Also without a gradient: other ranks may have one, and wait.
             attachment.session.end_micro_step(attachment.next_step, attachment.micro_step)
         attachment.gradients.forget_pushed()
+        attachment.note_missing(gradients)
         attachment.micro_step += 1
         self.zero_grad(set_to_none=True)
 
