@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import multiprocessing.context
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -189,6 +190,8 @@ class ServedOptimizer(torch.optim.Optimizer):
         self._steps_before = 0  # of a private job that went on under another name
         self._outcome: StepOutcome | None = None
         self._hooks: list[Any] = []
+        # State whose file descriptors a process that is being started inherits.
+        self._handed_over: Any = None
 
     # Where the optimizer stands.
 
@@ -363,6 +366,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         if self._attachment is not None:  # without a wait for a step that is under way
             self._steps_before += self._attachment.session.committed_step
         self._attachment, self._detached_because = None, because
+        self._handed_over = None
         _remove_hooks(self._hooks)
         self._hooks = []
         if self._finalizer is not None:
@@ -417,6 +421,7 @@ class ServedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._handed_over = None
         attachment = self._prepared_attachment()
         attachment.fill_hyperparams(self.param_groups)
         max_norm = limit(self.max_norm, "max_norm")
@@ -660,6 +665,10 @@ class ServedOptimizer(torch.optim.Optimizer):
         optimizer of its own, whose first use makes a private job of this state."""
         with self._state_present():
             state = super().__getstate__()
+        if multiprocessing.context.get_spawning_popen() is not None:
+            # torch shares a tensor's memory, and takes for granted that who pickles the
+            # tensor keeps it until the process has started.
+            self._handed_over = state["state"]
         settings = self._present_settings()
         state["_optstate"] = (settings, self.max_norm, self.max_value, self.norm_type)
         return state

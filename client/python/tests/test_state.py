@@ -8,6 +8,7 @@ import io
 import optstate
 import pytest
 import torch
+import torch.multiprocessing
 from training import largest_difference, loss_of, small_model, train
 
 CLASSES = {"Adam": (optstate.Adam, torch.optim.Adam), "AdamW": (optstate.AdamW, torch.optim.AdamW)}
@@ -81,6 +82,33 @@ def test_a_checkpoint_of_ours_loses_nothing(dtype):
     train(model, optimizer, range(10, 20))
     train(other, loaded, range(10, 20))
     assert largest_difference(model, other) == 0
+
+
+def _send_moments(optimizer, queue):
+    entries = optimizer.state_dict()["state"].values()
+    queue.put([(entry["step"].item(), entry["exp_avg"].tolist()) for entry in entries])
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_is_started_with_an_optimizer(method):
+    """It has the state as of then, in an optimizer of its own."""
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01)
+    context = torch.multiprocessing.get_context(method)
+    for first in (0, 2):
+        train(model, optimizer, range(first, first + 2))
+        queue = context.SimpleQueue()
+        process = context.Process(target=_send_moments, args=(optimizer, queue))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        expected = optimizer.state_dict()["state"].values()
+        expected = [(entry["step"].item(), entry["exp_avg"].tolist()) for entry in expected]
+        assert queue.get() == expected
+    copy.deepcopy(optimizer)
+    assert optimizer._handed_over is not None  # the children's
+    train(model, optimizer, range(4, 5))
+    assert optimizer._handed_over is None
 
 
 def test_a_16_bit_parameter_that_went_on_without_its_master_does_not_jump_back():
