@@ -399,8 +399,8 @@ class ServedOptimizer(torch.optim.Optimizer):
         here (ValueError, TypeError), nothing has happened, and it can be taken again.
         When the daemon refuses (InvalidArgumentError, FailedPreconditionError),
         nothing of the step stays there, micro-steps neither, and it can be taken
-        again from the first; after UnavailableError or DeadlineExceededError, attach
-        anew and look at committed_step.
+        again from the first. So it can after UnavailableError and
+        DeadlineExceededError, once the daemon is back: it attaches again by itself.
 
         Ctrl-C ends the wait for another rank with KeyboardInterrupt. The step is
         under way then: the next use of the optimizer waits for it to end and reads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import optstate
 import pytest
@@ -122,6 +123,30 @@ def test_a_daemon_that_stays_away(own_daemon, job):
     own_daemon.start()
     train(model, optimizer, range(1, 2))
     assert optimizer.committed_step == 2
+    optimizer.close()
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+def test_an_engine_that_does_not_answer_in_time(wire, own_daemon, job):
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.parameters(),
+        lr=0.01,
+        job=job,
+        endpoint=getattr(own_daemon, wire),
+        step_timeout=0.5,
+    )
+    train(model, optimizer, range(2))
+    engine = int(own_daemon.optctl("describe", "job", job)["engine_pid"])
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        with pytest.raises(optstate.DeadlineExceededError):
+            train(model, optimizer, range(2, 3))
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    train(model, optimizer, range(2, 4))  # the same step again
+    assert optimizer.committed_step == 4
+    assert largest_difference(model, whole_run(4)) == 0
     optimizer.close()
 
 
