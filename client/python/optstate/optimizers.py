@@ -105,8 +105,11 @@ class Lion(ServedOptimizer, _Lion):
 
 
 class LAMB(ServedOptimizer, _LAMB):
-    """LAMB (You et al. 2020, as apex' FusedLAMB without its global norm) in the daemon; see
-    ServedOptimizer."""
+    """LAMB (You et al. 2020) in the daemon; see ServedOptimizer.
+
+    As apex' FusedLAMB with use_nvlamb=True: the trust ratio is applied without weight
+    decay too. weight_decay is 0 by default, apex's 0.01; max_norm None, its max_grad_norm 1.
+    """
 
     _optimizer = "lamb"
 
