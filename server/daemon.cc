@@ -438,11 +438,22 @@ absl::StatusOr<v1::UpgradeReply> Daemon::Upgrade(const std::string& binary) {
   return reply;
 }
 
+// Of the configuration: the caller has asked for nothing wrong, nor for what is
+// not there.
+absl::Status AsRefusal(const absl::Status& status) {
+  if (!absl::IsInvalidArgument(status) && !absl::IsNotFound(status)) {
+    return status;
+  }
+  return absl::FailedPreconditionError(status.message());
+}
+
 // A configuration that names another place, or mounts one, would leave the jobs
 // behind.
 absl::StatusOr<v1::DaemonConfig> Daemon::ConfigForUpgrade() const {
   OPTSTATE_RETURN_IF_ERROR(state_.CheckInPlace());
-  OPTSTATE_ASSIGN_OR_RETURN(v1::DaemonConfig config, options_.reload());
+  absl::StatusOr<v1::DaemonConfig> reloaded = options_.reload();
+  if (!reloaded.ok()) return AsRefusal(reloaded.status());
+  v1::DaemonConfig& config = *reloaded;
   const v1::DaemonConfig& own = options_.config;
   if (config.state_dir() != own.state_dir() ||
       config.socket() != own.socket()) {
@@ -522,9 +533,12 @@ absl::Status Daemon::BeginUpgrade(NextBuild next) {
     return absl::UnavailableError("the daemon is being upgraded already");
   }
   // Here, where nothing is lost yet when one cannot be opened.
-  OPTSTATE_ASSIGN_OR_RETURN(Listeners missing, OpenMissing(next.config));
-  next.listeners = std::make_shared<const Listeners>(std::move(missing));
+  absl::StatusOr<Listeners> missing = OpenMissing(next.config);
+  if (!missing.ok()) return AsRefusal(missing.status());
+  next.listeners = std::make_shared<const Listeners>(*std::move(missing));
   upgrading_ = true;
+  // Whoever asks from now on, before there is the next build, hears of it.
+  upgrade_.Begin(next.id);
   spdlog::info("upgrading to {}", next.path);
   // From now on whoever connects waits for the next build.
   acceptor_->Hold();
@@ -573,7 +587,6 @@ v1::SupervisorHandover Daemon::MakeHandover(const NextBuild& next) const {
 }
 
 void Daemon::FinishUpgrade(const NextBuild& next) {
-  upgrade_.Begin(next.id);
   absl::Status status =
       absl::AbortedError(absl::StrCat("signal ", signal_while_upgrading_));
   if (signal_while_upgrading_ == 0) {

@@ -152,15 +152,16 @@ TEST_F(DaemonTest, UpgradeThatFailsLeavesTheDaemonAsItWas) {
 
 TEST_F(DaemonTest, AnEngineThatDiesDuringTheUpgradeIsReaped) {
   const pid_t pid = StartDaemon();
-  ASSERT_TRUE(Open("a").ok());
+  const auto session = Open("a");
+  ASSERT_TRUE(session.ok()) << session.status();
   const int64_t engine_pid = GetJob("a").engine_pid();
   const std::string binary = root() + "/kills";
   // In builtins alone: a shell that waits for a command would reap the engine.
   std::ofstream(binary) << "#!/bin/sh\ncase \"$*\" in *--handover-fd*)\n"
                         << "kill -9 " << engine_pid << "\n"
-                        << "until read stat < /proc/" << engine_pid
-                        << "/stat; case \"$stat\" in *') Z '*) true;; *) "
-                           "false;; esac; do :; done;; esac\nexec "
+                        << "while read -r stat < /proc/" << engine_pid
+                        << "/stat; do case \"$stat\" in *') Z '*) break;; "
+                           "esac; done;; esac\nexec "
                         << ExecutableOf(pid) << " \"$@\"\n";
   ASSERT_EQ(::chmod(binary.c_str(), 0700), 0);
   const auto reply = Upgrade(binary);
@@ -249,15 +250,21 @@ TEST_F(DaemonTest, WhatTheNextBuildCannotHaveIsRefusedBefore) {
                     "/new.sock', '127.0.0.1:", ntohs(address.sin_port), "']\n"),
        "Address already in use"},
       {"listen: ['no such host:1']\n", "no such host"},
+      {"limits: {jobs_max: nonsense}\n", "jobs_max"},
       {"huge_pages: mount\n", "huge_pages"},
       {absl::StrCat("listen: ['unix:", socket(), "']\n"), "already"}};
   for (const auto& [text, fault] : faults) {
     std::ofstream(file) << text;
     const absl::Status refused = Upgrade("").status();
     EXPECT_THAT(std::string(refused.message()), HasSubstr(fault));
+    EXPECT_FALSE(absl::IsInvalidArgument(refused)) << refused;
     EXPECT_FALSE(Status()->has_upgrade());
     EXPECT_FALSE(Exists(root() + "/new.sock"));
   }
+  std::filesystem::remove(file);
+  const absl::Status absent = Upgrade("").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(absent)) << absent;
+  EXPECT_THAT(std::string(absent.message()), HasSubstr(file));
   std::ofstream(file) << "log_level: debug\n";
   ASSERT_EQ(::rename(state().c_str(), (state() + "-away").c_str()), 0);
   EXPECT_THAT(std::string(Upgrade("").status().message()),

@@ -187,6 +187,7 @@ TEST_F(OptctlTest, WhatWaitsForAStoppedEngineIsSaidInTime) {
       {"delete job gpt", "does not say whether ranks are attached",
        kExitRefused},
       {"recover gpt", "has not failed", kExitRefused},
+      {"upgrade", "the upgrade has begun", kExitUnreachable},
       {"delete job gpt --force", "job \"gpt\" is still being deleted",
        kExitUnreachable},
   };

@@ -29,14 +29,14 @@ absl::StatusOr<v1::ServerStatus> AwaitEnd(AdminClient& client,
     }
     absl::SleepFor(kLook);
   } while (absl::Now() < deadline);
-  // Of the kind that is neither a refusal nor a daemon that is not there.
+  // Neither a refusal nor a daemon that is not there.
   if (unknown) {
     return absl::AbortedError(
         "the upgrade has begun, and the daemon that answers knows nothing of "
         "it: it died and was started anew, its log says why; `optctl status` "
         "says which build it is");
   }
-  return absl::AbortedError(
+  return absl::DeadlineExceededError(
       last.ok()
           ? "the upgrade has begun and is not done yet; `optctl status -o "
             "json` says how it goes on"
