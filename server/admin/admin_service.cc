@@ -233,7 +233,7 @@ absl::StatusOr<v1::ListSessionsReply> AdminService::ListSessions(
 absl::StatusOr<v1::ListParametersReply> AdminService::ListParameters(
     const v1::ListParametersRequest& request, absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(FindJob(request.job()).status());
-  return engines_->ListParameters(request, deadline);
+  return engines_->ListParameters(request, EngineDeadline(deadline));
 }
 
 absl::Status AdminService::DeleteJob(const std::string& name, bool force,

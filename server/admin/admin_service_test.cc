@@ -138,9 +138,10 @@ class FakeEngineService : public v1::Engine::Service {
     for (uint32_t i = 0; i < sessions_; ++i) job->add_sessions()->set_rank(i);
     return grpc::Status::OK;
   }
-  grpc::Status ListParameters(grpc::ServerContext*,
+  grpc::Status ListParameters(grpc::ServerContext* context,
                               const v1::ListParametersRequest* request,
                               v1::ListParametersReply* reply) override {
+    while (hangs_ && !context->IsCancelled()) std::this_thread::yield();
     reply->set_next_page_token(request->page_token() + "+");
     return grpc::Status::OK;
   }
@@ -314,6 +315,17 @@ TEST_F(AdminServiceTest, ADeadOrHangingEngineDoesNotSpoilTheList) {
   EXPECT_THAT(
       jobs[3].reason(),
       HasSubstr("not running: its engine exited with status 1: locked"));
+}
+
+TEST_F(AdminServiceTest, ParametersOfAHangingEngineAreNotAwaitedForLong) {
+  AddJob("hanging", 1, /*hangs=*/true);
+  v1::ListParametersRequest request;
+  request.set_job("hanging");
+  const absl::Time before = absl::Now();
+  const absl::Status status =
+      service_->ListParameters(request, before + absl::Minutes(1)).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_LT(absl::Now(), before + absl::Seconds(50));
 }
 
 TEST_F(AdminServiceTest, ListsNameTheEnginesThatGaveNoAnswer) {
