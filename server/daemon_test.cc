@@ -253,8 +253,10 @@ std::string Call(const std::string& socket, const std::string& method,
 TEST_F(DaemonTest, HealthAndReflection) {
   StartDaemon();
   // HealthCheckResponse.status = SERVING.
-  EXPECT_EQ(Call(socket(), "/grpc.health.v1.Health/Check", ""),
-            std::string("\x08\x01"));
+  for (const char* service : {"", "\x0a\x11optstate.v1.Admin"}) {
+    EXPECT_EQ(Call(socket(), "/grpc.health.v1.Health/Check", service),
+              std::string("\x08\x01"));
+  }
   // ServerReflectionRequest.list_services = "".
   EXPECT_THAT(
       Call(socket(),

@@ -106,6 +106,9 @@ absl::Status Server::Start() {
   if (server_ == nullptr) {
     return absl::InternalError("the gRPC server of Admin did not start");
   }
+  // Known by itself is "" alone. SetUnhealthy is about both.
+  server_->GetHealthCheckService()->SetServingStatus(
+      v1::Admin::service_full_name(), true);
   return absl::OkStatus();
 }
 
