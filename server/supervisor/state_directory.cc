@@ -1,5 +1,6 @@
 #include "server/supervisor/state_directory.h"
 
+#include <spdlog/spdlog.h>
 #include <unistd.h>
 
 #include <utility>
@@ -7,22 +8,12 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/supervisor/private_directory.h"
-#include "storage/tmpfs_info.h"
 
 namespace optstate::supervisor {
 namespace {
 
 constexpr char kLockName[] = "/lock";
 constexpr char kJobsName[] = "/jobs";
-
-absl::StatusOr<std::string> DescribeStatePages(const v1::DaemonConfig& config) {
-  if (config.huge_pages() == v1::HUGE_PAGES_NEVER) {
-    return "4 KiB pages, because the configuration says huge_pages: never";
-  }
-  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info,
-                            InspectDirectory(config.state_dir()));
-  return DescribePages(info);
-}
 
 // Its files can only be mapped, and only in whole pages: the lock's pid and a
 // job's description are written.
@@ -37,6 +28,21 @@ absl::Status CheckFileSystem(const std::string& path) {
 }
 
 }  // namespace
+
+std::string DescribeStatePages(v1::HugePages setting, const TmpfsInfo& info) {
+  if (setting != v1::HUGE_PAGES_NEVER || !info.is_tmpfs) {
+    return DescribePages(info);
+  }
+  if (info.huge_pages()) {
+    return absl::StrCat(
+        DescribePages(info),
+        "; huge_pages: never in the configuration cannot overrule that",
+        info.shmem_enabled == "force"
+            ? ""
+            : ": mount it with huge=never, or choose another state_dir");
+  }
+  return "4 KiB pages, because the configuration says huge_pages: never";
+}
 
 absl::StatusOr<StateDirectory> StateDirectory::Open(
     const v1::DaemonConfig& config, UniqueFd inherited_lock) {
@@ -57,9 +63,12 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(
                            absl::StrCat("state directory ", path)));
   OPTSTATE_ASSIGN_OR_RETURN(JobRegistry registry,
                             JobRegistry::Open(path + kJobsName));
-  OPTSTATE_ASSIGN_OR_RETURN(std::string pages, DescribeStatePages(config));
-  return StateDirectory(path, std::move(lock), std::move(registry),
-                        std::move(pages));
+  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(path));
+  const std::string pages = DescribeStatePages(config.huge_pages(), info);
+  if (config.huge_pages() == v1::HUGE_PAGES_NEVER && info.huge_pages()) {
+    spdlog::warn("state directory {}: {}", path, pages);
+  }
+  return StateDirectory(path, std::move(lock), std::move(registry), pages);
 }
 
 absl::Status StateDirectory::CheckInPlace() const {

@@ -10,8 +10,13 @@
 #include "proto/types/unique_fd.h"
 #include "server/supervisor/file_lock.h"
 #include "server/supervisor/job_registry.h"
+#include "storage/tmpfs_info.h"
 
 namespace optstate::supervisor {
+
+// One sentence on what the pages are, and why; the setting decides only where
+// the mount leaves it to the daemon.
+std::string DescribeStatePages(v1::HugePages setting, const TmpfsInfo& info);
 
 // Where a daemon keeps its jobs, held for it alone.
 //
