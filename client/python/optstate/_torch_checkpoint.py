@@ -112,6 +112,14 @@ def _step_of(info: OptimizerInfo, entry: StateEntry) -> float | None:
     return float(entry["step"]) if "step" in entry else None
 
 
+def last_step_of(entries: dict[int, StateEntry | None]) -> int | None:
+    """The most steps of a parameter in a checkpoint; None when one does not say."""
+    present = [entry for entry in entries.values() if entry is not None]
+    if not all("step" in entry for entry in present):
+        return None
+    return int(max((float(entry["step"]) for entry in present), default=0))
+
+
 def complete_groups(
     torch_class: type[torch.optim.Optimizer],
     groups: Sequence[dict[str, Any]],

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import inspect
 import multiprocessing.context
+import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -609,7 +610,9 @@ class ServedOptimizer(torch.optim.Optimizer):
         """Takes a state_dict of this class or of torch's own. Collective.
 
         Parameters are not part of it: load the model's before. Raises
-        ValueError, with nothing changed, when it does not fit.
+        ValueError, with nothing changed, when it does not fit. committed_step stays
+        as it is. UserWarning when a named job has taken more steps than the state: a
+        script that attaches again loads only if committed_step is 0.
         """
         self._attached().check_no_micro_steps("load_state_dict()")
         handle = self.register_load_state_dict_pre_hook(hide_entries)
@@ -656,9 +659,27 @@ class ServedOptimizer(torch.optim.Optimizer):
                     _torch_checkpoint.check_entry(
                         attachment.info, entry, names[index], tensor, group
                     )
+        self._warn_of_older_state(attachment, entries)
         super().__setstate__({"state": ServedState(self, given), "param_groups": groups})
         attachment.load(groups, attachment.parameters.changed(), entries)
         attachment.parameters.read()
+
+    def _warn_of_older_state(self, attachment: Attachment, entries: dict[int, Any]) -> None:
+        if attachment.is_private or attachment.session.committed_step == 0:
+            return
+        loaded = _torch_checkpoint.last_step_of(entries)
+        if loaded is None:
+            return
+        # A load that broke off, and is repeated, has left nothing to compare with.
+        with contextlib.suppress(errors.OptstateError):
+            present = max(attachment.arrays.fetch_step_counts(range(len(entries))))
+            if loaded < present:
+                warnings.warn(
+                    f'job "{attachment.job}" has taken {present} steps and is put back to a state'
+                    f" of {loaded}: a script that attaches again loads a checkpoint only if"
+                    " optimizer.committed_step is 0",
+                    stacklevel=2,
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         """As torch's, with the state itself. The copy is not attached: it is an

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 
 import optstate
 import pytest
@@ -150,6 +151,29 @@ def test_state_of_parameters_missing_in_a_checkpoint_starts_anew():
     train(ours, optimizer, range(5, 8))
     train(torchs, reference, range(5, 8))
     assert largest_difference(ours, torchs) < 1e-5
+
+
+def test_a_load_that_puts_a_job_back_warns(job):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
+    before = optimizer.state_dict()
+    train(model, optimizer, range(3))
+    saved = optimizer.state_dict()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.load_state_dict(saved)
+    train(model, optimizer, range(3, 5))
+    with pytest.warns(UserWarning, match=f'"{job}" has taken 5 steps .* a state of 3'):
+        optimizer.load_state_dict(saved)
+    assert optimizer.committed_step == 5
+    with pytest.warns(UserWarning, match="has taken 3 steps .* a state of 0"):
+        optimizer.load_state_dict(before)
+    private = optstate.AdamW(model.parameters())
+    train(model, private, range(5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        private.load_state_dict(saved)
+        optimizer.load_state_dict(saved)
 
 
 def test_a_checkpoint_that_does_not_fit_changes_nothing():
