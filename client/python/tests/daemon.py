@@ -40,7 +40,9 @@ def _accepts(path: pathlib.Path) -> bool:
 class Daemon:
     """A daemon with its own state directory and socket; stop() removes both."""
 
-    def __init__(self) -> None:
+    def __init__(self, *arguments: str) -> None:
+        """arguments: further ones of optstated."""
+        self._arguments = arguments
         shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="optstate-test-", dir=shm))
         self.socket = self.directory / "optstated.sock"
@@ -68,6 +70,7 @@ class Daemon:
         """Starts it (again) and returns when it accepts."""
         command = [program("optstated"), "--state-dir", str(self.directory / "state")]
         command += ["--socket", str(self.socket), "--listen", self._tcp]
+        command += self._arguments
         with open(self.directory / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
         for _ in range(START_TIMEOUT_S * 200):
