@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
 import secrets
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, NoReturn
 
@@ -99,6 +101,17 @@ def open_together(
     return session, spec
 
 
+def _warn_if_embedded(job: str, endpoint: str) -> None:
+    """Who names a job means to find it again; nobody said that it may end with us."""
+    if not os.environ.get("OPTSTATE_ENDPOINT") and "/optstate-embedded-" in endpoint:
+        warnings.warn(
+            f'no daemon runs on this node: job "{job}" is in a private one, which ends with'
+            " this process, and the job with it. Start optstated to keep it, or say"
+            ' endpoint="embedded"',
+            stacklevel=5,
+        )
+
+
 class Attachment:
     """One attached optimizer: its session, tensors, and what was registered.
 
@@ -151,6 +164,8 @@ class Attachment:
             )
 
         self.session, self._spec = open_together(ranks, make_spec)
+        if job is not None and ranks.rank == 0 and not settings.endpoint:
+            _warn_if_embedded(job, self.session.endpoint)
         self.info = _optimizers.by_kind(self._spec.optimizer)
         # Gradients that the daemon sums are averaged, as DistributedDataParallel does.
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import pathlib
+import warnings
 
 import optstate
+import pytest
 import torch
 from ranks import running, say
 from training import largest_difference, small_model, train
@@ -45,10 +47,16 @@ def _wait_for_end(pid: int) -> None:
     assert ended, f"process {pid} lives on"
 
 
-def test_default_when_there_is_no_daemon(monkeypatch):
+def _without_daemon(monkeypatch):
+    """False where the node has one."""
     monkeypatch.delenv("OPTSTATE_ENDPOINT")
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/nowhere")
-    if os.path.exists("/run/optstate/optstated.sock"):
+    own = f"/tmp/optstate-{os.geteuid()}/optstated.sock"
+    return not any(map(os.path.exists, ["/run/optstate/optstated.sock", own]))
+
+
+def test_default_when_there_is_no_daemon(monkeypatch):
+    if not _without_daemon(monkeypatch):
         monkeypatch.setenv("OPTSTATE_ENDPOINT", "embedded")
     model, expected = small_model(), small_model()
     optimizer = optstate.AdamW(model.parameters(), lr=0.01)
@@ -57,6 +65,21 @@ def test_default_when_there_is_no_daemon(monkeypatch):
     train(expected, torch.optim.AdamW(expected.parameters(), lr=0.01), range(5))
     assert largest_difference(model, expected) < 1e-5
     optimizer.close()
+
+
+def test_a_named_job_that_will_not_outlive_the_trainer_is_warned_of(monkeypatch):
+    if not _without_daemon(monkeypatch):
+        pytest.skip("this machine runs a daemon of its own")
+    parameters = [torch.nn.Parameter(torch.zeros(2))]
+    with pytest.warns(UserWarning, match='"brief".*Start optstated') as told:
+        optstate.AdamW(parameters, job="brief").close()
+    assert [each.filename for each in told] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optstate.AdamW(parameters).close()
+        optstate.AdamW(parameters, job="brief", endpoint="embedded").close()
+        monkeypatch.setenv("OPTSTATE_ENDPOINT", "embedded")
+        optstate.AdamW(parameters, job="brief").close()
 
 
 def test_a_named_job_lives_as_long_as_the_trainer():
