@@ -96,6 +96,7 @@ absl::StatusOr<TmpfsInfo> InspectDirectory(const std::string& directory) {
   info.is_hugetlbfs = kind.f_type == HUGETLBFS_MAGIC;
   info.bytes_total = uint64_t{space.f_blocks} * space.f_frsize;
   info.bytes_left = uint64_t{space.f_bavail} * space.f_frsize;
+  info.files_left = space.f_files == 0 ? UINT64_MAX : uint64_t{space.f_favail};
   info.shmem_enabled = SelectedWord(kShmemEnabled);
   const std::string device = absl::StrCat(major(directory_stat.st_dev), ":",
                                           minor(directory_stat.st_dev));

@@ -20,6 +20,7 @@ struct TmpfsInfo {
   std::string shmem_enabled;  // the machine's setting: never, advise, force, ..
   uint64_t bytes_total = 0;
   uint64_t bytes_left = 0;  // to this user
+  uint64_t files_left = 0;  // inodes, to this user; UINT64_MAX: no limit
 
   bool huge_pages() const;
 };

@@ -32,6 +32,18 @@ absl::Status Exhausted(absl::string_view what, uint64_t needed, uint64_t left,
                    " are left; ", advice));
 }
 
+// Of a new job, whatever its optimizer; some of them only while it is made.
+constexpr uint64_t kJobFiles = 16;
+
+absl::Status CheckFilesLeft(const TmpfsInfo& info) {
+  if (info.files_left >= kJobFiles) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      info.file_system, " on ", info.mount_point, ": a new job needs up to ",
+      kJobFiles, " files, ", info.files_left,
+      " more are possible; delete a job, or remount it with a larger "
+      "nr_inodes="));
+}
+
 uint64_t Minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
 // What is left of one of the things that the state takes.
@@ -102,6 +114,13 @@ absl::Status Admit(const AdmissionRequest& request) {
       RoomsOf(request.directory,
               request.state_dir.empty() ? request.directory : request.state_dir,
               request.limits));
+  // One that is there has its files.
+  if (request.new_state_bytes != 0 &&
+      request.new_state_bytes == request.job_state_bytes) {
+    OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info,
+                              InspectDirectory(request.directory));
+    OPTSTATE_RETURN_IF_ERROR(CheckFilesLeft(info));
+  }
   for (const Room& room : rooms) {
     const uint64_t needed = (room.holds_state ? request.new_state_bytes : 0) +
                             (room.holds_tables ? request.table_bytes : 0);

@@ -35,7 +35,8 @@ class AdmissionLock {
 
 // RESOURCE_EXHAUSTED, saying how many bytes are needed and left and which
 // setting would help, when the request does not fit the job's limit, the limit
-// of all jobs, the file system or the memory. A check, not a reservation.
+// of all jobs, the file system (or its inodes) or the memory. A check, not a
+// reservation.
 absl::Status Admit(const AdmissionRequest& request);
 
 // What Admit would let all jobs of the directory take in addition, whatever the

@@ -1,6 +1,7 @@
 #include "server/session/admission.h"
 
 #include <stdlib.h>
+#include <sys/mount.h>
 
 #include <filesystem>
 #include <fstream>
@@ -72,6 +73,24 @@ TEST_F(AdmissionTest, TablesTakeMemoryAndNoneOfTheJobsLimits) {
       << refused;
   request.table_bytes = 0;
   EXPECT_TRUE(Admit(request).ok()) << Admit(request);
+}
+
+TEST_F(AdmissionTest, ANewJobNeedsInodes) {
+  if (::mount("none", directory_.c_str(), "tmpfs", 0, "nr_inodes=8") != 0) {
+    GTEST_SKIP() << "needs root to mount a tmpfs";
+  }
+  AdmissionRequest request;
+  request.directory = directory_;
+  request.job_state_bytes = 8192;
+  request.new_state_bytes = 8192;
+  const absl::Status refused = Admit(request);
+  // An extension makes no more than there are.
+  request.new_state_bytes = 4096;
+  const absl::Status extension = Admit(request);
+  ASSERT_EQ(::umount(directory_.c_str()), 0);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_NE(refused.message().find("nr_inodes="), std::string::npos) << refused;
+  EXPECT_TRUE(extension.ok()) << extension;
 }
 
 TEST_F(AdmissionTest, LeftIsNotMoreThanTheFileSystemHas) {
