@@ -234,7 +234,10 @@ class Session {
   absl::Status NoteFailure(uint64_t step, const absl::Status& status);
   absl::Status BeginAnew(uint64_t step);
   bool MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const;
-  void CopyPiece(size_t piece, const void* gradient);
+  // Copies the piece's part of a parameter's gradient, if any, into the
+  // gradient area; returns its bytes.
+  uint64_t PutGradient(size_t index, const void* gradient,
+                       absl::Span<std::byte> area);
   void Mark(uint64_t step, uint32_t micro_step, uint32_t first, uint32_t count);
   void ForgetStaged();
   void DropFailedStep(uint64_t step, const absl::Status& status);

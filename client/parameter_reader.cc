@@ -85,12 +85,14 @@ bool ParameterReader::CopyReady(const std::atomic<uint64_t>* stamps,
   const size_t before = left_.size();
   left_.erase(std::remove_if(left_.begin(), left_.end(), ready), left_.end());
   const bool copied = left_.size() != before;
+  if (copied) StreamingFence();
   has_copied_ |= copied;
   return copied;
 }
 
 void ParameterReader::CopyRest(const std::byte* area) {
   for (const Part& part : left_) Copy(part, area);
+  StreamingFence();
   left_.clear();
 }
 

@@ -76,6 +76,7 @@ absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
       unended_->micro_step < micro_step) {
     OPTSTATE_RETURN_IF_ERROR(EndMicroStep(step, unended_->micro_step));
   }
+  const absl::Span<std::byte> area = channel_->gradient_area();
   PieceRun run;
   for (size_t i = 0; i < parameters.size(); ++i) {
     // As a rule the next piece is the next parameter's.
@@ -87,8 +88,8 @@ absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
       OPTSTATE_RETURN_IF_ERROR(PushCopied(step, micro_step, run));
       run = {.begin = at, .end = at, .bytes = 0};
     }
-    if (MayCopy(at, step, micro_step)) CopyPiece(at, gradients[i]);
-    run.bytes += piece(at).gradient.size();
+    const bool may_copy = MayCopy(at, step, micro_step);
+    run.bytes += PutGradient(at, may_copy ? gradients[i] : nullptr, area);
     ++run.end;
   }
   return PushCopied(step, micro_step, run);
@@ -102,13 +103,13 @@ absl::Status Session::CheckGradients(
     return absl::InvalidArgumentError(absl::StrCat(
         parameters.size(), " parameters, ", gradients.size(), " gradients"));
   }
+  const absl::Span<const ParameterSpec> specs = setup_->layout.parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
-    OPTSTATE_RETURN_IF_ERROR(CheckParameters(parameters[i], 1));
+    if (parameters[i] >= specs.size()) return CheckParameters(parameters[i], 1);
     if (i > 0 && parameters[i] <= parameters[i - 1]) {
       return absl::InvalidArgumentError("the parameters do not ascend");
     }
-    if (gradients[i] == nullptr &&
-        setup_->layout.parameters()[parameters[i]].numel != 0) {
+    if (gradients[i] == nullptr && specs[parameters[i]].numel != 0) {
       return absl::InvalidArgumentError(absl::StrCat(
           "the gradient of parameter ", parameters[i], " is null"));
     }
@@ -119,6 +120,7 @@ absl::Status Session::CheckGradients(
 absl::Status Session::PushCopied(uint64_t step, uint32_t micro_step,
                                  const PieceRun& run) {
   if (run.begin == run.end) return absl::OkStatus();
+  StreamingFence();
   const uint32_t first = setup_->partition.pieces[run.begin].parameter;
   const uint32_t last = setup_->partition.pieces[run.end - 1].parameter;
   return Annotated(PushRun(step, micro_step, first, last - first + 1));
@@ -153,12 +155,19 @@ bool Session::MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const {
   return options_.accumulate && micro_step > mark.micro_step;
 }
 
-void Session::CopyPiece(size_t index, const void* gradient) {
-  const GradientPiece to = piece(index);
-  const uint64_t offset = to.begin * SizeInBytes(to.dtype);
-  StreamingCopy(to.gradient.data(),
-                static_cast<const std::byte*>(gradient) + offset,
-                to.gradient.size(), setup_->partition.gradient_area_bytes);
+uint64_t Session::PutGradient(size_t index, const void* gradient,
+                              absl::Span<std::byte> area) {
+  const Piece& piece = setup_->partition.pieces[index];
+  const uint64_t element_bytes =
+      SizeInBytes(setup_->layout.parameters()[piece.parameter].gradient_dtype);
+  const uint64_t bytes = piece.numel * element_bytes;
+  if (gradient != nullptr) {
+    StreamingCopy(
+        area.data() + piece.gradient_offset_bytes,
+        static_cast<const std::byte*>(gradient) + piece.begin * element_bytes,
+        bytes, area.size());
+  }
+  return bytes;
 }
 
 void Session::Mark(uint64_t step, uint32_t micro_step, uint32_t first,
@@ -270,12 +279,13 @@ absl::Status Session::CheckTargets(const ParameterTargets& read) const {
         absl::StrCat(read.parameters.size(), " parameters, ",
                      read.destinations.size(), " destinations"));
   }
+  const absl::Span<const ParameterSpec> specs = setup_->layout.parameters();
   for (size_t i = 0; i < read.parameters.size(); ++i) {
-    OPTSTATE_RETURN_IF_ERROR(CheckParameters(read.parameters[i], 1));
-    if (read.destinations[i] == nullptr &&
-        setup_->layout.parameters()[read.parameters[i]].numel != 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the destination of parameter ", read.parameters[i], " is null"));
+    const uint32_t p = read.parameters[i];
+    if (p >= specs.size()) return CheckParameters(p, 1);
+    if (read.destinations[i] == nullptr && specs[p].numel != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the destination of parameter ", p, " is null"));
     }
   }
   return absl::OkStatus();

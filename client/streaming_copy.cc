@@ -16,8 +16,8 @@ namespace {
 constexpr size_t kStreamBytesMin = 256 << 10;
 // Of parts of at least so many bytes in all nothing stays there.
 constexpr size_t kStreamInAllMin = 8 << 20;
-// The fence behind smaller parts costs more than is won.
-constexpr size_t kStreamPartMin = 4096;
+// A few whole lines.
+constexpr size_t kStreamPartMin = 512;
 constexpr size_t kLineBytes = 64;
 
 // `to` is aligned to a line; `bytes` is a multiple of it.
@@ -34,8 +34,6 @@ void StreamLines(std::byte* to, const std::byte* from, size_t bytes) {
     _mm_stream_si128(target + 2, c);
     _mm_stream_si128(target + 3, d);
   }
-  // Streaming stores are ordered by nothing else.
-  _mm_sfence();
 }
 #endif
 
@@ -62,6 +60,13 @@ void StreamingCopy(void* to, const void* from, size_t bytes,
   }
 #endif
   std::memcpy(to, from, bytes);
+}
+
+void StreamingFence() {
+#if defined(__SSE2__)
+  // Streaming stores are ordered by nothing else.
+  _mm_sfence();
+#endif
 }
 
 }  // namespace optstate::client

@@ -7,9 +7,11 @@ namespace optstate::client {
 
 // memcpy for data that this core does not read again: large copies bypass the
 // cache, so that the destination's lines are not fetched first; so do parts of
-// what is larger than caches, `in_all` bytes. Everything is visible to other
-// threads when it returns and they synchronise as usual.
+// what is larger than caches, `in_all` bytes. What was copied is visible to
+// other threads once StreamingFence has returned after it, and they synchronise
+// as usual: one fence for many parts, because it waits for all of them.
 void StreamingCopy(void* to, const void* from, size_t bytes, size_t in_all);
+void StreamingFence();
 
 }  // namespace optstate::client
 

@@ -204,8 +204,11 @@ void StepScheduler::SetPartitions(absl::Span<const RankPartition> partitions,
                                   bool replicated) {
   partitions_ = partitions;
   replicated_ = replicated;
-  pieces_.emplace(static_cast<uint32_t>(options_.layout->parameters().size()),
-                  partitions);
+  const auto parameters =
+      static_cast<uint32_t>(options_.layout->parameters().size());
+  pieces_.emplace(parameters, partitions);
+  update_bytes_.resize(parameters);
+  for (uint32_t p = 0; p < parameters; ++p) update_bytes_[p] = UpdateBytes(p);
 }
 
 void StepScheduler::Stage(const Staging& staging) {
@@ -389,27 +392,31 @@ void StepScheduler::Apply(const Update& update) {
 }
 
 uint64_t StepScheduler::UpdateBytes(absl::Span<const uint8_t> updated) const {
-  const Layout& layout = *options_.layout;
   uint64_t bytes = 0;
   for (uint32_t p = 0; p < updated.size(); ++p) {
-    if (updated[p] == 0) continue;
-    const ParameterSpec& spec = layout.parameters()[p];
-    const uint64_t gradients = replicated_ ? partitions_.size() : 1;
-    ForEachMasterPart(p, 0, NumelOf(spec),
-                      [&](const std::byte* /*data*/, uint64_t part_bytes) {
-                        bytes += 2 * part_bytes;
-                      });
-    if (layout.master_format(p) == MasterFormat::kFloat32) {
-      bytes += NumelOf(spec) * SizeInBytes(spec.dtype);
-    }
-    bytes += NumelOf(spec) * SizeInBytes(SumDTypeOf(p)) *
-             (accumulates() ? 1 : gradients);
-    ForEachColumn(spec.group, layout.flat_offset(p), NumelOf(spec),
-                  [&](const Column& /*column*/, uint64_t /*first*/,
-                      uint64_t column_bytes) {
-                    if (!HasPrefixes()) bytes += 2 * column_bytes;
-                  });
+    if (updated[p] != 0) bytes += update_bytes_[p];
   }
+  return bytes;
+}
+
+uint64_t StepScheduler::UpdateBytes(uint32_t parameter) const {
+  const Layout& layout = *options_.layout;
+  const ParameterSpec& spec = layout.parameters()[parameter];
+  const uint64_t numel = NumelOf(spec);
+  const uint64_t gradients =
+      replicated_ && !accumulates() ? partitions_.size() : 1;
+  uint64_t bytes = numel * SizeInBytes(SumDTypeOf(parameter)) * gradients;
+  ForEachMasterPart(parameter, 0, numel,
+                    [&](const std::byte* /*data*/, uint64_t part_bytes) {
+                      bytes += 2 * part_bytes;
+                    });
+  if (layout.master_format(parameter) == MasterFormat::kFloat32) {
+    bytes += numel * SizeInBytes(spec.dtype);
+  }
+  if (HasPrefixes()) return bytes;
+  ForEachColumn(spec.group, layout.flat_offset(parameter), numel,
+                [&](const Column& /*column*/, uint64_t /*first*/,
+                    uint64_t column_bytes) { bytes += 2 * column_bytes; });
   return bytes;
 }
 

@@ -287,6 +287,7 @@ class StepScheduler {
   void TakeBackRun(uint32_t parameter, uint64_t run, uint64_t begin,
                    uint64_t numel);
   void CountStep(const Update& update);
+  uint64_t UpdateBytes(uint32_t parameter) const;
   // Calls visit(column, first byte, bytes) for the columns of a group.
   template <typename Visitor>
   void ForEachColumn(uint32_t group, uint64_t flat, uint64_t numel,
@@ -321,6 +322,7 @@ class StepScheduler {
   std::unique_ptr<float, decltype(&std::free)> workspace_{nullptr, &std::free};
   uint64_t workspace_elements_ = 0;  // of one worker
   std::optional<PieceTable> pieces_;
+  std::vector<uint64_t> update_bytes_;  // by parameter
 };
 
 template <typename Visitor>
