@@ -239,6 +239,7 @@ absl::Status GrpcChannel::StartCommit(const CommitOptions& options,
   commit->set_found_inf(options.found_inf);
   commit->set_max_value(options.max_value);
   commit->set_norm_type(options.norm_type);
+  commit->set_wants_parameters(true);
   for (const Hyperparams& from : options.groups) {
     v1::GroupHyperparams* const to = commit->add_groups();
     to->mutable_values()->Add(from.value.begin(), from.value.end());
@@ -259,7 +260,9 @@ absl::StatusOr<Outcome> GrpcChannel::WaitCommit(absl::Time deadline,
   OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply reply,
                             Await(std::exchange(commit_id_, 0), deadline));
   const Outcome outcome = MakeOutcome(reply.outcome());
-  if (outcome.applied) OPTSTATE_RETURN_IF_ERROR(ReadParameters(deadline));
+  if (outcome.applied && !reply.has_parameters()) {
+    OPTSTATE_RETURN_IF_ERROR(ReadParameters(deadline));
+  }
   return outcome;
 }
 

@@ -3,16 +3,10 @@
 #include <algorithm>
 
 #include "client/streaming_copy.h"
+#include "proto/types/area_parts.h"
 #include "proto/types/dtype.h"
 
 namespace optstate::client {
-namespace {
-
-// As many as a worker of the engine takes at a time, at the same borders.
-constexpr uint64_t kPartElements = 64 * kTileElements;
-
-}  // namespace
-
 void ParameterReader::Begin(uint64_t step, const ParameterTargets& targets) {
   step_ = step;
   targets_ = targets;
@@ -30,25 +24,15 @@ void ParameterReader::Begin(uint64_t step, const ParameterTargets& targets) {
 
 void ParameterReader::AddPieces(size_t target) {
   const uint32_t p = targets_.parameters[target];
-  const ParameterSpec& spec = layout_->parameters()[p];
-  const auto numel = static_cast<uint64_t>(spec.numel);
-  // Counted from the group's beginning, as sub-groups are.
-  const uint64_t offset =
-      layout_->flat_offset(p) - layout_->group_begin(spec.group);
-  const auto run_of = [&](uint64_t element) {
-    return layout_->first_run(p) + (offset + element) / kTileElements -
-           offset / kTileElements;
-  };
+  const auto numel = static_cast<uint64_t>(layout_->parameters()[p].numel);
   for (uint64_t begin = 0; begin < numel;) {
-    const uint64_t border =
-        ((offset + begin) / kPartElements + 1) * kPartElements - offset;
-    const uint64_t end = std::min(border, numel);
+    const uint64_t end = NextCut(*layout_, p, begin);
     left_.push_back({.first_target = target,
                      .end_target = target + 1,
                      .begin = begin,
                      .end = end,
-                     .first_run = run_of(begin),
-                     .end_run = run_of(end - 1) + 1});
+                     .first_run = layout_->run_of(p, begin),
+                     .end_run = layout_->run_of(p, end - 1) + 1});
     begin = end;
   }
 }

@@ -102,6 +102,12 @@ class Layout {
   uint64_t run_count() const { return first_run_.back(); }
   // Of a parameter, or of their number: the run behind the last.
   uint64_t first_run(uint32_t parameter) const { return first_run_[parameter]; }
+  // Of one of a parameter's elements.
+  uint64_t run_of(uint32_t parameter, uint64_t element) const {
+    const uint64_t flat = flat_offset_[parameter];
+    return first_run_[parameter] + (flat + element) / kTileElements -
+           flat / kTileElements;
+  }
   // Sum of numel.
   uint64_t element_count() const { return element_count_; }
   // SHA-256 of a canonical serialisation; identifies the layout at re-attach.

@@ -54,8 +54,7 @@ class RunTable {
   void ForEachRun(uint32_t parameter, uint64_t begin, uint64_t end,
                   const Visitor& visit) const {
     const uint64_t flat = layout_->flat_offset(parameter);
-    uint64_t run = first_run(parameter) + (flat + begin) / kTileElements -
-                   flat / kTileElements;
+    uint64_t run = layout_->run_of(parameter, begin);
     while (begin < end) {
       const uint64_t tile_end =
           ((flat + begin) / kTileElements + 1) * kTileElements - flat;

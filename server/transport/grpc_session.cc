@@ -155,6 +155,11 @@ absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
   staging_.emplace(*std::move(staging));
   gradient_area_bytes_ = plan.gradient_area_bytes;
   parameter_area_bytes_ = plan.parameter_area_bytes;
+  OPTSTATE_RETURN_IF_ERROR(Annotate(
+      parameters_.Open(std::move(plan.parameters), plan.parameter_area_bytes,
+                       std::move(plan.run_stamps), plan.run_count,
+                       std::move(plan.parts)),
+      "the job's parameters"));
   return handler_.Attach(plan, staging_->data(), this);
 }
 
@@ -249,6 +254,10 @@ absl::Status GrpcSession::StartCommit(const v1::SessionRequest& request) {
   spec.max_value = commit.max_value();
   spec.norm_type = commit.norm_type() == 0 ? 2 : commit.norm_type();
   spec.found_inf = commit.found_inf();
+  if (commit.wants_parameters()) {
+    parameters_.Begin(request.request_id(), commit.step());
+    replies_->Nudge();
+  }
   pending_.fetch_add(1, std::memory_order_acq_rel);
   handler_.Commit(request.request_id(), spec);
   return absl::OkStatus();

@@ -11,6 +11,7 @@
 #include "absl/strings/string_view.h"
 #include "optstate/v1/session.pb.h"
 #include "server/session/job.h"
+#include "server/transport/parameter_sender.h"
 #include "server/transport/peer.h"
 #include "server/transport/reply_queue.h"
 #include "server/transport/session_handler.h"
@@ -46,6 +47,8 @@ class GrpcSession : public SessionListener {
   void Detach(absl::string_view reason) { handler_.Detach(reason); }
 
   bool attached() const { return handler_.attached(); }
+  // Of steps that are being taken; for the thread that writes replies.
+  ParameterSender& parameters() { return parameters_; }
   std::string Name() const { return handler_.Name(); }
 
   void OnStepDone(uint64_t request_id, const absl::Status& status,
@@ -69,6 +72,7 @@ class GrpcSession : public SessionListener {
   SessionHandler handler_;
   ReplyQueue* const replies_;
   std::optional<StateFile> staging_;
+  ParameterSender parameters_;
   uint64_t gradient_area_bytes_ = 0;
   uint64_t parameter_area_bytes_ = 0;
   // Commits that are not answered yet: the staging area is being read.

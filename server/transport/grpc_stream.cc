@@ -139,8 +139,16 @@ absl::StatusOr<bool> GrpcStreamServer::StageChunk(grpc::ByteBuffer* message) {
 
 void GrpcStreamServer::WriteReplies() {
   ::pthread_setname_np(::pthread_self(), "grpc-replies");
-  while (auto reply = replies_.Pop()) {
-    if (stream_->Write(*reply)) continue;
+  ParameterSender& parameters = session_.parameters();
+  const auto write = [this](const v1::SessionReply& reply) {
+    return stream_->Write(reply);
+  };
+  while (!replies_.over()) {
+    auto reply = replies_.Pop(parameters.NextLook());
+    const bool written =
+        reply ? parameters.SendRest(&*reply, write) && write(*reply)
+              : parameters.SendReady(write);
+    if (written) continue;
     replies_.Abandon();
     return;
   }

@@ -72,6 +72,37 @@ TEST_F(GrpcTransportTest, ReadsParametersInChunks) {
   EXPECT_FALSE(last.has_parameter_chunk());
 }
 
+TEST_F(GrpcTransportTest, ParametersComeBeforeTheOutcomeThatWantsThem) {
+  auto first = Open(0);
+  auto second = Open(1);
+  v1::SessionRequest commit = first->CommitRequest(1);
+  commit.set_request_id(9);
+  commit.mutable_commit()->set_wants_parameters(true);
+  ASSERT_TRUE(first->Send(commit));
+  ASSERT_TRUE(second->Send(second->CommitRequest(1)));
+  EXPECT_FALSE(second->Receive().has_parameters());
+  const Layout layout = TestLayout();
+  std::string area(layout.parameter_area_bytes(), 0);
+  v1::SessionReply reply;
+  for (reply = first->Receive(); reply.has_parameter_chunk();
+       reply = first->Receive()) {
+    EXPECT_EQ(reply.request_id(), 9u);
+    const v1::ParameterChunk& chunk = reply.parameter_chunk();
+    ASSERT_LE(chunk.offset_bytes() + chunk.data().size(), area.size());
+    area.replace(chunk.offset_bytes(), chunk.data().size(), chunk.data());
+  }
+  EXPECT_EQ(reply.request_id(), 9u);
+  EXPECT_EQ(reply.outcome().step(), 1u);
+  EXPECT_TRUE(reply.has_parameters());
+  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
+    const ParameterSpec& spec = layout.parameters()[p];
+    const auto bytes =
+        static_cast<size_t>(spec.numel) * SizeInBytes(spec.dtype);
+    EXPECT_EQ(area.substr(layout.parameter_offset_bytes(p), bytes),
+              std::string(bytes, 1));
+  }
+}
+
 TEST_F(GrpcTransportTest, LoadsAndFetches) {
   auto peer = Open(0);
   v1::SessionRequest begin;

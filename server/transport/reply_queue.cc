@@ -36,16 +36,28 @@ void ReplyQueue::Append(v1::SessionReply reply) {
   replies_.push_back(std::move(reply));
 }
 
-std::optional<v1::SessionReply> ReplyQueue::Pop() {
+std::optional<v1::SessionReply> ReplyQueue::Pop(absl::Time deadline) {
   absl::MutexLock lock(&mutex_);
   writing_bytes_ = 0;
-  mutex_.Await(absl::Condition(this, &ReplyQueue::HasReplyOrClosed));
+  mutex_.AwaitWithDeadline(absl::Condition(this, &ReplyQueue::HasNews),
+                           deadline);
+  nudged_ = false;
   if (replies_.empty()) return std::nullopt;
   v1::SessionReply reply = std::move(replies_.front());
   replies_.pop_front();
   writing_bytes_ = BytesOf(reply);
   queued_bytes_ -= writing_bytes_;
   return reply;
+}
+
+bool ReplyQueue::over() const {
+  absl::MutexLock lock(&mutex_);
+  return closed_ && replies_.empty();
+}
+
+void ReplyQueue::Nudge() {
+  absl::MutexLock lock(&mutex_);
+  nudged_ = true;
 }
 
 void ReplyQueue::Close() {

@@ -7,6 +7,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
 #include "optstate/v1/session.pb.h"
 
 namespace optstate {
@@ -36,9 +37,15 @@ class ReplyQueue {
   // The same without a reservation, if there is room just now: for what may be
   // lost.
   void Offer(v1::SessionReply reply) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The next reply; nothing once the queue is closed and empty. It counts as
-  // queued until the next call.
-  std::optional<v1::SessionReply> Pop() ABSL_LOCKS_EXCLUDED(mutex_);
+  // The next reply; nothing when there is none before the deadline or the next
+  // Nudge(), or when the queue is over(). It counts as queued until the next
+  // call.
+  std::optional<v1::SessionReply> Pop(
+      absl::Time deadline = absl::InfiniteFuture()) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Closed and empty.
+  bool over() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whoever pops has something else to look at.
+  void Nudge() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // No more replies come; those queued can still be popped.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -53,17 +60,18 @@ class ReplyQueue {
            (reserved_ + replies_.size() + (writing ? 1 : 0) < replies_max_ &&
             queued_bytes_ + writing_bytes_ < bytes_max_);
   }
-  bool HasReplyOrClosed() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return closed_ || !replies_.empty();
+  bool HasNews() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return closed_ || nudged_ || !replies_.empty();
   }
 
   const size_t replies_max_;
   const size_t bytes_max_;
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
   std::deque<v1::SessionReply> replies_ ABSL_GUARDED_BY(mutex_);
   size_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t writing_bytes_ ABSL_GUARDED_BY(mutex_) = 0;  // 0: none
+  bool nudged_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -11,6 +11,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "proto/shm/frame.h"
 #include "proto/types/conversions.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
@@ -162,9 +163,9 @@ absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
   plan.gradient_area_bytes = partition->gradient_area_bytes;
   plan.parameter_area_bytes = layout->parameter_area_bytes();
   OPTSTATE_ASSIGN_OR_RETURN(plan.parameters, options_.job->OpenParameters());
-  if (request.takes_run_stamps()) {
-    OPTSTATE_ASSIGN_OR_RETURN(plan.run_stamps, options_.job->OpenRunStamps());
-  }
+  OPTSTATE_ASSIGN_OR_RETURN(plan.run_stamps, options_.job->OpenRunStamps());
+  plan.run_count = layout->run_count();
+  plan.parts = AreaParts(*layout, shm::kChunkBytesMax);
   return plan;
 }
 

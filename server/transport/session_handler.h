@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "optstate/v1/session.pb.h"
+#include "proto/types/area_parts.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/unique_fd.h"
 #include "server/session/job.h"
@@ -29,7 +30,9 @@ struct AttachPlan {
   uint64_t gradient_area_bytes = 0;
   uint64_t parameter_area_bytes = 0;
   UniqueFd parameters;  // see Job::OpenParameters
-  UniqueFd run_stamps;  // see Job::OpenRunStamps; none when not asked for
+  UniqueFd run_stamps;  // see Job::OpenRunStamps
+  uint64_t run_count = 0;
+  std::vector<AreaPart> parts;  // of the parameter area, a chunk each
   uint64_t client_instance = 0;
   bool takes_notices = false;
   // Whether the gradient area holds what this client instance wrote there for

@@ -120,7 +120,9 @@ absl::Status ShmSession::AnswerAttach(shm::Frame frame,
   if (!attached.ok()) return Send(reply, {});
   *reply.mutable_attach() = *std::move(attached);
   std::vector<int> fds = {segments_->completion_fd(), plan.parameters.get()};
-  if (plan.run_stamps.ok()) fds.push_back(plan.run_stamps.get());
+  if (request.attach().takes_run_stamps() && plan.run_stamps.ok()) {
+    fds.push_back(plan.run_stamps.get());
+  }
   return Send(reply, fds);
 }
 
