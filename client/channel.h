@@ -54,6 +54,8 @@ struct Attached {
   bool created = false;
   std::optional<Outcome> last_outcome;  // of committed_step
   double loss_scale = 0;                // for the next step
+  // See v1::AttachReply; none of an older daemon.
+  std::optional<uint32_t> loads_finished;
   // What this session staged of the next step before it lost its connection,
   // as far as it is there still; ascending and within the rank's pieces.
   std::vector<StagedPieces> staged;
@@ -139,6 +141,9 @@ class Channel {
   // parameter area (loaded with acquire). Null when the wire, or the engine,
   // does not tell before the commit is answered.
   virtual const std::atomic<uint64_t>* run_stamps() const { return nullptr; }
+  // Whether some parameters in the area are of the step whose commit is not
+  // answered yet, or never was, where nothing tells which.
+  virtual bool has_mixed_parameters() const { return false; }
   virtual absl::Status Abort(uint64_t step, absl::Time deadline) = 0;
 
   // Largest data of one Load or FetchRange.

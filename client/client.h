@@ -74,7 +74,7 @@ class Session {
  public:
   // Connects, registers the layout and attaches the rank. A job that does not
   // exist is created, in phase kLoading. Fails at once when nothing listens at
-  // the endpoint.
+  // the endpoint, unless a daemon has left its socket there: it is waited for.
   static absl::StatusOr<std::unique_ptr<Session>> Open(SessionOptions options);
 
   // For tests: over a channel of the caller's, which gets what the options say.
@@ -276,8 +276,9 @@ class Session {
   bool push_failed_ = false;
   bool loading_ = false;
   bool finishing_load_ = false;
-  std::optional<CommitOptions> commit_;  // started, not answered
-  bool commit_sent_ = false;             // over the present connection
+  std::optional<uint32_t> loads_finished_;  // of the job, as far as is known
+  std::optional<CommitOptions> commit_;     // started, not answered
+  bool commit_sent_ = false;                // over the present connection
   std::unique_ptr<ParameterReader> reader_;
   absl::Duration update_time_;  // of the last step
 };

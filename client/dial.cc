@@ -10,12 +10,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstring>
 #include <memory>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "client/interrupt.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 
@@ -26,6 +26,9 @@ namespace {
 // this long without an answer.
 constexpr int kTcpKeepAliveIdleS = 15;
 constexpr int kTcpUserTimeoutMs = 60'000;
+// Of one address that does not answer: the next one may, and a new attempt
+// comes sooner to a link that is back than the kernel's ever rarer ones.
+constexpr absl::Duration kAttemptMax = absl::Seconds(5);
 
 timeval Until(absl::Time deadline) {
   // 0 would mean "for ever".
@@ -63,15 +66,18 @@ absl::StatusOr<UniqueFd> DialUnix(const Endpoint& endpoint,
 }
 
 absl::Status AwaitConnected(int fd, absl::Time deadline,
+                            const InterruptCheck& interrupted,
                             const std::string& what) {
   while (true) {
     pollfd entry = {.fd = fd, .events = POLLOUT, .revents = 0};
-    const int64_t left_ms = absl::ToInt64Milliseconds(
-        absl::Ceil(deadline - absl::Now(), absl::Milliseconds(1)));
-    const int count = poll(
-        &entry, 1, static_cast<int>(std::clamp<int64_t>(left_ms, 0, INT_MAX)));
+    const absl::Duration left = std::clamp(
+        deadline - absl::Now(), absl::ZeroDuration(), kInterruptSlice);
+    const int count = poll(&entry, 1,
+                           static_cast<int>(absl::ToInt64Milliseconds(
+                               absl::Ceil(left, absl::Milliseconds(1)))));
     if (count > 0) break;
     if (count < 0 && errno != EINTR) return OsError(errno, "poll");
+    OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
     if (absl::Now() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat(what, ": no answer"));
     }
@@ -98,22 +104,51 @@ void Tune(int fd) {
 
 absl::StatusOr<UniqueFd> DialAddress(const addrinfo& address,
                                      const std::string& what,
-                                     absl::Time deadline) {
+                                     absl::Time deadline,
+                                     const InterruptCheck& interrupted) {
   UniqueFd fd(
       socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.ok()) return OsError(errno, "socket");
   if (connect(fd.get(), address.ai_addr, address.ai_addrlen) != 0) {
     if (errno != EINPROGRESS && errno != EINTR) return OsError(errno, what);
-    OPTSTATE_RETURN_IF_ERROR(AwaitConnected(fd.get(), deadline, what));
+    OPTSTATE_RETURN_IF_ERROR(
+        AwaitConnected(fd.get(), deadline, interrupted, what));
   }
   Tune(fd.get());
   return fd;
 }
 
-absl::StatusOr<UniqueFd> DialTcp(const Endpoint& endpoint,
-                                 absl::Time deadline) {
-  const std::string what =
-      absl::StrCat("connect(", endpoint.host, ":", endpoint.port, ")");
+// "connect(node7:7600)", and of a name the address too.
+std::string Attempt(const Endpoint& endpoint, const addrinfo& address) {
+  char host[NI_MAXHOST] = "";
+  getnameinfo(address.ai_addr, address.ai_addrlen, host, sizeof(host), nullptr,
+              0, NI_NUMERICHOST);
+  const std::string at = endpoint.host == host ? "" : absl::StrCat(", ", host);
+  return absl::StrCat("connect(", endpoint.host, ":", endpoint.port, at, ")");
+}
+
+// One attempt at each address; the error of one that answered, if any did.
+absl::StatusOr<UniqueFd> DialEach(const Endpoint& endpoint,
+                                  const addrinfo* addresses,
+                                  absl::Time deadline,
+                                  const InterruptCheck& interrupted) {
+  absl::Status status =
+      absl::NotFoundError(absl::StrCat("host ", endpoint.host, ": no address"));
+  bool has_answered = false;
+  for (const addrinfo* at = addresses; at != nullptr; at = at->ai_next) {
+    absl::StatusOr<UniqueFd> fd =
+        DialAddress(*at, Attempt(endpoint, *at),
+                    std::min(deadline, absl::Now() + kAttemptMax), interrupted);
+    if (fd.ok() || absl::IsCancelled(fd.status())) return fd;
+    const bool answered = !absl::IsDeadlineExceeded(fd.status());
+    if (answered || !has_answered) status = fd.status();
+    has_answered |= answered;
+  }
+  return status;
+}
+
+absl::StatusOr<UniqueFd> DialTcp(const Endpoint& endpoint, absl::Time deadline,
+                                 const InterruptCheck& interrupted) {
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
@@ -131,24 +166,25 @@ absl::StatusOr<UniqueFd> DialTcp(const Endpoint& endpoint,
   }
   const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> list(found,
                                                                 &freeaddrinfo);
-  absl::Status status = absl::NotFoundError(absl::StrCat(what, ": no address"));
-  for (const addrinfo* at = found; at != nullptr; at = at->ai_next) {
-    absl::StatusOr<UniqueFd> fd = DialAddress(*at, what, deadline);
-    if (fd.ok()) return fd;
-    status = fd.status();
+  while (true) {
+    absl::StatusOr<UniqueFd> fd =
+        DialEach(endpoint, found, deadline, interrupted);
+    if (!absl::IsDeadlineExceeded(fd.status()) || absl::Now() >= deadline) {
+      return fd;
+    }
   }
-  return status;
 }
 
 }  // namespace
 
-absl::StatusOr<UniqueFd> Dial(const Endpoint& endpoint, absl::Time deadline) {
+absl::StatusOr<UniqueFd> Dial(const Endpoint& endpoint, absl::Time deadline,
+                              const InterruptCheck& interrupted) {
   switch (endpoint.kind) {
     case Endpoint::Kind::kShm:
     case Endpoint::Kind::kGrpcUnix:
       return DialUnix(endpoint, deadline);
     case Endpoint::Kind::kGrpcTcp:
-      return DialTcp(endpoint, deadline);
+      return DialTcp(endpoint, deadline, interrupted);
     case Endpoint::Kind::kEmbedded:
       break;
   }

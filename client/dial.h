@@ -4,6 +4,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "client/endpoint.h"
+#include "client/session_types.h"
 #include "proto/types/unique_fd.h"
 
 namespace optstate::client {
@@ -13,8 +14,10 @@ namespace optstate::client {
 // socket's path or the host does not exist, UNAVAILABLE when nothing listens,
 // PERMISSION_DENIED, DEADLINE_EXCEEDED.
 //
-// Looking up a host name may outlast the deadline: getaddrinfo knows none.
-absl::StatusOr<UniqueFd> Dial(const Endpoint& endpoint, absl::Time deadline);
+// CANCELLED: interrupted. Looking up a host name may outlast the deadline, and
+// cannot be interrupted: getaddrinfo knows neither.
+absl::StatusOr<UniqueFd> Dial(const Endpoint& endpoint, absl::Time deadline,
+                              const InterruptCheck& interrupted = nullptr);
 
 }  // namespace optstate::client
 

@@ -67,6 +67,9 @@ absl::StatusOr<Endpoint> TcpEndpoint(absl::string_view address,
     return BadEndpoint(text, absl::StrCat("\"", port, "\" is not a port"));
   }
   if (host.empty()) return BadEndpoint(text, "the host is empty");
+  if (text.find_first_of("/ \t") != text.npos) {
+    return BadEndpoint(text, "a host has no slash and no space");
+  }
   Endpoint endpoint;
   endpoint.kind = Endpoint::Kind::kGrpcTcp;
   endpoint.host = std::string(host);
@@ -76,6 +79,11 @@ absl::StatusOr<Endpoint> TcpEndpoint(absl::string_view address,
 
 bool Exists(const std::string& path) {
   return ::access(path.c_str(), F_OK) == 0;
+}
+
+bool IsSocket(const std::string& path) {
+  struct stat info;
+  return ::stat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
 }
 
 // In /tmp anybody can make a directory of any name.
@@ -102,9 +110,15 @@ Endpoint NodeEndpoint(AwayDaemon away) {
     Endpoint endpoint;
     endpoint.kind = Endpoint::Kind::kShm;
     endpoint.path = std::move(path);
-    if (Dial(endpoint, absl::Now() + kProbeTimeout).ok()) return endpoint;
-    // A daemon that was stopped takes its socket along.
-    if (!waits && Exists(endpoint.path)) waits = std::move(endpoint);
+    const absl::Status dialled =
+        Dial(endpoint, absl::Now() + kProbeTimeout).status();
+    if (dialled.ok()) return endpoint;
+    // A daemon that was stopped takes its socket along; one that others may not
+    // use is none for us.
+    if (!waits && !absl::IsPermissionDenied(dialled) &&
+        IsSocket(endpoint.path)) {
+      waits = std::move(endpoint);
+    }
   }
   return away == AwayDaemon::kCounts && waits ? *waits : Endpoint();
 }
@@ -142,7 +156,7 @@ absl::StatusOr<Endpoint> ParseEndpoint(absl::string_view text) {
 
 bool HadDaemon(const Endpoint& endpoint) {
   if (endpoint.path.empty()) return false;
-  return Exists(endpoint.path) || Exists(endpoint.path + ".lock");
+  return IsSocket(endpoint.path) || Exists(endpoint.path + ".lock");
 }
 
 absl::StatusOr<Endpoint> ResolveEndpoint(absl::string_view text,

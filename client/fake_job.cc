@@ -80,6 +80,7 @@ Attached FakeJob::Describe() const {
   attached.committed_step = committed_step_;
   attached.phase = ready_ ? JobPhase::kReady : JobPhase::kLoading;
   attached.last_outcome = last_outcome_;
+  attached.loads_finished = loads_finished_;
   return attached;
 }
 
@@ -329,6 +330,7 @@ absl::Status FakeJob::FinishLoad(uint32_t rank) {
   ranks_[rank].loaded = true;
   if (loading()) return absl::OkStatus();
   ready_ = true;
+  ++loads_finished_;
   StorePieces();
   return absl::OkStatus();
 }

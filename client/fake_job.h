@@ -85,6 +85,7 @@ class FakeJob {
   std::vector<std::byte> parameters_;
   std::vector<Rank> ranks_;
   bool ready_ = false;
+  uint32_t loads_finished_ = 0;
   bool had_session_ = false;
   uint64_t committed_step_ = 0;
   std::optional<Outcome> last_outcome_;

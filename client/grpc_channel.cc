@@ -107,6 +107,7 @@ class GrpcChannel final : public Channel {
       std::make_shared<AnonymousMemory>();
   AnonymousMemory parameters_;
   bool allocated_ = false;
+  bool mixed_parameters_ = false;
 
   std::unique_ptr<GrpcStream> stream_;
   v1::SessionRequest request_;  // reused
@@ -263,6 +264,7 @@ absl::StatusOr<Outcome> GrpcChannel::WaitCommit(absl::Time deadline,
   if (outcome.applied && !reply.has_parameters()) {
     OPTSTATE_RETURN_IF_ERROR(ReadParameters(deadline));
   }
+  mixed_parameters_ = false;
   return outcome;
 }
 
@@ -358,7 +360,9 @@ absl::StatusOr<uint64_t> GrpcChannel::TakeFetch(uint64_t request_id,
 
 absl::Status GrpcChannel::ReadParameters(absl::Time deadline) {
   request_.mutable_read_parameters();
-  return SendAndAwait(deadline).status();
+  OPTSTATE_RETURN_IF_ERROR(SendAndAwait(deadline).status());
+  mixed_parameters_ = false;
+  return absl::OkStatus();
 }
 
 absl::Status GrpcChannel::CopyChunk(const v1::ParameterChunk& chunk) {
@@ -370,6 +374,7 @@ absl::Status GrpcChannel::CopyChunk(const v1::ParameterChunk& chunk) {
         ") of an area of ", area.size(), " bytes"));
   }
   if (!chunk.data().empty()) {
+    mixed_parameters_ = true;
     std::memcpy(area.data() + offset, chunk.data().data(), chunk.data().size());
   }
   return absl::OkStatus();

@@ -11,6 +11,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/channel_arguments.h>
 #include <grpcpp/support/slice.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -142,6 +143,8 @@ class Stream final : public GrpcStream {
             "optstate", socket.release(), Arguments())) {}
 
   ~Stream() override {
+    // A write that the engine does not take would be waited for below.
+    if (OwnsSocket()) ::shutdown(socket_fd_, SHUT_RDWR);
     context_.TryCancel();
     queue_.Shutdown();
     void* tag;
@@ -151,8 +154,7 @@ class Stream final : public GrpcStream {
   }
 
   void Abandon() override {
-    // gRPC may have closed it, and the number be somebody else's.
-    if (socket_inode_ == 0 || SocketInode(socket_fd_) != socket_inode_) return;
+    if (!OwnsSocket()) return;
     const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
     // Not free for others: to gRPC's copies of objects it is still theirs.
     if (::dup3(nothing.get(), socket_fd_, O_CLOEXEC) < 0) ::close(socket_fd_);
@@ -194,6 +196,11 @@ class Stream final : public GrpcStream {
   }
 
  private:
+  // gRPC may have closed it, and the number be somebody else's.
+  bool OwnsSocket() const {
+    return socket_inode_ != 0 && SocketInode(socket_fd_) == socket_inode_;
+  }
+
   absl::Status WriteMessage(const grpc::ByteBuffer& message,
                             absl::Time deadline) {
     while (writing_) OPTSTATE_RETURN_IF_ERROR(Pump(deadline, nullptr));

@@ -101,7 +101,8 @@ absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
                                         const InterruptCheck& interrupted) {
   // A session that looks for a lost daemon comes here again and again.
   OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
-  absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline);
+  absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline, interrupted);
+  if (absl::IsCancelled(socket.status())) return socket.status();
   if (!socket.ok()) return NobodyThere(socket.status());
   OPTSTATE_RETURN_IF_ERROR(Greet(
       socket->get(), MakeHello(wire, job, must_exist), deadline, interrupted));
@@ -169,6 +170,9 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
   result.phase = static_cast<JobPhase>(attached.phase());
   result.created = registered.created();
   result.loss_scale = attached.loss_scale();
+  if (attached.has_loads_finished()) {
+    result.loads_finished = attached.loads_finished();
+  }
   if (attached.has_last_outcome()) {
     result.last_outcome = MakeOutcome(attached.last_outcome());
   }

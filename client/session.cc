@@ -121,6 +121,7 @@ absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
   created_ = attached.created;
   committed_step_ = attached.committed_step;
   loss_scale_ = attached.loss_scale;
+  loads_finished_ = attached.loads_finished;
   phase_ = attached.phase;
   marks_.resize(setup_->partition.pieces.size());
   return absl::OkStatus();

@@ -61,9 +61,13 @@ absl::Status Session::Recover() {
   channel_->ClearFailedPush();
   commit_sent_ = false;
   end_sent_.reset();
+  const std::optional<uint32_t> loads_before =
+      std::exchange(loads_finished_, attached.loads_finished);
   if (std::exchange(loading_, false)) {
-    // A job whose load broke off is not ready: this rank's answer was lost.
-    if (finishing_load_ && phase_ == JobPhase::kReady) return absl::OkStatus();
+    // With one more than before, it is this rank's answer alone that was lost.
+    const bool is_finished = loads_finished_ ? loads_finished_ != loads_before
+                                             : phase_ == JobPhase::kReady;
+    if (finishing_load_ && is_finished) return absl::OkStatus();
     return absl::AbortedError(
         "the connection was lost while state was loaded; begin the load again");
   }
@@ -83,10 +87,12 @@ absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
   const bool first = attempt == Attempt::kFirst;
   const absl::Time deadline = absl::Now() + options_.connect_timeout;
   const absl::StatusOr<Endpoint> endpoint = ParseEndpoint(options_.endpoint);
-  const auto may_come_back = [&endpoint] {
-    return endpoint.ok() && HadDaemon(*endpoint);
+  const auto may_come_back = [&endpoint](const absl::Status& status) {
+    return endpoint.ok() && !absl::IsPermissionDenied(status) &&
+           HadDaemon(*endpoint);
   };
   absl::Duration backoff = kBackoffMin;
+  absl::Status cause;
   while (true) {
     // A job that is gone must not come back as a new one.
     absl::StatusOr<Attached> result =
@@ -98,14 +104,16 @@ absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
     const absl::Status& status = result.status();
     const bool again =
         first ? IsTransportError(status) &&
-                    (!IsUnreachable(status) || may_come_back())
+                    (!IsUnreachable(status) || may_come_back(status))
               : IsTransportError(status) || absl::IsAlreadyExists(status);
     if (!again) return status;
     const absl::Duration left = deadline - absl::Now();
+    // The last attempt had no time for an answer.
+    if (cause.ok() || !absl::IsDeadlineExceeded(status)) cause = status;
     if (left <= absl::ZeroDuration()) {
       return Annotate(
-          status, absl::StrCat("the daemon was not reached within ",
-                               absl::FormatDuration(options_.connect_timeout)));
+          cause, absl::StrCat("the daemon was not reached within ",
+                              absl::FormatDuration(options_.connect_timeout)));
     }
     absl::SleepFor(std::min(backoff, left));
     backoff = std::min(2 * backoff, kBackoffMax);

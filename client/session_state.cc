@@ -96,6 +96,7 @@ absl::Status Session::FinishLoad() {
   });
   finishing_load_ = false;
   OPTSTATE_RETURN_IF_ERROR(Annotated(status));
+  if (loading_ && loads_finished_) ++*loads_finished_;
   loading_ = false;
   phase_ = JobPhase::kReady;
   return absl::OkStatus();

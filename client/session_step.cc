@@ -294,6 +294,16 @@ absl::Status Session::CheckTargets(const ParameterTargets& read) const {
 absl::Status Session::ReadParameters(const ParameterTargets& read) {
   if (closed_) return absl::FailedPreconditionError("the session is closed");
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(read)));
+  if (channel_->has_mixed_parameters()) {
+    OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+    // A connection that is made anew begins with all of them.
+    OPTSTATE_RETURN_IF_ERROR(
+        Annotated(Persist([] { return absl::OkStatus(); })));
+  }
+  if (channel_->has_mixed_parameters()) {
+    return Annotated(absl::FailedPreconditionError(
+        "parameters of a step that is not finished yet: take it again first"));
+  }
   reader_->Begin(committed_step_, read);
   reader_->CopyRest(channel_->parameter_area().data());
   return absl::OkStatus();
@@ -375,7 +385,10 @@ absl::StatusOr<Outcome> Session::AwaitCommit() {
   // Whoever interrupts a wait may go on with parameters of one step, not of
   // two: when there are new ones, all of them come now.
   const absl::Time patience = absl::Now() + kFinishPatience;
-  while (absl::IsCancelled(outcome.status()) && reader_->has_copied() &&
+  const auto has_begun = [&] {
+    return reader_->has_copied() || channel_->has_mixed_parameters();
+  };
+  while (absl::IsCancelled(outcome.status()) && has_begun() &&
          absl::Now() < patience) {
     outcome = channel_->WaitCommit(StepDeadline(), look);
   }

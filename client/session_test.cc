@@ -1,6 +1,8 @@
 // What Session adds to a channel, above all how it outlives a lost connection.
 // On the model, where every moment of a loss can be chosen.
 
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +22,7 @@
 #include "client/fake_daemon.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/types/unique_fd.h"
 #include "tests/conformance/step_script.h"
 
 namespace optstate::client {
@@ -203,13 +206,26 @@ TEST_F(SessionTest, TheFirstConnectWaitsForADaemonThatComesBack) {
   options.endpoint = "unix:" + path;
   daemon_.RefuseOpens(1);
   EXPECT_EQ(Open(options).status().code(), StatusCode::kUnavailable);
-  for (const std::string& left : {path, path + ".lock"}) {
-    std::ofstream(left) << "left";
+  const auto expect_waits = [&](const std::string& left) {
     daemon_.RefuseOpens(3);
     const auto session = Open(options);
     EXPECT_TRUE(session.ok()) << session.status();
     std::filesystem::remove(left);
-  }
+  };
+  std::ofstream(path + ".lock") << "left";
+  expect_waits(path + ".lock");
+  const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+  ASSERT_EQ(::bind(socket.get(), reinterpret_cast<const sockaddr*>(&address),
+                   sizeof(address)),
+            0);
+  expect_waits(path);
+  std::ofstream(path) << "no socket";
+  daemon_.RefuseOpens(1);
+  EXPECT_EQ(Open(options).status().code(), StatusCode::kUnavailable);
+  std::filesystem::remove(path);
   std::filesystem::remove(directory);
 }
 
@@ -272,6 +288,22 @@ TEST_F(SessionTest, LoadWhoseAnswerWasLostIsFinished) {
   daemon_.LoseConnectionsAfterNextLoad();
   ASSERT_TRUE(LoadConstant(**session, 1).ok());
   EXPECT_EQ((*session)->info().phase, JobPhase::kReady);
+  Step(**session, 1);
+  ExpectUndisturbed(**session, 1);
+}
+
+// Its parameters alone do not make a job that had state before unready.
+TEST_F(SessionTest, LossDuringALoadOfAReadyJobIsTold) {
+  auto session = Open(NewJob(UniformLayout(3, 50)));
+  ASSERT_TRUE(session.ok()) << session.status();
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_TRUE(LoadConstant(**session, 1).ok());
+    ASSERT_TRUE((*session)->BeginLoad().ok());
+    daemon_.LoseConnections();
+    EXPECT_EQ((*session)->FinishLoad().code(), StatusCode::kAborted);
+  }
+  daemon_.LoseConnectionsAfterNextLoad();
+  ASSERT_TRUE(LoadConstant(**session, 1).ok());
   Step(**session, 1);
   ExpectUndisturbed(**session, 1);
 }

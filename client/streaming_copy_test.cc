@@ -9,10 +9,9 @@ namespace {
 
 // Every alignment of both ends, on both sides of the sizes at which it streams.
 TEST(StreamingCopyTest, CopiesEveryByteAndNoOther) {
-  for (const size_t bytes :
-       {size_t{0}, size_t{1}, size_t{63}, size_t{511}, size_t{512},
-        size_t{6401}, (size_t{256} << 10) - 1, size_t{256} << 10,
-        (size_t{300} << 10) + 77}) {
+  for (const size_t bytes : {size_t{0}, size_t{1}, size_t{63}, size_t{511},
+                             size_t{512}, size_t{6401}, (size_t{256} << 10) - 1,
+                             size_t{256} << 10, (size_t{300} << 10) + 77}) {
     std::vector<unsigned char> from(bytes + 128);
     for (size_t i = 0; i < from.size(); ++i) {
       from[i] = static_cast<unsigned char>(i * 131 >> 3);

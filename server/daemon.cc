@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/random/random.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -104,14 +105,19 @@ std::vector<std::string> Addresses(const v1::DaemonConfig& config) {
 
 using Listeners = std::map<std::string, std::unique_ptr<Listener>>;
 
-// Those that the process had before it was upgraded, by address. What is left
-// over of them is no longer configured, and closed.
+// Those that the process had before it was upgraded, by address, but for what
+// is no longer configured.
 absl::StatusOr<Listeners> Inherit(const v1::SupervisorHandover& handover,
+                                  const std::vector<std::string>& configured,
                                   mode_t mode) {
   Listeners listeners;
   for (const auto& one : handover.listeners()) {
     OPTSTATE_ASSIGN_OR_RETURN(const supervisor::ListenAddress address,
                               supervisor::ParseListenAddress(one.address()));
+    if (!absl::c_linear_search(configured, one.address())) {
+      Listener::Retire(address, UniqueFd(one.fd()), UniqueFd(one.lock_fd()));
+      continue;
+    }
     OPTSTATE_ASSIGN_OR_RETURN(listeners[one.address()],
                               Listener::Inherit(address, UniqueFd(one.fd()),
                                                 UniqueFd(one.lock_fd()), mode));
@@ -126,7 +132,8 @@ absl::StatusOr<std::vector<std::unique_ptr<Listener>>> OpenListeners(
   const auto mode = static_cast<mode_t>(config.socket_mode());
   Listeners inherited;
   if (handover.has_value()) {
-    OPTSTATE_ASSIGN_OR_RETURN(inherited, Inherit(*handover, mode));
+    OPTSTATE_ASSIGN_OR_RETURN(inherited,
+                              Inherit(*handover, Addresses(config), mode));
   }
   std::vector<std::unique_ptr<Listener>> listeners;
   for (const std::string& text : Addresses(config)) {

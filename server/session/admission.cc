@@ -32,8 +32,9 @@ absl::Status Exhausted(absl::string_view what, uint64_t needed, uint64_t left,
                    " are left; ", advice));
 }
 
-// Of a new job, whatever its optimizer; some of them only while it is made.
-constexpr uint64_t kJobFiles = 16;
+// Of a new job, whatever its optimizer and formats, folders included; some of
+// them only while it is made.
+constexpr uint64_t kJobFiles = 24;
 
 absl::Status CheckFilesLeft(const TmpfsInfo& info) {
   if (info.files_left >= kJobFiles) return absl::OkStatus();

@@ -126,6 +126,7 @@ struct AttachResult {
   bool has_last_outcome = false;
   StepOutcome last_outcome;
   double loss_scale = 0;
+  uint32_t loads_finished = 0;
   std::vector<StagedRange> staged;  // see v1::AttachReply
 };
 

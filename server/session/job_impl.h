@@ -90,8 +90,6 @@ class JobImpl final : public Job {
 
  private:
   struct RankSession {
-    // Since the job took its present shape: its partition is the one the rank
-    // was told.
     bool attached = false;
     AttachSpec spec;
     absl::Time attached_at;

@@ -399,6 +399,7 @@ void JobImpl::FinishLoad(uint32_t rank, uint64_t request_id) {
   StepRecord next = record();
   next.load_required_from = parameter_count();
   next.load_touched_from = kNoParameter;
+  ++next.loads_finished;
   PublishRecord(next, tier_->control());
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     ranks_[r].spec.listener->OnStepDone(load_.request_id(r), absl::OkStatus(),

@@ -278,6 +278,29 @@ TEST_F(JobLoadTest, ARankThatLeavesHasNotFinished) {
   EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
 }
 
+// By it a rank whose answer was lost sees whether its load is finished.
+TEST_F(JobLoadTest, LoadsThatAllHaveFinishedAreCounted) {
+  harness_.Start(masters_);
+  const auto count = [&] {
+    harness_.DetachAll();
+    const auto first = harness_.Attach(0);
+    EXPECT_TRUE(first.ok() && harness_.Attach(1).ok());
+    return first->loads_finished;
+  };
+  EXPECT_EQ(count(), 1u);
+  ASSERT_TRUE(harness_.job().BeginLoad(0).ok());
+  ASSERT_TRUE(harness_.job().BeginLoad(1).ok());
+  harness_.job().FinishLoad(0, 100);
+  EXPECT_EQ(count(), 1u);
+  ASSERT_TRUE(harness_.job().BeginLoad(0).ok());
+  ASSERT_TRUE(harness_.job().BeginLoad(1).ok());
+  ASSERT_TRUE(harness_.FinishAll().status.ok());
+  ASSERT_TRUE(StepStatus(1).ok());
+  harness_.Close();
+  ASSERT_TRUE(harness_.Open().ok());
+  EXPECT_EQ(count(), 2u);
+}
+
 // What the broken load had touched is asked for again, and what a later load
 // leaves out of it is zero, not a mixture.
 TEST_F(JobLoadTest, ALoadThatBrokeOffMustBeTakenAgain) {

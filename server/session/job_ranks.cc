@@ -155,6 +155,7 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   result.has_last_outcome = (record().flags & kStepRecordHasOutcome) != 0;
   if (result.has_last_outcome) result.last_outcome = LastOutcome();
   result.loss_scale = record().loss_scale;
+  result.loads_finished = record().loads_finished;
   if (shape_->description.accumulate) {
     result.staged = StagedRanges(spec.rank);
   }

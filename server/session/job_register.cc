@@ -105,7 +105,10 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description) const {
   const uint64_t present = tier_.has_value() ? tier_->bytes() : 0;
   request.new_state_bytes =
       request.job_state_bytes > present ? request.job_state_bytes - present : 0;
-  request.table_bytes = TableBytes(description);
+  // Those of the shape that it replaces go.
+  const uint64_t tables = TableBytes(description);
+  const uint64_t former = shape_ ? TableBytes(shape_->description) : 0;
+  request.table_bytes = tables > former ? tables - former : 0;
   request.limits = options_.config.limits();
   return Annotate(Admit(request), absl::StrCat("job \"", options_.name, "\""));
 }

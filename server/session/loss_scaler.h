@@ -16,12 +16,12 @@ namespace optstate {
 // or hysteresis 0, min_scale negative or above init_scale.
 absl::Status CheckLossScaler(const v1::LossScaler& scaler);
 
-// Of a job that has taken no step.
 // Of a job that has had `former`: the scale that was found goes on, unless it
 // is to begin at another one or never moves.
 void ChangeLossScaler(const v1::LossScaler& former,
                       const v1::LossScaler& scaler, StepRecord* record);
 
+// Of a job that has taken no step.
 void StartLossScaler(const v1::LossScaler& scaler, StepRecord* record);
 
 // What follows a step that was applied, or skipped because of an overflow.

@@ -24,6 +24,24 @@ namespace {
 constexpr int kAcceptsPerWakeUp = 64;
 constexpr absl::Duration kPause = absl::Milliseconds(100);
 
+// A peer whose machine vanished without a word is noticed after a minute; one
+// that is stopped is not mistaken for it, because its kernel answers.
+constexpr int kKeepAliveIdleS = 30;
+constexpr int kKeepAliveIntervalS = 10;
+constexpr int kKeepAliveProbes = 3;
+
+void TuneTcp(int fd) {
+  const auto set = [fd](int level, int option, int value) {
+    (void)::setsockopt(fd, level, option, &value, sizeof(value));
+  };
+  // Requests are small and wait for their answers.
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveIdleS);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, kKeepAliveIntervalS);
+  set(IPPROTO_TCP, TCP_KEEPCNT, kKeepAliveProbes);
+}
+
 UniqueFd OpenSpareFd() {
   return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
 }
@@ -75,11 +93,7 @@ bool Acceptor::AcceptOne(const Listener& listener) {
   UniqueFd fd(
       ::accept4(listener.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   if (!fd.ok()) return OnAcceptError(listener, errno);
-  if (!listener.is_unix()) {
-    const int on = 1;
-    // Requests are small and wait for their answers.
-    (void)::setsockopt(fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  }
+  if (!listener.is_unix()) TuneTcp(fd.get());
   const absl::StatusOr<PeerCredentials> peer =
       GetPeerCredentials(fd.get(), listener.is_unix());
   if (!peer.ok()) {

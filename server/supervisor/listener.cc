@@ -2,6 +2,7 @@
 
 #include <netdb.h>
 #include <netinet/in.h>
+#include <spdlog/spdlog.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -177,6 +178,15 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Inherit(
     return OsError(errno, absl::StrCat("chmod ", address.unix_path));
   }
   return listener;
+}
+
+void Listener::Retire(const ListenAddress& address, UniqueFd fd,
+                      UniqueFd /*lock*/) {
+  fd.reset();
+  if (address.unix_path.empty()) return;
+  const absl::Status removed = ProbeAndRemove(address.unix_path);
+  if (!removed.ok())
+    spdlog::info("no longer listening: {}", removed.ToString());
 }
 
 absl::StatusOr<std::unique_ptr<Listener>> Listener::Reopened(

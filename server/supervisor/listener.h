@@ -30,6 +30,9 @@ class Listener {
   // -1 for TCP. `mode` as of Open: the configuration may have another one now.
   static absl::StatusOr<std::unique_ptr<Listener>> Inherit(
       const ListenAddress& address, UniqueFd fd, UniqueFd lock, mode_t mode);
+  // Closes such a one that is no longer configured, and removes its file,
+  // unless somebody else listens there by now.
+  static void Retire(const ListenAddress& address, UniqueFd fd, UniqueFd lock);
   // None while a client finds this one. Else, of a unix socket whose file was
   // removed or replaced, one that listens there in its place, under the same
   // lock (its lock_fd() is -1) unless that is gone as well; errors as of Open.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include "absl/strings/match.h"
@@ -67,6 +68,30 @@ TEST_F(ListenerTest, CreatesDirectoryAndSocketAndRemovesTheSocket) {
   EXPECT_EQ(Mode(), 0640u);
   listener->reset();
   EXPECT_FALSE(Exists());
+}
+
+TEST_F(ListenerTest, ARetiredSocketIsRemoved) {
+  std::filesystem::create_directories(
+      std::filesystem::path(path_).parent_path());
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, path_.c_str(), sizeof(address.sun_path) - 1);
+  ASSERT_EQ(::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address),
+                   sizeof(address)),
+            0);
+  ASSERT_EQ(::listen(fd.get(), 1), 0);
+  Listener::Retire({path_, "", 0}, std::move(fd), UniqueFd());
+  EXPECT_NE(::access(path_.c_str(), F_OK), 0);
+  // It may be gone already.
+  Listener::Retire({path_, "", 0}, UniqueFd(), UniqueFd());
+}
+
+TEST_F(ListenerTest, WhoListensInPlaceOfARetiredSocketStays) {
+  auto other = Listener::Open({path_, "", 0}, 0600);
+  ASSERT_TRUE(other.ok()) << other.status();
+  Listener::Retire({path_, "", 0}, UniqueFd(), UniqueFd());
+  EXPECT_EQ(::access(path_.c_str(), F_OK), 0);
 }
 
 TEST_F(ListenerTest, AnInheritedSocketGetsTheModeOfNow) {

@@ -319,7 +319,11 @@ absl::Status MergeYaml(absl::string_view text, absl::string_view file,
         absl::StrCat(file, ": is not UTF-8 text: save it as that"));
   }
   try {  // yaml-cpp reports syntax errors in no other way
-    const std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
+    std::vector<YAML::Node> documents = YAML::LoadAll(std::string(text));
+    // Templates leave a "---" at either end.
+    std::erase_if(documents, [](const YAML::Node& each) {
+      return each.IsNull() || !each.IsDefined();
+    });
     if (documents.size() > 1) {
       return absl::InvalidArgumentError(absl::StrCat(
           file, ":", documents[1].Mark().line + 1,

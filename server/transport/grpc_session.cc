@@ -148,6 +148,7 @@ absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
       MakeStagingFile(job_->StagingPath(plan.rank, plan.client_instance),
                       plan.gradient_area_bytes, &plan.gradients_present);
   if (!staging.ok()) {
+    handler_.Unclaim();
     return Annotate(
         staging.status(),
         absl::StrCat("staging area for the gradients of rank ", plan.rank));
@@ -155,11 +156,13 @@ absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
   staging_.emplace(*std::move(staging));
   gradient_area_bytes_ = plan.gradient_area_bytes;
   parameter_area_bytes_ = plan.parameter_area_bytes;
-  OPTSTATE_RETURN_IF_ERROR(Annotate(
-      parameters_.Open(std::move(plan.parameters), plan.parameter_area_bytes,
-                       std::move(plan.run_stamps), plan.run_count,
-                       std::move(plan.parts)),
-      "the job's parameters"));
+  const absl::Status opened = parameters_.Open(
+      std::move(plan.parameters), plan.parameter_area_bytes,
+      std::move(plan.run_stamps), plan.run_count, std::move(plan.parts));
+  if (!opened.ok()) {
+    handler_.Unclaim();
+    return Annotate(opened, "the job's parameters");
+  }
   return handler_.Attach(plan, staging_->data(), this);
 }
 

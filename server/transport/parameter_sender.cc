@@ -17,6 +17,8 @@ namespace {
 // shortest; while other ranks are awaited there is nothing to see.
 constexpr absl::Duration kPauseMin = absl::Microseconds(100);
 constexpr absl::Duration kPauseMax = absl::Milliseconds(2);
+// With hundreds of thousands of parts a look takes a while itself.
+constexpr int kPauseOfALook = 20;
 
 }  // namespace
 
@@ -65,6 +67,7 @@ absl::Time ParameterSender::NextLook() {
 bool ParameterSender::SendReady(Write write) {
   if (Awaited() == nullptr || !run_stamps_) return true;
   const size_t before = left_.size();
+  const absl::Time begin = absl::Now();
   bool is_there = true;
   const auto sent = [&](size_t part) {
     if (!is_there || !IsReady(parts_[part])) return false;
@@ -72,7 +75,12 @@ bool ParameterSender::SendReady(Write write) {
     return true;
   };
   left_.erase(std::remove_if(left_.begin(), left_.end(), sent), left_.end());
-  pause_ = left_.size() == before ? std::min(2 * pause_, kPauseMax) : kPauseMin;
+  if (left_.size() == before) {
+    const absl::Duration looked = absl::Now() - begin;
+    pause_ = std::max(std::min(2 * pause_, kPauseMax), kPauseOfALook * looked);
+  } else {
+    pause_ = kPauseMin;
+  }
   return is_there;
 }
 

@@ -225,6 +225,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
     *reply.mutable_last_outcome() = ToProto(result->last_outcome);
   }
   reply.set_loss_scale(result->loss_scale);
+  reply.set_loads_finished(result->loads_finished);
   for (const StagedRange& range : result->staged) {
     v1::StagedRange* staged = reply.add_staged();
     staged->set_first_piece(range.first_piece);

@@ -77,6 +77,8 @@ class SessionHandler {
   // Makes the rank this session's, waiting while the last step of a session
   // before it is being applied. ALREADY_EXISTS when another has it.
   absl::Status Claim(const AttachPlan& plan);
+  // When the attach that was to follow fails before Attach().
+  void Unclaim();
   // Of a rank that is claimed. `gradient_area` and `listener` stay until
   // Detach() has returned.
   absl::StatusOr<v1::AttachReply> Attach(const AttachPlan& plan,
@@ -132,7 +134,6 @@ class SessionHandler {
   const Options options_;
   const Peer peer_;
   const PeerLink* const link_;
-  void Unclaim();
   int64_t PeerPid() const;
 
   bool claimed_ = false;

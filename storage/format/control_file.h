@@ -52,7 +52,8 @@ struct StepRecord {
   uint32_t good_steps;  // without overflow since the scale changed
   double loss_scale;
   uint32_t hysteresis_left;  // overflows that the scale still bears
-  uint32_t reserved0[12];
+  uint32_t loads_finished;   // loads that all ranks have finished, modulo 2^32
+  uint32_t reserved0[11];
   uint32_t crc32c;  // of the bytes before it
 };
 static_assert(sizeof(StepRecord) == 128);
@@ -60,6 +61,7 @@ static_assert(offsetof(StepRecord, gradient_norm) == 24);
 static_assert(offsetof(StepRecord, flags) == 48);
 static_assert(offsetof(StepRecord, load_touched_from) == 56);
 static_assert(offsetof(StepRecord, loss_scale) == 64);
+static_assert(offsetof(StepRecord, loads_finished) == 76);
 static_assert(offsetof(StepRecord, crc32c) == 124);
 static_assert(std::is_trivially_copyable_v<StepRecord>);
 

@@ -101,17 +101,6 @@ def open_together(
     return session, spec
 
 
-def _warn_if_embedded(job: str, endpoint: str) -> None:
-    """Who names a job means to find it again; nobody said that it may end with us."""
-    if not os.environ.get("OPTSTATE_ENDPOINT") and "/optstate-embedded-" in endpoint:
-        warnings.warn(
-            f'no daemon runs on this node: job "{job}" is in a private one, which ends with'
-            " this process, and the job with it. Start optstated to keep it, or say"
-            ' endpoint="embedded"',
-            stacklevel=5,
-        )
-
-
 class Attachment:
     """One attached optimizer: its session, tensors, and what was registered.
 
@@ -163,9 +152,8 @@ class Attachment:
                 accumulate_dtype=_native.ACCUMULATE_DTYPES[settings.accumulate_dtype],
             )
 
+        self._chose_endpoint = bool(settings.endpoint)
         self.session, self._spec = open_together(ranks, make_spec)
-        if job is not None and ranks.rank == 0 and not settings.endpoint:
-            _warn_if_embedded(job, self.session.endpoint)
         self.info = _optimizers.by_kind(self._spec.optimizer)
         # Gradients that the daemon sums are averaged, as DistributedDataParallel does.
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
@@ -184,6 +172,8 @@ class Attachment:
         self.without_gradient: list[int] = []
         # Whether something may be staged of a step that failed.
         self.must_abort = False
+        # Whether a step that failed here was taken, and nobody has been told.
+        self.was_taken = False
         # Of a load that was begun and has not ended: "state", or "parameters" alone.
         self.broken_load: str | None = None
         # The step whose commit was begun, until its parameters are read back.
@@ -262,6 +252,44 @@ class Attachment:
         elif self.without_gradient:
             still = set(gradients.missing).intersection(self.without_gradient)
             self.without_gradient = sorted(still)
+
+    def warn_if_embedded(self) -> None:
+        """Who names a job means to find it again; nobody said that it may end with us."""
+        chose = self._chose_endpoint or os.environ.get("OPTSTATE_ENDPOINT")
+        if self.is_private or chose or self._ranks.rank != 0:
+            return
+        if "/optstate-embedded-" in self.session.endpoint:
+            warnings.warn(
+                f'no daemon runs on this node: job "{self.job}" is in a private one, which ends'
+                " with this process, and the job with it. Start optstated to keep it, or say"
+                ' endpoint="embedded"',
+                stacklevel=4,
+            )
+
+    def abort_step(self) -> None:
+        """Drops what was pushed of the step that failed. It may have been taken all the
+        same: then was_taken, and the parameters are those after it."""
+        step = self.next_step
+        try:
+            self.session.abort(step)
+        except errors.FailedPreconditionError:
+            self.session.refresh()
+            if self.session.committed_step < step:
+                raise
+            self.parameters.check_tensors()
+            self.parameters.locate()
+            self.parameters.read(without_gradient=self.without_gradient)
+            self.was_taken = True
+        self.gradients.forget_pushed()
+        self.must_abort = False
+
+    def taken_outcome(self, **how: Any) -> StepOutcome | None:
+        """Of the step that was_taken, committed again as it was; None when it was
+        committed otherwise."""
+        self.was_taken = False
+        with contextlib.suppress(errors.FailedPreconditionError):
+            return self.session.commit(self.session.committed_step, self.hyperparams, **how)
+        return None
 
     def drop_step(self) -> None:
         """Drops what was pushed of the open step, or, of a daemon that does not hear

@@ -294,6 +294,7 @@ class ServedOptimizer(StateTransfer, torch.optim.Optimizer):
         self._finalizer = weakref.finalize(self, attachment.session.close)
         if self._settings.overlap:
             self._hook_gradients()
+        attachment.warn_if_embedded()
         return attachment
 
     # Overlap.
@@ -403,7 +404,9 @@ class ServedOptimizer(StateTransfer, torch.optim.Optimizer):
         When the daemon refuses (InvalidArgumentError, FailedPreconditionError),
         nothing of the step stays there, micro-steps neither, and it can be taken
         again from the first. So it can after UnavailableError and
-        DeadlineExceededError, once the daemon is back: it attaches again by itself.
+        DeadlineExceededError, once the daemon is back: it attaches again by itself. If
+        the step had been taken all the same, it is not taken twice: the next step()
+        reads what came of it.
 
         Ctrl-C ends the wait for another rank with KeyboardInterrupt. The step is
         under way then: the next use of the optimizer waits for it to end and reads
@@ -427,10 +430,17 @@ class ServedOptimizer(StateTransfer, torch.optim.Optimizer):
         self._handed_over = None
         attachment = self._prepared_attachment()
         attachment.fill_hyperparams(self.param_groups)
-        max_norm = limit(self.max_norm, "max_norm")
-        max_value = limit(self.max_value, "max_value")
-        norm_type = checked_norm_type(self.norm_type)
         grad_scale, found_inf = self._scaling(attachment)
+        how = {
+            "grad_scale": grad_scale,
+            "max_norm": limit(self.max_norm, "max_norm"),
+            "max_value": limit(self.max_value, "max_value"),
+            "norm_type": checked_norm_type(self.norm_type),
+            "found_inf": found_inf,
+        }
+        if attachment.was_taken:
+            self._outcome = attachment.taken_outcome(**how)
+            return loss
         # unscale_() changes gradients without a new version.
         was_unscaled = self._has_scaler() and getattr(self, "grad_scale", None) is None
         if was_unscaled and attachment.micro_step:
@@ -449,11 +459,7 @@ class ServedOptimizer(StateTransfer, torch.optim.Optimizer):
             self._outcome = attachment.session.commit(
                 step,
                 attachment.hyperparams,
-                grad_scale=grad_scale,
-                max_norm=max_norm,
-                max_value=max_value,
-                norm_type=norm_type,
-                found_inf=found_inf,
+                **how,
                 read=attachment.parameters.direct(but=idle) if overlap else None,
             )
         attachment.micro_step = 0
@@ -480,6 +486,9 @@ class ServedOptimizer(StateTransfer, torch.optim.Optimizer):
         if not self._settings.accumulate:
             raise RuntimeError("accumulate_step needs an optimizer made with accumulate=True")
         attachment = self._prepared_attachment()
+        if attachment.was_taken:  # step() will say so
+            self.zero_grad(set_to_none=True)
+            return
         gradients = attachment.gradients.gather()
         with attachment.undone_on_error():
             attachment.gradients.push(attachment.next_step, attachment.micro_step, gradients)
@@ -506,9 +515,7 @@ class ServedOptimizer(StateTransfer, torch.optim.Optimizer):
         attachment.check_groups(self.param_groups)
         attachment.parameters.check_parameters(self.param_groups)
         if attachment.must_abort:
-            attachment.session.abort(attachment.next_step)
-            attachment.gradients.forget_pushed()
-            attachment.must_abort = False
+            attachment.abort_step()
         changed = attachment.parameters.changed()
         if changed or attachment.broken_load is not None:
             attachment.check_no_micro_steps("parameters were changed in place")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 
 import optstate
@@ -94,6 +95,58 @@ def test_an_engine_killed_in_a_load_is_a_delay(dtype, what, call, own_daemon, jo
     assert all(map(torch.equal, disturbed, expected))
 
 
+def stop_process(pid):
+    os.kill(pid, signal.SIGSTOP)
+    while "State:\tT" not in pathlib.Path(f"/proc/{pid}/status").read_text():
+        pass
+
+
+@pytest.mark.parametrize("what", ["change", "load_state_dict", "upload_parameters"])
+def test_a_load_that_was_on_its_way_is_sent_again(what, own_daemon, job, monkeypatch):
+    """Over gRPC a load is written before anything of it is answered."""
+
+    def run(kills):
+        name = f"{job}-{kills}"
+        session = optstate.session.Session
+        load_many, finish_load = session.load_many, session.finish_load
+
+        def stop(*arguments):
+            monkeypatch.setattr(session, "load_many", load_many)
+            engine = int(own_daemon.optctl("describe", "job", name)["engine_pid"])
+            monkeypatch.setattr(session, "finish_load", lambda *rest: kill(engine, *rest))
+            stop_process(engine)
+            return load_many(*arguments)
+
+        def kill(engine, *arguments):
+            monkeypatch.setattr(session, "finish_load", finish_load)
+            os.kill(engine, signal.SIGKILL)
+            return finish_load(*arguments)
+
+        model = small_model()
+        optimizer = optstate.AdamW(
+            model.parameters(), lr=0.01, job=name, endpoint=own_daemon.grpc_unix
+        )
+        train(model, optimizer, range(2))
+        saved = optimizer.state_dict()
+        train(model, optimizer, range(2, 4))
+        if kills:
+            monkeypatch.setattr(session, "load_many", stop)
+        if what == "change":
+            with torch.no_grad():
+                model[0].weight.mul_(2)
+        elif what == "upload_parameters":
+            model[0].weight.data.mul_(2)
+            optimizer.upload_parameters()
+        else:
+            optimizer.load_state_dict(saved)
+        train(model, optimizer, range(4, 7))
+        assert session.finish_load is finish_load and session.load_many is load_many
+        optimizer.close()
+        return model
+
+    assert largest_difference(run(True), run(False)) == 0
+
+
 def test_a_daemon_that_is_killed_and_started_again(own_daemon, job):
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=own_daemon.shm)
@@ -139,6 +192,35 @@ def test_an_engine_that_does_not_answer_in_time(wire, own_daemon, job):
     train(model, optimizer, range(2))
     engine = int(own_daemon.optctl("describe", "job", job)["engine_pid"])
     os.kill(engine, signal.SIGSTOP)
+    try:
+        with pytest.raises(optstate.DeadlineExceededError):
+            train(model, optimizer, range(2, 3))
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    train(model, optimizer, range(2, 4))  # the same step again
+    assert optimizer.committed_step == 4
+    assert largest_difference(model, whole_run(4)) == 0
+    optimizer.close()
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+def test_a_step_whose_answer_came_too_late_is_not_taken_twice(wire, own_daemon, job, monkeypatch):
+    session = optstate.session.Session
+    commit = session.commit
+    model = small_model()
+    optimizer = optstate.AdamW(
+        model.parameters(), lr=0.01, job=job, endpoint=getattr(own_daemon, wire), step_timeout=0.5
+    )
+    train(model, optimizer, range(2))
+    engine = int(own_daemon.optctl("describe", "job", job)["engine_pid"])
+
+    def stop(self, *arguments, **options):
+        monkeypatch.setattr(session, "commit", commit)
+        self.flush()  # so that the commit is sent
+        stop_process(engine)
+        return commit(self, *arguments, **options)
+
+    monkeypatch.setattr(session, "commit", stop)
     try:
         with pytest.raises(optstate.DeadlineExceededError):
             train(model, optimizer, range(2, 3))

@@ -410,6 +410,53 @@ def test_an_engine_killed_between_micro_steps_is_a_delay(wire, own_daemon, job):
         assert_equal(both.results(), _summed_by_definition(2, 2))
 
 
+def _changed_in_place(connection, rank, endpoint, job):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, endpoint=endpoint, job=job)
+    session = optstate.session.Session
+    load_many, finish_load = session.load_many, session.finish_load
+
+    def late(*arguments):
+        session.load_many = load_many
+        dist.barrier()
+        ranks.say(connection, "rank 0 has loaded, and finishes")
+        connection.recv()
+        return load_many(*arguments)
+
+    def early(*arguments):
+        session.finish_load = finish_load
+        dist.barrier()
+        return finish_load(*arguments)
+
+    for step in range(4):
+        if step == 2:
+            with torch.no_grad():
+                model[0].weight.mul_(2)
+            if job and rank == 1:
+                session.load_many = late
+            elif job:
+                session.finish_load = early
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        optimizer.step()
+    return _values(model)
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+def test_an_engine_killed_while_ranks_load_is_a_delay(wire, own_daemon, job):
+    endpoint = getattr(own_daemon, wire)
+    with ranks.running(_changed_in_place, 2, endpoint, job) as both:
+        both.hear(1)
+        os.kill(int(own_daemon.optctl("describe", "job", job)["engine_pid"]), 9)
+        while len(own_daemon.optctl("get", "sessions")["sessions"]) < 1:
+            pass  # rank 0 comes back by itself
+        both.connections[1].send("go")
+        undisturbed = ranks.run(_changed_in_place, 2, endpoint, None)[0]
+        for result in both.results():
+            for found, expected in zip(result, undisturbed):
+                assert (found == expected).all()
+
+
 def _one_aborts(connection, rank, endpoint):
     model = small_model()
     optimizer = optstate.AdamW(
