@@ -343,17 +343,21 @@ absl::Status HostTier::ReserveFile(absl::string_view name, uint64_t bytes,
   const std::string path = Path(name);
   if (!file->has_value()) {
     std::error_code error;
-    const uintmax_t found = std::filesystem::file_size(path, error);
-    if (bytes == 0 && (error || found == 0)) return absl::OkStatus();
-    // An empty one is what is left of a creation that died.
-    if (!error && found == 0) {
-      ::unlink(path.c_str());
-      return ReserveFile(name, bytes, file);
+    uintmax_t found = std::filesystem::file_size(path, error);
+    if (error == std::errc::no_such_file_or_directory) {
+      found = 0;
+    } else if (error) {
+      return OsError(error.value(), absl::StrCat("stat ", path));
     }
-    const ByteRange whole = {0, error ? bytes : found};
+    if (bytes == 0 && found == 0) return absl::OkStatus();
+    // An empty one is what is left of a creation that died.
+    if (!error && found == 0 && ::unlink(path.c_str()) != 0) {
+      return OsError(errno, absl::StrCat("unlink ", path));
+    }
+    const ByteRange whole = {0, found == 0 ? bytes : found};
     OPTSTATE_ASSIGN_OR_RETURN(
-        *file, error ? StateFile::Create(path, whole.end, {&whole, 1})
-                     : StateFile::Open(path, whole.end, {&whole, 1}));
+        *file, found == 0 ? StateFile::Create(path, whole.end, {&whole, 1})
+                          : StateFile::Open(path, whole.end, {&whole, 1}));
   }
   if ((*file)->size() >= bytes) return absl::OkStatus();
   const ByteRange whole = {0, bytes};

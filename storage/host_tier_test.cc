@@ -1,12 +1,18 @@
 #include "storage/host_tier.h"
 
+#include <linux/capability.h>
 #include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -42,6 +48,15 @@ float* Masters(const StateArrays& arrays) {
 
 float* Floats(const StateArrays& arrays, int index) {
   return reinterpret_cast<float*>(arrays.state[index]);
+}
+
+// From here on the calling thread, of root too, writes only where it may.
+void ObeyPermissions() {
+  __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct sets[2] = {};
+  ASSERT_EQ(::syscall(SYS_capget, &header, sets), 0);
+  sets[0].effective &= ~(1u << CAP_DAC_OVERRIDE);
+  ASSERT_EQ(::syscall(SYS_capset, &header, sets), 0);
 }
 
 class HostTierTest : public ::testing::Test {
@@ -118,6 +133,27 @@ TEST_F(HostTierTest, LargeArraysAreSpread) {
     places.insert(address % (256 << 20));
   }
   EXPECT_EQ(places.size(), 4);
+}
+
+// What a creation that died has left, where it cannot be removed.
+TEST_F(HostTierTest, AnEmptyStepFileThatCannotBeRemovedIsAnError) {
+  auto tier = HostTier::Create(directory_, LayoutOf({false}), kNoSums, "");
+  ASSERT_TRUE(tier.ok()) << tier.status();
+  const std::string folder = directory_ + "/state";
+  std::ofstream(folder + "/redo").close();
+  ASSERT_EQ(::chmod(folder.c_str(), 0555), 0);
+  absl::Status reserved;
+  std::thread([&] {
+    ObeyPermissions();
+    reserved = tier->ReserveRedo(4096);
+  }).join();
+  ASSERT_EQ(::chmod(folder.c_str(), 0755), 0);
+  EXPECT_TRUE(absl::IsPermissionDenied(reserved)) << reserved;
+  EXPECT_NE(reserved.message().find("unlink " + folder + "/redo"),
+            std::string::npos)
+      << reserved;
+  EXPECT_TRUE(tier->ReserveRedo(4096).ok());
+  EXPECT_EQ(tier->redo().size(), 4096u);
 }
 
 TEST_F(HostTierTest, ArraysExistByNeed) {
