@@ -5,6 +5,7 @@
 #include <fstream>
 #include <memory>
 #include <system_error>
+#include <thread>
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
@@ -13,8 +14,14 @@
 namespace optstate {
 namespace {
 
-absl::StatusOr<std::unique_ptr<ControlFile>> ReadControl(
-    const std::string& path) {
+// Reads again while an engine publishes at the same time: a copy is no instant,
+// and its current record may be one that was half overwritten meanwhile. An
+// engine that is stopped or dead in between leaves the record that is current
+// alone, so that the next read succeeds; only damage is there each time.
+constexpr int kReadsMax = 100;
+
+absl::StatusOr<std::unique_ptr<ControlFile>> ReadControlOnce(
+    const std::string& path, uint64_t incarnation) {
   auto control = std::make_unique<ControlFile>();
   char bytes[sizeof(ControlFile)];
   std::ifstream file(path, std::ios::binary);
@@ -23,6 +30,18 @@ absl::StatusOr<std::unique_ptr<ControlFile>> ReadControl(
         absl::StrCat("is missing or has less than ", sizeof(bytes), " bytes"));
   }
   std::memcpy(static_cast<void*>(control.get()), bytes, sizeof(bytes));
+  OPTSTATE_RETURN_IF_ERROR(CheckCurrentRecord(*control, incarnation));
+  return control;
+}
+
+absl::StatusOr<std::unique_ptr<ControlFile>> ReadControl(
+    const std::string& path, uint64_t incarnation) {
+  absl::StatusOr<std::unique_ptr<ControlFile>> control;
+  for (int reads = 0; reads < kReadsMax; ++reads) {
+    control = ReadControlOnce(path, incarnation);
+    if (control.ok()) break;
+    std::this_thread::yield();
+  }
   return control;
 }
 
@@ -43,10 +62,8 @@ absl::StatusOr<StateSnapshot> ReadStateSnapshot(const std::string& directory) {
   StateSnapshot snapshot;
   snapshot.description = *std::move(file);
   const std::string path = absl::StrCat(folder, "/", kControlFileName);
-  const auto control = ReadControl(path);
+  const auto control = ReadControl(path, snapshot.description.incarnation);
   OPTSTATE_RETURN_IF_ERROR(Annotate(control.status(), path));
-  OPTSTATE_RETURN_IF_ERROR(Annotate(
-      CheckCurrentRecord(**control, snapshot.description.incarnation), path));
   snapshot.record = CurrentRecord(**control);
   snapshot.created_at_ns = (*control)->created_at_ns;
   snapshot.steps_recovered = (*control)->steps_recovered;

@@ -2,9 +2,11 @@
 
 #include <stdlib.h>
 
+#include <atomic>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -66,6 +68,29 @@ TEST_F(StateSnapshotTest, SaysWhatTheEngineWroteLast) {
   EXPECT_EQ(snapshot->runs_rolled_back, 3u);
   // It may be what the engine is about to finish.
   EXPECT_TRUE(fs::exists(directory_ + "/state.tmp"));
+}
+
+// An engine that publishes as fast as it can, throughout.
+TEST_F(StateSnapshotTest, IsReadWhileTheEnginePublishes) {
+  MakeJob();
+  std::atomic<bool> stop{false};
+  std::thread engine([&] {
+    StepRecord record = CurrentRecord(*tier_->control());
+    while (!stop.load()) {
+      ++record.committed_step;
+      record.update_ns = record.committed_step;
+      PublishRecord(record, tier_->control());
+    }
+  });
+  for (int i = 0; i < 20000; ++i) {
+    const auto snapshot = ReadStateSnapshot(directory_);
+    EXPECT_TRUE(snapshot.ok()) << "read " << i << ": " << snapshot.status();
+    if (!snapshot.ok()) break;
+    if (snapshot->record.committed_step == 7) continue;  // the first
+    EXPECT_EQ(snapshot->record.update_ns, snapshot->record.committed_step);
+  }
+  stop.store(true);
+  engine.join();
 }
 
 TEST_F(StateSnapshotTest, NoJobIsNotADamagedOne) {
