@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/utf8.h"
@@ -89,8 +90,8 @@ absl::StatusOr<uint64_t> ParseUnsigned(const FieldDescriptor& field,
 // Reads one YAML document into one message, and remembers where values are.
 class Reader {
  public:
-  Reader(absl::string_view file, FieldLines* lines)
-      : file_(file), lines_(lines) {}
+  Reader(absl::string_view file, const Descriptor& root, FieldLines* lines)
+      : file_(file), root_(&root), lines_(lines) {}
 
   absl::Status Mapping(const YAML::Node& node, const std::string& path,
                        Message* message) {
@@ -232,9 +233,32 @@ class Reader {
     for (int i = 0; i < type.field_count(); ++i) {
       known.push_back(type.field(i)->name());
     }
-    return absl::InvalidArgumentError(
-        absl::StrCat(file_, ":", key.Mark().line + 1, ": unknown key \"", path,
-                     "\" (known: ", absl::StrJoin(known, ", "), ")"));
+    const std::string meant = KnownElsewhere(key.Scalar());
+    return absl::InvalidArgumentError(absl::StrCat(
+        file_, ":", key.Mark().line + 1, ": unknown key \"", path, "\"",
+        meant.empty() ? "" : absl::StrCat(": did you mean ", meant, "?"),
+        " (known: ", absl::StrJoin(known, ", "), ")"));
+  }
+
+  // Where the document has a key of this name: a section's key that stands
+  // beside the section, or in another.
+  std::string KnownElsewhere(const std::string& name) const {
+    std::vector<std::string> places;
+    FindKey(*root_, "", name, &places);
+    return absl::StrJoin(places, " or ");
+  }
+
+  static void FindKey(const Descriptor& type, const std::string& path,
+                      const std::string& name,
+                      std::vector<std::string>* places) {
+    for (int i = 0; i < type.field_count(); ++i) {
+      const FieldDescriptor& field = *type.field(i);
+      const std::string full = absl::StrCat(path, field.name());
+      if (field.name() == name) places->push_back(full);
+      if (field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+        FindKey(*field.message_type(), full + ".", name, places);
+      }
+    }
   }
 
   absl::Status Error(const YAML::Node& node, const std::string& path,
@@ -245,6 +269,7 @@ class Reader {
   }
 
   const absl::string_view file_;
+  const Descriptor* const root_;  // of the whole document
   FieldLines* const lines_;
 };
 
@@ -309,6 +334,18 @@ void AppendYaml(const Message& message, const std::string& indent,
   }
 }
 
+// Of the first line that a tab indents, from 1; 0: none. YAML forbids it, and
+// what yaml-cpp says of it depends on what follows.
+int LineIndentedByTab(absl::string_view text) {
+  int number = 0;
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    ++number;
+    const size_t begin = line.find_first_not_of(' ');
+    if (begin != line.npos && line[begin] == '\t') return number;
+  }
+  return 0;
+}
+
 }  // namespace
 
 absl::Status MergeYaml(absl::string_view text, absl::string_view file,
@@ -331,8 +368,17 @@ absl::Status MergeYaml(absl::string_view text, absl::string_view file,
           "not be read: put all keys into one"));
     }
     const YAML::Node root = documents.empty() ? YAML::Node() : documents[0];
-    return Reader(file, lines).Mapping(root, "", message);
+    return Reader(file, *message->GetDescriptor(), lines)
+        .Mapping(root, "", message);
   } catch (const YAML::Exception& e) {
+    const int tab_line = LineIndentedByTab(text);
+    const bool is_before = e.mark.is_null() || tab_line <= e.mark.line + 1;
+    if (tab_line != 0 && is_before) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          file, ":", tab_line,
+          ": a tab at the beginning of the line: YAML is indented by spaces "
+          "alone"));
+    }
     return absl::InvalidArgumentError(absl::StrCat(
         file, ":", e.mark.is_null() ? 1 : e.mark.line + 1, ": ", e.msg));
   }

@@ -10,6 +10,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::StartsWith;
 
 std::string ErrorOf(absl::string_view text) {
@@ -76,6 +77,38 @@ TEST(YamlMessageTest, UnknownKeyNamesLineAndTheKnownOnes) {
             "subgroup_elements, doorbell_spin_us, restarts_max, "
             "restart_window_s, on_rank_loss, speculative, pinning, weight, "
             "job_weights)");
+}
+
+TEST(YamlMessageTest, AKeyOfAnotherPlaceNamesThat) {
+  EXPECT_THAT(ErrorOf("limits:\njobs_max: 3\n"),
+              StartsWith("f.yaml:2: unknown key \"jobs_max\": did you mean "
+                         "limits.jobs_max? (known: "));
+  EXPECT_THAT(ErrorOf("engine:\n  limits:\n    jobs_max: 3\n"),
+              StartsWith("f.yaml:2: unknown key \"engine.limits\": did you "
+                         "mean limits? (known: "));
+  EXPECT_THAT(ErrorOf("engine: {jobs_max: 3}\n"),
+              HasSubstr("did you mean limits.jobs_max?"));
+  EXPECT_THAT(ErrorOf("limits: {state_dir: /a}\n"),
+              HasSubstr("did you mean state_dir?"));
+}
+
+TEST(YamlMessageTest, ATabIsNamed) {
+  for (const char* text : {"socket: /s\nlimits:\n\tjobs_max: 3\n",
+                           "socket: /s\nlimits:\n  \tjobs_max: 3\n",
+                           "socket: /s\nlimits:\n\t- a\n",
+                           "socket: /s\r\nlimits:\r\n\tjobs_max: 3\r\n",
+                           "socket: /s\n# c\n\tstate_dir: /a\n"}) {
+    EXPECT_THAT(ErrorOf(text),
+                StartsWith("f.yaml:3: a tab at the beginning of the line: YAML "
+                           "is indented by spaces"))
+        << text;
+  }
+  // Elsewhere a tab is as good as a space.
+  v1::DaemonConfig config;
+  EXPECT_TRUE(MergeYaml("socket:\t/s\nlimits:\t# c\n  jobs_max:\t3\n", "f.yaml",
+                        &config)
+                  .ok());
+  EXPECT_THAT(ErrorOf("socket: [a\nx: y\n\t# c\n"), Not(HasSubstr("a tab")));
 }
 
 TEST(YamlMessageTest, ErrorsNameLineAndKey) {
