@@ -312,9 +312,14 @@ absl::Status JobImpl::AwaitDrained(absl::Time deadline) {
                             deadline)) {
     return absl::OkStatus();
   }
-  return absl::DeadlineExceededError(absl::StrCat(
-      "job \"", options_.name, "\", step ", record().committed_step + 1, ": ",
-      draining_ ? open_step_.Describe() : "it was told to take steps again"));
+  if (!draining_) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "job \"", options_.name, "\" was told to take steps again"));
+  }
+  // A step is open, so there is a layout and with it a record.
+  return absl::DeadlineExceededError(
+      absl::StrCat("job \"", options_.name, "\", step ",
+                   record().committed_step + 1, ": ", open_step_.Describe()));
 }
 
 void JobImpl::Resume() {
