@@ -112,6 +112,9 @@ class StepScheduler {
   static uint64_t WorkerUndoBytes(int workers);
   // And of the redo file; 0: the optimizer needs none.
   static uint64_t RedoBytes(const Layout& layout, int workers);
+  // What Create takes of the process's own memory for updates that need a whole
+  // parameter; 0: the optimizer has none.
+  static uint64_t WorkspaceBytes(const Layout& layout, int workers);
   // What the redo file of an engine that died must have for what its undo slots
   // name.
   static uint64_t RedoBytesInUse(const Layout& layout,

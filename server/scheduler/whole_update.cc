@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/cast.h"
@@ -55,6 +56,20 @@ uint64_t RedoPartBytes(const Layout& layout) {
   return most;
 }
 
+// A worker's part of the workspace: the gradient, the floats of a split master,
+// then what the kernel works in.
+uint64_t WorkspacePartBytes(const Layout& layout, const WholeKernel& kernel) {
+  uint64_t most = 0;
+  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
+    const ParameterSpec& spec = layout.parameters()[p];
+    const bool is_split = layout.master_format(p) == MasterFormat::kSplit;
+    most =
+        std::max(most, (is_split ? 2 : 1) * AlignedBytes(NumelOf(spec)) +
+                           AlignedBytes(kernel.workspace_elements(spec.shape)));
+  }
+  return most;
+}
+
 bool IsMaximize(const OptimizerInfo& info, const Hyperparams& hyperparams) {
   for (size_t i = 0; i < info.hyperparams.size(); ++i) {
     if (info.hyperparams[i].name == "maximize") return hyperparams[i] != 0;
@@ -93,25 +108,30 @@ uint64_t StepScheduler::RedoBytesInUse(const Layout& layout,
   return parts * RedoPartBytes(layout);
 }
 
-// A worker's: the gradient, the floats of a split master, then what the kernel
-// works in.
+uint64_t StepScheduler::WorkspaceBytes(const Layout& layout, int workers) {
+  const WholeKernel* const kernel = FindWholeKernel(layout.optimizer());
+  if (kernel == nullptr) return 0;
+  return static_cast<uint64_t>(workers) * WorkspacePartBytes(layout, *kernel);
+}
+
+// The pages are taken now, while the admission of the job holds its lock: a
+// later job would be promised the same memory, and the kernel would kill the
+// engine inside a step. Each worker takes its own, on its node as a rule.
 absl::Status StepScheduler::MakeWorkspace() {
-  const Layout& layout = *options_.layout;
-  uint64_t most = 0;
-  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
-    const ParameterSpec& spec = layout.parameters()[p];
-    const bool is_split = layout.master_format(p) == MasterFormat::kSplit;
-    most = std::max(most,
-                    (is_split ? 2 : 1) * AlignedBytes(NumelOf(spec)) +
-                        AlignedBytes(whole_->workspace_elements(spec.shape)));
-  }
-  workspace_elements_ = most / sizeof(float);
-  const uint64_t bytes = workspace_elements_ * sizeof(float) *
-                         static_cast<uint64_t>(options_.pool->participants());
+  const uint64_t part = WorkspacePartBytes(*options_.layout, *whole_);
+  const int workers = options_.pool->participants();
+  const uint64_t bytes = part * static_cast<uint64_t>(workers);
+  workspace_elements_ = part / sizeof(float);
   workspace_.reset(static_cast<float*>(std::aligned_alloc(kAlignBytes, bytes)));
-  if (workspace_ != nullptr || bytes == 0) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("no memory for a workspace of ", bytes, " bytes"));
+  if (bytes == 0) return absl::OkStatus();
+  if (workspace_ == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for a workspace of ", bytes, " bytes"));
+  }
+  options_.pool->ParallelFor(static_cast<size_t>(workers), [&](size_t worker) {
+    std::memset(workspace_.get() + worker * workspace_elements_, 0, part);
+  });
+  return absl::OkStatus();
 }
 
 std::byte* StepScheduler::RedoOf(const WorkerUndo& undo) const {

@@ -17,7 +17,7 @@ struct AdmissionRequest {
   std::string state_dir;         // of all jobs; empty: only this one
   uint64_t job_state_bytes = 0;  // the files when all is done
   uint64_t new_state_bytes = 0;  // of those, what is not there yet
-  uint64_t table_bytes = 0;      // of the engine's own memory
+  uint64_t table_bytes = 0;  // of the engine's own memory: tables, workspace
   v1::Limits limits;
 };
 

@@ -106,8 +106,12 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description) const {
   request.new_state_bytes =
       request.job_state_bytes > present ? request.job_state_bytes - present : 0;
   // Those of the shape that it replaces go.
-  const uint64_t tables = TableBytes(description);
-  const uint64_t former = shape_ ? TableBytes(shape_->description) : 0;
+  const auto own_memory = [this](const JobDescription& of) {
+    return TableBytes(of) +
+           StepScheduler::WorkspaceBytes(of.layout, pool_.participants());
+  };
+  const uint64_t tables = own_memory(description);
+  const uint64_t former = shape_ ? own_memory(shape_->description) : 0;
   request.table_bytes = tables > former ? tables - former : 0;
   request.limits = options_.config.limits();
   return Annotate(Admit(request), absl::StrCat("job \"", options_.name, "\""));
@@ -172,7 +176,9 @@ absl::Status JobImpl::Reshape(JobDescription description) {
       tier_->Reshape(what.layout, what.accumulation(), StepFilesOf(what.layout),
                      SerializeDescription(what));
   if (!reshaped.ok()) {
-    // The job is as it was, but its arrays may lie elsewhere.
+    // The job is as it was, but its arrays may lie elsewhere. Its workspace is
+    // freed before the next one is taken.
+    scheduler_.reset();
     const absl::Status as_before = MakeScheduler();
     return as_before.ok() ? reshaped : LoseShape(as_before);
   }

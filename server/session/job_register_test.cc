@@ -435,6 +435,31 @@ TEST_F(JobRegisterTest, WhatItsTablesTakeIsAskedForBeforeTheyAreMade) {
   EXPECT_THAT(status.message(), HasSubstr("memory_reserve_bytes"));
 }
 
+// Four times the largest parameter for each worker, beside files that have
+// twice of it: an engine would be killed for it inside its first step.
+TEST_F(JobRegisterTest, TheWorkspaceOfWholeParametersIsAdmitted) {
+  JobHarness::Setup setup;
+  setup.layout.optimizer = OptimizerKind::kMuon;
+  setup.layout.groups = {{}};
+  setup.layout.parameters = {MakeParameter("square", 1 << 20)};
+  setup.layout.parameters[0].shape = {1 << 10, 1 << 10};
+  setup.workers = 32;
+  const Layout layout = *Layout::Make(setup.layout);
+  const uint64_t workspace = StepScheduler::WorkspaceBytes(layout, 32);
+  const uint64_t files = StepScheduler::RedoBytes(layout, 32);
+  ASSERT_GT(workspace, files);
+  const uint64_t available = AvailableMemoryBytes().value();
+  const uint64_t room = files + workspace / 2;
+  if (available < 3 * room) GTEST_SKIP() << available << " bytes of memory";
+  setup.limits.set_memory_reserve_bytes(available - room);
+  JobHarness harness(setup);
+  const absl::Status status = harness.Register(0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(status.message(), HasSubstr("memory_reserve_bytes"));
+  EXPECT_EQ(FilesBelow(harness.directory()),
+            std::vector<std::string>{"admission.lock"});
+}
+
 // Of a session that comes back and finds that others have changed the job.
 TEST_F(JobRegisterTest, OneThatComesBackChangesNothing) {
   harness_.AttachAll();
