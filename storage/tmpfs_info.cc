@@ -107,6 +107,38 @@ absl::StatusOr<TmpfsInfo> InspectDirectory(const std::string& directory) {
   return info;
 }
 
+absl::Status CheckNotFull(const std::string& directory) {
+  // Of a new job, and a bit more than the small ones of them take.
+  constexpr uint64_t kFiles = 24;
+  constexpr uint64_t kBytes = 64 << 10;
+  const absl::StatusOr<TmpfsInfo> info = InspectDirectory(directory);
+  if (!info.ok()) return absl::OkStatus();
+  const std::string where =
+      absl::StrCat(info->file_system, " on ", info->mount_point);
+  if (info->files_left < kFiles) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        where, " is out of inodes (", info->files_left,
+        " left, however many bytes there are): delete a job or other files "
+        "there, or remount it with a larger nr_inodes="));
+  }
+  if (info->bytes_left < kBytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        where, " is full (", info->bytes_left,
+        " bytes left): delete a job or other files there, or remount it with a "
+        "larger size="));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ExplainFull(const absl::Status& status,
+                         const std::string& directory) {
+  if (!absl::IsResourceExhausted(status)) return status;
+  const absl::Status full = CheckNotFull(directory);
+  if (full.ok()) return status;
+  return absl::ResourceExhaustedError(
+      absl::StrCat(status.message(), ": ", full.message()));
+}
+
 std::string DescribePages(const TmpfsInfo& info) {
   if (info.is_hugetlbfs) return "huge pages (hugetlbfs)";
   if (!info.is_tmpfs) {

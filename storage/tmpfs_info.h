@@ -28,6 +28,17 @@ struct TmpfsInfo {
 // NOT_FOUND when there is no such directory.
 absl::StatusOr<TmpfsInfo> InspectDirectory(const std::string& directory);
 
+// RESOURCE_EXHAUSTED when the directory's file system lacks the blocks or the
+// inodes for the small files of one more engine or job: names what is exhausted
+// and what to do. OK also when that cannot be found out.
+absl::Status CheckNotFull(const std::string& directory);
+
+// `status` of a file operation below the directory; when it is
+// RESOURCE_EXHAUSTED, with what CheckNotFull says: the kernel has one word for
+// blocks and inodes.
+absl::Status ExplainFull(const absl::Status& status,
+                         const std::string& directory);
+
 // One sentence for operators: what the pages are, why, and what would help.
 std::string DescribePages(const TmpfsInfo& info);
 

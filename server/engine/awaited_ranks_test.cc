@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <grp.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/mount.h>
 #include <sys/wait.h>
@@ -19,6 +18,7 @@
 #include "server/control/process_stat.h"
 #include "server/scheduler/step_observer.h"
 #include "server/session/job_harness.h"
+#include "storage/testing/test_mounts.h"
 
 namespace optstate {
 namespace {
@@ -50,8 +50,7 @@ class AwaitedRanksTest : public testing::Test {
     constexpr uid_t kNobody = 65534;
     if (!harness_->Open().ok()) return 6;
     const pid_t rank = harness_->job().Awaited()[0].process.pid;
-    if (::unshare(CLONE_NEWNS) != 0 ||
-        ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+    if (!EnterPrivateMounts().ok() ||
         ::mount("proc", "/proc", "proc", 0, "hidepid=2") != 0 ||
         ::setgroups(0, nullptr) != 0 ||
         ::setresgid(kNobody, kNobody, kNobody) != 0 ||

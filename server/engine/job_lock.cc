@@ -11,6 +11,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "proto/types/os_error.h"
+#include "storage/tmpfs_info.h"
 
 namespace optstate {
 namespace {
@@ -39,7 +40,10 @@ absl::StatusOr<UniqueFd> LockJob(const std::string& directory,
   const std::string path = absl::StrCat(directory, "/lock");
   UniqueFd fd(
       ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!fd.ok()) return OsError(errno, absl::StrCat("open(", path, ")"));
+  if (!fd.ok()) {
+    return ExplainFull(OsError(errno, absl::StrCat("open(", path, ")")),
+                       directory);
+  }
   const absl::Time deadline = absl::Now() + patience;
   // flock() has no timeout of its own.
   while (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {

@@ -95,7 +95,9 @@ absl::StatusOr<AdmissionLock> AdmissionLock::Take(
     const std::string& state_dir) {
   const std::string path = state_dir + "/admission.lock";
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
+  if (!fd.ok()) {
+    return ExplainFull(OsError(errno, absl::StrCat("open ", path)), state_dir);
+  }
   int failed;
   do {
     failed = ::flock(fd.get(), LOCK_EX);

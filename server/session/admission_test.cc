@@ -1,13 +1,13 @@
 #include "server/session/admission.h"
 
 #include <stdlib.h>
-#include <sys/mount.h>
 
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "gtest/gtest.h"
+#include "storage/testing/test_mounts.h"
 #include "storage/tmpfs_info.h"
 
 namespace optstate {
@@ -76,9 +76,11 @@ TEST_F(AdmissionTest, TablesTakeMemoryAndNoneOfTheJobsLimits) {
 }
 
 TEST_F(AdmissionTest, ANewJobNeedsInodes) {
-  if (::mount("none", directory_.c_str(), "tmpfs", 0, "nr_inodes=8") != 0) {
-    GTEST_SKIP() << "needs root to mount a tmpfs";
+  const auto tmpfs = TestTmpfs::Mount(directory_, "nr_inodes=8");
+  if (absl::IsFailedPrecondition(tmpfs.status())) {
+    GTEST_SKIP() << tmpfs.status();
   }
+  ASSERT_TRUE(tmpfs.ok()) << tmpfs.status();
   AdmissionRequest request;
   request.directory = directory_;
   request.job_state_bytes = 8192;
@@ -87,7 +89,6 @@ TEST_F(AdmissionTest, ANewJobNeedsInodes) {
   // An extension makes no more than there are.
   request.new_state_bytes = 4096;
   const absl::Status extension = Admit(request);
-  ASSERT_EQ(::umount(directory_.c_str()), 0);
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   EXPECT_NE(refused.message().find("nr_inodes="), std::string::npos) << refused;
   EXPECT_TRUE(extension.ok()) << extension;

@@ -1,8 +1,6 @@
 #include "tests/faults/small_tmpfs.h"
 
 #include <fcntl.h>
-#include <sched.h>
-#include <sys/mount.h>
 #include <unistd.h>
 
 #include <array>
@@ -16,23 +14,18 @@
 
 namespace optstate::faults {
 
-absl::Status EnterPrivateMounts() {
-  if (unshare(CLONE_NEWNS) != 0) return OsError(errno, "unshare(CLONE_NEWNS)");
-  if (mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) {
-    return OsError(errno, "mount MS_PRIVATE");
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<std::unique_ptr<SmallTmpfs>> SmallTmpfs::Mount(uint64_t bytes) {
   OPTSTATE_RETURN_IF_ERROR(EnterPrivateMounts());
   std::string path = absl::StrCat(std::getenv("TEST_TMPDIR"), "/tmpfs-XXXXXX");
   if (mkdtemp(path.data()) == nullptr) return OsError(errno, "mkdtemp");
-  std::unique_ptr<SmallTmpfs> tmpfs(new SmallTmpfs(std::move(path)));
-  const std::string options = absl::StrCat("mode=0700,size=", bytes);
-  if (mount("small", tmpfs->path_.c_str(), "tmpfs", 0, options.c_str()) != 0) {
-    return OsError(errno, "mount of a tmpfs");
+  absl::StatusOr<TestTmpfs> mounted =
+      TestTmpfs::Mount(path, absl::StrCat("mode=0700,size=", bytes));
+  if (!mounted.ok()) {
+    rmdir(path.c_str());
+    return mounted.status();
   }
+  std::unique_ptr<SmallTmpfs> tmpfs(
+      new SmallTmpfs(std::move(path), *std::move(mounted)));
   const std::string filler = tmpfs->path_ + "/filler";
   tmpfs->filler_.reset(
       open(filler.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
@@ -43,7 +36,7 @@ absl::StatusOr<std::unique_ptr<SmallTmpfs>> SmallTmpfs::Mount(uint64_t bytes) {
 SmallTmpfs::~SmallTmpfs() {
   Empty().IgnoreError();
   filler_.reset();
-  umount2(path_.c_str(), MNT_DETACH);
+  mounted_.reset();
   rmdir(path_.c_str());
 }
 

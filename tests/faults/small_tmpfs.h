@@ -4,21 +4,20 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/types/unique_fd.h"
+#include "storage/testing/test_mounts.h"
 
 namespace optstate::faults {
 
-// From here on the calling thread and its children see mounts that nobody else
-// does and that go with them. PERMISSION_DENIED without CAP_SYS_ADMIN.
-absl::Status EnterPrivateMounts();
-
 // A tmpfs of a given size, mounted where only this process and its children see
-// it.
+// it. FAILED_PRECONDITION where nothing can be mounted: the test skips.
 class SmallTmpfs {
  public:
   static absl::StatusOr<std::unique_ptr<SmallTmpfs>> Mount(uint64_t bytes);
@@ -33,9 +32,11 @@ class SmallTmpfs {
   absl::Status Empty();
 
  private:
-  explicit SmallTmpfs(std::string path) : path_(std::move(path)) {}
+  SmallTmpfs(std::string path, TestTmpfs mounted)
+      : path_(std::move(path)), mounted_(std::move(mounted)) {}
 
   const std::string path_;
+  std::optional<TestTmpfs> mounted_;
   UniqueFd filler_;
   std::atomic<bool> filling_{false};
   std::thread thread_;
