@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <spdlog/spdlog.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <optional>
@@ -11,8 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "server/control/versions.h"
+#include "server/supervisor/job_files.h"
 #include "server/supervisor/refusal.h"
-#include "storage/state_folder.h"
+#include "storage/tmpfs_info.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -23,6 +23,17 @@ constexpr absl::Duration kStartTimeout = absl::Minutes(2);
 constexpr absl::Duration kStopTimeout = absl::Seconds(20);
 // Nothing tells when an engine has read a connection.
 constexpr absl::Duration kLook = absl::Milliseconds(50);
+
+// Of an engine that cannot be started.
+absl::Status ExplainShortage(const absl::Status& status,
+                             const std::string& directory) {
+  absl::Status full = CheckNotFull(directory);
+  if (!full.ok()) return full;
+  return absl::ResourceExhaustedError(absl::StrCat(
+      status.message(),
+      ". Close sessions or delete jobs, or raise the daemon's limit (open "
+      "files: ulimit -n; processes: ulimit -u and the cgroup's pids.max)"));
+}
 
 bool HasHungUp(int fd) {
   pollfd entry{fd, POLLRDHUP, 0};
@@ -78,7 +89,7 @@ void JobHost::StartEngine() {
                                   introduction, EngineCallbacks());
   }
   if (absl::IsResourceExhausted(engine.status()) && !HasState()) {
-    return GiveUp(engine.status());
+    return GiveUp(ExplainShortage(engine.status(), directory()));
   }
   if (!engine.ok()) {
     OnDeath(absl::StrCat("could not be started: ", engine.status().message()));
@@ -155,6 +166,14 @@ void JobHost::OnExit(const std::string& how) {
 
 void JobHost::OnDeath(const std::string& how) {
   reason_ = absl::StrCat("its engine ", how);
+  const JobFiles files = FindJobFiles(directory());
+  // No engine can be started there.
+  if (files == JobFiles::kGone) {
+    return Fail(absl::StrCat(reason_, "; ", directory(), " was removed"));
+  }
+  const absl::Status full = CheckNotFull(directory());
+  if (!full.ok() && files == JobFiles::kNoState) return GiveUp(full);
+  if (!full.ok()) absl::StrAppend(&reason_, "; ", full.message());
   const std::optional<absl::Duration> delay =
       restart_policy_.OnDeath(absl::Now());
   if (!delay.has_value()) {
@@ -172,22 +191,20 @@ void JobHost::OnDeath(const std::string& how) {
 void JobHost::Fail(const std::string& why) {
   state_ = State::kFailed;
   reason_ = why;
-  spdlog::error("job {}: FAILED: {}; its state is kept in {}", name(), why,
-                directory());
+  spdlog::error("job {}: FAILED: {}. {}", name(), why,
+                WhatIsKept(name(), directory()));
   RefuseWaiting(FailedStatus());
   callbacks_.on_failed();
 }
 
 bool JobHost::HasState() const {
-  return ::access((directory() + kStateFolder).c_str(), F_OK) == 0;
+  return FindJobFiles(directory()) == JobFiles::kState;
 }
 
 // It would only be one more FAILED job that somebody has to delete.
 void JobHost::GiveUp(const absl::Status& why) {
   given_up_ = absl::ResourceExhaustedError(absl::StrCat(
-      "job \"", name(), "\": its engine cannot be started: ", why.message(),
-      ". Close sessions or delete jobs, or raise the daemon's limit (open "
-      "files: ulimit -n; processes: ulimit -u and the cgroup's pids.max)"));
+      "job \"", name(), "\": its engine cannot be started: ", why.message()));
   spdlog::error("{}; it has no state and is removed",
                 std::string(given_up_.message()));
   RefuseWaiting(given_up_);
@@ -202,10 +219,9 @@ void JobHost::RefuseWaiting(const absl::Status& status) {
 }
 
 absl::Status JobHost::FailedStatus() const {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "job \"", name(), "\" is FAILED: ", reason_, ". Its state is kept in ",
-      directory(), "; the daemon's log says more. `optctl recover ", name(),
-      "` tries again, `optctl delete job ", name(), "` discards it"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("job \"", name(), "\" is FAILED: ", reason_, ". ",
+                   WhatIsKept(name(), directory())));
 }
 
 absl::Status JobHost::Adopt(Waiting* waiting) {
@@ -293,6 +309,11 @@ absl::Status JobHost::Recover(pid_t failed_engine) {
         "\" has not failed: there is nothing to start again. `optctl describe "
         "job ",
         name(), "` says how it is"));
+  }
+  // Whoever puts the directory back can ask again.
+  if (state_ == State::kFailed &&
+      FindJobFiles(directory()) == JobFiles::kGone) {
+    return FailedStatus();
   }
   spdlog::info("job {}: starting its engine again, as it was asked for",
                name());

@@ -14,6 +14,7 @@
 #include "server/supervisor/hello_check.h"
 #include "server/supervisor/permissions.h"
 #include "server/supervisor/refusal.h"
+#include "storage/tmpfs_info.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -125,7 +126,8 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(
   if (options_.check_state_directory != nullptr) {
     OPTSTATE_RETURN_IF_ERROR(options_.check_state_directory());
   }
-  OPTSTATE_RETURN_IF_ERROR(registry_.Create(name, adopt.peer_uid()));
+  OPTSTATE_RETURN_IF_ERROR(ExplainFull(registry_.Create(name, adopt.peer_uid()),
+                                       options_.config.state_dir()));
   spdlog::info("job {}: created for uid {}", name, adopt.peer_uid());
   return StartHost(name, adopt.peer_uid());
 }
