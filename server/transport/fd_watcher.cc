@@ -44,6 +44,14 @@ FdWatcher::~FdWatcher() {
 
 absl::StatusOr<FdWatcher::Id> FdWatcher::Watch(int fd,
                                                std::function<void()> on_event) {
+  return WatchWhile(fd, [on_event = std::move(on_event)] {
+    on_event();
+    return false;
+  });
+}
+
+absl::StatusOr<FdWatcher::Id> FdWatcher::WatchWhile(
+    int fd, std::function<bool()> on_event) {
   absl::MutexLock lock(&mutex_);
   const Id id = ++last_id_;
   epoll_event event = {};
@@ -59,11 +67,14 @@ absl::StatusOr<FdWatcher::Id> FdWatcher::Watch(int fd,
 void FdWatcher::Rearm(Id id) {
   absl::MutexLock lock(&mutex_);
   const auto entry = entries_.find(id);
-  if (entry == entries_.end()) return;
+  if (entry != entries_.end()) RearmLocked(id, entry->second.fd);
+}
+
+void FdWatcher::RearmLocked(Id id, int fd) {
   epoll_event event = {};
   event.events = kEvents;
   event.data.u64 = id;
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, entry->second.fd, &event);
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
 }
 
 void FdWatcher::Forget(Id id) {
@@ -84,7 +95,9 @@ void FdWatcher::Loop() {
       // An event may have been read just before its watch was forgotten.
       absl::MutexLock lock(&mutex_);
       const auto entry = entries_.find(events[i].data.u64);
-      if (entry != entries_.end()) entry->second.on_event();
+      if (entry != entries_.end() && entry->second.on_event()) {
+        RearmLocked(entry->first, entry->second.fd);
+      }
     }
   }
 }

@@ -33,6 +33,8 @@ class FdWatcher {
   // Calls `on_event` when `fd` is readable or hung up, once; then again after
   // each Rearm(). `fd` stays the caller's and open until Forget().
   absl::StatusOr<Id> Watch(int fd, std::function<void()> on_event);
+  // The same, again as long as it returns true.
+  absl::StatusOr<Id> WatchWhile(int fd, std::function<bool()> on_event);
   void Rearm(Id id);
   // After it returns, the callback neither runs nor will.
   void Forget(Id id);
@@ -40,10 +42,11 @@ class FdWatcher {
  private:
   struct Entry {
     int fd;
-    std::function<void()> on_event;
+    std::function<bool()> on_event;
   };
 
   FdWatcher(UniqueFd epoll, UniqueFd stop);
+  void RearmLocked(Id id, int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Loop();
 
   const UniqueFd epoll_;

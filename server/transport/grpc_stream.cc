@@ -5,14 +5,17 @@
 #include <grpcpp/support/proto_buffer_reader.h>
 #include <pthread.h>
 #include <sys/timerfd.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "server/transport/chunk_header.h"
@@ -33,6 +36,7 @@ GrpcStreamServer::GrpcStreamServer(const Environment& environment, int fd,
                                    Peer peer, grpc::ServerContext* context,
                                    GrpcStream* stream)
     : environment_(environment),
+      fd_(fd),
       context_(context),
       stream_(stream),
       link_(fd, peer.pid),
@@ -63,19 +67,43 @@ absl::Status GrpcStreamServer::Serve() {
 }
 
 absl::Status GrpcStreamServer::WatchPeer() {
-  attach_timer_.reset(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC));
+  attach_timer_.reset(
+      ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   if (!attach_timer_.ok()) return OsError(errno, "timerfd_create");
-  OPTSTATE_RETURN_IF_ERROR(SetAttachTimer(environment_.attach_timeout));
-  OPTSTATE_ASSIGN_OR_RETURN(
-      timer_watch_, environment_.watcher->Watch(attach_timer_.get(), [this] {
-        context_->TryCancel();
-      }));
+  OPTSTATE_RETURN_IF_ERROR(AwaitPeer(true));
+  OPTSTATE_ASSIGN_OR_RETURN(timer_watch_, environment_.watcher->WatchWhile(
+                                              attach_timer_.get(), [this] {
+                                                return OnAttachTimer();
+                                              }));
   if (link_.process() < 0) return absl::OkStatus();
   // gRPC notices a closed socket by itself.
   OPTSTATE_ASSIGN_OR_RETURN(
       process_watch_, environment_.watcher->Watch(
                           link_.process(), [this] { context_->TryCancel(); }));
   return absl::OkStatus();
+}
+
+absl::Status GrpcStreamServer::AwaitPeer(bool awaited) {
+  absl::MutexLock lock(&timer_mutex_);
+  awaits_peer_ = awaited;
+  if (!awaited) return SetAttachTimer(absl::ZeroDuration());
+  patience_.Begin(absl::Now(), ArrivedOn(fd_));
+  return SetAttachTimer(environment_.attach_timeout);
+}
+
+bool GrpcStreamServer::OnAttachTimer() {
+  absl::MutexLock lock(&timer_mutex_);
+  // A message may have come just now, and stopped the timer or set it anew.
+  uint64_t expirations = 0;
+  const bool has_expired = ::read(attach_timer_.get(), &expirations,
+                                  sizeof(expirations)) == sizeof(expirations);
+  if (!awaits_peer_ || !has_expired) return true;
+  if (patience_.Lasts(absl::Now(), ArrivedOn(fd_)) &&
+      SetAttachTimer(environment_.attach_timeout).ok()) {
+    return true;
+  }
+  context_->TryCancel();
+  return false;
 }
 
 absl::Status GrpcStreamServer::SetAttachTimer(absl::Duration timeout) {
@@ -92,7 +120,7 @@ absl::Status GrpcStreamServer::ReadRequests() {
   while (stream_->Read(&message)) {
     // It counts the peer's time, not what this side takes for an answer.
     if (timer_watch_) {
-      OPTSTATE_RETURN_IF_ERROR(SetAttachTimer(absl::ZeroDuration()));
+      OPTSTATE_RETURN_IF_ERROR(AwaitPeer(false));
     }
     OPTSTATE_RETURN_IF_ERROR(Take(&message));
     if (!timer_watch_) continue;
@@ -100,7 +128,7 @@ absl::Status GrpcStreamServer::ReadRequests() {
       environment_.watcher->Forget(*timer_watch_);
       timer_watch_.reset();
     } else {
-      OPTSTATE_RETURN_IF_ERROR(SetAttachTimer(environment_.attach_timeout));
+      OPTSTATE_RETURN_IF_ERROR(AwaitPeer(true));
     }
   }
   return absl::CancelledError(context_->IsCancelled()

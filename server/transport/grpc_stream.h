@@ -8,14 +8,17 @@
 
 #include <optional>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/unique_fd.h"
 #include "server/session/job.h"
 #include "server/transport/fd_watcher.h"
 #include "server/transport/grpc_session.h"
+#include "server/transport/message_patience.h"
 #include "server/transport/peer.h"
 #include "server/transport/reply_queue.h"
 #include "server/transport/session_table.h"
@@ -27,15 +30,17 @@ using GrpcStream = grpc::ServerReaderWriter<v1::SessionReply, grpc::ByteBuffer>;
 
 // Moves one stream's messages between gRPC and its GrpcSession, and ends it
 // when its peer is gone, or is too slow with the next request before it has
-// attached.
+// attached (see MessagePatience).
 //
-// Threads: Serve() on the stream's thread; it starts one more, for replies.
+// Threads: Serve() on the stream's thread; it starts one more, for replies. The
+// watcher's thread looks at the timer.
 class GrpcStreamServer {
  public:
   struct Environment {
     Job* job = nullptr;
     SessionTable* table = nullptr;
     FdWatcher* watcher = nullptr;
+    // Without progress, before the rank has attached.
     absl::Duration attach_timeout = absl::Seconds(5);
   };
 
@@ -49,8 +54,13 @@ class GrpcStreamServer {
 
  private:
   absl::Status WatchPeer();
+  // From here on it is the peer's turn, or this side's.
+  absl::Status AwaitPeer(bool awaited);
+  // Whether the peer has been given more time.
+  bool OnAttachTimer();
   // Zero: stops it.
-  absl::Status SetAttachTimer(absl::Duration timeout);
+  absl::Status SetAttachTimer(absl::Duration timeout)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(timer_mutex_);
   absl::Status ReadRequests();
   absl::Status Take(grpc::ByteBuffer* message);
   // Copies a gradient chunk from gRPC's memory to where it is staged; false: it
@@ -60,6 +70,7 @@ class GrpcStreamServer {
   void LogEnd(const absl::Status& end) const;
 
   const Environment environment_;
+  const int fd_;
   grpc::ServerContext* const context_;
   GrpcStream* const stream_;
   const PeerLink link_;
@@ -68,6 +79,9 @@ class GrpcStreamServer {
   v1::SessionRequest request_;
 
   UniqueFd attach_timer_;
+  absl::Mutex timer_mutex_;
+  bool awaits_peer_ ABSL_GUARDED_BY(timer_mutex_) = false;
+  MessagePatience patience_ ABSL_GUARDED_BY(timer_mutex_);
   std::optional<FdWatcher::Id> timer_watch_;
   std::optional<FdWatcher::Id> process_watch_;
 };

@@ -340,6 +340,51 @@ TEST_F(GrpcTransportTest, ALongRegistrationDoesNotCountAgainstItsPeer) {
   EXPECT_EQ(reply.status().code(), 0) << reply.status().message();
 }
 
+// A large registration over a slow link: it takes several of the time that a
+// silent peer has.
+TEST_F(GrpcTransportTest, ARegistrationMayArriveSlowlyAsLongAsItDoes) {
+  StartTransport(absl::Milliseconds(500));
+  SocketPair network = MakeTcpPair();
+  Serve(std::move(network.engine), 0);
+  SocketPair local = MakeSocketPair();
+  const int buffer_bytes = 16 << 10;
+  ::setsockopt(local.client.get(), SOL_SOCKET, SO_SNDBUF, &buffer_bytes,
+               sizeof(buffer_bytes));
+  // The link, 16 KiB at a time.
+  std::thread there([&] {
+    char buffer[16 << 10];
+    ssize_t n = 0;
+    while ((n = ::recv(local.engine.get(), buffer, sizeof(buffer), 0)) > 0) {
+      if (::send(network.client.get(), buffer, static_cast<size_t>(n),
+                 MSG_NOSIGNAL) != n) {
+        break;
+      }
+      absl::SleepFor(absl::Milliseconds(30));
+    }
+    ::shutdown(network.client.get(), SHUT_RDWR);
+  });
+  std::thread back([&] {
+    char buffer[16 << 10];
+    ssize_t n = 0;
+    while ((n = ::recv(network.client.get(), buffer, sizeof(buffer), 0)) > 0) {
+      if (::send(local.engine.get(), buffer, static_cast<size_t>(n),
+                 MSG_NOSIGNAL) != n) {
+        break;
+      }
+    }
+    ::shutdown(local.engine.get(), SHUT_RDWR);
+  });
+  {
+    GrpcTestPeer peer(std::move(local.client), TestLayout(), 0);
+    v1::SessionRequest large = peer.RegisterRequest();
+    large.mutable_register_()->set_host_id(std::string(1 << 20, 'h'));
+    ASSERT_TRUE(peer.Send(std::move(large)));
+    EXPECT_NE(peer.Receive().status().message(), "the stream ended");
+  }
+  there.join();
+  back.join();
+}
+
 TEST_F(GrpcTransportTest, ShutdownEndsStreams) {
   auto peer = Open(0);
   ASSERT_TRUE(peer->Push(1).ok());

@@ -1,6 +1,8 @@
 #ifndef OPTSTATE_SERVER_TRANSPORT_TEST_LAYOUT_H_
 #define OPTSTATE_SERVER_TRANSPORT_TEST_LAYOUT_H_
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <utility>
@@ -43,6 +45,23 @@ inline SocketPair MakeSocketPair() {
   int fds[2];
   EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
   return {UniqueFd(fds[0]), UniqueFd(fds[1])};
+}
+
+// The same over TCP.
+inline SocketPair MakeTcpPair() {
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  EXPECT_EQ(::bind(listener.get(), any, size), 0);
+  EXPECT_EQ(::listen(listener.get(), 1), 0);
+  EXPECT_EQ(::getsockname(listener.get(), any, &size), 0);
+  UniqueFd client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(client.get(), any, size), 0);
+  UniqueFd engine(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  return {std::move(engine), std::move(client)};
 }
 
 }  // namespace optstate
