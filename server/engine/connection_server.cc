@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -18,7 +17,6 @@
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
 #include "server/control/executable.h"
-#include "server/control/open_sockets.h"
 #include "server/control/versions.h"
 #include "server/observe/logging.h"
 #include "spdlog/spdlog.h"
@@ -30,9 +28,6 @@ constexpr uint32_t kHandshakeTimeoutMs = 5000;
 // A day: a rank that has nothing to say does not notice that the engine was
 // another for a while.
 constexpr uint32_t kReturnTimeoutMs = 86'400'000;
-// Ends that are looked for at the latest when so many were noted, which also is
-// what a Ready can carry.
-constexpr size_t kConnectionsNotedMax = 8000;
 // A reply of a few bytes into the empty buffer of a new connection.
 constexpr absl::Duration kHelloReplyTimeout = absl::Seconds(1);
 
@@ -127,7 +122,6 @@ void ConnectionServer::TakeLimits(const v1::Limits& limits) {
 }
 
 v1::EngineEvent::Ready ConnectionServer::MakeReady() {
-  ForgetClosedConnections();
   v1::EngineEvent::Ready ready;
   ready.set_version(std::string(kVersion));
   ready.set_control_version(control::kControlVersion);
@@ -137,7 +131,7 @@ v1::EngineEvent::Ready ConnectionServer::MakeReady() {
   const absl::StatusOr<std::string> executable =
       control::ExecutableIdentity("/proc/self/exe");
   if (executable.ok()) ready.set_executable(*executable);
-  for (const ino_t inode : connections_) ready.add_connections(inode);
+  for (const ino_t inode : connections_.Find()) ready.add_connections(inode);
   return ready;
 }
 
@@ -197,22 +191,6 @@ void ConnectionServer::TakeRequests() {
   }
 }
 
-void ConnectionServer::NoteConnection(int socket) {
-  if (connections_.size() >= kConnectionsNotedMax) ForgetClosedConnections();
-  const absl::StatusOr<ino_t> inode = control::SocketInode(socket);
-  if (inode.ok() && connections_.size() < kConnectionsNotedMax) {
-    connections_.insert(*inode);
-  }
-}
-
-void ConnectionServer::ForgetClosedConnections() {
-  const absl::StatusOr<std::set<ino_t>> open = control::OpenSockets(::getpid());
-  // Unreadable: the old count is the safe side.
-  if (!open.ok()) return;
-  std::erase_if(connections_,
-                [&open](ino_t inode) { return !open->contains(inode); });
-}
-
 absl::Status ConnectionServer::CheckOpen() const {
   if (options_.job == nullptr) return options_.failure;
   // Also before FinishIfOver() has seen it: whoever comes after the last detach
@@ -238,7 +216,7 @@ void ConnectionServer::Adopt(const v1::AdoptConnection& adopt,
     return;
   }
   last_adopted_ = absl::Now();
-  NoteConnection(socket.get());
+  connections_.Note(socket.get());
   Peer peer{
       .hello = adopt.hello(), .uid = adopt.peer_uid(), .pid = adopt.peer_pid()};
   if (wire == v1::WIRE_SHM) {

@@ -1,12 +1,9 @@
 #ifndef OPTSTATE_SERVER_ENGINE_CONNECTION_SERVER_H_
 #define OPTSTATE_SERVER_ENGINE_CONNECTION_SERVER_H_
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,6 +13,7 @@
 #include "proto/types/unique_fd.h"
 #include "server/engine/awaited_ranks.h"
 #include "server/engine/engine_service.h"
+#include "server/engine/open_connections.h"
 #include "server/engine/supervisor_link.h"
 #include "server/engine/supervisor_reporter.h"
 #include "server/session/job.h"
@@ -74,8 +72,6 @@ class ConnectionServer {
   absl::Status CheckOpen() const;
   absl::Status SendHelloReply(int socket, const v1::AdoptConnection& adopt,
                               const absl::Status& status) const;
-  void NoteConnection(int socket);
-  void ForgetClosedConnections();
   void FinishIfOver();
   bool IsOver() const;
   size_t SessionCount() const;
@@ -84,8 +80,7 @@ class ConnectionServer {
   absl::Duration handshake_timeout_;
   const uint64_t engine_instance_;
   UniqueFd session_ended_;
-  // Inodes of adopted sockets, those that were closed since among them.
-  std::set<ino_t> connections_;
+  OpenConnections connections_;
   std::optional<AwaitedRanks> awaited_;  // none without a job
   bool finished_ = false;
   // Or when we were started.

@@ -1,0 +1,40 @@
+#include "server/engine/open_connections.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/status/statusor.h"
+#include "server/control/open_sockets.h"
+
+namespace optstate {
+namespace {
+
+// Looking reads /proc: not for a few.
+constexpr size_t kLookMin = 64;
+// What a Ready can carry.
+constexpr size_t kMost = 8000;
+
+}  // namespace
+
+void OpenConnections::Note(int socket) {
+  if (inodes_.size() >= std::max(look_at_size_, kLookMin)) ForgetClosed();
+  const absl::StatusOr<ino_t> inode = control::SocketInode(socket);
+  if (inode.ok() && inodes_.size() < kMost) inodes_.insert(*inode);
+}
+
+const std::set<ino_t>& OpenConnections::Find() {
+  ForgetClosed();
+  return inodes_;
+}
+
+void OpenConnections::ForgetClosed() {
+  const absl::StatusOr<std::set<ino_t>> open = control::OpenSockets(::getpid());
+  if (open.ok()) {
+    std::erase_if(inodes_,
+                  [&open](ino_t inode) { return !open->contains(inode); });
+  }
+  look_at_size_ = 2 * inodes_.size();
+}
+
+}  // namespace optstate
