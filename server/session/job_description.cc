@@ -6,6 +6,7 @@
 #include "absl/strings/string_view.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/conversions.h"
+#include "proto/types/layout.h"
 #include "proto/types/status_macros.h"
 #include "server/session/loss_scaler.h"
 
@@ -109,6 +110,20 @@ absl::StatusOr<JobDescription> ParseDescription(const std::string& bytes) {
   v1::RegisterRequest request;
   if (!request.ParseFromString(bytes)) {
     return absl::DataLossError("job.binpb: not an optstate.v1.RegisterRequest");
+  }
+  // Of a build before that limit.
+  const auto groups = static_cast<size_t>(request.layout().groups_size());
+  if (groups > kGroupsMax) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job.binpb: the layout has ", groups,
+        " param groups, and this "
+        "optstated takes ",
+        kGroupsMax,
+        ": the hyperparameters of more do not "
+        "fit the message of a commit, so that no step of the job can be taken. "
+        "Its files are left as they are: read them with the build that made "
+        "them, or delete the job and register it anew, from a checkpoint, with "
+        "parameters of equal hyperparameters in one group"));
   }
   absl::StatusOr<JobDescription> description = FromProto(request);
   if (!description.ok()) {
