@@ -21,6 +21,8 @@ class StepObserver {
   virtual void OnRunsDone(uint64_t /*step*/) {}
   // The step's record is the current one; the mark is still set.
   virtual void OnStepRecorded(uint64_t /*step*/) {}
+  // A call begins to wait for the end of a rest; with the job's lock held.
+  virtual void OnSitOut() {}
 };
 
 }  // namespace optstate

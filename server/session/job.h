@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -11,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "optstate/v1/admin.pb.h"
@@ -209,6 +211,9 @@ class Job {
     // be null; outlives the job.
     GradientKeeper* keeper = nullptr;
     StepObserver* observer = nullptr;  // tests only; outlives the job
+    // By which a rest ends. Tests only: one that is ahead of the real one, and
+    // after whose leaps somebody calls the job.
+    std::function<absl::Time()> clock = absl::Now;
   };
 
   // What a transport without shared memory writes a rank's gradients into, so

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
 #include "server/session/job.h"
 
 namespace optstate {
@@ -96,6 +98,7 @@ class JobHarness {
     std::vector<RankProcess> processes;  // by rank; others are of unknown ones
     v1::Limits limits;
     StepObserver* observer = nullptr;
+    std::function<absl::Time()> clock = absl::Now;
   };
 
   // Makes the directory and opens the job.

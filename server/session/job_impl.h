@@ -101,6 +101,7 @@ class JobImpl final : public Job {
     // Whose drop took sums with it that this rank had a part in; the rank has
     // not dropped its own part yet.
     std::optional<uint32_t> sums_dropped_by;
+    bool sums_dropped_by_loss = false;  // else that rank aborted
     // Does not come back when its connection ends.
     bool has_said_farewell = false;
     // Of one that is lost: some rank was aborted for it, by this engine.
@@ -212,7 +213,9 @@ class JobImpl final : public Job {
   bool IsDrained() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool NoOpenStep() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool NothingUnderWay() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  bool IsAwake() const ABSL_SHARED_LOCKS_REQUIRED(mu_) { return !resting_; }
+  bool IsAwake() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return !resting_ || options_.clock() >= rest_end_;
+  }
   void SitOutRest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_steps.cc
@@ -278,6 +281,7 @@ class JobImpl final : public Job {
   void CarryEnded(uint32_t epoch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropSums(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetSums() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NoteHeardOfDrop(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TellOfDrop(uint32_t rank, uint32_t dropped_by)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RestoreSums() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

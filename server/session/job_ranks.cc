@@ -353,13 +353,13 @@ absl::Status JobImpl::Rest(absl::Time deadline, absl::Duration lease) {
         "\" was never without a step, a load or a recovery under way"));
   }
   resting_ = true;
-  rest_end_ = absl::Now() + lease;
+  rest_end_ = options_.clock() + lease;
   return absl::OkStatus();
 }
 
 bool JobImpl::resting() const {
   absl::MutexLock lock(&mu_);
-  return resting_ && absl::Now() < rest_end_;
+  return resting_ && options_.clock() < rest_end_;
 }
 
 void JobImpl::StandStill() {
@@ -372,7 +372,8 @@ void JobImpl::StandStill() {
 // meanwhile, and its session then asks the next engine.
 void JobImpl::SitOutRest() {
   // Whoever asks again for a rest makes it longer.
-  while (resting_ && absl::Now() < rest_end_) {
+  while (!IsAwake()) {
+    if (options_.observer != nullptr) options_.observer->OnSitOut();
     mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::IsAwake), rest_end_);
   }
   resting_ = false;

@@ -1,15 +1,19 @@
 // The moments between two steps in which an engine can be replaced.
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include "absl/synchronization/notification.h"
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/scheduler/step_observer.h"
 #include "server/session/job_harness.h"
 
 namespace optstate {
@@ -17,8 +21,41 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Longer than any call that does not wait.
-constexpr absl::Duration kLease = absl::Milliseconds(300);
+constexpr absl::Duration kLease = absl::Seconds(1);
+
+// A clock that only the test moves. It is years ahead, so that no real deadline
+// ends a wait before the test does.
+class TestClock {
+ public:
+  absl::Time Now() const { return absl::FromUnixNanos(now_ns_.load()); }
+  void Advance(absl::Duration by) {
+    now_ns_.fetch_add(absl::ToInt64Nanoseconds(by));
+  }
+
+ private:
+  std::atomic<int64_t> now_ns_{
+      absl::ToUnixNanos(absl::Now() + absl::Hours(100 * 365 * 24))};
+};
+
+// Lets a test go on once a call waits for the end of a rest.
+class SitOutObserver final : public StepObserver {
+ public:
+  void OnSitOut() override {
+    absl::MutexLock lock(&mu_);
+    ++count_;
+  }
+  void Await(int count) {
+    absl::MutexLock lock(&mu_);
+    const auto reached = [&]() ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+      return count_ >= count;
+    };
+    mu_.Await(absl::Condition(&reached));
+  }
+
+ private:
+  absl::Mutex mu_;
+  int count_ ABSL_GUARDED_BY(mu_) = 0;
+};
 
 JobHarness::Setup TwoRanks(bool accumulate) {
   JobHarness::Setup setup;
@@ -33,7 +70,13 @@ JobHarness::Setup TwoRanks(bool accumulate) {
 
 class JobRestTest : public ::testing::TestWithParam<bool> {
  protected:
-  JobRestTest() : harness_(TwoRanks(GetParam())) {
+  JobHarness::Setup WithClock(JobHarness::Setup setup) {
+    setup.observer = &observer_;
+    setup.clock = [this] { return clock_.Now(); };
+    return setup;
+  }
+
+  JobRestTest() : harness_(WithClock(TwoRanks(GetParam()))) {
     harness_.Start(harness_.RandomTensors(1));
     harness_.SetGradients(harness_.RandomTensors(2));
   }
@@ -43,6 +86,11 @@ class JobRestTest : public ::testing::TestWithParam<bool> {
     spec.step = step;
     spec.groups = groups_;
     return spec;
+  }
+  // Has the job look at the clock, in every call that waits.
+  void Leap(absl::Duration by) {
+    clock_.Advance(by);
+    (void)harness_.job().resting();
   }
   // Whether there is a moment just now.
   bool Rests() {
@@ -57,6 +105,8 @@ class JobRestTest : public ::testing::TestWithParam<bool> {
 
   const std::vector<Hyperparams> groups_ =
       std::vector<Hyperparams>(1, AdamHyperparams());
+  TestClock clock_;
+  SitOutObserver observer_;
   JobHarness harness_;
 };
 
@@ -108,35 +158,50 @@ TEST_P(JobRestTest, NothingBeginsInIt) {
       {"end of a micro-step", [&] { harness_.EndMicroStep(0, 1, 0); }},
       {"commit", [&] { harness_.Commit(0, CommitOf(1)); }},
       {"load", [&] { EXPECT_TRUE(harness_.job().BeginLoad(0).ok()); }}};
+  int waits = 0;
   for (const auto& [name, call] : calls) {
     SCOPED_TRACE(name);
     ASSERT_TRUE(harness_.job().Rest(absl::InfinitePast(), kLease).ok());
-    call();
-    EXPECT_FALSE(harness_.job().resting()) << "did not wait for the end";
+    absl::Time ended;
+    std::thread rank([&, begin = &call] {
+      (*begin)();
+      ended = clock_.Now();
+    });
+    observer_.Await(++waits);
+    EXPECT_TRUE(harness_.job().resting());
+    const absl::Time end = clock_.Now() + kLease;
+    Leap(kLease);
+    rank.join();
+    EXPECT_EQ(ended, end);
+    EXPECT_FALSE(harness_.job().resting());
     ASSERT_TRUE(harness_.job().Abort(0, 1).ok());
   }
 }
 
 TEST_P(JobRestTest, LastsAsLongAsTheLastOneAsked) {
-  const absl::Duration lease = absl::Seconds(1);
-  ASSERT_TRUE(harness_.job().Rest(absl::InfinitePast(), lease).ok());
-  absl::Notification done;
+  ASSERT_TRUE(harness_.job().Rest(absl::InfinitePast(), kLease).ok());
+  const absl::Time first_end = clock_.Now() + kLease;
+  absl::Time pushed;
   std::thread rank([&] {
     EXPECT_TRUE(harness_.Push(0, 1, 0, 2).ok());
-    done.Notify();
+    pushed = clock_.Now();
   });
-  // The rank waits for the end of the first.
-  EXPECT_FALSE(done.WaitForNotificationWithTimeout(lease / 2));
-  const absl::Time asked = absl::Now();
-  EXPECT_TRUE(harness_.job().Rest(absl::InfinitePast(), lease).ok());
+  observer_.Await(1);
+  Leap(kLease / 2);
+  ASSERT_TRUE(harness_.job().Rest(absl::InfinitePast(), kLease).ok());
+  Leap(kLease / 2);
+  EXPECT_EQ(clock_.Now(), first_end);
+  EXPECT_TRUE(harness_.job().resting()) << "of the second";
+  Leap(kLease / 2);
   rank.join();
-  EXPECT_GE(absl::Now(), asked + lease);
+  EXPECT_EQ(pushed, first_end + kLease / 2);
 }
 
 TEST_P(JobRestTest, EndsWhenASupervisorResumes) {
   ASSERT_TRUE(Rests());
   absl::Status pushed;
   std::thread rank([&] { pushed = harness_.Push(0, 1, 0, 2); });
+  observer_.Await(1);
   harness_.job().Resume();
   rank.join();
   EXPECT_TRUE(pushed.ok()) << pushed;
@@ -145,12 +210,15 @@ TEST_P(JobRestTest, EndsWhenASupervisorResumes) {
 TEST_P(JobRestTest, GoesOnUntilTheEndWhenTheJobStandsStill) {
   ASSERT_TRUE(harness_.job().Rest(absl::InfinitePast(), kLease).ok());
   harness_.job().StandStill();
-  absl::Notification done;
+  std::atomic<bool> may_go_on{false};
   std::thread rank([&] {
     EXPECT_TRUE(harness_.Push(0, 1, 0, 2).ok());
-    done.Notify();
+    EXPECT_TRUE(may_go_on.load());
   });
-  EXPECT_FALSE(done.WaitForNotificationWithTimeout(2 * kLease));
+  observer_.Await(1);
+  Leap(1000 * kLease);
+  EXPECT_TRUE(harness_.job().resting());
+  may_go_on.store(true);
   harness_.job().Resume();
   rank.join();
 }
@@ -159,12 +227,13 @@ TEST_P(JobRestTest, GoesOnUntilTheEndWhenTheJobStandsStill) {
 TEST_P(JobRestTest, InsideAStepWhoWouldGoOnStandsStillToo) {
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   harness_.job().StandStill();
-  absl::Notification done;
+  std::atomic<bool> may_go_on{false};
   std::thread rank([&] {
     EXPECT_TRUE(harness_.Push(1, 1, 0, 2).ok());
-    done.Notify();
+    EXPECT_TRUE(may_go_on.load());
   });
-  EXPECT_FALSE(done.WaitForNotificationWithTimeout(kLease));
+  observer_.Await(1);
+  may_go_on.store(true);
   harness_.job().Resume();
   rank.join();
 }
