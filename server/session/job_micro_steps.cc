@@ -161,6 +161,16 @@ void JobImpl::DropSums(uint32_t rank) {
   micro_steps_.DropAll();
 }
 
+// A rank that aborts since a lost one took the sums along knows of that loss:
+// it is not aborted for it again when it waits the next time.
+void JobImpl::NoteHeardOfDrop(uint32_t rank) {
+  const RankSession& session = ranks_[rank];
+  if (!session.sums_dropped_by.has_value() || !session.sums_dropped_by_loss) {
+    return;
+  }
+  rank_mark(*session.sums_dropped_by).loss_untold = 0;
+}
+
 // A rank that is not attached learns it when it is: nothing of it is staged.
 void JobImpl::TellOfDrop(uint32_t rank, uint32_t dropped_by) {
   const bool had_part =
@@ -169,6 +179,7 @@ void JobImpl::TellOfDrop(uint32_t rank, uint32_t dropped_by) {
     const absl::Status status =
         Dropped(dropped_by, record().committed_step + 1);
     ranks_[rank].sums_dropped_by = dropped_by;
+    ranks_[rank].sums_dropped_by_loss = rank_mark(dropped_by).loss_untold != 0;
     AnswerEnding(rank, status);
     const OpenStep::RankCommit& commit = open_step_.commit(rank);
     if (commit.committed) {

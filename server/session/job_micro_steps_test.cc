@@ -12,6 +12,7 @@
 namespace optstate {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr uint32_t kParameters = 4;
@@ -342,6 +343,42 @@ TEST_F(LosesSums, ALostRankIsToldToWhoWaits) {
   ASSERT_TRUE(attached.ok());
   EXPECT_TRUE(attached->staged.empty());
   ExpectStepAnew();
+}
+
+// With on_rank_loss: abort the sums that went are the news. Who has aborted for
+// it and takes the step again waits for the lost rank, as after any other loss.
+TEST_F(JobMicroStepsTest, ALossThatTookSumsIsToldOnce) {
+  JobHarness::Setup setup = Together(DType::kBFloat16, 3);
+  setup.on_rank_loss = v1::RANK_LOSS_ABORT;
+  JobHarness harness(setup);
+  harness.Start(harness.RandomTensors(1));
+  PushScript(&harness, 1, {{{50, {}}, {51, {}}, {52, {}}}});
+  const uint64_t waits = harness.Commit(0, CommitOf(1));
+  harness.Detach(1);
+  ASSERT_TRUE(IsAnswered(harness, 0, waits));
+  EXPECT_EQ(harness.AnswerTo(0, waits)->status.code(),
+            absl::StatusCode::kAborted);
+  EXPECT_EQ(harness.Push(2, 1, 0, 4, 1).code(), absl::StatusCode::kAborted);
+  std::vector<uint64_t> ends(3);
+  for (const uint32_t rank : {0, 2}) {
+    ASSERT_TRUE(harness.job().Abort(rank, 1).ok());
+    ASSERT_TRUE(PushMicroStep(&harness, rank, 1, 0, script_[0][rank]).ok());
+    ends[rank] = harness.EndMicroStep(rank, 1, 0);
+    EXPECT_FALSE(IsAnswered(harness, rank, ends[rank]))
+        << harness.AnswerTo(rank, ends[rank])->status;
+    EXPECT_THAT(harness.NoticesTo(rank),
+                ElementsAre(HasSubstr("rank 1 lost at step 1")));
+  }
+  ASSERT_TRUE(harness.Register(1).ok());
+  ASSERT_TRUE(harness.Attach(1).ok());
+  ASSERT_TRUE(PushMicroStep(&harness, 1, 1, 0, script_[0][1]).ok());
+  ends[1] = harness.EndMicroStep(1, 1, 0);
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(IsAnswered(harness, rank, ends[rank]));
+    EXPECT_TRUE(harness.AnswerTo(rank, ends[rank])->status.ok());
+  }
+  EXPECT_TRUE(harness.CommitAll(CommitOf(1)).outcome.applied);
+  EXPECT_TRUE(harness.StateBytes() == Expected(DType::kBFloat16, {script_[0]}));
 }
 
 // A rank that has aborted may be ahead of those that have not been told yet.

@@ -515,6 +515,7 @@ absl::Status JobImpl::Abort(uint32_t rank, uint64_t step) {
   const OpenStep::RankCommit& commit = open_step_.commit(rank);
   const bool committed = commit.committed;
   const uint64_t request_id = commit.request_id;
+  NoteHeardOfDrop(rank);
   DropStaged(rank);
   if (committed) {
     ranks_[rank].spec.listener->OnStepDone(
