@@ -49,6 +49,7 @@ JobHost::JobHost(EventLoop* loop, Options options, Callbacks callbacks)
       restart_policy_(
           options_.config.daemon().engine().restarts_max(),
           absl::Seconds(options_.config.daemon().engine().restart_window_s())),
+      one_may_run_(!options_.is_new),
       kept_(std::move(options_.kept)) {}
 
 JobHost::~JobHost() {
@@ -76,19 +77,25 @@ EngineProcess::Callbacks JobHost::EngineCallbacks() {
   return callbacks;
 }
 
+absl::StatusOr<std::unique_ptr<EngineProcess>> JobHost::AdoptRunning() {
+  auto engine = EngineProcess::AdoptRunning(
+      loop_, directory(), {callbacks_.supervise(), kept_}, EngineCallbacks());
+  adopted_ = engine.ok();
+  // Nobody answers there, or it is ours from here on: its end will be seen.
+  if (engine.ok() || absl::IsUnavailable(engine.status())) one_may_run_ = false;
+  return engine;
+}
+
 void JobHost::StartEngine() {
-  const EngineProcess::Introduction introduction = {callbacks_.supervise(),
-                                                    kept_};
   state_ = State::kStarting;
   told_.clear();
-  auto engine = EngineProcess::AdoptRunning(loop_, directory(), introduction,
-                                            EngineCallbacks());
-  adopted_ = engine.ok();
+  auto engine = AdoptRunning();
   if (absl::IsUnavailable(engine.status())) {
     engine = EngineProcess::Start(loop_, options_.executable, options_.config,
-                                  introduction, EngineCallbacks());
+                                  {callbacks_.supervise(), kept_},
+                                  EngineCallbacks());
   }
-  if (absl::IsResourceExhausted(engine.status()) && !HasState()) {
+  if (absl::IsResourceExhausted(engine.status()) && MayGiveUp()) {
     return GiveUp(ExplainShortage(engine.status(), directory()));
   }
   if (!engine.ok()) {
@@ -172,7 +179,7 @@ void JobHost::OnDeath(const std::string& how) {
     return Fail(absl::StrCat(reason_, "; ", directory(), " was removed"));
   }
   const absl::Status full = CheckNotFull(directory());
-  if (!full.ok() && files == JobFiles::kNoState) return GiveUp(full);
+  if (!full.ok() && MayGiveUp()) return GiveUp(full);
   if (!full.ok()) absl::StrAppend(&reason_, "; ", full.message());
   const std::optional<absl::Duration> delay =
       restart_policy_.OnDeath(absl::Now());
@@ -353,6 +360,14 @@ void JobHost::Stop() {
   if (state_ == State::kStopping) return;
   loop_->Cancel(timer_);
   state_ = State::kStopping;
+  if (engine_ == nullptr && one_may_run_) {
+    auto engine = AdoptRunning();
+    if (engine.ok()) engine_ = *std::move(engine);
+    if (one_may_run_) {
+      spdlog::error("job {}: an engine may run that cannot be told to stop: {}",
+                    name(), engine.status().ToString());
+    }
+  }
   if (engine_ == nullptr) {
     ArmTimer(absl::ZeroDuration(), [this] { FinishStopping(); });
     return;

@@ -29,7 +29,8 @@ struct Waiting {
 //   starting --Ready--> running --death--> backing off --timer--> starting
 //   running --ReplaceEngine()--> replacing --exit--> starting
 //   any of these --too many deaths--> failed (the job's state is kept)
-//   starting --no fds, processes or memory, and no state yet--> stopping
+//   starting --no fds, processes, memory or files, and no state yet, and no
+//     engine that may run--> stopping
 //   failed --Recover()--> starting
 //   running --Recover()--> replacing, when its engine calls the job FAILED
 //   any --Finished or Stop()--> stopping --exit--> stopped
@@ -65,6 +66,8 @@ class JobHost {
     std::string executable;
     v1::EngineConfig config;
     KeptSegments kept;  // by the supervisor before
+    // Made just now, so that no engine of a former supervisor can run.
+    bool is_new = false;
   };
   struct Callbacks {
     // What an engine is told first.
@@ -149,6 +152,7 @@ class JobHost {
 
  private:
   void StartEngine();
+  absl::StatusOr<std::unique_ptr<EngineProcess>> AdoptRunning();
   EngineProcess::Callbacks EngineCallbacks();
   void OnReady(const v1::EngineEvent::Ready& ready);
   void OnFinished();
@@ -156,6 +160,7 @@ class JobHost {
   void OnDeath(const std::string& how);
   void Fail(const std::string& why);
   bool HasState() const;
+  bool MayGiveUp() const { return !one_may_run_ && !HasState(); }
   void GiveUp(const absl::Status& why);
   void RefuseWaiting(const absl::Status& status);
   absl::Status FailedStatus() const;
@@ -175,6 +180,9 @@ class JobHost {
   bool held_ = false;
   bool over_ = false;
   bool adopted_ = false;  // the engine ran before we came
+  // One of a former supervisor may run that could not be adopted: until then
+  // the job must not go, for its engine would go on without it.
+  bool one_may_run_;
   std::string reason_;
   absl::Status given_up_;  // why, of a job that has no state
   KeptSegments kept_;

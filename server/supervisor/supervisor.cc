@@ -129,7 +129,7 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(
   OPTSTATE_RETURN_IF_ERROR(ExplainFull(registry_.Create(name, adopt.peer_uid()),
                                        options_.config.state_dir()));
   spdlog::info("job {}: created for uid {}", name, adopt.peer_uid());
-  return StartHost(name, adopt.peer_uid());
+  return StartHost(name, adopt.peer_uid(), /*is_new=*/true);
 }
 
 absl::Status Supervisor::CheckSessionCount() {
@@ -164,9 +164,11 @@ void Supervisor::LookForEndedSessions() {
   }
 }
 
-JobHost* Supervisor::StartHost(const std::string& name, uid_t uid) {
+JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
+                               bool is_new) {
   JobHost::Options options;
   options.executable = options_.executable;
+  options.is_new = is_new;
   options.kept = std::move(options_.kept[name]);
   options_.kept.erase(name);
   options.config.set_job(name);

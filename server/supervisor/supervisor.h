@@ -97,7 +97,7 @@ class Supervisor : public SupervisorControl {
   absl::Status CheckSessionCount();
   size_t CountSessions() const;
   void LookForEndedSessions();
-  JobHost* StartHost(const std::string& name, uid_t uid);
+  JobHost* StartHost(const std::string& name, uid_t uid, bool is_new = false);
   v1::SupervisorRequest::Supervise MakeSupervise() const;
   void OnAdopted(const std::string& name, int fd);
   void OnStopped(const std::string& name, bool over);

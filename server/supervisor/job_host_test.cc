@@ -1,0 +1,143 @@
+#include "server/supervisor/job_host.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "server/supervisor/config.h"
+#include "server/supervisor/private_directory.h"
+
+namespace optstate::supervisor {
+namespace {
+
+// One job and its fake_engine, in this thread's loop.
+class JobHostTest : public testing::Test {
+ protected:
+  JobHostTest() {
+    std::string name = "/tmp/job_host-XXXXXX";  // short, as socket paths are
+    directory_ = ::mkdtemp(name.data());
+  }
+  ~JobHostTest() override {
+    host_.reset();
+    EXPECT_TRUE(RemoveTree(directory_).ok());
+  }
+
+  void Make(bool is_new) {
+    JobHost::Options options;
+    options.executable = "server/supervisor/fake_engine";
+    options.is_new = is_new;
+    options.config.set_job("a");
+    options.config.set_job_dir(directory_);
+    *options.config.mutable_daemon() = DefaultConfig({0, ""});
+    JobHost::Callbacks callbacks;
+    callbacks.supervise = [] { return v1::SupervisorRequest::Supervise(); };
+    callbacks.on_engine = [this](UniqueFd, const std::vector<uint64_t>&) {
+      on_engine_();
+    };
+    callbacks.on_process = [](pid_t) {};
+    callbacks.on_engine_gone = [] {};
+    callbacks.on_failed = [this] { loop_->Stop(); };
+    callbacks.on_adopted = [](int) {};
+    callbacks.on_hung_up = [](int) {};
+    callbacks.on_stopped = [this](bool over) {
+      over_ = over;
+      loop_->Stop();
+    };
+    // A loop that was stopped does not run again.
+    host_.reset();
+    loop_ = *EventLoop::Create();
+    host_ = std::make_unique<JobHost>(loop_.get(), std::move(options),
+                                      std::move(callbacks));
+  }
+  // As if its supervisor were killed; the engine goes on.
+  pid_t StartAndAbandon() {
+    Make(/*is_new=*/true);
+    on_engine_ = [this] { loop_->Stop(); };
+    host_->Start();
+    loop_->Run();
+    const pid_t engine = host_->engine_pid();
+    host_.reset();
+    return engine;
+  }
+  std::string directory_;
+  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<JobHost> host_;
+  std::function<void()> on_engine_;
+  std::optional<bool> over_;
+};
+
+// No fd can be had while it lives; what there is goes on.
+class NoFds {
+ public:
+  NoFds() {
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &limit_), 0);
+    const rlimit none = {0, limit_.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  }
+  ~NoFds() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &limit_), 0); }
+
+ private:
+  rlimit limit_;
+};
+
+// The job has no state that would keep it; but its engine runs and has ranks,
+// and would go on for ever without a directory and without anybody to ask.
+TEST_F(JobHostTest, AJobWhoseEngineCannotBeAdoptedIsNotGivenUp) {
+  const pid_t engine = StartAndAbandon();
+  ASSERT_GT(engine, 0);
+  Make(/*is_new=*/false);
+  {
+    const NoFds none;
+    host_->Start();
+  }
+  EXPECT_EQ(host_->state(), JobHost::State::kBackingOff);
+  EXPECT_THAT(host_->reason(), testing::HasSubstr("Too many open files"));
+  EXPECT_FALSE(over_.has_value());
+  pid_t adopted = 0;
+  on_engine_ = [&] {
+    adopted = host_->engine_pid();
+    loop_->Post([this] { host_->Stop(); });
+  };
+  loop_->Run();
+  EXPECT_EQ(adopted, engine);
+  EXPECT_EQ(over_, false);
+  EXPECT_NE(::kill(engine, 0), 0) << "it has ended";
+}
+
+// One that is deleted meanwhile takes it along.
+TEST_F(JobHostTest, AnEngineThatWasNotAdoptedYetIsStoppedWithItsJob) {
+  const pid_t engine = StartAndAbandon();
+  ASSERT_GT(engine, 0);
+  Make(/*is_new=*/false);
+  {
+    const NoFds none;
+    host_->Start();
+  }
+  host_->Stop();
+  loop_->Run();
+  EXPECT_NE(::kill(engine, 0), 0) << "it has ended";
+}
+
+// Of a new job nothing can run.
+TEST_F(JobHostTest, ANewJobForWhichThereAreNoFdsIsGivenUp) {
+  Make(/*is_new=*/true);
+  {
+    const NoFds none;
+    host_->Start();
+  }
+  EXPECT_EQ(host_->state(), JobHost::State::kStopping);
+  loop_->Run();
+  EXPECT_EQ(over_, true);
+}
+
+}  // namespace
+}  // namespace optstate::supervisor
