@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
 #include "client/dial.h"
 #include "proto/types/status_macros.h"
@@ -93,13 +94,17 @@ bool IsOursAlone(const std::string& directory) {
          info.st_uid == ::geteuid() && (info.st_mode & 022) == 0;
 }
 
+std::string OwnDirectory() {
+  return absl::StrCat("/tmp/optstate-", ::geteuid());
+}
+
 std::vector<std::string> NodeSockets() {
   std::vector<std::string> paths = {std::string(kSystemSocket)};
   const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR");
   if (runtime_dir != nullptr && *runtime_dir != '\0') {
     paths.push_back(absl::StrCat(runtime_dir, kUserSocket));
   }
-  const std::string own = absl::StrCat("/tmp/optstate-", ::geteuid());
+  const std::string own = OwnDirectory();
   if (IsOursAlone(own)) paths.push_back(own + "/optstated.sock");
   return paths;
 }
@@ -152,6 +157,31 @@ absl::StatusOr<Endpoint> ParseEndpoint(absl::string_view text) {
   }
   if (absl::ConsumePrefix(&rest, "grpc:")) return TcpEndpoint(rest, text);
   return BadEndpoint(text, kForms);
+}
+
+std::string DescribeNodeSockets() {
+  std::vector<std::string> found;
+  for (std::string& path : NodeSockets()) {
+    Endpoint endpoint;
+    endpoint.kind = Endpoint::Kind::kShm;
+    endpoint.path = path;
+    const absl::Status dialled =
+        Dial(endpoint, absl::Now() + kProbeTimeout).status();
+    absl::string_view what = "a daemon that accepts";
+    if (!Exists(path)) {
+      what = "no such file";
+    } else if (absl::IsPermissionDenied(dialled)) {
+      what = "you may not connect to it";
+    } else if (!dialled.ok()) {
+      what = "nobody accepts there: its daemon is gone";
+    }
+    found.push_back(absl::StrCat(path, " (", what, ")"));
+  }
+  const std::string own = OwnDirectory();
+  if (Exists(own) && !IsOursAlone(own)) {
+    found.push_back(absl::StrCat(own, " (left alone: others can write there)"));
+  }
+  return absl::StrJoin(found, ", ");
 }
 
 bool HadDaemon(const Endpoint& endpoint) {

@@ -41,6 +41,11 @@ enum class AwayDaemon {
 absl::StatusOr<Endpoint> ResolveEndpoint(absl::string_view text,
                                          AwayDaemon away);
 
+// What there is now at each place where ResolveEndpoint("") looks for the
+// node's daemon, for people: "/run/optstate/optstated.sock (no such file),
+// ...".
+std::string DescribeNodeSockets();
+
 // Whether a daemon has listened there, as the file system tells: it may come
 // back. Over TCP nothing tells: false.
 bool HadDaemon(const Endpoint& endpoint);

@@ -2,11 +2,15 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/dial.h"
 #include "client/endpoint.h"
 #include "google/protobuf/util/time_util.h"
 #include "optstate/v1/admin.grpc.pb.h"
@@ -16,9 +20,16 @@
 namespace optstate::ctl {
 namespace {
 
+constexpr absl::string_view kNameAnother =
+    "or name another with --endpoint or $OPTSTATE_ENDPOINT (unix:PATH, "
+    "grpc:HOST:PORT, grpc:unix:PATH)";
+
+// Beyond what the daemon was asked to wait: its answer is on its way.
+constexpr absl::Duration kAnswerTime = absl::Seconds(1);
+
 class GrpcAdminClient : public AdminClient {
  public:
-  GrpcAdminClient(std::string endpoint, const std::string& target,
+  GrpcAdminClient(client::Endpoint endpoint, const std::string& target,
                   absl::Duration timeout)
       : endpoint_(std::move(endpoint)), timeout_(timeout) {
     grpc::ChannelArguments arguments;
@@ -26,8 +37,9 @@ class GrpcAdminClient : public AdminClient {
     arguments.SetMaxReceiveMessageSize(-1);
     // A proxy of the environment is for the world outside, not for a daemon.
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    stub_ = v1::Admin::NewStub(grpc::CreateCustomChannel(
-        target, grpc::InsecureChannelCredentials(), arguments));
+    channel_ = grpc::CreateCustomChannel(
+        target, grpc::InsecureChannelCredentials(), arguments);
+    stub_ = v1::Admin::NewStub(channel_);
   }
 
   absl::StatusOr<v1::ServerStatus> GetStatus() override {
@@ -97,7 +109,7 @@ class GrpcAdminClient : public AdminClient {
             absl::ToInt64Nanoseconds(wait));
     request.set_resume(resume);
     // The daemon's own answer at the end of `wait` says what is still open.
-    return Call(&v1::Admin::Stub::Drain, request, wait + timeout_);
+    return Call(&v1::Admin::Stub::Drain, request, wait + kAnswerTime);
   }
 
  private:
@@ -105,6 +117,7 @@ class GrpcAdminClient : public AdminClient {
   absl::StatusOr<Reply> Call(grpc::Status (v1::Admin::Stub::*method)(
                                  grpc::ClientContext*, const Request&, Reply*),
                              const Request& request, absl::Duration timeout) {
+    OPTSTATE_RETURN_IF_ERROR(Annotate(AwaitConnection(), endpoint_.ToString()));
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() +
                          absl::ToChronoMicroseconds(timeout));
@@ -112,11 +125,66 @@ class GrpcAdminClient : public AdminClient {
     const grpc::Status status =
         (stub_.get()->*method)(&context, request, &reply);
     if (status.ok()) return reply;
-    return Annotate(FromGrpc(status), endpoint_);
+    return Annotate(Explain(status, timeout), endpoint_.ToString());
   }
 
-  std::string endpoint_;
-  absl::Duration timeout_;
+  // Until somebody there speaks gRPC, within timeout_: the kernel connects also
+  // to a process that is stopped, and to whatever else listens.
+  absl::Status AwaitConnection() {
+    const auto deadline =
+        std::chrono::system_clock::now() + absl::ToChronoMicroseconds(timeout_);
+    grpc_connectivity_state state = channel_->GetState(/*try_to_connect=*/true);
+    while (state != GRPC_CHANNEL_READY) {
+      if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) return NobodyThere();
+      if (!channel_->WaitForStateChange(state, deadline)) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            "no answer within ", absl::FormatDuration(timeout_),
+            " (--timeout): nobody spoke gRPC there. The daemon is stopped or "
+            "has too much to do, the way to it is cut, or something else "
+            "listens there"));
+      }
+      state = channel_->GetState(/*try_to_connect=*/true);
+    }
+    return absl::OkStatus();
+  }
+
+  // With what the system says of a connection.
+  absl::Status NobodyThere() const {
+    const absl::Status dialled =
+        client::Dial(endpoint_,
+                     absl::Now() + std::min(timeout_, absl::Seconds(1)))
+            .status();
+    if (absl::IsPermissionDenied(dialled)) return dialled;
+    if (dialled.ok()) {
+      return absl::UnavailableError(
+          "whoever accepts there closed the connection before it spoke gRPC: "
+          "it "
+          "refuses connections just now, or is another program");
+    }
+    const std::string place =
+        endpoint_.path.empty()
+            ? absl::StrCat("--listen ", endpoint_.host, ":", endpoint_.port)
+            : absl::StrCat("--socket ", endpoint_.path);
+    return absl::UnavailableError(
+        absl::StrCat("no daemon answers there: ", dialled.message(),
+                     ". Start one (optstated ", place, "), ", kNameAnother));
+  }
+
+  static absl::Status Explain(const grpc::Status& status,
+                              absl::Duration timeout) {
+    absl::Status from_grpc = FromGrpc(status);
+    // gRPC's own words, without any of the daemon's.
+    if (from_grpc.message() != "Deadline Exceeded") return from_grpc;
+    return absl::DeadlineExceededError(absl::StrCat(
+        "the daemon is there and gave no answer within ",
+        absl::FormatDuration(timeout),
+        ": it is stopped or has too much to do. Whether it does what was asked "
+        "is not known; `optctl status` says how it is"));
+  }
+
+  const client::Endpoint endpoint_;
+  const absl::Duration timeout_;
+  std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Admin::Stub> stub_;
 };
 
@@ -135,9 +203,22 @@ absl::StatusOr<std::string> GrpcTarget(const client::Endpoint& endpoint) {
     case Kind::kEmbedded:
       break;
   }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a private daemon (embedded) is its trainer's alone: name a node's, ",
+      kNameAnother));
+}
+
+absl::Status NoneFound() {
   return absl::UnavailableError(
-      "no daemon of this node was found; start optstated, or name one with "
-      "--endpoint unix:PATH or grpc:HOST:PORT");
+      absl::StrCat("no daemon was found on this node. Neither --endpoint nor "
+                   "$OPTSTATE_ENDPOINT names one, so these were tried: ",
+                   client::DescribeNodeSockets(), ". Start one (optstated), ",
+                   kNameAnother));
+}
+
+bool IsNamed(const std::string& endpoint) {
+  const char* const variable = std::getenv("OPTSTATE_ENDPOINT");
+  return !endpoint.empty() || (variable != nullptr && *variable != '\0');
 }
 
 }  // namespace
@@ -147,9 +228,12 @@ absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Make(
   OPTSTATE_ASSIGN_OR_RETURN(
       const client::Endpoint resolved,
       client::ResolveEndpoint(endpoint, client::AwayDaemon::kCounts));
+  if (resolved.kind == client::Endpoint::Kind::kEmbedded &&
+      !IsNamed(endpoint)) {
+    return NoneFound();
+  }
   OPTSTATE_ASSIGN_OR_RETURN(const std::string target, GrpcTarget(resolved));
-  return std::make_unique<GrpcAdminClient>(resolved.ToString(), target,
-                                           timeout);
+  return std::make_unique<GrpcAdminClient>(resolved, target, timeout);
 }
 
 }  // namespace optstate::ctl

@@ -13,7 +13,9 @@
 namespace optstate::ctl {
 
 // The Admin service of one daemon. Each call has the timeout that the client
-// was made with; errors name the endpoint. UNAVAILABLE: nobody answers there.
+// was made with; errors name the endpoint. UNAVAILABLE: nobody answers there;
+// PERMISSION_DENIED: the socket is not for this user.
+// DEADLINE_EXCEEDED: no answer in time.
 //
 // Threads: one at a time.
 class AdminClient {
@@ -39,6 +41,7 @@ class AdminClient {
       const std::string& name) = 0;
   virtual absl::StatusOr<v1::UpgradeReply> Upgrade(
       const std::string& binary) = 0;
+  // Answered within `wait` and a second.
   virtual absl::StatusOr<v1::DrainReply> Drain(absl::Duration wait,
                                                bool resume) = 0;
 };

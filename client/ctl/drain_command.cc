@@ -5,14 +5,23 @@
 namespace optstate::ctl {
 namespace {
 
+const char* TextOf(const v1::DrainReply& reply, bool resume) {
+  if (!resume) {
+    return "drained: no step is open, new steps and sessions are refused until "
+           "`optctl drain --resume`\n";
+  }
+  return reply.was_draining()
+             ? "draining has ended: new steps and sessions are taken again\n"
+             : "it was not draining: new steps and sessions are taken as "
+               "before\n";
+}
+
 absl::Status Run(const Context& context, bool resume) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
   OPTSTATE_ASSIGN_OR_RETURN(
       const v1::DrainReply reply,
       client->Drain(absl::Seconds(context.timeout_s), resume));
-  return PrintDone(context, reply,
-                   resume ? "taking new steps and sessions again\n"
-                          : "drained: no step is open, new ones are refused\n");
+  return PrintDone(context, reply, TextOf(reply, resume));
 }
 
 }  // namespace
@@ -20,8 +29,9 @@ absl::Status Run(const Context& context, bool resume) {
 void AddDrainCommand(CLI::App& app, Context& context) {
   CLI::App* command = app.add_subcommand(
       "drain",
-      "Finishes open steps (within --timeout) and refuses new ones, so that "
-      "the node can be worked on; the state stays");
+      "Refuses new steps and sessions and waits (--timeout) until open steps "
+      "are finished, so that the node can be worked on; the state stays. It "
+      "stays in force, also when the wait was too short, until --resume");
   auto resume = std::make_shared<bool>(false);
   command->add_flag("--resume", *resume, "Take new steps and sessions again");
   command->callback([&context, resume] {

@@ -1,5 +1,8 @@
 // optctl as a user runs it: the real binary against a real daemon.
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #include <atomic>
@@ -20,6 +23,7 @@
 #include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
 #include "optstate/v1/admin.pb.h"
+#include "proto/types/unique_fd.h"
 #include "tests/faults/process_state.h"
 #include "tests/integration/daemon_fixture.h"
 
@@ -33,11 +37,8 @@ struct Ran {
   std::string output;  // stdout and stderr
 };
 
-Ran RunBinary(const std::string& arguments,
-              const std::string& redirections = "2>&1") {
+Ran RunCommand(const std::string& command) {
   Ran ran;
-  const std::string command =
-      absl::StrCat("client/ctl/optctl ", arguments, " ", redirections);
   FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return ran;
   char buffer[4096];
@@ -47,6 +48,12 @@ Ran RunBinary(const std::string& arguments,
   const int status = ::pclose(pipe);
   if (WIFEXITED(status)) ran.exit_code = WEXITSTATUS(status);
   return ran;
+}
+
+Ran RunBinary(const std::string& arguments,
+              const std::string& redirections = "2>&1") {
+  return RunCommand(
+      absl::StrCat("client/ctl/optctl ", arguments, " ", redirections));
 }
 
 class OptctlTest : public testing::Test {
@@ -320,11 +327,16 @@ TEST_F(OptctlTest, ValuesThatAreNoneAreBadUsage) {
 // So that a script reads the same from every verb.
 TEST_F(OptctlTest, ThereIsAReplyWhenThereIsNothingToSay) {
   Train("gpt")->Close();
-  for (const char* arguments :
-       {"drain -o json", "drain --resume -o yaml", "delete job gpt -o json"}) {
+  const struct {
+    const char* arguments;
+    const char* reply;
+  } verbs[] = {{"drain -o json", "{\n \"was_draining\": false\n}\n"},
+               {"drain --resume -o yaml", "was_draining: true\n"},
+               {"delete job gpt -o json", "{}\n"}};
+  for (const auto& [arguments, reply] : verbs) {
     const Ran ran = Optctl(arguments);
     EXPECT_EQ(ran.exit_code, kExitOk) << ran.output;
-    EXPECT_EQ(ran.output, "{}\n") << arguments;
+    EXPECT_EQ(ran.output, reply) << arguments;
   }
 }
 
@@ -472,6 +484,90 @@ TEST_F(OptctlTest, DrainRefusesNewSessionsUntilResumed) {
             absl::StatusCode::kUnavailable);
   ASSERT_EQ(Optctl("drain --resume").exit_code, kExitOk);
   EXPECT_NE(Train("second"), nullptr);
+}
+
+TEST_F(OptctlTest, DrainOfAStoppedEngineSaysWhatIsInForce) {
+  const auto session = Train("gpt");
+  const Process engine = StopEngine("gpt");
+  const Ran drained = Optctl("--timeout 1 drain");
+  EXPECT_EQ(drained.exit_code, kExitUnreachable) << drained.output;
+  for (const char* text :
+       {"draining stays in force", "job \"gpt\"", "`optctl drain --resume`"}) {
+    EXPECT_TRUE(absl::StrContains(drained.output, text)) << drained.output;
+  }
+  EXPECT_TRUE(
+      absl::StrContains(Optctl("status -o yaml").output, "draining: true"));
+  const Ran resumed = Optctl("--timeout 1 drain --resume");
+  EXPECT_EQ(resumed.exit_code, kExitUnreachable) << resumed.output;
+  for (const char* text : {"draining has ended", "job \"gpt\""}) {
+    EXPECT_TRUE(absl::StrContains(resumed.output, text)) << resumed.output;
+  }
+  engine.Signal(SIGCONT);
+  const Ran again = Optctl("drain --resume");
+  EXPECT_EQ(again.exit_code, kExitOk) << again.output;
+  EXPECT_TRUE(absl::StrContains(again.output, "it was not draining"))
+      << again.output;
+}
+
+// Something listens there and says nothing: one wait of --timeout, whatever the
+// verb, and a word about what was waited for.
+TEST_F(OptctlTest, ASilentPortIsSaidAfterOneTimeout) {
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size),
+            0);
+  ASSERT_EQ(::listen(listener.get(), 16), 0);
+  ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address),
+                          &size),
+            0);
+  for (const char* verb : {"drain", "status"}) {
+    const Ran ran = RunBinary(
+        absl::StrCat("--endpoint grpc:127.0.0.1:", ntohs(address.sin_port),
+                     " --timeout 0.5 ", verb));
+    EXPECT_EQ(ran.exit_code, kExitUnreachable) << ran.output;
+    EXPECT_TRUE(absl::StrContains(
+        ran.output, "no answer within 500ms (--timeout): nobody spoke gRPC"))
+        << ran.output;
+  }
+  // A daemon that is stopped is as silent.
+  daemon_->process().Signal(SIGSTOP);
+  const Ran stopped = Optctl("--timeout 0.5 drain");
+  daemon_->process().Signal(SIGCONT);
+  EXPECT_EQ(stopped.exit_code, kExitUnreachable) << stopped.output;
+  EXPECT_TRUE(absl::StrContains(stopped.output, "The daemon is stopped"))
+      << stopped.output;
+}
+
+TEST_F(OptctlTest, WithoutADaemonItSaysWhereItLookedAndWhatToDo) {
+  if (std::filesystem::exists("/run/optstate/optstated.sock")) {
+    GTEST_SKIP() << "this node has a daemon";
+  }
+  const std::string runtime = daemon_->directory() + "/run";
+  const std::string nowhere =
+      absl::StrCat("env -u OPTSTATE_ENDPOINT XDG_RUNTIME_DIR=", runtime,
+                   " client/ctl/optctl status 2>&1");
+  Ran ran = RunCommand(nowhere);
+  EXPECT_EQ(ran.exit_code, kExitUnreachable) << ran.output;
+  for (const std::string& text :
+       {std::string("no daemon was found on this node"),
+        std::string("/run/optstate/optstated.sock ("),
+        runtime + "/optstate/optstated.sock (no such file)",
+        std::string("Start one (optstated)"), std::string("--endpoint"),
+        std::string("$OPTSTATE_ENDPOINT"), std::string("unix:PATH")}) {
+    EXPECT_TRUE(absl::StrContains(ran.output, text)) << ran.output;
+  }
+  const Ran embedded = RunBinary("--endpoint embedded status");
+  EXPECT_EQ(embedded.exit_code, kExitUsage) << embedded.output;
+  // One that was named.
+  ran = RunBinary("--endpoint unix:/nonexistent.sock drain");
+  for (const char* text :
+       {"unix:/nonexistent.sock", "no daemon answers there", "No such file",
+        "optstated --socket /nonexistent.sock", "$OPTSTATE_ENDPOINT"}) {
+    EXPECT_TRUE(absl::StrContains(ran.output, text)) << ran.output;
+  }
 }
 
 // Cut to whole seconds it would be none.

@@ -203,14 +203,15 @@ grpc::Status Server::Upgrade(grpc::ServerContext* context,
 }
 
 grpc::Status Server::Drain(grpc::ServerContext* context,
-                           const v1::DrainRequest* request, v1::DrainReply*) {
+                           const v1::DrainRequest* request,
+                           v1::DrainReply* reply) {
   const absl::StatusOr<Caller> caller = uids_.Find(context->peer());
   if (!caller.ok()) return ToGrpc(caller.status());
-  const absl::Status status =
+  absl::StatusOr<v1::DrainReply> result =
       service_->Drain(*request, caller->uid, Deadline(*context), context);
   spdlog::info("{} by uid {}: {}", request->resume() ? "resume" : "drain",
-               caller->uid, status.ToString());
-  return ToGrpc(status);
+               caller->uid, result.status().ToString());
+  return Answer(std::move(result), reply);
 }
 
 }  // namespace

@@ -20,13 +20,7 @@ namespace {
 
 using supervisor::JobSummary;
 
-// One hanging engine must not make a list useless.
-constexpr absl::Duration kEngineAnswerMax = absl::Seconds(2);
 constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
-
-absl::Time EngineDeadline(absl::Time deadline) {
-  return std::min(deadline, absl::Now() + kEngineAnswerMax);
-}
 
 // A job whose engine gave no answer; `why` not.
 v1::Job DescribeWithoutEngine(const JobSummary& summary,
@@ -92,6 +86,15 @@ std::string HostName() {
 // Of one that does not wait, too, engines have to be told.
 constexpr absl::Duration kDrainTimeoutMin = absl::Milliseconds(100);
 
+// Of an answer that some engine did not give, or not in time: what was asked
+// for is in force all the same.
+constexpr absl::string_view kDrainingText =
+    "draining stays in force, also when the daemon is restarted, until `optctl "
+    "drain --resume`: new steps and sessions are refused. Not drained yet: ";
+constexpr absl::string_view kResumedText =
+    "draining has ended: new steps and sessions are taken again. Who has not "
+    "confirmed it takes them as soon as it goes on: ";
+
 absl::StatusOr<absl::Duration> TimeoutOf(const v1::DrainRequest& request) {
   if (!request.has_timeout()) return kDrainTimeout;
   const google::protobuf::Duration& timeout = request.timeout();
@@ -109,11 +112,12 @@ absl::StatusOr<absl::Duration> TimeoutOf(const v1::DrainRequest& request) {
 
 AdminService::AdminService(supervisor::SupervisorControl* control,
                            EngineChannels* engines, UpgradeControl* upgrade,
-                           ServerInfo info)
+                           ServerInfo info, absl::Duration engine_answer_max)
     : control_(control),
       engines_(engines),
       upgrade_(upgrade),
-      info_(std::move(info)) {}
+      info_(std::move(info)),
+      engine_answer_max_(engine_answer_max) {}
 
 v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
   const v1::ListJobsReply list = ListJobs(deadline);
@@ -149,6 +153,10 @@ v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
   v1::UpgradeProgress upgrade = upgrade_->upgrade_progress();
   if (!upgrade.id().empty()) *status.mutable_upgrade() = std::move(upgrade);
   return status;
+}
+
+absl::Time AdminService::EngineDeadline(absl::Time deadline) const {
+  return std::min(deadline, absl::Now() + engine_answer_max_);
 }
 
 std::vector<v1::Job> AdminService::Describe(
@@ -291,14 +299,21 @@ absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(
   return upgrade_->Upgrade(binary);
 }
 
-absl::Status AdminService::Drain(const v1::DrainRequest& request, uid_t uid,
-                                 absl::Time deadline,
-                                 const grpc::ServerContext* caller) {
+absl::StatusOr<v1::DrainReply> AdminService::Drain(
+    const v1::DrainRequest& request, uid_t uid, absl::Time deadline,
+    const grpc::ServerContext* caller) {
   OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
   OPTSTATE_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOf(request));
+  v1::DrainReply reply;
+  reply.set_was_draining(control_->draining());
   OPTSTATE_RETURN_IF_ERROR(control_->SetDraining(!request.resume()));
-  return engines_->DrainAll(request.resume(),
-                            std::min(deadline, absl::Now() + timeout), caller);
+  const absl::Status engines = engines_->DrainAll(
+      request.resume(), std::min(deadline, absl::Now() + timeout), caller);
+  if (engines.ok()) return reply;
+  return absl::Status(
+      engines.code(),
+      absl::StrCat(request.resume() ? kResumedText : kDrainingText,
+                   engines.message()));
 }
 
 }  // namespace optstate::admin

@@ -29,9 +29,14 @@ namespace optstate::admin {
 // Threads: thread-safe. Calls block the calling thread.
 class AdminService {
  public:
-  // Everything given outlives the object.
+  // One hanging engine must not make a list useless.
+  static constexpr absl::Duration kEngineAnswerMax = absl::Seconds(2);
+
+  // Everything given outlives the object. `engine_answer_max`: how long an
+  // engine may take to describe itself.
   AdminService(supervisor::SupervisorControl* control, EngineChannels* engines,
-               UpgradeControl* upgrade, ServerInfo info);
+               UpgradeControl* upgrade, ServerInfo info,
+               absl::Duration engine_answer_max = kEngineAnswerMax);
 
   v1::ServerStatus GetStatus(absl::Time deadline);
   v1::ListJobsReply ListJobs(absl::Time deadline);
@@ -49,12 +54,14 @@ class AdminService {
   // `is_local`: asked over a unix socket.
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary, uid_t uid,
                                            bool is_local);
-  // Waits no longer than `caller`, if there is one, does.
-  absl::Status Drain(const v1::DrainRequest& request, uid_t uid,
-                     absl::Time deadline,
-                     const grpc::ServerContext* caller = nullptr);
+  // Waits no longer than `caller`, if there is one, does. When engines do not
+  // answer, what was asked for is in force all the same, and the error says so.
+  absl::StatusOr<v1::DrainReply> Drain(
+      const v1::DrainRequest& request, uid_t uid, absl::Time deadline,
+      const grpc::ServerContext* caller = nullptr);
 
  private:
+  absl::Time EngineDeadline(absl::Time deadline) const;
   std::vector<v1::Job> Describe(
       const std::vector<supervisor::JobSummary>& summaries,
       absl::Time deadline);
@@ -67,6 +74,7 @@ class AdminService {
   EngineChannels* const engines_;
   UpgradeControl* const upgrade_;
   const ServerInfo info_;
+  const absl::Duration engine_answer_max_;
 };
 
 }  // namespace optstate::admin
