@@ -1,4 +1,4 @@
-// Not one block is left in the state directory.
+// Not one block, or not one inode, is left in the state directory.
 
 #include <memory>
 #include <string>
@@ -15,13 +15,14 @@ namespace {
 using client::Session;
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 class FullTmpfsTest : public WireFaultTest {
  protected:
   void SetUp() override {
     WireFaultTest::SetUp();
     layout_ = LargeLayout();
-    auto tmpfs = SmallTmpfs::Mount(uint64_t{24} << 20);
+    auto tmpfs = SmallTmpfs::Mount(uint64_t{24} << 20, /*inodes=*/200);
     if (absl::IsFailedPrecondition(tmpfs.status())) {
       GTEST_SKIP() << tmpfs.status();
     }
@@ -114,6 +115,29 @@ TEST_P(FullTmpfsTest, NewSessionThatNeedsBlocksIsRefused) {
   }
   RunSteps(**again, 3, 4);
   ExpectUndisturbed(**again, 4);
+}
+
+// However many bytes there are.
+TEST_P(FullTmpfsTest, WithoutInodesTheJobStepsOnAndANewOneIsRefused) {
+  const auto session = OpenAndLoad();
+  ASSERT_NE(session, nullptr);
+  tmpfs_->FillInodes();
+  RunSteps(*session, 1, 2);
+  client::SessionOptions another = Options();
+  another.job = "another";
+  const absl::Status refused = Session::Open(another).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(
+      std::string(refused.message()),
+      AllOf(HasSubstr("tmpfs on " + tmpfs_->path()), HasSubstr("out of inodes"),
+            HasSubstr("nr_inodes="), Not(HasSubstr("state is kept"))));
+  // The next engine needs no inode but that of its predecessor's socket.
+  ASSERT_TRUE(daemon_->KillEngine("job").ok());
+  RunSteps(*session, 3, 3);
+  ASSERT_TRUE(tmpfs_->Empty().ok());
+  auto made = Session::Open(another);
+  ASSERT_TRUE(made.ok()) << made.status();
+  ExpectUndisturbed(*session, 3);
 }
 
 INSTANTIATE_TEST_SUITE_P(Wires, FullTmpfsTest,

@@ -14,12 +14,13 @@
 
 namespace optstate::faults {
 
-absl::StatusOr<std::unique_ptr<SmallTmpfs>> SmallTmpfs::Mount(uint64_t bytes) {
+absl::StatusOr<std::unique_ptr<SmallTmpfs>> SmallTmpfs::Mount(uint64_t bytes,
+                                                              uint64_t inodes) {
   OPTSTATE_RETURN_IF_ERROR(EnterPrivateMounts());
   std::string path = absl::StrCat(std::getenv("TEST_TMPDIR"), "/tmpfs-XXXXXX");
   if (mkdtemp(path.data()) == nullptr) return OsError(errno, "mkdtemp");
-  absl::StatusOr<TestTmpfs> mounted =
-      TestTmpfs::Mount(path, absl::StrCat("mode=0700,size=", bytes));
+  absl::StatusOr<TestTmpfs> mounted = TestTmpfs::Mount(
+      path, absl::StrCat("mode=0700,size=", bytes, ",nr_inodes=", inodes));
   if (!mounted.ok()) {
     rmdir(path.c_str());
     return mounted.status();
@@ -56,9 +57,23 @@ void SmallTmpfs::Fill() {
   });
 }
 
+void SmallTmpfs::FillInodes() {
+  while (true) {
+    const std::string path = absl::StrCat(path_, "/empty-", empty_files_);
+    if (!UniqueFd(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600))
+             .ok()) {
+      return;
+    }
+    ++empty_files_;
+  }
+}
+
 absl::Status SmallTmpfs::Empty() {
   filling_.store(false);
   if (thread_.joinable()) thread_.join();
+  for (; empty_files_ > 0; --empty_files_) {
+    unlink(absl::StrCat(path_, "/empty-", empty_files_ - 1).c_str());
+  }
   if (ftruncate(filler_.get(), 0) == 0) return absl::OkStatus();
   return OsError(errno, "ftruncate of the filler");
 }

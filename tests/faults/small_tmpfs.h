@@ -20,7 +20,9 @@ namespace optstate::faults {
 // it. FAILED_PRECONDITION where nothing can be mounted: the test skips.
 class SmallTmpfs {
  public:
-  static absl::StatusOr<std::unique_ptr<SmallTmpfs>> Mount(uint64_t bytes);
+  // `inodes` 0: as many as the kernel gives it.
+  static absl::StatusOr<std::unique_ptr<SmallTmpfs>> Mount(uint64_t bytes,
+                                                           uint64_t inodes = 0);
   ~SmallTmpfs();
 
   const std::string& path() const { return path_; }
@@ -28,7 +30,9 @@ class SmallTmpfs {
   // Takes every block that is left and, until Empty, every one that anybody
   // frees.
   void Fill();
-  // Gives them back.
+  // Makes empty files until there is no inode for one more.
+  void FillInodes();
+  // Gives blocks and inodes back.
   absl::Status Empty();
 
  private:
@@ -38,6 +42,7 @@ class SmallTmpfs {
   const std::string path_;
   std::optional<TestTmpfs> mounted_;
   UniqueFd filler_;
+  uint64_t empty_files_ = 0;
   std::atomic<bool> filling_{false};
   std::thread thread_;
 };
