@@ -150,7 +150,7 @@ class GrpcAdminClient : public AdminClient {
 
   // With what the system says of a connection.
   absl::Status NobodyThere() const {
-    const absl::Status dialled =
+    absl::Status dialled =
         client::Dial(endpoint_,
                      absl::Now() + std::min(timeout_, absl::Seconds(1)))
             .status();

@@ -362,8 +362,9 @@ void JobHost::Stop() {
   state_ = State::kStopping;
   if (engine_ == nullptr && one_may_run_) {
     auto engine = AdoptRunning();
-    if (engine.ok()) engine_ = *std::move(engine);
-    if (one_may_run_) {
+    if (engine.ok()) {
+      engine_ = *std::move(engine);
+    } else if (one_may_run_) {
       spdlog::error("job {}: an engine may run that cannot be told to stop: {}",
                     name(), engine.status().ToString());
     }
