@@ -94,7 +94,7 @@ class FakeShmEngine {
         connection_(connection) {
     auto* const header = this->header();
     header->magic = shm::kCompletionMagic;
-    header->version = shm::kSegmentVersion;
+    header->version = shm::kCompletionSegmentVersion;
     header->segment_bytes = CompletionSegmentLayout::kSegmentBytes;
     header->parameter_area_bytes = SetupOfTest().layout.parameter_area_bytes();
   }
@@ -126,7 +126,8 @@ class FakeShmEngine {
     ASSERT_EQ(frame.fds.size(), 1);
     auto client = shm::PeerSegment::Map(
         std::move(frame.fds[0]),
-        shm::ClientSegmentLayout(1, SetupOfTest().partition.gradient_area_bytes)
+        shm::ClientSegmentLayout(1, SetupOfTest().partition.gradient_area_bytes,
+                                 shm::GradientLeadBytes(SetupOfTest().rank))
             .segment_bytes);
     ASSERT_TRUE(client.ok()) << client.status();
     client_ = *std::move(client);

@@ -43,7 +43,8 @@ ShmChannel::ShmChannel(Endpoint endpoint, ChannelSetup setup)
     : endpoint_(std::move(endpoint)),
       setup_(std::move(setup)),
       segment_layout_(setup_.layout.groups().size(),
-                      setup_.partition.gradient_area_bytes),
+                      setup_.partition.gradient_area_bytes,
+                      shm::GradientLeadBytes(setup_.rank)),
       spin_(SpinFor(setup_.local_world_size)) {}
 
 ShmChannel::~ShmChannel() { Disconnect().IgnoreError(); }
@@ -97,7 +98,7 @@ void ShmChannel::ResetSegment() {
   const std::string& hash = setup_.layout.hash();
   shm::ClientHeader* const h = header();
   h->magic = shm::kClientMagic;
-  h->version = shm::kSegmentVersion;
+  h->version = shm::kClientSegmentVersion;
   h->group_count = static_cast<uint32_t>(setup_.layout.groups().size());
   h->segment_bytes = segment_layout_.segment_bytes;
   h->gradient_area_bytes = setup_.partition.gradient_area_bytes;
@@ -186,10 +187,10 @@ absl::Status ShmChannel::CheckCompletionHeader() const {
   if (h->magic != shm::kCompletionMagic) {
     return absl::InternalError("completion segment: wrong magic number");
   }
-  if (h->version != shm::kSegmentVersion) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("completion segment of version ", h->version,
-                     "; this client reads version ", shm::kSegmentVersion));
+  if (h->version != shm::kCompletionSegmentVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "completion segment of version ", h->version,
+        "; this client reads version ", shm::kCompletionSegmentVersion));
   }
   if (h->segment_bytes != CompletionSegmentLayout::kSegmentBytes ||
       h->parameter_area_bytes != setup_.layout.parameter_area_bytes()) {

@@ -19,6 +19,7 @@
 #include "proto/types/version.h"
 #include "server/control/versions.h"
 #include "server/handover.h"
+#include "server/supervisor/hello_check.h"
 #include "server/supervisor/run_program.h"
 
 namespace optstate {
@@ -74,7 +75,7 @@ std::string Range(uint32_t min, uint32_t max) {
 v1::FormatVersions OwnFormatVersions() {
   v1::FormatVersions versions;
   versions.set_version(std::string(kVersion));
-  versions.set_session_min(shm::kProtocolVersion);
+  versions.set_session_min(supervisor::kProtocolVersionMin);
   versions.set_session_max(shm::kProtocolVersion);
   versions.set_control_min(control::kControlVersion);
   versions.set_control_max(control::kControlVersion);
@@ -93,8 +94,9 @@ absl::Status CheckCanTakeOver(const v1::FormatVersions& current,
                     absl::StrCat(current.state_max()),
                     Range(next.state_min(), next.state_max()), kSaveFirst);
   }
-  if (!Overlap(current.session_min(), current.session_max(), next.session_min(),
-               next.session_max())) {
+  // Ranks that are attached may speak the newest that we do, and come back.
+  if (current.session_max() < next.session_min() ||
+      current.session_max() > next.session_max()) {
     return Mismatch(current, next, "it does not speak the ranks' protocol",
                     Range(current.session_min(), current.session_max()),
                     Range(next.session_min(), next.session_max()));

@@ -68,6 +68,16 @@ TEST(CanTakeOverTest, EachProtocolCounts) {
   }
 }
 
+// Attached ranks speak the newest protocol that this build does.
+TEST(CanTakeOverTest, AnOlderBuildThatRanksCouldNotComeBackTo) {
+  const v1::FormatVersions own = OwnFormatVersions();
+  v1::FormatVersions next = own;
+  next.set_session_min(own.session_max() - 1);
+  next.set_session_max(own.session_max() - 1);
+  EXPECT_TRUE(absl::IsFailedPrecondition(CheckCanTakeOver(own, next)));
+  EXPECT_TRUE(CheckCanTakeOver(next, own).ok());
+}
+
 class CheckBuildTest : public testing::Test {
  protected:
   std::string Script(const std::string& text) {

@@ -172,7 +172,7 @@ class RingPartner {
   explicit RingPartner(absl::Duration spin)
       : spin_(spin),
         client_segment_(ValueOrDie(SealedSegment::Create(
-            "client", ClientSegmentLayout(1, 4096).segment_bytes))),
+            "client", ClientSegmentLayout(1, 4096, 0).segment_bytes))),
         engine_segment_(ValueOrDie(SealedSegment::Create(
             "engine", CompletionSegmentLayout::kSegmentBytes))),
         client_peer_(Peer(engine_segment_)),

@@ -18,17 +18,23 @@ namespace optstate::shm {
 //   | Submission[kRingEntries]  |         | Completion[kRingEntries]    |
 //   | CommitSettings, -Groups   |         | text[kRingEntries][512]     |
 //   | load window  kWindowBytes |         | fetch window  kWindowBytes  |
-//   | gradient area             |         +-----------------------------+
+//   | lead, gradient area       |         +-----------------------------+
 //   +---------------------------+         parameter file (engine writes, one
 //                                         per job): the parameter area
 //
 // All offsets are from the start of the segment; areas start at multiples of
-// 4,096 bytes. Both sides compute the offsets from the layout (below); the
+// 4,096 bytes, but for the gradient area, which begins GradientLeadBytes(rank)
+// behind one. Both sides compute the offsets from the layout (below); the
 // header repeats the totals so that a mismatch is an error, not a surprise.
 
 inline constexpr uint64_t kClientMagic = 0x31434c4354504f53;      // "SOPTCLC1"
 inline constexpr uint64_t kCompletionMagic = 0x31504d4354504f53;  // "SOPTCMP1"
-inline constexpr uint32_t kSegmentVersion = 2;
+inline constexpr uint32_t kCompletionSegmentVersion = 2;
+// Clients write the newest one since session protocol kGradientLeadProtocol;
+// those of older protocols write the one without a lead.
+inline constexpr uint32_t kClientSegmentVersion = 3;
+inline constexpr uint32_t kClientSegmentVersionWithoutLead = 2;
+inline constexpr uint32_t kGradientLeadProtocol = 4;
 
 inline constexpr uint64_t kPageBytes = 4096;
 inline constexpr uint32_t kRingEntries = 1024;  // power of two
@@ -161,6 +167,18 @@ constexpr uint64_t PageAlign(uint64_t bytes) {
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
+// Bytes before the gradient area of a rank's segment.
+//
+// The update sums the gradients of all ranks side by side, element by element.
+// A first-level cache finds a line by its offset within a page, so areas that
+// begin at the same offset compete for one set: eight of them, with parameters
+// and state beside, throw each other out (0.8 of the speed that areas have
+// which begin apart; tests/benchmarks/README.md). 16 leads of four lines use
+// the whole page.
+constexpr uint64_t GradientLeadBytes(uint32_t rank) {
+  return rank % 16 * (kPageBytes / 16);
+}
+
 // Offsets within the client segment.
 struct ClientSegmentLayout {
   static constexpr uint64_t kRing = kPageBytes;
@@ -172,10 +190,11 @@ struct ClientSegmentLayout {
   uint64_t segment_bytes;
 
   constexpr ClientSegmentLayout(uint64_t group_count,
-                                uint64_t gradient_area_bytes)
+                                uint64_t gradient_area_bytes,
+                                uint64_t gradient_lead_bytes)
       : load_window(PageAlign(kGroups + group_count * sizeof(CommitGroup))),
-        gradient_area(load_window + kWindowBytes),
-        segment_bytes(gradient_area + PageAlign(gradient_area_bytes)) {}
+        gradient_area(load_window + kWindowBytes + gradient_lead_bytes),
+        segment_bytes(PageAlign(gradient_area + gradient_area_bytes)) {}
 };
 
 // Offsets within the completion segment.

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "proto/shm/frame.h"
+#include "proto/shm/segment_layout.h"
 #include "proto/types/conversions.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
@@ -161,6 +162,12 @@ absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
   plan.layout_hash = layout->hash();
   plan.group_count = layout->groups().size();
   plan.gradient_area_bytes = partition->gradient_area_bytes;
+  const bool has_lead =
+      peer_.hello.protocol_version_max() >= shm::kGradientLeadProtocol;
+  plan.client_segment_version = has_lead
+                                    ? shm::kClientSegmentVersion
+                                    : shm::kClientSegmentVersionWithoutLead;
+  plan.gradient_lead_bytes = has_lead ? shm::GradientLeadBytes(plan.rank) : 0;
   plan.parameter_area_bytes = layout->parameter_area_bytes();
   OPTSTATE_ASSIGN_OR_RETURN(plan.parameters, options_.job->OpenParameters());
   OPTSTATE_ASSIGN_OR_RETURN(plan.run_stamps, options_.job->OpenRunStamps());

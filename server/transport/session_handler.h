@@ -28,6 +28,9 @@ struct AttachPlan {
   std::string layout_hash;
   uint64_t group_count = 0;
   uint64_t gradient_area_bytes = 0;
+  // Of the client's segment, by the session protocol that it speaks.
+  uint32_t client_segment_version = 0;
+  uint64_t gradient_lead_bytes = 0;
   uint64_t parameter_area_bytes = 0;
   UniqueFd parameters;  // see Job::OpenParameters
   UniqueFd run_stamps;  // see Job::OpenRunStamps

@@ -7,6 +7,7 @@
 
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
+#include "proto/shm/frame.h"
 #include "proto/types/unique_fd.h"
 #include "server/transport/fake_job.h"
 #include "server/transport/fd_watcher.h"
@@ -35,20 +36,24 @@ class ShmFixture : public testing::Test {
                               .handshake_timeout = handshake_timeout});
   }
 
-  void Serve(UniqueFd socket, int64_t pid) {
+  void Serve(UniqueFd socket, int64_t pid,
+             uint32_t protocol_version = shm::kProtocolVersion) {
     Peer peer;
     peer.hello.set_job("test");
+    peer.hello.set_protocol_version_min(protocol_version);
+    peer.hello.set_protocol_version_max(protocol_version);
     peer.hello.set_client_version("1");
     peer.pid = pid;
     transport_->Serve(std::move(socket), std::move(peer));
   }
 
   // A connection that has said Hello.
-  std::unique_ptr<ShmTestPeer> Connect(uint32_t rank) {
+  std::unique_ptr<ShmTestPeer> Connect(
+      uint32_t rank, uint32_t protocol_version = shm::kProtocolVersion) {
     SocketPair sockets = MakeSocketPair();
-    Serve(std::move(sockets.engine), 0);
-    return std::make_unique<ShmTestPeer>(std::move(sockets.client),
-                                         TestLayout(), 2, rank);
+    Serve(std::move(sockets.engine), 0, protocol_version);
+    return std::make_unique<ShmTestPeer>(
+        std::move(sockets.client), TestLayout(), 2, rank, protocol_version);
   }
 
   std::unique_ptr<ShmTestPeer> Open(uint32_t rank) {

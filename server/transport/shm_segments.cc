@@ -40,7 +40,7 @@ absl::Status CheckHeader(const shm::PeerSegment& client,
   OPTSTATE_RETURN_IF_ERROR(
       CheckField("magic", header.magic, shm::kClientMagic));
   OPTSTATE_RETURN_IF_ERROR(
-      CheckField("version", header.version, shm::kSegmentVersion));
+      CheckField("version", header.version, plan.client_segment_version));
   OPTSTATE_RETURN_IF_ERROR(
       CheckField("group_count", header.group_count, plan.group_count));
   OPTSTATE_RETURN_IF_ERROR(
@@ -64,7 +64,7 @@ absl::StatusOr<shm::SealedSegment> CreateCompletion(const AttachPlan& plan) {
           shm::CompletionSegmentLayout::kSegmentBytes));
   auto* header = new (segment.data()) shm::CompletionHeader{};
   header->magic = shm::kCompletionMagic;
-  header->version = shm::kSegmentVersion;
+  header->version = shm::kCompletionSegmentVersion;
   header->segment_bytes = segment.size();
   header->parameter_area_bytes = plan.parameter_area_bytes;
   return segment;
@@ -80,8 +80,8 @@ ShmSegments::ShmSegments(shm::PeerSegment client, shm::SealedSegment completion,
 
 absl::StatusOr<ShmSegments> ShmSegments::Open(UniqueFd client_fd,
                                               const AttachPlan& plan) {
-  const shm::ClientSegmentLayout layout(plan.group_count,
-                                        plan.gradient_area_bytes);
+  const shm::ClientSegmentLayout layout(
+      plan.group_count, plan.gradient_area_bytes, plan.gradient_lead_bytes);
   absl::StatusOr<shm::PeerSegment> client =
       shm::PeerSegment::Map(std::move(client_fd), layout.segment_bytes);
   if (!client.ok()) return Annotate(client.status(), "client segment");

@@ -19,7 +19,7 @@ absl::Time Patience() { return absl::Now() + absl::Minutes(2); }
 }  // namespace
 
 ShmTestPeer::ShmTestPeer(UniqueFd socket, Layout layout, uint32_t world_size,
-                         uint32_t rank)
+                         uint32_t rank, uint32_t protocol_version)
     : socket_(std::move(socket)),
       layout_(std::move(layout)),
       world_size_(world_size),
@@ -27,8 +27,9 @@ ShmTestPeer::ShmTestPeer(UniqueFd socket, Layout layout, uint32_t world_size,
       partition_(
           MakeRankPartition(layout_, PartitionMode::kGreedy, world_size, rank)
               .value()),
-      segment_layout_(layout_.groups().size(), partition_.gradient_area_bytes) {
-}
+      has_lead_(protocol_version >= shm::kGradientLeadProtocol),
+      segment_layout_(layout_.groups().size(), partition_.gradient_area_bytes,
+                      has_lead_ ? shm::GradientLeadBytes(rank) : 0) {}
 
 v1::SessionRequest ShmTestPeer::RegisterRequest() const {
   v1::SessionRequest request;
@@ -58,7 +59,8 @@ shm::SealedSegment ShmTestPeer::MakeSegment(
           .value();
   auto* header = new (segment.data()) shm::ClientHeader{};
   header->magic = shm::kClientMagic;
-  header->version = shm::kSegmentVersion;
+  header->version = has_lead_ ? shm::kClientSegmentVersion
+                              : shm::kClientSegmentVersionWithoutLead;
   header->group_count = static_cast<uint32_t>(layout_.groups().size());
   header->segment_bytes = segment_layout_.segment_bytes;
   header->gradient_area_bytes = partition_.gradient_area_bytes;

@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "optstate/v1/session.pb.h"
+#include "proto/shm/frame.h"
 #include "proto/shm/ring.h"
 #include "proto/shm/sealed_segment.h"
 #include "proto/shm/segment_layout.h"
@@ -27,8 +28,9 @@ namespace optstate {
 // Threads: one at a time.
 class ShmTestPeer {
  public:
+  // protocol_version: what its Hello named, which decides on its segment.
   ShmTestPeer(UniqueFd socket, Layout layout, uint32_t world_size,
-              uint32_t rank);
+              uint32_t rank, uint32_t protocol_version = shm::kProtocolVersion);
 
   int socket() const { return socket_.get(); }
   UniqueFd TakeSocket() { return std::move(socket_); }
@@ -87,6 +89,7 @@ class ShmTestPeer {
   const uint32_t world_size_;
   const uint32_t rank_;
   RankPartition partition_;
+  const bool has_lead_;
   shm::ClientSegmentLayout segment_layout_;
   shm::SealedSegment segment_;
   shm::PeerSegment completions_;

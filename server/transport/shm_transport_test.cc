@@ -46,6 +46,40 @@ TEST_F(ShmTransportTest, TwoRanksTakeStepsTogether) {
   }
 }
 
+// Areas at one offset within a page would compete for one set of the cache.
+TEST_F(ShmTransportTest, GradientAreasOfRanksBeginApartWithinAPage) {
+  auto first = Open(0);
+  auto second = Open(1);
+  const auto begin_in_page = [this](uint32_t rank) {
+    return reinterpret_cast<uintptr_t>(job_.rank(rank).attach.gradient_area) %
+           shm::kPageBytes;
+  };
+  EXPECT_EQ(begin_in_page(0), 0u);
+  EXPECT_EQ(begin_in_page(1), 256u);
+  EXPECT_EQ(job_.rank(1).attach.gradient_offset_bytes % shm::kPageBytes, 256u);
+}
+
+TEST_F(ShmTransportTest, AClientOfAnOlderProtocolHasNoLead) {
+  auto peer = Connect(1, shm::kGradientLeadProtocol - 1);
+  ASSERT_TRUE(peer->Open().ok());
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(job_.rank(1).attach.gradient_area) %
+                shm::kPageBytes,
+            0u);
+  std::memset(peer->gradient_area(), 7, 20000);
+  ASSERT_TRUE(peer->Call(peer->Push(1)).status.ok());
+  EXPECT_EQ(job_.rank(1).staged[0], std::byte{7});
+}
+
+TEST_F(ShmTransportTest, ASegmentOfAnotherProtocolIsRefused) {
+  auto peer = Connect(1);
+  ASSERT_TRUE(peer->Register().ok());
+  const absl::Status attached =
+      peer->Attach(peer->MakeSegment([](shm::ClientHeader* header) {
+        header->version = shm::kClientSegmentVersionWithoutLead;
+      }));
+  EXPECT_TRUE(absl::IsInvalidArgument(attached)) << attached;
+}
+
 TEST_F(ShmTransportTest, CommitCarriesEveryField) {
   auto first = Open(0);
   auto second = Open(1);

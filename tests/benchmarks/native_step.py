@@ -21,16 +21,21 @@ STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "dynamic8"
 # proto/shm/spread_mapping.h: where arrays lie decides up to half of everybody's speed.
 _SLOT_BYTES, _SLOTS = 2 << 20, 128
 _slots = itertools.cycle(range(_SLOTS))
+# GradientLeadBytes() of proto/shm/segment_layout.h, for each of the first ranks.
+LEAD_BYTES = 256
 
 
-def spread(numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """Uninitialised, and large ones where the daemon would put them, whoever updates them."""
+def spread(numel: int, dtype: torch.dtype, lead: int = 0) -> torch.Tensor:
+    """Uninitialised, and large ones where the daemon would put them, whoever updates them.
+
+    lead: bytes between the begin of a page and the first element.
+    """
     size = numel * dtype.itemsize
     if size < _SLOT_BYTES:
         return torch.empty(numel, dtype=dtype)
     period = _SLOT_BYTES * _SLOTS
-    pages = torch.empty(size + period, dtype=torch.uint8)  # what is not touched has no memory
-    begin = (next(_slots) * _SLOT_BYTES - pages.data_ptr()) % period
+    pages = torch.empty(lead + size + period, dtype=torch.uint8)  # the untouched has no memory
+    begin = (next(_slots) * _SLOT_BYTES - pages.data_ptr()) % period + lead
     return pages[begin : begin + size].view(dtype)
 
 
@@ -51,6 +56,7 @@ class Arrays:
         dtype,
         *,
         gradients=1,
+        lead=LEAD_BYTES,
         state="float32",
         master="float32",
         scale=1.0,
@@ -58,8 +64,8 @@ class Arrays:
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.gradients = [
-            spread(numel, dtype).normal_(0, 1e-2 * scale, generator=generator)
-            for _ in range(gradients)
+            spread(numel, dtype, rank * lead).normal_(0, 1e-2 * scale, generator=generator)
+            for rank in range(gradients)
         ]
         self.master = spread(numel, torch.float32).normal_(0, 1, generator=generator)
         self.parameter = self.master

@@ -171,13 +171,17 @@ class Benchmark:
         for dtype, name in DTYPE_NAMES.items():
             for ranks in (2, 4, 8):
                 arrays = Arrays(numel, dtype, gradients=ranks)
+                aligned = Arrays(numel, dtype, gradients=ranks, lead=0)
                 for threads in self.arguments.threads:
                     step = Step(self.on_threads(threads), [arrays], OPTIONS)
+                    beside = Step(self.on_threads(threads), [aligned], OPTIONS)
                     times = self.times(
                         {
                             "optstate": step.update,
                             "additions": step.add_vectors,
                             "blocks": step.add_blocks,
+                            "aligned": beside.update,
+                            "aligned additions": beside.add_vectors,
                         },
                         threads,
                     )
@@ -192,7 +196,13 @@ class Benchmark:
                         "blocks",
                         None,
                     )
+                    for side, title in (
+                        ("aligned", "optstate, areas at one offset within a page"),
+                        ("aligned additions", "additions only, areas at one offset"),
+                    ):
+                        table.add(f"{what}: {title}", size, threads, times, side, None)
                     step.close()
+                    beside.close()
 
     def gloo(self) -> None:
         table = Table("7: the same, against all_reduce over gloo and torch fused, a thread a rank")
