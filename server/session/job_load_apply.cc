@@ -46,13 +46,11 @@ absl::StatusOr<absl::Span<std::byte>> JobImpl::GrowLoadLog(uint64_t bytes) {
     if (reserved.ok()) return tier_->load_log();
   }
   return absl::ResourceExhaustedError(absl::StrCat(
-      "job \"", options_.name,
-      "\": a load that changes all of its state needs ", bytes_max,
-      " bytes beside it until it is finished, so that none is left half done, "
-      "and this one ",
-      bytes, " so far: ", reserved.message(),
-      ". The job is unchanged; make room, or delete it (optctl delete job ",
-      options_.name, ") and load into a new one, which needs none"));
+      "job \"", options_.name, "\": no room for a load, which needs up to ",
+      bytes_max, " bytes beside the state (", bytes,
+      " so far): ", reserved.message(),
+      ". The job is unchanged. A new one is loaded without (optctl delete job ",
+      options_.name, ")"));
 }
 
 absl::Status JobImpl::ReserveLoadLog(uint64_t bytes, uint64_t bytes_max) {

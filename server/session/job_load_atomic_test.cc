@@ -405,7 +405,7 @@ TEST_F(AtomicLoadTest, ALoadThatDoesNotFitTheLimitLeavesTheJobAsItIs) {
   ASSERT_TRUE(harness_.job().BeginLoad(1).ok());
   const absl::Status refused = LoadPart(1);
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
-  EXPECT_THAT(refused.message(), AllOf(HasSubstr("bytes beside it"),
+  EXPECT_THAT(refused.message(), AllOf(HasSubstr("bytes beside the state"),
                                        HasSubstr("limits.job_state_bytes_max"),
                                        HasSubstr("The job is unchanged"),
                                        HasSubstr("optctl delete job test")));
