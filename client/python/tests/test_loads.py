@@ -63,7 +63,7 @@ def test_an_interrupted_load_state_dict_leaves_the_state_of_before(call, job, da
         with pytest.warns(UserWarning, match="put back"), pytest.raises(KeyboardInterrupt):
             optimizer.load_state_dict(saved)
     assert _equal(_state(optimizer), before)
-    assert daemon.optctl("describe", "job", job)["phase"] == "READY"
+    assert daemon.optctl("describe", "job", job)["phase"] == "JOB_PHASE_READY"
     # Groups and parameters may be those of the checkpoint: no step with half of it.
     loss_of(model, 4).backward()
     with pytest.raises(RuntimeError, match="call it again"):
@@ -164,7 +164,8 @@ def _one_changes(connection, rank, job, endpoint, changing, options):
     assert f"rank {changing} has begun a load" in str(refused.value)
     assert f"rank {1 - changing} has committed step 3" in str(refused.value)
     if rank == changing:
-        assert f'on this rank, {rank}, parameters "0.weight" were changed' in str(refused.value)
+        assert f"on this rank, {rank}, parameters " in str(refused.value)
+        assert "were changed in place" in str(refused.value)
     assert optimizer.committed_step == 2
     assert _equal(_state(optimizer), before)
     # Made on every rank it is taken, and the step with it.
