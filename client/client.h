@@ -150,7 +150,8 @@ class Session {
   absl::StatusOr<Outcome> CommitWait(const ParameterTargets& read = {});
   // Copies parameters as of the committed step.
   absl::Status ReadParameters(const ParameterTargets& read);
-  // Drops what this rank has staged of `step`.
+  // Drops what this rank has staged of `step`, and a load that it has begun and
+  // not finished.
   absl::Status Abort(uint64_t step);
 
   // Initial parameters of a new job, or the state of a checkpoint: every rank
@@ -158,7 +159,10 @@ class Session {
   // passed over, so each rank may load everything), and finishes, which waits
   // for all ranks. `data` holds numel elements of `dtype` (kStepCount: one
   // int64, and dtype is ignored). An error of the daemon may show only at a
-  // later Load or at FinishLoad.
+  // later Load or at FinishLoad. Until all have finished the job has the state
+  // of before, and it keeps that when some rank does not. ABORTED: a rank or
+  // the connection was lost before; begin the load again. FAILED_PRECONDITION:
+  // another rank takes the step instead.
   absl::Status BeginLoad();
   absl::Status Load(StateArray array, uint32_t parameter, DType dtype,
                     absl::Span<const std::byte> data);

@@ -414,6 +414,7 @@ void Session::DropFailedStep(uint64_t step, const absl::Status& status) {
 absl::Status Session::Abort(uint64_t step) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   if (step == committed_step_ + 1) ForgetStaged();
+  loading_ = false;
   return Annotated(Persist([&] {
     absl::Status status = channel_->Abort(step, StepDeadline());
     // Answered after every push before it.

@@ -19,9 +19,10 @@ constexpr absl::Duration kLook = absl::Seconds(1);
 // Between two questions to an engine that is not there just now.
 constexpr absl::Duration kAskAgain = absl::Milliseconds(2);
 
-// A step that is being recovered is as good as one under way.
+// A step that is being recovered is as good as one under way. Not every trainer
+// begins a load again that is dropped with its engine.
 bool CanBePushedAgain(const v1::Job& job) {
-  if (job.phase() == v1::JOB_PHASE_LOADING ||
+  if (job.phase() == v1::JOB_PHASE_LOADING || !job.open_load().empty() ||
       job.phase() == v1::JOB_PHASE_RECOVERING) {
     return false;
   }

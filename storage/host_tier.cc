@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <random>
@@ -25,6 +26,7 @@ constexpr char kUnfinishedFolder[] = "/state.tmp";
 constexpr char kUndoFile[] = "undo";
 constexpr char kSpeculationFile[] = "speculation";
 constexpr char kRedoFile[] = "redo";
+constexpr char kLoadLogFile[] = "load";
 
 StateArrayIndex ArrayAt(int index) {
   return static_cast<StateArrayIndex>(index);
@@ -374,6 +376,40 @@ absl::Span<std::byte> HostTier::speculation() const {
   return absl::MakeSpan(speculation_->data(), speculation_->size());
 }
 
+absl::Status HostTier::ReserveLoadLog(uint64_t bytes, uint64_t bytes_max) {
+  if (load_log_.has_value()) return load_log_->ReserveTo(bytes);
+  const std::string path = load_log_path();
+  ::unlink(path.c_str());
+  const ByteRange first = {0, bytes};
+  absl::StatusOr<StateFile> file =
+      StateFile::Create(path, std::max(bytes, bytes_max), {&first, 1});
+  if (!file.ok()) {
+    ::unlink(path.c_str());
+    return file.status();
+  }
+  load_log_ = *std::move(file);
+  return absl::OkStatus();
+}
+
+absl::Status HostTier::OpenLoadLog(uint64_t bytes) {
+  const ByteRange whole = {0, bytes};
+  OPTSTATE_ASSIGN_OR_RETURN(
+      load_log_, StateFile::Open(load_log_path(), bytes, {&whole, 1}));
+  return absl::OkStatus();
+}
+
+void HostTier::DropLoadLog() {
+  load_log_.reset();
+  ::unlink(load_log_path().c_str());
+}
+
+absl::Span<std::byte> HostTier::load_log() const {
+  if (!load_log_.has_value()) return {};
+  return absl::MakeSpan(load_log_->data(), load_log_->reserved_bytes());
+}
+
+std::string HostTier::load_log_path() const { return Path(kLoadLogFile); }
+
 RecoveryArrays HostTier::recovery() const {
   const auto words = [this](StateArrayIndex array) {
     return arrays_[array].has_value()
@@ -413,6 +449,10 @@ std::vector<HostTier::ArrayInfo> HostTier::Describe(
   if (redo_.has_value()) {
     infos.push_back({"redo", kRedoFile, "record", redo_->size()});
   }
+  if (load_log_.has_value()) {
+    infos.push_back(
+        {"load", kLoadLogFile, "record", load_log_->reserved_bytes()});
+  }
   return infos;
 }
 
@@ -424,6 +464,7 @@ uint64_t HostTier::bytes() const {
   if (undo_.has_value()) bytes += undo_->size();
   if (speculation_.has_value()) bytes += speculation_->size();
   if (redo_.has_value()) bytes += redo_->size();
+  if (load_log_.has_value()) bytes += load_log_->reserved_bytes();
   return bytes;
 }
 

@@ -134,6 +134,21 @@ class HostTier {
   absl::Status ReserveSpeculation(uint64_t bytes);
   absl::Span<std::byte> speculation() const;
 
+  // Gives the file of what a load brings room for so many bytes, of `bytes_max`
+  // that it can have; makes it, in place of any that is there, when it is not
+  // open. load_log() then stays where it is. RESOURCE_EXHAUSTED: nothing
+  // changed.
+  absl::Status ReserveLoadLog(uint64_t bytes, uint64_t bytes_max);
+  // The one that an engine has left, of so many bytes: DATA_LOSS when it is
+  // missing or shorter.
+  absl::Status OpenLoadLog(uint64_t bytes);
+  // Removes it, open or not.
+  void DropLoadLog();
+  // What has room; empty when it is not open.
+  absl::Span<std::byte> load_log() const;
+  // Where it is, also when there is none.
+  std::string load_log_path() const;
+
   // The file of StateArrays::parameters, for ranks to map: it cannot be written
   // through this. Of whole pages, none of them a hole.
   absl::StatusOr<UniqueFd> OpenParameters() const;
@@ -178,6 +193,7 @@ class HostTier {
   std::optional<StateFile> undo_;
   std::optional<StateFile> speculation_;
   std::optional<StateFile> redo_;
+  std::optional<StateFile> load_log_;
   std::array<std::optional<StateFile>, kArrayCount> arrays_;
 };
 

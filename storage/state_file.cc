@@ -128,4 +128,12 @@ absl::Status StateFile::Resize(uint64_t bytes,
   return absl::OkStatus();
 }
 
+absl::Status StateFile::ReserveTo(uint64_t end) {
+  const uint64_t begin = reserved_bytes();
+  if (end <= begin) return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(Annotate(ReserveRange(fd(), {begin, end}), path_));
+  reserved_ = {{0, end}};
+  return absl::OkStatus();
+}
+
 }  // namespace optstate

@@ -41,6 +41,10 @@ class StateFile {
   // file and the mapping are as before.
   absl::Status Resize(uint64_t bytes, absl::Span<const ByteRange> reserved);
 
+  // Reserves bytes up to `end` of a file that is reserved from its begin on, in
+  // place. RESOURCE_EXHAUSTED: nothing changed.
+  absl::Status ReserveTo(uint64_t end);
+
   std::byte* data() const { return region_.data(); }
   uint64_t size() const { return region_.size(); }
   const std::vector<ByteRange>& reserved() const { return reserved_; }

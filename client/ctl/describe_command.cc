@@ -55,6 +55,9 @@ void AddSteps(const v1::Job& job, Table& table) {
   table.AddRow({"open step", NoEngineTells(job)        ? kUnknown
                              : job.open_step().empty() ? "-"
                                                        : job.open_step()});
+  if (!job.open_load().empty()) {
+    table.AddRow({"open load", job.open_load()});
+  }
 }
 
 std::string Milliseconds(uint64_t ns) {

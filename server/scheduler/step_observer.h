@@ -8,8 +8,8 @@ namespace optstate {
 // Hears where an update is, at the points between which a crash differs. For
 // tests that kill an engine at a chosen instant; production has none.
 //
-// Threads: OnRunUpdated is called by all workers at once. Nothing may be called
-// back.
+// Threads: OnRunUpdated and OnLoadPartApplied are called by all workers at
+// once. Nothing may be called back.
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
@@ -23,6 +23,14 @@ class StepObserver {
   virtual void OnStepRecorded(uint64_t /*step*/) {}
   // A call begins to wait for the end of a rest; with the job's lock held.
   virtual void OnSitOut() {}
+  // A load's log is sealed; nothing of it is in place.
+  virtual void OnLoadSealed() {}
+  // A part of it is.
+  virtual void OnLoadPartApplied() {}
+  // All of it is; the record still says that it is to be applied.
+  virtual void OnLoadApplied() {}
+  // The load is recorded; its log is still there.
+  virtual void OnLoadRecorded() {}
 };
 
 }  // namespace optstate

@@ -85,27 +85,16 @@ absl::Status JobImpl::Adopt() {
   }
   had_session_ = AwaitedCount() > 0;
   failure_ = AdoptStep();
-  AdoptUnfinishedLoad();
+  if (failure_.ok()) failure_ = AdoptLoad();
+  if (!failure_.ok()) spdlog::error("{}", failure_.ToString());
   return absl::OkStatus();
-}
-
-// A load that broke off must be taken again from where it had written.
-void JobImpl::AdoptUnfinishedLoad() {
-  if (record().load_touched_from == kNoParameter) return;
-  StepRecord next = record();
-  next.load_required_from =
-      std::min(next.load_required_from, next.load_touched_from);
-  PublishRecord(next, tier_->control());
 }
 
 v1::JobPhase JobImpl::phase() const {
   if (!failure_.ok()) return v1::JOB_PHASE_FAILED;
   if (shape_ == nullptr) return v1::JOB_PHASE_EMPTY;
   if (recovery_.has_value()) return v1::JOB_PHASE_RECOVERING;
-  if (load_.active() || record().load_required_from < parameter_count()) {
-    return v1::JOB_PHASE_LOADING;
-  }
-  return v1::JOB_PHASE_READY;
+  return HasWholeState() ? v1::JOB_PHASE_READY : v1::JOB_PHASE_LOADING;
 }
 
 StepOutcome JobImpl::LastOutcome() const { return OutcomeOf(record()); }

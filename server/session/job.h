@@ -185,14 +185,21 @@ struct CommitSpec {
 // the other ranks call of it is ABORTED until they have aborted it too.
 //
 // Load rules: what must be loaded before a job is READY is every master of a
-// new job, those of the parameters that an extension brought, and after a load
-// that broke off (a rank or the engine died in it) everything from the first
-// parameter that it had touched; what is not loaded of those is zero then.
-// A load of masters alone into a READY job (a trainer that overwrote parameters
-// in place) needs nothing loaded again when it breaks off: each range that had
-// arrived is taken, moments and step counts stand.
+// new job, and those of the parameters that an extension brought. They are
+// loaded in place: what a load that broke off (a rank or the engine died in it)
+// has touched is zero again before the next one, and required.
+// A load into parameters that have a state is staged beside it, in a log, and
+// becomes the state when all ranks have finished, whole or not at all, whoever
+// dies when: see storage/format/FORMAT.md. Until then the job is READY and
+// gives the state of before. Whatever equals that bit by bit is not written.
+// When a rank of the round is lost, begins anew or aborts, the round is over
+// for all (ABORTED), and when there is no memory for the log
+// (RESOURCE_EXHAUSTED).
+// A rank that commits while another one loads, or loads while another one
+// waits with its commit, is FAILED_PRECONDITION, and so are all others: see
+// job_agreement.cc.
 // BeginLoad drops what the rank has staged. A rank that detaches before all
-// have finished has not finished.
+// have finished has not finished. Abort drops its load too.
 //
 // Threads: thread-safe; one lock per job, held for the length of a call (the
 // push statistics and the update run on the worker pool under it). After

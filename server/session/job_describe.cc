@@ -61,6 +61,10 @@ void JobImpl::DescribeState(v1::Job* job) const {
     job->set_open_step(absl::StrCat("step ", record().committed_step + 1, ": ",
                                     open_step_.Describe()));
   }
+  if (load_.active()) {
+    job->set_open_load(absl::StrCat(load_.Describe(), ", ",
+                                    staged_load_.bytes(), " bytes staged"));
+  }
 }
 
 void JobImpl::DescribeSessions(v1::Job* job) const {

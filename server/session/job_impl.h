@@ -12,12 +12,15 @@
 #include "server/scheduler/step_scheduler.h"
 #include "server/scheduler/worker_placement.h"
 #include "server/scheduler/worker_pool.h"
+#include "server/session/element_access.h"
 #include "server/session/job.h"
 #include "server/session/job_description.h"
 #include "server/session/load_round.h"
 #include "server/session/micro_steps.h"
 #include "server/session/open_step.h"
+#include "server/session/staged_load.h"
 #include "server/session/step_timer.h"
+#include "storage/format/load_log.h"
 #include "storage/format/step_intent.h"
 #include "storage/host_tier.h"
 #include "storage/state_file.h"
@@ -28,8 +31,10 @@ namespace optstate {
 // job_register.cc creates and reshapes, job_ranks.cc attaches and drains,
 // job_steps.cc takes steps, job_micro_steps.cc accumulates what ranks push
 // together, job_speculation.cc begins steps early, job_recovery.cc finishes
-// those of an engine that died, job_load.cc loads and fetches, job_describe.cc
-// tells operators.
+// those of an engine that died, job_load.cc takes what ranks load,
+// job_load_apply.cc makes it the job's state, job_agreement.cc finds ranks of
+// which some load and some step, job_fetch.cc reads, job_describe.cc tells
+// operators.
 class JobImpl final : public Job {
  public:
   explicit JobImpl(Options options);
@@ -108,6 +113,8 @@ class JobImpl final : public Job {
     bool loss_told = false;
     // That was aborted so, and has made no call since.
     bool was_told_of_loss = false;
+    // Not OK: what its next commit, end of a micro-step or load is answered.
+    absl::Status disagreement;
   };
 
   // What follows from a description; replaced as a whole.
@@ -163,8 +170,6 @@ class JobImpl final : public Job {
   }
   void StartScaling(const std::optional<v1::LossScaler>& former)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status AdoptLoadedMasters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AdoptUnfinishedLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_register.cc
   static absl::StatusOr<std::unique_ptr<Shape>> MakeShape(
@@ -176,6 +181,8 @@ class JobImpl final : public Job {
   absl::Status RegisterAgain(const RegisterSpec& spec,
                              JobDescription description)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckScalerStays(const JobDescription& description) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AdmitShape(const JobDescription& description) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   uint64_t SpeculationBytes(const Layout& layout) const;
@@ -334,54 +341,70 @@ class JobImpl final : public Job {
   std::string HowToGoOn() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // job_load.cc
-  struct LoadRange {
-    v1::StateArray array = v1::STATE_ARRAY_UNSPECIFIED;
-    uint32_t parameter = 0;
-    uint64_t begin = 0;
-    uint64_t numel = 0;
-  };
+  ElementAccess Elements() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
+    return ElementAccess(&layout_of_job(), tier_->arrays(), scheduler_.get());
+  }
+  bool HasWholeState() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CheckLoading(uint32_t rank) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void StartLoadRound() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void LeaveLoadRound(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `why`: what the others are told that it has done.
+  void LeaveLoadRound(uint32_t rank, absl::string_view why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropLoad(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void NoteLoadTouches(uint32_t parameter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::StatusOr<size_t> PieceOf(uint32_t rank, const LoadRange& range) const
+  absl::StatusOr<size_t> PieceOf(uint32_t rank, const ElementRange& range) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // Elements of an array where the range begins.
-  struct ArrayRef {
-    void* data = nullptr;
-    StateFormat format = StateFormat::kFloat32;
-    bool is_never_negative = false;
-    float* scale = nullptr;  // kDynamic8: of the first block
-  };
-  absl::StatusOr<ArrayRef> ArrayOf(const LoadRange& range) const
+  static absl::Status CheckDataBytes(uint64_t expected, uint64_t found);
+  // Of arrays with a number per parameter.
+  absl::Status CheckNumbers(v1::StateArray array, uint64_t first,
+                            uint64_t count, uint64_t bytes) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  void WriteMaster(DType dtype, absl::Span<const std::byte> data,
-                   const LoadRange& to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ReadMaster(const LoadRange& from, absl::Span<std::byte> out) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  static void WriteState(DType dtype, absl::Span<const std::byte> data,
-                         const ArrayRef& to, uint64_t numel);
-  static void ReadState(const ArrayRef& from, uint64_t numel,
-                        absl::Span<std::byte> out);
-  uint64_t ElementsOf(v1::StateArray array, const ParameterSpec& spec) const
+  static absl::Status CheckNoBegin(const ElementRange& range);
+  absl::Status CheckNumber(v1::StateArray array, uint64_t parameter,
+                           const std::byte* bytes) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status CheckElementRange(const LoadRange& range) const
+  const std::byte* NumbersAt(v1::StateArray array, uint32_t parameter) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status CheckPerParameterRange(const LoadRange& range,
-                                      uint64_t bytes) const
-      ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status LoadStepCounts(const LoadRange& range,
-                              absl::Span<const std::byte> data)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status LoadScalars(const LoadRange& range,
+  absl::Status LoadNumbers(const ElementRange& range,
                            absl::Span<const std::byte> data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status CheckScalars() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status CheckGradientNorms() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  absl::Status LoadElements(uint32_t rank, const LoadRange& range, DType dtype,
-                            absl::Span<const std::byte> data)
+  absl::Status LoadElements(uint32_t rank, const ElementRange& range,
+                            DType dtype, absl::Span<const std::byte> data)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // job_load_apply.cc
+  LoadLogHeader LoadHeader() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void DropStagedLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<absl::Span<std::byte>> GrowLoadLog(uint64_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status ReserveLoadLog(uint64_t bytes, uint64_t bytes_max)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ApplyLoad(absl::Span<const LoadLogRecord> records)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void RecordLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status AdoptLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<std::vector<LoadLogRecord>> OpenSealedLoad()
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckLoadRecords(absl::Span<const LoadLogRecord> records) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void AdoptUnfinishedLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status AdoptLoadedMasters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // job_agreement.cc: not OK when another rank is in a load, or waits in a
+  // step, and all ranks that are concerned have been told or will be.
+  absl::Status AgreeToStep(uint32_t rank, absl::string_view what)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status AgreeToLoad(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Disagreement(uint32_t loading, uint32_t stepping,
+                            absl::string_view what) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  void TellOfDisagreement(uint32_t by, const absl::Status& status)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // job_fetch.cc
+  absl::Status CheckGradientNorms() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
   // job_describe.cc
   void DescribeState(v1::Job* job) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -414,6 +437,7 @@ class JobImpl final : public Job {
   std::vector<double> gradient_norms_ ABSL_GUARDED_BY(mu_);
   uint64_t gradient_norms_step_ ABSL_GUARDED_BY(mu_) = 0;
   LoadRound load_ ABSL_GUARDED_BY(mu_);
+  StagedLoad staged_load_ ABSL_GUARDED_BY(mu_);  // of that round
   // Not OK: FAILED, and this is what calls return.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;

@@ -68,6 +68,10 @@ void JobImpl::EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
   absl::Status status;
   const bool repeated = IsOfRecoveredStep(rank, step);
   if (!repeated) status = CheckEnding(rank, step);
+  // Else it waits for nobody.
+  if (!repeated && status.ok() && accumulates_together()) {
+    status = AgreeToStep(rank, "has ended a micro-step of");
+  }
   if (repeated || !status.ok() || !accumulates_together()) {
     ranks_[rank].spec.listener->OnStepDone(request_id, status, StepOutcome{});
     return;

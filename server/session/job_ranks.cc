@@ -211,7 +211,7 @@ void JobImpl::Part(uint32_t rank, bool for_good) {
   } else {
     BeginLoss(rank, in_step);
   }
-  LeaveLoadRound(rank);
+  LeaveLoadRound(rank, "was lost");
   // Whoever attaches next says anew where its gradients are.
   if (gradient_areas_[rank] == ranks_[rank].spec.gradient_area) {
     gradient_areas_[rank] = nullptr;

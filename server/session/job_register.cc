@@ -62,8 +62,26 @@ absl::Status JobImpl::RegisterAgain(const RegisterSpec& spec,
   absl::Status same = CheckSameSettings(shape_->description, description);
   if (same.ok()) return absl::OkStatus();
   if (AttachedCount() > 0 || spec.unchanged) return same;
+  OPTSTATE_RETURN_IF_ERROR(CheckScalerStays(description));
   OPTSTATE_RETURN_IF_ERROR(CheckNoneHeld(spec.process));
   return Reshape(std::move(description));
+}
+
+// Who says nothing of a scaler has forgotten it: the scale that was found would
+// be lost, and gradients divided by one that losses were not multiplied by, or
+// the other way round.
+absl::Status JobImpl::CheckScalerStays(
+    const JobDescription& description) const {
+  if (!shape_->description.loss_scaler.has_value() ||
+      description.loss_scaler.has_value()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job \"", options_.name, "\" has a loss scaler, whose scale is ",
+      record().loss_scale,
+      ", and this session has none: attach with one (loss_scaler=), or delete "
+      "the job (optctl delete job ",
+      options_.name, ") and begin it without"));
 }
 
 absl::StatusOr<std::unique_ptr<JobImpl::Shape>> JobImpl::MakeShape(
@@ -206,6 +224,7 @@ absl::Status JobImpl::LoseShape(const absl::Status& why) {
   open_step_ = OpenStep();
   micro_steps_ = MicroSteps();
   load_ = LoadRound();
+  staged_load_.Reset({});
   shape_.reset();
   tier_.reset();
   return failure_;
@@ -215,7 +234,7 @@ void JobImpl::StartScaling(const std::optional<v1::LossScaler>& former) {
   StepRecord next = record();
   const auto& scaler = shape_->description.loss_scaler;
   if (!scaler.has_value()) {
-    next.loss_scale = 0;
+    next.loss_scale = 0;  // of a new job: none loses its scaler
   } else if (!former.has_value()) {
     StartLossScaler(*scaler, &next);
   } else {

@@ -13,6 +13,7 @@
 namespace optstate {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
@@ -259,6 +260,44 @@ TEST_F(JobRegisterTest, BadAttachesAreRefused) {
   one.loss_scaler.emplace().set_init_scale(2);
   change();
   EXPECT_EQ(code(good), absl::StatusCode::kOk);
+}
+
+// One that says nothing of it would reset the scale that was found, and its
+// gradients, which nobody scaled, be divided by it.
+TEST_F(JobRegisterTest, ALossScalerIsNotForgotten) {
+  RegisterSpec with = harness_.SpecOf(0);
+  with.world_size = with.local_world_size = 1;
+  with.loss_scaler.emplace().set_init_scale(1024);
+  with.loss_scaler->set_dynamic(true);
+  with.loss_scaler->set_growth_factor(2);
+  with.loss_scaler->set_backoff_factor(0.5);
+  with.loss_scaler->set_growth_interval(10);
+  with.loss_scaler->set_hysteresis(1);
+  ASSERT_TRUE(harness_.job().Register(with).ok());
+  RegisterSpec without = with;
+  without.loss_scaler.reset();
+  for (const bool reopened : {false, true}) {
+    if (reopened) {
+      harness_.Close();
+      ASSERT_TRUE(harness_.Open().ok());
+    }
+    const absl::Status refused = RegisterStatus(without);
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(
+        refused.message(),
+        AllOf(HasSubstr("has a loss scaler, whose scale is 1024"),
+              HasSubstr("loss_scaler="), HasSubstr("optctl delete job test")));
+    // As it was: another setting of the same scaler goes on at its scale.
+    with.loss_scaler->set_growth_interval(reopened ? 30 : 20);
+    const auto again = harness_.job().Register(with);
+    ASSERT_TRUE(again.ok()) << again.status();
+    AttachSpec spec = harness_.AttachSpecOf(0);
+    spec.layout_hash = again->layout_hash;
+    const auto attached = harness_.job().Attach(spec);
+    ASSERT_TRUE(attached.ok()) << attached.status();
+    EXPECT_EQ(attached->loss_scale, 1024);
+    harness_.Detach(0);
+  }
 }
 
 TEST_F(JobRegisterTest, WorldSizeAndPartitionMayChangeBetweenSessions) {

@@ -40,6 +40,11 @@ absl::Status JobImpl::CheckStep(uint32_t rank, uint64_t step) const {
         "job \"", options_.name,
         "\" is loading: every rank must load and finish before a step"));
   }
+  if (load_.begun(rank)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank,
+        " has begun a load: it must finish it, or abort the step, before"));
+  }
   OPTSTATE_RETURN_IF_ERROR(CheckSums(rank));
   const uint64_t next = record().committed_step + 1;
   if (step != next) {
@@ -179,7 +184,10 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
   if (!CheckAttached(rank).ok()) return;
   NoteHeard(rank);
   bool repeated = false;
-  const absl::Status checked = CheckCommit(rank, spec, &repeated);
+  absl::Status checked = CheckCommit(rank, spec, &repeated);
+  if (checked.ok() && !repeated && !recovery_.has_value()) {
+    checked = AgreeToStep(rank, "has committed");
+  }
   if (!checked.ok() || repeated) {
     ranks_[rank].spec.listener->OnStepDone(
         request_id, checked, checked.ok() ? LastOutcome() : StepOutcome{});
@@ -512,6 +520,13 @@ absl::Status JobImpl::Abort(uint32_t rank, uint64_t step) {
         absl::StrCat("step ", step, " cannot be aborted: job \"", options_.name,
                      "\" has committed step ", next - 1));
   }
+  if (load_.finished(rank)) {
+    ranks_[rank].spec.listener->OnStepDone(
+        load_.request_id(rank),
+        absl::AbortedError(absl::StrCat("rank ", rank, " aborted its load")),
+        StepOutcome{});
+  }
+  LeaveLoadRound(rank, "has aborted its load");
   const OpenStep::RankCommit& commit = open_step_.commit(rank);
   const bool committed = commit.committed;
   const uint64_t request_id = commit.request_id;

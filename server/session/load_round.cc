@@ -63,11 +63,31 @@ void LoadRound::DropRank(uint32_t rank) {
   if (state.finished) --finished_count_;
   state.begun = false;
   state.finished = false;
+  state.dropped = absl::OkStatus();
   std::fill(state.loaded.begin(), state.loaded.end(), 0);
 }
 
 void LoadRound::Clear() {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) DropRank(rank);
+}
+
+void LoadRound::Drop(const absl::Status& why) {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    const bool goes_on = ranks_[rank].begun && !ranks_[rank].finished;
+    if (!ranks_[rank].begun) continue;
+    DropRank(rank);
+    if (goes_on) ranks_[rank].dropped = why;
+  }
+}
+
+std::string LoadRound::Describe() const {
+  std::string text;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_[rank].begun) continue;
+    absl::StrAppend(&text, text.empty() ? "" : ", ", "rank ", rank,
+                    ranks_[rank].finished ? " has finished" : " has begun");
+  }
+  return text;
 }
 
 }  // namespace optstate

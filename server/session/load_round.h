@@ -2,6 +2,7 @@
 #define OPTSTATE_SERVER_SESSION_LOAD_ROUND_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -40,12 +41,22 @@ class LoadRound {
   // The rank is gone or starts anew: neither begun nor finished.
   void DropRank(uint32_t rank);
   void Clear();
+  // Ends the round before all have finished. Ranks that had begun and wait for
+  // no answer are to hear of it in their next call.
+  void Drop(const absl::Status& why);
+  // Not OK: the rank's load was dropped, and it has not begun another one.
+  const absl::Status& dropped(uint32_t rank) const {
+    return ranks_[rank].dropped;
+  }
+  // For operators: "rank 0 has begun, rank 1 has finished".
+  std::string Describe() const;
 
  private:
   struct Rank {
     bool begun = false;
     bool finished = false;
     uint64_t request_id = 0;
+    absl::Status dropped;
     std::vector<uint64_t> loaded;  // by piece: elements from its begin
   };
 

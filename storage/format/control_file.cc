@@ -112,6 +112,11 @@ const StepRecord& CurrentRecord(const ControlFile& control) {
   return control.records[control.sequence.load(std::memory_order_acquire) % 2];
 }
 
+bool LoadIsSealed(const ControlFile& control) {
+  const uint64_t sealed_by = CurrentRecord(control).load_log_sequence;
+  return sealed_by != 0 && sealed_by == control.sequence.load();
+}
+
 void PublishRecord(StepRecord record, ControlFile* control) {
   record.crc32c = RecordChecksum(record);
   const uint64_t next = control->sequence.load(std::memory_order_relaxed) + 1;
@@ -119,6 +124,16 @@ void PublishRecord(StepRecord record, ControlFile* control) {
   // Release: whoever finds the sequence finds the record, in this process or,
   // after a kill, in the next one.
   control->sequence.store(next, std::memory_order_release);
+}
+
+void SealLoad(uint64_t bytes, uint32_t crc32c, uint32_t touched_from,
+              ControlFile* control) {
+  StepRecord next = CurrentRecord(*control);
+  next.load_touched_from = touched_from;
+  next.load_log_bytes = bytes;
+  next.load_log_crc32c = crc32c;
+  next.load_log_sequence = control->sequence.load() + 1;
+  PublishRecord(next, control);
 }
 
 }  // namespace optstate

@@ -29,7 +29,7 @@ inline constexpr uint32_t kStepRecordApplied = 2;
 inline constexpr uint32_t kStepRecordFoundInf = 4;
 
 inline constexpr uint32_t kNoParameter = UINT32_MAX;
-// Masters that a load overwrites at a time.
+// Masters that a load of former engines overwrote at a time.
 inline constexpr size_t kLoadBlockElements = 256;
 
 // The job between two steps.
@@ -45,15 +45,22 @@ struct StepRecord {
   // be loaded before a step. The count itself when there are none, so that
   // those which an extension of the layout brings are required at once.
   uint32_t load_required_from;
-  // A load that is going on has written to parameters from this one on. If it
-  // breaks off, they must be loaded again. kNoParameter: none.
+  // The state has been, or is being, overwritten from this parameter on: by a
+  // load of parameters that have no valid state yet, which must be loaded again
+  // when it breaks off, or by one whose log is sealed, which is finished.
+  // kNoParameter: none.
   uint32_t load_touched_from;
   // LossScaler, of jobs that have one: for the next step.
   uint32_t good_steps;  // without overflow since the scale changed
   double loss_scale;
   uint32_t hysteresis_left;  // overflows that the scale still bears
   uint32_t loads_finished;   // loads that all ranks have finished, modulo 2^32
-  uint32_t reserved0[11];
+  // The seal of the file `load`, see LoadIsSealed(): what it must have.
+  uint64_t load_log_bytes;
+  // The sequence number of the record that sealed it; 0: none did.
+  uint64_t load_log_sequence;
+  uint32_t load_log_crc32c;
+  uint32_t reserved0[6];
   uint32_t crc32c;  // of the bytes before it
 };
 static_assert(sizeof(StepRecord) == 128);
@@ -62,6 +69,7 @@ static_assert(offsetof(StepRecord, flags) == 48);
 static_assert(offsetof(StepRecord, load_touched_from) == 56);
 static_assert(offsetof(StepRecord, loss_scale) == 64);
 static_assert(offsetof(StepRecord, loads_finished) == 76);
+static_assert(offsetof(StepRecord, load_log_bytes) == 80);
 static_assert(offsetof(StepRecord, crc32c) == 124);
 static_assert(std::is_trivially_copyable_v<StepRecord>);
 
@@ -90,9 +98,10 @@ struct ControlFile {
   // The step that is speculated about; 0: none. Set before the first of its
   // runs is touched. The committed step or one before it: it was decided.
   std::atomic<uint64_t> step_speculated;
-  // 1 + the parameter of which a load is overwriting the masters of elements
-  // [loading_begin, +loading_numel): half of a master may be written, or not
-  // yet the parameter beside it. They are to become `loading_masters`. 0: none.
+  // Of engines before staged loads: 1 + the parameter of which a load is
+  // overwriting the masters of elements [loading_begin, +loading_numel): half
+  // of a master may be written, or not yet the parameter beside it. They are to
+  // become `loading_masters`. 0: none.
   std::atomic<uint64_t> parameter_loading;
   uint64_t loading_begin;
   uint64_t loading_numel;
@@ -136,8 +145,19 @@ absl::Status CheckCurrentRecord(const ControlFile& control,
 
 const StepRecord& CurrentRecord(const ControlFile& control);
 
+// Whether a load has all of its ranks' data in the file `load` and is to be
+// applied, as often as need be: from SealLoad until the next record. So is none
+// after an engine that knows nothing of such files, which takes the record for
+// that of a load that broke off.
+bool LoadIsSealed(const ControlFile& control);
+
 // Makes `record` the current one. One caller at a time. Never fails.
 void PublishRecord(StepRecord record, ControlFile* control);
+
+// The same, of a load whose log has these bytes and this checksum and which
+// overwrites parameters from `touched_from` on.
+void SealLoad(uint64_t bytes, uint32_t crc32c, uint32_t touched_from,
+              ControlFile* control);
 
 }  // namespace optstate
 

@@ -39,6 +39,8 @@ absl::StatusOr<uint64_t> Run(const client::SessionOptions& options,
   if (session->info().phase == client::JobPhase::kLoading) {
     OPTSTATE_RETURN_IF_ERROR(script.Load(*session));
   }
+  OPTSTATE_RETURN_IF_ERROR(
+      script.LoadAfter(*session, session->committed_step(), board));
   for (uint64_t step = session->committed_step() + 1;
        step <= script.scenario().steps; ++step) {
     OPTSTATE_RETURN_IF_ERROR(

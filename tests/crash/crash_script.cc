@@ -35,6 +35,9 @@ enum Purpose : uint64_t {
   kMaxValue,
   kGroupIsClipped,
   kGroupMaxNorm,
+  kLoadMaster,
+  kLoadState,
+  kLoadWindow,
 };
 
 // Both shrink and grow within a few steps.
@@ -118,6 +121,7 @@ CrashScript::CrashScript(const Scenario& scenario)
     noise_elements_ =
         std::max(noise_elements_, static_cast<size_t>(parameter.numel));
   }
+  zeros_.resize(noise_elements_ * sizeof(float));
   noise_elements_ += kWindowStarts;
   for (auto& [dtype, bytes] : noise_) {
     bytes.resize((noise_elements_ + 1) * SizeInBytes(dtype));
@@ -186,6 +190,67 @@ absl::Status CrashScript::Load(client::Session& session) const {
                      {noise_.at(DType::kFloat32).data() + start, bytes}));
   }
   return session.FinishLoad();
+}
+
+// The step count that the first parameter is given, which no training leaves,
+// says whether it was.
+int64_t CountLoadedAfter(uint64_t step) {
+  return 1000000 + 1000 * static_cast<int64_t>(step);
+}
+
+absl::StatusOr<bool> CrashScript::IsLoadedAfter(client::Session& session,
+                                                uint64_t step) const {
+  int64_t count = 0;
+  const absl::StatusOr<uint64_t> fetched =
+      session.Fetch(StateArray::kStepCount, 0,
+                    {reinterpret_cast<std::byte*>(&count), sizeof(count)});
+  // A later step is being finished, or was by now: all ranks were in it.
+  if (absl::IsUnavailable(fetched.status())) return true;
+  OPTSTATE_RETURN_IF_ERROR(fetched.status());
+  return *fetched > step || count == CountLoadedAfter(step);
+}
+
+absl::Status CrashScript::LoadOnce(client::Session& session,
+                                   uint64_t step) const {
+  const uint64_t seed = scenario_.seed;
+  OPTSTATE_RETURN_IF_ERROR(session.BeginLoad());
+  for (uint32_t i = 0; i < layout_.parameters.size(); ++i) {
+    const ParameterSpec& spec = layout_.parameters[i];
+    const auto bytes = static_cast<size_t>(spec.numel) * sizeof(float);
+    if (DrawUnit(seed, kLoadMaster, step, i) < 0.7) {
+      const size_t start = Draw(seed, kLoadWindow, step, i) % kWindowStarts;
+      OPTSTATE_RETURN_IF_ERROR(session.Load(
+          StateArray::kMaster, i, DType::kFloat32,
+          {noise_.at(DType::kFloat32).data() + start * sizeof(float), bytes}));
+    }
+    const Layout& layout = session.layout();
+    if (DrawUnit(seed, kLoadState, step, i) < 0.7 &&
+        layout.has_state_array(0, spec.group)) {
+      const uint64_t elements =
+          client::ElementCount(layout, StateArray::kState0, spec);
+      OPTSTATE_RETURN_IF_ERROR(
+          session.Load(StateArray::kState0, i, DType::kFloat32,
+                       {zeros_.data(), elements * sizeof(float)}));
+    }
+  }
+  const int64_t count = CountLoadedAfter(step);
+  OPTSTATE_RETURN_IF_ERROR(session.Load(
+      StateArray::kStepCount, 0, DType::kFloat32,
+      {reinterpret_cast<const std::byte*>(&count), sizeof(count)}));
+  return session.FinishLoad();
+}
+
+absl::Status CrashScript::LoadAfter(client::Session& session, uint64_t step,
+                                    RankBoard* board) const {
+  if (step % 4 != 2) return absl::OkStatus();
+  OPTSTATE_ASSIGN_OR_RETURN(const bool is_loaded, IsLoadedAfter(session, step));
+  if (is_loaded) return absl::OkStatus();
+  board->phase = RankPhase::kLoad;
+  absl::Status loaded;
+  do {
+    loaded = LoadOnce(session, step);
+  } while (absl::IsAborted(loaded));
+  return loaded;
 }
 
 // Where the engine sums the ranks', each may have gradients of other
@@ -310,6 +375,7 @@ absl::Status CrashScript::RunStep(client::Session& session, uint64_t step,
     taken = PushAndCommit(session, step, rank, board);
   }
   OPTSTATE_RETURN_IF_ERROR(taken);
+  OPTSTATE_RETURN_IF_ERROR(LoadAfter(session, step, board));
   if (step % 3 != 0) return absl::OkStatus();
   board->phase = RankPhase::kFetch;
   return Fetch(session, step);

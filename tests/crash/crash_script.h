@@ -29,8 +29,15 @@ class CrashScript {
 
   // Loads parameters; on every rank the same.
   absl::Status Load(client::Session& session) const;
-  // Pushes and commits the step, again when what was staged is lost, and
-  // fetches some state after every third one; tells the board where it is.
+  // After some steps, every rank loads parameters and state that they did not
+  // leave: by whoever comes to take a rank's place, unless the load is the
+  // job's already; again when it is given up for somebody who was lost. No
+  // effect after other steps.
+  absl::Status LoadAfter(client::Session& session, uint64_t step,
+                         RankBoard* board) const;
+  // Pushes and commits the step, again when what was staged is lost, loads
+  // after it, and fetches some state after every third one; tells the board
+  // where it is.
   absl::Status RunStep(client::Session& session, uint64_t step, uint32_t rank,
                        RankBoard* board) const;
 
@@ -51,11 +58,15 @@ class CrashScript {
   absl::Status PushAndCommit(client::Session& session, uint64_t step,
                              uint32_t rank, RankBoard* board) const;
   absl::Status Fetch(client::Session& session, uint64_t step) const;
+  absl::StatusOr<bool> IsLoadedAfter(client::Session& session,
+                                     uint64_t step) const;
+  absl::Status LoadOnce(client::Session& session, uint64_t step) const;
 
   const Scenario scenario_;
   const LayoutSpec layout_;
   size_t noise_elements_ = 0;  // then one that is infinite
   std::map<DType, std::vector<std::byte>> noise_;
+  std::vector<std::byte> zeros_;  // floats, of the largest parameter
 };
 
 }  // namespace optstate::crash

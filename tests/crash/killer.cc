@@ -77,6 +77,7 @@ absl::Status Killer::KillEngine(bool again) {
   const uint64_t after = job_.committed_step();
   ++tally_.engine;
   if (mark == after + 1) ++tally_.engine_in_step;
+  if (LoadIsSealed(job_.control())) ++tally_.engine_in_sealed_load;
   if (again) ++tally_.engine_again;
   if (!supervised_) ++tally_.engine_unsupervised;
   if (after < before) {
@@ -129,14 +130,31 @@ absl::Status Killer::KillRank(uint32_t rank) {
     case RankPhase::kFetch:
       ++tally_.rank_in_fetch;
       break;
+    case RankPhase::kLoad:
+      ++tally_.rank_in_load;
+      break;
     case RankPhase::kOther:
       break;
   }
   return job_.rank(rank).Kill();
 }
 
+absl::Status Killer::AwaitInsideLoad() {
+  const uint32_t rank = SomeRank();
+  OPTSTATE_RETURN_IF_ERROR(AwaitNotForLong(
+      [&] { return job_.rank(rank).phase() == RankPhase::kLoad; }));
+  Spin(kAnyInstant);
+  return absl::OkStatus();
+}
+
 absl::Status Killer::DisturbEngine() {
-  if (Unit() < 0.85) {
+  const double what = Unit();
+  if (what < 0.15) {
+    OPTSTATE_RETURN_IF_ERROR(AwaitInsideLoad());
+    if (job_.rank(SomeRank()).phase() == RankPhase::kLoad) {
+      ++tally_.engine_in_load;
+    }
+  } else if (what < 0.85) {
     OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
   } else {
     Spin(kAnyInstant);
@@ -239,7 +257,7 @@ absl::Status Killer::DisturbRanks() {
 
 absl::Status Killer::KillRanks() {
   static constexpr RankPhase kPhases[] = {RankPhase::kPush, RankPhase::kCommit,
-                                          RankPhase::kFetch};
+                                          RankPhase::kFetch, RankPhase::kLoad};
   const RankPhase phase = kPhases[Below(std::size(kPhases))];
   const uint32_t first = SomeRank();
   OPTSTATE_RETURN_IF_ERROR(

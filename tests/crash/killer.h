@@ -31,6 +31,7 @@ class Killer {
   absl::Status AwaitSteps(uint64_t steps);
 
  private:
+  absl::Status AwaitInsideLoad();
   absl::Status DisturbEngine();
   absl::Status DisturbSupervisor();
   absl::Status DisturbRanks();

@@ -8,7 +8,7 @@ namespace optstate::crash {
 
 // What a rank is doing just now, in a page that it shares with whoever kills
 // it.
-enum class RankPhase : uint32_t { kOther, kPush, kCommit, kFetch };
+enum class RankPhase : uint32_t { kOther, kPush, kCommit, kFetch, kLoad };
 
 struct RankBoard {
   std::atomic<RankPhase> phase = RankPhase::kOther;

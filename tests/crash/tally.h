@@ -25,9 +25,11 @@ struct Tally {
   uint64_t steps = 0;
 
   uint64_t engine = 0;
-  uint64_t engine_in_step = 0;       // with a step in flight
-  uint64_t engine_again = 0;         // that was starting or recovering
-  uint64_t engine_unsupervised = 0;  // while no supervisor ran
+  uint64_t engine_in_step = 0;         // with a step in flight
+  uint64_t engine_in_load = 0;         // with some rank in a load, about
+  uint64_t engine_in_sealed_load = 0;  // that had begun to put it into place
+  uint64_t engine_again = 0;           // that was starting or recovering
+  uint64_t engine_unsupervised = 0;    // while no supervisor ran
   uint64_t engine_in_upgrade = 0;
   uint64_t supervisor = 0;
   uint64_t supervisor_in_step = 0;  // while a step was in flight
@@ -38,6 +40,7 @@ struct Tally {
   uint64_t rank_in_push = 0;
   uint64_t rank_in_commit = 0;
   uint64_t rank_in_fetch = 0;
+  uint64_t rank_in_load = 0;
   uint64_t rank_with_engine = 0;  // at once
   uint64_t rank_in_upgrade = 0;   // the same
   uint64_t upgrades = 0;

@@ -26,6 +26,8 @@ ParamGroups = Sequence[dict[str, Any]]
 
 # How often a load is begun whose connection is lost, until the caller hears of it.
 _LOADS_MAX = 5
+# Parameters that an error names.
+_NAMES_MAX = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +176,8 @@ class Attachment:
         self.must_abort = False
         # Whether a step that failed here was taken, and nobody has been told.
         self.was_taken = False
-        # Of a load that was begun and has not ended: "state", or "parameters" alone.
+        # Of a load_state_dict() that did not end: "state". The job has what it had, but
+        # param_groups and parameters may be the checkpoint's.
         self.broken_load: str | None = None
         # The step whose commit was begun, until its parameters are read back.
         self.committing: int | None = None
@@ -197,10 +200,10 @@ class Attachment:
         step = self.session.committed_step
         if step > 0:
             raise errors.DataLossError(
-                f'job "{self.job}" has committed step {step}, but a load into it'
-                " (load_state_dict, add_param_group) broke off or is under way, so its state is"
-                f" not whole. Delete it (optctl delete job {self.job}) and start it again from a"
-                " checkpoint"
+                f'job "{self.job}" has committed step {step}, but parameters that it got later'
+                " (add_param_group) were never loaded, or an older daemon's load into it broke"
+                f" off, so its state is not whole. Delete it (optctl delete job {self.job}) and"
+                " start it again from a checkpoint"
             )
 
     def check_replicas(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -358,12 +361,15 @@ class Attachment:
     ) -> None:
         """Sends checkpoint entries, and then the parameters of these indices.
 
-        Every rank loads the same ones.
+        Every rank loads the same ones; FailedPreconditionError, on all ranks, when one of
+        them steps instead. The job gets all of it or, when this raises, nothing.
         """
         tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
         if entries is None and self.broken_load == "state":
             raise RuntimeError(
-                "load_state_dict() broke off, so that the job's state is of no step: call it again"
+                "load_state_dict() did not end, so that the job has the state of before, but"
+                " param_groups and parameters may be those that were to be loaded: call it again"
+                " (with state_dict() to go on with the job's state)"
             )
         parameters = list(parameters)
         # Of other ranks' loads the daemon hears at once, of what was pushed in backward()
@@ -371,19 +377,38 @@ class Attachment:
         if self.gradients.has_pushed:
             self.session.abort(self.next_step)
             self.gradients.forget_pushed()
-        # Another rank may still be reading or fetching, which a load puts an end to.
-        self._ranks.agree(None)
-        for attempt in range(_LOADS_MAX):
-            if self.broken_load == "state":  # its repetition begins with an empty job
-                parameters = range(len(tensors))
-            try:
-                self._load_once(tensors, parameters, entries)
-                break
-            except errors.AbortedError:  # the daemon's engine died meanwhile
-                if attempt + 1 == _LOADS_MAX:
-                    raise
+        if entries is not None:
+            self.broken_load = "state"
+        with self.undone_on_error(), self._named_on_disagreement(parameters, entries):
+            for attempt in range(_LOADS_MAX):
+                try:
+                    self._load_once(tensors, parameters, entries)
+                    break
+                except errors.AbortedError:  # the engine died, or another rank was lost
+                    if attempt + 1 == _LOADS_MAX:
+                        raise
         self.broken_load = None
         self.parameters.remember()
+
+    @contextlib.contextmanager
+    def _named_on_disagreement(
+        self, parameters: Sequence[int], entries: dict[int, Any] | None
+    ) -> Iterator[None]:
+        """Says what this rank was loading when the daemon found that not all ranks load."""
+        try:
+            yield
+        except errors.FailedPreconditionError as refused:
+            if self._ranks.world_size == 1:
+                raise
+            names = [f'"{self.arrays.name(index)}"' for index in parameters]
+            if len(names) > _NAMES_MAX:
+                names[_NAMES_MAX:] = [f"{len(names) - _NAMES_MAX} more"]
+            what = f"parameters {', '.join(names)} were changed in place"
+            if entries is not None:
+                what = "load_state_dict() was called"
+            raise errors.FailedPreconditionError(
+                f"{refused}; on this rank, {self._ranks.rank}, {what}"
+            ) from None
 
     def _load_once(
         self,
@@ -392,11 +417,8 @@ class Attachment:
         entries: dict[int, Any] | None,
     ) -> None:
         self.session.begin_load()  # drops what was pushed
-        self.broken_load = "parameters" if entries is None else "state"
         self.arrays.drop_loads()
         self.gradients.forget_pushed()
-        # Entries first: the daemon takes a load of parameters alone for one that
-        # may break off, and one that moments began for one that must be repeated.
         for index, entry in (entries or {}).items():
             _torch_checkpoint.load_entry(self.arrays, self.info, index, entry, *tensors[index])
         for index in parameters:

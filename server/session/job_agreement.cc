@@ -1,0 +1,96 @@
+// Ranks that do not do the same: one loads, the other one takes the step.
+//
+// Loads and steps are collective: a load is over when all ranks have finished
+// it, a step when all have committed it. So the ranks, which go through one
+// sequence of both, are never more than a part of one of them apart: while a
+// rank is in a load, the others are in it too or have not come to it, and what
+// they did before it has been answered. None of them waits with a commit, or
+// the end of a micro-step that waits for others, for that would be of a later
+// part of the sequence, and none comes with one before it has begun the load.
+// What may come all the same is no new commit:
+//   - A commit that is repeated because its answer was lost is of the step that
+//     is recorded, and is answered from the record.
+//   - One of a step that an engine died in comes while that step is being
+//     finished, and nothing can be loaded then.
+//   - A rank whose connection was lost in a load has left it, and the load is
+//     over for all of them; it begins it again before anything else.
+//   - Gradients may be pushed at any time, and nobody waits with them.
+// So whoever commits beside a load, or begins one beside a commit, has another
+// sequence, and each would wait for the other until a time-out. All ranks are
+// told instead, once each: those that wait at once, the others when they come
+// to what they would wait in.
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "server/session/job_impl.h"
+#include "spdlog/spdlog.h"
+
+namespace optstate {
+
+absl::Status JobImpl::AgreeToStep(uint32_t rank, absl::string_view what) {
+  absl::Status told =
+      std::exchange(ranks_[rank].disagreement, absl::OkStatus());
+  for (uint32_t other = 0; told.ok() && other < ranks_.size(); ++other) {
+    if (!load_.begun(other)) continue;
+    told = Disagreement(other, rank, what);
+    TellOfDisagreement(rank, told);
+  }
+  if (!told.ok()) DropStaged(rank);
+  return told;
+}
+
+absl::Status JobImpl::AgreeToLoad(uint32_t rank) {
+  absl::Status told =
+      std::exchange(ranks_[rank].disagreement, absl::OkStatus());
+  for (uint32_t other = 0; told.ok() && other < ranks_.size(); ++other) {
+    if (other == rank || !Waits(other)) continue;
+    told = Disagreement(rank, other,
+                        open_step_.commit(other).committed
+                            ? "has committed"
+                            : "has ended a micro-step of");
+    TellOfDisagreement(rank, told);
+  }
+  if (!told.ok()) DropStaged(rank);
+  return told;
+}
+
+absl::Status JobImpl::Disagreement(uint32_t loading, uint32_t stepping,
+                                   absl::string_view what) const {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the ranks disagree: rank ", loading,
+      " has begun a load (of a state, or of parameters that were changed in "
+      "place), and rank ",
+      stepping, " ", what, " step ", record().committed_step + 1,
+      " without it. The job is unchanged and what was staged of the step is "
+      "dropped: load, or change parameters, on every rank alike, and take the "
+      "step again"));
+}
+
+// All but the one whose call it was found in, which has its own answer.
+void JobImpl::TellOfDisagreement(uint32_t by, const absl::Status& status) {
+  spdlog::warn("{}: job={}", status.ToString(), options_.name);
+  std::vector<uint32_t> waiting;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (rank == by || !ranks_[rank].attached) continue;
+    if (Waits(rank)) {
+      waiting.push_back(rank);
+    } else if (!load_.begun(rank)) {
+      ranks_[rank].disagreement = status;
+    }
+  }
+  DropLoad(status);
+  // Answers first: what a rank drops may be told to those that still wait.
+  for (const uint32_t rank : waiting) {
+    const OpenStep::RankCommit& commit = open_step_.commit(rank);
+    if (commit.committed) {
+      ranks_[rank].spec.listener->OnStepDone(commit.request_id, status,
+                                             StepOutcome{});
+    }
+    open_step_.DropRank(rank);
+    AnswerEnding(rank, status);
+  }
+  for (const uint32_t rank : waiting) DropStaged(rank);
+}
+
+}  // namespace optstate
