@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -11,6 +12,7 @@
 #include "google/protobuf/util/time_util.h"
 #include "optstate/v1/admin.grpc.pb.h"
 #include "proto/types/grpc_status.h"
+#include "proto/types/path_owners.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::ctl {
@@ -148,6 +150,12 @@ absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Make(
       const client::Endpoint resolved,
       client::ResolveEndpoint(endpoint, client::AwayDaemon::kCounts));
   OPTSTATE_ASSIGN_OR_RETURN(const std::string target, GrpcTarget(resolved));
+  if (!resolved.path.empty()) {
+    OPTSTATE_RETURN_IF_ERROR(Annotate(
+        CheckPathOwners(std::filesystem::absolute(resolved.path).string(),
+                        PathOwners::kTrusted),
+        resolved.ToString()));
+  }
   return std::make_unique<GrpcAdminClient>(resolved.ToString(), target,
                                            timeout);
 }
