@@ -33,6 +33,7 @@
 #include "server/build_check.h"
 #include "server/engine_replacement.h"
 #include "server/handover.h"
+#include "server/observe/peer_log.h"
 #include "server/observe/sd_notify.h"
 #include "server/scheduler/available_cores.h"
 #include "server/scheduler/memory_bandwidth.h"
@@ -395,8 +396,10 @@ void Daemon::OnGrpc(UniqueFd fd, const PeerCredentials& peer) {
   const absl::Status status = admin_server_->Serve(
       std::move(fd), {.uid = peer.uid, .is_local = peer.is_unix});
   if (!status.ok()) {
-    spdlog::warn("gRPC connection of uid {} pid {} dropped: {}", peer.uid,
-                 peer.pid, status.ToString());
+    observe::LogOfPeer(spdlog::level::warn, "gRPC connection refused",
+                       peer.quota_name(),
+                       "gRPC connection of uid {} pid {} refused: {}", peer.uid,
+                       peer.pid, status.ToString());
   }
 }
 

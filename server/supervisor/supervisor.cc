@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "server/control/open_sockets.h"
+#include "server/observe/peer_log.h"
 #include "server/supervisor/drain_marker.h"
 #include "server/supervisor/hello_check.h"
 #include "server/supervisor/permissions.h"
@@ -19,9 +20,11 @@ namespace optstate::supervisor {
 namespace {
 
 void Refuse(const Waiting& waiting, const absl::Status& status) {
-  spdlog::info("session for job {} of uid {} pid {} refused: {}",
-               waiting.adopt.hello().job(), waiting.adopt.peer_uid(),
-               waiting.adopt.peer_pid(), status.ToString());
+  observe::LogOfPeer(spdlog::level::info, "session refused",
+                     absl::StrCat("uid ", waiting.adopt.peer_uid()),
+                     "session for job {} of uid {} pid {} refused: {}",
+                     waiting.adopt.hello().job(), waiting.adopt.peer_uid(),
+                     waiting.adopt.peer_pid(), status.ToString());
   SendRefusal(waiting.fd.get(), status);
 }
 
@@ -78,8 +81,10 @@ void Supervisor::OnHello(UniqueFd fd, const PeerCredentials& peer,
   waiting.adopt.set_peer_pid(peer.pid);
   const absl::StatusOr<uint32_t> version = CheckHello(hello, peer);
   if (!version.ok()) {
-    spdlog::info("session of uid {} pid {} refused: {}", peer.uid, peer.pid,
-                 version.status().ToString());
+    observe::LogOfPeer(spdlog::level::info, "session refused",
+                       peer.quota_name(),
+                       "session of uid {} pid {} refused: {}", peer.uid,
+                       peer.pid, version.status().ToString());
     SendRefusal(waiting.fd.get(), version.status());
     return;
   }

@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/peer_log.h"
 #include "server/transport/chunk_header.h"
 #include "spdlog/spdlog.h"
 
@@ -156,11 +157,13 @@ void GrpcStreamServer::WriteReplies() {
 
 void GrpcStreamServer::LogEnd(const absl::Status& end) const {
   if (!absl::IsCancelled(end)) {
-    spdlog::warn("session failed: {} error=\"{}\"", session_.Name(),
-                 end.ToString());
+    observe::LogOfPeer(spdlog::level::warn, "session failed", "a rank",
+                       "session failed: {} error=\"{}\"", session_.Name(),
+                       end.ToString());
   } else if (!session_.attached()) {
-    spdlog::info("connection ended: {} reason=\"{}\"", session_.Name(),
-                 end.ToString());
+    observe::LogOfPeer(spdlog::level::info, "connection ended", "a rank",
+                       "connection ended: {} reason=\"{}\"", session_.Name(),
+                       end.ToString());
   }
 }
 

@@ -12,6 +12,7 @@
 #include "proto/types/conversions.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/peer_log.h"
 #include "server/transport/request_name.h"
 #include "spdlog/spdlog.h"
 
@@ -253,11 +254,13 @@ void ShmSession::End(const absl::Status& why) {
   if (process_watch_) environment_.watcher->Forget(*process_watch_);
   const bool by_peer = absl::IsCancelled(why);
   if (!by_peer && !absl::IsUnavailable(why)) {
-    spdlog::warn("session failed: {} error=\"{}\"", handler_.Name(),
-                 why.ToString());
+    observe::LogOfPeer(spdlog::level::warn, "session failed", "a rank",
+                       "session failed: {} error=\"{}\"", handler_.Name(),
+                       why.ToString());
   } else if (!handler_.attached()) {
-    spdlog::info("connection ended: {} reason=\"{}\"", handler_.Name(),
-                 why.ToString());
+    observe::LogOfPeer(spdlog::level::info, "connection ended", "a rank",
+                       "connection ended: {} reason=\"{}\"", handler_.Name(),
+                       why.ToString());
   }
   handler_.Detach(std::string(why.message()));
   if (by_peer) return;
