@@ -338,6 +338,9 @@ absl::Status Daemon::Build() {
           },
           [this](UniqueFd fd, const PeerCredentials& peer) {
             OnGrpc(std::move(fd), peer);
+          },
+          [this](UniqueFd fd, const absl::Status& why) {
+            admin_server_->Refuse(std::move(fd), why);
           }});
   acceptor_ = std::make_unique<Acceptor>(
       loop_.get(), std::move(listeners),
@@ -376,8 +379,11 @@ absl::Status Daemon::BuildAdmin(
 }
 
 absl::Status Daemon::RestartAdmin() {
-  OPTSTATE_ASSIGN_OR_RETURN(admin_server_,
-                            admin::AdminServer::Start(admin_service_.get()));
+  admin::AdminServer::Limits limits;
+  limits.connections_of_user =
+      options_.config.limits().user_grpc_connections_max();
+  OPTSTATE_ASSIGN_OR_RETURN(
+      admin_server_, admin::AdminServer::Start(admin_service_.get(), limits));
   return absl::OkStatus();
 }
 
@@ -394,7 +400,8 @@ absl::Status Daemon::WatchLifeline() {
 
 void Daemon::OnGrpc(UniqueFd fd, const PeerCredentials& peer) {
   const absl::Status status = admin_server_->Serve(
-      std::move(fd), {.uid = peer.uid, .is_local = peer.is_unix});
+      std::move(fd), {.uid = peer.uid, .is_local = peer.is_unix},
+      peer.quota_name());
   if (!status.ok()) {
     observe::LogOfPeer(spdlog::level::warn, "gRPC connection refused",
                        peer.quota_name(),

@@ -42,6 +42,14 @@ absl::StatusOr<size_t> BytesWanted(const std::string& received) {
   return kHeaderBytes + payload;
 }
 
+// As far as it has said anything yet.
+bool SpeaksHttp2(int fd) {
+  char begin[kMagicBytes];
+  return ::recv(fd, begin, sizeof(begin), MSG_PEEK | MSG_DONTWAIT) ==
+             sizeof(begin) &&
+         std::memcmp(begin, kHttp2Magic, sizeof(begin)) == 0;
+}
+
 absl::Status NotOurProtocol() {
   return absl::InvalidArgumentError(
       "this is optstated's socket; the connection began neither with an "
@@ -88,7 +96,11 @@ void Handshakes::Start(UniqueFd fd, const PeerCredentials& peer) {
   if (!status.ok()) {
     spdlog::debug("connection of uid {} pid {} refused: {}", peer.uid, peer.pid,
                   status.ToString());
-    SendRefusal(raw, status);
+    if (callbacks_.on_grpc_refused != nullptr && SpeaksHttp2(raw)) {
+      callbacks_.on_grpc_refused(std::move(fd), status);
+    } else {
+      SendRefusal(raw, status);
+    }
     return;
   }
   Pending pending{std::move(fd), peer, {}, ""};

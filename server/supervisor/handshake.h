@@ -36,6 +36,9 @@ class Handshakes {
   struct Callbacks {
     std::function<void(UniqueFd, const PeerCredentials&, v1::Hello)> on_hello;
     std::function<void(UniqueFd, const PeerCredentials&)> on_grpc;
+    // One that speaks HTTP/2, when there is no room for it; may be null.
+    std::function<void(UniqueFd, const absl::Status&)> on_grpc_refused =
+        nullptr;
   };
 
   Handshakes(EventLoop* loop, absl::Duration timeout, Callbacks callbacks);
