@@ -62,6 +62,7 @@ using supervisor::Supervisor;
 
 // For admin calls that run when the daemon ends.
 constexpr absl::Duration kCallsEnd = absl::Seconds(1);
+constexpr absl::Duration kTellOfLinesEvery = absl::Seconds(10);
 
 // Sessions and gRPC connections each take one.
 void RaiseFdLimit() {
@@ -237,6 +238,8 @@ class Daemon : private admin::UpgradeControl {
   absl::Status WatchLifeline();
   void OnGrpc(UniqueFd fd, const PeerCredentials& peer);
   void OnSignal(int signal);
+  // Now and then, of lines that were not written.
+  void TellOfLinesLeftOut();
 
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) override;
   v1::UpgradeProgress upgrade_progress() override { return upgrade_.Get(); }
@@ -363,6 +366,7 @@ absl::Status Daemon::Build() {
                                    options_.handover->replace_all(),
                                    absl::Seconds(config.drain_timeout_s())});
   }
+  TellOfLinesLeftOut();
   Notify("READY=1");
   return absl::OkStatus();
 }
@@ -408,6 +412,11 @@ void Daemon::OnGrpc(UniqueFd fd, const PeerCredentials& peer) {
                        "gRPC connection of uid {} pid {} refused: {}", peer.uid,
                        peer.pid, status.ToString());
   }
+}
+
+void Daemon::TellOfLinesLeftOut() {
+  observe::LogLeftOut();
+  loop_->RunAfter(kTellOfLinesEvery, [this] { TellOfLinesLeftOut(); });
 }
 
 void Daemon::OnSignal(int signal) {
