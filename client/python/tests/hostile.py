@@ -145,8 +145,9 @@ class Hostile:
         self.say(data + h2_frame(CONTINUATION, END_HEADERS, 1, bytes(16384)))
 
     def forged_lines(self) -> None:
-        for _ in range(30):
+        for _ in range(250):
             self.say(hello("forger", versions=(98, 99), client=b"1\n" + FORGED))
+        for _ in range(30):
             bad = call(1, GET_STATUS, (b"Upper:Case", b"\n" + FORGED))
             self.say(PREFACE + h2_frame(SETTINGS, 0, 0, b"") + bad)
 

@@ -90,7 +90,8 @@ def test_a_hostile_user_disturbs_nobody(flooded, job, seed):
     print(
         f"{answered} status calls answered; a step took {statistics.median(calm) * 1e3:.3f} ms, "
         f"{statistics.median(loud) * 1e3:.3f} ms under the flood "
-        f"({statistics.median(loud) / statistics.median(calm):.2f} times)"
+        f"({statistics.median(loud) / statistics.median(calm):.2f} times; "
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f})"
     )
     assert answered > 0
     # Nobody else is shut out either: this process's next job, over both sockets.
