@@ -179,6 +179,7 @@ class Hostile:
         end = time.monotonic() + seconds
         # Each once, then whatever is drawn.
         order = self.random.sample(attacks, len(attacks))
+        order.append(self.oversized_registration)  # first: later all its jobs may be there
         while order or time.monotonic() < end:
             attack = order.pop() if order else self.random.choice(attacks)
             try:

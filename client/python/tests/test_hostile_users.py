@@ -19,10 +19,11 @@ from training import largest_difference, loss_of, small_model, train
 
 PROGRAM = pathlib.Path(__file__).with_name("hostile.py")
 STRANGER = 4711
-FLOOD_S = 8
-CALM_STEPS = 300
+FLOOD_S = 6
+CALM_STEPS = 200
 # Engines of the stranger's are processes: few, so that the test is no test of the machine.
-CONFIG = "limits:\n  user_jobs_max: 3\n"
+JOBS_MAX = 3
+CONFIG = f"limits:\n  user_jobs_max: {JOBS_MAX}\n"
 
 
 @pytest.fixture
@@ -84,6 +85,8 @@ def test_a_hostile_user_disturbs_nobody(flooded, job, seed):
             status = flooded.optctl("status")
             assert int(status["pid"]) == flooded.process.pid
             answered += 1
+            jobs = flooded.optctl("get", "jobs")["jobs"]
+            assert sum(int(each["uid"]) == STRANGER for each in jobs) <= JOBS_MAX
         did, errors = flood.communicate()
         assert flood.returncode == 0, errors
     print(f"seed {seed}: {json.loads(did)}")
@@ -114,4 +117,6 @@ def test_a_hostile_user_disturbs_nobody(flooded, job, seed):
     log = flooded.log
     assert not [line for line in log.splitlines() if line.startswith("2026-01-01T00:00:00")]
     assert "lines left out" in log
+    assert "(limits.user_jobs_max)" in log
+    assert "too many parameters or groups" in log
     assert len(log) < 1 << 20, "the flood fills the disk"
