@@ -11,12 +11,16 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <memory>
+#include <string>
+#include <system_error>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "client/interrupt.h"
 #include "proto/types/os_error.h"
+#include "proto/types/path_owners.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::client {
@@ -39,6 +43,12 @@ timeval Until(absl::Time deadline) {
 
 absl::StatusOr<UniqueFd> DialUnix(const Endpoint& endpoint,
                                   absl::Time deadline) {
+  // Whoever listens there is given everything that this rank trains with.
+  std::error_code error;
+  const std::string path =
+      std::filesystem::absolute(endpoint.path, error).string();
+  if (error) return OsError(error.value(), endpoint.path);
+  OPTSTATE_RETURN_IF_ERROR(CheckPathOwners(path, PathOwners::kTrusted));
   UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd.ok()) return OsError(errno, "socket(AF_UNIX)");
   // connect() waits this long when the daemon's backlog is full.

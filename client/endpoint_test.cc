@@ -148,5 +148,23 @@ TEST(DialTest, RefusedPort) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
 }
 
+// Whoever listens in a directory that a stranger made gets nothing from us.
+TEST(EndpointTest, StrangersSocketIsNotDialled) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root to give a directory away";
+  std::string directory = "/tmp/dial-XXXXXX";
+  ASSERT_NE(mkdtemp(directory.data()), nullptr);
+  const std::string path = directory + "/optstated.sock";
+  const UniqueFd listener = Listen(path);
+  const auto endpoint = ParseEndpoint("unix:" + path);
+  EXPECT_TRUE(Dial(*endpoint, absl::Now() + absl::Minutes(1)).ok());
+  ASSERT_EQ(chown(directory.c_str(), 4711, 4711), 0);
+  const absl::Status status =
+      Dial(*endpoint, absl::Now() + absl::Minutes(1)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(status.message(), HasSubstr("belongs to uid 4711"));
+  unlink(path.c_str());
+  rmdir(directory.c_str());
+}
+
 }  // namespace
 }  // namespace optstate::client

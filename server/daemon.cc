@@ -33,6 +33,7 @@
 #include "server/build_check.h"
 #include "server/engine_replacement.h"
 #include "server/handover.h"
+#include "server/observe/peer_log.h"
 #include "server/observe/sd_notify.h"
 #include "server/scheduler/available_cores.h"
 #include "server/scheduler/memory_bandwidth.h"
@@ -61,6 +62,7 @@ using supervisor::Supervisor;
 
 // For admin calls that run when the daemon ends.
 constexpr absl::Duration kCallsEnd = absl::Seconds(1);
+constexpr absl::Duration kTellOfLinesEvery = absl::Seconds(10);
 
 // Sessions and gRPC connections each take one.
 void RaiseFdLimit() {
@@ -236,6 +238,8 @@ class Daemon : private admin::UpgradeControl {
   absl::Status WatchLifeline();
   void OnGrpc(UniqueFd fd, const PeerCredentials& peer);
   void OnSignal(int signal);
+  // Now and then, of lines that were not written.
+  void TellOfLinesLeftOut();
 
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) override;
   v1::UpgradeProgress upgrade_progress() override { return upgrade_.Get(); }
@@ -337,6 +341,9 @@ absl::Status Daemon::Build() {
           },
           [this](UniqueFd fd, const PeerCredentials& peer) {
             OnGrpc(std::move(fd), peer);
+          },
+          [this](UniqueFd fd, const absl::Status& why) {
+            admin_server_->Refuse(std::move(fd), why);
           }});
   acceptor_ = std::make_unique<Acceptor>(
       loop_.get(), std::move(listeners),
@@ -359,6 +366,7 @@ absl::Status Daemon::Build() {
                                    options_.handover->replace_all(),
                                    absl::Seconds(config.drain_timeout_s())});
   }
+  TellOfLinesLeftOut();
   Notify("READY=1");
   return absl::OkStatus();
 }
@@ -375,8 +383,11 @@ absl::Status Daemon::BuildAdmin(
 }
 
 absl::Status Daemon::RestartAdmin() {
-  OPTSTATE_ASSIGN_OR_RETURN(admin_server_,
-                            admin::AdminServer::Start(admin_service_.get()));
+  admin::AdminServer::Limits limits;
+  limits.connections_of_user =
+      options_.config.limits().user_grpc_connections_max();
+  OPTSTATE_ASSIGN_OR_RETURN(
+      admin_server_, admin::AdminServer::Start(admin_service_.get(), limits));
   return absl::OkStatus();
 }
 
@@ -393,11 +404,19 @@ absl::Status Daemon::WatchLifeline() {
 
 void Daemon::OnGrpc(UniqueFd fd, const PeerCredentials& peer) {
   const absl::Status status = admin_server_->Serve(
-      std::move(fd), {.uid = peer.uid, .is_local = peer.is_unix});
+      std::move(fd), {.uid = peer.uid, .is_local = peer.is_unix},
+      peer.quota_name());
   if (!status.ok()) {
-    spdlog::warn("gRPC connection of uid {} pid {} dropped: {}", peer.uid,
-                 peer.pid, status.ToString());
+    observe::LogOfPeer(spdlog::level::warn, "gRPC connection refused",
+                       peer.quota_name(),
+                       "gRPC connection of uid {} pid {} refused: {}", peer.uid,
+                       peer.pid, status.ToString());
   }
+}
+
+void Daemon::TellOfLinesLeftOut() {
+  observe::LogLeftOut();
+  loop_->RunAfter(kTellOfLinesEvery, [this] { TellOfLinesLeftOut(); });
 }
 
 void Daemon::OnSignal(int signal) {

@@ -25,6 +25,7 @@
 #include "server/engine/engine.h"
 #include "server/handover.h"
 #include "server/observe/logging.h"
+#include "server/observe/peer_log.h"
 #include "server/supervisor/config.h"
 #include "server/supervisor/engine_process.h"
 #include "server/supervisor/yaml_message.h"
@@ -144,6 +145,7 @@ int RunEngineMode(const Flags& flags) {
   ::close(flags.engine_config_fd);
   observe::SetUpLogging(absl::StrCat("engine ", flags.engine_job),
                         options.config.daemon().log_level());
+  observe::RouteGrpcLog();
   return RunEngine(options);
 }
 
@@ -178,6 +180,7 @@ int Run(Flags flags) {
   if (flags.check_config) return CheckConfig(flags, *config);
 
   observe::SetUpLogging("optstated", config->log_level());
+  observe::RouteGrpcLog();
   DaemonOptions options;
   options.config = *config;
   if (embedded) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -15,6 +16,7 @@
 #include "google/protobuf/util/time_util.h"
 #include "optstate/v1/admin.grpc.pb.h"
 #include "proto/types/grpc_status.h"
+#include "proto/types/path_owners.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate::ctl {
@@ -150,7 +152,7 @@ class GrpcAdminClient : public AdminClient {
 
   // With what the system says of a connection.
   absl::Status NobodyThere() const {
-    absl::Status dialled =
+    const absl::Status dialled =
         client::Dial(endpoint_,
                      absl::Now() + std::min(timeout_, absl::Seconds(1)))
             .status();
@@ -233,6 +235,12 @@ absl::StatusOr<std::unique_ptr<AdminClient>> AdminClient::Make(
     return NoneFound();
   }
   OPTSTATE_ASSIGN_OR_RETURN(const std::string target, GrpcTarget(resolved));
+  if (!resolved.path.empty()) {
+    OPTSTATE_RETURN_IF_ERROR(Annotate(
+        CheckPathOwners(std::filesystem::absolute(resolved.path).string(),
+                        PathOwners::kTrusted),
+        resolved.ToString()));
+  }
   return std::make_unique<GrpcAdminClient>(resolved, target, timeout);
 }
 

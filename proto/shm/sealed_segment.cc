@@ -19,6 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "proto/shm/page_reserve.h"
 #include "proto/shm/segment_layout.h"
 #include "proto/shm/spread_mapping.h"
 #include "proto/types/memory_available.h"
@@ -35,9 +36,6 @@ namespace {
 
 constexpr int kSeals =
     F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
-
-// Bytes of the unit in which stat counts blocks, whatever the file system.
-constexpr uint64_t kStatBlockBytes = 512;
 
 absl::Status CheckSize(uint64_t bytes) {
   if (bytes > 0 && bytes <= std::numeric_limits<off_t>::max()) {
@@ -172,15 +170,7 @@ absl::Status CheckPopulated(int fd, uint64_t bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("expected ", bytes, " bytes, found ", info.st_size));
   }
-  if (!IsInMemory(fd)) return absl::OkStatus();
-  const uint64_t reserved =
-      static_cast<uint64_t>(info.st_blocks) * kStatBlockBytes;
-  if (reserved < bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("expected ", bytes, " bytes without holes, found ",
-                     reserved, " reserved"));
-  }
-  return absl::OkStatus();
+  return IsInMemory(fd) ? CheckReserved(fd, bytes) : absl::OkStatus();
 }
 
 }  // namespace

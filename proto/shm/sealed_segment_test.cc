@@ -15,6 +15,7 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/shm/page_reserve.h"
 
 namespace optstate::shm {
 namespace {
@@ -226,6 +227,40 @@ TEST(PeerSegmentTest, RefusesHoles) {
   ASSERT_EQ(fallocate(fd.get(), 0, 0, 1 << 20), 0);
   ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, kAllSeals), 0);
   ExpectRefused(std::move(fd), 2 << 20, "without holes");
+}
+
+// Blocks behind the end of the file count in st_blocks, and nobody can read
+// them.
+TEST(PeerSegmentTest, RefusesHolesWithBlocksBehindTheEnd) {
+  constexpr uint64_t kMany = 1 << 20;
+  for (const uint64_t reserved : {uint64_t{0}, kMany / 2, kMany - 4096}) {
+    UniqueFd fd(memfd_create("peer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    ASSERT_EQ(ftruncate(fd.get(), kMany), 0);
+    if (reserved != 0) {
+      ASSERT_EQ(fallocate(fd.get(), 0, 0, reserved), 0);
+    }
+    ASSERT_EQ(fallocate(fd.get(), FALLOC_FL_KEEP_SIZE, kMany, kMany), 0);
+    ASSERT_EQ(fcntl(fd.get(), F_ADD_SEALS, kAllSeals), 0);
+    ASSERT_EQ(fcntl(fd.get(), F_GET_SEALS), kAllSeals);
+    struct stat info;
+    ASSERT_EQ(fstat(fd.get(), &info), 0);
+    ASSERT_GE(static_cast<uint64_t>(info.st_blocks) * 512, kMany);
+    const absl::Status status = PeerSegment::Map(Dup(fd.get()), kMany).status();
+    if (status.ok()) {  // the kernel cannot count
+      EXPECT_GE(lseek(fd.get(), 0, SEEK_HOLE), static_cast<off_t>(kMany));
+      continue;
+    }
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("without holes"));
+  }
+}
+
+TEST(PageReserveTest, HolesAreFilledWhereTheKernelCannotCount) {
+  constexpr uint64_t kMany = 1 << 20;
+  const UniqueFd fd = Memfd(kMany, /*populated=*/true, kAllSeals);
+  ASSERT_EQ(lseek(fd.get(), 0, SEEK_HOLE), 0) << "reserved, never written";
+  EXPECT_TRUE(internal::CheckReservedWithoutCounting(fd.get(), kMany).ok());
+  EXPECT_EQ(lseek(fd.get(), 0, SEEK_HOLE), static_cast<off_t>(kMany));
 }
 
 TEST(PeerSegmentTest, RefusesWhatIsNoMemfd) {

@@ -5,220 +5,215 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/server_posix.h>
-#include <spdlog/spdlog.h>
+#include <unistd.h>
 
-#include <algorithm>
+#include <map>
 #include <utility>
 
-#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/clock.h"
-#include "optstate/v1/admin.grpc.pb.h"
-#include "proto/types/grpc_status.h"
 #include "proto/types/status_macros.h"
+#include "server/admin/admin_calls.h"
+#include "server/admin/call_timer.h"
+#include "server/admin/grpc_gate.h"
 
 namespace optstate::admin {
 namespace {
 
-// Calls that run at once; a drain or a deletion keeps one busy for its time.
-constexpr int kThreadsMax = 16;
+// Calls of one caller that run at once; a drain or a deletion keeps one busy
+// for its time.
+constexpr int kOperatorThreadsMax = 16;
+constexpr int kThreadsMax = 6;
+// Callers that have a server of their own, but for operators; further ones
+// share one.
+constexpr size_t kServersMax = 16;
 // A request is a name and a few numbers.
 constexpr int kRequestBytesMax = 64 << 10;
-// For a caller that sets no deadline.
-constexpr absl::Duration kCallMax = absl::Minutes(5);
+// Of one connection at once. What a client asks beyond that waits in it.
+constexpr int kStreamsMax = 16;
+// A connection without a call.
+constexpr int kIdleMs = 60'000;
+// What gRPC has written last, when the server ends.
+constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
 
-// A little before the caller's, for what is said at the end to arrive: whoever
-// has given up hears only that it was late.
-constexpr absl::Duration kAnswerTimeMax = absl::Milliseconds(500);
-
-absl::Time Deadline(const grpc::ServerContext& context) {
-  const absl::Time now = absl::Now();
-  const absl::Duration patience =
-      std::min(absl::FromChrono(context.deadline()) - now, kCallMax);
-  return now + patience - std::min(patience / 4, kAnswerTimeMax);
-}
-
-// Puts a result where gRPC wants it.
-template <typename T>
-grpc::Status Answer(absl::StatusOr<T> result, T* reply) {
-  if (!result.ok()) return ToGrpc(result.status());
-  *reply = *std::move(result);
-  return grpc::Status::OK;
-}
-
-class Server final : public AdminServer, public v1::Admin::Service {
+// The gRPC server of one caller, with threads of its own: whoever uses up these
+// is in nobody else's way.
+class CallersServer {
  public:
-  explicit Server(AdminService* service) : service_(service) {}
+  CallersServer(AdminService* service, const ConnectionUids* uids)
+      : calls_(service, uids) {}
+  ~CallersServer() { Shutdown(absl::Now()); }
+
+  absl::Status Start(CallTimer* timer, int threads_max) {
+    grpc::ResourceQuota quota("admin");
+    quota.SetMaxThreads(threads_max);
+    grpc::ServerBuilder builder;
+    builder.SetResourceQuota(quota);
+    builder.SetMaxReceiveMessageSize(kRequestBytesMax);
+    builder.SetMaxSendMessageSize(-1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
+    builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsMax);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kIdleMs);
+    builder.experimental().SetInterceptorCreators(timer->Interceptors());
+    builder.RegisterService(static_cast<v1::Admin::Service*>(&calls_));
+    server_ = builder.BuildAndStart();
+    if (server_ == nullptr) {
+      return absl::InternalError("a gRPC server of Admin did not start");
+    }
+    // Known by itself is "" alone. SetUnhealthy is about both.
+    server_->GetHealthCheckService()->SetServingStatus(
+        v1::Admin::service_full_name(), true);
+    return absl::OkStatus();
+  }
+
+  void Serve(int fd) { grpc::AddInsecureChannelFromFd(server_.get(), fd); }
+
+  void SetUnhealthy() {
+    server_->GetHealthCheckService()->SetServingStatus(false);
+  }
+
+  void Shutdown(absl::Time deadline) {
+    if (server_ == nullptr) return;
+    server_->Shutdown(absl::ToChronoTime(deadline));
+    server_->Wait();
+  }
+
+ private:
+  AdminCalls calls_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+class Server final : public AdminServer {
+ public:
+  Server(AdminService* service, const Limits& limits)
+      : service_(service),
+        uids_(limits.connections_of_user),
+        timer_(limits.calls) {}
   ~Server() override { Shutdown(absl::Now()); }
 
   absl::Status Start();
-  absl::Status Serve(UniqueFd connection, const Caller& caller) override;
+  absl::Status Serve(UniqueFd connection, const Caller& caller,
+                     const std::string& name) override;
+  void Refuse(UniqueFd connection, const absl::Status& why) override;
   void SetUnhealthy() override;
   void Shutdown(absl::Time deadline) override;
 
-  grpc::Status GetStatus(grpc::ServerContext* context,
-                         const v1::GetStatusRequest* request,
-                         v1::ServerStatus* reply) override;
-  grpc::Status ListJobs(grpc::ServerContext* context,
-                        const v1::ListJobsRequest* request,
-                        v1::ListJobsReply* reply) override;
-  grpc::Status GetJob(grpc::ServerContext* context,
-                      const v1::GetJobRequest* request,
-                      v1::Job* reply) override;
-  grpc::Status ListSessions(grpc::ServerContext* context,
-                            const v1::ListSessionsRequest* request,
-                            v1::ListSessionsReply* reply) override;
-  grpc::Status ListParameters(grpc::ServerContext* context,
-                              const v1::ListParametersRequest* request,
-                              v1::ListParametersReply* reply) override;
-  grpc::Status DeleteJob(grpc::ServerContext* context,
-                         const v1::DeleteJobRequest* request,
-                         v1::DeleteJobReply* reply) override;
-  grpc::Status RecoverJob(grpc::ServerContext* context,
-                          const v1::RecoverJobRequest* request,
-                          v1::RecoverJobReply* reply) override;
-  grpc::Status Upgrade(grpc::ServerContext* context,
-                       const v1::UpgradeRequest* request,
-                       v1::UpgradeReply* reply) override;
-  grpc::Status Drain(grpc::ServerContext* context,
-                     const v1::DrainRequest* request,
-                     v1::DrainReply* reply) override;
-
  private:
+  absl::Status TryServe(UniqueFd* connection, const Caller& caller,
+                        const std::string& name);
+  absl::StatusOr<CallersServer*> Find(const Caller& caller)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes room for one more; false: nobody's is without connections.
+  bool DropIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   AdminService* const service_;
   ConnectionUids uids_;
-  std::unique_ptr<grpc::Server> server_;
+  CallTimer timer_;
+  std::unique_ptr<GrpcGate> gate_;
+  absl::Mutex mutex_;
+  bool unhealthy_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::map<Caller, std::unique_ptr<CallersServer>> servers_
+      ABSL_GUARDED_BY(mutex_);
+  size_t stranger_count_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Of callers without one of their own.
+  std::unique_ptr<CallersServer> shared_ ABSL_GUARDED_BY(mutex_);
 };
 
 absl::Status Server::Start() {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
-  grpc::ResourceQuota quota("admin");
-  quota.SetMaxThreads(kThreadsMax);
-  grpc::ServerBuilder builder;
-  builder.SetResourceQuota(quota);
-  builder.SetMaxReceiveMessageSize(kRequestBytesMax);
-  builder.SetMaxSendMessageSize(-1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::NUM_CQS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::MIN_POLLERS, 1);
-  builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
-  builder.RegisterService(static_cast<v1::Admin::Service*>(this));
-  server_ = builder.BuildAndStart();
-  if (server_ == nullptr) {
-    return absl::InternalError("the gRPC server of Admin did not start");
+  OPTSTATE_ASSIGN_OR_RETURN(gate_, GrpcGate::Start());
+  // At once, so that a daemon that cannot serve does not start.
+  absl::MutexLock lock(&mutex_);
+  return Find(Caller{::geteuid(), true}).status();
+}
+
+bool Server::DropIdle() {
+  for (auto it = servers_.begin(); it != servers_.end(); ++it) {
+    if (it->first.is_operator() || uids_.CountOpen(it->first) != 0) continue;
+    servers_.erase(it);
+    --stranger_count_;
+    return true;
   }
-  // Known by itself is "" alone. SetUnhealthy is about both.
-  server_->GetHealthCheckService()->SetServingStatus(
-      v1::Admin::service_full_name(), true);
+  return false;
+}
+
+absl::StatusOr<CallersServer*> Server::Find(const Caller& caller) {
+  const auto found = servers_.find(caller);
+  if (found != servers_.end()) return found->second.get();
+  const bool is_shared =
+      !caller.is_operator() && stranger_count_ >= kServersMax && !DropIdle();
+  if (is_shared && shared_ != nullptr) return shared_.get();
+  auto server = std::make_unique<CallersServer>(service_, &uids_);
+  OPTSTATE_RETURN_IF_ERROR(server->Start(
+      &timer_, caller.is_operator() ? kOperatorThreadsMax : kThreadsMax));
+  if (unhealthy_) server->SetUnhealthy();
+  CallersServer* const raw = server.get();
+  if (is_shared) {
+    shared_ = std::move(server);
+  } else {
+    servers_[caller] = std::move(server);
+    if (!caller.is_operator()) ++stranger_count_;
+  }
+  return raw;
+}
+
+absl::Status Server::TryServe(UniqueFd* connection, const Caller& caller,
+                              const std::string& name) {
+  absl::MutexLock lock(&mutex_);
+  if (ended_) return absl::UnavailableError("the daemon ends");
+  OPTSTATE_RETURN_IF_ERROR(uids_.CheckRoom(caller));
+  OPTSTATE_ASSIGN_OR_RETURN(CallersServer* const server, Find(caller));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      UniqueFd inside,
+      gate_->Guard(std::move(*connection), caller.is_operator() ? "" : name));
+  OPTSTATE_ASSIGN_OR_RETURN(const int fd,
+                            uids_.Move(std::move(inside), caller));
+  server->Serve(fd);
   return absl::OkStatus();
 }
 
-absl::Status Server::Serve(UniqueFd connection, const Caller& caller) {
-  OPTSTATE_ASSIGN_OR_RETURN(const int fd,
-                            uids_.Move(std::move(connection), caller));
-  grpc::AddInsecureChannelFromFd(server_.get(), fd);
-  return absl::OkStatus();
+absl::Status Server::Serve(UniqueFd connection, const Caller& caller,
+                           const std::string& name) {
+  const absl::Status status = TryServe(&connection, caller, name);
+  if (!status.ok() && connection.ok()) {
+    gate_->Refuse(std::move(connection), status);
+  }
+  return status;
+}
+
+void Server::Refuse(UniqueFd connection, const absl::Status& why) {
+  gate_->Refuse(std::move(connection), why);
 }
 
 void Server::SetUnhealthy() {
-  server_->GetHealthCheckService()->SetServingStatus(false);
+  absl::MutexLock lock(&mutex_);
+  unhealthy_ = true;
+  for (const auto& [caller, server] : servers_) server->SetUnhealthy();
+  if (shared_ != nullptr) shared_->SetUnhealthy();
 }
 
 void Server::Shutdown(absl::Time deadline) {
-  if (server_ == nullptr) return;
-  server_->Shutdown(absl::ToChronoTime(deadline));
-  server_->Wait();
-}
-
-grpc::Status Server::GetStatus(grpc::ServerContext* context,
-                               const v1::GetStatusRequest*,
-                               v1::ServerStatus* reply) {
-  *reply = service_->GetStatus(Deadline(*context));
-  return grpc::Status::OK;
-}
-
-grpc::Status Server::ListJobs(grpc::ServerContext* context,
-                              const v1::ListJobsRequest*,
-                              v1::ListJobsReply* reply) {
-  *reply = service_->ListJobs(Deadline(*context));
-  return grpc::Status::OK;
-}
-
-grpc::Status Server::GetJob(grpc::ServerContext* context,
-                            const v1::GetJobRequest* request, v1::Job* reply) {
-  return Answer(
-      service_->GetJob(request->name(), Deadline(*context), request->memory()),
-      reply);
-}
-
-grpc::Status Server::ListSessions(grpc::ServerContext* context,
-                                  const v1::ListSessionsRequest* request,
-                                  v1::ListSessionsReply* reply) {
-  return Answer(service_->ListSessions(request->job(), Deadline(*context)),
-                reply);
-}
-
-grpc::Status Server::ListParameters(grpc::ServerContext* context,
-                                    const v1::ListParametersRequest* request,
-                                    v1::ListParametersReply* reply) {
-  return Answer(service_->ListParameters(*request, Deadline(*context)), reply);
-}
-
-grpc::Status Server::DeleteJob(grpc::ServerContext* context,
-                               const v1::DeleteJobRequest* request,
-                               v1::DeleteJobReply*) {
-  const absl::StatusOr<Caller> caller = uids_.Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  const absl::Status status = service_->DeleteJob(
-      request->name(), request->force(), caller->uid, Deadline(*context));
-  spdlog::info(
-      "delete job \"{}\"{} by uid {}: {}", absl::CHexEscape(request->name()),
-      request->force() ? " (forced)" : "", caller->uid, status.ToString());
-  return ToGrpc(status);
-}
-
-grpc::Status Server::RecoverJob(grpc::ServerContext* context,
-                                const v1::RecoverJobRequest* request,
-                                v1::RecoverJobReply*) {
-  const absl::StatusOr<Caller> caller = uids_.Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  const absl::Status status =
-      service_->RecoverJob(request->name(), caller->uid, Deadline(*context));
-  spdlog::info("recover job \"{}\" by uid {}: {}",
-               absl::CHexEscape(request->name()), caller->uid,
-               status.ToString());
-  return ToGrpc(status);
-}
-
-grpc::Status Server::Upgrade(grpc::ServerContext* context,
-                             const v1::UpgradeRequest* request,
-                             v1::UpgradeReply* reply) {
-  const absl::StatusOr<Caller> caller = uids_.Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  auto result =
-      service_->Upgrade(request->binary(), caller->uid, caller->is_local);
-  spdlog::info("upgrade to \"{}\" by uid {}: {}",
-               absl::CHexEscape(request->binary()), caller->uid,
-               result.status().ToString());
-  return Answer(std::move(result), reply);
-}
-
-grpc::Status Server::Drain(grpc::ServerContext* context,
-                           const v1::DrainRequest* request,
-                           v1::DrainReply* reply) {
-  const absl::StatusOr<Caller> caller = uids_.Find(context->peer());
-  if (!caller.ok()) return ToGrpc(caller.status());
-  absl::StatusOr<v1::DrainReply> result =
-      service_->Drain(*request, caller->uid, Deadline(*context), context);
-  spdlog::info("{} by uid {}: {}", request->resume() ? "resume" : "drain",
-               caller->uid, result.status().ToString());
-  return Answer(std::move(result), reply);
+  std::map<Caller, std::unique_ptr<CallersServer>> servers;
+  {
+    absl::MutexLock lock(&mutex_);
+    ended_ = true;
+    servers.swap(servers_);
+    if (shared_ != nullptr) servers[Caller{}] = std::move(shared_);
+  }
+  for (const auto& [caller, server] : servers) server->Shutdown(deadline);
+  if (gate_ != nullptr) gate_->Flush(absl::Now() + kFlushTimeout);
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(
-    AdminService* service) {
-  auto server = std::make_unique<Server>(service);
+    AdminService* service, const Limits& limits) {
+  auto server = std::make_unique<Server>(service, limits);
   OPTSTATE_RETURN_IF_ERROR(server->Start());
   return server;
 }

@@ -4,29 +4,42 @@
 #include <sys/types.h>
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "proto/types/unique_fd.h"
 #include "server/admin/admin_service.h"
+#include "server/admin/call_timer.h"
 #include "server/admin/connection_uids.h"
 
 namespace optstate::admin {
 
-// The gRPC server of the supervisor: Admin, the standard health service and
-// reflection. It listens nowhere; connections are given to it.
+// The gRPC servers of the supervisor: Admin, the standard health service and
+// reflection. They listen nowhere; connections are given to them. Each caller
+// has threads of its own, so that nobody can take those of another.
 //
-// Threads: thread-safe. Calls run on a few threads of gRPC's.
+// Threads: thread-safe. Calls run on threads of gRPC's.
 class AdminServer {
  public:
+  struct Limits {
+    size_t connections_of_user = 64;  // limits.user_grpc_connections_max
+    CallTimer::Limits calls = {};
+  };
   // `service` outlives the server.
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(
-      AdminService* service);
+      AdminService* service, const Limits& limits);
   virtual ~AdminServer() = default;
 
   // Serves gRPC on a connection whose first bytes are HTTP/2's preface; what it
-  // asks is asked by `caller`. RESOURCE_EXHAUSTED when that has too many.
-  virtual absl::Status Serve(UniqueFd connection, const Caller& caller) = 0;
+  // asks is asked by `caller`, whom limits count as `name` ("uid 1000").
+  // RESOURCE_EXHAUSTED, naming the limit, when that has too many; the
+  // connection's first call is answered with it.
+  virtual absl::Status Serve(UniqueFd connection, const Caller& caller,
+                             const std::string& name) = 0;
+
+  // Answers such a connection's first call with `why`, and closes it.
+  virtual void Refuse(UniqueFd connection, const absl::Status& why) = 0;
 
   // Says NOT_SERVING to health checks from now on.
   virtual void SetUnhealthy() = 0;

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -31,14 +32,52 @@ int ConnectionUids::FirstNumber() {
   return static_cast<int>(std::min(kMost, limit.rlim_cur / 2));
 }
 
+template <typename Counts>
+size_t ConnectionUids::CountOpenIf(const Counts& counts) const {
+  size_t count = 0;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const Slot& slot = slots_[i];
+    if (!slot.used || !counts(slot.caller)) continue;
+    // gRPC tells nobody when it closes a connection: the number is free then,
+    // or has another file.
+    if (slot.inode == Inode(first_ + static_cast<int>(i))) ++count;
+  }
+  return count;
+}
+
+bool Caller::is_operator() const {
+  return is_local && (uid == 0 || uid == ::geteuid());
+}
+
+absl::Status ConnectionUids::CheckRoom(const Caller& caller) const {
+  absl::MutexLock lock(&mutex_);
+  const size_t own =
+      CountOpenIf([&](const Caller& each) { return each == caller; });
+  if (own >= connections_of_user_) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        caller.is_local ? absl::StrCat("uid ", caller.uid) : "TCP",
+        " already has ", own,
+        " gRPC connections to this daemon (limits.user_grpc_connections_max): "
+        "close some"));
+  }
+  if (caller.is_operator()) return absl::OkStatus();
+  const size_t strangers =
+      CountOpenIf([](const Caller& each) { return !each.is_operator(); });
+  if (strangers < kStrangersConnectionsMax) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("users of this daemon already have ", strangers,
+                   " gRPC connections, all that there are but for root's and "
+                   "the daemon's own: try again"));
+}
+
+size_t ConnectionUids::CountOpen(const Caller& caller) const {
+  absl::MutexLock lock(&mutex_);
+  return CountOpenIf([&](const Caller& each) { return each == caller; });
+}
+
 absl::StatusOr<int> ConnectionUids::Move(UniqueFd connection,
                                          const Caller& caller) {
   absl::MutexLock lock(&mutex_);
-  if (CountOpen(caller) >= kConnectionsMax) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("uid ", caller.uid, " already has ", kConnectionsMax,
-                     " gRPC connections to this daemon"));
-  }
   // Numbers of other users that happen to be free are held until one of ours
   // is found, so that the kernel offers the next one.
   std::vector<UniqueFd> others;
@@ -70,18 +109,6 @@ absl::StatusOr<Caller> ConnectionUids::Find(absl::string_view peer) const {
     }
   }
   return absl::NotFoundError("the connection's user is unknown");
-}
-
-size_t ConnectionUids::CountOpen(const Caller& caller) const {
-  size_t count = 0;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    const Slot& slot = slots_[i];
-    if (!slot.used || !(slot.caller == caller)) continue;
-    // gRPC tells nobody when it closes a connection: the number is free then,
-    // or has another file.
-    if (slot.inode == Inode(first_ + static_cast<int>(i))) ++count;
-  }
-  return count;
 }
 
 }  // namespace optstate::admin

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <compare>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,10 @@ struct Caller {
   uid_t uid = 0;
   bool is_local = true;
 
-  friend bool operator==(const Caller&, const Caller&) = default;
+  // Root or the daemon's own user, known to be so.
+  bool is_operator() const;
+
+  friend auto operator<=>(const Caller&, const Caller&) = default;
 };
 
 // Remembers which user is behind which gRPC connection.
@@ -31,22 +35,32 @@ struct Caller {
 // TCP to one that did not), as long as the process
 // lives: connections are moved (dup) to numbers of their user.
 //
-// A user can have kConnectionsMax connections, which bounds the numbers that
-// are taken. Numbers from FirstNumber() on are used, above those that
-// everything else in the process has.
+// A user can have so many connections, and strangers together
+// kStrangersConnectionsMax, which bounds the numbers that are taken. Numbers
+// from FirstNumber() on are used, above those that everything else in the
+// process has.
 //
 // Threads: thread-safe.
 class ConnectionUids {
  public:
-  static constexpr size_t kConnectionsMax = 64;
+  static constexpr size_t kStrangersConnectionsMax = 256;
+
+  explicit ConnectionUids(size_t connections_of_user)
+      : connections_of_user_(connections_of_user) {}
 
   // Half of what the process may have open, 512 at most.
   static int FirstNumber();
 
+  // RESOURCE_EXHAUSTED, naming the limit: the caller, or strangers together,
+  // have too many connections.
+  absl::Status CheckRoom(const Caller& caller) const;
+
   // Moves the connection to a number of the caller; the number is returned and
-  // belongs to the caller, who passes it to gRPC. RESOURCE_EXHAUSTED: the user
-  // has too many connections, or the process is out of file descriptors.
+  // belongs to the caller, who passes it to gRPC. RESOURCE_EXHAUSTED: the
+  // process is out of file descriptors.
   absl::StatusOr<int> Move(UniqueFd connection, const Caller& caller);
+
+  size_t CountOpen(const Caller& caller) const;
 
   // `peer` as from grpc::ServerContext::peer(). NOT_FOUND: none of ours.
   absl::StatusOr<Caller> Find(absl::string_view peer) const;
@@ -58,9 +72,11 @@ class ConnectionUids {
     ino_t inode = 0;  // of the connection that had the number last
   };
 
-  size_t CountOpen(const Caller& caller) const
+  template <typename Counts>
+  size_t CountOpenIf(const Counts& counts) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const size_t connections_of_user_;
   const int first_ = FirstNumber();
   mutable absl::Mutex mutex_;
   std::vector<Slot> slots_ ABSL_GUARDED_BY(mutex_);  // [N - first_]

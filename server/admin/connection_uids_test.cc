@@ -7,6 +7,7 @@
 
 #include <set>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace optstate::admin {
@@ -27,7 +28,9 @@ class ConnectionUidsTest : public testing::Test {
     return uids_.Find(absl::StrCat("fd:", fd)).value_or(Caller{~uid_t{0}}).uid;
   }
 
-  ConnectionUids uids_;
+  static constexpr size_t kConnectionsMax = 64;
+
+  ConnectionUids uids_{kConnectionsMax};
 };
 
 TEST_F(ConnectionUidsTest, FindsTheUser) {
@@ -46,7 +49,7 @@ TEST_F(ConnectionUidsTest, AProcessThatMayOpenFewFilesHasRoomToo) {
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
   const rlimit tight = {256, limit.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
-  ConnectionUids uids;
+  ConnectionUids uids(kConnectionsMax);
   const auto moved = uids.Move(Connection(), {1, true});
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   ASSERT_TRUE(moved.ok()) << moved.status();
@@ -74,19 +77,32 @@ TEST_F(ConnectionUidsTest, AClosedConnectionsNumberNeverGoesToAnotherUser) {
 
 TEST_F(ConnectionUidsTest, LimitsOpenConnectionsOfOneUser) {
   std::vector<UniqueFd> fds;
-  for (size_t i = 0; i < ConnectionUids::kConnectionsMax; ++i) {
-    fds.emplace_back(Move(1));
-  }
+  for (size_t i = 0; i < kConnectionsMax; ++i) fds.emplace_back(Move(1));
+  const absl::Status refused = uids_.CheckRoom({1});
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
   EXPECT_TRUE(
-      absl::IsResourceExhausted(uids_.Move(Connection(), {1}).status()));
-  const UniqueFd other(Move(2));
+      absl::StrContains(refused.message(), "limits.user_grpc_connections_max"));
+  EXPECT_TRUE(uids_.CheckRoom({2}).ok());
   // Closed by whoever holds it, and its number taken by something else.
   const int number = fds.back().get();
   fds.pop_back();
   ASSERT_EQ(::dup2(STDERR_FILENO, number), number);
   fds.emplace_back(number);
-  const UniqueFd again(Move(1));
-  EXPECT_TRUE(again.ok());
+  EXPECT_TRUE(uids_.CheckRoom({1}).ok());
+}
+
+// A user of a container has thousands of uids.
+TEST_F(ConnectionUidsTest, StrangersTogetherLeaveRoomForOperators) {
+  std::vector<UniqueFd> fds;
+  for (size_t i = 0; i < ConnectionUids::kStrangersConnectionsMax; ++i) {
+    const Caller caller = {100000 + static_cast<uid_t>(i)};
+    ASSERT_TRUE(uids_.CheckRoom(caller).ok());
+    fds.emplace_back(Move(caller.uid));
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(uids_.CheckRoom({7})));
+  EXPECT_TRUE(absl::IsResourceExhausted(uids_.CheckRoom({::geteuid(), false})));
+  EXPECT_TRUE(uids_.CheckRoom({0}).ok());
+  EXPECT_TRUE(uids_.CheckRoom({::geteuid()}).ok());
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include "server/control/executable.h"
 #include "server/control/versions.h"
 #include "server/observe/logging.h"
+#include "server/observe/peer_log.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate {
@@ -162,6 +163,7 @@ void ConnectionServer::ServeOnce() {
           : static_cast<int>(std::max<int64_t>(
                 absl::ToInt64Milliseconds(look - absl::Now()) + 1, 0));
   if (::poll(fds.data(), fds.size(), timeout_ms) < 0) return;  // EINTR
+  observe::LogLeftOut();
   if (awaited_.has_value()) awaited_->GiveUpEnded();
   if (fds[1].revents != 0) {
     eventfd_t ended;
@@ -210,9 +212,12 @@ void ConnectionServer::Adopt(const v1::AdoptConnection& adopt,
   }
   const absl::Status sent = SendHelloReply(socket.get(), adopt, status);
   if (!status.ok() || !sent.ok()) {
-    spdlog::info("connection refused: job={} pid={} uid={} reason=\"{}\"",
-                 options_.config.job(), adopt.peer_pid(), adopt.peer_uid(),
-                 (status.ok() ? sent : status).ToString());
+    observe::LogOfPeer(spdlog::level::info, "connection refused",
+                       absl::StrCat("uid ", adopt.peer_uid()),
+                       "connection refused: job={} pid={} uid={} reason=\"{}\"",
+                       options_.config.job(), adopt.peer_pid(),
+                       adopt.peer_uid(),
+                       (status.ok() ? sent : status).ToString());
     return;
   }
   last_adopted_ = absl::Now();

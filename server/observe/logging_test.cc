@@ -32,6 +32,15 @@ TEST(LoggingTest, OneLineWithTimeLevelAndProcess) {
                                  "\\[[0-9]+\\] step 3 is late\n"));
 }
 
+TEST(LoggingTest, NobodyForgesALine) {
+  ::unsetenv("JOURNAL_STREAM");
+  const std::string text = Captured([] {
+    SetUpLogging("x", "info");
+    spdlog::info("client={}", "1\n2026-01-31T12:00:00.000Z error x[1] forged");
+  });
+  EXPECT_THAT(text, MatchesRegex(".* client=1\\\\n2026[^\n]*forged\n"));
+}
+
 TEST(LoggingTest, Levels) {
   const std::string text = Captured([] {
     SetUpLogging("x", "error");

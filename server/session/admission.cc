@@ -14,6 +14,7 @@
 #include "proto/types/memory_available.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "server/session/user_bytes.h"
 #include "storage/allocated_bytes.h"
 #include "storage/tmpfs_info.h"
 
@@ -55,6 +56,17 @@ struct Room {
   bool holds_state = true;
   bool holds_tables = false;
 };
+
+// Takes from a room what is kept for root and the daemon's user.
+void KeepForOperators(const v1::Limits& limits, uint64_t taken, Room* room) {
+  const uint64_t percent = limits.operator_reserve_percent();
+  if (percent == 0) return;
+  const uint64_t kept = (room->bytes_left / 100 + taken / 100) * percent;
+  room->bytes_left = Minus(room->bytes_left, kept);
+  absl::StrAppend(&room->advice, "; ", percent,
+                  "% are kept for root and the daemon's user "
+                  "(limits.operator_reserve_percent)");
+}
 
 absl::StatusOr<std::vector<Room>> RoomsOf(const std::string& directory,
                                           const std::string& state_dir,
@@ -112,11 +124,21 @@ absl::Status Admit(const AdmissionRequest& request) {
     return Exhausted("limit of one job", request.job_state_bytes, job_max,
                      "raise limits.job_state_bytes_max");
   }
+  const std::string& state_dir =
+      request.state_dir.empty() ? request.directory : request.state_dir;
   OPTSTATE_ASSIGN_OR_RETURN(
-      const std::vector<Room> rooms,
-      RoomsOf(request.directory,
-              request.state_dir.empty() ? request.directory : request.state_dir,
-              request.limits));
+      std::vector<Room> rooms,
+      RoomsOf(request.directory, state_dir, request.limits));
+  if (!IsOperator(request.uid)) {
+    const uint64_t taken = AllocatedBytesBelow(state_dir);
+    for (Room& room : rooms) KeepForOperators(request.limits, taken, &room);
+    if (request.limits.user_state_bytes_max() != 0) {
+      rooms.push_back({absl::StrCat("limit of the jobs of uid ", request.uid),
+                       Minus(request.limits.user_state_bytes_max(),
+                             AllocatedBytesOfUser(state_dir, request.uid)),
+                       "delete a job or raise limits.user_state_bytes_max"});
+    }
+  }
   // One that is there has its files.
   if (request.new_state_bytes != 0 &&
       request.new_state_bytes == request.job_state_bytes) {

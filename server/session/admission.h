@@ -1,6 +1,8 @@
 #ifndef OPTSTATE_SERVER_SESSION_ADMISSION_H_
 #define OPTSTATE_SERVER_SESSION_ADMISSION_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <string>
 
@@ -18,6 +20,7 @@ struct AdmissionRequest {
   uint64_t job_state_bytes = 0;  // the files when all is done
   uint64_t new_state_bytes = 0;  // of those, what is not there yet
   uint64_t table_bytes = 0;  // of the engine's own memory: tables, workspace
+  uid_t uid = 0;             // whose job it is
   v1::Limits limits;
 };
 
@@ -34,9 +37,10 @@ class AdmissionLock {
 };
 
 // RESOURCE_EXHAUSTED, saying how many bytes are needed and left and which
-// setting would help, when the request does not fit the job's limit, the limit
-// of all jobs, the file system (or its inodes) or the memory. A check, not a
-// reservation.
+// setting would help, when the request does not fit the job's limit, its user's
+// limit, the limit of all jobs, the file system (or its inodes) or the memory.
+// Users but root and the daemon's own leave these their part of each
+// (limits.operator_reserve_percent). A check, not a reservation.
 absl::Status Admit(const AdmissionRequest& request);
 
 // What Admit would let all jobs of the directory take in addition, whatever the

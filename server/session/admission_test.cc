@@ -1,6 +1,7 @@
 #include "server/session/admission.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -51,6 +52,49 @@ TEST_F(AdmissionTest, LeftIsWhatTheLimitLeaves) {
   ExpectLeft(36 << 10);
   limits_.set_state_bytes_max(10 << 10);
   ExpectLeft(0);
+}
+
+TEST_F(AdmissionTest, UsersLeaveThePartOfOperators) {
+  limits_.set_state_bytes_max(200 << 10);
+  limits_.set_operator_reserve_percent(25);
+  AdmissionRequest request;
+  request.directory = directory_;
+  request.limits = limits_;
+  request.uid = 4711;
+  const uint64_t left = 200 * 1024 - 64 * 1024 - 200 * 1024 / 4;
+  request.new_state_bytes = left - 100;
+  EXPECT_TRUE(Admit(request).ok()) << Admit(request);
+  request.new_state_bytes = left + 100;
+  const absl::Status refused = Admit(request);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_NE(refused.message().find("limits.operator_reserve_percent"),
+            absl::string_view::npos)
+      << refused;
+  for (const uid_t uid : {uid_t{0}, ::geteuid()}) {
+    request.uid = uid;
+    EXPECT_TRUE(Admit(request).ok()) << Admit(request);
+  }
+}
+
+TEST_F(AdmissionTest, AUsersJobsTogetherHaveALimit) {
+  limits_.set_user_state_bytes_max(100 << 10);
+  AdmissionRequest request;
+  request.directory = directory_;
+  request.limits = limits_;
+  request.uid = 4711;
+  request.new_state_bytes = 80 << 10;
+  EXPECT_TRUE(Admit(request).ok()) << Admit(request);
+  for (const char* owner : {"4712", "4711"}) {
+    const std::string job = directory_ + "/jobs/of-" + owner;
+    fs::create_directories(job);
+    std::ofstream(job + "/owner") << owner << "\n";
+    std::ofstream(job + "/state") << std::string(40 << 10, 'x');
+    EXPECT_EQ(Admit(request).ok(), std::string(owner) == "4712");
+  }
+  EXPECT_NE(Admit(request).message().find("limits.user_state_bytes_max"),
+            absl::string_view::npos);
+  request.uid = 0;
+  EXPECT_TRUE(Admit(request).ok()) << Admit(request);
 }
 
 TEST_F(AdmissionTest, LeftIsWhatTheMemoryLeaves) {

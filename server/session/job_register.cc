@@ -131,6 +131,7 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description) const {
   const uint64_t tables = own_memory(description);
   const uint64_t former = shape_ ? own_memory(shape_->description) : 0;
   request.table_bytes = tables > former ? tables - former : 0;
+  request.uid = options_.uid;
   request.limits = options_.config.limits();
   return Annotate(Admit(request), absl::StrCat("job \"", options_.name, "\""));
 }

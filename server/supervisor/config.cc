@@ -87,9 +87,14 @@ void CheckLimits(const v1::Limits& limits, std::vector<Fault>* faults) {
       {"limits.jobs_max", limits.jobs_max()},
       {"limits.sessions_max", limits.sessions_max()},
       {"limits.handshake_timeout_ms", limits.handshake_timeout_ms()},
-      {"limits.rank_return_timeout_ms", limits.rank_return_timeout_ms()}};
+      {"limits.rank_return_timeout_ms", limits.rank_return_timeout_ms()},
+      {"limits.user_grpc_connections_max", limits.user_grpc_connections_max()}};
   for (const auto& [field, value] : positive) {
     if (value == 0) faults->push_back({field, "must be at least 1"});
+  }
+  if (limits.operator_reserve_percent() > 99) {
+    faults->push_back(
+        {"limits.operator_reserve_percent", "must be at most 99"});
   }
 }
 
@@ -184,6 +189,11 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   limits.set_handshake_timeout_ms(5000);
   limits.set_rank_return_timeout_ms(86'400'000);
   limits.set_memory_reserve_bytes(uint64_t{256} << 20);
+  limits.set_user_jobs_max(0);
+  limits.set_user_sessions_max(0);
+  limits.set_user_state_bytes_max(0);
+  limits.set_user_grpc_connections_max(64);
+  limits.set_operator_reserve_percent(12);
   return config;
 }
 

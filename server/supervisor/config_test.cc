@@ -80,6 +80,8 @@ TEST(ConfigTest, ValuesThatMakeNoSense) {
       {"limits: {sessions_max: 0}\n", "f.yaml:1: limits.sessions_max: "},
       {"limits: {handshake_timeout_ms: 0}\n", "f.yaml:1: limits.handshake"},
       {"limits: {rank_return_timeout_ms: 0}\n", "f.yaml:1: limits.rank_ret"},
+      {"limits: {user_grpc_connections_max: 0}\n", "f.yaml:1: limits.user_gr"},
+      {"limits: {operator_reserve_percent: 100}\n", "f.yaml:1: limits.operat"},
   };
   for (const auto& [text, error] : kCases) {
     EXPECT_THAT(ErrorOf(text), StartsWith(error)) << text;

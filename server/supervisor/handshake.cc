@@ -42,6 +42,14 @@ absl::StatusOr<size_t> BytesWanted(const std::string& received) {
   return kHeaderBytes + payload;
 }
 
+// As far as it has said anything yet.
+bool SpeaksHttp2(int fd) {
+  char begin[kMagicBytes];
+  return ::recv(fd, begin, sizeof(begin), MSG_PEEK | MSG_DONTWAIT) ==
+             sizeof(begin) &&
+         std::memcmp(begin, kHttp2Magic, sizeof(begin)) == 0;
+}
+
 absl::Status NotOurProtocol() {
   return absl::InvalidArgumentError(
       "this is optstated's socket; the connection began neither with an "
@@ -62,9 +70,14 @@ Handshakes::~Handshakes() {
 }
 
 absl::Status Handshakes::CheckRoom(const PeerCredentials& peer) const {
-  const auto found = pending_by_uid_.find(peer.uid);
-  const size_t of_uid = found == pending_by_uid_.end() ? 0 : found->second;
-  if (pending_.size() < kPendingMax && of_uid < kPendingMax / 2) {
+  const auto found = pending_by_peer_.find(peer.quota_name());
+  const size_t of_peer = found == pending_by_peer_.end() ? 0 : found->second;
+  if (of_peer >= kPendingMax / 2) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        peer.quota_name(), " has ", of_peer,
+        " connections that have not said yet what they want; try again"));
+  }
+  if (peer.is_operator() || pending_of_strangers_ < kPendingMax) {
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(
@@ -83,7 +96,11 @@ void Handshakes::Start(UniqueFd fd, const PeerCredentials& peer) {
   if (!status.ok()) {
     spdlog::debug("connection of uid {} pid {} refused: {}", peer.uid, peer.pid,
                   status.ToString());
-    SendRefusal(raw, status);
+    if (callbacks_.on_grpc_refused != nullptr && SpeaksHttp2(raw)) {
+      callbacks_.on_grpc_refused(std::move(fd), status);
+    } else {
+      SendRefusal(raw, status);
+    }
     return;
   }
   Pending pending{std::move(fd), peer, {}, ""};
@@ -92,7 +109,8 @@ void Handshakes::Start(UniqueFd fd, const PeerCredentials& peer) {
                     "no complete Hello arrived in time after connecting"));
   });
   pending_.emplace(raw, std::move(pending));
-  ++pending_by_uid_[peer.uid];
+  ++pending_by_peer_[peer.quota_name()];
+  if (!peer.is_operator()) ++pending_of_strangers_;
 }
 
 void Handshakes::OnEvents(int fd) {
@@ -171,8 +189,10 @@ Handshakes::Pending Handshakes::Take(int fd) {
   auto node = pending_.extract(fd);
   loop_->Unwatch(fd);
   loop_->Cancel(node.mapped().timer);
-  const auto count = pending_by_uid_.find(node.mapped().peer.uid);
-  if (--count->second == 0) pending_by_uid_.erase(count);
+  const PeerCredentials& peer = node.mapped().peer;
+  const auto count = pending_by_peer_.find(peer.quota_name());
+  if (--count->second == 0) pending_by_peer_.erase(count);
+  if (!peer.is_operator()) --pending_of_strangers_;
   return std::move(node.mapped());
 }
 

@@ -22,8 +22,10 @@ namespace optstate::supervisor {
 // that whoever gets the connection finds all of the rest.
 //
 // A connection that says neither, says it too slowly or says too much is
-// refused with a HelloReply that tells why. Strangers can hold at most
-// kPendingMax connections here, one user half of them.
+// refused with a HelloReply that tells why, or, if it speaks HTTP/2, in
+// gRPC. Strangers can hold at most kPendingMax connections here together, and
+// one user, or one machine that comes over TCP, half of them. Root and the
+// daemon's own user, over a unix socket, have room of their own, as many.
 //
 // Threads: the loop's. Outlived by the loop. The callbacks may not destroy the
 // object.
@@ -34,6 +36,9 @@ class Handshakes {
   struct Callbacks {
     std::function<void(UniqueFd, const PeerCredentials&, v1::Hello)> on_hello;
     std::function<void(UniqueFd, const PeerCredentials&)> on_grpc;
+    // One that speaks HTTP/2, when there is no room for it; may be null.
+    std::function<void(UniqueFd, const absl::Status&)> on_grpc_refused =
+        nullptr;
   };
 
   Handshakes(EventLoop* loop, absl::Duration timeout, Callbacks callbacks);
@@ -65,7 +70,8 @@ class Handshakes {
   const absl::Duration timeout_;
   const Callbacks callbacks_;
   std::unordered_map<int, Pending> pending_;
-  std::map<uid_t, size_t> pending_by_uid_;
+  size_t pending_of_strangers_ = 0;
+  std::map<std::string, size_t> pending_by_peer_;  // by quota_name()
 };
 
 }  // namespace optstate::supervisor

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <optional>
 #include <vector>
@@ -15,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr PeerCredentials kPeer = {1000, 7, true};
+const PeerCredentials kPeer = {1000, 7, true};
 
 std::string Header(uint32_t payload_bytes) {
   std::string header(shm::kFrameMagic, 4);
@@ -52,13 +53,21 @@ class HandshakeTest : public testing::Test {
   }
 
   // Starts a handshake; returns the peer's end.
-  UniqueFd Connect(uid_t uid = kPeer.uid) {
+  UniqueFd Connect(uid_t uid = kPeer.uid) { return ConnectAs({uid, 7, true}); }
+
+  UniqueFd ConnectAs(const PeerCredentials& peer) {
     int fds[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
                            0, fds),
               0);
-    handshakes_->Start(UniqueFd(fds[0]), {uid, 7, true});
+    handshakes_->Start(UniqueFd(fds[0]), peer);
     return UniqueFd(fds[1]);
+  }
+
+  // Neither answered nor closed.
+  static bool IsPending(const UniqueFd& fd) {
+    char byte;
+    return ::recv(fd.get(), &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN;
   }
 
   void Send(const UniqueFd& fd, absl::string_view bytes) {
@@ -179,6 +188,34 @@ TEST_F(HandshakeTest, OneUserCannotTakeAllPlaces) {
   const UniqueFd again = Connect();
   EXPECT_EQ(::recv(again.get(), &byte, 1, MSG_DONTWAIT), -1);
   EXPECT_EQ(errno, EAGAIN);
+}
+
+// Over TCP everybody has the daemon's uid; that is no reason to count them as
+// its user.
+TEST_F(HandshakeTest, TcpTakesNobodysPlacesButItsOwn) {
+  const auto tcp = [](std::string address) {
+    return PeerCredentials{::geteuid(), 0, false, std::move(address)};
+  };
+  std::vector<UniqueFd> peers;
+  for (size_t i = 0; i < Handshakes::kPendingMax / 2; ++i) {
+    peers.push_back(ConnectAs(tcp("10.0.0.7")));
+  }
+  const absl::Status refused = Refusal(ConnectAs(tcp("10.0.0.7")));
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("address 10.0.0.7"));
+  EXPECT_TRUE(IsPending(ConnectAs(tcp("10.0.0.8"))));
+  EXPECT_TRUE(IsPending(Connect(::geteuid())));
+}
+
+// Many users, or machines, together take no place of root or the daemon's user.
+TEST_F(HandshakeTest, OperatorsHaveRoomOfTheirOwn) {
+  std::vector<UniqueFd> peers;
+  for (size_t i = 0; i < Handshakes::kPendingMax; ++i) {
+    peers.push_back(Connect(100000 + static_cast<uid_t>(i)));
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(Refusal(Connect(/*uid=*/2000))));
+  EXPECT_TRUE(IsPending(Connect(/*uid=*/0)));
+  EXPECT_TRUE(IsPending(Connect(::geteuid())));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "proto/types/unique_fd.h"
 #include "server/supervisor/engine_process.h"
 #include "server/supervisor/event_loop.h"
+#include "server/supervisor/peer_credentials.h"
 #include "server/supervisor/restart_policy.h"
 
 namespace optstate::supervisor {
@@ -21,6 +22,7 @@ namespace optstate::supervisor {
 // A connection on its way to a job's engine.
 struct Waiting {
   v1::AdoptConnection adopt;
+  PeerCredentials peer;
   UniqueFd fd;
 };
 

@@ -16,6 +16,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
+#include "proto/types/path_owners.h"
 #include "proto/types/status_macros.h"
 #include "server/supervisor/private_directory.h"
 
@@ -66,6 +67,12 @@ absl::Status ProbeAndRemove(const std::string& path) {
 
 absl::Status MakeParent(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
+  // Under /tmp a stranger may have been first.
+  OPTSTATE_RETURN_IF_ERROR(Annotate(
+      CheckPathOwners(parent, PathOwners::kOurs),
+      absl::StrCat("the socket ", path,
+                   " (--socket; by default below $XDG_RUNTIME_DIR, where that "
+                   "is set)")));
   struct stat info;
   if (::stat(parent.c_str(), &info) == 0) return absl::OkStatus();
   // Reachable by all: the socket's own permissions say who may connect.

@@ -159,5 +159,27 @@ TEST_F(ListenerTest, TcpErrorsNameTheAddress) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("no.such.host.invalid"));
 }
 
+// As /tmp/optstate-UID, made by somebody who knew which name it would have.
+TEST_F(ListenerTest, RefusesToListenInAStrangersDirectory) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root to give a directory away";
+  ASSERT_EQ(::mkdir((root_ + "/d").c_str(), 0700), 0);
+  ASSERT_EQ(::chmod((root_ + "/d").c_str(), 0777), 0);
+  ASSERT_EQ(::chown((root_ + "/d").c_str(), 4711, 4711), 0);
+  const absl::Status status = Open().status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("/d belongs to uid 4711, not to uid 0 or root"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--socket"));
+  EXPECT_FALSE(Exists());
+}
+
+TEST_F(ListenerTest, RefusesADirectoryThatAnybodyMayChange) {
+  ASSERT_EQ(::mkdir((root_ + "/d").c_str(), 0700), 0);
+  ASSERT_EQ(::chmod((root_ + "/d").c_str(), 0777), 0);
+  EXPECT_TRUE(absl::IsFailedPrecondition(Open().status()));
+  ASSERT_EQ(::chmod((root_ + "/d").c_str(), 01777), 0);
+  EXPECT_TRUE(Open().ok());
+}
+
 }  // namespace
 }  // namespace optstate::supervisor

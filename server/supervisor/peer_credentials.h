@@ -3,6 +3,8 @@
 
 #include <sys/types.h>
 
+#include <string>
+
 #include "absl/status/statusor.h"
 
 namespace optstate::supervisor {
@@ -12,6 +14,16 @@ struct PeerCredentials {
   uid_t uid = 0;
   pid_t pid = 0;  // 0: unknown (TCP, or another pid namespace)
   bool is_unix = false;
+  // Of TCP: the machine, as quotas count it. An IPv6 address without its last
+  // 64 bits, which one machine can choose as it likes.
+  std::string address = "";
+
+  // Root or the daemon's own user, and known to be so: over TCP anybody acts as
+  // the daemon's user. What strangers can use up is kept in part for these.
+  bool is_operator() const;
+  // Whom quotas count: a user of this machine, or a machine that TCP comes
+  // from, "uid 1000" or "address 10.0.0.7".
+  std::string quota_name() const;
 };
 
 // A unix socket's peer is whom the kernel says. TCP tells nobody's name, so a

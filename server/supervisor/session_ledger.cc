@@ -13,6 +13,11 @@ void SessionLedger::Remove(const std::string& job, ino_t socket) {
   if (found->second.empty()) sockets_.erase(found);
 }
 
+size_t SessionLedger::count(const std::string& job) const {
+  const auto found = sockets_.find(job);
+  return found == sockets_.end() ? 0 : found->second.size();
+}
+
 void SessionLedger::Forget(const std::string& job) { Retain(job, {}); }
 
 void SessionLedger::Retain(const std::string& job,

@@ -29,6 +29,8 @@ class SessionLedger {
   void Retain(const std::string& job, const std::set<ino_t>& open);
 
   size_t count() const { return count_; }
+  // Of one job.
+  size_t count(const std::string& job) const;
 
  private:
   std::map<std::string, std::set<ino_t>> sockets_;

@@ -12,6 +12,8 @@ TEST(SessionLedgerTest, Counts) {
   ledger.Add("b", 3);
   ledger.Add("b", 3);
   EXPECT_EQ(ledger.count(), 3u);
+  EXPECT_EQ(ledger.count("a"), 2u);
+  EXPECT_EQ(ledger.count("unknown"), 0u);
   ledger.Retain("a", {2, 3, 99});
   EXPECT_EQ(ledger.count(), 2u);
   ledger.Remove("a", 2);

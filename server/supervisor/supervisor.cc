@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "server/control/open_sockets.h"
+#include "server/observe/peer_log.h"
 #include "server/supervisor/drain_marker.h"
 #include "server/supervisor/hello_check.h"
 #include "server/supervisor/permissions.h"
@@ -20,9 +21,11 @@ namespace optstate::supervisor {
 namespace {
 
 void Refuse(const Waiting& waiting, const absl::Status& status) {
-  spdlog::info("session for job {} of uid {} pid {} refused: {}",
-               waiting.adopt.hello().job(), waiting.adopt.peer_uid(),
-               waiting.adopt.peer_pid(), status.ToString());
+  observe::LogOfPeer(spdlog::level::info, "session refused",
+                     absl::StrCat("uid ", waiting.adopt.peer_uid()),
+                     "session for job {} of uid {} pid {} refused: {}",
+                     waiting.adopt.hello().job(), waiting.adopt.peer_uid(),
+                     waiting.adopt.peer_pid(), status.ToString());
   SendRefusal(waiting.fd.get(), status);
 }
 
@@ -75,12 +78,15 @@ void Supervisor::OnHello(UniqueFd fd, const PeerCredentials& peer,
                          v1::Hello hello) {
   Waiting waiting;
   waiting.fd = std::move(fd);
+  waiting.peer = peer;
   waiting.adopt.set_peer_uid(peer.uid);
   waiting.adopt.set_peer_pid(peer.pid);
   const absl::StatusOr<uint32_t> version = CheckHello(hello, peer);
   if (!version.ok()) {
-    spdlog::info("session of uid {} pid {} refused: {}", peer.uid, peer.pid,
-                 version.status().ToString());
+    observe::LogOfPeer(spdlog::level::info, "session refused",
+                       peer.quota_name(),
+                       "session of uid {} pid {} refused: {}", peer.uid,
+                       peer.pid, version.status().ToString());
     SendRefusal(waiting.fd.get(), version.status());
     return;
   }
@@ -102,27 +108,24 @@ absl::Status Supervisor::Route(Waiting* waiting) {
     return absl::UnavailableError(
         "the daemon is draining and takes no new sessions");
   }
-  OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindOrCreate(waiting->adopt));
+  OPTSTATE_ASSIGN_OR_RETURN(JobHost* const host, FindOrCreate(*waiting));
   return host->Adopt(waiting);
 }
 
-absl::StatusOr<JobHost*> Supervisor::FindOrCreate(
-    const v1::AdoptConnection& adopt) {
+absl::StatusOr<JobHost*> Supervisor::FindOrCreate(const Waiting& waiting) {
+  const v1::AdoptConnection& adopt = waiting.adopt;
   const std::string& name = adopt.hello().job();
   const auto found = hosts_.find(name);
   if (found != hosts_.end()) {
     OPTSTATE_RETURN_IF_ERROR(
         CheckMayJoinJob(name, found->second->uid(), adopt.peer_uid()));
-    OPTSTATE_RETURN_IF_ERROR(CheckSessionCount());
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckRoomForSession(waiting.peer, found->second->uid()));
     return found->second.get();
   }
   if (adopt.hello().must_exist()) return NoJob(name);
-  OPTSTATE_RETURN_IF_ERROR(CheckSessionCount());
-  if (hosts_.size() >= limits().jobs_max()) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the node already has ", hosts_.size(),
-        " jobs (limits.jobs_max): delete one with `optctl delete job NAME`"));
-  }
+  OPTSTATE_RETURN_IF_ERROR(CheckRoomForSession(waiting.peer, adopt.peer_uid()));
+  OPTSTATE_RETURN_IF_ERROR(CheckRoomForJob(waiting.peer));
   if (options_.check_state_directory != nullptr) {
     OPTSTATE_RETURN_IF_ERROR(options_.check_state_directory());
   }
@@ -132,20 +135,34 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(
   return StartHost(name, adopt.peer_uid(), /*is_new=*/true);
 }
 
-absl::Status Supervisor::CheckSessionCount() {
-  if (CountSessions() < limits().sessions_max()) return absl::OkStatus();
-  LookForEndedSessions();
-  const size_t count = CountSessions();
-  if (count < limits().sessions_max()) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the node already has ", count,
-                   " sessions (limits.sessions_max of the daemon)"));
+absl::Status Supervisor::CheckRoomForJob(const PeerCredentials& peer) const {
+  Counts jobs;
+  jobs.all = hosts_.size();
+  for (const auto& [name, host] : hosts_) {
+    if (host->uid() == peer.uid) ++jobs.of_user;
+  }
+  return CheckJobCount(limits(), peer, jobs);
 }
 
-size_t Supervisor::CountSessions() const {
-  size_t count = sessions_.count();
-  for (const auto& [name, host] : hosts_) count += host->waiting_count();
-  return count;
+absl::Status Supervisor::CheckRoomForSession(const PeerCredentials& peer,
+                                             uid_t owner) {
+  const auto check = [&] {
+    return CheckSessionCount(limits(), peer, CountSessions(owner));
+  };
+  if (check().ok()) return absl::OkStatus();
+  LookForEndedSessions();
+  return check();
+}
+
+Counts Supervisor::CountSessions(uid_t owner) const {
+  Counts sessions;
+  sessions.all = sessions_.count();
+  for (const auto& [name, host] : hosts_) {
+    sessions.all += host->waiting_count();
+    if (host->uid() != owner) continue;
+    sessions.of_user += sessions_.count(name) + host->waiting_count();
+  }
+  return sessions;
 }
 
 void Supervisor::LookForEndedSessions() {

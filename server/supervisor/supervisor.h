@@ -23,6 +23,7 @@
 #include "server/supervisor/session_ledger.h"
 #include "server/supervisor/supervisor_control.h"
 #include "server/supervisor/tree_remover.h"
+#include "server/supervisor/user_limits.h"
 
 namespace optstate::supervisor {
 
@@ -93,9 +94,11 @@ class Supervisor : public SupervisorControl {
   const v1::Limits& limits() const { return options_.config.limits(); }
   // Takes what is in `waiting` only when OK.
   absl::Status Route(Waiting* waiting);
-  absl::StatusOr<JobHost*> FindOrCreate(const v1::AdoptConnection& adopt);
-  absl::Status CheckSessionCount();
-  size_t CountSessions() const;
+  absl::StatusOr<JobHost*> FindOrCreate(const Waiting& waiting);
+  absl::Status CheckRoomForJob(const PeerCredentials& peer) const;
+  // Of a job that belongs to `owner`.
+  absl::Status CheckRoomForSession(const PeerCredentials& peer, uid_t owner);
+  Counts CountSessions(uid_t owner) const;
   void LookForEndedSessions();
   JobHost* StartHost(const std::string& name, uid_t uid, bool is_new = false);
   v1::SupervisorRequest::Supervise MakeSupervise() const;

@@ -18,7 +18,9 @@
 #include "absl/time/clock.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/peer_log.h"
 #include "server/transport/chunk_header.h"
+#include "server/transport/request_size.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate {
@@ -136,10 +138,32 @@ absl::Status GrpcStreamServer::ReadRequests() {
                                   : "stream closed by its rank");
 }
 
+// Or why it may not be parsed.
+absl::StatusOr<bool> GrpcStreamServer::IsLarge(grpc::ByteBuffer* message) {
+  const size_t bytes = message->Length();
+  if (bytes <= kSmallRequestBytes) return false;
+  grpc::ProtoBufferReader slices(message);
+  if (!slices.status().ok()) return absl::InternalError("gRPC's buffer");
+  return AdmitRequest(&slices, bytes);
+}
+
 absl::Status GrpcStreamServer::Take(grpc::ByteBuffer* message) {
   OPTSTATE_ASSIGN_OR_RETURN(const bool staged, StageChunk(message));
   if (staged) return absl::OkStatus();
   const size_t bytes = message->Length();
+  OPTSTATE_ASSIGN_OR_RETURN(const bool is_large, IsLarge(message));
+  if (is_large) {
+    absl::MutexLock lock(&environment_.table->large_request());
+    const absl::Status handled = ParseAndHandle(message, bytes);
+    // It would keep its memory for the next one.
+    request_ = v1::SessionRequest();
+    return handled;
+  }
+  return ParseAndHandle(message, bytes);
+}
+
+absl::Status GrpcStreamServer::ParseAndHandle(grpc::ByteBuffer* message,
+                                              size_t bytes) {
   const grpc::Status parsed =
       grpc::SerializationTraits<v1::SessionRequest>::Deserialize(message,
                                                                  &request_);
@@ -184,11 +208,13 @@ void GrpcStreamServer::WriteReplies() {
 
 void GrpcStreamServer::LogEnd(const absl::Status& end) const {
   if (!absl::IsCancelled(end)) {
-    spdlog::warn("session failed: {} error=\"{}\"", session_.Name(),
-                 end.ToString());
+    observe::LogOfPeer(spdlog::level::warn, "session failed", "a rank",
+                       "session failed: {} error=\"{}\"", session_.Name(),
+                       end.ToString());
   } else if (!session_.attached()) {
-    spdlog::info("connection ended: {} reason=\"{}\"", session_.Name(),
-                 end.ToString());
+    observe::LogOfPeer(spdlog::level::info, "connection ended", "a rank",
+                       "connection ended: {} reason=\"{}\"", session_.Name(),
+                       end.ToString());
   }
 }
 

@@ -63,6 +63,8 @@ class GrpcStreamServer {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(timer_mutex_);
   absl::Status ReadRequests();
   absl::Status Take(grpc::ByteBuffer* message);
+  static absl::StatusOr<bool> IsLarge(grpc::ByteBuffer* message);
+  absl::Status ParseAndHandle(grpc::ByteBuffer* message, size_t bytes);
   // Copies a gradient chunk from gRPC's memory to where it is staged; false: it
   // is another message.
   absl::StatusOr<bool> StageChunk(grpc::ByteBuffer* message);

@@ -17,6 +17,7 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "server/control/process_stat.h"
+#include "server/observe/peer_log.h"
 #include "server/transport/outcome.h"
 #include "spdlog/spdlog.h"
 
@@ -222,8 +223,10 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
     return result.status();
   }
   attached_ = true;
-  spdlog::info("session attached: {} client={} step={}", Name(),
-               peer_.hello.client_version(), result->committed_step);
+  observe::LogOfPeer(
+      spdlog::level::info, "session attached", absl::StrCat("uid ", peer_.uid),
+      "session attached: {} client=\"{}\" step={}", Name(),
+      absl::CHexEscape(peer_.hello.client_version()), result->committed_step);
   v1::AttachReply reply;
   reply.set_committed_step(result->committed_step);
   reply.set_phase(result->phase);
@@ -245,8 +248,10 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
 void SessionHandler::Detach(absl::string_view reason) {
   if (!attached_) return Unclaim();
   options_.job->Detach(rank_);
-  spdlog::info("session detached: {} reason=\"{}\"", Name(),
-               fmt::string_view(reason.data(), reason.size()));
+  observe::LogOfPeer(spdlog::level::info, "session detached",
+                     absl::StrCat("uid ", peer_.uid),
+                     "session detached: {} reason=\"{}\"", Name(),
+                     fmt::string_view(reason.data(), reason.size()));
   attached_ = false;
   Unclaim();
 }

@@ -41,6 +41,12 @@ class SessionTable {
                      absl::Duration patience);
   void Release(uint32_t rank);
 
+  // Held while a request that takes much memory is parsed and answered: of
+  // those there is one at a time.
+  absl::Mutex& large_request() ABSL_LOCK_RETURNED(large_request_) {
+    return large_request_;
+  }
+
   // Held while a layout is registered or read: pointers into a job's layout are
   // valid until it is extended, which only a registration does.
   absl::Mutex& registration() ABSL_LOCK_RETURNED(registration_) {
@@ -52,6 +58,7 @@ class SessionTable {
     return owners_.contains(rank);
   }
 
+  absl::Mutex large_request_;
   absl::Mutex registration_;
   absl::Mutex mutex_;
   absl::flat_hash_map<uint32_t, Owner> owners_ ABSL_GUARDED_BY(mutex_);

@@ -9,10 +9,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "proto/types/conversions.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
+#include "server/observe/peer_log.h"
 #include "server/transport/request_name.h"
+#include "server/transport/request_size.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate {
@@ -87,6 +90,7 @@ absl::Status ShmSession::Handshake() {
                          " on the socket; over shared memory it takes ",
                          "register, attach and detach alone"));
     }
+    large_.reset();
   }
   return absl::OkStatus();
 }
@@ -247,17 +251,20 @@ void ShmSession::SendNotices() {
 }
 
 void ShmSession::End(const absl::Status& why) {
+  large_.reset();
   // In this order: nobody interrupts the ring, nobody answers into it, the peer
   // is told, and only then memory and socket go.
   if (socket_watch_) environment_.watcher->Forget(*socket_watch_);
   if (process_watch_) environment_.watcher->Forget(*process_watch_);
   const bool by_peer = absl::IsCancelled(why);
   if (!by_peer && !absl::IsUnavailable(why)) {
-    spdlog::warn("session failed: {} error=\"{}\"", handler_.Name(),
-                 why.ToString());
+    observe::LogOfPeer(spdlog::level::warn, "session failed", "a rank",
+                       "session failed: {} error=\"{}\"", handler_.Name(),
+                       why.ToString());
   } else if (!handler_.attached()) {
-    spdlog::info("connection ended: {} reason=\"{}\"", handler_.Name(),
-                 why.ToString());
+    observe::LogOfPeer(spdlog::level::info, "connection ended", "a rank",
+                       "connection ended: {} reason=\"{}\"", handler_.Name(),
+                       why.ToString());
   }
   handler_.Detach(std::string(why.message()));
   if (by_peer) return;
@@ -278,6 +285,11 @@ absl::StatusOr<v1::SessionRequest> ShmSession::Receive(absl::Time deadline,
     return absl::CancelledError(received.status().message());
   }
   *frame = *std::move(received);
+  google::protobuf::io::ArrayInputStream payload(
+      frame->payload.data(), static_cast<int>(frame->payload.size()));
+  OPTSTATE_ASSIGN_OR_RETURN(const bool is_large,
+                            AdmitRequest(&payload, frame->payload.size()));
+  if (is_large) large_.emplace(&environment_.table->large_request());
   v1::SessionRequest request;
   if (!request.ParseFromString(frame->payload)) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -89,6 +89,9 @@ class ShmSession {
   SessionHandler handler_;
   absl::Time handshake_deadline_;
 
+  // From when a large request is parsed until it is answered.
+  std::optional<absl::MutexLock> large_;
+
   std::optional<ShmSegments> segments_;
   std::unique_ptr<CompletionWriter> writer_;
   std::unique_ptr<RingServer> ring_;

@@ -1,0 +1,132 @@
+#include "server/admin/admin_calls.h"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/types/grpc_status.h"
+#include "server/observe/peer_log.h"
+
+namespace optstate::admin {
+namespace {
+
+// For a caller that sets no deadline.
+constexpr absl::Duration kCallMax = absl::Minutes(5);
+
+// A little before the caller's, for what is said at the end to arrive: whoever
+// has given up hears only that it was late.
+constexpr absl::Duration kAnswerTimeMax = absl::Milliseconds(500);
+
+absl::Time Deadline(const grpc::ServerContext& context) {
+  const absl::Time now = absl::Now();
+  const absl::Duration patience =
+      std::min(absl::FromChrono(context.deadline()) - now, kCallMax);
+  return now + patience - std::min(patience / 4, kAnswerTimeMax);
+}
+
+// Puts a result where gRPC wants it.
+template <typename T>
+grpc::Status Answer(absl::StatusOr<T> result, T* reply) {
+  if (!result.ok()) return ToGrpc(result.status());
+  *reply = *std::move(result);
+  return grpc::Status::OK;
+}
+
+}  // namespace
+
+grpc::Status AdminCalls::GetStatus(grpc::ServerContext* context,
+                                   const v1::GetStatusRequest*,
+                                   v1::ServerStatus* reply) {
+  *reply = service_->GetStatus(Deadline(*context));
+  return grpc::Status::OK;
+}
+
+grpc::Status AdminCalls::ListJobs(grpc::ServerContext* context,
+                                  const v1::ListJobsRequest*,
+                                  v1::ListJobsReply* reply) {
+  *reply = service_->ListJobs(Deadline(*context));
+  return grpc::Status::OK;
+}
+
+grpc::Status AdminCalls::GetJob(grpc::ServerContext* context,
+                                const v1::GetJobRequest* request,
+                                v1::Job* reply) {
+  return Answer(
+      service_->GetJob(request->name(), Deadline(*context), request->memory()),
+      reply);
+}
+
+grpc::Status AdminCalls::ListSessions(grpc::ServerContext* context,
+                                      const v1::ListSessionsRequest* request,
+                                      v1::ListSessionsReply* reply) {
+  return Answer(service_->ListSessions(request->job(), Deadline(*context)),
+                reply);
+}
+
+grpc::Status AdminCalls::ListParameters(
+    grpc::ServerContext* context, const v1::ListParametersRequest* request,
+    v1::ListParametersReply* reply) {
+  return Answer(service_->ListParameters(*request, Deadline(*context)), reply);
+}
+
+grpc::Status AdminCalls::DeleteJob(grpc::ServerContext* context,
+                                   const v1::DeleteJobRequest* request,
+                                   v1::DeleteJobReply*) {
+  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
+  const absl::Status status = service_->DeleteJob(
+      request->name(), request->force(), caller->uid, Deadline(*context));
+  observe::LogOfPeer(
+      spdlog::level::info, "delete job", absl::StrCat("uid ", caller->uid),
+      "delete job \"{}\"{} by uid {}: {}", absl::CHexEscape(request->name()),
+      request->force() ? " (forced)" : "", caller->uid, status.ToString());
+  return ToGrpc(status);
+}
+
+grpc::Status AdminCalls::RecoverJob(grpc::ServerContext* context,
+                                    const v1::RecoverJobRequest* request,
+                                    v1::RecoverJobReply*) {
+  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
+  const absl::Status status =
+      service_->RecoverJob(request->name(), caller->uid, Deadline(*context));
+  observe::LogOfPeer(
+      spdlog::level::info, "recover job", absl::StrCat("uid ", caller->uid),
+      "recover job \"{}\" by uid {}: {}", absl::CHexEscape(request->name()),
+      caller->uid, status.ToString());
+  return ToGrpc(status);
+}
+
+grpc::Status AdminCalls::Upgrade(grpc::ServerContext* context,
+                                 const v1::UpgradeRequest* request,
+                                 v1::UpgradeReply* reply) {
+  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
+  auto result =
+      service_->Upgrade(request->binary(), caller->uid, caller->is_local);
+  observe::LogOfPeer(
+      spdlog::level::info, "upgrade", absl::StrCat("uid ", caller->uid),
+      "upgrade to \"{}\" by uid {}: {}", absl::CHexEscape(request->binary()),
+      caller->uid, result.status().ToString());
+  return Answer(std::move(result), reply);
+}
+
+grpc::Status AdminCalls::Drain(grpc::ServerContext* context,
+                               const v1::DrainRequest* request,
+                               v1::DrainReply* reply) {
+  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
+  absl::StatusOr<v1::DrainReply> result =
+      service_->Drain(*request, caller->uid, Deadline(*context), context);
+  observe::LogOfPeer(spdlog::level::info, "drain",
+                     absl::StrCat("uid ", caller->uid), "{} by uid {}: {}",
+                     request->resume() ? "resume" : "drain", caller->uid,
+                     result.status().ToString());
+  return Answer(std::move(result), reply);
+}
+
+}  // namespace optstate::admin

@@ -1,0 +1,57 @@
+#ifndef OPTSTATE_SERVER_ADMIN_ADMIN_CALLS_H_
+#define OPTSTATE_SERVER_ADMIN_ADMIN_CALLS_H_
+
+#include <grpcpp/grpcpp.h>
+
+#include "optstate/v1/admin.grpc.pb.h"
+#include "server/admin/admin_service.h"
+#include "server/admin/connection_uids.h"
+
+namespace optstate::admin {
+
+// The Admin service as gRPC calls it: finds out who asks and until when, and
+// asks AdminService.
+//
+// Threads: thread-safe.
+class AdminCalls final : public v1::Admin::Service {
+ public:
+  // Both outlive the object.
+  AdminCalls(AdminService* service, const ConnectionUids* uids)
+      : service_(service), uids_(uids) {}
+
+  grpc::Status GetStatus(grpc::ServerContext* context,
+                         const v1::GetStatusRequest* request,
+                         v1::ServerStatus* reply) override;
+  grpc::Status ListJobs(grpc::ServerContext* context,
+                        const v1::ListJobsRequest* request,
+                        v1::ListJobsReply* reply) override;
+  grpc::Status GetJob(grpc::ServerContext* context,
+                      const v1::GetJobRequest* request,
+                      v1::Job* reply) override;
+  grpc::Status ListSessions(grpc::ServerContext* context,
+                            const v1::ListSessionsRequest* request,
+                            v1::ListSessionsReply* reply) override;
+  grpc::Status ListParameters(grpc::ServerContext* context,
+                              const v1::ListParametersRequest* request,
+                              v1::ListParametersReply* reply) override;
+  grpc::Status DeleteJob(grpc::ServerContext* context,
+                         const v1::DeleteJobRequest* request,
+                         v1::DeleteJobReply* reply) override;
+  grpc::Status RecoverJob(grpc::ServerContext* context,
+                          const v1::RecoverJobRequest* request,
+                          v1::RecoverJobReply* reply) override;
+  grpc::Status Upgrade(grpc::ServerContext* context,
+                       const v1::UpgradeRequest* request,
+                       v1::UpgradeReply* reply) override;
+  grpc::Status Drain(grpc::ServerContext* context,
+                     const v1::DrainRequest* request,
+                     v1::DrainReply* reply) override;
+
+ private:
+  AdminService* const service_;
+  const ConnectionUids* const uids_;
+};
+
+}  // namespace optstate::admin
+
+#endif  // OPTSTATE_SERVER_ADMIN_ADMIN_CALLS_H_

@@ -1,0 +1,119 @@
+#include "server/admin/call_timer.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/time/clock.h"
+
+namespace optstate::admin {
+namespace {
+
+namespace experimental = grpc::experimental;
+
+class TimedCall final : public experimental::Interceptor {
+ public:
+  TimedCall(CallTimer* timer, experimental::ServerRpcInfo* info)
+      : timer_(timer), call_(info->server_context()) {
+    const absl::Duration limit = timer->LimitOf(info->method());
+    if (limit != absl::InfiniteDuration()) {
+      timer_->Add(call_, absl::Now() + limit);
+    }
+  }
+  ~TimedCall() override { timer_->Remove(call_); }
+
+  void Intercept(experimental::InterceptorBatchMethods* methods) override {
+    // The handler has returned; after this, gRPC frees the call.
+    if (methods->QueryInterceptionHookPoint(
+            experimental::InterceptionHookPoints::PRE_SEND_STATUS)) {
+      timer_->Remove(call_);
+    }
+    methods->Proceed();
+  }
+
+ private:
+  CallTimer* const timer_;
+  grpc::ServerContextBase* const call_;
+};
+
+class Factory final : public experimental::ServerInterceptorFactoryInterface {
+ public:
+  explicit Factory(CallTimer* timer) : timer_(timer) {}
+  experimental::Interceptor* CreateServerInterceptor(
+      experimental::ServerRpcInfo* info) override {
+    return new TimedCall(timer_, info);
+  }
+
+ private:
+  CallTimer* const timer_;
+};
+
+}  // namespace
+
+CallTimer::CallTimer(const Limits& limits)
+    : limits_(limits), thread_([this] { Run(); }) {}
+
+CallTimer::~CallTimer() {
+  {
+    absl::MutexLock lock(&mutex_);
+    ends_ = true;
+  }
+  thread_.join();
+}
+
+std::vector<std::unique_ptr<experimental::ServerInterceptorFactoryInterface>>
+CallTimer::Interceptors() {
+  std::vector<std::unique_ptr<experimental::ServerInterceptorFactoryInterface>>
+      factories;
+  factories.push_back(std::make_unique<Factory>(this));
+  return factories;
+}
+
+absl::Duration CallTimer::LimitOf(absl::string_view method) const {
+  if (absl::StartsWith(method, "/grpc.reflection.")) return limits_.reflection;
+  if (absl::StartsWith(method, "/grpc.health.")) {
+    return absl::InfiniteDuration();
+  }
+  return limits_.other;
+}
+
+void CallTimer::Add(grpc::ServerContextBase* call, absl::Time deadline) {
+  absl::MutexLock lock(&mutex_);
+  calls_[call] = deadline;
+  ++added_;
+}
+
+void CallTimer::Remove(grpc::ServerContextBase* call) {
+  absl::MutexLock lock(&mutex_);
+  calls_.erase(call);
+}
+
+void CallTimer::Run() {
+  absl::MutexLock lock(&mutex_);
+  while (!ends_) {
+    absl::Time next = absl::InfiniteFuture();
+    std::vector<grpc::ServerContextBase*> over;
+    const absl::Time now = absl::Now();
+    for (const auto& [call, deadline] : calls_) {
+      if (deadline <= now) {
+        over.push_back(call);
+      } else {
+        next = std::min(next, deadline);
+      }
+    }
+    // Under the mutex, so that none of them is freed meanwhile.
+    for (grpc::ServerContextBase* call : over) {
+      calls_.erase(call);
+      call->TryCancel();
+    }
+    const uint64_t seen = added_;
+    const auto changed = [this, seen]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+      return ends_ || added_ != seen;
+    };
+    mutex_.AwaitWithDeadline(absl::Condition(&changed), next);
+  }
+}
+
+}  // namespace optstate::admin

@@ -1,0 +1,61 @@
+#ifndef OPTSTATE_SERVER_ADMIN_CALL_TIMER_H_
+#define OPTSTATE_SERVER_ADMIN_CALL_TIMER_H_
+
+#include <grpcpp/server_context.h>
+#include <grpcpp/support/server_interceptor.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+
+namespace optstate::admin {
+
+// Cancels calls that take longer than their method may: a call of reflection is
+// a stream, which keeps a thread of the server as long as its client likes.
+//
+// Threads: thread-safe. Outlives the servers.
+class CallTimer {
+ public:
+  struct Limits {
+    absl::Duration reflection = absl::Seconds(10);
+    absl::Duration other = absl::Minutes(6);
+  };
+
+  explicit CallTimer(const Limits& limits);
+  ~CallTimer();
+  CallTimer(const CallTimer&) = delete;
+  CallTimer& operator=(const CallTimer&) = delete;
+
+  // For ServerBuilder::experimental().SetInterceptorCreators().
+  std::vector<
+      std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
+  Interceptors();
+
+  // How long a call of this method may take; health checks may for ever: they
+  // keep no thread.
+  absl::Duration LimitOf(absl::string_view method) const;
+  void Add(grpc::ServerContextBase* call, absl::Time deadline);
+  // Idempotent. Afterwards the call is not touched any more.
+  void Remove(grpc::ServerContextBase* call);
+
+ private:
+  void Run();
+
+  const Limits limits_;
+  absl::Mutex mutex_;
+  bool ends_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t added_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<grpc::ServerContextBase*, absl::Time> calls_ ABSL_GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+}  // namespace optstate::admin
+
+#endif  // OPTSTATE_SERVER_ADMIN_CALL_TIMER_H_

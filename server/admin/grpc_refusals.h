@@ -1,0 +1,54 @@
+#ifndef OPTSTATE_SERVER_ADMIN_GRPC_REFUSALS_H_
+#define OPTSTATE_SERVER_ADMIN_GRPC_REFUSALS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+
+#include "absl/status/status.h"
+#include "proto/types/unique_fd.h"
+#include "server/admin/http2_frames.h"
+#include "server/supervisor/event_loop.h"
+
+namespace optstate::admin {
+
+// Says to connections that gRPC is not to have why that is so, as the answer of
+// their first call: every gRPC library shows that to its caller, and none shows
+// why a connection was closed.
+//
+// Threads: the loop's. Outlived by the loop.
+class GrpcRefusals {
+ public:
+  // At once; further ones are closed without a word.
+  static constexpr size_t kRefusalsMax = 64;
+
+  explicit GrpcRefusals(supervisor::EventLoop* loop) : loop_(loop) {}
+  ~GrpcRefusals();
+  GrpcRefusals(const GrpcRefusals&) = delete;
+  GrpcRefusals& operator=(const GrpcRefusals&) = delete;
+
+  // `connection` begins with HTTP/2's preface, and is non-blocking.
+  void Refuse(UniqueFd connection, absl::Status why);
+
+ private:
+  struct Refusal {
+    UniqueFd fd;
+    absl::Status why;
+    Http2Frames frames{Http2Frames::Sender::kClient};
+    size_t bytes_read = 0;
+    bool said = false;
+    supervisor::EventLoop::TimerId timer;
+  };
+
+  void OnReadable(int fd);
+  // False: the connection is over.
+  static bool Serve(Refusal* refusal);
+  void End(int fd);
+
+  supervisor::EventLoop* const loop_;
+  std::unordered_map<int, Refusal> refusals_;
+};
+
+}  // namespace optstate::admin
+
+#endif  // OPTSTATE_SERVER_ADMIN_GRPC_REFUSALS_H_

@@ -1,0 +1,21 @@
+#ifndef OPTSTATE_SERVER_OBSERVE_LOG_TEXT_H_
+#define OPTSTATE_SERVER_OBSERVE_LOG_TEXT_H_
+
+#include <cstddef>
+#include <string>
+
+#include "absl/strings/string_view.h"
+
+namespace optstate::observe {
+
+// What a line may have; the rest is cut and counted.
+inline constexpr size_t kLineBytesMax = 2048;
+
+// Text as a log line shows it: on one line, and unable to move a terminal's
+// cursor. Control characters, of ASCII and of Unicode, and bytes that are no
+// UTF-8 become \n, \r, \t or \xHH; other characters stay as they are.
+std::string LogText(absl::string_view text);
+
+}  // namespace optstate::observe
+
+#endif  // OPTSTATE_SERVER_OBSERVE_LOG_TEXT_H_

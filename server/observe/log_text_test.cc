@@ -1,0 +1,47 @@
+#include "server/observe/log_text.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace optstate::observe {
+namespace {
+
+TEST(LogTextTest, OrdinaryTextStaysAsItIs) {
+  EXPECT_EQ(LogText(""), "");
+  EXPECT_EQ(LogText(R"(job "a": \d+ 100%)"), R"(job "a": \d+ 100%)");
+  EXPECT_EQ(LogText("größer, 模型, 🙂"), "größer, 模型, 🙂");
+}
+
+TEST(LogTextTest, ControlCharactersAreShown) {
+  EXPECT_EQ(LogText("1\n2026-01-31T12:00:00.000Z error forged\r\n"),
+            R"(1\n2026-01-31T12:00:00.000Z error forged\r\n)");
+  EXPECT_EQ(LogText("\x1b[2J\t\x07\x7f"), R"(\x1b[2J\t\x07\x7f)");
+  EXPECT_EQ(LogText(absl::string_view("a\0b", 3)), R"(a\x00b)");
+}
+
+// C1 controls, and what some programs take for the end of a line.
+TEST(LogTextTest, ControlCharactersOfUnicodeAreShown) {
+  EXPECT_EQ(LogText("\xc2\x9b"
+                    "2J"),
+            R"(\xc2\x9b2J)");
+  EXPECT_EQ(LogText("\xc2\x85\xe2\x80\xa8"), R"(\xc2\x85\xe2\x80\xa8)");
+}
+
+TEST(LogTextTest, WhatIsNoUtf8IsShownByteByByte) {
+  for (const std::string bad : {"\xff", "\xc0", "\x80", "\xf5"}) {
+    EXPECT_EQ(LogText(bad + "a").substr(0, 2), R"(\x)");
+  }
+  EXPECT_EQ(LogText("\xe2\x80"), R"(\xe2\x80)");          // cut
+  EXPECT_EQ(LogText("\xc0\x8a"), R"(\xc0\x8a)");          // overlong newline
+  EXPECT_EQ(LogText("\xed\xa0\x80"), R"(\xed\xa0\x80)");  // a surrogate
+}
+
+TEST(LogTextTest, LongTextIsCut) {
+  const std::string text = LogText(std::string(1 << 20, 'x'));
+  EXPECT_LT(text.size(), kLineBytesMax + 64);
+  EXPECT_EQ(text.substr(kLineBytesMax), "... (1046528 bytes more)");
+}
+
+}  // namespace
+}  // namespace optstate::observe

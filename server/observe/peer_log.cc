@@ -1,0 +1,94 @@
+#include "server/observe/peer_log.h"
+
+#include <grpc/support/log.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace optstate::observe {
+namespace {
+
+// What is left out is told of after this long at the latest, if anybody looks.
+constexpr absl::Duration kTellAfter = absl::Seconds(10);
+constexpr absl::Duration kLookEvery = absl::Seconds(1);
+
+void WriteGrpcLine(gpr_log_func_args* args) {
+  const auto level = args->severity == GPR_LOG_SEVERITY_ERROR
+                         ? spdlog::level::warn
+                         : spdlog::level::debug;
+  LogOfPeer(level, "gRPC", "anybody", "gRPC: {}", args->message);
+}
+
+}  // namespace
+
+void LineLimiter::Refill(absl::Time now, Budget* budget) {
+  budget->lines = std::min(
+      kBurst, budget->lines +
+                  kLinesPerSecond * absl::ToDoubleSeconds(now - budget->at));
+  budget->at = now;
+}
+
+void LineLimiter::TakeOld(absl::Time now, absl::Duration age,
+                          std::vector<std::string>* texts) {
+  for (auto it = budgets_.begin(); it != budgets_.end();) {
+    auto& [key, budget] = *it;
+    Refill(now, &budget);
+    if (budget.left_out != 0 && now - budget.first_left_out >= age) {
+      texts->push_back(absl::StrCat(
+          budget.left_out, " lines left out: ", key.first, " of ", key.second));
+      budget.left_out = 0;
+    }
+    // A full budget says what a new one would.
+    it = budget.left_out == 0 && budget.lines >= kBurst ? budgets_.erase(it)
+                                                        : std::next(it);
+  }
+}
+
+LineLimiter::Verdict LineLimiter::Judge(absl::string_view kind,
+                                        absl::string_view peer) {
+  const absl::Time now = clock_();
+  Verdict verdict;
+  absl::MutexLock lock(&mutex_);
+  if (now >= next_look_) {
+    TakeOld(now, kTellAfter, &verdict.left_out);
+    next_look_ = now + kLookEvery;
+  }
+  Key key(kind, peer);
+  if (budgets_.size() >= kKeysMax && !budgets_.contains(key)) {
+    key = {"lines", "others"};
+  }
+  Budget& budget = budgets_.try_emplace(key, Budget{.at = now}).first->second;
+  Refill(now, &budget);
+  verdict.write = budget.lines >= 1;
+  if (verdict.write) {
+    budget.lines -= 1;
+  } else if (budget.left_out++ == 0) {
+    budget.first_left_out = now;
+  }
+  return verdict;
+}
+
+std::vector<std::string> LineLimiter::TakeLeftOut() {
+  std::vector<std::string> texts;
+  const absl::Time now = clock_();
+  absl::MutexLock lock(&mutex_);
+  TakeOld(now, absl::ZeroDuration(), &texts);
+  return texts;
+}
+
+LineLimiter& PeerLines() {
+  // Never destroyed: threads of gRPC's log until the process ends.
+  static LineLimiter& limiter = *new LineLimiter();
+  return limiter;
+}
+
+void LogLeftOut() {
+  for (const std::string& text : PeerLines().TakeLeftOut()) {
+    spdlog::warn("{}", text);
+  }
+}
+
+void RouteGrpcLog() { gpr_set_log_function(WriteGrpcLine); }
+
+}  // namespace optstate::observe

@@ -1,0 +1,90 @@
+#ifndef OPTSTATE_SERVER_OBSERVE_PEER_LOG_H_
+#define OPTSTATE_SERVER_OBSERVE_PEER_LOG_H_
+
+#include <spdlog/spdlog.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
+namespace optstate::observe {
+
+// Decides which of the lines that peers can cause at will are written: of each
+// kind and peer kBurst at once, and after that one a second. What is left out
+// is counted, and the count is written.
+//
+// Threads: thread-safe.
+class LineLimiter {
+ public:
+  static constexpr double kBurst = 200;
+  static constexpr double kLinesPerSecond = 1;
+  // Kinds and peers that are told apart; further ones share a budget.
+  static constexpr size_t kKeysMax = 1024;
+
+  using Clock = std::function<absl::Time()>;
+  explicit LineLimiter(Clock clock = absl::Now) : clock_(std::move(clock)) {}
+
+  // Lines that were left out before and are to be told of now, then whether
+  // this one is written.
+  struct Verdict {
+    std::vector<std::string> left_out;
+    bool write = false;
+  };
+  Verdict Judge(absl::string_view kind, absl::string_view peer);
+  // What has been left out and not been told of.
+  std::vector<std::string> TakeLeftOut();
+
+ private:
+  using Key = std::pair<std::string, std::string>;  // kind, peer
+  struct Budget {
+    double lines = kBurst;
+    absl::Time at;
+    uint64_t left_out = 0;
+    absl::Time first_left_out = absl::InfinitePast();
+  };
+
+  static void Refill(absl::Time now, Budget* budget);
+  void TakeOld(absl::Time now, absl::Duration age,
+               std::vector<std::string>* texts)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Clock clock_;
+  absl::Mutex mutex_;
+  absl::Time next_look_ ABSL_GUARDED_BY(mutex_) = absl::InfinitePast();
+  std::map<Key, Budget> budgets_ ABSL_GUARDED_BY(mutex_);
+};
+
+// That of the process.
+LineLimiter& PeerLines();
+
+// Writes a line that a peer can cause at will, unless there have been too many
+// of its kind by this peer ("uid 1000").
+template <typename... Args>
+void LogOfPeer(spdlog::level::level_enum level, absl::string_view kind,
+               absl::string_view peer, spdlog::format_string_t<Args...> format,
+               Args&&... args) {
+  if (!spdlog::should_log(level)) return;
+  const LineLimiter::Verdict verdict = PeerLines().Judge(kind, peer);
+  for (const std::string& text : verdict.left_out) spdlog::warn("{}", text);
+  if (verdict.write) spdlog::log(level, format, std::forward<Args>(args)...);
+}
+
+// Tells of what was left out, when nobody has caused a line since.
+void LogLeftOut();
+
+// gRPC's own lines become ours, limited as those of one peer: what it quotes
+// was written by strangers.
+void RouteGrpcLog();
+
+}  // namespace optstate::observe
+
+#endif  // OPTSTATE_SERVER_OBSERVE_PEER_LOG_H_

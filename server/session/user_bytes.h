@@ -1,0 +1,20 @@
+#ifndef OPTSTATE_SERVER_SESSION_USER_BYTES_H_
+#define OPTSTATE_SERVER_SESSION_USER_BYTES_H_
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+
+namespace optstate {
+
+// Bytes that the files of a user's jobs take, by `owner` in each job's
+// directory below STATE_DIR/jobs, as far as it can be read.
+uint64_t AllocatedBytesOfUser(const std::string& state_dir, uid_t uid);
+
+// Root or the daemon's own user, whose room others leave.
+bool IsOperator(uid_t uid);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_USER_BYTES_H_

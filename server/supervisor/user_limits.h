@@ -1,0 +1,30 @@
+#ifndef OPTSTATE_SERVER_SUPERVISOR_USER_LIMITS_H_
+#define OPTSTATE_SERVER_SUPERVISOR_USER_LIMITS_H_
+
+#include <cstddef>
+
+#include "absl/status/status.h"
+#include "optstate/v1/config.pb.h"
+#include "server/supervisor/peer_credentials.h"
+
+namespace optstate::supervisor {
+
+// Of jobs or of sessions: those of the user whose job it is, and all.
+struct Counts {
+  size_t of_user = 0;
+  size_t all = 0;
+};
+
+// Whether there may be one more for `peer`. RESOURCE_EXHAUSTED, naming the
+// limit of `limits` that is reached and what to do. Root and the daemon's own
+// user, over a unix socket, are held to the limits of all alone; others leave
+// them operator_reserve_percent.
+absl::Status CheckJobCount(const v1::Limits& limits,
+                           const PeerCredentials& peer, const Counts& jobs);
+absl::Status CheckSessionCount(const v1::Limits& limits,
+                               const PeerCredentials& peer,
+                               const Counts& sessions);
+
+}  // namespace optstate::supervisor
+
+#endif  // OPTSTATE_SERVER_SUPERVISOR_USER_LIMITS_H_

@@ -1,0 +1,75 @@
+#include "server/supervisor/user_limits.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+namespace optstate::supervisor {
+namespace {
+
+using ::testing::HasSubstr;
+
+const PeerCredentials kUser = {4711, 7, true};
+const PeerCredentials kRoot = {0, 7, true};
+
+v1::Limits Limits() {
+  v1::Limits limits;
+  limits.set_jobs_max(100);
+  limits.set_sessions_max(1000);
+  limits.set_operator_reserve_percent(12);
+  return limits;
+}
+
+void ExpectRefused(const absl::Status& status, const char* limit) {
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(limit));
+}
+
+TEST(UserLimitsTest, AUserHasHalfByDefault) {
+  EXPECT_TRUE(CheckJobCount(Limits(), kUser, {49, 49}).ok());
+  ExpectRefused(CheckJobCount(Limits(), kUser, {50, 50}),
+                "(limits.user_jobs_max)");
+  EXPECT_TRUE(CheckSessionCount(Limits(), kUser, {499, 499}).ok());
+  ExpectRefused(CheckSessionCount(Limits(), kUser, {500, 500}),
+                "(limits.user_sessions_max)");
+}
+
+TEST(UserLimitsTest, OrWhatIsConfigured) {
+  v1::Limits limits = Limits();
+  limits.set_user_jobs_max(3);
+  EXPECT_TRUE(CheckJobCount(limits, kUser, {2, 2}).ok());
+  ExpectRefused(CheckJobCount(limits, kUser, {3, 3}), "uid 4711 already has 3");
+}
+
+TEST(UserLimitsTest, UsersTogetherLeaveThePartOfOperators) {
+  EXPECT_TRUE(CheckJobCount(Limits(), kUser, {0, 87}).ok());
+  ExpectRefused(CheckJobCount(Limits(), kUser, {0, 88}),
+                "limits.operator_reserve_percent");
+  for (const PeerCredentials& peer :
+       {kRoot, PeerCredentials{::geteuid(), 7, true}}) {
+    EXPECT_TRUE(CheckJobCount(Limits(), peer, {99, 99}).ok());
+    ExpectRefused(CheckJobCount(Limits(), peer, {100, 100}),
+                  "(limits.jobs_max)");
+  }
+}
+
+// Who comes over TCP has the daemon's uid, and nobody knows who it is.
+TEST(UserLimitsTest, TcpIsNoOperator) {
+  ExpectRefused(
+      CheckJobCount(Limits(), {::geteuid(), 0, false, "10.0.0.7"}, {0, 88}),
+      "limits.operator_reserve_percent");
+}
+
+TEST(UserLimitsTest, NothingIsKeptOfOne) {
+  v1::Limits limits = Limits();
+  limits.set_jobs_max(1);
+  EXPECT_TRUE(CheckJobCount(limits, kUser, {0, 0}).ok());
+  limits.set_jobs_max(2);
+  EXPECT_TRUE(CheckJobCount(limits, kUser, {0, 0}).ok());
+  ExpectRefused(CheckJobCount(limits, kUser, {0, 1}), "operator_reserve");
+  limits.set_operator_reserve_percent(0);
+  EXPECT_TRUE(CheckJobCount(limits, kUser, {0, 1}).ok());
+}
+
+}  // namespace
+}  // namespace optstate::supervisor

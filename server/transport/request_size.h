@@ -1,0 +1,37 @@
+#ifndef OPTSTATE_SERVER_TRANSPORT_REQUEST_SIZE_H_
+#define OPTSTATE_SERVER_TRANSPORT_REQUEST_SIZE_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "google/protobuf/io/zero_copy_stream.h"
+
+namespace optstate {
+
+// Requests up to this are parsed as they come: whatever is in them, it is a few
+// MiB in memory.
+inline constexpr size_t kSmallRequestBytes = 64 << 10;
+// Of requests that take more, parsed, one is in memory at a time
+// (SessionTable::large_request), if the machine has that much left.
+inline constexpr uint64_t kLargeParsedBytes = uint64_t{64} << 20;
+// What a request may take in memory, parsed. A layout of a million parameters
+// takes half of it.
+inline constexpr uint64_t kParsedBytesMax = uint64_t{512} << 20;
+
+// What a serialised v1::SessionRequest would take in memory, counted on the
+// wire and rather too high: nothing is allocated. Counting ends beyond
+// kParsedBytesMax. INVALID_ARGUMENT: it is none.
+absl::StatusOr<uint64_t> ParsedBytes(
+    google::protobuf::io::ZeroCopyInputStream* request);
+
+// Whether a request of so many bytes may be parsed; true: it is a large one.
+// INVALID_ARGUMENT: it would take more than kParsedBytesMax;
+// RESOURCE_EXHAUSTED: more than the machine has left.
+absl::StatusOr<bool> AdmitRequest(
+    google::protobuf::io::ZeroCopyInputStream* request, size_t bytes);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_TRANSPORT_REQUEST_SIZE_H_
