@@ -17,7 +17,7 @@ def is_initialization(param_groups: Sequence[dict[str, Any]]) -> bool:
     state has. A trainer's own step is none, whatever its gradients and rates.
     """
     # Cheap, and seldom true, so that a step does not look at its callers.
-    if not param_groups or any(float(group.get("lr", 1.0)) != 0.0 for group in param_groups):
+    if not param_groups or not all(group.get("lr") == 0 for group in param_groups):
         return False
     if not _is_called():
         return False
