@@ -107,9 +107,9 @@ def test_a_process_is_started_with_an_optimizer(method):
         expected = [(entry["step"].item(), entry["exp_avg"].tolist()) for entry in expected]
         assert queue.get() == expected
     copy.deepcopy(optimizer)
-    assert optimizer._handed_over is not None  # the children's
+    assert optimizer._served.handed_over is not None  # the children's
     train(model, optimizer, range(4, 5))
-    assert optimizer._handed_over is None
+    assert optimizer._served.handed_over is None
 
 
 def test_a_16_bit_parameter_that_went_on_without_its_master_does_not_jump_back():
@@ -134,6 +134,30 @@ def optimizer_state(closed):
     train(model, optimizer, range(5))
     assert closed.committed_step == optimizer.committed_step == 5
     return optimizer.state_dict()
+
+
+@pytest.mark.parametrize("wrong", [0.999, 1.001])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_load_without_a_master_sets_it_to_the_parameter(wrong, whole):
+    """Exactly, also where the old master rounds to the same 16 bits."""
+    parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = optstate.SGD([parameter], lr=1.0, momentum=0.9)
+    parameter.grad = torch.zeros(4, dtype=torch.bfloat16)
+    optimizer.step()
+    optimizer.state[parameter]["master_param"] = torch.full((4,), wrong)
+    assert optimizer.state_dict()["state"][0]["master_param"][0] == torch.tensor(wrong)
+    optimizer.step()
+    fetched = optimizer.fetch_state(parameter)
+    assert torch.equal(parameter, torch.ones(4, dtype=torch.bfloat16))
+    assert torch.equal(fetched["master_param"], torch.full((4,), wrong))
+    saved = optimizer.state_dict()
+    if whole:
+        del saved["state"][0]["master_param"]
+    else:  # nothing of the parameter
+        saved["state"] = {}
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+    assert torch.equal(optimizer.fetch_state(parameter)["master_param"], torch.ones(4))
 
 
 def test_state_of_parameters_missing_in_a_checkpoint_starts_anew():
@@ -252,7 +276,7 @@ def test_state_of_the_users_own_is_kept():
     assert saved["state"]["note"] == 5 and "exp_avg" in saved["state"][0]
     other = optstate.AdamW(small_model().parameters())
     other.load_state_dict(saved)
-    assert other.state == {"note": 5}
+    assert other.state["note"] == 5 and other.state_dict()["state"]["note"] == 5
 
 
 def test_loading_leaves_the_given_state_dict_alone():
@@ -309,7 +333,7 @@ def test_a_write_of_equal_values_is_no_change(monkeypatch):
     optimizer = optstate.AdamW(model.parameters())
     train(model, optimizer, range(2))
     loads = []
-    session = optimizer._attachment.session
+    session = optimizer._served.attachment.session
     monkeypatch.setattr(session, "begin_load", lambda: loads.append(1))
     model.load_state_dict(copy.deepcopy(model.state_dict()))
     loss_of(model, 0).backward()
@@ -376,7 +400,7 @@ def test_state_is_true_when_there_is_some():
     optimizer = optstate.AdamW(model.parameters())
     assert not optimizer.state and len(optimizer.state) == 0
     train(model, optimizer, range(1))
-    assert optimizer.state and len(optimizer.state) == 0
+    assert optimizer.state and len(optimizer.state) == 6
     other = optstate.AdamW(small_model().parameters())
     other.load_state_dict(optimizer.state_dict())
     assert other.committed_step == 0 and other.state
