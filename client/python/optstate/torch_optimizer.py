@@ -94,8 +94,6 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
     Threads: one at a time, as torch's. Processes: a forked child cannot use it.
     """
 
-    _step_supports_amp_scaling = True
-
     # Of the subclass: the daemon's name of its optimizer.
     _optstate_name = ""
 
