@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ DTYPE_CODES = {
     torch.bfloat16: _native.BFLOAT16,
     torch.float16: _native.FLOAT16,
 }
+NamedParameters = Iterable[tuple[str, torch.Tensor]]
 # What torch.compile and DistributedDataParallel put before a module's names; a
 # job keeps its names whether or not the model is wrapped.
 _WRAPPER_PREFIXES = ("_orig_mod.", "module.")
@@ -47,12 +48,16 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
         raise TypeError(f"{what} is on the meta device: it has no values")
 
 
-def model_names(model: torch.nn.Module | None) -> dict[int, str]:
-    """Names of a model's parameters by id(), without wrappers' prefixes."""
+def model_names(model: torch.nn.Module | NamedParameters | None) -> dict[int, str]:
+    """Names of a model's parameters, or of (name, parameter) pairs, by id(), without
+    wrappers' prefixes."""
     if model is None:
         return {}
     names = {}
-    for name, parameter in model.named_parameters():
+    pairs = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
+    if not all(isinstance(each, tuple) and len(each) == 2 for each in pairs):
+        raise TypeError("named_parameters must be a module or (name, parameter) pairs")
+    for name, parameter in pairs:
         for prefix in _WRAPPER_PREFIXES * 2:
             name = name[len(prefix) :] if name.startswith(prefix) else name
         names[id(parameter)] = name

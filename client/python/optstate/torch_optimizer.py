@@ -17,7 +17,7 @@ from optstate._options import (
     state_format,
 )
 from optstate._torch_attachment import Settings
-from optstate._torch_layout import check_group, model_names, optimizer_info
+from optstate._torch_layout import NamedParameters, check_group, model_names, optimizer_info
 from optstate._torch_served import Served, Shared
 from optstate._torch_state_transfer import StateTransfer
 from optstate._torch_stepping import Stepping
@@ -45,7 +45,9 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         process_group: whose ranks train the job together; None: the default
             group of torch.distributed if it is initialised, else this process.
         model: a module to take stable parameter names from; or pass (name,
-            parameter) pairs, as torch's optimizers accept.
+            parameter) pairs as params, as torch's optimizers accept.
+        named_parameters: the same, of a module or of (name, parameter) pairs, for
+            frameworks that take a keyword called model for themselves.
         partition: "greedy" (whole parameters) or "contiguous" (equal slices):
             which rank pushes which gradients.
         accumulate: reserve accumulators in the daemon for accumulate_step(). With
@@ -135,6 +137,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         norm_type: float = 2.0,
         process_group: Any | None = None,
         model: torch.nn.Module | None = None,
+        named_parameters: torch.nn.Module | NamedParameters | None = None,
         partition: str = "greedy",
         accumulate: bool = False,
         accumulate_dtype: str = "float32",
@@ -161,6 +164,14 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             master_format(master),
             accumulate_dtype,
         )
+        if isinstance(params, torch.nn.Module):
+            raise TypeError(
+                "params is a module: give its parameters(). A framework that takes a keyword"
+                " called model for the parameters (transformers.Trainer) leaves named_parameters="
+                " alone, which means the same"
+            )
+        if model is not None and named_parameters is not None:
+            raise ValueError("model= and named_parameters= are two names of one thing: give one")
         self._served = served = Served(settings, process_group)  # torch's constructor uses it
         what_torch_begins_with = served.state
         super().__init__(params, *args, **kwargs)
@@ -171,7 +182,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         limit(max_value, "max_value")
         checked_norm_type(norm_type)
         served.max_norm, served.max_value, served.norm_type = max_norm, max_value, norm_type
-        served.names_by_id = model_names(model)
+        served.names_by_id = model_names(named_parameters if model is None else model)
         served.attach(job)
 
     # Where the optimizer stands.
