@@ -253,12 +253,21 @@ class Attachment:
             still = set(gradients.missing).intersection(self.without_gradient)
             self.without_gradient = sorted(still)
 
+    @property
+    def is_first_rank(self) -> bool:
+        return self._ranks.rank == 0
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the daemon is a private one, which ends with the trainer."""
+        return "/optstate-embedded-" in self.session.endpoint
+
     def warn_if_embedded(self) -> None:
         """Who names a job means to find it again; nobody said that it may end with us."""
         chose = self._chose_endpoint or os.environ.get("OPTSTATE_ENDPOINT")
-        if self.is_private or chose or self._ranks.rank != 0:
+        if self.is_private or chose or not self.is_first_rank:
             return
-        if "/optstate-embedded-" in self.session.endpoint:
+        if self.is_embedded:
             warnings.warn(
                 f'no daemon runs on this node: job "{self.job}" is in a private one, which ends'
                 " with this process, and the job with it. Start optstated to keep it, or say"

@@ -63,6 +63,13 @@ class Parameters:
         self._indirect: list[int] = []
         self.remember()
 
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def count_differing(self) -> int:
+        """How many have other values than the daemon's."""
+        return len(self._parameters) - len(self._equal_to_daemon(self._indices))
+
     def check_parameters(self, param_groups: Sequence[dict]) -> None:
         """Raises when tensors are not those (or not such) as were attached."""
         position = 0

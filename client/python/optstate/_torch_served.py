@@ -12,6 +12,7 @@ import torch
 from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._options import Scalar
+from optstate._torch_announcement import announce
 from optstate._torch_attachment import Attachment, Settings
 from optstate._torch_layout import optimizer_info, parameter_names, parameter_specs
 from optstate._torch_state import ServedState
@@ -116,6 +117,7 @@ class Served:
             names_by_id=self.names_by_id,
             extend=extend_with is not None,
         )
+        overwritten = 0
         try:
             if attachment.session.phase == _native.PHASE_FAILED:
                 attachment.raise_failure()
@@ -126,6 +128,8 @@ class Served:
                 tensors = self.tensors()
                 attachment.check_replicas(tensors)
                 attachment.load(self.param_groups, range(len(tensors)), self._held(tensors))
+            else:
+                overwritten = attachment.parameters.count_differing()
             attachment.parameters.read()
         except BaseException:
             attachment.session.close()
@@ -139,6 +143,8 @@ class Served:
         if self.settings.overlap:
             self._hook_gradients()
         attachment.warn_if_embedded()
+        if extend_with is None:
+            announce(attachment, overwritten)
         return attachment
 
     def detach(self, because: str) -> None:

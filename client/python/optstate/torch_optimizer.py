@@ -187,6 +187,19 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
 
     # Where the optimizer stands.
 
+    def __repr__(self) -> str:
+        """As torch's, with the job, where it is and its step."""
+        served = getattr(self, "_served", None)
+        attachment = served.attachment if served is not None else None
+        if attachment is None:
+            said = "job: none" if served is None else f"job: none, {served.detached_because}"
+        else:
+            session = attachment.session
+            said = f"job: {attachment.job}\n    endpoint: {session.endpoint}"
+            said += f"\n    step: {self._served.steps_before + session.committed_step}"
+        begin, opened, rest = super().__repr__().partition("(\n")
+        return f"{begin}{opened}    {said}\n{rest}"
+
     @property
     def committed_step(self) -> int:
         """The last step that the daemon has committed; 0 for a new job."""
