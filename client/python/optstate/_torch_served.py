@@ -16,12 +16,31 @@ from optstate._torch_announcement import announce
 from optstate._torch_attachment import Attachment, Settings
 from optstate._torch_layout import optimizer_info, parameter_names, parameter_specs
 from optstate._torch_state import ServedState
-from optstate.session import StepOutcome
+from optstate.session import SessionSpec, StepOutcome
 
 
 def _remove_hooks(hooks: Sequence[Any]) -> None:
     for hook in hooks:
         hook.remove()
+
+
+# Those of this process that may have a rank.
+_living: weakref.WeakSet[Served] = weakref.WeakSet()
+
+
+def _take_over(spec: SessionSpec) -> bool:
+    """Frees the rank that `spec` asks for when an optimizer of this process has it.
+
+    In a notebook the former optimizer is there still when its cell is run again: under
+    another name, or in the traceback of a cell that raised.
+    """
+    for former in tuple(_living):
+        if former.attachment is not None and former.attachment.has_rank_of(spec):
+            former.detach(
+                f'another optimizer of this process has taken over job "{spec.job}"; use that one'
+            )
+            return True
+    return False
 
 
 class Shared:
@@ -115,6 +134,7 @@ class Served:
             Ranks(self.process_group),
             job=job,
             names_by_id=self.names_by_id,
+            take_over=_take_over,
             extend=extend_with is not None,
         )
         overwritten = 0
@@ -138,6 +158,7 @@ class Served:
         if not attachment.is_private:
             self.steps_before = 0
         self.attachment = attachment
+        _living.add(self)
         # Also at interpreter exit; closing does nothing in a forked child.
         self._finalizer = weakref.finalize(self, attachment.session.close)
         if self.settings.overlap:
