@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 
 import torch
 
+from optstate._torch_layout import raise_exchanged
 from optstate._torch_tensors import (
     DTYPES,
     compare_memory,
@@ -77,10 +78,7 @@ class Parameters:
             tensors = group["params"]
             bound = self._parameters[position : position + len(tensors)]
             if len(bound) != len(tensors) or not all(map(operator.is_, bound, tensors)):
-                raise RuntimeError(
-                    f"param_groups[{group_index}]['params'] is not what was attached:"
-                    " use add_param_group to add parameters"
-                )
+                raise_exchanged(group_index, tensors, bound)
             position += len(tensors)
         if position != len(self._parameters):
             raise RuntimeError("param_groups lost parameters since they were attached")

@@ -17,7 +17,13 @@ from optstate._options import (
     state_format,
 )
 from optstate._torch_attachment import Settings
-from optstate._torch_layout import NamedParameters, check_group, model_names, optimizer_info
+from optstate._torch_layout import (
+    NamedParameters,
+    check_group,
+    model_names,
+    optimizer_info,
+    refuse_sharding_optimizer,
+)
 from optstate._torch_served import Served, Shared
 from optstate._torch_state_transfer import StateTransfer
 from optstate._torch_stepping import Stepping
@@ -164,6 +170,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             master_format(master),
             accumulate_dtype,
         )
+        refuse_sharding_optimizer()
         if isinstance(params, torch.nn.Module):
             raise TypeError(
                 "params is a module: give its parameters(). A framework that takes a keyword"
