@@ -16,7 +16,7 @@ def announce(attachment: Attachment, overwritten: int) -> None:
     """
     if not attachment.is_first_rank:
         return
-    count = len(attachment.parameters)
+    count = attachment.parameters.count
     where = f'job "{attachment.job}" of the daemon at {attachment.session.endpoint}'
     kept = (
         "which ends with this optimizer" if attachment.is_private else "which stays in the daemon"
