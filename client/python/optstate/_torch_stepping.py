@@ -37,14 +37,15 @@ class Stepping:
         scaler cannot do it where gradients are in the daemon before step() is called, nor
         to float16 gradients, and must not where step() refuses it.
         """
-        settings = self._served.settings
+        settings, attachment = self._served.settings, self._served.attachment
+        tensors = () if attachment is None else attachment.parameters.tensors
         return bool(
             self.defaults.get("fused")
             or settings.overlap
             or settings.accumulate
             or settings.reduction == "daemon"
             or settings.loss_scaler is not None
-            or torch.float16 in map(dtype_of, self._served.tensors())
+            or torch.float16 in map(dtype_of, tensors)
         )
 
     @_step_supports_amp_scaling.setter
@@ -174,6 +175,10 @@ class Stepping:
         """Checks what the trainer may have changed, and sends it if need be; with the
         groups in the job's order."""
         attachment = self._served.attached()
+        thawed = attachment.parameters.thawed()
+        if thawed:
+            self._served.check_thawed_alike(attachment, thawed)
+            attachment = self._served.thaw(thawed)
         groups = attachment.parameters.in_order(self.param_groups)
         attachment.check_groups(groups)
         attachment.parameters.check_tensors()

@@ -322,7 +322,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
                 index,
             )
             if self._served.attachment is not None:
-                self._served.extend(self._served.attachment)
+                self._served.add_group(self._served.attachment)
         except BaseException:
             self.param_groups.pop()
             raise
