@@ -147,7 +147,7 @@ class Attachment:
                 'overlap=True with several ranks needs reduction="daemon": a gradient that is'
                 " pushed during backward() is not reduced yet"
             )
-        self.ranks = ranks
+        self._ranks = ranks
         self.is_private = job is None
         self.job: str = ranks.from_first(job if job is not None else private_name())
 
@@ -207,6 +207,11 @@ class Attachment:
         self.committing: int | None = None
 
     @property
+    def ranks(self) -> Ranks:
+        """Who trains the job together."""
+        return self._ranks
+
+    @property
     def needs_load(self) -> bool:
         """Whether the job is new, so that it waits for its initial parameters."""
         return self.session.phase in (_native.PHASE_EMPTY, _native.PHASE_LOADING)
@@ -235,7 +240,7 @@ class Attachment:
 
         Each loads what it owns, so that the job would begin with a mixture.
         """
-        sums = self.ranks.gather([bits_sum(tensor) for tensor in tensors])
+        sums = self._ranks.gather([bits_sum(tensor) for tensor in tensors])
         for name, *of_ranks in zip((spec.name for spec in self._spec.parameters), *sums):
             if len(set(of_ranks)) > 1:
                 raise ValueError(
@@ -417,7 +422,7 @@ class Attachment:
             self.session.abort(self.next_step)
             self.gradients.forget_pushed()
         # Another rank may still be reading or fetching, which a load puts an end to.
-        self.ranks.agree(None)
+        self._ranks.agree(None)
         for attempt in range(_LOADS_MAX):
             if self.broken_load == "state":  # its repetition begins with an empty job
                 parameters = range(len(tensors))

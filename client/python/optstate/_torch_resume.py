@@ -30,6 +30,7 @@ class ReplacedParameters:
             index: in_memory(parameters.tensors[index]).clone() for index in parameters.different()
         }
         self._versions: list[int] = []
+        self.left_out = False  # a checkpoint's state, because the job goes on
 
     @property
     def count(self) -> int:

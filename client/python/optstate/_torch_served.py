@@ -16,6 +16,7 @@ from optstate._collective import Ranks
 from optstate._options import Scalar
 from optstate._torch_announcement import announce
 from optstate._torch_attachment import Attachment, Settings
+from optstate._torch_checkpoint import MASTER_PARAM, PartialEntry
 from optstate._torch_frozen import (
     groups_as_in,
     groups_to_register,
@@ -27,7 +28,10 @@ from optstate._torch_layout import optimizer_info, parameter_names, parameter_sp
 from optstate._torch_resume import ReplacedParameters
 from optstate._torch_state import ServedState
 from optstate._torch_state_edits import StateEdits
+from optstate._warn import warn
 from optstate.session import SessionSpec, StepOutcome
+
+CLOSED = "it is closed"
 
 
 def _remove_hooks(hooks: Sequence[Any]) -> None:
@@ -102,6 +106,8 @@ class Served:
         self.edits: StateEdits | None = None  # of self.state, with a job
         # What attaching to a job that was there replaced, until the first step.
         self.replaced: ReplacedParameters | None = None
+        # Masters of a load that did not fit the parameters, which may be loaded after it.
+        self.masters: dict[int, torch.Tensor] = {}
         # Attributes that the user may change between steps.
         self.max_norm: Scalar | None = None
         self.max_value: Scalar | None = None
@@ -241,6 +247,12 @@ class Served:
     def detach(self, because: str) -> None:
         """Leaves the job, without a wait for a step that is under way. Idempotent."""
         if self.attachment is not None:
+            assert self.edits is not None
+            if because == CLOSED and self.edits.has_writes:
+                warn(
+                    f'optimizer.state of job "{self.attachment.job}" was written, and no step came'
+                    " after it to send that: the job has not got it"
+                )
             self.steps_before += self.attachment.session.committed_step
         self.attachment, self.detached_because = None, because
         self.handed_over = None
@@ -291,12 +303,21 @@ class Served:
         """Sends what the trainer has changed in place, of parameters and of their state."""
         edits = self.edits
         assert edits is not None
-        entries = None if edits.is_idle else edits.pending()
+        entries = {} if edits.is_idle else edits.pending()
         changed = attachment.parameters.changed()
         if changed or entries or attachment.broken_load is not None:
             what = "optimizer.state was changed" if entries else "parameters were changed in place"
             attachment.check_no_micro_steps(what)
+            if changed and self.replaced is not None and self.replaced.left_out:
+                warn(
+                    f'job "{attachment.job}" goes on with its own state (resume="job"), but'
+                    f" {len(changed)} parameters were changed since: if a checkpoint's model was"
+                    " loaded, they are of another step than their state"
+                )
+            for index in self.masters.keys() & changed:
+                entries.setdefault(index, PartialEntry({MASTER_PARAM: self.masters[index]}))
             attachment.load(groups, changed, entries or None)
+        self.masters = {}
         edits.forget()
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> dict[int, dict[str, Any]]:

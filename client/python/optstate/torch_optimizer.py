@@ -25,7 +25,7 @@ from optstate._torch_layout import (
     optimizer_info,
     refuse_sharding_optimizer,
 )
-from optstate._torch_served import Served, Shared
+from optstate._torch_served import CLOSED, Served, Shared
 from optstate._torch_state_transfer import StateTransfer
 from optstate._torch_stepping import Stepping
 from optstate.session import LossScaler, StepOutcome
@@ -295,7 +295,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
 
         A named job stays in the daemon; a private one ends with its last rank.
         """
-        self._served.detach("it is closed")
+        self._served.detach(CLOSED)
 
     def __enter__(self) -> ServedOptimizer:
         return self

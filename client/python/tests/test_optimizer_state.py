@@ -9,12 +9,11 @@ import pickle
 from collections import defaultdict
 from collections.abc import MutableMapping
 
+import optstate
 import pytest
 import torch
 from ranks import run
 from training import largest_difference, loss_of, small_model, train
-
-import optstate
 
 OPTIMIZERS = {
     "AdamW": {"lr": 0.01},
@@ -422,3 +421,12 @@ def test_an_8_bit_jobs_other_arrays_stay_as_they_are():
             if (index, key) != (0, "exp_avg"):
                 assert torch.equal(after[index][key], value)
     assert not after[0]["exp_avg"].any()
+
+
+def test_writes_that_no_step_sends_are_warned_of(job):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), job=job)
+    train(model, optimizer, range(2))
+    optimizer.state[model[0].weight]["exp_avg"] = torch.zeros(16, 8)
+    with pytest.warns(UserWarning, match="the job has not got it"):
+        optimizer.close()
