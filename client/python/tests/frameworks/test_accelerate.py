@@ -87,10 +87,7 @@ def test_prepare_changes_nothing(state_dtype, job):
     for index, entry in again.inner.state_dict()["state"].items():
         for key, value in entry.items():
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(before[index][key]))
-    again.scheduler.load_state_dict(run.scheduler.state_dict())
-    whole = Run(optstate.AdamW, {"state_dtype": state_dtype})
-    whole.train(range(6))
-    again.train(range(3, 4))  # which has the rate of the first step, else as whole
+    again.train(range(3, 4))
     assert again.inner.committed_step == 4
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import optstate
 import pytest
 import torch
@@ -11,20 +13,19 @@ from tiny import batch, loss_on, tiny_model
 deepspeed = pytest.importorskip("deepspeed")
 
 
-@pytest.fixture(autouse=True)
-def one_process(monkeypatch, tmp_path):
-    import deepspeed.comm.torch
-
-    # An all-reduce for several ranks, which it would compile.
-    monkeypatch.setattr(deepspeed.comm.torch, "build_shm_op", lambda: None)
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
-        monkeypatch.setenv(name, value)
-    meeting = tmp_path / "meeting"
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{meeting}", rank=0, world_size=1
-    )
-    yield
-    torch.distributed.destroy_process_group()
+@pytest.fixture(autouse=True, scope="module")
+def one_process(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        # An all-reduce for several ranks, which it would compile.
+        patch.setattr(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
+        for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+            patch.setenv(name, value)
+        meeting = tmp_path_factory.mktemp("gloo") / "meeting"
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{meeting}", rank=0, world_size=1
+        )
+        yield
+        torch.distributed.destroy_process_group()
 
 
 def trained(optimizer_class, stage, *, bf16=False, **keywords):

@@ -27,7 +27,7 @@ class Module(lightning.LightningModule):
         self.seen = []
 
     def training_step(self, rows, index):
-        loss = loss_on(self.model, rows[0])
+        loss = loss_on(self.model, rows[0][0])
         if not self.automatic_optimization:
             optimizer = self.optimizers()
             optimizer.zero_grad()
@@ -70,6 +70,15 @@ class Kill(lightning.Callback):
             raise self.Killed
 
 
+def scaled(settings, plugins):
+    """float16 with a GradScaler, which Lightning has on GPUs alone unless it is given."""
+    if settings.get("precision") != "16-mixed":
+        return settings
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    plugin = plugins.MixedPrecision("16-mixed", "cpu", scaler=scaler)
+    return {**settings, "precision": None, "plugins": [plugin]}
+
+
 def fit(directory, module, *, checkpoint=None, callbacks=(), **settings):
     saves = lightning.pytorch.callbacks.ModelCheckpoint(
         dirpath=directory, every_n_train_steps=4, save_top_k=-1, filename="{step}"
@@ -82,7 +91,7 @@ def fit(directory, module, *, checkpoint=None, callbacks=(), **settings):
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[saves, *callbacks],
-        **settings,
+        **scaled(settings, lightning.pytorch.plugins),
     )
     trainer.fit(module, ckpt_path=checkpoint)
     return trainer
@@ -98,6 +107,11 @@ SETTINGS = {
     "bf16": {"precision": "bf16-mixed"},
     "bf16, clipped": {"precision": "bf16-mixed", "gradient_clip_val": 0.05},
     "fp16, clipped": {"precision": "16-mixed", "gradient_clip_val": 0.05},
+    "fp16, by value": {
+        "precision": "16-mixed",
+        "gradient_clip_val": 0.01,
+        "gradient_clip_algorithm": "value",
+    },
     "two micro-steps": {"accumulate_grad_batches": 2, "max_epochs": 2},
 }
 
@@ -145,7 +159,8 @@ def test_resuming_from_a_checkpoint(job_is, tmp_path, job):
 def test_fabric(precision, tmp_path, job):
     runs = []
     for optimizer_class, keywords in ((torch.optim.AdamW, {}), (optstate.AdamW, {"job": job})):
-        fabric = lightning.Fabric(accelerator="cpu", devices=1, precision=precision)
+        settings = scaled({"precision": precision}, lightning.fabric.plugins)
+        fabric = lightning.Fabric(accelerator="cpu", devices=1, **settings)
         module = tiny_model()
         optimizer = optimizer_class(module.parameters(), **OPTIONS, **keywords)
         model, wrapped = fabric.setup(module, optimizer)
