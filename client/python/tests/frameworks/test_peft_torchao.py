@@ -64,7 +64,9 @@ def test_quantised_frozen_weights(config, job, daemon):
     def quantised():
         torch.manual_seed(5)
         model = torch.nn.Sequential(
-            Adapter(torch.nn.Linear(8, 16)), torch.nn.Tanh(), Adapter(torch.nn.Linear(16, 4))
+            Adapter(torch.nn.Linear(8, 16, bias=False)),
+            torch.nn.Tanh(),
+            Adapter(torch.nn.Linear(16, 4, bias=False)),
         )
         quantization.quantize_(model, getattr(quantization, config)())
         for layer in (model[0], model[2]):
