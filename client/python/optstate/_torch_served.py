@@ -175,6 +175,7 @@ class Served:
             if attachment.session.phase == _native.PHASE_FAILED:
                 attachment.raise_failure()
             if extend_with is not None:
+                self._check_extended(attachment)
                 new = set(extend_with)
                 tensors = [tensor for group in groups for tensor in group["params"]]
                 held = {i: entry for i, entry in self._held(tensors).items() if i in new}
@@ -456,6 +457,14 @@ class Served:
             self._attach_groups(old_groups, old.job)
             self._note_extended(old)
             raise
+
+    def _check_extended(self, attachment: Attachment) -> None:
+        """RuntimeError, on every rank, when it is a new job, whose state would be empty."""
+        if any(attachment.ranks.gather(attachment.session.created)):
+            raise RuntimeError(
+                f'job "{attachment.job}" was deleted while add_param_group() extended it, and its'
+                " state with it: start again from a checkpoint"
+            )
 
     def _note_extended(self, old: Attachment) -> None:
         assert self.attachment is not None

@@ -136,3 +136,22 @@ def test_a_re_attach_has_the_jobs_order(job):
     again = small_model(seed=1)
     optimizer = two_groups(optstate.AdamW, again, job=job)
     assert optimizer.committed_step == 4 and largest_difference(model, again) == 0
+
+
+def test_a_job_that_is_deleted_while_it_grows_is_not_made_anew(job, daemon, monkeypatch):
+    """Else training would go on without its state."""
+    model = small_model()
+    optimizer = two_groups(optstate.AdamW, model, job=job)
+    train(model, optimizer, range(3))
+    served = optimizer._served
+    detach = served.detach
+
+    def detach_and_delete(because):
+        detach(because)
+        daemon.run_optctl("delete", "job", job)
+
+    monkeypatch.setattr(served, "detach", detach_and_delete)
+    with pytest.raises(RuntimeError, match="was deleted while add_param_group"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+    with pytest.raises(RuntimeError, match="cannot be used: add_param_group failed"):
+        optimizer.step()

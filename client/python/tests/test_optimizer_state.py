@@ -166,6 +166,17 @@ def one_moment(optimizer, model):
     optimizer.state[model[0].weight][key].zero_()
 
 
+def step_0(optimizer, model):
+    """Moments go on, and their bias correction begins anew."""
+    for entry in optimizer.state.values():
+        entry["step"].zero_()
+
+
+def step_0_of_entries(optimizer, model):
+    for parameter, entry in optimizer.state.items():
+        optimizer.state[parameter] = {**entry, "step": torch.tensor(0.0)}
+
+
 def step_count(optimizer, model):
     optimizer.state[model[0].weight]["step"] += 5
 
@@ -184,6 +195,8 @@ EDITS = (
     pop_one,
     one_moment,
     step_count,
+    step_0,
+    step_0_of_entries,
 )
 # torch's own cannot step without its state (Adagrad), or counts no steps (SGD).
 NOT_OF_TORCH = {
@@ -194,6 +207,10 @@ NOT_OF_TORCH = {
     ("Adagrad", empty_entry),
     ("Adagrad", pop_one),
     ("SGD", step_count),
+    ("SGD", step_0),
+    ("SGD", step_0_of_entries),
+    ("NAdam", step_0),  # refused, below
+    ("NAdam", step_0_of_entries),
 }
 
 
@@ -331,6 +348,22 @@ def test_an_entry_of_a_parameter_without_one():
     optimizer = optstate.AdamW(model.parameters(), lr=0.01)
     optimizer.state[model[0].weight]["exp_avg"] = torch.zeros(16, 8)
     with pytest.raises(ValueError, match="has no step, exp_avg_sq"):
+        train(model, optimizer, range(1))
+    assert optimizer.committed_step == 0
+
+
+def test_what_cannot_begin_anew_alone_is_refused():
+    """NAdam's product goes with its step; Adagrad's sum is that of initial_accumulator_value."""
+    (model, optimizer), _ = both("NAdam")
+    optimizer.state[model[0].weight]["step"].zero_()
+    with pytest.raises(RuntimeError, match="its step is 0"):
+        train(model, optimizer, range(3, 4))
+    del optimizer.state[model[0].weight]
+    train(model, optimizer, range(3, 4))
+    model = small_model()
+    optimizer = optstate.Adagrad(model.parameters())
+    optimizer.state[model[0].weight]["sum"].fill_(0.5)
+    with pytest.raises(RuntimeError, match="its step is 0"):
         train(model, optimizer, range(1))
     assert optimizer.committed_step == 0
 
