@@ -21,7 +21,8 @@ def test_is_torchs_optimizer():
     assert isinstance(optimizer, torch.optim.AdamW)
     assert isinstance(optimizer, torch.optim.Optimizer)
     reference = torch.optim.AdamW(small_model().parameters())
-    assert repr(optimizer) == repr(reference)
+    title, _job, _endpoint, _step, *groups = repr(optimizer).splitlines()
+    assert [title, *groups] == repr(reference).splitlines()
     assert optimizer.defaults == reference.defaults
 
 
