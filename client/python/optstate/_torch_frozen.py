@@ -15,7 +15,7 @@ from typing import Any, Callable
 import torch
 
 from optstate import _native
-from optstate._torch_layout import DTYPE_CODES, parameter_names
+from optstate._torch_layout import parameter_names
 
 ParamGroups = Sequence[dict[str, Any]]
 
@@ -60,14 +60,14 @@ def groups_with(
 def groups_to_register(
     param_groups: ParamGroups, names_by_id: dict[int, str], state: Any
 ) -> ParamGroups:
-    """Of a new attachment: what can be updated, or has state. All that a job can have when
-    that is nothing, because a job has a parameter at least."""
+    """Of a new attachment: what can be updated, or has state. All of them when that is
+    nothing, because a job has a parameter at least."""
 
     def is_wanted(tensor: torch.Tensor) -> bool:
         return not is_frozen(tensor) or "step" in state.get(tensor, ())
 
     if not any(is_wanted(tensor) for group in param_groups for tensor in group["params"]):
-        return groups_with(param_groups, names_by_id, lambda tensor: tensor.dtype in DTYPE_CODES)
+        return param_groups
     return groups_with(param_groups, names_by_id, is_wanted)
 
 
