@@ -70,22 +70,42 @@ class Settings:
                 raise ValueError(f"Invalid {name}: {value}")
 
 
+def _place(endpoint: str | None) -> str:
+    """What names one daemon, whatever the wire."""
+    asked = endpoint or os.environ.get("OPTSTATE_ENDPOINT") or ""
+    return asked[len("grpc:") :] if asked.startswith("grpc:unix:") else asked
+
+
 def private_name() -> str:
     """A job name that nobody else has."""
     return f"private-{secrets.token_hex(8)}"
 
 
+def _open(spec: SessionSpec, take_over: Callable[[SessionSpec], bool]) -> Session:
+    try:
+        return Session.open(spec)
+    except errors.AlreadyExistsError:  # the layout is the same: that is looked at before
+        if not take_over(spec):
+            raise
+    return Session.open(spec)
+
+
 def open_together(
-    ranks: Ranks, make_spec: Callable[[], SessionSpec]
+    ranks: Ranks,
+    make_spec: Callable[[], SessionSpec],
+    take_over: Callable[[SessionSpec], bool],
 ) -> tuple[Session, SessionSpec]:
-    """Opens every rank's session, rank 0's first, or raises on every rank."""
+    """Opens every rank's session, rank 0's first, or raises on every rank.
+
+    `take_over` frees a rank that this process has already, and returns whether it did.
+    """
     error: Exception | None = None
     spec: SessionSpec | None = None
     session: Session | None = None
     try:
         spec = make_spec()
         if ranks.rank == 0:
-            session = Session.open(spec)
+            session = _open(spec, take_over)
     except Exception as failure:
         error = failure
     # Rank 0 has resolved the endpoint; an embedded daemon is its child.
@@ -94,7 +114,7 @@ def open_together(
         assert spec is not None
         try:
             spec = dataclasses.replace(spec, endpoint=endpoint)
-            session = Session.open(spec)
+            session = _open(spec, take_over)
         except Exception as failure:
             error = failure
     try:
@@ -121,6 +141,7 @@ class Attachment:
         *,
         job: str | None,
         names_by_id: dict[int, str],
+        take_over: Callable[[SessionSpec], bool],
         extend: bool = False,
     ) -> None:
         if settings.overlap and settings.reduction == "trainer" and ranks.world_size > 1:
@@ -159,7 +180,7 @@ class Attachment:
             )
 
         self._chose_endpoint = bool(settings.endpoint)
-        self.session, self._spec = open_together(ranks, make_spec)
+        self.session, self._spec = open_together(ranks, make_spec, take_over)
         self.info = _optimizers.by_kind(self._spec.optimizer)
         # Gradients that the daemon sums are averaged, as DistributedDataParallel does.
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
@@ -267,12 +288,30 @@ class Attachment:
             still = set(gradients.missing).intersection(self.without_gradient)
             self.without_gradient = sorted(still)
 
+    def has_rank_of(self, spec: SessionSpec) -> bool:
+        """Whether it is the rank of this process that `spec` asks for."""
+        asked = _place(spec.endpoint)
+        return (
+            self.job == spec.job
+            and self._spec.rank == spec.rank
+            and asked in (_place(self._spec.endpoint), _place(self.session.endpoint))
+        )
+
+    @property
+    def is_first_rank(self) -> bool:
+        return self.ranks.rank == 0
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the daemon is a private one, which ends with the trainer."""
+        return "/optstate-embedded-" in self.session.endpoint
+
     def warn_if_embedded(self) -> None:
         """Who names a job means to find it again; nobody said that it may end with us."""
         chose = self._chose_endpoint or os.environ.get("OPTSTATE_ENDPOINT")
-        if self.is_private or chose or self._ranks.rank != 0:
+        if self.is_private or chose or not self.is_first_rank:
             return
-        if "/optstate-embedded-" in self.session.endpoint:
+        if self.is_embedded:
             warnings.warn(
                 f'no daemon runs on this node: job "{self.job}" is in a private one, which ends'
                 " with this process, and the job with it. Start optstated to keep it, or say"

@@ -151,6 +151,10 @@ class StateTransfer:
 
     def _set_loaded_state(self, state: dict[str, Any]) -> None:
         served = self._served
+        # State of what is frozen now is kept, as torch keeps it: in the job.
+        given = [each for each in served.attached().parameters.left_out if state["state"].get(each)]
+        if given:
+            served.thaw(given)
         attachment, edits = served.attached(), served.edits
         assert edits is not None
         groups = state["param_groups"]

@@ -21,7 +21,8 @@ def test_is_torchs_optimizer():
     assert isinstance(optimizer, torch.optim.AdamW)
     assert isinstance(optimizer, torch.optim.Optimizer)
     reference = torch.optim.AdamW(small_model().parameters())
-    assert repr(optimizer) == repr(reference)
+    title, _job, _endpoint, _step, *groups = repr(optimizer).splitlines()
+    assert [title, *groups] == repr(reference).splitlines()
     assert optimizer.defaults == reference.defaults
 
 
@@ -162,7 +163,10 @@ def test_groups_without_parameters(named, job):
 def test_a_refused_param_group_changes_nothing():
     model = small_model()
     optimizer = optstate.AdamW(model.parameters())
-    bad = [torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.complex64)]
+    bad = [
+        torch.zeros(2, dtype=dtype, requires_grad=True)
+        for dtype in (torch.float64, torch.complex64)
+    ]
     for tensor in bad:
         with pytest.raises(TypeError):
             optimizer.add_param_group({"params": [tensor]})

@@ -165,7 +165,7 @@ def _disagree(connection, rank, job, what):
     parameters = list(model.parameters())
     try:
         if what == "bad tensor" and rank == 1:
-            parameters.append(torch.zeros(3, dtype=torch.float64))
+            parameters.append(torch.zeros(3, dtype=torch.float64, requires_grad=True))
         optimizer = optstate.AdamW(parameters, lr=0.01, job=job)
         if what == "lr":
             optimizer.param_groups[0]["lr"] = 0.01 * (1 + rank)

@@ -169,7 +169,7 @@ def test_kinds_of_parameters_that_are_refused(name):
         del kinds["sparse"]
     for kind, tensor in kinds.items():
         with pytest.raises(TypeError, match=kind):
-            ours(name)([torch.nn.Parameter(torch.ones(2, 2)), tensor])
+            ours(name)([torch.nn.Parameter(torch.ones(2, 2)), tensor.requires_grad_()])
 
 
 @pytest.mark.parametrize("name", list(INFOS))
