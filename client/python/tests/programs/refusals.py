@@ -1,0 +1,48 @@
+"""What ours refuses and torch does: the whole list, each with what to blame.
+
+A program in which one of these is raised is run again without the operation to blame. Any other
+exception of ours that torch does not raise too is a failure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import optstate
+
+
+class Refusal(NamedTuple):
+    """raised: its type. says: a regular expression of its text. blames: operations, of which
+    the last one before it was the cause."""
+
+    raised: type[BaseException]
+    says: str
+    blames: tuple[str, ...]
+
+
+# README: parameters are added by add_param_group alone.
+_SURGERY = ("pop_group", "pop_parameter", "reverse_groups", "reverse_parameters")
+
+REFUSALS = (
+    Refusal(RuntimeError, r"is not what was attached", _SURGERY),
+    Refusal(RuntimeError, r"param_groups lost parameters", _SURGERY),
+    # README: what memory hangs on cannot change in a group.
+    Refusal(ValueError, r"but the job was registered with", ("set_option", "schedule")),
+    Refusal(ValueError, r"decoupled_weight_decay (differs|must be the same)", ("set_option",)),
+    Refusal(TypeError, r'parameter ".*" is now .*, but the job has', ("cast",)),
+    Refusal(ValueError, r"share memory", ("tie_data",)),
+    # A layout is what it was registered as: the same names, shapes and dtypes in order.
+    Refusal(
+        optstate.FailedPreconditionError,
+        r"layout|options|order",
+        ("reattach", *_SURGERY),
+    ),
+)
+
+
+def refusal_of(error: BaseException) -> Refusal | None:
+    for refusal in REFUSALS:
+        if isinstance(error, refusal.raised) and re.search(refusal.says, str(error)):
+            return refusal
+    return None
