@@ -39,7 +39,12 @@ def report(program: Program, failure: Failure, daemon: Daemon, shrinks: bool) ->
     """What fails, as text that can be run again."""
     lines = [f"seed {program.seed}: {failure}"]
     if shrinks:
-        small = shrink(failure.program, lambda each: fails_on(each, daemon) is not None)
+
+        def fails_alike(candidate: Program) -> bool:
+            other = fails_on(candidate, daemon)
+            return other is not None and other.kind == failure.kind
+
+        small = shrink(failure.program, fails_alike)
         again = fails_on(small, daemon)
         lines += [f"made small: {again}", small.text()]
     return "\n".join(lines)
@@ -75,7 +80,7 @@ def main() -> int:
                 refused += run(program, endpoints_of(daemon))
             except Failure as failure:
                 failed.append(program.seed)
-                kinds[failure.why.split("(")[0][:90]] += 1
+                kinds[failure.kind] += 1
                 print(report(program, failure, daemon, not options.no_shrinking), flush=True)
     finally:
         daemon.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import re
 import traceback
 import warnings
 from typing import Any, Callable
@@ -25,6 +26,11 @@ class Failure(AssertionError):
     def __init__(self, program: Program, where: int, why: str) -> None:
         super().__init__(f"operation {where}: {why}")
         self.program, self.where, self.why = program, where, why
+
+    @property
+    def kind(self) -> str:
+        """What failures of the same cause mostly have in common."""
+        return re.sub(r"[0-9.]+|\[.*", "", self.why.split("(")[0])[:60]
 
 
 class _Refused(Exception):

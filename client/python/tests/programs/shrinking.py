@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Callable
 
 from programs.program import Program, Weight
+from programs.registry import KINDS
 
 
 def _without_operations(program: Program) -> Iterator[Program]:
@@ -71,6 +72,8 @@ def shrink(program: Program, fails: Callable[[Program], bool], attempts: int = 4
     """The smallest program found that fails still."""
     while attempts > 0:
         for candidate in _simpler(program):
+            if not all(KINDS[name].suits(candidate) for name, _ in candidate.operations):
+                continue
             attempts -= 1
             if attempts <= 0:
                 return program
