@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from optstate.torch_optimizer import ServedOptimizer
+    from optstate._torch_served import Served
 
 
 class Opaque:
@@ -32,13 +32,13 @@ class ServedState(defaultdict):
     that seems to have none.
     """
 
-    def __init__(self, optimizer: ServedOptimizer, entries: Mapping[Any, Any] = {}) -> None:
+    def __init__(self, served: Served, entries: Mapping[Any, Any] = {}) -> None:
         super().__init__(dict, entries)
-        self._optimizer = weakref.ref(optimizer)
+        self._served = weakref.ref(served)
 
     def __bool__(self) -> bool:
-        optimizer = self._optimizer()
-        return len(self) > 0 or (optimizer is not None and optimizer._has_state())
+        served = self._served()
+        return len(self) > 0 or (served is not None and served.has_state())
 
     def __reduce__(self) -> Any:
         return defaultdict, (dict, dict(self))

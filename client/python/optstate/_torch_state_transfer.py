@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import multiprocessing.context
 import warnings
 from collections import defaultdict
@@ -13,8 +12,9 @@ from typing import Any
 import torch
 
 from optstate import _torch_checkpoint, errors
-from optstate._torch_attachment import Attachment, Settings
+from optstate._torch_attachment import Attachment
 from optstate._torch_layout import parameter_names
+from optstate._torch_served import Served
 from optstate._torch_state import Opaque, ServedState, hide_entries
 
 
@@ -24,25 +24,23 @@ class StateTransfer:
     Threads: as the optimizer, one at a time.
     """
 
-    _attachment: Attachment | None
-    _settings: Settings
+    _served: Served
     param_groups: list[dict[str, Any]]
     state: defaultdict[Any, Any]
-    _is_loading_state_dict = False
 
     def upload_parameters(self) -> None:
         """Sends all parameters as they are now to the daemon. Collective."""
-        attachment = self._attached()
+        attachment = self._served.attached()
         attachment.parameters.check_parameters(self.param_groups)
         attachment.check_no_micro_steps("upload_parameters()")
-        attachment.load(self.param_groups, range(len(self._tensors())))
+        attachment.load(self.param_groups, range(len(self._served.tensors())))
 
     def fetch_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """One parameter's step, exp_avg, ... at the committed step.
 
         {} before its first update. KeyError when it is not this optimizer's.
         """
-        attachment = self._attached()
+        attachment = self._served.attached()
         index = 0
         for group in self.param_groups:
             for tensor in group["params"]:
@@ -57,12 +55,13 @@ class StateTransfer:
     @contextlib.contextmanager
     def _state_present(self) -> Iterator[None]:
         """Puts the daemon's state into self.state, where torch looks for it."""
-        self._check_usable()
+        served = self._served
+        served.check_usable()
         own = self.state
         merged: defaultdict[Any, Any] = defaultdict(dict)
-        if self._attachment is not None:
-            self._finish_interrupted(self._attachment)
-            merged.update(self._attachment.fetch(self.param_groups))
+        if served.attachment is not None:
+            served.finish_interrupted(served.attachment)
+            merged.update(served.attachment.fetch(self.param_groups))
         for key, value in own.items():
             is_entry = isinstance(key, torch.Tensor)
             merged[key] = {**merged.get(key, {}), **value} if is_entry else value
@@ -92,24 +91,33 @@ class StateTransfer:
         as it is. UserWarning when a named job has taken more steps than the state: a
         script that attaches again loads only if committed_step is 0.
         """
-        self._attached().check_no_micro_steps("load_state_dict()")
+        self._served.attached().check_no_micro_steps("load_state_dict()")
         handle = self.register_load_state_dict_pre_hook(hide_entries)
-        self._is_loading_state_dict = True
+        self._served.is_loading_state_dict = True
         try:
             super().load_state_dict(state_dict)
         finally:
-            self._is_loading_state_dict = False
+            self._served.is_loading_state_dict = False
             handle.remove()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if self._is_loading_state_dict:  # torch's load_state_dict ends here
-            self._set_loaded_state(state)
+        served = getattr(self, "_served", None)
+        if served is not None and served.is_loading_state_dict:
+            self._set_loaded_state(state)  # torch's load_state_dict ends here
             return
         state = dict(state)
-        settings, self.max_norm, self.max_value, self.norm_type = state.pop("_optstate")
+        settings, *limits = state.pop("_optstate")
+        self._served = served = Served(settings)
+        served.max_norm, served.max_value, served.norm_type = limits
+        self._set_torchs_state(state)
+        served.state = ServedState(served, served.state)
+
+    def _set_torchs_state(self, state: dict[str, Any]) -> None:
+        """As torch's __setstate__, which would put what is shared into __dict__."""
+        state = dict(state)
+        self._served.state = state.pop("state")
+        self._served.param_groups = state.pop("param_groups")
         super().__setstate__(state)
-        self.state = ServedState(self, self.state)
-        self._set_up_detached(settings, None, {})
 
     def _set_loaded_state(self, state: dict[str, Any]) -> None:
         groups = state["param_groups"]
@@ -117,12 +125,12 @@ class StateTransfer:
             key: value.value if isinstance(value, Opaque) else value
             for key, value in state["state"].items()
         }
-        attachment = self._attached()
+        attachment = self._served.attached()
         _torch_checkpoint.complete_groups(
             self._torch_class(), groups, self.param_groups, self.defaults
         )
         attachment.check_groups(groups)
-        names = parameter_names(groups, self._names_by_id)
+        names = parameter_names(groups, self._served.names_by_id)
         entries: dict[int, Any] = {}
         for group in groups:
             for tensor in group["params"]:
@@ -133,7 +141,7 @@ class StateTransfer:
                         attachment.info, entry, names[index], tensor, group
                     )
         self._warn_of_older_state(attachment, entries)
-        super().__setstate__({"state": ServedState(self, given), "param_groups": groups})
+        self._set_torchs_state({"state": ServedState(self._served, given), "param_groups": groups})
         attachment.load(groups, attachment.parameters.changed(), entries)
         attachment.parameters.read()
 
@@ -156,23 +164,14 @@ class StateTransfer:
 
     def __getstate__(self) -> dict[str, Any]:
         """As torch's, with the state itself. The copy is not attached: it is an
-        optimizer of its own, whose first use makes a private job of this state."""
+        optimizer of its own, that attach() makes a job of."""
         with self._state_present():
             state = super().__getstate__()
+        served = self._served
         if multiprocessing.context.get_spawning_popen() is not None:
             # torch shares a tensor's memory, and takes for granted that who pickles the
             # tensor keeps it until the process has started.
-            self._handed_over = state["state"]
-        settings = self._present_settings()
-        state["_optstate"] = (settings, self.max_norm, self.max_value, self.norm_type)
+            served.handed_over = state["state"]
+        limits = (served.max_norm, served.max_value, served.norm_type)
+        state["_optstate"] = (served.present_settings(), *limits)
         return state
-
-    def _present_settings(self) -> Settings:
-        """Of a job that goes on from here: with the loss scale of now."""
-        scaler = self._settings.loss_scaler
-        if scaler is None or self._attachment is None:
-            return self._settings
-        scale = self._attachment.session.loss_scale
-        return dataclasses.replace(
-            self._settings, loss_scaler=dataclasses.replace(scaler, init_scale=scale)
-        )

@@ -59,49 +59,49 @@ class _LAMB(torch.optim.Optimizer):
 class AdamW(ServedOptimizer, torch.optim.AdamW):
     """torch.optim.AdamW with the state in the daemon; see ServedOptimizer."""
 
-    _optimizer = "adamw"
+    _optstate_name = "adamw"
 
 
 class Adam(ServedOptimizer, torch.optim.Adam):
     """torch.optim.Adam with the state in the daemon; see ServedOptimizer."""
 
-    _optimizer = "adam"
+    _optstate_name = "adam"
 
 
 class SGD(ServedOptimizer, torch.optim.SGD):
     """torch.optim.SGD with the state in the daemon; see ServedOptimizer."""
 
-    _optimizer = "sgd"
+    _optstate_name = "sgd"
 
 
 class Adagrad(ServedOptimizer, torch.optim.Adagrad):
     """torch.optim.Adagrad with the state in the daemon; see ServedOptimizer."""
 
-    _optimizer = "adagrad"
+    _optstate_name = "adagrad"
 
 
 class RMSprop(ServedOptimizer, torch.optim.RMSprop):
     """torch.optim.RMSprop with the state in the daemon; see ServedOptimizer."""
 
-    _optimizer = "rmsprop"
+    _optstate_name = "rmsprop"
 
 
 class NAdam(ServedOptimizer, torch.optim.NAdam):
     """torch.optim.NAdam with the state in the daemon; see ServedOptimizer."""
 
-    _optimizer = "nadam"
+    _optstate_name = "nadam"
 
 
 class RAdam(ServedOptimizer, torch.optim.RAdam):
     """torch.optim.RAdam with the state in the daemon; see ServedOptimizer."""
 
-    _optimizer = "radam"
+    _optstate_name = "radam"
 
 
 class Lion(ServedOptimizer, _Lion):
     """Lion (Chen et al. 2023, as in lion-pytorch) in the daemon; see ServedOptimizer."""
 
-    _optimizer = "lion"
+    _optstate_name = "lion"
 
 
 class LAMB(ServedOptimizer, _LAMB):
@@ -111,13 +111,13 @@ class LAMB(ServedOptimizer, _LAMB):
     decay too. weight_decay is 0 by default, apex's 0.01; max_norm None, its max_grad_norm 1.
     """
 
-    _optimizer = "lamb"
+    _optstate_name = "lamb"
 
 
 class Adafactor(ServedOptimizer, torch.optim.Adafactor):
     """torch.optim.Adafactor with the state in the daemon; see ServedOptimizer."""
 
-    _optimizer = "adafactor"
+    _optstate_name = "adafactor"
 
 
 if hasattr(torch.optim, "Muon"):
@@ -125,4 +125,4 @@ if hasattr(torch.optim, "Muon"):
     class Muon(ServedOptimizer, torch.optim.Muon):
         """torch.optim.Muon with the state in the daemon; see ServedOptimizer."""
 
-        _optimizer = "muon"
+        _optstate_name = "muon"

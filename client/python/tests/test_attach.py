@@ -167,9 +167,9 @@ def _push_and_wait(connection, rank, job, endpoint):
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=endpoint)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 1e3)
-    gradients = optimizer._attachment.gradients
+    gradients = optimizer._served.attachment.gradients
     gradients.push(optimizer.committed_step + 1, 0, gradients.gather())
-    optimizer._attachment.session.flush()
+    optimizer._served.attachment.session.flush()
     say(connection, "pushed")
     connection.recv()
 

@@ -237,8 +237,9 @@ def test_reduce_on_plateau():
     assert largest_difference(ours, torchs) < 1e-5
 
 
-def test_copies_and_pickles_go_on_by_themselves():
-    """As torch's: a copy has the state, and is an optimizer of its own."""
+def test_copies_and_pickles_go_on_when_they_are_attached():
+    """As torch's, a copy has the state and is an optimizer of its own; no use of it but
+    attach() makes a job."""
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, max_norm=1.0)
     train(model, optimizer, range(5))
@@ -248,6 +249,20 @@ def test_copies_and_pickles_go_on_by_themselves():
     for other_model, other in (copied, unpickled):
         assert other.job is None and other.max_norm == 1.0
         assert other.state_dict()["param_groups"] == saved["param_groups"]
+        uses = [
+            other.step,
+            other.abort_step,
+            other.upload_parameters,
+            other.gradient_norms,
+            lambda other=other: other.loss_scale,
+            lambda other=other: other.load_state_dict(saved),
+            lambda other=other: other.fetch_state(other.param_groups[0]["params"][0]),
+        ]
+        for use in uses:
+            with pytest.raises(RuntimeError, match=r"copied or unpickled: call attach\(\)"):
+                use()
+        assert other.job is None and other.committed_step == 0
+        other.attach()
         train(other_model, other, range(5, 10))
         assert other.job != optimizer.job
     assert optimizer.committed_step == 5

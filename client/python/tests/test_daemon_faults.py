@@ -38,7 +38,7 @@ def test_an_engine_killed_after_a_push_is_a_delay(own_daemon, job):
     train(model, optimizer, range(2))
     optimizer.zero_grad()
     loss_of(model, 2).backward()
-    attachment = optimizer._attachment
+    attachment = optimizer._served.attachment
     attachment.gradients.push(3, 0, attachment.gradients.gather())
     attachment.session.flush()
     os.kill(int(own_daemon.optctl("describe", "job", job)["engine_pid"]), 9)

@@ -90,7 +90,7 @@ def test_a_step_that_the_daemon_refused_is_taken_again_whole(monkeypatch):
             def refuse(*_, **__):
                 raise optstate.InvalidArgumentError("not now")
 
-            patch.setattr(optimizer._attachment.session, "commit", refuse)
+            patch.setattr(optimizer._served.attachment.session, "commit", refuse)
             with pytest.raises(optstate.InvalidArgumentError):
                 optimizer.step()
 
@@ -230,7 +230,7 @@ def _under_ddp(connection, rank, endpoint, as_views, clear, accumulate):
         overlap=True,
         accumulate=accumulate,
     )
-    session = optimizer._attachment.session
+    session = optimizer._served.attachment.session
     push, counts = session.push_gradients, []
 
     def counted(step, micro_step, parameters, pointers):

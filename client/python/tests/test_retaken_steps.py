@@ -166,7 +166,7 @@ def test_a_load_that_broke_off_at_its_end_is_repeated_whole(what, monkeypatch):
         with torch.no_grad():
             model[0].weight.mul_(2)
         if interrupts:
-            _interrupt_once(monkeypatch, optimizer._attachment.session, "finish_load")
+            _interrupt_once(monkeypatch, optimizer._served.attachment.session, "finish_load")
             with pytest.raises(KeyboardInterrupt):
                 if what == "change":
                     train(model, optimizer, range(4, 5))
@@ -195,7 +195,7 @@ def test_a_change_that_is_sent_again_leaves_other_masters_alone(monkeypatch):
         with torch.no_grad():
             model[0].weight.mul_(2)
         if interrupts:
-            _interrupt_once(monkeypatch, optimizer._attachment.session, "finish_load")
+            _interrupt_once(monkeypatch, optimizer._served.attachment.session, "finish_load")
             with pytest.raises(KeyboardInterrupt):
                 train(model, optimizer, range(4, 5))
         train(model, optimizer, range(4, 6))

@@ -107,9 +107,9 @@ def test_a_process_is_started_with_an_optimizer(method):
         expected = [(entry["step"].item(), entry["exp_avg"].tolist()) for entry in expected]
         assert queue.get() == expected
     copy.deepcopy(optimizer)
-    assert optimizer._handed_over is not None  # the children's
+    assert optimizer._served.handed_over is not None  # the children's
     train(model, optimizer, range(4, 5))
-    assert optimizer._handed_over is None
+    assert optimizer._served.handed_over is None
 
 
 def test_a_16_bit_parameter_that_went_on_without_its_master_does_not_jump_back():
@@ -309,7 +309,7 @@ def test_a_write_of_equal_values_is_no_change(monkeypatch):
     optimizer = optstate.AdamW(model.parameters())
     train(model, optimizer, range(2))
     loads = []
-    session = optimizer._attachment.session
+    session = optimizer._served.attachment.session
     monkeypatch.setattr(session, "begin_load", lambda: loads.append(1))
     model.load_state_dict(copy.deepcopy(model.state_dict()))
     loss_of(model, 0).backward()

@@ -262,6 +262,7 @@ def test_copies(name, how, seed):
     assert public(other) == public(optimizer)
     assert other.param_groups[0]["params"][0] is others[0]
     assert without(other.param_groups[0]) == without(optimizer.param_groups[0])
+    other.attach()
     take_steps(name, [(optimizer, parameters), (other, others)], seed + 1, 3)
     assert all(map(torch.equal, parameters, others))
     assert other.job != optimizer.job

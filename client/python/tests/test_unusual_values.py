@@ -100,4 +100,5 @@ def test_a_private_job_keeps_its_loss_scale(how):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
     else:
         optimizer = copy.deepcopy(optimizer)
+        optimizer.attach()
     assert optimizer.loss_scale == 64.0

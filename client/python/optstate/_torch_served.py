@@ -1,0 +1,265 @@
+"""All that one optimizer has of its own: its settings, its job, and where it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Sequence
+from typing import Any, Callable, NoReturn
+
+import torch
+
+from optstate import _native, _torch_checkpoint, errors
+from optstate._collective import Ranks
+from optstate._options import Scalar
+from optstate._torch_attachment import Attachment, Settings
+from optstate._torch_layout import optimizer_info, parameter_names, parameter_specs
+from optstate._torch_state import ServedState
+from optstate.session import StepOutcome
+
+
+def _remove_hooks(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+class Shared:
+    """An attribute of an optimizer that is in its Served, and so the same for all wrappers."""
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, optimizer: Any, _: type | None = None) -> Any:
+        return self if optimizer is None else getattr(optimizer._served, self._name)
+
+    def __set__(self, optimizer: Any, value: Any) -> None:
+        setattr(optimizer._served, self._name, value)
+
+    def __delete__(self, optimizer: Any) -> None:
+        delattr(optimizer._served, self._name)
+
+
+class Served:
+    """What every wrapper and every copy of an optimizer's __dict__ shares with it.
+
+    Frameworks make classes that copy the __dict__ of an optimizer, or that forward to
+    it by __getattr__ what they do not have themselves. Both find this one object, so
+    that what one of them changes is changed for all. It refers to no optimizer, so
+    that it ends with the last of them.
+
+    Nothing here makes a job but :meth:`attach`.
+
+    Threads: as the optimizer, one at a time.
+    """
+
+    def __init__(self, settings: Settings, process_group: Any | None = None) -> None:
+        self.settings = settings
+        self.process_group = process_group
+        self.names_by_id: dict[int, str] = {}
+        # torch's attributes, for which the optimizer has properties.
+        self.param_groups: list[dict[str, Any]] = []
+        self.state: Any = ServedState(self)
+        # Attributes that the user may change between steps.
+        self.max_norm: Scalar | None = None
+        self.max_value: Scalar | None = None
+        self.norm_type: float = 2.0
+        self.attachment: Attachment | None = None
+        # Why there is no attachment, and cannot be one.
+        self.detached_because: str | None = None
+        self.steps_before = 0  # of a private job that went on under another name
+        self.outcome: StepOutcome | None = None
+        # State whose file descriptors a process that is being started inherits.
+        self.handed_over: Any = None
+        self.is_loading_state_dict = False
+        self._finalizer: weakref.finalize | None = None
+        self._hooks: list[Any] = []
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [tensor for group in self.param_groups for tensor in group["params"]]
+
+    # The job.
+
+    def check_usable(self) -> None:
+        if self.detached_because is not None:
+            raise RuntimeError(f"the optimizer cannot be used: {self.detached_because}")
+
+    def attached(self) -> Attachment:
+        """Its attachment; RuntimeError when it has none."""
+        if self.attachment is None:
+            self._raise_detached()
+        self.finish_interrupted(self.attachment)
+        return self.attachment
+
+    def _raise_detached(self) -> NoReturn:
+        self.check_usable()
+        raise RuntimeError(
+            "the optimizer is not attached to a job, because it was copied or unpickled: call"
+            " attach(), which makes a private job of its state, or attach(job=...)"
+        )
+
+    def finish_interrupted(self, attachment: Attachment) -> None:
+        outcome = attachment.finish_interrupted()
+        if outcome is not None:
+            self.outcome = outcome
+
+    def attach(self, job: str | None, extend_with: Sequence[int] | None = None) -> Attachment:
+        """Attaches, loads what the daemon lacks, and reads all parameters back.
+
+        `extend_with`: the job may get new groups, and these parameters are sent; a
+        new job gets all. Leaves nothing open when it raises.
+        """
+        attachment = Attachment(
+            self.param_groups,
+            self.settings,
+            Ranks(self.process_group),
+            job=job,
+            names_by_id=self.names_by_id,
+            extend=extend_with is not None,
+        )
+        try:
+            if attachment.session.phase == _native.PHASE_FAILED:
+                attachment.raise_failure()
+            if extend_with is not None:
+                attachment.load(self.param_groups, extend_with)
+            elif attachment.needs_load:
+                attachment.check_new()
+                tensors = self.tensors()
+                attachment.check_replicas(tensors)
+                attachment.load(self.param_groups, range(len(tensors)), self._held(tensors))
+            attachment.parameters.read()
+        except BaseException:
+            attachment.session.close()
+            raise
+        self._drop_held()
+        if not attachment.is_private:
+            self.steps_before = 0
+        self.attachment = attachment
+        # Also at interpreter exit; closing does nothing in a forked child.
+        self._finalizer = weakref.finalize(self, attachment.session.close)
+        if self.settings.overlap:
+            self._hook_gradients()
+        attachment.warn_if_embedded()
+        return attachment
+
+    def detach(self, because: str) -> None:
+        """Leaves the job, without a wait for a step that is under way. Idempotent."""
+        if self.attachment is not None:
+            self.steps_before += self.attachment.session.committed_step
+        self.attachment, self.detached_because = None, because
+        self.handed_over = None
+        _remove_hooks(self._hooks)
+        self._hooks = []
+        if self._finalizer is not None:
+            self._finalizer()
+            self._finalizer = None
+
+    def present_settings(self) -> Settings:
+        """Of a job that goes on from here: with the loss scale of now."""
+        scaler = self.settings.loss_scaler
+        if scaler is None or self.attachment is None:
+            return self.settings
+        scale = self.attachment.session.loss_scale
+        return dataclasses.replace(
+            self.settings, loss_scaler=dataclasses.replace(scaler, init_scale=scale)
+        )
+
+    # State that is not in a daemon.
+
+    def has_state(self) -> bool:
+        """Whether a parameter was updated, or has loaded state."""
+        attachment = self.attachment
+        if attachment is None:
+            return False
+        self.finish_interrupted(attachment)
+        return any(attachment.arrays.fetch_step_counts(range(len(self.tensors()))))
+
+    def _held(self, tensors: Sequence[torch.Tensor]) -> dict[int, dict[str, Any]]:
+        """State that is here and not in a daemon: of an unpickled optimizer."""
+        return {
+            index: self.state[tensor]
+            for index, tensor in enumerate(tensors)
+            if "step" in self.state.get(tensor, ())
+        }
+
+    def _drop_held(self) -> None:
+        info = optimizer_info(self.param_groups, self.settings.optimizer)
+        keys = _torch_checkpoint.keys_of(info)
+        for tensor in [key for key in self.state if isinstance(key, torch.Tensor)]:
+            for key in keys:
+                self.state[tensor].pop(key, None)
+            if not self.state[tensor]:
+                del self.state[tensor]
+
+    # Overlap.
+
+    def _hook_gradients(self) -> None:
+        """Pushes each gradient as soon as backward() has accumulated it."""
+        _remove_hooks(self._hooks)
+        # A hook must not keep a dropped optimizer, and with it its rank, alive.
+        served = weakref.ref(self)
+
+        def hook_of(index: int) -> Callable[[torch.Tensor], None]:
+            def hook(_: torch.Tensor) -> None:
+                optimizer = served()
+                if optimizer is not None:
+                    optimizer._push_early(index)
+
+            return hook
+
+        self._hooks = [
+            tensor.register_post_accumulate_grad_hook(hook_of(index))
+            for index, tensor in enumerate(self.tensors())
+            if tensor.requires_grad
+        ]
+        weakref.finalize(self, _remove_hooks, self._hooks)
+
+    def _push_early(self, index: int) -> None:
+        attachment = self.attachment
+        if attachment is None or attachment.committing is not None or attachment.must_abort:
+            return  # step() pushes it
+        if attachment.session.is_forked:
+            return  # of a child that only computes
+        with attachment.undone_on_error():
+            attachment.gradients.push_early(attachment.next_step, attachment.micro_step, index)
+
+    # Growing.
+
+    def extend(self, old: Attachment) -> None:
+        """Closes the session and opens one with all groups, of which the last is new."""
+        old_groups, groups = self.param_groups[:-1], self.param_groups
+        self.finish_interrupted(old)
+        old.check_no_micro_steps("add_param_group()")
+        ranks = Ranks(self.process_group)
+        error: Exception | None = None
+        try:  # while nothing is given up yet
+            old.parameters.check_parameters(old_groups)
+            parameter_specs(groups, parameter_names(groups, self.names_by_id))
+        except Exception as failure:
+            error = failure
+        ranks.agree(error)
+        count = sum(len(group["params"]) for group in old_groups)
+        extend_with = [*old.parameters.changed(), *range(count, len(self.tensors()))]
+        if old.is_private:  # it ends with its last session: take its state along
+            self.settings = self.present_settings()
+            for tensor, entry in old.fetch(old_groups).items():
+                self.state[tensor].update(entry)
+        self.detach("add_param_group failed")
+        ranks.agree(None)  # every rank has left
+        if old.is_private:
+            self.attach(None)
+        else:
+            self._attach_extended(old.job, extend_with)
+        self.detached_because = None
+
+    def _attach_extended(self, job: str, extend_with: Sequence[int]) -> None:
+        """Attaches with all groups or, when the daemon refuses the new one, without it."""
+        try:
+            self.attach(job, extend_with)
+        except errors.OptstateError:
+            refused = self.param_groups.pop()
+            try:
+                self.attach(job)
+                self.detached_because = None
+            finally:
+                self.param_groups.append(refused)  # the caller takes it away
+            raise

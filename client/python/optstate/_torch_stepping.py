@@ -1,0 +1,191 @@
+"""Steps of the optimizers of optstate: taken, accumulated, aborted."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import torch
+
+from optstate._optimizers import as_float
+from optstate._options import checked_norm_type, limit
+from optstate._torch_attachment import Attachment
+from optstate._torch_served import Served, Shared
+
+
+class Stepping:
+    """What of ServedOptimizer takes steps.
+
+    Threads: as the optimizer, one at a time.
+    """
+
+    _served: Served
+    param_groups: list[dict[str, Any]]
+    # What a GradScaler leaves here for step(), and takes away.
+    grad_scale = Shared()
+    found_inf = Shared()
+
+    @torch._disable_dynamo
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Performs one optimization step in the daemon; returns the closure's loss.
+
+        Waits for the other ranks. When it raises because of a value that is wrong
+        here (ValueError, TypeError), nothing has happened, and it can be taken again.
+        When the daemon refuses (InvalidArgumentError, FailedPreconditionError),
+        nothing of the step stays there, micro-steps neither, and it can be taken
+        again from the first. So it can after UnavailableError and
+        DeadlineExceededError, once the daemon is back: it attaches again by itself. If
+        the step had been taken all the same, it is not taken twice: the next step()
+        reads what came of it.
+
+        Ctrl-C ends the wait for another rank with KeyboardInterrupt. The step is
+        under way then: the next use of the optimizer waits for it to end and reads
+        the parameters, and a next step() then takes another step. close() gives it
+        up: it is not taken, unless the other ranks had all come.
+        """
+        self._check_graph_capture()
+        try:
+            return self._step(closure)
+        except BaseException:
+            # A GradScaler multiplies by what is left here when it takes the step again.
+            served = self._served
+            served.__dict__.pop("grad_scale", None)
+            served.__dict__.pop("found_inf", None)
+            raise
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        served = self._served
+        served.handed_over = None
+        attachment = self._prepared_attachment()
+        attachment.fill_hyperparams(self.param_groups)
+        grad_scale, found_inf = self._scaling(attachment)
+        how = {
+            "grad_scale": grad_scale,
+            "max_norm": limit(served.max_norm, "max_norm"),
+            "max_value": limit(served.max_value, "max_value"),
+            "norm_type": checked_norm_type(served.norm_type),
+            "found_inf": found_inf,
+        }
+        if attachment.was_taken:
+            served.outcome = attachment.taken_outcome(**how)
+            return loss
+        # unscale_() changes gradients without a new version.
+        was_unscaled = self._has_scaler() and getattr(self, "grad_scale", None) is None
+        if was_unscaled and attachment.micro_step:
+            raise RuntimeError(
+                "unscale_() has unscaled the last micro-step alone: with accumulate_step(), leave"
+                " unscaling to step(); now call abort_step() and take the step again"
+            )
+        overlap = served.settings.overlap
+        step = attachment.next_step
+        gradients = attachment.gradients.gather(anew=was_unscaled)
+        with attachment.undone_on_error():
+            attachment.gradients.push(step, attachment.micro_step, gradients)
+            attachment.note_missing(gradients)
+            idle = attachment.without_gradient
+            attachment.committing = step
+            served.outcome = attachment.session.commit(
+                step,
+                attachment.hyperparams,
+                **how,
+                read=attachment.parameters.direct(but=idle) if overlap else None,
+            )
+        attachment.micro_step = 0
+        attachment.gradients.forget_pushed()
+        if served.outcome.applied:
+            attachment.parameters.read(without_gradient=idle, but_direct=overlap)
+        attachment.committing = None
+        return loss
+
+    def accumulate_step(self) -> None:
+        """Pushes the present gradients as one micro-step and drops them.
+
+        The daemon adds up micro-steps in fp32; step() adds the gradients there
+        are by then, if any, and updates with the sum. Needs ``accumulate=True``.
+        zero_grad() leaves pushed micro-steps alone; abort_step() drops them.
+        A GradScaler looks at the gradients of step() alone: with one, look at
+        last_outcome.found_inf. Errors are as step()'s.
+
+        With reduction="daemon" it waits until the other ranks have taken the
+        micro-step as well. AbortedError: one of them was lost or has aborted, and
+        what was summed of the step is gone; take it again from its first
+        micro-step.
+        """
+        if not self._served.settings.accumulate:
+            raise RuntimeError("accumulate_step needs an optimizer made with accumulate=True")
+        attachment = self._prepared_attachment()
+        if attachment.was_taken:  # step() will say so
+            self.zero_grad(set_to_none=True)
+            return
+        gradients = attachment.gradients.gather()
+        with attachment.undone_on_error():
+            attachment.gradients.push(attachment.next_step, attachment.micro_step, gradients)
+            # Also without a gradient: other ranks may have one, and wait.
+            attachment.session.end_micro_step(attachment.next_step, attachment.micro_step)
+        attachment.gradients.forget_pushed()
+        attachment.note_missing(gradients)
+        attachment.micro_step += 1
+        self.zero_grad(set_to_none=True)
+
+    def abort_step(self) -> None:
+        """Drops the micro-steps that this rank pushed since the last step.
+
+        With reduction="daemon" those of all ranks: each calls it.
+        """
+        attachment = self._served.attached()
+        attachment.session.abort(attachment.next_step)
+        attachment.gradients.forget_pushed()
+        attachment.micro_step = 0
+
+    def _prepared_attachment(self) -> Attachment:
+        """Checks what the trainer may have changed, and sends it if need be."""
+        attachment = self._served.attached()
+        attachment.check_groups(self.param_groups)
+        attachment.parameters.check_parameters(self.param_groups)
+        if attachment.must_abort:
+            attachment.abort_step()
+        changed = attachment.parameters.changed()
+        if changed or attachment.broken_load is not None:
+            attachment.check_no_micro_steps("parameters were changed in place")
+            attachment.load(self.param_groups, changed)
+        return attachment
+
+    def _has_scaler(self) -> bool:
+        """Whether a GradScaler calls step()."""
+        return getattr(self, "found_inf", None) is not None
+
+    def _scaling(self, attachment: Attachment) -> tuple[float, bool]:
+        """(grad_scale, found_inf): the daemon's scale, or what a GradScaler left."""
+        if self._has_scaler() and attachment.gradient_divisor > 1:
+            raise RuntimeError(
+                'a GradScaler cannot be used with reduction="daemon" on several ranks: it looks at'
+                " this rank's gradients alone, so that the ranks' scales would part. Use"
+                " loss_scaler=optstate.LossScaler(...), which the ranks share"
+            )
+        grad_scale = getattr(self, "grad_scale", None)
+        found_inf = getattr(self, "found_inf", None)
+        scale = attachment.session.loss_scale or 1.0
+        if grad_scale is not None:
+            scale = as_float(grad_scale)
+        return (
+            scale * attachment.gradient_divisor,
+            found_inf is not None and as_float(found_inf) != 0,
+        )
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are to be multiplied by now; 1 without a loss_scaler."""
+        return self._served.attached().session.loss_scale or 1.0
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss times loss_scale, for backward(); step() unscales."""
+        return loss * self.loss_scale
+
+    def _check_graph_capture(self) -> None:
+        check = getattr(self, "_accelerator_graph_capture_health_check", None)
+        if check is None:  # its name in older torch
+            check = self._cuda_graph_capture_health_check
+        check()
