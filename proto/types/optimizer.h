@@ -44,13 +44,15 @@ struct Hyperparams {
   double& operator[](size_t index) { return value[index]; }
 };
 
-// What a hyperparameter may be; all are finite.
+// What a hyperparameter may be in a step; all are finite. torch checks more in
+// its constructors, which is the trainer's business: a scheduler may bring a
+// learning rate a hair below 0, and torch trains on.
 enum class HyperparamRange : uint8_t {
   kAny,
   kNotNegative,
-  kUnit,      // [0, 1)
-  kFlag,      // 0 or 1
-  kPositive,  // > 0
+  kBeta,     // (-1, 1): 1 - beta^step, which is divided by, is above 0
+  kFlag,     // 0 or 1
+  kNotZero,  // it is divided by
 };
 
 struct HyperparamInfo {

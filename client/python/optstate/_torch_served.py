@@ -13,7 +13,13 @@ from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._options import Scalar
 from optstate._torch_attachment import Attachment, Settings
-from optstate._torch_layout import optimizer_info, parameter_names, parameter_specs
+from optstate._torch_layout import (
+    model_names,
+    optimizer_info,
+    parameter_names,
+    parameter_specs,
+    unnamed_alike,
+)
 from optstate._torch_state import ServedState
 from optstate.session import StepOutcome
 
@@ -56,6 +62,8 @@ class Served:
         self.settings = settings
         self.process_group = process_group
         self.names_by_id: dict[int, str] = {}
+        # The module of model=, which may get parameters that are added later.
+        self._model: weakref.ref[torch.nn.Module] | None = None
         # torch's attributes, for which the optimizer has properties.
         self.param_groups: list[dict[str, Any]] = []
         self.state: Any = ServedState(self)
@@ -76,6 +84,33 @@ class Served:
 
     def tensors(self) -> list[torch.Tensor]:
         return [tensor for group in self.param_groups for tensor in group["params"]]
+
+    def fix_options(self, defaults: dict[str, Any]) -> None:
+        """Notes what torch takes from its constructor's arguments alone."""
+        key = "initial_accumulator_value"
+        if key in defaults:
+            fixed = {key: float(defaults[key])}
+            self.settings = dataclasses.replace(self.settings, fixed=fixed)
+
+    def fix_start(self, entries: dict[int, Any]) -> None:
+        """Of a checkpoint whose parameters, before their first step, began elsewhere."""
+        attachment = self.attached()
+        for entry in entries.values():
+            if attachment.fixed and entry and float(entry["step"]) == 0 and entry["sum"].numel():
+                start = float(entry["sum"].flatten()[0])
+                attachment.fixed = {key: start for key in attachment.fixed}
+                self.settings = dataclasses.replace(self.settings, fixed=attachment.fixed)
+                return
+
+    def name_by(self, model: torch.nn.Module | None) -> None:
+        """Takes parameters' names from the module, also of those that are added later."""
+        self._model = None if model is None else weakref.ref(model)
+        self.names_by_id = model_names(model)
+
+    def _name_added(self) -> None:
+        model = None if self._model is None else self._model()
+        # Names that the job has stay as they are.
+        self.names_by_id = {**model_names(model), **self.names_by_id}
 
     # The job.
 
@@ -100,7 +135,13 @@ class Served:
     def finish_interrupted(self, attachment: Attachment) -> None:
         outcome = attachment.finish_interrupted()
         if outcome is not None:
-            self.outcome = outcome
+            self.note_outcome(outcome)
+
+    def note_outcome(self, outcome: StepOutcome | None) -> None:
+        """Of a step of the job; counted as committed_step is."""
+        if outcome is not None:
+            outcome = dataclasses.replace(outcome, step=outcome.step + self.steps_before)
+        self.outcome = outcome
 
     def attach(self, job: str | None, extend_with: Sequence[int] | None = None) -> Attachment:
         """Attaches, loads what the daemon lacks, and reads all parameters back.
@@ -128,11 +169,13 @@ class Served:
                 attachment.load(self.param_groups, range(len(tensors)), self._held(tensors))
             attachment.parameters.read()
         except BaseException:
-            attachment.session.close()
+            attachment.close()
             raise
         self._drop_held()
         if not attachment.is_private:
             self.steps_before = 0
+            if extend_with is None:
+                attachment.warn_of_places(unnamed_alike(self.param_groups, self.names_by_id))
         self.attachment = attachment
         # Also at interpreter exit; closing does nothing in a forked child.
         self._finalizer = weakref.finalize(self, attachment.session.close)
@@ -145,6 +188,7 @@ class Served:
         """Leaves the job, without a wait for a step that is under way. Idempotent."""
         if self.attachment is not None:
             self.steps_before += self.attachment.session.committed_step
+            self.attachment.close()
         self.attachment, self.detached_because = None, because
         self.handed_over = None
         _remove_hooks(self._hooks)
@@ -231,6 +275,7 @@ class Served:
         old.check_no_micro_steps("add_param_group()")
         ranks = Ranks(self.process_group)
         error: Exception | None = None
+        self._name_added()
         try:  # while nothing is given up yet
             old.parameters.check_parameters(old_groups)
             parameter_specs(groups, parameter_names(groups, self.names_by_id))

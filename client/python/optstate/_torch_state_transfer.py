@@ -46,7 +46,10 @@ class StateTransfer:
             for tensor in group["params"]:
                 if tensor is parameter:
                     (entry,) = _torch_checkpoint.fetch_entries(
-                        attachment.arrays, attachment.info, [index], [(tensor, group)]
+                        attachment.arrays,
+                        attachment.info,
+                        [index],
+                        [(tensor, attachment.fixed_group(group))],
                     )
                     return entry or {}
                 index += 1
@@ -143,6 +146,7 @@ class StateTransfer:
         self._warn_of_older_state(attachment, entries)
         self._set_torchs_state({"state": ServedState(self._served, given), "param_groups": groups})
         attachment.load(groups, attachment.parameters.changed(), entries)
+        self._served.fix_start(entries)
         attachment.parameters.read()
 
     def _warn_of_older_state(self, attachment: Attachment, entries: dict[int, Any]) -> None:

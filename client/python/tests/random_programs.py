@@ -1,8 +1,8 @@
 """Runs random training programs beside torch; a program that fails is made small.
 
-    random_programs.py --count 2000            # seeds 0 to 1999
-    random_programs.py --first 17 --count 1    # one seed
-    random_programs.py --text FILE             # a program as it was printed
+random_programs.py --count 2000            # seeds 0 to 1999
+random_programs.py --first 17 --count 1    # one seed
+random_programs.py --text FILE             # a program as it was printed
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ import traceback
 import warnings
 from typing import Any, Callable
 
+import optstate
+
 from programs import operations  # noqa: F401  (registers them)
 from programs.comparison import Comparison, Mismatch
 from programs.program import Program
@@ -112,11 +114,12 @@ def _follow(program: Program, ours: Side, torchs: Side, exact: Side | None) -> N
                 comparison.values(operation, mine, theirs, exactly)
             comparison.parameters(ours, torchs, exact)
             comparison.options(ours, torchs)
-            if ours.loss_scale() != torchs.loss_scale():
-                raise Mismatch(f"loss scale {ours.loss_scale()}, torch's {torchs.loss_scale()}")
+            comparison.values("loss_scale", ours.loss_scale(), torchs.loss_scale(), None)
     except Mismatch as mismatch:
         mismatch.where = where
         raise
+    except optstate.OptstateError as error:  # of what is compared
+        _check_errors(program, where, error, None)
 
 
 def _check_errors(program: Program, where: int, error: Any, torch_error: Any) -> None:

@@ -27,9 +27,13 @@ _SURGERY = ("pop_group", "pop_parameter", "reverse_groups", "reverse_parameters"
 REFUSALS = (
     Refusal(RuntimeError, r"is not what was attached", _SURGERY),
     Refusal(RuntimeError, r"param_groups lost parameters", _SURGERY),
+    # README: only max_norm is a group's own.
+    Refusal(ValueError, r"has a (max_value|norm_type) of its own", ("set_option",)),
     # README: what memory hangs on cannot change in a group.
     Refusal(ValueError, r"but the job was registered with", ("set_option", "schedule")),
     Refusal(ValueError, r"decoupled_weight_decay (differs|must be the same)", ("set_option",)),
+    # README: a beta of 1 and above, or of -1 and below.
+    Refusal(ValueError, r"Invalid beta parameter at index . ", ("set_option",)),
     Refusal(TypeError, r'parameter ".*" is now .*, but the job has', ("cast",)),
     Refusal(ValueError, r"share memory", ("tie_data",)),
     # A layout is what it was registered as: the same names, shapes and dtypes in order.

@@ -226,4 +226,3 @@ class ServedSide(Side):
 
     def close(self) -> None:
         self.optimizer.close()
-

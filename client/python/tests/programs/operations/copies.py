@@ -21,6 +21,7 @@ def deepcopy(side: Any) -> None:
     side.adopt(optimizer)
     if side.is_ours:
         former.close()
+        optimizer.attach()
 
 
 @operation(1)
@@ -30,6 +31,7 @@ def pickled(side: Any) -> None:
     side.adopt(optimizer)
     if side.is_ours:
         former.close()
+        optimizer.attach()
 
 
 @operation(
