@@ -308,12 +308,11 @@ class Attachment:
 
     def warn_of_places(self, alike: tuple[str, str] | None) -> None:
         """Who re-attaches without names, and has changed the order, changes weights."""
-        step = self.session.committed_step
-        if alike is None or step == 0 or self._ranks.rank != 0:
+        if alike is None or self._ranks.rank != 0:
             return
         warnings.warn(
-            f'job "{self.job}" goes on at step {step} with parameters that have no names:'
-            f' "{alike[0]}" and "{alike[1]}" are alike in shape and dtype, and if they are in'
+            f'job "{self.job}" goes on at step {self.session.committed_step} with parameters that'
+            f' have no names: "{alike[0]}" and "{alike[1]}" are alike in shape and dtype, and if they are in'
             " another order than in the script that began the job, their values change places."
             " Give names (model=model, or model.named_parameters() in place of parameters()) from"
             " the job's beginning on",

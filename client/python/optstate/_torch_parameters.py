@@ -159,6 +159,11 @@ class Parameters:
             self.remember()
         return differing
 
+    def differing(self) -> list[int]:
+        """Parameters that differ from the daemon's, also if they were written without a trace."""
+        self.check_tensors()
+        return [index for index in self._indices if not self._equals_daemon(index)]
+
     def _daemon_values(self, index: int) -> torch.Tensor:
         address, _ = self._session.parameter(index)
         spec = self._specs[index]

@@ -174,7 +174,7 @@ class Served:
         self._drop_held()
         if not attachment.is_private:
             self.steps_before = 0
-            if extend_with is None:
+            if extend_with is None and not attachment.session.created:
                 attachment.warn_of_places(unnamed_alike(self.param_groups, self.names_by_id))
         self.attachment = attachment
         # Also at interpreter exit; closing does nothing in a forked child.

@@ -29,11 +29,14 @@ class StateTransfer:
     state: defaultdict[Any, Any]
 
     def upload_parameters(self) -> None:
-        """Sends all parameters as they are now to the daemon. Collective."""
+        """Sends the parameters that differ from the daemon's, whoever changed them. Collective.
+
+        One of 16 bits that has the daemon's bits keeps its master.
+        """
         attachment = self._served.attached()
         attachment.parameters.check_parameters(self.param_groups)
         attachment.check_no_micro_steps("upload_parameters()")
-        attachment.load(self.param_groups, range(len(self._served.tensors())))
+        attachment.load(self.param_groups, attachment.parameters.differing())
 
     def fetch_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """One parameter's step, exp_avg, ... at the committed step.

@@ -19,33 +19,48 @@ from programs.execution import Failure, run
 from programs.program import Program, program_of
 from programs.shrinking import shrink
 
-# A daemon keeps named jobs until they are deleted; a new one has none.
-PROGRAMS_OF_A_DAEMON = 200
+# A daemon keeps named jobs until they are deleted, and has room for 256; a new one has none.
+RUNS_OF_A_DAEMON = 100
 
 
-def endpoints_of(daemon: Daemon) -> dict[str, str]:
-    return {"shm": daemon.shm, "grpc_unix": daemon.grpc_unix, "grpc_tcp": daemon.grpc_tcp}
+class Daemons:
+    """One daemon after the other."""
+
+    def __init__(self) -> None:
+        self._daemon = Daemon()
+        self._runs = 0
+
+    def endpoints(self) -> dict[str, str]:
+        self._runs += 1
+        if self._runs % RUNS_OF_A_DAEMON == 0:
+            self._daemon.stop()
+            self._daemon = Daemon()
+        daemon = self._daemon
+        return {"shm": daemon.shm, "grpc_unix": daemon.grpc_unix, "grpc_tcp": daemon.grpc_tcp}
+
+    def stop(self) -> None:
+        self._daemon.stop()
 
 
-def fails_on(program: Program, daemon: Daemon) -> Failure | None:
+def fails_on(program: Program, daemons: Daemons) -> Failure | None:
     try:
-        run(program, endpoints_of(daemon))
+        run(program, daemons.endpoints())
     except Failure as failure:
         return failure
     return None
 
 
-def report(program: Program, failure: Failure, daemon: Daemon, shrinks: bool) -> str:
+def report(program: Program, failure: Failure, daemons: Daemons, shrinks: bool) -> str:
     """What fails, as text that can be run again."""
     lines = [f"seed {program.seed}: {failure}"]
     if shrinks:
 
         def fails_alike(candidate: Program) -> bool:
-            other = fails_on(candidate, daemon)
+            other = fails_on(candidate, daemons)
             return other is not None and other.kind == failure.kind
 
         small = shrink(failure.program, fails_alike)
-        again = fails_on(small, daemon)
+        again = fails_on(small, daemons)
         lines += [f"made small: {again}", small.text()]
     return "\n".join(lines)
 
@@ -54,6 +69,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--count", type=int, default=50, help="how many seeds")
+    parser.add_argument("--seeds", type=int, nargs="+", help="these seeds alone")
     parser.add_argument("--text", help="a file with a program's text in place of seeds")
     parser.add_argument("--no-shrinking", action="store_true")
     parser.add_argument("--show", action="store_true", help="prints the programs too")
@@ -62,29 +78,27 @@ def main() -> int:
     if options.text:
         with open(options.text) as file:
             drawn = [program_of(file.read())]
+    elif options.seeds:
+        drawn = map(draw, options.seeds)
     else:
         drawn = map(draw, range(options.first, options.first + options.count))
     failed: list[int] = []
     refused = 0
     kinds: collections.Counter[str] = collections.Counter()
     begin = time.monotonic()
-    daemon = Daemon()
+    daemons = Daemons()
     try:
-        for number, program in enumerate(drawn):
-            if number and number % PROGRAMS_OF_A_DAEMON == 0:
-                daemon.stop()
-                daemon = Daemon()
+        for count, program in enumerate(drawn, start=1):
             if options.show:
                 print(program.text())
             try:
-                refused += run(program, endpoints_of(daemon))
+                refused += run(program, daemons.endpoints())
             except Failure as failure:
                 failed.append(program.seed)
                 kinds[failure.kind] += 1
-                print(report(program, failure, daemon, not options.no_shrinking), flush=True)
+                print(report(program, failure, daemons, not options.no_shrinking), flush=True)
     finally:
-        daemon.stop()
-    count = number + 1
+        daemons.stop()
     seconds = time.monotonic() - begin
     print(
         f"{count - len(failed)} passed, {len(failed)} failed, {refused} operations refused;"

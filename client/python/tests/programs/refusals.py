@@ -36,6 +36,8 @@ REFUSALS = (
     Refusal(ValueError, r"Invalid beta parameter at index . ", ("set_option",)),
     Refusal(TypeError, r'parameter ".*" is now .*, but the job has', ("cast",)),
     Refusal(ValueError, r"share memory", ("tie_data",)),
+    # README: names, or the order that the job began with.
+    Refusal(UserWarning, r"parameters that have no names", ("reattach",)),
     # A layout is what it was registered as: the same names, shapes and dtypes in order.
     Refusal(
         optstate.FailedPreconditionError,
@@ -50,3 +52,9 @@ def refusal_of(error: BaseException) -> Refusal | None:
         if isinstance(error, refusal.raised) and re.search(refusal.says, str(error)):
             return refusal
     return None
+
+
+def torchs_own_refusal(error: BaseException, before: set[str]) -> bool:
+    """What torch refuses and ours does, after these operations: a state_dict() with state of
+    parameters that no group has any more."""
+    return isinstance(error, KeyError) and bool(before & {"pop_group", "pop_parameter"})

@@ -202,9 +202,10 @@ class ServedSide(Side):
             endpoint=self.endpoints[wire],
         )
 
-    def next_job(self) -> None:
+    def next_job(self) -> str | None:
         """The next optimizer is of a job of another name."""
         self.job += "-next"
+        return self.job if self.program.has_job else None
 
     def scaled(self, loss: torch.Tensor) -> torch.Tensor:
         if self.program.scaler == "daemon":

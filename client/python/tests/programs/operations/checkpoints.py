@@ -62,11 +62,11 @@ def reload(side: Any) -> None:
 def exchange(side: Any) -> None:
     """Each side takes the other's checkpoint."""
     if side.is_ours:
-        peer = side.shared["peer"]
+        theirs = copy.deepcopy(side.shared["peer"].optimizer.state_dict())
         side.shared["exchanged"] = copy.deepcopy(side.optimizer.state_dict())
-        side.optimizer.load_state_dict(copy.deepcopy(peer.optimizer.state_dict()))
+        side.optimizer.load_state_dict(theirs)
     else:
-        side.optimizer.load_state_dict(side.shared["exchanged"])
+        side.optimizer.load_state_dict(copy.deepcopy(side.shared["exchanged"]))
 
 
 @operation(

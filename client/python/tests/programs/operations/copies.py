@@ -21,7 +21,7 @@ def deepcopy(side: Any) -> None:
     side.adopt(optimizer)
     if side.is_ours:
         former.close()
-        optimizer.attach()
+        optimizer.attach(side.next_job())
 
 
 @operation(1)
@@ -31,7 +31,7 @@ def pickled(side: Any) -> None:
     side.adopt(optimizer)
     if side.is_ours:
         former.close()
-        optimizer.attach()
+        optimizer.attach(side.next_job())
 
 
 @operation(
@@ -45,6 +45,7 @@ def reattach(side: Any, wire: str, seed: int, scrambles: bool) -> None:
     """A script that starts anew: other first values, the same job."""
     groups = side.groups_again()
     if side.is_ours:
+        side.optimizer.upload_parameters()  # edits since the last step are only here
         side.optimizer.close()
         if scrambles:
             with torch.no_grad():

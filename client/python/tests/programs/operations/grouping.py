@@ -17,10 +17,8 @@ EDITS = {
     "momentum": (0.0, 0.5, 0.9),
     "nesterov": (True, False),
     "dampening": (0.0, 0.3),
-    "amsgrad": (True, False),
     "betas": ((0.9, 0.999), (0.5, 0.75), (0.0, 0.0), (0.9, 1.0)),
     "alpha": (0.99, 0.5),
-    "centered": (True, False),
     "lr_decay": (0.0, 0.01),
     "momentum_decay": (4e-3, 0.05),
     "decoupled_weight_decay": (True, False),
@@ -46,7 +44,26 @@ def set_option(side: Any, group: int, edit: tuple[str, Any]) -> None:
     if name in chosen or (name in _OURS and side.program.scaler is None):
         if name == "eps" and isinstance(chosen["eps"], tuple):
             value = (1e-12, 1e-3)
+        if name == "momentum" and bool(value) != bool(chosen[name]):
+            return  # set_fixed_option
         chosen[name] = value
+
+
+@operation(1, group=index, name=of("amsgrad", "centered", "momentum"))
+def set_fixed_option(side: Any, group: int, name: str) -> bool:
+    """What memory hangs on: README says that it cannot change. Set back by the script."""
+    chosen = side.group(group)
+    if not side.is_ours or name not in chosen or side.program.optimizer == "Muon":
+        return True
+    before = chosen[name]
+    chosen[name] = not before if isinstance(before, bool) else (0.0 if before else 0.5)
+    try:
+        side.optimizer.step()
+    except ValueError as error:
+        return "the job was registered with" in str(error)
+    finally:
+        chosen[name] = before
+    return False
 
 
 @operation(1, group=index, name=of("lr", "weight_decay", "maximize", "betas", "momentum", "eps"))
