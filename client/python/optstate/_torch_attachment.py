@@ -8,12 +8,12 @@ import math
 import os
 import secrets
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable, NoReturn
 
 import torch
 
-from optstate import _native, _optimizers, _torch_checkpoint, errors
+from optstate import _native, _optimizers, _torch_checkpoint, _torch_resume, errors
 from optstate._collective import Ranks
 from optstate._torch_arrays import ArrayTransfer
 from optstate._torch_gradients import GradientPusher, Gradients
@@ -45,10 +45,14 @@ class Settings:
     overlap: bool = False
     master_format: str = "float32"
     accumulate_dtype: str | None = None  # float32
+    resume: str = "checkpoint"
     # What torch gives its constructor and no group can change: Adagrad's first sum.
     fixed: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if self.resume not in _torch_resume.CHOICES:
+            known = ", ".join(_torch_resume.CHOICES)
+            raise ValueError(f"Invalid resume: {self.resume!r} (one of {known})")
         if self.partition is not None and self.partition not in _native.PARTITIONS:
             known = ", ".join(_native.PARTITIONS)
             raise ValueError(f"Invalid partition: {self.partition!r} (one of {known})")
@@ -138,7 +142,7 @@ class Attachment:
                 'overlap=True with several ranks needs reduction="daemon": a gradient that is'
                 " pushed during backward() is not reduced yet"
             )
-        self._ranks = ranks
+        self.ranks = ranks
         self.is_private = job is None
         self.job: str = ranks.from_first(job if job is not None else private_name())
 
@@ -189,7 +193,7 @@ class Attachment:
         }
         # Gradients that the daemon sums are averaged, as DistributedDataParallel does.
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
-        self.parameters = Parameters(self.session, tensors, self._spec.parameters)
+        self.parameters = Parameters(self.session, param_groups, self._spec.parameters)
         self.arrays = ArrayTransfer(self.session, self._spec.parameters)
         self.gradients = GradientPusher(
             self.session,
@@ -198,6 +202,8 @@ class Attachment:
             can_take_back=not (settings.reduction == "daemon" and settings.accumulate),
         )
         self.hyperparams = _native.array_of(_native.Hyperparams, len(param_groups))
+        # Whether parameters that were never updated show entries, as after torch's first step.
+        self.is_initialised = False
         self.micro_step = 0
         # Parameters that had no gradient in any micro-step of the step so far.
         self.without_gradient: list[int] = []
@@ -248,7 +254,7 @@ class Attachment:
 
         Each loads what it owns, so that the job would begin with a mixture.
         """
-        sums = self._ranks.gather([bits_sum(tensor) for tensor in tensors])
+        sums = self.ranks.gather([bits_sum(tensor) for tensor in tensors])
         for name, *of_ranks in zip((spec.name for spec in self._spec.parameters), *sums):
             if len(set(of_ranks)) > 1:
                 raise ValueError(
@@ -296,14 +302,14 @@ class Attachment:
     def warn_if_embedded(self) -> None:
         """Who names a job means to find it again; nobody said that it may end with us."""
         chose = self._chose_endpoint or os.environ.get("OPTSTATE_ENDPOINT")
-        if self.is_private or chose or self._ranks.rank != 0:
+        if self.is_private or chose or self.ranks.rank != 0:
             return
         if "/optstate-embedded-" in self.session.endpoint:
             warnings.warn(
                 f'no daemon runs on this node: job "{self.job}" is in a private one, which ends'
                 " with this process, and the job with it. Start optstated to keep it, or say"
                 ' endpoint="embedded"',
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def warn_of_places(self, alike: tuple[str, str] | None) -> None:
@@ -312,8 +318,9 @@ class Attachment:
             return
         warnings.warn(
             f'job "{self.job}" goes on at step {self.session.committed_step} with parameters that'
-            f' have no names: "{alike[0]}" and "{alike[1]}" are alike in shape and dtype, and if they are in'
-            " another order than in the script that began the job, their values change places."
+            f' have no names: "{alike[0]}" and "{alike[1]}" are alike in shape and dtype,'
+            " and if they are in another order than in the script that began the job, their values"
+            " change places."
             " Give names (model=model, or model.named_parameters() in place of parameters()) from"
             " the job's beginning on",
             stacklevel=5,
@@ -432,7 +439,7 @@ class Attachment:
             self.session.abort(self.next_step)
             self.gradients.forget_pushed()
         # Another rank may still be reading or fetching, which a load puts an end to.
-        self._ranks.agree(None)
+        self.ranks.agree(None)
         for attempt in range(_LOADS_MAX):
             if self.broken_load == "state":  # its repetition begins with an empty job
                 parameters = range(len(tensors))
@@ -466,14 +473,24 @@ class Attachment:
         self.arrays.flush_loads()
         self.session.finish_load()
 
-    def fetch(self, param_groups: ParamGroups) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        """State by tensor; without the tensors that were never updated."""
-        tensors = [
-            (tensor, group)
+    def fetch(
+        self, param_groups: ParamGroups, keys: Collection[str] | None = None
+    ) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        """State by tensor; without the tensors that were never updated, or are no parameters
+        of the job. Groups and tensors may be in any order. keys: the arrays that are wanted."""
+        wanted = [
+            (index, (tensor, group))
             for group in map(self.fixed_group, param_groups)
             for tensor in group["params"]
+            if (index := self.parameters.index_of(tensor)) is not None
         ]
+        tensors = [each for _, each in wanted]
         entries = _torch_checkpoint.fetch_entries(
-            self.arrays, self.info, range(len(tensors)), tensors
+            self.arrays,
+            self.info,
+            [index for index, _ in wanted],
+            tensors,
+            keys=keys,
+            is_initialised=self.is_initialised,
         )
         return {tensor: entry for (tensor, _), entry in zip(tensors, entries) if entry is not None}

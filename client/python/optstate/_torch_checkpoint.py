@@ -10,7 +10,7 @@ along and does not use.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -52,40 +52,88 @@ def fetch_entries(
     info: OptimizerInfo,
     indices: Sequence[int],
     tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
+    *,
+    keys: Collection[str] | None = None,
+    is_initialised: bool = False,
 ) -> list[StateEntry | None]:
-    """State of parameters, `tensors` being each with its group; for one that was never
-    updated None or, as in torch, what Adagrad begins with."""
+    """State of parameters, `tensors` being each with its group.
+
+    For one that was never updated None or, as in torch, what Adagrad begins with.
+    keys: those of the arrays that are wanted; None: all.
+    is_initialised: those that were never updated have what all optimizers begin with.
+    """
     counts = arrays.fetch_step_counts(indices)
     scalars = arrays.fetch_scalars(indices) if info.scalar else [0.0] * len(counts)
-    wanted: list[tuple[int, int, tuple[int, ...]]] = []
-    for index, count, (parameter, group) in zip(indices, counts, tensors):
-        if count != 0:
-            found = _arrays_of(info, parameter, group).values()
-            wanted += [(which, index, shape) for which, shape in found]
-    fetched = iter(arrays.fetch_arrays(wanted))
+    wanted: list[list[tuple[str, int, tuple[int, ...]]]] = []
+    for count, (parameter, group) in zip(counts, tensors):
+        found = _arrays_of(info, parameter, group)
+        if count == 0:  # there is nothing but a master
+            is_shown = is_initialised and parameter.requires_grad
+            found = {key: at for key, at in found.items() if is_shown and key == MASTER_PARAM}
+        wanted.append([(key, *at) for key, at in found.items() if keys is None or key in keys])
+    fetched = iter(
+        arrays.fetch_arrays(
+            [
+                (which, index, shape)
+                for index, found in zip(indices, wanted)
+                for _, which, shape in found
+            ]
+        )
+    )
     entries: list[StateEntry | None] = []
-    for count, scalar, (parameter, group) in zip(counts, scalars, tensors):
-        entry: StateEntry | None = None
-        if count != 0:
-            entry = {"step": _number(count, parameter, group)}
+    for count, scalar, found, (parameter, group) in zip(counts, scalars, wanted, tensors):
+        entry = {} if count else _start_of(info, parameter, group, is_initialised)
+        if count:
+            entry["step"] = _number(count, parameter, group)
             if info.scalar:
                 entry[info.scalar] = _number(scalar, parameter, group)
-            for key in _arrays_of(info, parameter, group):
-                values = next(fetched)
-                same = values.shape == parameter.shape
-                entry[key] = _like(values, parameter) if same else values.to(parameter.device)
-        elif info.name == "adagrad":
-            entry = _adagrad_start(parameter, group)
-        entries.append(entry)
+        for key, _, _ in found:
+            values = next(fetched)
+            same = values.shape == parameter.shape
+            entry[key] = _like(values, parameter) if same else values.to(parameter.device)
+        entries.append(entry or None)
     return entries
 
 
-def _adagrad_start(parameter: torch.Tensor, group: dict[str, Any]) -> StateEntry:
-    """torch's Adagrad has state from its constructor on, and cannot step without."""
-    start = torch.full_like(
-        parameter, group["initial_accumulator_value"], dtype=torch.float32, requires_grad=False
-    )
-    return {"step": _number(0, parameter, group), "sum": start}
+def entry_keys(
+    info: OptimizerInfo,
+    count: int,
+    parameter: torch.Tensor,
+    group: dict[str, Any],
+    is_initialised: bool,
+) -> list[str]:
+    """What fetch_entries() gives a parameter of so many steps, without a fetch."""
+    if count == 0 and not has_start(info, parameter, is_initialised):
+        return []
+    scalar = [info.scalar] if info.scalar else []
+    keys = ["step", *scalar, *_arrays_of(info, parameter, group)]
+    if count == 0 and not is_initialised:
+        keys = [key for key in keys if key != MASTER_PARAM]
+    return keys
+
+
+def has_start(info: OptimizerInfo, parameter: torch.Tensor, is_initialised: bool) -> bool:
+    """Whether a parameter has an entry before it is updated."""
+    return info.name == "adagrad" or (is_initialised and parameter.requires_grad)
+
+
+def _start_of(
+    info: OptimizerInfo, parameter: torch.Tensor, group: dict[str, Any], is_initialised: bool
+) -> StateEntry:
+    """An entry before the first step. torch's Adagrad has it from its constructor on, and
+    cannot step without; of other optimizers torch's distributed checkpoints make it."""
+    if not has_start(info, parameter, is_initialised):
+        return {}
+    entry: StateEntry = {"step": _number(0, parameter, group)}
+    if info.scalar:
+        entry[info.scalar] = _number(1, parameter, group)
+    for key, (_, shape) in info.arrays_of(group, parameter.shape).items():
+        value = group["initial_accumulator_value"] if info.name == "adagrad" else 0.0
+        if shape == tuple(parameter.shape):
+            entry[key] = torch.full_like(parameter, value, dtype=torch.float32, requires_grad=False)
+        else:
+            entry[key] = torch.full(shape, value, dtype=torch.float32, device=parameter.device)
+    return entry
 
 
 def _arrays_of(
@@ -99,15 +147,15 @@ def _arrays_of(
 
 # torch's SGD and Muon, and lion-pytorch, count no steps, and need none but to know
 # whether there was one.
-_WITHOUT_STEP = ("sgd", "lion", "muon")
+WITHOUT_STEP = ("sgd", "lion", "muon")
 
 
 # Up to which torch's float64 counts without gaps.
 _STEP_MAX = 2**53
 
 
-def _step_of(info: OptimizerInfo, entry: StateEntry) -> float | None:
-    if "step" not in entry and info.name in _WITHOUT_STEP:
+def step_of(info: OptimizerInfo, entry: StateEntry) -> float | None:
+    if "step" not in entry and info.name in WITHOUT_STEP:
         return float(any(entry.get(name) is not None for name, _ in info.state_arrays))
     return float(entry["step"]) if "step" in entry else None
 
@@ -152,7 +200,7 @@ def check_entry(
     group: dict[str, Any],
 ) -> None:
     """Raises ValueError when an entry of a checkpoint does not fit."""
-    step_count = _step_of(info, entry)
+    step_count = step_of(info, entry)
     shapes = {name: shape for name, (_, shape) in info.arrays_of(group, parameter.shape).items()}
     keys = [] if step_count == 0 else list(shapes)
     missing = [key for key in keys if entry.get(key) is None]
@@ -166,21 +214,41 @@ def check_entry(
         keys.append(MASTER_PARAM)
         shapes[MASTER_PARAM] = tuple(parameter.shape)
     for key in keys:
-        values = entry[key]
-        if not isinstance(values, torch.Tensor) or not values.is_floating_point():
-            raise ValueError(f'loaded {key} of parameter "{name}" is not a floating point tensor')
-        if values.layout is not torch.strided or values.is_meta:
-            raise ValueError(
-                f'loaded {key} of parameter "{name}" is sparse or without data, not a dense tensor'
-            )
-        if tuple(values.shape) != shapes[key]:
-            raise ValueError(
-                f'loaded {key} of parameter "{name}" has shape {list(values.shape)},'
-                f" but the parameter has {list(shapes[key])}"
-            )
-    is_count = step_count is None or (0 <= step_count <= _STEP_MAX and step_count % 1 == 0)
-    if not is_count:
-        raise ValueError(f'loaded step of parameter "{name}" is {step_count}')
+        check_array(entry[key], key, name, shapes[key])
+    if step_count is not None:
+        check_step(step_count, name)
+
+
+def is_absent(value: Any) -> bool:
+    """Of an entry's value: None, or the {} that torch's distributed checkpoints make of a key
+    that a flattened checkpoint does not have."""
+    return value is None or (isinstance(value, dict) and not value)
+
+
+def check_step(value: Any, name: str) -> None:
+    """Raises ValueError when a parameter cannot have taken so many steps."""
+    step = float(value)
+    if not (0 <= step <= _STEP_MAX and step % 1 == 0):
+        raise ValueError(f'loaded step of parameter "{name}" is {step}')
+
+
+def check_array(values: Any, key: str, name: str, shape: tuple[int, ...]) -> None:
+    """Raises ValueError when values cannot be a parameter's array of this shape."""
+    if not isinstance(values, torch.Tensor) or not values.is_floating_point():
+        raise ValueError(f'loaded {key} of parameter "{name}" is not a floating point tensor')
+    if values.layout is not torch.strided or values.is_meta:
+        raise ValueError(
+            f'loaded {key} of parameter "{name}" is sparse or without data, not a dense tensor'
+        )
+    if tuple(values.shape) != shape:
+        raise ValueError(
+            f'loaded {key} of parameter "{name}" has shape {list(values.shape)},'
+            f" but the parameter has {list(shape)}"
+        )
+
+
+class PartialEntry(dict):
+    """Some of an entry's keys: the others stay as they are in the daemon."""
 
 
 def load_entry(
@@ -192,21 +260,26 @@ def load_entry(
     group: dict[str, Any],
 ) -> None:
     """Sends one parameter's state; without an entry it starts anew, as in torch."""
+    is_partial = isinstance(entry, PartialEntry)
     entry = entry or {"step": 0}
-    is_new = _step_of(info, entry) == 0  # the daemon begins such arrays itself
+    # The daemon begins such arrays itself.
+    is_new = not is_partial and step_of(info, entry) == 0
     for key, (state_array, shape) in info.arrays_of(group, parameter.shape).items():
+        if is_partial and key not in entry:
+            continue
         values = None if is_new else entry.get(key)
         if values is None:
             values = torch.zeros(shape, dtype=torch.float32, device="cpu")
         arrays.load_array(state_array, index, values)
-    arrays.load_step_count(index, int(_step_of(info, entry) or 0))
-    if info.scalar:
+    if not is_partial or "step" in entry:
+        arrays.load_step_count(index, int(step_of(info, entry) or 0))
+    if info.scalar and (not is_partial or info.scalar in entry):
         arrays.load_scalar(index, float(entry.get(info.scalar, 0.0)))
     if MASTER_PARAM in entry:
-        arrays.load_array(_native.MASTER, index, _fitting_master(entry[MASTER_PARAM], parameter))
+        arrays.load_array(_native.MASTER, index, fitting_master(entry[MASTER_PARAM], parameter))
 
 
-def _fitting_master(master: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+def fitting_master(master: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
     """The master where it rounds to the parameter, the parameter elsewhere.
 
     A parameter that went on without its master (in torch.optim) must not jump

@@ -40,11 +40,13 @@ class Parameters:
     def __init__(
         self,
         session: Session,
-        parameters: Sequence[torch.Tensor],
+        param_groups: Sequence[dict],
         specs: Sequence[ParameterSpec],
     ) -> None:
         self._session = session
-        self._parameters = list(parameters)
+        self._groups = [list(group["params"]) for group in param_groups]
+        self._parameters = [tensor for tensors in self._groups for tensor in tensors]
+        self._index_of = {id(tensor): index for index, tensor in enumerate(self._parameters)}
         self._indices = range(len(self._parameters))
         self._parts = parts_of(len(self._parameters))
         self._specs = specs
@@ -64,21 +66,64 @@ class Parameters:
         self._indirect: list[int] = []
         self.remember()
 
-    def check_parameters(self, param_groups: Sequence[dict]) -> None:
-        """Raises when tensors are not those (or not such) as were attached."""
-        position = 0
-        for group_index, group in enumerate(param_groups):
+    def in_order(self, param_groups: Sequence[dict]) -> Sequence[dict]:
+        """The groups as the job has them, whatever their order in the list is now.
+
+        A group is known by its tensors, as torch knows state by its tensor. Raises
+        RuntimeError when one has not the tensors of a group of the job.
+        """
+        if len(param_groups) == len(self._groups):
+            for group, bound in zip(param_groups, self._groups):
+                tensors = group["params"]
+                if len(bound) != len(tensors) or not all(map(operator.is_, bound, tensors)):
+                    break
+            else:
+                return param_groups
+        return self._reordered(param_groups)
+
+    def _reordered(self, param_groups: Sequence[dict]) -> Sequence[dict]:
+        groups: list[dict | None] = [None] * len(self._groups)
+        without_tensors = [k for k, bound in enumerate(self._groups) if not bound]
+        for index, group in enumerate(param_groups):
             tensors = group["params"]
-            bound = self._parameters[position : position + len(tensors)]
-            if len(bound) != len(tensors) or not all(map(operator.is_, bound, tensors)):
+            found = [self._specs[i].group for i in map(self.index_of, tensors) if i is not None]
+            number = found[0] if found else without_tensors.pop(0) if without_tensors else None
+            if (
+                number is None
+                or groups[number] is not None
+                or len(tensors) != len(self._groups[number])
+                or set(map(id, tensors)) != set(map(id, self._groups[number]))
+            ):
                 raise RuntimeError(
-                    f"param_groups[{group_index}]['params'] is not what was attached:"
+                    f"param_groups[{index}]['params'] is not what was attached:"
                     " use add_param_group to add parameters"
                 )
-            position += len(tensors)
-        if position != len(self._parameters):
+            groups[number] = {**group, "params": self._groups[number]}
+            if "param_names" in group:
+                names = dict(zip(map(id, tensors), group["param_names"]))
+                groups[number]["param_names"] = [names[id(each)] for each in self._groups[number]]
+        if None in groups:
             raise RuntimeError("param_groups lost parameters since they were attached")
-        self.check_tensors()
+        return groups
+
+    @property
+    def count(self) -> int:
+        return len(self._parameters)
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """In the job's order."""
+        return self._parameters
+
+    def different(self) -> list[int]:
+        """Those that have not the daemon's bits now."""
+        self.locate()
+        equal = self._equal_to_daemon(self._indices)
+        return [index for index in self._indices if index not in equal]
+
+    def index_of(self, tensor: torch.Tensor) -> int | None:
+        """Of a parameter in the job; None when it is not one."""
+        return self._index_of.get(id(tensor))
 
     def check_tensors(self) -> None:
         """TypeError when one has another shape or dtype than was attached."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, NoReturn
 
 import torch
@@ -20,7 +21,9 @@ from optstate._torch_layout import (
     parameter_specs,
     unnamed_alike,
 )
+from optstate._torch_resume import ReplacedParameters
 from optstate._torch_state import ServedState
+from optstate._torch_state_edits import StateEdits
 from optstate.session import StepOutcome
 
 
@@ -61,12 +64,16 @@ class Served:
     def __init__(self, settings: Settings, process_group: Any | None = None) -> None:
         self.settings = settings
         self.process_group = process_group
+        self.lacks_process_group = False  # it had one when it was pickled
         self.names_by_id: dict[int, str] = {}
         # The module of model=, which may get parameters that are added later.
         self._model: weakref.ref[torch.nn.Module] | None = None
         # torch's attributes, for which the optimizer has properties.
         self.param_groups: list[dict[str, Any]] = []
-        self.state: Any = ServedState(self)
+        self.state: Any = defaultdict(dict)  # without a job, as torch's
+        self.edits: StateEdits | None = None  # of self.state, with a job
+        # What attaching to a job that was there replaced, until the first step.
+        self.replaced: ReplacedParameters | None = None
         # Attributes that the user may change between steps.
         self.max_norm: Scalar | None = None
         self.max_value: Scalar | None = None
@@ -143,35 +150,50 @@ class Served:
             outcome = dataclasses.replace(outcome, step=outcome.step + self.steps_before)
         self.outcome = outcome
 
-    def attach(self, job: str | None, extend_with: Sequence[int] | None = None) -> Attachment:
+    def attach(self, job: str | None) -> None:
         """Attaches, loads what the daemon lacks, and reads all parameters back.
 
-        `extend_with`: the job may get new groups, and these parameters are sent; a
-        new job gets all. Leaves nothing open when it raises.
+        Leaves nothing open when it raises.
         """
+        self.replaced = self._attach_groups(self.param_groups, job)
+
+    def _attach_groups(
+        self,
+        groups: list[dict[str, Any]],
+        job: str | None,
+        extend_with: Sequence[int] | None = None,
+    ) -> ReplacedParameters | None:
+        """`extend_with`: the job may get new groups, and these parameters are sent; a
+        new job gets all. Returns what was replaced by a job that was there."""
         attachment = Attachment(
-            self.param_groups,
+            groups,
             self.settings,
             Ranks(self.process_group),
             job=job,
             names_by_id=self.names_by_id,
             extend=extend_with is not None,
         )
+        is_new = extend_with is not None or attachment.needs_load
         try:
             if attachment.session.phase == _native.PHASE_FAILED:
                 attachment.raise_failure()
             if extend_with is not None:
-                attachment.load(self.param_groups, extend_with)
+                attachment.load(groups, extend_with)
             elif attachment.needs_load:
                 attachment.check_new()
-                tensors = self.tensors()
+                tensors = [tensor for group in groups for tensor in group["params"]]
                 attachment.check_replicas(tensors)
-                attachment.load(self.param_groups, range(len(tensors)), self._held(tensors))
+                attachment.load(groups, range(len(tensors)), self._held(tensors))
+            replaced = None if is_new else ReplacedParameters(attachment.parameters)
             attachment.parameters.read()
+            if replaced is not None:
+                replaced.note_read(attachment.parameters)
         except BaseException:
             attachment.close()
             raise
         self._drop_held()
+        self.edits = StateEdits(self, attachment, self.state)
+        self.state = ServedState(self)
         if not attachment.is_private:
             self.steps_before = 0
             if extend_with is None and not attachment.session.created:
@@ -180,9 +202,9 @@ class Served:
         # Also at interpreter exit; closing does nothing in a forked child.
         self._finalizer = weakref.finalize(self, attachment.session.close)
         if self.settings.overlap:
-            self._hook_gradients()
+            self._hook_gradients(tensor for group in groups for tensor in group["params"])
         attachment.warn_if_embedded()
-        return attachment
+        return replaced
 
     def detach(self, because: str) -> None:
         """Leaves the job, without a wait for a step that is under way. Idempotent."""
@@ -207,15 +229,44 @@ class Served:
             self.settings, loss_scaler=dataclasses.replace(scaler, init_scale=scale)
         )
 
-    # State that is not in a daemon.
+    # State.
 
     def has_state(self) -> bool:
         """Whether a parameter was updated, or has loaded state."""
-        attachment = self.attachment
-        if attachment is None:
-            return False
-        self.finish_interrupted(attachment)
-        return any(attachment.arrays.fetch_step_counts(range(len(self.tensors()))))
+        attachment = self.attached()
+        return any(attachment.arrays.fetch_step_counts(range(attachment.parameters.count)))
+
+    def torch_keys(self) -> frozenset[str]:
+        """What torch's entries of this optimizer have; other keys are the user's own."""
+        info = optimizer_info(self.param_groups, self.settings.optimizer)
+        return frozenset(_torch_checkpoint.keys_of(info))
+
+    def whole_state(self) -> defaultdict[Any, Any]:
+        """All that torch would have, fetched."""
+        self.check_usable()
+        if self.attachment is None:
+            return self.state
+        self.finish_interrupted(self.attachment)
+        assert self.edits is not None
+        state = self.edits.put_over(self.attachment.fetch(self.param_groups))
+        return defaultdict(dict, state)
+
+    def own_state(self) -> defaultdict[Any, Any]:
+        """What the user has put there that is not the daemon's."""
+        assert self.edits is not None
+        return defaultdict(dict, self.edits.own())
+
+    def send_changes(self, attachment: Attachment, groups: Sequence[dict[str, Any]]) -> None:
+        """Sends what the trainer has changed in place, of parameters and of their state."""
+        edits = self.edits
+        assert edits is not None
+        entries = None if edits.is_idle else edits.pending()
+        changed = attachment.parameters.changed()
+        if changed or entries or attachment.broken_load is not None:
+            what = "optimizer.state was changed" if entries else "parameters were changed in place"
+            attachment.check_no_micro_steps(what)
+            attachment.load(groups, changed, entries or None)
+        edits.forget()
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> dict[int, dict[str, Any]]:
         """State that is here and not in a daemon: of an unpickled optimizer."""
@@ -226,8 +277,7 @@ class Served:
         }
 
     def _drop_held(self) -> None:
-        info = optimizer_info(self.param_groups, self.settings.optimizer)
-        keys = _torch_checkpoint.keys_of(info)
+        keys = self.torch_keys()
         for tensor in [key for key in self.state if isinstance(key, torch.Tensor)]:
             for key in keys:
                 self.state[tensor].pop(key, None)
@@ -236,7 +286,7 @@ class Served:
 
     # Overlap.
 
-    def _hook_gradients(self) -> None:
+    def _hook_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
         """Pushes each gradient as soon as backward() has accumulated it."""
         _remove_hooks(self._hooks)
         # A hook must not keep a dropped optimizer, and with it its rank, alive.
@@ -252,7 +302,7 @@ class Served:
 
         self._hooks = [
             tensor.register_post_accumulate_grad_hook(hook_of(index))
-            for index, tensor in enumerate(self.tensors())
+            for index, tensor in enumerate(tensors)
             if tensor.requires_grad
         ]
         weakref.finalize(self, _remove_hooks, self._hooks)
@@ -270,41 +320,54 @@ class Served:
 
     def extend(self, old: Attachment) -> None:
         """Closes the session and opens one with all groups, of which the last is new."""
-        old_groups, groups = self.param_groups[:-1], self.param_groups
+        old_groups, groups = self.param_groups[:-1], list(self.param_groups)
         self.finish_interrupted(old)
         old.check_no_micro_steps("add_param_group()")
         ranks = Ranks(self.process_group)
         error: Exception | None = None
         self._name_added()
         try:  # while nothing is given up yet
-            old.parameters.check_parameters(old_groups)
+            # The job keeps its order, which that of the list may have left.
+            old_groups = list(old.parameters.in_order(old_groups))
+            old.parameters.check_tensors()
+            groups = [*old_groups, self.param_groups[-1]]
             parameter_specs(groups, parameter_names(groups, self.names_by_id))
         except Exception as failure:
             error = failure
         ranks.agree(error)
         count = sum(len(group["params"]) for group in old_groups)
         extend_with = [*old.parameters.changed(), *range(count, len(self.tensors()))]
+        if self.replaced is not None:
+            self.replaced.drop_changed()
         if old.is_private:  # it ends with its last session: take its state along
             self.settings = self.present_settings()
-            for tensor, entry in old.fetch(old_groups).items():
-                self.state[tensor].update(entry)
+            state = self.whole_state()
+        else:
+            self.send_changes(old, old_groups)
+            state = self.own_state()
         self.detach("add_param_group failed")
+        self.state = state
         ranks.agree(None)  # every rank has left
         if old.is_private:
-            self.attach(None)
+            self._attach_groups(groups, None)
         else:
-            self._attach_extended(old.job, extend_with)
-        self.detached_because = None
+            self._attach_extended(groups, old, extend_with)
+        self._note_extended(old)
 
-    def _attach_extended(self, job: str, extend_with: Sequence[int]) -> None:
+    def _attach_extended(
+        self, groups: list[dict[str, Any]], old: Attachment, extend_with: Sequence[int]
+    ) -> None:
         """Attaches with all groups or, when the daemon refuses the new one, without it."""
         try:
-            self.attach(job, extend_with)
+            self._attach_groups(groups, old.job, extend_with)
         except errors.OptstateError:
-            refused = self.param_groups.pop()
-            try:
-                self.attach(job)
-                self.detached_because = None
-            finally:
-                self.param_groups.append(refused)  # the caller takes it away
+            self._attach_groups(groups[:-1], old.job)
+            self._note_extended(old)
             raise
+
+    def _note_extended(self, old: Attachment) -> None:
+        assert self.attachment is not None
+        self.attachment.is_initialised = old.is_initialised
+        if self.replaced is not None:
+            self.replaced.note_read(self.attachment.parameters)
+        self.detached_because = None

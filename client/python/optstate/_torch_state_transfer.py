@@ -5,17 +5,31 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.context
 import warnings
-from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from optstate import _torch_checkpoint, errors
 from optstate._torch_attachment import Attachment
+from optstate._torch_checkpoint import MASTER_PARAM, StateEntry
+from optstate._torch_compare import has_all
 from optstate._torch_layout import parameter_names
 from optstate._torch_served import Served
-from optstate._torch_state import Opaque, ServedState, hide_entries
+from optstate._torch_state import Opaque, hide_values
+
+
+class GroupOfCopies:
+    """The process group of an optimizer, which copies share, and which no pickle can hold."""
+
+    def __init__(self, group: Any | None = None, is_lost: bool = False) -> None:
+        self.group, self.is_lost = group, is_lost
+
+    def __deepcopy__(self, _: Any) -> GroupOfCopies:
+        return self
+
+    def __reduce__(self) -> Any:
+        return GroupOfCopies, (None, self.is_lost or self.group is not None)
 
 
 class StateTransfer:
@@ -26,7 +40,27 @@ class StateTransfer:
 
     _served: Served
     param_groups: list[dict[str, Any]]
-    state: defaultdict[Any, Any]
+
+    @property
+    def state(self) -> Any:
+        """As torch's: by parameter a mapping with step, exp_avg, ... and keys of your own.
+
+        The values are in the daemon, and fetched when they are asked for; a tensor is that
+        of the committed step, the same until the next one. What is written here (a value, a
+        whole entry, del, clear(), a change of a tensor in place) is shown by state_dict() at
+        once and sent to the daemon before the next step: do it on every rank alike. Writes
+        that do not fit raise ValueError or TypeError; changes of a tensor that was read
+        before a step raise RuntimeError in the next step. A mapping that is assigned is
+        copied, its tensors are not.
+        """
+        return self._served.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        if self._served.attachment is None:
+            self._served.state = value  # torch's constructor's, or of a copy
+        else:
+            self._served.state.assign(value)
 
     def upload_parameters(self) -> None:
         """Sends the parameters that differ from the daemon's, whoever changed them. Collective.
@@ -34,48 +68,35 @@ class StateTransfer:
         One of 16 bits that has the daemon's bits keeps its master.
         """
         attachment = self._served.attached()
-        attachment.parameters.check_parameters(self.param_groups)
+        groups = attachment.parameters.in_order(self.param_groups)
+        attachment.parameters.check_tensors()
         attachment.check_no_micro_steps("upload_parameters()")
-        attachment.load(self.param_groups, attachment.parameters.differing())
+        attachment.load(groups, attachment.parameters.differing())
 
     def fetch_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """One parameter's step, exp_avg, ... at the committed step.
 
         {} before its first update. KeyError when it is not this optimizer's.
         """
-        attachment = self._served.attached()
-        index = 0
+        served = self._served
+        attachment = served.attached()
         for group in self.param_groups:
-            for tensor in group["params"]:
-                if tensor is parameter:
-                    (entry,) = _torch_checkpoint.fetch_entries(
-                        attachment.arrays,
-                        attachment.info,
-                        [index],
-                        [(tensor, attachment.fixed_group(group))],
-                    )
-                    return entry or {}
-                index += 1
+            if any(tensor is parameter for tensor in group["params"]):
+                entries = attachment.fetch([{**group, "params": [parameter]}])
+                if served.edits is not None and not served.edits.is_idle:
+                    entries = served.edits.put_over(entries, only=parameter)
+                return entries.get(parameter, {})
         raise KeyError("not a parameter of this optimizer")
 
     @contextlib.contextmanager
-    def _state_present(self) -> Iterator[None]:
-        """Puts the daemon's state into self.state, where torch looks for it."""
+    def _state_as(self, state: Any) -> Iterator[None]:
+        """Puts a plain mapping where torch looks for self.state."""
         served = self._served
-        served.check_usable()
-        own = self.state
-        merged: defaultdict[Any, Any] = defaultdict(dict)
-        if served.attachment is not None:
-            served.finish_interrupted(served.attachment)
-            merged.update(served.attachment.fetch(self.param_groups))
-        for key, value in own.items():
-            is_entry = isinstance(key, torch.Tensor)
-            merged[key] = {**merged.get(key, {}), **value} if is_entry else value
-        self.state = merged
+        own, served.state = served.state, state
         try:
             yield
         finally:
-            self.state = own
+            served.state = own
 
     @torch._disable_dynamo
     def state_dict(self) -> dict[str, Any]:
@@ -85,7 +106,7 @@ class StateTransfer:
         bits have a "master_param" besides, so that nothing is lost. Every rank
         that calls it gets all of it; it is not collective.
         """
-        with self._state_present():
+        with self._state_as(self._served.whole_state()):
             return super().state_dict()
 
     @torch._disable_dynamo
@@ -94,16 +115,25 @@ class StateTransfer:
 
         Parameters are not part of it: load the model's before. Raises
         ValueError, with nothing changed, when it does not fit. committed_step stays
-        as it is. UserWarning when a named job has taken more steps than the state: a
-        script that attaches again loads only if committed_step is 0.
+        as it is. What the job has already is not sent: load_state_dict(state_dict())
+        changes nothing.
+
+        Before the first step after attaching to a job that was there, the keyword resume
+        says what a state that is not the job's does. "checkpoint": the job is put back to
+        it, and with it the parameters that attaching had replaced, but for those that were
+        changed since. "job": if the job has taken steps, its state stays, and only
+        param_groups are taken. "error": RuntimeError, with nothing changed, if the job
+        has taken steps or parameters would have to be put back. UserWarning of each, and
+        when a named job has taken more steps than the state.
         """
-        self._served.attached().check_no_micro_steps("load_state_dict()")
-        handle = self.register_load_state_dict_pre_hook(hide_entries)
-        self._served.is_loading_state_dict = True
+        served = self._served
+        served.attached().check_no_micro_steps("load_state_dict()")
+        handle = self.register_load_state_dict_pre_hook(hide_values)
+        served.is_loading_state_dict = True
         try:
             super().load_state_dict(state_dict)
         finally:
-            self._served.is_loading_state_dict = False
+            served.is_loading_state_dict = False
             handle.remove()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -112,73 +142,175 @@ class StateTransfer:
             self._set_loaded_state(state)  # torch's load_state_dict ends here
             return
         state = dict(state)
-        settings, *limits = state.pop("_optstate")
-        self._served = served = Served(settings)
+        settings, group, *limits = state.pop("_optstate")
+        self._served = served = Served(settings, group.group)
+        served.lacks_process_group = group.is_lost
         served.max_norm, served.max_value, served.norm_type = limits
-        self._set_torchs_state(state)
-        served.state = ServedState(served, served.state)
-
-    def _set_torchs_state(self, state: dict[str, Any]) -> None:
-        """As torch's __setstate__, which would put what is shared into __dict__."""
-        state = dict(state)
-        self._served.state = state.pop("state")
-        self._served.param_groups = state.pop("param_groups")
+        served.state = state.pop("state")
+        served.param_groups = state.pop("param_groups")
         super().__setstate__(state)
 
+    def _set_groups(self, groups: list[dict[str, Any]]) -> None:
+        """As torch's __setstate__, which would put what is shared into __dict__."""
+        self._served.param_groups = groups
+        with self._state_as({}):
+            super().__setstate__({})
+
     def _set_loaded_state(self, state: dict[str, Any]) -> None:
+        served = self._served
+        attachment, edits = served.attached(), served.edits
+        assert edits is not None
         groups = state["param_groups"]
-        given = {
-            key: value.value if isinstance(value, Opaque) else value
-            for key, value in state["state"].items()
-        }
-        attachment = self._served.attached()
         _torch_checkpoint.complete_groups(
             self._torch_class(), groups, self.param_groups, self.defaults
         )
-        attachment.check_groups(groups)
-        names = parameter_names(groups, self._served.names_by_id)
-        entries: dict[int, Any] = {}
-        for group in groups:
-            for tensor in group["params"]:
-                index = len(entries)
-                entry = entries[index] = given.pop(tensor, None) or None
-                if entry is not None:
-                    _torch_checkpoint.check_entry(
-                        attachment.info, entry, names[index], tensor, group
-                    )
-        self._warn_of_older_state(attachment, entries)
-        self._set_torchs_state({"state": ServedState(self._served, given), "param_groups": groups})
-        attachment.load(groups, attachment.parameters.changed(), entries)
-        self._served.fix_start(entries)
-        attachment.parameters.read()
+        in_order = attachment.parameters.in_order(groups)
+        attachment.check_groups(in_order)
+        tensors = [(tensor, group) for group in in_order for tensor in group["params"]]
+        names = parameter_names(in_order, served.names_by_id)
+        entries, own = self._loaded_entries(state["state"], tensors, names)
+        ranks = attachment.ranks
+        if all(ranks.gather(_is_present(attachment, tensors, entries))):
+            self._set_groups(groups)
+        elif self._keeps_job(attachment):
+            self._set_groups(groups)
+            return
+        else:
+            put_back = self._parameters_to_put_back(attachment)
+            self._warn_of_older_state(attachment, entries, len(put_back))
+            if served.replaced is not None:
+                served.replaced.put_back(put_back)
+            self._set_groups(groups)
+            parameters = set(attachment.parameters.changed())
+            # A master that a checkpoint does not have is the parameter, exactly.
+            parameters.update(
+                index
+                for index, (tensor, _) in enumerate(tensors)
+                if tensor.dtype is not torch.float32 and MASTER_PARAM not in (entries[index] or {})
+            )
+            attachment.load(in_order, sorted(parameters), entries)
+            served.fix_start(entries)
+            attachment.is_initialised = False
+            attachment.parameters.read()
+            served.replaced = None
+        edits.set_own(own)
+        edits.forget()
 
-    def _warn_of_older_state(self, attachment: Attachment, entries: dict[int, Any]) -> None:
-        if attachment.is_private or attachment.session.committed_step == 0:
+    def _loaded_entries(
+        self,
+        given: dict[Any, Any],
+        tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
+        names: Sequence[str],
+    ) -> tuple[dict[int, StateEntry | None], dict[Any, Any]]:
+        """The daemon's part of each parameter's entry, checked, and the user's own."""
+        info = self._served.attached().info
+        keys = self._served.torch_keys()
+        entries: dict[int, StateEntry | None] = {}
+        own = dict(given)
+        for index, (tensor, group) in enumerate(tensors):
+            values = {
+                key: value.value if isinstance(value, Opaque) else value
+                for key, value in (own.pop(tensor, None) or {}).items()
+            }
+            entry = {
+                key: value
+                for key, value in values.items()
+                if key in keys and not _torch_checkpoint.is_absent(value)
+            }
+            if entry:
+                _torch_checkpoint.check_entry(info, entry, names[index], tensor, group)
+            entries[index] = entry or None
+            beside = {key: value for key, value in values.items() if key not in keys}
+            if beside:
+                own[tensor] = beside
+        return entries, own
+
+    def _keeps_job(self, attachment: Attachment) -> bool:
+        """Whether a checkpoint that is not the job's state is not to be loaded; what
+        resume= says. RuntimeError when it is refused."""
+        served = self._served
+        step = attachment.session.committed_step
+        if served.replaced is None or step == 0:
+            return False
+        where = f'job "{attachment.job}", which was re-attached at step {step},'
+        if served.settings.resume == "error":
+            raise RuntimeError(
+                f'{where} has other state than the checkpoint that is loaded (resume="error"): do'
+                " not load it to go on with the job, or delete the job"
+                f" (optctl delete job {attachment.job}), or choose another, to begin from it"
+            )
+        if served.settings.resume == "job":
+            warnings.warn(
+                f"{where} goes on with its own state and parameters: of the checkpoint that is"
+                ' loaded, only param_groups are taken (resume="job")',
+                stacklevel=6,
+            )
+            return True
+        return False
+
+    def _parameters_to_put_back(self, attachment: Attachment) -> list[int]:
+        served = self._served
+        if served.replaced is None:
+            return []
+        found = served.replaced.to_put_back(attachment.ranks)
+        if found and served.settings.resume == "error":
+            raise RuntimeError(
+                f'attaching to job "{attachment.job}" replaced {len(found)} parameters, and the'
+                ' checkpoint that is loaded is of others (resume="error"): load the model\'s'
+                " checkpoint after the optimizer is constructed, or choose another job"
+            )
+        return found
+
+    def _warn_of_older_state(
+        self, attachment: Attachment, entries: dict[int, StateEntry | None], put_back: int
+    ) -> None:
+        with_parameters = (
+            f", and with it {put_back} parameters that attaching to the job had replaced. To go on"
+            ' with the job, say resume="job" or do not load'
+            if put_back
+            else ""
+        )
+        if attachment.is_private:
             return
         loaded = _torch_checkpoint.last_step_of(entries)
-        if loaded is None:
-            return
         # A load that broke off, and is repeated, has left nothing to compare with.
         with contextlib.suppress(errors.OptstateError):
             present = max(attachment.arrays.fetch_step_counts(range(len(entries))))
-            if loaded < present:
+            is_older = loaded is not None and loaded < present
+            if put_back or (is_older and attachment.session.committed_step):
+                of_step = "" if loaded is None else f" of {loaded}"
                 warnings.warn(
                     f'job "{attachment.job}" has taken {present} steps and is put back to a state'
-                    f" of {loaded}: a script that attaches again loads a checkpoint only if"
-                    " optimizer.committed_step is 0",
-                    stacklevel=2,
+                    f"{of_step}{with_parameters}: a script that attaches again loads a checkpoint"
+                    " only if optimizer.committed_step is 0",
+                    stacklevel=6,
                 )
 
     def __getstate__(self) -> dict[str, Any]:
         """As torch's, with the state itself. The copy is not attached: it is an
         optimizer of its own, that attach() makes a job of."""
-        with self._state_present():
-            state = super().__getstate__()
         served = self._served
+        with self._state_as(served.whole_state()):
+            state = super().__getstate__()
         if multiprocessing.context.get_spawning_popen() is not None:
             # torch shares a tensor's memory, and takes for granted that who pickles the
             # tensor keeps it until the process has started.
             served.handed_over = state["state"]
+        group = GroupOfCopies(served.process_group, served.lacks_process_group)
         limits = (served.max_norm, served.max_value, served.norm_type)
-        state["_optstate"] = (served.present_settings(), *limits)
+        state["_optstate"] = (served.present_settings(), group, *limits)
         return state
+
+
+def _is_present(
+    attachment: Attachment,
+    tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
+    entries: dict[int, StateEntry | None],
+) -> bool:
+    """Whether the job has all of what is to be loaded."""
+    if attachment.broken_load is not None:
+        return False
+    try:
+        return has_all(attachment.arrays, attachment.info, tensors, entries)
+    except errors.OptstateError:  # the load says what is wrong
+        return False

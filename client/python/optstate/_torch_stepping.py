@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from optstate._optimizers import as_float
 from optstate._options import checked_norm_type, limit
 from optstate._torch_attachment import Attachment
+from optstate._torch_initialization import is_initialization
 from optstate._torch_served import Served, Shared
 
 
@@ -58,9 +60,12 @@ class Stepping:
             with torch.enable_grad():
                 loss = closure()
         served = self._served
+        if is_initialization(self.param_groups) and not served.has_state():
+            served.attached().is_initialised = True  # and nothing else happens
+            return loss
         served.handed_over = None
-        attachment = self._prepared_attachment()
-        attachment.fill_hyperparams(self.param_groups)
+        attachment, groups = self._prepared_attachment()
+        attachment.fill_hyperparams(groups)
         grad_scale, found_inf = self._scaling(attachment)
         how = {
             "grad_scale": grad_scale,
@@ -117,7 +122,7 @@ class Stepping:
         """
         if not self._served.settings.accumulate:
             raise RuntimeError("accumulate_step needs an optimizer made with accumulate=True")
-        attachment = self._prepared_attachment()
+        attachment, _ = self._prepared_attachment()
         if attachment.was_taken:  # step() will say so
             self.zero_grad(set_to_none=True)
             return
@@ -141,18 +146,18 @@ class Stepping:
         attachment.gradients.forget_pushed()
         attachment.micro_step = 0
 
-    def _prepared_attachment(self) -> Attachment:
-        """Checks what the trainer may have changed, and sends it if need be."""
+    def _prepared_attachment(self) -> tuple[Attachment, Sequence[dict[str, Any]]]:
+        """Checks what the trainer may have changed, and sends it if need be; with the
+        groups in the job's order."""
         attachment = self._served.attached()
-        attachment.check_groups(self.param_groups)
-        attachment.parameters.check_parameters(self.param_groups)
+        groups = attachment.parameters.in_order(self.param_groups)
+        attachment.check_groups(groups)
+        attachment.parameters.check_tensors()
         if attachment.must_abort:
             attachment.abort_step()
-        changed = attachment.parameters.changed()
-        if changed or attachment.broken_load is not None:
-            attachment.check_no_micro_steps("parameters were changed in place")
-            attachment.load(self.param_groups, changed)
-        return attachment
+        self._served.send_changes(attachment, groups)
+        self._served.replaced = None
+        return attachment, groups
 
     def _has_scaler(self) -> bool:
         """Whether a GradScaler calls step()."""

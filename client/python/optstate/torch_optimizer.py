@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections import defaultdict
 from typing import Any
 
 import torch
@@ -77,6 +78,13 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             one. float32 parameters are their own in either case.
         loss_scaler: an optstate.LossScaler, kept by the daemon with the job:
             ``optimizer.scale(loss).backward()``, then ``optimizer.step()``.
+        resume: what load_state_dict() does before the first step after attaching to a
+            job that was there, when the job has other state than the checkpoint, whose
+            model was perhaps loaded before, and overwritten. "checkpoint": it puts the
+            job back to the checkpoint, and with it the parameters that attaching replaced
+            (kept in host memory until the first step; not those that were changed
+            since). "job": a job that has taken steps goes on as it is, and only
+            param_groups are taken. "error": it raises.
         connect_timeout, step_timeout: seconds; None: 30 and 1800. step_timeout
             includes waiting for the other ranks.
 
@@ -104,7 +112,6 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
     _served: Served
 
     param_groups = Shared()
-    state = Shared()
     max_norm = Shared()
     max_value = Shared()
     norm_type = Shared()
@@ -147,6 +154,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         loss_scaler: LossScaler | None = None,
         connect_timeout: float | None = None,
         step_timeout: float | None = None,
+        resume: str = "checkpoint",
         **kwargs: Any,
     ) -> None:
         settings = Settings(
@@ -162,11 +170,11 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             overlap,
             master_format(master),
             accumulate_dtype,
+            resume,
         )
         self._served = served = Served(settings, process_group)  # torch's constructor uses it
-        what_torch_begins_with = served.state
         super().__init__(params, *args, **kwargs)
-        served.state = what_torch_begins_with  # what Adagrad begins with is the daemon's
+        served.state = defaultdict(dict)  # what Adagrad begins with is the daemon's
         if job is not None and (not isinstance(job, str) or not job):
             raise ValueError(f"Invalid job: {job!r} (a name, or None)")
         limit(max_norm, "max_norm")
@@ -226,16 +234,30 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
 
     # Attaching.
 
-    def attach(self, job: str | None = None, endpoint: str | None = None) -> None:
+    def attach(
+        self,
+        job: str | None = None,
+        endpoint: str | None = None,
+        process_group: Any | None = None,
+    ) -> None:
         """Attaches a copied or unpickled optimizer, which has no job before.
 
         A new job starts with the state that the copy holds; an existing one
-        overwrites parameters and state with the daemon's. Collective.
+        overwrites parameters and state with the daemon's. process_group: instead of
+        the copied one's; needed when it had one and was pickled (RuntimeError).
+        Collective.
         """
         served = self._served
         if served.attachment is not None:
             raise RuntimeError(f'the optimizer is attached to job "{self.job}" already')
         served.check_usable()
+        if process_group is not None:
+            served.process_group, served.lacks_process_group = process_group, False
+        if served.lacks_process_group:
+            raise RuntimeError(
+                "the optimizer was pickled, and its process_group was not: call"
+                " attach(process_group=...) with the ranks that train the job together"
+            )
         if endpoint is not None:
             served.settings = dataclasses.replace(served.settings, endpoint=endpoint)
         served.attach(job)

@@ -83,12 +83,13 @@ def main() -> int:
     else:
         drawn = map(draw, range(options.first, options.first + options.count))
     failed: list[int] = []
-    refused = 0
+    count = refused = 0
     kinds: collections.Counter[str] = collections.Counter()
     begin = time.monotonic()
     daemons = Daemons()
     try:
-        for count, program in enumerate(drawn, start=1):
+        for program in drawn:
+            count += 1
             if options.show:
                 print(program.text())
             try:

@@ -1,0 +1,98 @@
+"""Whether a job has a checkpoint's state already, so that loading it would change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from optstate import _native
+from optstate._optimizers import OptimizerInfo
+from optstate._torch_arrays import ArrayTransfer
+from optstate._torch_checkpoint import MASTER_PARAM, StateEntry, fitting_master, step_of
+from optstate._torch_tensors import in_memory
+
+# Of arrays that are fetched to be compared, at a time.
+_BATCH_BYTES = 64 << 20
+
+# An array of the job (state array, parameter, shape), and what is to be loaded there.
+_Comparison = tuple[int, int, tuple[int, ...], StateEntry, str]
+
+
+def has_all(
+    arrays: ArrayTransfer,
+    info: OptimizerInfo,
+    tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
+    entries: Mapping[int, StateEntry | None],
+) -> bool:
+    """Whether the job has these entries, bit for bit of what state_dict() shows of it.
+
+    tensors: all of the job's with their groups, in its order. The parameters must have
+    the daemon's values. A 16-bit parameter whose entry has no master is expected to be
+    its own. Reads batch by batch, and ends at the first difference.
+    """
+    indices = range(len(tensors))
+    steps = [step_of(info, entries.get(index) or {"step": 0}) for index in indices]
+    if steps != arrays.fetch_step_counts(indices):
+        return False
+    if info.scalar:
+        scalars = arrays.fetch_scalars(indices)
+        for index, scalar in enumerate(scalars):
+            if steps[index] and _fp32((entries[index] or {})[info.scalar]) != _fp32(scalar):
+                return False
+    batch: list[_Comparison] = []
+    size = 0
+    for comparison in _comparisons(info, tensors, entries, steps):
+        batch.append(comparison)
+        size += 4 * tensors[comparison[1]][0].numel()
+        if size > _BATCH_BYTES:
+            if not _are_equal(arrays, batch, tensors):
+                return False
+            batch, size = [], 0
+    return _are_equal(arrays, batch, tensors)
+
+
+def _fp32(value: Any) -> float:
+    """As state_dict() rounds it."""
+    return torch.tensor(float(value), dtype=torch.float32, device="cpu").item()
+
+
+def _comparisons(
+    info: OptimizerInfo,
+    tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
+    entries: Mapping[int, StateEntry | None],
+    steps: Sequence[float | None],
+) -> Iterator[_Comparison]:
+    for index, (tensor, group) in enumerate(tensors):
+        entry = entries.get(index) or {}
+        if steps[index]:  # else the arrays are not there yet
+            for key, (state_array, shape) in info.arrays_of(group, tensor.shape).items():
+                yield state_array, index, shape, entry, key
+        if tensor.dtype is not torch.float32 or MASTER_PARAM in entry:
+            yield _native.MASTER, index, tuple(tensor.shape), entry, MASTER_PARAM
+
+
+def _are_equal(
+    arrays: ArrayTransfer,
+    batch: Sequence[_Comparison],
+    tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
+) -> bool:
+    present = arrays.fetch_arrays([(which, index, shape) for which, index, shape, _, _ in batch])
+    for values, (_, index, _, entry, key) in zip(present, batch):
+        parameter = tensors[index][0]
+        if key != MASTER_PARAM:
+            wanted = entry[key]
+        elif key in entry:
+            wanted = fitting_master(entry[key], parameter)
+        else:
+            wanted = parameter
+        if not same_bits(values, wanted):
+            return False
+    return True
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Of the same shape, and the same bits in fp32."""
+    one, other = (in_memory(each.detach().to(torch.float32)) for each in (one, other))
+    return one.shape == other.shape and torch.equal(one.view(torch.int32), other.view(torch.int32))

@@ -1,0 +1,407 @@
+"""What a user did to Optimizer.state since the last step, until the daemon has it."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from optstate import _torch_checkpoint
+from optstate._torch_attachment import Attachment
+from optstate._torch_checkpoint import MASTER_PARAM, PartialEntry, StateEntry
+from optstate._torch_compare import same_bits
+
+if TYPE_CHECKING:
+    from optstate._torch_served import Served
+
+# Of tensors that were read, before those that nobody holds any more are let go.
+_READ_BYTES = 64 << 20
+
+
+@dataclasses.dataclass
+class _Written:
+    """Values that were set: all of an entry, or some beside what the daemon has."""
+
+    is_whole: bool
+    values: dict[str, Any]
+
+
+class _Read:
+    """A tensor that was handed out, which its holder may change in place."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        self.values = values
+        self._handed: weakref.ref[torch.Tensor] | None = None
+
+    def hand_out(self) -> torch.Tensor:
+        """The same tensor again while someone holds it."""
+        handed = self._handed() if self._handed is not None else None
+        if handed is None:
+            handed = self.values.detach()
+            self._handed = weakref.ref(handed)
+        return handed
+
+    def is_handed(self, value: Any) -> bool:
+        return self._handed is not None and self._handed() is value
+
+
+def _is_held(values: torch.Tensor) -> bool:
+    """Whether someone else has a tensor of the same memory, or a numpy array."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    # This tensor, and the object that is made to ask.
+    return count is None or count(values.untyped_storage()._cdata) > 2
+
+
+class StateEdits:
+    """State beside the daemon's: of which the user has set or may have changed values,
+    until the next step sends them; and keys that are the user's own.
+
+    Tensors that are read are kept, because a change in place leaves no other trace. They
+    are compared with the daemon's, and let go, before the next step.
+
+    Threads: as the optimizer, one at a time.
+    """
+
+    def __init__(self, served: Served, attachment: Attachment, own: Mapping[Any, Any]) -> None:
+        """own: state that the daemon does not know, by parameter and other keys."""
+        self._served = weakref.ref(served)
+        self._attachment = attachment
+        self._keys = frozenset(_torch_checkpoint.keys_of(attachment.info))
+        self.others: defaultdict[Any, Any] = defaultdict(dict)
+        self._own: dict[torch.Tensor, dict[str, Any]] = {}
+        self.set_own(own)
+        self._written: dict[torch.Tensor, _Written] = {}
+        self._read: dict[torch.Tensor, dict[str, _Read]] = {}
+        self._read_bytes, self._read_bytes_max = 0, _READ_BYTES
+        # Tensors that were read before the last step, and their versions: no longer the state.
+        self._stale: list[tuple[torch.Tensor, int]] = []
+        self._counts: list[int] | None = None
+        self._groups: dict[int, dict[str, Any]] = {}
+
+    def set_own(self, own: Mapping[Any, Any]) -> None:
+        """Makes these all of the user's own keys."""
+        self._own.clear()
+        self.others.clear()
+        for key, value in own.items():
+            if self.is_parameter(key):
+                self._own[key] = dict(value)
+            else:
+                self.others[key] = value
+
+    def own(self) -> dict[Any, Any]:
+        """All of the user's own keys, as set_own() takes them."""
+        return {**{key: dict(own) for key, own in self._own.items() if own}, **self.others}
+
+    # What there is.
+
+    def is_parameter(self, key: Any) -> bool:
+        return (
+            isinstance(key, torch.Tensor) and self._attachment.parameters.index_of(key) is not None
+        )
+
+    def _group_of(self, tensor: torch.Tensor) -> dict[str, Any]:
+        if not self._groups:
+            served = self._served()
+            assert served is not None
+            self._groups = {
+                id(each): group for group in served.param_groups for each in group["params"]
+            }
+        try:
+            return self._groups[id(tensor)]
+        except KeyError:
+            raise KeyError("a parameter that is in no group of the optimizer any more") from None
+
+    def _count_of(self, tensor: torch.Tensor) -> int:
+        if self._counts is None:
+            attachment = self._attachment
+            indices = range(attachment.parameters.count)
+            self._counts = attachment.arrays.fetch_step_counts(indices)
+        index = self._attachment.parameters.index_of(tensor)
+        assert index is not None
+        return self._counts[index]
+
+    def _name_of(self, tensor: torch.Tensor) -> str:
+        index = self._attachment.parameters.index_of(tensor)
+        assert index is not None
+        return self._attachment.arrays.name(index)
+
+    def _keys_in_job(self, tensor: torch.Tensor) -> list[str]:
+        attachment = self._attachment
+        return _torch_checkpoint.entry_keys(
+            attachment.info,
+            self._count_of(tensor),
+            tensor,
+            self._group_of(tensor),
+            attachment.is_initialised,
+        )
+
+    def keys(self, tensor: torch.Tensor) -> list[str]:
+        """All that a parameter's entry has."""
+        written = self._written.get(tensor)
+        keys = [] if written is not None and written.is_whole else self._keys_in_job(tensor)
+        if written is not None:
+            keys += [key for key in written.values if key not in keys]
+        return [*keys, *self._own.get(tensor, ())]
+
+    def parameters_with_entries(self) -> list[torch.Tensor]:
+        served = self._served()
+        assert served is not None
+        return [
+            tensor for tensor in served.tensors() if self.is_parameter(tensor) and self.keys(tensor)
+        ]
+
+    def value(self, tensor: torch.Tensor, key: str) -> Any:
+        """KeyError when the entry has no such key."""
+        if key in self._own.get(tensor, ()):
+            return self._own[tensor][key]
+        written = self._written.get(tensor)
+        if written is not None and key in written.values:
+            return written.values[key]
+        if key not in self.keys(tensor):
+            raise KeyError(key)
+        read = self._read.setdefault(tensor, {})
+        if key not in read:
+            if self._read_bytes > self._read_bytes_max:
+                self._let_go()
+                read = self._read.setdefault(tensor, {})
+            with torch.inference_mode(False):
+                read[key] = _Read(self._fetch(tensor, [key])[key])
+            self._read_bytes += read[key].values.nbytes
+        return read[key].hand_out()
+
+    def _fetch(self, tensor: torch.Tensor, keys: list[str] | None = None) -> StateEntry:
+        group = {**self._group_of(tensor), "params": [tensor]}
+        return self._attachment.fetch([group], keys).get(tensor, {})
+
+    # What is written.
+
+    def set_value(self, tensor: torch.Tensor, key: str, value: Any) -> None:
+        """ValueError when it cannot be the parameter's."""
+        if key not in self._keys:
+            self._own.setdefault(tensor, {})[key] = value
+            return
+        if value is None:
+            if key in self.keys(tensor):
+                self.delete_value(tensor, key)
+            return
+        read = self._read.get(tensor, {}).get(key)
+        if read is not None and read.is_handed(value):
+            return
+        self._check_value(tensor, key, value)
+        self._retire(tensor, key)
+        written = self._written.setdefault(tensor, _Written(False, {}))
+        written.values[key] = value
+
+    def _check_value(self, tensor: torch.Tensor, key: str, value: Any) -> None:
+        info, name = self._attachment.info, self._name_of(tensor)
+        group = self._group_of(tensor)
+        if key == "step":
+            _torch_checkpoint.check_step(value, name)
+        elif key == info.scalar:
+            float(value)
+        elif key == MASTER_PARAM:
+            _torch_checkpoint.check_array(value, key, name, tuple(tensor.shape))
+        else:
+            arrays = info.arrays_of(group, tensor.shape)
+            if key not in arrays:
+                raise ValueError(f'parameter "{name}" has no {key} with the options of its group')
+            _torch_checkpoint.check_array(value, key, name, arrays[key][1])
+
+    def delete_value(self, tensor: torch.Tensor, key: str) -> None:
+        """KeyError when there is none; RuntimeError when torch could not step without."""
+        if key in self._own.get(tensor, ()):
+            del self._own[tensor][key]
+            return
+        if key not in self.keys(tensor):
+            raise KeyError(key)
+        written = self._written.get(tensor)
+        if written is not None and written.is_whole:
+            del written.values[key]
+        elif self._attachment.info.name in _torch_checkpoint.WITHOUT_STEP and key != MASTER_PARAM:
+            own = self._own.get(tensor)
+            self.reset(tensor)
+            if own is not None:
+                self._own[tensor] = own
+        else:
+            raise RuntimeError(
+                f'{key} of parameter "{self._name_of(tensor)}" cannot be deleted alone: delete or'
+                " assign the whole entry, optimizer.state[parameter]"
+            )
+
+    def replace(self, tensor: torch.Tensor, values: Mapping[str, Any]) -> None:
+        """Makes this the whole entry; ValueError when it cannot be the parameter's."""
+        given = dict(values)
+        torchs = {
+            key: value
+            for key, value in given.items()
+            if key in self._keys and not _torch_checkpoint.is_absent(value)
+        }
+        if torchs:
+            _torch_checkpoint.check_entry(
+                self._attachment.info,
+                torchs,
+                self._name_of(tensor),
+                tensor,
+                self._group_of(tensor),
+            )
+        for key, read in list(self._read.get(tensor, {}).items()):
+            if not any(read.is_handed(value) for value in torchs.values()):
+                self._retire(tensor, key)
+        self._read.pop(tensor, None)
+        self._written[tensor] = _Written(True, torchs)
+        self._own.pop(tensor, None)
+        own = {key: value for key, value in given.items() if key not in self._keys}
+        if own:
+            self._own[tensor] = own
+
+    def reset(self, tensor: torch.Tensor) -> None:
+        """The parameter starts anew, as in torch when it has no entry."""
+        self.replace(tensor, {})
+
+    # What becomes of it.
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody has looked at optimizer.state, or holds a tensor of it."""
+        return not (self._written or self._read or self._stale)
+
+    @property
+    def has_writes(self) -> bool:
+        """Whether something was set; not what may have been changed in place."""
+        return bool(self._written)
+
+    def check_stale(self) -> None:
+        """RuntimeError when a tensor was changed that is not the state any more."""
+        kept = [each for each in self._stale if _is_held(each[0])]
+        self._stale = [each for each in kept if each[0]._version == each[1]]
+        if len(self._stale) != len(kept):
+            raise RuntimeError(
+                "a tensor of optimizer.state was changed in place after the step or load that"
+                " followed reading it, which has no effect: the state is in the daemon. Read"
+                " it from optimizer.state again after each step"
+            )
+
+    def pending(self) -> dict[int, StateEntry | None]:
+        """Entries to be loaded, by parameter in the job: those that are not the daemon's."""
+        self.check_stale()
+        found: dict[int, StateEntry | None] = {}
+        for tensor in list({**self._written, **self._read}):
+            entry = self._difference(tensor)
+            if entry is None or entry:
+                index = self._attachment.parameters.index_of(tensor)
+                assert index is not None
+                found[index] = entry
+        return found
+
+    def _difference(self, tensor: torch.Tensor) -> StateEntry | None:
+        """None: the parameter starts anew. {}: the daemon has all."""
+        written = self._written.get(tensor, _Written(False, {}))
+        read = {key: each.values for key, each in self._read.get(tensor, {}).items()}
+        values = {**read, **written.values}
+        if written.is_whole:
+            if not values:
+                return None if self._count_of(tensor) else {}
+            self._check_whole(tensor, values)
+            present = self._fetch(tensor)
+            if _torch_checkpoint.step_of(self._attachment.info, values) == 0:
+                return None if self._count_of(tensor) else {}
+            is_same = all(_same(value, present.get(key)) for key, value in values.items())
+            return {} if is_same and self._count_of(tensor) else values
+        present = self._fetch(tensor, list(values))
+        changed = {key: each for key, each in values.items() if not _same(each, present.get(key))}
+        if MASTER_PARAM in changed:
+            self._check_master(tensor, changed[MASTER_PARAM])
+        if not changed or self._count_of(tensor):
+            return PartialEntry(changed)
+        whole = {**self._fetch(tensor), **changed}
+        self._check_whole(tensor, whole)
+        if _torch_checkpoint.step_of(self._attachment.info, whole) == 0:
+            raise RuntimeError(
+                f'optimizer.state of parameter "{self._name_of(tensor)}" was changed, but its step'
+                " is 0, so that it begins anew: set its step too"
+            )
+        return whole
+
+    def _check_whole(self, tensor: torch.Tensor, values: StateEntry) -> None:
+        _torch_checkpoint.check_entry(
+            self._attachment.info, values, self._name_of(tensor), tensor, self._group_of(tensor)
+        )
+
+    def _check_master(self, tensor: torch.Tensor, master: torch.Tensor) -> None:
+        if not same_bits(_torch_checkpoint.fitting_master(master, tensor), master):
+            raise RuntimeError(
+                f'{MASTER_PARAM} of parameter "{self._name_of(tensor)}" was set to values that do'
+                " not round to the parameter: change the parameter itself"
+            )
+
+    def put_over(
+        self, entries: dict[Any, Any], *, only: torch.Tensor | None = None
+    ) -> dict[Any, Any]:
+        """Puts what is written, and the user's own, over the daemon's entries.
+
+        only: those of one parameter are wanted.
+        """
+        self.check_stale()
+        for tensor, read in self._read.items():
+            if tensor in entries:
+                entries[tensor].update((key, each.values.clone()) for key, each in read.items())
+        for tensor, written in self._written.items():
+            if only is not None and tensor is not only:
+                continue
+            entry = {} if written.is_whole else entries.get(tensor, {})
+            entries[tensor] = {**entry, **written.values}
+            if not entries[tensor]:
+                del entries[tensor]
+        if only is not None:
+            return entries
+        for key, own in self.own().items():
+            is_entry = self.is_parameter(key)
+            entries[key] = {**entries.get(key, {}), **own} if is_entry else own
+        return entries
+
+    def forget(self) -> None:
+        """Before a step, and after a load: what was read is not the state any more."""
+        self._counts = None
+        self._groups = {}
+        if self.is_idle:
+            return
+        for tensor, read in list(self._read.items()):
+            for key in list(read):
+                self._retire(tensor, key)
+        for written in self._written.values():
+            for value in written.values.values():
+                self._watch(value)
+        self._read.clear()
+        self._written.clear()
+        self._read_bytes, self._read_bytes_max = 0, _READ_BYTES
+
+    def _retire(self, tensor: torch.Tensor, key: str) -> None:
+        read = self._read.get(tensor, {}).pop(key, None)
+        if read is not None and _is_held(read.values):
+            self._watch(read.values)
+
+    def _watch(self, value: Any) -> None:
+        if isinstance(value, torch.Tensor) and not value.is_inference():
+            self._stale.append((value.detach(), value._version))
+
+    def _let_go(self) -> None:
+        """Drops what was read, is unchanged, and held by nobody."""
+        for tensor, read in list(self._read.items()):
+            present = self._fetch(tensor, list(read))
+            for key, each in list(read.items()):
+                if not _is_held(each.values) and _same(each.values, present.get(key)):
+                    self._read_bytes -= each.values.nbytes
+                    del read[key]
+        self._read_bytes_max = 2 * self._read_bytes + _READ_BYTES
+
+
+def _same(one: Any, other: Any) -> bool:
+    if other is None:
+        return False
+    if isinstance(one, torch.Tensor) and one.dim() > 0:
+        return same_bits(one, other)
+    return float(one) == float(other)
