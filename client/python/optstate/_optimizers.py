@@ -106,11 +106,6 @@ _CALLED = {
 }
 
 
-def key_of(name: str) -> str:
-    """The group's key of a hyperparameter: of "betas.0", "betas"."""
-    return name.partition(".")[0]
-
-
 def _value(group: dict[str, Any], name: str, default: float, required: Collection[str]) -> float:
     key, _, part = name.partition(".")
     if key not in group:

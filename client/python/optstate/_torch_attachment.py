@@ -46,6 +46,8 @@ class Settings:
     master_format: str = "float32"
     accumulate_dtype: str | None = None  # float32
     resume: str = "checkpoint"
+    # Options that torch's class has, which a group can lose.
+    required: Collection[str] = ()
     # What torch gives its constructor and no group can change: Adagrad's first sum.
     fixed: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
@@ -185,12 +187,7 @@ class Attachment:
             raise
         self.info = _optimizers.by_kind(self._spec.optimizer)
         self.fixed = settings.fixed
-        # What torch's step reads of every group.
-        self._group_keys = {
-            key
-            for key in map(_optimizers.key_of, self.info.hyperparams)
-            if any(key in group for group in param_groups)
-        }
+        self._required = settings.required
         # Gradients that the daemon sums are averaged, as DistributedDataParallel does.
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
         self.parameters = Parameters(self.session, param_groups, self._spec.parameters)
@@ -314,7 +311,7 @@ class Attachment:
 
     def warn_of_places(self, alike: tuple[str, str] | None) -> None:
         """Who re-attaches without names, and has changed the order, changes weights."""
-        if alike is None or self._ranks.rank != 0:
+        if alike is None or self.ranks.rank != 0:
             return
         warnings.warn(
             f'job "{self.job}" goes on at step {self.session.committed_step} with parameters that'
@@ -410,9 +407,7 @@ class Attachment:
         """ValueError, in torch's words, and KeyError, before anything is pushed."""
         for index, group in enumerate(param_groups):
             out = self.hyperparams[index]
-            values = _optimizers.hyperparams_of(
-                self.info, group, index, self._group_keys, self.fixed
-            )
+            values = _optimizers.hyperparams_of(self.info, group, index, self._required, self.fixed)
             out.value[: len(values)] = values
             out.max_norm = _optimizers.max_norm_of(group, index)
 

@@ -93,11 +93,13 @@ class Served:
         return [tensor for group in self.param_groups for tensor in group["params"]]
 
     def fix_options(self, defaults: dict[str, Any]) -> None:
-        """Notes what torch takes from its constructor's arguments alone."""
+        """Notes which options torch's class has, and what it takes from its constructor's
+        arguments alone."""
         key = "initial_accumulator_value"
-        if key in defaults:
-            fixed = {key: float(defaults[key])}
-            self.settings = dataclasses.replace(self.settings, fixed=fixed)
+        fixed = {key: float(defaults[key])} if key in defaults else {}
+        self.settings = dataclasses.replace(
+            self.settings, required=frozenset(defaults), fixed=fixed
+        )
 
     def fix_start(self, entries: dict[int, Any]) -> None:
         """Of a checkpoint whose parameters, before their first step, began elsewhere."""

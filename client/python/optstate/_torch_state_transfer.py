@@ -142,12 +142,15 @@ class StateTransfer:
             self._set_loaded_state(state)  # torch's load_state_dict ends here
             return
         state = dict(state)
-        settings, group, *limits = state.pop("_optstate")
+        settings, group, names, *limits = state.pop("_optstate")
         self._served = served = Served(settings, group.group)
         served.lacks_process_group = group.is_lost
         served.max_norm, served.max_value, served.norm_type = limits
         served.state = state.pop("state")
         served.param_groups = state.pop("param_groups")
+        served.names_by_id = {
+            id(tensor): name for tensor, name in zip(served.tensors(), names) if name is not None
+        }
         super().__setstate__(state)
 
     def _set_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -298,7 +301,8 @@ class StateTransfer:
             served.handed_over = state["state"]
         group = GroupOfCopies(served.process_group, served.lacks_process_group)
         limits = (served.max_norm, served.max_value, served.norm_type)
-        state["_optstate"] = (served.present_settings(), group, *limits)
+        names = [served.names_by_id.get(id(tensor)) for tensor in served.tensors()]
+        state["_optstate"] = (served.present_settings(), group, names, *limits)
         return state
 
 

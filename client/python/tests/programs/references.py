@@ -47,6 +47,10 @@ class Reference(torch.optim.Optimizer):
         self.micro: dict[torch.Tensor, torch.Tensor] = {}
         self.norms: list[float] = []
         self.masters: dict[torch.Tensor, torch.Tensor] = self.__dict__.get("masters", {})
+        for parameter, entry in self.state.items():  # Adagrad's, of its constructor
+            for key, value in entry.items():
+                if key == "sum":
+                    entry[key] = value.to(self._master_dtype(parameter))
 
     def _parameters(self) -> list[torch.Tensor]:
         return [each for group in self.param_groups for each in group["params"]]
@@ -85,12 +89,12 @@ class Reference(torch.optim.Optimizer):
             for parameter, gradient in zip(self._parameters(), gradients):
                 parameter.grad = gradient
 
-    def accumulate(self) -> None:
-        """What accumulate_step() does."""
+    def accumulate(self, scale: float) -> None:
+        """What accumulate_step() does. scale: of the loss."""
         for parameter in self._parameters():
             if parameter.grad is not None:
                 total = self.micro.get(parameter, 0)
-                self.micro[parameter] = total + parameter.grad.float()
+                self.micro[parameter] = total + parameter.grad.float() / scale
                 parameter.grad = None
 
     def _gradients(self) -> list[torch.Tensor | None]:

@@ -32,6 +32,7 @@ REFUSALS = (
     # README: what memory hangs on cannot change in a group.
     Refusal(ValueError, r"but the job was registered with", ("set_option", "schedule")),
     Refusal(ValueError, r"decoupled_weight_decay (differs|must be the same)", ("set_option",)),
+    Refusal(ValueError, r"loaded param_groups\[.*\] has no ", ("delete_option",)),
     # README: a beta of 1 and above, or of -1 and below.
     Refusal(ValueError, r"Invalid beta parameter at index . ", ("set_option",)),
     Refusal(TypeError, r'parameter ".*" is now .*, but the job has', ("cast",)),
@@ -41,7 +42,7 @@ REFUSALS = (
     # A layout is what it was registered as: the same names, shapes and dtypes in order.
     Refusal(
         optstate.FailedPreconditionError,
-        r"layout|options|order",
+        r"in the job, .* here",
         ("reattach", *_SURGERY),
     ),
 )

@@ -165,7 +165,7 @@ class TorchSide(Side):
 
     def micro_step(self) -> None:
         self.reduce()
-        self.optimizer.accumulate()
+        self.optimizer.accumulate(self.loss_scale())
 
 
 class ExactSide(TorchSide):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import io
 from typing import Any
@@ -80,7 +81,7 @@ def write_state(side: Any, index: int, how: str, key: str) -> None:
     if how == "clear":
         state.clear()
     elif how == "assign":
-        side.optimizer.state = type(state)(dict) if not side.is_ours else dict(state)
+        side.optimizer.state = collections.defaultdict(dict)
     elif parameter in state and key in state[parameter]:
         if how == "scale":
             state[parameter][key].mul_(2)
