@@ -133,13 +133,13 @@ class Reference(torch.optim.Optimizer):
         norm_type = self.clipping.get("norm_type", 2.0)
         clip = torch.nn.utils.clip_grad_norm_
         # The norm of all is that of the gradients before the groups are clipped.
-        gradients = [p.grad for p in self._parameters() if p.grad is not None]
+        gradients = [p.grad for p in self._parameters() if p.grad is not None and p.numel()]
         if not gradients:
             return
         norm = torch.nn.utils.get_total_norm(gradients, norm_type)
         for group in self.param_groups:
             if group.get("max_norm"):
-                clip(group["params"], group["max_norm"], norm_type)
+                clip([p for p in group["params"] if p.numel()], group["max_norm"], norm_type)
         if self.clipping.get("max_norm"):
             torch.nn.utils.clip_grads_with_norm_(
                 self._parameters(), self.clipping["max_norm"], norm

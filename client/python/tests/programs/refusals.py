@@ -34,7 +34,8 @@ REFUSALS = (
     Refusal(ValueError, r"decoupled_weight_decay (differs|must be the same)", ("set_option",)),
     Refusal(ValueError, r"loaded param_groups\[.*\] has no ", ("delete_option",)),
     # README: a beta of 1 and above, or of -1 and below.
-    Refusal(ValueError, r"Invalid beta parameter at index . ", ("set_option",)),
+    Refusal(ValueError, r"Invalid beta parameter at index", ("set_option", "add_group")),
+    Refusal(TypeError, r'the gradient of parameter ".*" is .*, but the job has', ("cast",)),
     Refusal(TypeError, r'parameter ".*" is now .*, but the job has', ("cast",)),
     Refusal(ValueError, r"share memory", ("tie_data",)),
     # README: names, or the order that the job began with.

@@ -140,9 +140,12 @@ class Side:
             for parameter, number in zip(group["params"], saved["params"]):
                 entry = said["state"].get(number)
                 if entry:
-                    found[names[id(parameter)]] = {
-                        key: value for key, value in entry.items() if value is not None
-                    }
+                    entry = {key: value for key, value in entry.items() if value is not None}
+                    found[names[id(parameter)]] = entry
+                    if "master_param" in entry:  # of a parameter that was written, it counts not
+                        master, values = entry["master_param"], parameter.detach()
+                        fits = master.to(values.dtype) == values
+                        entry["master_param"] = torch.where(fits, master, values.to(master.dtype))
         return found
 
 

@@ -45,7 +45,9 @@ def reattach(side: Any, wire: str, seed: int, scrambles: bool) -> None:
     """A script that starts anew: other first values, the same job."""
     groups = side.groups_again()
     if side.is_ours:
-        side.optimizer.upload_parameters()  # edits since the last step are only here
+        # Edits since the last step are only here.
+        side.optimizer.upload_parameters()
+        side.optimizer.load_state_dict(side.optimizer.state_dict())
         side.optimizer.close()
         if scrambles:
             with torch.no_grad():
