@@ -14,6 +14,13 @@ from programs.model import Model
 from programs.program import Program
 
 
+def growth_interval_of(program: Program) -> int:
+    """Of a loss scaler. README: a private job that gets parameters, and a copy's, count anew."""
+    copies = {"add_group", "deepcopy", "pickled", "take_over"}
+    counts_anew = any(name in copies for name, _ in program.operations)
+    return 1000 if program.scaler == "daemon" and counts_anew else 3
+
+
 class Side:
     """The variables of a training script. Operations use them through these methods."""
 
@@ -144,8 +151,8 @@ class Side:
                     found[names[id(parameter)]] = entry
                     if "master_param" in entry:  # of a parameter that was written, it counts not
                         master, values = entry["master_param"], parameter.detach()
-                        fits = master.to(values.dtype) == values
-                        entry["master_param"] = torch.where(fits, master, values.to(master.dtype))
+                        if not torch.equal(master.to(values.dtype), values):
+                            entry["master_param"] = values.to(master.dtype)
         return found
 
 
@@ -155,7 +162,9 @@ class TorchSide(Side):
     def __init__(self, program: Program, shared: dict[str, Any]) -> None:
         super().__init__(program, shared)
         if program.scaler is not None:
-            self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+            self.scaler = torch.amp.GradScaler(
+                "cpu", init_scale=1024.0, growth_interval=growth_interval_of(program)
+            )
 
     def make_optimizer(self, groups: list[dict[str, Any]], wire: str) -> torch.optim.Optimizer:
         made = self.classes[self.program.optimizer](groups, **self.program.options)
@@ -187,14 +196,18 @@ class ServedSide(Side):
         self.endpoints = endpoints
         super().__init__(program, shared)
         if program.scaler == "trainer":
-            self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
+            self.scaler = torch.amp.GradScaler(
+                "cpu", init_scale=1024.0, growth_interval=growth_interval_of(program)
+            )
 
     def make_optimizer(self, groups: list[dict[str, Any]], wire: str) -> torch.optim.Optimizer:
         program = self.program
         served = copy.copy(program.served)
         served.update(self.clipping)
         if program.scaler == "daemon":
-            served["loss_scaler"] = optstate.LossScaler(init_scale=1024.0, growth_interval=3)
+            served["loss_scaler"] = optstate.LossScaler(
+                init_scale=1024.0, growth_interval=growth_interval_of(program)
+            )
         if program.names == "model":
             served["model"] = self.model
         return getattr(optstate, program.optimizer)(

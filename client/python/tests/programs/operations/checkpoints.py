@@ -78,6 +78,8 @@ def write_state(side: Any, index: int, how: str, key: str) -> None:
     """What torch keeps in optimizer.state is written by the script."""
     parameter = side.parameter(index)
     state = side.optimizer.state
+    if side.program.optimizer == "Adagrad" and how in ("clear", "assign"):
+        return  # torch's cannot step then
     if how == "clear":
         state.clear()
     elif how == "assign":

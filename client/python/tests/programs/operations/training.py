@@ -108,14 +108,19 @@ def zero_grad(side: Any, set_to_none: bool) -> None:
 def accumulate(side: Any, batches: list[int], last: bool, without: list[int]) -> None:
     """Micro-steps; the last one's gradients may be left to step()."""
     side.optimizer.zero_grad()
+    pushed: list[torch.nn.Parameter] = []
     for number, each in enumerate(batches):
         side.backward(each, without=without if number else [])
+        pushed += [each for each in side.model.distinct() if each.grad is not None]
         if not (last and number == len(batches) - 1):
             side.micro_step()
-    if side.scaler is not None and all(each.grad is None for each in side.model.distinct()):
-        # The reference's scaler looks at .grad: leave it something to look at.
-        for parameter in side.model.distinct():
-            parameter.grad = torch.zeros_like(parameter)
+    if side.program.scaler == "daemon":
+        if not pushed:
+            return
+        # The reference's scaler looks at .grad alone: leave it something to look at.
+        for parameter in pushed:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
     side.reduce()
     if side.program.scaler == "daemon":
         side.optimizer_step()
