@@ -8,9 +8,11 @@ import os
 import re
 import traceback
 import warnings
+from collections.abc import Sequence
 from typing import Any, Callable
 
 import optstate
+import torch.distributed as dist
 
 from programs import operations  # noqa: F401  (registers them)
 from programs.comparison import Comparison, Mismatch
@@ -112,16 +114,36 @@ def _follow(program: Program, ours: Side, torchs: Side, exact: Side | None) -> N
             if error is not None or torch_error is not None:
                 _check_errors(program, where, error, torch_error)
                 return  # both refuse; nobody says what is left of the operation
-            if theirs is not None or mine is not None:
-                comparison.values(operation, mine, theirs, exactly)
-            comparison.parameters(ours, torchs, exact)
-            comparison.options(ours, torchs)
-            comparison.values("loss_scale", ours.loss_scale(), torchs.loss_scale(), None)
+            found = _compared(comparison, operation, (ours, torchs, exact), (mine, theirs, exactly))
+            if found is not None:
+                raise found
     except Mismatch as mismatch:
         mismatch.where = where
         raise
     except optstate.OptstateError as error:  # of what is compared
         _check_errors(program, where, error, None)
+
+
+def _compared(
+    comparison: Comparison, operation: str, sides: Sequence[Any], returned: Sequence[Any]
+) -> Mismatch | None:
+    """What differs; on every rank when it does on one."""
+    ours, torchs, exact = sides
+    found = None
+    try:
+        if any(each is not None for each in returned[:2]):
+            comparison.values(operation, *returned)
+        comparison.parameters(ours, torchs, exact)
+        comparison.options(ours, torchs)
+        comparison.values("loss_scale", ours.loss_scale(), torchs.loss_scale(), None)
+    except Mismatch as mismatch:
+        found = mismatch
+    if dist.is_initialized():
+        of_ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, None if found is None else str(found))
+        said = [f"rank {rank}: {each}" for rank, each in enumerate(of_ranks) if each]
+        found = Mismatch("; ".join(said)) if said else None
+    return found
 
 
 def _check_errors(program: Program, where: int, error: Any, torch_error: Any) -> None:
