@@ -13,19 +13,19 @@ constexpr HyperparamInfo Lr(double default_value) {
   return {"lr", default_value, kAny, "learning rate"};
 }
 constexpr HyperparamInfo Beta1() {
-  return {"betas.0", 0.9, kBeta, "beta parameter at index 0"};
+  return {"betas.0", 0.9, kUnit, "beta parameter at index 0"};
 }
 constexpr HyperparamInfo Beta2(double default_value) {
-  return {"betas.1", default_value, kBeta, "beta parameter at index 1"};
+  return {"betas.1", default_value, kUnit, "beta parameter at index 1"};
 }
 constexpr HyperparamInfo Eps(double default_value) {
   return {"eps", default_value, kAny, "epsilon value"};
 }
 constexpr HyperparamInfo WeightDecay(double default_value) {
-  return {"weight_decay", default_value, kAny, "weight_decay value"};
+  return {"weight_decay", default_value, kNotNegative, "weight_decay value"};
 }
 constexpr HyperparamInfo Momentum(double default_value) {
-  return {"momentum", default_value, kAny, "momentum value"};
+  return {"momentum", default_value, kNotNegative, "momentum value"};
 }
 constexpr HyperparamInfo Flag(absl::string_view name, double default_value) {
   return {name, default_value, kFlag, name};
@@ -61,7 +61,7 @@ constexpr HyperparamInfo kAdagradHyperparams[] = {
 constexpr StateArrayInfo kAdagradArrays[] = {{"sum"}};
 
 constexpr HyperparamInfo kRmspropHyperparams[] = {
-    Lr(1e-2),    {"alpha", 0.99, kAny, "alpha value"},
+    Lr(1e-2),    {"alpha", 0.99, kNotNegative, "alpha value"},
     Eps(1e-8),   WeightDecay(0),
     Momentum(0), kMaximizeInfo};
 constexpr StateArrayInfo kRmspropArrays[] = {
@@ -70,13 +70,8 @@ constexpr StateArrayInfo kRmspropArrays[] = {
     {"grad_avg", rmsprop::kCentered}};
 constexpr absl::string_view kRmspropOptions[] = {"momentum", "centered"};
 
-// Nothing is divided by 1 - beta.
-constexpr HyperparamInfo kLionHyperparams[] = {
-    Lr(1e-4),
-    {"betas.0", 0.9, kAny, "beta parameter at index 0"},
-    {"betas.1", 0.99, kAny, "beta parameter at index 1"},
-    WeightDecay(0),
-    kMaximizeInfo};
+constexpr HyperparamInfo kLionHyperparams[] = {Lr(1e-4), Beta1(), Beta2(0.99),
+                                               WeightDecay(0), kMaximizeInfo};
 constexpr StateArrayInfo kLionArrays[] = {{"exp_avg"}};
 
 constexpr HyperparamInfo kNadamHyperparams[] = {
@@ -96,7 +91,7 @@ constexpr HyperparamInfo kRadamHyperparams[] = {
 // eps.0 below 0: None, the dtype's own epsilon.
 constexpr HyperparamInfo kAdafactorHyperparams[] = {
     Lr(1e-2),
-    {"beta2_decay", -0.8, kAny, "beta2_decay"},
+    {"beta2_decay", -0.8, kNotPositive, "beta2_decay"},
     {"eps.0", -1, kAny, "epsilon1"},
     {"eps.1", 1e-3, kAny, "epsilon2"},
     {"d", 1, kNotZero, "clipping threshold d"},
@@ -168,10 +163,12 @@ bool IsInRange(HyperparamRange range, double value) {
       return true;
     case kNotNegative:
       return value >= 0;
-    case kBeta:
-      return value > -1 && value < 1;
+    case kUnit:
+      return value >= 0 && value < 1;
     case kFlag:
       return value == 0 || value == 1;
+    case kNotPositive:
+      return value <= 0;
     case kNotZero:
       return value != 0;
   }

@@ -44,14 +44,16 @@ struct Hyperparams {
   double& operator[](size_t index) { return value[index]; }
 };
 
-// What a hyperparameter may be in a step; all are finite. torch checks more in
-// its constructors, which is the trainer's business: a scheduler may bring a
-// learning rate a hair below 0, and torch trains on.
+// What a hyperparameter may be in a step; all are finite. It is what the
+// kernels compute as torch does: torch's constructors check more (a scheduler
+// may bring a learning rate a hair below 0, and torch trains on), its steps
+// nothing.
 enum class HyperparamRange : uint8_t {
   kAny,
   kNotNegative,
-  kBeta,     // (-1, 1): 1 - beta^step, which is divided by, is above 0
-  kFlag,     // 0 or 1
+  kUnit,  // [0, 1)
+  kFlag,  // 0 or 1
+  kNotPositive,
   kNotZero,  // it is divided by
 };
 

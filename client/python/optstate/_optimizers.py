@@ -106,6 +106,17 @@ _CALLED = {
 }
 
 
+# What the daemon computes as torch does, where that is not any number: at least, and below.
+_RANGES = {
+    "betas.0": (0.0, 1.0),
+    "betas.1": (0.0, 1.0),
+    "weight_decay": (0.0, math.inf),
+    "momentum": (0.0, math.inf),
+    "alpha": (0.0, math.inf),
+    "beta2_decay": (-math.inf, 5e-324),
+}
+
+
 def _value(group: dict[str, Any], name: str, default: float, required: Collection[str]) -> float:
     key, _, part = name.partition(".")
     if key not in group:
@@ -137,8 +148,8 @@ def hyperparams_of(
     """A param group's values in the daemon's order, for a step.
 
     torch checks ranges in its constructors alone, and so a group or a scheduler may bring
-    others. ValueError, in torch's words, for what no step can be taken with: NaN, infinity,
-    and a beta that gives no bias correction. required: keys that a group has lost when it
+    others: a learning rate below 0. ValueError, in torch's words, for NaN, infinity, and what
+    is not in _RANGES. required: keys that a group has lost when it
     has them not: KeyError. fixed: values that are the constructor's, whatever groups say.
     """
     values = []
@@ -146,8 +157,8 @@ def hyperparams_of(
         value = fixed.get(name)
         if value is None:
             value = _value(group, name, default, required)
-        is_beta = name.startswith("betas.") and info.name != "lion"
-        if not math.isfinite(value) or (is_beta and not -1 < value < 1):
+        least, limit = _RANGES.get(name, (-math.inf, math.inf))
+        if not math.isfinite(value) or not least <= value < limit:
             called = _CALLED.get(name, name)
             raise ValueError(f"Invalid {called}: {value} (param_groups[{index}])")
         values.append(value)

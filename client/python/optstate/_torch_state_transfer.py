@@ -127,7 +127,9 @@ class StateTransfer:
         when a named job has taken more steps than the state.
         """
         served = self._served
-        served.attached().check_no_micro_steps("load_state_dict()")
+        attachment = served.attached()
+        attachment.check_no_micro_steps("load_state_dict()")
+        attachment.parameters.check_tensors()
         handle = self.register_load_state_dict_pre_hook(hide_values)
         served.is_loading_state_dict = True
         try:
@@ -192,10 +194,10 @@ class StateTransfer:
                 if tensor.dtype is not torch.float32 and MASTER_PARAM not in (entries[index] or {})
             )
             attachment.load(in_order, sorted(parameters), entries)
-            served.fix_start(entries)
             attachment.is_initialised = False
             attachment.parameters.read()
             served.replaced = None
+        served.fix_start(entries)
         edits.set_own(own)
         edits.forget()
 

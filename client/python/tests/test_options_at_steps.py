@@ -15,15 +15,11 @@ from training import gradients, set_gradients
 # What torch's constructors refuse, and its steps take.
 VALUES = {
     "lr": (-1e-19, -1e-3),
-    "weight_decay": (-0.1,),
     "eps": (-1e-3,),
-    "momentum": (-0.5, 1.25),
+    "momentum": (1.25,),
     "dampening": (-1.0, 2.0),
-    "alpha": (1.25,),
     "lr_decay": (-0.01,),
     "momentum_decay": (-0.004,),
-    "betas": ((-0.5, 0.5), (0.5, -0.25)),
-    "beta2_decay": (0.25,),
     "d": (0.5, -1.0),
     "ns_steps": (-1, 0),
 }
@@ -34,10 +30,7 @@ CASES = [
     if hasattr(torch.optim, name)
     for option, values in VALUES.items()
     for value in values
-    if takes(name, option)
-    and (name, option) != ("Adafactor", "eps")
-    # torch's square root of a negative average is NaN, and stays so.
-    and not (option == "betas" and value[1] < 0)
+    if takes(name, option) and (name, option) != ("Adafactor", "eps")
 ]
 
 
@@ -69,7 +62,7 @@ def test_a_scheduler_that_ends_a_hair_below_0():
     for make, parameter in runs:
         optimizer = make([parameter], lr=0.05)
         scheduler = torch.optim.lr_scheduler.LinearLR(
-            optimizer, start_factor=1.0, end_factor=0.0, total_iters=7
+            optimizer, start_factor=0.3, end_factor=0.0, total_iters=3
         )
         lowest = 0.0
         for _ in range(12):
@@ -88,11 +81,12 @@ def test_a_scheduler_that_ends_a_hair_below_0():
         ("lr", math.inf),
         ("betas", (1.0, 0.9)),
         ("betas", (0.9, 1.0)),
-        ("betas", (0.9, -1.0)),
+        ("betas", (0.9, -0.5)),
+        ("weight_decay", -0.1),
         ("eps", None),
     ],
 )
-def test_what_no_step_can_be_taken_with_is_refused(option, value):
+def test_what_the_daemon_would_compute_otherwise_is_refused(option, value):
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = optstate.AdamW([parameter])
     before = copy.copy(optimizer.param_groups[0])

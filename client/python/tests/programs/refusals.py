@@ -33,7 +33,7 @@ REFUSALS = (
     Refusal(ValueError, r"but the job was registered with", ("set_option", "schedule")),
     Refusal(ValueError, r"decoupled_weight_decay (differs|must be the same)", ("set_option",)),
     Refusal(ValueError, r"loaded param_groups\[.*\] has no ", ("delete_option",)),
-    # README: a beta of 1 and above, or of -1 and below.
+    # README: what a step is not taken with.
     Refusal(ValueError, r"Invalid beta parameter at index", ("set_option", "add_group")),
     Refusal(TypeError, r'the gradient of parameter ".*" is .*, but the job has', ("cast",)),
     Refusal(TypeError, r'parameter ".*" is now .*, but the job has', ("cast",)),

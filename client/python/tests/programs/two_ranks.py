@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +18,11 @@ def run_programs(_: Any, rank: int, seeds: Sequence[int], endpoints: dict[str, s
     What is drawn, and what is refused, is the same on both ranks, so that they stay together;
     a rank that fails leaves the other waiting, until it is killed.
     """
-    for number, seed in enumerate(seeds):
+    for seed in seeds:
         program = draw(seed, ranks=dist.get_world_size())
         try:
-            run(program, endpoints, name=lambda number=number: f"pair-{number}")
+            attempts = map("pair-{}-{}".format, itertools.repeat(seed), itertools.count())
+            run(program, endpoints, name=attempts.__next__)
         except AssertionError as failure:
             raise AssertionError(f"rank {rank}, {failure}\n{program.text()}") from None
         dist.barrier()
