@@ -58,7 +58,14 @@ absl::StatusOr<RegisterResult> JobImpl::Register(const RegisterSpec& spec) {
 
 absl::Status JobImpl::RegisterAgain(const RegisterSpec& spec,
                                     JobDescription description) {
-  OPTSTATE_RETURN_IF_ERROR(layout_of_job().CheckSame(spec.layout, spec.extend));
+  const absl::Status continues =
+      layout_of_job().CheckSame(spec.layout, spec.extend);
+  if (!continues.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        continues.message(), "; to begin anew, use another name than \"",
+        options_.name, "\" or delete the job (optctl delete job ",
+        options_.name, ")"));
+  }
   absl::Status same = CheckSameSettings(shape_->description, description);
   if (same.ok()) return absl::OkStatus();
   if (AttachedCount() > 0 || spec.unchanged) return same;

@@ -6,17 +6,30 @@
 
 namespace optstate::supervisor {
 
-absl::Status CheckMayJoinJob(absl::string_view job, uid_t owner, uid_t uid) {
-  if (uid == owner || uid == 0) return absl::OkStatus();
+namespace {
+
+bool IsOwnerOrRoot(uid_t owner, uid_t uid) { return uid == owner || uid == 0; }
+
+absl::Status BelongsToAnother(absl::string_view job, uid_t owner, uid_t uid,
+                              absl::string_view advice) {
   return absl::PermissionDeniedError(
       absl::StrCat("job \"", job, "\" belongs to uid ", owner,
-                   " and the request comes from uid ", uid,
-                   ": choose another job name, or act as its owner"));
+                   " and the request comes from uid ", uid, ": ", advice));
+}
+
+}  // namespace
+
+absl::Status CheckMayJoinJob(absl::string_view job, uid_t owner, uid_t uid) {
+  if (IsOwnerOrRoot(owner, uid)) return absl::OkStatus();
+  return BelongsToAnother(job, owner, uid,
+                          "choose another job name, or act as its owner");
 }
 
 absl::Status CheckMayChangeJob(absl::string_view job, uid_t owner, uid_t uid) {
-  if (uid == ::geteuid()) return absl::OkStatus();
-  return CheckMayJoinJob(job, owner, uid);
+  if (IsOwnerOrRoot(owner, uid) || uid == ::geteuid()) return absl::OkStatus();
+  return BelongsToAnother(job, owner, uid,
+                          "only its owner, root and the daemon's user may "
+                          "delete or recover it");
 }
 
 absl::Status CheckOperator(uid_t uid) {

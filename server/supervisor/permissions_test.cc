@@ -9,6 +9,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 // Users that this test certainly is not.
 constexpr uid_t kOwner = 4711;
@@ -27,7 +28,11 @@ TEST(PermissionsTest, ChangeIsAlsoTheDaemonUsers) {
   EXPECT_TRUE(CheckMayChangeJob("j", kOwner, kOwner).ok());
   EXPECT_TRUE(CheckMayChangeJob("j", kOwner, 0).ok());
   EXPECT_TRUE(CheckMayChangeJob("j", kOwner, ::geteuid()).ok());
-  EXPECT_TRUE(absl::IsPermissionDenied(CheckMayChangeJob("j", kOwner, kOther)));
+  const absl::Status status = CheckMayChangeJob("j", kOwner, kOther);
+  EXPECT_TRUE(absl::IsPermissionDenied(status));
+  // Another name is no way to delete this job.
+  EXPECT_THAT(status.message(), HasSubstr("only its owner"));
+  EXPECT_THAT(status.message(), Not(HasSubstr("another job name")));
 }
 
 TEST(PermissionsTest, OperatorsAreRootAndTheDaemonUser) {

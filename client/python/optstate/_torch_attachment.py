@@ -86,22 +86,42 @@ class Settings:
                 raise ValueError(f"Invalid {name}: {value}")
 
 
+def _place(endpoint: str | None) -> str:
+    """What names one daemon, whatever the wire."""
+    asked = endpoint or os.environ.get("OPTSTATE_ENDPOINT") or ""
+    return asked[len("grpc:") :] if asked.startswith("grpc:unix:") else asked
+
+
 def private_name() -> str:
     """A job name that nobody else has."""
     return f"private-{secrets.token_hex(8)}"
 
 
+def _open(spec: SessionSpec, take_over: Callable[[SessionSpec], bool]) -> Session:
+    try:
+        return Session.open(spec)
+    except errors.AlreadyExistsError:  # the layout is the same: that is looked at before
+        if not take_over(spec):
+            raise
+    return Session.open(spec)
+
+
 def open_together(
-    ranks: Ranks, make_spec: Callable[[], SessionSpec]
+    ranks: Ranks,
+    make_spec: Callable[[], SessionSpec],
+    take_over: Callable[[SessionSpec], bool],
 ) -> tuple[Session, SessionSpec]:
-    """Opens every rank's session, rank 0's first, or raises on every rank."""
+    """Opens every rank's session, rank 0's first, or raises on every rank.
+
+    `take_over` frees a rank that this process has already, and returns whether it did.
+    """
     error: Exception | None = None
     spec: SessionSpec | None = None
     session: Session | None = None
     try:
         spec = make_spec()
         if ranks.rank == 0:
-            session = Session.open(spec)
+            session = _open(spec, take_over)
     except Exception as failure:
         error = failure
     # Rank 0 has resolved the endpoint; an embedded daemon is its child.
@@ -110,7 +130,7 @@ def open_together(
         assert spec is not None
         try:
             spec = dataclasses.replace(spec, endpoint=endpoint)
-            session = Session.open(spec)
+            session = _open(spec, take_over)
         except Exception as failure:
             error = failure
     try:
@@ -137,6 +157,7 @@ class Attachment:
         *,
         job: str | None,
         names_by_id: dict[int, str],
+        take_over: Callable[[SessionSpec], bool],
         extend: bool = False,
     ) -> None:
         if settings.overlap and settings.reduction == "trainer" and ranks.world_size > 1:
@@ -144,7 +165,7 @@ class Attachment:
                 'overlap=True with several ranks needs reduction="daemon": a gradient that is'
                 " pushed during backward() is not reduced yet"
             )
-        self.ranks = ranks
+        self._ranks = ranks
         self.is_private = job is None
         self.job: str = ranks.from_first(job if job is not None else private_name())
 
@@ -181,7 +202,7 @@ class Attachment:
 
         self._chose_endpoint = bool(settings.endpoint)
         try:
-            self.session, self._spec = open_together(ranks, make_spec)
+            self.session, self._spec = open_together(ranks, make_spec, take_over)
         except BaseException:
             self._leave_memory()
             raise
@@ -223,6 +244,11 @@ class Attachment:
         self.session.close()
 
     @property
+    def ranks(self) -> Ranks:
+        """Who trains the job together."""
+        return self._ranks
+
+    @property
     def needs_load(self) -> bool:
         """Whether the job is new, so that it waits for its initial parameters."""
         return self.session.phase in (_native.PHASE_EMPTY, _native.PHASE_LOADING)
@@ -251,7 +277,7 @@ class Attachment:
 
         Each loads what it owns, so that the job would begin with a mixture.
         """
-        sums = self.ranks.gather([bits_sum(tensor) for tensor in tensors])
+        sums = self._ranks.gather([bits_sum(tensor) for tensor in tensors])
         for name, *of_ranks in zip((spec.name for spec in self._spec.parameters), *sums):
             if len(set(of_ranks)) > 1:
                 raise ValueError(
@@ -296,12 +322,30 @@ class Attachment:
             still = set(gradients.missing).intersection(self.without_gradient)
             self.without_gradient = sorted(still)
 
+    def has_rank_of(self, spec: SessionSpec) -> bool:
+        """Whether it is the rank of this process that `spec` asks for."""
+        asked = _place(spec.endpoint)
+        return (
+            self.job == spec.job
+            and self._spec.rank == spec.rank
+            and asked in (_place(self._spec.endpoint), _place(self.session.endpoint))
+        )
+
+    @property
+    def is_first_rank(self) -> bool:
+        return self.ranks.rank == 0
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether the daemon is a private one, which ends with the trainer."""
+        return "/optstate-embedded-" in self.session.endpoint
+
     def warn_if_embedded(self) -> None:
         """Who names a job means to find it again; nobody said that it may end with us."""
         chose = self._chose_endpoint or os.environ.get("OPTSTATE_ENDPOINT")
-        if self.is_private or chose or self.ranks.rank != 0:
+        if self.is_private or chose or not self.is_first_rank:
             return
-        if "/optstate-embedded-" in self.session.endpoint:
+        if self.is_embedded:
             warnings.warn(
                 f'no daemon runs on this node: job "{self.job}" is in a private one, which ends'
                 " with this process, and the job with it. Start optstated to keep it, or say"
@@ -434,7 +478,7 @@ class Attachment:
             self.session.abort(self.next_step)
             self.gradients.forget_pushed()
         # Another rank may still be reading or fetching, which a load puts an end to.
-        self.ranks.agree(None)
+        self._ranks.agree(None)
         for attempt in range(_LOADS_MAX):
             if self.broken_load == "state":  # its repetition begins with an empty job
                 parameters = range(len(tensors))

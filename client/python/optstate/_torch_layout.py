@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import operator
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
 
 import torch
 
@@ -16,9 +18,52 @@ DTYPE_CODES = {
     torch.bfloat16: _native.BFLOAT16,
     torch.float16: _native.FLOAT16,
 }
+NamedParameters = Iterable[tuple[str, torch.Tensor]]
 # What torch.compile and DistributedDataParallel put before a module's names; a
 # job keeps its names whether or not the model is wrapped.
 _WRAPPER_PREFIXES = ("_orig_mod.", "module.")
+
+
+_SHARDS_ITSELF = (
+    "optstate does not support it: the daemon shards the state by itself, so use"
+    " DistributedDataParallel, or none"
+)
+
+
+def refuse_sharding_optimizer() -> None:
+    """RuntimeError when ZeroRedundancyOptimizer is what constructs the optimizer.
+
+    It gives each rank other parameters, which may look alike: of one shape, all zeros.
+    """
+    sharding = sys.modules.get("torch.distributed.optim")
+    frame = sys._getframe(1)
+    while sharding is not None and frame is not None:
+        if isinstance(frame.f_locals.get("self"), sharding.ZeroRedundancyOptimizer):
+            raise RuntimeError(
+                "ZeroRedundancyOptimizer gives each rank a part of the parameters, and"
+                f" {_SHARDS_ITSELF}, with the optimizer itself and all parameters on each rank"
+            )
+        frame = frame.f_back
+
+
+def raise_exchanged(
+    group_index: int, tensors: Sequence[torch.Tensor], attached: Sequence[torch.Tensor]
+) -> NoReturn:
+    """Of a param group whose tensors are not those that were attached."""
+    where = f"param_groups[{group_index}]['params']"
+    if any(hasattr(tensor, "to_local") for tensor in tensors):
+        raise RuntimeError(
+            f"{where} was given DTensors after construction, as fully_shard and frameworks that use"
+            f" it do, and {_SHARDS_ITSELF}"
+        )
+    if len(tensors) > len(attached) and all(map(operator.is_, attached, tensors)):
+        raise RuntimeError(f"{where} has more than was attached: add_param_group adds parameters")
+    raise RuntimeError(
+        f"{where} has other tensors than were attached. Of frameworks DeepSpeed does so, which"
+        " updates parts or copies of the parameters: give its engine no optimizer and call"
+        " optimizer.step() yourself, or switch its ZeRO and mixed precision off. In a script,"
+        " add_param_group adds parameters, and another optimizer begins with others"
+    )
 
 
 def check_tensor(tensor: torch.Tensor, what: str) -> None:
@@ -26,7 +71,7 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
     if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
         raise TypeError(f"{what} is uninitialized: run the lazy module once before")
     if hasattr(tensor, "to_local"):
-        raise TypeError(f"{what} is a DTensor, which optstate does not support")
+        raise TypeError(f"{what} is a DTensor, and {_SHARDS_ITSELF}")
     if hasattr(tensor, "_is_flat_param") or hasattr(tensor, "_fsdp_flattened"):
         raise TypeError(
             f"{what} is FullyShardedDataParallel's, a part of the model's on each rank, which"
@@ -48,12 +93,16 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
         raise TypeError(f"{what} is on the meta device: it has no values")
 
 
-def model_names(model: torch.nn.Module | None) -> dict[int, str]:
-    """Names of a model's parameters by id(), without wrappers' prefixes."""
+def model_names(model: torch.nn.Module | NamedParameters | None) -> dict[int, str]:
+    """Names of a model's parameters, or of (name, parameter) pairs, by id(), without
+    wrappers' prefixes."""
     if model is None:
         return {}
     names = {}
-    for name, parameter in model.named_parameters():
+    pairs = list(model.named_parameters() if isinstance(model, torch.nn.Module) else model)
+    if not all(isinstance(each, tuple) and len(each) == 2 for each in pairs):
+        raise TypeError("named_parameters must be a module or (name, parameter) pairs")
+    for name, parameter in pairs:
         names[id(parameter)] = name
     return dict(zip(names, _without_wrappers(list(names.values()))))
 

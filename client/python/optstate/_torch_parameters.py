@@ -5,10 +5,12 @@ from __future__ import annotations
 import array
 import itertools
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
+from optstate._torch_frozen import is_frozen
+from optstate._torch_layout import raise_exchanged
 from optstate._torch_memory import check_disjoint
 from optstate._torch_tensors import (
     DTYPES,
@@ -47,6 +49,15 @@ class Parameters:
         self._groups = [list(group["params"]) for group in param_groups]
         self._parameters = [tensor for tensors in self._groups for tensor in tensors]
         self._index_of = {id(tensor): index for index, tensor in enumerate(self._parameters)}
+        # Those of the last in_order(), and of which of them each group of the job is.
+        self._known = self._groups
+        self._sources: list[int] | None = None
+        self._names = [
+            [spec.name for spec in specs if spec.group == number]
+            for number in range(len(self._groups))
+        ]
+        self._left_out: list[torch.Tensor] = []
+        self._left_out_ids: set[int] = set()
         self._indices = range(len(self._parameters))
         self._parts = parts_of(len(self._parameters))
         self._specs = specs
@@ -66,45 +77,62 @@ class Parameters:
         self._indirect: list[int] = []
         self.remember()
 
+    def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Takes tensors that are in param_groups, and frozen, for none of the job's."""
+        self._left_out += tensors
+        self._left_out_ids = set(map(id, self._left_out))
+
+    def thawed(self) -> list[torch.Tensor]:
+        """Those that were left out, and can be updated now."""
+        return [tensor for tensor in self._left_out if not is_frozen(tensor)]
+
+    @property
+    def left_out(self) -> Sequence[torch.Tensor]:
+        return self._left_out
+
     def in_order(self, param_groups: Sequence[dict]) -> Sequence[dict]:
         """The groups as the job has them, whatever their order in the list is now.
 
         A group is known by its tensors, as torch knows state by its tensor. Raises
-        RuntimeError when one has not the tensors of a group of the job.
+        RuntimeError when one has not the tensors of groups of the job.
         """
-        if len(param_groups) == len(self._groups):
-            for group, bound in zip(param_groups, self._groups):
-                tensors = group["params"]
-                if len(bound) != len(tensors) or not all(map(operator.is_, bound, tensors)):
-                    break
-            else:
-                return param_groups
-        return self._reordered(param_groups)
+        if len(param_groups) != len(self._known) or not all(
+            len(known) == len(group["params"]) and all(map(operator.is_, known, group["params"]))
+            for group, known in zip(param_groups, self._known)
+        ):
+            self._sources = self._find_sources(param_groups)
+            self._known = [list(group["params"]) for group in param_groups]
+        if self._sources is None:
+            return param_groups
+        return [
+            {**param_groups[source], "params": bound, "param_names": names}
+            for source, bound, names in zip(self._sources, self._groups, self._names)
+        ]
 
-    def _reordered(self, param_groups: Sequence[dict]) -> Sequence[dict]:
-        groups: list[dict | None] = [None] * len(self._groups)
+    def _find_sources(self, param_groups: Sequence[dict]) -> list[int] | None:
+        """Of each group of the job, the one of param_groups that it is of; None: the same."""
+        if [list(map(id, group["params"])) for group in param_groups] == [
+            list(map(id, bound)) for bound in self._groups
+        ]:
+            return None
+        sources: dict[int, int] = {}
         without_tensors = [k for k, bound in enumerate(self._groups) if not bound]
         for index, group in enumerate(param_groups):
-            tensors = group["params"]
-            found = [self._specs[i].group for i in map(self.index_of, tensors) if i is not None]
-            number = found[0] if found else without_tensors.pop(0) if without_tensors else None
-            if (
-                number is None
-                or groups[number] is not None
-                or len(tensors) != len(self._groups[number])
-                or set(map(id, tensors)) != set(map(id, self._groups[number]))
-            ):
-                raise RuntimeError(
-                    f"param_groups[{index}]['params'] is not what was attached:"
-                    " use add_param_group to add parameters"
-                )
-            groups[number] = {**group, "params": self._groups[number]}
-            if "param_names" in group:
-                names = dict(zip(map(id, tensors), group["param_names"]))
-                groups[number]["param_names"] = [names[id(each)] for each in self._groups[number]]
-        if None in groups:
+            ids = set(map(id, group["params"]))
+            indices = [i for i in map(self.index_of, group["params"]) if i is not None]
+            numbers = {self._specs[i].group for i in indices}
+            if not ids and without_tensors:
+                numbers.add(without_tensors.pop(0))
+            bound = [tensor for number in numbers for tensor in self._groups[number]]
+            strangers = ids - self._left_out_ids - set(map(id, bound))
+            missing = set(map(id, bound)) - ids
+            if strangers or missing or not numbers.isdisjoint(sources):
+                former = self._known[index] if index < len(self._known) else bound
+                raise_exchanged(index, group["params"], former)
+            sources.update(dict.fromkeys(numbers, index))
+        if len(sources) != len(self._groups):
             raise RuntimeError("param_groups lost parameters since they were attached")
-        return groups
+        return [sources[number] for number in range(len(self._groups))]
 
     @property
     def count(self) -> int:

@@ -30,6 +30,12 @@ class ReplacedParameters:
             index: in_memory(parameters.tensors[index]).clone() for index in parameters.different()
         }
         self._versions: list[int] = []
+        self.left_out = False  # a checkpoint's state, because the job goes on
+
+    @property
+    def count(self) -> int:
+        """How many differed."""
+        return len(self._values)
 
     def note_read(self, parameters: Parameters) -> None:
         """After they were read, perhaps of another session with the same parameters first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import weakref
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,8 +14,18 @@ import torch
 from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._options import Scalar
+from optstate._torch_announcement import announce
 from optstate._torch_attachment import Attachment, Settings
+from optstate._torch_checkpoint import MASTER_PARAM, PartialEntry
+from optstate._torch_frozen import (
+    groups_as_in,
+    groups_to_register,
+    groups_with,
+    is_frozen,
+    parameters_in_job,
+)
 from optstate._torch_layout import (
+    NamedParameters,
     model_names,
     optimizer_info,
     parameter_names,
@@ -24,12 +35,42 @@ from optstate._torch_layout import (
 from optstate._torch_resume import ReplacedParameters
 from optstate._torch_state import ServedState
 from optstate._torch_state_edits import StateEdits
-from optstate.session import StepOutcome
+from optstate._warn import warn
+from optstate.session import SessionSpec, StepOutcome
+
+CLOSED = "it is closed"
 
 
 def _remove_hooks(hooks: Sequence[Any]) -> None:
     for hook in hooks:
         hook.remove()
+
+
+# Those of this process that may have a rank.
+_living: weakref.WeakSet[Served] = weakref.WeakSet()
+
+
+def _take_over(spec: SessionSpec) -> bool:
+    """Frees the rank that `spec` asks for when an optimizer of this process has it.
+
+    In a notebook the former optimizer is there still when its cell is run again: under
+    another name, or in the traceback of a cell that raised.
+    """
+    for former in tuple(_living):
+        if former.attachment is not None and former.attachment.has_rank_of(spec):
+            former.detach(
+                f'another optimizer of this process has taken over job "{spec.job}"; use that one'
+            )
+            return True
+    return False
+
+
+def _known_endpoint(endpoint: str | None) -> str | None:
+    """Where optctl finds what is attached to: of an embedded daemon, this process's own."""
+    if (endpoint or os.environ.get("OPTSTATE_ENDPOINT")) != "embedded":
+        return endpoint
+    attachments = (each.attachment for each in tuple(_living))
+    return next((a.session.endpoint for a in attachments if a and a.is_embedded), endpoint)
 
 
 class Shared:
@@ -74,6 +115,8 @@ class Served:
         self.edits: StateEdits | None = None  # of self.state, with a job
         # What attaching to a job that was there replaced, until the first step.
         self.replaced: ReplacedParameters | None = None
+        # Masters of a load that did not fit the parameters, which may be loaded after it.
+        self.masters: dict[int, torch.Tensor] = {}
         # Attributes that the user may change between steps.
         self.max_norm: Scalar | None = None
         self.max_value: Scalar | None = None
@@ -111,9 +154,10 @@ class Served:
                 self.settings = dataclasses.replace(self.settings, fixed=attachment.fixed)
                 return
 
-    def name_by(self, model: torch.nn.Module | None) -> None:
+    def name_by(self, model: torch.nn.Module | NamedParameters | None) -> None:
         """Takes parameters' names from the module, also of those that are added later."""
-        self._model = None if model is None else weakref.ref(model)
+        is_module = isinstance(model, torch.nn.Module)
+        self._model = weakref.ref(model) if is_module else None
         self.names_by_id = model_names(model)
 
     def _name_added(self) -> None:
@@ -157,30 +201,30 @@ class Served:
 
         Leaves nothing open when it raises.
         """
-        self.replaced = self._attach_groups(self.param_groups, job)
+        groups = groups_to_register(self.param_groups, self.names_by_id, self.state)
+        self.replaced = self._attach_groups(groups, job)
+        assert self.attachment is not None
+        announce(self.attachment, self.replaced.count if self.replaced else 0)
 
     def _attach_groups(
         self,
-        groups: list[dict[str, Any]],
+        groups: Sequence[dict[str, Any]],
         job: str | None,
         extend_with: Sequence[int] | None = None,
     ) -> ReplacedParameters | None:
         """`extend_with`: the job may get new groups, and these parameters are sent; a
         new job gets all. Returns what was replaced by a job that was there."""
-        attachment = Attachment(
-            groups,
-            self.settings,
-            Ranks(self.process_group),
-            job=job,
-            names_by_id=self.names_by_id,
-            extend=extend_with is not None,
-        )
+        attachment, groups = self._open(groups, job, extend_with is not None)
         is_new = extend_with is not None or attachment.needs_load
         try:
             if attachment.session.phase == _native.PHASE_FAILED:
                 attachment.raise_failure()
             if extend_with is not None:
-                attachment.load(groups, extend_with)
+                self._check_extended(attachment)
+                new = set(extend_with)
+                tensors = [tensor for group in groups for tensor in group["params"]]
+                held = {i: entry for i, entry in self._held(tensors).items() if i in new}
+                attachment.load(groups, extend_with, held or None)
             elif attachment.needs_load:
                 attachment.check_new()
                 tensors = [tensor for group in groups for tensor in group["params"]]
@@ -193,6 +237,8 @@ class Served:
         except BaseException:
             attachment.close()
             raise
+        in_job = attachment.parameters.index_of
+        attachment.parameters.leave_out(each for each in self.tensors() if in_job(each) is None)
         self._drop_held()
         self.edits = StateEdits(self, attachment, self.state)
         self.state = ServedState(self)
@@ -201,6 +247,7 @@ class Served:
             if extend_with is None and not attachment.session.created:
                 attachment.warn_of_places(unnamed_alike(self.param_groups, self.names_by_id))
         self.attachment = attachment
+        _living.add(self)
         # Also at interpreter exit; closing does nothing in a forked child.
         self._finalizer = weakref.finalize(self, attachment.session.close)
         if self.settings.overlap:
@@ -208,9 +255,52 @@ class Served:
         attachment.warn_if_embedded()
         return replaced
 
+    def _open(
+        self, groups: Sequence[dict[str, Any]], job: str | None, extends: bool
+    ) -> tuple[Attachment, Sequence[dict[str, Any]]]:
+        """Opens with these groups or, when a job that was there has others of the same
+        parameters, with those: of what was frozen when it began, or is now."""
+        ranks = Ranks(self.process_group)
+
+        def opened(these: Sequence[dict[str, Any]]) -> Attachment:
+            return Attachment(
+                these,
+                self.settings,
+                ranks,
+                job=job,
+                names_by_id=self.names_by_id,
+                take_over=_take_over,
+                extend=extends,
+            )
+
+        try:
+            return opened(groups), groups
+        except Exception as failure:
+            if extends or job is None:
+                raise
+            if not all(ranks.gather(isinstance(failure, errors.FailedPreconditionError))):
+                raise
+            in_job: list[tuple[str, int]] = []
+            if ranks.rank == 0:
+                in_job = parameters_in_job(job, _known_endpoint(self.settings.endpoint))
+            in_job = ranks.from_first(in_job)
+            theirs = groups_as_in(in_job, self.param_groups, groups, self.names_by_id)
+            was_extended = len({number for _, number in in_job}) > len(self.param_groups)
+            has_frozen = groups is not self.param_groups
+            if not all(ranks.gather(bool(theirs) and (was_extended or has_frozen))):
+                raise
+            assert theirs is not None
+            return opened(theirs), theirs
+
     def detach(self, because: str) -> None:
         """Leaves the job, without a wait for a step that is under way. Idempotent."""
         if self.attachment is not None:
+            assert self.edits is not None
+            if because == CLOSED and self.edits.has_writes:
+                warn(
+                    f'optimizer.state of job "{self.attachment.job}" was written, and no step came'
+                    " after it to send that: the job has not got it"
+                )
             self.steps_before += self.attachment.session.committed_step
             self.attachment.close()
         self.attachment, self.detached_because = None, because
@@ -262,12 +352,21 @@ class Served:
         """Sends what the trainer has changed in place, of parameters and of their state."""
         edits = self.edits
         assert edits is not None
-        entries = None if edits.is_idle else edits.pending()
+        entries = {} if edits.is_idle else edits.pending()
         changed = attachment.parameters.changed()
         if changed or entries or attachment.broken_load is not None:
             what = "optimizer.state was changed" if entries else "parameters were changed in place"
             attachment.check_no_micro_steps(what)
+            if changed and self.replaced is not None and self.replaced.left_out:
+                warn(
+                    f'job "{attachment.job}" goes on with its own state (resume="job"), but'
+                    f" {len(changed)} parameters were changed since: if a checkpoint's model was"
+                    " loaded, they are of another step than their state"
+                )
+            for index in self.masters.keys() & changed:
+                entries.setdefault(index, PartialEntry({MASTER_PARAM: self.masters[index]}))
             attachment.load(groups, changed, entries or None)
+        self.masters = {}
         edits.forget()
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> dict[int, dict[str, Any]]:
@@ -320,11 +419,47 @@ class Served:
 
     # Growing.
 
-    def extend(self, old: Attachment) -> None:
-        """Closes the session and opens one with all groups, of which the last is new."""
-        old_groups, groups = self.param_groups[:-1], list(self.param_groups)
+    def add_group(self, old: Attachment) -> None:
+        """Extends the job by the last of param_groups, but for what is frozen there."""
+        last = len(self.param_groups) - 1
+        new = self.param_groups[last:]
+        if old.parameters.left_out or any(map(is_frozen, new[0]["params"])):
+            new = groups_with(
+                self.param_groups, self.names_by_id, lambda each: not is_frozen(each), only={last}
+            )
+        if new:
+            self._extend(old, self.param_groups[:-1], new, "add_param_group()")
+        else:
+            old.parameters.leave_out(self.param_groups[last]["params"])
+
+    def thaw(self, tensors: Sequence[torch.Tensor]) -> Attachment:
+        """Extends the job by parameters that were frozen; returns the new attachment."""
+        old = self.attached()
+        wanted = set(map(id, tensors))
+        new = groups_with(self.param_groups, self.names_by_id, lambda each: id(each) in wanted)
+        new = [group for group in new if group["params"]]
+        self._extend(old, self.param_groups, new, "giving a frozen parameter a gradient")
+        return self.attached()
+
+    def check_thawed_alike(self, attachment: Attachment, tensors: Sequence[torch.Tensor]) -> None:
+        """RuntimeError when ranks might disagree about what is frozen: extending is collective."""
+        if attachment.ranks.world_size > 1 and not all(each.requires_grad for each in tensors):
+            raise RuntimeError(
+                "a parameter with requires_grad=False has a gradient: with several ranks set"
+                " requires_grad before the step, on every rank"
+            )
+
+    def _extend(
+        self,
+        old: Attachment,
+        old_groups: Sequence[dict[str, Any]],
+        new_groups: Sequence[dict[str, Any]],
+        what: str,
+    ) -> None:
+        """Closes the session and opens one with the new groups behind those of the job."""
+        groups = list(old_groups)
         self.finish_interrupted(old)
-        old.check_no_micro_steps("add_param_group()")
+        old.check_no_micro_steps(what)
         ranks = Ranks(self.process_group)
         error: Exception | None = None
         self._name_added()
@@ -332,13 +467,14 @@ class Served:
             # The job keeps its order, which that of the list may have left.
             old_groups = list(old.parameters.in_order(old_groups))
             old.parameters.check_tensors()
-            groups = [*old_groups, self.param_groups[-1]]
+            groups = [*old_groups, *new_groups]
             parameter_specs(groups, parameter_names(groups, self.names_by_id))
         except Exception as failure:
             error = failure
         ranks.agree(error)
         count = sum(len(group["params"]) for group in old_groups)
-        extend_with = [*old.parameters.changed(), *range(count, len(self.tensors()))]
+        new_count = sum(len(group["params"]) for group in new_groups)
+        extend_with = [*old.parameters.changed(), *range(count, count + new_count)]
         if self.replaced is not None:
             self.replaced.drop_changed()
         if old.is_private:  # it ends with its last session: take its state along
@@ -347,25 +483,37 @@ class Served:
         else:
             self.send_changes(old, old_groups)
             state = self.own_state()
-        self.detach("add_param_group failed")
+        self.detach(f"{what} failed")
         self.state = state
         ranks.agree(None)  # every rank has left
         if old.is_private:
             self._attach_groups(groups, None)
         else:
-            self._attach_extended(groups, old, extend_with)
+            self._attach_extended(groups, old_groups, old, extend_with)
         self._note_extended(old)
 
     def _attach_extended(
-        self, groups: list[dict[str, Any]], old: Attachment, extend_with: Sequence[int]
+        self,
+        groups: Sequence[dict[str, Any]],
+        old_groups: Sequence[dict[str, Any]],
+        old: Attachment,
+        extend_with: Sequence[int],
     ) -> None:
-        """Attaches with all groups or, when the daemon refuses the new one, without it."""
+        """Attaches with all groups or, when the daemon refuses new ones, without them."""
         try:
             self._attach_groups(groups, old.job, extend_with)
         except errors.OptstateError:
-            self._attach_groups(groups[:-1], old.job)
+            self._attach_groups(old_groups, old.job)
             self._note_extended(old)
             raise
+
+    def _check_extended(self, attachment: Attachment) -> None:
+        """RuntimeError, on every rank, when it is a new job, whose state would be empty."""
+        if any(attachment.ranks.gather(attachment.session.created)):
+            raise RuntimeError(
+                f'job "{attachment.job}" was deleted while add_param_group() extended it, and its'
+                " state with it: start again from a checkpoint"
+            )
 
     def _note_extended(self, old: Attachment) -> None:
         assert self.attachment is not None

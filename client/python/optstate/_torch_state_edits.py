@@ -306,25 +306,33 @@ class StateEdits:
             if not values:
                 return None if self._count_of(tensor) else {}
             self._check_whole(tensor, values)
-            present = self._fetch(tensor)
-            if _torch_checkpoint.step_of(self._attachment.info, values) == 0:
-                return None if self._count_of(tensor) else {}
-            is_same = all(_same(value, present.get(key)) for key, value in values.items())
-            return {} if is_same and self._count_of(tensor) else values
         present = self._fetch(tensor, list(values))
         changed = {key: each for key, each in values.items() if not _same(each, present.get(key))}
         if MASTER_PARAM in changed:
             self._check_master(tensor, changed[MASTER_PARAM])
-        if not changed or self._count_of(tensor):
-            return PartialEntry(changed)
-        whole = {**self._fetch(tensor), **changed}
+        if not changed:
+            return {}
+        whole = values if written.is_whole else {**self._fetch(tensor), **values}
         self._check_whole(tensor, whole)
         if _torch_checkpoint.step_of(self._attachment.info, whole) == 0:
+            return self._at_step_0(tensor, whole, changed)
+        return PartialEntry(changed) if self._count_of(tensor) else whole
+
+    def _at_step_0(
+        self, tensor: torch.Tensor, whole: StateEntry, changed: StateEntry
+    ) -> StateEntry | None:
+        """Of arrays that go on while their step begins anew."""
+        info, count = self._attachment.info, self._count_of(tensor)
+        names = [name for name, _ in info.state_arrays if name in whole]
+        if not any(bool(whole[name].any()) for name in names):
+            return None if count else {}
+        # There is no other way back from step 0 than to begin anew, product and all.
+        if count == 0 or info.scalar:
             raise RuntimeError(
                 f'optimizer.state of parameter "{self._name_of(tensor)}" was changed, but its step'
-                " is 0, so that it begins anew: set its step too"
+                " is 0, with which it begins anew: set its step too, or delete its entry"
             )
-        return whole
+        return PartialEntry(changed)
 
     def _check_whole(self, tensor: torch.Tensor, values: StateEntry) -> None:
         _torch_checkpoint.check_entry(

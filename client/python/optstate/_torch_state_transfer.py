@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing.context
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,10 +12,11 @@ import torch
 from optstate import _torch_checkpoint, errors
 from optstate._torch_attachment import Attachment
 from optstate._torch_checkpoint import MASTER_PARAM, StateEntry
-from optstate._torch_compare import has_all
+from optstate._torch_compare import has_all, same_bits
 from optstate._torch_layout import parameter_names
 from optstate._torch_served import Served
 from optstate._torch_state import Opaque, hide_values
+from optstate._warn import warn
 
 
 class GroupOfCopies:
@@ -163,6 +163,10 @@ class StateTransfer:
 
     def _set_loaded_state(self, state: dict[str, Any]) -> None:
         served = self._served
+        # State of what is frozen now is kept, as torch keeps it: in the job.
+        given = [each for each in served.attached().parameters.left_out if state["state"].get(each)]
+        if given:
+            served.thaw(given)
         attachment, edits = served.attached(), served.edits
         assert edits is not None
         groups = state["param_groups"]
@@ -179,6 +183,8 @@ class StateTransfer:
             self._set_groups(groups)
         elif self._keeps_job(attachment):
             self._set_groups(groups)
+            if attachment.parameters.changed():
+                attachment.parameters.read()
             return
         else:
             put_back = self._parameters_to_put_back(attachment)
@@ -193,6 +199,7 @@ class StateTransfer:
                 for index, (tensor, _) in enumerate(tensors)
                 if tensor.dtype is not torch.float32 and MASTER_PARAM not in (entries[index] or {})
             )
+            served.masters = _unfitting_masters(tensors, entries)
             attachment.load(in_order, sorted(parameters), entries)
             attachment.is_initialised = False
             attachment.parameters.read()
@@ -245,10 +252,10 @@ class StateTransfer:
                 f" (optctl delete job {attachment.job}), or choose another, to begin from it"
             )
         if served.settings.resume == "job":
-            warnings.warn(
+            served.replaced.left_out = True
+            warn(
                 f"{where} goes on with its own state and parameters: of the checkpoint that is"
                 ' loaded, only param_groups are taken (resume="job")',
-                stacklevel=6,
             )
             return True
         return False
@@ -284,11 +291,10 @@ class StateTransfer:
             is_older = loaded is not None and loaded < present
             if put_back or (is_older and attachment.session.committed_step):
                 of_step = "" if loaded is None else f" of {loaded}"
-                warnings.warn(
+                warn(
                     f'job "{attachment.job}" has taken {present} steps and is put back to a state'
                     f"{of_step}{with_parameters}: a script that attaches again loads a checkpoint"
                     " only if optimizer.committed_step is 0",
-                    stacklevel=6,
                 )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -320,3 +326,18 @@ def _is_present(
         return has_all(attachment.arrays, attachment.info, tensors, entries)
     except errors.OptstateError:  # the load says what is wrong
         return False
+
+
+def _unfitting_masters(
+    tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
+    entries: dict[int, StateEntry | None],
+) -> dict[int, torch.Tensor]:
+    """Masters of a checkpoint that do not round to the present parameters: torch's
+    set_state_dict() loads the model after the optimizer."""
+    masters = {index: (entry or {}).get(MASTER_PARAM) for index, entry in entries.items()}
+    return {
+        index: master.detach().clone()
+        for index, master in masters.items()
+        if master is not None
+        and not same_bits(_torch_checkpoint.fitting_master(master, tensors[index][0]), master)
+    }

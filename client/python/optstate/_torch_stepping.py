@@ -12,6 +12,7 @@ from optstate._options import checked_norm_type, limit
 from optstate._torch_attachment import Attachment
 from optstate._torch_initialization import is_initialization
 from optstate._torch_served import Served, Shared
+from optstate._torch_tensors import dtype_of
 
 
 class Stepping:
@@ -22,9 +23,34 @@ class Stepping:
 
     _served: Served
     param_groups: list[dict[str, Any]]
+    defaults: dict[str, Any]
     # What a GradScaler leaves here for step(), and takes away.
     grad_scale = Shared()
     found_inf = Shared()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler leaves unscaling, and skipping, to step().
+
+        As torch's, for a fused step: else the scaler unscales before, and what clips or
+        looks at gradients (Lightning refuses to clip otherwise) sees them unscaled. A
+        scaler cannot do it where gradients are in the daemon before step() is called, nor
+        to float16 gradients, and must not where step() refuses it.
+        """
+        settings, attachment = self._served.settings, self._served.attachment
+        tensors = () if attachment is None else attachment.parameters.tensors
+        return bool(
+            self.defaults.get("fused")
+            or settings.overlap
+            or settings.accumulate
+            or settings.reduction == "daemon"
+            or settings.loss_scaler is not None
+            or torch.float16 in map(dtype_of, tensors)
+        )
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, _: bool) -> None:
+        """torch's constructors say it of a fused step."""
 
     @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -150,6 +176,10 @@ class Stepping:
         """Checks what the trainer may have changed, and sends it if need be; with the
         groups in the job's order."""
         attachment = self._served.attached()
+        thawed = attachment.parameters.thawed()
+        if thawed:
+            self._served.check_thawed_alike(attachment, thawed)
+            attachment = self._served.thaw(thawed)
         groups = attachment.parameters.in_order(self.param_groups)
         attachment.check_groups(groups)
         attachment.parameters.check_tensors()

@@ -18,8 +18,13 @@ from optstate._options import (
     state_format,
 )
 from optstate._torch_attachment import Settings
-from optstate._torch_layout import check_group, optimizer_info
-from optstate._torch_served import Served, Shared
+from optstate._torch_layout import (
+    NamedParameters,
+    check_group,
+    optimizer_info,
+    refuse_sharding_optimizer,
+)
+from optstate._torch_served import CLOSED, Served, Shared
 from optstate._torch_state_transfer import StateTransfer
 from optstate._torch_stepping import Stepping
 from optstate.session import LossScaler, StepOutcome
@@ -46,7 +51,9 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         process_group: whose ranks train the job together; None: the default
             group of torch.distributed if it is initialised, else this process.
         model: a module to take stable parameter names from; or pass (name,
-            parameter) pairs, as torch's optimizers accept.
+            parameter) pairs as params, as torch's optimizers accept.
+        named_parameters: the same, of a module or of (name, parameter) pairs, for
+            frameworks that take a keyword called model for themselves.
         partition: "greedy" (whole parameters; the default) or "contiguous" (equal
             slices): which rank pushes which gradients. Not with reduction="daemon".
         accumulate: reserve accumulators in the daemon for accumulate_step(). With
@@ -102,8 +109,6 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
     Threads: one at a time, as torch's. Processes: a forked child cannot use it.
     """
 
-    _step_supports_amp_scaling = True
-
     # Of the subclass: the daemon's name of its optimizer.
     _optstate_name = ""
 
@@ -144,6 +149,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         norm_type: float = 2.0,
         process_group: Any | None = None,
         model: torch.nn.Module | None = None,
+        named_parameters: torch.nn.Module | NamedParameters | None = None,
         partition: str | None = None,
         accumulate: bool = False,
         accumulate_dtype: str | None = None,
@@ -172,6 +178,15 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             accumulate_dtype,
             resume,
         )
+        refuse_sharding_optimizer()
+        if isinstance(params, torch.nn.Module):
+            raise TypeError(
+                "params is a module: give its parameters(). A framework that takes a keyword"
+                " called model for the parameters (transformers.Trainer) leaves named_parameters="
+                " alone, which means the same"
+            )
+        if model is not None and named_parameters is not None:
+            raise ValueError("model= and named_parameters= are two names of one thing: give one")
         self._served = served = Served(settings, process_group)  # torch's constructor uses it
         super().__init__(params, *args, **kwargs)
         served.state = defaultdict(dict)  # what Adagrad begins with is the daemon's
@@ -182,10 +197,23 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         checked_norm_type(norm_type)
         served.max_norm, served.max_value, served.norm_type = max_norm, max_value, norm_type
         served.fix_options(self.defaults)
-        served.name_by(model)
+        served.name_by(named_parameters if model is None else model)
         served.attach(job)
 
     # Where the optimizer stands.
+
+    def __repr__(self) -> str:
+        """As torch's, with the job, where it is and its step."""
+        served = getattr(self, "_served", None)
+        attachment = served.attachment if served is not None else None
+        if attachment is None:
+            said = "job: none" if served is None else f"job: none, {served.detached_because}"
+        else:
+            session = attachment.session
+            said = f"job: {attachment.job}\n    endpoint: {session.endpoint}"
+            said += f"\n    step: {self._served.steps_before + session.committed_step}"
+        begin, opened, rest = super().__repr__().partition("(\n")
+        return f"{begin}{opened}    {said}\n{rest}"
 
     @property
     def committed_step(self) -> int:
@@ -267,7 +295,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
 
         A named job stays in the daemon; a private one ends with its last rank.
         """
-        self._served.detach("it is closed")
+        self._served.detach(CLOSED)
 
     def __enter__(self) -> ServedOptimizer:
         return self
@@ -295,7 +323,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
                 index,
             )
             if self._served.attachment is not None:
-                self._served.extend(self._served.attachment)
+                self._served.add_group(self._served.attachment)
         except BaseException:
             self.param_groups.pop()
             raise

@@ -94,6 +94,11 @@ class Daemon:
         """What a verb of optctl says, from JSON."""
         return json.loads(self.run_optctl("-o", "json", *arguments))
 
+    def parameters(self, job: str) -> list[dict]:
+        """What a job has, in the order of its layout: name, shape, group, ..."""
+        found = self.optctl("get", "params", job)["parameters"]
+        return [each["parameter"] for each in found]
+
     def jobs(self) -> list[str]:
         """Names of all jobs."""
         return [job["name"] for job in self.optctl("get", "jobs")["jobs"]]

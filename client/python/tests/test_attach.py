@@ -74,10 +74,21 @@ def test_another_layout_is_refused_by_its_first_difference(job):
         optstate.AdamW(small_model().named_parameters(), job=job, amsgrad=True)
 
 
-def test_a_rank_is_attached_once(job):
-    with optstate.AdamW(small_model().parameters(), job=job):
-        with pytest.raises(optstate.AlreadyExistsError, match=str(os.getpid())):
+def _attaches(connection, _, job, endpoint):
+    optimizer = optstate.AdamW(small_model().parameters(), job=job, endpoint=endpoint)
+    say(connection, os.getpid())
+    connection.recv()
+    optimizer.close()
+
+
+def test_a_rank_is_attached_once(job, daemon):
+    """Another process cannot take it."""
+    with running(_attaches, 1, job, daemon.shm, grouped=False) as other:
+        pid = other.hear(0)
+        with pytest.raises(optstate.AlreadyExistsError, match=f"process {pid}"):
             optstate.AdamW(small_model().parameters(), job=job)
+        other.connections[0].send("close")
+        other.results()
     optstate.AdamW(small_model().parameters(), job=job).close()
 
 

@@ -27,22 +27,49 @@ def scaled_run(optimizer_class, model, *, unscale, poisoned=(), max_norm=None, *
     return optimizer, scales
 
 
+# With each of the last three the daemon unscales.
+MODES = {
+    "plain": {},
+    "fused": {"fused": True},
+    "overlap": {"overlap": True},
+    "accumulate": {"accumulate": True},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("unscale", [False, True], ids=["scaled", "unscaled"])
-def test_as_torchs(unscale):
+def test_as_torchs(unscale, mode):
     poisoned = {2: float("inf"), 7: float("nan")}
     ours, torchs = small_model(), small_model()
-    optimizer, scales = scaled_run(optstate.AdamW, ours, unscale=unscale, poisoned=poisoned)
+    optimizer, scales = scaled_run(
+        optstate.AdamW, ours, unscale=unscale, poisoned=poisoned, **MODES[mode]
+    )
     _, expected = scaled_run(torch.optim.AdamW, torchs, unscale=unscale, poisoned=poisoned)
     assert scales == expected
     assert largest_difference(ours, torchs) < 1e-5
     assert optimizer.fetch_state(ours[0].weight)["step"] == 10
     assert optimizer.last_outcome.applied
+    # A step that the scaler skips is none of the daemon's.
+    assert optimizer.committed_step == (10 if mode == "plain" else 12)
 
 
-def test_gradients_are_unscaled_in_the_daemon():
+def test_who_unscales():
+    """As torch's: only a fused step, or one that has the gradients already."""
+    parameter = torch.nn.Parameter(torch.ones(3))
+    for mode, keywords in MODES.items():
+        optimizer = optstate.AdamW([parameter], **keywords)
+        assert optimizer._step_supports_amp_scaling is (mode != "plain"), mode
+    for torchs in (torch.optim.AdamW([parameter]), torch.optim.AdamW([parameter], fused=True)):
+        claims = getattr(torchs, "_step_supports_amp_scaling", False)
+        fused = torchs.defaults["fused"]
+        assert optstate.AdamW([parameter], fused=fused)._step_supports_amp_scaling is claims
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=["trainer", "daemon"])
+def test_gradients_are_unscaled_to_the_bit(options):
     """Powers of two: bits are those of the run without a scaler."""
     scaled, plain = small_model(), small_model()
-    optimizer, _ = scaled_run(optstate.AdamW, scaled, unscale=False, max_norm=0.1)
+    optimizer, _ = scaled_run(optstate.AdamW, scaled, unscale=False, max_norm=0.1, **options)
     reference = optstate.AdamW(plain.parameters(), lr=0.01)
     for step in range(12):
         reference.zero_grad()

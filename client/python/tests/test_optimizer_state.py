@@ -166,6 +166,17 @@ def one_moment(optimizer, model):
     optimizer.state[model[0].weight][key].zero_()
 
 
+def step_0(optimizer, model):
+    """Moments go on, and their bias correction begins anew."""
+    for entry in optimizer.state.values():
+        entry["step"].zero_()
+
+
+def step_0_of_entries(optimizer, model):
+    for parameter, entry in optimizer.state.items():
+        optimizer.state[parameter] = {**entry, "step": torch.tensor(0.0)}
+
+
 def step_count(optimizer, model):
     optimizer.state[model[0].weight]["step"] += 5
 
@@ -184,6 +195,8 @@ EDITS = (
     pop_one,
     one_moment,
     step_count,
+    step_0,
+    step_0_of_entries,
 )
 # torch's own cannot step without its state (Adagrad), or counts no steps (SGD).
 NOT_OF_TORCH = {
@@ -194,6 +207,10 @@ NOT_OF_TORCH = {
     ("Adagrad", empty_entry),
     ("Adagrad", pop_one),
     ("SGD", step_count),
+    ("SGD", step_0),
+    ("SGD", step_0_of_entries),
+    ("NAdam", step_0),  # refused, below
+    ("NAdam", step_0_of_entries),
 }
 
 
@@ -335,6 +352,22 @@ def test_an_entry_of_a_parameter_without_one():
     assert optimizer.committed_step == 0
 
 
+def test_what_cannot_begin_anew_alone_is_refused():
+    """NAdam's product goes with its step; Adagrad's sum is that of initial_accumulator_value."""
+    (model, optimizer), _ = both("NAdam")
+    optimizer.state[model[0].weight]["step"].zero_()
+    with pytest.raises(RuntimeError, match="its step is 0"):
+        train(model, optimizer, range(3, 4))
+    del optimizer.state[model[0].weight]
+    train(model, optimizer, range(3, 4))
+    model = small_model()
+    optimizer = optstate.Adagrad(model.parameters())
+    optimizer.state[model[0].weight]["sum"].fill_(0.5)
+    with pytest.raises(RuntimeError, match="its step is 0"):
+        train(model, optimizer, range(1))
+    assert optimizer.committed_step == 0
+
+
 def test_writes_within_a_step_are_refused():
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), accumulate=True)
@@ -421,3 +454,12 @@ def test_an_8_bit_jobs_other_arrays_stay_as_they_are():
             if (index, key) != (0, "exp_avg"):
                 assert torch.equal(after[index][key], value)
     assert not after[0]["exp_avg"].any()
+
+
+def test_writes_that_no_step_sends_are_warned_of(job):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), job=job)
+    train(model, optimizer, range(2))
+    optimizer.state[model[0].weight]["exp_avg"] = torch.zeros(16, 8)
+    with pytest.warns(UserWarning, match="the job has not got it"):
+        optimizer.close()

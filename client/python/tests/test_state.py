@@ -136,6 +136,30 @@ def optimizer_state(closed):
     return optimizer.state_dict()
 
 
+@pytest.mark.parametrize("wrong", [0.999, 1.001])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_load_without_a_master_sets_it_to_the_parameter(wrong, whole):
+    """Exactly, also where the old master rounds to the same 16 bits."""
+    parameter = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = optstate.SGD([parameter], lr=1.0, momentum=0.9)
+    parameter.grad = torch.zeros(4, dtype=torch.bfloat16)
+    optimizer.step()
+    optimizer.state[parameter]["master_param"] = torch.full((4,), wrong)
+    assert optimizer.state_dict()["state"][0]["master_param"][0] == torch.tensor(wrong)
+    optimizer.step()
+    fetched = optimizer.fetch_state(parameter)
+    assert torch.equal(parameter, torch.ones(4, dtype=torch.bfloat16))
+    assert torch.equal(fetched["master_param"], torch.full((4,), wrong))
+    saved = optimizer.state_dict()
+    if whole:
+        del saved["state"][0]["master_param"]
+    else:  # nothing of the parameter
+        saved["state"] = {}
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+    assert torch.equal(optimizer.fetch_state(parameter)["master_param"], torch.ones(4))
+
+
 def test_state_of_parameters_missing_in_a_checkpoint_starts_anew():
     ours, torchs = small_model(), small_model()
     optimizer = optstate.AdamW(ours.parameters())

@@ -236,7 +236,7 @@ def test_the_profiler_sees_it(name, seed):
 def test_found_inf_of_a_grad_scaler(name, seed):
     """What GradScaler leaves on an optimizer that says it can: 1 skips, 0 does not."""
     parameters = parameters_for(name, seed)
-    optimizer = ours(name)(parameters)
+    optimizer = ours(name)(parameters, overlap=True)
     assert optimizer._step_supports_amp_scaling
     before = copied(parameters)
     for found_inf in (1.0, 0.0):

@@ -25,7 +25,7 @@ class Refusal(NamedTuple):
 _SURGERY = ("pop_group", "pop_parameter", "reverse_groups", "reverse_parameters")
 
 REFUSALS = (
-    Refusal(RuntimeError, r"is not what was attached", _SURGERY),
+    Refusal(RuntimeError, r"(is not what|has more than|other tensors than) w.* attached", _SURGERY),
     Refusal(RuntimeError, r"param_groups lost parameters", _SURGERY),
     # README: only max_norm is a group's own.
     Refusal(ValueError, r"has a (max_value|norm_type) of its own", ("set_option",)),

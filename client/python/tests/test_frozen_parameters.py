@@ -1,0 +1,289 @@
+"""Parameters that nothing updates: no state, any dtype, until they have a gradient."""
+
+from __future__ import annotations
+
+import copy
+
+import optstate
+import pytest
+import ranks
+import torch
+from training import bits, largest_difference, loss_of, small_model, train
+
+NAMES = ["0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias"]
+
+
+def frozen_model(*names: str) -> torch.nn.Module:
+    model = small_model()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in names)
+    return model
+
+
+def thaw(model: torch.nn.Module, *names: str) -> None:
+    for name, parameter in model.named_parameters():
+        if name in names:
+            parameter.requires_grad_(True)
+
+
+def in_job(daemon, job) -> list[str]:
+    return [each["name"] for each in daemon.parameters(job)]
+
+
+def assert_same_state(ours, torchs) -> None:
+    ours, torchs = ours.state_dict(), torchs.state_dict()
+    assert [g["params"] for g in ours["param_groups"]] == [
+        g["params"] for g in torchs["param_groups"]
+    ]
+    assert ours["state"].keys() == torchs["state"].keys()
+    for index, entry in torchs["state"].items():
+        for key, value in entry.items():
+            torch.testing.assert_close(ours["state"][index][key], value, rtol=1e-4, atol=1e-7)
+
+
+def test_as_torchs_without_state(job, daemon):
+    ours, torchs = frozen_model(*NAMES[:3]), frozen_model(*NAMES[:3])
+    optimizer = optstate.AdamW(ours.parameters(), lr=0.01, job=job, model=ours)
+    reference = torch.optim.AdamW(torchs.parameters(), lr=0.01)
+    train(ours, optimizer, range(5))
+    train(torchs, reference, range(5))
+    assert largest_difference(ours, torchs) < 1e-6
+    assert_same_state(optimizer, reference)
+    assert in_job(daemon, job) == NAMES[3:]
+    assert optimizer.fetch_state(ours[0].weight) == {}
+    assert dict(optimizer.state.get(ours[0].weight, {})) == {}
+
+
+class Quantised(torch.Tensor):
+    """A tensor subclass that is used for nothing but what it says."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        allowed = ("requires_grad", "grad", "is_leaf", "__get__", "retains_grad", "detach")
+        if not any(name in str(function) for name in allowed):
+            raise AssertionError(f"{function} of a quantised tensor")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.float64])
+def test_frozen_tensors_may_be_of_any_kind(dtype, job, daemon):
+    model = small_model()
+    other = torch.nn.Parameter(torch.ones(3, 2).to(dtype), requires_grad=False)
+    subclass = torch.ones(4, dtype=torch.uint8).as_subclass(Quantised)
+    meta = torch.nn.Parameter(torch.ones(2, device="meta"), requires_grad=False)
+    parameters = [other, *model.parameters(), subclass, meta]
+    optimizer = optstate.AdamW(parameters, lr=0.01, job=job)
+    torchs = small_model()
+    reference = torch.optim.AdamW(
+        [other.clone().requires_grad_(False), *torchs.parameters()], lr=0.01
+    )
+    train(model, optimizer, range(4))
+    train(torchs, reference, range(4))
+    assert largest_difference(model, torchs) < 1e-6
+    saved = optimizer.state_dict()
+    assert saved["param_groups"][0]["params"] == list(range(9))
+    assert set(saved["state"]) == set(range(1, 7))
+    assert len(in_job(daemon, job)) == 6
+    optimizer.load_state_dict(saved)
+    train(model, optimizer, range(4, 6))
+    train(torchs, reference, range(4, 6))
+    assert largest_difference(model, torchs) < 1e-6
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"accumulate": True}])
+def test_thawing_layer_by_layer(options, private, named, job, daemon):
+    ours, torchs = frozen_model(*NAMES[:4]), frozen_model(*NAMES[:4])
+    job = None if private else job
+    model = ours if named else None
+    optimizer = optstate.AdamW(ours.parameters(), lr=0.01, job=job, model=model, **options)
+    reference = torch.optim.AdamW(torchs.parameters(), lr=0.01)
+    for step in range(9):
+        for at, names in ((3, NAMES[2:4]), (6, NAMES[:2])):
+            if step == at:
+                thaw(ours, *names)
+                thaw(torchs, *names)
+        train(ours, optimizer, [step])
+        train(torchs, reference, [step])
+        assert optimizer.committed_step == step + 1
+    assert largest_difference(ours, torchs) < 1e-6
+    assert_same_state(optimizer, reference)
+    if not private and named:
+        assert in_job(daemon, job) == [*NAMES[4:], *NAMES[2:4], *NAMES[:2]]
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("now", ["frozen again", "thawed from the beginning", "others frozen"])
+def test_attaching_again_to_a_job_that_grew(now, named, job):
+    """Whatever the script freezes at its start, the job's parameters are known by their names."""
+
+    def attached(model):
+        return optstate.AdamW(model.parameters(), lr=0.01, job=job, model=model if named else None)
+
+    whole = frozen_model(*NAMES[:3])
+    reference = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    model = frozen_model(*NAMES[:3])
+    with attached(model) as optimizer:
+        for each, stepped in ((model, optimizer), (whole, reference)):
+            train(each, stepped, range(2))
+            thaw(each, "0.bias")
+            train(each, stepped, range(2, 4))
+    frozen = {
+        "frozen again": NAMES[:3],
+        "thawed from the beginning": [NAMES[0], NAMES[2]],
+        "others frozen": [NAMES[0], NAMES[2], NAMES[5]],
+    }[now]
+    model = frozen_model(*frozen)
+    with attached(model) as optimizer:
+        assert optimizer.committed_step == 4
+        assert largest_difference(model, whole) < 1e-6
+        assert optimizer.fetch_state(model[0].bias)["step"] == 2
+        thaw(model, "0.bias", "3.bias")
+        train(model, optimizer, range(4, 7))
+    train(whole, reference, range(4, 7))
+    assert largest_difference(model, whole) < 1e-6
+
+
+def test_freezing_later_keeps_the_job(job):
+    """What a job has, and a new script holds frozen, waits there with its state."""
+    model = small_model()
+    with optstate.AdamW(model.parameters(), lr=0.01, job=job, model=model) as optimizer:
+        train(model, optimizer, range(3))
+    again = frozen_model(*NAMES[:2])
+    with optstate.AdamW(again.parameters(), lr=0.01, job=job, model=again) as optimizer:
+        assert largest_difference(again, model) == 0
+        before = bits(list(again.parameters())[:2])
+        train(again, optimizer, range(3, 5))
+        assert bits(list(again.parameters())[:2]) == before
+        assert optimizer.fetch_state(again[0].weight)["step"] == 3
+
+
+def test_other_parameters_are_refused_as_before(job):
+    model = frozen_model("0.weight")
+    optstate.AdamW(model.parameters(), job=job, model=model).close()
+    other = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 4))
+    other[0].weight.requires_grad_(False)
+    with pytest.raises(optstate.FailedPreconditionError, match="optctl delete job"):
+        optstate.AdamW(other.parameters(), job=job, model=other)
+
+
+def test_a_checkpoint_has_state_of_what_is_frozen_now(job):
+    torchs = small_model()
+    reference = torch.optim.AdamW(torchs.parameters(), lr=0.01)
+    train(torchs, reference, range(3))
+    ours = frozen_model("0.weight")
+    ours.load_state_dict(torchs.state_dict())
+    optimizer = optstate.AdamW(ours.parameters(), lr=0.01, job=job)
+    optimizer.load_state_dict(reference.state_dict())
+    assert_same_state(optimizer, reference)
+    thaw(ours, "0.weight")
+    train(ours, optimizer, range(3, 6))
+    train(torchs, reference, range(3, 6))
+    assert largest_difference(ours, torchs) < 1e-6
+
+
+def test_a_copy_keeps_state_of_what_was_frozen_later():
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01)
+    train(model, optimizer, range(3))
+    model[0].weight.requires_grad_(False)
+    other, copied = copy.deepcopy((model, optimizer))
+    copied.attach()
+    assert copied.fetch_state(other[0].weight)["step"] == 3
+    for each, stepped in ((model, optimizer), (other, copied)):
+        thaw(each, "0.weight")
+        train(each, stepped, range(3, 5))
+    assert largest_difference(model, other) == 0
+
+
+def test_groups_of_frozen_parameters(job, daemon):
+    """A group that is frozen whole, before and after construction."""
+
+    def groups(model):
+        return [
+            {"params": [model[0].weight], "lr": 0.02},
+            {"params": [model[0].bias, model[2].weight]},
+            {"params": [model[2].bias], "weight_decay": 0.1},
+        ]
+
+    runs = []
+    for optimizer_class, options in ((torch.optim.AdamW, {}), (optstate.AdamW, {"job": job})):
+        model = frozen_model("0.weight", "0.bias", "3.weight")
+        optimizer = optimizer_class(groups(model), lr=0.01, **options)
+        train(model, optimizer, range(2))
+        optimizer.add_param_group({"params": [model[3].weight], "lr": 0.005})
+        train(model, optimizer, range(2, 4))
+        optimizer.add_param_group({"params": [model[3].bias], "lr": 0.1})
+        thaw(model, "0.bias", "3.weight")
+        train(model, optimizer, range(4, 6))
+        thaw(model, "0.weight")
+        optimizer.param_groups[0]["lr"] = 0.03
+        train(model, optimizer, range(6, 8))
+        runs.append((model, optimizer))
+    (torchs, reference), (ours, optimizer) = runs
+    assert largest_difference(ours, torchs) < 1e-6
+    assert_same_state(optimizer, reference)
+
+
+def test_a_gradient_without_requires_grad():
+    """torch updates what has a gradient."""
+    ours, torchs = (torch.zeros(4) for _ in range(2))
+    for parameter, optimizer_class in ((ours, optstate.AdamW), (torchs, torch.optim.AdamW)):
+        others = [torch.nn.Parameter(torch.ones(2))]
+        optimizer = optimizer_class([parameter, *others], lr=0.1)
+        for _ in range(2):
+            parameter.grad = torch.ones(4)
+            others[0].grad = torch.ones(2)
+            optimizer.step()
+    torch.testing.assert_close(ours, torchs)
+
+
+def test_thawing_within_a_step_is_refused():
+    model = frozen_model("0.weight")
+    optimizer = optstate.AdamW(model.parameters(), accumulate=True)
+    loss_of(model, 0).backward()
+    optimizer.accumulate_step()
+    thaw(model, "0.weight")
+    loss_of(model, 1).backward()
+    with pytest.raises(RuntimeError, match="frozen parameter"):
+        optimizer.step()
+    optimizer.abort_step()
+    optimizer.step()
+    assert optimizer.committed_step == 1
+
+
+def _thaws(connection, rank, job, endpoint):
+    model = frozen_model(*NAMES[:3])
+    optimizer = optstate.SGD(
+        model.parameters(), lr=0.1, job=job, endpoint=endpoint, reduction="daemon"
+    )
+    for step in range(4):
+        if step == 2:
+            thaw(model, *NAMES[:3])
+        optimizer.zero_grad()
+        loss_of(model, 10 * step + rank).backward()
+        optimizer.step()
+    optimizer.close()
+    again = frozen_model(*NAMES[:3])
+    optimizer = optstate.SGD(
+        again.parameters(), lr=0.1, job=job, endpoint=endpoint, reduction="daemon"
+    )
+    return optimizer.committed_step, largest_difference(again, model), bits(model.parameters())
+
+
+def test_ranks_thaw_together(job, daemon):
+    (step, difference, values), other = ranks.run(_thaws, 2, job, daemon.shm)
+    assert step == 4 and difference == 0 and (step, difference, values) == other
+    model = frozen_model(*NAMES[:3])
+    reference = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        if step == 2:
+            thaw(model, *NAMES[:3])
+        reference.zero_grad()
+        ((loss_of(model, 10 * step) + loss_of(model, 10 * step + 1)) / 2).backward()
+        reference.step()
+    ours = small_model()
+    for parameter, value in zip(ours.parameters(), values):
+        parameter.data = torch.frombuffer(bytearray(value), dtype=torch.float32).view_as(parameter)
+    assert largest_difference(ours, model) < 1e-5

@@ -1,0 +1,229 @@
+"""A checkpoint that is loaded into a job that has gone further, in the order of frameworks."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+
+import optstate
+import pytest
+import torch
+from ranks import RankFailed, run
+from test_wrappers import Prepared
+from training import largest_difference, small_model, train
+
+
+def trained_job(job, dtype=torch.float32, **options):
+    """A job at step 6, and the checkpoint of step 4: (model state, optimizer state)."""
+    model = small_model(dtype=dtype)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, **options)
+    train(model, optimizer, range(4))
+    checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, range(4, 6))
+    optimizer.close()
+    return model, checkpoint
+
+
+def follow(checkpoint, steps, dtype=torch.float32):
+    """What torch's own order of loading comes to."""
+    model = small_model(dtype=dtype)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01)
+    model.load_state_dict(checkpoint[0])
+    optimizer.load_state_dict(checkpoint[1])
+    train(model, optimizer, steps)
+    return model
+
+
+def as_a_framework(job, checkpoint, prepares, dtype=torch.float32, **options):
+    """Model first, then our optimizer, then its state."""
+    model = small_model(seed=9, dtype=dtype)
+    model.load_state_dict(checkpoint[0])
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, **options)
+    assert optimizer.committed_step == 6
+    used = Prepared(optimizer) if prepares else optimizer
+    used.load_state_dict(checkpoint[1])
+    return model, optimizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("prepares", [False, True])
+def test_the_checkpoints_parameters_come_back(job, prepares, dtype):
+    _, checkpoint = trained_job(job, dtype)
+    with pytest.warns(UserWarning, match=r"6 steps .* a state of 4, and with it 6 parameters"):
+        model, optimizer = as_a_framework(job, checkpoint, prepares, dtype)
+    assert all(torch.equal(model.state_dict()[key], checkpoint[0][key]) for key in checkpoint[0])
+    train(model, optimizer, range(4, 8))
+    assert largest_difference(model, follow(checkpoint, range(4, 8), dtype)) == 0
+    optimizer.close()
+    again = small_model(seed=5, dtype=dtype)
+    optstate.AdamW(again.parameters(), lr=0.01, job=job)
+    assert largest_difference(again, model) == 0
+
+
+def test_the_warning_points_at_the_script(job):
+    _, checkpoint = trained_job(job)
+    with pytest.warns(UserWarning) as heard:
+        as_a_framework(job, checkpoint, False)
+    assert [each.filename for each in heard] == [__file__]
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+def test_the_job_wins(job, prepares):
+    newest, checkpoint = trained_job(job)
+    checkpoint[1]["param_groups"][0]["lr"] = 0.5
+    with pytest.warns(UserWarning, match="goes on with its own state"):
+        model, optimizer = as_a_framework(job, checkpoint, prepares, resume="job")
+    assert largest_difference(model, newest) == 0
+    assert optimizer.state_dict()["state"][0]["step"] == 6
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    optimizer.param_groups[0]["lr"] = 0.01
+    train(model, optimizer, range(6, 8))
+    whole = small_model()
+    train(whole, optstate.AdamW(whole.parameters(), lr=0.01), range(8))
+    assert largest_difference(model, whole) == 0
+    # Only before the first step.
+    with pytest.warns(UserWarning, match="8 steps and is put back to a state of 4"):
+        optimizer.load_state_dict(checkpoint[1])
+    assert optimizer.state_dict()["state"][0]["step"] == 4
+
+
+@pytest.mark.parametrize("prepares", [False, True])
+def test_a_load_is_refused(job, prepares):
+    newest, checkpoint = trained_job(job)
+    checkpoint[1]["param_groups"][0]["lr"] = 0.5
+    with pytest.raises(RuntimeError, match=r"resume=\"error\".*optctl delete job"):
+        as_a_framework(job, checkpoint, prepares, resume="error")
+    model = small_model(seed=9)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, resume="error")
+    with pytest.raises(RuntimeError, match="resume="):
+        optimizer.load_state_dict(checkpoint[1])
+    assert optimizer.param_groups[0]["lr"] == 0.01
+    assert largest_difference(model, newest) == 0
+    optimizer.load_state_dict(optimizer.state_dict())
+    train(model, optimizer, range(6, 8))
+    whole = small_model()
+    train(whole, optstate.AdamW(whole.parameters(), lr=0.01), range(8))
+    assert largest_difference(model, whole) == 0
+
+
+@pytest.mark.parametrize("resume", ["checkpoint", "job", "error"])
+def test_the_job_itself_is_no_checkpoint(job, resume):
+    """A checkpoint of the job's own step: nothing is put back, warned of or refused."""
+    newest, _ = trained_job(job)
+    model = small_model(seed=9)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, resume=resume)
+    saved = copy.deepcopy(optimizer.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Prepared(optimizer).load_state_dict(saved)
+    assert largest_difference(model, newest) == 0
+
+
+def test_a_model_that_is_loaded_later_wins(job):
+    """As the README has it: nothing of what attaching replaced comes back."""
+    _, checkpoint = trained_job(job)
+    model = small_model(seed=9)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
+    with torch.no_grad():
+        model[3].bias.copy_(model[3].bias)  # frozen, say: equal to the job's
+    kept = {**checkpoint[0], "3.bias": model[3].bias.detach().clone()}
+    model.load_state_dict(kept)
+    with pytest.warns(UserWarning, match="a state of 4: a script"):
+        optimizer.load_state_dict(checkpoint[1])
+    assert all(torch.equal(model.state_dict()[key], kept[key]) for key in kept)
+
+
+def test_nothing_comes_back_after_a_step(job):
+    _, checkpoint = trained_job(job)
+    model = small_model(seed=9)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
+    train(model, optimizer, range(6, 7))
+    assert optimizer._served.replaced is None
+    before = copy.deepcopy(model.state_dict())
+    with pytest.warns(UserWarning, match="a state of 4: a script"):
+        optimizer.load_state_dict(checkpoint[1])
+    assert all(torch.equal(model.state_dict()[key], before[key]) for key in before)
+
+
+def test_a_job_without_steps(job):
+    """One that was killed before its first step: there is nothing to lose."""
+    model = small_model(seed=1)
+    optstate.AdamW(model.parameters(), lr=0.01, job=job).close()
+    source = small_model()
+    reference = torch.optim.AdamW(source.parameters(), lr=0.01)
+    train(source, reference, range(4))
+    checkpoint = copy.deepcopy((source.state_dict(), reference.state_dict()))
+    again = small_model(seed=2)
+    again.load_state_dict(checkpoint[0])
+    optimizer = optstate.AdamW(again.parameters(), lr=0.01, job=job)
+    with pytest.warns(UserWarning, match="put back .* with it 6 parameters"):
+        optimizer.load_state_dict(checkpoint[1])
+    assert largest_difference(again, source) == 0
+    for each, net in ((optimizer, again), (reference, source)):
+        train(net, each, range(4, 7))
+    assert largest_difference(again, source) < 1e-5
+
+
+def test_a_group_that_is_added_before_the_load(job):
+    _, checkpoint = trained_job(job)
+    model = small_model(seed=9)
+    model.load_state_dict(checkpoint[0])
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))]})
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"] = checkpoint[1]["state"]
+    with pytest.warns(UserWarning, match="with it 6 parameters"):
+        optimizer.load_state_dict(state)
+    assert all(torch.equal(model.state_dict()[key], checkpoint[0][key]) for key in checkpoint[0])
+
+
+def test_an_unknown_choice():
+    with pytest.raises(ValueError, match="Invalid resume: 'never'"):
+        optstate.AdamW(small_model().parameters(), resume="never")
+
+
+def _resume(connection, rank, endpoint, job, checkpoint, order, lone_load):
+    import torch.distributed as dist
+
+    warnings.simplefilter("ignore")
+    checkpoint = torch.load(io.BytesIO(checkpoint))
+    model = small_model(seed=9 if not lone_load else rank)
+    if not lone_load or rank == 0:
+        model.load_state_dict(checkpoint[0])
+    if order == "wrapped first":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=endpoint)
+    if order == "wrapped later":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    Prepared(optimizer).load_state_dict(checkpoint[1])
+    train(model, optimizer, range(4, 8))
+    dist.barrier()
+    return [parameter.detach().tolist() for parameter in model.parameters()]
+
+
+def rank_job(connection, rank, endpoint, job):
+    _, checkpoint = trained_job(job, endpoint=endpoint)
+    file = io.BytesIO()
+    torch.save(checkpoint, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+@pytest.mark.parametrize("order", ["wrapped first", "wrapped later"])
+def test_on_ranks(daemon, job, wire, order):
+    endpoint = getattr(daemon, wire)
+    checkpoint = run(rank_job, 2, endpoint, job)[0]
+    expected = [
+        each.tolist()
+        for each in follow(torch.load(io.BytesIO(checkpoint)), range(4, 8)).parameters()
+    ]
+    for values in run(_resume, 2, endpoint, job, checkpoint, order, False):
+        for value, other in zip(values, expected):
+            assert torch.allclose(torch.tensor(value), torch.tensor(other), atol=1e-6)
+
+
+def test_ranks_that_had_other_parameters_are_refused(daemon, job):
+    checkpoint = run(rank_job, 2, daemon.shm, job)[0]
+    with pytest.raises(RankFailed, match="but ranks had other ones"):
+        run(_resume, 2, daemon.shm, job, checkpoint, "unwrapped", True)
