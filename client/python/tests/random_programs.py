@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import logging
 import sys
 import time
 
@@ -75,6 +76,7 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="prints the programs too")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    logging.getLogger("optstate").setLevel(logging.ERROR)
     if options.text:
         with open(options.text) as file:
             drawn = [program_of(file.read())]

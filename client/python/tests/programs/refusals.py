@@ -36,6 +36,7 @@ REFUSALS = (
     # README: what a step is not taken with.
     Refusal(ValueError, r"Invalid beta parameter at index", ("set_option", "add_group")),
     Refusal(TypeError, r'the gradient of parameter ".*" is .*, but the job has', ("cast",)),
+    Refusal(TypeError, r'parameter ".*" is torch.float64: optstate supports', ("cast",)),
     Refusal(TypeError, r'parameter ".*" is now .*, but the job has', ("cast",)),
     Refusal(ValueError, r"share memory", ("tie_data",)),
     # README: names, or the order that the job began with.

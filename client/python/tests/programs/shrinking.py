@@ -68,7 +68,7 @@ def _plainer(value: object) -> list[object]:
     return []
 
 
-def shrink(program: Program, fails: Callable[[Program], bool], attempts: int = 400) -> Program:
+def shrink(program: Program, fails: Callable[[Program], bool], attempts: int = 200) -> Program:
     """The smallest program found that fails still."""
     while attempts > 0:
         for candidate in _simpler(program):

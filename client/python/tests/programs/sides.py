@@ -17,7 +17,9 @@ from programs.program import Program
 def growth_interval_of(program: Program) -> int:
     """Of a loss scaler. README: a private job that gets parameters, and a copy's, count anew."""
     copies = {"add_group", "deepcopy", "pickled", "take_over"}
+    copies |= {"freeze", "unfreeze"}
     counts_anew = any(name in copies for name, _ in program.operations)
+    counts_anew = counts_anew or any(weight.frozen for weight in program.weights)
     return 1000 if program.scaler == "daemon" and counts_anew else 3
 
 

@@ -52,17 +52,21 @@ def reattach(side: Any, wire: str, seed: int, scrambles: bool) -> None:
         if scrambles:
             with torch.no_grad():
                 for number, parameter in enumerate(side.model.distinct()):
-                    parameter.copy_(random_values(parameter.shape, seed + number))
+                    if parameter.requires_grad:  # README: what is frozen is in no job
+                        parameter.copy_(random_values(parameter.shape, seed + number))
         side.adopt(side.make_optimizer(groups, wire))
         # Else a load before the first step puts back what attaching replaced.
         side.model.load_state_dict(copy.deepcopy(side.model.state_dict()))
     else:
         former = side.optimizer
         side.adopt(side.make_optimizer(groups, wire))
+        made = [dict(group) for group in side.optimizer.param_groups]
         side.optimizer.load_state_dict(former.state_dict())
+        for group, options in zip(side.optimizer.param_groups, made):
+            group.update(options)
 
 
-@operation(1, lambda program: program.has_job)
+@operation(1, lambda program: program.has_job and program.scaler != "daemon")
 def take_over(side: Any) -> None:
     """Goes on as a private optimizer with a checkpoint of the job's."""
     saved = copy.deepcopy(side.optimizer.state_dict())
