@@ -35,10 +35,11 @@ def refuse_sharding_optimizer() -> None:
 
     It gives each rank other parameters, which may look alike: of one shape, all zeros.
     """
-    sharding = sys.modules.get("torch.distributed.optim")
+    module = sys.modules.get("torch.distributed.optim")
+    sharding = getattr(module, "ZeroRedundancyOptimizer", None)
     frame = sys._getframe(1)
     while sharding is not None and frame is not None:
-        if isinstance(frame.f_locals.get("self"), sharding.ZeroRedundancyOptimizer):
+        if isinstance(frame.f_locals.get("self"), sharding):
             raise RuntimeError(
                 "ZeroRedundancyOptimizer gives each rank a part of the parameters, and"
                 f" {_SHARDS_ITSELF}, with the optimizer itself and all parameters on each rank"

@@ -52,10 +52,8 @@ class Parameters:
         # Those of the last in_order(), and of which of them each group of the job is.
         self._known = self._groups
         self._sources: list[int] | None = None
-        self._names = [
-            [spec.name for spec in specs if spec.group == number]
-            for number in range(len(self._groups))
-        ]
+        names = (spec.name for spec in specs)
+        self._names = [list(itertools.islice(names, len(bound))) for bound in self._groups]
         self._left_out: list[torch.Tensor] = []
         self._left_out_ids: set[int] = set()
         self._indices = range(len(self._parameters))
