@@ -128,7 +128,6 @@ class Served:
         self.outcome: StepOutcome | None = None
         # State whose file descriptors a process that is being started inherits.
         self.handed_over: Any = None
-        self.is_loading_state_dict = False
         self._finalizer: weakref.finalize | None = None
         self._hooks: list[Any] = []
 

@@ -126,21 +126,17 @@ class StateTransfer:
         has taken steps or parameters would have to be put back. UserWarning of each, and
         when a named job has taken more steps than the state.
         """
-        served = self._served
-        attachment = served.attached()
+        attachment = self._served.attached()
         attachment.check_no_micro_steps("load_state_dict()")
         attachment.parameters.check_tensors()
         handle = self.register_load_state_dict_pre_hook(hide_values)
-        served.is_loading_state_dict = True
         try:
             super().load_state_dict(state_dict)
         finally:
-            served.is_loading_state_dict = False
             handle.remove()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        served = getattr(self, "_served", None)
-        if served is not None and served.is_loading_state_dict:
+        if "_optstate" not in state:
             self._set_loaded_state(state)  # torch's load_state_dict ends here
             return
         state = dict(state)
@@ -218,12 +214,9 @@ class StateTransfer:
         info = self._served.attached().info
         keys = self._served.torch_keys()
         entries: dict[int, StateEntry | None] = {}
-        own = dict(given)
+        own = {key: _opened(value) for key, value in given.items()}
         for index, (tensor, group) in enumerate(tensors):
-            values = {
-                key: value.value if isinstance(value, Opaque) else value
-                for key, value in (own.pop(tensor, None) or {}).items()
-            }
+            values = own.pop(tensor, None) or {}
             entry = {
                 key: value
                 for key, value in values.items()
@@ -312,6 +305,15 @@ class StateTransfer:
         names = [served.names_by_id.get(id(tensor)) for tensor in served.tensors()]
         state["_optstate"] = (served.present_settings(), group, names, *limits)
         return state
+
+
+def _opened(entry: Any) -> Any:
+    """Without what hide_values() has put around."""
+    if not isinstance(entry, dict):
+        return entry
+    return {
+        key: value.value if isinstance(value, Opaque) else value for key, value in entry.items()
+    }
 
 
 def _is_present(

@@ -104,7 +104,7 @@ class Stepping:
             served.note_outcome(attachment.taken_outcome(**how))
             return loss
         # unscale_() changes gradients without a new version.
-        was_unscaled = self._has_scaler() and getattr(self, "grad_scale", None) is None
+        was_unscaled = self._has_scaler() and self._left_by_scaler("grad_scale") is None
         if was_unscaled and attachment.micro_step:
             raise RuntimeError(
                 "unscale_() has unscaled the last micro-step alone: with accumulate_step(), leave"
@@ -189,9 +189,12 @@ class Stepping:
         self._served.replaced = None
         return attachment, groups
 
+    def _left_by_scaler(self, name: str) -> Any:
+        return self._served.__dict__.get(name)
+
     def _has_scaler(self) -> bool:
         """Whether a GradScaler calls step()."""
-        return getattr(self, "found_inf", None) is not None
+        return self._left_by_scaler("found_inf") is not None
 
     def _scaling(self, attachment: Attachment) -> tuple[float, bool]:
         """(grad_scale, found_inf): the daemon's scale, or what a GradScaler left."""
@@ -207,8 +210,8 @@ class Stepping:
                 " the gradients. Use optimizer.scale(loss).backward() and optimizer.step() without"
                 " the GradScaler, or construct the optimizer without loss_scaler="
             )
-        grad_scale = getattr(self, "grad_scale", None)
-        found_inf = getattr(self, "found_inf", None)
+        grad_scale = self._left_by_scaler("grad_scale")
+        found_inf = self._left_by_scaler("found_inf")
         scale = attachment.session.loss_scale or 1.0
         if grad_scale is not None:
             scale = as_float(grad_scale)

@@ -274,6 +274,10 @@ def test_own_entries_are_kept():
         each.load_state_dict(state)
     assert torch.equal(optimizer.state[model[0].weight]["ema"], saved["state"][0]["ema"])
     assert "ema" not in optimizer.state[model[0].bias]
+    optimizer.state["settings"] = {"step": 5, "deep": {"exp_avg": 1}}
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer.state["settings"] == {"step": 5, "deep": {"exp_avg": 1}}
+    del optimizer.state["settings"]
     other_model = small_model()
     other = optstate.AdamW(other_model.parameters())
     other.load_state_dict(saved)

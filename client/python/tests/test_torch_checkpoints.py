@@ -173,6 +173,32 @@ def test_a_flattened_checkpoint_of_torchs_lacks_our_keys():
         assert torch.equal(mine[key], theirs[key].float())
 
 
+def test_16_bit_parameters_from_a_file_of_torchs(tmp_path, job):
+    model, other = (small_model(seed, dtype=torch.bfloat16) for seed in range(2))
+    reference = torch.optim.AdamW(model.parameters(), lr=0.001)
+    train(model, reference, range(STEPS))
+    saved = distributed.get_state_dict(model, reference, options=FLATTENED)
+    dcp.save(dict(zip(("model", "optim"), saved)), checkpoint_id=tmp_path)
+    live = optstate.AdamW(other.parameters(), lr=0.001, job=job)
+    train(other, live, range(STEPS + 1))
+    live.close()
+    optimizer = optstate.AdamW(other.parameters(), lr=0.001, job=job)
+    names, template = distributed.get_state_dict(other, optimizer, options=FLATTENED)
+    template = {key: each for key, each in template.items() if not key.endswith("master_param")}
+    dcp.load({"model": names, "optim": template}, checkpoint_id=tmp_path)
+    distributed.set_state_dict(
+        other, optimizer, model_state_dict=names, optim_state_dict=template, options=FLATTENED
+    )
+    for parameter in other.parameters():
+        parameter.grad = None
+    optimizer.step()
+    for mine, theirs in zip(other.parameters(), model.parameters()):
+        entry = optimizer.fetch_state(mine)
+        assert torch.equal(entry["exp_avg"], reference.state[theirs]["exp_avg"].float())
+        assert torch.equal(mine, theirs)
+        assert torch.equal(entry["master_param"], mine.float())
+
+
 def _on_rank(connection, rank, endpoint, directory, how):
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, endpoint=endpoint)

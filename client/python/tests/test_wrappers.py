@@ -143,6 +143,21 @@ def test_a_grad_scaler_that_is_given_a_wrapper_scales_back(wrapper):
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_copy_of_a_wrapper_is_an_optimizer_of_its_own(wrapper):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01)
+    wrapped = wrapper(optimizer)
+    train(model, wrapped, range(2))
+    other_model, other = copy.deepcopy((model, wrapped))
+    other.attach()
+    assert optimizer.job != other.job
+    loss_of(other_model, 2).backward()
+    optstate.AdamW.step(other)
+    assert (optimizer.committed_step, other.committed_step) == (2, 1)
+    assert other.fetch_state(other_model[0].weight)["step"] == 3
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_wrapper_of_a_copy_makes_no_job(wrapper, daemon):
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), lr=0.01)

@@ -148,13 +148,14 @@ def _compared(
 
 def _check_errors(program: Program, where: int, error: Any, torch_error: Any) -> None:
     """Both raised, or one did. Returns when that is as it must be."""
+    before = {name for name, _ in program.operations[: max(where, 0)]}
     if error is None:
-        if torchs_own_refusal(torch_error, {name for name, _ in program.operations[:where]}):
+        if torchs_own_refusal(torch_error, before):
             return
         raise Failure(program, where, f"torch alone refuses: {_said(torch_error)}")
     if torch_error is not None:
         kinds = [each for each in type(torch_error).__mro__ if each is not object]
-        if isinstance(error, kinds[0]):
+        if isinstance(error, kinds[0]) or torchs_own_refusal(error, before):
             return
         raise Failure(program, where, f"{_said(error)}, torch {_said(torch_error)}")
     refusal = refusal_of(error)
