@@ -67,7 +67,7 @@ def _take_over(spec: SessionSpec) -> bool:
 
 def _known_endpoint(endpoint: str | None) -> str | None:
     """Where optctl finds what is attached to: of an embedded daemon, this process's own."""
-    if (endpoint or os.environ.get("OPTSTATE_ENDPOINT")) != "embedded":
+    if (endpoint or os.environ.get("OPTSTATE_ENDPOINT") or "embedded") != "embedded":
         return endpoint
     attachments = (each.attachment for each in tuple(_living))
     return next((a.session.endpoint for a in attachments if a and a.is_embedded), endpoint)

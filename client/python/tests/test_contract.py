@@ -162,7 +162,10 @@ def test_groups_without_parameters(named, job):
 def test_a_refused_param_group_changes_nothing():
     model = small_model()
     optimizer = optstate.AdamW(model.parameters())
-    bad = [torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.complex64)]
+    bad = [
+        torch.zeros(2, dtype=dtype, requires_grad=True)
+        for dtype in (torch.float64, torch.complex64)
+    ]
     for tensor in bad:
         with pytest.raises(TypeError):
             optimizer.add_param_group({"params": [tensor]})

@@ -62,6 +62,27 @@ def test_over_whatever_wire(first, second, job, daemon):
             former.step()
 
 
+@pytest.mark.parametrize("endpoint", [None, "embedded"])
+def test_a_cell_that_thawed_parameters(endpoint, job):
+    """The job has grown since the cell was run for the first time."""
+
+    def cell():
+        model = small_model()
+        model[0].weight.requires_grad_(False)
+        return model, optstate.AdamW(model.parameters(), job=job, endpoint=endpoint)
+
+    model, former = cell()
+    train(model, former, range(2))
+    model[0].weight.requires_grad_(True)
+    train(model, former, range(2, 4))
+    again, optimizer = cell()
+    assert optimizer.committed_step == 4
+    assert largest_difference(again, model) == 0
+    assert optimizer.fetch_state(again[0].weight)["step"] == 2
+    with pytest.raises(RuntimeError, match="taken over"):
+        former.step()
+
+
 def test_another_layout_takes_nothing_over(job):
     model = small_model()
     former = optstate.AdamW(model.parameters(), job=job)

@@ -18,6 +18,8 @@ def one_process(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         # An all-reduce for several ranks, which it would compile.
         patch.setattr(importlib.import_module("deepspeed.comm.torch"), "build_shm_op", lambda: None)
+        # ZeRO's third stage leaves its own there.
+        patch.setattr(torch.nn.functional, "linear", torch.nn.functional.linear)
         for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
             patch.setenv(name, value)
         meeting = tmp_path_factory.mktemp("gloo") / "meeting"
