@@ -32,6 +32,8 @@ REFUSALS = (
     # README: what memory hangs on cannot change in a group.
     Refusal(ValueError, r"but the job was registered with", ("set_option", "schedule")),
     Refusal(ValueError, r"decoupled_weight_decay (differs|must be the same)", ("set_option",)),
+    # Whether there is a buffer hangs on it, which a state_dict() asks too.
+    Refusal(KeyError, r"momentum", ("delete_option",)),
     Refusal(ValueError, r"loaded param_groups\[.*\] has no ", ("delete_option",)),
     # README: what a step is not taken with.
     Refusal(ValueError, r"Invalid beta parameter at index", ("set_option", "add_group")),
