@@ -150,11 +150,12 @@ class Reference(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         said = super().state_dict()
         for number, parameter in enumerate(self._parameters()):
-            if parameter in self.masters and said["state"].get(number):
-                said["state"][number] = {
-                    **said["state"][number],
-                    "master_param": self._master(parameter),
-                }
+            if parameter not in self.masters:
+                continue
+            entry, master = said["state"].get(number), self._master(parameter)
+            # torch's SGD has no entry without momentum, but a master may differ.
+            if entry or not torch.equal(master, parameter.detach().to(master.dtype)):
+                said["state"][number] = {**(entry or {}), "master_param": master}
         return said
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

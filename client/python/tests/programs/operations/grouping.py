@@ -55,6 +55,8 @@ def set_fixed_option(side: Any, group: int, name: str) -> bool:
     chosen = side.group(group)
     if not side.is_ours or name not in chosen or side.program.optimizer == "Muon":
         return True
+    if not all(parameter.requires_grad for parameter in chosen["params"]):
+        return True  # what is frozen may be in no job
     before = chosen[name]
     chosen[name] = not before if isinstance(before, bool) else (0.0 if before else 0.5)
     try:
