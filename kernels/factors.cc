@@ -46,9 +46,9 @@ float RoundToFloat(double value) {
 }
 
 float RoundToFloatNotZero(double value) {
-  const float smallest =
-      value > 0 ? std::numeric_limits<float>::denorm_min() : 0.0f;
-  return std::max(RoundToFloat(value), smallest);
+  const float rounded = RoundToFloat(value);
+  if (value <= 0) return rounded;
+  return std::max(rounded, std::numeric_limits<float>::denorm_min());
 }
 
 UpdateFactors CommonFactors(const UpdateInput& input, bool maximize) {

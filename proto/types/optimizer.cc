@@ -10,7 +10,7 @@ namespace {
 using enum HyperparamRange;
 
 constexpr HyperparamInfo Lr(double default_value) {
-  return {"lr", default_value, kNotNegative, "learning rate"};
+  return {"lr", default_value, kAny, "learning rate"};
 }
 constexpr HyperparamInfo Beta1() {
   return {"betas.0", 0.9, kUnit, "beta parameter at index 0"};
@@ -19,7 +19,7 @@ constexpr HyperparamInfo Beta2(double default_value) {
   return {"betas.1", default_value, kUnit, "beta parameter at index 1"};
 }
 constexpr HyperparamInfo Eps(double default_value) {
-  return {"eps", default_value, kNotNegative, "epsilon value"};
+  return {"eps", default_value, kAny, "epsilon value"};
 }
 constexpr HyperparamInfo WeightDecay(double default_value) {
   return {"weight_decay", default_value, kNotNegative, "weight_decay value"};
@@ -52,7 +52,7 @@ constexpr absl::string_view kSgdOptions[] = {"momentum"};
 
 constexpr HyperparamInfo kAdagradHyperparams[] = {
     Lr(1e-2),
-    {"lr_decay", 0, kNotNegative, "lr_decay value"},
+    {"lr_decay", 0, kAny, "lr_decay value"},
     WeightDecay(0),
     {"initial_accumulator_value", 0, kNotNegative,
      "initial_accumulator_value value"},
@@ -80,7 +80,7 @@ constexpr HyperparamInfo kNadamHyperparams[] = {
     Beta2(0.999),
     Eps(1e-8),
     WeightDecay(0),
-    {"momentum_decay", 4e-3, kNotNegative, "momentum_decay value"},
+    {"momentum_decay", 4e-3, kAny, "momentum_decay value"},
     Flag("decoupled_weight_decay", 0),
     kMaximizeInfo};
 constexpr HyperparamInfo kRadamHyperparams[] = {
@@ -91,10 +91,10 @@ constexpr HyperparamInfo kRadamHyperparams[] = {
 // eps.0 below 0: None, the dtype's own epsilon.
 constexpr HyperparamInfo kAdafactorHyperparams[] = {
     Lr(1e-2),
-    {"beta2_decay", -0.8, kAny, "beta2_decay"},
+    {"beta2_decay", -0.8, kNotPositive, "beta2_decay"},
     {"eps.0", -1, kAny, "epsilon1"},
-    {"eps.1", 1e-3, kNotNegative, "epsilon2"},
-    {"d", 1, kPositive, "clipping threshold d"},
+    {"eps.1", 1e-3, kAny, "epsilon2"},
+    {"d", 1, kNotZero, "clipping threshold d"},
     WeightDecay(0),
     kMaximizeInfo};
 constexpr StateArrayInfo kAdafactorArrays[] = {
@@ -109,7 +109,7 @@ constexpr HyperparamInfo kMuonHyperparams[] = {
     {"ns_coefficients.1", -4.7750, kAny, "ns_coefficients"},
     {"ns_coefficients.2", 2.0315, kAny, "ns_coefficients"},
     Eps(1e-7),
-    {"ns_steps", 5, kNotNegative, "ns_steps"},
+    {"ns_steps", 5, kAny, "ns_steps"},
     {"adjust_lr_fn", 0, kNotNegative, "adjust_lr_fn"}};
 constexpr StateArrayInfo kMuonArrays[] = {{"momentum_buffer"}};
 
@@ -167,26 +167,16 @@ bool IsInRange(HyperparamRange range, double value) {
       return value >= 0 && value < 1;
     case kFlag:
       return value == 0 || value == 1;
-    case kPositive:
-      return value > 0;
+    case kNotPositive:
+      return value <= 0;
+    case kNotZero:
+      return value != 0;
   }
   return false;
 }
 
 // What ranges do not say, in torch's words.
 absl::Status CheckMore(OptimizerKind kind, const Hyperparams& hyperparams) {
-  if (kind == OptimizerKind::kAdafactor) {
-    if (hyperparams[adafactor::kBeta2Decay] > 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("beta2_decay should be <= 0 but is: ",
-                       hyperparams[adafactor::kBeta2Decay]));
-    }
-    if (hyperparams[adafactor::kD] < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Clipping threshold d should be >= 1 but is: ",
-                       hyperparams[adafactor::kD]));
-    }
-  }
   if (kind == OptimizerKind::kMuon) {
     if (hyperparams[muon::kNsSteps] >= 100) {
       return absl::InvalidArgumentError(

@@ -44,13 +44,17 @@ struct Hyperparams {
   double& operator[](size_t index) { return value[index]; }
 };
 
-// What a hyperparameter may be; all are finite.
+// What a hyperparameter may be in a step; all are finite. It is what the
+// kernels compute as torch does: torch's constructors check more (a scheduler
+// may bring a learning rate a hair below 0, and torch trains on), its steps
+// nothing.
 enum class HyperparamRange : uint8_t {
   kAny,
   kNotNegative,
-  kUnit,      // [0, 1)
-  kFlag,      // 0 or 1
-  kPositive,  // > 0
+  kUnit,  // [0, 1)
+  kFlag,  // 0 or 1
+  kNotPositive,
+  kNotZero,  // it is divided by
 };
 
 struct HyperparamInfo {

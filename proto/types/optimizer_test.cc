@@ -72,25 +72,35 @@ TEST(OptimizerTest, EdgesAreValid) {
   EXPECT_EQ(MessageWith(OptimizerKind::kSgd, sgd::kDampening, -1), "");
 }
 
+// torch checks these in its constructors, and trains on when a group or a
+// scheduler brings them.
+TEST(OptimizerTest, WhatTorchChecksInConstructorsAloneIsValid) {
+  EXPECT_EQ(AdamMessageWith(adam::kLr, -1e-19), "");
+  EXPECT_EQ(AdamMessageWith(adam::kEps, -1e-8), "");
+  EXPECT_EQ(MessageWith(OptimizerKind::kAdagrad, adagrad::kLrDecay, -1), "");
+  EXPECT_EQ(MessageWith(OptimizerKind::kAdafactor, adafactor::kD, 0.5), "");
+  EXPECT_EQ(MessageWith(OptimizerKind::kMuon, muon::kNsSteps, -1), "");
+}
+
 TEST(OptimizerTest, MessagesAreTorchs) {
-  EXPECT_EQ(AdamMessageWith(adam::kLr, -1), "Invalid learning rate: -1");
-  EXPECT_EQ(AdamMessageWith(adam::kEps, -1e-8),
-            "Invalid epsilon value: -1e-08");
+  EXPECT_EQ(AdamMessageWith(adam::kLr, kInfinity),
+            "Invalid learning rate: inf");
   EXPECT_EQ(AdamMessageWith(adam::kBeta1, 1),
             "Invalid beta parameter at index 0: 1");
   EXPECT_EQ(AdamMessageWith(adam::kBeta2, -0.5),
             "Invalid beta parameter at index 1: -0.5");
   EXPECT_EQ(AdamMessageWith(adam::kWeightDecay, -2),
             "Invalid weight_decay value: -2");
+  EXPECT_EQ(AdamMessageWith(adam::kMaximize, 2), "Invalid maximize: 2");
   EXPECT_EQ(MessageWith(OptimizerKind::kSgd, sgd::kMomentum, -0.1),
             "Invalid momentum value: -0.1");
+  EXPECT_EQ(MessageWith(OptimizerKind::kAdafactor, adafactor::kBeta2Decay, 0.5),
+            "Invalid beta2_decay: 0.5");
 }
 
 TEST(OptimizerTest, WhatRangesDoNotSay) {
-  EXPECT_EQ(MessageWith(OptimizerKind::kAdafactor, adafactor::kD, 0.5),
-            "Clipping threshold d should be >= 1 but is: 0.5");
-  EXPECT_EQ(MessageWith(OptimizerKind::kAdafactor, adafactor::kBeta2Decay, 0.5),
-            "beta2_decay should be <= 0 but is: 0.5");
+  EXPECT_EQ(MessageWith(OptimizerKind::kAdafactor, adafactor::kD, 0),
+            "Invalid clipping threshold d: 0");
   EXPECT_EQ(MessageWith(OptimizerKind::kMuon, muon::kNsSteps, 100),
             "Number of steps must be less than 100, ns_steps is: 100");
   EXPECT_EQ(MessageWith(OptimizerKind::kMuon, muon::kAdjustLr, 3),
@@ -129,10 +139,10 @@ TEST(OptimizerTest, ValuesBehindTheLastMustBeZero) {
 
 TEST(OptimizerTest, FirstInvalidValueIsNamed) {
   Hyperparams hyperparams = DefaultHyperparams(OptimizerKind::kAdam);
-  hyperparams[adam::kLr] = -1;
-  hyperparams[adam::kWeightDecay] = -1;
+  hyperparams[adam::kLr] = kInfinity;
+  hyperparams[adam::kWeightDecay] = kInfinity;
   EXPECT_EQ(Validate(OptimizerKind::kAdam, hyperparams).message(),
-            "Invalid learning rate: -1");
+            "Invalid learning rate: inf");
 }
 
 }  // namespace

@@ -190,7 +190,7 @@ TEST_F(JobStepsTest, BadContentIsRefusedToTheOneAndTheStepStaysOpen) {
     const char* text;
   };
   StepCommit bad_lr;
-  bad_lr.groups[1][adam::kLr] = -1;
+  bad_lr.groups[1][adam::kLr] = kInf;
   StepCommit one_group;
   one_group.groups.resize(1);
   std::vector<Case> cases = {{bad_lr.Of(1), "group 1: Invalid learning rate"},

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -90,49 +91,91 @@ def by_kind(kind: int) -> OptimizerInfo:
     return next(info for info in infos().values() if info.kind == kind)
 
 
-# Flags, of which torch asks whether they are true, and Adafactor's eps[0].
-_MAY_BE_NONE = {"maximize": 0.0, "nesterov": 0.0, "eps.0": -1.0}
+_FLAGS = ("maximize", "nesterov", "decoupled_weight_decay")
+# As torch calls them in its errors, where that is not their name.
+_CALLED = {
+    "lr": "learning rate",
+    "eps": "epsilon value",
+    "betas.0": "beta parameter at index 0",
+    "betas.1": "beta parameter at index 1",
+    "momentum": "momentum value",
+    "alpha": "alpha value",
+    "lr_decay": "lr_decay value",
+    "momentum_decay": "momentum_decay value",
+    "weight_decay": "weight_decay value",
+}
 
 
-def _value(group: dict[str, Any], name: str, default: float) -> float:
-    if name == "adjust_lr_fn":
-        return float(_ADJUST_LR[group.get(name)])
+# What the daemon computes as torch does, where that is not any number: at least, and below.
+_RANGES = {
+    "betas.0": (0.0, 1.0),
+    "betas.1": (0.0, 1.0),
+    "weight_decay": (0.0, math.inf),
+    "momentum": (0.0, math.inf),
+    "alpha": (0.0, math.inf),
+    "beta2_decay": (-math.inf, 5e-324),
+}
+
+
+def _value(group: dict[str, Any], name: str, default: float, required: Collection[str]) -> float:
     key, _, part = name.partition(".")
     if key not in group:
+        if key in required:
+            raise KeyError(key)  # as torch, which reads it in every step
         return default  # older torch, or an option that this class has not
-    value = group[key][int(part)] if part else group[key]
+    value = group[key]
+    if name == "adjust_lr_fn":
+        if value not in _ADJUST_LR:
+            raise ValueError(f"Adjust learning rate function {value} is not supported")
+        return float(_ADJUST_LR[value])
+    if name in _FLAGS:
+        return float(bool(value))
+    value = value[int(part)] if part else value
     if value is not None:
         return as_float(value)
-    if name not in _MAY_BE_NONE:
+    if name != "eps.0":  # Adafactor's: the dtype's own
         raise ValueError(f"Invalid {name}: None")
-    return _MAY_BE_NONE[name]
+    return -1.0
 
 
-# In torch's order and words.
-_CHECKS = (
-    ("lr", "learning rate", math.inf),
-    ("eps", "epsilon value", math.inf),
-    ("betas.0", "beta parameter at index 0", 1.0),
-    ("betas.1", "beta parameter at index 1", 1.0),
-    ("momentum", "momentum value", math.inf),
-    ("alpha", "alpha value", math.inf),
-    ("lr_decay", "lr_decay value", math.inf),
-    ("momentum_decay", "momentum_decay value", math.inf),
-    ("weight_decay", "weight_decay value", math.inf),
-)
+def hyperparams_of(
+    info: OptimizerInfo,
+    group: dict[str, Any],
+    index: int,
+    required: Collection[str] = (),
+    fixed: Mapping[str, float] = MappingProxyType({}),
+) -> list[float]:
+    """A param group's values in the daemon's order, for a step.
 
-
-def hyperparams_of(info: OptimizerInfo, group: dict[str, Any], index: int) -> list[float]:
-    """A param group's values in the daemon's order; ValueError, in torch's words."""
-    values = [_value(group, *each) for each in zip(info.hyperparams, info.defaults)]
-    by_name = dict(zip(info.hyperparams, values))
-    for name, called, limit in _CHECKS:
-        if name in by_name and not 0.0 <= by_name[name] < limit:
-            raise ValueError(f"Invalid {called}: {by_name[name]} (param_groups[{index}])")
-    for name, value in by_name.items():
-        if not math.isfinite(value):
-            raise ValueError(f"Invalid {name}: {value} (param_groups[{index}])")
+    torch checks ranges in its constructors alone, and so a group or a scheduler may bring
+    others: a learning rate below 0. ValueError, in torch's words, for NaN, infinity, and what
+    is not in _RANGES. required: keys that a group has lost when it
+    has them not: KeyError. fixed: values that are the constructor's, whatever groups say.
+    """
+    values = []
+    for name, default in zip(info.hyperparams, info.defaults):
+        value = fixed.get(name)
+        if value is None:
+            value = _value(group, name, default, required)
+        least, limit = _RANGES.get(name, (-math.inf, math.inf))
+        if not math.isfinite(value) or not least <= value < limit:
+            called = _CALLED.get(name, name)
+            raise ValueError(f"Invalid {called}: {value} (param_groups[{index}])")
+        values.append(value)
     return values
+
+
+def check_arguments(lr: Any, betas: tuple[Any, Any], weight_decay: float, eps: float = 0.0) -> None:
+    """What torch's constructors check, and in their words, for those that torch has not."""
+    if not as_float(lr) >= 0:
+        raise ValueError(f"Invalid learning rate: {lr}")
+    if not eps >= 0:
+        raise ValueError(f"Invalid epsilon value: {eps}")
+    for index, beta in enumerate(betas):
+        if not 0 <= as_float(beta) < 1:
+            raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+    if not weight_decay >= 0:
+        raise ValueError(f"Invalid weight_decay value: {weight_decay}")
 
 
 def max_norm_of(group: dict[str, Any], index: int) -> float:

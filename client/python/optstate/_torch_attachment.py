@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable, NoReturn
 
 import torch
@@ -18,6 +18,7 @@ from optstate._collective import Ranks
 from optstate._torch_arrays import ArrayTransfer
 from optstate._torch_gradients import GradientPusher, Gradients
 from optstate._torch_layout import check_options, optimizer_info, parameter_names, parameter_specs
+from optstate._torch_memory import Trained
 from optstate._torch_parameters import Parameters
 from optstate._torch_tensors import bits_sum
 from optstate.session import LossScaler, Session, SessionSpec, StepOutcome
@@ -35,7 +36,7 @@ class Settings:
     """The keyword arguments that outlive a session; see ServedOptimizer."""
 
     endpoint: str | None = None
-    partition: str = "greedy"
+    partition: str | None = None  # greedy
     accumulate: bool = False
     connect_timeout: float | None = None
     step_timeout: float | None = None
@@ -45,22 +46,39 @@ class Settings:
     loss_scaler: LossScaler | None = None
     overlap: bool = False
     master_format: str = "float32"
-    accumulate_dtype: str = "float32"
+    accumulate_dtype: str | None = None  # float32
     resume: str = "checkpoint"
+    # Options that torch's class has, which a group can lose.
+    required: Collection[str] = ()
+    # What torch gives its constructor and no group can change: Adagrad's first sum.
+    fixed: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.resume not in _torch_resume.CHOICES:
             known = ", ".join(_torch_resume.CHOICES)
             raise ValueError(f"Invalid resume: {self.resume!r} (one of {known})")
-        if self.partition not in _native.PARTITIONS:
+        if self.partition is not None and self.partition not in _native.PARTITIONS:
             known = ", ".join(_native.PARTITIONS)
             raise ValueError(f"Invalid partition: {self.partition!r} (one of {known})")
         if self.reduction not in ("trainer", "daemon"):
             raise ValueError(f"Invalid reduction: {self.reduction!r} (trainer or daemon)")
-        if self.accumulate_dtype not in _native.ACCUMULATE_DTYPES:
+        if self.partition is not None and self.reduction == "daemon":
+            raise ValueError(
+                f'partition={self.partition!r} has no meaning with reduction="daemon", where each'
+                " rank pushes its gradients of all parameters: leave it out"
+            )
+        if (
+            self.accumulate_dtype is not None
+            and self.accumulate_dtype not in _native.ACCUMULATE_DTYPES
+        ):
             known = ", ".join(_native.ACCUMULATE_DTYPES)
             raise ValueError(
                 f"Invalid accumulate_dtype: {self.accumulate_dtype!r} (one of {known})"
+            )
+        if self.accumulate_dtype is not None and not self.accumulate:
+            raise ValueError(
+                f"accumulate_dtype={self.accumulate_dtype!r} needs accumulate=True: without it"
+                " there is nothing that it would be of"
             )
         if self.loss_scaler is not None and not isinstance(self.loss_scaler, LossScaler):
             raise TypeError(f"loss_scaler is {self.loss_scaler!r}, not an optstate.LossScaler")
@@ -153,18 +171,23 @@ class Attachment:
         self.is_private = job is None
         self.job: str = ranks.from_first(job if job is not None else private_name())
 
+        tensors = [tensor for group in param_groups for tensor in group["params"]]
+        self._trained: Trained | None = None
+
         def make_spec() -> SessionSpec:
             names = parameter_names(param_groups, names_by_id)
             info = optimizer_info(param_groups, settings.optimizer)
+            specs = parameter_specs(param_groups, names)
+            self._trained = Trained(tensors, names, self.job)
             return SessionSpec(
                 job=self.job,
                 optimizer=info.kind,
                 group_options=[info.option_bits(group) for group in param_groups],
-                parameters=parameter_specs(param_groups, names),
+                parameters=specs,
                 endpoint=settings.endpoint,
                 partition=_native.REPLICATED
                 if settings.reduction == "daemon"
-                else _native.PARTITIONS[settings.partition],
+                else _native.PARTITIONS[settings.partition or "greedy"],
                 rank=ranks.rank,
                 world_size=ranks.world_size,
                 local_world_size=ranks.local_world_size,
@@ -176,15 +199,20 @@ class Attachment:
                 state_format=_native.STATE_FORMATS[settings.state_format],
                 loss_scaler=settings.loss_scaler,
                 master_format=_native.MASTER_FORMATS[settings.master_format],
-                accumulate_dtype=_native.ACCUMULATE_DTYPES[settings.accumulate_dtype],
+                accumulate_dtype=_native.ACCUMULATE_DTYPES[settings.accumulate_dtype or "float32"],
             )
 
         self._chose_endpoint = bool(settings.endpoint)
-        self.session, self._spec = open_together(ranks, make_spec, take_over)
+        try:
+            self.session, self._spec = open_together(ranks, make_spec, take_over)
+        except BaseException:
+            self._leave_memory()
+            raise
         self.info = _optimizers.by_kind(self._spec.optimizer)
+        self.fixed = settings.fixed
+        self._required = settings.required
         # Gradients that the daemon sums are averaged, as DistributedDataParallel does.
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
-        tensors = [tensor for group in param_groups for tensor in group["params"]]
         self.parameters = Parameters(self.session, param_groups, self._spec.parameters)
         self.arrays = ArrayTransfer(self.session, self._spec.parameters)
         self.gradients = GradientPusher(
@@ -208,6 +236,15 @@ class Attachment:
         self.broken_load: str | None = None
         # The step whose commit was begun, until its parameters are read back.
         self.committing: int | None = None
+
+    def _leave_memory(self) -> None:
+        if self._trained is not None:
+            self._trained.leave()
+
+    def close(self) -> None:
+        """Closes the session. Idempotent."""
+        self._leave_memory()
+        self.session.close()
 
     @property
     def ranks(self) -> Ranks:
@@ -319,6 +356,20 @@ class Attachment:
                 stacklevel=5,
             )
 
+    def warn_of_places(self, alike: tuple[str, str] | None) -> None:
+        """Who re-attaches without names, and has changed the order, changes weights."""
+        if alike is None or self.ranks.rank != 0:
+            return
+        warnings.warn(
+            f'job "{self.job}" goes on at step {self.session.committed_step} with parameters that'
+            f' have no names: "{alike[0]}" and "{alike[1]}" are alike in shape and dtype,'
+            " and if they are in another order than in the script that began the job, their values"
+            " change places."
+            " Give names (model=model, or model.named_parameters() in place of parameters()) from"
+            " the job's beginning on",
+            stacklevel=5,
+        )
+
     def abort_step(self) -> None:
         """Drops what was pushed of the step that failed. It may have been taken all the
         same: then was_taken, and the parameters are those after it."""
@@ -383,7 +434,7 @@ class Attachment:
     def check_groups(self, param_groups: ParamGroups) -> None:
         """Raises when param_groups want what differs from what was registered."""
         for index, group in enumerate(param_groups):
-            check_options(group)
+            check_options(group, index)
             differing = self._spec.group_options[index] ^ self.info.option_bits(group)
             for bit, name in enumerate(self.info.options):
                 if differing >> bit & 1:
@@ -395,11 +446,15 @@ class Attachment:
         if optimizer_info(param_groups, self.info.name) != self.info:
             raise ValueError("decoupled_weight_decay differs from what the job was registered with")
 
+    def fixed_group(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The group as its hyperparameters count."""
+        return {**group, **self.fixed} if self.fixed else group
+
     def fill_hyperparams(self, param_groups: ParamGroups) -> None:
-        """ValueError, in torch's words, before anything is pushed."""
+        """ValueError, in torch's words, and KeyError, before anything is pushed."""
         for index, group in enumerate(param_groups):
             out = self.hyperparams[index]
-            values = _optimizers.hyperparams_of(self.info, group, index)
+            values = _optimizers.hyperparams_of(self.info, group, index, self._required, self.fixed)
             out.value[: len(values)] = values
             out.max_norm = _optimizers.max_norm_of(group, index)
 
@@ -414,6 +469,7 @@ class Attachment:
         Every rank loads the same ones; FailedPreconditionError, on all ranks, when one of
         them steps instead. The job gets all of it or, when this raises, nothing.
         """
+        self.parameters.check_tensors()
         tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
         if entries is None and self.broken_load == "state":
             raise RuntimeError(
@@ -485,7 +541,7 @@ class Attachment:
         of the job. Groups and tensors may be in any order. keys: the arrays that are wanted."""
         wanted = [
             (index, (tensor, group))
-            for group in param_groups
+            for group in map(self.fixed_group, param_groups)
             for tensor in group["params"]
             if (index := self.parameters.index_of(tensor)) is not None
         ]

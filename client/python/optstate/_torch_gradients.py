@@ -211,7 +211,8 @@ class GradientPusher:
             raise RuntimeError(f'optstate does not support complex gradients (parameter "{name}")')
         raise TypeError(
             f'the gradient of parameter "{name}" is {gradient.dtype} {list(gradient.shape)},'
-            f" but the job has {self._dtypes[index]} {list(self._shapes[index])}"
+            f" but the job has {self._dtypes[index]} {list(self._shapes[index])}: change the model"
+            " before the optimizer is constructed"
         )
 
     def _push_found(self, step: int, micro_step: int, found: Gradients) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import torch
 
 from optstate import _native, _optimizers
+from optstate._torch_memory import check_disjoint
 from optstate.session import ParameterSpec
 
 DTYPE_CODES = {
@@ -103,9 +104,15 @@ def model_names(model: torch.nn.Module | NamedParameters | None) -> dict[int, st
     if not all(isinstance(each, tuple) and len(each) == 2 for each in pairs):
         raise TypeError("named_parameters must be a module or (name, parameter) pairs")
     for name, parameter in pairs:
-        for prefix in _WRAPPER_PREFIXES * 2:
-            name = name[len(prefix) :] if name.startswith(prefix) else name
         names[id(parameter)] = name
+    return dict(zip(names, _without_wrappers(list(names.values()))))
+
+
+def _without_wrappers(names: list[str]) -> list[str]:
+    """A wrapper is before every name; a module's own attribute of that name seldom is."""
+    for prefix in _WRAPPER_PREFIXES * 2:
+        if names and all(name.startswith(prefix) for name in names):
+            names = [name[len(prefix) :] for name in names]
     return names
 
 
@@ -123,8 +130,32 @@ def parameter_names(param_groups: Sequence[dict[str, Any]], by_id: dict[int, str
     return names
 
 
-def check_options(group: dict[str, Any]) -> None:
+def unnamed_alike(
+    param_groups: Sequence[dict[str, Any]], by_id: dict[int, str]
+) -> tuple[str, str] | None:
+    """Two parameters of equal shape and dtype that only their places tell apart."""
+    seen: dict[tuple, str] = {}
+    for group_index, group in enumerate(param_groups):
+        if group.get("param_names") is not None:
+            continue
+        for index, parameter in enumerate(group["params"]):
+            if id(parameter) in by_id or not parameter.numel():
+                continue
+            name = f"{group_index}.{index}"
+            other = seen.setdefault((parameter.shape, parameter.dtype), name)
+            if other != name:
+                return other, name
+    return None
+
+
+def check_options(group: dict[str, Any], group_index: int) -> None:
     """Raises when a param group asks for what the daemon cannot do."""
+    for key in ("max_value", "norm_type"):
+        if group.get(key) is not None:
+            raise ValueError(
+                f"param_groups[{group_index}] has a {key} of its own, which is the optimizer's:"
+                " a group has only max_norm"
+            )
     if group.get("capturable"):
         raise ValueError("capturable=True is not supported: the update runs in the daemon")
     if group.get("differentiable"):
@@ -135,7 +166,7 @@ def check_options(group: dict[str, Any]) -> None:
 
 def check_group(group: dict[str, Any], group_index: int) -> None:
     """check_options, and that no parameter is there twice."""
-    check_options(group)
+    check_options(group, group_index)
     parameters = group["params"]
     if len(set(map(id, parameters))) != len(parameters):
         raise ValueError(
@@ -193,21 +224,6 @@ def parameter_specs(
                     group=group_index,
                 )
             )
-    _check_memory([parameter for group in param_groups for parameter in group["params"]], names)
+    parameters = [parameter for group in param_groups for parameter in group["params"]]
+    check_disjoint(parameters, names)
     return specs
-
-
-def _check_memory(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-    """ValueError when two share memory: each has a master of its own in the daemon, and
-    torch's updates of both would come to the update of one."""
-    ranges = sorted(
-        (parameter.data_ptr(), parameter.nbytes, name)
-        for parameter, name in zip(parameters, names)
-        if parameter.is_contiguous() and parameter.nbytes  # others may interleave
-    )
-    for (begin, size, name), (next_begin, _, next_name) in zip(ranges, ranges[1:]):
-        if begin and next_begin < begin + size:
-            raise ValueError(
-                f'parameters "{name}" and "{next_name}" share memory: to tie them, use the same'
-                " Parameter for both"
-            )

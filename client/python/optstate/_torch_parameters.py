@@ -11,6 +11,7 @@ import torch
 
 from optstate._torch_frozen import is_frozen
 from optstate._torch_layout import raise_exchanged
+from optstate._torch_memory import check_disjoint
 from optstate._torch_tensors import (
     DTYPES,
     compare_memory,
@@ -168,7 +169,8 @@ class Parameters:
             if now != attached:
                 raise TypeError(
                     f'parameter "{spec.name}" is now {now[0]} {list(now[1])}, but the job'
-                    f" has {attached[0]} {list(attached[1])}"
+                    f" has {attached[0]} {list(attached[1])}: change the model before the"
+                    " optimizer is constructed, for a job of another name"
                 )
 
     # Parameters out of the daemon.
@@ -191,7 +193,11 @@ class Parameters:
         return versions, places
 
     def locate(self) -> None:
-        """Looks where read() is to write, before tensors that were moved are read."""
+        """Looks where read() is to write, before tensors that were moved are read.
+
+        TypeError when one has not room for what is read.
+        """
+        self.check_tensors()
         direct, indirect = [], []
         self._pointers = []
         for index, parameter in enumerate(self._parameters):
@@ -204,10 +210,15 @@ class Parameters:
 
     def changed(self) -> list[int]:
         """Parameters that were written since :meth:`remember` and now differ from
-        the daemon's; the same again until it is called."""
+        the daemon's; the same again until it is called.
+
+        ValueError when some share memory now.
+        """
         versions, places = self._versions_and_places()
         if versions == self._versions and places == self._places:
             return []
+        if places != self._places:
+            check_disjoint(self._parameters, [spec.name for spec in self._specs])
         touched = {index for index in self._indices if versions[index] != self._versions[index]}
         for part, now, before in zip(self._parts, places, self._places):
             if now != before:
@@ -218,6 +229,11 @@ class Parameters:
         else:
             self.remember()
         return differing
+
+    def differing(self) -> list[int]:
+        """Parameters that differ from the daemon's, also if they were written without a trace."""
+        self.check_tensors()
+        return [index for index in self._indices if not self._equals_daemon(index)]
 
     def _daemon_values(self, index: int) -> torch.Tensor:
         address, _ = self._session.parameter(index)

@@ -24,7 +24,14 @@ from optstate._torch_frozen import (
     is_frozen,
     parameters_in_job,
 )
-from optstate._torch_layout import optimizer_info, parameter_names, parameter_specs
+from optstate._torch_layout import (
+    NamedParameters,
+    model_names,
+    optimizer_info,
+    parameter_names,
+    parameter_specs,
+    unnamed_alike,
+)
 from optstate._torch_resume import ReplacedParameters
 from optstate._torch_state import ServedState
 from optstate._torch_state_edits import StateEdits
@@ -100,6 +107,8 @@ class Served:
         self.process_group = process_group
         self.lacks_process_group = False  # it had one when it was pickled
         self.names_by_id: dict[int, str] = {}
+        # The module of model=, which may get parameters that are added later.
+        self._model: weakref.ref[torch.nn.Module] | None = None
         # torch's attributes, for which the optimizer has properties.
         self.param_groups: list[dict[str, Any]] = []
         self.state: Any = defaultdict(dict)  # without a job, as torch's
@@ -125,6 +134,36 @@ class Served:
     def tensors(self) -> list[torch.Tensor]:
         return [tensor for group in self.param_groups for tensor in group["params"]]
 
+    def fix_options(self, defaults: dict[str, Any]) -> None:
+        """Notes which options torch's class has, and what it takes from its constructor's
+        arguments alone."""
+        key = "initial_accumulator_value"
+        fixed = {key: float(defaults[key])} if key in defaults else {}
+        self.settings = dataclasses.replace(
+            self.settings, required=frozenset(defaults), fixed=fixed
+        )
+
+    def fix_start(self, entries: dict[int, Any]) -> None:
+        """Of a checkpoint whose parameters, before their first step, began elsewhere."""
+        attachment = self.attached()
+        for entry in entries.values():
+            if attachment.fixed and entry and float(entry["step"]) == 0 and entry["sum"].numel():
+                start = float(entry["sum"].flatten()[0])
+                attachment.fixed = {key: start for key in attachment.fixed}
+                self.settings = dataclasses.replace(self.settings, fixed=attachment.fixed)
+                return
+
+    def name_by(self, model: torch.nn.Module | NamedParameters | None) -> None:
+        """Takes parameters' names from the module, also of those that are added later."""
+        is_module = isinstance(model, torch.nn.Module)
+        self._model = weakref.ref(model) if is_module else None
+        self.names_by_id = model_names(model)
+
+    def _name_added(self) -> None:
+        model = None if self._model is None else self._model()
+        # Names that the job has stay as they are.
+        self.names_by_id = {**model_names(model), **self.names_by_id}
+
     # The job.
 
     def check_usable(self) -> None:
@@ -148,7 +187,13 @@ class Served:
     def finish_interrupted(self, attachment: Attachment) -> None:
         outcome = attachment.finish_interrupted()
         if outcome is not None:
-            self.outcome = outcome
+            self.note_outcome(outcome)
+
+    def note_outcome(self, outcome: StepOutcome | None) -> None:
+        """Of a step of the job; counted as committed_step is."""
+        if outcome is not None:
+            outcome = dataclasses.replace(outcome, step=outcome.step + self.steps_before)
+        self.outcome = outcome
 
     def attach(self, job: str | None) -> None:
         """Attaches, loads what the daemon lacks, and reads all parameters back.
@@ -189,7 +234,7 @@ class Served:
             if replaced is not None:
                 replaced.note_read(attachment.parameters)
         except BaseException:
-            attachment.session.close()
+            attachment.close()
             raise
         in_job = attachment.parameters.index_of
         attachment.parameters.leave_out(each for each in self.tensors() if in_job(each) is None)
@@ -198,6 +243,8 @@ class Served:
         self.state = ServedState(self)
         if not attachment.is_private:
             self.steps_before = 0
+            if extend_with is None and not attachment.session.created:
+                attachment.warn_of_places(unnamed_alike(self.param_groups, self.names_by_id))
         self.attachment = attachment
         _living.add(self)
         # Also at interpreter exit; closing does nothing in a forked child.
@@ -254,6 +301,7 @@ class Served:
                     " after it to send that: the job has not got it"
                 )
             self.steps_before += self.attachment.session.committed_step
+            self.attachment.close()
         self.attachment, self.detached_because = None, because
         self.handed_over = None
         _remove_hooks(self._hooks)
@@ -413,6 +461,7 @@ class Served:
         old.check_no_micro_steps(what)
         ranks = Ranks(self.process_group)
         error: Exception | None = None
+        self._name_added()
         try:  # while nothing is given up yet
             # The job keeps its order, which that of the list may have left.
             old_groups = list(old.parameters.in_order(old_groups))

@@ -63,12 +63,15 @@ class StateTransfer:
             self._served.state.assign(value)
 
     def upload_parameters(self) -> None:
-        """Sends all parameters as they are now to the daemon. Collective."""
+        """Sends the parameters that differ from the daemon's, whoever changed them. Collective.
+
+        One of 16 bits that has the daemon's bits keeps its master.
+        """
         attachment = self._served.attached()
         groups = attachment.parameters.in_order(self.param_groups)
         attachment.parameters.check_tensors()
         attachment.check_no_micro_steps("upload_parameters()")
-        attachment.load(groups, range(attachment.parameters.count))
+        attachment.load(groups, attachment.parameters.differing())
 
     def fetch_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """One parameter's step, exp_avg, ... at the committed step.
@@ -123,7 +126,9 @@ class StateTransfer:
         has taken steps or parameters would have to be put back. UserWarning of each, and
         when a named job has taken more steps than the state.
         """
-        self._served.attached().check_no_micro_steps("load_state_dict()")
+        attachment = self._served.attached()
+        attachment.check_no_micro_steps("load_state_dict()")
+        attachment.parameters.check_tensors()
         handle = self.register_load_state_dict_pre_hook(hide_values)
         try:
             super().load_state_dict(state_dict)
@@ -135,12 +140,15 @@ class StateTransfer:
             self._set_loaded_state(state)  # torch's load_state_dict ends here
             return
         state = dict(state)
-        settings, group, *limits = state.pop("_optstate")
+        settings, group, names, *limits = state.pop("_optstate")
         self._served = served = Served(settings, group.group)
         served.lacks_process_group = group.is_lost
         served.max_norm, served.max_value, served.norm_type = limits
         served.state = state.pop("state")
         served.param_groups = state.pop("param_groups")
+        served.names_by_id = {
+            id(tensor): name for tensor, name in zip(served.tensors(), names) if name is not None
+        }
         super().__setstate__(state)
 
     def _set_groups(self, groups: list[dict[str, Any]]) -> None:
@@ -192,6 +200,7 @@ class StateTransfer:
             attachment.is_initialised = False
             attachment.parameters.read()
             served.replaced = None
+        served.fix_start(entries)
         edits.set_own(own)
         edits.forget()
 
@@ -293,7 +302,8 @@ class StateTransfer:
             served.handed_over = state["state"]
         group = GroupOfCopies(served.process_group, served.lacks_process_group)
         limits = (served.max_norm, served.max_value, served.norm_type)
-        state["_optstate"] = (served.present_settings(), group, *limits)
+        names = [served.names_by_id.get(id(tensor)) for tensor in served.tensors()]
+        state["_optstate"] = (served.present_settings(), group, names, *limits)
         return state
 
 

@@ -101,7 +101,7 @@ class Stepping:
             "found_inf": found_inf,
         }
         if attachment.was_taken:
-            served.outcome = attachment.taken_outcome(**how)
+            served.note_outcome(attachment.taken_outcome(**how))
             return loss
         # unscale_() changes gradients without a new version.
         was_unscaled = self._has_scaler() and self._left_by_scaler("grad_scale") is None
@@ -118,15 +118,16 @@ class Stepping:
             attachment.note_missing(gradients)
             idle = attachment.without_gradient
             attachment.committing = step
-            served.outcome = attachment.session.commit(
+            outcome = attachment.session.commit(
                 step,
                 attachment.hyperparams,
                 **how,
                 read=attachment.parameters.direct(but=idle) if overlap else None,
             )
+            served.note_outcome(outcome)
         attachment.micro_step = 0
         attachment.gradients.forget_pushed()
-        if served.outcome.applied:
+        if outcome.applied:
             attachment.parameters.read(without_gradient=idle, but_direct=overlap)
         attachment.committing = None
         return loss
@@ -202,6 +203,12 @@ class Stepping:
                 'a GradScaler cannot be used with reduction="daemon" on several ranks: it looks at'
                 " this rank's gradients alone, so that the ranks' scales would part. Use"
                 " loss_scaler=optstate.LossScaler(...), which the ranks share"
+            )
+        if self._has_scaler() and attachment.session.loss_scale:
+            raise RuntimeError(
+                "a GradScaler is used with an optimizer that has a loss_scaler: both would unscale"
+                " the gradients. Use optimizer.scale(loss).backward() and optimizer.step() without"
+                " the GradScaler, or construct the optimizer without loss_scaler="
             )
         grad_scale = self._left_by_scaler("grad_scale")
         found_inf = self._left_by_scaler("found_inf")

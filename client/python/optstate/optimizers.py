@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from optstate._optimizers import check_arguments
 from optstate._options import Scalar
 from optstate.torch_optimizer import ServedOptimizer
 
@@ -27,6 +28,7 @@ class _Lion(torch.optim.Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
+        check_arguments(lr, betas, weight_decay)
         super().__init__(
             params,
             {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize},
@@ -46,6 +48,7 @@ class _LAMB(torch.optim.Optimizer):
         *,
         maximize: bool = False,
     ) -> None:
+        check_arguments(lr, betas, weight_decay, eps)
         defaults = {
             "lr": lr,
             "betas": betas,

@@ -21,7 +21,6 @@ from optstate._torch_attachment import Settings
 from optstate._torch_layout import (
     NamedParameters,
     check_group,
-    model_names,
     optimizer_info,
     refuse_sharding_optimizer,
 )
@@ -55,13 +54,13 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             parameter) pairs as params, as torch's optimizers accept.
         named_parameters: the same, of a module or of (name, parameter) pairs, for
             frameworks that take a keyword called model for themselves.
-        partition: "greedy" (whole parameters) or "contiguous" (equal slices):
-            which rank pushes which gradients.
+        partition: "greedy" (whole parameters; the default) or "contiguous" (equal
+            slices): which rank pushes which gradients. Not with reduction="daemon".
         accumulate: reserve accumulators in the daemon for accumulate_step(). With
             reduction="daemon" a micro-step of all ranks is summed as soon as each
             has taken it; a rank without a gradient adds nothing to it.
-        accumulate_dtype: of the accumulators: "float32", or "gradient" for the
-            gradients' own, which for 16 bits takes half the memory and rounds each
+        accumulate_dtype: of the accumulators: "float32" (the default), or "gradient"
+            for the gradients' own, which for 16 bits takes half the memory and rounds each
             sum to nearest even.
         reduction: "trainer": the gradients are reduced already, as after
             DistributedDataParallel. "daemon": each rank has its own, and the
@@ -151,9 +150,9 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         process_group: Any | None = None,
         model: torch.nn.Module | None = None,
         named_parameters: torch.nn.Module | NamedParameters | None = None,
-        partition: str = "greedy",
+        partition: str | None = None,
         accumulate: bool = False,
-        accumulate_dtype: str = "float32",
+        accumulate_dtype: str | None = None,
         reduction: str = "trainer",
         overlap: bool = False,
         state_dtype: torch.dtype | str | None = None,
@@ -197,7 +196,8 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         limit(max_value, "max_value")
         checked_norm_type(norm_type)
         served.max_norm, served.max_value, served.norm_type = max_norm, max_value, norm_type
-        served.names_by_id = model_names(named_parameters if model is None else model)
+        served.fix_options(self.defaults)
+        served.name_by(named_parameters if model is None else model)
         served.attach(job)
 
     # Where the optimizer stands.
@@ -310,7 +310,8 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         """As torch's; after construction it is collective.
 
         The job goes on at its step, with the new parameters beside the old ones.
-        A trainer that re-attaches to it later must construct all groups at once.
+        A trainer that re-attaches to it later must construct all groups at once. A
+        parameter that the module of model= has by now gets its name there.
         """
         super().add_param_group(param_group)
         try:

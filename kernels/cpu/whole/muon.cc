@@ -93,7 +93,7 @@ inline double AdjustedRatio(double adjust_lr, absl::Span<const int64_t> shape) {
 
 // torch refuses 100 and more; a step must end.
 inline int NewtonSchulzSteps(double steps) {
-  return static_cast<int>(std::min(steps, 99.0));
+  return static_cast<int>(std::clamp(steps, 0.0, 99.0));
 }
 
 // In blocks, so that both matrices' lines stay in cache.

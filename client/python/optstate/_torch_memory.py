@@ -1,0 +1,232 @@
+"""Parameters that share memory: each has a master of its own in the daemon, and torch's updates
+of both would come to the update of one."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import operator
+import os
+import weakref
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+# Up to how many elements of memory are looked at one by one. Above, what may overlap is taken
+# to do so, unless the strides say that it cannot.
+_EXACT_MAX = 1 << 28
+# Of how many storages a process holds the locks: each takes a file descriptor.
+_LOCKS_MAX = 64
+
+
+class Place(NamedTuple):
+    """Where a tensor's elements are."""
+
+    device: tuple[str, int]
+    begin: int  # address of the first
+    end: int  # behind the last
+    name: str
+    tensor: torch.Tensor
+
+    @property
+    def is_dense(self) -> bool:
+        return self.tensor.nbytes == self.end - self.begin
+
+
+def place_of(tensor: torch.Tensor, name: str) -> Place | None:
+    """None of a tensor without elements, or without memory."""
+    if not tensor.numel() or not tensor.data_ptr():
+        return None
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    begin = tensor.data_ptr()
+    device = (tensor.device.type, tensor.device.index or 0)
+    return Place(device, begin, begin + (last + 1) * tensor.element_size(), name, tensor)
+
+
+def check_disjoint(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+    """ValueError when two of these parameters share memory, or one does with a parameter
+    of another attached optimizer of this process.
+
+    Views that interleave without an element in common (the columns of a matrix) do not. A
+    Parameter itself may be in several optimizers: each sees what the other has written.
+    """
+    mine = set(map(id, parameters))
+    own = [place_of(tensor, f'"{name}"') for tensor, name in zip(parameters, names)]
+    others = [
+        place_of(tensor, f'"{name}" of job "{trained.job}"')
+        for trained in list(_trained)
+        for tensor, name in zip(trained.parameters, trained.names)
+        if id(tensor) not in mine
+    ]
+    places = sorted(
+        (place for place in (*own, *others) if place is not None), key=operator.itemgetter(0, 1)
+    )
+    still_open: list[Place] = []
+    for place in places:
+        still_open = [
+            each for each in still_open if each.device == place.device and place.begin < each.end
+        ]
+        for other in still_open:
+            are_of_others = id(place.tensor) not in mine and id(other.tensor) not in mine
+            if not are_of_others and overlap(place, other):
+                raise ValueError(
+                    f"parameters {other.name} and {place.name} share memory: each would be"
+                    " updated from a value of its own in the daemon, and one update be lost. To"
+                    " tie them, use the same Parameter for both; else give them memory of their"
+                    " own (.clone())"
+                )
+        still_open.append(place)
+
+
+def overlap(one: Place, other: Place) -> bool:
+    """Whether two tensors whose extents overlap have a byte in common."""
+    if one.is_dense and other.is_dense:
+        return True
+    size = math.gcd(one.tensor.element_size(), other.tensor.element_size())
+    if (one.begin - other.begin) % size:
+        size = 1
+    layouts = [_in_units(place, size) for place in (one, other)]
+    offset = (other.begin - one.begin) // size
+    # All elements of both are at multiples of the common divisor of their strides, and this far.
+    strides = [stride for layout in layouts for count, stride in layout if count > 1]
+    divisor = math.gcd(*strides) if strides else 0
+    if divisor and offset % divisor:
+        return False
+    if not divisor:
+        return offset == 0  # of one element each
+    layouts = [[(count, stride // divisor) for count, stride in layout] for layout in layouts]
+    offset //= divisor
+    extents = [sum((count - 1) * stride for count, stride in layout) + 1 for layout in layouts]
+    total = max(extents[0], offset + extents[1]) - min(0, offset)
+    if total > _EXACT_MAX:
+        return True
+    touched = torch.zeros(total, dtype=torch.bool, device="cpu")
+    first = -min(0, offset)
+    _elements(touched, layouts[0], first).fill_(True)
+    return bool(_elements(touched, layouts[1], first + offset).any())
+
+
+def _in_units(place: Place, size: int) -> list[tuple[int, int]]:
+    """(count, stride) of each dimension, the units of an element being the last one."""
+    units = place.tensor.element_size() // size
+    dimensions = [
+        (count, stride * units) for count, stride in zip(place.tensor.shape, place.tensor.stride())
+    ]
+    return [*dimensions, (units, 1)]
+
+
+def _elements(memory: torch.Tensor, layout: Sequence[tuple[int, int]], offset: int) -> torch.Tensor:
+    counts, strides = zip(*layout)
+    return memory.as_strided(counts, strides, offset)
+
+
+def _unlock(descriptor: int, pid: int) -> None:
+    if pid == os.getpid():  # a forked child has the lock's descriptor too
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+class SharedMemoryLock:
+    """Held by the one process whose optimizer updates parameters in shared memory.
+
+    A lock of the memory's file, which ends with the process that holds it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._release = weakref.finalize(self, _unlock, descriptor, os.getpid())
+
+
+# By device and number of the file.
+_held: weakref.WeakValueDictionary[tuple[int, int], SharedMemoryLock] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _lock(path: str, name: str) -> SharedMemoryLock | None:
+    """RuntimeError when another process has it. None: it cannot be known."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    status = os.fstat(descriptor)
+    held = _held.get((status.st_dev, status.st_ino))
+    if held is not None:
+        os.close(descriptor)
+        return held
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise RuntimeError(
+            f'parameter "{name}" is in shared memory (share_memory_(), or sent to a process), and'
+            " an optimizer of another process updates it: each would overwrite what the other"
+            " has done. For processes that train one model together construct the optimizer on"
+            ' the ranks of torch.distributed with reduction="daemon", each with a model of its'
+            " own (copy.deepcopy); or close() the other optimizer before"
+        ) from None
+    held = _held[status.st_dev, status.st_ino] = SharedMemoryLock(descriptor)
+    return held
+
+
+def _paths_of(addresses: Sequence[int]) -> dict[int, str]:
+    """What opens the files that are mapped at these addresses."""
+    found: dict[int, str] = {}
+    mapped: dict[int, tuple[int, str]] = {}
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            extent, _, _, _, inode, *path = line.split(maxsplit=5)
+            begin, end = (int(each, 16) for each in extent.split("-"))
+            for address in addresses:
+                if begin <= address < end and inode != "0":
+                    mapped[address] = (int(inode), path[0].strip() if path else "")
+    # A file without a name any more is known by the descriptor that torch keeps of it.
+    descriptors = {}
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            descriptors[os.stat(f"/proc/self/fd/{each}").st_ino] = f"/proc/self/fd/{each}"
+    for address, (inode, path) in mapped.items():
+        with contextlib.suppress(OSError):
+            if os.stat(path).st_ino == inode:
+                descriptors[inode] = path
+        if inode in descriptors:
+            found[address] = descriptors[inode]
+    return found
+
+
+def lock_shared_memory(
+    parameters: Sequence[torch.Tensor], names: Sequence[str]
+) -> list[SharedMemoryLock]:
+    """Of the parameters that other processes may have too; RuntimeError when one of them
+    updates them (Hogwild)."""
+    shared: dict[int, str] = {}
+    for parameter, name in zip(parameters, names):
+        if parameter.is_cpu and parameter.is_shared() and len(shared) < _LOCKS_MAX:
+            shared.setdefault(parameter.untyped_storage().data_ptr(), name)
+    if not shared:
+        return []
+    try:
+        paths = _paths_of(list(shared))
+    except OSError:  # no /proc
+        return []
+    locks = [_lock(path, shared[address]) for address, path in paths.items()]
+    return [lock for lock in locks if lock is not None]
+
+
+class Trained:
+    """The parameters of one attached optimizer, known to the process's others while it is."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], names: Sequence[str], job: str) -> None:
+        """RuntimeError when another process trains them."""
+        self.parameters, self.names, self.job = parameters, names, job
+        self._locks = lock_shared_memory(parameters, names)
+        _trained.add(self)
+
+    def leave(self) -> None:
+        """The optimizer has detached. Idempotent."""
+        _trained.discard(self)
+        self._locks = []
+
+
+_trained: weakref.WeakSet[Trained] = weakref.WeakSet()

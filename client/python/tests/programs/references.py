@@ -1,0 +1,198 @@
+"""What ours is compared with: torch's optimizers, with fp32 masters of 16-bit parameters.
+
+torch rounds a 16-bit parameter, and its moments, after every step. What optstate documents is a
+step of the fp32 master whose rounding the parameter is; so the reference lends torch's own
+step() the masters. With float64 in place of fp32 it is the exact run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from test_optimizers import LAMB as PlainLAMB
+from test_optimizers import Lion
+
+
+class LAMB(PlainLAMB):
+    """With `maximize`."""
+
+    def __init__(self, params: Any, *args: Any, maximize: bool = False, **options: Any) -> None:
+        super().__init__(params, *args, **options)
+        for group in self.param_groups:
+            group.setdefault("maximize", maximize)
+        self.defaults["maximize"] = maximize
+
+    @torch.no_grad()
+    def step(self) -> None:
+        negated = [p for g in self.param_groups if g["maximize"] for p in g["params"]]
+        for parameter in negated:
+            if parameter.grad is not None:
+                parameter.grad = -parameter.grad
+        super().step()
+
+
+class Reference(torch.optim.Optimizer):
+    """Of torch's class: what daemon options mean, and masters. A mixin before it."""
+
+    master_dtype = torch.float32  # of parameters of 16 bits
+    is_exact = False  # float64 masters of all
+
+    def prepare(self, clipping: dict[str, Any]) -> None:
+        """After construction, and in a copy."""
+        self.clipping = clipping
+        self.micro: dict[torch.Tensor, torch.Tensor] = {}
+        self.norms: list[float] = []
+        self.masters: dict[torch.Tensor, torch.Tensor] = self.__dict__.get("masters", {})
+        for parameter, entry in self.state.items():  # Adagrad's, of its constructor
+            for key, value in entry.items():
+                if key == "sum":
+                    entry[key] = value.to(self._master_dtype(parameter))
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [each for group in self.param_groups for each in group["params"]]
+
+    def _master_dtype(self, parameter: torch.Tensor) -> torch.dtype:
+        if self.is_exact:
+            return torch.float64
+        return torch.float32
+
+    def _master(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Its values in full: of the master, unless someone has written the parameter."""
+        master = self.masters.get(parameter)
+        values = parameter.detach()
+        if master is not None and torch.equal(master.to(values.dtype), values):
+            return master
+        return values.to(self._master_dtype(parameter), copy=True)
+
+    @contextlib.contextmanager
+    def _in_full(self) -> Iterator[None]:
+        """Parameters are their masters meanwhile, without gradients."""
+        narrow = [p for p in self._parameters() if p.dtype is not self._master_dtype(p)]
+        gradients = [p.grad for p in self._parameters()]
+        was = [p.data for p in narrow]
+        for parameter in self._parameters():
+            parameter.grad = None
+        for parameter in narrow:
+            parameter.data = self._master(parameter)
+        try:
+            yield
+        finally:
+            for parameter, values in zip(narrow, was):
+                self.masters[parameter] = parameter.data
+                values.copy_(parameter.data)
+                parameter.grad = None
+                parameter.data = values
+            for parameter, gradient in zip(self._parameters(), gradients):
+                parameter.grad = gradient
+
+    def accumulate(self, scale: float) -> None:
+        """What accumulate_step() does. scale: of the loss."""
+        for parameter in self._parameters():
+            if parameter.grad is not None:
+                total = self.micro.get(parameter, 0)
+                self.micro[parameter] = total + parameter.grad.float() / scale
+                parameter.grad = None
+
+    def _gradients(self) -> list[torch.Tensor | None]:
+        found = []
+        for parameter in self._parameters():
+            gradient = None if parameter.grad is None else parameter.grad.float().clone()
+            if parameter in self.micro:
+                total = self.micro[parameter]
+                gradient = total.clone() if gradient is None else total + gradient
+            found.append(gradient)
+        self.micro.clear()
+        return found
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        gradients = self._gradients()
+        self.norms = [float(g.double().norm()) for g in gradients if g is not None]
+        hooks = self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks
+        with self._in_full():
+            for parameter, gradient in zip(self._parameters(), gradients):
+                parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
+            self._clip()
+            # The wrapper of the base class's step() would call the hooks once more.
+            self._optimizer_step_pre_hooks = OrderedDict()
+            self._optimizer_step_post_hooks = OrderedDict()
+            try:
+                super().step()
+            finally:
+                self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = hooks
+        return loss
+
+    def _clip(self) -> None:
+        norm_type = self.clipping.get("norm_type", 2.0)
+        clip = torch.nn.utils.clip_grad_norm_
+        # The norm of all is that of the gradients before the groups are clipped.
+        gradients = [p.grad for p in self._parameters() if p.grad is not None and p.numel()]
+        if not gradients:
+            return
+        norm = torch.nn.utils.get_total_norm(gradients, norm_type)
+        for group in self.param_groups:
+            if group.get("max_norm"):
+                clip([p for p in group["params"] if p.numel()], group["max_norm"], norm_type)
+        if self.clipping.get("max_norm"):
+            torch.nn.utils.clip_grads_with_norm_(
+                self._parameters(), self.clipping["max_norm"], norm
+            )
+        if self.clipping.get("max_value"):
+            torch.nn.utils.clip_grad_value_(self._parameters(), self.clipping["max_value"])
+
+    def state_dict(self) -> dict[str, Any]:
+        said = super().state_dict()
+        for number, parameter in enumerate(self._parameters()):
+            if parameter not in self.masters:
+                continue
+            entry, master = said["state"].get(number), self._master(parameter)
+            # torch's SGD has no entry without momentum, but a master may differ.
+            if entry or not torch.equal(master, parameter.detach().to(master.dtype)):
+                said["state"][number] = {**(entry or {}), "master_param": master}
+        return said
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        masters = {}
+        for number, entry in state_dict["state"].items():
+            if "master_param" in entry:
+                masters[number] = entry["master_param"]
+        state = {
+            number: {key: value for key, value in entry.items() if key != "master_param"}
+            for number, entry in state_dict["state"].items()
+        }
+        with self._in_full():
+            super().load_state_dict({**state_dict, "state": state})
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        for number, parameter in zip(numbers, self._parameters()):
+            self.masters.pop(parameter, None)
+            if number in masters:
+                master = masters[number].to(self._master_dtype(parameter))
+                values = parameter.detach()
+                fits = master.to(values.dtype) == values
+                self.masters[parameter] = torch.where(fits, master, values.to(master.dtype))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "masters": self.masters}
+
+
+def _reference(torchs: type[torch.optim.Optimizer], exact: bool) -> type[Reference]:
+    name = ("Exact" if exact else "Reference") + torchs.__name__
+    made = type(name, (Reference, torchs), {"is_exact": exact, "__module__": __name__})
+    globals()[name] = made  # where pickle looks for it
+    return made
+
+
+_TORCHS = {"Lion": Lion, "LAMB": LAMB}
+for _name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "NAdam", "RAdam", "Adafactor", "Muon"):
+    if hasattr(torch.optim, _name):
+        _TORCHS[_name] = getattr(torch.optim, _name)
+SERVED = tuple(sorted(_TORCHS))
+REFERENCES = {name: _reference(torchs, False) for name, torchs in _TORCHS.items()}
+EXACT = {name: _reference(torchs, True) for name, torchs in _TORCHS.items()}
