@@ -154,7 +154,8 @@ class Reference(torch.optim.Optimizer):
                 continue
             entry, master = said["state"].get(number), self._master(parameter)
             # torch's SGD has no entry without momentum, but a master may differ.
-            if entry or not torch.equal(master, parameter.detach().to(master.dtype)):
+            is_sgd = isinstance(self, torch.optim.SGD)
+            if entry or (is_sgd and not torch.equal(master, parameter.detach().to(master.dtype))):
                 said["state"][number] = {**(entry or {}), "master_param": master}
         return said
 
