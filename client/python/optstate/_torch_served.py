@@ -510,7 +510,7 @@ class Served:
         """RuntimeError, on every rank, when it is a new job, whose state would be empty."""
         if any(attachment.ranks.gather(attachment.session.created)):
             raise RuntimeError(
-                f'job "{attachment.job}" was deleted while add_param_group() extended it, and its'
+                f'job "{attachment.job}" was deleted while new parameters extended it, and its'
                 " state with it: start again from a checkpoint"
             )
 

@@ -187,7 +187,6 @@ class StateTransfer:
             self._warn_of_older_state(attachment, entries, len(put_back))
             if served.replaced is not None:
                 served.replaced.put_back(put_back)
-            self._set_groups(groups)
             parameters = set(attachment.parameters.changed())
             # A master that a checkpoint does not have is the parameter, exactly.
             parameters.update(
@@ -197,6 +196,7 @@ class StateTransfer:
             )
             served.masters = _unfitting_masters(tensors, entries)
             attachment.load(in_order, sorted(parameters), entries)
+            self._set_groups(groups)  # the former ones, when the load was interrupted
             attachment.is_initialised = False
             attachment.parameters.read()
             served.replaced = None
@@ -278,7 +278,7 @@ class StateTransfer:
         if attachment.is_private:
             return
         loaded = _torch_checkpoint.last_step_of(entries)
-        # A load that broke off, and is repeated, has left nothing to compare with.
+        # A job of an older build may have no whole state to compare with.
         with contextlib.suppress(errors.OptstateError):
             present = max(attachment.arrays.fetch_step_counts(range(len(entries))))
             is_older = loaded is not None and loaded < present
