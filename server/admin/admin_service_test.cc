@@ -308,7 +308,9 @@ TEST_F(AdminServiceTest, ADeadOrHangingEngineDoesNotSpoilTheList) {
   failed.name = "failed";
   failed.failed = true;
   failed.reason = "its engine died too often";
-  const v1::ListJobsReply list = service_->ListJobs(Soon());
+  AdminService service(&control_, &engines_, &upgrade_, info_,
+                       absl::Seconds(5));
+  const v1::ListJobsReply list = service.ListJobs(Soon());
   const auto& jobs = list.jobs();
   ASSERT_EQ(jobs.size(), 4);
   EXPECT_EQ(jobs[0].name(), "failed");

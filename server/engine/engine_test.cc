@@ -193,7 +193,9 @@ class EngineProcess {
     v1::AdoptConnection& adopt = *request.mutable_adopt_connection();
     adopt.mutable_hello()->set_wire(wire);
     adopt.mutable_hello()->set_job("test");
-    adopt.set_protocol_version(1);
+    adopt.mutable_hello()->set_protocol_version_min(shm::kProtocolVersion);
+    adopt.mutable_hello()->set_protocol_version_max(shm::kProtocolVersion);
+    adopt.set_protocol_version(shm::kProtocolVersion);
     supervisor_->Send(request, sockets.engine.get());
     sockets.engine.reset();
     auto frame = shm::ReceiveFrame(sockets.client.get(), 4096, Patience());
@@ -344,7 +346,7 @@ TEST_F(EngineTest, StateOutlivesAnEngineKilledBetweenSteps) {
   v1::HelloReply hello;
   peer = engine->Connect(v1::WIRE_SHM, &hello);
   EXPECT_NE(hello.engine_instance(), 0u);
-  EXPECT_EQ(hello.protocol_version(), 1u);
+  EXPECT_EQ(hello.protocol_version(), shm::kProtocolVersion);
   Begin(peer.get(), false);
   EXPECT_EQ(engine->Describe().committed_step(), 1u);
   TakeStep(peer.get(), 2);

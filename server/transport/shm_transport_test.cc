@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "server/transport/shm_fixture.h"
@@ -65,9 +66,10 @@ TEST_F(ShmTransportTest, AClientOfAnOlderProtocolHasNoLead) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(job_.rank(1).attach.gradient_area) %
                 shm::kPageBytes,
             0u);
-  std::memset(peer->gradient_area(), 7, 20000);
+  std::memset(peer->gradient_area(), 7, peer->partition().gradient_area_bytes);
   ASSERT_TRUE(peer->Call(peer->Push(1)).status.ok());
-  EXPECT_EQ(job_.rank(1).staged[0], std::byte{7});
+  const std::vector<std::byte> staged = job_.rank(1).staged;
+  EXPECT_EQ(staged, std::vector<std::byte>(staged.size(), std::byte{7}));
 }
 
 TEST_F(ShmTransportTest, ASegmentOfAnotherProtocolIsRefused) {

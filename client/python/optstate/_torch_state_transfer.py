@@ -174,9 +174,11 @@ class StateTransfer:
         tensors = [(tensor, group) for group in in_order for tensor in group["params"]]
         names = parameter_names(in_order, served.names_by_id)
         entries, own = self._loaded_entries(state["state"], tensors, names)
-        ranks = attachment.ranks
-        if all(ranks.gather(_is_present(attachment, tensors, entries))):
+        # Each rank looks for itself: when they differ, one loads and another steps, which
+        # the daemon refuses at once.
+        if _is_present(attachment, tensors, entries):
             self._set_groups(groups)
+            attachment.broken_load = None
         elif self._keeps_job(attachment):
             self._set_groups(groups)
             if attachment.parameters.changed():
@@ -322,8 +324,6 @@ def _is_present(
     entries: dict[int, StateEntry | None],
 ) -> bool:
     """Whether the job has all of what is to be loaded."""
-    if attachment.broken_load is not None:
-        return False
     try:
         return has_all(attachment.arrays, attachment.info, tensors, entries)
     except errors.OptstateError:  # the load says what is wrong

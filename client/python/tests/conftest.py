@@ -17,9 +17,11 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def daemon() -> Iterator[Daemon]:
-    """The daemon that most tests share, each with jobs of its own."""
-    running = Daemon()
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """The daemon that most tests share, each with jobs of its own, which it keeps."""
+    config = tmp_path_factory.mktemp("daemon") / "optstated.yaml"
+    config.write_text("limits:\n  jobs_max: 4096\n  user_jobs_max: 4096\n")
+    running = Daemon("--config", str(config))
     yield running
     running.stop()
 

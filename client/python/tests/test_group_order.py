@@ -121,7 +121,7 @@ def test_a_parameter_that_moves_to_another_group_is_refused():
     train(model, optimizer, range(2))
     first, second = optimizer.param_groups[:2]
     second["params"].insert(0, first["params"].pop())
-    with pytest.raises(RuntimeError, match=r"param_groups\[0\]\['params'\] is not what was"):
+    with pytest.raises(RuntimeError, match=r"param_groups\[0\]\['params'\] has other tensors"):
         train(model, optimizer, range(2, 3))
     assert optimizer.committed_step == 2
 
@@ -151,7 +151,7 @@ def test_a_job_that_is_deleted_while_it_grows_is_not_made_anew(job, daemon, monk
         daemon.run_optctl("delete", "job", job)
 
     monkeypatch.setattr(served, "detach", detach_and_delete)
-    with pytest.raises(RuntimeError, match="was deleted while add_param_group"):
+    with pytest.raises(RuntimeError, match="was deleted while new parameters"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
-    with pytest.raises(RuntimeError, match="cannot be used: add_param_group failed"):
+    with pytest.raises(RuntimeError, match="cannot be used: add_param_group\\(\\) failed"):
         optimizer.step()

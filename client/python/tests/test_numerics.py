@@ -132,7 +132,7 @@ def test_micro_steps_add_up_in_fp32(dtype, seed):
     shapes = [[1000], [3, 5]]
     masters = parameters_of(shapes, seed, torch.float32)
     accumulated = [torch.nn.Parameter(each.detach().to(dtype)) for each in masters]
-    summed = [torch.nn.Parameter(each.detach().float()) for each in accumulated]
+    summed = [torch.nn.Parameter(each.detach().float().clone()) for each in accumulated]
     optimizer = optstate.AdamW(accumulated, accumulate=True)
     reference = optstate.AdamW(summed)
     stream = gradients(shapes, seed, 12)
