@@ -171,10 +171,9 @@ constexpr uint64_t PageAlign(uint64_t bytes) {
 //
 // The update sums the gradients of all ranks side by side, element by element.
 // A first-level cache finds a line by its offset within a page, so areas that
-// begin at the same offset compete for one set: eight of them, with parameters
-// and state beside, throw each other out (0.8 of the speed that areas have
-// which begin apart; tests/benchmarks/README.md). 16 leads of four lines use
-// the whole page.
+// begin at the same offset compete for one set. What areas that begin apart
+// gain is in tests/benchmarks/README.md. 16 leads of four lines use the whole
+// page.
 constexpr uint64_t GradientLeadBytes(uint32_t rank) {
   return rank % 16 * (kPageBytes / 16);
 }
