@@ -187,7 +187,9 @@ int optstate_session_get_info(optstate_session* session,
     to.endpoint = session->endpoint.c_str();
     to.wire = session->wire.c_str();
     to.commit_open = from.commit_open;
-    to.loss_scale = from.loss_scale;
+    to.loss_scale = from.loss_scaler.loss_scale;
+    to.good_steps = from.loss_scaler.good_steps;
+    to.hysteresis_left = from.loss_scaler.hysteresis_left;
     client::WriteStruct(to, info->struct_size, info);
     return absl::OkStatus();
   });

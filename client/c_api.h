@@ -127,6 +127,11 @@ typedef struct {
   uint32_t growth_interval;
   uint32_t hysteresis;
   double min_scale;
+  /* Where it begins in a new job; 0: at init_scale. Of another job's
+   * optstate_session_info, to go on as that one; see v1.LossScalerState. */
+  double begin_loss_scale;
+  uint32_t begin_good_steps;
+  uint32_t begin_hysteresis_left;
 } optstate_loss_scaler;
 
 typedef struct {
@@ -188,6 +193,8 @@ typedef struct {
   const char* wire;    /* "shm" or "grpc" */
   int32_t commit_open; /* a commit was interrupted: optstate_commit_wait */
   double loss_scale;   /* for the next step; 0: no loss scaler */
+  uint32_t good_steps; /* with hysteresis_left: see v1.LossScalerState */
+  uint32_t hysteresis_left;
 } optstate_session_info;
 
 typedef struct {
@@ -201,8 +208,9 @@ typedef struct {
 typedef struct {
   size_t struct_size;
   double value[OPTSTATE_HYPERPARAMS_MAX]; /* as optstate_optimizer_info says */
-  double max_norm; /* of the group's gradients; 0: no clipping. The norm is
-                      that of optstate_commit's norm_type */
+  double max_norm;     /* of the group's gradients; 0: no clipping. The norm is
+                          that of optstate_commit's norm_type */
+  uint32_t clips_with; /* see v1.GroupHyperparams */
 } optstate_hyperparams;
 
 typedef struct {

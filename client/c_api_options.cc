@@ -81,6 +81,17 @@ absl::StatusOr<std::optional<LossScaler>> ReadLossScaler(
                     .min_scale = from.min_scale};
 }
 
+absl::StatusOr<std::optional<LossScalerState>> ReadLossScalerState(
+    const optstate_loss_scaler* given) {
+  if (given == nullptr) return std::nullopt;
+  OPTSTATE_ASSIGN_OR_RETURN(const optstate_loss_scaler from,
+                            ReadStruct(given, kScalerSizeMin, "loss_scaler"));
+  if (from.begin_loss_scale == 0) return std::nullopt;
+  return LossScalerState{.loss_scale = from.begin_loss_scale,
+                         .good_steps = from.begin_good_steps,
+                         .hysteresis_left = from.begin_hysteresis_left};
+}
+
 absl::Status ReadTimeout(double seconds, absl::string_view name,
                          absl::Duration* timeout) {
   if (seconds == 0) return absl::OkStatus();
@@ -168,6 +179,8 @@ absl::StatusOr<SessionOptions> ReadSessionOptions(
   OPTSTATE_ASSIGN_OR_RETURN(options.partition, ReadPartition(from.partition));
   OPTSTATE_ASSIGN_OR_RETURN(options.loss_scaler,
                             ReadLossScaler(from.loss_scaler));
+  OPTSTATE_ASSIGN_OR_RETURN(options.loss_scaler_state,
+                            ReadLossScalerState(from.loss_scaler));
   options.rank = from.rank;
   options.world_size = from.world_size;
   options.local_world_size = from.local_world_size;
@@ -203,6 +216,7 @@ absl::StatusOr<CommitOptions> ReadCommitOptions(
   options.norm_type = from.norm_type == 0 ? 2 : from.norm_type;
   options.found_inf = from.found_inf != 0;
   options.groups.reserve(from.group_count);
+  options.clips_with.reserve(from.group_count);
   for (size_t i = 0; i < from.group_count; ++i) {
     OPTSTATE_ASSIGN_OR_RETURN(
         const optstate_hyperparams group,
@@ -210,6 +224,7 @@ absl::StatusOr<CommitOptions> ReadCommitOptions(
     Hyperparams& to = options.groups.emplace_back();
     std::copy(std::begin(group.value), std::end(group.value), to.value.begin());
     to.max_norm = group.max_norm;
+    options.clips_with.push_back(group.clips_with);
   }
   return options;
 }

@@ -34,6 +34,7 @@ struct ChannelSetup {
   bool ephemeral = false;
   bool extend = false;
   std::optional<LossScaler> loss_scaler;
+  std::optional<LossScalerState> loss_scaler_state;
   // Tells the engine that it is still this session, after a reconnection.
   uint64_t client_instance = 0;
   InterruptCheck interrupted = nullptr;
@@ -53,7 +54,7 @@ struct Attached {
   JobPhase phase = JobPhase::kEmpty;
   bool created = false;
   std::optional<Outcome> last_outcome;  // of committed_step
-  double loss_scale = 0;                // for the next step
+  LossScalerState loss_scaler;
   // See v1::AttachReply; none of an older daemon.
   std::optional<uint32_t> loads_finished;
   // What this session staged of the next step before it lost its connection,

@@ -262,7 +262,7 @@ class Session {
   bool closed_ = false;
 
   uint64_t committed_step_ = 0;
-  double loss_scale_ = 0;
+  LossScalerState loss_scaler_;
   JobPhase phase_ = JobPhase::kEmpty;
   bool created_ = false;
 

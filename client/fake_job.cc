@@ -18,7 +18,7 @@ bool Same(const Hyperparams& a, const Hyperparams& b) {
 // found_inf may differ from rank to rank.
 bool SameContent(const CommitOptions& a, const CommitOptions& b) {
   return a.step == b.step && a.grad_scale == b.grad_scale &&
-         a.max_norm == b.max_norm &&
+         a.max_norm == b.max_norm && a.clips_with == b.clips_with &&
          std::equal(a.groups.begin(), a.groups.end(), b.groups.begin(),
                     b.groups.end(), Same);
 }

@@ -241,10 +241,14 @@ absl::Status GrpcChannel::StartCommit(const CommitOptions& options,
   commit->set_max_value(options.max_value);
   commit->set_norm_type(options.norm_type);
   commit->set_wants_parameters(true);
-  for (const Hyperparams& from : options.groups) {
+  for (size_t i = 0; i < options.groups.size(); ++i) {
+    const Hyperparams& from = options.groups[i];
     v1::GroupHyperparams* const to = commit->add_groups();
     to->mutable_values()->Add(from.value.begin(), from.value.end());
     to->set_max_norm(from.max_norm);
+    if (!options.clips_with.empty()) {
+      to->set_clips_with(options.clips_with[i]);
+    }
   }
   OPTSTATE_ASSIGN_OR_RETURN(commit_id_, Send({}, deadline));
   return absl::OkStatus();

@@ -133,6 +133,12 @@ v1::RegisterRequest MakeRegister(const ChannelSetup& setup, bool comes_back) {
     scaler->set_hysteresis(setup.loss_scaler->hysteresis);
     scaler->set_min_scale(setup.loss_scaler->min_scale);
   }
+  if (setup.loss_scaler_state.has_value()) {
+    v1::LossScalerState* const state = request.mutable_loss_scaler_state();
+    state->set_loss_scale(setup.loss_scaler_state->loss_scale);
+    state->set_good_steps(setup.loss_scaler_state->good_steps);
+    state->set_hysteresis_left(setup.loss_scaler_state->hysteresis_left);
+  }
   return request;
 }
 
@@ -169,7 +175,9 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
   result.committed_step = attached.committed_step();
   result.phase = static_cast<JobPhase>(attached.phase());
   result.created = registered.created();
-  result.loss_scale = attached.loss_scale();
+  result.loss_scaler = {.loss_scale = attached.loss_scale(),
+                        .good_steps = attached.good_steps(),
+                        .hysteresis_left = attached.hysteresis_left()};
   if (attached.has_loads_finished()) {
     result.loads_finished = attached.loads_finished();
   }
@@ -199,7 +207,9 @@ Outcome MakeOutcome(const v1::StepOutcome& proto) {
           .gradient_norm = proto.gradient_norm(),
           .clip_coefficient = proto.clip_coefficient(),
           .update_ns = proto.update_ns(),
-          .loss_scale = proto.loss_scale()};
+          .loss_scale = proto.loss_scale(),
+          .good_steps = proto.good_steps(),
+          .hysteresis_left = proto.hysteresis_left()};
 }
 
 }  // namespace optstate::client

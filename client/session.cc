@@ -67,6 +67,7 @@ absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
                       .ephemeral = options.ephemeral,
                       .extend = options.extend,
                       .loss_scaler = options.loss_scaler,
+                      .loss_scaler_state = options.loss_scaler_state,
                       .client_instance = NewInstance(),
                       .interrupted = options.interrupted,
                       .notice = NoticesOf(options)};
@@ -120,7 +121,7 @@ absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
   attached_ = true;
   created_ = attached.created;
   committed_step_ = attached.committed_step;
-  loss_scale_ = attached.loss_scale;
+  loss_scaler_ = attached.loss_scaler;
   loads_finished_ = attached.loads_finished;
   phase_ = attached.phase;
   marks_.resize(setup_->partition.pieces.size());
@@ -143,7 +144,7 @@ void Session::Close() {
 SessionInfo Session::info() const {
   return {.committed_step = committed_step_,
           .phase = phase_,
-          .loss_scale = loss_scale_,
+          .loss_scaler = loss_scaler_,
           .created = created_,
           .endpoint = options_.endpoint,
           .wire = closed_ ? std::string() : std::string(channel_->wire()),

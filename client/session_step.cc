@@ -316,6 +316,12 @@ absl::Status Session::CommitStart(const CommitOptions& options) {
         "commit has hyperparameters of ", options.groups.size(),
         " groups, the layout has ", setup_->layout.groups().size())));
   }
+  if (!options.clips_with.empty() &&
+      options.clips_with.size() != options.groups.size()) {
+    return Annotated(absl::InvalidArgumentError(
+        absl::StrCat("commit has clips_with of ", options.clips_with.size(),
+                     " groups, and ", options.groups.size(), " groups")));
+  }
   // Told before; but nothing was pushed since, so this is no new attempt.
   if (!refused_push_.ok() && options.step == committed_step_ + 1) {
     return Annotated(std::exchange(refused_push_, absl::OkStatus()));
@@ -361,7 +367,9 @@ absl::StatusOr<Outcome> Session::CommitWait(const ParameterTargets& read) {
     committed_step_ = outcome.step;
     commit_unresolved_ = false;
   }
-  loss_scale_ = outcome.loss_scale;
+  loss_scaler_ = {.loss_scale = outcome.loss_scale,
+                  .good_steps = outcome.good_steps,
+                  .hysteresis_left = outcome.hysteresis_left};
   update_time_ = absl::Nanoseconds(outcome.update_ns);
   if (outcome.applied) {
     reader_->CopyRest(channel_->parameter_area().data());

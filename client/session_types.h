@@ -67,15 +67,24 @@ struct LossScaler {
   double min_scale = 0;
 };
 
+// What a dynamic LossScaler has come to; see v1::LossScalerState.
+struct LossScalerState {
+  double loss_scale = 0;  // for the next step; 0: no LossScaler
+  uint32_t good_steps = 0;
+  uint32_t hysteresis_left = 0;
+};
+
 // How a step is to be taken. Every rank commits with equal content.
 struct CommitOptions {
   uint64_t step = 0;                // committed_step + 1
   std::vector<Hyperparams> groups;  // one per group of the layout
-  double grad_scale = 1;            // gradients are divided by it
-  double max_norm = 0;              // of all gradients together; 0: no clipping
-  double max_value = 0;             // of each gradient; 0: no clipping
-  double norm_type = 2;             // of max_norm: 1, 2 or infinity
-  bool found_inf = false;           // this rank knows: skip the step
+  // Of each group, see v1::GroupHyperparams; empty: all are clipped alone.
+  std::vector<uint32_t> clips_with;
+  double grad_scale = 1;   // gradients are divided by it
+  double max_norm = 0;     // of all gradients together; 0: no clipping
+  double max_value = 0;    // of each gradient; 0: no clipping
+  double norm_type = 2;    // of max_norm: 1, 2 or infinity
+  bool found_inf = false;  // this rank knows: skip the step
 };
 
 // Whole parameters, each to contiguous memory of its dtype.
@@ -94,6 +103,9 @@ struct Outcome {
   double clip_coefficient = 1;  // 1 when not clipped
   uint64_t update_ns = 0;       // time of the update pass in the engine
   double loss_scale = 0;        // for the next step; 0: no LossScaler
+  // Of a dynamic LossScaler, as in LossScalerState; 0: of an older daemon.
+  uint32_t good_steps = 0;
+  uint32_t hysteresis_left = 0;
 };
 
 // Whether a wait is to end. Asked by the thread that waits, every 50 ms or so.
@@ -122,6 +134,8 @@ struct SessionOptions {
   bool ephemeral = false;  // delete the job when its last session ends
   bool extend = false;     // the layout may add groups to the registered one
   std::optional<LossScaler> loss_scaler;  // none: the trainer scales
+  // Where loss_scaler begins in a new job; none: at init_scale.
+  std::optional<LossScalerState> loss_scaler_state;
   // For the connection, and for how long a lost engine is awaited.
   absl::Duration connect_timeout = absl::Seconds(30);
   // For one step, waiting for the other ranks included.
@@ -138,10 +152,10 @@ struct SessionOptions {
 struct SessionInfo {
   uint64_t committed_step = 0;
   JobPhase phase = JobPhase::kEmpty;
-  double loss_scale = 0;  // at attaching; outcomes have the later ones
-  bool created = false;   // this session's registration made the job
-  std::string endpoint;   // resolved; for "embedded" the unix: one of the child
-  std::string wire;       // "shm" or "grpc"
+  LossScalerState loss_scaler;
+  bool created = false;  // this session's registration made the job
+  std::string endpoint;  // resolved; for "embedded" the unix: one of the child
+  std::string wire;      // "shm" or "grpc"
   bool commit_open = false;  // started, not answered: CommitWait is due
 };
 

@@ -264,10 +264,12 @@ absl::Status ShmChannel::StartCommit(const CommitOptions& options,
       .norm_type = options.norm_type,
       .reserved = {}};
   auto* groups = InSegment<shm::CommitGroup>(ClientSegmentLayout::kGroups);
-  for (const Hyperparams& from : options.groups) {
+  for (size_t i = 0; i < options.groups.size(); ++i) {
+    const Hyperparams& from = options.groups[i];
     shm::CommitGroup to = {};
     std::copy(from.value.begin(), from.value.end(), to.value);
     to.max_norm = from.max_norm;
+    if (!options.clips_with.empty()) to.clips_with = options.clips_with[i];
     *groups++ = to;
   }
   Submission submission = {};
@@ -295,13 +297,16 @@ absl::StatusOr<Outcome> ShmChannel::WaitCommit(absl::Time deadline,
   Pending* const commit = std::exchange(commit_, nullptr);
   OPTSTATE_RETURN_IF_ERROR(Await(commit, deadline));
   const shm::Completion& from = commit->completion;
-  return Outcome{.step = from.step,
-                 .applied = (from.flags & shm::kCompletionApplied) != 0,
-                 .found_inf = (from.flags & shm::kCompletionFoundInf) != 0,
-                 .gradient_norm = from.gradient_norm,
-                 .clip_coefficient = from.clip_coefficient,
-                 .update_ns = from.update_ns,
-                 .loss_scale = from.loss_scale};
+  return Outcome{
+      .step = from.step,
+      .applied = (from.flags & shm::kCompletionApplied) != 0,
+      .found_inf = (from.flags & shm::kCompletionFoundInf) != 0,
+      .gradient_norm = from.gradient_norm,
+      .clip_coefficient = from.clip_coefficient,
+      .update_ns = from.update_ns,
+      .loss_scale = from.loss_scale,
+      .good_steps = from.good_steps,
+      .hysteresis_left = from.flags >> shm::kCompletionHysteresisShift};
 }
 
 absl::Status ShmChannel::Abort(uint64_t step, absl::Time deadline) {

@@ -28,7 +28,7 @@ inline constexpr uint32_t kChunkBytesMax = 1u << 20;
 // Largest Hello, which strangers send.
 inline constexpr uint32_t kHelloBytesMax = 64u << 10;
 
-inline constexpr uint32_t kProtocolVersion = 4;
+inline constexpr uint32_t kProtocolVersion = 5;
 
 struct Frame {
   std::string payload;

@@ -138,13 +138,17 @@ static_assert(sizeof(CommitSettings) == 128);
 struct CommitGroup {
   double value[12];
   double max_norm;
-  uint64_t reserved[3];
+  uint32_t clips_with;  // see v1::GroupHyperparams
+  uint32_t reserved0;
+  uint64_t reserved[2];
 };
 static_assert(sizeof(CommitGroup) == 128);
 
 // Flags of a Completion (commit).
 inline constexpr uint32_t kCompletionApplied = 1;
 inline constexpr uint32_t kCompletionFoundInf = 2;
+// Above it: the loss scaler's hysteresis_left.
+inline constexpr uint32_t kCompletionHysteresisShift = 8;
 
 // One answer; every submission gets exactly one. Text (the status message, cut
 // to kTextBytes) is in the text slot of the same index.
@@ -154,7 +158,7 @@ struct Completion {
   uint32_t text_bytes;
   uint64_t step;  // commit, fetch
   uint32_t flags;
-  uint32_t reserved0;
+  uint32_t good_steps;  // commit: see v1::LossScalerState
   double gradient_norm;
   double clip_coefficient;
   uint64_t update_ns;

@@ -43,7 +43,33 @@ absl::Status Unequal(absl::string_view what, uint32_t rank_a, double a,
 // Bitwise, as the digest.
 bool Same(double a, double b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
 
+absl::Status CheckClipsWith(const CommitSpec& spec) {
+  if (spec.clips_with.empty()) return absl::OkStatus();
+  if (spec.clips_with.size() != spec.groups.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("clips_with of ", spec.clips_with.size(),
+                     " groups, the commit has ", spec.groups.size()));
+  }
+  for (uint32_t group = 0; group < spec.groups.size(); ++group) {
+    const uint32_t first = FirstOfClipped(spec, group);
+    if (first == group) continue;
+    if (first > group || FirstOfClipped(spec, first) != first ||
+        !Same(spec.groups[first].max_norm, spec.groups[group].max_norm)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Invalid clips_with of group ", group, ": ", spec.clips_with[group],
+          ": must be 0, or 1 + the number of an earlier group with clips_with "
+          "0 and the same max_norm"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+uint32_t FirstOfClipped(const CommitSpec& spec, uint32_t group) {
+  if (spec.clips_with.empty() || spec.clips_with[group] == 0) return group;
+  return spec.clips_with[group] - 1;
+}
 
 absl::Status CheckContent(const CommitSpec& spec, OptimizerKind optimizer,
                           size_t group_count) {
@@ -56,6 +82,7 @@ absl::Status CheckContent(const CommitSpec& spec, OptimizerKind optimizer,
     const absl::Status valid = Validate(optimizer, spec.groups[group]);
     if (!valid.ok()) return Annotate(valid, absl::StrCat("group ", group));
   }
+  OPTSTATE_RETURN_IF_ERROR(CheckClipsWith(spec));
   if (!std::isfinite(spec.grad_scale) || spec.grad_scale <= 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("Invalid grad_scale: ", spec.grad_scale,
@@ -89,6 +116,12 @@ uint64_t DigestOf(const CommitSpec& spec) {
   digest.Add(spec.max_norm);
   digest.Add(spec.max_value);
   digest.Add(spec.norm_type);
+  for (uint32_t group = 0; group < spec.groups.size(); ++group) {
+    const uint32_t first = FirstOfClipped(spec, group);
+    if (first == group) continue;
+    digest.Add(static_cast<double>(group));
+    digest.Add(static_cast<double>(first));
+  }
   return digest.hash();
 }
 
@@ -107,6 +140,13 @@ absl::Status CheckEqual(OptimizerKind optimizer, uint32_t rank_a,
     if (!Same(x.max_norm, y.max_norm)) {
       return Unequal(absl::StrCat("max_norm of group ", i), rank_a, x.max_norm,
                      rank_b, y.max_norm);
+    }
+    const uint32_t first_a = FirstOfClipped(a, static_cast<uint32_t>(i));
+    const uint32_t first_b = FirstOfClipped(b, static_cast<uint32_t>(i));
+    if (first_a != first_b) {
+      return Unequal(
+          absl::StrCat("the group that group ", i, " is clipped with"), rank_a,
+          first_a, rank_b, first_b);
     }
   }
   struct Field {

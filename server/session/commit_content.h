@@ -10,9 +10,13 @@
 
 namespace optstate {
 
+// The first of the groups that are clipped by one norm, of which `group` is.
+uint32_t FirstOfClipped(const CommitSpec& spec, uint32_t group);
+
 // INVALID_ARGUMENT: not one entry per group, a hyperparameter that torch would
 // refuse (names the group), grad_scale not finite and positive, max_norm or
-// max_value not finite or negative, norm_type neither 1, 2 nor infinity.
+// max_value not finite or negative, norm_type neither 1, 2 nor infinity, bad
+// clips_with.
 absl::Status CheckContent(const CommitSpec& spec, OptimizerKind optimizer,
                           size_t group_count);
 
@@ -20,7 +24,8 @@ absl::Status CheckContent(const CommitSpec& spec, OptimizerKind optimizer,
 // found_inf, in which ranks may differ. Persisted with the step, so its
 // definition is part of the format: 64-bit FNV-1a over, little endian, per
 // group the kHyperparamsMax hyperparameters and max_norm, then grad_scale,
-// max_norm, max_value and norm_type, all doubles.
+// max_norm, max_value and norm_type, and of each group that is clipped with an
+// earlier one the numbers of both, all doubles.
 uint64_t DigestOf(const CommitSpec& spec);
 
 // OK when both ask for the same; else FAILED_PRECONDITION naming the first

@@ -40,6 +40,8 @@ struct StepOutcome {
   double clip_coefficient = 1;
   uint64_t update_ns = 0;
   double loss_scale = 0;  // for the next step; 0: the job has no LossScaler
+  uint32_t good_steps = 0;
+  uint32_t hysteresis_left = 0;
 };
 
 // Hears the answers that come later than the call. One per session, outlives
@@ -71,6 +73,7 @@ struct RegisterSpec {
   AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
   RankProcess process;
   bool unchanged = false;  // see v1::RegisterRequest
+  std::optional<v1::LossScalerState> loss_scaler_state;  // see there too
 };
 
 struct RegisterResult {
@@ -128,6 +131,8 @@ struct AttachResult {
   bool has_last_outcome = false;
   StepOutcome last_outcome;
   double loss_scale = 0;
+  uint32_t good_steps = 0;
+  uint32_t hysteresis_left = 0;
   uint32_t loads_finished = 0;
   std::vector<StagedRange> staged;  // see v1::AttachReply
 };
@@ -135,6 +140,8 @@ struct AttachResult {
 struct CommitSpec {
   uint64_t step = 0;
   absl::Span<const Hyperparams> groups;
+  // Of each group, see v1::GroupHyperparams; empty: all are clipped alone.
+  absl::Span<const uint32_t> clips_with;
   double grad_scale = 1;
   double max_norm = 0;
   double max_value = 0;

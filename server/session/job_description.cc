@@ -82,6 +82,10 @@ absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec) {
   if (spec.loss_scaler.has_value()) {
     OPTSTATE_RETURN_IF_ERROR(CheckLossScaler(*spec.loss_scaler));
   }
+  if (spec.loss_scaler_state.has_value()) {
+    OPTSTATE_RETURN_IF_ERROR(CheckLossScalerState(
+        spec.loss_scaler.value_or(v1::LossScaler()), *spec.loss_scaler_state));
+  }
   JobDescription description = {spec.layout,      spec.world_size,
                                 spec.host_id,     spec.partition,
                                 spec.accumulate,  spec.ephemeral,

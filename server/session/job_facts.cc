@@ -40,6 +40,8 @@ StepOutcome OutcomeOf(const StepRecord& record) {
   outcome.clip_coefficient = record.clip_coefficient;
   outcome.update_ns = record.update_ns;
   outcome.loss_scale = record.loss_scale;
+  outcome.good_steps = record.good_steps;
+  outcome.hysteresis_left = record.hysteresis_left;
   return outcome;
 }
 

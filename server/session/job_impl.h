@@ -168,13 +168,14 @@ class JobImpl final : public Job {
   RankMark& staging_mark(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return rank_mark(accumulates_together() ? 0 : rank);
   }
-  void StartScaling(const std::optional<v1::LossScaler>& former)
+  void StartScaling(const std::optional<v1::LossScaler>& former,
+                    const std::optional<v1::LossScalerState>& state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_register.cc
   static absl::StatusOr<std::unique_ptr<Shape>> MakeShape(
       JobDescription description);
-  absl::Status Create(JobDescription description)
+  absl::Status Create(const RegisterSpec& spec, JobDescription description)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Reshape(JobDescription description)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -244,6 +245,8 @@ class JobImpl final : public Job {
                 double sum_of_squares) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   double NormOfGroup(size_t group, const CommitSpec& spec,
                      absl::Span<const uint8_t> updated, double sum_of_squares)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void NormsOfGroups(const CommitSpec& spec, absl::Span<const uint8_t> updated)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void FillIntentGroups(const CommitSpec& spec, double coefficient)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -155,6 +155,8 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   result.has_last_outcome = (record().flags & kStepRecordHasOutcome) != 0;
   if (result.has_last_outcome) result.last_outcome = LastOutcome();
   result.loss_scale = record().loss_scale;
+  result.good_steps = record().good_steps;
+  result.hysteresis_left = record().hysteresis_left;
   result.loads_finished = record().loads_finished;
   if (shape_->description.accumulate) {
     result.staged = StagedRanges(spec.rank);

@@ -44,7 +44,7 @@ absl::StatusOr<RegisterResult> JobImpl::Register(const RegisterSpec& spec) {
         absl::StrCat("there is no job \"", options_.name, "\" any more"));
   }
   if (shape_ == nullptr) {
-    OPTSTATE_RETURN_IF_ERROR(Create(std::move(description)));
+    OPTSTATE_RETURN_IF_ERROR(Create(spec, std::move(description)));
     result.created = true;
   } else {
     OPTSTATE_RETURN_IF_ERROR(RegisterAgain(spec, std::move(description)));
@@ -156,7 +156,8 @@ HostTier::StepFileBytes JobImpl::StepFilesOf(const Layout& layout) const {
           .speculation = SpeculationBytes(layout)};
 }
 
-absl::Status JobImpl::Create(JobDescription description) {
+absl::Status JobImpl::Create(const RegisterSpec& spec,
+                             JobDescription description) {
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
                             AdmissionLock::Take(StateDir()));
   OPTSTATE_RETURN_IF_ERROR(AdmitShape(description));
@@ -168,7 +169,7 @@ absl::Status JobImpl::Create(JobDescription description) {
                               what.accumulation(), SerializeDescription(what)));
   absl::Status used = UseShape(std::move(shape));
   if (used.ok()) {
-    StartScaling(/*former=*/std::nullopt);
+    StartScaling(/*former=*/std::nullopt, spec.loss_scaler_state);
     return used;
   }
   shape_.reset();
@@ -209,7 +210,7 @@ absl::Status JobImpl::Reshape(JobDescription description) {
     return as_before.ok() ? reshaped : LoseShape(as_before);
   }
   const absl::Status used = UseShape(std::move(shape));
-  if (scaler_changed) StartScaling(scaler);
+  if (scaler_changed) StartScaling(scaler, /*state=*/std::nullopt);
   if (extended) {
     StepRecord next = record();
     next.load_required_from = std::min(next.load_required_from, first_new);
@@ -238,11 +239,14 @@ absl::Status JobImpl::LoseShape(const absl::Status& why) {
   return failure_;
 }
 
-void JobImpl::StartScaling(const std::optional<v1::LossScaler>& former) {
+void JobImpl::StartScaling(const std::optional<v1::LossScaler>& former,
+                           const std::optional<v1::LossScalerState>& state) {
   StepRecord next = record();
   const auto& scaler = shape_->description.loss_scaler;
   if (!scaler.has_value()) {
     next.loss_scale = 0;  // of a new job: none loses its scaler
+  } else if (state.has_value()) {
+    ContinueLossScaler(*state, &next);
   } else if (!former.has_value()) {
     StartLossScaler(*scaler, &next);
   } else {

@@ -280,9 +280,26 @@ double JobImpl::NormOfGroup(size_t group, const CommitSpec& spec,
   }
   const auto parameters = layout_of_job().parameters();
   for (uint32_t p = 0; p < parameter_count(); ++p) {
-    updated_of_group_[p] = updated[p] != 0 && parameters[p].group == group;
+    updated_of_group_[p] =
+        updated[p] != 0 && FirstOfClipped(spec, parameters[p].group) == group;
   }
   return NormOf(spec.norm_type, updated_of_group_, sum_of_squares);
+}
+
+// From sums of squares in group_norms_.
+void JobImpl::NormsOfGroups(const CommitSpec& spec,
+                            absl::Span<const uint8_t> updated) {
+  const auto group_count = static_cast<uint32_t>(spec.groups.size());
+  for (uint32_t i = 0; i < group_count; ++i) {
+    const uint32_t first = FirstOfClipped(spec, i);
+    if (first != i) group_norms_[first] += group_norms_[i];
+  }
+  for (uint32_t i = 0; i < group_count; ++i) {
+    const uint32_t first = FirstOfClipped(spec, i);
+    group_norms_[i] = first == i
+                          ? NormOfGroup(i, spec, updated, group_norms_[i])
+                          : group_norms_[first];
+  }
 }
 
 // Fills intent_groups_.
@@ -306,9 +323,7 @@ JobImpl::Decision JobImpl::Decide(uint64_t step,
     outcome.clip_coefficient =
         ClipCoefficient(spec.max_norm, outcome.gradient_norm);
   }
-  for (size_t i = 0; i < spec.groups.size(); ++i) {
-    group_norms_[i] = NormOfGroup(i, spec, updated, group_norms_[i]);
-  }
+  NormsOfGroups(spec, updated);
   FillIntentGroups(spec, outcome.clip_coefficient);
   for (const StepIntentGroup& group : intent_groups_) {
     decision.clipped |= group.gradient_factor != 1 / spec.grad_scale;

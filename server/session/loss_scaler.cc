@@ -2,18 +2,30 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "proto/shm/segment_layout.h"
 
 namespace optstate {
 namespace {
+
+// What shm::Completion has room for.
+constexpr uint32_t kHysteresisMax =
+    UINT32_MAX >> shm::kCompletionHysteresisShift;
 
 absl::Status Invalid(absl::string_view field, double value,
                      absl::string_view rule) {
   return absl::InvalidArgumentError(absl::StrCat(
       "Invalid loss_scaler.", field, ": ", value, ": must be ", rule));
+}
+
+absl::Status InvalidState(absl::string_view field, double value,
+                          absl::string_view rule) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Invalid loss_scaler_state.", field, ": ", value, ": must be ", rule));
 }
 
 }  // namespace
@@ -34,10 +46,34 @@ absl::Status CheckLossScaler(const v1::LossScaler& scaler) {
   if (scaler.growth_interval() == 0) {
     return Invalid("growth_interval", 0, "at least 1");
   }
-  if (scaler.hysteresis() == 0) return Invalid("hysteresis", 0, "at least 1");
+  if (scaler.hysteresis() == 0 || scaler.hysteresis() > kHysteresisMax) {
+    return Invalid("hysteresis", scaler.hysteresis(),
+                   absl::StrCat("from 1 to ", kHysteresisMax));
+  }
   if (!(scaler.min_scale() >= 0) ||
       !(scaler.min_scale() <= scaler.init_scale())) {
     return Invalid("min_scale", scaler.min_scale(), "from 0 to init_scale");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckLossScalerState(const v1::LossScaler& scaler,
+                                  const v1::LossScalerState& state) {
+  if (!scaler.dynamic()) {
+    return absl::InvalidArgumentError(
+        "a loss_scaler_state was given without a dynamic loss_scaler");
+  }
+  if (!(state.loss_scale() > 0) || !std::isfinite(state.loss_scale())) {
+    return InvalidState("loss_scale", state.loss_scale(), "finite and above 0");
+  }
+  if (state.good_steps() >= scaler.growth_interval()) {
+    return InvalidState("good_steps", state.good_steps(),
+                        "below growth_interval");
+  }
+  if (state.hysteresis_left() == 0 ||
+      state.hysteresis_left() > scaler.hysteresis()) {
+    return InvalidState("hysteresis_left", state.hysteresis_left(),
+                        "from 1 to hysteresis");
   }
   return absl::OkStatus();
 }
@@ -46,6 +82,12 @@ void StartLossScaler(const v1::LossScaler& scaler, StepRecord* record) {
   record->loss_scale = scaler.init_scale();
   record->good_steps = 0;
   record->hysteresis_left = scaler.hysteresis();
+}
+
+void ContinueLossScaler(const v1::LossScalerState& state, StepRecord* record) {
+  record->loss_scale = state.loss_scale();
+  record->good_steps = state.good_steps();
+  record->hysteresis_left = state.hysteresis_left();
 }
 
 void ChangeLossScaler(const v1::LossScaler& former,

@@ -13,8 +13,14 @@ namespace optstate {
 
 // INVALID_ARGUMENT, naming the field: init_scale not finite and positive,
 // growth_factor not above 1, backoff_factor not within (0, 1), growth_interval
-// or hysteresis 0, min_scale negative or above init_scale.
+// or hysteresis 0, hysteresis above 2^24 - 1, min_scale negative or above
+// init_scale.
 absl::Status CheckLossScaler(const v1::LossScaler& scaler);
+
+// INVALID_ARGUMENT, naming the field: `state` is none that `scaler`, which was
+// checked, can come to.
+absl::Status CheckLossScalerState(const v1::LossScaler& scaler,
+                                  const v1::LossScalerState& state);
 
 // Of a job that has had `former`: the scale that was found goes on, unless it
 // is to begin at another one or never moves.
@@ -23,6 +29,9 @@ void ChangeLossScaler(const v1::LossScaler& former,
 
 // Of a job that has taken no step.
 void StartLossScaler(const v1::LossScaler& scaler, StepRecord* record);
+
+// The same, of a job in which another one goes on.
+void ContinueLossScaler(const v1::LossScalerState& state, StepRecord* record);
 
 // What follows a step that was applied, or skipped because of an overflow.
 void AdvanceLossScaler(const v1::LossScaler& scaler, bool found_inf,

@@ -1,6 +1,7 @@
 #include "server/session/loss_scaler.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <iostream>
 #include <limits>
@@ -41,6 +42,37 @@ TEST(LossScalerChangeTest, KeepsTheScaleThatWasFound) {
   v1::LossScaler fixed = Dynamic(65536, 5);
   fixed.set_dynamic(false);
   EXPECT_EQ(scale_after(fixed), 65536);
+}
+
+TEST(LossScalerStateTest, IsOneThatTheScalerCanComeTo) {
+  const v1::LossScaler scaler = Dynamic(65536, 5, 2);
+  v1::LossScalerState state;
+  state.set_loss_scale(512);
+  state.set_good_steps(4);
+  state.set_hysteresis_left(1);
+  ASSERT_TRUE(CheckLossScalerState(scaler, state).ok());
+  StepRecord record;
+  ContinueLossScaler(state, &record);
+  AdvanceLossScaler(scaler, /*found_inf=*/false, &record);
+  EXPECT_EQ(record.loss_scale, 1024);
+  EXPECT_EQ(record.hysteresis_left, 2u);
+
+  const auto refused = [&](auto change) {
+    v1::LossScalerState other = state;
+    change(&other);
+    return !CheckLossScalerState(scaler, other).ok();
+  };
+  EXPECT_TRUE(refused([](auto* s) { s->set_loss_scale(0); }));
+  EXPECT_TRUE(refused([](auto* s) { s->set_loss_scale(NAN); }));
+  EXPECT_TRUE(refused([](auto* s) { s->set_good_steps(5); }));
+  EXPECT_TRUE(refused([](auto* s) { s->set_hysteresis_left(0); }));
+  EXPECT_TRUE(refused([](auto* s) { s->set_hysteresis_left(3); }));
+  EXPECT_FALSE(CheckLossScalerState(v1::LossScaler(), state).ok());
+}
+
+TEST(LossScalerHysteresisTest, HasRoomInACompletion) {
+  EXPECT_TRUE(CheckLossScaler(Dynamic(1, 1, (1 << 24) - 1)).ok());
+  EXPECT_FALSE(CheckLossScaler(Dynamic(1, 1, 1 << 24)).ok());
 }
 
 TEST(LossScalerMinimumTest, IsNeverZero) {
@@ -172,7 +204,8 @@ TEST_F(LossScalerTest, BadSettingsAreNamed) {
   EXPECT_EQ(message([](auto* s) { s->set_growth_interval(0); }),
             "Invalid loss_scaler.growth_interval: 0: must be at least 1");
   EXPECT_EQ(message([](auto* s) { s->set_hysteresis(0); }),
-            "Invalid loss_scaler.hysteresis: 0: must be at least 1");
+            "Invalid loss_scaler.hysteresis: 0: must be from 1 to "
+            "16777215");
   EXPECT_EQ(message([](auto* s) { s->set_min_scale(1e9); }),
             "Invalid loss_scaler.min_scale: 1e+09: must be from 0 to "
             "init_scale");

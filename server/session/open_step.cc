@@ -29,6 +29,7 @@ void OpenStep::Reset(const Layout* layout,
     pieces_max = std::max(pieces_max, pieces.size());
     ranks_[rank].micro_steps.assign(pieces.size(), kNone);
     ranks_[rank].commit.groups.resize(layout->groups().size());
+    ranks_[rank].commit.clips_with.resize(layout->groups().size());
   }
   actions_.assign(pieces_max, StageAction::kNothing);
   staged_total_ = 0;
@@ -115,6 +116,11 @@ void OpenStep::NoteCommit(uint32_t rank, uint64_t request_id,
   std::copy(spec.groups.begin(), spec.groups.end(), commit.groups.begin());
   commit.spec = spec;
   commit.spec.groups = commit.groups;
+  if (!spec.clips_with.empty()) {
+    std::copy(spec.clips_with.begin(), spec.clips_with.end(),
+              commit.clips_with.begin());
+    commit.spec.clips_with = commit.clips_with;
+  }
   ++committed_count_;
 }
 

@@ -31,7 +31,8 @@ class OpenStep {
     bool committed = false;
     uint64_t request_id = 0;
     std::vector<Hyperparams> groups;
-    CommitSpec spec;  // its groups are the vector above
+    std::vector<uint32_t> clips_with;
+    CommitSpec spec;  // its spans are of the vectors above
   };
 
   // Forgets everything and takes the sizes of a job. Both outlive this or the

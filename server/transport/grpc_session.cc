@@ -252,6 +252,7 @@ absl::Status GrpcSession::StartCommit(const v1::SessionRequest& request) {
   CommitSpec spec;
   spec.step = commit.step();
   spec.groups = *groups;
+  spec.clips_with = handler_.clips_with();
   spec.grad_scale = commit.grad_scale();
   spec.max_norm = commit.max_norm();
   spec.max_value = commit.max_value();

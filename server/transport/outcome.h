@@ -15,6 +15,8 @@ inline v1::StepOutcome ToProto(const StepOutcome& outcome) {
   proto.set_clip_coefficient(outcome.clip_coefficient);
   proto.set_update_ns(outcome.update_ns);
   proto.set_loss_scale(outcome.loss_scale);
+  proto.set_good_steps(outcome.good_steps);
+  proto.set_hysteresis_left(outcome.hysteresis_left);
   return proto;
 }
 

@@ -16,7 +16,8 @@ RingServer::RingServer(const ShmSegments* segments, SessionHandler* handler,
       consumer_(segments->engine_ring(), segments->client_ring(),
                 segments->submissions()),
       commit_groups_(group_count),
-      hyperparams_(group_count) {}
+      hyperparams_(group_count),
+      clips_with_(group_count) {}
 
 absl::StatusOr<shm::Poll> RingServer::ServeOne() {
   if (writer_->failed()) return writer_->error();
@@ -98,6 +99,7 @@ absl::Status RingServer::ServeCommit(const shm::Submission& submission) {
   CommitSpec spec;
   spec.step = submission.step;
   spec.groups = hyperparams_;
+  spec.clips_with = clips_with_;
   spec.grad_scale = submission.grad_scale;
   spec.max_norm = submission.max_norm;
   shm::CommitSettings settings;
@@ -117,6 +119,7 @@ void RingServer::ReadCommitGroups() {
     std::copy(std::begin(group.value), std::end(group.value),
               hyperparams_[i].value.begin());
     hyperparams_[i].max_norm = group.max_norm;
+    clips_with_[i] = group.clips_with;
   }
 }
 

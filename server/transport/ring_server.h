@@ -56,6 +56,7 @@ class RingServer {
   std::optional<uint64_t> last_request_id_;
   std::vector<shm::CommitGroup> commit_groups_;
   std::vector<Hyperparams> hyperparams_;
+  std::vector<uint32_t> clips_with_;
 };
 
 }  // namespace optstate

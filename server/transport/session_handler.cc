@@ -51,7 +51,10 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
                          : std::nullopt,
       .accumulate_dtype = accumulate_dtype,
       .process = {},
-      .unchanged = request.unchanged()};
+      .unchanged = request.unchanged(),
+      .loss_scaler_state = request.has_loss_scaler_state()
+                               ? std::make_optional(request.loss_scaler_state())
+                               : std::nullopt};
 }
 
 RankProcess ProcessOf(const Peer& peer) {
@@ -235,6 +238,8 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
     *reply.mutable_last_outcome() = ToProto(result->last_outcome);
   }
   reply.set_loss_scale(result->loss_scale);
+  reply.set_good_steps(result->good_steps);
+  reply.set_hysteresis_left(result->hysteresis_left);
   reply.set_loads_finished(result->loads_finished);
   for (const StagedRange& range : result->staged) {
     v1::StagedRange* staged = reply.add_staged();
@@ -371,6 +376,7 @@ absl::Status SessionHandler::ReadParameters(uint64_t offset_bytes,
 absl::StatusOr<absl::Span<const Hyperparams>> SessionHandler::Groups(
     const v1::CommitRequest& request) {
   groups_.resize(request.groups_size());
+  clips_with_.resize(request.groups_size());
   for (int i = 0; i < request.groups_size(); ++i) {
     const auto& values = request.groups(i).values();
     if (static_cast<size_t>(values.size()) > kHyperparamsMax) {
@@ -381,6 +387,7 @@ absl::StatusOr<absl::Span<const Hyperparams>> SessionHandler::Groups(
     groups_[i] = {};
     std::copy(values.begin(), values.end(), groups_[i].value.begin());
     groups_[i].max_norm = request.groups(i).max_norm();
+    clips_with_[i] = request.groups(i).clips_with();
   }
   return groups_;
 }

@@ -129,6 +129,8 @@ class SessionHandler {
   // INVALID_ARGUMENT: more values than there can be hyperparameters.
   absl::StatusOr<absl::Span<const Hyperparams>> Groups(
       const v1::CommitRequest& request);
+  // Of the groups of the last call, as CommitSpec has it.
+  absl::Span<const uint32_t> clips_with() const { return clips_with_; }
 
  private:
   absl::Status CheckAttached() const;
@@ -146,6 +148,7 @@ class SessionHandler {
   uint32_t rank_ = 0;
   bool takes_notices_ = false;
   std::vector<Hyperparams> groups_;
+  std::vector<uint32_t> clips_with_;
   std::vector<std::byte> per_parameter_;
 };
 

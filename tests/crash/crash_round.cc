@@ -40,7 +40,7 @@ absl::StatusOr<End> EndOf(Session& session) {
   End end;
   OPTSTATE_ASSIGN_OR_RETURN(end.snapshot, Snapshot(session));
   end.parameter_hash = HashOfParameters(session);
-  end.loss_scale = session.info().loss_scale;
+  end.loss_scale = session.info().loss_scaler.loss_scale;
   return end;
 }
 

@@ -289,7 +289,8 @@ absl::Status CrashScript::Push(client::Session& session, uint64_t step,
 // With a scaler the job's, of which the session knows after each step.
 double CrashScript::GradScale(const client::Session& session,
                               uint64_t step) const {
-  if (scenario_.scaling != Scaling::kRanks) return session.info().loss_scale;
+  if (scenario_.scaling != Scaling::kRanks)
+    return session.info().loss_scaler.loss_scale;
   return DrawUnit(scenario_.seed, kGradScale, step) < 0.5 ? 1 : kScale;
 }
 

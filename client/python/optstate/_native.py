@@ -94,6 +94,9 @@ class LossScaler(_Versioned):
         ("growth_interval", c_uint32),
         ("hysteresis", c_uint32),
         ("min_scale", c_double),
+        ("begin_loss_scale", c_double),
+        ("begin_good_steps", c_uint32),
+        ("begin_hysteresis_left", c_uint32),
     )
 
 
@@ -150,6 +153,8 @@ class SessionInfo(_Versioned):
         ("wire", c_char_p),
         ("commit_open", c_int32),
         ("loss_scale", c_double),
+        ("good_steps", c_uint32),
+        ("hysteresis_left", c_uint32),
     )
 
 
@@ -168,6 +173,7 @@ class Hyperparams(Structure):
         ("struct_size", c_size_t),
         ("value", c_double * HYPERPARAMS_MAX),
         ("max_norm", c_double),
+        ("clips_with", c_uint32),
     )
 
 

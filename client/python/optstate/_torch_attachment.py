@@ -21,7 +21,7 @@ from optstate._torch_layout import check_options, optimizer_info, parameter_name
 from optstate._torch_memory import Trained
 from optstate._torch_parameters import Parameters
 from optstate._torch_tensors import bits_sum
-from optstate.session import LossScaler, Session, SessionSpec, StepOutcome
+from optstate.session import LossScaler, LossScalerState, Session, SessionSpec, StepOutcome
 
 ParamGroups = Sequence[dict[str, Any]]
 
@@ -52,6 +52,8 @@ class Settings:
     required: Collection[str] = ()
     # What torch gives its constructor and no group can change: Adagrad's first sum.
     fixed: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    # Where loss_scaler begins in a new job.
+    loss_scaler_state: LossScalerState | None = None
 
     def __post_init__(self) -> None:
         if self.resume not in _torch_resume.CHOICES:
@@ -198,6 +200,7 @@ class Attachment:
                 step_timeout_s=settings.step_timeout or 0,
                 state_format=_native.STATE_FORMATS[settings.state_format],
                 loss_scaler=settings.loss_scaler,
+                loss_scaler_state=settings.loss_scaler_state,
                 master_format=_native.MASTER_FORMATS[settings.master_format],
                 accumulate_dtype=_native.ACCUMULATE_DTYPES[settings.accumulate_dtype or "float32"],
             )
@@ -457,6 +460,7 @@ class Attachment:
             values = _optimizers.hyperparams_of(self.info, group, index, self._required, self.fixed)
             out.value[: len(values)] = values
             out.max_norm = _optimizers.max_norm_of(group, index)
+            out.clips_with = self.parameters.clips_with(index)
 
     def load(
         self,

@@ -107,6 +107,14 @@ class Parameters:
             for source, bound, names in zip(self._sources, self._groups, self._names)
         ]
 
+    def clips_with(self, number: int) -> int:
+        """Of a group of the job, as the daemon takes it: those that are one group of the last
+        in_order() are clipped by one norm."""
+        if self._sources is None:
+            return 0
+        first = self._sources.index(self._sources[number])
+        return 0 if first == number else first + 1
+
     def _find_sources(self, param_groups: Sequence[dict]) -> list[int] | None:
         """Of each group of the job, the one of param_groups that it is of; None: the same."""
         if [list(map(id, group["params"])) for group in param_groups] == [
@@ -219,16 +227,21 @@ class Parameters:
             return []
         if places != self._places:
             check_disjoint(self._parameters, [spec.name for spec in self._specs])
-        touched = {index for index in self._indices if versions[index] != self._versions[index]}
-        for part, now, before in zip(self._parts, places, self._places):
-            if now != before:
-                touched.update(self._indices[part])
-        differing = [index for index in sorted(touched) if not self._equals_daemon(index)]
+        differing = self.written()
         if differing:
             self.locate()
         else:
             self.remember()
         return differing
+
+    def written(self) -> list[int]:
+        """As :meth:`changed`, for who only looks."""
+        versions, places = self._versions_and_places()
+        touched = {index for index in self._indices if versions[index] != self._versions[index]}
+        for part, now, before in zip(self._parts, places, self._places):
+            if now != before:
+                touched.update(self._indices[part])
+        return [index for index in sorted(touched) if not self._equals_daemon(index)]
 
     def differing(self) -> list[int]:
         """Parameters that differ from the daemon's, also if they were written without a trace."""

@@ -311,14 +311,12 @@ class Served:
             self._finalizer = None
 
     def present_settings(self) -> Settings:
-        """Of a job that goes on from here: with the loss scale of now."""
+        """Of a job that goes on from here: with the loss scaler of now."""
         scaler = self.settings.loss_scaler
-        if scaler is None or self.attachment is None:
+        if scaler is None or not scaler.dynamic or self.attachment is None:
             return self.settings
-        scale = self.attachment.session.loss_scale
-        return dataclasses.replace(
-            self.settings, loss_scaler=dataclasses.replace(scaler, init_scale=scale)
-        )
+        state = self.attachment.session.loss_scaler_state()
+        return dataclasses.replace(self.settings, loss_scaler_state=state)
 
     # State.
 
@@ -339,8 +337,18 @@ class Served:
             return self.state
         self.finish_interrupted(self.attachment)
         assert self.edits is not None
-        state = self.edits.put_over(self.attachment.fetch(self.param_groups))
-        return defaultdict(dict, state)
+        state = self.attachment.fetch(self.param_groups)
+        for index in self.attachment.parameters.written():
+            self._replace_master(state, index)
+        return defaultdict(dict, self.edits.put_over(state))
+
+    def _replace_master(self, state: dict[Any, Any], index: int) -> None:
+        """With that of the next step, of a parameter that was changed in place."""
+        assert self.attachment is not None
+        tensor = self.attachment.parameters.tensors[index]
+        if MASTER_PARAM in state.get(tensor, ()):
+            master = _torch_checkpoint.fitting_master(self.masters.get(index, tensor), tensor)
+            state[tensor][MASTER_PARAM] = master.cpu().contiguous()
 
     def own_state(self) -> defaultdict[Any, Any]:
         """What the user has put there that is not the daemon's."""

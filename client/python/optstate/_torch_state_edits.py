@@ -304,8 +304,10 @@ class StateEdits:
         values = {**read, **written.values}
         if written.is_whole:
             if not values:
-                return None if self._count_of(tensor) else {}
+                return self._from_start(tensor)
             self._check_whole(tensor, values)
+            if tensor.dtype is not torch.float32:
+                values.setdefault(MASTER_PARAM, tensor.detach().float())
         present = self._fetch(tensor, list(values))
         changed = {key: each for key, each in values.items() if not _same(each, present.get(key))}
         if MASTER_PARAM in changed:
@@ -317,6 +319,14 @@ class StateEdits:
         if _torch_checkpoint.step_of(self._attachment.info, whole) == 0:
             return self._at_step_0(tensor, whole, changed)
         return PartialEntry(changed) if self._count_of(tensor) else whole
+
+    def _from_start(self, tensor: torch.Tensor) -> StateEntry | None:
+        """Of a parameter whose entry is gone, and with it its master."""
+        if tensor.dtype is not torch.float32:
+            master = tensor.detach().float()
+            if not _same(master, self._fetch(tensor, [MASTER_PARAM]).get(MASTER_PARAM)):
+                return {"step": 0, MASTER_PARAM: master}
+        return None if self._count_of(tensor) else {}
 
     def _at_step_0(
         self, tensor: torch.Tensor, whole: StateEntry, changed: StateEntry

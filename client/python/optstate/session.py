@@ -48,6 +48,15 @@ class SessionSpec:
     loss_scaler: LossScaler | None = None
     master_format: int = 1
     accumulate_dtype: int = 1
+    loss_scaler_state: LossScalerState | None = None
+
+
+class LossScalerState(NamedTuple):
+    """What a dynamic LossScaler has come to; see v1.LossScalerState."""
+
+    loss_scale: float
+    good_steps: int
+    hysteresis_left: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,6 +192,9 @@ class Session:
         scaler = None
         if spec.loss_scaler is not None:
             fields = dataclasses.asdict(spec.loss_scaler)
+            if spec.loss_scaler_state is not None:
+                begin = spec.loss_scaler_state._asdict()
+                fields.update({f"begin_{name}": value for name, value in begin.items()})
             scaler = ctypes.pointer(_native.LossScaler(**fields))
         options = _native.SessionOptions(
             endpoint=spec.endpoint.encode() if spec.endpoint else None,
@@ -372,6 +384,13 @@ class Session:
         self.committed_step = info.committed_step
         self.loss_scale = info.loss_scale
         return bool(info.commit_open)
+
+    def loss_scaler_state(self) -> LossScalerState | None:
+        """Of a dynamic LossScaler; None of an older daemon too."""
+        info = self.info()
+        if not info.hysteresis_left:
+            return None
+        return LossScalerState(info.loss_scale, info.good_steps, info.hysteresis_left)
 
     def abort(self, step: int) -> None:
         """Drops what this rank staged of `step`."""

@@ -287,3 +287,46 @@ def test_ranks_thaw_together(job, daemon):
     for parameter, value in zip(ours.parameters(), values):
         parameter.data = torch.frombuffer(bytearray(value), dtype=torch.float32).view_as(parameter)
     assert largest_difference(ours, model) < 1e-5
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0])
+@pytest.mark.parametrize("private", [True, False])
+def test_a_group_that_thaws_is_clipped_by_one_norm(private, norm_type, job):
+    """Though the job has what was frozen as a group of its own, also after attaching again."""
+
+    def groups_of(parameters):
+        return [{"params": parameters[:1]}, {"params": parameters[1:], "max_norm": 0.5}]
+
+    def made():
+        return [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+
+    def train(parameters, optimizer, steps):
+        for step in steps:
+            parameters[2].requires_grad_(step >= 2)
+            for index, each in enumerate(parameters):
+                value = (step + 1.0) * 10.0**index
+                each.grad = torch.full_like(each, value) if each.requires_grad else None
+            if not isinstance(optimizer, optstate.SGD):
+                clipped = [each for each in parameters[1:] if each.grad is not None]
+                torch.nn.utils.clip_grad_norm_(clipped, 0.5, norm_type)
+            optimizer.step()
+
+    ours, torchs = made(), made()
+    ours[2].requires_grad_(False)
+    reference = torch.optim.SGD(groups_of(torchs), lr=0.1, momentum=0.9)
+    train(torchs, reference, range(6))
+    options = {"lr": 0.1, "momentum": 0.9, "norm_type": norm_type}
+    name = None if private else job
+    optimizer = optstate.SGD(groups_of(ours), **options, job=name)
+    train(ours, optimizer, range(4))
+    if not private:
+        optimizer.close()
+        again = [torch.nn.Parameter(torch.zeros(3)) for _ in range(3)]
+        named = [(str(index), each) for index, each in enumerate(again)]
+        with pytest.warns(UserWarning, match="have no names"):
+            optimizer = optstate.SGD(groups_of(again), **options, job=job)
+        del named
+        ours = again
+    train(ours, optimizer, range(4, 6))
+    for mine, theirs in zip(ours, torchs):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)

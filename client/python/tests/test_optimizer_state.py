@@ -467,3 +467,42 @@ def test_writes_that_no_step_sends_are_warned_of(job):
     optimizer.state[model[0].weight]["exp_avg"] = torch.zeros(16, 8)
     with pytest.warns(UserWarning, match="the job has not got it"):
         optimizer.close()
+
+
+def attached_in_bfloat16(name, **options):
+    parameter = torch.nn.Parameter(torch.ones(6).bfloat16())
+    optimizer = getattr(optstate, name)([parameter], lr=1e-3, **options)
+    parameter.grad = torch.linspace(1, 2, 6).bfloat16()
+    optimizer.step()
+    master = optimizer.state_dict()["state"][0]["master_param"]
+    assert not torch.equal(master, parameter.detach().float())
+    return parameter, optimizer
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+@pytest.mark.parametrize("how", ["clear", "entry"])
+def test_a_master_goes_with_its_entry(name, how):
+    """As in a load without one: the parameter is the master, exactly."""
+    parameter, optimizer = attached_in_bfloat16(name)
+    if how == "clear":
+        optimizer.state.clear()
+    else:
+        entry = dict(optimizer.state[parameter])
+        del entry["master_param"]
+        optimizer.state[parameter] = entry
+    optimizer.param_groups[0]["lr"] = 0.0
+    before = parameter.detach().float()
+    optimizer.step()
+    assert torch.equal(optimizer.state_dict()["state"][0]["master_param"], before)
+
+
+def test_state_dict_has_the_master_that_the_next_step_takes():
+    """Of a parameter that was changed in place: its value, in all of its elements."""
+    parameter, optimizer = attached_in_bfloat16("AdamW")
+    with torch.no_grad():
+        parameter[0] = 0.125
+    changed = parameter.detach().float()
+    assert torch.equal(optimizer.state_dict()["state"][0]["master_param"], changed)
+    optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)
+    optimizer.step()
+    assert torch.equal(optimizer.state_dict()["state"][0]["master_param"], changed)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
+import pickle
 
 import optstate
 import pytest
@@ -287,6 +289,58 @@ def test_loss_scaler_of_the_daemon_is_grad_scaler(seed, job):
             optimizer.close()
             optimizer = optstate.SGD([parameter], lr=0.1, job=job, loss_scaler=settings)
     torch.testing.assert_close(parameter, other, rtol=1e-6, atol=1e-7)
+
+
+def grown(optimizer):
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(3))]})
+    return optimizer
+
+
+def copied(optimizer):
+    other = copy.deepcopy(optimizer)
+    optimizer.close()
+    other.attach()
+    return other
+
+
+def pickled(optimizer):
+    with optimizer:
+        other = pickle.loads(pickle.dumps(optimizer))
+    other.attach()
+    return other
+
+
+@pytest.mark.parametrize("goes_on", [grown, copied, pickled])
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_loss_scaler_that_goes_on_in_another_job_forgets_nothing(goes_on, dynamic):
+    """The scale, the steps since it changed, and the overflows that it still bears."""
+    overflows = (2, 9, 10, 11, 20)
+
+    def scales(goes_on_after):
+        parameter = torch.nn.Parameter(torch.ones(3))
+        optimizer = optstate.SGD(
+            [parameter],
+            lr=0.0,
+            loss_scaler=optstate.LossScaler(
+                init_scale=1024.0, growth_interval=4, hysteresis=2, dynamic=dynamic
+            ),
+        )
+        found = []
+        for step in range(24):
+            if step == goes_on_after:
+                optimizer = goes_on(optimizer)
+            for each in optimizer.param_groups[0]["params"]:
+                value = math.inf if step in overflows else 1.0
+                each.grad = torch.full_like(each, value)
+            optimizer.step()
+            found.append(optimizer.loss_scale)
+        optimizer.close()
+        return found
+
+    whole = scales(None)
+    assert len(set(whole)) == (3 if dynamic else 1)
+    for step in range(1, 24):
+        assert scales(step) == whole, step
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

@@ -102,6 +102,8 @@ class Comparison:
         extra = [key for key in mine if key not in theirs and key not in ONLY_OURS]
         extra = [key for key in extra if not self._is_start(mine[key])]
         missing = [key for key in theirs if key not in mine]
+        if not self._counts_steps:  # of ours, which torch has loaded
+            missing = [k for k in missing if k != "step" and not self._is_start(theirs[k])]
         if theirs.get("step", 1) == 0:  # Adagrad's, which is not updated yet
             missing = [key for key in missing if key != "master_param"]
         if extra or missing:
@@ -119,7 +121,7 @@ class Comparison:
 
     @staticmethod
     def _is_start(entry: Any) -> bool:
-        """Of torch's SGD without momentum and Muon, which keep nothing at all."""
+        """Of SGD without momentum and Muon, of which torch keeps nothing at all."""
         return isinstance(entry, dict) and set(entry) <= set(ONLY_OURS)
 
     def _tensors(self, what: str, key: str, mine: Any, theirs: torch.Tensor, exact: Any) -> None:

@@ -13,14 +13,8 @@ from programs import references
 from programs.model import Model
 from programs.program import Program
 
-
-def growth_interval_of(program: Program) -> int:
-    """Of a loss scaler. README: a private job that gets parameters, and a copy's, count anew."""
-    copies = {"add_group", "deepcopy", "pickled", "take_over"}
-    copies |= {"freeze", "unfreeze"}
-    counts_anew = any(name in copies for name, _ in program.operations)
-    counts_anew = counts_anew or any(weight.frozen for weight in program.weights)
-    return 1000 if program.scaler == "daemon" and counts_anew else 3
+# Steps without overflow before a loss scale grows.
+GROWTH_INTERVAL = 3
 
 
 class Side:
@@ -151,10 +145,6 @@ class Side:
                 if entry:
                     entry = {key: value for key, value in entry.items() if value is not None}
                     found[names[id(parameter)]] = entry
-                    if "master_param" in entry:  # of a parameter that was written, it counts not
-                        master, values = entry["master_param"], parameter.detach()
-                        if not torch.equal(master.to(values.dtype), values):
-                            entry["master_param"] = values.to(master.dtype)
         return found
 
 
@@ -165,7 +155,7 @@ class TorchSide(Side):
         super().__init__(program, shared)
         if program.scaler is not None:
             self.scaler = torch.amp.GradScaler(
-                "cpu", init_scale=1024.0, growth_interval=growth_interval_of(program)
+                "cpu", init_scale=1024.0, growth_interval=GROWTH_INTERVAL
             )
 
     def make_optimizer(self, groups: list[dict[str, Any]], wire: str) -> torch.optim.Optimizer:
@@ -199,7 +189,7 @@ class ServedSide(Side):
         super().__init__(program, shared)
         if program.scaler == "trainer":
             self.scaler = torch.amp.GradScaler(
-                "cpu", init_scale=1024.0, growth_interval=growth_interval_of(program)
+                "cpu", init_scale=1024.0, growth_interval=GROWTH_INTERVAL
             )
 
     def make_optimizer(self, groups: list[dict[str, Any]], wire: str) -> torch.optim.Optimizer:
@@ -208,7 +198,7 @@ class ServedSide(Side):
         served.update(self.clipping)
         if program.scaler == "daemon":
             served["loss_scaler"] = optstate.LossScaler(
-                init_scale=1024.0, growth_interval=growth_interval_of(program)
+                init_scale=1024.0, growth_interval=GROWTH_INTERVAL
             )
         if program.names == "model":
             served["model"] = self.model

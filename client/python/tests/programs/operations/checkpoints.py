@@ -82,10 +82,13 @@ def write_state(side: Any, index: int, how: str, key: str) -> None:
         return  # torch's cannot step then
     if side.program.optimizer == "LAMB" and key == "step":
         return  # the reference's is a number
-    if how == "clear":
-        state.clear()
-    elif how == "assign":
-        side.optimizer.state = collections.defaultdict(dict)
+    if how in ("clear", "assign"):
+        if how == "clear":
+            state.clear()
+        else:
+            side.optimizer.state = collections.defaultdict(dict)
+        if not side.is_ours:  # a master is part of an entry
+            side.optimizer.masters.clear()
     elif parameter in state and key in state[parameter]:
         if how == "scale":
             state[parameter][key].mul_(2)

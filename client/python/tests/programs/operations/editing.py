@@ -37,6 +37,8 @@ def edit_data(side: Any, index: int, seed: int) -> None:
     parameter.data.copy_(random_values(parameter.shape, seed))
     if side.is_ours:
         side.optimizer.upload_parameters()
+    else:  # at once, so that who writes the former values later has no master of them
+        side.optimizer.masters.pop(parameter, None)
 
 
 @operation(1, index=index, seed=batch, anew=of(True, False))
