@@ -286,7 +286,7 @@ def fitting_master(master: torch.Tensor, parameter: torch.Tensor) -> torch.Tenso
     back to it.
     """
     values = parameter.detach()
-    master = master.to(device=values.device, dtype=torch.float32)
+    master = master.detach().to(device=values.device, dtype=torch.float32)
     fits = master.to(values.dtype) == values
     if values.dtype == torch.bfloat16:
         # Half way between two, a split master goes with the one further from 0.

@@ -506,3 +506,11 @@ def test_state_dict_has_the_master_that_the_next_step_takes():
     optimizer.param_groups[0].update(lr=0.0, weight_decay=0.0)
     optimizer.step()
     assert torch.equal(optimizer.state_dict()["state"][0]["master_param"], changed)
+
+
+def test_copies_after_a_change_in_place():
+    parameter, optimizer = attached_in_bfloat16("AdamW")
+    with torch.no_grad():
+        parameter[0] = 0.125
+    saved = copy.deepcopy(optimizer.state_dict())
+    assert not saved["state"][0]["master_param"].requires_grad

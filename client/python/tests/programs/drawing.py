@@ -156,10 +156,14 @@ def draw(seed: int, ranks: int = 1) -> Program:
         if rng.random() < 0.5:
             served["reduction"] = "daemon"
             scaler = None if scaler == "trainer" else scaler
+    options = _options(rng, optimizer)
+    if scaler is not None and "accumulate" in served:
+        # torch's scaler leaves it to a fused optimizer to unscale, and the reference has done so.
+        options.pop("fused", None)
     program = Program(
         optimizer=optimizer,
         weights=weights,
-        options=_options(rng, optimizer),
+        options=options,
         operations=(),
         group_options=tuple(_group_options(rng, optimizer) for _ in range(groups)),
         served=served,

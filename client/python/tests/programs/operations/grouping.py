@@ -68,10 +68,11 @@ def set_fixed_option(side: Any, group: int, name: str) -> bool:
     return False
 
 
-# torch's scalers skip steps, and with them the KeyError.
+# torch's scalers skip steps, and with them the KeyError; our references of optimizers that torch
+# does not have ask for options only where there is a gradient.
 @operation(
     1,
-    lambda program: program.scaler is None,
+    lambda program: program.scaler is None and program.optimizer not in ("Lion", "LAMB"),
     group=index,
     name=of("lr", "weight_decay", "maximize", "betas", "momentum", "eps"),
 )
