@@ -190,6 +190,7 @@ int optstate_session_get_info(optstate_session* session,
     to.loss_scale = from.loss_scaler.loss_scale;
     to.good_steps = from.loss_scaler.good_steps;
     to.hysteresis_left = from.loss_scaler.hysteresis_left;
+    to.load_required_from = from.load_required_from;
     client::WriteStruct(to, info->struct_size, info);
     return absl::OkStatus();
   });
@@ -298,6 +299,12 @@ int optstate_read_parameters(optstate_session* session,
 
 int optstate_begin_load(optstate_session* session) {
   return Guarded(session, [](client::Session& s) { return s.BeginLoad(); });
+}
+
+int optstate_begin_same_load(optstate_session* session) {
+  return Guarded(session, [](client::Session& s) {
+    return s.BeginLoad(client::LoadContent::kSame);
+  });
 }
 
 int optstate_load(optstate_session* session, int32_t array, uint32_t parameter,

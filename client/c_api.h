@@ -195,6 +195,7 @@ typedef struct {
   double loss_scale;   /* for the next step; 0: no loss scaler */
   uint32_t good_steps; /* with hysteresis_left: see v1.LossScalerState */
   uint32_t hysteresis_left;
+  uint32_t load_required_from; /* at attaching; see v1.AttachReply */
 } optstate_session_info;
 
 typedef struct {
@@ -306,6 +307,9 @@ OPTSTATE_EXPORT int optstate_read_parameters(optstate_session* session,
  * all ranks. `data` is the whole parameter's, contiguous, of `dtype`. Over gRPC
  * an error may show at a later load, or when it is finished. */
 OPTSTATE_EXPORT int optstate_begin_load(optstate_session* session);
+/* The same, of ranks that all load everything, with equal values; when they do
+ * not, finish is FAILED_PRECONDITION on all of them and nothing is loaded. */
+OPTSTATE_EXPORT int optstate_begin_same_load(optstate_session* session);
 OPTSTATE_EXPORT int optstate_load(optstate_session* session, int32_t array,
                                   uint32_t parameter, int32_t dtype,
                                   const void* data);

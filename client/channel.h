@@ -57,6 +57,7 @@ struct Attached {
   LossScalerState loss_scaler;
   // See v1::AttachReply; none of an older daemon.
   std::optional<uint32_t> loads_finished;
+  uint32_t load_required_from = 0;
   // What this session staged of the next step before it lost its connection,
   // as far as it is there still; ascending and within the rank's pieces.
   std::vector<StagedPieces> staged;
@@ -157,7 +158,9 @@ class Channel {
                             uint64_t begin, DType dtype,
                             absl::Span<const std::byte> data,
                             absl::Time deadline) = 0;
-  virtual absl::Status FinishLoad(absl::Time deadline) = 0;
+  // content_digest: see v1::FinishLoadRequest.
+  virtual absl::Status FinishLoad(uint64_t content_digest,
+                                  absl::Time deadline) = 0;
   // Fills every range; returns the step that they belong to.
   virtual absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                          absl::Time deadline) = 0;

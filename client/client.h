@@ -41,6 +41,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/load_digest.h"
 #include "client/session_types.h"
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
@@ -163,7 +164,10 @@ class Session {
   // of before, and it keeps that when some rank does not. ABORTED: a rank or
   // the connection was lost before; begin the load again. FAILED_PRECONDITION:
   // another rank takes the step instead.
-  absl::Status BeginLoad();
+  //
+  // LoadContent::kSame: every rank loads all that any rank loads, with equal
+  // values; when they do not, FinishLoad is FAILED_PRECONDITION on all.
+  absl::Status BeginLoad(LoadContent content = LoadContent::kOwn);
   absl::Status Load(StateArray array, uint32_t parameter, DType dtype,
                     absl::Span<const std::byte> data);
   absl::Status FinishLoad();
@@ -279,7 +283,9 @@ class Session {
   // A push of the open step failed on its way.
   bool push_failed_ = false;
   bool loading_ = false;
+  std::optional<LoadDigest> load_digest_;  // of LoadContent::kSame
   bool finishing_load_ = false;
+  uint32_t load_required_from_ = 0;
   std::optional<uint32_t> loads_finished_;  // of the job, as far as is known
   std::optional<CommitOptions> commit_;     // started, not answered
   bool commit_sent_ = false;                // over the present connection

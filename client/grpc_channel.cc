@@ -66,7 +66,8 @@ class GrpcChannel final : public Channel {
   absl::Status Load(StateArray array, uint32_t parameter, uint64_t begin,
                     DType dtype, absl::Span<const std::byte> data,
                     absl::Time deadline) override;
-  absl::Status FinishLoad(absl::Time deadline) override;
+  absl::Status FinishLoad(uint64_t content_digest,
+                          absl::Time deadline) override;
   absl::StatusOr<uint64_t> Fetch(absl::Span<const FetchRange> ranges,
                                  absl::Time deadline) override;
 
@@ -299,11 +300,12 @@ absl::Status GrpcChannel::Load(StateArray array, uint32_t parameter,
   return std::exchange(failed_load_, absl::OkStatus());
 }
 
-absl::Status GrpcChannel::FinishLoad(absl::Time deadline) {
+absl::Status GrpcChannel::FinishLoad(uint64_t content_digest,
+                                     absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(
       WaitUntil([this] { return pending_loads_ == 0; }, deadline));
   OPTSTATE_RETURN_IF_ERROR(std::exchange(failed_load_, absl::OkStatus()));
-  request_.mutable_finish_load();
+  request_.mutable_finish_load()->set_content_digest(content_digest);
   OPTSTATE_RETURN_IF_ERROR(SendAndAwait(deadline).status());
   return ReadParameters(deadline);
 }

@@ -178,6 +178,7 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
   result.loss_scaler = {.loss_scale = attached.loss_scale(),
                         .good_steps = attached.good_steps(),
                         .hysteresis_left = attached.hysteresis_left()};
+  result.load_required_from = attached.load_required_from();
   if (attached.has_loads_finished()) {
     result.loads_finished = attached.loads_finished();
   }

@@ -122,6 +122,7 @@ absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
   created_ = attached.created;
   committed_step_ = attached.committed_step;
   loss_scaler_ = attached.loss_scaler;
+  load_required_from_ = attached.load_required_from;
   loads_finished_ = attached.loads_finished;
   phase_ = attached.phase;
   marks_.resize(setup_->partition.pieces.size());
@@ -145,6 +146,7 @@ SessionInfo Session::info() const {
   return {.committed_step = committed_step_,
           .phase = phase_,
           .loss_scaler = loss_scaler_,
+          .load_required_from = load_required_from_,
           .created = created_,
           .endpoint = options_.endpoint,
           .wire = closed_ ? std::string() : std::string(channel_->wire()),

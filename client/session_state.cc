@@ -39,12 +39,14 @@ uint64_t ElementCount(const Layout& layout, StateArray array,
   return StateElements(info, index, parameter.shape);
 }
 
-absl::Status Session::BeginLoad() {
+absl::Status Session::BeginLoad(LoadContent content) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   loading_ = false;  // what was begun before is not gone on with
   OPTSTATE_RETURN_IF_ERROR(
       Annotated(Persist([&] { return channel_->BeginLoad(StepDeadline()); })));
   loading_ = true;
+  load_digest_.reset();
+  if (content == LoadContent::kSame) load_digest_.emplace();
   ForgetStaged();
   return absl::OkStatus();
 }
@@ -63,6 +65,7 @@ absl::Status Session::Load(StateArray array, uint32_t parameter, DType dtype,
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckBytes(
       "data", spec, ElementCount(setup_->layout, array, spec) * element_bytes,
       data.size())));
+  if (load_digest_) load_digest_->Add(array, parameter, dtype, data);
   const size_t at = setup_->partition.LowerBound(parameter);
   if (!OwnsAt(at, parameter)) return absl::OkStatus();
   const Piece& piece = setup_->partition.pieces[at];
@@ -91,8 +94,10 @@ absl::Status Session::Load(StateArray array, uint32_t parameter, DType dtype,
 absl::Status Session::FinishLoad() {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckLoading()));
   finishing_load_ = true;
+  const uint64_t digest = load_digest_ ? load_digest_->value() : 0;
   const absl::Status status = Persist([&] {
-    return loading_ ? channel_->FinishLoad(StepDeadline()) : absl::OkStatus();
+    return loading_ ? channel_->FinishLoad(digest, StepDeadline())
+                    : absl::OkStatus();
   });
   finishing_load_ = false;
   OPTSTATE_RETURN_IF_ERROR(Annotated(status));

@@ -149,11 +149,18 @@ struct SessionOptions {
   NoticeSink notice = nullptr;  // null: a line on stderr
 };
 
+// What the loads of the ranks of a job have in common.
+enum class LoadContent {
+  kOwn,   // nothing: each may leave out what it does not own
+  kSame,  // all
+};
+
 struct SessionInfo {
   uint64_t committed_step = 0;
   JobPhase phase = JobPhase::kEmpty;
   LossScalerState loss_scaler;
-  bool created = false;  // this session's registration made the job
+  uint32_t load_required_from = 0;  // at attaching; see v1::AttachReply
+  bool created = false;             // this session's registration made the job
   std::string endpoint;  // resolved; for "embedded" the unix: one of the child
   std::string wire;      // "shm" or "grpc"
   bool commit_open = false;  // started, not answered: CommitWait is due

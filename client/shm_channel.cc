@@ -339,8 +339,11 @@ absl::Status ShmChannel::Load(StateArray array, uint32_t parameter,
   return SubmitAndAwait(Op::kLoad, submission, deadline);
 }
 
-absl::Status ShmChannel::FinishLoad(absl::Time deadline) {
-  return SubmitAndAwait(Op::kFinishLoad, {}, deadline);
+absl::Status ShmChannel::FinishLoad(uint64_t content_digest,
+                                    absl::Time deadline) {
+  Submission submission = {};
+  submission.begin = content_digest;
+  return SubmitAndAwait(Op::kFinishLoad, submission, deadline);
 }
 
 // One after the other: an answer is at the window's start, wherever it is from.

@@ -114,7 +114,7 @@ struct Submission {
   uint32_t parameter;   // push: first; load, fetch
   uint16_t array;       // load, fetch: v1::StateArray
   uint16_t dtype;       // load: DType of the window's elements
-  uint64_t begin;       // load, fetch: first element
+  uint64_t begin;       // load, fetch: first element; finish_load: the digest
   uint64_t numel;       // push: parameters; load, fetch: elements
   double grad_scale;    // commit
   double max_norm;      // commit

@@ -134,6 +134,7 @@ struct AttachResult {
   uint32_t good_steps = 0;
   uint32_t hysteresis_left = 0;
   uint32_t loads_finished = 0;
+  uint32_t load_required_from = 0;
   std::vector<StagedRange> staged;  // see v1::AttachReply
 };
 
@@ -304,8 +305,10 @@ class Job {
   virtual absl::Status Load(uint32_t rank, v1::StateArray array,
                             uint32_t parameter, uint64_t begin, uint64_t numel,
                             DType dtype, absl::Span<const std::byte> data) = 0;
-  // Answered through the listener when all ranks have finished.
-  virtual void FinishLoad(uint32_t rank, uint64_t request_id) = 0;
+  // Answered through the listener when all ranks have finished. content_digest:
+  // see v1::FinishLoadRequest.
+  virtual void FinishLoad(uint32_t rank, uint64_t request_id,
+                          uint64_t content_digest) = 0;
 
   // Copies numel elements (fp32; STEP_COUNT int64) to `out`; returns the
   // committed step that they belong to.

@@ -49,8 +49,8 @@ class JobAgreementTest : public ::testing::Test {
     }
     return status;
   }
-  uint64_t Finish(uint32_t rank) {
-    harness_.job().FinishLoad(rank, ++request_);
+  uint64_t Finish(uint32_t rank, uint64_t content_digest = 0) {
+    harness_.job().FinishLoad(rank, ++request_, content_digest);
     return request_;
   }
   uint64_t PushAndCommit(uint32_t rank) {
@@ -123,6 +123,38 @@ TEST_F(JobAgreementTest, ALoadBesideACommit) {
   ExpectTold(Change(2), "rank 0", "rank 1 has committed step 2");
   EXPECT_EQ(harness_.job().Describe().open_step(), "");
   ExpectUnchanged();
+}
+
+// What they load was to be the same.
+TEST_F(JobAgreementTest, LoadsOfOtherContent) {
+  for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(Change(rank).ok());
+  std::vector<uint64_t> requests;
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    requests.push_back(Finish(rank, rank == 1 ? 8 : 7));
+  }
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    const auto* answer = harness_.AnswerTo(rank, requests[rank]);
+    ASSERT_NE(answer, nullptr) << "rank " << rank << " waits";
+    EXPECT_EQ(answer->status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(answer->status.message(),
+                HasSubstr("what rank 1 has loaded (of a state, or of "
+                          "parameters that were changed in place) is not what "
+                          "rank 0 has loaded"));
+  }
+  ExpectUnchanged();
+}
+
+TEST_F(JobAgreementTest, LoadsOfEqualContent) {
+  for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(Change(rank).ok());
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    // Who says nothing of it is taken by its word.
+    const uint64_t request = Finish(rank, rank == 1 ? 0 : 7);
+    if (rank < 2) continue;
+    const auto* answer = harness_.AnswerTo(rank, request);
+    ASSERT_NE(answer, nullptr);
+    EXPECT_TRUE(answer->status.ok()) << answer->status;
+  }
+  EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, 0), changed_[0]);
 }
 
 // The commit that is repeated because its answer was lost is of no new step.

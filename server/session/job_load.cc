@@ -14,6 +14,7 @@
 #include "kernels/cast.h"
 #include "proto/types/status_macros.h"
 #include "server/session/job_impl.h"
+#include "spdlog/spdlog.h"
 
 namespace optstate {
 namespace {
@@ -291,7 +292,8 @@ absl::Status JobImpl::LoadElements(uint32_t rank, const ElementRange& range,
   return absl::OkStatus();
 }
 
-void JobImpl::FinishLoad(uint32_t rank, uint64_t request_id) {
+void JobImpl::FinishLoad(uint32_t rank, uint64_t request_id,
+                         uint64_t content_digest) {
   absl::MutexLock lock(&mu_);
   if (!CheckAttached(rank).ok()) return;  // nobody to answer
   absl::Status status = CheckLoading(rank);
@@ -302,8 +304,13 @@ void JobImpl::FinishLoad(uint32_t rank, uint64_t request_id) {
     ranks_[rank].spec.listener->OnStepDone(request_id, status, StepOutcome{});
     return;
   }
-  load_.Finish(rank, request_id);
+  load_.Finish(rank, request_id, content_digest);
   if (!load_.all_finished()) return;
+  const absl::Status alike = load_.CheckAlike();
+  if (!alike.ok()) {
+    spdlog::warn("{}: job={}", alike.ToString(), options_.name);
+    return DropLoad(alike);
+  }
   TakeLoad();
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
     ranks_[r].spec.listener->OnStepDone(load_.request_id(r), absl::OkStatus(),

@@ -61,6 +61,7 @@ absl::Status JobImpl::ReserveLoadLog(uint64_t bytes, uint64_t bytes_max) {
   request.state_dir = StateDir();
   request.new_state_bytes = bytes - tier_->load_log().size();
   request.job_state_bytes = tier_->bytes() + request.new_state_bytes;
+  request.uid = options_.uid;
   request.limits = options_.config.limits();
   OPTSTATE_RETURN_IF_ERROR(Admit(request));
   return tier_->ReserveLoadLog(bytes, bytes_max);

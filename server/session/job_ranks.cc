@@ -158,6 +158,7 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   result.good_steps = record().good_steps;
   result.hysteresis_left = record().hysteresis_left;
   result.loads_finished = record().loads_finished;
+  result.load_required_from = record().load_required_from;
   if (shape_->description.accumulate) {
     result.staged = StagedRanges(spec.rank);
   }

@@ -51,9 +51,31 @@ absl::Status LoadRound::CheckComplete(uint32_t rank,
   return absl::OkStatus();
 }
 
-void LoadRound::Finish(uint32_t rank, uint64_t request_id) {
+absl::Status LoadRound::CheckAlike() const {
+  const auto first =
+      std::find_if(ranks_.begin(), ranks_.end(),
+                   [](const Rank& rank) { return rank.content_digest != 0; });
+  for (auto rank = first; rank != ranks_.end(); ++rank) {
+    if (rank->content_digest == 0 ||
+        rank->content_digest == first->content_digest) {
+      continue;
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the ranks disagree: what rank ", rank - ranks_.begin(),
+        " has loaded (of a state, or of parameters that were changed in place) "
+        "is not what rank ",
+        first - ranks_.begin(),
+        " has loaded, in its values or in which they are of. The job is "
+        "unchanged: load, or change parameters, on every rank alike"));
+  }
+  return absl::OkStatus();
+}
+
+void LoadRound::Finish(uint32_t rank, uint64_t request_id,
+                       uint64_t content_digest) {
   ranks_[rank].finished = true;
   ranks_[rank].request_id = request_id;
+  ranks_[rank].content_digest = content_digest;
   ++finished_count_;
 }
 
@@ -63,6 +85,7 @@ void LoadRound::DropRank(uint32_t rank) {
   if (state.finished) --finished_count_;
   state.begun = false;
   state.finished = false;
+  state.content_digest = 0;
   state.dropped = absl::OkStatus();
   std::fill(state.loaded.begin(), state.loaded.end(), 0);
 }

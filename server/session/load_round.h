@@ -37,7 +37,11 @@ class LoadRound {
   // parameters [first_parameter, count) were not loaded. Only loads in
   // ascending order count.
   absl::Status CheckComplete(uint32_t rank, uint32_t first_parameter) const;
-  void Finish(uint32_t rank, uint64_t request_id);
+  // content_digest: see v1::FinishLoadRequest.
+  void Finish(uint32_t rank, uint64_t request_id, uint64_t content_digest);
+  // Of ranks that have all finished: FAILED_PRECONDITION, naming two, when they
+  // were to load the same and have not.
+  absl::Status CheckAlike() const;
   // The rank is gone or starts anew: neither begun nor finished.
   void DropRank(uint32_t rank);
   void Clear();
@@ -56,6 +60,7 @@ class LoadRound {
     bool begun = false;
     bool finished = false;
     uint64_t request_id = 0;
+    uint64_t content_digest = 0;
     absl::Status dropped;
     std::vector<uint64_t> loaded;  // by piece: elements from its begin
   };

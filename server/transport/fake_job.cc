@@ -262,7 +262,8 @@ absl::Status FakeJob::Load(uint32_t /*rank*/, v1::StateArray array,
   return absl::OkStatus();
 }
 
-void FakeJob::FinishLoad(uint32_t rank, uint64_t request_id) {
+void FakeJob::FinishLoad(uint32_t rank, uint64_t request_id,
+                         uint64_t /*content_digest*/) {
   absl::MutexLock lock(&mutex_);
   ranks_.at(rank).attach.listener->OnStepDone(request_id, absl::OkStatus(), {});
 }

@@ -273,7 +273,8 @@ absl::Status GrpcSession::StartFinishLoad(const v1::SessionRequest& request) {
     return absl::OkStatus();
   }
   pending_.fetch_add(1, std::memory_order_acq_rel);
-  handler_.FinishLoad(request.request_id());
+  handler_.FinishLoad(request.request_id(),
+                      request.finish_load().content_digest());
   return absl::OkStatus();
 }
 

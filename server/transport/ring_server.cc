@@ -78,7 +78,7 @@ absl::Status RingServer::Serve(const shm::Submission& submission) {
     case shm::Op::kLoad:
       return ServeLoad(submission);
     case shm::Op::kFinishLoad:
-      handler_->FinishLoad(submission.request_id);
+      handler_->FinishLoad(submission.request_id, submission.begin);
       return absl::OkStatus();
     case shm::Op::kFetch:
       return ServeFetch(submission);

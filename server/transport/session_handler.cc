@@ -241,6 +241,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
   reply.set_good_steps(result->good_steps);
   reply.set_hysteresis_left(result->hysteresis_left);
   reply.set_loads_finished(result->loads_finished);
+  reply.set_load_required_from(result->load_required_from);
   for (const StagedRange& range : result->staged) {
     v1::StagedRange* staged = reply.add_staged();
     staged->set_first_piece(range.first_piece);
@@ -344,8 +345,8 @@ absl::Status SessionHandler::Load(uint32_t array, uint32_t parameter,
                             parameter, begin, numel, type, values);
 }
 
-void SessionHandler::FinishLoad(uint64_t request_id) {
-  options_.job->FinishLoad(rank_, request_id);
+void SessionHandler::FinishLoad(uint64_t request_id, uint64_t content_digest) {
+  options_.job->FinishLoad(rank_, request_id, content_digest);
 }
 
 absl::StatusOr<uint64_t> SessionHandler::FetchBytes(uint32_t array,

@@ -155,6 +155,7 @@ class SessionInfo(_Versioned):
         ("loss_scale", c_double),
         ("good_steps", c_uint32),
         ("hysteresis_left", c_uint32),
+        ("load_required_from", c_uint32),
     )
 
 
@@ -220,6 +221,7 @@ _PROTOTYPES = {
     "optstate_abort": (c_int, (c_void_p, c_uint64)),
     "optstate_read_parameters": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
     "optstate_begin_load": (c_int, (c_void_p,)),
+    "optstate_begin_same_load": (c_int, (c_void_p,)),
     "optstate_load": (c_int, (c_void_p, c_int32, c_uint32, c_int32, c_void_p)),
     "optstate_load_many": (
         c_int,

@@ -21,6 +21,7 @@ from optstate._torch_layout import check_options, optimizer_info, parameter_name
 from optstate._torch_memory import Trained
 from optstate._torch_parameters import Parameters
 from optstate._torch_tensors import bits_sum
+from optstate._warn import warn
 from optstate.session import LossScaler, LossScalerState, Session, SessionSpec, StepOutcome
 
 ParamGroups = Sequence[dict[str, Any]]
@@ -264,27 +265,38 @@ class Attachment:
         self.arrays.fetch_step_counts([0])
         raise errors.DataLossError(f'job "{self.job}" has failed; see optctl describe job')
 
-    def check_new(self) -> None:
-        """Raises when a job that waits for a load is none that just began.
+    def first_to_load(self) -> int:
+        """Of a job that waits for a load: parameters from this one on have no state. Those
+        before it have theirs, when a job was extended and nobody came to load the new ones.
 
-        Loading the trainer's initial parameters then would quietly undo its training.
+        DataLossError when a job that has taken steps has none at all: loading the trainer's
+        initial parameters would quietly undo its training.
         """
-        step = self.session.committed_step
-        if step > 0:
+        first, step = self.session.load_required_from, self.session.committed_step
+        if first == 0 and step > 0:
             raise errors.DataLossError(
-                f'job "{self.job}" has committed step {step}, but parameters that it got later'
-                " (add_param_group) were never loaded, or an older daemon's load into it broke"
-                f" off, so its state is not whole. Delete it (optctl delete job {self.job}) and"
-                " start it again from a checkpoint"
+                f'job "{self.job}" has committed step {step}, but an older daemon\'s load into it'
+                f" broke off, so its state is not whole. Delete it (optctl delete job {self.job})"
+                " and start it again from a checkpoint"
             )
+        if first > 0:
+            names = [f'"{spec.name}"' for spec in self._spec.parameters[first:]]
+            if len(names) > _NAMES_MAX:
+                names[_NAMES_MAX:] = [f"{len(names) - _NAMES_MAX} more"]
+            warn(
+                f'job "{self.job}" was being extended by {", ".join(names)} at step {step} when'
+                " its trainer died: they begin with their present values, and go on without state"
+            )
+        return first
 
-    def check_replicas(self, tensors: Sequence[torch.Tensor]) -> None:
-        """ValueError, on every rank, when ranks would begin a job with other values.
+    def check_replicas(self, tensors: Sequence[torch.Tensor], first: int) -> None:
+        """ValueError, on every rank, when ranks would begin a job with other values of
+        parameters from the first on.
 
         Each loads what it owns, so that the job would begin with a mixture.
         """
-        sums = self._ranks.gather([bits_sum(tensor) for tensor in tensors])
-        for name, *of_ranks in zip((spec.name for spec in self._spec.parameters), *sums):
+        sums = self._ranks.gather([bits_sum(tensor) for tensor in tensors[first:]])
+        for name, *of_ranks in zip((spec.name for spec in self._spec.parameters[first:]), *sums):
             if len(set(of_ranks)) > 1:
                 raise ValueError(
                     f'parameter "{name}" has other values on other ranks: a job begins with'
@@ -449,6 +461,12 @@ class Attachment:
         if optimizer_info(param_groups, self.info.name) != self.info:
             raise ValueError("decoupled_weight_decay differs from what the job was registered with")
 
+    def check_required(self, param_groups: ParamGroups) -> None:
+        """KeyError when a group has lost an option, also one of which nothing is in the job."""
+        for group in param_groups:
+            for name in self._required:
+                group[name]
+
     def fixed_group(self, group: dict[str, Any]) -> dict[str, Any]:
         """The group as its hyperparameters count."""
         return {**group, **self.fixed} if self.fixed else group
@@ -526,7 +544,8 @@ class Attachment:
         parameters: Sequence[int],
         entries: dict[int, Any] | None,
     ) -> None:
-        self.session.begin_load()  # drops what was pushed
+        # It drops what was pushed.
+        self.session.begin_load(same=self._ranks.world_size > 1)
         self.arrays.drop_loads()
         self.gradients.forget_pushed()
         for index, entry in (entries or {}).items():

@@ -119,14 +119,21 @@ def _without_wrappers(names: list[str]) -> list[str]:
 def parameter_names(param_groups: Sequence[dict[str, Any]], by_id: dict[int, str]) -> list[str]:
     """Stable names: torch's own (name, parameter) pairs, else those of model=,
     else "GROUP.INDEX"."""
-    names = []
+    names: list[str | None] = []
+    places: list[str] = []
     for group_index, group in enumerate(param_groups):
         given = group.get("param_names")
         for index, parameter in enumerate(group["params"]):
-            if given is not None:
-                names.append(given[index])
-            else:
-                names.append(by_id.get(id(parameter), f"{group_index}.{index}"))
+            names.append(by_id.get(id(parameter)) if given is None else given[index])
+            places.append(f"{group_index}.{index}")
+    # A copy has names of places that its parameters had before groups changed their order.
+    taken = set(names)
+    for index, place in enumerate(places):
+        if names[index] is None:
+            while place in taken:
+                place += "'"
+            taken.add(place)
+            names[index] = place
     return names
 
 

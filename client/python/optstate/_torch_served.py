@@ -17,6 +17,7 @@ from optstate._options import Scalar
 from optstate._torch_announcement import announce
 from optstate._torch_attachment import Attachment, Settings
 from optstate._torch_checkpoint import MASTER_PARAM, PartialEntry
+from optstate._torch_compare import same_bits
 from optstate._torch_frozen import (
     groups_as_in,
     groups_to_register,
@@ -124,6 +125,7 @@ class Served:
         self.attachment: Attachment | None = None
         # Why there is no attachment, and cannot be one.
         self.detached_because: str | None = None
+        self.may_attach = True
         self.steps_before = 0  # of a private job that went on under another name
         self.outcome: StepOutcome | None = None
         # State whose file descriptors a process that is being started inherits.
@@ -202,6 +204,7 @@ class Served:
         """
         groups = groups_to_register(self.param_groups, self.names_by_id, self.state)
         self.replaced = self._attach_groups(groups, job)
+        self.detached_because = None
         assert self.attachment is not None
         announce(self.attachment, self.replaced.count if self.replaced else 0)
 
@@ -214,7 +217,7 @@ class Served:
         """`extend_with`: the job may get new groups, and these parameters are sent; a
         new job gets all. Returns what was replaced by a job that was there."""
         attachment, groups = self._open(groups, job, extend_with is not None)
-        is_new = extend_with is not None or attachment.needs_load
+        is_new = extend_with is not None
         try:
             if attachment.session.phase == _native.PHASE_FAILED:
                 attachment.raise_failure()
@@ -225,10 +228,12 @@ class Served:
                 held = {i: entry for i, entry in self._held(tensors).items() if i in new}
                 attachment.load(groups, extend_with, held or None)
             elif attachment.needs_load:
-                attachment.check_new()
+                first = attachment.first_to_load()
+                is_new = first == 0
                 tensors = [tensor for group in groups for tensor in group["params"]]
-                attachment.check_replicas(tensors)
-                attachment.load(groups, range(len(tensors)), self._held(tensors))
+                attachment.check_replicas(tensors, first)
+                held = {i: entry for i, entry in self._held(tensors).items() if i >= first}
+                attachment.load(groups, range(first, len(tensors)), held)
             replaced = None if is_new else ReplacedParameters(attachment.parameters)
             attachment.parameters.read()
             if replaced is not None:
@@ -291,8 +296,11 @@ class Served:
             assert theirs is not None
             return opened(theirs), theirs
 
-    def detach(self, because: str) -> None:
-        """Leaves the job, without a wait for a step that is under way. Idempotent."""
+    def detach(self, because: str, *, may_attach: bool = False) -> None:
+        """Leaves the job, without a wait for a step that is under way. Idempotent.
+
+        may_attach: what the optimizer needs to attach again is there.
+        """
         if self.attachment is not None:
             assert self.edits is not None
             if because == CLOSED and self.edits.has_writes:
@@ -303,6 +311,7 @@ class Served:
             self.steps_before += self.attachment.session.committed_step
             self.attachment.close()
         self.attachment, self.detached_because = None, because
+        self.may_attach = may_attach
         self.handed_over = None
         _remove_hooks(self._hooks)
         self._hooks = []
@@ -346,9 +355,13 @@ class Served:
         """With that of the next step, of a parameter that was changed in place."""
         assert self.attachment is not None
         tensor = self.attachment.parameters.tensors[index]
-        if MASTER_PARAM in state.get(tensor, ()):
-            master = _torch_checkpoint.fitting_master(self.masters.get(index, tensor), tensor)
-            state[tensor][MASTER_PARAM] = master.cpu().contiguous()
+        present = state.get(tensor, {}).get(MASTER_PARAM)
+        if present is None or present.shape != tensor.shape:
+            return
+        if same_bits(_torch_checkpoint.fitting_master(present, tensor), present):
+            return  # the parameter was cast, which the next step refuses
+        master = _torch_checkpoint.fitting_master(self.masters.get(index, tensor), tensor)
+        state[tensor][MASTER_PARAM] = master.cpu().contiguous()
 
     def own_state(self) -> defaultdict[Any, Any]:
         """What the user has put there that is not the daemon's."""
@@ -478,6 +491,9 @@ class Served:
             parameter_specs(groups, parameter_names(groups, self.names_by_id))
         except Exception as failure:
             error = failure
+        if ranks.world_size > 1:
+            # A rank that steps instead is told by the daemon; it would never come to agree.
+            old.session.begin_load()
         ranks.agree(error)
         count = sum(len(group["params"]) for group in old_groups)
         new_count = sum(len(group["params"]) for group in new_groups)
@@ -490,29 +506,17 @@ class Served:
         else:
             self.send_changes(old, old_groups)
             state = self.own_state()
-        self.detach(f"{what} failed")
+        self.detach(f"{what} failed; attach() goes on", may_attach=True)
         self.state = state
         ranks.agree(None)  # every rank has left
-        if old.is_private:
-            self._attach_groups(groups, None)
-        else:
-            self._attach_extended(groups, old_groups, old, extend_with)
-        self._note_extended(old)
-
-    def _attach_extended(
-        self,
-        groups: Sequence[dict[str, Any]],
-        old_groups: Sequence[dict[str, Any]],
-        old: Attachment,
-        extend_with: Sequence[int],
-    ) -> None:
-        """Attaches with all groups or, when the daemon refuses new ones, without them."""
+        job = None if old.is_private else old.job
         try:
-            self._attach_groups(groups, old.job, extend_with)
-        except errors.OptstateError:
-            self._attach_groups(old_groups, old.job)
+            self._attach_groups(groups, job, None if old.is_private else extend_with)
+        except errors.OptstateError:  # the daemon refuses the new ones
+            self._attach_groups(old_groups, job)
             self._note_extended(old)
             raise
+        self._note_extended(old)
 
     def _check_extended(self, attachment: Attachment) -> None:
         """RuntimeError, on every rank, when it is a new job, whose state would be empty."""

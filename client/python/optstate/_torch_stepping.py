@@ -180,6 +180,8 @@ class Stepping:
         if thawed:
             self._served.check_thawed_alike(attachment, thawed)
             attachment = self._served.thaw(thawed)
+        if attachment.parameters.left_out:
+            attachment.check_required(self.param_groups)
         groups = attachment.parameters.in_order(self.param_groups)
         attachment.check_groups(groups)
         attachment.parameters.check_tensors()

@@ -172,6 +172,8 @@ class Session:
         self.phase: int = info.phase
         self.created = bool(info.created)
         self.loss_scale: float = info.loss_scale
+        # Parameters from here on have no state yet, see v1.AttachReply.
+        self.load_required_from: int = info.load_required_from
         self.endpoint: str = info.endpoint.decode()
         self.wire: str = info.wire.decode()
         self._read_pieces(info.piece_count)
@@ -405,8 +407,12 @@ class Session:
             len(parameters),
         )
 
-    def begin_load(self) -> None:
-        self._call(self._library.optstate_begin_load)
+    def begin_load(self, *, same: bool = False) -> None:
+        """same: every rank loads everything, with equal values; else finish_load() raises."""
+        begin = (
+            self._library.optstate_begin_same_load if same else self._library.optstate_begin_load
+        )
+        self._call(begin)
 
     def load(self, state_array: int, parameter: int, dtype: int, address: int) -> None:
         """Sends this rank's pieces of one whole, contiguous array."""

@@ -278,7 +278,8 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         served = self._served
         if served.attachment is not None:
             raise RuntimeError(f'the optimizer is attached to job "{self.job}" already')
-        served.check_usable()
+        if not served.may_attach:
+            served.check_usable()
         if process_group is not None:
             served.process_group, served.lacks_process_group = process_group, False
         if served.lacks_process_group:
@@ -314,6 +315,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         parameter that the module of model= has by now gets its name there.
         """
         super().add_param_group(param_group)
+        was_attached = False
         try:
             index = len(self.param_groups) - 1
             check_group(self.param_groups[index], index)
@@ -322,8 +324,11 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
                 self.param_groups[index],
                 index,
             )
-            if self._served.attachment is not None:
+            was_attached = self._served.attachment is not None
+            if was_attached:
                 self._served.add_group(self._served.attachment)
         except BaseException:
-            self.param_groups.pop()
+            # Detached meanwhile: the job may have the new parameters, with which attach() goes on.
+            if not was_attached or self._served.attachment is not None:
+                self.param_groups.pop()
             raise

@@ -55,7 +55,7 @@ def test_an_interrupted_load_state_dict_leaves_the_state_of_before(call, job, da
     train(model, optimizer, range(2, 4))
     before = _state(optimizer)
 
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -86,7 +86,7 @@ def test_a_change_whose_load_was_interrupted_is_sent_with_the_next_step(monkeypa
         loss_of(model, 2).backward()
         if interrupted:
 
-            def interrupt(*_):
+            def interrupt(*_, **__):
                 raise KeyboardInterrupt
 
             with monkeypatch.context() as patched:
@@ -222,3 +222,38 @@ def test_an_attach_without_the_loss_scaler_is_refused(job):
         optstate.SGD([parameter], lr=0.1, job=job)
     with optstate.SGD([parameter], lr=0.1, job=job, loss_scaler=scaler) as again:
         assert again.loss_scale == 512
+
+
+def _ranks_differ(connection, rank, job, endpoint, what):
+    model, optimizer = _begin(rank, job, endpoint)
+    before, values = _state(optimizer), [each.detach().clone() for each in model.parameters()]
+    first, second = model[0].weight, model[2].weight
+    whole, saved = optimizer.state_dict(), optimizer.state_dict()
+    with pytest.raises(optstate.FailedPreconditionError) as refused, torch.no_grad():
+        if what == "values":
+            first.fill_(7.0 + rank)
+        elif what == "parameters":
+            (second if rank == 0 else first).fill_(7.0)
+        elif what == "edits":
+            optimizer.state[first]["exp_avg"].fill_(1.0 + rank)
+        elif what == "state":
+            saved["state"][0]["exp_avg"] = torch.full_like(first, 1.0 + rank)
+            optimizer.load_state_dict(saved)
+        with torch.enable_grad():
+            _step(model, optimizer, 2)
+    assert "the ranks disagree: what rank 1 has loaded" in str(refused.value)
+    assert f"on this rank, {rank}, " in str(refused.value)
+    assert optimizer.committed_step == 2
+    with torch.no_grad():
+        for parameter, value in zip(model.parameters(), values):
+            parameter.copy_(value)
+    optimizer.load_state_dict(whole)
+    assert _equal(_state(optimizer), before)
+    optimizer.close()
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+@pytest.mark.parametrize("what", ["values", "parameters", "edits", "state"])
+def test_ranks_that_change_other_things(what, wire, job, daemon):
+    """Each would have its own in what it owns, and lose the rest."""
+    ranks.run(_ranks_differ, 2, job, getattr(daemon, wire), what)

@@ -55,16 +55,23 @@ def run(program: Program, endpoints: dict[str, str], name: Callable[[], str] = j
             return refused
         except _Refused as refusal:
             refused += 1
-            kept = list(program.operations)
-            del kept[refusal.blamed]
-            program = dataclasses.replace(program, operations=tuple(kept))
+            program = _without(program, refusal.blamed)
         except Mismatch:
             try:
                 _run_once(program, endpoints, name, exactly=True)
+                return refused
             except Mismatch as mismatch:
                 where = getattr(mismatch, "where", -1)
                 raise Failure(program, where, f"Mismatch: {mismatch}") from None
-            return refused
+            except _Refused as refusal:  # of an operation behind the first mismatch
+                refused += 1
+                program = _without(program, refusal.blamed)
+
+
+def _without(program: Program, operation: int) -> Program:
+    kept = list(program.operations)
+    del kept[operation]
+    return dataclasses.replace(program, operations=tuple(kept))
 
 
 def _attempt(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
