@@ -83,6 +83,7 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   Job::Options options;
   options.name = "test";
   options.directory = directory_;
+  options.uid = setup_.uid;
   options.observer = setup_.observer;
   options.clock = setup_.clock;
   keeper_ = std::make_unique<RecordingKeeper>();

@@ -97,6 +97,7 @@ class JobHarness {
     uint64_t client_instance = 0;
     std::vector<RankProcess> processes;  // by rank; others are of unknown ones
     v1::Limits limits;
+    uint32_t uid = 0;  // whose job it is
     StepObserver* observer = nullptr;
     std::function<absl::Time()> clock = absl::Now;
   };

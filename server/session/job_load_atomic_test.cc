@@ -415,6 +415,23 @@ TEST_F(AtomicLoadTest, ALoadThatDoesNotFitTheLimitLeavesTheJobAsItIs) {
   LoadOnAllRanks();
 }
 
+TEST(LoadLimitTest, ALoadCountsAgainstTheLimitOfItsUser) {
+  JobHarness::Setup setup;
+  setup.uid = 4711;  // no operator
+  setup.layout.groups = {{}};
+  setup.layout.parameters = {MakeParameter("a", 100000)};
+  JobHarness harness(setup);
+  harness.Start(harness.RandomTensors(1));
+  v1::Limits limits;
+  limits.set_user_state_bytes_max(100000);
+  harness.job().SetLimits(limits);
+  ASSERT_TRUE(harness.job().BeginLoad(0).ok());
+  const absl::Status refused =
+      harness.LoadMaster(0, 0, harness.RandomTensors(2)[0]);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("limits.user_state_bytes_max"));
+}
+
 TEST_F(AtomicLoadTest, ALoadThatFindsNoSpaceLeavesTheJobAsItIs) {
   for (const off_t beyond : {0, 70000, 200000}) {
     no_space_beyond = beyond;

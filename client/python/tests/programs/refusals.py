@@ -43,6 +43,10 @@ REFUSALS = (
     Refusal(TypeError, r'parameter ".*" is torch.float64: optstate supports', ("cast",)),
     Refusal(TypeError, r'parameter ".*" is now .*, but the job has', ("cast",)),
     Refusal(ValueError, r"share memory", ("tie_data",)),
+    # README: what does not fit raises in the next step.
+    Refusal(RuntimeError, r"its step is 0, with which it begins anew", ("write_state",)),
+    # The reference's scaler takes no step when there is nothing that it could look at.
+    Refusal(RuntimeError, r"within a step: there are micro-steps pushed", ("accumulate",)),
     # README: names, or the order that the job began with.
     Refusal(UserWarning, r"parameters that have no names", ("reattach",)),
     # A layout is what it was registered as: the same names, shapes and dtypes in order.
