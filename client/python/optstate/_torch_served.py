@@ -487,6 +487,7 @@ class Served:
             # The job keeps its order, which that of the list may have left.
             old_groups = list(old.parameters.in_order(old_groups))
             old.parameters.check_tensors()
+            old.check_groups(old_groups)
             groups = [*old_groups, *new_groups]
             parameter_specs(groups, parameter_names(groups, self.names_by_id))
         except Exception as failure:

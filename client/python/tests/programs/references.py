@@ -168,12 +168,11 @@ class Reference(torch.optim.Optimizer):
             number: {key: value for key, value in entry.items() if key != "master_param"}
             for number, entry in state_dict["state"].items()
         }
-        limits = [group.get("max_norm") for group in self.param_groups]
+        limits = [{"max_norm": g["max_norm"]} if "max_norm" in g else {} for g in self.param_groups]
         with self._in_full():
             super().load_state_dict({**state_dict, "state": state})
         for group, limit in zip(self.param_groups, limits):
-            if limit is not None:  # which a checkpoint without one leaves as it is
-                group.setdefault("max_norm", limit)
+            group.update({**limit, **group})  # a checkpoint without one leaves it as it is
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         for number, parameter in zip(numbers, self._parameters()):
             self.masters.pop(parameter, None)

@@ -27,6 +27,7 @@ _SURGERY = ("pop_group", "pop_parameter", "reverse_groups", "reverse_parameters"
 REFUSALS = (
     Refusal(RuntimeError, r"(is not what|has more than|other tensors than) w.* attached", _SURGERY),
     Refusal(RuntimeError, r"param_groups lost parameters", _SURGERY),
+    Refusal(KeyError, r"in no group of the optimizer any more", _SURGERY),
     # torch loads state by place, of whatever shape.
     Refusal(ValueError, r"loaded \w+ of parameter .* has shape", _SURGERY),
     # README: only max_norm is a group's own.
