@@ -297,8 +297,11 @@ class EngineTest : public testing::Test {
     const auto pushed = peer->Call(peer->Push(step));
     ASSERT_TRUE(pushed.status.ok()) << pushed.status;
     for (int group = 0; group < 2; ++group) {
-      peer->commit_groups()[group] = {
-          .value = {1e-3, 0.9, 0.999, 1e-8}, .max_norm = 0, .reserved = {}};
+      peer->commit_groups()[group] = {.value = {1e-3, 0.9, 0.999, 1e-8},
+                                      .max_norm = 0,
+                                      .clips_with = 0,
+                                      .reserved0 = 0,
+                                      .reserved = {}};
     }
     const auto committed = peer->Call(peer->Commit(step));
     ASSERT_TRUE(committed.status.ok()) << committed.status;
