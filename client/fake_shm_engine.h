@@ -52,7 +52,8 @@ inline ChannelSetup SetupOfTest() {
   ChannelSetup setup{.job = "job",
                      .layout = *Layout::Make(LayoutOfTest()),
                      .partition = {},
-                     .loss_scaler = {}};
+                     .loss_scaler = {},
+                     .loss_scaler_state = {}};
   setup.partition =
       *MakeRankPartition(setup.layout, PartitionMode::kGreedy, 1, 0);
   return setup;
