@@ -82,7 +82,7 @@ class FakeChannel final : public Channel {
                     absl::Time) override {
     return daemon_->Load(connection_, array, parameter, begin, dtype, data);
   }
-  absl::Status FinishLoad(uint64_t content_digest,
+  absl::Status FinishLoad(uint64_t /*content_digest*/,
                           absl::Time deadline) override {
     absl::Status status = daemon_->FinishLoad(connection_, deadline);
     ReadParameters();
