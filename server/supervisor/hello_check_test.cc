@@ -39,7 +39,7 @@ TEST(HelloCheckTest, VersionErrorNamesBothRanges) {
   const absl::Status status = CheckHello(hello, kUnixPeer).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
   EXPECT_THAT(std::string(status.message()),
-              AllOf(HasSubstr("7 to 9"), HasSubstr("this daemon 3 to 4")));
+              AllOf(HasSubstr("7 to 9"), HasSubstr("this daemon 3 to 5")));
   hello.set_protocol_version_min(0);
   hello.set_protocol_version_max(0);
   EXPECT_FALSE(CheckHello(hello, kUnixPeer).ok());
