@@ -479,7 +479,7 @@ class Attachment:
             raise RuntimeError(
                 "load_state_dict() did not end, so that the job has the state of before, but"
                 " param_groups and parameters may be those that were to be loaded: call it again"
-                " (with state_dict() to go on with the job's state)"
+                " (with state_dict() to go on with the job's state and parameters)"
             )
         parameters = list(parameters)
         # Of other ranks' loads the daemon hears at once, of what was pushed in backward()

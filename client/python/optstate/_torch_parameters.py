@@ -248,13 +248,14 @@ class Parameters:
         self.check_tensors()
         return [index for index in self._indices if not self._equals_daemon(index)]
 
-    def _daemon_values(self, index: int) -> torch.Tensor:
+    def daemon_values(self, index: int) -> torch.Tensor:
+        """A parameter as the job has it, in the session's memory."""
         address, _ = self._session.parameter(index)
         spec = self._specs[index]
         return memory_view(address, spec.numel, DTYPES[spec.dtype]).view(self._shapes[index])
 
     def _equals_daemon(self, index: int) -> bool:
-        return equal_bits(self._parameters[index], self._daemon_values(index))
+        return equal_bits(self._parameters[index], self.daemon_values(index))
 
     def direct(self, *, but: Collection[int] = ()) -> tuple[array.array, array.array]:
         """Parameters that the client library can write itself, and where they are."""
@@ -286,7 +287,7 @@ class Parameters:
             self._read_direct(set(self._indices) - late)
         for index in self._indirect:
             if index not in equal:
-                self._parameters[index].copy_(self._daemon_values(index))
+                self._parameters[index].copy_(self.daemon_values(index))
         versions: list[int] = []
         for part in self._parts:
             parameters = self._parameters[part]

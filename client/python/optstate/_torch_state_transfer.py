@@ -178,7 +178,8 @@ class StateTransfer:
         # the daemon refuses at once.
         if _is_present(attachment, tensors, entries):
             self._set_groups(groups)
-            attachment.broken_load = None
+            if attachment.broken_load is not None:
+                served.go_on_with_job()
         elif self._keeps_job(attachment):
             self._set_groups(groups)
             if attachment.parameters.changed():
@@ -197,6 +198,9 @@ class StateTransfer:
                 if tensor.dtype is not torch.float32 and MASTER_PARAM not in (entries[index] or {})
             )
             served.masters = _unfitting_masters(tensors, entries)
+            # The load is to replace what was written to the state. Should it break off, the
+            # state is the job's.
+            edits.forget()
             attachment.load(in_order, sorted(parameters), entries)
             self._set_groups(groups)  # the former ones, when the load was interrupted
             attachment.is_initialised = False
@@ -324,6 +328,10 @@ def _is_present(
     entries: dict[int, StateEntry | None],
 ) -> bool:
     """Whether the job has all of what is to be loaded."""
+    if attachment.broken_load is not None:
+        # The parameters may be those that were to be loaded, but masters round to the job's.
+        values = attachment.parameters.daemon_values
+        tensors = [(values(index), group) for index, (_, group) in enumerate(tensors)]
     try:
         return has_all(attachment.arrays, attachment.info, tensors, entries)
     except errors.OptstateError:  # the load says what is wrong

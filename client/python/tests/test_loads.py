@@ -1,5 +1,6 @@
 """A load is whole or not at all, and ranks that do not load alike hear so at once."""
 
+import copy
 import os
 import signal
 
@@ -72,6 +73,66 @@ def test_an_interrupted_load_state_dict_leaves_the_state_of_before(call, job, da
         optimizer.load_state_dict(saved)
     train(model, optimizer, range(4, 5))
     optimizer.close()
+
+
+def _interrupted_load(optimizer, saved, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "finish_load", interrupt)
+        with pytest.warns(UserWarning, match="put back"), pytest.raises(KeyboardInterrupt):
+            optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("order", ["model first", "model last", "attached anew", "edited"])
+def test_after_an_interrupted_load_the_job_can_go_on(order, dtype, job, monkeypatch):
+    """Its parameters too: else the checkpoint's would train with the job's moments."""
+    model = small_model(dtype=dtype)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
+    train(model, optimizer, range(4))
+    checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, range(4, 6))
+    newest, state = copy.deepcopy(model), _state(optimizer)
+    if order == "attached anew":
+        optimizer.close()
+        model = small_model(seed=9, dtype=dtype)
+        model.load_state_dict(checkpoint[0])
+        optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
+    if order != "model last":
+        model.load_state_dict(checkpoint[0])
+    if order == "edited":
+        optimizer.state[model[0].bias]["exp_avg"].zero_()
+    _interrupted_load(optimizer, checkpoint[1], monkeypatch)
+    if order == "model last":
+        model.load_state_dict(checkpoint[0])
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert largest_difference(model, newest) == 0
+    assert _equal(_state(optimizer), state)
+    train(model, optimizer, range(6, 8))
+    whole = small_model(dtype=dtype)
+    train(whole, optstate.AdamW(whole.parameters(), lr=0.01), range(8))
+    assert largest_difference(model, whole) == 0
+
+
+@pytest.mark.parametrize("goes_on_between", [False, True])
+def test_after_an_interrupted_load_the_checkpoint_can_be_loaded(goes_on_between, job, monkeypatch):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
+    train(model, optimizer, range(4))
+    checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, range(4, 6))
+    optimizer.close()
+    model = small_model(seed=9)
+    model.load_state_dict(checkpoint[0])
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
+    _interrupted_load(optimizer, checkpoint[1], monkeypatch)
+    if goes_on_between:
+        optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.warns(UserWarning, match="put back"):
+        optimizer.load_state_dict(checkpoint[1])
+    assert all(torch.equal(model.state_dict()[key], checkpoint[0][key]) for key in checkpoint[0])
 
 
 def test_a_change_whose_load_was_interrupted_is_sent_with_the_next_step(monkeypatch):
