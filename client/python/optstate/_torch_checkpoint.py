@@ -168,6 +168,25 @@ def last_step_of(entries: dict[int, StateEntry | None]) -> int | None:
     return int(max((float(entry["step"]) for entry in present), default=0))
 
 
+def is_of_another_step(
+    info: OptimizerInfo, entries: dict[int, StateEntry | None], step_counts: Sequence[int]
+) -> bool:
+    """Whether state is of another step than the one of these counts, of which it may lack some.
+
+    An entry with which its parameter begins anew is of no step; one that counts none
+    (torch's SGD) is taken for another's.
+    """
+    steps = {
+        index: (step_of(info, entry), "step" in entry)
+        for index, entry in entries.items()
+        if entry is not None
+    }
+    return any(
+        bool(step) and not (is_counted and step == step_counts[index])
+        for index, (step, is_counted) in steps.items()
+    )
+
+
 def complete_groups(
     torch_class: type[torch.optim.Optimizer],
     groups: Sequence[dict[str, Any]],

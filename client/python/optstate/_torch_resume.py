@@ -59,12 +59,14 @@ class ReplacedParameters:
                 written = set()
         return [index for index in self._values if index not in written]
 
-    def to_put_back(self, ranks: Ranks) -> list[int]:
-        """Parameters that put_back() would write. Collective.
+    def to_put_back(self, ranks: Ranks, is_of_another_step: bool) -> list[int]:
+        """Parameters to put back with state that is loaded. Collective.
+
+        is_of_another_step: else the state is one for the job's own parameters.
 
         RuntimeError, on every rank, when ranks would put back other ones.
         """
-        kept = self._kept()
+        kept = self._kept() if is_of_another_step else []
         found = ranks.gather([(index, bits_sum(self._values[index])) for index in kept])
         if any(other != found[0] for other in found):
             raise RuntimeError(
@@ -77,5 +79,7 @@ class ReplacedParameters:
 
     @torch.no_grad()
     def put_back(self, indices: list[int]) -> None:
-        for index in indices:
-            self._parameters.tensors[index].copy_(self._values[index])
+        """Writes these, and forgets the others."""
+        self._values = {index: self._values[index] for index in indices}
+        for index, values in self._values.items():
+            self._parameters.tensors[index].copy_(values)

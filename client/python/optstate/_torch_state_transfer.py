@@ -121,7 +121,8 @@ class StateTransfer:
         Before the first step after attaching to a job that was there, the keyword resume
         says what a state that is not the job's does. "checkpoint": the job is put back to
         it, and with it the parameters that attaching had replaced, but for those that were
-        changed since. "job": if the job has taken steps, its state stays, and only
+        changed since. They are put back only with state of another step than the job's: not
+        with an empty one, nor with the job's own whose moments were changed. "job": if the job has taken steps, its state stays, and only
         param_groups are taken. "error": RuntimeError, with nothing changed, if the job
         has taken steps or parameters would have to be put back. UserWarning of each, and
         when a named job has taken more steps than the state.
@@ -186,9 +187,10 @@ class StateTransfer:
                 attachment.parameters.read()
             return
         else:
-            put_back = self._parameters_to_put_back(attachment)
-            self._warn_of_older_state(attachment, entries, len(put_back))
-            if served.replaced is not None:
+            is_of_another_step = _is_of_another_step(attachment, entries)
+            put_back = self._parameters_to_put_back(attachment, is_of_another_step)
+            self._warn_of_other_state(attachment, entries, is_of_another_step, put_back)
+            if served.replaced is not None and is_of_another_step:
                 served.replaced.put_back(put_back)
             parameters = set(attachment.parameters.changed())
             # A master that a checkpoint does not have is the parameter, exactly.
@@ -259,12 +261,15 @@ class StateTransfer:
             return True
         return False
 
-    def _parameters_to_put_back(self, attachment: Attachment) -> list[int]:
-        served = self._served
-        if served.replaced is None:
+    def _parameters_to_put_back(
+        self, attachment: Attachment, is_of_another_step: bool
+    ) -> list[int]:
+        """Of what attaching replaced; RuntimeError when it is refused."""
+        replaced = self._served.replaced
+        if replaced is None:
             return []
-        found = served.replaced.to_put_back(attachment.ranks)
-        if found and served.settings.resume == "error":
+        found = replaced.to_put_back(attachment.ranks, is_of_another_step)
+        if found and self._served.settings.resume == "error":
             raise RuntimeError(
                 f'attaching to job "{attachment.job}" replaced {len(found)} parameters, and the'
                 ' checkpoint that is loaded is of others (resume="error"): load the model\'s'
@@ -272,16 +277,23 @@ class StateTransfer:
             )
         return found
 
-    def _warn_of_older_state(
-        self, attachment: Attachment, entries: dict[int, StateEntry | None], put_back: int
+    def _warn_of_other_state(
+        self,
+        attachment: Attachment,
+        entries: dict[int, StateEntry | None],
+        is_of_another_step: bool,
+        put_back: list[int],
     ) -> None:
-        with_parameters = (
-            f", and with it {put_back} parameters that attaching to the job had replaced. To go on"
-            ' with the job, say resume="job" or do not load'
-            if put_back
-            else ""
-        )
+        """Of state that is older than the job's, and of what becomes of its parameters."""
         if attachment.is_private:
+            return
+        replaced = self._served.replaced.count if self._served.replaced is not None else 0
+        if replaced and not is_of_another_step:
+            warn(
+                f'job "{attachment.job}" gets the state that is loaded, but the {replaced}'
+                " parameters that attaching to it had replaced are not put back: they are only"
+                " with state of another step than the job's",
+            )
             return
         loaded = _torch_checkpoint.last_step_of(entries)
         # A job of an older build may have no whole state to compare with.
@@ -292,8 +304,8 @@ class StateTransfer:
                 of_step = "" if loaded is None else f" of {loaded}"
                 warn(
                     f'job "{attachment.job}" has taken {present} steps and is put back to a state'
-                    f"{of_step}{with_parameters}: a script that attaches again loads a checkpoint"
-                    " only if optimizer.committed_step is 0",
+                    f"{of_step}{_with_parameters(len(put_back), replaced)}: a script that attaches"
+                    " again loads a checkpoint only if optimizer.committed_step is 0",
                 )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -336,6 +348,32 @@ def _is_present(
         return has_all(attachment.arrays, attachment.info, tensors, entries)
     except errors.OptstateError:  # the load says what is wrong
         return False
+
+
+def _with_parameters(put_back: int, replaced: int) -> str:
+    """What becomes of the parameters that attaching replaced."""
+    left = replaced - put_back
+    if put_back:
+        but = f", but not {left} more, which were changed since" if left else ""
+        return (
+            f", and with it {put_back} parameters that attaching to the job had replaced{but}. To"
+            ' go on with the job, say resume="job" or do not load'
+        )
+    if left:
+        return (
+            f", but none of the {left} parameters that attaching to the job had replaced, which"
+            " were changed since"
+        )
+    return ""
+
+
+def _is_of_another_step(attachment: Attachment, entries: dict[int, StateEntry | None]) -> bool:
+    """Whether a checkpoint's parameters are others than the job's, which only its steps tell."""
+    try:
+        counts = attachment.arrays.fetch_step_counts(range(len(entries)))
+    except errors.OptstateError:  # a job without a whole state
+        return True
+    return _torch_checkpoint.is_of_another_step(attachment.info, entries, counts)
 
 
 def _unfitting_masters(
