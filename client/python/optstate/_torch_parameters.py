@@ -159,6 +159,9 @@ class Parameters:
         """Of a parameter in the job; None when it is not one."""
         return self._index_of.get(id(tensor))
 
+    def name_of(self, index: int) -> str:
+        return self._specs[index].name
+
     def check_tensors(self) -> None:
         """TypeError when one has another shape or dtype than was attached."""
         for part in self._parts:

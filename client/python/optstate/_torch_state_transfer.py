@@ -65,13 +65,16 @@ class StateTransfer:
     def upload_parameters(self) -> None:
         """Sends the parameters that differ from the daemon's, whoever changed them. Collective.
 
-        One of 16 bits that has the daemon's bits keeps its master.
+        One of 16 bits that has the daemon's bits keeps its master. They are the job's then,
+        and what attaching had replaced is not put back any more.
         """
         attachment = self._served.attached()
         groups = attachment.parameters.in_order(self.param_groups)
         attachment.parameters.check_tensors()
         attachment.check_no_micro_steps("upload_parameters()")
         attachment.load(groups, attachment.parameters.differing())
+        if self._served.replaced is not None:
+            self._served.replaced.forget_values()
 
     def fetch_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """One parameter's step, exp_avg, ... at the committed step.
@@ -122,10 +125,12 @@ class StateTransfer:
         says what a state that is not the job's does. "checkpoint": the job is put back to
         it, and with it the parameters that attaching had replaced, but for those that were
         changed since. They are put back only with state of another step than the job's: not
-        with an empty one, nor with the job's own whose moments were changed. "job": if the job has taken steps, its state stays, and only
-        param_groups are taken. "error": RuntimeError, with nothing changed, if the job
-        has taken steps or parameters would have to be put back. UserWarning of each, and
-        when a named job has taken more steps than the state.
+        with an empty one, nor with the job's own whose moments were changed. RuntimeError,
+        with nothing changed, when it cannot be told which were changed. "job": if the job
+        has taken steps, its state stays, and only param_groups are taken. "error":
+        RuntimeError, with nothing changed, if the job has taken steps or parameters would
+        have to be put back. UserWarning of each, and when a named job has taken more steps
+        than the state.
         """
         attachment = self._served.attached()
         attachment.check_no_micro_steps("load_state_dict()")

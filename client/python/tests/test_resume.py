@@ -135,6 +135,99 @@ def test_a_model_that_is_loaded_later_wins(job):
     assert all(torch.equal(model.state_dict()[key], kept[key]) for key in kept)
 
 
+def attached_anew(job, checkpoint, **options):
+    """In a framework's order, up to the optimizer's construction."""
+    model = small_model(seed=9)
+    model.load_state_dict(checkpoint[0])
+    optimizer = optstate.AdamW(model.named_parameters(), lr=0.01, job=job, **options)
+    return model, optimizer
+
+
+def named_job(job):
+    """As trained_job(), with names."""
+    model = small_model()
+    with optstate.AdamW(model.named_parameters(), lr=0.01, job=job) as optimizer:
+        train(model, optimizer, range(4))
+        checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        train(model, optimizer, range(4, 6))
+    return model, checkpoint
+
+
+@pytest.mark.parametrize("written", [1, 6])
+@pytest.mark.parametrize("extends", [False, True])
+def test_writes_that_change_nothing_keep_nothing_from_coming_back(extends, written, job):
+    _, checkpoint = named_job(job)
+    model, optimizer = attached_anew(job, checkpoint)
+    with torch.no_grad():
+        for each in list(model.parameters())[:written]:
+            each.clamp_(-100, 100)
+    state = checkpoint[1]
+    if extends:
+        more = torch.nn.Parameter(torch.ones(2))
+        optimizer.add_param_group({"params": [("more", more)]})
+        state = {**state, "param_groups": optimizer.state_dict()["param_groups"]}
+    with pytest.warns(UserWarning, match="with it 6 parameters that attaching to the job had repl"):
+        optimizer.load_state_dict(state)
+    assert all(torch.equal(model.state_dict()[key], checkpoint[0][key]) for key in checkpoint[0])
+
+
+@pytest.mark.parametrize("extends", [False, True])
+def test_a_parameter_that_was_changed_stays(extends, job):
+    _, checkpoint = named_job(job)
+    model, optimizer = attached_anew(job, checkpoint)
+    with torch.no_grad():
+        model[3].bias.fill_(0.5)
+    state = checkpoint[1]
+    if extends:
+        more = torch.nn.Parameter(torch.ones(2))
+        optimizer.add_param_group({"params": [("more", more)]})
+        state = {**state, "param_groups": optimizer.state_dict()["param_groups"]}
+    kept = {**checkpoint[0], "3.bias": torch.full((4,), 0.5)}
+    but = "" if extends else ", but not 1 more, which were changed since"
+    with pytest.warns(UserWarning, match=f"with it 5 parameters that .* had replaced{but}"):
+        optimizer.load_state_dict(state)
+    assert all(torch.equal(model.state_dict()[key], kept[key]) for key in kept)
+
+
+@pytest.mark.parametrize("goes_on", ["uploads", "job", "extended"])
+def test_what_nobody_can_tell_is_refused(goes_on, job):
+    """Some parameters changed, some written with the values that they had."""
+    newest, checkpoint = named_job(job)
+    model, optimizer = attached_anew(job, checkpoint)
+    state = checkpoint[1]
+
+    def write(model):
+        with torch.no_grad():
+            model[0].weight.clamp_(-100, 100)
+            model[3].bias.fill_(0.5)
+
+    write(model)
+    if goes_on == "extended":
+        more = torch.nn.Parameter(torch.ones(2))
+        optimizer.add_param_group({"params": [("more", more)]})
+        state = {**state, "param_groups": optimizer.state_dict()["param_groups"]}
+    before = copy.deepcopy(model)
+    with pytest.raises(
+        RuntimeError, match=r'parameters "0.weight" were written.*upload_parameters'
+    ):
+        optimizer.load_state_dict(state)
+    assert largest_difference(model, before) == 0
+    assert optimizer.state_dict()["state"][0]["step"] == 6
+    if goes_on == "job":
+        optimizer.close()
+        model, optimizer = attached_anew(job, checkpoint, resume="job")
+        write(model)
+        with pytest.warns(UserWarning, match="goes on with its own state"):
+            optimizer.load_state_dict(state)
+        assert largest_difference(model, newest) == 0
+        return
+    optimizer.upload_parameters()
+    with pytest.warns(UserWarning, match="a state of 4: a script"):
+        optimizer.load_state_dict(state)
+    assert largest_difference(model, before) == 0
+    assert optimizer.state_dict()["state"][0]["step"] == 4
+
+
 def test_nothing_comes_back_after_a_step(job):
     _, checkpoint = trained_job(job)
     model = small_model(seed=9)
@@ -298,6 +391,37 @@ def _resume(connection, rank, endpoint, job, checkpoint, order, lone_load):
     train(model, optimizer, range(4, 8))
     dist.barrier()
     return [parameter.detach().tolist() for parameter in model.parameters()]
+
+
+def _resume_edited(connection, rank, endpoint, job, checkpoint, writes_alike):
+    checkpoint = torch.load(io.BytesIO(checkpoint))
+    model = small_model(seed=9)
+    model.load_state_dict(checkpoint[0])
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=endpoint)
+    with torch.no_grad():
+        model[3].bias.fill_(0.5)
+        if writes_alike:
+            torch.nn.parallel.DistributedDataParallel(model)
+        elif rank == 1:
+            model[0].weight.clamp_(-100, 100)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        try:
+            optimizer.load_state_dict(checkpoint[1])
+        except RuntimeError as error:
+            return str(error)
+    return " ".join(str(each.message) for each in heard)
+
+
+@pytest.mark.parametrize("writes_alike", [True, False])
+def test_parameters_that_were_changed_on_ranks(daemon, job, writes_alike):
+    """Beside a wrapper that writes all, a change cannot be told from a load of the model."""
+    checkpoint = run(rank_job, 2, daemon.shm, job)[0]
+    said = run(_resume_edited, 2, daemon.shm, job, checkpoint, writes_alike)
+    if writes_alike:
+        assert "but none of the 6 parameters" in said[0]
+    else:
+        assert all("nobody can tell" in each for each in said)
 
 
 def rank_job(connection, rank, endpoint, job):
