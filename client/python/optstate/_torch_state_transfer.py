@@ -274,7 +274,10 @@ class StateTransfer:
             for index, (name, of) in enumerate(zip(names, tensors))
         }
         frozen = self._frozen_with_state(attachment, groups, own)
-        return _Loaded(in_order, tensors, entries, own, frozen)
+        starts = {name: entry for name, (_, entry) in frozen.items()}
+        starts.update(zip(names, entries.values()))
+        _torch_checkpoint.check_starts(attachment.info, starts)
+        return _Loaded(in_order, tensors, entries, own, [each for each, _ in frozen.values()])
 
     def _entry_of(
         self,
@@ -301,17 +304,21 @@ class StateTransfer:
 
     def _frozen_with_state(
         self, attachment: Attachment, groups: list[dict[str, Any]], own: dict[Any, Any]
-    ) -> list[torch.Tensor]:
-        """Parameters that are not in the job, because they are frozen, and have entries."""
+    ) -> dict[str, tuple[torch.Tensor, StateEntry]]:
+        """By name, parameters that are not in the job, because they are frozen, and have
+        entries."""
         left_out = set(map(id, attachment.parameters.left_out))
         names = iter(parameter_names(groups, self._served.names_by_id))
-        found = []
+        found = {}
         for index, (group, present) in enumerate(zip(groups, self.param_groups)):
             for tensor in group["params"]:
                 name = next(names)
-                if id(tensor) in left_out and self._entry_of(attachment, own, name, tensor, group):
+                if id(tensor) not in left_out:
+                    continue
+                entry = self._entry_of(attachment, own, name, tensor, group)
+                if entry is not None:
                     attachment.check_same_options(group, present, index)
-                    found.append(tensor)
+                    found[name] = (tensor, entry)
         return found
 
     def _keeps_job(self, attachment: Attachment) -> bool:

@@ -162,6 +162,77 @@ def test_a_change_whose_load_was_interrupted_is_sent_with_the_next_step(monkeypa
     assert largest_difference(run(True), run(False)) == 0
 
 
+def _at_step_0(optimizer):
+    state = copy.deepcopy(optimizer.state_dict())
+    for entry in state["state"].values():
+        entry["step"] = torch.zeros_like(entry["step"])
+    return state
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("AdamW", {"amsgrad": True}),
+        ("NAdam", {}),
+        ("RMSprop", {"momentum": 0.9}),
+        ("Adagrad", {}),
+        ("Adafactor", {}),
+        ("SGD", {"momentum": 0.9}),
+        ("Lion", {}),
+    ],
+)
+def test_arrays_whose_step_is_0_are_refused(name, options):
+    """torch goes on with them; the daemon begins them anew."""
+    model = small_model()
+    optimizer = getattr(optstate, name)(model.named_parameters(), lr=0.01, **options)
+    train(model, optimizer, range(3))
+    before, state = _state(optimizer), _at_step_0(optimizer)
+    with pytest.raises(ValueError, match='parameter "0.weight" is not what .* its step is 0'):
+        optimizer.load_state_dict(state)
+    assert _equal(_state(optimizer), before)
+    for key in list(state["state"]):
+        if key != 1:
+            del state["state"][key]
+    with pytest.raises(ValueError, match='parameter "0.bias"'):
+        optimizer.load_state_dict(state)
+    assert _equal(_state(optimizer), before)
+    train(model, optimizer, range(3, 4))
+
+
+def test_nadams_product_begins_with_1():
+    model = small_model()
+    optimizer = optstate.NAdam(model.named_parameters(), lr=0.01)
+    train(model, optimizer, range(3))
+    state = _at_step_0(optimizer)
+    for entry in state["state"].values():
+        entry["exp_avg"].zero_()
+        entry["exp_avg_sq"].zero_()
+    with pytest.raises(ValueError, match="its step is 0"):
+        optimizer.load_state_dict(state)
+    for entry in state["state"].values():
+        entry["mu_product"].fill_(1)
+    optimizer.load_state_dict(state)
+
+
+def test_adagrads_sums_begin_with_one_value():
+    """It is torch's initial_accumulator_value, for all parameters."""
+    made = []
+    for package in (optstate, torch.optim):
+        model = small_model()
+        optimizer = package.Adagrad(model.named_parameters(), lr=0.01)
+        train(model, optimizer, range(3))
+        state = _at_step_0(optimizer)
+        for entry in state["state"].values():
+            entry["sum"].fill_(0.5)
+        optimizer.load_state_dict(copy.deepcopy(state))
+        train(model, optimizer, range(3, 6))
+        made.append((model, optimizer))
+    assert largest_difference(made[0][0], made[1][0]) < 1e-6
+    state["state"][1]["sum"].fill_(0.25)
+    with pytest.raises(ValueError, match='parameter "0.bias"'):
+        made[0][1].load_state_dict(state)
+
+
 def _dies_in_a_load(connection, rank, job, endpoint, call):
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=endpoint)
