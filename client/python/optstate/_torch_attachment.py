@@ -247,6 +247,7 @@ class Attachment:
     def close(self) -> None:
         """Closes the session. Idempotent."""
         self._leave_memory()
+        self.parameters.unlock()
         self.session.close()
 
     @property
