@@ -85,13 +85,12 @@ TEST_F(ShmTransportTest, ASegmentOfAnotherProtocolIsRefused) {
 TEST_F(ShmTransportTest, CommitCarriesEveryField) {
   auto first = Open(0);
   auto second = Open(1);
-  *first->commit_settings() = {.max_value = 0.25,
-                               .norm_type = 1,
-                               .clips_with = 0,
-                               .reserved0 = 0,
-                               .reserved = {}};
+  *first->commit_settings() = {
+      .max_value = 0.25, .norm_type = 1, .reserved = {}};
   first->commit_groups()[0] = {.value = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12},
                                .max_norm = 13,
+                               .clips_with = 0,
+                               .reserved0 = 0,
                                .reserved = {}};
   shm::Submission commit = first->Commit(1);
   commit.flags = shm::kSubmissionFoundInf;

@@ -248,6 +248,7 @@ class Attachment:
     def close(self) -> None:
         """Closes the session. Idempotent."""
         self._leave_memory()
+        self.parameters.unlock()
         self.session.close()
 
     @property
@@ -449,15 +450,7 @@ class Attachment:
     def check_groups(self, param_groups: ParamGroups) -> None:
         """Raises when param_groups want what differs from what was registered."""
         for index, group in enumerate(param_groups):
-            check_options(group, index)
-            differing = self._spec.group_options[index] ^ self.info.option_bits(group)
-            for bit, name in enumerate(self.info.options):
-                if differing >> bit & 1:
-                    registered = bool(self._spec.group_options[index] >> bit & 1)
-                    raise ValueError(
-                        f"{name} of param_groups[{index}] is {group[name]}, but the job was"
-                        f" registered {'with' if registered else 'without'} it"
-                    )
+            self._check_options(group, self._spec.group_options[index], index)
         if optimizer_info(param_groups, self.info.name) != self.info:
             raise ValueError("decoupled_weight_decay differs from what the job was registered with")
 
@@ -466,6 +459,23 @@ class Attachment:
         for group in param_groups:
             for name in self._required:
                 group[name]
+
+    def check_same_options(
+        self, group: dict[str, Any], present: dict[str, Any], index: int
+    ) -> None:
+        """As check_groups(), of a group that the job would get as it is at present."""
+        self._check_options(group, self.info.option_bits(present), index)
+
+    def _check_options(self, group: dict[str, Any], registered: int, index: int) -> None:
+        check_options(group, index)
+        differing = registered ^ self.info.option_bits(group)
+        for bit, name in enumerate(self.info.options):
+            if differing >> bit & 1:
+                how = "with" if registered >> bit & 1 else "without"
+                raise ValueError(
+                    f"{name} of param_groups[{index}] is {group[name]}, but the job was"
+                    f" registered {how} it"
+                )
 
     def fixed_group(self, group: dict[str, Any]) -> dict[str, Any]:
         """The group as its hyperparameters count."""
@@ -497,7 +507,7 @@ class Attachment:
             raise RuntimeError(
                 "load_state_dict() did not end, so that the job has the state of before, but"
                 " param_groups and parameters may be those that were to be loaded: call it again"
-                " (with state_dict() to go on with the job's state)"
+                " (with state_dict() to go on with the job's state and parameters)"
             )
         parameters = list(parameters)
         # Of other ranks' loads the daemon hears at once, of what was pushed in backward()

@@ -10,7 +10,7 @@ along and does not use.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -168,6 +168,25 @@ def last_step_of(entries: dict[int, StateEntry | None]) -> int | None:
     return int(max((float(entry["step"]) for entry in present), default=0))
 
 
+def is_of_another_step(
+    info: OptimizerInfo, entries: dict[int, StateEntry | None], step_counts: Sequence[int]
+) -> bool:
+    """Whether state is of another step than the one of these counts, of which it may lack some.
+
+    An entry with which its parameter begins anew is of no step; one that counts none
+    (torch's SGD) is taken for another's.
+    """
+    steps = {
+        index: (step_of(info, entry), "step" in entry)
+        for index, entry in entries.items()
+        if entry is not None
+    }
+    return any(
+        bool(step) and not (is_counted and step == step_counts[index])
+        for index, (step, is_counted) in steps.items()
+    )
+
+
 def complete_groups(
     torch_class: type[torch.optim.Optimizer],
     groups: Sequence[dict[str, Any]],
@@ -202,8 +221,8 @@ def check_entry(
     """Raises ValueError when an entry of a checkpoint does not fit."""
     step_count = step_of(info, entry)
     shapes = {name: shape for name, (_, shape) in info.arrays_of(group, parameter.shape).items()}
-    keys = [] if step_count == 0 else list(shapes)
-    missing = [key for key in keys if entry.get(key) is None]
+    keys = [key for key in shapes if entry.get(key) is not None]
+    missing = [] if step_count == 0 else [key for key in shapes if key not in keys]
     if step_count is None:
         missing.insert(0, "step")
     if info.scalar and info.scalar not in entry:
@@ -217,6 +236,33 @@ def check_entry(
         check_array(entry[key], key, name, shapes[key])
     if step_count is not None:
         check_step(step_count, name)
+
+
+def check_starts(info: OptimizerInfo, entries: Mapping[str, StateEntry | None]) -> None:
+    """Raises ValueError when an entry whose step is 0 has more than what a parameter begins
+    with: the daemon begins its arrays itself, so that the entry's would be lost.
+
+    entries: by the parameters' names.
+    """
+    sums: set[float] = set()
+    for name, entry in entries.items():
+        if not entry or step_of(info, entry) != 0:
+            continue
+        is_start = not info.scalar or float(entry[info.scalar]) == 1
+        for key, _ in info.state_arrays:
+            values = entry.get(key)
+            if not isinstance(values, torch.Tensor) or values.is_meta or not values.numel():
+                continue
+            if info.name == "adagrad":  # initial_accumulator_value, which the whole job has
+                sums.add(float(values.flatten()[0]))
+                is_start &= len(sums) == 1 and bool((values == next(iter(sums))).all())
+            else:
+                is_start &= not bool(values.any())
+        if not is_start:
+            raise ValueError(
+                f'loaded state of parameter "{name}" is not what parameters begin with, but its'
+                " step is 0, with which it begins anew: set its step too, or leave its entry out"
+            )
 
 
 def is_absent(value: Any) -> bool:

@@ -135,7 +135,17 @@ class SharedMemoryLock:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._release = weakref.finalize(self, _unlock, descriptor, os.getpid())
+        self._pid = os.getpid()
+        self._release = weakref.finalize(self, _unlock, descriptor, self._pid)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has it, and not the one that it was forked from."""
+        return self._pid == os.getpid()
+
+    def let_go(self) -> None:
+        """Of another process's: its descriptor would keep the lock when that process ends."""
+        self._release()
 
 
 # By device and number of the file.
@@ -152,9 +162,11 @@ def _lock(path: str, name: str) -> SharedMemoryLock | None:
         return None
     status = os.fstat(descriptor)
     held = _held.get((status.st_dev, status.st_ino))
-    if held is not None:
+    if held is not None and held.is_ours:
         os.close(descriptor)
         return held
+    if held is not None:
+        held.let_go()
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

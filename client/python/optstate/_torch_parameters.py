@@ -11,7 +11,7 @@ import torch
 
 from optstate._torch_frozen import is_frozen
 from optstate._torch_layout import raise_exchanged
-from optstate._torch_memory import check_disjoint
+from optstate._torch_memory import SharedMemoryLock, check_disjoint, lock_shared_memory
 from optstate._torch_tensors import (
     DTYPES,
     compare_memory,
@@ -66,6 +66,8 @@ class Parameters:
         self._remembered: list[torch.Tensor] = []
         self._versions: list[int] = []
         self._places: list[tuple[list[int], list[bool]]] = []
+        # Of shared memory into which they were moved since they were attached.
+        self._locks: list[SharedMemoryLock] = []
         # The daemon's addresses and sizes, when they were first asked for.
         self._areas: list[tuple[int, int]] = []
         # Of the parameters that the library can write itself, and the others.
@@ -159,6 +161,9 @@ class Parameters:
         """Of a parameter in the job; None when it is not one."""
         return self._index_of.get(id(tensor))
 
+    def name_of(self, index: int) -> str:
+        return self._specs[index].name
+
     def check_tensors(self) -> None:
         """TypeError when one has another shape or dtype than was attached."""
         for part in self._parts:
@@ -220,19 +225,29 @@ class Parameters:
         """Parameters that were written since :meth:`remember` and now differ from
         the daemon's; the same again until it is called.
 
-        ValueError when some share memory now.
+        ValueError when some share memory now, RuntimeError when they have come into memory
+        that another process's optimizer updates.
         """
         versions, places = self._versions_and_places()
         if versions == self._versions and places == self._places:
             return []
-        if places != self._places:
-            check_disjoint(self._parameters, [spec.name for spec in self._specs])
+        self._check_places(places)
         differing = self.written()
         if differing:
             self.locate()
         else:
             self.remember()
         return differing
+
+    def _check_places(self, places: list[tuple[list[int], list[bool]]]) -> None:
+        if places != self._places:
+            names = [spec.name for spec in self._specs]
+            check_disjoint(self._parameters, names)
+            self._locks = lock_shared_memory(self._parameters, names)
+
+    def unlock(self) -> None:
+        """Leaves shared memory to other processes. Idempotent."""
+        self._locks = []
 
     def written(self) -> list[int]:
         """As :meth:`changed`, for who only looks."""
@@ -244,17 +259,22 @@ class Parameters:
         return [index for index in sorted(touched) if not self._equals_daemon(index)]
 
     def differing(self) -> list[int]:
-        """Parameters that differ from the daemon's, also if they were written without a trace."""
+        """Parameters that differ from the daemon's, also if they were written without a trace.
+
+        Errors as :meth:`changed`.
+        """
         self.check_tensors()
+        self._check_places(self._versions_and_places()[1])
         return [index for index in self._indices if not self._equals_daemon(index)]
 
-    def _daemon_values(self, index: int) -> torch.Tensor:
+    def daemon_values(self, index: int) -> torch.Tensor:
+        """A parameter as the job has it, in the session's memory."""
         address, _ = self._session.parameter(index)
         spec = self._specs[index]
         return memory_view(address, spec.numel, DTYPES[spec.dtype]).view(self._shapes[index])
 
     def _equals_daemon(self, index: int) -> bool:
-        return equal_bits(self._parameters[index], self._daemon_values(index))
+        return equal_bits(self._parameters[index], self.daemon_values(index))
 
     def direct(self, *, but: Collection[int] = ()) -> tuple[array.array, array.array]:
         """Parameters that the client library can write itself, and where they are."""
@@ -286,7 +306,7 @@ class Parameters:
             self._read_direct(set(self._indices) - late)
         for index in self._indirect:
             if index not in equal:
-                self._parameters[index].copy_(self._daemon_values(index))
+                self._parameters[index].copy_(self.daemon_values(index))
         versions: list[int] = []
         for part in self._parts:
             parameters = self._parameters[part]

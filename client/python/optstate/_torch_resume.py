@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 
 from optstate._collective import Ranks
 from optstate._torch_parameters import Parameters
@@ -12,6 +11,8 @@ from optstate._torch_tensors import bits_sum, in_memory
 # What a checkpoint's state that is loaded before the first step does to a job that was there:
 # the job is put back to it, it is left out, or the load is refused.
 CHOICES = ("checkpoint", "job", "error")
+# Parameters that an error names.
+_NAMES_MAX = 5
 
 
 class ReplacedParameters:
@@ -30,6 +31,9 @@ class ReplacedParameters:
             index: in_memory(parameters.tensors[index]).clone() for index in parameters.different()
         }
         self._versions: list[int] = []
+        # Written, and changed, before the job was extended, which read all of them again.
+        self._written: set[int] = set()
+        self._changed: set[int] = set()
         self.left_out = False  # a checkpoint's state, because the job goes on
 
     @property
@@ -43,28 +47,58 @@ class ReplacedParameters:
         self._versions = [tensor._version for tensor in parameters.tensors]
 
     def drop_changed(self) -> None:
-        """Forgets those that the trainer has changed since."""
-        kept = set(self._kept())
-        self._values = {index: each for index, each in self._values.items() if index in kept}
+        """Forgets those that the trainer has changed since, before the job gets them."""
+        self._written = self._written_since()
+        self._changed = self._changed_of(self._written)
+        for index in self._changed & self._values.keys():
+            del self._values[index]
 
-    def _kept(self) -> list[int]:
-        """Those whose present values are the job's because attaching put them there."""
+    def forget_values(self) -> None:
+        """The job has got the present parameters."""
+        self._values = {}
+
+    def _written_since(self) -> set[int]:
+        """Parameters that were written since attaching, be it with the values that they had."""
         tensors = self._parameters.tensors
-        written = {
-            index for index, each in enumerate(tensors) if each._version != self._versions[index]
-        }
-        if written and dist.is_available() and dist.is_initialized():
-            # DistributedDataParallel writes all of them when it is constructed, unchanged.
-            if not self._parameters.different():
-                written = set()
-        return [index for index in self._values if index not in written]
+        now = {i for i, each in enumerate(tensors) if each._version != self._versions[i]}
+        return self._written | now
 
-    def to_put_back(self, ranks: Ranks) -> list[int]:
-        """Parameters that put_back() would write. Collective.
+    def _changed_of(self, written: set[int]) -> set[int]:
+        """Of those that were written, which have other values than the job's."""
+        if not written:
+            return self._changed
+        return self._changed | written.intersection(self._parameters.different())
 
-        RuntimeError, on every rank, when ranks would put back other ones.
+    def _kept(self) -> tuple[list[int], list[int]]:
+        """Those that have the job's values because attaching put them there; and those of
+        which nobody can tell, because they were written since and have the job's values.
+
+        A write that changes nothing is no sign: DistributedDataParallel writes all when it is
+        constructed, and a constraint on weights those that keep it already. But when others
+        were changed it may be a checkpoint's value that is the job's by chance: it is taken
+        for that when none was left out, as model.load_state_dict() writes all.
         """
-        kept = self._kept()
+        written = self._written_since()
+        changed = self._changed_of(written)
+        if not changed:
+            return list(self._values), []
+        if written.issuperset(self._values):
+            return [], []
+        kept = [index for index in self._values if index not in written]
+        return kept, [i for i in self._values if i in written and i not in changed]
+
+    def to_put_back(self, ranks: Ranks, is_of_another_step: bool) -> list[int]:
+        """Parameters to put back with state that is loaded. Collective.
+
+        is_of_another_step: else the state is one for the job's own parameters.
+
+        RuntimeError, on every rank, when ranks would put back other ones, or nobody can
+        tell which to put back.
+        """
+        kept, unclear = self._kept() if is_of_another_step else ([], [])
+        names = sorted(set().union(*ranks.gather([self._parameters.name_of(i) for i in unclear])))
+        if names:
+            self._raise_unclear(names)
         found = ranks.gather([(index, bits_sum(self._values[index])) for index in kept])
         if any(other != found[0] for other in found):
             raise RuntimeError(
@@ -75,7 +109,22 @@ class ReplacedParameters:
             )
         return kept
 
+    def _raise_unclear(self, names: list[str]) -> None:
+        quoted = [f'"{name}"' for name in names[:_NAMES_MAX]]
+        if len(names) > _NAMES_MAX:
+            quoted.append(f"{len(names) - _NAMES_MAX} more")
+        raise RuntimeError(
+            "load_state_dict() of a checkpoint that is not the job's state would put back the"
+            " parameters that attaching replaced, but for those that were changed since: some"
+            f" were, and parameters {', '.join(quoted)} were written with the values that the job"
+            " has, so that nobody can tell whether they are to have those. To train on the"
+            " present parameters, call optimizer.upload_parameters() before; to go on with the"
+            ' job, construct the optimizer with resume="job"'
+        )
+
     @torch.no_grad()
     def put_back(self, indices: list[int]) -> None:
-        for index in indices:
-            self._parameters.tensors[index].copy_(self._values[index])
+        """Writes these, and forgets the others."""
+        self._values = {index: self._values[index] for index in indices}
+        for index, values in self._values.items():
+            self._parameters.tensors[index].copy_(values)

@@ -347,8 +347,10 @@ class Served:
         self.finish_interrupted(self.attachment)
         assert self.edits is not None
         state = self.attachment.fetch(self.param_groups)
-        for index in self.attachment.parameters.written():
-            self._replace_master(state, index)
+        # After a load that broke off the parameters may be those that were to be loaded.
+        if self.attachment.broken_load is None:
+            for index in self.attachment.parameters.written():
+                self._replace_master(state, index)
         return defaultdict(dict, self.edits.put_over(state))
 
     def _replace_master(self, state: dict[Any, Any], index: int) -> None:
@@ -362,6 +364,17 @@ class Served:
             return  # the parameter was cast, which the next step refuses
         master = _torch_checkpoint.fitting_master(self.masters.get(index, tensor), tensor)
         state[tensor][MASTER_PARAM] = master.cpu().contiguous()
+
+    def go_on_with_job(self) -> None:
+        """After a load that broke off: parameters are the job's again, as its state is."""
+        attachment = self.attached()
+        attachment.parameters.changed()  # raises if some share memory by now
+        attachment.parameters.locate()
+        attachment.parameters.read()
+        if self.replaced is not None:
+            self.replaced.note_read(attachment.parameters)
+        self.masters = {}
+        attachment.broken_load = None
 
     def own_state(self) -> defaultdict[Any, Any]:
         """What the user has put there that is not the daemon's."""

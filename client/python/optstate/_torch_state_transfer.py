@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing.context
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from optstate._torch_compare import has_all, same_bits
 from optstate._torch_layout import parameter_names
 from optstate._torch_served import Served
 from optstate._torch_state import Opaque, hide_values
+from optstate._torch_tensors import in_memory
 from optstate._warn import warn
 
 
@@ -30,6 +32,17 @@ class GroupOfCopies:
 
     def __reduce__(self) -> Any:
         return GroupOfCopies, (None, self.is_lost or self.group is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loaded:
+    """A state_dict that fits: groups, tensors with them and entries as the job has them."""
+
+    groups: Sequence[dict[str, Any]]
+    tensors: list[tuple[torch.Tensor, dict[str, Any]]]
+    entries: dict[int, StateEntry | None]
+    own: dict[Any, Any]  # the user's own keys
+    frozen: list[torch.Tensor]  # have entries, and are not in the job yet
 
 
 class StateTransfer:
@@ -65,13 +78,16 @@ class StateTransfer:
     def upload_parameters(self) -> None:
         """Sends the parameters that differ from the daemon's, whoever changed them. Collective.
 
-        One of 16 bits that has the daemon's bits keeps its master.
+        One of 16 bits that has the daemon's bits keeps its master. They are the job's then,
+        and what attaching had replaced is not put back any more.
         """
         attachment = self._served.attached()
         groups = attachment.parameters.in_order(self.param_groups)
         attachment.parameters.check_tensors()
         attachment.check_no_micro_steps("upload_parameters()")
         attachment.load(groups, attachment.parameters.differing())
+        if self._served.replaced is not None:
+            self._served.replaced.forget_values()
 
     def fetch_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """One parameter's step, exp_avg, ... at the committed step.
@@ -121,10 +137,13 @@ class StateTransfer:
         Before the first step after attaching to a job that was there, the keyword resume
         says what a state that is not the job's does. "checkpoint": the job is put back to
         it, and with it the parameters that attaching had replaced, but for those that were
-        changed since. "job": if the job has taken steps, its state stays, and only
-        param_groups are taken. "error": RuntimeError, with nothing changed, if the job
-        has taken steps or parameters would have to be put back. UserWarning of each, and
-        when a named job has taken more steps than the state.
+        changed since. They are put back only with state of another step than the job's: not
+        with an empty one, nor with the job's own whose moments were changed. RuntimeError,
+        with nothing changed, when it cannot be told which were changed. "job": if the job
+        has taken steps, its state stays, and only param_groups are taken. "error":
+        RuntimeError, with nothing changed, if the job has taken steps or parameters would
+        have to be put back. UserWarning of each, and when a named job has taken more steps
+        than the state.
         """
         attachment = self._served.attached()
         attachment.check_no_micro_steps("load_state_dict()")
@@ -159,78 +178,148 @@ class StateTransfer:
 
     def _set_loaded_state(self, state: dict[str, Any]) -> None:
         served = self._served
-        # State of what is frozen now is kept, as torch keeps it: in the job.
-        given = [each for each in served.attached().parameters.left_out if state["state"].get(each)]
-        if given:
-            served.thaw(given)
-        attachment, edits = served.attached(), served.edits
-        assert edits is not None
+        attachment = served.attached()
         groups = state["param_groups"]
         _torch_checkpoint.complete_groups(
             self._torch_class(), groups, self.param_groups, self.defaults
         )
-        in_order = attachment.parameters.in_order(groups)
-        attachment.check_groups(in_order)
-        tensors = [(tensor, group) for group in in_order for tensor in group["params"]]
-        names = parameter_names(in_order, served.names_by_id)
-        entries, own = self._loaded_entries(state["state"], tensors, names)
+        loaded = self._checked(attachment, state)
         # Each rank looks for itself: when they differ, one loads and another steps, which
         # the daemon refuses at once.
-        if _is_present(attachment, tensors, entries):
+        if not loaded.frozen and _is_present(attachment, loaded.tensors, loaded.entries):
             self._set_groups(groups)
-            attachment.broken_load = None
+            if attachment.broken_load is not None:
+                served.go_on_with_job()
         elif self._keeps_job(attachment):
             self._set_groups(groups)
             if attachment.parameters.changed():
                 attachment.parameters.read()
             return
         else:
-            put_back = self._parameters_to_put_back(attachment)
-            self._warn_of_older_state(attachment, entries, len(put_back))
-            if served.replaced is not None:
-                served.replaced.put_back(put_back)
-            parameters = set(attachment.parameters.changed())
-            # A master that a checkpoint does not have is the parameter, exactly.
-            parameters.update(
-                index
-                for index, (tensor, _) in enumerate(tensors)
-                if tensor.dtype is not torch.float32 and MASTER_PARAM not in (entries[index] or {})
-            )
-            served.masters = _unfitting_masters(tensors, entries)
-            attachment.load(in_order, sorted(parameters), entries)
-            self._set_groups(groups)  # the former ones, when the load was interrupted
-            attachment.is_initialised = False
-            attachment.parameters.read()
-            served.replaced = None
-        served.fix_start(entries)
-        edits.set_own(own)
-        edits.forget()
+            loaded = self._replace_state(attachment, state, loaded)
+        served.fix_start(loaded.entries)
+        assert served.edits is not None
+        served.edits.set_own(loaded.own)
+        served.edits.forget()
 
-    def _loaded_entries(
+    def _replace_state(
+        self, attachment: Attachment, state: dict[str, Any], loaded: _Loaded
+    ) -> _Loaded:
+        """Loads what was checked; returns it as the job, which may be extended, has it."""
+        served = self._served
+        is_of_another_step = _is_of_another_step(attachment, loaded.entries)
+        put_back = self._parameters_to_put_back(attachment, is_of_another_step)
+        self._warn_of_other_state(attachment, loaded.entries, is_of_another_step, put_back)
+        # The load is to replace what was written to the state. Should it break off, the state
+        # is the job's.
+        assert served.edits is not None
+        served.edits.forget()
+        if loaded.frozen:
+            attachment = self._thaw_for_load(attachment, loaded.frozen)
+            loaded = self._checked(attachment, state)
+        if served.replaced is not None and is_of_another_step:
+            served.replaced.put_back(put_back)
+        parameters = set(attachment.parameters.changed())
+        # A master that a checkpoint does not have is the parameter, exactly.
+        parameters.update(
+            index
+            for index, (tensor, _) in enumerate(loaded.tensors)
+            if tensor.dtype is not torch.float32
+            and MASTER_PARAM not in (loaded.entries[index] or {})
+        )
+        served.masters = _unfitting_masters(loaded.tensors, loaded.entries)
+        attachment.load(loaded.groups, sorted(parameters), loaded.entries)
+        self._set_groups(state["param_groups"])  # the former ones, when the load was interrupted
+        attachment.is_initialised = False
+        attachment.parameters.read()
+        served.replaced = None
+        return loaded
+
+    @torch.no_grad()
+    def _thaw_for_load(self, attachment: Attachment, frozen: list[torch.Tensor]) -> Attachment:
+        """Extends the job by parameters of which there is state, as torch keeps it.
+
+        What the trainer has changed is not sent by that, but with the load, so that the job
+        gets all of a checkpoint or nothing.
+        """
+        parameters = attachment.parameters
+        changed = [
+            (parameters.tensors[index], in_memory(parameters.tensors[index]).clone())
+            for index in parameters.changed()
+        ]
+        if changed:
+            parameters.read()
+        broken, attachment.broken_load = attachment.broken_load, None
+        try:
+            extended = self._served.thaw(frozen)
+        except BaseException:
+            attachment.broken_load = broken
+            raise
+        finally:
+            for tensor, values in changed:
+                tensor.copy_(values)
+        extended.broken_load = "state"  # until the load has ended
+        return extended
+
+    def _checked(self, attachment: Attachment, state: dict[str, Any]) -> _Loaded:
+        """Raises, with nothing changed, when it does not fit."""
+        groups = state["param_groups"]
+        in_order = attachment.parameters.in_order(groups)
+        attachment.check_groups(in_order)
+        tensors = [(tensor, group) for group in in_order for tensor in group["params"]]
+        names = parameter_names(in_order, self._served.names_by_id)
+        own = {key: _opened(value) for key, value in state["state"].items()}
+        entries = {
+            index: self._entry_of(attachment, own, name, *of)
+            for index, (name, of) in enumerate(zip(names, tensors))
+        }
+        frozen = self._frozen_with_state(attachment, groups, own)
+        starts = {name: entry for name, (_, entry) in frozen.items()}
+        starts.update(zip(names, entries.values()))
+        _torch_checkpoint.check_starts(attachment.info, starts)
+        return _Loaded(in_order, tensors, entries, own, [each for each, _ in frozen.values()])
+
+    def _entry_of(
         self,
-        given: dict[Any, Any],
-        tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
-        names: Sequence[str],
-    ) -> tuple[dict[int, StateEntry | None], dict[Any, Any]]:
-        """The daemon's part of each parameter's entry, checked, and the user's own."""
-        info = self._served.attached().info
+        attachment: Attachment,
+        own: dict[Any, Any],
+        name: str,
+        tensor: torch.Tensor,
+        group: dict[str, Any],
+    ) -> StateEntry | None:
+        """Takes the daemon's part of a parameter's entry, checked, out of `own`."""
         keys = self._served.torch_keys()
-        entries: dict[int, StateEntry | None] = {}
-        own = {key: _opened(value) for key, value in given.items()}
-        for index, (tensor, group) in enumerate(tensors):
-            values = own.pop(tensor, None) or {}
-            entry = {
-                key: value
-                for key, value in values.items()
-                if key in keys and not _torch_checkpoint.is_absent(value)
-            }
-            if entry:
-                _torch_checkpoint.check_entry(info, entry, names[index], tensor, group)
-            entries[index] = entry or None
-            beside = {key: value for key, value in values.items() if key not in keys}
-            if beside:
-                own[tensor] = beside
-        return entries, own
+        values = own.pop(tensor, None) or {}
+        entry = {
+            key: value
+            for key, value in values.items()
+            if key in keys and not _torch_checkpoint.is_absent(value)
+        }
+        if entry:
+            _torch_checkpoint.check_entry(attachment.info, entry, name, tensor, group)
+        beside = {key: value for key, value in values.items() if key not in keys}
+        if beside:
+            own[tensor] = beside
+        return entry or None
+
+    def _frozen_with_state(
+        self, attachment: Attachment, groups: list[dict[str, Any]], own: dict[Any, Any]
+    ) -> dict[str, tuple[torch.Tensor, StateEntry]]:
+        """By name, parameters that are not in the job, because they are frozen, and have
+        entries."""
+        left_out = set(map(id, attachment.parameters.left_out))
+        names = iter(parameter_names(groups, self._served.names_by_id))
+        found = {}
+        for index, (group, present) in enumerate(zip(groups, self.param_groups)):
+            for tensor in group["params"]:
+                name = next(names)
+                if id(tensor) not in left_out:
+                    continue
+                entry = self._entry_of(attachment, own, name, tensor, group)
+                if entry is not None:
+                    attachment.check_same_options(group, present, index)
+                    found[name] = (tensor, entry)
+        return found
 
     def _keeps_job(self, attachment: Attachment) -> bool:
         """Whether a checkpoint that is not the job's state is not to be loaded; what
@@ -255,12 +344,15 @@ class StateTransfer:
             return True
         return False
 
-    def _parameters_to_put_back(self, attachment: Attachment) -> list[int]:
-        served = self._served
-        if served.replaced is None:
+    def _parameters_to_put_back(
+        self, attachment: Attachment, is_of_another_step: bool
+    ) -> list[int]:
+        """Of what attaching replaced; RuntimeError when it is refused."""
+        replaced = self._served.replaced
+        if replaced is None:
             return []
-        found = served.replaced.to_put_back(attachment.ranks)
-        if found and served.settings.resume == "error":
+        found = replaced.to_put_back(attachment.ranks, is_of_another_step)
+        if found and self._served.settings.resume == "error":
             raise RuntimeError(
                 f'attaching to job "{attachment.job}" replaced {len(found)} parameters, and the'
                 ' checkpoint that is loaded is of others (resume="error"): load the model\'s'
@@ -268,16 +360,23 @@ class StateTransfer:
             )
         return found
 
-    def _warn_of_older_state(
-        self, attachment: Attachment, entries: dict[int, StateEntry | None], put_back: int
+    def _warn_of_other_state(
+        self,
+        attachment: Attachment,
+        entries: dict[int, StateEntry | None],
+        is_of_another_step: bool,
+        put_back: list[int],
     ) -> None:
-        with_parameters = (
-            f", and with it {put_back} parameters that attaching to the job had replaced. To go on"
-            ' with the job, say resume="job" or do not load'
-            if put_back
-            else ""
-        )
+        """Of state that is older than the job's, and of what becomes of its parameters."""
         if attachment.is_private:
+            return
+        replaced = self._served.replaced.count if self._served.replaced is not None else 0
+        if replaced and not is_of_another_step:
+            warn(
+                f'job "{attachment.job}" gets the state that is loaded, but the {replaced}'
+                " parameters that attaching to it had replaced are not put back: they are only"
+                " with state of another step than the job's",
+            )
             return
         loaded = _torch_checkpoint.last_step_of(entries)
         # A job of an older build may have no whole state to compare with.
@@ -288,8 +387,8 @@ class StateTransfer:
                 of_step = "" if loaded is None else f" of {loaded}"
                 warn(
                     f'job "{attachment.job}" has taken {present} steps and is put back to a state'
-                    f"{of_step}{with_parameters}: a script that attaches again loads a checkpoint"
-                    " only if optimizer.committed_step is 0",
+                    f"{of_step}{_with_parameters(len(put_back), replaced)}: a script that attaches"
+                    " again loads a checkpoint only if optimizer.committed_step is 0",
                 )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -324,10 +423,40 @@ def _is_present(
     entries: dict[int, StateEntry | None],
 ) -> bool:
     """Whether the job has all of what is to be loaded."""
+    if attachment.broken_load is not None:
+        # The parameters may be those that were to be loaded, but masters round to the job's.
+        values = attachment.parameters.daemon_values
+        tensors = [(values(index), group) for index, (_, group) in enumerate(tensors)]
     try:
         return has_all(attachment.arrays, attachment.info, tensors, entries)
     except errors.OptstateError:  # the load says what is wrong
         return False
+
+
+def _with_parameters(put_back: int, replaced: int) -> str:
+    """What becomes of the parameters that attaching replaced."""
+    left = replaced - put_back
+    if put_back:
+        but = f", but not {left} more, which were changed since" if left else ""
+        return (
+            f", and with it {put_back} parameters that attaching to the job had replaced{but}. To"
+            ' go on with the job, say resume="job" or do not load'
+        )
+    if left:
+        return (
+            f", but none of the {left} parameters that attaching to the job had replaced, which"
+            " were changed since"
+        )
+    return ""
+
+
+def _is_of_another_step(attachment: Attachment, entries: dict[int, StateEntry | None]) -> bool:
+    """Whether a checkpoint's parameters are others than the job's, which only its steps tell."""
+    try:
+        counts = attachment.arrays.fetch_step_counts(range(len(entries)))
+    except errors.OptstateError:  # a job without a whole state
+        return True
+    return _torch_checkpoint.is_of_another_step(attachment.info, entries, counts)
 
 
 def _unfitting_masters(

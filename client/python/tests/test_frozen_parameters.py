@@ -8,6 +8,7 @@ import optstate
 import pytest
 import ranks
 import torch
+from optstate._torch_attachment import Attachment
 from training import bits, largest_difference, loss_of, small_model, train
 
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias"]
@@ -181,6 +182,111 @@ def test_a_checkpoint_has_state_of_what_is_frozen_now(job):
     train(ours, optimizer, range(3, 6))
     train(torchs, reference, range(3, 6))
     assert largest_difference(ours, torchs) < 1e-6
+
+
+def frozen_job(job, **options):
+    """A job at step 6 without 0.weight, and state of all at step 4 of another run."""
+    source = small_model(seed=3)
+    reference = torch.optim.AdamW(source.named_parameters(), lr=0.01)
+    train(source, reference, range(4))
+    model = frozen_model("0.weight")
+    with optstate.AdamW(model.named_parameters(), lr=0.01, job=job) as optimizer:
+        train(model, optimizer, range(6))
+    again = frozen_model("0.weight")
+    optimizer = optstate.AdamW(again.named_parameters(), lr=0.01, job=job, **options)
+    return again, optimizer, source, reference.state_dict()
+
+
+@pytest.mark.parametrize("refused", ["resume", "array", "option"])
+def test_a_refused_load_does_not_extend_the_job(refused, job, daemon):
+    model, optimizer, source, state = frozen_job(
+        job, resume="error" if refused == "resume" else "checkpoint"
+    )
+    expected = copy.deepcopy(model)
+    before, names = copy.deepcopy(optimizer.state_dict()), in_job(daemon, job)
+    state = copy.deepcopy(state)
+    if refused == "array":
+        del state["state"][5]["exp_avg_sq"]
+    elif refused == "option":
+        state["param_groups"][0]["amsgrad"] = True
+    error = RuntimeError if refused == "resume" else ValueError
+    model.load_state_dict(source.state_dict())
+    with pytest.raises(error, match={"resume": "resume=", "array": "exp_avg_sq"}.get(refused)):
+        optimizer.load_state_dict(state)
+    assert in_job(daemon, job) == names
+    optimizer.close()
+    with optstate.AdamW(model.named_parameters(), lr=0.01, job=job) as optimizer:
+        for (name, mine), theirs in zip(model.named_parameters(), expected.parameters()):
+            assert name == "0.weight" or torch.equal(mine, theirs)
+        for index, entry in optimizer.state_dict()["state"].items():
+            assert all(torch.equal(entry[key], before["state"][index][key]) for key in entry)
+
+
+def test_the_job_that_goes_on_is_not_extended(job, daemon):
+    model, optimizer, _, state = frozen_job(job, resume="job")
+    expected, names = copy.deepcopy(model), in_job(daemon, job)
+    with pytest.warns(UserWarning, match="goes on with its own state"):
+        optimizer.load_state_dict(state)
+    assert in_job(daemon, job) == names
+    assert largest_difference(model, expected) == 0
+
+
+def test_a_group_that_is_all_frozen_is_checked_before_the_job_is_extended(job, daemon):
+    model = frozen_model("0.weight", "0.bias")
+
+    def groups_of(model):
+        return [{"params": list(each.parameters())} for each in (model[0], model[2], model[3])]
+
+    optimizer = optstate.AdamW(groups_of(model), lr=0.01, job=job, model=model)
+    source = small_model()
+    reference = torch.optim.AdamW(groups_of(source), lr=0.01)
+    train(source, reference, range(3))
+    state, names = reference.state_dict(), in_job(daemon, job)
+    state["param_groups"][0]["amsgrad"] = True
+    for index in range(2):
+        state["state"][index]["max_exp_avg_sq"] = state["state"][index]["exp_avg_sq"]
+    with pytest.raises(ValueError, match=r"amsgrad of param_groups\[0\]"):
+        optimizer.load_state_dict(state)
+    assert in_job(daemon, job) == names
+
+
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("retries", [True, False])
+def test_a_load_that_extends_the_job_is_whole_or_not_at_all(
+    retries, private, job, daemon, monkeypatch
+):
+    model = frozen_model("0.weight")
+    name = None if private else job
+    optimizer = optstate.AdamW(model.named_parameters(), lr=0.01, job=name)
+    train(model, optimizer, range(6))
+    newest = copy.deepcopy(model)
+    source = small_model(seed=3)
+    reference = torch.optim.AdamW(source.named_parameters(), lr=0.01)
+    train(source, reference, range(4))
+
+    load = Attachment.load
+
+    def interrupted(attachment, groups, parameters, entries=None):
+        if entries and any(each and each["step"] == 4 for each in entries.values()):
+            attachment.broken_load = "state"  # as load() notes it
+            raise KeyboardInterrupt
+        load(attachment, groups, parameters, entries)
+
+    model.load_state_dict(source.state_dict())
+    with monkeypatch.context() as patched:
+        patched.setattr(Attachment, "load", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.load_state_dict(reference.state_dict())
+    if retries:
+        optimizer.load_state_dict(reference.state_dict())
+        thaw(model, "0.weight")
+        train(source, reference, range(4, 6))
+        train(model, optimizer, range(4, 6))
+        assert largest_difference(model, source) < 1e-5
+        return
+    optimizer.load_state_dict(optimizer.state_dict())
+    for mine, theirs in list(zip(model.parameters(), newest.parameters()))[1:]:
+        assert torch.equal(mine, theirs)
 
 
 def test_a_copy_keeps_state_of_what_was_frozen_later():

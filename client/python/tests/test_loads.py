@@ -1,5 +1,6 @@
 """A load is whole or not at all, and ranks that do not load alike hear so at once."""
 
+import copy
 import os
 import signal
 
@@ -74,6 +75,66 @@ def test_an_interrupted_load_state_dict_leaves_the_state_of_before(call, job, da
     optimizer.close()
 
 
+def _interrupted_load(optimizer, saved, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "finish_load", interrupt)
+        with pytest.warns(UserWarning, match="put back"), pytest.raises(KeyboardInterrupt):
+            optimizer.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("order", ["model first", "model last", "attached anew", "edited"])
+def test_after_an_interrupted_load_the_job_can_go_on(order, dtype, job, monkeypatch):
+    """Its parameters too: else the checkpoint's would train with the job's moments."""
+    model = small_model(dtype=dtype)
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
+    train(model, optimizer, range(4))
+    checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, range(4, 6))
+    newest, state = copy.deepcopy(model), _state(optimizer)
+    if order == "attached anew":
+        optimizer.close()
+        model = small_model(seed=9, dtype=dtype)
+        model.load_state_dict(checkpoint[0])
+        optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
+    if order != "model last":
+        model.load_state_dict(checkpoint[0])
+    if order == "edited":
+        optimizer.state[model[0].bias]["exp_avg"].zero_()
+    _interrupted_load(optimizer, checkpoint[1], monkeypatch)
+    if order == "model last":
+        model.load_state_dict(checkpoint[0])
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert largest_difference(model, newest) == 0
+    assert _equal(_state(optimizer), state)
+    train(model, optimizer, range(6, 8))
+    whole = small_model(dtype=dtype)
+    train(whole, optstate.AdamW(whole.parameters(), lr=0.01), range(8))
+    assert largest_difference(model, whole) == 0
+
+
+@pytest.mark.parametrize("goes_on_between", [False, True])
+def test_after_an_interrupted_load_the_checkpoint_can_be_loaded(goes_on_between, job, monkeypatch):
+    model = small_model()
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
+    train(model, optimizer, range(4))
+    checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    train(model, optimizer, range(4, 6))
+    optimizer.close()
+    model = small_model(seed=9)
+    model.load_state_dict(checkpoint[0])
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
+    _interrupted_load(optimizer, checkpoint[1], monkeypatch)
+    if goes_on_between:
+        optimizer.load_state_dict(optimizer.state_dict())
+    with pytest.warns(UserWarning, match="put back"):
+        optimizer.load_state_dict(checkpoint[1])
+    assert all(torch.equal(model.state_dict()[key], checkpoint[0][key]) for key in checkpoint[0])
+
+
 def test_a_change_whose_load_was_interrupted_is_sent_with_the_next_step(monkeypatch):
     def run(interrupted):
         model = small_model()
@@ -99,6 +160,77 @@ def test_a_change_whose_load_was_interrupted_is_sent_with_the_next_step(monkeypa
         return model
 
     assert largest_difference(run(True), run(False)) == 0
+
+
+def _at_step_0(optimizer):
+    state = copy.deepcopy(optimizer.state_dict())
+    for entry in state["state"].values():
+        entry["step"] = torch.zeros_like(entry["step"])
+    return state
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("AdamW", {"amsgrad": True}),
+        ("NAdam", {}),
+        ("RMSprop", {"momentum": 0.9}),
+        ("Adagrad", {}),
+        ("Adafactor", {}),
+        ("SGD", {"momentum": 0.9}),
+        ("Lion", {}),
+    ],
+)
+def test_arrays_whose_step_is_0_are_refused(name, options):
+    """torch goes on with them; the daemon begins them anew."""
+    model = small_model()
+    optimizer = getattr(optstate, name)(model.named_parameters(), lr=0.01, **options)
+    train(model, optimizer, range(3))
+    before, state = _state(optimizer), _at_step_0(optimizer)
+    with pytest.raises(ValueError, match='parameter "0.weight" is not what .* its step is 0'):
+        optimizer.load_state_dict(state)
+    assert _equal(_state(optimizer), before)
+    for key in list(state["state"]):
+        if key != 1:
+            del state["state"][key]
+    with pytest.raises(ValueError, match='parameter "0.bias"'):
+        optimizer.load_state_dict(state)
+    assert _equal(_state(optimizer), before)
+    train(model, optimizer, range(3, 4))
+
+
+def test_nadams_product_begins_with_1():
+    model = small_model()
+    optimizer = optstate.NAdam(model.named_parameters(), lr=0.01)
+    train(model, optimizer, range(3))
+    state = _at_step_0(optimizer)
+    for entry in state["state"].values():
+        entry["exp_avg"].zero_()
+        entry["exp_avg_sq"].zero_()
+    with pytest.raises(ValueError, match="its step is 0"):
+        optimizer.load_state_dict(state)
+    for entry in state["state"].values():
+        entry["mu_product"].fill_(1)
+    optimizer.load_state_dict(state)
+
+
+def test_adagrads_sums_begin_with_one_value():
+    """It is torch's initial_accumulator_value, for all parameters."""
+    made = []
+    for package in (optstate, torch.optim):
+        model = small_model()
+        optimizer = package.Adagrad(model.named_parameters(), lr=0.01)
+        train(model, optimizer, range(3))
+        state = _at_step_0(optimizer)
+        for entry in state["state"].values():
+            entry["sum"].fill_(0.5)
+        optimizer.load_state_dict(copy.deepcopy(state))
+        train(model, optimizer, range(3, 6))
+        made.append((model, optimizer))
+    assert largest_difference(made[0][0], made[1][0]) < 1e-6
+    state["state"][1]["sum"].fill_(0.25)
+    with pytest.raises(ValueError, match='parameter "0.bias"'):
+        made[0][1].load_state_dict(state)
 
 
 def _dies_in_a_load(connection, rank, job, endpoint, call):

@@ -130,9 +130,102 @@ def test_a_model_that_is_loaded_later_wins(job):
         model[3].bias.copy_(model[3].bias)  # frozen, say: equal to the job's
     kept = {**checkpoint[0], "3.bias": model[3].bias.detach().clone()}
     model.load_state_dict(kept)
-    with pytest.warns(UserWarning, match="a state of 4: a script"):
+    with pytest.warns(UserWarning, match="a state of 4, but none of the 6 parameters"):
         optimizer.load_state_dict(checkpoint[1])
     assert all(torch.equal(model.state_dict()[key], kept[key]) for key in kept)
+
+
+def attached_anew(job, checkpoint, **options):
+    """In a framework's order, up to the optimizer's construction."""
+    model = small_model(seed=9)
+    model.load_state_dict(checkpoint[0])
+    optimizer = optstate.AdamW(model.named_parameters(), lr=0.01, job=job, **options)
+    return model, optimizer
+
+
+def named_job(job):
+    """As trained_job(), with names."""
+    model = small_model()
+    with optstate.AdamW(model.named_parameters(), lr=0.01, job=job) as optimizer:
+        train(model, optimizer, range(4))
+        checkpoint = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        train(model, optimizer, range(4, 6))
+    return model, checkpoint
+
+
+@pytest.mark.parametrize("written", [1, 6])
+@pytest.mark.parametrize("extends", [False, True])
+def test_writes_that_change_nothing_keep_nothing_from_coming_back(extends, written, job):
+    _, checkpoint = named_job(job)
+    model, optimizer = attached_anew(job, checkpoint)
+    with torch.no_grad():
+        for each in list(model.parameters())[:written]:
+            each.clamp_(-100, 100)
+    state = checkpoint[1]
+    if extends:
+        more = torch.nn.Parameter(torch.ones(2))
+        optimizer.add_param_group({"params": [("more", more)]})
+        state = {**state, "param_groups": optimizer.state_dict()["param_groups"]}
+    with pytest.warns(UserWarning, match="with it 6 parameters that attaching to the job had repl"):
+        optimizer.load_state_dict(state)
+    assert all(torch.equal(model.state_dict()[key], checkpoint[0][key]) for key in checkpoint[0])
+
+
+@pytest.mark.parametrize("extends", [False, True])
+def test_a_parameter_that_was_changed_stays(extends, job):
+    _, checkpoint = named_job(job)
+    model, optimizer = attached_anew(job, checkpoint)
+    with torch.no_grad():
+        model[3].bias.fill_(0.5)
+    state = checkpoint[1]
+    if extends:
+        more = torch.nn.Parameter(torch.ones(2))
+        optimizer.add_param_group({"params": [("more", more)]})
+        state = {**state, "param_groups": optimizer.state_dict()["param_groups"]}
+    kept = {**checkpoint[0], "3.bias": torch.full((4,), 0.5)}
+    but = "" if extends else ", but not 1 more, which were changed since"
+    with pytest.warns(UserWarning, match=f"with it 5 parameters that .* had replaced{but}"):
+        optimizer.load_state_dict(state)
+    assert all(torch.equal(model.state_dict()[key], kept[key]) for key in kept)
+
+
+@pytest.mark.parametrize("goes_on", ["uploads", "job", "extended"])
+def test_what_nobody_can_tell_is_refused(goes_on, job):
+    """Some parameters changed, some written with the values that they had."""
+    newest, checkpoint = named_job(job)
+    model, optimizer = attached_anew(job, checkpoint)
+    state = checkpoint[1]
+
+    def write(model):
+        with torch.no_grad():
+            model[0].weight.clamp_(-100, 100)
+            model[3].bias.fill_(0.5)
+
+    write(model)
+    if goes_on == "extended":
+        more = torch.nn.Parameter(torch.ones(2))
+        optimizer.add_param_group({"params": [("more", more)]})
+        state = {**state, "param_groups": optimizer.state_dict()["param_groups"]}
+    before = copy.deepcopy(model)
+    with pytest.raises(
+        RuntimeError, match=r'parameters "0.weight" were written.*upload_parameters'
+    ):
+        optimizer.load_state_dict(state)
+    assert largest_difference(model, before) == 0
+    assert optimizer.state_dict()["state"][0]["step"] == 6
+    if goes_on == "job":
+        optimizer.close()
+        model, optimizer = attached_anew(job, checkpoint, resume="job")
+        write(model)
+        with pytest.warns(UserWarning, match="goes on with its own state"):
+            optimizer.load_state_dict(state)
+        assert largest_difference(model, newest) == 0
+        return
+    optimizer.upload_parameters()
+    with pytest.warns(UserWarning, match="a state of 4: a script"):
+        optimizer.load_state_dict(state)
+    assert largest_difference(model, before) == 0
+    assert optimizer.state_dict()["state"][0]["step"] == 4
 
 
 def test_nothing_comes_back_after_a_step(job):
@@ -179,6 +272,103 @@ def test_a_group_that_is_added_before_the_load(job):
     assert all(torch.equal(model.state_dict()[key], checkpoint[0][key]) for key in checkpoint[0])
 
 
+CLASSES = {
+    "AdamW": (optstate.AdamW, {"lr": 0.01}),
+    "NAdam": (optstate.NAdam, {"lr": 0.01}),
+    "Adagrad": (optstate.Adagrad, {"lr": 0.01}),
+    "SGD": (optstate.SGD, {"lr": 0.01, "momentum": 0.9}),
+    "Lion": (optstate.Lion, {"lr": 0.001}),
+    "bfloat16": (optstate.AdamW, {"lr": 0.01}),
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+@pytest.mark.parametrize(
+    "state", ["empty", "begins anew", "moments of 0", "of some", "rounded", "of another step"]
+)
+def test_parameters_come_back_only_with_another_step(state, name, job):
+    """State that a script makes of the job's own is for the job's parameters."""
+    cls, options = CLASSES[name]
+    dtype = torch.bfloat16 if name == "bfloat16" else torch.float32
+    model = small_model(dtype=dtype)
+    with cls(model.named_parameters(), job=job, **options) as optimizer:
+        train(model, optimizer, range(6))
+    again = small_model(seed=9, dtype=dtype)
+    optimizer = cls(again.named_parameters(), job=job, **options)
+    saved = copy.deepcopy(optimizer.state_dict())
+    entries = saved["state"]
+    if state == "empty":
+        entries.clear()
+    elif state == "of some":
+        del entries[0], entries[3]
+    for index, entry in entries.items():
+        for key, value in entry.items():
+            if key == "step":
+                if state == "begins anew":
+                    value.zero_()
+                elif state == "of another step":
+                    value.sub_(1)
+            elif key not in ("mu_product", "master_param"):
+                if state in ("begins anew", "moments of 0"):
+                    value.zero_()
+                elif state == "rounded" and index == 1:
+                    value.mul_(0.5)
+    came_back = state == "of another step"
+    match = "with it 6 parameters" if came_back else "the 6 parameters .* are not put back"
+    with pytest.warns(UserWarning, match=match):
+        optimizer.load_state_dict(saved)
+    expected = small_model(seed=9, dtype=dtype) if came_back else model
+    assert largest_difference(again, expected) == 0
+    if state != "of another step":
+        shown = optimizer.state_dict()["state"]
+        keys = ["exp_avg", "momentum_buffer", "sum"]
+        for index, entry in entries.items():
+            for key in [key for key in keys if key in entry and state != "begins anew"]:
+                assert torch.equal(shown[index][key], entry[key])
+
+
+def test_state_that_counts_no_steps_is_of_another_unless_it_is_empty(job):
+    """As torch's SGD saves it."""
+    model = small_model()
+    make = {"lr": 0.01, "momentum": 0.9}
+    with optstate.SGD(model.named_parameters(), job=job, **make) as optimizer:
+        train(model, optimizer, range(6))
+    source = small_model(seed=3)
+    reference = torch.optim.SGD(source.named_parameters(), **make)
+    fresh = copy.deepcopy(reference.state_dict())
+    train(source, reference, range(4))
+    for saved, match in ((fresh, "are not put back"), (reference.state_dict(), "with it 6")):
+        again = small_model()
+        again.load_state_dict(source.state_dict())
+        optimizer = optstate.SGD(again.named_parameters(), job=job, **make)
+        with pytest.warns(UserWarning, match=match):
+            optimizer.load_state_dict(saved)
+        assert largest_difference(again, model if saved is fresh else source) == 0
+        optimizer.close()
+
+
+def test_what_puts_nothing_back_is_not_refused_for_its_parameters(job):
+    optstate.AdamW(small_model(seed=1).named_parameters(), lr=0.01, job=job).close()
+    model = small_model(seed=2)
+    optimizer = optstate.AdamW(model.named_parameters(), lr=0.01, job=job, resume="error")
+    states = {
+        index: {
+            "step": torch.tensor(0.0),
+            "exp_avg": torch.zeros_like(each),
+            "exp_avg_sq": torch.zeros_like(each),
+        }
+        for index, each in enumerate(model.parameters())
+    }
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": states, "param_groups": groups})
+    assert largest_difference(model, small_model(seed=1)) == 0
+    for entry in states.values():
+        entry["step"].fill_(2)
+    with pytest.raises(RuntimeError, match="replaced 6 parameters"):
+        optimizer.load_state_dict({"state": states, "param_groups": groups})
+    assert largest_difference(model, small_model(seed=1)) == 0
+
+
 def test_an_unknown_choice():
     with pytest.raises(ValueError, match="Invalid resume: 'never'"):
         optstate.AdamW(small_model().parameters(), resume="never")
@@ -201,6 +391,37 @@ def _resume(connection, rank, endpoint, job, checkpoint, order, lone_load):
     train(model, optimizer, range(4, 8))
     dist.barrier()
     return [parameter.detach().tolist() for parameter in model.parameters()]
+
+
+def _resume_edited(connection, rank, endpoint, job, checkpoint, writes_alike):
+    checkpoint = torch.load(io.BytesIO(checkpoint))
+    model = small_model(seed=9)
+    model.load_state_dict(checkpoint[0])
+    optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=endpoint)
+    with torch.no_grad():
+        model[3].bias.fill_(0.5)
+        if writes_alike:
+            torch.nn.parallel.DistributedDataParallel(model)
+        elif rank == 1:
+            model[0].weight.clamp_(-100, 100)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        try:
+            optimizer.load_state_dict(checkpoint[1])
+        except RuntimeError as error:
+            return str(error)
+    return " ".join(str(each.message) for each in heard)
+
+
+@pytest.mark.parametrize("writes_alike", [True, False])
+def test_parameters_that_were_changed_on_ranks(daemon, job, writes_alike):
+    """Beside a wrapper that writes all, a change cannot be told from a load of the model."""
+    checkpoint = run(rank_job, 2, daemon.shm, job)[0]
+    said = run(_resume_edited, 2, daemon.shm, job, checkpoint, writes_alike)
+    if writes_alike:
+        assert "but none of the 6 parameters" in said[0]
+    else:
+        assert all("nobody can tell" in each for each in said)
 
 
 def rank_job(connection, rank, endpoint, job):

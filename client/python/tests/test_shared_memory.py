@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 
 import optstate
 import pytest
@@ -184,6 +185,66 @@ def test_processes_that_train_shared_parameters_are_refused(daemon):
         ranks.connections[1].send("train")
         assert ranks._receive(1, "result") == [-2.0, -2.0]
     assert shared.tolist() == [-2.0, -2.0]
+
+
+def _in_a_fork(function):
+    """What it returns in a child that has all of this process's memory."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=lambda: theirs.send(function()), daemon=True)
+    child.start()
+    assert ours.poll(60)
+    found = ours.recv()
+    child.join(60)
+    return found
+
+
+def _construct_and_step(shared, endpoint):
+    try:
+        with optstate.SGD([("w", shared)], lr=1.0, endpoint=endpoint) as optimizer:
+            shared.grad = torch.ones_like(shared)
+            optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return shared.tolist()
+
+
+@pytest.mark.parametrize("shares", ["before", "after", "after, and uploads"])
+def test_a_forked_process_is_refused(shares, daemon):
+    """It inherits what this process knows of its locks, and not the locks."""
+    shared = torch.nn.Parameter(torch.zeros(2))
+    if shares == "before":
+        shared.share_memory_()
+    optimizer = optstate.SGD([("w", shared)], lr=1.0, endpoint=daemon.shm)
+    if shares != "before":
+        shared.share_memory_()
+    if shares == "after, and uploads":
+        optimizer.upload_parameters()
+    else:
+        shared.grad = torch.ones_like(shared)
+        optimizer.step()
+    before = shared.tolist()
+    said = _in_a_fork(lambda: _construct_and_step(shared, daemon.shm))
+    assert '"w" is in shared memory' in said
+    assert shared.tolist() == before
+    optimizer.close()
+    said = _in_a_fork(lambda: _construct_and_step(shared, daemon.shm))
+    assert said == shared.tolist() == [each - 1 for each in before]
+
+
+def test_who_shares_its_parameters_later_may_be_the_second_process(daemon):
+    shared = torch.nn.Parameter(torch.zeros(2))
+    optimizer = optstate.SGD([("w", shared)], lr=1.0, endpoint=daemon.shm)
+    with running(_train_shared, 1, shared, daemon.shm, grouped=False) as ranks:
+        ranks.connections[0].send("begin")
+        assert ranks.hear(0) == ""
+        shared.grad = torch.ones_like(shared)
+        with pytest.raises(RuntimeError, match='"w" is in shared memory'):
+            optimizer.step()
+        ranks.connections[0].send("train")
+        assert ranks._receive(0, "result") == [-1.0, -1.0]
+    optimizer.step()
+    assert optimizer.committed_step == 1
 
 
 def test_one_process_may_train_shared_parameters():

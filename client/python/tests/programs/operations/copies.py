@@ -56,7 +56,7 @@ def reattach(side: Any, wire: str, seed: int, scrambles: bool) -> None:
                         parameter.copy_(random_values(parameter.shape, seed + number))
         side.adopt(side.make_optimizer(groups, wire))
         # Else a load before the first step puts back what attaching replaced.
-        side.model.load_state_dict(copy.deepcopy(side.model.state_dict()))
+        side.optimizer.upload_parameters()
     else:
         former = side.optimizer
         side.adopt(side.make_optimizer(groups, wire))
