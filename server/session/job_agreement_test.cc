@@ -157,6 +157,16 @@ TEST_F(JobAgreementTest, LoadsOfEqualContent) {
   EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, 0), changed_[0]);
 }
 
+// As ranks do that agree about a load before: nobody else's is dropped by it.
+TEST_F(JobAgreementTest, ALoadThatIsBegunTwiceBeforeItHasAnything) {
+  for (uint32_t rank = 0; rank < 3; ++rank) {
+    ASSERT_TRUE(harness_.job().BeginLoad(rank).ok());
+  }
+  for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(Change(rank).ok());
+  ASSERT_TRUE(harness_.FinishAll().status.ok());
+  EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, 0), changed_[0]);
+}
+
 // The commit that is repeated because its answer was lost is of no new step.
 TEST_F(JobAgreementTest, ARepeatedCommitIsNone) {
   ASSERT_TRUE(Change(0).ok());

@@ -54,6 +54,8 @@ absl::Status JobImpl::BeginLoad(uint32_t rank) {
     return absl::FailedPreconditionError(absl::StrCat(
         "rank ", rank, " has finished its load and waits for the others"));
   }
+  // Who says early that it will load says it again when it does.
+  if (load_.begun(rank) && !load_.has_loaded(rank)) return absl::OkStatus();
   DropStaged(rank);
   LeaveLoadRound(rank, "has begun its load anew");
   if (!load_.active()) StartLoadRound();
@@ -199,6 +201,7 @@ absl::Status JobImpl::Load(uint32_t rank, v1::StateArray array,
                            DType dtype, absl::Span<const std::byte> data) {
   absl::MutexLock lock(&mu_);
   OPTSTATE_RETURN_IF_ERROR(CheckLoading(rank));
+  load_.NoteLoaded(rank);
   const ElementRange range = {array, parameter, begin, numel};
   if (array == v1::STATE_ARRAY_GRADIENT_NORM) {
     return absl::InvalidArgumentError(

@@ -85,6 +85,7 @@ void LoadRound::DropRank(uint32_t rank) {
   if (state.finished) --finished_count_;
   state.begun = false;
   state.finished = false;
+  state.has_loaded = false;
   state.content_digest = 0;
   state.dropped = absl::OkStatus();
   std::fill(state.loaded.begin(), state.loaded.end(), 0);

@@ -31,6 +31,9 @@ class LoadRound {
 
   // Starts the rank's load, anew if it had begun.
   void Begin(uint32_t rank);
+  // Whether the rank has given something since it began.
+  bool has_loaded(uint32_t rank) const { return ranks_[rank].has_loaded; }
+  void NoteLoaded(uint32_t rank) { ranks_[rank].has_loaded = true; }
   // Notes masters [begin, end) of a piece of the rank.
   void NoteMaster(uint32_t rank, size_t piece, uint64_t begin, uint64_t end);
   // FAILED_PRECONDITION, naming the first, when masters of the rank's pieces of
@@ -59,6 +62,7 @@ class LoadRound {
   struct Rank {
     bool begun = false;
     bool finished = false;
+    bool has_loaded = false;
     uint64_t request_id = 0;
     uint64_t content_digest = 0;
     absl::Status dropped;

@@ -529,6 +529,21 @@ class Attachment:
         self.parameters.remember()
 
     @contextlib.contextmanager
+    def announced(self) -> Iterator[None]:
+        """Where ranks agree before a load. One that steps instead would never come to it: the
+        daemon tells it, because this one has begun."""
+        if self._ranks.world_size == 1:
+            yield
+            return
+        self.session.begin_load()  # it drops what was pushed
+        self.gradients.forget_pushed()
+        try:
+            yield
+        except BaseException:
+            self.session.abort(self.next_step)
+            raise
+
+    @contextlib.contextmanager
     def _named_on_disagreement(
         self, parameters: Sequence[int], entries: dict[int, Any] | None
     ) -> Iterator[None]:

@@ -505,10 +505,8 @@ class Served:
             parameter_specs(groups, parameter_names(groups, self.names_by_id))
         except Exception as failure:
             error = failure
-        if ranks.world_size > 1:
-            # A rank that steps instead is told by the daemon; it would never come to agree.
-            old.session.begin_load()
-        ranks.agree(error)
+        with old.announced():
+            ranks.agree(error)
         count = sum(len(group["params"]) for group in old_groups)
         new_count = sum(len(group["params"]) for group in new_groups)
         extend_with = [*old.parameters.changed(), *range(count, count + new_count)]

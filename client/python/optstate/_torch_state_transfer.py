@@ -351,7 +351,8 @@ class StateTransfer:
         replaced = self._served.replaced
         if replaced is None:
             return []
-        found = replaced.to_put_back(attachment.ranks, is_of_another_step)
+        with attachment.announced():
+            found = replaced.to_put_back(attachment.ranks, is_of_another_step)
         if found and self._served.settings.resume == "error":
             raise RuntimeError(
                 f'attaching to job "{attachment.job}" replaced {len(found)} parameters, and the'

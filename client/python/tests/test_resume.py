@@ -449,3 +449,30 @@ def test_ranks_that_had_other_parameters_are_refused(daemon, job):
     checkpoint = run(rank_job, 2, daemon.shm, job)[0]
     with pytest.raises(RankFailed, match="but ranks had other ones"):
         run(_resume, 2, daemon.shm, job, checkpoint, "unwrapped", True)
+
+
+def _one_loads_after_attaching(connection, rank, job, endpoint):
+    model = small_model()
+    optimizer = optstate.AdamW(model.named_parameters(), lr=0.01, job=job, endpoint=endpoint)
+    train(model, optimizer, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    train(model, optimizer, range(2, 4))
+    present = copy.deepcopy(optimizer.state_dict())
+    optimizer.close()
+    model = small_model(seed=3)
+    optimizer = optstate.AdamW(
+        model.named_parameters(), lr=0.01, job=job, endpoint=endpoint, step_timeout=600
+    )
+    try:
+        optimizer.load_state_dict(saved if rank == 0 else present)
+        train(model, optimizer, range(4, 5))
+    except Exception as error:  # rank 0's is torch.distributed's, when the other has gone
+        return type(error).__name__, str(error)
+    return None
+
+
+def test_a_rank_whose_checkpoint_is_the_job_is_told_of_the_other_ones_load(job, daemon):
+    first, second = run(_one_loads_after_attaching, 2, job, daemon.shm)
+    assert first is not None
+    assert second[0] == "FailedPreconditionError"
+    assert "rank 0 has begun a load" in second[1]
