@@ -375,7 +375,7 @@ class StateTransfer:
         if replaced and not is_of_another_step:
             warn(
                 f'job "{attachment.job}" gets the state that is loaded, but the {replaced}'
-                " parameters that attaching to it had replaced are not put back: they are only"
+                " parameters that attaching to it had replaced are not put back: that is done only"
                 " with state of another step than the job's",
             )
             return

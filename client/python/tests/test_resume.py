@@ -308,7 +308,10 @@ def test_parameters_come_back_only_with_another_step(state, name, job):
                     value.zero_()
                 elif state == "of another step":
                     value.sub_(1)
-            elif key not in ("mu_product", "master_param"):
+            elif key == "mu_product":
+                if state == "begins anew":
+                    value.fill_(1)
+            elif key != "master_param":
                 if state in ("begins anew", "moments of 0"):
                     value.zero_()
                 elif state == "rounded" and index == 1:
