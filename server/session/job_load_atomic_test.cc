@@ -423,7 +423,8 @@ TEST(LoadLimitTest, ALoadCountsAgainstTheLimitOfItsUser) {
   JobHarness harness(setup);
   harness.Start(harness.RandomTensors(1));
   v1::Limits limits;
-  limits.set_user_state_bytes_max(10000);  // less than a first part
+  limits.set_user_state_bytes_max(
+      1);  // that of jobs that are there is not counted
   harness.job().SetLimits(limits);
   ASSERT_TRUE(harness.job().BeginLoad(0).ok());
   const absl::Status refused =
