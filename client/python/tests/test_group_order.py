@@ -146,8 +146,8 @@ def test_a_job_that_is_deleted_while_it_grows_is_not_made_anew(job, daemon, monk
     served = optimizer._served
     detach = served.detach
 
-    def detach_and_delete(because):
-        detach(because)
+    def detach_and_delete(because, **options):
+        detach(because, **options)
         daemon.run_optctl("delete", "job", job)
 
     monkeypatch.setattr(served, "detach", detach_and_delete)
