@@ -151,8 +151,10 @@ TEST_P(DynamicTest, TakesTheNearestOfEveryValue) {
         const double value = static_cast<double>(values[i]) / scale;
         double nearest = kInfinity;
         for (double x : map) nearest = std::min(nearest, std::abs(x - value));
+        // The place among 128 or 256 is computed in float32, so half way
+        // between two it may be 2^-16 of their distance on the wrong side.
         ASSERT_LE(std::abs(defined[encoded.codes[i]] - value),
-                  nearest + 1e-6 * std::abs(value))
+                  nearest * (1 + 0x1p-13) + 1e-6 * std::abs(value))
             << value;
       }
     }
