@@ -27,6 +27,8 @@ _SURGERY = ("pop_group", "pop_parameter", "reverse_groups", "reverse_parameters"
 REFUSALS = (
     Refusal(RuntimeError, r"(is not what|has more than|other tensors than) w.* attached", _SURGERY),
     Refusal(RuntimeError, r"param_groups lost parameters", _SURGERY),
+    # torch's state_dict() of state that no group has the parameter of any more.
+    Refusal(KeyError, r"^\d{10,}$", _SURGERY),
     Refusal(KeyError, r"in no group of the optimizer any more", _SURGERY),
     # torch loads state by place, of whatever shape.
     Refusal(ValueError, r"loaded \w+ of parameter .* has shape", _SURGERY),
@@ -68,5 +70,7 @@ def refusal_of(error: BaseException) -> Refusal | None:
 
 def torchs_own_refusal(error: BaseException, before: set[str]) -> bool:
     """What torch refuses and ours does, after these operations: a state_dict() with state of
-    parameters that no group has any more."""
+    parameters that no group has any more; an SGD whose momentum not all parameters have."""
+    if isinstance(error, TypeError) and "but got NoneType" in str(error):
+        return True
     return isinstance(error, KeyError) and bool(before & {"pop_group", "pop_parameter"})
