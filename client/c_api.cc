@@ -1,5 +1,6 @@
 #include "client/c_api.h"
 
+#include <algorithm>
 #include <exception>
 #include <memory>
 #include <new>
@@ -26,6 +27,10 @@ struct optstate_session {
   // What optstate_session_info points to.
   std::string endpoint;
   std::string wire;
+};
+
+struct optstate_views {
+  std::unique_ptr<client::ParameterViews> views;
 };
 
 namespace {
@@ -228,6 +233,52 @@ int optstate_session_parameter(optstate_session* session, uint32_t parameter,
     return absl::OkStatus();
   });
 }
+
+int optstate_views_map(optstate_session* session, optstate_views** out) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<client::ParameterViews> views,
+                              s.MapViews());
+    *out = new optstate_views{std::move(views)};
+    return absl::OkStatus();
+  });
+}
+
+int optstate_views_parameter(optstate_views* views, uint32_t parameter,
+                             void** data, size_t* bytes) {
+  return Guarded([&] {
+    const absl::Span<std::byte> span = views->views->parameter(parameter);
+    *data = span.data();
+    *bytes = span.size();
+    return absl::OkStatus();
+  });
+}
+
+int optstate_views_find_written(optstate_session* session,
+                                optstate_views* views, uint32_t* parameters,
+                                size_t capacity, size_t* count) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    std::vector<uint32_t> found;
+    OPTSTATE_RETURN_IF_ERROR(s.FindWritten(views->views.get(), &found));
+    if (found.size() > capacity) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("room for ", capacity, " parameters, ", found.size(),
+                       " were written"));
+    }
+    std::copy(found.begin(), found.end(), parameters);
+    *count = found.size();
+    return absl::OkStatus();
+  });
+}
+
+int optstate_views_release(optstate_views* views) {
+  return Guarded([&] { return views->views->Release(); });
+}
+
+int optstate_views_keep(optstate_views* views) {
+  return Guarded([&] { return views->views->Keep(); });
+}
+
+void optstate_views_free(optstate_views* views) { delete views; }
 
 int optstate_push(optstate_session* session, uint64_t step, uint32_t micro_step,
                   uint32_t first, uint32_t count) {

@@ -257,6 +257,29 @@ OPTSTATE_EXPORT int optstate_session_parameter(optstate_session* session,
                                                const void** data,
                                                size_t* bytes);
 
+/* The parameters as memory that the trainer may write (shared memory alone:
+ * UNIMPLEMENTED elsewhere, and with a daemon that speculates). What the daemon
+ * writes is there; what the trainer writes is in copies of its own until they
+ * are released, and the daemon does not see it. The memory outlives the session
+ * and ends with optstate_views_free. */
+typedef struct optstate_views optstate_views;
+OPTSTATE_EXPORT int optstate_views_map(optstate_session* session,
+                                       optstate_views** out);
+OPTSTATE_EXPORT int optstate_views_parameter(optstate_views* views,
+                                             uint32_t parameter, void** data,
+                                             size_t* bytes);
+/* Parameters, ascending, of which the trainer's values are not those of the
+ * committed step; `capacity`: the number of parameters is enough. */
+OPTSTATE_EXPORT int optstate_views_find_written(optstate_session* session,
+                                                optstate_views* views,
+                                                uint32_t* parameters,
+                                                size_t capacity, size_t* count);
+/* Drops the trainer's copies: the daemon's values are there again. */
+OPTSTATE_EXPORT int optstate_views_release(optstate_views* views);
+/* Copies everything: what the daemon writes from now on is not there. */
+OPTSTATE_EXPORT int optstate_views_keep(optstate_views* views);
+OPTSTATE_EXPORT void optstate_views_free(optstate_views* views);
+
 /* Declares that the rank's pieces of parameters [first, +count) hold their
  * gradients of `step` (committed_step + 1). Returns when it is submitted; an
  * error of the daemon shows here or at commit. After an error nothing of the

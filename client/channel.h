@@ -58,6 +58,7 @@ struct Attached {
   // See v1::AttachReply; none of an older daemon.
   std::optional<uint32_t> loads_finished;
   uint32_t load_required_from = 0;
+  bool speculates = false;
   // What this session staged of the next step before it lost its connection,
   // as far as it is there still; ascending and within the rank's pieces.
   std::vector<StagedPieces> staged;
@@ -124,6 +125,9 @@ class Channel {
   // Holds the parameters of the committed step after Connect, WaitCommit and
   // FinishLoad.
   virtual absl::Span<const std::byte> parameter_area() const = 0;
+  // The file that the area is a mapping of; -1: it is none. It changes when the
+  // session connects anew.
+  virtual int parameter_file() const { return -1; }
 
   // Submits; waits only while the wire is full. What becomes of it is known
   // after Flush, see failed_push().

@@ -42,6 +42,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "client/load_digest.h"
+#include "client/parameter_views.h"
 #include "client/session_types.h"
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
@@ -107,6 +108,16 @@ class Session {
   // The parameter as of the committed step: numel elements of its own dtype,
   // contiguous, read-only. Changes during Commit (any rank's) and FinishLoad.
   absl::Span<const std::byte> parameter(uint32_t parameter) const;
+
+  // The parameters as memory that the trainer may write; outlives the session.
+  // UNIMPLEMENTED: over a wire that copies parameters, of a daemon that
+  // speculates, where the kernel does not tell which pages were written.
+  absl::StatusOr<std::unique_ptr<ParameterViews>> MapViews();
+  // Parameters, ascending, that differ from those of the committed step because
+  // the trainer has written them in `views`. DATA_LOSS: the parameter file was
+  // cut short. FAILED_PRECONDITION while a commit is under way.
+  absl::Status FindWritten(ParameterViews* views,
+                           std::vector<uint32_t>* parameters);
 
   // Declares that the rank's pieces of parameters [first, +count) hold their
   // gradients of `step`, which is committed_step + 1. Returns when that is
@@ -286,6 +297,7 @@ class Session {
   std::optional<LoadDigest> load_digest_;  // of LoadContent::kSame
   bool finishing_load_ = false;
   uint32_t load_required_from_ = 0;
+  bool speculates_ = false;
   std::optional<uint32_t> loads_finished_;  // of the job, as far as is known
   std::optional<CommitOptions> commit_;     // started, not answered
   bool commit_sent_ = false;                // over the present connection

@@ -179,6 +179,7 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
                         .good_steps = attached.good_steps(),
                         .hysteresis_left = attached.hysteresis_left()};
   result.load_required_from = attached.load_required_from();
+  result.speculates = attached.speculates();
   if (attached.has_loads_finished()) {
     result.loads_finished = attached.loads_finished();
   }

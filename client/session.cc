@@ -123,6 +123,7 @@ absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
   committed_step_ = attached.committed_step;
   loss_scaler_ = attached.loss_scaler;
   load_required_from_ = attached.load_required_from;
+  speculates_ = attached.speculates;
   loads_finished_ = attached.loads_finished;
   phase_ = attached.phase;
   marks_.resize(setup_->partition.pieces.size());
@@ -178,6 +179,33 @@ absl::Span<const std::byte> Session::parameter(uint32_t parameter) const {
   return channel_->parameter_area().subspan(
       setup_->layout.parameter_offset_bytes(parameter),
       static_cast<uint64_t>(spec.numel) * SizeInBytes(spec.dtype));
+}
+
+absl::StatusOr<std::unique_ptr<ParameterViews>> Session::MapViews() {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  if (speculates_) {
+    return Annotated(absl::UnimplementedError(
+        "the daemon speculates (engine.speculative): it writes parameters "
+        "while the trainer still computes with them"));
+  }
+  if (channel_->parameter_file() < 0) {
+    return Annotated(absl::UnimplementedError(absl::StrCat(
+        "over ", std::string(channel_->wire()), " parameters are copied")));
+  }
+  absl::StatusOr<std::unique_ptr<ParameterViews>> views =
+      ParameterViews::Map(channel_->parameter_file(), setup_->layout);
+  if (!views.ok()) return Annotated(views.status());
+  return views;
+}
+
+absl::Status Session::FindWritten(ParameterViews* views,
+                                  std::vector<uint32_t>* parameters) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  if (channel_->parameter_file() < 0) {
+    return Annotated(absl::InternalError("views of a session without a file"));
+  }
+  return Annotated(views->FindWritten(channel_->parameter_file(),
+                                      channel_->parameter_area(), parameters));
 }
 
 absl::Status Session::Annotated(const absl::Status& status) const {

@@ -44,6 +44,7 @@ class ShmChannel final : public Channel {
 
   absl::Span<std::byte> gradient_area() override;
   absl::Span<const std::byte> parameter_area() const override;
+  int parameter_file() const override { return parameters_.file(); }
 
   absl::Status Push(const PushRange& range, absl::Time deadline) override;
   absl::Status Flush(absl::Time deadline) override;

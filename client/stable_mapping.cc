@@ -32,6 +32,7 @@ absl::Status StableMapping::Replace(UniqueFd fd, uint64_t bytes) {
   madvise(data, bytes, MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(data);
   size_ = bytes;
+  file_ = std::move(fd);
   return absl::OkStatus();
 }
 

@@ -31,8 +31,11 @@ class StableMapping {
 
   // Empty before the first Replace.
   absl::Span<const std::byte> bytes() const { return {data_, size_}; }
+  // Of the last Replace, -1 before; closed by the next one.
+  int file() const { return file_.get(); }
 
  private:
+  UniqueFd file_;
   std::byte* data_ = nullptr;
   uint64_t size_ = 0;
 };

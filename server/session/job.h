@@ -135,6 +135,7 @@ struct AttachResult {
   uint32_t hysteresis_left = 0;
   uint32_t loads_finished = 0;
   uint32_t load_required_from = 0;
+  bool speculates = false;
   std::vector<StagedRange> staged;  // see v1::AttachReply
 };
 

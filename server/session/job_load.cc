@@ -207,9 +207,9 @@ absl::Status JobImpl::Load(uint32_t rank, v1::StateArray array,
     return absl::InvalidArgumentError(
         "gradient norms are no state: they cannot be loaded");
   }
-  const absl::Status loaded = ElementAccess::IsPerParameter(array)
-                                  ? LoadNumbers(range, data)
-                                  : LoadElements(rank, range, dtype, data);
+  absl::Status loaded = ElementAccess::IsPerParameter(array)
+                            ? LoadNumbers(range, data)
+                            : LoadElements(rank, range, dtype, data);
   if (absl::IsResourceExhausted(loaded)) DropLoad(loaded);
   return loaded;
 }

@@ -275,8 +275,7 @@ class AtomicLoadTest : public ::testing::Test {
   absl::Status LoadPart(uint32_t rank) {
     for (uint32_t p = 0; p < other_.size(); ++p) {
       for (const auto array : {kExpAvg, kExpAvgSq, kMaster}) {
-        const absl::Status status =
-            harness_.LoadArray(rank, array, p, other_[p]);
+        absl::Status status = harness_.LoadArray(rank, array, p, other_[p]);
         if (!status.ok()) return status;
       }
     }

@@ -159,6 +159,8 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   result.hysteresis_left = record().hysteresis_left;
   result.loads_finished = record().loads_finished;
   result.load_required_from = record().load_required_from;
+  result.speculates = options_.config.engine().speculative() &&
+                      StepScheduler::CanSpeculate(layout_of_job());
   if (shape_->description.accumulate) {
     result.staged = StagedRanges(spec.rank);
   }

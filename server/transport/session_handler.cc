@@ -242,6 +242,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
   reply.set_hysteresis_left(result->hysteresis_left);
   reply.set_loads_finished(result->loads_finished);
   reply.set_load_required_from(result->load_required_from);
+  reply.set_speculates(result->speculates);
   for (const StagedRange& range : result->staged) {
     v1::StagedRange* staged = reply.add_staged();
     staged->set_first_piece(range.first_piece);

@@ -209,6 +209,18 @@ _PROTOTYPES = {
         c_int,
         (c_void_p, c_uint32, POINTER(c_void_p), POINTER(c_size_t)),
     ),
+    "optstate_views_map": (c_int, (c_void_p, POINTER(c_void_p))),
+    "optstate_views_parameter": (
+        c_int,
+        (c_void_p, c_uint32, POINTER(c_void_p), POINTER(c_size_t)),
+    ),
+    "optstate_views_find_written": (
+        c_int,
+        (c_void_p, c_void_p, c_void_p, c_size_t, POINTER(c_size_t)),
+    ),
+    "optstate_views_release": (c_int, (c_void_p,)),
+    "optstate_views_keep": (c_int, (c_void_p,)),
+    "optstate_views_free": (None, (c_void_p,)),
     "optstate_push": (c_int, (c_void_p, c_uint64, c_uint32, c_uint32, c_uint32)),
     "optstate_push_gradients": (
         c_int,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import math
 import os
 import secrets
@@ -49,6 +50,7 @@ class Settings:
     master_format: str = "float32"
     accumulate_dtype: str | None = None  # float32
     resume: str = "checkpoint"
+    views: bool = True
     # Options that torch's class has, which a group can lose.
     required: Collection[str] = ()
     # What torch gives its constructor and no group can change: Adagrad's first sum.
@@ -241,14 +243,26 @@ class Attachment:
         # The step whose commit was begun, until its parameters are read back.
         self.committing: int | None = None
 
+    def map_views(self) -> None:
+        """Makes parameters views of the daemon's, where that can be."""
+        try:
+            self.parameters.map_views()
+        except errors.UnimplementedError as error:
+            logging.getLogger("optstate").info("parameters are copied: %s", error)
+
     def _leave_memory(self) -> None:
         if self._trained is not None:
             self._trained.leave()
 
     def close(self) -> None:
-        """Closes the session. Idempotent."""
+        """Closes the session; parameters keep their values. Idempotent."""
         self._leave_memory()
         self.parameters.unlock()
+        self.end()
+
+    def end(self) -> None:
+        # First: nobody but this session's ranks lets the engine write.
+        self.parameters.end_views()
         self.session.close()
 
     @property
@@ -328,7 +342,7 @@ class Attachment:
         else:
             self.parameters.check_tensors()
             self.parameters.locate()  # the trainer may have moved them since
-            self.parameters.read(without_gradient=self.without_gradient)
+            self.parameters.read(without_gradient=self.without_gradient, after_step=True)
             self.gradients.forget_pushed()
         self.micro_step, self.committing = 0, None
         return outcome
@@ -526,7 +540,7 @@ class Attachment:
                     if attempt + 1 == _LOADS_MAX:
                         raise
         self.broken_load = None
-        self.parameters.remember()
+        self.parameters.settle()
 
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import array
 import itertools
 import operator
 from collections.abc import Collection, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -14,6 +15,7 @@ from optstate._torch_layout import raise_exchanged
 from optstate._torch_memory import SharedMemoryLock, check_disjoint, lock_shared_memory
 from optstate._torch_tensors import (
     DTYPES,
+    bits_sum,
     compare_memory,
     dtype_of,
     equal_bits,
@@ -25,6 +27,7 @@ from optstate._torch_tensors import (
     shape_of,
     version_of,
 )
+from optstate._torch_views import ParameterViews, may_be_view
 from optstate.session import ParameterSpec, Session
 
 
@@ -75,6 +78,12 @@ class Parameters:
         self._direct_indices = array.array("I")
         self._direct_pointers = array.array("Q")
         self._indirect: list[int] = []
+        # Views: where each has been made, and those that are there still.
+        self._views: ParameterViews | None = None
+        self._view_pointers: dict[int, int] = {}
+        self._in_view: set[int] = set()
+        # Of those without a gradient here, before a step of several ranks.
+        self._idle_sums: dict[int, Any] = {}
         self.remember()
 
     def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -157,6 +166,9 @@ class Parameters:
         equal = self._equal_to_daemon(self._indices)
         return [index for index in self._indices if index not in equal]
 
+    def names_by_id(self) -> dict[int, str]:
+        return {id(each): spec.name for each, spec in zip(self._parameters, self._specs)}
+
     def index_of(self, tensor: torch.Tensor) -> int | None:
         """Of a parameter in the job; None when it is not one."""
         return self._index_of.get(id(tensor))
@@ -213,10 +225,15 @@ class Parameters:
         self.check_tensors()
         direct, indirect = [], []
         self._pointers = []
+        self._in_view = set()
         for index, parameter in enumerate(self._parameters):
             by_address = parameter.is_cpu and parameter.is_contiguous() and not parameter.is_neg()
-            (direct if by_address else indirect).append(index)
-            self._pointers.append(parameter.data_ptr() if by_address else None)
+            pointer = parameter.data_ptr() if by_address else None
+            if pointer is not None and self._view_pointers.get(index) == pointer:
+                self._in_view.add(index)  # read() finds it there
+            else:
+                (direct if by_address else indirect).append(index)
+            self._pointers.append(pointer)
         self._direct_indices = array.array("I", direct)
         self._direct_pointers = array.array("Q", map(self._pointers.__getitem__, direct))
         self._indirect = indirect
@@ -229,10 +246,11 @@ class Parameters:
         that another process's optimizer updates.
         """
         versions, places = self._versions_and_places()
-        if versions == self._versions and places == self._places:
+        in_view = self._written_in_view()
+        if not in_view and versions == self._versions and places == self._places:
             return []
         self._check_places(places)
-        differing = self.written()
+        differing = self._differing(versions, places, in_view)
         if differing:
             self.locate()
         else:
@@ -251,12 +269,26 @@ class Parameters:
 
     def written(self) -> list[int]:
         """As :meth:`changed`, for who only looks."""
-        versions, places = self._versions_and_places()
+        return self._differing(*self._versions_and_places(), self._written_in_view())
+
+    def _written_in_view(self) -> list[int]:
+        return self._views.written() if self._views is not None else []
+
+    def _differing(self, versions: list[int], places: list[Any], in_view: list[int]) -> list[int]:
         touched = {index for index in self._indices if versions[index] != self._versions[index]}
         for part, now, before in zip(self._parts, places, self._places):
             if now != before:
                 touched.update(self._indices[part])
-        return [index for index in sorted(touched) if not self._equals_daemon(index)]
+        # Of views the kernel has said which were written, with a trace or without.
+        touched.difference_update(
+            [i for i in touched & self._in_view if self._is_in_view(i)], in_view
+        )
+        differing = {index for index in touched if not self._equals_daemon(index)}
+        differing.update(index for index in in_view if self._is_in_view(index))
+        return sorted(differing)
+
+    def _is_in_view(self, index: int) -> bool:
+        return self._parameters[index].data_ptr() == self._view_pointers.get(index)
 
     def differing(self) -> list[int]:
         """Parameters that differ from the daemon's, also if they were written without a trace.
@@ -290,15 +322,30 @@ class Parameters:
         )
 
     @torch.no_grad()
-    def read(self, *, without_gradient: Sequence[int] = (), but_direct: bool = False) -> None:
+    def read(
+        self,
+        *,
+        without_gradient: Sequence[int] = (),
+        but_direct: bool = False,
+        after_step: bool = False,
+    ) -> None:
         """Overwrites parameters in place with the daemon's.
 
-        Tensors are where the last remember(), changed() or locate() found them.
+        Tensors are where the last remember(), changed() or locate() found them. after_step:
+        views have the daemon's values, but for what was written during the step, which the
+        next one takes.
         without_gradient: those that are touched only if they differ, because another
         rank had a gradient. A graph that torch would not break is not broken then.
         but_direct: the other direct ones have the daemon's values.
         """
+        if self._views is not None and not after_step:
+            self._views.release()
         equal = self._equal_to_daemon(without_gradient) if without_gradient else set()
+        if self._idle_sums:
+            equal -= {
+                i for i, was in self._idle_sums.items() if bits_sum(self._parameters[i]) != was
+            }
+            self._idle_sums = {}
         if not but_direct:
             self._read_direct(equal)
         elif len(equal) < len(without_gradient):
@@ -316,6 +363,50 @@ class Parameters:
             increment_versions(written)
             versions += map(version_of, parameters)
         self._versions = versions
+
+    def note_idle(self, indices: Sequence[int]) -> None:
+        """Before a step: those without a gradient here, which other ranks may have."""
+        self._idle_sums = {
+            index: bits_sum(self._parameters[index]) for index in indices if index in self._in_view
+        }
+
+    # Views.
+
+    def map_views(self) -> None:
+        """Makes tensors views of the daemon's values, where nobody would miss their memory.
+
+        errors.UnimplementedError: there can be none, and why.
+        """
+        self._views = ParameterViews(self._session)
+        self._adopt()
+        self.remember()
+
+    def _adopt(self) -> None:
+        assert self._views is not None
+        self._remembered = []  # which share the memory that nobody else may miss
+        for index, parameter in enumerate(self._parameters):
+            if index in self._in_view or not may_be_view(parameter):
+                continue
+            view = self._views.tensor(index, parameter.shape, parameter.dtype)
+            parameter.data = view
+            self._view_pointers[index] = view.data_ptr()
+
+    def settle(self) -> None:
+        """After a load: the daemon has what the tensors have."""
+        if self._views is not None:
+            self._views.release()
+            self.locate()
+            self._adopt()
+        self.remember()
+
+    def end_views(self) -> None:
+        """Of a session that is closed."""
+        if self._views is not None:
+            self._views.end()
+
+    @property
+    def views(self) -> ParameterViews | None:
+        return self._views
 
     def _read_direct(self, but: Collection[int]) -> None:
         indices, pointers = self.direct(but=but)

@@ -235,6 +235,8 @@ class Served:
                 held = {i: entry for i, entry in self._held(tensors).items() if i >= first}
                 attachment.load(groups, range(first, len(tensors)), held)
             replaced = None if is_new else ReplacedParameters(attachment.parameters)
+            if self.settings.views:
+                attachment.map_views()
             attachment.parameters.read()
             if replaced is not None:
                 replaced.note_read(attachment.parameters)
@@ -253,7 +255,7 @@ class Served:
         self.attachment = attachment
         _living.add(self)
         # Also at interpreter exit; closing does nothing in a forked child.
-        self._finalizer = weakref.finalize(self, attachment.session.close)
+        self._finalizer = weakref.finalize(self, attachment.end)
         if self.settings.overlap:
             self._hook_gradients(tensor for group in groups for tensor in group["params"])
         attachment.warn_if_embedded()
@@ -457,8 +459,9 @@ class Served:
         last = len(self.param_groups) - 1
         new = self.param_groups[last:]
         if old.parameters.left_out or any(map(is_frozen, new[0]["params"])):
+            names = {**self.names_by_id, **old.parameters.names_by_id()}
             new = groups_with(
-                self.param_groups, self.names_by_id, lambda each: not is_frozen(each), only={last}
+                self.param_groups, names, lambda each: not is_frozen(each), only={last}
             )
         if new:
             self._extend(old, self.param_groups[:-1], new, "add_param_group()")
@@ -469,7 +472,9 @@ class Served:
         """Extends the job by parameters that were frozen; returns the new attachment."""
         old = self.attached()
         wanted = set(map(id, tensors))
-        new = groups_with(self.param_groups, self.names_by_id, lambda each: id(each) in wanted)
+        # A name of a place may be one that the job has given, before groups changed theirs.
+        names = {**self.names_by_id, **old.parameters.names_by_id()}
+        new = groups_with(self.param_groups, names, lambda each: id(each) in wanted)
         new = [group for group in new if group["params"]]
         self._extend(old, self.param_groups, new, "giving a frozen parameter a gradient")
         return self.attached()

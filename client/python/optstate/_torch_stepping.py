@@ -118,6 +118,8 @@ class Stepping:
             attachment.note_missing(gradients)
             idle = attachment.without_gradient
             attachment.committing = step
+            if idle and attachment.ranks.world_size > 1:
+                attachment.parameters.note_idle(idle)
             outcome = attachment.session.commit(
                 step,
                 attachment.hyperparams,
@@ -128,7 +130,7 @@ class Stepping:
         attachment.micro_step = 0
         attachment.gradients.forget_pushed()
         if outcome.applied:
-            attachment.parameters.read(without_gradient=idle, but_direct=overlap)
+            attachment.parameters.read(without_gradient=idle, but_direct=overlap, after_step=True)
         attachment.committing = None
         return loss
 

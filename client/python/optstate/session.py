@@ -155,7 +155,7 @@ class Session:
     goes on with it.
     """
 
-    def __init__(self, handle: int, interrupt: Interrupt) -> None:
+    def __init__(self, handle: int, interrupt: Interrupt, parameter_count: int) -> None:
         self._handle: int | None = handle
         self._interrupt = interrupt
         # A signal handler may run within a call, in the thread that has the lock.
@@ -166,6 +166,7 @@ class Session:
         self._library = _native.library()
         self._commit = _native.CommitOptions()
         self._outcome = _native.Outcome()
+        self._written = array.array("I", bytes(4 * parameter_count))
         self.pieces: list[Piece] = []
         info = self.info()
         self.committed_step: int = info.committed_step
@@ -228,7 +229,7 @@ class Session:
             interrupt.raise_pending()
             _native.check(status)
             assert handle.value is not None
-            return cls(handle.value, interrupt)
+            return cls(handle.value, interrupt, len(spec.parameters))
         except BaseException:
             library.optstate_session_close(handle)
             raise
@@ -291,6 +292,24 @@ class Session:
             ctypes.byref(size),
         )
         return data.value or 0, size.value
+
+    def map_views(self) -> ctypes.c_void_p:
+        """The parameters as memory that may be written; see optstate_views_map."""
+        handle = ctypes.c_void_p()
+        self._call(self._library.optstate_views_map, ctypes.byref(handle))
+        return handle
+
+    def find_written(self, views: ctypes.c_void_p) -> list[int]:
+        """Parameters that differ from the committed step's because `views` were written."""
+        count = ctypes.c_size_t()
+        self._call(
+            self._library.optstate_views_find_written,
+            views,
+            self._written.buffer_info()[0],
+            len(self._written),
+            ctypes.byref(count),
+        )
+        return self._written[: count.value].tolist() if count.value else []
 
     def push(self, step: int, micro_step: int, first: int, count: int) -> None:
         """Declares gradients written into the pieces as those of `step`."""

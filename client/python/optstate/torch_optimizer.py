@@ -92,6 +92,11 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             (kept in host memory until the first step; not those that were changed
             since). "job": a job that has taken steps goes on as it is, and only
             param_groups are taken. "error": it raises.
+        parameters_as_views: over shared memory, parameters in host memory become views of
+            the daemon's, so that nothing is copied out after a step and a change is noticed
+            however it was made. Not those that share their memory with other tensors
+            (``model.state_dict()`` that is still held, say) or are not contiguous; and none
+            where the daemon speculates.
         connect_timeout, step_timeout: seconds; None: 30 and 1800. step_timeout
             includes waiting for the other ranks.
 
@@ -161,6 +166,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         connect_timeout: float | None = None,
         step_timeout: float | None = None,
         resume: str = "checkpoint",
+        parameters_as_views: bool = True,
         **kwargs: Any,
     ) -> None:
         settings = Settings(
@@ -177,6 +183,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             master_format(master),
             accumulate_dtype,
             resume,
+            parameters_as_views,
         )
         refuse_sharding_optimizer()
         if isinstance(params, torch.nn.Module):

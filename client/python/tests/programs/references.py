@@ -47,6 +47,8 @@ class Reference(torch.optim.Optimizer):
         self.micro: dict[torch.Tensor, torch.Tensor] = {}
         self.norms: list[float] = []
         self.masters: dict[torch.Tensor, torch.Tensor] = self.__dict__.get("masters", {})
+        # Masters of a checkpoint whose parameters may be loaded after them, until the next step.
+        self.loaded: dict[torch.Tensor, torch.Tensor] = {}
         for parameter, entry in self.state.items():  # Adagrad's, of its constructor
             for key, value in entry.items():
                 if key == "sum":
@@ -64,9 +66,15 @@ class Reference(torch.optim.Optimizer):
         """Its values in full: of the master, unless someone has written the parameter."""
         master = self.masters.get(parameter)
         values = parameter.detach()
+        if parameter in self.loaded:
+            return self._fitting(self.loaded[parameter], values)
         if master is not None and torch.equal(master.to(values.dtype), values):
             return master
         return values.to(self._master_dtype(parameter), copy=True)
+
+    @staticmethod
+    def _fitting(master: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        return torch.where(master.to(values.dtype) == values, master, values.to(master.dtype))
 
     @contextlib.contextmanager
     def _in_full(self) -> Iterator[None]:
@@ -83,6 +91,7 @@ class Reference(torch.optim.Optimizer):
         finally:
             for parameter, values in zip(narrow, was):
                 self.masters[parameter] = parameter.data
+                self.loaded.pop(parameter, None)
                 values.copy_(parameter.data)
                 parameter.grad = None
                 parameter.data = values
@@ -176,14 +185,16 @@ class Reference(torch.optim.Optimizer):
         numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
         for number, parameter in zip(numbers, self._parameters()):
             self.masters.pop(parameter, None)
+            self.loaded.pop(parameter, None)
             if number in masters:
                 master = masters[number].to(self._master_dtype(parameter))
-                values = parameter.detach()
-                fits = master.to(values.dtype) == values
-                self.masters[parameter] = torch.where(fits, master, values.to(master.dtype))
+                self.masters[parameter] = self._fitting(master, parameter.detach())
+                if not torch.equal(self.masters[parameter], master):
+                    self.loaded[parameter] = master
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "masters": self.masters}
+        masters = {parameter: self._master(parameter) for parameter in self.masters}
+        return {**super().__getstate__(), "masters": masters}
 
 
 def _reference(torchs: type[torch.optim.Optimizer], exact: bool) -> type[Reference]:

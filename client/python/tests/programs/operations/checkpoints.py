@@ -89,6 +89,7 @@ def write_state(side: Any, index: int, how: str, key: str) -> None:
             side.optimizer.state = collections.defaultdict(dict)
         if not side.is_ours:  # a master is part of an entry
             side.optimizer.masters.clear()
+            side.optimizer.loaded.clear()
     elif parameter in state and key in state[parameter]:
         if how == "scale":
             state[parameter][key].mul_(2)

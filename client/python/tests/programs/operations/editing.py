@@ -39,6 +39,7 @@ def edit_data(side: Any, index: int, seed: int) -> None:
         side.optimizer.upload_parameters()
     else:  # at once, so that who writes the former values later has no master of them
         side.optimizer.masters.pop(parameter, None)
+        side.optimizer.loaded.pop(parameter, None)
 
 
 @operation(1, index=index, seed=batch, anew=of(True, False))

@@ -1,0 +1,113 @@
+"""Parameters that are the daemon's memory: views of a private mapping of the parameter file."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from optstate import _native, errors
+from optstate._warn import warn
+from optstate.session import Session
+
+# Its tensor, and the object that is made to ask.
+_HOLDERS_OF_OWN_STORAGE = 2
+
+
+class _Mapping:
+    """What every tensor of it holds; the memory goes with the last one."""
+
+    def __init__(self, handle: ctypes.c_void_p) -> None:
+        free = _native.library().optstate_views_free
+        weakref.finalize(self, free, handle).atexit = False
+
+
+class ParameterViews:
+    """A mapping of a session's parameters, whose pieces tensors may be.
+
+    What the engine writes is there. What this process writes is in pages of its own, which
+    written() finds.
+
+    Threads: as the optimizer, one at a time; the tensors may be used by any.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """errors.UnimplementedError, saying why, where there can be none."""
+        self._library = _native.library()
+        self._session = session
+        self._handle = session.map_views()
+        self._pid = os.getpid()
+        self._mapping = _Mapping(self._handle)
+        self.is_kept = False
+        _living.add(self)
+
+    def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor over a parameter that has elements. Its storage is the parameter alone."""
+        address, size = ctypes.c_void_p(), ctypes.c_size_t()
+        _native.check(
+            self._library.optstate_views_parameter(
+                self._handle, index, ctypes.byref(address), ctypes.byref(size)
+            )
+        )
+        buffer: Any = (ctypes.c_char * size.value).from_address(address.value or 0)
+        buffer.mapping = self._mapping
+        return torch.frombuffer(buffer, dtype=dtype).view(tuple(shape))
+
+    def written(self) -> list[int]:
+        """Parameters of which this process has other values than the daemon."""
+        return self._session.find_written(self._handle)
+
+    def release(self) -> None:
+        """Drops what this process has written: the daemon's values are there again."""
+        _native.check(self._library.optstate_views_release(self._handle))
+
+    def keep(self) -> None:
+        """Makes all values this process's own: what the daemon writes later is not there."""
+        if os.getpid() == self._pid and not self.is_kept:
+            _native.check(self._library.optstate_views_keep(self._handle))
+
+    def end(self) -> None:
+        """Of a session that is closed: the values stay as they are."""
+        if not _exits:
+            self.keep()
+            self.is_kept = True
+
+
+def may_be_view(tensor: torch.Tensor) -> bool:
+    """Whether nobody would miss the tensor's present memory."""
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_cpu:
+        return False
+    if tensor.numel() == 0 or not tensor.is_contiguous() or tensor.is_neg():
+        return False
+    if tensor.is_inference() or tensor._base is not None or tensor.is_shared():
+        return False
+    storage = tensor.untyped_storage()
+    if storage.nbytes() != tensor.numel() * tensor.element_size():
+        return False
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return count is not None and count(storage._cdata) == _HOLDERS_OF_OWN_STORAGE
+
+
+_living: weakref.WeakSet[ParameterViews] = weakref.WeakSet()
+# Set when the interpreter exits: nobody computes any more.
+_exits: list[bool] = []
+
+
+def _before_fork() -> None:
+    """As memory that is a process's own, a child's parameters stay what they were: it inherits
+    copies. They are given back here in the next step, so that all children before it share
+    one."""
+    for views in tuple(_living):
+        try:
+            views.keep()
+        except errors.OptstateError as error:
+            warn(f"a forked process will see its parent's next steps: {error}")
+
+
+os.register_at_fork(before=_before_fork)
+atexit.register(_exits.append, True)

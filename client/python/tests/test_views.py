@@ -1,0 +1,508 @@
+"""Parameters that are the daemon's memory: every way to change a weight counts, as in torch."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import io
+import multiprocessing
+import os
+import pickle
+import threading
+
+import numpy as np
+import optstate
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from training import largest_difference, loss_of, small_model, train
+
+OPTIONS = {"lr": 0.01, "weight_decay": 0.1}
+
+
+def in_views(optimizer) -> set[int]:
+    return optimizer._served.attachment.parameters._in_view
+
+
+def step_of(model, optimizer, step):
+    optimizer.zero_grad()
+    loss_of(model, step).backward()
+    optimizer.step()
+
+
+# Every way to change a weight: `change(model)`.
+
+
+def under_no_grad(model):
+    with torch.no_grad():
+        model[0].weight.mul_(0.5)
+
+
+def data_whole(model):
+    model[0].weight.data.copy_(torch.linspace(-1, 1, model[0].weight.numel()).view(16, 8))
+
+
+def data_one_element(model):
+    model[3].weight.data[3, 5] = 7.0
+
+
+def data_clamp(model):
+    for parameter in model.parameters():
+        parameter.data.clamp_(-0.05, 0.05)
+
+
+def data_of_data(model):
+    torch.clamp_(model[0].bias.data, max=0.0)
+
+
+def by_numpy(model):
+    model[0].weight.detach().numpy()[2] = 0.25
+
+
+def by_memoryview(model):
+    memoryview(model[0].bias.detach().numpy())[1] = 0.5
+
+
+def by_init(model):
+    torch.manual_seed(3)
+    torch.nn.init.normal_(model[2].weight)
+    torch.nn.init.zeros_(model[2].bias)
+
+
+def by_load_state_dict(model):
+    model.load_state_dict(small_model(seed=5).state_dict())
+
+
+def by_load_state_dict_assign(model):
+    model.load_state_dict(small_model(seed=5).state_dict(), assign=False)
+
+
+def by_set(model):
+    with torch.no_grad():
+        model[0].weight.set_(torch.full((16, 8), 0.125))
+
+
+def by_other_data(model):
+    model[0].weight.data = torch.full((16, 8), 0.125)
+
+
+def by_untyped_storage(model):
+    model[0].bias.untyped_storage().fill_(0)
+
+
+def by_storage_copy(model):
+    model[0].bias.untyped_storage().copy_(torch.ones(16).untyped_storage())
+
+
+def by_dlpack(model):
+    torch.from_dlpack(model[0].bias.detach()).fill_(0.25)
+
+
+def by_apply(model):
+    model[0].bias.detach().apply_(lambda value: value / 2)
+
+
+def by_pointer(model):
+    weight = model[0].weight
+    ctypes.memset(weight.data_ptr(), 0, weight.numel() * weight.element_size())
+
+
+def by_another_thread(model):
+    thread = threading.Thread(target=data_whole, args=(model,))
+    thread.start()
+    thread.join()
+
+
+def by_vector(model):
+    vector = torch.nn.utils.parameters_to_vector(model.parameters()) * 0.5
+    torch.nn.utils.vector_to_parameters(vector.detach().clone(), model.parameters())
+
+
+def by_swapping_an_average(model):
+    """An EMA that is put in for an evaluation, and taken out again."""
+    own = [parameter.detach().clone() for parameter in model.parameters()]
+    for parameter in model.parameters():
+        parameter.data.copy_(torch.zeros_like(parameter))
+    for parameter, value in zip(model.parameters(), own):
+        parameter.data.copy_(value)
+
+
+def by_foreach(model):
+    with torch.no_grad():
+        torch._foreach_mul_(list(model.parameters()), 0.5)
+
+
+def by_state_dict(model):
+    for value in model.state_dict().values():
+        value.mul_(0.5)
+
+
+def by_a_dtype_there_and_back(model):
+    model.double().float()
+
+
+CHANGES = [
+    under_no_grad,
+    data_whole,
+    data_one_element,
+    data_clamp,
+    data_of_data,
+    by_numpy,
+    by_memoryview,
+    by_init,
+    by_load_state_dict,
+    by_load_state_dict_assign,
+    by_set,
+    by_other_data,
+    by_untyped_storage,
+    by_storage_copy,
+    by_dlpack,
+    by_apply,
+    by_pointer,
+    by_another_thread,
+    by_vector,
+    by_swapping_an_average,
+    by_foreach,
+    by_state_dict,
+    by_a_dtype_there_and_back,
+]
+# After these some parameters are elsewhere.
+MOVES = [by_set, by_other_data, by_vector, by_a_dtype_there_and_back]
+
+
+def trained(change, when, make):
+    model = small_model()
+    optimizer = make(model)
+    if when == "before the first step":
+        change(model)
+    for step in range(6):
+        if when == "between steps" and step in (2, 3, 5):
+            change(model)
+        step_of(model, optimizer, step)
+    return model, optimizer
+
+
+def served(model, endpoint, **options):
+    return optstate.AdamW(model.named_parameters(), **OPTIONS, endpoint=endpoint, **options)
+
+
+@pytest.mark.parametrize("when", ["before the first step", "between steps"])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda each: each.__name__)
+def test_every_way_to_change_a_weight(change, when, daemon):
+    theirs, _ = trained(
+        change, when, lambda model: torch.optim.AdamW(model.parameters(), **OPTIONS)
+    )
+    ours, optimizer = trained(change, when, lambda model: served(model, daemon.shm))
+    assert largest_difference(ours, theirs) < 1e-6
+    with optimizer:
+        if change not in MOVES:
+            assert in_views(optimizer) == set(range(6))
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda each: each.__name__)
+def test_between_micro_steps_a_change_is_refused_and_not_undone(change, daemon):
+    if change in (by_swapping_an_average, by_a_dtype_there_and_back):
+        pytest.skip("which changes nothing")
+    model = small_model()
+    optimizer = served(model, daemon.shm, accumulate=True)
+    step_of(model, optimizer, 0)
+    loss_of(model, 1).backward()
+    optimizer.accumulate_step()
+    change(model)
+    values = [parameter.detach().clone() for parameter in model.parameters()]
+    loss_of(model, 2).backward()
+    with pytest.raises(RuntimeError, match="within a step"):
+        optimizer.step()
+    for parameter, value in zip(model.parameters(), values):
+        assert torch.equal(parameter.detach(), value)
+    optimizer.abort_step()
+    optimizer.step()
+    optimizer.close()
+
+
+def _on_ranks(connection, rank, endpoint, change, reduction):
+    model = small_model()
+    optimizer = served(model, endpoint, reduction=reduction)
+    for step in range(4):
+        if step in (1, 3):
+            change(model)
+        step_of(model, optimizer, step)
+    return [parameter.detach().numpy() for parameter in model.parameters()]
+
+
+def _average_weights(model):
+    """As DiLoCo and weight averaging do; a collective leaves no version."""
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.data)
+        parameter.data.div_(dist.get_world_size())
+        parameter.data.mul_(0.5)
+
+
+@pytest.mark.parametrize("reduction", ["trainer", "daemon"])
+@pytest.mark.parametrize("change", [data_clamp, by_numpy, _average_weights, by_load_state_dict])
+def test_on_two_ranks(change, reduction, daemon):
+    def halve(model):
+        for parameter in model.parameters():
+            parameter.data.mul_(0.5)
+
+    model = small_model()
+    reference = torch.optim.AdamW(model.parameters(), **OPTIONS)
+    for step in range(4):
+        if step in (1, 3):
+            (halve if change is _average_weights else change)(model)
+        step_of(model, reference, step)
+    for values in ranks.run(_on_ranks, 2, daemon.shm, change, reduction):
+        for mine, theirs in zip(values, model.parameters()):
+            torch.testing.assert_close(torch.from_numpy(mine), theirs.detach())
+
+
+def test_a_step_writes_nothing_but_what_it_updates(daemon):
+    """A parameter without a gradient keeps its graph."""
+    model = small_model()
+    optimizer = served(model, daemon.shm)
+    loss = model[3].weight.square().sum()
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    version = model[0].weight._version
+    optimizer.step()
+    assert model[0].weight._version > version
+    loss.backward()
+    loss = model[0].weight.square().sum()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# Ordinary tensors.
+
+
+def test_storages_are_the_parameters_own(daemon):
+    model = small_model()
+    optimizer = served(model, daemon.shm)
+    pointers = set()
+    for parameter in model.parameters():
+        storage = parameter.untyped_storage()
+        assert storage.nbytes() == parameter.numel() * 4 and parameter.storage_offset() == 0
+        assert parameter.data_ptr() % 64 == 0
+        pointers.add(storage.data_ptr())
+    assert len(pointers) == 6
+    optimizer.close()
+
+
+@pytest.mark.parametrize("how", ["torch.save", "pickle", "deepcopy", "dlpack", "numpy"])
+def test_copies_are_copies(how, daemon):
+    model = small_model()
+    optimizer = served(model, daemon.shm)
+    step_of(model, optimizer, 0)
+    if how == "torch.save":
+        buffer = io.BytesIO()
+        torch.save(model.state_dict(), buffer)
+        assert len(buffer.getvalue()) < 40_000
+        buffer.seek(0)
+        copies = list(torch.load(buffer).values())
+    elif how == "pickle":
+        copies = list(pickle.loads(pickle.dumps(model)).parameters())
+    elif how == "deepcopy":
+        copies = list(copy.deepcopy(model).parameters())
+    elif how == "dlpack":
+        copies = [torch.from_dlpack(each.detach()).clone() for each in model.parameters()]
+    else:
+        copies = [torch.from_numpy(each.detach().numpy().copy()) for each in model.parameters()]
+    before = [each.detach().clone() for each in model.parameters()]
+    step_of(model, optimizer, 1)
+    for parameter, mine, value in zip(model.parameters(), copies, before):
+        assert torch.equal(mine.detach(), value)
+        assert not torch.equal(parameter.detach(), value)
+    optimizer.close()
+
+
+def test_aliases_from_before_are_trained_along(daemon):
+    """As in torch: so parameters whose memory others hold are no views."""
+    model = small_model()
+    held, array = model[0].weight.detach(), model[2].weight.detach().numpy()
+    saved = model[3].state_dict()
+    optimizer = served(model, daemon.shm)
+    for step in range(3):
+        step_of(model, optimizer, step)
+    assert in_views(optimizer) == {1, 3}
+    assert torch.equal(held, model[0].weight)
+    assert np.array_equal(array, model[2].weight.detach().numpy())
+    assert torch.equal(saved["weight"], model[3].weight)
+    optimizer.close()
+
+
+def test_aliases_from_after_are_trained_along_and_live_longer(daemon):
+    model = small_model()
+    optimizer = served(model, daemon.shm)
+    held = model[0].weight.detach()
+    step_of(model, optimizer, 0)
+    assert torch.equal(held, model[0].weight)
+    optimizer.close()
+    value = held.clone()
+    del model, optimizer
+    assert torch.equal(held, value)
+
+
+@pytest.mark.parametrize("kind", ["transposed", "channels_last", "slice", "shared", "subclass"])
+def test_other_tensors_are_copied_as_before(kind, daemon):
+    class Subclass(torch.nn.Parameter):
+        pass
+
+    def made():
+        values = torch.linspace(-1, 1, 2 * 3 * 4 * 5).view(2, 3, 4, 5)
+        if kind == "transposed":
+            return torch.nn.Parameter(values.transpose(0, 1))
+        if kind == "channels_last":
+            return torch.nn.Parameter(values.contiguous(memory_format=torch.channels_last))
+        if kind == "slice":
+            return torch.nn.Parameter(torch.cat([values, values])[:2])
+        if kind == "shared":
+            return torch.nn.Parameter(values).share_memory_()
+        return Subclass(values)
+
+    mine, theirs = made(), made()
+    optimizer = optstate.AdamW([mine], **OPTIONS, endpoint=daemon.shm)
+    reference = torch.optim.AdamW([theirs], **OPTIONS)
+    strides = mine.stride()
+    for step in range(3):
+        for each in (mine, theirs):
+            each.grad = torch.full_like(each, 0.1 * step - 0.05)
+        with torch.no_grad():
+            mine.mul_(0.5)
+            theirs.mul_(0.5)
+        optimizer.step()
+        reference.step()
+    torch.testing.assert_close(mine, theirs)
+    assert mine.stride() == strides and in_views(optimizer) == set()
+    optimizer.close()
+
+
+def test_tied_parameters(daemon):
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    optimizer = optstate.AdamW(model.named_parameters(), **OPTIONS, endpoint=daemon.shm)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    assert model[1].weight is model[0].weight
+    assert in_views(optimizer) == {0, 1, 2}
+    optimizer.close()
+
+
+def test_functional_call_and_compile_see_the_present_values(daemon):
+    model = small_model()
+    optimizer = served(model, daemon.shm)
+    values = torch.ones(2, 8)
+    parameters = dict(model.named_parameters())
+    for step in range(2):
+        step_of(model, optimizer, step)
+        called = torch.func.functional_call(model, parameters, (values,))
+        assert torch.equal(called, model(values))
+    optimizer.close()
+
+
+# The ends.
+
+
+@pytest.mark.parametrize("end", ["close", "delete"])
+def test_values_stay(end, daemon, job):
+    model = small_model()
+    optimizer = served(model, daemon.shm, job=job)
+    step_of(model, optimizer, 0)
+    values = [each.detach().clone() for each in model.parameters()]
+    if end == "close":
+        optimizer.close()
+    else:
+        del optimizer
+    other = small_model(seed=1)
+    with optstate.AdamW(
+        other.named_parameters(), **OPTIONS, job=job, endpoint=daemon.shm
+    ) as another:
+        for step in range(3):
+            step_of(other, another, step)
+    for parameter, value in zip(model.parameters(), values):
+        assert torch.equal(parameter.detach(), value)
+        parameter.data.add_(1.0)
+        assert torch.equal(parameter.detach(), value + 1.0)
+
+
+def test_attaching_again_copies_nothing(daemon, job):
+    model = small_model()
+    with served(model, daemon.shm, job=job) as optimizer:
+        for step in range(3):
+            step_of(model, optimizer, step)
+    other = small_model(seed=1)
+    with served(other, daemon.shm, job=job) as optimizer:
+        assert in_views(optimizer) == set(range(6))
+        assert largest_difference(model, other) == 0
+        step_of(other, optimizer, 3)
+
+
+def _child_sees(pipe, model):
+    pipe.send([parameter.detach().numpy() for parameter in model.parameters()])
+    pipe.recv()
+    pipe.send([parameter.detach().numpy() for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_child_processes_see_what_torch_shows_them(method, daemon):
+    """A forked one its parent's values of then; one that is spawned, shared memory."""
+    model = small_model()
+    optimizer = served(model, daemon.shm)
+    step_of(model, optimizer, 0)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    context = multiprocessing.get_context(method)
+    mine, theirs = context.Pipe()
+    child = context.Process(target=_child_sees, args=(theirs, model), daemon=True)
+    child.start()
+    first = mine.recv()
+    step_of(model, optimizer, 1)
+    step_of(model, optimizer, 2)
+    mine.send(None)
+    second = mine.recv()
+    child.join()
+    expected = before if method == "fork" else list(model.parameters())
+    for value, now in zip(second, expected):
+        torch.testing.assert_close(torch.from_numpy(value), now.detach(), rtol=0, atol=0)
+    theirs_model = small_model()
+    reference = torch.optim.AdamW(theirs_model.parameters(), **OPTIONS)
+    for step in range(3):
+        step_of(theirs_model, reference, step)
+    assert largest_difference(model, theirs_model) < 1e-6
+    for value, was in zip(first, before):
+        assert np.array_equal(value, was.numpy())
+    optimizer.close()
+
+
+def test_it_can_be_turned_off(daemon):
+    model = small_model()
+    with served(model, daemon.shm, parameters_as_views=False) as optimizer:
+        pointers = [each.data_ptr() for each in model.parameters()]
+        step_of(model, optimizer, 0)
+        assert in_views(optimizer) == set()
+        assert pointers == [each.data_ptr() for each in model.parameters()]
+
+
+def test_results_are_those_of_copies(daemon):
+    def run(**options):
+        model = small_model()
+        with served(model, daemon.shm, max_norm=0.1, **options) as optimizer:
+            train(model, optimizer, range(6))
+        return model
+
+    assert largest_difference(run(), run(parameters_as_views=False)) == 0
+
+
+def test_a_parameter_file_that_is_cut_short_is_an_error(daemon, job):
+    model = small_model()
+    optimizer = served(model, daemon.shm, job=job)
+    step_of(model, optimizer, 0)
+    path = next(
+        os.path.join(root, name)
+        for root, _, names in os.walk(daemon.directory)
+        for name in names
+        if name == "parameters"
+    )
+    os.truncate(path, 0)
+    model[0].weight.sum().item()  # no signal
+    with pytest.raises(optstate.DataLossError, match="cut short"):
+        step_of(model, optimizer, 1)

@@ -1,0 +1,43 @@
+#ifndef OPTSTATE_CLIENT_WRITTEN_PAGES_H_
+#define OPTSTATE_CLIENT_WRITTEN_PAGES_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate::client {
+
+// Finds the pages of a private mapping of a file that the process has written,
+// and so has copies of: those that are not the file's. The kernel knows them
+// (ioctl PAGEMAP_SCAN, since Linux 6.7; else /proc/self/pagemap).
+//
+// Threads: not thread-safe. Not for use in a forked child: it is of the process
+// that made it.
+class WrittenPages {
+ public:
+  // UNIMPLEMENTED where /proc/self/pagemap cannot be read.
+  static absl::Status Open(WrittenPages* pages);
+
+  // Ranges of whole pages, ascending and apart, of a mapping that begins and
+  // ends at pages.
+  absl::Status Find(absl::Span<std::byte> mapping,
+                    std::vector<absl::Span<std::byte>>* ranges);
+  // Reads /proc/self/pagemap although the kernel has the ioctl; for tests.
+  void UseEntries() { scans_ = false; }
+
+ private:
+  absl::Status Scan(absl::Span<std::byte> mapping,
+                    std::vector<absl::Span<std::byte>>* ranges);
+  absl::Status ReadEntries(absl::Span<std::byte> mapping,
+                           std::vector<absl::Span<std::byte>>* ranges);
+
+  UniqueFd pagemap_;
+  bool scans_ = true;
+};
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_WRITTEN_PAGES_H_
