@@ -334,6 +334,13 @@ int optstate_commit_wait(optstate_session* session, optstate_outcome* outcome) {
   });
 }
 
+int optstate_writes_parameters(optstate_session* session, int32_t* writes) {
+  return Guarded(session, [&](client::Session& s) {
+    *writes = s.WritesParameters() ? 1 : 0;
+    return absl::OkStatus();
+  });
+}
+
 int optstate_abort(optstate_session* session, uint64_t step) {
   return Guarded(session, [&](client::Session& s) { return s.Abort(step); });
 }

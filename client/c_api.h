@@ -317,6 +317,10 @@ OPTSTATE_EXPORT int optstate_commit(optstate_session* session,
                                     optstate_outcome* outcome);
 OPTSTATE_EXPORT int optstate_commit_wait(optstate_session* session,
                                          optstate_outcome* outcome);
+/* Of an interrupted commit: 1 when parameters of its step are being written,
+ * which those who have mapped them can see. */
+OPTSTATE_EXPORT int optstate_writes_parameters(optstate_session* session,
+                                               int32_t* writes);
 OPTSTATE_EXPORT int optstate_abort(optstate_session* session, uint64_t step);
 /* Copies whole parameters to contiguous host memory of their dtype. */
 OPTSTATE_EXPORT int optstate_read_parameters(optstate_session* session,

@@ -113,6 +113,9 @@ class Session {
   // UNIMPLEMENTED: over a wire that copies parameters, of a daemon that
   // speculates, where the kernel does not tell which pages were written.
   absl::StatusOr<std::unique_ptr<ParameterViews>> MapViews();
+  // Whether the engine writes parameters of the step whose commit is under way,
+  // as far as can be seen: something of it is there already.
+  bool WritesParameters() const;
   // Parameters, ascending, that differ from those of the committed step because
   // the trainer has written them in `views`. DATA_LOSS: the parameter file was
   // cut short. FAILED_PRECONDITION while a commit is under way.
@@ -298,6 +301,7 @@ class Session {
   bool finishing_load_ = false;
   uint32_t load_required_from_ = 0;
   bool speculates_ = false;
+  bool has_views_ = false;
   std::optional<uint32_t> loads_finished_;  // of the job, as far as is known
   std::optional<CommitOptions> commit_;     // started, not answered
   bool commit_sent_ = false;                // over the present connection

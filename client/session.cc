@@ -195,7 +195,19 @@ absl::StatusOr<std::unique_ptr<ParameterViews>> Session::MapViews() {
   absl::StatusOr<std::unique_ptr<ParameterViews>> views =
       ParameterViews::Map(channel_->parameter_file(), setup_->layout);
   if (!views.ok()) return Annotated(views.status());
+  has_views_ = true;
   return views;
+}
+
+bool Session::WritesParameters() const {
+  const std::atomic<uint64_t>* const stamps = channel_->run_stamps();
+  if (!commit_.has_value() || stamps == nullptr) return false;
+  for (uint64_t run = 0; run < setup_->layout.run_count(); ++run) {
+    if (stamps[run].load(std::memory_order_acquire) == commit_->step) {
+      return true;
+    }
+  }
+  return false;
 }
 
 absl::Status Session::FindWritten(ParameterViews* views,

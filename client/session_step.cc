@@ -394,7 +394,9 @@ absl::StatusOr<Outcome> Session::AwaitCommit() {
   // two: when there are new ones, all of them come now.
   const absl::Time patience = absl::Now() + kFinishPatience;
   const auto has_begun = [&] {
-    return reader_->has_copied() || channel_->has_mixed_parameters();
+    // A single rank waits for nobody but the engine.
+    return reader_->has_copied() || channel_->has_mixed_parameters() ||
+           (has_views_ && (setup_->world_size == 1 || WritesParameters()));
   };
   while (absl::IsCancelled(outcome.status()) && has_begun() &&
          absl::Now() < patience) {

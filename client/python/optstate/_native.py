@@ -230,6 +230,7 @@ _PROTOTYPES = {
     "optstate_end_micro_step": (c_int, (c_void_p, c_uint64, c_uint32)),
     "optstate_commit": (c_int, (c_void_p, POINTER(CommitOptions), POINTER(Outcome))),
     "optstate_commit_wait": (c_int, (c_void_p, POINTER(Outcome))),
+    "optstate_writes_parameters": (c_int, (c_void_p, POINTER(c_int32))),
     "optstate_abort": (c_int, (c_void_p, c_uint64)),
     "optstate_read_parameters": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
     "optstate_begin_load": (c_int, (c_void_p,)),

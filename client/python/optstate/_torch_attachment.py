@@ -342,10 +342,25 @@ class Attachment:
         else:
             self.parameters.check_tensors()
             self.parameters.locate()  # the trainer may have moved them since
-            self.parameters.read(without_gradient=self.without_gradient, after_step=True)
+            self.parameters.read(without_gradient=self.without_gradient)
             self.gradients.forget_pushed()
         self.micro_step, self.committing = 0, None
         return outcome
+
+    @contextlib.contextmanager
+    def values_of_one_step(self) -> Iterator[None]:
+        """Around a commit: a script that an interrupt brings to other things, such as saving its
+        model, has views of the step before or, when the engine has begun to write them, after."""
+        try:
+            yield
+        except errors.OptstateError:
+            raise
+        except BaseException:
+            if self.parameters.views is not None and not self.session.closed:
+                self.parameters.views.keep()
+                if self.session.writes_parameters():
+                    self.finish_interrupted()
+            raise
 
     def note_missing(self, gradients: Gradients) -> None:
         """Of a micro-step that was pushed, before the next one is begun."""

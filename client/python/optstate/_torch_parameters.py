@@ -322,23 +322,17 @@ class Parameters:
         )
 
     @torch.no_grad()
-    def read(
-        self,
-        *,
-        without_gradient: Sequence[int] = (),
-        but_direct: bool = False,
-        after_step: bool = False,
-    ) -> None:
+    def read(self, *, without_gradient: Sequence[int] = (), but_direct: bool = False) -> None:
         """Overwrites parameters in place with the daemon's.
 
-        Tensors are where the last remember(), changed() or locate() found them. after_step:
-        views have the daemon's values, but for what was written during the step, which the
-        next one takes.
+        Tensors are where the last remember(), changed() or locate() found them.
         without_gradient: those that are touched only if they differ, because another
         rank had a gradient. A graph that torch would not break is not broken then.
         but_direct: the other direct ones have the daemon's values.
         """
-        if self._views is not None and not after_step:
+        if self._views is not None:
+            # Another thread may have written during the step, or forked: its pages would have
+            # the values of before, of all that is on them.
             self._views.release()
         equal = self._equal_to_daemon(without_gradient) if without_gradient else set()
         if self._idle_sums:

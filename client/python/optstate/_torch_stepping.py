@@ -120,17 +120,18 @@ class Stepping:
             attachment.committing = step
             if idle and attachment.ranks.world_size > 1:
                 attachment.parameters.note_idle(idle)
-            outcome = attachment.session.commit(
-                step,
-                attachment.hyperparams,
-                **how,
-                read=attachment.parameters.direct(but=idle) if overlap else None,
-            )
+            with attachment.values_of_one_step():
+                outcome = attachment.session.commit(
+                    step,
+                    attachment.hyperparams,
+                    **how,
+                    read=attachment.parameters.direct(but=idle) if overlap else None,
+                )
             served.note_outcome(outcome)
         attachment.micro_step = 0
         attachment.gradients.forget_pushed()
         if outcome.applied:
-            attachment.parameters.read(without_gradient=idle, but_direct=overlap, after_step=True)
+            attachment.parameters.read(without_gradient=idle, but_direct=overlap)
         attachment.committing = None
         return loss
 

@@ -413,6 +413,12 @@ class Session:
             return None
         return LossScalerState(info.loss_scale, info.good_steps, info.hysteresis_left)
 
+    def writes_parameters(self) -> bool:
+        """Of an interrupted commit: whether parameters of its step are being written."""
+        writes = ctypes.c_int32()
+        self._call(self._library.optstate_writes_parameters, ctypes.byref(writes))
+        return bool(writes.value)
+
     def abort(self, step: int) -> None:
         """Drops what this rank staged of `step`."""
         self._call(self._library.optstate_abort, step)

@@ -108,8 +108,8 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
     A gradient with NaN or Inf skips the step on all ranks; last_outcome says so.
     Parameters that were changed in place (``p.copy_()``,
     ``model.load_state_dict``), on every rank alike, are sent to the daemon before
-    the next step. Changes through ``.data`` or numpy leave no trace: call
-    upload_parameters() after them.
+    the next step. So are changes through ``.data`` or numpy where parameters are views;
+    where they are copied these leave no trace: call upload_parameters() after them.
 
     Threads: one at a time, as torch's. Processes: a forked child cannot use it.
     """

@@ -167,3 +167,34 @@ def test_a_handler_that_does_not_raise_ends_nothing(daemon, job):
     whole = small_model()
     train(whole, optstate.AdamW(whole.parameters(), lr=0.01), range(5))
     assert largest_difference(model, whole) == 0
+
+
+def _keeps_values(connection, rank, endpoint, job):
+    model, optimizer = _begin(rank, endpoint, job)
+    if rank == 1:
+        _late(connection, model, optimizer, range(1, 2))
+        ranks.say(connection, "stepped")
+    else:
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        _wait_alone(model, optimizer)
+        ranks.say(connection, "interrupted")
+        connection.recv()  # the other rank has taken the step
+        assert all(map(torch.equal, model.parameters(), before))
+        assert optimizer.committed_step == 2
+        assert not any(map(torch.equal, model.parameters(), before))
+    optimizer.close()
+    return [parameter.detach().numpy() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+def test_an_interrupted_script_has_parameters_of_one_step(wire, daemon, job):
+    """Though the daemon takes the step meanwhile."""
+    with ranks.running(_keeps_values, 2, getattr(daemon, wire), job) as running:
+        assert running.hear(1) == "attached"
+        _interrupt(running, daemon, job)
+        running.connections[1].send(None)
+        assert running.hear(1) == "stepped"
+        running.connections[0].send(None)
+        first, second = running.results()
+        for one, other in zip(first, second):
+            assert (one == other).all()

@@ -16,6 +16,7 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
+from optstate.session import Session
 from training import largest_difference, loss_of, small_model, train
 
 OPTIONS = {"lr": 0.01, "weight_decay": 0.1}
@@ -271,6 +272,25 @@ def test_a_step_writes_nothing_but_what_it_updates(daemon):
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_a_write_during_a_step_takes_nothing_back(daemon, monkeypatch):
+    """Another thread's: lost, as it may be in torch, but not with what is beside it."""
+    ours, theirs = small_model(), small_model()
+    optimizer = served(ours, daemon.shm)
+    reference = torch.optim.AdamW(theirs.parameters(), **OPTIONS)
+    commit = Session.commit
+
+    def writes(*arguments, **options):
+        ours[0].bias.data[0] = 5.0
+        return commit(*arguments, **options)
+
+    monkeypatch.setattr(Session, "commit", writes)
+    for step in range(3):
+        step_of(ours, optimizer, step)
+        step_of(theirs, reference, step)
+        assert largest_difference(ours, theirs) < 1e-6
+    optimizer.close()
 
 
 # Ordinary tensors.
