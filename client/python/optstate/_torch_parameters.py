@@ -279,12 +279,11 @@ class Parameters:
         for part, now, before in zip(self._parts, places, self._places):
             if now != before:
                 touched.update(self._indices[part])
-        # Of views the kernel has said which were written, with a trace or without.
-        touched.difference_update(
-            [i for i in touched & self._in_view if self._is_in_view(i)], in_view
-        )
-        differing = {index for index in touched if not self._equals_daemon(index)}
-        differing.update(index for index in in_view if self._is_in_view(index))
+        # Of views the kernel has said which were written, with a trace or without. One that has
+        # left its view is compared like all others.
+        differing = {index for index in in_view if self._is_in_view(index)}
+        touched.difference_update([i for i in touched & self._in_view if self._is_in_view(i)])
+        differing.update(index for index in touched if not self._equals_daemon(index))
         return sorted(differing)
 
     def _is_in_view(self, index: int) -> bool:

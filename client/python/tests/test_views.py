@@ -274,6 +274,24 @@ def test_a_step_writes_nothing_but_what_it_updates(daemon):
         loss.backward()
 
 
+@pytest.mark.parametrize("leaves", [by_other_data, by_a_dtype_there_and_back, "clone"])
+def test_a_change_of_a_parameter_that_leaves_its_view(leaves, daemon):
+    def change(model):
+        with torch.no_grad():
+            model[0].weight[0] = 0.125
+        if leaves == "clone":
+            model[0].weight.data = model[0].weight.data.clone()
+        else:
+            leaves(model)
+
+    theirs, _ = trained(
+        change, "between steps", lambda model: torch.optim.AdamW(model.parameters(), **OPTIONS)
+    )
+    ours, optimizer = trained(change, "between steps", lambda model: served(model, daemon.shm))
+    assert largest_difference(ours, theirs) < 1e-6
+    optimizer.close()
+
+
 def test_a_write_during_a_step_takes_nothing_back(daemon, monkeypatch):
     """Another thread's: lost, as it may be in torch, but not with what is beside it."""
     ours, theirs = small_model(), small_model()

@@ -6,7 +6,7 @@ does hits both. Printed are the median times and the median of the ratios torch 
 neighbours, with the quartiles: above 1, optstate is faster. With bfloat16 torch's side is what
 trainers do: float32 masters that the step is taken with, and copies to and fro.
 
-    torch_iteration_benchmark.py [--elements 16M] [--rounds 20] [--batch 8] [--endpoint embedded]
+    torch_iteration_benchmark.py [--elements 16M] [--rounds 20] [--batch 8] [--copies]
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ def iteration(model: torch.nn.Module, batch: torch.Tensor, step: Callable[[], No
 def measure(dtype: torch.dtype, max_norm: float | None, arguments: argparse.Namespace) -> str:
     ours, theirs = made_model(arguments.elements, dtype), made_model(arguments.elements, dtype)
     batch = torch.randn(arguments.batch, WIDTH, dtype=dtype)
-    options = (
-        {} if not arguments.copies else {"parameters_as_views": False, "gradients_as_views": False}
-    )
     with optstate.AdamW(
-        ours.parameters(), endpoint=arguments.endpoint, max_norm=max_norm, **options
+        ours.parameters(),
+        endpoint=arguments.endpoint,
+        max_norm=max_norm,
+        parameters_as_views=not arguments.copies,
     ) as optimizer:
         step = torchs_step(list(theirs.parameters()), max_norm)
         pairs = []
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--endpoint", default="embedded")
-    parser.add_argument("--copies", action="store_true", help="without views")
+    parser.add_argument("--copies", action="store_true", help="parameters are no views")
     arguments = parser.parse_args()
     arguments.elements = int(arguments.elements.removesuffix("M")) << 20
     print(f"{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads")

@@ -5,7 +5,7 @@ step, so that what else the machine does hits both. Printed is the median time
 of each and the median of the ratios torch / optstate of neighbours, with the
 quartiles: above 1, optstate is faster. Clipping is part of it with --max-norm.
 
-    torch_step_benchmark.py [--elements 1M,16M,64M] [--rounds 30] [--endpoint embedded]
+    torch_step_benchmark.py [--elements 1M,16M,64M] [--rounds 30] [--endpoint embedded] [--copies]
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ def timed(step) -> float:
 def measure(elements: int, arguments: argparse.Namespace) -> str:
     ours, theirs = make_parameters(elements, 1), make_parameters(elements, 1)
     with optstate.AdamW(
-        ours, endpoint=arguments.endpoint, max_norm=arguments.max_norm
+        ours,
+        endpoint=arguments.endpoint,
+        max_norm=arguments.max_norm,
+        parameters_as_views=not arguments.copies,
     ) as optimizer:
         reference = torch.optim.AdamW(theirs, fused=True)
 
@@ -69,6 +72,7 @@ def main() -> None:
     parser.add_argument("--elements", default="1M,16M,64M")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--endpoint", default="embedded")
+    parser.add_argument("--copies", action="store_true", help="parameters are no views")
     parser.add_argument("--max-norm", type=float)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="torch's")
     arguments = parser.parse_args()

@@ -157,8 +157,9 @@ def draw(seed: int, ranks: int = 1) -> Program:
             served["reduction"] = "daemon"
             scaler = None if scaler == "trainer" else scaler
     options = _options(rng, optimizer)
-    if scaler is not None and "accumulate" in served:
-        # torch's scaler leaves it to a fused optimizer to unscale, and the reference has done so.
+    if scaler is not None and not served.keys().isdisjoint(("accumulate", "max_norm", "max_value")):
+        # torch's scaler leaves it to a fused optimizer to unscale, and the reference needs
+        # unscaled gradients before that.
         options.pop("fused", None)
     program = Program(
         optimizer=optimizer,

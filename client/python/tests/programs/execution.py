@@ -164,6 +164,8 @@ def _check_errors(program: Program, where: int, error: Any, torch_error: Any) ->
         kinds = [each for each in type(torch_error).__mro__ if each is not object]
         if isinstance(error, kinds[0]) or torchs_own_refusal(error, before):
             return
+        if torchs_own_refusal(torch_error, before):
+            return
         raise Failure(program, where, f"{_said(error)}, torch {_said(torch_error)}")
     refusal = refusal_of(error)
     if refusal is not None:

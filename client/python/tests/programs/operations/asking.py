@@ -27,7 +27,7 @@ def fetch_state(side: Any, index: int) -> dict[str, Any] | None:
 
 @operation(0.5)
 def count_hooks(side: Any) -> dict[str, int] | None:
-    if side.program.scaler == "trainer":
+    if side.program.scaler is not None:
         return None  # README: a step that is skipped is a call of step() where the daemon unscales
     return dict(side.counted)
 
