@@ -27,7 +27,7 @@ from optstate._torch_tensors import (
     shape_of,
     version_of,
 )
-from optstate._torch_views import ParameterViews, may_be_view
+from optstate._torch_views import ParameterViews, holders_of_storage, may_be_view
 from optstate.session import ParameterSpec, Session
 
 
@@ -81,6 +81,8 @@ class Parameters:
         # Views: where each has been made, and those that are there still.
         self._views: ParameterViews | None = None
         self._view_pointers: dict[int, int] = {}
+        self._view_tensors: dict[int, torch.Tensor] = {}
+        self._maps_again = False
         self._in_view: set[int] = set()
         # Of those without a gradient here, before a step of several ranks.
         self._idle_sums: dict[int, Any] = {}
@@ -223,6 +225,7 @@ class Parameters:
         TypeError when one has not room for what is read.
         """
         self.check_tensors()
+        self._forget_left_views()
         direct, indirect = [], []
         self._pointers = []
         self._in_view = set()
@@ -356,6 +359,9 @@ class Parameters:
             increment_versions(written)
             versions += map(version_of, parameters)
         self._versions = versions
+        if self._maps_again:
+            self._maps_again = False
+            self.map_views()
 
     def note_idle(self, indices: Sequence[int]) -> None:
         """Before a step: those without a gradient here, which other ranks may have."""
@@ -383,12 +389,36 @@ class Parameters:
             view = self._views.tensor(index, parameter.shape, parameter.dtype)
             parameter.data = view
             self._view_pointers[index] = view.data_ptr()
+            self._view_tensors[index] = view
+
+    def _forget_left_views(self) -> None:
+        """Of parameters that the script has moved. What still holds such a view is to keep its
+        values: then all views become memory of the process's own, until the daemon's values are
+        read the next time."""
+        for index, view in list(self._view_tensors.items()):
+            if self._is_in_view(index):
+                continue
+            is_remembered = index < len(self._remembered) and (
+                self._remembered[index].data_ptr() == view.data_ptr()
+            )
+            if holders_of_storage(view) != 1 + is_remembered:
+                self._leave_views()
+                return
+            del self._view_tensors[index], self._view_pointers[index]
+
+    def _leave_views(self) -> None:
+        assert self._views is not None
+        written = [self._parameters[i] for i in self._views.written() if self._is_in_view(i)]
+        self._views.end()
+        self._views, self._maps_again = None, True
+        self._view_pointers, self._view_tensors = {}, {}
+        increment_versions(written)  # by which these are known as changed from now on
 
     def settle(self) -> None:
         """After a load: the daemon has what the tensors have."""
+        self.locate()
         if self._views is not None:
             self._views.release()
-            self.locate()
             self._adopt()
         self.remember()
 

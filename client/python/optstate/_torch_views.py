@@ -15,9 +15,6 @@ from optstate import _native, errors
 from optstate._warn import warn
 from optstate.session import Session
 
-# Its tensor, and the object that is made to ask.
-_HOLDERS_OF_OWN_STORAGE = 2
-
 
 class _Mapping:
     """What every tensor of it holds; the memory goes with the last one."""
@@ -56,7 +53,11 @@ class ParameterViews:
         )
         buffer: Any = (ctypes.c_char * size.value).from_address(address.value or 0)
         buffer.mapping = self._mapping
-        return torch.frombuffer(buffer, dtype=dtype).view(tuple(shape))
+        flat = torch.frombuffer(buffer, dtype=dtype)
+        # Not a view of it, which would hold the storage twice.
+        return torch.empty(0, dtype=dtype, device="cpu").set_(
+            flat.untyped_storage(), 0, tuple(shape)
+        )
 
     def written(self) -> list[int]:
         """Parameters of which this process has other values than the daemon."""
@@ -78,6 +79,13 @@ class ParameterViews:
             self.is_kept = True
 
 
+def holders_of_storage(tensor: torch.Tensor) -> int:
+    """How many tensors share its memory, with itself; 0: this torch does not tell."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    # One is the object that is made to ask.
+    return 0 if count is None else count(tensor.untyped_storage()._cdata) - 1
+
+
 def may_be_view(tensor: torch.Tensor) -> bool:
     """Whether nobody would miss the tensor's present memory."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_cpu:
@@ -86,11 +94,9 @@ def may_be_view(tensor: torch.Tensor) -> bool:
         return False
     if tensor.is_inference() or tensor._base is not None or tensor.is_shared():
         return False
-    storage = tensor.untyped_storage()
-    if storage.nbytes() != tensor.numel() * tensor.element_size():
+    if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
         return False
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    return count is not None and count(storage._cdata) == _HOLDERS_OF_OWN_STORAGE
+    return holders_of_storage(tensor) == 1
 
 
 _living: weakref.WeakSet[ParameterViews] = weakref.WeakSet()

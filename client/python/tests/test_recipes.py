@@ -218,9 +218,9 @@ def test_frozen_parameters_take_no_room(job, daemon):
     assert bits(model[0].parameters()) != before
 
 
-def test_changes_through_data_are_uploaded(job):
+def test_changes_through_data_of_copies_are_uploaded(job):
     model = small_model()
-    optimizer = optstate.SGD(model.parameters(), lr=0.1, job=job)
+    optimizer = optstate.SGD(model.parameters(), lr=0.1, job=job, parameters_as_views=False)
     values = torch.full_like(model[0].bias, 7)
     model[0].bias.data.copy_(values)
     optimizer.step()

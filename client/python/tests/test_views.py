@@ -381,6 +381,46 @@ def test_aliases_from_after_are_trained_along_and_live_longer(daemon):
     assert torch.equal(held, value)
 
 
+def test_an_alias_of_a_view_that_was_left_keeps_its_values(daemon):
+    """As in torch, where the parameter trains on elsewhere; the others are views again."""
+    ours, theirs = small_model(), small_model()
+    optimizer = served(ours, daemon.shm)
+    reference = torch.optim.AdamW(theirs.parameters(), **OPTIONS)
+    for step in range(4):
+        if step == 2:
+            held = ours[0].weight.data
+            value = held.clone()
+            for model in (ours, theirs):
+                model[0].weight.data = model[0].weight.data.clone()
+                model[3].bias.data[0] = 0.5  # of a neighbour, without a trace
+        step_of(ours, optimizer, step)
+        step_of(theirs, reference, step)
+        assert largest_difference(ours, theirs) < 1e-6
+    assert torch.equal(held, value)
+    assert in_views(optimizer) == set(range(6))
+    held.add_(1.0)
+    step_of(ours, optimizer, 4)
+    step_of(theirs, reference, 4)
+    assert largest_difference(ours, theirs) < 1e-6
+    optimizer.close()
+
+
+def test_an_alias_of_a_view_that_was_left_before_a_load(daemon):
+    model = small_model()
+    optimizer = served(model, daemon.shm)
+    step_of(model, optimizer, 0)
+    saved = optimizer.state_dict()
+    held = model[0].weight.data
+    value = held.clone()
+    model[0].weight.data = value * 2
+    optimizer.upload_parameters()
+    step_of(model, optimizer, 1)
+    optimizer.load_state_dict(saved)
+    step_of(model, optimizer, 2)
+    assert torch.equal(held, value)
+    optimizer.close()
+
+
 @pytest.mark.parametrize("kind", ["transposed", "channels_last", "slice", "shared", "subclass"])
 def test_other_tensors_are_copied_as_before(kind, daemon):
     class Subclass(torch.nn.Parameter):
