@@ -74,7 +74,7 @@ absl::Status WrittenPages::Find(absl::Span<std::byte> mapping,
                                 std::vector<absl::Span<std::byte>>* ranges) {
   ranges->clear();
   if (scans_) {
-    const absl::Status scanned = Scan(mapping, ranges);
+    absl::Status scanned = Scan(mapping, ranges);
     if (!absl::IsUnimplemented(scanned)) return scanned;
     scans_ = false;
     ranges->clear();

@@ -530,7 +530,7 @@ class Attachment:
         Every rank loads the same ones; FailedPreconditionError, on all ranks, when one of
         them steps instead. The job gets all of it or, when this raises, nothing.
         """
-        self.parameters.check_tensors()
+        self.parameters.locate()  # before the daemon has other values
         tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
         if entries is None and self.broken_load == "state":
             raise RuntimeError(
