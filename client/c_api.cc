@@ -355,6 +355,28 @@ int optstate_read_parameters(optstate_session* session,
   });
 }
 
+int optstate_find_changed(optstate_session* session, const uint32_t* parameters,
+                          void* const* copies, size_t count, uint32_t* changed,
+                          size_t* changed_count) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, copies, count));
+    std::vector<uint32_t> found;
+    OPTSTATE_RETURN_IF_ERROR(s.FindChanged(
+        {.parameters = {parameters, count}, .destinations = {copies, count}},
+        &found));
+    std::copy(found.begin(), found.end(), changed);
+    *changed_count = found.size();
+    return absl::OkStatus();
+  });
+}
+
+int optstate_note_copies(optstate_session* session, const uint32_t* parameters,
+                         size_t count) {
+  return Guarded(session, [&](client::Session& s) {
+    return s.NoteCopies({parameters, count});
+  });
+}
+
 int optstate_begin_load(optstate_session* session) {
   return Guarded(session, [](client::Session& s) { return s.BeginLoad(); });
 }

@@ -69,6 +69,10 @@ typedef struct optstate_session optstate_session;
 /* double, one per parameter, only to be fetched: the L2 norm of its gradient in
  * the last committed step, unscaled and not clipped; -1: it had none */
 #define OPTSTATE_GRADIENT_NORM 7
+/* change detection */
+#define OPTSTATE_DETECT_OFF 0
+#define OPTSTATE_DETECT_SAMPLE 1 /* one line of 64 bytes of each 4 KiB */
+#define OPTSTATE_DETECT_EXACT 2
 /* phase */
 #define OPTSTATE_PHASE_EMPTY 1
 #define OPTSTATE_PHASE_LOADING 2
@@ -168,6 +172,7 @@ typedef struct {
   const optstate_loss_scaler* loss_scaler; /* NULL: the trainer scales */
   int32_t master_format;                   /* 0: float32 */
   int32_t accumulate_dtype;                /* of accumulate; 0: float32 */
+  int32_t change_detection; /* for optstate_find_changed; 0: off */
 } optstate_session_options;
 
 typedef struct {
@@ -327,6 +332,20 @@ OPTSTATE_EXPORT int optstate_read_parameters(optstate_session* session,
                                              const uint32_t* parameters,
                                              void* const* destinations,
                                              size_t count);
+
+/* Of copies that commit or read_parameters made, wherever they are now: those
+ * whose content has changed since, ascending as `parameters`; there is room for
+ * `count` of them. */
+OPTSTATE_EXPORT int optstate_find_changed(optstate_session* session,
+                                          const uint32_t* parameters,
+                                          void* const* copies, size_t count,
+                                          uint32_t* changed,
+                                          size_t* changed_count);
+/* The caller's copies of these hold what the parameters are now, without having
+ * been read: it has loaded them. */
+OPTSTATE_EXPORT int optstate_note_copies(optstate_session* session,
+                                         const uint32_t* parameters,
+                                         size_t count);
 
 /* Loading: initial parameters of a new job, or state of a checkpoint. Every
  * rank begins, loads whole arrays of parameters (this call sends the pieces

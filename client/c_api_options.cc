@@ -59,6 +59,14 @@ absl::StatusOr<MasterFormat> ReadMasterFormat(int32_t value) {
   return BadValue("master format", value);
 }
 
+absl::StatusOr<ChangeDetection> ReadChangeDetection(int32_t value) {
+  if (value >= OPTSTATE_DETECT_OFF && value <= OPTSTATE_DETECT_EXACT) {
+    return static_cast<ChangeDetection>(value);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("change_detection is ", value));
+}
+
 absl::StatusOr<AccumulateDType> ReadAccumulateDType(int32_t value) {
   if (value == 0) return AccumulateDType::kFloat32;
   if (value > 0 && IsValidAccumulateDType(static_cast<uint32_t>(value))) {
@@ -185,6 +193,8 @@ absl::StatusOr<SessionOptions> ReadSessionOptions(
   options.world_size = from.world_size;
   options.local_world_size = from.local_world_size;
   options.accumulate = from.accumulate != 0;
+  OPTSTATE_ASSIGN_OR_RETURN(options.change_detection,
+                            ReadChangeDetection(from.change_detection));
   OPTSTATE_ASSIGN_OR_RETURN(options.accumulate_dtype,
                             ReadAccumulateDType(from.accumulate_dtype));
   options.ephemeral = from.ephemeral != 0;

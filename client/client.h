@@ -50,6 +50,7 @@
 namespace optstate::client {
 
 class Channel;
+class ParameterDigests;
 class ParameterReader;
 struct Attached;
 struct ChannelSetup;
@@ -165,6 +166,14 @@ class Session {
   absl::StatusOr<Outcome> CommitWait(const ParameterTargets& read = {});
   // Copies parameters as of the committed step.
   absl::Status ReadParameters(const ParameterTargets& read);
+  // Of copies that Commit or ReadParameters made, wherever they are now: those
+  // whose content has changed since. SessionOptions::change_detection says how
+  // they are looked at; with kOff there are none.
+  absl::Status FindChanged(const ParameterTargets& copies,
+                           std::vector<uint32_t>* changed) const;
+  // The caller's copies of these hold what the parameters are now, without
+  // having been read: it has loaded them.
+  absl::Status NoteCopies(absl::Span<const uint32_t> parameters);
   // Drops what this rank has staged of `step`, and a load that it has begun and
   // not finished.
   absl::Status Abort(uint64_t step);
@@ -305,6 +314,7 @@ class Session {
   std::optional<uint32_t> loads_finished_;  // of the job, as far as is known
   std::optional<CommitOptions> commit_;     // started, not answered
   bool commit_sent_ = false;                // over the present connection
+  std::unique_ptr<ParameterDigests> digests_;
   std::unique_ptr<ParameterReader> reader_;
   absl::Duration update_time_;  // of the last step
 };

@@ -11,7 +11,7 @@
 namespace optstate::client {
 
 // Identifies what a rank loads, in any order: equal loads have equal digests,
-// and others have other ones, but for one in 2^32.
+// and others have other ones, but for one in 2^64.
 //
 // Threads: not thread-safe.
 class LoadDigest {

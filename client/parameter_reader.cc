@@ -12,6 +12,7 @@ void ParameterReader::Begin(uint64_t step, const ParameterTargets& targets) {
   targets_ = targets;
   has_copied_ = false;
   left_.clear();
+  digests_->BeginCopies();
   for (size_t i = 0; i < targets.parameters.size(); ++i) {
     const ParameterSpec& spec = layout_->parameters()[targets.parameters[i]];
     if (static_cast<uint64_t>(spec.numel) > kPartElements) {
@@ -89,21 +90,36 @@ bool ParameterReader::IsReady(const Part& part,
   return true;
 }
 
-void ParameterReader::Copy(const Part& part, const std::byte* area) const {
+void ParameterReader::Copy(const Part& part, const std::byte* area) {
   const bool is_piece = part.end_target == part.first_target + 1;
   for (size_t i = part.first_target; i < part.end_target; ++i) {
-    const uint32_t p = targets_.parameters[i];
-    const ParameterSpec& spec = layout_->parameters()[p];
+    const ParameterSpec& spec = layout_->parameters()[targets_.parameters[i]];
     const uint64_t begin = is_piece ? part.begin : 0;
     const uint64_t end =
         is_piece ? part.end : static_cast<uint64_t>(spec.numel);
-    const uint64_t element_bytes = SizeInBytes(spec.dtype);
-    StreamingCopy(
-        static_cast<std::byte*>(targets_.destinations[i]) +
-            begin * element_bytes,
-        area + layout_->parameter_offset_bytes(p) + begin * element_bytes,
-        (end - begin) * element_bytes, layout_->parameter_area_bytes());
+    if (!digests_->enabled()) {
+      CopyElements(i, begin, end, area);
+      continue;
+    }
+    for (uint64_t at = begin; at < end;) {
+      const uint64_t next = digests_->BlockEnd(targets_.parameters[i], at);
+      CopyElements(i, at, next, area);
+      at = next;
+    }
   }
+}
+
+void ParameterReader::CopyElements(size_t target, uint64_t begin, uint64_t end,
+                                   const std::byte* area) {
+  const uint32_t p = targets_.parameters[target];
+  const uint64_t element_bytes = SizeInBytes(layout_->parameters()[p].dtype);
+  const std::byte* const from =
+      area + layout_->parameter_offset_bytes(p) + begin * element_bytes;
+  StreamingCopy(
+      static_cast<std::byte*>(targets_.destinations[target]) +
+          begin * element_bytes,
+      from, (end - begin) * element_bytes, layout_->parameter_area_bytes());
+  if (digests_->enabled()) digests_->AddBlock(p, begin, from);
 }
 
 }  // namespace optstate::client

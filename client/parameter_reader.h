@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
+#include "client/parameter_digests.h"
 #include "client/session_types.h"
 #include "proto/types/layout.h"
 
@@ -18,8 +19,9 @@ namespace optstate::client {
 // Threads: one at a time.
 class ParameterReader {
  public:
-  // `layout` outlives it.
-  explicit ParameterReader(const Layout* layout) : layout_(layout) {}
+  // `layout` and `digests`, which gets what is copied, outlive it.
+  ParameterReader(const Layout* layout, ParameterDigests* digests)
+      : layout_(layout), digests_(digests) {}
 
   // `targets` are checked, and last until all is copied.
   void Begin(uint64_t step, const ParameterTargets& targets);
@@ -47,9 +49,12 @@ class ParameterReader {
   void AddPieces(size_t target);
   void AddWhole(size_t target);
   bool IsReady(const Part& part, const std::atomic<uint64_t>* stamps) const;
-  void Copy(const Part& part, const std::byte* area) const;
+  void Copy(const Part& part, const std::byte* area);
+  void CopyElements(size_t target, uint64_t begin, uint64_t end,
+                    const std::byte* area);
 
   const Layout* const layout_;
+  ParameterDigests* const digests_;
   uint64_t step_ = 0;
   ParameterTargets targets_;
   bool has_copied_ = false;

@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "client/parameter_digests.h"
 #include "gtest/gtest.h"
 #include "proto/types/random_layout.h"
 
@@ -44,6 +45,17 @@ class Parameters {
         ASSERT_EQ(copies_[p][i], NewByte(p, i)) << p << " " << i;
         ASSERT_EQ(stamps_[RunOf(p, i)].load(), kStep) << p << " " << i;
       }
+    }
+  }
+  // Each copy is known, and one byte that changes is seen.
+  void CheckDigests(const ParameterDigests& digests, RandomLayouts* random) {
+    for (uint32_t p = 0; p < copies_.size(); ++p) {
+      EXPECT_FALSE(digests.Differs(p, copies_[p].data())) << p;
+      if (copies_[p].empty()) continue;
+      std::byte& byte = copies_[p][random->Uniform(0, copies_[p].size() - 1)];
+      byte ^= std::byte{1};
+      EXPECT_TRUE(digests.Differs(p, copies_[p].data())) << p;
+      byte ^= std::byte{1};
     }
   }
   void Stamp(uint64_t run, uint64_t step = kStep) { stamps_[run] = step; }
@@ -99,7 +111,8 @@ TEST(ParameterReaderTest, LargeOnesComeInPieces) {
   const Layout layout =
       *Layout::Make(SpecOf({int64_t{kTiles * kTileElements - 5}}));
   Parameters parameters(&layout);
-  ParameterReader reader(&layout);
+  ParameterDigests digests(&layout, ChangeDetection::kOff);
+  ParameterReader reader(&layout, &digests);
   reader.Begin(kStep, parameters.targets());
   EXPECT_FALSE(reader.CopyReady(parameters.stamps(), parameters.area()));
   EXPECT_FALSE(reader.has_copied());
@@ -124,7 +137,8 @@ TEST(ParameterReaderTest, LargeOnesComeInPieces) {
 TEST(ParameterReaderTest, OtherStepsDoNotCount) {
   const Layout layout = *Layout::Make(SpecOf({100}));
   Parameters parameters(&layout);
-  ParameterReader reader(&layout);
+  ParameterDigests digests(&layout, ChangeDetection::kOff);
+  ParameterReader reader(&layout, &digests);
   reader.Begin(kStep, parameters.targets());
   for (uint64_t step : {kStep - 1, kStep + 1}) {
     parameters.Stamp(0, step);
@@ -140,7 +154,8 @@ TEST(ParameterReaderTest, NoMoreThanIsAskedFor) {
   const std::vector<uint32_t> indices = {2, 0};
   const std::vector<void*> destinations = {all.destinations[2],
                                            all.destinations[0]};
-  ParameterReader reader(&layout);
+  ParameterDigests digests(&layout, ChangeDetection::kOff);
+  ParameterReader reader(&layout, &digests);
   reader.Begin(kStep, {.parameters = indices, .destinations = destinations});
   EXPECT_TRUE(reader.CopyReady(parameters.stamps(), parameters.area()));
   EXPECT_TRUE(reader.done());
@@ -166,7 +181,8 @@ TEST(ParameterReaderTest, RunsInAnyOrderOfAnyLayout) {
     for (size_t i = runs.size(); i > 1; --i) {
       std::swap(runs[i - 1], runs[random.Uniform(0, i - 1)]);
     }
-    ParameterReader reader(&layout);
+    ParameterDigests digests(&layout, ChangeDetection::kExact);
+    ParameterReader reader(&layout, &digests);
     reader.Begin(kStep, parameters.targets());
     for (const uint64_t run : runs) {
       parameters.Stamp(run);
@@ -177,6 +193,7 @@ TEST(ParameterReaderTest, RunsInAnyOrderOfAnyLayout) {
     reader.CopyReady(parameters.stamps(), parameters.area());
     EXPECT_TRUE(reader.done());
     parameters.Check(/*all=*/true);
+    parameters.CheckDigests(digests, &random);
   }
 }
 

@@ -10,6 +10,7 @@
 #include "client/channel.h"
 #include "client/client.h"
 #include "client/connect.h"
+#include "client/parameter_digests.h"
 #include "client/parameter_reader.h"
 #include "client/transport_error.h"
 #include "proto/types/status_macros.h"
@@ -105,8 +106,10 @@ absl::StatusOr<std::unique_ptr<Session>> Session::OpenOver(
   }
   std::unique_ptr<Session> session(new Session(std::move(options)));
   session->setup_ = std::make_unique<ChannelSetup>(*setup);
-  session->reader_ =
-      std::make_unique<ParameterReader>(&session->setup_->layout);
+  session->digests_ = std::make_unique<ParameterDigests>(
+      &session->setup_->layout, session->options_.change_detection);
+  session->reader_ = std::make_unique<ParameterReader>(
+      &session->setup_->layout, session->digests_.get());
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Channel> channel,
                             factory(*std::move(setup)));
   OPTSTATE_RETURN_IF_ERROR(
@@ -208,6 +211,32 @@ bool Session::WritesParameters() const {
     }
   }
   return false;
+}
+
+absl::Status Session::NoteCopies(absl::Span<const uint32_t> parameters) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  if (!digests_->enabled()) return absl::OkStatus();
+  digests_->BeginCopies();
+  for (const uint32_t p : parameters) {
+    OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(p, 1)));
+    digests_->AddWhole(p, parameter(p).data());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::FindChanged(const ParameterTargets& copies,
+                                  std::vector<uint32_t>* changed) const {
+  changed->clear();
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(copies)));
+  if (!digests_->enabled()) return absl::OkStatus();
+  for (size_t i = 0; i < copies.parameters.size(); ++i) {
+    const uint32_t p = copies.parameters[i];
+    if (digests_->Differs(
+            p, static_cast<const std::byte*>(copies.destinations[i]))) {
+      changed->push_back(p);
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Session::FindWritten(ParameterViews* views,

@@ -115,6 +115,14 @@ using InterruptCheck = std::function<bool()>;
 // 7, waiting for its return".
 using NoticeSink = std::function<void(const std::string& text)>;
 
+// How changes of the trainer's copies of parameters are found that nothing else
+// tells of.
+enum class ChangeDetection : uint8_t {
+  kOff = 0,
+  kSample = 1,  // one line of 64 bytes of each 4 KiB, by turns
+  kExact = 2,
+};
+
 // Who opens a session, of which job, and where.
 struct SessionOptions {
   // "unix:PATH", "grpc:HOST:PORT", "grpc:unix:PATH" or "embedded". Empty:
@@ -131,6 +139,7 @@ struct SessionOptions {
   // their sums, in this dtype.
   bool accumulate = false;
   AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
+  ChangeDetection change_detection = ChangeDetection::kOff;
   bool ephemeral = false;  // delete the job when its last session ends
   bool extend = false;     // the layout may add groups to the registered one
   std::optional<LossScaler> loss_scaler;  // none: the trainer scales

@@ -89,6 +89,13 @@ def _libraries():
         targets = {"spdlog": ["-lpthread"]},
     )
     system_library(
+        name = "xxhash",
+        apt = "libxxhash-dev",
+        # Its functions are inlined.
+        headers = ["xxhash.h"],
+        targets = {"xxhash": []},
+    )
+    system_library(
         name = "highway",
         apt = "libhwy-dev",
         # Headers alone: kernels/ does not call what libhwy would have.

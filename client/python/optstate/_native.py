@@ -32,6 +32,7 @@ PACKAGE_DIRECTORY = pathlib.Path(__file__).resolve().parent
 FLOAT32, BFLOAT16, FLOAT16 = 1, 2, 3
 PARTITIONS = {"greedy": 1, "contiguous": 2}
 REPLICATED = 3  # the daemon sums what all ranks push whole
+CHANGE_DETECTIONS = {"off": 0, "sample": 1, "exact": 2}
 ACCUMULATE_DTYPES = {"float32": 1, "gradient": 2}
 STATE_FORMATS = {"float32": 1, "bfloat16": 2, "dynamic8": 3}
 MASTER_FORMATS = {"float32": 1, "split": 2}
@@ -126,6 +127,7 @@ class SessionOptions(_Versioned):
         ("loss_scaler", POINTER(LossScaler)),
         ("master_format", c_int32),
         ("accumulate_dtype", c_int32),
+        ("change_detection", c_int32),
     )
 
 
@@ -233,6 +235,11 @@ _PROTOTYPES = {
     "optstate_writes_parameters": (c_int, (c_void_p, POINTER(c_int32))),
     "optstate_abort": (c_int, (c_void_p, c_uint64)),
     "optstate_read_parameters": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
+    "optstate_find_changed": (
+        c_int,
+        (c_void_p, c_void_p, c_void_p, c_size_t, c_void_p, POINTER(c_size_t)),
+    ),
+    "optstate_note_copies": (c_int, (c_void_p, c_void_p, c_size_t)),
     "optstate_begin_load": (c_int, (c_void_p,)),
     "optstate_begin_same_load": (c_int, (c_void_p,)),
     "optstate_load": (c_int, (c_void_p, c_int32, c_uint32, c_int32, c_void_p)),

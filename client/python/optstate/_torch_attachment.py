@@ -51,6 +51,7 @@ class Settings:
     accumulate_dtype: str | None = None  # float32
     resume: str = "checkpoint"
     views: bool = True
+    detect_changes: str = "exact"
     # Options that torch's class has, which a group can lose.
     required: Collection[str] = ()
     # What torch gives its constructor and no group can change: Adagrad's first sum.
@@ -62,6 +63,9 @@ class Settings:
         if self.resume not in _torch_resume.CHOICES:
             known = ", ".join(_torch_resume.CHOICES)
             raise ValueError(f"Invalid resume: {self.resume!r} (one of {known})")
+        if self.detect_changes not in _native.CHANGE_DETECTIONS:
+            known = ", ".join(_native.CHANGE_DETECTIONS)
+            raise ValueError(f"Invalid detect_changes: {self.detect_changes!r} (one of {known})")
         if self.partition is not None and self.partition not in _native.PARTITIONS:
             known = ", ".join(_native.PARTITIONS)
             raise ValueError(f"Invalid partition: {self.partition!r} (one of {known})")
@@ -206,6 +210,7 @@ class Attachment:
                 loss_scaler_state=settings.loss_scaler_state,
                 master_format=_native.MASTER_FORMATS[settings.master_format],
                 accumulate_dtype=_native.ACCUMULATE_DTYPES[settings.accumulate_dtype or "float32"],
+                change_detection=_native.CHANGE_DETECTIONS[settings.detect_changes],
             )
 
         self._chose_endpoint = bool(settings.endpoint)
@@ -219,7 +224,9 @@ class Attachment:
         self._required = settings.required
         # Gradients that the daemon sums are averaged, as DistributedDataParallel does.
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
-        self.parameters = Parameters(self.session, param_groups, self._spec.parameters)
+        self.parameters = Parameters(
+            self.session, param_groups, self._spec.parameters, settings.detect_changes
+        )
         self.arrays = ArrayTransfer(self.session, self._spec.parameters)
         self.gradients = GradientPusher(
             self.session,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from optstate._torch_digests import CopyDigests
 from optstate._torch_frozen import is_frozen
 from optstate._torch_layout import raise_exchanged
 from optstate._torch_memory import SharedMemoryLock, check_disjoint, lock_shared_memory
@@ -28,6 +29,7 @@ from optstate._torch_tensors import (
     version_of,
 )
 from optstate._torch_views import ParameterViews, holders_of_storage, may_be_view
+from optstate._warn import warn
 from optstate.session import ParameterSpec, Session
 
 
@@ -47,8 +49,11 @@ class Parameters:
         session: Session,
         param_groups: Sequence[dict],
         specs: Sequence[ParameterSpec],
+        detect_changes: str,
     ) -> None:
         self._session = session
+        self._digests = CopyDigests(session, detect_changes)
+        self._warned = False
         self._groups = [list(group["params"]) for group in param_groups]
         self._parameters = [tensor for tensors in self._groups for tensor in tensors]
         self._index_of = {id(tensor): index for index, tensor in enumerate(self._parameters)}
@@ -241,19 +246,23 @@ class Parameters:
         self._direct_pointers = array.array("Q", map(self._pointers.__getitem__, direct))
         self._indirect = indirect
 
-    def changed(self) -> list[int]:
+    def changed(self, *, by_content: bool = True) -> list[int]:
         """Parameters that were written since :meth:`remember` and now differ from
         the daemon's; the same again until it is called.
+
+        by_content: also copied ones that were written without a trace.
 
         ValueError when some share memory now, RuntimeError when they have come into memory
         that another process's optimizer updates.
         """
         versions, places = self._versions_and_places()
         in_view = self._written_in_view()
-        if not in_view and versions == self._versions and places == self._places:
+        in_copies = self._written_in_copies(places) if by_content else set()
+        if not (in_view or in_copies or versions != self._versions or places != self._places):
             return []
         self._check_places(places)
-        differing = self._differing(versions, places, in_view)
+        differing = self._differing(versions, places, in_view, in_copies)
+        self._warn_of_traceless(in_copies, versions)
         if differing:
             self.locate()
         else:
@@ -272,19 +281,54 @@ class Parameters:
 
     def written(self) -> list[int]:
         """As :meth:`changed`, for who only looks."""
-        return self._differing(*self._versions_and_places(), self._written_in_view())
+        versions, places = self._versions_and_places()
+        return self._differing(
+            versions, places, self._written_in_view(), self._written_in_copies(places)
+        )
 
     def _written_in_view(self) -> list[int]:
         return self._views.written() if self._views is not None else []
 
-    def _differing(self, versions: list[int], places: list[Any], in_view: list[int]) -> list[int]:
+    def _written_in_copies(self, places: list[Any]) -> set[int]:
+        """Those that hold other values than were copied there. What was moved is compared with
+        the daemon's values anyway, and its former memory may be gone."""
+        direct, indirect = self._direct_indices, self._indirect
+        if places != self._places:
+            parts = zip(self._parts, places, self._places)
+            moved = {i for part, now, was in parts if now != was for i in self._indices[part]}
+            direct, _ = self.direct(but=moved)
+            indirect = [index for index in indirect if index not in moved]
+        pointers = list(itertools.chain.from_iterable(pointers for pointers, _ in places))
+        present = array.array("Q", map(pointers.__getitem__, direct))
+        return self._digests.changed((direct, present), indirect, self._parameters)
+
+    def _warn_of_traceless(self, in_copies: set[int], versions: list[int]) -> None:
+        found = sorted(index for index in in_copies if versions[index] == self._versions[index])
+        if not found or self._warned:
+            return
+        self._warned = True
+        others = f" and {len(found) - 1} others were" if len(found) > 1 else " was"
+        warn(
+            f'parameter "{self.name_of(found[0])}"{others} changed without a trace (through .data,'
+            " numpy, a collective or another program), and the job gets the new values, as of any"
+            " other change in place. It was found by its content, which is looked at before each"
+            ' step: see detect_changes="exact"'
+        )
+
+    def _differing(
+        self,
+        versions: list[int],
+        places: list[Any],
+        in_view: list[int],
+        in_copies: set[int],
+    ) -> list[int]:
         touched = {index for index in self._indices if versions[index] != self._versions[index]}
         for part, now, before in zip(self._parts, places, self._places):
             if now != before:
                 touched.update(self._indices[part])
         # Of views the kernel has said which were written, with a trace or without. One that has
         # left its view is compared like all others.
-        differing = {index for index in in_view if self._is_in_view(index)}
+        differing = {index for index in in_view if self._is_in_view(index)} | in_copies
         touched.difference_update([i for i in touched & self._in_view if self._is_in_view(i)])
         differing.update(index for index in touched if not self._equals_daemon(index))
         return sorted(differing)
@@ -347,9 +391,10 @@ class Parameters:
         elif len(equal) < len(without_gradient):
             late = set(without_gradient) - equal
             self._read_direct(set(self._indices) - late)
-        for index in self._indirect:
-            if index not in equal:
-                self._parameters[index].copy_(self.daemon_values(index))
+        indirect = [index for index in self._indirect if index not in equal]
+        for index in indirect:
+            self._parameters[index].copy_(self.daemon_values(index))
+        self._digests.note_read(indirect, self._parameters)
         versions: list[int] = []
         for part in self._parts:
             parameters = self._parameters[part]
@@ -421,6 +466,7 @@ class Parameters:
             self._views.release()
             self._adopt()
         self.remember()
+        self._digests.note_loaded(self._direct_indices, self._indirect, self._parameters)
 
     def end_views(self) -> None:
         """Of a session that is closed."""

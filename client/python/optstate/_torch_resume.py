@@ -61,7 +61,7 @@ class ReplacedParameters:
         """Parameters that were written since attaching, be it with the values that they had."""
         tensors = self._parameters.tensors
         now = {i for i, each in enumerate(tensors) if each._version != self._versions[i]}
-        return self._written | now
+        return self._written.union(now, self._parameters.written())
 
     def _changed_of(self, written: set[int]) -> set[int]:
         """Of those that were written, which have other values than the job's."""

@@ -383,12 +383,17 @@ class Served:
         assert self.edits is not None
         return defaultdict(dict, self.edits.own())
 
-    def send_changes(self, attachment: Attachment, groups: Sequence[dict[str, Any]]) -> None:
-        """Sends what the trainer has changed in place, of parameters and of their state."""
+    def send_changes(
+        self, attachment: Attachment, groups: Sequence[dict[str, Any]], *, by_content: bool = True
+    ) -> None:
+        """Sends what the trainer has changed in place, of parameters and of their state.
+
+        by_content: see Parameters.changed().
+        """
         edits = self.edits
         assert edits is not None
         entries = {} if edits.is_idle else edits.pending()
-        changed = attachment.parameters.changed()
+        changed = attachment.parameters.changed(by_content=by_content)
         if changed or entries or attachment.broken_load is not None:
             what = "optimizer.state was changed" if entries else "parameters were changed in place"
             attachment.check_no_micro_steps(what)

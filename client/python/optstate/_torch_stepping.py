@@ -151,7 +151,7 @@ class Stepping:
         """
         if not self._served.settings.accumulate:
             raise RuntimeError("accumulate_step needs an optimizer made with accumulate=True")
-        attachment, _ = self._prepared_attachment()
+        attachment, _ = self._prepared_attachment(is_micro_step=True)
         if attachment.was_taken:  # step() will say so
             self.zero_grad(set_to_none=True)
             return
@@ -175,7 +175,9 @@ class Stepping:
         attachment.gradients.forget_pushed()
         attachment.micro_step = 0
 
-    def _prepared_attachment(self) -> tuple[Attachment, Sequence[dict[str, Any]]]:
+    def _prepared_attachment(
+        self, *, is_micro_step: bool = False
+    ) -> tuple[Attachment, Sequence[dict[str, Any]]]:
         """Checks what the trainer may have changed, and sends it if need be; with the
         groups in the job's order."""
         attachment = self._served.attached()
@@ -190,7 +192,10 @@ class Stepping:
         attachment.parameters.check_tensors()
         if attachment.must_abort:
             attachment.abort_step()
-        self._served.send_changes(attachment, groups)
+        # What leaves no trace can be sent before the first micro-step, and the step refuses it
+        # after others: there is no need to look before each.
+        by_content = not is_micro_step or attachment.micro_step == 0
+        self._served.send_changes(attachment, groups, by_content=by_content)
         self._served.replaced = None
         return attachment, groups
 

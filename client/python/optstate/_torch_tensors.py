@@ -48,9 +48,14 @@ def in_memory(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().cpu().resolve_neg().contiguous()
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
+def integer_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory (but for what is negated) as integers."""
     bits = torch.int32 if tensor.dtype.itemsize == 4 else torch.int16
-    return in_memory(tensor).view(bits)
+    return tensor.detach().resolve_neg().view(bits)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return integer_bits(in_memory(tensor))
 
 
 def bits_sum(tensor: torch.Tensor) -> int:

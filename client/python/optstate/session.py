@@ -49,6 +49,7 @@ class SessionSpec:
     master_format: int = 1
     accumulate_dtype: int = 1
     loss_scaler_state: LossScalerState | None = None
+    change_detection: int = 0
 
 
 class LossScalerState(NamedTuple):
@@ -221,6 +222,7 @@ class Session:
             loss_scaler=scaler,
             master_format=spec.master_format,
             accumulate_dtype=spec.accumulate_dtype,
+            change_detection=spec.change_detection,
         )
         handle = ctypes.c_void_p()
         status = library.optstate_session_open(options, ctypes.byref(handle))
@@ -431,6 +433,23 @@ class Session:
             destinations.buffer_info()[0],
             len(parameters),
         )
+
+    def find_changed(self, parameters: array.array, copies: array.array) -> list[int]:
+        """Of what was read, wherever it is now: those whose content has changed since."""
+        count = ctypes.c_size_t()
+        self._call(
+            self._library.optstate_find_changed,
+            parameters.buffer_info()[0],
+            copies.buffer_info()[0],
+            len(parameters),
+            self._written.buffer_info()[0],
+            ctypes.byref(count),
+        )
+        return self._written[: count.value].tolist() if count.value else []
+
+    def note_copies(self, parameters: array.array) -> None:
+        """The trainer's copies of these hold what the parameters are now."""
+        self._call(self._library.optstate_note_copies, parameters.buffer_info()[0], len(parameters))
 
     def begin_load(self, *, same: bool = False) -> None:
         """same: every rank loads everything, with equal values; else finish_load() raises."""

@@ -97,6 +97,11 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             however it was made. Not those that share their memory with other tensors
             (``model.state_dict()`` that is still held, say) or are not contiguous; and none
             where the daemon speculates.
+        detect_changes: how changes are found that leave no trace (through .data or numpy, by
+            a collective) of parameters that are copied and not views. "exact": by a digest of
+            64 bits of what was copied, which is compared before each step. "sample": of one
+            line in each page, by turns, so that a change of few elements is found late or, when
+            the next step undoes it, not at all. "off": not found, and undone by the next step.
         connect_timeout, step_timeout: seconds; None: 30 and 1800. step_timeout
             includes waiting for the other ranks.
 
@@ -108,8 +113,8 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
     A gradient with NaN or Inf skips the step on all ranks; last_outcome says so.
     Parameters that were changed in place (``p.copy_()``,
     ``model.load_state_dict``), on every rank alike, are sent to the daemon before
-    the next step. So are changes through ``.data`` or numpy where parameters are views;
-    where they are copied these leave no trace: call upload_parameters() after them.
+    the next step. So are changes that leave no trace, as through ``.data`` or numpy; see
+    detect_changes.
 
     Threads: one at a time, as torch's. Processes: a forked child cannot use it.
     """
@@ -167,6 +172,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         step_timeout: float | None = None,
         resume: str = "checkpoint",
         parameters_as_views: bool = True,
+        detect_changes: str = "exact",
         **kwargs: Any,
     ) -> None:
         settings = Settings(
@@ -184,6 +190,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             accumulate_dtype,
             resume,
             parameters_as_views,
+            detect_changes,
         )
         refuse_sharding_optimizer()
         if isinstance(params, torch.nn.Module):

@@ -1,261 +1,28 @@
-"""Parameters that are the daemon's memory: every way to change a weight counts, as in torch."""
+"""Parameters that are the daemon's memory, and behave as any tensor."""
 
 from __future__ import annotations
 
 import copy
-import ctypes
 import io
 import multiprocessing
 import os
 import pickle
-import threading
 
 import numpy as np
 import optstate
 import pytest
-import ranks
 import torch
-import torch.distributed as dist
-from optstate.session import Session
-from training import largest_difference, loss_of, small_model, train
-
-OPTIONS = {"lr": 0.01, "weight_decay": 0.1}
-
-
-def in_views(optimizer) -> set[int]:
-    return optimizer._served.attachment.parameters._in_view
-
-
-def step_of(model, optimizer, step):
-    optimizer.zero_grad()
-    loss_of(model, step).backward()
-    optimizer.step()
-
-
-# Every way to change a weight: `change(model)`.
-
-
-def under_no_grad(model):
-    with torch.no_grad():
-        model[0].weight.mul_(0.5)
-
-
-def data_whole(model):
-    model[0].weight.data.copy_(torch.linspace(-1, 1, model[0].weight.numel()).view(16, 8))
-
-
-def data_one_element(model):
-    model[3].weight.data[3, 5] = 7.0
-
-
-def data_clamp(model):
-    for parameter in model.parameters():
-        parameter.data.clamp_(-0.05, 0.05)
-
-
-def data_of_data(model):
-    torch.clamp_(model[0].bias.data, max=0.0)
-
-
-def by_numpy(model):
-    model[0].weight.detach().numpy()[2] = 0.25
-
-
-def by_memoryview(model):
-    memoryview(model[0].bias.detach().numpy())[1] = 0.5
-
-
-def by_init(model):
-    torch.manual_seed(3)
-    torch.nn.init.normal_(model[2].weight)
-    torch.nn.init.zeros_(model[2].bias)
-
-
-def by_load_state_dict(model):
-    model.load_state_dict(small_model(seed=5).state_dict())
-
-
-def by_load_state_dict_assign(model):
-    model.load_state_dict(small_model(seed=5).state_dict(), assign=False)
-
-
-def by_set(model):
-    with torch.no_grad():
-        model[0].weight.set_(torch.full((16, 8), 0.125))
-
-
-def by_other_data(model):
-    model[0].weight.data = torch.full((16, 8), 0.125)
-
-
-def by_untyped_storage(model):
-    model[0].bias.untyped_storage().fill_(0)
-
-
-def by_storage_copy(model):
-    model[0].bias.untyped_storage().copy_(torch.ones(16).untyped_storage())
-
-
-def by_dlpack(model):
-    torch.from_dlpack(model[0].bias.detach()).fill_(0.25)
-
-
-def by_apply(model):
-    model[0].bias.detach().apply_(lambda value: value / 2)
-
-
-def by_pointer(model):
-    weight = model[0].weight
-    ctypes.memset(weight.data_ptr(), 0, weight.numel() * weight.element_size())
-
-
-def by_another_thread(model):
-    thread = threading.Thread(target=data_whole, args=(model,))
-    thread.start()
-    thread.join()
-
-
-def by_vector(model):
-    vector = torch.nn.utils.parameters_to_vector(model.parameters()) * 0.5
-    torch.nn.utils.vector_to_parameters(vector.detach().clone(), model.parameters())
-
-
-def by_swapping_an_average(model):
-    """An EMA that is put in for an evaluation, and taken out again."""
-    own = [parameter.detach().clone() for parameter in model.parameters()]
-    for parameter in model.parameters():
-        parameter.data.copy_(torch.zeros_like(parameter))
-    for parameter, value in zip(model.parameters(), own):
-        parameter.data.copy_(value)
-
-
-def by_foreach(model):
-    with torch.no_grad():
-        torch._foreach_mul_(list(model.parameters()), 0.5)
-
-
-def by_state_dict(model):
-    for value in model.state_dict().values():
-        value.mul_(0.5)
-
-
-def by_a_dtype_there_and_back(model):
-    model.double().float()
-
-
-CHANGES = [
-    under_no_grad,
-    data_whole,
-    data_one_element,
-    data_clamp,
-    data_of_data,
-    by_numpy,
-    by_memoryview,
-    by_init,
-    by_load_state_dict,
-    by_load_state_dict_assign,
-    by_set,
-    by_other_data,
-    by_untyped_storage,
-    by_storage_copy,
-    by_dlpack,
-    by_apply,
-    by_pointer,
-    by_another_thread,
-    by_vector,
-    by_swapping_an_average,
-    by_foreach,
-    by_state_dict,
+from changes import (
+    OPTIONS,
     by_a_dtype_there_and_back,
-]
-# After these some parameters are elsewhere.
-MOVES = [by_set, by_other_data, by_vector, by_a_dtype_there_and_back]
-
-
-def trained(change, when, make):
-    model = small_model()
-    optimizer = make(model)
-    if when == "before the first step":
-        change(model)
-    for step in range(6):
-        if when == "between steps" and step in (2, 3, 5):
-            change(model)
-        step_of(model, optimizer, step)
-    return model, optimizer
-
-
-def served(model, endpoint, **options):
-    return optstate.AdamW(model.named_parameters(), **OPTIONS, endpoint=endpoint, **options)
-
-
-@pytest.mark.parametrize("when", ["before the first step", "between steps"])
-@pytest.mark.parametrize("change", CHANGES, ids=lambda each: each.__name__)
-def test_every_way_to_change_a_weight(change, when, daemon):
-    theirs, _ = trained(
-        change, when, lambda model: torch.optim.AdamW(model.parameters(), **OPTIONS)
-    )
-    ours, optimizer = trained(change, when, lambda model: served(model, daemon.shm))
-    assert largest_difference(ours, theirs) < 1e-6
-    with optimizer:
-        if change not in MOVES:
-            assert in_views(optimizer) == set(range(6))
-
-
-@pytest.mark.parametrize("change", CHANGES, ids=lambda each: each.__name__)
-def test_between_micro_steps_a_change_is_refused_and_not_undone(change, daemon):
-    if change in (by_swapping_an_average, by_a_dtype_there_and_back):
-        pytest.skip("which changes nothing")
-    model = small_model()
-    optimizer = served(model, daemon.shm, accumulate=True)
-    step_of(model, optimizer, 0)
-    loss_of(model, 1).backward()
-    optimizer.accumulate_step()
-    change(model)
-    values = [parameter.detach().clone() for parameter in model.parameters()]
-    loss_of(model, 2).backward()
-    with pytest.raises(RuntimeError, match="within a step"):
-        optimizer.step()
-    for parameter, value in zip(model.parameters(), values):
-        assert torch.equal(parameter.detach(), value)
-    optimizer.abort_step()
-    optimizer.step()
-    optimizer.close()
-
-
-def _on_ranks(connection, rank, endpoint, change, reduction):
-    model = small_model()
-    optimizer = served(model, endpoint, reduction=reduction)
-    for step in range(4):
-        if step in (1, 3):
-            change(model)
-        step_of(model, optimizer, step)
-    return [parameter.detach().numpy() for parameter in model.parameters()]
-
-
-def _average_weights(model):
-    """As DiLoCo and weight averaging do; a collective leaves no version."""
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.data)
-        parameter.data.div_(dist.get_world_size())
-        parameter.data.mul_(0.5)
-
-
-@pytest.mark.parametrize("reduction", ["trainer", "daemon"])
-@pytest.mark.parametrize("change", [data_clamp, by_numpy, _average_weights, by_load_state_dict])
-def test_on_two_ranks(change, reduction, daemon):
-    def halve(model):
-        for parameter in model.parameters():
-            parameter.data.mul_(0.5)
-
-    model = small_model()
-    reference = torch.optim.AdamW(model.parameters(), **OPTIONS)
-    for step in range(4):
-        if step in (1, 3):
-            (halve if change is _average_weights else change)(model)
-        step_of(model, reference, step)
-    for values in ranks.run(_on_ranks, 2, daemon.shm, change, reduction):
-        for mine, theirs in zip(values, model.parameters()):
-            torch.testing.assert_close(torch.from_numpy(mine), theirs.detach())
+    by_other_data,
+    in_views,
+    served,
+    step_of,
+    trained,
+)
+from optstate.session import Session
+from training import largest_difference, small_model, train
 
 
 def test_a_step_writes_nothing_but_what_it_updates(daemon):
