@@ -119,6 +119,9 @@ class Demo:
         say(report.table(ours, torchs, self._steps))
         say()
         say(report.summary(ours, torchs))
+        say()
+        say(report.memory_table(ours, torchs))
+        say()
         again = ours.starts[-1]
         say(
             f"re-attached in {1e3 * again['attach_s']:.0f} ms with {again['parameters']:,}"

@@ -15,10 +15,13 @@ class Run:
     optimizer_s: dict[int, float] = dataclasses.field(default_factory=dict)
     starts: list[dict] = dataclasses.field(default_factory=list)
     sample: str = ""
+    memory: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def add(self, event: dict) -> None:
         if event["event"] == "start":
             self.starts.append(event)
+        elif event["event"] == "memory":
+            self.memory = event
         elif event["event"] == "sample":
             self.sample = event["text"]
         else:
@@ -54,6 +57,21 @@ def summary(optstate: Run, torch: Run) -> str:
         f"time in the optimizer, clipping included, median: optstate {medians[0]:.1f} ms,"
         f" torch.optim (fused) {medians[1]:.1f} ms"
     )
+
+
+def memory_table(optstate: Run, torch: Run) -> str:
+    """Where the memory of both runs was, after their last step."""
+    rows = (
+        ("optimizer state, in each trainer", "state"),
+        ("parameters, in each trainer", "parameters"),
+        ("all that is a trainer's own", "own"),
+        ("state and parameters in the daemon, once for both ranks", "daemon"),
+    )
+    lines = [f"  {'MiB':58s}{'optstate':>10s}{'torch':>10s}"]
+    for label, key in rows:
+        values = "".join(f"{run.memory[key] / 2**20:10.1f}" for run in (optstate, torch))
+        lines.append(f"  {label:58s}{values}")
+    return "\n".join(lines)
 
 
 def plot(optstate: Run, torch: Run, restart: int, path: pathlib.Path) -> None:

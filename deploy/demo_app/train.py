@@ -56,6 +56,27 @@ def make_optimizer(arguments: argparse.Namespace, model: torch.nn.Module) -> tor
     )
 
 
+def own_memory() -> int:
+    """Bytes of memory that are this process's alone, and no file's."""
+    lines = pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
+
+
+def memory_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, int]:
+    """Bytes of training that this process holds, or that the daemon holds for it."""
+    if isinstance(optimizer, optstate.ServedOptimizer):
+        use = optimizer.memory()
+        held = {"state": 0, "parameters": use.copies}
+        return {**held, "daemon": use.state + use.parameters, "own": own_memory()}
+    entries = [value for entry in optimizer.state.values() for value in entry.values()]
+    return {
+        "state": sum(value.numel() * value.element_size() for value in entries),
+        "parameters": sum(each.numel() * each.element_size() for each in model.parameters()),
+        "daemon": 0,
+        "own": own_memory(),
+    }
+
+
 def train(arguments: argparse.Namespace, log: Log) -> None:
     text = Text(arguments.text)
     torch.manual_seed(7)
@@ -85,6 +106,7 @@ def train(arguments: argparse.Namespace, log: Log) -> None:
         dist.all_reduce(mean)
         mean /= dist.get_world_size()
         log.write(event="step", step=step, loss=mean.item(), optimizer_s=optimizer_s)
+    log.write(event="memory", **memory_of(optimizer, model))
     if dist.get_rank() == 0:
         start = text.encode("And God said, ")
         sample = model.generate(start, 300, torch.Generator().manual_seed(1))

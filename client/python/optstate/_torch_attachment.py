@@ -250,12 +250,14 @@ class Attachment:
         # The step whose commit was begun, until its parameters are read back.
         self.committing: int | None = None
 
-    def map_views(self) -> None:
-        """Makes parameters views of the daemon's, where that can be."""
+    def map_views(self) -> dict[int, torch.Tensor]:
+        """Makes parameters views of the daemon's, where that can be. Returns those, with their
+        values, as they were before."""
         try:
-            self.parameters.map_views()
+            return self.parameters.map_views()
         except errors.UnimplementedError as error:
             logging.getLogger("optstate").info("parameters are copied: %s", error)
+            return {}
 
     def _leave_memory(self) -> None:
         if self._trained is not None:

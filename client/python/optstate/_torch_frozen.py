@@ -7,19 +7,15 @@ order.
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Collection, Sequence
 from typing import Any, Callable
 
 import torch
 
-from optstate import _native
+from optstate import _optctl, errors
 from optstate._torch_layout import parameter_names
 
 ParamGroups = Sequence[dict[str, Any]]
-
-_OPTCTL_TIMEOUT_S = 60
 
 
 def is_frozen(tensor: torch.Tensor) -> bool:
@@ -103,16 +99,8 @@ def groups_as_in(
 
 def parameters_in_job(job: str, endpoint: str | None) -> list[tuple[str, int]]:
     """(name, group) of each, in the job's order; empty when it cannot be had."""
-    command = [str(_native.PACKAGE_DIRECTORY / "optctl"), "-o", "json"]
-    command += ["--endpoint", endpoint] if endpoint else []
     try:
-        done = subprocess.run(
-            [*command, "get", "params", job],
-            capture_output=True,
-            check=True,
-            timeout=_OPTCTL_TIMEOUT_S,
-        )
-        found = json.loads(done.stdout).get("parameters", [])
-    except (OSError, subprocess.SubprocessError, ValueError):
+        found = _optctl.ask(endpoint, "get", "params", job).get("parameters", [])
+    except errors.UnavailableError:
         return []
     return [(each["parameter"]["name"], each["parameter"].get("group", 0)) for each in found]

@@ -90,6 +90,12 @@ class GradientPusher:
         self._pushed: dict[int, tuple[torch.Tensor, int, int]] = {}
         self._index_of = {id(parameter): i for i, parameter in enumerate(self._parameters)}
 
+    @property
+    def area_bytes(self) -> int:
+        """Of this rank's gradient area, but for what is between the pieces."""
+        pieces = self._owned.values()
+        return sum(piece.numel * self._dtypes[piece.parameter].itemsize for piece in pieces)
+
     def gather(self, *, anew: bool = False) -> Gradients:
         """All gradients there are, for push(). Raises when one is of a kind that
         cannot be pushed. anew: what push_early() pushed has changed since in a way

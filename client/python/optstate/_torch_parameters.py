@@ -416,25 +416,30 @@ class Parameters:
 
     # Views.
 
-    def map_views(self) -> None:
+    def map_views(self) -> dict[int, torch.Tensor]:
         """Makes tensors views of the daemon's values, where nobody would miss their memory.
 
+        Returns them, with their values, as they were before.
         errors.UnimplementedError: there can be none, and why.
         """
         self._views = ParameterViews(self._session)
-        self._adopt()
+        left = self._adopt()
         self.remember()
+        return left
 
-    def _adopt(self) -> None:
+    def _adopt(self) -> dict[int, torch.Tensor]:
         assert self._views is not None
         self._remembered = []  # which share the memory that nobody else may miss
+        left = {}
         for index, parameter in enumerate(self._parameters):
             if index in self._in_view or not may_be_view(parameter):
                 continue
             view = self._views.tensor(index, parameter.shape, parameter.dtype)
+            left[index] = parameter.detach()
             parameter.data = view
             self._view_pointers[index] = view.data_ptr()
             self._view_tensors[index] = view
+        return left
 
     def _forget_left_views(self) -> None:
         """Of parameters that the script has moved. What still holds such a view is to keep its
@@ -472,6 +477,13 @@ class Parameters:
         """Of a session that is closed."""
         if self._views is not None:
             self._views.end()
+
+    def bytes_of_views_and_copies(self) -> tuple[int, int]:
+        """Of the parameters that are views now, and of the others."""
+        self.locate()
+        sizes = [each.numel() * each.element_size() for each in self._parameters]
+        in_view = sum(map(sizes.__getitem__, self._in_view))
+        return in_view, sum(sizes) - in_view
 
     @property
     def views(self) -> ParameterViews | None:

@@ -25,11 +25,10 @@ class ReplacedParameters:
     """
 
     def __init__(self, parameters: Parameters) -> None:
-        """Before the parameters are read."""
+        """Before the parameters are mapped and read."""
         self._parameters = parameters
-        self._values = {
-            index: in_memory(parameters.tensors[index]).clone() for index in parameters.different()
-        }
+        self._different = parameters.different()
+        self._values: dict[int, torch.Tensor] = {}
         self._versions: list[int] = []
         # Written, and changed, before the job was extended, which read all of them again.
         self._written: set[int] = set()
@@ -40,6 +39,19 @@ class ReplacedParameters:
     def count(self) -> int:
         """How many differed."""
         return len(self._values)
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(value.numel() * value.element_size() for value in self._values.values())
+
+    def take(self, left: dict[int, torch.Tensor]) -> None:
+        """Before those are read that have not become views. left: the memory that the others
+        had before, which is nobody's now."""
+        for index in self._different:
+            if index in left:
+                self._values[index] = left[index]
+            else:
+                self._values[index] = in_memory(self._parameters.tensors[index]).clone()
 
     def note_read(self, parameters: Parameters) -> None:
         """After they were read, perhaps of another session with the same parameters first."""

@@ -235,8 +235,10 @@ class Served:
                 held = {i: entry for i, entry in self._held(tensors).items() if i >= first}
                 attachment.load(groups, range(first, len(tensors)), held)
             replaced = None if is_new else ReplacedParameters(attachment.parameters)
-            if self.settings.views:
-                attachment.map_views()
+            left = attachment.map_views() if self.settings.views else {}
+            if replaced is not None:
+                replaced.take(left)
+            del left
             attachment.parameters.read()
             if replaced is not None:
                 replaced.note_read(attachment.parameters)

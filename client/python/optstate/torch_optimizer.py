@@ -24,6 +24,7 @@ from optstate._torch_layout import (
     optimizer_info,
     refuse_sharding_optimizer,
 )
+from optstate._torch_memory_use import MemoryUse, memory_use
 from optstate._torch_served import CLOSED, Served, Shared
 from optstate._torch_state_transfer import StateTransfer
 from optstate._torch_stepping import Stepping
@@ -273,6 +274,15 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         step, and after the daemon's engine was started anew.
         """
         return self._served.attached().arrays.fetch_gradient_norms()
+
+    def memory(self) -> MemoryUse:
+        """Where the bytes of training are that torch's optimizer would hold in this process.
+
+        Asks the daemon. Not collective. UnavailableError when it does not answer.
+        """
+        attachment = self._served.attached()
+        replaced = self._served.replaced
+        return memory_use(attachment, 0 if replaced is None else replaced.held_bytes)
 
     # Attaching.
 
