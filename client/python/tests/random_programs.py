@@ -20,8 +20,9 @@ from programs.execution import Failure, run
 from programs.program import Program, program_of
 from programs.shrinking import shrink
 
-# A daemon keeps named jobs until they are deleted, and has room for 256; a new one has none.
-RUNS_OF_A_DAEMON = 100
+# A daemon keeps named jobs until they are deleted, of which a program may make several, and has
+# room for 128 of a user; a new one has none.
+RUNS_OF_A_DAEMON = 40
 
 
 class Daemons:

@@ -44,6 +44,7 @@ def pickled(side: Any) -> None:
 def reattach(side: Any, wire: str, seed: int, scrambles: bool) -> None:
     """A script that starts anew: other first values, the same job."""
     groups = side.groups_again()
+    trained = {id(each) for group in side.optimizer.param_groups for each in group["params"]}
     if side.is_ours:
         # Edits since the last step are only here.
         side.optimizer.upload_parameters()
@@ -52,7 +53,8 @@ def reattach(side: Any, wire: str, seed: int, scrambles: bool) -> None:
         if scrambles:
             with torch.no_grad():
                 for number, parameter in enumerate(side.model.distinct()):
-                    if parameter.requires_grad:  # README: what is frozen is in no job
+                    # What is frozen, or in no group, is in no job.
+                    if parameter.requires_grad and id(parameter) in trained:
                         parameter.copy_(random_values(parameter.shape, seed + number))
         side.adopt(side.make_optimizer(groups, wire))
         # Else a load before the first step puts back what attaching replaced.
