@@ -189,7 +189,14 @@ CHANGES = [
     by_copy_from_shared_memory,
 ]
 # After these some parameters are elsewhere.
-MOVES = [by_set, by_other_data, by_vector, by_a_dtype_there_and_back]
+MOVES = [
+    by_set,
+    by_other_data,
+    by_vector,
+    by_a_dtype_there_and_back,
+    by_parametrization,
+    by_weight_norm,
+]
 
 
 def trained(change, when, make):

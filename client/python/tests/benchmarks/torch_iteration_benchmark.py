@@ -6,7 +6,7 @@ does hits both. Printed are the median times and the median of the ratios torch 
 neighbours, with the quartiles: above 1, optstate is faster. With bfloat16 torch's side is what
 trainers do: float32 masters that the step is taken with, and copies to and fro.
 
-    torch_iteration_benchmark.py [--elements 16M] [--rounds 20] [--batch 8] [--copies]
+    torch_iteration_benchmark.py [--elements 16M] [--rounds 20] [--batch 8] [--copies] [--overlap]
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def measure(dtype: torch.dtype, max_norm: float | None, arguments: argparse.Name
         endpoint=arguments.endpoint,
         max_norm=max_norm,
         parameters_as_views=not arguments.copies,
+        overlap=arguments.overlap,
     ) as optimizer:
         step = torchs_step(list(theirs.parameters()), max_norm)
         pairs = []
@@ -97,6 +98,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--endpoint", default="embedded")
     parser.add_argument("--copies", action="store_true", help="parameters are no views")
+    parser.add_argument("--overlap", action="store_true", help="gradients are pushed in backward")
     arguments = parser.parse_args()
     arguments.elements = int(arguments.elements.removesuffix("M")) << 20
     print(f"{os.cpu_count()} cores, torch {torch.__version__}, {torch.get_num_threads()} threads")
