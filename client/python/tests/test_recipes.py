@@ -218,14 +218,25 @@ def test_frozen_parameters_take_no_room(job, daemon):
     assert bits(model[0].parameters()) != before
 
 
-def test_changes_through_data_of_copies_are_uploaded(job):
+@pytest.mark.parametrize("detect_changes", ["exact", "off"])
+def test_changes_through_data_of_copies(detect_changes, job):
     model = small_model()
-    optimizer = optstate.SGD(model.parameters(), lr=0.1, job=job, parameters_as_views=False)
+    optimizer = optstate.SGD(
+        model.parameters(),
+        lr=0.1,
+        job=job,
+        parameters_as_views=False,
+        detect_changes=detect_changes,
+    )
     values = torch.full_like(model[0].bias, 7)
     model[0].bias.data.copy_(values)
-    optimizer.step()
-    assert not torch.equal(model[0].bias, values)
-    model[0].bias.data.copy_(values)
-    optimizer.upload_parameters()
-    optimizer.step()
+    if detect_changes == "off":
+        optimizer.step()
+        assert not torch.equal(model[0].bias, values)
+        model[0].bias.data.copy_(values)
+        optimizer.upload_parameters()
+        optimizer.step()
+    else:
+        with pytest.warns(UserWarning, match='was changed without a trace'):
+            optimizer.step()
     assert torch.equal(model[0].bias, values)

@@ -134,7 +134,9 @@ class Campaign:
     def _kill(self, victim: str) -> None:
         described = self._daemon.optctl("describe", "job", self._job)
         engine = int(described["engine_pid"])
-        time.sleep(self._random.uniform(0, DELAY_MAX_S))  # nothing waits for this: any moment will do
+        time.sleep(
+            self._random.uniform(0, DELAY_MAX_S)
+        )  # nothing waits for this: any moment will do
         self.killed[victim] += 1
         if "engine" in victim:
             os.kill(engine, signal.SIGKILL)
