@@ -237,6 +237,6 @@ def test_changes_through_data_of_copies(detect_changes, job):
         optimizer.upload_parameters()
         optimizer.step()
     else:
-        with pytest.warns(UserWarning, match='was changed without a trace'):
+        with pytest.warns(UserWarning, match="was changed without a trace"):
             optimizer.step()
     assert torch.equal(model[0].bias, values)

@@ -351,3 +351,50 @@ def test_a_parameter_file_that_is_cut_short_is_an_error(daemon, job):
     model[0].weight.sum().item()  # no signal
     with pytest.raises(optstate.DataLossError, match="cut short"):
         step_of(model, optimizer, 1)
+
+
+def test_a_parameter_file_that_is_removed_is_used_on(own_daemon, job):
+    """It is the job's until the last that has it open ends."""
+    ours, theirs = small_model(), small_model()
+    reference = torch.optim.AdamW(theirs.parameters(), **OPTIONS)
+    with served(ours, own_daemon.shm, job=job) as optimizer:
+        for step in range(4):
+            if step == 2:
+                folder = own_daemon.directory / "state" / "jobs" / job
+                [path] = folder.rglob("parameters*")
+                path.unlink()
+                ours[0].weight.data.mul_(0.5)
+                theirs[0].weight.data.mul_(0.5)
+            step_of(ours, optimizer, step)
+            step_of(theirs, reference, step)
+        assert in_views(optimizer) == set(range(6))
+    assert largest_difference(ours, theirs) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "wire, options, gives_views",
+    [("shm", {}, True), ("shm", {"parameters_as_views": False}, False), ("grpc_unix", {}, False)],
+)
+def test_memory(wire, options, gives_views, daemon, job):
+    model = small_model()
+    size = sum(4 * parameter.numel() for parameter in model.parameters())
+    options = {**options, "job": job}
+    with served(model, getattr(daemon, wire), **options) as optimizer:
+        use = optimizer.memory()
+        assert (use.views, use.copies) == ((size, 0) if gives_views else (0, size))
+        assert use.parameters == use.gradients == size
+        assert 2 * size <= use.state < 2 * size + 2**18  # in whole tiles
+        assert use.replaced == 0
+        step_of(model, optimizer, 0)
+    other = small_model(seed=1)
+    with served(other, getattr(daemon, wire), **options) as optimizer:
+        assert optimizer.memory().replaced == size
+        step_of(other, optimizer, 1)
+        assert optimizer.memory().replaced == 0
+
+
+def test_memory_without_a_daemon(own_daemon):
+    with served(small_model(), own_daemon.shm, job="left") as optimizer:
+        own_daemon.stop_gently()
+        with pytest.raises(optstate.UnavailableError, match="optctl describe job left: "):
+            optimizer.memory()

@@ -12,10 +12,13 @@ from __future__ import annotations
 import argparse
 import collections
 import hashlib
+import logging
 import os
+import pathlib
 import random
 import signal
 import sys
+import tempfile
 import time
 from multiprocessing.connection import wait
 
@@ -57,6 +60,7 @@ def give_gradients(parameters: list[torch.nn.Parameter], base: torch.Tensor, ste
 
 def train(connection, rank: int, endpoint: str, job: str | None, steps: int) -> None:
     """Says (what, step, digest) after attaching, after each edit and after each step."""
+    logging.getLogger("optstate").setLevel(logging.ERROR)
     parameters = parameters_of_trainer()
     base = torch.randn(max(SIZES) + steps, generator=torch.Generator().manual_seed(2))
     optimizer = optstate.AdamW(parameters, lr=0.01, job=job, endpoint=endpoint, max_norm=100.0)
@@ -101,7 +105,10 @@ class Campaign:
         self._world_size = world_size
         self._steps = (kills + 1) * STEPS_PER_KILL
         self._reference = Reference(self._steps)
-        self._daemon = Daemon()
+        self._directory = tempfile.TemporaryDirectory(prefix="optstate-test-")
+        config = pathlib.Path(self._directory.name) / "config.yaml"
+        config.write_text("engine:\n  restarts_max: 1000000\n")
+        self._daemon = Daemon("--config", str(config))
         self._job = f"kills-{seed}"
         self._ranks = self._start()
         self.killed: collections.Counter[str] = collections.Counter()
@@ -113,6 +120,7 @@ class Campaign:
     def close(self) -> None:
         self._ranks.close()
         self._daemon.stop()
+        self._directory.cleanup()
 
     def run(self) -> None:
         for kill in range(1, self._steps // STEPS_PER_KILL):

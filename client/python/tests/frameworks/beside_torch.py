@@ -21,6 +21,12 @@ def assert_same_parameters(ours: torch.nn.Module, torchs: torch.nn.Module) -> No
         )
 
 
+def assert_views(optimizer: torch.optim.Optimizer) -> None:
+    """The framework has left parameters the daemon's memory."""
+    use = optimizer.memory()
+    assert use.views == use.parameters > 0 == use.copies
+
+
 def assert_same_losses(ours: Sequence[float], torchs: Sequence[float]) -> None:
     assert len(ours) == len(torchs) > 0
     torch.testing.assert_close(

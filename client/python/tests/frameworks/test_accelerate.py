@@ -5,7 +5,13 @@ from __future__ import annotations
 import optstate
 import pytest
 import torch
-from beside_torch import OPTIONS, assert_same_losses, assert_same_parameters, assert_same_state
+from beside_torch import (
+    OPTIONS,
+    assert_same_losses,
+    assert_same_parameters,
+    assert_same_state,
+    assert_views,
+)
 from tiny import batch, loss_on, tiny_model
 
 accelerate = pytest.importorskip("accelerate")
@@ -71,6 +77,7 @@ def test_a_loop(settings, clip, job):
     assert_same_state(ours.optimizer.state_dict(), torchs.optimizer.state_dict())
     expected = 4 if "micro" in settings else 8
     assert ours.inner.committed_step == expected
+    assert_views(ours.inner)
     assert len(ours.optimizer.state) == len(torchs.optimizer.state)
 
 

@@ -8,7 +8,7 @@ import warnings
 import optstate
 import pytest
 import torch
-from beside_torch import OPTIONS, assert_same_parameters, assert_same_state
+from beside_torch import OPTIONS, assert_same_parameters, assert_same_state, assert_views
 from tiny import batch, loss_on, tiny_model
 
 lightning = pytest.importorskip("lightning")
@@ -126,6 +126,7 @@ def test_fit(settings, tmp_path, job):
         modules.append(module)
     assert_same_parameters(modules[1], modules[0])
     assert_same_state(inner(trainers[1]).state_dict(), inner(trainers[0]).state_dict())
+    assert_views(inner(trainers[1]))
 
 
 def test_manual_optimization(tmp_path, job):

@@ -7,7 +7,13 @@ import logging
 import optstate
 import pytest
 import torch
-from beside_torch import OPTIONS, assert_same_losses, assert_same_parameters, assert_same_state
+from beside_torch import (
+    OPTIONS,
+    assert_same_losses,
+    assert_same_parameters,
+    assert_same_state,
+    assert_views,
+)
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -119,6 +125,7 @@ def test_a_run_and_its_checkpoints(torchs, tmp_path, job):
         assert_same_state(saved_state(tmp_path, step), saved_state(directory, step))
     assert optimizer_of(trainer).committed_step == STEPS
     assert optimizer_of(trainer).job == job
+    assert_views(optimizer_of(trainer))
 
 
 @pytest.mark.parametrize("how", ["model", "named_parameters"])
