@@ -46,7 +46,8 @@ bool FillPage(uintptr_t address) {
 }
 
 void OnSigbus(int number, siginfo_t* info, void* context) {
-  if (FillPage(reinterpret_cast<uintptr_t>(info->si_addr))) return;
+  const bool is_fault = info->si_code > 0;  // else somebody has sent it
+  if (is_fault && FillPage(reinterpret_cast<uintptr_t>(info->si_addr))) return;
   if ((former.sa_flags & SA_SIGINFO) != 0) {
     former.sa_sigaction(number, info, context);
     return;

@@ -18,13 +18,13 @@ constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kLineBytes = 64;
 constexpr uint64_t kLinesPerPage = kPageBytes / kLineBytes;
 
-// The line that is looked at goes through the page, so that a change that stays
-// is found in the end.
+// The line that is looked at goes through the page with the steps, so that all
+// ranks look at the same, and a change that stays is found in the end.
 uint64_t SampleDigest(absl::Span<const std::byte> data, uint64_t seed,
-                      uint64_t copies) {
+                      uint64_t step) {
   if (data.size() <= kPageBytes) return ContentDigest(data, seed);
   uint64_t digest = seed;
-  for (uint64_t at = copies % kLinesPerPage * kLineBytes; at < data.size();
+  for (uint64_t at = step % kLinesPerPage * kLineBytes; at < data.size();
        at += kPageBytes) {
     digest = ContentDigest(data.subspan(at, kLineBytes), digest);
   }
@@ -55,8 +55,8 @@ void ParameterDigests::AddBlock(uint32_t parameter, uint64_t begin,
   const uint64_t bytes =
       elements * SizeInBytes(layout_->parameters()[parameter].dtype);
   Entry& entry = entries_[parameter];
-  if (entry.copies != copies_) entry = {.copies = copies_};
-  entry.sum += BlockDigest(absl::MakeConstSpan(data, bytes), begin, copies_);
+  if (entry.copies != copies_) entry = {.copies = copies_, .step = step_};
+  entry.sum += BlockDigest(absl::MakeConstSpan(data, bytes), begin, step_);
   entry.elements += elements;
 }
 
@@ -81,16 +81,16 @@ bool ParameterDigests::Differs(uint32_t parameter,
     const uint64_t end = BlockEnd(parameter, begin);
     const auto block = absl::MakeConstSpan(data + begin * element_bytes,
                                            (end - begin) * element_bytes);
-    sum += BlockDigest(block, begin, entry.copies);
+    sum += BlockDigest(block, begin, entry.step);
     begin = end;
   }
   return sum != entry.sum;
 }
 
 uint64_t ParameterDigests::BlockDigest(absl::Span<const std::byte> block,
-                                       uint64_t begin, uint64_t copies) const {
+                                       uint64_t begin, uint64_t step) const {
   return detection_ == ChangeDetection::kSample
-             ? SampleDigest(block, begin, copies)
+             ? SampleDigest(block, begin, step)
              : ContentDigest(block, begin);
 }
 

@@ -25,9 +25,12 @@ class ParameterDigests {
 
   // Whether there is anything to find.
   bool enabled() const { return detection_ != ChangeDetection::kOff; }
-  // Before parameters are copied anew: those of which something is added from
-  // now on are known again once all of it is.
-  void BeginCopies() { ++copies_; }
+  // Before parameters are copied anew, as of this step: those of which
+  // something is added from now on are known again once all of it is.
+  void BeginCopies(uint64_t step) {
+    ++copies_;
+    step_ = step;
+  }
   // The end of the block that begins at this element of a parameter: where a
   // part begins (NextCut) there begins a block.
   uint64_t BlockEnd(uint32_t parameter, uint64_t begin) const;
@@ -44,14 +47,16 @@ class ParameterDigests {
     uint64_t sum = 0;
     uint64_t elements = 0;  // how many of them are summed
     uint64_t copies = 0;    // copies_ when they were
+    uint64_t step = 0;      // step_, likewise
   };
 
   uint64_t BlockDigest(absl::Span<const std::byte> block, uint64_t begin,
-                       uint64_t copies) const;
+                       uint64_t step) const;
 
   const Layout* const layout_;
   const ChangeDetection detection_;
   uint64_t copies_ = 0;
+  uint64_t step_ = 0;
   std::vector<Entry> entries_;
 };
 

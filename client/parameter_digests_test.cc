@@ -40,7 +40,7 @@ TEST(ParameterDigestsTest, AChangedBitIsFound) {
   const Layout layout = OneParameter(kNumel, DType::kBFloat16);
   ParameterDigests digests(&layout, ChangeDetection::kExact);
   std::vector<std::byte> bytes = Bytes(2 * kNumel);
-  digests.BeginCopies();
+  digests.BeginCopies(1);
   digests.AddWhole(0, bytes.data());
   EXPECT_FALSE(digests.Differs(0, bytes.data()));
   for (size_t at : {size_t{0}, 2 * kTileElements, bytes.size() - 1}) {
@@ -55,7 +55,7 @@ TEST(ParameterDigestsTest, ExchangedElementsAreFound) {
   const Layout layout = OneParameter(kNumel, DType::kFloat32);
   ParameterDigests digests(&layout, ChangeDetection::kExact);
   std::vector<std::byte> bytes = Bytes(4 * kNumel);
-  digests.BeginCopies();
+  digests.BeginCopies(1);
   digests.AddWhole(0, bytes.data());
   // Two blocks whole: sums alone would be equal.
   std::swap_ranges(bytes.begin(), bytes.begin() + 4 * kTileElements,
@@ -68,7 +68,7 @@ TEST(ParameterDigestsTest, BlocksMayComeInAnyOrder) {
   const Layout layout = OneParameter(kNumel, DType::kFloat32);
   ParameterDigests digests(&layout, ChangeDetection::kExact);
   const std::vector<std::byte> bytes = Bytes(4 * kNumel);
-  digests.BeginCopies();
+  digests.BeginCopies(1);
   for (uint64_t begin : {2, 0, 3, 1}) {
     const uint64_t first = begin * kTileElements;
     digests.AddBlock(0, first, bytes.data() + 4 * first);
@@ -82,9 +82,9 @@ TEST(ParameterDigestsTest, ACopyThatWasBrokenOffIsNotKnown) {
   const Layout layout = OneParameter(kNumel, DType::kFloat32);
   ParameterDigests digests(&layout, ChangeDetection::kExact);
   std::vector<std::byte> bytes = Bytes(4 * kNumel);
-  digests.BeginCopies();
+  digests.BeginCopies(1);
   digests.AddWhole(0, bytes.data());
-  digests.BeginCopies();
+  digests.BeginCopies(1);
   EXPECT_FALSE(digests.Differs(0, bytes.data())) << "nothing was copied yet";
   bytes[0] ^= std::byte{1};
   EXPECT_TRUE(digests.Differs(0, bytes.data()));
@@ -101,8 +101,8 @@ TEST(ParameterDigestsTest, ASampleFindsWhatIsWholeAndInTheEndAllThatStays) {
   after[4 * kTileElements + 1000] ^= std::byte{1};
   const std::vector<std::byte> other(before.size());
   int found = 0;
-  for (int copy = 0; copy < 64; ++copy) {
-    digests.BeginCopies();
+  for (uint64_t step = 0; step < 64; ++step) {
+    digests.BeginCopies(step);
     digests.AddWhole(0, before.data());
     EXPECT_FALSE(digests.Differs(0, before.data()));
     EXPECT_TRUE(digests.Differs(0, other.data()));
@@ -115,7 +115,7 @@ TEST(ParameterDigestsTest, ASampleHasAllOfWhatIsSmall) {
   const Layout layout = OneParameter(10, DType::kFloat32);
   ParameterDigests digests(&layout, ChangeDetection::kSample);
   std::vector<std::byte> bytes = Bytes(40);
-  digests.BeginCopies();
+  digests.BeginCopies(1);
   digests.AddWhole(0, bytes.data());
   bytes[39] ^= std::byte{1};
   EXPECT_TRUE(digests.Differs(0, bytes.data()));

@@ -12,7 +12,7 @@ void ParameterReader::Begin(uint64_t step, const ParameterTargets& targets) {
   targets_ = targets;
   has_copied_ = false;
   left_.clear();
-  digests_->BeginCopies();
+  digests_->BeginCopies(step);
   for (size_t i = 0; i < targets.parameters.size(); ++i) {
     const ParameterSpec& spec = layout_->parameters()[targets.parameters[i]];
     if (static_cast<uint64_t>(spec.numel) > kPartElements) {
@@ -115,10 +115,10 @@ void ParameterReader::CopyElements(size_t target, uint64_t begin, uint64_t end,
   const uint64_t element_bytes = SizeInBytes(layout_->parameters()[p].dtype);
   const std::byte* const from =
       area + layout_->parameter_offset_bytes(p) + begin * element_bytes;
-  StreamingCopy(
-      static_cast<std::byte*>(targets_.destinations[target]) +
-          begin * element_bytes,
-      from, (end - begin) * element_bytes, layout_->parameter_area_bytes());
+  StreamingCopy(static_cast<std::byte*>(targets_.destinations[target]) +
+                    begin * element_bytes,
+                from, (end - begin) * element_bytes,
+                layout_->parameter_area_bytes());
   if (digests_->enabled()) digests_->AddBlock(p, begin, from);
 }
 

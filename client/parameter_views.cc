@@ -49,11 +49,17 @@ absl::StatusOr<std::unique_ptr<ParameterViews>> ParameterViews::Map(
                           MAP_PRIVATE | MAP_NORESERVE, file, 0);
   if (data == MAP_FAILED) return OsError(errno, "mmap of the parameters");
   views->area_ = absl::MakeSpan(static_cast<std::byte*>(data), bytes);
+  // Of a process that locks all its memory (mlockall): locked pages cannot be
+  // given back, and are copies of the process's own already.
+  if (munlock(data, bytes) != 0) {
+    return OsError(errno, "munlock of the parameters");
+  }
   views->guard_ = FaultGuard(views->area_);
   struct stat info;
   if (fstat(file, &info) != 0) return OsError(errno, "fstat of the parameters");
   views->device_ = info.st_dev;
   views->inode_ = info.st_ino;
+  OPTSTATE_RETURN_IF_ERROR(views->Release());
   return views;
 }
 

@@ -108,8 +108,8 @@ absl::StatusOr<std::unique_ptr<Session>> Session::OpenOver(
   session->setup_ = std::make_unique<ChannelSetup>(*setup);
   session->digests_ = std::make_unique<ParameterDigests>(
       &session->setup_->layout, session->options_.change_detection);
-  session->reader_ = std::make_unique<ParameterReader>(
-      &session->setup_->layout, session->digests_.get());
+  session->reader_ = std::make_unique<ParameterReader>(&session->setup_->layout,
+                                                       session->digests_.get());
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Channel> channel,
                             factory(*std::move(setup)));
   OPTSTATE_RETURN_IF_ERROR(
@@ -216,7 +216,7 @@ bool Session::WritesParameters() const {
 absl::Status Session::NoteCopies(absl::Span<const uint32_t> parameters) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   if (!digests_->enabled()) return absl::OkStatus();
-  digests_->BeginCopies();
+  digests_->BeginCopies(committed_step_);
   for (const uint32_t p : parameters) {
     OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(p, 1)));
     digests_->AddWhole(p, parameter(p).data());

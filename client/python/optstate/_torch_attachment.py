@@ -256,7 +256,9 @@ class Attachment:
         try:
             return self.parameters.map_views()
         except errors.UnimplementedError as error:
-            logging.getLogger("optstate").info("parameters are copied: %s", error)
+            # Over gRPC nobody expects anything else.
+            level = logging.WARNING if self.session.wire == "shm" else logging.INFO
+            logging.getLogger("optstate").log(level, "parameters are copied: %s", error)
             return {}
 
     def _leave_memory(self) -> None:
@@ -349,26 +351,37 @@ class Attachment:
         if self.session.committed_step < step:
             self.must_abort = True  # it never came to the commit
         else:
-            self.parameters.check_tensors()
-            self.parameters.locate()  # the trainer may have moved them since
-            self.parameters.read(without_gradient=self.without_gradient)
+            self._read_but_changed()
             self.gradients.forget_pushed()
         self.micro_step, self.committing = 0, None
         return outcome
 
+    def _read_but_changed(self) -> None:
+        """Of a step that the script did not see end: what it has written since stays, and is
+        sent before the next step."""
+        self.parameters.check_tensors()
+        changed = self.parameters.take_changed()
+        self.parameters.locate()  # the trainer may have moved them since
+        self.parameters.read(without_gradient=self.without_gradient)
+        self.parameters.put_back(changed)
+
     @contextlib.contextmanager
     def values_of_one_step(self) -> Iterator[None]:
-        """Around a commit: a script that an interrupt brings to other things, such as saving its
-        model, has views of the step before or, when the engine has begun to write them, after."""
+        """Around a step: a script that an interrupt brings to other things, such as saving its
+        model, has views of the step before or, when the engine has begun to write them, after.
+        What it writes then stays."""
         try:
             yield
         except errors.OptstateError:
             raise
         except BaseException:
-            if self.parameters.views is not None and not self.session.closed:
-                self.parameters.views.keep()
-                if self.session.writes_parameters():
-                    self.finish_interrupted()
+            if self.committing is not None and not self.session.closed:
+                if self.parameters.views is not None:
+                    self.parameters.views.keep()
+                    if self.session.writes_parameters():
+                        self.finish_interrupted()
+                if self.committing is not None:
+                    self.parameters.note_present()
             raise
 
     def note_missing(self, gradients: Gradients) -> None:
@@ -434,10 +447,9 @@ class Attachment:
             self.session.refresh()
             if self.session.committed_step < step:
                 raise
-            self.parameters.check_tensors()
-            self.parameters.locate()
-            self.parameters.read(without_gradient=self.without_gradient)
+            self._read_but_changed()
             self.was_taken = True
+        self.parameters.forget_present()
         self.gradients.forget_pushed()
         self.must_abort = False
 
@@ -468,6 +480,7 @@ class Attachment:
             # There may be no daemon to say it to, and waiting for one takes a while.
             self.micro_step, self.committing = 0, None
             self.must_abort = True
+            self.parameters.note_present()
             raise
         except errors.OptstateError:
             self.drop_step()

@@ -10,18 +10,57 @@ import torch
 from optstate._torch_tensors import integer_bits
 from optstate.session import Session
 
-# Columns of the table whose rows and columns are summed.
-_COLUMNS = 1024
+# Elements that are mixed at a time.
+_CHUNK = 1 << 20
 # One element of so many is looked at in a sample: one of each 64 bytes or so.
 _SAMPLE = 64
 _SEED = 0x6F707473
+# Odd, of 64 bits (SplitMix64).
+_MIX_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_SECOND = 0x94D049BB133111EB - (1 << 64)
+
+
+class ContentDigest:
+    """Makes of a tensor's content one int64 on its device, where other content, or the same
+    in another order, makes another one but for one in 2^64 or so."""
+
+    def __init__(self) -> None:
+        self._weights: dict[torch.device, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, tensor: torch.Tensor, first: int = 0, every: int = 1) -> torch.Tensor:
+        """Of elements first, first + every, ..."""
+        flat = integer_bits(tensor).reshape(-1)
+        if every > 1 and flat.numel() > every:
+            flat = flat[first::every]
+        weights = self._weights_of(flat.device)
+        digest = torch.zeros((), dtype=torch.int64, device=flat.device)
+        for begin in range(0, flat.numel(), _CHUNK):
+            # Each element is mixed with its place before it is added.
+            mixed = flat[begin : begin + _CHUNK].to(torch.int64)
+            mixed += weights[: mixed.numel()]
+            mixed ^= mixed >> 30
+            mixed *= _MIX_FIRST
+            mixed ^= mixed >> 27
+            mixed *= _MIX_SECOND
+            mixed ^= mixed >> 31
+            digest = digest * _MIX_FIRST + mixed.sum()
+        return digest
+
+    def _weights_of(self, device: torch.device) -> torch.Tensor:
+        weights = self._weights.get(device)
+        if weights is None:
+            generator = torch.Generator().manual_seed(_SEED)
+            weights = torch.empty(_CHUNK, dtype=torch.int64).random_(generator=generator)
+            weights = self._weights[device] = weights.to(device)
+        return weights
 
 
 class CopyDigests:
     """Knows what a session's parameters held when they were copied to the trainer's tensors.
 
     Those that the client library copies itself it knows itself; those that torch copies
-    (CUDA, other strides) are known by sums that are taken where they are.
+    (CUDA, other strides) are known by digests that are taken where they are.
 
     Threads: as the session, one at a time.
     """
@@ -29,24 +68,23 @@ class CopyDigests:
     def __init__(self, session: Session, detect_changes: str) -> None:
         self._session = session
         self._is_on = detect_changes != "off"
-        self._sampled = detect_changes == "sample"
+        self._digest = ContentDigest()
+        self._every = _SAMPLE if detect_changes == "sample" else 1
         self._digests: dict[int, tuple[int, torch.Tensor]] = {}
-        self._weights: dict[torch.device, torch.Tensor] = {}
-        self._copies = 0
 
     def note_read(self, indices: Iterable[int], tensors: Sequence[torch.Tensor]) -> None:
         """After torch has copied these."""
         if not self._is_on:
             return
-        self._copies += 1
+        # The same elements on all ranks.
+        first = self._session.committed_step % self._every
         for index in indices:
-            first = self._copies % _SAMPLE
-            self._digests[index] = first, self._digest(tensors[index], first)
+            self._digests[index] = first, self._digest(tensors[index], first, self._every)
 
-    def note_loaded(
+    def note_equal(
         self, direct: array.array, indirect: Iterable[int], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """After a load: the daemon has what the tensors hold."""
+        """Of tensors that hold what the daemon has, without having been read."""
         if self._is_on and direct:
             self._session.note_copies(direct)
         self.note_read(indirect, tensors)
@@ -65,37 +103,11 @@ class CopyDigests:
             return set()
         found = set(self._session.find_changed(*direct)) if direct[0] else set()
         now = {
-            index: self._digest(tensors[index], self._digests[index][0])
+            index: self._digest(tensors[index], self._digests[index][0], self._every)
             for index in indirect
             if index in self._digests
         }
         return found.union(_unequal(now, {i: self._digests[i][1] for i in now}))
-
-    def _digest(self, tensor: torch.Tensor, first: int) -> torch.Tensor:
-        """One int64 on the tensor's device. Two sums of a table of its bits, by rows and by
-        columns, with weights: nearly everything but equal content gives another value."""
-        flat = integer_bits(tensor).reshape(-1)
-        if self._sampled and flat.numel() > _SAMPLE:
-            flat = flat[first::_SAMPLE]
-        rows = flat.numel() // _COLUMNS
-        table = flat[: rows * _COLUMNS].view(rows, _COLUMNS)
-        rest = flat[rows * _COLUMNS :].to(torch.int64)
-        weights = self._weights_of(flat.device, max(rows, _COLUMNS) + _COLUMNS)
-        by_rows = (table.sum(1, dtype=torch.int64) * weights[_COLUMNS : _COLUMNS + rows]).sum()
-        by_columns = (table.sum(0, dtype=torch.int64) * weights[:_COLUMNS]).sum()
-        return by_rows + 3 * by_columns + 5 * (rest * weights[: rest.numel()]).sum()
-
-    def _weights_of(self, device: torch.device, count: int) -> torch.Tensor:
-        weights = self._weights.get(device)
-        if weights is None or weights.numel() < count:
-            generator = torch.Generator().manual_seed(_SEED)
-            weights = torch.empty(2 * count, dtype=torch.int64).random_(generator=generator) | 1
-            # A longer table begins as the former one, else digests of before would be others.
-            former = self._weights.get(device)
-            if former is not None:
-                weights[: former.numel()] = former.cpu()
-            weights = self._weights[device] = weights.to(device)
-        return weights
 
 
 def _unequal(now: Mapping[int, torch.Tensor], before: Mapping[int, torch.Tensor]) -> list[int]:

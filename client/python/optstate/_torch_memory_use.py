@@ -14,7 +14,9 @@ _PARAMETERS = "parameters"
 class MemoryUse(NamedTuple):
     """Bytes. A trainer with torch's own optimizer holds all of them itself, in each rank."""
 
-    state: int  # in the daemon, once for all ranks: masters, moments, sums of micro-steps
+    # In the daemon, once for all ranks: masters, moments, sums of micro-steps, and what it takes
+    # to go on after a crash.
+    state: int
     parameters: int  # in the daemon, once for all ranks
     views: int  # of the parameters: what this process has as views, and not a second time
     copies: int  # of the parameters: what this process holds as copies
@@ -25,6 +27,7 @@ class MemoryUse(NamedTuple):
 def memory_use(attachment: Attachment, replaced: int) -> MemoryUse:
     """UnavailableError when the daemon does not answer."""
     session = attachment.session
+    session.refuse_fork()
     described = _optctl.ask(session.endpoint, "describe", "job", attachment.job)
     job = described.get("job", described)
     arrays = {each["name"]: int(each.get("bytes", 0)) for each in job.get("arrays", [])}

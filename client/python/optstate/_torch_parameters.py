@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from optstate._torch_digests import CopyDigests
+from optstate._torch_digests import ContentDigest, CopyDigests
 from optstate._torch_frozen import is_frozen
 from optstate._torch_layout import raise_exchanged
 from optstate._torch_memory import SharedMemoryLock, check_disjoint, lock_shared_memory
@@ -28,7 +28,12 @@ from optstate._torch_tensors import (
     shape_of,
     version_of,
 )
-from optstate._torch_views import ParameterViews, holders_of_storage, may_be_view
+from optstate._torch_views import (
+    ParameterViews,
+    PrivateFiles,
+    holders_of_storage,
+    may_be_view,
+)
 from optstate._warn import warn
 from optstate.session import ParameterSpec, Session
 
@@ -89,6 +94,8 @@ class Parameters:
         self._view_tensors: dict[int, torch.Tensor] = {}
         self._maps_again = False
         self._in_view: set[int] = set()
+        # Versions and digests, when a step is not known to be over.
+        self._present: tuple[list[int], list[torch.Tensor]] | None = None
         # Of those without a gradient here, before a step of several ranks.
         self._idle_sums: dict[int, Any] = {}
         self.remember()
@@ -262,12 +269,25 @@ class Parameters:
             return []
         self._check_places(places)
         differing = self._differing(versions, places, in_view, in_copies)
-        self._warn_of_traceless(in_copies, versions)
+        self._warn_of_traceless(in_copies.intersection(differing), versions)
         if differing:
             self.locate()
-        else:
-            self.remember()
+            return differing
+        moved = self._moved(places)
+        self.remember()
+        self._note_equal(moved)
         return differing
+
+    def _note_equal(self, indices: set[int]) -> None:
+        """Of these, which hold the daemon's values: notes what copies hold from now on."""
+        direct = array.array("I", filter(indices.__contains__, self._direct_indices))
+        indirect = filter(indices.__contains__, self._indirect)
+        self._digests.note_equal(direct, indirect, self._parameters)
+
+    def _moved(self, places: list[Any]) -> set[int]:
+        """Those of parts in which some tensor is elsewhere than at remember()."""
+        parts = zip(self._parts, places, self._places)
+        return {i for part, now, was in parts if now != was for i in self._indices[part]}
 
     def _check_places(self, places: list[tuple[list[int], list[bool]]]) -> None:
         if places != self._places:
@@ -294,8 +314,7 @@ class Parameters:
         the daemon's values anyway, and its former memory may be gone."""
         direct, indirect = self._direct_indices, self._indirect
         if places != self._places:
-            parts = zip(self._parts, places, self._places)
-            moved = {i for part, now, was in parts if now != was for i in self._indices[part]}
+            moved = self._moved(places)
             direct, _ = self.direct(but=moved)
             indirect = [index for index in indirect if index not in moved]
         pointers = list(itertools.chain.from_iterable(pointers for pointers, _ in places))
@@ -323,12 +342,11 @@ class Parameters:
         in_copies: set[int],
     ) -> list[int]:
         touched = {index for index in self._indices if versions[index] != self._versions[index]}
-        for part, now, before in zip(self._parts, places, self._places):
-            if now != before:
-                touched.update(self._indices[part])
+        touched |= self._moved(places)
         # Of views the kernel has said which were written, with a trace or without. One that has
         # left its view is compared like all others.
-        differing = {index for index in in_view if self._is_in_view(index)} | in_copies
+        differing = {index for index in in_view if self._is_in_view(index)}
+        touched |= in_copies
         touched.difference_update([i for i in touched & self._in_view if self._is_in_view(i)])
         differing.update(index for index in touched if not self._equals_daemon(index))
         return sorted(differing)
@@ -408,6 +426,38 @@ class Parameters:
             self._maps_again = False
             self.map_views()
 
+    # A step that is not known to be over.
+
+    def note_present(self) -> None:
+        """Before the script may go on: what it changes from now on is its own."""
+        digest = ContentDigest()
+        versions = [parameter._version for parameter in self._parameters]
+        self._present = versions, [digest(parameter) for parameter in self._parameters]
+
+    def forget_present(self) -> None:
+        self._present = None
+
+    def take_changed(self) -> dict[int, torch.Tensor]:
+        """Copies of what the script has written since note_present(), for put_back() after
+        read()."""
+        if self._present is None:
+            return {}
+        (versions, digests), self._present = self._present, None
+        digest = ContentDigest()
+        return {
+            index: parameter.detach().clone()
+            for index, parameter in enumerate(self._parameters)
+            if parameter._version != versions[index]
+            or parameter.device != digests[index].device
+            or not torch.equal(digest(parameter), digests[index])
+        }
+
+    @torch.no_grad()
+    def put_back(self, changed: dict[int, torch.Tensor]) -> None:
+        """As changes in place, which they are."""
+        for index, values in changed.items():
+            self._parameters[index].copy_(values)
+
     def note_idle(self, indices: Sequence[int]) -> None:
         """Before a step: those without a gradient here, which other ranks may have."""
         self._idle_sums = {
@@ -431,8 +481,9 @@ class Parameters:
         assert self._views is not None
         self._remembered = []  # which share the memory that nobody else may miss
         left = {}
+        files = PrivateFiles()
         for index, parameter in enumerate(self._parameters):
-            if index in self._in_view or not may_be_view(parameter):
+            if index in self._in_view or not may_be_view(parameter, files):
                 continue
             view = self._views.tensor(index, parameter.shape, parameter.dtype)
             left[index] = parameter.detach()
@@ -458,11 +509,13 @@ class Parameters:
 
     def _leave_views(self) -> None:
         assert self._views is not None
+        in_view = [i for i in self._view_pointers if self._is_in_view(i)]
         written = [self._parameters[i] for i in self._views.written() if self._is_in_view(i)]
         self._views.end()
         self._views, self._maps_again = None, True
         self._view_pointers, self._view_tensors = {}, {}
         increment_versions(written)  # by which these are known as changed from now on
+        self._digests.note_equal(array.array("I", in_view), (), self._parameters)
 
     def settle(self) -> None:
         """After a load: the daemon has what the tensors have."""
@@ -471,18 +524,20 @@ class Parameters:
             self._views.release()
             self._adopt()
         self.remember()
-        self._digests.note_loaded(self._direct_indices, self._indirect, self._parameters)
+        self._digests.note_equal(self._direct_indices, self._indirect, self._parameters)
 
     def end_views(self) -> None:
-        """Of a session that is closed."""
+        """Of a session that is closed. Who attaches next may make other views of the tensors."""
         if self._views is not None:
             self._views.end()
+        self._view_tensors, self._remembered = {}, []
 
     def bytes_of_views_and_copies(self) -> tuple[int, int]:
         """Of the parameters that are views now, and of the others."""
         self.locate()
         sizes = [each.numel() * each.element_size() for each in self._parameters]
-        in_view = sum(map(sizes.__getitem__, self._in_view))
+        has_pages = self._views is not None and self._views.is_private
+        in_view = 0 if has_pages else sum(map(sizes.__getitem__, self._in_view))
         return in_view, sum(sizes) - in_view
 
     @property

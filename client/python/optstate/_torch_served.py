@@ -239,7 +239,9 @@ class Served:
             if replaced is not None:
                 replaced.take(left)
             del left
-            attachment.parameters.read()
+            # What a new job was given is there already, and backward() may need it as it is.
+            everything = range(attachment.parameters.count)
+            attachment.parameters.read(without_gradient=everything if is_new else ())
             if replaced is not None:
                 replaced.note_read(attachment.parameters)
         except BaseException:

@@ -113,26 +113,26 @@ class Stepping:
         overlap = served.settings.overlap
         step = attachment.next_step
         gradients = attachment.gradients.gather(anew=was_unscaled)
-        with attachment.undone_on_error():
-            attachment.gradients.push(step, attachment.micro_step, gradients)
-            attachment.note_missing(gradients)
-            idle = attachment.without_gradient
-            attachment.committing = step
-            if idle and attachment.ranks.world_size > 1:
-                attachment.parameters.note_idle(idle)
-            with attachment.values_of_one_step():
+        with attachment.values_of_one_step():
+            with attachment.undone_on_error():
+                attachment.gradients.push(step, attachment.micro_step, gradients)
+                attachment.note_missing(gradients)
+                idle = attachment.without_gradient
+                attachment.committing = step
+                if idle and attachment.ranks.world_size > 1:
+                    attachment.parameters.note_idle(idle)
                 outcome = attachment.session.commit(
                     step,
                     attachment.hyperparams,
                     **how,
                     read=attachment.parameters.direct(but=idle) if overlap else None,
                 )
-            served.note_outcome(outcome)
-        attachment.micro_step = 0
-        attachment.gradients.forget_pushed()
-        if outcome.applied:
-            attachment.parameters.read(without_gradient=idle, but_direct=overlap)
-        attachment.committing = None
+                served.note_outcome(outcome)
+            attachment.micro_step = 0
+            attachment.gradients.forget_pushed()
+            if outcome.applied:
+                attachment.parameters.read(without_gradient=idle, but_direct=overlap)
+            attachment.committing = None
         return loss
 
     def accumulate_step(self) -> None:

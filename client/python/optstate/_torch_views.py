@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import weakref
@@ -22,6 +23,8 @@ class _Mapping:
     def __init__(self, handle: ctypes.c_void_p) -> None:
         free = _native.library().optstate_views_free
         weakref.finalize(self, free, handle).atexit = False
+        self.addresses: set[int] = set()  # where tensors begin
+        _mappings.add(self)
 
 
 class ParameterViews:
@@ -41,6 +44,7 @@ class ParameterViews:
         self._pid = os.getpid()
         self._mapping = _Mapping(self._handle)
         self.is_kept = False
+        self.is_private = False  # every page is a copy of this process's
         _living.add(self)
 
     def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -53,6 +57,7 @@ class ParameterViews:
         )
         buffer: Any = (ctypes.c_char * size.value).from_address(address.value or 0)
         buffer.mapping = self._mapping
+        self._mapping.addresses.add(address.value or 0)
         flat = torch.frombuffer(buffer, dtype=dtype)
         # Not a view of it, which would hold the storage twice.
         return torch.empty(0, dtype=dtype, device="cpu").set_(
@@ -60,17 +65,21 @@ class ParameterViews:
         )
 
     def written(self) -> list[int]:
-        """Parameters of which this process has other values than the daemon."""
+        """Parameters of which this process has other values than the daemon. Copies of all
+        other pages are dropped."""
+        self.is_private = False
         return self._session.find_written(self._handle)
 
     def release(self) -> None:
         """Drops what this process has written: the daemon's values are there again."""
+        self.is_private = False
         _native.check(self._library.optstate_views_release(self._handle))
 
     def keep(self) -> None:
         """Makes all values this process's own: what the daemon writes later is not there."""
         if os.getpid() == self._pid and not self.is_kept:
             _native.check(self._library.optstate_views_keep(self._handle))
+            self.is_private = True
 
     def end(self) -> None:
         """Of a session that is closed: the values stay as they are."""
@@ -86,7 +95,25 @@ def holders_of_storage(tensor: torch.Tensor) -> int:
     return 0 if count is None else count(tensor.untyped_storage()._cdata) - 1
 
 
-def may_be_view(tensor: torch.Tensor) -> bool:
+class PrivateFiles:
+    """Where this process has private mappings of files, as of when it is first asked."""
+
+    def __init__(self) -> None:
+        self._ranges: list[tuple[int, int]] | None = None
+
+    def hold(self, address: int) -> bool:
+        if self._ranges is None:
+            self._ranges = []
+            with contextlib.suppress(OSError), open("/proc/self/maps") as maps:
+                for line in maps:
+                    place, access, _, _, inode = line.split(None, 5)[:5]
+                    if access.endswith("p") and inode != "0":
+                        begin, end = place.split("-")
+                        self._ranges.append((int(begin, 16), int(end, 16)))
+        return any(begin <= address < end for begin, end in self._ranges)
+
+
+def may_be_view(tensor: torch.Tensor, files: PrivateFiles) -> bool:
     """Whether nobody would miss the tensor's present memory."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_cpu:
         return False
@@ -96,10 +123,19 @@ def may_be_view(tensor: torch.Tensor) -> bool:
         return False
     if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
         return False
-    return holders_of_storage(tensor) == 1
+    if holders_of_storage(tensor) != 1:
+        return False
+    # Memory that torch did not allocate may be numpy's, whose array nobody can count. A model's
+    # file that was mapped to load it is not, nor is a former view.
+    return (
+        tensor.untyped_storage().resizable()
+        or any(tensor.data_ptr() in mapping.addresses for mapping in tuple(_mappings))
+        or files.hold(tensor.data_ptr())
+    )
 
 
 _living: weakref.WeakSet[ParameterViews] = weakref.WeakSet()
+_mappings: weakref.WeakSet[_Mapping] = weakref.WeakSet()
 # Set when the interpreter exits: nobody computes any more.
 _exits: list[bool] = []
 

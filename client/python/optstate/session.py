@@ -245,13 +245,16 @@ class Session:
         """Whether it is that of a parent process, which alone can use it."""
         return self._pid != os.getpid()
 
+    def refuse_fork(self) -> None:
+        if self.is_forked:
+            raise errors.FailedPreconditionError(
+                f"the session belongs to process {self._pid}; a forked process must attach by"
+                " itself"
+            )
+
     def _call(self, function: Callable[..., int], *arguments: Any) -> None:
         with self._lock:
-            if self.is_forked:
-                raise errors.FailedPreconditionError(
-                    f"the session belongs to process {self._pid}; a forked process"
-                    " must attach by itself"
-                )
+            self.refuse_fork()
             if self._handle is None:
                 raise errors.FailedPreconditionError("the session is closed")
             if self._calling:

@@ -211,5 +211,7 @@ def trained(change, when, make):
     return model, optimizer
 
 
-def served(model, endpoint, **options):
-    return optstate.AdamW(model.named_parameters(), **OPTIONS, endpoint=endpoint, **options)
+def served(model, endpoint, *, kind=optstate.AdamW, **options):
+    if kind is optstate.AdamW:
+        options = {**OPTIONS, **options}
+    return kind(model.named_parameters(), endpoint=endpoint, **options)

@@ -398,3 +398,36 @@ def test_memory_without_a_daemon(own_daemon):
         own_daemon.stop_gently()
         with pytest.raises(optstate.UnavailableError, match="optctl describe job left: "):
             optimizer.memory()
+
+
+@pytest.mark.parametrize("how", ["add_param_group", "thaw", "made again", "taken over"])
+def test_views_are_views_again(how, daemon, job):
+    model = small_model()
+    options = {"endpoint": daemon.shm, "job": job}
+    if how == "thaw":
+        model[3].bias.requires_grad_(False)
+    named = list(model.named_parameters())
+    if how == "add_param_group":
+        named.pop()
+    optimizer = former = optstate.AdamW(named, **OPTIONS, **options)
+    step_of(model, optimizer, 0)
+    if how == "add_param_group":
+        optimizer.add_param_group({"params": [("3.bias", model[3].bias)]})
+    elif how == "thaw":
+        model[3].bias.requires_grad_(True)
+    else:
+        if how == "made again":
+            optimizer.close()
+        optimizer = optstate.AdamW(named, **OPTIONS, **options)
+    step_of(model, optimizer, 1)
+    assert in_views(optimizer) == set(range(6))
+    del former
+    optimizer.close()
+
+
+def test_a_model_whose_file_is_mapped(daemon, tmp_path):
+    model = small_model()
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    model.load_state_dict(torch.load(tmp_path / "model.pt", mmap=True), assign=True)
+    with served(model, daemon.shm) as optimizer:
+        assert in_views(optimizer) == set(range(6))
