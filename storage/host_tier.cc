@@ -254,7 +254,12 @@ void HostTier::RestoreExtent(int array, const Extent& extent,
   }
 }
 
-StateArrays HostTier::arrays() const {
+std::unique_ptr<StateRecords> HostTier::MakeRecords(
+    const Layout* layout, uint64_t sub_group_elements) const {
+  return std::make_unique<StateRecords>(layout, sub_group_elements, Arrays());
+}
+
+StateArrays HostTier::Arrays() const {
   const auto floats = [this](int array) {
     return arrays_[array].has_value()
                ? reinterpret_cast<float*>(arrays_[array]->data())

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,29 +21,9 @@
 #include "storage/format/control_file.h"
 #include "storage/format/rank_mark.h"
 #include "storage/state_file.h"
+#include "storage/state_records.h"
 
 namespace optstate {
-
-// The state of a job by flat index (see Layout), where it lies now. Null where
-// the job has no such array. An array that an option of groups brings only
-// holds memory for their tiles.
-struct StateArrays {
-  // As ranks map it: of the layout's parameter_area_bytes().
-  std::byte* parameters = nullptr;
-  // In the layout's master format; holds memory for parameters that are not
-  // their own masters, null when all are.
-  std::byte* master = nullptr;
-  // Those of the optimizer, in the layout's state format.
-  std::array<std::byte*, kStateArraysMax> state = {};
-  // kDynamic8: of each block of theirs.
-  std::array<float*, kStateArraysMax> scale = {};
-  // Only with accumulation, one of the two: the second has the parameters' sums
-  // where GradientSumOffsets says.
-  float* accumulator = nullptr;
-  std::byte* gradient_accumulator = nullptr;
-  int64_t* step_counts = nullptr;  // one per parameter
-  double* scalars = nullptr;       // one per parameter
-};
 
 // What a restarted engine needs to finish the step that it died in; see
 // format/FORMAT.md.
@@ -64,7 +45,7 @@ struct RecoveryArrays {
 //
 // Units: elements of the flat space; sizes in bytes where the name says so.
 // Threads: not thread-safe; the arrays may be written by many at once.
-// Lifetime: arrays() is valid until Reshape or destruction. Destroying it keeps
+// Lifetime: records are valid until Reshape or destruction. Destroying it keeps
 // the files. One HostTier per directory on the whole machine: the engine holds
 // the job's lock.
 class HostTier {
@@ -156,8 +137,9 @@ class HostTier {
   absl::StatusOr<UniqueFd> OpenRunStamps() const;
 
   RecoveryArrays recovery() const;
-  // Null arrays when the job has none of the kind.
-  StateArrays arrays() const;
+  // The job's records; `layout`: the present one, which outlives them.
+  std::unique_ptr<StateRecords> MakeRecords(const Layout* layout,
+                                            uint64_t sub_group_elements) const;
   ControlFile* control() const;
   // Every array with the bytes that it takes. `layout`: the present one.
   std::vector<ArrayInfo> Describe(const Layout& layout) const;
@@ -185,6 +167,7 @@ class HostTier {
   absl::Status RestoreFile(absl::string_view name, uint64_t bytes,
                            std::optional<StateFile>* file);
   void RestoreExtent(int array, const Extent& extent, const Layout& layout);
+  StateArrays Arrays() const;
   std::string Path(absl::string_view file) const;
   absl::StatusOr<UniqueFd> OpenToRead(int array) const;
 

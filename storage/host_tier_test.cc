@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <thread>
@@ -42,13 +43,38 @@ Layout LayoutOf(std::vector<bool> amsgrad, int64_t numel = 5000) {
 constexpr Accumulation kNoSums;
 constexpr Accumulation kSums = AccumulateDType::kFloat32;
 
-float* Masters(const StateArrays& arrays) {
-  return reinterpret_cast<float*>(arrays.master);
-}
+// A job's floats by flat element, through its records.
+class Floats {
+ public:
+  Floats(const HostTier& tier, const Layout& layout)
+      : records_(tier.MakeRecords(&layout, 0)) {}
 
-float* Floats(const StateArrays& arrays, int index) {
-  return reinterpret_cast<float*>(arrays.state[index]);
-}
+  float& Master(uint64_t flat) const { return At(kMasterPart, flat); }
+  float& State(int k, uint64_t flat) const { return At(kStatePart0 + k, flat); }
+  bool HasPart(int part) const {
+    return !records_->record(0).part(part).empty();
+  }
+  bool HasSums() const { return records_->accumulates(); }
+  float& Sum(uint32_t parameter, uint64_t element) const {
+    return *reinterpret_cast<float*>(
+        records_->RecordOf(parameter, element).sums(parameter, element));
+  }
+  int64_t& StepCount(uint32_t parameter) const {
+    return records_->step_counts()[parameter];
+  }
+
+ private:
+  float& At(int part, uint64_t flat) const {
+    for (size_t i = 0;; ++i) {
+      const RecordView record = records_->record(i);
+      if (flat >= record.sub_group().end) continue;
+      const uint64_t at = (flat - record.sub_group().begin) * sizeof(float);
+      return *reinterpret_cast<float*>(&record.part(part)[at]);
+    }
+  }
+
+  std::unique_ptr<StateRecords> records_;
+};
 
 // From here on the calling thread, of root too, writes only where it may.
 void ObeyPermissions() {
@@ -96,38 +122,36 @@ TEST_F(HostTierTest, WhatIsWrittenIsThereAfterReopening) {
     auto tier = HostTier::Create(directory_, layout, kSums, "description");
     ASSERT_TRUE(tier.ok()) << tier.status();
     EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(layout, kSums));
-    const StateArrays arrays = tier->arrays();
-    Masters(arrays)[0] = 1;
-    Floats(arrays, 0)[layout.flat_elements() - 1] = 2;
-    Floats(arrays, 2)[layout.flat_elements() - 1] = 3;
-    arrays.accumulator[5] = 4;
-    arrays.step_counts[1] = 5;
-    EXPECT_EQ(Floats(arrays, 1)[0], 0);
+    const Floats floats(*tier, layout);
+    floats.Master(0) = 1;
+    floats.State(0, layout.flat_elements() - 1) = 2;
+    floats.State(2, layout.flat_elements() - 1) = 3;
+    floats.Sum(0, 5) = 4;
+    floats.StepCount(1) = 5;
+    EXPECT_EQ(floats.State(1, 0), 0);
   }
   const auto description = HostTier::ReadDescription(directory_);
   ASSERT_TRUE(description.ok());
   EXPECT_EQ(description->payload, "description");
   auto tier = OpenWith(layout, kSums);
   ASSERT_TRUE(tier.ok()) << tier.status();
-  const StateArrays arrays = tier->arrays();
-  EXPECT_EQ(Masters(arrays)[0], 1);
-  EXPECT_EQ(Floats(arrays, 0)[layout.flat_elements() - 1], 2);
-  EXPECT_EQ(Floats(arrays, 2)[layout.flat_elements() - 1], 3);
-  EXPECT_EQ(arrays.accumulator[5], 4);
-  EXPECT_EQ(arrays.step_counts[1], 5);
+  const Floats floats(*tier, layout);
+  EXPECT_EQ(floats.Master(0), 1);
+  EXPECT_EQ(floats.State(0, layout.flat_elements() - 1), 2);
+  EXPECT_EQ(floats.State(2, layout.flat_elements() - 1), 3);
+  EXPECT_EQ(floats.Sum(0, 5), 4);
+  EXPECT_EQ(floats.StepCount(1), 5);
 }
 
 // proto/shm/spread_mapping.h: none begins at the same place of 256 MiB.
 TEST_F(HostTierTest, LargeArraysAreSpread) {
-  auto tier =
-      HostTier::Create(directory_, LayoutOf({false}, 600000), kSums, "");
+  const Layout layout = LayoutOf({false}, 600000);
+  auto tier = HostTier::Create(directory_, layout, kSums, "");
   ASSERT_TRUE(tier.ok()) << tier.status();
-  const StateArrays arrays = tier->arrays();
+  const Floats floats(*tier, layout);
   std::set<uint64_t> places;
-  for (const void* data : {static_cast<const void*>(Masters(arrays)),
-                           static_cast<const void*>(Floats(arrays, 0)),
-                           static_cast<const void*>(Floats(arrays, 1)),
-                           static_cast<const void*>(arrays.accumulator)}) {
+  for (const float* data : {&floats.Master(0), &floats.State(0, 0),
+                            &floats.State(1, 0), &floats.Sum(0, 0)}) {
     const auto address = reinterpret_cast<uintptr_t>(data);
     EXPECT_EQ(address % (2 << 20), 0);
     places.insert(address % (256 << 20));
@@ -157,10 +181,11 @@ TEST_F(HostTierTest, AnEmptyStepFileThatCannotBeRemovedIsAnError) {
 }
 
 TEST_F(HostTierTest, ArraysExistByNeed) {
-  auto tier = HostTier::Create(directory_, LayoutOf({false}), kNoSums, "");
+  const Layout layout = LayoutOf({false});
+  auto tier = HostTier::Create(directory_, layout, kNoSums, "");
   ASSERT_TRUE(tier.ok());
-  EXPECT_EQ(tier->arrays().state[2], nullptr);
-  EXPECT_EQ(tier->arrays().accumulator, nullptr);
+  EXPECT_FALSE(Floats(*tier, layout).HasPart(kStatePart0 + 2));
+  EXPECT_FALSE(Floats(*tier, layout).HasSums());
   EXPECT_EQ(tier->recovery().staged_marks, nullptr);
   EXPECT_EQ(tier->Describe(LayoutOf({false})).size(), 8u);
   EXPECT_EQ(FileCount(), 10u);  // and control, job.binpb
@@ -187,7 +212,7 @@ TEST_F(HostTierTest, ArraysOfRowsAndColumnsAreFloats) {
   EXPECT_EQ(found["col_var.f32"], Info("float32", 600 * 4));
   EXPECT_EQ(found["variance.dynamic8"], Info("dynamic8", 300));
   EXPECT_EQ(found["variance.scale.f32"], Info("float32", 2 * 4));
-  EXPECT_EQ(tier->arrays().scale[0], nullptr);
+  EXPECT_FALSE(Floats(*tier, layout).HasPart(kScalePart0));
 }
 
 TEST_F(HostTierTest, ReshapeKeepsOffsetsAndAddsArrays) {
@@ -196,18 +221,19 @@ TEST_F(HostTierTest, ReshapeKeepsOffsetsAndAddsArrays) {
   auto tier = HostTier::Create(directory_, small, kNoSums, "small");
   ASSERT_TRUE(tier.ok());
   for (uint64_t i = 0; i < small.flat_elements(); ++i) {
-    Masters(tier->arrays())[i] = static_cast<float>(i);
+    Floats(*tier, small).Master(i) = static_cast<float>(i);
   }
   ASSERT_TRUE(tier->Reshape(large, kSums, {}, "large").ok());
   EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(large, kSums));
+  const Floats grown(*tier, large);
   for (uint64_t i = 0; i < large.flat_elements(); ++i) {
-    ASSERT_EQ(Masters(tier->arrays())[i],
+    ASSERT_EQ(grown.Master(i),
               i < small.flat_elements() ? static_cast<float>(i) : 0.0f);
   }
-  Floats(tier->arrays(), 2)[large.group_begin(1)] = 1;
-  tier->arrays().accumulator[large.flat_elements() - 1] = 1;
+  grown.State(2, large.group_begin(1)) = 1;
+  grown.Sum(2, 4999) = 1;
   ASSERT_TRUE(tier->Reshape(large, kNoSums, {}, "without").ok());
-  EXPECT_EQ(tier->arrays().accumulator, nullptr);
+  EXPECT_FALSE(Floats(*tier, large).HasSums());
   EXPECT_EQ(tier->recovery().staged_marks, nullptr);
   EXPECT_EQ(FileCount(), 11u);
   ASSERT_TRUE(OpenWith(large, kNoSums).ok());
@@ -219,13 +245,13 @@ TEST_F(HostTierTest, AFailedReshapeChangesNothing) {
   const Layout large = LayoutOf({false, true});
   auto tier = HostTier::Create(directory_, small, kNoSums, "small");
   ASSERT_TRUE(tier.ok());
-  Masters(tier->arrays())[7] = 7;
+  Floats(*tier, small).Master(7) = 7;
   // The description cannot be replaced: its temporary name is taken.
   fs::create_directory(directory_ + "/state/job.binpb.tmp");
   EXPECT_FALSE(tier->Reshape(large, kSums, {}, "large").ok());
   EXPECT_EQ(tier->bytes(), HostTier::BytesNeeded(small, kNoSums));
-  EXPECT_EQ(Masters(tier->arrays())[7], 7);
-  EXPECT_EQ(tier->arrays().accumulator, nullptr);
+  EXPECT_EQ(Floats(*tier, small).Master(7), 7);
+  EXPECT_FALSE(Floats(*tier, small).HasSums());
   fs::remove(directory_ + "/state/job.binpb.tmp");
   EXPECT_EQ(FileCount(), 10u);
   EXPECT_TRUE(OpenWith(small, kNoSums).ok());

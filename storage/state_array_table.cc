@@ -187,8 +187,8 @@ uint64_t FileBytes(StateArrayIndex array, const Layout& layout) {
   return std::max(ContentBytes(array, layout), kFileBytesMin);
 }
 
-// Of Adafactor, the first elements of each parameter's place, which it has
-// instead of one for every element.
+// The first elements of each parameter's place, of an array with fewer elements
+// than the parameter.
 std::vector<ByteRange> PrefixRanges(StateArrayIndex array,
                                     const Layout& layout) {
   std::vector<ByteRange> ranges;
@@ -211,11 +211,11 @@ std::vector<ByteRange> ReservedRanges(StateArrayIndex array,
     return {{0, FileBytes(array, layout)}};
   }
   const int index = StateIndex(array);
-  if (layout.optimizer() == OptimizerKind::kAdafactor) {
-    return PrefixRanges(array, layout);
-  }
   const auto& info =
       layout.optimizer_info().state_arrays[static_cast<size_t>(index)];
+  if (info.extent != StateExtent::kElements) {
+    return PrefixRanges(array, layout);
+  }
   if (info.option == 0) return {{0, FileBytes(array, layout)}};
   std::vector<ByteRange> ranges;
   for (uint32_t group = 0; group < layout.groups().size(); ++group) {

@@ -1,6 +1,9 @@
 #include "proto/types/optimizer.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 
@@ -98,7 +101,9 @@ constexpr HyperparamInfo kAdafactorHyperparams[] = {
     WeightDecay(0),
     kMaximizeInfo};
 constexpr StateArrayInfo kAdafactorArrays[] = {
-    {"row_var"}, {"col_var"}, {"variance"}};
+    {"row_var", 0, StateExtent::kRows},
+    {"col_var", 0, StateExtent::kColumns},
+    {"variance", 0, StateExtent::kVector}};
 
 constexpr HyperparamInfo kMuonHyperparams[] = {
     Lr(1e-3),
@@ -113,7 +118,7 @@ constexpr HyperparamInfo kMuonHyperparams[] = {
     {"adjust_lr_fn", 0, kNotNegative, "adjust_lr_fn"}};
 constexpr StateArrayInfo kMuonArrays[] = {{"momentum_buffer"}};
 
-constexpr OptimizerInfo kOptimizers[] = {
+constexpr OptimizerInfo kTable[] = {
     {OptimizerKind::kAdam, "adam", kAdamHyperparams, kAdamArrays, kAdamOptions,
      ""},
     {OptimizerKind::kAdamW, "adamw", kAdamWHyperparams, kAdamArrays,
@@ -146,15 +151,42 @@ constexpr OptimizerInfo kOptimizers[] = {
      kLambHyperparams,
      absl::MakeConstSpan(kAdamArrays, 2),
      {},
-     ""},
+     "",
+     0,
+     /*is_separable=*/false},
     {OptimizerKind::kAdafactor,
      "adafactor",
      kAdafactorHyperparams,
      kAdafactorArrays,
      {},
-     ""},
-    {OptimizerKind::kMuon, "muon", kMuonHyperparams, kMuonArrays, {}, ""},
+     "",
+     0,
+     /*is_separable=*/false},
+    {OptimizerKind::kMuon,
+     "muon",
+     kMuonHyperparams,
+     kMuonArrays,
+     {},
+     "",
+     0,
+     /*is_separable=*/false},
 };
+
+constexpr size_t kOptimizerCount = std::size(kTable);
+
+// The table with what follows from it.
+constexpr std::array<OptimizerInfo, kOptimizerCount> kOptimizers = [] {
+  std::array<OptimizerInfo, kOptimizerCount> infos{};
+  for (size_t i = 0; i < kOptimizerCount; ++i) {
+    infos[i] = kTable[i];
+    for (size_t h = 0; h < infos[i].hyperparams.size(); ++h) {
+      if (infos[i].hyperparams[h].name == "maximize") {
+        infos[i].maximize = static_cast<int>(h);
+      }
+    }
+  }
+  return infos;
+}();
 
 bool IsInRange(HyperparamRange range, double value) {
   if (!std::isfinite(value)) return false;
@@ -213,12 +245,29 @@ uint64_t StateElements(const OptimizerInfo& info, int index,
                        absl::Span<const int64_t> shape) {
   uint64_t numel = 1;
   for (const int64_t size : shape) numel *= static_cast<uint64_t>(size);
-  if (info.kind != OptimizerKind::kAdafactor || numel == 0) return numel;
-  if (shape.size() < 2) return index == 2 ? numel : 0;
+  const StateExtent extent =
+      static_cast<size_t>(index) < info.state_arrays.size()
+          ? info.state_arrays[static_cast<size_t>(index)].extent
+          : StateExtent::kElements;
+  if (extent == StateExtent::kElements || numel == 0) return numel;
+  if (shape.size() < 2) return extent == StateExtent::kVector ? numel : 0;
   const auto rows = static_cast<uint64_t>(shape[shape.size() - 2]);
   const auto columns = static_cast<uint64_t>(shape[shape.size() - 1]);
-  if (index == 2) return 0;
-  return index == 0 ? numel / columns : numel / rows;
+  switch (extent) {
+    case StateExtent::kRows:
+      return numel / columns;
+    case StateExtent::kColumns:
+      return numel / rows;
+    default:
+      return 0;
+  }
+}
+
+bool OptimizerInfo::has_prefixes() const {
+  return std::any_of(state_arrays.begin(), state_arrays.end(),
+                     [](const StateArrayInfo& array) {
+                       return array.extent != StateExtent::kElements;
+                     });
 }
 
 bool HasStateArray(const OptimizerInfo& info, int index, uint32_t options) {

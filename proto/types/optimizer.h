@@ -67,10 +67,20 @@ struct HyperparamInfo {
   absl::string_view called;
 };
 
+// What a state array has one element for. A matrix is what the last two
+// dimensions of a parameter span.
+enum class StateExtent : uint8_t {
+  kElements,  // each element
+  kRows,      // each row of each matrix; a vector has none
+  kColumns,   // each column of each matrix; a vector has none
+  kVector,    // each element of a vector; a matrix has none
+};
+
 struct StateArrayInfo {
   absl::string_view name;  // torch's
   // The bit of GroupSpec::options that brings it; 0: always there.
   uint32_t option = 0;
+  StateExtent extent = StateExtent::kElements;
 };
 
 // One optimizer, as every folder and the Python package know it.
@@ -87,6 +97,15 @@ struct OptimizerInfo {
   absl::string_view scalar;
   // Before the first step.
   double scalar_initial = 0;
+  // Whether the update of an element depends on that element alone; else it
+  // takes a parameter whole.
+  bool is_separable = true;
+  // The index of the hyperparameter that reverses the gradient; -1: none.
+  int maximize = -1;
+
+  // Whether some array has fewer elements than its parameter. They are at the
+  // beginning of the parameter's place in the flat space.
+  bool has_prefixes() const;
 };
 
 // In order of kind.
@@ -96,9 +115,8 @@ const OptimizerInfo* FindOptimizer(uint32_t kind);
 // Of a valid kind.
 const OptimizerInfo& InfoOf(OptimizerKind kind);
 
-// Elements of state array `index` of a parameter of this shape: as many as the
-// parameter has, but of Adafactor, whose row_var and col_var have one a row and
-// one a column of each matrix, and only a vector has a variance.
+// Elements of state array `index` of a parameter of this shape; see
+// StateExtent.
 uint64_t StateElements(const OptimizerInfo& info, int index,
                        absl::Span<const int64_t> shape);
 

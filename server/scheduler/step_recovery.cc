@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/reduce.h"
+#include "proto/types/runs.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/scheduler/worker_undo.h"
@@ -37,11 +38,11 @@ absl::StatusOr<uint64_t> StepScheduler::RollBack(uint64_t step) {
     const std::atomic<uint64_t>* stamps = kind == UndoKind::kAccumulate
                                               ? options_.recovery.staged_marks
                                               : options_.recovery.run_stamps;
-    if (undo.run >= runs_.run_count() ||
+    if (undo.run >= layout_.run_count() ||
         (kind != UndoKind::kUpdate && kind != UndoKind::kAccumulate &&
          kind != UndoKind::kReplace) ||
         (kind == UndoKind::kUpdate && whole_ != nullptr)) {
-      return Impossible(undo, runs_.run_count());
+      return Impossible(undo, layout_.run_count());
     }
     if (kind == UndoKind::kReplace) {
       OPTSTATE_ASSIGN_OR_RETURN(const bool complete,
@@ -68,7 +69,7 @@ absl::StatusOr<uint64_t> StepScheduler::RollBack(uint64_t step) {
 }
 
 absl::Status StepScheduler::CheckStamps(uint64_t last_step) const {
-  for (uint64_t run = 0; run < runs_.run_count(); ++run) {
+  for (uint64_t run = 0; run < layout_.run_count(); ++run) {
     const uint64_t stamp =
         options_.recovery.run_stamps[run].load(std::memory_order_relaxed);
     if (stamp > last_step) {
@@ -88,8 +89,8 @@ absl::Status StepScheduler::CheckStamps(uint64_t last_step) const {
 absl::StatusOr<bool> StepScheduler::CheckReplacement(WorkerUndo& undo,
                                                      uint64_t step) {
   const uint32_t parameter = ParameterOfRun(undo.run);
-  if (whole_ == nullptr || undo.run != runs_.first_run(parameter)) {
-    return Impossible(undo, runs_.run_count());
+  if (whole_ == nullptr || undo.run != layout_.first_run(parameter)) {
+    return Impossible(undo, layout_.run_count());
   }
   if (IsUpdated(parameter, undo.stamp)) {
     undo.Clear();
@@ -108,14 +109,14 @@ absl::Status StepScheduler::RollBackRun(WorkerUndo* undo) {
   absl::Status status;
   ForEachRunOf(parameter, [&](uint64_t run, uint64_t begin, uint64_t numel) {
     if (run != undo->run) return;
+    const RecordView record = records_.RecordOf(parameter, begin);
     if (accumulating) {
       status = optstate::RollBackSum(undo->slot, SumDTypeOf(parameter),
-                                     SumsOf(parameter, begin), numel);
+                                     record.sums(parameter, begin), numel);
     } else {
-      status = optstate::RollBack(
-                   ViewOf(parameter, begin, numel), *kernels_[parameter],
-                   options_.layout->state_format(),
-                   options_.layout->master_format(parameter), &undo->slot)
+      status = optstate::RollBack(ViewOf(record, parameter, begin, numel),
+                                  *kernels_[parameter], layout_.state_format(),
+                                  layout_.master_format(parameter), &undo->slot)
                    .status();
     }
   });
@@ -127,10 +128,10 @@ absl::Status StepScheduler::RollBackRun(WorkerUndo* undo) {
 // without runs, which share it, that is the one that has it.
 uint32_t StepScheduler::ParameterOfRun(uint64_t run) const {
   uint32_t first = 0;
-  auto count = static_cast<uint32_t>(options_.layout->parameters().size());
+  auto count = static_cast<uint32_t>(layout_.parameters().size());
   while (count > 1) {
     const uint32_t half = count / 2;
-    if (runs_.first_run(first + half) <= run) {
+    if (layout_.first_run(first + half) <= run) {
       first += half;
       count -= half;
     } else {
@@ -143,10 +144,9 @@ uint32_t StepScheduler::ParameterOfRun(uint64_t run) const {
 template <typename Visitor>
 void StepScheduler::ForEachRunOf(uint32_t parameter,
                                  const Visitor& visit) const {
-  runs_.ForEachRun(
-      parameter, 0,
-      static_cast<uint64_t>(options_.layout->parameters()[parameter].numel),
-      visit);
+  ForEachRun(layout_, parameter, 0,
+             static_cast<uint64_t>(layout_.parameters()[parameter].numel),
+             visit);
 }
 
 // In the slots that name them, so that a process which dies here leaves what it
@@ -172,8 +172,9 @@ void StepScheduler::FinishRun(const Update& update, WorkerUndo* undo) {
     if (run != undo->run) return;
     for (const PieceTable::Entry& piece : OwnersOf(p)) {
       if (begin < piece.begin || begin >= piece.end) continue;
-      TileView view = ViewOf(p, begin, numel);
-      view.gradients = GradientsOf(p, piece, begin, update, &sources);
+      const RecordView record = records_.RecordOf(p, begin);
+      TileView view = ViewOf(record, p, begin, numel);
+      view.gradients = GradientsOf(record, p, piece, begin, update, &sources);
       view.begin = FirstNotUpdated(undo->slot);
       view.undo = &undo->slot;
       kernels_[p]->apply(factors, view);
@@ -189,16 +190,15 @@ int64_t StepScheduler::StagedMicroStep(const Piece& piece,
                                        uint32_t epoch) const {
   int64_t least = -1;
   bool first = true;
-  runs_.ForEachRun(
-      piece.parameter, piece.begin, piece.begin + piece.numel,
-      [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
-        const uint64_t mark =
-            options_.recovery.staged_marks[run].load(std::memory_order_relaxed);
-        const int64_t micro_step =
-            EpochOf(mark) == epoch ? int64_t{MicroStepOf(mark)} : -1;
-        least = first ? micro_step : std::min(least, micro_step);
-        first = false;
-      });
+  ForEachRun(layout_, piece.parameter, piece.begin, piece.begin + piece.numel,
+             [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
+               const uint64_t mark = options_.recovery.staged_marks[run].load(
+                   std::memory_order_relaxed);
+               const int64_t micro_step =
+                   EpochOf(mark) == epoch ? int64_t{MicroStepOf(mark)} : -1;
+               least = first ? micro_step : std::min(least, micro_step);
+               first = false;
+             });
   return least;
 }
 
@@ -208,16 +208,18 @@ void StepScheduler::RestoreSums(absl::Span<const uint32_t> epochs) {
     const auto& pieces = partitions_[rank].pieces;
     options_.pool->ParallelFor(pieces.size(), [&](size_t i) {
       const Piece& piece = pieces[i];
-      runs_.ForEachRun(piece.parameter, piece.begin, piece.begin + piece.numel,
-                       [&](uint64_t run, uint64_t begin, uint64_t numel) {
-                         const uint64_t mark =
-                             options_.recovery.staged_marks[run].load(
-                                 std::memory_order_relaxed);
-                         if (EpochOf(mark) != epochs[rank]) return;
-                         run_sums_[run] = optstate::SumOfSquares(
-                             SumDTypeOf(piece.parameter),
-                             SumsOf(piece.parameter, begin), numel);
-                       });
+      ForEachRun(
+          layout_, piece.parameter, piece.begin, piece.begin + piece.numel,
+          [&](uint64_t run, uint64_t begin, uint64_t numel) {
+            const uint64_t mark = options_.recovery.staged_marks[run].load(
+                std::memory_order_relaxed);
+            if (EpochOf(mark) != epochs[rank]) return;
+            run_sums_[run] =
+                optstate::SumOfSquares(SumDTypeOf(piece.parameter),
+                                       records_.RecordOf(piece.parameter, begin)
+                                           .sums(piece.parameter, begin),
+                                       numel);
+          });
     });
   }
 }
@@ -230,25 +232,25 @@ bool StepScheduler::NeedsGradients(uint32_t rank, const Update& update) const {
         !update.HasPushed(rank, piece.parameter)) {
       continue;
     }
-    runs_.ForEachRun(piece.parameter, piece.begin, piece.begin + piece.numel,
-                     [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
-                       needs |= options_.recovery.run_stamps[run].load(
-                                    std::memory_order_relaxed) != update.step;
-                     });
+    ForEachRun(layout_, piece.parameter, piece.begin, piece.begin + piece.numel,
+               [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
+                 needs |= options_.recovery.run_stamps[run].load(
+                              std::memory_order_relaxed) != update.step;
+               });
   }
   return needs;
 }
 
 void StepScheduler::ForgetStaged() {
   if (options_.recovery.staged_marks == nullptr) return;
-  for (uint64_t run = 0; run < runs_.run_count(); ++run) {
+  for (uint64_t run = 0; run < layout_.run_count(); ++run) {
     options_.recovery.staged_marks[run].store(0, std::memory_order_relaxed);
   }
 }
 
 void StepScheduler::ForgetStep() {
   for (WorkerUndo& undo : worker_undos()) undo.Clear();
-  for (uint64_t run = 0; run < runs_.run_count(); ++run) {
+  for (uint64_t run = 0; run < layout_.run_count(); ++run) {
     options_.recovery.run_stamps[run].store(0, std::memory_order_relaxed);
   }
 }

@@ -9,7 +9,7 @@
 #include "kernels/cast.h"
 #include "kernels/master_format.h"
 #include "kernels/reduce.h"
-#include "proto/types/array_format.h"
+#include "proto/types/runs.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/numa_memory.h"
 
@@ -44,10 +44,11 @@ absl::StatusOr<const UpdateKernel*> KernelOf(const Layout& layout,
 
 StepScheduler::StepScheduler(const Options& options)
     : options_(options),
-      runs_(options.layout, options.subgroup_elements),
-      state_(options.layout->groups().size(), StateBases{}),
-      run_sums_(runs_.run_count(), 0),
-      run_norms_(runs_.run_count(), 0) {}
+      records_(*options.records),
+      layout_(records_.layout()),
+      grains_(&layout_, options.grain_elements, SubGroupTable::Cut::kTiles),
+      run_sums_(layout_.run_count(), 0),
+      run_norms_(layout_.run_count(), 0) {}
 
 absl::Status StepScheduler::CheckKernels(const Layout& layout,
                                          Accumulation accumulation) {
@@ -68,144 +69,99 @@ absl::StatusOr<std::unique_ptr<StepScheduler>> StepScheduler::Create(
 }
 
 absl::Status StepScheduler::ResolveKernels() {
-  MakeColumns();
-  if (options_.arrays.gradient_accumulator != nullptr) {
-    sum_offsets_ = GradientSumOffsets(*options_.layout);
-  }
-  for (uint32_t group = 0; group < state_.size(); ++group) {
-    for (int k = 0; k < kStateArraysMax; ++k) {
-      if (!options_.layout->has_state_array(k, group)) continue;
-      state_[group].state[k] = options_.arrays.state[k];
-      state_[group].scale[k] = options_.arrays.scale[k];
-    }
-  }
-  whole_ = FindWholeKernel(options_.layout->optimizer());
+  whole_ = FindWholeKernel(layout_.optimizer());
   if (whole_ != nullptr) return MakeWorkspace();
   Accumulation accumulation;
-  if (options_.arrays.accumulator != nullptr) {
-    accumulation = AccumulateDType::kFloat32;
-  }
-  kernels_.reserve(options_.layout->parameters().size());
-  for (const ParameterSpec& spec : options_.layout->parameters()) {
+  if (records_.accumulates_float()) accumulation = AccumulateDType::kFloat32;
+  kernels_.reserve(layout_.parameters().size());
+  for (const ParameterSpec& spec : layout_.parameters()) {
     OPTSTATE_ASSIGN_OR_RETURN(const UpdateKernel* kernel,
-                              KernelOf(*options_.layout, spec, accumulation));
+                              KernelOf(layout_, spec, accumulation));
     kernels_.push_back(kernel);
   }
   return absl::OkStatus();
 }
 
-void StepScheduler::MakeColumns() {
-  const StateArrays& arrays = options_.arrays;
-  // Behind the masters.
-  uint64_t kept_at = SpeculationEntryBytes(*options_.layout) +
-                     options_.layout->flat_elements() * sizeof(float);
-  const auto add = [&](std::byte* base, uint64_t block_bytes,
-                       uint64_t element_bytes, int state) {
-    if (base == nullptr) return;
-    columns_.push_back({base, block_bytes, element_bytes, state, kept_at});
-    kept_at += options_.layout->flat_elements() / kQuantizedBlockElements *
-               block_bytes;
-  };
-  for (int k = 0; k < kStateArraysMax; ++k) {
-    const uint64_t element_bytes =
-        SizeInBytes(ArrayFormat(*options_.layout, k));
-    add(arrays.state[k], kQuantizedBlockElements * element_bytes, element_bytes,
-        k);
-    add(reinterpret_cast<std::byte*>(arrays.scale[k]), sizeof(float), 0, k);
-  }
-}
-
 absl::Status StepScheduler::MoveToNodes(const WorkerPlacement& placement) {
-  if (!placement.several_nodes()) return absl::OkStatus();
-  const auto subgroups = runs_.subgroups();
   absl::Status status;
-  for (const NodeShare& share : NodeShares(placement, subgroups.size())) {
-    if (share.begin == share.end) continue;
-    const uint64_t begin = subgroups[share.begin].begin;
-    const uint64_t end = subgroups[share.end - 1].end;
-    status.Update(MoveMasters(begin, end, share.node));
-    for (const Column& column : columns_) {
-      if (MayHaveHoles(column)) continue;
-      const uint64_t first =
-          begin / kQuantizedBlockElements * column.block_bytes;
-      status.Update(MoveToNode(
-          {column.base + first,
-           (end - begin) / kQuantizedBlockElements * column.block_bytes},
-          share.node));
-    }
-    if (!accumulates()) continue;
-    const auto sums_at = [&](uint32_t p, uint64_t flat) {
-      const uint64_t parameter = options_.layout->flat_offset(p);
-      const uint64_t element = flat - std::min(flat, parameter);
-      return SumsOf(
-          p, std::min(element, NumelOf(options_.layout->parameters()[p])));
-    };
-    std::byte* const sums =
-        sums_at(subgroups[share.begin].first_parameter, begin);
-    std::byte* const sums_end =
-        sums_at(subgroups[share.end - 1].end_parameter - 1, end);
-    status.Update(
-        MoveToNode({sums, static_cast<size_t>(sums_end - sums)}, share.node));
+  if (!placement.several_nodes()) return status;
+  for (const NodeShare& share :
+       NodeShares(placement, records_.sub_groups().size())) {
+    status.Update(MoveShare(share));
   }
   return status;
 }
 
-// Masters and parameters of flat elements [begin, end): both lie in the order
-// of the flat space, the former with holes where a parameter is its own master.
-absl::Status StepScheduler::MoveMasters(uint64_t begin, uint64_t end,
-                                        int node) {
-  const Layout& layout = *options_.layout;
+// The arrays of consecutive records are beside each other as a rule: they are
+// moved together.
+absl::Status StepScheduler::MoveShare(const NodeShare& share) {
+  constexpr int kParameterPart = kRecordPartCount;
+  constexpr int kSumPart = kParameterPart + 1;
+  constexpr std::ptrdiff_t kGapBytesMax = 64 << 10;
   absl::Status status;
-  absl::Span<std::byte> masters, parameters;
-  const auto move = [&](absl::Span<std::byte>* piece) {
-    if (!piece->empty()) status.Update(MoveToNode(*piece, node));
-    *piece = {};
+  std::array<absl::Span<std::byte>, kSumPart + 1> open;
+  const auto move = [&](absl::Span<std::byte>* span) {
+    if (!span->empty()) status.Update(MoveToNode(*span, share.node));
+    *span = {};
   };
-  const auto extend = [](absl::Span<std::byte>* piece, void* data,
-                         uint64_t bytes) {
-    auto* const at = static_cast<std::byte*>(data);
-    std::byte* const start = piece->empty() ? at : piece->data();
-    *piece = {start, static_cast<size_t>(at + bytes - start)};
-  };
-  for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
-    const ParameterSpec& spec = layout.parameters()[p];
-    const uint64_t flat = layout.flat_offset(p);
-    const uint64_t from = std::max(begin, flat);
-    const uint64_t to = std::min(end, flat + NumelOf(spec));
-    if (from >= to) continue;
-    const TileView view = ViewOf(p, from - flat, to - from);
-    extend(&parameters, view.parameter, view.numel * SizeInBytes(spec.dtype));
-    const uint64_t beside = SizeInBytes(layout.master_format(p));
-    if (beside == 0) {
-      move(&masters);
+  const auto add = [&](int part, absl::Span<std::byte> span) {
+    if (span.empty()) return;
+    absl::Span<std::byte>& before = open[static_cast<size_t>(part)];
+    const std::ptrdiff_t gap =
+        before.empty() ? -1 : span.data() - (before.data() + before.size());
+    if (gap < 0 || gap > kGapBytesMax) {
+      move(&before);
+      before = span;
     } else {
-      extend(&masters, view.master, view.numel * beside);
+      before = {before.data(),
+                static_cast<size_t>(span.data() + span.size() - before.data())};
+    }
+  };
+  for (size_t i = share.begin; i < share.end; ++i) {
+    const RecordView record = records_.record(i);
+    for (int part = kStatePart0; part < kRecordPartCount; ++part) {
+      if (!MayHaveHoles(part)) add(part, record.part(part));
+    }
+    const SubGroup& range = record.sub_group();
+    for (uint32_t p = range.first_parameter; p < range.end_parameter; ++p) {
+      const ParameterSpec& spec = layout_.parameters()[p];
+      const uint64_t flat = layout_.flat_offset(p);
+      const uint64_t begin = std::max(flat, range.begin);
+      const uint64_t end = std::min(flat + NumelOf(spec), range.end);
+      if (begin >= end) continue;
+      const uint64_t numel = end - begin;
+      add(kParameterPart,
+          {record.parameter(p, begin - flat), numel * SizeInBytes(spec.dtype)});
+      const uint64_t beside = SizeInBytes(layout_.master_format(p));
+      if (beside != 0) {
+        add(kMasterPart, {record.master(p, begin - flat), numel * beside});
+      }
+      if (!accumulates()) continue;
+      add(kSumPart,
+          {record.sums(p, begin - flat), numel * SizeInBytes(SumDTypeOf(p))});
     }
   }
-  move(&masters);
-  move(&parameters);
+  for (absl::Span<std::byte>& span : open) move(&span);
   return status;
 }
 
-// Whether the arrays have fewer elements than their parameters, at their
-// beginning.
 bool StepScheduler::HasPrefixes() const {
-  return options_.layout->optimizer() == OptimizerKind::kAdafactor;
+  return layout_.optimizer_info().has_prefixes();
 }
 
 // An array that an option brings only has memory for the groups with it.
-bool StepScheduler::MayHaveHoles(const Column& column) const {
+bool StepScheduler::MayHaveHoles(int part) const {
   if (HasPrefixes()) return true;
-  const auto index = static_cast<size_t>(column.state);
-  return options_.layout->optimizer_info().state_arrays[index].option != 0;
+  const auto index =
+      static_cast<size_t>((part - kStatePart0) % kStateArraysMax);
+  return layout_.optimizer_info().state_arrays[index].option != 0;
 }
 
 void StepScheduler::SetPartitions(absl::Span<const RankPartition> partitions,
                                   bool replicated) {
   partitions_ = partitions;
   replicated_ = replicated;
-  const auto parameters =
-      static_cast<uint32_t>(options_.layout->parameters().size());
+  const auto parameters = static_cast<uint32_t>(layout_.parameters().size());
   pieces_.emplace(parameters, partitions);
   update_bytes_.resize(parameters);
   for (uint32_t p = 0; p < parameters; ++p) update_bytes_[p] = UpdateBytes(p);
@@ -214,10 +170,8 @@ void StepScheduler::SetPartitions(absl::Span<const RankPartition> partitions,
 void StepScheduler::Stage(const Staging& staging) {
   if (staging.actions.empty()) return;
   const auto& pieces = partitions_[staging.rank].pieces;
-  const auto subgroup_of = [&](const Piece& piece, uint64_t element) {
-    const uint32_t p = piece.parameter;
-    return runs_.SubGroupOf(options_.layout->parameters()[p].group,
-                            options_.layout->flat_offset(p) + element);
+  const auto grain_of = [&](const Piece& piece, uint64_t element) {
+    return grains_.IndexOf(piece.parameter, element);
   };
   // Pieces without elements at either end have nothing to schedule.
   const Piece* first = &pieces[staging.first_piece];
@@ -225,30 +179,28 @@ void StepScheduler::Stage(const Staging& staging) {
   while (first <= last && first->numel == 0) ++first;
   while (last > first && last->numel == 0) --last;
   if (first > last) return;
-  const uint32_t begin = subgroup_of(*first, first->begin);
-  const uint32_t end = subgroup_of(*last, last->begin + last->numel - 1) + 1;
-  options_.pool->ParallelFor(
-      {begin, end, runs_.subgroups().size()},
-      [&](size_t i) { StageSubGroup(runs_.subgroups()[i], staging); });
+  const uint32_t begin = grain_of(*first, first->begin);
+  const uint32_t end = grain_of(*last, last->begin + last->numel - 1) + 1;
+  options_.pool->ParallelFor({begin, end, grains_.size()}, [&](size_t i) {
+    StageGrain(grains_[i], staging);
+  });
 }
 
-void StepScheduler::StageSubGroup(const RunTable::SubGroup& subgroup,
-                                  const Staging& staging) {
+void StepScheduler::StageGrain(const SubGroup& grain, const Staging& staging) {
   const RankPartition& partition = partitions_[staging.rank];
   const size_t end_piece = staging.first_piece + staging.actions.size();
   for (size_t i = std::max(staging.first_piece,
-                           partition.LowerBound(subgroup.first_parameter));
+                           partition.LowerBound(grain.first_parameter));
        i < end_piece; ++i) {
     const Piece& piece = partition.pieces[i];
-    if (piece.parameter >= subgroup.end_parameter) return;
+    if (piece.parameter >= grain.end_parameter) return;
     if (staging.actions[i - staging.first_piece] == StageAction::kNothing) {
       continue;
     }
-    const uint64_t flat = options_.layout->flat_offset(piece.parameter);
+    const uint64_t flat = layout_.flat_offset(piece.parameter);
     // The part of the piece within the sub-group, in elements of the parameter.
-    const uint64_t begin = std::max(flat + piece.begin, subgroup.begin) - flat;
-    const uint64_t end =
-        std::min(flat + piece.begin + piece.numel, subgroup.end);
+    const uint64_t begin = std::max(flat + piece.begin, grain.begin) - flat;
+    const uint64_t end = std::min(flat + piece.begin + piece.numel, grain.end);
     if (flat + begin >= end) continue;
     StagePiece(staging, piece, begin, end - flat);
   }
@@ -257,47 +209,40 @@ void StepScheduler::StageSubGroup(const RunTable::SubGroup& subgroup,
 void StepScheduler::StagePiece(const Staging& staging, const Piece& piece,
                                uint64_t begin, uint64_t end) {
   const uint32_t p = piece.parameter;
-  const DType dtype = options_.layout->parameters()[p].gradient_dtype;
+  const RecordView record = records_.RecordOf(p, begin);
+  const DType dtype = layout_.parameters()[p].gradient_dtype;
   const PieceTable::Entry entry = {staging.rank, piece.begin,
                                    piece.begin + piece.numel,
                                    piece.gradient_offset_bytes};
   GradientSources sources;
-  runs_.ForEachRun(
-      p, begin, end, [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
-        const absl::Span<const void* const> from =
-            PushedGradients(p, entry, run_begin, staging.gradient_areas,
-                            staging.has_pushed, &sources);
-        if (accumulates()) {
-          AccumulateRun(run, p, run_begin, numel, from, staging.staged_mark);
-        } else {
-          run_sums_[run] = optstate::SumOfSquares(dtype, from, numel);
-        }
-      });
+  ForEachRun(layout_, p, begin, end,
+             [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
+               const absl::Span<const void* const> from =
+                   PushedGradients(p, entry, run_begin, staging.gradient_areas,
+                                   staging.has_pushed, &sources);
+               if (accumulates()) {
+                 AccumulateRun(record, run, p, run_begin, numel, from,
+                               staging.staged_mark);
+               } else {
+                 run_sums_[run] = optstate::SumOfSquares(dtype, from, numel);
+               }
+             });
 }
 
 DType StepScheduler::SumDTypeOf(uint32_t parameter) const {
-  return options_.arrays.accumulator != nullptr
+  return records_.accumulates_float()
              ? DType::kFloat32
-             : options_.layout->parameters()[parameter].gradient_dtype;
+             : layout_.parameters()[parameter].gradient_dtype;
 }
 
-std::byte* StepScheduler::SumsOf(uint32_t parameter, uint64_t begin) const {
-  if (options_.arrays.accumulator != nullptr) {
-    return reinterpret_cast<std::byte*>(
-        options_.arrays.accumulator + options_.layout->flat_offset(parameter) +
-        begin);
-  }
-  return options_.arrays.gradient_accumulator + sum_offsets_[parameter] +
-         begin * SizeInBytes(SumDTypeOf(parameter));
-}
-
-void StepScheduler::AccumulateRun(uint64_t run, uint32_t parameter,
-                                  uint64_t begin, uint64_t numel,
+void StepScheduler::AccumulateRun(const RecordView& record, uint64_t run,
+                                  uint32_t parameter, uint64_t begin,
+                                  uint64_t numel,
                                   absl::Span<const void* const> gradients,
                                   uint64_t staged_mark) {
-  const DType dtype = options_.layout->parameters()[parameter].gradient_dtype;
+  const DType dtype = layout_.parameters()[parameter].gradient_dtype;
   const DType sum_dtype = SumDTypeOf(parameter);
-  std::byte* const sum = SumsOf(parameter, begin);
+  std::byte* const sum = record.sums(parameter, begin);
   std::atomic<uint64_t>& mark = options_.recovery.staged_marks[run];
   const uint64_t before = mark.load(std::memory_order_relaxed);
   if (before == staged_mark) return;
@@ -324,8 +269,8 @@ double StepScheduler::SumOfSquares(absl::Span<const uint8_t> updated,
   double sum = 0;
   for (uint32_t p = 0; p < updated.size(); ++p) {
     if (updated[p] == 0) continue;
-    double& of_group = by_group[options_.layout->parameters()[p].group];
-    for (uint64_t run = runs_.first_run(p); run < runs_.first_run(p + 1);
+    double& of_group = by_group[layout_.parameters()[p].group];
+    for (uint64_t run = layout_.first_run(p); run < layout_.first_run(p + 1);
          ++run) {
       sum += run_sums_[run];
       of_group += run_sums_[run];
@@ -339,8 +284,8 @@ void StepScheduler::NormsByParameter(absl::Span<const uint8_t> updated,
   for (uint32_t p = 0; p < updated.size(); ++p) {
     double sum = 0;
     const uint64_t end =
-        updated[p] == 0 ? runs_.first_run(p) : runs_.first_run(p + 1);
-    for (uint64_t run = runs_.first_run(p); run < end; ++run) {
+        updated[p] == 0 ? layout_.first_run(p) : layout_.first_run(p + 1);
+    for (uint64_t run = layout_.first_run(p); run < end; ++run) {
       sum += run_sums_[run];
     }
     norms[p] = std::sqrt(sum);
@@ -356,10 +301,11 @@ double StepScheduler::Norm(double type, const Update& update) {
     const DType dtype = SumDTypeOf(p);
     GradientSources sources;
     for (const PieceTable::Entry& piece : OwnersOf(p)) {
-      runs_.ForEachRun(
-          p, piece.begin, piece.end,
+      ForEachRun(
+          layout_, p, piece.begin, piece.end,
           [&](uint64_t run, uint64_t begin, uint64_t numel) {
-            const auto from = GradientsOf(p, piece, begin, update, &sources);
+            const auto from = GradientsOf(records_.RecordOf(p, begin), p, piece,
+                                          begin, update, &sources);
             run_norms_[run] =
                 largest
                     ? Reduce(Reduction::kLargestAbsolute, dtype, from, numel)
@@ -370,7 +316,7 @@ double StepScheduler::Norm(double type, const Update& update) {
   double norm = 0;
   for (uint32_t p = 0; p < updated.size(); ++p) {
     if (updated[p] == 0) continue;
-    for (uint64_t run = runs_.first_run(p); run < runs_.first_run(p + 1);
+    for (uint64_t run = layout_.first_run(p); run < layout_.first_run(p + 1);
          ++run) {
       norm = largest ? std::max(norm, run_norms_[run]) : norm + run_norms_[run];
     }
@@ -383,8 +329,8 @@ void StepScheduler::Apply(const Update& update) {
   if (whole_ != nullptr) {
     ApplyWholes(update);
   } else {
-    options_.pool->ParallelFor(runs_.subgroups().size(), [&](size_t i) {
-      ApplySubGroup(runs_.subgroups()[i], update);
+    options_.pool->ParallelFor(records_.sub_groups().size(), [&](size_t i) {
+      ApplyRecord(records_.record(i), update);
     });
   }
   if (options_.observer != nullptr) options_.observer->OnRunsDone(update.step);
@@ -400,31 +346,37 @@ uint64_t StepScheduler::UpdateBytes(absl::Span<const uint8_t> updated) const {
 }
 
 uint64_t StepScheduler::UpdateBytes(uint32_t parameter) const {
-  const Layout& layout = *options_.layout;
+  const Layout& layout = layout_;
   const ParameterSpec& spec = layout.parameters()[parameter];
   const uint64_t numel = NumelOf(spec);
   const uint64_t gradients =
       replicated_ && !accumulates() ? partitions_.size() : 1;
   uint64_t bytes = numel * SizeInBytes(SumDTypeOf(parameter)) * gradients;
-  ForEachMasterPart(parameter, 0, numel,
-                    [&](const std::byte* /*data*/, uint64_t part_bytes) {
-                      bytes += 2 * part_bytes;
-                    });
+  records_.ForEachRecord(
+      parameter, 0, numel,
+      [&](const RecordView& record, uint64_t begin, uint64_t elements) {
+        record.ForEachMasterPart(parameter, begin, elements,
+                                 [&](absl::Span<const std::byte> part) {
+                                   bytes += 2 * part.size();
+                                 });
+        if (HasPrefixes()) return;
+        record.ForEachStatePart(
+            parameter, begin, elements,
+            [&](int /*part*/, absl::Span<const std::byte> part) {
+              bytes += 2 * part.size();
+            });
+      });
   if (layout.master_format(parameter) == MasterFormat::kFloat32) {
     bytes += numel * SizeInBytes(spec.dtype);
   }
-  if (HasPrefixes()) return bytes;
-  ForEachColumn(spec.group, layout.flat_offset(parameter), numel,
-                [&](const Column& /*column*/, uint64_t /*first*/,
-                    uint64_t column_bytes) { bytes += 2 * column_bytes; });
   return bytes;
 }
 
 // Broken off anywhere, it is taken up where it was: see ControlFile.
 void StepScheduler::CountStep(const Update& update) {
   ControlFile& control = *options_.control;
-  int64_t* const counts = options_.arrays.step_counts;
-  double* const scalars = options_.arrays.scalars;
+  int64_t* const counts = records_.step_counts().data();
+  double* const scalars = records_.scalars().data();
   uint64_t p = control.counts_begun.load(std::memory_order_relaxed);
   if (p != 0) {
     --p;
@@ -448,10 +400,10 @@ void StepScheduler::CountStep(const Update& update) {
 UpdateInput StepScheduler::InputOf(uint32_t parameter,
                                    const Update& update) const {
   const GroupUpdate& group =
-      update.groups[options_.layout->parameters()[parameter].group];
+      update.groups[layout_.parameters()[parameter].group];
   UpdateInput input;
   input.hyperparams = group.hyperparams;
-  input.step_count = options_.arrays.step_counts[parameter] + 1;
+  input.step_count = records_.step_counts()[parameter] + 1;
   input.gradient_factor = group.gradient_factor;
   input.gradient_limit = update.gradient_limit;
   input.step = update.step;
@@ -459,26 +411,26 @@ UpdateInput StepScheduler::InputOf(uint32_t parameter,
   const UpdateKernel& kernel = *kernels_[parameter];
   if (kernel.advance != nullptr) {
     const double before = input.step_count == 1
-                              ? options_.layout->optimizer_info().scalar_initial
-                              : options_.arrays.scalars[parameter];
+                              ? layout_.optimizer_info().scalar_initial
+                              : records_.scalars()[parameter];
     input.scalar = kernel.advance(input.hyperparams, input.step_count, before);
   }
   return input;
 }
 
-void StepScheduler::ApplySubGroup(const RunTable::SubGroup& subgroup,
-                                  const Update& update) {
-  const Layout& layout = *options_.layout;
+void StepScheduler::ApplyRecord(const RecordView& record,
+                                const Update& update) {
+  const SubGroup& range = record.sub_group();
   // As a rule all parameters of a group have counted the same steps.
   const UpdateKernel* prepared_by = nullptr;
   UpdateInput prepared;
   UpdateFactors factors;
-  for (uint32_t p = subgroup.first_parameter; p < subgroup.end_parameter; ++p) {
+  for (uint32_t p = range.first_parameter; p < range.end_parameter; ++p) {
     if (update.updated[p] == 0) continue;
-    const uint64_t flat = layout.flat_offset(p);
-    const uint64_t flat_begin = std::max(flat, subgroup.begin);
+    const uint64_t flat = layout_.flat_offset(p);
+    const uint64_t flat_begin = std::max(flat, range.begin);
     const uint64_t flat_end =
-        std::min(flat + NumelOf(layout.parameters()[p]), subgroup.end);
+        std::min(flat + NumelOf(layout_.parameters()[p]), range.end);
     if (flat_begin >= flat_end) continue;
     const UpdateInput input = InputOf(p, update);
     if (kernels_[p] != prepared_by || input.step_count != prepared.step_count ||
@@ -487,33 +439,35 @@ void StepScheduler::ApplySubGroup(const RunTable::SubGroup& subgroup,
       prepared_by = kernels_[p];
       prepared = input;
     }
-    ApplyParameter(p, flat_begin - flat, flat_end - flat, factors, update);
+    ApplyParameter(record, p, flat_begin - flat, flat_end - flat, factors,
+                   update);
   }
 }
 
-void StepScheduler::ApplyParameter(uint32_t parameter, uint64_t begin,
-                                   uint64_t end, const UpdateFactors& factors,
+void StepScheduler::ApplyParameter(const RecordView& record, uint32_t parameter,
+                                   uint64_t begin, uint64_t end,
+                                   const UpdateFactors& factors,
                                    const Update& update) {
   GradientSources sources;
   for (const PieceTable::Entry& piece : OwnersOf(parameter)) {
     const uint64_t piece_begin = std::max(begin, piece.begin);
     const uint64_t piece_end = std::min(end, piece.end);
     if (piece_begin >= piece_end) continue;
-    runs_.ForEachRun(
-        parameter, piece_begin, piece_end,
+    ForEachRun(
+        layout_, parameter, piece_begin, piece_end,
         [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
           std::atomic<uint64_t>& stamp = options_.recovery.run_stamps[run];
           if (stamp.load(std::memory_order_relaxed) == update.step) {
             return;
           }
-          TileView view = ViewOf(parameter, run_begin, numel);
+          TileView view = ViewOf(record, parameter, run_begin, numel);
           if (update.speculative) {
-            KeepRun(run, update.step, parameter, run_begin, numel);
+            KeepRun(record, run, update.step, parameter, run_begin, numel);
           }
           WorkerUndo& undo = worker_undo();
           undo.Begin(UndoKind::kUpdate, run, update.step);
-          view.gradients =
-              GradientsOf(parameter, piece, run_begin, update, &sources);
+          view.gradients = GradientsOf(record, parameter, piece, run_begin,
+                                       update, &sources);
           view.undo = &undo.slot;
           kernels_[parameter]->apply(factors, view);
           undo.End(&stamp);
@@ -536,7 +490,7 @@ absl::Span<const void* const> StepScheduler::PushedGradients(
     absl::Span<const std::byte* const> gradient_areas,
     absl::FunctionRef<bool(uint32_t rank, uint32_t parameter)> has_pushed,
     GradientSources* sources) const {
-  const DType dtype = options_.layout->parameters()[parameter].gradient_dtype;
+  const DType dtype = layout_.parameters()[parameter].gradient_dtype;
   const uint64_t offset_bytes =
       piece.gradient_offset_bytes + (begin - piece.begin) * SizeInBytes(dtype);
   if (!replicated_) {
@@ -552,40 +506,30 @@ absl::Span<const void* const> StepScheduler::PushedGradients(
 }
 
 absl::Span<const void* const> StepScheduler::GradientsOf(
-    uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
-    const Update& update, GradientSources* sources) const {
+    const RecordView& record, uint32_t parameter,
+    const PieceTable::Entry& piece, uint64_t begin, const Update& update,
+    GradientSources* sources) const {
   if (!accumulates()) {
     return PushedGradients(
         parameter, piece, begin, update.gradient_areas,
         [&](uint32_t rank, uint32_t p) { return update.HasPushed(rank, p); },
         sources);
   }
-  (*sources)[0] = SumsOf(parameter, begin);
+  (*sources)[0] = record.sums(parameter, begin);
   return absl::MakeConstSpan(*sources).first(1);
 }
 
-TileView StepScheduler::ViewOf(uint32_t parameter, uint64_t begin,
-                               uint64_t numel) const {
-  const Layout& layout = *options_.layout;
-  const ParameterSpec& spec = layout.parameters()[parameter];
-  const uint64_t flat = layout.flat_offset(parameter) + begin;
+TileView StepScheduler::ViewOf(const RecordView& record, uint32_t parameter,
+                               uint64_t begin, uint64_t numel) const {
   TileView view;
-  view.parameter = options_.arrays.parameters +
-                   layout.parameter_offset_bytes(parameter) +
-                   begin * SizeInBytes(spec.dtype);
-  const MasterFormat master = layout.master_format(parameter);
-  view.master = master == MasterFormat::kParameter
-                    ? view.parameter
-                    : options_.arrays.master + flat * SizeInBytes(master);
-  const StateBases& bases = state_[spec.group];
+  view.parameter = record.parameter(parameter, begin);
+  view.master = record.master(parameter, begin);
   for (int k = 0; k < kStateArraysMax; ++k) {
-    if (bases.state[k] == nullptr) continue;
-    view.state[k] = bases.state[k] + flat * SizeInBytes(ArrayFormat(layout, k));
-    if (bases.scale[k] == nullptr) continue;
-    view.scale[k] = bases.scale[k] + flat / kQuantizedBlockElements;
+    view.state[k] = record.state(k, parameter, begin);
+    view.scale[k] = record.scale(k, parameter, begin);
   }
   view.numel = numel;
-  view.flat_begin = flat;
+  view.flat_begin = layout_.flat_offset(parameter) + begin;
   return view;
 }
 
@@ -598,48 +542,42 @@ WorkerUndo& StepScheduler::worker_undo() const {
   return worker_undos()[static_cast<size_t>(WorkerPool::CurrentParticipant())];
 }
 
-void StepScheduler::ReadMaster(uint32_t parameter, uint64_t begin,
-                               uint64_t numel, float* out) const {
-  const TileView view = ViewOf(parameter, begin, numel);
-  MasterToFloat(options_.layout->master_format(parameter), view.parameter,
-                view.master, out, numel);
-}
-
-void StepScheduler::WriteMaster(uint32_t parameter, uint64_t begin,
-                                uint64_t numel, const float* in) {
-  const TileView view = ViewOf(parameter, begin, numel);
-  MasterFromFloat(options_.layout->master_format(parameter),
-                  options_.layout->parameters()[parameter].dtype, in,
-                  view.parameter, view.master, numel);
-}
-
 void StepScheduler::ClearState(uint32_t first_parameter) {
-  const Layout& layout = *options_.layout;
-  ForEachElementRange(
-      first_parameter, [&](uint32_t p, uint64_t begin, uint64_t numel) {
-        ForEachMasterPart(p, begin, numel, [](std::byte* data, uint64_t bytes) {
-          std::memset(data, 0, bytes);
-        });
-        ForEachColumn(
-            layout.parameters()[p].group, layout.flat_offset(p) + begin, numel,
-            [&](const Column& column, uint64_t first, uint64_t bytes) {
-              if (HasPrefixes()) return;
-              std::memset(column.base + first, 0, bytes);
-            });
-      });
-  for (const Column& column : columns_) {
-    if (!HasPrefixes()) continue;
-    for (uint32_t p = first_parameter; p < layout.parameters().size(); ++p) {
-      const ByteRange range =
-          RangeOf(column, layout.flat_offset(p),
-                  StateElements(layout.optimizer_info(), column.state,
-                                layout.parameters()[p].shape));
-      std::memset(column.base + range.begin, 0, range.end - range.begin);
-    }
+  const auto clear = [](absl::Span<std::byte> bytes) {
+    std::memset(bytes.data(), 0, bytes.size());
+  };
+  ForEachElementRange(first_parameter, [&](const RecordView& record, uint32_t p,
+                                           uint64_t begin, uint64_t numel) {
+    record.ForEachMasterPart(p, begin, numel, clear);
+    if (HasPrefixes()) return;
+    record.ForEachStatePart(
+        p, begin, numel,
+        [&](int /*part*/, absl::Span<std::byte> bytes) { clear(bytes); });
+  });
+  for (uint32_t p = first_parameter; p < layout_.parameters().size(); ++p) {
+    if (HasPrefixes()) ClearPrefixes(p);
+    records_.step_counts()[p] = 0;
+    if (!records_.scalars().empty()) records_.scalars()[p] = 0;
   }
-  for (uint32_t p = first_parameter; p < layout.parameters().size(); ++p) {
-    options_.arrays.step_counts[p] = 0;
-    if (options_.arrays.scalars != nullptr) options_.arrays.scalars[p] = 0;
+}
+
+// The arrays are float32, or have a scale for each block.
+void StepScheduler::ClearPrefixes(uint32_t parameter) {
+  const ParameterSpec& spec = layout_.parameters()[parameter];
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (!layout_.has_state_array(k, spec.group)) continue;
+    const uint64_t elements =
+        StateElements(layout_.optimizer_info(), k, spec.shape);
+    records_.ForEachRecord(
+        parameter, 0, elements,
+        [&](const RecordView& record, uint64_t begin, uint64_t numel) {
+          record.ForEachStatePart(
+              parameter, begin, numel,
+              [&](int part, absl::Span<std::byte> bytes) {
+                if ((part - kStatePart0) % kStateArraysMax != k) return;
+                std::memset(bytes.data(), 0, bytes.size());
+              });
+        });
   }
 }
 

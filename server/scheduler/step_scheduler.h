@@ -20,15 +20,16 @@
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
+#include "proto/types/sub_groups.h"
+#include "server/scheduler/numa_memory.h"
 #include "server/scheduler/piece_table.h"
-#include "server/scheduler/run_table.h"
 #include "server/scheduler/step_observer.h"
 #include "server/scheduler/worker_placement.h"
 #include "server/scheduler/worker_pool.h"
 #include "server/scheduler/worker_undo.h"
 #include "storage/format/step_intent.h"
 #include "storage/host_tier.h"
-#include "storage/state_file.h"
+#include "storage/state_records.h"
 
 namespace optstate {
 
@@ -55,11 +56,10 @@ enum class StageAction : uint8_t {
 class StepScheduler {
  public:
   struct Options {
-    const Layout* layout = nullptr;  // outlives this
-    uint64_t subgroup_elements = 0;  // 0: the default
-    StateArrays arrays;              // valid as long as this
-    RecoveryArrays recovery;         // "
-    ControlFile* control = nullptr;  // "
+    const StateRecords* records = nullptr;  // with its layout outlives this
+    uint64_t grain_elements = 0;            // see SubGroupTable; 0: the default
+    RecoveryArrays recovery;                // valid as long as this
+    ControlFile* control = nullptr;         // "
     // WorkerUndoBytes(pool->participants()), zeroed or from a former engine.
     absl::Span<std::byte> undo;
     // RedoBytes(*layout, pool->participants()), likewise.
@@ -189,57 +189,18 @@ class StepScheduler {
   // Puts everything back that was speculated about the step.
   void TakeBackSpeculation(uint64_t step);
 
-  // Elements [begin, +numel) of a parameter's master.
-  void ReadMaster(uint32_t parameter, uint64_t begin, uint64_t numel,
-                  float* out) const;
-  // And of the parameter with it.
-  void WriteMaster(uint32_t parameter, uint64_t begin, uint64_t numel,
-                   const float* in);
   // Zeroes all state of parameters [first, count).
   void ClearState(uint32_t first_parameter);
 
  private:
-  // Of the parameters of one group: where the kernel's state arrays are.
-  struct StateBases {
-    std::array<std::byte*, kStateArraysMax> state = {};
-    std::array<float*, kStateArraysMax> scale = {};
-  };
-  // One array of the optimizer, for copies of it: of every element range that
-  // begins at a block the bytes are where these say.
-  struct Column {
-    std::byte* base = nullptr;
-    uint64_t block_bytes = 0;    // of kQuantizedBlockElements elements
-    uint64_t element_bytes = 0;  // 0: one number per block
-    int state = 0;               // which
-    uint64_t kept_at = 0;        // offset in the speculation file
-  };
-  // Of elements [flat, +numel), which begin with a block.
-  static ByteRange RangeOf(const Column& column, uint64_t flat,
-                           uint64_t numel) {
-    if (column.element_bytes != 0) {
-      return {flat * column.element_bytes,
-              (flat + numel) * column.element_bytes};
-    }
-    const uint64_t begin = flat / kQuantizedBlockElements;
-    const uint64_t blocks =
-        (numel + kQuantizedBlockElements - 1) / kQuantizedBlockElements;
-    return {begin * column.block_bytes, (begin + blocks) * column.block_bytes};
-  }
-  // Whether there are sums of micro-steps, and those of a parameter from this
-  // element on.
-  bool accumulates() const {
-    return options_.arrays.accumulator != nullptr ||
-           options_.arrays.gradient_accumulator != nullptr;
-  }
+  bool accumulates() const { return records_.accumulates(); }
   DType SumDTypeOf(uint32_t parameter) const;
-  std::byte* SumsOf(uint32_t parameter, uint64_t begin) const;
   // What a gradient of one run is summed from.
   using GradientSources = std::array<const void*, kWorldSizeMax>;
 
   explicit StepScheduler(const Options& options);
   absl::Status ResolveKernels();
-  void MakeColumns();
-  absl::Status MoveMasters(uint64_t begin, uint64_t end, int node);
+  absl::Status MoveShare(const NodeShare& share);
   // whole_update.cc
   static absl::Status CheckWholeKernel(const Layout& layout,
                                        const WholeKernel& kernel);
@@ -250,27 +211,30 @@ class StepScheduler {
   void PutInPlace(WorkerUndo* undo, std::byte* redo);
   std::byte* RedoOf(const WorkerUndo& undo) const;
   bool IsUpdated(uint32_t parameter, uint64_t step) const;
-  bool MayHaveHoles(const Column& column) const;
+  void ClearPrefixes(uint32_t parameter);
+  bool MayHaveHoles(int part) const;
   bool HasPrefixes() const;
   static bool HasEveryRank(uint32_t /*rank*/, uint32_t /*parameter*/) {
     return true;
   }
-  void StageSubGroup(const RunTable::SubGroup& subgroup,
-                     const Staging& staging);
+  void StageGrain(const SubGroup& grain, const Staging& staging);
   void StagePiece(const Staging& staging, const Piece& piece, uint64_t begin,
                   uint64_t end);
-  void AccumulateRun(uint64_t run, uint32_t parameter, uint64_t begin,
-                     uint64_t numel, absl::Span<const void* const> gradients,
+  void AccumulateRun(const RecordView& record, uint64_t run, uint32_t parameter,
+                     uint64_t begin, uint64_t numel,
+                     absl::Span<const void* const> gradients,
                      uint64_t staged_mark);
-  void ApplySubGroup(const RunTable::SubGroup& subgroup, const Update& update);
-  void ApplyParameter(uint32_t parameter, uint64_t begin, uint64_t end,
+  void ApplyRecord(const RecordView& record, const Update& update);
+  void ApplyParameter(const RecordView& record, uint32_t parameter,
+                      uint64_t begin, uint64_t end,
                       const UpdateFactors& factors, const Update& update);
   absl::Span<const void* const> PushedGradients(
       uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
       absl::Span<const std::byte* const> gradient_areas,
       absl::FunctionRef<bool(uint32_t rank, uint32_t parameter)> has_pushed,
       GradientSources* sources) const;
-  absl::Span<const void* const> GradientsOf(uint32_t parameter,
+  absl::Span<const void* const> GradientsOf(const RecordView& record,
+                                            uint32_t parameter,
                                             const PieceTable::Entry& piece,
                                             uint64_t begin,
                                             const Update& update,
@@ -280,26 +244,19 @@ class StepScheduler {
   void FinishRunsInFlight(const Update& update);
   void FinishRun(const Update& update, WorkerUndo* undo);
   uint32_t ParameterOfRun(uint64_t run) const;
-  TileView ViewOf(uint32_t parameter, uint64_t begin, uint64_t numel) const;
+  TileView ViewOf(const RecordView& record, uint32_t parameter, uint64_t begin,
+                  uint64_t numel) const;
   static uint64_t SpeculationEntryBytes(const Layout& layout);
   // Its entry in the speculation file.
   std::atomic<uint64_t>& SpeculatedStep(uint64_t run) const;
-  void KeepRun(uint64_t run, uint64_t step, uint32_t parameter, uint64_t begin,
-               uint64_t numel);
+  void KeepRun(const RecordView& record, uint64_t run, uint64_t step,
+               uint32_t parameter, uint64_t begin, uint64_t numel);
   std::byte* KeptMaster(uint64_t flat) const;
-  void TakeBackRun(uint32_t parameter, uint64_t run, uint64_t begin,
-                   uint64_t numel);
+  std::byte* KeptState(int part, uint64_t flat) const;
+  void TakeBackRun(const RecordView& record, uint32_t parameter, uint64_t run,
+                   uint64_t begin, uint64_t numel);
   void CountStep(const Update& update);
   uint64_t UpdateBytes(uint32_t parameter) const;
-  // Calls visit(column, first byte, bytes) for the columns of a group.
-  template <typename Visitor>
-  void ForEachColumn(uint32_t group, uint64_t flat, uint64_t numel,
-                     const Visitor& visit) const;
-  // Calls visit(data, bytes) for what an element range's masters are made of,
-  // parameters that are a part of them included.
-  template <typename Visitor>
-  void ForEachMasterPart(uint32_t parameter, uint64_t begin, uint64_t numel,
-                         const Visitor& visit) const;
   absl::Span<WorkerUndo> worker_undos() const;
   WorkerUndo& worker_undo() const;
   template <typename Visitor>
@@ -310,13 +267,13 @@ class StepScheduler {
   void ForEachElementRange(uint32_t first_parameter, const Visitor& visit);
 
   const Options options_;
-  const RunTable runs_;
+  const StateRecords& records_;
+  const Layout& layout_;
+  // What a worker stages at a time, however large records are.
+  const SubGroupTable grains_;
   std::vector<const UpdateKernel*> kernels_;  // by parameter
-  std::vector<StateBases> state_;             // by group
-  std::vector<Column> columns_;
-  std::vector<uint64_t> sum_offsets_;  // of arrays.gradient_accumulator
-  std::vector<double> run_sums_;       // by run
-  std::vector<double> run_norms_;      // by run, of another norm
+  std::vector<double> run_sums_;              // by run
+  std::vector<double> run_norms_;             // by run, of another norm
   absl::Span<const RankPartition> partitions_;
   bool replicated_ = false;
   // Of optimizers whose update of an element needs the whole parameter; then
@@ -329,48 +286,19 @@ class StepScheduler {
 };
 
 template <typename Visitor>
-void StepScheduler::ForEachColumn(uint32_t group, uint64_t flat, uint64_t numel,
-                                  const Visitor& visit) const {
-  for (const Column& column : columns_) {
-    if (!options_.layout->has_state_array(column.state, group)) continue;
-    const ByteRange range = RangeOf(column, flat, numel);
-    visit(column, range.begin, range.end - range.begin);
-  }
-}
-
-template <typename Visitor>
-void StepScheduler::ForEachMasterPart(uint32_t parameter, uint64_t begin,
-                                      uint64_t numel,
-                                      const Visitor& visit) const {
-  const Layout& layout = *options_.layout;
-  const MasterFormat format = layout.master_format(parameter);
-  const uint64_t beside = SizeInBytes(format);
-  if (beside != 0) {
-    visit(options_.arrays.master +
-              (layout.flat_offset(parameter) + begin) * beside,
-          numel * beside);
-  }
-  if (format == MasterFormat::kFloat32) return;
-  const uint64_t element = SizeInBytes(layout.parameters()[parameter].dtype);
-  visit(options_.arrays.parameters + layout.parameter_offset_bytes(parameter) +
-            begin * element,
-        numel * element);
-}
-
-template <typename Visitor>
 void StepScheduler::ForEachElementRange(uint32_t first_parameter,
                                         const Visitor& visit) {
-  const Layout& layout = *options_.layout;
-  options_.pool->ParallelFor(runs_.subgroups().size(), [&](size_t i) {
-    const RunTable::SubGroup& subgroup = runs_.subgroups()[i];
-    for (uint32_t p = std::max(first_parameter, subgroup.first_parameter);
-         p < subgroup.end_parameter; ++p) {
-      const uint64_t flat = layout.flat_offset(p);
-      const uint64_t begin = std::max(flat, subgroup.begin);
+  options_.pool->ParallelFor(records_.sub_groups().size(), [&](size_t i) {
+    const RecordView record = records_.record(i);
+    const SubGroup& range = record.sub_group();
+    for (uint32_t p = std::max(first_parameter, range.first_parameter);
+         p < range.end_parameter; ++p) {
+      const uint64_t flat = layout_.flat_offset(p);
+      const uint64_t begin = std::max(flat, range.begin);
       const uint64_t end =
-          std::min(flat + static_cast<uint64_t>(layout.parameters()[p].numel),
-                   subgroup.end);
-      if (begin < end) visit(p, begin - flat, end - begin);
+          std::min(flat + static_cast<uint64_t>(layout_.parameters()[p].numel),
+                   range.end);
+      if (begin < end) visit(record, p, begin - flat, end - begin);
     }
   });
 }

@@ -56,13 +56,15 @@ struct Fixture {
         pool(AvailableCores(), /*spin=*/true),
         undo(static_cast<size_t>(pool.participants())),
         speculation(StepScheduler::SpeculationBytes(layout)) {
-    StepScheduler::Options options;
-    options.layout = &layout;
+    StateArrays arrays;
     // Of floats, so the masters too.
-    options.arrays.parameters = reinterpret_cast<std::byte*>(parameters.data());
-    options.arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg.data());
-    options.arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq.data());
-    options.arrays.step_counts = step_counts.data();
+    arrays.parameters = reinterpret_cast<std::byte*>(parameters.data());
+    arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg.data());
+    arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq.data());
+    arrays.step_counts = step_counts.data();
+    records = std::make_unique<StateRecords>(&layout, 0, arrays);
+    StepScheduler::Options options;
+    options.records = records.get();
     options.recovery.run_stamps = run_stamps.data();
     options.control = &control;
     options.undo = {reinterpret_cast<std::byte*>(undo.data()),
@@ -85,6 +87,7 @@ struct Fixture {
   WorkerPool pool;
   std::vector<WorkerUndo> undo;
   std::vector<std::byte> speculation;
+  std::unique_ptr<StateRecords> records;
   std::unique_ptr<StepScheduler> scheduler;
 };
 

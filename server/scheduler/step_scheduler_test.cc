@@ -53,14 +53,15 @@ class MoveToNodesTest : public testing::Test {
     parameter.dtype = DType::kBFloat16;
     spec.parameters = {parameter};
     layout_ = std::make_unique<Layout>(*Layout::Make(std::move(spec)));
+    StateArrays arrays;
+    arrays.master = reinterpret_cast<std::byte*>(master_.data());
+    arrays.parameters = reinterpret_cast<std::byte*>(parameters_.data());
+    arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg_.data());
+    arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq_.data());
+    records_ = std::make_unique<StateRecords>(layout_.get(), kSubgroup, arrays);
     StepScheduler::Options options;
-    options.layout = layout_.get();
-    options.subgroup_elements = kSubgroup;
-    options.arrays.master = reinterpret_cast<std::byte*>(master_.data());
-    options.arrays.parameters =
-        reinterpret_cast<std::byte*>(parameters_.data());
-    options.arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg_.data());
-    options.arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq_.data());
+    options.records = records_.get();
+    options.grain_elements = kSubgroup;
     options.pool = &pool_;
     scheduler_ = *StepScheduler::Create(options);
   }
@@ -73,6 +74,7 @@ class MoveToNodesTest : public testing::Test {
 
   Array parameters_, master_, exp_avg_, exp_avg_sq_;
   std::unique_ptr<Layout> layout_;
+  std::unique_ptr<StateRecords> records_;
   WorkerPool pool_;
   std::unique_ptr<StepScheduler> scheduler_;
 };

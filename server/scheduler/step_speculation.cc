@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "kernels/cast.h"
+#include "proto/types/array_format.h"
+#include "proto/types/runs.h"
 #include "server/scheduler/step_scheduler.h"
 
 namespace optstate {
@@ -32,28 +34,47 @@ std::atomic<uint64_t>& StepScheduler::SpeculatedStep(uint64_t run) const {
 
 // Of each element 4 bytes, whatever the masters are made of.
 std::byte* StepScheduler::KeptMaster(uint64_t flat) const {
-  return options_.speculation.data() + SpeculationEntryBytes(*options_.layout) +
+  return options_.speculation.data() + SpeculationEntryBytes(layout_) +
          flat * sizeof(float);
+}
+
+// Behind the masters the other arrays, each whole: a state array, then its
+// scales.
+std::byte* StepScheduler::KeptState(int part, uint64_t flat) const {
+  std::byte* kept = KeptMaster(layout_.flat_elements());
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (!layout_.has_state_array(k)) continue;
+    for (const int before : {kStatePart0 + k, kScalePart0 + k}) {
+      if (before == part) {
+        return kept + PartBytesOf(layout_, part, flat, 0).begin;
+      }
+      if (before >= kScalePart0 &&
+          ArrayFormat(layout_, k) != StateFormat::kDynamic8) {
+        continue;
+      }
+      kept += PartBytesOf(layout_, before, 0, layout_.flat_elements()).end;
+    }
+  }
+  return kept;
 }
 
 // The copy is whole before the entry says so, and the entry before the first
 // new value is stored: as everywhere, against the end of the process.
-void StepScheduler::KeepRun(uint64_t run, uint64_t step, uint32_t parameter,
-                            uint64_t begin, uint64_t numel) {
-  const Layout& layout = *options_.layout;
-  const uint64_t flat = layout.flat_offset(parameter) + begin;
+void StepScheduler::KeepRun(const RecordView& record, uint64_t run,
+                            uint64_t step, uint32_t parameter, uint64_t begin,
+                            uint64_t numel) {
+  const uint64_t flat = layout_.flat_offset(parameter) + begin;
   std::byte* kept = KeptMaster(flat);
-  ForEachMasterPart(parameter, begin, numel,
-                    [&kept](const std::byte* data, uint64_t bytes) {
-                      std::memcpy(kept, data, bytes);
-                      kept += bytes;
-                    });
-  ForEachColumn(layout.parameters()[parameter].group, flat, numel,
-                [&](const Column& column, uint64_t first, uint64_t bytes) {
-                  std::memcpy(
-                      options_.speculation.data() + column.kept_at + first,
-                      column.base + first, bytes);
-                });
+  record.ForEachMasterPart(parameter, begin, numel,
+                           [&kept](absl::Span<const std::byte> bytes) {
+                             std::memcpy(kept, bytes.data(), bytes.size());
+                             kept += bytes.size();
+                           });
+  record.ForEachStatePart(parameter, begin, numel,
+                          [&](int part, absl::Span<const std::byte> bytes) {
+                            std::memcpy(KeptState(part, flat), bytes.data(),
+                                        bytes.size());
+                          });
   std::atomic_signal_fence(std::memory_order_seq_cst);
   SpeculatedStep(run).store(step, std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -64,35 +85,31 @@ void StepScheduler::Speculate(Update update) {
   options_.control->step_speculated.store(update.step,
                                           std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  options_.pool->ParallelFor(runs_.subgroups().size(), [&](size_t i) {
-    ApplySubGroup(runs_.subgroups()[i], update);
+  options_.pool->ParallelFor(records_.sub_groups().size(), [&](size_t i) {
+    ApplyRecord(records_.record(i), update);
   });
 }
 
 // Broken off, it is begun again: a run that has its old values back can be
 // given them once more until its entry is gone.
-void StepScheduler::TakeBackRun(uint32_t parameter, uint64_t run,
-                                uint64_t begin, uint64_t numel) {
-  const Layout& layout = *options_.layout;
-  const uint64_t flat = layout.flat_offset(parameter) + begin;
+void StepScheduler::TakeBackRun(const RecordView& record, uint32_t parameter,
+                                uint64_t run, uint64_t begin, uint64_t numel) {
+  const uint64_t flat = layout_.flat_offset(parameter) + begin;
   const std::byte* kept = KeptMaster(flat);
-  ForEachMasterPart(parameter, begin, numel,
-                    [&kept](std::byte* data, uint64_t bytes) {
-                      std::memcpy(data, kept, bytes);
-                      kept += bytes;
-                    });
-  ForEachColumn(layout.parameters()[parameter].group, flat, numel,
-                [&](const Column& column, uint64_t first, uint64_t bytes) {
-                  std::memcpy(
-                      column.base + first,
-                      options_.speculation.data() + column.kept_at + first,
-                      bytes);
-                });
-  if (layout.master_format(parameter) == MasterFormat::kFloat32) {
-    const TileView view = ViewOf(parameter, begin, numel);
-    CastFromFloat(layout.parameters()[parameter].dtype,
-                  static_cast<const float*>(view.master), view.parameter,
-                  numel);
+  record.ForEachMasterPart(parameter, begin, numel,
+                           [&kept](absl::Span<std::byte> bytes) {
+                             std::memcpy(bytes.data(), kept, bytes.size());
+                             kept += bytes.size();
+                           });
+  record.ForEachStatePart(
+      parameter, begin, numel, [&](int part, absl::Span<std::byte> bytes) {
+        std::memcpy(bytes.data(), KeptState(part, flat), bytes.size());
+      });
+  if (layout_.master_format(parameter) == MasterFormat::kFloat32) {
+    CastFromFloat(
+        layout_.parameters()[parameter].dtype,
+        reinterpret_cast<const float*>(record.master(parameter, begin)),
+        record.parameter(parameter, begin), numel);
   }
   std::atomic_signal_fence(std::memory_order_seq_cst);
   options_.recovery.run_stamps[run].store(0, std::memory_order_relaxed);
@@ -109,12 +126,13 @@ void StepScheduler::TakeBackSpeculation(uint64_t step) {
       undo.Clear();
     }
   }
-  ForEachElementRange(0, [&](uint32_t p, uint64_t begin, uint64_t numel) {
-    runs_.ForEachRun(
-        p, begin, begin + numel,
+  ForEachElementRange(0, [&](const RecordView& record, uint32_t p,
+                             uint64_t begin, uint64_t numel) {
+    ForEachRun(
+        layout_, p, begin, begin + numel,
         [&](uint64_t run, uint64_t run_begin, uint64_t run_numel) {
           if (SpeculatedStep(run).load(std::memory_order_relaxed) == step) {
-            TakeBackRun(p, run, run_begin, run_numel);
+            TakeBackRun(record, p, run, run_begin, run_numel);
           }
         });
   });

@@ -16,8 +16,10 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/cast.h"
 #include "kernels/factors.h"
+#include "kernels/master_format.h"
 #include "kernels/state_format.h"
 #include "proto/types/array_format.h"
+#include "proto/types/runs.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/scheduler/worker_undo.h"
@@ -71,10 +73,8 @@ uint64_t WorkspacePartBytes(const Layout& layout, const WholeKernel& kernel) {
 }
 
 bool IsMaximize(const OptimizerInfo& info, const Hyperparams& hyperparams) {
-  for (size_t i = 0; i < info.hyperparams.size(); ++i) {
-    if (info.hyperparams[i].name == "maximize") return hyperparams[i] != 0;
-  }
-  return false;
+  return info.maximize >= 0 &&
+         hyperparams[static_cast<size_t>(info.maximize)] != 0;
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ uint64_t StepScheduler::WorkspaceBytes(const Layout& layout, int workers) {
 // later job would be promised the same memory, and the kernel would kill the
 // engine inside a step. Each worker takes its own, on its node as a rule.
 absl::Status StepScheduler::MakeWorkspace() {
-  const uint64_t part = WorkspacePartBytes(*options_.layout, *whole_);
+  const uint64_t part = WorkspacePartBytes(layout_, *whole_);
   const int workers = options_.pool->participants();
   const uint64_t bytes = part * static_cast<uint64_t>(workers);
   workspace_elements_ = part / sizeof(float);
@@ -136,13 +136,13 @@ absl::Status StepScheduler::MakeWorkspace() {
 
 std::byte* StepScheduler::RedoOf(const WorkerUndo& undo) const {
   const auto worker = static_cast<uint64_t>(&undo - worker_undos().data());
-  return options_.redo.data() + worker * RedoPartBytes(*options_.layout);
+  return options_.redo.data() + worker * RedoPartBytes(layout_);
 }
 
 bool StepScheduler::IsUpdated(uint32_t parameter, uint64_t step) const {
   // Runs are stamped in order.
-  const uint64_t end = runs_.first_run(parameter + 1);
-  return end == runs_.first_run(parameter) ||
+  const uint64_t end = layout_.first_run(parameter + 1);
+  return end == layout_.first_run(parameter) ||
          options_.recovery.run_stamps[end - 1].load(
              std::memory_order_relaxed) == step;
 }
@@ -156,15 +156,15 @@ void StepScheduler::ApplyWholes(const Update& update) {
 }
 
 void StepScheduler::ApplyWhole(uint32_t parameter, const Update& update) {
-  const Layout& layout = *options_.layout;
-  const ParameterSpec& spec = layout.parameters()[parameter];
+  const ParameterSpec& spec = layout_.parameters()[parameter];
   WorkerUndo& undo = worker_undo();
   float* const gradient =
       workspace_.get() + static_cast<uint64_t>(&undo - worker_undos().data()) *
                              workspace_elements_;
   GatherGradient(parameter, update, gradient);
 
-  const TileView old = ViewOf(parameter, 0, NumelOf(spec));
+  const RecordView record = records_.RecordOf(parameter, 0);
+  const TileView old = ViewOf(record, parameter, 0, NumelOf(spec));
   const uint64_t array_elements = AlignedBytes(old.numel) / sizeof(float);
   WholeView view;
   view.shape = spec.shape;
@@ -172,8 +172,9 @@ void StepScheduler::ApplyWhole(uint32_t parameter, const Update& update) {
   view.gradient = gradient;
   view.workspace = gradient + array_elements;
   view.master = static_cast<const float*>(old.master);
-  if (layout.master_format(parameter) == MasterFormat::kSplit) {
-    ReadMaster(parameter, 0, old.numel, view.workspace);
+  if (layout_.master_format(parameter) == MasterFormat::kSplit) {
+    MasterToFloat(MasterFormat::kSplit, old.parameter, old.master,
+                  view.workspace, old.numel);
     view.master = view.workspace;
     view.workspace += array_elements;
   }
@@ -181,29 +182,32 @@ void StepScheduler::ApplyWhole(uint32_t parameter, const Update& update) {
   view.new_master = reinterpret_cast<float*>(redo);
   redo += AlignedBytes(old.numel);
   for (int k = 0; k < kStateArraysMax; ++k) {
-    const uint64_t elements = ElementsOf(layout, k, spec);
+    const uint64_t elements = ElementsOf(layout_, k, spec);
     view.state[k] = static_cast<const float*>(old.state[k]);
     view.new_state[k] = reinterpret_cast<float*>(redo);
     redo += AlignedBytes(elements);
-    const StateFormat format = ArrayFormat(layout, k);
+    const StateFormat format = ArrayFormat(layout_, k);
     if (elements == 0 || format == StateFormat::kFloat32) continue;
-    StateToFloat(format, IsNeverNegative(layout.optimizer(), k), old.state[k],
+    StateToFloat(format, IsNeverNegative(layout_.optimizer(), k), old.state[k],
                  old.scale[k], view.new_state[k], elements);
     view.state[k] = view.new_state[k];
   }
   whole_->compute(InputOf(parameter, update), view);
 
-  undo.Begin(UndoKind::kReplace, runs_.first_run(parameter), update.step);
+  undo.Begin(UndoKind::kReplace, layout_.first_run(parameter), update.step);
   PutInPlace(&undo, RedoOf(undo));
 }
 
-// Of the parameter that the slot names. Broken off, it is done again.
+// Installs the new values of the parameter that the slot names. Idempotent: a
+// crash in here repeats it.
 void StepScheduler::PutInPlace(WorkerUndo* undo, std::byte* redo) {
-  const Layout& layout = *options_.layout;
   const uint32_t parameter = ParameterOfRun(undo->run);
-  const ParameterSpec& spec = layout.parameters()[parameter];
-  const TileView view = ViewOf(parameter, 0, NumelOf(spec));
-  WriteMaster(parameter, 0, view.numel, reinterpret_cast<const float*>(redo));
+  const ParameterSpec& spec = layout_.parameters()[parameter];
+  const TileView view =
+      ViewOf(records_.RecordOf(parameter, 0), parameter, 0, NumelOf(spec));
+  MasterFromFloat(layout_.master_format(parameter), spec.dtype,
+                  reinterpret_cast<const float*>(redo), view.parameter,
+                  view.master, view.numel);
   redo += AlignedBytes(view.numel);
   UpdateInput input;
   input.step = undo->stamp;
@@ -211,17 +215,18 @@ void StepScheduler::PutInPlace(WorkerUndo* undo, std::byte* redo) {
   random.seed = CommonFactors(input, /*maximize=*/false).random_seed;
   random.flat_begin = view.flat_begin;
   for (int k = 0; k < kStateArraysMax; ++k) {
-    const uint64_t elements = ElementsOf(layout, k, spec);
+    const uint64_t elements = ElementsOf(layout_, k, spec);
     if (elements == 0) continue;
     random.array = k;
-    StateFromUpdate(ArrayFormat(layout, k),
-                    IsNeverNegative(layout.optimizer(), k), random,
+    StateFromUpdate(ArrayFormat(layout_, k),
+                    IsNeverNegative(layout_.optimizer(), k), random,
                     reinterpret_cast<const float*>(redo), view.state[k],
                     view.scale[k], elements);
     redo += AlignedBytes(elements);
   }
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  for (uint64_t run = undo->run; run < runs_.first_run(parameter + 1); ++run) {
+  for (uint64_t run = undo->run; run < layout_.first_run(parameter + 1);
+       ++run) {
     options_.recovery.run_stamps[run].store(undo->stamp,
                                             std::memory_order_release);
     if (options_.observer != nullptr) {
@@ -235,21 +240,22 @@ void StepScheduler::PutInPlace(WorkerUndo* undo, std::byte* redo) {
 // As an update kernel takes it: summed in order, scaled, cut.
 void StepScheduler::GatherGradient(uint32_t parameter, const Update& update,
                                    float* out) {
-  const ParameterSpec& spec = options_.layout->parameters()[parameter];
+  const ParameterSpec& spec = layout_.parameters()[parameter];
   const DType dtype = SumDTypeOf(parameter);
   GradientSources sources;
   for (const PieceTable::Entry& piece : OwnersOf(parameter)) {
-    runs_.ForEachRun(
-        parameter, piece.begin, piece.end,
-        [&](uint64_t /*run*/, uint64_t begin, uint64_t numel) {
-          Accumulate(dtype,
-                     GradientsOf(parameter, piece, begin, update, &sources),
+    ForEachRun(layout_, parameter, piece.begin, piece.end,
+               [&](uint64_t /*run*/, uint64_t begin, uint64_t numel) {
+                 Accumulate(
+                     dtype,
+                     GradientsOf(records_.RecordOf(parameter, 0), parameter,
+                                 piece, begin, update, &sources),
                      /*first=*/true, out + begin, numel);
-        });
+               });
   }
   const UpdateInput input = InputOf(parameter, update);
   const UpdateFactors factors = CommonFactors(
-      input, IsMaximize(options_.layout->optimizer_info(), input.hyperparams));
+      input, IsMaximize(layout_.optimizer_info(), input.hyperparams));
   for (uint64_t i = 0; i < NumelOf(spec); ++i) {
     const float scaled = out[i] * factors.gradient_factor;
     out[i] =

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/master_format.h"
 #include "kernels/state_format.h"
 #include "proto/types/array_format.h"
 
@@ -81,42 +82,52 @@ uint64_t ElementAccess::PayloadBytes(v1::StateArray array,
   return numel + blocks * kScaleBytes;
 }
 
-ElementAccess::Place ElementAccess::PlaceOf(const ElementRange& range) const {
-  const int index = IndexOf(range.array);
-  const uint64_t flat = layout_->flat_offset(range.parameter) + range.begin;
-  Place place;
-  place.format = ArrayFormat(*layout_, index);
-  place.data = arrays_.state[index] + flat * SizeInBytes(place.format);
-  place.is_never_negative = IsNeverNegative(layout_->optimizer(), index);
-  if (place.format == StateFormat::kDynamic8) {
-    place.scale = arrays_.scale[index] + flat / kBlockElements;
-  }
-  return place;
+StateFormat ElementAccess::FormatOf(const ElementRange& range) const {
+  return ArrayFormat(*layout_, IndexOf(range.array));
+}
+
+bool ElementAccess::IsNeverNegativeIn(const ElementRange& range) const {
+  return IsNeverNegative(layout_->optimizer(), IndexOf(range.array));
 }
 
 void ElementAccess::ReadFloats(const ElementRange& range, float* out) const {
-  if (range.array == v1::STATE_ARRAY_MASTER) {
-    scheduler_->ReadMaster(range.parameter, range.begin, range.numel, out);
-    return;
-  }
-  const Place place = PlaceOf(range);
-  StateToFloat(place.format, place.is_never_negative, place.data, place.scale,
-               out, range.numel);
+  const uint32_t p = range.parameter;
+  records_->ForEachRecord(
+      p, range.begin, range.numel,
+      [&](const RecordView& record, uint64_t begin, uint64_t numel) {
+        float* const to = out + (begin - range.begin);
+        if (range.array == v1::STATE_ARRAY_MASTER) {
+          MasterToFloat(layout_->master_format(p), record.parameter(p, begin),
+                        record.master(p, begin), to, numel);
+          return;
+        }
+        const int k = IndexOf(range.array);
+        StateToFloat(FormatOf(range), IsNeverNegativeIn(range),
+                     record.state(k, p, begin), record.scale(k, p, begin), to,
+                     numel);
+      });
 }
 
 void ElementAccess::ReadPayload(const ElementRange& range,
                                 std::byte* out) const {
   if (range.array == v1::STATE_ARRAY_MASTER) {
-    scheduler_->ReadMaster(range.parameter, range.begin, range.numel,
-                           reinterpret_cast<float*>(out));
+    ReadFloats(range, reinterpret_cast<float*>(out));
     return;
   }
-  const Place place = PlaceOf(range);
-  if (place.scale != nullptr) {
-    std::memcpy(out, place.scale, kScaleBytes);
+  const int k = IndexOf(range.array);
+  const uint32_t p = range.parameter;
+  if (HasScale(range)) {
+    const RecordView record = records_->RecordOf(p, range.begin);
+    std::memcpy(out, record.scale(k, p, range.begin), kScaleBytes);
     out += kScaleBytes;
   }
-  std::memcpy(out, place.data, range.numel * SizeInBytes(place.format));
+  const uint64_t element_bytes = SizeInBytes(FormatOf(range));
+  records_->ForEachRecord(
+      p, range.begin, range.numel,
+      [&](const RecordView& record, uint64_t begin, uint64_t numel) {
+        std::memcpy(out + (begin - range.begin) * element_bytes,
+                    record.state(k, p, begin), numel * element_bytes);
+      });
 }
 
 void ElementAccess::MakePayload(const ElementRange& range, const float* in,
@@ -125,10 +136,9 @@ void ElementAccess::MakePayload(const ElementRange& range, const float* in,
     std::memcpy(out, in, range.numel * sizeof(float));
     return;
   }
-  const Place place = PlaceOf(range);
   auto* const scale = reinterpret_cast<float*>(out);
-  const bool has_scale = place.scale != nullptr;
-  StateFromFloat(place.format, place.is_never_negative, in,
+  const bool has_scale = HasScale(range);
+  StateFromFloat(FormatOf(range), IsNeverNegativeIn(range), in,
                  out + (has_scale ? kScaleBytes : 0),
                  has_scale ? scale : nullptr, range.numel);
 }
@@ -136,9 +146,10 @@ void ElementAccess::MakePayload(const ElementRange& range, const float* in,
 void ElementAccess::Write(const ElementRange& range,
                           const std::byte* payload) const {
   if (IsPerParameter(range.array)) {
-    void* const numbers = range.array == v1::STATE_ARRAY_STEP_COUNT
-                              ? static_cast<void*>(arrays_.step_counts)
-                              : static_cast<void*>(arrays_.scalars);
+    void* const numbers =
+        range.array == v1::STATE_ARRAY_STEP_COUNT
+            ? static_cast<void*>(records_->step_counts().data())
+            : static_cast<void*>(records_->scalars().data());
     std::memcpy(
         static_cast<std::byte*>(numbers) + range.begin * sizeof(int64_t),
         payload, range.numel * sizeof(int64_t));
@@ -149,19 +160,40 @@ void ElementAccess::Write(const ElementRange& range,
   });
 }
 
+void ElementAccess::WriteMasters(const ElementRange& range,
+                                 const float* in) const {
+  const uint32_t p = range.parameter;
+  records_->ForEachRecord(
+      p, range.begin, range.numel,
+      [&](const RecordView& record, uint64_t begin, uint64_t numel) {
+        MasterFromFloat(layout_->master_format(p),
+                        layout_->parameters()[p].dtype,
+                        in + (begin - range.begin), record.parameter(p, begin),
+                        record.master(p, begin), numel);
+      });
+}
+
 void ElementAccess::WriteBlock(const ElementRange& range,
                                const std::byte* payload) const {
   if (range.array == v1::STATE_ARRAY_MASTER) {
-    scheduler_->WriteMaster(range.parameter, range.begin, range.numel,
-                            reinterpret_cast<const float*>(payload));
+    WriteMasters(range, reinterpret_cast<const float*>(payload));
     return;
   }
-  const Place place = PlaceOf(range);
-  if (place.scale != nullptr) {
-    std::memcpy(place.scale, payload, kScaleBytes);
+  const int k = IndexOf(range.array);
+  const uint32_t p = range.parameter;
+  if (HasScale(range)) {
+    const RecordView record = records_->RecordOf(p, range.begin);
+    std::memcpy(record.scale(k, p, range.begin), payload, kScaleBytes);
     payload += kScaleBytes;
   }
-  std::memcpy(place.data, payload, range.numel * SizeInBytes(place.format));
+  const uint64_t element_bytes = SizeInBytes(FormatOf(range));
+  records_->ForEachRecord(
+      p, range.begin, range.numel,
+      [&](const RecordView& record, uint64_t begin, uint64_t numel) {
+        std::memcpy(record.state(k, p, begin),
+                    payload + (begin - range.begin) * element_bytes,
+                    numel * element_bytes);
+      });
 }
 
 }  // namespace optstate

@@ -9,8 +9,7 @@
 #include "optstate/v1/types.pb.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
-#include "server/scheduler/step_scheduler.h"
-#include "storage/host_tier.h"
+#include "storage/state_records.h"
 
 namespace optstate {
 
@@ -36,10 +35,9 @@ class ElementAccess {
   static constexpr uint64_t kBlockElements = kQuantizedBlockElements;
   static constexpr uint64_t kBlockBytesMax = kBlockElements * sizeof(float);
 
-  // All three outlive this.
-  ElementAccess(const Layout* layout, const StateArrays& arrays,
-                StepScheduler* scheduler)
-      : layout_(layout), arrays_(arrays), scheduler_(scheduler) {}
+  // `records`, with its layout, outlives this.
+  explicit ElementAccess(const StateRecords* records)
+      : layout_(&records->layout()), records_(records) {}
 
   // Step counts and numbers of optimizers: 8 bytes each, which are their own
   // payload.
@@ -65,22 +63,21 @@ class ElementAccess {
   void Write(const ElementRange& range, const std::byte* payload) const;
 
  private:
-  // Elements of a state array where a range begins.
-  struct Place {
-    std::byte* data = nullptr;
-    StateFormat format = StateFormat::kFloat32;
-    bool is_never_negative = false;
-    float* scale = nullptr;  // kDynamic8: of the first block
-  };
   static int IndexOf(v1::StateArray array) {
     return static_cast<int>(array) - v1::STATE_ARRAY_STATE_0;
   }
-  Place PlaceOf(const ElementRange& range) const;
+  // Of the range's array, which is a state array: how it is kept.
+  StateFormat FormatOf(const ElementRange& range) const;
+  bool HasScale(const ElementRange& range) const {
+    return range.array != v1::STATE_ARRAY_MASTER &&
+           FormatOf(range) == StateFormat::kDynamic8;
+  }
+  bool IsNeverNegativeIn(const ElementRange& range) const;
+  void WriteMasters(const ElementRange& range, const float* in) const;
   void WriteBlock(const ElementRange& range, const std::byte* payload) const;
 
   const Layout* layout_;
-  StateArrays arrays_;
-  StepScheduler* scheduler_;
+  const StateRecords* records_;
 };
 
 }  // namespace optstate

@@ -84,7 +84,7 @@ absl::Status JobImpl::ReadParameters(uint64_t offset_bytes,
         absl::StrCat(out.size(), " bytes from ", offset_bytes,
                      " of a parameter area of ", area));
   }
-  CopyTo(out, tier_->arrays().parameters + offset_bytes);
+  CopyTo(out, records_->parameter_area().data() + offset_bytes);
   return absl::OkStatus();
 }
 

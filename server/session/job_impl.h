@@ -346,7 +346,7 @@ class JobImpl final : public Job {
 
   // job_load.cc
   ElementAccess Elements() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    return ElementAccess(&layout_of_job(), tier_->arrays(), scheduler_.get());
+    return ElementAccess(records_.get());
   }
   bool HasWholeState() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CheckLoading(uint32_t rank) const
@@ -423,6 +423,8 @@ class JobImpl final : public Job {
   std::unique_ptr<Shape> shape_ ABSL_GUARDED_BY(mu_);
   uint64_t shape_number_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<HostTier> tier_ ABSL_GUARDED_BY(mu_);
+  // Of the present layout and files; made with the scheduler, which uses them.
+  std::unique_ptr<StateRecords> records_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<StepScheduler> scheduler_ ABSL_GUARDED_BY(mu_);
 
   std::vector<RankSession> ranks_ ABSL_GUARDED_BY(mu_);

@@ -162,11 +162,11 @@ absl::Status JobImpl::CheckNoBegin(const ElementRange& range) {
 
 const std::byte* JobImpl::NumbersAt(v1::StateArray array,
                                     uint32_t parameter) const {
-  const StateArrays arrays = tier_->arrays();
   return array == v1::STATE_ARRAY_STEP_COUNT
-             ? reinterpret_cast<const std::byte*>(arrays.step_counts +
-                                                  parameter)
-             : reinterpret_cast<const std::byte*>(arrays.scalars + parameter);
+             ? reinterpret_cast<const std::byte*>(
+                   &records_->step_counts()[parameter])
+             : reinterpret_cast<const std::byte*>(
+                   &records_->scalars()[parameter]);
 }
 
 absl::StatusOr<size_t> JobImpl::PieceOf(uint32_t rank,

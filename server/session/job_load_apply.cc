@@ -196,9 +196,11 @@ absl::Status JobImpl::AdoptLoadedMasters() {
                      " elements from ", control.loading_begin, " of parameter ",
                      one_more - 1, ", which has ", numel));
   }
-  scheduler_->WriteMaster(static_cast<uint32_t>(one_more - 1),
-                          control.loading_begin, control.loading_numel,
-                          control.loading_masters);
+  Elements().Write({.array = v1::STATE_ARRAY_MASTER,
+                    .parameter = static_cast<uint32_t>(one_more - 1),
+                    .begin = control.loading_begin,
+                    .numel = control.loading_numel},
+                   reinterpret_cast<const std::byte*>(control.loading_masters));
   std::atomic_signal_fence(std::memory_order_seq_cst);
   control.parameter_loading.store(0, std::memory_order_relaxed);
   return absl::OkStatus();

@@ -286,10 +286,13 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
 absl::Status JobImpl::MakeScheduler() {
   OPTSTATE_RETURN_IF_ERROR(
       tier_->ReserveStepFiles(StepFilesOf(layout_of_job())));
+  const uint64_t sub_group_elements =
+      options_.config.engine().subgroup_elements();
+  scheduler_.reset();
+  records_ = tier_->MakeRecords(&layout_of_job(), sub_group_elements);
   StepScheduler::Options options;
-  options.layout = &layout_of_job();
-  options.subgroup_elements = options_.config.engine().subgroup_elements();
-  options.arrays = tier_->arrays();
+  options.records = records_.get();
+  options.grain_elements = sub_group_elements;
   options.recovery = tier_->recovery();
   options.control = tier_->control();
   options.undo = tier_->undo();

@@ -1,0 +1,150 @@
+#ifndef OPTSTATE_STORAGE_RECORD_VIEW_H_
+#define OPTSTATE_STORAGE_RECORD_VIEW_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/types/span.h"
+#include "proto/types/array_format.h"
+#include "proto/types/dtype.h"
+#include "proto/types/layout.h"
+#include "proto/types/optimizer.h"
+#include "proto/types/sub_groups.h"
+
+namespace optstate {
+
+// The arrays that a record may have: masters that are kept beside parameters,
+// the optimizer's state arrays, and the scales of their blocks.
+inline constexpr int kMasterPart = 0;
+inline constexpr int kStatePart0 = 1;
+inline constexpr int kScalePart0 = kStatePart0 + kStateArraysMax;
+inline constexpr int kRecordPartCount = kScalePart0 + kStateArraysMax;
+
+// Bytes [begin, end) of array `part` that hold elements [begin, +numel) of the
+// flat space, were the array one piece for the whole job. Scales: those of the
+// blocks that the range, which begins with one, touches.
+struct PartBytes {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+PartBytes PartBytesOf(const Layout& layout, int part, uint64_t flat_begin,
+                      uint64_t numel);
+
+// The state of one sub-group, wherever it is: the one place that turns
+// elements into bytes.
+//
+// Elements are named as [begin, +numel) of a parameter and lie within the
+// sub-group. Parameters themselves are in the job's parameter area, which
+// ranks map, and gradients' sums of 16 bits beside it: both are in memory
+// always, whatever tier the rest of the record is in.
+//
+// Threads: immutable; different elements may be written by many at once.
+// Lifetime: a few addresses, which are those of the StateRecords or of the pin
+// that gave it.
+class RecordView {
+ public:
+  // Where a record's arrays are. Null where the sub-group has none of the kind.
+  struct Bases {
+    // Of the sub-group's first element.
+    std::array<std::byte*, kRecordPartCount> parts = {};
+    float* accumulator = nullptr;
+    // Of the job.
+    std::byte* parameter_area = nullptr;
+    std::byte* gradient_accumulator = nullptr;
+    const uint64_t* gradient_sum_offsets = nullptr;  // by parameter
+  };
+
+  RecordView(const Layout* layout, const SubGroup* sub_group,
+             const Bases& bases)
+      : layout_(layout), sub_group_(sub_group), bases_(bases) {}
+
+  const SubGroup& sub_group() const { return *sub_group_; }
+
+  // All that the record has of one array; empty when it has none.
+  absl::Span<std::byte> part(int part) const {
+    std::byte* const base = bases_.parts[static_cast<size_t>(part)];
+    if (base == nullptr) return {};
+    const uint64_t elements = sub_group_->elements();
+    return {base, PartBytesOf(*layout_, part, 0, elements).end};
+  }
+  // Elements from `begin` on, of the parameter's dtype.
+  std::byte* parameter(uint32_t parameter, uint64_t begin) const {
+    return bases_.parameter_area + layout_->parameter_offset_bytes(parameter) +
+           begin * SizeInBytes(layout_->parameters()[parameter].dtype);
+  }
+  // Of the master format; the parameter where that is its own master.
+  std::byte* master(uint32_t p, uint64_t begin) const {
+    const MasterFormat format = layout_->master_format(p);
+    return format == MasterFormat::kParameter
+               ? parameter(p, begin)
+               : bases_.parts[kMasterPart] +
+                     Distance(p, begin) * SizeInBytes(format);
+  }
+  // Of state array k's format; null when the sub-group's group has none.
+  std::byte* state(int k, uint32_t parameter, uint64_t begin) const {
+    std::byte* const base = bases_.parts[static_cast<size_t>(kStatePart0 + k)];
+    if (base == nullptr) return nullptr;
+    return base +
+           Distance(parameter, begin) * SizeInBytes(ArrayFormat(*layout_, k));
+  }
+  // Of the block that begins at `begin`; null when the array has no scales.
+  float* scale(int k, uint32_t parameter, uint64_t begin) const {
+    std::byte* const base = bases_.parts[static_cast<size_t>(kScalePart0 + k)];
+    if (base == nullptr) return nullptr;
+    return reinterpret_cast<float*>(base) +
+           Distance(parameter, begin) / kQuantizedBlockElements;
+  }
+  // The sums of micro-steps, of SumDType(); null without accumulation.
+  std::byte* sums(uint32_t parameter, uint64_t begin) const {
+    if (bases_.accumulator != nullptr) {
+      return reinterpret_cast<std::byte*>(bases_.accumulator +
+                                          Distance(parameter, begin));
+    }
+    if (bases_.gradient_accumulator == nullptr) return nullptr;
+    return bases_.gradient_accumulator +
+           bases_.gradient_sum_offsets[parameter] +
+           begin * SizeInBytes(layout_->parameters()[parameter].gradient_dtype);
+  }
+
+  // Calls visit(bytes) for what the masters of an element range are made of,
+  // parameters that are a part of them included.
+  template <typename Visitor>
+  void ForEachMasterPart(uint32_t p, uint64_t begin, uint64_t numel,
+                         const Visitor& visit) const {
+    const MasterFormat format = layout_->master_format(p);
+    const uint64_t beside = SizeInBytes(format);
+    if (beside != 0) visit(absl::MakeSpan(master(p, begin), numel * beside));
+    if (format == MasterFormat::kFloat32) return;
+    visit(absl::MakeSpan(parameter(p, begin),
+                         numel * SizeInBytes(layout_->parameters()[p].dtype)));
+  }
+
+  // Calls visit(part, bytes) for the state arrays and scales of an element
+  // range that begins with a block.
+  template <typename Visitor>
+  void ForEachStatePart(uint32_t parameter, uint64_t begin, uint64_t numel,
+                        const Visitor& visit) const {
+    const uint64_t distance = Distance(parameter, begin);
+    for (int part = kStatePart0; part < kRecordPartCount; ++part) {
+      std::byte* const base = bases_.parts[static_cast<size_t>(part)];
+      if (base == nullptr) continue;
+      const PartBytes bytes = PartBytesOf(*layout_, part, distance, numel);
+      visit(part, absl::MakeSpan(base + bytes.begin, bytes.end - bytes.begin));
+    }
+  }
+
+ private:
+  // From the sub-group's first element.
+  uint64_t Distance(uint32_t parameter, uint64_t begin) const {
+    return layout_->flat_offset(parameter) + begin - sub_group_->begin;
+  }
+
+  const Layout* layout_;
+  const SubGroup* sub_group_;
+  Bases bases_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_RECORD_VIEW_H_
