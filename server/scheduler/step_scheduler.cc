@@ -263,18 +263,25 @@ void StepScheduler::AccumulateRun(const RecordView& record, uint64_t run,
   run_sums_[run] = optstate::SumOfSquares(sum_dtype, sum, numel);
 }
 
+double StepScheduler::SumOfRuns(absl::Span<const double> by_run,
+                                uint32_t parameter) const {
+  double sum = 0;
+  for (uint64_t run = layout_.first_run(parameter);
+       run < layout_.first_run(parameter + 1); ++run) {
+    sum += by_run[run];
+  }
+  return sum;
+}
+
 double StepScheduler::SumOfSquares(absl::Span<const uint8_t> updated,
                                    absl::Span<double> by_group) const {
   std::fill(by_group.begin(), by_group.end(), 0);
   double sum = 0;
   for (uint32_t p = 0; p < updated.size(); ++p) {
     if (updated[p] == 0) continue;
-    double& of_group = by_group[layout_.parameters()[p].group];
-    for (uint64_t run = layout_.first_run(p); run < layout_.first_run(p + 1);
-         ++run) {
-      sum += run_sums_[run];
-      of_group += run_sums_[run];
-    }
+    const double of_parameter = SumOfRuns(run_sums_, p);
+    sum += of_parameter;
+    by_group[layout_.parameters()[p].group] += of_parameter;
   }
   return sum;
 }
@@ -282,13 +289,7 @@ double StepScheduler::SumOfSquares(absl::Span<const uint8_t> updated,
 void StepScheduler::NormsByParameter(absl::Span<const uint8_t> updated,
                                      absl::Span<double> norms) const {
   for (uint32_t p = 0; p < updated.size(); ++p) {
-    double sum = 0;
-    const uint64_t end =
-        updated[p] == 0 ? layout_.first_run(p) : layout_.first_run(p + 1);
-    for (uint64_t run = layout_.first_run(p); run < end; ++run) {
-      sum += run_sums_[run];
-    }
-    norms[p] = std::sqrt(sum);
+    norms[p] = updated[p] == 0 ? 0 : std::sqrt(SumOfRuns(run_sums_, p));
   }
 }
 
@@ -316,9 +317,13 @@ double StepScheduler::Norm(double type, const Update& update) {
   double norm = 0;
   for (uint32_t p = 0; p < updated.size(); ++p) {
     if (updated[p] == 0) continue;
+    if (!largest) {
+      norm += SumOfRuns(run_norms_, p);
+      continue;
+    }
     for (uint64_t run = layout_.first_run(p); run < layout_.first_run(p + 1);
          ++run) {
-      norm = largest ? std::max(norm, run_norms_[run]) : norm + run_norms_[run];
+      norm = std::max(norm, run_norms_[run]);
     }
   }
   return norm;

@@ -45,7 +45,7 @@ enum class StageAction : uint8_t {
 //
 // Bits: independent of threads, sub-groups, partition and world size. Each
 // element is computed by itself; the sum of squares is taken within runs in the
-// kernels' order, then over runs in parameter order.
+// kernels' order, then over the runs of each parameter, then over parameters.
 // Crashes: a process that dies in Stage or Apply leaves state that RollBack
 // takes to where each run has all of an update, or a push, or nothing of it;
 // the same call then does the rest.
@@ -159,8 +159,10 @@ class StepScheduler {
   };
   void Stage(const Staging& staging);
 
-  // Sum of squares of what was staged for the parameters with updated != 0,
-  // in order of the parameters; and of those of each group, into `by_group`.
+  // Sum of squares of what was staged for the parameters with updated != 0; and
+  // of those of each group, into `by_group`. Added up within each parameter
+  // first, in the order of its runs, then over parameters in their order, so
+  // that who has the sums of parameters alone comes to the same bits.
   double SumOfSquares(absl::Span<const uint8_t> updated,
                       absl::Span<double> by_group) const;
   // The square root of that of each parameter, 0 with updated == 0.
@@ -195,6 +197,8 @@ class StepScheduler {
  private:
   bool accumulates() const { return records_.accumulates(); }
   DType SumDTypeOf(uint32_t parameter) const;
+  // Of one value a run, those of a parameter in order.
+  double SumOfRuns(absl::Span<const double> by_run, uint32_t parameter) const;
   // What a gradient of one run is summed from.
   using GradientSources = std::array<const void*, kWorldSizeMax>;
 
