@@ -168,7 +168,7 @@ void BM_KernelAlone(benchmark::State& state) {
   const UpdateFactors factors =
       kernel->prepare({.hyperparams = AdamHyperparams()});
   const uint64_t elements = fixture.layout.flat_elements();
-  const uint64_t chunk = std::min(elements, kSubgroupElementsDefault);
+  const uint64_t chunk = std::min(elements, kSubGroupElementsDefault);
   for (auto _ : state) {
     fixture.pool.ParallelFor(elements / chunk, [&](size_t i) {
       TileView view;
