@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
-import math
 import os
-import secrets
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Callable, NoReturn
 
 import torch
 
-from optstate import _native, _optimizers, _torch_checkpoint, _torch_resume, errors
+from optstate import _native, _optimizers, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._torch_arrays import ArrayTransfer
 from optstate._torch_gradients import GradientPusher, Gradients
 from optstate._torch_layout import check_options, optimizer_info, parameter_names, parameter_specs
 from optstate._torch_memory import Trained
+from optstate._torch_opening import open_together, place_of, private_name
 from optstate._torch_parameters import Parameters
+from optstate._torch_settings import Settings
 from optstate._torch_tensors import bits_sum
 from optstate._warn import warn
-from optstate.session import LossScaler, LossScalerState, Session, SessionSpec, StepOutcome
+from optstate.session import SessionSpec, StepOutcome
 
 ParamGroups = Sequence[dict[str, Any]]
 
@@ -31,127 +30,6 @@ ParamGroups = Sequence[dict[str, Any]]
 _LOADS_MAX = 5
 # Parameters that an error names.
 _NAMES_MAX = 5
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The keyword arguments that outlive a session; see ServedOptimizer."""
-
-    endpoint: str | None = None
-    partition: str | None = None  # greedy
-    accumulate: bool = False
-    connect_timeout: float | None = None
-    step_timeout: float | None = None
-    optimizer: str = "adam"
-    state_format: str = "float32"
-    reduction: str = "trainer"
-    loss_scaler: LossScaler | None = None
-    overlap: bool = False
-    master_format: str = "float32"
-    accumulate_dtype: str | None = None  # float32
-    resume: str = "checkpoint"
-    views: bool = True
-    detect_changes: str = "exact"
-    # Options that torch's class has, which a group can lose.
-    required: Collection[str] = ()
-    # What torch gives its constructor and no group can change: Adagrad's first sum.
-    fixed: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # Where loss_scaler begins in a new job.
-    loss_scaler_state: LossScalerState | None = None
-
-    def __post_init__(self) -> None:
-        if self.resume not in _torch_resume.CHOICES:
-            known = ", ".join(_torch_resume.CHOICES)
-            raise ValueError(f"Invalid resume: {self.resume!r} (one of {known})")
-        if self.detect_changes not in _native.CHANGE_DETECTIONS:
-            known = ", ".join(_native.CHANGE_DETECTIONS)
-            raise ValueError(f"Invalid detect_changes: {self.detect_changes!r} (one of {known})")
-        if self.partition is not None and self.partition not in _native.PARTITIONS:
-            known = ", ".join(_native.PARTITIONS)
-            raise ValueError(f"Invalid partition: {self.partition!r} (one of {known})")
-        if self.reduction not in ("trainer", "daemon"):
-            raise ValueError(f"Invalid reduction: {self.reduction!r} (trainer or daemon)")
-        if self.partition is not None and self.reduction == "daemon":
-            raise ValueError(
-                f'partition={self.partition!r} has no meaning with reduction="daemon", where each'
-                " rank pushes its gradients of all parameters: leave it out"
-            )
-        if (
-            self.accumulate_dtype is not None
-            and self.accumulate_dtype not in _native.ACCUMULATE_DTYPES
-        ):
-            known = ", ".join(_native.ACCUMULATE_DTYPES)
-            raise ValueError(
-                f"Invalid accumulate_dtype: {self.accumulate_dtype!r} (one of {known})"
-            )
-        if self.accumulate_dtype is not None and not self.accumulate:
-            raise ValueError(
-                f"accumulate_dtype={self.accumulate_dtype!r} needs accumulate=True: without it"
-                " there is nothing that it would be of"
-            )
-        if self.loss_scaler is not None and not isinstance(self.loss_scaler, LossScaler):
-            raise TypeError(f"loss_scaler is {self.loss_scaler!r}, not an optstate.LossScaler")
-        for name in ("connect_timeout", "step_timeout"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"Invalid {name}: {value}")
-
-
-def _place(endpoint: str | None) -> str:
-    """What names one daemon, whatever the wire."""
-    asked = endpoint or os.environ.get("OPTSTATE_ENDPOINT") or ""
-    return asked[len("grpc:") :] if asked.startswith("grpc:unix:") else asked
-
-
-def private_name() -> str:
-    """A job name that nobody else has."""
-    return f"private-{secrets.token_hex(8)}"
-
-
-def _open(spec: SessionSpec, take_over: Callable[[SessionSpec], bool]) -> Session:
-    try:
-        return Session.open(spec)
-    except errors.AlreadyExistsError:  # the layout is the same: that is looked at before
-        if not take_over(spec):
-            raise
-    return Session.open(spec)
-
-
-def open_together(
-    ranks: Ranks,
-    make_spec: Callable[[], SessionSpec],
-    take_over: Callable[[SessionSpec], bool],
-) -> tuple[Session, SessionSpec]:
-    """Opens every rank's session, rank 0's first, or raises on every rank.
-
-    `take_over` frees a rank that this process has already, and returns whether it did.
-    """
-    error: Exception | None = None
-    spec: SessionSpec | None = None
-    session: Session | None = None
-    try:
-        spec = make_spec()
-        if ranks.rank == 0:
-            session = _open(spec, take_over)
-    except Exception as failure:
-        error = failure
-    # Rank 0 has resolved the endpoint; an embedded daemon is its child.
-    endpoint = ranks.from_first(None if session is None else session.endpoint)
-    if ranks.rank != 0 and error is None and endpoint is not None:
-        assert spec is not None
-        try:
-            spec = dataclasses.replace(spec, endpoint=endpoint)
-            session = _open(spec, take_over)
-        except Exception as failure:
-            error = failure
-    try:
-        ranks.agree(error)
-        assert session is not None and spec is not None
-    except BaseException:
-        if session is not None:
-            session.close()
-        raise
-    return session, spec
 
 
 class Attachment:
@@ -360,10 +238,10 @@ class Attachment:
         """Of a step that the script did not see end: what it has written since stays, and is
         sent before the next step."""
         self.parameters.check_tensors()
-        changed = self.parameters.take_changed()
+        written = self.parameters.written_since.take()
         self.parameters.locate()  # the trainer may have moved them since
         self.parameters.read(without_gradient=self.without_gradient)
-        self.parameters.put_back(changed)
+        self.parameters.written_since.put_back(written)
 
     @contextlib.contextmanager
     def values_of_one_step(self) -> Iterator[None]:
@@ -381,7 +259,7 @@ class Attachment:
                     if self.session.writes_parameters():
                         self.finish_interrupted()
                 if self.committing is not None:
-                    self.parameters.note_present()
+                    self.parameters.written_since.note()
             raise
 
     def note_missing(self, gradients: Gradients) -> None:
@@ -394,11 +272,11 @@ class Attachment:
 
     def has_rank_of(self, spec: SessionSpec) -> bool:
         """Whether it is the rank of this process that `spec` asks for."""
-        asked = _place(spec.endpoint)
+        asked = place_of(spec.endpoint)
         return (
             self.job == spec.job
             and self._spec.rank == spec.rank
-            and asked in (_place(self._spec.endpoint), _place(self.session.endpoint))
+            and asked in (place_of(self._spec.endpoint), place_of(self.session.endpoint))
         )
 
     @property
@@ -449,7 +327,7 @@ class Attachment:
                 raise
             self._read_but_changed()
             self.was_taken = True
-        self.parameters.forget_present()
+        self.parameters.written_since.forget()
         self.gradients.forget_pushed()
         self.must_abort = False
 
@@ -480,7 +358,7 @@ class Attachment:
             # There may be no daemon to say it to, and waiting for one takes a while.
             self.micro_step, self.committing = 0, None
             self.must_abort = True
-            self.parameters.note_present()
+            self.parameters.written_since.note()
             raise
         except errors.OptstateError:
             self.drop_step()
@@ -539,7 +417,7 @@ class Attachment:
             values = _optimizers.hyperparams_of(self.info, group, index, self._required, self.fixed)
             out.value[: len(values)] = values
             out.max_norm = _optimizers.max_norm_of(group, index)
-            out.clips_with = self.parameters.clips_with(index)
+            out.clips_with = self.parameters.groups.clips_with(index)
 
     def load(
         self,

@@ -5,14 +5,13 @@ from __future__ import annotations
 import array
 import itertools
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
-from optstate._torch_digests import ContentDigest, CopyDigests
-from optstate._torch_frozen import is_frozen
-from optstate._torch_layout import raise_exchanged
+from optstate._torch_digests import CopyDigests
+from optstate._torch_group_order import GroupOrder
 from optstate._torch_memory import SharedMemoryLock, check_disjoint, lock_shared_memory
 from optstate._torch_tensors import (
     DTYPES,
@@ -34,6 +33,7 @@ from optstate._torch_views import (
     holders_of_storage,
     may_be_view,
 )
+from optstate._torch_written_since import WrittenSince
 from optstate._warn import warn
 from optstate.session import ParameterSpec, Session
 
@@ -59,16 +59,9 @@ class Parameters:
         self._session = session
         self._digests = CopyDigests(session, detect_changes)
         self._warned = False
-        self._groups = [list(group["params"]) for group in param_groups]
-        self._parameters = [tensor for tensors in self._groups for tensor in tensors]
+        self.groups = GroupOrder(param_groups, specs)
+        self._parameters = [tensor for group in param_groups for tensor in group["params"]]
         self._index_of = {id(tensor): index for index, tensor in enumerate(self._parameters)}
-        # Those of the last in_order(), and of which of them each group of the job is.
-        self._known = self._groups
-        self._sources: list[int] | None = None
-        names = (spec.name for spec in specs)
-        self._names = [list(itertools.islice(names, len(bound))) for bound in self._groups]
-        self._left_out: list[torch.Tensor] = []
-        self._left_out_ids: set[int] = set()
         self._indices = range(len(self._parameters))
         self._parts = parts_of(len(self._parameters))
         self._specs = specs
@@ -94,76 +87,11 @@ class Parameters:
         self._view_tensors: dict[int, torch.Tensor] = {}
         self._maps_again = False
         self._in_view: set[int] = set()
-        # Versions and digests, when a step is not known to be over.
-        self._present: tuple[list[int], list[torch.Tensor]] | None = None
+        # When a step is not known to be over.
+        self.written_since = WrittenSince(self._parameters)
         # Of those without a gradient here, before a step of several ranks.
         self._idle_sums: dict[int, Any] = {}
         self.remember()
-
-    def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Takes tensors that are in param_groups, and frozen, for none of the job's."""
-        self._left_out += tensors
-        self._left_out_ids = set(map(id, self._left_out))
-
-    def thawed(self) -> list[torch.Tensor]:
-        """Those that were left out, and can be updated now."""
-        return [tensor for tensor in self._left_out if not is_frozen(tensor)]
-
-    @property
-    def left_out(self) -> Sequence[torch.Tensor]:
-        return self._left_out
-
-    def in_order(self, param_groups: Sequence[dict]) -> Sequence[dict]:
-        """The groups as the job has them, whatever their order in the list is now.
-
-        A group is known by its tensors, as torch knows state by its tensor. Raises
-        RuntimeError when one has not the tensors of groups of the job.
-        """
-        if len(param_groups) != len(self._known) or not all(
-            len(known) == len(group["params"]) and all(map(operator.is_, known, group["params"]))
-            for group, known in zip(param_groups, self._known)
-        ):
-            self._sources = self._find_sources(param_groups)
-            self._known = [list(group["params"]) for group in param_groups]
-        if self._sources is None:
-            return param_groups
-        return [
-            {**param_groups[source], "params": bound, "param_names": names}
-            for source, bound, names in zip(self._sources, self._groups, self._names)
-        ]
-
-    def clips_with(self, number: int) -> int:
-        """Of a group of the job, as the daemon takes it: those that are one group of the last
-        in_order() are clipped by one norm."""
-        if self._sources is None:
-            return 0
-        first = self._sources.index(self._sources[number])
-        return 0 if first == number else first + 1
-
-    def _find_sources(self, param_groups: Sequence[dict]) -> list[int] | None:
-        """Of each group of the job, the one of param_groups that it is of; None: the same."""
-        if [list(map(id, group["params"])) for group in param_groups] == [
-            list(map(id, bound)) for bound in self._groups
-        ]:
-            return None
-        sources: dict[int, int] = {}
-        without_tensors = [k for k, bound in enumerate(self._groups) if not bound]
-        for index, group in enumerate(param_groups):
-            ids = set(map(id, group["params"]))
-            indices = [i for i in map(self.index_of, group["params"]) if i is not None]
-            numbers = {self._specs[i].group for i in indices}
-            if not ids and without_tensors:
-                numbers.add(without_tensors.pop(0))
-            bound = [tensor for number in numbers for tensor in self._groups[number]]
-            strangers = ids - self._left_out_ids - set(map(id, bound))
-            missing = set(map(id, bound)) - ids
-            if strangers or missing or not numbers.isdisjoint(sources):
-                former = self._known[index] if index < len(self._known) else bound
-                raise_exchanged(index, group["params"], former)
-            sources.update(dict.fromkeys(numbers, index))
-        if len(sources) != len(self._groups):
-            raise RuntimeError("param_groups lost parameters since they were attached")
-        return [sources[number] for number in range(len(self._groups))]
 
     @property
     def count(self) -> int:
@@ -425,38 +353,6 @@ class Parameters:
         if self._maps_again:
             self._maps_again = False
             self.map_views()
-
-    # A step that is not known to be over.
-
-    def note_present(self) -> None:
-        """Before the script may go on: what it changes from now on is its own."""
-        digest = ContentDigest()
-        versions = [parameter._version for parameter in self._parameters]
-        self._present = versions, [digest(parameter) for parameter in self._parameters]
-
-    def forget_present(self) -> None:
-        self._present = None
-
-    def take_changed(self) -> dict[int, torch.Tensor]:
-        """Copies of what the script has written since note_present(), for put_back() after
-        read()."""
-        if self._present is None:
-            return {}
-        (versions, digests), self._present = self._present, None
-        digest = ContentDigest()
-        return {
-            index: parameter.detach().clone()
-            for index, parameter in enumerate(self._parameters)
-            if parameter._version != versions[index]
-            or parameter.device != digests[index].device
-            or not torch.equal(digest(parameter), digests[index])
-        }
-
-    @torch.no_grad()
-    def put_back(self, changed: dict[int, torch.Tensor]) -> None:
-        """As changes in place, which they are."""
-        for index, values in changed.items():
-            self._parameters[index].copy_(values)
 
     def note_idle(self, indices: Sequence[int]) -> None:
         """Before a step: those without a gradient here, which other ranks may have."""

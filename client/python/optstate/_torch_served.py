@@ -6,8 +6,8 @@ import dataclasses
 import os
 import weakref
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Any, Callable, NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 
@@ -15,7 +15,7 @@ from optstate import _native, _torch_checkpoint, errors
 from optstate._collective import Ranks
 from optstate._options import Scalar
 from optstate._torch_announcement import announce
-from optstate._torch_attachment import Attachment, Settings
+from optstate._torch_attachment import Attachment
 from optstate._torch_checkpoint import MASTER_PARAM, PartialEntry
 from optstate._torch_compare import same_bits
 from optstate._torch_frozen import (
@@ -25,6 +25,7 @@ from optstate._torch_frozen import (
     is_frozen,
     parameters_in_job,
 )
+from optstate._torch_gradient_hooks import GradientHooks
 from optstate._torch_layout import (
     NamedParameters,
     model_names,
@@ -34,17 +35,13 @@ from optstate._torch_layout import (
     unnamed_alike,
 )
 from optstate._torch_resume import ReplacedParameters
+from optstate._torch_settings import Settings
 from optstate._torch_state import ServedState
 from optstate._torch_state_edits import StateEdits
 from optstate._warn import warn
 from optstate.session import SessionSpec, StepOutcome
 
 CLOSED = "it is closed"
-
-
-def _remove_hooks(hooks: Sequence[Any]) -> None:
-    for hook in hooks:
-        hook.remove()
 
 
 # Those of this process that may have a rank.
@@ -72,22 +69,6 @@ def _known_endpoint(endpoint: str | None) -> str | None:
         return endpoint
     attachments = (each.attachment for each in tuple(_living))
     return next((a.session.endpoint for a in attachments if a and a.is_embedded), endpoint)
-
-
-class Shared:
-    """An attribute of an optimizer that is in its Served, and so the same for all wrappers."""
-
-    def __set_name__(self, _: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, optimizer: Any, _: type | None = None) -> Any:
-        return self if optimizer is None else getattr(optimizer._served, self._name)
-
-    def __set__(self, optimizer: Any, value: Any) -> None:
-        setattr(optimizer._served, self._name, value)
-
-    def __delete__(self, optimizer: Any) -> None:
-        delattr(optimizer._served, self._name)
 
 
 class Served:
@@ -131,7 +112,7 @@ class Served:
         # State whose file descriptors a process that is being started inherits.
         self.handed_over: Any = None
         self._finalizer: weakref.finalize | None = None
-        self._hooks: list[Any] = []
+        self._hooks = GradientHooks()
 
     def tensors(self) -> list[torch.Tensor]:
         return [tensor for group in self.param_groups for tensor in group["params"]]
@@ -248,7 +229,9 @@ class Served:
             attachment.close()
             raise
         in_job = attachment.parameters.index_of
-        attachment.parameters.leave_out(each for each in self.tensors() if in_job(each) is None)
+        attachment.parameters.groups.leave_out(
+            each for each in self.tensors() if in_job(each) is None
+        )
         self._drop_held()
         self.edits = StateEdits(self, attachment, self.state)
         self.state = ServedState(self)
@@ -261,7 +244,8 @@ class Served:
         # Also at interpreter exit; closing does nothing in a forked child.
         self._finalizer = weakref.finalize(self, attachment.end)
         if self.settings.overlap:
-            self._hook_gradients(tensor for group in groups for tensor in group["params"])
+            tensors = (tensor for group in groups for tensor in group["params"])
+            self._hooks.install(tensors, self._push_early)
         attachment.warn_if_embedded()
         return replaced
 
@@ -319,8 +303,7 @@ class Served:
         self.attachment, self.detached_because = None, because
         self.may_attach = may_attach
         self.handed_over = None
-        _remove_hooks(self._hooks)
-        self._hooks = []
+        self._hooks.remove()
         if self._finalizer is not None:
             self._finalizer()
             self._finalizer = None
@@ -431,27 +414,6 @@ class Served:
 
     # Overlap.
 
-    def _hook_gradients(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Pushes each gradient as soon as backward() has accumulated it."""
-        _remove_hooks(self._hooks)
-        # A hook must not keep a dropped optimizer, and with it its rank, alive.
-        served = weakref.ref(self)
-
-        def hook_of(index: int) -> Callable[[torch.Tensor], None]:
-            def hook(_: torch.Tensor) -> None:
-                optimizer = served()
-                if optimizer is not None:
-                    optimizer._push_early(index)
-
-            return hook
-
-        self._hooks = [
-            tensor.register_post_accumulate_grad_hook(hook_of(index))
-            for index, tensor in enumerate(tensors)
-            if tensor.requires_grad
-        ]
-        weakref.finalize(self, _remove_hooks, self._hooks)
-
     def _push_early(self, index: int) -> None:
         attachment = self.attachment
         if attachment is None or attachment.committing is not None or attachment.must_abort:
@@ -467,7 +429,7 @@ class Served:
         """Extends the job by the last of param_groups, but for what is frozen there."""
         last = len(self.param_groups) - 1
         new = self.param_groups[last:]
-        if old.parameters.left_out or any(map(is_frozen, new[0]["params"])):
+        if old.parameters.groups.left_out or any(map(is_frozen, new[0]["params"])):
             names = {**self.names_by_id, **old.parameters.names_by_id()}
             new = groups_with(
                 self.param_groups, names, lambda each: not is_frozen(each), only={last}
@@ -475,7 +437,7 @@ class Served:
         if new:
             self._extend(old, self.param_groups[:-1], new, "add_param_group()")
         else:
-            old.parameters.leave_out(self.param_groups[last]["params"])
+            old.parameters.groups.leave_out(self.param_groups[last]["params"])
 
     def thaw(self, tensors: Sequence[torch.Tensor]) -> Attachment:
         """Extends the job by parameters that were frozen; returns the new attachment."""
@@ -512,7 +474,7 @@ class Served:
         self._name_added()
         try:  # while nothing is given up yet
             # The job keeps its order, which that of the list may have left.
-            old_groups = list(old.parameters.in_order(old_groups))
+            old_groups = list(old.parameters.groups.in_order(old_groups))
             old.parameters.check_tensors()
             old.check_groups(old_groups)
             groups = [*old_groups, *new_groups]

@@ -82,7 +82,7 @@ class StateTransfer:
         and what attaching had replaced is not put back any more.
         """
         attachment = self._served.attached()
-        groups = attachment.parameters.in_order(self.param_groups)
+        groups = attachment.parameters.groups.in_order(self.param_groups)
         attachment.parameters.check_tensors()
         attachment.check_no_micro_steps("upload_parameters()")
         attachment.load(groups, attachment.parameters.differing())
@@ -264,7 +264,7 @@ class StateTransfer:
     def _checked(self, attachment: Attachment, state: dict[str, Any]) -> _Loaded:
         """Raises, with nothing changed, when it does not fit."""
         groups = state["param_groups"]
-        in_order = attachment.parameters.in_order(groups)
+        in_order = attachment.parameters.groups.in_order(groups)
         attachment.check_groups(in_order)
         tensors = [(tensor, group) for group in in_order for tensor in group["params"]]
         names = parameter_names(in_order, self._served.names_by_id)
@@ -307,7 +307,7 @@ class StateTransfer:
     ) -> dict[str, tuple[torch.Tensor, StateEntry]]:
         """By name, parameters that are not in the job, because they are frozen, and have
         entries."""
-        left_out = set(map(id, attachment.parameters.left_out))
+        left_out = set(map(id, attachment.parameters.groups.left_out))
         names = iter(parameter_names(groups, self._served.names_by_id))
         found = {}
         for index, (group, present) in enumerate(zip(groups, self.param_groups)):

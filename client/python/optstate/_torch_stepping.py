@@ -11,7 +11,8 @@ from optstate._optimizers import as_float
 from optstate._options import checked_norm_type, limit
 from optstate._torch_attachment import Attachment
 from optstate._torch_initialization import is_initialization
-from optstate._torch_served import Served, Shared
+from optstate._torch_served import Served
+from optstate._torch_shared import Shared
 from optstate._torch_tensors import dtype_of
 
 
@@ -181,13 +182,13 @@ class Stepping:
         """Checks what the trainer may have changed, and sends it if need be; with the
         groups in the job's order."""
         attachment = self._served.attached()
-        thawed = attachment.parameters.thawed()
+        thawed = attachment.parameters.groups.thawed()
         if thawed:
             self._served.check_thawed_alike(attachment, thawed)
             attachment = self._served.thaw(thawed)
-        if attachment.parameters.left_out:
+        if attachment.parameters.groups.left_out:
             attachment.check_required(self.param_groups)
-        groups = attachment.parameters.in_order(self.param_groups)
+        groups = attachment.parameters.groups.in_order(self.param_groups)
         attachment.check_groups(groups)
         attachment.parameters.check_tensors()
         if attachment.must_abort:

@@ -17,7 +17,6 @@ from optstate._options import (
     master_format,
     state_format,
 )
-from optstate._torch_attachment import Settings
 from optstate._torch_layout import (
     NamedParameters,
     check_group,
@@ -25,7 +24,9 @@ from optstate._torch_layout import (
     refuse_sharding_optimizer,
 )
 from optstate._torch_memory_use import MemoryUse, memory_use
-from optstate._torch_served import CLOSED, Served, Shared
+from optstate._torch_served import CLOSED, Served
+from optstate._torch_settings import Settings
+from optstate._torch_shared import Shared
 from optstate._torch_state_transfer import StateTransfer
 from optstate._torch_stepping import Stepping
 from optstate.session import LossScaler, StepOutcome

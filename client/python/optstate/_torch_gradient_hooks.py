@@ -1,0 +1,50 @@
+"""Hooks that push gradients while backward() goes on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+
+class GradientHooks:
+    """Calls a method for each parameter whose gradient backward() has accumulated.
+
+    Does not keep the method's object alive, which would keep its rank; ends with it.
+
+    Threads: one at a time.
+    """
+
+    def __init__(self) -> None:
+        self._hooks: list[Any] = []
+
+    def install(self, tensors: Iterable[torch.Tensor], method: Callable[[int], None]) -> None:
+        """`method(index)` from now on, in place of what was installed before."""
+        self.remove()
+        reference = weakref.WeakMethod(method)
+
+        def hook_of(index: int) -> Callable[[torch.Tensor], None]:
+            def hook(_: torch.Tensor) -> None:
+                present = reference()
+                if present is not None:
+                    present(index)
+
+            return hook
+
+        self._hooks += [
+            tensor.register_post_accumulate_grad_hook(hook_of(index))
+            for index, tensor in enumerate(tensors)
+            if tensor.requires_grad
+        ]
+        weakref.finalize(self, _remove, self._hooks)
+
+    def remove(self) -> None:
+        """Idempotent."""
+        _remove(self._hooks)
+
+
+def _remove(hooks: list[Any]) -> None:
+    while hooks:
+        hooks.pop().remove()
