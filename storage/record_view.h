@@ -63,7 +63,7 @@ class RecordView {
 
   // All that the record has of one array; empty when it has none.
   absl::Span<std::byte> part(int part) const {
-    std::byte* const base = bases_.parts[static_cast<size_t>(part)];
+    std::byte* const base = BaseOf(part);
     if (base == nullptr) return {};
     const uint64_t elements = sub_group_->elements();
     return {base, PartBytesOf(*layout_, part, 0, elements).end};
@@ -78,19 +78,18 @@ class RecordView {
     const MasterFormat format = layout_->master_format(p);
     return format == MasterFormat::kParameter
                ? parameter(p, begin)
-               : bases_.parts[kMasterPart] +
-                     Distance(p, begin) * SizeInBytes(format);
+               : BaseOf(kMasterPart) + Distance(p, begin) * SizeInBytes(format);
   }
   // Of state array k's format; null when the sub-group's group has none.
   std::byte* state(int k, uint32_t parameter, uint64_t begin) const {
-    std::byte* const base = bases_.parts[static_cast<size_t>(kStatePart0 + k)];
+    std::byte* const base = BaseOf(kStatePart0 + k);
     if (base == nullptr) return nullptr;
     return base +
            Distance(parameter, begin) * SizeInBytes(ArrayFormat(*layout_, k));
   }
   // Of the block that begins at `begin`; null when the array has no scales.
   float* scale(int k, uint32_t parameter, uint64_t begin) const {
-    std::byte* const base = bases_.parts[static_cast<size_t>(kScalePart0 + k)];
+    std::byte* const base = BaseOf(kScalePart0 + k);
     if (base == nullptr) return nullptr;
     return reinterpret_cast<float*>(base) +
            Distance(parameter, begin) / kQuantizedBlockElements;
@@ -127,7 +126,7 @@ class RecordView {
                         const Visitor& visit) const {
     const uint64_t distance = Distance(parameter, begin);
     for (int part = kStatePart0; part < kRecordPartCount; ++part) {
-      std::byte* const base = bases_.parts[static_cast<size_t>(part)];
+      std::byte* const base = BaseOf(part);
       if (base == nullptr) continue;
       const PartBytes bytes = PartBytesOf(*layout_, part, distance, numel);
       visit(part, absl::MakeSpan(base + bytes.begin, bytes.end - bytes.begin));
@@ -135,6 +134,9 @@ class RecordView {
   }
 
  private:
+  std::byte* BaseOf(int part) const {
+    return bases_.parts[static_cast<size_t>(part)];
+  }
   // From the sub-group's first element.
   uint64_t Distance(uint32_t parameter, uint64_t begin) const {
     return layout_->flat_offset(parameter) + begin - sub_group_->begin;
