@@ -576,5 +576,12 @@ TEST(FindWholeKernelTest, HasNoneOfElementWiseOptimizers) {
   EXPECT_NE(FindWholeKernel(OptimizerKind::kLamb), nullptr);
 }
 
+TEST(WholeKernelTest, AreThoseOfOptimizersThatAreNotSeparable) {
+  for (const OptimizerInfo& info : Optimizers()) {
+    EXPECT_EQ(FindWholeKernel(info.kind) == nullptr, info.is_separable)
+        << info.name;
+  }
+}
+
 }  // namespace
 }  // namespace optstate

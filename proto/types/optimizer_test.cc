@@ -122,6 +122,18 @@ TEST(OptimizerTest, StateElementsOfAdafactor) {
   EXPECT_EQ(StateElements(InfoOf(OptimizerKind::kLamb), 0, {3, 5}), 15u);
 }
 
+TEST(OptimizerTest, KnowsWhereMaximizeIs) {
+  EXPECT_EQ(InfoOf(OptimizerKind::kAdamW).maximize, 5);
+  EXPECT_EQ(InfoOf(OptimizerKind::kNadam).maximize, 7);
+  EXPECT_EQ(InfoOf(OptimizerKind::kMuon).maximize, -1);
+}
+
+TEST(OptimizerTest, AdafactorAloneHasPrefixes) {
+  for (const OptimizerInfo& info : Optimizers()) {
+    EXPECT_EQ(info.has_prefixes(), info.kind == OptimizerKind::kAdafactor);
+  }
+}
+
 TEST(OptimizerTest, NanAndInfinityAreInvalid) {
   for (const OptimizerInfo& info : Optimizers()) {
     for (size_t i = 0; i < info.hyperparams.size(); ++i) {
