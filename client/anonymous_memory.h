@@ -10,7 +10,7 @@
 namespace optstate::client {
 
 // Zeroed, page-aligned memory of this process alone, on huge pages where the
-// system gives them. Freed when destroyed.
+// system provides them. The destructor frees the memory.
 class AnonymousMemory {
  public:
   AnonymousMemory() = default;
@@ -18,7 +18,8 @@ class AnonymousMemory {
   AnonymousMemory& operator=(const AnonymousMemory&) = delete;
   ~AnonymousMemory();
 
-  // Once. RESOURCE_EXHAUSTED when there is no address space.
+  // Allocates the memory; is called at most once. RESOURCE_EXHAUSTED: there is
+  // no address space.
   absl::Status Allocate(uint64_t bytes);
   absl::Span<std::byte> bytes() const { return {data_, size_}; }
 

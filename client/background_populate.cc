@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <system_error>
 
-// Newer than the headers of older systems; the kernel's ABI.
+// The kernel's ABI, newer than the headers of older systems.
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -15,7 +15,7 @@
 namespace optstate::client {
 namespace {
 
-// Between two looks at whether to stop: about a millisecond.
+// The work between two checks whether to stop: about a millisecond.
 constexpr size_t kSliceBytes = 4 << 20;
 
 }  // namespace
@@ -26,8 +26,8 @@ BackgroundPopulate::~BackgroundPopulate() {
 }
 
 void BackgroundPopulate::Start(absl::Span<std::byte> memory) {
-  // The trainer's signals are for its own threads: the new one has them blocked
-  // from its first instruction.
+  // All signals are blocked in the new thread from its first instruction: the
+  // trainer's own threads handle the trainer's signals.
   sigset_t all;
   sigset_t before;
   sigfillset(&all);
@@ -35,7 +35,7 @@ void BackgroundPopulate::Start(absl::Span<std::byte> memory) {
   try {
     thread_ = std::thread([this, memory] { Run(memory); });
   } catch (const std::system_error&) {
-    // No thread to be had; the pages are mapped as they are written.
+    // The system gives no thread; the pages are mapped as they are written.
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
@@ -43,7 +43,7 @@ void BackgroundPopulate::Start(absl::Span<std::byte> memory) {
 void BackgroundPopulate::Run(absl::Span<std::byte> memory) const {
   for (size_t at = 0; at < memory.size() && !stop_; at += kSliceBytes) {
     const size_t bytes = std::min(kSliceBytes, memory.size() - at);
-    // An older kernel does not know this.
+    // An older kernel does not support this.
     if (madvise(memory.data() + at, bytes, MADV_POPULATE_WRITE) != 0) return;
   }
 }

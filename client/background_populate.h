@@ -9,18 +9,20 @@
 
 namespace optstate::client {
 
-// Maps the pages of memory that is reserved already, on a thread of its own, so
-// that neither an attach nor the first gradients wait for the faults. A hint:
-// what it does not reach is mapped when it is first written.
+// Maps the pages of already reserved memory on a thread of its own, so that
+// neither an attach nor the first gradients wait for page faults. This is only
+// a hint: a page that the thread does not reach is mapped when it is first
+// written.
 class BackgroundPopulate {
  public:
   BackgroundPopulate() = default;
   BackgroundPopulate(const BackgroundPopulate&) = delete;
   BackgroundPopulate& operator=(const BackgroundPopulate&) = delete;
-  // Stops, wherever it is.
+  // Stops the thread, however far it has come.
   ~BackgroundPopulate();
 
-  // Once. `memory` starts at a page and outlives this.
+  // Starts the thread; is called at most once. `memory` starts at a page
+  // boundary and outlives this object.
   void Start(absl::Span<std::byte> memory);
 
  private:

@@ -24,7 +24,7 @@ namespace client = optstate::client;
 
 struct optstate_session {
   std::unique_ptr<client::Session> session;
-  // What optstate_session_info points to.
+  // The strings to which optstate_session_info points.
   std::string endpoint;
   std::string wire;
 };
@@ -54,7 +54,7 @@ int Report(const absl::Status& status) {
   return static_cast<int>(status.code());
 }
 
-// Runs one call of the API: no exception leaves it.
+// Runs one call of the API and lets no exception leave it.
 int Guarded(absl::FunctionRef<absl::Status()> call) {
   try {
     return Report(call());
@@ -109,7 +109,8 @@ void WriteOutcome(const client::Outcome& from, optstate_outcome* outcome) {
   client::WriteStruct(to, outcome->struct_size, outcome);
 }
 
-// Of data that the caller only points to: numel elements, or one count.
+// The size in bytes of data that the caller only points to: numel elements, or
+// one count.
 uint64_t ArrayBytes(const optstate::Layout& layout, client::StateArray array,
                     uint32_t parameter, optstate::DType dtype) {
   if (IsPerParameter(array)) return sizeof(int64_t);

@@ -1,11 +1,11 @@
-/* optstate's C API: what every language binding stands on.
+/* optstate's C API: the base of every language binding.
  *
  * Status: every function that can fail returns an absl::StatusCode (0: OK);
  * optstate_last_error() is the text of this thread's last failure.
- * Structs: the caller sets struct_size to sizeof(the struct) that it was
- * compiled with; the library reads and writes no further, and takes fields
- * beyond it as 0. In an array of structs every element has the same
- * struct_size. Fields are only ever added at the end.
+ * Structs: the caller sets struct_size to the sizeof of the struct that the
+ * caller was compiled with; the library reads and writes no further, and takes
+ * fields beyond it as 0. In an array of structs every element has the same
+ * struct_size. New fields are added only at the end.
  * Threads: different sessions may be used by different threads at once; one
  * session by one thread at a time. Calls block the calling thread alone.
  * Memory: pointers into a session (gradient and parameter areas) are valid
@@ -47,27 +47,28 @@ typedef struct optstate_session optstate_session;
 #define OPTSTATE_STATE_BFLOAT16 2
 #define OPTSTATE_STATE_DYNAMIC8 3
 
-/* Where the fp32 values of 16-bit parameters are: floats beside them, or 16
- * bits beside the bfloat16 parameter, which is the upper half. */
+/* The master format: the fp32 values of 16-bit parameters are floats beside
+ * them, or 16 bits beside the bfloat16 parameter, which is the upper half. */
 #define OPTSTATE_MASTER_FLOAT32 1
 #define OPTSTATE_MASTER_SPLIT 2
-/* accumulate dtype: of the sums of micro-steps */
+/* accumulate dtype: the dtype of the sums of micro-steps */
 #define OPTSTATE_ACCUMULATE_FLOAT32 1
-/* The gradients' own: each addition in float32, rounded to nearest even. */
+/* The gradients' dtype: each addition in float32, rounded to nearest even. */
 #define OPTSTATE_ACCUMULATE_GRADIENT 2
 /* partition */
 #define OPTSTATE_GREEDY 1
 #define OPTSTATE_CONTIGUOUS 2
-#define OPTSTATE_REPLICATED 3 /* the daemon sums what all ranks push whole */
+#define OPTSTATE_REPLICATED 3 /* the daemon sums all ranks' whole gradients */
 /* state array */
 #define OPTSTATE_MASTER 1
-#define OPTSTATE_STATE_0 2 /* those of optstate_optimizer_info, in order */
+#define OPTSTATE_STATE_0 2 /* optstate_optimizer_info's arrays, in order */
 #define OPTSTATE_STATE_1 3
 #define OPTSTATE_STATE_2 4
 #define OPTSTATE_STEP_COUNT 5 /* int64, one per parameter */
 #define OPTSTATE_SCALAR 6     /* double, one per parameter */
-/* double, one per parameter, only to be fetched: the L2 norm of its gradient in
- * the last committed step, unscaled and not clipped; -1: it had none */
+/* double, one per parameter, which can only be fetched: the L2 norm of its
+ * gradient in the last committed step, unscaled and not clipped; -1: it had
+ * none */
 #define OPTSTATE_GRADIENT_NORM 7
 /* change detection */
 #define OPTSTATE_DETECT_OFF 0
@@ -105,8 +106,8 @@ typedef struct {
   double default_value;
 } optstate_hyperparam_info;
 
-/* What there is to know about an optimizer; strings and arrays live for ever.
- */
+/* The description of an optimizer; strings and arrays stay valid for the life
+ * of the process. */
 typedef struct {
   size_t struct_size;
   int32_t optimizer;
@@ -131,8 +132,8 @@ typedef struct {
   uint32_t growth_interval;
   uint32_t hysteresis;
   double min_scale;
-  /* Where it begins in a new job; 0: at init_scale. Of another job's
-   * optstate_session_info, to go on as that one; see v1.LossScalerState. */
+  /* The scale at the begin of a new job; 0: init_scale. Values of another job's
+   * optstate_session_info continue that job; see v1.LossScalerState. */
   double begin_loss_scale;
   uint32_t begin_good_steps;
   uint32_t begin_hysteresis_left;
@@ -159,13 +160,13 @@ typedef struct {
   size_t parameter_count;
   double connect_timeout_s; /* 0: 30; also how long a lost engine is awaited */
   double step_timeout_s;    /* 0: 1800; waiting for the other ranks included */
-  /* optstated for "embedded"; NULL: $OPTSTATE_DAEMON, beside this library, or
-   * on PATH. */
+  /* The path of optstated for "embedded"; NULL: $OPTSTATE_DAEMON, beside this
+   * library, or on PATH. */
   const char* daemon_path;
-  /* Asked about every 50 ms by a call that waits for other ranks or for a
-   * daemon: another value than 0 ends it with CANCELLED. Not asked during a
-   * load. NULL: nothing ends it. Called by the thread that waits; it must not
-   * use the session, and no exception may leave it. */
+  /* Called about every 50 ms by a call that waits for other ranks or for a
+   * daemon: another value than 0 ends the wait with CANCELLED. Not called
+   * during a load. NULL: waits are not interrupted. Called by the waiting
+   * thread; it must not use the session, and no exception may leave it. */
   int32_t (*interrupted)(void* context);
   void* interrupted_context;
   int32_t state_format;                    /* 0: float32 */
@@ -230,8 +231,8 @@ typedef struct {
   double max_value; /* of each gradient; 0: no clipping */
   double norm_type; /* of max_norm: 1, 2 (also 0) or infinity */
   /* Parameters to be read when the step is applied, as by
-   * optstate_read_parameters, but part by part while it is being applied. After
-   * an error their memory may have parts of the step. */
+   * optstate_read_parameters, but part by part while the step is being applied.
+   * After an error their memory may have parts of the step. */
   const uint32_t* read_parameters;
   void* const* read_destinations;
   size_t read_count;
@@ -239,64 +240,63 @@ typedef struct {
 
 OPTSTATE_EXPORT const char* optstate_version(void);
 OPTSTATE_EXPORT const char* optstate_last_error(void);
-/* Of optimizer number `index`, from 0; OUT_OF_RANGE behind the last. */
+/* Describes optimizer `index`, from 0; OUT_OF_RANGE behind the last. */
 OPTSTATE_EXPORT int optstate_optimizer(size_t index,
                                        optstate_optimizer_info* info);
 
 /* Connects, registers the layout and attaches the rank. */
 OPTSTATE_EXPORT int optstate_session_open(
     const optstate_session_options* options, optstate_session** session);
-/* Detaches and frees; NULL is allowed. */
+/* Detaches the rank and frees the session; NULL is allowed. */
 OPTSTATE_EXPORT void optstate_session_close(optstate_session* session);
 OPTSTATE_EXPORT int optstate_session_get_info(optstate_session* session,
                                               optstate_session_info* info);
-/* Fills pieces[0, min(capacity, piece_count)); struct_size of pieces[0] holds
- * for all. */
+/* Fills pieces[0, min(capacity, piece_count)); struct_size of pieces[0] applies
+ * to all. */
 OPTSTATE_EXPORT int optstate_session_pieces(optstate_session* session,
                                             optstate_piece* pieces,
                                             size_t capacity);
-/* The parameter as of the committed step, in its own dtype; read-only memory.
- */
+/* Gives the parameter as of the committed step, in its own dtype; read-only
+ * memory. */
 OPTSTATE_EXPORT int optstate_session_parameter(optstate_session* session,
                                                uint32_t parameter,
                                                const void** data,
                                                size_t* bytes);
 
 /* The parameters as memory that the trainer may write (shared memory alone:
- * UNIMPLEMENTED elsewhere, and with a daemon that speculates). What the daemon
- * writes is there; what the trainer writes is in copies of its own until they
- * are released, and the daemon does not see it. The memory outlives the session
- * and ends with optstate_views_free. */
+ * UNIMPLEMENTED elsewhere, and with a daemon that speculates). The daemon's
+ * writes appear in it; the trainer's writes go to private copies until these
+ * are released, and the daemon does not see them. The memory outlives the
+ * session and ends with optstate_views_free. */
 typedef struct optstate_views optstate_views;
 OPTSTATE_EXPORT int optstate_views_map(optstate_session* session,
                                        optstate_views** out);
 OPTSTATE_EXPORT int optstate_views_parameter(optstate_views* views,
                                              uint32_t parameter, void** data,
                                              size_t* bytes);
-/* Parameters, ascending, of which the trainer's values are not those of the
- * committed step; `capacity`: the number of parameters is enough. */
+/* Finds the parameters, ascending, whose values the trainer has changed from
+ * the committed step's; a `capacity` of the number of parameters suffices. */
 OPTSTATE_EXPORT int optstate_views_find_written(optstate_session* session,
                                                 optstate_views* views,
                                                 uint32_t* parameters,
                                                 size_t capacity, size_t* count);
-/* Drops the trainer's copies: the daemon's values are there again. */
+/* Drops the trainer's copies: the daemon's values appear again. */
 OPTSTATE_EXPORT int optstate_views_release(optstate_views* views);
-/* Copies everything: what the daemon writes from now on is not there. */
+/* Copies everything: later writes of the daemon do not appear. */
 OPTSTATE_EXPORT int optstate_views_keep(optstate_views* views);
 OPTSTATE_EXPORT void optstate_views_free(optstate_views* views);
 
 /* Declares that the rank's pieces of parameters [first, +count) hold their
- * gradients of `step` (committed_step + 1). Returns when it is submitted; an
- * error of the daemon shows here or at commit. After an error nothing of the
- * step is staged: push all of it again. */
+ * gradients of `step` (committed_step + 1). Returns when the push is
+ * submitted; an error of the daemon shows here or at commit. After an error
+ * nothing of the step is staged: push all of it again. */
 OPTSTATE_EXPORT int optstate_push(optstate_session* session, uint64_t step,
                                   uint32_t micro_step, uint32_t first,
                                   uint32_t count);
 /* Copies the owned pieces out of whole, contiguous gradients in host memory
- * and pushes them; parameters this rank does not own are passed over, and so
- * are those that it has pushed in this micro-step already, whose values the
- * daemon may be reading: abort the step to push others. `parameters` ascends.
- */
+ * and pushes them. Parameters that this rank does not own are passed over, and
+ * so are those already pushed in this micro-step, whose values the daemon may
+ * be reading: abort the step to push other values. `parameters` ascends. */
 OPTSTATE_EXPORT int optstate_push_gradients(optstate_session* session,
                                             uint64_t step, uint32_t micro_step,
                                             const uint32_t* parameters,
@@ -304,26 +304,27 @@ OPTSTATE_EXPORT int optstate_push_gradients(optstate_session* session,
                                             size_t count);
 /* Waits until the engine has taken every push. */
 OPTSTATE_EXPORT int optstate_flush(optstate_session* session);
-/* Says that this rank has pushed all that it has of micro-steps up to this one,
- * none included, and waits until the gradient area may be written again;
- * push_gradients of a later micro-step does it too. With OPTSTATE_REPLICATED
- * it waits for ranks that have not come as far. ABORTED: another rank was lost
- * or has aborted, and what was summed of the step is gone. CANCELLED
- * (interrupted): the area may not be written yet; call it again. */
+/* Declares that this rank has pushed all its gradients of micro-steps up to
+ * this one (possibly none), and waits until the gradient area may be written
+ * again; push_gradients of a later micro-step does this too. With
+ * OPTSTATE_REPLICATED the call waits for ranks that have not come as far.
+ * ABORTED: another rank was lost or has aborted, and the sums of the step are
+ * lost. CANCELLED (interrupted): the area may not be written yet; call again.
+ */
 OPTSTATE_EXPORT int optstate_end_micro_step(optstate_session* session,
                                             uint64_t step, uint32_t micro_step);
 /* Waits until every rank has committed and the step is applied or skipped.
  * CANCELLED (interrupted): the commit is still under way, and
  * optstate_commit_wait goes on with it, but fills no read_destinations (then
- * call optstate_read_parameters); nothing else of a step may be called
+ * call optstate_read_parameters); no other function of a step may be called
  * before. */
 OPTSTATE_EXPORT int optstate_commit(optstate_session* session,
                                     const optstate_commit_options* options,
                                     optstate_outcome* outcome);
 OPTSTATE_EXPORT int optstate_commit_wait(optstate_session* session,
                                          optstate_outcome* outcome);
-/* Of an interrupted commit: 1 when parameters of its step are being written,
- * which those who have mapped them can see. */
+/* Sets *writes to 1 when an interrupted commit's parameters are being written,
+ * which a process that has mapped them can see. */
 OPTSTATE_EXPORT int optstate_writes_parameters(optstate_session* session,
                                                int32_t* writes);
 OPTSTATE_EXPORT int optstate_abort(optstate_session* session, uint64_t step);
@@ -333,48 +334,50 @@ OPTSTATE_EXPORT int optstate_read_parameters(optstate_session* session,
                                              void* const* destinations,
                                              size_t count);
 
-/* Of copies that commit or read_parameters made, wherever they are now: those
- * whose content has changed since, ascending as `parameters`; there is room for
+/* Finds copies made by commit or read_parameters, wherever they are now, whose
+ * content has changed since, ascending as `parameters`; `changed` has room for
  * `count` of them. */
 OPTSTATE_EXPORT int optstate_find_changed(optstate_session* session,
                                           const uint32_t* parameters,
                                           void* const* copies, size_t count,
                                           uint32_t* changed,
                                           size_t* changed_count);
-/* The caller's copies of these hold what the parameters are now, without having
- * been read: it has loaded them. */
+/* Declares that the caller's copies of these parameters hold the current values
+ * without having been read: the caller has loaded the values. */
 OPTSTATE_EXPORT int optstate_note_copies(optstate_session* session,
                                          const uint32_t* parameters,
                                          size_t count);
 
-/* Loading: initial parameters of a new job, or state of a checkpoint. Every
- * rank begins, loads whole arrays of parameters (this call sends the pieces
- * that the rank owns; STEP_COUNT: one int64), and finishes; finish waits for
- * all ranks. `data` is the whole parameter's, contiguous, of `dtype`. Over gRPC
- * an error may show at a later load, or when it is finished. */
+/* Begins a load of initial parameters of a new job, or state of a checkpoint.
+ * Every rank begins, loads whole arrays of parameters (optstate_load sends the
+ * pieces that the rank owns; STEP_COUNT: one int64), and finishes; finish waits
+ * for all ranks. `data` is a whole parameter's array, contiguous, of `dtype`.
+ * Over gRPC an error may show at a later load, or at finish. */
 OPTSTATE_EXPORT int optstate_begin_load(optstate_session* session);
-/* The same, of ranks that all load everything, with equal values; when they do
- * not, finish is FAILED_PRECONDITION on all of them and nothing is loaded. */
+/* Begins a load in which all ranks load everything, with equal values; when
+ * they do not, finish is FAILED_PRECONDITION on all of them and nothing is
+ * loaded. */
 OPTSTATE_EXPORT int optstate_begin_same_load(optstate_session* session);
 OPTSTATE_EXPORT int optstate_load(optstate_session* session, int32_t array,
                                   uint32_t parameter, int32_t dtype,
                                   const void* data);
-/* The same for `count` arrays, one after the other. dtypes of step counts are
- * ignored. */
+/* Loads `count` arrays, one after the other. dtypes of step counts are ignored.
+ */
 OPTSTATE_EXPORT int optstate_load_many(optstate_session* session,
                                        const int32_t* arrays,
                                        const uint32_t* parameters,
                                        const int32_t* dtypes,
                                        const void* const* data, size_t count);
 OPTSTATE_EXPORT int optstate_finish_load(optstate_session* session);
-/* The whole array of one parameter at the committed step: numel fp32 elements
- * (Adafactor's row_var and col_var: one a row, one a column; STEP_COUNT: one
- * int64; SCALAR, GRADIENT_NORM: one double). `step` may be NULL. */
+/* Copies the whole array of one parameter at the committed step: numel fp32
+ * elements (Adafactor's row_var and col_var: one a row, one a column;
+ * STEP_COUNT: one int64; SCALAR, GRADIENT_NORM: one double). `step` may be
+ * NULL. */
 OPTSTATE_EXPORT int optstate_fetch(optstate_session* session, int32_t array,
                                    uint32_t parameter, void* out,
                                    size_t out_bytes, uint64_t* step);
-/* The same for `count` arrays, each to memory that is large enough for it;
- * over gRPC without a round trip for each. */
+/* Copies `count` arrays, each to memory that is large enough for it; over gRPC
+ * without a round trip for each. */
 OPTSTATE_EXPORT int optstate_fetch_many(optstate_session* session,
                                         const int32_t* arrays,
                                         const uint32_t* parameters,

@@ -10,7 +10,7 @@ namespace {
 
 using optstate::OptimizerInfo;
 
-// The table's texts are literals, so they end in a null.
+// One row. The table's texts are literals, so they end in a null.
 struct Info {
   optstate_optimizer_info info;
   std::vector<optstate_hyperparam_info> hyperparams;
@@ -19,7 +19,7 @@ struct Info {
   std::vector<const char*> options;
 };
 
-// Filled in place: `info` points to the vectors beside it.
+// Fills `to` in place, because its `info` points to the vectors beside it.
 void Fill(const OptimizerInfo& from, Info* to) {
   for (const auto& hyperparam : from.hyperparams) {
     to->hyperparams.push_back({sizeof(optstate_hyperparam_info),

@@ -8,8 +8,9 @@
 
 namespace optstate::client {
 
-// Row `index` of proto/types/optimizer.h as C sees it; what it points to lives
-// for ever. OUT_OF_RANGE behind the last. Thread-safe.
+// Returns row `index` of the table in proto/types/optimizer.h as a C struct,
+// whose pointers stay valid for the life of the process. OUT_OF_RANGE: `index`
+// is behind the last row. Thread-safe.
 absl::StatusOr<optstate_optimizer_info> OptimizerInfoAt(size_t index);
 
 }  // namespace optstate::client

@@ -7,8 +7,8 @@
 
 namespace optstate::client {
 
-// The C structs of the caller as the C++ API's, checked. INVALID_ARGUMENT names
-// the field.
+// Converts the caller's C structs to those of the C++ API and checks them.
+// INVALID_ARGUMENT names the field.
 absl::StatusOr<SessionOptions> ReadSessionOptions(
     const optstate_session_options* given);
 absl::StatusOr<CommitOptions> ReadCommitOptions(

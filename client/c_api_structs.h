@@ -13,8 +13,8 @@
 
 namespace optstate::client {
 
-// Bytes of a struct of the C API up to and with `field`: what a caller compiled
-// against its oldest version has.
+// Bytes of a C API struct up to and including `field`: the size known to a
+// caller that was compiled against the oldest version of the struct.
 #define OPTSTATE_SIZE_THROUGH(type, field) \
   (offsetof(type, field) + sizeof(type::field))
 
@@ -30,8 +30,8 @@ absl::Status CheckStruct(const T* given, size_t size_min,
                    "; it is set to the struct's size, at least ", size_min));
 }
 
-// A caller's struct as this library knows it: what the caller does not have
-// is 0.
+// Copies a caller's struct into the version of the struct that this library
+// knows. Fields that the caller's version lacks are 0.
 template <typename T>
 absl::StatusOr<T> ReadStruct(const T* given, size_t size_min,
                              absl::string_view name) {
@@ -45,7 +45,8 @@ absl::StatusOr<T> ReadStruct(const T* given, size_t size_min,
   return known;
 }
 
-// Element `index` of a caller's array, whose stride is the caller's size.
+// Reads element `index` of a caller's array, whose stride is the caller's
+// struct size.
 template <typename T>
 absl::StatusOr<T> ReadElement(const T* array, size_t index, size_t size_min,
                               absl::string_view name) {
@@ -58,7 +59,8 @@ absl::StatusOr<T> ReadElement(const T* array, size_t index, size_t size_min,
       name);
 }
 
-// Fills the caller's struct as far as the caller knows it. Checked before.
+// Fills the caller's struct as far as the caller's version goes. The struct was
+// checked before.
 template <typename T>
 void WriteStruct(T value, size_t struct_size, void* to) {
   static_assert(std::is_trivially_copyable_v<T>);

@@ -20,7 +20,7 @@ using testing::HasSubstr;
 constexpr int kInvalidArgument =
     static_cast<int>(absl::StatusCode::kInvalidArgument);
 
-// What a caller compiled later than this library has: more fields.
+// A struct of a caller compiled later than this library: it has more fields.
 struct LaterParameter {
   optstate_parameter known;
   uint64_t unknown = ~uint64_t{0};
@@ -87,7 +87,8 @@ TEST_F(CApiTest, RunsFromC) {
 }
 
 TEST_F(CApiTest, OlderCallerHasASmallerStruct) {
-  // Without the timeouts and the daemon's path; what lies behind is not read.
+  // This size excludes the timeouts and the daemon's path; fields behind it are
+  // not read.
   options_.struct_size = offsetof(optstate_session_options, connect_timeout_s);
   options_.connect_timeout_s = -1;
   options_.daemon_path = reinterpret_cast<const char*>(1);

@@ -18,12 +18,12 @@
 //                        order, unequal commits
 //   ALREADY_EXISTS       another live process is this rank
 //   RESOURCE_EXHAUSTED   the job does not fit the machine or the limits
-//   ABORTED              what was staged is lost: run the step again
-//   DATA_LOSS            the job's state is damaged; says which step is good
+//   ABORTED              the staged gradients are lost: run the step again
+//   DATA_LOSS            the job's state is damaged; names the last good step
 //   UNAVAILABLE          no daemon, or it is draining
 //   DEADLINE_EXCEEDED    other ranks, or the daemon, took too long
-//   CANCELLED            SessionOptions::interrupted said so
-// After any of them the session can be used further.
+//   CANCELLED            SessionOptions::interrupted returned true
+// The session stays usable after any of these errors.
 #ifndef OPTSTATE_CLIENT_CLIENT_H_
 #define OPTSTATE_CLIENT_CLIENT_H_
 
@@ -56,46 +56,50 @@ struct Attached;
 struct ChannelSetup;
 struct FetchRange;
 
-// Elements of a state array of one parameter; 1 of what is per parameter.
+// The number of elements of one parameter's state array; 1 for arrays with one
+// number per parameter.
 uint64_t ElementCount(const Layout& layout, StateArray array,
                       const ParameterSpec& parameter);
 
 // One rank's session.
 //
-// When the engine or the connection is lost, the call that notices reconnects
-// (for at most connect_timeout), pushes again what was pushed of the open step,
-// and goes on: the trainer sees a delay. A step that had been committed is not
-// taken twice.
+// When the engine or the connection is lost, the call that notices the loss
+// reconnects (for at most connect_timeout), repeats the pushes of the open
+// step, and goes on: the trainer sees a delay. A step that had been committed
+// is not applied twice.
 //
-// Lifetime: spans returned here stay valid, and at their place, until the
+// Lifetime: spans returned here stay valid, at the same address, until the
 // session is closed or destroyed. A session belongs to the process that opened
-// it: in a forked child every call is FAILED_PRECONDITION and closing it does
-// not disturb the parent's.
+// it: in a forked child every call is FAILED_PRECONDITION, and closing the
+// session there does not disturb the parent's.
 // Threads: one at a time; different sessions are independent. Calls block the
 // calling thread alone.
 class Session {
  public:
   // Connects, registers the layout and attaches the rank. A job that does not
   // exist is created, in phase kLoading. Fails at once when nothing listens at
-  // the endpoint, unless a daemon has left its socket there: it is waited for.
+  // the endpoint, unless a daemon has left its socket there: Open then waits
+  // for the daemon.
   static absl::StatusOr<std::unique_ptr<Session>> Open(SessionOptions options);
 
-  // For tests: over a channel of the caller's, which gets what the options say.
+  // Opens a session over a channel made by the caller from the options; for
+  // tests.
   using ChannelFactory =
       absl::FunctionRef<absl::StatusOr<std::unique_ptr<Channel>>(
           ChannelSetup setup)>;
   static absl::StatusOr<std::unique_ptr<Session>> OpenOver(
       ChannelFactory factory, SessionOptions options);
 
-  // Closes.
+  // Closes the session.
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Detaches: the rank is free when it returns. What was staged is dropped.
-  // When the engine was lost it tells the next one, for which it waits 5 s, and
-  // not at all for a daemon that is not there: that one, started again, awaits
-  // the rank until its process ends.
+  // Detaches: the rank is free when this returns. Staged gradients are dropped.
+  // After a loss of the engine, Close waits up to 5 s for the next engine and
+  // tells it that the rank has left, but does not wait for a daemon that is not
+  // there: once started again, that daemon awaits the rank until the rank's
+  // process ends.
   // Later calls are FAILED_PRECONDITION; a second Close does nothing.
   void Close();
 
@@ -103,90 +107,95 @@ class Session {
   uint64_t committed_step() const { return committed_step_; }
   const Layout& layout() const;
 
-  // What this rank owns, by parameter; at most one piece a parameter.
+  // The pieces that this rank owns, by parameter; at most one piece a
+  // parameter.
   size_t piece_count() const;
   GradientPiece piece(size_t index) const;
   // The parameter as of the committed step: numel elements of its own dtype,
-  // contiguous, read-only. Changes during Commit (any rank's) and FinishLoad.
+  // contiguous, read-only. The values change during Commit (any rank's) and
+  // FinishLoad.
   absl::Span<const std::byte> parameter(uint32_t parameter) const;
 
-  // The parameters as memory that the trainer may write; outlives the session.
-  // UNIMPLEMENTED: over a wire that copies parameters, of a daemon that
-  // speculates, where the kernel does not tell which pages were written.
+  // Maps the parameters as memory that the trainer may write; the mapping
+  // outlives the session. UNIMPLEMENTED: the wire copies parameters, the daemon
+  // speculates, or the kernel does not report which pages were written.
   absl::StatusOr<std::unique_ptr<ParameterViews>> MapViews();
-  // Whether the engine writes parameters of the step whose commit is under way,
-  // as far as can be seen: something of it is there already.
+  // Whether the engine is known to be writing parameters of the step whose
+  // commit is under way: some of the new values are there already.
   bool WritesParameters() const;
-  // Parameters, ascending, that differ from those of the committed step because
-  // the trainer has written them in `views`. DATA_LOSS: the parameter file was
-  // cut short. FAILED_PRECONDITION while a commit is under way.
+  // Finds the parameters, ascending, that differ from those of the committed
+  // step because the trainer has written them in `views`. DATA_LOSS: the
+  // parameter file was cut short. FAILED_PRECONDITION while a commit is under
+  // way.
   absl::Status FindWritten(ParameterViews* views,
                            std::vector<uint32_t>* parameters);
 
   // Declares that the rank's pieces of parameters [first, +count) hold their
-  // gradients of `step`, which is committed_step + 1. Returns when that is
+  // gradients of `step`, which is committed_step + 1. Returns when the push is
   // submitted; an error of the daemon shows at a later Push, Flush or Commit,
-  // and nothing of the step is staged any more then: push all of it again.
-  // The gradients must stay as they are until Commit returns or, when
-  // `accumulate` is set, until EndMicroStep does. micro_step: 0, 1, ... within
-  // a step.
+  // and then nothing of the step is staged any more: push all of the step
+  // again. The gradients must not change until Commit returns or, when
+  // `accumulate` is set, until EndMicroStep returns. micro_step: 0, 1, ...
+  // within a step.
   absl::Status Push(uint64_t step, uint32_t micro_step, uint32_t first,
                     uint32_t count);
   // Copies the owned pieces out of whole, contiguous gradients and pushes them.
-  // gradients[i] has the numel and the gradient dtype of parameters[i], which
-  // ascends; parameters that this rank does not own are passed over. The
-  // caller's memory is free again when it returns.
+  // gradients[i] has the numel and the gradient dtype of parameters[i];
+  // `parameters` ascends, and those that this rank does not own are passed
+  // over. The caller may reuse its memory when this returns.
   absl::Status PushGradients(uint64_t step, uint32_t micro_step,
                              absl::Span<const uint32_t> parameters,
                              absl::Span<const void* const> gradients);
   // Waits until the engine has taken every push.
   absl::Status Flush();
-  // Says that this rank has pushed all that it has of micro-steps up to this
-  // one, none included, and waits until their gradients may be overwritten.
-  // With PartitionMode::kReplicated that is when the ranks' gradients are
-  // summed: it waits for ranks that have not come as far. ABORTED: another rank
-  // was lost or has aborted, and with it all that was summed of the step.
+  // Declares that this rank has pushed all its gradients of micro-steps up to
+  // this one (possibly none), and waits until those gradients may be
+  // overwritten. With PartitionMode::kReplicated that is when the ranks'
+  // gradients are summed: the call waits for ranks that have not come as far.
+  // ABORTED: another rank was lost or has aborted, and the sums of the step are
+  // lost.
   absl::Status EndMicroStep(uint64_t step, uint32_t micro_step);
 
-  // Takes the step: waits until every rank has committed and it is applied or
-  // skipped. When it is applied, `read` has its values: copied part by part,
-  // those that are updated already while others are not (over shared memory,
-  // unless the job speculates). After an error they may have parts of them;
-  // after CANCELLED only if the engine hangs within the step.
-  // Repeated for the committed step with equal content, it returns the
+  // Commits the step: waits until every rank has committed and the step is
+  // applied or skipped. When the step is applied, `read` receives its values,
+  // copied part by part: updated parts are copied while others are still being
+  // updated (over shared memory, unless the job speculates). After an error
+  // `read` may have parts of the new values; after CANCELLED only if the engine
+  // hangs within the step.
+  // A repeated Commit of the committed step with equal content returns the
   // recorded outcome. After an error nothing of the step is staged any more,
-  // but after DEADLINE_EXCEEDED: then Commit may be called again, to go on
+  // except after DEADLINE_EXCEEDED: then Commit may be called again, to go on
   // waiting, while a push begins the step anew. After CANCELLED the commit is
   // under way (info().commit_open) and CommitWait goes on with it.
   absl::StatusOr<Outcome> Commit(const CommitOptions& options,
                                  const ParameterTargets& read = {});
-  // The same in two halves; in between, only the other half may be called. An
-  // error of either ends the commit, but CANCELLED: then CommitWait is due.
+  // The two halves of Commit; in between, only CommitWait may be called. An
+  // error of either ends the commit, except CANCELLED: then CommitWait is due.
   absl::Status CommitStart(const CommitOptions& options);
   absl::StatusOr<Outcome> CommitWait(const ParameterTargets& read = {});
   // Copies parameters as of the committed step.
   absl::Status ReadParameters(const ParameterTargets& read);
-  // Of copies that Commit or ReadParameters made, wherever they are now: those
+  // Finds copies made by Commit or ReadParameters, wherever the copies are now,
   // whose content has changed since. SessionOptions::change_detection says how
-  // they are looked at; with kOff there are none.
+  // copies are checked; with kOff none are found.
   absl::Status FindChanged(const ParameterTargets& copies,
                            std::vector<uint32_t>* changed) const;
-  // The caller's copies of these hold what the parameters are now, without
-  // having been read: it has loaded them.
+  // Declares that the caller's copies of these parameters hold the current
+  // values without having been read: the caller has loaded the values.
   absl::Status NoteCopies(absl::Span<const uint32_t> parameters);
-  // Drops what this rank has staged of `step`, and a load that it has begun and
-  // not finished.
+  // Drops everything that this rank has staged of `step`, and a load that the
+  // rank has begun and not finished.
   absl::Status Abort(uint64_t step);
 
-  // Initial parameters of a new job, or the state of a checkpoint: every rank
-  // begins, loads whole arrays of parameters (what the rank does not own is
-  // passed over, so each rank may load everything), and finishes, which waits
-  // for all ranks. `data` holds numel elements of `dtype` (kStepCount: one
-  // int64, and dtype is ignored). An error of the daemon may show only at a
-  // later Load or at FinishLoad. Until all have finished the job has the state
-  // of before, and it keeps that when some rank does not. ABORTED: a rank or
-  // the connection was lost before; begin the load again. FAILED_PRECONDITION:
-  // another rank takes the step instead.
+  // Begins a load: the initial parameters of a new job, or the state of a
+  // checkpoint. Every rank begins, loads whole arrays of parameters (parts that
+  // the rank does not own are passed over, so each rank may load everything),
+  // and finishes, which waits for all ranks. `data` holds numel elements of
+  // `dtype` (kStepCount: one int64, and dtype is ignored). An error of the
+  // daemon may show only at a later Load or at FinishLoad. The job keeps its
+  // former state until all ranks have finished, and for good when some rank
+  // does not finish. ABORTED: a rank or the connection was lost before; begin
+  // the load again. FAILED_PRECONDITION: another rank commits the step instead.
   //
   // LoadContent::kSame: every rank loads all that any rank loads, with equal
   // values; when they do not, FinishLoad is FAILED_PRECONDITION on all.
@@ -194,12 +203,13 @@ class Session {
   absl::Status Load(StateArray array, uint32_t parameter, DType dtype,
                     absl::Span<const std::byte> data);
   absl::Status FinishLoad();
-  // Copies a whole array of one parameter, of any rank's, to `out`: numel fp32
-  // elements (kStepCount: one int64). Returns the step that they belong to.
+  // Copies a whole array of one parameter, of any rank, to `out`: numel fp32
+  // elements (kStepCount: one int64). Returns the step that the values belong
+  // to.
   absl::StatusOr<uint64_t> Fetch(StateArray array, uint32_t parameter,
                                  absl::Span<std::byte> out);
-  // The same for many arrays, without a round trip for each where the wire
-  // allows it.
+  // Fetches many arrays as Fetch does, without a round trip for each where the
+  // wire allows it.
   absl::StatusOr<uint64_t> FetchMany(absl::Span<const FetchTarget> targets);
 
  private:
@@ -207,13 +217,13 @@ class Session {
     uint64_t step = 0;
     uint32_t micro_step = 0;
   };
-  // What was last pushed of a piece.
+  // The last push of a piece.
   struct PieceMark {
     uint64_t step = 0;
     int64_t micro_step = kNone;
     int64_t micro_step_before = kNone;  // of the same step
-    // ended_ when it was pushed: since the next end of a micro-step the caller
-    // may have written other gradients in its place.
+    // The value of ended_ at the push: after the next end of a micro-step the
+    // caller may have written other gradients in this place.
     uint64_t ended = 0;
   };
   static constexpr int64_t kNone = -1;
@@ -243,7 +253,7 @@ class Session {
                                   absl::FunctionRef<bool(size_t piece)> pushes);
 
   absl::Status CheckUsable() const;
-  // And no commit is under way.
+  // Does CheckUsable() and also checks that no commit is under way.
   absl::Status CheckIdle() const;
   absl::Status CheckParameters(uint32_t first, uint32_t count) const;
   absl::Status PushRun(uint64_t step, uint32_t micro_step, uint32_t first,
@@ -261,7 +271,7 @@ class Session {
                           const PieceRun& run);
   bool OwnsAt(size_t piece, uint32_t parameter) const;
   absl::Status TakeFailedPush();
-  // Returns `status`.
+  // Records a failure of `step`; returns `status`.
   absl::Status NoteFailure(uint64_t step, const absl::Status& status);
   absl::Status BeginAnew(uint64_t step);
   bool MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const;
@@ -285,7 +295,7 @@ class Session {
   pid_t owner_pid_;
   std::unique_ptr<ChannelSetup> setup_;
   std::unique_ptr<Channel> channel_;
-  bool attached_ = false;  // has been
+  bool attached_ = false;  // has been attached once
   bool closed_ = false;
 
   uint64_t committed_step_ = 0;
@@ -294,16 +304,17 @@ class Session {
   bool created_ = false;
 
   std::vector<PieceMark> marks_;  // one per piece
-  uint64_t ended_ = 0;            // micro-steps, of this session
-  // The last that was pushed and whose gradients may still be read.
+  uint64_t ended_ = 0;            // micro-steps ended by this session
+  // The last micro-step that was pushed and whose gradients the engine may
+  // still read.
   std::optional<MicroStep> unended_;
-  // Whose end was said over the present connection.
+  // The micro-step whose end was declared over the present connection.
   std::optional<MicroStep> end_sent_;
   absl::Status refused_push_;  // why the open step was dropped
-  // The answer to a commit was not waited for: the engine may be taking the
-  // step, with the gradients that are in the gradient area.
+  // Whether the wait for the answer to a commit was given up: the engine may be
+  // applying the step with the gradients that are in the gradient area.
   bool commit_unresolved_ = false;
-  // A push of the open step failed on its way.
+  // Whether a push of the open step failed in transit.
   bool push_failed_ = false;
   bool loading_ = false;
   std::optional<LoadDigest> load_digest_;  // of LoadContent::kSame
@@ -313,7 +324,7 @@ class Session {
   bool has_views_ = false;
   std::optional<uint32_t> loads_finished_;  // of the job, as far as is known
   std::optional<CommitOptions> commit_;     // started, not answered
-  bool commit_sent_ = false;                // over the present connection
+  bool commit_sent_ = false;                // sent over the present connection
   std::unique_ptr<ParameterDigests> digests_;
   std::unique_ptr<ParameterReader> reader_;
   absl::Duration update_time_;  // of the last step

@@ -11,15 +11,16 @@
 
 namespace optstate::client {
 
-// ResolveEndpoint, and for "embedded" the unix endpoint of this process's own
-// daemon, which is started if it does not run. `daemon_path`: see
-// SessionOptions.
+// Resolves the endpoint as ResolveEndpoint does. For "embedded", returns the
+// unix endpoint of this process's own daemon, which is started if it does not
+// run. `daemon_path`: see SessionOptions.
 absl::StatusOr<Endpoint> FindDaemon(const std::string& endpoint,
                                     AwayDaemon away,
                                     const std::string& daemon_path,
                                     absl::Duration start_timeout);
 
-// The wire of an endpoint that is not embedded; not connected yet.
+// Makes a channel for the wire of an endpoint that is not embedded; the channel
+// is not connected yet.
 absl::StatusOr<std::unique_ptr<Channel>> MakeChannel(const Endpoint& endpoint,
                                                      ChannelSetup setup);
 

@@ -1,6 +1,6 @@
 #include "client/content_digest.h"
 
-// Compiled here, so that no shared object is needed at run time.
+// XXH is compiled here, so that no shared object is needed at run time.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 

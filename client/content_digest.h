@@ -8,8 +8,8 @@
 
 namespace optstate::client {
 
-// XXH3 (Collet, 64 bits): other data, or another seed, give another value but
-// for one in 2^64.
+// Returns the XXH3 hash (Collet, 64 bits) of the data. Different data, or
+// another seed, give the same value with probability 2^-64.
 uint64_t ContentDigest(absl::Span<const std::byte> data, uint64_t seed);
 
 }  // namespace optstate::client

@@ -26,8 +26,8 @@
 namespace optstate::client {
 namespace {
 
-// A peer that vanished without a word (power, cable) is noticed after about
-// this long without an answer.
+// The keepalive: a peer that vanished silently (power, cable) is noticed after
+// about this long without an answer.
 constexpr int kTcpKeepAliveIdleS = 15;
 constexpr int kTcpUserTimeoutMs = 60'000;
 // Of one address that does not answer: the next one may, and a new attempt
@@ -43,7 +43,8 @@ timeval Until(absl::Time deadline) {
 
 absl::StatusOr<UniqueFd> DialUnix(const Endpoint& endpoint,
                                   absl::Time deadline) {
-  // Whoever listens there is given everything that this rank trains with.
+  // The process that listens there receives all data that this rank trains
+  // with.
   std::error_code error;
   const std::string path =
       std::filesystem::absolute(endpoint.path, error).string();
@@ -100,7 +101,8 @@ absl::Status AwaitConnected(int fd, absl::Time deadline,
   return error == 0 ? absl::OkStatus() : OsError(error, what);
 }
 
-// Blocking again, without Nagle, and sure to notice a vanished peer.
+// Makes the socket blocking again, without Nagle's algorithm, and sure to
+// notice a vanished peer.
 void Tune(int fd) {
   fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK);
   const int on = 1;
@@ -128,7 +130,7 @@ absl::StatusOr<UniqueFd> DialAddress(const addrinfo& address,
   return fd;
 }
 
-// "connect(node7:7600)", and of a name the address too.
+// Returns "connect(node7:7600)", and for a host name the address too.
 std::string Attempt(const Endpoint& endpoint, const addrinfo& address) {
   char host[NI_MAXHOST] = "";
   getnameinfo(address.ai_addr, address.ai_addrlen, host, sizeof(host), nullptr,
@@ -137,7 +139,8 @@ std::string Attempt(const Endpoint& endpoint, const addrinfo& address) {
   return absl::StrCat("connect(", endpoint.host, ":", endpoint.port, at, ")");
 }
 
-// One attempt at each address; the error of one that answered, if any did.
+// Makes one attempt at each address; returns the error of an address that
+// answered, if any did.
 absl::StatusOr<UniqueFd> DialEach(const Endpoint& endpoint,
                                   const addrinfo* addresses,
                                   absl::Time deadline,

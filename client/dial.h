@@ -9,13 +9,13 @@
 
 namespace optstate::client {
 
-// A connected stream socket (close-on-exec, blocking) to an endpoint other than
+// Connects a stream socket (close-on-exec, blocking) to an endpoint other than
 // embedded. The error names the call and the address: NOT_FOUND when the
 // socket's path or the host does not exist, UNAVAILABLE when nothing listens,
-// PERMISSION_DENIED, DEADLINE_EXCEEDED.
+// PERMISSION_DENIED, DEADLINE_EXCEEDED, CANCELLED when interrupted.
 //
-// CANCELLED: interrupted. Looking up a host name may outlast the deadline, and
-// cannot be interrupted: getaddrinfo knows neither.
+// The lookup of a host name may outlast the deadline and cannot be interrupted:
+// getaddrinfo supports neither.
 absl::StatusOr<UniqueFd> Dial(const Endpoint& endpoint, absl::Time deadline,
                               const InterruptCheck& interrupted = nullptr);
 

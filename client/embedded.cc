@@ -42,9 +42,9 @@ namespace optstate::client {
 namespace {
 
 constexpr absl::string_view kBinary = "optstated";
-// Between two attempts to connect to a daemon that is starting.
+// The time between two attempts to connect to a daemon that is starting.
 constexpr int kPollMs = 2;
-// Of the log, for an error message.
+// The end of the log that an error message shows.
 constexpr size_t kLogTailBytes = 2048;
 
 struct Daemon {
@@ -59,7 +59,8 @@ struct Daemon {
 
 ABSL_CONST_INIT absl::Mutex mutex(absl::kConstInit);
 Daemon* current ABSL_GUARDED_BY(mutex) = nullptr;
-// What a forked child has to close, or the daemon would outlive its owner.
+// The lifeline that a forked child has to close, or the daemon would outlive
+// its owner.
 int lifeline_to_close = -1;
 
 bool IsExecutable(const std::string& path) {
@@ -67,7 +68,8 @@ bool IsExecutable(const std::string& path) {
          !std::filesystem::is_directory(path);
 }
 
-// The directory of the shared library, or program, that this code is in.
+// Returns the directory of the shared library, or program, that contains this
+// code.
 std::string OwnDirectory() {
   Dl_info info;
   if (dladdr(reinterpret_cast<void*>(&EmbeddedDaemonSocket), &info) == 0 ||
@@ -103,7 +105,7 @@ absl::StatusOr<std::string> FindBinary(std::string named) {
                    directories[0], ", nor on PATH"));
 }
 
-// The end of the daemon's log.
+// Returns the end of the daemon's log.
 std::string LogTail(const std::string& directory) {
   std::ostringstream text;
   text << std::ifstream(absl::StrCat(directory, "/log")).rdbuf();
@@ -127,8 +129,8 @@ struct SpawnSetup {
   posix_spawn_file_actions_t actions;
 };
 
-// In a session of its own, with default signals: an interrupt typed at the
-// trainer is the trainer's, which then ends the daemon by ending.
+// Puts the daemon into a session of its own, with default signals: an interrupt
+// typed at the trainer goes to the trainer, whose end then ends the daemon.
 void SetAttributes(posix_spawnattr_t* attributes) {
   sigset_t none;
   sigset_t all;
@@ -153,7 +155,7 @@ absl::StatusOr<pid_t> Spawn(const std::string& binary,
                                    O_WRONLY | O_CREAT | O_APPEND, 0600);
   posix_spawn_file_actions_adddup2(&setup.actions, STDERR_FILENO,
                                    STDOUT_FILENO);
-  // Onto itself: clears close-on-exec.
+  // A dup2 onto itself clears close-on-exec.
   posix_spawn_file_actions_adddup2(&setup.actions, lifeline, lifeline);
   std::vector<std::string> words = {
       binary,        "--embedded", absl::StrCat(lifeline),
@@ -170,8 +172,8 @@ absl::StatusOr<pid_t> Spawn(const std::string& binary,
   return pid;
 }
 
-// Waits until the daemon ends, but not for long; says whether it has, and
-// buries it then. The pidfd also tells when the trainer has buried it itself.
+// Waits briefly until the daemon ends; returns whether it has, and reaps it
+// then. The pidfd also tells when the trainer has reaped the daemon itself.
 bool EndsWithin(const Daemon& daemon, int timeout_ms) {
   pollfd entry = {.fd = daemon.process.get(), .events = POLLIN, .revents = 0};
   const bool ended = poll(&entry, 1, timeout_ms) > 0;
@@ -232,7 +234,8 @@ bool Lives(const Daemon& daemon) {
   return daemon.owner == getpid() && !EndsWithin(daemon, 0);
 }
 
-// A fork holds what its parent holds, the lifeline and perhaps the mutex too.
+// A forked child inherits what its parent holds: the lifeline and perhaps the
+// mutex.
 void BeforeFork() ABSL_NO_THREAD_SAFETY_ANALYSIS { mutex.Lock(); }
 void AfterForkInParent() ABSL_NO_THREAD_SAFETY_ANALYSIS { mutex.Unlock(); }
 void AfterForkInChild() ABSL_NO_THREAD_SAFETY_ANALYSIS {
@@ -257,7 +260,7 @@ absl::StatusOr<std::string> EmbeddedDaemonSocket(const std::string& daemon_path,
   if (current != nullptr && Lives(*current)) return current->socket;
   OPTSTATE_ASSIGN_OR_RETURN(Daemon daemon, Start(daemon_path, deadline));
   lifeline_to_close = daemon.lifeline.get();
-  // Lives until the process ends, and ends with it.
+  // The new object lives until the process ends.
   delete std::exchange(current, new Daemon(std::move(daemon)));
   return current->socket;
 }

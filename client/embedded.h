@@ -8,18 +8,18 @@
 
 namespace optstate::client {
 
-// The session socket of this process's own daemon: a child that is started at
-// the first call (or when the last one is gone) and serves every session of the
-// process. It ends when the process does, however that ends: it holds the read
-// end of a pipe whose only write end is here.
+// Returns the session socket of this process's own daemon: a child process that
+// is started at the first call (or when the last one is gone) and serves every
+// session of the process. The daemon ends when the process ends, for any
+// reason: the daemon holds the read end of a pipe whose only write end is here.
 //
-// The daemon's binary: `daemon_path`, else $OPTSTATE_DAEMON, else "optstated"
+// The daemon's binary is `daemon_path`, else $OPTSTATE_DAEMON, else "optstated"
 // beside the library or program that contains this code, else on PATH. Its
 // state, socket and log are in a new directory under /dev/shm, or else $TMPDIR,
-// which goes away with it.
+// which is removed with the daemon.
 //
-// NOT_FOUND: no binary. UNAVAILABLE: it exited early; the message ends with
-// what it said. A forked child gets a daemon of its own.
+// NOT_FOUND: no binary. UNAVAILABLE: the daemon exited early; the message ends
+// with the end of its log. A forked child gets a daemon of its own.
 // Threads: thread-safe.
 absl::StatusOr<std::string> EmbeddedDaemonSocket(const std::string& daemon_path,
                                                  absl::Time deadline);

@@ -41,7 +41,8 @@ absl::StatusOr<std::string> MakeEmpty() {
   return OsError(error, absl::StrCat("mkdtemp in /dev/shm and ", Parents()[1]));
 }
 
-// Locked first and named afterwards: whoever sees the file sees it locked.
+// Locks the file before it gets its name, so that a process that sees the file
+// sees it locked.
 absl::StatusOr<UniqueFd> LockAsOwner(const std::string& directory) {
   const std::string path = absl::StrCat(directory, "/owner.lock");
   const std::string unnamed = absl::StrCat(path, ".new");
@@ -57,8 +58,8 @@ absl::StatusOr<UniqueFd> LockAsOwner(const std::string& directory) {
   return fd;
 }
 
-// Adds the lock of a file to `held`; false when somebody else has it. What
-// cannot be told (no permission) counts as held.
+// Adds the lock of a file to `held`; false when another process holds it. An
+// unreadable file (no permission) counts as held.
 bool TakeLock(const std::string& path, std::vector<UniqueFd>* held) {
   UniqueFd fd(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
   if (!fd.ok()) return errno == ENOENT;
@@ -67,7 +68,7 @@ bool TakeLock(const std::string& path, std::vector<UniqueFd>* held) {
   return true;
 }
 
-// `held` keeps it so until the directory is gone.
+// Whether the directory is abandoned; `held` keeps it so until it is gone.
 bool IsAbandoned(const std::string& directory, std::vector<UniqueFd>* held) {
   struct stat info;
   if (lstat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) ||
@@ -117,7 +118,7 @@ void RemoveAbandonedDirectories() {
     for (const std::string& directory : found) {
       std::vector<UniqueFd> held;
       if (!IsAbandoned(directory, &held)) continue;
-      // What is left, and why, is for the next one to find.
+      // Leftovers, with their cause, are left to the next daemon's cleanup.
       std::filesystem::remove_all(directory, error);
     }
   }

@@ -8,23 +8,23 @@
 
 namespace optstate::client {
 
-// Where an embedded daemon keeps state, socket and log. The daemon removes it
-// when it ends; of one that was killed, as its trainer was, the next embedded
-// daemon of the same user does.
+// The directory in which an embedded daemon keeps state, socket and log. The
+// daemon removes the directory when it ends. When the daemon and its trainer
+// were killed, the next embedded daemon of the same user removes it.
 //
 //   DIRECTORY/owner.lock   flock of the trainer, for as long as it lives
-//   DIRECTORY/lock         of the daemon
-//   DIRECTORY/jobs/*/lock  of each job's engine
+//   DIRECTORY/lock         flock of the daemon
+//   DIRECTORY/jobs/*/lock  flock of each job's engine
 struct EmbeddedDirectory {
   std::string path;
   UniqueFd owner_lock;
 };
 
-// A new one, on tmpfs where there is one, else below $TMPDIR.
+// Makes a new directory, on tmpfs where there is one, else below $TMPDIR.
 absl::StatusOr<EmbeddedDirectory> MakeEmbeddedDirectory();
 
-// Removes the directories of this user whose locks nobody holds. One that is
-// being made has no owner.lock yet, and is left alone.
+// Removes the directories of this user whose locks no process holds. A
+// directory that is being made has no owner.lock yet and is left alone.
 void RemoveAbandonedDirectories();
 
 }  // namespace optstate::client

@@ -38,7 +38,7 @@ SessionOptions Embedded(LayoutSpec layout) {
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 
-// An executable that does what `script` says.
+// Makes an executable that runs `script`.
 std::string MakeProgram(const std::string& name, const std::string& script) {
   std::string path = absl::StrCat(testing::TempDir(), "/", name);
   std::ofstream(path) << "#!/bin/sh\n" << script << "\n";
@@ -46,7 +46,8 @@ std::string MakeProgram(const std::string& name, const std::string& script) {
   return path;
 }
 
-// The first two come before a daemon runs, which would be used.
+// The first two tests come before a daemon runs, because that daemon would be
+// used.
 TEST(EmbeddedTest, EarlyEndIsToldWithItsWords) {
   const std::string program =
       MakeProgram("broken", "echo 'no room on the moon' >&2; exit 3");
@@ -74,7 +75,7 @@ TEST(EmbeddedTest, SessionsOfAProcessShareOneDaemon) {
     const auto outcome = session->Commit(CommitOf(*session, 1));
     ASSERT_TRUE(outcome.ok()) << outcome.status();
   }
-  // As another rank of the node does.
+  // Another rank of the node opens a session in the same way.
   SessionOptions options = NewJob(UniformLayout(1, 1));
   options.endpoint = (*first)->info().endpoint;
   EXPECT_TRUE(Session::Open(options).ok());
@@ -93,7 +94,7 @@ TEST(EmbeddedTest, ForkedChildStartsItsOwn) {
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-  // The child's end did not end ours.
+  // The child's end did not end this process's daemon.
   EXPECT_EQ(*EmbeddedDaemonSocket(kDaemon, Soon()), *ours);
 }
 
@@ -120,8 +121,8 @@ TEST(EmbeddedTest, EndsWithItsProcessAndLeavesNothingBehind) {
       std::filesystem::exists(std::filesystem::path(socket).parent_path()));
 }
 
-// Daemon and trainer were killed, in this order: the first leaves the directory
-// to the second, the second to whoever starts an embedded daemon next.
+// The daemon is killed, then its trainer: the daemon leaves the directory to
+// the trainer, the trainer to the next process that starts an embedded daemon.
 TEST(EmbeddedTest, WhatTheKilledLeftIsRemoved) {
   auto rank = RankProcess::Start({.endpoint = "embedded",
                                   .daemon_path = kDaemon,
@@ -146,7 +147,7 @@ TEST(EmbeddedTest, WhatTheKilledLeftIsRemoved) {
   RemoveAbandonedDirectories();
   EXPECT_TRUE(std::filesystem::exists(directory)) << "of a trainer that lives";
   ASSERT_TRUE((*rank)->Kill().ok());
-  // An engine that is still ending keeps it, too.
+  // An engine that is still ending keeps the directory, too.
   const absl::Time deadline = Soon();
   while (std::filesystem::exists(directory) && absl::Now() < deadline) {
     RemoveAbandonedDirectories();

@@ -87,7 +87,8 @@ bool IsSocket(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
 }
 
-// In /tmp anybody can make a directory of any name.
+// Whether only this user can change the directory: in /tmp any user can make a
+// directory of any name.
 bool IsOursAlone(const std::string& directory) {
   struct stat info;
   return ::lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&
@@ -118,8 +119,8 @@ Endpoint NodeEndpoint(AwayDaemon away) {
     const absl::Status dialled =
         Dial(endpoint, absl::Now() + kProbeTimeout).status();
     if (dialled.ok()) return endpoint;
-    // A daemon that was stopped takes its socket along; one that others may not
-    // use is none for us.
+    // A stopped daemon removes its socket; a socket that this user may not use
+    // does not count.
     if (!waits && !absl::IsPermissionDenied(dialled) &&
         IsSocket(endpoint.path)) {
       waits = std::move(endpoint);

@@ -8,7 +8,7 @@
 
 namespace optstate::client {
 
-// Where a daemon is, and over which wire.
+// The location of a daemon and the wire to use.
 struct Endpoint {
   enum class Kind {
     kShm,       // unix:PATH: shared memory, over a unix socket
@@ -24,30 +24,31 @@ struct Endpoint {
   std::string ToString() const;
 };
 
-// INVALID_ARGUMENT, naming the known forms, when it is none of them.
+// Parses an endpoint. INVALID_ARGUMENT names the known forms.
 absl::StatusOr<Endpoint> ParseEndpoint(absl::string_view text);
 
-// Of a daemon that may have been killed and be started again.
+// How to treat a daemon that may have been killed and may be started again.
 enum class AwayDaemon {
-  kIsNone,  // as if there were none
-  kCounts,  // what is wanted from it can be had from no other
+  kIsNone,  // as if there were no daemon
+  kCounts,  // only this daemon can provide what the caller wants
 };
 
-// The endpoint to use when the caller says `text`. When it is empty:
+// Returns the endpoint to use when the caller names `text`. An empty text means
 // $OPTSTATE_ENDPOINT, else the first of the node's daemon sockets that accepts
 // (/run/optstate/optstated.sock, $XDG_RUNTIME_DIR/optstate/optstated.sock,
-// /tmp/optstate-UID/optstated.sock if nobody else can write there), else, when
-// `away` counts, the first of these that has a socket, else embedded.
+// /tmp/optstate-UID/optstated.sock if only this user can write there), else,
+// with AwayDaemon::kCounts, the first of these paths that has a socket, else
+// embedded.
 absl::StatusOr<Endpoint> ResolveEndpoint(absl::string_view text,
                                          AwayDaemon away);
 
-// What there is now at each place where ResolveEndpoint("") looks for the
-// node's daemon, for people: "/run/optstate/optstated.sock (no such file),
+// Describes, for people, what exists at each place where ResolveEndpoint("")
+// looks for the node's daemon: "/run/optstate/optstated.sock (no such file),
 // ...".
 std::string DescribeNodeSockets();
 
-// Whether a daemon has listened there, as the file system tells: it may come
-// back. Over TCP nothing tells: false.
+// Whether a daemon has listened there, according to the file system, so that it
+// may come back. Over TCP this cannot be known: false.
 bool HadDaemon(const Endpoint& endpoint);
 
 }  // namespace optstate::client

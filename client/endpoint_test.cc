@@ -87,7 +87,7 @@ TEST(EndpointTest, VariableIsUsedWhenNothingIsSaid) {
   unsetenv("OPTSTATE_ENDPOINT");
 }
 
-// A listening unix socket at `path`.
+// Opens a listening unix socket at `path`.
 UniqueFd Listen(const std::string& path) {
   UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address = {};
@@ -115,7 +115,7 @@ TEST(EndpointTest, NodesSocketIsUsedWhenItAccepts) {
     const UniqueFd listener = Listen(path);
     EXPECT_EQ(Resolve("")->ToString(), "unix:" + path);
   }
-  // Its owner is dead.
+  // The owner of the socket is dead.
   EXPECT_EQ(Resolve("")->ToString(), "embedded");
   EXPECT_EQ(Resolve("", AwayDaemon::kCounts)->ToString(), "unix:" + path);
   unlink(path.c_str());
@@ -132,7 +132,7 @@ TEST(DialTest, SaysWhatIsNotThere) {
 }
 
 TEST(DialTest, RefusedPort) {
-  // A port that was just free.
+  // This port was free a moment ago.
   UniqueFd fd(socket(AF_INET, SOCK_STREAM, 0));
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -148,7 +148,7 @@ TEST(DialTest, RefusedPort) {
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable) << status;
 }
 
-// Whoever listens in a directory that a stranger made gets nothing from us.
+// A listener in a directory that a stranger made receives no data.
 TEST(EndpointTest, StrangersSocketIsNotDialled) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to give a directory away";
   std::string directory = "/tmp/dial-XXXXXX";

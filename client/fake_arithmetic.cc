@@ -8,7 +8,7 @@
 namespace optstate::client {
 namespace {
 
-// Explicit bits: 10 of fraction, exponents from -14 to 15.
+// The float16 format: 10 explicit fraction bits, exponents from -14 to 15.
 constexpr int kHalfFractionBits = 10;
 constexpr int kHalfExponentMin = -14;
 constexpr float kHalfMax = 65504;
@@ -38,13 +38,13 @@ uint16_t ToHalf(float value) {
   const double magnitude = std::fabs(value);
   if (magnitude == 0) return sign;
   const int exponent = std::max(std::ilogb(magnitude), kHalfExponentMin);
-  // In units of the last place; rounds to even by default.
+  // The magnitude in units of the last place; rounds to even by default.
   const double units =
       std::nearbyint(std::ldexp(magnitude, kHalfFractionBits - exponent));
   if (std::ldexp(units, exponent - kHalfFractionBits) > kHalfMax) {
     return sign | 0x7c00;
   }
-  // A carry out of the fraction goes where it belongs, into the exponent.
+  // A carry out of the fraction correctly goes into the exponent.
   const int biased = (exponent - kHalfExponentMin) << kHalfFractionBits;
   return static_cast<uint16_t>(sign | (biased + static_cast<int>(units)));
 }
@@ -72,14 +72,15 @@ double Power(double base, int64_t exponent) {
   return power;
 }
 
-// torch.lerp: from the nearer end.
+// Interpolates as torch.lerp does: from the nearer end.
 float Lerp(float start, float end, double weight) {
   const float difference = end - start;
   return weight < 0.5 ? start + static_cast<float>(weight) * difference
                       : end + static_cast<float>(weight - 1) * difference;
 }
 
-// Keeps beta2 of the old value; written so as to lose nothing near 1.
+// Keeps beta2 of the old value; the form loses no precision when beta2 is near
+// 1.
 float NextSquare(float square, float grad, double beta2) {
   const float gain = static_cast<float>(1 - beta2) * grad * grad;
   if (1 - beta2 < 0.5) {

@@ -11,12 +11,12 @@
 
 namespace optstate::client {
 
-// Element `index` of an array of `dtype`, and its place taken by `value`
-// rounded to the nearest, ties to even.
+// Access to element `index` of an array of `dtype`. StoreElement rounds `value`
+// to nearest, ties to even.
 float LoadElement(DType dtype, const std::byte* data, uint64_t index);
 void StoreElement(DType dtype, std::byte* data, uint64_t index, float value);
 
-// State of one parameter.
+// The state of one parameter.
 struct FakeState {
   std::vector<float> master;
   std::vector<float> exp_avg;
@@ -25,9 +25,9 @@ struct FakeState {
   int64_t step_count = 0;
 };
 
-// One step of Adam or AdamW, an element at a time in float, as torch writes it
-// down (kernels/README.md says which roundings). Without a fused
-// multiply-add, so the bits are those of the real kernels.
+// Takes one step of Adam or AdamW, an element at a time in float, in torch's
+// order of operations (kernels/README.md says which roundings). There is no
+// fused multiply-add, so the bits are those of the real kernels.
 void FakeUpdate(OptimizerKind optimizer, bool amsgrad,
                 const Hyperparams& hyperparams, double gradient_factor,
                 const std::vector<float>& gradient, FakeState* state);

@@ -72,7 +72,7 @@ class FakeChannel final : public Channel {
     return daemon_->Abort(connection_, step);
   }
 
-  // Small, so that tests see transfers split.
+  // The limit is small, so that tests see transfers split.
   uint64_t transfer_bytes_max() const override { return 64; }
   absl::Status BeginLoad(absl::Time) override {
     return daemon_->BeginLoad(connection_);

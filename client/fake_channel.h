@@ -8,7 +8,7 @@
 
 namespace optstate::client {
 
-// A channel to a FakeDaemon, which outlives it.
+// Makes a channel to `daemon`, which outlives the channel.
 std::unique_ptr<Channel> MakeFakeChannel(FakeDaemon* daemon,
                                          ChannelSetup setup);
 

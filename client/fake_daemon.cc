@@ -122,7 +122,7 @@ absl::Status FakeDaemon::StartCommit(Connection connection,
   absl::MutexLock lock(&mutex_);
   OPTSTATE_ASSIGN_OR_RETURN(const Seat seat, Find(connection));
   const absl::StatusOr<bool> decided = seat.job->Commit(seat.rank, options);
-  // As over a wire: the answer comes later.
+  // The answer comes later, as over a wire.
   if (!decided.ok()) seat.job->answer(seat.rank) = decided.status();
   if (decided.ok() && *decided && std::exchange(lose_after_step_, false)) {
     LoseAll();

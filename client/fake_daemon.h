@@ -20,12 +20,12 @@ namespace optstate::client {
 class FakeJob;
 
 // An in-memory model of optstated: the same rules on plain vectors, without
-// processes, sockets or threads of its own. For tests of what stands on a
-// Channel (reach for the real daemon where the wire or the engine matters), and
-// as the statement of what the real ones must do: the conformance suite runs on
-// both.
+// processes, sockets or threads of its own. The model serves tests of code that
+// uses a Channel (use the real daemon where the wire or the engine matters) and
+// specifies the behaviour of the real implementations: the conformance suite
+// runs on both.
 //
-// A connection is a number; it is lost when the daemon says so.
+// A connection is a number; the daemon decides when it is lost.
 // Threads: thread-safe.
 class FakeDaemon {
  public:
@@ -34,12 +34,12 @@ class FakeDaemon {
   FakeDaemon();
   ~FakeDaemon();
 
-  // Registers and attaches.
+  // Registers and attaches the rank.
   absl::StatusOr<Connection> Open(const ChannelSetup& setup, bool must_exist,
                                   const std::byte* gradient_area,
                                   Attached* attached);
   void Close(Connection connection);
-  // Awaits nobody, and counts.
+  // Counts the call and nothing else: the model awaits no rank.
   absl::Status Farewell();
   int farewells() const;
   bool connected(Connection connection) const;
@@ -59,15 +59,15 @@ class FakeDaemon {
                                  uint32_t parameter, uint64_t begin,
                                  absl::Span<std::byte> out);
 
-  // Faults. As after the death of every engine: connections are lost, and with
-  // them what was staged; committed steps stay.
+  // Faults. LoseConnections acts like the death of every engine: connections
+  // and staged gradients are lost; committed steps stay.
   void LoseConnections();
-  // The next commit that completes a step is applied, but its answers are lost
-  // with the connections.
+  // Applies the next commit that completes a step, but loses its answers with
+  // the connections.
   void LoseConnectionsAfterNextStep();
-  // The same for the next load that every rank has finished.
+  // Loses the answers of the next load that every rank has finished.
   void LoseConnectionsAfterNextLoad();
-  // The next `count` attempts to open find nobody.
+  // Fails the next `count` attempts to open as if no daemon were there.
   void RefuseOpens(int count);
 
  private:

@@ -15,7 +15,7 @@ bool Same(const Hyperparams& a, const Hyperparams& b) {
   return a.value == b.value && a.max_norm == b.max_norm;
 }
 
-// found_inf may differ from rank to rank.
+// Compares everything except found_inf, which may differ from rank to rank.
 bool SameContent(const CommitOptions& a, const CommitOptions& b) {
   return a.step == b.step && a.grad_scale == b.grad_scale &&
          a.max_norm == b.max_norm && a.clips_with == b.clips_with &&

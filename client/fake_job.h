@@ -14,9 +14,9 @@
 
 namespace optstate::client {
 
-// One job of a FakeDaemon: the step rules of server/session/job.h.
+// One job of a FakeDaemon, with the step rules of server/session/job.h.
 //
-// Threads: the daemon's lock is held.
+// Threads: the caller holds the daemon's lock.
 class FakeJob {
  public:
   explicit FakeJob(const ChannelSetup& setup);
@@ -31,7 +31,7 @@ class FakeJob {
   absl::Span<const std::byte> parameter_area() const { return parameters_; }
 
   absl::Status Push(uint32_t rank, const PushRange& range);
-  // Returns whether the step was decided. The answer is in `answer`.
+  // Returns whether the step was decided; the answer is then in `answer`.
   absl::StatusOr<bool> Commit(uint32_t rank, const CommitOptions& options);
   std::optional<absl::StatusOr<Outcome>>& answer(uint32_t rank) {
     return ranks_[rank].answer;
@@ -49,13 +49,13 @@ class FakeJob {
   uint64_t committed_step() const { return committed_step_; }
 
  private:
-  // What one rank has staged of one piece.
+  // One rank's staged gradients of one piece.
   struct Staged {
     bool any = false;
     uint32_t micro_step = 0;
     std::vector<float> sum;
   };
-  // One per parameter; none where there is no gradient.
+  // One vector per parameter; empty where there is no gradient.
   using Gradients = std::vector<std::optional<std::vector<float>>>;
   struct Rank {
     bool attached = false;

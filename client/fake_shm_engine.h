@@ -25,7 +25,7 @@
 #include "proto/types/conversions.h"
 #include "proto/types/unique_fd.h"
 
-// An engine over shared memory that is a thread and does as a test says.
+// An engine over shared memory: a thread that follows a test's script.
 
 namespace optstate::client {
 
@@ -36,7 +36,7 @@ using shm::Submission;
 
 inline absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 
-// A job of one parameter of 100 floats.
+// The layout of a job with one parameter of 100 floats.
 inline LayoutSpec LayoutOfTest() {
   return {.optimizer = OptimizerKind::kAdamW,
           .groups = {{.options = 0}},
@@ -59,7 +59,7 @@ inline ChannelSetup SetupOfTest() {
   return setup;
 }
 
-// A file of the engine's, and what a rank gets of it.
+// A file that the engine owns and the copy of it that a rank receives.
 struct FakeStateFile {
   explicit FakeStateFile(uint64_t bytes) {
     std::string path = testing::TempDir() + "/state-XXXXXX";
@@ -85,7 +85,7 @@ inline shm::SealedSegment Segment(uint64_t bytes) {
   return *std::move(segment);
 }
 
-// An engine's side of one session, for as long as the script runs.
+// The engine's side of one session, for as long as the script runs.
 class FakeShmEngine {
  public:
   explicit FakeShmEngine(int connection)
@@ -104,7 +104,7 @@ class FakeShmEngine {
     return reinterpret_cast<CompletionHeader*>(completions.data());
   }
 
-  // Hello, register and attach, with these segments.
+  // Answers Hello, register and attach, with these segments.
   void Admit() {
     Admit({completions.fd(), parameters.readable.get(),
            run_stamps.readable.get()});
@@ -135,7 +135,7 @@ class FakeShmEngine {
     Send(attached.SerializeAsString(), fds);
   }
 
-  // The next submission; an empty one when the rank has hung up.
+  // Returns the next submission; an empty one when the rank has hung up.
   Submission Take() {
     auto* const peer =
         &reinterpret_cast<const shm::ClientHeader*>(client_.data())->ring;
@@ -193,7 +193,7 @@ class FakeShmEngine {
   uint64_t answered_ = 0;
 };
 
-// Listens at `endpoint` and does `script` with the first who connects.
+// Listens at `endpoint` and runs `script` with the first client that connects.
 class FakeShmDaemon {
  public:
   explicit FakeShmDaemon(std::function<void(FakeShmEngine&)> script) {
@@ -214,7 +214,7 @@ class FakeShmDaemon {
           script(engine);
         });
   }
-  // After whoever connected has gone.
+  // Waits until the connected client is gone.
   ~FakeShmDaemon() {
     thread_.join();
     unlink((directory_ + "/sock").c_str());

@@ -19,7 +19,8 @@ struct Slot {
   std::atomic<bool> lost{false};
 };
 
-// A signal handler may take no lock and allocate nothing.
+// A fixed array, because a signal handler may take no lock and allocate
+// nothing.
 std::array<Slot, 256> slots;
 std::mutex slots_mutex;
 struct sigaction former;
@@ -46,7 +47,7 @@ bool FillPage(uintptr_t address) {
 }
 
 void OnSigbus(int number, siginfo_t* info, void* context) {
-  const bool is_fault = info->si_code > 0;  // else somebody has sent it
+  const bool is_fault = info->si_code > 0;  // else a process sent the signal
   if (is_fault && FillPage(reinterpret_cast<uintptr_t>(info->si_addr))) return;
   if ((former.sa_flags & SA_SIGINFO) != 0) {
     former.sa_sigaction(number, info, context);
@@ -56,7 +57,7 @@ void OnSigbus(int number, siginfo_t* info, void* context) {
     former.sa_handler(number);
     return;
   }
-  // The access is made again when this returns, and ends the process.
+  // The access is repeated when this returns, and ends the process.
   sigaction(SIGBUS, &former, nullptr);
 }
 

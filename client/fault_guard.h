@@ -7,13 +7,13 @@
 
 namespace optstate::client {
 
-// Keeps a process alive that touches a mapped file behind its end.
+// Keeps the process alive when it touches a mapped file behind the file's end.
 //
-// Whoever may write a file may cut it short, and the kernel then answers every
-// access to a page that is gone with SIGBUS. Within a guarded range the page
-// becomes one of zeros instead, and lost() says so. The first guard installs a
-// handler of SIGBUS; faults elsewhere go to the one that was there before, as
-// do all when there are more guards than it has room for.
+// Any process that may write a file may cut it short, and the kernel then
+// answers every access to a missing page with SIGBUS. Within a guarded range
+// the missing page becomes a page of zeros instead, and lost() returns true.
+// The first guard installs a SIGBUS handler; faults elsewhere go to the
+// previous handler, as do all faults in guards beyond the handler's capacity.
 //
 // Thread-safe. The range must stay mapped as long as the guard lives.
 class FaultGuard {
@@ -24,7 +24,7 @@ class FaultGuard {
   FaultGuard& operator=(FaultGuard&& other) noexcept;
   ~FaultGuard();
 
-  // Whether a page of the range was gone when it was touched.
+  // Whether a missing page of the range was touched.
   bool lost() const;
 
  private:

@@ -23,10 +23,10 @@
 namespace optstate::client {
 namespace {
 
-// Requests without an answer; more of them wait.
+// The most requests without an answer; further requests wait.
 constexpr size_t kPendingMax = 1024;
-// Fetches, and their bytes, that are asked for ahead: enough to hide the round
-// trip, and of little memory on either side.
+// The most fetches, and their bytes, that are requested ahead: enough to hide
+// the round trip, at little memory on either side.
 constexpr size_t kFetchesAheadMax = 256;
 constexpr uint64_t kFetchBytesAhead = 4 * shm::kChunkBytesMax;
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
@@ -95,7 +95,8 @@ class GrpcChannel final : public Channel {
   absl::StatusOr<v1::SessionReply> Await(uint64_t request_id,
                                          absl::Time deadline);
   absl::StatusOr<v1::SessionReply> SendAndAwait(absl::Time deadline);
-  // Asks `interrupted`; after CANCELLED nothing is lost.
+  // Waits until `done` returns true and checks `interrupted`; after CANCELLED
+  // nothing is lost.
   absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline,
                          const InterruptCheck& interrupted = nullptr);
   absl::Status Record(v1::SessionReply reply);
@@ -103,7 +104,7 @@ class GrpcChannel final : public Channel {
 
   const Endpoint endpoint_;
   const ChannelSetup setup_;
-  // Shared with what gRPC has not sent yet.
+  // Shared with messages that gRPC has not sent yet.
   const std::shared_ptr<AnonymousMemory> gradients_ =
       std::make_shared<AnonymousMemory>();
   AnonymousMemory parameters_;
@@ -116,7 +117,7 @@ class GrpcChannel final : public Channel {
   absl::flat_hash_map<uint64_t, Pending> pending_;
   size_t pending_pushes_ = 0;
   size_t pending_loads_ = 0;
-  absl::Status failed_load_;  // the first, until it is told
+  absl::Status failed_load_;  // the first error, until it is reported
   uint64_t commit_id_ = 0;
 };
 
@@ -167,8 +168,8 @@ absl::StatusOr<Attached> GrpcChannel::Join(bool comes_back,
 absl::Status GrpcChannel::Disconnect() {
   if (!connected()) return NotConnected();
   request_.mutable_detach();
-  // The answer only says that the rank is free; to an engine that lives the
-  // stream's end says it too.
+  // The answer only confirms that the rank is free; the end of the stream also
+  // tells a live engine that the rank leaves.
   return Lose(SendAndAwait(absl::Now() + kDetachTimeout).status());
 }
 
@@ -194,7 +195,7 @@ absl::Status GrpcChannel::Push(const PushRange& range, absl::Time deadline) {
   const size_t end =
       partition.LowerBound(range.first_parameter + range.parameter_count);
   if (first < end) {
-    // Pieces lie one after the other.
+    // Pieces lie one after another in the area.
     const Piece& last = partition.pieces[end - 1];
     const DType dtype =
         setup_.layout.parameters()[last.parameter].gradient_dtype;
@@ -217,7 +218,8 @@ absl::Status GrpcChannel::SendGradients(uint64_t begin, uint64_t end,
   if (!connected()) return NotConnected();
   for (uint64_t at = begin; at < end; at += shm::kChunkBytesMax) {
     const uint64_t bytes = std::min<uint64_t>(shm::kChunkBytesMax, end - at);
-    // Answered by the push that it belongs to, which is the next request.
+    // A chunk is answered by the push that it belongs to, which is the next
+    // request.
     const absl::Status written = stream_->WriteChunk(
         last_request_id_ + 1, at, gradients_->bytes().subspan(at, bytes),
         gradients_, deadline);
@@ -281,7 +283,7 @@ absl::Status GrpcChannel::Abort(uint64_t step, absl::Time deadline) {
 absl::Status GrpcChannel::BeginLoad(absl::Time deadline) {
   request_.mutable_begin_load();
   absl::Status status = SendAndAwait(deadline).status();
-  failed_load_ = absl::OkStatus();  // of what was loaded before
+  failed_load_ = absl::OkStatus();  // drop the error of an earlier load
   return status;
 }
 
@@ -310,7 +312,7 @@ absl::Status GrpcChannel::FinishLoad(uint64_t content_digest,
   return ReadParameters(deadline);
 }
 
-// Requests go out ahead of the answers, which come in their order.
+// Sends requests ahead of the answers, which come in the same order.
 absl::StatusOr<uint64_t> GrpcChannel::Fetch(absl::Span<const FetchRange> ranges,
                                             absl::Time deadline) {
   uint64_t step = 0;
@@ -324,7 +326,7 @@ absl::StatusOr<uint64_t> GrpcChannel::Fetch(absl::Span<const FetchRange> ranges,
       ids.push_back(id);
       bytes += range.out.size();
     }
-    // All are taken, also after an error, so that none is left behind.
+    // All answers are taken, also after an error, so that none is left behind.
     absl::Status status;
     for (size_t i = 0; i < ids.size(); ++i) {
       const auto taken = TakeFetch(ids[i], ranges[begin + i], deadline);
@@ -431,8 +433,7 @@ absl::Status GrpcChannel::WaitUntil(absl::FunctionRef<bool()> done,
   return absl::OkStatus();
 }
 
-// Files a reply under its request. The error is the engine's breach of the
-// protocol.
+// Files a reply under its request. An error: the engine broke the protocol.
 absl::Status GrpcChannel::Record(v1::SessionReply reply) {
   if (reply.has_notice()) {
     setup_.notice(reply.notice().text());

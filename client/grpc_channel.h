@@ -8,10 +8,10 @@
 
 namespace optstate::client {
 
-// The wire of ranks that cannot share memory with the daemon: one gRPC stream
-// carries everything. The gradient area is local memory, sent in chunks by
-// Push; the parameter area a local copy, read after attach, each commit and
-// each load. Chunks are bounded, and a Push waits while the stream is full.
+// Makes a channel for ranks that cannot share memory with the daemon: one gRPC
+// stream carries everything. The gradient area is local memory, sent in chunks
+// by Push; the parameter area is a local copy, read after attach, each commit
+// and each load. Chunks are bounded, and a Push waits while the stream is full.
 std::unique_ptr<Channel> MakeGrpcChannel(Endpoint endpoint, ChannelSetup setup);
 
 }  // namespace optstate::client

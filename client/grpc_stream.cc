@@ -40,9 +40,10 @@ grpc::ChannelArguments Arguments() {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(shm::kMessageBytesMax);
   arguments.SetMaxSendMessageSize(shm::kMessageBytesMax);
-  // A stream is not retried, Session reconnects; so keep no copies for it.
+  // Retries are off, so that gRPC keeps no copies for them: Session reconnects
+  // instead.
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  // Whole chunks in flight instead of gRPC's 64 KiB.
+  // The window holds whole chunks in flight instead of gRPC's 64 KiB.
   arguments.SetInt(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES,
                    4 * shm::kChunkBytesMax);
   arguments.SetInt(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, shm::kChunkBytesMax);
@@ -81,12 +82,14 @@ void AppendVarint(uint64_t value, std::string* to) {
   to->push_back(static_cast<char>(value));
 }
 
-// Field number and protobuf's wire type: 0 varint, 2 length and bytes.
+// Appends a field number and protobuf's wire type: 0 varint, 2 length and
+// bytes.
 void AppendTag(int field, int wire_type, std::string* to) {
   AppendVarint(static_cast<uint64_t>(field << 3 | wire_type), to);
 }
 
-// A SessionRequest with a GradientChunk, up to its data, which comes last.
+// Returns a SessionRequest with a GradientChunk, up to its data, which comes
+// last.
 std::string ChunkHeader(uint64_t request_id, uint64_t offset_bytes,
                         uint64_t data_bytes) {
   std::string chunk;
@@ -102,8 +105,8 @@ std::string ChunkHeader(uint64_t request_id, uint64_t offset_bytes,
   return header + chunk;
 }
 
-// libgrpc counts references to a slice in code that the thread sanitizer does
-// not see, so it is told what the last one is ordered behind.
+// The thread sanitizer does not see libgrpc's code that counts references to a
+// slice, so these calls tell it how the last release is ordered.
 #if defined(__SANITIZE_THREAD__)
 extern "C" void __tsan_acquire(void* address);
 extern "C" void __tsan_release(void* address);
@@ -119,7 +122,7 @@ void Disown(void* owner) {
   delete static_cast<std::shared_ptr<const void>*>(owner);
 }
 
-// Bytes that gRPC sends from where they are.
+// Makes a slice of bytes that gRPC sends in place.
 grpc::Slice Borrow(absl::Span<const std::byte> data,
                    std::shared_ptr<const void> owner) {
   auto* const lent = new std::shared_ptr<const void>(std::move(owner));
@@ -128,7 +131,7 @@ grpc::Slice Borrow(absl::Span<const std::byte> data,
                      lent);
 }
 
-// 0: it is none.
+// Returns the socket's inode; 0: `fd` is not a socket.
 ino_t SocketInode(int fd) {
   struct stat info;
   return ::fstat(fd, &info) == 0 && S_ISSOCK(info.st_mode) ? info.st_ino : 0;
@@ -143,7 +146,7 @@ class Stream final : public GrpcStream {
             "optstate", socket.release(), Arguments())) {}
 
   ~Stream() override {
-    // A write that the engine does not take would be waited for below.
+    // The loop below would wait for a write that the engine does not take.
     if (OwnsSocket()) ::shutdown(socket_fd_, SHUT_RDWR);
     context_.TryCancel();
     queue_.Shutdown();
@@ -156,12 +159,13 @@ class Stream final : public GrpcStream {
   void Abandon() override {
     if (!OwnsSocket()) return;
     const UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
-    // Not free for others: to gRPC's copies of objects it is still theirs.
+    // The number stays occupied: gRPC's copies of objects still use it as
+    // theirs.
     if (::dup3(nothing.get(), socket_fd_, O_CLOEXEC) < 0) ::close(socket_fd_);
   }
 
   absl::Status Start(absl::Time deadline, const InterruptCheck& interrupted) {
-    // Messages as bytes, for the sake of WriteChunk.
+    // Messages are sent as bytes, because WriteChunk needs that.
     run_ = stub_.PrepareCall(&context_, "/optstate.v1.Session/Run", &queue_);
     run_->StartCall(Tag(Event::kStarted));
     while (!started_) OPTSTATE_RETURN_IF_ERROR(Pump(deadline, interrupted));
@@ -196,7 +200,8 @@ class Stream final : public GrpcStream {
   }
 
  private:
-  // gRPC may have closed it, and the number be somebody else's.
+  // Whether the socket is still open: gRPC may have closed it, and its number
+  // may have been reused.
   bool OwnsSocket() const {
     return socket_inode_ != 0 && SocketInode(socket_fd_) == socket_inode_;
   }
@@ -209,8 +214,8 @@ class Stream final : public GrpcStream {
     return absl::OkStatus();
   }
 
-  // Waits for one event and acts on it. An error but CANCELLED: the stream is
-  // of no use any more.
+  // Waits for one event and acts on it. After any error except CANCELLED the
+  // stream is unusable.
   absl::Status Pump(absl::Time deadline, const InterruptCheck& interrupted) {
     while (true) {
       const absl::Time slice_end = absl::Now() + kInterruptSlice;
@@ -262,7 +267,8 @@ class Stream final : public GrpcStream {
     return absl::OkStatus();
   }
 
-  // The connection ended: asks how. Its answer ends the next Pump.
+  // Asks gRPC for the reason of the connection's end; the answer ends the next
+  // Pump.
   void Finish() {
     if (std::exchange(finishing_, true)) return;
     run_->Finish(&status_, Tag(Event::kFinished));
@@ -270,7 +276,7 @@ class Stream final : public GrpcStream {
 
   const int socket_fd_;  // gRPC's
   const ino_t socket_inode_;
-  // In this order: what runs needs what it runs on.
+  // The order matters: a running call needs the objects before it.
   grpc::ClientContext context_;
   grpc::CompletionQueue queue_;
   grpc::GenericStub stub_;
@@ -280,7 +286,7 @@ class Stream final : public GrpcStream {
   bool finishing_ = false;
   grpc::Status status_;
   grpc::ByteBuffer reply_;
-  // At most one for each request that is out, and the chunks of one read.
+  // At most one reply for each outstanding request, and the chunks of one read.
   std::deque<v1::SessionReply> replies_;
 };
 

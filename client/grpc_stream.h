@@ -15,12 +15,13 @@
 
 namespace optstate::client {
 
-// One Session.Run call over a connection that was greeted already. All of its
-// work is done by the calling thread within Write and Read.
+// One Session.Run call over a connection whose handshake is complete. The
+// calling thread does all the work of the stream within Write and Read.
 //
-// A call that fails ends the stream; destroying it cancels what is left.
-// TransportError: the connection ended. DEADLINE_EXCEEDED: nothing moved until
-// the deadline. Anything else is what the engine ended the stream with.
+// A call that fails ends the stream; the destructor cancels an unfinished
+// stream. TransportError: the connection ended. DEADLINE_EXCEEDED: nothing
+// moved until the deadline. Any other error is the status with which the engine
+// ended the stream.
 //
 // Threads: one at a time.
 class GrpcStream {
@@ -29,23 +30,25 @@ class GrpcStream {
       UniqueFd socket, absl::Time deadline, const InterruptCheck& interrupted);
   virtual ~GrpcStream() = default;
 
-  // In a forked child, as the last call: closes its copy of the socket, so that
-  // the connection ends with the parent. The object is to be leaked then, for
-  // gRPC's threads, which would end it, exist only there.
+  // Closes a forked child's copy of the socket, so that the connection ends
+  // with the parent; is the last call. The object is then leaked, because
+  // gRPC's threads, which would end it, exist only in the parent.
   virtual void Abandon() = 0;
 
-  // Hands one message to gRPC; `request` is free when it returns. Waits for the
-  // message before it to leave, which is when the engine's window has room.
+  // Hands one message to gRPC; the caller may reuse `request` when this
+  // returns. Waits until the previous message has left, which is when the
+  // engine's window has room.
   virtual absl::Status Write(const v1::SessionRequest& request,
                              absl::Time deadline) = 0;
-  // The same for a GradientChunk, whose data is sent from where it is, without
-  // a copy. `owner` keeps it there for as long as gRPC may look at it; what is
-  // written into it before the request is answered may or may not be sent.
+  // Writes a GradientChunk whose data is sent in place, without a copy. `owner`
+  // keeps the data alive for as long as gRPC may read it; bytes written into it
+  // before the request is answered may or may not be sent.
   virtual absl::Status WriteChunk(uint64_t request_id, uint64_t offset_bytes,
                                   absl::Span<const std::byte> data,
                                   std::shared_ptr<const void> owner,
                                   absl::Time deadline) = 0;
-  // CANCELLED: interrupted; this alone leaves the stream as it is.
+  // Reads the next reply. CANCELLED: interrupted; only this error leaves the
+  // stream usable.
   virtual absl::StatusOr<v1::SessionReply> Read(
       absl::Time deadline, const InterruptCheck& interrupted) = 0;
 };

@@ -42,7 +42,7 @@ v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
   return hello;
 }
 
-// A socket, or a host, that is not there is a daemon that is not there.
+// Makes the error of an absent daemon from that of a missing socket or host.
 absl::Status NobodyThere(const absl::Status& status) {
   if (!absl::IsNotFound(status) && !absl::IsUnavailable(status)) {
     return UnreachableError(status);
@@ -51,8 +51,8 @@ absl::Status NobodyThere(const absl::Status& status) {
       status.message(), "; start optstated there, or name another endpoint")));
 }
 
-// A daemon that drains is UNAVAILABLE for good; one whose last engine of this
-// job is just going away says so in these words.
+// A draining daemon is UNAVAILABLE permanently; a daemon whose last engine of
+// this job is just going away says so in these words.
 absl::Status Verdict(const absl::Status& status) {
   const bool again = absl::IsUnavailable(status) &&
                      absl::StrContains(status.message(), "connect again");
@@ -69,7 +69,7 @@ absl::Status Greet(int socket, const v1::Hello& hello, absl::Time deadline,
   if (!frame.ok()) {
     const absl::Status status =
         Annotate(frame.status(), "the daemon did not answer the greeting");
-    // Whatever answered in another language will do so again.
+    // A peer that answers in another protocol will do so again.
     return absl::IsInvalidArgument(status) ? status : TransportError(status);
   }
   v1::HelloReply reply;
@@ -86,7 +86,8 @@ absl::Status Greet(int socket, const v1::Hello& hello, absl::Time deadline,
                    ", this client (", kVersion, ") ", shm::kProtocolVersion));
 }
 
-// Differs between machines, and is equal in all containers of one.
+// Returns an id that differs between machines and is equal in all containers of
+// one machine.
 std::string HostId() {
   std::string id;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
@@ -99,7 +100,7 @@ absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
                                         const std::string& job, bool must_exist,
                                         absl::Time deadline,
                                         const InterruptCheck& interrupted) {
-  // A session that looks for a lost daemon comes here again and again.
+  // A session that looks for a lost daemon calls this function repeatedly.
   OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
   absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline, interrupted);
   if (absl::IsCancelled(socket.status())) return socket.status();

@@ -14,22 +14,22 @@
 
 namespace optstate::client {
 
-// The start of every connection, whatever its wire: dials, sends Hello and
-// reads HelloReply. What the daemon answers is passed on; a daemon that cannot
-// be reached is an UnreachableError, one that hangs up a TransportError.
-// CANCELLED: interrupted.
+// Starts a connection of any wire: dials, sends Hello and reads HelloReply. An
+// error that the daemon answers is passed on; a daemon that cannot be reached
+// is an UnreachableError, one that hangs up a TransportError. CANCELLED:
+// interrupted.
 absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
                                         const std::string& job, bool must_exist,
                                         absl::Time deadline,
                                         const InterruptCheck& interrupted);
 
-// `comes_back`: for a job that must be as it was.
+// Makes the request. `comes_back`: the job must be as it was before.
 v1::RegisterRequest MakeRegister(const ChannelSetup& setup, bool comes_back);
 v1::AttachRequest MakeAttach(const ChannelSetup& setup);
-// From a connection that attaches nobody.
+// Makes a request for a connection that attaches no rank.
 v1::DetachRequest MakeFarewell(const ChannelSetup& setup);
 
-// What the replies say, after checking that they fit `setup`.
+// Converts the replies after checking that they fit `setup`.
 absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
                                       const v1::RegisterReply& registered,
                                       const v1::AttachReply& attached);

@@ -1,4 +1,4 @@
-// What a client makes of a peer that is no daemon, or none of its age.
+// Tests a client whose peer is not a daemon, or one of another version.
 
 #include "client/handshake.h"
 
@@ -25,11 +25,11 @@ using testing::HasSubstr;
 
 absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
 
-// Accepts one connection and treats it as `peer` does.
+// Accepts one connection and lets `peer` handle it.
 class FakePeer {
  public:
   explicit FakePeer(std::function<void(int)> peer) {
-    // Not below TEST_TMPDIR, which is too long for a socket's path.
+    // The path is not below TEST_TMPDIR, which is too long for a socket.
     EXPECT_NE(mkdtemp(directory_.data()), nullptr);
     path_ = directory_ + "/sock";
     sockaddr_un address = {};
@@ -150,7 +150,7 @@ TEST(HandshakeTest, AnInterruptEndsTheWaitForAnAnswer) {
   FakePeer peer([](int connection) {
     EXPECT_TRUE(
         shm::ReceiveFrame(connection, shm::kHelloBytesMax, Soon()).ok());
-    // Says nothing until the other hangs up.
+    // This peer sends nothing until the other side hangs up.
     EXPECT_FALSE(
         shm::ReceiveFrame(connection, shm::kHelloBytesMax, Soon()).ok());
   });

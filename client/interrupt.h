@@ -7,15 +7,16 @@
 
 namespace optstate::client {
 
-// A wait asks this often. The answer may cost a lock that another thread holds
-// for milliseconds (Python's), so a wait that is shorter never asks.
+// The time between two checks for an interrupt during a wait. A check may cost
+// a lock that another thread holds for milliseconds (Python's), so a wait that
+// is shorter never checks.
 inline constexpr absl::Duration kInterruptSlice = absl::Milliseconds(50);
 
-// CANCELLED when `interrupted` says yes.
+// Returns CANCELLED when `interrupted` returns true.
 absl::Status CheckInterrupted(const InterruptCheck& interrupted);
 
-// Waits until `fd` can be read, its peer is gone, or `deadline` has passed,
-// which is for the read that follows to tell. CANCELLED: interrupted.
+// Waits until `fd` can be read, its peer is gone, or `deadline` has passed; the
+// caller's next read tells these apart. CANCELLED: interrupted.
 absl::Status AwaitReadable(int fd, absl::Time deadline,
                            const InterruptCheck& interrupted);
 

@@ -19,7 +19,7 @@ void LoadDigest::Add(StateArray array, uint32_t parameter, DType dtype,
                      absl::Span<const std::byte> data) {
   const uint64_t what = static_cast<uint64_t>(array) << 40 |
                         static_cast<uint64_t>(dtype) << 32 | parameter;
-  // A sum, so that the order does not count.
+  // A sum is independent of the order.
   sum_ += ContentDigest(data, Mix(what));
 }
 

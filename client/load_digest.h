@@ -10,16 +10,16 @@
 
 namespace optstate::client {
 
-// Identifies what a rank loads, in any order: equal loads have equal digests,
-// and others have other ones, but for one in 2^64.
+// Identifies the content of a rank's load, independent of order: equal loads
+// have equal digests; different loads have equal ones with probability 2^-64.
 //
 // Threads: not thread-safe.
 class LoadDigest {
  public:
-  // A whole array of a parameter.
+  // Adds a whole array of a parameter.
   void Add(StateArray array, uint32_t parameter, DType dtype,
            absl::Span<const std::byte> data);
-  // Never 0.
+  // The digest; never 0.
   uint64_t value() const { return sum_ == 0 ? 1 : sum_; }
 
  private:

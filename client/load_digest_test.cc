@@ -45,7 +45,7 @@ TEST(LoadDigestTest, DependsOnAllButTheOrder) {
   }
 }
 
-// Two that exchange their values are not alike.
+// Two arrays that exchange their values give another digest.
 TEST(LoadDigestTest, KnowsWhichValuesAreWhose) {
   Array a, b;
   b.parameter = 1;

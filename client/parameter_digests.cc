@@ -9,17 +9,18 @@
 namespace optstate::client {
 namespace {
 
-// The first cache holds two.
+// The block size: a first-level cache holds two blocks.
 constexpr uint64_t kBlockElements = kTileElements;
 static_assert(kPartElements % kBlockElements == 0);
 
-// Of each so many bytes ChangeDetection::kSample looks at one line.
+// ChangeDetection::kSample checks one line of each page of this size.
 constexpr uint64_t kPageBytes = 4096;
 constexpr uint64_t kLineBytes = 64;
 constexpr uint64_t kLinesPerPage = kPageBytes / kLineBytes;
 
-// The line that is looked at goes through the page with the steps, so that all
-// ranks look at the same, and a change that stays is found in the end.
+// Digests one line of each page. The line advances through the page with the
+// steps, so that all ranks check the same line, and a lasting change is found
+// in the end.
 uint64_t SampleDigest(absl::Span<const std::byte> data, uint64_t seed,
                       uint64_t step) {
   if (data.size() <= kPageBytes) return ContentDigest(data, seed);
@@ -41,7 +42,7 @@ ParameterDigests::ParameterDigests(const Layout* layout,
 
 uint64_t ParameterDigests::BlockEnd(uint32_t parameter, uint64_t begin) const {
   const ParameterSpec& spec = layout_->parameters()[parameter];
-  // Counted as parts are.
+  // The offset counts from the group's beginning, as for parts.
   const uint64_t offset =
       layout_->flat_offset(parameter) - layout_->group_begin(spec.group);
   const uint64_t end =

@@ -11,43 +11,43 @@
 
 namespace optstate::client {
 
-// What the trainer's copies of parameters held when they were made, so that
-// changes of them are found that leave no other trace.
+// Digests of the trainer's copies of parameters, taken when the copies were
+// made, so that a change that leaves no other trace is found.
 //
-// A parameter's digest is the sum of its blocks', whose order does not count:
-// each is summed when it is copied, while the core's cache has it.
+// A parameter's digest is the sum of its blocks' digests, independent of order:
+// each block is summed when it is copied, while the core's cache holds it.
 //
 // Threads: one at a time.
 class ParameterDigests {
  public:
-  // `layout` outlives it.
+  // `layout` outlives this object.
   ParameterDigests(const Layout* layout, ChangeDetection detection);
 
-  // Whether there is anything to find.
+  // Whether changes are looked for at all.
   bool enabled() const { return detection_ != ChangeDetection::kOff; }
-  // Before parameters are copied anew, as of this step: those of which
-  // something is added from now on are known again once all of it is.
+  // Begins new copies of parameters as of this step. A parameter of which some
+  // block is added from now on is known again once all its blocks are added.
   void BeginCopies(uint64_t step) {
     ++copies_;
     step_ = step;
   }
-  // The end of the block that begins at this element of a parameter: where a
-  // part begins (NextCut) there begins a block.
+  // The end of the block that begins at this element of a parameter. A block
+  // begins wherever a part begins (NextCut).
   uint64_t BlockEnd(uint32_t parameter, uint64_t begin) const;
-  // `data`: the block's elements.
+  // Adds a block; `data` points to its elements.
   void AddBlock(uint32_t parameter, uint64_t begin, const std::byte* data);
-  // The same for all blocks of a parameter.
+  // Adds all blocks of a parameter.
   void AddWhole(uint32_t parameter, const std::byte* data);
-  // Whether a copy is known and holds something else now. kSample: one line of
+  // Whether a copy is known and its content has changed. kSample: one line of
   // each page is compared.
   bool Differs(uint32_t parameter, const std::byte* data) const;
 
  private:
   struct Entry {
     uint64_t sum = 0;
-    uint64_t elements = 0;  // how many of them are summed
-    uint64_t copies = 0;    // copies_ when they were
-    uint64_t step = 0;      // step_, likewise
+    uint64_t elements = 0;  // number of elements summed
+    uint64_t copies = 0;    // copies_ when they were summed
+    uint64_t step = 0;      // step_ when they were summed
   };
 
   uint64_t BlockDigest(absl::Span<const std::byte> block, uint64_t begin,

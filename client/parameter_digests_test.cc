@@ -57,7 +57,7 @@ TEST(ParameterDigestsTest, ExchangedElementsAreFound) {
   std::vector<std::byte> bytes = Bytes(4 * kNumel);
   digests.BeginCopies(1);
   digests.AddWhole(0, bytes.data());
-  // Two blocks whole: sums alone would be equal.
+  // Two whole blocks are exchanged: unseeded sums would be equal.
   std::swap_ranges(bytes.begin(), bytes.begin() + 4 * kTileElements,
                    bytes.begin() + 4 * kTileElements);
   EXPECT_TRUE(digests.Differs(0, bytes.data()));

@@ -83,7 +83,7 @@ void ParameterReader::CopyRest(const std::byte* area) {
 
 bool ParameterReader::IsReady(const Part& part,
                               const std::atomic<uint64_t>* stamps) const {
-  // The last one first: it is mostly the last to be stamped.
+  // The last run is checked first, because it is mostly the last to be stamped.
   for (uint64_t run = part.end_run; run > part.first_run; --run) {
     if (stamps[run - 1].load(std::memory_order_acquire) != step_) return false;
   }

@@ -14,29 +14,30 @@
 namespace optstate::client {
 
 // Copies parameters out of the parameter area, also while a step is being
-// taken: each part once all its runs are stamped with the step.
+// applied: each part is copied once all its runs are stamped with the step.
 //
 // Threads: one at a time.
 class ParameterReader {
  public:
-  // `layout` and `digests`, which gets what is copied, outlive it.
+  // `layout` and `digests` outlive this object; `digests` receives the copied
+  // blocks.
   ParameterReader(const Layout* layout, ParameterDigests* digests)
       : layout_(layout), digests_(digests) {}
 
-  // `targets` are checked, and last until all is copied.
+  // Begins a read. `targets` were checked and stay valid until all is copied.
   void Begin(uint64_t step, const ParameterTargets& targets);
-  // Copies what is ready and not copied yet; whether there was anything.
-  // `stamps` as Channel::run_stamps, `area` as Channel::parameter_area.
+  // Copies the parts that are ready and not copied yet; returns whether there
+  // were any. `stamps` is Channel::run_stamps, `area` Channel::parameter_area.
   bool CopyReady(const std::atomic<uint64_t>* stamps, const std::byte* area);
-  // Copies the rest.
+  // Copies the remaining parts.
   void CopyRest(const std::byte* area);
   bool done() const { return left_.empty(); }
   // Whether CopyReady has copied something since Begin.
   bool has_copied() const { return has_copied_; }
 
  private:
-  // Elements [begin, end) of one target, or several targets whole, of
-  // parameters that follow on each other.
+  // Elements [begin, end) of one target, or several whole targets of
+  // consecutive parameters.
   struct Part {
     size_t first_target = 0;
     size_t end_target = 0;

@@ -14,8 +14,8 @@ namespace {
 
 constexpr uint64_t kStep = 7;
 
-// Parameters of a layout, whose bytes say which run they are of, and where they
-// are copied to.
+// Parameters of a layout, whose bytes identify their run, and the destinations
+// of their copies.
 class Parameters {
  public:
   explicit Parameters(const Layout* layout)
@@ -34,7 +34,8 @@ class Parameters {
     for (auto& copy : copies_) destinations_.push_back(copy.data());
   }
 
-  // Every byte that is new is of a run that is stamped; with `all`, all are.
+  // Checks that every new byte belongs to a stamped run; with `all`, that all
+  // bytes are new.
   void Check(bool all) const {
     for (uint32_t p = 0; p < copies_.size(); ++p) {
       for (uint64_t i = 0; i < copies_[p].size(); ++i) {
@@ -47,7 +48,7 @@ class Parameters {
       }
     }
   }
-  // Each copy is known, and one byte that changes is seen.
+  // Checks that each copy is known and that the change of one byte is seen.
   void CheckDigests(const ParameterDigests& digests, RandomLayouts* random) {
     for (uint32_t p = 0; p < copies_.size(); ++p) {
       EXPECT_FALSE(digests.Differs(p, copies_[p].data())) << p;
@@ -169,7 +170,7 @@ TEST(ParameterReaderTest, RunsInAnyOrderOfAnyLayout) {
   RandomLayouts random;
   for (int round = 0; round < 20; ++round) {
     LayoutSpec spec = random.Next(40);
-    // One that comes in pieces.
+    // This parameter is large enough to come in pieces.
     ParameterSpec& large =
         spec.parameters[random.Uniform(0, spec.parameters.size() - 1)];
     large.numel = static_cast<int64_t>(random.Uniform(1, 600000));

@@ -49,8 +49,8 @@ absl::StatusOr<std::unique_ptr<ParameterViews>> ParameterViews::Map(
                           MAP_PRIVATE | MAP_NORESERVE, file, 0);
   if (data == MAP_FAILED) return OsError(errno, "mmap of the parameters");
   views->area_ = absl::MakeSpan(static_cast<std::byte*>(data), bytes);
-  // Of a process that locks all its memory (mlockall): locked pages cannot be
-  // given back, and are copies of the process's own already.
+  // In a process that locks all its memory (mlockall), locked pages cannot be
+  // given back and are private copies already.
   if (munlock(data, bytes) != 0) {
     return OsError(errno, "munlock of the parameters");
   }
@@ -127,7 +127,7 @@ absl::Status ParameterViews::Compare(absl::Span<std::byte> range,
                                      std::vector<uint32_t>* parameters) {
   const auto begin = static_cast<uint64_t>(range.data() - area_.data());
   const uint64_t end = begin + range.size();
-  // What lies behind the parameters is nobody's.
+  // Bytes behind the parameters belong to no parameter.
   const auto differs = [&](uint64_t page) {
     if (page >= committed.size()) return false;
     const uint64_t bytes = std::min(PageBytes(), committed.size() - page);
@@ -152,14 +152,15 @@ void ParameterViews::NoteParameters(uint64_t begin, uint64_t end,
                                     absl::Span<const std::byte> committed,
                                     std::vector<uint32_t>* parameters) const {
   const auto specs = layout_.parameters();
-  // The last that begins at or before `begin`, which may reach into the pages.
+  // Finds the last parameter that begins at or before `begin` and may reach
+  // into the pages.
   uint32_t low = 0;
   auto high = static_cast<uint32_t>(specs.size());
   while (high - low > 1) {
     const uint32_t middle = low + (high - low) / 2;
     (layout_.parameter_offset_bytes(middle) <= begin ? low : high) = middle;
   }
-  // Those without elements have the place of the next one.
+  // Parameters without elements share the offset of the next one.
   while (low > 0 && layout_.parameter_offset_bytes(low - 1) ==
                         layout_.parameter_offset_bytes(low)) {
     --low;
@@ -195,7 +196,8 @@ absl::Status ParameterViews::Keep() {
           "no memory for a copy of ", area_.size(), " bytes of parameters"));
     }
     if (errno != EINVAL) return OsError(errno, "copying of the parameters");
-    // An older kernel: a write of what is there copies a page too.
+    // An older kernel lacks the call: writing the present value copies a page
+    // too.
     for (uint64_t at = 0; at < area_.size(); at += PageBytes()) {
       auto* const byte = reinterpret_cast<volatile std::byte*>(&area_[at]);
       *byte = *byte;

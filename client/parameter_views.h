@@ -20,38 +20,38 @@ namespace optstate::client {
 // The parameters of a job as memory that its trainer may write: a private
 // mapping of the parameter file.
 //
-// What the engine writes is there at once. What the trainer writes goes to a
-// copy of the page, which the engine's writes do not reach any more, and is
-// found by FindWritten(); Release() gives such copies back. The address never
+// Values that the engine writes appear at once. A write by the trainer goes to
+// a copy of the page, which later writes of the engine do not reach and
+// FindWritten() finds; Release() gives such copies back. The address never
 // changes.
 //
 // Threads: not thread-safe; but any thread may read and write the memory at any
-// time, except what it writes during FindWritten and Release, which may be
-// lost.
+// time, except that writes during FindWritten and Release may be lost.
 class ParameterViews {
  public:
-  // `file` is the parameter file of a job of this layout, which was checked;
-  // it stays the caller's. UNIMPLEMENTED where written pages cannot be found.
+  // Maps `file`, the checked parameter file of a job of this layout; the caller
+  // keeps it. UNIMPLEMENTED where written pages cannot be found.
   static absl::StatusOr<std::unique_ptr<ParameterViews>> Map(
       int file, const Layout& layout);
   ParameterViews(const ParameterViews&) = delete;
   ParameterViews& operator=(const ParameterViews&) = delete;
   ~ParameterViews();
 
-  // Elements of a parameter, in its own dtype. Empty behind the last one.
+  // The elements of a parameter, in its own dtype. Empty for an index behind
+  // the last parameter.
   absl::Span<std::byte> parameter(uint32_t parameter) const;
 
-  // Parameters, ascending, whose bytes differ from those of `committed`, the
-  // parameter area of the session, because the trainer has written them. Copies
-  // of pages that do not differ are given back. `file`: as in Map; when it is
-  // another one than before the mapping becomes one of it, and what was written
-  // stays. DATA_LOSS: the file was cut short.
+  // Finds the parameters, ascending, whose bytes differ from those of
+  // `committed`, the session's parameter area, because the trainer has written
+  // them. Copies of pages that do not differ are given back. `file`: as in Map;
+  // when the file has changed, the mapping is replaced by one of the new file,
+  // and the trainer's writes stay. DATA_LOSS: the file was cut short.
   absl::Status FindWritten(int file, absl::Span<const std::byte> committed,
                            std::vector<uint32_t>* parameters);
-  // Gives all copies back, so that the engine's values are there.
+  // Gives all copies back, so that the memory shows the engine's values.
   absl::Status Release();
-  // Copies every page: what the engine writes from now on is not there.
-  // RESOURCE_EXHAUSTED, and some are not copied, when there is no memory.
+  // Copies every page: later writes of the engine do not appear.
+  // RESOURCE_EXHAUSTED: there is no memory, and some pages are not copied.
   absl::Status Keep();
 
  private:
@@ -59,7 +59,7 @@ class ParameterViews {
 
   absl::Status CheckFile(int file);
   absl::Status Follow(int file);
-  // Gives equal pages of the range back; notes the parameters of others.
+  // Gives equal pages of the range back; records the parameters of the others.
   absl::Status Compare(absl::Span<std::byte> range,
                        absl::Span<const std::byte> committed,
                        std::vector<uint32_t>* parameters);

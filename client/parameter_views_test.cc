@@ -29,7 +29,7 @@ ParameterSpec Parameter(const char* name, int64_t numel,
           .group = 0};
 }
 
-// As the engine has it: a file in memory, mapped shared.
+// A file in memory, mapped shared, like the engine's.
 class File {
  public:
   explicit File(uint64_t bytes)
@@ -103,7 +103,7 @@ TEST_F(ParameterViewsTest, WhatTheTrainerWritesIsFoundAndStaysItsOwn) {
   EXPECT_EQ(Engines(2)[0], 0);
   EXPECT_THAT(Written(), ElementsAre(0, 2, 4));
   EXPECT_THAT(Written(), ElementsAre(0, 2, 4));
-  // Uploaded, and given back.
+  // The engine has the uploaded values, and the copies are given back.
   Engines(0)[99] = 1;
   Engines(2)[0] = 2;
   Engines(4)[6] = 3;
@@ -158,7 +158,7 @@ TEST_F(ParameterViewsTest, AFileThatIsCutShortIsAnErrorAndNoSignal) {
   std::vector<uint32_t> found;
   EXPECT_EQ(views_->FindWritten(file_.fd(), file_.bytes(), &found).code(),
             absl::StatusCode::kDataLoss);
-  // Also when it has its size again.
+  // The loss is also reported once the file has its size again.
   file_.Truncate(static_cast<off_t>(bytes_));
   EXPECT_EQ(views_->FindWritten(file_.fd(), file_.bytes(), &found).code(),
             absl::StatusCode::kDataLoss);
@@ -187,7 +187,7 @@ TEST(WrittenPagesTest, BothWaysFindTheSame) {
   const auto mapping = absl::MakeSpan(data, kPages * page);
   int sum = 0;
   for (size_t i = 0; i < kPages; ++i) {
-    if (i % 2 == 0) sum += std::to_integer<int>(data[i * page]);  // read alone
+    if (i % 2 == 0) sum += std::to_integer<int>(data[i * page]);  // only reads
     if (i % 7 == 0 || (i > 1000 && i < 1500)) data[i * page] = std::byte{1};
   }
   EXPECT_EQ(sum, 0);

@@ -18,7 +18,7 @@
 namespace optstate::client {
 namespace {
 
-// Never 0, which the engine takes for no instance at all.
+// Returns a number other than 0, which for the engine means no instance.
 uint64_t NewInstance() {
   std::random_device random;
   return (uint64_t{random()} << 32 | random()) | 1;
@@ -46,7 +46,7 @@ NoticeSink NoticesOf(const SessionOptions& options) {
 
 absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
   OPTSTATE_RETURN_IF_ERROR(CheckOptions(options));
-  // The layout is by far the largest part, and not needed twice.
+  // The layout is moved: it is by far the largest part and not needed twice.
   OPTSTATE_ASSIGN_OR_RETURN(
       Layout layout, Layout::Make(std::exchange(options.layout, LayoutSpec())));
   OPTSTATE_ASSIGN_OR_RETURN(
@@ -82,13 +82,13 @@ Session::Session(SessionOptions options)
 Session::~Session() { Close(); }
 
 absl::StatusOr<std::unique_ptr<Session>> Session::Open(SessionOptions options) {
-  // One that is to be there again next time is not begun in a daemon of this
-  // process while the node's is being started again.
+  // A job that is not ephemeral is not begun in a daemon of this process while
+  // the node's daemon is being restarted.
   const AwayDaemon away =
       options.ephemeral ? AwayDaemon::kIsNone : AwayDaemon::kCounts;
   absl::StatusOr<Endpoint> endpoint = FindDaemon(
       options.endpoint, away, options.daemon_path, options.connect_timeout);
-  // Names the endpoint; which job was meant for it says nothing.
+  // The error names the endpoint; the name of the job would add nothing.
   if (!endpoint.ok()) return endpoint.status();
   options.endpoint = endpoint->ToString();
   return OpenOver(
@@ -140,8 +140,9 @@ void Session::Close() {
     channel_.reset();
     return;
   }
-  // A fork's copy: the connection is the parent's. What is left of the channel
-  // is leaked, because gRPC's threads, which would end it, exist only there.
+  // In a forked child the connection belongs to the parent. The rest of the
+  // channel is leaked, because gRPC's threads, which would end it, exist only
+  // in the parent.
   channel_->Abandon();
   static_cast<void>(channel_.release());
 }
@@ -251,7 +252,8 @@ absl::Status Session::FindWritten(ParameterViews* views,
 
 absl::Status Session::Annotated(const absl::Status& status) const {
   if (status.ok()) return status;
-  // The endpoint is what is wrong, and a job's name may be a random one.
+  // The endpoint comes first, because it is wrong, and a job's name may be
+  // random.
   if (IsUnreachable(status)) {
     return Annotate(status, absl::StrCat("no daemon at ", options_.endpoint,
                                          " for job \"", options_.job, "\""));

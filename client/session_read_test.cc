@@ -1,5 +1,5 @@
-// Parameters that come back while their step is being taken. The engine is a
-// thread that does as the test says.
+// Tests reads of parameters while their step is being applied. The engine is a
+// thread that follows the test's script.
 
 #include <atomic>
 #include <functional>
@@ -48,7 +48,7 @@ class SessionReadTest : public testing::Test {
     return {.parameters = parameters_, .destinations = destinations_};
   }
 
-  // As the engine sees what the rank has.
+  // Reads the rank's last value, also from the engine's thread.
   float Last() { return std::atomic_ref(values_.back()).load(); }
   bool Arrives(float value) {
     const absl::Time end = absl::Now() + absl::Seconds(20);
@@ -89,7 +89,7 @@ TEST_F(SessionReadTest, ComesBeforeTheAnswer) {
   EXPECT_EQ(values_, std::vector<float>(kNumel, 2));
 }
 
-// Other parameters than the step's, and a step that is skipped.
+// The stamps are of another step than the commit's, and the step is skipped.
 TEST_F(SessionReadTest, StampsOfOtherStepsDoNotCount) {
   for (uint64_t stamp : {0, 2}) {
     const auto session = Open([&, stamp](FakeShmEngine& engine) {
@@ -117,7 +117,7 @@ TEST_F(SessionReadTest, EngineWithoutRunStamps) {
   EXPECT_EQ(values_, std::vector<float>(kNumel, 2));
 }
 
-// A trainer that is interrupted has parameters of one step, not of two.
+// An interrupted trainer has parameters of one step, not of two.
 TEST_F(SessionReadTest, IsNotInterruptedOnceSomethingHasCome) {
   std::atomic<int> asked = 0;
   const auto session = Open(

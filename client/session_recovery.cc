@@ -1,4 +1,4 @@
-// How a session outlives its connection.
+// The recovery of a session after a lost connection.
 
 #include <unistd.h>
 
@@ -47,11 +47,12 @@ absl::Status Session::Persist(absl::FunctionRef<absl::Status()> verb) {
   }
 }
 
+// Reconnects in three steps.
 // 1. Connects, registers and attaches again, with the same gradient area.
 // 2. Compares the job's committed step with ours. One more: the step whose
-//    commit was under way is taken, and committing it again returns the
-//    recorded outcome. The same: the engine has dropped what we staged, but for
-//    what it has accumulated and says so.
+//    commit was under way is applied, and committing it again returns the
+//    recorded outcome. Equal: the engine has dropped our staged gradients,
+//    except accumulated ones that it reports.
 // 3. Pushes the rest again, if its gradients are still in the gradient area.
 absl::Status Session::Recover() {
   Attached attached;
@@ -64,7 +65,8 @@ absl::Status Session::Recover() {
   const std::optional<uint32_t> loads_before =
       std::exchange(loads_finished_, attached.loads_finished);
   if (std::exchange(loading_, false)) {
-    // With one more than before, it is this rank's answer alone that was lost.
+    // One more finished load than before means that only this rank's answer was
+    // lost.
     const bool is_finished = loads_finished_ ? loads_finished_ != loads_before
                                              : phase_ == JobPhase::kReady;
     if (finishing_load_ && is_finished) return absl::OkStatus();
@@ -74,15 +76,15 @@ absl::Status Session::Recover() {
   if (attached.committed_step == committed_step_) {
     return PushAgain(attached);
   }
-  // Without a commit under way it is one whose caller gave up at the deadline.
+  // Without a commit under way, the new step's caller gave up at the deadline.
   if (!commit_) committed_step_ = attached.committed_step;
   return absl::OkStatus();
 }
 
-// The first time, an endpoint where nobody has ever listened is the caller's
-// mistake. Else it is a daemon that is being started again. Later,
-// ALREADY_EXISTS means that the engine has not yet noticed the end of our own
-// last connection.
+// Connects until the timeout. On the first attempt, an endpoint where no daemon
+// has ever listened is the caller's mistake; otherwise a daemon is being
+// restarted there. Later, ALREADY_EXISTS means that the engine has not yet
+// noticed the end of our own last connection.
 absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
   const bool first = attempt == Attempt::kFirst;
   const absl::Time deadline = absl::Now() + options_.connect_timeout;
@@ -94,7 +96,7 @@ absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
   absl::Duration backoff = kBackoffMin;
   absl::Status cause;
   while (true) {
-    // A job that is gone must not come back as a new one.
+    // A job that is gone must not be created again.
     absl::StatusOr<Attached> result =
         channel_->Connect(/*must_exist=*/!first, deadline);
     if (result.ok()) {
@@ -120,9 +122,10 @@ absl::Status Session::ConnectWithin(Attempt attempt, Attached* attached) {
   }
 }
 
-// An engine that died could not be told, and the next one would await us. One
-// that only does not answer has it in its socket, and reads it unless it dies
-// first: then we are awaited until this process ends.
+// Tells the engine that this rank leaves. An engine that died could not be
+// told, so the next engine is told, which would otherwise await us. An engine
+// that only does not answer has the message in its socket and reads it unless
+// it dies first: then we are awaited until this process ends.
 void Session::Leave() {
   if (!attached_) return;
   absl::Status told = channel_->Disconnect();
@@ -159,7 +162,7 @@ absl::Status Session::PushAgain(const Attached& attached) {
   };
   const auto& pieces = setup_->partition.pieces;
   for (size_t i = 0; i < marks_.size(); ++i) {
-    // Of no elements nothing is lost, and nothing is there.
+    // A piece without elements can neither be lost nor be missing.
     if (!missing(i) || pieces[i].numel == 0) continue;
     if (there[i] >= marks_[i].micro_step_before && marks_[i].ended == ended_) {
       continue;
@@ -169,7 +172,8 @@ absl::Status Session::PushAgain(const Attached& attached) {
                                            step,
                                            " were lost; run the step again"));
   }
-  // In their order: a push says that the ones before it are over.
+  // Micro-steps are pushed in order: a push tells that the ones before it are
+  // over.
   std::set<int64_t> micro_steps;
   for (size_t i = 0; i < marks_.size(); ++i) {
     if (missing(i)) micro_steps.insert(marks_[i].micro_step);

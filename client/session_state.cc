@@ -1,4 +1,4 @@
-// The verbs that move state: load and fetch.
+// The session verbs that move state: load and fetch.
 
 #include <algorithm>
 #include <utility>
@@ -41,7 +41,7 @@ uint64_t ElementCount(const Layout& layout, StateArray array,
 
 absl::Status Session::BeginLoad(LoadContent content) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
-  loading_ = false;  // what was begun before is not gone on with
+  loading_ = false;  // an earlier unfinished load is dropped
   OPTSTATE_RETURN_IF_ERROR(
       Annotated(Persist([&] { return channel_->BeginLoad(StepDeadline()); })));
   loading_ = true;
@@ -72,7 +72,8 @@ absl::Status Session::Load(StateArray array, uint32_t parameter, DType dtype,
   const uint64_t count = ElementCount(setup_->layout, array, spec);
   const bool by_element =
       !IsPerParameter(array) && count == static_cast<uint64_t>(spec.numel);
-  // What has no place for each element belongs to who has the first one.
+  // An array without a place for each element belongs to the owner of the first
+  // element.
   if (!by_element && !IsPerParameter(array) && piece.begin != 0) {
     return absl::OkStatus();
   }
@@ -114,7 +115,7 @@ absl::StatusOr<uint64_t> Session::Fetch(StateArray array, uint32_t parameter,
   return FetchMany({&target, 1});
 }
 
-// No step is taken in between, because none is without this rank's commit.
+// No step is applied in between, because a step needs this rank's commit.
 absl::StatusOr<uint64_t> Session::FetchMany(
     absl::Span<const FetchTarget> targets) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));

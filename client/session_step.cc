@@ -1,4 +1,4 @@
-// The verbs of a step.
+// The session verbs of a step.
 
 #include <algorithm>
 #include <atomic>
@@ -16,15 +16,15 @@
 namespace optstate::client {
 namespace {
 
-// PushGradients submits what it has copied once it is this much: the engine
-// looks at it while the next is copied.
+// The size at which PushGradients submits copied gradients: the engine checks
+// them while the next ones are copied.
 constexpr uint64_t kPushBytes = 4 << 20;
 
 // See AwaitCommit.
 constexpr int kLooksPerStep = 64;
 constexpr absl::Duration kLookPauseMin = absl::Microseconds(100);
 constexpr absl::Duration kLookPauseMax = absl::Milliseconds(2);
-// Of a rank that is interrupted, with an engine that hangs.
+// The wait of an interrupted rank for an engine that hangs.
 constexpr absl::Duration kFinishPatience = absl::Seconds(5);
 
 }  // namespace
@@ -71,7 +71,7 @@ absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckGradients(parameters, gradients)));
   OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
-  // The engine may still read the last micro-step's.
+  // The engine may still read the last micro-step's gradients.
   if (options_.accumulate && unended_ && unended_->step == step &&
       unended_->micro_step < micro_step) {
     OPTSTATE_RETURN_IF_ERROR(EndMicroStep(step, unended_->micro_step));
@@ -79,7 +79,7 @@ absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
   const absl::Span<std::byte> area = channel_->gradient_area();
   PieceRun run;
   for (size_t i = 0; i < parameters.size(); ++i) {
-    // As a rule the next piece is the next parameter's.
+    // The next piece usually belongs to the next parameter.
     const size_t at = OwnsAt(run.end, parameters[i])
                           ? run.end
                           : setup_->partition.LowerBound(parameters[i]);
@@ -95,7 +95,8 @@ absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
   return PushCopied(step, micro_step, run);
 }
 
-// Before anything is copied, so that a call that is refused changes nothing.
+// Checks everything before the first copy, so that a refused call changes
+// nothing.
 absl::Status Session::CheckGradients(
     absl::Span<const uint32_t> parameters,
     absl::Span<const void* const> gradients) const {
@@ -131,10 +132,11 @@ bool Session::OwnsAt(size_t piece, uint32_t parameter) const {
   return piece < pieces.size() && pieces[piece].parameter == parameter;
 }
 
-// After a commit whose answer was not waited for, another commit goes on with
-// what was pushed, but a push begins the step again, perhaps with other
-// gradients: only once the engine has dropped the former ones, for until then
-// it may be reading them. After a push that failed both begin it again.
+// Drops the gradients of the open step where a new attempt at the step needs
+// that. After a commit whose answer was not awaited, another commit goes on
+// with the pushed gradients, but a push begins the step again, perhaps with
+// other gradients: the engine must first drop the former ones, which it may be
+// reading. After a failed push both begin the step again.
 absl::Status Session::BeginAnew(uint64_t step) {
   if (step != committed_step_ + 1 || !(commit_unresolved_ || push_failed_)) {
     return absl::OkStatus();
@@ -145,9 +147,9 @@ absl::Status Session::BeginAnew(uint64_t step) {
   return absl::OkStatus();
 }
 
-// Whether the piece's place in the gradient area is free. The engine reads it
-// until the step is taken, unless it accumulates; a push that it will refuse,
-// or ignore as a repeat, must not overwrite what was staged.
+// Whether the piece's place in the gradient area is free. The engine reads the
+// place until the step is applied, unless it accumulates; a push that it will
+// refuse, or ignore as a repeat, must not overwrite staged gradients.
 bool Session::MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const {
   const PieceMark& mark = marks_[piece];
   if (step != committed_step_ + 1) return false;
@@ -198,8 +200,8 @@ void Session::ForgetStaged() {
   end_sent_.reset();
 }
 
-// Without an answer, what the engine has is not known, and pushing all of it
-// again must not meet half of it.
+// Drops the step when no answer came: the engine's state is then unknown, and
+// pushing everything again must not meet half of it.
 absl::Status Session::NoteFailure(uint64_t step, const absl::Status& status) {
   const bool is_answered =
       !absl::IsDeadlineExceeded(status) && !absl::IsUnavailable(status);
@@ -210,8 +212,8 @@ absl::Status Session::NoteFailure(uint64_t step, const absl::Status& status) {
   return status;
 }
 
-// With a refused push the open step is dropped whole: committing the rest would
-// leave those parameters as they are, silently.
+// Drops the whole open step after a refused push: committing the rest would
+// silently leave those parameters unchanged.
 absl::Status Session::TakeFailedPush() {
   if (!channel_->failed_push()) return absl::OkStatus();
   const Channel::FailedPush failed = *channel_->failed_push();
@@ -235,7 +237,7 @@ absl::Status Session::Flush() {
   return absl::OkStatus();
 }
 
-// From here on the caller may write the next micro-step's gradients.
+// Records that the caller may now write the next micro-step's gradients.
 void Session::NoteEnded() {
   if (options_.accumulate) ++ended_;
   unended_.reset();
@@ -248,7 +250,7 @@ absl::Status Session::EndMicroStep(uint64_t step, uint32_t micro_step) {
   const absl::Status status = Persist([&] {
     if (!end_sent_ || end_sent_->step != step ||
         end_sent_->micro_step != micro_step) {
-      // As a push of nothing, which is answered when the others are as far.
+      // An empty push is answered when the other ranks are as far.
       OPTSTATE_RETURN_IF_ERROR(channel_->Push({.step = step,
                                                .micro_step = micro_step,
                                                .first_parameter = 0,
@@ -259,7 +261,7 @@ absl::Status Session::EndMicroStep(uint64_t step, uint32_t micro_step) {
     OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
     return TakeFailedPush();
   });
-  // Interrupted, it is under way; called again, it goes on.
+  // An interrupted end is still under way; a second call goes on with it.
   if (absl::IsCancelled(status)) return Annotated(status);
   end_sent_.reset();
   if (status.ok()) NoteEnded();
@@ -296,7 +298,7 @@ absl::Status Session::ReadParameters(const ParameterTargets& read) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(read)));
   if (channel_->has_mixed_parameters()) {
     OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
-    // A connection that is made anew begins with all of them.
+    // A new connection begins with all parameters of one step.
     OPTSTATE_RETURN_IF_ERROR(
         Annotated(Persist([] { return absl::OkStatus(); })));
   }
@@ -322,7 +324,8 @@ absl::Status Session::CommitStart(const CommitOptions& options) {
         absl::StrCat("commit has clips_with of ", options.clips_with.size(),
                      " groups, and ", options.groups.size(), " groups")));
   }
-  // Told before; but nothing was pushed since, so this is no new attempt.
+  // The error was reported before; but no push followed, so this is not a new
+  // attempt.
   if (!refused_push_.ok() && options.step == committed_step_ + 1) {
     return Annotated(std::exchange(refused_push_, absl::OkStatus()));
   }
@@ -335,7 +338,7 @@ absl::Status Session::CommitStart(const CommitOptions& options) {
 }
 
 absl::Status Session::StartCommit() {
-  // Every push must be known to be good before the step may be taken.
+  // Every push must have succeeded before the step may be applied.
   OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
   OPTSTATE_RETURN_IF_ERROR(TakeFailedPush());
   OPTSTATE_RETURN_IF_ERROR(channel_->StartCommit(*commit_, StepDeadline()));
@@ -377,8 +380,8 @@ absl::StatusOr<Outcome> Session::CommitWait(const ParameterTargets& read) {
   return outcome;
 }
 
-// Looks for parts that are ready some times while a step like the last one is
-// taken; how long the other ranks take to come is not known.
+// Checks for ready parts several times during a step as long as the last one;
+// the time until the other ranks come is not known.
 absl::StatusOr<Outcome> Session::AwaitCommit() {
   const absl::Duration pause =
       std::clamp(update_time_ / kLooksPerStep, kLookPauseMin, kLookPauseMax);
@@ -390,11 +393,11 @@ absl::StatusOr<Outcome> Session::AwaitCommit() {
     return copied ? absl::ZeroDuration() : pause;
   };
   absl::StatusOr<Outcome> outcome = channel_->WaitCommit(StepDeadline(), look);
-  // Whoever interrupts a wait may go on with parameters of one step, not of
-  // two: when there are new ones, all of them come now.
+  // The caller that interrupts a wait may go on with parameters of one step,
+  // not of two: when some are new, all of them are awaited.
   const absl::Time patience = absl::Now() + kFinishPatience;
   const auto has_begun = [&] {
-    // A single rank waits for nobody but the engine.
+    // A single rank waits only for the engine.
     return reader_->has_copied() || channel_->has_mixed_parameters() ||
            (has_views_ && (setup_->world_size == 1 || WritesParameters()));
   };
@@ -405,9 +408,9 @@ absl::StatusOr<Outcome> Session::AwaitCommit() {
   return outcome;
 }
 
-// Whether the engine kept what was staged depends on why it refused; after
-// this it has not. A step whose answer did not come may be committed again.
-// An interrupted commit goes on.
+// Drops a refused step: whether the engine kept its gradients depends on the
+// reason, and after this call it has not. A step whose answer did not come may
+// be committed again. An interrupted commit goes on.
 void Session::DropFailedStep(uint64_t step, const absl::Status& status) {
   if (absl::IsCancelled(status)) return;
   commit_.reset();
@@ -427,7 +430,7 @@ absl::Status Session::Abort(uint64_t step) {
   loading_ = false;
   return Annotated(Persist([&] {
     absl::Status status = channel_->Abort(step, StepDeadline());
-    // Answered after every push before it.
+    // The abort is answered after every push before it.
     if (channel_->failed_push() && channel_->failed_push()->step == step) {
       channel_->ClearFailedPush();
     }

@@ -1,5 +1,6 @@
-// What Session adds to a channel, above all how it outlives a lost connection.
-// On the model, where every moment of a loss can be chosen.
+// Tests what Session adds to a channel, above all recovery from a lost
+// connection. The tests use the model, where every moment of a loss can be
+// chosen.
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -60,7 +61,7 @@ class SessionTest : public testing::Test {
     EXPECT_EQ(session.committed_step(), step);
   }
 
-  // As after `steps` steps without any fault.
+  // Compares the state with that after `steps` steps without any fault.
   void ExpectUndisturbed(Session& session, uint64_t steps) {
     const auto plain = OpenLoaded(NewJob(UniformLayout(3, 50)));
     for (uint64_t step = 1; step <= steps; ++step) Step(*plain, step);
@@ -116,7 +117,7 @@ TEST_F(SessionTest, TakesTheRecordedOutcomeOfAStepWhoseAnswerWasLost) {
   ExpectUndisturbed(*session, 2);
 }
 
-// Whoever loses the engine and closes says so to the next one, once.
+// A session that loses the engine and closes tells the next engine once.
 TEST_F(SessionTest, ClosedAfterALoss) {
   auto session = OpenLoaded(NewJob(UniformLayout(3, 50)));
   session.reset();
@@ -126,7 +127,7 @@ TEST_F(SessionTest, ClosedAfterALoss) {
   session->Close();
   session.reset();
   EXPECT_EQ(daemon_.farewells(), 1);
-  // Where nobody is there is nobody to be told.
+  // Without a daemon no farewell is sent.
   session = OpenLoaded(NewJob(UniformLayout(3, 50)));
   daemon_.LoseConnections();
   daemon_.RefuseOpens(1);
@@ -195,12 +196,11 @@ TEST_F(SessionTest, TriesUntilTheDaemonIsBack) {
   ExpectUndisturbed(*session, 2);
 }
 
-// Of a daemon that was killed its socket is left, of one that was stopped the
-// lock beside it.
+// A killed daemon leaves its socket, a stopped daemon the lock beside it.
 TEST_F(SessionTest, TheFirstConnectWaitsForADaemonThatComesBack) {
   SessionOptions options = NewJob(UniformLayout(3, 50));
   std::string directory =
-      "/tmp/optstate-session-XXXXXX";  // a socket's is short
+      "/tmp/optstate-session-XXXXXX";  // short, as a socket's path must be
   ASSERT_NE(::mkdtemp(directory.data()), nullptr);
   const std::string path = directory + "/away.sock";
   options.endpoint = "unix:" + path;
@@ -239,7 +239,7 @@ TEST_F(SessionTest, GivesUpAtTheConnectTimeout) {
   EXPECT_EQ(status.code(), StatusCode::kUnavailable);
   EXPECT_THAT(status.message(), HasSubstr("connection refused"));
   EXPECT_THAT(status.message(), HasSubstr(options.job));
-  // Once it is back, the session goes on where it was.
+  // Once the daemon is back, the session continues where it was.
   daemon_.RefuseOpens(0);
   Step(*session, 1);
 }
@@ -292,7 +292,8 @@ TEST_F(SessionTest, LoadWhoseAnswerWasLostIsFinished) {
   ExpectUndisturbed(**session, 1);
 }
 
-// Its parameters alone do not make a job that had state before unready.
+// A lost load is not taken for a finished one only because the job was ready
+// before.
 TEST_F(SessionTest, LossDuringALoadOfAReadyJobIsTold) {
   auto session = Open(NewJob(UniformLayout(3, 50)));
   ASSERT_TRUE(session.ok()) << session.status();
@@ -308,7 +309,7 @@ TEST_F(SessionTest, LossDuringALoadOfAReadyJobIsTold) {
   ExpectUndisturbed(**session, 1);
 }
 
-// Rank 1 comes too late. Rank 0 may wait on, or begin the step again.
+// Rank 1 comes too late. Rank 0 may go on waiting, or begin the step again.
 TEST_F(SessionTest, AfterTheDeadlineCommitGoesOnAndPushBeginsAnew) {
   SessionOptions options = NewJob(UniformLayout(1, 50));
   options.world_size = 2;
@@ -328,7 +329,7 @@ TEST_F(SessionTest, AfterTheDeadlineCommitGoesOnAndPushBeginsAnew) {
             StatusCode::kDeadlineExceeded);
   EXPECT_EQ(owner.Commit(CommitOf(owner, 1)).status().code(),
             StatusCode::kDeadlineExceeded);
-  // Other gradients this time.
+  // This attempt pushes other gradients.
   ASSERT_TRUE(PushConstant(owner, 1, 0, 1).ok());
   ASSERT_TRUE((*second)->CommitStart(CommitOf(**second, 1)).ok());
   const auto outcome = owner.Commit(CommitOf(owner, 1));
@@ -342,7 +343,7 @@ TEST_F(SessionTest, VanishedJobIsNotCreatedAgain) {
   options.ephemeral = true;
   const auto session = OpenLoaded(options);
   daemon_.LoseConnections();
-  // Another session of the job comes and goes, and the job with it.
+  // Another session opens and closes, which deletes the ephemeral job.
   ASSERT_TRUE(Open(options).ok());
   EXPECT_EQ(session->Flush().code(), StatusCode::kNotFound);
 }

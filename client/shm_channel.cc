@@ -26,8 +26,8 @@ using shm::Submission;
 constexpr absl::Duration kSpin = absl::Microseconds(50);
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
-// A rank that spins takes its core from whoever it waits for, unless there are
-// cores to spare.
+// The spin time. A spinning rank takes its core from the process that it waits
+// for, unless there are cores to spare.
 absl::Duration SpinFor(uint32_t local_world_size) {
   cpu_set_t cores;
   if (sched_getaffinity(0, sizeof(cores), &cores) != 0) {
@@ -69,7 +69,8 @@ absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
   absl::StatusOr<v1::SessionReply> registered =
       Call(request, {}, nullptr, deadline);
   if (!registered.ok()) return Lose(registered.status());
-  // Only now: a job that is refused must not have cost other jobs memory.
+  // The segment is created only now: a refused job must not have taken memory
+  // from other jobs.
   const absl::Status created = CreateSegment();
   if (!created.ok()) return Lose(created);
   absl::StatusOr<v1::AttachReply> attached = Attach(deadline);
@@ -77,7 +78,8 @@ absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
   absl::StatusOr<Attached> result =
       MakeAttached(setup_, registered->register_(), *attached);
   if (!result.ok()) return Lose(result.status());
-  // Not before: it would take a core from the engine that attaches us.
+  // Populating begins only now: earlier it would take a core from the attaching
+  // engine.
   if (!std::exchange(populating_, true)) {
     populate_.Start({segment_.data(), segment_.size()});
   }
@@ -93,7 +95,8 @@ absl::Status ShmChannel::CreateSegment() {
   return absl::OkStatus();
 }
 
-// As an engine expects it at attach: a ring at 0.
+// Resets the segment to the state that an engine expects at attach: a ring at
+// 0.
 void ShmChannel::ResetSegment() {
   const std::string& hash = setup_.layout.hash();
   shm::ClientHeader* const h = header();
@@ -115,14 +118,14 @@ absl::StatusOr<v1::SessionReply> ShmChannel::Call(
     std::vector<UniqueFd>* reply_fds, absl::Time deadline) {
   const absl::Status sent =
       shm::SendFrame(socket_.get(), request.SerializeAsString(), fds, deadline);
-  // INVALID_ARGUMENT: a layout too large for a frame stays so.
+  // INVALID_ARGUMENT: the layout is too large for a frame, and stays so.
   if (absl::IsInvalidArgument(sent)) return sent;
   OPTSTATE_RETURN_IF_ERROR(TransportError(sent));
   OPTSTATE_RETURN_IF_ERROR(
       AwaitReadable(socket_.get(), deadline, setup_.interrupted));
   absl::StatusOr<shm::Frame> frame;
   v1::SessionReply reply;
-  // A notice that nobody waited for comes first.
+  // A notice that no wait has read yet comes first.
   do {
     frame = shm::ReceiveFrame(socket_.get(), shm::kFrameBytesMax, deadline);
     if (!frame.ok()) return TransportError(frame.status());
@@ -207,8 +210,8 @@ absl::Status ShmChannel::Disconnect() {
   if (!connected()) return NotConnected();
   v1::SessionRequest request;
   request.mutable_detach();
-  // The answer only says that the rank is free; to an engine that lives the
-  // socket's end says it too.
+  // The answer only confirms that the rank is free; the end of the socket also
+  // tells a live engine that the rank leaves.
   return Lose(
       Call(request, {}, nullptr, absl::Now() + kDetachTimeout).status());
 }
@@ -346,7 +349,8 @@ absl::Status ShmChannel::FinishLoad(uint64_t content_digest,
   return SubmitAndAwait(Op::kFinishLoad, submission, deadline);
 }
 
-// One after the other: an answer is at the window's start, wherever it is from.
+// Fetches the ranges one after another, because every answer is at the window's
+// start.
 absl::StatusOr<uint64_t> ShmChannel::Fetch(absl::Span<const FetchRange> ranges,
                                            absl::Time deadline) {
   uint64_t step = 0;
@@ -371,7 +375,7 @@ absl::StatusOr<uint64_t> ShmChannel::FetchOne(const FetchRange& range,
   OPTSTATE_ASSIGN_OR_RETURN(Pending* const pending,
                             Submit(Op::kFetch, submission, deadline));
   OPTSTATE_RETURN_IF_ERROR(Await(pending, deadline));
-  // The window is the engine's again with the next fetch, which is ours.
+  // The engine writes to the window again only at our next fetch.
   std::memcpy(range.out.data(),
               InCompletions<std::byte>(CompletionSegmentLayout::kFetchWindow),
               range.out.size());

@@ -26,9 +26,9 @@ namespace optstate::client {
 // register and attach, then rings in sealed segments; gradients and parameters
 // are never sent, only named. See proto/shm/segment_layout.h.
 //
-// Waiting for an answer spins for a moment, then sleeps on the engine's
-// doorbell in slices, looking in between whether the socket still lives: that
-// is how the death of the engine is noticed.
+// A wait for an answer spins for a moment, then sleeps on the engine's doorbell
+// in slices and checks the socket in between: this is how the death of the
+// engine is noticed.
 class ShmChannel final : public Channel {
  public:
   ShmChannel(Endpoint endpoint, ChannelSetup setup);
@@ -66,7 +66,7 @@ class ShmChannel final : public Channel {
                                  absl::Time deadline) override;
 
  private:
-  // A submission that is out, or whose answer was not collected yet.
+  // A submission that is outstanding, or whose answer was not collected yet.
   struct Pending {
     uint64_t request_id = 0;  // 0: free
     shm::Op op = shm::Op::kPush;
@@ -93,10 +93,11 @@ class ShmChannel final : public Channel {
                                     absl::Time deadline);
   absl::Status SubmitAndAwait(shm::Op op, const shm::Submission& submission,
                               absl::Time deadline);
-  // How long a dead engine may go unnoticed while its answer is awaited.
+  // The longest time for which the death of the engine may go unnoticed while
+  // its answer is awaited.
   static absl::Duration LongestSleep() { return absl::Milliseconds(50); }
-  // Asks `interrupted`; after CANCELLED nothing is lost. `meanwhile` as
-  // WaitCommit.
+  // Waits until `done` returns true and checks `interrupted`; after CANCELLED
+  // nothing is lost. `meanwhile`: as in WaitCommit.
   absl::Status WaitUntil(absl::FunctionRef<bool()> done, absl::Time deadline,
                          const InterruptCheck& interrupted = nullptr,
                          Meanwhile meanwhile = LongestSleep);
@@ -136,10 +137,10 @@ class ShmChannel final : public Channel {
 
   uint64_t last_request_id_ = 0;
   uint32_t pending_pushes_ = 0;
-  // Requests that may be out. Fewer than a ring has entries, because the engine
-  // gives an entry back a moment after it has answered.
+  // The most requests that may be outstanding. This is fewer than a ring has
+  // entries, because the engine frees an entry a moment after its answer.
   static constexpr uint64_t kPendingMax = shm::kRingEntries / 2;
-  std::array<Pending, kPendingMax> pending_;  // of request r: r % kPendingMax
+  std::array<Pending, kPendingMax> pending_;  // request r is at r % kPendingMax
   Pending* commit_ = nullptr;
 };
 

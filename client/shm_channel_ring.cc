@@ -1,4 +1,4 @@
-// How ShmChannel submits requests and collects their answers.
+// The part of ShmChannel that submits requests and collects their answers.
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -24,7 +24,7 @@ using shm::CompletionSegmentLayout;
 using shm::Op;
 using shm::Submission;
 
-// For the rest of a frame of which something has arrived.
+// The limit for the rest of a frame that has begun to arrive.
 constexpr absl::Duration kFrameTimeout = absl::Milliseconds(100);
 
 }  // namespace
@@ -33,8 +33,8 @@ absl::StatusOr<ShmChannel::Pending*> ShmChannel::Submit(Op op,
                                                         Submission submission,
                                                         absl::Time deadline) {
   Pending* const pending = &pending_[(last_request_id_ + 1) % kPendingMax];
-  // The slot, and with it a place in both rings, is free once the request that
-  // was made kPendingMax ago is answered.
+  // The slot, and with it a place in both rings, is free once the request made
+  // kPendingMax requests ago is answered.
   OPTSTATE_RETURN_IF_ERROR(
       WaitUntil([&] { return pending->request_id == 0; }, deadline));
   submission.op = static_cast<uint16_t>(op);
@@ -70,8 +70,8 @@ absl::Status ShmChannel::WaitUntil(absl::FunctionRef<bool()> done,
   if (!connected()) return NotConnected();
   absl::Time ask = absl::Now() + kInterruptSlice;
   while (!done()) {
-    // Looked at before the ring, so that what an engine answered before it died
-    // still counts.
+    // The socket is checked before the ring, so that answers given by an engine
+    // before it died still count.
     const bool speaks = PeerSpeaks();
     OPTSTATE_ASSIGN_OR_RETURN(const bool progress, TakeCompletions());
     if (progress) continue;
@@ -108,8 +108,7 @@ absl::StatusOr<bool> ShmChannel::TakeCompletions() {
   }
 }
 
-// Files an answer under its request. The error is the engine's breach of the
-// protocol.
+// Files an answer under its request. An error: the engine broke the protocol.
 absl::Status ShmChannel::Record(const Completion& completion) {
   Pending* const pending = &pending_[completion.request_id % kPendingMax];
   if (completion.request_id == 0 || pending->answered ||
@@ -145,14 +144,15 @@ std::string ShmChannel::TextOf(const Completion& completion) const {
       text, std::min<uint64_t>(completion.text_bytes, shm::kTextBytes));
 }
 
-// Once the rings are in use the socket brings notices and its end.
+// Whether the socket has something to read: once the rings are in use, that is
+// a notice or the connection's end.
 bool ShmChannel::PeerSpeaks() const {
   pollfd entry = {.fd = socket_.get(), .events = POLLIN, .revents = 0};
   return poll(&entry, 1, 0) > 0;
 }
 
-// OK: a notice. An engine that ends a session on purpose says why; one that
-// died cannot.
+// Reads the socket; OK: a notice. An engine that ends a session on purpose
+// sends the reason; an engine that died cannot.
 absl::Status ShmChannel::HearPeer() const {
   v1::SessionReply said;
   absl::StatusOr<shm::Frame> frame = shm::ReceiveFrame(

@@ -1,5 +1,6 @@
-// What a rank makes of an engine that breaks the protocol: nothing that it
-// wrote is trusted. The engine here is a thread that does as the test says.
+// Tests a rank against an engine that breaks the protocol: no value that the
+// engine wrote is trusted. The engine is a thread that follows the test's
+// script.
 
 #include "client/shm_channel.h"
 
@@ -23,14 +24,14 @@ using testing::HasSubstr;
 
 class ShmChannelTest : public testing::Test {
  protected:
-  // A channel to an engine that does what `script` says.
+  // Makes a channel to an engine that runs `script`.
   ShmChannel* ChannelTo(std::function<void(FakeShmEngine&)> script) {
     daemon_ = std::make_unique<FakeShmDaemon>(std::move(script));
     channel_ = std::make_unique<ShmChannel>(daemon_->endpoint(), SetupOfTest());
     return channel_.get();
   }
 
-  // What Connect says to an engine that does this.
+  // Returns the result of Connect to an engine that runs `script`.
   absl::Status ConnectTo(std::function<void(FakeShmEngine&)> script) {
     ShmChannel* const channel = ChannelTo(std::move(script));
     absl::Status status = channel->Connect(false, Soon()).status();
@@ -38,7 +39,7 @@ class ShmChannelTest : public testing::Test {
     return status;
   }
 
-  // What a push and flush say after that.
+  // Returns the result of a push and a flush after a connect.
   absl::Status FlushTo(const std::function<void(FakeShmEngine&)>& script) {
     const absl::Status connected = ConnectTo([script](FakeShmEngine& engine) {
       engine.Admit();
@@ -55,7 +56,7 @@ class ShmChannelTest : public testing::Test {
   }
 
   std::unique_ptr<FakeShmDaemon> daemon_;
-  std::unique_ptr<ShmChannel> channel_;  // gone before its daemon
+  std::unique_ptr<ShmChannel> channel_;  // destroyed before its daemon
 };
 
 TEST_F(ShmChannelTest, AnswersArriveWithTheirText) {
@@ -129,7 +130,7 @@ TEST_F(ShmChannelTest, RunStampsOfAnotherSize) {
   EXPECT_THAT(status.message(), HasSubstr("run stamps"));
 }
 
-// An older one has none.
+// An older engine has no run stamps.
 TEST_F(ShmChannelTest, EngineWithoutRunStamps) {
   EXPECT_TRUE(ConnectTo([](FakeShmEngine& engine) {
                 engine.Admit({engine.completions.fd(),
@@ -163,7 +164,7 @@ TEST_F(ShmChannelTest, AnswerTwice) {
     engine.Answer(answer);
     engine.Take();
   });
-  // Whether the second is seen in this call or the next is chance.
+  // The second answer may be seen in this call or the next one.
   absl::Status next = channel_->Abort(1, Soon());
   EXPECT_FALSE(status.ok() && next.ok());
   EXPECT_FALSE(channel_->connected());
@@ -200,7 +201,7 @@ TEST_F(ShmChannelTest, DeathIsATransportError) {
   EXPECT_FALSE(channel_->connected());
 }
 
-// What it answered before it died counts.
+// An answer given by the engine before it died counts.
 TEST_F(ShmChannelTest, LastAnswerBeforeDeath) {
   const absl::Status status = FlushTo([](FakeShmEngine& engine) {
     Completion answer = {};

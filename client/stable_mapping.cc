@@ -28,7 +28,7 @@ absl::Status StableMapping::Replace(UniqueFd fd, uint64_t bytes) {
           ? shm::MapSpread(fd.get(), bytes, PROT_READ)
           : mmap(data_, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd.get(), 0);
   if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's file");
-  // Hints; see SealedSegment. The first read maps what is not mapped.
+  // The calls are hints; see SealedSegment. The first read maps missing pages.
   madvise(data, bytes, MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(data);
   size_ = bytes;

@@ -10,14 +10,14 @@
 
 namespace optstate::client {
 
-// A peer's file at an address that does not change when the file does.
+// A peer's file mapped at an address that does not change when the file does.
 //
 // A daemon that comes back may bring another parameter file (the job was
 // deleted and made anew), while the trainer holds pointers into the old one.
-// The new one is mapped over the old in one step, so that at no time there is
-// nothing, or something else, at the address.
+// The new file is mapped over the old one in one step, so that the address is
+// never unmapped and never shows anything else.
 //
-// Unmaps when destroyed.
+// The destructor unmaps the file.
 class StableMapping {
  public:
   StableMapping() = default;
@@ -25,13 +25,13 @@ class StableMapping {
   StableMapping& operator=(const StableMapping&) = delete;
   ~StableMapping();
 
-  // Maps the file, read-only, after shm::PeerSegment::CheckFile. Every
-  // call has the same `bytes`. After an error the mapping is as before.
+  // Maps the file, read-only, after shm::PeerSegment::CheckFile. Every call has
+  // the same `bytes`. After an error the mapping is as before.
   absl::Status Replace(UniqueFd fd, uint64_t bytes);
 
   // Empty before the first Replace.
   absl::Span<const std::byte> bytes() const { return {data_, size_}; }
-  // Of the last Replace, -1 before; closed by the next one.
+  // The file of the last Replace, -1 before; the next Replace closes it.
   int file() const { return file_.get(); }
 
  private:

@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kBytes = 64 << 10;
 
-// A file whose bytes are all `value`, open for writing.
+// Makes a file whose bytes are all `value`, open for writing.
 UniqueFd FileOf(int value) {
   std::string path = testing::TempDir() + "/mapping-XXXXXX";
   UniqueFd fd(mkstemp(path.data()));
@@ -38,7 +38,7 @@ TEST(StableMappingTest, KeepsItsAddress) {
   ASSERT_TRUE(mapping.Replace(ReadOnly(first), kBytes).ok());
   const std::byte* const address = mapping.bytes().data();
   EXPECT_EQ(address[kBytes - 1], std::byte{1});
-  // Shared, not copied.
+  // The mapping is shared, not a copy.
   ASSERT_EQ(pwrite(first.get(), "\x09", 1, 0), 1);
   EXPECT_EQ(address[0], std::byte{9});
   ASSERT_TRUE(mapping.Replace(ReadOnly(second), kBytes).ok());
@@ -46,7 +46,7 @@ TEST(StableMappingTest, KeepsItsAddress) {
   EXPECT_EQ(address[kBytes - 1], std::byte{2});
 }
 
-// proto/shm/spread_mapping.h.
+// The rule for large mappings is in proto/shm/spread_mapping.h.
 TEST(StableMappingTest, LargeOnesAreSpread) {
   constexpr uint64_t kLarge = (uint64_t{2} << 20) + 4096;
   const UniqueFd file = FileOf(1);

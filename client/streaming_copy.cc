@@ -11,16 +11,18 @@ namespace optstate::client {
 namespace {
 
 #if defined(__SSE2__)
-// Smaller copies stay in the cache, where the engine finds them. The C library
-// waits for some multiple of the last-level cache, which is shared by all.
+// The smallest copy that bypasses the cache. Smaller copies stay in the cache,
+// where the engine finds them. The C library waits for some multiple of the
+// last-level cache, which is shared by all cores.
 constexpr size_t kStreamBytesMin = 256 << 10;
-// Of parts of at least so many bytes in all nothing stays there.
+// The total from which parts bypass the cache, because nothing of them would
+// stay there.
 constexpr size_t kStreamInAllMin = 8 << 20;
-// A few whole lines.
+// The smallest such part: a few whole lines.
 constexpr size_t kStreamPartMin = 512;
 constexpr size_t kLineBytes = 64;
 
-// `to` is aligned to a line; `bytes` is a multiple of it.
+// Copies whole lines: `to` is aligned to a line; `bytes` is a multiple of it.
 void StreamLines(std::byte* to, const std::byte* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += kLineBytes) {
     const auto* source = reinterpret_cast<const __m128i*>(from + i);
@@ -64,7 +66,7 @@ void StreamingCopy(void* to, const void* from, size_t bytes,
 
 void StreamingFence() {
 #if defined(__SSE2__)
-  // Streaming stores are ordered by nothing else.
+  // Only the fence orders streaming stores.
   _mm_sfence();
 #endif
 }

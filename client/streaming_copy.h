@@ -5,11 +5,12 @@
 
 namespace optstate::client {
 
-// memcpy for data that this core does not read again: large copies bypass the
+// A memcpy for data that this core does not read again: large copies bypass the
 // cache, so that the destination's lines are not fetched first; so do parts of
-// what is larger than caches, `in_all` bytes. What was copied is visible to
-// other threads once StreamingFence has returned after it, and they synchronise
-// as usual: one fence for many parts, because it waits for all of them.
+// a copy of `in_all` bytes that exceeds the caches. Copied data is visible to
+// other threads once a later StreamingFence has returned and the threads
+// synchronise as usual: one fence serves many parts, because it waits for all
+// of them.
 void StreamingCopy(void* to, const void* from, size_t bytes, size_t in_all);
 void StreamingFence();
 

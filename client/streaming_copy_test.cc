@@ -7,7 +7,8 @@
 namespace optstate::client {
 namespace {
 
-// Every alignment of both ends, on both sides of the sizes at which it streams.
+// Tests every alignment of both ends, on both sides of the sizes at which
+// copies stream.
 TEST(StreamingCopyTest, CopiesEveryByteAndNoOther) {
   for (const size_t bytes : {size_t{0}, size_t{1}, size_t{63}, size_t{511},
                              size_t{512}, size_t{6401}, (size_t{256} << 10) - 1,

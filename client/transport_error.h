@@ -6,10 +6,10 @@
 
 namespace optstate::client {
 
-// A transport error says that the daemon was not reached or went away; any
-// other is its answer. The first is worth another try, the second is not, and
-// the code alone does not tell them apart: UNAVAILABLE is both a refused
-// connection and a daemon that drains.
+// The mark of a transport error: the daemon was not reached or went away; any
+// other error is the daemon's answer. Only a transport error is worth another
+// try, and the code alone does not tell the two apart: UNAVAILABLE is both a
+// refused connection and a daemon that drains.
 inline constexpr char kTransportErrorUrl[] = "optstate/transport";
 
 inline absl::Status TransportError(absl::Status status) {
@@ -21,15 +21,16 @@ inline absl::Status NotConnected() {
   return TransportError(absl::UnavailableError("not connected"));
 }
 
-// At the deadline of a call; an answer that says why would come by then only if
-// the other ranks had.
+// The error at the deadline of a call; an answer with the reason would have
+// come by then only if the other ranks had.
 inline absl::Status NoAnswer() {
   return absl::DeadlineExceededError(
       "no answer from the engine in time: it may be waiting for other ranks "
       "(`optctl describe job` says for which), or be stopped");
 }
 
-// A transport error of which nobody was there to hear.
+// Makes a transport error for a daemon that was not there to receive the
+// request.
 inline absl::Status UnreachableError(absl::Status status) {
   if (!status.ok()) {
     status.SetPayload(kTransportErrorUrl, absl::Cord("unreachable"));

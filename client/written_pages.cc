@@ -15,7 +15,7 @@
 namespace optstate::client {
 namespace {
 
-// linux/fs.h of Linux 6.7, which Debian 12's headers are older than.
+// The struct from linux/fs.h of Linux 6.7; Debian 12's headers are older.
 struct PageRegion {
   uint64_t start;
   uint64_t end;
@@ -91,7 +91,7 @@ absl::Status WrittenPages::Scan(absl::Span<std::byte> mapping,
   scan.end = scan.start + mapping.size();
   scan.vec = reinterpret_cast<uintptr_t>(regions.data());
   scan.vec_len = regions.size();
-  // Of the file are those that nobody has written.
+  // Pages that no process has written belong to the file.
   scan.category_inverted = kIsFile;
   scan.category_mask = kIsFile;
   scan.category_anyof_mask = kIsPresent | kIsSwapped;

@@ -10,19 +10,20 @@
 
 namespace optstate::client {
 
-// Finds the pages of a private mapping of a file that the process has written,
-// and so has copies of: those that are not the file's. The kernel knows them
-// (ioctl PAGEMAP_SCAN, since Linux 6.7; else /proc/self/pagemap).
+// Finds the pages of a private mapping of a file that the process has written
+// and therefore has copies of. The kernel reports them (ioctl PAGEMAP_SCAN,
+// since Linux 6.7; else /proc/self/pagemap).
 //
-// Threads: not thread-safe. Not for use in a forked child: it is of the process
-// that made it.
+// Threads: not thread-safe. A forked child must not use it: it refers to the
+// process that made it.
 class WrittenPages {
  public:
-  // UNIMPLEMENTED where /proc/self/pagemap cannot be read.
+  // Opens the kernel interface. UNIMPLEMENTED where /proc/self/pagemap cannot
+  // be read.
   static absl::Status Open(WrittenPages* pages);
 
-  // Ranges of whole pages, ascending and apart, of a mapping that begins and
-  // ends at pages.
+  // Finds the ranges of whole written pages, ascending and disjoint, of a
+  // mapping that begins and ends at page boundaries.
   absl::Status Find(absl::Span<std::byte> mapping,
                     std::vector<absl::Span<std::byte>>* ranges);
   // Reads /proc/self/pagemap although the kernel has the ioctl; for tests.

@@ -5,24 +5,24 @@
 
 namespace optstate {
 
-// What each slot of UpdateFactors means to Adam and AdamW, on every device.
+// The meaning of each slot of UpdateFactors to Adam and AdamW, on every device.
 //
 // With bc1 = 1 - beta1^t and bc2 = 1 - beta2^t:
 enum AdamFactor : int {
-  // Adam: weight_decay. AdamW: lr * weight_decay.
+  // For Adam weight_decay, for AdamW lr * weight_decay.
   kAdamDecay,
-  // Of exp_avg and of exp_avg_sq: see factors.h.
+  // The factors of exp_avg and exp_avg_sq: see factors.h.
   kAdamExpAvgWeight,
   kAdamSquareGain,
   kAdamSquareKeep,
   kAdamSquareLoss,
-  // eps * sqrt(bc2), not 0 unless eps is.
+  // The value eps * sqrt(bc2), not 0 unless eps is.
   kAdamEps,
-  // lr / bc1 * sqrt(bc2).
+  // The value lr / bc1 * sqrt(bc2).
   kAdamStepSize,
 };
 
-// UpdateKernel::prepare of Adam (L2 decay) and AdamW (decoupled).
+// Implements UpdateKernel::prepare of Adam (L2 decay) and AdamW (decoupled).
 UpdateFactors PrepareAdam(const UpdateInput& input);
 UpdateFactors PrepareAdamW(const UpdateInput& input);
 

@@ -23,28 +23,28 @@ namespace optstate {
 // minus the place of positive ones (1, at place 128, has no opposite).
 // bitsandbytes' codes are the same, unsigned, and 127 minus ours, signed.
 struct DynamicMap {
-  // Twice the same eight, for vectors of 8 and of 16; [(e + 7) % 8].
+  // The same eight values twice, for vectors of 8 and of 16; [(e + 7) % 8].
   float start[16];
   float step[16];
-  // Of each decade, which begin with the magnitudes that lie nearest to its
-  // first value: magnitude x lies nearest to place slope * x + offset, rounded,
-  // but at most to the last. 1 is a decade of its own, the eighth.
+  // The values of each decade. A decade begins with the magnitudes that lie
+  // nearest to its first value: magnitude x lies nearest to place slope * x +
+  // offset, rounded, but at most to the last place. 1 is a decade of its own,
+  // the eighth.
   float next_begin[16];  // of the decade above; infinity
   float slope[16];
   float offset[16];
   float last[16];
-  float begin;    // from here on it is not 0
+  float begin;    // the first magnitude whose place is not 0
   int32_t shift;  // a value's number less its place
-  // Which decade x, with begin <= x <= 1, is in: of
+  // The decade of x, with begin <= x <= 1, is the remainder by 8 of
   //   (upper + decade_offset) * kDecadeFactor / 2^16,
-  // where `upper` are the upper 16 bits of x as a float, the remainder by 8 or
-  // the next one.
+  // where `upper` are the upper 16 bits of x as a float, or the next decade.
   int32_t decade_offset;
 };
 
-// Those bits are nearly a logarithm, up to 0.03 below that to base 10. A decade
-// begins in the middle between two values, 1.9 to 1.02 times a power of ten:
-// the offsets leave 0.08 and 0.03 of a decade on either side
+// The upper 16 bits are nearly a logarithm, up to 0.03 below the one to base
+// 10. A decade begins in the middle between two values, 1.9 to 1.02 times a
+// power of ten: the offsets leave 0.08 and 0.03 of a decade on either side
 // (dynamic_map_test).
 inline constexpr uint16_t kDecadeFactor = 154;  // log10(2) * 2^9, nearly
 
@@ -54,8 +54,8 @@ constexpr DynamicMap MakeDynamicMap(bool is_signed) {
   map.decade_offset = is_signed ? 190 : 270;
   int exponent = is_signed ? 0 : 1;
   double parts = is_signed ? 1 : 2;
-  double decade = 1e-7;  // where it begins
-  double below = 0;      // the value before its first
+  double decade = 1e-7;  // where the decade begins
+  double below = 0;      // the value before the decade's first
   for (int k = 0; k < 8; ++k) {
     const bool is_one = k == 7;
     const double step = is_one ? 0 : 9 * decade / parts;

@@ -35,7 +35,8 @@ double Exp(double x) {
   constexpr double kLn2Low = 0x1.a39ef35793c76p-33;
   const double n = std::floor(x * kInverseLn2 + 0.5);
   const double rest = (x - n * kLn2High) - n * kLn2Low;
-  // Taylor's series: |rest| <= ln(2) / 2, so what follows is below 2^-57.
+  // The sum is Taylor's series: |rest| <= ln(2) / 2, so the tail is below
+  // 2^-57.
   double sum = 1;
   for (int k = 13; k >= 1; --k) sum = 1 + rest * sum / k;
   return std::ldexp(sum, static_cast<int>(n));
@@ -55,7 +56,7 @@ UpdateFactors CommonFactors(const UpdateInput& input, bool maximize) {
   UpdateFactors factors;
   const double factor =
       maximize ? -input.gradient_factor : input.gradient_factor;
-  // An infinite factor is the caller's word that gradients are not finite.
+  // An infinite factor is how the caller says that gradients are non-finite.
   factors.gradient_factor =
       std::isinf(factor) ? static_cast<float>(factor) : RoundToFloat(factor);
   const double limit = input.gradient_limit;

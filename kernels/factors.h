@@ -7,25 +7,25 @@
 
 namespace optstate {
 
-// What UpdateKernel::prepare of every rule is made of: double arithmetic with
-// IEEE operations alone, so that every machine gets equal bits. (The C
+// The building blocks of UpdateKernel::prepare of every rule: double arithmetic
+// with IEEE operations alone, so that every machine gets equal bits. (The C
 // library's pow and exp pick their variant by CPU, and those differ in the last
 // bit.)
 
-// base^exponent by squaring.
+// Returns base^exponent by squaring.
 double IntegerPower(double base, int64_t exponent);
 
-// e^x, within 2 units in the last place; NaN stays NaN.
+// Returns e^x, within 2 units in the last place; NaN stays NaN.
 double Exp(double x);
 
-// A value too large for a float becomes the largest float, not infinity, so
-// that zero times a factor stays zero.
+// Rounds to float. A value too large for a float becomes the largest float, not
+// infinity, so that zero times a factor stays zero.
 float RoundToFloat(double value);
 
-// The same for a factor that must not vanish: it is not 0 unless `value` is.
+// RoundToFloat() for a factor that must not vanish: not 0 unless `value` is.
 float RoundToFloatNotZero(double value);
 
-// The factors that are common to all rules; slots are 0.
+// Returns the factors that are common to all rules; slots are 0.
 UpdateFactors CommonFactors(const UpdateInput& input, bool maximize);
 
 // An exponential moving average with decay `beta` counts from its old value
@@ -35,8 +35,9 @@ UpdateFactors CommonFactors(const UpdateInput& input, bool maximize);
 // torch.lerp's weight: 1 - beta, or -beta, never positive, when the average
 // counts from what is new.
 float AverageWeight(double beta);
-// Of an average of squares: it gains `Gain` of the square, keeps `Keep` of
-// itself and loses `Loss`: 1 - beta, 1 and 1 - beta, or 1 - beta, beta and 0.
+// The factors of an average of squares: it gains `Gain` of the square, keeps
+// `Keep` of itself and loses `Loss`: 1 - beta, 1 and 1 - beta, or 1 - beta,
+// beta and 0.
 float AverageGain(double beta);
 float AverageKeep(double beta);
 float AverageLoss(double beta);

@@ -9,8 +9,9 @@
 
 namespace optstate {
 
-// The fence that is the next instruction of a child forked from this process,
-// in code with OPTSTATE_FENCE_MARKERS; none when it is another instruction.
+// Returns the fence that is the next instruction of a child forked from this
+// process, in code with OPTSTATE_FENCE_MARKERS; none when the next instruction
+// is another.
 inline std::optional<UndoFence> MarkerAt(uintptr_t instruction) {
   // The child's code is ours.
   const auto* code = reinterpret_cast<const uint8_t*>(instruction);

@@ -1,17 +1,17 @@
-// What the fences around an undo slot are for.
+// Tests that the fences around an undo slot are needed, and suffice.
 //
-// Killed at any instruction, a kernel is taken up where it was: undo_test sees
-// to that, but with the order of stores that this compiler happened to choose,
+// Killed at any instruction, a kernel is resumed where it was: undo_test checks
+// that, but with the order of stores that this compiler happened to choose,
 // which is the right one without the fences too. Here every order is tried that
 // the language allows. A child runs kernels whose fences are instructions
 // (undo_fence.h), one instruction at a time, and what it stores between two of
-// them is stored again in any order and broken off anywhere; whatever that
+// them is stored again in any order and interrupted anywhere; whatever that
 // leaves, a kernel that goes on from there must come to the right end. And each
 // kind of fence is left out once: then some order must be one that no kernel
 // comes to the right end from, or the fence would be good for nothing.
 //
-// Not tried: that a compiler stores something that is nowhere in the program,
-// as it may into memory that it will overwrite before the next fence.
+// One thing is not tried: that a compiler stores something that is nowhere in
+// the program, as it may into memory that it will overwrite before a fence.
 
 #include <algorithm>
 #include <bit>
@@ -54,11 +54,11 @@ using cpu::SupportedTargets;
 using cpu::Target;
 using cpu::TargetName;
 
-// A block and the beginning of another.
+// The size is a block and the beginning of another.
 constexpr size_t kNumelMax = kQuantizedBlockElements + 5;
 using Arrays = UndoArrays<kNumelMax>;
 
-// What a process leaves. The slot is first, with its atomic words.
+// The memory that a process leaves. The slot is first, with its atomic words.
 struct Shared {
   UndoSlot slot;
   Arrays arrays;
@@ -97,7 +97,7 @@ class FenceTest : public testing::TestWithParam<Target> {
     gradients_.assign(gradient_count, gradient_);
   }
 
-  // Any bits are a state.
+  // Encodes the state; any bits are a state.
   void Encode(const UpdateKernelKey& key) {
     if (IsSplit(key)) shared_->arrays.Split();
     if (key.state == StateFormat::kFloat32) return;
@@ -116,7 +116,7 @@ class FenceTest : public testing::TestWithParam<Target> {
     }
   }
 
-  // As whoever goes on does; false when the slot is taken for broken.
+  // Goes on as a later process does; false when the slot is taken for broken.
   bool GoOn(const UpdateKernelKey& key, size_t numel, Shared* shared) const {
     const UpdateKernel& kernel = *FindMarkedKernel(key, GetParam());
     TileView view = shared->arrays.View(key, numel);
@@ -130,8 +130,9 @@ class FenceTest : public testing::TestWithParam<Target> {
     return true;
   }
 
-  // Of what is in shared_, which somebody may have left in the middle; `work`
-  // is then that it goes on. Adds the fences that it needs to needed_.
+  // Tries the orders of what is in shared_, which may have been left in the
+  // middle; `work` then goes on from there. Adds the fences that it needs to
+  // needed_.
   void TryOrders(const std::function<void()>& work,
                  const std::function<bool(Shared*)>& go_on,
                  StoreTrace* its_trace = nullptr) {
@@ -166,7 +167,8 @@ class FenceTest : public testing::TestWithParam<Target> {
               [&](Shared* left) { return GoOn(key, numel, left); }, trace);
   }
 
-  // Of the memory that `trace` left in the middle of each segment, going on.
+  // Tries to go on from the memory that `trace` left in the middle of each
+  // segment.
   void TryGoingOn(const UpdateKernelKey& key, size_t numel,
                   const StoreTrace& trace) {
     std::vector<std::byte> memory = trace.initial;
@@ -206,7 +208,7 @@ class FenceTest : public testing::TestWithParam<Target> {
                    .ok()) {
             return false;
           }
-          // As a new run does (worker_undo.h).
+          // The store is the one that begins a new run (worker_undo.h).
           left->slot.saved.store(0);
           accumulate(left);
           return true;
@@ -246,7 +248,7 @@ constexpr UpdateKernelKey kXorKeys[] = {
     {OptimizerKind::kAdamW, 0, DType::kBFloat16, DType::kBFloat16,
      StateFormat::kFloat32, MasterFormat::kSplit}};
 
-// Three pairs of vectors, another one and a tail.
+// The view has three pairs of vectors, another one and a tail.
 TEST_P(FenceTest, OfPairsThatKeepXor) {
   if (!HasPairs(GetParam())) GTEST_SKIP() << "vectors are too long for pairs";
   for (const UpdateKernelKey& key : kXorKeys) {
@@ -294,7 +296,7 @@ TEST_P(FenceTest, OfVectorsThatKeepOldValues) {
         if (IsSkipped() || HasFailure()) return;
         EXPECT_EQ(needed_, kOfOldValues);
         needed_.clear();
-        if (!IsSplit(key)) continue;  // of the others RollBack does less
+        if (!IsSplit(key)) continue;  // the others' RollBack does less
         TryGoingOn(with, numel, trace);
         if (IsSkipped() || HasFailure()) return;
         // Behind that of RollBack nothing comes but old values once more, which

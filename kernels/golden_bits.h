@@ -8,8 +8,8 @@
 
 namespace optstate {
 
-// Hashes of parameters and states after some steps (golden_bits_test.cc). Who
-// changes a rule's arithmetic on purpose copies what the failing test prints.
+// Hashes of parameters and states after some steps (golden_bits_test.cc). When
+// a rule's arithmetic is changed on purpose, copy what the failing test prints.
 inline constexpr size_t kGoldenColumns = 6;
 
 struct GoldenRow {

@@ -1,4 +1,4 @@
-// What kernels compute, as hashes that are kept in golden_bits.h: equal on
+// The results of kernels, as hashes that are kept in golden_bits.h: equal on
 // every machine that runs this test, where the tests beside it compare the
 // instruction sets of one machine with each other.
 
@@ -42,7 +42,7 @@ constexpr size_t kNumel = 600;  // no multiple of a vector or a block
 constexpr int kSteps = 4;
 constexpr int64_t kLateStep = 1000;  // as the last one
 
-// FNV-1a.
+// The FNV-1a hash.
 class Hash {
  public:
   void Take(const void* data, size_t bytes) {
@@ -62,8 +62,8 @@ class Hash {
   uint64_t value_ = 0xCBF29CE484222325;
 };
 
-// Of 24 magnitudes, and in the first block, here and there, what only a few
-// numbers are. Not of <random>: its distributions are the library's.
+// Returns values of 24 magnitudes, and in the first block, here and there,
+// special ones. <random> is not used: its distributions are the library's.
 std::vector<float> Values(uint32_t seed, size_t numel) {
   constexpr float kSpecial[] = {0.0f,
                                 -0.0f,
@@ -81,7 +81,7 @@ std::vector<float> Values(uint32_t seed, size_t numel) {
     const size_t special = bits % (std::size(kSpecial) + 1);
     values[i] = special < std::size(kSpecial)
                     ? kSpecial[special]
-                    // NaN that is not the one that kernels write.
+                    // This is a NaN other than the one that kernels write.
                     : std::bit_cast<float>(0xFFA00000 | (bits & 0xFFFF));
   }
   return values;
@@ -95,7 +95,7 @@ std::vector<uint32_t> Encoded(Target target, DType dtype,
   return elements;
 }
 
-// A parameter from zeroed state on, for some steps.
+// Updates a parameter from zeroed state on, for some steps.
 void TakeUpdates(Target target, const UpdateKernelKey& key,
                  const Hyperparams& hyperparams, Hash* hash) {
   const UpdateKernel& kernel = *cpu::FindKernel(key, target);
@@ -155,7 +155,7 @@ void TakeWholeUpdates(Target target, OptimizerKind kind,
   const WholeKernel& kernel = *cpu::FindWholeKernel(kind, target);
   size_t numel = 1;
   for (int64_t size : shape) numel *= static_cast<size_t>(size);
-  // Without specials: one NaN makes NaN of all.
+  // Special values are left out: one NaN makes NaN of all.
   const auto values = [numel](uint32_t seed) {
     std::vector<float> all = Values(seed, numel);
     for (size_t i = 7; i < numel; i += 29) all[i] = 0.25f;
@@ -212,7 +212,7 @@ uint64_t ReductionHash(Target target, DType dtype) {
   return hash.value();
 }
 
-// A column of the table: what else a kernel is of.
+// A column of the table: the other formats that a kernel is made for.
 struct Formats {
   DType parameter;
   StateFormat state = StateFormat::kFloat32;

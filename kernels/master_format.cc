@@ -9,7 +9,7 @@
 namespace optstate {
 namespace {
 
-// memcpy, whose pointers may be null when there is nothing to copy.
+// Calls memcpy, whose pointers may be null when there is nothing to copy.
 void Copy(void* to, const void* from, size_t numel) {
   if (numel > 0) std::memcpy(to, from, numel * sizeof(float));
 }

@@ -7,15 +7,15 @@
 
 namespace optstate {
 
-// Masters of any format to and from float, for whoever reads, saves and loads
-// them. `parameter` and `master` are as in TileView; only what the format names
-// is touched.
+// Conversions of masters of any format to and from float, for reading, saving
+// and loading them. `parameter` and `master` are as in TileView; only what the
+// format names is touched.
 
-// out[i] = the master of element i; exact.
+// Sets out[i] to the master of element i; exact.
 void MasterToFloat(MasterFormat format, const void* parameter,
                    const void* master, float* out, size_t numel);
 
-// Masters and the parameters (of `dtype`) that belong to them. kSplit: NaN
+// Sets masters and the parameters (of `dtype`) that belong to them. kSplit: NaN
 // becomes 0x7FC00000.
 void MasterFromFloat(MasterFormat format, DType dtype, const float* in,
                      void* parameter, void* master, size_t numel);

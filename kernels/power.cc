@@ -17,9 +17,9 @@ double Log(double x) {
     mantissa *= 2;
     --exponent;
   }
-  // ln m = 2 artanh((m - 1) / (m + 1)): an odd series in s, |s| <= 0.172, so
-  // what follows s^23 / 23 is below 2^-60 of the first term. That one, added
-  // last, is nearly all of the sum.
+  // The formula ln m = 2 artanh((m - 1) / (m + 1)) is an odd series in s, |s|
+  // <= 0.172, so the terms after s^23 / 23 are below 2^-60 of the first term.
+  // That one, added last, is nearly all of the sum.
   const double s = (mantissa - 1) / (mantissa + 1);
   const double square = s * s;
   double rest = 0;

@@ -3,13 +3,14 @@
 
 namespace optstate {
 
-// As factors.h: double arithmetic with IEEE operations alone.
+// These functions, like those of factors.h, use double arithmetic with IEEE
+// operations alone.
 
-// The natural logarithm of a positive, finite number, within 2 units in the
-// last place.
+// Returns the natural logarithm of a positive, finite number, within 2 units in
+// the last place.
 double Log(double x);
 
-// base^exponent of a positive, finite base; the relative error is below
+// Returns base^exponent of a positive, finite base; the relative error is below
 // 1e-15 + 3e-16 * |exponent * Log(base)|.
 double Power(double base, double exponent);
 

@@ -5,8 +5,8 @@
 
 namespace optstate {
 
-// Random bits that hang on nothing but a seed, a number of a stream and an
-// index: whoever computes them, in whatever order, gets the same.
+// Random bits that depend on nothing but a seed, a number of a stream and an
+// index: they are the same in whatever process and order they are computed.
 //
 // Two rounds of a multiplicative hash of 32 bits (the constants are those of
 // Chris Wellons' lowbias32), with a key before each.
@@ -19,7 +19,7 @@ struct RandomKey {
   uint32_t second;
 };
 
-// SplitMix64's mixing function.
+// Applies SplitMix64's mixing function.
 constexpr uint64_t Mix(uint64_t x) {
   x += 0x9E3779B97F4A7C15;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
@@ -27,7 +27,7 @@ constexpr uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Of elements [high * 2^32, (high + 1) * 2^32).
+// Returns the key of elements [high * 2^32, (high + 1) * 2^32).
 constexpr RandomKey RandomKeyOf(uint32_t seed, uint32_t stream, uint64_t high) {
   const uint64_t key = Mix(Mix(uint64_t{seed} << 32 | stream) ^ high);
   return {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)};

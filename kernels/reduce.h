@@ -9,13 +9,13 @@
 
 namespace optstate {
 
-// Of the `numel` elements of the gradients' sum in float (in order, as an
+// Reduces the `numel` elements of the gradients' sum in float (in order, as an
 // update kernel makes it; at least one gradient), in double, in one defined
 // order: element i goes to accumulator i % 16, the accumulators are reduced
 // pairwise (0 and 8, 1 and 9, ...; then 0 and 4, ...; 0 and 2, ...; 0 and 1).
-// Equal bits on every instruction set.
-// Not finite exactly when some element of the sum is NaN or infinite: neither
-// the square of a finite float nor a sum of them can overflow a double.
+// The result has equal bits on every instruction set. It is non-finite exactly
+// when some element of the sum is NaN or infinite: neither the square of a
+// finite float nor a sum of them can overflow a double.
 double Reduce(Reduction reduction, DType dtype,
               absl::Span<const void* const> gradients, size_t numel);
 

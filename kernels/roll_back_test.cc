@@ -1,4 +1,4 @@
-// What RollBack and RollBackSum make of a slot.
+// Tests of RollBack and RollBackSum on a slot.
 
 #include <algorithm>
 #include <cstddef>
@@ -29,8 +29,8 @@ using cpu::SupportedTargets;
 
 class RollBackTest : public testing::Test {
  protected:
-  // As after a kernel that was killed when it had just written the new values
-  // of elements [begin, begin + length), all of them -1.
+  // Leaves memory as a kernel does that is killed when it has just written the
+  // new values of elements [begin, begin + length), all of them -1.
   void KillAt(size_t begin, size_t position, size_t length) {
     Fill(shared_.get(), {}, &random_);
     before_ = shared_->arrays;
@@ -99,7 +99,7 @@ TEST_F(RollBackTest, ImpossibleProgressIsDataLoss) {
        {UndoProgress(91, 0, 10), UndoProgress(101), ~uint64_t{0},
         UndoProgress(0, kUndoRingElements - 9, 10),
         UndoProgress(0, kUndoVectorElements, kUndoVectorElements + 1),
-        // It keeps no xor.
+        // The kernel keeps no xor.
         UndoProgress(0, 0, 10, UndoPhase::kState0)}) {
     shared_->slot.progress.store(progress);
     EXPECT_EQ(RollBackOf(100).status().code(), absl::StatusCode::kDataLoss)
@@ -181,7 +181,8 @@ TEST_F(RollBackSumTest, MoreSavedThanThereAreIsDataLoss) {
   slot_->saved.store(101);
   EXPECT_EQ(RollBackSum(*slot_, DType::kFloat32, sum_.data(), 100).code(),
             absl::StatusCode::kDataLoss);
-  // Nor is more than a tile believed, whatever the view says.
+  // A length of more than a tile is not believed either, whatever the view
+  // says.
   slot_->saved.store(kTileElements + 1);
   EXPECT_EQ(RollBackSum(*slot_, DType::kFloat32, sum_.data(), 2 * kTileElements)
                 .code(),

@@ -8,8 +8,8 @@
 
 namespace optstate {
 
-// For benchmarks: elements in pages of the kind that an engine's are, and where
-// those would be (proto/shm/spread_mapping.h). Aborts when there is no memory.
+// An array for benchmarks, in pages of the kind and placement that an engine's
+// arrays have (proto/shm/spread_mapping.h). Aborts when there is no memory.
 // Move-only.
 template <typename T>
 class SegmentArray {

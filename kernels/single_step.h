@@ -41,16 +41,16 @@ class SharedMemory {
   T* shared_;
 };
 
-// Runs `work` in a child, one instruction at a time (ptrace), and `check` with
-// the child and the number of instructions after each: shared memory is then
-// what a SIGKILL at this point would have left. `work` may not have a loop of
-// load-exclusive and store-exclusive (Arm), which no step lets end; kernels
-// have no atomic operation but stores. Ends when `check` says false. Returns
-// the number of instructions, or -1 when this machine allows no tracing. So too
-// under sanitizers: their code about each store takes minutes to step through
-// (a quarter of an hour was not enough on two cores), is not what a kill
-// interrupts, and keeps the kernel's stores as they are. The same kernels are
-// called under sanitizers by every other test.
+// Runs `work` in a child, one instruction at a time (ptrace), and calls `check`
+// with the child and the number of instructions after each: shared memory is
+// then what a SIGKILL at this point would have left. `work` may not have a loop
+// of load-exclusive and store-exclusive (Arm), which never ends when stepped;
+// kernels have no atomic operation but stores. Ends when `check` returns false.
+// Returns the number of instructions, or -1 when this machine allows no
+// tracing, and under sanitizers: their code about each store takes minutes to
+// step through (a quarter of an hour was not enough on two cores), is not what
+// a kill interrupts, and keeps the kernel's stores as they are. Every other
+// test calls the same kernels under sanitizers.
 inline int64_t StepChildThrough(
     const std::function<void()>& work,
     const std::function<bool(pid_t, int64_t)>& check) {
@@ -91,7 +91,7 @@ inline int64_t StepChildThrough(
   return instructions;
 }
 
-// The same for those who need not look at the child.
+// StepChildThrough() for callers that need not look at the child.
 inline int64_t StepThrough(const std::function<void()>& work,
                            const std::function<bool(int64_t)>& check) {
   return StepChildThrough(work, [&check](pid_t /*child*/, int64_t instruction) {
@@ -99,7 +99,7 @@ inline int64_t StepThrough(const std::function<void()>& work,
   });
 }
 
-// Where a child that has stopped will go on; 0 when it cannot be asked.
+// Returns where a stopped child will go on; 0 when it cannot be asked.
 inline uintptr_t NextInstruction(pid_t child) {
   user_regs_struct registers = {};
   iovec place = {&registers, sizeof(registers)};

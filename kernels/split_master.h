@@ -9,18 +9,19 @@
 
 namespace optstate {
 
-// Masters of MasterFormat::kSplit to and from float, element by element.
+// Conversions of MasterFormat::kSplit masters to and from float, one element
+// each.
 
-// The parameter was rounded up where the low half is at least 0x8000: exactly
-// where it is negative as a signed number, whose sum with the upper half takes
-// that back.
+// Joins the halves. The parameter was rounded up where the low half is at least
+// 0x8000: exactly where the low half is negative as a signed number, so that
+// adding it to the upper half undoes the rounding.
 constexpr float JoinMaster(uint16_t parameter, uint16_t low) {
   return std::bit_cast<float>(
       (uint32_t{parameter} << 16) +
       static_cast<uint32_t>(int32_t{static_cast<int16_t>(low)}));
 }
 
-// NaN becomes 0x7FC00000.
+// Splits a float; NaN becomes 0x7FC00000.
 inline void SplitMaster(const float* in, uint16_t* parameter, uint16_t* low,
                         size_t numel) {
   for (size_t i = 0; i < numel; ++i) {

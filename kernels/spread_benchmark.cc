@@ -1,5 +1,5 @@
-// AdamW on arrays a multiple of 256 MiB apart against AdamW on the same pages,
-// mapped where proto/shm/spread_mapping.h puts them, taking turns.
+// Measures AdamW on arrays a multiple of 256 MiB apart against AdamW on the
+// same pages, mapped where proto/shm/spread_mapping.h puts them, taking turns.
 //   spread_over_beside  median over the iterations of the time of the former /
 //                       the time of the latter
 //
@@ -58,7 +58,8 @@ void Update(const UpdateKernel& kernel, const UpdateFactors& factors,
 void BM_Spread(benchmark::State& state) {
   const auto numel = static_cast<size_t>(state.range(0));
   const uint64_t bytes = numel * sizeof(float);
-  // At a multiple of 256 MiB, so that pages can be as large as the others'.
+  // The address is a multiple of 256 MiB, so that pages can be as large as the
+  // others'.
   void* const reserved =
       mmap(nullptr, (kArrays + 1) * kApartBytes, PROT_NONE,
            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -20,7 +20,7 @@ void Store(const StoredPiece& piece, std::vector<std::byte>* memory) {
   std::memcpy(memory->data() + piece.offset, &piece.value, piece.bytes);
 }
 
-// Stores between which there is no fence.
+// The stores between which there is no fence.
 class Segment {
  public:
   void Add(const std::vector<StoredPiece>& pieces) {
@@ -31,8 +31,8 @@ class Segment {
     for (const StoredPiece& piece : pieces_) Store(piece, memory);
   }
 
-  // True when all is recovered. `memory` is what was there before; then what is
-  // there after.
+  // Returns true when all is recovered. `memory` is what was there before; then
+  // what is there after.
   bool Try(const StoreOrders& orders, std::vector<std::byte>* memory,
            StoreOrderResult* result) const {
     if (pieces_.empty()) return true;
@@ -77,8 +77,8 @@ class Segment {
   }
 
  private:
-  // A number of stores by chance: those to each place in their order, so it is
-  // enough to draw the places.
+  // Tries a random number of stores: those to each place keep their order, so
+  // it is enough to draw the places.
   template <typename IsRecovered>
   bool TryRandom(const std::map<size_t, std::vector<StoredPiece>>& by_place,
                  std::mt19937& random, const IsRecovered& is_recovered,
@@ -147,7 +147,8 @@ FenceNames NamesOf(const StoreTrace& trace, size_t progress_word) {
     if (trace.segments[i].empty() || trace.segments[i + 1].empty()) continue;
     const UndoFence which = trace.fences[i].which;
     names.back() = NameOf(which);
-    // Before progress it is not there yet, but at the next fence it is.
+    // Before the fence of progress, progress is not stored yet, but at the next
+    // fence it is.
     const bool is_before = which == UndoFence::kBeforeProgress;
     if (!is_before && which != UndoFence::kBehindProgress) continue;
     const size_t there = std::min(i + is_before, trace.fences.size() - 1);

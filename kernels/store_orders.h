@@ -13,38 +13,38 @@
 
 namespace optstate {
 
-// What the stores of a trace may leave when they are broken off, in any order
-// that the compiler could have given them: those between two fences in any, but
-// that stores to the same place keep theirs. The values are those of the trace:
-// whatever a compiler makes of loads, it may not change them.
+// The memory that the stores of a trace may leave when they are interrupted, in
+// any order that the compiler could have given them: those between two fences
+// in any, but stores to the same place keep theirs. The values are those of the
+// trace: whatever a compiler makes of loads, it may not change the values.
 struct StoreOrders {
-  // Of a fence of the trace: as if it were not there. Then nothing is tried but
-  // what it kept apart.
+  // Says which fence of the trace to treat as if it were not there. Then
+  // nothing is tried but what that fence kept apart.
   std::function<bool(size_t fence)> is_removed;
-  // Whether what is left is brought to the right end.
+  // Says whether what is left is brought to the right end.
   std::function<bool(absl::Span<const std::byte> memory)> recovers;
   std::mt19937* random = nullptr;
-  // Each segment is broken off with each store alone done, with each alone not
-  // done, and so many times anywhere in an order made by chance.
+  // Each segment is interrupted with each store alone done, with each alone not
+  // done, and so many times anywhere in a random order.
   size_t random_orders = 100;
 };
 
 struct StoreOrderResult {
   size_t tried = 0;
-  // Which was not recovered, where trying ends; empty: all were.
+  // The order that was not recovered, where trying ends; empty: all were.
   std::string lost;
 };
 
 StoreOrderResult TryStoreOrders(const StoreTrace& trace,
                                 const StoreOrders& orders);
 
-// What each fence of a trace is for: "before progress of state 0". "" where
+// The purpose of each fence of a trace: "before progress of state 0". "" where
 // there are no stores on one side. `progress_word`: where UndoSlot::progress
 // is.
 using FenceNames = std::vector<std::string>;
 FenceNames NamesOf(const StoreTrace& trace, size_t progress_word);
 
-// All orders that the fences leave are to be recovered, or GoogleTest is told.
+// Expects all orders that the fences leave to be recovered, through GoogleTest.
 // Returns the names of fences without which some order is not; adds to `tried`
 // the number of orders.
 std::set<std::string> NeededFences(const StoreTrace& trace,

@@ -11,7 +11,7 @@
 namespace optstate {
 namespace {
 
-// The pieces that differ, in the order of their addresses.
+// Adds the pieces that differ, in the order of their addresses.
 void AddDifference(absl::Span<const std::byte> before,
                    absl::Span<const std::byte> after, size_t words,
                    std::vector<StoredPiece>* pieces) {

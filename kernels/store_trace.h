@@ -12,30 +12,30 @@
 namespace optstate {
 
 // Four bytes that were stored, or one of the words (TraceStores), which are
-// atomic and therefore whole: of all else a compiler may store parts.
+// atomic and therefore whole: a compiler may store anything else in parts.
 struct StoredPiece {
   size_t offset;
   size_t bytes;
   uint64_t value;
 };
 
-// What code stores into some memory, between the fences that it comes through.
+// The stores of some code into some memory, between the fences that it passes.
 struct StoreTrace {
-  // Number of instructions; negative: no child can be traced here.
+  // The number of instructions; negative: no child can be traced here.
   int64_t instructions = -1;
   std::vector<std::byte> initial;
-  // Of segment i the stores between fence i - 1 and fence i, in their order.
-  // One that does not change what is there is not seen.
+  // Segment i has the stores between fence i - 1 and fence i, in their order. A
+  // store that does not change the memory is not seen.
   std::vector<std::vector<StoredPiece>> segments;
   struct FenceSeen {
     UndoFence which;
-    std::vector<uint64_t> words;  // what they are here
+    std::vector<uint64_t> words;  // the words' values here
   };
   std::vector<FenceSeen> fences;
 };
 
 // Runs `work`, code with OPTSTATE_FENCE_MARKERS, in a child that shares
-// `memory`, whose first `words` are of 8 bytes and atomic.
+// `memory`, which begins with `words` words of 8 bytes, all atomic.
 StoreTrace TraceStores(absl::Span<std::byte> memory, size_t words,
                        const std::function<void()>& work);
 

@@ -110,7 +110,7 @@ std::vector<Setting> LionSettings() {
       {"Maximize", with({{kMaximize, 1}, {kWeightDecay, 0.1}})}};
 }
 
-// NAdam and RAdam, which have these in different places.
+// The indexes of these hyperparameters, which differ between NAdam and RAdam.
 struct Places {
   OptimizerKind kind;
   size_t beta1, beta2, eps, weight_decay, decoupled, maximize;

@@ -20,10 +20,11 @@ struct Variant {
   uint32_t options;
 };
 
-// Those that have element-wise kernels, each with all sets of options.
+// Returns the variants that have element-wise kernels, with all sets of
+// options.
 std::vector<Variant> AllVariants();
 
-// "AdamWAmsgrad"; a valid test name.
+// Returns a name such as "AdamWAmsgrad"; a valid test name.
 std::string NameOf(const Variant& variant);
 
 // Hyperparameters that together reach every branch of a variant's arithmetic.
@@ -33,12 +34,12 @@ struct Setting {
 };
 std::vector<Setting> SettingsOf(const Variant& variant);
 
-// A kernel's factors for a step, with the optimizer's number per parameter as
-// the steps before made it.
+// Returns a kernel's factors for a step, with the optimizer's number per
+// parameter as the steps before made it.
 UpdateFactors FactorsAt(const UpdateKernel& kernel, OptimizerKind kind,
                         UpdateInput input);
 
-// Whether state array k is a mean or sum of squares, never negative.
+// Returns whether state array k is a mean or sum of squares, never negative.
 bool IsSquare(OptimizerKind kind, int k);
 
 }  // namespace optstate

@@ -8,8 +8,8 @@
 
 namespace optstate {
 
-// A new seed for a randomised test, printed first; OPTSTATE_TEST_SEED in the
-// environment repeats a run.
+// Returns a new seed for a randomised test, printed first; OPTSTATE_TEST_SEED
+// in the environment repeats a run.
 inline uint32_t TestSeed() {
   const char* given = std::getenv("OPTSTATE_TEST_SEED");
   const uint32_t seed =

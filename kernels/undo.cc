@@ -28,7 +28,7 @@ void RestoreMaster(const TileView& view, MasterFormat format, const float* old,
               length * sizeof(float));
 }
 
-// Elements [begin, begin + length), a block of the view or its rest.
+// Restores elements [begin, begin + length), a block of the view or its rest.
 void RestoreBlock(const TileView& view, MasterFormat master,
                   const UndoBlock& old, size_t begin, size_t length) {
   RestoreMaster(view, master, old.master, begin, length);
@@ -59,7 +59,8 @@ void RestoreVector(const TileView& view, StateFormat state, MasterFormat master,
   }
 }
 
-// Whether the kernel can have published this for a view of `numel` elements.
+// Returns whether the kernel can have published this for a view of `numel`
+// elements.
 bool IsPossible(const UndoInFlight& in_flight, const UpdateKernel& kernel,
                 StateFormat state, size_t numel) {
   const auto [begin, position, length, phase] = in_flight;

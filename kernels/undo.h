@@ -15,24 +15,25 @@
 
 namespace optstate {
 
-// Floats in the widest vector of any target (SVE's 2048 bits), and room for two
-// vectors of all others.
+// The floats in the widest vector of any target (SVE's 2048 bits), which is
+// room for two vectors of all others.
 inline constexpr size_t kUndoVectorElements = 64;
 inline constexpr size_t kUndoRingElements = 2 * kUndoVectorElements;
 
-// A block of a view whose state is of bytes (StateFormat::kDynamic8).
+// The old values of a block of a view whose state is of bytes
+// (StateFormat::kDynamic8).
 struct UndoBlock {
   float master[kQuantizedBlockElements];
   float scale[kStateArraysMax + 1];  // the last one fills up
   uint8_t code[kStateArraysMax][kQuantizedBlockElements];
 };
 
-// Undo memory of one worker thread, in memory that outlives the process
+// The undo memory of one worker thread, in memory that outlives the process
 // (mapped shared).
 //
-// An update is not taken back but finished: an element's new values depend on
+// An update is not rolled back but finished: an element's new values depend on
 // that element alone, so only of those that are just being overwritten the old
-// values are needed. Whoever starts on a view stores progress =
+// values are needed. A thread that starts on a view stores progress =
 // UndoProgress(view.begin) and only then says, wherever it keeps that, which
 // view is in hand. The kernel then stores, for each vector or pair of vectors,
 // in this order:
@@ -43,15 +44,15 @@ struct UndoBlock {
 // that may be half done, and no others are.
 //
 // Two positions take turns because between 1 and 2 progress still names the
-// vectors before: whoever then looks restores those, which costs nothing but
-// doing them again.
+// vectors before: a process that then looks restores those, which costs nothing
+// but doing them again.
 //
 // Old values are as many bytes more to store as the update itself stores. A
 // rule with two arrays of float state keeps a third of that (UndoPhase), when
-// a new state hangs on its own old value, the gradient and the old master, and
-// the new master on its old value and the new states. It keeps but
+// a new state depends on its own old value, the gradient and the old master,
+// and the new master on its old value and the new states. It keeps but
 //     new state 0  xor  new state 1  xor  old master
-// and stores the new values array by array, saying before each in which:
+// and stores the new values array by array, naming each array before it:
 //   1. the xor, where the vectors before do not have their own
 //   2. progress, phase kState0
 //   3. the new values of state 0
@@ -64,19 +65,19 @@ struct UndoBlock {
 //            and with it the new state 0: what is there is that, or still old.
 //   kState1  State 0 is new, the master old: they give the new state 1.
 //   kMaster  Both states are new and give the old master.
-// That takes the gradient, so the kernel does it when it is given these vectors
-// again, and RollBack leaves them to it.
+// Doing so takes the gradient, so the kernel does it when it is given these
+// vectors again, and RollBack leaves them to it.
 //
 // With state of bytes the unit is a block, which has one position: its end is
 // progress too (nothing in flight), and then the next one's old values may
 // come. There all of the block may be half done, the parameter too.
 //
-// Enough when the process is killed: a killed thread stops between two
+// This is enough when the process is killed: a killed thread stops between two
 // instructions, where the kernel takes it off its core. All stores before have
 // happened and none after. Other cores may see them arrive in another order
-// (on Arm they do, on x86 they do not), but that matters to who looks on, and
-// nobody does before waitpid has reported the end: the kernel's own locks on
-// the way there come after all that the thread stored. So the order of the
+// (on Arm they do, on x86 they do not), but that matters to an onlooker only,
+// and there is none before waitpid has reported the end: the kernel's own locks
+// on the way there come after all that the thread stored. So the order of the
 // instructions is the order in memory, and only the compiler must be kept from
 // changing it: signal fences, which cost nothing, and on Arm no hardware fence
 // either. undo_test checks every such point, fence_test every order of stores
@@ -87,8 +88,8 @@ struct UndoBlock {
 // the elements before it. Each is whole, being aligned, and new or old is what
 // each step above expects of its elements.
 //
-// Not enough when the machine loses power: caches reach memory in any order.
-// Then the job restarts from a snapshot or a durable commit.
+// This is not enough when the machine loses power: caches reach memory in any
+// order. Then the job restarts from a snapshot or a durable commit.
 //
 // Streaming stores would need more, for the parameter too: RollBack counts on
 // all of elements [0, begin) having arrived. No kernel has any.
@@ -100,16 +101,16 @@ enum class UndoPhase : uint32_t {
 };
 
 struct alignas(64) UndoSlot {
-  // Update: an UndoProgress.
+  // The state of an update: an UndoProgress.
   std::atomic<uint64_t> progress;
-  // Accumulate: elements [0, saved) of the view in hand have their old values
-  // in old_sum, those of the whole view and of the sum's dtype: a sum is rolled
-  // back to its beginning.
+  // The state of an Accumulate: elements [0, saved) of the view in hand have
+  // their old values in old_sum, those of the whole view and of the sum's
+  // dtype: a sum is rolled back to its beginning.
   std::atomic<uint64_t> saved;
   uint64_t reserved[6];
   union {
-    // old[0]: the master, or the xor; old[1 + k]: state array k, bfloat16 ones
-    // as floats.
+    // The old values: old[0] is the master, or the xor; old[1 + k] is state
+    // array k, bfloat16 ones as floats.
     alignas(64) float old[1 + kStateArraysMax][kUndoRingElements];
     UndoBlock block;
   };
@@ -120,9 +121,9 @@ static_assert(sizeof(UndoBlock) <= sizeof(UndoSlot::old));
 static_assert(offsetof(UndoSlot, old) == 64 &&
               offsetof(UndoSlot, old_sum) == 2112 && sizeof(UndoSlot) == 18496);
 
-// Of the view in hand, elements [0, begin) have their new values. The next
-// `length` may have either; their old ones are in old[k] from `position` on.
-// The rest has its old values. `length` 0: nothing is in flight.
+// Encodes progress. Of the view in hand, elements [0, begin) have their new
+// values. The next `length` may have either; their old ones are in old[k] from
+// `position` on. The rest has its old values. `length` 0: nothing is in flight.
 constexpr uint64_t UndoProgress(size_t begin, size_t position = 0,
                                 size_t length = 0,
                                 UndoPhase phase = UndoPhase::kOldValues) {
@@ -130,13 +131,13 @@ constexpr uint64_t UndoProgress(size_t begin, size_t position = 0,
          uint64_t{static_cast<uint32_t>(phase)} << 14 | uint64_t{length};
 }
 
-// As many elements further, at the other position.
+// Returns the progress of as many elements further, at the other position.
 constexpr uint64_t NextUndoProgress(uint64_t progress, size_t length) {
   return (progress + (uint64_t{length} << 32)) ^
          uint64_t { kUndoVectorElements } << 16;
 }
 
-// What it was made of.
+// A decoded UndoProgress value.
 struct UndoInFlight {
   size_t begin;
   size_t position;
@@ -149,15 +150,15 @@ constexpr UndoInFlight InFlightOf(uint64_t progress) {
           static_cast<UndoPhase>(progress >> 14 & 3)};
 }
 
-// Step 2; the fences keep step 1 before it and step 3 behind it.
+// Makes step 2; the fences keep step 1 before it and step 3 behind it.
 inline void PublishProgress(UndoSlot* slot, uint64_t progress) {
   Fence<UndoFence::kBeforeProgress>();
   slot->progress.store(progress, std::memory_order_relaxed);
   Fence<UndoFence::kBehindProgress>();
 }
 
-// The same where nothing but the phase is another, of less than 256 elements:
-// one store of a byte that needs no register.
+// Publishes progress where nothing but the phase differs, of less than 256
+// elements: one store of a byte that needs no register.
 inline void PublishPhase(UndoSlot* slot, UndoPhase phase) {
   static_assert(std::endian::native == std::endian::little);
   static_assert(kUndoVectorElements < 256);
@@ -168,7 +169,7 @@ inline void PublishPhase(UndoSlot* slot, UndoPhase phase) {
   Fence<UndoFence::kBehindProgress>();
 }
 
-// The same for Accumulate (cast.h), where nothing takes turns.
+// Publishes progress of Accumulate (cast.h), where nothing takes turns.
 inline void PublishSaved(UndoSlot* slot, size_t saved) {
   Fence<UndoFence::kBeforeSaved>();
   slot->saved.store(saved, std::memory_order_relaxed);
@@ -178,18 +179,18 @@ inline void PublishSaved(UndoSlot* slot, size_t saved) {
 // Puts the old values of what is in flight back into the master and those
 // arrays of view.state that are not null, which are of the key's formats; of
 // the rest of the view only numel is used. Returns the first element that is
-// not updated, TileView::begin of whoever goes on; progress says so too, with
+// not updated, the TileView::begin to go on with; progress says so too, with
 // nothing in flight, or, when the kernel keeps a xor, with what it is to finish
-// first. Killed in here, it can be run again. DATA_LOSS, and nothing is
+// first. Idempotent: a crash here repeats it. DATA_LOSS, and nothing is
 // touched, when the progress is impossible for that kernel and a view of this
 // length.
 absl::StatusOr<size_t> RollBack(const TileView& view,
                                 const UpdateKernel& kernel, StateFormat state,
                                 MasterFormat master, UndoSlot* slot);
 
-// Accumulate: puts the old values of elements [0, saved) back. The slot stays
-// as it is, so a process killed in here does it again. DATA_LOSS, and nothing
-// is touched, when `saved` is more than numel or a tile.
+// Puts the old values of elements [0, saved) of an Accumulate back. The slot
+// stays as it is, so a crash here repeats it. DATA_LOSS, and nothing is
+// touched, when `saved` is more than numel or a tile.
 absl::Status RollBackSum(const UndoSlot& slot, DType sum_dtype, void* sum,
                          size_t numel);
 

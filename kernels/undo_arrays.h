@@ -18,7 +18,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 
-// What tests have kernels update that are killed.
+// The arrays that tests have killed kernels update.
 namespace optstate {
 
 inline bool HasState(const UpdateKernelKey& key, int k) {
@@ -39,7 +39,7 @@ inline size_t StateBytes(StateFormat format) {
                                             : 1;
 }
 
-// What a kernel writes besides its slot.
+// The memory that a kernel writes besides its slot.
 template <size_t kNumel>
 struct UndoArrays {
   static constexpr int kArrays = 1 + kStateArraysMax;
@@ -54,11 +54,11 @@ struct UndoArrays {
     return std::memcmp(this, &other, sizeof(*this)) == 0;
   }
 
-  // Of the arrays that `key` has.
+  // Returns a view of the arrays that `key` has.
   TileView View(const UpdateKernelKey& key, size_t numel) {
     TileView view;
     view.parameter = parameter;
-    view.master = array[0];  // of a split one the low halves
+    view.master = array[0];  // the low halves of a split master
     for (int k = 0; k < kStateArraysMax; ++k) {
       if (HasState(key, k)) view.state[k] = array[1 + k];
       view.scale[k] = scale[k];
@@ -67,13 +67,13 @@ struct UndoArrays {
     return view;
   }
 
-  // Floats that every rule changes, in all arrays.
+  // Fills all arrays with floats that every rule changes.
   void Fill(std::mt19937* random) {
     std::uniform_real_distribution<float> values(0.5f, 1.5f);
     for (size_t i = 0; i < kNumel; ++i) {
       for (auto& its : array) its[i] = values(*random);
-      // exp_avg_sq grows and max_exp_avg_sq follows it; grad_avg, in the same
-      // place, is less than the root of square_avg.
+      // The values suit each rule: exp_avg_sq grows and max_exp_avg_sq follows
+      // it; grad_avg, in the same place, is less than the root of square_avg.
       array[3][i] = 0.25f;
       parameter[i] = 0xA5A5A5A5;
     }
@@ -82,7 +82,7 @@ struct UndoArrays {
     }
   }
 
-  // The masters, floats so far.
+  // Splits the masters, which are floats so far.
   void Split() {
     const std::vector<float> masters(array[0], array[0] + kNumel);
     SplitMaster(masters.data(), reinterpret_cast<uint16_t*>(parameter),
@@ -90,12 +90,13 @@ struct UndoArrays {
   }
 };
 
-// Elements in a vector; 16 cuts those of unnamed targets somewhere too.
+// Returns the elements in a vector; 16 cuts those of unnamed targets somewhere
+// too.
 inline size_t LanesOf(cpu::Target target) {
   const absl::string_view name = cpu::TargetName(target);
 #if defined(PR_SVE_GET_VL) && defined(__aarch64__)
   if (name == "SVE") {
-    // The machine's and the kernel's choice.
+    // The machine and the kernel choose the length.
     const auto vl = static_cast<size_t>(prctl(PR_SVE_GET_VL));
     return (vl & PR_SVE_VL_LEN_MASK) / sizeof(float);
   }
@@ -105,7 +106,8 @@ inline size_t LanesOf(cpu::Target target) {
   return name == "SCALAR" ? 1 : 16;
 }
 
-// SVE may have vectors of which no pair fits the slot: then nothing is xored.
+// Returns whether pairs fit: SVE may have vectors of which no pair fits the
+// slot, and then nothing is xored.
 inline bool HasPairs(cpu::Target target) {
   return 2 * LanesOf(target) <= kUndoVectorElements;
 }

@@ -1,4 +1,4 @@
-// AdamW with undo against AdamW without, taking turns.
+// Measures AdamW with undo against AdamW without, taking turns.
 //
 // Each thread walks arrays of its own, tile by tile as the engine does, chunk
 // after chunk, every other one with undo; the next walk swaps them. All threads
@@ -35,9 +35,9 @@ namespace optstate {
 namespace {
 
 constexpr int64_t kMi = 1 << 20;
-// More than the caches hold, and some milliseconds.
+// The chunk exceeds the caches, and takes some milliseconds.
 constexpr size_t kChunkElements = kMi;
-// Elements that one iteration walks in each mode at least.
+// The least number of elements that one iteration walks in each mode.
 constexpr size_t kIterationElementsMin = kMi;
 
 double ThreadSeconds() {
@@ -47,13 +47,13 @@ double ThreadSeconds() {
          1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// What one thread works on: `numel` elements, a multiple of a tile.
+// The arrays of one thread: `numel` elements, a multiple of a tile.
 class Work {
  public:
   Work(DType dtype, size_t numel)
       : dtype_(dtype),
         numel_(numel),
-        // About 0.75 in either dtype.
+        // The bytes make about 0.75 in either dtype.
         gradient_(numel * SizeInBytes(dtype), uint8_t{0x3F}),
         parameter_(numel * SizeInBytes(dtype)),
         master_(numel, 1.0f),

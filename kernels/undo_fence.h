@@ -7,7 +7,7 @@
 namespace optstate {
 
 // The fences of undo.h and, from kBeforeRun on, of a worker's undo memory
-// (server/scheduler/worker_undo.h), by what they keep apart.
+// (server/scheduler/worker_undo.h), named by what they keep apart.
 enum class UndoFence : uint32_t {
   kBeforeProgress,
   kBehindProgress,
@@ -21,11 +21,11 @@ enum class UndoFence : uint32_t {
 };
 inline constexpr uint32_t kUndoFences = 9;
 
-// Keeps the compiler from moving stores across it, and costs no instruction.
-// Compilers seldom would move them, so that nobody would notice if it were
-// missing. Therefore OPTSTATE_FENCE_MARKERS, which only tests define, makes an
-// instruction of it that does nothing but say that it was here: what lies
-// between two of them a test then stores in any order (fence_marker.h).
+// Keeps the compiler from moving stores across the fence, and costs no
+// instruction. Compilers seldom would move them, so a missing fence would go
+// unnoticed. Therefore OPTSTATE_FENCE_MARKERS, which only tests define, makes
+// the fence an instruction that does nothing but mark its place: a test then
+// performs the stores between two markers in any order (fence_marker.h).
 template <UndoFence kWhich>
 inline void Fence() {
   std::atomic_signal_fence(std::memory_order_seq_cst);

@@ -15,7 +15,7 @@ using cpu::Target;
 
 namespace {
 
-// Elements [0, begin) as in `head`, the others as in `rest`.
+// Returns elements [0, begin) as in `head`, the others as in `rest`.
 Arrays Splice(const Arrays& head, const Arrays& rest, size_t begin,
               const UpdateKernelKey& key) {
   Arrays spliced = rest;
@@ -92,7 +92,7 @@ int64_t UndoTest::StepThroughUpdate(const UpdateKernelKey& key, size_t numel,
     if (key.state == StateFormat::kFloat32) {
       ExpectChanged(before, after, 1 + k, numel);
     } else {
-      // Some round to what they were.
+      // Some values round to what they were.
       EXPECT_NE(std::memcmp(before.array[1 + k], after.array[1 + k],
                             numel * StateBytes(key.state)),
                 0);
@@ -124,8 +124,8 @@ int64_t UndoTest::StepThroughUpdate(const UpdateKernelKey& key, size_t numel,
         if (!rolled_back.ok() || *rolled_back < updated) return false;
         updated = *rolled_back;
         if (PhaseOf(copy.slot) == UndoPhase::kOldValues) {
-          // Of what is not updated, the parameter may have either value,
-          // unless it is half of its master.
+          // The parameter of what is not updated may have either value, unless
+          // it is half of its master.
           Arrays expected = Splice(after, before, updated, key);
           if (!IsSplit(key)) {
             std::memcpy(expected.parameter, copy.arrays.parameter,
@@ -140,7 +140,8 @@ int64_t UndoTest::StepThroughUpdate(const UpdateKernelKey& key, size_t numel,
         } else {
           xors_.push_back(std::make_unique<Copy>(copy));
         }
-        // Every target in turn: who goes on need not be on the same machine.
+        // The targets take turns: the process that goes on need not be on the
+        // same machine.
         const Target target =
             SupportedTargets()[static_cast<size_t>(instruction) %
                                SupportedTargets().size()];
@@ -180,7 +181,7 @@ int64_t UndoTest::StepThroughAccumulate(DType dtype, size_t numel,
   // Every element was there to be rolled back.
   if (instructions >= 0) {
     EXPECT_EQ(shared_->slot.saved.load(), numel);
-    // One of 16 bits may swallow what is added to it.
+    // A sum of 16 bits may swallow what is added to it.
     if (sum_dtype == DType::kFloat32) {
       ExpectChanged(before, shared_->arrays, 0, numel);
     }

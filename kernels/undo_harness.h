@@ -1,11 +1,12 @@
 #ifndef OPTSTATE_KERNELS_UNDO_HARNESS_H_
 #define OPTSTATE_KERNELS_UNDO_HARNESS_H_
 
-// What is left when a process is killed in a kernel, at every instruction.
+// The harness of the tests of a process killed in a kernel, at every
+// instruction.
 //
 // A child runs the kernel on shared memory, one instruction at a time. After
 // each, the test takes a copy of that memory, rolls back what is in flight and
-// goes on from there: the result must be that of a kernel left in peace.
+// goes on from there: the result must be that of an undisturbed kernel.
 
 #include <cstddef>
 #include <cstdint>
@@ -29,11 +30,11 @@ namespace optstate {
 
 inline constexpr size_t kNumelMax = 320;
 using Arrays = UndoArrays<kNumelMax>;
-// Every state array, and a parameter that is not the master.
+// The key with every state array, and a parameter that is not the master.
 inline constexpr UpdateKernelKey kLargestKey = {
     OptimizerKind::kAdamW, adam::kAmsgrad, DType::kBFloat16, DType::kBFloat16};
 
-// Of AdamW's pairs of vectors but one of their bits is kept.
+// Keys whose kernels keep, of a pair of vectors, the xor alone.
 inline constexpr UpdateKernelKey kXorKeys[] = {
     {OptimizerKind::kAdamW, 0, DType::kFloat32, DType::kFloat32},
     {OptimizerKind::kAdam, 0, DType::kBFloat16, DType::kBFloat16},
@@ -44,16 +45,17 @@ inline UndoPhase PhaseOf(const UndoSlot& slot) {
   return InFlightOf(slot.progress.load()).phase;
 }
 
-// What outlives the child.
+// The memory that outlives the child.
 struct Shared {
   UndoSlot slot;
   Arrays arrays;
-  // Enough for every dtype. A sum of several gradients adds this one again.
+  // The size is enough for every dtype. A sum of several gradients adds this
+  // one again.
   uint32_t gradient[kNumelMax];
 };
 
-// What a process that comes later works on, so that the child can go on. Of the
-// slot, what an update uses.
+// The copy that a later process works on, so that the child can go on. Of the
+// slot, it has what an update uses.
 struct Copy {
   explicit Copy(const Shared& shared) : arrays(shared.arrays) {
     CopySlot(shared.slot, &slot);
@@ -80,16 +82,16 @@ struct Copy {
   Arrays arrays;
 };
 
-// Values that every rule changes, in all arrays; garbage in the slot.
+// Sets values that every rule changes, in all arrays; garbage in the slot.
 void Fill(Shared* shared, const UpdateKernelKey& key, std::mt19937* random);
 
-// With decay and, where there is one, momentum.
+// Returns factors with decay and, where there is one, momentum.
 UpdateFactors Factors(const UpdateKernelKey& key);
 
 class UndoTest : public testing::TestWithParam<cpu::Target> {
  protected:
-  // The child updates elements [begin, numel); those before are already.
-  // Returns StepThrough's.
+  // Has the child update elements [begin, numel); those before are updated
+  // already. Returns StepThrough's result.
   int64_t StepThroughUpdate(const UpdateKernelKey& key, size_t numel,
                             size_t begin = 0, size_t gradient_count = 1);
 
@@ -99,8 +101,8 @@ class UndoTest : public testing::TestWithParam<cpu::Target> {
 
   SharedMemory<Shared> shared_;
   std::mt19937 random_{TestSeed()};
-  std::vector<size_t> nans_;  // of the gradient, for updates with float32 ones
-  // What the last update left wherever it had kept a xor.
+  std::vector<size_t> nans_;  // of the gradient, for updates of float32 ones
+  // The copies that the last update left wherever it had kept a xor.
   std::vector<std::unique_ptr<Copy>> xors_;
 };
 

@@ -28,14 +28,14 @@ using cpu::SupportedTargets;
 using cpu::Target;
 using cpu::TargetName;
 
-// 1, a vector and its neighbours, three vectors and a tail.
+// Returns 1, a vector and its neighbours, three vectors and a tail.
 std::vector<size_t> SizesAround(size_t lanes) {
   return {1, std::max<size_t>(lanes, 2) - 1, lanes, lanes + 1,
           3 * lanes + lanes / 2};
 }
 
-// Every pair of dtypes where each has a kernel of its own, else two that
-// differ; with two vectors, another and a tail.
+// Returns every pair of dtypes where each has a kernel of its own, else two
+// that differ; with two vectors, another and a tail.
 std::vector<UpdateKernelKey> KeysOf(const Variant& variant) {
   const auto [kind, options] = variant;
   std::vector<UpdateKernelKey> keys;
@@ -79,7 +79,8 @@ TEST_P(UndoTest, UpdateOfSeveralGradientsGoesOnFromEveryInstruction) {
   }
 }
 
-// A block and the beginning of another, which has an undo of its own kind.
+// The view has a block and the beginning of another, which has an undo of its
+// own kind.
 TEST_P(UndoTest, UpdateOfBlocksGoesOnFromEveryInstruction) {
   // Without SIMD a block takes tens of thousands of instructions.
   std::vector<Variant> variants = {{OptimizerKind::kLion, 0}};
@@ -115,7 +116,7 @@ TEST_P(UndoTest, SumsOf16BitsAreRolledBackFromEveryInstruction) {
   }
 }
 
-// Many vectors of it.
+// The sum has many vectors.
 TEST_P(UndoTest, LongSumOfGradientsGoesOnFromEveryInstruction) {
   const UpdateKernelKey key = {OptimizerKind::kSgd, sgd::kHasMomentum};
   SKIP_IF_UNTRACEABLE(StepThroughUpdate(key, kNumelMax - 1, /*begin=*/3,
@@ -132,7 +133,7 @@ TEST_P(UndoTest, UpdateOfEverySizeGoesOnFromEveryInstruction) {
   }
 }
 
-// Whoever goes on is killed too, wherever the one before had been.
+// The process that goes on is killed too, wherever the one before had been.
 TEST_P(UndoTest, ResumedUpdateGoesOnFromEveryInstruction) {
   const size_t numel = 2 * LanesOf(GetParam()) + 2;
   for (size_t begin = 1; begin <= numel; ++begin) {
@@ -162,7 +163,8 @@ INSTANTIATE_TEST_SUITE_P(Targets, UndoTest,
                            return std::string(TargetName(target.param));
                          });
 
-// The fence itself: without it a compiler leaves the first store out.
+// The test is of the fence itself: without it a compiler leaves the first store
+// out.
 TEST(UndoFenceTest, KeepsStoresApart) {
   const SharedMemory<uint64_t> shared;
   uint64_t* const word = shared.get();

@@ -20,8 +20,9 @@
 namespace optstate {
 namespace {
 
-// Whoever finishes them is killed too, at every instruction. Two pairs, because
-// the second one's xor may not come where the first one's is.
+// A process that finishes the pairs is killed too, at every instruction. There
+// are two pairs, because the second one's xor may not come where the first
+// one's is.
 TEST_P(UndoTest, XorIsFinishedFromEveryInstruction) {
   if (!HasPairs(GetParam())) GTEST_SKIP() << "vectors are too long for pairs";
   const size_t numel = 4 * LanesOf(GetParam()) + 1;
@@ -34,7 +35,7 @@ TEST_P(UndoTest, XorIsFinishedFromEveryInstruction) {
     bool has_phase[4] = {};
     const std::vector<std::unique_ptr<Copy>> xors = std::move(xors_);
     for (const auto& left : xors) {
-      // One of each is enough: its stores are those of all.
+      // One copy of each phase is enough: its stores are those of all.
       bool& has = has_phase[static_cast<int>(PhaseOf(left->slot))];
       if (has) continue;
       has = true;
@@ -77,8 +78,9 @@ TEST_P(UndoTest, PairWithNanGoesOnFromEveryInstruction) {
   }
 }
 
-// Not to be relied on, but no rubbish either: of each element the old or the
-// new state, updated with what is there now, or all that it was to become.
+// The result is not to be relied on, but no rubbish either: of each element the
+// old or the new state, updated with what is there now, or all that it was to
+// become.
 TEST_P(UndoTest, XorIsFinishedWithGradientsThatHaveChanged) {
   if (!HasPairs(GetParam())) GTEST_SKIP() << "vectors are too long for pairs";
   const size_t numel = 2 * LanesOf(GetParam());

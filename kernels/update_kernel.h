@@ -13,63 +13,65 @@ namespace optstate {
 
 struct UndoSlot;  // undo.h
 
-// One contiguous piece of one parameter within one tile: what a kernel updates
-// in one call. All arrays have `numel` elements, need only the alignment of
-// their element, and do not overlap.
+// One contiguous piece of one parameter within one tile: the unit that a kernel
+// updates in one call. All arrays have `numel` elements, need only the
+// alignment of their element, and do not overlap.
 struct TileView {
-  // Summed in float in this order before anything else; at least one, each of
-  // the gradient dtype of the kernel.
+  // The gradients are summed in float in this order before anything else; at
+  // least one, each of the gradient dtype of the kernel.
   absl::Span<const void* const> gradients;
-  // Of the parameter dtype of the kernel. Only written, unless it is the upper
-  // half of a split master; left alone when it is its own master.
+  // The parameter, of the parameter dtype of the kernel. It is only written,
+  // unless it is the upper half of a split master; it is left alone when it is
+  // its own master.
   void* parameter = nullptr;
-  // Of float; of uint16_t when it is split. The parameter itself when that is
-  // of float32.
+  // The master, of float, or of uint16_t when it is split; the parameter itself
+  // when that is of float32.
   void* master = nullptr;
-  // In the order of OptimizerInfo::state_arrays, of the kernel's state format;
-  // null where the group's options bring none.
+  // The arrays are in the order of OptimizerInfo::state_arrays, of the kernel's
+  // state format; null where the group's options bring none.
   void* state[kStateArraysMax] = {};
-  // kDynamic8: of each block, its largest absolute value.
+  // With kDynamic8: the largest absolute value of each block.
   float* scale[kStateArraysMax] = {};
   size_t numel = 0;
   // Elements before this one are left alone: a killed kernel had updated them.
   size_t begin = 0;
-  // Of element 0 in the job's flat space. With kDynamic8 element 0 begins a
-  // block.
+  // The position of element 0 in the job's flat space. With kDynamic8 element 0
+  // begins a block.
   uint64_t flat_begin = 0;
-  // Where the kernel keeps the old values of what it is overwriting, so that
-  // another process can go on where this one was killed; null: nowhere. Not
-  // null: the slot's `progress` is UndoProgress(begin), or what RollBack left.
+  // The kernel keeps the old values of what it is overwriting here, so that
+  // another process can go on where this one was killed; null: it keeps none.
+  // If not null, the slot's `progress` is UndoProgress(begin), or what RollBack
+  // left.
   UndoSlot* undo = nullptr;
 };
 
-// What the inner loop needs of the hyperparameters, the step count and the
-// clip coefficient, computed once a step in double and rounded once.
+// The values that the inner loop needs of the hyperparameters, the step count
+// and the clip coefficient, computed once a step in double and rounded once.
 struct UpdateFactors {
   // Common to all rules: the sum of gradients is multiplied by the factor
-  // (negative: maximize), then cut to [-limit, limit] (infinity: not).
+  // (negative: maximize), then cut to [-limit, limit] (infinity: not cut).
   float gradient_factor = 1;
   float gradient_limit = 0;
   uint32_t random_seed = 0;  // kBFloat16
-  // The rule that fills it defines what each slot means.
+  // The rule that fills the slots defines what each means.
   float slot[13] = {};
 };
 
-// Of one parameter and step.
+// The input of prepare, for one parameter and step.
 struct UpdateInput {
   Hyperparams hyperparams;
   int64_t step_count = 1;  // the parameter's own, after this step (>= 1)
-  // Of optimizers that keep a number per parameter (OptimizerInfo::scalar): as
-  // UpdateKernel::advance made it for this step.
+  // The number of an optimizer that keeps one per parameter
+  // (OptimizerInfo::scalar), as UpdateKernel::advance made it for this step.
   double scalar = 0;
   // Multiplies the sum of the raw gradients: clip coefficient / scale.
   double gradient_factor = 1;
-  // Unscaled gradients are cut to [-limit, limit]; 0: they are not.
+  // Unscaled gradients are cut to [-limit, limit]; 0: they are not cut.
   double gradient_limit = 0;
-  uint64_t step = 0;  // of the job; what random bits hang on
+  uint64_t step = 0;  // of the job; random bits depend on it
 };
 
-// One combination of optimizer, options and dtypes. Obtained from
+// The kernel of one combination of optimizer, options and dtypes. Obtained from
 // FindUpdateKernel; lives as long as the process.
 //
 // Threads: all functions are pure and may run concurrently on disjoint views.
@@ -80,11 +82,12 @@ struct UpdateInput {
 // float16 0x7E00).
 struct UpdateKernel {
   UpdateFactors (*prepare)(const UpdateInput& input) = nullptr;
-  // The parameter's number after step `step_count`; null: it has none.
+  // Returns the parameter's number after step `step_count`; null: it has none.
   double (*advance)(const Hyperparams& hyperparams, int64_t step_count,
                     double scalar) = nullptr;
   void (*apply)(const UpdateFactors& factors, const TileView& view) = nullptr;
-  // Its undo is a xor, but for single vectors (UndoPhase of undo.h).
+  // The undo of this kernel is a xor, but for single vectors (UndoPhase of
+  // undo.h).
   bool keeps_xor = false;
 };
 
@@ -94,13 +97,13 @@ struct UpdateKernelKey {
   DType gradient = DType::kFloat32;
   DType parameter = DType::kFloat32;
   StateFormat state = StateFormat::kFloat32;
-  // kSplit: of bfloat16 parameters alone. The others are one: what a float32
-  // parameter has beside it nobody asks.
+  // kSplit occurs with bfloat16 parameters alone. The other formats share a
+  // kernel: the loops do not ask what is kept beside a float32 parameter.
   MasterFormat master = MasterFormat::kFloat32;
 };
 
-// UNIMPLEMENTED, naming the key, when no kernel has it. Never allocates on
-// success; picks the best instruction set of this CPU at the first call.
+// Returns UNIMPLEMENTED, naming the key, when no kernel has it. Never allocates
+// on success; picks the best instruction set of this CPU at the first call.
 absl::StatusOr<const UpdateKernel*> FindUpdateKernel(
     const UpdateKernelKey& key);
 

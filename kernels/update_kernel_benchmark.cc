@@ -1,4 +1,4 @@
-// AdamW on one core, next to what memory allows.
+// Measures AdamW on one core, next to what memory allows.
 //
 // Each iteration walks all arrays twice, tile by tile as the engine does: with
 // the kernel, and with the same loads and stores and only additions between
@@ -42,14 +42,15 @@ class Arrays {
   Arrays(DType dtype, size_t numel)
       : dtype_(dtype),
         numel_(numel),
-        // About 0.75 in either dtype.
+        // The bytes make about 0.75 in either dtype.
         gradient_(numel * SizeInBytes(dtype), uint8_t{0x3F}),
         parameter_(numel * SizeInBytes(dtype)),
         master_(numel, 1.0f),
         exp_avg_(numel, 0.5f),
         exp_avg_sq_(numel, 0.5f) {}
 
-  // Of this thread: other programs on the machine take nothing from it.
+  // Returns seconds of this thread's time: other programs on the machine take
+  // nothing from it.
   template <typename Function>
   double Seconds(Function function) {
     const double start = ThreadSeconds();
@@ -63,7 +64,7 @@ class Arrays {
     return ThreadSeconds() - start;
   }
 
-  // Read and written by one walk.
+  // Returns the bytes that one walk reads and writes.
   double Bytes() const {
     // A parameter of floats is its own master.
     const size_t parameter =
@@ -123,7 +124,8 @@ void BM_AdamW(benchmark::State& state, DType dtype) {
       arrays.Bytes() * static_cast<double>(state.iterations())));
 }
 
-// AdamW's state, zeros, in one of the formats; the rest in float32 or dtype.
+// The state of AdamW, zeros, in one of the formats; the rest in float32 or
+// dtype.
 class FormatArrays {
  public:
   FormatArrays(DType dtype, StateFormat state, size_t numel)
@@ -143,7 +145,7 @@ class FormatArrays {
     }
   }
 
-  // Of one walk.
+  // Returns the seconds of one walk.
   double Seconds(const UpdateInput& input) {
     const UpdateFactors factors = kernel_.prepare(input);
     const double start = ThreadSeconds();

@@ -1,4 +1,4 @@
-// The kernels of this CPU against torch's formula in double precision.
+// Tests the kernels of this CPU against torch's formula in double precision.
 
 #include "kernels/update_kernel.h"
 
@@ -111,7 +111,7 @@ std::vector<Scenario> AllScenarios() {
   return scenarios;
 }
 
-// A learning rate that warms up and then falls.
+// Returns a learning rate that warms up and then falls.
 Hyperparams Scheduled(Hyperparams hyperparams, int step) {
   hyperparams[kLr] *= step < 20 ? step / 20. : 1 - 0.5 * (step - 20) / 180.;
   return hyperparams;
@@ -122,8 +122,8 @@ struct Error {
   double mean = 0;
 };
 
-// Without the worst in 512: where a sign (Lion) or a difference (centered
-// RMSprop) cancels, chance decides whose rounding turns it.
+// Measures without the worst in 512: where a sign (Lion) or a difference
+// (centered RMSprop) cancels, chance decides whose rounding turns it.
 Error ErrorOf(const std::vector<float>& values,
               const std::vector<double>& truth) {
   std::vector<double> differences;
@@ -239,10 +239,12 @@ SpecialElements AllSpecialElements(const Variant& variant) {
   return all;
 }
 
-// Where torch's own result is an accident of rounding and ours is not.
+// Returns whether torch's own result is an accident of rounding and ours is
+// not.
 bool IsAccident(const Variant& variant, const std::vector<float> state[3],
                 size_t i) {
-  // The square root of a difference that is below 0 by rounding.
+  // The accident is the square root of a difference that is below 0 by
+  // rounding.
   if (variant.kind != OptimizerKind::kRmsprop) return false;
   if ((variant.options & rmsprop::kCentered) == 0) return false;
   return state[0][i] - state[2][i] * state[2][i] < 0;

@@ -13,45 +13,48 @@ namespace optstate {
 
 // One parameter as a whole, for optimizers whose update of an element needs all
 // the others (norms, row sums, products of matrices). Old and new arrays do not
-// overlap: compute() leaves the old ones as they are, so that a caller that is
-// killed in it just calls it again. But a new_state[k] may be state[k] itself.
+// overlap: compute() leaves the old ones unchanged, so that a caller that is
+// killed inside compute() calls it again. But a new_state[k] may be state[k]
+// itself.
 struct WholeView {
   absl::Span<const int64_t> shape;
   size_t numel = 0;  // the product of `shape`
-  // Summed, unscaled, cut, and negated when maximize, by the caller.
+  // The gradient, which the caller has summed, unscaled, cut, and negated when
+  // maximize is set.
   const float* gradient = nullptr;
   const float* master = nullptr;
-  // In the order of OptimizerInfo::state_arrays, of as many elements as
-  // StateElements() says; may be null where that is 0.
+  // The arrays are in the order of OptimizerInfo::state_arrays, of as many
+  // elements as StateElements() says; an array may be null where that is 0.
   const float* state[kStateArraysMax] = {};
-  // Where the new values go; nothing else is written but `workspace`.
+  // The new values go here; nothing else is written but `workspace`.
   float* new_master = nullptr;
   float* new_state[kStateArraysMax] = {};
-  // Of WholeKernel::workspace_elements elements, aligned to 64 bytes. What is
-  // in it before does not matter.
+  // The workspace has WholeKernel::workspace_elements elements, aligned to 64
+  // bytes. Its previous contents do not matter.
   float* workspace = nullptr;
 };
 
-// Obtained from FindWholeKernel; lives as long as the process.
+// The kernel of one optimizer, obtained from FindWholeKernel; lives as long as
+// the process.
 //
 // Threads: all functions are pure and may run concurrently on disjoint views.
 // Bits: compute() gives equal bits on every instruction set, as UpdateKernel
 // does, and NaN is always written as 0x7FC00000.
 struct WholeKernel {
-  // Bit k: state array k is never negative.
+  // Bit k says that state array k is never negative.
   uint32_t squares = 0;
   uint64_t (*workspace_elements)(absl::Span<const int64_t> shape) = nullptr;
-  // INVALID_ARGUMENT, in torch's words, when the optimizer takes no parameter
-  // of this shape.
+  // Returns INVALID_ARGUMENT, in torch's words, when the optimizer takes no
+  // parameter of this shape.
   absl::Status (*check_shape)(absl::Span<const int64_t> shape) = nullptr;
-  // `input` as for an UpdateKernel; its gradient_factor and gradient_limit are
-  // the caller's business, as maximize is. The shape is one that passes
-  // check_shape, the hyperparameters are Validate()'s.
+  // Takes `input` as an UpdateKernel does; gradient_factor and gradient_limit
+  // are the caller's business, as maximize is. The shape has passed
+  // check_shape, the hyperparameters have passed Validate().
   void (*compute)(const UpdateInput& input, const WholeView& view) = nullptr;
 };
 
-// Null when the optimizer is element-wise: then FindUpdateKernel has it. Picks
-// the best instruction set of this CPU at the first call.
+// Returns null when the optimizer is element-wise: FindUpdateKernel then has
+// the kernel. Picks the best instruction set of this CPU at the first call.
 const WholeKernel* FindWholeKernel(OptimizerKind kind);
 
 }  // namespace optstate

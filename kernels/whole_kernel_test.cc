@@ -1,4 +1,5 @@
-// The whole-parameter kernels of this CPU against torch's formula in double.
+// Tests the whole-parameter kernels of this CPU against torch's formula in
+// double.
 
 #include "kernels/whole_kernel.h"
 
@@ -110,7 +111,7 @@ struct Setting {
   Hyperparams hyperparams;
 };
 
-// The defaults with some values changed.
+// Returns the defaults with some values changed.
 Setting SettingOf(const std::string& name, OptimizerKind kind,
                   std::vector<std::pair<size_t, double>> changes) {
   Setting setting = {name, kind, DefaultHyperparams(kind)};
@@ -183,7 +184,7 @@ std::vector<Scenario> ScenariosOf(const std::vector<Setting>& settings) {
   return scenarios;
 }
 
-// A learning rate that warms up and then falls.
+// Returns a learning rate that warms up and then falls.
 Hyperparams Scheduled(Hyperparams hyperparams, int step) {
   hyperparams[kLr] *= step < 20 ? step / 20. : 1 - 0.5 * (step - 20) / 180.;
   return hyperparams;
@@ -323,8 +324,8 @@ INSTANTIATE_TEST_SUITE_P(Adafactor, AccuracyTest,
                            return scenario.param.name;
                          });
 
-// bfloat16 rounds the products by chance, so that two who add them in another
-// order drift apart; each stays as near to the truth as the other.
+// The rounding to bfloat16 is random in effect: two sums that add the products
+// in another order drift apart; each stays as near to the truth as the other.
 class MuonAccuracyTest : public testing::TestWithParam<Scenario> {};
 
 double Distance(const std::vector<float>& a, const std::vector<double>& b) {
@@ -351,7 +352,7 @@ TEST_P(MuonAccuracyTest, IsAsNearToTheTruthAsTorchInBFloat16) {
   }
   const double our_error = Distance(ours.master(), truth.parameter());
   const double torch_error = Distance(torch.parameter(), truth.parameter());
-  // At least a little, for parameters without elements.
+  // The distance is at least a little, for parameters without elements.
   const double way = Distance(initial, truth.parameter()) + 1e-300;
   const double apart = Distance(ours.master(), Doubles(torch.parameter()));
   std::cout << "error/way " << our_error / way << " torch " << torch_error / way
@@ -389,7 +390,7 @@ std::vector<Setting> AllDefaults() {
 
 class SpecialValuesTest : public testing::TestWithParam<Scenario> {};
 
-// Of both references the one in float decides what is finite.
+// The reference in float decides, of both, what is finite.
 TEST_P(SpecialValuesTest, AreWhereTorchHasThem) {
   const auto& [name, kind, hyperparams, shape] = GetParam();
   std::mt19937 random(TestSeed());
@@ -447,7 +448,7 @@ TEST(LambTest, TrustIsOneWhereANormIsZero) {
   EXPECT_EQ(run.master(), (std::vector<float>{-0.25, 0.25}));
 }
 
-// Of a symmetric matrix, by Jacobi's rotations.
+// Returns the eigenvalues of a symmetric matrix, by Jacobi's rotations.
 std::vector<double> Eigenvalues(std::vector<double> matrix, size_t size) {
   const auto at = [&](size_t i, size_t j) -> double& {
     return matrix[i * size + j];
@@ -479,7 +480,7 @@ std::vector<double> Eigenvalues(std::vector<double> matrix, size_t size) {
   return values;
 }
 
-// Ascending.
+// Returns the singular values, ascending.
 std::vector<double> SingularValues(const std::vector<float>& matrix,
                                    size_t rows, size_t columns) {
   std::vector<double> gram(rows * rows);
@@ -525,7 +526,7 @@ TEST(MuonTest, UpdatesAreOrthogonalAsTorchs) {
   }
 }
 
-// Nothing here hangs on the order of sums, so that bfloat16's rounding is the
+// Nothing here depends on the order of sums, so that bfloat16's rounding is the
 // same to the bit.
 TEST(MuonTest, WithoutStepsTheUpdateIsWhatTorchNormalises) {
   std::mt19937 random(TestSeed());

@@ -8,9 +8,9 @@
 
 namespace optstate {
 
-// What several WholeKernels have in common.
+// Shape functions that several WholeKernels have in common.
 
-// The product of the dimensions, none of which is negative.
+// Returns the product of the dimensions, none of which is negative.
 inline uint64_t NumelOf(absl::Span<const int64_t> shape) {
   uint64_t numel = 1;
   for (int64_t size : shape) numel *= static_cast<uint64_t>(size);

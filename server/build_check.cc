@@ -28,7 +28,7 @@ namespace {
 constexpr absl::Duration kTimeout = absl::Seconds(10);
 
 constexpr char kStopFirst[] = "or stop the daemon first";
-// It would find jobs that it cannot open.
+// Advice for a next build that would find jobs that it cannot open.
 constexpr char kSaveFirst[] =
     "or save checkpoints of all jobs, delete these and stop the daemon first: "
     "it cannot open state of that format";
@@ -87,14 +87,15 @@ v1::FormatVersions OwnFormatVersions() {
 
 absl::Status CheckCanTakeOver(const v1::FormatVersions& current,
                               const v1::FormatVersions& next) {
-  // The newest that we write is what the jobs have.
+  // The jobs have the newest state version that the current build writes.
   if (current.state_max() < next.state_min() ||
       current.state_max() > next.state_max()) {
     return Mismatch(current, next, "it does not read the jobs' state format",
                     absl::StrCat(current.state_max()),
                     Range(next.state_min(), next.state_max()), kSaveFirst);
   }
-  // Ranks that are attached may speak the newest that we do, and come back.
+  // Attached ranks may speak the newest protocol of the current build, and come
+  // back.
   if (current.session_max() < next.session_min() ||
       current.session_max() > next.session_max()) {
     return Mismatch(current, next, "it does not speak the ranks' protocol",
@@ -149,7 +150,7 @@ absl::StatusOr<std::string> OwnPath() {
   std::string path =
       std::filesystem::read_symlink("/proc/self/exe", error).string();
   if (error) return OsError(error.value(), "readlink /proc/self/exe");
-  // The kernel's mark for a file that was replaced.
+  // " (deleted)" is the kernel's mark for a file that was replaced.
   return std::string(absl::StripSuffix(path, " (deleted)"));
 }
 

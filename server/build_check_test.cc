@@ -34,7 +34,7 @@ TEST(CanTakeOverTest, NamesBothBuildsAndWhatTheyDoNotShare) {
                     HasSubstr(" to 60")));
 }
 
-// Stopping the daemon helps where only those who run must understand each
+// Stopping the daemon helps where only running processes must understand each
 // other.
 TEST(CanTakeOverTest, AsksForCheckpointsOfStateThatTheNextCannotOpen) {
   v1::FormatVersions next = OwnFormatVersions();

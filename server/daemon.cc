@@ -60,11 +60,11 @@ using supervisor::SignalWatch;
 using supervisor::StateDirectory;
 using supervisor::Supervisor;
 
-// For admin calls that run when the daemon ends.
+// Grace for admin calls that run when the daemon ends.
 constexpr absl::Duration kCallsEnd = absl::Seconds(1);
 constexpr absl::Duration kTellOfLinesEvery = absl::Seconds(10);
 
-// Sessions and gRPC connections each take one.
+// Raises the limit of fds: each session and each gRPC connection takes one.
 void RaiseFdLimit() {
   rlimit limit;
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -72,7 +72,8 @@ void RaiseFdLimit() {
   (void)::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-// Of an engine: its control socket, its process and its gRPC connection.
+// Warns if fds may run out. An engine takes three: its control socket, its
+// process and its gRPC connection.
 void WarnOfFewFds(const v1::Limits& limits) {
   rlimit limit;
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
@@ -86,8 +87,9 @@ void WarnOfFewFds(const v1::Limits& limits) {
       limit.rlim_cur, limits.jobs_max(), limits.sessions_max(), needed);
 }
 
-// Engines that died while this build was executed: they are children of the
-// process, and no EngineProcess knows them. Before there is one that would.
+// Reaps engines that died while this build was being executed: they are
+// children of the process, and no EngineProcess knows them. Called before any
+// EngineProcess exists.
 void ReapTheDead() {
   while (::waitpid(-1, nullptr, WNOHANG) > 0) {
   }
@@ -107,8 +109,8 @@ std::vector<std::string> Addresses(const v1::DaemonConfig& config) {
 
 using Listeners = std::map<std::string, std::unique_ptr<Listener>>;
 
-// Those that the process had before it was upgraded, by address, but for what
-// is no longer configured.
+// Returns the listeners that the process had before its upgrade, by address,
+// without those that are no longer configured.
 absl::StatusOr<Listeners> Inherit(const v1::SupervisorHandover& handover,
                                   const std::vector<std::string>& configured,
                                   mode_t mode) {
@@ -127,7 +129,7 @@ absl::StatusOr<Listeners> Inherit(const v1::SupervisorHandover& handover,
   return listeners;
 }
 
-// In the order of Addresses().
+// Opens or inherits the listeners, in the order of Addresses().
 absl::StatusOr<std::vector<std::unique_ptr<Listener>>> OpenListeners(
     const v1::DaemonConfig& config,
     const std::optional<v1::SupervisorHandover>& handover) {
@@ -222,10 +224,10 @@ class Daemon : private admin::UpgradeControl {
   // The build that is to take over.
   struct NextBuild {
     std::string path;
-    bool replace_all = false;  // engines of this very build too
+    bool replace_all = false;  // engines of this build too
     std::string id;
     v1::DaemonConfig config;
-    // Where it is to listen and this one does not.
+    // Listeners of the next build that this one does not have.
     std::shared_ptr<const Listeners> listeners;
   };
 
@@ -238,7 +240,7 @@ class Daemon : private admin::UpgradeControl {
   absl::Status WatchLifeline();
   void OnGrpc(UniqueFd fd, const PeerCredentials& peer);
   void OnSignal(int signal);
-  // Now and then, of lines that were not written.
+  // Logs the counts of suppressed lines from time to time.
   void TellOfLinesLeftOut();
 
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) override;
@@ -268,8 +270,8 @@ class Daemon : private admin::UpgradeControl {
   UniqueFd lifeline_;
   UpgradeRecord upgrade_;
   std::optional<EngineReplacement> replacement_;
-  bool checking_ = false;   // upgrade_thread_ looks at a build
-  bool upgrading_ = false;  // no way back but by a failure to execute
+  bool checking_ = false;   // upgrade_thread_ checks a build
+  bool upgrading_ = false;  // reverted only by a failure to execute
   int signal_while_upgrading_ = 0;
   bool ending_ = false;
   std::optional<MemoryBandwidthMeter> meter_;
@@ -277,7 +279,7 @@ class Daemon : private admin::UpgradeControl {
   std::thread rest_;
 };
 
-// A private daemon leaves nothing behind.
+// Removes a private daemon's files: such a daemon leaves nothing behind.
 void RemoveTraces(const v1::DaemonConfig& config) {
   const absl::Status status = supervisor::RemoveTree(config.state_dir());
   if (!status.ok()) spdlog::warn("{}", status.ToString());
@@ -356,7 +358,7 @@ absl::Status Daemon::Build() {
     meter_.emplace(config.state_dir(), static_cast<int>(WorkersOf(config)),
                    MeasureMemoryBandwidth);
   }
-  // Engines first: they take longest.
+  // Engines are started first: they take longest.
   supervisor_->Start();
   OPTSTATE_RETURN_IF_ERROR(acceptor_->Start());
   if (options_.handover.has_value()) {
@@ -397,7 +399,7 @@ absl::Status Daemon::WatchLifeline() {
     char ignored[64];
     if (::read(lifeline_.get(), ignored, sizeof(ignored)) > 0) return;
     loop_->Unwatch(lifeline_.get());
-    // Nobody is left who could finish a step.
+    // No rank is left that could finish a step.
     BeginEnd("the trainer has ended", absl::ZeroDuration());
   });
 }
@@ -464,8 +466,8 @@ absl::StatusOr<v1::UpgradeReply> Daemon::Upgrade(const std::string& binary) {
   return reply;
 }
 
-// Of the configuration: the caller has asked for nothing wrong, nor for what is
-// not there.
+// Converts an error in the configuration: the caller's own request is neither
+// invalid nor for a missing object.
 absl::Status AsRefusal(const absl::Status& status) {
   if (!absl::IsInvalidArgument(status) && !absl::IsNotFound(status)) {
     return status;
@@ -473,8 +475,8 @@ absl::Status AsRefusal(const absl::Status& status) {
   return absl::FailedPreconditionError(status.message());
 }
 
-// A configuration that names another place, or mounts one, would leave the jobs
-// behind.
+// Reads the next build's configuration. One that names another place, or mounts
+// one, would leave the jobs behind.
 absl::StatusOr<v1::DaemonConfig> Daemon::ConfigForUpgrade() const {
   OPTSTATE_RETURN_IF_ERROR(state_.CheckInPlace());
   absl::StatusOr<v1::DaemonConfig> reloaded = options_.reload();
@@ -531,7 +533,8 @@ void Daemon::UpgradeAtHangup() {
   }
   checking_ = true;
   if (upgrade_thread_.joinable()) upgrade_thread_.join();
-  // On a thread of its own: it runs the build that is to take over.
+  // Runs on a thread of its own, because it executes the build that is to take
+  // over.
   upgrade_thread_ = std::thread([this] {
     const absl::StatusOr<NextBuild> next = CheckInstalledBuild();
     loop_->Post([this, next] {
@@ -558,19 +561,19 @@ absl::Status Daemon::BeginUpgrade(NextBuild next) {
   if (checking_ || upgrading_ || upgrade_.under_way()) {
     return absl::UnavailableError("the daemon is being upgraded already");
   }
-  // Here, where nothing is lost yet when one cannot be opened.
+  // Listeners are opened here, where a failure to open one loses nothing yet.
   absl::StatusOr<Listeners> missing = OpenMissing(next.config);
   if (!missing.ok()) return AsRefusal(missing.status());
   next.listeners = std::make_shared<const Listeners>(*std::move(missing));
   upgrading_ = true;
-  // Whoever asks from now on, before there is the next build, hears of it.
+  // Calls from now on, before the next build runs, see this upgrade.
   upgrade_.Begin(next.id);
   spdlog::info("upgrading to {}", next.path);
-  // From now on whoever connects waits for the next build.
+  // Connections from now on wait for the next build.
   acceptor_->Hold();
   if (upgrade_thread_.joinable()) upgrade_thread_.join();
   upgrade_thread_ = std::thread([this, next = std::move(next)] {
-    // The call that has asked for this is answered first.
+    // The call that requested this is answered first.
     admin_server_->Shutdown(absl::Now() + kCallsEnd);
     loop_->Post([this, next] { FinishUpgrade(next); });
   });
@@ -586,14 +589,14 @@ v1::SupervisorHandover Daemon::MakeHandover(const NextBuild& next) const {
     v1::SupervisorHandover::Listener& one = listeners[address];
     one.set_address(address);
     one.set_fd(listener.fd());
-    // One that was opened again is under the lock of the one before.
+    // A reopened listener uses the lock of the previous one.
     if (is_new || listener.lock_fd() >= 0) one.set_lock_fd(listener.lock_fd());
   };
   const std::vector<std::string> addresses = Addresses(options_.config);
   for (size_t i = 0; i < addresses.size(); ++i) {
     add(addresses[i], *acceptor_->listeners()[i]);
   }
-  // In the place of what nobody finds any more, too.
+  // Reopened listeners also replace those that clients cannot reach any more.
   for (const auto& [address, listener] : *next.listeners) {
     add(address, *listener);
   }
@@ -638,7 +641,7 @@ void Daemon::BeginEnd(const std::string& why, absl::Duration patience) {
   rest_ = std::thread([this, patience] { RestAndStop(patience); });
 }
 
-// On a thread of its own: it waits, and the loop must go on meanwhile.
+// Runs on a thread of its own: it waits, and the loop must go on meanwhile.
 void Daemon::RestAndStop(absl::Duration patience) {
   replacement_.reset();
   if (patience > absl::ZeroDuration()) {

@@ -16,23 +16,25 @@ namespace optstate {
 
 struct DaemonOptions {
   v1::DaemonConfig config;
-  // Read end of a pipe that the trainer holds: the daemon is private to it,
-  // and goes with it, taking its state directory along. -1: a node's daemon.
+  // Read end of a pipe that the trainer holds: the daemon is private to that
+  // trainer, and ends with it, removing its state directory. -1: a node's
+  // daemon.
   int lifeline_fd = -1;
-  // Started as engines.
+  // The executable started as an engine.
   std::string executable = "/proc/self/exe";
   // Reads the configuration again.
   std::function<absl::StatusOr<v1::DaemonConfig>()> reload;
-  // Of this process, for the one that is executed in its place at an upgrade.
+  // Arguments of this process, passed on to the build executed in its place at
+  // an upgrade.
   std::vector<std::string> arguments;
-  // From the one before.
+  // Handed over by the previous build.
   std::optional<v1::SupervisorHandover> handover;
 };
 
 // optstated: builds the object graph bottom-up, serves until a signal or the
 // lifeline ends it, and takes it down top-down; or executes another build in
-// its own place. To be called in a process with one thread. OK after an orderly
-// end.
+// its own place. Must be called in a process with one thread. Returns OK after
+// an orderly end.
 absl::Status RunDaemon(DaemonOptions options);
 
 }  // namespace optstate

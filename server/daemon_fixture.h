@@ -19,7 +19,8 @@
 
 namespace optstate {
 
-// A daemon of its own for each test, and its admin interface.
+// A fixture that gives each test its own daemon and that daemon's admin
+// interface.
 class DaemonTest : public testing::Test, protected DaemonHarness {
  protected:
   std::unique_ptr<v1::Admin::Stub> Admin(std::string target = "") const {
@@ -38,7 +39,7 @@ class DaemonTest : public testing::Test, protected DaemonHarness {
     return job;
   }
 
-  // UNAVAILABLE or CANCELLED between two builds.
+  // Returns UNAVAILABLE or CANCELLED between two builds.
   absl::StatusOr<v1::ServerStatus> Status() const {
     grpc::ClientContext context;
     v1::ServerStatus status;
@@ -78,7 +79,8 @@ class DaemonTest : public testing::Test, protected DaemonHarness {
         .string();
   }
 
-  // Of an engine whose daemon has died before it: the status as of waitpid.
+  // Awaits an engine whose daemon has died before it; returns its waitpid
+  // status.
   static int AwaitOrphan(int64_t pid) {
     int status = -1;
     EXPECT_EQ(::waitpid(static_cast<pid_t>(pid), &status, 0), pid);

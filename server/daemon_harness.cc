@@ -43,7 +43,8 @@ constexpr char kBinary[] = "server/optstated";
   ::_exit(127);
 }
 
-// Engines whose daemon is gone became our children.
+// Kills engines whose daemon is gone; they have become children of this
+// process.
 void KillOrphans() {
   while (true) {
     std::ifstream children(
@@ -58,7 +59,7 @@ void KillOrphans() {
 }  // namespace
 
 DaemonHarness::DaemonHarness() {
-  // Engines that outlive their supervisor are ours to wait for.
+  // This process must wait for engines that outlive their supervisor.
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   std::string name = "/tmp/optstated-XXXXXX";  // short, as socket paths are
   root_ = ::mkdtemp(name.data());

@@ -15,36 +15,37 @@ namespace optstate {
 
 struct ProcessExit {
   int code = -1;       // -signal when killed
-  std::string output;  // of all processes so far
+  std::string output;  // output of all processes so far
 };
 
 // Real optstated processes on a directory of their own, and a client that can
-// say Hello. One a process at a time: it becomes the reaper of orphans.
+// say Hello. At most one exists in a process at a time: the process becomes the
+// reaper of orphans.
 class DaemonHarness {
  public:
-  // Real time; a test that waits this long fails.
+  // The limit of each wait, in real time; a test that waits this long fails.
   static constexpr absl::Duration kPatience = absl::Seconds(60);
 
   DaemonHarness();
-  // Kills what still runs.
+  // Kills the processes that still run.
   ~DaemonHarness();
 
-  // Any command line.
+  // Starts optstated with any command line.
   pid_t Start(std::vector<std::string> args);
-  // On state() and socket(); returns when it takes connections.
+  // Starts a daemon on state() and socket(); returns when it takes connections.
   pid_t StartDaemon(const std::vector<std::string>& further = {});
   ProcessExit AwaitExit(pid_t pid);
   ProcessExit RunToEnd(std::vector<std::string> args);
   std::string Log() const;
 
-  // -1: nobody listens.
+  // Connects to socket(); -1: no process listens.
   UniqueFd Connect() const;
-  // A session, as far as its HelloReply.
+  // Opens a session, as far as its HelloReply.
   absl::StatusOr<UniqueFd> Open(const std::string& job) const;
 
-  // Asks again and again until it holds; false after kPatience.
+  // Polls `holds` until it returns true; false after kPatience.
   static bool Eventually(const std::function<bool()>& holds);
-  // Until the peer closes; false after kPatience.
+  // Waits until the peer closes; false after kPatience.
   static bool ClosedByPeer(int fd);
   static bool Exists(const std::string& path);
 

@@ -139,7 +139,8 @@ TEST_F(DaemonTest, SecondDaemonOnTheSameStateIsRefused) {
   EXPECT_TRUE(Connect().ok());
 }
 
-// Its engine and the session go on, and the next one has them.
+// The killed daemon's engine and session go on, and the next daemon adopts
+// them.
 TEST_F(DaemonTest, KilledDaemonsEngineIsAdopted) {
   const pid_t first = StartDaemon();
   auto session = Open("a");
@@ -153,7 +154,7 @@ TEST_F(DaemonTest, KilledDaemonsEngineIsAdopted) {
   const v1::Job job = GetJob("a");
   EXPECT_EQ(job.engine_pid(), engine_pid);
   EXPECT_EQ(job.engine_restarts(), 0u);
-  EXPECT_EQ(job.phase(), v1::JOB_PHASE_EMPTY);  // said by the engine itself
+  EXPECT_EQ(job.phase(), v1::JOB_PHASE_EMPTY);  // reported by the engine itself
   char nothing;
   EXPECT_EQ(::recv(session->get(), &nothing, 1, MSG_DONTWAIT), -1)
       << "the session was closed";
@@ -190,7 +191,7 @@ TEST_F(DaemonTest, KilledEngineIsReplaced) {
 
 TEST_F(DaemonTest, StoppedEngineHoldsUpItsJobAlone) {
   const std::string file = root() + "/c.yaml";
-  // A job that nobody registers is not to be over before the end.
+  // The unregistered job must not be over before the end.
   std::ofstream(file) << "limits: {handshake_timeout_ms: 100000}\n";
   StartDaemon({"--config", file});
   const auto session = Open("a");
@@ -225,7 +226,7 @@ TEST_F(DaemonTest, AdminOverTheUnixSocketAndTcp) {
       Admin(status.listen(0))->GetStatus(&tcp_context, {}, &status).ok());
 }
 
-// Bytes in, bytes out: their protos are not installed with gRPC.
+// Calls a method with raw bytes: the protos are not installed with gRPC.
 std::string Call(const std::string& socket, const std::string& method,
                  const std::string& request) {
   grpc::GenericStub stub(grpc::CreateChannel(
@@ -298,8 +299,8 @@ TEST_F(DaemonTest, OtherUsersMayLookButNotChange) {
   const int self = ::open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
   const pid_t child = ::fork();
   if (child == 0) {
-    // A new program, because gRPC does not outlive a fork; by its fd, because
-    // the user may not be allowed to walk to its path.
+    // The probe is a new program, because gRPC does not survive a fork; it is
+    // executed by its fd, because the user may not have access to its path.
     char* argv[] = {const_cast<char*>("probe"), const_cast<char*>(kProbeFlag),
                     const_cast<char*>(socket().c_str()), nullptr};
     if (::setuid(4711) == 0) ::fexecve(self, argv, environ);
@@ -367,8 +368,8 @@ TEST_F(DaemonTest, EmbeddedDaemonCleansUpAtSigtermToo) {
   EXPECT_FALSE(Exists(socket() + ".lock"));
 }
 
-// Run as another user than the daemon and the job's owner: 0 when that user can
-// look and cannot change.
+// Runs as another user than the daemon's and the job's owner; returns 0 when
+// that user can read and cannot change.
 int ProbeAsOtherUser(const std::string& socket) {
   const auto stub = v1::Admin::NewStub(grpc::CreateChannel(
       "unix:" + socket, grpc::InsecureChannelCredentials()));

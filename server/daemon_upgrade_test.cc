@@ -1,5 +1,5 @@
-// The real optstated replaced while it runs: by SIGHUP, by Upgrade, and after a
-// kill.
+// The real optstated is replaced while it runs: by SIGHUP, by Upgrade, and
+// after a kill.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -49,7 +49,8 @@ TEST_F(DaemonTest, SighupReadsTheConfigurationAndKeepsEngines) {
   EXPECT_EQ(GetJob("a").engine_pid(), engine_pid);
   EXPECT_EQ(std::filesystem::status(socket()).permissions(),
             std::filesystem::perms(0600));
-  // It remains our child, can be told again, and ends as ever.
+  // The daemon remains a child of the test, can be signalled again, and ends
+  // normally.
   ::kill(pid, SIGTERM);
   EXPECT_EQ(AwaitExit(pid).code, 0);
   EXPECT_FALSE(Exists(socket()));
@@ -61,7 +62,7 @@ TEST_F(DaemonTest, UpgradeToAnotherBinary) {
   ASSERT_TRUE(session.ok()) << session.status();
   const int64_t engine_pid = GetJob("a").engine_pid();
   const v1::ServerStatus before = *Status();
-  // Twice: the second time by the build that came with the first.
+  // Upgrades twice: the second time from the build that the first one started.
   for (const std::string name : {"one", "two"}) {
     const std::string binary = CopyOfTheBinary(name);
     const auto reply = Upgrade(binary);
@@ -79,7 +80,7 @@ TEST_F(DaemonTest, UpgradeToAnotherBinary) {
   EXPECT_NE(GetJob("a").engine_pid(), engine_pid);
   EXPECT_EQ(GetJob("a").engine_restarts(), 0u);
   EXPECT_TRUE(Open("a").ok());
-  // Locks and sockets came along.
+  // Locks and sockets were handed over.
   const ProcessExit second =
       RunToEnd({"--state-dir", state(), "--socket", root() + "/other.sock"});
   EXPECT_THAT(second.output,
@@ -89,14 +90,14 @@ TEST_F(DaemonTest, UpgradeToAnotherBinary) {
   EXPECT_FALSE(Exists(socket()));
 }
 
-// The socket never closes: who connects meanwhile waits.
+// The socket never closes: connections meanwhile wait.
 TEST_F(DaemonTest, NobodyIsTurnedAwayByAnUpgrade) {
   StartDaemon();
   std::atomic<bool> done{false};
   std::thread knocking([this, &done] {
     while (!done) {
       EXPECT_TRUE(Connect().ok());
-      ::poll(nullptr, 0, 1);  // knocking, not flooding
+      ::poll(nullptr, 0, 1);  // connects at a moderate rate
     }
   });
   const auto reply = Upgrade(CopyOfTheBinary("next"));
@@ -129,7 +130,7 @@ TEST_F(DaemonTest, UpgradeThatCannotBeIsRefused) {
   EXPECT_FALSE(Status()->has_upgrade());
 }
 
-// It passes every check, and then cannot be executed.
+// The next build passes every check, and then cannot be executed.
 TEST_F(DaemonTest, UpgradeThatFailsLeavesTheDaemonAsItWas) {
   const pid_t pid = StartDaemon();
   const std::string binary = root() + "/vanishes";
@@ -143,7 +144,7 @@ TEST_F(DaemonTest, UpgradeThatFailsLeavesTheDaemonAsItWas) {
   ASSERT_EQ(status.upgrade().problems_size(), 1);
   EXPECT_THAT(status.upgrade().problems(0), HasSubstr("vanishes"));
   EXPECT_TRUE(Open("a").ok());
-  // And it can be tried again.
+  // The upgrade can be tried again.
   const auto again = Upgrade("");
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(AwaitUpgrade(again->id()).upgrade().problems_size(), 0);
@@ -156,7 +157,8 @@ TEST_F(DaemonTest, AnEngineThatDiesDuringTheUpgradeIsReaped) {
   ASSERT_TRUE(session.ok()) << session.status();
   const int64_t engine_pid = GetJob("a").engine_pid();
   const std::string binary = root() + "/kills";
-  // In builtins alone: a shell that waits for a command would reap the engine.
+  // The script uses builtins alone: a shell that waits for a command would reap
+  // the engine.
   std::ofstream(binary) << "#!/bin/sh\ncase \"$*\" in *--handover-fd*)\n"
                         << "kill -9 " << engine_pid << "\n"
                         << "while read -r stat < /proc/" << engine_pid
@@ -182,7 +184,7 @@ TEST_F(DaemonTest, UpgradeKeepsADrainedDaemonDrained) {
   EXPECT_TRUE(absl::IsUnavailable(Open("a").status()));
 }
 
-// Nobody says so, but whoever was told to drain the node counts on it.
+// The operator who drained the node relies on this, though no call asks for it.
 TEST_F(DaemonTest, AKilledDaemonsSuccessorGoesOnDraining) {
   const pid_t pid = StartDaemon();
   grpc::ClientContext context;
@@ -193,7 +195,7 @@ TEST_F(DaemonTest, AKilledDaemonsSuccessorGoesOnDraining) {
   AwaitExit(pid);
   StartDaemon();
   absl::StatusOr<v1::ServerStatus> status;
-  ASSERT_TRUE(Eventually([&] {  // through a connection of the first
+  ASSERT_TRUE(Eventually([&] {  // over a connection of the first
     status = Status();
     return status.ok();
   }));
@@ -205,7 +207,7 @@ TEST_F(DaemonTest, AKilledDaemonsSuccessorGoesOnDraining) {
   EXPECT_TRUE(Open("a").ok());
 }
 
-// By whoever tidies up /tmp.
+// A cleanup of /tmp may remove the socket.
 TEST_F(DaemonTest, SighupMendsARemovedSocket) {
   for (const bool with_lock : {false, true}) {
     set_socket(absl::StrCat(root(), "/", with_lock, "/s.sock"));
@@ -221,7 +223,7 @@ TEST_F(DaemonTest, SighupMendsARemovedSocket) {
     ::kill(pid, SIGHUP);
     EXPECT_TRUE(Eventually([this] { return Open("a").ok(); })) << Log();
     EXPECT_TRUE(Exists(socket() + ".lock"));
-    // Once more, with the socket that came along.
+    // Upgrades once more, with the socket handed over.
     const auto reply = Upgrade("");
     ASSERT_TRUE(reply.ok()) << reply.status();
     AwaitUpgrade(reply->id());
@@ -278,7 +280,7 @@ TEST_F(DaemonTest, WhatTheNextBuildCannotHaveIsRefusedBefore) {
   EXPECT_EQ(Status()->pid(), pid);
 }
 
-// Of a job that nobody has registered, once its engine was another.
+// An unregistered job is removed, also once its engine was replaced.
 TEST_F(DaemonTest, AnEmptyJobGoesThoughItsEngineWasReplaced) {
   const std::string file = root() + "/c.yaml";
   std::ofstream(file) << "limits: {handshake_timeout_ms: 300}\n";

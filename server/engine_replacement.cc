@@ -14,13 +14,14 @@ namespace {
 
 // An engine waits for its predecessor's memory to be unmapped, and maps files.
 constexpr absl::Duration kReadyTimeout = absl::Minutes(3);
-// The end of this object is looked for so often.
+// Interval of checks whether this object is being destroyed.
 constexpr absl::Duration kLook = absl::Seconds(1);
-// Between two questions to an engine that is not there just now.
+// Interval between two calls to an engine that is missing just now.
 constexpr absl::Duration kAskAgain = absl::Milliseconds(2);
 
-// A step that is being recovered is as good as one under way. Not every trainer
-// begins a load again that is dropped with its engine.
+// Whether all unfinished work can be pushed again, which excludes a load, a
+// step in recovery and accumulated gradients. Not every trainer repeats a load
+// that is dropped with its engine.
 bool CanBePushedAgain(const v1::Job& job) {
   if (job.phase() == v1::JOB_PHASE_LOADING || !job.open_load().empty() ||
       job.phase() == v1::JOB_PHASE_RECOVERING) {
@@ -110,8 +111,8 @@ absl::Status EngineReplacement::AskForRest(const std::string& job,
                                            absl::Time deadline) {
   absl::Status rests = options_.engines->Rest(job, deadline);
   if (!absl::IsUnimplemented(rests)) return rests;
-  // An engine of a build that knows no rest. What it is seen in is all that
-  // there is, though it may be over before it is stopped.
+  // The engine's build does not know Rest. Only its described state can be
+  // used, though that may have changed before the engine is stopped.
   OPTSTATE_ASSIGN_OR_RETURN(const v1::Job described,
                             options_.engines->GetJob(job, absl::Now() + kLook));
   return IsBetweenSteps(described) ? absl::OkStatus() : rests;

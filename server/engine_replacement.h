@@ -14,28 +14,28 @@
 
 namespace optstate {
 
-// After an upgrade of the supervisor: replaces the engines of another build,
-// one job after another.
+// Replaces the engines of another build, one job after another, after an
+// upgrade of the supervisor.
 //
 // An engine is stopped between two steps, in a rest (see Job::Rest): its ranks'
-// sessions end, they connect again and find the next engine. A drain would do
-// worse: ranks are told of it. A job whose steps overlap, or that waits for a
-// rank, has no such moment; in the end its engine is stopped inside the step,
-// which ranks push again, unless there is something that they cannot push
-// again: accumulated gradients, a load.
+// sessions end, they connect again and find the next engine. A drain would be
+// worse: ranks are notified of it. A job whose steps overlap, or that waits for
+// a rank, has no such moment; after `patience` its engine is stopped inside the
+// step, which ranks push again, unless part of it cannot be pushed again:
+// accumulated gradients, a load.
 //
-// Threads: one of its own, from construction to destruction, which ends between
-// two jobs or waits for an engine at most a second longer.
+// Threads: one of its own, from construction to destruction. Destruction ends
+// it between two jobs, or waits for an engine at most a second longer.
 class EngineReplacement {
  public:
   struct Options {
     supervisor::SupervisorControl* control = nullptr;
     admin::EngineChannels* engines = nullptr;
     UpgradeRecord* record = nullptr;
-    bool replace_all = false;  // those of this build too
-    // How long one job may keep its engine because it is never between two
-    // steps. If it could not push all of its step again, it keeps it for good
-    // then, and the record says so.
+    bool replace_all = false;  // engines of this build too
+    // How long a job that is never between two steps keeps its engine. After
+    // that, a job that could not push its whole step again keeps the engine for
+    // good, and the record says so.
     absl::Duration patience = absl::Seconds(30);
   };
 
@@ -45,10 +45,10 @@ class EngineReplacement {
 
  private:
   void Run();
-  // False: there is nothing to replace.
+  // Returns false when there is nothing to replace.
   absl::StatusOr<bool> Replace(const std::string& job);
   absl::StatusOr<std::string> AwaitEngine(const std::string& job);
-  // Until the engine may be stopped.
+  // Waits until the engine may be stopped.
   absl::Status AwaitRest(const std::string& job);
   absl::Status AskForRest(const std::string& job, absl::Time deadline);
   absl::Status CheckStopInside(const std::string& job);

@@ -1,5 +1,5 @@
-// When an engine of a build that knows no rest may be stopped; survival_test.cc
-// has those that know it.
+// Tests when an engine whose build does not know Rest may be stopped;
+// survival_test.cc covers the others.
 
 #include "server/engine_replacement.h"
 
@@ -23,7 +23,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Answers UNIMPLEMENTED to Rest; its step ends after some looks at it.
+// An engine that answers UNIMPLEMENTED to Rest; its step ends after some GetJob
+// calls.
 class OlderEngine : public v1::Engine::Service {
  public:
   OlderEngine(bool accumulate, int looks_inside)

@@ -46,7 +46,7 @@ absl::Status ExecuteInPlace(const std::string& path,
 
   std::vector<int> fds = FdsOf(handover);
   fds.push_back(file.get());
-  // Whatever a library has opened without saying so.
+  // Marks fds that a library has opened unnoticed as close-on-exec.
   (void)::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);
   for (const int fd : fds) ::fcntl(fd, F_SETFD, 0);
   ::execv(path.c_str(), argv.data());

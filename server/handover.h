@@ -10,21 +10,22 @@
 
 namespace optstate {
 
-// How one supervisor makes way for the next in the same process: it executes
-// the new build in its own place. What it has open besides `handover` is
-// closed; engines stay its children.
+// One supervisor makes way for the next in the same process by executing the
+// new build in its own place. Fds that are open and not named in `handover` are
+// closed; engines stay children of the process.
 
 inline constexpr char kHandoverFdFlag[] = "--handover-fd";
-// Of v1::SupervisorHandover; both builds must have the same.
+// Version of v1::SupervisorHandover; both builds must have the same.
 inline constexpr uint32_t kHandoverVersion = 1;
 
-// Returns only when it fails, and then everything is as before.
+// Executes `path` in place of this process. Returns only on failure, and then
+// everything is as before.
 absl::Status ExecuteInPlace(const std::string& path,
                             std::vector<std::string> args,
                             const v1::SupervisorHandover& handover);
 
-// What the one before has left; `fd` is closed, and those that it names belong
-// to the caller, closed on exec again.
+// Reads what the previous supervisor has left; closes `fd`. The fds named in
+// the result belong to the caller and are close-on-exec again.
 absl::StatusOr<v1::SupervisorHandover> ReadHandover(int fd);
 
 }  // namespace optstate

@@ -60,7 +60,7 @@ constexpr char kDescription[] =
     "and, when another build was installed, takes that into use, as `optctl "
     "upgrade` does: jobs go on.";
 
-// Else it would mean the default.
+// Refuses an empty value, which would mean the default.
 std::string CheckGiven(const std::string& value) {
   return value.empty() ? "is empty: give a value, or leave the flag out" : "";
 }
@@ -90,7 +90,7 @@ void AddFlags(CLI::App* app, Flags* flags) {
       ->check(CheckGiven);
   app->set_version_flag("--version", absl::StrCat("optstated ", kVersion));
 
-  // An empty group hides an option: these are for our own processes.
+  // An empty group hides an option: these are for the daemon's own processes.
   app->add_option("--embedded", flags->lifeline_fd)->group("");
   app->add_option(EngineCommandLine::kJobFlag, flags->engine_job)->group("");
   app->add_option(EngineCommandLine::kConfigFdFlag, flags->engine_config_fd)
@@ -101,22 +101,23 @@ void AddFlags(CLI::App* app, Flags* flags) {
   app->add_option(kHandoverFdFlag, flags->handover_fd)->group("");
 }
 
-// Else the next file or socket that is opened would be 0, 1 or 2, and what is
-// printed would go there. System calls alone: no sanitizer is set up yet.
+// Opens fds 0, 1 and 2 if they are closed. Otherwise the next file or socket
+// opened would get such a number, and printed text would go there. Uses system
+// calls alone: no sanitizer is set up yet.
 __attribute__((no_sanitize("address", "thread", "undefined"))) void
 OpenStandardStreams() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (::syscall(SYS_fcntl, fd, F_GETFD) >= 0 || errno != EBADF) continue;
-    // Takes the lowest number, which is this one.
+    // The new fd gets the lowest free number, which is this one.
     (void)::syscall(SYS_openat, AT_FDCWD, "/dev/null", O_RDWR);
   }
 }
 
-// Before the initializers of libraries: gRPC's open a file.
+// Runs before the initializers of libraries: gRPC's open a file.
 __attribute__((section(".preinit_array"),
                used)) void (*const kFirst)() = OpenStandardStreams;
 
-// The last upgrade's flag is not the next one's.
+// Drops the handover flag: the last upgrade's does not hold for the next.
 std::vector<std::string> ArgumentsWithoutHandover(int argc, char** argv) {
   std::vector<std::string> arguments;
   for (int i = 0; i < argc; ++i) {
@@ -130,7 +131,7 @@ std::vector<std::string> ArgumentsWithoutHandover(int argc, char** argv) {
 }
 
 int Fail(const absl::Status& status, int code = 1) {
-  // Plain, so that it is readable before and without a log.
+  // The text is plain, so that it is readable before and without a log.
   std::cerr << "optstated: " << status.message() << "\n";
   return code;
 }
@@ -165,7 +166,7 @@ int Run(Flags flags) {
   }
   if (!flags.engine_job.empty()) return RunEngineMode(flags);
   const bool embedded = flags.lifeline_fd >= 0;
-  // A trainer's terminal is the trainer's.
+  // A private daemon logs less: the terminal belongs to the trainer.
   if (embedded && flags.config.log_level.empty()) {
     flags.config.log_level = "warn";
   }
@@ -216,7 +217,8 @@ int main(int argc, char** argv) {
     }
     return optstate::Run(std::move(flags));
   } catch (const std::exception& error) {
-    // Of libraries alone: memory, or a flag that CLI11 would not define.
+    // Only libraries throw here: out of memory, or a flag that CLI11 would not
+    // define.
     std::fprintf(stderr, "optstated: %s\n", error.what());
     return 1;
   }

@@ -1,5 +1,5 @@
-// Two ranks take steps through real processes that are killed and upgraded; a
-// job that nobody disturbs says what should have come out.
+// Two ranks take steps through real processes that are killed and upgraded; an
+// undisturbed job gives the expected result.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ constexpr size_t kParameters = 4;
 constexpr size_t kElements = 5000;
 constexpr size_t kBytes = kElements * sizeof(float);
 
-// What differs from step to step, and from rank to rank.
+// Returns gradients that differ between steps and between ranks.
 std::vector<float> Gradient(uint64_t step, uint32_t rank) {
   std::vector<float> gradient(kElements);
   for (size_t i = 0; i < kElements; ++i) {
@@ -53,7 +53,8 @@ class Rank {
     options.job = job;
     options.rank = rank;
     options.world_size = 2;
-    // So that a step that never ends fails the test with what came before.
+    // With the timeout, a step that never ends fails the test with the
+    // preceding output.
     options.step_timeout = absl::Seconds(20);
     options.layout.groups.resize(1);
     for (size_t i = 0; i < kParameters; ++i) {
@@ -68,7 +69,7 @@ class Rank {
     if (thread_.joinable()) thread_.join();
   }
   uint64_t taken() const { return taken_; }
-  // After Join(), to go on by hand.
+  // The rank's session, to continue by hand after Join().
   Session& session() { return *session_; }
   absl::Status Push(uint64_t step) {
     const std::vector<float> gradient = Gradient(step, rank_);
@@ -87,7 +88,7 @@ class Rank {
     if (!pushed.ok()) return pushed;
     return session_->Commit(CommitOf(step)).status();
   }
-  // After Join(): all parameters, one after another.
+  // Returns all parameters, concatenated; after Join().
   std::vector<std::byte> Parameters() const {
     std::vector<std::byte> all;
     for (uint32_t i = 0; i < kParameters; ++i) {
@@ -133,7 +134,7 @@ class SurvivalTest : public testing::TestWithParam<std::string>,
     return v1::Admin::NewStub(grpc::CreateChannel(
         "unix:" + socket(), grpc::InsecureChannelCredentials()));
   }
-  // Once its engine says so itself.
+  // Returns the job once its engine itself describes it.
   v1::Job AwaitJob() const {
     v1::Job job;
     EXPECT_TRUE(Eventually([&] {
@@ -145,7 +146,8 @@ class SurvivalTest : public testing::TestWithParam<std::string>,
     })) << Log();
     return job;
   }
-  // To this very build unless another is named; the upgrade's id, or empty.
+  // Begins an upgrade, to this build unless another is named; returns the
+  // upgrade's id, or "".
   std::string BeginUpgrade(const std::string& binary = "") const {
     grpc::ClientContext context;
     v1::UpgradeRequest request;
@@ -153,7 +155,7 @@ class SurvivalTest : public testing::TestWithParam<std::string>,
     v1::UpgradeReply reply;
     return Admin()->Upgrade(&context, request, &reply).ok() ? reply.id() : "";
   }
-  // Of the build that has taken over.
+  // Awaits the progress that the build which has taken over reports.
   v1::UpgradeProgress AwaitUpgrade(const std::string& id, bool done) const {
     v1::UpgradeProgress progress;
     EXPECT_TRUE(Eventually([&] {
@@ -166,7 +168,7 @@ class SurvivalTest : public testing::TestWithParam<std::string>,
     return progress;
   }
 
-  // Rank 0 has committed step 2, rank 1 has not begun it.
+  // Afterwards rank 0 has committed step 2, and rank 1 has not begun it.
   void BeginStep2() {
     last_ = 1;
     StartRanks();
@@ -207,7 +209,7 @@ class SurvivalTest : public testing::TestWithParam<std::string>,
       return first_->taken() >= goal && second_->taken() >= goal;
     })) << Log();
   }
-  // Lets both end at the same step and compares with a job that was left alone.
+  // Lets both ranks end at the same step and compares with an undisturbed job.
   void ExpectUndisturbed() {
     last_ = first_->taken() + 5;
     first_->Join();
@@ -234,7 +236,7 @@ TEST_P(SurvivalTest, TheSupervisorIsKilledAndKilledAgain) {
     AwaitFurtherSteps();
     ::kill(daemon, SIGKILL);
     AwaitExit(daemon);
-    AwaitFurtherSteps();  // nobody supervises
+    AwaitFurtherSteps();  // without a supervisor
     daemon = StartDaemon();
     EXPECT_TRUE(Open("job").ok());
     const v1::Job job = AwaitJob();
@@ -286,7 +288,7 @@ TEST_P(SurvivalTest, AnEngineIsReplacedInsideAStepThatDoesNotEnd) {
   EndStep2();
 }
 
-// No rank is lost in it, whose loss would abort the step.
+// No rank is lost in the replacement, though a loss would abort the step.
 TEST_P(SurvivalTest, AnEngineIsReplacedInsideAStepThatLossesAbort) {
   StartImpatientDaemon("engine:\n  on_rank_loss: abort\n");
   BeginStep2();

@@ -10,7 +10,7 @@
 
 namespace optstate {
 
-// How the last upgrade goes, for whoever asks.
+// The progress of the last upgrade, for any caller.
 //
 // Threads: thread-safe.
 class UpgradeRecord {
@@ -32,7 +32,7 @@ class UpgradeRecord {
     absl::MutexLock lock(&mutex_);
     progress_.set_done(true);
   }
-  // With an empty id if there was none.
+  // Returns a record with an empty id if there was no upgrade.
   v1::UpgradeProgress Get() const {
     absl::MutexLock lock(&mutex_);
     return progress_;

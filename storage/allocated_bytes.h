@@ -6,7 +6,8 @@
 
 namespace optstate {
 
-// Bytes that the files below a directory take, as far as it can be read.
+// Returns the bytes that the files below a directory take, as far as they can
+// be read.
 uint64_t AllocatedBytesBelow(const std::string& directory);
 
 }  // namespace optstate

@@ -52,7 +52,7 @@ StepRecord RecordOfNewJob() {
 }
 
 // The files fit together only if they were made for this layout; the hash is
-// computed anew from the description's payload by whoever parsed it.
+// computed anew from the description's payload by its parser.
 absl::Status CheckHash(const CheckedFile& description, const Layout& layout) {
   if (description.layout_hash == layout.hash()) return absl::OkStatus();
   return absl::DataLossError(
@@ -170,8 +170,8 @@ absl::Status HostTier::OpenFiles(const Layout& layout,
   for (int i = 0; i < kStateArrayCount; ++i) {
     const StateArrayIndex array = ArrayAt(i);
     if (!HasArray(array, layout, accumulation)) {
-      // Of a reshape that did not get as far as its description, or had not
-      // removed it yet.
+      // The file is of a reshape that did not get as far as its description, or
+      // had not removed it yet.
       const std::string file = FileOf(array, layout).file;
       if (!file.empty()) ::unlink(Path(file).c_str());
       continue;
@@ -245,7 +245,7 @@ std::array<HostTier::Extent, HostTier::kArrayCount> HostTier::Extents() const {
 
 void HostTier::RestoreExtent(int array, const Extent& extent,
                              const Layout& layout) {
-  // What fails here is put right by the next Open.
+  // A failure here is put right by the next Open.
   if (extent.bytes == 0) {
     arrays_[array].reset();
     ::unlink(Path(FileOf(ArrayAt(array), layout).file).c_str());
@@ -327,7 +327,8 @@ absl::Status HostTier::RestoreFile(absl::string_view name, uint64_t bytes,
 
 absl::Status HostTier::ReserveUndo(uint64_t bytes) {
   OPTSTATE_RETURN_IF_ERROR(ReserveFile(kUndoFile, bytes, &undo_));
-  // Behind the file: who dies in between leaves one that is larger than noted.
+  // The size is noted behind the file: a crash in between leaves one that is
+  // larger than noted.
   if (bytes != 0) control()->undo_bytes = undo_->size();
   return absl::OkStatus();
 }
@@ -357,7 +358,7 @@ absl::Status HostTier::ReserveFile(absl::string_view name, uint64_t bytes,
       return OsError(error.value(), absl::StrCat("stat ", path));
     }
     if (bytes == 0 && found == 0) return absl::OkStatus();
-    // An empty one is what is left of a creation that died.
+    // An empty file is what is left of a creation that a crash interrupted.
     if (!error && found == 0 && ::unlink(path.c_str()) != 0) {
       return OsError(errno, absl::StrCat("unlink ", path));
     }

@@ -25,23 +25,22 @@
 
 namespace optstate {
 
-// What a restarted engine needs to finish the step that it died in; see
-// format/FORMAT.md.
+// The arrays that a restarted engine needs to finish the step that it died in;
+// see format/FORMAT.md.
 struct RecoveryArrays {
-  // By run: the last step whose update it has.
+  // The last step, by run, whose update the run has.
   std::atomic<uint64_t>* run_stamps = nullptr;
-  // By run: the last push that its accumulator has; null without accumulation.
+  // The last push, by run, that its accumulator has; null without accumulation.
   std::atomic<uint64_t>* staged_marks = nullptr;
   RankMark* rank_marks = nullptr;  // by rank
   absl::Span<std::byte> step_intent;
 };
 
 // A job's state in host memory: files under DIRECTORY/state that outlive the
-// process. What is in them byte by byte: format/FORMAT.md; what survives what:
-// README.md.
+// process. Their bytes: format/FORMAT.md; what survives what: README.md.
 //
 // A set of files appears whole: it is made as DIRECTORY/state.tmp and renamed,
-// so whatever died before that leaves nothing that counts.
+// so a crash before that leaves nothing that counts.
 //
 // Units: elements of the flat space; sizes in bytes where the name says so.
 // Threads: not thread-safe; the arrays may be written by many at once.
@@ -57,16 +56,18 @@ class HostTier {
     uint64_t bytes = 0;
   };
 
-  // Bytes of all files of a job with this layout.
+  // Returns the bytes of all files of a job with this layout.
   static uint64_t BytesNeeded(const Layout& layout, Accumulation accumulation);
 
-  // The job's description (job.binpb). NOT_FOUND when the directory holds no
-  // job; DATA_LOSS when it is damaged. Removes a set that was never finished.
+  // Reads the job's description (job.binpb). NOT_FOUND when the directory holds
+  // no job; DATA_LOSS when it is damaged. Removes a set that was never
+  // finished.
   static absl::StatusOr<CheckedFile> ReadDescription(
       const std::string& directory);
 
-  // A new job, all zeros, every parameter to be loaded. RESOURCE_EXHAUSTED when
-  // the file system cannot hold it; then nothing is left behind.
+  // Creates a new job, all zeros, every parameter to be loaded.
+  // RESOURCE_EXHAUSTED when the file system cannot hold it; then nothing is
+  // left behind.
   static absl::StatusOr<HostTier> Create(const std::string& directory,
                                          const Layout& layout,
                                          Accumulation accumulation,
@@ -75,8 +76,8 @@ class HostTier {
   // Removes the state of a job, if there is any.
   static absl::Status Remove(const std::string& directory);
 
-  // The job that is there. DATA_LOSS, naming the file, when one is missing, too
-  // short or does not belong to `description`.
+  // Opens the job that is there. DATA_LOSS, naming the file, when one is
+  // missing, too short or does not belong to `description`.
   static absl::StatusOr<HostTier> Open(const std::string& directory,
                                        const Layout& layout,
                                        Accumulation accumulation,
@@ -85,70 +86,72 @@ class HostTier {
   HostTier(HostTier&&) = default;
   HostTier& operator=(HostTier&&) = default;
 
-  // What the files beside the arrays must have at least; 0: need not be there.
+  // The least bytes of the files beside the arrays; 0: need not be there.
   struct StepFileBytes {
     uint64_t undo = 0;
     uint64_t redo = 0;
     uint64_t speculation = 0;
   };
 
-  // The same job with a layout that extends the present one, with or without
-  // accumulators, under another description, and with room in these files. All
-  // or nothing, also when the process dies within.
+  // Gives the job a layout that extends the present one, with or without
+  // accumulators, another description, and room in these files. All or nothing,
+  // also when the process dies within.
   absl::Status Reshape(const Layout& layout, Accumulation accumulation,
                        const StepFileBytes& step_files,
                        const std::string& description);
-  // Of the present job: ReserveUndo, ReserveRedo and ReserveSpeculation.
+  // Calls ReserveUndo, ReserveRedo and ReserveSpeculation of the present job.
   absl::Status ReserveStepFiles(const StepFileBytes& bytes);
 
   // Makes the file of the workers' undo slots at least this large, keeping what
-  // is in it, and notes its size in the control file; 0: only opens one that is
-  // there, and changes nothing. RESOURCE_EXHAUSTED when the file system cannot
-  // hold it.
+  // is in it, and notes its size in the control file; 0: only opens a file that
+  // is there, and changes nothing. RESOURCE_EXHAUSTED when the file system
+  // cannot hold it.
   absl::Status ReserveUndo(uint64_t bytes);
-  // Empty before ReserveUndo, or when there is none.
+  // Returns the undo file; empty before ReserveUndo, or when there is none.
   absl::Span<std::byte> undo() const;
-  // The same for the file of new values that are complete and not in place.
+  // ReserveUndo() for the file of new values that are complete and not in
+  // place.
   absl::Status ReserveRedo(uint64_t bytes);
   absl::Span<std::byte> redo() const;
-  // The same for the file of what speculation has overwritten.
+  // ReserveUndo() for the file of what speculation has overwritten.
   absl::Status ReserveSpeculation(uint64_t bytes);
   absl::Span<std::byte> speculation() const;
 
   // Gives the file of what a load brings room for so many bytes, of `bytes_max`
-  // that it can have; makes it, in place of any that is there, when it is not
-  // open. load_log() then stays where it is. RESOURCE_EXHAUSTED: nothing
+  // that it can have; makes the file, in place of any that is there, when it is
+  // not open. load_log() then stays where it is. RESOURCE_EXHAUSTED: nothing
   // changed.
   absl::Status ReserveLoadLog(uint64_t bytes, uint64_t bytes_max);
-  // The one that an engine has left, of so many bytes: DATA_LOSS when it is
-  // missing or shorter.
+  // Opens the file that an engine has left, of so many bytes: DATA_LOSS when
+  // the file is missing or shorter.
   absl::Status OpenLoadLog(uint64_t bytes);
-  // Removes it, open or not.
+  // Removes the file, open or not.
   void DropLoadLog();
-  // What has room; empty when it is not open.
+  // Returns the room of the file; empty when it is not open.
   absl::Span<std::byte> load_log() const;
-  // Where it is, also when there is none.
+  // Returns the path of the file, also when there is none.
   std::string load_log_path() const;
 
-  // The file of StateArrays::parameters, for ranks to map: it cannot be written
-  // through this. Of whole pages, none of them a hole.
+  // Opens the file of StateArrays::parameters, for ranks to map: it cannot be
+  // written through this fd. The file has whole pages, none of them a hole.
   absl::StatusOr<UniqueFd> OpenParameters() const;
-  // The same of RecoveryArrays::run_stamps.
+  // OpenParameters() for RecoveryArrays::run_stamps.
   absl::StatusOr<UniqueFd> OpenRunStamps() const;
 
   RecoveryArrays recovery() const;
-  // The job's records; `layout`: the present one, which outlives them.
+  // Makes the job's records; `layout` is the present one, which outlives them.
   std::unique_ptr<StateRecords> MakeRecords(const Layout* layout,
                                             uint64_t sub_group_elements) const;
   ControlFile* control() const;
-  // Every array with the bytes that it takes. `layout`: the present one.
+  // Returns every array with the bytes that it takes. `layout`: the present
+  // one.
   std::vector<ArrayInfo> Describe(const Layout& layout) const;
   uint64_t bytes() const;
 
  private:
   static constexpr int kArrayCount = 16;  // kStateArrayCount
 
-  // How much of an array there is; 0 bytes: no file.
+  // The extent of an array; 0 bytes: no file.
   struct Extent {
     uint64_t bytes = 0;
     std::vector<ByteRange> reserved;

@@ -33,7 +33,7 @@ Layout LayoutOf(std::vector<bool> amsgrad, int64_t numel = 5000) {
     parameter.shape = {numel};
     parameter.numel = numel;
     parameter.group = group;
-    // Whose masters are an array.
+    // This parameter's masters are an array.
     parameter.dtype = DType::kBFloat16;
     spec.parameters.push_back(parameter);
   }
@@ -143,7 +143,8 @@ TEST_F(HostTierTest, WhatIsWrittenIsThereAfterReopening) {
   EXPECT_EQ(floats.StepCount(1), 5);
 }
 
-// proto/shm/spread_mapping.h: none begins at the same place of 256 MiB.
+// The arrays follow proto/shm/spread_mapping.h: none begins at the same place
+// of 256 MiB.
 TEST_F(HostTierTest, LargeArraysAreSpread) {
   const Layout layout = LayoutOf({false}, 600000);
   auto tier = HostTier::Create(directory_, layout, kSums, "");
@@ -159,7 +160,8 @@ TEST_F(HostTierTest, LargeArraysAreSpread) {
   EXPECT_EQ(places.size(), 4);
 }
 
-// What a creation that died has left, where it cannot be removed.
+// The file is what a creation that a crash interrupted has left, where it
+// cannot be removed.
 TEST_F(HostTierTest, AnEmptyStepFileThatCannotBeRemovedIsAnError) {
   auto tier = HostTier::Create(directory_, LayoutOf({false}), kNoSums, "");
   ASSERT_TRUE(tier.ok()) << tier.status();
@@ -191,8 +193,8 @@ TEST_F(HostTierTest, ArraysExistByNeed) {
   EXPECT_EQ(FileCount(), 10u);  // and control, job.binpb
 }
 
-// Adafactor: only what parameters have takes memory, and what there is one of a
-// row or a column is float32 in every format.
+// With Adafactor only what parameters have takes memory, and what there is one
+// of a row or a column is float32 in every format.
 TEST_F(HostTierTest, ArraysOfRowsAndColumnsAreFloats) {
   LayoutSpec spec;
   spec.optimizer = OptimizerKind::kAdafactor;
@@ -285,7 +287,7 @@ TEST_F(HostTierTest, AFailedReshapeGivesBackWhatStepsWouldHaveNeeded) {
   EXPECT_EQ(tier->redo().size(), 40000u);
 }
 
-// It grows with the workers, and what a former engine left in it stays.
+// The file grows with the workers, and what a former engine left in it stays.
 TEST_F(HostTierTest, UndoIsKeptUntilItIsUsed) {
   const Layout layout = LayoutOf({false});
   {

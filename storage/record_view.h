@@ -21,9 +21,9 @@ inline constexpr int kStatePart0 = 1;
 inline constexpr int kScalePart0 = kStatePart0 + kStateArraysMax;
 inline constexpr int kRecordPartCount = kScalePart0 + kStateArraysMax;
 
-// Bytes [begin, end) of array `part` that hold elements [begin, +numel) of the
-// flat space, were the array one piece for the whole job. Scales: those of the
-// blocks that the range, which begins with one, touches.
+// Returns bytes [begin, end) of array `part` that hold elements [begin, +numel)
+// of the flat space, were the array one piece for the whole job. Scales: those
+// of the blocks that the range, which begins with one, touches.
 struct PartBytes {
   uint64_t begin = 0;
   uint64_t end = 0;
@@ -31,8 +31,8 @@ struct PartBytes {
 PartBytes PartBytesOf(const Layout& layout, int part, uint64_t flat_begin,
                       uint64_t numel);
 
-// The state of one sub-group, wherever it is: the one place that turns
-// elements into bytes.
+// The state of one sub-group, wherever it is: the one place that turns elements
+// into bytes.
 //
 // Elements are named as [begin, +numel) of a parameter and lie within the
 // sub-group. Parameters themselves are in the job's parameter area, which
@@ -40,16 +40,17 @@ PartBytes PartBytesOf(const Layout& layout, int part, uint64_t flat_begin,
 // always, whatever tier the rest of the record is in.
 //
 // Threads: immutable; different elements may be written by many at once.
-// Lifetime: a few addresses, which are those of the StateRecords or of the pin
-// that gave it.
+// Lifetime: a few addresses, which are valid as long as the StateRecords or the
+// pin that gave it.
 class RecordView {
  public:
-  // Where a record's arrays are. Null where the sub-group has none of the kind.
+  // The addresses of a record's arrays. Null where the sub-group has none of
+  // the kind.
   struct Bases {
-    // Of the sub-group's first element.
+    // The addresses of the sub-group's first element.
     std::array<std::byte*, kRecordPartCount> parts = {};
     float* accumulator = nullptr;
-    // Of the job.
+    // The addresses of the job's areas.
     std::byte* parameter_area = nullptr;
     std::byte* gradient_accumulator = nullptr;
     const uint64_t* gradient_sum_offsets = nullptr;  // by parameter
@@ -61,40 +62,43 @@ class RecordView {
 
   const SubGroup& sub_group() const { return *sub_group_; }
 
-  // All that the record has of one array; empty when it has none.
+  // Returns all that the record has of one array; empty when it has none.
   absl::Span<std::byte> part(int part) const {
     std::byte* const base = BaseOf(part);
     if (base == nullptr) return {};
     const uint64_t elements = sub_group_->elements();
     return {base, PartBytesOf(*layout_, part, 0, elements).end};
   }
-  // Elements from `begin` on, of the parameter's dtype.
+  // Returns the elements from `begin` on, of the parameter's dtype.
   std::byte* parameter(uint32_t parameter, uint64_t begin) const {
     return bases_.parameter_area + layout_->parameter_offset_bytes(parameter) +
            begin * SizeInBytes(layout_->parameters()[parameter].dtype);
   }
-  // Of the master format; the parameter where that is its own master.
+  // Returns the masters, of the master format; the parameter where that is its
+  // own master.
   std::byte* master(uint32_t p, uint64_t begin) const {
     const MasterFormat format = layout_->master_format(p);
     return format == MasterFormat::kParameter
                ? parameter(p, begin)
                : BaseOf(kMasterPart) + Distance(p, begin) * SizeInBytes(format);
   }
-  // Of state array k's format; null when the sub-group's group has none.
+  // Returns state array k, in its format; null when the sub-group's group has
+  // none.
   std::byte* state(int k, uint32_t parameter, uint64_t begin) const {
     std::byte* const base = BaseOf(kStatePart0 + k);
     if (base == nullptr) return nullptr;
     return base +
            Distance(parameter, begin) * SizeInBytes(ArrayFormat(*layout_, k));
   }
-  // Of the block that begins at `begin`; null when the array has no scales.
+  // Returns the scale of the block that begins at `begin`; null when the array
+  // has no scales.
   float* scale(int k, uint32_t parameter, uint64_t begin) const {
     std::byte* const base = BaseOf(kScalePart0 + k);
     if (base == nullptr) return nullptr;
     return reinterpret_cast<float*>(base) +
            Distance(parameter, begin) / kQuantizedBlockElements;
   }
-  // The sums of micro-steps, of SumDType(); null without accumulation.
+  // Returns the sums of micro-steps, of SumDType(); null without accumulation.
   std::byte* sums(uint32_t parameter, uint64_t begin) const {
     if (bases_.accumulator != nullptr) {
       return reinterpret_cast<std::byte*>(bases_.accumulator +
@@ -106,8 +110,8 @@ class RecordView {
            begin * SizeInBytes(layout_->parameters()[parameter].gradient_dtype);
   }
 
-  // Calls visit(bytes) for what the masters of an element range are made of,
-  // parameters that are a part of them included.
+  // Calls visit(bytes) for the bytes that make up the masters of an element
+  // range, parameters that are a part of them included.
   template <typename Visitor>
   void ForEachMasterPart(uint32_t p, uint64_t begin, uint64_t numel,
                          const Visitor& visit) const {
@@ -137,7 +141,7 @@ class RecordView {
   std::byte* BaseOf(int part) const {
     return bases_.parts[static_cast<size_t>(part)];
   }
-  // From the sub-group's first element.
+  // Returns the distance from the sub-group's first element.
   uint64_t Distance(uint32_t parameter, uint64_t begin) const {
     return layout_->flat_offset(parameter) + begin - sub_group_->begin;
   }

@@ -53,7 +53,7 @@ bool IsScale(StateArrayIndex array) {
   return array >= kScale0Array && array <= kScale2Array;
 }
 
-// Of the optimizer's arrays, which one this is or scales.
+// Returns which of the optimizer's arrays this one is or scales.
 int StateIndex(StateArrayIndex array) {
   return IsScale(array) ? array - kScale0Array : array - kState0Array;
 }
@@ -70,8 +70,8 @@ absl::string_view Suffix(StateFormat format) {
   return "";
 }
 
-// Bytes of this many elements of the flat space; of scales, those of their
-// blocks, the last of which may have fewer elements.
+// Returns the bytes of this many elements of the flat space; of scales, those
+// of their blocks, the last of which may have fewer elements.
 uint64_t BytesOf(StateArrayIndex array, const Layout& layout,
                  uint64_t elements) {
   if (IsState(array)) {
@@ -93,7 +93,7 @@ constexpr uint64_t kFileBytesMin = 4096;
 uint64_t ContentBytes(StateArrayIndex array, const Layout& layout) {
   switch (array) {
     case kParametersArray:
-      // Whole pages, as they are mapped.
+      // The area is whole pages, as they are mapped.
       return (layout.parameter_area_bytes() + kFileBytesMin - 1) /
              kFileBytesMin * kFileBytesMin;
     case kStepCountsArray:
@@ -114,8 +114,8 @@ uint64_t ContentBytes(StateArrayIndex array, const Layout& layout) {
   }
 }
 
-// Of the parameters that are not their own masters. What lies between two of
-// them is reserved too when it is less than a tile.
+// Returns the ranges of the parameters that are not their own masters. The gap
+// between two of them is reserved too when it is less than a tile.
 std::vector<ByteRange> MasterRanges(const Layout& layout) {
   std::vector<ByteRange> ranges;
   const uint64_t bytes = SizeInBytes(layout.master_format());
@@ -187,8 +187,8 @@ uint64_t FileBytes(StateArrayIndex array, const Layout& layout) {
   return std::max(ContentBytes(array, layout), kFileBytesMin);
 }
 
-// The first elements of each parameter's place, of an array with fewer elements
-// than the parameter.
+// Returns the first elements of each parameter's place, of an array with fewer
+// elements than the parameter.
 std::vector<ByteRange> PrefixRanges(StateArrayIndex array,
                                     const Layout& layout) {
   std::vector<ByteRange> ranges;
@@ -203,7 +203,8 @@ std::vector<ByteRange> PrefixRanges(StateArrayIndex array,
   return ranges;
 }
 
-// Of an array that an option brings, only the tiles of groups that have it.
+// Returns, for an array that an option brings, only the tiles of groups that
+// have it.
 std::vector<ByteRange> ReservedRanges(StateArrayIndex array,
                                       const Layout& layout) {
   if (array == kMasterArray) return MasterRanges(layout);

@@ -11,25 +11,24 @@
 
 namespace optstate {
 
-// Which arrays a job's state has, in files of which name and size.
+// The arrays that a job's state has, with their file names and sizes.
 enum StateArrayIndex {
-  // What ranks map and read, in the dtypes of the parameters; where it is
-  // float32
-  // or the upper half of the master, the master too.
+  // The parameters, which ranks map and read, in their dtypes; a parameter of
+  // float32, or one that is the upper half of its master, is the master too.
   kParametersArray,
   kMasterArray,
-  // Those of the optimizer, kStateArraysMax.
+  // The arrays of the optimizer, kStateArraysMax.
   kState0Array,
   kState1Array,
   kState2Array,
-  // StateFormat::kDynamic8: the scales of their blocks.
+  // The scales of their blocks, with StateFormat::kDynamic8.
   kScale0Array,
   kScale1Array,
   kScale2Array,
   kStepCountsArray,
   kScalarsArray,  // of optimizers with a number per parameter
   kAccumulatorArray,
-  // What a restarted engine needs to finish the step that it died in:
+  // Arrays that a restarted engine needs to finish the step that it died in:
   kRunStampsArray,
   kStagedMarksArray,
   kRankMarksArray,
@@ -42,22 +41,23 @@ enum StateArrayIndex {
 };
 
 struct StateArrayFile {
-  std::string name;   // torch's, as operators see it
+  std::string name;   // torch's name, as operators see it
   std::string file;   // name within the state folder
   std::string dtype;  // "float32", "int64"; "mixed": see the layout
 };
 
-// Empty names: of no group with this layout's optimizer.
+// Returns the file. Empty names: no group with this layout's optimizer has the
+// array.
 StateArrayFile FileOf(StateArrayIndex array, const Layout& layout);
 
-// Whether a job with this layout has the array at all.
+// Returns whether a job with this layout has the array at all.
 bool HasArray(StateArrayIndex array, const Layout& layout,
               Accumulation accumulation);
 
-// Bytes of the array's file, holes included; never 0.
+// Returns the bytes of the array's file, holes included; never 0.
 uint64_t FileBytes(StateArrayIndex array, const Layout& layout);
 
-// The parts of it that take memory, ascending.
+// Returns the parts of the file that take memory, ascending.
 std::vector<ByteRange> ReservedRanges(StateArrayIndex array,
                                       const Layout& layout);
 

@@ -20,8 +20,8 @@ uint64_t SumOf(absl::Span<const ByteRange> ranges) {
   return sum;
 }
 
-// Where the file system has no fallocate, glibc touches every block, keeping
-// what is there.
+// Reserves a range. Where the file system has no fallocate, glibc touches every
+// block, keeping what is there.
 absl::Status ReserveRange(int fd, ByteRange range) {
   if (range.begin == range.end) return absl::OkStatus();
   int error;
@@ -119,7 +119,7 @@ absl::Status StateFile::Resize(uint64_t bytes,
   }
   if (status.ok()) status = Map(bytes);
   if (!status.ok()) {
-    // Cutting back frees what was reserved; if even that fails, Open cuts.
+    // This frees what was reserved; if even that fails, Open cuts the file.
     Truncate(fd(), size_before).IgnoreError();
     return status;
   }

@@ -26,14 +26,14 @@ struct ByteRange {
 // Units: bytes. Move-only; not thread-safe. data() moves when Resize succeeds.
 class StateFile {
  public:
-  // A new file of zeros; `path` must not exist. RESOURCE_EXHAUSTED when the
-  // file system cannot hold it; the file may then be there and is the caller's
-  // to remove.
+  // Creates a new file of zeros; `path` must not exist. RESOURCE_EXHAUSTED when
+  // the file system cannot hold it; the file may then be there and is the
+  // caller's to remove.
   static absl::StatusOr<StateFile> Create(std::string path, uint64_t bytes,
                                           absl::Span<const ByteRange> reserved);
 
-  // What Create made. DATA_LOSS when it is missing or shorter. Longer: cut back
-  // (an extension that was not finished).
+  // Opens what Create made. DATA_LOSS when the file is missing or shorter. A
+  // longer one is cut back (an extension that was not finished).
   static absl::StatusOr<StateFile> Open(std::string path, uint64_t bytes,
                                         absl::Span<const ByteRange> reserved);
 
@@ -41,14 +41,14 @@ class StateFile {
   // file and the mapping are as before.
   absl::Status Resize(uint64_t bytes, absl::Span<const ByteRange> reserved);
 
-  // Reserves bytes up to `end` of a file that is reserved from its begin on, in
-  // place. RESOURCE_EXHAUSTED: nothing changed.
+  // Reserves bytes up to `end` of a file that is reserved from its beginning
+  // on, in place. RESOURCE_EXHAUSTED: nothing changed.
   absl::Status ReserveTo(uint64_t end);
 
   std::byte* data() const { return region_.data(); }
   uint64_t size() const { return region_.size(); }
   const std::vector<ByteRange>& reserved() const { return reserved_; }
-  // Sum of the reserved ranges.
+  // Returns the sum of the reserved ranges.
   uint64_t reserved_bytes() const;
   const std::string& path() const { return path_; }
   int fd() const { return fd_.get(); }

@@ -3,9 +3,9 @@
 
 namespace optstate {
 
-// Below a job's directory.
+// The state folder, below a job's directory.
 inline constexpr char kStateFolder[] = "/state";
-// In it.
+// The description file, in the state folder.
 inline constexpr char kDescriptionFile[] = "job.binpb";
 inline constexpr char kControlFileName[] = "control";
 

@@ -19,17 +19,17 @@ namespace optstate {
 // Layout). Null where the job has no such array. An array that an option of
 // groups brings only holds memory for their tiles.
 struct StateArrays {
-  // As ranks map it: of the layout's parameter_area_bytes().
+  // The parameters as ranks map them: the layout's parameter_area_bytes().
   std::byte* parameters = nullptr;
-  // In the layout's master format; holds memory for parameters that are not
-  // their own masters, null when all are.
+  // The masters, in the layout's master format; holds memory for parameters
+  // that are not their own masters, null when all are.
   std::byte* master = nullptr;
-  // Those of the optimizer, in the layout's state format.
+  // The optimizer's state arrays, in the layout's state format.
   std::array<std::byte*, kStateArraysMax> state = {};
-  // kDynamic8: of each block of theirs.
+  // The scales (kDynamic8) of each block of the state arrays.
   std::array<float*, kStateArraysMax> scale = {};
-  // Only with accumulation, one of the two: the second has the parameters' sums
-  // where GradientSumOffsets says.
+  // The sums, only with accumulation, in one of the two: the second has the
+  // parameters' sums where GradientSumOffsets says.
   float* accumulator = nullptr;
   std::byte* gradient_accumulator = nullptr;
   int64_t* step_counts = nullptr;  // one per parameter
@@ -41,8 +41,8 @@ struct StateArrays {
 // Threads: immutable, but for what it refers to.
 class StateRecords {
  public:
-  // `layout` and what the arrays refer to outlive this. `sub_group_elements` as
-  // in SubGroupTable.
+  // Refers to `layout` and the arrays' memory, which must outlive this.
+  // `sub_group_elements` is as in SubGroupTable.
   StateRecords(const Layout* layout, uint64_t sub_group_elements,
                const StateArrays& arrays);
   StateRecords(const StateRecords&) = delete;
@@ -51,7 +51,7 @@ class StateRecords {
   const Layout& layout() const { return *layout_; }
   const SubGroupTable& sub_groups() const { return sub_groups_; }
   RecordView record(size_t sub_group) const;
-  // The one that has this element of a parameter.
+  // Returns the record that has this element of a parameter.
   RecordView RecordOf(uint32_t parameter, uint64_t element) const {
     return record(sub_groups_.IndexOf(parameter, element));
   }
@@ -70,14 +70,14 @@ class StateRecords {
     }
   }
 
-  // Whether there are sums of micro-steps, and of which dtype.
+  // Says whether there are sums of micro-steps, and of which dtype.
   bool accumulates() const {
     return arrays_.accumulator != nullptr ||
            arrays_.gradient_accumulator != nullptr;
   }
   bool accumulates_float() const { return arrays_.accumulator != nullptr; }
-  // By parameter: how often it was updated, and the optimizer's number (empty:
-  // it has none).
+  // The two arrays by parameter: how often it was updated, and the optimizer's
+  // number (empty: it has none).
   absl::Span<int64_t> step_counts() const {
     return {arrays_.step_counts, layout_->parameters().size()};
   }
@@ -85,7 +85,7 @@ class StateRecords {
     return {arrays_.scalars,
             arrays_.scalars == nullptr ? 0 : layout_->parameters().size()};
   }
-  // What ranks map.
+  // Returns the memory that ranks map.
   absl::Span<std::byte> parameter_area() const {
     return {arrays_.parameters, layout_->parameter_area_bytes()};
   }

@@ -14,10 +14,11 @@
 namespace optstate {
 namespace {
 
-// Reads again while an engine publishes at the same time: a copy is no instant,
-// and its current record may be one that was half overwritten meanwhile. An
-// engine that is stopped or dead in between leaves the record that is current
-// alone, so that the next read succeeds; only damage is there each time.
+// The bound of repeated reads while an engine publishes at the same time: a
+// copy is no instant, and its current record may be one that was half
+// overwritten meanwhile. An engine that is stopped or dead in between leaves
+// the record that is current alone, so that the next read succeeds; only damage
+// is there each time.
 constexpr int kReadsMax = 100;
 
 absl::StatusOr<std::unique_ptr<ControlFile>> ReadControlOnce(

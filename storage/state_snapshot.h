@@ -10,7 +10,7 @@
 
 namespace optstate {
 
-// What the files of a job say of it.
+// A job as its files describe it.
 struct StateSnapshot {
   CheckedFile description;  // job.binpb
   StepRecord record;        // the current one
@@ -19,9 +19,9 @@ struct StateSnapshot {
   uint64_t runs_rolled_back = 0;
 };
 
-// Read without the job's lock: nothing is mapped, removed or changed, so an
-// engine may be at work on them. NOT_FOUND when the directory holds no job;
-// DATA_LOSS, naming the file, when one is missing or damaged.
+// Reads the files without the job's lock: nothing is mapped, removed or
+// changed, so an engine may be at work on them. NOT_FOUND when the directory
+// holds no job; DATA_LOSS, naming the file, when one is missing or damaged.
 absl::StatusOr<StateSnapshot> ReadStateSnapshot(const std::string& directory);
 
 }  // namespace optstate

@@ -27,7 +27,7 @@ class StateSnapshotTest : public ::testing::Test {
   }
   ~StateSnapshotTest() override { fs::remove_all(directory_); }
 
-  // A job that has taken seven steps, and stays mapped.
+  // Makes a job that has taken seven steps, and stays mapped.
   void MakeJob() {
     LayoutSpec spec;
     spec.groups.resize(1);
@@ -66,7 +66,7 @@ TEST_F(StateSnapshotTest, SaysWhatTheEngineWroteLast) {
   EXPECT_EQ(snapshot->created_at_ns, tier_->control()->created_at_ns);
   EXPECT_EQ(snapshot->steps_recovered, 2u);
   EXPECT_EQ(snapshot->runs_rolled_back, 3u);
-  // It may be what the engine is about to finish.
+  // The folder stays: an engine may be about to finish it.
   EXPECT_TRUE(fs::exists(directory_ + "/state.tmp"));
 }
 

@@ -27,7 +27,7 @@ namespace {
 constexpr char kShmemEnabled[] =
     "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-// "always within_size [advise] never": the word in brackets.
+// Returns the word in brackets: "always within_size [advise] never".
 std::string SelectedWord(const std::string& path) {
   std::ifstream file(path);
   std::string word;
@@ -48,7 +48,7 @@ std::string HugeOption(absl::string_view options) {
   return "";
 }
 
-// A line of /proc/self/mountinfo (proc(5)):
+// Parses a line of /proc/self/mountinfo (proc(5)):
 //   36 35 0:31 / /mnt rw,noatime shared:1 - tmpfs source rw,huge=always
 // The number of fields before the dash varies.
 void ParseMount(absl::string_view line, const std::string& device,
@@ -108,7 +108,8 @@ absl::StatusOr<TmpfsInfo> InspectDirectory(const std::string& directory) {
 }
 
 absl::Status CheckNotFull(const std::string& directory) {
-  // Of a new job, and a bit more than the small ones of them take.
+  // The limits are those of a new job, and a bit more than its small files
+  // take.
   constexpr uint64_t kFiles = 24;
   constexpr uint64_t kBytes = 64 << 10;
   const absl::StatusOr<TmpfsInfo> info = InspectDirectory(directory);
@@ -168,7 +169,8 @@ std::string DescribePages(const TmpfsInfo& info) {
 
 absl::Status MountHugeTmpfs(const std::string& directory) {
   OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(directory));
-  // The kernel tells mount points without symbolic links and double slashes.
+  // The path is made as the kernel tells it, without symbolic links and double
+  // slashes.
   std::error_code ignored;
   const std::string canonical = std::filesystem::canonical(directory, ignored);
   if (info.is_tmpfs && info.huge_pages() && info.mount_point == canonical) {

@@ -9,8 +9,8 @@
 
 namespace optstate {
 
-// What pages a directory's files will have. 4 KiB pages cost an update up to a
-// quarter of its speed.
+// The kind of pages that a directory's files will have. 4 KiB pages cost an
+// update up to a quarter of its speed.
 struct TmpfsInfo {
   bool is_tmpfs = false;
   bool is_hugetlbfs = false;
@@ -25,21 +25,22 @@ struct TmpfsInfo {
   bool huge_pages() const;
 };
 
-// NOT_FOUND when there is no such directory.
+// Inspects a directory. NOT_FOUND when there is none.
 absl::StatusOr<TmpfsInfo> InspectDirectory(const std::string& directory);
 
-// RESOURCE_EXHAUSTED when the directory's file system lacks the blocks or the
-// inodes for the small files of one more engine or job: names what is exhausted
-// and what to do. OK also when that cannot be found out.
+// Returns RESOURCE_EXHAUSTED when the directory's file system lacks the blocks
+// or the inodes for the small files of one more engine or job: names what is
+// exhausted and what to do. OK also when that cannot be found out.
 absl::Status CheckNotFull(const std::string& directory);
 
-// `status` of a file operation below the directory; when it is
-// RESOURCE_EXHAUSTED, with what CheckNotFull says: the kernel has one word for
+// Returns `status` of a file operation below the directory; when it is
+// RESOURCE_EXHAUSTED, adds what CheckNotFull says: the kernel has one word for
 // blocks and inodes.
 absl::Status ExplainFull(const absl::Status& status,
                          const std::string& directory);
 
-// One sentence for operators: what the pages are, why, and what would help.
+// Returns one sentence for operators: what the pages are, why, and what would
+// help.
 std::string DescribePages(const TmpfsInfo& info);
 
 // Mounts a tmpfs with huge=within_size on the directory, unless one with huge

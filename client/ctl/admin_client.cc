@@ -26,7 +26,8 @@ constexpr absl::string_view kNameAnother =
     "or name another with --endpoint or $OPTSTATE_ENDPOINT (unix:PATH, "
     "grpc:HOST:PORT, grpc:unix:PATH)";
 
-// Beyond what the daemon was asked to wait: its answer is on its way.
+// The time beyond the wait that the daemon was asked for: its answer is then in
+// transit.
 constexpr absl::Duration kAnswerTime = absl::Seconds(1);
 
 class GrpcAdminClient : public AdminClient {
@@ -37,7 +38,7 @@ class GrpcAdminClient : public AdminClient {
     grpc::ChannelArguments arguments;
     // A page of 10,000 parameters is larger than gRPC's default of 4 MiB.
     arguments.SetMaxReceiveMessageSize(-1);
-    // A proxy of the environment is for the world outside, not for a daemon.
+    // A proxy of the environment is for remote hosts, not for a daemon.
     arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
     channel_ = grpc::CreateCustomChannel(
         target, grpc::InsecureChannelCredentials(), arguments);
@@ -110,7 +111,7 @@ class GrpcAdminClient : public AdminClient {
         google::protobuf::util::TimeUtil::NanosecondsToDuration(
             absl::ToInt64Nanoseconds(wait));
     request.set_resume(resume);
-    // The daemon's own answer at the end of `wait` says what is still open.
+    // The daemon's own answer at the end of `wait` names the unfinished jobs.
     return Call(&v1::Admin::Stub::Drain, request, wait + kAnswerTime);
   }
 
@@ -130,8 +131,8 @@ class GrpcAdminClient : public AdminClient {
     return Annotate(Explain(status, timeout), endpoint_.ToString());
   }
 
-  // Until somebody there speaks gRPC, within timeout_: the kernel connects also
-  // to a process that is stopped, and to whatever else listens.
+  // Waits, for at most timeout_, until a gRPC server answers: the kernel also
+  // connects to a stopped process, and to any other program that listens.
   absl::Status AwaitConnection() {
     const auto deadline =
         std::chrono::system_clock::now() + absl::ToChronoMicroseconds(timeout_);
@@ -150,7 +151,7 @@ class GrpcAdminClient : public AdminClient {
     return absl::OkStatus();
   }
 
-  // With what the system says of a connection.
+  // Makes the error, with the system's own message about a connection.
   absl::Status NobodyThere() const {
     const absl::Status dialled =
         client::Dial(endpoint_,
@@ -175,7 +176,7 @@ class GrpcAdminClient : public AdminClient {
   static absl::Status Explain(const grpc::Status& status,
                               absl::Duration timeout) {
     absl::Status from_grpc = FromGrpc(status);
-    // gRPC's own words, without any of the daemon's.
+    // This text is gRPC's alone, without any of the daemon's.
     if (from_grpc.message() != "Deadline Exceeded") return from_grpc;
     return absl::DeadlineExceededError(absl::StrCat(
         "the daemon is there and gave no answer within ",
@@ -190,7 +191,8 @@ class GrpcAdminClient : public AdminClient {
   std::unique_ptr<v1::Admin::Stub> stub_;
 };
 
-// Where gRPC finds the daemon: its one unix socket speaks both wires.
+// Returns gRPC's address of the daemon, whose one unix socket serves both
+// wires.
 absl::StatusOr<std::string> GrpcTarget(const client::Endpoint& endpoint) {
   using Kind = client::Endpoint::Kind;
   switch (endpoint.kind) {

@@ -13,26 +13,27 @@
 namespace optstate::ctl {
 
 // The Admin service of one daemon. Each call has the timeout that the client
-// was made with; errors name the endpoint. UNAVAILABLE: nobody answers there;
-// PERMISSION_DENIED: the socket is not for this user.
-// DEADLINE_EXCEEDED: no answer in time.
+// was made with; errors name the endpoint. UNAVAILABLE: no daemon answers
+// there; PERMISSION_DENIED: this user may not use the socket;
+// DEADLINE_EXCEEDED: no answer came in time.
 //
 // Threads: one at a time.
 class AdminClient {
  public:
-  // Does not connect yet. `endpoint`: as in client/endpoint.h, "" for the
-  // node's daemon. INVALID_ARGUMENT for what is none or cannot be administered.
+  // Makes a client without connecting. `endpoint`: as in client/endpoint.h, ""
+  // for the node's daemon. INVALID_ARGUMENT: not an endpoint, or one that
+  // cannot be administered.
   static absl::StatusOr<std::unique_ptr<AdminClient>> Make(
       const std::string& endpoint, absl::Duration timeout);
   virtual ~AdminClient() = default;
 
   virtual absl::StatusOr<v1::ServerStatus> GetStatus() = 0;
   virtual absl::StatusOr<v1::ListJobsReply> ListJobs() = 0;
-  // With where its state lies in memory.
+  // Returns the job with the location of its state in memory.
   virtual absl::StatusOr<v1::Job> GetJob(const std::string& name) = 0;
   virtual absl::StatusOr<v1::ListSessionsReply> ListSessions(
       const std::string& job) = 0;
-  // All pages.
+  // Returns all pages.
   virtual absl::StatusOr<v1::ListParametersReply> ListParameters(
       const std::string& job) = 0;
   virtual absl::StatusOr<v1::DeleteJobReply> DeleteJob(const std::string& name,
@@ -41,7 +42,7 @@ class AdminClient {
       const std::string& name) = 0;
   virtual absl::StatusOr<v1::UpgradeReply> Upgrade(
       const std::string& binary) = 0;
-  // Answered within `wait` and a second.
+  // Drains the daemon, which answers within `wait` and a second.
   virtual absl::StatusOr<v1::DrainReply> Drain(absl::Duration wait,
                                                bool resume) = 0;
 };

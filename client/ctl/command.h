@@ -19,7 +19,7 @@ struct Context {
   std::string endpoint;
   double timeout_s = 10;
   OutputFormat format = OutputFormat::kTable;
-  // Set by the chosen subcommand; run once all options are parsed.
+  // The chosen subcommand, which sets this; called once all options are parsed.
   std::function<absl::Status()> run;
 
   absl::StatusOr<std::unique_ptr<AdminClient>> Connect() const;
@@ -28,8 +28,8 @@ struct Context {
   }
 };
 
-// To stdout, at once. INTERNAL when it cannot be written, for it is neither bad
-// usage nor the daemon.
+// Writes `text` to stdout and flushes it. INTERNAL when stdout cannot be
+// written, because neither the usage nor the daemon is at fault.
 absl::Status Write(absl::string_view text);
 
 // Prints `message` (json, yaml) or `table` (table, wide) to stdout.
@@ -37,21 +37,22 @@ absl::Status Print(const Context& context,
                    const google::protobuf::Message& message,
                    const Table& table);
 
-// The same of what has been done: `message`, or `text` for people.
+// Prints the result of an action: `message` (json, yaml) or `text` for people.
 absl::Status PrintDone(const Context& context,
                        const google::protobuf::Message& message,
                        absl::string_view text);
 
-// DEADLINE_EXCEEDED that names these jobs, if there are any.
+// Returns DEADLINE_EXCEEDED that names these jobs, if there are any.
 absl::Status CheckAnswered(
     const google::protobuf::RepeatedPtrField<v1::UnansweredJob>& jobs);
 
-// Prints what there is, of a reply that can lack jobs; then CheckAnswered.
+// Prints a reply that can lack jobs, as far as it goes; then returns
+// CheckAnswered.
 template <typename Reply>
 absl::Status PrintAnswered(const Context& context, const Reply& reply,
                            const Table& table) {
   absl::Status answered = CheckAnswered(reply.unanswered());
-  // An empty table would say that there is nothing.
+  // An empty table would falsely say that there is nothing.
   if (answered.ok() || context.machine_readable() || !table.empty()) {
     absl::Status printed = Print(context, reply, table);
     if (!printed.ok()) return printed;
@@ -59,7 +60,8 @@ absl::Status PrintAnswered(const Context& context, const Reply& reply,
   return answered;
 }
 
-// Each adds its verb to `app`. `context` outlives the parse and the run.
+// Functions that each add one verb to `app`. `context` outlives the parse and
+// the run.
 void AddStatusCommand(CLI::App& app, Context& context);
 void AddGetCommand(CLI::App& app, Context& context);
 void AddDescribeCommand(CLI::App& app, Context& context);

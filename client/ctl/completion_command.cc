@@ -33,7 +33,7 @@ void Collect(const CLI::App& app, const std::string& path,
     for (const std::string& name : option->get_lnames()) {
       node.words.push_back("--" + name);
     }
-    // Every positional that we have is a job's name, but completion's shell.
+    // Every positional argument is a job's name, except completion's shell.
     if (!option->get_positional()) continue;
     if (path == "completion") {
       node.words.insert(node.words.end(), kShells.begin(), kShells.end());
@@ -127,7 +127,7 @@ absl::Status Run(const CLI::App& app, const std::string& shell) {
   std::vector<Node> nodes;
   Collect(app, "", nodes);
   if (shell == "fish") return Write(FishScript(nodes));
-  // zsh runs bash's through its own emulation.
+  // zsh runs bash's completion through its own emulation.
   return Write(absl::StrCat(
       shell == "zsh" ? "autoload -U +X bashcompinit && bashcompinit\n" : "",
       BashScript(nodes)));

@@ -8,7 +8,7 @@
 namespace optstate::ctl {
 namespace {
 
-// Of what only an engine knows.
+// Whether values known to an engine alone are missing.
 bool NoEngineTells(const v1::Job& job) {
   return job.ranks_unknown() || job.engine_pid() == 0;
 }
@@ -64,7 +64,7 @@ std::string Milliseconds(uint64_t ns) {
   return absl::StrFormat("%.3f", static_cast<double>(ns) / 1e6);
 }
 
-// "phase  last, mean".
+// Adds rows of the form "phase  last, mean".
 void AddTimes(const v1::Job& job, Table& table) {
   if (!job.has_last_step_times()) return;
   const v1::StepTimes& last = job.last_step_times();
@@ -91,7 +91,8 @@ void AddTimes(const v1::Job& job, Table& table) {
   table.AddRow({"  memory in update", bandwidth});
 }
 
-// "1.0 MiB float32, 1.0 MiB in 4.0 KiB pages, node 0: 1.0 MiB".
+// Returns a text such as "1.0 MiB float32, 1.0 MiB in 4.0 KiB pages, node 0:
+// 1.0 MiB".
 std::string Describe(const v1::ArrayBytes& array) {
   std::string text =
       absl::StrCat(HumanBytes(array.bytes()), " ", array.dtype());

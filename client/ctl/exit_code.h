@@ -5,7 +5,7 @@
 
 namespace optstate::ctl {
 
-// optctl's exit codes; scripts depend on them (README of this folder).
+// The exit codes of optctl; scripts depend on them (README of this folder).
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitOther = 1;
 inline constexpr int kExitUsage = 2;

@@ -1,4 +1,4 @@
-// optctl: looks at optstated and steers it.
+// optctl: inspects and controls optstated.
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -30,7 +30,8 @@ constexpr char kFooter[] =
     "Exit codes: 0 done; 1 other error; 2 bad usage; 3 not found; 4 refused\n"
     "  (permission, wrong state); 5 no daemon there or no answer in time.\n";
 
-// CLI::Range would let nan pass, which is neither below nor above.
+// Checks the timeout. CLI::Range would let nan pass, which is neither below nor
+// above.
 std::string CheckTimeout(const std::string& text) {
   double timeout_s = 0;
   if (absl::SimpleAtod(text, &timeout_s) && timeout_s >= 0.001 &&
@@ -40,8 +41,8 @@ std::string CheckTimeout(const std::string& text) {
   return absl::StrCat(text, " is not from 0.001 to 86400 seconds");
 }
 
-// What was said instead of a verb, and the verbs; empty when none is lacking.
-// CLI11 only says that one is required.
+// Returns a message with the wrong word and the known verbs; empty when no verb
+// is lacking. CLI11 only says that a verb is required.
 std::string LackingVerb(const CLI::App& app) {
   const CLI::App* last = &app;
   std::string path = app.get_name();
@@ -118,7 +119,8 @@ int main(int argc, char** argv) {
   try {
     return optstate::ctl::Main(argc, argv);
   } catch (const std::exception& error) {
-    // Of libraries alone: memory, or an option that CLI11 would not define.
+    // Only libraries throw here: out of memory, or an option that CLI11 would
+    // not define.
     std::fprintf(stderr, "optctl: %s\n", error.what());
     return optstate::ctl::kExitOther;
   }

@@ -8,8 +8,9 @@
 namespace optstate::ctl {
 namespace {
 
-// JOB_PHASE_READY without its prefix, lower case; a number that a newer daemon
-// sent and this optctl has no name for stays a number.
+// Returns a name such as JOB_PHASE_READY without its prefix, in lower case. A
+// number from a newer daemon, for which this optctl has no name, stays a
+// number.
 template <typename Enum>
 std::string Short(const std::string& full, absl::string_view prefix,
                   Enum value) {

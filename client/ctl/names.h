@@ -7,10 +7,10 @@
 
 namespace optstate::ctl {
 
-// What is not known, in tables.
+// The text for unknown values in tables.
 inline constexpr char kUnknown[] = "?";
 
-// Enum values as people read them: "ready", "adamw", "greedy", "float32".
+// Enum values in readable form: "ready", "adamw", "greedy", "float32".
 std::string Name(v1::JobPhase phase);  // kUnknown when unspecified
 std::string Name(v1::OptimizerKind optimizer);
 std::string Name(v1::PartitionMode mode);

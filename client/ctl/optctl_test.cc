@@ -1,4 +1,4 @@
-// optctl as a user runs it: the real binary against a real daemon.
+// Tests optctl as a user runs it: the real binary against a real daemon.
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -64,7 +64,7 @@ class OptctlTest : public testing::Test {
     daemon_ = *std::move(daemon);
   }
 
-  // A job of two parameters that took one step; the session stays open.
+  // Trains a job of two parameters for one step; the session stays open.
   std::unique_ptr<Session> Train(const std::string& job) {
     client::SessionOptions options;
     options.endpoint = daemon_->shm_endpoint();
@@ -108,12 +108,12 @@ class OptctlTest : public testing::Test {
   Ran Optctl(const std::string& arguments) const {
     return RunBinary(AtDaemon(arguments));
   }
-  // With a stdout that takes nothing.
+  // Runs optctl with a stdout that accepts no output.
   Ran OptctlToFull(const std::string& arguments) const {
     return RunBinary(AtDaemon(arguments), "2>&1 >/dev/full");
   }
 
-  // Returns when none of its threads runs.
+  // Stops the engine; returns when none of its threads runs.
   Process StopEngine(const std::string& job) const {
     const auto described = daemon_->GetJob(job);
     EXPECT_TRUE(described.ok()) << described.status();
@@ -123,7 +123,8 @@ class OptctlTest : public testing::Test {
     return engine;
   }
 
-  // Pid of an engine, another than `last`, that runs and calls its job FAILED.
+  // Returns the pid of a running engine, other than `last`, that calls its job
+  // FAILED.
   int64_t AwaitFailedEngine(const std::string& name, int64_t last) {
     while (true) {
       const auto job = daemon_->GetJob(name);
@@ -152,8 +153,8 @@ TEST_F(OptctlTest, JsonIsTheReplyMessage) {
   EXPECT_EQ(job.sessions_size(), 1);
 }
 
-// What an engine that hangs would say is asked for in vain, and no number is
-// made up for it.
+// A request for values from a hanging engine fails, and no number is made up
+// for them.
 TEST_F(OptctlTest, WhatAStoppedEngineDoesNotSayIsUnknown) {
   const auto session = Train("gpt");
   const Process engine = StopEngine("gpt");
@@ -180,7 +181,7 @@ TEST_F(OptctlTest, WhatAStoppedEngineDoesNotSayIsUnknown) {
   EXPECT_EQ(Optctl("get jobs").exit_code, kExitOk);
 }
 
-// The daemon gives up before optctl does, and so is heard.
+// The daemon gives up before optctl does, so its message arrives.
 TEST_F(OptctlTest, WhatWaitsForAStoppedEngineIsSaidInTime) {
   const auto session = Train("gpt");
   const Process engine = StopEngine("gpt");
@@ -324,7 +325,7 @@ TEST_F(OptctlTest, ValuesThatAreNoneAreBadUsage) {
   }
 }
 
-// So that a script reads the same from every verb.
+// A script reads the same structure from every verb.
 TEST_F(OptctlTest, ThereIsAReplyWhenThereIsNothingToSay) {
   Train("gpt")->Close();
   const struct {
@@ -340,7 +341,8 @@ TEST_F(OptctlTest, ThereIsAReplyWhenThereIsNothingToSay) {
   }
 }
 
-// The daemon is there, and what was asked for is done.
+// This error has its own exit code, because the daemon is there and has done
+// the work.
 TEST_F(OptctlTest, StdoutThatTakesNothingIsAnErrorOfItsOwn) {
   Train("gpt")->Close();
   for (const char* arguments : {"get jobs", "get jobs -o json", "drain",
@@ -376,17 +378,17 @@ TEST_F(OptctlTest, OnlyAFailedJobIsRecovered) {
   EXPECT_EQ(Optctl("recover").exit_code, kExitUsage);
 }
 
-// What an operator sees of a job whose engine cannot stay, and does about it.
+// The operator sees why the job's engine cannot stay, and recovers the job.
 TEST_F(OptctlTest, FailedJobIsDescribedAndRecovered) {
   const auto session = Train("gpt");
   Ran ran;
-  // At the sixth death within a minute it is FAILED.
+  // The job becomes FAILED at the sixth death within a minute.
   while (!absl::StrContains(ran.output, "failed")) {
     ASSERT_TRUE(daemon_->KillEngine("gpt").ok());
     ran = Optctl("describe job gpt");
     ASSERT_EQ(ran.exit_code, kExitOk) << ran.output;
   }
-  // What no engine says any more, its files do.
+  // Files provide the values that no engine reports any more.
   for (const std::string text :
        {"killed by signal 9", "5 restart(s)", "/state/jobs/gpt",
         "committed step     1\n", "2 parameters, 9 elements",
@@ -399,7 +401,8 @@ TEST_F(OptctlTest, FailedJobIsDescribedAndRecovered) {
   EXPECT_TRUE(outcome.ok()) << outcome.status();
 }
 
-// Its engine runs, to say why; the next one finds what is mended.
+// The job's engine runs to report the reason; the next engine finds the
+// repaired file.
 TEST_F(OptctlTest, JobThatCouldNotBeOpenedIsRecovered) {
   const auto session = Train("gpt");
   const std::string control =
@@ -419,7 +422,7 @@ TEST_F(OptctlTest, JobThatCouldNotBeOpenedIsRecovered) {
   EXPECT_EQ(Optctl("recover gpt").exit_code, kExitRefused);
 }
 
-// Another build comes, and the rank only waits.
+// Another build replaces the daemon, and the rank only waits.
 TEST_F(OptctlTest, UpgradeWhileARankSteps) {
   const auto session = Train("gpt");
   const std::string binary = absl::StrCat(daemon_->directory(), "/next");
@@ -509,8 +512,8 @@ TEST_F(OptctlTest, DrainOfAStoppedEngineSaysWhatIsInForce) {
       << again.output;
 }
 
-// Something listens there and says nothing: one wait of --timeout, whatever the
-// verb, and a word about what was waited for.
+// A program listens there and sends nothing: optctl waits for one --timeout,
+// for every verb, and says what it waited for.
 TEST_F(OptctlTest, ASilentPortIsSaidAfterOneTimeout) {
   const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};
@@ -532,7 +535,7 @@ TEST_F(OptctlTest, ASilentPortIsSaidAfterOneTimeout) {
         ran.output, "no answer within 500ms (--timeout): nobody spoke gRPC"))
         << ran.output;
   }
-  // A daemon that is stopped is as silent.
+  // A stopped daemon also sends nothing.
   daemon_->process().Signal(SIGSTOP);
   const Ran stopped = Optctl("--timeout 0.5 drain");
   daemon_->process().Signal(SIGCONT);
@@ -561,7 +564,7 @@ TEST_F(OptctlTest, WithoutADaemonItSaysWhereItLookedAndWhatToDo) {
   }
   const Ran embedded = RunBinary("--endpoint embedded status");
   EXPECT_EQ(embedded.exit_code, kExitUsage) << embedded.output;
-  // One that was named.
+  // This daemon was named explicitly.
   ran = RunBinary("--endpoint unix:/nonexistent.sock drain");
   for (const char* text :
        {"unix:/nonexistent.sock", "no daemon answers there", "No such file",
@@ -570,7 +573,7 @@ TEST_F(OptctlTest, WithoutADaemonItSaysWhereItLookedAndWhatToDo) {
   }
 }
 
-// Cut to whole seconds it would be none.
+// Cut to whole seconds the wait would be 0.
 TEST_F(OptctlTest, DrainWaitsForAFractionOfASecond) {
   ASSERT_NE(Train("gpt"), nullptr);
   const Ran ran = Optctl("--timeout 0.99 drain");
@@ -590,7 +593,7 @@ TEST_F(OptctlTest, CompletionKnowsShellsAndTheEndpointThatWasTyped) {
   const auto session = Train("gpt");
   const std::string path = daemon_->socket();
   const struct {
-    std::string words;  // as readline parts them
+    std::string words;  // as readline splits them
     const char* offers;
   } typed[] = {
       {"completion ''", "--help bash zsh fish\n"},

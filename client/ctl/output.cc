@@ -13,10 +13,10 @@
 namespace optstate::ctl {
 namespace {
 
-// Of quoted scalars, as YAML's reader has it.
+// The tag that YAML's reader gives to quoted scalars.
 constexpr char kNonPlainTag[] = "!";
 
-// JSON that a YAML reader has read, in the block style that people read.
+// Writes JSON that a YAML reader has parsed in the block style for people.
 // Strings stay quoted: a job may be called "007" or "no".
 void EmitBlock(const YAML::Node& node, YAML::Emitter* out) {
   if (node.IsMap()) {

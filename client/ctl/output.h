@@ -13,22 +13,23 @@ namespace optstate::ctl {
 
 enum class OutputFormat { kTable, kWide, kJson, kYaml };
 
-// "table", "wide", "json" or "yaml"; else INVALID_ARGUMENT that names these.
+// Parses "table", "wide", "json" or "yaml". INVALID_ARGUMENT names these four.
 absl::StatusOr<OutputFormat> ParseOutputFormat(absl::string_view text);
 
-// The message as JSON (proto3's mapping, fields by their proto names, defaults
-// included) or the same tree as YAML, its strings quoted. For kJson and kYaml
-// alone.
+// Renders the message as JSON (proto3's mapping, fields by their proto names,
+// defaults included) or the same tree as YAML with quoted strings. `format`
+// must be kJson or kYaml.
 absl::StatusOr<std::string> RenderMessage(
     const google::protobuf::Message& message, OutputFormat format);
 
-// "1.5 GiB"; exact below 1 KiB.
+// Renders bytes as "1.5 GiB"; exact below 1 KiB.
 std::string HumanBytes(uint64_t bytes);
-// "12.3M": counts, in powers of 1000; exact below 10,000.
+// Renders a count as "12.3M", in powers of 1000; exact below 10,000.
 std::string HumanCount(uint64_t count);
-// "3h12m" since `then`; "-" when it is unset. `now_s`: Unix seconds.
+// Renders the time since `then` as "3h12m"; "-" when `then` is unset. `now_s`:
+// Unix seconds.
 std::string HumanAge(const google::protobuf::Timestamp& then, int64_t now_s);
-// RFC 3339 in UTC; "-" when unset.
+// Renders a time in RFC 3339 in UTC; "-" when unset.
 std::string HumanTime(const google::protobuf::Timestamp& time);
 
 }  // namespace optstate::ctl

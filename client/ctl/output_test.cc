@@ -43,7 +43,7 @@ TEST(OutputTest, YamlHasTheSameTree) {
   EXPECT_EQ(yaml->find('{'), std::string::npos) << "block style: " << *yaml;
 }
 
-// What stands unquoted may be a number, a boolean or a date to who reads it.
+// A reader may take an unquoted text for a number, a boolean or a date.
 TEST(OutputTest, YamlKeepsTypes) {
   v1::ListJobsReply reply;
   const std::vector<std::string> names = {

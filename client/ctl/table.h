@@ -24,7 +24,8 @@ class Table {
     rows_.push_back(std::move(cells));
   }
   bool empty() const { return rows_.empty(); }
-  // Lines ended by '\n', cut nowhere, whatever the terminal's width.
+  // Renders lines that end with '\n'; no line is cut, whatever the terminal's
+  // width.
   absl::StatusOr<std::string> Render(bool wide) const;
 
  private:

@@ -12,7 +12,8 @@ namespace {
 
 constexpr absl::Duration kLook = absl::Milliseconds(20);
 
-// Its result, once every engine is replaced or is known to stay.
+// Returns the upgrade's result, once every engine is replaced or is known to
+// stay.
 absl::StatusOr<v1::ServerStatus> AwaitEnd(AdminClient& client,
                                           const std::string& id,
                                           absl::Time deadline) {
@@ -20,7 +21,7 @@ absl::StatusOr<v1::ServerStatus> AwaitEnd(AdminClient& client,
   bool unknown = false;
   do {
     absl::StatusOr<v1::ServerStatus> status = client.GetStatus();
-    // Between the two builds nobody answers.
+    // No daemon answers between the two builds.
     last = status.status();
     unknown = status.ok() && status->upgrade().id() != id;
     if (status.ok() && status->upgrade().id() == id &&
@@ -29,7 +30,7 @@ absl::StatusOr<v1::ServerStatus> AwaitEnd(AdminClient& client,
     }
     absl::SleepFor(kLook);
   } while (absl::Now() < deadline);
-  // Neither a refusal nor a daemon that is not there.
+  // This is neither a refusal nor a missing daemon.
   if (unknown) {
     return absl::AbortedError(
         "the upgrade has begun, and the daemon that answers knows nothing of "
@@ -46,7 +47,7 @@ absl::StatusOr<v1::ServerStatus> AwaitEnd(AdminClient& client,
                          "); if it does not come back, its log says why"));
 }
 
-// The daemon's working directory is another one.
+// Makes the path absolute, because the daemon has another working directory.
 absl::StatusOr<std::string> Absolute(const std::string& binary) {
   if (binary.empty()) return binary;
   std::error_code error;
@@ -61,7 +62,7 @@ absl::Status Run(const Context& context, const std::string& binary) {
   OPTSTATE_ASSIGN_OR_RETURN(const std::string path, Absolute(binary));
   OPTSTATE_ASSIGN_OR_RETURN(const v1::UpgradeReply reply,
                             client->Upgrade(path));
-  // Whether it can be told is told at the end: the upgrade goes on.
+  // A failure to write is reported at the end: the upgrade goes on.
   absl::Status told;
   if (!context.machine_readable()) {
     told = Write(absl::StrCat("upgrading to ", reply.version(), "\n"));
@@ -96,7 +97,7 @@ void AddUpgradeCommand(CLI::App& app, Context& context) {
                    "The optstated to take; default: what is installed where "
                    "the running one was started from")
       ->type_name("PATH")
-      // The request's "" is the default.
+      // An empty path in the request means the default.
       ->check([](const std::string& path) {
         return path.empty() ? "no path is given" : "";
       });

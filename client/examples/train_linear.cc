@@ -59,7 +59,7 @@ absl::Status LoadZeros(client::Session& session) {
   return session.FinishLoad();
 }
 
-// The gradient of the mean squared error on one batch goes straight into the
+// Writes the gradient of the mean squared error on one batch straight into the
 // session's memory. Returns the error.
 float WriteGradients(client::Session& session, std::mt19937& generator) {
   std::uniform_real_distribution<float> input(-1, 1);

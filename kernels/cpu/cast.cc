@@ -14,7 +14,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/cast.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/gradient_sum-inl.h"
@@ -28,7 +28,8 @@ using Floats = hn::ScalableTag<float>;
 
 enum class Into { kCopy, kCopyOfSum, kAdd, kAddWithUndo };
 
-// Where the old sums go: as elements of the view from `before` on, bit by bit.
+// The place of the old sums: as elements of the view from `before` on, bit by
+// bit.
 struct SavedSums {
   UndoSlot* undo;
   size_t before;
@@ -39,7 +40,7 @@ HWY_INLINE StorageOf<kTo>* OldSums(SavedSums saved) {
   return reinterpret_cast<StorageOf<kTo>*>(saved.undo->old_sum) + saved.before;
 }
 
-// A vector of them, bit by bit.
+// Copies a vector of elements, bit by bit.
 template <DType kDType>
 HWY_INLINE void CopyElements(const StorageOf<kDType>* from,
                              StorageOf<kDType>* to) {
@@ -47,7 +48,7 @@ HWY_INLINE void CopyElements(const StorageOf<kDType>* from,
   hn::StoreU(hn::LoadU(elements, from), elements, to);
 }
 
-// out[i...] = in[i...], or that added to it, in float and rounded; undo.h says
+// Sets out[i...] to in[i...], or adds that, in float and rounded; undo.h says
 // why in this order.
 template <DType kFrom, DType kTo, Into kInto>
 HWY_INLINE void IntoVector(Floats d, const StorageOf<kFrom>* in,
@@ -76,7 +77,7 @@ void IntoElements(const void* in, void* out, size_t numel, SavedSums saved) {
     IntoVector<kFrom, kTo, kInto>(d, from, to, i, saved);
   }
   if (i == numel) return;
-  // The tail, through a whole vector on the stack (see update_tail-inl.h).
+  // The tail goes through a whole vector on the stack (see update_tail-inl.h).
   const size_t rest = numel - i;
   StorageOf<kFrom> rest_in[hn::MaxLanes(d)] = {};
   StorageOf<kTo> rest_out[hn::MaxLanes(d)] = {};
@@ -144,7 +145,7 @@ void SumInto(DType dtype, absl::Span<const void* const> gradients, void* out,
   }
 }
 
-// Into sums of float32.
+// Copies or adds gradients into sums of float32.
 template <Into kOfOne, Into kOfSum>
 void GradientsToFloat(DType dtype, absl::Span<const void* const> gradients,
                       void* out, size_t numel, UndoSlot* undo) {
@@ -156,7 +157,7 @@ void GradientsToFloat(DType dtype, absl::Span<const void* const> gradients,
   }
 }
 
-// Into sums of the gradients' own dtype.
+// Copies or adds gradients into sums of their own dtype.
 template <DType kDType, Into kInto>
 void GradientsToOwn(absl::Span<const void* const> gradients, void* out,
                     size_t numel, UndoSlot* undo) {

@@ -13,7 +13,7 @@ struct UndoSlot;
 
 namespace optstate::cpu {
 
-// The functions of kernels/cast.h on one of SupportedTargets().
+// The functions of kernels/cast.h, run on one of SupportedTargets().
 void CastToFloatOn(Target target, DType from, const void* in, float* out,
                    size_t numel);
 void CastFromFloatOn(Target target, DType to, const float* in, void* out,

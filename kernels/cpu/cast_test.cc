@@ -122,8 +122,8 @@ void ExpectRounded(Target target, DType dtype, const std::vector<float>& in) {
   }
 }
 
-// Every sign, exponent and high mantissa with the low bits at which rounding to
-// either format turns.
+// The values are every sign, exponent and high mantissa with the low bits at
+// which rounding to either format turns.
 TEST_P(CastTest, FromFloatRoundsToNearestEven) {
   std::vector<float> in;
   for (uint32_t high = 0; high < (1 << 16); ++high) {
@@ -136,7 +136,8 @@ TEST_P(CastTest, FromFloatRoundsToNearestEven) {
   for (DType dtype : kHalfDTypes) ExpectRounded(GetParam(), dtype, in);
 }
 
-// A float16 denormal's half way points lie at other bits: take them by value.
+// The half way points of a float16 denormal lie at other bits: take them by
+// value.
 TEST_P(CastTest, FromFloatRoundsTiesOfEveryHalf) {
   for (DType dtype : kHalfDTypes) {
     std::vector<float> in;
@@ -209,7 +210,8 @@ TEST_P(CastTest, AccumulateKeepsNan) {
   EXPECT_EQ(sum[3], -infinity);
 }
 
-// In float, whatever the gradients' dtype, and nothing behind them is read.
+// The sum is in float, whatever the gradients' dtype, and nothing behind them
+// is read.
 TEST_P(CastTest, AccumulateSumsSeveralGradientsFirst) {
   std::mt19937 random(TestSeed());
   std::normal_distribution<float> normal;
@@ -317,7 +319,8 @@ TEST_P(CastTest, AccumulateRoundsToTheGradientsDType) {
   }
 }
 
-// Sizes around the vectors' lengths, odd addresses, and nothing written beside.
+// The arrays have sizes around the vectors' lengths and odd addresses, and
+// nothing is written beside them.
 TEST_P(CastTest, EverySizeStaysWithinItsArray) {
   for (DType dtype : kHalfDTypes) {
     for (size_t numel = 0; numel <= 70; ++numel) {

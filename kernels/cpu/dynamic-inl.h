@@ -27,7 +27,7 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// table[index[i] % 8].
+// Returns table[index[i] % 8].
 template <class D, class VI>
 HWY_INLINE hn::Vec<D> Lookup(D d, const float* table, VI index) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2
@@ -39,7 +39,7 @@ HWY_INLINE hn::Vec<D> Lookup(D d, const float* table, VI index) {
 #endif
 }
 
-// The magnitude of each number, given as a float; anything for 0.
+// Returns the magnitude of each number, given as a float; anything for 0.
 template <class D, class V>
 HWY_INLINE V MagnitudeOf(D d, V number, const DynamicMap& map) {
   const hn::RebindToSigned<D> di;
@@ -52,8 +52,8 @@ HWY_INLINE V MagnitudeOf(D d, V number, const DynamicMap& map) {
                  Product(Lookup(d, map.step, exponent), fraction));
 }
 
-// What the codes of one block stand for. Reads and writes whole vectors: 256
-// codes and floats.
+// Decodes the codes of one block. Reads and writes whole vectors: 256 codes and
+// floats.
 template <bool kSigned>
 HWY_NOINLINE void DecodeBlock(const uint8_t* codes, float scale,
                               float* values) {
@@ -64,8 +64,8 @@ HWY_NOINLINE void DecodeBlock(const uint8_t* codes, float scale,
   const hn::RebindToSigned<decltype(d)> di;
   const hn::Rebind<Code, decltype(d)> d8;
   const auto largest = hn::Set(d, kSigned ? -scale : scale);
-  // Code 0 is 0, even times infinity; but a scale that is NaN is all there is
-  // to say of its block.
+  // Code 0 is 0, even times infinity; but a scale that is NaN makes its whole
+  // block NaN.
   const auto zero = hn::Set(d, std::isnan(scale) ? scale : 0.0f);
   for (size_t i = 0; i < kQuantizedBlockElements; i += hn::Lanes(d)) {
     const auto code = hn::PromoteTo(di, hn::LoadU(d8, from + i));
@@ -79,11 +79,11 @@ HWY_NOINLINE void DecodeBlock(const uint8_t* codes, float scale,
   }
 }
 
-// The largest absolute value; NaN wins, and is canonical.
+// Returns the largest absolute value; NaN wins, and is canonical.
 inline float LargestOf(const float* values) {
   const hn::ScalableTag<float> d;
   const hn::RebindToSigned<decltype(d)> di;
-  // As integers the magnitudes of floats have the same order, with NaN on top.
+  // The magnitudes of floats have the same order as integers, with NaN on top.
   auto largest = hn::Zero(di);
   for (size_t i = 0; i < kQuantizedBlockElements; i += hn::Lanes(d)) {
     const auto value = hn::Abs(hn::LoadU(d, values + i));
@@ -97,7 +97,7 @@ inline float LargestOf(const float* values) {
   return std::isnan(result) ? std::numeric_limits<float>::quiet_NaN() : result;
 }
 
-// x * kDecadeFactor / 2^16, of 16 bits.
+// Returns x * kDecadeFactor / 2^16, of 16 bits.
 template <class DI, class VI>
 HWY_INLINE VI TimesDecadeFactor(DI di, VI x) {
 #if HWY_TARGET == HWY_SCALAR
@@ -109,8 +109,8 @@ HWY_INLINE VI TimesDecadeFactor(DI di, VI x) {
 #endif
 }
 
-// The nearest place of each magnitude, not rounded yet; anything where it is
-// less than map.begin.
+// Returns the nearest place of each magnitude, not rounded yet; anything where
+// the magnitude is less than map.begin.
 template <class D, class V>
 HWY_INLINE V NearestPlace(D d, V magnitude, const DynamicMap& map) {
   const hn::RebindToSigned<D> di;
@@ -127,8 +127,8 @@ HWY_INLINE V NearestPlace(D d, V magnitude, const DynamicMap& map) {
                  Lookup(d, map.last, decade));
 }
 
-// Values that the reciprocal of their scale is out of range for: made such that
-// that of 1 will do.
+// Scales values whose scale has a reciprocal that is out of range: afterwards
+// the reciprocal of 1 will do.
 inline void Normalize(float scale, float* values) {
   const bool is_infinite = std::isinf(scale);
   // A power of 2 makes normal floats of denormal ones, and the reverse.
@@ -144,8 +144,8 @@ inline void Normalize(float scale, float* values) {
   }
 }
 
-// The nearest codes of one block's values; returns their scale. Reads and
-// writes whole vectors, 256 floats and codes, and may change the values.
+// Writes the nearest codes of one block's values; returns their scale. Reads
+// and writes whole vectors, 256 floats and codes, and may change the values.
 template <bool kSigned>
 HWY_NOINLINE float EncodeBlock(float* values, uint8_t* codes) {
   constexpr const DynamicMap& kMap = kSigned ? kSignedMap : kUnsignedMap;
@@ -174,10 +174,10 @@ HWY_NOINLINE float EncodeBlock(float* values, uint8_t* codes) {
     const auto code =
         hn::Sub(hn::BitCast(di, hn::Add(place, hn::Set(d, kRounder))),
                 hn::Set(di, std::bit_cast<int32_t>(kRounder)));
-    // What is negative, unsigned, too.
+    // Unsigned, a negative value is stored as zero too.
     const auto is_zero =
         hn::RebindMask(di, hn::Lt(magnitude, hn::Set(d, kMap.begin)));
-    // Saturates: -1, signed, is at the last place, for 1 has no opposite.
+    // This saturates: -1, signed, is at the last place, for 1 has no opposite.
     hn::StoreU(hn::DemoteTo(d8, hn::IfThenZeroElse(is_zero, code)), d8, to + i);
   }
   return scale;

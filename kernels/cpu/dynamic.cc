@@ -13,7 +13,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/dynamic.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/dynamic-inl.h"
 
@@ -21,7 +21,7 @@ HWY_BEFORE_NAMESPACE();
 namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 
-// A block, or what there is of the last one.
+// Decodes a block, or what there is of the last one.
 void Decode(bool is_signed, const uint8_t* codes, float scale, float* values,
             size_t numel) {
   uint8_t block_codes[kQuantizedBlockElements] = {};

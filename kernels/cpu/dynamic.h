@@ -7,8 +7,8 @@
 
 namespace optstate::cpu {
 
-// StateToFloat and StateFromFloat of kernels/state_format.h for kDynamic8, on
-// one of SupportedTargets().
+// StateToFloat and StateFromFloat of kernels/state_format.h for kDynamic8, run
+// on one of SupportedTargets().
 void DecodeOn(Target target, bool is_signed, const void* codes,
               const float* scale, float* values, size_t numel);
 void EncodeOn(Target target, bool is_signed, const float* values, void* codes,

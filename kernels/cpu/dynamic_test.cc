@@ -22,7 +22,7 @@ namespace {
 constexpr size_t kBlock = 256;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// bitsandbytes' create_dynamic_map(signed, 7, 8), sorted.
+// Computes bitsandbytes' create_dynamic_map(signed, 7, 8), sorted.
 std::vector<double> DefinedMap(bool is_signed) {
   std::vector<double> map = {0, 1};
   for (int i = 0; i < 7; ++i) {
@@ -39,7 +39,7 @@ std::vector<double> DefinedMap(bool is_signed) {
   return map;
 }
 
-// Of every code, as bytes: 0 is 0.
+// Returns the value of every code, as bytes: 0 is 0.
 std::vector<double> DefinedValues(bool is_signed) {
   const std::vector<double> map = DefinedMap(is_signed);
   std::vector<double> values;
@@ -134,7 +134,7 @@ TEST_P(DynamicTest, TakesTheNearestOfEveryValue) {
       std::vector<float> values(kBlock);
       for (float& x : values) {
         double value = std::exp(exponent(random));
-        // Next to where the nearest changes.
+        // The value is next to where the nearest changes.
         if (random() % 2 == 0) {
           value = middles[random() % middles.size()] *
                   (1 + 1e-5 * (static_cast<double>(random() % 3) - 1));
@@ -161,7 +161,7 @@ TEST_P(DynamicTest, TakesTheNearestOfEveryValue) {
   }
 }
 
-// Of every value that there is from the first one that is not 0 on.
+// The test takes every value from the first one that is not 0 on.
 TEST(DynamicMapTest, EstimatesTheDecadeOrTheOneBelow) {
   for (const DynamicMap* map : {&kSignedMap, &kUnsignedMap}) {
     const auto estimate = [&](uint32_t bits) {

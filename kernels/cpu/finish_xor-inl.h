@@ -1,4 +1,5 @@
-// What a killed kernel that keeps a xor had in flight. Per-target include.
+// The completion of what a killed kernel that keeps a xor had in flight.
+// Per-target include.
 
 #if defined(OPTSTATE_KERNELS_CPU_FINISH_XOR_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
@@ -24,8 +25,8 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The vectors that somebody who was killed kept the xor of (undo.h), finished
-// in the order of UpdatePair. Returns the first element that is not updated.
+// Finishes the vectors of which a killed process kept the xor (undo.h), in the
+// order of UpdatePair. Returns the first element that is not updated.
 template <class Rule, class Arrays>
 HWY_NOINLINE size_t FinishXor(const UpdateFactors& factors,
                               const TileView& view, DType gradient_dtype,
@@ -72,8 +73,8 @@ HWY_NOINLINE size_t FinishXor(const UpdateFactors& factors,
       rule.template UpdateStates<false>(d, scale.template Scaled<false>(d, raw),
                                         old, new0, state1, state2);
       const auto stored = hn::Xor(its_xor, hn::Xor(state1, old));
-      // Compared, not taken: if somebody wrote to the gradients since, this is
-      // no value that a state ever had.
+      // The value is compared, not used: if the gradients were overwritten
+      // since, the state never had this value.
       const auto is_new = hn::RebindMask(
           d, hn::Eq(hn::BitCast(du, state0), hn::BitCast(du, stored)));
       state0 = hn::IfThenElse(is_new, state0, new0);

@@ -1,4 +1,5 @@
-// Elements of every dtype to and from vectors of float. Per-target include.
+// Conversions of elements of every dtype to and from vectors of float.
+// Per-target include.
 //
 // The conversions are written in integers (plus two float additions that are
 // exact or rounded by IEEE's default rule), because the instructions for them
@@ -22,7 +23,7 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// How an element of a dtype lies in memory: float, or the 16 bits.
+// The type of an element in memory: float, or the 16 bits.
 template <DType kDType>
 using StorageOf =
     std::conditional_t<kDType == DType::kFloat32, float, uint16_t>;
@@ -46,19 +47,19 @@ HWY_INLINE hn::Vec<D> FloatFromBFloat16(D d, VI bits) {
   return hn::BitCast(d, hn::ShiftLeft<16>(bits));
 }
 
-// As bfloat16 in the upper half of each lane; the lower half is what is left.
-// None is NaN.
+// Returns bfloat16 in the upper half of each lane; the lower half is left over.
+// No lane is NaN.
 template <class D, class V>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundedToUpperHalf(D, V v) {
   const hn::RebindToUnsigned<D> du;
   const auto bits = hn::BitCast(du, v);
-  // Half a unit in the last place, less one when the result would be odd: the
-  // carry rounds to nearest even, and into infinity where it must.
+  // Adds half a unit in the last place, less one when the result would be odd:
+  // the carry rounds to nearest even, and into infinity where it must.
   const auto is_odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1));
   return hn::Add(bits, hn::Add(is_odd, hn::Set(du, 0x7FFF)));
 }
 
-// kPlain: none is NaN.
+// Rounds to bfloat16. kPlain: no lane is NaN.
 template <bool kPlain = false, class D, class V>
 HWY_INLINE hn::Vec<hn::RebindToSigned<D>> BFloat16FromFloat(D d, V v) {
   const hn::RebindToSigned<D> di;
@@ -76,10 +77,10 @@ HWY_INLINE hn::Vec<D> FloatFromFloat16(D d, VI bits) {
   const auto shifted = hn::ShiftLeft<13>(hn::And(bits, hn::Set(di, 0x7FFF)));
   const auto rebias = hn::Set(di, (127 - 15) << 23);
   const auto normal = hn::Add(shifted, rebias);
-  // Infinity and NaN: the exponent goes all the way to 255.
+  // Infinity and NaN have an exponent that goes all the way to 255.
   const auto special = hn::Add(normal, rebias);
   const auto is_special = hn::Gt(shifted, hn::Set(di, (31 << 23) - 1));
-  // Denormal: as 2^-14 plus the mantissa, less 2^-14; exact, and no operand is
+  // A denormal is 2^-14 plus the mantissa, less 2^-14; exact, and no operand is
   // a float denormal.
   const auto smallest = hn::Set(di, (127 - 14) << 23);
   const auto denormal =
@@ -97,18 +98,19 @@ HWY_INLINE hn::Vec<hn::RebindToSigned<D>> Float16FromFloat(D d, V v) {
   const auto all = hn::BitCast(di, v);
   const auto bits = hn::And(all, hn::Set(di, 0x7FFFFFFF));
   const auto sign = hn::And(hn::ShiftRight<16>(all), hn::Set(di, 0x8000));
-  // Normal: as for bfloat16, with the exponent's bias changed on the way.
+  // A normal number goes as for bfloat16, with the exponent's bias changed on
+  // the way.
   const auto is_odd = hn::And(hn::ShiftRight<13>(bits), hn::Set(di, 1));
   const auto normal = hn::ShiftRight<13>(
       hn::Add(hn::Add(bits, is_odd), hn::Set(di, 0xFFF - ((127 - 15) << 23))));
-  // Denormal: the last place of 0.5 is 2^-24, float16's smallest step, so that
-  // the addition does the rounding.
+  // For a denormal, the last place of 0.5 is 2^-24, float16's smallest step, so
+  // that the addition does the rounding.
   const auto half = hn::Set(di, 126 << 23);
   const auto denormal = hn::Sub(
       hn::BitCast(di, hn::Add(hn::BitCast(d, bits), hn::BitCast(d, half))),
       half);
   const auto is_denormal = hn::Lt(bits, hn::Set(di, (127 - 14) << 23));
-  // From 65520, half way to the step after the largest float16, on.
+  // Infinity begins at 65520, half way to the step after the largest float16.
   const auto is_infinite = hn::Gt(bits, hn::Set(di, 0x477FEFFF));
   const auto magnitude =
       hn::IfThenElse(is_infinite, hn::Set(di, 0x7C00),
@@ -133,8 +135,8 @@ HWY_INLINE hn::Vec<D> LoadFloats(D d, const StorageOf<kDType>* from) {
   }
 }
 
-// Two vectors' bfloat16 as floats. On vectors of several 128 bits four and
-// four, which takes half the work of two vectors in order: of each 128 bits
+// Loads two vectors' bfloat16 as floats. On vectors of several 128 bits four
+// and four, which takes half the work of two vectors in order: of each 128 bits
 // `low` has the first four, `high` the others.
 template <class D, class V>
 HWY_INLINE void LoadHalfBlocks(D d, const uint16_t* from, V& low, V& high) {
@@ -150,7 +152,7 @@ HWY_INLINE void LoadHalfBlocks(D d, const uint16_t* from, V& low, V& high) {
 #endif
 }
 
-// What LoadHalfBlocks gave, or sums of such, in order.
+// Puts what LoadHalfBlocks gave, or sums of such, in order.
 template <class D, class V>
 HWY_INLINE void OrderHalfBlocks([[maybe_unused]] D d, [[maybe_unused]] V& low,
                                 [[maybe_unused]] V& high) {
@@ -170,7 +172,7 @@ HWY_INLINE void OrderHalfBlocks([[maybe_unused]] D d, [[maybe_unused]] V& low,
 #endif
 }
 
-// The low halves.
+// Stores the low halves.
 template <class D, class VI>
 HWY_INLINE void StoreHalves(D, VI v, uint16_t* to) {
   const hn::RebindToUnsigned<D> du;
@@ -189,8 +191,8 @@ HWY_INLINE void StoreFloats(D d, V v, StorageOf<kDType>* to) {
   }
 }
 
-// Two vectors, one behind the other; none is NaN. The upper halves of both make
-// one vector without being shifted down first.
+// Stores two vectors, one behind the other; no lane is NaN. The upper halves of
+// both make one vector without being shifted down first.
 template <class D, class V>
 HWY_INLINE void StoreBFloat16Pair(D d, V first, V second, uint16_t* to) {
 #if HWY_TARGET == HWY_SCALAR

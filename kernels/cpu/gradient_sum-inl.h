@@ -36,7 +36,7 @@ HWY_INLINE hn::Vec<D> SumOfVectors(D d, const void* const* gradients,
   return sum;
 }
 
-// Two vectors, one behind the other.
+// Sums gradients in two vectors, one behind the other.
 template <DType kDType, class D, class V>
 HWY_INLINE void SumOfPairs(D d, const void* const* gradients, size_t count,
                            size_t i, V& first, V& second) {
@@ -95,11 +95,11 @@ struct GradientSum {
     SumOfPairs<DType::kFloat32>(d, gradients, count, begin + i, first, second);
   }
 
-  // `at` elements from `begin` on, as floats.
+  // Writes `numel` elements from `at` on, as floats.
   void Gather(size_t at, size_t numel, float* out) const;
 
-  // Of 16 bits the hardware is early enough, and many prefetches are in the
-  // way.
+  // Gradients of 16 bits get no prefetch: the hardware is early enough, and
+  // many prefetches are in the way.
   HWY_INLINE void Prefetch(size_t i) const {
     if (dtype != DType::kFloat32) return;
     for (size_t k = 0; k < count; ++k) {
@@ -126,7 +126,7 @@ void SumOfGradientsOf(const void* const* gradients, size_t count, size_t begin,
                sum + i);
   }
   if (i == numel) return;
-  // The tail, gradient by gradient through a whole vector on the stack.
+  // The tail goes gradient by gradient through a whole vector on the stack.
   const size_t rest = numel - i;
   HWY_ALIGN float rest_sum[hn::MaxLanes(d)];
   for (size_t k = 0; k < count; ++k) {
@@ -140,8 +140,8 @@ void SumOfGradientsOf(const void* const* gradients, size_t count, size_t begin,
   std::memcpy(sum + i, rest_sum, rest * sizeof(float));
 }
 
-// sum[i] = gradients[0][begin + i] + gradients[1][begin + i] + ... in float, in
-// this order, each sum rounded, for `numel` elements.
+// Sets sum[i] = gradients[0][begin + i] + gradients[1][begin + i] + ... in
+// float, in this order, each sum rounded, for `numel` elements.
 HWY_INLINE void SumOfGradients(DType dtype,
                                absl::Span<const void* const> gradients,
                                size_t begin, size_t numel, float* sum) {

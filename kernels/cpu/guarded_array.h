@@ -13,7 +13,7 @@ namespace optstate {
 template <typename T>
 class GuardedArray {
  public:
-  // `shift` elements more than the guard lie before the first element.
+  // Puts `shift` elements more than the guard before the first element.
   explicit GuardedArray(const std::vector<T>& elements, size_t shift = 1)
       : begin_(kGuardBytes + (shift | 1) * sizeof(T)),
         numel_(elements.size()),
@@ -36,7 +36,7 @@ class GuardedArray {
   }
 
  private:
-  // More than the widest vector.
+  // The guard is longer than the widest vector.
   static constexpr size_t kGuardBytes = 512;
   static constexpr uint8_t kGuard = 0xA5;
 

@@ -11,8 +11,8 @@
 
 namespace optstate {
 
-// Bytes right before a page that kills whoever touches it, for tests that a
-// function reads nothing behind its arrays. Move-only.
+// Bytes right before a page that may not be touched: an access is a crash. For
+// tests that a function reads nothing behind its arrays. Move-only.
 class GuardedInput {
  public:
   explicit GuardedInput(size_t bytes) {

@@ -24,9 +24,10 @@ class GuardedSlot {
 
   UndoSlot* get() { return &pages_->slot; }
 
-  // After an update: what progress calls in flight are the last elements of
-  // these arrays, the first of them in old[0] and all equally long or empty,
-  // and nothing beside the ring parts of those that are not empty was written.
+  // Returns whether, after an update, what progress calls in flight are the
+  // last elements of these arrays, the first of them in old[0] and all equally
+  // long or empty, and whether nothing beside the ring parts of those that are
+  // not empty was written.
   bool HoldsTheEndOf(const std::vector<std::vector<float>>& arrays) const {
     const UndoSlot& slot = pages_->slot;
     const auto [begin, position, length, phase] =
@@ -46,8 +47,9 @@ class GuardedSlot {
     return Equals(expected);
   }
 
-  // The same of a kernel that keeps a xor, unless its last vector was a single
-  // one: what is in flight is all of it stored, so the three give the xor.
+  // HoldsTheEndOf() for a kernel that keeps a xor, unless its last vector was a
+  // single one: what is in flight is all of it stored, so the three give the
+  // xor.
   bool HoldsXorOfTheEnd(const std::vector<float>& old_master,
                         const std::vector<float>& state0,
                         const std::vector<float>& state1) const {
@@ -68,7 +70,8 @@ class GuardedSlot {
     return true;
   }
 
-  // After Accumulate: the slot holds this sum, and nothing else was written.
+  // Returns whether, after Accumulate, the slot holds this sum, and nothing
+  // else was written.
   template <typename Element>
   bool HoldsNothingBut(const std::vector<Element>& sum) const {
     GuardedSlot expected;

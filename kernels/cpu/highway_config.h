@@ -1,7 +1,8 @@
 #ifndef OPTSTATE_KERNELS_CPU_HIGHWAY_CONFIG_H_
 #define OPTSTATE_KERNELS_CPU_HIGHWAY_CONFIG_H_
 
-// How we use Highway. Include this before any Highway header.
+// The settings with which we use Highway. Include this before any Highway
+// header.
 //
 // Only Highway's headers are used, never its library: distributions ship the
 // library as a shared object alone, and our release binaries link everything
@@ -17,14 +18,14 @@
 // The scalar target is always built, as the one the others are tested against.
 #define HWY_COMPILE_ALL_ATTAINABLE
 
-// Instructions that we never need, so that neither the compiler may use them
-// (fused multiply-add changes results, float16 conversions are done in
-// integers) nor the CPU must have them.
+// These instructions are never needed: neither may the compiler use them (fused
+// multiply-add changes results, float16 conversions are done in integers) nor
+// must the CPU have them.
 #define HWY_DISABLE_BMI2_FMA
 #define HWY_DISABLE_F16C
 #define HWY_DISABLE_PCLMUL_AES
 
-// Targets that would gain nothing over SSE4 and SVE here.
+// These targets would gain nothing over SSE4 and SVE here.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)
 
 #endif  // OPTSTATE_KERNELS_CPU_HIGHWAY_CONFIG_H_

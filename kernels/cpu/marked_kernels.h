@@ -6,11 +6,11 @@
 
 namespace optstate::cpu {
 
-// For tests: some kernels compiled with OPTSTATE_FENCE_MARKERS, which may not
-// be linked together with the others. Enough for every way through an update:
-// AdamW with amsgrad and without, float32 to float32 and bfloat16 to bfloat16,
-// split masters too; and Lion, of each with every state format. Null: not one
-// of them.
+// Returns, for tests, one of some kernels compiled with OPTSTATE_FENCE_MARKERS,
+// which may not be linked together with the others. They are enough for every
+// way through an update: AdamW with amsgrad and without, float32 to float32 and
+// bfloat16 to bfloat16, split masters too; and Lion, each with every state
+// format. Null: not one of them.
 const UpdateKernel* FindMarkedKernel(const UpdateKernelKey& key, Target target);
 
 }  // namespace optstate::cpu

@@ -19,12 +19,12 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Of an element of TileView::master.
+// Returns the bytes of an element of TileView::master.
 constexpr size_t BytesOfMaster(MasterFormat format) {
   return format == MasterFormat::kSplit ? sizeof(uint16_t) : sizeof(float);
 }
 
-// As JoinMaster and SplitMaster (split_master.h).
+// Vector forms of JoinMaster and SplitMaster (split_master.h).
 template <class D>
 HWY_INLINE hn::Vec<D> LoadSplit(D d, const uint16_t* parameter,
                                 const uint16_t* low) {

@@ -12,7 +12,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/matmul.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/bfloat16_round-inl.h"
 #include "kernels/cpu/product-inl.h"
@@ -21,24 +21,25 @@
 #define OPTSTATE_KERNELS_CPU_MATMUL_CC_
 namespace optstate::cpu {
 
-// The result is made in blocks of columns. Of b 128 rows at a time are copied,
-// panel after panel of 32 columns (16 KiB, half of a first-level cache): from
-// one of them the inner loop reads b, from some rows of a in sequence, and
-// keeps its sums in registers. 60 rows of a (30 KiB) meet all panels of a block
-// while they are in the second-level cache; else a large matrix would come from
-// memory for each panel.
+// The result is made in blocks of columns. From b 128 rows at a time are
+// copied, panel after panel of 32 columns (16 KiB, half of a first-level
+// cache): from one of them the inner loop reads b, from some rows of a in
+// sequence, and keeps its sums in registers. 60 rows of a (30 KiB) meet all
+// panels of a block while they are in the second-level cache; else a large
+// matrix would come from memory for each panel.
 inline constexpr size_t kPanelColumns = 32;
 inline constexpr size_t kPanelDepth = 128;
 inline constexpr size_t kPanelElements = kPanelColumns * kPanelDepth;
 inline constexpr size_t kPanelsMax = 8;
 inline constexpr size_t kBlockRows = 60;
-// Of a's rows in a block, which are copied too: where they lie a multiple of
-// 4 KiB apart, twelve of them would not fit a cache of eight ways.
+// The stride of a's rows in a block, which are copied too: where they lie a
+// multiple of 4 KiB apart, twelve of them would not fit a cache of eight ways.
 inline constexpr size_t kRowStride = kPanelDepth + 16;
-// Rows of a at a time, where there are fewer than a target likes best.
+// The rows of a at a time, where there are fewer than a target likes best.
 inline constexpr size_t kLastRows = 4;
 
-// Sums of one panel: those of the rows that there are, and of up to three more.
+// Returns the number of sums of one panel: those of the rows that there are,
+// and of up to three more.
 inline size_t PanelSums(size_t rows) {
   return (rows + kLastRows - 1) * kPanelColumns;
 }
@@ -53,8 +54,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using Floats = hn::CappedTag<float, kPanelColumns / 2>;
 
-// Columns [begin, begin + count) of rows [first, first + depth) of b, the
-// missing ones 0.
+// Copies columns [begin, begin + count) of rows [first, first + depth) of b,
+// the missing ones 0.
 void Pack(const MatMul& matmul, size_t begin, size_t count, size_t first,
           size_t depth, float* panel) {
   if (matmul.b_is_transposed) {
@@ -79,11 +80,11 @@ void Pack(const MatMul& matmul, size_t begin, size_t count, size_t first,
   }
 }
 
-// Rows of a at a time, and vectors of columns: twelve sums hide the latency of
-// an addition, and 16 registers hold them, two vectors of b, a number of a and
-// a product. AVX-512 multiplies by a number in memory at no cost, but only
-// where that is used once; loading it first takes a unit that multiplies or
-// adds. So there one vector is faster.
+// The rows of a at a time, and the vectors of columns: twelve sums hide the
+// latency of an addition, and 16 registers hold them, two vectors of b, a
+// number of a and a product. AVX-512 multiplies by a number in memory at no
+// cost, but only where that is used once; loading it first takes a unit that
+// multiplies or adds. So there one vector is faster.
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
 constexpr size_t kRowsAtOnce = 12;
 constexpr size_t kVectorsAtOnce = 1;
@@ -99,8 +100,8 @@ HWY_INLINE V FirstOrSecond(V first, V second) {
   return second;
 }
 
-// Sum k is of row k / kVectors and vector k % kVectors. A parameter each, for
-// vectors of SVE cannot be elements of an array.
+// Adds to sums, of which k is of row k / kVectors and vector k % kVectors. Each
+// is a parameter, for vectors of SVE cannot be elements of an array.
 template <size_t kVectors, size_t... k, class... V>
 HWY_INLINE void AddInRegisters(std::index_sequence<k...>, const float* const* a,
                                const float* panel, size_t depth, float* to,
@@ -134,8 +135,9 @@ HWY_INLINE void AddProducts(std::index_sequence<k...> all,
                                             k % kVectors * lanes)...);
 }
 
-// Rows from `begin` on, of which there are fewer when it is close to `end`:
-// behind the last row it is multiplied again, for sums that nobody reads.
+// Adds the rows from `begin` on, which are fewer when `begin` is close to
+// `end`: in place of missing rows the last one is multiplied again, for sums
+// that are not read.
 template <size_t kRows, size_t kVectors>
 HWY_INLINE void AddRows(const float* a, size_t begin, size_t end, size_t depth,
                         const float* panel, float* sums) {
@@ -161,7 +163,8 @@ void AddPanel(const float* a, size_t count, size_t depth, const float* panel,
   }
 }
 
-// Of `count` elements of one row; sums has kPanelColumns, addend may be null.
+// Finishes `count` elements of one row; sums has kPanelColumns, addend may be
+// null.
 void Finish(const MatMul& matmul, const float* sums, const float* addend,
             size_t count, float* result) {
   const Floats d;
@@ -191,8 +194,8 @@ Panel PanelOf(const MatMul& matmul, size_t index) {
   Panel panel;
   panel.begin = index * kPanelColumns;
   panel.columns = std::min(kPanelColumns, matmul.columns - panel.begin);
-  // Of a symmetric product the part above the diagonal, and what is below it in
-  // the same panel.
+  // A symmetric product is computed above the diagonal, and below it in the
+  // same panel.
   panel.rows = matmul.is_symmetric ? panel.begin + panel.columns : matmul.rows;
   const size_t place = index % kPanelsMax;
   panel.packed = matmul.workspace + place * kPanelElements;
@@ -201,7 +204,7 @@ Panel PanelOf(const MatMul& matmul, size_t index) {
   return panel;
 }
 
-// Columns of panels [begin, end), at most kPanelsMax.
+// Computes the columns of panels [begin, end), at most kPanelsMax.
 void MultiplyBlock(const MatMul& matmul, size_t begin, size_t end) {
   float* const a = matmul.workspace + kPanelsMax * kPanelElements;
   for (size_t p = begin; p < end; ++p) {

@@ -7,8 +7,8 @@
 
 namespace optstate::cpu {
 
-// result = alpha * (a @ b) + beta * addend, rounded to bfloat16. Matrices are
-// row-major and hold floats; `result` overlaps no other.
+// Computes result = alpha * (a @ b) + beta * addend, rounded to bfloat16.
+// Matrices are row-major and hold floats; `result` overlaps no other.
 struct MatMul {
   size_t rows = 0;     // of a and the result
   size_t columns = 0;  // of b and the result
@@ -18,7 +18,7 @@ struct MatMul {
   // b is given as its transpose: columns x depth.
   bool b_is_transposed = false;
   // The caller knows that the product equals its transpose, bit by bit (a @
-  // a^T, or a @ a of a symmetric a): half of it is copied.
+  // a^T, or a @ a of a symmetric a): half of the product is copied.
   bool is_symmetric = false;
   float alpha = 1;
   float beta = 0;
@@ -29,12 +29,12 @@ struct MatMul {
 
 size_t MatMulWorkspaceElements(size_t rows);
 
-// On one of SupportedTargets(), with equal bits on each: every element of the
-// product is one float to which the products of its row and column are added
-// from the first to the last, each rounded before.
+// Multiplies on one of SupportedTargets(), with equal bits on each: every
+// element of the product is one float to which the products of its row and
+// column are added from the first to the last, each rounded before.
 //
-// No BLAS, because none promises that: their kernels differ between CPUs in how
-// they cut the depth and in whether they fuse.
+// No BLAS is used, because none promises that: BLAS kernels differ between CPUs
+// in how they cut the depth and in whether they fuse.
 void MultiplyOn(Target target, const MatMul& matmul);
 
 }  // namespace optstate::cpu

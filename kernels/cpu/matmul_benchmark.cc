@@ -1,4 +1,4 @@
-// The product of two square matrices on one core, by target and size.
+// Measures the product of two square matrices on one core, by target and size.
 
 #include <cstddef>
 #include <cstdlib>
@@ -34,7 +34,8 @@ void BM_MatMul(benchmark::State& state, Target target, bool is_gram) {
     MultiplyOn(target, matmul);
     benchmark::ClobberMemory();
   }
-  // Of the whole product, for a gram matrix too, of which half is copied.
+  // The count is of the whole product, for a gram matrix too, of which half is
+  // copied.
   state.counters["flops"] =
       benchmark::Counter(2.0 * static_cast<double>(size * size * size),
                          benchmark::Counter::kIsIterationInvariantRate);

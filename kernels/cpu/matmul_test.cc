@@ -32,7 +32,8 @@ std::unique_ptr<float, FreeDeleter> Workspace(size_t rows) {
 }
 
 Matrix RandomMatrix(size_t rows, size_t columns, std::mt19937* random) {
-  // Spread over many magnitudes, so that the order shows in the last bits.
+  // The values spread over many magnitudes, so that the order shows in the last
+  // bits.
   std::normal_distribution<float> normal;
   std::uniform_real_distribution<float> exponent(-8, 2);
   Matrix matrix(rows * columns);
@@ -50,14 +51,14 @@ Matrix Transposed(const Matrix& matrix, size_t rows, size_t columns) {
   return result;
 }
 
-// To the nearest, ties to even; any NaN becomes the one of kernels.
+// Rounds to the nearest, ties to even; any NaN becomes the one of kernels.
 uint32_t BFloat16Bits(float value) {
   if (std::isnan(value)) return 0x7FC00000;
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   return (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000u;
 }
 
-// The definition in matmul.h, word for word.
+// Computes the definition in matmul.h, word for word.
 std::vector<uint32_t> Defined(const MatMul& matmul) {
   std::vector<uint32_t> result;
   for (size_t i = 0; i < matmul.rows; ++i) {

@@ -12,7 +12,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/memory_roof.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -26,7 +26,7 @@ HWY_INLINE hn::Vec<Floats> LoadAny(Floats d, const float* from) {
   return hn::LoadU(d, from);
 }
 
-// The 16 bits as they are: converting them is the kernel's work.
+// Loads the 16 bits as they are: converting them is the kernel's work.
 HWY_INLINE hn::Vec<Floats> LoadAny(Floats d, const uint16_t* from) {
   const hn::Rebind<uint16_t, Floats> d16;
   const hn::RebindToSigned<Floats> di;

@@ -6,8 +6,8 @@
 
 namespace optstate::cpu {
 
-// What Adam is compared with and the memory's bandwidth taken by: on the best
-// target, the loads and stores of Adam without amsgrad, gradient and parameter
+// Measures the memory limit that Adam is compared with: on the best target,
+// makes the loads and stores of Adam without amsgrad, gradient and parameter
 // both of `dtype`, and nothing but additions between them. Leaves the state as
 // it is.
 void MemoryRoof(DType dtype, const TileView& view);

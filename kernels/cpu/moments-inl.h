@@ -1,4 +1,4 @@
-// Averages and weight decay, as several rules have them. Per-target include.
+// Averages and weight decay that several rules have. Per-target include.
 
 #if defined(OPTSTATE_KERNELS_CPU_MOMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OPTSTATE_KERNELS_CPU_MOMENTS_INL_H_
@@ -17,7 +17,7 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Weight decay that is added to the gradient.
+// Adds weight decay to the gradient.
 template <class D, class V>
 HWY_INLINE V WithL2Decay(D d, V grad, V master, float decay) {
   // Without decay an infinite master must not make NaN of the gradient.
@@ -26,20 +26,22 @@ HWY_INLINE V WithL2Decay(D d, V grad, V master, float decay) {
                                           Product(factor, master)));
 }
 
-// kPlain, here and in float16-inl.h: without what infinities and NaN need; for
-// rules whose result is NaN where that would have been needed (rule-inl.h).
+// kPlain, here and in float16-inl.h, leaves out what infinities and NaN need;
+// it is for rules whose result is NaN where that would have been needed
+// (rule-inl.h).
 
-// What decoupled weight decay takes from the master.
+// Returns what decoupled weight decay subtracts from the master.
 template <bool kPlain = false, class D, class V>
 HWY_INLINE V DecoupledDecay(D d, V master, float decay) {
   if constexpr (kPlain) return Product(hn::Set(d, decay), master);
-  // None of an infinite master: it stays infinite, as in torch.
+  // An infinite master has no decay: it stays infinite, as in torch.
   const V infinity = hn::Set(d, std::numeric_limits<float>::infinity());
   return hn::IfThenElseZero(hn::Lt(hn::Abs(master), infinity),
                             Product(hn::Set(d, decay), master));
 }
 
-// torch.lerp; `weight` is AverageWeight of factors.h. kPlain: it is positive.
+// Behaves as torch.lerp; `weight` is AverageWeight of factors.h. kPlain: it is
+// positive.
 template <bool kPlain = false, class D, class V>
 HWY_INLINE V NextAverage(D d, V value, V average, float weight) {
   const V w = hn::Set(d, weight);
@@ -50,7 +52,7 @@ HWY_INLINE V NextAverage(D d, V value, V average, float weight) {
   return hn::Add(start, Product(w, hn::Sub(value, average)));
 }
 
-// The average that gains `gain`; `keep` and `loss` as in factors.h.
+// Returns the average that gains `gain`; `keep` and `loss` are as in factors.h.
 template <class D, class V>
 HWY_INLINE V NextFiniteSum(D d, V gain, V average, float keep, float loss) {
   const V kept = Product(hn::Set(d, keep), average);
@@ -58,8 +60,8 @@ HWY_INLINE V NextFiniteSum(D d, V gain, V average, float keep, float loss) {
   return hn::Add(kept, hn::Sub(gain, lost));
 }
 
-// The same where it may be infinite: then it stays so, as in torch, and does
-// not turn NaN.
+// Returns the average where it may be infinite: then it stays so, as in torch,
+// and does not turn NaN.
 template <class D, class V, class M>
 HWY_INLINE V NextSum(D d, V gain, V average, M is_infinite, float keep,
                      float loss) {
@@ -67,7 +69,8 @@ HWY_INLINE V NextSum(D d, V gain, V average, M is_infinite, float keep,
                         NextFiniteSum(d, gain, average, keep, loss));
 }
 
-// Of squares; `gain`, `keep` and `loss` as in factors.h.
+// Returns the average of squares; `gain`, `keep` and `loss` are as in
+// factors.h.
 template <bool kPlain = false, class D, class V>
 HWY_INLINE V NextSquareAverage(D d, V grad, V average, float gain, float keep,
                                float loss) {

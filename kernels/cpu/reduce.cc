@@ -16,7 +16,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/reduce.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/gradient_sum-inl.h"
@@ -25,11 +25,11 @@
 #define OPTSTATE_KERNELS_CPU_REDUCE_CC_
 namespace optstate::cpu {
 
-// Part of the definition, not of the machine.
+// The number is part of the definition, not of the machine.
 inline constexpr size_t kAccumulators = 16;
 
-// Elements that are reduced before the next accumulators' turn: as many as stay
-// in the first-level cache, with a copy.
+// The elements reduced before the next accumulators' turn: as many as stay in
+// the first-level cache, with a copy.
 inline constexpr size_t kStripElements = 2048;
 static_assert(kStripElements % kAccumulators == 0);
 
@@ -41,14 +41,14 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// As many accumulators as a vector holds, at most half of them all.
+// A vector of as many accumulators as it holds, at most half of them all.
 using Doubles = hn::CappedTag<double, kAccumulators / 2>;
 
 // Takes an element into its accumulator.
 template <Reduction kReduction, class V>
 HWY_INLINE V Taken(V accumulator, V element) {
-  // Exact: 24 bits of mantissa make 48. So fusing it with the addition would
-  // change nothing, here alone.
+  // The product is exact: 24 bits of mantissa make 48. So fusing it with the
+  // addition would change nothing, here alone.
   if constexpr (kReduction == Reduction::kSumOfSquares) {
     return hn::Add(accumulator, hn::Mul(element, element));
   } else if constexpr (kReduction == Reduction::kSumOfAbsolutes) {
@@ -173,7 +173,7 @@ double ResultOf(Reduction reduction, double* accumulators) {
           Together(reduction, accumulators[k], accumulators[k + half]);
     }
   }
-  // One NaN, whatever the machine makes.
+  // The result is one NaN, whatever the machine makes.
   if (std::isnan(accumulators[0])) {
     return std::numeric_limits<double>::quiet_NaN();
   }

@@ -10,7 +10,7 @@
 
 namespace optstate::cpu {
 
-// Reduce of kernels/reduce.h on one of SupportedTargets().
+// Runs Reduce of kernels/reduce.h on one of SupportedTargets().
 double ReduceOn(Target target, Reduction reduction, DType dtype,
                 absl::Span<const void* const> gradients, size_t numel);
 

@@ -36,7 +36,7 @@ double Together(Reduction reduction, double a, double b) {
   return a + b;
 }
 
-// The definition in reduce.h, word for word, for numbers.
+// Computes the definition in reduce.h, word for word, for numbers.
 double Defined(Reduction reduction, const std::vector<float>& gradient) {
   double accumulator[16] = {};
   for (size_t i = 0; i < gradient.size(); ++i) {
@@ -79,7 +79,8 @@ Gradient MakeGradient(DType dtype, const std::vector<float>& values) {
 }
 
 std::vector<float> RandomValues(size_t numel, std::mt19937* random) {
-  // Spread over many magnitudes, so that the order shows in the last bits.
+  // The values spread over many magnitudes, so that the order shows in the last
+  // bits.
   std::normal_distribution<float> normal;
   std::uniform_real_distribution<float> exponent(-20, 4);
   std::vector<float> values(numel);
@@ -144,7 +145,7 @@ TEST_P(ReduceTest, IsNotFiniteExactlyWhenAnElementIsNot) {
                               std::numeric_limits<float>::quiet_NaN()}) {
           std::vector<float> values(67, 1.0f);
           values[position] = special;
-          // NaN wins, wherever infinity is.
+          // A NaN wins, wherever infinity is.
           if (std::isnan(special)) {
             values[(position + 16) % 67] =
                 std::numeric_limits<float>::infinity();

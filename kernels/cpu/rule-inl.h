@@ -1,5 +1,5 @@
-// What an update rule is, and what is kept of what it overwrites. Per-target
-// include.
+// The interface of an update rule, and what is kept of what it overwrites.
+// Per-target include.
 //
 // A rule is the arithmetic on registers and nothing else:
 //
@@ -62,7 +62,7 @@ constexpr bool HasHalves() {
   return requires { Rule::kIsSeparable; };
 }
 
-// What is kept of vectors that are overwritten: undo.h.
+// The values that are kept of vectors that are overwritten: see undo.h.
 enum class Keep { kNothing, kOldValues, kXor };
 
 template <class Rule, class Arrays>
@@ -102,7 +102,7 @@ class GradientScale {
   const float limit_;
 };
 
-// What LoadInputs gave, updated.
+// Updates what LoadInputs gave.
 template <bool kPlain, class D, class Rule, class V>
 HWY_INLINE void UpdateLoaded(D d, const GradientScale& scale, const Rule& rule,
                              V gradient, V& master, V& state0, V& state1,

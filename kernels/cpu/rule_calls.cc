@@ -52,7 +52,7 @@ std::vector<uint32_t> BitsOf(const GuardedArray<T>& array) {
   return bits;
 }
 
-// The masters that the halves are of, as bits.
+// Returns the masters that the halves are of, as bits.
 std::vector<uint32_t> JoinedBits(const std::vector<uint16_t>& upper,
                                  const std::vector<uint16_t>& low) {
   std::vector<uint32_t> bits;
@@ -167,7 +167,7 @@ Result ApplyToArrays(const UpdateKernelKey& key, const UpdateFactors& factors,
       state_values[k].push_back(element.state[k]);
     }
   }
-  // Different shifts, so that no two arrays are aligned alike.
+  // The shifts differ, so that no two arrays are aligned alike.
   std::vector<GuardedArray<Gradient>> gradient;
   gradient.reserve(gradients.size());
   for (const auto& elements_of_one : gradients) {
@@ -216,7 +216,7 @@ Result ApplyToArrays(const UpdateKernelKey& key, const UpdateFactors& factors,
       // undo_test looks closer.
       EXPECT_EQ(slot.get()->progress.load(), UndoProgress(numel));
     } else {
-      // Of a split one NaN is the canonical one.
+      // For a split master, NaN is the canonical one.
       if (IsSplit(key)) {
         for (float& x : masters) x = std::isnan(x) ? std::nanf("") : x;
       }
@@ -248,7 +248,7 @@ Result ApplyToArrays(const UpdateKernelKey& key, const UpdateFactors& factors,
   return result;
 }
 
-// Each of `gradients` in place of the elements' own.
+// Applies each of `gradients` in place of the elements' own.
 template <typename Gradient>
 Result ApplyGradients(const UpdateKernelKey& key, const UpdateFactors& factors,
                       const std::vector<Element>& elements,

@@ -1,7 +1,8 @@
 #ifndef OPTSTATE_KERNELS_CPU_RULE_CALLS_H_
 #define OPTSTATE_KERNELS_CPU_RULE_CALLS_H_
 
-// For tests: a rule's kernel called on guarded arrays, and what it wrote.
+// Test helpers that call a rule's kernel on guarded arrays, and show what it
+// wrote.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,11 +18,11 @@
 
 namespace optstate::cpu {
 
-// The one without SIMD, which all others are to be equal to.
+// Returns the target without SIMD, which all others are to be equal to.
 Target PlainTarget();
 
-// Every pair of dtypes, and with each of the other state formats two that
-// differ.
+// Returns every pair of dtypes, and with each of the other state formats two
+// dtypes that differ.
 std::vector<UpdateKernelKey> AllKeys();
 
 Variant VariantOf(const UpdateKernelKey& key);
@@ -35,7 +36,7 @@ struct Element {
   float state[kStateArraysMax] = {};
 };
 
-// What a kernel wrote.
+// The values that a kernel wrote.
 struct Result {
   std::vector<uint32_t> master;
   std::vector<uint32_t> state[kStateArraysMax];
@@ -53,7 +54,7 @@ class StateArray {
   StateArray(StateFormat format, bool is_never_negative,
              const std::vector<float>& values, size_t shift);
 
-  // Of the elements from `begin` on.
+  // Returns the address of the elements from `begin` on.
   void* data(size_t begin) {
     if (format_ == StateFormat::kFloat32) return floats_.data() + begin;
     if (format_ == StateFormat::kBFloat16) return halves_.data() + begin;
@@ -63,7 +64,7 @@ class StateArray {
     return scale_.data() + begin / kQuantizedBlockElements;
   }
 
-  // The floats of an array that is not of bytes.
+  // Returns the floats of an array that is not of bytes.
   std::vector<float> values() const;
   std::vector<uint32_t> bits() const;
   std::vector<uint32_t> scale_bits() const;
@@ -81,7 +82,7 @@ class StateArray {
   GuardedArray<float> scale_;
 };
 
-// How a kernel is called.
+// The way a kernel is called.
 struct Call {
   Target target;
   bool with_undo = false;
@@ -94,7 +95,7 @@ struct Call {
 template <typename Gradient>
 using Gradients = std::vector<std::vector<Gradient>>;
 
-// Each of `gradients` rounded to the key's dtype.
+// Applies `gradients`, each rounded to the key's dtype.
 Result ApplySum(const UpdateKernelKey& key, const UpdateFactors& factors,
                 const std::vector<Element>& elements,
                 const Gradients<float>& gradients, const Call& call);
@@ -110,13 +111,13 @@ UpdateFactors Factors(const UpdateKernelKey& key,
                       const Hyperparams& hyperparams, int64_t step_count = 7,
                       double gradient_limit = 0);
 
-// With the second of the settings that its tests have.
+// Returns the factors of the second of the settings that the key's tests have.
 UpdateFactors FirstFactors(const UpdateKernelKey& key);
 
 float RandomNormal(std::mt19937* random);
 
-// Mostly what training sees; one in four are random bits: NaN, infinities,
-// denormals, huge values.
+// Returns mostly what training sees; one in four are random bits: NaN,
+// infinities, denormals, huge values.
 Element RandomElement(std::mt19937* random);
 
 std::vector<Element> RandomElements(size_t numel, std::mt19937* random);

@@ -1,4 +1,5 @@
-// From a rule to its kernels. Per-target include, the last of a rule's file.
+// The kernels of a rule, made from it. Per-target include, the last of a rule's
+// file.
 
 #if defined(OPTSTATE_KERNELS_CPU_RULE_KERNELS_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
@@ -18,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 
-// Whether the dtypes are known to the loops of a rule with float state, or
+// Says whether the dtypes are known to the loops of a rule with float state, or
 // asked for at each vector.
 enum class Dispatch { kFixed, kAny };
 
@@ -76,8 +77,8 @@ const RuleKernels& KernelsOf() {
 }  // namespace optstate::cpu
 HWY_AFTER_NAMESPACE();
 
-// In a rule's HWY_ONCE section: the function NAME of rules.h, which asks
-// OF_TARGET of each target's namespace.
+// Defines, in a rule's HWY_ONCE section, the function NAME of rules.h, which
+// asks OF_TARGET of each target's namespace.
 #ifndef OPTSTATE_EXPORT_RULE
 #define OPTSTATE_EXPORT_RULE(NAME, OF_TARGET)                           \
   namespace optstate::cpu {                                             \

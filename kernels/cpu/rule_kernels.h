@@ -10,7 +10,8 @@
 namespace optstate::cpu {
 
 inline constexpr int kDTypes = 3;
-// The dtypes, and bfloat16 as the upper half of its master.
+// The parameter kinds: the dtypes, and bfloat16 as the upper half of its
+// master.
 inline constexpr int kParameterKinds = 4;
 inline constexpr int kStateFormats = 3;
 
@@ -18,7 +19,7 @@ inline constexpr int kStateFormats = 3;
 struct RuleKernels {
   // [state format - 1][gradient - 1][parameter - 1, 3 when it is split]
   UpdateKernel kernels[kStateFormats][kDTypes][kParameterKinds];
-  // Bit k: state array k is never negative.
+  // Bit k says that state array k is never negative.
   uint32_t squares = 0;
 
   constexpr UpdateKernel& Of(StateFormat state, DType gradient, DType parameter,
@@ -39,8 +40,8 @@ struct RuleKernels {
   }
 };
 
-// What a rule's file exports: the kernels for these options of its optimizer.
-// The values are enumerators and bits that exist.
+// The function that a rule's file exports: it returns the kernels for these
+// options of its optimizer. The values are enumerators and bits that exist.
 using RuleFunction = const RuleKernels& (*)(OptimizerKind kind,
                                             uint32_t options, Target target);
 

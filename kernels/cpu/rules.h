@@ -8,7 +8,7 @@
 #include "kernels/update_kernel.h"
 #include "proto/types/optimizer.h"
 
-// The optimizers whose update of an element needs nothing but that element: of
+// The optimizers whose update of an element needs nothing but that element: for
 // each, its kind and the function that its file in rules/ exports.
 #define OPTSTATE_RULES(RULE)     \
   RULE(kAdam, AdamKernels)       \
@@ -28,10 +28,12 @@ namespace optstate::cpu {
 OPTSTATE_RULES(OPTSTATE_DECLARE_RULE)
 #undef OPTSTATE_DECLARE_RULE
 
-// The kernel of `key` for one of SupportedTargets(); null when there is none.
+// Returns the kernel of `key` for one of SupportedTargets(); null when there is
+// none.
 const UpdateKernel* FindKernel(const UpdateKernelKey& key, Target target);
 
-// Bit k: state array k of the optimizer is never negative; 0 without kernels.
+// Bit k says that state array k of the optimizer is never negative; 0 without
+// kernels.
 uint32_t SquaresOf(OptimizerKind kind);
 
 }  // namespace optstate::cpu

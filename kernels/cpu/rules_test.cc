@@ -1,5 +1,5 @@
-// Every target against the one without SIMD, bit by bit. Whether that one is
-// right is for update_kernel_test.cc.
+// Tests every target against the one without SIMD, bit by bit. Whether that one
+// is right is for update_kernel_test.cc.
 
 #include "kernels/cpu/rules.h"
 
@@ -76,7 +76,8 @@ TEST_P(RulesTest, CuttingAViewInTwoChangesNothing) {
   }
 }
 
-// Several gradients are the kernel of float gradients' on their sum.
+// A kernel of several gradients gives what the one of float gradients gives on
+// their sum.
 TEST_P(RulesTest, GradientsAreSummedInFloatInOrder) {
   std::mt19937 random(TestSeed());
   const UpdateFactors factors = FirstFactors(GetParam());
@@ -156,8 +157,8 @@ TEST_P(RulesTest, SpecialValuesStayInTheirLane) {
   }
 }
 
-// What the factor and the limit make is what a gradient made so beforehand
-// does.
+// A gradient that was scaled and cut beforehand gives what the factor and the
+// limit give.
 TEST_P(RulesTest, GradientsAreScaledThenCut) {
   constexpr float kLimit = 0.25f;
   if (GetParam().gradient != DType::kFloat32) return;
@@ -189,7 +190,7 @@ TEST_P(RulesTest, ParameterIsTheMasterRounded) {
   const Result result =
       Apply({BestTarget()}, GetParam(), FirstFactors(GetParam()), elements);
   if (GetParam().parameter == DType::kFloat32) {
-    // It is its own master, and no other is written.
+    // The parameter is its own master, and no other is written.
     EXPECT_EQ(result.parameter, std::vector<uint32_t>(elements.size()));
     return;
   }
@@ -207,8 +208,8 @@ TEST_P(RulesTest, ParameterIsTheMasterRounded) {
             std::vector<uint32_t>(rounded.begin(), rounded.end()));
 }
 
-// Bit for bit, special values too, and so are the parameters that do not lie
-// half way between two.
+// They are equal bit for bit, special values too, and so are the parameters
+// that do not lie half way between two.
 TEST_P(RulesTest, SplitMasterIsTheFloatMaster) {
   if (!IsSplit(GetParam())) return;
   std::mt19937 random(TestSeed());
@@ -274,7 +275,7 @@ TEST_P(RulesTest, BlocksAreTheFloatKernelsEncoded) {
   const UpdateFactors factors = FirstFactors(GetParam());
   std::vector<Element> elements = RandomElements(600, &random);
   const Result result = ApplyPlainly(GetParam(), factors, elements);
-  // The float kernel begins with what the bytes stand for.
+  // The float kernel begins with the values of the bytes.
   for (int k = 0; k < kStateArraysMax; ++k) {
     std::vector<float> values;
     values.reserve(elements.size());
@@ -325,8 +326,8 @@ TEST_P(RulesTest, NanIsCanonical) {
 INSTANTIATE_TEST_SUITE_P(Keys, RulesTest, testing::ValuesIn(AllKeys()),
                          [](const auto& key) { return NameOfKey(key.param); });
 
-// Rounded up as often as it should be: the mean over elements and over steps is
-// the value.
+// Values are rounded up as often as they should be: the mean over elements and
+// over steps is the value.
 TEST(StochasticRoundingTest, IsUnbiased) {
   constexpr size_t kNumel = 1 << 16;
   const UpdateKernel& kernel =

@@ -19,10 +19,10 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Of one step. State arrays 0 and 1 share a stream, 16 bits each; array 2 has
-// the other.
+// The keys of one step. State arrays 0 and 1 share a stream, 16 bits each;
+// array 2 has the other.
 struct RandomKeys {
-  uint64_t high;  // of the first element's place in the flat space, by 2^32
+  uint64_t high;  // of the first element's flat position, by 2^32
   // [stream][0: of the elements up to the next multiple of 2^32, 1: beyond]
   RandomKey key[2][2];
 };
@@ -34,7 +34,7 @@ inline RandomKeys RandomKeysOf(uint32_t seed, uint64_t flat) {
            {RandomKeyOf(seed, 1, high), RandomKeyOf(seed, 1, high + 1)}}};
 }
 
-// RandomBits of random_bits.h, given index and key of each lane.
+// Computes RandomBits of random_bits.h, given index and key of each lane.
 template <class DU, class VU>
 HWY_INLINE VU MixBits(DU du, VU index, VU first, VU second) {
   auto x = hn::Xor(index, first);
@@ -45,8 +45,8 @@ HWY_INLINE VU MixBits(DU du, VU index, VU first, VU second) {
   return hn::Xor(x, hn::ShiftRight<16>(x));
 }
 
-// Those of elements `low`, `low` + 1, ... of `key`, and of the next key behind
-// 2^32. Seldom, and so that the loop has no code of it.
+// Returns the bits of elements `low`, `low` + 1, ... of `key`, and of the next
+// key behind 2^32. Seldom called; kept out of the loop's code.
 template <class D>
 HWY_NOINLINE hn::Vec<hn::RebindToUnsigned<D>> RandomAcross(D, RandomKey key,
                                                            RandomKey next_key,
@@ -66,7 +66,8 @@ HWY_NOINLINE hn::Vec<hn::RebindToUnsigned<D>> RandomAcross(D, RandomKey key,
   return MixBits(du, index, first, second);
 }
 
-// The 32 random bits each of elements flat, flat + 1, ... in the stream.
+// Returns the 32 random bits each of elements flat, flat + 1, ... in the
+// stream.
 template <class D>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RandomVector(D d,
                                                          const RandomKeys& keys,
@@ -83,11 +84,12 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RandomVector(D d,
                  hn::Set(du, key.second));
 }
 
-// The stream of state array k.
+// Returns the stream of state array k.
 constexpr int RandomStreamOf(int k) { return k / 2; }
 
-// `v` cut to bfloat16 after adding to what is cut off the 16 bits that are
-// state array k's of its stream's. A NaN is the canonical one, which stays.
+// Stores `v` cut to bfloat16, after adding, to the bits that are cut off, the
+// 16 bits of the stream that are state array k's. A NaN is the canonical one,
+// which stays.
 template <class D, class V, class VU>
 HWY_INLINE void StoreRounded(D d, V v, VU bits, int k, uint16_t* to) {
   const hn::RebindToUnsigned<D> du;

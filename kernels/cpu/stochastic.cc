@@ -12,7 +12,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/stochastic.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/stochastic-inl.h"
 
@@ -21,7 +21,7 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// At most 2^32 elements: keys are of two multiples of it.
+// Takes at most 2^32 elements: keys are of two multiples of it.
 void RoundStochastically(uint32_t random_seed, int array, uint64_t flat,
                          const float* in, uint16_t* out, size_t numel) {
   const hn::ScalableTag<float> d;

@@ -8,7 +8,7 @@
 
 namespace optstate::cpu {
 
-// StateFromUpdate of kernels/state_format.h for kBFloat16, on one of
+// Runs StateFromUpdate of kernels/state_format.h for kBFloat16, on one of
 // SupportedTargets(): elements `flat` and on of the flat space, of state array
 // `array`.
 void RoundStochasticallyOn(Target target, uint32_t random_seed, int array,

@@ -1,4 +1,4 @@
-// Every target against random_bits.h, bit by bit.
+// Tests every target against random_bits.h, bit by bit.
 
 #include "kernels/cpu/stochastic.h"
 
@@ -18,8 +18,8 @@
 namespace optstate::cpu {
 namespace {
 
-// The definition: arrays 0 and 1 have a half each of stream 0, array 2 has the
-// upper one of stream 1.
+// Computes the definition: arrays 0 and 1 have a half each of stream 0, array 2
+// has the upper one of stream 1.
 std::vector<uint16_t> Expected(uint32_t seed, uint32_t array, uint64_t flat,
                                const std::vector<float>& values) {
   std::vector<uint16_t> rounded;
@@ -39,7 +39,7 @@ TEST(StochasticTest, EveryTargetRoundsByTheElementsOwnBits) {
     std::vector<float> values(numel);
     for (float& value : values) value = normal(random);
     for (const uint64_t flat : {uint64_t{0}, uint64_t{48},
-                                // Across 2^32, within a vector.
+                                // The range crosses 2^32, within a vector.
                                 (uint64_t{5} << 32) - 7}) {
       for (const int array : {0, 1, 2}) {
         const auto seed = static_cast<uint32_t>(random());

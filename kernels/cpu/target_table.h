@@ -1,25 +1,26 @@
 #ifndef OPTSTATE_KERNELS_CPU_TARGET_TABLE_H_
 #define OPTSTATE_KERNELS_CPU_TARGET_TABLE_H_
 
-// From a target to the function compiled for it. For .cc files that were
-// compiled once per target with foreach_target.h, in their HWY_ONCE section:
+// A table from a target to the function compiled for it. For .cc files that
+// were compiled once per target with foreach_target.h, in their HWY_ONCE
+// section:
 //
 //   constexpr auto kTable = OPTSTATE_TARGET_TABLE(Function);
 //   kTable.For(target)(arguments);
 
 #include "kernels/cpu/highway_config.h"
 #include "kernels/cpu/targets.h"
-// After highway_config.h.
+// This include comes after highway_config.h.
 #include "hwy/highway.h"
 
 namespace optstate::cpu {
 
 template <typename Function>
 struct TargetTable {
-  // Highway's order: its dynamic targets by bit, then the fallback.
+  // The order is Highway's: its dynamic targets by bit, then the fallback.
   Function functions[HWY_MAX_DYNAMIC_TARGETS + 1];
 
-  // `target` is one of SupportedTargets().
+  // Returns the function of `target`, which is one of SupportedTargets().
   constexpr Function For(Target target) const {
     constexpr int kLowestBit =
         HWY_HIGHEST_TARGET_BIT + 1 - HWY_MAX_DYNAMIC_TARGETS;

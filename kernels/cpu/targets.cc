@@ -4,7 +4,7 @@
 #include <cstddef>
 
 #include "kernels/cpu/highway_config.h"
-// After highway_config.h.
+// This include comes after highway_config.h.
 #include "hwy/highway.h"
 
 #if HWY_ARCH_ARM_A64
@@ -14,7 +14,7 @@
 namespace optstate::cpu {
 namespace {
 
-// Best first.
+// The best target comes first.
 constexpr Target kAllTargets[] = {HWY_AVX3, HWY_AVX2,   HWY_SSE4,  HWY_SVE,
                                   HWY_NEON, HWY_EMU128, HWY_SCALAR};
 

@@ -3,7 +3,7 @@
 // The traversal (update-inl.h) sees elements as floats and leaves it to one of
 // these classes how they lie in memory:
 //   FixedArrays   dtypes known to the compiler: fastest, a loop for each pair
-//   SumArrays     the same of several gradients, whose dtype is asked for
+//   SumArrays     FixedArrays of several gradients, whose dtype is asked for
 //   AnyArrays     asks for all at each vector, a branch that the CPU predicts:
 //                 one loop, so that many rules stay small
 
@@ -31,10 +31,10 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Of a vector, where state is rounded at random: nothing where it is not.
+// The random bits of a vector whose state is not rounded at random: none.
 struct NoStateBits {};
 
-// What all have in common. Elements are counted from where the pointers are.
+// The common part of these classes. Elements are counted from the pointers.
 struct TileArrays {
   void* parameter;
   void* master;
@@ -51,10 +51,11 @@ struct FixedArrays : TileArrays {
   using Parameter = StorageOf<kParameter>;
 
   static constexpr bool kHasFloatState = true;
-  // Whether gradients are best loaded by pairs of vectors. A single one is not:
-  // undo then costs bfloat16 two hundredths more in the caches.
+  // Says whether gradients are best loaded by pairs of vectors. A single
+  // gradient is not: undo then costs bfloat16 two hundredths more in the
+  // caches.
   static constexpr bool kSums = false;
-  // The same with one gradient, of floats.
+  // These arrays with one gradient, of floats.
   using OfFloats = FixedArrays<DType::kFloat32, kParameter, kMaster>;
   OfFloats WithGradient(const void* const* floats) const {
     return {static_cast<const TileArrays&>(*this), *floats};
@@ -73,7 +74,7 @@ struct FixedArrays : TileArrays {
     return kParameter != DType::kFloat32;
   }
 
-  void MoveFlat(size_t) {}  // it plays no role
+  void MoveFlat(size_t) {}  // the flat position plays no role
   void MoveGradient(size_t by) {
     gradient = static_cast<const Gradient*>(gradient) + by;
   }
@@ -118,7 +119,7 @@ struct FixedArrays : TileArrays {
     hn::StoreU(v, d, static_cast<float*>(state[k]) + i);
   }
 
-  // And the parameter with it. kPlain: no master is NaN.
+  // Stores the master and the parameter with it. kPlain: no master is NaN.
   template <bool kPlain = false, class D, class V>
   HWY_INLINE void StoreMaster(D d, V v, size_t i) const {
     if constexpr (kMaster == MasterFormat::kSplit) {
@@ -133,7 +134,7 @@ struct FixedArrays : TileArrays {
     }
   }
 
-  // Of two vectors; none is NaN.
+  // Stores two vectors; none is NaN.
   template <class D, class V>
   HWY_INLINE void StorePlainMasters(D d, V first, V second, size_t i) const {
     if constexpr (kMaster == MasterFormat::kFloat32 &&
@@ -150,13 +151,13 @@ struct FixedArrays : TileArrays {
   }
 };
 
-// The same of several gradients.
+// FixedArrays of several gradients.
 template <DType kParameter, MasterFormat kMaster>
 struct SumArrays : FixedArrays<DType::kFloat32, kParameter, kMaster> {
   static constexpr bool kSums = true;
   GradientSum sum;
 
-  // Of those that are prefetched.
+  // The bytes of a gradient that is prefetched.
   static constexpr size_t GradientBytes() { return sizeof(float); }
   void MoveGradient(size_t by) { sum.begin += by; }
   void GatherGradient(size_t begin, size_t count, float* out) const {
@@ -186,7 +187,7 @@ struct AnyArrays : TileArrays {
   uint64_t flat;  // of element 0, as in TileView
   RandomKeys random;
 
-  // Of those that are prefetched.
+  // The bytes of a gradient that is prefetched.
   static constexpr size_t GradientBytes() { return sizeof(float); }
   size_t ParameterBytes() const { return SizeInBytes(parameter_dtype); }
   size_t MasterBytes() const { return BytesOfMaster(master_format); }
@@ -236,7 +237,7 @@ struct AnyArrays : TileArrays {
         d, static_cast<const uint16_t*>(state[k]) + i);
   }
 
-  // The random bits of arrays 0 and 1, which share them.
+  // Returns the random bits of arrays 0 and 1, which share them.
   template <class D>
   HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> StateBits(D d, size_t i) const {
     if (state_format == StateFormat::kFloat32) {
@@ -255,7 +256,7 @@ struct AnyArrays : TileArrays {
     StoreRounded(d, v, bits, k, static_cast<uint16_t*>(state[k]) + i);
   }
 
-  // And the parameter with it. kPlain: no master is NaN.
+  // Stores the master and the parameter with it. kPlain: no master is NaN.
   template <bool kPlain = false, class D, class V>
   HWY_INLINE void StoreMaster(D d, V v, size_t i) const {
     if (master_format == MasterFormat::kSplit) {

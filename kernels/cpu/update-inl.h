@@ -27,13 +27,14 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Elements [begin, end) of `arrays`, whose element 0 is `number` in the view.
+// Updates elements [begin, end) of `arrays`, whose element 0 is `number` in the
+// view.
 template <bool kPlain, Keep kKeep, class Rule, class Arrays>
 HWY_NOINLINE void UpdateVectors(const GradientScale& its_scale,
                                 const Rule& its_rule, Arrays arrays,
                                 size_t begin, size_t end, size_t number,
                                 UndoSlot* undo) {
-  // Copies without an address, as in UpdateWithCare.
+  // The copies have no address, as in UpdateWithCare.
   const GradientScale scale = its_scale;
   const Rule rule = its_rule;
   const hn::ScalableTag<float> d;
@@ -41,7 +42,8 @@ HWY_NOINLINE void UpdateVectors(const GradientScale& its_scale,
   const size_t lanes = hn::Lanes(d);
   size_t i = begin;
   size_t position = 0;
-  // A scalable vector may be too long for two, but none that was built yet.
+  // A scalable vector may be too long for two of them, but none that was built
+  // yet is.
   if (!HWY_HAVE_SCALABLE || 2 * lanes <= kUndoVectorElements) {
     if constexpr (kPlain) {
       i = UpdatePlainPairs<kKeep>(d, scale, rule, arrays, i, end, number, undo,
@@ -98,7 +100,8 @@ void UpdateRange(const UpdateFactors& factors, const Arrays& arrays,
   }
 }
 
-// Calls update(arrays) with those of the view that know their dtypes.
+// Calls update(arrays) with the arrays of the view as a class that knows their
+// dtypes.
 template <DType kGradient, DType kParameter, MasterFormat kMaster, class Update>
 HWY_INLINE void WithFixedArrays(const TileView& view, const Update& update) {
   if (view.gradients.size() == 1) {
@@ -109,7 +112,7 @@ HWY_INLINE void WithFixedArrays(const TileView& view, const Update& update) {
                                         SumOf(view, kGradient)});
 }
 
-// UpdateKernel::apply of a rule and a pair of dtypes.
+// Implements UpdateKernel::apply of a rule and a pair of dtypes.
 template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
 void UpdateFixed(const UpdateFactors& factors, const TileView& view) {
   using OfFloats = FixedArrays<DType::kFloat32, kParameter, kMaster>;
@@ -149,7 +152,8 @@ HWY_NOINLINE void UpdateOfFormats(const UpdateFactors& factors,
       view.begin, view.numel, 0, view.undo);
 }
 
-// UpdateKernel::apply of a rule with state arrays of float or bfloat16.
+// Implements UpdateKernel::apply of a rule with state arrays of float or
+// bfloat16.
 template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster,
           StateFormat kState>
 void UpdateAny(const UpdateFactors& factors, const TileView& view) {

@@ -25,13 +25,13 @@ HWY_BEFORE_NAMESPACE();
 namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 
-// Of one block, in the first-level cache.
+// Buffers of one block, in the first-level cache.
 struct BlockBuffers {
   HWY_ALIGN float state[kStateArraysMax][kQuantizedBlockElements];
   HWY_ALIGN uint8_t code[kQuantizedBlockElements];
 };
 
-// A block's old values, before it is in flight. `arrays` begin with it.
+// Keeps a block's old values, before it is in flight. `arrays` begin with it.
 template <class Rule, class Arrays>
 void SaveBlock(const TileView& view, const Arrays& arrays, size_t begin,
                size_t numel) {
@@ -61,7 +61,7 @@ void DecodeState(const TileView& view, size_t begin, size_t numel, int k,
   const uint8_t* codes = static_cast<uint8_t*>(view.state[k]) + begin;
   const float scale = view.scale[k][begin / kQuantizedBlockElements];
   if (numel < kQuantizedBlockElements) {
-    // Filled up with zeros, which never are the largest.
+    // The block is filled up with zeros, which never are the largest.
     std::memset(buffers->code, 0, kQuantizedBlockElements);
     std::memcpy(buffers->code, codes, numel);
     codes = buffers->code;
@@ -85,7 +85,7 @@ void EncodeState(const TileView& view, size_t begin, size_t numel, int k,
   if (!is_whole) std::memcpy(codes, buffers->code, numel);
 }
 
-// Elements [begin, begin + numel), a block or the rest of the view.
+// Updates elements [begin, begin + numel), a block or the rest of the view.
 template <class Rule, class Arrays>
 void UpdateBlock(const UpdateFactors& factors, const TileView& view,
                  size_t begin, size_t numel, Arrays arrays,
@@ -119,7 +119,7 @@ HWY_NOINLINE void UpdateBlocks(const UpdateFactors& factors,
   }
 }
 
-// UpdateKernel::apply of a rule with state arrays of bytes.
+// Implements UpdateKernel::apply of a rule with state arrays of bytes.
 template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
 void UpdateDynamic(const UpdateFactors& factors, const TileView& view) {
   UpdateBlocks<Rule>(
@@ -127,7 +127,7 @@ void UpdateDynamic(const UpdateFactors& factors, const TileView& view) {
       ArraysOf(view, kGradient, kParameter, StateFormat::kFloat32, kMaster, 0));
 }
 
-// The same of dtypes that the loops know; those of UpdateFixed.
+// UpdateDynamic for dtypes that the loops know, those of UpdateFixed.
 template <class Rule, DType kGradient, DType kParameter, MasterFormat kMaster>
 void UpdateFixedDynamic(const UpdateFactors& factors, const TileView& view) {
   WithFixedArrays<kGradient, kParameter, kMaster>(

@@ -22,7 +22,7 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The new states of one vector whose gradient was loaded.
+// Computes the new states of one vector whose gradient was loaded.
 template <Keep kKeep, class D, class Rule, class Arrays, class V>
 HWY_INLINE void BeginLoaded(D d, const GradientScale& scale, const Rule& rule,
                             const Arrays& arrays, size_t i, UndoSlot* undo,
@@ -37,7 +37,7 @@ HWY_INLINE void BeginLoaded(D d, const GradientScale& scale, const Rule& rule,
                                    master, state0, state1, state2);
 }
 
-// Those of two, from index `i` of `arrays` on.
+// Computes the new states of two vectors, from index `i` of `arrays` on.
 template <Keep kKeep, class D, class Rule, class Arrays, class V>
 HWY_INLINE void BeginPair(D d, const GradientScale& scale, const Rule& rule,
                           const Arrays& arrays, size_t i, UndoSlot* undo,
@@ -58,8 +58,8 @@ HWY_INLINE void BeginPair(D d, const GradientScale& scale, const Rule& rule,
                      gradient_b, state0_b, state1_b, state2_b);
 }
 
-// Their masters. Loaded once more, rather than kept since BeginPair: there are
-// targets with 16 registers.
+// Computes the masters of two vectors. They are loaded once more, rather than
+// kept since BeginPair: there are targets with 16 registers.
 template <class D, class Rule, class Arrays, class V>
 HWY_INLINE void UpdateMasters(D d, const Rule& rule, const Arrays& arrays,
                               size_t i, V state0, V state1, V state2,
@@ -71,7 +71,7 @@ HWY_INLINE void UpdateMasters(D d, const Rule& rule, const Arrays& arrays,
   rule.template UpdateMaster<true>(d, master_b, state0_b, state1_b, state2_b);
 }
 
-// Of a vector whose master is still the old one.
+// Stores the xor of a vector whose master is still the old one.
 template <class D, class Arrays, class V>
 HWY_INLINE void SaveXor(D d, const Arrays& arrays, size_t i, float* kept,
                         V state0, V state1) {
@@ -79,8 +79,9 @@ HWY_INLINE void SaveXor(D d, const Arrays& arrays, size_t i, float* kept,
              kept);
 }
 
-// All of a pair, unless a master is NaN: then it is done again with care.
-// `progress` is the pair's, and position_bytes its position in `undo`.
+// Updates a whole pair, unless a master is NaN: then the pair is done again
+// with care. `progress` is the pair's, and position_bytes its position in
+// `undo`.
 template <Keep kKeep, class D, class Rule, class Arrays, class V>
 HWY_INLINE void EndPair(D d, const GradientScale& scale, const Rule& rule,
                         const Arrays& arrays, size_t i, UndoSlot* undo,
@@ -88,7 +89,8 @@ HWY_INLINE void EndPair(D d, const GradientScale& scale, const Rule& rule,
                         V master, V state0, V state1, V state2, V master_b,
                         V state0_b, V state1_b, V state2_b) {
   const size_t lanes = hn::Lanes(d);
-  // NaN of either goes through; two infinities are asked for in vain.
+  // A NaN of either goes through; for two infinities the question is asked in
+  // vain.
   const auto has_nan = hn::IsNaN(hn::Add(master, master_b));
   if (HWY_UNLIKELY(!hn::AllFalse(d, has_nan))) {
     UpdateWithCare<KeepOfOne<kKeep>()>(d, scale, rule, arrays, i, i + 2 * lanes,
@@ -113,12 +115,12 @@ HWY_INLINE void EndPair(D d, const GradientScale& scale, const Rule& rule,
   }
 }
 
-// Pairs of vectors from `i` on, in plain form, as long as there is a whole one;
-// returns where they end. The masters of one pair and the states of the next
-// are in hand at a time: square root and division take longer than all else,
-// and so the next pair's are never waited for behind this one's stores. Every
-// instruction counts where the CPU's window is full: README.md has what each
-// costs.
+// Updates pairs of vectors from `i` on, in plain form, as long as there is a
+// whole one; returns where they end. The masters of one pair and the states of
+// the next are in hand at a time: square root and division take longer than all
+// else, and so the next pair's are never waited for behind this one's stores.
+// Every instruction counts where the CPU's window is full: README.md has what
+// each costs.
 template <Keep kKeep, class D, class Rule, class Arrays>
 HWY_INLINE size_t UpdatePlainPairs(D d, const GradientScale& scale,
                                    const Rule& rule, const Arrays& arrays,
@@ -126,7 +128,7 @@ HWY_INLINE size_t UpdatePlainPairs(D d, const GradientScale& scale,
                                    UndoSlot* undo, size_t* its_position) {
   const size_t pair = 2 * hn::Lanes(d);
   if (i + pair > end) return i;
-  // In bytes, which cost no instruction to address with.
+  // This distance is in bytes, which cost no instruction to address with.
   constexpr size_t kOtherPosition = kUndoVectorElements * sizeof(float);
   size_t position = *its_position * sizeof(float);
   uint64_t progress = UndoProgress(

@@ -1,4 +1,4 @@
-// What is left of a tile behind its last whole vector. Per-target include.
+// The rest of a tile behind its last whole vector. Per-target include.
 
 #if defined(OPTSTATE_KERNELS_CPU_UPDATE_TAIL_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
@@ -29,11 +29,11 @@ inline void CopyBytes(void* to, size_t to_offset, const void* from,
               static_cast<const uint8_t*>(from) + from_offset, count);
 }
 
-// The last elements of a tile, fewer than a vector. They take the same path as
-// all others, so that no result depends on where a tile ends: through vectors
-// on the stack, because not every target can load and store under a mask
-// without touching the bytes behind the array. The arguments are copies, as in
-// UpdateWithCare.
+// Updates the last elements of a tile, fewer than a vector. They take the same
+// path as all others, so that no result depends on where a tile ends: through
+// vectors on the stack, because not every target can load and store under a
+// mask without touching the bytes behind the array. The arguments are copies,
+// as in UpdateWithCare.
 template <class D, class Rule, class Arrays>
 HWY_NOINLINE void UpdateTail(D d, GradientScale scale, Rule rule, Arrays arrays,
                              size_t begin, size_t count, UndoSlot* undo,

@@ -1,4 +1,4 @@
-// One vector of elements, or two, updated with the undo of old values.
+// The update of one vector of elements, or two, with the undo of old values.
 // Per-target include.
 
 #if defined(OPTSTATE_KERNELS_CPU_UPDATE_VECTOR_INL_H_) == \
@@ -23,12 +23,13 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// How far ahead of the arithmetic to fetch. Square root and division fill the
-// CPU's window with few elements, and the hardware's own prefetching stops at
-// each page; README.md has what this gains.
+// The distance of the prefetch from the arithmetic. Square root and division
+// fill the CPU's window with few elements, and the hardware's own prefetching
+// stops at each page; README.md has what this gains.
 inline constexpr size_t kPrefetchElements = 64;
 
-// Not a lambda: GCC 12 takes one that only prefetches for one without effect.
+// This is not a lambda: GCC 12 takes a lambda that only prefetches for one
+// without effect.
 template <class D>
 HWY_INLINE void PrefetchElement(D d, const void* array, size_t element_bytes,
                                 size_t i, size_t vector_bytes_min) {
@@ -36,9 +37,9 @@ HWY_INLINE void PrefetchElement(D d, const void* array, size_t element_bytes,
   hwy::Prefetch(static_cast<const uint8_t*>(array) + i * element_bytes);
 }
 
-// Asks for what UpdateVector(i) will read, of those arrays of which a vector
-// has at least so many bytes. It may lie behind the arrays, where a prefetch
-// does no harm; with tiles it is the next one's beginning.
+// Prefetches what UpdateVector(i) will read, of those arrays of which a vector
+// has at least so many bytes. The address may lie behind the arrays, where a
+// prefetch does no harm; with tiles it is the next one's beginning.
 template <class Rule, class D, class Arrays>
 HWY_INLINE void PrefetchInputs(D d, const Arrays& arrays, size_t i,
                                size_t vector_bytes_min = 0) {
@@ -57,7 +58,7 @@ HWY_INLINE void PrefetchInputs(D d, const Arrays& arrays, size_t i,
   }
 }
 
-// The same of the second vector of a pair: what is not in the first one's
+// Prefetches for the second vector of a pair what is not in the first one's
 // line of the cache.
 template <class Rule, class D, class Arrays>
 HWY_INLINE void PrefetchSecondInputs(D d, const Arrays& arrays, size_t i) {
@@ -65,7 +66,7 @@ HWY_INLINE void PrefetchSecondInputs(D d, const Arrays& arrays, size_t i) {
   PrefetchInputs<Rule>(d, arrays, i, kLineBytes);
 }
 
-// The vectors from index `i` of `arrays` on.
+// Loads the vectors from index `i` of `arrays` on.
 template <class Rule, class D, class Arrays, class V>
 HWY_INLINE void LoadMasterAndStates(D d, const Arrays& arrays, size_t i,
                                     V& master, V& state0, V& state1,
@@ -104,10 +105,10 @@ HWY_INLINE void StoreAll(D d, const Arrays& arrays, size_t i, V master,
   if constexpr (HasState<Rule>(2)) arrays.StoreState(d, state2, 2, i, bits);
 }
 
-// One whole vector of elements, from index `i` of `arrays` on. What kKeep says
-// goes to `position` in `undo` first, as element `number` of the view; undo.h
-// says why in this order. False when it does not have a plain form after all:
-// then nothing is stored but in `undo`.
+// Updates one whole vector of elements, from index `i` of `arrays` on. First
+// the values that kKeep names go to `position` in `undo`, as element `number`
+// of the view; undo.h says why in this order. Returns false when the vector
+// does not have a plain form after all: then nothing is stored but in `undo`.
 template <bool kPlain, Keep kKeep, class D, class Rule, class Arrays>
 HWY_INLINE bool UpdateVector(D d, const GradientScale& scale, const Rule& rule,
                              const Arrays& arrays, size_t i, UndoSlot* undo,
@@ -137,8 +138,8 @@ HWY_INLINE void StoreStatePair(D d, const Arrays& arrays, size_t i, V first,
   }
 }
 
-// Two vectors with one progress: less to wait for between them. Array by array:
-// memory takes lines that are neighbours better.
+// Stores the states of two vectors with one progress: less to wait for between
+// them. The order is array by array: memory takes neighbouring lines better.
 template <class Rule, class D, class Arrays, class V>
 HWY_INLINE void StoreStates(D d, const Arrays& arrays, size_t i, V state0,
                             V state0_b, V state1, V state1_b, V state2,
@@ -177,9 +178,9 @@ HWY_INLINE void UpdatePair(D d, const GradientScale& scale, const Rule& rule,
                     state2_b);
 }
 
-// Vectors where the plain form would not do, one by one. Away from the loop,
-// and the arguments are copies: if the caller's own had an address here, each
-// of its fences would make it load them again.
+// Updates vectors where the plain form would not do, one by one. Away from the
+// loop, and the arguments are copies: if the caller's own had an address here,
+// each of its fences would make it load them again.
 template <Keep kKeep, class D, class Rule, class Arrays>
 HWY_NOINLINE void UpdateWithCare(D d, GradientScale scale, Rule rule,
                                  Arrays arrays, size_t begin, size_t end,

@@ -1,4 +1,4 @@
-// What the kernels of whole parameters have in common. Per-target include.
+// The common parts of the kernels of whole parameters. Per-target include.
 
 #if defined(OPTSTATE_KERNELS_CPU_WHOLE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OPTSTATE_KERNELS_CPU_WHOLE_INL_H_
@@ -32,8 +32,8 @@ using Inputs = std::array<const float*, kCount>;
 template <size_t kCount>
 using Outputs = std::array<float*, kCount>;
 
-// Calls body(d, in, out, i) for each vector of elements; it loads in[k] + i and
-// stores to out[k] + i, where `out` may be one of `in`. The last elements,
+// Calls body(d, in, out, i) for each vector of elements; `body` loads in[k] + i
+// and stores to out[k] + i, where `out` may be one of `in`. The last elements,
 // fewer than a vector, take the same path on the stack, so that no result
 // depends on where an array ends.
 template <size_t kIn, size_t kOut, class Body>
@@ -60,8 +60,8 @@ HWY_INLINE void ForVectors(size_t numel, const Inputs<kIn>& in,
   }
 }
 
-// torch.lerp's weight, any number: base + weight * (end - start), where the
-// base is the nearer of the two.
+// The weight of torch.lerp, any number: base + weight * (end - start), where
+// the base is the nearer of the two.
 struct LerpWeight {
   bool is_near_end;
   float weight;
@@ -88,9 +88,9 @@ inline double NormOf(const float* elements, size_t numel) {
   return std::sqrt(SumOfSquares(elements, numel));
 }
 
-// new_master = master - (decay * master + step * update), where `update` may be
-// new_master. Decay and update are added first: the master is rounded once a
-// step.
+// Computes new_master = master - (decay * master + step * update), where
+// `update` may be new_master. Decay and update are added first: the master is
+// rounded once a step.
 inline void Descend(const float* master, const float* update, float decay,
                     float step, size_t numel, float* new_master) {
   ForVectors<2, 1>(
@@ -109,8 +109,8 @@ inline void Descend(const float* master, const float* update, float decay,
 }  // namespace optstate::cpu
 HWY_AFTER_NAMESPACE();
 
-// In a kernel's HWY_ONCE section: the function NAME of whole_rules.h, which
-// asks OF_TARGET of each target's namespace.
+// Defines, in a kernel's HWY_ONCE section, the function NAME of whole_rules.h,
+// which asks OF_TARGET of each target's namespace.
 #ifndef OPTSTATE_EXPORT_WHOLE_RULE
 #define OPTSTATE_EXPORT_WHOLE_RULE(NAME, OF_TARGET)                     \
   namespace optstate::cpu {                                             \

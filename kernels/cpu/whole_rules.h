@@ -5,8 +5,8 @@
 #include "kernels/whole_kernel.h"
 #include "proto/types/optimizer.h"
 
-// The optimizers whose update of an element needs the whole parameter: of each,
-// its kind and the function that its file in whole/ exports.
+// The optimizers whose update of an element needs the whole parameter: for
+// each, its kind and the function that its file in whole/ exports.
 #define OPTSTATE_WHOLE_RULES(RULE)  \
   RULE(kLamb, LambKernel)           \
   RULE(kAdafactor, AdafactorKernel) \
@@ -19,7 +19,8 @@ namespace optstate::cpu {
 OPTSTATE_WHOLE_RULES(OPTSTATE_DECLARE_WHOLE_RULE)
 #undef OPTSTATE_DECLARE_WHOLE_RULE
 
-// The kernel for one of SupportedTargets(); null when the optimizer has none.
+// Returns the kernel for one of SupportedTargets(); null when the optimizer has
+// none.
 const WholeKernel* FindWholeKernel(OptimizerKind kind, Target target);
 
 }  // namespace optstate::cpu

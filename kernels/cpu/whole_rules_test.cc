@@ -1,5 +1,5 @@
-// Every target against the one without SIMD, bit by bit. Whether that one is
-// right is for whole_kernel_test.cc.
+// Tests every target against the one without SIMD, bit by bit. Whether that one
+// is right is for whole_kernel_test.cc.
 
 #include "kernels/cpu/whole_rules.h"
 
@@ -32,7 +32,7 @@ constexpr uint32_t kCanonicalNan = 0x7FC00000;
 
 Target PlainTarget() { return SupportedTargets().back(); }
 
-// What a kernel reads.
+// The arrays that a kernel reads.
 struct Parameter {
   Shape shape;
   std::vector<float> gradient;
@@ -40,7 +40,7 @@ struct Parameter {
   std::vector<float> state[kStateArraysMax];
 };
 
-// What it wrote, as bits.
+// The arrays that it wrote, as bits.
 struct Result {
   std::vector<uint32_t> arrays[1 + kStateArraysMax];
 
@@ -112,7 +112,8 @@ Result Compute(Target target, OptimizerKind kind,
 }
 
 std::vector<float> RandomFloats(size_t numel, std::mt19937* random) {
-  // Spread over many magnitudes, so that the order shows in the last bits.
+  // The values spread over many magnitudes, so that the order shows in the last
+  // bits.
   std::normal_distribution<float> normal;
   std::uniform_real_distribution<float> exponent(-20, 4);
   std::vector<float> values(numel);
@@ -162,7 +163,7 @@ std::vector<OptimizerKind> AllKinds() {
 
 class WholeRulesTest : public testing::TestWithParam<OptimizerKind> {
  protected:
-  // The defaults but for weight decay, where there may be none.
+  // Returns the defaults but for weight decay, where there may be none.
   Hyperparams hyperparams() const {
     Hyperparams hyperparams = DefaultHyperparams(GetParam());
     const auto infos = InfoOf(GetParam()).hyperparams;

@@ -7,20 +7,20 @@
 namespace optstate {
 namespace {
 
-// torch.lerp
+// Behaves as torch.lerp.
 template <typename T>
 T Lerp(T start, T end, T weight) {
   return std::abs(weight) < T(0.5) ? start + weight * (end - start)
                                    : end - (end - start) * (T(1) - weight);
 }
 
-// torch.maximum
+// Behaves as torch.maximum.
 template <typename T>
 T Maximum(T a, T b) {
   return a < b || std::isnan(b) ? b : a;
 }
 
-// torch.sign
+// Behaves as torch.sign.
 template <typename T>
 T Sign(T a) {
   return static_cast<T>((a > 0) - (a < 0));

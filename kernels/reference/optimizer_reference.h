@@ -23,15 +23,16 @@ class OptimizerReference {
   OptimizerReference(OptimizerKind kind, uint32_t options,
                      absl::Span<const T> parameter);
 
-  // One step; `gradient` is unscaled and has as many elements as the parameter.
+  // Takes one step; `gradient` is unscaled and has as many elements as the
+  // parameter.
   void Step(const Hyperparams& hyperparams, absl::Span<const T> gradient);
 
   const std::vector<T>& parameter() const { return parameter_; }
-  // In the order of OptimizerInfo::state_arrays; zeros for those that the
-  // options do not bring.
+  // State arrays are in the order of OptimizerInfo::state_arrays; those that
+  // the options do not bring are zeros.
   const std::vector<T>& state(int k) const { return state_[k]; }
 
-  // For tests that start from a given state.
+  // Serves tests that start from a given state.
   std::vector<T>* mutable_state(int k) { return &state_[k]; }
   void set_step_count(int64_t step_count) { step_count_ = step_count; }
 

@@ -11,20 +11,20 @@
 namespace optstate {
 namespace {
 
-// torch.lerp
+// Behaves as torch.lerp.
 template <typename T>
 T Lerp(T start, T end, T weight) {
   return std::abs(weight) < T(0.5) ? start + weight * (end - start)
                                    : end - (end - start) * (T(1) - weight);
 }
 
-// torch.clamp(min=)
+// Behaves as torch.clamp(min=).
 template <typename T>
 T ClampMin(T value, T min) {
   return value < min ? min : value;
 }
 
-// Of `count` elements, `stride` apart.
+// Returns the norm of `count` elements, `stride` apart.
 template <typename T>
 T NormOf(const T* elements, size_t count, size_t stride = 1) {
   double sum = 0;
@@ -50,7 +50,7 @@ T RootMeanSquare(const std::vector<T>& elements) {
       std::sqrt(numel));
 }
 
-// To the nearest bfloat16, ties to even; only of float.
+// Rounds to the nearest bfloat16, ties to even; only for float.
 template <typename T>
 T Rounded(T value) {
   if constexpr (std::is_same_v<T, double>) {
@@ -83,7 +83,7 @@ struct Matrix {
   }
 };
 
-// beta * addend + alpha * (a @ b)
+// Returns beta * addend + alpha * (a @ b).
 template <typename T>
 Matrix<T> AddMm(const Matrix<T>* addend, const Matrix<T>& a, const Matrix<T>& b,
                 double beta, double alpha) {
@@ -236,7 +236,7 @@ void WholeReference<T>::StepAdafactor(const Hyperparams& hyperparams,
   const double lr = hyperparams[adafactor::kLr];
   const double weight_decay = hyperparams[adafactor::kWeightDecay];
   const double step = static_cast<double>(step_count_);
-  // None is float's epsilon, for the truth too.
+  // None means float's epsilon, for the truth too.
   const double eps1 =
       hyperparams[adafactor::kEps1] < 0
           ? static_cast<double>(std::numeric_limits<float>::epsilon())

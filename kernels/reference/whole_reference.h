@@ -22,11 +22,11 @@ class WholeReference {
   WholeReference(OptimizerKind kind, absl::Span<const int64_t> shape,
                  absl::Span<const T> parameter);
 
-  // One step; `gradient` is negated when maximize.
+  // Takes one step; `gradient` is negated when maximize is set.
   void Step(const Hyperparams& hyperparams, absl::Span<const T> gradient);
 
   const std::vector<T>& parameter() const { return parameter_; }
-  // In the order of OptimizerInfo::state_arrays.
+  // State arrays are in the order of OptimizerInfo::state_arrays.
   const std::vector<T>& state(int k) const { return state_[k]; }
 
  private:
@@ -34,7 +34,7 @@ class WholeReference {
   void StepAdafactor(const Hyperparams& hyperparams,
                      absl::Span<const T> gradient);
   void StepMuon(const Hyperparams& hyperparams, absl::Span<const T> gradient);
-  // Adafactor's estimate of each element's variance.
+  // Returns Adafactor's estimate of each element's variance.
   std::vector<T> FactoredVariance(absl::Span<const T> gradient, double weight,
                                   double eps);
   std::vector<T> VectorVariance(absl::Span<const T> gradient, double weight);

@@ -19,8 +19,8 @@ namespace optstate::shm {
 namespace {
 
 constexpr size_t kHeaderBytes = 8;
-// Memory is taken for what has arrived plus this much, not for what a header
-// announces.
+// Memory is allocated for received data plus this much, not for the size that a
+// header announces.
 constexpr size_t kReceiveBytesMax = 1 << 20;
 
 // Room for the fds of one message, aligned as the kernel wants it.
@@ -51,10 +51,11 @@ int PollTimeoutMs(absl::Time deadline) {
   return static_cast<int>(std::min<int64_t>(ms, INT_MAX));
 }
 
-// Returns once the socket may be ready; an error or hang-up counts, for the
-// call that follows says which.
+// Returns once the socket may be ready; an error or hang-up counts as ready,
+// because the call that follows reports which.
 absl::Status AwaitReady(int socket, short events, absl::Time deadline) {
-  // Before poll(), so that a peer that trickles bytes cannot put it off.
+  // The deadline is checked before poll(), so that a peer that trickles bytes
+  // cannot defer it.
   while (absl::Now() < deadline) {
     pollfd entry = {.fd = socket, .events = events, .revents = 0};
     const int count = poll(&entry, 1, PollTimeoutMs(deadline));
@@ -92,8 +93,8 @@ void AttachFds(absl::Span<const int> fds, ControlBuffer* control,
   std::memcpy(CMSG_DATA(header), fds.data(), fds.size() * sizeof(int));
 }
 
-// Takes ownership of whatever came with a message, so that it is closed even
-// when the frame is refused.
+// Takes ownership of all fds of a message, so that they are closed even when
+// the frame is refused.
 void TakeFds(msghdr* message, std::vector<UniqueFd>* fds) {
   for (cmsghdr* header = CMSG_FIRSTHDR(message); header != nullptr;
        header = CMSG_NXTHDR(message, header)) {
@@ -109,8 +110,8 @@ void TakeFds(msghdr* message, std::vector<UniqueFd>* fds) {
   }
 }
 
-// Receives exactly `bytes` bytes. `fds`: where the fds that travel with them
-// go; null where there must be none.
+// Receives exactly `bytes` bytes. `fds`: the destination of the fds that travel
+// with them; null where there must be none.
 absl::Status ReceiveAll(int socket, char* data, size_t bytes,
                         std::vector<UniqueFd>* fds, absl::Time deadline) {
   size_t received = 0;
@@ -198,7 +199,7 @@ absl::Status SendFrame(int socket, absl::string_view payload,
   const size_t total = kHeaderBytes + payload.size();
   size_t sent = 0;
   while (sent < total) {
-    // What is left of the header, and of the payload.
+    // The buffers hold the rest of the header and of the payload.
     const size_t header_sent = std::min(sent, kHeaderBytes);
     const size_t payload_sent = sent - header_sent;
     iovec io[2] = {

@@ -21,11 +21,12 @@ namespace optstate::shm {
 inline constexpr char kFrameMagic[4] = {'O', 'P', 'S', 'T'};
 inline constexpr uint32_t kFrameBytesMax = 64u << 20;
 inline constexpr int kFrameFdsMax = 4;
-// gRPC's largest message on a session stream: a layout, as in a frame.
+// The largest message of gRPC on a session stream: a layout, as in a frame.
 inline constexpr uint32_t kMessageBytesMax = kFrameBytesMax;
-// Largest data of one GradientChunk, LoadRequest, FetchReply, ParameterChunk.
+// The largest data of one GradientChunk, LoadRequest, FetchReply or
+// ParameterChunk.
 inline constexpr uint32_t kChunkBytesMax = 1u << 20;
-// Largest Hello, which strangers send.
+// The largest Hello, which untrusted peers send.
 inline constexpr uint32_t kHelloBytesMax = 64u << 10;
 
 inline constexpr uint32_t kProtocolVersion = 5;

@@ -24,7 +24,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Far enough that a test which reaches it has failed.
+// Returns a deadline so far away that a test which reaches it has failed.
 absl::Time Later() { return absl::Now() + absl::Minutes(5); }
 absl::Time Soon() { return absl::Now() + absl::Milliseconds(20); }
 
@@ -57,7 +57,7 @@ SocketPair TcpPair() {
   return pair;
 }
 
-// A file in memory that holds `text`.
+// Makes a file in memory that holds `text`.
 UniqueFd FileWith(const std::string& text) {
   UniqueFd fd(memfd_create("file", MFD_CLOEXEC));
   EXPECT_EQ(write(fd.get(), text.data(), text.size()),
@@ -71,7 +71,8 @@ std::string ContentOf(const UniqueFd& fd) {
   return std::string(text, size < 0 ? 0 : size);
 }
 
-// A new byte at i mod 251, so that no shift goes unnoticed.
+// Makes a payload with a new byte at i mod 251, so that no shift goes
+// unnoticed.
 std::string PayloadOf(size_t bytes) {
   std::string payload(bytes, '\0');
   for (size_t i = 0; i < bytes; ++i) payload[i] = static_cast<char>(i % 251);
@@ -91,7 +92,7 @@ void SendRaw(const UniqueFd& socket, const std::string& bytes) {
             static_cast<ssize_t>(bytes.size()));
 }
 
-// Bytes with fds beside them, as a peer without our code may send them.
+// Sends bytes with fds beside them, as a peer without our code may send them.
 void SendRawWithFds(const UniqueFd& socket, const std::string& bytes,
                     const std::vector<int>& fds) {
   std::vector<char> control(CMSG_SPACE(fds.size() * sizeof(int)));
@@ -130,7 +131,7 @@ size_t OpenFdCount() {
   return count;
 }
 
-// A small frame, then one that no socket buffer holds, then an empty one.
+// Sends a small frame, then one that no socket buffer holds, then an empty one.
 void ExpectFramesTravel(const SocketPair& pair) {
   const std::string large = PayloadOf(9 << 20);
   std::thread sender([&pair, &large] {
@@ -250,7 +251,7 @@ TEST(FrameTest, ClosedPeer) {
   pair.a.reset();
   const absl::Status clean = Receive(pair.b).status();
   EXPECT_EQ(clean, absl::UnavailableError("closed by peer"));
-  // Neither is SIGPIPE raised.
+  // SIGPIPE is not raised either.
   EXPECT_EQ(SendFrame(pair.b.get(), "x", {}, Later()).code(),
             absl::StatusCode::kUnavailable);
 }
@@ -319,24 +320,24 @@ TEST(FrameTest, RefusedFdsAreClosed) {
     ExpectError(Receive(pair.b).status(), absl::StatusCode::kInvalidArgument,
                 "more fds than a frame may carry: 4");
 
-    pair = UnixPair();  // one at a time
+    pair = UnixPair();  // one fd at a time
     for (char byte : Header(0)) {
       SendRawWithFds(pair.a, std::string(1, byte), one);
     }
     ExpectError(Receive(pair.b).status(), absl::StatusCode::kInvalidArgument,
                 "more fds than a frame may carry: 4");
 
-    pair = UnixPair();  // after the header
+    pair = UnixPair();  // an fd after the header
     SendRaw(pair.a, Header(1));
     SendRawWithFds(pair.a, "x", one);
     ExpectError(Receive(pair.b).status(), absl::StatusCode::kInvalidArgument,
                 "beside its payload");
 
-    pair = UnixPair();  // with a frame that is refused for something else
+    pair = UnixPair();  // an fd with a frame that is refused for another reason
     SendRawWithFds(pair.a, "garbage!", one);
     EXPECT_FALSE(Receive(pair.b).ok());
 
-    pair = UnixPair();  // with one that never ends
+    pair = UnixPair();  // an fd with a frame that never ends
     SendRawWithFds(pair.a, Header(10), one);
     pair.a.reset();
     EXPECT_FALSE(Receive(pair.b).ok());

@@ -12,8 +12,8 @@ namespace optstate::shm {
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-// Neither result is looked at: a waiter looks at its condition in any case, and
-// whether somebody was woken does not matter.
+// The result of neither call is checked: a waiter checks its condition in any
+// case, and whether a waiter was woken does not matter.
 
 void FutexWait(const std::atomic<uint32_t>& word, uint32_t expected,
                absl::Duration timeout) {

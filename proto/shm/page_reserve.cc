@@ -16,7 +16,7 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 
-// Newer than the headers of older systems; the kernel's ABI.
+// The kernel's ABI, newer than the headers of older systems.
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
 #endif
@@ -27,7 +27,7 @@
 namespace optstate::shm {
 namespace {
 
-// Bytes of the unit in which stat counts blocks, whatever the file system.
+// The unit in bytes in which stat counts blocks, whatever the file system.
 constexpr uint64_t kStatBlockBytes = 512;
 
 struct CachestatRange {
@@ -48,8 +48,8 @@ absl::Status Holes(uint64_t bytes, uint64_t reserved) {
                    std::min(reserved, bytes), " reserved"));
 }
 
-// First byte of the range that has not been written; `bytes` when all have
-// been.
+// Returns the first byte of the range that has not been written; `bytes` when
+// all have been.
 uint64_t FirstUnwritten(int fd, uint64_t bytes) {
   const off_t hole = ::lseek(fd, 0, SEEK_HOLE);
   return hole < 0 ? 0 : std::min(static_cast<uint64_t>(hole), bytes);
@@ -60,7 +60,8 @@ bool IsHugetlb(int fd) {
   return ::fstatfs(fd, &info) != 0 || info.f_type == HUGETLBFS_MAGIC;
 }
 
-// Bytes of the range's pages that are there; nothing: the kernel cannot tell.
+// Returns the bytes of the range's existing pages; nothing: the kernel cannot
+// count them.
 std::optional<uint64_t> CountReserved(int fd, uint64_t bytes) {
   const CachestatRange range = {0, bytes};
   CachestatResult found = {};
@@ -69,7 +70,7 @@ std::optional<uint64_t> CountReserved(int fd, uint64_t bytes) {
          static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
-// Gives the range from `begin` on the pages that it lacks.
+// Gives the range from `begin` on its missing pages.
 absl::Status FillHoles(int fd, uint64_t begin, uint64_t bytes) {
   const auto page = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   const uint64_t from = begin / page * page;
@@ -79,7 +80,8 @@ absl::Status FillHoles(int fd, uint64_t begin, uint64_t bytes) {
   const int result = ::madvise(data, bytes - from, MADV_POPULATE_READ);
   const int error = errno;
   ::munmap(data, bytes - from);
-  // EINVAL: older than Linux 5.14. The blocks were enough, at least.
+  // EINVAL: the kernel is older than Linux 5.14. The count of blocks was
+  // sufficient, at least.
   if (result == 0 || error == EINVAL) return absl::OkStatus();
   return Annotate(Holes(bytes, begin), "no memory for them here");
 }

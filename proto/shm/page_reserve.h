@@ -7,20 +7,20 @@
 
 namespace optstate::shm {
 
-// Whether every byte of [0, bytes) of a file in memory (tmpfs, memfd,
+// Checks that every byte of [0, bytes) of a file in memory (tmpfs, memfd,
 // hugetlbfs) has its page, so that reading it through a mapping can neither
-// raise SIGBUS nor take memory. stat's count of blocks does not tell: blocks
-// behind the end of the file count like those within it.
+// raise SIGBUS nor take memory. The block count of stat does not show this:
+// blocks behind the end of the file count like those within it.
 //
 // Pages that are reserved and were never written are holes to SEEK_HOLE;
 // cachestat (Linux 6.5) counts them. Where the kernel cannot count, the holes
 // of the range are given pages here, at this process's cost and bounded by
 // `bytes`.
 //
-// INVALID_ARGUMENT, saying how much is there: there are holes.
+// INVALID_ARGUMENT: there are holes; the message says how much is there.
 absl::Status CheckReserved(int fd, uint64_t bytes);
 
-// For tests: as a kernel without cachestat.
+// Acts as on a kernel without cachestat; for tests.
 namespace internal {
 absl::Status CheckReservedWithoutCounting(int fd, uint64_t bytes);
 }  // namespace internal

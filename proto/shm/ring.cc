@@ -22,15 +22,15 @@ inline void CpuRelax() {
 #endif
 }
 
-// Calls `done` until it is true or `limit` has passed; returns what it said.
-// Gives the core away every few microseconds: where cores are oversubscribed,
-// the peer that would answer may be waiting for this very core. An answer that
-// is on its way comes before that.
+// Calls `done` until it returns true or `limit` has passed; returns its last
+// result. Yields the core every few microseconds: where cores are
+// oversubscribed, the peer that would answer may be waiting for this very core.
+// An answer in transit comes before the yield.
 template <typename Done>
 bool SpinUntil(absl::Duration limit, const Done& done) {
   // Reading the clock costs more than looking at a cached word.
   constexpr int kLooksPerClockRead = 64;
-  // Far from what overflows the clock.
+  // The limit is far from a value that overflows the clock.
   constexpr absl::Duration kLimitMax = absl::Hours(1);
   const auto end = std::chrono::steady_clock::now() +
                    absl::ToChronoNanoseconds(std::min(limit, kLimitMax));
@@ -55,7 +55,7 @@ absl::Status BadIndex(absl::string_view name, uint64_t theirs, uint64_t mine) {
 template <typename Entry>
 absl::Status RingProducer<Entry>::Push(const Entry& entry) {
   const uint64_t head = peer_->consumed_head.load(std::memory_order_acquire);
-  // Both only grow from 0 and never wrap around.
+  // Head and tail only grow from 0 and never wrap around.
   const uint64_t in_use = tail_ - head;
   if (head > tail_ || in_use > kRingEntries) {
     return BadIndex("head", head, tail_);
@@ -66,10 +66,10 @@ absl::Status RingProducer<Entry>::Push(const Entry& entry) {
   }
   std::memcpy(&entries_[tail_ % kRingEntries], &entry, sizeof(Entry));
   ++tail_;
-  // Publish, ring, then look for a sleeper. The sleeper announces itself, then
-  // looks for an entry. All seq_cst, so that one of the two sees the other; the
-  // doorbell's new value keeps the sleeper out of the kernel when it read the
-  // old one before it looked.
+  // Publishes, rings, then checks for a sleeper. The sleeper announces itself,
+  // then checks for an entry. All accesses are seq_cst, so that one of the two
+  // sees the other; the doorbell's new value keeps the sleeper out of the
+  // kernel when it read the old one before its check.
   mine_->produced_tail.store(tail_, std::memory_order_seq_cst);
   mine_->doorbell.fetch_add(1, std::memory_order_seq_cst);
   if (peer_->waiting.load(std::memory_order_seq_cst) != 0) {
@@ -120,9 +120,9 @@ void RingConsumer<Entry>::Wait(absl::Duration spin, absl::Duration sleep) {
 template <typename Entry>
 void RingConsumer<Entry>::Interrupt() {
   mine_->interrupted.store(1, std::memory_order_seq_cst);
-  // The doorbell is the peer's and cannot be rung from here, so a waiter that
-  // looked just before the store above sleeps through a wake-up that comes
-  // before it is in the kernel: repeat until it is out again.
+  // The doorbell belongs to the peer and cannot be rung from here, so a waiter
+  // that checked just before the store above sleeps through a wake-up that
+  // comes before it is in the kernel: repeat until the waiter is out again.
   while (mine_->waiting.load(std::memory_order_seq_cst) != 0 &&
          mine_->interrupted.load(std::memory_order_seq_cst) != 0) {
     FutexWakeAll(peer_->doorbell);

@@ -11,7 +11,8 @@
 namespace optstate::shm {
 
 // The producing end of a ring. `mine` lies in the segment that this process
-// created, `peer` in the one it maps read-only, `entries` in mine.
+// created, `peer` in the segment that it maps read-only, `entries` in `mine`'s
+// segment.
 //
 // Threads: one producer thread at a time.
 template <typename Entry>
@@ -20,12 +21,12 @@ class RingProducer {
   RingProducer(RingSide* mine, const RingSide* peer, Entry* entries)
       : mine_(mine), peer_(peer), entries_(entries) {}
 
-  // Publishes one entry and rings when the consumer sleeps. RESOURCE_EXHAUSTED
-  // when the ring is full; DATA_LOSS when the consumer's head is impossible
-  // (it is the peer's word: beyond tail, or more than a ring behind).
+  // Publishes one entry and rings the doorbell when the consumer sleeps.
+  // RESOURCE_EXHAUSTED: the ring is full. DATA_LOSS: the consumer's head, which
+  // the peer writes, is impossible (beyond tail, or more than a ring behind).
   absl::Status Push(const Entry& entry);
 
-  // Entries published so far: index of the next one.
+  // The number of entries published so far, which is the index of the next one.
   uint64_t tail() const { return tail_; }
 
  private:
@@ -35,19 +36,20 @@ class RingProducer {
   uint64_t tail_ = 0;
 };
 
-// What a consumer found.
+// The result of a look at the ring.
 enum class Poll { kEmpty, kEntry };
 
-// The consuming end: copies each entry once. Threads: one consumer at a time.
+// The consuming end, which copies each entry once. Threads: one consumer at a
+// time.
 template <typename Entry>
 class RingConsumer {
  public:
   RingConsumer(RingSide* mine, const RingSide* peer, const Entry* entries)
       : mine_(mine), peer_(peer), entries_(entries) {}
 
-  // Copies the next entry to *entry. The slot is the producer's again only
-  // after Release(), so memory that belongs to it (a text slot, a window) may
-  // be copied in between. DATA_LOSS when the producer's tail is impossible.
+  // Copies the next entry to *entry. The slot returns to the producer only at
+  // Release(), so memory that belongs to the slot (a text slot, a window) may
+  // be copied in between. DATA_LOSS: the producer's tail is impossible.
   absl::StatusOr<Poll> Take(Entry* entry);
   void Release();
 

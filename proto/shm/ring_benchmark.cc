@@ -1,15 +1,4 @@
-// What the rings cost beside the machine's own means, in the same run.
-//
-//   bazel run -c opt //proto/shm:ring_benchmark
-//
-//   FutexPingPong      two processes, one bare futex word each way: the roof
-//   RingRoundTrip      a submission there, a completion back, between two
-//                      processes over sealed segments; asleep/0 spins for the
-//                      answer, asleep/1 sleeps at once. Counter
-//                      to_futex: its time in those of FutexPingPong, asleep.
-//   CopyAndRead        a payload written through one mapping of a segment and
-//                      read through the other. Counter to_memcpy: its time in
-//                      those of the same work on private memory.
+// Measures the rings against the machine's own means, in the same run.
 
 #include <fcntl.h>
 #include <sched.h>
@@ -62,9 +51,10 @@ double NowSeconds() {
       .count();
 }
 
-// To the nth of the cores that there are, the last one if there are fewer. Left
-// to itself Linux has two partners meet on one core at times, and at times on
-// two, where a wake takes several times as long: chance would decide a ratio.
+// Binds the process to the nth available core, or to the last one if there are
+// fewer. Unbound, Linux puts two partners sometimes on one core and sometimes
+// on two, where a wake takes several times as long: chance would decide a
+// ratio.
 void BindToCore(int nth) {
   static const std::vector<int> cores = [] {
     cpu_set_t set;
@@ -81,8 +71,9 @@ void BindToCore(int nth) {
   if (sched_setaffinity(0, sizeof(one), &one) != 0) std::abort();
 }
 
-// A process that runs `body` on a core of its own, if there is one; killed and
-// reaped when this is destroyed. Binds the process that makes it, too.
+// A process that runs `body` on a core of its own, if there is one; the
+// destructor kills and reaps it. The constructor binds the calling process,
+// too.
 class Child {
  public:
   explicit Child(const std::function<void()>& body) : pid_(Fork()) {
@@ -126,7 +117,7 @@ void AwaitWord(const std::atomic<uint32_t>& word, uint32_t value) {
   }
 }
 
-// A partner that answers every ping, asleep in between.
+// A partner that answers every ping and sleeps in between.
 class FutexPartner {
  public:
   FutexPartner()
@@ -157,7 +148,8 @@ class FutexPartner {
   Child child_;
 };
 
-// The engine's end of a session in one process, the client's in the other.
+// The ends of a session: the engine's in one process, the client's in the
+// other.
 struct ClientEnd {
   RingProducer<Submission> submissions;
   RingConsumer<Completion> completions;
@@ -239,7 +231,7 @@ class RingPartner {
   const Child child_;
 };
 
-// Seconds that `count` calls of `work` take.
+// Returns the seconds that `count` calls of `work` take.
 template <typename Work>
 double Seconds(int count, const Work& work) {
   const double begin = NowSeconds();
@@ -253,9 +245,10 @@ void BM_FutexPingPong(benchmark::State& state) {
 }
 BENCHMARK(BM_FutexPingPong)->UseRealTime();
 
-// Ring and futex take turns, so that whatever else the machine does meets both;
-// only the ring's turns count as the benchmark's time. The spin is the daemon's
-// default, and short enough that the partner is out of the futex's way.
+// Measures ring and futex in turns, so that other load of the machine affects
+// both; only the ring's turns count as the benchmark's time. The spin is the
+// daemon's default, and short enough that the partner does not disturb the
+// futex.
 void BM_RingRoundTrip(benchmark::State& state) {
   constexpr int kRingTurns = 1000;
   constexpr int kFutexTurns = 100;

@@ -21,7 +21,8 @@
 namespace optstate::shm {
 namespace {
 
-// Both sides of one ring in plain memory, for what needs no second mapping.
+// Both sides of one ring in plain memory, for tests that need no second
+// mapping.
 struct TestRing {
   RingSide producer_side = {};
   RingSide consumer_side = {};
@@ -31,7 +32,7 @@ struct TestRing {
   RingConsumer<Submission> consumer{&consumer_side, &producer_side, entries};
 };
 
-// Every field says which entry it is.
+// Makes an entry whose every field identifies it.
 Submission EntryOf(uint64_t i) {
   Submission entry = {};
   entry.op = static_cast<uint16_t>(i);
@@ -58,7 +59,7 @@ absl::StatusCode TakeCode(TestRing& ring) {
 }
 
 // Takes `count` entries and checks them, sleeping whenever there is none.
-// Sleeps are without end: a lost wake-up hangs the test.
+// Sleeps are unlimited: a lost wake-up hangs the test.
 testing::AssertionResult Consume(RingConsumer<Submission>& consumer,
                                  uint64_t count, absl::Duration spin) {
   for (uint64_t i = 0; i < count;) {
@@ -105,13 +106,14 @@ TEST(RingTest, EmptyUntilPushed) {
   EXPECT_EQ(*ring->consumer.Take(&entry), Poll::kEmpty);
 }
 
-// The words of the protocol as the peer's implementation finds them.
+// Checks the words of the protocol as the peer's implementation reads them.
 TEST(RingTest, SharedWordsAreTheDocumentedOnes) {
   auto ring = std::make_unique<TestRing>();
   for (uint32_t i = 1; i <= 3; ++i) {
     ASSERT_TRUE(ring->producer.Push(EntryOf(i)).ok());
     EXPECT_EQ(ring->producer_side.produced_tail, i);
-    // Without it a sleeper that read tail just before would not wake up.
+    // Without the doorbell a sleeper that read tail just before would not wake
+    // up.
     EXPECT_EQ(ring->producer_side.doorbell, i);
     EXPECT_TRUE(IsEntry(ring->entries[i - 1], i));
   }
@@ -172,12 +174,12 @@ TEST(RingTest, ImpossibleTailIsDataLoss) {
     ASSERT_TRUE(ring->producer.Push(EntryOf(i)).ok());
   }
   ASSERT_TRUE(Consume(ring->consumer, 2, absl::ZeroDuration()));
-  // Gone back, or more than a ring ahead.
+  // The tail went backwards, or is more than a ring ahead.
   for (uint64_t tail : {uint64_t{1}, uint64_t{0}, uint64_t{3} + kRingEntries,
                         uint64_t{1} << 63, ~uint64_t{0}}) {
     ring->producer_side.produced_tail = tail;
     EXPECT_EQ(TakeCode(*ring), absl::StatusCode::kDataLoss) << tail;
-    // Such a tail is not waited on either.
+    // The consumer does not wait on such a tail either.
     ring->consumer.Wait(absl::ZeroDuration(), absl::InfiniteDuration());
   }
   ring->producer_side.produced_tail = 2 + kRingEntries;
@@ -207,8 +209,8 @@ TEST(RingTest, AMillionEntriesBetweenThreads) {
   producer.join();
 }
 
-// One entry there, one back, both asleep in between: each turn is a chance to
-// lose a wake-up, and a lost one hangs the test.
+// One entry goes there, one comes back, and both sides sleep in between: each
+// turn is a chance to lose a wake-up, and a lost one hangs the test.
 TEST(RingTest, NoWakeUpIsLost) {
   constexpr uint64_t kTurns = 20000;
   auto there = std::make_unique<TestRing>();
@@ -216,7 +218,7 @@ TEST(RingTest, NoWakeUpIsLost) {
   const auto turn = [](RingConsumer<Submission>& consumer, uint64_t i) {
     Submission entry;
     while (*consumer.Take(&entry) == Poll::kEmpty) {
-      // Alternately with a short spin, which ends at all sorts of moments.
+      // Every second wait has a short spin, which ends at varying moments.
       consumer.Wait(absl::Microseconds(i % 2), absl::InfiniteDuration());
     }
     EXPECT_TRUE(IsEntry(entry, i));
@@ -235,8 +237,8 @@ TEST(RingTest, NoWakeUpIsLost) {
   echo.join();
 }
 
-// One interrupt for each sleep, at all sorts of moments before and within it: a
-// lost one hangs the test.
+// Each sleep gets one interrupt, at varying moments before and within it: a
+// lost interrupt hangs the test.
 TEST(RingTest, InterruptEndsASleepWithoutEnd) {
   constexpr int kRounds = 5000;
   auto ring = std::make_unique<TestRing>();
@@ -254,15 +256,15 @@ TEST(RingTest, InterruptEndsASleepWithoutEnd) {
   sleeper.join();
 }
 
-// The moment that hardly ever comes by itself: the sleeper has looked, but is
-// not in the kernel yet. Played here by hand, step by step.
+// This moment hardly ever comes by itself: the sleeper has checked, but is not
+// in the kernel yet. The test plays it step by step.
 TEST(RingTest, AnInterruptBetweenLookAndSleepIsNotLost) {
   for (int round = 0; round < 100; ++round) {
     auto ring = std::make_unique<TestRing>();
     ring->consumer_side.waiting = 1;
     std::thread interrupter([&ring] { ring->consumer.Interrupt(); });
     while (ring->consumer_side.interrupted == 0) std::this_thread::yield();
-    std::this_thread::yield();  // a first wake-up finds nobody
+    std::this_thread::yield();  // a first wake-up finds no sleeper
     FutexWait(ring->producer_side.doorbell, 0, absl::InfiniteDuration());
     ring->consumer_side.waiting = 0;
     interrupter.join();
@@ -299,7 +301,7 @@ TEST(RingTest, ASignalDoesNotLoseEntries) {
   sigaction(SIGUSR1, &before, nullptr);
 }
 
-// A client and an engine as they are: two processes, each with its own sealed
+// A client and an engine as in use: two processes, each with its own sealed
 // segment and a read-only view of the other's.
 struct Mapped {
   SealedSegment mine;
@@ -332,7 +334,7 @@ Mapped Join(SealedSegment mine, int peer_fd) {
   return {.mine = std::move(mine), .peer = *std::move(peer)};
 }
 
-// Echoes `count` entries; the exit status of the child.
+// Echoes `count` entries; returns the exit status of the child.
 int Echo(const Mapped& m, uint64_t count) {
   RingProducer<Submission> producer = ProducerOf(m);
   RingConsumer<Submission> consumer = ConsumerOf(m);
@@ -353,7 +355,8 @@ int Echo(const Mapped& m, uint64_t count) {
 
 TEST(RingTest, AcrossProcessesOverSealedSegments) {
   constexpr uint64_t kCount = 100000;
-  // Fewer than either ring holds, so that neither side meets a full one.
+  // The number is smaller than either ring, so that neither side meets a full
+  // one.
   constexpr uint64_t kInFlightMax = kRingEntries / 2;
   auto client = SealedSegment::Create("client", kSegmentBytes);
   auto engine = SealedSegment::Create("engine", kSegmentBytes);

@@ -26,7 +26,7 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 
-// Newer than the headers of older systems; the kernel's ABI.
+// The kernel's ABI, newer than the headers of older systems.
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -80,7 +80,8 @@ bool Populate(std::byte* data, uint64_t bytes) {
   return populated;
 }
 
-// Whether the system gives shared memory huge pages where a mapping asks.
+// Whether the system gives shared memory huge pages where a mapping requests
+// them.
 bool HugeWhereAdvised() {
   std::string modes;
   std::getline(
@@ -94,9 +95,10 @@ absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes,
                                         SealedSegment::Pages pages) {
   void* data = MapSpread(fd, bytes, PROT_READ | PROT_WRITE);
   if (data == MAP_FAILED) return OsError(errno, "mmap");
-  // Pages that fallocate takes are huge only where shmem_enabled says always,
-  // those of an advised mapping also where it says advise: so touch them first.
-  // Both calls are attempts; fallocate takes what they did not, or fails.
+  // Memory is touched before fallocate: pages that fallocate takes are huge
+  // only where shmem_enabled is `always`, those of an advised mapping also
+  // where it is `advise`. Both calls are attempts; fallocate takes the
+  // remaining pages, or fails.
   madvise(data, bytes, MADV_HUGEPAGE);
   const bool touch =
       pages == SealedSegment::Pages::kMapped || HugeWhereAdvised();
@@ -117,7 +119,8 @@ absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes,
 
 std::string SealText(int seals) { return absl::StrCat("0x", absl::Hex(seals)); }
 
-// Once sealed so, neither size nor population can change any more.
+// Checks the seals, after which neither size nor population can change any
+// more.
 absl::Status CheckSealed(int fd) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0) {
@@ -150,8 +153,8 @@ absl::Status CheckReadOnly(int fd) {
   return absl::OkStatus();
 }
 
-// Whether what a file has no block for is memory that may not be there when it
-// is read. On disks it is zeros from the page cache, and blocks count
+// Whether missing blocks of a file are memory that may be unavailable when they
+// are read. On disks they are zeros from the page cache, and blocks count
 // otherwise.
 bool IsInMemory(int fd) {
   struct statfs info;
@@ -194,7 +197,8 @@ absl::StatusOr<SealedSegment> SealedSegment::Create(const std::string& name,
   if (!data.ok()) return Annotate(data.status(), what);
   segment.data_ = *data;
   segment.size_ = bytes;
-  // Last: FUTURE_WRITE refuses new writable mappings, and fallocate.
+  // The seals come last: FUTURE_WRITE refuses new writable mappings, and
+  // fallocate.
   if (fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
     return Annotate(OsError(errno, "fcntl(F_ADD_SEALS)"), what);
   }
@@ -208,7 +212,7 @@ SealedSegment::SealedSegment(SealedSegment&& other) noexcept
 
 SealedSegment& SealedSegment::operator=(SealedSegment&& other) noexcept {
   SealedSegment taken(std::move(other));
-  // What this held goes with `taken`.
+  // `taken` now holds, and frees, the former content of this object.
   std::swap(data_, taken.data_);
   std::swap(size_, taken.size_);
   std::swap(fd_, taken.fd_);
@@ -221,7 +225,8 @@ SealedSegment::~SealedSegment() {
 
 absl::Status PeerSegment::Check(int fd, uint64_t bytes) {
   OPTSTATE_RETURN_IF_ERROR(CheckSize(bytes));
-  // Seals first: before them, what the second check finds could still change.
+  // Seals are checked first: before them, the result of the second check could
+  // still change.
   OPTSTATE_RETURN_IF_ERROR(Annotate(CheckSealed(fd), "peer's segment"));
   return Annotate(CheckPopulated(fd, bytes), "peer's segment");
 }
@@ -245,8 +250,8 @@ absl::StatusOr<PeerSegment> PeerSegment::MapFile(UniqueFd fd, uint64_t bytes) {
 absl::StatusOr<PeerSegment> PeerSegment::MapChecked(int fd, uint64_t bytes) {
   void* data = MapSpread(fd, bytes, PROT_READ);
   if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's segment");
-  // Not populated: pages that their writer has not touched would be cleared
-  // here, while the peer waits to be attached. Those that it has written are
+  // The mapping is not populated: pages that the writer has not touched would
+  // be cleared here, while the peer waits to be attached. Written pages are
   // mapped sixteen at a fault.
   madvise(data, bytes, MADV_HUGEPAGE);
   PeerSegment segment;
@@ -261,7 +266,7 @@ PeerSegment::PeerSegment(PeerSegment&& other) noexcept
 
 PeerSegment& PeerSegment::operator=(PeerSegment&& other) noexcept {
   PeerSegment taken(std::move(other));
-  // What this held goes with `taken`.
+  // `taken` now holds, and frees, the former content of this object.
   std::swap(data_, taken.data_);
   std::swap(size_, taken.size_);
   return *this;

@@ -11,21 +11,22 @@
 
 namespace optstate::shm {
 
-// A memfd that this process writes and others may only read: populated, mapped
-// writable here, then sealed SHRINK | GROW | FUTURE_WRITE | SEAL, so that no
-// peer can write to it, change its size or punch holes in it.
+// A memfd that this process writes and other processes may only read:
+// populated, mapped writable here, then sealed SHRINK | GROW | FUTURE_WRITE |
+// SEAL, so that no peer can write to it, change its size or punch holes in it.
 //
-// Move-only; unmaps and closes when destroyed.
+// Move-only; the destructor unmaps and closes it.
 class SealedSegment {
  public:
-  // How far the pages are when Create returns; they are this segment's own in
-  // either case. kReserved takes less than half the time, and leaves the rest
-  // to whoever writes a page first.
+  // The state of the pages when Create returns; in either case they belong to
+  // this segment. kReserved takes less than half the time and leaves the rest
+  // to the first writer of each page.
   enum class Pages { kMapped, kReserved };
 
-  // RESOURCE_EXHAUSTED when the memory cannot be had (checked against
-  // MemAvailable and the cgroup's limit before any page is taken, then reserved
-  // with fallocate, so that no later access raises SIGBUS).
+  // Creates a segment. RESOURCE_EXHAUSTED when the memory is not available
+  // (checked against MemAvailable and the cgroup's limit before any page is
+  // taken, then reserved with fallocate, so that no later access raises
+  // SIGBUS).
   // `name` shows in /proc/PID/maps.
   static absl::StatusOr<SealedSegment> Create(const std::string& name,
                                               uint64_t bytes,
@@ -46,20 +47,20 @@ class SealedSegment {
 };
 
 // A peer's segment, mapped read-only after its seals, size and population were
-// checked. Move-only; unmaps when destroyed.
+// checked. Move-only; the destructor unmaps it.
 //
-// Or a file of the peer that has to outlive it, which cannot be sealed: one
-// that nobody but its owner can change, whom whoever reads it must trust.
+// MapFile maps a file that has to outlive the peer and cannot be sealed: only
+// its owner can change the file, and every reader must trust the owner.
 class PeerSegment {
  public:
-  // INVALID_ARGUMENT, saying what was expected and found: not a sealed memfd,
-  // another size than `bytes`, or holes in it (pages not reserved).
+  // Maps a segment. INVALID_ARGUMENT, with the expected and the found value:
+  // not a sealed memfd, another size than `bytes`, or holes (unreserved pages).
   static absl::StatusOr<PeerSegment> Map(UniqueFd fd, uint64_t bytes);
-  // The checks of Map alone, for a caller that maps in its own way.
+  // Makes the checks of Map alone, for a caller that maps in its own way.
   static absl::Status Check(int fd, uint64_t bytes);
-  // INVALID_ARGUMENT, likewise: `fd` is not open for reading alone, others than
-  // the file's owner may write to it, it has another size than `bytes`, or (in
-  // memory, not on a disk) holes.
+  // Maps a file. INVALID_ARGUMENT, as in Map: `fd` is not open for reading
+  // alone, others than the file's owner may write to the file, its size is not
+  // `bytes`, or (in memory, not on a disk) it has holes.
   static absl::StatusOr<PeerSegment> MapFile(UniqueFd fd, uint64_t bytes);
   static absl::Status CheckFile(int fd, uint64_t bytes);
   PeerSegment() = default;

@@ -34,7 +34,7 @@ SealedSegment CreateOrDie(uint64_t bytes = kBytes) {
 
 UniqueFd Dup(int fd) { return UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)); }
 
-// A memfd that somebody made without our code.
+// Makes a memfd as a program without our code would.
 UniqueFd Memfd(uint64_t bytes, bool populated, int seals) {
   UniqueFd fd(memfd_create("peer", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   EXPECT_EQ(ftruncate(fd.get(), bytes), 0);
@@ -51,7 +51,8 @@ void ExpectRefused(UniqueFd fd, uint64_t bytes, const std::string& reason) {
   EXPECT_THAT(std::string(status.message()), HasSubstr(reason));
 }
 
-// Nothing is mapped yet, and yet every page is there: the peer accepts it.
+// No page is mapped yet, but every page is reserved: the peer accepts the
+// segment.
 TEST(SealedSegmentTest, ReservedPagesAreItsOwn) {
   constexpr uint64_t kMany = 8 << 20;
   const auto mine = SealedSegment::Create("optstate_test", kMany,
@@ -69,8 +70,8 @@ TEST(SealedSegmentTest, ReservedPagesAreItsOwn) {
             absl::StatusCode::kResourceExhausted);
 }
 
-// spread_mapping.h. A size that leaves no begin at a multiple of 2 MiB by
-// chance.
+// The rule is in spread_mapping.h. With this size no begin is at a multiple of
+// 2 MiB by chance.
 TEST(SealedSegmentTest, LargeOnesAreSpread) {
   constexpr uint64_t kMiB = uint64_t{1} << 20;
   const SealedSegment first = CreateOrDie(2 * kMiB + 4096);
@@ -135,13 +136,13 @@ TEST(SealedSegmentTest, NobodyCanWriteResizePunchOrUnsealIt) {
       fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096),
       -1);
   EXPECT_EQ(errno, EPERM);
-  // Not even through the one writable mapping.
+  // Even the one writable mapping cannot do this.
   EXPECT_EQ(madvise(mine.data(), 4096, MADV_REMOVE), -1);
   EXPECT_EQ(fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE), -1);
   EXPECT_EQ(errno, EPERM);
 }
 
-// The same through the fd's name in /proc, which opens the file anew.
+// Tries the same through the fd's name in /proc, which opens the file anew.
 TEST(SealedSegmentTest, OpeningItAnewGivesNoMore) {
   const SealedSegment mine = CreateOrDie();
   const std::string path = "/proc/self/fd/" + std::to_string(mine.fd());
@@ -180,7 +181,7 @@ TEST(SealedSegmentTest, MovingLeavesNothingBehind) {
   EXPECT_EQ(first.data(), nullptr);
   EXPECT_EQ(first.fd(), -1);
   const int old_fd = second.fd();
-  second = CreateOrDie(4096);  // lets go of what it held
+  second = CreateOrDie(4096);  // frees its former content
   EXPECT_EQ(second.size(), 4096u);
   EXPECT_NE(second.fd(), old_fd);
   EXPECT_EQ(fcntl(old_fd, F_GETFD), -1);
@@ -229,8 +230,7 @@ TEST(PeerSegmentTest, RefusesHoles) {
   ExpectRefused(std::move(fd), 2 << 20, "without holes");
 }
 
-// Blocks behind the end of the file count in st_blocks, and nobody can read
-// them.
+// Blocks behind the end of the file count in st_blocks, but cannot be read.
 TEST(PeerSegmentTest, RefusesHolesWithBlocksBehindTheEnd) {
   constexpr uint64_t kMany = 1 << 20;
   for (const uint64_t reserved : {uint64_t{0}, kMany / 2, kMany - 4096}) {
@@ -271,12 +271,13 @@ TEST(PeerSegmentTest, RefusesWhatIsNoMemfd) {
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd other_end(ends[1]);
   ExpectRefused(UniqueFd(ends[0]), kBytes, "expected a sealed memfd");
-  // A file in a tmpfs knows seals, but allows none.
+  // A file in a tmpfs supports seals, but allows none.
   UniqueFd file(open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
   if (file.ok()) ExpectRefused(std::move(file), kBytes, "expected seals");
 }
 
-// A regular file of `bytes` zeros in a temporary folder, open for writing.
+// Makes a regular file of `bytes` zeros in a temporary folder, open for
+// writing.
 UniqueFd MakeFile(uint64_t bytes) {
   std::string path = testing::TempDir() + "/segment-XXXXXX";
   UniqueFd fd(mkstemp(path.data()));

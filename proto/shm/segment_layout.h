@@ -30,8 +30,8 @@ namespace optstate::shm {
 inline constexpr uint64_t kClientMagic = 0x31434c4354504f53;      // "SOPTCLC1"
 inline constexpr uint64_t kCompletionMagic = 0x31504d4354504f53;  // "SOPTCMP1"
 inline constexpr uint32_t kCompletionSegmentVersion = 2;
-// Clients write the newest one since session protocol kGradientLeadProtocol;
-// those of older protocols write the one without a lead.
+// The version that clients write since session protocol kGradientLeadProtocol;
+// clients of older protocols write the version without a lead.
 inline constexpr uint32_t kClientSegmentVersion = 3;
 inline constexpr uint32_t kClientSegmentVersionWithoutLead = 2;
 inline constexpr uint32_t kGradientLeadProtocol = 4;
@@ -41,22 +41,22 @@ inline constexpr uint32_t kRingEntries = 1024;  // power of two
 inline constexpr uint64_t kWindowBytes = 4 << 20;
 inline constexpr uint64_t kTextBytes = 512;
 
-// A ring's producer counts entries it has published in `tail`; its consumer
-// those it has taken in `head`, which lies in the consumer's own segment, for
-// each writes only memory it created. Both only grow; entry i is at
-// i % kRingEntries; tail - head <= kRingEntries.
+// A ring's producer counts the entries that it has published in `tail`; the
+// consumer counts the entries that it has taken in `head`, which lies in the
+// consumer's own segment, because each side writes only memory that it created.
+// Both only grow; entry i is at i % kRingEntries; tail - head <= kRingEntries.
 // A sleeping consumer sets its `waiting` before it checks tail for the last
 // time and waits on the 32-bit `doorbell` beside the producer's tail. The
 // producer adds 1 to doorbell after each publication and wakes only when the
 // other side is waiting (all seq_cst).
 struct RingSide {
-  alignas(64) std::atomic<uint64_t> produced_tail;  // of the ring I write
+  alignas(64) std::atomic<uint64_t> produced_tail;  // of the ring that I write
   std::atomic<uint32_t> doorbell;                   // rung with produced_tail
   uint32_t reserved0;
-  alignas(64) std::atomic<uint64_t> consumed_head;  // of the ring I read
+  alignas(64) std::atomic<uint64_t> consumed_head;  // of the ring that I read
   std::atomic<uint32_t> waiting;  // 1: I am about to sleep on your doorbell
-  // Between threads of my own process: the sleep is to end without an entry.
-  // The peer never looks at it.
+  // Ends a sleep without an entry, between threads of my own process. The peer
+  // never reads it.
   std::atomic<uint32_t> interrupted;
 };
 static_assert(sizeof(RingSide) == 128);
@@ -104,7 +104,8 @@ enum class Op : uint16_t {
 // Flags of a Submission.
 inline constexpr uint16_t kSubmissionFoundInf = 1;
 
-// One request. Which fields an op uses is said beside them; the others are 0.
+// One request. The comment beside a field names the ops that use it; the other
+// fields are 0.
 struct Submission {
   uint16_t op;
   uint16_t flags;       // commit
@@ -125,8 +126,8 @@ static_assert(offsetof(Submission, begin) == 32);
 static_assert(offsetof(Submission, max_norm) == 56);
 static_assert(std::is_trivially_copyable_v<Submission>);
 
-// What a commit says beside its Submission; written before that is published,
-// read once when it is taken.
+// The settings of a commit beside its Submission; written before the Submission
+// is published, read once when it is taken.
 struct CommitSettings {
   double max_value;
   double norm_type;
@@ -134,7 +135,7 @@ struct CommitSettings {
 };
 static_assert(sizeof(CommitSettings) == 128);
 
-// Of one group: its hyperparameters in the order of proto/types/optimizer.cc.
+// One group's hyperparameters in the order of proto/types/optimizer.cc.
 struct CommitGroup {
   double value[12];
   double max_norm;
@@ -147,11 +148,11 @@ static_assert(sizeof(CommitGroup) == 128);
 // Flags of a Completion (commit).
 inline constexpr uint32_t kCompletionApplied = 1;
 inline constexpr uint32_t kCompletionFoundInf = 2;
-// Above it: the loss scaler's hysteresis_left.
+// The bits above the flags hold the loss scaler's hysteresis_left.
 inline constexpr uint32_t kCompletionHysteresisShift = 8;
 
-// One answer; every submission gets exactly one. Text (the status message, cut
-// to kTextBytes) is in the text slot of the same index.
+// One answer; every submission gets exactly one. The text (the status message,
+// cut to kTextBytes) is in the text slot of the same index.
 struct Completion {
   uint64_t request_id;
   uint32_t status;  // absl::StatusCode
@@ -171,13 +172,12 @@ constexpr uint64_t PageAlign(uint64_t bytes) {
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-// Bytes before the gradient area of a rank's segment.
+// The number of bytes before the gradient area of a rank's segment.
 //
 // The update sums the gradients of all ranks side by side, element by element.
 // A first-level cache finds a line by its offset within a page, so areas that
-// begin at the same offset compete for one set. What areas that begin apart
-// gain is in tests/benchmarks/README.md. 16 leads of four lines use the whole
-// page.
+// begin at the same offset compete for one set. tests/benchmarks/README.md has
+// the gain of different offsets. 16 leads of four lines use the whole page.
 constexpr uint64_t GradientLeadBytes(uint32_t rank) {
   return rank % 16 * (kPageBytes / 16);
 }
@@ -209,12 +209,12 @@ struct CompletionSegmentLayout {
 };
 static_assert(CompletionSegmentLayout::kFetchWindow % kPageBytes == 0);
 
-// Bytes of the parameter file of an area of this size (never 0).
+// The size in bytes of the parameter file for an area of this size (never 0).
 constexpr uint64_t ParameterSegmentBytes(uint64_t parameter_area_bytes) {
   return PageAlign(parameter_area_bytes == 0 ? 1 : parameter_area_bytes);
 }
 
-// Bytes of the file of run stamps, one a run (never 0).
+// The size in bytes of the file of run stamps, one per run (never 0).
 constexpr uint64_t RunStampsBytes(uint64_t run_count) {
   const uint64_t bytes = run_count * sizeof(uint64_t);
   return bytes < kPageBytes ? kPageBytes : bytes;

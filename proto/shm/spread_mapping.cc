@@ -14,14 +14,14 @@ namespace {
 constexpr uint64_t kSlotBytes = kSpreadBytesMin;
 constexpr uint64_t kSlots = 128;
 constexpr uint64_t kPeriodBytes = kSlots * kSlotBytes;
-// From one slot to the next. A rank's share of the gradients begins in the
-// middle of the arrays that it is walked with, often a few slots on: there must
-// be none of them.
+// The distance from one slot to the next. A rank's share of the gradients
+// begins in the middle of the arrays that are walked with it, often a few slots
+// on, and must meet none of their slots.
 constexpr size_t kStride = 45;
 
-// Mappings that begin in each slot of a period. No lock: a child that was
-// forked while another thread held it would wait for ever. Two threads at a
-// time may find the same slot; that costs speed alone.
+// The number of mappings that begin in each slot of a period. There is no lock:
+// a child that was forked while another thread held it would wait for ever. Two
+// threads may find the same slot at the same time; that only costs speed.
 std::array<std::atomic<uint32_t>, kSlots> begins;
 
 std::atomic<uint32_t>& BeginsBeside(const void* data) {
@@ -42,8 +42,8 @@ uint64_t RoundUpToPage(uint64_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-// At the begin of a slot, within addresses that are taken first so that nobody
-// else is there.
+// Maps at the begin of a slot, within addresses that are reserved first so that
+// no other mapping is there.
 void* MapInSlot(int fd, uint64_t bytes, int prot, size_t slot) {
   const uint64_t length = RoundUpToPage(bytes);
   const uint64_t all = length + kPeriodBytes;
@@ -71,8 +71,8 @@ void* MapSpread(int fd, uint64_t bytes, int prot) {
     return mmap(nullptr, bytes, prot, MAP_SHARED, fd, 0);
   }
   void* data = MapInSlot(fd, bytes, prot, FreestSlot());
-  // Perhaps only the addresses are scarce (ulimit -v), or every mapping is
-  // locked into memory (mlockall); else it says what is wrong.
+  // Perhaps only addresses are scarce (ulimit -v), or every mapping is locked
+  // into memory (mlockall); otherwise this call reports the error.
   if (data == MAP_FAILED) {
     data = mmap(nullptr, bytes, prot, MAP_SHARED, fd, 0);
   }

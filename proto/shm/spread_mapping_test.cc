@@ -23,7 +23,7 @@ namespace {
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kPeriod = 256 * kMiB;
 
-// Without pages: only addresses are looked at.
+// Makes a file without pages: the tests only check addresses.
 UniqueFd FileOf(uint64_t bytes) {
   UniqueFd fd(memfd_create("spread", MFD_CLOEXEC));
   EXPECT_EQ(ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
@@ -138,7 +138,7 @@ TEST_F(SpreadMappingTest, MapsWhereEveryMappingIsLocked) {
   if (child == 0) {
     const rlim_t bytes = std::min<rlim_t>(64 * kMiB, before.rlim_max);
     const rlimit small = {.rlim_cur = bytes, .rlim_max = bytes};
-    // The limit does not hold for root.
+    // The limit does not apply to root.
     if (setrlimit(RLIMIT_MEMLOCK, &small) != 0) _exit(3);
     if (getuid() == 0 && setuid(65534) != 0) _exit(4);
     if (mlockall(MCL_FUTURE) != 0) _exit(5);
@@ -154,7 +154,7 @@ TEST_F(SpreadMappingTest, MapsWhereEveryMappingIsLocked) {
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
-// A trainer's fork closes the parent's sessions.
+// A fork of a trainer closes the parent's sessions.
 TEST_F(SpreadMappingTest, AForkedChildMapsWhateverTheParentsThreadsDid) {
   std::atomic<bool> ends{false};
   std::thread other([&] {

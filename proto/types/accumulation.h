@@ -11,11 +11,11 @@
 
 namespace optstate {
 
-// In what a job keeps the sums of its micro-steps. Values equal those of
-// optstate.v1.AccumulateDType.
+// The dtype in which a job keeps the sums of its micro-steps. Values equal
+// those of optstate.v1.AccumulateDType.
 enum class AccumulateDType : uint8_t {
   kFloat32 = 1,
-  // The dtype of the parameter's gradients: each addition is in float, and
+  // The dtype of the parameter's gradients: each addition is made in float and
   // rounded to nearest even.
   kGradient = 2,
 };
@@ -26,11 +26,12 @@ constexpr bool IsValidAccumulateDType(uint32_t value) {
 
 absl::string_view Name(AccumulateDType dtype);
 
-// None: micro-steps are not summed.
+// The accumulation of a job; none: micro-steps are not summed.
 using Accumulation = std::optional<AccumulateDType>;
 
-// kGradient: where the sums of each parameter begin in their file, in bytes,
-// and its size as the last number. Places of a layout stay when it is extended.
+// Returns, for kGradient, the byte offsets of each parameter's sums in their
+// file, and the file's size as the last number. Offsets stay when the layout is
+// extended.
 std::vector<uint64_t> GradientSumOffsets(const Layout& layout);
 
 }  // namespace optstate

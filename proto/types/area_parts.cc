@@ -10,7 +10,7 @@ uint64_t NextCut(const Layout& layout, uint32_t parameter, uint64_t element) {
   const ParameterSpec& spec = layout.parameters()[parameter];
   const auto numel = static_cast<uint64_t>(spec.numel);
   if (numel <= kPartElements) return numel;
-  // Counted from the group's beginning, as sub-groups are.
+  // The offset counts from the group's beginning, as for sub-groups.
   const uint64_t offset =
       layout.flat_offset(parameter) - layout.group_begin(spec.group);
   const uint64_t cut =

@@ -25,7 +25,8 @@ Layout LayoutOf(const std::vector<std::pair<int64_t, DType>>& sizes) {
   return *Layout::Make(std::move(spec));
 }
 
-// Every byte of every parameter in one part, with just the runs that write it.
+// Checks that every byte of every parameter is in one part, with just the runs
+// that write it.
 void ExpectWhole(const Layout& layout, uint64_t bytes_max) {
   const std::vector<AreaPart> parts = AreaParts(layout, bytes_max);
   size_t at = 0;
@@ -48,7 +49,8 @@ void ExpectWhole(const Layout& layout, uint64_t bytes_max) {
     EXPECT_LE(parts[i].end, layout.parameter_area_bytes());
     if (i == 0) continue;
     EXPECT_LE(parts[i - 1].end, parts[i].begin);
-    // A tile that two parts share is two runs, or both wait for it.
+    // A tile that two parts share is two runs, or one run that both parts wait
+    // for.
     EXPECT_LE(parts[i - 1].end_run, parts[i].first_run + 1);
   }
 }
@@ -79,7 +81,7 @@ TEST(AreaPartsTest, SmallParametersGoTogetherUpToTheLimit) {
       std::vector<std::pair<int64_t, DType>>(1000, {1, DType::kFloat32}));
   ExpectWhole(layout, kBytesMax);
   EXPECT_EQ(AreaParts(layout, kBytesMax).size(), 1u);
-  // 64 bytes each.
+  // Each parameter takes 64 bytes.
   EXPECT_EQ(AreaParts(layout, 64 * 100).size(), 10u);
 }
 

@@ -9,9 +9,9 @@
 
 namespace optstate {
 
-// How the elements of state array `array` are kept: in the layout's format, but
-// for those with one number a row or a column, which are float32 always: they
-// are too few for a smaller format to save memory, and each weighs on all
+// Returns the format of state array `array`: the layout's format, except that
+// arrays with one number a row or a column are always float32, because they are
+// too few for a smaller format to save memory, and each number affects all
 // elements of its row or column.
 inline StateFormat ArrayFormat(const Layout& layout, int array) {
   const auto arrays = layout.optimizer_info().state_arrays;

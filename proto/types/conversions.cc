@@ -57,7 +57,7 @@ absl::StatusOr<ParameterSpec> ParameterFromProto(const v1::Parameter& proto) {
   };
 }
 
-// Whether a proto3 string may hold it as it is: a parser refuses invalid
+// Whether a proto3 string may hold the text unchanged: a parser refuses invalid
 // UTF-8, and with it the whole message.
 bool IsAscii(absl::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) {
@@ -103,7 +103,7 @@ absl::StatusOr<Layout> LayoutFromProto(const v1::Layout& proto) {
   LayoutSpec spec;
   OPTSTATE_ASSIGN_OR_RETURN(spec.optimizer,
                             OptimizerKindFromProto(proto.optimizer()));
-  // A peer of before there was a choice says nothing.
+  // A peer from before the choice existed sends nothing.
   if (proto.state_format() != v1::STATE_FORMAT_UNSPECIFIED) {
     spec.state_format = static_cast<StateFormat>(proto.state_format());
     if (!IsValidStateFormat(static_cast<uint32_t>(proto.state_format()))) {

@@ -10,18 +10,19 @@
 
 namespace optstate {
 
-// Messages to vocabulary, checked once here; the errors say which field.
+// Conversions from messages to vocabulary types, checked once here; the errors
+// name the field.
 absl::StatusOr<Layout> LayoutFromProto(const v1::Layout& proto);
 absl::StatusOr<PartitionMode> PartitionModeFromProto(v1::PartitionMode proto);
 absl::StatusOr<DType> DTypeFromProto(v1::DType proto);
-// Unspecified: float32.
+// Converts the dtype; unspecified is float32.
 absl::StatusOr<AccumulateDType> AccumulateDTypeFromProto(
     v1::AccumulateDType proto);
 
 v1::Layout ToProto(const Layout& layout);
 
-// A status as it crosses a process boundary. Codes outside absl's become
-// UNKNOWN.
+// Converts a status to and from the form in which it crosses a process
+// boundary. Codes outside absl's become UNKNOWN.
 v1::OpStatus ToProto(const absl::Status& status);
 absl::Status FromProto(const v1::OpStatus& status);
 

@@ -37,8 +37,8 @@ constexpr absl::string_view Name(DType dtype) {
   return "invalid";
 }
 
-// Where the fp32 value of a parameter is that updates work on. The first two
-// are a job's choice, with values that equal optstate.v1.MasterFormat.
+// The location of the fp32 value of a parameter that updates work on. The first
+// two are a job's choice, with values that equal optstate.v1.MasterFormat.
 enum class MasterFormat : uint8_t {
   // An array of floats beside the parameters, which are rounded copies of it.
   kFloat32 = 1,
@@ -55,7 +55,7 @@ constexpr bool IsValidMasterFormat(uint32_t value) {
   return value == 1 || value == 2;
 }
 
-// Bytes of an element beside the parameter.
+// The size in bytes of a master element beside the parameter.
 constexpr size_t SizeInBytes(MasterFormat format) {
   switch (format) {
     case MasterFormat::kFloat32:
@@ -80,19 +80,20 @@ constexpr absl::string_view Name(MasterFormat format) {
   return "invalid";
 }
 
-// How the elements of a job's state arrays are kept. Values equal
+// The format of the elements of a job's state arrays. Values equal
 // optstate.v1.StateFormat.
 enum class StateFormat : uint8_t {
   kFloat32 = 1,
-  // Rounded stochastically, with random bits that only depend on the step, the
+  // Rounded stochastically, with random bits that depend only on the step, the
   // array and the element.
   kBFloat16 = 2,
-  // A byte each, a place in bitsandbytes' dynamic map, times the largest of its
-  // block of kQuantizedBlockElements.
+  // One byte per element: an index into bitsandbytes' dynamic map, times the
+  // largest value of the element's block of kQuantizedBlockElements.
   kDynamic8 = 3,
 };
 
-// Elements that share a scale, counted from the beginning of the parameter.
+// The number of elements that share a scale, counted from the beginning of the
+// parameter.
 inline constexpr size_t kQuantizedBlockElements = 256;
 
 constexpr bool IsValidStateFormat(uint32_t value) {

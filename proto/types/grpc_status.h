@@ -7,7 +7,7 @@
 
 namespace optstate {
 
-// The one crossing between Abseil's statuses and gRPC's. The codes have the
+// The only conversion between Abseil's statuses and gRPC's. The codes have the
 // same numbers; messages are kept, gRPC's binary details are not. A code that
 // absl does not know becomes UNKNOWN.
 grpc::Status ToGrpc(const absl::Status& status);

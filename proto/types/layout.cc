@@ -22,7 +22,7 @@ constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// A name as it stands in a message: a peer chose it, so it may be long or
+// Quotes a name for a message: a peer chose the name, so it may be long or
 // unprintable.
 std::string Quoted(absl::string_view name) {
   constexpr size_t kBytesMax = 120;
@@ -39,7 +39,7 @@ std::string ShapeText(absl::Span<const int64_t> shape) {
                       shape.size() > kDimensionsMax ? ",...]" : "]");
 }
 
-// The product of `shape`; kElementsMax when it is that large or larger.
+// Returns the product of `shape`; kElementsMax when it is that large or larger.
 absl::StatusOr<uint64_t> Numel(absl::Span<const int64_t> shape) {
   bool empty = false;
   for (int64_t dimension : shape) {
@@ -49,8 +49,8 @@ absl::StatusOr<uint64_t> Numel(absl::Span<const int64_t> shape) {
     }
     empty = empty || dimension == 0;
   }
-  // Before the product, which might overflow first: torch takes [2^40, 2^40,
-  // 0].
+  // The zero comes before the product, which might overflow first: torch takes
+  // [2^40, 2^40, 0].
   if (empty) return 0;
   uint64_t product = 1;
   for (int64_t dimension : shape) {
@@ -69,7 +69,7 @@ absl::Status CheckDType(DType dtype, absl::string_view field) {
       field, " ", static_cast<uint32_t>(dtype), " is not a known dtype"));
 }
 
-// What can be said of a parameter alone.
+// Checks a parameter on its own.
 absl::Status CheckParameter(const ParameterSpec& parameter,
                             size_t group_count) {
   if (parameter.name.empty()) {
@@ -176,7 +176,7 @@ absl::Status Differs(absl::string_view what, absl::string_view in_job,
       absl::StrCat(what, " is ", in_job, " in the job, ", here, " here"));
 }
 
-// The first difference between two parameters of one index.
+// Reports the first difference between two parameters of one index.
 absl::Status CheckSameParameter(size_t index, const ParameterSpec& in_job,
                                 const ParameterSpec& here) {
   const std::string what = absl::StrCat("parameter ", index);
@@ -201,7 +201,7 @@ absl::Status CheckSameParameter(size_t index, const ParameterSpec& in_job,
   return absl::OkStatus();
 }
 
-// The first option in which two groups differ.
+// Reports the first option in which two groups differ.
 absl::Status CheckSameOptions(const OptimizerInfo& optimizer, size_t index,
                               uint32_t in_job, uint32_t here) {
   for (size_t k = 0; k < optimizer.options.size(); ++k) {
@@ -288,7 +288,7 @@ absl::Status Layout::CheckSame(const Layout& other,
   for (uint32_t i = 0; i < parameters_shared; ++i) {
     OPTSTATE_RETURN_IF_ERROR(
         CheckSameParameter(i, parameters()[i], other.parameters()[i]));
-    // To float32 parameters the chosen format makes no difference.
+    // The chosen format makes no difference to float32 parameters.
     if (master_format(i) != other.master_format(i)) {
       return Differs("the master format", Name(master_format()),
                      Name(other.master_format()));
@@ -309,7 +309,8 @@ absl::Status Layout::CheckSame(const Layout& other,
     return Differs("the number of groups", absl::StrCat(groups().size()),
                    absl::StrCat(other.groups().size()));
   }
-  // An extension. Groups never decrease, so the first new parameter tells.
+  // `other` is an extension. Groups never decrease, so the first new parameter
+  // tells.
   if (parameters().size() < other.parameters().size()) {
     const ParameterSpec& next = other.parameters()[parameters().size()];
     if (next.group < groups().size()) {

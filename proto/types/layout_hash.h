@@ -8,9 +8,9 @@
 
 namespace optstate {
 
-// SHA-256 (32 bytes) of the canonical serialisation of a layout. That
-// serialisation is part of the format: a change to it makes every stored job
-// refuse its ranks.
+// Returns the SHA-256 (32 bytes) of the canonical serialisation of a layout.
+// The serialisation is part of the format: after a change of it every stored
+// job refuses its ranks.
 //
 //   "optstate.layout.3"  state format  master format  optimizer
 //   group count, then the options of each group
@@ -18,8 +18,8 @@ namespace optstate {
 //     name bytes  name  dimensions  each dimension  dtype  gradient dtype
 //     group
 //
-// Numbers are uint64, little endian. numel is left out, for it is the product
-// of the dimensions.
+// Numbers are uint64, little endian. numel is left out because it is the
+// product of the dimensions.
 absl::StatusOr<std::string> LayoutHash(const LayoutSpec& spec);
 
 }  // namespace optstate

@@ -29,7 +29,7 @@ ParameterSpec Parameter(std::string name, std::vector<int64_t> shape,
           .group = group};
 }
 
-// Two groups, three parameters.
+// Returns two groups with three parameters.
 LayoutSpec SmallSpec() {
   return {
       .optimizer = OptimizerKind::kAdamW,
@@ -239,7 +239,7 @@ TEST(LayoutTest, HashChangesWithEveryField) {
 }
 
 // A split master is the bfloat16 parameter and 16 bits; float32 parameters are
-// their own.
+// their own masters.
 TEST(LayoutTest, SplitMastersNeedBFloat16) {
   LayoutSpec spec = SmallSpec();
   spec.master_format = MasterFormat::kSplit;
@@ -255,7 +255,7 @@ TEST(LayoutTest, SplitMastersNeedBFloat16) {
   ExpectInvalid(spec, "master format 3");
 }
 
-// What CheckSame says when `change` is made to the layout of a rank.
+// Returns the error of CheckSame when `change` is made to the layout of a rank.
 std::string Difference(const std::function<void(LayoutSpec&)>& change,
                        bool allow_extension = false) {
   LayoutSpec spec = SmallSpec();
@@ -298,7 +298,7 @@ TEST(LayoutTest, CheckSameNamesTheFirstDifference) {
             "the number of groups is 2 in the job, 3 here");
 }
 
-// Float32 parameters are their own masters, whatever was asked for.
+// Float32 parameters are their own masters, with any requested format.
 TEST(LayoutTest, AMasterFormatMattersToOtherParametersAlone) {
   const auto split = [](LayoutSpec& s) {
     s.master_format = MasterFormat::kSplit;
@@ -339,7 +339,7 @@ TEST(LayoutTest, AnExtensionAddsWholeGroupsAtTheEnd) {
             HasSubstr("only whole groups")));
   EXPECT_EQ(Difference([](LayoutSpec& s) { s.parameters.pop_back(); }, true),
             "the number of parameters is 3 in the job, 2 here");
-  // The other way round: the job has more than the rank.
+  // Here the job has more parameters than the rank.
   LayoutSpec spec = SmallSpec();
   add_group(spec);
   EXPECT_FALSE(MakeOrDie(spec).CheckSame(MakeOrDie(SmallSpec()), true).ok());

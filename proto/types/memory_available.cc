@@ -21,12 +21,13 @@ namespace {
 
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 
-// The names of one cgroup version.
+// The file names of one cgroup version.
 struct CgroupFiles {
   absl::string_view mount;
   absl::string_view limit;
   absl::string_view usage;
-  // Lines of memory.stat that count page cache, the cgroup's children included.
+  // The lines of memory.stat that count page cache, including the cgroup's
+  // children.
   absl::string_view inactive_file;
   absl::string_view active_file;
 };
@@ -52,7 +53,7 @@ std::optional<uint64_t> ReadNumber(const std::string& path) {
   return number;
 }
 
-// The number after `key` in a file of "KEY NUMBER ..." lines.
+// Returns the number after `key` in a file of "KEY NUMBER ..." lines.
 std::optional<uint64_t> Lookup(absl::string_view text, absl::string_view key) {
   for (absl::string_view line : absl::StrSplit(text, '\n')) {
     const std::vector<absl::string_view> words =
@@ -66,9 +67,9 @@ std::optional<uint64_t> Lookup(absl::string_view text, absl::string_view key) {
   return std::nullopt;
 }
 
-// What one cgroup leaves of its limit; kUnlimited when it has none ("max") or
-// there is no such cgroup below this mount, as in a container that sees the
-// host's path but mounts only its own part.
+// Returns the unused rest of one cgroup's limit; kUnlimited when the cgroup has
+// no limit ("max") or does not exist below this mount, as in a container that
+// sees the host's path but mounts only its own part.
 uint64_t CgroupLeaves(const std::string& directory, const CgroupFiles& files) {
   const auto limit = ReadNumber(absl::StrCat(directory, "/", files.limit));
   const auto usage = ReadNumber(absl::StrCat(directory, "/", files.usage));
@@ -82,7 +83,7 @@ uint64_t CgroupLeaves(const std::string& directory, const CgroupFiles& files) {
   return *limit - std::min(*limit, used);
 }
 
-// The least of a cgroup and those above it.
+// Returns the minimum over a cgroup and its ancestors.
 uint64_t HierarchyLeaves(const std::string& mount, absl::string_view path,
                          const CgroupFiles& files) {
   uint64_t least = kUnlimited;

@@ -8,14 +8,15 @@
 
 namespace optstate {
 
-// Bytes that this process can still take before something is swapped or killed:
-// the least of the machine's MemAvailable and what each memory cgroup that
-// holds the process (v1 or v2, up to the root) leaves of its limit. Page cache
-// counts as available. A snapshot, not a reservation: whoever takes memory
-// after asking must still expect a refusal.
+// Returns the number of bytes that this process can still take before memory is
+// swapped or a process is killed: the minimum of the machine's MemAvailable and
+// the rest of the limit of each memory cgroup that holds the process (v1 or v2,
+// up to the root). Page cache counts as available. This is a snapshot, not a
+// reservation: a later allocation can still fail.
 absl::StatusOr<uint64_t> AvailableMemoryBytes();
 
-// The same below another root than "/", so that tests can supply the files.
+// Does the same below another root than "/", so that tests can supply the
+// files.
 absl::StatusOr<uint64_t> AvailableMemoryBytesBelow(const std::string& root);
 
 }  // namespace optstate

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
 
-// A root with the files that are written to it; 1,000 MiB are available.
+// A root with the files that a test writes to it; 1,000 MiB are available.
 class MemoryAvailableTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -48,7 +48,7 @@ TEST_F(MemoryAvailableTest, V2LimitLeavesWhatIsNotUsed) {
   Write("sys/fs/cgroup/a/b/memory.max", std::to_string(300 * kMiB) + "\n");
   Write("sys/fs/cgroup/a/b/memory.current", std::to_string(120 * kMiB) + "\n");
   EXPECT_EQ(Available(), 180 * kMiB);
-  // Page cache is given up before the limit is felt; shmem is not.
+  // Page cache is reclaimed before the limit is reached; shmem is not.
   Write("sys/fs/cgroup/a/b/memory.stat",
         "anon 10\nfile 1000\nshmem 77\ninactive_file " +
             std::to_string(20 * kMiB) + "\nactive_file " +

@@ -91,7 +91,7 @@ constexpr HyperparamInfo kRadamHyperparams[] = {
     Eps(1e-8),    WeightDecay(0), Flag("decoupled_weight_decay", 0),
     kMaximizeInfo};
 
-// eps.0 below 0: None, the dtype's own epsilon.
+// A negative eps.0 stands for None, the dtype's own epsilon.
 constexpr HyperparamInfo kAdafactorHyperparams[] = {
     Lr(1e-2),
     {"beta2_decay", -0.8, kNotPositive, "beta2_decay"},
@@ -174,7 +174,7 @@ constexpr OptimizerInfo kTable[] = {
 
 constexpr size_t kOptimizerCount = std::size(kTable);
 
-// The table with what follows from it.
+// The table with values derived from it.
 constexpr std::array<OptimizerInfo, kOptimizerCount> kOptimizers = [] {
   std::array<OptimizerInfo, kOptimizerCount> infos{};
   for (size_t i = 0; i < kOptimizerCount; ++i) {
@@ -207,7 +207,7 @@ bool IsInRange(HyperparamRange range, double value) {
   return false;
 }
 
-// What ranges do not say, in torch's words.
+// Makes checks that ranges cannot express, with torch's messages.
 absl::Status CheckMore(OptimizerKind kind, const Hyperparams& hyperparams) {
   if (kind == OptimizerKind::kMuon) {
     if (hyperparams[muon::kNsSteps] >= 100) {

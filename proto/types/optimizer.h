@@ -27,48 +27,49 @@ enum class OptimizerKind : uint8_t {
 };
 
 inline constexpr size_t kHyperparamsMax = 12;
-// State arrays of an optimizer besides the master parameter.
+// The largest number of state arrays of an optimizer besides the master
+// parameter.
 inline constexpr int kStateArraysMax = 3;
 
-// What the user may change at every step, per param group, in double, as the
-// trainer holds it. Which value means what is the optimizer's
-// OptimizerInfo::hyperparams; those behind its last are 0. Plain data: it
-// travels in the commit as it is.
+// The values that the user may change at every step, per param group, in
+// double, as the trainer holds them. OptimizerInfo::hyperparams of the
+// optimizer gives the meaning of each value; values behind its last are 0.
+// Plain data: a commit carries the struct unchanged.
 struct Hyperparams {
   std::array<double, kHyperparamsMax> value = {};
-  // The L2 norm of the group's gradients is clipped to this; 0: it is not. No
-  // business of the optimizer's, but of the commit that takes the others along.
+  // The limit to which the L2 norm of the group's gradients is clipped; 0: no
+  // clipping. The commit applies it, not the optimizer.
   double max_norm = 0;
 
   double operator[](size_t index) const { return value[index]; }
   double& operator[](size_t index) { return value[index]; }
 };
 
-// What a hyperparameter may be in a step; all are finite. It is what the
-// kernels compute as torch does: torch's constructors check more (a scheduler
-// may bring a learning rate a hair below 0, and torch trains on), its steps
-// nothing.
+// The range of a hyperparameter in a step; all values are finite. Within the
+// range the kernels compute as torch does: torch's constructors check more (a
+// scheduler may bring a learning rate a hair below 0, and torch trains on), its
+// steps check nothing.
 enum class HyperparamRange : uint8_t {
   kAny,
   kNotNegative,
   kUnit,  // [0, 1)
   kFlag,  // 0 or 1
   kNotPositive,
-  kNotZero,  // it is divided by
+  kNotZero,  // the update divides by it
 };
 
 struct HyperparamInfo {
-  // torch's name of it in a param group; a part of a tuple has its index
-  // behind a dot ("betas.0").
+  // The name that torch gives it in a param group; a part of a tuple has its
+  // index behind a dot ("betas.0").
   absl::string_view name;
   double default_value = 0;
   HyperparamRange range = HyperparamRange::kAny;
-  // As torch.optim calls it in "Invalid ...: -1".
+  // The name that torch.optim uses in "Invalid ...: -1".
   absl::string_view called;
 };
 
-// What a state array has one element for. A matrix is what the last two
-// dimensions of a parameter span.
+// The unit for which a state array has one element. A matrix is spanned by the
+// last two dimensions of a parameter.
 enum class StateExtent : uint8_t {
   kElements,  // each element
   kRows,      // each row of each matrix; a vector has none
@@ -77,69 +78,70 @@ enum class StateExtent : uint8_t {
 };
 
 struct StateArrayInfo {
-  absl::string_view name;  // torch's
-  // The bit of GroupSpec::options that brings it; 0: always there.
+  absl::string_view name;  // torch's name
+  // The bit of GroupSpec::options that enables the array; 0: always present.
   uint32_t option = 0;
   StateExtent extent = StateExtent::kElements;
 };
 
-// One optimizer, as every folder and the Python package know it.
+// One optimizer: the description that every folder and the Python package use.
 struct OptimizerInfo {
   OptimizerKind kind;
   absl::string_view name;  // torch's class, in lower case: "adamw"
   absl::Span<const HyperparamInfo> hyperparams;
   absl::Span<const StateArrayInfo> state_arrays;  // at most kStateArraysMax
-  // What is fixed for a group at registration, because memory hangs on it: bit
-  // k of GroupSpec::options is options[k]. A group has it when torch's param
-  // group has a value of this name that is true or not 0.
+  // The properties fixed for a group at registration because they determine its
+  // memory: bit k of GroupSpec::options is options[k]. A group has a property
+  // when torch's param group has a value of this name that is true or not 0.
   absl::Span<const absl::string_view> options;
-  // torch's name of a number that is kept per parameter; empty: none.
+  // The name that torch gives to a number kept per parameter; empty: none.
   absl::string_view scalar;
-  // Before the first step.
+  // The value of the scalar before the first step.
   double scalar_initial = 0;
-  // Whether the update of an element depends on that element alone; else it
-  // takes a parameter whole.
+  // Whether the update of an element depends on that element alone; a
+  // non-separable update processes a whole parameter.
   bool is_separable = true;
   // The index of the hyperparameter that reverses the gradient; -1: none.
   int maximize = -1;
 
-  // Whether some array has fewer elements than its parameter. They are at the
-  // beginning of the parameter's place in the flat space.
+  // Whether some array has fewer elements than its parameter. Such elements are
+  // at the beginning of the parameter's place in the flat space.
   bool has_prefixes() const;
 };
 
-// In order of kind.
+// Returns all optimizers, in order of kind.
 absl::Span<const OptimizerInfo> Optimizers();
-// Null for a value that is none, as a peer or a file may have it.
+// Returns null for an invalid value, which a peer or a file may contain.
 const OptimizerInfo* FindOptimizer(uint32_t kind);
-// Of a valid kind.
+// Returns the description of a valid kind.
 const OptimizerInfo& InfoOf(OptimizerKind kind);
 
-// Elements of state array `index` of a parameter of this shape; see
-// StateExtent.
+// The number of elements of state array `index` of a parameter of this shape;
+// see StateExtent.
 uint64_t StateElements(const OptimizerInfo& info, int index,
                        absl::Span<const int64_t> shape);
 
 // Whether a group with these options has state array `index`.
 bool HasStateArray(const OptimizerInfo& info, int index, uint32_t options);
 
-// The defaults of torch.
+// Returns torch's defaults.
 Hyperparams DefaultHyperparams(OptimizerKind kind);
 
-// INVALID_ARGUMENT, in torch.optim's words ("Invalid learning rate: -1"), for
-// the first value that is NaN, infinite or not in its range.
+// Checks the values. INVALID_ARGUMENT, in torch.optim's words ("Invalid
+// learning rate: -1"), for the first value that is NaN, infinite or out of
+// range.
 absl::Status Validate(OptimizerKind kind, const Hyperparams& hyperparams);
 
-// Where each value of a kind is. Of all kinds value 0 is lr.
+// Indices of the values of each kind. Value 0 is lr in all kinds.
 inline constexpr size_t kLr = 0;
 
-// Adam, AdamW and Lamb.
+// Indices for Adam, AdamW and Lamb.
 namespace adam {
 enum : size_t { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kMaximize };
-inline constexpr uint32_t kAmsgrad = 1;  // option; not of Lamb
+inline constexpr uint32_t kAmsgrad = 1;  // option; Lamb lacks it
 }  // namespace adam
 
-// The same by name, for C++ that knows its optimizer.
+// Hyperparameters by name, for C++ code that knows its optimizer.
 struct AdamHyperparams {
   double lr = 1e-3;
   double beta1 = 0.9;

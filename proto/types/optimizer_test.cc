@@ -14,7 +14,7 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-// The message for the defaults with one value changed; "" when valid.
+// Returns the message for the defaults with one value changed; "" when valid.
 std::string MessageWith(OptimizerKind kind, size_t index, double value) {
   Hyperparams hyperparams = DefaultHyperparams(kind);
   hyperparams[index] = value;
@@ -72,8 +72,8 @@ TEST(OptimizerTest, EdgesAreValid) {
   EXPECT_EQ(MessageWith(OptimizerKind::kSgd, sgd::kDampening, -1), "");
 }
 
-// torch checks these in its constructors, and trains on when a group or a
-// scheduler brings them.
+// torch checks these values in its constructors, and trains on when a group or
+// a scheduler changes them later.
 TEST(OptimizerTest, WhatTorchChecksInConstructorsAloneIsValid) {
   EXPECT_EQ(AdamMessageWith(adam::kLr, -1e-19), "");
   EXPECT_EQ(AdamMessageWith(adam::kEps, -1e-8), "");

@@ -12,8 +12,8 @@ absl::StatusCode CodeOf(int error_number) {
   switch (error_number) {
     case EPIPE:
     case ESHUTDOWN:
-      // Abseil's FAILED_PRECONDITION blames the caller; it is the peer that
-      // went away, as with ECONNRESET.
+      // Abseil's FAILED_PRECONDITION blames the caller; here the peer went
+      // away, as with ECONNRESET.
       return absl::StatusCode::kUnavailable;
     default:
       return absl::ErrnoToStatusCode(error_number);

@@ -6,9 +6,9 @@
 
 namespace optstate {
 
-// The one place where errno becomes a status: code by errno (ENOENT NOT_FOUND,
-// EACCES/EPERM PERMISSION_DENIED, ENOSPC/ENOMEM/EMFILE RESOURCE_EXHAUSTED,
-// ECONNREFUSED/ECONNRESET/EPIPE UNAVAILABLE, ...), message
+// Makes a status from errno, in the only place that does so: code by errno
+// (ENOENT NOT_FOUND, EACCES/EPERM PERMISSION_DENIED, ENOSPC/ENOMEM/EMFILE
+// RESOURCE_EXHAUSTED, ECONNREFUSED/ECONNRESET/EPIPE UNAVAILABLE, ...), message
 // "CALL: strerror [errno N]". `what` names the call and its object.
 absl::Status OsError(int error_number, absl::string_view what);
 

@@ -16,7 +16,7 @@ uint64_t NumelOf(const Layout& layout, uint32_t parameter) {
   return static_cast<uint64_t>(layout.parameters()[parameter].numel);
 }
 
-// Parameters in the order in which greedy hands them out.
+// Returns parameters in the order in which greedy assigns them.
 std::vector<uint32_t> GreedyOrder(const Layout& layout) {
   const auto parameters = layout.parameters();
   std::vector<uint32_t> order(parameters.size());
@@ -56,7 +56,7 @@ std::vector<Piece> GreedyPieces(const Layout& layout, uint32_t world_size,
 
 std::vector<Piece> ContiguousPieces(const Layout& layout, uint32_t world_size,
                                     uint32_t rank) {
-  // Below 2^36 tiles and 2^10 ranks: the products fit.
+  // There are fewer than 2^36 tiles and 2^10 ranks: the products fit.
   const uint64_t tiles = layout.flat_elements() / kTileElements;
   const uint64_t begin = tiles * rank / world_size * kTileElements;
   const uint64_t end = tiles * (rank + 1) / world_size * kTileElements;
@@ -67,7 +67,8 @@ std::vector<Piece> ContiguousPieces(const Layout& layout, uint32_t world_size,
     const uint64_t first = layout.flat_offset(i);
     const uint64_t numel = NumelOf(layout, i);
     if (numel == 0) {
-      // Whose slice it would start in; nobody's when it lies at the very end.
+      // The rank in whose slice it would start owns it; at the very end the
+      // last rank does.
       const bool mine = (begin <= first && first < end) ||
                         (last_rank && first == layout.flat_elements());
       if (mine) pieces.push_back({.parameter = i, .begin = 0, .numel = 0});
@@ -91,7 +92,7 @@ std::vector<Piece> ReplicatedPieces(const Layout& layout) {
   return pieces;
 }
 
-// Lays the pieces' gradients one after the other.
+// Places the pieces' gradients one after another.
 RankPartition PlaceGradients(const Layout& layout, std::vector<Piece> pieces) {
   uint64_t offset_bytes = 0;
   for (Piece& piece : pieces) {

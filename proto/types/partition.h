@@ -24,32 +24,32 @@ struct Piece {
   uint32_t parameter = 0;
   uint64_t begin = 0;
   uint64_t numel = 0;
-  // Where the rank writes its gradient, in the gradient area; a multiple of
-  // kSegmentAlignBytes.
+  // The offset in the gradient area at which the rank writes its gradient; a
+  // multiple of kSegmentAlignBytes.
   uint64_t gradient_offset_bytes = 0;
 };
 
-// What one rank pushes, and all but kReplicated owns. Client and engine both
-// compute it, and agree.
+// The pieces that one rank pushes and, except with kReplicated, owns. Client
+// and engine both compute the partition, with equal results.
 struct RankPartition {
-  // By parameter, then begin; at most one piece a parameter. A parameter
-  // without elements has one piece of numel 0, on exactly one rank (replicated:
-  // on each).
+  // The pieces by parameter, then begin; at most one piece a parameter. A
+  // parameter without elements has one piece of numel 0, on exactly one rank
+  // (replicated: on each).
   std::vector<Piece> pieces;
   uint64_t gradient_area_bytes = 0;
 
-  // Index of the first piece whose parameter is >= `parameter`.
+  // The index of the first piece whose parameter is >= `parameter`.
   size_t LowerBound(uint32_t parameter) const;
 };
 
-// Greedy: group after group, whole parameters, largest first (ties: lower index
-// first), each to the rank with the fewest elements so far in all groups (ties:
-// lower rank), as torch's ZeroRedundancyOptimizer does. So an extension of the
-// layout moves nothing. Contiguous: rank r owns tiles
-// [T*r/W, T*(r+1)/W) of the flat space's T tiles. Replicated: all parameters,
-// whole.
-// INVALID_ARGUMENT when rank >= world_size or world_size is not in
-// [1, kWorldSizeMax].
+// Computes the partition. Greedy: group after group, whole parameters, largest
+// first (ties: lower index first), each to the rank with the fewest elements so
+// far in all groups (ties: lower rank), as torch's ZeroRedundancyOptimizer
+// does; so an extension of the layout moves nothing. Contiguous: rank r owns
+// tiles [T*r/W, T*(r+1)/W) of the flat space's T tiles. Replicated: all
+// parameters, whole.
+// INVALID_ARGUMENT when rank >= world_size or world_size is not in [1,
+// kWorldSizeMax].
 absl::StatusOr<RankPartition> MakeRankPartition(const Layout& layout,
                                                 PartitionMode mode,
                                                 uint32_t world_size,

@@ -18,7 +18,7 @@ Layout MakeLayout(LayoutSpec spec) {
   return *std::move(layout);
 }
 
-// One parameter per (numel, group).
+// Makes a layout with one parameter per (numel, group).
 Layout LayoutOf(const std::vector<std::pair<int64_t, uint32_t>>& sizes) {
   LayoutSpec spec;
   for (const auto& [numel, group] : sizes) {
@@ -43,8 +43,8 @@ std::vector<RankPartition> AllRanks(const Layout& layout, PartitionMode mode,
   return ranks;
 }
 
-// Every element of every parameter belongs to exactly one piece, and every
-// parameter without elements to exactly one rank.
+// Checks that every element of every parameter belongs to exactly one piece,
+// and every parameter without elements to exactly one rank.
 void ExpectTiles(const Layout& layout,
                  const std::vector<RankPartition>& ranks) {
   std::vector<std::vector<int>> owners;
@@ -85,7 +85,7 @@ void ExpectGradientsApart(const Layout& layout, const RankPartition& rank) {
   EXPECT_LT(rank.gradient_area_bytes, end_bytes + kSegmentAlignBytes);
 }
 
-// torch's ZeroRedundancyOptimizer._partition_parameters, line by line.
+// Follows torch's ZeroRedundancyOptimizer._partition_parameters, line by line.
 std::vector<uint32_t> TorchOwners(const Layout& layout, uint32_t world_size) {
   std::vector<uint32_t> owner(layout.parameters().size());
   std::vector<uint64_t> sizes(world_size);

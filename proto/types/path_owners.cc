@@ -16,8 +16,8 @@
 namespace optstate {
 namespace {
 
-// Whom the kernel names for users that this user namespace does not know. In a
-// rootless container the machine's root is one of them.
+// Returns the uid that the kernel reports for users unknown to this user
+// namespace. In a rootless container the machine's root is one of them.
 uid_t UnknownUid() {
   uid_t uid = 65534;
   std::ifstream("/proc/sys/kernel/overflowuid") >> uid;
@@ -37,7 +37,7 @@ absl::Status NotOurs(const std::string& path, const struct stat& info) {
       "or choose another path"));
 }
 
-// One entry after the other, from the root on.
+// Checks one entry after another, from the root on.
 class Way {
  public:
   Way(PathOwners owners, bool is_last_ours)
@@ -72,7 +72,7 @@ class Way {
   const PathOwners owners_;
   const bool is_last_ours_;
   const uid_t unknown_ = UnknownUid();
-  bool anybody_made_it_ = false;  // what comes next
+  bool anybody_made_it_ = false;  // applies to the next entry
 };
 
 absl::Status Walk(const std::filesystem::path& path, Way way) {
@@ -92,7 +92,8 @@ absl::Status Walk(const std::filesystem::path& path, Way way) {
 
 absl::Status CheckPathOwners(const std::string& path, PathOwners owners) {
   const Way way(owners, owners == PathOwners::kOurs);
-  // As it is written: who made the links. Then where they lead.
+  // The path is checked as written, for the owners of links, and then where the
+  // links lead.
   OPTSTATE_RETURN_IF_ERROR(
       Walk(std::filesystem::path(path).lexically_normal(), way));
   std::error_code error;

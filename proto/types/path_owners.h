@@ -7,24 +7,24 @@
 
 namespace optstate {
 
-// Who may own the directories on the way to a path.
+// The users that may own the directories on the way to a path.
 enum class PathOwners {
   // This process's user and root.
   kOurs,
-  // Those, and whoever was given a directory by these: it lies where only they
-  // could have made it.
+  // The users of kOurs, and a user to whom these gave a directory: it lies
+  // where only they could have made it.
   kTrusted,
 };
 
-// Whether a stranger could have put something of their own at an absolute
+// Checks that no stranger could have put an entry of their own at an absolute
 // `path`, or could do so later: looks at every directory on the way, also
-// behind symbolic links, and at whatever is at `path` itself. Directories that
-// others may write to must be sticky, as /tmp is, and what lies in one must
-// belong to this process's user or to root. With kOurs a group counts as
-// others, unless it is root's or this process's own. What is not there yet is
-// no fault.
+// behind symbolic links, and at the entry at `path` itself. Directories that
+// others may write to must be sticky, as /tmp is, and an entry in such a
+// directory must belong to this process's user or to root. With kOurs a group
+// counts as others, unless it is root's or this process's own. A missing entry
+// is no fault.
 //
-// FAILED_PRECONDITION, naming the directory, its owner or mode, and what to do.
+// FAILED_PRECONDITION, naming the directory, its owner or mode, and a remedy.
 absl::Status CheckPathOwners(const std::string& path, PathOwners owners);
 
 }  // namespace optstate

@@ -25,7 +25,8 @@ class PathOwnersTest : public testing::Test {
   }
   ~PathOwnersTest() override { std::filesystem::remove_all(root_); }
 
-  // A directory below root_ of such a mode, the stranger's or ours.
+  // Makes a directory below root_ with this mode, owned by the stranger or by
+  // us.
   std::string Make(const std::string& name, mode_t mode,
                    bool is_strangers = false) const {
     const std::string path = root_ + "/" + name;
@@ -115,7 +116,7 @@ TEST_F(StrangersTest, ALinkOfOursLeadsWhereItLeads) {
   ExpectRefused(link + "/x", "/open is writable by other users");
 }
 
-// As root makes /run/optstate for a daemon of a user of its own.
+// Root makes /run/optstate in this way for a daemon with a user of its own.
 TEST_F(StrangersTest, WhoWasGivenADirectoryIsTrustedByClientsAlone) {
   const std::string given = Make("given", 0755, true);
   EXPECT_TRUE(CheckPathOwners(given + "/s", PathOwners::kTrusted).ok());

@@ -8,17 +8,19 @@
 
 namespace optstate {
 
-// Valid layouts for randomised tests, with what is easily forgotten: parameters
-// of 0 and 1 elements, scalars, sizes around a tile, empty groups. The seed is
-// printed first; OPTSTATE_TEST_SEED in the environment repeats a run.
+// Generates valid layouts for randomised tests, including easily forgotten
+// cases: parameters of 0 and 1 elements, scalars, sizes around a tile, empty
+// groups. The seed is printed first; OPTSTATE_TEST_SEED in the environment
+// repeats a run.
 class RandomLayouts {
  public:
   RandomLayouts();
 
-  // Of 1 to `parameters_max` parameters, at most about 20,000 elements each.
+  // Returns a layout of 1 to `parameters_max` parameters, each of at most about
+  // 20,000 elements.
   LayoutSpec Next(uint32_t parameters_max);
 
-  // Uniform in [low, high].
+  // Returns a uniform number in [low, high].
   uint64_t Uniform(uint64_t low, uint64_t high);
 
  private:

@@ -8,12 +8,12 @@
 
 namespace optstate {
 
-// Calls visit(run, begin, numel) for the runs that make up elements
-// [begin, end) of a parameter, in order; both are at borders of runs.
+// Calls visit(run, begin, numel) for the runs that make up elements [begin,
+// end) of a parameter, in order; both are at borders of runs.
 //
-// A run is the part of one parameter within one tile. It depends on the layout
-// alone, never on ranks, threads or sub-groups, so sums that are taken run by
-// run in order have the same bits whatever those are.
+// A run is the part of one parameter within one tile. Runs depend on the layout
+// alone, never on ranks, threads or sub-groups, so sums taken run by run in
+// order have the same bits for any ranks, threads and sub-groups.
 template <typename Visitor>
 void ForEachRun(const Layout& layout, uint32_t parameter, uint64_t begin,
                 uint64_t end, const Visitor& visit) {

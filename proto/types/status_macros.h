@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 
-// As in the Abseil of later years; Debian's has none yet.
+// The macro of newer Abseil versions, which Debian's Abseil lacks.
 #define OPTSTATE_RETURN_IF_ERROR(expr)                   \
   do {                                                   \
     absl::Status optstate_status_ = (expr);              \
@@ -27,7 +27,7 @@
 
 namespace optstate {
 
-// `status` with `context` and ": " before its message.
+// Returns `status` with `context` and ": " before its message.
 inline absl::Status Annotate(const absl::Status& status,
                              absl::string_view context) {
   if (status.ok()) return status;

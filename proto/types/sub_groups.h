@@ -11,12 +11,12 @@ namespace optstate {
 
 inline constexpr uint64_t kSubGroupElementsDefault = 262144;
 
-// A range of one param group: what is placed, swapped and scheduled together.
+// A range of one param group: the unit of placement, swapping and scheduling.
 struct SubGroup {
   uint64_t begin = 0;  // flat element
   uint64_t end = 0;
   uint32_t group = 0;
-  // Parameters that may have elements in this range.
+  // The parameters that may have elements in this range.
   uint32_t first_parameter = 0;
   uint32_t end_parameter = 0;
 
@@ -27,11 +27,11 @@ struct SubGroup {
 class SubGroupTable {
  public:
   enum class Cut : uint8_t {
-    kTiles,       // whole tiles: of so many elements each
+    kTiles,       // whole tiles: a given number of elements each
     kParameters,  // whole parameters: one, or several of so many elements in
                   // all
   };
-  // What an update of the layout's optimizer takes.
+  // The cut that an update of the layout's optimizer needs.
   static Cut CutOf(const Layout& layout) {
     return layout.optimizer_info().is_separable ? Cut::kTiles
                                                 : Cut::kParameters;
@@ -44,7 +44,7 @@ class SubGroupTable {
   absl::Span<const SubGroup> all() const { return sub_groups_; }
   size_t size() const { return sub_groups_.size(); }
   const SubGroup& operator[](size_t index) const { return sub_groups_[index]; }
-  // The index of the sub-group that holds this element of a parameter.
+  // Returns the index of the sub-group that holds this element of a parameter.
   uint32_t IndexOf(uint32_t parameter, uint64_t element) const {
     if (!of_parameter_.empty()) return of_parameter_[parameter];
     const uint32_t group = layout_->parameters()[parameter].group;
@@ -63,7 +63,7 @@ class SubGroupTable {
   uint64_t elements_;
   std::vector<SubGroup> sub_groups_;
   std::vector<uint32_t> first_;  // by group
-  // By parameter, of Cut::kParameters.
+  // The sub-groups by parameter, for Cut::kParameters.
   std::vector<uint32_t> of_parameter_;
 };
 

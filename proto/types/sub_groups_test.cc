@@ -12,8 +12,8 @@ uint64_t NumelOf(const Layout& layout, uint32_t parameter) {
   return static_cast<uint64_t>(layout.parameters()[parameter].numel);
 }
 
-// Every element of every parameter is in the sub-group that IndexOf says, and
-// sub-groups cover the flat space.
+// Checks that every element of every parameter is in the sub-group that IndexOf
+// returns, and that sub-groups cover the flat space.
 void Check(const Layout& layout, const SubGroupTable& sub_groups) {
   uint64_t next = 0;
   for (const SubGroup& sub_group : sub_groups.all()) {

@@ -7,7 +7,7 @@
 
 namespace optstate {
 
-// Owns a file descriptor; closes it when destroyed. -1: none.
+// Owns a file descriptor, which the destructor closes. -1: none.
 class UniqueFd {
  public:
   UniqueFd() = default;

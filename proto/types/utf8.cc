@@ -5,8 +5,9 @@
 namespace optstate {
 namespace {
 
-// Of a character that begins with this byte: how many bytes follow, and which
-// the first of them may be. No character begins with it: follow is -1.
+// The properties of a character that begins with a given byte: the number of
+// bytes that follow, and the range of the first of them. follow is -1 when no
+// character begins with the byte.
 struct Lead {
   int follow = -1;
   uint8_t second_min = 0x80;

@@ -6,7 +6,7 @@
 namespace optstate {
 
 // Whether a protobuf `string` can hold the text: well-formed UTF-8 (Unicode
-// 15.0, table 3-7), which has neither surrogates nor longer forms than needed.
+// 15.0, table 3-7), without surrogates and overlong forms.
 bool IsUtf8(absl::string_view text);
 
 }  // namespace optstate

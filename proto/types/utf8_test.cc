@@ -8,7 +8,7 @@
 namespace optstate {
 namespace {
 
-// Every text of up to four bytes that differs where the rules do, against
+// Compares every text of up to four bytes that differs where the rules do with
 // protobuf's own check.
 TEST(Utf8Test, AgreesWithProtobuf) {
   const std::string bytes(

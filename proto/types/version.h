@@ -5,7 +5,7 @@
 
 namespace optstate {
 
-// Of the whole project: daemon, client, wheel and optctl.
+// The version of the whole project: daemon, client, wheel and optctl.
 inline constexpr absl::string_view kVersion = "0.1.0";
 
 }  // namespace optstate

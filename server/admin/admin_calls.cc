@@ -14,11 +14,11 @@
 namespace optstate::admin {
 namespace {
 
-// For a caller that sets no deadline.
+// The deadline of a caller that sets none.
 constexpr absl::Duration kCallMax = absl::Minutes(5);
 
-// A little before the caller's, for what is said at the end to arrive: whoever
-// has given up hears only that it was late.
+// Calls end a little before the caller's deadline, so that the final answer
+// arrives: a caller whose deadline has passed learns only that.
 constexpr absl::Duration kAnswerTimeMax = absl::Milliseconds(500);
 
 absl::Time Deadline(const grpc::ServerContext& context) {
@@ -28,7 +28,7 @@ absl::Time Deadline(const grpc::ServerContext& context) {
   return now + patience - std::min(patience / 4, kAnswerTimeMax);
 }
 
-// Puts a result where gRPC wants it.
+// Converts a result to gRPC's status and reply.
 template <typename T>
 grpc::Status Answer(absl::StatusOr<T> result, T* reply) {
   if (!result.ok()) return ToGrpc(result.status());

@@ -9,13 +9,13 @@
 
 namespace optstate::admin {
 
-// The Admin service as gRPC calls it: finds out who asks and until when, and
-// asks AdminService.
+// The Admin service as gRPC calls it: determines each call's caller and
+// deadline, and passes the call to AdminService.
 //
 // Threads: thread-safe.
 class AdminCalls final : public v1::Admin::Service {
  public:
-  // Both outlive the object.
+  // `service` and `uids` outlive the object.
   AdminCalls(AdminService* service, const ConnectionUids* uids)
       : service_(service), uids_(uids) {}
 

@@ -21,24 +21,25 @@
 namespace optstate::admin {
 namespace {
 
-// Calls of one caller that run at once; a drain or a deletion keeps one busy
-// for its time.
+// Threads for one caller's concurrent calls; a drain or a deletion occupies one
+// until it ends.
 constexpr int kOperatorThreadsMax = 16;
 constexpr int kThreadsMax = 6;
-// Callers that have a server of their own, but for operators; further ones
-// share one.
+// Number of callers with a server of their own, besides operators; further
+// callers share one.
 constexpr size_t kServersMax = 16;
 // A request is a name and a few numbers.
 constexpr int kRequestBytesMax = 64 << 10;
-// Of one connection at once. What a client asks beyond that waits in it.
+// Concurrent streams of one connection. A client's further calls wait in the
+// client.
 constexpr int kStreamsMax = 16;
-// A connection without a call.
+// Time after which a connection without a call is closed.
 constexpr int kIdleMs = 60'000;
-// What gRPC has written last, when the server ends.
+// Time to pass on gRPC's last bytes when the server ends.
 constexpr absl::Duration kFlushTimeout = absl::Seconds(1);
 
-// The gRPC server of one caller, with threads of its own: whoever uses up these
-// is in nobody else's way.
+// The gRPC server of one caller, with threads of its own: a caller that uses
+// them up does not delay others.
 class CallersServer {
  public:
   CallersServer(AdminService* service, const ConnectionUids* uids)
@@ -63,7 +64,7 @@ class CallersServer {
     if (server_ == nullptr) {
       return absl::InternalError("a gRPC server of Admin did not start");
     }
-    // Known by itself is "" alone. SetUnhealthy is about both.
+    // By default only "" is known. SetUnhealthy applies to both.
     server_->GetHealthCheckService()->SetServingStatus(
         v1::Admin::service_full_name(), true);
     return absl::OkStatus();
@@ -106,7 +107,7 @@ class Server final : public AdminServer {
                         const std::string& name);
   absl::StatusOr<CallersServer*> Find(const Caller& caller)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Makes room for one more; false: nobody's is without connections.
+  // Makes room for one more server; false: all servers have connections.
   bool DropIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   AdminService* const service_;
@@ -119,7 +120,7 @@ class Server final : public AdminServer {
   std::map<Caller, std::unique_ptr<CallersServer>> servers_
       ABSL_GUARDED_BY(mutex_);
   size_t stranger_count_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Of callers without one of their own.
+  // Server of the callers without one of their own.
   std::unique_ptr<CallersServer> shared_ ABSL_GUARDED_BY(mutex_);
 };
 
@@ -127,7 +128,8 @@ absl::Status Server::Start() {
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   OPTSTATE_ASSIGN_OR_RETURN(gate_, GrpcGate::Start());
-  // At once, so that a daemon that cannot serve does not start.
+  // The first server is started at once, so that a daemon that cannot serve
+  // does not start.
   absl::MutexLock lock(&mutex_);
   return Find(Caller{::geteuid(), true}).status();
 }

@@ -17,9 +17,9 @@ namespace optstate::admin {
 
 // The gRPC servers of the supervisor: Admin, the standard health service and
 // reflection. They listen nowhere; connections are given to them. Each caller
-// has threads of its own, so that nobody can take those of another.
+// has threads of its own, so that no caller can use up another's.
 //
-// Threads: thread-safe. Calls run on threads of gRPC's.
+// Threads: thread-safe. Calls run on gRPC's threads.
 class AdminServer {
  public:
   struct Limits {
@@ -31,20 +31,20 @@ class AdminServer {
       AdminService* service, const Limits& limits);
   virtual ~AdminServer() = default;
 
-  // Serves gRPC on a connection whose first bytes are HTTP/2's preface; what it
-  // asks is asked by `caller`, whom limits count as `name` ("uid 1000").
-  // RESOURCE_EXHAUSTED, naming the limit, when that has too many; the
-  // connection's first call is answered with it.
+  // Serves gRPC on a connection whose first bytes are HTTP/2's preface; its
+  // calls are made by `caller`, whom limits count as `name` ("uid 1000").
+  // RESOURCE_EXHAUSTED, naming the limit, when the caller has too many
+  // connections; this connection's first call is answered with that error.
   virtual absl::Status Serve(UniqueFd connection, const Caller& caller,
                              const std::string& name) = 0;
 
   // Answers such a connection's first call with `why`, and closes it.
   virtual void Refuse(UniqueFd connection, const absl::Status& why) = 0;
 
-  // Says NOT_SERVING to health checks from now on.
+  // Answers health checks with NOT_SERVING from now on.
   virtual void SetUnhealthy() = 0;
 
-  // Ends the calls that run, at the deadline by cancelling them, and returns
+  // Ends the running calls, at the deadline by cancelling them, and returns
   // when none is left.
   virtual void Shutdown(absl::Time deadline) = 0;
 };

@@ -1,5 +1,5 @@
-// What a stranger does to the server of Admin, and whether its operators still
-// get answers. The strangers speak HTTP/2 by hand: no library does this.
+// Tests whether operators still get answers while strangers misuse the Admin
+// server. The strangers write HTTP/2 by hand: no library does this.
 #include "server/admin/admin_server.h"
 
 #include <gmock/gmock.h>
@@ -82,7 +82,8 @@ std::string Short(absl::string_view text) {
   return absl::StrCat(std::string(1, static_cast<char>(text.size())), text);
 }
 
-// HEADERS of a call; entries of HPACK's static table by their numbers.
+// The HEADERS frame of a call; entries of HPACK's static table are given by
+// number.
 std::string Call(uint32_t stream, absl::string_view path) {
   return Frame(
       1, 4, stream,
@@ -113,7 +114,7 @@ class AdminServerTest : public testing::Test {
     server_ = *std::move(server);
   }
 
-  // The peer's end.
+  // Connects as `caller`; returns the peer's end.
   UniqueFd Connect(const Caller& caller) {
     int fds[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK,
@@ -142,7 +143,7 @@ class AdminServerTest : public testing::Test {
     EXPECT_TRUE(status.ok()) << status.error_message();
   }
 
-  // Blocks until all is taken or the other end closes.
+  // Sends all bytes; blocks until all are taken or the other end closes.
   static void Send(const UniqueFd& fd, absl::string_view bytes) {
     while (!bytes.empty()) {
       pollfd entry = {fd.get(), POLLOUT, 0};
@@ -154,7 +155,7 @@ class AdminServerTest : public testing::Test {
     }
   }
 
-  // What the server says, until `enough` or until it closes.
+  // Receives the server's bytes, until `enough` or until it closes.
   static std::string Receive(
       const UniqueFd& fd,
       const std::function<bool(const std::string&)>& enough =
@@ -208,7 +209,7 @@ TEST_F(AdminServerTest, SilentStreamsOfAStrangerTakeNobodyElsesThreads) {
       absl::StrAppend(&bytes, Call(stream, kReflection));
     }
     Send(strangers.back(), bytes);
-    // So that the calls have arrived: what is too much is answered.
+    // The wait ensures that the calls have arrived: excess calls are answered.
     Http2Frames frames(Http2Frames::Sender::kServer);
     size_t taken = 0;
     Receive(strangers.back(), [&](const std::string& all) {

@@ -22,7 +22,7 @@ using supervisor::JobSummary;
 
 constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
 
-// A job whose engine gave no answer; `why` not.
+// Describes a job whose engine gave no answer, because of `why`.
 v1::Job DescribeWithoutEngine(const JobSummary& summary,
                               const absl::Status& why) {
   v1::Job job;
@@ -34,7 +34,8 @@ v1::Job DescribeWithoutEngine(const JobSummary& summary,
     return job;
   }
   job.set_reason(std::string(why.message()));
-  // Of the one before, while none has got ready since.
+  // The reason concerns the previous engine, while no engine has become ready
+  // since.
   if (!summary.reason.empty()) {
     job.set_reason(absl::StrCat(job.reason(), ": ", summary.reason));
   }
@@ -45,7 +46,7 @@ v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
   v1::Job job;
   if (described.ok()) {
     job = *std::move(described);
-    // An engine that could not open the files says less of them than they do.
+    // An engine that could not open the files knows less than the files say.
     if (job.phase() == v1::JOB_PHASE_FAILED && job.parameter_count() == 0) {
       AddFromFiles(summary.directory, &job);
     }
@@ -53,7 +54,7 @@ v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
     job = DescribeWithoutEngine(summary, described.status());
   }
   if (job.reason().empty()) job.set_reason(summary.reason);
-  // What the supervisor knows best.
+  // These fields are the supervisor's.
   job.set_name(summary.name);
   job.set_uid(summary.uid);
   job.set_engine_pid(summary.engine_pid);
@@ -83,11 +84,12 @@ std::string HostName() {
   return ::gethostname(name, sizeof(name) - 1) == 0 ? name : "";
 }
 
-// Of one that does not wait, too, engines have to be told.
+// The least timeout of a drain: also one that does not wait has to reach the
+// engines.
 constexpr absl::Duration kDrainTimeoutMin = absl::Milliseconds(100);
 
-// Of an answer that some engine did not give, or not in time: what was asked
-// for is in force all the same.
+// Error texts when an engine did not answer, or not in time: the request is in
+// force all the same.
 constexpr absl::string_view kDrainingText =
     "draining stays in force, also when the daemon is restarted, until `optctl "
     "drain --resume`: new steps and sessions are refused. Not drained yet: ";
@@ -98,7 +100,7 @@ constexpr absl::string_view kResumedText =
 absl::StatusOr<absl::Duration> TimeoutOf(const v1::DrainRequest& request) {
   if (!request.has_timeout()) return kDrainTimeout;
   const google::protobuf::Duration& timeout = request.timeout();
-  constexpr int64_t kSecondsMax = 315'576'000'000;  // as duration.proto has it
+  constexpr int64_t kSecondsMax = 315'576'000'000;  // by duration.proto
   if (timeout.seconds() < 0 || timeout.seconds() > kSecondsMax ||
       timeout.nanos() < 0 || timeout.nanos() > 999'999'999) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -177,7 +179,7 @@ std::vector<v1::Job> AdminService::Describe(
     }
     absl::StatusOr<v1::Job> one = std::move(*next++);
     JobSummary now = summary;
-    // Meanwhile the engine may have ended for good, and the job with it.
+    // The engine may have ended for good meanwhile, and the job with it.
     if (!one.ok()) {
       absl::StatusOr<JobSummary> found = FindJob(summary.name);
       if (!found.ok()) continue;
@@ -210,7 +212,8 @@ absl::StatusOr<v1::Job> AdminService::GetJob(const std::string& name,
   if (described.empty()) return NoJob(name);
   v1::Job job = std::move(described[0]);
   if (!memory || job.ranks_unknown()) return job;
-  // Apart, for it may take longer; then the answer comes without it.
+  // Memory use is asked for separately, because it may take too long; then the
+  // answer lacks it.
   absl::StatusOr<v1::Job> with_memory =
       engines_->GetJob(name, deadline, /*memory=*/true);
   if (!with_memory.ok()) return job;
@@ -291,7 +294,8 @@ pid_t AdminService::FailedEngine(const std::string& name, absl::Time deadline) {
 absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(
     const std::string& binary, uid_t uid, bool is_local) {
   OPTSTATE_RETURN_IF_ERROR(supervisor::CheckOperator(uid));
-  // Over TCP anybody would be the daemon's user, and choose what runs as it.
+  // Over TCP every peer acts as the daemon's user, and could choose the program
+  // that runs as that user.
   if (!is_local) {
     return absl::PermissionDeniedError(
         "an upgrade is asked for over the daemon's unix socket, not over TCP");

@@ -18,22 +18,23 @@
 
 namespace optstate::admin {
 
-// What each call of the Admin service does, without gRPC: admin_server.cc wraps
-// it. `uid` is who asks; at `deadline` the answer is to be there.
+// Implements each call of the Admin service, without gRPC: admin_calls.cc wraps
+// it. `uid` is the caller's; the answer is due at `deadline`.
 //
 // A job whose engine does not answer is still listed, as the supervisor and the
-// job's files know it: phase FAILED with the reason when the job is, else
-// UNSPECIFIED with why the engine is not there. While that engine runs, its
+// job's files know it: phase FAILED with the reason when the job is FAILED,
+// else UNSPECIFIED with why the engine is missing. While that engine runs, its
 // ranks are unknown and lists name the job as unanswered.
 //
 // Threads: thread-safe. Calls block the calling thread.
 class AdminService {
  public:
-  // One hanging engine must not make a list useless.
+  // Bounds the wait for one engine: one that hangs must not make a list
+  // useless.
   static constexpr absl::Duration kEngineAnswerMax = absl::Seconds(2);
 
-  // Everything given outlives the object. `engine_answer_max`: how long an
-  // engine may take to describe itself.
+  // All arguments outlive the object. `engine_answer_max`: how long an engine
+  // may take to describe itself.
   AdminService(supervisor::SupervisorControl* control, EngineChannels* engines,
                UpgradeControl* upgrade, ServerInfo info,
                absl::Duration engine_answer_max = kEngineAnswerMax);
@@ -42,7 +43,7 @@ class AdminService {
   v1::ListJobsReply ListJobs(absl::Time deadline);
   absl::StatusOr<v1::Job> GetJob(const std::string& name, absl::Time deadline,
                                  bool memory = false);
-  // NOT_FOUND when a job is named and there is none.
+  // Returns NOT_FOUND when `job` names a job that does not exist.
   absl::StatusOr<v1::ListSessionsReply> ListSessions(const std::string& job,
                                                      absl::Time deadline);
   absl::StatusOr<v1::ListParametersReply> ListParameters(
@@ -51,11 +52,11 @@ class AdminService {
                          absl::Time deadline);
   absl::Status RecoverJob(const std::string& name, uid_t uid,
                           absl::Time deadline);
-  // `is_local`: asked over a unix socket.
+  // `is_local`: the call came over a unix socket.
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary, uid_t uid,
                                            bool is_local);
-  // Waits no longer than `caller`, if there is one, does. When engines do not
-  // answer, what was asked for is in force all the same, and the error says so.
+  // Waits no longer than `caller`, unless that is null. When engines do not
+  // answer, the request is in force all the same, and the error says so.
   absl::StatusOr<v1::DrainReply> Drain(
       const v1::DrainRequest& request, uid_t uid, absl::Time deadline,
       const grpc::ServerContext* caller = nullptr);
@@ -67,7 +68,8 @@ class AdminService {
       absl::Time deadline);
   absl::StatusOr<supervisor::JobSummary> FindJob(const std::string& name);
   absl::Status CheckNoSessions(const std::string& name, absl::Time deadline);
-  // Pid of the job's engine if it runs and calls the job FAILED, else 0.
+  // Returns the pid of the job's engine if that runs and calls the job FAILED,
+  // else 0.
   pid_t FailedEngine(const std::string& name, absl::Time deadline);
 
   supervisor::SupervisorControl* const control_;

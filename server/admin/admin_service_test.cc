@@ -31,7 +31,7 @@ using supervisor::JobSummary;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// The supervisor, as far as Admin sees it; records what is asked of it.
+// A fake supervisor for Admin; records the calls.
 class FakeControl : public supervisor::SupervisorControl {
  public:
   std::vector<JobSummary> Jobs() override {
@@ -77,7 +77,7 @@ class FakeControl : public supervisor::SupervisorControl {
   }
   bool draining() const override { return is_draining; }
 
-  // While another thread may ask.
+  // Ends a job's engine while another thread may be asking.
   void EndEngine(const std::string& name) {
     absl::MutexLock lock(&mutex);
     jobs[name].engine_pid = 0;
@@ -102,9 +102,9 @@ class FakeUpgrade : public UpgradeControl {
   v1::UpgradeProgress progress;
 };
 
-// Answers like an engine with `sessions` ranks. Of a hanging one the answer is
-// what its caller would get in the end, at once: no time passes that a slow
-// machine could stretch. One that dies is gone at the first question.
+// Answers like an engine with `sessions` ranks. A hanging one answers at once
+// with the error that its caller would get in the end: no time passes that a
+// slow machine could stretch. A dying one is gone at the first question.
 class FakeEngineService : public v1::Engine::Service {
  public:
   FakeEngineService(uint32_t sessions, bool hangs, bool dies)
@@ -204,7 +204,7 @@ class AdminServiceTest : public testing::Test {
     }
   }
 
-  // What an engine leaves behind after 56 steps of a world of two.
+  // Writes the files of an engine after 56 steps of a world of two.
   void GiveFiles(const std::string& job) {
     std::string directory = ::testing::TempDir() + "/admin_service-XXXXXX";
     ASSERT_NE(::mkdtemp(directory.data()), nullptr);
@@ -324,7 +324,7 @@ TEST_F(AdminServiceTest, ADeadOrHangingEngineDoesNotSpoilTheList) {
       HasSubstr("not running: its engine exited with status 1: locked"));
 }
 
-// It really gives none, and whoever asks has all the time there is.
+// The engine never answers, and the caller sets no deadline.
 TEST_F(AdminServiceTest, AnEngineIsNotAwaitedForEver) {
   AddJob("silent", 1);
   int fds[2];
@@ -376,7 +376,7 @@ TEST_F(AdminServiceTest, ListsNameTheEnginesThatGaveNoAnswer) {
   }
 }
 
-// Nobody is asked, and what is left of it is known.
+// No engine is asked, and the job's files are described.
 TEST_F(AdminServiceTest, AJobWithoutEngineIsWhatItsFilesSay) {
   for (const std::string job : {"files", "damaged", "empty"}) {
     control_.jobs[job].name = job;
@@ -409,7 +409,7 @@ TEST_F(AdminServiceTest, AnEngineThatCouldNotOpenItsJobSaysLessThanTheFiles) {
   EXPECT_FALSE(job->ranks_unknown());
 }
 
-// It is started, or adopted, or the one before has just died.
+// The engine is being started or adopted, or the previous one has just died.
 TEST_F(AdminServiceTest, AnEngineThatIsAboutToAnswerIsWaitedFor) {
   AddJob("good", 1);
   for (const char* job : {"starting", "adopted"}) {
@@ -433,11 +433,12 @@ TEST_F(AdminServiceTest, AnEngineThatIsAboutToAnswerIsWaitedFor) {
   EXPECT_EQ(list.jobs(3).session_count(), 2u);
 }
 
-// Its last rank has left, or it has died for good: no other is waited for.
+// The last rank has left, or the engine has died for good: no other engine is
+// waited for.
 TEST_F(AdminServiceTest, AnEngineThatIsOverIsNotWaitedFor) {
   AddJob("over", 1, /*hangs=*/false, /*dies=*/true);
   v1::ListJobsReply list;
-  // It returns although nothing ends the wait for another one.
+  // The listing returns although nothing ends the wait for another engine.
   std::thread listing(
       [&] { list = service_->ListJobs(absl::InfiniteFuture()); });
   fakes_["over"]->AwaitQuestion();
@@ -449,7 +450,7 @@ TEST_F(AdminServiceTest, AnEngineThatIsOverIsNotWaitedFor) {
   EXPECT_EQ(list.jobs(0).engine_pid(), 0);
 }
 
-// Nor is a job in the list that has gone while it was made.
+// A job that is removed while the list is made is not in the list.
 TEST_F(AdminServiceTest, AJobThatGoesMeanwhileIsNotListed) {
   AddJob("goes", 1, /*hangs=*/false, /*dies=*/true);
   v1::ListJobsReply list;
@@ -531,7 +532,8 @@ TEST_F(AdminServiceTest, DeleteChecksNameAndUser) {
       service_->DeleteJob("a", true, ::geteuid() + 1, Soon())));
 }
 
-// By the pid that the engine itself says: the supervisor's may be the next one.
+// The engine is named by the pid that it reports: the supervisor's pid may be
+// the next engine's.
 TEST_F(AdminServiceTest, RecoverNamesTheEngineThatCallsItsJobFailed) {
   AddJob("ready", 1);
   AddJob("failed", 1).set_phase(v1::JOB_PHASE_FAILED);
@@ -571,7 +573,7 @@ TEST_F(AdminServiceTest, DrainReachesEveryEngineAndNamesWhoIsLate) {
       service_->Drain(request, ::geteuid() + 1, Soon()).status()));
 }
 
-// What was asked for is in force whether or not it says so.
+// The request is in force whether or not the engine confirms it.
 TEST_F(AdminServiceTest, AStoppedEngineDoesNotUndoWhatItIsTold) {
   AddJob("stopped", 1, /*hangs=*/true);
   const absl::Status drained =
@@ -592,7 +594,7 @@ TEST_F(AdminServiceTest, AStoppedEngineDoesNotUndoWhatItIsTold) {
   EXPECT_FALSE(control_.is_draining);
 }
 
-// An engine that dies while it finishes its step; the next one does.
+// An engine dies while it finishes its step; the next one finishes it.
 TEST_F(AdminServiceTest, DrainAsksTheEngineThatComesNext) {
   AddJob("over", 0, /*hangs=*/false, /*dies=*/true);
   AddJob("dying", 0, /*hangs=*/false, /*dies=*/true);
@@ -610,19 +612,20 @@ TEST_F(AdminServiceTest, DrainAsksTheEngineThatComesNext) {
   EXPECT_TRUE(drained.ok()) << drained;
   EXPECT_EQ(next.drains(), 1);
   EXPECT_EQ(started.drains(), 1);
-  // Nobody has to wait for it to take steps.
+  // A resume does not wait for an engine to take steps.
   engines_.Lose("dying");
   v1::DrainRequest resume;
   resume.set_resume(true);
   EXPECT_TRUE(service_->Drain(resume, ::geteuid(), Soon()).ok());
-  // None comes in time.
+  // No next engine comes in time.
   const absl::Status late =
       service_->Drain({}, ::geteuid(), absl::InfinitePast()).status();
   EXPECT_TRUE(absl::IsUnavailable(late)) << late;
   EXPECT_THAT(std::string(late.message()), HasSubstr("dying"));
 }
 
-// A rest ends by itself, so who rests is asked again while another one is late.
+// A rest ends by itself, so resting engines are asked again while another one
+// is late.
 TEST_F(AdminServiceTest, AllRestUntilTheLastOneDoes) {
   FakeEngineService& quick = AddJob("quick", 1);
   FakeEngineService& late = AddJob("late", 2);
@@ -638,7 +641,7 @@ TEST_F(AdminServiceTest, AllRestUntilTheLastOneDoes) {
   EXPECT_TRUE(absl::IsDeadlineExceeded(not_in_time)) << not_in_time;
 }
 
-// Whoever reaches TCP must not choose what runs as the daemon's user.
+// A peer over TCP must not choose the program that runs as the daemon's user.
 TEST_F(AdminServiceTest, UpgradeIsForOperatorsOfThisMachine) {
   const uid_t self = ::geteuid();
   EXPECT_TRUE(absl::IsPermissionDenied(

@@ -103,7 +103,7 @@ void CallTimer::Run() {
         next = std::min(next, deadline);
       }
     }
-    // Under the mutex, so that none of them is freed meanwhile.
+    // Calls are cancelled under the mutex, so that none is freed meanwhile.
     for (grpc::ServerContextBase* call : over) {
       calls_.erase(call);
       call->TryCancel();

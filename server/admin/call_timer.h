@@ -17,10 +17,10 @@
 
 namespace optstate::admin {
 
-// Cancels calls that take longer than their method may: a call of reflection is
-// a stream, which keeps a thread of the server as long as its client likes.
+// Cancels calls that take longer than their method may: a reflection call is a
+// stream, which keeps a thread of the server as long as its client likes.
 //
-// Threads: thread-safe. Outlives the servers.
+// Threads: thread-safe. The timer outlives the servers.
 class CallTimer {
  public:
   struct Limits {
@@ -33,16 +33,17 @@ class CallTimer {
   CallTimer(const CallTimer&) = delete;
   CallTimer& operator=(const CallTimer&) = delete;
 
-  // For ServerBuilder::experimental().SetInterceptorCreators().
+  // Returns the argument of
+  // ServerBuilder::experimental().SetInterceptorCreators().
   std::vector<
       std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
   Interceptors();
 
-  // How long a call of this method may take; health checks may for ever: they
+  // How long a call of this method may take; health checks have no limit: they
   // keep no thread.
   absl::Duration LimitOf(absl::string_view method) const;
   void Add(grpc::ServerContextBase* call, absl::Time deadline);
-  // Idempotent. Afterwards the call is not touched any more.
+  // Stops timing the call, which is not touched afterwards. Idempotent.
   void Remove(grpc::ServerContextBase* call);
 
  private:

@@ -17,7 +17,7 @@
 namespace optstate::admin {
 namespace {
 
-// 0: not open.
+// Returns the inode of an fd; 0: not open.
 ino_t Inode(int fd) {
   struct stat info;
   return ::fstat(fd, &info) == 0 ? info.st_ino : 0;
@@ -38,8 +38,8 @@ size_t ConnectionUids::CountOpenIf(const Counts& counts) const {
   for (size_t i = 0; i < slots_.size(); ++i) {
     const Slot& slot = slots_[i];
     if (!slot.used || !counts(slot.caller)) continue;
-    // gRPC tells nobody when it closes a connection: the number is free then,
-    // or has another file.
+    // gRPC does not report when it closes a connection: the number is free
+    // then, or has another file.
     if (slot.inode == Inode(first_ + static_cast<int>(i))) ++count;
   }
   return count;
@@ -78,8 +78,8 @@ size_t ConnectionUids::CountOpen(const Caller& caller) const {
 absl::StatusOr<int> ConnectionUids::Move(UniqueFd connection,
                                          const Caller& caller) {
   absl::MutexLock lock(&mutex_);
-  // Numbers of other users that happen to be free are held until one of ours
-  // is found, so that the kernel offers the next one.
+  // Free numbers of other users are held until one of this user's is found, so
+  // that the kernel offers the next one.
   std::vector<UniqueFd> others;
   while (true) {
     UniqueFd moved(::fcntl(connection.get(), F_DUPFD_CLOEXEC, first_));

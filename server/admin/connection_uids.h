@@ -15,12 +15,13 @@
 
 namespace optstate::admin {
 
-// Who asks. `is_local`: over a unix socket, where the kernel says who it is.
+// The user who makes a call. `is_local`: over a unix socket, where the kernel
+// names the user.
 struct Caller {
   uid_t uid = 0;
   bool is_local = true;
 
-  // Root or the daemon's own user, known to be so.
+  // Whether the caller is known to be root or the daemon's own user.
   bool is_operator() const;
 
   friend auto operator<=>(const Caller&, const Caller&) = default;
@@ -29,16 +30,15 @@ struct Caller {
 // Remembers which user is behind which gRPC connection.
 //
 // gRPC shows a call's connection only as "fd:N" (of a server that was given
-// fds), and closes the fd when it likes. So a call that is still running could
-// find that N belongs to somebody else by now. Therefore a number that one user
-// has had is never given to a connection of another (nor one that came over
-// TCP to one that did not), as long as the process
-// lives: connections are moved (dup) to numbers of their user.
+// fds), and closes the fd at any time. So a call that is still running could
+// find that N belongs to another user by now. Therefore a number that one user
+// has had is never given to a connection of another (nor one that came over TCP
+// to one that did not), as long as the process lives: connections are moved
+// (dup) to numbers of their user.
 //
-// A user can have so many connections, and strangers together
-// kStrangersConnectionsMax, which bounds the numbers that are taken. Numbers
-// from FirstNumber() on are used, above those that everything else in the
-// process has.
+// The connections of one user are bounded, and those of strangers together by
+// kStrangersConnectionsMax, which bounds the numbers taken. Numbers from
+// FirstNumber() on are used, above those of everything else in the process.
 //
 // Threads: thread-safe.
 class ConnectionUids {
@@ -48,28 +48,29 @@ class ConnectionUids {
   explicit ConnectionUids(size_t connections_of_user)
       : connections_of_user_(connections_of_user) {}
 
-  // Half of what the process may have open, 512 at most.
+  // Half of the process's limit of open fds, 512 at most.
   static int FirstNumber();
 
-  // RESOURCE_EXHAUSTED, naming the limit: the caller, or strangers together,
-  // have too many connections.
+  // Returns RESOURCE_EXHAUSTED, naming the limit, when the caller, or strangers
+  // together, have too many connections.
   absl::Status CheckRoom(const Caller& caller) const;
 
-  // Moves the connection to a number of the caller; the number is returned and
-  // belongs to the caller, who passes it to gRPC. RESOURCE_EXHAUSTED: the
-  // process is out of file descriptors.
+  // Moves the connection to a number of `caller`; returns the number, which the
+  // calling code owns and passes to gRPC. RESOURCE_EXHAUSTED: the process is
+  // out of file descriptors.
   absl::StatusOr<int> Move(UniqueFd connection, const Caller& caller);
 
   size_t CountOpen(const Caller& caller) const;
 
-  // `peer` as from grpc::ServerContext::peer(). NOT_FOUND: none of ours.
+  // Finds the caller of `peer`, a grpc::ServerContext::peer(). NOT_FOUND: no
+  // connection moved here.
   absl::StatusOr<Caller> Find(absl::string_view peer) const;
 
  private:
   struct Slot {
     bool used = false;
     Caller caller;
-    ino_t inode = 0;  // of the connection that had the number last
+    ino_t inode = 0;  // of the number's last connection
   };
 
   template <typename Counts>

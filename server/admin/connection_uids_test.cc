@@ -83,7 +83,8 @@ TEST_F(ConnectionUidsTest, LimitsOpenConnectionsOfOneUser) {
   EXPECT_TRUE(
       absl::StrContains(refused.message(), "limits.user_grpc_connections_max"));
   EXPECT_TRUE(uids_.CheckRoom({2}).ok());
-  // Closed by whoever holds it, and its number taken by something else.
+  // The connection is closed by its holder, and its number taken by another
+  // file.
   const int number = fds.back().get();
   fds.pop_back();
   ASSERT_EQ(::dup2(STDERR_FILENO, number), number);
@@ -91,7 +92,7 @@ TEST_F(ConnectionUidsTest, LimitsOpenConnectionsOfOneUser) {
   EXPECT_TRUE(uids_.CheckRoom({1}).ok());
 }
 
-// A user of a container has thousands of uids.
+// One user of a container has thousands of uids.
 TEST_F(ConnectionUidsTest, StrangersTogetherLeaveRoomForOperators) {
   std::vector<UniqueFd> fds;
   for (size_t i = 0; i < ConnectionUids::kStrangersConnectionsMax; ++i) {

@@ -16,14 +16,14 @@
 namespace optstate::admin {
 namespace {
 
-// An engine's drain ends a little before ours, so that its answer, which says
-// what it waited for, arrives in time.
+// An engine's drain ends this much before this side's deadline, so that its
+// answer, which names the cause of the wait, arrives in time.
 constexpr absl::Duration kDrainAnswerTime = absl::Milliseconds(200);
-// Beyond what an engine waits, for one that has something else to do.
+// Grace beyond an engine's own deadline, for an engine that is busy.
 constexpr absl::Duration kRestAnswerTime = absl::Seconds(1);
-// Those that rest already are asked again before they would go on.
+// Interval at which resting engines are asked again, before they would go on.
 constexpr absl::Duration kRestAgain = absl::Seconds(1);
-// How often somebody who waits looks whether he is still asked.
+// Interval at which a wait checks whether its call was cancelled.
 constexpr absl::Duration kLook = absl::Milliseconds(100);
 
 absl::Status NoEngine(const std::string& job) {
@@ -31,8 +31,8 @@ absl::Status NoEngine(const std::string& job) {
       absl::StrCat("the engine of job \"", job, "\" is not running"));
 }
 
-// A private connection either works or its engine is gone, so there is nothing
-// that waiting for it could bring.
+// Sets up a call that does not wait for its connection: a private connection
+// either works or its engine is gone.
 void SetUp(grpc::ClientContext* context, absl::Time deadline) {
   context->set_deadline(absl::ToChronoTime(deadline));
   context->set_wait_for_ready(false);
@@ -42,7 +42,7 @@ bool IsCancelled(const grpc::ServerContext* caller) {
   return caller != nullptr && caller->IsCancelled();
 }
 
-// Cancelled with `caller`, if there is one.
+// Makes a context that is cancelled with `caller`, unless that is null.
 std::unique_ptr<grpc::ClientContext> MakeContext(
     absl::Time deadline, const grpc::ServerContext* caller) {
   auto context = caller != nullptr
@@ -52,7 +52,7 @@ std::unique_ptr<grpc::ClientContext> MakeContext(
   return context;
 }
 
-// How long the engine may wait.
+// Sets the time that the engine may wait.
 void SetTimeout(absl::Time end, google::protobuf::Duration* to) {
   const absl::Duration timeout =
       std::max(end - absl::Now(), absl::ZeroDuration());
@@ -134,13 +134,13 @@ absl::StatusOr<v1::ListParametersReply> EngineChannels::ListParameters(
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
     return Named(request.job(), status);
   }
-  // Not annotated: what the engine says is about the request.
+  // The error is not annotated: it concerns the request.
   if (!status.ok()) return FromGrpc(status);
   return reply;
 }
 
 struct EngineChannels::Call {
-  size_t position = 0;  // among those that are asked
+  size_t position = 0;  // among the calls made
   std::string job;
   std::shared_ptr<Channel> channel;
   std::unique_ptr<grpc::ClientContext> context;
@@ -252,7 +252,7 @@ EngineChannels::AwaitNextCalls(const std::vector<std::unique_ptr<Call>>& calls,
                    ? nullptr
                    : found->second;
       };
-  // One that had an engine and is no longer listed gets none.
+  // A job that had an engine and is no longer listed gets none.
   const auto is_over =
       [this](const Call& call) ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
         return call.channel != nullptr && !channels_.contains(call.job);
@@ -316,7 +316,7 @@ absl::Status EngineChannels::DrainAll(bool resume, absl::Time deadline,
   for (const auto& call : calls) {
     if (IsCancelled(caller)) return absl::CancelledError("not awaited");
     if (absl::IsUnavailable(call->status)) {
-      // An engine that is started later takes steps, unless we drain.
+      // An engine that is started later takes steps, unless the daemon drains.
       call->status =
           resume ? absl::OkStatus()
                  : DrainNext(call->job, call->channel, deadline, caller);
@@ -347,7 +347,7 @@ std::shared_ptr<EngineChannels::Channel> EngineChannels::Next(
   return found == channels_.end() ? nullptr : found->second;
 }
 
-// The next one has been told to drain when it was started; this waits for it.
+// Waits for the drain of the next engine, which was told to drain at its start.
 absl::Status EngineChannels::DrainNext(
     const std::string& job, std::shared_ptr<Channel> last, absl::Time deadline,
     const grpc::ServerContext* caller) const {

@@ -20,10 +20,10 @@
 
 namespace optstate::admin {
 
-// The private gRPC connections to the engines that run.
+// The private gRPC connections to the running engines.
 //
-// An engine that does not answer (it hangs) costs a caller its deadline and
-// nobody else anything: calls to several engines run side by side.
+// An engine that does not answer (it hangs) costs its caller the deadline and
+// delays no other call: calls to several engines run side by side.
 //
 // Threads: thread-safe. Calls block the calling thread.
 class EngineChannels {
@@ -31,55 +31,56 @@ class EngineChannels {
   EngineChannels();
   ~EngineChannels();
 
-  // A new engine of `job`; replaces the one before.
+  // Sets the connection to a new engine of `job`; replaces the previous one.
   void Set(const std::string& job, UniqueFd grpc);
-  // The job has no engine, but one is being started.
+  // Notes that the job has no engine, but one is being started.
   void Lose(const std::string& job);
-  // The job has no engine, and gets none.
+  // Notes that the job has no engine, and gets none.
   void Erase(const std::string& job);
 
-  // UNAVAILABLE when the job has no engine just now; DEADLINE_EXCEEDED.
-  // `memory`: see GetJobRequest.
+  // Asks the job's engine. UNAVAILABLE when there is none just now;
+  // DEADLINE_EXCEEDED. `memory`: see GetJobRequest.
   absl::StatusOr<v1::Job> GetJob(const std::string& job, absl::Time deadline,
                                  bool memory = false);
   absl::StatusOr<v1::ListParametersReply> ListParameters(
       const v1::ListParametersRequest& request, absl::Time deadline);
 
-  // Asks all of them at once; in the order of `jobs`.
+  // Asks all engines at once; the answers are in the order of `jobs`.
   std::vector<absl::StatusOr<v1::Job>> GetJobs(
       const std::vector<std::string>& jobs, absl::Time deadline,
       bool memory = false);
-  // The same of jobs that have an engine or are about to: one that is being
-  // started or adopted, or dies meanwhile, is waited for.
+  // Asks all engines likewise, and also waits for an engine that is being
+  // started or adopted, and for the successor of one that dies meanwhile.
   std::vector<absl::StatusOr<v1::Job>> AwaitJobs(
       const std::vector<std::string>& jobs, absl::Time deadline);
 
-  // Has every engine finish its open step, or (resume) take steps again. One
-  // that dies meanwhile leaves that to the next. The first failure, naming the
-  // job, is returned when all have answered. CANCELLED once `caller`, for whom
-  // this is, is cancelled; null: for nobody who could be.
+  // Has every engine finish its open step, or (resume) take steps again. An
+  // engine that dies meanwhile leaves that to its successor. Returns the first
+  // failure, naming the job, when all have answered. CANCELLED once `caller`,
+  // the call that asked for this, is cancelled; null: no call that could be.
   absl::Status DrainAll(bool resume, absl::Time deadline,
                         const grpc::ServerContext* caller);
 
-  // Has every engine rest until it is told to stop, see v1::RestRequest. Those
-  // that have no engine, or lose it, rest. The first failure is returned when
-  // all have answered.
+  // Has every engine rest until it is told to stop, see v1::RestRequest. Jobs
+  // that have no engine, or lose it, count as resting. Returns the first
+  // failure when all have answered.
   absl::Status RestAll(absl::Time deadline);
-  // Of one; `deadline` is the engine's. UNIMPLEMENTED: of an
-  // engine older than that.
+  // Has one job's engine rest; `deadline` is the engine's. UNIMPLEMENTED: the
+  // engine is older than this call.
   absl::Status Rest(const std::string& job, absl::Time deadline);
 
  private:
   struct Channel;
   struct Call;
 
-  // One for each job.
+  // Makes one call for each job.
   std::vector<std::unique_ptr<Call>> MakeCalls(
       absl::Time deadline, const grpc::ServerContext* caller) const;
   std::vector<std::unique_ptr<Call>> MakeCalls(
       const std::vector<std::string>& jobs, absl::Time deadline) const;
-  // Of those that had no engine or lost it, the ones that have another now, as
-  // soon as there is one. Empty: there is nothing to wait for, or none came.
+  // Makes calls to the next engines of jobs whose call had no engine or lost
+  // it, as soon as one has another engine. Empty: there is nothing to wait for,
+  // or none came.
   std::vector<std::unique_ptr<Call>> AwaitNextCalls(
       const std::vector<std::unique_ptr<Call>>& calls,
       absl::Time deadline) const;
@@ -87,14 +88,16 @@ class EngineChannels {
                          bool memory);
   static std::vector<absl::StatusOr<v1::Job>> AnswersOf(
       const std::vector<std::unique_ptr<Call>>& calls);
-  // At once; returns when all have answered, and sets their `status`.
+  // Makes the calls at once; sets their `status` and returns when all have
+  // answered.
   using OnAnswer = std::function<void(const grpc::Status&)>;
   static void AskAll(const std::vector<std::unique_ptr<Call>>& calls,
                      absl::FunctionRef<void(Call*, OnAnswer)> ask);
-  // Null: there is no engine just now.
+  // Returns null when there is no engine just now.
   std::shared_ptr<Channel> Find(const std::string& job) const;
-  // Another one than `last`. Null: the job gets none, and `*status` is OK, or
-  // none has come by the deadline or while somebody asks.
+  // Waits for a channel other than `last`. Null: the job gets none, and
+  // `*status` is OK, or none has come by the deadline or while the caller
+  // waits.
   std::shared_ptr<Channel> Next(const std::string& job,
                                 const std::shared_ptr<Channel>& last,
                                 absl::Time deadline,
@@ -105,7 +108,7 @@ class EngineChannels {
                          const grpc::ServerContext* caller) const;
 
   mutable absl::Mutex mutex_;
-  // Of jobs that have an engine, or get one (null).
+  // Channels by job; null while the job's engine is being started.
   std::map<std::string, std::shared_ptr<Channel>> channels_
       ABSL_GUARDED_BY(mutex_);
 };

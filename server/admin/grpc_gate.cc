@@ -21,7 +21,7 @@ namespace {
 
 using supervisor::EventLoop;
 
-// What a peer may still send.
+// The units that a peer may still send.
 struct Budget {
   double units = GrpcGate::kBurst;
   absl::Time at;
@@ -50,7 +50,7 @@ class Gate final : public GrpcGate {
   void Forget(const std::string& peer);
 
   const std::unique_ptr<EventLoop> loop_;
-  // The loop's, from here on.
+  // The members from here on belong to the loop's thread.
   uint64_t next_ = 0;
   std::map<uint64_t, std::unique_ptr<GuardedConnection>> connections_;
   std::map<std::string, Budget> budgets_;
@@ -64,7 +64,7 @@ absl::StatusOr<UniqueFd> Gate::Guard(UniqueFd connection, std::string peer) {
                    ends) != 0) {
     return OsError(errno, "socketpair for a gRPC connection");
   }
-  // std::function needs what can be copied.
+  // std::function needs a copyable callable.
   const auto outside = std::make_shared<UniqueFd>(std::move(connection));
   const auto inside = std::make_shared<UniqueFd>(ends[0]);
   loop_->Post([this, outside, inside, peer = std::move(peer)] {
@@ -107,7 +107,8 @@ absl::Duration Gate::Charge(const std::string& peer, double units) {
   return absl::Seconds(-budget.units / kUnitsPerSecond);
 }
 
-// Connecting anew brings no new budget: it is kept until it is full again.
+// Forgets a peer's budget once that is full again, so that reconnecting brings
+// no new budget.
 void Gate::Forget(const std::string& peer) {
   if (peer.empty()) return;
   --budgets_.at(peer).connections;
@@ -145,8 +146,8 @@ void Gate::Flush(absl::Time deadline) {
 
 absl::StatusOr<std::unique_ptr<GrpcGate>> GrpcGate::Start() {
   OPTSTATE_ASSIGN_OR_RETURN(auto loop, EventLoop::Create());
-  // std::thread reports a lack of threads by throwing; at the start of the
-  // daemon nothing is lost by that.
+  // std::thread reports a lack of threads by throwing; when the daemon starts,
+  // nothing is lost by that.
   return std::make_unique<Gate>(std::move(loop));
 }
 

@@ -10,12 +10,13 @@
 namespace optstate::admin {
 namespace {
 
-// For the peer to make its call, and to close after the answer.
+// Time for the peer to make its call, and to close after the answer.
 constexpr absl::Duration kTimeout = absl::Seconds(5);
-// Of whatever it says meanwhile.
+// Limit of the bytes read from the peer meanwhile.
 constexpr size_t kBytesMax = 256 << 10;
 
-// A few bytes into a buffer that is empty; what it does not take is not said.
+// Writes a few bytes into an empty socket buffer; bytes that do not fit are
+// dropped.
 bool Say(int fd, const std::string& bytes) {
   return ::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) ==
          static_cast<ssize_t>(bytes.size());
@@ -67,8 +68,8 @@ bool GrpcRefusals::Serve(Refusal* refusal) {
       Say(refusal->fd.get(),
           TrailersOnlyFrame(stream, refusal->why) +
               GoAwayFrame(stream, std::string(refusal->why.message())));
-  // What the peer still sends is read, for unread bytes would have the kernel
-  // take back what was just said; it closes, or the time is over.
+  // Further bytes of the peer are read, because unread bytes would make the
+  // kernel discard the answer; then the peer closes, or the time is over.
   (void)::shutdown(refusal->fd.get(), SHUT_WR);
   return sent;
 }

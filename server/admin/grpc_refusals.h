@@ -12,14 +12,15 @@
 
 namespace optstate::admin {
 
-// Says to connections that gRPC is not to have why that is so, as the answer of
-// their first call: every gRPC library shows that to its caller, and none shows
-// why a connection was closed.
+// Tells connections that are not passed to gRPC why they are refused, as the
+// answer to their first call: every gRPC library shows that answer to its
+// caller, and none shows why a connection was closed.
 //
-// Threads: the loop's. Outlived by the loop.
+// Threads: the loop's. The loop outlives the object.
 class GrpcRefusals {
  public:
-  // At once; further ones are closed without a word.
+  // Refusals in progress at once; further connections are closed without an
+  // answer.
   static constexpr size_t kRefusalsMax = 64;
 
   explicit GrpcRefusals(supervisor::EventLoop* loop) : loop_(loop) {}
@@ -41,7 +42,7 @@ class GrpcRefusals {
   };
 
   void OnReadable(int fd);
-  // False: the connection is over.
+  // Returns false when the connection is over.
   static bool Serve(Refusal* refusal);
   void End(int fd);
 

@@ -11,12 +11,12 @@
 namespace optstate::admin {
 namespace {
 
-// On their way in one direction; more waits in the socket.
+// Limit of bytes buffered in one direction; more wait in the socket.
 constexpr size_t kBytesMax = 64 << 10;
-// Of one wake-up. More than a socket holds, so that all of it is passed on when
-// gRPC has closed.
+// Limit of reads in one wake-up. They take more than a socket holds, so that
+// all of it is passed on when gRPC has closed.
 constexpr int kReadsMax = 16;
-// For a peer to take the last words of gRPC.
+// Time for a peer to take gRPC's last bytes.
 constexpr absl::Duration kEndTimeout = absl::Seconds(5);
 constexpr double kBytesPerUnit = 1024;
 
@@ -39,7 +39,7 @@ GuardedConnection::~GuardedConnection() {
 absl::Status GuardedConnection::Start() {
   OPTSTATE_RETURN_IF_ERROR(
       loop_->Watch(peer_.get(), EPOLLIN, [this](uint32_t events) {
-        // Who has closed takes no answer any more.
+        // A peer that has closed takes no answer any more.
         if ((events & (EPOLLHUP | EPOLLERR)) != 0) return End();
         Pump();
       }));
@@ -49,7 +49,8 @@ absl::Status GuardedConnection::Start() {
   });
 }
 
-// A socket that is closed at its other end would wake the loop for ever.
+// Handles gRPC's end of the connection: a socket closed at its other end would
+// wake the loop for ever.
 void GuardedConnection::OnGrpcClosed() {
   grpc_closed_ = true;
   loop_->Unwatch(grpc_.get());
@@ -68,7 +69,8 @@ void GuardedConnection::Pump() {
 
 bool GuardedConnection::PumpToGrpc() {
   if (grpc_closed_ || waits_) return true;
-  // That gRPC has closed shows elsewhere; what it said goes to the peer first.
+  // The write error is ignored: gRPC's close is handled elsewhere, and gRPC's
+  // bytes go to the peer first.
   (void)Write(grpc_.get(), &to_grpc_.bytes);
   if (!to_grpc_.bytes.empty()) return true;
   switch (Read(peer_.get(), &to_grpc_)) {
@@ -100,7 +102,7 @@ GuardedConnection::Outcome GuardedConnection::Read(int from, Flow* flow) {
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) {
     return Outcome::kNothing;
   }
-  // HTTP/2 has no half of a connection.
+  // HTTP/2 knows no half-closed connection.
   if (count <= 0) return Outcome::kOver;
   const absl::string_view bytes(buffer, static_cast<size_t>(count));
   const absl::Status status = flow->frames.Take(bytes);
@@ -112,7 +114,7 @@ GuardedConnection::Outcome GuardedConnection::Read(int from, Flow* flow) {
   return Outcome::kBytes;
 }
 
-// False when the connection is gone.
+// Writes bytes; false when the connection is gone.
 bool GuardedConnection::Write(int to, std::string* bytes) {
   while (!bytes->empty()) {
     const ssize_t count =
@@ -139,7 +141,8 @@ void GuardedConnection::Charge() {
   });
 }
 
-// The peer may be in the middle of its bytes; what gRPC has sent is whole.
+// Sends GOAWAY, if gRPC has sent whole frames; the peer may be in the middle of
+// its own.
 void GuardedConnection::Refuse(const absl::Status& why) {
   if (!to_peer_.bytes.empty() || !to_peer_.frames.at_boundary()) return;
   const std::string last = GoAwayFrame(
@@ -148,7 +151,7 @@ void GuardedConnection::Refuse(const absl::Status& why) {
   (void)::send(peer_.get(), last.data(), last.size(),
                MSG_DONTWAIT | MSG_NOSIGNAL);
   (void)::shutdown(peer_.get(), SHUT_WR);
-  // What is unread would have the kernel take back what was just said.
+  // Unread bytes would make the kernel discard the bytes just sent.
   char ignored[4096];
   for (size_t i = 0; i < kBytesMax / sizeof(ignored); ++i) {
     if (::recv(peer_.get(), ignored, sizeof(ignored), MSG_DONTWAIT) <= 0)

@@ -11,16 +11,17 @@
 
 namespace optstate::admin {
 
-// One connection's bytes, both ways, between a peer and gRPC. See grpc_gate.h.
+// Passes one connection's bytes, both ways, between a peer and gRPC. See
+// grpc_gate.h.
 //
-// Threads: the loop's. Outlived by the loop.
+// Threads: the loop's. The loop outlives the object.
 class GuardedConnection {
  public:
   struct Callbacks {
-    // Takes units from the peer's budget; how long it has to wait before it may
-    // send more.
+    // Takes units from the peer's budget; returns how long the peer has to wait
+    // before it may send more.
     std::function<absl::Duration(double units)> charge;
-    // The connection is over: destroys the object.
+    // Called when the connection is over; destroys the object.
     std::function<void()> on_end;
   };
 
@@ -32,7 +33,7 @@ class GuardedConnection {
   GuardedConnection& operator=(const GuardedConnection&) = delete;
 
   absl::Status Start();
-  // Passes on what can be now; may destroy the object.
+  // Passes on the bytes that can be passed now; may destroy the object.
   void Pump();
 
  private:
@@ -44,7 +45,7 @@ class GuardedConnection {
   };
   enum class Outcome { kNothing, kBytes, kOver };
 
-  // False: the connection is over.
+  // Returns false when the connection is over.
   bool PumpToGrpc();
   bool PumpToPeer();
   Outcome Read(int from, Flow* flow);
@@ -62,7 +63,7 @@ class GuardedConnection {
   Flow to_grpc_{Http2Frames::Sender::kClient};
   Flow to_peer_{Http2Frames::Sender::kServer};
   uint64_t frames_charged_ = 0;
-  bool waits_ = false;  // for its budget
+  bool waits_ = false;  // for the peer's budget
   bool grpc_closed_ = false;
   supervisor::EventLoop::TimerId wait_timer_;
   supervisor::EventLoop::TimerId end_timer_;

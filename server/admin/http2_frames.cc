@@ -55,13 +55,14 @@ std::string HpackString(absl::string_view text) {
   return absl::StrCat(out, text);
 }
 
-// A literal field that nobody keeps for later, 6.2.2.
+// A literal field without indexing, 6.2.2.
 std::string Field(absl::string_view name, absl::string_view value) {
   return absl::StrCat(std::string(1, '\0'), HpackString(name),
                       HpackString(value));
 }
 
-// grpc-message, as gRPC's description of its protocol over HTTP/2 has it.
+// Encodes grpc-message as gRPC's specification of its protocol over HTTP/2
+// requires.
 std::string PercentEncoded(absl::string_view text) {
   constexpr char kDigits[] = "0123456789ABCDEF";
   std::string out;

@@ -10,32 +10,32 @@
 
 namespace optstate::admin {
 
-// Follows one direction of an HTTP/2 connection by the headers of its frames;
-// what is in them it does not look at.
+// Follows one direction of an HTTP/2 connection by its frame headers, without
+// looking at the frames' payloads.
 //
 // Threads: one at a time.
 class Http2Frames {
  public:
-  // Of a call's metadata, compressed: HEADERS and CONTINUATION together. gRPC
-  // takes 8 KiB, uncompressed.
+  // Limit of a call's metadata, compressed: HEADERS and CONTINUATION together.
+  // gRPC takes 8 KiB, uncompressed.
   static constexpr uint32_t kHeaderBlockBytesMax = 16 << 10;
 
   // A client's direction begins with the connection's preface.
   enum class Sender { kClient, kServer };
   explicit Http2Frames(Sender sender);
 
-  // The next bytes. INVALID_ARGUMENT: no preface; RESOURCE_EXHAUSTED: a
-  // client's header block has more than kHeaderBlockBytesMax. Both are known
-  // before the bytes that would make it so have been passed on.
+  // Takes the next bytes. INVALID_ARGUMENT: no preface; RESOURCE_EXHAUSTED: a
+  // client's header block has more than kHeaderBlockBytesMax. Both are detected
+  // before the offending bytes have been passed on.
   absl::Status Take(absl::string_view bytes);
 
-  // Frames that have begun.
+  // Number of frames that have begun.
   uint64_t frame_count() const { return frame_count_; }
   // Whether the bytes so far end where a frame may begin.
   bool at_boundary() const {
     return preface_left_ == 0 && header_.empty() && payload_left_ == 0;
   }
-  // The stream whose header block has ended last; 0: none.
+  // The stream whose header block ended last; 0: none.
   uint32_t opened_stream() const { return opened_stream_; }
 
  private:
@@ -44,7 +44,7 @@ class Http2Frames {
 
   const Sender sender_;
   size_t preface_left_;
-  std::string header_;  // of the frame, as far as it has arrived
+  std::string header_;  // the frame's, as far as it has arrived
   uint32_t payload_left_ = 0;
   uint8_t type_ = 0;
   uint8_t flags_ = 0;
@@ -54,10 +54,10 @@ class Http2Frames {
   uint32_t opened_stream_ = 0;
 };
 
-// What a server says to a connection that it serves no further.
+// The SETTINGS frame that a server sends on a connection that it refuses.
 std::string SettingsFrame();
 std::string SettingsAckFrame();
-// ENHANCE_YOUR_CALM, with why.
+// A GOAWAY frame with ENHANCE_YOUR_CALM and the reason `why`.
 std::string GoAwayFrame(uint32_t last_stream, absl::string_view why);
 // The answer of a gRPC call that failed before it began.
 std::string TrailersOnlyFrame(uint32_t stream, const absl::Status& status);

@@ -61,7 +61,8 @@ TEST(Http2FramesTest, AnotherProtocolIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(frames.Take("/1.1\r\n")));
 }
 
-// One that is too large is known by the header of its frame, before its bytes.
+// A header block that is too large is detected by its frame's header, before
+// its bytes.
 TEST(Http2FramesTest, HeaderBlocksAreBounded) {
   constexpr size_t kMax = Http2Frames::kHeaderBlockBytesMax;
   Http2Frames one(Http2Frames::Sender::kClient);
@@ -90,7 +91,7 @@ TEST(Http2FramesTest, WhatIsSaidIsWellFormed) {
   EXPECT_EQ(frames.opened_stream(), 1u);
   EXPECT_TRUE(frames.at_boundary());
   EXPECT_THAT(said, HasSubstr("100%25 %0A full"));
-  // A length that takes more than the prefix.
+  // The length takes more than the prefix.
   EXPECT_THAT(TrailersOnlyFrame(1, absl::InternalError(std::string(300, 'y'))),
               HasSubstr(absl::StrCat("\x0cgrpc-message\x7f\xad\x01",
                                      std::string(300, 'y'))));

@@ -10,7 +10,7 @@
 
 namespace optstate::admin {
 
-// What GetStatus says of the daemon and never changes.
+// The constant part of GetStatus's answer about the daemon.
 struct ServerInfo {
   absl::Time started_at;
   std::string state_dir;

@@ -8,19 +8,19 @@
 
 namespace optstate::admin {
 
-// What the Admin service asks of the daemon about its own upgrade.
+// The daemon's upgrade, as the Admin service controls it.
 //
 // Threads: every function may be called from any thread but the supervisor's.
 class UpgradeControl {
  public:
   virtual ~UpgradeControl() = default;
 
-  // Checks that build and begins to make way for it, if it is fit for that; see
+  // Checks the named build and begins to make way for it if it passes; see
   // Admin.Upgrade.
   virtual absl::StatusOr<v1::UpgradeReply> Upgrade(
       const std::string& binary) = 0;
 
-  // Of the last one; with an empty id if there was none.
+  // Progress of the last upgrade; with an empty id if there was none.
   virtual v1::UpgradeProgress upgrade_progress() = 0;
 };
 

@@ -19,9 +19,9 @@ namespace optstate::control {
 namespace {
 
 constexpr int kSocketType = SOCK_SEQPACKET | SOCK_NONBLOCK | SOCK_CLOEXEC;
-// Supervisors that come one after another.
+// Supervisors connect one after another.
 constexpr int kBacklog = 16;
-// More than one, so that a wrong packet's fds can be closed.
+// Room for more than one fd, so that the fds of a wrong packet can be closed.
 constexpr int kFdsMax = 4;
 
 union ControlBuffer {
@@ -54,7 +54,7 @@ std::string PathIn(const std::string& job_directory) {
   return absl::StrCat(job_directory, "/", kSocketName);
 }
 
-// What came along: the fds, and the pid if the kernel says it.
+// Takes the control data: the fds, and the sender's pid if the kernel gives it.
 void TakeControl(msghdr* message, std::vector<UniqueFd>* fds, pid_t* sender) {
   for (cmsghdr* header = CMSG_FIRSTHDR(message); header != nullptr;
        header = CMSG_NXTHDR(message, header)) {

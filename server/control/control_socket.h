@@ -15,32 +15,33 @@
 
 namespace optstate::control {
 
-// The socket on which an engine is found by its supervisor, and by the next
-// one: JOB_DIR/engine.sock, SOCK_SEQPACKET, at most one fd a packet. Every
-// socket here is non-blocking.
+// The socket on which an engine's supervisor, and the next one, find it:
+// JOB_DIR/engine.sock, SOCK_SEQPACKET, at most one fd a packet. Every socket
+// here is non-blocking.
 
 inline constexpr char kSocketName[] = "engine.sock";
-// A Hello and what the supervisor adds to it; or the inodes of Ready.
+// Limit of a packet: a Hello and what the supervisor adds to it, or the inodes
+// of Ready.
 inline constexpr size_t kPacketBytesMax = shm::kHelloBytesMax + 4096;
 
-// For the supervisor to make and the engine to inherit, so that there is no
-// time in which the engine is there and cannot be found. Replaces the socket of
-// an engine that is dead: the caller has found that nobody answers.
+// Makes the listening socket in the supervisor, for the engine to inherit, so
+// that an engine that runs can always be found. Replaces the socket of an
+// engine that is dead: the caller has found that no process answers.
 absl::StatusOr<UniqueFd> Listen(const std::string& job_directory);
 
-// Makes this process the one that SO_PEERCRED names to whoever connects from
-// now on, instead of the one that called Listen().
+// Makes SO_PEERCRED name this process to peers that connect from now on,
+// instead of the process that called Listen().
 absl::Status TakeOver(int listener);
 
-// UNAVAILABLE: nobody listens there.
+// Connects to the job's engine. UNAVAILABLE: no process listens there.
 absl::StatusOr<UniqueFd> Connect(const std::string& job_directory);
 
-// The next connection that waits; none: UNAVAILABLE. One of another user than
-// this one or root is dropped (PERMISSION_DENIED).
+// Accepts the next waiting connection. UNAVAILABLE: none waits. A connection of
+// a user other than this one or root is dropped (PERMISSION_DENIED).
 absl::StatusOr<UniqueFd> Accept(int listener);
 
-// Who listens at the other end of a connection from Connect(); 0 when the
-// kernel does not say.
+// Pid of the process that listens at the other end of a connection from
+// Connect(); 0 when the kernel does not say.
 pid_t PeerPid(int connection);
 
 struct Packet {
@@ -49,13 +50,13 @@ struct Packet {
   pid_t sender = 0;  // the kernel's word; for connections from Connect() only
 };
 
-// Never blocks. `fd` -1: none. 0 or an errno: EAGAIN when the peer does not
-// read just now, EPIPE or ECONNRESET when it is gone.
+// Sends one packet; never blocks. `fd` -1: none. Returns 0 or an errno: EAGAIN
+// when the peer does not read just now, EPIPE or ECONNRESET when it is gone.
 int Send(int connection, absl::string_view bytes, int fd);
 
-// The next packet; nullopt: none just now. UNAVAILABLE: the peer has closed.
-// INVALID_ARGUMENT: a packet that was cut off or had more than one fd; it was
-// taken, and the next one can be.
+// Receives the next packet; nullopt: none just now. UNAVAILABLE: the peer has
+// closed. INVALID_ARGUMENT: the packet was cut off or had more than one fd; it
+// is dropped, and the next one can be received.
 absl::StatusOr<std::optional<Packet>> Receive(int connection);
 
 }  // namespace optstate::control

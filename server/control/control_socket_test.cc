@@ -27,7 +27,7 @@ class ControlSocketTest : public testing::Test {
 
 TEST_F(ControlSocketTest, NobodyListens) {
   EXPECT_TRUE(absl::IsUnavailable(Connect(directory_).status()));
-  // Left behind by a process that has ended.
+  // The socket is left behind by a process that has ended.
   { ASSERT_TRUE(Listen(directory_).ok()); }
   EXPECT_TRUE(absl::IsUnavailable(Connect(directory_).status()));
   EXPECT_TRUE(absl::IsNotFound(Connect(directory_ + "/absent").status()));
@@ -66,7 +66,7 @@ TEST_F(ControlSocketTest, PacketsAndFdsArriveWhole) {
   EXPECT_EQ((*packet)->bytes.size(), kPacketBytesMax);
   EXPECT_TRUE((*packet)->fd.ok());
 
-  // Too large: refused, and the next one can be taken.
+  // A packet that is too large is refused, and the next one can be received.
   ASSERT_EQ(Send(far->get(), std::string(kPacketBytesMax + 1, 'x'), file.get()),
             0);
   ASSERT_EQ(Send(far->get(), "two", -1), 0);
@@ -76,7 +76,7 @@ TEST_F(ControlSocketTest, PacketsAndFdsArriveWhole) {
   EXPECT_TRUE(absl::IsUnavailable(Receive(near->get()).status()));
 }
 
-// The supervisor makes the socket, and the engine is the one who listens.
+// The supervisor makes the socket, and the engine listens on it.
 TEST_F(ControlSocketTest, PeerPidIsThatOfWhoeverTookOver) {
   const auto listener = Listen(directory_);
   ASSERT_TRUE(listener.ok()) << listener.status();

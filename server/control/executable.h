@@ -7,8 +7,8 @@
 
 namespace optstate::control {
 
-// Tells one build's file from another's, also when both have the same path, one
-// after the other. To be compared, nothing else.
+// Identifies one build's file, also when another build's file has the same path
+// later. The result is only to be compared.
 absl::StatusOr<std::string> ExecutableIdentity(const std::string& path);
 
 }  // namespace optstate::control

@@ -18,10 +18,10 @@
 namespace optstate::control {
 namespace {
 
-// The kernel's include/linux/sched.h.
+// PF_EXITING of the kernel's include/linux/sched.h.
 constexpr uint64_t kExitingFlag = 0x4;
-// "PID (NAME) STATE PPID PGRP SESSION TTY TPGID FLAGS ... STARTTIME ..."; of
-// those after NAME.
+// "PID (NAME) STATE PPID PGRP SESSION TTY TPGID FLAGS ... STARTTIME ...";
+// indices among the fields after NAME.
 constexpr size_t kFlagsField = 6;
 constexpr size_t kStartField = 19;
 
@@ -34,7 +34,7 @@ absl::StatusOr<ProcessStat> ReadProcessStat(pid_t pid) {
   char text[4096];
   const ssize_t size = ::read(file.get(), text, sizeof(text));
   if (size < 0) {
-    // Has ended since it was opened.
+    // The process has ended since the file was opened.
     if (errno == ESRCH) return absl::NotFoundError(path);
     return OsError(errno, absl::StrCat("read ", path));
   }
@@ -63,7 +63,7 @@ bool IsRunning(pid_t pid, uint64_t start_ticks) {
 
 bool HasEnded(pid_t pid, uint64_t start_ticks) {
   const absl::StatusOr<ProcessStat> stat = ReadProcessStat(pid);
-  // It may be hidden (hidepid).
+  // The process may be hidden (hidepid).
   if (!stat.ok()) return ::kill(pid, 0) != 0 && errno == ESRCH;
   return stat->is_exiting ||
          (start_ticks != 0 && stat->start_ticks != start_ticks);

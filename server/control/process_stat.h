@@ -9,25 +9,27 @@
 
 namespace optstate::control {
 
-// Of /proc/PID/stat.
+// The fields used of /proc/PID/stat.
 struct ProcessStat {
-  // Has begun to exit and was not reaped yet. A dying process closes its files
-  // one after another, and a pidfd tells of its end only after that: in between
-  // it looks alive, and what is sent to it is lost.
+  // Whether the process has begun to exit and is not reaped yet. A dying
+  // process closes its files one after another, and a pidfd reports its end
+  // only after that: in between it looks alive, and data sent to it is lost.
   bool is_exiting = false;
-  // Since the machine was started; with the pid the name of a process that no
-  // later one has.
+  // Start time since boot; together with the pid it identifies the process for
+  // good.
   uint64_t start_ticks = 0;
 };
 
-// NOT_FOUND: there is no such process, or none that this one may see.
+// Returns NOT_FOUND when there is no such process, or none that this one may
+// see.
 absl::StatusOr<ProcessStat> ReadProcessStat(pid_t pid);
 
-// Whether the process that was started then (0: not known) runs. False also of
-// one that cannot be looked at.
+// Whether the process started at `start_ticks` (0: not known) runs. Also false
+// when the process cannot be inspected.
 bool IsRunning(pid_t pid, uint64_t start_ticks);
 
-// Whether it has ended, or begun to. False also when that cannot be seen.
+// Whether the process has ended, or begun to. Also false when that cannot be
+// seen.
 bool HasEnded(pid_t pid, uint64_t start_ticks);
 
 }  // namespace optstate::control

@@ -26,7 +26,7 @@ TEST(ProcessStatTest, TellsTheDyingFromTheLiving) {
   EXPECT_TRUE(HasEnded(child, start_ticks + 1));
   ASSERT_EQ(::kill(child, SIGKILL), 0);
   siginfo_t info{};
-  // Dead, but still there.
+  // The child is dead, but not reaped.
   ASSERT_EQ(::waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOWAIT),
             0);
   EXPECT_TRUE(ReadProcessStat(child)->is_exiting);
@@ -40,7 +40,8 @@ TEST(ProcessStatTest, TellsTheDyingFromTheLiving) {
 }
 
 TEST(ProcessStatTest, StartedBeforeNow) {
-  // A name that would mislead who takes the first parenthesis for its end.
+  // The name would mislead a parser that takes the first parenthesis for its
+  // end.
   ASSERT_EQ(::prctl(PR_SET_NAME, "a) Z 1 2 (b"), 0);
   const ProcessStat ours = *ReadProcessStat(::getpid());
   timespec now{};

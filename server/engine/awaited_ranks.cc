@@ -15,8 +15,8 @@
 namespace optstate {
 namespace {
 
-// A later process which has its pid now. A process that cannot be looked at
-// (hidepid) need not be one.
+// Whether a later process has the rank's pid now. A process that cannot be
+// inspected (hidepid) counts as the rank's.
 bool IsAnother(const RankProcess& process) {
   const absl::StatusOr<control::ProcessStat> stat =
       control::ReadProcessStat(process.pid);
@@ -50,7 +50,8 @@ AwaitedRanks::Awaited AwaitedRanks::Watch(const FormerRank& rank) const {
   one.pidfd.reset(
       static_cast<int>(::syscall(SYS_pidfd_open, rank.process.pid, 0)));
   const int error = errno;
-  // In this order: once it is open, the pid is not given to another unnoticed.
+  // The pidfd is opened first: once it is open, the pid is not reused
+  // unnoticed.
   if ((!one.pidfd.ok() && error == ESRCH) || IsAnother(rank.process)) {
     one.pidfd.reset();
     one.deadline = absl::InfinitePast();

@@ -11,21 +11,22 @@
 
 namespace optstate {
 
-// The ranks of the engine before, until they come back or cannot any more: a
-// process on this machine has ended, or one that nobody here can watch has had
-// its time.
+// The ranks of the previous engine, until they come back or cannot any more:
+// the rank's process on this machine has ended, or a rank that cannot be
+// watched from here has exceeded its time.
 //
-// Threads: by one thread.
+// Threads: used by one thread.
 class AwaitedRanks {
  public:
-  // One that cannot be watched has `patience`, from when it is first found
-  // awaited.
+  // A rank that cannot be watched is given `patience`, from when it is first
+  // found awaited.
   AwaitedRanks(Job* job, absl::Duration patience);
 
-  // Looks whom the job awaits: whenever a session has ended.
+  // Looks up the ranks that the job awaits; to be called whenever a session has
+  // ended.
   void Refresh();
 
-  // What becomes readable when a process ends.
+  // Appends the fds that become readable when a process ends.
   void AppendTo(std::vector<pollfd>* fds) const;
   // When to call GiveUpEnded() at the latest.
   absl::Time deadline() const;
@@ -34,8 +35,8 @@ class AwaitedRanks {
  private:
   struct Awaited {
     FormerRank rank;
-    UniqueFd pidfd = UniqueFd();  // none: cannot be watched
-    absl::Time deadline;          // of those
+    UniqueFd pidfd = UniqueFd();  // -1: cannot be watched
+    absl::Time deadline;          // of ranks that cannot be watched
   };
 
   Awaited Watch(const FormerRank& rank) const;

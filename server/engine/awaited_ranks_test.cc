@@ -25,7 +25,8 @@ namespace {
 
 class AwaitedRanksTest : public testing::Test {
  protected:
-  // A rank of this process was attached when the engine ended.
+  // Restarts the job as if a rank of `process` was attached when the engine
+  // ended.
   void StartAgain(const RankProcess& process) {
     JobHarness::Setup setup;
     setup.layout.groups = {{}};
@@ -44,8 +45,8 @@ class AwaitedRanksTest : public testing::Test {
   bool IsAwaited() const { return !harness_->job().Awaited().empty(); }
 
   static constexpr int kCannotHide = 77;
-  // Where the rank's /proc is hidden: says on `tell` that it is awaited, and
-  // waits for its end. 0 when all is as it should be.
+  // Runs where the rank's /proc is hidden: reports on `tell` that the rank is
+  // awaited, and waits for its end. Returns 0 on success.
   int LookFromHiding(int tell) {
     constexpr uid_t kNobody = 65534;
     if (!harness_->Open().ok()) return 6;
@@ -95,7 +96,7 @@ TEST_F(AwaitedRanksTest, UntilItsProcessEnds) {
   ranks.GiveUpEnded();
   EXPECT_FALSE(IsAwaited());
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
-  // And when it has ended before anybody looks.
+  // The process may also have ended before the first look.
   StartAgain({.pid = child, .start_ticks = 1});
   AwaitedRanks late = Watch();
   EXPECT_LT(late.deadline(), absl::Now());
@@ -103,7 +104,8 @@ TEST_F(AwaitedRanksTest, UntilItsProcessEnds) {
   EXPECT_FALSE(IsAwaited());
 }
 
-// Of one that may not look at it: nothing speaks against it, and its end shows.
+// The process may not be inspected: the rank is awaited, and its end is
+// noticed.
 TEST_F(AwaitedRanksTest, AlsoOneThatProcHides) {
   const pid_t rank = ::fork();
   if (rank == 0) {
@@ -139,7 +141,7 @@ TEST_F(AwaitedRanksTest, NotALaterProcessWithItsPid) {
   StartAgain({.pid = ::getpid(), .start_ticks = start - 1});
   Watch().GiveUpEnded();
   EXPECT_FALSE(IsAwaited());
-  // As long as nothing speaks against it.
+  // The rank is awaited as long as its process may be running.
   StartAgain({.pid = ::getpid()});
   Watch().GiveUpEnded();
   EXPECT_TRUE(IsAwaited());
@@ -162,7 +164,7 @@ class DiesInStep final : public StepObserver {
   void OnStepMarked(uint64_t) override { ::kill(::getpid(), SIGKILL); }
 };
 
-// It came back within its time, without its gradients, and went again.
+// The rank came back within its time, without its gradients, and left again.
 TEST_F(AwaitedRanksTest, AlsoOneThatIsAwaitedAnew) {
   StartAgain({});
   harness_->Close();

@@ -26,10 +26,11 @@ namespace optstate {
 namespace {
 
 constexpr uint32_t kHandshakeTimeoutMs = 5000;
-// A day: a rank that has nothing to say does not notice that the engine was
-// another for a while.
+// The time that a rank is awaited is a day: a rank that sends nothing does not
+// notice for a while that the engine was replaced.
 constexpr uint32_t kReturnTimeoutMs = 86'400'000;
-// A reply of a few bytes into the empty buffer of a new connection.
+// Limit for writing a reply of a few bytes into the empty buffer of a new
+// connection.
 constexpr absl::Duration kHelloReplyTimeout = absl::Seconds(1);
 
 absl::Duration HandshakeTimeout(const v1::Limits& limits) {
@@ -60,7 +61,8 @@ absl::StatusOr<std::unique_ptr<ConnectionServer>> ConnectionServer::Start(
     const v1::Limits& limits = server->options_.config.daemon().limits();
     server->awaited_.emplace(server->options_.job, ReturnTimeout(limits));
     server->awaited_->GiveUpEnded();
-    // Whoever had us started comes within the time of a handshake, or has gone.
+    // The peer that caused this engine's start connects within the time of a
+    // handshake, or has gone.
     server->last_adopted_ = absl::Now();
   }
   return server;
@@ -113,8 +115,8 @@ void ConnectionServer::SetDraining(bool draining) {
   }
 }
 
-// Those of the supervisor's configuration may be others than we were started
-// with.
+// Takes the supervisor's limits, which may differ from those that the engine
+// was started with.
 void ConnectionServer::TakeLimits(const v1::Limits& limits) {
   handshake_timeout_ = HandshakeTimeout(limits);
   options_.job->SetLimits(limits);
@@ -144,7 +146,8 @@ void ConnectionServer::Run() {
   }
 }
 
-// A connection that never becomes a session ends without an event.
+// Returns the time of the next check: a connection that never becomes a session
+// ends without an event.
 absl::Time ConnectionServer::NextLook() const {
   absl::Time look = absl::InfiniteFuture();
   if (!finished_) look = absl::Now() + handshake_timeout_;
@@ -156,7 +159,7 @@ void ConnectionServer::ServeOnce() {
                              {session_ended_.get(), POLLIN, 0}};
   if (awaited_.has_value()) awaited_->AppendTo(&fds);
   const absl::Time look = NextLook();
-  // At least as long as until then.
+  // The timeout is rounded up.
   const int timeout_ms =
       look == absl::InfiniteFuture()
           ? -1
@@ -189,14 +192,14 @@ void ConnectionServer::TakeRequests() {
                    options_.config.job());
       SetDraining(draining);
     }
-    // The others are for a job that is not open yet.
+    // The other requests are for a job that is not open yet.
   }
 }
 
 absl::Status ConnectionServer::CheckOpen() const {
   if (options_.job == nullptr) return options_.failure;
-  // Also before FinishIfOver() has seen it: whoever comes after the last detach
-  // must not find the state that was to go with it.
+  // Also checked before FinishIfOver() has seen it: a connection after the last
+  // detach must not find the state that ends with that.
   if (!finished_ && !options_.job->finished()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("job ", options_.config.job(),
                                              " has just ended; connect again"));
@@ -251,9 +254,9 @@ bool ConnectionServer::IsOver() const {
   if (SessionCount() != 0) return false;
   if (options_.job->finished()) return true;
   if (!options_.job->Awaited().empty()) return false;
-  // A gRPC connection is counted from when it starts its stream.
+  // A gRPC connection is counted only from the start of its stream.
   if (absl::Now() - last_adopted_ < handshake_timeout_) return false;
-  // Nobody registered it, or whoever did never attached.
+  // No rank registered the job, or none that did has attached.
   const v1::Job job = options_.job->Describe();
   return job.phase() == v1::JOB_PHASE_EMPTY || job.ephemeral();
 }

@@ -25,12 +25,13 @@
 namespace optstate {
 
 // Takes connections from the supervisor, answers their Hello and gives them to
-// the transport of their wire, until the supervisor says that it is enough.
-// Without a supervisor the sessions that are there go on.
+// the transport of their wire, until the supervisor stops it. Without a
+// supervisor the existing sessions go on.
 //
-// A job that is over (see Job::finished(), or one that nobody registered before
-// its last connection ended) is reported once; connections that come later are
-// refused with UNAVAILABLE, and find a new engine when they try again.
+// A job that is over (see Job::finished(), or one that no rank registered
+// before its last connection ended) is reported once; connections that come
+// later are refused with UNAVAILABLE, and find a new engine when they try
+// again.
 //
 // Threads: Run() by one thread.
 class ConnectionServer {
@@ -40,28 +41,28 @@ class ConnectionServer {
     SupervisorLink* link = nullptr;
     SupervisorReporter* reporter = nullptr;
     EngineService* service = nullptr;
-    // Null when it could not be opened; each connection is answered with
+    // Null when the job could not be opened; each connection is answered with
     // `failure` then.
     Job* job = nullptr;
     absl::Status failure;
   };
 
-  // Everything outlives the server.
+  // All arguments outlive the server.
   static absl::StatusOr<std::unique_ptr<ConnectionServer>> Start(
       Options options);
 
-  // What a supervisor says first; answered with Ready.
+  // Takes a supervisor's first message; answers with Ready.
   void TakeSupervise(SupervisorMessage message);
 
-  // Serves until the supervisor says that it is enough.
+  // Serves until the supervisor stops the engine.
   void Run();
 
  private:
   explicit ConnectionServer(Options options);
 
   absl::Status StartTransports();
-  // Waits for the supervisor, a session's end, that of a process that is
-  // awaited or the next look at idleness, and does what is to be done.
+  // Waits for the supervisor, the end of a session or of an awaited process, or
+  // the next check for idleness, and handles what has happened.
   void ServeOnce();
   absl::Time NextLook() const;
   void TakeRequests();
@@ -83,10 +84,11 @@ class ConnectionServer {
   OpenConnections connections_;
   std::optional<AwaitedRanks> awaited_;  // none without a job
   bool finished_ = false;
-  // Or when we were started.
+  // Time of the last adopted connection, or of the start.
   absl::Time last_adopted_ = absl::InfinitePast();
 
-  // In this order: sessions end before what they use.
+  // Declared in this order so that sessions end before the objects that they
+  // use.
   SessionTable table_;
   std::unique_ptr<FdWatcher> watcher_;
   std::unique_ptr<ShmTransport> shm_;

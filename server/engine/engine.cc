@@ -29,7 +29,7 @@
 namespace optstate {
 namespace {
 
-// For a predecessor that is dying: unmapping its memory may take a while.
+// Time for a dying predecessor: unmapping its memory may take a while.
 constexpr absl::Duration kLockPatience = absl::Seconds(30);
 
 void PrepareProcess(const std::string& job) {
@@ -41,9 +41,9 @@ void PrepareProcess(const std::string& job) {
   ::prctl(PR_SET_NAME, absl::StrCat("os:", job).c_str(), 0, 0, 0);
 }
 
-// Chunks of a MiB come and go with every message of gRPC. By default glibc
-// would hand their pages back and fault them in again each time, which costs
-// more than copying them.
+// Makes malloc keep freed memory. Chunks of a MiB come and go with every gRPC
+// message. By default glibc would hand their pages back and fault them in again
+// each time, which costs more than copying them.
 void KeepFreedMemory() {
   ::mallopt(M_MMAP_THRESHOLD, 32 << 20);
   ::mallopt(M_TRIM_THRESHOLD, 64 << 20);
@@ -54,7 +54,7 @@ UniqueFd TakeFd(int fd) {
   return UniqueFd(fd);
 }
 
-// Tells the supervisor too, if there is one to be told.
+// Logs the failure and reports it to the supervisor, if there is one.
 int Fail(const absl::Status& status, SupervisorLink* link = nullptr) {
   spdlog::error("engine cannot start: {}", status.ToString());
   v1::EngineEvent event;
@@ -63,7 +63,7 @@ int Fail(const absl::Status& status, SupervisorLink* link = nullptr) {
   return 1;
 }
 
-// What a supervisor says before the job can be opened.
+// The supervisor's messages before the job can be opened.
 struct Introduction {
   SupervisorMessage supervise;
   std::vector<KeptGradients> kept;
@@ -83,8 +83,8 @@ void AddKept(SupervisorMessage message, std::vector<KeptGradients>* kept) {
                    info.gradient_offset_bytes(), std::move(message.fd)});
 }
 
-// Until StartJob, or the end of the link. A supervisor that dies before it gets
-// so far leaves what it has said to the next.
+// Waits for StartJob, or the end of the link. The messages of a supervisor that
+// dies before StartJob are kept for the next.
 Introduction AwaitStartJob(SupervisorLink* link) {
   Introduction introduction;
   while (!link->ended()) {
@@ -98,7 +98,7 @@ Introduction AwaitStartJob(SupervisorLink* link) {
       } else if (message->request.has_start_job()) {
         return introduction;
       }
-      // A connection that comes before Ready is none that we asked for.
+      // A connection before Ready was not asked for.
     }
   }
   return introduction;
@@ -120,7 +120,8 @@ int RunEngine(const EngineOptions& options) {
 
   auto lock = LockJob(config.job_dir(), kLockPatience);
   if (!lock.ok()) return Fail(lock.status(), link->get());
-  // What the last engine left, for the job to finish the step that it died in.
+  // The last engine's gradients let the job finish the step that was
+  // interrupted by that engine's death.
   std::vector<KeptGradients> kept = std::move(introduction.kept);
   SupervisorReporter reporter(link->get());
   reporter.Seed(kept);
@@ -151,9 +152,9 @@ int RunEngine(const EngineOptions& options) {
   spdlog::info("engine ready: job={} restarts={} kept_gradients={}",
                config.job(), config.restarts(), kept_count);
   (*server)->Run();
-  // As if killed, but not in the middle of a pass: the next engine finds all
-  // that ranks have staged, and they connect to it by themselves. A session
-  // that were ended would drop its rank's part.
+  // Ends as if killed, but not in the middle of a pass: the next engine finds
+  // all that ranks have staged, and ranks reconnect by themselves. Ending a
+  // session would drop its rank's part.
   const bool rests = opened != nullptr && opened->resting();
   if (opened != nullptr) opened->StandStill();
   spdlog::info("engine ends{}: job={} step={}",

@@ -22,8 +22,8 @@ namespace optstate {
 namespace {
 
 constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
-// Within which the supervisor says Stop. If it has died instead, the ranks go
-// on.
+// Time within which the supervisor says Stop. If that has died instead, the
+// ranks go on.
 constexpr absl::Duration kRestLease = absl::Seconds(5);
 
 absl::Duration FromProto(const google::protobuf::Duration& duration) {
@@ -130,7 +130,7 @@ grpc::Status EngineServiceImpl::GetJob(grpc::ServerContext* /*context*/,
   reply->set_engine_pid(::getpid());
   reply->set_engine_restarts(config_.restarts());
   AddMemoryShare(reply);
-  // Without the job's lock: steps go on.
+  // Memory use is read without the job's lock: steps go on.
   if (request->memory()) AddMemoryUse(config_.job_dir(), reply);
   return grpc::Status::OK;
 }

@@ -11,19 +11,19 @@
 namespace optstate {
 
 // Answers the supervisor's questions about the job (service Engine) over the
-// private sockets that it is given; nothing else can reach it.
+// private sockets given to Serve(); no other process can reach it.
 //
-// Threads: thread-safe. Destruction ends calls that are open.
+// Threads: thread-safe. Destruction ends open calls.
 class EngineService {
  public:
-  // `job` may be null when it could not be opened: `failure` is the answer
+  // `job` is null when the job could not be opened: `failure` is the answer
   // then, and the job is described as FAILED. `job` outlives the service.
   static absl::StatusOr<std::unique_ptr<EngineService>> Start(
       const v1::EngineConfig& config, Job* job, const absl::Status& failure);
   virtual ~EngineService() = default;
 
-  // Each supervisor brings a socket of its own; the last one's is closed at its
-  // other end.
+  // Serves a supervisor's socket. Each supervisor brings a socket of its own;
+  // the previous one's is closed at its other end.
   virtual absl::Status Serve(UniqueFd socket) = 0;
 };
 

@@ -1,5 +1,6 @@
-// Engines as the supervisor runs them: processes of their own (this binary,
-// started again), a control socket, a private gRPC socket and a job directory.
+// Tests engines as the supervisor runs them: processes of their own (this
+// binary, started again), a control socket, a private gRPC socket and a job
+// directory.
 
 #include "server/engine/engine.h"
 
@@ -98,7 +99,7 @@ class Supervisor {
   void Send(const v1::SupervisorRequest& request, int fd = -1) {
     SendPacket(request.SerializeAsString(), fd);
   }
-  // Waits for room.
+  // Sends a request, waiting for room.
   void SendWhenItCan(const v1::SupervisorRequest& request, int fd) {
     while (true) {
       const int error =
@@ -113,7 +114,7 @@ class Supervisor {
     EXPECT_EQ(control::Send(control_.get(), packet, fd), 0);
   }
 
-  // The next event; none when the engine has gone.
+  // Waits for the next event; empty when the engine has gone.
   Event AwaitEvent() {
     pollfd readable{control_.get(), POLLIN, 0};
     ::poll(&readable, 1, -1);
@@ -124,7 +125,8 @@ class Supervisor {
     event.fd = std::move((*packet)->fd);
     return event;
   }
-  // The next that is not about gradients; those are in kept() afterwards.
+  // Waits for the next event that is not about gradients; those are in kept()
+  // afterwards.
   Event AwaitOther() {
     while (true) {
       Event event = AwaitEvent();
@@ -176,9 +178,9 @@ class EngineProcess {
 
   pid_t pid() const { return pid_; }
   Supervisor* supervisor() { return supervisor_.get(); }
-  // As a supervisor that is killed.
+  // Closes the supervisor's ends, as a killed supervisor does.
   void LoseSupervisor() { supervisor_.reset(); }
-  // The next one.
+  // Connects the next supervisor.
   void Adopt(const std::string& job_dir) {
     supervisor_ = std::make_unique<Supervisor>(job_dir);
     supervisor_->Supervise();
@@ -324,7 +326,7 @@ TEST_F(EngineTest, TakesStepsAndEndsWhenItIsToldTo) {
   EXPECT_EQ(job.engine_restarts(), 2u);
   EXPECT_EQ(job.state_dir(), job_dir_);
   EXPECT_EQ(engine->StopAndWait(), 0);
-  EXPECT_TRUE(peer->AwaitEnd().ok());  // no last word: it connects again
+  EXPECT_TRUE(peer->AwaitEnd().ok());  // no last reply: the rank connects again
 }
 
 TEST_F(EngineTest, SignalsAreTheSupervisorsBusiness) {
@@ -343,7 +345,7 @@ TEST_F(EngineTest, StateOutlivesAnEngineKilledBetweenSteps) {
   Begin(peer.get(), false);
   TakeStep(peer.get(), 1);
   engine->Kill();
-  EXPECT_TRUE(peer->AwaitEnd().ok());  // no last word
+  EXPECT_TRUE(peer->AwaitEnd().ok());  // no last reply
 
   engine = Start();
   v1::HelloReply hello;
@@ -387,7 +389,8 @@ TEST_F(EngineTest, AJobThatNobodyRegistersIsOver) {
   EXPECT_TRUE(engine->supervisor()->AwaitEvent().event.has_finished());
 }
 
-// Nor does one stay that was registered alone, also by an engine that died.
+// A job that was only registered is not kept either, also by an engine that
+// died.
 TEST_F(EngineTest, AnEphemeralJobThatNobodyAttachesToIsOver) {
   auto engine = Start();
   auto peer = engine->Connect();
@@ -424,7 +427,7 @@ TEST_F(EngineTest, AJobThatCannotBeOpenedSaysWhy) {
     Begin(peer.get(), false);
     TakeStep(peer.get(), 1);
   }
-  // Whatever files a job has, none of them is ten bytes long.
+  // This corrupts every file of the job: none of them is ten bytes long.
   const std::string command =
       absl::StrCat("for f in $(find ", job_dir_,
                    " -type f ! -name lock); do truncate -s 10 $f; done");
@@ -453,7 +456,7 @@ TEST_F(EngineTest, DrainRefusesNewStepsUntilItIsResumed) {
     ASSERT_TRUE(engine->stub()->Drain(&context, request, &reply).ok());
   }
   EXPECT_TRUE(absl::IsUnavailable(peer->Call(peer->Push(1)).status));
-  // In their order, whoever waits for which.
+  // Drain and resume apply in their order, whichever is awaited.
   engine->supervisor()->Drain(false);
   engine->supervisor()->Drain(true);
   engine->supervisor()->Drain(false);
@@ -465,8 +468,8 @@ TEST_F(EngineTest, DrainRefusesNewStepsUntilItIsResumed) {
   TakeStep(peer.get(), 1);
 }
 
-// The supervisor is killed: sessions notice nothing, and the next supervisor
-// finds everything as it was.
+// When the supervisor is killed, sessions notice nothing, and the next
+// supervisor finds everything as before.
 TEST_F(EngineTest, OutlivesItsSupervisor) {
   auto engine = Start();
   auto first = engine->Connect();
@@ -479,7 +482,7 @@ TEST_F(EngineTest, OutlivesItsSupervisor) {
   EXPECT_EQ(ready.connections_size(), 1);
   EXPECT_EQ(engine->Describe().committed_step(), 2u);
   TakeStep(first.get(), 3);
-  engine->Connect();  // takes new ones again
+  engine->Connect();  // takes new sessions again
   EXPECT_EQ(engine->StopAndWait(), 0);
 }
 
@@ -488,11 +491,11 @@ TEST_F(EngineTest, AnotherSupervisorTakesTheFirstOnesPlace) {
   Supervisor second(job_dir_);
   second.Supervise(/*draining=*/true);
   second.AwaitReady();
-  // Its connection has ended.
+  // The previous supervisor's connection has ended.
   EXPECT_FALSE(engine->supervisor()->AwaitEvent().event.has_ready());
   engine->Adopt(job_dir_);
   engine->supervisor()->AwaitReady();
-  // What the second one drained takes steps again.
+  // The job that the second supervisor drained takes steps again.
   auto peer = engine->Connect();
   Begin(peer.get(), false);
   TakeStep(peer.get(), 1);
@@ -509,7 +512,8 @@ TEST_F(EngineTest, SupervisorThatDrainsRefusesNewSteps) {
   EXPECT_TRUE(absl::IsUnavailable(peer->Call(peer->Push(1)).status));
 }
 
-// Its configuration is another than the one that the engine was started with.
+// The next supervisor's configuration differs from the one that the engine was
+// started with.
 TEST_F(EngineTest, TheNextSupervisorsLimitsCount) {
   auto engine = Start();
   auto peer = engine->Connect();
@@ -526,7 +530,7 @@ TEST_F(EngineTest, TheNextSupervisorsLimitsCount) {
   EXPECT_TRUE(taken.ok()) << taken;
 }
 
-// The job is over while nobody is there to hear it.
+// The job is over while there is no supervisor.
 TEST_F(EngineTest, TheNextSupervisorHearsThatTheJobIsOver) {
   auto engine = Start();
   auto peer = engine->Connect();
@@ -538,15 +542,15 @@ TEST_F(EngineTest, TheNextSupervisorHearsThatTheJobIsOver) {
   EXPECT_TRUE(engine->supervisor()->AwaitOther().event.has_finished());
 }
 
-// Before the job is opened.
+// The supervisor dies before the job is opened.
 TEST_F(EngineTest, OutlivesASupervisorThatDiesAtItsStart) {
   EngineProcess engine(job_dir_);
   engine.supervisor()->Supervise();
   engine.supervisor()->Keep(3, "left");
   engine.LoseSupervisor();
   engine.Adopt(job_dir_);
-  // The engine has heard all that the first one said: what it kept is dropped,
-  // as no step needs it.
+  // The engine has received all messages of the first supervisor: the gradients
+  // kept are dropped, as no step needs them.
   const Event dropped = engine.supervisor()->AwaitEvent();
   ASSERT_TRUE(dropped.event.has_drop_gradients())
       << dropped.event.ShortDebugString();
@@ -554,13 +558,13 @@ TEST_F(EngineTest, OutlivesASupervisorThatDiesAtItsStart) {
   EXPECT_TRUE(engine.supervisor()->AwaitEvent().event.has_ready());
 }
 
-// Between steps nobody needs what was kept of the engine before.
+// Between steps the gradients kept of the previous engine are not needed.
 TEST_F(EngineTest, GradientsThatWereKeptAreDroppedWhenNoStepNeedsThem) {
   EngineProcess engine(job_dir_);
   Supervisor& first = *engine.supervisor();
   first.Supervise();
   for (uint32_t rank = 0; rank < 1024; ++rank) {
-    // As fast as the engine takes them.
+    // Requests are sent as fast as the engine takes them.
     v1::SupervisorRequest request;
     request.mutable_kept_gradients()->set_rank(rank);
     request.mutable_kept_gradients()->set_client_instance(rank + 50);
@@ -582,7 +586,7 @@ TEST_F(EngineTest, GradientsThatWereKeptAreDroppedWhenNoStepNeedsThem) {
   EXPECT_TRUE(engine.supervisor()->AwaitEvent().event.has_ready());
 }
 
-// A rank's own, as long as it is attached.
+// A rank's gradients are kept as long as it is attached.
 TEST_F(EngineTest, GradientsOfAttachedRanksAreToldToEverySupervisor) {
   auto engine = Start();
   auto peer = engine->Connect();
@@ -598,7 +602,7 @@ TEST_F(EngineTest, GradientsOfAttachedRanksAreToldToEverySupervisor) {
 
 TEST_F(EngineTest, APrivateEngineEndsWithItsSupervisor) {
   EngineProcess engine(job_dir_, /*is_private=*/true);
-  engine.LoseSupervisor();  // before it has said a word, perhaps before exec
+  engine.LoseSupervisor();  // before its first message, perhaps before exec
   EXPECT_EQ(engine.Wait(), 0);
   EngineProcess another(job_dir_, /*is_private=*/true);
   another.supervisor()->Supervise();

@@ -16,9 +16,10 @@
 namespace optstate {
 namespace {
 
-// Without the block that there may not be room for, nobody can tell who has it.
+// Writes the pid of this process. If there is no room for the block, the holder
+// stays unknown.
 void WriteOwnPid(int fd) {
-  // As long as every other, so that nothing is left of one before.
+  // The text has a fixed length, so that nothing is left of a previous pid.
   const std::string pid = absl::StrFormat("%10d\n", ::getpid());
   (void)!::pwrite(fd, pid.data(), pid.size(), 0);
 }

@@ -10,8 +10,9 @@
 namespace optstate {
 
 // Locks DIRECTORY/lock for this process, so that a job never has two engines;
-// the lock goes with the fd, so with the process. Waits up to `patience` for a
-// predecessor that is dying. UNAVAILABLE when it does not, with its pid.
+// the lock ends with the fd, hence with the process. Waits up to `patience` for
+// a dying predecessor. UNAVAILABLE, with the holder's pid, when that does not
+// release the lock.
 absl::StatusOr<UniqueFd> LockJob(const std::string& directory,
                                  absl::Duration patience);
 

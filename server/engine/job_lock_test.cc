@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 TEST(JobLockTest, RefusalNamesTheEngineThatHasIt) {
   std::string directory = testing::TempDir() + "/job-XXXXXX";
   ASSERT_NE(::mkdtemp(directory.data()), nullptr);
-  // What is left of one that has ended.
+  // The file holds the pid of a process that has ended.
   std::ofstream(directory + "/lock") << "4194303999\n";
   const auto first = LockJob(directory, absl::ZeroDuration());
   ASSERT_TRUE(first.ok()) << first.status();
@@ -27,7 +27,7 @@ TEST(JobLockTest, RefusalNamesTheEngineThatHasIt) {
               HasSubstr(absl::StrCat("process ", ::getpid(), ",")));
 }
 
-// One of an older build, or one that found no room.
+// The holder is of an older build, or found no room for its pid.
 TEST(JobLockTest, HolderThatDidNotSayWhoItIs) {
   std::string directory = testing::TempDir() + "/job-XXXXXX";
   ASSERT_NE(::mkdtemp(directory.data()), nullptr);

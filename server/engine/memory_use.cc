@@ -19,7 +19,7 @@ namespace {
 
 using Words = std::vector<absl::string_view>;
 
-// Of a transparent huge page where the kernel does not say.
+// Size of a transparent huge page where the kernel does not report it.
 constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
 
 // "Rss:  12 kB" in bytes.
@@ -29,13 +29,13 @@ uint64_t BytesOf(const Words& words) {
   return kilobytes * 1024;
 }
 
-// One mapping as smaps tells of it.
+// One mapping as smaps describes it.
 struct Mapping {
   std::string begin;  // address, hexadecimal
   std::string file;   // device and inode
   uint64_t page = 0;
   uint64_t touched = 0;
-  uint64_t huge = 0;     // of these, by transparent huge pages
+  uint64_t huge = 0;     // part of `touched` in transparent huge pages
   uint64_t hugetlb = 0;  // not in `touched`
 };
 

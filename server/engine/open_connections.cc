@@ -10,9 +10,9 @@
 namespace optstate {
 namespace {
 
-// Looking reads /proc: not for a few.
+// The least number of new sockets before a look, which reads /proc.
 constexpr size_t kLookMin = 64;
-// What a Ready can carry.
+// The number of inodes that a Ready can carry.
 constexpr size_t kMost = 8000;
 
 }  // namespace

@@ -8,19 +8,20 @@
 
 namespace optstate {
 
-// The sockets that the supervisor has handed over and that are open still, by
-// inode. Nothing tells when one is closed, so those that were are looked for
-// whenever as many again were noted: the size stays that of what is open.
+// The sockets that the supervisor has handed over and that are still open, by
+// inode. Nothing reports when one is closed, so closed ones are looked for
+// whenever as many new ones as were kept have been noted: the size stays
+// proportional to the number of open ones.
 //
 // Not thread-safe.
 class OpenConnections {
  public:
   void Note(int socket);
-  // Those that are open now; when that cannot be found out, all that were
-  // noted, which is the safe side.
+  // Returns the sockets that are open now; when that cannot be determined, all
+  // noted ones, which is the safe side.
   const std::set<ino_t>& Find();
 
-  // Of what is kept, those that were closed since among them.
+  // Number of kept sockets, including those closed since the last look.
   size_t size() const { return inodes_.size(); }
 
  private:

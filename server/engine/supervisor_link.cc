@@ -59,8 +59,8 @@ void SupervisorLink::Watch(int operation, uint32_t events) {
 std::optional<SupervisorMessage> SupervisorLink::Receive() {
   while (!ended_) {
     std::optional<SupervisorMessage> message;
-    // All of one supervisor's words before the next one's: the fds that a dying
-    // one has sent may be the only ones there are.
+    // All messages of one supervisor are read before the next one's: the fds
+    // that a dying supervisor has sent may be the only copies.
     if (connection_.ok()) message = ReceiveFrom(connection_.get());
     if (!message.has_value()) {
       if (ended_ || !AcceptNext()) return std::nullopt;
@@ -169,7 +169,7 @@ bool SupervisorLink::Send(const v1::EngineEvent& event, int fd) {
     Watch(EPOLL_CTL_MOD, EPOLLIN | EPOLLOUT);
     return false;
   }
-  // Its end is seen, and dealt with, where it is read.
+  // The connection's end is handled where it is read.
   if (error != EPIPE && error != ECONNRESET) {
     spdlog::error("{}", OsError(error, "send to the supervisor").ToString());
   }

@@ -12,17 +12,17 @@
 
 namespace optstate {
 
-// What the supervisor says, with the fd that came along.
+// A message from the supervisor, with the fd that came along.
 struct SupervisorMessage {
   v1::SupervisorRequest request;
   UniqueFd fd;
 };
 
-// The engine's side of the control socket: one supervisor at a time. A new one
-// takes the place of the one before; when there is none, the engine waits for
-// the next and goes on with everything else.
+// The engine's side of the control socket: one supervisor at a time. A new
+// supervisor replaces the previous one; while there is none, the engine waits
+// for the next and goes on with everything else.
 //
-// Threads: Send() from any; everything else by one.
+// Threads: Send() from any thread; everything else from one.
 class SupervisorLink {
  public:
   // `listener` is from control::Listen(). With `ends_with_supervisor` the end
@@ -33,17 +33,17 @@ class SupervisorLink {
   // Readable when Receive() has something to do.
   int fd() const { return epoll_.get(); }
 
-  // The next thing that the supervisor says. The first thing that each one says
-  // is Supervise, and that comes with an fd, as KeptGradients and
-  // AdoptConnection do; whatever is otherwise was refused and logged. nullopt:
-  // nothing now, or ended().
+  // Returns the supervisor's next message. Each supervisor's first message is
+  // Supervise, which comes with an fd, as KeptGradients and AdoptConnection do;
+  // other messages were refused and logged. nullopt: nothing now, or ended().
   std::optional<SupervisorMessage> Receive();
 
-  // The supervisor said Stop, or is gone and the engine goes with it.
+  // Whether the supervisor said Stop, or is gone and the engine ends with it.
   bool ended() const { return ended_; }
 
-  // False: there is no supervisor, or it does not read just now. In the latter
-  // case fd() becomes readable when it does, and TakeWritable() says so.
+  // Returns false when there is no supervisor, or it does not read just now. In
+  // the latter case fd() becomes readable when it does, and TakeWritable()
+  // returns true.
   bool Send(const v1::EngineEvent& event, int fd = -1);
   bool TakeWritable();
 
@@ -51,10 +51,10 @@ class SupervisorLink {
   SupervisorLink(UniqueFd listener, UniqueFd epoll, bool ends_with_supervisor);
 
   bool WatchListener();
-  // False: nobody waits.
+  // Accepts the next supervisor; false: none waits.
   bool AcceptNext();
   void Disconnect();
-  // nullopt: nothing there now.
+  // Receives one message; nullopt: none now.
   std::optional<SupervisorMessage> ReceiveFrom(int connection);
   bool IsWelcome(const SupervisorMessage& message);
   void Watch(int operation, uint32_t events)
@@ -64,11 +64,11 @@ class SupervisorLink {
   const UniqueFd epoll_;
   const bool ends_with_supervisor_;
   bool ended_ = false;
-  bool supervised_ = false;  // it has said Supervise
+  bool supervised_ = false;  // Supervise was received
 
   absl::Mutex mutex_;
-  // Closed and replaced under the mutex; may be read without it by the one
-  // thread that does so.
+  // Closed and replaced under the mutex; the one thread that does so may read
+  // it without the mutex.
   UniqueFd connection_;
   // Nothing is sent to a supervisor that has not introduced itself.
   bool may_send_ ABSL_GUARDED_BY(mutex_) = false;

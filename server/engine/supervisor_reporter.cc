@@ -66,7 +66,7 @@ void SupervisorReporter::SetFinished() {
 void SupervisorReporter::ReportAll(v1::EngineEvent::Ready ready) {
   absl::MutexLock lock(&mutex_);
   *ready_.mutable_ready() = std::move(ready);
-  // Drops that were not told yet stay: they may be of what this very supervisor
+  // Unsent drops stay queued: they may concern gradients that this supervisor
   // keeps.
   for (const auto& [rank, kept] : kept_) unsent_ranks_.insert(rank);
   unsent_ready_ = true;

@@ -14,12 +14,13 @@
 
 namespace optstate {
 
-// Sees to it that the supervisor, and each one after it, knows what it should:
-// which memory holds the ranks' gradients, that the engine is ready and that
-// the job is over. It is told at once; what it does not take just now, or when
-// there is none, is told later.
+// Keeps the supervisor, and each one after it, informed of the memory that
+// holds the ranks' gradients, that the engine is ready and that the job is
+// over. Reports are sent at once; a report that the supervisor does not take
+// just now, or that finds none, is sent later.
 //
-// Gradients go before Ready, so that a supervisor that hears Ready knows all.
+// Gradients go before Ready, so that a supervisor that receives Ready knows
+// all.
 //
 // Threads: thread-safe.
 class SupervisorReporter : public GradientKeeper {
@@ -27,17 +28,19 @@ class SupervisorReporter : public GradientKeeper {
   // `link` outlives the object.
   explicit SupervisorReporter(SupervisorLink* link);
 
-  // What was kept of the engine before, to be kept on. Duplicates the fds.
+  // Takes the gradients kept of the previous engine, to be kept further.
+  // Duplicates the fds.
   void Seed(const std::vector<KeptGradients>& kept);
 
   void Keep(uint32_t rank, uint64_t client_instance,
             uint64_t gradient_offset_bytes, int segment_fd) override;
   void Drop(uint32_t rank) override;
 
-  // The engine is ready, and a supervisor is there that knows nothing.
+  // Reports everything, including that the engine is ready, to a new
+  // supervisor.
   void ReportAll(v1::EngineEvent::Ready ready);
   void SetFinished();
-  // The supervisor takes more.
+  // Sends waiting reports; called when the supervisor takes more.
   void Flush();
 
  private:
@@ -57,7 +60,7 @@ class SupervisorReporter : public GradientKeeper {
   std::map<uint32_t, Kept> kept_ ABSL_GUARDED_BY(mutex_);
   bool is_finished_ ABSL_GUARDED_BY(mutex_) = false;
   v1::EngineEvent ready_ ABSL_GUARDED_BY(mutex_);
-  // Of the above, what the supervisor has not been told.
+  // Ranks whose report has not been sent to the supervisor.
   std::set<uint32_t> unsent_ranks_ ABSL_GUARDED_BY(mutex_);
   bool unsent_ready_ ABSL_GUARDED_BY(mutex_) = false;
   bool unsent_finished_ ABSL_GUARDED_BY(mutex_) = false;

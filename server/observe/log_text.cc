@@ -7,8 +7,8 @@
 namespace optstate::observe {
 namespace {
 
-// Bytes of the character that `text` begins with, 0: no UTF-8, or a control
-// character (C0, DEL, C1, line and paragraph separator).
+// Returns the length of the character that `text` begins with; 0: no UTF-8, or
+// a control character (C0, DEL, C1, line and paragraph separator).
 size_t PrintableBytes(absl::string_view text) {
   const auto byte = [text](size_t i) {
     return static_cast<uint8_t>(i < text.size() ? text[i] : 0);

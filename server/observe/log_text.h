@@ -8,12 +8,13 @@
 
 namespace optstate::observe {
 
-// What a line may have; the rest is cut and counted.
+// Limit of a line's length; the rest is cut and counted.
 inline constexpr size_t kLineBytesMax = 2048;
 
-// Text as a log line shows it: on one line, and unable to move a terminal's
-// cursor. Control characters, of ASCII and of Unicode, and bytes that are no
-// UTF-8 become \n, \r, \t or \xHH; other characters stay as they are.
+// Escapes text for a log line: it stays on one line and cannot move a
+// terminal's cursor. Control characters, of ASCII and of Unicode, and bytes
+// that are no UTF-8 become \n, \r, \t or \xHH; other characters stay as they
+// are.
 std::string LogText(absl::string_view text);
 
 }  // namespace optstate::observe

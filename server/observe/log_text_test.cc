@@ -20,7 +20,8 @@ TEST(LogTextTest, ControlCharactersAreShown) {
   EXPECT_EQ(LogText(absl::string_view("a\0b", 3)), R"(a\x00b)");
 }
 
-// C1 controls, and what some programs take for the end of a line.
+// The text has C1 controls, and characters that some programs take for the end
+// of a line.
 TEST(LogTextTest, ControlCharactersOfUnicodeAreShown) {
   EXPECT_EQ(LogText("\xc2\x9b"
                     "2J"),

@@ -47,13 +47,14 @@ class SyslogPriority : public spdlog::custom_flag_formatter {
 
 std::string Pattern(absl::string_view process, bool journal) {
   if (journal) return "<%*>%&";
-  // A job's name has no percent sign, but nothing else should break it either.
+  // A job's name has no percent sign, but no other text should break the
+  // pattern either.
   return absl::StrCat("%Y-%m-%dT%H:%M:%S.%eZ %~ ",
                       absl::StrReplaceAll(process, {{"%", "%%"}}), "[%P] %&");
 }
 
-// %& in a pattern: the line's text, fit for one line. In this one place, so
-// that nothing that a peer wrote can look like a line of its own.
+// %& in a pattern: the line's text, fit for one line. Text is escaped in this
+// one place, so that no peer's text can look like a line of its own.
 class EscapedText : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&,

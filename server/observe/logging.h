@@ -16,8 +16,8 @@ namespace optstate::observe {
 // its priority ("<6>").
 void SetUpLogging(absl::string_view process, absl::string_view level);
 
-// trace, debug, info, warn or error; anything else is taken as info (the
-// configuration was checked before).
+// Sets the level: trace, debug, info, warn or error; anything else is taken as
+// info (the configuration was checked before).
 void SetLogLevel(absl::string_view level);
 
 // Whether stderr is the journal's stream named in `journal_stream`, the value

@@ -9,7 +9,8 @@
 namespace optstate::observe {
 namespace {
 
-// What is left out is told of after this long at the latest, if anybody looks.
+// Suppressed lines are reported after this time at the latest, if TakeLeftOut()
+// or Judge() is called.
 constexpr absl::Duration kTellAfter = absl::Seconds(10);
 constexpr absl::Duration kLookEvery = absl::Seconds(1);
 
@@ -39,7 +40,7 @@ void LineLimiter::TakeOld(absl::Time now, absl::Duration age,
           budget.left_out, " lines left out: ", key.first, " of ", key.second));
       budget.left_out = 0;
     }
-    // A full budget says what a new one would.
+    // A full budget equals a new one.
     it = budget.left_out == 0 && budget.lines >= kBurst ? budgets_.erase(it)
                                                         : std::next(it);
   }
@@ -78,7 +79,7 @@ std::vector<std::string> LineLimiter::TakeLeftOut() {
 }
 
 LineLimiter& PeerLines() {
-  // Never destroyed: threads of gRPC's log until the process ends.
+  // The limiter is never destroyed: gRPC's threads log until the process ends.
   static LineLimiter& limiter = *new LineLimiter();
   return limiter;
 }

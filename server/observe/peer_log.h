@@ -18,29 +18,31 @@
 
 namespace optstate::observe {
 
-// Decides which of the lines that peers can cause at will are written: of each
-// kind and peer kBurst at once, and after that one a second. What is left out
-// is counted, and the count is written.
+// Decides which of the lines that peers can cause at will are written: for each
+// kind and peer kBurst at once, and after that one a second. Suppressed lines
+// are counted, and the count is written.
 //
 // Threads: thread-safe.
 class LineLimiter {
  public:
   static constexpr double kBurst = 200;
   static constexpr double kLinesPerSecond = 1;
-  // Kinds and peers that are told apart; further ones share a budget.
+  // Number of pairs of kind and peer with a budget of their own; further ones
+  // share one.
   static constexpr size_t kKeysMax = 1024;
 
   using Clock = std::function<absl::Time()>;
   explicit LineLimiter(Clock clock = absl::Now) : clock_(std::move(clock)) {}
 
-  // Lines that were left out before and are to be told of now, then whether
-  // this one is written.
+  // The counts of suppressed lines to write now, then whether this line is
+  // written.
   struct Verdict {
     std::vector<std::string> left_out;
     bool write = false;
   };
   Verdict Judge(absl::string_view kind, absl::string_view peer);
-  // What has been left out and not been told of.
+  // Returns the counts of suppressed lines that were not written yet, and
+  // clears them.
   std::vector<std::string> TakeLeftOut();
 
  private:
@@ -63,11 +65,11 @@ class LineLimiter {
   std::map<Key, Budget> budgets_ ABSL_GUARDED_BY(mutex_);
 };
 
-// That of the process.
+// The limiter of the process.
 LineLimiter& PeerLines();
 
-// Writes a line that a peer can cause at will, unless there have been too many
-// of its kind by this peer ("uid 1000").
+// Writes a line that a peer can cause at will, unless this peer ("uid 1000")
+// has caused too many of its kind.
 template <typename... Args>
 void LogOfPeer(spdlog::level::level_enum level, absl::string_view kind,
                absl::string_view peer, spdlog::format_string_t<Args...> format,
@@ -78,11 +80,12 @@ void LogOfPeer(spdlog::level::level_enum level, absl::string_view kind,
   if (verdict.write) spdlog::log(level, format, std::forward<Args>(args)...);
 }
 
-// Tells of what was left out, when nobody has caused a line since.
+// Writes the counts of suppressed lines, also when no later line brought them
+// along.
 void LogLeftOut();
 
-// gRPC's own lines become ours, limited as those of one peer: what it quotes
-// was written by strangers.
+// Routes gRPC's own lines into this log, limited as those of one peer: the text
+// that they quote was written by strangers.
 void RouteGrpcLog();
 
 }  // namespace optstate::observe

@@ -6,8 +6,8 @@
 
 namespace optstate::observe {
 
-// Tells the service manager a state ("READY=1", "STOPPING=1") when this process
-// was started by one ($NOTIFY_SOCKET); otherwise does nothing.
+// Reports a state ("READY=1", "STOPPING=1") to the service manager that started
+// this process ($NOTIFY_SOCKET); without one does nothing.
 //
 // Written here although libsystemd has it: the protocol is this one datagram,
 // Debian has no archive of libsystemd to link into release binaries, and they

@@ -20,7 +20,7 @@ class SdNotifyTest : public testing::Test {
  protected:
   ~SdNotifyTest() override { ::unsetenv("NOTIFY_SOCKET"); }
 
-  // As systemd: a datagram socket, at "@..." an abstract one.
+  // Listens as systemd does: on a datagram socket, at "@..." an abstract one.
   void Listen(const std::string& name) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;

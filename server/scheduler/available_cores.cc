@@ -43,7 +43,8 @@ int CoresOfGroup(const std::string& folder, bool unified, int limit) {
   return words.size() == 2 ? CoresOf(words[0], words[1], limit) : limit;
 }
 
-// The group at `path` below the mount, and all above it: each may have a quota.
+// Applies the quotas of the group at `path` below the mount and of all its
+// parents: each may have one.
 int CoresOfGroups(const std::string& mount, absl::string_view path,
                   bool unified, int limit) {
   while (true) {

@@ -5,13 +5,13 @@
 
 namespace optstate {
 
-// Cores that this process may use: the affinity mask, and no more than the CPU
-// quotas of its cgroups (v1 or v2, up to the root) allow, rounded up. At
-// least 1.
+// Returns the number of cores that this process may use: those of the affinity
+// mask, and no more than the CPU quotas of its cgroups (v1 or v2, up to the
+// root) allow, rounded up. At least 1.
 int AvailableCores();
 
-// The quota part below another root than "/", so that tests can supply the
-// files; `limit` when there is none.
+// Returns the quota part below another root than "/", so that tests can supply
+// the files; `limit` when there is no quota.
 int CgroupCoresBelow(const std::string& root, int limit);
 
 }  // namespace optstate

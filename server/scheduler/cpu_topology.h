@@ -9,31 +9,32 @@
 
 namespace optstate {
 
-// Processors, by the kernel's numbers and from its files.
+// Describes processors, by the kernel's numbers and from its files.
 //
-// Not by hwloc, whose archive also opens every hwloc plugin that is installed:
-// the engine would get CUDA, OpenCL and X11 for a question that three files
-// answer.
+// hwloc is not used, because its archive also opens every installed hwloc
+// plugin: the engine would load CUDA, OpenCL and X11 for a question that three
+// files answer.
 
-// Those of some set that are on one NUMA node, ascending.
+// The processors of a set that are on one NUMA node, ascending.
 struct CpuNode {
   int node = 0;
   std::vector<int> cpus;
 };
 
-// "0-3,8" as the kernel writes sets. What is no number is left out.
+// Parses a set as the kernel writes it, "0-3,8". Text that is no number is left
+// out.
 std::vector<int> ParseCpuList(absl::string_view text);
 
-// Where this thread may run: its affinity mask, which the cpuset bounds. Never
-// empty.
+// Returns the processors on which this thread may run: its affinity mask, which
+// the cpuset bounds. Never empty.
 std::vector<int> AllowedCpus();
 
-// `cpus` by node, nodes ascending; `root` is "" or where a test has its files.
-// One node 0 where the kernel tells nothing of nodes.
+// Returns `cpus` by node, nodes ascending; `root` is "" or a test's folder of
+// files. Returns one node 0 where the kernel does not report nodes.
 std::vector<CpuNode> NodesBelow(const std::string& root,
                                 absl::Span<const int> cpus);
 
-// How many the machine has online; 0: the kernel does not tell.
+// Returns the number of online processors; 0: the kernel does not report it.
 int OnlineCpusBelow(const std::string& root);
 
 }  // namespace optstate

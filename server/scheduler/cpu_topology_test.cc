@@ -56,7 +56,7 @@ TEST_F(NodesTest, OnlyOurPartOfEach) {
   Write("node/online", "0-1,3");
   Write("node/node0/cpulist", "0-3,8-11");
   Write("node/node1/cpulist", "4-7,12-15");
-  Write("node/node3/cpulist", "");  // memory alone
+  Write("node/node3/cpulist", "");  // memory only
   const std::vector<CpuNode> nodes = NodesBelow(root_, {2, 3, 4, 8, 15});
   ASSERT_EQ(nodes.size(), 2u);
   EXPECT_EQ(nodes[0].node, 0);

@@ -22,12 +22,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// A worker's part at a time, of each of the four arrays.
+// The part of each of the four arrays that a worker takes at a time.
 constexpr size_t kBlock = size_t{1} << 16;  // floats
 constexpr size_t kArrays = 4;
 constexpr size_t kBlockBytes = kArrays * kBlock * sizeof(float);
 constexpr size_t kMovedBytes = 7 * kBlock * sizeof(float);
-// Between one array and the next, so that no cache takes them for the same.
+// A gap between arrays, so that they do not share cache sets.
 constexpr size_t kGapBytes = (size_t{2} << 20) + (size_t{4} << 10);
 
 constexpr size_t kBytesOfWorker = size_t{16} << 20;
@@ -37,8 +37,8 @@ constexpr size_t kBytesMax = size_t{1} << 30;
 constexpr int kPassesMin = 2;
 constexpr auto kTime = std::chrono::milliseconds(80);
 
-// What an update of float32 reads and writes, as fast as the best instruction
-// set does it.
+// Arrays that are read and written as by a float32 update, at the speed of the
+// best instruction set.
 class Arrays {
  public:
   Arrays(void* memory, size_t blocks)
@@ -70,8 +70,8 @@ class Arrays {
 
 }  // namespace
 
-// Four times the last cache that the kernel tells of: what is written last is
-// gone when a pass comes back to it.
+// The size is four times the last cache that the kernel reports: data written
+// last is no longer cached when a pass returns to it.
 size_t MemoryBandwidthBytes(int workers, uint64_t available_bytes) {
   const long cache = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
   const size_t bytes =
@@ -101,8 +101,9 @@ double MeasureMemoryBandwidth(int workers, const std::atomic<bool>& stop) {
         arrays.Pass(i);
       });
     };
-    // Takes the pages, each by the worker that will use it. Not huge ones: to
-    // make some, the kernel may move other memory about for seconds.
+    // Takes the pages, each by the worker that will use it. Huge pages are
+    // avoided: to make some, the kernel may move other memory about for
+    // seconds.
     pass();
     auto before = Clock::now();
     const auto end = before + kTime;

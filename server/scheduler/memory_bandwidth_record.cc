@@ -27,7 +27,7 @@ Record Read(const std::string& state_dir) {
   return record.bytes_per_s > 0 ? record : Record();
 }
 
-// Whole, or not at all: an engine may be reading.
+// Writes the record whole or not at all: an engine may be reading.
 void Write(const std::string& state_dir, const Record& record) {
   const std::string path = PathOf(state_dir);
   const std::string unfinished = path + ".tmp";

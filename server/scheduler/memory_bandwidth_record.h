@@ -9,17 +9,17 @@
 
 namespace optstate {
 
-// The memory's bandwidth, in bytes per second, as the file
-// STATE_DIR/memory_bandwidth: the daemon has it measured once, engines look it
-// up when they are asked about their job.
+// The file STATE_DIR/memory_bandwidth records the memory's bandwidth, in bytes
+// per second: the daemon has it measured once, and engines look it up when they
+// are asked about their job.
 
-// 0: it is not known (yet).
+// Returns the recorded bandwidth; 0: it is not known (yet).
 double RecordedMemoryBandwidth(const std::string& state_dir);
 
 // Calls `measure` and records what it gives, on a thread of its own, unless
-// there is a record for this number of workers already. After `delay`: whatever
-// starts with the daemon should not have to share the cores with it, and a
-// daemon of a moment should not begin.
+// there is a record for this number of workers already. It begins after
+// `delay`: processes that start with the daemon should not have to share the
+// cores with it, and a short-lived daemon should not begin.
 class MemoryBandwidthMeter {
  public:
   using Measure =
@@ -32,7 +32,7 @@ class MemoryBandwidthMeter {
                        std::chrono::milliseconds delay = kDelay);
   MemoryBandwidthMeter(const MemoryBandwidthMeter&) = delete;
   MemoryBandwidthMeter& operator=(const MemoryBandwidthMeter&) = delete;
-  // Has it stop.
+  // Stops the measurement.
   ~MemoryBandwidthMeter();
 
  private:

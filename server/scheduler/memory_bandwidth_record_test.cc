@@ -18,7 +18,7 @@ class MemoryBandwidthRecordTest : public testing::Test {
   MemoryBandwidthRecordTest() { std::filesystem::create_directories(dir_); }
   ~MemoryBandwidthRecordTest() override { std::filesystem::remove_all(dir_); }
 
-  // Until there is a record, if it is `expected` to measure.
+  // Runs the meter until there is a record, if it is `expected` to measure.
   void Measure(int workers, bool expected) {
     const MemoryBandwidthMeter meter(
         dir_, workers,

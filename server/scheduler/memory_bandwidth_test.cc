@@ -16,8 +16,8 @@ namespace {
 
 const std::atomic<bool> go_on{false};
 
-// What any machine has, and none; one that is busy has less, so the bounds are
-// wide.
+// The bandwidth lies between the least and more than the most of any machine; a
+// busy one has less, so the bounds are wide.
 TEST(MemoryBandwidthTest, IsPlausible) {
   const auto begin = std::chrono::steady_clock::now();
   const double bandwidth = MeasureMemoryBandwidth(AvailableCores(), go_on);
@@ -48,7 +48,7 @@ TEST(MemoryBandwidthTest, TakesAQuarterOfWhatIsLeftAtMost) {
 TEST(MemoryBandwidthTest, NoMemoryIsNoAnswer) {
   rlimit before;
   ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
-  // What is mapped already, and what small things may ask for.
+  // The limit covers mapped memory and small allocations.
   uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   const rlimit none = {pages * 4096 + (rlim_t{32} << 20), before.rlim_max};

@@ -52,8 +52,8 @@ absl::Status MoveToNode(absl::Span<std::byte> memory, int node) {
   const uintptr_t begin = RoundToHugePage(address);
   const uintptr_t end = RoundToHugePage(address + memory.size());
   if (begin >= end) return absl::OkStatus();
-  // Those within half a huge page of the ends belong to neighbours; beyond the
-  // file's own ends there is nothing to move. mbind takes whole pages.
+  // Pages within half a huge page of the ends belong to neighbours; beyond the
+  // file's own ends there are none. mbind takes whole pages.
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const uintptr_t aligned = (std::max(begin, address) + page - 1) / page * page;
   const uintptr_t stop = std::min(end, address + memory.size());
@@ -64,8 +64,8 @@ absl::Status MoveToNode(absl::Span<std::byte> memory, int node) {
   const auto index = static_cast<size_t>(node);
   if (index >= kNodesMax) return absl::OutOfRangeError("NUMA node number");
   nodes[index / kWordBits] = 1ul << (index % kWordBits);
-  // Only pages in the page table are moved. Kernels before 5.14 refuse, and
-  // then leave where they are those that nobody has touched yet.
+  // Only pages in the page table are moved. Kernels before 5.14 refuse the
+  // call, and then leave untouched pages where they are.
   (void)::madvise(first, bytes, MADV_POPULATE_READ);
   if (::syscall(SYS_mbind, first, bytes, MPOL_PREFERRED, nodes.data(),
                 kNodesMax + 1, MPOL_MF_MOVE) != 0) {

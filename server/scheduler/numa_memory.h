@@ -10,8 +10,8 @@
 
 namespace optstate {
 
-// What part of some number of indices the participants of one node own, as
-// WorkerPool::ShareOf says.
+// The part of some number of indices that the participants of one node own, as
+// WorkerPool::ShareOf defines it.
 struct NodeShare {
   int node = 0;
   size_t begin = 0;
@@ -21,9 +21,10 @@ std::vector<NodeShare> NodeShares(const WorkerPlacement& placement,
                                   size_t total);
 
 // Moves the pages of `memory` (a mapping of a file on tmpfs) to the node, and
-// has later ones come from there; from others, where it has none left. First
-// touch would not do: reserving the file has taken the pages already. The ends
-// are rounded to 2 MiB, so that neighbours meet and no huge page is cut.
+// has later ones allocated there; from other nodes when this one has none left.
+// First touch would not suffice: reserving the file has already taken the
+// pages. The ends are rounded to 2 MiB, so that neighbours meet and no huge
+// page is cut.
 absl::Status MoveToNode(absl::Span<std::byte> memory, int node);
 
 }  // namespace optstate

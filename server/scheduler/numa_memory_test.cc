@@ -69,7 +69,7 @@ int NodeOf(const std::byte* address) {
   return node;
 }
 
-// Of a file whose pages some node has given already.
+// The file's pages are already allocated on some node.
 TEST(NumaMemoryTest, PagesMoveFromNodeToNode) {
   if (NodesBelow("", AllowedCpus()).size() < 2) {
     GTEST_SKIP() << "one NUMA node; deploy/test-numa has two";
@@ -87,7 +87,7 @@ TEST(NumaMemoryTest, PagesMoveFromNodeToNode) {
   for (const auto& [low, high] : {std::pair{0, 1}, std::pair{1, 0}}) {
     ASSERT_TRUE(MoveToNode({data, 2 * kHuge}, low).ok());
     ASSERT_TRUE(MoveToNode({data + 2 * kHuge, 2 * kHuge}, high).ok());
-    // Their ends are rounded by up to half a huge page.
+    // The ends of the halves are rounded by up to half a huge page.
     for (size_t i = kHalf; i + kHalf < 2 * kHuge; i += 4096) {
       ASSERT_EQ(NodeOf(data + i), low) << i;
       ASSERT_EQ(NodeOf(data + 2 * kHuge + i), high) << i;

@@ -9,7 +9,7 @@
 
 namespace optstate {
 
-// The pieces of all ranks by parameter: whose gradient is where.
+// The pieces of all ranks by parameter: the location of each rank's gradient.
 class PieceTable {
  public:
   struct Entry {
@@ -22,8 +22,8 @@ class PieceTable {
   PieceTable(uint32_t parameter_count,
              absl::Span<const RankPartition> partitions);
 
-  // In order of begin; never empty: a parameter without elements has one piece
-  // without elements.
+  // Returns the pieces in order of begin; never empty: a parameter without
+  // elements has one piece without elements.
   absl::Span<const Entry> pieces(uint32_t parameter) const {
     return absl::MakeConstSpan(entries_).subspan(
         first_[parameter], first_[parameter + 1] - first_[parameter]);

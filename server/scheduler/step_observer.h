@@ -5,11 +5,12 @@
 
 namespace optstate {
 
-// Hears where an update is, at the points between which a crash differs. For
-// tests that kill an engine at a chosen instant; production has none.
+// Receives the progress of an update, at the points between which a crash
+// differs. For tests that kill an engine at a chosen instant; production has
+// none.
 //
 // Threads: OnRunUpdated and OnLoadPartApplied are called by all workers at
-// once. Nothing may be called back.
+// once. An observer must not call back.
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
@@ -25,9 +26,10 @@ class StepObserver {
   virtual void OnSitOut() {}
   // A load's log is sealed; nothing of it is in place.
   virtual void OnLoadSealed() {}
-  // A part of it is.
+  // A part of the load is in place.
   virtual void OnLoadPartApplied() {}
-  // All of it is; the record still says that it is to be applied.
+  // All of the load is in place; the record still says that it is to be
+  // applied.
   virtual void OnLoadApplied() {}
   // The load is recorded; its log is still there.
   virtual void OnLoadRecorded() {}

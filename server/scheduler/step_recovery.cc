@@ -1,4 +1,4 @@
-// What a process that died left of a step, put in order.
+// Repairs what a process that died left of a step.
 
 #include <algorithm>
 #include <atomic>
@@ -50,8 +50,8 @@ absl::StatusOr<uint64_t> StepScheduler::RollBack(uint64_t step) {
       if (!complete) ++in_flight;
       continue;
     }
-    // Accumulators that have gone since; or it was done, and only not yet said
-    // to be.
+    // The accumulators are gone since, or the run was done and only its slot
+    // was not cleared yet.
     if (stamps == nullptr ||
         stamps[undo.run].load(std::memory_order_relaxed) == undo.stamp) {
       undo.Clear();
@@ -84,8 +84,8 @@ absl::Status StepScheduler::CheckStamps(uint64_t last_step) const {
   return absl::OkStatus();
 }
 
-// What is complete is put in place when the step goes on. Returns whether it
-// was in place already.
+// Checks a complete replacement, which is installed when the step goes on.
+// Returns whether it was installed already.
 absl::StatusOr<bool> StepScheduler::CheckReplacement(WorkerUndo& undo,
                                                      uint64_t step) {
   const uint32_t parameter = ParameterOfRun(undo.run);
@@ -124,8 +124,8 @@ absl::Status StepScheduler::RollBackRun(WorkerUndo* undo) {
   return status;
 }
 
-// The last parameter whose first run is not behind this one: of parameters
-// without runs, which share it, that is the one that has it.
+// Returns the last parameter whose first run is not behind this one: parameters
+// without runs share its first run, and the last one owns the run.
 uint32_t StepScheduler::ParameterOfRun(uint64_t run) const {
   uint32_t first = 0;
   auto count = static_cast<uint32_t>(layout_.parameters().size());
@@ -149,9 +149,9 @@ void StepScheduler::ForEachRunOf(uint32_t parameter,
              visit);
 }
 
-// In the slots that name them, so that a process which dies here leaves what it
-// found; before the workers take slots anew. One run a worker, so one thread
-// does it.
+// Finishes runs in the slots that name them, so that a process which dies here
+// leaves what it found, and before the workers take slots anew. There is one
+// run per worker, so one thread does it.
 void StepScheduler::FinishRunsInFlight(const Update& update) {
   for (WorkerUndo& undo : worker_undos()) {
     const auto kind =

@@ -92,8 +92,8 @@ absl::Status StepScheduler::MoveToNodes(const WorkerPlacement& placement) {
   return status;
 }
 
-// The arrays of consecutive records are beside each other as a rule: they are
-// moved together.
+// Moves the arrays of consecutive records together: they are adjacent as a
+// rule.
 absl::Status StepScheduler::MoveShare(const NodeShare& share) {
   constexpr int kParameterPart = kRecordPartCount;
   constexpr int kSumPart = kParameterPart + 1;
@@ -149,7 +149,8 @@ bool StepScheduler::HasPrefixes() const {
   return layout_.optimizer_info().has_prefixes();
 }
 
-// An array that an option brings only has memory for the groups with it.
+// An array that belongs to an option has memory only for groups with the
+// option.
 bool StepScheduler::MayHaveHoles(int part) const {
   if (HasPrefixes()) return true;
   const auto index =
@@ -253,13 +254,14 @@ void StepScheduler::AccumulateRun(const RecordView& record, uint64_t run,
                &undo.slot);
     undo.End(&mark);
   } else {
-    // Overwrites what counts no more; broken off, it is begun anew.
+    // This overwrites values that no longer count; if interrupted, it is
+    // repeated.
     Accumulate(dtype, gradients, /*first=*/true, sum_dtype, sum, numel);
     std::atomic_signal_fence(std::memory_order_seq_cst);
     mark.store(staged_mark, std::memory_order_relaxed);
   }
-  // The sum's own squares, while it is in the cache: after the last micro-step
-  // they are those of the whole gradient.
+  // Squares the sum while it is in the cache: after the last micro-step these
+  // are the squares of the whole gradient.
   run_sums_[run] = optstate::SumOfSquares(sum_dtype, sum, numel);
 }
 
@@ -377,7 +379,8 @@ uint64_t StepScheduler::UpdateBytes(uint32_t parameter) const {
   return bytes;
 }
 
-// Broken off anywhere, it is taken up where it was: see ControlFile.
+// Counts the step; if interrupted anywhere, the count is resumed: see
+// ControlFile.
 void StepScheduler::CountStep(const Update& update) {
   ControlFile& control = *options_.control;
   int64_t* const counts = records_.step_counts().data();
@@ -483,7 +486,8 @@ void StepScheduler::ApplyParameter(const RecordView& record, uint32_t parameter,
   }
 }
 
-// Replicated, the first rank stands for all.
+// Returns the pieces of a parameter; when replicated, the first rank stands for
+// all.
 absl::Span<const PieceTable::Entry> StepScheduler::OwnersOf(
     uint32_t parameter) const {
   return pieces_->pieces(parameter).first(
@@ -566,7 +570,7 @@ void StepScheduler::ClearState(uint32_t first_parameter) {
   }
 }
 
-// The arrays are float32, or have a scale for each block.
+// Clears arrays that are float32, or have a scale for each block.
 void StepScheduler::ClearPrefixes(uint32_t parameter) {
   const ParameterSpec& spec = layout_.parameters()[parameter];
   for (int k = 0; k < kStateArraysMax; ++k) {

@@ -33,7 +33,7 @@
 
 namespace optstate {
 
-// What staging does with one piece's gradient.
+// The action of staging on one piece's gradient.
 enum class StageAction : uint8_t {
   kNothing = 0,  // a repeat
   kStage = 1,
@@ -41,14 +41,14 @@ enum class StageAction : uint8_t {
 
 // Does the arithmetic of a job's steps on the worker pool: statistics and
 // accumulation as gradients arrive, the update when the step is decided. Knows
-// no rules: who may push what when is the session's business.
+// no rules: the session decides which rank may push what when.
 //
 // Bits: independent of threads, sub-groups, partition and world size. Each
 // element is computed by itself; the sum of squares is taken within runs in the
 // kernels' order, then over the runs of each parameter, then over parameters.
 // Crashes: a process that dies in Stage or Apply leaves state that RollBack
-// takes to where each run has all of an update, or a push, or nothing of it;
-// the same call then does the rest.
+// brings to a point where each run has all of an update, or a push, or nothing
+// of it; the same call then does the rest.
 // Trust: gradients are arithmetic input. A peer that changes them between
 // staging and update gets another sum, and no address or size depends on them.
 //
@@ -56,7 +56,7 @@ enum class StageAction : uint8_t {
 class StepScheduler {
  public:
   struct Options {
-    const StateRecords* records = nullptr;  // with its layout outlives this
+    const StateRecords* records = nullptr;  // outlives this, with its layout
     uint64_t grain_elements = 0;            // see SubGroupTable; 0: the default
     RecoveryArrays recovery;                // valid as long as this
     ControlFile* control = nullptr;         // "
@@ -70,7 +70,7 @@ class StepScheduler {
     StepObserver* observer = nullptr;  // tests only
   };
 
-  // How one group is updated: clip coefficient / grad_scale is its factor.
+  // The update of one group; its factor is clip coefficient / grad_scale.
   using GroupUpdate = StepIntentGroup;
 
   // A step that will be applied. Runs that carry its stamp have it already.
@@ -79,8 +79,8 @@ class StepScheduler {
     absl::Span<const GroupUpdate> groups;
     double gradient_limit = 0;          // see UpdateInput
     absl::Span<const uint8_t> updated;  // by parameter: 1: in this step
-    // Replicated: by parameter, bit r: rank r's gradient is in the sum. Empty:
-    // all ranks' are.
+    // When replicated, by parameter, bit r: rank r's gradient is in the sum.
+    // Empty: the gradients of all ranks are.
     absl::Span<const uint64_t> pushed_by;
     absl::Span<const std::byte* const> gradient_areas;  // by rank
     bool speculative = false;                           // set by Speculate()
@@ -90,62 +90,67 @@ class StepScheduler {
     }
   };
 
-  // UNIMPLEMENTED when a parameter's dtypes have no kernel.
+  // Returns UNIMPLEMENTED when a parameter's dtypes have no kernel.
   static absl::Status CheckKernels(const Layout& layout,
                                    Accumulation accumulation);
-  // With accumulators gradients are summed as they are staged, those of several
-  // ranks in fp32 first, and the update takes the sums.
+  // Creates a scheduler. With accumulators, gradients are summed as they are
+  // staged, those of several ranks in fp32 first, and the update takes the
+  // sums.
   static absl::StatusOr<std::unique_ptr<StepScheduler>> Create(
       const Options& options);
 
   // Moves the state to the nodes whose workers own it, when there are several.
-  // Returns the first error; what failed works from where it is.
+  // Returns the first error; memory that could not be moved stays in use where
+  // it is.
   absl::Status MoveToNodes(const WorkerPlacement& placement);
 
-  // One partition per rank; they outlive this or the next call. Replicated:
-  // each rank has all parameters, and their gradients are summed.
+  // Sets one partition per rank; they must live until the next call or this
+  // object's end. When replicated, each rank has all parameters, and their
+  // gradients are summed.
   void SetPartitions(absl::Span<const RankPartition> partitions,
                      bool replicated);
   const PieceTable& pieces() const { return *pieces_; }
 
-  // Bytes of the undo file for this many workers.
+  // Returns the bytes of the undo file for this many workers.
   static uint64_t WorkerUndoBytes(int workers);
-  // And of the redo file; 0: the optimizer needs none.
+  // Returns the bytes of the redo file; 0: the optimizer needs none.
   static uint64_t RedoBytes(const Layout& layout, int workers);
-  // What Create takes of the process's own memory for updates that need a whole
-  // parameter; 0: the optimizer has none.
+  // Returns the bytes of the process's own memory that Create takes for
+  // non-separable updates, which need a whole parameter; 0: the optimizer has
+  // none.
   static uint64_t WorkspaceBytes(const Layout& layout, int workers);
-  // What the redo file of an engine that died must have for what its undo slots
-  // name.
+  // Returns the bytes that the redo file of an engine that died must have for
+  // the runs that its undo slots name.
   static uint64_t RedoBytesInUse(const Layout& layout,
                                  absl::Span<const std::byte> undo);
 
-  // Takes back what a process that died was writing, in any number of slots:
-  // of runs of the update of `step` (0: no step is in progress) the vectors
-  // in flight (those that a xor was kept of, Apply() finishes), of pushes the
-  // whole run. Apply() goes on with the former. Returns
-  // how many runs were in flight. DATA_LOSS when a slot is impossible.
+  // Rolls back what a process that died was writing, in any number of slots: in
+  // runs of the update of `step` (0: no step is in progress) the vectors in
+  // flight (Apply() finishes those with a kept xor), in pushes the whole run.
+  // Apply() goes on with the former. Returns the number of runs that were in
+  // flight. DATA_LOSS when a slot is impossible.
   absl::StatusOr<uint64_t> RollBack(uint64_t step);
-  // DATA_LOSS when a run is stamped with a step after this, the last that can
-  // have begun: the update of that step would leave it out.
+  // Returns DATA_LOSS when a run is stamped with a step after `last_step`, the
+  // last that can have begun: the update of that step would leave the run out.
   absl::Status CheckStamps(uint64_t last_step) const;
-  // Takes the sums of squares anew of what is accumulated under these epochs
+  // Recomputes the sums of squares of what is accumulated under these epochs
   // (one per rank; 0: the rank has staged nothing).
   void RestoreSums(absl::Span<const uint32_t> epochs);
-  // The micro-step up to which a piece is accumulated under this epoch, or -1:
-  // of its runs the one that has least. A piece without elements has -1.
+  // Returns the micro-step up to which a piece is accumulated under this epoch,
+  // or -1: the least of its runs. A piece without elements has -1.
   int64_t StagedMicroStep(const Piece& piece, uint32_t epoch) const;
-  // Whether the update needs gradients of the rank that lie in its area.
+  // Returns whether the update needs gradients that lie in the rank's area.
   bool NeedsGradients(uint32_t rank, const Update& update) const;
-  // Before the state is loaded anew: no run carries the stamp of a step, and
-  // none is to be rolled back.
+  // Clears the stamps of all runs and the undo slots, before the state is
+  // loaded anew.
   void ForgetStep();
-  // Before runs change hands between ranks: nothing is accumulated.
+  // Clears the marks of what is accumulated, before runs change hands between
+  // ranks.
   void ForgetStaged();
 
-  // What is to be staged: the rank's pieces [first_piece, +actions.size()).
-  // Replicated: of those that have pushed the parameter, at least one, in
-  // `gradient_areas` (by rank).
+  // A request to stage the rank's pieces [first_piece, +actions.size()). When
+  // replicated, the gradients are those of the ranks that have pushed the
+  // parameter, at least one, in `gradient_areas` (by rank).
   // With accumulation each run is given `staged_mark` (storage/format/
   // rank_mark.h), and one that has it already is left alone.
   struct Staging {
@@ -159,36 +164,38 @@ class StepScheduler {
   };
   void Stage(const Staging& staging);
 
-  // Sum of squares of what was staged for the parameters with updated != 0; and
-  // of those of each group, into `by_group`. Added up within each parameter
-  // first, in the order of its runs, then over parameters in their order, so
-  // that who has the sums of parameters alone comes to the same bits.
+  // Returns the sum of squares of what was staged for the parameters with
+  // updated != 0, and writes that of each group to `by_group`. Squares are
+  // added up within each parameter first, in the order of its runs, then over
+  // parameters in their order, so that the sums of parameters alone give the
+  // same bits.
   double SumOfSquares(absl::Span<const uint8_t> updated,
                       absl::Span<double> by_group) const;
-  // The square root of that of each parameter, 0 with updated == 0.
+  // Writes the norm of each parameter, 0 with updated == 0.
   void NormsByParameter(absl::Span<const uint8_t> updated,
                         absl::Span<double> norms) const;
-  // The L1 norm (type 1) or the largest absolute value (infinity) of the same
-  // gradients, which are read once more.
+  // Returns the L1 norm (type 1) or the largest absolute value (infinity) of
+  // the same gradients, which are read once more.
   double Norm(double type, const Update& update);
 
-  // One fused pass over the state of the updated parameters; writes the
-  // parameter area and counts the step for each of them.
+  // Makes one fused pass over the state of the updated parameters; writes the
+  // parameter area and counts the step for each parameter.
   void Apply(const Update& update);
 
-  // What an Apply() of these reads and writes of gradients, state and
-  // parameters; not the undo slots, which stay in the caches.
+  // Returns the bytes of gradients, state and parameters that an Apply() of
+  // these reads and writes, without the undo slots, which stay in the caches.
   uint64_t UpdateBytes(absl::Span<const uint8_t> updated) const;
 
-  // False of optimizers that need whole parameters: they are not taken back.
+  // Returns false for optimizers with non-separable updates, which are not
+  // rolled back.
   static bool CanSpeculate(const Layout& layout) {
     return FindWholeKernel(layout.optimizer()) == nullptr;
   }
   static uint64_t SpeculationBytes(const Layout& layout);
-  // Applies what is known so far of a step that is not decided, and keeps what
-  // it overwrites; an Apply() of the same step does the rest. Counts nothing.
+  // Applies the known part of an undecided step, and keeps the overwritten
+  // values; an Apply() of the same step does the rest. Counts no step.
   void Speculate(Update update);
-  // Puts everything back that was speculated about the step.
+  // Rolls back all that was speculated about the step.
   void TakeBackSpeculation(uint64_t step);
 
   // Zeroes all state of parameters [first, count).
@@ -197,9 +204,9 @@ class StepScheduler {
  private:
   bool accumulates() const { return records_.accumulates(); }
   DType SumDTypeOf(uint32_t parameter) const;
-  // Of one value a run, those of a parameter in order.
+  // Sums one value per run over the runs of a parameter, in order.
   double SumOfRuns(absl::Span<const double> by_run, uint32_t parameter) const;
-  // What a gradient of one run is summed from.
+  // The addresses from which the gradient of one run is summed.
   using GradientSources = std::array<const void*, kWorldSizeMax>;
 
   explicit StepScheduler(const Options& options);
@@ -251,7 +258,7 @@ class StepScheduler {
   TileView ViewOf(const RecordView& record, uint32_t parameter, uint64_t begin,
                   uint64_t numel) const;
   static uint64_t SpeculationEntryBytes(const Layout& layout);
-  // Its entry in the speculation file.
+  // Returns the run's entry in the speculation file.
   std::atomic<uint64_t>& SpeculatedStep(uint64_t run) const;
   void KeepRun(const RecordView& record, uint64_t run, uint64_t step,
                uint32_t parameter, uint64_t begin, uint64_t numel);
@@ -273,18 +280,18 @@ class StepScheduler {
   const Options options_;
   const StateRecords& records_;
   const Layout& layout_;
-  // What a worker stages at a time, however large records are.
+  // The ranges that a worker stages at a time, however large records are.
   const SubGroupTable grains_;
   std::vector<const UpdateKernel*> kernels_;  // by parameter
   std::vector<double> run_sums_;              // by run
   std::vector<double> run_norms_;             // by run, of another norm
   absl::Span<const RankPartition> partitions_;
   bool replicated_ = false;
-  // Of optimizers whose update of an element needs the whole parameter; then
-  // kernels_ is empty, and whole_update.cc does what there is to do.
+  // Set for optimizers with a non-separable update, which needs the whole
+  // parameter; then kernels_ is empty, and whole_update.cc does the work.
   const WholeKernel* whole_ = nullptr;
   std::unique_ptr<float, decltype(&std::free)> workspace_{nullptr, &std::free};
-  uint64_t workspace_elements_ = 0;  // of one worker
+  uint64_t workspace_elements_ = 0;  // per worker
   std::optional<PieceTable> pieces_;
   std::vector<uint64_t> update_bytes_;  // by parameter
 };

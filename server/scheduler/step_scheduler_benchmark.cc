@@ -1,11 +1,11 @@
-// What scheduling costs: an update through the scheduler beside the kernel
-// alone on the same arrays and threads, the statistics of a push, an empty
-// call of the pool; and what speculation does:
-//   BM_Speculation   updates that were wholly begun early and those that were
-//                    not take turns
-//     early_cost     time of an early one, which keeps what it overwrites /
+// Measures the cost of scheduling: an update through the scheduler beside the
+// kernel alone on the same arrays and threads, the statistics of a push, an
+// empty call of the pool; and the cost of speculation:
+//   BM_Speculation   alternates updates that were wholly begun early and plain
+//                    updates
+//     early_cost     time of an early update, which keeps what it overwrites /
 //                    that of a plain one
-//     back_cost      time to take one back / that of a plain one
+//     back_cost      time to roll one back / that of a plain one
 //
 //   bazel run //server/scheduler:step_scheduler_benchmark
 
@@ -42,7 +42,7 @@ Layout MakeLayout(uint64_t elements) {
   return *Layout::Make(std::move(spec));
 }
 
-// One rank's job of the given size, in anonymous memory, all pages touched.
+// A one-rank job of the given size, in anonymous memory, all pages touched.
 struct Fixture {
   explicit Fixture(uint64_t elements)
       : layout(MakeLayout(elements)),
@@ -57,7 +57,7 @@ struct Fixture {
         undo(static_cast<size_t>(pool.participants())),
         speculation(StepScheduler::SpeculationBytes(layout)) {
     StateArrays arrays;
-    // Of floats, so the masters too.
+    // Parameters are floats, so they are the masters too.
     arrays.parameters = reinterpret_cast<std::byte*>(parameters.data());
     arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg.data());
     arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq.data());
@@ -95,7 +95,7 @@ void CountElements(benchmark::State& state) {
   state.SetItemsProcessed(state.iterations() * state.range(0));
 }
 
-// Updates of everything, step after step.
+// Runs updates of all parameters, step after step.
 class Steps {
  public:
   explicit Steps(Fixture* fixture) : fixture_(*fixture) {
@@ -156,7 +156,7 @@ void BM_Speculation(benchmark::State& state) {
     steps.Speculate();
     back.push_back(SecondsOf([&] { steps.TakeBack(); }) / plain);
     early.push_back(SecondsOf([&] { steps.Speculate(); }) / plain);
-    steps.Apply();  // finds it done
+    steps.Apply();  // finds the update done
   }
   state.counters["early_cost"] = Median(std::move(early));
   state.counters["back_cost"] = Median(std::move(back));

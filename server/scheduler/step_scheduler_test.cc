@@ -28,7 +28,7 @@ class Array {
   Array& operator=(const Array&) = delete;
 
   float* data() { return static_cast<float*>(data_); }
-  // -1: a kernel without NUMA.
+  // Returns -1 on a kernel without NUMA.
   int PolicyAt(uint64_t element) {
     int policy = -1;
     return ::syscall(SYS_get_mempolicy, &policy, nullptr, 0, data() + element,
@@ -85,7 +85,7 @@ TEST_F(MoveToNodesTest, OneNodeLeavesEverythingAlone) {
   EXPECT_NE(master_.PolicyAt(kRounding), MPOL_PREFERRED);
 }
 
-// The second node is none that a machine has: its part stays where it is.
+// No machine has the second node: the node's part stays where it is.
 TEST_F(MoveToNodesTest, EachNodeGetsWhatItsWorkersOwn) {
   if (master_.PolicyAt(0) < 0) GTEST_SKIP() << "a kernel without NUMA";
   master_.data()[kElements - 1] = 3;
@@ -96,7 +96,7 @@ TEST_F(MoveToNodesTest, EachNodeGetsWhatItsWorkersOwn) {
     EXPECT_EQ(array->PolicyAt(2 * kSubgroup + kRounding), MPOL_DEFAULT);
     EXPECT_EQ(array->PolicyAt(kElements - kRounding), MPOL_DEFAULT);
   }
-  // Half as large.
+  // The parameter area is half as large.
   EXPECT_EQ(parameters_.PolicyAt(kRounding), MPOL_PREFERRED);
   EXPECT_EQ(parameters_.PolicyAt(kSubgroup - kRounding), MPOL_PREFERRED);
   EXPECT_EQ(parameters_.PolicyAt(kSubgroup + kRounding), MPOL_DEFAULT);

@@ -1,4 +1,4 @@
-// Updates before it is known whether they are wanted.
+// Updates parameters before their step is decided.
 
 #include <atomic>
 #include <cstring>
@@ -32,14 +32,14 @@ std::atomic<uint64_t>& StepScheduler::SpeculatedStep(uint64_t run) const {
       options_.speculation.data())[run];
 }
 
-// Of each element 4 bytes, whatever the masters are made of.
+// Returns the kept master; each element has 4 bytes, in any format of masters.
 std::byte* StepScheduler::KeptMaster(uint64_t flat) const {
   return options_.speculation.data() + SpeculationEntryBytes(layout_) +
          flat * sizeof(float);
 }
 
-// Behind the masters the other arrays, each whole: a state array, then its
-// scales.
+// Returns the kept state; behind the masters lie the other arrays, each whole:
+// a state array, then its scales.
 std::byte* StepScheduler::KeptState(int part, uint64_t flat) const {
   std::byte* kept = KeptMaster(layout_.flat_elements());
   for (int k = 0; k < kStateArraysMax; ++k) {
@@ -58,8 +58,9 @@ std::byte* StepScheduler::KeptState(int part, uint64_t flat) const {
   return kept;
 }
 
-// The copy is whole before the entry says so, and the entry before the first
-// new value is stored: as everywhere, against the end of the process.
+// Keeps a run's values. The copy is complete before the entry says so, and the
+// entry before the first new value is stored: as everywhere, this protects
+// against the end of the process.
 void StepScheduler::KeepRun(const RecordView& record, uint64_t run,
                             uint64_t step, uint32_t parameter, uint64_t begin,
                             uint64_t numel) {
@@ -90,8 +91,8 @@ void StepScheduler::Speculate(Update update) {
   });
 }
 
-// Broken off, it is begun again: a run that has its old values back can be
-// given them once more until its entry is gone.
+// Rolls back a run. If interrupted, this is repeated: a restored run can be
+// restored once more until its entry is gone.
 void StepScheduler::TakeBackRun(const RecordView& record, uint32_t parameter,
                                 uint64_t run, uint64_t begin, uint64_t numel) {
   const uint64_t flat = layout_.flat_offset(parameter) + begin;
@@ -118,8 +119,8 @@ void StepScheduler::TakeBackRun(const RecordView& record, uint32_t parameter,
 }
 
 void StepScheduler::TakeBackSpeculation(uint64_t step) {
-  // Of a process that died: whole runs are put back, whatever update was in
-  // flight. A sum that was is rolled back by itself.
+  // After a crash, whole runs are restored, so an update in flight is dropped.
+  // A sum in flight is rolled back by itself.
   for (WorkerUndo& undo : worker_undos()) {
     if (undo.kind.load(std::memory_order_relaxed) !=
         static_cast<uint64_t>(UndoKind::kAccumulate)) {

@@ -1,13 +1,12 @@
-// Updates that need a whole parameter at once.
+// Applies non-separable updates, which need a whole parameter at once.
 //
-// Nothing is undone here: all new values of a parameter are made beside the old
-// ones, as floats in the worker's part of the `redo` file, and only when they
-// are complete does the worker's slot say so (kReplace). From then on they are
-// put into place, in whatever formats the job keeps them, as often as need be:
-// each time the same bytes, random ones included, for nothing but `redo` and
-// the step is read. Before, whoever comes later begins anew. A parameter is one
-// worker's work, so one that is much larger than the others keeps the others
-// waiting.
+// Nothing is rolled back here: all new values of a parameter are made beside
+// the old ones, as floats in the worker's part of the `redo` file, and only
+// when they are complete does the worker's slot say so (kReplace). From then on
+// they are installed, in the formats of the job, as often as need be: each time
+// the same bytes, random ones included, for only `redo` and the step are read.
+// Before that, a later process begins anew. A parameter is one worker's work,
+// so workers wait for one that is much larger than the others.
 
 #include <algorithm>
 #include <cstdlib>
@@ -29,7 +28,7 @@ namespace {
 
 constexpr uint64_t kAlignBytes = 64;
 
-// Of an array of floats.
+// Returns the aligned size of an array of floats.
 uint64_t AlignedBytes(uint64_t elements) {
   return (elements * sizeof(float) + kAlignBytes - 1) / kAlignBytes *
          kAlignBytes;
@@ -45,7 +44,8 @@ uint64_t ElementsOf(const Layout& layout, int index,
   return StateElements(layout.optimizer_info(), index, spec.shape);
 }
 
-// A worker's part of the redo file: enough for any parameter.
+// Returns the size of a worker's part of the redo file, enough for any
+// parameter.
 uint64_t RedoPartBytes(const Layout& layout) {
   uint64_t most = 0;
   for (const ParameterSpec& spec : layout.parameters()) {
@@ -58,8 +58,8 @@ uint64_t RedoPartBytes(const Layout& layout) {
   return most;
 }
 
-// A worker's part of the workspace: the gradient, the floats of a split master,
-// then what the kernel works in.
+// Returns the size of a worker's part of the workspace: the gradient, the
+// floats of a split master, then the kernel's scratch memory.
 uint64_t WorkspacePartBytes(const Layout& layout, const WholeKernel& kernel) {
   uint64_t most = 0;
   for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
@@ -114,9 +114,9 @@ uint64_t StepScheduler::WorkspaceBytes(const Layout& layout, int workers) {
   return static_cast<uint64_t>(workers) * WorkspacePartBytes(layout, *kernel);
 }
 
-// The pages are taken now, while the admission of the job holds its lock: a
-// later job would be promised the same memory, and the kernel would kill the
-// engine inside a step. Each worker takes its own, on its node as a rule.
+// Takes the pages now, while the admission of the job holds its lock: a later
+// job would be promised the same memory, and the kernel would kill the engine
+// inside a step. Each worker takes its own, on its node as a rule.
 absl::Status StepScheduler::MakeWorkspace() {
   const uint64_t part = WorkspacePartBytes(layout_, *whole_);
   const int workers = options_.pool->participants();
@@ -237,7 +237,8 @@ void StepScheduler::PutInPlace(WorkerUndo* undo, std::byte* redo) {
   undo->Clear();
 }
 
-// As an update kernel takes it: summed in order, scaled, cut.
+// Gathers the gradient as an update kernel takes it: summed in order, scaled,
+// cut.
 void StepScheduler::GatherGradient(uint32_t parameter, const Update& update,
                                    float* out) {
   const ParameterSpec& spec = layout_.parameters()[parameter];

@@ -63,7 +63,7 @@ WorkerPlacement PlaceWorkers(const PlacementRequest& request) {
                                     &placement.description);
   const auto workers = static_cast<size_t>(std::max(request.workers, 1));
   placement.seats.resize(workers);
-  // Whoever runs anywhere is near no memory in particular.
+  // An unbound worker is near no memory in particular.
   if (binding == Binding::kNone) return placement;
   for (size_t i = 0; i < workers; ++i) {
     const Place& place = places[i * places.size() / workers];

@@ -8,14 +8,15 @@
 
 namespace optstate {
 
-// Where the participants of a WorkerPool work.
+// The places where the participants of a WorkerPool work.
 struct WorkerPlacement {
   struct Seat {
-    int node = 0;           // whose memory the participant works on
-    std::vector<int> cpus;  // that its thread is bound to; empty: to none
+    int node = 0;           // of the participant's memory
+    std::vector<int> cpus;  // its thread's processors; empty: not bound
   };
-  // By participant; those of one node are neighbours. The first is the caller
-  // of the pool, whose thread is never bound. Empty: nothing is known.
+  // Seats by participant; participants of one node are neighbours. The first is
+  // the caller of the pool, whose thread is never bound. Empty: the placement
+  // is unknown.
   std::vector<Seat> seats;
   std::string description;  // for the log
 
@@ -47,7 +48,7 @@ struct PlacementRequest {
 //                    near and the kernel can still evade others' threads.
 WorkerPlacement PlaceWorkers(const PlacementRequest& request);
 
-// The same for this process as it is now.
+// Places workers for this process as it is now.
 WorkerPlacement PlaceWorkersHere(int workers, Pinning pinning);
 
 }  // namespace optstate

@@ -13,7 +13,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// Four processors of each of two nodes, of a machine that has twice as many.
+// Requests four processors of each of two nodes, of a machine with twice as
+// many.
 PlacementRequest TwoNodes(int workers) {
   PlacementRequest request;
   request.workers = workers;
@@ -50,7 +51,7 @@ TEST(WorkerPlacementTest, OnlyTheNodeWhereOthersHaveTheSameCores) {
   EXPECT_THAT(PlaceWorkers(request).seats[4].cpus, ElementsAre(8));
 }
 
-// Fixed ones would be the same for every engine.
+// Workers are not bound: fixed processors would be the same for every engine.
 TEST(WorkerPlacementTest, FewerThanCoresAreSpreadOverTheNodes) {
   const WorkerPlacement placement = PlaceWorkers(TwoNodes(3));
   EXPECT_THAT(NodesOf(placement), ElementsAre(0, 0, 1));

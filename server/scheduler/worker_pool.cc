@@ -11,8 +11,8 @@
 namespace optstate {
 namespace {
 
-// Some 20 to 50 microseconds, the price of waking a sleeper on another core:
-// whoever spins longer than that has lost more than the sleep would have cost.
+// About 20 to 50 microseconds, the price of waking a sleeper on another core: a
+// thread that spins longer loses more than the sleep would have cost.
 constexpr int kSpinRounds = 1000;
 
 thread_local int current_participant = 0;
@@ -25,7 +25,7 @@ void Pause() {
 #endif
 }
 
-// The mask that the thread was started with stays in force when this fails: a
+// Binds a thread. When this fails the thread's initial mask stays in force: a
 // core may have been taken from us since.
 void Bind(pthread_t thread, const std::vector<int>& cpus) {
   if (cpus.empty()) return;
@@ -38,8 +38,8 @@ void Bind(pthread_t thread, const std::vector<int>& cpus) {
   CPU_FREE(set);
 }
 
-// Moves this thread to another processor than that, if it may run on one. From
-// then on its mask is its own: it does not follow a cpuset that grows.
+// Moves this thread to another processor than `cpu`, if it may run on one. From
+// then on the thread's mask is its own: it does not follow a cpuset that grows.
 void LeaveCpu(int cpu) {
   cpu_set_t mask;
   if (::sched_getaffinity(0, sizeof(mask), &mask) != 0) return;
@@ -115,9 +115,9 @@ void WorkerPool::ParallelFor(const IndexRange& range,
     for (size_t i = 1; i < count; ++i) doorbell_.notify_one();
   }
   // Linux may have woken a worker on this processor, where it would wait until
-  // all is done, or for milliseconds until another processor takes it: it is
-  // let in, and goes elsewhere by itself (Run). Not where there are fewer cores
-  // than threads: others would take the time.
+  // all is done, or for milliseconds until another processor takes it: yielding
+  // lets it run, and it moves elsewhere by itself (Run). This is not done with
+  // fewer cores than threads: others would take the time.
   TakeOne(&shares_[0]);
   if (spin_rounds_ > 0 && gate_.load(std::memory_order_relaxed) == kOpen) {
     ::sched_yield();
@@ -143,8 +143,8 @@ void WorkerPool::WorkOn(Share* share) {
 
 bool WorkerPool::TakeOne(Share* share) {
   const size_t end = share->end;
-  // Looked at before it is added to, so that those who come when all is done
-  // do not take the line from each other.
+  // `next` is read before adding, so that threads that come when all is done do
+  // not take the cache line from each other.
   if (share->next.load(std::memory_order_relaxed) >= end) return false;
   const size_t i = share->next.fetch_add(1, std::memory_order_relaxed);
   if (i >= end) return false;

@@ -20,56 +20,58 @@ struct IndexRange {
   size_t total = 0;
 };
 
-// A fixed set of threads for work that is known as a number of independent
-// indices. The caller works too, so a pool of n has n - 1 threads.
+// A fixed set of threads for work given as a number of independent indices. The
+// caller works too, so a pool of n has n - 1 threads.
 //
-// Of `total` indices every participant has a contiguous share of its own, the
-// same in each call, so that it finds its part of the state in its node's
-// memory and in its caches. When that is done it takes from others, those of
-// its NUMA node first. Which of them does an index is chance.
+// Every participant has a contiguous share of the `total` indices, the same in
+// each call, so that it finds its part of the state in its node's memory and in
+// its caches. When its share is done it takes indices from others, those of its
+// NUMA node first. Chance decides which participant does an index.
 //
-// How a call goes, and the race each part closes:
+// The parts of a call, and the race that each part closes:
 //   1. The caller writes body_ and shares_, then opens gate_ (release). A
 //      thread joins by a compare-and-swap of gate_ (acquire) that only succeeds
 //      while it is open, so it sees this call's fields or those of a later
 //      call, never a mixture.
-//   2. Everyone takes indices from each share's `next` until it is used up; an
-//      index goes to whoever adds to `next` when it has that value, owner or
-//      not, so to one alone.
+//   2. Every thread takes indices from each share's `next` until it is used up;
+//      an index goes to the thread that adds to `next` when it has that value,
+//      owner or not, so to one alone.
 //   3. The caller closes the gate, so that no sleeper joins late, and waits
-//      until those who joined have left. It never waits for a thread that slept
-//      through the call; its share has been done by others.
+//      until all joined threads have left. It never waits for a thread that
+//      slept through the call; other threads have done that thread's share.
 //
 // Threads: ParallelFor by one thread at a time, not from within a body. No lock
 // is held while bodies run, nor to hand out indices. Allocates only in the
 // constructor.
 class WorkerPool {
  public:
-  // `participants` >= 1 includes the caller. `spin` says whether those who wait
-  // look again for some microseconds before they sleep; wrong when there are
-  // fewer cores than runnable threads. `placement` has a seat for each
-  // participant, or none.
+  // `participants` >= 1 includes the caller. `spin` says whether waiting
+  // threads look again for some microseconds before they sleep; it should be
+  // false when there are fewer cores than runnable threads. `placement` has a
+  // seat for each participant, or none.
   WorkerPool(int participants, bool spin,
              const WorkerPlacement& placement = {});
   WorkerPool(const WorkerPool&) = delete;
   WorkerPool& operator=(const WorkerPool&) = delete;
   ~WorkerPool();
 
-  // Of the thread that runs a body: 0 for the caller, others below
-  // participants().
+  // Returns the participant of the thread that runs a body: 0 for the caller,
+  // others below participants().
   static int CurrentParticipant();
   int participants() const { return static_cast<int>(participants_); }
 
   // Calls body(i) once for each i < count, in any order and on any thread;
-  // returns when all are done. What the bodies wrote is visible to the caller.
+  // returns when all are done. The writes of the bodies are visible to the
+  // caller.
   void ParallelFor(size_t count, absl::FunctionRef<void(size_t)> body) {
     ParallelFor({0, count, count}, body);
   }
-  // The same for a part of the indices, whose owners are those of the whole.
+  // Does the same for a part of the indices; owners are those of the whole
+  // range.
   void ParallelFor(const IndexRange& range,
                    absl::FunctionRef<void(size_t)> body);
 
-  // The indices of [0, total) that are a participant's own.
+  // Returns the indices of [0, total) that are a participant's own.
   static IndexRange ShareOf(size_t participant, size_t participants,
                             size_t total) {
     return {total * participant / participants,
@@ -77,8 +79,8 @@ class WorkerPool {
   }
 
  private:
-  // A participant's part of the call that is open. Apart from each other, so
-  // that taking an index does not slow those who take from another share.
+  // A participant's part of the open call. Shares are on separate cache lines,
+  // so that taking an index does not slow threads that take from another share.
   struct alignas(64) Share {
     std::atomic<size_t> next{0};
     size_t end = 0;
@@ -86,7 +88,7 @@ class WorkerPool {
     size_t node_begin = 0;
     size_t node_end = 0;
   };
-  static constexpr uint32_t kOpen = 1u << 31;  // the rest counts who joined
+  static constexpr uint32_t kOpen = 1u << 31;  // the rest counts joined threads
 
   void FindNeighbours(const WorkerPlacement& placement);
   void Run(int participant);
@@ -106,7 +108,7 @@ class WorkerPool {
   alignas(64) std::atomic<uint32_t> gate_{0};
   alignas(64) std::atomic<uint32_t> doorbell_{0};  // counts calls
   std::atomic<bool> stop_{false};
-  // Of the call that is open; -1: not known.
+  // Processor of the caller of the open call; -1: not known.
   std::atomic<int> caller_cpu_{-1};
   const absl::FunctionRef<void(size_t)>* body_ = nullptr;
 };

@@ -75,15 +75,16 @@ TEST(WorkerPoolTest, OthersTakeWhatAnOwnerDoesNotGetTo) {
   std::atomic<size_t> done{0};
   constexpr size_t kCount = 30;
   pool.ParallelFor(kCount, [&](size_t i) {
-    // Without end if whoever is in here had to do the rest of its share.
+    // This would never end if the waiting thread had to do the rest of its
+    // share.
     while (i == 0 && done < kCount - 1) std::this_thread::yield();
     ++done;
   });
   EXPECT_EQ(done, kCount);
 }
 
-// Each waits in its first index for the others' firsts, so all are awake; then
-// the first that each takes is one of its own share.
+// Each participant waits in its first index for the others' firsts, so all are
+// awake; then the first index that each takes is one of its own share.
 TEST(WorkerPoolTest, EveryoneBeginsWithItsOwnShare) {
   constexpr size_t kParticipants = 3;
   WorkerPool pool(kParticipants, false);
@@ -119,7 +120,7 @@ TEST(WorkerPoolTest, PartsOfTheIndices) {
   }
 }
 
-// Who has done its own takes from its node before it takes from others.
+// A participant that has done its own share takes from its node before others.
 TEST(WorkerPoolTest, NeighboursComeFirst) {
   WorkerPlacement placement;
   for (const int node : {0, 0, 1, 1}) placement.seats.push_back({node, {}});
@@ -163,7 +164,7 @@ TEST(WorkerPoolTest, ThreadsAreWhereTheirSeatsAre) {
   EXPECT_EQ(seen[1], placement.seats[1].cpus);
 }
 
-// As when a core was taken from the cpuset since.
+// A core may have been taken from the cpuset meanwhile.
 TEST(WorkerPoolTest, ASeatThatIsNotThereIsNoHindrance) {
   WorkerPlacement placement;
   placement.seats.resize(2);

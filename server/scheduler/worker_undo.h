@@ -15,13 +15,14 @@ enum class UndoKind : uint64_t {
   kUpdate = 1,
   kAccumulate = 2,
   // All new values of the parameter whose first run is named lie in the
-  // worker's part of the `redo` file; nothing is put back, they are put in.
+  // worker's part of the `redo` file; they are installed, and nothing is rolled
+  // back.
   kReplace = 3,
 };
 
-// One worker's part of the job's `undo` file: which run it is writing, how far
-// it is, and the old values of what it is just overwriting, or what gives them
-// back. FORMAT.md has the bytes.
+// One worker's part of the job's `undo` file: the run that it is writing, its
+// progress, and the old values that it is just overwriting, or the data to
+// restore them. FORMAT.md has the bytes.
 //
 // Order of stores, each of which a kill may follow:
 //   Begin   progress = saved = 0, then run and stamp, then kind: a slot that
@@ -29,14 +30,14 @@ enum class UndoKind : uint64_t {
 //   kernel  old values or their xor, then progress, then new values
 //           (kernels/undo.h).
 //   End     the run's stamp, then kind = none.
-// So whoever comes later finds a run in flight exactly when a slot names it and
-// it does not carry the slot's stamp. An update then goes on behind the last
+// So a later process finds a run in flight exactly when a slot names it and it
+// does not carry the slot's stamp. An update then goes on behind the last
 // vector that is whole; an accumulation starts over. This holds against the end
-// of a process: a thread stops between two instructions, and those before have
-// happened for whoever looks after it is dead, whatever the processor had
-// reordered. Only the compiler has to be held, which signal fences do; they
-// cost no instruction. It does not hold against a power cut, where memory is
-// lost, or, on a disk, pages were written in any order.
+// of a process: a thread stops between two instructions, and the ones before
+// have happened for any process that looks after its death, whatever the
+// processor had reordered. Only the compiler has to be restrained, which signal
+// fences do; they cost no instruction. The order does not hold against a power
+// cut, where memory is lost, or, on a disk, pages were written in any order.
 struct alignas(64) WorkerUndo {
   std::atomic<uint64_t> kind;  // UndoKind
   uint64_t run;

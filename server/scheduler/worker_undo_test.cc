@@ -1,6 +1,6 @@
-// What the fences of a worker's undo memory are for: as in kernels/fence_test,
-// with a worker that accumulates, replaces and updates, and whoever finds what
-// it left as step_recovery.cc does, but without all that is around it.
+// Tests the fences of a worker's undo memory: as in kernels/fence_test, with a
+// worker that accumulates, replaces and updates, and a recovery that finds what
+// the worker left as step_recovery.cc does, but without its surroundings.
 
 #include "server/scheduler/worker_undo.h"
 
@@ -33,7 +33,7 @@
 namespace optstate {
 namespace {
 
-// Without SIMD two pairs of vectors and another one, on every machine.
+// Makes two pairs of vectors and another one without SIMD, on every machine.
 constexpr size_t kNumel = 5;
 constexpr uint64_t kStep = 7;
 constexpr uint64_t kMark = 40;
@@ -51,7 +51,7 @@ struct Shared {
   float replaced[kNumel];
   float redo[kNumel];
 };
-// The atomic ones, and the others that are stored with them.
+// The atomic words, and the others that are stored with them.
 constexpr size_t kWords = (offsetof(Shared, undo) + offsetof(WorkerUndo, slot) +
                            offsetof(UndoSlot, old)) /
                           sizeof(uint64_t);
@@ -69,7 +69,7 @@ class WorkerUndoTest : public testing::Test {
     }
     for (float& x : shared_->replaced) x = values(random_);
     for (float& x : gradient_) x = values(random_);
-    // Of another step and its accumulation.
+    // The slot is of another step and its accumulation.
     shared_->undo.run = 1;
     shared_->undo.stamp = kMark - 1;
     shared_->undo.slot.progress.store(UndoProgress(kNumel - 1, 0, 1));
@@ -102,7 +102,7 @@ class WorkerUndoTest : public testing::Test {
     shared->undo.End(&shared->stamps[kReplaced]);
   }
 
-  // A worker's part of a step: all that is not done.
+  // Does the unfinished part of a worker's step.
   void Work(Shared* shared) const {
     WorkerUndo& undo = shared->undo;
     for (uint64_t run = 0; run < kUpdated; ++run) {
@@ -126,7 +126,7 @@ class WorkerUndoTest : public testing::Test {
     }
   }
 
-  // What was in flight. False when it is impossible.
+  // Recovers what was in flight. Returns false when the slot is impossible.
   bool Recover(Shared* shared) const {
     WorkerUndo& undo = shared->undo;
     const auto kind = static_cast<UndoKind>(undo.kind.load());
@@ -198,7 +198,7 @@ TEST_F(WorkerUndoTest, EveryFenceIsNeededAndTheyAreEnough) {
   const std::set<std::string> expected = {
       "before run", "before kind", "behind kind", "before stamp",
       "behind stamp",
-      // The kernels' own.
+      // These are the kernels' own fences.
       "before saved", "behind saved", "before progress of state 0",
       "behind progress of state 0", "before progress of state 1",
       "behind progress of state 1", "before progress of masters",

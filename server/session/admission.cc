@@ -33,8 +33,8 @@ absl::Status Exhausted(absl::string_view what, uint64_t needed, uint64_t left,
                    " are left; ", advice));
 }
 
-// Of a new job, whatever its optimizer and formats, folders included; some of
-// them only while it is made.
+// Files of a new job, folders included, for all optimizers and formats; some
+// exist only while the job is made.
 constexpr uint64_t kJobFiles = 24;
 
 absl::Status CheckFilesLeft(const TmpfsInfo& info) {
@@ -48,7 +48,7 @@ absl::Status CheckFilesLeft(const TmpfsInfo& info) {
 
 uint64_t Minus(uint64_t a, uint64_t b) { return a > b ? a - b : 0; }
 
-// What is left of one of the things that the state takes.
+// The remainder of one of the resources that the state takes.
 struct Room {
   std::string what;
   uint64_t bytes_left = 0;
@@ -57,7 +57,7 @@ struct Room {
   bool holds_tables = false;
 };
 
-// Takes from a room what is kept for root and the daemon's user.
+// Subtracts from a room the part kept for root and the daemon's user.
 void KeepForOperators(const v1::Limits& limits, uint64_t taken, Room* room) {
   const uint64_t percent = limits.operator_reserve_percent();
   if (percent == 0) return;
@@ -139,7 +139,7 @@ absl::Status Admit(const AdmissionRequest& request) {
                        "delete a job or raise limits.user_state_bytes_max"});
     }
   }
-  // One that is there has its files.
+  // An existing job has its files already.
   if (request.new_state_bytes != 0 &&
       request.new_state_bytes == request.job_state_bytes) {
     OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info,

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A folder on tmpfs with a file of 64 KiB.
+// A fixture with a folder on tmpfs that has a file of 64 KiB.
 class AdmissionTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -29,7 +29,7 @@ class AdmissionTest : public ::testing::Test {
     if (!directory_.empty()) fs::remove_all(directory_);
   }
 
-  // What all that is there would be, and one byte more.
+  // Expects that this many bytes are left, and that one byte more is refused.
   void ExpectLeft(uint64_t bytes) const {
     const auto left = StateBytesLeft(directory_, limits_);
     ASSERT_TRUE(left.ok()) << left.status();
@@ -130,7 +130,7 @@ TEST_F(AdmissionTest, ANewJobNeedsInodes) {
   request.job_state_bytes = 8192;
   request.new_state_bytes = 8192;
   const absl::Status refused = Admit(request);
-  // An extension makes no more than there are.
+  // An extension makes no further files.
   request.new_state_bytes = 4096;
   const absl::Status extension = Admit(request);
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;

@@ -29,7 +29,7 @@ class Fnv1a {
   uint64_t hash_ = 0xcbf29ce484222325;
 };
 
-// Enough digits to tell any two doubles apart.
+// Prints enough digits to tell any two doubles apart.
 std::string Exact(double value) { return absl::StrFormat("%.17g", value); }
 
 absl::Status Unequal(absl::string_view what, uint32_t rank_a, double a,
@@ -40,7 +40,7 @@ absl::Status Unequal(absl::string_view what, uint32_t rank_a, double a,
       "; what was staged is dropped, push and commit the step again"));
 }
 
-// Bitwise, as the digest.
+// Compares bitwise, as the digest does.
 bool Same(double a, double b) { return std::memcmp(&a, &b, sizeof(a)) == 0; }
 
 absl::Status CheckClipsWith(const CommitSpec& spec) {

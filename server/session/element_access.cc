@@ -11,10 +11,11 @@
 namespace optstate {
 namespace {
 
-// Before the codes of a block, in a payload.
+// The scale precedes the codes of a block in a payload.
 constexpr uint64_t kScaleBytes = sizeof(float);
 
-// Of ranges of any size; payloads begin at multiples of 4 bytes.
+// Visits the blocks of a range of any size; payloads begin at multiples of 4
+// bytes.
 template <typename Body>
 void ForEachBlock(const ElementRange& range, const Body& body) {
   for (uint64_t i = 0; i < range.numel; i += ElementAccess::kBlockElements) {

@@ -13,8 +13,9 @@
 
 namespace optstate {
 
-// Elements [begin, +numel) of an array of a parameter. Of arrays with a number
-// per parameter: those of parameters [begin, +numel), and `parameter` is 0.
+// Elements [begin, +numel) of an array of a parameter. In arrays with a number
+// per parameter, the range is over parameters [begin, +numel), and `parameter`
+// is 0.
 struct ElementRange {
   v1::StateArray array = v1::STATE_ARRAY_UNSPECIFIED;
   uint32_t parameter = 0;
@@ -22,51 +23,54 @@ struct ElementRange {
   uint64_t numel = 0;
 };
 
-// Elements of a job's state wherever they are and in whatever format, as floats
-// and as payloads: what a load brings, in the form in which it can be kept
-// until it is put into place. Masters are payloads of float32, state arrays
-// have their own format; those in blocks have their scale before each block.
+// Gives access to elements of a job's state, in every location and format, as
+// floats and as payloads. A payload is the form in which loaded values are kept
+// until they are written to the state. Payloads of masters are float32, those
+// of state arrays have the array's format; formats in blocks put the scale
+// before each block.
 //
-// Threads: may be copied freely; Write to different ranges by many at once.
+// Threads: may be copied freely; threads may Write to different ranges at once.
 class ElementAccess {
  public:
-  // By element arrays are gone through in blocks of at most so many elements,
-  // from a block's begin on where the format has blocks.
+  // Element arrays are processed in blocks of at most this many elements,
+  // aligned to the format's blocks where it has any.
   static constexpr uint64_t kBlockElements = kQuantizedBlockElements;
   static constexpr uint64_t kBlockBytesMax = kBlockElements * sizeof(float);
 
-  // `records`, with its layout, outlives this.
+  // `records`, with its layout, must outlive this object.
   explicit ElementAccess(const StateRecords* records)
       : layout_(&records->layout()), records_(records) {}
 
-  // Step counts and numbers of optimizers: 8 bytes each, which are their own
-  // payload.
+  // Returns true for step counts and optimizer scalars: 8 bytes each, which are
+  // their own payload.
   static bool IsPerParameter(v1::StateArray array) {
     return array == v1::STATE_ARRAY_STEP_COUNT ||
            array == v1::STATE_ARRAY_SCALAR;
   }
-  // Of an array that is not per parameter; as of the parameter itself for those
-  // that the optimizer does not have.
+  // Returns the size of an array that is not per parameter; the parameter's own
+  // size for arrays that the optimizer does not have.
   uint64_t ElementsOf(v1::StateArray array, const ParameterSpec& spec) const;
-  // INVALID_ARGUMENT when the job has no such elements, or they cut a block.
+  // Returns INVALID_ARGUMENT when the job has no such elements, or the range
+  // cuts a block.
   absl::Status Check(const ElementRange& range) const;
 
-  // Of ranges that were checked, and but for PayloadBytes of a block at most.
+  // The ranges below must have been checked; all but those of PayloadBytes span
+  // at most a block.
   uint64_t PayloadBytes(v1::StateArray array, uint64_t numel) const;
   void ReadFloats(const ElementRange& range, float* out) const;
-  // What would put it back as it is, bit for bit.
+  // Reads the payload that would restore the range as it is, bit for bit.
   void ReadPayload(const ElementRange& range, std::byte* out) const;
   void MakePayload(const ElementRange& range, const float* in,
                    std::byte* out) const;
 
-  // Puts a payload of any size into place.
+  // Writes a payload of any size to the state.
   void Write(const ElementRange& range, const std::byte* payload) const;
 
  private:
   static int IndexOf(v1::StateArray array) {
     return static_cast<int>(array) - v1::STATE_ARRAY_STATE_0;
   }
-  // Of the range's array, which is a state array: how it is kept.
+  // Returns the storage format of the range's array, which is a state array.
   StateFormat FormatOf(const ElementRange& range) const;
   bool HasScale(const ElementRange& range) const {
     return range.array != v1::STATE_ARRAY_MASTER &&

@@ -7,18 +7,18 @@
 
 namespace optstate {
 
-// The process of a rank, as the kernel has told us.
+// The process of a rank, as reported by the kernel.
 struct RankProcess {
   pid_t pid = 0;  // 0: not known (another machine, another pid namespace)
-  // See control::ProcessStat; 0: not known. Another process that has the pid
-  // has another.
+  // See control::ProcessStat; 0: not known. A later process with the same pid
+  // has another value.
   uint64_t start_ticks = 0;
 
   friend bool operator==(const RankProcess&, const RankProcess&) = default;
 };
 
 // A rank that was attached when the engine before this one ended, or since then
-// while a step of that engine was to be finished.
+// while a step of that engine was unfinished.
 struct FormerRank {
   uint32_t rank = 0;
   uint64_t client_instance = 0;

@@ -10,25 +10,25 @@ namespace optstate {
 // The memory that held a rank's gradients when the engine before this one died.
 struct KeptGradients {
   uint32_t rank = 0;
-  uint64_t client_instance = 0;        // of the client library that wrote them
+  uint64_t client_instance = 0;        // of the client that wrote them
   uint64_t gradient_offset_bytes = 0;  // where in the segment they begin
   UniqueFd segment;
 };
 
-// Hears which memory holds a rank's gradients, and keeps it (through a process
-// that outlives this one), so that an engine that is started again can finish
-// the step that its predecessor died in.
+// Receives the memory that holds a rank's gradients, and keeps it (through a
+// process that outlives this one), so that a restarted engine can finish the
+// step in which its predecessor died.
 //
 // Threads: thread-safe. Must not block: a Job calls it under its lock.
 class GradientKeeper {
  public:
   virtual ~GradientKeeper() = default;
 
-  // From now on this is the rank's memory; replaces what was kept of it before.
-  // Duplicates the fd.
+  // Sets the rank's memory from now on; replaces what was kept of the rank
+  // before. Duplicates the fd.
   virtual void Keep(uint32_t rank, uint64_t client_instance,
                     uint64_t gradient_offset_bytes, int segment_fd) = 0;
-  // No effect when nothing is kept of it.
+  // Releases the rank's memory; no effect when none is kept.
   virtual void Drop(uint32_t rank) = 0;
 };
 

@@ -31,7 +31,7 @@ namespace optstate {
 
 class StepObserver;
 
-// What became of a step; mirrors v1::StepOutcome, as plain data.
+// The outcome of a step; mirrors v1::StepOutcome, as plain data.
 struct StepOutcome {
   uint64_t step = 0;
   bool applied = false;
@@ -44,18 +44,18 @@ struct StepOutcome {
   uint32_t hysteresis_left = 0;
 };
 
-// Hears the answers that come later than the call. One per session, outlives
-// it.
+// Receives the answers that come later than the call. There is one per session,
+// and the listener outlives the session.
 //
 // Threads: called from any thread, one call at a time for one listener, also
 // from within the Commit, EndMicroStep or FinishLoad that it answers, and with
-// the job's lock held: it must not call the Job and must not block on a peer.
+// the job's lock held: a listener must not call the Job or block on a peer.
 class SessionListener {
  public:
   virtual ~SessionListener() = default;
   virtual void OnStepDone(uint64_t request_id, const absl::Status& status,
                           const StepOutcome& outcome) = 0;
-  // While an answer is outstanding: what its rank waits for.
+  // Says, while an answer is outstanding, for what the rank is waiting.
   virtual void OnNotice(absl::string_view /*text*/) {}
 };
 
@@ -73,7 +73,7 @@ struct RegisterSpec {
   AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
   RankProcess process;
   bool unchanged = false;  // see v1::RegisterRequest
-  std::optional<v1::LossScalerState> loss_scaler_state;  // see there too
+  std::optional<v1::LossScalerState> loss_scaler_state;  // see above
 };
 
 struct RegisterResult {
@@ -81,38 +81,40 @@ struct RegisterResult {
   uint64_t committed_step = 0;
   v1::JobPhase phase = v1::JOB_PHASE_EMPTY;
   bool created = false;
-  // Of this engine; another one when the job has changed its layout, partition,
-  // world size or another setting. Never 0.
+  // Number of the job's shape in this engine; it changes when the layout,
+  // partition, world size or another setting of the job changes. Never 0.
   uint64_t shape = 0;
 };
 
 struct AttachSpec {
   uint32_t rank = 0;
   std::string layout_hash;
-  // As it was told when it registered: FAILED_PRECONDITION when the job has
-  // another by now. 0: not said.
+  // The shape returned by Register: FAILED_PRECONDITION when the job has
+  // another one by now. 0: not given.
   uint64_t shape = 0;
-  // Where the rank's gradients are: partition(rank).gradient_area_bytes bytes,
-  // valid until Detach returns. Only read, and what is read is arithmetic
+  // The rank's gradients: partition(rank).gradient_area_bytes bytes, valid
+  // until Detach returns. The area is only read, and its content is arithmetic
   // input alone, never a size or an index: the peer may be writing.
   const std::byte* gradient_area = nullptr;
-  // How large it is; FAILED_PRECONDITION when the rank's partition needs more.
+  // Size of the area; FAILED_PRECONDITION when the rank's partition needs more.
   uint64_t gradient_area_bytes = 0;
   SessionListener* listener = nullptr;
   // See v1::AttachRequest.
   uint64_t client_instance = 0;
-  // It was attached before, to this engine or another: FAILED_PRECONDITION when
-  // another instance has been there since, or the job is another.
+  // The rank was attached before, to this engine or another:
+  // FAILED_PRECONDITION when another instance has attached since, or the job is
+  // another one.
   bool comes_back = false;
-  // The area holds what this instance wrote there for the engine before this
-  // one; else it does so once the rank has pushed again and committed.
+  // The area still holds the gradients that this instance wrote for the
+  // previous engine; if false, it holds them once the rank has pushed again and
+  // committed.
   bool gradients_present = false;
-  // The memory that they are in, for the job's GradientKeeper, when it is the
-  // rank's own; the caller's.
+  // The memory of the gradients, for the job's GradientKeeper, when the rank
+  // owns it; the fd stays the caller's.
   int gradient_segment = -1;
   uint64_t gradient_offset_bytes = 0;  // where in the segment they begin
-  int64_t pid = 0;      // as the rank says, if the kernel does not; to be shown
-  RankProcess process;  // whose end is the session's
+  int64_t pid = 0;      // from the rank, if the kernel gives none; for display
+  RankProcess process;  // its end ends the session
   uint32_t uid = 0;
   std::string wire;
   std::string client_version;
@@ -142,7 +144,7 @@ struct AttachResult {
 struct CommitSpec {
   uint64_t step = 0;
   absl::Span<const Hyperparams> groups;
-  // Of each group, see v1::GroupHyperparams; empty: all are clipped alone.
+  // By group, see v1::GroupHyperparams; empty: each group is clipped alone.
   absl::Span<const uint32_t> clips_with;
   double grad_scale = 1;
   double max_norm = 0;
@@ -151,8 +153,9 @@ struct CommitSpec {
   bool found_inf = false;
 };
 
-// One training job: its layout, its state, who owns what, and the order of its
-// steps. Knows nothing of sockets, rings or RPC: transports call it.
+// One training job: its layout, its state, the partition of the state over
+// ranks, and the order of its steps. Knows nothing of sockets, rings or RPC:
+// transports call it.
 //
 // Step rules (k = committed step):
 //   push(k+1)    stages a piece; anything but k+1 is FAILED_PRECONDITION.
@@ -160,55 +163,55 @@ struct CommitSpec {
 //                committed with equal content, the step is decided (skip or
 //                clip coefficient), applied and answered to all. Unequal
 //                content: FAILED_PRECONDITION to all, what was staged is
-//                dropped, the step can be taken again.
-//   commit(k)    with the content of the recorded one returns the recorded
-//                outcome; with another, FAILED_PRECONDITION.
-//   A parameter is updated when all its pieces were pushed; none: left alone;
-//   some but not all: FAILED_PRECONDITION to all, as above; replicated, on up
-//   to 64 ranks, the gradients there are are summed.
+//                dropped, the step can be repeated.
+//   commit(k)    with the content of the recorded commit returns the recorded
+//                outcome; with other content, FAILED_PRECONDITION.
+//   A parameter is updated when all its pieces were pushed and left alone when
+//   none was; some but not all: FAILED_PRECONDITION to all, as above; when
+//   replicated, on up to 64 ranks, the gradients that were pushed are summed.
 //   Detach in an open step drops what the rank staged and its commit. Ranks
-//   that wait for it go on waiting, and get a notice, or are answered ABORTED,
-//   as the configuration's on_rank_loss says. Who comes to wait for it later
-//   gets the notice.
+//   that wait for this rank go on waiting, and get a notice, or are answered
+//   ABORTED, as the configuration's on_rank_loss says. Ranks that begin to
+//   wait later get the notice.
 //
 // State: host-tier files in the job directory (storage/host_tier.h) and a
 // control file that records the committed step, its outcome and a mark while a
-// step is being applied. Open() adopts what is there. A job found with the mark
-// set died in that step: runs in flight are rolled back, and the step is
-// finished as it was decided, at once when the gradients that it needs are
-// there (accumulated, in staging files, or in Options::kept). Else the job is
-// RECOVERING until the ranks that have them attach again with the
+// step is being applied. Open() adopts existing files. A job found with the
+// mark set crashed in that step: runs in flight are rolled back, and the step
+// is finished as it was decided, at once when the gradients that it needs
+// exist (accumulated, in staging files, or in Options::kept). Else the job is
+// RECOVERING until the ranks that hold them attach again with the
 // client_instance that committed; their pushes are taken for granted and their
 // commits answered when the step is finished. When such a rank is replaced by
 // another process the gradients are lost and the job is FAILED, also after it
 // is opened again: Register says so in its phase, every other call returns
-// DATA_LOSS naming the last good step, but for the BeginLoad of a rank that is
-// attached still: it starts the job over from a checkpoint.
-// With accumulation, what a rank has staged is there as well after a crash, for
-// the same client_instance.
+// DATA_LOSS naming the last good step, except BeginLoad of a rank that is still
+// attached, which starts the job over from a checkpoint.
+// With accumulation, what a rank has staged also survives a crash, for the same
+// client_instance.
 //
 // Micro-steps of replicated jobs: see MicroSteps for what is summed when. A
-// rank's gradients must stay as they are until its EndMicroStep is answered.
+// rank's gradients must stay unchanged until its EndMicroStep is answered.
 // Sums cannot be undone: when a rank drops what it staged (Abort, BeginLoad,
-// Detach) after something was summed, all of the step is dropped, and whatever
-// the other ranks call of it is ABORTED until they have aborted it too.
+// Detach) after something was summed, all of the step is dropped, and the other
+// ranks' calls for this step return ABORTED until they have aborted it too.
 //
-// Load rules: what must be loaded before a job is READY is every master of a
-// new job, and those of the parameters that an extension brought. They are
-// loaded in place: what a load that broke off (a rank or the engine died in it)
-// has touched is zero again before the next one, and required.
+// Load rules: a job becomes READY once every master of a new job, and the
+// masters of the parameters that an extension added, are loaded. These are
+// loaded in place: what an interrupted load (a rank or the engine died in it)
+// has touched is zeroed before the next load, and required again.
 // A load into parameters that have a state is staged beside it, in a log, and
-// becomes the state when all ranks have finished, whole or not at all, whoever
-// dies when: see storage/format/FORMAT.md. Until then the job is READY and
-// gives the state of before. Whatever equals that bit by bit is not written.
-// When a rank of the round is lost, begins anew or aborts, the round is over
-// for all (ABORTED), and when there is no memory for the log
+// becomes the state when all ranks have finished, whole or not at all, at any
+// crash: see storage/format/FORMAT.md. Until then the job is READY and returns
+// the previous state. Values that equal that state bit by bit are not written.
+// When a rank of the round is lost, begins anew or aborts, the round ends for
+// all (ABORTED), and likewise when there is no memory for the log
 // (RESOURCE_EXHAUSTED).
 // A rank that commits while another one loads, or loads while another one
-// waits with its commit, is FAILED_PRECONDITION, and so are all others: see
+// waits with its commit, gets FAILED_PRECONDITION, and so do all others: see
 // job_agreement.cc.
 // BeginLoad drops what the rank has staged. A rank that detaches before all
-// have finished has not finished. Abort drops its load too.
+// have finished has not finished. Abort drops the rank's load too.
 //
 // Threads: thread-safe; one lock per job, held for the length of a call (the
 // push statistics and the update run on the worker pool under it). After
@@ -220,25 +223,26 @@ class Job {
     uint32_t uid = 0;
     std::string directory;  // exists; on tmpfs as a rule
     v1::DaemonConfig config;
-    // Of the engine that died, by whoever outlived it.
+    // Gradients of the engine that died, kept by a process that outlived it.
     std::vector<KeptGradients> kept;
-    // Keeps the gradients of ranks that are attached, and, through a step that
-    // is being finished or when the job cannot be opened, all that it has. May
-    // be null; outlives the job.
+    // Keeps the gradients of attached ranks, and, while a step is being
+    // finished or when the job cannot be opened, all that it holds. May be
+    // null; must outlive the job.
     GradientKeeper* keeper = nullptr;
-    StepObserver* observer = nullptr;  // tests only; outlives the job
-    // By which a rest ends. Tests only: one that is ahead of the real one, and
-    // after whose leaps somebody calls the job.
+    StepObserver* observer = nullptr;  // tests only; must outlive the job
+    // The clock that ends a rest. Tests only: another clock may run ahead of
+    // the real one, and each leap must be followed by a call of the job.
     std::function<absl::Time()> clock = absl::Now;
   };
 
-  // What a transport without shared memory writes a rank's gradients into, so
-  // that they outlive the engine (session/staging_file.h). The job removes it.
+  // Returns the path of the file into which a transport without shared memory
+  // writes a rank's gradients, so that they outlive the engine
+  // (session/staging_file.h). The job removes the file.
   virtual std::string StagingPath(uint32_t rank,
                                   uint64_t client_instance) const = 0;
 
-  // Adopts the job that is in the directory, or starts an empty one. DATA_LOSS
-  // when files are there that do not fit together (says which and why).
+  // Adopts the job in the directory, or starts an empty one. Returns DATA_LOSS
+  // when the files do not fit together (says which and why).
   static absl::StatusOr<std::unique_ptr<Job>> Open(Options options);
   virtual ~Job() = default;
 
@@ -251,47 +255,49 @@ class Job {
   // ranks on several machines.
   virtual absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) = 0;
 
-  // Of the registered layout; FAILED_PRECONDITION before Register.
-  // Pointers stay valid until the next Register.
+  // The next two describe the registered layout; FAILED_PRECONDITION before
+  // Register. Pointers stay valid until the next Register.
   virtual absl::StatusOr<const Layout*> layout() const = 0;
   virtual absl::StatusOr<const RankPartition*> partition(
       uint32_t rank) const = 0;
-  // The file of the parameter area, of shm::ParameterSegmentBytes, for ranks to
-  // map; it cannot be written through the fd.
+  // Returns the file of the parameter area, of shm::ParameterSegmentBytes, for
+  // ranks to map; the fd does not permit writing.
   virtual absl::StatusOr<UniqueFd> OpenParameters() const = 0;
-  // The same of what says how far the step is that is being taken, a uint64_t
-  // for each run of the layout: the last step whose values the run has there;
-  // of shm::RunStampsBytes. None when a step may be taken back.
+  // Returns, likewise, the file of the progress of the current step, of
+  // shm::RunStampsBytes: a uint64_t for each run of the layout, the last step
+  // whose values the run has in the parameter area. No fd when a step may be
+  // rolled back.
   virtual absl::StatusOr<UniqueFd> OpenRunStamps() const = 0;
 
-  // ALREADY_EXISTS when the rank is attached, or is away within a step and its
-  // process runs (names its pid).
+  // Returns ALREADY_EXISTS when the rank is attached, or is away within a step
+  // and its process runs (names its pid).
   virtual absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) = 0;
-  // Waits for a step that is being applied. Idempotent.
+  // Detaches the rank, after any step that is being applied. Idempotent.
   virtual void Detach(uint32_t rank) = 0;
-  // The same for good: a step that is being finished and needs gradients that
-  // go with it fails.
+  // Detaches the rank for good: a step that is being finished and needs the
+  // rank's gradients fails.
   virtual void Leave(uint32_t rank) = 0;
-  // The same of a session that says so on another connection than its own: at
-  // once when it is away, else when its own connection is seen to end.
+  // Does the same for a session that leaves through another connection than its
+  // own: at once when the rank is away, else when its own connection is seen to
+  // end.
   virtual void TakeFarewell(uint32_t rank, uint64_t client_instance) = 0;
 
-  // The ranks that were attached when the engine before ended, or since then
-  // while its step was not finished, and are not here.
-  // They come back by themselves, and the job is not finished before that; who
-  // asks has to say when one will not.
+  // Returns the ranks that were attached when the previous engine ended, or
+  // since then while its step was unfinished, and are away now. They return by
+  // themselves, and the job is not finished before that; the caller has to
+  // report (GiveUp) a rank that will not return.
   virtual std::vector<FormerRank> Awaited() const = 0;
-  // It does not come back: lost, in the step that is open, as if it detached.
-  // No effect when it is here.
+  // Reports a rank that does not return: lost, in the open step, as if it
+  // detached. No effect when the rank is attached.
   virtual void GiveUp(const FormerRank& rank) = 0;
 
   virtual absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                             uint32_t first_parameter,
                             uint32_t parameter_count) = 0;
-  // The rank has pushed all that it has of this micro-step and those before.
-  // Answered through the listener, errors included, when its gradient area may
-  // be written again: at once, but for replicated jobs that accumulate. One at
-  // a time.
+  // Says that the rank has pushed all its gradients of this and earlier
+  // micro-steps. Answered through the listener, errors included, when its
+  // gradient area may be written again: at once, except in replicated jobs that
+  // accumulate. One at a time.
   virtual void EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
                             uint32_t micro_step) = 0;
   // Answered through the listener, errors included.
@@ -300,9 +306,9 @@ class Job {
   virtual absl::Status Abort(uint32_t rank, uint64_t step) = 0;
 
   virtual absl::Status BeginLoad(uint32_t rank) = 0;
-  // `data` holds numel elements of `dtype` (STEP_COUNT: int64, dtype ignored,
-  // one per parameter from `parameter`). Only elements of the rank's own pieces
-  // (STEP_COUNT: any parameter): else INVALID_ARGUMENT.
+  // Loads numel elements of `dtype` from `data` (STEP_COUNT: int64, dtype
+  // ignored, one per parameter from `parameter`). Only elements of the rank's
+  // own pieces (STEP_COUNT: any parameter) are accepted: else INVALID_ARGUMENT.
   virtual absl::Status Load(uint32_t rank, v1::StateArray array,
                             uint32_t parameter, uint64_t begin, uint64_t numel,
                             DType dtype, absl::Span<const std::byte> data) = 0;
@@ -312,7 +318,7 @@ class Job {
                           uint64_t content_digest) = 0;
 
   // Copies numel elements (fp32; STEP_COUNT int64) to `out`; returns the
-  // committed step that they belong to.
+  // committed step to which they belong.
   virtual absl::StatusOr<uint64_t> Fetch(v1::StateArray array,
                                          uint32_t parameter, uint64_t begin,
                                          uint64_t numel,
@@ -324,28 +330,28 @@ class Job {
   // Refuses pushes that would open a new step, and attaches, with UNAVAILABLE.
   virtual void BeginDrain() = 0;
   virtual void Resume() = 0;
-  // Returns when the job drains and no step is open, nor begun by ranks that
-  // come back, or at the deadline (DEADLINE_EXCEEDED).
+  // Returns when the job drains and no step is open or begun by ranks that are
+  // to return, or at the deadline (DEADLINE_EXCEEDED).
   virtual absl::Status AwaitDrained(absl::Time deadline) = 0;
   // Returns when the job does not drain, or at the deadline.
   virtual absl::Status AwaitResumed(absl::Time deadline) = 0;
 
-  // For jobs that are created or grow from now on.
+  // Sets the limits for creation or growth of the job from now on.
   virtual void SetLimits(const v1::Limits& limits) = 0;
 
   // Waits until no step, load or recovery is under way; from then on, for
-  // `lease`, none begins: Push, EndMicroStep, Commit and BeginLoad wait. For
-  // whoever ends the process meanwhile; if nobody does, or at Resume, they go
-  // on. DEADLINE_EXCEEDED: there was no such moment.
+  // `lease`, none begins: Push, EndMicroStep, Commit and BeginLoad wait. This
+  // lets the caller end the process meanwhile; after the lease, or at Resume,
+  // the calls go on. DEADLINE_EXCEEDED: there was no such moment.
   virtual absl::Status Rest(absl::Time deadline, absl::Duration lease) = 0;
   virtual bool resting() const = 0;
-  // Before the process ends, as if killed: waits for a pass that is being made;
-  // from then on Push, EndMicroStep, Commit and BeginLoad wait. They are not
-  // answered, and ask the next engine.
+  // Stops the job before the process ends as if killed: waits for a pass that
+  // is being made; from then on Push, EndMicroStep, Commit and BeginLoad wait.
+  // They are never answered; their callers ask the next engine.
   virtual void StandStill() = 0;
 
-  // True when the job should go: ephemeral (or never registered) and without
-  // sessions after having had one.
+  // Returns true when the job should go: ephemeral (or never registered) and
+  // without sessions after having had one.
   virtual bool finished() const = 0;
 
   virtual v1::Job Describe() const = 0;

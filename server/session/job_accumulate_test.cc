@@ -1,4 +1,4 @@
-// Gradients summed over micro-steps.
+// Tests of gradients summed over micro-steps.
 
 #include <algorithm>
 #include <cmath>
@@ -56,8 +56,8 @@ class JobAccumulateTest : public ::testing::Test {
   JobHarness harness_{Accumulating(DType::kBFloat16, 2)};
 };
 
-// What the sums should be: fp32, in order of micro-steps, each rounded to the
-// gradient dtype first.
+// Returns the expected sums: fp32, in order of micro-steps, each gradient
+// rounded to the gradient dtype first.
 Tensors SumsOf(const JobHarness& harness, DType dtype,
                const std::vector<uint64_t>& seeds,
                DType sum_dtype = DType::kFloat32) {
@@ -110,7 +110,7 @@ TEST_F(JobAccumulateTest, EqualsTheStepWithTheSum) {
   }
 }
 
-// float(sum) + g, rounded to nearest even.
+// Each sum is float(sum) + g, rounded to nearest even.
 TEST_F(JobAccumulateTest, SumsInTheGradientsDType) {
   const std::vector<uint64_t> seeds = {10, 11, 12, 13};
   for (const DType dtype :

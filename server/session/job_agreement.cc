@@ -1,24 +1,24 @@
-// Ranks that do not do the same: one loads, the other one takes the step.
+// Handles ranks that disagree: one loads while another one takes a step.
 //
 // Loads and steps are collective: a load is over when all ranks have finished
 // it, a step when all have committed it. So the ranks, which go through one
 // sequence of both, are never more than a part of one of them apart: while a
-// rank is in a load, the others are in it too or have not come to it, and what
-// they did before it has been answered. None of them waits with a commit, or
-// the end of a micro-step that waits for others, for that would be of a later
-// part of the sequence, and none comes with one before it has begun the load.
-// What may come all the same is no new commit:
-//   - A commit that is repeated because its answer was lost is of the step that
-//     is recorded, and is answered from the record.
-//   - One of a step that an engine died in comes while that step is being
+// rank is in a load, the others are in that load too or have not reached it,
+// and their earlier calls have been answered. None of them waits with a commit,
+// or the end of a micro-step that waits for others, for that would be of a
+// later part of the sequence, and none sends one before beginning the load.
+// The following calls may still come, and none is a new commit:
+//   - A commit that is repeated because its answer was lost is of the recorded
+//     step, and is answered from the record.
+//   - A commit of a step in which an engine died comes while that step is being
 //     finished, and nothing can be loaded then.
-//   - A rank whose connection was lost in a load has left it, and the load is
-//     over for all of them; it begins it again before anything else.
-//   - Gradients may be pushed at any time, and nobody waits with them.
-// So whoever commits beside a load, or begins one beside a commit, has another
-// sequence, and each would wait for the other until a time-out. All ranks are
-// told instead, once each: those that wait at once, the others when they come
-// to what they would wait in.
+//   - A rank whose connection was lost in a load has left the load, which is
+//     then over for all ranks; the rank begins it again before anything else.
+//   - Gradients may be pushed at any time, and no rank waits in a push.
+// So a rank that commits during a load, or begins one during a commit, has
+// another sequence, and each would wait for the other until a time-out. All
+// ranks are told instead, once each: waiting ranks at once, the others at the
+// call in which they would wait.
 
 #include <utility>
 
@@ -67,7 +67,8 @@ absl::Status JobImpl::Disagreement(uint32_t loading, uint32_t stepping,
       "step again"));
 }
 
-// All but the one whose call it was found in, which has its own answer.
+// Tells all ranks but `by`, whose call revealed the disagreement and has its
+// own answer.
 void JobImpl::TellOfDisagreement(uint32_t by, const absl::Status& status) {
   spdlog::warn("{}: job={}", status.ToString(), options_.name);
   std::vector<uint32_t> waiting;
@@ -80,7 +81,7 @@ void JobImpl::TellOfDisagreement(uint32_t by, const absl::Status& status) {
     }
   }
   DropLoad(status);
-  // Answers first: what a rank drops may be told to those that still wait.
+  // Answers come first: a rank's drop may be reported to ranks that still wait.
   for (const uint32_t rank : waiting) {
     const OpenStep::RankCommit& commit = open_step_.commit(rank);
     if (commit.committed) {

@@ -1,4 +1,4 @@
-// Ranks of which one loads and another one takes the step are told at once.
+// Ranks are told at once when one of them loads and another one takes the step.
 
 #include <string>
 #include <vector>
@@ -70,7 +70,7 @@ class JobAgreementTest : public ::testing::Test {
     ASSERT_NE(answer, nullptr) << "rank " << rank << " waits";
     ExpectTold(answer->status, load, step);
   }
-  // Nothing was lost, and all ranks can go on together.
+  // Expects that nothing was lost, and that all ranks can go on together.
   void ExpectUnchanged() {
     EXPECT_EQ(harness_.job().Describe().phase(), v1::JOB_PHASE_READY);
     EXPECT_TRUE(harness_.StateBytes() == state_);
@@ -100,7 +100,8 @@ TEST_F(JobAgreementTest, ACommitBesideALoad) {
   const uint64_t commit = PushAndCommit(1);
   ExpectTold(0, load, "rank 0", "rank 1 has committed step 2");
   ExpectTold(1, commit, "rank 0", "rank 1 has committed step 2");
-  // It had not come to it yet, and would wait for the others else.
+  // Rank 2 had not reached the step yet, and would otherwise wait for the
+  // others.
   ExpectTold(2, PushAndCommit(2), "rank 0", "rank 1 has committed step 2");
   ExpectUnchanged();
 }
@@ -125,7 +126,7 @@ TEST_F(JobAgreementTest, ALoadBesideACommit) {
   ExpectUnchanged();
 }
 
-// What they load was to be the same.
+// All ranks were to load the same content.
 TEST_F(JobAgreementTest, LoadsOfOtherContent) {
   for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(Change(rank).ok());
   std::vector<uint64_t> requests;
@@ -147,7 +148,7 @@ TEST_F(JobAgreementTest, LoadsOfOtherContent) {
 TEST_F(JobAgreementTest, LoadsOfEqualContent) {
   for (uint32_t rank = 0; rank < 3; ++rank) ASSERT_TRUE(Change(rank).ok());
   for (uint32_t rank = 0; rank < 3; ++rank) {
-    // Who says nothing of it is taken by its word.
+    // A rank that gives no digest is not checked.
     const uint64_t request = Finish(rank, rank == 1 ? 0 : 7);
     if (rank < 2) continue;
     const auto* answer = harness_.AnswerTo(rank, request);
@@ -157,7 +158,8 @@ TEST_F(JobAgreementTest, LoadsOfEqualContent) {
   EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, 0), changed_[0]);
 }
 
-// As ranks do that agree about a load before: nobody else's is dropped by it.
+// Ranks that agree about a load beforehand begin it twice: no other rank's is
+// dropped.
 TEST_F(JobAgreementTest, ALoadThatIsBegunTwiceBeforeItHasAnything) {
   for (uint32_t rank = 0; rank < 3; ++rank) {
     ASSERT_TRUE(harness_.job().BeginLoad(rank).ok());
@@ -167,7 +169,7 @@ TEST_F(JobAgreementTest, ALoadThatIsBegunTwiceBeforeItHasAnything) {
   EXPECT_EQ(harness_.Fetch(v1::STATE_ARRAY_MASTER, 0), changed_[0]);
 }
 
-// The commit that is repeated because its answer was lost is of no new step.
+// A commit that is repeated because its answer was lost is of no new step.
 TEST_F(JobAgreementTest, ARepeatedCommitIsNone) {
   ASSERT_TRUE(Change(0).ok());
   const uint64_t repeated = harness_.Commit(1, CommitOf(1));
@@ -178,8 +180,8 @@ TEST_F(JobAgreementTest, ARepeatedCommitIsNone) {
   EXPECT_TRUE(harness_.FinishAll().status.ok());
 }
 
-// Of ranks that are told of it none hears it twice, nor does one that takes the
-// place of another.
+// No rank is told twice of a disagreement, and a rank that takes the place of
+// another is not told.
 TEST_F(JobAgreementTest, ARankThatIsNewHearsNothingOfIt) {
   const uint64_t commit = PushAndCommit(1);
   ExpectTold(Change(0), "rank 0", "rank 1");

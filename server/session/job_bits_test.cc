@@ -1,5 +1,5 @@
-// What the arithmetic of steps promises: equal bits whatever the circumstances,
-// and torch's numbers.
+// Tests the guarantees of the arithmetic of steps: equal bits in all
+// circumstances, and torch's numbers.
 
 #include <cmath>
 #include <utility>
@@ -14,7 +14,8 @@
 namespace optstate {
 namespace {
 
-// Hyperparameters that differ by group and step, as schedulers make them.
+// Returns hyperparameters that differ by group and step, as schedulers make
+// them.
 std::vector<Hyperparams> GroupsAt(const Layout& layout, uint64_t step) {
   const OptimizerInfo& info = layout.optimizer_info();
   std::vector<Hyperparams> groups(layout.groups().size(),
@@ -32,7 +33,7 @@ std::vector<Hyperparams> GroupsAt(const Layout& layout, uint64_t step) {
   return groups;
 }
 
-// With the options that it has; Muon takes nothing but matrices.
+// Sets the optimizer, with the options that it has; Muon takes only matrices.
 void TakeOptimizer(OptimizerKind optimizer, LayoutSpec* layout) {
   layout->optimizer = optimizer;
   for (GroupSpec& group : layout->groups) {
@@ -50,7 +51,8 @@ struct Trained {
   std::vector<double> norms;
 };
 
-// Five steps with clipping, scaling, a missing gradient and a skipped step.
+// Takes five steps with clipping, scaling, a missing gradient and a skipped
+// step.
 Trained Train(JobHarness* harness) {
   const auto last =
       static_cast<uint32_t>(harness->layout().parameters().size() - 1);
@@ -99,7 +101,7 @@ void Split(LayoutSpec* layout) {
   }
 }
 
-// What the determinism of an optimizer hangs on: all of them, in every format.
+// Tests the determinism of each optimizer, in every format.
 class JobBitsOf : public ::testing::TestWithParam<OptimizerKind> {};
 
 TEST_P(JobBitsOf, RanksPartitionsReductionsThreadsSubGroupsAndRestarts) {
@@ -141,7 +143,7 @@ TEST_P(JobBitsOf, RanksPartitionsReductionsThreadsSubGroupsAndRestarts) {
   }
 }
 
-// The same fp32 values, in two bytes less.
+// Split masters have the same fp32 values, in two bytes less.
 TEST_P(JobBitsOf, SplitMastersAreTheFloatOnes) {
   RandomLayouts layouts;
   JobHarness::Setup setup;
@@ -177,10 +179,10 @@ INSTANTIATE_TEST_SUITE_P(All, JobBitsOf, ::testing::ValuesIn([] {
                            return std::string(InfoOf(param_info.param).name);
                          });
 
-// What one optimizer keeps of parameters of these shapes.
+// The state that one optimizer keeps for parameters of these shapes.
 struct Kept {
   OptimizerKind optimizer;
-  std::vector<std::pair<size_t, double>> hyperparams;  // but for the defaults
+  std::vector<std::pair<size_t, double>> hyperparams;  // other than defaults
   int array;
   uint32_t options = 0;
 };
@@ -215,8 +217,8 @@ Tensors StateAfter(uint64_t steps, const Kept& kept, StateFormat format,
   return state;
 }
 
-// The same averages, whose updates of the parameter differ: what is kept of
-// them, random bits included, must not.
+// The averages are the same and the updates of the parameter differ: the kept
+// state, random bits included, must be equal.
 TEST(JobBitsTest, WholeParametersKeepTheirStateAsOthersDo) {
   constexpr OptimizerKind kAdamW = OptimizerKind::kAdamW;
   const std::vector<std::vector<int64_t>> matrices = {{64, 65}, {10, 30}};
@@ -235,7 +237,7 @@ TEST(JobBitsTest, WholeParametersKeepTheirStateAsOthersDo) {
                    format, matrices),
         StateAfter(3, {kAdamW, {{adam::kBeta1, 0.9}}, 0}, format, matrices))
         << Name(format);
-    // In the first step either is the gradient's square.
+    // In the first step both are the gradient's square.
     EXPECT_EQ(
         StateAfter(1, {OptimizerKind::kAdafactor, {}, 2}, format, vectors),
         StateAfter(1, {kAdamW, {{adam::kBeta2, 0}}, 2, adam::kAmsgrad}, format,
@@ -244,7 +246,7 @@ TEST(JobBitsTest, WholeParametersKeepTheirStateAsOthersDo) {
   }
 }
 
-// They are few, and each weighs on a row or a column.
+// Rows and columns are few, and each element affects a row or a column.
 TEST(JobBitsTest, AdafactorsRowsAndColumnsAreFloatsInEveryFormat) {
   const std::vector<std::vector<int64_t>> matrices = {{64, 65}, {10, 30}};
   for (const int array : {0, 1}) {
@@ -288,7 +290,8 @@ LayoutSpec ReferenceLayout(OptimizerKind optimizer) {
   return spec;
 }
 
-// The truth in double, with clipping as torch.nn.utils.clip_grad_norm_ has it.
+// Computes the truth in double, with clipping as in
+// torch.nn.utils.clip_grad_norm_.
 class Truth {
  public:
   Truth(OptimizerKind optimizer, const Tensors& masters) {
@@ -349,7 +352,7 @@ TEST(JobBitsTest, FollowsTheDoublePrecisionReference) {
     for (uint32_t p = 0; p < 2; ++p) {
       const auto master = harness.Fetch(v1::STATE_ARRAY_MASTER, p);
       for (size_t i = 0; i < master.size(); ++i) {
-        // A few roundings of values below 1 in each of 50 steps.
+        // Values below 1 are rounded a few times in each of 50 steps.
         ASSERT_NEAR(master[i], truth.parameter(p)[i], 50 * 2e-7);
       }
     }

@@ -15,7 +15,7 @@
 #include "server/scheduler/step_observer.h"
 #include "server/session/job_harness.h"
 
-// An engine dies at a chosen instant, in a process of its own.
+// A fixture whose engine dies at a chosen instant, in a process of its own.
 
 namespace optstate {
 
@@ -115,8 +115,9 @@ class JobCrashTest : public ::testing::Test {
     }
   }
 
-  // A process opens the job, does `what` and is killed by it. Of one worker:
-  // another one would go on while this one dies, and perhaps end the step.
+  // Forks a process that opens the job, runs `what` and is killed by it. The
+  // pool has one worker: a second one would go on while the first dies, and
+  // perhaps end the step.
   template <typename What>
   void DieIn(const What& what) {
     harness_.Close();  // no threads in this process when it forks
@@ -140,16 +141,17 @@ class JobCrashTest : public ::testing::Test {
       TakeStep3(&harness_);
     });
   }
-  // Whose memory the ranks' gradients of step 3 are still in.
+  // Restores the memory in which the ranks still hold the gradients of step 3.
   void RememberGradients() { harness_.SetGradients(harness_.RandomTensors(3)); }
-  // Rank 1 has those of the part that is not updated yet.
+  // Reopens with rank 1, which has the gradients of the part that is not
+  // updated yet.
   void ReopenWithRank1() {
     ASSERT_TRUE(harness_.Open().ok());
     RememberGradients();
     ASSERT_TRUE(harness_.Register(1).ok());
     ASSERT_TRUE(harness_.Attach(1).ok());
   }
-  // The gradients of rank 0, which is back, were kept; rank 1 is away.
+  // Reopens with rank 0, whose gradients were kept; rank 1 is away.
   void ReopenWithRank0() {
     ASSERT_TRUE(harness_.Open().ok());  // only to know the sizes
     RememberGradients();
@@ -160,7 +162,7 @@ class JobCrashTest : public ::testing::Test {
     ASSERT_TRUE(harness_.Register(0).ok());
     ASSERT_TRUE(harness_.Attach(0).ok());
   }
-  // The same, and it fails.
+  // Reopens with rank 0 and lets the job fail.
   void FailWithRank0() {
     ASSERT_NO_FATAL_FAILURE(ReopenWithRank0());
     harness_.job().GiveUp({.rank = 1, .client_instance = kInstance + 1});

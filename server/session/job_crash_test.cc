@@ -41,7 +41,7 @@ TEST_P(DiesInside, TheStepIsFinishedWhenTheRanksAreBack) {
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
-// As over a wire that brings the gradients again.
+// The gradients come again, as over a wire.
 TEST_P(DiesInside, TheStepIsFinishedWhenTheGradientsHaveComeAgain) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are missing";
   DieInStep3(GetParam());
@@ -92,7 +92,7 @@ TEST_P(DiesInside, APushThatComesAfterTheStepWasFinishedIsARepeat) {
 
 TEST_P(DiesInside, TheStepIsFinishedAtOnceFromKeptGradients) {
   DieInStep3(GetParam());
-  // A first engine only to know the sizes.
+  // A first engine is opened only to know the sizes.
   ASSERT_TRUE(harness_.Open().ok());
   RememberGradients();
   std::vector<KeptGradients> kept;
@@ -130,7 +130,7 @@ INSTANTIATE_TEST_SUITE_P(Instants, LacksGradients,
                                            Instant::kLaterRun,
                                            Instant::kRunsDone));
 
-// At every instant of the recovery, again and again.
+// Engines die at every instant of the recovery, repeatedly.
 TEST_P(DiesInside, DeathsWhileItIsFinished) {
   DieInStep3(GetParam());
   for (const Instant again :
@@ -156,8 +156,8 @@ INSTANTIATE_TEST_SUITE_P(All, DiesInside,
                                            Instant::kLaterRun,
                                            Instant::kRunsDone));
 
-// Of parameters that are updated as a whole: some are in place, some are
-// complete and not in place, some are not begun.
+// With non-separable updates, some parameters are installed, some are complete
+// and not installed, some are not begun.
 class WholeDiesInside : public JobCrashTest,
                         public ::testing::WithParamInterface<Instant> {
  protected:
@@ -205,7 +205,7 @@ TEST_F(JobCrashTest, DeathBetweenStepsLosesNothing) {
   EXPECT_TRUE(harness_.StateBytes() == committed_);
 }
 
-// The step that is open when a drain begins is finished, whoever dies.
+// The step that is open when a drain begins is finished after any crash.
 TEST_F(JobCrashTest, ADrainingJobTakesBackTheRanksOfItsOpenStep) {
   harness_.SetGradients(harness_.RandomTensors(3));
   ASSERT_TRUE(harness_.Push(0, 3, 0, 1).ok());
@@ -229,7 +229,7 @@ class AccumulatingJobCrashTest : public JobCrashTest {
   AccumulatingJobCrashTest() : JobCrashTest(TwoRanks(Case::kAccumulate)) {}
 };
 
-// The sums are in the state files: nobody is needed.
+// The sums are in the state files: no rank is needed.
 TEST_F(AccumulatingJobCrashTest, TheStepIsFinishedAtOnce) {
   DieInStep3(Instant::kLaterRun);
   ASSERT_TRUE(harness_.Open().ok());
@@ -266,7 +266,7 @@ TEST_F(AccumulatingJobCrashTest, WhatWasStagedIsThereForWhoStagedIt) {
     }
   }
   EXPECT_EQ(staged, std::vector<int>({1, 0, -1}));
-  // All of it again: what is there is not added twice.
+  // All gradients are pushed again: existing ones are not added twice.
   harness_.SetGradients(harness_.RandomTensors(4));
   harness_.PushAll(3, 1, {2});
   harness_.CommitAll(CommitOf(3));

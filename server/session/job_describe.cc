@@ -1,4 +1,4 @@
-// What operators see of a job.
+// Describes a job to operators.
 
 #include <unistd.h>
 
@@ -16,7 +16,7 @@ namespace optstate {
 namespace {
 
 constexpr uint32_t kPageMax = 10000;
-// Names may be long, and clients take 4 MiB if they are not told otherwise.
+// Names may be long, and clients accept 4 MiB by default.
 constexpr size_t kPageBytes = size_t{2} << 20;
 
 }  // namespace

@@ -115,7 +115,7 @@ absl::StatusOr<JobDescription> ParseDescription(const std::string& bytes) {
   if (!request.ParseFromString(bytes)) {
     return absl::DataLossError("job.binpb: not an optstate.v1.RegisterRequest");
   }
-  // Of a build before that limit.
+  // A build without this limit may have written the file.
   const auto groups = static_cast<size_t>(request.layout().groups_size());
   if (groups > kGroupsMax) {
     return absl::FailedPreconditionError(absl::StrCat(

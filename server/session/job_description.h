@@ -14,8 +14,8 @@
 
 namespace optstate {
 
-// What a job is by its registration: kept in job.binpb as a v1.RegisterRequest
-// (of rank 0), so that a restarted engine knows it.
+// A job as described by its registration: kept in job.binpb as a
+// v1.RegisterRequest (of rank 0), so that a restarted engine knows the job.
 struct JobDescription {
   Layout layout;
   uint32_t world_size = 1;
@@ -33,17 +33,17 @@ struct JobDescription {
 
 std::string TextOf(const std::optional<v1::LossScaler>& scaler);
 
-// INVALID_ARGUMENT: world size or rank out of range, bad loss scaler.
+// Returns INVALID_ARGUMENT: world size or rank out of range, bad loss scaler.
 // UNIMPLEMENTED: ranks on several machines.
 absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec);
 
 std::string SerializeDescription(const JobDescription& description);
-// DATA_LOSS when the bytes are none.
+// Returns DATA_LOSS when the bytes are no description.
 absl::StatusOr<JobDescription> ParseDescription(const std::string& bytes);
 
-// OK when a rank may register `asked` while others are attached to `now`. The
-// layouts were compared before. FAILED_PRECONDITION names the first setting
-// that differs; UNIMPLEMENTED: another machine.
+// Returns OK when a rank may register `asked` while others are attached to
+// `now`. The layouts were compared before. FAILED_PRECONDITION names the first
+// setting that differs; UNIMPLEMENTED: another machine.
 absl::Status CheckSameSettings(const JobDescription& now,
                                const JobDescription& asked);
 

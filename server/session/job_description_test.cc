@@ -11,7 +11,7 @@
 namespace optstate {
 namespace {
 
-// As a build before there was a limit wrote it.
+// Returns a description as a build without the limit wrote it.
 std::string DescriptionOfGroups(size_t groups) {
   v1::RegisterRequest request;
   v1::Layout& layout = *request.mutable_layout();

@@ -11,7 +11,8 @@ namespace {
 
 absl::Status AddSnapshot(const std::string& job_dir, v1::Job* job) {
   const absl::StatusOr<StateSnapshot> snapshot = ReadStateSnapshot(job_dir);
-  // Its layout never was registered: what is not set is what it has.
+  // Its layout was never registered: the unset fields describe the job
+  // correctly.
   if (absl::IsNotFound(snapshot.status())) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(snapshot.status());
   OPTSTATE_ASSIGN_OR_RETURN(const JobDescription description,

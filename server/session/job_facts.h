@@ -16,12 +16,14 @@ void SetTimestamp(int64_t unix_ns, google::protobuf::Timestamp* timestamp);
 
 StepOutcome OutcomeOf(const StepRecord& record);
 
-// What operators see of a job, by its description and its last step.
+// These fill the operators' view of a job from its description and its last
+// step.
 void AddDescription(const JobDescription& description, v1::Job* job);
 void AddRecord(const StepRecord& record, v1::Job* job);
 
-// For a job that no engine describes: both, and the bytes, by its files,
-// whoever may be at work on them. Where they cannot be read, state_unknown.
+// Fills in both, and the bytes, from the files of a job that no engine
+// describes, even while a process writes them. Sets state_unknown where they
+// cannot be read.
 void AddFromFiles(const std::string& job_dir, v1::Job* job);
 
 }  // namespace optstate

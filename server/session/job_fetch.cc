@@ -1,4 +1,4 @@
-// State out of a job.
+// Reads the state of a job.
 
 #include <algorithm>
 #include <cstring>
@@ -12,7 +12,7 @@
 namespace optstate {
 namespace {
 
-// memcpy, whose pointers may be null when there is nothing to copy.
+// Calls memcpy, but permits null pointers when there is nothing to copy.
 void CopyTo(absl::Span<std::byte> out, const void* from) {
   if (!out.empty()) std::memcpy(out.data(), from, out.size());
 }

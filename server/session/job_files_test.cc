@@ -1,4 +1,4 @@
-// A job directory in which something is wrong.
+// Tests of job directories with damaged or missing files.
 
 #include <fcntl.h>
 #include <sys/stat.h>

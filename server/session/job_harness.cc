@@ -36,7 +36,7 @@ T ValueOf(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// On tmpfs when there is one, as in production.
+// Returns a new directory, on tmpfs when there is one, as in production.
 std::string ScratchDirectory() {
   const char* given = ::getenv("TEST_TMPDIR");
   std::string name = absl::StrCat(::access("/dev/shm", W_OK) == 0
@@ -150,7 +150,7 @@ AttachSpec JobHarness::AttachSpecOf(uint32_t rank) {
   while (listeners_.size() < ranks) {
     listeners_.push_back(std::make_unique<RecordingListener>());
   }
-  // As in a segment, never empty.
+  // The area is never empty, as in a segment.
   const uint64_t bytes = PartitionOf(rank).gradient_area_bytes;
   gradient_areas_[rank].resize(shm::ParameterSegmentBytes(bytes));
   AttachSpec spec;
@@ -162,7 +162,7 @@ AttachSpec JobHarness::AttachSpecOf(uint32_t rank) {
   if (setup_.client_instance != 0) {
     spec.client_instance = setup_.client_instance + rank;
     spec.gradients_present = true;
-    spec.gradient_segment = STDIN_FILENO;  // stands for it: nobody reads it
+    spec.gradient_segment = STDIN_FILENO;  // a stand-in that is never read
   }
   spec.pid = 1000 + rank;
   if (rank < setup_.processes.size()) spec.process = setup_.processes[rank];
@@ -246,7 +246,7 @@ void JobHarness::SetGradient(uint32_t parameter,
   for (uint32_t rank = 0; rank < setup_.world_size; ++rank) {
     const Piece* piece = PieceOf(rank, parameter);
     if (piece == nullptr) continue;
-    // Summed by the engine: the first rank has it all.
+    // The engine sums the gradients: the first rank has all of the values.
     if (setup_.partition == PartitionMode::kReplicated && rank > 0) {
       std::memset(gradient_areas_[rank].data() + piece->gradient_offset_bytes,
                   0, piece->numel * SizeInBytes(dtype));

@@ -18,7 +18,7 @@
 
 namespace optstate {
 
-// What a rank was answered, by request.
+// Records the answers to a rank, by request.
 class RecordingListener final : public SessionListener {
  public:
   struct Answer {
@@ -38,7 +38,7 @@ class RecordingListener final : public SessionListener {
     const std::lock_guard<std::mutex> lock(mu_);
     return notices_;
   }
-  // Null while the request is not answered.
+  // Returns null while the request is not answered.
   const Answer* Find(uint64_t request_id) const {
     const std::lock_guard<std::mutex> lock(mu_);
     const auto it = answers_.find(request_id);
@@ -51,7 +51,8 @@ class RecordingListener final : public SessionListener {
   std::vector<std::string> notices_;
 };
 
-// By rank, whose gradients it has: the client instance that wrote them.
+// Records, by rank whose gradients it keeps, the client instance that wrote
+// them.
 class RecordingKeeper final : public GradientKeeper {
  public:
   void Keep(uint32_t rank, uint64_t client_instance,
@@ -76,9 +77,9 @@ class RecordingKeeper final : public GradientKeeper {
 // Values of every parameter of a layout, in order.
 using Tensors = std::vector<std::vector<float>>;
 
-// A Job in a scratch directory with all its ranks in this process: the real
-// thing, without transports. Calls that a test does not expect to fail stop it
-// when they do.
+// A real Job in a scratch directory with all its ranks in this process, without
+// transports. A call that the test does not expect to fail stops the test when
+// it does.
 class JobHarness {
  public:
   struct Setup {
@@ -92,12 +93,12 @@ class JobHarness {
     bool speculative = false;
     uint32_t subgroup_elements = 8192;
     v1::RankLoss on_rank_loss = v1::RANK_LOSS_WAIT;
-    // Rank r attaches as client_instance + r, with the gradients that it has
-    // had; 0: as nobody that was there before, with none.
+    // Rank r attaches as client_instance + r, with the gradients that it had
+    // before; 0: as a new instance, without gradients.
     uint64_t client_instance = 0;
-    std::vector<RankProcess> processes;  // by rank; others are of unknown ones
+    std::vector<RankProcess> processes;  // by rank; missing: unknown
     v1::Limits limits;
-    uint32_t uid = 0;  // whose job it is
+    uint32_t uid = 0;  // owner of the job
     StepObserver* observer = nullptr;
     std::function<absl::Time()> clock = absl::Now;
   };
@@ -109,14 +110,15 @@ class JobHarness {
   Job& job() { return *job_; }
   const std::string& directory() const { return directory_; }
   const Layout& layout() const { return layout_; }
-  // May be changed between Close and Open, or before the ranks register again.
+  // The setup may change between Close and Open, or before ranks register
+  // again.
   Setup& setup() { return setup_; }
   void SetLayout(LayoutSpec layout);
 
   absl::Status Open() { return OpenWith({}); }
-  // What the keeper has then is these.
+  // Opens the job with a keeper that holds `kept`.
   absl::Status OpenWith(std::vector<KeptGradients> kept);
-  // As when the engine exits: sessions end, files stay.
+  // Closes the job as an engine's exit does: sessions end, files stay.
   void Close();
 
   RegisterSpec SpecOf(uint32_t rank) const;
@@ -125,14 +127,15 @@ class JobHarness {
   absl::StatusOr<AttachResult> Attach(uint32_t rank) {
     return job_->Attach(AttachSpecOf(rank));
   }
-  // The rank's gradients in a sealed segment, as its supervisor keeps them.
+  // Returns the rank's gradients in a sealed segment, as its supervisor keeps
+  // them.
   KeptGradients KeepGradients(uint32_t rank, uint64_t offset_bytes);
   void Detach(uint32_t rank) { job_->Detach(rank); }
   // Registers and attaches all ranks.
   void AttachAll();
   void DetachAll();
 
-  // The whole way of a new job: attach, load these masters, finish.
+  // Starts a new job: attaches, loads these masters, finishes.
   void Start(const Tensors& masters);
   absl::Status LoadMaster(uint32_t rank, uint32_t parameter,
                           const std::vector<float>& values);
@@ -142,10 +145,10 @@ class JobHarness {
   void LoadMasters(const Tensors& masters);
   RecordingListener::Answer FinishAll();
 
-  // Writes gradients where the ranks have them, in the gradient dtype.
+  // Writes gradients to the ranks' areas, in the gradient dtype.
   void SetGradients(const Tensors& gradients);
   void SetGradient(uint32_t parameter, const std::vector<float>& values);
-  // Replicated: one rank's own gradients.
+  // Writes one rank's own gradients, in a replicated job.
   void SetGradientsOf(uint32_t rank, const Tensors& gradients);
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t first,
                     uint32_t count, uint32_t micro_step = 0) {
@@ -153,26 +156,26 @@ class JobHarness {
   }
   // Returns the request's id.
   uint64_t EndMicroStep(uint32_t rank, uint64_t step, uint32_t micro_step);
-  // All ranks push all parameters but those in `without`.
+  // Has all ranks push all parameters but those in `without`.
   void PushAll(uint64_t step, uint32_t micro_step = 0,
                const std::vector<uint32_t>& without = {});
   // Returns the request's id.
   uint64_t Commit(uint32_t rank, const CommitSpec& spec);
-  // All ranks commit; the answers must be equal.
+  // Has all ranks commit; the answers must be equal.
   RecordingListener::Answer CommitAll(const CommitSpec& spec);
-  // Null while the rank was not answered.
+  // Returns null while the rank was not answered.
   const RecordingListener::Answer* AnswerTo(uint32_t rank,
                                             uint64_t request) const {
     return listeners_[rank]->Find(request);
   }
 
-  // Of ranks that have a client_instance, none between Close and Open.
+  // Covers ranks that have a client_instance; empty between Close and Open.
   std::map<uint32_t, uint64_t> kept() const { return keeper_->kept(); }
   std::vector<std::string> NoticesTo(uint32_t rank) const {
     return listeners_[rank]->notices();
   }
 
-  // PushAll and CommitAll; must be applied.
+  // Runs PushAll and CommitAll; the step must be applied.
   StepOutcome Step(uint64_t step, const Tensors& gradients,
                    const CommitSpec& spec,
                    const std::vector<uint32_t>& without = {});
@@ -180,17 +183,17 @@ class JobHarness {
   size_t ElementsOf(v1::StateArray array, uint32_t parameter) const;
   std::vector<float> Fetch(v1::StateArray array, uint32_t parameter);
   std::vector<int64_t> StepCounts();
-  // The parameter area's elements of a parameter, as floats.
+  // Returns the parameter area's elements of a parameter, as floats.
   std::vector<float> Parameter(uint32_t parameter);
-  // Every array of the state and the parameter area, bit by bit.
+  // Returns every array of the state and the parameter area, bit by bit.
   std::string StateBytes();
 
-  // Random values, small enough to stay finite.
+  // Returns random values, small enough to stay finite.
   Tensors RandomTensors(uint64_t seed, float scale = 1) const;
 
  private:
   const RankPartition& PartitionOf(uint32_t rank);
-  // Null when the rank has no part of it.
+  // Returns null when the rank has no part of the parameter.
   const Piece* PieceOf(uint32_t rank, uint32_t parameter);
 
   Setup setup_;
@@ -203,7 +206,7 @@ class JobHarness {
   uint64_t next_request_ = 1;
 };
 
-// One parameter of the given size.
+// Returns one parameter of the given size.
 ParameterSpec MakeParameter(const std::string& name, int64_t numel,
                             uint32_t group = 0, DType dtype = DType::kFloat32,
                             DType gradient_dtype = DType::kFloat32);

@@ -27,21 +27,21 @@
 
 namespace optstate {
 
-// The Job of one engine. By file: job.cc opens and describes layout and phase,
-// job_register.cc creates and reshapes, job_ranks.cc attaches and drains,
-// job_steps.cc takes steps, job_micro_steps.cc accumulates what ranks push
-// together, job_speculation.cc begins steps early, job_recovery.cc finishes
-// those of an engine that died, job_load.cc takes what ranks load,
-// job_load_apply.cc makes it the job's state, job_agreement.cc finds ranks of
-// which some load and some step, job_fetch.cc reads, job_describe.cc tells
-// operators.
+// Implements the Job of one engine. By file: job.cc opens the job and describes
+// layout and phase, job_register.cc creates and reshapes, job_ranks.cc attaches
+// and drains, job_steps.cc takes steps, job_micro_steps.cc accumulates what
+// ranks push together, job_speculation.cc begins steps early, job_recovery.cc
+// finishes the step of an engine that died, job_load.cc takes what ranks load,
+// job_load_apply.cc makes the load the job's state, job_agreement.cc finds that
+// some ranks load while others step, job_fetch.cc reads, job_describe.cc
+// reports to operators.
 class JobImpl final : public Job {
  public:
   explicit JobImpl(Options options);
 
-  // Adopts what is in the directory, if anything. Once, before other calls.
+  // Adopts existing files of the directory. Called once, before other calls.
   absl::Status Adopt();
-  // Closes what of Options::kept no step needs.
+  // Closes the segments in Options::kept that no step needs.
   void ForgetKept() { options_.kept.clear(); }
   void LogWorkers() const;
 
@@ -99,45 +99,45 @@ class JobImpl final : public Job {
     bool attached = false;
     AttachSpec spec;
     absl::Time attached_at;
-    uint64_t committed_step = 0;  // the last it took part in
-    // The one that was to be finished when it attached; 0: none.
+    uint64_t committed_step = 0;  // the last it participated in
+    // The step that was to be finished when the rank attached; 0: none.
     uint64_t recovering_step = 0;
     // The EndMicroStep that is not answered yet.
     std::optional<uint64_t> ending;
-    // Whose drop took sums with it that this rank had a part in; the rank has
-    // not dropped its own part yet.
+    // The rank whose drop discarded sums in which this rank participated, while
+    // this rank has not dropped its own part yet.
     std::optional<uint32_t> sums_dropped_by;
-    bool sums_dropped_by_loss = false;  // else that rank aborted
-    // Does not come back when its connection ends.
+    bool sums_dropped_by_loss = false;  // false: that rank aborted
+    // The rank does not return when its connection ends.
     bool has_said_farewell = false;
-    // Of one that is lost: some rank was aborted for it, by this engine.
+    // For a lost rank: this engine has aborted some rank because of the loss.
     bool loss_told = false;
-    // That was aborted so, and has made no call since.
+    // The rank was aborted for a loss, and has made no call since.
     bool was_told_of_loss = false;
-    // Not OK: what its next commit, end of a micro-step or load is answered.
+    // Not OK: the answer to its next commit, end of a micro-step or load.
     absl::Status disagreement;
   };
 
-  // What follows from a description; replaced as a whole.
+  // A description and what follows from it; replaced as a whole.
   struct Shape {
     JobDescription description;
     std::vector<RankPartition> partitions;  // by rank
   };
 
-  // Of a decided step.
+  // The decision about a step.
   struct Decision {
     StepOutcome outcome;
     bool clipped = false;  // some group's factor is not 1 / grad_scale
   };
 
-  // A step that a former engine died in and that is not finished yet.
+  // A step in which a former engine died and that is not finished yet.
   struct Recovery {
     StepRecord record;  // to be published
     std::vector<StepIntentGroup> groups;
     std::vector<uint8_t> updated;
     std::vector<uint64_t> pushed_by;
     double gradient_limit;
-    // Where gradients of ranks lie that need not be attached.
+    // Memory of the gradients of ranks that need not be attached.
     std::vector<shm::PeerSegment> kept;
     std::vector<StateFile> staged;
   };
@@ -149,7 +149,7 @@ class JobImpl final : public Job {
   bool is_replicated() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return shape_->description.partition == PartitionMode::kReplicated;
   }
-  // Whether a run's accumulator has gradients of several ranks.
+  // Returns whether a run's accumulator has gradients of several ranks.
   bool accumulates_together() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return is_replicated() && shape_->description.accumulate;
   }
@@ -165,7 +165,8 @@ class JobImpl final : public Job {
   RankMark& rank_mark(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return tier_->recovery().rank_marks[rank];
   }
-  // Whose step and epoch say which marks of the rank's runs count.
+  // Returns the mark whose step and epoch say which marks of the rank's runs
+  // count.
   RankMark& staging_mark(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
     return rank_mark(accumulates_together() ? 0 : rank);
   }
@@ -204,8 +205,8 @@ class JobImpl final : public Job {
   uint32_t AttachedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   uint32_t AwaitedCount() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool IsAwaited(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // It is away within a step, and its process, which is not `by`, runs and
-  // comes back.
+  // Returns whether the rank is away within a step, and its process, which is
+  // not `by`, runs and is to return.
   bool IsHeld(uint32_t rank, const RankProcess& by) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CheckNoneHeld(const RankProcess& by) const
@@ -215,7 +216,7 @@ class JobImpl final : public Job {
   void Part(uint32_t rank, bool for_good) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void GiveUpAway(uint32_t rank, uint64_t client_instance)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // `in_step`: in one that is open.
+  // `in_step`: the rank is lost in an open step.
   void BeginLoss(uint32_t rank, bool in_step)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndLoss(uint32_t rank, bool in_step) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -325,7 +326,8 @@ class JobImpl final : public Job {
   void TryToFinishStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RestoreStaged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RemoveStaleStagingFiles() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  // As whom the rank was attached last, by this engine or a former one.
+  // Returns whether the instance of `spec` is the rank's last attached one, in
+  // this engine or a former one.
   bool WasAttachedLast(const AttachSpec& spec) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AdmitToRecovery(const AttachSpec& spec)
@@ -352,7 +354,7 @@ class JobImpl final : public Job {
   absl::Status CheckLoading(uint32_t rank) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void StartLoadRound() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // `why`: what the others are told that it has done.
+  // `why` says to the other ranks what this rank has done.
   void LeaveLoadRound(uint32_t rank, absl::string_view why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DropLoad(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -360,7 +362,7 @@ class JobImpl final : public Job {
   absl::StatusOr<size_t> PieceOf(uint32_t rank, const ElementRange& range) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   static absl::Status CheckDataBytes(uint64_t expected, uint64_t found);
-  // Of arrays with a number per parameter.
+  // Checks a range of an array with a number per parameter.
   absl::Status CheckNumbers(v1::StateArray array, uint64_t first,
                             uint64_t count, uint64_t bytes) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
@@ -396,8 +398,8 @@ class JobImpl final : public Job {
   void AdoptUnfinishedLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AdoptLoadedMasters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // job_agreement.cc: not OK when another rank is in a load, or waits in a
-  // step, and all ranks that are concerned have been told or will be.
+  // job_agreement.cc: these return an error when another rank is in a load, or
+  // waits in a step; all ranks concerned have then been told or will be.
   absl::Status AgreeToStep(uint32_t rank, absl::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AgreeToLoad(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -418,12 +420,13 @@ class JobImpl final : public Job {
   mutable absl::Mutex mu_;
   const WorkerPlacement placement_;
   WorkerPool pool_;
-  // Null while no layout is registered, or when that of a FAILED job could not
-  // be taken into use; then so are the tier and the scheduler.
+  // Null while no layout is registered, or when the layout of a FAILED job
+  // could not be used; the tier and the scheduler are then null too.
   std::unique_ptr<Shape> shape_ ABSL_GUARDED_BY(mu_);
   uint64_t shape_number_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<HostTier> tier_ ABSL_GUARDED_BY(mu_);
-  // Of the present layout and files; made with the scheduler, which uses them.
+  // Records of the present layout and files; made with the scheduler, their
+  // user.
   std::unique_ptr<StateRecords> records_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<StepScheduler> scheduler_ ABSL_GUARDED_BY(mu_);
 
@@ -434,17 +437,17 @@ class JobImpl final : public Job {
   MicroSteps micro_steps_ ABSL_GUARDED_BY(mu_);
   StepTimer timer_ ABSL_GUARDED_BY(mu_);
   std::optional<Recovery> recovery_ ABSL_GUARDED_BY(mu_);
-  // Of the step that is decided, or speculated about.
+  // Groups of the step that is decided, or speculated about.
   std::vector<StepIntentGroup> intent_groups_ ABSL_GUARDED_BY(mu_);
-  // First sums of squares.
+  // Holds sums of squares first, then norms.
   std::vector<double> group_norms_ ABSL_GUARDED_BY(mu_);
-  std::vector<uint8_t> updated_of_group_ ABSL_GUARDED_BY(mu_);  // a scratch
-  // By parameter, of this step; 0: none that this engine has taken.
+  std::vector<uint8_t> updated_of_group_ ABSL_GUARDED_BY(mu_);  // scratch
+  // Norms by parameter, of step gradient_norms_step_ (0: none of this engine).
   std::vector<double> gradient_norms_ ABSL_GUARDED_BY(mu_);
   uint64_t gradient_norms_step_ ABSL_GUARDED_BY(mu_) = 0;
   LoadRound load_ ABSL_GUARDED_BY(mu_);
   StagedLoad staged_load_ ABSL_GUARDED_BY(mu_);  // of that round
-  // Not OK: FAILED, and this is what calls return.
+  // Not OK: the job is FAILED, and calls return this status.
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
   bool draining_ ABSL_GUARDED_BY(mu_) = false;
   bool resting_ ABSL_GUARDED_BY(mu_) = false;  // until rest_end_, at most

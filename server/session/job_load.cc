@@ -1,8 +1,9 @@
-// State into a job, such as a checkpoint's: who loads what, and when all have.
+// Loads state, such as a checkpoint's, into a job: which rank loads what, and
+// when all ranks have finished.
 //
 // Parameters that have a valid state are loaded beside it (StagedLoad) and get
-// all of it at once, see job_load_apply.cc. Those that have none, of a new job
-// or an extended layout, are loaded in place.
+// all new values at once, see job_load_apply.cc. Parameters without one, in a
+// new job or an extended layout, are loaded in place.
 
 #include <algorithm>
 #include <cmath>
@@ -26,7 +27,7 @@ bool Aligned(const void* data, size_t bytes) {
   return reinterpret_cast<uintptr_t>(data) % bytes == 0;
 }
 
-// CastToFloat of a block at any address, as a message may hold it.
+// Applies CastToFloat to a block at any address, as a message may hold it.
 void CastAnyToFloat(DType dtype, const std::byte* from, float* to,
                     uint64_t numel) {
   alignas(64) std::byte aligned[ElementAccess::kBlockBytesMax];
@@ -54,7 +55,7 @@ absl::Status JobImpl::BeginLoad(uint32_t rank) {
     return absl::FailedPreconditionError(absl::StrCat(
         "rank ", rank, " has finished its load and waits for the others"));
   }
-  // Who says early that it will load says it again when it does.
+  // A rank that announces a load early announces it again when it loads.
   if (load_.begun(rank) && !load_.has_loaded(rank)) return absl::OkStatus();
   DropStaged(rank);
   LeaveLoadRound(rank, "has begun its load anew");
@@ -63,8 +64,8 @@ absl::Status JobImpl::BeginLoad(uint32_t rank) {
   return absl::OkStatus();
 }
 
-// What a former load left half written in place, and all that a failed job has,
-// is cleared, so that arrays which this load leaves out are those of a new job
+// Clears what a former load left half written in place, and all state of a
+// failed job, so that arrays which this load leaves out are those of a new job
 // and not a mixture.
 void JobImpl::StartLoadRound() {
   DropStagedLoad();
@@ -91,10 +92,10 @@ bool JobImpl::HasWholeState() const {
   return record().load_required_from == parameter_count();
 }
 
-// What is in the log is of all ranks, so nothing of it can be used when one of
-// them does not go on: the round is over for the others too. Without a log they
-// go on: what they have loaded in place stays, and the rank's own part is still
-// required.
+// Removes the rank from the round. The log holds values of all ranks, so none
+// of it can be used when one rank does not go on: the round is over for the
+// others too. Without a log they go on: their values loaded in place stay, and
+// the rank's own part is still required.
 void JobImpl::LeaveLoadRound(uint32_t rank, absl::string_view why) {
   const bool had_begun = load_.begun(rank);
   load_.DropRank(rank);
@@ -106,7 +107,7 @@ void JobImpl::LeaveLoadRound(uint32_t rank, absl::string_view why) {
       "load again")));
 }
 
-// Ends the round for the ranks that are in it. The job is as it was, but for
+// Ends the round for the ranks that are in it. The job is unchanged, except for
 // parameters that have no valid state.
 void JobImpl::DropLoad(const absl::Status& why) {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -128,7 +129,8 @@ absl::Status JobImpl::CheckLoading(uint32_t rank) const {
       absl::StrCat("rank ", rank, " has not begun a load"));
 }
 
-// Before the first byte is written in place: see AdoptUnfinishedLoad.
+// Records the parameter before the first byte is written in place: see
+// AdoptUnfinishedLoad.
 void JobImpl::NoteLoadTouches(uint32_t parameter) {
   if (record().load_touched_from <= parameter) return;
   StepRecord next = record();
@@ -176,7 +178,7 @@ absl::StatusOr<size_t> JobImpl::PieceOf(uint32_t rank,
   if (i < partition.pieces.size()) {
     const Piece& piece = partition.pieces[i];
     const ParameterSpec& spec = layout_of_job().parameters()[range.parameter];
-    // What has no place for each element belongs to who has the first one.
+    // An array without an entry per element belongs to the owner of the first.
     if (piece.parameter == range.parameter && piece.begin == 0 &&
         Elements().ElementsOf(range.array, spec) !=
             static_cast<uint64_t>(spec.numel)) {
@@ -194,8 +196,8 @@ absl::StatusOr<size_t> JobImpl::PieceOf(uint32_t rank,
                    "\" do not belong to rank ", rank));
 }
 
-// Without room for the load it is over for all ranks, none of which could go on
-// without this one's part.
+// Without room for the load, the load is over for all ranks, none of which
+// could go on without this one's part.
 absl::Status JobImpl::Load(uint32_t rank, v1::StateArray array,
                            uint32_t parameter, uint64_t begin, uint64_t numel,
                            DType dtype, absl::Span<const std::byte> data) {
@@ -259,7 +261,7 @@ absl::Status JobImpl::LoadNumbers(const ElementRange& range,
   return absl::OkStatus();
 }
 
-// Block by block, so that buffers on the stack are enough.
+// Loads block by block, so that buffers on the stack are enough.
 absl::Status JobImpl::LoadElements(uint32_t rank, const ElementRange& range,
                                    DType dtype,
                                    absl::Span<const std::byte> data) {
@@ -298,7 +300,7 @@ absl::Status JobImpl::LoadElements(uint32_t rank, const ElementRange& range,
 void JobImpl::FinishLoad(uint32_t rank, uint64_t request_id,
                          uint64_t content_digest) {
   absl::MutexLock lock(&mu_);
-  if (!CheckAttached(rank).ok()) return;  // nobody to answer
+  if (!CheckAttached(rank).ok()) return;  // no rank to answer
   absl::Status status = CheckLoading(rank);
   if (status.ok()) {
     status = load_.CheckComplete(rank, record().load_required_from);

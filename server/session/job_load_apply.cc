@@ -1,5 +1,5 @@
-// How a load that all ranks have finished becomes the job's state, whole or not
-// at all.
+// Makes a load that all ranks have finished the job's state, whole or not at
+// all.
 
 #include <algorithm>
 #include <atomic>
@@ -26,7 +26,8 @@ void JobImpl::DropStagedLoad() {
   tier_->DropLoadLog();
 }
 
-// In steps that grow with it, but for the last ones that still fit.
+// Grows the log in steps in proportion to its size; the last ones only as
+// needed.
 absl::StatusOr<absl::Span<std::byte>> JobImpl::GrowLoadLog(uint64_t bytes) {
   constexpr uint64_t kStepBytes = 64 << 10;
   const uint64_t bytes_max = StagedLoad::BytesMax(Elements(), layout_of_job(),
@@ -67,8 +68,8 @@ absl::Status JobImpl::ReserveLoadLog(uint64_t bytes, uint64_t bytes_max) {
   return tier_->ReserveLoadLog(bytes, bytes_max);
 }
 
-// An engine that dies before the seal leaves the job as it was; behind it, the
-// next one puts all of the log into place again.
+// Seals and applies the log. An engine that dies before the seal leaves the job
+// unchanged; after the seal, the next engine applies all of the log again.
 void JobImpl::TakeLoad() {
   StepObserver* const observer = options_.observer;
   if (!staged_load_.empty()) {
@@ -112,7 +113,8 @@ void JobImpl::RecordLoad() {
   PublishRecord(next, tier_->control());
 }
 
-// When an engine opens the job. One that is FAILED keeps all as it is.
+// Adopts a former engine's load when the job is opened. A FAILED job stays as
+// it is.
 absl::Status JobImpl::AdoptLoad() {
   if (!LoadIsSealed(*tier_->control())) {
     DropStagedLoad();
@@ -148,8 +150,8 @@ absl::StatusOr<std::vector<LoadLogRecord>> JobImpl::OpenSealedLoad() {
   return records;
 }
 
-// The checksums say that an engine wrote this, not that it wrote it for this
-// layout.
+// Checks the records against the layout: checksums show that an engine wrote
+// the log, not that it wrote it for this layout.
 absl::Status JobImpl::CheckLoadRecords(
     absl::Span<const LoadLogRecord> records) const {
   const ElementAccess elements = Elements();
@@ -169,8 +171,8 @@ absl::Status JobImpl::CheckLoadRecords(
   return absl::OkStatus();
 }
 
-// A load in place that broke off must be taken again from where it had written.
-// So must any load of a former build.
+// Requires an interrupted load in place again from where it had written, and
+// likewise any load of a former build.
 void JobImpl::AdoptUnfinishedLoad() {
   if (record().load_touched_from == kNoParameter) return;
   StepRecord next = record();
@@ -179,8 +181,8 @@ void JobImpl::AdoptUnfinishedLoad() {
   PublishRecord(next, tier_->control());
 }
 
-// What an engine of a former build died in, which overwrote masters of a READY
-// job in place, a few at a time.
+// Adopts the load in which an engine of a former build died; such a build
+// overwrote masters of a READY job in place, a few at a time.
 absl::Status JobImpl::AdoptLoadedMasters() {
   ControlFile& control = *tier_->control();
   const uint64_t one_more =

@@ -1,5 +1,5 @@
-// A load into a job that has a state: all of it or nothing, and nothing of what
-// is the same.
+// Tests that a load into a job with a state applies all of its values or none,
+// and writes no equal values.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -27,7 +27,7 @@ int WrappedFallocate(int fd, off_t offset,
 
 namespace {
 
-// Bytes beyond this one of a file cannot be had; -1: all can.
+// Bytes of a file beyond this one cannot be allocated; -1: no limit.
 off_t no_space_beyond = -1;
 
 }  // namespace
@@ -49,7 +49,7 @@ constexpr auto kMaster = v1::STATE_ARRAY_MASTER;
 constexpr auto kExpAvg = v1::STATE_ARRAY_STATE_0;
 constexpr auto kExpAvgSq = v1::STATE_ARRAY_STATE_1;
 
-// The files of a job's state, but for what says where it is.
+// Returns the files of a job's state, except those that record its progress.
 std::map<std::string, std::string> FilesOf(const JobHarness& harness) {
   std::map<std::string, std::string> files;
   for (const auto& entry :
@@ -131,8 +131,7 @@ class LoadFormatsTest : public ::testing::TestWithParam<Formats> {
     return harness_.job().Load(0, array, 0, 0, bytes.size() / 8,
                                DType::kFloat32, bytes);
   }
-  // All that the job says it has is loaded into it, in parts of so many
-  // elements.
+  // Loads the job's present state into the job, in parts of this many elements.
   void LoadWhatIsThere(uint64_t part) {
     const auto parameters = harness_.layout().parameters();
     for (uint32_t p = 0; p < parameters.size(); ++p) {
@@ -181,7 +180,7 @@ TEST_P(LoadFormatsTest, ALoadOfWhatTheJobHasChangesNoBitAndTakesNoMemory) {
   }
 }
 
-// The changed elements alone, or their blocks.
+// Only the changed elements, or their blocks, may change bits.
 TEST_P(LoadFormatsTest, WhatStaysTheSameInALoadKeepsItsBits) {
   const auto before = FilesOf(harness_);
   std::vector<float> first = harness_.Fetch(v1::STATE_ARRAY_STATE_0, 2);
@@ -206,8 +205,7 @@ TEST_P(LoadFormatsTest, WhatStaysTheSameInALoadKeepsItsBits) {
   EXPECT_LE(differing, 256 * sizeof(float));
 }
 
-// What is loaded twice counts as it came last, also when that is what the job
-// has.
+// The last loaded value counts, also when it equals the job's own.
 TEST_P(LoadFormatsTest, WhatIsLoadedTwiceCountsAsItCameLast) {
   const auto before = FilesOf(harness_);
   ASSERT_TRUE(harness_.job().BeginLoad(0).ok());
@@ -224,7 +222,7 @@ TEST_P(LoadFormatsTest, WhatIsLoadedTwiceCountsAsItCameLast) {
   EXPECT_EQ(LogBytes(harness_), bytes);
   ASSERT_TRUE(harness_.FinishAll().status.ok());
   EXPECT_TRUE(FilesOf(harness_) == before);
-  // And of two other values the second.
+  // Of two other values the second counts.
   ASSERT_TRUE(harness_.job().BeginLoad(0).ok());
   for (const uint64_t seed : {10, 11}) {
     ASSERT_TRUE(
@@ -310,7 +308,7 @@ class AtomicLoadTest : public ::testing::Test {
       EXPECT_EQ(harness_.Fetch(kExpAvgSq, p), other_[p]);
     }
   }
-  // In which all of it goes well.
+  // Loads on all ranks without an error.
   void LoadOnAllRanks() {
     for (uint32_t rank = 0; rank < 2; ++rank) BeginAndLoad(rank);
     ASSERT_TRUE(harness_.FinishAll().status.ok());
@@ -351,7 +349,7 @@ TEST_F(AtomicLoadTest, ARankThatIsLostEndsItForTheOthers) {
   EXPECT_THAT(StatusOf(0, waits).message(),
               AllOf(HasSubstr("rank 1 was lost"), HasSubstr("load again")));
   ExpectUnchanged();
-  // One that still loads hears of it in its next call.
+  // A rank that still loads is told in its next call.
   ASSERT_TRUE(harness_.Register(1).ok());
   ASSERT_TRUE(harness_.Attach(1).ok());
   BeginAndLoad(0);
@@ -365,7 +363,7 @@ TEST_F(AtomicLoadTest, ARankThatIsLostEndsItForTheOthers) {
   LoadOnAllRanks();
 }
 
-// An exception between two calls of a trainer: nothing of the first try is in
+// A trainer has an exception between two calls: nothing of the first try is in
 // the second one, which leaves an array out.
 TEST_F(AtomicLoadTest, ALoadThatIsBegunAnewForgetsWhatCameBefore) {
   const std::vector<float> moments = harness_.Fetch(kExpAvg, 0);
@@ -422,8 +420,7 @@ TEST(LoadLimitTest, ALoadCountsAgainstTheLimitOfItsUser) {
   JobHarness harness(setup);
   harness.Start(harness.RandomTensors(1));
   v1::Limits limits;
-  limits.set_user_state_bytes_max(
-      1);  // that of jobs that are there is not counted
+  limits.set_user_state_bytes_max(1);  // existing jobs are not counted
   harness.job().SetLimits(limits);
   ASSERT_TRUE(harness.job().BeginLoad(0).ok());
   const absl::Status refused =
@@ -443,7 +440,7 @@ TEST_F(AtomicLoadTest, ALoadThatFindsNoSpaceLeavesTheJobAsItIs) {
     ExpectUnchanged();
     EXPECT_EQ(StatusOf(0, Finish(0)).code(),
               absl::StatusCode::kResourceExhausted);
-    // A load of what it has still does.
+    // A load of the job's present state still succeeds.
     for (uint32_t rank = 0; rank < 2; ++rank) {
       ASSERT_TRUE(harness_.job().BeginLoad(rank).ok());
       for (uint32_t p = 0; p < 2; ++p) {

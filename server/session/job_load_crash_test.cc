@@ -1,5 +1,5 @@
-// An engine dies at chosen instants of a load, in a process of its own; or what
-// it left is damaged.
+// An engine dies at chosen instants of a load, in a process of its own; or the
+// files that it left are damaged.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -83,7 +83,7 @@ class LoadCrashTest : public JobCrashTest {
     for (uint32_t p = 0; p < values.size(); ++p) {
       for (const auto array : {v1::STATE_ARRAY_STATE_0, v1::STATE_ARRAY_STATE_1,
                                v1::STATE_ARRAY_MASTER}) {
-        // A split master or one beside a parameter, too.
+        // This includes a split master or one beside a parameter.
         if (!harness->LoadArray(rank, array, p, values[p]).ok()) ::_exit(3);
       }
     }
@@ -136,7 +136,7 @@ class LoadCrashTest : public JobCrashTest {
     EXPECT_FALSE(fs::exists(Path("load")));
     EXPECT_EQ(LoadsFinished(), loads_finished);
   }
-  // And goes on from there.
+  // Expects that the job goes on with further loads.
   void ExpectLoads() {
     harness_.DetachAll();
     harness_.AttachAll();
@@ -162,7 +162,7 @@ class LoadCrashTest : public JobCrashTest {
     EXPECT_EQ(harness_.Attach(0).status().code(), absl::StatusCode::kDataLoss);
     harness_.Close();
   }
-  // The control file as an engine finds it, changed by `change`.
+  // Applies `change` to the control file that the next engine finds.
   void ChangeControl(const std::function<void(ControlFile*)>& change) const {
     std::fstream file(Path("control"),
                       std::ios::in | std::ios::out | std::ios::binary);
@@ -192,7 +192,7 @@ class DiesInLoad : public LoadCrashTest,
 
 TEST_P(DiesInLoad, TheJobHasAllOfItOrNothing) { Check(); }
 
-// Again and again, while it is put into place once more.
+// Engines die repeatedly while the load is installed again.
 TEST_P(DiesInLoad, DeathsWhileItIsFinished) {
   if (!is_sealed()) GTEST_SKIP() << "it is dropped";
   DieInLoad(GetParam());
@@ -245,7 +245,7 @@ TEST_F(LoadCrashTest, ASealedLoadThatIsDamagedFailsTheJob) {
   ExpectFailed("is missing");
   std::ofstream(load) << std::string(1 << 20, 'x');
   ExpectFailed("magic");
-  // What was damaged is brought back: it goes on from there.
+  // The damaged file is restored: the job goes on from there.
   restore();
   ASSERT_TRUE(harness_.Open().ok());
   ExpectHas(loaded_, 2);
@@ -263,8 +263,8 @@ TEST_F(LoadCrashTest, ALoadThatWasNeverSealedIsDroppedHoweverItLooks) {
   ExpectHas(committed_, 1);
 }
 
-// Loads of it were in place: one that broke off is required again from where it
-// had written, and is never taken for READY.
+// A former build loaded in place: an interrupted load is required again from
+// where it had written, and the job is never taken for READY.
 TEST_F(LoadCrashTest, WhatAnEngineOfAFormerBuildHasLeft) {
   harness_.Close();
   ChangeControl([](ControlFile* control) {
@@ -285,8 +285,8 @@ TEST_F(LoadCrashTest, WhatAnEngineOfAFormerBuildHasLeft) {
   EXPECT_THAT(refused->status.message(), HasSubstr("\"b\" were not loaded"));
 }
 
-// It knows nothing of logs: it takes the record for that of a load in place and
-// may go on from there, so that the log is not that of the state any more.
+// A former build knows nothing of logs: it takes the record for that of a load
+// in place and may go on from there, so that the log no longer fits the state.
 TEST_F(LoadCrashTest, ASealedLoadThatAFormerBuildHasOpened) {
   DieInLoad(LoadInstant::kFirstPart);
   ChangeControl([](ControlFile* control) {
@@ -300,7 +300,8 @@ TEST_F(LoadCrashTest, ASealedLoadThatAFormerBuildHasOpened) {
   EXPECT_FALSE(fs::exists(Path("load")));
 }
 
-// It died in the middle of a block of masters that it overwrote in place.
+// The former build died in the middle of a block of masters that it overwrote
+// in place.
 TEST_F(LoadCrashTest, MastersThatAFormerBuildWasOverwriting) {
   harness_.Close();
   ChangeControl([](ControlFile* control) {

@@ -1,4 +1,4 @@
-// Loads, fetches and what happens when they break off.
+// Tests of loads, fetches and their interruption.
 
 #include <cstring>
 #include <vector>
@@ -62,7 +62,7 @@ class JobLoadTest : public ::testing::Test {
     }
     return harness_.CommitAll(spec).status;
   }
-  // The error of a single load by rank 0.
+  // Returns the status of a single load by rank 0.
   absl::Status LoadStatus(v1::StateArray array, uint32_t parameter,
                           uint64_t begin, uint64_t numel) {
     const std::vector<float> values(numel > 10000 ? 0 : numel, 1.0f);
@@ -278,7 +278,7 @@ TEST_F(JobLoadTest, ARankThatLeavesHasNotFinished) {
   EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
 }
 
-// By it a rank whose answer was lost sees whether its load is finished.
+// The count tells a rank whose answer was lost whether its load is finished.
 TEST_F(JobLoadTest, LoadsThatAllHaveFinishedAreCounted) {
   harness_.Start(masters_);
   const auto count = [&] {
@@ -301,8 +301,8 @@ TEST_F(JobLoadTest, LoadsThatAllHaveFinishedAreCounted) {
   EXPECT_EQ(count(), 2u);
 }
 
-// The rest of a new job stays required, and what a later load leaves out is
-// zero, not what the former one brought.
+// The rest of a new job stays required, and arrays that a later load leaves out
+// are zero, not the former load's values.
 TEST_F(JobLoadTest, AFirstLoadThatBrokeOffMustBeTakenAgain) {
   for (const bool restart : {false, true}) {
     JobHarness harness(TwoRanks());

@@ -1,8 +1,8 @@
-// What a step takes of locks and memory once a job has taken its first.
+// Counts the locks and allocations of a step once a job has taken its first.
 //
-// Counted are, by thread: malloc and its kin, the locks of pthread, whoever
-// calls them; and what our own code locks of absl::Mutex, contended or not (the
-// linker puts WrapLock in between). Update threads take none of these. The
+// The test counts, by thread: malloc and its kin and the locks of pthread, by
+// all callers; and the locks of absl::Mutex by our own code, contended or not
+// (the linker puts WrapLock in between). Update threads take none of these. The
 // thread that pushes and commits takes its job's own lock, once a call: no two
 // jobs lock the same one, so none waits for another.
 //
@@ -31,7 +31,7 @@ struct Counts {
   std::atomic<int> allocations{0};
   std::atomic<int> pthread_locks{0};
   std::atomic<int> absl_locks{0};
-  // The first that were locked, each once.
+  // The first mutexes that were locked, each once.
   std::array<std::atomic<const void*>, 8> locked{};
 
   void NoteLocked(const void* mutex) {
@@ -48,7 +48,7 @@ constexpr int kJobs = 2;
 std::atomic<bool> counting{false};
 Counts callers[kJobs];
 Counts workers;
-// Of the threads that push and commit: which job's; others have -1.
+// Job of a thread that pushes and commits; other threads have -1.
 thread_local int caller = -1;
 
 Counts* CountsOfThread() {
@@ -135,7 +135,7 @@ void WrapReaderLock(absl::Mutex* mutex) {
 namespace optstate {
 namespace {
 
-// Whether update threads took part.
+// Observes whether update threads participated.
 class WorkerWatch final : public StepObserver {
  public:
   void OnRunUpdated(uint64_t, uint64_t) override {
@@ -166,7 +166,7 @@ class Trainer {
     rank_.Step();
   }
 
-  // At least `steps`, and until update threads were seen at work.
+  // Takes at least `steps` steps, and until update threads were seen at work.
   void Run(int steps) {
     caller = index_;
     for (int i = 0; i < steps || (!watch_.worked() && i < 1000); ++i) {
@@ -176,7 +176,7 @@ class Trainer {
   }
 
   bool ok() const { return rank_.ok() && watch_.worked(); }
-  // By Run().
+  // Returns the number of calls made by Run().
   uint64_t calls() const {
     return (rank_.steps() - 1) * static_cast<uint64_t>(rank_.calls_per_step());
   }
@@ -231,7 +231,7 @@ void RunJobs(bool accumulate) {
 TEST(JobLocksTest, Plain) { RunJobs(false); }
 TEST(JobLocksTest, Accumulating) { RunJobs(true); }
 
-// The counters count.
+// Tests that the counters count.
 TEST(JobLocksTest, WhatIsTakenIsSeen) {
   if (!kCounted) GTEST_SKIP() << "a sanitizer counts for itself";
   std::thread([] {

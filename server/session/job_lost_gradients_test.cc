@@ -37,7 +37,7 @@ TEST_P(LostGradients, ARankMayLeaveWhoseGradientsAreKept) {
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
-// It brought them back, so that they are kept again.
+// The rank brought its gradients back, so that they are kept again.
 TEST_P(LostGradients, ARankMayLeaveWhoseMemoryIsKnown) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());
@@ -72,12 +72,13 @@ TEST_P(LostGradients, ARankThatLeavesTakesItsGradientsAlong) {
   EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
 }
 
-// It speaks over another connection, before its own is seen to have ended.
+// The rank says farewell over another connection, before its own is seen to
+// have ended.
 TEST_P(LostGradients, ARankThatSaidFarewellIsNotAwaited) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());
   ASSERT_NO_FATAL_FAILURE(ReopenWithRank1());
-  harness_.job().TakeFarewell(1, kInstance + 2);  // somebody else's
+  harness_.job().TakeFarewell(1, kInstance + 2);  // another instance
   harness_.Detach(1);
   EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
   ASSERT_TRUE(harness_.Attach(1).ok());
@@ -96,7 +97,7 @@ TEST_P(LostGradients, ARankThatAttachedAndIsAwaitedAgainMayBeGivenUp) {
   EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
 }
 
-// An engine may fail to map them, and the next one not.
+// An engine may fail to map the gradients, and the next one may succeed.
 TEST_P(LostGradients, WhatWasKeptOfALostRankMayComeWithTheNextEngine) {
   if (GetParam() > Instant::kFirstRun) GTEST_SKIP() << "not all are needed";
   DieInStep3(GetParam());
@@ -126,7 +127,8 @@ TEST_P(LostGradients, WhatWasKeptOfALostRankMayComeWithTheNextEngine) {
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
-// Nobody could watch it, and the step is finished without it.
+// The rank's process could not be watched, and the step is finished without the
+// rank.
 TEST_P(LostGradients, ARankWhoseGradientsAreKeptAndThatIsLostIsNotAwaited) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());
@@ -136,7 +138,7 @@ TEST_P(LostGradients, ARankWhoseGradientsAreKeptAndThatIsLostIsNotAwaited) {
   EXPECT_EQ(harness_.job().Awaited()[0].rank, 1u);
 }
 
-// Its process has ended, so that nobody comes to say so.
+// The rank's process has ended, so that no farewell can come.
 TEST_P(LostGradients, ARankThatAttachedAndDiedTakesItsGradientsAlong) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());
@@ -149,7 +151,7 @@ TEST_P(LostGradients, ARankThatAttachedAndDiedTakesItsGradientsAlong) {
   EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);
 }
 
-// What the failed step's gradients were found in is not mapped any more.
+// The memory with the failed step's gradients is not mapped any more.
 TEST_P(LostGradients, WhoIsThereGoesOnAfterAFailure) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());
@@ -175,7 +177,8 @@ TEST_P(LostGradients, WhoIsThereMayStartItOverFromACheckpoint) {
   ASSERT_TRUE(harness_.Attach(1).ok());
   harness_.LoadMasters({checkpoint[0]});
   EXPECT_FALSE(harness_.FinishAll().status.ok());  // all of it, or nothing
-  // A restart in between: still to be loaded, no longer failed.
+  // After a restart in between, the job is still to be loaded, no longer
+  // failed.
   harness_.Close();
   ASSERT_TRUE(harness_.Open().ok());
   EXPECT_EQ(phase(), v1::JOB_PHASE_LOADING);
@@ -196,7 +199,7 @@ TEST_P(LostGradients, WhoIsThereMayStartItOverFromACheckpoint) {
   EXPECT_NE(harness_.Fetch(v1::STATE_ARRAY_MASTER, 0), checkpoint[0]);
 }
 
-// Nothing can finish it any more.
+// No engine can finish the step any more.
 TEST_P(LostGradients, AStepThatIsGivenUpLetsGoOfWhatWasKept) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());
@@ -214,7 +217,7 @@ TEST_P(LostGradients, AStepThatIsGivenUpLetsGoOfWhatWasKept) {
   EXPECT_THAT(harness_.kept(), IsEmpty());
 }
 
-// Nor has the engine anything of them, once the job is open.
+// The engine also closes unneeded segments, once the job is open.
 TEST_P(LostGradients, WhatNoStepNeedsIsClosed) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
@@ -229,7 +232,8 @@ TEST_P(LostGradients, WhatNoStepNeedsIsClosed) {
   EXPECT_EQ(::read(reader.get(), &byte, 1), 0) << "somebody may still write";
 }
 
-// Also of the session that had them, which may not have them as they were.
+// The failure stays also for the session that had the gradients, which may have
+// changed them.
 TEST_P(LostGradients, AFailureStays) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());

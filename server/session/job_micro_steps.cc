@@ -1,4 +1,4 @@
-// How a job whose engine reduces sums the micro-steps of its ranks.
+// Sums the micro-steps of the ranks, in a job whose engine reduces.
 
 #include <algorithm>
 #include <atomic>
@@ -19,8 +19,8 @@ absl::Status Dropped(uint32_t dropped_by, uint64_t step) {
 
 }  // namespace
 
-// Until the rank has aborted, so that none of its pushes that were on their way
-// begins the step again without those before it.
+// Returns an error until the rank has aborted, so that none of its pushes in
+// transit begins the step again without the earlier ones.
 absl::Status JobImpl::CheckSums(uint32_t rank) const {
   const std::optional<uint32_t>& by = ranks_[rank].sums_dropped_by;
   if (!by.has_value()) return absl::OkStatus();
@@ -63,12 +63,12 @@ void JobImpl::EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
   absl::MutexLock lock(&mu_);
   SitOutRest();
   NoteHeard(rank);
-  // Nobody to answer: the session ended while this was under way.
+  // No rank to answer: the session ended while this was under way.
   if (!CheckAttached(rank).ok()) return;
   absl::Status status;
   const bool repeated = IsOfRecoveredStep(rank, step);
   if (!repeated) status = CheckEnding(rank, step);
-  // Else it waits for nobody.
+  // Otherwise the rank does not wait for others.
   if (!repeated && status.ok() && accumulates_together()) {
     status = AgreeToStep(rank, "has ended a micro-step of");
   }
@@ -83,13 +83,13 @@ void JobImpl::EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
   if (Waits(rank)) TellOfLost(rank);
 }
 
-// What became whole by it may be any parameter.
+// Sums over all parameters: any of them may have become whole.
 void JobImpl::NotePast(uint32_t rank, int64_t end) {
   if (micro_steps_.NotePast(rank, end)) SumWhole(0, parameter_count());
 }
 
-// Sums of parameters [first, end) what can be, and answers the ranks that have
-// waited for it.
+// Sums all that can be summed of parameters [first, end), and answers the ranks
+// that have waited for it.
 void JobImpl::SumWhole(uint32_t first, uint32_t end) {
   const StepTimer::Scope staging(&timer_, StepPhase::kStaging);
   absl::Span<const StageAction> actions;
@@ -111,8 +111,8 @@ void JobImpl::SumWhole(uint32_t first, uint32_t end) {
   }
 }
 
-// The mark before the answer: from then on the rank may be anywhere, and will
-// not tell the next engine by itself that it is past the micro-step.
+// Sets the mark before answering: after the answer the rank may be anywhere,
+// and will not tell the next engine by itself that it is past the micro-step.
 void JobImpl::AnswerEnding(uint32_t rank, const absl::Status& status) {
   if (!ranks_[rank].ending.has_value()) return;
   const uint64_t request_id = *ranks_[rank].ending;
@@ -127,9 +127,9 @@ void JobImpl::AnswerEnding(uint32_t rank, const absl::Status& status) {
   ranks_[rank].spec.listener->OnStepDone(request_id, status, StepOutcome{});
 }
 
-// What a rank has ended in this step it will not say again, also when another
-// epoch begins because some other rank dropped its part. Of marks that a former
-// engine or step has left none counts.
+// Carries the marks of ended micro-steps into an epoch that begins because some
+// rank dropped its part: the other ranks do not repeat their ends. Marks left
+// by a former engine or step do not count.
 void JobImpl::CarryEnded(uint32_t epoch) {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     RankMark& mark = rank_mark(rank);
@@ -145,9 +145,9 @@ void JobImpl::ForgetSums() {
   micro_steps_.DropAll();
 }
 
-// Of a rank that drops what it has staged: a sum that has its gradients, or was
-// made in the belief that it had none, is void for all. Without such sums the
-// others go on; but runs may have marks of a sum that an engine died in.
+// Drops the sums when a rank drops what it has staged: a sum that includes its
+// gradients, or assumed that it had none, is void for all. Without such sums
+// the others go on; but runs may have marks of a sum in which an engine died.
 void JobImpl::DropSums(uint32_t rank) {
   ranks_[rank].sums_dropped_by.reset();
   AnswerEnding(rank, absl::AbortedError(
@@ -165,8 +165,8 @@ void JobImpl::DropSums(uint32_t rank) {
   micro_steps_.DropAll();
 }
 
-// A rank that aborts since a lost one took the sums along knows of that loss:
-// it is not aborted for it again when it waits the next time.
+// Notes that a rank that aborts because a lost rank's sums were dropped knows
+// of that loss: it is not aborted for it again when it next waits.
 void JobImpl::NoteHeardOfDrop(uint32_t rank) {
   const RankSession& session = ranks_[rank];
   if (!session.sums_dropped_by.has_value() || !session.sums_dropped_by_loss) {
@@ -175,7 +175,8 @@ void JobImpl::NoteHeardOfDrop(uint32_t rank) {
   rank_mark(*session.sums_dropped_by).loss_untold = 0;
 }
 
-// A rank that is not attached learns it when it is: nothing of it is staged.
+// Tells a rank that the sums were dropped. A rank that is away learns this when
+// it attaches: nothing of it is staged.
 void JobImpl::TellOfDrop(uint32_t rank, uint32_t dropped_by) {
   const bool had_part =
       open_step_.opened_by(rank) || micro_steps_.past(rank) > 0;
@@ -194,8 +195,9 @@ void JobImpl::TellOfDrop(uint32_t rank, uint32_t dropped_by) {
   open_step_.DropRank(rank);
 }
 
-// Before the first rank is attached. What was in the middle of being summed is
-// in the areas of its ranks still, who push it again.
+// Restores the sums of a former engine before the first rank is attached.
+// Gradients of an unfinished sum are still in the areas of their ranks, which
+// push them again.
 void JobImpl::RestoreSums() {
   const RankMark& shared = staging_mark(0);
   if (shared.step != record().committed_step + 1) return;
@@ -210,7 +212,7 @@ void JobImpl::RestoreSums() {
   }
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     RankMark& mark = rank_mark(rank);
-    // Of the next epoch: the engine died as it began that.
+    // A mark of the next epoch: the engine died as it began that epoch.
     if (mark.ended_epoch == EpochAfter(shared.epoch)) {
       mark.ended_epoch = shared.epoch;
     }

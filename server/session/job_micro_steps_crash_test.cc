@@ -1,4 +1,4 @@
-// Engines that die between the micro-steps of several ranks.
+// Tests of engines that die between the micro-steps of several ranks.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -68,7 +68,7 @@ class JobMicroStepsCrashTest : public ::testing::Test {
     return answer != nullptr && answer->status.ok();
   }
 
-  // A process opens the job, does `what` and is killed.
+  // Forks a process that opens the job, runs `what` and is killed.
   template <typename What>
   void DieAfter(const What& what) {
     harness_.Close();  // no threads in this process when it forks
@@ -118,19 +118,20 @@ TEST_F(JobMicroStepsCrashTest, SumsAreThereAndThePushesOnTheirWayAreNot) {
   for (uint32_t rank = 0; rank < 2; ++rank) {
     ExpectMicroStep(AttachTo(rank), 0, 2);
   }
-  // What rank 0 had said is not known: it has pushed, and says it, again.
+  // Rank 0's former calls are unknown: rank 0 pushes and ends the micro-step
+  // again.
   PushOfRank1(&harness_);
   EXPECT_FALSE(Ends(1, 1));
   PushOfRank0(&harness_);
   EXPECT_TRUE(Ends(0, 1));
-  // Of no elements nothing was kept.
+  // Nothing was kept of an empty parameter.
   for (uint32_t rank = 0; rank < 2; ++rank) {
     EXPECT_TRUE(harness_.Push(rank, 1, 2, 1, 0).ok());
   }
   ExpectStep();
 }
 
-// It may be anywhere: also where it waits for rank 0 outside of the daemon.
+// The rank may be anywhere: it may even wait for rank 0 outside of the daemon.
 TEST_F(JobMicroStepsCrashTest, ARankThatHasEndedNeedNotSaySoAgain) {
   DieAfter([&] {
     PushMicroStep0(&harness_);
@@ -146,7 +147,7 @@ TEST_F(JobMicroStepsCrashTest, ARankThatHasEndedNeedNotSaySoAgain) {
 class AbortsBeforeTheCrash : public JobMicroStepsCrashTest,
                              public ::testing::WithParamInterface<bool> {};
 
-// Nothing was summed: what rank 1 drops is its own alone.
+// Nothing was summed: rank 1 drops only its own part.
 TEST_P(AbortsBeforeTheCrash, WhatAnotherRankHasEndedStaysEnded) {
   DieAfter([&] {
     if (!Ends(0, 0)) ::_exit(1);
@@ -191,7 +192,7 @@ TEST_F(JobMicroStepsCrashTest, WhoAttachesAfterwardsFindsNothingStaged) {
 class DropsBeforeTheCrash : public JobMicroStepsCrashTest,
                             public ::testing::WithParamInterface<uint32_t> {};
 
-// Nothing of what was dropped before the engine died comes back with the next.
+// Sums dropped before the engine died do not return with the next engine.
 TEST_P(DropsBeforeTheCrash, DroppedSumsStayDropped) {
   const uint32_t rank = GetParam();
   DieAfter([&] {

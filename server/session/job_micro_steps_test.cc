@@ -1,4 +1,4 @@
-// Micro-steps of several ranks, reduced and accumulated by the engine.
+// Tests of micro-steps of several ranks, reduced and accumulated by the engine.
 
 #include <algorithm>
 #include <vector>
@@ -45,16 +45,16 @@ JobHarness::Setup Alone() {
   return setup;
 }
 
-// What one rank pushes in one micro-step.
+// The pushes of one rank in one micro-step.
 struct Pushed {
   uint64_t seed = 0;
   std::vector<uint32_t> without;
 };
-// By micro-step, by rank.
+// Pushes by micro-step, by rank.
 using Script = std::vector<std::vector<Pushed>>;
 
-// The definition: over micro-steps, of the sums over ranks, in float; each sum
-// over micro-steps rounded to its dtype.
+// Computes the sum by its definition: over micro-steps, of the sums over ranks,
+// in float; each sum over micro-steps is rounded to its dtype.
 Tensors SumOf(const JobHarness& harness, DType dtype, const Script& script,
               DType sum_dtype) {
   Tensors sums(kParameters);
@@ -126,7 +126,7 @@ class JobMicroStepsTest : public ::testing::Test {
       }
     }
   }
-  // The bits that the sum alone gives.
+  // Returns the bits that the sum alone gives.
   std::string Expected(DType dtype, const Script& script,
                        DType sum_dtype = DType::kFloat32) const {
     JobHarness plain(Alone());
@@ -167,7 +167,7 @@ TEST_F(JobMicroStepsTest, EqualsTheStepWithTheSum) {
   }
 }
 
-// Rank 1 runs ahead as far as it may; the bits do not know.
+// Rank 1 runs ahead as far as it may, without effect on the bits.
 TEST_F(JobMicroStepsTest, TheRanksOrderChangesNoBit) {
   JobHarness harness(Together(DType::kBFloat16, 3));
   harness.Start(harness.RandomTensors(1));
@@ -187,7 +187,7 @@ TEST_F(JobMicroStepsTest, TheRanksOrderChangesNoBit) {
   EXPECT_TRUE(harness.StateBytes() == Expected(DType::kBFloat16, script_));
 }
 
-// The ranks push the parameters of a micro-step in opposite orders: nobody
+// The ranks push the parameters of a micro-step in opposite orders: no rank
 // waits in a push.
 TEST_F(JobMicroStepsTest, PushesOfOppositeOrders) {
   JobHarness harness(Together(DType::kBFloat16, 2));
@@ -204,7 +204,8 @@ TEST_F(JobMicroStepsTest, PushesOfOppositeOrders) {
   EXPECT_TRUE(harness.StateBytes() == Expected(DType::kBFloat16, script));
 }
 
-// Also when both have what the other has not, and wait for each other.
+// This holds also when each rank has a gradient that the other lacks, and the
+// ranks wait for each other.
 TEST_F(JobMicroStepsTest, ARankWithoutAGradientAddsNothing) {
   JobHarness harness(Together(DType::kBFloat16, 2));
   harness.Start(harness.RandomTensors(1));
@@ -248,7 +249,7 @@ TEST_F(JobMicroStepsTest, ARepeatChangesNothing) {
         ASSERT_TRUE(PushMicroStep(&harness, rank, 1, m, script[m][rank]).ok());
       }
     }
-    // With other bytes in the area, which is the rank's again by now.
+    // The area, which is the rank's again by now, has other bytes.
     for (uint32_t rank = 0; rank < 2; ++rank) {
       ASSERT_TRUE(PushMicroStep(&harness, rank, 1, m, {99, {}}).ok());
     }
@@ -273,7 +274,7 @@ TEST_F(JobMicroStepsTest, TheNextMicroStepMustWait) {
   EXPECT_TRUE(harness.Push(0, 1, 0, 4, 1).ok());
 }
 
-// What is not summed yet can be dropped by its rank alone.
+// A rank can drop its unsummed gradients without effect on others.
 TEST_F(JobMicroStepsTest, ARankMayDropWhatIsNotSummed) {
   JobHarness harness(Together(DType::kBFloat16, 2));
   harness.Start(harness.RandomTensors(1));
@@ -301,7 +302,7 @@ class LosesSums : public JobMicroStepsTest {
     EXPECT_THAT(status.message(), HasSubstr("rank 1 was lost or has aborted"));
     EXPECT_THAT(status.message(), HasSubstr("its first micro-step"));
   }
-  // After each has aborted the step is taken as if nothing had been.
+  // Expects that the step starts anew after each rank has aborted.
   void ExpectStepAnew() {
     for (uint32_t rank = 0; rank < 3; ++rank) {
       ASSERT_TRUE(harness_.job().Abort(rank, 1).ok());
@@ -345,8 +346,9 @@ TEST_F(LosesSums, ALostRankIsToldToWhoWaits) {
   ExpectStepAnew();
 }
 
-// With on_rank_loss: abort the sums that went are the news. Who has aborted for
-// it and takes the step again waits for the lost rank, as after any other loss.
+// With on_rank_loss: abort, ranks are told of the dropped sums. A rank that has
+// aborted and takes the step again waits for the lost rank, as after any other
+// loss.
 TEST_F(JobMicroStepsTest, ALossThatTookSumsIsToldOnce) {
   JobHarness::Setup setup = Together(DType::kBFloat16, 3);
   setup.on_rank_loss = v1::RANK_LOSS_ABORT;

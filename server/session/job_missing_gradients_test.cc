@@ -1,4 +1,4 @@
-// Ranks whose gradients the engine sums, some of which lack some.
+// Tests of ranks whose gradients the engine sums when some ranks lack some.
 
 #include <algorithm>
 #include <cmath>
@@ -15,8 +15,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// By rank, the parameters that it has no gradient of. "b" has that of rank 2
-// alone, "c" of nobody.
+// The parameters without a gradient, by rank. "b" has a gradient of rank 2
+// alone, "c" of no rank.
 const std::vector<std::vector<uint32_t>> kWithout = {{1, 3}, {0, 1, 3}, {3}};
 constexpr uint32_t kRanks = 3;
 
@@ -59,7 +59,7 @@ class JobMissingGradientsTest : public ::testing::Test {
       }
     }
   }
-  // Of one rank that has the sums of those there are.
+  // Returns the answer of one rank that has the sums of the existing gradients.
   RecordingListener::Answer Expected(double norm_type, std::string* state) {
     JobHarness plain(Summed(1));
     plain.Start(plain.RandomTensors(1));
@@ -105,7 +105,7 @@ TEST_F(JobMissingGradientsTest, TheOthersAreSummedForAllNorms) {
   }
 }
 
-// Whoever comes last, it is he who may still push.
+// The last rank to commit may still push.
 TEST_F(JobMissingGradientsTest, TheRanksOrderChangesNoBit) {
   std::string expected;
   Expected(2, &expected);
@@ -118,7 +118,7 @@ TEST_F(JobMissingGradientsTest, TheRanksOrderChangesNoBit) {
   EXPECT_TRUE(harness.StateBytes() == expected);
 }
 
-// What was not pushed once is pushed in the next step.
+// Gradients missing in one step are pushed in the next.
 TEST_F(JobMissingGradientsTest, TheNextStepMayHaveAll) {
   JobHarness harness(Summed(kRanks));
   harness.Start(harness.RandomTensors(1));
@@ -130,7 +130,7 @@ TEST_F(JobMissingGradientsTest, TheNextStepMayHaveAll) {
   EXPECT_EQ(harness.StepCounts(), (std::vector<int64_t>{2, 2, 2, 1}));
 }
 
-// NaN in the gradients of one rank that another lacks.
+// One rank has NaN in gradients that another rank lacks.
 TEST_F(JobMissingGradientsTest, AnOverflowIsSeenThere) {
   JobHarness harness(Summed(kRanks));
   harness.Start(harness.RandomTensors(1));

@@ -1,9 +1,9 @@
-// A step is broken off after each store to the job's files, in turn, and must
+// A step is interrupted after each store to the job's files, in turn, and must
 // be finished from there to the same bits.
 //
-// A child takes the step, one instruction at a time (ptrace). After each that
-// has changed a file, the files are what a SIGKILL at this point would have
-// left: a copy of them is opened and the step finished there.
+// A child takes the step, one instruction at a time (ptrace). After each
+// instruction that has changed a file, the files are what a SIGKILL at this
+// point would have left: a copy of them is opened and the step finished there.
 
 #include <fcntl.h>
 #include <signal.h>
@@ -31,7 +31,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The files of a folder, mapped, so that looking costs no call.
+// The files of a folder, mapped so that looking costs no system call.
 class MappedFolder {
  public:
   explicit MappedFolder(const std::string& path) {
@@ -52,7 +52,7 @@ class MappedFolder {
     }
   }
 
-  // Since the last look.
+  // Returns whether a file has changed since the last look.
   bool Changed() {
     bool changed = false;
     for (auto& [name, file] : files_) {
@@ -65,7 +65,7 @@ class MappedFolder {
     return changed;
   }
 
-  // As last seen, into another folder.
+  // Copies the files as last seen into another folder.
   void CopyTo(const std::string& path) const {
     fs::remove_all(path);
     fs::create_directory(path);
@@ -87,7 +87,7 @@ struct Case {
   bool accumulate;
   OptimizerKind optimizer;
   StateFormat state_format;
-  bool reduced = false;  // of two ranks, by the engine
+  bool reduced = false;  // two ranks, by the engine
   AccumulateDType sums = AccumulateDType::kFloat32;
   MasterFormat master_format = MasterFormat::kFloat32;
   bool speculative = false;  // two ranks, each with its parameters
@@ -105,7 +105,7 @@ JobHarness::Setup Small(const Case& test) {
       MakeParameter("none", 0),
       MakeParameter("b", 50, 1, DType::kBFloat16, DType::kBFloat16),
       MakeParameter("c", 3, 1, DType::kFloat32, DType::kBFloat16)};
-  if (test.optimizer == OptimizerKind::kMuon) {  // which takes matrices
+  if (test.optimizer == OptimizerKind::kMuon) {  // it takes matrices
     for (ParameterSpec& parameter : setup.layout.parameters) {
       parameter.shape.push_back(1);
     }
@@ -164,10 +164,10 @@ class JobOrderTest : public ::testing::TestWithParam<Case> {
     harness->CommitAll(CommitOf(3));
   }
 
-  // The child does `before`, and then `stepped`; `check` is called for each
+  // Runs `before`, and then `stepped`, in a child; `check` is called for each
   // state of the files in between, until `over`: absl::Now() does not return
-  // when it is stepped, for it measures how long it takes. Returns how many
-  // states there were; -1: the machine lets nobody trace.
+  // when it is stepped, for it measures its own duration. Returns the number of
+  // states; -1: the machine forbids tracing.
   int StepThrough(
       const std::function<void()>& before, const std::function<void()>& stepped,
       const std::function<void()>& check,
@@ -223,7 +223,7 @@ TEST_P(JobOrderTest, AStepIsFinishedFromEveryStore) {
         copy_.SetGradients(copy_.RandomTensors(3));
         copy_.AttachAll();
         if (copy_.job().Describe().committed_step() == 2) {
-          // Sums are there, but for parameters without elements.
+          // Sums exist, except for parameters without elements.
           if (GetParam().accumulate) {
             PushMicroStep(&copy_, 1);
           } else {
@@ -237,12 +237,12 @@ TEST_P(JobOrderTest, AStepIsFinishedFromEveryStore) {
       });
   if (states < 0) GTEST_SKIP() << "this machine does not let us trace a child";
   RecordProperty("states", states);
-  // Vectors of three parameters, their counts, and what says where it is.
+  // The stores are vectors of three parameters, their counts, and the progress.
   EXPECT_GT(states, 50);
   EXPECT_GT(finished, 40);
 }
 
-// A load of all there is, from the last rank's finish on.
+// Loads all state and is interrupted from the last rank's finish on.
 TEST_P(JobOrderTest, ALoadIsWholeOrNotAtAllFromEveryStore) {
   if (GetParam().accumulate || GetParam().reduced || GetParam().speculative) {
     GTEST_SKIP() << "the same";
@@ -341,7 +341,7 @@ class DiesInStep final : public StepObserver {
   void OnStepMarked(uint64_t) override { ::kill(::getpid(), SIGKILL); }
 };
 
-// Two ranks, of which one comes or goes.
+// A fixture with two ranks, of which one comes or goes.
 class RankOrderTest : public JobOrderTest {
  protected:
   static constexpr uint32_t kRank = 1;
@@ -372,7 +372,8 @@ class RankOrderTest : public JobOrderTest {
     ASSERT_EQ(::waitpid(child, &status, 0), child);
     ASSERT_TRUE(WIFSIGNALED(status)) << status;
   }
-  // As the process that looks after those who do not come back.
+  // Gives up a rank as the process does that watches for ranks that do not
+  // return.
   void GiveUp(uint32_t rank) {
     for (const FormerRank& former : copy_.job().Awaited()) {
       if (former.rank == rank) copy_.job().GiveUp(former);
@@ -380,7 +381,8 @@ class RankOrderTest : public JobOrderTest {
   }
 };
 
-// In a step that is to be finished: nobody waits for gradients that nobody has.
+// The failure comes in a step that is to be finished: no rank waits for
+// gradients that no rank has.
 TEST_P(RankOrderTest, AFailureIsWholeOrNotAtAllFromEveryStore) {
   DieInStep3();
   attach_all_ = false;
@@ -403,11 +405,11 @@ TEST_P(RankOrderTest, AFailureIsWholeOrNotAtAllFromEveryStore) {
         EXPECT_EQ(copy_.job().Awaited().size(), 2u);
       });
   if (states < 0) GTEST_SKIP() << "this machine does not let us trace a child";
-  EXPECT_GE(failed, 3u);  // not attached, for whom, given up
+  EXPECT_GE(failed, 3u);  // not attached, for which rank, given up
   EXPECT_GT(states, static_cast<int>(failed));
 }
 
-// The other one waits for it.
+// The other rank waits for the lost one.
 TEST_P(RankOrderTest, ALossIsToldFromEveryStore) {
   const int states = StepThrough(
       [&] {
@@ -432,7 +434,8 @@ TEST_P(RankOrderTest, ALossIsToldFromEveryStore) {
   EXPECT_GE(states, 3);
 }
 
-// Another session in its place. A process is never taken for another one.
+// Another session attaches in a rank's place. A process is never taken for
+// another one.
 TEST_P(RankOrderTest, AnAttachIsWholeOrNotAtAllFromEveryStore) {
   const auto come = [&](uint64_t instance, const RankProcess& process) {
     harness_.Detach(kRank);
@@ -472,7 +475,7 @@ TEST_P(RankOrderTest, AnAttachIsWholeOrNotAtAllFromEveryStore) {
   EXPECT_GT(away, 2u);
 }
 
-// The same session after its engine died: awaited throughout.
+// The same session returns after its engine died: it is awaited throughout.
 TEST_P(RankOrderTest, WhoIsBackStaysAttachedFromEveryStore) {
   const auto open_again = [&](const RankProcess& process) {
     harness_.setup().processes = {{}, process};

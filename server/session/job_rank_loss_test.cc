@@ -1,4 +1,4 @@
-// What ranks that wait are told when another one is lost.
+// Tests of the notices to waiting ranks when another rank is lost.
 
 #include <unistd.h>
 
@@ -54,7 +54,8 @@ class JobRankLossTest : public ::testing::TestWithParam<v1::RankLoss> {
     ASSERT_TRUE(harness_.Attach(rank).ok());
     harness_.SetGradientsOf(rank, harness_.RandomTensors(10 + rank));
   }
-  // Rank 0 waits for this answer, or is told to take the step again.
+  // Expects that the rank waits for this answer, or is told to take the step
+  // again.
   void ExpectToldTo(uint32_t rank, uint64_t request) {
     const auto* answer = harness_.AnswerTo(rank, request);
     if (Waits()) {
@@ -67,7 +68,7 @@ class JobRankLossTest : public ::testing::TestWithParam<v1::RankLoss> {
     EXPECT_THAT(answer->status.message(), HasSubstr("rank 1 lost at step 1"));
     EXPECT_THAT(harness_.NoticesTo(rank), IsEmpty());
   }
-  // Whoever was aborted takes the step from the start.
+  // Expects that aborted ranks take the step from the start.
   void ExpectUndisturbedStep() {
     harness_.PushAll(1);
     for (uint32_t rank = 0; rank < 3; ++rank)
@@ -85,7 +86,7 @@ class JobRankLossTest : public ::testing::TestWithParam<v1::RankLoss> {
   JobHarness harness_;
 };
 
-// The others have no gradient, so that nothing is summed that could be lost.
+// The other ranks have no gradient, so that no sum can be lost.
 TEST_P(JobRankLossTest, InACommit) {
   const uint64_t commit = harness_.Commit(0, CommitOf(1));
   harness_.Detach(1);
@@ -98,7 +99,7 @@ TEST_P(JobRankLossTest, InACommit) {
   harness_.Commit(1, CommitOf(1));
   if (!Waits()) harness_.Commit(0, CommitOf(1));
   EXPECT_EQ(harness_.job().Describe().committed_step(), 1);
-  // It is back, and nobody hears of it again.
+  // The rank is back, and no rank is told of its loss again.
   harness_.Commit(2, CommitOf(2));
   EXPECT_EQ(harness_.NoticesTo(2).size(), 1);
 }
@@ -120,7 +121,8 @@ TEST_P(JobRankLossTest, InTheEndOfAMicroStep) {
   EXPECT_TRUE(answer->status.ok()) << answer->status;
 }
 
-// Each is told once to whoever waits already, and to whoever comes later.
+// Each loss is told once to ranks that wait already, and to ranks that come
+// later.
 TEST_P(JobRankLossTest, TwoRanks) {
   const char kNoticeOf2[] = "rank 2 lost at step 1, waiting for its return";
   const uint64_t first = harness_.Commit(0, CommitOf(1));
@@ -141,7 +143,7 @@ TEST_P(JobRankLossTest, TwoRanks) {
   EXPECT_THAT(harness_.NoticesTo(0), ElementsAre(kNotice, kNotice, kNoticeOf2));
 }
 
-// Nobody waited yet.
+// No rank waits yet.
 TEST_P(JobRankLossTest, BetweenTwoSteps) {
   harness_.Detach(1);
   const uint64_t commit = harness_.Commit(0, CommitOf(1));
@@ -149,7 +151,7 @@ TEST_P(JobRankLossTest, BetweenTwoSteps) {
   EXPECT_THAT(harness_.NoticesTo(0), ElementsAre(kNotice));
 }
 
-// A run that ended, and the next one, whose ranks come one after another.
+// One run has ended, and the ranks of the next one come one after another.
 TEST_P(JobRankLossTest, NotWhenAllHaveGone) {
   harness_.DetachAll();
   BringBack(0);
@@ -227,7 +229,8 @@ TEST_P(LostWithTheEngineTest, WhoWasThereIsKnown) {
   EXPECT_EQ(awaited[0].client_instance, kInstance + 2);
   EXPECT_EQ(awaited[0].process.pid, 12);
   EXPECT_EQ(awaited[0].process.start_ticks, 22u);
-  // Also by the one after, if it has not come back meanwhile.
+  // The engine after this one awaits the rank too, if it has not returned
+  // meanwhile.
   ReplaceEngine();
   EXPECT_EQ(harness_.job().Awaited().size(), 2u);
   harness_.job().GiveUp(Former(2));
@@ -236,7 +239,7 @@ TEST_P(LostWithTheEngineTest, WhoWasThereIsKnown) {
   EXPECT_EQ(harness_.job().Awaited()[0].rank, 0u);
 }
 
-// The engine before saw it go, and died before anybody came to wait.
+// The previous engine saw the rank go, and died before any rank came to wait.
 TEST_P(LostWithTheEngineTest, WhoComesToWaitIsToldOfALossBefore) {
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   harness_.Detach(1);
@@ -244,13 +247,14 @@ TEST_P(LostWithTheEngineTest, WhoComesToWaitIsToldOfALossBefore) {
   BringBack(0);
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   ExpectToldTo(0, harness_.Commit(0, CommitOf(1)));
-  // Nobody knows whether it has heard that, until it says something.
+  // It is unknown whether the rank has received the answer, until it makes a
+  // call.
   ReplaceEngine();
   BringBack(0);
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   ExpectToldTo(0, harness_.Commit(0, CommitOf(1)));
   EXPECT_TRUE(harness_.job().Abort(0, 1).ok());
-  // Then who takes the step again waits, also with the next engine.
+  // A rank that then takes the step again waits, also with the next engine.
   ReplaceEngine();
   BringBack(0);
   const uint64_t again = harness_.Commit(0, CommitOf(1));
@@ -261,7 +265,7 @@ TEST_P(LostWithTheEngineTest, WhoComesToWaitIsToldOfALossBefore) {
   ExpectUndisturbedStep();
 }
 
-// What is open is the commit alone.
+// Only the commit makes the step open.
 TEST_P(LostWithTheEngineTest, AlsoInAStepWithoutGradients) {
   harness_.Commit(0, CommitOf(1));
   ReplaceEngine();
@@ -282,7 +286,7 @@ TEST_P(LostWithTheEngineTest, ADrainWaitsForTheirStep) {
   EXPECT_TRUE(harness_.job().AwaitDrained(now).ok());
 }
 
-// Another session in a rank's place, of which nothing is known yet.
+// Another session, of which nothing is known yet, takes a rank's place.
 TEST_P(LostWithTheEngineTest, NotWhoseRankIsTaken) {
   ReplaceEngine();
   const FormerRank former = Former(2);
@@ -297,7 +301,7 @@ TEST_P(LostWithTheEngineTest, NotWhoseRankIsTaken) {
   EXPECT_THAT(harness_.NoticesTo(0), IsEmpty());
 }
 
-// Nobody takes the place of a process that comes back to its step.
+// No other process takes the place of one that returns to its step.
 TEST_P(LostWithTheEngineTest, NotWithinAStepWhileItsProcessRuns) {
   const RankProcess ours = {
       .pid = ::getpid(),
@@ -318,7 +322,7 @@ TEST_P(LostWithTheEngineTest, NotWithinAStepWhileItsProcessRuns) {
   EXPECT_THAT(taken.message(), HasSubstr(absl::StrCat(ours.pid)));
   EXPECT_EQ(harness_.job().Register(other_world).status().code(),
             absl::StatusCode::kAlreadyExists);
-  // But it may open another session, or make the job another one.
+  // The same process may open another session, or change the job's shape.
   harness_.setup().processes[1] = ours;
   BringBack(1);
   harness_.Detach(1);
@@ -326,7 +330,7 @@ TEST_P(LostWithTheEngineTest, NotWithinAStepWhileItsProcessRuns) {
   EXPECT_TRUE(harness_.job().Register(other_world).ok());
 }
 
-// Where nothing would be lost with it.
+// Between steps nothing would be lost with the rank.
 TEST_P(LostWithTheEngineTest, ItIsTakenBetweenStepsThoughItsProcessRuns) {
   harness_.Detach(1);
   harness_.setup().processes[1] = {

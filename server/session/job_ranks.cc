@@ -1,4 +1,4 @@
-// Which ranks are there, and when a job rests.
+// Tracks which ranks are attached, and when a job rests.
 
 #include <unistd.h>
 
@@ -37,8 +37,9 @@ uint32_t JobImpl::AwaitedCount() const {
   return count;
 }
 
-// Between two steps nothing is lost when another session takes its place, and
-// a process that closed its session unheard is in nobody's way.
+// Between two steps a rank is not held: nothing is lost when another session
+// takes its place, and a process that closed its session unheard blocks no
+// other.
 bool JobImpl::IsHeld(uint32_t rank, const RankProcess& by) const {
   const RankMark& mark = rank_mark(rank);
   return IsAwaited(rank) && mark.pid != 0 && mark.pid != by.pid &&
@@ -167,9 +168,9 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   return result;
 }
 
-// For the engine after this one. A session that cannot say that it is the same
-// is not awaited. One that is back stays attached throughout, of a process that
-// is not known meanwhile.
+// Marks the rank as attached, for the next engine. A session that cannot
+// identify itself is not awaited. A returning one stays attached throughout,
+// with an unknown process in between.
 void JobImpl::MarkAttached(const AttachSpec& spec) {
   RankMark& mark = rank_mark(spec.rank);
   mark.pid = 0;
@@ -192,9 +193,10 @@ void JobImpl::Leave(uint32_t rank) {
   Part(rank, /*for_good=*/true);
 }
 
-// While a step is finished a rank may come back with its gradients, and is
-// awaited as before it attached: if its process lives, or, of one that nobody
-// can watch, if the step needs what its session alone has.
+// Ends a rank's session. While a step is being finished the rank may return
+// with its gradients, and is awaited as before it attached: if its process
+// lives, or, when the process cannot be watched, if the step needs gradients
+// that only its session has.
 void JobImpl::Part(uint32_t rank, bool for_good) {
   if (!CheckAttached(rank).ok()) return;
   const AttachSpec& spec = ranks_[rank].spec;
@@ -210,19 +212,19 @@ void JobImpl::Part(uint32_t rank, bool for_good) {
            ? !control::HasEnded(spec.process.pid, spec.process.start_ticks)
            : is_needed());
   const bool in_step = open_step_.open() && !recovery_.has_value();
-  ranks_[rank].ending.reset();  // nobody to answer
+  ranks_[rank].ending.reset();  // no rank to answer
   if (comes_back) {
     open_step_.DropRank(rank);
   } else {
     BeginLoss(rank, in_step);
   }
   LeaveLoadRound(rank, "was lost");
-  // Whoever attaches next says anew where its gradients are.
+  // The next session that attaches gives its own gradient area.
   if (gradient_areas_[rank] == ranks_[rank].spec.gradient_area) {
     gradient_areas_[rank] = nullptr;
   }
   ranks_[rank] = RankSession{};
-  // The engine after this one may need those of a step that is being finished.
+  // The next engine may need the gradients of a step that is being finished.
   if (options_.keeper != nullptr && !recovery_.has_value()) {
     options_.keeper->Drop(rank);
   }
@@ -250,7 +252,7 @@ void JobImpl::GiveUpAway(uint32_t rank, uint64_t client_instance) {
       client_instance != rank_mark(rank).client_instance) {
     return;
   }
-  if (!failure_.ok()) {  // all is kept, to be looked at
+  if (!failure_.ok()) {  // all is kept for inspection
     rank_mark(rank).attached = 0;
     return;
   }
@@ -263,8 +265,9 @@ void JobImpl::GiveUpAway(uint32_t rank, uint64_t client_instance) {
   if (recovery_.has_value() && LacksGradients(rank)) FailRecovery(rank);
 }
 
-// What is to be told, before what it staged goes: an engine that dies in
-// between leaves the rank attached, and the next one begins this again.
+// Records the loss to be reported before dropping what the rank staged: an
+// engine that dies in between leaves the rank attached, and the next one
+// repeats this.
 void JobImpl::BeginLoss(uint32_t rank, bool in_step) {
   RankMark& mark = rank_mark(rank);
   mark.loss_untold = in_step ? 1 : 0;
@@ -282,8 +285,8 @@ void JobImpl::BeginLoss(uint32_t rank, bool in_step) {
   mark.attached = 0;
 }
 
-// Tells those who wait already. Ranks that have all gone are none that anybody
-// waits for.
+// Notifies ranks that already wait. When all ranks are gone, no rank waits for
+// the lost ones.
 void JobImpl::EndLoss(uint32_t rank, bool in_step) {
   if (AttachedCount() + AwaitedCount() == 0) {
     for (uint32_t each = 0; each < ranks_.size(); ++each) ForgetLoss(each);
@@ -291,13 +294,14 @@ void JobImpl::EndLoss(uint32_t rank, bool in_step) {
   if (in_step) TellOfLoss(rank);
 }
 
-// Nor one that ranks which come back have begun.
+// A step begun by ranks that are to return also counts as open.
 bool JobImpl::IsDrained() const {
   return draining_ && NoOpenStep() &&
          (AwaitedCount() == 0 || !WasBegun(record().committed_step + 1));
 }
 
-// What a former engine's ranks have staged opens nothing while they are away.
+// Staged gradients of a former engine's ranks open no step while those ranks
+// are away.
 bool JobImpl::NoOpenStep() const {
   if (recovery_.has_value()) return false;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -373,10 +377,11 @@ void JobImpl::StandStill() {
   rest_end_ = absl::InfiniteFuture();
 }
 
-// Of a call that would begin something. It is not answered if the process ends
-// meanwhile, and its session then asks the next engine.
+// Blocks a call that would begin something until the rest ends. The call is not
+// answered if the process ends meanwhile; its session then asks the next
+// engine.
 void JobImpl::SitOutRest() {
-  // Whoever asks again for a rest makes it longer.
+  // Another call of Rest makes the rest longer.
   while (!IsAwake()) {
     if (options_.observer != nullptr) options_.observer->OnSitOut();
     mu_.AwaitWithDeadline(absl::Condition(this, &JobImpl::IsAwake), rest_end_);

@@ -1,4 +1,4 @@
-// How a step that an engine died in is finished by the next one.
+// Finishes a step in which the previous engine died.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -59,9 +59,9 @@ absl::Status JobImpl::CheckStepFile(absl::string_view file, uint64_t bytes,
       record().committed_step + 1, " cannot be put right. ", HowToGoOn()));
 }
 
-// Before any of them is enlarged or made anew, for its zeros would say that
-// nothing was half written. Between two steps they have nothing that counts,
-// but for sums that were being added to.
+// Checks the step files before any is enlarged or made anew, for its zeros
+// would say that nothing was half written. Between two steps they hold nothing
+// relevant, except sums that were being added to.
 absl::Status JobImpl::CheckStepFiles(const JobDescription& description) const {
   const ControlFile& control = *tier_->control();
   const uint64_t next = record().committed_step + 1;
@@ -71,7 +71,7 @@ absl::Status JobImpl::CheckStepFiles(const JobDescription& description) const {
     in_sum |= description.accumulate && rank_mark(rank).step == next;
   }
   if (in_step || in_sum) {
-    // Whole slots, at least one, also where nobody has said how many.
+    // Whole slots, at least one, even where no number was recorded.
     const uint64_t slot = StepScheduler::WorkerUndoBytes(1);
     const uint64_t bytes = tier_->undo().size();
     const uint64_t slots = std::max<uint64_t>(1, (bytes + slot - 1) / slot);
@@ -100,9 +100,9 @@ absl::Status JobImpl::BeingFinished() const {
       " and is finishing it; it waits for ranks that have its gradients"));
 }
 
-// A step that was recorded only lacked the clearing of its mark. One that was
-// not has runs that are of the former step, runs of this one, and one run a
-// worker in between.
+// Adopts the step in which an engine died. A recorded step only lacked the
+// clearing of its mark. An unrecorded one has runs of the former step, runs of
+// this one, and one run per worker in between.
 absl::Status JobImpl::AdoptStep() {
   ControlFile& control = *tier_->control();
   std::atomic<uint64_t>& mark = control.step_in_progress;
@@ -110,7 +110,7 @@ absl::Status JobImpl::AdoptStep() {
     mark.store(0, std::memory_order_release);
   }
   const uint64_t step = mark.load(std::memory_order_acquire);
-  // Nothing was decided: what was begun early is put back whole.
+  // No step was decided: all speculative writes are rolled back.
   if (step == 0) {
     TakeBackSpeculation();
     control.step_given_up.store(0, std::memory_order_release);
@@ -121,7 +121,7 @@ absl::Status JobImpl::AdoptStep() {
   const absl::StatusOr<uint64_t> taken_back = scheduler_->RollBack(step);
   if (!taken_back.ok()) return LostInside(taken_back.status().message());
   const bool is_given_up = step != 0 && control.step_given_up.load() == step;
-  // Else they are those which were counted before.
+  // For a step that was given up, these runs were counted before.
   if (!is_given_up) control.runs_rolled_back += *taken_back;
   const absl::Status loaded = AdoptLoadedMasters();
   if (!loaded.ok()) {
@@ -167,8 +167,9 @@ absl::Status JobImpl::PrepareRecovery(uint64_t step) {
   return absl::OkStatus();
 }
 
-// Of ranks that are not attached: what the supervisor kept of their segments,
-// and staging files. Only what the session wrote that committed the step.
+// Finds the gradients of ranks that are not attached: segments kept by the
+// supervisor, and staging files. Only those written by the session that
+// committed the step are used.
 void JobImpl::FindGradients() {
   for (KeptGradients& kept : options_.kept) {
     if (kept.rank >= ranks_.size() || kept.client_instance == 0 ||
@@ -205,8 +206,9 @@ absl::Status JobImpl::MapGradients(KeptGradients kept) {
   return absl::OkStatus();
 }
 
-// Of a rank that attaches. A step that is finished may have found the same ones
-// already. Else it maps them anew, so that they do not end with the session.
+// Takes the gradients of a rank that attaches. The recovery may have found the
+// same ones already. Otherwise they are mapped anew, so that they outlive the
+// session.
 void JobImpl::TakeGradients(const AttachSpec& spec) {
   const std::byte*& area = gradient_areas_[spec.rank];
   if (recovery_.has_value() && (area != nullptr || !spec.gradients_present)) {
@@ -256,14 +258,14 @@ void JobImpl::TryToFinishStep() {
   AnswerCommits(absl::OkStatus(), LastOutcome());
   open_step_.DropAll();
   timer_.Drop();
-  // Those of ranks that were lost meanwhile.
+  // Removes the staging files of ranks that were lost meanwhile.
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (ranks_[rank].attached || IsAwaited(rank)) continue;
     ::unlink(StagingPath(rank, rank_mark(rank).client_instance).c_str());
   }
 }
 
-// Before the first rank is attached.
+// Restores what ranks had staged, before the first rank is attached.
 void JobImpl::RestoreStaged() {
   if (!shape_->description.accumulate) return;
   if (accumulates_together()) return RestoreSums();
@@ -287,8 +289,9 @@ std::string JobImpl::StagingPath(uint32_t rank,
   return StagingFilePath(options_.directory, rank, client_instance);
 }
 
-// Those of ranks that come back are kept, for on a full file system they could
-// not be made anew; another session in a rank's place removes its file.
+// Removes stale staging files. Files of ranks that are to return are kept, for
+// on a full file system they could not be made anew; another session in a
+// rank's place removes the rank's file.
 void JobImpl::RemoveStaleStagingFiles() const {
   std::set<std::string> kept;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -311,7 +314,7 @@ bool JobImpl::WasAttachedLast(const AttachSpec& spec) const {
          spec.client_instance == rank_mark(spec.rank).client_instance;
 }
 
-// Another process in the rank's place has other gradients, or none.
+// Refuses another process in the rank's place: it has other gradients, or none.
 absl::Status JobImpl::AdmitToRecovery(const AttachSpec& spec) {
   if (WasAttachedLast(spec)) return absl::OkStatus();
   if (!LacksGradients(spec.rank)) return BeingFinished();
@@ -319,8 +322,8 @@ absl::Status JobImpl::AdmitToRecovery(const AttachSpec& spec) {
   return failure_;
 }
 
-// Those of a rank that was lost may have been kept, and be out of reach of this
-// engine alone: the next one looks again.
+// Returns an error when gradients of a lost rank are missing. They may be kept,
+// and only be out of reach of this engine: the next one looks again.
 absl::Status JobImpl::CheckGradientsMayCome() const {
   if (!recovery_.has_value()) return absl::OkStatus();
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -345,8 +348,9 @@ void JobImpl::FailRecovery(uint32_t rank) {
   DropGradientsOfAway();
 }
 
-// Nobody needs them between two steps, nor those of a step that is given up:
-// ranks that come back bring theirs again.
+// Drops the kept gradients of ranks that are away. They are not needed between
+// two steps, nor for a step that is given up: ranks that return bring theirs
+// again.
 void JobImpl::DropGradientsOfAway() {
   if (options_.keeper == nullptr) return;
   for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
@@ -355,8 +359,8 @@ void JobImpl::DropGradientsOfAway() {
   }
 }
 
-// And with it what it had mapped: from now on gradients are where the ranks
-// that are here have them.
+// Ends the recovery and its mappings: from now on gradients are in the areas of
+// the attached ranks.
 void JobImpl::EndRecovery() {
   recovery_.reset();
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -366,7 +370,8 @@ void JobImpl::EndRecovery() {
   }
 }
 
-// A session that comes back finds what it had staged, another one nothing.
+// Takes the rank's new instance: a session that returns finds what it had
+// staged, another one nothing.
 void JobImpl::TakeInstance(const AttachSpec& spec) {
   if (WasAttachedLast(spec)) return;
   RankMark& mark = rank_mark(spec.rank);

@@ -1,4 +1,4 @@
-// How a job comes into being and changes its shape.
+// Creates a job and changes its shape.
 
 #include <utility>
 
@@ -13,8 +13,9 @@
 namespace optstate {
 namespace {
 
-// What an engine keeps beside the state, but for constants and what the layout
-// itself has: a peer's message of kilobytes can ask for gigabytes of it.
+// Returns the bytes that an engine keeps beside the state, without constants
+// and the layout itself: a peer's message of kilobytes can ask for gigabytes of
+// them.
 uint64_t TableBytes(const JobDescription& description) {
   const uint64_t ranks = description.world_size;
   const uint64_t parameters = description.layout.parameters().size();
@@ -22,11 +23,11 @@ uint64_t TableBytes(const JobDescription& description) {
   const uint64_t pieces = description.partition == PartitionMode::kReplicated
                               ? parameters * ranks
                               : parameters + ranks;
-  // Of RankPartition (a vector that grew), PieceTable, OpenStep, LoadRound and
-  // MicroSteps.
+  // Covers RankPartition (a vector that grew), PieceTable, OpenStep, LoadRound
+  // and MicroSteps.
   constexpr uint64_t kPieceBytes =
       2 * sizeof(Piece) + sizeof(PieceTable::Entry) + 3 * sizeof(uint64_t);
-  // Of a group: its norms, decision, sub-group, and its part of the layouts.
+  // Covers a group's norms, decision, sub-group, and part of the layouts.
   constexpr uint64_t kGroupBytes = 256;
   return pieces * kPieceBytes +
          groups * (kGroupBytes + ranks * sizeof(Hyperparams));
@@ -74,9 +75,9 @@ absl::Status JobImpl::RegisterAgain(const RegisterSpec& spec,
   return Reshape(std::move(description));
 }
 
-// Who says nothing of a scaler has forgotten it: the scale that was found would
-// be lost, and gradients divided by one that losses were not multiplied by, or
-// the other way round.
+// Refuses a registration that omits the job's scaler: the current scale would
+// be lost, and gradients divided by a scale by which losses were not
+// multiplied, or the other way round.
 absl::Status JobImpl::CheckScalerStays(
     const JobDescription& description) const {
   if (!shape_->description.loss_scaler.has_value() ||
@@ -130,7 +131,7 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description) const {
   const uint64_t present = tier_.has_value() ? tier_->bytes() : 0;
   request.new_state_bytes =
       request.job_state_bytes > present ? request.job_state_bytes - present : 0;
-  // Those of the shape that it replaces go.
+  // The tables of the replaced shape are freed.
   const auto own_memory = [this](const JobDescription& of) {
     return TableBytes(of) +
            StepScheduler::WorkspaceBytes(of.layout, pool_.participants());
@@ -191,19 +192,20 @@ absl::Status JobImpl::Reshape(JobDescription description) {
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
                             MakeShape(std::move(description)));
   const JobDescription& what = shape->description;
-  // Runs change hands; nobody is attached who would miss what was staged.
+  // Runs change hands; no rank is attached that would miss its staged
+  // gradients.
   for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
     rank_mark(rank).step = 0;
     ForgetLoss(rank);
   }
   scheduler_->ForgetStaged();
-  // The record of a READY job asks for loads from its parameter count on, which
-  // is where the new ones begin: from here on it is LOADING.
+  // The record of a READY job asks for loads from its parameter count on, where
+  // the new parameters begin: from here on the job is LOADING.
   absl::Status reshaped =
       tier_->Reshape(what.layout, what.accumulation(), StepFilesOf(what.layout),
                      SerializeDescription(what));
   if (!reshaped.ok()) {
-    // The job is as it was, but its arrays may lie elsewhere. Its workspace is
+    // The job is unchanged, but its arrays may lie elsewhere. Its workspace is
     // freed before the next one is taken.
     scheduler_.reset();
     const absl::Status as_before = MakeScheduler();
@@ -219,8 +221,9 @@ absl::Status JobImpl::Reshape(JobDescription description) {
   return used.ok() ? used : LoseShape(used);
 }
 
-// Its files are whole; this engine lacks what it needs to work on them. Nobody
-// is attached, and the next engine may have more.
+// Fails the job in this engine: its files are whole, but the engine lacks
+// resources to work on them. No rank is attached, and the next engine may have
+// more.
 absl::Status JobImpl::LoseShape(const absl::Status& why) {
   failure_ = Annotate(
       why, absl::StrCat("job \"", options_.name,
@@ -244,7 +247,7 @@ void JobImpl::StartScaling(const std::optional<v1::LossScaler>& former,
   StepRecord next = record();
   const auto& scaler = shape_->description.loss_scaler;
   if (!scaler.has_value()) {
-    next.loss_scale = 0;  // of a new job: none loses its scaler
+    next.loss_scale = 0;  // new job: none loses its scaler
   } else if (state.has_value()) {
     ContinueLossScaler(*state, &next);
   } else if (!former.has_value()) {
@@ -259,8 +262,8 @@ void JobImpl::StartScaling(const std::optional<v1::LossScaler>& former,
 // of the former shape.
 absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
   scheduler_.reset();  // refers to the former layout and arrays
-  // What refers to the former one is given this one below, or dropped by who
-  // called.
+  // References to the former shape are replaced below, or dropped by the
+  // caller.
   const std::unique_ptr<Shape> former = std::exchange(shape_, std::move(shape));
   ++shape_number_;
   OPTSTATE_RETURN_IF_ERROR(MakeScheduler());

@@ -1,4 +1,4 @@
-// How a job comes into being, changes its shape, and who may attach.
+// Tests of a job's creation, changes of its shape, and permission to attach.
 
 #include <filesystem>
 #include <vector>
@@ -80,10 +80,10 @@ TEST_F(JobRegisterTest, TheFirstRankCreates) {
   EXPECT_EQ(job.parameter_count(), 2);
   EXPECT_EQ(job.element_count(), 15000);
   ASSERT_EQ(job.arrays_size(), 9);
-  // In whole pages.
+  // Arrays take whole pages.
   EXPECT_EQ(job.arrays(0).name(), "parameters");
   EXPECT_EQ(job.arrays(0).bytes(), 11 * 4096);
-  // Of "b" alone: "a" is of float32.
+  // Only "b" has a master: "a" is float32.
   EXPECT_EQ(job.arrays(1).name(), "master");
   EXPECT_EQ(job.arrays(1).bytes(), 9000 * 4);
   EXPECT_EQ(job.arrays(2).name(), "exp_avg");
@@ -144,7 +144,7 @@ TEST_F(JobRegisterTest, AnotherLayoutIsRefused) {
             absl::StatusCode::kFailedPrecondition);
 }
 
-// Nobody has a master apart from the parameter.
+// No parameter has a separate master.
 TEST_F(JobRegisterTest, AFloat32JobTakesAnotherMasterFormat) {
   LayoutSpec layout;
   layout.groups = {{}};
@@ -165,7 +165,7 @@ TEST_F(JobRegisterTest, AFloat32JobTakesAnotherMasterFormat) {
   harness_.Close();
   ASSERT_TRUE(harness_.Open().ok());
   harness_.AttachAll();
-  // And parameters that do have one may come with the new format.
+  // Parameters that do have a master may come with the new format.
   harness_.DetachAll();
   layout.groups.push_back({});
   layout.parameters.push_back(MakeParameter("b", 5000, 1, DType::kBFloat16));
@@ -262,8 +262,8 @@ TEST_F(JobRegisterTest, BadAttachesAreRefused) {
   EXPECT_EQ(code(good), absl::StatusCode::kOk);
 }
 
-// One that says nothing of it would reset the scale that was found, and its
-// gradients, which nobody scaled, be divided by it.
+// A registration without the scaler would reset the current scale, and unscaled
+// gradients would be divided by it.
 TEST_F(JobRegisterTest, ALossScalerIsNotForgotten) {
   RegisterSpec with = harness_.SpecOf(0);
   with.world_size = with.local_world_size = 1;
@@ -287,7 +287,7 @@ TEST_F(JobRegisterTest, ALossScalerIsNotForgotten) {
         refused.message(),
         AllOf(HasSubstr("has a loss scaler, whose scale is 1024"),
               HasSubstr("loss_scaler="), HasSubstr("optctl delete job test")));
-    // As it was: another setting of the same scaler goes on at its scale.
+    // The scale is kept: another setting of the same scaler goes on at it.
     with.loss_scaler->set_growth_interval(reopened ? 30 : 20);
     const auto again = harness_.job().Register(with);
     ASSERT_TRUE(again.ok()) << again.status();
@@ -343,7 +343,7 @@ TEST_F(JobRegisterTest, ExtensionKeepsTheStateAndAsksForTheNewMasters) {
     ASSERT_TRUE(harness_.Open().ok());
   }
   harness_.AttachAll();
-  // Only the new one is asked for.
+  // Only the new parameter has to be loaded.
   const std::vector<float> ones(5000, 1.0f);
   for (uint32_t rank = 0; rank < 2; ++rank) {
     ASSERT_TRUE(harness_.job().BeginLoad(rank).ok());
@@ -438,7 +438,7 @@ TEST_F(JobRegisterTest, LimitsAreToldByName) {
   status = all_limit.Register(0, /*extend=*/true).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(status.message(), HasSubstr("limits.state_bytes_max"));
-  // And the job is as it was.
+  // The job is unchanged.
   all_limit.SetLayout(SmallLayout());
   all_limit.Start(all_limit.RandomTensors(1));
   all_limit.Step(1, all_limit.RandomTensors(2), CommitOf(1, groups_));
@@ -463,7 +463,7 @@ TEST_F(JobRegisterTest, WhatItsTablesTakeIsAskedForBeforeTheyAreMade) {
   setup.layout = std::move(layout);
   setup.world_size = kWorldSizeMax;
   setup.partition = PartitionMode::kReplicated;
-  // Enough for the state and for what the engine has itself.
+  // The room suffices for the state and for memory of the engine itself.
   const uint64_t available = AvailableMemoryBytes().value();
   constexpr uint64_t kRoom = 200 << 20;
   if (available < 2 * kRoom) GTEST_SKIP() << available << " bytes of memory";
@@ -474,8 +474,8 @@ TEST_F(JobRegisterTest, WhatItsTablesTakeIsAskedForBeforeTheyAreMade) {
   EXPECT_THAT(status.message(), HasSubstr("memory_reserve_bytes"));
 }
 
-// Four times the largest parameter for each worker, beside files that have
-// twice of it: an engine would be killed for it inside its first step.
+// Each worker needs four times the largest parameter, beside files of twice its
+// size: without admission an engine would be killed inside its first step.
 TEST_F(JobRegisterTest, TheWorkspaceOfWholeParametersIsAdmitted) {
   JobHarness::Setup setup;
   setup.layout.optimizer = OptimizerKind::kMuon;
@@ -499,7 +499,7 @@ TEST_F(JobRegisterTest, TheWorkspaceOfWholeParametersIsAdmitted) {
             std::vector<std::string>{"admission.lock"});
 }
 
-// Of a session that comes back and finds that others have changed the job.
+// A session comes back and finds that others have changed the job.
 TEST_F(JobRegisterTest, OneThatComesBackChangesNothing) {
   harness_.AttachAll();
   harness_.DetachAll();
@@ -511,7 +511,7 @@ TEST_F(JobRegisterTest, OneThatComesBackChangesNothing) {
             absl::StatusCode::kFailedPrecondition);
   spec.unchanged = false;
   EXPECT_TRUE(harness_.job().Register(spec).ok());
-  // Nor does it make one.
+  // An unchanged registration does not create a job.
   JobHarness empty(harness_.setup());
   spec.unchanged = true;
   EXPECT_EQ(empty.job().Register(spec).status().code(),
@@ -533,7 +533,7 @@ TEST_F(JobRegisterTest, AnEphemeralJobIsFinishedWithItsLastSession) {
   EXPECT_FALSE(harness_.job().finished());
 }
 
-// Ranks of the engine before come back, or their processes end.
+// Ranks of the previous engine come back, or their processes end.
 TEST_F(JobRegisterTest, AnEphemeralJobIsFinishedWithTheLastThatIsAwaited) {
   harness_.setup().ephemeral = true;
   harness_.setup().client_instance = 50;

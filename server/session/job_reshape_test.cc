@@ -1,4 +1,4 @@
-// A change of a job's shape that meets the end of some memory.
+// Tests of a change of a job's shape when some memory is exhausted.
 
 #include <signal.h>
 #include <sys/resource.h>
@@ -18,7 +18,7 @@ void* WrappedAlignedAlloc(size_t alignment,
 
 namespace {
 
-// Workspaces larger than this are not to be had; 0: all are.
+// Workspaces larger than this cannot be allocated; 0: no limit.
 size_t workspace_bytes_max = 0;
 
 }  // namespace
@@ -48,11 +48,11 @@ LayoutSpec ExtendedLayout() {
   return spec;
 }
 
-// Two workers' new values of the larger parameter, three floats each: `redo` is
-// by far the largest file of the job.
+// The limit is below two workers' new values of the larger parameter, three
+// floats each: `redo` is by far the largest file of the job.
 constexpr rlim_t kLessThanRedo = 300000;
 
-// Files cannot grow beyond this.
+// Limits the size to which files can grow.
 class ScopedFileLimit {
  public:
   explicit ScopedFileLimit(rlim_t bytes) {
@@ -129,7 +129,7 @@ TEST_F(JobReshapeTest, NoRoomForNewValuesOfALargerParameter) {
   ExpectExtended();
 }
 
-// Its files are those of the new shape by then.
+// The job's files have the new shape by then.
 TEST_F(JobReshapeTest, NoRoomForTheWorkspaceOfALargerParameter) {
   workspace_bytes_max = 100000;
   const absl::Status status = Extend();
@@ -139,7 +139,7 @@ TEST_F(JobReshapeTest, NoRoomForTheWorkspaceOfALargerParameter) {
   EXPECT_EQ(job.phase(), v1::JOB_PHASE_FAILED);
   EXPECT_THAT(job.reason(), HasSubstr("no memory for a workspace"));
   EXPECT_FALSE(harness_.job().finished());
-  // Every call says so.
+  // Every call returns this status.
   EXPECT_EQ(harness_.Register(0).status(), status);
   EXPECT_EQ(harness_.job().Attach({}).status(), status);
   EXPECT_EQ(harness_.job().ListParameters({}).status(), status);

@@ -1,4 +1,4 @@
-// The moments between two steps in which an engine can be replaced.
+// Tests of the moments between two steps in which an engine can be replaced.
 
 #include <atomic>
 #include <cstdint>
@@ -87,12 +87,12 @@ class JobRestTest : public ::testing::TestWithParam<bool> {
     spec.groups = groups_;
     return spec;
   }
-  // Has the job look at the clock, in every call that waits.
+  // Advances the clock and makes the job look at it, in every waiting call.
   void Leap(absl::Duration by) {
     clock_.Advance(by);
     (void)harness_.job().resting();
   }
-  // Whether there is a moment just now.
+  // Returns whether the job can rest now.
   bool Rests() {
     const absl::Status rests =
         harness_.job().Rest(absl::InfinitePast(), absl::InfiniteDuration());
@@ -223,7 +223,7 @@ TEST_P(JobRestTest, GoesOnUntilTheEndWhenTheJobStandsStill) {
   rank.join();
 }
 
-// Where there is no moment to rest.
+// The job has no moment to rest here.
 TEST_P(JobRestTest, InsideAStepWhoWouldGoOnStandsStillToo) {
   ASSERT_TRUE(harness_.Push(0, 1, 0, 2).ok());
   harness_.job().StandStill();

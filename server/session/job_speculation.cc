@@ -1,4 +1,4 @@
-// A step that is begun before it is decided.
+// Begins a step before it is decided.
 
 #include <algorithm>
 #include <cmath>
@@ -13,8 +13,9 @@ bool JobImpl::Speculated() const {
          record().committed_step + 1;
 }
 
-// When some ranks have committed and others have not: as if nothing were to be
-// skipped or clipped, and only of parameters that nobody can push to any more.
+// Updates parameters early when some ranks have committed and others have not:
+// as if nothing were to be skipped or clipped, and only parameters to which no
+// rank can push any more.
 void JobImpl::Speculate(uint32_t rank) {
   if (!options_.config.engine().speculative() ||
       !StepScheduler::CanSpeculate(layout_of_job())) {
@@ -27,7 +28,7 @@ void JobImpl::Speculate(uint32_t rank) {
   if (spec.found_inf || !std::isfinite(sum)) return;
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
     if (other == rank || !open_step_.commit(other).committed) continue;
-    // Will be refused to all; what was begun is taken back then.
+    // The step will be refused to all; what was begun is rolled back then.
     if (!CheckEqual(layout_of_job().optimizer(), other,
                     open_step_.commit(other).spec, rank, spec)
              .ok()) {

@@ -1,5 +1,5 @@
-// Steps that are begun before they are decided: the same bits as without,
-// whatever the decision, and whenever the engine dies.
+// Steps that are begun before they are decided give the same bits as without,
+// for every decision, and at every crash of the engine.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -68,7 +68,7 @@ class JobSpeculationTest : public ::testing::TestWithParam<Case> {
   void ExpectEqual() {
     EXPECT_TRUE(harness_.StateBytes() == plain_.StateBytes());
   }
-  // Of the part that rank 0 owns.
+  // Returns whether the part that rank 0 owns has changed.
   bool Changed(const std::string& before) {
     std::string now;
     for (uint32_t p = 0; p < 4; ++p) {
@@ -172,11 +172,12 @@ class Killer final : public StepObserver {
   std::atomic<int> run_;
 };
 
-// In what is speculated, between that and the decision, and in what is left.
+// The engine dies during speculation, between that and the decision, and during
+// the remaining update.
 TEST_P(JobSpeculationTest, TheEngineDiesInIt) {
   TakeBoth(CommitOf(1));
-  // Sums are there still; without them the step is taken with others, so that
-  // whatever is left of the former ones shows.
+  // Sums still exist; without them the step is taken with other gradients, so
+  // that any remainder of the former ones shows.
   const uint64_t seed = GetParam().accumulate ? 2 : 7;
   plain_.SetGradients(plain_.RandomTensors(seed));
   plain_.PushAll(2, 0, {2});

@@ -1,4 +1,4 @@
-// The files undo, redo and speculation, cut or gone.
+// Tests of the files undo, redo and speculation, cut or missing.
 
 #include <signal.h>
 #include <unistd.h>
@@ -43,7 +43,7 @@ class StepFilesTest : public JobCrashTest {
   explicit StepFilesTest(const JobHarness::Setup& setup = TwoRanks())
       : JobCrashTest(setup) {}
 
-  // Refused again and again, and nothing changes.
+  // Expects repeated refusals, and no change.
   void ExpectRefused(const std::string& file, const std::string& text,
                      uint64_t needed) {
     const bool is_there = fs::exists(Path(file));
@@ -60,7 +60,8 @@ class StepFilesTest : public JobCrashTest {
       EXPECT_EQ(fs::file_size(Path(file)), bytes);
     }
   }
-  // With the file cut to each of these, and without it; then it is put back.
+  // Expects a refusal with the file cut to each size, and without it; then
+  // restores the file.
   void ExpectNeeded(const std::string& file, const std::vector<uint64_t>& cuts,
                     uint64_t needed) {
     harness_.Close();
@@ -140,7 +141,7 @@ class SumFilesTest : public StepFilesTest {
   SumFilesTest() : StepFilesTest(TwoRanks(Case::kAccumulate)) {}
 };
 
-// What was being added to a sum is put back from there.
+// An interrupted addition to a sum is rolled back from `undo`.
 TEST_F(SumFilesTest, UndoBetweenStepsWhenSumsAreStaged) {
   DieIn([&] {
     if (!harness_.Open().ok()) ::_exit(1);
@@ -160,7 +161,7 @@ class WholeFilesTest : public StepFilesTest {
   WholeFilesTest() : StepFilesTest(Whole()) {}
 };
 
-// Two workers' parts, of which the first is in use.
+// The file has two workers' parts, of which the first is in use.
 TEST_F(WholeFilesTest, RedoOfAParameterThatIsNotInPlace) {
   DieInStep3(Instant::kFirstRun);
   const uint64_t part = fs::file_size(Path("redo")) / 2;

@@ -1,4 +1,4 @@
-// How a step is staged, decided and taken.
+// Stages, decides and takes a step.
 
 #include <algorithm>
 #include <chrono>
@@ -15,7 +15,7 @@
 namespace optstate {
 namespace {
 
-// torch.nn.utils.clip_grad_norm_, in double.
+// Computes the coefficient of torch.nn.utils.clip_grad_norm_, in double.
 double ClipCoefficient(double max_norm, double norm) {
   if (max_norm == 0) return 1;
   return std::min(1.0, max_norm / (norm + 1e-6));
@@ -67,9 +67,9 @@ absl::Status JobImpl::CheckParameterRange(uint64_t first,
       absl::StrCat(count, " parameters from ", first, " of a layout of ", all));
 }
 
-// The step was decided with what this rank had pushed, so this is a repeat. The
-// rank attached before the step was finished, which another rank can have
-// caused by now.
+// Returns whether a push or commit is a repeat: the step was decided with what
+// this rank had pushed. The rank attached before the step was finished, which
+// another rank can have caused by now.
 bool JobImpl::IsOfRecoveredStep(uint32_t rank, uint64_t step) const {
   if (step == 0 || !CheckAttached(rank).ok()) return false;
   if (step != ranks_[rank].recovering_step) return false;
@@ -107,7 +107,7 @@ absl::Status JobImpl::Push(uint32_t rank, uint64_t step, uint32_t micro_step,
   return absl::OkStatus();
 }
 
-// What the rank's runs are marked with; see RankMark.
+// Returns the mark for the rank's runs; see RankMark.
 uint64_t JobImpl::BeginStaging(uint32_t rank, uint64_t step,
                                uint32_t micro_step) {
   RankMark& mark = staging_mark(rank);
@@ -118,7 +118,8 @@ uint64_t JobImpl::BeginStaging(uint32_t rank, uint64_t step,
   return StagedMark(mark.epoch, micro_step);
 }
 
-// By this engine or a former one: some rank has staged for it.
+// Returns whether some rank has staged for the step, in this engine or a former
+// one.
 bool JobImpl::WasBegun(uint64_t step) const {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (staging_mark(rank).step == step) return true;
@@ -126,7 +127,7 @@ bool JobImpl::WasBegun(uint64_t step) const {
   return false;
 }
 
-// Of all marks of the rank's runs none counts any more.
+// Invalidates all marks of the rank's runs.
 void JobImpl::RenewEpoch(uint32_t rank) {
   RankMark& mark = staging_mark(rank);
   const uint32_t epoch = EpochAfter(mark.epoch);
@@ -180,7 +181,7 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
                      const CommitSpec& spec) {
   absl::MutexLock lock(&mu_);
   SitOutRest();
-  // Nobody to answer: the session ended while this was under way.
+  // No rank to answer: the session ended while this was under way.
   if (!CheckAttached(rank).ok()) return;
   NoteHeard(rank);
   bool repeated = false;
@@ -194,12 +195,13 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
     return;
   }
   open_step_.NoteCommit(rank, request_id, spec);
-  // Also of a rank that has pushed nothing: the next engine knows of the step.
+  // Done also for a rank that has pushed nothing: the next engine knows of the
+  // step.
   if (!recovery_.has_value()) BeginStaging(rank, spec.step, 0);
   if (accumulates_together()) NotePast(rank, MicroSteps::kAll);
   timer_.Enter(StepPhase::kWaiting);
   if (recovery_.has_value()) {
-    // What it pushed before this is there by now, over every wire.
+    // The rank's earlier pushes have arrived by now, over every wire.
     if (gradient_areas_[rank] == nullptr) {
       gradient_areas_[rank] = ranks_[rank].spec.gradient_area;
     }
@@ -212,7 +214,7 @@ void JobImpl::Commit(uint32_t rank, uint64_t request_id,
   }
 }
 
-// All ranks have committed: the step is taken, or refused to all.
+// Takes the step, or refuses it to all, once all ranks have committed.
 void JobImpl::CloseStep() {
   timer_.Enter(StepPhase::kDecide);
   absl::Span<const uint8_t> updated;
@@ -237,8 +239,8 @@ void JobImpl::CloseStep() {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) DropStaged(rank);
 }
 
-// Statistics of the gradients that some ranks lack: until all had committed,
-// they might have come.
+// Takes the statistics of gradients that some ranks lack: until all ranks had
+// committed, these might have come.
 void JobImpl::StagePartly() {
   const absl::Span<const uint64_t> pushed_by = open_step_.pushed_by();
   if (pushed_by.empty()) return;
@@ -258,8 +260,8 @@ absl::Status JobImpl::CheckCommitsEqual() const {
   return absl::OkStatus();
 }
 
-// Of the gradients as they arrived. Other norms than L2 are not taken while
-// gradients arrive, for it is the commit that asks for them.
+// Returns the norm of the gradients as they arrived. Other norms than L2 are
+// not computed while gradients arrive, because only the commit asks for them.
 double JobImpl::NormOf(double norm_type, absl::Span<const uint8_t> updated,
                        double sum_of_squares) {
   if (norm_type == 2 || !std::isfinite(sum_of_squares)) {
@@ -286,7 +288,7 @@ double JobImpl::NormOfGroup(size_t group, const CommitSpec& spec,
   return NormOf(spec.norm_type, updated_of_group_, sum_of_squares);
 }
 
-// From sums of squares in group_norms_.
+// Computes group_norms_ from the sums of squares in it.
 void JobImpl::NormsOfGroups(const CommitSpec& spec,
                             absl::Span<const uint8_t> updated) {
   const auto group_count = static_cast<uint32_t>(spec.groups.size());
@@ -313,7 +315,7 @@ JobImpl::Decision JobImpl::Decide(uint64_t step,
   outcome.step = step;
   outcome.gradient_norm =
       NormOf(spec.norm_type, updated, sum) / spec.grad_scale;
-  // Also when finite gradients overflow as they are unscaled.
+  // True also when finite gradients overflow as they are unscaled.
   outcome.found_inf = !std::isfinite(outcome.gradient_norm);
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     outcome.found_inf |= open_step_.commit(rank).spec.found_inf;
@@ -343,7 +345,7 @@ void JobImpl::FillIntentGroups(const CommitSpec& spec, double coefficient) {
   }
 }
 
-// For whoever asks; pushes of the next step overwrite the sums.
+// Keeps the norms for Fetch; pushes of the next step overwrite the sums.
 void JobImpl::KeepGradientNorms(uint64_t step,
                                 absl::Span<const uint8_t> updated) {
   scheduler_->NormsByParameter(updated, absl::MakeSpan(gradient_norms_));
@@ -354,8 +356,8 @@ void JobImpl::KeepGradientNorms(uint64_t step,
   gradient_norms_step_ = step;
 }
 
-// A skipped step changes nothing but the record: its number is used up, so that
-// all agree on which step is next.
+// Takes a decided step. A skipped step changes only the record: its number is
+// used up, so that all ranks agree on which step is next.
 void JobImpl::TakeStep(const Decision& decision,
                        absl::Span<const uint8_t> updated) {
   const StepOutcome& outcome = decision.outcome;
@@ -389,11 +391,11 @@ void JobImpl::TakeStep(const Decision& decision,
   ApplyStep(update, next);
 }
 
-// Before the first tile is touched: an engine that dies from here on until the
-// record is published leaves a step that the next one finishes as it was
-// decided. The compiler must not move these stores, nor the tiles' stores up;
-// the processor's order does not matter, for no other thread looks, only a
-// process that comes later.
+// Marks the step before the first tile is touched: an engine that dies from
+// here on until the record is published leaves a step that the next one
+// finishes as it was decided. The compiler must not move these stores, nor the
+// tiles' stores up; the processor's order does not matter, for no other thread
+// looks, only a process that comes later.
 void JobImpl::MarkStep(const StepRecord& next, double gradient_limit,
                        absl::Span<const uint8_t> updated) {
   StepIntentHeader header = {};
@@ -415,7 +417,7 @@ void JobImpl::MarkStep(const StepRecord& next, double gradient_limit,
   }
 }
 
-// Does what is not done yet of a step that is marked.
+// Does the remaining part of a step that is marked.
 void JobImpl::ApplyStep(const StepScheduler::Update& update, StepRecord next) {
   timer_.Enter(StepPhase::kUpdate);
   const auto begin = std::chrono::steady_clock::now();
@@ -429,8 +431,8 @@ void JobImpl::ApplyStep(const StepScheduler::Update& update, StepRecord next) {
 void JobImpl::Record(const StepRecord& next) {
   timer_.Enter(StepPhase::kPublish);
   StepRecord record = next;
-  // Not absl::Now(), which reads the clock until it is quick: under a debugger
-  // that steps, for ever.
+  // absl::Now() is not used: it repeats reading the clock until a read is
+  // quick, which under a stepping debugger is never.
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   record.committed_at_ns = std::chrono::nanoseconds(now).count();
   PublishRecord(record, tier_->control());
@@ -468,7 +470,7 @@ void JobImpl::ForgetLoss(uint32_t rank) {
   rank_mark(rank).loss_untold = 0;
 }
 
-// Those who wait in the open step. They have heard of those lost before.
+// Notifies ranks waiting in the open step; they already know of earlier losses.
 void JobImpl::TellOfLoss(uint32_t rank) {
   const std::string what = LostAt(rank, record().committed_step + 1);
   spdlog::warn("{}: job={} waiting=\"{}\"", what, options_.name,
@@ -482,7 +484,8 @@ void JobImpl::TellOfLoss(uint32_t rank) {
   }
 }
 
-// That they know is certain only when one of them shows it, see NoteHeard().
+// Aborts the waiting ranks. Only a later call of one of them shows that they
+// know of the loss, see NoteHeard().
 void JobImpl::AbortForLoss(uint32_t lost, const std::string& what) {
   const absl::Status aborted = absl::AbortedError(
       absl::StrCat(what, "; what this rank staged is dropped"));
@@ -496,7 +499,7 @@ void JobImpl::AbortForLoss(uint32_t lost, const std::string& what) {
   }
 }
 
-// The rank makes another call, so it has had its answer.
+// Notes another call of the rank, which shows that it has had its answer.
 void JobImpl::NoteHeard(uint32_t rank) {
   if (rank >= ranks_.size() ||
       !std::exchange(ranks_[rank].was_told_of_loss, false)) {
@@ -507,7 +510,7 @@ void JobImpl::NoteHeard(uint32_t rank) {
   }
 }
 
-// A rank that begins to wait, of all that are lost.
+// Notifies a rank that begins to wait of all lost ranks.
 void JobImpl::TellOfLost(uint32_t rank) {
   const bool aborts =
       options_.config.engine().on_rank_loss() == v1::RANK_LOSS_ABORT;

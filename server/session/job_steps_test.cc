@@ -1,4 +1,4 @@
-// The rules of a step, one by one.
+// Tests the rules of a step, one by one.
 
 #include <cmath>
 #include <limits>
@@ -158,7 +158,7 @@ TEST_F(ContiguousStepsTest, APartOfAParameterIsRefusedToAll) {
   EXPECT_THAT(answer.status.message(), HasSubstr("1 of 2 pieces"));
   EXPECT_THAT(answer.status.message(), HasSubstr("\"b\""));
   EXPECT_EQ(harness_.StateBytes(), before);
-  // Dropped, so the same step can be taken.
+  // The content was dropped, so the same step can be taken.
   harness_.PushAll(1);
   EXPECT_TRUE(harness_.CommitAll(commit_.Of(1)).outcome.applied);
 }
@@ -179,7 +179,7 @@ TEST_F(JobStepsTest, UnequalCommitsAreRefusedToAll) {
   }
   EXPECT_EQ(harness_.StateBytes(), before);
   EXPECT_EQ(harness_.job().Describe().open_step(), "");
-  // What was staged is gone: a commit now is a step without gradients.
+  // Staged gradients are gone: a commit now is a step without gradients.
   EXPECT_TRUE(harness_.CommitAll(commit_.Of(1)).outcome.applied);
   EXPECT_EQ(harness_.StateBytes(), before);
 }
@@ -275,7 +275,7 @@ TEST_F(JobStepsTest, ACommittedStepIsAnsweredFromTheRecord) {
     EXPECT_EQ(refused->status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(refused->status.message(), HasSubstr("committed already"));
     EXPECT_EQ(harness_.StateBytes(), after);
-    // The same after the engine was started again.
+    // The same holds after a restart of the engine.
     harness_.Close();
     ASSERT_TRUE(harness_.Open().ok());
     harness_.AttachAll();
@@ -369,7 +369,7 @@ TEST_F(JobStepsTest, DrainFinishesTheOpenStepAndOpensNoOther) {
   const auto* refused = harness_.AnswerTo(0, harness_.Commit(0, commit_.Of(2)));
   ASSERT_NE(refused, nullptr);
   EXPECT_EQ(refused->status.code(), absl::StatusCode::kUnavailable);
-  // What was recorded is still told.
+  // The recorded outcome is still returned.
   const auto* known = harness_.AnswerTo(0, harness_.Commit(0, commit_.Of(1)));
   ASSERT_NE(known, nullptr);
   EXPECT_TRUE(known->status.ok());

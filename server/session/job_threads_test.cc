@@ -1,4 +1,4 @@
-// Ranks, readers and operators at once, as transports call a Job.
+// Ranks, readers and operators call a Job at once, as transports do.
 
 #include <atomic>
 #include <cstring>
@@ -41,7 +41,7 @@ class WaitingListener final : public SessionListener {
   StepOutcome outcome_;
 };
 
-// Takes the steps that are left as one rank; now and then it dies and comes
+// Takes the remaining steps as one rank; now and then the rank dies and comes
 // back, as its process would.
 void TrainAs(uint32_t rank, JobHarness* harness) {
   Job& job = harness->job();

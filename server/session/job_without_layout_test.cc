@@ -1,5 +1,5 @@
-// Every call on a job that has no layout: none was registered yet, or its
-// engine lost it. It has no record, no arrays and no ranks to look at.
+// Tests every call on a job that has no layout: none was registered yet, or its
+// engine lost it. The job has no record, no arrays and no ranks.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,7 +36,7 @@ class JobWithoutLayoutTest : public ::testing::Test {
   RecordingListener listener_;
 };
 
-// A drain that is taken back before the engine has answered it.
+// A drain is cancelled before the engine has answered it.
 TEST_F(JobWithoutLayoutTest, DrainingThatEndsMeanwhileIsSaidAtTheDeadline) {
   job().BeginDrain();
   job().Resume();
@@ -68,7 +68,7 @@ TEST_F(JobWithoutLayoutTest, RanksAreRefused) {
   ExpectRefused(
       job().Load(0, v1::STATE_ARRAY_MASTER, 0, 0, 1, DType::kFloat32,
                  {reinterpret_cast<const std::byte*>(&value), sizeof(value)}));
-  // Nobody to answer.
+  // There is no rank to answer.
   const std::vector<Hyperparams> groups(1, AdamHyperparams());
   CommitSpec commit;
   commit.step = 1;

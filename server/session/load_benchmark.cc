@@ -1,11 +1,11 @@
-// What a load of a whole state takes of an engine's time:
+// Measures the engine's time for a load of a whole state:
 //
 //   bazel run //server/session:load_benchmark
 //
-// Into a new job it is written in place; into one that has a state it is staged
-// beside it and then put into place; a load of what the job has is compared
-// alone. Masters, exp_avg and exp_avg_sq of AdamW for float32 parameters, in
-// the pieces that a rank with shared memory sends.
+// In a new job a load is written in place; in a job with a state it is staged
+// beside the state and then installed; a load of the state itself is only
+// compared. Loaded are masters, exp_avg and exp_avg_sq of AdamW for float32
+// parameters, in the pieces that a rank with shared memory sends.
 
 #include <algorithm>
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace {
 constexpr int kParameters = 16;
 constexpr uint64_t kPieceElements = 1 << 20;
 
-// Mi elements.
+// Makes a job of the given number of Mi elements.
 JobHarness::Setup SetupOf(const benchmark::State& state) {
   JobHarness::Setup setup;
   setup.layout.groups = {{}};

@@ -12,17 +12,18 @@
 
 namespace optstate {
 
-// Who takes part in a load and how far each is: from the first rank's begin to
-// the last rank's finish. Pure bookkeeping.
+// Tracks which ranks participate in a load and the progress of each, from the
+// first rank's begin to the last rank's finish. Pure bookkeeping.
 //
 // Threads: not thread-safe; the job's lock guards it.
 class LoadRound {
  public:
-  // Forgets everything and takes the sizes of a job. Both outlive this or the
-  // next Reset.
+  // Forgets everything and takes the sizes of a job. Both arguments must live
+  // until the next Reset or this object's end.
   void Reset(const Layout* layout, absl::Span<const RankPartition> partitions);
 
-  // True from the first begin until Clear, unless all who began have left.
+  // Returns true from the first begin until Clear, unless all ranks that began
+  // have left.
   bool active() const { return begun_count_ > 0; }
   bool begun(uint32_t rank) const { return ranks_[rank].begun; }
   bool finished(uint32_t rank) const { return ranks_[rank].finished; }
@@ -31,31 +32,31 @@ class LoadRound {
 
   // Starts the rank's load, anew if it had begun.
   void Begin(uint32_t rank);
-  // Whether the rank has given something since it began.
+  // Returns whether the rank has loaded something since it began.
   bool has_loaded(uint32_t rank) const { return ranks_[rank].has_loaded; }
   void NoteLoaded(uint32_t rank) { ranks_[rank].has_loaded = true; }
   // Notes masters [begin, end) of a piece of the rank.
   void NoteMaster(uint32_t rank, size_t piece, uint64_t begin, uint64_t end);
-  // FAILED_PRECONDITION, naming the first, when masters of the rank's pieces of
-  // parameters [first_parameter, count) were not loaded. Only loads in
-  // ascending order count.
+  // Returns FAILED_PRECONDITION, naming the first, when masters of the rank's
+  // pieces of parameters [first_parameter, count) were not loaded. Only loads
+  // in ascending order count.
   absl::Status CheckComplete(uint32_t rank, uint32_t first_parameter) const;
   // content_digest: see v1::FinishLoadRequest.
   void Finish(uint32_t rank, uint64_t request_id, uint64_t content_digest);
-  // Of ranks that have all finished: FAILED_PRECONDITION, naming two, when they
-  // were to load the same and have not.
+  // Returns FAILED_PRECONDITION, naming two ranks, when ranks that were to load
+  // the same content have not. All ranks must have finished.
   absl::Status CheckAlike() const;
-  // The rank is gone or starts anew: neither begun nor finished.
+  // Marks a rank that is gone or starts anew as neither begun nor finished.
   void DropRank(uint32_t rank);
   void Clear();
   // Ends the round before all have finished. Ranks that had begun and wait for
-  // no answer are to hear of it in their next call.
+  // no answer are told in their next call.
   void Drop(const absl::Status& why);
   // Not OK: the rank's load was dropped, and it has not begun another one.
   const absl::Status& dropped(uint32_t rank) const {
     return ranks_[rank].dropped;
   }
-  // For operators: "rank 0 has begun, rank 1 has finished".
+  // Returns a text for operators: "rank 0 has begun, rank 1 has finished".
   std::string Describe() const;
 
  private:

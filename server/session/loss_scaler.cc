@@ -12,7 +12,7 @@
 namespace optstate {
 namespace {
 
-// What shm::Completion has room for.
+// The largest value that fits into shm::Completion.
 constexpr uint32_t kHysteresisMax =
     UINT32_MAX >> shm::kCompletionHysteresisShift;
 
@@ -109,7 +109,7 @@ void AdvanceLossScaler(const v1::LossScaler& scaler, bool found_inf,
       --record->hysteresis_left;
       return;
     }
-    // Never to 0, which says that there is no scaler.
+    // The scale never becomes 0, which means that there is no scaler.
     constexpr double kLeast = std::numeric_limits<float>::denorm_min();
     record->loss_scale =
         std::max({record->loss_scale * scaler.backoff_factor(),
@@ -119,7 +119,7 @@ void AdvanceLossScaler(const v1::LossScaler& scaler, bool found_inf,
   if (++record->good_steps < scaler.growth_interval()) return;
   record->good_steps = 0;
   record->hysteresis_left = scaler.hysteresis();
-  // As torch: not beyond what a float holds.
+  // As in torch, the scale stays within the range of a float.
   const double grown = record->loss_scale * scaler.growth_factor();
   if (std::isfinite(static_cast<float>(grown))) record->loss_scale = grown;
 }

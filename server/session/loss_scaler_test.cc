@@ -82,14 +82,14 @@ TEST(LossScalerMinimumTest, IsNeverZero) {
   StartLossScaler(scaler, &record);
   for (int i = 0; i < 20; ++i) AdvanceLossScaler(scaler, true, &record);
   EXPECT_EQ(record.loss_scale, std::numeric_limits<float>::denorm_min());
-  // Nor is one that begins below that raised.
+  // A scale that begins below this is not raised either.
   scaler.set_init_scale(1e-300);
   StartLossScaler(scaler, &record);
   AdvanceLossScaler(scaler, true, &record);
   EXPECT_EQ(record.loss_scale, 1e-300);
 }
 
-// torch/amp/grad_scaler.py: what update() does, in its words.
+// Transcribes update() of torch/amp/grad_scaler.py.
 struct GradScaler {
   float scale;
   int growth_tracker = 0;
@@ -108,7 +108,8 @@ struct GradScaler {
   }
 };
 
-// deepspeed/runtime/fp16/loss_scaler.py: DynamicLossScaler.update_scale().
+// Transcribes DynamicLossScaler.update_scale() of
+// deepspeed/runtime/fp16/loss_scaler.py.
 struct DynamicLossScaler {
   double cur_scale;
   int64_t scale_window;
@@ -154,7 +155,7 @@ TEST_F(LossScalerTest, IsGradScaler) {
   StartLossScaler(scaler, &record_);
   GradScaler torch = {65536};
   for (int step = 0; step < 5000; ++step) {
-    // Up to float's end and down to its denormals.
+    // The scale goes up to float's end and down to its denormals.
     const bool found_inf = Overflow(step < 2500 ? 0.01 : 0.3);
     AdvanceLossScaler(scaler, found_inf, &record_);
     torch.Update(found_inf, scaler);

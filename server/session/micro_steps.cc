@@ -23,8 +23,8 @@ absl::Status MicroSteps::CheckPush(uint32_t rank, uint32_t micro_step,
                                    uint32_t first, uint32_t end) const {
   for (uint32_t p = first; p < end; ++p) {
     const ParameterSpec& spec = layout_->parameters()[p];
-    // Of no elements nothing is kept through a crash, so its push may come
-    // again at any time.
+    // An empty parameter leaves no trace after a crash, so its push may be
+    // repeated at any time.
     if (pushed(rank, p) == micro_step || spec.numel == 0) continue;
     if (micro_step < past_[rank] || micro_step < pushed(rank, p)) {
       return absl::FailedPreconditionError(absl::StrCat(
@@ -105,7 +105,7 @@ void MicroSteps::Sum(uint32_t parameter, int64_t micro_step) {
 void MicroSteps::NoteSummed(uint32_t parameter, uint32_t micro_step) {
   if (summed_[parameter] == kNone) ++summed_count_;
   summed_[parameter] = micro_step;
-  // Whoever had a gradient of it has pushed it.
+  // Every rank with a gradient of this parameter has pushed it.
   for (uint32_t rank = 0; rank < world_size(); ++rank) {
     pushed(rank, parameter) = micro_step;
   }

@@ -12,65 +12,69 @@
 
 namespace optstate {
 
-// How far the ranks are with the micro-steps of the open step, in a job whose
-// engine both reduces and accumulates: what can be summed. Pure bookkeeping.
+// Tracks the ranks' progress in the micro-steps of the open step, in a job
+// whose engine both reduces and accumulates, to find what can be summed. Pure
+// bookkeeping.
 //
 // A rank is past micro-step m when it has ended it, has pushed something of a
 // later one, or has committed. Micro-step m of a parameter is whole when each
-// rank has pushed it or is past it: then the gradients of those that have
+// rank has pushed it or is past it: then the gradients of the ranks that have
 // pushed it are summed, in order of the ranks, and the sum is added to the
 // accumulator. So a rank without a gradient adds nothing, and what is summed
 // depends on what the ranks push, never on when.
 //
-// A rank waits for the others in ending a micro-step, and they may be behind
-// it: they catch up, for all that they wait for is what it did before. In a
-// push nobody waits.
+// A rank that ends a micro-step waits for the others, which may be behind: they
+// catch up, because all that they wait for is what this rank did before. No
+// rank waits in a push.
 //
 // Invariant: of a parameter each rank has at most one gradient that is not
-// summed yet, the one in its gradient area; waiting(rank) of these there are.
+// summed yet, the one in its gradient area; waiting(rank) counts these.
 // Threads: not thread-safe; the job's lock guards it. Allocates in Reset and in
 // errors alone.
 class MicroSteps {
  public:
   static constexpr int64_t kNone = -1;
-  // Of a rank that pushes no more.
+  // past() of a rank that pushes no more.
   static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
-  // Forgets everything and takes the sizes of a job; `layout` outlives this or
-  // the next Reset. Without ranks it has no size.
+  // Forgets everything and takes the sizes of a job; `layout` must live until
+  // the next Reset or this object's end. Without ranks, the size is zero.
   void Reset(const Layout* layout, uint32_t world_size);
 
-  // FAILED_PRECONDITION: the rank is past this micro-step, or one of the
-  // parameters [first, end) has a gradient of a former one that is not summed.
+  // Returns FAILED_PRECONDITION: the rank is past this micro-step, or one of
+  // the parameters [first, end) has a gradient of a former one that is not
+  // summed.
   absl::Status CheckPush(uint32_t rank, uint32_t micro_step, uint32_t first,
                          uint32_t end) const;
-  // Of a push that was checked. A repeat changes nothing.
+  // Notes a push that was checked. A repeat changes nothing.
   void NotePush(uint32_t rank, uint32_t micro_step, uint32_t first,
                 uint32_t end);
-  // The rank is past micro-steps [0, end); returns whether that is new.
+  // Notes that the rank is past micro-steps [0, end); returns whether that is
+  // new.
   bool NotePast(uint32_t rank, int64_t end);
   int64_t past(uint32_t rank) const { return past_[rank]; }
 
   // Picks those of the parameters [first, end) that are whole at the lowest
-  // micro-step that any of them is whole at, which it returns, and notes them
-  // as summed; kNone: nothing is whole. `actions`, by parameter from `first`,
-  // is valid until the next call. Until then HasPushed() says whose gradients
-  // make the sums.
+  // micro-step at which any is whole, notes them as summed, and returns that
+  // micro-step; kNone: nothing is whole. `actions`, by parameter from `first`,
+  // is valid until the next call. Until then HasPushed() says which ranks'
+  // gradients make the sums.
   int64_t TakeWhole(uint32_t first, uint32_t end,
                     absl::Span<const StageAction>* actions);
   bool HasPushed(uint32_t rank, uint32_t parameter, int64_t micro_step) const {
     return pushed(rank, parameter) == micro_step;
   }
 
-  // Of a former engine: the accumulator has all up to this micro-step.
+  // Notes that the accumulator, from a former engine, has all up to this
+  // micro-step.
   void NoteSummed(uint32_t parameter, uint32_t micro_step);
-  // Up to which micro-step the accumulator has the parameter, or kNone.
+  // Returns the last micro-step of the parameter in the accumulator, or kNone.
   int64_t summed(uint32_t parameter) const { return summed_[parameter]; }
-  // By parameter: 1 when something of it is summed.
+  // Returns, by parameter, 1 when a gradient of the parameter is summed.
   absl::Span<const uint8_t> SummedParameters();
   bool any_summed() const { return summed_count_ > 0; }
 
-  // The rank's gradients that are not summed yet.
+  // Returns the number of the rank's gradients that are not summed yet.
   uint64_t waiting(uint32_t rank) const { return waiting_[rank]; }
 
   // Forgets what the rank has pushed; nothing is summed.

@@ -38,7 +38,7 @@ class MicroStepsTest : public ::testing::Test {
     steps_.NotePast(rank, micro_step);
     return status;
   }
-  // Parameters that were taken at `micro_step`, which it fills.
+  // Returns the parameters that were taken, and fills their `micro_step`.
   std::vector<uint32_t> Take(int64_t* micro_step) {
     absl::Span<const StageAction> actions;
     *micro_step = steps_.TakeWhole(0, 3, &actions);
@@ -119,7 +119,7 @@ TEST_F(MicroStepsTest, OneAtATime) {
   EXPECT_TRUE(Push(0, 4, 2).ok()) << "of no elements";
 }
 
-// What is pushed again before it was taken is still one thing to wait for.
+// A gradient that is pushed again before it was taken is waited for once.
 TEST_F(MicroStepsTest, AnEmptyParameterIsWaitedForOnce) {
   ASSERT_TRUE(Push(0, 0, 2).ok());
   ASSERT_TRUE(Push(0, 1, 2).ok());

@@ -67,8 +67,8 @@ absl::Status OpenStep::PlanPush(uint32_t rank, uint32_t micro_step,
   for (size_t i = first; i < end; ++i) {
     const int64_t staged = state.micro_steps[i];
     StageAction& action = actions_[i - first];
-    // A repeat changes nothing. Without accumulation the gradient is used from
-    // where it lies, so its statistics follow what lies there now.
+    // A repeat changes nothing. Without accumulation the gradient is used in
+    // place, so its statistics follow the present content.
     action = accumulate && staged == micro_step ? StageAction::kNothing
                                                 : StageAction::kStage;
     NoteStaged(rank, i, micro_step);
@@ -162,7 +162,8 @@ absl::Status OpenStep::ResolveParameters(absl::Span<const uint8_t>* updated) {
   return absl::OkStatus();
 }
 
-// Replicated, a piece is a whole parameter.
+// Returns the ranks that pushed a parameter; replicated, a piece is a whole
+// parameter.
 uint64_t OpenStep::PushedBy(uint32_t parameter) const {
   uint64_t ranks = 0;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {

@@ -15,8 +15,8 @@
 
 namespace optstate {
 
-// What has arrived of the step that is open: which pieces were pushed, at which
-// micro-step, and who has committed what. Pure bookkeeping, no arithmetic.
+// Tracks what has arrived of the open step: which pieces were pushed, at which
+// micro-step, and the ranks' commits. Pure bookkeeping, no arithmetic.
 //
 // Invariant: staged_pieces(p) is the number of pieces of p whose micro-step is
 // not kNone, over all ranks.
@@ -24,7 +24,7 @@ namespace optstate {
 // and in errors.
 class OpenStep {
  public:
-  // Of a parameter that is replicated on more ranks, all must push a gradient.
+  // When a parameter is replicated on more ranks, all must push a gradient.
   static constexpr size_t kPushedByRanksMax = 64;
 
   struct RankCommit {
@@ -32,22 +32,22 @@ class OpenStep {
     uint64_t request_id = 0;
     std::vector<Hyperparams> groups;
     std::vector<uint32_t> clips_with;
-    CommitSpec spec;  // its spans are of the vectors above
+    CommitSpec spec;  // its spans refer to the vectors above
   };
 
-  // Forgets everything and takes the sizes of a job. Both outlive this or the
-  // next Reset.
+  // Forgets everything and takes the sizes of a job. `layout` and `partitions`
+  // must live until the next Reset or this object's end.
   void Reset(const Layout* layout, absl::Span<const RankPartition> partitions,
              bool replicated);
 
-  // True when a rank has staged or committed something.
+  // Returns true when a rank has staged or committed something.
   bool open() const { return staged_total_ > 0 || committed_count_ > 0; }
 
   // Decides what a push does with each of the rank's pieces of the parameters,
-  // and notes them as staged. Replicated: something only with those that all
-  // ranks have pushed by then. FAILED_PRECONDITION, and nothing noted: a piece
-  // was pushed at a later micro-step already, or at another one and the job
-  // does not accumulate.
+  // and notes them as staged. When replicated, only pieces that all ranks have
+  // pushed by then get an action. FAILED_PRECONDITION, with nothing noted: a
+  // piece was already pushed at a later micro-step, or at another one and the
+  // job does not accumulate.
   struct Push {
     size_t first_piece = 0;
     absl::Span<const StageAction> actions;  // valid until the next PlanPush
@@ -64,18 +64,18 @@ class OpenStep {
   const RankCommit& commit(uint32_t rank) const { return ranks_[rank].commit; }
   bool all_committed() const { return committed_count_ == ranks_.size(); }
 
-  // By parameter: 1 when all its pieces are staged, by ranks that have
+  // Returns, by parameter, 1 when all its pieces are staged, by ranks that have
   // committed.
   absl::Span<const uint8_t> CommittedParameters();
-  // By parameter: 1 when all its pieces are staged, 0 when none is.
-  // FAILED_PRECONDITION, naming the first, when some but not all are; but
-  // replicated, of kPushedByRanksMax ranks at most, some are enough.
+  // Sets, by parameter, 1 when all its pieces are staged, 0 when none is.
+  // FAILED_PRECONDITION, naming the first, when some but not all are; in a
+  // replicated job of at most kPushedByRanksMax ranks, some are enough.
   absl::Status ResolveParameters(absl::Span<const uint8_t>* updated);
-  // After that: by parameter, bit r: rank r has pushed it. Empty when all have
-  // that are updated.
+  // Returns, after ResolveParameters, by parameter, bit r: rank r has pushed
+  // it. Empty when all ranks have pushed all updated parameters.
   absl::Span<const uint64_t> pushed_by() const { return pushed_by_used_; }
-  // After that, where pushed_by() is not empty: what Stage still lacks, by
-  // parameter, because some ranks have not pushed it.
+  // Returns, after ResolveParameters and where pushed_by() is not empty, the
+  // parameters still to be staged because some ranks have not pushed them.
   absl::Span<const StageAction> PlanPartly();
 
   // Drops what the rank staged and its commit.
@@ -87,13 +87,14 @@ class OpenStep {
     return staged_pieces_[parameter];
   }
   uint64_t staged_by(uint32_t rank) const { return ranks_[rank].staged; }
-  // Whether the rank has staged or committed something.
+  // Returns whether the rank has staged or committed something.
   bool opened_by(uint32_t rank) const {
     return ranks_[rank].staged > 0 || ranks_[rank].commit.committed;
   }
-  // Of the rank's pieces, those that are staged, ascending.
+  // Returns the rank's staged pieces, ascending.
   std::vector<StagedRange> StagedRanges(uint32_t rank) const;
-  // For operators, after the step's number: "rank 1 has not committed".
+  // Returns a text for operators, to follow the step's number: "rank 1 has not
+  // committed".
   std::string Describe() const;
 
  private:

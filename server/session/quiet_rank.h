@@ -8,8 +8,8 @@
 
 namespace optstate {
 
-// A job and its only rank, whose own part of a step takes neither memory nor a
-// lock: for tests that count what the job takes.
+// A job and its only rank. The rank's own part of a step takes neither memory
+// nor a lock, so that tests can count what the job takes.
 //
 // Threads: one at a time.
 class QuietRank final : private SessionListener {
@@ -20,10 +20,10 @@ class QuietRank final : private SessionListener {
   // too, and commits.
   void Step();
 
-  // Every step was applied.
+  // Returns whether every step was applied.
   bool ok() const { return !failed_ && applied_ == commit_.step; }
   uint64_t steps() const { return commit_.step; }
-  // Of the job, by one step.
+  // Number of calls of the job in one step.
   int calls_per_step() const { return calls_per_step_; }
 
  private:

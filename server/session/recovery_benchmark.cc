@@ -1,11 +1,11 @@
-// How long an engine that died in the middle of a step takes to be back:
+// Measures the time to recover after an engine died in the middle of a step:
 //
 //   bazel run //server/session:recovery_benchmark
 //
 // A process takes half of a step's runs and is killed; the time is that of
 // Job::Open, which maps the files, rolls back, casts the parameters anew and
-// finishes the step. Beside it that of a whole step, and of opening a job that
-// died between steps.
+// finishes the step. For comparison it measures a whole step, and opening a job
+// that died between steps.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -42,7 +42,7 @@ class KillAtRun final : public StepObserver {
   std::atomic<uint64_t> run_;
 };
 
-// MiB of state: master, exp_avg, exp_avg_sq.
+// The range is MiB of state: master, exp_avg, exp_avg_sq.
 void BM_Recover(benchmark::State& state) {
   const int64_t elements = state.range(0) * (1 << 20) / 12;
   JobHarness::Setup setup;

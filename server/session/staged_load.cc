@@ -9,14 +9,14 @@
 namespace optstate {
 namespace {
 
-// Of an entry that goes on: applied by one worker, and read again as a whole
-// when a part of it was overwritten.
+// Limit of an entry that is extended: one worker applies it, and it is read
+// again as a whole when a part of it was overwritten.
 constexpr uint64_t kPayloadBytesMax = 1 << 20;
 
 }  // namespace
 
-// An entry begins where a piece does, where a former one is full, and behind a
-// block that is left out, which takes more than the entry.
+// Counts entries: one begins with each piece, after a full entry, and behind an
+// omitted block, which takes more bytes than the entry.
 uint64_t StagedLoad::BytesMax(const ElementAccess& elements,
                               const Layout& layout, uint64_t rank_count) {
   constexpr uint64_t kPageBytes = 4096;
@@ -56,8 +56,9 @@ absl::Status StagedLoad::Stage(const ElementAccess& elements,
   elements.ReadFloats(range, present);
   const bool is_present =
       std::memcmp(present, values, range.numel * sizeof(float)) == 0;
-  // Also what is present, where the log has something else by now: codes of
-  // values that codes gave may be others.
+  // Present values are staged too where the log already has other ones. The
+  // payload is read, not made, since encoding decoded values may give other
+  // codes.
   if (is_present && empty()) return absl::OkStatus();
   if (is_present) {
     elements.ReadPayload(range, payload);
@@ -75,7 +76,7 @@ absl::Status StagedLoad::StageNumber(const ElementAccess& elements,
   return Put(elements, range, value, is_present, grow);
 }
 
-// Part by part of the range: what the log has of it is overwritten there.
+// Puts the range part by part: parts that the log has already are overwritten.
 absl::Status StagedLoad::Put(const ElementAccess& elements,
                              const ElementRange& range,
                              const std::byte* payload, bool is_present,

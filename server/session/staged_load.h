@@ -16,44 +16,46 @@
 
 namespace optstate {
 
-// What a load has brought for parameters that have a valid state: in a log, so
-// that the state itself is not touched before all of it is there. What the
-// state has already, bit for bit, is left out, so that a load of nothing else
-// changes nothing and takes no memory. What is loaded twice counts as it came
-// last and takes its place once.
+// Loaded values for parameters that have a valid state, kept in a log so that
+// the state itself is not touched before the load is complete. Values equal to
+// the state, bit for bit, are left out, so that a load of nothing else changes
+// nothing and takes no memory. When an element is loaded twice, the last value
+// counts and takes space once.
 //
 // Threads: not thread-safe; the job's lock guards it.
 class StagedLoad {
  public:
-  // Gives the log room for so many bytes at least, and returns it. What is in
-  // it stays.
+  // Gives the log room for at least this many bytes, and returns that room.
+  // Existing content stays.
   using Grow =
       absl::FunctionRef<absl::StatusOr<absl::Span<std::byte>>(uint64_t bytes)>;
 
-  // Whatever it takes to load all of a layout, in pieces of this many ranks.
+  // Returns the bytes that suffice to load all of a layout, in pieces of this
+  // many ranks.
   static uint64_t BytesMax(const ElementAccess& elements, const Layout& layout,
                            uint64_t rank_count);
 
-  // Empty, and in no file.
+  // Makes the load empty, and in no file.
   void Reset(const LoadLogHeader& header);
   bool empty() const { return records_.empty(); }
-  // In use.
+  // Returns the bytes in use.
   uint64_t bytes() const { return begun_ ? log_.bytes() : 0; }
 
-  // These elements are to have these values: `range` is a block at most, and
-  // was checked. Fails only as `grow` does.
+  // Stages these values for `range`, which is a block at most, and was checked.
+  // Fails only as `grow` does.
   absl::Status Stage(const ElementAccess& elements, const ElementRange& range,
                      const float* values, Grow grow);
-  // The same of one number of an array with a number per parameter. `present`:
-  // what the state has there.
+  // Stages one number of an array with a number per parameter. `present`: the
+  // state's number.
   absl::Status StageNumber(const ElementAccess& elements,
                            const ElementRange& range, const std::byte* value,
                            const std::byte* present, Grow grow);
 
-  // The least parameter that the log has something of. Not of an empty one.
+  // Returns the least parameter in the log, which must not be empty.
   uint32_t first_parameter() const { return first_parameter_; }
   LoadLogSeal Seal();
-  // All that is to be put into place, in any order; valid until Reset.
+  // Returns all records to be written to the state, in any order; valid until
+  // Reset.
   std::vector<LoadLogRecord> records() const;
 
  private:

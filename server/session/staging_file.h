@@ -12,24 +12,26 @@
 
 namespace optstate {
 
-// Gradients that did not arrive in a segment of the rank's own lie in a file of
-// the job's directory, so that they outlive the engine:
-// DIRECTORY/gradients.RANK.INSTANCE, gradient_area_bytes long, at least 1.
+// Returns the path of the file in the job's directory with the gradients that
+// did not arrive in a segment of the rank's own; a file outlives the engine.
+// The path is DIRECTORY/gradients.RANK.INSTANCE, the size gradient_area_bytes,
+// at least 1.
 std::string StagingFilePath(absl::string_view job_directory, uint32_t rank,
                             uint64_t client_instance);
 bool IsStagingFile(absl::string_view name);
 
-// Mapped; what is in it stays. DATA_LOSS when there is none of that size.
+// Opens and maps the file; its content stays. DATA_LOSS when there is none of
+// that size.
 absl::StatusOr<StateFile> OpenStagingFile(const std::string& path,
                                           uint64_t gradient_area_bytes);
-// Opens it, or makes one of zeros; `present` says which. RESOURCE_EXHAUSTED
-// when there is no memory; then none is left behind.
+// Opens the file, or makes one of zeros; `present` says which.
+// RESOURCE_EXHAUSTED when there is no memory; then no file is left behind.
 absl::StatusOr<StateFile> MakeStagingFile(const std::string& path,
                                           uint64_t gradient_area_bytes,
                                           bool* present);
 
-// Checks seals and size: `gradient_area_bytes` from the offset on must be
-// there.
+// Maps the segment after checking seals and size: `gradient_area_bytes` must
+// exist from the offset on.
 absl::StatusOr<shm::PeerSegment> MapKeptGradients(KeptGradients kept,
                                                   uint64_t gradient_area_bytes);
 

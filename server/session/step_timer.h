@@ -19,8 +19,8 @@ enum class StepPhase : size_t {
   kNone,  // the ranks' own time
 };
 
-// Takes the time of each phase of a step, and keeps that of the last 16.
-// Phases may alternate: a rank pushes while another waits in its commit.
+// Measures the time of each phase of a step, and keeps the times of the last 16
+// steps. Phases may alternate: a rank pushes while another waits in its commit.
 //
 // Threads: not thread-safe. Allocates only in Describe.
 class StepTimer {
@@ -31,14 +31,14 @@ class StepTimer {
   explicit StepTimer(Clock clock = &std::chrono::steady_clock::now)
       : clock_(clock) {}
 
-  // The time from now on is this phase's; returns the one before.
+  // Assigns the time from now on to this phase; returns the former phase.
   StepPhase Enter(StepPhase phase);
-  // The step is over, and counts.
+  // Ends the step, and counts it.
   void Finish(uint64_t update_bytes);
-  // What was begun is not taken.
+  // Discards the times of the step that was begun.
   void Drop();
 
-  // Nothing while there is no step.
+  // Adds the times to `job`; adds nothing while there is no step.
   void Describe(v1::Job* job) const;
 
   // A phase within another.

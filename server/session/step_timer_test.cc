@@ -24,7 +24,7 @@ TEST(StepTimerTest, NothingBeforeTheFirstStep) {
   EXPECT_FALSE(job.has_mean_step_times());
 }
 
-// No time counts twice: waiting is without what was staged meanwhile.
+// No time counts twice: waiting excludes the time of staging meanwhile.
 TEST(StepTimerTest, EachPhaseHasItsTime) {
   StepTimer timer = MakeTimer();
   timer.Enter(StepPhase::kWaiting);

@@ -8,11 +8,12 @@
 
 namespace optstate {
 
-// Bytes that the files of a user's jobs take, by `owner` in each job's
-// directory below STATE_DIR/jobs, as far as it can be read.
+// Returns the bytes that the files of a user's jobs take, by `owner` in each
+// job's directory below STATE_DIR/jobs, as far as that can be read.
 uint64_t AllocatedBytesOfUser(const std::string& state_dir, uid_t uid);
 
-// Root or the daemon's own user, whose room others leave.
+// Returns whether this is root or the daemon's own user, for whom others leave
+// room.
 bool IsOperator(uid_t uid);
 
 }  // namespace optstate

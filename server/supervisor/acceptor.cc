@@ -20,7 +20,8 @@
 namespace optstate::supervisor {
 namespace {
 
-// Connections of one wake-up, so that a flood leaves time for everything else.
+// Limit of connections per wake-up, so that a flood leaves time for everything
+// else.
 constexpr int kAcceptsPerWakeUp = 64;
 constexpr absl::Duration kPause = absl::Milliseconds(100);
 
@@ -110,7 +111,7 @@ bool Acceptor::OnAcceptError(const Listener& listener, int error_number) {
     case EAGAIN:
       return false;
     case EINTR:
-    case ECONNABORTED:  // gone before we looked
+    case ECONNABORTED:  // gone before the accept
     case EPROTO:
     case EPERM:  // a firewall rule
       return true;
@@ -143,7 +144,7 @@ bool Acceptor::RefuseWithSpareFd(const Listener& listener) {
   return accepted && spare_fd_.ok();
 }
 
-// At most once a second: a flood of connections is no flood of lines.
+// Logs at most once a second: a flood of connections causes no flood of lines.
 void Acceptor::LogTrouble(const Listener& listener, absl::string_view what) {
   const absl::Time now = absl::Now();
   if (now - last_logged_ < absl::Seconds(1)) return;

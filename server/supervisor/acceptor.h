@@ -15,15 +15,15 @@
 
 namespace optstate::supervisor {
 
-// Accepts on every listener and passes each connection on with who is at its
-// other end.
+// Accepts on every listener and passes each connection on with its peer's
+// credentials.
 //
 // When the process is out of file descriptors, a spare one is given up so that
-// the caller can still be told (RESOURCE_EXHAUSTED) and let go: a connection
+// the peer can still be refused (RESOURCE_EXHAUSTED) and closed: a connection
 // that stays in the backlog would wake the loop for ever. When even that fails
 // (the machine is out of files or memory), accepting pauses for a moment.
 //
-// Threads: the loop's. Outlived by the loop.
+// Threads: the loop's. The loop outlives the object.
 class Acceptor {
  public:
   using Callback = std::function<void(UniqueFd, const PeerCredentials&)>;
@@ -36,7 +36,7 @@ class Acceptor {
   // Closes and removes the sockets.
   void Stop();
 
-  // While held, connections wait in the sockets' backlogs.
+  // Pauses accepting: connections wait in the sockets' backlogs.
   void Hold();
   void Release();
 
@@ -46,7 +46,7 @@ class Acceptor {
 
  private:
   void OnReadable(const Listener& listener);
-  // False when accepting should wait for the next wake-up.
+  // Returns false when accepting should wait for the next wake-up.
   bool AcceptOne(const Listener& listener);
   bool OnAcceptError(const Listener& listener, int error_number);
   bool RefuseWithSpareFd(const Listener& listener);

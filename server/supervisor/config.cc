@@ -112,7 +112,7 @@ std::vector<Fault> Check(const v1::DaemonConfig& config) {
   return faults;
 }
 
-// Names the flag that a faulty value came from, or "", when no flag gave it.
+// Names the flag that a faulty value came from; "": no flag.
 std::string FlagOf(const std::string& field, const ConfigFlags& flags) {
   if (field == "state_dir" && !flags.state_dir.empty()) return "--state-dir";
   if (field == "socket" && !flags.socket.empty()) return "--socket";
@@ -199,7 +199,8 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
 
 absl::Status CheckFlags(const ConfigFlags& flags) {
   v1::DaemonConfig config = DefaultConfig({});
-  // The file may name another, beside which --listen may name the default one.
+  // The file may name another socket, besides which --listen may name the
+  // default one.
   config.set_socket("/-");
   ApplyFlags(flags, &config);
   const std::vector<Fault> faults = Check(config);

@@ -13,7 +13,7 @@
 
 namespace optstate::supervisor {
 
-// What the default paths depend on.
+// The parts of the environment that the default paths depend on.
 struct ConfigEnvironment {
   uid_t uid = 0;
   std::string xdg_runtime_dir;  // empty: unset
@@ -21,7 +21,7 @@ struct ConfigEnvironment {
 
 ConfigEnvironment CurrentConfigEnvironment();
 
-// Every default, in this one place.
+// Returns the defaults of all settings.
 v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment);
 
 // Values given on the command line; empty: not given.
@@ -32,17 +32,18 @@ struct ConfigFlags {
   std::string log_level;
 };
 
-// INVALID_ARGUMENT naming the flag whose value is wrong whatever the file says.
+// Returns INVALID_ARGUMENT, naming the flag, when a flag's value is wrong
+// regardless of the file.
 absl::Status CheckFlags(const ConfigFlags& flags);
 
-// Defaults, then the file (empty: none), then the flags. INVALID_ARGUMENT
-// naming FILE:LINE or the flag; NOT_FOUND or PERMISSION_DENIED when the file
-// cannot be read.
+// Merges the defaults, then the file (empty: none), then the flags.
+// INVALID_ARGUMENT naming FILE:LINE or the flag; NOT_FOUND or PERMISSION_DENIED
+// when the file cannot be read.
 absl::StatusOr<v1::DaemonConfig> LoadConfig(
     const std::string& file, const ConfigFlags& flags,
     const ConfigEnvironment& environment);
 
-// The same for a file's text.
+// Does the same for a file's text.
 absl::StatusOr<v1::DaemonConfig> ParseConfig(
     absl::string_view text, absl::string_view file, const ConfigFlags& flags,
     const ConfigEnvironment& environment);

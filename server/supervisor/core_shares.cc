@@ -27,7 +27,7 @@ namespace {
 
 constexpr int kNiceMin = -20;
 constexpr int kNiceMax = 19;
-// No job's: theirs begin with "optstate-".
+// Name of a trial group; jobs' groups begin with "optstate-".
 constexpr char kProbe[] = "optstate.probe";
 
 std::string FirstLine(const std::string& path) {
@@ -37,7 +37,7 @@ std::string FirstLine(const std::string& path) {
   return line;
 }
 
-// Files of a cgroup exist; each write is a command.
+// Writes to a cgroup's file, which exists; each write is a command.
 absl::Status Command(const std::string& path, absl::string_view text) {
   const UniqueFd fd(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
   if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
@@ -70,9 +70,10 @@ bool HasAttribute(const std::string& path, const char* name) {
   return ::getxattr(path.c_str(), name, &value, 1) == 1 && value == '1';
 }
 
-// systemd marks what it gives away. Without it a group is ours alone at the top
-// of our own namespace (the machine's top group has no type). Root may write
-// everywhere, which says nothing.
+// Whether the group is delegated. systemd marks delegated groups. Without a
+// mark a group is the daemon's own only at the top of a cgroup namespace (the
+// machine's top group has no type). Root may write everywhere, so that proves
+// nothing.
 bool IsDelegated(const std::string& path, bool top) {
   return HasAttribute(path, "user.delegate") ||
          HasAttribute(path, "trusted.delegate") ||
@@ -85,8 +86,8 @@ bool HasCpuController(const std::string& group) {
   return absl::c_linear_search(names, "cpu");
 }
 
-// By trying: a capability, a limit and a security module all have a say.
-// Going back is always allowed.
+// Tries to raise the priority: a capability, a limit and a security module can
+// all decide. Lowering it again is always allowed.
 bool MayRaisePriority(int nice) {
   if (nice <= kNiceMin) return false;
   if (::setpriority(PRIO_PROCESS, 0, nice - 1) != 0) return false;
@@ -139,7 +140,8 @@ void CoreShares::UseNice() {
   const int best = NiceSteps(LargestWeight(settings_));
   description_ = "nice values";
   if (best >= 0 || MayRaisePriority(nice_of_100_)) return;
-  // The ratios stay: the heaviest job gets what we have, the others less.
+  // The ratios are kept: the heaviest job gets the daemon's own value, the
+  // others less time.
   nice_of_100_ -= best;
   absl::StrAppend(&description_,
                   ", all of them lowered, for none may be raised");
@@ -166,7 +168,8 @@ absl::Status CoreShares::ApplyWeight(const std::string& job, pid_t pid) const {
   return Command(group + "/cgroup.procs", absl::StrCat(pid));
 }
 
-// A nice value belongs to a thread, whose own threads inherit it.
+// Sets nice values: each belongs to a thread, and threads that it starts
+// inherit it.
 absl::Status CoreShares::ApplyNice(const std::string& job, pid_t pid) const {
   const int nice = NiceOf(job);
   absl::Status status;

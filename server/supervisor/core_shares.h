@@ -13,35 +13,36 @@ namespace optstate::supervisor {
 
 // Has the kernel divide the cores between engines by the weights of their jobs.
 //
-// By cgroup v2, when the daemon's own group is delegated to it: each engine
-// gets a group below it with the weight as its cpu.weight. These groups are
+// Uses cgroup v2 when the daemon's own group is delegated to it: each engine
+// gets a group below that with the weight as its cpu.weight. These groups are
 // threaded ones, so that the daemon, and whatever else is in its group, can
 // stay there: an ordinary group cannot have both members and children with
 // weights, and a service manager could not start a dead daemon again in it.
-// Else by nice values, as far as the process may set them.
+// Otherwise uses nice values, as far as the process may set them.
 //
 // Threads: not thread-safe.
 class CoreShares {
  public:
-  // Tries what this process may do. `root`: "" or where a test has its files.
+  // Determines what this process may do. `root`: "" or the directory of a
+  // test's files.
   static CoreShares Find(const v1::EngineSettings& settings,
                          const std::string& root = "");
 
-  // By what, and if it is not the best, why.
+  // Names the means in use, and why a better one is not.
   const std::string& description() const { return description_; }
 
-  // Gives the engine its share; all its threads, also those to come.
+  // Gives all threads of the engine, also later ones, its share.
   absl::Status Apply(const std::string& job, pid_t pid) const;
-  // The engine has ended.
+  // Removes the share of an engine that has ended.
   void Forget(const std::string& job) const;
 
-  // The nice value that its weight comes to; for Apply without cgroups.
+  // The nice value for the job's weight; for Apply without cgroups.
   int NiceOf(const std::string& job) const;
 
  private:
   explicit CoreShares(const v1::EngineSettings& settings)
       : settings_(settings) {}
-  // Why it cannot be.
+  // Uses the daemon's cgroup; an error says why that is not possible.
   absl::Status UseCgroup(const std::string& root);
   void UseNice();
   std::string GroupOf(const std::string& job) const;

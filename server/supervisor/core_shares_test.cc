@@ -32,7 +32,7 @@ v1::EngineSettings Weights() {
   return settings;
 }
 
-// A process that does nothing, and one that never stops.
+// Starts a process that sleeps, or (`busy`) one that computes for ever.
 pid_t Child(bool busy) {
   const pid_t pid = ::fork();
   if (pid == 0) {
@@ -49,8 +49,8 @@ void End(pid_t pid) {
   ::waitpid(pid, nullptr, 0);
 }
 
-// Files as cgroup v2 has them. The kernel makes those of a child by itself, so
-// here they are there before it.
+// A fixture with files as in cgroup v2. The kernel creates a child group's
+// files by itself, so here they exist beforehand.
 class CgroupTest : public testing::Test {
  protected:
   ~CgroupTest() override { std::filesystem::remove_all(root_); }
@@ -110,7 +110,7 @@ TEST_F(CgroupTest, TheTopOfOurOwnNamespaceIsOurs) {
   Make("/", "cpu");
   EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
               StartsWith("cgroup v2"));
-  // The machine's own has no type.
+  // The machine's top group has no type.
   std::filesystem::remove(root_ + InGroup("cgroup.type"));
   EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
               HasSubstr("the group / is not delegated"));
@@ -162,8 +162,8 @@ TEST_F(NiceTest, EveryThreadGetsTheValueOfTheWeight) {
   EXPECT_FALSE(shares.Apply("light", child).ok());
 }
 
-// With the right to raise, weight 100 is what the daemon has; without it the
-// heaviest is.
+// With the right to raise priorities, weight 100 gets the daemon's nice value;
+// without it the heaviest weight does.
 TEST_F(NiceTest, WithoutPrivilegeOthersAreLowered) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to be able to lose it";
   EXPECT_EQ(CoreShares::Find(Weights(), no_cgroup_).NiceOf("other"), own_);
@@ -192,7 +192,7 @@ TEST_F(NiceTest, WithoutPrivilegeOthersAreLowered) {
   EXPECT_EQ(status, 0) << "exit status " << WEXITSTATUS(status);
 }
 
-// What it is for: on one core, four times the weight is given more time.
+// On one core, a job of four times the weight is given more time.
 TEST_F(NiceTest, TheKernelGivesTheHeavierMoreTime) {
   const CoreShares shares = CoreShares::Find(Weights(), no_cgroup_);
   const pid_t heavy = Child(true);
@@ -209,7 +209,7 @@ TEST_F(NiceTest, TheKernelGivesTheHeavierMoreTime) {
   }
   EXPECT_TRUE(shares.Apply("heavy", heavy).ok());
   EXPECT_TRUE(shares.Apply("light", light).ok());
-  // The first ends itself when it has had a second of the core.
+  // The first process ends itself after one second of the core.
   const rlimit one_second = {1, 1};
   ASSERT_EQ(::prlimit(heavy, RLIMIT_CPU, &one_second, nullptr), 0);
   rusage usage = {};

@@ -7,12 +7,12 @@
 
 namespace optstate::supervisor {
 
-// STATE_DIR/draining, which is there while the daemon drains: the next one goes
-// on with it, whatever has ended this one.
+// STATE_DIR/draining exists while the daemon drains, so that the next daemon
+// goes on draining, whatever has ended this one.
 
 bool HasDrainMarker(const std::string& state_dir);
 
-// Makes or removes it; OK when that was done before.
+// Creates or removes the marker; OK when that was done before.
 absl::Status SetDrainMarker(const std::string& state_dir, bool draining);
 
 }  // namespace optstate::supervisor

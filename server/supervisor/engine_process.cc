@@ -29,7 +29,7 @@ namespace optstate::supervisor {
 namespace {
 
 constexpr absl::Duration kExitPoll = absl::Milliseconds(50);
-// Between the end of its connection and its own end.
+// Time from the end of the engine's connection to its exit.
 constexpr absl::Duration kEndTimeout = absl::Seconds(20);
 
 absl::StatusOr<std::pair<UniqueFd, UniqueFd>> StreamPair() {
@@ -41,7 +41,8 @@ absl::StatusOr<std::pair<UniqueFd, UniqueFd>> StreamPair() {
   return std::make_pair(UniqueFd(fds[0]), UniqueFd(fds[1]));
 }
 
-// In a memfd rather than an argument: other users can read a command line.
+// Writes the configuration to a memfd rather than an argument: other users can
+// read a command line.
 absl::StatusOr<UniqueFd> ConfigFile(const v1::EngineConfig& config) {
   UniqueFd fd(::memfd_create("optstate-engine-config", MFD_CLOEXEC));
   if (!fd.ok()) return OsError(errno, "memfd_create");
@@ -67,7 +68,8 @@ absl::Status Dying() {
   return absl::UnavailableError("the engine takes no connections any more");
 }
 
-// By syscall: glibc 2.36 declares these without extern "C".
+// Calls pidfd_open by syscall: glibc 2.36 declares these functions without
+// extern "C".
 UniqueFd OpenPidFd(pid_t pid) {
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
@@ -92,8 +94,9 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::AdoptRunning(
       new EngineProcess(loop, std::move(callbacks)));
   OPTSTATE_ASSIGN_OR_RETURN(engine->control_, control::Connect(job_directory));
   const pid_t pid = control::PeerPid(engine->control_.get());
-  // Ours, or that of somebody who has gone: the engine was started a moment ago
-  // and has not taken its socket over. Then its first packet tells who it is.
+  // If the pid is this process's, or that of a process that is gone, the engine
+  // was started a moment ago and has not taken over its socket. Then its first
+  // packet identifies it.
   if (pid != 0 && pid != ::getpid() && ::kill(pid, 0) == 0) {
     OPTSTATE_RETURN_IF_ERROR(engine->Identify(pid));
   }
@@ -110,8 +113,9 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Start(
                             control::Listen(config.job_dir()));
   std::unique_ptr<EngineProcess> engine(
       new EngineProcess(loop, std::move(callbacks)));
-  // Before there is an engine: one that is to end with its supervisor finds the
-  // end of this connection even when that is killed right now.
+  // The connection is made before the engine: an engine that is to end with its
+  // supervisor finds this connection's end even when the supervisor is killed
+  // right now.
   OPTSTATE_ASSIGN_OR_RETURN(engine->control_,
                             control::Connect(config.job_dir()));
   const std::array<int, 2> fds = {config_file.get(), listener.get()};
@@ -169,12 +173,12 @@ void EngineProcess::Flush() {
     const Outgoing& next = outgoing_.front();
     const int error = control::Send(control_.get(), next.bytes,
                                     next.fd == nullptr ? -1 : next.fd->get());
-    // ETOOMANYREFS: too many fds of ours are on their way to others.
+    // ETOOMANYREFS: too many fds of this process are in flight.
     if (error == EAGAIN || error == ETOOMANYREFS) {
       loop_->SetEvents(control_.get(), EPOLLIN | EPOLLOUT);
       return;
     }
-    // Its end is seen, and dealt with, where it is read.
+    // The connection's end is handled where it is read.
     if (error != 0 && error != EPIPE && error != ECONNRESET) {
       spdlog::error("engine {}: {}", pid_,
                     OsError(error, "send a request to it").ToString());
@@ -195,7 +199,7 @@ absl::Status EngineProcess::Identify(pid_t pid) {
   spdlog::debug("pidfd_open is refused ({}), looking at engine {} every {} ms",
                 std::strerror(errno), pid_,
                 absl::ToInt64Milliseconds(kExitPoll));
-  // Not at once: the caller is not ready to hear of its end.
+  // The first poll is delayed: the caller is not ready for on_exit yet.
   exit_poll_ = loop_->RunAfter(kExitPoll, [this] { PollExit(); });
   return absl::OkStatus();
 }
@@ -206,7 +210,7 @@ bool EngineProcess::HasExited() const {
                WEXITED | WNOHANG | WNOWAIT) == 0) {
     return info.si_pid != 0;
   }
-  return ::kill(pid_, 0) != 0 && errno == ESRCH;  // no child of ours
+  return ::kill(pid_, 0) != 0 && errno == ESRCH;  // not a child of this process
 }
 
 void EngineProcess::PollExit() {
@@ -225,7 +229,8 @@ void EngineProcess::OnExit() {
     if (info.si_pid == 0) return;
     how = Describe(info);
   }
-  // What it said last still counts: it may have finished before it went.
+  // The engine's last messages still count: it may have finished before its
+  // exit.
   const std::shared_ptr<bool> alive = alive_;
   exited_ = true;
   if (pidfd_.ok()) loop_->Unwatch(pidfd_.get());
@@ -269,7 +274,8 @@ bool EngineProcess::ReadEvent() {
   return true;
 }
 
-// It is on its way out, as a rule, and its exit status will say more.
+// Handles the connection's end: usually the engine is exiting, and its exit
+// status will say more.
 void EngineProcess::OnConnectionEnd() {
   if (pid_ == 0) return OnExit();
   end_timer_ = loop_->RunAfter(kEndTimeout, [this] {
@@ -316,7 +322,8 @@ void EngineProcess::HandlePacket(control::Packet packet) {
 
 absl::Status EngineProcess::Adopt(const v1::AdoptConnection& connection,
                                   int fd) {
-  // A client whose session ended with the engine can be back before we know.
+  // A client whose session ended with the engine can be back before the
+  // engine's exit is known here.
   const auto stat = control::ReadProcessStat(pid_);
   if (!control_.ok() || (stat.ok() && stat->is_exiting)) return Dying();
   if (!outgoing_.empty()) {
@@ -343,8 +350,8 @@ absl::Status EngineProcess::Adopt(const v1::AdoptConnection& connection,
 
 bool EngineProcess::HasUnreadPackets() const {
   int unread = 0;
-  // Counts what the peer has not read; the fds of a packet are the engine's
-  // before the packet stops counting.
+  // SIOCOUTQ counts bytes that the peer has not read; the engine has a packet's
+  // fds before the packet stops counting.
   return control_.ok() && ::ioctl(control_.get(), SIOCOUTQ, &unread) == 0 &&
          unread > 0;
 }
@@ -375,7 +382,8 @@ void EngineProcess::Kill() {
   } else if (pid_ != 0) {
     ::kill(pid_, SIGKILL);
   } else {
-    // Whoever it is, it is not the engine that answers here.
+    // The listening process is unknown, and is not the engine that answers
+    // here.
     CloseControl();
     OnConnectionEnd();
   }

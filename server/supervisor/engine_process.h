@@ -19,15 +19,15 @@
 
 namespace optstate::supervisor {
 
-// What the command line of an engine process means; main.cc and Start() agree.
+// The parsed command line of an engine process, shared by main.cc and Start().
 struct EngineCommandLine {
   static constexpr const char* kJobFlag = "--engine";
   static constexpr const char* kConfigFdFlag = "--engine-config-fd";
   static constexpr const char* kSocketFdFlag = "--engine-socket-fd";
 };
 
-// The memory of one rank's gradients, kept for an engine that comes after the
-// one that had it.
+// The memory of one rank's gradients, kept for a successor of the engine that
+// mapped it.
 struct KeptSegment {
   v1::KeptGradientsInfo info;
   std::shared_ptr<const UniqueFd> segment;
@@ -36,62 +36,65 @@ using KeptSegments = std::map<uint32_t, KeptSegment>;  // by rank
 
 // One running engine, from its start or its adoption to its death.
 //
-// Threads: the loop's. Outlived by the loop. Any callback may destroy the
-// object; it calls none afterwards.
+// Threads: the loop's. The loop outlives the object. Any callback may destroy
+// the object, which calls none afterwards.
 class EngineProcess {
  public:
   struct Callbacks {
-    // There is a process, which has not been told to open its job yet. Not
-    // called for one that is adopted.
+    // The process exists and has not been told to open its job yet. Not called
+    // for an adopted engine.
     std::function<void(pid_t)> on_started;
     std::function<void(const v1::EngineEvent::Ready&)> on_ready;
     // The job is over; the engine still runs until it is stopped.
     std::function<void()> on_finished;
-    // Replaces what was kept of the rank.
+    // The engine has sent gradients to keep; they replace those kept of the
+    // rank.
     std::function<void(KeptSegment)> on_keep;
     std::function<void(uint32_t rank)> on_drop;
     // There is room again for AdoptConnection after UNAVAILABLE.
     std::function<void()> on_writable;
-    // The process has ended, and was reaped if it was a child; how, as a
-    // sentence's end ("was killed by signal 9").
+    // The process has ended, and was reaped if it was a child; `how` ends a
+    // sentence ("was killed by signal 9").
     std::function<void(const std::string& how)> on_exit;
   };
-  // What every engine is told first, one that long runs too.
+  // The first messages to every engine, including one that has long been
+  // running.
   struct Introduction {
     v1::SupervisorRequest::Supervise supervise;
     KeptSegments kept;
   };
 
-  // The engine that already runs in the directory: another supervisor's, or one
-  // of this process before it was upgraded. UNAVAILABLE: none answers.
+  // Adopts the engine that already runs in the directory: another supervisor's,
+  // or one of this process before its upgrade. UNAVAILABLE: none answers.
   static absl::StatusOr<std::unique_ptr<EngineProcess>> AdoptRunning(
       EventLoop* loop, const std::string& job_directory,
       const Introduction& introduction, Callbacks callbacks);
-  // A new one. To be called when none answers.
+  // Starts a new engine. To be called when none answers.
   static absl::StatusOr<std::unique_ptr<EngineProcess>> Start(
       EventLoop* loop, const std::string& executable,
       const v1::EngineConfig& config, const Introduction& introduction,
       Callbacks callbacks);
 
-  // Lets go of an engine that still runs; it waits for another supervisor.
+  // Disconnects from an engine that still runs, which then waits for another
+  // supervisor.
   ~EngineProcess();
   EngineProcess(const EngineProcess&) = delete;
   EngineProcess& operator=(const EngineProcess&) = delete;
 
-  // 0: not known yet, of an engine that was adopted just after its start.
+  // 0: not known yet, when the engine was adopted just after its start.
   pid_t pid() const { return pid_; }
-  // Our end of the private gRPC connection; once.
+  // Returns the supervisor's end of the private gRPC connection; once.
   UniqueFd TakeGrpcFd() { return std::move(grpc_); }
 
   // Hands a connection over; the engine has its own copy of the fd afterwards.
-  // UNAVAILABLE: it does not read just now, or it is dying; on_writable or
+  // UNAVAILABLE: the engine does not read just now, or is dying; on_writable or
   // on_exit follows. Another error: this connection cannot be handed over.
   absl::Status Adopt(const v1::AdoptConnection& connection, int fd);
 
-  // Whether a connection handed over may not have been received yet.
+  // Whether the engine may still have to receive a connection handed over.
   bool HasUnreadPackets() const;
 
-  // Asks it to finish and exit.
+  // Asks the engine to finish and exit.
   void SetDraining(bool draining);
   void Stop();
   void Kill();
@@ -107,13 +110,14 @@ class EngineProcess {
   absl::Status Introduce(const Introduction& introduction);
   void Enqueue(const v1::SupervisorRequest& request,
                std::shared_ptr<const UniqueFd> fd = nullptr);
-  // Sends what the engine takes just now.
+  // Sends the messages that the engine takes just now.
   void Flush();
   absl::Status Identify(pid_t pid);
   void PollExit();
   bool HasExited() const;
   void OnControlEvents(uint32_t events);
-  // False when the connection is closed or empty. May destroy the object.
+  // Reads one event; false when the connection is closed or empty. May destroy
+  // the object.
   bool ReadEvent();
   void HandlePacket(control::Packet packet);
   void OnConnectionEnd();
@@ -125,11 +129,11 @@ class EngineProcess {
   const Callbacks callbacks_;
   pid_t pid_ = 0;
   bool exited_ = false;
-  std::string cannot_start_;  // why, as it said
+  std::string cannot_start_;  // why, as the engine reported
   UniqueFd pidfd_;
   UniqueFd control_;
   UniqueFd grpc_;
-  // Bounded: an introduction and a Stop.
+  // Messages to send; bounded: an introduction and a Stop.
   std::deque<Outgoing> outgoing_;
   EventLoop::TimerId exit_poll_;
   EventLoop::TimerId end_timer_;

@@ -61,7 +61,7 @@ void EventLoop::SetEvents(int fd, uint32_t events) {
   epoll_event event{};
   event.events = events;
   event.data.u64 = Key(fd, found->second->generation);
-  // Cannot fail for an fd that is in the set.
+  // The call cannot fail for an fd that is in the set.
   (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event);
 }
 
@@ -72,7 +72,7 @@ void EventLoop::Unwatch(int fd) {
 
 EventLoop::TimerId EventLoop::RunAfter(absl::Duration delay,
                                        std::function<void()> callback) {
-  // Infinite would overflow into the past.
+  // An infinite delay would overflow into the past.
   const absl::Duration bounded = std::min(delay, kDelayMax);
   const TimerId id(Clock::now() + absl::ToChronoNanoseconds(bounded),
                    next_timer_++);
@@ -88,7 +88,8 @@ void EventLoop::Post(std::function<void()> callback) {
     posted_.push_back(std::move(callback));
   }
   const uint64_t one = 1;
-  // Fails only when the counter is full, and then the loop wakes anyway.
+  // The write fails only when the counter is full, and then the loop wakes
+  // anyway.
   (void)!::write(wake_.get(), &one, sizeof(one));
 }
 
@@ -103,7 +104,7 @@ int EventLoop::WaitMs() const {
   if (timers_.empty()) return -1;
   const auto left = timers_.begin()->first.first - Clock::now();
   if (left <= Clock::duration::zero()) return 0;
-  // Rounded up: waking early would spin.
+  // The timeout is rounded up: waking early would spin.
   const auto ms =
       std::chrono::duration_cast<std::chrono::milliseconds>(left).count() + 1;
   return static_cast<int>(std::min<int64_t>(ms, 60 * 1000));
@@ -132,7 +133,7 @@ void EventLoop::Dispatch(int fd, uint32_t generation, uint32_t events) {
   const auto found = watchers_.find(fd);
   if (found == watchers_.end()) return;
   if (found->second->generation != generation) return;
-  // Kept alive over a callback that unwatches itself.
+  // The watcher is kept alive over a callback that unwatches itself.
   const std::shared_ptr<Watcher> watcher = found->second;
   watcher->callback(events);
 }

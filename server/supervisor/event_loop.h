@@ -19,7 +19,8 @@
 
 namespace optstate::supervisor {
 
-// One thread that waits for file descriptors and timers and calls back.
+// A loop in which one thread waits for file descriptors and timers and calls
+// back.
 //
 // Order: the callbacks of one wake-up run one after another; a callback may
 // unwatch any fd and cancel any timer, which then is not called any more, even
@@ -33,15 +34,15 @@ class EventLoop {
 
   static absl::StatusOr<std::unique_ptr<EventLoop>> Create();
 
-  // `events` as in epoll_event; the fd stays the caller's, who unwatches it
-  // before closing it.
+  // Watches an fd for `events` as in epoll_event; the fd stays the caller's,
+  // which must unwatch it before closing it.
   absl::Status Watch(int fd, uint32_t events, FdCallback callback);
-  // Other events for a watched fd; 0 silences it, but for errors and hang-up.
+  // Changes the events of a watched fd; 0 silences all but errors and hang-up.
   void SetEvents(int fd, uint32_t events);
   void Unwatch(int fd);
 
   TimerId RunAfter(absl::Duration delay, std::function<void()> callback);
-  // Harmless when it ran or was cancelled.
+  // Cancels a timer; harmless when that ran or was cancelled before.
   void Cancel(const TimerId& timer);
 
   // Runs `callback` in the loop; in order for one caller. Callbacks posted
@@ -67,7 +68,8 @@ class EventLoop {
   const UniqueFd epoll_;
   const UniqueFd wake_;  // eventfd: something was posted
   std::unordered_map<int, std::shared_ptr<Watcher>> watchers_;
-  // Tells a closed and reused fd's events of the same wake-up apart.
+  // Distinguishes events of a closed fd from those of its reused number in the
+  // same wake-up.
   uint32_t next_generation_ = 1;
   std::map<TimerId, std::function<void()>> timers_;
   uint64_t next_timer_ = 0;

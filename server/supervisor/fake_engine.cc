@@ -1,7 +1,7 @@
 // A minimal engine for tests of the supervisor: it answers every connection
 // with a HelloReply whose engine_instance is its pid and whose server_version
 // lists the gradients that it was given (see Describe), and keeps it open until
-// the peer closes. What else it does, the job's name says:
+// the peer closes. The job's name selects further behaviour:
 //
 //   dies-at-start     exits with status 3
 //   gives-up...       says that it cannot start and exits with status 3
@@ -15,11 +15,10 @@
 //   foreign...        speaks another control version while JOB_DIR/fixed is not
 //                     there
 //   keeps...          keeps gradients of rank N with the Nth connection (from
-//   0)
-//                     and drops them with its end
+//                     0) and drops them with its end
 //
-// It is no measure of what an engine should do: use it where the engine's own
-// behaviour does not matter.
+// It does not define correct engine behaviour: use it only where the engine's
+// own behaviour does not matter.
 
 #include <poll.h>
 #include <signal.h>
@@ -47,7 +46,7 @@ namespace {
 constexpr int kConfigFd = 3;
 constexpr int kListenerFd = 4;
 
-// "RANK INSTANCE OFFSET TEXT;"
+// Returns "RANK INSTANCE OFFSET TEXT;".
 std::string Describe(const v1::KeptGradientsInfo& info, int segment) {
   char text[64] = {};
   if (::pread(segment, text, sizeof(text) - 1, 0) < 0) text[0] = '?';

@@ -39,7 +39,8 @@ absl::StatusOr<FileLock> FileLock::Take(const std::string& path,
     return OsError(errno, absl::StrCat("flock ", path));
   }
   const std::string pid = absl::StrCat(::getpid(), "\n");
-  // In this order: on a full file system the block must not be given up.
+  // The file is truncated after the write: on a full file system the block must
+  // not be given up.
   const auto bytes = static_cast<ssize_t>(pid.size());
   if (::pwrite(fd.get(), pid.data(), pid.size(), 0) != bytes ||
       ::ftruncate(fd.get(), bytes) != 0) {

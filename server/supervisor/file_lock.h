@@ -10,21 +10,21 @@
 
 namespace optstate::supervisor {
 
-// Holds a file locked (flock) for as long as the process lives or the object
-// does. The file carries the holder's pid for others to read, and is left in
+// Holds a file locked (flock) for the lifetime of the process or the object.
+// The file carries the holder's pid for other processes to read, and is left in
 // place afterwards: unlinking a lock file lets two processes hold "the" lock.
 class FileLock {
  public:
-  // FAILED_PRECONDITION when another process has it: "WHAT is in use by
-  // process PID (lock file PATH)".
+  // Locks the file. FAILED_PRECONDITION when another process has it locked:
+  // "WHAT is in use by process PID (lock file PATH)".
   static absl::StatusOr<FileLock> Take(const std::string& path,
                                        absl::string_view what);
-  // The lock of the process that executed this one in its own place.
+  // Inherits the lock of the process that executed this one in its own place.
   // FAILED_PRECONDITION when `fd` does not hold PATH locked.
   static absl::StatusOr<FileLock> Inherit(const std::string& path, UniqueFd fd);
 
   int fd() const { return fd_.get(); }
-  // Whether PATH still is the file that is locked.
+  // Whether PATH is still the locked file.
   bool IsAt(const std::string& path) const;
 
  private:

@@ -17,7 +17,7 @@ TEST(FileLockTest, SecondHolderIsRefusedAndToldWho) {
   const std::string path = testing::TempDir() + "/second.lock";
   const auto first = FileLock::Take(path, "state directory /s");
   ASSERT_TRUE(first.ok()) << first.status();
-  // flock belongs to the open file, so one process is enough to try it.
+  // flock belongs to the open file, so one process suffices for the test.
   const absl::Status second =
       FileLock::Take(path, "state directory /s").status();
   EXPECT_TRUE(absl::IsFailedPrecondition(second));

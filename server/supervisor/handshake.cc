@@ -31,7 +31,8 @@ uint32_t PayloadBytes(const std::string& header) {
   return size;
 }
 
-// Bytes of the frame whose begin is in `received`, as far as that tells.
+// Returns the number of bytes wanted of the frame that begins in `received`, as
+// far as that is known.
 absl::StatusOr<size_t> BytesWanted(const std::string& received) {
   if (received.size() < kHeaderBytes) return kHeaderBytes;
   const uint32_t payload = PayloadBytes(received);
@@ -42,7 +43,7 @@ absl::StatusOr<size_t> BytesWanted(const std::string& received) {
   return kHeaderBytes + payload;
 }
 
-// As far as it has said anything yet.
+// Whether the bytes received so far begin with HTTP/2's preface.
 bool SpeaksHttp2(int fd) {
   char begin[kMagicBytes];
   return ::recv(fd, begin, sizeof(begin), MSG_PEEK | MSG_DONTWAIT) ==

@@ -17,18 +17,18 @@
 
 namespace optstate::supervisor {
 
-// Finds out what each new connection wants: a session (an "OPST" frame with a
+// Determines what each new connection wants: a session (an "OPST" frame with a
 // Hello) or gRPC (HTTP/2's preface). Reads no byte beyond the Hello frame, so
-// that whoever gets the connection finds all of the rest.
+// that the next reader of the connection finds all of the rest.
 //
-// A connection that says neither, says it too slowly or says too much is
-// refused with a HelloReply that tells why, or, if it speaks HTTP/2, in
-// gRPC. Strangers can hold at most kPendingMax connections here together, and
-// one user, or one machine that comes over TCP, half of them. Root and the
-// daemon's own user, over a unix socket, have room of their own, as many.
+// A connection that sends neither, too slowly or too much is refused with a
+// HelloReply that gives the reason, or, if it speaks HTTP/2, in gRPC. Strangers
+// can hold at most kPendingMax connections here together, and one user, or one
+// machine that connects over TCP, half of them. Root and the daemon's own user,
+// over a unix socket, have as many places of their own.
 //
-// Threads: the loop's. Outlived by the loop. The callbacks may not destroy the
-// object.
+// Threads: the loop's. The loop outlives the object. The callbacks may not
+// destroy the object.
 class Handshakes {
  public:
   static constexpr size_t kPendingMax = 512;
@@ -36,7 +36,8 @@ class Handshakes {
   struct Callbacks {
     std::function<void(UniqueFd, const PeerCredentials&, v1::Hello)> on_hello;
     std::function<void(UniqueFd, const PeerCredentials&)> on_grpc;
-    // One that speaks HTTP/2, when there is no room for it; may be null.
+    // Takes a connection that speaks HTTP/2 when there is no room for it; may
+    // be null.
     std::function<void(UniqueFd, const absl::Status&)> on_grpc_refused =
         nullptr;
   };
@@ -44,7 +45,7 @@ class Handshakes {
   Handshakes(EventLoop* loop, absl::Duration timeout, Callbacks callbacks);
   ~Handshakes();
 
-  // `fd` is non-blocking.
+  // Starts the handshake of a connection; `fd` is non-blocking.
   void Start(UniqueFd fd, const PeerCredentials& peer);
 
  private:
@@ -60,7 +61,8 @@ class Handshakes {
 
   absl::Status CheckRoom(const PeerCredentials& peer) const;
   void OnEvents(int fd);
-  // OK: done or waiting, else why the connection is refused.
+  // Reads what has arrived. OK: done or waiting; an error says why the
+  // connection is refused.
   absl::Status Advance(Pending* pending, Progress* progress);
   absl::Status ReadHello(Pending* pending, Progress* progress);
   Pending Take(int fd);

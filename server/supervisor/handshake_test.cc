@@ -64,7 +64,7 @@ class HandshakeTest : public testing::Test {
     return UniqueFd(fds[1]);
   }
 
-  // Neither answered nor closed.
+  // Whether the connection is neither answered nor closed.
   static bool IsPending(const UniqueFd& fd) {
     char byte;
     return ::recv(fd.get(), &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN;
@@ -75,7 +75,7 @@ class HandshakeTest : public testing::Test {
               static_cast<ssize_t>(bytes.size()));
   }
 
-  // Lets the loop see everything that was sent so far; once a test.
+  // Lets the loop handle everything sent so far; once a test.
   void RunLoop() {
     Turn(4);
     loop_->Run();
@@ -90,7 +90,8 @@ class HandshakeTest : public testing::Test {
     return FromProto(reply.status());
   }
 
-  // Each turn is a wake-up of its own, with the fds that are ready then.
+  // Runs turns of the loop: each is a wake-up of its own, with the fds that are
+  // ready then.
   void Turn(int left) {
     if (left == 0) return loop_->Stop();
     loop_->Post([this, left] { Turn(left - 1); });
@@ -164,7 +165,7 @@ TEST_F(HandshakeTest, RefusesWhoeverIsTooSlow) {
   const UniqueFd silent = Connect();
   const UniqueFd half = Connect();
   Send(half, HelloFrame("a").substr(0, 9));
-  // Until the timeouts have come: each is answered from the loop.
+  // The loop runs until the timeouts have come: each is answered from the loop.
   loop_->RunAfter(absl::Milliseconds(5), [this] { loop_->Stop(); });
   loop_->Run();
   EXPECT_TRUE(absl::IsDeadlineExceeded(Refusal(silent)));
@@ -184,14 +185,13 @@ TEST_F(HandshakeTest, OneUserCannotTakeAllPlaces) {
   char byte;
   EXPECT_EQ(::recv(other.get(), &byte, 1, MSG_DONTWAIT), -1);
   EXPECT_EQ(errno, EAGAIN);
-  // The place of the one that was refused is free again.
+  // The place of the refused connection is free again.
   const UniqueFd again = Connect();
   EXPECT_EQ(::recv(again.get(), &byte, 1, MSG_DONTWAIT), -1);
   EXPECT_EQ(errno, EAGAIN);
 }
 
-// Over TCP everybody has the daemon's uid; that is no reason to count them as
-// its user.
+// Over TCP every peer has the daemon's uid, but does not count as its user.
 TEST_F(HandshakeTest, TcpTakesNobodysPlacesButItsOwn) {
   const auto tcp = [](std::string address) {
     return PeerCredentials{::geteuid(), 0, false, std::move(address)};
@@ -207,7 +207,8 @@ TEST_F(HandshakeTest, TcpTakesNobodysPlacesButItsOwn) {
   EXPECT_TRUE(IsPending(Connect(::geteuid())));
 }
 
-// Many users, or machines, together take no place of root or the daemon's user.
+// Many users, or machines, together take no places of root or the daemon's
+// user.
 TEST_F(HandshakeTest, OperatorsHaveRoomOfTheirOwn) {
   std::vector<UniqueFd> peers;
   for (size_t i = 0; i < Handshakes::kPendingMax; ++i) {

@@ -15,7 +15,7 @@ constexpr size_t kJobNameBytesMax = 128;
 constexpr size_t kClientVersionBytesMax = 128;
 constexpr size_t kQuotedBytesMax = 64;
 
-// A stranger's text, made fit for a log line and an error text.
+// Quotes a stranger's text for a log line and an error text.
 std::string Quoted(absl::string_view text) {
   const bool cut = text.size() > kQuotedBytesMax;
   return absl::StrCat("\"", absl::CHexEscape(text.substr(0, kQuotedBytesMax)),
@@ -62,7 +62,8 @@ absl::Status CheckJobName(absl::string_view name) {
 
 absl::StatusOr<uint32_t> CheckHello(const v1::Hello& hello,
                                     const PeerCredentials& peer) {
-  // First: with another protocol the other fields may mean something else.
+  // The version is checked first: in another protocol the other fields may have
+  // another meaning.
   OPTSTATE_ASSIGN_OR_RETURN(const uint32_t version, AgreeOnVersion(hello));
   OPTSTATE_RETURN_IF_ERROR(CheckJobName(hello.job()));
   if (hello.client_version().size() > kClientVersionBytesMax) {

@@ -14,14 +14,14 @@ namespace optstate::supervisor {
 // Range of session protocols that this daemon speaks.
 inline constexpr uint32_t kProtocolVersionMin = 3;
 
-// Checks what a Hello says by itself, whatever the daemon's state. Returns the
+// Checks the content of a Hello, independent of the daemon's state. Returns the
 // protocol version that both sides speak. FAILED_PRECONDITION naming both
 // ranges when there is none; INVALID_ARGUMENT: job name, wire.
 absl::StatusOr<uint32_t> CheckHello(const v1::Hello& hello,
                                     const PeerCredentials& peer);
 
-// INVALID_ARGUMENT unless it is [A-Za-z0-9][A-Za-z0-9._-]{0,127}: the name is a
-// directory's name too.
+// Returns INVALID_ARGUMENT unless `name` is [A-Za-z0-9][A-Za-z0-9._-]{0,127}:
+// it is also a directory's name.
 absl::Status CheckJobName(absl::string_view name);
 
 }  // namespace optstate::supervisor

@@ -35,7 +35,7 @@ TEST(HelloCheckTest, VersionErrorNamesBothRanges) {
   v1::Hello hello = GoodHello();
   hello.set_protocol_version_min(7);
   hello.set_protocol_version_max(9);
-  hello.set_job("!");  // not looked at yet
+  hello.set_job("!");  // not checked yet
   const absl::Status status = CheckHello(hello, kUnixPeer).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status));
   EXPECT_THAT(std::string(status.message()),
@@ -73,7 +73,7 @@ TEST(HelloCheckTest, JobNames) {
   EXPECT_FALSE(CheckJobName(absl::string_view("a\0b", 3)).ok());
 }
 
-// Texts of strangers go to the log: one event stays one line.
+// Strangers' texts are logged: one event stays one line.
 TEST(HelloCheckTest, ErrorsQuoteWhatStrangersSend) {
   const absl::Status status = CheckJobName("a\nb" + std::string(100, 'x'));
   EXPECT_THAT(std::string(status.message()),

@@ -10,7 +10,8 @@
 namespace optstate::supervisor {
 namespace {
 
-// One that is there and cannot be looked at is no reason to call it gone.
+// Whether the file exists. One that exists and cannot be inspected does not
+// count as gone.
 bool IsThere(const std::string& path) {
   return ::access(path.c_str(), F_OK) == 0 ||
          (errno != ENOENT && errno != ENOTDIR);

@@ -5,17 +5,17 @@
 
 namespace optstate::supervisor {
 
-// What is there of a job, as its directory shows now.
+// The present state of a job's files, as its directory shows it.
 enum class JobFiles {
-  kGone,     // not even the directory: somebody removed it
+  kGone,     // even the directory was removed
   kNoState,  // no layout was ever registered
   kState,
 };
 
 JobFiles FindJobFiles(const std::string& job_directory);
 
-// Sentences for whoever meets a FAILED job: whether its state is kept, where,
-// and which commands are left.
+// Returns sentences for the user of a FAILED job: whether its state is kept,
+// where, and which commands are left.
 std::string WhatIsKept(const std::string& job,
                        const std::string& job_directory);
 

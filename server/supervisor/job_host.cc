@@ -19,12 +19,12 @@ namespace {
 
 // An engine maps files and waits for its predecessor's lock; it reads nothing.
 constexpr absl::Duration kStartTimeout = absl::Minutes(2);
-// It finishes the pass that it is in.
+// A stopping engine finishes its current pass.
 constexpr absl::Duration kStopTimeout = absl::Seconds(20);
-// Nothing tells when an engine has read a connection.
+// Interval of checks: no event reports that an engine has read a connection.
 constexpr absl::Duration kLook = absl::Milliseconds(50);
 
-// Of an engine that cannot be started.
+// Explains why an engine cannot be started.
 absl::Status ExplainShortage(const absl::Status& status,
                              const std::string& directory) {
   absl::Status full = CheckNotFull(directory);
@@ -81,7 +81,8 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> JobHost::AdoptRunning() {
   auto engine = EngineProcess::AdoptRunning(
       loop_, directory(), {callbacks_.supervise(), kept_}, EngineCallbacks());
   adopted_ = engine.ok();
-  // Nobody answers there, or it is ours from here on: its end will be seen.
+  // Either no engine answers, or the engine is adopted now and its end will be
+  // seen.
   if (engine.ok() || absl::IsUnavailable(engine.status())) one_may_run_ = false;
   return engine;
 }
@@ -127,8 +128,8 @@ void JobHost::OnReady(const v1::EngineEvent::Ready& ready) {
         control::kControlVersion);
     return ReplaceRunning();
   }
-  // It has told of all that it has; sessions may have ended that nobody was
-  // there to be told of.
+  // The engine has reported all its gradients; sessions may have ended while no
+  // supervisor was there.
   if (adopted_) {
     std::erase_if(kept_, [this](const auto& each) {
       return !told_.contains(each.first);
@@ -174,7 +175,7 @@ void JobHost::OnExit(const std::string& how) {
 void JobHost::OnDeath(const std::string& how) {
   reason_ = absl::StrCat("its engine ", how);
   const JobFiles files = FindJobFiles(directory());
-  // No engine can be started there.
+  // No engine can be started without a directory.
   if (files == JobFiles::kGone) {
     return Fail(absl::StrCat(reason_, "; ", directory(), " was removed"));
   }
@@ -208,7 +209,8 @@ bool JobHost::HasState() const {
   return FindJobFiles(directory()) == JobFiles::kState;
 }
 
-// It would only be one more FAILED job that somebody has to delete.
+// Gives up a job without state, which would only be one more FAILED job for the
+// user to delete.
 void JobHost::GiveUp(const absl::Status& why) {
   given_up_ = absl::ResourceExhaustedError(absl::StrCat(
       "job \"", name(), "\": its engine cannot be started: ", why.message()));
@@ -260,7 +262,8 @@ void JobHost::Pump() {
   while (!waiting_.empty()) {
     Waiting& next = waiting_.front();
     const absl::Status status = engine_->Adopt(next.adopt, next.fd.get());
-    // Not just now: on_writable, or the engine's death, comes back to it.
+    // The engine takes none just now: on_writable, or the engine's death,
+    // resumes this.
     if (absl::IsUnavailable(status)) return;
     if (status.ok()) {
       callbacks_.on_adopted(next.fd.get());
@@ -306,8 +309,8 @@ std::deque<Waiting> JobHost::TakeWaiting() {
 }
 
 absl::Status JobHost::Recover(pid_t failed_engine) {
-  // Whoever asked the engine may have asked the one before: that one's word
-  // says nothing of this one.
+  // The caller may have asked the previous engine, whose answer says nothing
+  // about this one.
   const bool fails_running = state_ == State::kRunning && failed_engine != 0 &&
                              engine_pid() == failed_engine;
   if (state_ != State::kFailed && !fails_running) {
@@ -317,7 +320,7 @@ absl::Status JobHost::Recover(pid_t failed_engine) {
         "job ",
         name(), "` says how it is"));
   }
-  // Whoever puts the directory back can ask again.
+  // Once the directory is restored, the call can be repeated.
   if (state_ == State::kFailed &&
       FindJobFiles(directory()) == JobFiles::kGone) {
     return FailedStatus();

@@ -37,20 +37,20 @@ struct Waiting {
 //   running --Recover()--> replacing, when its engine calls the job FAILED
 //   any --Finished or Stop()--> stopping --exit--> stopped
 //
-// Starting means: an engine that runs already (its supervisor has died, or was
-// replaced) is adopted, else one is started. It is given the gradients that
-// were kept of the one before. They are kept for as long as there is the object
-// or until they are dropped by the engine, also while the job is FAILED:
-// without them, a step that was being applied could not be finished.
+// Starting adopts an engine that runs already (its supervisor has died, or was
+// replaced), or else starts one. The engine is given the gradients kept of the
+// previous one. They are kept for the lifetime of the object or until the
+// engine drops them, also while the job is FAILED: without them, a step that
+// was being applied could not be finished.
 //
 // Connections that come while no engine is ready wait for it, kWaitingMax of
 // them at most; those that come while the job is stopping wait for TakeWaiting.
-// Of one that the engine was given there is a copy until it has been read:
-// nobody else could tell that its peer has gone. After that there must be none,
-// for the peer would not notice that the engine closes it.
+// A copy of a connection given to the engine is kept until the engine has read
+// it: nothing else could detect that its peer has gone. After that no copy may
+// exist, for the peer would not notice that the engine closes the connection.
 //
-// Threads: the loop's. Outlived by the loop. on_stopped may destroy the object,
-// the other callbacks may not.
+// Threads: the loop's. The loop outlives the object. on_stopped may destroy the
+// object, the other callbacks may not.
 class JobHost {
  public:
   static constexpr size_t kWaitingMax = 1024;  // the ranks of one job
@@ -67,29 +67,30 @@ class JobHost {
   struct Options {
     std::string executable;
     v1::EngineConfig config;
-    KeptSegments kept;  // by the supervisor before
-    // Made just now, so that no engine of a former supervisor can run.
+    KeptSegments kept;  // by the previous supervisor
+    // The job was created just now, so that no engine of a former supervisor
+    // can run.
     bool is_new = false;
   };
   struct Callbacks {
-    // What an engine is told first.
+    // Returns the first message to an engine.
     std::function<v1::SupervisorRequest::Supervise()> supervise;
-    // An engine is ready; our end of the private gRPC connection to it, and the
-    // inodes of the connections that it has.
+    // An engine is ready. Passes the supervisor's end of the private gRPC
+    // connection to the engine, and the inodes of the engine's connections.
     std::function<void(UniqueFd grpc, const std::vector<uint64_t>& connections)>
         on_engine;
-    // There is a process: one that was started and has not been told to open
-    // its job yet, or one that was adopted.
+    // An engine process exists: one that was started and has not been told to
+    // open its job yet, or one that was adopted.
     std::function<void(pid_t)> on_process;
     std::function<void()> on_engine_gone;
     std::function<void()> on_failed;
     // The engine was given this connection.
     std::function<void(int fd)> on_adopted;
-    // Its peer has gone before the engine has read it; the fd is closed
-    // afterwards.
+    // The connection's peer has gone before the engine has read it; the fd is
+    // closed afterwards.
     std::function<void(int fd)> on_hung_up;
-    // The engine is gone for good. `over`: because the job is (ephemeral, or
-    // nobody registered or could), so that its directory should go.
+    // The engine is gone for good. `over`: the job is over (ephemeral, or no
+    // rank registered or could), so that its directory should be removed.
     std::function<void(bool over)> on_stopped;
   };
 
@@ -100,32 +101,33 @@ class JobHost {
 
   void Start();
 
-  // FAILED_PRECONDITION: the job is FAILED, and why. RESOURCE_EXHAUSTED: too
-  // many wait, or what its engine lacks to start. Takes what is in `waiting`
-  // only when OK.
+  // Hands a connection to the engine. FAILED_PRECONDITION: the job is FAILED,
+  // and why. RESOURCE_EXHAUSTED: too many connections wait, or the resource
+  // that its engine lacks to start. Takes the content of `waiting` only when
+  // OK.
   absl::Status Adopt(Waiting* waiting);
 
-  // While held, connections wait instead of reaching the engine.
+  // Pauses or resumes: while held, connections wait instead of reaching the
+  // engine.
   void SetHeld(bool held);
-  // What an engine is told that is there; the next one hears of it when it is
-  // introduced.
+  // Tells the present engine; a later one is told in its introduction.
   void SetDraining(bool draining);
 
   size_t waiting_count() const { return waiting_.size(); }
-  // Connections that the engine was given and may not have read yet.
+  // Connections given to the engine, which may not have read them yet.
   const std::vector<UniqueFd>& unread() const { return unread_; }
-  // Forgets connections whose peer has gone, and copies of those that the
-  // engine has read. Also done by itself, in a little while.
+  // Drops connections whose peer has gone, and copies of connections that the
+  // engine has read. Also happens automatically after a short delay.
   void DropEnded();
 
-  // Starts the engine of a FAILED job again, as if none had died; ends it
-  // before that if it runs, which is so when `failed_engine` is its pid: this
-  // engine calls the job FAILED. 0: none that runs does. FAILED_PRECONDITION:
-  // the job is not FAILED.
+  // Starts the engine of a FAILED job again, as if none had died. An engine
+  // that still runs and calls the job FAILED, with pid `failed_engine`, is
+  // ended before. 0: no running engine does. FAILED_PRECONDITION: the job is
+  // not FAILED.
   absl::Status Recover(pid_t failed_engine);
 
   // Ends the engine and starts another, which is not counted as a restart;
-  // on_engine or on_failed follows. FAILED_PRECONDITION: none is running.
+  // on_engine or on_failed follows. FAILED_PRECONDITION: no engine is running.
   absl::Status ReplaceEngine();
 
   // Asks the engine to end, without waiting for that.
@@ -133,21 +135,22 @@ class JobHost {
     if (engine_ != nullptr) engine_->Stop();
   }
 
-  // Ends the engine; on_stopped follows, from the loop, even when there is
-  // none.
+  // Ends the engine; on_stopped follows, from the loop, even when there is no
+  // engine.
   void Stop();
 
-  // Who came too late for the engine; to be asked at on_stopped.
+  // Takes the connections that came too late for the engine; to be called at
+  // on_stopped.
   std::deque<Waiting> TakeWaiting();
 
   const std::string& name() const { return options_.config.job(); }
   uint32_t uid() const { return options_.config.uid(); }
   State state() const { return state_; }
-  // Why it is FAILED, or why its engine is not there just now.
+  // Why the job is FAILED, or why its engine is missing just now.
   const std::string& reason() const { return reason_; }
   pid_t engine_pid() const { return engine_ == nullptr ? 0 : engine_->pid(); }
   uint32_t restarts() const { return options_.config.restarts(); }
-  // Of the last engine that was ready.
+  // The Ready message of the last engine that was ready.
   const v1::EngineEvent::Ready& engine_info() const { return engine_info_; }
   const KeptSegments& kept() const { return kept_; }
   const std::string& directory() const { return options_.config.job_dir(); }
@@ -167,7 +170,7 @@ class JobHost {
   void RefuseWaiting(const absl::Status& status);
   absl::Status FailedStatus() const;
   void Pump();
-  // Has DropEnded() called in a little while, if there is anything to drop.
+  // Schedules DropEnded() shortly, if there is anything to drop.
   void LookLater();
   void ArmTimer(absl::Duration delay, std::function<void()> callback);
   void FinishStopping();
@@ -181,14 +184,14 @@ class JobHost {
   State state_ = State::kBackingOff;
   bool held_ = false;
   bool over_ = false;
-  bool adopted_ = false;  // the engine ran before we came
-  // One of a former supervisor may run that could not be adopted: until then
-  // the job must not go, for its engine would go on without it.
+  bool adopted_ = false;  // the engine ran before this object
+  // An engine of a former supervisor may run that was not adopted yet: until
+  // then the job must not be removed, for its engine would go on without it.
   bool one_may_run_;
   std::string reason_;
-  absl::Status given_up_;  // why, of a job that has no state
+  absl::Status given_up_;  // why a job without state was given up
   KeptSegments kept_;
-  std::set<uint32_t> told_;  // ranks of kept_ that this engine has told us of
+  std::set<uint32_t> told_;  // ranks of kept_ reported by this engine
   v1::EngineEvent::Ready engine_info_;
   std::unique_ptr<EngineProcess> engine_;
   std::deque<Waiting> waiting_;

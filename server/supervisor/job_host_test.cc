@@ -19,7 +19,7 @@
 namespace optstate::supervisor {
 namespace {
 
-// One job and its fake_engine, in this thread's loop.
+// A fixture with one job and its fake_engine, in this thread's loop.
 class JobHostTest : public testing::Test {
  protected:
   JobHostTest() {
@@ -58,7 +58,8 @@ class JobHostTest : public testing::Test {
     host_ = std::make_unique<JobHost>(loop_.get(), std::move(options),
                                       std::move(callbacks));
   }
-  // As if its supervisor were killed; the engine goes on.
+  // Starts an engine and abandons it as a killed supervisor would; the engine
+  // goes on.
   pid_t StartAndAbandon() {
     Make(/*is_new=*/true);
     on_engine_ = [this] { loop_->Stop(); };
@@ -75,7 +76,7 @@ class JobHostTest : public testing::Test {
   std::optional<bool> over_;
 };
 
-// No fd can be had while it lives; what there is goes on.
+// While this object lives no fd can be opened; open fds stay usable.
 class NoFds {
  public:
   NoFds() {
@@ -90,7 +91,7 @@ class NoFds {
 };
 
 // The job has no state that would keep it; but its engine runs and has ranks,
-// and would go on for ever without a directory and without anybody to ask.
+// and would go on for ever without a directory and a supervisor.
 TEST_F(JobHostTest, AJobWhoseEngineCannotBeAdoptedIsNotGivenUp) {
   const pid_t engine = StartAndAbandon();
   ASSERT_GT(engine, 0);
@@ -113,7 +114,7 @@ TEST_F(JobHostTest, AJobWhoseEngineCannotBeAdoptedIsNotGivenUp) {
   EXPECT_NE(::kill(engine, 0), 0) << "it has ended";
 }
 
-// One that is deleted meanwhile takes it along.
+// Deleting the job meanwhile also stops the engine.
 TEST_F(JobHostTest, AnEngineThatWasNotAdoptedYetIsStoppedWithItsJob) {
   const pid_t engine = StartAndAbandon();
   ASSERT_GT(engine, 0);
@@ -127,7 +128,7 @@ TEST_F(JobHostTest, AnEngineThatWasNotAdoptedYetIsStoppedWithItsJob) {
   EXPECT_NE(::kill(engine, 0), 0) << "it has ended";
 }
 
-// Of a new job nothing can run.
+// No engine of a new job can be running.
 TEST_F(JobHostTest, ANewJobForWhichThereAreNoFdsIsGivenUp) {
   Make(/*is_new=*/true);
   {

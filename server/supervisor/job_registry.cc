@@ -98,7 +98,7 @@ absl::Status JobRegistry::Create(const std::string& name, uid_t owner) {
   OPTSTATE_RETURN_IF_ERROR(CreateSmallFile(absl::StrCat(fresh, "/", kOwnerFile),
                                            absl::StrCat(owner, "\n")));
   const std::string path = JobDirectory(name);
-  // Fails when a directory with something in it has the name already.
+  // The rename fails when a non-empty directory has the name already.
   if (::rename(fresh.c_str(), path.c_str()) != 0) {
     return OsError(errno, absl::StrCat("rename ", fresh, " to ", path));
   }

@@ -15,7 +15,7 @@
 
 namespace optstate::supervisor {
 
-// The names of the jobs of a state directory and whose they are, on disk:
+// The names and owners of the jobs of a state directory, on disk:
 //
 //   JOBS/NAME/          the job's directory; its engine's files lie here
 //   JOBS/NAME/owner     the owner's uid, in decimal
@@ -27,21 +27,19 @@ namespace optstate::supervisor {
 class JobRegistry {
  public:
   // Creates `directory` when needed, removes what a crash left half done and
-  // takes note of every job. A directory that is no job is left alone and
-  // logged.
+  // reads every job. A directory that is no job is left alone and logged.
   static absl::StatusOr<JobRegistry> Open(const std::string& directory);
 
-  // Name to owner.
+  // Owners by job name.
   const std::map<std::string, uid_t, std::less<>>& jobs() const {
     return jobs_;
   }
   std::string JobDirectory(absl::string_view name) const;
 
-  // `name` is valid (CheckJobName). ALREADY_EXISTS.
+  // Creates a job; `name` is valid (CheckJobName). ALREADY_EXISTS.
   absl::Status Create(const std::string& name, uid_t owner);
-  // The name is free afterwards. Returns where the directory now is, for the
-  // caller to remove, which takes as long as there is memory to free.
-  // NOT_FOUND.
+  // Frees the name of a job. Returns the directory's new path, for the caller
+  // to remove, which takes time in proportion to the memory freed. NOT_FOUND.
   absl::StatusOr<std::string> Discard(const std::string& name);
 
  private:

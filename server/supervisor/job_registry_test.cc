@@ -60,7 +60,7 @@ TEST_F(JobRegistryTest, CleansUpAfterACrash) {
     JobRegistry registry = Open();
     ASSERT_TRUE(registry.Create("a", 1).ok());
     ASSERT_TRUE(registry.Create("gone", 1).ok());
-    ASSERT_TRUE(registry.Discard("gone").ok());  // and nobody removed it
+    ASSERT_TRUE(registry.Discard("gone").ok());  // the directory stays
   }
   ASSERT_TRUE(EnsurePrivateDirectory(root_ + "/.new-half", 0700).ok());
   EXPECT_THAT(Open().jobs(), ElementsAre(Pair("a", 1)));

@@ -22,17 +22,17 @@ struct JobWeight {
   uint32_t weight = 0;
 };
 
-// "eval-*=25". INVALID_ARGUMENT: it is none.
+// Parses "eval-*=25". INVALID_ARGUMENT: the text is no weight.
 absl::StatusOr<JobWeight> ParseJobWeight(absl::string_view text);
 
-// Of a configuration that was checked.
+// Returns the job's weight by a configuration that was checked.
 uint32_t WeightOf(const v1::EngineSettings& settings, const std::string& job);
-// The largest that it gives to any job.
+// Returns the largest weight that the configuration gives to any job.
 uint32_t LargestWeight(const v1::EngineSettings& settings);
 
-// Steps of nice values between a job of this weight and one of weight 100,
-// positive for less. The kernel gives a process 1.25 times the time for each
-// step down.
+// Returns the steps of nice values between a job of this weight and one of
+// weight 100, positive for a smaller weight. The kernel gives a process 1.25
+// times the time for each step down.
 int NiceSteps(uint32_t weight);
 
 }  // namespace optstate::supervisor

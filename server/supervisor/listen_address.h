@@ -10,18 +10,18 @@
 
 namespace optstate::supervisor {
 
-// Where the daemon listens: a unix socket or a TCP address.
+// An address that the daemon listens on: a unix socket or a TCP address.
 struct ListenAddress {
   std::string unix_path;  // empty: TCP
   std::string host;
   uint16_t port = 0;  // 0: the kernel chooses
 };
 
-// "unix:/PATH", "HOST:PORT", "[IPV6]:PORT". INVALID_ARGUMENT says what is
-// wrong with it.
+// Parses "unix:/PATH", "HOST:PORT" or "[IPV6]:PORT". INVALID_ARGUMENT says what
+// is wrong with the text.
 absl::StatusOr<ListenAddress> ParseListenAddress(absl::string_view text);
 
-// INVALID_ARGUMENT unless `path` is absolute and fits a socket address.
+// Returns INVALID_ARGUMENT unless `path` is absolute and fits a socket address.
 absl::Status CheckUnixSocketPath(absl::string_view path);
 
 }  // namespace optstate::supervisor

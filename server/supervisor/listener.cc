@@ -29,12 +29,13 @@ constexpr int kSocketFlags = SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC;
 sockaddr_un UnixAddress(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  // Its length was checked by CheckUnixSocketPath.
+  // CheckUnixSocketPath has checked the path's length.
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   return address;
 }
 
-// OK when nobody is there any more, or never was.
+// Removes a socket file on which no process listens; OK also when there is
+// none.
 absl::Status ProbeAndRemove(const std::string& path) {
   struct stat info;
   if (::lstat(path.c_str(), &info) != 0) {
@@ -51,7 +52,7 @@ absl::Status ProbeAndRemove(const std::string& path) {
   const int result =
       ::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address),
                 sizeof(address));
-  // EAGAIN: somebody listens, whose backlog is full.
+  // EAGAIN: a process listens, and its backlog is full.
   if (result == 0 || errno == EAGAIN) {
     return absl::FailedPreconditionError(
         absl::StrCat("another process listens on ", path));
@@ -67,7 +68,7 @@ absl::Status ProbeAndRemove(const std::string& path) {
 
 absl::Status MakeParent(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
-  // Under /tmp a stranger may have been first.
+  // Under /tmp a stranger may have created the directory first.
   OPTSTATE_RETURN_IF_ERROR(Annotate(
       CheckPathOwners(parent, PathOwners::kOurs),
       absl::StrCat("the socket ", path,
@@ -75,7 +76,8 @@ absl::Status MakeParent(const std::string& path) {
                    "is set)")));
   struct stat info;
   if (::stat(parent.c_str(), &info) == 0) return absl::OkStatus();
-  // Reachable by all: the socket's own permissions say who may connect.
+  // The directory is accessible to all: the socket's own permissions decide who
+  // may connect.
   return EnsurePrivateDirectory(parent, 0755);
 }
 
@@ -137,7 +139,8 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenUnix(
              sizeof(address)) != 0) {
     return OsError(errno, absl::StrCat("bind ", path));
   }
-  // Before listen(): until then nobody can connect with the wrong permissions.
+  // Permissions are set before listen(): until then no process can connect with
+  // the wrong ones.
   if (::chmod(path.c_str(), mode) != 0) {
     return OsError(errno, absl::StrCat("chmod ", path));
   }
@@ -180,7 +183,8 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Inherit(
       listener->lock_,
       FileLock::Inherit(address.unix_path + ".lock", std::move(lock)));
   OPTSTATE_RETURN_IF_ERROR(listener->NoteFile(address.unix_path));
-  // In one step: its permissions are never wider than one of the two.
+  // The mode changes in one step: it is never wider than the old or the new
+  // one.
   if (::chmod(address.unix_path.c_str(), mode) != 0) {
     return OsError(errno, absl::StrCat("chmod ", address.unix_path));
   }
@@ -222,7 +226,8 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenTcp(
   return listener;
 }
 
-// Somebody may have put another socket there by hand.
+// Whether the file is still this socket's: another one may have been put there
+// by hand.
 bool Listener::FileIsInPlace() const {
   struct stat info;
   return ::lstat(path_.c_str(), &info) == 0 && info.st_dev == device_ &&

@@ -15,7 +15,7 @@
 namespace optstate::supervisor {
 
 // One listening socket, non-blocking. A unix socket's file is removed with the
-// object, if it still is the same file.
+// object, if it is still the same file.
 class Listener {
  public:
   // Unix sockets: `mode` are the socket's permissions; a missing parent
@@ -26,16 +26,18 @@ class Listener {
   // Anything but a socket at PATH is FAILED_PRECONDITION and left alone.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(
       const ListenAddress& address, mode_t mode);
-  // One that the process had which executed this one in its place; `lock` is
-  // -1 for TCP. `mode` as of Open: the configuration may have another one now.
+  // Inherits a socket of the process that executed this one in its place;
+  // `lock` is -1 for TCP. `mode` as of Open: the configuration may have another
+  // one now.
   static absl::StatusOr<std::unique_ptr<Listener>> Inherit(
       const ListenAddress& address, UniqueFd fd, UniqueFd lock, mode_t mode);
-  // Closes such a one that is no longer configured, and removes its file,
-  // unless somebody else listens there by now.
+  // Closes an inherited socket that is no longer configured, and removes its
+  // file, unless another process listens there by now.
   static void Retire(const ListenAddress& address, UniqueFd fd, UniqueFd lock);
-  // None while a client finds this one. Else, of a unix socket whose file was
-  // removed or replaced, one that listens there in its place, under the same
-  // lock (its lock_fd() is -1) unless that is gone as well; errors as of Open.
+  // Returns null while clients reach this listener. For a unix socket whose
+  // file was removed or replaced, returns one that listens there in its place,
+  // under the same lock (its lock_fd() is -1) unless the lock file is gone as
+  // well; errors as of Open.
   absl::StatusOr<std::unique_ptr<Listener>> Reopened(mode_t mode) const;
   ~Listener();
   Listener(const Listener&) = delete;
@@ -44,7 +46,8 @@ class Listener {
   int fd() const { return fd_.get(); }
   int lock_fd() const { return lock_.has_value() ? lock_->fd() : -1; }
   bool is_unix() const { return !path_.empty(); }
-  // "unix:PATH" or "HOST:PORT" with the port that the kernel chose.
+  // The address: "unix:PATH", or "HOST:PORT" with the port that the kernel
+  // chose.
   const std::string& name() const { return name_; }
 
  private:

@@ -22,7 +22,7 @@ using ::testing::HasSubstr;
 class ListenerTest : public testing::Test {
  protected:
   ListenerTest() {
-    // Short: socket paths are.
+    // The name is short, because socket paths are.
     std::string name = "/tmp/listener-XXXXXX";
     root_ = ::mkdtemp(name.data());
     path_ = root_ + "/d/s.sock";
@@ -33,7 +33,7 @@ class ListenerTest : public testing::Test {
     return Listener::Open({path_, "", 0}, mode);
   }
 
-  // A listening socket of somebody who knows nothing of our lock file.
+  // A listening socket of a process that does not know the lock file.
   UniqueFd Foreign(bool listening) {
     EXPECT_TRUE(EnsurePrivateDirectory(root_ + "/d", 0700).ok());
     UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -83,7 +83,7 @@ TEST_F(ListenerTest, ARetiredSocketIsRemoved) {
   ASSERT_EQ(::listen(fd.get(), 1), 0);
   Listener::Retire({path_, "", 0}, std::move(fd), UniqueFd());
   EXPECT_NE(::access(path_.c_str(), F_OK), 0);
-  // It may be gone already.
+  // The file may be gone already.
   Listener::Retire({path_, "", 0}, UniqueFd(), UniqueFd());
 }
 
@@ -105,7 +105,7 @@ TEST_F(ListenerTest, AnInheritedSocketGetsTheModeOfNow) {
 }
 
 TEST_F(ListenerTest, TakesOverAStaleSocket) {
-  Foreign(/*listening=*/true);  // closed at once: nobody is behind the file
+  Foreign(/*listening=*/true);  // closed at once: no process is behind the file
   ASSERT_TRUE(Exists());
   EXPECT_TRUE(Open().ok());
 }
@@ -159,7 +159,8 @@ TEST_F(ListenerTest, TcpErrorsNameTheAddress) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("no.such.host.invalid"));
 }
 
-// As /tmp/optstate-UID, made by somebody who knew which name it would have.
+// The directory is like /tmp/optstate-UID, created by another user who knew its
+// name.
 TEST_F(ListenerTest, RefusesToListenInAStrangersDirectory) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs root to give a directory away";
   ASSERT_EQ(::mkdir((root_ + "/d").c_str(), 0700), 0);

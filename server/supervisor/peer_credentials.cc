@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kIpv6NetworkBytes = 8;
 
-// "unknown" when the peer has gone already.
+// Returns the peer's address; "unknown" when the peer has gone already.
 std::string AddressOf(int fd) {
   sockaddr_storage address{};
   socklen_t size = sizeof(address);

@@ -9,26 +9,27 @@
 
 namespace optstate::supervisor {
 
-// Who is at the other end of a connection.
+// The identity of a connection's peer.
 struct PeerCredentials {
   uid_t uid = 0;
   pid_t pid = 0;  // 0: unknown (TCP, or another pid namespace)
   bool is_unix = false;
-  // Of TCP: the machine, as quotas count it. An IPv6 address without its last
-  // 64 bits, which one machine can choose as it likes.
+  // The peer's machine over TCP, as quotas count it: an IPv6 address without
+  // its last 64 bits, which a machine can choose freely.
   std::string address = "";
 
-  // Root or the daemon's own user, and known to be so: over TCP anybody acts as
-  // the daemon's user. What strangers can use up is kept in part for these.
+  // Whether the peer is known to be root or the daemon's own user; over TCP
+  // every peer acts as the daemon's user. Part of what strangers can use up is
+  // reserved for operators.
   bool is_operator() const;
-  // Whom quotas count: a user of this machine, or a machine that TCP comes
-  // from, "uid 1000" or "address 10.0.0.7".
+  // The name that quotas count: a user of this machine ("uid 1000"), or the
+  // machine of a TCP peer ("address 10.0.0.7").
   std::string quota_name() const;
 };
 
-// A unix socket's peer is whom the kernel says. TCP tells nobody's name, so a
-// TCP peer acts as the daemon's own user: whoever configures `listen` with a
-// TCP address trusts everybody who can reach it.
+// Reads a peer's credentials: the kernel names a unix socket's peer. TCP names
+// no user, so a TCP peer acts as the daemon's own user: configuring `listen`
+// with a TCP address trusts everyone who can reach it.
 absl::StatusOr<PeerCredentials> GetPeerCredentials(int fd, bool is_unix);
 
 }  // namespace optstate::supervisor

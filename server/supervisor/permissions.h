@@ -8,16 +8,16 @@
 
 namespace optstate::supervisor {
 
-// Who may do what; PERMISSION_DENIED says who asks and who may. Looking is open
-// to whoever reaches the socket.
+// Permissions of users; PERMISSION_DENIED names the user who asks and those who
+// may. Reading is open to every user who reaches the socket.
 
-// Attaching to a job: its owner and root.
+// Allows attaching to a job to its owner and root.
 absl::Status CheckMayJoinJob(absl::string_view job, uid_t owner, uid_t uid);
 
-// Changing or deleting a job: its owner, root and the daemon's user.
+// Allows changing or deleting a job to its owner, root and the daemon's user.
 absl::Status CheckMayChangeJob(absl::string_view job, uid_t owner, uid_t uid);
 
-// What concerns every job: root and the daemon's user.
+// Allows operations on all jobs to root and the daemon's user.
 absl::Status CheckOperator(uid_t uid);
 
 }  // namespace optstate::supervisor

@@ -11,7 +11,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Users that this test certainly is not.
+// Users that this test certainly does not run as.
 constexpr uid_t kOwner = 4711;
 constexpr uid_t kOther = 4712;
 
@@ -30,7 +30,7 @@ TEST(PermissionsTest, ChangeIsAlsoTheDaemonUsers) {
   EXPECT_TRUE(CheckMayChangeJob("j", kOwner, ::geteuid()).ok());
   const absl::Status status = CheckMayChangeJob("j", kOwner, kOther);
   EXPECT_TRUE(absl::IsPermissionDenied(status));
-  // Another name is no way to delete this job.
+  // Using another name does not help to delete this job.
   EXPECT_THAT(status.message(), HasSubstr("only its owner"));
   EXPECT_THAT(status.message(), Not(HasSubstr("another job name")));
 }

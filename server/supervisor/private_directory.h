@@ -11,10 +11,9 @@ namespace optstate::supervisor {
 
 // Makes sure that `path` is a directory in which no other user can put, rename
 // or remove anything; creates it with `mode` (and missing parents with 0755)
-// when it is not there.
-// FAILED_PRECONDITION when it is there but is no directory, belongs to another
-// user than this one or root, or is writable by others: under /dev/shm and
-// /tmp anybody could have been first.
+// when it is not there. FAILED_PRECONDITION when it is there but is no
+// directory, belongs to another user than this one or root, or is writable by
+// others: under /dev/shm and /tmp another user could have created it first.
 absl::Status EnsurePrivateDirectory(const std::string& path, mode_t mode);
 
 // Removes `path` and everything below it; OK when it is not there. Follows no

@@ -7,9 +7,9 @@ namespace optstate::supervisor {
 
 // Sends a HelloReply frame with `status` on a fresh, non-blocking connection,
 // as far as the peer's buffer takes it (it does, unless the peer filled it on
-// purpose), and shuts the connection down. What the peer has sent is read away
-// first: closing over unread bytes would reset a TCP connection and could take
-// the reply with it.
+// purpose), and shuts the connection down. The bytes that the peer has sent are
+// read and dropped first: closing with unread bytes would reset a TCP
+// connection and could lose the reply.
 void SendRefusal(int fd, const absl::Status& status);
 
 }  // namespace optstate::supervisor

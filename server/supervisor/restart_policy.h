@@ -19,8 +19,8 @@ class RestartPolicy {
   RestartPolicy(uint32_t restarts_max, absl::Duration window)
       : restarts_max_(restarts_max), window_(window) {}
 
-  // To be asked at each death. nullopt: restarts_max restarts have been used up
-  // within the window.
+  // Returns the delay before the next start; to be called at each death.
+  // nullopt: restarts_max restarts have been used up within the window.
   std::optional<absl::Duration> OnDeath(absl::Time now);
 
   // Forgets every restart.

@@ -28,7 +28,7 @@ TEST(RestartPolicyTest, OnlyDeathsWithinTheWindowCount) {
   EXPECT_TRUE(policy.OnDeath(now).has_value());
   EXPECT_TRUE(policy.OnDeath(now + absl::Seconds(30)).has_value());
   EXPECT_FALSE(policy.OnDeath(now + absl::Seconds(59)).has_value());
-  // The first one is a window ago.
+  // The first restart is a window ago.
   EXPECT_TRUE(policy.OnDeath(now + kWindow).has_value());
   EXPECT_FALSE(policy.OnDeath(now + kWindow).has_value());
 }

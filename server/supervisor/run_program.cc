@@ -21,8 +21,8 @@ namespace {
 
 constexpr size_t kOutputBytesMax = 64 << 10;
 
-// Until the program, and whoever it has started, closes it; false at the
-// deadline.
+// Reads until the program, and every process that it has started, closes `fd`;
+// false at the deadline.
 bool ReadToEnd(int fd, absl::Time deadline, std::string* output) {
   char buffer[4096];
   while (true) {
@@ -40,7 +40,7 @@ bool ReadToEnd(int fd, absl::Time deadline, std::string* output) {
   }
 }
 
-// It may close its output long before it ends.
+// Awaits the program's exit: it may close its output long before.
 bool AwaitExit(pid_t pid, absl::Time deadline, int* status) {
   while (::waitpid(pid, status, WNOHANG) == 0) {
     if (absl::Now() > deadline) return false;

@@ -14,9 +14,9 @@ struct ProgramResult {
   std::string output;    // stdout and stderr, 64 KiB of them at most
 };
 
-// Runs a program to its end. NOT_FOUND, PERMISSION_DENIED: it is not there or
-// cannot be executed; DEADLINE_EXCEEDED: it did not end in time, and was
-// killed.
+// Runs a program to its end. NOT_FOUND, PERMISSION_DENIED: the program does not
+// exist or cannot be executed; DEADLINE_EXCEEDED: the program did not end in
+// time, and was killed.
 //
 // Threads: thread-safe; blocks.
 absl::StatusOr<ProgramResult> RunProgram(const std::string& path,

@@ -10,26 +10,26 @@
 
 namespace optstate::supervisor {
 
-// Counts the connections that engines were given.
+// Counts the connections given to engines.
 //
 // An engine does not report when a session ends, and the supervisor keeps no
-// copy of its socket once the engine has it (then the peer would not notice
-// that the engine closed it). So the count only grows, until the limit is
-// reached: then the supervisor looks which sockets the engine still has open,
-// by their inodes.
+// copy of its socket once the engine has it (with a copy the peer would not
+// notice that the engine closed its own). So the count only grows until the
+// limit is reached: then the supervisor checks which sockets the engine still
+// has open, by their inodes.
 //
 // Threads: one at a time.
 class SessionLedger {
  public:
   void Add(const std::string& job, ino_t socket);
   void Remove(const std::string& job, ino_t socket);
-  // The job's engine is gone, and its sessions with it.
+  // Forgets the sessions of a job whose engine is gone.
   void Forget(const std::string& job);
-  // Keeps those of the job's sessions whose socket is in `open`.
+  // Keeps the job's sessions whose socket is in `open`.
   void Retain(const std::string& job, const std::set<ino_t>& open);
 
   size_t count() const { return count_; }
-  // Of one job.
+  // Number of sessions of one job.
   size_t count(const std::string& job) const;
 
  private:

@@ -12,8 +12,8 @@
 namespace optstate::supervisor {
 
 // Blocks SIGTERM, SIGINT and SIGHUP in this thread and those that it starts,
-// and ignores SIGPIPE. To be called before any thread is started: otherwise a
-// signal could still end the process through one that does not block it.
+// and ignores SIGPIPE. Must be called before any thread is started: otherwise a
+// signal could still end the process through a thread that does not block it.
 void BlockSignals();
 
 // Turns the blocked signals into calls from the loop.

@@ -10,13 +10,13 @@
 
 namespace optstate::supervisor {
 
-// The whole file. RESOURCE_EXHAUSTED when it has more than `bytes_max`, else
-// the error of the call that failed.
+// Reads the whole file. RESOURCE_EXHAUSTED when it has more than `bytes_max`;
+// otherwise the error of the call that failed.
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path,
                                           size_t bytes_max);
 
 // Writes a file that does not exist yet, readable by its owner alone.
-// ALREADY_EXISTS when it does.
+// ALREADY_EXISTS when the file exists.
 absl::Status CreateSmallFile(const std::string& path, absl::string_view text);
 
 }  // namespace optstate::supervisor

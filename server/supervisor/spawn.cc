@@ -14,7 +14,7 @@
 namespace optstate::supervisor {
 namespace {
 
-// Frees what posix_spawn needs, whatever happens.
+// Owns the objects that posix_spawn needs, and frees them on every path.
 class SpawnSettings {
  public:
   SpawnSettings() {
@@ -66,8 +66,8 @@ class SpawnSettings {
 absl::StatusOr<pid_t> Spawn(const std::string& executable,
                             const std::vector<std::string>& args,
                             absl::Span<const int> fds, int output) {
-  // Above every number that the child gets, so that no dup2 in the child
-  // overwrites one that is still needed.
+  // Fds are moved above every number that the child gets, so that no dup2 in
+  // the child overwrites one that is still needed.
   const int above = kFirstInheritedFd + static_cast<int>(fds.size());
   std::vector<UniqueFd> copies;
   for (const int fd : fds) {
@@ -87,7 +87,7 @@ absl::StatusOr<pid_t> Spawn(const std::string& executable,
   pid_t pid = 0;
   const int error = ::posix_spawn(&pid, executable.c_str(), settings.actions(),
                                   settings.attributes(), argv.data(), environ);
-  // Not for a while only: whoever has the processes may keep them.
+  // The error is not transient: the existing processes may go on running.
   if (error == EAGAIN) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "start ", executable, ": a limit of processes is reached"));

@@ -11,7 +11,7 @@ namespace {
 TEST(SpawnTest, NoMoreProcesses) {
   const pid_t child = ::fork();
   if (child == 0) {
-    // Root has no such limit.
+    // Root has no limit of processes.
     if (::geteuid() == 0 && ::setuid(4711) != 0) ::_exit(100);
     const rlimit none = {0, 0};
     if (::setrlimit(RLIMIT_NPROC, &none) != 0) ::_exit(101);

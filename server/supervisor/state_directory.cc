@@ -15,8 +15,8 @@ namespace {
 constexpr char kLockName[] = "/lock";
 constexpr char kJobsName[] = "/jobs";
 
-// Its files can only be mapped, and only in whole pages: the lock's pid and a
-// job's description are written.
+// Refuses hugetlbfs, whose files can only be mapped, and only in whole pages:
+// the lock's pid and a job's description are written.
 absl::Status CheckFileSystem(const std::string& path) {
   OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(path));
   if (!info.is_hugetlbfs) return absl::OkStatus();
@@ -51,7 +51,7 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(
   if (config.huge_pages() == v1::HUGE_PAGES_MOUNT) {
     OPTSTATE_RETURN_IF_ERROR(
         Annotate(MountHugeTmpfs(path), "huge_pages: mount"));
-    // The directory is another one now.
+    // After the mount the path names another directory.
     OPTSTATE_RETURN_IF_ERROR(EnsurePrivateDirectory(path, 0700));
   }
   OPTSTATE_RETURN_IF_ERROR(CheckFileSystem(path));

@@ -14,11 +14,11 @@
 
 namespace optstate::supervisor {
 
-// One sentence on what the pages are, and why; the setting decides only where
-// the mount leaves it to the daemon.
+// Returns one sentence on the page size in use and its reason; the setting
+// decides only where the mount leaves the choice to the daemon.
 std::string DescribeStatePages(v1::HugePages setting, const TmpfsInfo& info);
 
-// Where a daemon keeps its jobs, held for it alone.
+// A daemon's directory of jobs, locked for that daemon alone.
 //
 //   STATE_DIR/lock   the daemon's lock, with its pid
 //   STATE_DIR/jobs/  see job_registry.h
@@ -27,18 +27,20 @@ std::string DescribeStatePages(v1::HugePages setting, const TmpfsInfo& info);
 class StateDirectory {
  public:
   // Creates and, with huge_pages: mount, mounts it when needed.
-  // FAILED_PRECONDITION: another daemon has it (its pid is named), other users
-  // could write to it, or a tmpfs cannot be mounted over what is in it.
-  // `inherited_lock`: from the process that executed this one in its place.
+  // FAILED_PRECONDITION: another daemon has the directory (the error names its
+  // pid), other users could write to it, or a tmpfs cannot be mounted over its
+  // content. `inherited_lock`: from the process that executed this one in its
+  // place.
   static absl::StatusOr<StateDirectory> Open(const v1::DaemonConfig& config,
                                              UniqueFd inherited_lock = {});
 
   int lock_fd() const { return lock_.fd(); }
-  // FAILED_PRECONDITION when the directory, or jobs/, was removed or replaced.
+  // Returns FAILED_PRECONDITION when the directory, or jobs/, was removed or
+  // replaced.
   absl::Status CheckInPlace() const;
 
   JobRegistry TakeRegistry() { return std::move(registry_); }
-  // One sentence on the pages that jobs' files get and how to have better ones.
+  // One sentence on the page size of jobs' files and how to get larger pages.
   const std::string& pages() const { return pages_; }
 
  private:

@@ -71,7 +71,7 @@ void Supervisor::Start() {
   }
   spdlog::info("jobs share the cores by {}", shares_.description());
   for (const auto& [name, uid] : registry_.jobs()) StartHost(name, uid);
-  options_.kept.clear();  // of jobs that are gone
+  options_.kept.clear();  // segments of jobs that are gone
 }
 
 void Supervisor::OnHello(UniqueFd fd, const PeerCredentials& peer,
@@ -98,12 +98,12 @@ void Supervisor::OnHello(UniqueFd fd, const PeerCredentials& peer,
 
 absl::Status Supervisor::Route(Waiting* waiting) {
   if (stopping_) {
-    // Not an answer: it connects again, perhaps to the daemon that comes next.
+    // The peer gets no answer: it connects again, perhaps to the next daemon.
     waiting->fd.reset();
     return absl::OkStatus();
   }
-  // A rank whose engine has died comes back to its open step: of jobs that are
-  // there, the engine knows who is new.
+  // A rank whose engine has died comes back to its open step: for existing
+  // jobs, the engine distinguishes new ranks.
   if (draining_ && !hosts_.contains(waiting->adopt.hello().job())) {
     return absl::UnavailableError(
         "the daemon is draining and takes no new sessions");
@@ -171,7 +171,7 @@ void Supervisor::LookForEndedSessions() {
     if (host->engine_pid() == 0) continue;
     absl::StatusOr<std::set<ino_t>> open =
         control::OpenSockets(host->engine_pid());
-    // Unreadable: the old count is the safe side.
+    // When unreadable, the old count is the safe side.
     if (!open.ok()) continue;
     for (const UniqueFd& fd : host->unread()) {
       const absl::StatusOr<ino_t> inode = control::SocketInode(fd.get());
@@ -228,7 +228,7 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
                                         std::move(callbacks));
   JobHost* const raw = host.get();
   hosts_[name] = std::move(host);
-  callbacks_.on_engine_gone(name);  // so far
+  callbacks_.on_engine_gone(name);  // none yet
   raw->Start();
   return raw;
 }

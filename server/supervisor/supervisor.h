@@ -27,31 +27,33 @@
 
 namespace optstate::supervisor {
 
-// Knows every job and decides who gets to its engine.
+// Manages all jobs and decides which connections reach their engines.
 //
-// A Hello is checked in this order: what it says by itself (hello_check.h),
-// draining, the job's owner or must_exist, the limits. Then the job's engine is
-// found or started and gets the connection. A refused peer is sent a HelloReply
-// with the reason.
+// A Hello is checked in this order: its content (hello_check.h), draining, the
+// job's owner or must_exist, the limits. Then the job's engine is found or
+// started and gets the connection. A refused peer is sent a HelloReply with the
+// reason.
 //
-// Threads: the loop's, but for SupervisorControl. Outlived by the loop.
+// Threads: the loop's, except for SupervisorControl. The loop outlives the
+// object.
 class Supervisor : public SupervisorControl {
  public:
   struct Options {
     v1::DaemonConfig config;
     std::string executable;  // started as engine
-    // A trainer's private daemon: see EngineConfig.
+    // Set for a trainer's private daemon: see EngineConfig.
     bool engines_exit_with_supervisor = false;
-    // By the supervisor before; see Kept().
+    // Gradients kept by the previous supervisor; see Kept().
     std::map<std::string, KeptSegments> kept = {};
-    // Why no job can be created, if so; none: nothing could prevent it.
+    // Returns why no job can be created, else OK; null: nothing could prevent
+    // it.
     std::function<absl::Status()> check_state_directory = nullptr;
   };
   struct Callbacks {
-    // As JobHost's.
+    // Called as JobHost's on_engine.
     std::function<void(const std::string& job, UniqueFd grpc)> on_engine;
     std::function<void(const std::string& job)> on_engine_gone;
-    // The job has none and gets none, unless it is recovered.
+    // The job has no engine and gets none, unless it is recovered.
     std::function<void(const std::string& job)> on_no_engine;
   };
 
@@ -63,15 +65,15 @@ class Supervisor : public SupervisorControl {
 
   void OnHello(UniqueFd fd, const PeerCredentials& peer, v1::Hello hello);
 
-  // Ends every engine; then calls `done`, from the loop. Jobs that come to
-  // their end meanwhile are removed, the others keep their state.
+  // Ends every engine; then calls `done`, from the loop. Jobs that are over
+  // meanwhile are removed, the others keep their state.
   void Stop(std::function<void()> done);
 
-  // The gradients kept, by job. An engine tells the next supervisor of its
-  // own, but it may die before that.
+  // Returns the kept gradients by job. An engine reports its own to the next
+  // supervisor, but may die before that.
   std::map<std::string, KeptSegments> Kept() const;
 
-  // Asks every engine to end and waits for none: this process ends right now.
+  // Asks every engine to end and waits for none: this process ends immediately.
   void TellEnginesToStop();
 
   std::vector<JobSummary> Jobs() override;
@@ -92,11 +94,12 @@ class Supervisor : public SupervisorControl {
   using DeleteCallback = std::function<void(const absl::Status&)>;
 
   const v1::Limits& limits() const { return options_.config.limits(); }
-  // Takes what is in `waiting` only when OK.
+  // Routes a connection to its job's engine; takes the content of `waiting`
+  // only when OK.
   absl::Status Route(Waiting* waiting);
   absl::StatusOr<JobHost*> FindOrCreate(const Waiting& waiting);
   absl::Status CheckRoomForJob(const PeerCredentials& peer) const;
-  // Of a job that belongs to `owner`.
+  // Checks the session limits for a job that belongs to `owner`.
   absl::Status CheckRoomForSession(const PeerCredentials& peer, uid_t owner);
   Counts CountSessions(uid_t owner) const;
   void LookForEndedSessions();
@@ -105,7 +108,8 @@ class Supervisor : public SupervisorControl {
   void OnAdopted(const std::string& name, int fd);
   void OnStopped(const std::string& name, bool over);
   void RemoveJob(const std::string& name, DeleteCallback done);
-  // Connections that reached a job in its last moments start the next one.
+  // Routes connections that reached a job as it ended; they start the next job
+  // of that name.
   void Reroute(std::deque<Waiting> waiting);
   void RunInLoop(const std::function<void()>& function);
   // `waiter` is called when the job's engine is ready, or cannot be.
@@ -118,7 +122,7 @@ class Supervisor : public SupervisorControl {
   absl::StatusOr<std::string> AwaitEngineAfter(
       const std::string& name, absl::Time deadline,
       const std::function<absl::Status(JobHost*)>& begin);
-  // NOT_FOUND, or PERMISSION_DENIED.
+  // Finds a job that `uid` may change. NOT_FOUND, or PERMISSION_DENIED.
   absl::StatusOr<JobHost*> FindToChange(const std::string& name, uid_t uid);
   absl::Status HoldJobInLoop(const std::string& name, uid_t uid);
 
@@ -135,7 +139,7 @@ class Supervisor : public SupervisorControl {
   std::atomic<bool> draining_{false};
   bool stopping_ = false;
   std::function<void()> on_all_stopped_;
-  TreeRemover remover_;  // first to be destroyed: its callbacks use the rest
+  TreeRemover remover_;  // destroyed first: its callbacks use the rest
 };
 
 }  // namespace optstate::supervisor

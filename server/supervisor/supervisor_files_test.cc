@@ -1,4 +1,5 @@
-// A job's directory and its file system, and what is said of a job that FAILED.
+// Tests a job's directory and its file system, and the messages about a FAILED
+// job.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +24,7 @@ using Harness = SupervisorHarness;
 
 class SupervisorFilesTest : public testing::Test {
  protected:
-  // The engine of an open session.
+  // Opens a session; returns the pid of its engine.
   pid_t MustOpen(const std::string& job) {
     const auto session = harness_.Open(job);
     EXPECT_TRUE(session.ok()) << session.status();
@@ -33,7 +34,7 @@ class SupervisorFilesTest : public testing::Test {
   Harness harness_;
 };
 
-// Somebody tidied up /dev/shm.
+// The state was removed by a cleanup of /dev/shm.
 TEST_F(SupervisorFilesTest, StateThatWasRemovedIsNotSaidToBeKept) {
   harness_.Start();
   Supervisor& supervisor = harness_.supervisor();
@@ -55,14 +56,14 @@ TEST_F(SupervisorFilesTest, StateThatWasRemovedIsNotSaidToBeKept) {
   const absl::Status recovered = supervisor.RecoverJob("a", ::geteuid(), 0);
   EXPECT_TRUE(absl::IsFailedPrecondition(recovered)) << recovered;
   EXPECT_THAT(std::string(recovered.message()), says_so);
-  // Who puts it back has it back.
+  // Restoring the directory restores the job.
   std::filesystem::rename(aside, directory);
   EXPECT_THAT(std::string(harness_.Open("a").status().message()),
               AllOf(HasSubstr("Its state is kept in " + directory),
                     HasSubstr("`optctl recover a` tries again")));
   ASSERT_TRUE(supervisor.RecoverJob("a", ::geteuid(), 0).ok());
   const pid_t next = MustOpen("a");
-  // And a job that is gone can be forgotten.
+  // A job whose files are gone can be deleted.
   std::filesystem::remove_all(harness_.config().state_dir() + "/jobs");
   ASSERT_EQ(::kill(next, SIGKILL), 0);
   ASSERT_TRUE(
@@ -83,10 +84,10 @@ TEST_F(SupervisorFilesTest, JobWithoutStateThatFailsHasNothingToKeep) {
                     Not(HasSubstr("state is kept"))));
 }
 
-// Bytes there are enough of. Whether the directory, the socket or a file of the
-// engine's does not fit: the answer names what is exhausted and what to do.
+// There are enough bytes. Whether the directory, the socket or a file of the
+// engine does not fit: the answer names the exhausted resource and what to do.
 TEST_F(SupervisorFilesTest, FileSystemWithoutInodesIsNamed) {
-  // The root, jobs/, the daemon's socket and its lock take four.
+  // The root, jobs/, the daemon's socket and its lock take four inodes.
   for (const int inodes : {4, 5, 6, 7, 8}) {
     SCOPED_TRACE(inodes);
     const auto tmpfs = TestTmpfs::Mount(harness_.config().state_dir(),

@@ -28,26 +28,29 @@ struct TestSession {
   std::string kept;  // see fake_engine.cc
 };
 
-// Everything between the socket and the engines, in this process, with
+// Runs everything between the socket and the engines in this process, with
 // fake_engine processes; its loop runs on a thread.
 class SupervisorHarness {
  public:
-  // Real time, long enough for any machine: a test that waits this long fails.
+  // The limit of each wait, in real time, long enough for any machine: a test
+  // that waits this long fails.
   static constexpr absl::Duration kPatience = absl::Seconds(60);
 
   SupervisorHarness();
   ~SupervisorHarness();
 
-  // Before Start().
+  // The configuration; to be changed before Start().
   v1::DaemonConfig& config() { return config_; }
   void Start();
-  // Ends it and keeps its state; Start() may follow.
+  // Ends the supervisor and keeps its state; Start() may follow.
   void Stop();
-  // Ends it as SIGKILL would: engines are told nothing. Start() may follow.
+  // Ends the supervisor as SIGKILL would: engines are told nothing. Start() may
+  // follow.
   void Abandon();
-  // As a trainer's private daemon; before Start().
+  // Behaves as a trainer's private daemon; to be called before Start().
   void set_engines_exit_with_supervisor() { engines_exit_ = true; }
-  // As at an upgrade; before Abandon(), for the next Start().
+  // Hands kept gradients to the next Start() as an upgrade does; to be called
+  // before Abandon().
   void HandOverKept();
 
   Supervisor& supervisor() { return *supervisor_; }
@@ -57,7 +60,7 @@ class SupervisorHarness {
   UniqueFd Connect() const;
   static v1::Hello GoodHello(const std::string& job);
   static absl::Status SendHello(int fd, const v1::Hello& hello);
-  // The reply's own status, or that of receiving it.
+  // Receives a reply; returns the reply's own status, or that of receiving it.
   static absl::StatusOr<v1::HelloReply> ReceiveReply(int fd);
   absl::StatusOr<TestSession> Open(const v1::Hello& hello) const;
   absl::StatusOr<TestSession> Open(const std::string& job) const {
@@ -65,9 +68,9 @@ class SupervisorHarness {
   }
 
   std::optional<JobSummary> Find(const std::string& job);
-  // Asks again and again until it holds; false after kPatience.
+  // Polls `holds` until it returns true; false after kPatience.
   static bool Eventually(const std::function<bool()>& holds);
-  // Until the peer closes; false after kPatience.
+  // Waits until the peer closes; false after kPatience.
   static bool ClosedByPeer(int fd);
 
  private:

@@ -35,7 +35,7 @@ using Harness = SupervisorHarness;
 
 class SupervisorTest : public testing::Test {
  protected:
-  // An open session, or a failure.
+  // Opens a session, or fails the test.
   TestSession MustOpen(const std::string& job) {
     auto session = harness_.Open(job);
     EXPECT_TRUE(session.ok()) << session.status();
@@ -65,7 +65,7 @@ TEST_F(SupervisorTest, OneEngineForAllRanksOfAJob) {
   EXPECT_TRUE(Exists(harness_.JobDirectory("a") + "/owner"));
 }
 
-// By nice values or by cgroup, whichever this machine has.
+// The share is set by nice values or by cgroup, whichever this machine has.
 TEST_F(SupervisorTest, EnginesGetTheShareOfTheirJob) {
   harness_.config().mutable_engine()->add_job_weights("light*=50");
   harness_.Start();
@@ -84,7 +84,7 @@ TEST_F(SupervisorTest, EnginesGetTheShareOfTheirJob) {
   EXPECT_EQ(::getpriority(PRIO_PROCESS, static_cast<id_t>(engine)), own + 3);
 }
 
-// Its weight is that of the supervisor that is there.
+// An engine's weight is given by its present supervisor.
 TEST_F(SupervisorTest, AdoptedEnginesGetTheShareOfTheirJob) {
   harness_.Start();
   const auto engine = static_cast<pid_t>(MustOpen("light-1").engine_pid);
@@ -236,7 +236,7 @@ TEST_F(SupervisorTest, EnginesOutliveTheirSupervisorAndAreAdopted) {
   }
 }
 
-// The supervisor goes while engines start; whoever comes next has them.
+// The supervisor ends while engines start; the next one adopts them.
 TEST_F(SupervisorTest, SupervisorThatEndsWhileItStartsOrAdoptsEngines) {
   for (const std::string job : {"a", "b", "never-ready"}) {
     harness_.Start();
@@ -246,7 +246,7 @@ TEST_F(SupervisorTest, SupervisorThatEndsWhileItStartsOrAdoptsEngines) {
     ASSERT_TRUE(Harness::Eventually(
         [this, &job] { return harness_.Find(job).has_value(); }));
     harness_.Abandon();
-    harness_.Start();  // adopts, and goes at once
+    harness_.Start();  // adopts, and ends at once
     harness_.Abandon();
   }
   harness_.Start();
@@ -265,7 +265,7 @@ TEST_F(SupervisorTest, EngineThatDiedWithoutASupervisorIsStartedAgain) {
   harness_.Start();
   const TestSession after = MustOpen("keeps");
   EXPECT_NE(after.engine_pid, before.engine_pid);
-  EXPECT_EQ(after.kept, "");  // nobody was there to keep them
+  EXPECT_EQ(after.kept, "");  // no supervisor was there to keep them
 }
 
 TEST_F(SupervisorTest, AdoptedEngineIsRestartedWhenItDies) {
@@ -278,7 +278,7 @@ TEST_F(SupervisorTest, AdoptedEngineIsRestartedWhenItDies) {
   EXPECT_TRUE(Harness::ClosedByPeer(before.fd.get()));
   EXPECT_NE(MustOpen("a").engine_pid, before.engine_pid);
   EXPECT_EQ(harness_.Find("a")->restarts, 1u);
-  // The count is the engine's, and comes along.
+  // The count is reported by the engine after the adoption.
   harness_.Abandon();
   harness_.Start();
   MustOpen("a");
@@ -314,7 +314,7 @@ TEST_F(SupervisorTest, KeptGradientsComeBackToTheNextEngine) {
   const TestSession second = MustOpen("keeps");
   const TestSession third = MustOpen("keeps");
   EXPECT_EQ(first.kept, "");
-  first.fd.reset();  // and what was kept of rank 0 with it
+  first.fd.reset();  // rank 0's kept gradients are dropped too
   ASSERT_TRUE(Harness::Eventually(
       [this] { return harness_.Find("keeps")->kept_count == 2; }));
   ASSERT_EQ(::kill(static_cast<pid_t>(second.engine_pid), SIGKILL), 0);
@@ -337,7 +337,7 @@ TEST_F(SupervisorTest, KeptGradientsComeToTheNextSupervisorToo) {
             "0 100 4096 of rank 0;1 101 4096 of rank 1;");
 }
 
-// The engine may die before it has told the next supervisor.
+// The engine may die before it has reported to the next supervisor.
 TEST_F(SupervisorTest, KeptGradientsOfARunningEngineAreHandedOver) {
   harness_.Start();
   const TestSession session = MustOpen("keeps");
@@ -359,7 +359,7 @@ TEST_F(SupervisorTest, WhatAnAdoptedEngineDoesNotTellOfIsKeptNoLonger) {
       [this] { return harness_.Find("keeps")->kept_count == 2; }));
   harness_.HandOverKept();
   harness_.Abandon();
-  first.fd.reset();  // the engine has nobody to tell
+  first.fd.reset();  // the engine has no supervisor to tell
   harness_.Start();
   const TestSession third = MustOpen("keeps");  // the engine is ready
   ASSERT_TRUE(Harness::Eventually(
@@ -370,7 +370,7 @@ TEST_F(SupervisorTest, WhatAnAdoptedEngineDoesNotTellOfIsKeptNoLonger) {
             "1 101 4096 of rank 1;2 102 4096 of rank 2;");
 }
 
-// An upgrade is how a job that always fails is mended.
+// An upgrade is the way to repair a job that always fails.
 TEST_F(SupervisorTest, KeptGradientsOfAFailedJobAreHandedOver) {
   harness_.config().mutable_engine()->set_restarts_max(0);
   harness_.Start();
@@ -404,7 +404,7 @@ TEST_F(SupervisorTest, EngineOfAnotherControlVersionIsReplaced) {
   EXPECT_EQ(harness_.Find("foreign")->restarts, 0u);
 }
 
-// The count of memory files that this process has open.
+// Returns the number of memory files that this process has open.
 size_t OpenSegments() {
   size_t count = 0;
   for (const auto& entry :
@@ -437,7 +437,8 @@ TEST_F(SupervisorTest, FailedJobIsRecovered) {
   EXPECT_TRUE(absl::IsNotFound(supervisor.RecoverJob("b", ::geteuid(), 0)));
   EXPECT_TRUE(absl::IsPermissionDenied(
       supervisor.RecoverJob("broken", ::geteuid() + 1, 0)));
-  // Not yet mended; its count begins anew, so that it fails the same way again.
+  // The job is not repaired yet; its count of restarts begins anew, so that it
+  // fails the same way again.
   ASSERT_TRUE(supervisor.RecoverJob("broken", ::geteuid(), 0).ok());
   ASSERT_TRUE(Harness::Eventually(is_failed));
   EXPECT_EQ(harness_.Find("broken")->restarts, 1u);
@@ -450,7 +451,7 @@ TEST_F(SupervisorTest, FailedJobIsRecovered) {
       supervisor.RecoverJob("broken", ::geteuid(), 0)));
 }
 
-// What it could not open or find, the next one may.
+// The next engine may open or find what this one could not.
 TEST_F(SupervisorTest, EngineThatRunsAndCallsItsJobFailedIsReplaced) {
   harness_.Start();
   const TestSession before = MustOpen("keeps");
@@ -460,7 +461,7 @@ TEST_F(SupervisorTest, EngineThatRunsAndCallsItsJobFailedIsReplaced) {
   Supervisor& supervisor = harness_.supervisor();
   EXPECT_TRUE(absl::IsPermissionDenied(
       supervisor.RecoverJob("keeps", ::geteuid() + 1, failed)));
-  // The word of another engine, which has gone.
+  // The pid is that of another engine, which has gone.
   const absl::Status other =
       supervisor.RecoverJob("keeps", ::geteuid(), failed + 1);
   EXPECT_TRUE(absl::IsFailedPrecondition(other)) << other;
@@ -480,7 +481,7 @@ TEST_F(SupervisorTest, DrainingRefusesNewSessions) {
   const TestSession session = MustOpen("a");
   ASSERT_TRUE(harness_.supervisor().SetDraining(true).ok());
   EXPECT_TRUE(absl::IsUnavailable(harness_.Open("b").status()));
-  MustOpen("a");  // perhaps a rank that was there: its engine knows
+  MustOpen("a");  // perhaps a former rank: its engine knows
   ASSERT_TRUE(harness_.supervisor().SetDraining(false).ok());
   MustOpen("b");
 }
@@ -528,8 +529,8 @@ TEST_F(SupervisorTest, FailedJobCanBeDeletedAndMadeAnew) {
   EXPECT_FALSE(Exists(harness_.JobDirectory("dies-at-start")));
 }
 
-// The control socket holds only so much; the rest waits, nobody is lost, and
-// other jobs are not held up.
+// The control socket's buffer is limited; the other connections wait, none is
+// lost, and other jobs are not delayed.
 TEST_F(SupervisorTest, EngineThatDoesNotReadStallsItsJobAlone) {
   harness_.Start();
   std::vector<UniqueFd> fds;
@@ -542,7 +543,8 @@ TEST_F(SupervisorTest, EngineThatDoesNotReadStallsItsJobAlone) {
   EXPECT_FALSE(harness_.Find("deaf")->failed);
 }
 
-// Those that the control socket holds, and those that wait for room in it.
+// The connections are those in the control socket, and those waiting for room
+// in it.
 TEST_F(SupervisorTest, WhoGivesUpBeforeTheEngineReadsIsCountedNoLonger) {
   harness_.config().mutable_limits()->set_sessions_max(400);
   harness_.config().mutable_engine()->set_restarts_max(0);
@@ -562,7 +564,7 @@ TEST_F(SupervisorTest, WhoGivesUpBeforeTheEngineReadsIsCountedNoLonger) {
       Harness::Eventually([this] { return harness_.Open("other").ok(); }));
   // Clients and daemon share this process; the engine has a few.
   EXPECT_TRUE(Harness::Eventually([&] { return sockets() <= before + 10; }));
-  // It would not end when it is told to.
+  // The engine would not end when it is told to.
   ASSERT_EQ(::kill(harness_.Find("deaf")->engine_pid, SIGKILL), 0);
   EXPECT_TRUE(
       Harness::Eventually([this] { return harness_.Find("deaf")->failed; }));
@@ -576,7 +578,7 @@ TEST_F(SupervisorTest, WhoGivesUpWhileTheEngineStartsMakesRoomForOthers) {
   for (size_t i = 0; i < JobHost::kWaitingMax + 100; ++i) {
     const UniqueFd gone = harness_.Connect();
     ASSERT_TRUE(Harness::SendHello(gone.get(), hello).ok());
-    // No more at once than may be in their handshake.
+    // At most as many at once as may be in their handshake.
     if (i % 100 == 0) MustOpen("other");
   }
   const UniqueFd late = harness_.Connect();
@@ -596,7 +598,7 @@ TEST_F(SupervisorTest, FloodBeyondTheFdLimitLeavesAcceptingIntact) {
   TestSession session = MustOpen("a");
   rlimit limit;
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
-  // Clients and daemon share this process: what is left is for both ends.
+  // Clients and daemon share this process: the remaining fds serve both ends.
   const UniqueFd next(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   const rlimit tight = {static_cast<rlim_t>(next.get() + 40), limit.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &tight), 0);
@@ -606,7 +608,8 @@ TEST_F(SupervisorTest, FloodBeyondTheFdLimitLeavesAcceptingIntact) {
     if (!fd.ok()) break;
     flood.push_back(std::move(fd));
   }
-  // Sockets first, connections then: each needs an fd on the other side.
+  // Sockets are opened first, then connected: each needs an fd on the other
+  // side.
   flood.resize(flood.size() - 4);
   const std::string path = harness_.socket();
   for (const UniqueFd& fd : flood) {
@@ -616,7 +619,7 @@ TEST_F(SupervisorTest, FloodBeyondTheFdLimitLeavesAcceptingIntact) {
     (void)::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address),
                     sizeof(address));
   }
-  // Those without a place are told so and closed.
+  // Connections without a place are refused and closed.
   EXPECT_TRUE(Harness::ClosedByPeer(flood.back().get()));
   const auto refused = Harness::ReceiveReply(flood.back().get());
   EXPECT_TRUE(absl::IsResourceExhausted(refused.status())) << refused.status();
@@ -625,7 +628,7 @@ TEST_F(SupervisorTest, FloodBeyondTheFdLimitLeavesAcceptingIntact) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
-// It has no state that somebody would miss.
+// The job has no state that could be lost.
 TEST_F(SupervisorTest, JobWhoseEngineFindsNoFdsIsRefusedAndGoes) {
   harness_.Start();
   rlimit limit;
@@ -637,7 +640,7 @@ TEST_F(SupervisorTest, JobWhoseEngineFindsNoFdsIsRefusedAndGoes) {
   do {
     taken.emplace_back(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   } while (taken.back().ok());
-  // For both ends of the connection, and one for the job's files.
+  // The freed fds serve both ends of the connection, and one the job's files.
   taken.resize(taken.size() - 4);
   const absl::Status status = harness_.Open("a").status();
   EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;

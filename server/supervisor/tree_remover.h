@@ -15,13 +15,13 @@ namespace optstate::supervisor {
 // Removes directory trees on a thread of its own: freeing the memory of a large
 // job takes seconds.
 //
-// Threads: thread-safe. Destruction finishes what was asked for.
+// Threads: thread-safe. Destruction finishes the requested removals.
 class TreeRemover {
  public:
   TreeRemover();
   ~TreeRemover();
 
-  // `done` runs on the remover's thread.
+  // Removes `path`; `done` runs on the remover's thread.
   void Remove(std::string path, std::function<void(absl::Status)> done);
 
  private:

@@ -16,7 +16,7 @@ struct Limit {
   absl::string_view advice;
 };
 
-// Of two places one is kept, when any are to be.
+// Returns the places reserved for operators: one of two, when any are reserved.
 uint32_t KeptForOperators(const v1::Limits& limits, uint32_t max) {
   if (limits.operator_reserve_percent() == 0 || max < 2) return 0;
   const uint64_t share =

@@ -9,16 +9,16 @@
 
 namespace optstate::supervisor {
 
-// Of jobs or of sessions: those of the user whose job it is, and all.
+// Numbers of jobs or of sessions: those of the job's owner, and all.
 struct Counts {
   size_t of_user = 0;
   size_t all = 0;
 };
 
-// Whether there may be one more for `peer`. RESOURCE_EXHAUSTED, naming the
-// limit of `limits` that is reached and what to do. Root and the daemon's own
-// user, over a unix socket, are held to the limits of all alone; others leave
-// them operator_reserve_percent.
+// Checks whether `peer` may have one more. RESOURCE_EXHAUSTED names the limit
+// of `limits` that is reached and what to do. Only the limits of all apply to
+// root and the daemon's own user, over a unix socket; other users leave them
+// operator_reserve_percent.
 absl::Status CheckJobCount(const v1::Limits& limits,
                            const PeerCredentials& peer, const Counts& jobs);
 absl::Status CheckSessionCount(const v1::Limits& limits,

@@ -53,7 +53,7 @@ TEST(UserLimitsTest, UsersTogetherLeaveThePartOfOperators) {
   }
 }
 
-// Who comes over TCP has the daemon's uid, and nobody knows who it is.
+// A peer over TCP has the daemon's uid, though its user is unknown.
 TEST(UserLimitsTest, TcpIsNoOperator) {
   ExpectRefused(
       CheckJobCount(Limits(), {::geteuid(), 0, false, "10.0.0.7"}, {0, 88}),

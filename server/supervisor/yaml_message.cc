@@ -29,7 +29,8 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 
-// "HugePages" has values "HUGE_PAGES_AUTO": the prefix that we leave out.
+// Returns the prefix omitted from an enum's values: "HugePages" has values
+// "HUGE_PAGES_AUTO".
 std::string EnumPrefix(const EnumDescriptor& type) {
   std::string prefix;
   for (const char c : type.name()) {
@@ -87,7 +88,7 @@ absl::StatusOr<uint64_t> ParseUnsigned(const FieldDescriptor& field,
   return value;
 }
 
-// Reads one YAML document into one message, and remembers where values are.
+// Reads one YAML document into one message, and records the lines of values.
 class Reader {
  public:
   Reader(absl::string_view file, const Descriptor& root, FieldLines* lines)
@@ -125,7 +126,8 @@ class Reader {
   absl::Status Field(const YAML::Node& key, const YAML::Node& node,
                      const std::string& path, const FieldDescriptor& field,
                      Message* message) {
-    // The key's line: an empty value has the line of whatever follows.
+    // The key's line is used: an empty value has the line of the text that
+    // follows.
     if (lines_ != nullptr) (*lines_)[path] = key.Mark().line + 1;
     const Reflection& reflection = *message->GetReflection();
     if (field.is_repeated()) return Sequence(node, path, field, message);
@@ -240,8 +242,8 @@ class Reader {
         " (known: ", absl::StrJoin(known, ", "), ")"));
   }
 
-  // Where the document has a key of this name: a section's key that stands
-  // beside the section, or in another.
+  // Names the places where a key of this name belongs: the key may stand beside
+  // its section, or in another.
   std::string KnownElsewhere(const std::string& name) const {
     std::vector<std::string> places;
     FindKey(*root_, "", name, &places);
@@ -269,11 +271,12 @@ class Reader {
   }
 
   const absl::string_view file_;
-  const Descriptor* const root_;  // of the whole document
+  const Descriptor* const root_;  // type of the whole document
   FieldLines* const lines_;
 };
 
-// Plain when YAML reads it back as the same text, else in double quotes.
+// Writes the text plain when YAML reads that back unchanged, else in double
+// quotes.
 std::string YamlString(const std::string& text) {
   YAML::Emitter emitter;
   emitter << YAML::DoubleQuoted << text;
@@ -334,8 +337,8 @@ void AppendYaml(const Message& message, const std::string& indent,
   }
 }
 
-// Of the first line that a tab indents, from 1; 0: none. YAML forbids it, and
-// what yaml-cpp says of it depends on what follows.
+// Returns the number of the first line that a tab indents, from 1; 0: none.
+// YAML forbids that, and yaml-cpp's error depends on the following text.
 int LineIndentedByTab(absl::string_view text) {
   int number = 0;
   for (const absl::string_view line : absl::StrSplit(text, '\n')) {
@@ -350,7 +353,7 @@ int LineIndentedByTab(absl::string_view text) {
 
 absl::Status MergeYaml(absl::string_view text, absl::string_view file,
                        Message* message, FieldLines* lines) {
-  // yaml-cpp guesses at other encodings.
+  // yaml-cpp guesses other encodings.
   if (!IsUtf8(text)) {
     return absl::InvalidArgumentError(
         absl::StrCat(file, ": is not UTF-8 text: save it as that"));

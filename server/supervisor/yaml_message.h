@@ -15,7 +15,7 @@ class Message;
 
 namespace optstate::supervisor {
 
-// "limits.jobs_max" to the line (from 1) of its value.
+// Lines (from 1) of values by field path ("limits.jobs_max").
 using FieldLines = std::map<std::string, int>;
 
 // Sets the fields of `message` that the YAML text names; the others keep what
@@ -32,10 +32,11 @@ absl::Status MergeYaml(absl::string_view text, absl::string_view file,
                        google::protobuf::Message* message,
                        FieldLines* lines = nullptr);
 
-// Every field of `message` as YAML that MergeYaml takes back.
+// Writes every field of `message` as YAML that MergeYaml can read back.
 std::string ToYaml(const google::protobuf::Message& message);
 
-// "4096", "256 MiB", "1TiB". INVALID_ARGUMENT: something else, or over 2^64-1.
+// Parses "4096", "256 MiB" or "1TiB". INVALID_ARGUMENT: any other text, or a
+// value over 2^64-1.
 absl::StatusOr<uint64_t> ParseByteCount(absl::string_view text);
 
 }  // namespace optstate::supervisor

@@ -103,7 +103,7 @@ TEST(YamlMessageTest, ATabIsNamed) {
                            "is indented by spaces"))
         << text;
   }
-  // Elsewhere a tab is as good as a space.
+  // Outside of indentation a tab equals a space.
   v1::DaemonConfig config;
   EXPECT_TRUE(MergeYaml("socket:\t/s\nlimits:\t# c\n  jobs_max:\t3\n", "f.yaml",
                         &config)

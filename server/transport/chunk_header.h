@@ -16,8 +16,9 @@ struct ChunkHeader {
 
 // Reads the header of a serialised SessionRequest of `message_bytes` bytes that
 // holds a GradientChunk whose data comes last, as every protobuf library writes
-// it; `input` stands at the data then, and the data ends the message. Nothing
-// for any other message, valid or not: parse it from its begin.
+// it; afterwards `input` stands at the data, which ends the message. Returns
+// nullopt for any other message, valid or not; such a message is to be parsed
+// from its beginning.
 //
 // Gradients are most of what a session carries, and protobuf's own parser would
 // copy them once more on their way to the staging area.

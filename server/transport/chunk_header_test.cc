@@ -51,7 +51,7 @@ TEST(ChunkHeaderTest, LeavesEverythingElseToTheParser) {
   push.set_request_id(1);
   push.mutable_push()->set_step(3);
   EXPECT_FALSE(Read(push.SerializeAsString()).has_value());
-  // No data; and data that is not the end of the message.
+  // There is no data; or the data is not the end of the message.
   EXPECT_FALSE(Read(Chunk(1, 2, "").SerializeAsString()).has_value());
   EXPECT_FALSE(
       Read(Chunk(1, 2, "data").SerializeAsString() + "\x08\x01").has_value());

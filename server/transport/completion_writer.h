@@ -26,7 +26,7 @@ namespace optstate {
 // Threads: thread-safe, but HasRoom() is for the session's thread.
 class CompletionWriter : public SessionListener {
  public:
-  // Takes what is no completion, from any thread.
+  // Takes notices, which are no completions, from any thread.
   using NoticeSink = std::function<void(absl::string_view text)>;
 
   // `segments` and `handler` outlive the writer.

@@ -21,8 +21,9 @@
 
 namespace optstate {
 
-// A Job for tests of transports: keeps what it was told, so that a test can
-// look at it, and the step order that a transport depends on; computes nothing.
+// A Job for tests of transports: records its arguments, so that a test can
+// inspect them, and enforces the step order that a transport depends on;
+// computes nothing.
 //
 // The end of a micro-step is answered when all ranks have ended it. The update
 // of a step adds 1 to each byte of the parameter area. A commit is
@@ -37,9 +38,10 @@ class FakeJob : public Job {
   struct Rank {
     bool attached = false;
     AttachSpec attach;
-    // Its own of the one in `attach`; none when there was none.
+    // The job's own copy of the segment fd in `attach`; null when there was
+    // none.
     std::shared_ptr<UniqueFd> gradient_segment;
-    // What lay in the gradient area at the last push of the open step.
+    // The gradient area's content at the last push of the open step.
     std::vector<std::byte> staged;
     uint64_t pushes = 0;  // in all steps
     uint64_t attaches = 0;
@@ -49,16 +51,16 @@ class FakeJob : public Job {
     std::optional<uint64_t> ending_request;
   };
 
-  // What the test looks at. Copies.
+  // Returns a copy of the rank's record, for the test.
   Rank rank(uint32_t rank) const ABSL_LOCKS_EXCLUDED(mutex_);
   uint64_t committed_step() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Waits until the rank is attached, or no longer.
+  // Waits until the rank is attached or detached.
   void AwaitAttached(uint32_t rank, bool attached) ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until the rank waits for the end of a micro-step.
   void AwaitEnding(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until the rank waits for the answer to a commit.
   void AwaitCommit(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Pushes stop inside the job from now on, until they are let go.
+  // Makes pushes wait inside the job from now on, until they are released.
   void HoldPushes(bool hold) ABSL_LOCKS_EXCLUDED(mutex_);
   void AwaitHeldPush() ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -117,7 +119,7 @@ class FakeJob : public Job {
   std::optional<StateFile> parameters_;
   std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);
   uint64_t committed_step_ ABSL_GUARDED_BY(mutex_) = 0;
-  // What was loaded, by array, parameter and first element.
+  // Loaded data, by array, parameter and first element.
   std::map<std::pair<int, uint64_t>, std::vector<std::byte>> loads_
       ABSL_GUARDED_BY(mutex_);
   bool hold_pushes_ ABSL_GUARDED_BY(mutex_) = false;

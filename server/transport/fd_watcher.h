@@ -33,10 +33,10 @@ class FdWatcher {
   // Calls `on_event` when `fd` is readable or hung up, once; then again after
   // each Rearm(). `fd` stays the caller's and open until Forget().
   absl::StatusOr<Id> Watch(int fd, std::function<void()> on_event);
-  // The same, again as long as it returns true.
+  // Does the same, and rearms the watch as long as `on_event` returns true.
   absl::StatusOr<Id> WatchWhile(int fd, std::function<bool()> on_event);
   void Rearm(Id id);
-  // After it returns, the callback neither runs nor will.
+  // Ends a watch. Once this returns, the callback does not run and will not.
   void Forget(Id id);
 
  private:

@@ -28,8 +28,8 @@ TEST(FdWatcherTest, CallsOnceForEachArming) {
   });
   ASSERT_TRUE(id.ok());
   await_calls(1);
-  // The fd stays readable, and it is watched no more: what comes later is seen
-  // while this is not.
+  // The fd stays readable, and is not watched any more: later events are seen
+  // while this one is not.
   UniqueFd other(::eventfd(1, EFD_CLOEXEC));
   absl::Notification seen;
   ASSERT_TRUE(watcher->Watch(other.get(), [&] { seen.Notify(); }).ok());

@@ -58,11 +58,11 @@ class GrpcTestPeer {
     if (request.request_id() == 0) request.set_request_id(next_request_id_++);
     return stream_->Write(request);
   }
-  // As it is.
+  // Writes the request unchanged.
   bool Write(const v1::SessionRequest& request) {
     return stream_->Write(request);
   }
-  // The next reply; an INTERNAL status where there is none.
+  // Receives the next reply; one with an INTERNAL status where there is none.
   v1::SessionReply Receive() {
     v1::SessionReply reply;
     if (!stream_->Read(&reply)) {
@@ -112,7 +112,7 @@ class GrpcTestPeer {
     request.mutable_commit()->add_groups();
     return request;
   }
-  // Reads until the stream ends; what it ended with.
+  // Reads until the stream ends; returns the stream's status.
   absl::Status AwaitEnd() {
     v1::SessionReply reply;
     while (stream_->Read(&reply)) {
@@ -135,7 +135,7 @@ class GrpcTestPeer {
       stream_;
 };
 
-// A transport over a FakeJob of two ranks.
+// A fixture with a transport over a FakeJob of two ranks.
 class GrpcFixture : public testing::Test {
  protected:
   void SetUp() override { StartTransport(absl::Minutes(2)); }
@@ -174,7 +174,8 @@ class GrpcFixture : public testing::Test {
     return peer;
   }
 
-  // Another session still works, whatever became of the one under test.
+  // Expects that another session still works, whatever became of the one under
+  // test.
   void ExpectServes(uint32_t rank) {
     auto peer = Open(rank);
     EXPECT_TRUE(peer->Push(job_.committed_step() + 1).ok());

@@ -83,7 +83,8 @@ absl::Status GrpcSession::Handle(const v1::SessionRequest& request) {
     case v1::SessionRequest::kReadParameters:
       return SendParameters(request.request_id());
     case v1::SessionRequest::kDetach:
-      // Before the answer, so that the rank is free when the peer reads it.
+      // The rank leaves before the answer, so that it is free when the peer
+      // reads that.
       handler_.Leave(request.detach());
       replies_->Push(MakeReply(request.request_id(), absl::OkStatus()));
       return absl::CancelledError("detached by its rank");
@@ -142,7 +143,8 @@ v1::SessionReply GrpcSession::Answer(const v1::SessionRequest& request) {
 absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
     const v1::AttachRequest& request) {
   OPTSTATE_ASSIGN_OR_RETURN(AttachPlan plan, handler_.PlanAttach(request));
-  // Before the file: the session that had the rank before removes its own.
+  // The claim precedes the file: the rank's previous session removes its own
+  // file.
   OPTSTATE_RETURN_IF_ERROR(handler_.Claim(plan));
   auto staging =
       MakeStagingFile(job_->StagingPath(plan.rank, plan.client_instance),
@@ -296,7 +298,7 @@ void GrpcSession::OnNotice(absl::string_view text) {
 
 absl::Status GrpcSession::SendParameters(uint64_t request_id) {
   absl::Status status = attached() ? absl::OkStatus() : NotAttached();
-  // They would be of two steps.
+  // The parameters would be of two steps.
   if (pending_.load(std::memory_order_acquire) != 0) {
     status = Annotate(Unanswered(), "read_parameters");
   }

@@ -21,11 +21,12 @@
 namespace optstate {
 
 // One rank's session over a stream, without the stream: takes requests one
-// after the other and puts replies into a queue. Knows nothing of gRPC.
+// after another and puts replies into a queue. Knows nothing of gRPC.
 //
 // Gradients arrive in chunks and lie in a staging file of the job's directory
-// until they are pushed; it is taken when the rank attaches, so that no step
-// fails for want of memory, and outlives the engine (session/staging_file.h).
+// until they are pushed. The file is allocated when the rank attaches, so that
+// no step fails for want of memory, and outlives the engine
+// (session/staging_file.h).
 //
 // Threads: Handle() and Detach() by the thread that reads requests; answers to
 // steps come from others.
@@ -39,15 +40,16 @@ class GrpcSession : public SessionListener {
   // request, or a chunk, which has no reply, in the wrong place. CANCELLED is
   // an orderly end: a detach, or a peer that reads no replies any more.
   absl::Status Handle(const v1::SessionRequest& request);
-  // Where a gradient chunk of that size is to be copied; an error ends the
-  // stream. For a caller that has the bytes in another form than a message.
+  // Returns the address to which a gradient chunk of that size is to be copied;
+  // an error ends the stream. For a caller that has the bytes in another form
+  // than a message.
   absl::StatusOr<std::byte*> StagingFor(uint64_t offset_bytes,
                                         uint64_t data_bytes);
-  // Drops what was staged; idempotent.
+  // Drops staged gradients; idempotent.
   void Detach(absl::string_view reason) { handler_.Detach(reason); }
 
   bool attached() const { return handler_.attached(); }
-  // Of steps that are being taken; for the thread that writes replies.
+  // The sender of parameters of open steps; for the thread that writes replies.
   ParameterSender& parameters() { return parameters_; }
   std::string Name() const { return handler_.Name(); }
 
@@ -57,12 +59,12 @@ class GrpcSession : public SessionListener {
 
  private:
   absl::Status Stage(const v1::GradientChunk& chunk);
-  // Requests that have one reply, given before Handle() returns.
+  // Answers a request that has one reply, given before Handle() returns.
   v1::SessionReply Answer(const v1::SessionRequest& request);
   absl::StatusOr<v1::AttachReply> Attach(const v1::AttachRequest& request);
   absl::Status Load(const v1::LoadRequest& request);
   absl::Status Fetch(const v1::FetchRequest& request, v1::FetchReply* reply);
-  // Requests whose reply comes later.
+  // Starts a request whose reply comes later.
   absl::Status StartEndMicroStep(const v1::SessionRequest& request);
   absl::Status StartCommit(const v1::SessionRequest& request);
   absl::Status StartFinishLoad(const v1::SessionRequest& request);
@@ -75,7 +77,8 @@ class GrpcSession : public SessionListener {
   ParameterSender parameters_;
   uint64_t gradient_area_bytes_ = 0;
   uint64_t parameter_area_bytes_ = 0;
-  // Commits that are not answered yet: the staging area is being read.
+  // Number of unanswered commits; while there are any, the staging area is
+  // being read.
   std::atomic<uint32_t> pending_{0};
 };
 

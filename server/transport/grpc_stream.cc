@@ -28,8 +28,8 @@ namespace {
 
 // Four times as many as a client keeps in flight (a ring's entries).
 constexpr size_t kRepliesMax = 4096;
-// Chunks of parameters are the largest replies; enough to keep a fast peer
-// busy.
+// Chunks of parameters are the largest replies; this is enough to keep a fast
+// peer busy.
 constexpr size_t kReplyBytesMax = 8 << 20;
 
 }  // namespace
@@ -57,8 +57,8 @@ absl::Status GrpcStreamServer::Serve() {
         absl::StrCat("no thread for one more session: ", error.what())));
   }
   if (end.ok()) end = ReadRequests();
-  // In this order: nobody cancels the call, nobody answers, what was answered
-  // is written, and only then the call ends.
+  // The order matters: first nothing can cancel the call any more, then nothing
+  // answers, then all answers are written, and only then the call ends.
   if (timer_watch_) environment_.watcher->Forget(*timer_watch_);
   if (process_watch_) environment_.watcher->Forget(*process_watch_);
   LogEnd(end);
@@ -120,7 +120,7 @@ absl::Status GrpcStreamServer::SetAttachTimer(absl::Duration timeout) {
 absl::Status GrpcStreamServer::ReadRequests() {
   grpc::ByteBuffer message;
   while (stream_->Read(&message)) {
-    // It counts the peer's time, not what this side takes for an answer.
+    // The timer counts the peer's time, not this side's time for an answer.
     if (timer_watch_) {
       OPTSTATE_RETURN_IF_ERROR(AwaitPeer(false));
     }
@@ -138,7 +138,8 @@ absl::Status GrpcStreamServer::ReadRequests() {
                                   : "stream closed by its rank");
 }
 
-// Or why it may not be parsed.
+// Whether the message is a large request; an error says why it may not be
+// parsed.
 absl::StatusOr<bool> GrpcStreamServer::IsLarge(grpc::ByteBuffer* message) {
   const size_t bytes = message->Length();
   if (bytes <= kSmallRequestBytes) return false;
@@ -155,7 +156,7 @@ absl::Status GrpcStreamServer::Take(grpc::ByteBuffer* message) {
   if (is_large) {
     absl::MutexLock lock(&environment_.table->large_request());
     const absl::Status handled = ParseAndHandle(message, bytes);
-    // It would keep its memory for the next one.
+    // A large request would keep its memory for the next one.
     request_ = v1::SessionRequest();
     return handled;
   }

@@ -1,7 +1,7 @@
 #ifndef OPTSTATE_SERVER_TRANSPORT_GRPC_STREAM_H_
 #define OPTSTATE_SERVER_TRANSPORT_GRPC_STREAM_H_
 
-#include <grpcpp/impl/codegen/proto_utils.h>  // messages of protobuf
+#include <grpcpp/impl/codegen/proto_utils.h>  // protobuf messages
 #include <grpcpp/server_context.h>
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/sync_stream.h>
@@ -25,7 +25,8 @@
 
 namespace optstate {
 
-// Requests come as bytes, so that garbage can be told from the stream's end.
+// Requests come as bytes, so that garbage can be distinguished from the
+// stream's end.
 using GrpcStream = grpc::ServerReaderWriter<v1::SessionReply, grpc::ByteBuffer>;
 
 // Moves one stream's messages between gRPC and its GrpcSession, and ends it
@@ -40,7 +41,7 @@ class GrpcStreamServer {
     Job* job = nullptr;
     SessionTable* table = nullptr;
     FdWatcher* watcher = nullptr;
-    // Without progress, before the rank has attached.
+    // Limit of time without progress, before the rank has attached.
     absl::Duration attach_timeout = absl::Seconds(5);
   };
 
@@ -54,18 +55,19 @@ class GrpcStreamServer {
 
  private:
   absl::Status WatchPeer();
-  // From here on it is the peer's turn, or this side's.
+  // Starts (`awaited`) or stops timing the peer's next message.
   absl::Status AwaitPeer(bool awaited);
-  // Whether the peer has been given more time.
+  // Handles the timer; returns whether the watch goes on, else cancels the
+  // call.
   bool OnAttachTimer();
-  // Zero: stops it.
+  // Sets the timer; zero stops it.
   absl::Status SetAttachTimer(absl::Duration timeout)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(timer_mutex_);
   absl::Status ReadRequests();
   absl::Status Take(grpc::ByteBuffer* message);
   static absl::StatusOr<bool> IsLarge(grpc::ByteBuffer* message);
   absl::Status ParseAndHandle(grpc::ByteBuffer* message, size_t bytes);
-  // Copies a gradient chunk from gRPC's memory to where it is staged; false: it
+  // Copies a gradient chunk from gRPC's memory to the staging area; false: it
   // is another message.
   absl::StatusOr<bool> StageChunk(grpc::ByteBuffer* message);
   void WriteReplies();

@@ -23,15 +23,15 @@
 namespace optstate {
 namespace {
 
-// A dead TCP peer is noticed after time + timeout. Long enough for a trainer
+// A dead TCP peer is noticed after time + timeout, long enough for a trainer
 // that is stopped for a minute, in a debugger or by a scheduler.
 constexpr int kKeepaliveTimeMs = 30'000;
 constexpr int kKeepaliveTimeoutMs = 90'000;
-// Peers may ping us this often.
+// The least interval of peers' pings.
 constexpr int kPeerPingIntervalMs = 5'000;
-// Of a stream: some chunks arrive while one is staged.
+// The flow-control window of a stream: some chunks arrive while one is staged.
 constexpr int kStreamWindowBytes = 4 << 20;
-// A chunk in one frame, instead of one for each 16 KiB of it.
+// A chunk fits one frame, instead of one for each 16 KiB of it.
 constexpr int kFrameBytes = shm::kChunkBytesMax;
 
 struct Connection {
@@ -87,8 +87,8 @@ class GrpcTransportImpl : public GrpcTransport {
   SessionService service_;
   std::unique_ptr<grpc::Server> server_;
   std::atomic<size_t> session_count_{0};
-  // By gRPC's name of the connection, "fd:N". The number stays taken as long as
-  // a call on the connection lives, so a call never finds another's entry; a
+  // Connections by gRPC's name of them, "fd:N". The number stays taken as long
+  // as a call on the connection lives, so a call never finds another's entry; a
   // later connection with the same number replaces it.
   absl::flat_hash_map<std::string, Connection> connections_
       ABSL_GUARDED_BY(mutex_);
@@ -171,7 +171,8 @@ grpc::Status GrpcTransportImpl::Run(grpc::ServerContext* context,
 
 void GrpcTransportImpl::Shutdown() {
   if (server_ == nullptr) return;
-  // At once: a stream has no natural end to wait for. Handlers detach first.
+  // The deadline is now: a stream has no natural end to wait for. Handlers
+  // detach first.
   server_->Shutdown(std::chrono::system_clock::now());
   server_->Wait();
 }

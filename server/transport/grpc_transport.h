@@ -27,9 +27,9 @@ class GrpcTransport {
     Job* job = nullptr;
     SessionTable* table = nullptr;
     FdWatcher* watcher = nullptr;
-    // For a connection to start its stream, and for a stream to attach.
+    // Time for a connection to start its stream, and for a stream to attach.
     absl::Duration handshake_timeout = absl::Seconds(5);
-    // After each session has ended and detached; from its thread.
+    // Called after each session has ended and detached; from its thread.
     std::function<void()> on_session_end = nullptr;
   };
 
@@ -40,10 +40,10 @@ class GrpcTransport {
   // Serves a connection whose HelloReply was sent.
   virtual void Serve(UniqueFd socket, Peer peer) = 0;
 
-  // For streams that start later to attach.
+  // Sets the time in which streams that start later must attach.
   virtual void SetHandshakeTimeout(absl::Duration timeout) = 0;
 
-  // Streams that have not ended.
+  // Number of streams that have not ended.
   virtual size_t session_count() const = 0;
 
   // Ends all streams with UNAVAILABLE and refuses new ones. Waits for steps

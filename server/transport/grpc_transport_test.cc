@@ -248,7 +248,7 @@ TEST_F(GrpcTransportTest, AnOlderPeerGetsNoNotice) {
   EXPECT_TRUE(absl::IsFailedPrecondition(first)) << first;
 }
 
-// And not in the order of requests: others are served meanwhile.
+// The answer may come out of order: other requests are served meanwhile.
 TEST_F(GrpcTransportTest, APushOfNothingIsAnsweredWhenAllHaveEnded) {
   auto first = Open(0);
   auto second = Open(1);
@@ -325,13 +325,13 @@ TEST_F(GrpcTransportTest, AStreamThatNeverAttachesIsCancelled) {
   EXPECT_TRUE(absl::IsCancelled(peer->AwaitEnd()));
 }
 
-// What its peer is waiting for is no time of the peer's.
+// Time in which the peer waits for this side does not count as the peer's.
 TEST_F(GrpcTransportTest, ALongRegistrationDoesNotCountAgainstItsPeer) {
   StartTransport(absl::Milliseconds(500));
   auto peer = Connect(0);
   table_.registration().Lock();
   ASSERT_TRUE(peer->Send(peer->RegisterRequest()));
-  // Begins after that one, so its time is over later.
+  // This connection begins later, so its time is over later.
   auto silent = Connect(1);
   const absl::Status end = silent->AwaitEnd();
   table_.registration().Unlock();
@@ -340,8 +340,8 @@ TEST_F(GrpcTransportTest, ALongRegistrationDoesNotCountAgainstItsPeer) {
   EXPECT_EQ(reply.status().code(), 0) << reply.status().message();
 }
 
-// A large registration over a slow link: it takes several of the time that a
-// silent peer has.
+// A large registration over a slow link takes several times the limit of a
+// silent peer.
 TEST_F(GrpcTransportTest, ARegistrationMayArriveSlowlyAsLongAsItDoes) {
   StartTransport(absl::Milliseconds(500));
   SocketPair network = MakeTcpPair();
@@ -350,7 +350,7 @@ TEST_F(GrpcTransportTest, ARegistrationMayArriveSlowlyAsLongAsItDoes) {
   const int buffer_bytes = 16 << 10;
   ::setsockopt(local.client.get(), SOL_SOCKET, SO_SNDBUF, &buffer_bytes,
                sizeof(buffer_bytes));
-  // The link, 16 KiB at a time.
+  // The thread is the link, passing 16 KiB at a time.
   std::thread there([&] {
     char buffer[16 << 10];
     ssize_t n = 0;

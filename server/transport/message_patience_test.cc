@@ -42,7 +42,7 @@ TEST(MessagePatienceTest, ASilentOrTricklingPeerHasOnePeriod) {
       patience.Lasts(kStart + 2 * kPeriod, {.received_bytes = kEnough}));
 }
 
-// What this side has not read yet the peer is not late with.
+// Bytes that this side has not read yet do not make the peer late.
 TEST(MessagePatienceTest, UnreadBytesCount) {
   MessagePatience patience;
   patience.Begin(kStart, {});
@@ -57,7 +57,7 @@ TEST(MessagePatienceTest, TheKernelCounts) {
             static_cast<ssize_t>(bytes.size()));
   std::string read(bytes.size(), '\0');
   ASSERT_EQ(::recv(tcp.engine.get(), read.data(), 1000, MSG_WAITALL), 1000);
-  // Of all that has come, whether it was read or not.
+  // The count includes all bytes that have arrived, read or unread.
   while (ArrivedOn(tcp.engine.get()).received_bytes < bytes.size()) {
   }
   EXPECT_EQ(ArrivedOn(tcp.engine.get()).received_bytes, bytes.size());

@@ -13,8 +13,8 @@
 namespace optstate {
 namespace {
 
-// From one look at the stamps to the next: a part of a worker's takes about the
-// shortest; while other ranks are awaited there is nothing to see.
+// The pause between two looks at the stamps: a worker's part takes about the
+// shortest; while other ranks are awaited nothing changes.
 constexpr absl::Duration kPauseMin = absl::Microseconds(100);
 constexpr absl::Duration kPauseMax = absl::Milliseconds(2);
 // With hundreds of thousands of parts a look takes a while itself.
@@ -102,7 +102,7 @@ bool ParameterSender::SendRest(v1::SessionReply* reply, Write write) {
 bool ParameterSender::IsReady(const AreaPart& part) const {
   const auto* const stamps =
       reinterpret_cast<const std::atomic<uint64_t>*>(run_stamps_->data());
-  // The last one first: it is mostly the last to be stamped.
+  // The last run is checked first: it is mostly the last to be stamped.
   for (uint64_t run = part.end_run; run > part.first_run; --run) {
     const uint64_t step = stamps[run - 1].load(std::memory_order_acquire);
     if (step != awaited_->step) return false;

@@ -18,35 +18,36 @@
 
 namespace optstate {
 
-// Sends one rank the parameters of a step while it is being taken: each part
-// once all its runs are stamped with the step, the rest before the outcome.
+// Sends one rank the parameters of a step while the update runs: each part once
+// all its runs are stamped with the step, the rest before the outcome.
 //
-// Reads the job's files through mappings of its own, which last whatever the
-// job does meanwhile: no lock of the job is taken.
+// Reads the job's files through mappings of its own, which stay valid whatever
+// the job does meanwhile: no lock of the job is taken.
 //
-// Threads: Open() and Begin() by the thread that reads requests, the others by
-// the one that writes replies.
+// Threads: Open() and Begin() on the thread that reads requests, the others on
+// the thread that writes replies.
 class ParameterSender {
  public:
-  // Writes a reply to the peer, and waits for room; false: it is gone.
+  // Writes a reply to the peer, waiting for room; false: the peer is gone.
   using Write = absl::FunctionRef<bool(const v1::SessionReply&)>;
 
-  // The job's files as they are sent to ranks in shared memory, and their
-  // sizes. Without `run_stamps` no part is known to be ready before the
-  // outcome. Before the first Begin().
+  // Takes the job's files, as they are sent to ranks in shared memory, and
+  // their sizes. Without `run_stamps` no part is known to be ready before the
+  // outcome. Called before the first Begin().
   absl::Status Open(UniqueFd parameters, uint64_t parameter_area_bytes,
                     UniqueFd run_stamps, uint64_t run_count,
                     std::vector<AreaPart> parts);
-  // A commit of `step` wants its parameters. Before anybody can answer it.
+  // Notes that a commit of `step` wants its parameters. Called before any
+  // thread can answer the commit.
   void Begin(uint64_t request_id, uint64_t step) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // When SendReady() may have something to send: now and then while a commit
-  // is awaited.
+  // The time of the next SendReady(): at intervals while a commit is awaited.
   absl::Time NextLook() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Sends what is ready; false: the peer is gone.
+  // Sends the parts that are ready; false: the peer is gone.
   bool SendReady(Write write);
-  // Before `reply` is written: if it is the outcome of the commit, and the step
-  // was applied, sends what is left and says so in the reply.
+  // To be called before `reply` is written: if that is the outcome of the
+  // commit, and the step was applied, sends the remaining parts and says so in
+  // the reply.
   bool SendRest(v1::SessionReply* reply, Write write);
 
  private:
@@ -54,7 +55,7 @@ class ParameterSender {
     uint64_t request_id = 0;
     uint64_t step = 0;
   };
-  // Of the commit that is awaited, nullptr: none.
+  // Returns the awaited commit; nullptr: none.
   const Commit* Awaited() ABSL_LOCKS_EXCLUDED(mutex_);
   bool IsReady(const AreaPart& part) const;
   bool Send(const AreaPart& part, Write write);
@@ -67,7 +68,7 @@ class ParameterSender {
   std::optional<Commit> next_ ABSL_GUARDED_BY(mutex_);
 
   std::optional<Commit> awaited_;
-  std::vector<size_t> left_;  // parts of its step
+  std::vector<size_t> left_;  // unsent parts of the step
   absl::Duration pause_;
   v1::SessionReply chunk_;  // reused
 };

@@ -25,7 +25,7 @@ constexpr uint64_t kPartBytes = 64;
 constexpr uint64_t kCommitId = 7;
 constexpr uint64_t kStep = 3;
 
-// Parts of two runs each.
+// A fixture with parts of two runs each.
 class ParameterSenderTest : public ::testing::Test {
  protected:
   static constexpr size_t kParts = 3;
@@ -64,7 +64,7 @@ class ParameterSenderTest : public ::testing::Test {
     reinterpret_cast<std::atomic<uint64_t>*>(stamps_.data())[run].store(
         step, std::memory_order_release);
   }
-  // The parts that a call sends, by their letters.
+  // Returns the letters of the parts that one call sends.
   std::vector<std::string> Ready() {
     sent_.clear();
     EXPECT_EQ(sender_.SendReady(write_), is_there_);

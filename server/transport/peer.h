@@ -8,19 +8,20 @@
 
 namespace optstate {
 
-// Who is at the other end of a connection: what it said in its Hello, and what
-// the kernel says of it (SO_PEERCRED, read when the connection was accepted).
+// The process at the other end of a connection: the data of its Hello, and the
+// kernel's credentials of it (SO_PEERCRED, read when the connection was
+// accepted).
 struct Peer {
   v1::Hello hello;
   uint32_t uid = 0;
   int64_t pid = 0;  // 0: unknown (TCP, or another pid namespace)
 };
 
-// Tells whether a peer is still there.
+// Detects whether a peer is still there.
 //
 // A hung-up socket alone is not enough: children that the trainer forked (data
 // loaders) hold a copy of it and may outlive the trainer. So the process is
-// looked at as well where its pid is known.
+// checked as well where its pid is known.
 //
 // Threads: thread-safe; everything is fixed at construction.
 class PeerLink {
@@ -28,11 +29,12 @@ class PeerLink {
   // Borrows `socket`, which must stay open as long as this object.
   PeerLink(int socket, int64_t pid);
 
-  // Hung up, half closed by the peer, or its process has ended.
+  // Whether the peer has hung up or half closed, or its process has ended.
   bool IsGone() const;
 
   int socket() const { return socket_; }
-  // Becomes readable when the process ends; -1: it cannot be watched.
+  // A pidfd that becomes readable when the process ends; -1: it cannot be
+  // watched.
   int process() const { return process_.get(); }
 
  private:

@@ -50,7 +50,7 @@ TEST_F(PeerLinkTest, GoneWhenItsProcessEndsThoughTheSocketIsOpen) {
   int status;
   ASSERT_EQ(::waitpid(pid, &status, 0), pid);
   EXPECT_TRUE(link.IsGone());
-  // It was gone before anyone looked.
+  // The process was gone before the first look.
   EXPECT_TRUE(PeerLink(ours_.get(), pid).IsGone());
 }
 

@@ -5,7 +5,7 @@
 namespace optstate {
 namespace {
 
-// Never 0, so that no reply is free.
+// Returns a reply's bytes; never 0, so that every reply counts.
 size_t BytesOf(const v1::SessionReply& reply) {
   return sizeof(v1::SessionReply) + reply.ByteSizeLong();
 }

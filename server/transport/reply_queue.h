@@ -16,15 +16,14 @@ namespace optstate {
 //
 // Room is reserved before a request is carried out, by the thread that reads
 // requests, which thereby waits for a peer that does not read its replies. So
-// Push() never waits, whoever calls it, and the queue stays bounded.
+// Push() never waits on any thread, and the queue stays bounded.
 //
 // Two limits: `replies_max` is more than a rank has requests in flight, because
 // a rank that is sending may not be reading, and both sides would wait for each
 // other; `bytes_max` bounds the memory of large replies.
 //
-// Invariants: reserved + queued <= replies_max; bytes of what is queued <=
-// bytes_max, plus one reply. What is being written counts as queued.
-// Threads: thread-safe.
+// Invariants: reserved + queued <= replies_max; queued bytes <= bytes_max, plus
+// one reply. The reply being written counts as queued. Threads: thread-safe.
 class ReplyQueue {
  public:
   ReplyQueue(size_t replies_max, size_t bytes_max)
@@ -32,24 +31,24 @@ class ReplyQueue {
 
   // Waits for room; false: the queue is closed, and nothing was reserved.
   bool Reserve() ABSL_LOCKS_EXCLUDED(mutex_);
-  // Uses one reservation. A closed queue drops the reply.
+  // Queues a reply, using one reservation. A closed queue drops it.
   void Push(v1::SessionReply reply) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The same without a reservation, if there is room just now: for what may be
-  // lost.
+  // Queues a reply without a reservation, if there is room just now; for
+  // replies that may be lost.
   void Offer(v1::SessionReply reply) ABSL_LOCKS_EXCLUDED(mutex_);
-  // The next reply; nothing when there is none before the deadline or the next
-  // Nudge(), or when the queue is over(). It counts as queued until the next
-  // call.
+  // Takes the next reply; nullopt when there is none before the deadline or the
+  // next Nudge(), or when the queue is over(). The reply counts as queued until
+  // the next call.
   std::optional<v1::SessionReply> Pop(
       absl::Time deadline = absl::InfiniteFuture()) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Closed and empty.
+  // Whether the queue is closed and empty.
   bool over() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whoever pops has something else to look at.
+  // Wakes the thread in Pop(), which has something else to do.
   void Nudge() ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // No more replies come; those queued can still be popped.
+  // Takes no more replies; those queued can still be popped.
   void Close() ABSL_LOCKS_EXCLUDED(mutex_);
-  // As Close(), and drops those queued: the peer is gone.
+  // Closes the queue and drops the queued replies: the peer is gone.
   void Abandon() ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:

@@ -7,7 +7,7 @@
 
 namespace optstate {
 
-// How messages name a request: "read_parameters".
+// Returns a request's name for messages: "read_parameters".
 inline std::string RequestName(const v1::SessionRequest& request) {
   const auto* const field =
       v1::SessionRequest::descriptor()->FindFieldByNumber(request.op_case());

@@ -19,22 +19,22 @@ using google::protobuf::MessageFactory;
 using google::protobuf::internal::WireFormatLite;
 using google::protobuf::io::CodedInputStream;
 
-// Of a message beside itself: its pointer, twice while their array grows, and
-// what the allocator adds.
+// Memory of a message besides itself: its pointer, twice while their array
+// grows, and the allocator's overhead.
 constexpr uint64_t kMessageOverhead = 32;
-// Of a string beside its characters, likewise.
+// Memory of a string besides its characters, likewise.
 constexpr uint64_t kStringOverhead = 64;
-// Of a number in a repeated field, or of one whose field is unknown.
+// Memory of a number in a repeated field, or in an unknown field.
 constexpr uint64_t kNumberBytes = 16;
 constexpr uint64_t kUnknownBytes = 48;
-// What becomes of a request besides: it is parsed, then becomes vocabulary.
+// Copies of a request: it is parsed, then converted to the Job's types.
 constexpr uint64_t kCopies = 2;
 
 class Counter {
  public:
   explicit Counter(CodedInputStream* input) : input_(input) {}
 
-  // False: it is malformed.
+  // Counts a message of type `type`; false: it is malformed.
   bool Count(const Descriptor* type) {
     while (const uint32_t tag = input_->ReadTag()) {
       const FieldDescriptor* const field =
@@ -63,7 +63,7 @@ class Counter {
         return input_->ReadLittleEndian32(&fixed);
       case WireFormatLite::WIRETYPE_LENGTH_DELIMITED:
         return CountBytes(field);
-      default:  // a group, which is none of ours
+      default:  // a group, which the protocol does not use
         return false;
     }
   }
@@ -107,7 +107,7 @@ class Counter {
     return counted;
   }
 
-  // Of a message that holds nothing.
+  // Memory of an empty message.
   uint64_t EmptyBytes(const Descriptor* type) {
     uint64_t& bytes = empty_bytes_[type];
     if (bytes == 0) {

@@ -10,24 +10,24 @@
 
 namespace optstate {
 
-// Requests up to this are parsed as they come: whatever is in them, it is a few
-// MiB in memory.
+// Requests up to this size are parsed without a check: whatever they hold, it
+// takes a few MiB in memory.
 inline constexpr size_t kSmallRequestBytes = 64 << 10;
-// Of requests that take more, parsed, one is in memory at a time
+// Requests that take more than this, parsed, are in memory one at a time
 // (SessionTable::large_request), if the machine has that much left.
 inline constexpr uint64_t kLargeParsedBytes = uint64_t{64} << 20;
-// What a request may take in memory, parsed. A layout of a million parameters
+// Limit of a request's size in memory, parsed. A layout of a million parameters
 // takes half of it.
 inline constexpr uint64_t kParsedBytesMax = uint64_t{512} << 20;
 
-// What a serialised v1::SessionRequest would take in memory, counted on the
-// wire and rather too high: nothing is allocated. Counting ends beyond
-// kParsedBytesMax. INVALID_ARGUMENT: it is none.
+// Estimates a serialised v1::SessionRequest's size in memory from its wire
+// form, rather too high; allocates nothing. Counting ends beyond
+// kParsedBytesMax. INVALID_ARGUMENT: the bytes are no SessionRequest.
 absl::StatusOr<uint64_t> ParsedBytes(
     google::protobuf::io::ZeroCopyInputStream* request);
 
-// Whether a request of so many bytes may be parsed; true: it is a large one.
-// INVALID_ARGUMENT: it would take more than kParsedBytesMax;
+// Checks whether a request of `bytes` bytes may be parsed; true: it is a large
+// one. INVALID_ARGUMENT: it would take more than kParsedBytesMax;
 // RESOURCE_EXHAUSTED: more than the machine has left.
 absl::StatusOr<bool> AdmitRequest(
     google::protobuf::io::ZeroCopyInputStream* request, size_t bytes);

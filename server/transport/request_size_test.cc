@@ -51,12 +51,12 @@ std::string Varint(uint64_t value) {
   return bytes + static_cast<char>(value);
 }
 
-// A field that holds bytes.
+// Encodes a field that holds bytes.
 std::string Field(int number, const std::string& bytes) {
   return absl::StrCat(Varint(number << 3 | 2), Varint(bytes.size()), bytes);
 }
 
-// A register request whose layout is these bytes.
+// Encodes a register request whose layout is these bytes.
 std::string Register(const std::string& layout) {
   return Field(2, Field(1, layout));
 }
@@ -85,7 +85,7 @@ TEST(RequestSizeTest, OrdinaryLayoutsAreAdmitted) {
       Admit(WithParameters(400000).SerializeAsString()).value_or(false));
 }
 
-// Two bytes on the wire, a hundred in memory.
+// Each parameter takes two bytes on the wire and a hundred in memory.
 TEST(RequestSizeTest, ManyEmptyParametersAreRefusedBeforeTheyAreParsed) {
   const std::string bytes = Register(Repeated(Field(3, ""), 32 << 20));
   ASSERT_LE(bytes.size(), size_t{65} << 20);
@@ -103,7 +103,7 @@ TEST(RequestSizeTest, SoIsWhatElseGrows) {
        }) {
     EXPECT_FALSE(Admitted(Register(layout)).ok());
   }
-  // Of a commit: groups of hyperparameters.
+  // A commit with many groups of hyperparameters.
   EXPECT_FALSE(Admitted(Field(6, Repeated(Field(2, ""), 32 << 20))).ok());
 }
 

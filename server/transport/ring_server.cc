@@ -35,8 +35,8 @@ absl::StatusOr<shm::Poll> RingServer::ServeOne() {
 }
 
 void RingServer::Wait(absl::Duration spin, absl::Duration sleep) {
-  // A peer that reads answers rings no bell. It has 1,024 of them to read, so
-  // it is not waiting for anything.
+  // A peer that reads answers sends no wake-up. It has 1,024 answers to read,
+  // so it is not waiting for anything.
   if (answers_unread_) return absl::SleepFor(absl::Milliseconds(1));
   consumer_.Wait(spin, sleep);
 }

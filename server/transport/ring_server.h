@@ -16,24 +16,24 @@
 
 namespace optstate {
 
-// Takes submissions from a session's ring, one at a time, and sees that each
+// Takes submissions from a session's ring, one at a time, and ensures that each
 // gets its answer.
 //
-// The peer's memory is the peer's word: an entry is copied once, then checked.
-// What is merely wrong (a range, a dtype) is answered with an error; what
-// breaks the protocol (impossible indices, an unknown op, a request_id out of
-// order) is returned as one, and the session has to end.
+// The peer's memory is not trusted: an entry is copied once, then checked. An
+// entry that is merely wrong (a range, a dtype) is answered with an error; one
+// that breaks the protocol (impossible indices, an unknown op, a request_id out
+// of order) makes the function return an error, and the session has to end.
 //
 // Allocates nothing once constructed, except for loads of step counts and for
 // errors. Threads: one at a time; Interrupt() by any.
 class RingServer {
  public:
-  // All outlive the server.
+  // All arguments outlive the server.
   RingServer(const ShmSegments* segments, SessionHandler* handler,
              CompletionWriter* writer, uint64_t group_count);
 
   // Serves one submission. kEmpty: there is none, or the peer has not read its
-  // answers; Wait() then.
+  // answers; call Wait().
   absl::StatusOr<shm::Poll> ServeOne();
   void Wait(absl::Duration spin, absl::Duration sleep);
   void Interrupt() { consumer_.Interrupt(); }

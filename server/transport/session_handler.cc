@@ -77,14 +77,16 @@ absl::Status CheckArray(uint32_t array) {
       "gradient_norm"));
 }
 
-// One number of 8 bytes per parameter, not one per element.
+// Whether the array holds one number of 8 bytes per parameter, not one per
+// element.
 bool IsPerParameter(uint32_t array) {
   return array == v1::STATE_ARRAY_STEP_COUNT ||
          array == v1::STATE_ARRAY_SCALAR ||
          array == v1::STATE_ARRAY_GRADIENT_NORM;
 }
 
-// Bytes of `numel` elements; a product that overflows is the largest number.
+// Returns the bytes of `numel` elements; a product that overflows is the
+// largest number.
 uint64_t BytesOf(uint64_t numel, uint64_t element_bytes) {
   const uint64_t most = std::numeric_limits<uint64_t>::max();
   return numel > most / element_bytes ? most : numel * element_bytes;
@@ -219,7 +221,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
                   .uid = peer_.uid,
                   .wire = options_.wire,
                   .client_version = peer_.hello.client_version()};
-  takes_notices_ = plan.takes_notices;  // the listener may hear one at once
+  takes_notices_ = plan.takes_notices;  // the listener may get one at once
   const absl::StatusOr<AttachResult> result = options_.job->Attach(spec);
   if (!result.ok()) {
     Unclaim();
@@ -338,7 +340,8 @@ absl::Status SessionHandler::Load(uint32_t array, uint32_t parameter,
   }
   absl::Span<const std::byte> values = data.first(bytes);
   if (per_parameter) {
-    // They are checked by the Job; the peer could change them in between.
+    // The values are copied: the Job checks them, and the peer could change
+    // them in between.
     per_parameter_.assign(values.begin(), values.end());
     values = per_parameter_;
   }

@@ -21,37 +21,39 @@
 
 namespace optstate {
 
-// What a transport has to know of the job before it can bind a session to a
-// rank: copies, for the job's own may change with the next registration.
+// The facts about the job that a transport needs before it can bind a session
+// to a rank: copies, because the job's own may change with the next
+// registration.
 struct AttachPlan {
   uint32_t rank = 0;
   std::string layout_hash;
   uint64_t group_count = 0;
   uint64_t gradient_area_bytes = 0;
-  // Of the client's segment, by the session protocol that it speaks.
+  // Version of the client's segment, by the session protocol that the client
+  // speaks.
   uint32_t client_segment_version = 0;
   uint64_t gradient_lead_bytes = 0;
   uint64_t parameter_area_bytes = 0;
   UniqueFd parameters;  // see Job::OpenParameters
   UniqueFd run_stamps;  // see Job::OpenRunStamps
   uint64_t run_count = 0;
-  std::vector<AreaPart> parts;  // of the parameter area, a chunk each
+  std::vector<AreaPart> parts;  // parts of the parameter area, a chunk each
   uint64_t client_instance = 0;
   bool takes_notices = false;
-  // Whether the gradient area holds what this client instance wrote there for
-  // the engine before this one.
+  // Whether the gradient area holds the gradients that this client instance
+  // wrote for the previous engine.
   bool gradients_present = false;
   // See AttachSpec; set by the transport.
   UniqueFd gradient_segment;
   uint64_t gradient_offset_bytes = 0;
 };
 
-// One session's rules, the same over every wire: what may be asked when, and
-// what is checked before the Job is called. Transports turn bytes into these
-// calls and the results into bytes.
+// Enforces one session's rules, the same over every wire: the order of
+// requests, and the checks before the Job is called. Transports turn bytes into
+// these calls and the results into bytes.
 //
 // register* -> plan -> claim -> attach -> (push | commit | ...)* -> detach.
-// Outside of attach and detach the calls of the last group fail with
+// Outside of attach and detach the calls in parentheses fail with
 // FAILED_PRECONDITION; EndMicroStep(), Commit() and FinishLoad(), which have no
 // result, need attached().
 //
@@ -77,37 +79,38 @@ class SessionHandler {
   absl::StatusOr<v1::RegisterReply> Register(
       const v1::RegisterRequest& request);
   absl::StatusOr<AttachPlan> PlanAttach(const v1::AttachRequest& request);
-  // Makes the rank this session's, waiting while the last step of a session
-  // before it is being applied. ALREADY_EXISTS when another has it.
+  // Claims the rank for this session, waiting while the last step of a previous
+  // session is being applied. ALREADY_EXISTS when another session has the rank.
   absl::Status Claim(const AttachPlan& plan);
-  // When the attach that was to follow fails before Attach().
+  // Undoes Claim() when the attach that was to follow fails before Attach().
   void Unclaim();
-  // Of a rank that is claimed. `gradient_area` and `listener` stay until
+  // Attaches a claimed rank. `gradient_area` and `listener` stay valid until
   // Detach() has returned.
   absl::StatusOr<v1::AttachReply> Attach(const AttachPlan& plan,
                                          const std::byte* gradient_area,
                                          SessionListener* listener);
-  // Afterwards the listener is called no more. Idempotent.
+  // Detaches the rank; afterwards the listener is not called any more.
+  // Idempotent.
   void Detach(absl::string_view reason);
-  // As the rank asks for it, or, when it is not attached, its former session's
-  // end.
+  // Detaches as the rank requests, or, when it is not attached, ends its former
+  // session.
   void Leave(const v1::DetachRequest& request);
 
   bool attached() const { return attached_; }
   uint32_t rank() const { return rank_; }
-  // Of an attached rank.
+  // Whether an attached rank takes notices.
   bool takes_notices() const { return takes_notices_; }
   const Peer& peer() const { return peer_; }
-  // How log lines name the session.
+  // The session's name in log lines.
   std::string Name() const;
-  // One line for a step that was skipped, however many ranks hear of it.
+  // Logs one line for a skipped step, however many ranks receive the outcome.
   void LogOutcome(const absl::Status& status, const StepOutcome& outcome) const;
 
   absl::Status Push(uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter, uint32_t parameter_count);
-  // Answered through the listener, always.
+  // Always answered through the listener.
   void EndMicroStep(uint64_t request_id, uint64_t step, uint32_t micro_step);
-  // Answered through the listener, always.
+  // Always answered through the listener.
   void Commit(uint64_t request_id, const CommitSpec& spec);
   absl::Status Abort(uint64_t step);
   absl::Status BeginLoad();
@@ -115,7 +118,7 @@ class SessionHandler {
   absl::Status Load(uint32_t array, uint32_t parameter, uint64_t begin,
                     uint64_t numel, uint32_t dtype,
                     absl::Span<const std::byte> data);
-  // Answered through the listener, always.
+  // Always answered through the listener.
   void FinishLoad(uint64_t request_id, uint64_t content_digest);
   // Fills `out` from its begin; `out` holds FetchBytes(), checked there.
   absl::StatusOr<uint64_t> Fetch(uint32_t array, uint32_t parameter,
@@ -124,12 +127,12 @@ class SessionHandler {
   absl::StatusOr<uint64_t> FetchBytes(uint32_t array, uint64_t numel) const;
   absl::Status ReadParameters(uint64_t offset_bytes, absl::Span<std::byte> out);
 
-  // The groups of a commit message as the Job takes them; the span is valid
-  // until the next call.
-  // INVALID_ARGUMENT: more values than there can be hyperparameters.
+  // Converts the groups of a commit message for the Job; the span is valid
+  // until the next call. INVALID_ARGUMENT: more values than there can be
+  // hyperparameters.
   absl::StatusOr<absl::Span<const Hyperparams>> Groups(
       const v1::CommitRequest& request);
-  // Of the groups of the last call, as CommitSpec has it.
+  // CommitSpec's clips_with for the groups of the last call.
   absl::Span<const uint32_t> clips_with() const { return clips_with_; }
 
  private:
@@ -142,8 +145,8 @@ class SessionHandler {
   int64_t PeerPid() const;
 
   bool claimed_ = false;
-  bool comes_back_ = false;  // as it said when it registered
-  uint64_t shape_ = 0;       // as it was told then
+  bool comes_back_ = false;  // as the client said when it registered
+  uint64_t shape_ = 0;       // as the client was told then
   bool attached_ = false;
   uint32_t rank_ = 0;
   bool takes_notices_ = false;

@@ -9,7 +9,8 @@ absl::Status SessionTable::Claim(uint32_t rank, const Owner& owner,
                                  absl::Duration patience) {
   const absl::Time deadline = absl::Now() + patience;
   absl::MutexLock lock(&mutex_);
-  // A loop, because somebody else may claim the rank as soon as it is free.
+  // The check is repeated, because another session may claim the rank as soon
+  // as it is free.
   while (HasOwner(rank)) {
     const Owner& other = owners_[rank];
     const bool is_same = owner.client_instance != 0 &&

@@ -14,17 +14,17 @@
 
 namespace optstate {
 
-// Which session has which rank, over every wire of one engine.
+// Maps each rank to the session that has it, over all wires of one engine.
 //
-// The Job refuses a second owner of a rank; this table knows more: whether the
-// first one's peer is still there. A trainer that was killed and started again
-// may come back before its old session has been noticed to be dead.
+// The Job refuses a second owner of a rank; this table also knows whether the
+// first owner's peer is still there. A trainer that was killed and started
+// again may come back before the death of its old session has been noticed.
 //
 // Threads: thread-safe.
 class SessionTable {
  public:
   struct Owner {
-    const PeerLink* link = nullptr;  // open as long as the claim
+    const PeerLink* link = nullptr;  // valid as long as the claim
     // Makes the session end soon; called from any thread.
     std::function<void()> interrupt = nullptr;
     int64_t pid = 0;
@@ -32,17 +32,17 @@ class SessionTable {
     uint64_t client_instance = 0;
   };
 
-  // Makes `owner` the one of `rank`. When another has it: ALREADY_EXISTS if its
-  // peer is there and is not the same client, whose connection nobody but the
-  // client knows to be lost; else it is interrupted and awaited, for `patience`
-  // at most (it may be waiting for a step that is being applied), then
-  // UNAVAILABLE.
+  // Makes `owner` the owner of `rank`. When another has the rank:
+  // ALREADY_EXISTS if its peer is there and is not the same client (only a
+  // client itself knows that its connection is lost); else the old owner is
+  // interrupted and awaited, for `patience` at most (it may be waiting for a
+  // step that is being applied), then UNAVAILABLE.
   absl::Status Claim(uint32_t rank, const Owner& owner,
                      absl::Duration patience);
   void Release(uint32_t rank);
 
-  // Held while a request that takes much memory is parsed and answered: of
-  // those there is one at a time.
+  // Held while a request that takes much memory is parsed and answered: there
+  // is one such request at a time.
   absl::Mutex& large_request() ABSL_LOCK_RETURNED(large_request_) {
     return large_request_;
   }

@@ -43,7 +43,7 @@ TEST_F(SessionTableTest, ALiveOwnerIsNamed) {
   EXPECT_NE(status.message().find("process 123"), absl::string_view::npos);
 }
 
-// Over a network that was cut the old connection looks alive for minutes.
+// After a network failure the old connection looks alive for minutes.
 TEST_F(SessionTableTest, TheSameClientTakesItsRankBack) {
   PeerLink link(ours_.get(), 0);
   std::thread owner;

@@ -18,7 +18,7 @@
 
 namespace optstate {
 
-// A transport over a FakeJob of two ranks.
+// A fixture with a transport over a FakeJob of two ranks.
 class ShmFixture : public testing::Test {
  protected:
   void SetUp() override { StartTransport(absl::Minutes(2)); }
@@ -47,7 +47,7 @@ class ShmFixture : public testing::Test {
     transport_->Serve(std::move(socket), std::move(peer));
   }
 
-  // A connection that has said Hello.
+  // Opens a connection that has said Hello.
   std::unique_ptr<ShmTestPeer> Connect(
       uint32_t rank, uint32_t protocol_version = shm::kProtocolVersion) {
     SocketPair sockets = MakeSocketPair();
@@ -63,7 +63,8 @@ class ShmFixture : public testing::Test {
     return peer;
   }
 
-  // Another session still works, whatever became of the one under test.
+  // Expects that another session still works, whatever became of the one under
+  // test.
   void ExpectServes(uint32_t rank) {
     auto peer = Open(rank);
     EXPECT_TRUE(peer->Call(peer->Push(job_.committed_step() + 1)).status.ok());

@@ -12,7 +12,7 @@
 namespace optstate {
 namespace {
 
-// What a client header holds before its ring, copied out in one go.
+// The fields of a client header before its ring, copied at once.
 struct ClientHeaderFields {
   uint64_t magic;
   uint32_t version;

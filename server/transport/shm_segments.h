@@ -16,8 +16,8 @@ namespace optstate {
 // The two segments of one session over shared memory, as the engine sees them:
 // the client's, read-only and checked, and its own for the answers.
 //
-// Move-only. Nothing here reads the client's memory again after Open(), but
-// through what the accessors return.
+// Move-only. Nothing here reads the client's memory again after Open(), except
+// through the accessors' results.
 class ShmSegments {
  public:
   // Maps the client's segment and creates the completion segment.
@@ -43,7 +43,7 @@ class ShmSegments {
     return reinterpret_cast<shm::Completion*>(
         completion_.data() + shm::CompletionSegmentLayout::kRing);
   }
-  // Of the completion with this index in the ring.
+  // Text of the completion with this index in the ring.
   char* text(uint64_t index) const {
     return reinterpret_cast<char*>(completion_.data() +
                                    shm::CompletionSegmentLayout::kText +

@@ -21,16 +21,16 @@
 namespace optstate {
 namespace {
 
-// Between two looks at what else may have happened; events interrupt it.
+// Longest sleep between two checks for other events; events interrupt it.
 constexpr absl::Duration kSleepMax = absl::Milliseconds(100);
-// For the rest of a frame that has begun, and for an answer to be taken.
+// Time for the rest of a frame that has begun, and for an answer to be taken.
 constexpr absl::Duration kFrameTimeout = absl::Seconds(5);
-// The last word to a peer that may not be reading any more.
+// Time to send the last reply to a peer that may not be reading any more.
 constexpr absl::Duration kFarewellTimeout = absl::Milliseconds(100);
-// A client populates its gradient area between register and attach; slower than
-// any memory, so that only a peer that hangs is dropped.
+// A client populates its gradient area between register and attach. The assumed
+// rate is slower than any memory, so that only a peer that hangs is dropped.
 constexpr double kPopulateBytesPerSecond = 32 << 20;
-// On their way to a peer; what is beyond is not said.
+// Limit of notices on their way to a peer; further ones are dropped.
 constexpr size_t kNoticesMax = 64;
 
 }  // namespace
@@ -55,7 +55,8 @@ void ShmSession::Stop(absl::string_view why) {
   if (stop_.load()) return;
   stop_reason_ = std::string(why);
   stop_.store(true);
-  // Ends a handshake that waits for a frame, and wakes the watcher.
+  // The shutdown ends a handshake that waits for a frame, and wakes the
+  // watcher.
   ::shutdown(socket_.get(), SHUT_RD);
 }
 
@@ -157,7 +158,8 @@ absl::StatusOr<v1::AttachReply> ShmSession::Attach(
 }
 
 absl::Status ShmSession::AnswerDetach(const v1::SessionRequest& request) {
-  // Before the answer, so that the rank is free when the peer reads it.
+  // The rank leaves before the answer, so that it is free when the peer reads
+  // that.
   handler_.Leave(request.detach());
   v1::SessionReply reply;
   reply.set_request_id(request.request_id());
@@ -231,8 +233,8 @@ void ShmSession::NoteNotice(absl::string_view text) {
   ring_->Interrupt();
 }
 
-// What the socket does not take at once is not said: a peer that reads late is
-// no worse for it. That it is gone shows elsewhere.
+// Sends notices and drops those that the socket does not take at once: a peer
+// that reads late does not need them. A peer's end is detected elsewhere.
 void ShmSession::SendNotices() {
   std::vector<std::string> notices;
   {
@@ -243,7 +245,8 @@ void ShmSession::SendNotices() {
   for (std::string& text : notices) {
     v1::SessionReply reply;
     reply.mutable_notice()->set_text(std::move(text));
-    // Never half a frame: one so short is a single buffer of the socket.
+    // A frame is never half sent: one so short is a single buffer of the
+    // socket.
     const absl::Status sent = shm::SendFrame(
         socket_.get(), reply.SerializeAsString(), {}, absl::InfinitePast());
     if (!sent.ok()) return;
@@ -252,8 +255,9 @@ void ShmSession::SendNotices() {
 
 void ShmSession::End(const absl::Status& why) {
   large_.reset();
-  // In this order: nobody interrupts the ring, nobody answers into it, the peer
-  // is told, and only then memory and socket go.
+  // The order matters: first nothing interrupts the ring any more, then nothing
+  // answers into it, then the peer is told, and only then memory and socket are
+  // released.
   if (socket_watch_) environment_.watcher->Forget(*socket_watch_);
   if (process_watch_) environment_.watcher->Forget(*process_watch_);
   const bool by_peer = absl::IsCancelled(why);

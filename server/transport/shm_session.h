@@ -33,9 +33,10 @@ namespace optstate {
 // One rank's session over shared memory: frames on the socket until it is
 // attached, then the rings; a detach frame or the end of the peer ends it.
 //
-// A session that ends by the engine's will (a broken protocol, a shutdown) says
-// why on the socket, as a SessionReply with request_id 0, before it closes it.
-// Notices go the same way; those that a peer leaves no room for are dropped.
+// A session that the engine ends (a broken protocol, a shutdown) sends the
+// reason on the socket, as a SessionReply with request_id 0, before it closes
+// it. Notices are sent the same way; those that a peer leaves no room for are
+// dropped.
 //
 // Threads: Run() by one thread; Stop() by any.
 class ShmSession {
@@ -48,7 +49,7 @@ class ShmSession {
     absl::Duration handshake_timeout = absl::Seconds(5);
   };
 
-  // Everything in `environment` outlives the session.
+  // All objects in `environment` outlive the session.
   ShmSession(UniqueFd socket, Peer peer, const Environment& environment);
   ShmSession(const ShmSession&) = delete;
   ShmSession& operator=(const ShmSession&) = delete;
@@ -59,8 +60,8 @@ class ShmSession {
   void Stop(absl::string_view why) ABSL_LOCKS_EXCLUDED(stop_mutex_);
 
  private:
-  // How a session ends is a status too: CANCELLED is an end by the peer's wish
-  // or by its death; anything else is told to the peer.
+  // Serves until the session ends; the status says why: CANCELLED is an end by
+  // the peer's request or death; any other status is sent to the peer.
   absl::Status Serve();
   absl::Status Handshake();
   absl::Status AnswerRegister(const v1::SessionRequest& request);
@@ -89,7 +90,7 @@ class ShmSession {
   SessionHandler handler_;
   absl::Time handshake_deadline_;
 
-  // From when a large request is parsed until it is answered.
+  // Held from the parsing of a large request until its answer.
   std::optional<absl::MutexLock> large_;
 
   std::optional<ShmSegments> segments_;

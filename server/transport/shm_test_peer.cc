@@ -13,7 +13,7 @@
 namespace optstate {
 namespace {
 
-// Tests have no other use for time than not to hang for ever.
+// The limit of each wait, which only keeps tests from hanging for ever.
 absl::Time Patience() { return absl::Now() + absl::Minutes(2); }
 
 }  // namespace
@@ -152,7 +152,7 @@ uint64_t ShmTestPeer::Submit(shm::Submission submission) {
   while (true) {
     const absl::Status pushed = producer_->Push(submission);
     if (pushed.ok()) return submission.request_id;
-    // Full: the engine has yet to take one.
+    // The ring is full: the engine has yet to take a submission.
   }
 }
 
@@ -170,7 +170,8 @@ ShmTestPeer::Answer ShmTestPeer::Await() {
       answer.status = absl::UnavailableError("the engine closed");
       return answer;
     }
-    // Before the next look, so that an answer given before the end is found.
+    // The socket is polled before the next look at the ring, so that an answer
+    // given before the end is found.
     pollfd socket = {socket_.get(), POLLRDHUP, 0};
     closed = ::poll(&socket, 1, 0) > 0;
     consumer_->Wait(absl::ZeroDuration(), absl::Milliseconds(100));

@@ -38,19 +38,20 @@ class ShmTestPeer {
 
   v1::SessionRequest RegisterRequest() const;
   v1::SessionRequest AttachRequest() const;
-  // A segment as the engine wants it; `change` may spoil its header.
+  // Makes a valid segment; `change` may corrupt its header.
   shm::SealedSegment MakeSegment(
       const std::function<void(shm::ClientHeader*)>& change = nullptr) const;
 
   absl::Status Send(const v1::SessionRequest& request,
                     absl::Span<const int> fds = {});
-  // The next frame. After an attach the two segments are mapped.
+  // Receives the next frame. After an attach the two segments are mapped.
   absl::StatusOr<v1::SessionReply> Receive();
-  // Receives until the engine closes; returns the status of its last word.
+  // Receives until the engine closes; returns the status of its last reply.
   absl::Status AwaitEnd();
 
   absl::Status Register();
-  // Attaches with `segment`, which the peer keeps; the first half sends alone.
+  // Sends an attach with `segment`, which the peer keeps, without awaiting the
+  // reply.
   absl::Status SendAttach(shm::SealedSegment segment);
   absl::Status Attach(shm::SealedSegment segment);
   absl::Status Open();  // both, with a good segment
@@ -61,7 +62,7 @@ class ShmTestPeer {
   };
   // Publishes a submission with the next request_id; returns that.
   uint64_t Submit(shm::Submission submission);
-  // The next completion, waited for.
+  // Waits for the next completion.
   Answer Await();
   Answer Call(const shm::Submission& submission) {
     Submit(submission);

@@ -53,7 +53,8 @@ void ShmTransport::RunSession(Served* served) {
     absl::MutexLock lock(&mutex_);
     session = std::move(served->session);
   }
-  // Now, and not when the thread is joined: the peer's memory and its fds go.
+  // The session is destroyed now, not when the thread is joined, to release the
+  // peer's memory and its fds.
   session.reset();
   served->ended.store(true);
   if (options_.on_session_end) options_.on_session_end();

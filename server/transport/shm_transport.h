@@ -35,11 +35,11 @@ class ShmTransport {
     FdWatcher* watcher = nullptr;
     v1::EngineSettings settings;
     absl::Duration handshake_timeout = absl::Seconds(5);
-    // After each session has ended and detached; from its thread.
+    // Called after each session has ended and detached; from its thread.
     std::function<void()> on_session_end = nullptr;
   };
 
-  // Everything in `options` outlives the transport.
+  // All objects in `options` outlive the transport.
   explicit ShmTransport(Options options);
   ~ShmTransport();
   ShmTransport(const ShmTransport&) = delete;
@@ -48,10 +48,10 @@ class ShmTransport {
   // Serves a connection whose HelloReply was sent.
   void Serve(UniqueFd socket, Peer peer);
 
-  // Of connections that come later.
+  // Sets the timeout of connections that come later.
   void SetHandshakeTimeout(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Sessions that have not ended.
+  // Number of sessions that have not ended.
   size_t session_count() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Ends all sessions, telling their peers `why`, and refuses new ones. Waits
@@ -59,7 +59,8 @@ class ShmTransport {
   void Shutdown(absl::string_view why);
 
  private:
-  // session is guarded by mutex_, but for its own thread's use.
+  // A session and its thread; `session` is guarded by mutex_, except for use by
+  // its own thread.
   struct Served {
     std::unique_ptr<ShmSession> session;  // null once it has ended
     std::thread thread;
@@ -67,7 +68,7 @@ class ShmTransport {
   };
 
   void RunSession(Served* served);
-  // Takes the ended ones out of sessions_, so that they can be joined unlocked.
+  // Removes ended sessions from sessions_, so that they can be joined unlocked.
   std::list<std::unique_ptr<Served>> TakeEnded()
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -1,5 +1,5 @@
-// Peers that break the protocol of shared memory: each must get a clear error,
-// harm nobody else and leave nothing behind.
+// Tests peers that break the shared-memory protocol: each must get a clear
+// error, harm no other session and leave nothing behind.
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -21,7 +21,7 @@ class ShmHostileTest : public ShmFixture {
  protected:
   void TearDown() override { ExpectServes(1); }
 
-  // What attach answers to a segment.
+  // Attaches with a segment; returns the reply's status.
   absl::Status AttachWith(shm::SealedSegment segment) {
     auto peer = Connect(0);
     EXPECT_TRUE(peer->Register().ok());
@@ -249,7 +249,7 @@ TEST_F(ShmHostileTest, FrameCutShort) {
   auto peer = Connect(0);
   ASSERT_EQ(::write(peer->socket(), "OPST\x10\0\0\0half", 12), 12);
   ASSERT_EQ(::shutdown(peer->socket(), SHUT_WR), 0);
-  EXPECT_TRUE(peer->AwaitEnd().ok());  // it ended; there is nobody to tell
+  EXPECT_TRUE(peer->AwaitEnd().ok());  // it ended without a reply
 }
 
 TEST_F(ShmHostileTest, HandshakeThatNeverEnds) {

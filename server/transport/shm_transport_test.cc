@@ -121,7 +121,7 @@ TEST_F(ShmTransportTest, LoadsAndFetchesThroughTheWindows) {
   begin.op = static_cast<uint16_t>(shm::Op::kBeginLoad);
   ASSERT_TRUE(peer->Call(begin).status.ok());
 
-  // As much as the windows hold.
+  // The load takes as much as the windows hold.
   constexpr uint64_t kNumel = shm::kWindowBytes / 4;
   for (uint64_t i = 0; i < shm::kWindowBytes; ++i) {
     peer->load_window()[i] = static_cast<std::byte>(i * 7 + i / 4096);
@@ -176,7 +176,8 @@ TEST_F(ShmTransportTest, LongErrorsAreCut) {
 
 TEST_F(ShmTransportTest, APeerThatReadsLateGetsEveryAnswer) {
   auto peer = Open(0);
-  // More than a ring: the engine stops taking, the rest waits in the ring.
+  // The count exceeds a ring: the engine stops taking, the rest waits in the
+  // ring.
   constexpr uint64_t kCount = 2 * shm::kRingEntries;
   for (uint64_t i = 0; i < kCount; ++i) peer->Submit(peer->Push(1));
   for (uint64_t i = 1; i <= kCount; ++i) {
@@ -222,7 +223,7 @@ TEST_F(ShmTransportTest, AHangUpDropsWhatWasStaged) {
   EXPECT_TRUE(job_.rank(0).staged.empty());
 }
 
-// For the engine after this one.
+// The gradients' memory is reported for the next engine.
 TEST_F(ShmTransportTest, SaysWhichMemoryHasTheGradients) {
   auto peer = Open(0);
   const FakeJob::Rank rank = job_.rank(0);
@@ -238,7 +239,7 @@ TEST_F(ShmTransportTest, SaysWhichMemoryHasTheGradients) {
   EXPECT_TRUE(found == written);
 }
 
-// And not in the order of requests: others are served meanwhile.
+// The answer may come out of order: other requests are served meanwhile.
 TEST_F(ShmTransportTest, APushOfNothingIsAnsweredWhenAllHaveEnded) {
   auto first = Open(0);
   auto second = Open(1);
@@ -304,7 +305,7 @@ TEST_F(ShmTransportTest, APeerThatDoesNotReadMissesNoticesAlone) {
   EXPECT_EQ(reply->notice().text(), "rank 2 lost");
 }
 
-// It would take it for the session's end.
+// An older peer would take a notice for the session's end.
 TEST_F(ShmTransportTest, AnOlderPeerGetsNoNotice) {
   auto peer = Open(0);
   job_.rank(0).attach.listener->OnNotice("rank 1 lost");
@@ -346,7 +347,8 @@ TEST_F(ShmTransportTest, ASuccessorTakesTheRankOfADeadOwner) {
   first->Submit(first->Push(1));
   job_.AwaitHeldPush();
   first.reset();
-  // The old session is still inside the job, so it cannot have noticed.
+  // The old session is still inside the job, so it cannot have noticed the
+  // death.
   auto second = Connect(0);
   ASSERT_TRUE(second->Register().ok());
   ASSERT_TRUE(second->SendAttach(second->MakeSegment()).ok());
@@ -370,7 +372,7 @@ TEST_F(ShmTransportTest, ShutdownSaysWhy) {
   EXPECT_EQ(transport_->session_count(), 0u);
 }
 
-// Real processes: forked before the transport has threads.
+// A fixture with real processes, forked before the transport has threads.
 class ShmTransportProcessTest : public ShmFixture {
  protected:
   void SetUp() override {}
@@ -416,7 +418,7 @@ TEST_F(ShmTransportProcessTest, AKilledRankIsDetached) {
   ExpectServes(0);
 }
 
-// Its data loader lives on and holds a copy of the socket.
+// The killed rank's data loader lives on and holds a copy of the socket.
 TEST_F(ShmTransportProcessTest, AKilledRankIsDetachedThoughItsChildLives) {
   UniqueFd read_end, write_end;
   int fds[2];

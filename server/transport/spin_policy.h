@@ -9,9 +9,9 @@
 
 namespace optstate {
 
-// How long a session's thread may spin for the next submission.
+// Decides how long a session's thread may spin for the next submission.
 //
-// Spinning saves the 40 us of a wake-up, and costs somebody else's time slice
+// Spinning saves the 40 us of a wake-up, and costs another thread's time slice
 // when cores are short. Every session needs a core for its thread and one for
 // the rank that it serves; update threads count when their number was chosen
 // (by default they are as many as there are cores, and idle when sessions
@@ -21,7 +21,7 @@ namespace optstate {
 class SpinPolicy {
  public:
   explicit SpinPolicy(const v1::EngineSettings& settings);
-  // The same with the number of cores given, for tests.
+  // Constructs a policy for a given number of cores, for tests.
   SpinPolicy(const v1::EngineSettings& settings, uint32_t cores);
 
   void AddSession() { sessions_.fetch_add(1, std::memory_order_relaxed); }

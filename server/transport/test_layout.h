@@ -13,7 +13,7 @@
 
 namespace optstate {
 
-// Two groups; parameters of 5,000, 1 and 0 elements, in all dtypes.
+// A layout of two groups; parameters of 5,000, 1 and 0 elements, in all dtypes.
 inline Layout TestLayout() {
   LayoutSpec spec;
   spec.groups = {{}, {.options = adam::kAmsgrad}};
@@ -47,7 +47,7 @@ inline SocketPair MakeSocketPair() {
   return {UniqueFd(fds[0]), UniqueFd(fds[1])};
 }
 
-// The same over TCP.
+// Makes such a pair over TCP.
 inline SocketPair MakeTcpPair() {
   const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};

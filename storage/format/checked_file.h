@@ -24,8 +24,8 @@ inline constexpr uint64_t kCheckedFilePayloadBytesMax = uint64_t{256} << 20;
 // file or the new one, never a part.
 absl::Status WriteCheckedFile(const std::string& path, const CheckedFile& file);
 
-// NOT_FOUND when there is none. DATA_LOSS, saying what was expected and found,
-// when magic, version, size or checksum are wrong.
+// Reads such a file. NOT_FOUND when there is none. DATA_LOSS, saying what was
+// expected and found, when magic, version, size or checksum are wrong.
 absl::StatusOr<CheckedFile> ReadCheckedFile(const std::string& path);
 
 }  // namespace optstate

@@ -6,8 +6,8 @@
 
 namespace optstate {
 
-// CRC-32C (Castagnoli) as iSCSI, ext4 and leveldb compute it: initial value and
-// final inversion included, so that Crc32c of "123456789" is 0xe3069283.
+// Computes CRC-32C (Castagnoli) as iSCSI, ext4 and leveldb do: initial value
+// and final inversion included, so that Crc32c of "123456789" is 0xe3069283.
 uint32_t Crc32c(const void* data, size_t bytes);
 
 }  // namespace optstate

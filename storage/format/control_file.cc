@@ -41,7 +41,8 @@ absl::Status CheckHeader(const ControlFile& control, uint64_t incarnation) {
   return absl::OkStatus();
 }
 
-// No checksum covers most of them, and others are used as an index.
+// Checks fields that mostly have no checksum, and some of which are used as an
+// index.
 absl::Status CheckBounds(const ControlFile& control, uint64_t parameter_count) {
   const StepRecord& record = CurrentRecord(control);
   const uint64_t next = record.committed_step + 1;
@@ -98,7 +99,7 @@ absl::Status CheckControlFile(const ControlFile& control, uint64_t incarnation,
   const StepRecord& record = CurrentRecord(control);
   const uint64_t mark =
       control.step_in_progress.load(std::memory_order_acquire);
-  // Between the record of a step and the clearing of its mark both name it.
+  // Both name the step between its record and the clearing of its mark.
   if (mark != 0 && mark != record.committed_step &&
       mark != record.committed_step + 1) {
     return absl::DataLossError(absl::StrCat(
@@ -121,8 +122,8 @@ void PublishRecord(StepRecord record, ControlFile* control) {
   record.crc32c = RecordChecksum(record);
   const uint64_t next = control->sequence.load(std::memory_order_relaxed) + 1;
   control->records[next % 2] = record;
-  // Release: whoever finds the sequence finds the record, in this process or,
-  // after a kill, in the next one.
+  // The store is a release: a process that finds the sequence finds the record,
+  // in this process or, after a kill, in the next one.
   control->sequence.store(next, std::memory_order_release);
 }
 

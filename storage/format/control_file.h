@@ -14,11 +14,11 @@ namespace optstate {
 // The `control` file of a job, mapped shared and written in place by its one
 // engine. Byte by byte: FORMAT.md.
 //
-// What it withstands: the death of the process at any instruction. Memory then
-// holds exactly the stores that were executed, in program order for whoever
-// looks later, so a record is written whole into the slot that is not current
-// and becomes current by one 8-byte store. Not a power cut: on a file system
-// with a disk below, pages reach it in any order.
+// The file withstands the death of the process at any instruction. Memory then
+// holds exactly the stores that were executed, in program order for any later
+// reader, so a record is written whole into the slot that is not current
+// and becomes current by one 8-byte store. It does not withstand a power cut:
+// on a file system with a disk below, pages reach it in any order.
 
 inline constexpr uint64_t kControlMagic = 0x314c544354504f53;  // "SOPTCTL1"
 inline constexpr uint32_t kControlVersion = 7;
@@ -29,7 +29,7 @@ inline constexpr uint32_t kStepRecordApplied = 2;
 inline constexpr uint32_t kStepRecordFoundInf = 4;
 
 inline constexpr uint32_t kNoParameter = UINT32_MAX;
-// Masters that a load of former engines overwrote at a time.
+// The number of masters that a load of former engines overwrote at a time.
 inline constexpr size_t kLoadBlockElements = 256;
 
 // The job between two steps.
@@ -46,18 +46,18 @@ struct StepRecord {
   // those which an extension of the layout brings are required at once.
   uint32_t load_required_from;
   // The state has been, or is being, overwritten from this parameter on: by a
-  // load of parameters that have no valid state yet, which must be loaded again
-  // when it breaks off, or by one whose log is sealed, which is finished.
+  // load of parameters that have no valid state yet, which must be repeated
+  // when it is interrupted, or by one whose log is sealed, which is finished.
   // kNoParameter: none.
   uint32_t load_touched_from;
-  // LossScaler, of jobs that have one: for the next step.
+  // The state of LossScaler for the next step, of jobs that have one.
   uint32_t good_steps;  // without overflow since the scale changed
   double loss_scale;
   uint32_t hysteresis_left;  // overflows that the scale still bears
   uint32_t loads_finished;   // loads that all ranks have finished, modulo 2^32
-  // The seal of the file `load`, see LoadIsSealed(): what it must have.
+  // The seal of the file `load`, see LoadIsSealed(): what the file must have.
   uint64_t load_log_bytes;
-  // The sequence number of the record that sealed it; 0: none did.
+  // The sequence number of the record that sealed the file; 0: none did.
   uint64_t load_log_sequence;
   uint32_t load_log_crc32c;
   uint32_t reserved0[6];
@@ -85,32 +85,34 @@ struct ControlFile {
   // The step whose tiles are being written; 0: none. Set before the first tile
   // is touched, cleared after the record of that step is current.
   std::atomic<uint64_t> step_in_progress;
-  // Of the step in progress, once all its tiles are written: the counts of the
-  // parameters before counts_begun - 1 are those after the step, that of
-  // counts_begun - 1 may be either; its old one is count_before[(counts_begun -
-  // 1) % 2]. Zeroed before step_in_progress is set.
+  // The progress of the step in progress, once all its tiles are written: the
+  // counts of the parameters before counts_begun - 1 are those after the step,
+  // that of counts_begun - 1 may be either; its old one is
+  // count_before[(counts_begun - 1) % 2]. Zeroed before step_in_progress is
+  // set.
   std::atomic<uint64_t> counts_begun;
   int64_t count_before[2];
   double scalar_before[2];  // likewise, of optimizers that have one
-  // Since the job was made, for operators and tests.
+  // The steps recovered since the job was made, for operators and tests.
   uint64_t steps_recovered;
   uint64_t runs_rolled_back;
   // The step that is speculated about; 0: none. Set before the first of its
-  // runs is touched. The committed step or one before it: it was decided.
+  // runs is touched. When it is the committed step or one before, it is
+  // decided.
   std::atomic<uint64_t> step_speculated;
-  // Of engines before staged loads: 1 + the parameter of which a load is
-  // overwriting the masters of elements [loading_begin, +loading_numel): half
-  // of a master may be written, or not yet the parameter beside it. They are to
-  // become `loading_masters`. 0: none.
+  // Only engines before staged loads set this: 1 + the parameter of which a
+  // load is overwriting the masters of elements [loading_begin,
+  // +loading_numel): half of a master may be written, or not yet the parameter
+  // beside it. They are to become `loading_masters`. 0: none.
   std::atomic<uint64_t> parameter_loading;
   uint64_t loading_begin;
   uint64_t loading_numel;
-  // The step in progress, once gradients that it needs are gone, and which
-  // rank's (stored before): nobody can finish it any more. Else 0, or a step
-  // that was committed since.
+  // The step in progress, once gradients that it needs are lost, and the rank
+  // that they were from (stored before): the step cannot be finished any more.
+  // Else 0, or a step that was committed since.
   std::atomic<uint64_t> step_given_up;
   uint64_t given_up_for_rank;
-  // What the file undo has at least, for the size alone does not show that one
+  // The least size of the file undo, for its size alone does not show that it
   // was cut; 0: not known, of an engine that did not say.
   uint64_t undo_bytes;
   alignas(64) StepRecord records[2];
@@ -128,34 +130,35 @@ static_assert(offsetof(ControlFile, records) == 192);
 static_assert(offsetof(ControlFile, loading_masters) == 448);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-// Makes a zeroed file that of a new job with this record.
+// Makes a zeroed file the control file of a new job with this record.
 void InitControlFile(uint64_t incarnation, int64_t created_at_ns,
                      const StepRecord& record, ControlFile* control);
 
-// DATA_LOSS: wrong magic, version, header checksum or incarnation, a current
-// record whose checksum or marks are wrong, or a field that a job with this
-// many parameters cannot have; says what was expected and found.
+// Returns DATA_LOSS on a wrong magic, version, header checksum or incarnation,
+// a current record whose checksum or marks are wrong, or a field that a job
+// with this many parameters cannot have; says what was expected and found.
 absl::Status CheckControlFile(const ControlFile& control, uint64_t incarnation,
                               uint64_t parameter_count);
 
-// The same of header and current record alone: what can be asked of a copy
-// that was taken while an engine may have been writing.
+// Checks header and current record alone: what can be asked of a copy that was
+// taken while an engine may have been writing.
 absl::Status CheckCurrentRecord(const ControlFile& control,
                                 uint64_t incarnation);
 
 const StepRecord& CurrentRecord(const ControlFile& control);
 
-// Whether a load has all of its ranks' data in the file `load` and is to be
-// applied, as often as need be: from SealLoad until the next record. So is none
-// after an engine that knows nothing of such files, which takes the record for
-// that of a load that broke off.
+// Returns whether a load has all of its ranks' data in the file `load` and is
+// to be applied, as often as need be: from SealLoad until the next record.
+// False after an engine that knows nothing of such files, which takes the
+// record for that of a load that was interrupted.
 bool LoadIsSealed(const ControlFile& control);
 
-// Makes `record` the current one. One caller at a time. Never fails.
+// Makes `record` the current one. May be called by one thread at a time. Never
+// fails.
 void PublishRecord(StepRecord record, ControlFile* control);
 
-// The same, of a load whose log has these bytes and this checksum and which
-// overwrites parameters from `touched_from` on.
+// Publishes the record of a load whose log has these bytes and this checksum
+// and which overwrites parameters from `touched_from` on.
 void SealLoad(uint64_t bytes, uint32_t crc32c, uint32_t touched_from,
               ControlFile* control);
 

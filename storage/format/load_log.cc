@@ -17,7 +17,8 @@ uint64_t Aligned(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-// Of the header, then of each entry together with the checksum before it.
+// The checksum of the header, then of each entry together with the checksum
+// before it.
 class Chain {
  public:
   explicit Chain(const LoadLogHeader& header)

@@ -10,8 +10,8 @@
 
 namespace optstate {
 
-// The file `load`: what a load into a job brings, beside the state until all of
-// it is there. Byte by byte: FORMAT.md.
+// The file `load`: the data that a load brings into a job, beside the state
+// until all of it is there. Byte by byte: FORMAT.md.
 //
 // A header, then entries, each with its payload, from multiples of 8 bytes on.
 // The step record that seals it has its length and a checksum over header and
@@ -29,7 +29,7 @@ struct LoadLogHeader {
 };
 static_assert(sizeof(LoadLogHeader) == 32);
 
-// Elements [begin, +numel) of an array of a parameter. Of arrays with a number
+// Elements [begin, +numel) of an array of a parameter. For arrays with a number
 // per parameter: those of parameters [begin, +numel), and `parameter` is 0.
 struct LoadLogEntry {
   uint32_t array = 0;  // optstate.v1.StateArray
@@ -42,41 +42,44 @@ struct LoadLogEntry {
 };
 static_assert(sizeof(LoadLogEntry) == 40);
 
-// What of a log its step record says.
+// The seal of a log, as its step record has it.
 struct LoadLogSeal {
   uint64_t bytes = 0;
   uint32_t crc32c = 0;  // of header and entries
 };
 
-// A file that is being written. Says nothing of what entries mean.
+// A file that is being written; the writer does not interpret entries.
 //
 // Threads: not thread-safe.
 class LoadLogWriter {
  public:
-  // `file`: at least the header.
+  // Begins the log; `file` has at least the header.
   void Begin(const LoadLogHeader& header, absl::Span<std::byte> file);
-  // The same bytes, in a file that has grown and may lie elsewhere.
+  // Moves the writer to the same bytes in a file that has grown and may lie
+  // elsewhere.
   void Move(absl::Span<std::byte> file) { file_ = file; }
 
-  // What the file must have to append an entry with a payload of so many bytes.
+  // Returns the bytes that the file must have to append an entry with this
+  // payload.
   uint64_t BytesWith(uint64_t payload_bytes) const;
   // Appends an entry; its payload, which follows, is the caller's to write.
   // Returns where the entry is.
   uint64_t Append(const LoadLogEntry& entry);
   // Makes the last entry longer, by a payload that follows the former one.
   void Extend(uint64_t numel, uint64_t payload_bytes);
-  // What the file must have then.
+  // Returns the bytes that the file must have then.
   uint64_t BytesWithMore(uint64_t payload_bytes) const {
     return bytes_ + payload_bytes;
   }
 
   LoadLogEntry& entry(uint64_t offset) const;
   std::byte* payload(uint64_t offset) const;
-  // Of the entry's payload, once it is written or was overwritten.
+  // Sets the checksum of the entry's payload, once it is written or was
+  // overwritten.
   void SetChecksum(uint64_t offset) const;
 
   uint64_t bytes() const { return bytes_; }
-  // Every payload has its checksum.
+  // Seals the log; every payload has its checksum.
   LoadLogSeal Seal() const;
 
  private:
@@ -90,9 +93,9 @@ struct LoadLogRecord {
   const std::byte* payload = nullptr;
 };
 
-// What was sealed, in order. `file` has the seal's bytes; the payloads point
-// into it. DATA_LOSS, saying what was expected and found, when it is no log, or
-// that of another job or load, or damaged.
+// Reads the sealed entries, in order. `file` has the seal's bytes; the payloads
+// point into it. DATA_LOSS, saying what was expected and found, when the file
+// is no log, or that of another job or load, or damaged.
 absl::StatusOr<std::vector<LoadLogRecord>> ReadLoadLog(
     absl::Span<const std::byte> file, const LoadLogHeader& expected,
     const LoadLogSeal& seal);

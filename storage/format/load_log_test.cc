@@ -61,7 +61,7 @@ TEST_F(LoadLogTest, WhatWasSealedComesBack) {
   EXPECT_EQ(payload_of(1), "abcde");
 }
 
-// Padding between entries says nothing, and nobody looks at it.
+// The padding between entries is not checked, for it means nothing.
 TEST_F(LoadLogTest, EveryBitThatIsFlippedIsSeen) {
   const uint64_t padding = 32 + 40 + 5;
   for (uint64_t bit = 0; bit < seal_.bytes * 8; ++bit) {

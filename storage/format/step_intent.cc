@@ -8,7 +8,7 @@
 namespace optstate {
 namespace {
 
-// Crc32c has no running form, so the parts' sums are summed.
+// Sums the parts' checksums, for Crc32c has no running form.
 uint32_t Checksum(const StepIntentHeader& header,
                   absl::Span<const std::byte> rest) {
   const uint32_t parts[2] = {
@@ -17,7 +17,7 @@ uint32_t Checksum(const StepIntentHeader& header,
   return Crc32c(parts, sizeof(parts));
 }
 
-// Behind the groups; where a uint64_t may lie.
+// Returns the offset behind the groups, where a uint64_t may lie.
 uint64_t UpdatedBytes(uint64_t parameter_count) {
   return (parameter_count + 7) / 8 * 8;
 }

@@ -13,8 +13,8 @@
 namespace optstate {
 
 // The decision of the step in progress, in the file `step_intent`: written
-// whole before step_in_progress names the step, so that whoever finishes the
-// step takes the same one. Byte by byte: FORMAT.md.
+// whole before step_in_progress names the step, so that any engine that
+// finishes the step decides the same. Byte by byte: FORMAT.md.
 struct StepIntentHeader {
   StepRecord record;      // as it will be published; without times
   double gradient_limit;  // 0: none
@@ -22,7 +22,7 @@ struct StepIntentHeader {
   uint32_t parameter_count;
   uint32_t has_pushed_by;  // 1: what follows ends with pushed_by
   uint32_t reserved[2];
-  uint32_t crc32c;  // of what is before it and what follows the header
+  uint32_t crc32c;  // of the header before it and what follows the header
 };
 static_assert(sizeof(StepIntentHeader) == 160);
 
@@ -33,8 +33,9 @@ struct StepIntentGroup {
 static_assert(sizeof(StepIntentGroup) == 112);
 static_assert(std::is_trivially_copyable_v<StepIntentGroup>);
 
-// The header, the groups' hyperparameters, one byte per parameter: 1 when the
-// step updates it; 8 bytes per parameter: which ranks pushed it.
+// Returns the bytes of the header, the groups' hyperparameters, one byte per
+// parameter: 1 when the step updates it; 8 bytes per parameter: which ranks
+// pushed it.
 uint64_t StepIntentBytes(uint64_t group_count, uint64_t parameter_count);
 
 // Writes into `file`, which holds StepIntentBytes. Sets counts and checksum.
@@ -44,17 +45,18 @@ void WriteStepIntent(StepIntentHeader header,
                      absl::Span<const uint64_t> pushed_by,
                      absl::Span<std::byte> file);
 
-// What WriteStepIntent wrote; the spans point into `file`.
+// A decoded intent, as WriteStepIntent wrote it; the spans point into `file`.
 struct StepIntent {
   StepIntentHeader header;
   absl::Span<const StepIntentGroup> groups;
   absl::Span<const uint8_t> updated;
-  // By parameter: bit r: rank r's gradient is in the sum. Empty: all ranks'
-  // are.
+  // The ranks that pushed, by parameter: bit r: rank r's gradient is in the
+  // sum. Empty: all ranks' are.
   absl::Span<const uint64_t> pushed_by;
 };
 
-// DATA_LOSS when counts or checksum are wrong, or it is of another step.
+// Reads the intent. DATA_LOSS when counts or checksum are wrong, or the intent
+// is of another step.
 absl::Status ReadStepIntent(absl::Span<const std::byte> file, uint64_t step,
                             uint64_t group_count, uint64_t parameter_count,
                             StepIntent* intent);

@@ -15,7 +15,8 @@ absl::StatusOr<MemoryRegion> MemoryRegion::MapShared(int fd, uint64_t bytes) {
   if (data == MAP_FAILED) {
     return OsError(errno, absl::StrCat("mmap of ", bytes, " bytes"));
   }
-  // A wish, not a need: refused on kernels and file systems without huge pages.
+  // Huge pages are a wish, not a need: refused on kernels and file systems
+  // without them.
   ::madvise(data, bytes, MADV_HUGEPAGE);
   // The state belongs to one process and is as large as the memory: a core file
   // or a child has no use for it.

@@ -14,14 +14,14 @@ namespace optstate {
 // (EPERM), in a chroot, whose "/" is no mount point (EINVAL), or with a kernel
 // that lacks the file system. A test skips then; every other error is a fault.
 
-// From here on the calling thread and its children see mounts that nobody else
-// does and that go with them.
+// Gives the calling thread and its children mounts that no other process sees
+// and that go with them.
 absl::Status EnterPrivateMounts();
 
-// A tmpfs on an existing directory, for as long as this object.
+// A tmpfs on an existing directory, which lives as long as this object.
 class TestTmpfs {
  public:
-  // `options`: as of mount(8), such as "nr_inodes=8".
+  // Mounts with `options` of mount(8), such as "nr_inodes=8".
   static absl::StatusOr<TestTmpfs> Mount(std::string directory,
                                          const std::string& options);
   TestTmpfs(TestTmpfs&& other) noexcept

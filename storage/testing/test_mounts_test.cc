@@ -15,7 +15,8 @@ namespace {
 
 constexpr int kNotTried = 77;
 
-// 0: a child that did `prepare` was told that, and why, it cannot mount.
+// Returns 0 when a child that did `prepare` was told that, and why, it cannot
+// mount.
 int AskInChild(const std::function<bool()>& prepare) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -29,7 +30,7 @@ int AskInChild(const std::function<bool()>& prepare) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
-// EINVAL, for "/" is no mount point there.
+// The error is EINVAL, for "/" is no mount point there.
 TEST(TestMountsTest, AChrootCannot) {
   std::string root = ::testing::TempDir() + "/root-XXXXXX";
   ASSERT_NE(::mkdtemp(root.data()), nullptr);
@@ -40,7 +41,7 @@ TEST(TestMountsTest, AChrootCannot) {
   EXPECT_EQ(told, 0);
 }
 
-// EPERM.
+// The error is EPERM.
 TEST(TestMountsTest, AnUnprivilegedUserCannot) {
   constexpr uid_t kNobody = 65534;
   EXPECT_EQ(

@@ -6,15 +6,15 @@
 
 namespace optstate {
 
-// In which order memory is visited. It matters by a quarter.
+// The order in which memory is visited. It matters by a quarter.
 enum class AdditionsOrder {
   kVectors,  // a vector of each array, as kernels/cpu/memory_roof.h and kernels
   kBlocks,   // 64 elements of each array
 };
 
-// The limit that memory sets: the loads and stores of AdamW with float32 state,
-// 1, 2, 4 or 8 gradients of `dtype` and a parameter of the same, and nothing
-// but additions between them. The same as kernels/cpu/memory_roof.h, which
+// Measures the limit of memory: makes the loads and stores of AdamW with
+// float32 state, 1, 2, 4 or 8 gradients of `dtype` and a parameter of the same,
+// and nothing but additions between them. Like kernels/cpu/memory_roof.h, which
 // has one gradient and one order. Leaves master and state as they are; bits of
 // a bfloat16 are added as an integer's, because converting them is the kernel's
 // work.

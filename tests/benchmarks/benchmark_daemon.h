@@ -5,8 +5,8 @@
 
 namespace optstate {
 
-// The one that a benchmark's jobs are in, started when it is first asked for.
-// Ends the process, saying why, when it does not start.
+// Returns the daemon that a benchmark's jobs are in, started when it is first
+// asked for. Ends the process, saying why, when the daemon does not start.
 TestDaemon& Daemon();
 
 }  // namespace optstate

@@ -17,7 +17,7 @@ namespace {
 enum Array : size_t { kGradient, kParameter, kMaster, kExpAvg, kExpAvgSq };
 constexpr size_t kArrays = 5;
 
-// About 0.75 in every dtype.
+// The byte makes about 0.75 in every dtype.
 constexpr int kGradientByte = 0x3f;
 
 size_t ElementBytes(size_t array, DType dtype) {

@@ -28,10 +28,10 @@ class KernelAlone {
                                                              size_t threads);
   ~KernelAlone();
 
-  // Seconds of one update of all elements.
+  // Returns the seconds of one update of all elements.
   double Update();
-  // Seconds of the sum of squares of the gradient, which a step needs for its
-  // norm and for found_inf.
+  // Returns the seconds of the sum of squares of the gradient, which a step
+  // needs for its norm and for found_inf.
   double SumOfSquares();
 
  private:
@@ -47,7 +47,7 @@ class KernelAlone {
   const size_t threads_;
   const UpdateKernel* kernel_ = nullptr;
   UpdateFactors factors_;
-  // gradient, parameter, master, exp_avg, exp_avg_sq
+  // The arrays: gradient, parameter, master, exp_avg, exp_avg_sq.
   std::vector<shm::SealedSegment> arrays_;
   std::vector<double> sums_;
   Work work_ = Work::kUpdate;

@@ -7,7 +7,7 @@
 
 namespace optstate {
 
-// The upper one of two; 0 of none.
+// Returns the median, the upper one of two middle values; 0 of none.
 inline double Median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle =

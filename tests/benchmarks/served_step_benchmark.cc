@@ -1,7 +1,7 @@
-// What a step through the daemon costs an element, as there are more parameters
-// or more jobs: it should not change. Gradients are copied in from memory of
-// the trainer's own and parameters back into it, as the Python client does,
-// but by the client library alone.
+// Measures the cost per element of a step through the daemon, with more
+// parameters or more jobs: it should not change. Gradients are copied in from
+// memory of the trainer's own and parameters back into it, as the Python client
+// does, but by the client library alone.
 //
 //   Parameters/number   16 million float32 elements in so many parameters
 //   Jobs/number         16 Mi in so many jobs, a thread each, which take some
@@ -36,11 +36,12 @@ using Clock = std::chrono::steady_clock;
 using client::Session;
 
 constexpr int64_t kMi = 1 << 20;
-// What 100,000 parameters share evenly.
+// The number of elements is one that 100,000 parameters share evenly.
 constexpr int64_t kElements = 16'000'000;
 constexpr int64_t kFewestParameters = 10;
 constexpr size_t kParametersOfAJob = 4;
-// Of each job, so that the last one's end does not count for much.
+// The number of steps of each job, so that the last one's end does not count
+// for much.
 constexpr int kStepsOfATurn = 8;
 
 // A trainer of float32 parameters that lie in one array, as their gradients do.

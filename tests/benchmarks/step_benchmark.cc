@@ -1,6 +1,6 @@
-// What the daemon costs. Each benchmark takes turns with what it is measured
-// against, so that both see the same machine, and reports the median of the
-// single ratios.
+// Measures what the daemon costs. Each benchmark takes turns with what it is
+// measured against, so that both see the same machine, and reports the median
+// of the single ratios.
 //
 //   Step/DTYPE/elements    push and commit in place, over shared memory
 //     commit_ratio   kernel alone / commit. Pushes come while gradients are
@@ -42,7 +42,7 @@ using client::Session;
 // Parameters have at most this many elements, as a model's have.
 constexpr int64_t kParameterElements = 4 << 20;
 constexpr int kGradientByte = 0x3f;
-// fp32 parameter, master, exp_avg and exp_avg_sq.
+// The state is fp32 parameter, master, exp_avg and exp_avg_sq.
 constexpr int64_t kStateBytesPerElement = 16;
 
 double SecondsSince(Clock::time_point begin) {
@@ -71,7 +71,8 @@ client::SessionOptions OptionsOf(LayoutSpec layout,
   return options;
 }
 
-// A loaded job; null, with the benchmark marked as failed, when there is none.
+// Opens a loaded job; null, with the benchmark marked as failed, when there is
+// none.
 std::unique_ptr<Session> OpenLoaded(benchmark::State& state,
                                     client::SessionOptions options) {
   auto session = Session::Open(std::move(options));
@@ -259,7 +260,8 @@ BENCHMARK(BM_Reattach)
     ->Arg(4096)
     ->UseManualTime()
     ->Unit(benchmark::kMillisecond);
-// Of the next deaths within a minute the supervisor would wait for a while.
+// Few deaths are measured: after more within a minute the supervisor would wait
+// for a while.
 BENCHMARK(BM_EngineKilled)
     ->Arg(16)
     ->Arg(4096)

@@ -8,8 +8,8 @@
 namespace optstate {
 namespace {
 
-// A thread takes so much at a time: as the daemon does where a step is large,
-// less where it is so small that threads would go without.
+// The most that a thread takes at a time: as the daemon does where a step is
+// large, less where it is so small that threads would go without.
 constexpr uint64_t kRangeElementsMax = 262144;
 constexpr uint64_t kRangesPerThread = 4;
 
@@ -66,8 +66,8 @@ void TensorsStep::CutRanges(uint64_t flat_elements) {
 template <typename Visitor>
 void TensorsStep::ForEachRun(const Visitor& visit) {
   workers_->pool.ParallelFor(ranges_.size() - 1, [&](size_t range) {
-    // Once for all its runs: in a library that Python has loaded among others,
-    // glibc 2.36 takes 400 ns to find a thread's variable.
+    // The variable is found once for all runs: in a library that Python has
+    // loaded among others, glibc 2.36 takes 400 ns to find a thread's variable.
     WorkerUndo& undo =
         workers_->undo[static_cast<size_t>(WorkerPool::CurrentParticipant())];
     for (size_t run = ranges_[range]; run < ranges_[range + 1]; ++run) {

@@ -29,7 +29,7 @@ struct Workers {
 // An AdamW step on the caller's tensors, walked as the daemon walks a job: runs
 // of at most a tile, each begun and ended in the worker's undo slot; runs of
 // one range in a row by one thread. What is known before the step is laid out
-// once. Without the daemon's messages, norm and commit record.
+// once. The daemon's messages, norm and commit record are left out.
 //
 // Threads: one step at a time.
 class TensorsStep {
@@ -39,7 +39,7 @@ class TensorsStep {
       absl::Span<const OptstateBenchTensor> tensors, Workers* workers);
 
   void Update(const UpdateInput& input);
-  // The same walk, loads and stores with additions only (additions.h).
+  // Makes the same walk, loads and stores with additions only (additions.h).
   void AddOnly(AdditionsOrder order);
 
  private:

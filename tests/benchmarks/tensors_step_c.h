@@ -4,8 +4,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// What peers_benchmark.py calls by ctypes: AdamW on memory of torch tensors.
-// No function is for two threads at a time.
+// The functions that peers_benchmark.py calls by ctypes: AdamW on memory of
+// torch tensors. No function is for two threads at a time.
 
 #ifdef __cplusplus
 extern "C" {
@@ -13,7 +13,7 @@ extern "C" {
 
 enum { kOptstateBenchGradientsMax = 8 };
 
-// Memory of one tensor. State and scale as in TileView.
+// The memory of one tensor. State and scale are as in TileView.
 typedef struct OptstateBenchTensor {
   const void* gradients[kOptstateBenchGradientsMax];
   void* parameter;
@@ -23,7 +23,7 @@ typedef struct OptstateBenchTensor {
   uint64_t numel;
 } OptstateBenchTensor;
 
-// `dtype` is of gradients and parameter; the formats are numbers of
+// The formats: `dtype` is of gradients and parameter; the others are numbers of
 // proto/types.
 typedef struct OptstateBenchFormat {
   uint32_t dtype;
@@ -51,7 +51,7 @@ void* optstate_bench_plan(void* workers, const OptstateBenchFormat* format,
 void optstate_bench_drop(void* plan);
 
 void optstate_bench_update(void* plan, const OptstateBenchInput* input);
-// Of float32 state. `blocks`: AdditionsOrder::kBlocks.
+// Makes the additions of float32 state. `blocks`: AdditionsOrder::kBlocks.
 void optstate_bench_add_only(void* plan, int blocks);
 
 #ifdef __cplusplus

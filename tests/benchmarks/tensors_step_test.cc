@@ -1,4 +1,5 @@
-// The walk that deploy/benchmark times, and what it is measured against.
+// Tests of the walk that deploy/benchmark times, and of what it is measured
+// against.
 
 #include "tests/benchmarks/tensors_step.h"
 
@@ -14,7 +15,7 @@
 namespace optstate {
 namespace {
 
-// Before, within and behind a tile's border, and several ranges.
+// The sizes are before, within and behind a tile's border, and several ranges.
 constexpr size_t kSizes[] = {1, 255, 4096, 4097, 300001, 1, 70000};
 
 struct Tensor {

@@ -11,7 +11,8 @@
 
 namespace optstate {
 
-// Where the suite's sessions are opened: a wire with a daemon behind it.
+// The place where the suite's sessions are opened: a wire with a daemon behind
+// it.
 class ChannelWorld {
  public:
   virtual ~ChannelWorld() = default;
@@ -19,7 +20,7 @@ class ChannelWorld {
       client::SessionOptions options) = 0;
 };
 
-// The world of the daemon's model, for what a test compares with.
+// Makes the world of the daemon's model, for what a test compares with.
 std::unique_ptr<ChannelWorld> MakeFakeWorld();
 
 struct ChannelWorldParam {
@@ -31,7 +32,7 @@ inline void PrintTo(const ChannelWorldParam& param, std::ostream* out) {
   *out << param.name;
 }
 
-// What a rank may rely on, whatever carries its session. A binary that links
+// The guarantees of a rank's session, whatever carries it. A binary that links
 // the suite instantiates it:
 //
 //   INSTANTIATE_TEST_SUITE_P(Wires, ChannelSuite, testing::Values(...),

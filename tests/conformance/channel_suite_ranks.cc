@@ -1,4 +1,4 @@
-// Several ranks of one job.
+// Tests of several ranks of one job.
 
 #include <atomic>
 #include <functional>
@@ -14,7 +14,7 @@ namespace {
 
 using Ranks = std::vector<std::unique_ptr<client::Session>>;
 
-// Each rank does its part on a thread of its own, as processes do.
+// Runs each rank's part on a thread of its own, as processes do.
 void OnEveryRank(
     const Ranks& ranks,
     const std::function<void(uint32_t rank, client::Session&)>& part) {
@@ -34,7 +34,7 @@ void ExpectStep(const Ranks& ranks, uint64_t step) {
   });
 }
 
-// However the work is cut, the bits are those of one rank.
+// The bits are those of one rank, however the work is cut.
 TEST_P(ChannelSuite, RanksTogetherHaveTheBitsOfOne) {
   const uint64_t seed = ScriptSeed();
   for (const PartitionMode mode :
@@ -103,7 +103,7 @@ TEST_P(ChannelSuite, DeadlineThenTheStepGoesOn) {
   ASSERT_TRUE(PushConstant(*ranks[0], 1, 0, 1).ok());
   EXPECT_EQ(ranks[0]->Commit(commit).status().code(),
             absl::StatusCode::kDeadlineExceeded);
-  // Pushed already; going on needs no more than the commit.
+  // This rank has pushed already; going on needs no more than the commit.
   ASSERT_TRUE(PushConstant(*ranks[1], 1, 0, 1).ok());
   OnEveryRank(ranks, [&](uint32_t, client::Session& session) {
     const auto outcome = session.Commit(commit);

@@ -1,4 +1,4 @@
-// What is refused, what may be repeated, and what is left afterwards.
+// Tests of what is refused, what may be repeated, and what is left afterwards.
 
 #include <algorithm>
 #include <limits>
@@ -15,7 +15,7 @@ namespace {
 using absl::StatusCode;
 using testing::HasSubstr;
 
-// One step with gradient 1 everywhere.
+// Takes one step with gradient 1 everywhere.
 void ExpectStep(client::Session& session, uint64_t step) {
   const absl::Status pushed = PushConstant(session, step, 0, 1);
   ASSERT_TRUE(pushed.ok()) << pushed;
@@ -54,7 +54,7 @@ TEST_P(ChannelSuite, StepsComeInOrder) {
   const auto session = OpenLoaded(NewJob(UniformLayout(2, 100)));
   ASSERT_NE(session, nullptr);
   ExpectStep(*session, 1);
-  // Asynchronous: told by one of the two.
+  // The error is asynchronous: told by one of the two.
   absl::Status pushed = session->Push(3, 0, 0, 1);
   pushed.Update(session->Flush());
   EXPECT_EQ(pushed.code(), StatusCode::kFailedPrecondition) << pushed;
@@ -75,7 +75,8 @@ TEST_P(ChannelSuite, NoStepBeforeTheLoad) {
   ExpectStep(**session, 1);
 }
 
-// Told by FinishLoad at the latest, and the load can be taken again.
+// The error is told by FinishLoad at the latest, and the load can be taken
+// again.
 TEST_P(ChannelSuite, LoadOfAnArrayThatIsNotThereIsRefused) {
   auto session = Open(NewJob(UniformLayout(2, 100)));
   ASSERT_TRUE(session.ok()) << session.status();
@@ -95,7 +96,7 @@ TEST_P(ChannelSuite, SecondPushNeedsAccumulate) {
   const auto session = OpenLoaded(NewJob(UniformLayout(2, 100)));
   ASSERT_NE(session, nullptr);
   ASSERT_TRUE(session->Push(1, 0, 0, 2).ok());
-  // The same micro-step again is a repeat.
+  // A push of the same micro-step again is a repeat.
   ASSERT_TRUE(session->Push(1, 0, 0, 2).ok());
   ASSERT_TRUE(session->Flush().ok());
   absl::Status pushed = session->Push(1, 1, 0, 1);
@@ -277,8 +278,8 @@ TEST_P(ChannelSuite, CommitInTwoHalves) {
   ExpectStep(*session, 2);
 }
 
-// Many at once are what one after the other are; an error among them leaves the
-// session as it was.
+// Many fetches at once give what one after the other gives; an error among them
+// leaves the session as it was.
 TEST_P(ChannelSuite, ManyFetchesAtOnce) {
   constexpr uint32_t kCount = 700;
   const auto session = OpenLoaded(NewJob(UniformLayout(kCount, 33)), 1);

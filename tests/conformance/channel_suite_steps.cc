@@ -1,4 +1,4 @@
-// What a step does: arithmetic, skipping, accumulation, state.
+// Tests of what a step does: arithmetic, skipping, accumulation, state.
 
 #include <cmath>
 #include <cstring>
@@ -37,8 +37,8 @@ TEST_P(ChannelSuite, NewJobIsLoadedThenReady) {
   }
 }
 
-// Everything at once against the model: dtypes, groups, clipping, scale,
-// parameters without gradients.
+// The script has everything at once against the model: dtypes, groups,
+// clipping, scale, parameters without gradients.
 TEST_P(ChannelSuite, StepsHaveTheModelsBits) {
   const uint64_t seed = ScriptSeed();
   const auto model = MakeFakeWorld();
@@ -214,7 +214,8 @@ TEST_P(ChannelSuite, LoadsEveryArray) {
   EXPECT_EQ(fetched, steps);
 }
 
-// Larger than every chunk, window and flow-control window on the way.
+// The gradients are larger than every chunk, window and flow-control window on
+// the way.
 TEST_P(ChannelSuite, BigGradientsAndParameters) {
   const auto session = OpenLoaded(NewJob(UniformLayout(2, 5 << 20)));
   ASSERT_NE(session, nullptr);

@@ -1,4 +1,4 @@
-// The channel suite over the model and over every wire of the real daemon.
+// Runs the channel suite over the model and over every wire of the real daemon.
 
 #include "tests/conformance/channel_suite.h"
 
@@ -11,7 +11,7 @@
 namespace optstate {
 namespace {
 
-// One daemon for all tests: their jobs have names of their own.
+// The one daemon of all tests: their jobs have names of their own.
 TestDaemon* daemon_of_suite = nullptr;
 
 class DaemonEnvironment : public testing::Environment {

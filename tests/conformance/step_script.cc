@@ -47,7 +47,7 @@ ParameterSpec Parameter(std::string name, std::vector<int64_t> shape,
 
 std::vector<const void*> Pointers(
     const std::vector<std::vector<std::byte>>& arrays) {
-  // Never null, as an empty vector's may be.
+  // The pointer is never null, as an empty vector's may be.
   static const std::byte kNothing{};
   std::vector<const void*> pointers;
   pointers.reserve(arrays.size());
@@ -211,7 +211,7 @@ absl::Status LoadConstant(client::Session& session, float value) {
 
 namespace {
 
-// The arrays of a group's parameters, by name.
+// Returns the arrays of a group's parameters, by name.
 std::vector<std::pair<StateArray, std::string>> ArraysOf(const Layout& layout,
                                                          uint32_t group) {
   std::vector<std::pair<StateArray, std::string>> arrays = {

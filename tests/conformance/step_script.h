@@ -15,23 +15,26 @@
 
 namespace optstate {
 
-// A new seed for a randomised test, printed first; OPTSTATE_TEST_SEED in the
-// environment repeats a run.
+// Returns a new seed for a randomised test, printed first; OPTSTATE_TEST_SEED
+// in the environment repeats a run.
 uint64_t ScriptSeed();
 
-// Every dtype, two groups (the second with amsgrad), sizes around a tile, one
-// element, none, and a scalar.
+// Returns a layout of every dtype, two groups (the second with amsgrad), sizes
+// around a tile, one element, none, and a scalar.
 LayoutSpec MixedLayout();
-// `count` float32 parameters of `numel` elements in one group.
+// Returns a layout of `count` float32 parameters of `numel` elements in one
+// group.
 LayoutSpec UniformLayout(size_t count, int64_t numel);
 
-// Options of a job of this layout whose name no other test of the process has.
+// Returns options of a job of this layout whose name no other test of the
+// process has.
 client::SessionOptions NewJob(LayoutSpec layout);
 
-// One set of hyperparameters per group.
+// Returns commit options with one set of hyperparameters per group.
 client::CommitOptions CommitOf(const client::Session& session, uint64_t step);
 
-// As schedules make them, of any optimizer; `unit` draws from [0, 1).
+// Draws hyperparameters as schedules make them, of any optimizer; `unit` draws
+// from [0, 1).
 Hyperparams DrawHyperparams(const OptimizerInfo& info,
                             absl::FunctionRef<double()> unit);
 
@@ -45,7 +48,7 @@ class StepScript {
  public:
   StepScript(const Layout& layout, uint64_t seed);
 
-  // Loads parameters, on every rank the same. The session is this rank's.
+  // Loads parameters, the same on every rank. The session is this rank's.
   absl::Status Load(client::Session& session) const;
 
   struct Step {
@@ -53,8 +56,8 @@ class StepScript {
     std::vector<uint32_t> parameters;  // that have a gradient
     std::vector<std::vector<std::byte>> gradients;
   };
-  // Hyperparameters, clipping, scale and missing gradients change from step to
-  // step. Every rank that asks for step k gets the same.
+  // Makes a step: hyperparameters, clipping, scale and missing gradients change
+  // from step to step. Every rank that asks for step k gets the same.
   Step Make(uint64_t step) const;
 
   // Pushes and commits one step.
@@ -68,7 +71,7 @@ class StepScript {
   const uint64_t seed_;
 };
 
-// A whole gradient of one parameter, with every element `value`.
+// Returns a whole gradient of one parameter, with every element `value`.
 std::vector<std::byte> ConstantGradient(const Layout& layout,
                                         uint32_t parameter, float value);
 // Pushes such a gradient of every parameter.
@@ -77,14 +80,14 @@ absl::Status PushConstant(client::Session& session, uint64_t step,
 // Loads every parameter of a job with `value`; begin and finish included.
 absl::Status LoadConstant(client::Session& session, float value);
 
-// Everything that can be seen of a job: parameters and state arrays.
+// All that can be seen of a job: parameters and state arrays.
 struct StateSnapshot {
   uint64_t step = 0;
   std::vector<std::string> names;  // "exp_avg of w"
   std::vector<std::vector<std::byte>> arrays;
 };
 absl::StatusOr<StateSnapshot> Snapshot(client::Session& session);
-// Empty when equal, else the first difference.
+// Returns "" when equal, else the first difference.
 std::string FirstDifference(const StateSnapshot& a, const StateSnapshot& b);
 
 }  // namespace optstate

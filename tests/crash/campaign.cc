@@ -18,8 +18,8 @@ absl::Status RunCampaign(const CampaignOptions& options, Tally* tally) {
     scenario.elements = std::uniform_int_distribution<uint64_t>(
         options.elements_min, options.elements_max)(random);
     scenario.steps = options.steps;
-    // What a round kills depends on the machine's timing; what the next one
-    // is does not.
+    // The kills of a round depend on the machine's timing; the choice of the
+    // next round does not.
     std::mt19937_64 round_random(random());
     const std::string name =
         absl::StrCat(Name(drawn.wire), ", ", scenario.Describe(), ", ",

@@ -16,8 +16,9 @@ struct CampaignOptions {
   uint64_t steps = 1;  // of a round
 };
 
-// Rounds of random scenarios, one after the other, until there were as many
-// kills and upgrades as asked for. One line a round goes to standard error.
+// Runs rounds of random scenarios, one after the other, until there were as
+// many kills and upgrades as asked for. One line a round goes to standard
+// error.
 absl::Status RunCampaign(const CampaignOptions& options, Tally* tally);
 
 }  // namespace optstate::crash

@@ -14,8 +14,9 @@
 namespace optstate::crash {
 namespace {
 
-// Of the engine kills, but for those of upgrades, which look for another
-// instant; with fewer, the campaign has tested something else.
+// The least part of engine kills inside a step, without those of upgrades,
+// which look for another instant; with fewer, the campaign has tested something
+// else.
 constexpr double kInStepMin = 0.3;
 
 int Main(int argc, char** argv) {
@@ -65,7 +66,7 @@ int main(int argc, char** argv) {
   try {
     return optstate::crash::Main(argc, argv);
   } catch (const std::exception& error) {
-    // Of libraries alone: memory.
+    // Libraries alone throw: for lack of memory.
     std::fprintf(stderr, "campaign: %s\n", error.what());
     return 1;
   }

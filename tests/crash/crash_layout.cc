@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kOddSizes[] = {0, 1, 17, 4095, 4096, 4097, 12289, 60001};
 
-// What one scenario's layout is drawn with.
+// The maker of one scenario's layout.
 class LayoutMaker {
  public:
   explicit LayoutMaker(const Scenario& scenario)
@@ -42,7 +42,7 @@ class LayoutMaker {
     return std::uniform_int_distribution<uint64_t>(low, high)(generator_);
   }
 
-  // Large ones add up to about `elements`.
+  // Draws sizes; large ones add up to about `elements`.
   std::vector<int64_t> Sizes() {
     std::vector<int64_t> sizes(std::begin(kOddSizes), std::end(kOddSizes));
     const uint64_t all = Elements();
@@ -55,13 +55,15 @@ class LayoutMaker {
     return sizes;
   }
 
-  // Muon multiplies matrices: a step takes many times as long an element.
+  // Returns the number of elements: Muon multiplies matrices, and its step
+  // takes many times as long per element.
   uint64_t Elements() const {
     return scenario_.optimizer == OptimizerKind::kMuon ? scenario_.elements / 4
                                                        : scenario_.elements;
   }
 
-  // Of few rows, for the same reason; other optimizers take vectors too.
+  // Returns a shape of few rows, for the same reason; other optimizers take
+  // vectors too.
   std::vector<int64_t> Shape(int64_t size) {
     const bool matrix =
         scenario_.optimizer == OptimizerKind::kMuon || Uniform(0, 1) == 1;

@@ -6,8 +6,8 @@
 
 namespace optstate::crash {
 
-// Up to three groups with options of the optimizer; a few large parameters and
-// many small ones of awkward sizes, vectors and matrices.
+// Makes up to three groups with options of the optimizer; a few large
+// parameters and many small ones of awkward sizes, vectors and matrices.
 LayoutSpec MakeLayout(const Scenario& scenario);
 
 }  // namespace optstate::crash

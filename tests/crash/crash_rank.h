@@ -33,12 +33,13 @@ class CrashRank {
 
   bool running() const { return process_.running(); }
   RankPhase phase() const { return board().phase; }
-  // With those of the ranks whose place this one took.
+  // Returns the steps run again, with those of the ranks whose place this one
+  // took.
   uint64_t steps_again() const { return board().steps_again; }
-  // SIGKILL; returns when it is dead.
+  // Sends SIGKILL; returns when the process is dead.
   absl::Status Kill();
-  // Of a rank that has ended by itself: the hash of the parameters that it saw,
-  // or its error.
+  // Returns the result of a rank that has ended by itself: the hash of the
+  // parameters that it saw, or its error.
   absl::StatusOr<uint64_t> Result();
 
  private:

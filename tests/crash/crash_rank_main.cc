@@ -20,7 +20,8 @@
 namespace optstate::crash {
 namespace {
 
-// Whoever takes a rank's place comes when a daemon, and the job, is there.
+// Opens the session. A rank that takes another's place starts when a daemon,
+// and the job, is there.
 absl::StatusOr<std::unique_ptr<client::Session>> Open(
     const client::SessionOptions& options) {
   const absl::Time deadline = absl::Now() + options.connect_timeout;
@@ -51,7 +52,7 @@ absl::StatusOr<uint64_t> Run(const client::SessionOptions& options,
 }
 
 int Main(char** arguments) {
-  // Ends with the test, however the test ends.
+  // The process ends with the test, however the test ends.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   const auto scenario = Scenario::FromWord(arguments[4]);
   uint32_t rank = 0;

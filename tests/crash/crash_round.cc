@@ -19,7 +19,7 @@ namespace {
 
 using client::Session;
 
-// Kills are what an engine is restarted after, so it may be often. While a rank
+// Engines are restarted after kills, so restarts may be frequent. While a rank
 // is lost no job is between two steps: upgrades need not wait long for that.
 constexpr char kConfig[] =
     "drain_timeout_s: 1\n"
@@ -27,7 +27,7 @@ constexpr char kConfig[] =
     "  restarts_max: 1000000\n"
     "  restart_window_s: 1\n"
     "  doorbell_spin_us: 0\n";
-// Between two disturbances.
+// The most steps between two disturbances.
 constexpr uint64_t kStepsApartMax = 2;
 
 struct End {
@@ -44,7 +44,7 @@ absl::StatusOr<End> EndOf(Session& session) {
   return end;
 }
 
-// One rank of a job that nobody disturbs; how the job ends goes to `end`.
+// Runs one rank of a job that is not disturbed; how the job ends goes to `end`.
 absl::Status RunUndisturbedRank(const TestDaemon& daemon,
                                 const CrashScript& script, uint32_t rank,
                                 uint32_t world_size, End* end) {
@@ -54,8 +54,8 @@ absl::Status RunUndisturbedRank(const TestDaemon& daemon,
   OPTSTATE_ASSIGN_OR_RETURN(const auto session, Session::Open(options));
   OPTSTATE_RETURN_IF_ERROR(script.Load(*session));
   RankBoard board;
-  // In steps that only the last rank of the scenario knows to be skipped, one
-  // rank alone is that one.
+  // One rank alone is the last rank of the scenario in steps that only that one
+  // knows to be skipped.
   const uint32_t as = rank + script.scenario().world_size - world_size;
   for (uint64_t step = 1; step <= script.scenario().steps; ++step) {
     OPTSTATE_RETURN_IF_ERROR(script.RunStep(*session, step, as, &board));
@@ -67,8 +67,8 @@ absl::Status RunUndisturbedRank(const TestDaemon& daemon,
   return absl::OkStatus();
 }
 
-// By threads of this process: one rank, which has the same results as two, but
-// where the engine sums what different ranks push.
+// Runs the job by threads of this process: one rank, which has the same results
+// as two, but where the engine sums what different ranks push.
 absl::StatusOr<End> RunUndisturbed(const TestDaemon& daemon,
                                    const Scenario& scenario) {
   const CrashScript script(scenario);

@@ -10,10 +10,10 @@
 
 namespace optstate::crash {
 
-// One job on a daemon of its own goes through a scenario and is disturbed,
-// until it ends. DATA_LOSS when a bit of its state or of its parameters is not
-// that of an undisturbed run; other errors when somebody did not go on, or had
-// to run a step again that nothing had lost. They end with what the daemon and
+// Runs one job on a daemon of its own through a scenario and disturbs it, until
+// it ends. DATA_LOSS when a bit of its state or of its parameters is not that
+// of an undisturbed run; other errors when a process did not go on, or had to
+// run a step again although nothing was lost. They end with what the daemon and
 // the engines said.
 absl::Status RunRound(Wire wire, const Scenario& scenario, const Quota& quota,
                       std::mt19937_64* random, Tally* tally);

@@ -16,12 +16,12 @@ namespace {
 
 using client::StateArray;
 
-// Where windows may begin.
+// The number of places where windows may begin.
 constexpr size_t kWindowStarts = 1 << 16;
-// Of gradients that are divided at all.
+// The divisor of gradients that are divided at all.
 constexpr double kScale = 1024;
 
-// What a number is drawn for.
+// The purpose that a number is drawn for.
 enum Purpose : uint64_t {
   kNoise = 1,
   kWindow,
@@ -40,7 +40,7 @@ enum Purpose : uint64_t {
   kLoadWindow,
 };
 
-// Both shrink and grow within a few steps.
+// Returns a scaler that shrinks and grows within a few steps.
 client::LossScaler ScalerOf(Scaling scaling) {
   return {.dynamic = scaling == Scaling::kDynamic,
           .init_scale = kScale,
@@ -61,7 +61,7 @@ double NumberOf(NormType norm_type) {
   return 0;
 }
 
-// A norm of gradients in [-0.5, 0.5) that are divided by kScale, about.
+// Returns a norm of gradients in [-0.5, 0.5) that are divided by kScale, about.
 double UsualNorm(NormType norm_type, uint64_t elements) {
   const auto count = static_cast<double>(elements);
   switch (norm_type) {
@@ -75,8 +75,8 @@ double UsualNorm(NormType norm_type, uint64_t elements) {
   return 0;
 }
 
-// What comes back while a step is taken, by this engine and perhaps the next,
-// is what is there at the end.
+// The copies that come back while a step is taken, by this engine and perhaps
+// the next; they equal what is there at the end.
 class ParameterCopies {
  public:
   explicit ParameterCopies(const client::Session& session) {
@@ -85,7 +85,7 @@ class ParameterCopies {
     for (uint32_t p = 0; p < count; ++p) {
       copies_.emplace_back(session.parameter(p).size());
       indices_.push_back(p);
-      // Not null, also without elements.
+      // The pointer is not null, also without elements.
       copies_.back().reserve(1);
       destinations_.push_back(copies_.back().data());
     }
@@ -169,7 +169,7 @@ const void* CrashScript::Gradient(uint64_t step, uint32_t micro_step,
   return noise_.at(dtype).data() + start * SizeInBytes(dtype);
 }
 
-// Its last element is.
+// Returns a gradient whose last element is infinite.
 const void* CrashScript::InfiniteGradient(uint32_t parameter) const {
   const ParameterSpec& spec = layout_.parameters[parameter];
   const uint64_t start =
@@ -192,8 +192,8 @@ absl::Status CrashScript::Load(client::Session& session) const {
   return session.FinishLoad();
 }
 
-// The step count that the first parameter is given, which no training leaves,
-// says whether it was.
+// Returns the step count that the first parameter is given, which no training
+// leaves, so that it says whether the load was made.
 int64_t CountLoadedAfter(uint64_t step) {
   return 1000000 + 1000 * static_cast<int64_t>(step);
 }
@@ -253,8 +253,8 @@ absl::Status CrashScript::LoadAfter(client::Session& session, uint64_t step,
   return loaded;
 }
 
-// Where the engine sums the ranks', each may have gradients of other
-// parameters.
+// Says whether there is a gradient. Where the engine sums the ranks', each may
+// have gradients of other parameters.
 bool CrashScript::HasGradient(uint64_t step, uint32_t micro_step,
                               uint32_t parameter, uint32_t rank) const {
   if (!scenario_.missing) return true;
@@ -286,7 +286,8 @@ absl::Status CrashScript::Push(client::Session& session, uint64_t step,
   return session.PushGradients(step, micro_step, parameters, gradients);
 }
 
-// With a scaler the job's, of which the session knows after each step.
+// Returns the scale, with a scaler the job's, of which the session knows after
+// each step.
 double CrashScript::GradScale(const client::Session& session,
                               uint64_t step) const {
   if (scenario_.scaling != Scaling::kRanks)
@@ -294,7 +295,8 @@ double CrashScript::GradScale(const client::Session& session,
   return DrawUnit(scenario_.seed, kGradScale, step) < 0.5 ? 1 : kScale;
 }
 
-// In some steps the last rank alone knows of an infinite gradient.
+// Makes commit options. In some steps the last rank alone knows of an infinite
+// gradient.
 client::CommitOptions CrashScript::Commit(const client::Session& session,
                                           uint64_t step, uint32_t rank) const {
   const uint64_t seed = scenario_.seed;
@@ -369,7 +371,7 @@ absl::Status CrashScript::PushAndCommit(client::Session& session, uint64_t step,
 absl::Status CrashScript::RunStep(client::Session& session, uint64_t step,
                                   uint32_t rank, RankBoard* board) const {
   absl::Status taken = PushAndCommit(session, step, rank, board);
-  // Whoever started this rank knows whether it may have been told so.
+  // The process that started this rank knows whether it may have been told so.
   while (absl::IsAborted(taken)) {
     ++board->steps_again;
     OPTSTATE_RETURN_IF_ERROR(session.Abort(step));

@@ -23,16 +23,16 @@ class CrashScript {
   explicit CrashScript(const Scenario& scenario);
 
   const Scenario& scenario() const { return scenario_; }
-  // Of one rank's session.
+  // Returns the options of one rank's session.
   client::SessionOptions Options(const std::string& endpoint,
                                  const std::string& job, uint32_t rank) const;
 
-  // Loads parameters; on every rank the same.
+  // Loads parameters; they are the same on every rank.
   absl::Status Load(client::Session& session) const;
-  // After some steps, every rank loads parameters and state that they did not
-  // leave: by whoever comes to take a rank's place, unless the load is the
-  // job's already; again when it is given up for somebody who was lost. No
-  // effect after other steps.
+  // Loads, after some steps and on every rank, parameters and state that the
+  // steps did not leave: also in a process that comes to take a rank's place,
+  // unless the load is the job's already; again when it is given up for a lost
+  // rank. No effect after other steps.
   absl::Status LoadAfter(client::Session& session, uint64_t step,
                          RankBoard* board) const;
   // Pushes and commits the step, again when what was staged is lost, loads
@@ -42,8 +42,8 @@ class CrashScript {
                        RankBoard* board) const;
 
  private:
-  // Whose gradients: each rank's own where the engine sums them, else nobody's
-  // in particular, for ranks push parts of the same.
+  // Returns whose gradients are pushed: each rank's own where the engine sums
+  // them, else a common source, for ranks push parts of the same.
   uint64_t Source(uint32_t rank) const;
   const void* Gradient(uint64_t step, uint32_t micro_step, uint32_t parameter,
                        uint32_t rank) const;

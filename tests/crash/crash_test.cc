@@ -1,4 +1,4 @@
-// The campaign in small: a few kills of every kind.
+// Runs the campaign in small: a few kills of every kind.
 
 #include <cstdint>
 

@@ -3,7 +3,7 @@
 namespace optstate::crash {
 namespace {
 
-// SplitMix64.
+// Applies SplitMix64's mixing function.
 uint64_t Mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;

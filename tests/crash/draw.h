@@ -5,9 +5,9 @@
 
 namespace optstate::crash {
 
-// A number that looks random, the same in every process.
+// Returns a number that looks random, the same in every process.
 uint64_t Draw(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0);
-// The same in [0, 1).
+// Returns such a number in [0, 1).
 double DrawUnit(uint64_t seed, uint64_t a, uint64_t b = 0, uint64_t c = 0);
 
 }  // namespace optstate::crash

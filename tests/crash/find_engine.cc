@@ -14,7 +14,7 @@
 namespace optstate::crash {
 namespace {
 
-// Empty when the process is gone, which a stream would throw at.
+// Returns "" when the process is gone, which a stream would throw at.
 std::string ReadProcFile(const std::string& path) {
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
   std::string text;

@@ -7,8 +7,8 @@
 
 namespace optstate::crash {
 
-// The process of a job's engine, without asking anybody: a child of the daemon
-// or, after that one's death, of ours. 0: there is none.
+// Returns the process of a job's engine, without asking any other process: a
+// child of the daemon or, after that one's death, of ours. 0: there is none.
 pid_t FindEngine(pid_t daemon, const std::string& job);
 
 }  // namespace optstate::crash

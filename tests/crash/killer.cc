@@ -15,12 +15,13 @@ namespace optstate::crash {
 namespace {
 
 constexpr absl::Duration kPatience = absl::Seconds(60);
-// Within which most of what goes on happens: a step, a start, a recovery.
+// The time within which most of what goes on happens: a step, a start, a
+// recovery.
 constexpr absl::Duration kAnyInstant = absl::Milliseconds(50);
-// The same of an upgrade, which starts the new build three times.
+// The time of an upgrade, which starts the new build three times.
 constexpr absl::Duration kUpgrade = absl::Milliseconds(400);
 constexpr absl::Duration kMoment = absl::Milliseconds(3);
-// For what may not come: ranks that look for a daemon take no steps.
+// The wait for what may not come: ranks that look for a daemon take no steps.
 constexpr absl::Duration kNotForLong = absl::Milliseconds(500);
 
 uint64_t Left(uint64_t wanted, uint64_t done) {
@@ -87,7 +88,8 @@ absl::Status Killer::KillEngine(bool again) {
   return absl::OkStatus();
 }
 
-// As the engine starts, or is inside the step that the one before it left.
+// Waits until the engine starts, or is inside the step that the one before it
+// left.
 absl::Status Killer::AwaitRecovery() {
   const uint64_t recovered = job_.control().steps_recovered;
   if (job_.in_step() && Unit() < 0.7) {
@@ -193,7 +195,7 @@ absl::Status Killer::KillSupervisorAlone() {
   return RestartSupervisor();
 }
 
-// While the next engine starts or recovers.
+// Kills the supervisor while the next engine starts or recovers.
 absl::Status Killer::KillEngineThenSupervisor() {
   OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
   OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/false));
@@ -204,7 +206,7 @@ absl::Status Killer::KillEngineThenSupervisor() {
   return Unit() < 0.3 ? KillEngineAgain() : absl::OkStatus();
 }
 
-// Gradients are with the ranks alone then, or in staging files.
+// Kills both: gradients are with the ranks alone then, or in staging files.
 absl::Status Killer::KillSupervisorThenEngine() {
   OPTSTATE_RETURN_IF_ERROR(KillSupervisor());
   if (Unit() < 0.7) {
@@ -217,7 +219,7 @@ absl::Status Killer::KillSupervisorThenEngine() {
   return Unit() < 0.3 ? KillEngineAgain() : absl::OkStatus();
 }
 
-// The engine lives, or the gradients are in staging files.
+// Kills both: the engine lives, or the gradients are in staging files.
 absl::Status Killer::KillSupervisorAndRank() {
   const uint32_t rank = SomeRank();
   OPTSTATE_RETURN_IF_ERROR(AwaitInsideStep());
@@ -230,8 +232,8 @@ absl::Status Killer::KillSupervisorAndRank() {
   return job_.StartRank(rank);
 }
 
-// As a service manager does. It has the engine finish its open step, which may
-// be killed over that.
+// Ends the daemon as a service manager does. It has the engine finish its open
+// step, which may be killed over that.
 absl::Status Killer::EndDaemon() {
   OPTSTATE_RETURN_IF_ERROR(AwaitAdoption());
   if (Unit() < 0.7) {
@@ -277,7 +279,8 @@ absl::Status Killer::KillRanks() {
   return absl::OkStatus();
 }
 
-// The supervisor knows the engine, so it has the gradients of its ranks.
+// Waits until the supervisor knows the engine, so that it has the gradients of
+// its ranks.
 absl::Status Killer::AwaitAdoption() {
   return Await("the engine's adoption", [&] {
     const auto described = job_.daemon().GetJob(job_.name());
@@ -287,7 +290,8 @@ absl::Status Killer::AwaitAdoption() {
   });
 }
 
-// The step is finished with the gradients that were kept, or it never began.
+// Kills both: the step is finished with the gradients that were kept, or it
+// never began.
 absl::Status Killer::KillRankAndEngine() {
   const uint32_t rank = SomeRank();
   OPTSTATE_RETURN_IF_ERROR(AwaitAdoption());
@@ -326,8 +330,8 @@ void Killer::NoteUpgrade(UpgradeWay way) {
   if (job_.in_step()) ++tally_.upgrades_in_step;
 }
 
-// Before the new build is checked, while the daemon changes, or while the
-// engine is replaced.
+// Waits for an instant before the new build is checked, while the daemon
+// changes, or while the engine is replaced.
 void Killer::AwaitUpgradeInstant() {
   Spin(Unit() < 0.5 ? kAnyInstant : kUpgrade);
 }
@@ -379,8 +383,8 @@ absl::Status Killer::UpgradeAlone() {
                                    : "an upgrade has not replaced the engine");
 }
 
-// The engine that is to be replaced, or the next one, and perhaps a rank. The
-// daemon goes on, and has its gradients.
+// Kills the engine that is to be replaced, or the next one, and perhaps a rank.
+// The daemon goes on, and has its gradients.
 absl::Status Killer::UpgradeAndKillEngine() {
   const bool with_rank = Unit() < 0.5;
   const uint32_t rank = SomeRank();
@@ -404,7 +408,8 @@ absl::Status Killer::UpgradeAndKillEngine() {
   return AwaitUpgraded(before);
 }
 
-// With it goes the upgrade; who starts the daemon again decides on its build.
+// The upgrade goes with the daemon; the process that starts the daemon again
+// decides on its build.
 absl::Status Killer::UpgradeAndKillSupervisor() {
   Spin(kAnyInstant);
   const UpgradeWay way = DrawUpgradeWay();
@@ -419,7 +424,7 @@ absl::Status Killer::UpgradeAndKillSupervisor() {
     OPTSTATE_RETURN_IF_ERROR(KillEngine(/*again=*/false));
     tally_.engine_in_upgrade += tally_.engine - killed;
   }
-  // Nobody is there who could still answer.
+  // There is no process that could still answer.
   call.Answer().IgnoreError();
   return RestartSupervisor();
 }

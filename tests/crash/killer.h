@@ -16,16 +16,16 @@
 
 namespace optstate::crash {
 
-// Kills the processes of a job at random instants, and starts again those that
-// nobody else does; or has the daemon upgraded. Every function returns with all
-// of them running or being started, or with what went wrong.
+// Kills the processes of a job at random instants, and restarts those that
+// nothing else restarts; or has the daemon upgraded. Every function returns
+// with all of them running or being started, or with what went wrong.
 class Killer {
  public:
   Killer(RunningJob* job, const Quota& quota, std::mt19937_64* random,
          Tally* tally)
       : job_(*job), quota_(quota), random_(*random), tally_(*tally) {}
 
-  // Kills somebody or upgrades, as the quota still asks for.
+  // Kills a process or upgrades, as the quota still asks for.
   absl::Status Disturb();
   // Waits until the job has taken some steps more, or all of them.
   absl::Status AwaitSteps(uint64_t steps);
@@ -51,27 +51,27 @@ class Killer {
   void AwaitUpgradeInstant();
   UpgradeWay DrawUpgradeWay();
   void NoteUpgrade(UpgradeWay way);
-  // What the daemon calls its last upgrade.
+  // Returns what the daemon calls its last upgrade.
   absl::StatusOr<std::string> LastUpgrade();
-  // Until another one is over, which leaves the job with an engine.
+  // Waits until another upgrade is over, which leaves the job with an engine.
   absl::Status AwaitUpgraded(const std::string& before);
 
   absl::Status AwaitAdoption();
-  // Up to three times the one that follows.
+  // Kills up to three times the engine that follows.
   absl::Status KillEngineAgain();
   absl::Status KillEngine(bool again);
   absl::Status KillSupervisor();
   absl::Status RestartSupervisor();
   absl::Status KillRank(uint32_t rank);
 
-  // Waits for it, unless the ranks finish first.
+  // Waits for `done`, unless the ranks finish first.
   absl::Status Await(absl::string_view what, absl::FunctionRef<bool()> done);
-  // Until somewhere inside a step, if one comes soon.
+  // Waits until somewhere inside a step, if one comes soon.
   absl::Status AwaitInsideStep();
   absl::Status AwaitNotForLong(absl::FunctionRef<bool()> done);
   absl::Status AwaitRecovery();
   void SpinInsideStep();
-  // Until some instant within `longest`.
+  // Spins until some instant within `longest`.
   void Spin(absl::Duration longest);
   double Unit() { return std::uniform_real_distribution<double>()(random_); }
   uint64_t Below(uint64_t count) {

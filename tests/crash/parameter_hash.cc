@@ -4,7 +4,7 @@
 
 namespace optstate::crash {
 
-// FNV-1a.
+// Computes FNV-1a.
 uint64_t HashOfParameters(const client::Session& session) {
   uint64_t hash = 0xcbf29ce484222325;
   for (uint32_t i = 0; i < session.layout().parameters().size(); ++i) {

@@ -7,7 +7,7 @@
 
 namespace optstate::crash {
 
-// Of all parameters as the session shows them.
+// Returns the hash of all parameters as the session shows them.
 uint64_t HashOfParameters(const client::Session& session);
 
 }  // namespace optstate::crash

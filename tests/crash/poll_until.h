@@ -7,8 +7,8 @@
 
 namespace optstate::crash {
 
-// Looks every few microseconds until it is so; DEADLINE_EXCEEDED naming `what`
-// after a time that nothing takes.
+// Calls `done` every few microseconds until it holds; DEADLINE_EXCEEDED naming
+// `what` after a time that nothing takes.
 absl::Status PollUntil(absl::string_view what, absl::FunctionRef<bool()> done);
 
 }  // namespace optstate::crash

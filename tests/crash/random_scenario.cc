@@ -14,7 +14,8 @@ std::vector<DTypes> AllDTypes() {
           DTypes::kMixed};
 }
 
-// Only bfloat16 parameters have split masters; others may be beside them.
+// Keeps dtypes that suit split masters: only bfloat16 parameters have them;
+// others may be beside them.
 DTypes WithSplitMasters(DTypes dtypes) {
   return dtypes == DTypes::kMixed ? DTypes::kMixed : DTypes::kBFloat16;
 }

@@ -36,7 +36,7 @@ class Deck {
   std::vector<T> left_;
 };
 
-// What rounds do, drawn one by one.
+// Draws what rounds do, one by one.
 class RandomScenarios {
  public:
   RandomScenarios();
@@ -45,8 +45,8 @@ class RandomScenarios {
     Wire wire = Wire::kShm;
     Scenario scenario;  // without sizes
   };
-  // Valid: where two draws exclude each other, the optimizer, then the master
-  // format, has its way.
+  // Returns a valid scenario: where two draws exclude each other, the
+  // optimizer, then the master format, has its way.
   Drawn Next(std::mt19937_64& random);
 
  private:

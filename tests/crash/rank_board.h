@@ -6,14 +6,14 @@
 
 namespace optstate::crash {
 
-// What a rank is doing just now, in a page that it shares with whoever kills
-// it.
+// The present activity of a rank, in a page that it shares with the process
+// that kills it.
 enum class RankPhase : uint32_t { kOther, kPush, kCommit, kFetch, kLoad };
 
 struct RankBoard {
   std::atomic<RankPhase> phase = RankPhase::kOther;
-  // How often the rank, and those whose place it took, were told to run a step
-  // again.
+  // The number of times that the rank, and those whose place it took, were told
+  // to run a step again.
   std::atomic<uint64_t> steps_again = 0;
 };
 

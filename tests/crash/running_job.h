@@ -34,7 +34,7 @@ class RunningJob {
   const std::string& name() const { return name_; }
   std::string endpoint() const;
 
-  // As of the control file, whoever lives.
+  // Returns the control file, whichever processes live.
   const ControlFile& control() const {
     return *static_cast<const ControlFile*>(control_->data());
   }
@@ -46,16 +46,16 @@ class RunningJob {
   }
 
   CrashRank& rank(uint32_t rank) { return *ranks_[rank]; }
-  // How often ranks were told to run a step again.
+  // Returns how often ranks were told to run a step again.
   uint64_t steps_again() const;
-  // In the place of one that is dead.
+  // Starts a rank in the place of one that is dead.
   absl::Status StartRank(uint32_t rank);
-  // Every rank has come to the end of its scenario.
+  // Says whether every rank has come to the end of its scenario.
   bool finished() const;
-  // The error of a rank that ended before.
+  // Returns the error of a rank that ended early.
   absl::Status CheckRanks();
 
-  // 0: there is none.
+  // Returns the engine's pid; 0: there is none.
   pid_t engine() const;
 
  private:

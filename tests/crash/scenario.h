@@ -14,18 +14,19 @@
 
 namespace optstate::crash {
 
-// The dtypes of all parameters, or of all gradients. But for the last, values
-// equal those of DType.
+// The dtypes of all parameters, or of all gradients. Except for the last,
+// values equal those of DType.
 enum class DTypes : uint8_t { kFloat32 = 1, kBFloat16, kFloat16, kMixed };
 
-// Who decides what gradients are divided by: the ranks, or the job's scaler.
+// The party that decides what gradients are divided by: the ranks, or the job's
+// scaler.
 enum class Scaling : uint8_t { kRanks = 1, kStatic, kDynamic };
 
-// The norm that max_norm is of.
+// The norm that max_norm limits.
 enum class NormType : uint8_t { kL1 = 1, kL2, kInfinity };
 
-// What a round's ranks do. Everything else follows from it, so that a rank that
-// takes another's place needs nothing more.
+// The actions of a round's ranks. Everything else follows from it, so that a
+// rank that takes another's place needs nothing more.
 struct Scenario {
   uint64_t seed = 0;
   uint64_t elements = 1 << 20;  // about
@@ -47,22 +48,23 @@ struct Scenario {
   Scaling scaling = Scaling::kRanks;
   bool speculative = false;  // the daemon begins steps early
 
-  // Whether a gradient is infinite in some steps: without, a scaler only grows.
+  // Says whether a gradient is infinite in some steps: without, a scaler only
+  // grows.
   bool overflows() const { return skip || scaling == Scaling::kDynamic; }
   uint32_t micro_steps() const { return accumulation.has_value() ? 3 : 1; }
-  // Whether the engine sums the ranks' micro-steps, so that a rank that is lost
-  // takes all that was summed along.
+  // Says whether the engine sums the ranks' micro-steps, so that a rank that is
+  // lost takes all that was summed along.
   bool accumulates_together() const {
     return accumulation.has_value() && partition == PartitionMode::kReplicated;
   }
 
-  // One word, for a command line.
+  // Returns one word, for a command line.
   std::string ToWord() const;
   static absl::StatusOr<Scenario> FromWord(const std::string& word);
 
-  // What was chosen of each kind: {"optimizer", "adamw"}, ...
+  // Returns the choice of each kind: {"optimizer", "adamw"}, ...
   std::vector<std::pair<std::string, std::string>> Choices() const;
-  // "optimizer adamw, state dynamic8, ..."
+  // Returns "optimizer adamw, state dynamic8, ..."
   std::string Describe() const;
 };
 

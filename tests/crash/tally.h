@@ -11,7 +11,7 @@
 
 namespace optstate::crash {
 
-// How many kills there are to be, and upgrades.
+// The number of kills and upgrades that there are to be.
 struct Quota {
   uint64_t engine = 0;
   uint64_t supervisor = 0;
@@ -19,7 +19,7 @@ struct Quota {
   uint64_t upgrade = 0;
 };
 
-// What has been done, and what became of it.
+// Counts of what has been done, and of its outcomes.
 struct Tally {
   uint64_t rounds = 0;
   uint64_t steps = 0;
@@ -27,8 +27,8 @@ struct Tally {
   uint64_t engine = 0;
   uint64_t engine_in_step = 0;         // with a step in flight
   uint64_t engine_in_load = 0;         // with some rank in a load, about
-  uint64_t engine_in_sealed_load = 0;  // that had begun to put it into place
-  uint64_t engine_again = 0;           // that was starting or recovering
+  uint64_t engine_in_sealed_load = 0;  // with a load being put into place
+  uint64_t engine_again = 0;           // during a start or a recovery
   uint64_t engine_unsupervised = 0;    // while no supervisor ran
   uint64_t engine_in_upgrade = 0;
   uint64_t supervisor = 0;
@@ -42,18 +42,18 @@ struct Tally {
   uint64_t rank_in_fetch = 0;
   uint64_t rank_in_load = 0;
   uint64_t rank_with_engine = 0;  // at once
-  uint64_t rank_in_upgrade = 0;   // the same
+  uint64_t rank_in_upgrade = 0;   // at once
   uint64_t upgrades = 0;
   uint64_t upgrades_by_signal = 0;    // SIGHUP
   uint64_t upgrades_in_step = 0;      // asked for with a step in flight
-  uint64_t upgrades_done = 0;         // to the end, by the daemon's own word
+  uint64_t upgrades_done = 0;         // to the end, as the daemon itself says
   uint64_t upgrades_keep_engine = 0;  // of those: accumulating all the time
 
   uint64_t steps_recovered = 0;
   uint64_t runs_rolled_back = 0;
   uint64_t steps_again = 0;  // that ranks were told to run again
 
-  // What was chosen in how many rounds: rounds_with["optimizer"]["lamb"].
+  // The rounds by choice: rounds_with["optimizer"]["lamb"].
   std::map<std::string, std::map<std::string, uint64_t>> rounds_with;
 
   bool Reaches(const Quota& quota) const {

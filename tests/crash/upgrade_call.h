@@ -12,15 +12,15 @@
 
 namespace optstate::crash {
 
-// How a daemon is upgraded to the build that it is. `optctl upgrade` replaces
-// engines, SIGHUP leaves those of this build alone.
+// The way a daemon is upgraded to the build that it is. `optctl upgrade`
+// replaces engines, SIGHUP leaves those of this build alone.
 enum class UpgradeWay : uint8_t { kCall, kSignal };
 
 // A request to upgrade a daemon, on a thread of its own, so that the daemon can
 // be disturbed from the first instant on.
 //
-// Lifetime: the daemon outlives it. It waits for the answer, which a daemon's
-// death is too.
+// Lifetime: the daemon outlives it. The destructor waits for the answer, which
+// a daemon's death is too.
 class UpgradeCall {
  public:
   UpgradeCall(const TestDaemon* daemon, UpgradeWay way)
@@ -37,7 +37,7 @@ class UpgradeCall {
   UpgradeCall(const UpgradeCall&) = delete;
   UpgradeCall& operator=(const UpgradeCall&) = delete;
 
-  // Why none has begun; a signal is not answered.
+  // Returns why no upgrade has begun; a signal is not answered.
   absl::Status Answer() {
     if (thread_.joinable()) thread_.join();
     return answer_;

@@ -30,7 +30,7 @@ constexpr absl::string_view kHttp2 = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 using Connections = std::vector<UniqueFd>;
 
-// What a Hello looks like on the wire.
+// Returns a Hello as it looks on the wire.
 std::string HelloBytes() {
   v1::Hello hello;
   hello.set_protocol_version_min(shm::kProtocolVersion);
@@ -48,7 +48,8 @@ class ConnectionFloodTest : public WireFaultTest {
  protected:
   void SetUp() override {
     WireFaultTest::SetUp();
-    // Nobody is let off for being slow, so that limits alone end anything.
+    // No connection is let off for being slow, so that limits alone end
+    // anything.
     StartDaemon({.tcp = false,
                  .flags = {},
                  .config = "limits:\n"
@@ -69,7 +70,7 @@ class ConnectionFloodTest : public WireFaultTest {
         for (size_t j = 0; j < kConnectionsPerThread; ++j) {
           auto fd = client::Dial(endpoint, absl::Now() + absl::Minutes(1));
           ASSERT_TRUE(fd.ok()) << fd.status();
-          // Whoever was refused already cannot be written to.
+          // A connection that was refused already cannot be written to.
           send(fd->get(), opening.data(), opening.size(), MSG_NOSIGNAL);
           of_thread[i].push_back(*std::move(fd));
         }
@@ -152,7 +153,8 @@ TEST_P(ConnectionFloodTest, JobStepsOn) {
   const std::string hello = HelloBytes();
   std::atomic<bool> over{false};
   std::thread flood([&] {
-    // 512 of one user, who may have 256 that have not said what they want.
+    // The 512 connections are of one user, who may have 256 that have not said
+    // what they want.
     CountRefused(Flood({"", "OP", hello.substr(0, hello.size() / 2)}), 256);
     AwaitFds(supervisor_fds, engine_fds);
     CountRefused(Flood({hello}), kThreads * kConnectionsPerThread - 128);

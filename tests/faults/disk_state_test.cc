@@ -1,4 +1,4 @@
-// The state directory is on a disk.
+// Tests a state directory on a disk.
 
 #include <cstdlib>
 #include <filesystem>

@@ -1,4 +1,4 @@
-// The kernel takes an engine for want of memory: by itself, or as this test
+// The kernel kills an engine for want of memory: by itself, or as this test
 // does, which sends the same SIGKILL at an instant of its choice.
 
 #include <cstdint>
@@ -41,7 +41,7 @@ class MemoryGroupTest : public FaultTest {
  protected:
   static constexpr uint64_t kBytesLeft = 16 << 10;
 
-  // A group goes when its processes have.
+  // A group goes away when its processes have.
   void TearDown() override {
     FaultTest::TearDown();
     daemon_.reset();

@@ -30,9 +30,9 @@ class FaultTest : public testing::Test {
   std::string endpoint() const;
   client::SessionOptions Options(uint32_t rank = 0,
                                  uint32_t world_size = 1) const;
-  // Null when it fails, which fails the test.
+  // Opens a session. Null when that fails, which fails the test.
   std::unique_ptr<client::Session> Open(client::SessionOptions options) const;
-  // At endpoint(), unless another is said.
+  // Starts a rank at endpoint(), unless another is given.
   std::unique_ptr<RankProcess> StartRank(uint32_t rank, uint32_t world_size,
                                          const std::string& at = "") const;
 
@@ -40,13 +40,13 @@ class FaultTest : public testing::Test {
     return StepScript(*Layout::Make(layout_), seed_);
   }
   void RunSteps(client::Session& session, uint64_t first, uint64_t last) const;
-  // As after `steps` steps in which nothing happened.
+  // Expects the state after `steps` steps in which nothing happened.
   void ExpectUndisturbed(client::Session& session, uint64_t steps) const;
 
-  // 0: there is none.
+  // Returns the engine's pid; 0: there is none.
   pid_t engine() const;
-  // Steps from `first` on, kills the engine while it applies one of them, and
-  // returns the last step, which the next engine has finished.
+  // Takes steps from `first` on, kills the engine while it applies one of them,
+  // and returns the last step, which the next engine has finished.
   void KillEngineInsideStep(client::Session& session, uint64_t first,
                             uint64_t* last) const;
   size_t TimesLogged(absl::string_view text) const;
@@ -56,7 +56,7 @@ class FaultTest : public testing::Test {
   }
 
   Wire wire_ = Wire::kShm;
-  LayoutSpec layout_ = MixedLayout();  // that of every RankProcess
+  LayoutSpec layout_ = MixedLayout();  // the layout of every RankProcess
   std::unique_ptr<TestDaemon> daemon_;
   uint64_t seed_ = 0;
 };
@@ -72,9 +72,9 @@ class WireFaultTest : public FaultTest,
 
 std::string WireName(const testing::TestParamInfo<Wire>& wire);
 
-// Large enough that an engine can be caught inside a step.
+// Returns a layout so large that an engine can be caught inside a step.
 LayoutSpec LargeLayout();
-// One worker, which is inside a step for longer.
+// Returns a configuration of one worker, which is inside a step for longer.
 std::string OneWorker();
 
 }  // namespace optstate::faults

@@ -1,4 +1,4 @@
-// Not one block, or not one inode, is left in the state directory.
+// Tests a state directory in which not one block, or not one inode, is left.
 
 #include <memory>
 #include <string>
@@ -117,7 +117,7 @@ TEST_P(FullTmpfsTest, NewSessionThatNeedsBlocksIsRefused) {
   ExpectUndisturbed(**again, 4);
 }
 
-// However many bytes there are.
+// The result is the same however many bytes there are.
 TEST_P(FullTmpfsTest, WithoutInodesTheJobStepsOnAndANewOneIsRefused) {
   const auto session = OpenAndLoad();
   ASSERT_NE(session, nullptr);

@@ -1,4 +1,4 @@
-// Huge pages that cannot be had.
+// Tests of huge pages that cannot be had.
 
 #include <linux/capability.h>
 #include <sys/mount.h>
@@ -98,7 +98,7 @@ TEST_F(HugePagesTest, HugetlbfsIsAnError) {
   EXPECT_THAT(std::string(started.message()),
               AllOf(HasSubstr(path + "/state is on a hugetlbfs"),
                     HasSubstr("huge_pages: mount")));
-  // It has left nothing there.
+  // The refused daemon has left nothing there.
   EXPECT_EQ(CountFiles(path + "/state", ""), 0);
   umount2(path.c_str(), MNT_DETACH);
   rmdir(path.c_str());

@@ -19,7 +19,7 @@ namespace {
 
 constexpr char kMemoryController[] = "/sys/fs/cgroup/memory";
 
-// As "4:memory:/some/group" says.
+// Reads a line such as "4:memory:/some/group".
 absl::StatusOr<std::string> OwnGroup() {
   std::ifstream file("/proc/self/cgroup");
   for (std::string line; std::getline(file, line);) {

@@ -16,16 +16,18 @@ namespace optstate::faults {
 // A control group whose memory is limited, below the one that the test is in.
 class MemoryGroup {
  public:
-  // UNAVAILABLE, with the reason, where a test cannot have one: cgroup v2 does
-  // not let a group have processes and limited groups below it, and version 1
-  // needs its memory controller mounted, and the right to make a group.
+  // Makes a group. UNAVAILABLE, with the reason, where a test cannot have one:
+  // cgroup v2 does not let a group have processes and limited groups below it,
+  // and version 1 needs its memory controller mounted, and the right to make a
+  // group.
   static absl::StatusOr<std::unique_ptr<MemoryGroup>> Make(uint64_t bytes_max);
-  // When its processes have ended.
+  // Destroys the group, when its processes have ended.
   ~MemoryGroup();
 
-  // From here on what the process takes counts; what it has does not.
+  // Adds the process: from here on what it takes counts; what it has does not.
   absl::Status Add(pid_t pid) const;
-  // Processes that the kernel has killed because the group was full.
+  // Returns the number of processes that the kernel has killed because the
+  // group was full.
   absl::StatusOr<uint64_t> Kills() const;
 
  private:

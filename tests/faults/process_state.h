@@ -8,15 +8,15 @@
 
 namespace optstate::faults {
 
-// What /proc says of a process; 0 or false of one that is gone.
+// The state of a process as /proc shows it; 0 or false of one that is gone.
 size_t OpenFds(pid_t pid);
-// Memory that processes pass on by its fd: fds of it, and where it is mapped.
+// Counts fds and mappings of memory that processes pass on by its fd (memfd).
 size_t MemfdFds(pid_t pid);
 size_t MemfdMappings(pid_t pid);
-// By SIGSTOP, every thread of it.
+// Returns whether SIGSTOP has stopped every thread of the process.
 bool IsStopped(pid_t pid);
 
-// Files of a directory whose names begin so.
+// Counts files of a directory whose names begin with `prefix`.
 size_t CountFiles(const std::string& directory, const std::string& prefix);
 
 }  // namespace optstate::faults

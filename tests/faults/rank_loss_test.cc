@@ -1,4 +1,5 @@
-// A rank's process dies; what is left of it, and what the others are told.
+// Tests of a rank's process that dies: what is left of it, and what the others
+// are told.
 
 #include <signal.h>
 
@@ -22,7 +23,7 @@ using testing::HasSubstr;
 
 class RankLossTest : public WireFaultTest {
  protected:
-  // What a rank takes of the daemon and its engine.
+  // The resources that a rank takes of the daemon and its engine.
   struct Resources {
     size_t supervisor_fds = 0;
     size_t engine_fds = 0;
@@ -49,8 +50,8 @@ class RankLossTest : public WireFaultTest {
             .staging_files = CountFiles(JobDirectory(), "gradients.")};
   }
 
-  // An fd is kept for each rank with shared memory; the supervisor is told of
-  // it by the way.
+  // Waits until an fd is kept for each rank with shared memory; the supervisor
+  // is told of it by the way.
   void AwaitKept(size_t ranks) const {
     if (wire_ != Wire::kShm) return;
     const absl::Status kept = crash::PollUntil("the kept gradients", [&] {
@@ -112,14 +113,15 @@ class RankLossTest : public WireFaultTest {
     AwaitFreed(alone_);
   }
 
-  // It dies in step 2, having pushed, and so do those who would have seen it.
+  // Rank 1 dies in step 2, having pushed, and so do those that would have seen
+  // it.
   void LoseSecondWithEngine(bool and_daemon) {
     const StepScript::Step step = Script().Make(2);
     ASSERT_TRUE(StepScript::Push(*first_, step).ok());
     ASSERT_TRUE(first_->CommitStart(step.commit).ok());
     ASSERT_TRUE(second_->Do("push 2").ok());
     const pid_t first_engine = engine();
-    // So that it sees nothing.
+    // The engine is stopped so that it sees nothing.
     ASSERT_EQ(kill(first_engine, SIGSTOP), 0);
     const absl::Status stopped = crash::PollUntil(
         "the stop", [first_engine] { return IsStopped(first_engine); });
@@ -227,7 +229,7 @@ TEST_P(RankLossTest, OthersAreToldWhenTheDaemonDiesToo) {
   LoseSecondWithEngine(/*and_daemon=*/true);
 }
 
-// Nobody here can see whether its process still lives.
+// No process here can see whether the rank's process still lives.
 TEST_P(RankLossTest, OthersAreToldWhenItWasOnAnotherMachine) {
   Start("abort", /*second_over_tcp=*/true);
   ASSERT_FALSE(HasFatalFailure());

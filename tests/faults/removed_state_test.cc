@@ -1,4 +1,4 @@
-// Somebody tidies up /dev/shm.
+// Tests what happens when /dev/shm is tidied up.
 
 #include <csignal>
 #include <filesystem>
@@ -23,8 +23,8 @@ class RemovedStateTest : public WireFaultTest {
   }
 };
 
-// Its rank steps on, on files that have no names any more, until the engine
-// dies. Then nobody says that something is kept.
+// The rank steps on, on files that have no names any more, until the engine
+// dies. Then no process says that something is kept.
 TEST_P(RemovedStateTest, IsNotSaidToBeKept) {
   const auto session = Open(Options());
   ASSERT_NE(session, nullptr);

@@ -20,15 +20,14 @@ namespace optstate::faults {
 // it. FAILED_PRECONDITION where nothing can be mounted: the test skips.
 class SmallTmpfs {
  public:
-  // `inodes` 0: as many as the kernel gives it.
+  // Mounts a tmpfs; `inodes` 0: as many as the kernel gives it.
   static absl::StatusOr<std::unique_ptr<SmallTmpfs>> Mount(uint64_t bytes,
                                                            uint64_t inodes = 0);
   ~SmallTmpfs();
 
   const std::string& path() const { return path_; }
 
-  // Takes every block that is left and, until Empty, every one that anybody
-  // frees.
+  // Takes every block that is left and, until Empty, every one that is freed.
   void Fill();
   // Makes empty files until there is no inode for one more.
   void FillInodes();

@@ -1,7 +1,7 @@
-// Processes that are stopped, and go on. Timeouts are a fraction of a second: a
-// minute with longer ones is the same path. A call whose process is not stopped
-// is made again when it is not answered in time, so that a slow machine changes
-// nothing: what is asserted is what is answered, never when.
+// Tests of processes that are stopped, and go on. Timeouts are a fraction of a
+// second: a minute with longer ones is the same path. A call whose process is
+// not stopped is made again when it is not answered in time, so that a slow
+// machine changes nothing: what is asserted is what is answered, never when.
 
 #include <signal.h>
 
@@ -36,7 +36,8 @@ class StoppedProcessTest : public WireFaultTest {
     ASSERT_TRUE(stopped.ok()) << stopped;
   }
 
-  // Until it is answered, in however many times of the step timeout.
+  // Repeats the call until it is answered, in however many times of the step
+  // timeout.
   void Insist(const std::string& what,
               const std::function<absl::Status()>& call) {
     absl::Status status;
@@ -65,7 +66,7 @@ class StoppedProcessTest : public WireFaultTest {
     ASSERT_TRUE(answered.ok()) << answered;
     ASSERT_TRUE(outcome.ok()) << outcome.status();
     EXPECT_EQ(outcome->step, commit.step);
-    // It is recorded once: whoever asks again is told the same.
+    // The outcome is recorded once: a repeated request is told the same.
     const auto again = session.Commit(commit);
     ASSERT_TRUE(again.ok()) << again.status();
     EXPECT_EQ(again->step, commit.step);
@@ -125,7 +126,7 @@ TEST_P(StoppedProcessTest, SupervisorWhileRanksStep) {
   newcomer.connect_timeout = kShort;
   EXPECT_EQ(Session::Open(newcomer).status().code(),
             absl::StatusCode::kDeadlineExceeded);
-  // Waits in the backlog, and is served in its turn.
+  // The connection waits in the backlog, and is served in its turn.
   newcomer.connect_timeout = absl::Minutes(1);
   std::thread waiting([&] { EXPECT_NE(Open(newcomer), nullptr); });
   daemon_->process().Signal(SIGCONT);

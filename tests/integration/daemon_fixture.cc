@@ -32,9 +32,10 @@
 namespace optstate {
 namespace {
 
-// Relative to the runfiles, where a test starts.
+// The path is relative to the runfiles, where a test starts.
 constexpr char kBinary[] = "server/optstated";
-// Generous: sanitizers, and machines that do many things at once.
+// The deadline is generous: sanitizers, and machines that do many things at
+// once.
 constexpr absl::Duration kPatience = absl::Seconds(60);
 constexpr int kConnectPollMs = 2;
 constexpr size_t kLogLines = 100;
@@ -78,7 +79,7 @@ absl::StatusOr<v1::ServerStatus> StatusAt(const std::string& socket) {
   return reply;
 }
 
-// Engines whose supervisor is gone became ours.
+// Kills the engines whose supervisor is gone, which became ours.
 void KillOrphans() {
   std::ifstream children(
       absl::StrCat("/proc/self/task/", getpid(), "/children"));
@@ -159,7 +160,7 @@ absl::Status TestDaemon::Spawn() {
   const pid_t pid = fork();
   if (pid < 0) return OsError(errno, "fork");
   if (pid == 0) {
-    // Ends with the test, however the test ends.
+    // The process ends with the test, however the test ends.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     const int fd = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
     dup2(fd, STDOUT_FILENO);

@@ -24,7 +24,8 @@ class Process {
   pid_t pid() const { return pid_; }
   bool running() const;
   void Signal(int signal) const;
-  // DEADLINE_EXCEEDED when it has not ended. Buries it if it is a child.
+  // Returns DEADLINE_EXCEEDED when the process has not ended. Reaps it if it is
+  // a child.
   absl::Status AwaitEnd(absl::Time deadline) const;
 
  private:
@@ -48,7 +49,8 @@ class TestDaemon {
     std::string state_dir = {};      // empty: a fresh one in directory()
   };
 
-  // Returns when it takes connections. The error ends with its log.
+  // Starts a daemon; returns when it takes connections. The error ends with its
+  // log.
   static absl::StatusOr<std::unique_ptr<TestDaemon>> Start(Options options);
   static absl::StatusOr<std::unique_ptr<TestDaemon>> Start() {
     return Start(Options());
@@ -57,34 +59,34 @@ class TestDaemon {
 
   std::string shm_endpoint() const { return "unix:" + socket_; }
   std::string grpc_endpoint() const { return "grpc:unix:" + socket_; }
-  // With Options::tcp.
+  // Returns the endpoint that Options::tcp asks for.
   absl::StatusOr<std::string> tcp_endpoint() const;
   const std::string& socket() const { return socket_; }
   const std::string& directory() const { return directory_; }
   const std::string& state_dir() const { return state_dir_; }
   const Process& process() const { return *process_; }
-  // The last lines that it and its engines have said.
+  // Returns the last lines that the daemon and its engines have said.
   std::string Log() const;
 
-  // Pid of the daemon that listens at a socket.
+  // Returns the pid of the daemon that listens at a socket.
   static absl::StatusOr<pid_t> PidAt(const std::string& socket);
 
   absl::StatusOr<v1::ServerStatus> GetStatus() const;
-  // `memory`: also by page size and NUMA node.
+  // Returns the job's status; `memory`: also by page size and NUMA node.
   absl::StatusOr<v1::Job> GetJob(const std::string& name,
                                  bool memory = false) const;
   absl::Status Drain(absl::Duration timeout, bool resume) const;
   // Asks for an upgrade to the build that it is, as `optctl upgrade` does;
-  // returns what GetStatus() calls it. Another thread may do so.
+  // returns what GetStatus() calls it. Another thread may call this.
   absl::StatusOr<std::string> Upgrade() const;
 
   // SIGKILLs the job's engine and returns when it is dead.
   absl::Status KillEngine(const std::string& job) const;
   // SIGKILLs the daemon and returns when it is dead.
   absl::Status Kill();
-  // SIGTERM; returns when it has ended.
+  // Sends SIGTERM; returns when the daemon has ended.
   absl::Status Terminate();
-  // Starts it again on the same directory and socket.
+  // Starts the daemon again on the same directory and socket.
   absl::Status Restart();
 
  private:

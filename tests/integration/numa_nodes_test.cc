@@ -1,4 +1,4 @@
-// A job on a machine of several NUMA nodes. deploy/test-numa makes one.
+// Tests a job on a machine of several NUMA nodes. deploy/test-numa makes one.
 
 #include <dirent.h>
 
@@ -62,7 +62,7 @@ class NumaNodesTest : public testing::Test {
         NewJob(layout_));
   }
 
-  // On the daemon and on a model that knows no nodes.
+  // Takes a step on the daemon and on a model that knows no nodes.
   void TakeStep(uint64_t step) {
     for (Session* each : {session_.get(), model_session_.get()}) {
       const auto outcome = script_.Run(*each, step);
@@ -82,7 +82,7 @@ class NumaNodesTest : public testing::Test {
     EXPECT_TRUE(job.ok()) << job.status();
     return job.ok() ? *job : v1::Job();
   }
-  // Which processors each thread of the engine may run on.
+  // Returns the processors that each thread of the engine may run on.
   std::vector<std::vector<int>> MasksOf(int64_t engine) {
     std::vector<std::vector<int>> masks;
     const std::string tasks = absl::StrCat("/proc/", engine, "/task");
@@ -100,7 +100,8 @@ class NumaNodesTest : public testing::Test {
     return masks;
   }
 
-  // Workers are spread over the nodes, and what they own is where they are.
+  // Expects workers to be spread over the nodes, and what they own to be where
+  // they are.
   void ExpectSpread() {
     const v1::Job job = Describe();
     const auto masks = MasksOf(job.engine_pid());
@@ -116,7 +117,7 @@ class NumaNodesTest : public testing::Test {
         bytes[static_cast<int>(each.node())] = each.bytes();
       }
       for (const CpuNode& node : nodes_) {
-        // Their ends are rounded to 2 MiB.
+        // The ranges' ends are rounded to 2 MiB.
         EXPECT_GT(bytes[node.node], array.bytes() / nodes_.size() / 2)
             << array.name() << " on node " << node.node;
       }

@@ -35,18 +35,18 @@ class RankProcess {
     uint64_t seed = 0;  // of the StepScript on MixedLayout()
   };
 
-  // Returns when the session is open, or with its error.
+  // Starts a rank; returns when the session is open, or with its error.
   static absl::StatusOr<std::unique_ptr<RankProcess>> Start(
       const Options& options);
   ~RankProcess();
 
   absl::Status Send(const std::string& command);
-  // What the command answered.
+  // Returns what the command answered.
   absl::StatusOr<std::string> Receive();
   absl::StatusOr<std::string> Do(const std::string& command);
 
   const Process& process() const { return process_; }
-  // SIGKILL; returns when it is dead.
+  // Sends SIGKILL; returns when the process is dead.
   absl::Status Kill();
 
  private:

@@ -70,7 +70,7 @@ absl::StatusOr<std::string> Obey(client::Session& session,
 }
 
 int Run(char** arguments) {
-  // Ends with the test, however the test ends.
+  // The process ends with the test, however the test ends.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   client::SessionOptions options;
   options.endpoint = arguments[1];

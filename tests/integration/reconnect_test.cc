@@ -1,4 +1,5 @@
-// Real processes die; what the others see, and that no bit of the state tells.
+// Tests with real processes that die: what the others see, and that no bit of
+// the state tells.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -88,7 +89,7 @@ class ReconnectTest : public testing::TestWithParam<Wire> {
     }
   }
 
-  // As after `steps` steps in which nothing happened.
+  // Expects the state after `steps` steps in which nothing happened.
   void ExpectUndisturbed(Session& session, uint64_t steps) {
     client::FakeDaemon model;
     auto expected = Session::OpenOver(
@@ -249,7 +250,7 @@ TEST_P(ReconnectTest, BothRanksKilledWithinAStep) {
   both("load");
   both("step 1");
   both("step 2");
-  // One waits in its commit, one has pushed.
+  // One rank waits in its commit, one has pushed.
   ASSERT_TRUE(ranks[0]->Do("push 3").ok());
   ASSERT_TRUE(ranks[1]->Do("push 3").ok());
   ASSERT_TRUE(ranks[0]->Send("commit 3").ok());
@@ -321,8 +322,8 @@ TEST_P(ReconnectTest, DaemonTerminatedUnderATrainerThatSteps) {
   ExpectUndisturbed(*session, kSteps);
 }
 
-// Nor does it end a step whose gradients are still accumulating. What is
-// summed stays, and no rank is told to begin anew.
+// The termination does not end a step whose gradients are still accumulating.
+// What is summed stays, and no rank is told to begin anew.
 TEST_P(ReconnectTest, DaemonTerminatedBetweenMicroSteps) {
   daemon_.reset();
   auto daemon =
@@ -373,7 +374,7 @@ TEST_P(ReconnectTest, DaemonTerminatedBetweenMicroSteps) {
   EXPECT_EQ(FirstDifference(*undisturbed, *disturbed), "");
 }
 
-// The next engine is not left to wait for it.
+// The next engine is not left to wait for the session.
 TEST_P(ReconnectTest, ClosedWhileTheEngineIsAway) {
   client::SessionOptions options = Options();
   options.ephemeral = true;
@@ -396,7 +397,7 @@ TEST_P(ReconnectTest, ClosedWhileTheEngineIsAway) {
   }
 }
 
-// Nor changes a session that closes late what others have made of the job.
+// A session that closes late does not change what others have made of the job.
 TEST_P(ReconnectTest, ClosedAfterAnotherOneCameInItsPlace) {
   client::SessionOptions options = Options();
   options.ephemeral = true;
@@ -414,8 +415,8 @@ TEST_P(ReconnectTest, ClosedAfterAnotherOneCameInItsPlace) {
   ExpectUndisturbed(*last, 1);
 }
 
-// Between two steps another session may come in its place: what that one did is
-// not the answer to what this one asks for later.
+// Another session may come in a session's place between two steps: what that
+// one did is not the answer to what this one asks for later.
 TEST_P(ReconnectTest, NotBackInThePlaceOfAnother) {
   const auto session = Open(Options());
   ASSERT_NE(session, nullptr);
@@ -473,7 +474,7 @@ TEST_P(ReconnectTest, AForkNeitherSpeaksNorWrites) {
   EXPECT_DOUBLE_EQ(outcome->gradient_norm, 10);
 }
 
-// Which of the gradients have arrived is not known then.
+// After such a push it is not known which gradients have arrived.
 TEST_P(ReconnectTest, AfterAPushWithoutAnAnswerTheStepBeginsAnew) {
   client::SessionOptions options = Options();
   options.layout = UniformLayout(2, 50);
@@ -510,7 +511,7 @@ TEST_P(ReconnectTest, AfterAPushWithoutAnAnswerTheStepBeginsAnew) {
   EXPECT_DOUBLE_EQ(outcome->gradient_norm, 10);
 }
 
-// Of the micro-step before, which ended with its step.
+// The interrupted end is of the micro-step before, which ended with its step.
 TEST_P(ReconnectTest, AnInterruptedEndIsNotTakenForTheNext) {
   std::atomic<bool> interrupted = false;
   client::SessionOptions options = Options(0, 2);

@@ -1,5 +1,5 @@
-// One run over shared memory, one over gRPC, one that changes between the two:
-// equal in every bit, whatever the layout.
+// Tests one run over shared memory, one over gRPC, one that changes between the
+// two: equal in every bit, whatever the layout.
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@ namespace {
 
 using client::Session;
 
-// Those that this process has open, as /proc names them.
+// Returns the sockets that this process has open, as /proc names them.
 std::set<std::string> OpenSockets() {
   std::set<std::string> sockets;
   for (const auto& entry :
@@ -109,7 +109,8 @@ TEST_F(WiresTest, ManyParameters) {
   ExpectEqual(UniformLayout(1024, 33), ScriptSeed(), 3);
 }
 
-// Else a rank would not be lost before its data loader's workers are.
+// The child must not hold the connection, or a rank would not be lost before
+// its data loader's workers are.
 TEST_F(WiresTest, ForkedChildHoldsNothingOfTheConnection) {
   for (const std::string& endpoint : endpoints_) {
     const std::set<std::string> before = OpenSockets();

@@ -1,11 +1,11 @@
-"""optstate: training's optimizer state in a daemon that outlives the trainer.
+"""optstate: keeps the optimizer state of training in a daemon that outlives the trainer.
 
     import optstate
 
     optimizer = optstate.AdamW(model.parameters(), lr=3e-4, job="my-run")
 
-stands where torch.optim.AdamW stood. Everything else of the training loop stays
-as it is; after a crash the same script goes on from ``optimizer.committed_step``.
+replaces torch.optim.AdamW. The rest of the training loop stays as it is; after a
+crash the same script continues from ``optimizer.committed_step``.
 
 torch is imported when an optimizer is first used, not before.
 """

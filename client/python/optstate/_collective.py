@@ -1,6 +1,6 @@
-"""The few words that the ranks of a job exchange among themselves.
+"""Small messages that the ranks of a job exchange among themselves.
 
-Only when an optimizer is constructed, extended or closed: never in a step.
+They are exchanged when an optimizer is constructed, is extended or loads a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from optstate import errors
 
 
 class Ranks:
-    """This process's place among those that train one job together.
+    """This process's place among the processes that train one job together.
 
-    With `process_group`, that group; else torch.distributed's default group
-    when it is initialised; else this process alone.
+    The ranks are those of `process_group` if given; else of torch.distributed's
+    default group when it is initialised; else this process alone.
     """
 
     def __init__(self, process_group: Any | None) -> None:
@@ -34,7 +34,7 @@ class Ranks:
 
     @property
     def local_world_size(self) -> int:
-        """How many of the ranks run on this machine, as torchrun says."""
+        """Number of ranks that run on this machine, according to torchrun."""
         try:
             local = int(os.environ["LOCAL_WORLD_SIZE"])
         except (KeyError, ValueError):
@@ -51,7 +51,7 @@ class Ranks:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank."""
+        """Returns every rank's value, on every rank."""
         if self.world_size == 1:
             return [value]
         values: list[Any] = [None] * self.world_size
@@ -59,9 +59,9 @@ class Ranks:
         return values
 
     def agree(self, error: Exception | None) -> None:
-        """Raises on every rank when some rank has an error: its own, if any.
+        """Raises on every rank when some rank has an error: the rank's own, if any.
 
-        So that no rank waits for one that has given up.
+        This keeps a rank from waiting for one that has failed.
         """
         if self.world_size == 1:
             if error is not None:

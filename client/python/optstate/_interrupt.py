@@ -1,8 +1,8 @@
 """Lets signals, above all Ctrl-C, end a call that waits in the library.
 
-Python runs its signal handlers between bytecodes, of which there are none while
-the library waits. The library asks us every 50 ms or so; we run the handlers
-then, and when one raises we keep what it raised until the call has returned.
+Python runs its signal handlers between bytecodes, and none run while the library
+waits. The library calls back every 50 ms or so; the callback runs the handlers,
+and an exception that one raises is kept until the call has returned.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 def _answers(raised: list[BaseException]) -> Generator[int, None, None]:
     """Runs pending handlers at each send(); yields whether one raised.
 
-    A generator, because Python may run them itself as soon as it executes our
-    first instruction, and only one that waits within a `try` catches that: an
-    exception that leaves a ctypes callback is lost.
+    This is a generator because Python may run handlers itself at the first
+    instruction executed here, and only code suspended within a `try` catches what
+    they raise: an exception that leaves a ctypes callback is lost.
     """
     answer = 0
     while True:
         try:
             while True:
                 yield answer
-                # Does nothing in other threads than the main one.
+                # This call does nothing in threads other than the main one.
                 ctypes.pythonapi.PyErr_CheckSignals()
                 answer = 0
         except GeneratorExit:
@@ -36,9 +36,9 @@ def _answers(raised: list[BaseException]) -> Generator[int, None, None]:
 
 
 class Interrupt:
-    """What a session gives the library to ask, and what a handler raised.
+    """The callback that a session gives the library, and what a handler raised.
 
-    Lives as long as the session. Threads: any; handlers run in the main one.
+    Lives as long as the session. Threads: any; handlers run in the main thread.
     """
 
     def __init__(self) -> None:
@@ -48,6 +48,6 @@ class Interrupt:
         self.callback = CALLBACK(answers.send)
 
     def raise_pending(self) -> None:
-        """Raises what a handler raised since the last call."""
+        """Raises the exception that a handler raised since the last call, if any."""
         if self._raised:
             raise self._raised.pop()

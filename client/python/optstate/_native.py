@@ -42,7 +42,7 @@ PHASE_EMPTY, PHASE_LOADING, PHASE_READY, PHASE_FAILED = 1, 2, 3, 4
 
 
 class _Versioned(Structure):
-    """A struct whose first field tells the library how much of it we know."""
+    """A struct whose first field tells the library how much of it this client knows."""
 
     def __init__(self, **fields: object) -> None:
         super().__init__(struct_size=sizeof(type(self)), **fields)
@@ -197,8 +197,8 @@ class CommitOptions(_Versioned):
     )
 
 
-# Arrays of integers and pointers are passed as addresses (array.array keeps
-# them), so that a step with 100,000 parameters makes no ctypes object each.
+# Arrays of integers and pointers are passed as addresses (array.array owns them),
+# so that a step with 100,000 parameters does not make a ctypes object for each.
 _PROTOTYPES = {
     "optstate_version": (c_char_p, ()),
     "optstate_last_error": (c_char_p, ()),
@@ -260,7 +260,7 @@ _PROTOTYPES = {
 
 
 def library_path() -> str:
-    """$OPTSTATE_LIBRARY, else liboptstate.so inside the package."""
+    """Returns $OPTSTATE_LIBRARY, else the path of liboptstate.so inside the package."""
     return os.environ.get("OPTSTATE_LIBRARY") or str(PACKAGE_DIRECTORY / "liboptstate.so")
 
 
@@ -281,27 +281,27 @@ def _load(path: str) -> ctypes.CDLL:
 
 
 def library() -> ctypes.CDLL:
-    """The loaded client library; loads it at the first call.
+    """Returns the client library; loads it at the first call.
 
-    Raises UnavailableError when it is not there.
+    Raises UnavailableError when the library cannot be loaded.
     """
     return _load(library_path())
 
 
 def check(status: int) -> None:
-    """Raises the exception of a status code with this thread's error text."""
+    """Raises the exception for a status code other than 0, with this thread's error text."""
     if status != 0:
         text = library().optstate_last_error() or b""
         raise errors.from_status(status, text.decode("utf-8", "replace"))
 
 
 def version() -> str:
-    """Version of the client library."""
+    """Returns the version of the client library."""
     return library().optstate_version().decode()
 
 
 def array_of(structure: type[Structure], count: int) -> ctypes.Array:
-    """`count` zeroed structs, each with its struct_size set."""
+    """Returns `count` zeroed structs, each with its struct_size set."""
     array = (structure * count)()
     for element in array:
         element.struct_size = sizeof(structure)

@@ -1,4 +1,4 @@
-"""What the daemon tells operators, by the program that they use."""
+"""Queries the daemon through optctl, the program that operators use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TIMEOUT_S = 60
 
 
 def ask(endpoint: str | None, *arguments: str) -> dict[str, Any]:
-    """The JSON that optctl prints. UnavailableError, with its text, when it prints none."""
+    """Returns the JSON that optctl prints; UnavailableError, with its text, if it prints none."""
     command = [str(_native.PACKAGE_DIRECTORY / "optctl"), "-o", "json"]
     command += ["--endpoint", endpoint] if endpoint else []
     try:

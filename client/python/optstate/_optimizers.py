@@ -1,4 +1,4 @@
-"""What optimizers there are, as the library tells it: kinds, hyperparameters, state."""
+"""The optimizers that the library reports: kinds, hyperparameters, state."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _ADJUST_LR = {None: 0, "original": 0, "match_rms_adamw": 1, "spectral_unclamped"
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerInfo:
-    """One optimizer. Names are torch's; of a tuple's part "betas.0"."""
+    """One optimizer. Names are torch's; an element of a tuple is named like "betas.0"."""
 
     kind: int
     name: str
     hyperparams: Sequence[str]
     defaults: Sequence[float]
-    # (name, the option bit that brings it, 0: always), in the daemon's order.
+    # (name, bit of the option that adds the array; 0: always there), in the daemon's order.
     state_arrays: Sequence[tuple[str, int]]
     options: Sequence[str]  # bit k of a group's options
     scalar: str | None  # a number per parameter
 
     def option_bits(self, group: dict[str, Any]) -> int:
-        """What a param group asks for that is fixed at registration."""
+        """Returns the options of a param group that are fixed at registration, as bits."""
         return sum(1 << k for k, name in enumerate(self.options) if group[name])
 
     def arrays_of(
         self, group: dict[str, Any], shape: Sequence[int]
     ) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """The daemon's number and the shape of each state array, by name, of a
-        parameter of this shape in the group."""
+        """Returns, by name, the daemon's number and the shape of each state array that a
+        parameter of this shape has in the group."""
         bits = self.option_bits(group)
         shapes = {
             name: (_native.STATE_0 + k, self._shape_of(name, tuple(shape)))
@@ -47,7 +47,7 @@ class OptimizerInfo:
         return {name: (k, found) for name, (k, found) in shapes.items() if found is not None}
 
     def _shape_of(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-        """As torch shapes it; None: parameters of this shape have none."""
+        """Returns torch's shape of a state array; None: parameters of this shape have none."""
         if self.name != "adafactor":
             return shape
         if len(shape) < 2:
@@ -57,13 +57,13 @@ class OptimizerInfo:
 
 
 def as_float(value: Any) -> float:
-    """A number, a flag or a 1-element tensor."""
+    """Converts a number, a flag or a 1-element tensor."""
     return float(value.item()) if isinstance(value, torch.Tensor) else float(value)
 
 
 @functools.cache
 def infos() -> dict[str, OptimizerInfo]:
-    """By name, in the library's order."""
+    """Returns the optimizers by name, in the library's order."""
     found: dict[str, OptimizerInfo] = {}
     for index in range(1 << 16):
         raw = _native.OptimizerInfo()
@@ -87,12 +87,12 @@ def infos() -> dict[str, OptimizerInfo]:
 
 
 def by_kind(kind: int) -> OptimizerInfo:
-    """Of a kind that the library knows."""
+    """Returns the optimizer of a kind that the library knows."""
     return next(info for info in infos().values() if info.kind == kind)
 
 
 _FLAGS = ("maximize", "nesterov", "decoupled_weight_decay")
-# As torch calls them in its errors, where that is not their name.
+# The names that torch's errors use for hyperparameters, where these differ from the keys.
 _CALLED = {
     "lr": "learning rate",
     "eps": "epsilon value",
@@ -106,7 +106,8 @@ _CALLED = {
 }
 
 
-# What the daemon computes as torch does, where that is not any number: at least, and below.
+# (minimum, exclusive maximum) of values for which the daemon computes what torch does. Other
+# hyperparameters may be any finite number.
 _RANGES = {
     "betas.0": (0.0, 1.0),
     "betas.1": (0.0, 1.0),
@@ -121,8 +122,8 @@ def _value(group: dict[str, Any], name: str, default: float, required: Collectio
     key, _, part = name.partition(".")
     if key not in group:
         if key in required:
-            raise KeyError(key)  # as torch, which reads it in every step
-        return default  # older torch, or an option that this class has not
+            raise KeyError(key)  # torch reads it in every step, and raises too
+        return default  # older torch, or an option that this class does not have
     value = group[key]
     if name == "adjust_lr_fn":
         if value not in _ADJUST_LR:
@@ -133,7 +134,7 @@ def _value(group: dict[str, Any], name: str, default: float, required: Collectio
     value = value[int(part)] if part else value
     if value is not None:
         return as_float(value)
-    if name != "eps.0":  # Adafactor's: the dtype's own
+    if name != "eps.0":  # Adafactor's eps.0 may be None: the epsilon of the dtype
         raise ValueError(f"Invalid {name}: None")
     return -1.0
 
@@ -145,12 +146,12 @@ def hyperparams_of(
     required: Collection[str] = (),
     fixed: Mapping[str, float] = MappingProxyType({}),
 ) -> list[float]:
-    """A param group's values in the daemon's order, for a step.
+    """Returns a param group's values in the daemon's order, for a step.
 
-    torch checks ranges in its constructors alone, and so a group or a scheduler may bring
-    others: a learning rate below 0. ValueError, in torch's words, for NaN, infinity, and what
-    is not in _RANGES. required: keys that a group has lost when it
-    has them not: KeyError. fixed: values that are the constructor's, whatever groups say.
+    torch checks ranges in its constructors alone, so a group or a scheduler may bring values
+    outside them, such as a learning rate below 0. ValueError, in torch's words, for NaN,
+    infinity, and values outside _RANGES. required: keys whose absence from the group is a
+    KeyError. fixed: values given to the constructor, which override those of groups.
     """
     values = []
     for name, default in zip(info.hyperparams, info.defaults):
@@ -166,7 +167,7 @@ def hyperparams_of(
 
 
 def check_arguments(lr: Any, betas: tuple[Any, Any], weight_decay: float, eps: float = 0.0) -> None:
-    """What torch's constructors check, and in their words, for those that torch has not."""
+    """Checks what torch's constructors check, in their words, for optimizers that torch lacks."""
     if not as_float(lr) >= 0:
         raise ValueError(f"Invalid learning rate: {lr}")
     if not eps >= 0:
@@ -179,7 +180,7 @@ def check_arguments(lr: Any, betas: tuple[Any, Any], weight_decay: float, eps: f
 
 
 def max_norm_of(group: dict[str, Any], index: int) -> float:
-    """The group's own limit of its gradients' norm; 0: none."""
+    """Returns the group's own limit for the norm of its gradients; 0: none."""
     value = group.get("max_norm")
     if value is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Options of the optimizers as a user writes them, checked."""
+"""Checks and converts the options of optimizers as a user writes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Scalar = Union[float, torch.Tensor]
 
 
 def limit(value: Scalar | None, name: str) -> float:
-    """The C API's: 0 for no clipping."""
+    """Returns the value that the C API takes; 0: no clipping."""
     if value is None:
         return 0.0
     limit = as_float(value)
@@ -24,7 +24,7 @@ def limit(value: Scalar | None, name: str) -> float:
 
 
 def checked_norm_type(value: Scalar) -> float:
-    """1, 2 or infinity; ValueError for others."""
+    """Returns 1, 2 or infinity; ValueError for other values."""
     norm_type = as_float(value)
     if norm_type not in (1.0, 2.0, math.inf):
         raise ValueError(f"Invalid norm_type: {value} (1, 2 or infinity)")

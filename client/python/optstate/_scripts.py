@@ -1,4 +1,4 @@
-"""The commands optstated and optctl: they become the binaries of the package."""
+"""The commands optstated and optctl, which execute the binaries of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said once when an optimizer attaches to its job."""
+"""The log message that an optimizer writes once, when it attaches to its job."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ logger = logging.getLogger("optstate")
 
 
 def announce(attachment: Attachment, overwritten: int) -> None:
-    """Says, on rank 0, what the optimizer attached to.
+    """Logs, on rank 0, what the optimizer attached to.
 
-    `overwritten`: parameters of the script that had other values than the job.
+    `overwritten`: number of the script's parameters whose values differed from the job's.
     """
     if not attachment.is_first_rank:
         return

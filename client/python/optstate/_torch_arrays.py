@@ -1,6 +1,6 @@
-"""Whole arrays between an optimizer's tensors and its session, to load and to fetch.
+"""Transfers whole arrays between an optimizer's tensors and its session: loads and fetches.
 
-Many with one call, because with 100,000 parameters the calls would be all of the time.
+One call moves many arrays, because with 100,000 parameters single calls would take all the time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from optstate.session import ParameterSpec, Session
 # A tensor without elements has no address, and the C API takes no null.
 _NOTHING = ctypes.c_uint64()
 _SOMEWHERE = ctypes.addressof(_NOTHING)
-# Of one call that loads or fetches many arrays.
+# Limits of one call that loads or fetches many arrays.
 _BATCH_ARRAYS = 4096
 _BATCH_BYTES = 64 << 20
 
@@ -27,7 +27,7 @@ _BATCH_BYTES = 64 << 20
 class ArrayTransfer:
     """Loads and fetches masters, state arrays and numbers of a session's parameters.
 
-    Threads: as the optimizer, one at a time.
+    Threads: one at a time, like the optimizer.
     """
 
     def __init__(self, session: Session, specs: Sequence[ParameterSpec]) -> None:
@@ -36,9 +36,9 @@ class ArrayTransfer:
         self.drop_loads()
 
     def load_array(self, state_array: int, index: int, values: torch.Tensor) -> None:
-        """Sends a whole array, soon; dtypes that the daemon does not know as fp32.
+        """Queues a whole array to be sent; dtypes that the daemon does not know go as fp32.
 
-        flush_loads() sends what is left. The values must not change before.
+        flush_loads() sends what is queued. The values must not change before that.
         """
         if values.dtype not in DTYPE_CODES:
             values = values.to(torch.float32)
@@ -51,12 +51,12 @@ class ArrayTransfer:
             self.flush_loads()
 
     def load_step_count(self, index: int, step_count: int) -> None:
-        """As load_array()."""
+        """Queues a parameter's step count, like load_array()."""
         box = ctypes.c_int64(step_count)
         self._queue_load(_native.STEP_COUNT, index, _native.FLOAT32, ctypes.addressof(box), box)
 
     def load_scalar(self, index: int, value: float) -> None:
-        """As load_array(): the number per parameter that the optimizer keeps."""
+        """Queues the number that the optimizer keeps per parameter, like load_array()."""
         box = ctypes.c_double(value)
         self._queue_load(_native.SCALAR, index, _native.FLOAT32, ctypes.addressof(box), box)
 
@@ -72,13 +72,13 @@ class ArrayTransfer:
         self._load_owners.append(owner)
 
     def drop_loads(self) -> None:
-        """Forgets what a load that failed has not sent."""
+        """Forgets queued values, which a failed load has not sent."""
         self._loads = tuple(array.array(code) for code in "iIiQ")
         self._load_owners: list[object] = []
         self._load_bytes = 0
 
     def flush_loads(self) -> None:
-        """Sends all that load_array() and its like were given."""
+        """Sends all that load_array(), load_step_count() and load_scalar() have queued."""
         loads, owners = self._loads, self._load_owners
         self.drop_loads()
         if owners:
@@ -87,9 +87,9 @@ class ArrayTransfer:
     def fetch_arrays(
         self, wanted: Sequence[tuple[int, int, tuple[int, ...]]]
     ) -> list[torch.Tensor]:
-        """(state array, parameter, shape of it) in fp32, in host memory."""
+        """Returns the wanted (state array, parameter, shape) in fp32, in host memory."""
         results = [torch.empty(shape, dtype=torch.float32, device="cpu") for _, _, shape in wanted]
-        # In parts, between which Python looks for signals.
+        # The fetch is split into calls, between which Python handles signals.
         for begin in range(0, len(wanted), _BATCH_ARRAYS):
             end = begin + _BATCH_ARRAYS
             self._session.fetch_many(
@@ -106,7 +106,7 @@ class ArrayTransfer:
         return self._fetch_numbers(_native.SCALAR, "d", indices)
 
     def fetch_gradient_norms(self) -> dict[str, float]:
-        """By name; without parameters that had no gradient in the last step."""
+        """Returns norms by name, without parameters that had no gradient in the last step."""
         norms = self._fetch_numbers(_native.GRADIENT_NORM, "d", range(len(self._specs)))
         return {spec.name: norm for spec, norm in zip(self._specs, norms) if norm != -1}
 

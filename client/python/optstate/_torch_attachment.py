@@ -1,4 +1,4 @@
-"""An optimizer's tie to its job: opened on all ranks together or on none."""
+"""The attachment of an optimizer to its job, opened on all ranks together or on none."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from optstate.session import SessionSpec, StepOutcome
 
 ParamGroups = Sequence[dict[str, Any]]
 
-# How often a load is begun whose connection is lost, until the caller hears of it.
+# Number of attempts at a load that is aborted, before the caller gets the error.
 _LOADS_MAX = 5
-# Parameters that an error names.
+# Number of parameters that an error names.
 _NAMES_MAX = 5
 
 
 class Attachment:
-    """One attached optimizer: its session, tensors, and what was registered.
+    """One attached optimizer: its session, its tensors, and the layout that was registered.
 
-    Opening and load() are collective. Threads: one at a time.
+    Construction and load() are collective. Threads: one at a time.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Attachment:
         self.info = _optimizers.by_kind(self._spec.optimizer)
         self.fixed = settings.fixed
         self._required = settings.required
-        # Gradients that the daemon sums are averaged, as DistributedDataParallel does.
+        # Gradients that the daemon sums are averaged, as in DistributedDataParallel.
         self.gradient_divisor = ranks.world_size if settings.reduction == "daemon" else 1
         self.parameters = Parameters(
             self.session, param_groups, self._spec.parameters, settings.detect_changes
@@ -113,28 +113,28 @@ class Attachment:
             can_take_back=not (settings.reduction == "daemon" and settings.accumulate),
         )
         self.hyperparams = _native.array_of(_native.Hyperparams, len(param_groups))
-        # Whether parameters that were never updated show entries, as after torch's first step.
+        # Whether parameters that were never updated have entries, as after torch's first step.
         self.is_initialised = False
         self.micro_step = 0
-        # Parameters that had no gradient in any micro-step of the step so far.
+        # Parameters without a gradient in all micro-steps of the step so far.
         self.without_gradient: list[int] = []
-        # Whether something may be staged of a step that failed.
+        # Whether a step that failed may have left something staged in the daemon.
         self.must_abort = False
-        # Whether a step that failed here was taken, and nobody has been told.
+        # Whether a step that failed here was committed after all, and step() has not said so yet.
         self.was_taken = False
-        # Of a load_state_dict() that did not end: "state". The job has what it had, but
+        # "state" after an interrupted load_state_dict(): the job has its former state, but
         # param_groups and parameters may be the checkpoint's.
         self.broken_load: str | None = None
-        # The step whose commit was begun, until its parameters are read back.
+        # The step whose commit has begun, until its parameters are read back.
         self.committing: int | None = None
 
     def map_views(self) -> dict[int, torch.Tensor]:
-        """Makes parameters views of the daemon's, where that can be. Returns those, with their
-        values, as they were before."""
+        """Makes parameters views of the daemon's memory, where possible. Returns the replaced
+        tensors by index, with their former memory and values."""
         try:
             return self.parameters.map_views()
         except errors.UnimplementedError as error:
-            # Over gRPC nobody expects anything else.
+            # Over gRPC, copies are what users expect.
             level = logging.WARNING if self.session.wire == "shm" else logging.INFO
             logging.getLogger("optstate").log(level, "parameters are copied: %s", error)
             return {}
@@ -150,31 +150,31 @@ class Attachment:
         self.end()
 
     def end(self) -> None:
-        # First: nobody but this session's ranks lets the engine write.
+        # Views end first: without this session, the engine may write at any time.
         self.parameters.end_views()
         self.session.close()
 
     @property
     def ranks(self) -> Ranks:
-        """Who trains the job together."""
+        """The ranks that train the job together."""
         return self._ranks
 
     @property
     def needs_load(self) -> bool:
-        """Whether the job is new, so that it waits for its initial parameters."""
+        """Whether the job waits for initial parameters, because it or a part of it is new."""
         return self.session.phase in (_native.PHASE_EMPTY, _native.PHASE_LOADING)
 
     def raise_failure(self) -> NoReturn:
-        """Of a job that is FAILED: the daemon's text, as DataLossError."""
+        """Raises the daemon's error for a job that is FAILED, or else DataLossError."""
         self.arrays.fetch_step_counts([0])
         raise errors.DataLossError(f'job "{self.job}" has failed; see optctl describe job')
 
     def first_to_load(self) -> int:
-        """Of a job that waits for a load: parameters from this one on have no state. Those
-        before it have theirs, when a job was extended and nobody came to load the new ones.
+        """Returns the first parameter without state of a job that waits for a load. Parameters
+        before it have state when the job was extended and the new ones were never loaded.
 
-        DataLossError when a job that has taken steps has none at all: loading the trainer's
-        initial parameters would quietly undo its training.
+        DataLossError when a job that has taken steps has no state at all: loading the trainer's
+        initial parameters would silently undo its training.
         """
         first, step = self.session.load_required_from, self.session.committed_step
         if first == 0 and step > 0:
@@ -194,10 +194,10 @@ class Attachment:
         return first
 
     def check_replicas(self, tensors: Sequence[torch.Tensor], first: int) -> None:
-        """ValueError, on every rank, when ranks would begin a job with other values of
-        parameters from the first on.
+        """Raises ValueError, on every rank, when ranks would begin a job with different values
+        of the parameters from index `first` on.
 
-        Each loads what it owns, so that the job would begin with a mixture.
+        Each rank loads the parameters that it owns, so the job would begin with a mixture.
         """
         sums = self._ranks.gather([bits_sum(tensor) for tensor in tensors[first:]])
         for name, *of_ranks in zip((spec.name for spec in self._spec.parameters[first:]), *sums):
@@ -215,7 +215,7 @@ class Attachment:
         return self.session.committed_step + 1
 
     def finish_interrupted(self) -> StepOutcome | None:
-        """Brings the step to its end that a signal (Ctrl-C) cut short, if any."""
+        """Completes the step that a signal (Ctrl-C) interrupted, if any."""
         step = self.committing
         if step is None:
             return None
@@ -227,7 +227,7 @@ class Attachment:
                 self.committing = None
                 raise
         if self.session.committed_step < step:
-            self.must_abort = True  # it never came to the commit
+            self.must_abort = True  # the step never reached the commit
         else:
             self._read_but_changed()
             self.gradients.forget_pushed()
@@ -235,19 +235,19 @@ class Attachment:
         return outcome
 
     def _read_but_changed(self) -> None:
-        """Of a step that the script did not see end: what it has written since stays, and is
-        sent before the next step."""
+        """Reads the parameters of a step whose end the script did not see. What the script has
+        written since stays, and is sent before the next step."""
         self.parameters.check_tensors()
         written = self.parameters.written_since.take()
-        self.parameters.locate()  # the trainer may have moved them since
+        self.parameters.locate()  # the trainer may have moved parameters since
         self.parameters.read(without_gradient=self.without_gradient)
         self.parameters.written_since.put_back(written)
 
     @contextlib.contextmanager
     def values_of_one_step(self) -> Iterator[None]:
-        """Around a step: a script that an interrupt brings to other things, such as saving its
-        model, has views of the step before or, when the engine has begun to write them, after.
-        What it writes then stays."""
+        """Wraps a step so that a script that an interrupt diverts, e.g. to save its model, sees
+        views of the step before or, when the engine has begun to write them, of the step after.
+        What the script writes then stays."""
         try:
             yield
         except errors.OptstateError:
@@ -263,7 +263,7 @@ class Attachment:
             raise
 
     def note_missing(self, gradients: Gradients) -> None:
-        """Of a micro-step that was pushed, before the next one is begun."""
+        """Records the parameters without a gradient in a micro-step, before the next begins."""
         if self.micro_step == 0:
             self.without_gradient = gradients.missing
         elif self.without_gradient:
@@ -271,7 +271,7 @@ class Attachment:
             self.without_gradient = sorted(still)
 
     def has_rank_of(self, spec: SessionSpec) -> bool:
-        """Whether it is the rank of this process that `spec` asks for."""
+        """Whether this attachment holds the rank that `spec` asks for."""
         asked = place_of(spec.endpoint)
         return (
             self.job == spec.job
@@ -285,11 +285,11 @@ class Attachment:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether the daemon is a private one, which ends with the trainer."""
+        """Whether the daemon is a private one, which ends when the trainer does."""
         return "/optstate-embedded-" in self.session.endpoint
 
     def warn_if_embedded(self) -> None:
-        """Who names a job means to find it again; nobody said that it may end with us."""
+        """Warns that a named job, which the user expects to find again, ends with this process."""
         chose = self._chose_endpoint or os.environ.get("OPTSTATE_ENDPOINT")
         if self.is_private or chose or not self.is_first_rank:
             return
@@ -302,7 +302,7 @@ class Attachment:
             )
 
     def warn_of_places(self, alike: tuple[str, str] | None) -> None:
-        """Who re-attaches without names, and has changed the order, changes weights."""
+        """Warns that a re-attached job without names exchanges weights if their order changed."""
         if alike is None or self.ranks.rank != 0:
             return
         warnings.warn(
@@ -316,8 +316,8 @@ class Attachment:
         )
 
     def abort_step(self) -> None:
-        """Drops what was pushed of the step that failed. It may have been taken all the
-        same: then was_taken, and the parameters are those after it."""
+        """Drops what was pushed of the step that failed. If the step was committed all the
+        same, sets was_taken and reads the parameters that it produced."""
         step = self.next_step
         try:
             self.session.abort(step)
@@ -332,16 +332,16 @@ class Attachment:
         self.must_abort = False
 
     def taken_outcome(self, **how: Any) -> StepOutcome | None:
-        """Of the step that was_taken, committed again as it was; None when it was
-        committed otherwise."""
+        """Returns the outcome of the step for which was_taken is set, by committing it again;
+        None when it was committed with other values."""
         self.was_taken = False
         with contextlib.suppress(errors.FailedPreconditionError):
             return self.session.commit(self.session.committed_step, self.hyperparams, **how)
         return None
 
     def drop_step(self) -> None:
-        """Drops what was pushed of the open step, or, of a daemon that does not hear
-        it, is to be dropped before anything else."""
+        """Drops what was pushed of the open step. If the daemon does not answer, must_abort
+        makes the next step drop it first."""
         self.micro_step, self.committing = 0, None
         self.gradients.forget_pushed()
         self.must_abort = True
@@ -351,11 +351,11 @@ class Attachment:
 
     @contextlib.contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        """Drops what was staged when a step fails, so that it can be taken again."""
+        """Drops what was staged when a step fails, so that the step can be taken again."""
         try:
             yield
         except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError):
-            # There may be no daemon to say it to, and waiting for one takes a while.
+            # There may be no daemon to abort the step in, and waiting for one takes a while.
             self.micro_step, self.committing = 0, None
             self.must_abort = True
             self.parameters.written_since.note()
@@ -366,10 +366,10 @@ class Attachment:
         except BaseException:
             if self.committing is None:
                 self.drop_step()
-            raise  # else a signal's: finish_interrupted() sees what became of it
+            raise  # a signal interrupted a commit: finish_interrupted() finds its outcome
 
     def check_no_micro_steps(self, what: str) -> None:
-        """RuntimeError before a load, which would drop them."""
+        """Raises RuntimeError if micro-steps are pushed, which a load would drop."""
         if self.micro_step:
             raise RuntimeError(
                 f"{what} within a step: there are micro-steps pushed. Do it before the first"
@@ -377,14 +377,14 @@ class Attachment:
             )
 
     def check_groups(self, param_groups: ParamGroups) -> None:
-        """Raises when param_groups want what differs from what was registered."""
+        """Raises ValueError when options of param_groups differ from those registered."""
         for index, group in enumerate(param_groups):
             self._check_options(group, self._spec.group_options[index], index)
         if optimizer_info(param_groups, self.info.name) != self.info:
             raise ValueError("decoupled_weight_decay differs from what the job was registered with")
 
     def check_required(self, param_groups: ParamGroups) -> None:
-        """KeyError when a group has lost an option, also one of which nothing is in the job."""
+        """Raises KeyError when a group, even one without parameters in the job, lacks an option."""
         for group in param_groups:
             for name in self._required:
                 group[name]
@@ -392,7 +392,7 @@ class Attachment:
     def check_same_options(
         self, group: dict[str, Any], present: dict[str, Any], index: int
     ) -> None:
-        """As check_groups(), of a group that the job would get as it is at present."""
+        """Does the check of check_groups() for a group that the job is to get as it is now."""
         self._check_options(group, self.info.option_bits(present), index)
 
     def _check_options(self, group: dict[str, Any], registered: int, index: int) -> None:
@@ -407,11 +407,12 @@ class Attachment:
                 )
 
     def fixed_group(self, group: dict[str, Any]) -> dict[str, Any]:
-        """The group as its hyperparameters count."""
+        """Returns the group with the constructor's fixed values in place of its own."""
         return {**group, **self.fixed} if self.fixed else group
 
     def fill_hyperparams(self, param_groups: ParamGroups) -> None:
-        """ValueError, in torch's words, and KeyError, before anything is pushed."""
+        """Fills the struct for a commit, before anything is pushed. ValueError, in torch's words,
+        for invalid values, and KeyError for missing ones."""
         for index, group in enumerate(param_groups):
             out = self.hyperparams[index]
             values = _optimizers.hyperparams_of(self.info, group, index, self._required, self.fixed)
@@ -427,10 +428,10 @@ class Attachment:
     ) -> None:
         """Sends checkpoint entries, and then the parameters of these indices.
 
-        Every rank loads the same ones; FailedPreconditionError, on all ranks, when one of
-        them steps instead. The job gets all of it or, when this raises, nothing.
+        Every rank loads the same ones; FailedPreconditionError, on all ranks, when a rank
+        steps instead. The job gets all of it or, when this raises, nothing.
         """
-        self.parameters.locate()  # before the daemon has other values
+        self.parameters.locate()  # this precedes new values in the daemon
         tensors = [(tensor, group) for group in param_groups for tensor in group["params"]]
         if entries is None and self.broken_load == "state":
             raise RuntimeError(
@@ -439,8 +440,8 @@ class Attachment:
                 " (with state_dict() to go on with the job's state and parameters)"
             )
         parameters = list(parameters)
-        # Of other ranks' loads the daemon hears at once, of what was pushed in backward()
-        # perhaps later, and would refuse it.
+        # Other ranks' loads reach the daemon at once; what was pushed in backward() may arrive
+        # later, and would be refused.
         if self.gradients.has_pushed:
             self.session.abort(self.next_step)
             self.gradients.forget_pushed()
@@ -451,7 +452,7 @@ class Attachment:
                 try:
                     self._load_once(tensors, parameters, entries)
                     break
-                except errors.AbortedError:  # the engine died, or another rank was lost
+                except errors.AbortedError:  # the engine crashed, or another rank was lost
                     if attempt + 1 == _LOADS_MAX:
                         raise
         self.broken_load = None
@@ -459,12 +460,12 @@ class Attachment:
 
     @contextlib.contextmanager
     def announced(self) -> Iterator[None]:
-        """Where ranks agree before a load. One that steps instead would never come to it: the
-        daemon tells it, because this one has begun."""
+        """Wraps an agreement of the ranks before a load. A rank that steps instead would never
+        reach it: the daemon refuses that step, because this rank has begun a load."""
         if self._ranks.world_size == 1:
             yield
             return
-        self.session.begin_load()  # it drops what was pushed
+        self.session.begin_load()  # this drops what was pushed
         self.gradients.forget_pushed()
         try:
             yield
@@ -476,7 +477,7 @@ class Attachment:
     def _named_on_disagreement(
         self, parameters: Sequence[int], entries: dict[int, Any] | None
     ) -> Iterator[None]:
-        """Says what this rank was loading when the daemon found that not all ranks load."""
+        """Adds what this rank was loading to the daemon's error that not all ranks load."""
         try:
             yield
         except errors.FailedPreconditionError as refused:
@@ -498,14 +499,14 @@ class Attachment:
         parameters: Sequence[int],
         entries: dict[int, Any] | None,
     ) -> None:
-        # It drops what was pushed.
+        # begin_load() drops what was pushed.
         self.session.begin_load(same=self._ranks.world_size > 1)
         self.arrays.drop_loads()
         self.gradients.forget_pushed()
         for index, entry in (entries or {}).items():
             _torch_checkpoint.load_entry(self.arrays, self.info, index, entry, *tensors[index])
         for index in parameters:
-            # The entry's master is the parameter, but for bits that it lacks.
+            # A master in the entry is the parameter with the bits that the parameter lacks.
             if _torch_checkpoint.MASTER_PARAM not in ((entries or {}).get(index) or {}):
                 self.arrays.load_array(_native.MASTER, index, tensors[index][0].detach())
         self.arrays.flush_loads()
@@ -514,8 +515,8 @@ class Attachment:
     def fetch(
         self, param_groups: ParamGroups, keys: Collection[str] | None = None
     ) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        """State by tensor; without the tensors that were never updated, or are no parameters
-        of the job. Groups and tensors may be in any order. keys: the arrays that are wanted."""
+        """Returns state by tensor, without tensors that were never updated or are not in the
+        job. Groups and tensors may be in any order. keys: names of the wanted arrays."""
         wanted = [
             (index, (tensor, group))
             for group in map(self.fixed_group, param_groups)

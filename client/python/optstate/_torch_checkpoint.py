@@ -1,10 +1,10 @@
-"""State of parameters in torch.optim's words: step, exp_avg, momentum_buffer, ...
+"""State of parameters under torch.optim's names: step, exp_avg, momentum_buffer, ...
 
 torch keeps moments in the parameter's dtype; the daemon keeps them, and a
-master of each parameter, in fp32. So that nothing is lost on the way to a
-checkpoint and back, moments stay fp32 (torch casts them when it loads them) and
-a parameter of 16 bits has one entry more, "master_param", which torch carries
-along and does not use.
+master of each parameter, in fp32. To lose nothing on the way to a checkpoint and
+back, moments stay fp32 (torch casts them when it loads them) and the entry of a
+16-bit parameter has one key more, "master_param", which torch keeps but does not
+use.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MASTER_PARAM = "master_param"
 
 
 def keys_of(info: OptimizerInfo) -> list[str]:
-    """All that an entry of this optimizer may have."""
+    """Returns all keys that an entry of this optimizer may have."""
     scalar = [info.scalar] if info.scalar else []
     return ["step", *scalar, *(name for name, _ in info.state_arrays), MASTER_PARAM]
 
 
 def _like(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """On the parameter's device and in its strides, as torch keeps its state."""
+    """Returns values on the parameter's device and with its strides, as torch keeps state."""
     if parameter.is_cpu and parameter.is_contiguous():
         return values
     laid_out = torch.empty_like(parameter, dtype=values.dtype, requires_grad=False)
@@ -39,7 +39,7 @@ def _like(values: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _number(value: float, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
-    """What torch keeps: a 0-dim float tensor, in host memory unless fused."""
+    """Returns the 0-dim float tensor that torch keeps, in host memory unless fused."""
     if group.get("fused") or group.get("capturable"):
         return torch.tensor(float(value), dtype=torch.float32, device=parameter.device)
     is_double = torch.get_default_dtype() is torch.float64
@@ -56,18 +56,18 @@ def fetch_entries(
     keys: Collection[str] | None = None,
     is_initialised: bool = False,
 ) -> list[StateEntry | None]:
-    """State of parameters, `tensors` being each with its group.
+    """Returns the state of parameters; `tensors` has each parameter with its group.
 
-    For one that was never updated None or, as in torch, what Adagrad begins with.
-    keys: those of the arrays that are wanted; None: all.
-    is_initialised: those that were never updated have what all optimizers begin with.
+    A parameter that was never updated gets None or, as in torch, Adagrad's initial entry.
+    keys: names of the wanted arrays; None: all.
+    is_initialised: parameters that were never updated get the optimizer's initial entry.
     """
     counts = arrays.fetch_step_counts(indices)
     scalars = arrays.fetch_scalars(indices) if info.scalar else [0.0] * len(counts)
     wanted: list[list[tuple[str, int, tuple[int, ...]]]] = []
     for count, (parameter, group) in zip(counts, tensors):
         found = _arrays_of(info, parameter, group)
-        if count == 0:  # there is nothing but a master
+        if count == 0:  # the daemon has only a master
             is_shown = is_initialised and parameter.requires_grad
             found = {key: at for key, at in found.items() if is_shown and key == MASTER_PARAM}
         wanted.append([(key, *at) for key, at in found.items() if keys is None or key in keys])
@@ -102,7 +102,7 @@ def entry_keys(
     group: dict[str, Any],
     is_initialised: bool,
 ) -> list[str]:
-    """What fetch_entries() gives a parameter of so many steps, without a fetch."""
+    """Returns the keys that fetch_entries() gives a parameter after `count` steps; no fetch."""
     if count == 0 and not has_start(info, parameter, is_initialised):
         return []
     scalar = [info.scalar] if info.scalar else []
@@ -113,15 +113,15 @@ def entry_keys(
 
 
 def has_start(info: OptimizerInfo, parameter: torch.Tensor, is_initialised: bool) -> bool:
-    """Whether a parameter has an entry before it is updated."""
+    """Whether a parameter has an entry before its first update."""
     return info.name == "adagrad" or (is_initialised and parameter.requires_grad)
 
 
 def _start_of(
     info: OptimizerInfo, parameter: torch.Tensor, group: dict[str, Any], is_initialised: bool
 ) -> StateEntry:
-    """An entry before the first step. torch's Adagrad has it from its constructor on, and
-    cannot step without; of other optimizers torch's distributed checkpoints make it."""
+    """Returns the entry before the first step. torch's Adagrad has it from construction on, and
+    cannot step without; for other optimizers, torch's distributed checkpoints create it."""
     if not has_start(info, parameter, is_initialised):
         return {}
     entry: StateEntry = {"step": _number(0, parameter, group)}
@@ -145,12 +145,12 @@ def _arrays_of(
     return arrays
 
 
-# torch's SGD and Muon, and lion-pytorch, count no steps, and need none but to know
+# torch's SGD and Muon, and lion-pytorch, do not count steps; the daemon needs to know only
 # whether there was one.
 WITHOUT_STEP = ("sgd", "lion", "muon")
 
 
-# Up to which torch's float64 counts without gaps.
+# The largest step: float64, which torch uses, counts up to here without gaps.
 _STEP_MAX = 2**53
 
 
@@ -161,7 +161,7 @@ def step_of(info: OptimizerInfo, entry: StateEntry) -> float | None:
 
 
 def last_step_of(entries: dict[int, StateEntry | None]) -> int | None:
-    """The most steps of a parameter in a checkpoint; None when one does not say."""
+    """Returns the highest step of the entries in a checkpoint; None when one has no step."""
     present = [entry for entry in entries.values() if entry is not None]
     if not all("step" in entry for entry in present):
         return None
@@ -171,10 +171,10 @@ def last_step_of(entries: dict[int, StateEntry | None]) -> int | None:
 def is_of_another_step(
     info: OptimizerInfo, entries: dict[int, StateEntry | None], step_counts: Sequence[int]
 ) -> bool:
-    """Whether state is of another step than the one of these counts, of which it may lack some.
+    """Whether state is of a step other than that of these counts; entries may be missing.
 
-    An entry with which its parameter begins anew is of no step; one that counts none
-    (torch's SGD) is taken for another's.
+    An entry with which its parameter starts anew belongs to no step; an entry that counts no
+    steps (torch's SGD) is taken to be of another step.
     """
     steps = {
         index: (step_of(info, entry), "step" in entry)
@@ -195,14 +195,14 @@ def complete_groups(
 ) -> None:
     """Gives loaded groups the options that torch did not have (yet) when they were saved.
 
-    Raises ValueError when one lacks an option that it always had.
+    Raises ValueError when a group lacks an option that torch always had.
     """
-    bare = torch_class.__new__(torch_class)  # torch fills them in while it unpickles
+    bare = torch_class.__new__(torch_class)  # torch fills options in while it unpickles
     bare.__setstate__(
         {"defaults": dict(defaults), "state": defaultdict(dict), "param_groups": groups}
     )
     for index, (group, now) in enumerate(zip(groups, present)):
-        # torch's own constructors do not all put it into the defaults.
+        # Not all of torch's constructors put "differentiable" into the defaults.
         for key, value in (("differentiable", False), ("max_norm", now.get("max_norm"))):
             if key in now:
                 group.setdefault(key, value)
@@ -218,7 +218,7 @@ def check_entry(
     parameter: torch.Tensor,
     group: dict[str, Any],
 ) -> None:
-    """Raises ValueError when an entry of a checkpoint does not fit."""
+    """Raises ValueError when an entry of a checkpoint does not fit its parameter."""
     step_count = step_of(info, entry)
     shapes = {name: shape for name, (_, shape) in info.arrays_of(group, parameter.shape).items()}
     keys = [key for key in shapes if entry.get(key) is not None]
@@ -239,8 +239,8 @@ def check_entry(
 
 
 def check_starts(info: OptimizerInfo, entries: Mapping[str, StateEntry | None]) -> None:
-    """Raises ValueError when an entry whose step is 0 has more than what a parameter begins
-    with: the daemon begins its arrays itself, so that the entry's would be lost.
+    """Raises ValueError when an entry whose step is 0 has other values than a parameter's
+    initial state: the daemon initializes the arrays itself, so the entry's would be lost.
 
     entries: by the parameters' names.
     """
@@ -253,7 +253,7 @@ def check_starts(info: OptimizerInfo, entries: Mapping[str, StateEntry | None]) 
             values = entry.get(key)
             if not isinstance(values, torch.Tensor) or values.is_meta or not values.numel():
                 continue
-            if info.name == "adagrad":  # initial_accumulator_value, which the whole job has
+            if info.name == "adagrad":  # initial_accumulator_value, one for the whole job
                 sums.add(float(values.flatten()[0]))
                 is_start &= len(sums) == 1 and bool((values == next(iter(sums))).all())
             else:
@@ -266,13 +266,13 @@ def check_starts(info: OptimizerInfo, entries: Mapping[str, StateEntry | None]) 
 
 
 def is_absent(value: Any) -> bool:
-    """Of an entry's value: None, or the {} that torch's distributed checkpoints make of a key
-    that a flattened checkpoint does not have."""
+    """Whether an entry's value is None, or the {} that torch's distributed checkpoints produce
+    for a key that a flattened checkpoint does not have."""
     return value is None or (isinstance(value, dict) and not value)
 
 
 def check_step(value: Any, name: str) -> None:
-    """Raises ValueError when a parameter cannot have taken so many steps."""
+    """Raises ValueError when a value cannot be a parameter's number of steps."""
     step = float(value)
     if not (0 <= step <= _STEP_MAX and step % 1 == 0):
         raise ValueError(f'loaded step of parameter "{name}" is {step}')
@@ -294,7 +294,7 @@ def check_array(values: Any, key: str, name: str, shape: tuple[int, ...]) -> Non
 
 
 class PartialEntry(dict):
-    """Some of an entry's keys: the others stay as they are in the daemon."""
+    """Some keys of an entry: the others stay as they are in the daemon."""
 
 
 def load_entry(
@@ -305,10 +305,10 @@ def load_entry(
     parameter: torch.Tensor,
     group: dict[str, Any],
 ) -> None:
-    """Sends one parameter's state; without an entry it starts anew, as in torch."""
+    """Sends one parameter's state; a parameter without an entry starts anew, as in torch."""
     is_partial = isinstance(entry, PartialEntry)
     entry = entry or {"step": 0}
-    # The daemon begins such arrays itself.
+    # The daemon initializes the arrays of such a parameter itself.
     is_new = not is_partial and step_of(info, entry) == 0
     for key, (state_array, shape) in info.arrays_of(group, parameter.shape).items():
         if is_partial and key not in entry:
@@ -326,16 +326,16 @@ def load_entry(
 
 
 def fitting_master(master: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The master where it rounds to the parameter, the parameter elsewhere.
+    """Returns the master where it rounds to the parameter, the parameter elsewhere.
 
-    A parameter that went on without its master (in torch.optim) must not jump
-    back to it.
+    A parameter that was trained further without its master (in torch.optim) must not
+    jump back to the master.
     """
     values = parameter.detach()
     master = master.detach().to(device=values.device, dtype=torch.float32)
     fits = master.to(values.dtype) == values
     if values.dtype == torch.bfloat16:
-        # Half way between two, a split master goes with the one further from 0.
+        # A split master half way between two bfloat16 values belongs to the one further from 0.
         half_way = (master.view(torch.int32) & 0xFFFF) == 0x8000
         fits |= half_way & ((master.view(torch.int32) + 0x8000).view(torch.float32) == values)
     return torch.where(fits, master, values.float())

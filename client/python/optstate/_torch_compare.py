@@ -1,4 +1,4 @@
-"""Whether a job has a checkpoint's state already, so that loading it would change nothing."""
+"""Tells whether a job already has a checkpoint's state, so that a load would change nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from optstate._torch_arrays import ArrayTransfer
 from optstate._torch_checkpoint import MASTER_PARAM, StateEntry, fitting_master, step_of
 from optstate._torch_tensors import in_memory
 
-# Of arrays that are fetched to be compared, at a time.
+# Size of the arrays that are fetched at a time for a comparison.
 _BATCH_BYTES = 64 << 20
 
-# An array of the job (state array, parameter, shape), and what is to be loaded there.
+# An array of the job (state array, parameter, shape), and the entry and key to be loaded there.
 _Comparison = tuple[int, int, tuple[int, ...], StateEntry, str]
 
 
@@ -26,11 +26,11 @@ def has_all(
     tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
     entries: Mapping[int, StateEntry | None],
 ) -> bool:
-    """Whether the job has these entries, bit for bit of what state_dict() shows of it.
+    """Whether the job has these entries, bit for bit as state_dict() would show them.
 
-    tensors: all of the job's with their groups, in its order. The parameters must have
-    the daemon's values. A 16-bit parameter whose entry has no master is expected to be
-    its own. Reads batch by batch, and ends at the first difference.
+    tensors: all tensors of the job with their groups, in the job's order. The parameters must
+    have the daemon's values. A 16-bit parameter whose entry has no master is expected to be
+    its own master. Reads batch by batch, and stops at the first difference.
     """
     indices = range(len(tensors))
     steps = [step_of(info, entries.get(index) or {"step": 0}) for index in indices]
@@ -54,7 +54,7 @@ def has_all(
 
 
 def _fp32(value: Any) -> float:
-    """As state_dict() rounds it."""
+    """Rounds a number as state_dict() does."""
     return torch.tensor(float(value), dtype=torch.float32, device="cpu").item()
 
 
@@ -66,7 +66,7 @@ def _comparisons(
 ) -> Iterator[_Comparison]:
     for index, (tensor, group) in enumerate(tensors):
         entry = entries.get(index) or {}
-        if steps[index]:  # else the arrays are not there yet
+        if steps[index]:  # else the daemon has no arrays yet
             for key, (state_array, shape) in info.arrays_of(group, tensor.shape).items():
                 yield state_array, index, shape, entry, key
         if tensor.dtype is not torch.float32 or MASTER_PARAM in entry:
@@ -93,6 +93,6 @@ def _are_equal(
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Of the same shape, and the same bits in fp32."""
+    """Whether two tensors have the same shape and, in fp32, the same bits."""
     one, other = (in_memory(each.detach().to(torch.float32)) for each in (one, other))
     return one.shape == other.shape and torch.equal(one.view(torch.int32), other.view(torch.int32))

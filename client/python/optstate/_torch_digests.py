@@ -1,4 +1,4 @@
-"""What copied parameters held: changes are found of which torch has no trace."""
+"""Digests of what copied parameters held, which find changes that torch does not record."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import torch
 from optstate._torch_tensors import integer_bits
 from optstate.session import Session
 
-# Elements that are mixed at a time.
+# Number of elements that are mixed at a time.
 _CHUNK = 1 << 20
-# One element of so many is looked at in a sample: one of each 64 bytes or so.
+# A sample reads one element of this many.
 _SAMPLE = 64
 _SEED = 0x6F707473
-# Odd, of 64 bits (SplitMix64).
+# Odd 64-bit multipliers (SplitMix64), as signed integers.
 _MIX_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
 class ContentDigest:
-    """Makes of a tensor's content one int64 on its device, where other content, or the same
-    in another order, makes another one but for one in 2^64 or so."""
+    """Reduces a tensor's content to one int64 on its device. Different content, or the same
+    in another order, gives the same digest with a probability of about 2^-64."""
 
     def __init__(self) -> None:
         self._weights: dict[torch.device, torch.Tensor] = {}
 
     @torch.no_grad()
     def __call__(self, tensor: torch.Tensor, first: int = 0, every: int = 1) -> torch.Tensor:
-        """Of elements first, first + every, ..."""
+        """Returns the digest of elements first, first + every, ..."""
         flat = integer_bits(tensor).reshape(-1)
         if every > 1 and flat.numel() > every:
             flat = flat[first::every]
         weights = self._weights_of(flat.device)
         digest = torch.zeros((), dtype=torch.int64, device=flat.device)
         for begin in range(0, flat.numel(), _CHUNK):
-            # Each element is mixed with its place before it is added.
+            # Each element is mixed with its position before it is added.
             mixed = flat[begin : begin + _CHUNK].to(torch.int64)
             mixed += weights[: mixed.numel()]
             mixed ^= mixed >> 30
@@ -59,10 +59,10 @@ class ContentDigest:
 class CopyDigests:
     """Knows what a session's parameters held when they were copied to the trainer's tensors.
 
-    Those that the client library copies itself it knows itself; those that torch copies
-    (CUDA, other strides) are known by digests that are taken where they are.
+    The client library tracks the parameters that it copies itself; parameters that torch copies
+    (CUDA, other strides) are known by digests that are computed on their devices.
 
-    Threads: as the session, one at a time.
+    Threads: one at a time.
     """
 
     def __init__(self, session: Session, detect_changes: str) -> None:
@@ -73,10 +73,10 @@ class CopyDigests:
         self._digests: dict[int, tuple[int, torch.Tensor]] = {}
 
     def note_read(self, indices: Iterable[int], tensors: Sequence[torch.Tensor]) -> None:
-        """After torch has copied these."""
+        """Takes digests after torch has copied these parameters."""
         if not self._is_on:
             return
-        # The same elements on all ranks.
+        # All ranks sample the same elements.
         first = self._session.committed_step % self._every
         for index in indices:
             self._digests[index] = first, self._digest(tensors[index], first, self._every)
@@ -84,7 +84,7 @@ class CopyDigests:
     def note_equal(
         self, direct: array.array, indirect: Iterable[int], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """Of tensors that hold what the daemon has, without having been read."""
+        """Records that tensors hold what the daemon has, without having been read."""
         if self._is_on and direct:
             self._session.note_copies(direct)
         self.note_read(indirect, tensors)
@@ -95,7 +95,7 @@ class CopyDigests:
         indirect: Iterable[int],
         tensors: Sequence[torch.Tensor],
     ) -> set[int]:
-        """Of what was copied, that which now holds something else.
+        """Returns the copied parameters whose tensors now hold something else.
 
         direct: indices and addresses.
         """
@@ -111,7 +111,7 @@ class CopyDigests:
 
 
 def _unequal(now: Mapping[int, torch.Tensor], before: Mapping[int, torch.Tensor]) -> list[int]:
-    """One transfer for each device."""
+    """Returns the indices whose digests differ, with one transfer for each device."""
     by_device: dict[torch.device, list[int]] = {}
     for index, digest in now.items():
         by_device.setdefault(digest.device, []).append(index)

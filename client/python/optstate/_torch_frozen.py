@@ -1,8 +1,7 @@
-"""Parameters that nothing updates are in no job, whatever their dtype or class.
+"""Frozen parameters: parameters that nothing updates are in no job, whatever dtype or class.
 
-A parameter comes into the job when it first has a gradient, or asks for one: the job is
-then extended by a group. So the groups of a job may be parts of param_groups, in another
-order.
+A parameter enters the job when it first has a gradient or requires one: the job is then
+extended by a group. So the groups of a job may be parts of param_groups, in another order.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def is_frozen(tensor: torch.Tensor) -> bool:
 
 
 def part_of(group: dict[str, Any], pairs: Sequence[tuple[str, torch.Tensor]]) -> dict[str, Any]:
-    """The group with these (name, parameter) pairs alone."""
+    """Returns the group with these (name, parameter) pairs alone."""
     names, tensors = [name for name, _ in pairs], [tensor for _, tensor in pairs]
     return {**group, "params": tensors, "param_names": names}
 
@@ -35,10 +34,10 @@ def groups_with(
     *,
     only: Collection[int] | None = None,
 ) -> ParamGroups:
-    """Groups with the parameters that a job is to have.
+    """Returns groups with the parameters that a job is to have.
 
-    `only`: of these groups alone. param_groups itself when nothing is left out; groups of
-    which all is left out are none of the job's.
+    `only`: indices of the groups to take. Returns param_groups itself when nothing is left
+    out; groups whose parameters are all left out are not in the job.
     """
     wanted = [list(map(is_wanted, group["params"])) for group in param_groups]
     if only is None and all(map(all, wanted)):
@@ -56,8 +55,8 @@ def groups_with(
 def groups_to_register(
     param_groups: ParamGroups, names_by_id: dict[int, str], state: Any
 ) -> ParamGroups:
-    """Of a new attachment: what can be updated, or has state. All of them when that is
-    nothing, because a job has a parameter at least."""
+    """Returns groups for a new attachment: parameters that can be updated or have state. Returns
+    all groups when there are none, because a job has at least one parameter."""
 
     def is_wanted(tensor: torch.Tensor) -> bool:
         return not is_frozen(tensor) or "step" in state.get(tensor, ())
@@ -73,8 +72,8 @@ def groups_as_in(
     registered: ParamGroups,
     names_by_id: dict[int, str],
 ) -> ParamGroups | None:
-    """The groups of a job that has (name, group) in this order; None when they are not parts
-    of these param_groups, or lack one of what is `registered`."""
+    """Returns the groups of a job that has (name, group) in this order; None when they are not
+    parts of these param_groups, or lack a parameter of `registered`."""
     names = iter(parameter_names(param_groups, names_by_id))
     places = {
         next(names): (index, tensor)
@@ -98,7 +97,7 @@ def groups_as_in(
 
 
 def parameters_in_job(job: str, endpoint: str | None) -> list[tuple[str, int]]:
-    """(name, group) of each, in the job's order; empty when it cannot be had."""
+    """Returns (name, group) of each parameter, in the job's order; empty if optctl fails."""
     try:
         found = _optctl.ask(endpoint, "get", "params", job).get("parameters", [])
     except errors.UnavailableError:

@@ -1,4 +1,4 @@
-"""Hooks that push gradients while backward() goes on."""
+"""Hooks that push gradients while backward() is still running."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ import torch
 class GradientHooks:
     """Calls a method for each parameter whose gradient backward() has accumulated.
 
-    Does not keep the method's object alive, which would keep its rank; ends with it.
-
-    Threads: one at a time.
+    The hooks do not keep the method's object alive, which would keep its rank attached; they
+    are removed with this object. Threads: one at a time.
     """
 
     def __init__(self) -> None:
         self._hooks: list[Any] = []
 
     def install(self, tensors: Iterable[torch.Tensor], method: Callable[[int], None]) -> None:
-        """`method(index)` from now on, in place of what was installed before."""
+        """Calls `method(index)` from now on, in place of what was installed before."""
         self.remove()
         reference = weakref.WeakMethod(method)
 
@@ -41,7 +40,7 @@ class GradientHooks:
         weakref.finalize(self, _remove, self._hooks)
 
     def remove(self) -> None:
-        """Idempotent."""
+        """Removes all hooks. Idempotent."""
         _remove(self._hooks)
 
 

@@ -1,4 +1,4 @@
-"""Pushes an optimizer's gradients to its session, in step() or as they come."""
+"""Pushes an optimizer's gradients to its session, in step() or as backward() makes them."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from optstate.session import ParameterSpec, Piece, Session
 
 
 class Gradients:
-    """Gradients to be pushed: where those in contiguous host memory are, and the others."""
+    """Gradients to be pushed: addresses of those in contiguous host memory, and the others."""
 
     def __init__(self) -> None:
         self.indices = array.array("I")
         self.pointers = array.array("Q")
         self.others: dict[int, torch.Tensor] = {}
-        self.owners: list[torch.Tensor] = []  # a signal's handler may drop the trainer's
-        self.takes_back = False  # what was pushed early has changed since
+        self.owners: list[torch.Tensor] = []  # keep memory that a signal handler may release
+        self.takes_back = False  # gradients that were pushed early have changed since
         self.missing: list[int] = []  # parameters without a gradient
 
     def add(self, indices: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
@@ -60,10 +60,10 @@ class Gradients:
 class GradientPusher:
     """Pushes the gradients of an optimizer's parameters, in order, to a session.
 
-    Contiguous ones in host memory are copied by the client library straight from
-    their addresses; all others (CUDA, other strides) through torch.
+    The client library copies contiguous gradients in host memory straight from
+    their addresses; torch copies all others (CUDA, other strides).
 
-    Threads: as the optimizer, one at a time.
+    Threads: one at a time, like the optimizer.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class GradientPusher:
         *,
         can_take_back: bool,
     ) -> None:
-        """can_take_back: what was pushed in a step's first micro-step is not in a
-        sum of several ranks yet."""
+        """can_take_back: gradients pushed in a step's first micro-step are not yet part
+        of a sum over several ranks."""
         self._session = session
         self._can_take_back = can_take_back
         self._parameters = list(parameters)
@@ -85,20 +85,20 @@ class GradientPusher:
         self._shapes = [parameter.shape for parameter in self._parameters]
         self._dtypes = [DTYPES[spec.gradient_dtype] for spec in specs]
         self._owned: dict[int, Piece] = {piece.parameter: piece for piece in session.pieces}
-        # Gradients that were pushed as they came: the tensor (kept, so that no other one
-        # gets its address), where its values were, and of which version.
+        # Gradients that were pushed early: the tensor (kept, so that no other tensor gets
+        # its address), the address of its values, and its version.
         self._pushed: dict[int, tuple[torch.Tensor, int, int]] = {}
         self._index_of = {id(parameter): i for i, parameter in enumerate(self._parameters)}
 
     @property
     def area_bytes(self) -> int:
-        """Of this rank's gradient area, but for what is between the pieces."""
+        """Size of this rank's gradient area, without gaps between the pieces."""
         pieces = self._owned.values()
         return sum(piece.numel * self._dtypes[piece.parameter].itemsize for piece in pieces)
 
     def gather(self, *, anew: bool = False) -> Gradients:
-        """All gradients there are, for push(). Raises when one is of a kind that
-        cannot be pushed. anew: what push_early() pushed has changed since in a way
+        """Collects all gradients for push(). Raises when one is of a kind that cannot
+        be pushed. anew: gradients that push_early() pushed have changed since in a way
         that leaves no trace.
         """
         found = Gradients()
@@ -136,7 +136,7 @@ class GradientPusher:
         if gradient is None:
             return
         if index in self._pushed:
-            return  # it adds up; push() notices
+            return  # the gradient accumulates further; push() notices
         self._check_gradients([index], [gradient])
         found = Gradients()
         found.add([index], [gradient])
@@ -147,15 +147,15 @@ class GradientPusher:
 
     @property
     def has_pushed(self) -> bool:
-        """Whether push_early() has pushed something of the open step."""
+        """Whether push_early() has pushed gradients of the open step."""
         return bool(self._pushed)
 
     def forget_pushed(self) -> None:
-        """What push_early() pushed is of a former step, or dropped."""
+        """Forgets what push_early() pushed: the step is over, or the gradients are dropped."""
         self._pushed.clear()
 
     def _is_pushed(self, index: int) -> bool:
-        """Whether what was pushed early is what there is now."""
+        """Whether the gradient that was pushed early is the present one, unchanged."""
         gradient, pointer, version = self._pushed[index]
         return (
             self._parameters[index].grad is gradient
@@ -170,8 +170,8 @@ class GradientPusher:
             return
         gradient, pointer, version = self._pushed[index]
         if gradient.data_ptr() != pointer or gradient._version != version:
-            return  # others have changed it: push() notices
-        # It may be of another gradient, that came in the place of this one.
+            return  # the gradient was changed otherwise: push() notices
+        # The copy may be of another gradient that has replaced the pushed one.
         if not equal_bits(copy, gradient):
             return
         if now.data_ptr() == copy.data_ptr():  # a view of the bucket
@@ -242,7 +242,7 @@ class GradientPusher:
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """[3, 4, 5, 9] -> [(3, 3), (9, 1)]."""
+    """Returns (first, count) of consecutive indices: [3, 4, 5, 9] -> [(3, 3), (9, 1)]."""
     runs: list[tuple[int, int]] = []
     for index in indices:
         if runs and runs[-1][0] + runs[-1][1] == index:
@@ -252,13 +252,13 @@ def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-# Those of which push_early() was called.
+# Pushers whose push_early() was called.
 _push_early: weakref.WeakSet[GradientPusher] = weakref.WeakSet()
 
 
 def expect_copies(parameters: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
-    """DistributedDataParallel has these copies of the parameters' gradients in its
-    bucket; those are views of it now, or it will copy them back unchanged."""
+    """Tells pushers that DistributedDataParallel has these copies of gradients in its bucket: the
+    gradients are views of the bucket now, or will be copied back from it unchanged."""
     for pusher in tuple(_push_early):
         for parameter, copy in zip(parameters, copies):
             pusher._expect_copy(parameter, copy)

@@ -1,4 +1,4 @@
-"""An optimizer's param_groups beside the groups of its job."""
+"""Matches an optimizer's param_groups with the groups of its job."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from optstate.session import ParameterSpec
 class GroupOrder:
     """Finds the groups of a job in param_groups, whose order and parts a script may change.
 
-    A group is known by its tensors, as torch knows state by its tensor. What is in
-    param_groups and in no job, because it is frozen, is left out.
+    A group is identified by its tensors, as torch identifies state by its tensor. Frozen
+    tensors, which are in param_groups but in no job, are left out.
 
-    Threads: as the optimizer, one at a time.
+    Threads: one at a time, like the optimizer.
     """
 
     def __init__(self, param_groups: Sequence[dict], specs: Sequence[ParameterSpec]) -> None:
-        """The groups that the job has, in its order."""
+        """param_groups: the groups that the job has, in its order."""
         self._groups = [list(group["params"]) for group in param_groups]
         self._group_of = {
             id(tensor): number for number, tensors in enumerate(self._groups) for tensor in tensors
         }
         names = (spec.name for spec in specs)
         self._names = [list(itertools.islice(names, len(bound))) for bound in self._groups]
-        # Those of the last in_order(), and of which of them each group of the job is.
+        # Groups of the last in_order(), and for each group of the job which of them contains it.
         self._known = self._groups
         self._sources: list[int] | None = None
         self._left_out: list[torch.Tensor] = []
         self._left_out_ids: set[int] = set()
 
     def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Takes tensors that are in param_groups, and frozen, for none of the job's."""
+        """Records frozen tensors that are in param_groups and not in the job."""
         self._left_out += tensors
         self._left_out_ids = set(map(id, self._left_out))
 
     def thawed(self) -> list[torch.Tensor]:
-        """Those that were left out, and can be updated now."""
+        """Returns the tensors that were left out and can be updated now."""
         return [tensor for tensor in self._left_out if not is_frozen(tensor)]
 
     @property
@@ -50,9 +50,9 @@ class GroupOrder:
         return self._left_out
 
     def in_order(self, param_groups: Sequence[dict]) -> Sequence[dict]:
-        """The groups as the job has them, whatever their order in the list is now.
+        """Returns the groups as the job has them, whatever their order in the list is now.
 
-        RuntimeError when one has not the tensors of groups of the job.
+        RuntimeError when a group's tensors are not those of groups of the job.
         """
         if len(param_groups) != len(self._known) or not all(
             len(known) == len(group["params"]) and all(map(operator.is_, known, group["params"]))
@@ -68,15 +68,16 @@ class GroupOrder:
         ]
 
     def clips_with(self, number: int) -> int:
-        """Of a group of the job, as the daemon takes it: those that are one group of the last
-        in_order() are clipped by one norm."""
+        """Returns the daemon's clips_with for a group of the job: groups that are parts of one
+        group of the last in_order() are clipped by one norm."""
         if self._sources is None:
             return 0
         first = self._sources.index(self._sources[number])
         return 0 if first == number else first + 1
 
     def _find_sources(self, param_groups: Sequence[dict]) -> list[int] | None:
-        """Of each group of the job, the one of param_groups that it is of; None: the same."""
+        """Returns for each group of the job the index of the param group that contains it; None
+        when both lists are the same."""
         if [list(map(id, group["params"])) for group in param_groups] == [
             list(map(id, bound)) for bound in self._groups
         ]:

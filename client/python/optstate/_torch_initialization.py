@@ -1,4 +1,4 @@
-"""The step that torch's distributed checkpoints take to make an optimizer's state."""
+"""Recognizes the step that torch's distributed checkpoints take to create optimizer state."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MODULE = "torch.distributed.checkpoint.state_dict"
 
 
 def is_initialization(param_groups: Sequence[dict[str, Any]]) -> bool:
-    """Whether step() is called by torch's get_optimizer_state_dict() or its like.
+    """Whether step() is called by torch's get_optimizer_state_dict() or a similar function.
 
-    They take a step with zero gradients and learning rates of 0, to see what entries the
-    state has. A trainer's own step is none, whatever its gradients and rates.
+    Such functions take a step with zero gradients and learning rates of 0, to see what entries
+    the state has. A trainer's own step does not count, whatever its gradients and rates.
     """
-    # Cheap, and seldom true, so that a step does not look at its callers.
+    # This check is cheap and seldom passes, so that most steps do not inspect their callers.
     if not param_groups or not all(group.get("lr") == 0 for group in param_groups):
         return False
     if not _is_called():

@@ -1,4 +1,4 @@
-"""From torch's param_groups to the layout that the daemon knows."""
+"""Converts torch's param_groups to the layout that the daemon knows."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ DTYPE_CODES = {
     torch.float16: _native.FLOAT16,
 }
 NamedParameters = Iterable[tuple[str, torch.Tensor]]
-# What torch.compile and DistributedDataParallel put before a module's names; a
-# job keeps its names whether or not the model is wrapped.
+# Prefixes that torch.compile and DistributedDataParallel put before a module's names.
+# A job keeps its names whether or not the model is wrapped.
 _WRAPPER_PREFIXES = ("_orig_mod.", "module.")
 
 
@@ -31,9 +31,9 @@ _SHARDS_ITSELF = (
 
 
 def refuse_sharding_optimizer() -> None:
-    """RuntimeError when ZeroRedundancyOptimizer is what constructs the optimizer.
+    """Raises RuntimeError when ZeroRedundancyOptimizer constructs the optimizer.
 
-    It gives each rank other parameters, which may look alike: of one shape, all zeros.
+    That class gives each rank other parameters, which may look alike: of one shape, all zeros.
     """
     module = sys.modules.get("torch.distributed.optim")
     sharding = getattr(module, "ZeroRedundancyOptimizer", None)
@@ -50,7 +50,7 @@ def refuse_sharding_optimizer() -> None:
 def raise_exchanged(
     group_index: int, tensors: Sequence[torch.Tensor], attached: Sequence[torch.Tensor]
 ) -> NoReturn:
-    """Of a param group whose tensors are not those that were attached."""
+    """Raises RuntimeError for a param group whose tensors are not those that were attached."""
     where = f"param_groups[{group_index}]['params']"
     if any(hasattr(tensor, "to_local") for tensor in tensors):
         raise RuntimeError(
@@ -95,8 +95,8 @@ def check_tensor(tensor: torch.Tensor, what: str) -> None:
 
 
 def model_names(model: torch.nn.Module | NamedParameters | None) -> dict[int, str]:
-    """Names of a model's parameters, or of (name, parameter) pairs, by id(), without
-    wrappers' prefixes."""
+    """Returns names of a model's parameters, or of (name, parameter) pairs, by id(), without
+    the prefixes of wrappers."""
     if model is None:
         return {}
     names = {}
@@ -109,7 +109,8 @@ def model_names(model: torch.nn.Module | NamedParameters | None) -> dict[int, st
 
 
 def _without_wrappers(names: list[str]) -> list[str]:
-    """A wrapper is before every name; a module's own attribute of that name seldom is."""
+    """Strips wrappers' prefixes. A wrapper prefixes every name; a module's own attribute of
+    that name seldom does."""
     for prefix in _WRAPPER_PREFIXES * 2:
         if names and all(name.startswith(prefix) for name in names):
             names = [name[len(prefix) :] for name in names]
@@ -117,7 +118,7 @@ def _without_wrappers(names: list[str]) -> list[str]:
 
 
 def parameter_names(param_groups: Sequence[dict[str, Any]], by_id: dict[int, str]) -> list[str]:
-    """Stable names: torch's own (name, parameter) pairs, else those of model=,
+    """Returns stable names: those of torch's (name, parameter) pairs, else those of model=,
     else "GROUP.INDEX"."""
     names: list[str | None] = []
     places: list[str] = []
@@ -126,7 +127,7 @@ def parameter_names(param_groups: Sequence[dict[str, Any]], by_id: dict[int, str
         for index, parameter in enumerate(group["params"]):
             names.append(by_id.get(id(parameter)) if given is None else given[index])
             places.append(f"{group_index}.{index}")
-    # A copy has names of places that its parameters had before groups changed their order.
+    # A copied optimizer may have place names from before its groups changed their order.
     taken = set(names)
     for index, place in enumerate(places):
         if names[index] is None:
@@ -140,7 +141,7 @@ def parameter_names(param_groups: Sequence[dict[str, Any]], by_id: dict[int, str
 def unnamed_alike(
     param_groups: Sequence[dict[str, Any]], by_id: dict[int, str]
 ) -> tuple[str, str] | None:
-    """Two parameters of equal shape and dtype that only their places tell apart."""
+    """Returns two parameters of equal shape and dtype that only their places tell apart."""
     seen: dict[tuple, str] = {}
     for group_index, group in enumerate(param_groups):
         if group.get("param_names") is not None:
@@ -172,7 +173,7 @@ def check_options(group: dict[str, Any], group_index: int) -> None:
 
 
 def check_group(group: dict[str, Any], group_index: int) -> None:
-    """check_options, and that no parameter is there twice."""
+    """Raises when check_options() does, or when a parameter is in the group twice."""
     check_options(group, group_index)
     parameters = group["params"]
     if len(set(map(id, parameters))) != len(parameters):
@@ -185,7 +186,8 @@ def check_group(group: dict[str, Any], group_index: int) -> None:
 def optimizer_info(
     param_groups: Sequence[dict[str, Any]], default: str
 ) -> _optimizers.OptimizerInfo:
-    """Of Adam and AdamW either: newer torch lets Adam's groups ask for decoupled decay."""
+    """Returns the optimizer of these groups. Adam and AdamW may become each other: in newer
+    torch, Adam's groups may ask for decoupled decay."""
     if default not in ("adam", "adamw"):
         return _optimizers.infos()[default]
     names = {
@@ -200,15 +202,15 @@ def optimizer_info(
 
 
 def gradient_dtype(parameter: torch.Tensor) -> torch.dtype:
-    """What autograd will accumulate for this parameter."""
-    # Newer torch: a gradient dtype of its own, or None for whatever comes.
+    """Returns the dtype in which autograd will accumulate this parameter's gradient."""
+    # In newer torch a parameter has a gradient dtype of its own, or None for any dtype.
     return getattr(parameter, "grad_dtype", None) or parameter.dtype
 
 
 def parameter_specs(
     param_groups: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> list[ParameterSpec]:
-    """The layout's parameters in order.
+    """Returns the layout's parameters in order.
 
     Raises TypeError, naming the parameter, and ValueError for two that share memory.
     """

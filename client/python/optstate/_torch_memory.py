@@ -1,5 +1,5 @@
-"""Parameters that share memory: each has a master of its own in the daemon, and torch's updates
-of both would come to the update of one."""
+"""Detects parameters that share memory: each has a master of its own in the daemon, so of the
+updates that torch would apply to both, one would be lost."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from typing import NamedTuple
 
 import torch
 
-# Up to how many elements of memory are looked at one by one. Above, what may overlap is taken
-# to do so, unless the strides say that it cannot.
+# Maximum number of elements of memory that are compared one by one. Beyond that, tensors are
+# taken to overlap unless their strides exclude it.
 _EXACT_MAX = 1 << 28
-# Of how many storages a process holds the locks: each takes a file descriptor.
+# Maximum number of storages whose locks a process holds: each takes a file descriptor.
 _LOCKS_MAX = 64
 
 
 class Place(NamedTuple):
-    """Where a tensor's elements are."""
+    """The memory that a tensor's elements are in."""
 
     device: tuple[str, int]
-    begin: int  # address of the first
-    end: int  # behind the last
+    begin: int  # address of the first element
+    end: int  # address behind the last element
     name: str
     tensor: torch.Tensor
 
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 def place_of(tensor: torch.Tensor, name: str) -> Place | None:
-    """None of a tensor without elements, or without memory."""
+    """Returns a tensor's place; None when it has no elements or no memory."""
     if not tensor.numel() or not tensor.data_ptr():
         return None
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
@@ -46,11 +46,11 @@ def place_of(tensor: torch.Tensor, name: str) -> Place | None:
 
 
 def check_disjoint(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-    """ValueError when two of these parameters share memory, or one does with a parameter
-    of another attached optimizer of this process.
+    """Raises ValueError when two of these parameters share memory, or one shares memory with a
+    parameter of another attached optimizer of this process.
 
-    Views that interleave without an element in common (the columns of a matrix) do not. A
-    Parameter itself may be in several optimizers: each sees what the other has written.
+    Views that interleave without a common element (the columns of a matrix) do not share. One
+    Parameter may be in several optimizers: each sees what the other has written.
     """
     mine = set(map(id, parameters))
     own = [place_of(tensor, f'"{name}"') for tensor, name in zip(parameters, names)]
@@ -89,13 +89,13 @@ def overlap(one: Place, other: Place) -> bool:
         size = 1
     layouts = [_in_units(place, size) for place in (one, other)]
     offset = (other.begin - one.begin) // size
-    # All elements of both are at multiples of the common divisor of their strides, and this far.
+    # Elements of each are at multiples of the strides' common divisor, from its own beginning.
     strides = [stride for layout in layouts for count, stride in layout if count > 1]
     divisor = math.gcd(*strides) if strides else 0
     if divisor and offset % divisor:
         return False
     if not divisor:
-        return offset == 0  # of one element each
+        return offset == 0  # each has one element
     layouts = [[(count, stride // divisor) for count, stride in layout] for layout in layouts]
     offset //= divisor
     extents = [sum((count - 1) * stride for count, stride in layout) + 1 for layout in layouts]
@@ -109,7 +109,8 @@ def overlap(one: Place, other: Place) -> bool:
 
 
 def _in_units(place: Place, size: int) -> list[tuple[int, int]]:
-    """(count, stride) of each dimension, the units of an element being the last one."""
+    """Returns (count, stride) of each dimension in units of `size` bytes; the last dimension
+    is the units of an element."""
     units = place.tensor.element_size() // size
     dimensions = [
         (count, stride * units) for count, stride in zip(place.tensor.shape, place.tensor.stride())
@@ -123,15 +124,15 @@ def _elements(memory: torch.Tensor, layout: Sequence[tuple[int, int]], offset: i
 
 
 def _unlock(descriptor: int, pid: int) -> None:
-    if pid == os.getpid():  # a forked child has the lock's descriptor too
+    if pid == os.getpid():  # a forked child inherits the lock's descriptor
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
 
 class SharedMemoryLock:
-    """Held by the one process whose optimizer updates parameters in shared memory.
+    """A lock held by the one process whose optimizer updates parameters in shared memory.
 
-    A lock of the memory's file, which ends with the process that holds it.
+    It locks the file of the memory, and ends with the process that holds it.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -140,22 +141,23 @@ class SharedMemoryLock:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process has it, and not the one that it was forked from."""
+        """Whether this process, and not the process that it was forked from, holds the lock."""
         return self._pid == os.getpid()
 
     def let_go(self) -> None:
-        """Of another process's: its descriptor would keep the lock when that process ends."""
+        """Closes the descriptor of another process's lock, which would otherwise keep the lock
+        after that process ends."""
         self._release()
 
 
-# By device and number of the file.
+# The locks of this process, by device and inode of the file.
 _held: weakref.WeakValueDictionary[tuple[int, int], SharedMemoryLock] = (
     weakref.WeakValueDictionary()
 )
 
 
 def _lock(path: str, name: str) -> SharedMemoryLock | None:
-    """RuntimeError when another process has it. None: it cannot be known."""
+    """Locks a file; RuntimeError when another process holds it. None: the file cannot be opened."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -183,7 +185,7 @@ def _lock(path: str, name: str) -> SharedMemoryLock | None:
 
 
 def _paths_of(addresses: Sequence[int]) -> dict[int, str]:
-    """What opens the files that are mapped at these addresses."""
+    """Returns paths that open the files mapped at these addresses."""
     found: dict[int, str] = {}
     mapped: dict[int, tuple[int, str]] = {}
     with open("/proc/self/maps") as maps:
@@ -193,7 +195,7 @@ def _paths_of(addresses: Sequence[int]) -> dict[int, str]:
             for address in addresses:
                 if begin <= address < end and inode != "0":
                     mapped[address] = (int(inode), path[0].strip() if path else "")
-    # A file without a name any more is known by the descriptor that torch keeps of it.
+    # A file that was unlinked is reached through the descriptor that torch keeps of it.
     descriptors = {}
     for each in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -210,8 +212,8 @@ def _paths_of(addresses: Sequence[int]) -> dict[int, str]:
 def lock_shared_memory(
     parameters: Sequence[torch.Tensor], names: Sequence[str]
 ) -> list[SharedMemoryLock]:
-    """Of the parameters that other processes may have too; RuntimeError when one of them
-    updates them (Hogwild)."""
+    """Locks the parameters that other processes may have too; RuntimeError when one of these
+    processes updates them (Hogwild)."""
     shared: dict[int, str] = {}
     for parameter, name in zip(parameters, names):
         if parameter.is_cpu and parameter.is_shared() and len(shared) < _LOCKS_MAX:
@@ -227,16 +229,16 @@ def lock_shared_memory(
 
 
 class Trained:
-    """The parameters of one attached optimizer, known to the process's others while it is."""
+    """The parameters of an attached optimizer, known to other optimizers of the process."""
 
     def __init__(self, parameters: Sequence[torch.Tensor], names: Sequence[str], job: str) -> None:
-        """RuntimeError when another process trains them."""
+        """Raises RuntimeError when another process trains the parameters."""
         self.parameters, self.names, self.job = parameters, names, job
         self._locks = lock_shared_memory(parameters, names)
         _trained.add(self)
 
     def leave(self) -> None:
-        """The optimizer has detached. Idempotent."""
+        """Releases the parameters when the optimizer detaches. Idempotent."""
         _trained.discard(self)
         self._locks = []
 

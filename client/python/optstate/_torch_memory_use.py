@@ -1,4 +1,4 @@
-"""Where the memory of training is: in the daemon, shared with it, or the trainer's own."""
+"""Reports where training's memory is: in the daemon, shared with it, or the trainer's own."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import NamedTuple
 from optstate import _optctl
 from optstate._torch_attachment import Attachment
 
-# An array of describe job that is no state of the optimizer's.
+# Name of the array in `describe job` that is not optimizer state.
 _PARAMETERS = "parameters"
 
 
 class MemoryUse(NamedTuple):
-    """Bytes. A trainer with torch's own optimizer holds all of them itself, in each rank."""
+    """Sizes in bytes. With torch's own optimizer, each rank holds all of this memory itself."""
 
-    # In the daemon, once for all ranks: masters, moments, sums of micro-steps, and what it takes
-    # to go on after a crash.
+    # In the daemon, once for all ranks: masters, moments, sums of micro-steps, and what the
+    # daemon needs to continue after a crash.
     state: int
     parameters: int  # in the daemon, once for all ranks
-    views: int  # of the parameters: what this process has as views, and not a second time
-    copies: int  # of the parameters: what this process holds as copies
-    gradients: int  # this rank's gradient area, in memory that it shares with the daemon
-    replaced: int  # what attaching replaced, held by this process until the first step
+    views: int  # parameters that this process has as views, and not a second time
+    copies: int  # parameters that this process holds as copies
+    gradients: int  # this rank's gradient area, in memory shared with the daemon
+    replaced: int  # parameters replaced by attaching, held by this process until the first step
 
 
 def memory_use(attachment: Attachment, replaced: int) -> MemoryUse:
-    """UnavailableError when the daemon does not answer."""
+    """Returns the memory use of an attachment; UnavailableError if the daemon does not answer."""
     session = attachment.session
     session.refuse_fork()
     described = _optctl.ask(session.endpoint, "describe", "job", attachment.job)

@@ -1,4 +1,4 @@
-"""Sessions of a job, opened on all ranks together or on none."""
+"""Opens sessions of a job on all ranks together or on none."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from optstate.session import Session, SessionSpec
 
 
 def place_of(endpoint: str | None) -> str:
-    """What names one daemon, whatever the wire."""
+    """Returns a name for the endpoint's daemon that is the same for every wire."""
     asked = endpoint or os.environ.get("OPTSTATE_ENDPOINT") or ""
     return asked[len("grpc:") :] if asked.startswith("grpc:unix:") else asked
 
 
 def private_name() -> str:
-    """A job name that nobody else has."""
+    """Returns a unique job name."""
     return f"private-{secrets.token_hex(8)}"
 
 
 def _open(spec: SessionSpec, take_over: Callable[[SessionSpec], bool]) -> Session:
     try:
         return Session.open(spec)
-    except errors.AlreadyExistsError:  # the layout is the same: that is looked at before
+    except errors.AlreadyExistsError:  # the layout is the same: that was checked before
         if not take_over(spec):
             raise
     return Session.open(spec)
@@ -39,7 +39,7 @@ def open_together(
 ) -> tuple[Session, SessionSpec]:
     """Opens every rank's session, rank 0's first, or raises on every rank.
 
-    `take_over` frees a rank that this process has already, and returns whether it did.
+    `take_over` frees a rank that this process already holds, and returns whether it did.
     """
     error: Exception | None = None
     spec: SessionSpec | None = None
@@ -50,7 +50,7 @@ def open_together(
             session = _open(spec, take_over)
     except Exception as failure:
         error = failure
-    # Rank 0 has resolved the endpoint; an embedded daemon is its child.
+    # Rank 0 has resolved the endpoint; an embedded daemon is a child of rank 0.
     endpoint = ranks.from_first(None if session is None else session.endpoint)
     if ranks.rank != 0 and error is None and endpoint is not None:
         assert spec is not None

@@ -1,4 +1,4 @@
-"""An optimizer's parameters, and those of its session."""
+"""Keeps an optimizer's parameters and those of its session equal."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from optstate.session import ParameterSpec, Session
 class Parameters:
     """Binds the parameters of an optimizer, in order, to those of a session.
 
-    Contiguous tensors in host memory are written by the client library straight
-    at their addresses; all others (CUDA, other strides) through torch. A step costs
-    a few attribute reads for each parameter, part by part of them, and no allocation
-    of tensors.
+    The client library writes contiguous tensors in host memory straight at their
+    addresses; torch writes all others (CUDA, other strides). A step costs a few
+    attribute reads for each parameter, in parts that fit the cache, and allocates no
+    tensors.
 
-    Threads: as the optimizer, one at a time.
+    Threads: one at a time, like the optimizer.
     """
 
     def __init__(
@@ -67,29 +67,29 @@ class Parameters:
         self._specs = specs
         self._shapes = [parameter.shape for parameter in self._parameters]
         self._dtypes = [parameter.dtype for parameter in self._parameters]
-        # As they were at remember(): while these are there, no other memory gets their
+        # The tensors as of remember(): while they exist, no other memory gets their
         # addresses.
         self._remembered: list[torch.Tensor] = []
         self._versions: list[int] = []
         self._places: list[tuple[list[int], list[bool]]] = []
-        # Of shared memory into which they were moved since they were attached.
+        # Locks of shared memory into which parameters were moved since they were attached.
         self._locks: list[SharedMemoryLock] = []
-        # The daemon's addresses and sizes, when they were first asked for.
+        # The daemon's addresses and sizes, filled when first needed.
         self._areas: list[tuple[int, int]] = []
-        # Of the parameters that the library can write itself, and the others.
+        # Parameters that the library can write itself ("direct"), and the others.
         self._pointers: list[int | None] = []
         self._direct_indices = array.array("I")
         self._direct_pointers = array.array("Q")
         self._indirect: list[int] = []
-        # Views: where each has been made, and those that are there still.
+        # Views: the address of each view that was made, and the views that still exist.
         self._views: ParameterViews | None = None
         self._view_pointers: dict[int, int] = {}
         self._view_tensors: dict[int, torch.Tensor] = {}
         self._maps_again = False
         self._in_view: set[int] = set()
-        # When a step is not known to be over.
+        # Writes of the script while it is unknown whether a step is over.
         self.written_since = WrittenSince(self._parameters)
-        # Of those without a gradient here, before a step of several ranks.
+        # Sums of views without a gradient here, taken before a step of several ranks.
         self._idle_sums: dict[int, Any] = {}
         self.remember()
 
@@ -99,11 +99,11 @@ class Parameters:
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
-        """In the job's order."""
+        """The parameters, in the job's order."""
         return self._parameters
 
     def different(self) -> list[int]:
-        """Those that have not the daemon's bits now."""
+        """Returns the parameters whose bits differ from the daemon's now."""
         self.locate()
         equal = self._equal_to_daemon(self._indices)
         return [index for index in self._indices if index not in equal]
@@ -112,14 +112,14 @@ class Parameters:
         return {id(each): spec.name for each, spec in zip(self._parameters, self._specs)}
 
     def index_of(self, tensor: torch.Tensor) -> int | None:
-        """Of a parameter in the job; None when it is not one."""
+        """Returns a parameter's index in the job; None for other tensors."""
         return self._index_of.get(id(tensor))
 
     def name_of(self, index: int) -> str:
         return self._specs[index].name
 
     def check_tensors(self) -> None:
-        """TypeError when one has another shape or dtype than was attached."""
+        """Raises TypeError when a parameter has another shape or dtype than when attached."""
         for part in self._parts:
             parameters = self._parameters[part]
             if not (
@@ -140,16 +140,17 @@ class Parameters:
                     " optimizer is constructed, for a job of another name"
                 )
 
-    # Parameters out of the daemon.
+    # Methods that read parameters from the daemon.
 
     def remember(self) -> None:
-        """Takes the tensors as they are for the daemon's values."""
+        """Notes that the tensors, as they are now, hold the daemon's values."""
         self._remembered = [parameter.detach() for parameter in self._parameters]
         self._versions, self._places = self._versions_and_places()
         self.locate()
 
     def _versions_and_places(self) -> tuple[list[int], list[tuple[list[int], list[bool]]]]:
-        """Of each part, where its tensors are and whether they are contiguous there."""
+        """Returns all versions, and for each part the addresses of its tensors and whether
+        these are contiguous."""
         versions: list[int] = []
         places: list[tuple[list[int], list[bool]]] = []
         for part in self._parts:
@@ -160,9 +161,9 @@ class Parameters:
         return versions, places
 
     def locate(self) -> None:
-        """Looks where read() is to write, before tensors that were moved are read.
+        """Finds where read() is to write; called before tensors that were moved are read.
 
-        TypeError when one has not room for what is read.
+        TypeError when a tensor has no room for what is read.
         """
         self.check_tensors()
         self._forget_left_views()
@@ -173,7 +174,7 @@ class Parameters:
             by_address = parameter.is_cpu and parameter.is_contiguous() and not parameter.is_neg()
             pointer = parameter.data_ptr() if by_address else None
             if pointer is not None and self._view_pointers.get(index) == pointer:
-                self._in_view.add(index)  # read() finds it there
+                self._in_view.add(index)  # the values are there without a copy
             else:
                 (direct if by_address else indirect).append(index)
             self._pointers.append(pointer)
@@ -182,13 +183,13 @@ class Parameters:
         self._indirect = indirect
 
     def changed(self, *, by_content: bool = True) -> list[int]:
-        """Parameters that were written since :meth:`remember` and now differ from
-        the daemon's; the same again until it is called.
+        """Returns parameters that were written since :meth:`remember` and now differ from
+        the daemon's; until it is called, every call returns the same.
 
-        by_content: also copied ones that were written without a trace.
+        by_content: includes copied parameters that were written without a trace.
 
-        ValueError when some share memory now, RuntimeError when they have come into memory
-        that another process's optimizer updates.
+        ValueError when parameters share memory now, RuntimeError when they have moved into
+        memory that another process's optimizer updates.
         """
         versions, places = self._versions_and_places()
         in_view = self._written_in_view()
@@ -207,13 +208,13 @@ class Parameters:
         return differing
 
     def _note_equal(self, indices: set[int]) -> None:
-        """Of these, which hold the daemon's values: notes what copies hold from now on."""
+        """Notes the present content of copied parameters that hold the daemon's values."""
         direct = array.array("I", filter(indices.__contains__, self._direct_indices))
         indirect = filter(indices.__contains__, self._indirect)
         self._digests.note_equal(direct, indirect, self._parameters)
 
     def _moved(self, places: list[Any]) -> set[int]:
-        """Those of parts in which some tensor is elsewhere than at remember()."""
+        """Returns all parameters of parts in which some tensor has moved since remember()."""
         parts = zip(self._parts, places, self._places)
         return {i for part, now, was in parts if now != was for i in self._indices[part]}
 
@@ -228,7 +229,7 @@ class Parameters:
         self._locks = []
 
     def written(self) -> list[int]:
-        """As :meth:`changed`, for who only looks."""
+        """Returns what :meth:`changed` returns, for a caller that only inspects parameters."""
         versions, places = self._versions_and_places()
         return self._differing(
             versions, places, self._written_in_view(), self._written_in_copies(places)
@@ -238,8 +239,8 @@ class Parameters:
         return self._views.written() if self._views is not None else []
 
     def _written_in_copies(self, places: list[Any]) -> set[int]:
-        """Those that hold other values than were copied there. What was moved is compared with
-        the daemon's values anyway, and its former memory may be gone."""
+        """Returns parameters that hold other values than were copied there. Those that were moved
+        are compared with the daemon's values anyway, and their former memory may be gone."""
         direct, indirect = self._direct_indices, self._indirect
         if places != self._places:
             moved = self._moved(places)
@@ -271,8 +272,8 @@ class Parameters:
     ) -> list[int]:
         touched = {index for index in self._indices if versions[index] != self._versions[index]}
         touched |= self._moved(places)
-        # Of views the kernel has said which were written, with a trace or without. One that has
-        # left its view is compared like all others.
+        # The kernel reports which views were written, with a trace or without. A parameter that
+        # has left its view is compared like all others.
         differing = {index for index in in_view if self._is_in_view(index)}
         touched |= in_copies
         touched.difference_update([i for i in touched & self._in_view if self._is_in_view(i)])
@@ -283,16 +284,16 @@ class Parameters:
         return self._parameters[index].data_ptr() == self._view_pointers.get(index)
 
     def differing(self) -> list[int]:
-        """Parameters that differ from the daemon's, also if they were written without a trace.
+        """Returns parameters that differ from the daemon's, even if written without a trace.
 
-        Errors as :meth:`changed`.
+        Raises the errors of :meth:`changed`.
         """
         self.check_tensors()
         self._check_places(self._versions_and_places()[1])
         return [index for index in self._indices if not self._equals_daemon(index)]
 
     def daemon_values(self, index: int) -> torch.Tensor:
-        """A parameter as the job has it, in the session's memory."""
+        """Returns a parameter as the job has it, in the session's memory."""
         address, _ = self._session.parameter(index)
         spec = self._specs[index]
         return memory_view(address, spec.numel, DTYPES[spec.dtype]).view(self._shapes[index])
@@ -301,7 +302,8 @@ class Parameters:
         return equal_bits(self._parameters[index], self.daemon_values(index))
 
     def direct(self, *, but: Collection[int] = ()) -> tuple[array.array, array.array]:
-        """Parameters that the client library can write itself, and where they are."""
+        """Returns indices and addresses of the parameters that the client library can write
+        itself."""
         if not but:
             return self._direct_indices, self._direct_pointers
         is_wanted = bytearray(b"\1") * len(self._parameters)
@@ -317,14 +319,14 @@ class Parameters:
     def read(self, *, without_gradient: Sequence[int] = (), but_direct: bool = False) -> None:
         """Overwrites parameters in place with the daemon's.
 
-        Tensors are where the last remember(), changed() or locate() found them.
-        without_gradient: those that are touched only if they differ, because another
-        rank had a gradient. A graph that torch would not break is not broken then.
-        but_direct: the other direct ones have the daemon's values.
+        Tensors must be where the last remember(), changed() or locate() found them.
+        without_gradient: parameters that are written only if they differ, because another
+        rank had a gradient. So a graph that torch would not break is not broken.
+        but_direct: the other direct parameters have the daemon's values already.
         """
         if self._views is not None:
-            # Another thread may have written during the step, or forked: its pages would have
-            # the values of before, of all that is on them.
+            # Another thread may have written during the step, or forked: the pages written would
+            # keep the former values of all parameters on them.
             self._views.release()
         equal = self._equal_to_daemon(without_gradient) if without_gradient else set()
         if self._idle_sums:
@@ -355,18 +357,18 @@ class Parameters:
             self.map_views()
 
     def note_idle(self, indices: Sequence[int]) -> None:
-        """Before a step: those without a gradient here, which other ranks may have."""
+        """Takes sums, before a step, of views whose gradients only other ranks may have."""
         self._idle_sums = {
             index: bits_sum(self._parameters[index]) for index in indices if index in self._in_view
         }
 
-    # Views.
+    # Methods for views.
 
     def map_views(self) -> dict[int, torch.Tensor]:
-        """Makes tensors views of the daemon's values, where nobody would miss their memory.
+        """Makes tensors views of the daemon's values, where nothing else uses their memory.
 
-        Returns them, with their values, as they were before.
-        errors.UnimplementedError: there can be none, and why.
+        Returns the former tensors by index, with their memory and values.
+        errors.UnimplementedError: views are impossible; the text says why.
         """
         self._views = ParameterViews(self._session)
         left = self._adopt()
@@ -375,7 +377,7 @@ class Parameters:
 
     def _adopt(self) -> dict[int, torch.Tensor]:
         assert self._views is not None
-        self._remembered = []  # which share the memory that nobody else may miss
+        self._remembered = []  # these tensors would count as other users of the memory
         left = {}
         files = PrivateFiles()
         for index, parameter in enumerate(self._parameters):
@@ -389,9 +391,9 @@ class Parameters:
         return left
 
     def _forget_left_views(self) -> None:
-        """Of parameters that the script has moved. What still holds such a view is to keep its
-        values: then all views become memory of the process's own, until the daemon's values are
-        read the next time."""
+        """Drops views of parameters that the script has moved. If something else still holds such
+        a view, its values must stay: then all views become the process's own memory, until the
+        daemon's values are read the next time."""
         for index, view in list(self._view_tensors.items()):
             if self._is_in_view(index):
                 continue
@@ -410,11 +412,11 @@ class Parameters:
         self._views.end()
         self._views, self._maps_again = None, True
         self._view_pointers, self._view_tensors = {}, {}
-        increment_versions(written)  # by which these are known as changed from now on
+        increment_versions(written)  # their versions mark them as changed from now on
         self._digests.note_equal(array.array("I", in_view), (), self._parameters)
 
     def settle(self) -> None:
-        """After a load: the daemon has what the tensors have."""
+        """Notes after a load that the daemon has what the tensors have."""
         self.locate()
         if self._views is not None:
             self._views.release()
@@ -423,13 +425,13 @@ class Parameters:
         self._digests.note_equal(self._direct_indices, self._indirect, self._parameters)
 
     def end_views(self) -> None:
-        """Of a session that is closed. Who attaches next may make other views of the tensors."""
+        """Ends the views before the session closes. The next attachment may make new views."""
         if self._views is not None:
             self._views.end()
         self._view_tensors, self._remembered = {}, []
 
     def bytes_of_views_and_copies(self) -> tuple[int, int]:
-        """Of the parameters that are views now, and of the others."""
+        """Returns the bytes of parameters that are views now, and of the others."""
         self.locate()
         sizes = [each.numel() * each.element_size() for each in self._parameters]
         has_pages = self._views is not None and self._views.is_private
@@ -446,7 +448,7 @@ class Parameters:
             self._session.read_parameters(indices, pointers)
 
     def _equal_to_daemon(self, indices: Sequence[int]) -> set[int]:
-        """Those of these that have the daemon's bits."""
+        """Returns those of the given parameters that have the daemon's bits."""
         if not self._areas:
             self._areas = list(map(self._session.parameter, self._indices))
         direct = [index for index in indices if self._pointers[index] is not None]
@@ -455,7 +457,7 @@ class Parameters:
         equal = {index for index in indices if self._pointers[index] is None}
         equal = set(filter(self._equals_daemon, equal))
         if direct:
-            self._session.parameter(direct[0])  # raises if a signal's handler has closed it
+            self._session.parameter(direct[0])  # raises if a signal handler closed the session
             differs = list(map(compare_memory, pointers, *zip(*areas)))
             equal.update(index for index, differ in zip(direct, differs) if not differ)
         return equal

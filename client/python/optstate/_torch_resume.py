@@ -1,4 +1,4 @@
-"""What attaching to a job replaced, should a checkpoint be loaded after it."""
+"""Keeps the parameters that attaching to a job replaced, in case a checkpoint is loaded next."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from optstate._collective import Ranks
 from optstate._torch_parameters import Parameters
 from optstate._torch_tensors import bits_sum, in_memory
 
-# What a checkpoint's state that is loaded before the first step does to a job that was there:
-# the job is put back to it, it is left out, or the load is refused.
+# Effects of loading a checkpoint's state into an existing job before the first step: the job
+# is put back to the checkpoint, the state is left out, or the load is refused.
 CHOICES = ("checkpoint", "job", "error")
-# Parameters that an error names.
+# Number of parameters that an error names.
 _NAMES_MAX = 5
 
 
@@ -19,25 +19,25 @@ class ReplacedParameters:
     """Parameters as they were before a job overwrote them, in host memory.
 
     Frameworks load the model of a checkpoint, construct the optimizer, which attaches to
-    the job and takes its parameters, and load the optimizer's state of the checkpoint
-    last. The parameters of that checkpoint are nowhere else by then. Kept until the first
-    step, and only those that differ.
+    the job and takes its parameters, and load the checkpoint's optimizer state last. By
+    then the checkpoint's parameters are nowhere else. Parameters are kept until the first
+    step, and only if they differ.
     """
 
     def __init__(self, parameters: Parameters) -> None:
-        """Before the parameters are mapped and read."""
+        """Compares the parameters with the job's, before they are mapped and read."""
         self._parameters = parameters
         self._different = parameters.different()
         self._values: dict[int, torch.Tensor] = {}
         self._versions: list[int] = []
-        # Written, and changed, before the job was extended, which read all of them again.
+        # Parameters written, and changed, before the job was extended, which reads all again.
         self._written: set[int] = set()
         self._changed: set[int] = set()
-        self.left_out = False  # a checkpoint's state, because the job goes on
+        self.left_out = False  # whether a checkpoint's state was left out: the job goes on
 
     @property
     def count(self) -> int:
-        """How many differed."""
+        """Number of kept parameters, which differed from the job's."""
         return len(self._values)
 
     @property
@@ -45,8 +45,8 @@ class ReplacedParameters:
         return sum(value.numel() * value.element_size() for value in self._values.values())
 
     def take(self, left: dict[int, torch.Tensor]) -> None:
-        """Before those are read that have not become views. left: the memory that the others
-        had before, which is nobody's now."""
+        """Keeps the values, before parameters that have not become views are read. left: the
+        former memory of those that have, which nothing else uses now."""
         for index in self._different:
             if index in left:
                 self._values[index] = left[index]
@@ -54,41 +54,41 @@ class ReplacedParameters:
                 self._values[index] = in_memory(self._parameters.tensors[index]).clone()
 
     def note_read(self, parameters: Parameters) -> None:
-        """After they were read, perhaps of another session with the same parameters first."""
+        """Notes that all were read, perhaps by another session that begins with the same ones."""
         self._parameters = parameters
         self._versions = [tensor._version for tensor in parameters.tensors]
 
     def drop_changed(self) -> None:
-        """Forgets those that the trainer has changed since, before the job gets them."""
+        """Forgets parameters that the trainer has changed since, before the job gets them."""
         self._written = self._written_since()
         self._changed = self._changed_of(self._written)
         for index in self._changed & self._values.keys():
             del self._values[index]
 
     def forget_values(self) -> None:
-        """The job has got the present parameters."""
+        """Forgets all values, because the job now has the present parameters."""
         self._values = {}
 
     def _written_since(self) -> set[int]:
-        """Parameters that were written since attaching, be it with the values that they had."""
+        """Returns parameters written since attaching, even if their values did not change."""
         tensors = self._parameters.tensors
         now = {i for i, each in enumerate(tensors) if each._version != self._versions[i]}
         return self._written.union(now, self._parameters.written())
 
     def _changed_of(self, written: set[int]) -> set[int]:
-        """Of those that were written, which have other values than the job's."""
+        """Returns the written parameters whose values differ from the job's."""
         if not written:
             return self._changed
         return self._changed | written.intersection(self._parameters.different())
 
     def _kept(self) -> tuple[list[int], list[int]]:
-        """Those that have the job's values because attaching put them there; and those of
-        which nobody can tell, because they were written since and have the job's values.
+        """Returns the parameters that have the job's values because attaching put them there, and
+        the unclear ones, which have the job's values but were written since.
 
-        A write that changes nothing is no sign: DistributedDataParallel writes all when it is
-        constructed, and a constraint on weights those that keep it already. But when others
-        were changed it may be a checkpoint's value that is the job's by chance: it is taken
-        for that when none was left out, as model.load_state_dict() writes all.
+        A write that changes nothing proves nothing: DistributedDataParallel writes all when it is
+        constructed, and a constraint on weights writes those that satisfy it already. But when
+        others were changed, the write may be of a checkpoint's value that equals the job's by
+        chance: it is taken for that when all were written, as by model.load_state_dict().
         """
         written = self._written_since()
         changed = self._changed_of(written)
@@ -100,12 +100,12 @@ class ReplacedParameters:
         return kept, [i for i in self._values if i in written and i not in changed]
 
     def to_put_back(self, ranks: Ranks, is_of_another_step: bool) -> list[int]:
-        """Parameters to put back with state that is loaded. Collective.
+        """Returns the parameters to put back with state that is loaded. Collective.
 
-        is_of_another_step: else the state is one for the job's own parameters.
+        is_of_another_step: if not, the state is one for the job's own parameters.
 
-        RuntimeError, on every rank, when ranks would put back other ones, or nobody can
-        tell which to put back.
+        RuntimeError, on every rank, when ranks would put back different ones, or when it is
+        unclear which to put back.
         """
         kept, unclear = self._kept() if is_of_another_step else ([], [])
         names = sorted(set().union(*ranks.gather([self._parameters.name_of(i) for i in unclear])))
@@ -136,7 +136,7 @@ class ReplacedParameters:
 
     @torch.no_grad()
     def put_back(self, indices: list[int]) -> None:
-        """Writes these, and forgets the others."""
+        """Writes the kept values of these parameters, and forgets the others."""
         self._values = {index: self._values[index] for index in indices}
         for index, values in self._values.items():
             self._parameters.tensors[index].copy_(values)

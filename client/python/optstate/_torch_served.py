@@ -1,4 +1,4 @@
-"""All that one optimizer has of its own: its settings, its job, and where it stands."""
+"""The data of one optimizer: its settings, its job, and its progress."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from optstate.session import SessionSpec, StepOutcome
 CLOSED = "it is closed"
 
 
-# Those of this process that may have a rank.
+# Optimizers of this process that may hold a rank.
 _living: weakref.WeakSet[Served] = weakref.WeakSet()
 
 
 def _take_over(spec: SessionSpec) -> bool:
-    """Frees the rank that `spec` asks for when an optimizer of this process has it.
+    """Frees the rank that `spec` asks for when an optimizer of this process holds it.
 
-    In a notebook the former optimizer is there still when its cell is run again: under
+    In a notebook the former optimizer still exists when its cell is run again: under
     another name, or in the traceback of a cell that raised.
     """
     for former in tuple(_living):
@@ -64,7 +64,7 @@ def _take_over(spec: SessionSpec) -> bool:
 
 
 def _known_endpoint(endpoint: str | None) -> str | None:
-    """Where optctl finds what is attached to: of an embedded daemon, this process's own."""
+    """Returns the endpoint for optctl: for "embedded", that of this process's own daemon."""
     if (endpoint or os.environ.get("OPTSTATE_ENDPOINT") or "embedded") != "embedded":
         return endpoint
     attachments = (each.attachment for each in tuple(_living))
@@ -72,44 +72,44 @@ def _known_endpoint(endpoint: str | None) -> str | None:
 
 
 class Served:
-    """What every wrapper and every copy of an optimizer's __dict__ shares with it.
+    """The object that an optimizer shares with every wrapper and every copy of its __dict__.
 
     Frameworks make classes that copy the __dict__ of an optimizer, or that forward to
     it by __getattr__ what they do not have themselves. Both find this one object, so
-    that what one of them changes is changed for all. It refers to no optimizer, so
+    that a change by one of them is a change for all. It refers to no optimizer, so
     that it ends with the last of them.
 
-    Nothing here makes a job but :meth:`attach`.
+    Only :meth:`attach` makes a job.
 
-    Threads: as the optimizer, one at a time.
+    Threads: one at a time, like the optimizer.
     """
 
     def __init__(self, settings: Settings, process_group: Any | None = None) -> None:
         self.settings = settings
         self.process_group = process_group
-        self.lacks_process_group = False  # it had one when it was pickled
+        self.lacks_process_group = False  # True: pickling dropped the process group
         self.names_by_id: dict[int, str] = {}
         # The module of model=, which may get parameters that are added later.
         self._model: weakref.ref[torch.nn.Module] | None = None
         # torch's attributes, for which the optimizer has properties.
         self.param_groups: list[dict[str, Any]] = []
-        self.state: Any = defaultdict(dict)  # without a job, as torch's
-        self.edits: StateEdits | None = None  # of self.state, with a job
-        # What attaching to a job that was there replaced, until the first step.
+        self.state: Any = defaultdict(dict)  # without a job: a mapping as torch's
+        self.edits: StateEdits | None = None  # with a job: edits of self.state
+        # Parameters replaced by attaching to an existing job, until the first step.
         self.replaced: ReplacedParameters | None = None
-        # Masters of a load that did not fit the parameters, which may be loaded after it.
+        # Loaded masters that did not fit the parameters; fitting ones may be loaded next.
         self.masters: dict[int, torch.Tensor] = {}
         # Attributes that the user may change between steps.
         self.max_norm: Scalar | None = None
         self.max_value: Scalar | None = None
         self.norm_type: float = 2.0
         self.attachment: Attachment | None = None
-        # Why there is no attachment, and cannot be one.
+        # The reason why there is no attachment and the optimizer cannot be used.
         self.detached_because: str | None = None
         self.may_attach = True
-        self.steps_before = 0  # of a private job that went on under another name
+        self.steps_before = 0  # steps of a private job that went on under another name
         self.outcome: StepOutcome | None = None
-        # State whose file descriptors a process that is being started inherits.
+        # State that keeps file descriptors open for a process that is being started.
         self.handed_over: Any = None
         self._finalizer: weakref.finalize | None = None
         self._hooks = GradientHooks()
@@ -118,8 +118,8 @@ class Served:
         return [tensor for group in self.param_groups for tensor in group["params"]]
 
     def fix_options(self, defaults: dict[str, Any]) -> None:
-        """Notes which options torch's class has, and what it takes from its constructor's
-        arguments alone."""
+        """Notes which options torch's class has, and the values that it takes only from its
+        constructor's arguments."""
         key = "initial_accumulator_value"
         fixed = {key: float(defaults[key])} if key in defaults else {}
         self.settings = dataclasses.replace(
@@ -127,7 +127,7 @@ class Served:
         )
 
     def fix_start(self, entries: dict[int, Any]) -> None:
-        """Of a checkpoint whose parameters, before their first step, began elsewhere."""
+        """Adopts the initial sum of a checkpoint whose parameters have not taken a step."""
         attachment = self.attached()
         for entry in entries.values():
             if attachment.fixed and entry and float(entry["step"]) == 0 and entry["sum"].numel():
@@ -137,7 +137,7 @@ class Served:
                 return
 
     def name_by(self, model: torch.nn.Module | NamedParameters | None) -> None:
-        """Takes parameters' names from the module, also of those that are added later."""
+        """Takes names of parameters from the module, also for those that are added later."""
         is_module = isinstance(model, torch.nn.Module)
         self._model = weakref.ref(model) if is_module else None
         self.names_by_id = model_names(model)
@@ -147,14 +147,14 @@ class Served:
         # Names that the job has stay as they are.
         self.names_by_id = {**model_names(model), **self.names_by_id}
 
-    # The job.
+    # Methods for the job.
 
     def check_usable(self) -> None:
         if self.detached_because is not None:
             raise RuntimeError(f"the optimizer cannot be used: {self.detached_because}")
 
     def attached(self) -> Attachment:
-        """Its attachment; RuntimeError when it has none."""
+        """Returns the attachment; RuntimeError when there is none."""
         if self.attachment is None:
             self._raise_detached()
         self.finish_interrupted(self.attachment)
@@ -173,7 +173,7 @@ class Served:
             self.note_outcome(outcome)
 
     def note_outcome(self, outcome: StepOutcome | None) -> None:
-        """Of a step of the job; counted as committed_step is."""
+        """Keeps the outcome of a step of the job, with its step counted as in committed_step."""
         if outcome is not None:
             outcome = dataclasses.replace(outcome, step=outcome.step + self.steps_before)
         self.outcome = outcome
@@ -181,7 +181,7 @@ class Served:
     def attach(self, job: str | None) -> None:
         """Attaches, loads what the daemon lacks, and reads all parameters back.
 
-        Leaves nothing open when it raises.
+        It leaves nothing open when it raises.
         """
         groups = groups_to_register(self.param_groups, self.names_by_id, self.state)
         self.replaced = self._attach_groups(groups, job)
@@ -195,8 +195,8 @@ class Served:
         job: str | None,
         extend_with: Sequence[int] | None = None,
     ) -> ReplacedParameters | None:
-        """`extend_with`: the job may get new groups, and these parameters are sent; a
-        new job gets all. Returns what was replaced by a job that was there."""
+        """Attaches with these groups. `extend_with`: the job may get new groups, and these
+        parameters are sent; a new job gets all. Returns what an existing job replaced."""
         attachment, groups = self._open(groups, job, extend_with is not None)
         is_new = extend_with is not None
         try:
@@ -220,7 +220,7 @@ class Served:
             if replaced is not None:
                 replaced.take(left)
             del left
-            # What a new job was given is there already, and backward() may need it as it is.
+            # A new job already has these parameters, and backward() may need them unchanged.
             everything = range(attachment.parameters.count)
             attachment.parameters.read(without_gradient=everything if is_new else ())
             if replaced is not None:
@@ -241,7 +241,7 @@ class Served:
                 attachment.warn_of_places(unnamed_alike(self.param_groups, self.names_by_id))
         self.attachment = attachment
         _living.add(self)
-        # Also at interpreter exit; closing does nothing in a forked child.
+        # The finalizer also runs at interpreter exit; closing does nothing in a forked child.
         self._finalizer = weakref.finalize(self, attachment.end)
         if self.settings.overlap:
             tensors = (tensor for group in groups for tensor in group["params"])
@@ -252,8 +252,8 @@ class Served:
     def _open(
         self, groups: Sequence[dict[str, Any]], job: str | None, extends: bool
     ) -> tuple[Attachment, Sequence[dict[str, Any]]]:
-        """Opens with these groups or, when a job that was there has others of the same
-        parameters, with those: of what was frozen when it began, or is now."""
+        """Opens with these groups or, when an existing job has other groups of the same
+        parameters, with the job's: parameters were frozen when it began, or are now."""
         ranks = Ranks(self.process_group)
 
         def opened(these: Sequence[dict[str, Any]]) -> Attachment:
@@ -287,9 +287,9 @@ class Served:
             return opened(theirs), theirs
 
     def detach(self, because: str, *, may_attach: bool = False) -> None:
-        """Leaves the job, without a wait for a step that is under way. Idempotent.
+        """Leaves the job, without waiting for a step that is under way. Idempotent.
 
-        may_attach: what the optimizer needs to attach again is there.
+        may_attach: the optimizer has what it needs to attach again.
         """
         if self.attachment is not None:
             assert self.edits is not None
@@ -309,14 +309,14 @@ class Served:
             self._finalizer = None
 
     def present_settings(self) -> Settings:
-        """Of a job that goes on from here: with the loss scaler of now."""
+        """Returns settings for a job that goes on from here, with the present loss scaler."""
         scaler = self.settings.loss_scaler
         if scaler is None or not scaler.dynamic or self.attachment is None:
             return self.settings
         state = self.attachment.session.loss_scaler_state()
         return dataclasses.replace(self.settings, loss_scaler_state=state)
 
-    # State.
+    # Methods for state.
 
     def has_state(self) -> bool:
         """Whether a parameter was updated, or has loaded state."""
@@ -324,26 +324,26 @@ class Served:
         return any(attachment.arrays.fetch_step_counts(range(attachment.parameters.count)))
 
     def torch_keys(self) -> frozenset[str]:
-        """What torch's entries of this optimizer have; other keys are the user's own."""
+        """Returns the keys of torch's entries of this optimizer; others are the user's own."""
         info = optimizer_info(self.param_groups, self.settings.optimizer)
         return frozenset(_torch_checkpoint.keys_of(info))
 
     def whole_state(self) -> defaultdict[Any, Any]:
-        """All that torch would have, fetched."""
+        """Fetches all state that torch would have."""
         self.check_usable()
         if self.attachment is None:
             return self.state
         self.finish_interrupted(self.attachment)
         assert self.edits is not None
         state = self.attachment.fetch(self.param_groups)
-        # After a load that broke off the parameters may be those that were to be loaded.
+        # After an interrupted load the parameters may be those that were to be loaded.
         if self.attachment.broken_load is None:
             for index in self.attachment.parameters.written():
                 self._replace_master(state, index)
         return defaultdict(dict, self.edits.put_over(state))
 
     def _replace_master(self, state: dict[Any, Any], index: int) -> None:
-        """With that of the next step, of a parameter that was changed in place."""
+        """Replaces the master of a parameter that was changed in place by that of the next step."""
         assert self.attachment is not None
         tensor = self.attachment.parameters.tensors[index]
         present = state.get(tensor, {}).get(MASTER_PARAM)
@@ -355,9 +355,9 @@ class Served:
         state[tensor][MASTER_PARAM] = master.cpu().contiguous()
 
     def go_on_with_job(self) -> None:
-        """After a load that broke off: parameters are the job's again, as its state is."""
+        """Gives parameters the job's values again after an interrupted load, like its state."""
         attachment = self.attached()
-        attachment.parameters.changed()  # raises if some share memory by now
+        attachment.parameters.changed()  # raises if parameters share memory by now
         attachment.parameters.locate()
         attachment.parameters.read()
         if self.replaced is not None:
@@ -366,14 +366,14 @@ class Served:
         attachment.broken_load = None
 
     def own_state(self) -> defaultdict[Any, Any]:
-        """What the user has put there that is not the daemon's."""
+        """Returns state that the user has added and that is not the daemon's."""
         assert self.edits is not None
         return defaultdict(dict, self.edits.own())
 
     def send_changes(
         self, attachment: Attachment, groups: Sequence[dict[str, Any]], *, by_content: bool = True
     ) -> None:
-        """Sends what the trainer has changed in place, of parameters and of their state.
+        """Sends parameters and state that the trainer has changed in place.
 
         by_content: see Parameters.changed().
         """
@@ -397,7 +397,7 @@ class Served:
         edits.forget()
 
     def _held(self, tensors: Sequence[torch.Tensor]) -> dict[int, dict[str, Any]]:
-        """State that is here and not in a daemon: of an unpickled optimizer."""
+        """Returns the state of an unpickled optimizer, which is here and not in a daemon."""
         return {
             index: self.state[tensor]
             for index, tensor in enumerate(tensors)
@@ -412,21 +412,21 @@ class Served:
             if not self.state[tensor]:
                 del self.state[tensor]
 
-    # Overlap.
+    # Overlap of pushes with backward().
 
     def _push_early(self, index: int) -> None:
         attachment = self.attachment
         if attachment is None or attachment.committing is not None or attachment.must_abort:
-            return  # step() pushes it
+            return  # step() pushes the gradient
         if attachment.session.is_forked:
-            return  # of a child that only computes
+            return  # a forked child only computes
         with attachment.undone_on_error():
             attachment.gradients.push_early(attachment.next_step, attachment.micro_step, index)
 
-    # Growing.
+    # Methods that extend the job.
 
     def add_group(self, old: Attachment) -> None:
-        """Extends the job by the last of param_groups, but for what is frozen there."""
+        """Extends the job by the last of param_groups, without its frozen parameters."""
         last = len(self.param_groups) - 1
         new = self.param_groups[last:]
         if old.parameters.groups.left_out or any(map(is_frozen, new[0]["params"])):
@@ -443,7 +443,7 @@ class Served:
         """Extends the job by parameters that were frozen; returns the new attachment."""
         old = self.attached()
         wanted = set(map(id, tensors))
-        # A name of a place may be one that the job has given, before groups changed theirs.
+        # The job's names come first: a place name may date from before groups changed places.
         names = {**self.names_by_id, **old.parameters.names_by_id()}
         new = groups_with(self.param_groups, names, lambda each: id(each) in wanted)
         new = [group for group in new if group["params"]]
@@ -451,7 +451,8 @@ class Served:
         return self.attached()
 
     def check_thawed_alike(self, attachment: Attachment, tensors: Sequence[torch.Tensor]) -> None:
-        """RuntimeError when ranks might disagree about what is frozen: extending is collective."""
+        """Raises RuntimeError when ranks might disagree about what is frozen, because extending
+        is collective."""
         if attachment.ranks.world_size > 1 and not all(each.requires_grad for each in tensors):
             raise RuntimeError(
                 "a parameter with requires_grad=False has a gradient: with several ranks set"
@@ -465,15 +466,15 @@ class Served:
         new_groups: Sequence[dict[str, Any]],
         what: str,
     ) -> None:
-        """Closes the session and opens one with the new groups behind those of the job."""
+        """Closes the session and opens another with the new groups behind those of the job."""
         groups = list(old_groups)
         self.finish_interrupted(old)
         old.check_no_micro_steps(what)
         ranks = Ranks(self.process_group)
         error: Exception | None = None
         self._name_added()
-        try:  # while nothing is given up yet
-            # The job keeps its order, which that of the list may have left.
+        try:  # the old session is still open
+            # The job keeps its order of groups, from which the list's may differ.
             old_groups = list(old.parameters.groups.in_order(old_groups))
             old.parameters.check_tensors()
             old.check_groups(old_groups)
@@ -488,7 +489,7 @@ class Served:
         extend_with = [*old.parameters.changed(), *range(count, count + new_count)]
         if self.replaced is not None:
             self.replaced.drop_changed()
-        if old.is_private:  # it ends with its last session: take its state along
+        if old.is_private:  # the job ends with its last session: take its state along
             self.settings = self.present_settings()
             state = self.whole_state()
         else:
@@ -507,7 +508,7 @@ class Served:
         self._note_extended(old)
 
     def _check_extended(self, attachment: Attachment) -> None:
-        """RuntimeError, on every rank, when it is a new job, whose state would be empty."""
+        """Raises RuntimeError, on every rank, when the job is new: its state would be empty."""
         if any(attachment.ranks.gather(attachment.session.created)):
             raise RuntimeError(
                 f'job "{attachment.job}" was deleted while new parameters extended it, and its'

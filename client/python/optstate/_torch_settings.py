@@ -1,4 +1,4 @@
-"""What of an optimizer's keyword arguments outlives a session."""
+"""The keyword arguments of an optimizer that outlive a session."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Settings:
     resume: str = "checkpoint"
     views: bool = True
     detect_changes: str = "exact"
-    # Options that torch's class has, which a group can lose.
+    # Options of torch's class, which a group may lack.
     required: Collection[str] = ()
-    # What torch gives its constructor and no group can change: Adagrad's first sum.
+    # Constructor arguments that no group can change: Adagrad's initial sum.
     fixed: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    # Where loss_scaler begins in a new job.
+    # The state with which loss_scaler begins in a new job.
     loss_scaler_state: LossScalerState | None = None
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Shared:
-    """An attribute of an optimizer that is in its Served, and so the same for all wrappers."""
+    """An optimizer's attribute that is stored in its Served, and so shared by all wrappers."""
 
     def __set_name__(self, _: type, name: str) -> None:
         self._name = name

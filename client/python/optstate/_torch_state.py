@@ -1,4 +1,4 @@
-"""What torch sees as Optimizer.state of an optimizer whose state is in the daemon."""
+"""The mapping that torch sees as Optimizer.state when the state is in the daemon."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 
 
 class Opaque:
-    """Takes a value past the casts of torch's load_state_dict unchanged."""
+    """Wraps a value so that torch's load_state_dict does not cast it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
 
 def hide_values(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A pre-hook of load_state_dict: torch casts the user's own values, but not ours."""
+    """Hides optstate's values from torch's casts; torch casts the user's own values.
+
+    It is a pre-hook of load_state_dict.
+    """
     keys = optimizer._served.torch_keys()
     hidden = {
         key: {name: Opaque(each) if name in keys else each for name, each in value.items()}
@@ -36,7 +39,7 @@ def hide_values(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) ->
 
 
 class _PlainCopies(MutableMapping, dict):
-    """A dict, for those who ask, of which nothing is in the dict itself."""
+    """A dict for isinstance() checks, which stores nothing in the dict itself."""
 
     def _plain(self) -> dict[Any, Any]:
         raise NotImplementedError
@@ -66,11 +69,11 @@ class _PlainCopies(MutableMapping, dict):
 
 
 class EntryView(_PlainCopies):
-    """One parameter's entry: torch's keys, whose values are fetched when they are asked for,
-    and keys of the user's own.
+    """One parameter's entry: torch's keys, whose values are fetched on access, and keys of the
+    user's own.
 
-    A tensor stays the same until the next step. What is set, or changed in place, is sent
-    before that.
+    A tensor stays the same until the next step. Values that are set, or changed in place, are
+    sent before that step.
     """
 
     def __init__(self, state: ServedState, tensor: torch.Tensor) -> None:
@@ -110,11 +113,11 @@ class ServedState(_PlainCopies, defaultdict):
     """Optimizer.state of an attached optimizer: an entry for each parameter that has state
     in the daemon, or is given some, and whatever else the user puts there.
 
-    What the user writes is honoured: entries of parameters are sent to the daemon before
-    the next step, and shown by state_dict() at once; keys that the optimizer does not know
-    are kept beside.
+    User writes take effect: entries of parameters are sent to the daemon before the next
+    step, and shown by state_dict() at once; keys that the optimizer does not know are kept
+    in this process.
 
-    Threads: as the optimizer, one at a time.
+    Threads: one at a time, like the optimizer.
     """
 
     def __init__(self, served: Served) -> None:
@@ -173,7 +176,7 @@ class ServedState(_PlainCopies, defaultdict):
         self.assign({})
 
     def assign(self, state: Mapping[Any, Any]) -> None:
-        """Makes it all of the state: parameters without an entry there start anew."""
+        """Replaces all state by this mapping: parameters without an entry in it start anew."""
         if state is self:
             return
         given = dict(state)

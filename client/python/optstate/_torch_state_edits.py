@@ -1,4 +1,4 @@
-"""What a user did to Optimizer.state since the last step, until the daemon has it."""
+"""A user's changes to Optimizer.state since the last step, until the daemon has them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from optstate._torch_compare import same_bits
 if TYPE_CHECKING:
     from optstate._torch_served import Served
 
-# Of tensors that were read, before those that nobody holds any more are let go.
+# Size of the tensors that were read, beyond which unreferenced ones are dropped.
 _READ_BYTES = 64 << 20
 
 
 @dataclasses.dataclass
 class _Written:
-    """Values that were set: all of an entry, or some beside what the daemon has."""
+    """Values that were set: all of an entry, or some in addition to the daemon's."""
 
     is_whole: bool
     values: dict[str, Any]
@@ -38,7 +38,7 @@ class _Read:
         self._handed: weakref.ref[torch.Tensor] | None = None
 
     def hand_out(self) -> torch.Tensor:
-        """The same tensor again while someone holds it."""
+        """Returns the tensor; the same object again while a reference to it exists."""
         handed = self._handed() if self._handed is not None else None
         if handed is None:
             handed = self.values.detach()
@@ -50,20 +50,20 @@ class _Read:
 
 
 def _is_held(values: torch.Tensor) -> bool:
-    """Whether someone else has a tensor of the same memory, or a numpy array."""
+    """Whether another tensor or a numpy array uses the same memory."""
     count = getattr(torch._C, "_storage_Use_Count", None)
-    # This tensor, and the object that is made to ask.
+    # Two uses are this tensor and the storage object made for this call.
     return count is None or count(values.untyped_storage()._cdata) > 2
 
 
 class StateEdits:
-    """State beside the daemon's: of which the user has set or may have changed values,
+    """State in addition to the daemon's: values that the user has set or may have changed,
     until the next step sends them; and keys that are the user's own.
 
     Tensors that are read are kept, because a change in place leaves no other trace. They
-    are compared with the daemon's, and let go, before the next step.
+    are compared with the daemon's, and released, before the next step.
 
-    Threads: as the optimizer, one at a time.
+    Threads: one at a time, like the optimizer.
     """
 
     def __init__(self, served: Served, attachment: Attachment, own: Mapping[Any, Any]) -> None:
@@ -77,13 +77,13 @@ class StateEdits:
         self._written: dict[torch.Tensor, _Written] = {}
         self._read: dict[torch.Tensor, dict[str, _Read]] = {}
         self._read_bytes, self._read_bytes_max = 0, _READ_BYTES
-        # Tensors that were read before the last step, and their versions: no longer the state.
+        # Tensors that were read before the last step, and their versions; they are stale.
         self._stale: list[tuple[torch.Tensor, int]] = []
         self._counts: list[int] | None = None
         self._groups: dict[int, dict[str, Any]] = {}
 
     def set_own(self, own: Mapping[Any, Any]) -> None:
-        """Makes these all of the user's own keys."""
+        """Replaces all of the user's own keys by these."""
         self._own.clear()
         self.others.clear()
         for key, value in own.items():
@@ -93,10 +93,10 @@ class StateEdits:
                 self.others[key] = value
 
     def own(self) -> dict[Any, Any]:
-        """All of the user's own keys, as set_own() takes them."""
+        """Returns all of the user's own keys, as set_own() takes them."""
         return {**{key: dict(own) for key, own in self._own.items() if own}, **self.others}
 
-    # What there is.
+    # Methods that read entries.
 
     def is_parameter(self, key: Any) -> bool:
         return (
@@ -140,7 +140,7 @@ class StateEdits:
         )
 
     def keys(self, tensor: torch.Tensor) -> list[str]:
-        """All that a parameter's entry has."""
+        """Returns all keys of a parameter's entry."""
         written = self._written.get(tensor)
         keys = [] if written is not None and written.is_whole else self._keys_in_job(tensor)
         if written is not None:
@@ -155,7 +155,7 @@ class StateEdits:
         ]
 
     def value(self, tensor: torch.Tensor, key: str) -> Any:
-        """KeyError when the entry has no such key."""
+        """Returns a value of a parameter's entry; KeyError when the entry has no such key."""
         if key in self._own.get(tensor, ()):
             return self._own[tensor][key]
         written = self._written.get(tensor)
@@ -177,10 +177,10 @@ class StateEdits:
         group = {**self._group_of(tensor), "params": [tensor]}
         return self._attachment.fetch([group], keys).get(tensor, {})
 
-    # What is written.
+    # Methods that write entries.
 
     def set_value(self, tensor: torch.Tensor, key: str, value: Any) -> None:
-        """ValueError when it cannot be the parameter's."""
+        """Sets a value of an entry; ValueError when the value does not fit the parameter."""
         if key not in self._keys:
             self._own.setdefault(tensor, {})[key] = value
             return
@@ -212,7 +212,8 @@ class StateEdits:
             _torch_checkpoint.check_array(value, key, name, arrays[key][1])
 
     def delete_value(self, tensor: torch.Tensor, key: str) -> None:
-        """KeyError when there is none; RuntimeError when torch could not step without."""
+        """Deletes a key of an entry; KeyError when there is none, RuntimeError when torch could
+        not step without it."""
         if key in self._own.get(tensor, ()):
             del self._own[tensor][key]
             return
@@ -233,7 +234,7 @@ class StateEdits:
             )
 
     def replace(self, tensor: torch.Tensor, values: Mapping[str, Any]) -> None:
-        """Makes this the whole entry; ValueError when it cannot be the parameter's."""
+        """Replaces the whole entry; ValueError when the values do not fit the parameter."""
         given = dict(values)
         torchs = {
             key: value
@@ -259,23 +260,23 @@ class StateEdits:
             self._own[tensor] = own
 
     def reset(self, tensor: torch.Tensor) -> None:
-        """The parameter starts anew, as in torch when it has no entry."""
+        """Makes the parameter start anew, as in torch when it has no entry."""
         self.replace(tensor, {})
 
-    # What becomes of it.
+    # Methods that compare and send changes.
 
     @property
     def is_idle(self) -> bool:
-        """Whether nobody has looked at optimizer.state, or holds a tensor of it."""
+        """Whether optimizer.state was not accessed, and no tensor of it is in use."""
         return not (self._written or self._read or self._stale)
 
     @property
     def has_writes(self) -> bool:
-        """Whether something was set; not what may have been changed in place."""
+        """Whether values were set; changes in place do not count."""
         return bool(self._written)
 
     def check_stale(self) -> None:
-        """RuntimeError when a tensor was changed that is not the state any more."""
+        """Raises RuntimeError when a stale tensor, no longer the state, was changed."""
         kept = [each for each in self._stale if _is_held(each[0])]
         self._stale = [each for each in kept if each[0]._version == each[1]]
         if len(self._stale) != len(kept):
@@ -286,7 +287,7 @@ class StateEdits:
             )
 
     def pending(self) -> dict[int, StateEntry | None]:
-        """Entries to be loaded, by parameter in the job: those that are not the daemon's."""
+        """Returns the entries to load, which differ from the daemon's, by index in the job."""
         self.check_stale()
         found: dict[int, StateEntry | None] = {}
         for tensor in list({**self._written, **self._read}):
@@ -298,7 +299,7 @@ class StateEdits:
         return found
 
     def _difference(self, tensor: torch.Tensor) -> StateEntry | None:
-        """None: the parameter starts anew. {}: the daemon has all."""
+        """Returns what to load. None: the parameter starts anew. {}: the daemon has all."""
         written = self._written.get(tensor, _Written(False, {}))
         read = {key: each.values for key, each in self._read.get(tensor, {}).items()}
         values = {**read, **written.values}
@@ -321,7 +322,7 @@ class StateEdits:
         return PartialEntry(changed) if self._count_of(tensor) else whole
 
     def _from_start(self, tensor: torch.Tensor) -> StateEntry | None:
-        """Of a parameter whose entry is gone, and with it its master."""
+        """Returns what to load for a parameter whose entry, and so its master, was deleted."""
         if tensor.dtype is not torch.float32:
             master = tensor.detach().float()
             if not _same(master, self._fetch(tensor, [MASTER_PARAM]).get(MASTER_PARAM)):
@@ -331,12 +332,12 @@ class StateEdits:
     def _at_step_0(
         self, tensor: torch.Tensor, whole: StateEntry, changed: StateEntry
     ) -> StateEntry | None:
-        """Of arrays that go on while their step begins anew."""
+        """Returns what to load for arrays that are kept while their step begins anew."""
         info, count = self._attachment.info, self._count_of(tensor)
         names = [name for name, _ in info.state_arrays if name in whole]
         if not any(bool(whole[name].any()) for name in names):
             return None if count else {}
-        # There is no other way back from step 0 than to begin anew, product and all.
+        # From step 0 a parameter can only begin anew, including its scalar.
         if count == 0 or info.scalar:
             raise RuntimeError(
                 f'optimizer.state of parameter "{self._name_of(tensor)}" was changed, but its step'
@@ -359,9 +360,9 @@ class StateEdits:
     def put_over(
         self, entries: dict[Any, Any], *, only: torch.Tensor | None = None
     ) -> dict[Any, Any]:
-        """Puts what is written, and the user's own, over the daemon's entries.
+        """Overrides the daemon's entries by what is written and by the user's own keys.
 
-        only: those of one parameter are wanted.
+        only: the one parameter whose entry is wanted.
         """
         self.check_stale()
         for tensor, read in self._read.items():
@@ -382,7 +383,7 @@ class StateEdits:
         return entries
 
     def forget(self) -> None:
-        """Before a step, and after a load: what was read is not the state any more."""
+        """Marks what was read as stale, before a step and after a load."""
         self._counts = None
         self._groups = {}
         if self.is_idle:
@@ -407,7 +408,7 @@ class StateEdits:
             self._stale.append((value.detach(), value._version))
 
     def _let_go(self) -> None:
-        """Drops what was read, is unchanged, and held by nobody."""
+        """Drops tensors that were read, are unchanged and have no other references."""
         for tensor, read in list(self._read.items()):
             present = self._fetch(tensor, list(read))
             for key, each in list(read.items()):

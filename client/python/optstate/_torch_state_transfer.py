@@ -1,4 +1,4 @@
-"""The state of an optimizer of optstate, out of the daemon and into it."""
+"""Moves the state of an optimizer of optstate out of the daemon and into it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from optstate._warn import warn
 
 
 class GroupOfCopies:
-    """The process group of an optimizer, which copies share, and which no pickle can hold."""
+    """The process group of an optimizer; copies share it, and pickles lose it."""
 
     def __init__(self, group: Any | None = None, is_lost: bool = False) -> None:
         self.group, self.is_lost = group, is_lost
@@ -36,19 +36,19 @@ class GroupOfCopies:
 
 @dataclasses.dataclass(frozen=True)
 class _Loaded:
-    """A state_dict that fits: groups, tensors with them and entries as the job has them."""
+    """A state_dict that fits, in the job's order: groups, tensors with groups, and entries."""
 
     groups: Sequence[dict[str, Any]]
     tensors: list[tuple[torch.Tensor, dict[str, Any]]]
     entries: dict[int, StateEntry | None]
     own: dict[Any, Any]  # the user's own keys
-    frozen: list[torch.Tensor]  # have entries, and are not in the job yet
+    frozen: list[torch.Tensor]  # tensors that have entries and are not in the job yet
 
 
 class StateTransfer:
-    """What of ServedOptimizer is about its state: state_dict, pickle, single parameters.
+    """The part of ServedOptimizer that handles state: state_dict, pickle, single parameters.
 
-    Threads: as the optimizer, one at a time.
+    Threads: one at a time, like the optimizer.
     """
 
     _served: Served
@@ -56,30 +56,30 @@ class StateTransfer:
 
     @property
     def state(self) -> Any:
-        """As torch's: by parameter a mapping with step, exp_avg, ... and keys of your own.
+        """State as in torch: for each parameter a mapping with step, exp_avg, ... and user keys.
 
-        The values are in the daemon, and fetched when they are asked for; a tensor is that
-        of the committed step, the same until the next one. What is written here (a value, a
-        whole entry, del, clear(), a change of a tensor in place) is shown by state_dict() at
-        once and sent to the daemon before the next step: do it on every rank alike. Writes
-        that do not fit raise ValueError or TypeError; changes of a tensor that was read
-        before a step raise RuntimeError in the next step. A mapping that is assigned is
-        copied, its tensors are not.
+        The values are in the daemon, and fetched on access; a tensor has the values of the
+        committed step, and stays the same until the next one. Writes (a value, a whole entry,
+        del, clear(), a change of a tensor in place) are shown by state_dict() at once and sent
+        to the daemon before the next step: make them on every rank alike. Writes that do not
+        fit raise ValueError or TypeError; changes of a tensor that was read before a step
+        raise RuntimeError in the next step. A mapping that is assigned is copied, its tensors
+        are not.
         """
         return self._served.state
 
     @state.setter
     def state(self, value: Any) -> None:
         if self._served.attachment is None:
-            self._served.state = value  # torch's constructor's, or of a copy
+            self._served.state = value  # set by torch's constructor, or on a copy
         else:
             self._served.state.assign(value)
 
     def upload_parameters(self) -> None:
-        """Sends the parameters that differ from the daemon's, whoever changed them. Collective.
+        """Sends the parameters that differ from the daemon's, however changed. Collective.
 
-        One of 16 bits that has the daemon's bits keeps its master. They are the job's then,
-        and what attaching had replaced is not put back any more.
+        A 16-bit parameter that has the daemon's bits keeps its master. The job then has the
+        present parameters, and those that attaching had replaced are no longer put back.
         """
         attachment = self._served.attached()
         groups = attachment.parameters.groups.in_order(self.param_groups)
@@ -90,9 +90,9 @@ class StateTransfer:
             self._served.replaced.forget_values()
 
     def fetch_state(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """One parameter's step, exp_avg, ... at the committed step.
+        """Returns one parameter's step, exp_avg, ... at the committed step.
 
-        {} before its first update. KeyError when it is not this optimizer's.
+        {} before its first update. KeyError when the parameter is not this optimizer's.
         """
         served = self._served
         attachment = served.attached()
@@ -106,7 +106,7 @@ class StateTransfer:
 
     @contextlib.contextmanager
     def _state_as(self, state: Any) -> Iterator[None]:
-        """Puts a plain mapping where torch looks for self.state."""
+        """Makes torch find a plain mapping as self.state."""
         served = self._served
         own, served.state = served.state, state
         try:
@@ -116,34 +116,34 @@ class StateTransfer:
 
     @torch._disable_dynamo
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, fetched from the daemon; loads into torch's own optimizer.
+        """Returns torch's state_dict, fetched from the daemon; torch's own optimizer can load it.
 
-        Moments are fp32 whatever the parameter's dtype, and parameters of 16
-        bits have a "master_param" besides, so that nothing is lost. Every rank
-        that calls it gets all of it; it is not collective.
+        Moments are fp32 whatever the parameter's dtype, and 16-bit parameters
+        have a "master_param" besides, so that nothing is lost. Every rank that
+        calls it gets the whole state; the call is not collective.
         """
         with self._state_as(self._served.whole_state()):
             return super().state_dict()
 
     @torch._disable_dynamo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes a state_dict of this class or of torch's own. Collective.
+        """Loads a state_dict of this class or of torch's own. Collective.
 
-        Parameters are not part of it: load the model's before. Raises
+        Parameters are not part of a state_dict: load the model's before. Raises
         ValueError, with nothing changed, when it does not fit. committed_step stays
-        as it is. What the job has already is not sent: load_state_dict(state_dict())
+        as it is. State that the job has already is not sent: load_state_dict(state_dict())
         changes nothing.
 
-        Before the first step after attaching to a job that was there, the keyword resume
-        says what a state that is not the job's does. "checkpoint": the job is put back to
-        it, and with it the parameters that attaching had replaced, but for those that were
-        changed since. They are put back only with state of another step than the job's: not
-        with an empty one, nor with the job's own whose moments were changed. RuntimeError,
-        with nothing changed, when it cannot be told which were changed. "job": if the job
-        has taken steps, its state stays, and only param_groups are taken. "error":
+        Before the first step after attaching to an existing job, the keyword resume
+        decides the effect of a state that is not the job's. "checkpoint": the job is put back
+        to that state, along with the parameters that attaching had replaced, except those that
+        were changed since. Parameters are put back only with state of another step than the
+        job's: not with an empty one, nor with the job's own whose moments were changed.
+        RuntimeError, with nothing changed, when it is unclear which were changed. "job": if
+        the job has taken steps, its state stays, and only param_groups are taken. "error":
         RuntimeError, with nothing changed, if the job has taken steps or parameters would
-        have to be put back. UserWarning of each, and when a named job has taken more steps
-        than the state.
+        have to be put back. The first two warn (UserWarning), and so does a load of a state
+        with fewer steps than a named job has taken.
         """
         attachment = self._served.attached()
         attachment.check_no_micro_steps("load_state_dict()")
@@ -171,7 +171,7 @@ class StateTransfer:
         super().__setstate__(state)
 
     def _set_groups(self, groups: list[dict[str, Any]]) -> None:
-        """As torch's __setstate__, which would put what is shared into __dict__."""
+        """Sets groups like torch's __setstate__, which would put shared data into __dict__."""
         self._served.param_groups = groups
         with self._state_as({}):
             super().__setstate__({})
@@ -184,7 +184,7 @@ class StateTransfer:
             self._torch_class(), groups, self.param_groups, self.defaults
         )
         loaded = self._checked(attachment, state)
-        # Each rank looks for itself: when they differ, one loads and another steps, which
+        # Each rank decides by itself: when they differ, one loads while another steps, which
         # the daemon refuses at once.
         if not loaded.frozen and _is_present(attachment, loaded.tensors, loaded.entries):
             self._set_groups(groups)
@@ -205,12 +205,12 @@ class StateTransfer:
     def _replace_state(
         self, attachment: Attachment, state: dict[str, Any], loaded: _Loaded
     ) -> _Loaded:
-        """Loads what was checked; returns it as the job, which may be extended, has it."""
+        """Loads what was checked; returns it in the order of the job, which may be extended."""
         served = self._served
         is_of_another_step = _is_of_another_step(attachment, loaded.entries)
         put_back = self._parameters_to_put_back(attachment, is_of_another_step)
         self._warn_of_other_state(attachment, loaded.entries, is_of_another_step, put_back)
-        # The load is to replace what was written to the state. Should it break off, the state
+        # The load replaces what was written to the state. If the load is interrupted, the state
         # is the job's.
         assert served.edits is not None
         served.edits.forget()
@@ -220,7 +220,7 @@ class StateTransfer:
         if served.replaced is not None and is_of_another_step:
             served.replaced.put_back(put_back)
         parameters = set(attachment.parameters.changed())
-        # A master that a checkpoint does not have is the parameter, exactly.
+        # Without a master in the checkpoint, the parameter itself is the master.
         parameters.update(
             index
             for index, (tensor, _) in enumerate(loaded.tensors)
@@ -229,7 +229,7 @@ class StateTransfer:
         )
         served.masters = _unfitting_masters(loaded.tensors, loaded.entries)
         attachment.load(loaded.groups, sorted(parameters), loaded.entries)
-        self._set_groups(state["param_groups"])  # the former ones, when the load was interrupted
+        self._set_groups(state["param_groups"])  # an interrupted load keeps the former groups
         attachment.is_initialised = False
         attachment.parameters.read()
         served.replaced = None
@@ -237,9 +237,9 @@ class StateTransfer:
 
     @torch.no_grad()
     def _thaw_for_load(self, attachment: Attachment, frozen: list[torch.Tensor]) -> Attachment:
-        """Extends the job by parameters of which there is state, as torch keeps it.
+        """Extends the job by frozen parameters that have loaded state, which torch would keep.
 
-        What the trainer has changed is not sent by that, but with the load, so that the job
+        The trainer's changes are not sent by the extension, but with the load, so that the job
         gets all of a checkpoint or nothing.
         """
         parameters = attachment.parameters
@@ -262,7 +262,8 @@ class StateTransfer:
         return extended
 
     def _checked(self, attachment: Attachment, state: dict[str, Any]) -> _Loaded:
-        """Raises, with nothing changed, when it does not fit."""
+        """Converts a loaded state to the job's order; raises, with nothing changed, if it does
+        not fit."""
         groups = state["param_groups"]
         in_order = attachment.parameters.groups.in_order(groups)
         attachment.check_groups(in_order)
@@ -287,7 +288,7 @@ class StateTransfer:
         tensor: torch.Tensor,
         group: dict[str, Any],
     ) -> StateEntry | None:
-        """Takes the daemon's part of a parameter's entry, checked, out of `own`."""
+        """Removes the daemon's part of a parameter's entry from `own`; returns it, checked."""
         keys = self._served.torch_keys()
         values = own.pop(tensor, None) or {}
         entry = {
@@ -305,8 +306,8 @@ class StateTransfer:
     def _frozen_with_state(
         self, attachment: Attachment, groups: list[dict[str, Any]], own: dict[Any, Any]
     ) -> dict[str, tuple[torch.Tensor, StateEntry]]:
-        """By name, parameters that are not in the job, because they are frozen, and have
-        entries."""
+        """Returns, by name, parameters that have entries and are not in the job because they
+        are frozen."""
         left_out = set(map(id, attachment.parameters.groups.left_out))
         names = iter(parameter_names(groups, self._served.names_by_id))
         found = {}
@@ -322,8 +323,8 @@ class StateTransfer:
         return found
 
     def _keeps_job(self, attachment: Attachment) -> bool:
-        """Whether a checkpoint that is not the job's state is not to be loaded; what
-        resume= says. RuntimeError when it is refused."""
+        """Whether resume= keeps the job from loading a checkpoint that is not its state.
+        RuntimeError when resume= refuses the load."""
         served = self._served
         step = attachment.session.committed_step
         if served.replaced is None or step == 0:
@@ -347,7 +348,7 @@ class StateTransfer:
     def _parameters_to_put_back(
         self, attachment: Attachment, is_of_another_step: bool
     ) -> list[int]:
-        """Of what attaching replaced; RuntimeError when it is refused."""
+        """Returns the replaced parameters to put back; RuntimeError when resume= refuses it."""
         replaced = self._served.replaced
         if replaced is None:
             return []
@@ -368,7 +369,7 @@ class StateTransfer:
         is_of_another_step: bool,
         put_back: list[int],
     ) -> None:
-        """Of state that is older than the job's, and of what becomes of its parameters."""
+        """Warns of state that is older than the job's, and of the effect on its parameters."""
         if attachment.is_private:
             return
         replaced = self._served.replaced.count if self._served.replaced is not None else 0
@@ -380,7 +381,7 @@ class StateTransfer:
             )
             return
         loaded = _torch_checkpoint.last_step_of(entries)
-        # A job of an older build may have no whole state to compare with.
+        # A job from an older build may have no complete state to compare with.
         with contextlib.suppress(errors.OptstateError):
             present = max(attachment.arrays.fetch_step_counts(range(len(entries))))
             is_older = loaded is not None and loaded < present
@@ -393,14 +394,14 @@ class StateTransfer:
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        """As torch's, with the state itself. The copy is not attached: it is an
-        optimizer of its own, that attach() makes a job of."""
+        """Returns what torch's returns, with all state. The copy is not attached: it is a
+        separate optimizer, for which attach() makes a job."""
         served = self._served
         with self._state_as(served.whole_state()):
             state = super().__getstate__()
         if multiprocessing.context.get_spawning_popen() is not None:
-            # torch shares a tensor's memory, and takes for granted that who pickles the
-            # tensor keeps it until the process has started.
+            # torch shares a tensor's memory, and assumes that the pickling process keeps the
+            # tensor until the new process has started.
             served.handed_over = state["state"]
         group = GroupOfCopies(served.process_group, served.lacks_process_group)
         limits = (served.max_norm, served.max_value, served.norm_type)
@@ -410,7 +411,7 @@ class StateTransfer:
 
 
 def _opened(entry: Any) -> Any:
-    """Without what hide_values() has put around."""
+    """Removes the wrappers that hide_values() put around values."""
     if not isinstance(entry, dict):
         return entry
     return {
@@ -425,17 +426,17 @@ def _is_present(
 ) -> bool:
     """Whether the job has all of what is to be loaded."""
     if attachment.broken_load is not None:
-        # The parameters may be those that were to be loaded, but masters round to the job's.
+        # The parameters may be those that were to be loaded; masters round to the job's instead.
         values = attachment.parameters.daemon_values
         tensors = [(values(index), group) for index, (_, group) in enumerate(tensors)]
     try:
         return has_all(attachment.arrays, attachment.info, tensors, entries)
-    except errors.OptstateError:  # the load says what is wrong
+    except errors.OptstateError:  # the load reports what is wrong
         return False
 
 
 def _with_parameters(put_back: int, replaced: int) -> str:
-    """What becomes of the parameters that attaching replaced."""
+    """Returns a warning's words on what happens to the parameters that attaching replaced."""
     left = replaced - put_back
     if put_back:
         but = f", but not {left} more, which were changed since" if left else ""
@@ -452,10 +453,10 @@ def _with_parameters(put_back: int, replaced: int) -> str:
 
 
 def _is_of_another_step(attachment: Attachment, entries: dict[int, StateEntry | None]) -> bool:
-    """Whether a checkpoint's parameters are others than the job's, which only its steps tell."""
+    """Whether a checkpoint's parameters differ from the job's, which only its steps reveal."""
     try:
         counts = attachment.arrays.fetch_step_counts(range(len(entries)))
-    except errors.OptstateError:  # a job without a whole state
+    except errors.OptstateError:  # the job has no complete state
         return True
     return _torch_checkpoint.is_of_another_step(attachment.info, entries, counts)
 
@@ -464,7 +465,7 @@ def _unfitting_masters(
     tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
     entries: dict[int, StateEntry | None],
 ) -> dict[int, torch.Tensor]:
-    """Masters of a checkpoint that do not round to the present parameters: torch's
+    """Returns a checkpoint's masters that do not round to the present parameters: torch's
     set_state_dict() loads the model after the optimizer."""
     masters = {index: (entry or {}).get(MASTER_PARAM) for index, entry in entries.items()}
     return {

@@ -1,4 +1,4 @@
-"""Steps of the optimizers of optstate: taken, accumulated, aborted."""
+"""Takes, accumulates and aborts steps of the optimizers of optstate."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from optstate._torch_tensors import dtype_of
 
 
 class Stepping:
-    """What of ServedOptimizer takes steps.
+    """The part of ServedOptimizer that takes steps.
 
-    Threads: as the optimizer, one at a time.
+    Threads: one at a time, like the optimizer.
     """
 
     _served: Served
     param_groups: list[dict[str, Any]]
     defaults: dict[str, Any]
-    # What a GradScaler leaves here for step(), and takes away.
+    # A GradScaler sets these for step(), and deletes them after it.
     grad_scale = Shared()
     found_inf = Shared()
 
@@ -33,10 +33,10 @@ class Stepping:
     def _step_supports_amp_scaling(self) -> bool:
         """Whether a GradScaler leaves unscaling, and skipping, to step().
 
-        As torch's, for a fused step: else the scaler unscales before, and what clips or
-        looks at gradients (Lightning refuses to clip otherwise) sees them unscaled. A
-        scaler cannot do it where gradients are in the daemon before step() is called, nor
-        to float16 gradients, and must not where step() refuses it.
+        It does for a fused step, as in torch: else the scaler unscales before, and code that
+        clips or reads gradients (Lightning refuses to clip otherwise) sees them unscaled. A
+        scaler cannot unscale gradients that are in the daemon before step() is called, nor
+        float16 gradients, and must not unscale where step() refuses a scaler.
         """
         settings, attachment = self._served.settings, self._served.attachment
         tensors = () if attachment is None else attachment.parameters.tensors
@@ -51,31 +51,31 @@ class Stepping:
 
     @_step_supports_amp_scaling.setter
     def _step_supports_amp_scaling(self, _: bool) -> None:
-        """torch's constructors say it of a fused step."""
+        """Ignores the assignment that torch's constructors make for a fused step."""
 
     @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Performs one optimization step in the daemon; returns the closure's loss.
 
         Waits for the other ranks. When it raises because of a value that is wrong
-        here (ValueError, TypeError), nothing has happened, and it can be taken again.
-        When the daemon refuses (InvalidArgumentError, FailedPreconditionError),
-        nothing of the step stays there, micro-steps neither, and it can be taken
-        again from the first. So it can after UnavailableError and
-        DeadlineExceededError, once the daemon is back: it attaches again by itself. If
-        the step had been taken all the same, it is not taken twice: the next step()
-        reads what came of it.
+        here (ValueError, TypeError), nothing has happened, and the step can be taken
+        again. When the daemon refuses (InvalidArgumentError, FailedPreconditionError),
+        nothing of the step stays there, not even its micro-steps, and it can be taken
+        again from the first micro-step. The same holds after UnavailableError and
+        DeadlineExceededError, once the daemon is back: the optimizer attaches again by
+        itself. If the step was committed all the same, it is not taken twice: the next
+        step() reads its result.
 
-        Ctrl-C ends the wait for another rank with KeyboardInterrupt. The step is
-        under way then: the next use of the optimizer waits for it to end and reads
-        the parameters, and a next step() then takes another step. close() gives it
-        up: it is not taken, unless the other ranks had all come.
+        Ctrl-C ends the wait for another rank with KeyboardInterrupt. The step is then
+        still under way: the next use of the optimizer waits for the step to end and
+        reads the parameters, and the next step() takes another step. close() abandons
+        the step: it is not taken, unless all other ranks have committed it.
         """
         self._check_graph_capture()
         try:
             return self._step(closure)
         except BaseException:
-            # A GradScaler multiplies by what is left here when it takes the step again.
+            # When it takes the step again, a GradScaler multiplies by a grad_scale left here.
             served = self._served
             served.__dict__.pop("grad_scale", None)
             served.__dict__.pop("found_inf", None)
@@ -88,7 +88,7 @@ class Stepping:
                 loss = closure()
         served = self._served
         if is_initialization(self.param_groups) and not served.has_state():
-            served.attached().is_initialised = True  # and nothing else happens
+            served.attached().is_initialised = True  # nothing else happens
             return loss
         served.handed_over = None
         attachment, groups = self._prepared_attachment()
@@ -139,27 +139,27 @@ class Stepping:
     def accumulate_step(self) -> None:
         """Pushes the present gradients as one micro-step and drops them.
 
-        The daemon adds up micro-steps in fp32; step() adds the gradients there
-        are by then, if any, and updates with the sum. Needs ``accumulate=True``.
+        The daemon sums micro-steps in fp32; step() adds the gradients that exist
+        then, if any, and updates with the sum. Needs ``accumulate=True``.
         zero_grad() leaves pushed micro-steps alone; abort_step() drops them.
-        A GradScaler looks at the gradients of step() alone: with one, look at
-        last_outcome.found_inf. Errors are as step()'s.
+        A GradScaler checks only the gradients of step(): with one, check
+        last_outcome.found_inf. Raises the errors of step().
 
         With reduction="daemon" it waits until the other ranks have taken the
-        micro-step as well. AbortedError: one of them was lost or has aborted, and
-        what was summed of the step is gone; take it again from its first
+        micro-step as well. AbortedError: another rank was lost or has aborted, and
+        the sums of the step are gone; take the step again from its first
         micro-step.
         """
         if not self._served.settings.accumulate:
             raise RuntimeError("accumulate_step needs an optimizer made with accumulate=True")
         attachment, _ = self._prepared_attachment(is_micro_step=True)
-        if attachment.was_taken:  # step() will say so
+        if attachment.was_taken:  # step() reports it
             self.zero_grad(set_to_none=True)
             return
         gradients = attachment.gradients.gather()
         with attachment.undone_on_error():
             attachment.gradients.push(attachment.next_step, attachment.micro_step, gradients)
-            # Also without a gradient: other ranks may have one, and wait.
+            # A rank without gradients participates too: other ranks may have some, and wait.
             attachment.session.end_micro_step(attachment.next_step, attachment.micro_step)
         attachment.gradients.forget_pushed()
         attachment.note_missing(gradients)
@@ -169,7 +169,7 @@ class Stepping:
     def abort_step(self) -> None:
         """Drops the micro-steps that this rank pushed since the last step.
 
-        With reduction="daemon" those of all ranks: each calls it.
+        With reduction="daemon" it drops those of all ranks: every rank calls it.
         """
         attachment = self._served.attached()
         attachment.session.abort(attachment.next_step)
@@ -179,8 +179,8 @@ class Stepping:
     def _prepared_attachment(
         self, *, is_micro_step: bool = False
     ) -> tuple[Attachment, Sequence[dict[str, Any]]]:
-        """Checks what the trainer may have changed, and sends it if need be; with the
-        groups in the job's order."""
+        """Checks what the trainer may have changed, and sends changes. Returns the attachment
+        and the groups in the job's order."""
         attachment = self._served.attached()
         thawed = attachment.parameters.groups.thawed()
         if thawed:
@@ -193,8 +193,8 @@ class Stepping:
         attachment.parameters.check_tensors()
         if attachment.must_abort:
             attachment.abort_step()
-        # What leaves no trace can be sent before the first micro-step, and the step refuses it
-        # after others: there is no need to look before each.
+        # Changes without a trace can be sent before the first micro-step, and the step refuses
+        # them after later ones: there is no need to look for them before each micro-step.
         by_content = not is_micro_step or attachment.micro_step == 0
         self._served.send_changes(attachment, groups, by_content=by_content)
         self._served.replaced = None
@@ -208,7 +208,7 @@ class Stepping:
         return self._left_by_scaler("found_inf") is not None
 
     def _scaling(self, attachment: Attachment) -> tuple[float, bool]:
-        """(grad_scale, found_inf): the daemon's scale, or what a GradScaler left."""
+        """Returns (grad_scale, found_inf): the daemon's scale, or values set by a GradScaler."""
         if self._has_scaler() and attachment.gradient_divisor > 1:
             raise RuntimeError(
                 'a GradScaler cannot be used with reduction="daemon" on several ranks: it looks at'
@@ -233,15 +233,15 @@ class Stepping:
 
     @property
     def loss_scale(self) -> float:
-        """What losses are to be multiplied by now; 1 without a loss_scaler."""
+        """The factor by which losses are to be multiplied now; 1 without a loss_scaler."""
         return self._served.attached().session.loss_scale or 1.0
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times loss_scale, for backward(); step() unscales."""
+        """Returns the loss times loss_scale, for backward(); step() unscales."""
         return loss * self.loss_scale
 
     def _check_graph_capture(self) -> None:
         check = getattr(self, "_accelerator_graph_capture_health_check", None)
-        if check is None:  # its name in older torch
+        if check is None:  # the check has another name in older torch
             check = self._cuda_graph_capture_health_check
         check()

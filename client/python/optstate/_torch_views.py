@@ -1,4 +1,4 @@
-"""Parameters that are the daemon's memory: views of a private mapping of the parameter file."""
+"""Parameters in the daemon's memory: views of a private mapping of the parameter file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from optstate.session import Session
 
 
 class _Mapping:
-    """What every tensor of it holds; the memory goes with the last one."""
+    """Keeps mapped memory alive: every tensor in it holds this object, the last one frees it."""
 
     def __init__(self, handle: ctypes.c_void_p) -> None:
         free = _native.library().optstate_views_free
@@ -28,27 +28,27 @@ class _Mapping:
 
 
 class ParameterViews:
-    """A mapping of a session's parameters, whose pieces tensors may be.
+    """A mapping of a session's parameters, in which tensors may have their memory.
 
-    What the engine writes is there. What this process writes is in pages of its own, which
-    written() finds.
+    The mapping shows what the engine writes. Writes of this process go to private copies of
+    pages, which written() finds.
 
-    Threads: as the optimizer, one at a time; the tensors may be used by any.
+    Threads: one at a time, like the optimizer; any thread may use the tensors.
     """
 
     def __init__(self, session: Session) -> None:
-        """errors.UnimplementedError, saying why, where there can be none."""
+        """Maps the parameters; errors.UnimplementedError says why where that is impossible."""
         self._library = _native.library()
         self._session = session
         self._handle = session.map_views()
         self._pid = os.getpid()
         self._mapping = _Mapping(self._handle)
         self.is_kept = False
-        self.is_private = False  # every page is a copy of this process's
+        self.is_private = False  # whether every page is a private copy of this process
         _living.add(self)
 
     def tensor(self, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor over a parameter that has elements. Its storage is the parameter alone."""
+        """Returns a tensor over a parameter that has elements; its storage is only that."""
         address, size = ctypes.c_void_p(), ctypes.c_size_t()
         _native.check(
             self._library.optstate_views_parameter(
@@ -59,44 +59,44 @@ class ParameterViews:
         buffer.mapping = self._mapping
         self._mapping.addresses.add(address.value or 0)
         flat = torch.frombuffer(buffer, dtype=dtype)
-        # Not a view of it, which would hold the storage twice.
+        # A view of `flat` would hold the storage twice, so a new tensor takes the storage.
         return torch.empty(0, dtype=dtype, device="cpu").set_(
             flat.untyped_storage(), 0, tuple(shape)
         )
 
     def written(self) -> list[int]:
-        """Parameters of which this process has other values than the daemon. Copies of all
-        other pages are dropped."""
+        """Returns parameters of which this process has other values than the daemon. Drops
+        the private copies of all other pages."""
         self.is_private = False
         return self._session.find_written(self._handle)
 
     def release(self) -> None:
-        """Drops what this process has written: the daemon's values are there again."""
+        """Drops what this process has written: the views show the daemon's values again."""
         self.is_private = False
         _native.check(self._library.optstate_views_release(self._handle))
 
     def keep(self) -> None:
-        """Makes all values this process's own: what the daemon writes later is not there."""
+        """Makes all values this process's own: the views no longer show the daemon's writes."""
         if os.getpid() == self._pid and not self.is_kept:
             _native.check(self._library.optstate_views_keep(self._handle))
             self.is_private = True
 
     def end(self) -> None:
-        """Of a session that is closed: the values stay as they are."""
+        """Makes the values stay as they are when the session closes."""
         if not _exits:
             self.keep()
             self.is_kept = True
 
 
 def holders_of_storage(tensor: torch.Tensor) -> int:
-    """How many tensors share its memory, with itself; 0: this torch does not tell."""
+    """Number of tensors that share the tensor's memory, with itself; 0: this torch cannot tell."""
     count = getattr(torch._C, "_storage_Use_Count", None)
-    # One is the object that is made to ask.
+    # One use is the storage object made for this call.
     return 0 if count is None else count(tensor.untyped_storage()._cdata) - 1
 
 
 class PrivateFiles:
-    """Where this process has private mappings of files, as of when it is first asked."""
+    """This process's private mappings of files, as of the first call of hold()."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] | None = None
@@ -114,7 +114,7 @@ class PrivateFiles:
 
 
 def may_be_view(tensor: torch.Tensor, files: PrivateFiles) -> bool:
-    """Whether nobody would miss the tensor's present memory."""
+    """Whether nothing else uses the tensor's present memory, so that a view may replace it."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_cpu:
         return False
     if tensor.numel() == 0 or not tensor.is_contiguous() or tensor.is_neg():
@@ -125,8 +125,8 @@ def may_be_view(tensor: torch.Tensor, files: PrivateFiles) -> bool:
         return False
     if holders_of_storage(tensor) != 1:
         return False
-    # Memory that torch did not allocate may be numpy's, whose array nobody can count. A model's
-    # file that was mapped to load it is not, nor is a former view.
+    # Memory that torch did not allocate may be numpy's, whose references cannot be counted. A
+    # mapped file from which a model was loaded is safe, and so is a former view.
     return (
         tensor.untyped_storage().resizable()
         or any(tensor.data_ptr() in mapping.addresses for mapping in tuple(_mappings))
@@ -136,14 +136,14 @@ def may_be_view(tensor: torch.Tensor, files: PrivateFiles) -> bool:
 
 _living: weakref.WeakSet[ParameterViews] = weakref.WeakSet()
 _mappings: weakref.WeakSet[_Mapping] = weakref.WeakSet()
-# Set when the interpreter exits: nobody computes any more.
+# Non-empty when the interpreter exits: no code computes with parameters any more.
 _exits: list[bool] = []
 
 
 def _before_fork() -> None:
-    """As memory that is a process's own, a child's parameters stay what they were: it inherits
-    copies. They are given back here in the next step, so that all children before it share
-    one."""
+    """Makes all views private before a fork, so that a child inherits copies and its parameters
+    stay what they were. The parent drops the copies in its next step; all children before that
+    step share one copy."""
     for views in tuple(_living):
         try:
             views.keep()

@@ -1,4 +1,4 @@
-"""What a script writes while a step of its optimizer is not known to be over."""
+"""Tracks what a script writes while it is unknown whether a step of its optimizer is over."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from optstate._torch_digests import ContentDigest
 
 class WrittenSince:
     """Keeps what a script has written into parameters from being overwritten by a step that
-    was interrupted, or that failed here and was taken all the same.
+    was interrupted, or that failed here and was committed all the same.
 
-    Threads: as the optimizer, one at a time.
+    Threads: one at a time, like the optimizer.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
@@ -22,7 +22,7 @@ class WrittenSince:
         self._digests: list[torch.Tensor] = []
 
     def note(self) -> None:
-        """Before the script goes on: what it writes from now on is its own."""
+        """Starts tracking, before the script continues: what it writes from now on is kept."""
         digest = ContentDigest()
         self._digests = [digest(parameter) for parameter in self._parameters]
         self._versions = [parameter._version for parameter in self._parameters]
@@ -31,8 +31,8 @@ class WrittenSince:
         self._versions, self._digests = None, []
 
     def take(self) -> dict[int, torch.Tensor]:
-        """Copies of what was written, by index, for put_back() after the step's values were
-        read. Forgets."""
+        """Returns copies of what was written, by index, for put_back() after the step's values
+        are read; ends tracking."""
         if self._versions is None:
             return {}
         digest = ContentDigest()
@@ -48,6 +48,6 @@ class WrittenSince:
 
     @torch.no_grad()
     def put_back(self, written: dict[int, torch.Tensor]) -> None:
-        """As changes in place, which they are."""
+        """Writes the values as in-place changes, which autograd notices."""
         for index, values in written.items():
             self._parameters[index].copy_(values)

@@ -12,7 +12,7 @@ _NOT_THE_SCRIPT = tuple(os.path.dirname(path) + os.sep for path in (__file__, to
 
 
 def warn(text: str) -> None:
-    """UserWarning of the nearest caller outside of optstate and torch."""
+    """Issues a UserWarning located at the nearest caller outside of optstate and torch."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_SCRIPT):
         frame, level = frame.f_back, level + 1

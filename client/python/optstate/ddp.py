@@ -10,8 +10,8 @@ from optstate._torch_gradients import expect_copies
 def ddp_hook(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A DDP communication hook that communicates nothing.
 
-    For optimizers made with ``reduction="daemon"``, which takes each rank's own
-    gradients and averages them in the pass of the update::
+    It is for optimizers made with ``reduction="daemon"``, where the daemon takes each
+    rank's own gradients and averages them in the same pass as the update::
 
         model = DistributedDataParallel(module)
         model.register_comm_hook(None, optstate.ddp_hook)

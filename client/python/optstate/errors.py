@@ -1,9 +1,9 @@
 """Exceptions that carry the daemon's own text.
 
 Every failure of the client library or the daemon is a subclass of
-:class:`OptstateError`; which one follows from the status code. Each is also
-the built-in exception that Python code would expect, so that
-``except ValueError`` catches a bad hyperparameter whoever found it.
+:class:`OptstateError`; the status code determines which. Each is also the
+built-in exception that Python code would expect, so that ``except ValueError``
+catches a bad hyperparameter whether the client or the daemon found it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 class OptstateError(Exception):
-    """Base of all errors of optstate; ``code`` is the absl::StatusCode."""
+    """Base class of all errors of optstate; ``code`` is the absl::StatusCode."""
 
     code: ClassVar[int] = 2
 
@@ -24,13 +24,13 @@ class CancelledError(OptstateError, RuntimeError):
 
 
 class UnknownError(OptstateError, RuntimeError):
-    """An error without a better class."""
+    """The error has no more specific class."""
 
     code = 2
 
 
 class InvalidArgumentError(OptstateError, ValueError):
-    """A value that is wrong whatever the state: hyperparameter, dtype, name."""
+    """A value is wrong whatever the state: hyperparameter, dtype, name."""
 
     code = 3
 
@@ -42,13 +42,13 @@ class DeadlineExceededError(OptstateError, TimeoutError):
 
 
 class NotFoundError(OptstateError, LookupError):
-    """No such job or parameter."""
+    """There is no such job or parameter."""
 
     code = 5
 
 
 class AlreadyExistsError(OptstateError, RuntimeError):
-    """Another live session has this rank of the job."""
+    """Another live session holds this rank of the job."""
 
     code = 6
 
@@ -66,19 +66,19 @@ class ResourceExhaustedError(OptstateError, RuntimeError):
 
 
 class FailedPreconditionError(OptstateError, RuntimeError):
-    """Another layout, a step out of order, ranks that do not agree."""
+    """The layout differs, a step is out of order, or the ranks do not agree."""
 
     code = 9
 
 
 class AbortedError(OptstateError, RuntimeError):
-    """The step was given up, by this rank or by another."""
+    """The step was aborted, by this rank or by another."""
 
     code = 10
 
 
 class OutOfRangeError(OptstateError, ValueError):
-    """An index or offset beyond the end."""
+    """An index or offset is beyond the end."""
 
     code = 11
 
@@ -90,7 +90,7 @@ class UnimplementedError(OptstateError, NotImplementedError):
 
 
 class InternalError(OptstateError, RuntimeError):
-    """A broken invariant: a bug in optstate."""
+    """An invariant is broken: this is a bug in optstate."""
 
     code = 13
 
@@ -102,13 +102,13 @@ class UnavailableError(OptstateError, ConnectionError):
 
 
 class DataLossError(OptstateError, RuntimeError):
-    """State of the job is gone or cannot be trusted; the text says from when."""
+    """State of the job is lost or cannot be trusted; the text says since when."""
 
     code = 15
 
 
 class UnauthenticatedError(OptstateError, PermissionError):
-    """The daemon does not know who is asking."""
+    """The daemon does not know which user is asking."""
 
     code = 16
 

@@ -2,7 +2,7 @@
 
 ``torch.optim.AdamW(model.parameters(), lr=3e-4)`` becomes
 ``optstate.AdamW(model.parameters(), lr=3e-4, job="my-run")``. Everything torch
-documents of its optimizer holds; ServedOptimizer says what is added.
+documents about its optimizer holds; ServedOptimizer documents what is added.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Lion(ServedOptimizer, _Lion):
 class LAMB(ServedOptimizer, _LAMB):
     """LAMB (You et al. 2020) in the daemon; see ServedOptimizer.
 
-    As apex' FusedLAMB with use_nvlamb=True: the trust ratio is applied without weight
-    decay too. weight_decay is 0 by default, apex's 0.01; max_norm None, its max_grad_norm 1.
+    Behaves as apex's FusedLAMB with use_nvlamb=True: the trust ratio is applied without weight
+    decay too. Defaults: weight_decay is 0 (apex: 0.01), max_norm None (apex's max_grad_norm: 1).
     """
 
     _optstate_name = "lamb"

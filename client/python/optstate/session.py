@@ -1,4 +1,4 @@
-"""One rank's session with a job, without torch: what bindings share."""
+"""One rank's session with a job, without torch: the part that bindings share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optstate._interrupt import Interrupt
 
 
 class ParameterSpec(NamedTuple):
-    """One parameter of a layout; dtypes are the C API's codes."""
+    """One parameter of a layout; dtypes are codes of the C API."""
 
     name: str
     shape: Sequence[int]
@@ -53,7 +53,7 @@ class SessionSpec:
 
 
 class LossScalerState(NamedTuple):
-    """What a dynamic LossScaler has come to; see v1.LossScalerState."""
+    """The present state of a dynamic LossScaler; see v1.LossScalerState."""
 
     loss_scale: float
     good_steps: int
@@ -64,10 +64,9 @@ class LossScalerState(NamedTuple):
 class LossScaler:
     """Loss scaling in the daemon, whose state survives with the job's.
 
-    The defaults are torch.amp.GradScaler's. With ``hysteresis`` above 1, so many
-    overflows pass before the scale shrinks, and it never goes below
-    ``min_scale``, as DeepSpeed has it. ``dynamic=False``: it stays at
-    ``init_scale``.
+    The defaults are torch.amp.GradScaler's. As in DeepSpeed, the scale shrinks only
+    after ``hysteresis`` overflows and never goes below ``min_scale``.
+    ``dynamic=False``: the scale stays at ``init_scale``.
     """
 
     init_scale: float = 65536.0
@@ -81,14 +80,13 @@ class LossScaler:
 
 @dataclasses.dataclass(frozen=True)
 class StepOutcome:
-    """What became of one step.
+    """The outcome of one step.
 
     ``gradient_norm`` is the L2 norm of all unscaled gradients of the step over
     all ranks, before clipping; ``clip_coefficient`` is 1 when nothing was
-    clipped. ``applied`` is False when the step was skipped because
+    clipped. ``applied`` is False when the step was skipped because of
     ``found_inf``. ``update_ns`` is the time of the update in the daemon.
-    ``loss_scale`` is what the next loss is to be multiplied by; 0 without a
-    LossScaler.
+    ``loss_scale`` is the factor for the next loss; 0 without a LossScaler.
     """
 
     step: int
@@ -106,11 +104,11 @@ class Piece(NamedTuple):
     parameter: int
     begin: int
     numel: int
-    address: int  # of its gradient in the segment; 0 when numel is 0
+    address: int  # address of the piece's gradient in the segment; 0 when numel is 0
 
 
 def _fill_parameters(parameters: Sequence[ParameterSpec]) -> tuple[ctypes.Array, list]:
-    """The C array, and what must outlive it."""
+    """Returns the C array, and the objects that must outlive it."""
     structs = _native.array_of(_native.Parameter, len(parameters))
     shapes = array.array("q", (n for spec in parameters for n in spec.shape))
     address, _ = shapes.buffer_info()
@@ -130,10 +128,10 @@ _open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def _leave_sessions_to_parent() -> None:
-    """In a forked child: lets go of the connections, without a word on them.
+    """Closes the connections in a forked child, without sending anything on them.
 
-    Else the daemon would take a rank for alive as long as one of its data
-    loader's workers is.
+    Otherwise the daemon would consider a rank alive as long as a worker of its
+    data loader is.
     """
     for session in list(_open_sessions):
         session._abandon()
@@ -146,20 +144,20 @@ class Session:
     """An open session; create it with :meth:`open`.
 
     Threads: safe; a lock admits one call at a time, and a call may block until
-    the other ranks have come. Processes: it belongs to the one that opened it.
-    After a fork, the child's copy refuses every call and closing it does
-    nothing, so that a data loader's worker cannot speak on its parent's
-    session or end it.
+    the other ranks participate. Processes: a session belongs to the process that
+    opened it. After a fork, the child's copy refuses every call and closing it
+    does nothing, so that a data loader's worker cannot use its parent's session
+    or end it.
     Memory: addresses of pieces and parameters are valid until :meth:`close`.
     Signals: a handler that raises (Ctrl-C) ends a wait for other ranks or for a
-    lost daemon, in the main thread. A commit is under way then, and wait_commit
-    goes on with it.
+    lost daemon, in the main thread. An interrupted commit stays under way, and
+    wait_commit continues it.
     """
 
     def __init__(self, handle: int, interrupt: Interrupt, parameter_count: int) -> None:
         self._handle: int | None = handle
         self._interrupt = interrupt
-        # A signal handler may run within a call, in the thread that has the lock.
+        # A signal handler may run within a call, in the thread that holds the lock.
         self._calling = False
         self._close_due = False
         self._pid = os.getpid()
@@ -174,7 +172,7 @@ class Session:
         self.phase: int = info.phase
         self.created = bool(info.created)
         self.loss_scale: float = info.loss_scale
-        # Parameters from here on have no state yet, see v1.AttachReply.
+        # Parameters from this index on have no state yet, see v1.AttachReply.
         self.load_required_from: int = info.load_required_from
         self.endpoint: str = info.endpoint.decode()
         self.wire: str = info.wire.decode()
@@ -185,7 +183,7 @@ class Session:
     def open(cls, spec: SessionSpec) -> Session:
         """Connects, registers the layout and attaches the rank.
 
-        Raises the subclass of OptstateError that says why not.
+        Raises the subclass of OptstateError that says why it failed.
         """
         library = _native.library()
         interrupt = Interrupt()
@@ -242,7 +240,7 @@ class Session:
 
     @property
     def is_forked(self) -> bool:
-        """Whether it is that of a parent process, which alone can use it."""
+        """Whether the session belongs to a parent process, which alone can use it."""
         return self._pid != os.getpid()
 
     def refuse_fork(self) -> None:
@@ -287,7 +285,7 @@ class Session:
         ]
 
     def parameter(self, parameter: int) -> tuple[int, int]:
-        """(address, bytes) of a parameter at the committed step; read-only."""
+        """Returns (address, bytes) of a parameter at the committed step; read-only."""
         data = ctypes.c_void_p()
         size = ctypes.c_size_t()
         self._call(
@@ -299,13 +297,13 @@ class Session:
         return data.value or 0, size.value
 
     def map_views(self) -> ctypes.c_void_p:
-        """The parameters as memory that may be written; see optstate_views_map."""
+        """Maps the parameters as memory that may be written; see optstate_views_map."""
         handle = ctypes.c_void_p()
         self._call(self._library.optstate_views_map, ctypes.byref(handle))
         return handle
 
     def find_written(self, views: ctypes.c_void_p) -> list[int]:
-        """Parameters that differ from the committed step's because `views` were written."""
+        """Returns parameters that differ from the committed step because `views` were written."""
         count = ctypes.c_size_t()
         self._call(
             self._library.optstate_views_find_written,
@@ -343,7 +341,7 @@ class Session:
     def end_micro_step(self, step: int, micro_step: int) -> None:
         """Waits until the gradients of this micro-step may be overwritten.
 
-        With REPLICATED for ranks that have not come as far.
+        With REPLICATED it also waits for ranks that have not reached this micro-step.
         """
         self._call(self._library.optstate_end_micro_step, step, micro_step)
 
@@ -359,10 +357,10 @@ class Session:
         found_inf: bool = False,
         read: tuple[array.array, array.array] | None = None,
     ) -> StepOutcome:
-        """Waits until every rank has committed; returns what became of the step.
+        """Waits until every rank has committed; returns the outcome of the step.
 
-        `read`: as read_parameters() when the step is applied, but part by part, while
-        the daemon still updates the others.
+        `read`: arguments of read_parameters(), which takes place if the step is applied, part
+        by part, while the daemon still updates other parts.
         """
         with self._lock:
             commit = self._commit
@@ -384,7 +382,7 @@ class Session:
             return self._take_outcome()
 
     def wait_commit(self) -> StepOutcome:
-        """Goes on with a commit that a signal interrupted."""
+        """Continues a commit that a signal interrupted."""
         with self._lock:
             self._call(self._library.optstate_commit_wait, self._outcome)
             return self._take_outcome()
@@ -404,7 +402,7 @@ class Session:
         )
 
     def refresh(self) -> bool:
-        """Reads committed_step, which a signal may have left behind; returns whether a
+        """Updates committed_step, which a signal may have left out of date; returns whether a
         commit is under way."""
         info = self.info()
         self.committed_step = info.committed_step
@@ -412,14 +410,14 @@ class Session:
         return bool(info.commit_open)
 
     def loss_scaler_state(self) -> LossScalerState | None:
-        """Of a dynamic LossScaler; None of an older daemon too."""
+        """Returns the state of a dynamic LossScaler; None without one or from an older daemon."""
         info = self.info()
         if not info.hysteresis_left:
             return None
         return LossScalerState(info.loss_scale, info.good_steps, info.hysteresis_left)
 
     def writes_parameters(self) -> bool:
-        """Of an interrupted commit: whether parameters of its step are being written."""
+        """Whether the engine writes parameters of the step whose commit was interrupted."""
         writes = ctypes.c_int32()
         self._call(self._library.optstate_writes_parameters, ctypes.byref(writes))
         return bool(writes.value)
@@ -429,7 +427,7 @@ class Session:
         self._call(self._library.optstate_abort, step)
 
     def read_parameters(self, parameters: array.array, destinations: array.array) -> None:
-        """Copies whole parameters to contiguous host memory ("I", "Q")."""
+        """Copies whole parameters to contiguous host memory: indices ("I"), addresses ("Q")."""
         self._call(
             self._library.optstate_read_parameters,
             parameters.buffer_info()[0],
@@ -438,7 +436,7 @@ class Session:
         )
 
     def find_changed(self, parameters: array.array, copies: array.array) -> list[int]:
-        """Of what was read, wherever it is now: those whose content has changed since."""
+        """Returns parameters whose copies, wherever they are now, changed since they were read."""
         count = ctypes.c_size_t()
         self._call(
             self._library.optstate_find_changed,
@@ -451,11 +449,12 @@ class Session:
         return self._written[: count.value].tolist() if count.value else []
 
     def note_copies(self, parameters: array.array) -> None:
-        """The trainer's copies of these hold what the parameters are now."""
+        """Notes that the trainer's copies of these parameters hold the present values."""
         self._call(self._library.optstate_note_copies, parameters.buffer_info()[0], len(parameters))
 
     def begin_load(self, *, same: bool = False) -> None:
-        """same: every rank loads everything, with equal values; else finish_load() raises."""
+        """Begins a load. same: every rank must load everything, with equal values; otherwise
+        finish_load() raises."""
         begin = (
             self._library.optstate_begin_same_load if same else self._library.optstate_begin_load
         )
@@ -472,7 +471,7 @@ class Session:
         dtypes: array.array,
         addresses: array.array,
     ) -> None:
-        """load() of each ("i", "I", "i", "Q")."""
+        """Does load() for each element of the arrays ("i", "I", "i", "Q")."""
         self._call(
             self._library.optstate_load_many,
             state_arrays.buffer_info()[0],
@@ -483,17 +482,17 @@ class Session:
         )
 
     def finish_load(self) -> None:
-        """Waits until every rank has finished."""
+        """Waits until every rank has finished its load."""
         self._call(self._library.optstate_finish_load)
 
     def fetch(self, state_array: int, parameter: int, address: int, size: int) -> None:
-        """Copies one whole array to `size` bytes: fp32 (STEP_COUNT, SCALAR: 8 bytes)."""
+        """Copies one whole array, as fp32, to `size` bytes (STEP_COUNT, SCALAR: 8 bytes)."""
         self._call(self._library.optstate_fetch, state_array, parameter, address, size, None)
 
     def fetch_many(
         self, state_arrays: array.array, parameters: array.array, addresses: array.array
     ) -> None:
-        """fetch() of each ("i", "I", "Q"), to memory of their sizes."""
+        """Does fetch() for each element of the arrays ("i", "I", "Q"), to memory of its size."""
         self._call(
             self._library.optstate_fetch_many,
             state_arrays.buffer_info()[0],
@@ -508,12 +507,12 @@ class Session:
         self._lock = threading.RLock()
         handle, self._handle = self._handle, None
         if handle is not None:
-            self._library.optstate_session_close(handle)  # knows that it was forked
+            self._library.optstate_session_close(handle)  # the library detects the fork
 
     def close(self) -> None:
         """Detaches the rank. Idempotent; does nothing in a forked child.
 
-        From a signal handler that interrupts a call: when that returns.
+        Called by a signal handler that interrupts a call, it closes when that call returns.
         """
         if self.is_forked:
             return

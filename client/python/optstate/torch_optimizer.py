@@ -1,4 +1,4 @@
-"""What every optimizer of optstate is, whatever torch's class it stands for."""
+"""The base class of every optimizer of optstate, whichever class of torch it replaces."""
 
 from __future__ import annotations
 
@@ -33,77 +33,78 @@ from optstate.session import LossScaler, StepOutcome
 
 
 class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
-    """What the optimizers of optstate add to torch's of the same names.
+    """The features that optstate's optimizers add to torch's of the same names.
 
     Keyword arguments beyond torch's:
-        job: name of the job on this node. A job of this name that is there
-            already is re-attached: the parameters are overwritten in place with
-            the daemon's, of step ``committed_step``. None: a job of a unique
-            name that ends with this optimizer.
+        job: name of the job on this node. An existing job of this name is
+            re-attached: the parameters are overwritten in place with the
+            daemon's, of step ``committed_step``. None: a job of a unique name
+            that ends with this optimizer.
         endpoint: "unix:PATH", "grpc:HOST:PORT", "grpc:unix:PATH" or "embedded".
-            None: $OPTSTATE_ENDPOINT, else the node's daemon when its socket is
-            there, else "embedded", a private daemon that lives with the trainer.
+            None: $OPTSTATE_ENDPOINT, else the node's daemon when its socket
+            exists, else "embedded", a private daemon that ends with the trainer.
         max_norm: clip the L2 norm of all gradients to this, in the daemon (as
             clip_grad_norm_, but in the same pass as the update). None, 0 and
-            infinity: no clipping. Also an attribute that may be changed between
+            infinity: no clipping. It is also an attribute that may be changed between
             steps. A param group's own "max_norm" clips the group by its norm.
-        norm_type: of max_norm, as clip_grad_norm_ takes it: 1, 2 or infinity.
-        max_value: cut each element of the unscaled, norm-clipped gradients to
-            +-this (as clip_grad_value_). None, 0 and infinity: not.
-        process_group: whose ranks train the job together; None: the default
+        norm_type: the norm for max_norm, as in clip_grad_norm_: 1, 2 or infinity.
+        max_value: clamp each element of the unscaled, norm-clipped gradients to
+            +-this (as clip_grad_value_). None, 0 and infinity: no clamping.
+        process_group: the group whose ranks train the job together; None: the default
             group of torch.distributed if it is initialised, else this process.
-        model: a module to take stable parameter names from; or pass (name,
+        model: a module that gives parameters stable names; or pass (name,
             parameter) pairs as params, as torch's optimizers accept.
-        named_parameters: the same, of a module or of (name, parameter) pairs, for
+        named_parameters: the same from a module or from (name, parameter) pairs, for
             frameworks that take a keyword called model for themselves.
         partition: "greedy" (whole parameters; the default) or "contiguous" (equal
             slices): which rank pushes which gradients. Not with reduction="daemon".
         accumulate: reserve accumulators in the daemon for accumulate_step(). With
             reduction="daemon" a micro-step of all ranks is summed as soon as each
             has taken it; a rank without a gradient adds nothing to it.
-        accumulate_dtype: of the accumulators: "float32" (the default), or "gradient"
+        accumulate_dtype: dtype of the accumulators: "float32" (the default), or "gradient"
             for the gradients' own, which for 16 bits takes half the memory and rounds each
             sum to nearest even.
         reduction: "trainer": the gradients are reduced already, as after
             DistributedDataParallel. "daemon": each rank has its own, and the
-            daemon averages them in the pass of the update; no collective between
+            daemon averages them in the same pass as the update; no collective between
             the ranks of the node. Under DistributedDataParallel register
-            optstate.ddp_hook, which keeps it from reducing.
+            optstate.ddp_hook, which disables its all-reduce.
         overlap: push each gradient as soon as backward() has accumulated it, so
-            that the daemon looks at it while backward() goes on. Needs
+            that the daemon processes it while backward() continues. Needs
             reduction="daemon" when there are several ranks. Changes that are
-            made to .grad before step() are noticed and pushed again, but for
+            made to .grad before step() are noticed and pushed again, except
             those that leave no trace: through .data or numpy, by a collective of
             torch.distributed, or by unscale_() without the scaler's own step().
-            Parameters come back while others are updated, where the wire can.
-        state_dtype: of the state arrays: torch.float32, torch.bfloat16 (rounded
+            Parameters are read while others are updated, where the wire supports it.
+        state_dtype: dtype of the state arrays: torch.float32, torch.bfloat16 (rounded
             stochastically, reproducibly) or "dynamic8" (bitsandbytes' 8-bit map):
             4, 2 or 1.02 bytes an element. Adafactor's row_var and col_var are
-            float32 always.
+            always float32.
         master: where the fp32 values of 16-bit parameters are kept: "float32"
             beside them, or "split": the bfloat16 parameter is the upper half and
             16 bits are beside it, 2 bytes less for the same steps. A parameter
-            half way between two bfloat16 is then the larger one, not the even
-            one. float32 parameters are their own in either case.
+            half way between two bfloat16 values is then the larger one, not the
+            even one. float32 parameters are their own masters in either case.
         loss_scaler: an optstate.LossScaler, kept by the daemon with the job:
             ``optimizer.scale(loss).backward()``, then ``optimizer.step()``.
-        resume: what load_state_dict() does before the first step after attaching to a
-            job that was there, when the job has other state than the checkpoint, whose
-            model was perhaps loaded before, and overwritten. "checkpoint": it puts the
-            job back to the checkpoint, and with it the parameters that attaching replaced
+        resume: what load_state_dict() does before the first step after attaching to an
+            existing job, when the job has other state than the checkpoint, whose model
+            was perhaps loaded before, and overwritten. "checkpoint": it puts the job
+            back to the checkpoint, along with the parameters that attaching replaced
             (kept in host memory until the first step; not those that were changed
             since). "job": a job that has taken steps goes on as it is, and only
             param_groups are taken. "error": it raises.
         parameters_as_views: over shared memory, parameters in host memory become views of
             the daemon's, so that nothing is copied out after a step and a change is noticed
-            however it was made. Not those that share their memory with other tensors
-            (``model.state_dict()`` that is still held, say) or are not contiguous; and none
-            where the daemon speculates.
-        detect_changes: how changes are found that leave no trace (through .data or numpy, by
-            a collective) of parameters that are copied and not views. "exact": by a digest of
-            64 bits of what was copied, which is compared before each step. "sample": of one
-            line in each page, by turns, so that a change of few elements is found late or, when
-            the next step undoes it, not at all. "off": not found, and undone by the next step.
+            however it was made. Parameters that share memory with other tensors (e.g. a
+            ``model.state_dict()`` that still exists) or are not contiguous are copied, and
+            all parameters are copied where the daemon speculates.
+        detect_changes: how to find changes without a trace (through .data or numpy, by a
+            collective) of parameters that are copied and not views. "exact": by a 64-bit
+            digest of what was copied, which is compared before each step. "sample": by a digest
+            of one line in each page, by turns, so that a change of few elements is found late or,
+            when the next step undoes it, not at all. "off": not found, and undone by the next
+            step.
         connect_timeout, step_timeout: seconds; None: 30 and 1800. step_timeout
             includes waiting for the other ranks.
 
@@ -112,20 +113,20 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
     all parameters back. Constructing, add_param_group, load_state_dict and step
     are collective: every rank calls them in the same order.
 
-    A gradient with NaN or Inf skips the step on all ranks; last_outcome says so.
+    A non-finite gradient skips the step on all ranks; last_outcome reports it.
     Parameters that were changed in place (``p.copy_()``,
     ``model.load_state_dict``), on every rank alike, are sent to the daemon before
     the next step. So are changes that leave no trace, as through ``.data`` or numpy; see
     detect_changes.
 
-    Threads: one at a time, as torch's. Processes: a forked child cannot use it.
+    Threads: one at a time, as torch's. Processes: a forked child cannot use the optimizer.
     """
 
-    # Of the subclass: the daemon's name of its optimizer.
+    # The daemon's name of the subclass's optimizer.
     _optstate_name = ""
 
-    # The only attribute of an instance besides torch's own, which no class attribute may
-    # hide from what wraps the instance.
+    # The only attribute of an instance besides torch's own. No class attribute may hide it
+    # from wrappers of the instance.
     _served: Served
 
     param_groups = Shared()
@@ -134,7 +135,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
     norm_type = Shared()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Shows torch's arguments and ours as the class's signature."""
+        """Shows the arguments of torch and of optstate as the class's signature."""
         super().__init_subclass__(**kwargs)
         if ServedOptimizer not in cls.__bases__:
             return
@@ -146,7 +147,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
 
     @classmethod
     def _torch_class(cls) -> type[torch.optim.Optimizer]:
-        """What this is but for the daemon."""
+        """Returns torch's optimizer class that this class serves from the daemon."""
         torchs = (each for each in cls.__mro__ if not issubclass(each, ServedOptimizer))
         return next(each for each in torchs if issubclass(each, torch.optim.Optimizer))
 
@@ -205,7 +206,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             raise ValueError("model= and named_parameters= are two names of one thing: give one")
         self._served = served = Served(settings, process_group)  # torch's constructor uses it
         super().__init__(params, *args, **kwargs)
-        served.state = defaultdict(dict)  # what Adagrad begins with is the daemon's
+        served.state = defaultdict(dict)  # the daemon has Adagrad's initial state
         if job is not None and (not isinstance(job, str) or not job):
             raise ValueError(f"Invalid job: {job!r} (a name, or None)")
         limit(max_norm, "max_norm")
@@ -216,10 +217,10 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         served.name_by(named_parameters if model is None else model)
         served.attach(job)
 
-    # Where the optimizer stands.
+    # Properties and reports.
 
     def __repr__(self) -> str:
-        """As torch's, with the job, where it is and its step."""
+        """Returns torch's text with the job, its endpoint and its step."""
         served = getattr(self, "_served", None)
         attachment = served.attachment if served is not None else None
         if attachment is None:
@@ -242,7 +243,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
 
     @property
     def last_outcome(self) -> StepOutcome | None:
-        """What became of this optimizer's last step; None before it."""
+        """The outcome of this optimizer's last step; None before the first."""
         served = self._served
         if served.attachment is not None:
             served.finish_interrupted(served.attachment)
@@ -256,36 +257,36 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
 
     @property
     def endpoint(self) -> str | None:
-        """Where the daemon is, resolved; None while not attached."""
+        """The resolved endpoint of the daemon; None while not attached."""
         attachment = self._served.attachment
         return attachment.session.endpoint if attachment else None
 
     @property
     def wire(self) -> str | None:
-        """What carries gradients and parameters, shm or grpc."""
+        """The wire that carries gradients and parameters, shm or grpc; None while not attached."""
         attachment = self._served.attachment
         return attachment.session.wire if attachment else None
 
     def gradient_norms(self) -> dict[str, float]:
-        """The L2 norm of each parameter's gradient in the last step, by name.
+        """Returns the L2 norm of each parameter's gradient in the last step, by name.
 
-        Of the unscaled gradients before clipping, summed (and with
+        The norms are of the unscaled gradients before clipping, summed (and with
         reduction="daemon" averaged) over ranks and micro-steps. Parameters without a
-        gradient are not in it. Not collective. FailedPreconditionError before the first
-        step, and after the daemon's engine was started anew.
+        gradient are left out. Not collective. FailedPreconditionError before the first
+        step, and after the daemon's engine was restarted.
         """
         return self._served.attached().arrays.fetch_gradient_norms()
 
     def memory(self) -> MemoryUse:
-        """Where the bytes of training are that torch's optimizer would hold in this process.
+        """Returns where the memory is that torch's optimizer would hold in this process.
 
-        Asks the daemon. Not collective. UnavailableError when it does not answer.
+        Asks the daemon. Not collective. UnavailableError when the daemon does not answer.
         """
         attachment = self._served.attached()
         replaced = self._served.replaced
         return memory_use(attachment, 0 if replaced is None else replaced.held_bytes)
 
-    # Attaching.
+    # Methods that attach and detach.
 
     def attach(
         self,
@@ -295,9 +296,9 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
     ) -> None:
         """Attaches a copied or unpickled optimizer, which has no job before.
 
-        A new job starts with the state that the copy holds; an existing one
-        overwrites parameters and state with the daemon's. process_group: instead of
-        the copied one's; needed when it had one and was pickled (RuntimeError).
+        A new job starts with the state that the copy holds; an existing job
+        overwrites parameters and state with the daemon's. process_group: replaces
+        the copied one; required (else RuntimeError) if pickling dropped a group.
         Collective.
         """
         served = self._served
@@ -317,7 +318,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         served.attach(job)
 
     def close(self) -> None:
-        """Detaches from the job. Idempotent; the optimizer cannot be used after.
+        """Detaches from the job. Idempotent; the optimizer cannot be used afterwards.
 
         A named job stays in the daemon; a private one ends with its last rank.
         """
@@ -329,15 +330,15 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Growing.
+    # Methods that extend the job.
 
     @torch._disable_dynamo
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; after construction it is collective.
+        """Adds a param group, as torch's method does; collective after construction.
 
         The job goes on at its step, with the new parameters beside the old ones.
-        A trainer that re-attaches to it later must construct all groups at once. A
-        parameter that the module of model= has by now gets its name there.
+        A trainer that re-attaches to the job later must construct all groups at once.
+        A parameter that the module of model= has by now gets its name there.
         """
         super().add_param_group(param_group)
         was_attached = False
@@ -353,7 +354,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             if was_attached:
                 self._served.add_group(self._served.attachment)
         except BaseException:
-            # Detached meanwhile: the job may have the new parameters, with which attach() goes on.
+            # If detached meanwhile, the job may have the new parameters: attach() needs them.
             if not was_attached or self._served.attachment is not None:
                 self.param_groups.pop()
             raise

@@ -1,4 +1,4 @@
-// torch.optim.Adagrad.
+// The rule of torch.optim.Adagrad.
 
 #include <cstdint>
 
@@ -12,7 +12,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/rules/adagrad.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/moments-inl.h"
@@ -25,9 +25,9 @@ namespace optstate::cpu {
 enum AdagradFactor : int {
   kAdagradDecay,
   kAdagradEps,
-  // lr / (1 + (t - 1) * lr_decay).
+  // The value lr / (1 + (t - 1) * lr_decay).
   kAdagradStepSize,
-  // What is added to `sum` before anything else: arrays begin as zeros, so at
+  // The value added to `sum` before anything else: arrays begin as zeros, so at
   // the first step initial_accumulator_value, and 0 from then on.
   kAdagradStart,
 };

@@ -43,9 +43,9 @@ class Adam {
         eps_(factors.slot[kAdamEps]),
         step_size_(factors.slot[kAdamStepSize]) {}
 
-  // What is NaN or infinite in any array makes NaN of the new master then: a
-  // NaN goes through, an infinite square gives inf - inf, and so does the decay
-  // of an infinite master.
+  // A NaN or infinity in any array makes the new master NaN then: a NaN goes
+  // through, an infinite square gives inf - inf, and so does the decay of an
+  // infinite master.
   bool HasPlain() const { return exp_avg_weight_ > 0; }
 
   template <bool kPlain, class D, class V>
@@ -78,7 +78,8 @@ class Adam {
   }
 
  private:
-  // torch.maximum: a NaN on either side wins. Highway's Max leaves it open.
+  // Behaves as torch.maximum: a NaN on either side wins. Highway's Max leaves
+  // it open.
   template <class V>
   static HWY_INLINE V Maximum(V a, V b) {
     return hn::IfThenElse(hn::Or(hn::Lt(a, b), hn::IsNaN(b)), b, a);

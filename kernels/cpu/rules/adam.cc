@@ -1,4 +1,4 @@
-// Adam and AdamW.
+// The rules of Adam and AdamW.
 
 #include "kernels/cpu/highway_config.h"
 #include "kernels/cpu/rule_kernels.h"
@@ -9,7 +9,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/rules/adam.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/rule_kernels-inl.h"
 #include "kernels/cpu/rules/adam-inl.h"

@@ -1,4 +1,4 @@
-// Lion, as in lion-pytorch and in DeepSpeed's FusedLion.
+// The rule of Lion, as in lion-pytorch and in DeepSpeed's FusedLion.
 
 #include <cstdint>
 #include <limits>
@@ -13,7 +13,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/rules/lion.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/moments-inl.h"
@@ -25,13 +25,13 @@ namespace optstate::cpu {
 
 enum LionFactor : int {
   kLionLr,
-  // lr * weight_decay.
+  // The value lr * weight_decay.
   kLionDecay,
   // The change has the sign of Keep * exp_avg + Gain * gradient: beta1 and
   // 1 - beta1.
   kLionSignKeep,
   kLionSignGain,
-  // Of exp_avg, with beta2: see factors.h.
+  // The factors of exp_avg, with beta2: see factors.h.
   kLionGain,
   kLionKeep,
   kLionLoss,
@@ -80,7 +80,7 @@ class Lion {
   HWY_INLINE void operator()(D d, V grad, V& master, V& exp_avg, V&, V&) const {
     const V direction = hn::Add(Product(hn::Set(d, sign_keep_), exp_avg),
                                 Product(hn::Set(d, sign_gain_), grad));
-    // torch.sign is 0 of 0 and of NaN.
+    // The sign, as in torch.sign, is 0 of 0 and of NaN.
     const V zero = hn::Zero(d);
     const V lr = hn::Set(d, lr_);
     const V up = hn::IfThenElseZero(hn::Gt(direction, zero), lr);

@@ -1,4 +1,4 @@
-// torch.optim.NAdam.
+// The rule of torch.optim.NAdam.
 
 #include <cmath>
 #include <cstdint>
@@ -13,7 +13,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/rules/nadam.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/moments-inl.h"
@@ -26,23 +26,23 @@ namespace optstate::cpu {
 // With mu the momentum of this step, mu' that of the next, product the product
 // of all up to this one, and c = sqrt(1 - beta2^t):
 enum NadamFactor : int {
-  // weight_decay, or 0 when it is decoupled; lr * weight_decay when it is.
+  // The values weight_decay and 0, or 0 and lr * weight_decay when decoupled.
   kNadamDecay,
   kNadamDecoupledDecay,
-  // Of exp_avg and of exp_avg_sq: see factors.h.
+  // The factors of exp_avg and of exp_avg_sq: see factors.h.
   kNadamExpAvgWeight,
   kNadamSquareGain,
   kNadamSquareKeep,
   kNadamSquareLoss,
-  // eps * c.
+  // The value eps * c.
   kNadamEps,
-  // lr * (1 - mu) / (1 - product) * c.
+  // The value lr * (1 - mu) / (1 - product) * c.
   kNadamGradientStep,
-  // lr * mu' / (1 - product * mu') * c.
+  // The value lr * mu' / (1 - product * mu') * c.
   kNadamExpAvgStep,
 };
 
-// 0.96^(t * momentum_decay) goes with the momentum of step t.
+// Returns the momentum; 0.96^(t * momentum_decay) goes with that of step t.
 inline double NadamMomentum(const Hyperparams& h, int64_t step_count) {
   constexpr double kLogOf096 = -0.040821994520255166;
   const double exponent =

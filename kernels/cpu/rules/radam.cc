@@ -1,4 +1,4 @@
-// torch.optim.RAdam.
+// The rule of torch.optim.RAdam.
 
 #include <cmath>
 #include <cstdint>
@@ -13,7 +13,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/rules/radam.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/moments-inl.h"
@@ -26,18 +26,18 @@ namespace optstate::cpu {
 // With bc1 = 1 - beta1^t, bc2 = 1 - beta2^t and rect the variance rectification
 // of this step, when there is one:
 enum RadamFactor : int {
-  // weight_decay, or 0 when it is decoupled; lr * weight_decay when it is.
+  // The values weight_decay and 0, or 0 and lr * weight_decay when decoupled.
   kRadamDecay,
   kRadamDecoupledDecay,
-  // Of exp_avg and of exp_avg_sq: see factors.h.
+  // The factors of exp_avg and of exp_avg_sq: see factors.h.
   kRadamExpAvgWeight,
   kRadamSquareGain,
   kRadamSquareKeep,
   kRadamSquareLoss,
   kRadamEps,
-  // 1: exp_avg is divided by sqrt(exp_avg_sq) + eps; 0: it is not.
+  // If 1, exp_avg is divided by sqrt(exp_avg_sq) + eps; if 0, it is not.
   kRadamIsRectified,
-  // lr / bc1, rectified times sqrt(bc2) * rect.
+  // The value lr / bc1, rectified times sqrt(bc2) * rect.
   kRadamStepSize,
 };
 

@@ -1,4 +1,4 @@
-// torch.optim.RMSprop.
+// The rule of torch.optim.RMSprop.
 
 #include <cstdint>
 
@@ -12,7 +12,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/rules/rmsprop.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/moments-inl.h"
@@ -26,9 +26,9 @@ enum RmspropFactor : int {
   kRmspropLr,
   kRmspropDecay,
   kRmspropEps,
-  // 0: momentum_buffer is left alone.
+  // If 0, momentum_buffer is left alone.
   kRmspropMomentum,
-  // Of square_avg and of grad_avg: see factors.h.
+  // The factors of square_avg and of grad_avg: see factors.h.
   kRmspropSquareGain,
   kRmspropSquareKeep,
   kRmspropSquareLoss,
@@ -47,8 +47,8 @@ inline UpdateFactors PrepareRmsprop(const UpdateInput& input) {
   slot[kRmspropSquareGain] = AverageGain(alpha);
   slot[kRmspropSquareKeep] = AverageKeep(alpha);
   slot[kRmspropSquareLoss] = AverageLoss(alpha);
-  // With the rounding of the squares' gain, as in torch: centered, the two
-  // cancel.
+  // The weight has the rounding of the squares' gain, as in torch: centered,
+  // the two cancel.
   slot[kRmspropGradAvgWeight] = AverageWeight(1 - slot[kRmspropSquareGain]);
   return factors;
 }
@@ -108,7 +108,8 @@ class Rmsprop {
   }
 
  private:
-  // Never below 0 but by rounding: that is 0, where torch makes NaN.
+  // The variance is below 0 by rounding alone: that is 0, where torch makes
+  // NaN.
   template <class D, class V>
   static HWY_INLINE V Variance(D d, V square_avg, V grad_avg) {
     const V variance = hn::Sub(square_avg, Product(grad_avg, grad_avg));

@@ -1,4 +1,4 @@
-// torch.optim.SGD.
+// The rule of torch.optim.SGD.
 
 #include <cstdint>
 
@@ -12,7 +12,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/rules/sgd.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/moments-inl.h"
@@ -25,12 +25,12 @@ namespace optstate::cpu {
 enum SgdFactor : int {
   kSgdLr,
   kSgdDecay,
-  // 0: momentum_buffer is left alone, and the gradient is the change.
+  // If 0, momentum_buffer is left alone, and the gradient is the change.
   kSgdMomentum,
-  // Of the gradient in momentum_buffer: 1 - dampening, but 1 at the first step,
-  // where the buffer, which begins as zeros, becomes the gradient.
+  // The weight of the gradient in momentum_buffer: 1 - dampening, but 1 at the
+  // first step, where the buffer, which begins as zeros, becomes the gradient.
   kSgdGain,
-  // Nesterov: the change is the gradient + momentum * momentum_buffer.
+  // For Nesterov, the change is the gradient + momentum * momentum_buffer.
   kSgdNesterov,
 };
 

@@ -1,4 +1,4 @@
-// torch.optim.Adafactor.
+// The kernel of torch.optim.Adafactor.
 
 #include <algorithm>
 #include <cmath>
@@ -24,7 +24,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/whole/adafactor.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/product-inl.h"
@@ -45,13 +45,13 @@ inline size_t Columns(absl::Span<const int64_t> shape) {
   return static_cast<size_t>(shape.back());
 }
 
-// Of each column the sum of squares, in double.
+// Returns the size of the workspace: each column's sum of squares, in double.
 inline uint64_t AdafactorWorkspaceElements(absl::Span<const int64_t> shape) {
   return IsFactored(shape) ? Columns(shape) * sizeof(double) / sizeof(float)
                            : 0;
 }
 
-// What a step knows before it sees the gradient.
+// The values that a step knows before it sees the gradient.
 struct AdafactorStep {
   double weight;  // of what is new in the variances: 1 - beta2
   double mean_min;
@@ -75,7 +75,8 @@ inline AdafactorStep PrepareAdafactor(const UpdateInput& input) {
   };
 }
 
-// NaN where torch has one: it does not lose against the other.
+// Returns the larger one; a NaN, where torch has one, does not lose against the
+// other.
 inline double AtLeast(double value, double min) {
   return value < min ? min : value;
 }
@@ -106,7 +107,7 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// average = torch.lerp(average, value, weight), rounded once.
+// Computes average = torch.lerp(average, value, weight), rounded once.
 inline float NextVariance(float average, double value, double weight) {
   const hn::CappedTag<double, 1> d;
   // Either form would cancel on the other side.
@@ -125,7 +126,7 @@ HWY_INLINE V Normalized(D d, V grad, V variance, float variance_min) {
       grad, hn::Sqrt(hn::IfThenElse(hn::Lt(variance, min), min, variance)));
 }
 
-// sums[j] += row[j]^2, exact but for the sum's rounding.
+// Adds sums[j] += row[j]^2, exact but for the sum's rounding.
 inline void AddSquares(const float* row, size_t columns, double* sums) {
   const hn::ScalableTag<double> d;
   const hn::Rebind<float, decltype(d)> df;
@@ -141,8 +142,8 @@ inline void AddSquares(const float* row, size_t columns, double* sums) {
   }
 }
 
-// Of one matrix; the rows' squares are added in Reduce's order, the columns'
-// from the first row to the last.
+// Updates the variances of one matrix; the rows' squares are added in Reduce's
+// order, the columns' from the first row to the last.
 void UpdateFactoredVariances(const AdafactorStep& step, const float* gradient,
                              size_t rows, size_t columns, const float* row_var,
                              const float* col_var, float* workspace,
@@ -162,11 +163,12 @@ void UpdateFactoredVariances(const AdafactorStep& step, const float* gradient,
   }
 }
 
-// The gradient divided by the root of row_var * col_var / mean(row_var).
+// Computes the gradient divided by the root of row_var * col_var /
+// mean(row_var).
 void NormalizeFactored(const AdafactorStep& step, const float* gradient,
                        size_t rows, size_t columns, const float* row_var,
                        const float* col_var, float* update) {
-  // Variances are not negative: the sum of absolutes is their sum.
+  // The variances are not negative: the sum of absolutes is their sum.
   const void* array = row_var;
   const double sum =
       ReduceOn(HWY_TARGET, Reduction::kSumOfAbsolutes, DType::kFloat32,

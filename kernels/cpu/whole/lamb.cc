@@ -18,7 +18,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/whole/lamb.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/moments-inl.h"
@@ -31,10 +31,10 @@ namespace optstate::cpu {
 
 inline uint64_t LambWorkspaceElements(absl::Span<const int64_t>) { return 0; }
 
-// With c = sqrt(1 - beta2^t), as in kernels/README.md:
+// The factors of a step. With c = sqrt(1 - beta2^t), as in kernels/README.md:
 struct LambFactors {
   float decay;
-  // Of exp_avg and of exp_avg_sq: see factors.h.
+  // The factors of exp_avg and of exp_avg_sq: see factors.h.
   float exp_avg_weight;
   float square_gain;
   float square_keep;

@@ -1,4 +1,4 @@
-// torch.optim.Muon.
+// The kernel of torch.optim.Muon.
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/whole/muon.cc"
 #include "hwy/foreach_target.h"
-// After foreach_target.h.
+// This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/bfloat16_round-inl.h"
 #include "kernels/cpu/float16-inl.h"
@@ -61,7 +61,7 @@ inline size_t WholeLines(size_t elements) {
   return (elements + kLineElements - 1) / kLineElements * kLineElements;
 }
 
-// What lies in the workspace; a second x is where the new master goes.
+// The contents of the workspace; a second x is where the new master goes.
 struct MuonWorkspace {
   MuonWorkspace(const MuonSize& size, float* begin)
       : x(begin),
@@ -91,12 +91,12 @@ inline double AdjustedRatio(double adjust_lr, absl::Span<const int64_t> shape) {
   return 1;
 }
 
-// torch refuses 100 and more; a step must end.
+// Bounds the steps: torch refuses 100 and more, and a step must end.
 inline int NewtonSchulzSteps(double steps) {
   return static_cast<int>(std::clamp(steps, 0.0, 99.0));
 }
 
-// In blocks, so that both matrices' lines stay in cache.
+// Transposes in blocks, so that both matrices' lines stay in cache.
 inline void Transpose(const float* from, size_t rows, size_t columns,
                       float* to) {
   constexpr size_t kBlock = 16;
@@ -121,7 +121,8 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The new momentum and, rounded to bfloat16, what is to be orthogonalised.
+// Computes the new momentum and, rounded to bfloat16, what is to be
+// orthogonalised.
 void UpdateMomentum(const Hyperparams& h, const WholeView& view,
                     float* update) {
   const LerpWeight of_gradient = MakeLerpWeight(1 - h[muon::kMomentum]);
@@ -159,7 +160,7 @@ void Normalize(double eps, size_t numel, float* x) {
       });
 }
 
-// next = a * x + (b * gram + c * gram @ gram) @ x, gram = x @ x^T.
+// Computes next = a * x + (b * gram + c * gram @ gram) @ x, gram = x @ x^T.
 void NewtonSchulzStep(const Hyperparams& h, const MuonSize& size,
                       const MuonWorkspace& workspace, const float* x,
                       float* next) {
