@@ -25,6 +25,7 @@ import optstate
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch_step_benchmark import torchs_step
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[4] / "deploy" / "demo_app"))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
@@ -51,27 +52,6 @@ def made_batch(arguments: argparse.Namespace, dtype: torch.dtype) -> torch.Tenso
     if arguments.model == "gpt":
         return torch.randint(CHARACTERS, (arguments.batch, CONTEXT))
     return torch.randn(arguments.batch, WIDTH, dtype=dtype)
-
-
-def torchs_step(parameters: list[torch.nn.Parameter], max_norm: float | None) -> Callable[[], None]:
-    masters = parameters
-    if parameters[0].dtype is not torch.float32:
-        masters = [torch.nn.Parameter(each.detach().float()) for each in parameters]
-    optimizer = torch.optim.AdamW(masters, fused=True)
-
-    def step() -> None:
-        if masters is not parameters:
-            for master, parameter in zip(masters, parameters):
-                master.grad = parameter.grad.float()
-        if max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(masters, max_norm)
-        optimizer.step()
-        if masters is not parameters:
-            with torch.no_grad():
-                for master, parameter in zip(masters, parameters):
-                    parameter.copy_(master)
-
-    return step
 
 
 def iteration(model: torch.nn.Module, batch: torch.Tensor, step: Callable[[], Any]) -> float:

@@ -3,9 +3,11 @@
 Both have equal parameters and gradients in one process, and take turns step by
 step, so that what else the machine does hits both. Printed is the median time
 of each and the median of the ratios torch / optstate of neighbours, with the
-quartiles: above 1, optstate is faster. Clipping is part of it with --max-norm.
+quartiles: above 1, optstate is faster. Clipping is part of it with --max-norm. With bfloat16
+torch's side steps with float32 masters, and copies to and fro.
 
     torch_step_benchmark.py [--elements 1M,16M,64M] [--rounds 30] [--endpoint embedded] [--copies]
+                            [--dtype bfloat16] [--max-norm 1]
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import os
 import statistics
 import time
+from collections.abc import Callable
 
 import optstate
 import torch
@@ -21,13 +24,39 @@ import torch
 MATRIX = 1 << 20  # elements of one parameter
 
 
-def make_parameters(elements: int, seed: int) -> list[torch.nn.Parameter]:
+def make_parameters(
+    elements: int, seed: int, dtype: torch.dtype = torch.float32
+) -> list[torch.nn.Parameter]:
     generator = torch.Generator().manual_seed(seed)
     shapes = [MATRIX] * (elements // MATRIX) or [elements]
-    parameters = [torch.nn.Parameter(torch.randn(n, generator=generator)) for n in shapes]
+    values = [torch.randn(n, generator=generator).to(dtype) for n in shapes]
+    parameters = list(map(torch.nn.Parameter, values))
     for parameter in parameters:
-        parameter.grad = torch.randn(parameter.shape, generator=generator) * 1e-3
+        gradient = torch.randn(parameter.shape, generator=generator) * 1e-3
+        parameter.grad = gradient.to(dtype)
     return parameters
+
+
+def torchs_step(parameters: list[torch.nn.Parameter], max_norm: float | None) -> Callable[[], None]:
+    """A step of the fused AdamW, of 16-bit parameters with float32 masters."""
+    masters = parameters
+    if parameters[0].dtype is not torch.float32:
+        masters = [torch.nn.Parameter(each.detach().float()) for each in parameters]
+    optimizer = torch.optim.AdamW(masters, fused=True)
+
+    def step() -> None:
+        if masters is not parameters:
+            for master, parameter in zip(masters, parameters):
+                master.grad = parameter.grad.float()
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(masters, max_norm)
+        optimizer.step()
+        if masters is not parameters:
+            with torch.no_grad():
+                for master, parameter in zip(masters, parameters):
+                    parameter.copy_(master)
+
+    return step
 
 
 def timed(step) -> float:
@@ -37,20 +66,15 @@ def timed(step) -> float:
 
 
 def measure(elements: int, arguments: argparse.Namespace) -> str:
-    ours, theirs = make_parameters(elements, 1), make_parameters(elements, 1)
+    dtype = getattr(torch, arguments.dtype)
+    ours, theirs = make_parameters(elements, 1, dtype), make_parameters(elements, 1, dtype)
     with optstate.AdamW(
         ours,
         endpoint=arguments.endpoint,
         max_norm=arguments.max_norm,
         parameters_as_views=not arguments.copies,
     ) as optimizer:
-        reference = torch.optim.AdamW(theirs, fused=True)
-
-        def torch_step() -> None:
-            if arguments.max_norm is not None:
-                torch.nn.utils.clip_grad_norm_(theirs, arguments.max_norm)
-            reference.step()
-
+        torch_step = torchs_step(theirs, arguments.max_norm)
         pairs = []
         for turn in range(arguments.rounds + 3):
             if turn % 2:
@@ -73,11 +97,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--endpoint", default="embedded")
     parser.add_argument("--copies", action="store_true", help="parameters are no views")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--max-norm", type=float)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="torch's")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(f"fp32, {arguments.endpoint}, {arguments.rounds} rounds, torch {torch.__version__}")
+    print(
+        f"{arguments.dtype}, {arguments.endpoint}, {arguments.rounds} rounds, torch {torch.__version__}"
+    )
     print("  elements       optstate   of it update   torch fused   torch / optstate (quartiles)")
     for text in arguments.elements.split(","):
         elements = int(float(text.rstrip("Mm")) * 1e6) if text[-1] in "Mm" else int(text)
