@@ -102,9 +102,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="torch's")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(
-        f"{arguments.dtype}, {arguments.endpoint}, {arguments.rounds} rounds, torch {torch.__version__}"
-    )
+    what = f"{arguments.dtype}, {arguments.endpoint}, {arguments.rounds} rounds"
+    print(f"{what}, torch {torch.__version__}")
     print("  elements       optstate   of it update   torch fused   torch / optstate (quartiles)")
     for text in arguments.elements.split(","):
         elements = int(float(text.rstrip("Mm")) * 1e6) if text[-1] in "Mm" else int(text)
