@@ -361,6 +361,7 @@ int optstate_find_changed(optstate_session* session, const uint32_t* parameters,
                           size_t* changed_count) {
   return Guarded(session, [&](client::Session& s) -> absl::Status {
     OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, copies, count));
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(changed, changed_count, 1));
     std::vector<uint32_t> found;
     OPTSTATE_RETURN_IF_ERROR(s.FindChanged(
         {.parameters = {parameters, count}, .destinations = {copies, count}},
@@ -373,7 +374,8 @@ int optstate_find_changed(optstate_session* session, const uint32_t* parameters,
 
 int optstate_note_copies(optstate_session* session, const uint32_t* parameters,
                          size_t count) {
-  return Guarded(session, [&](client::Session& s) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(parameters, parameters, count));
     return s.NoteCopies({parameters, count});
   });
 }

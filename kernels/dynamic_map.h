@@ -23,7 +23,7 @@ namespace optstate {
 // minus the place of positive ones (1, at place 128, has no opposite).
 // bitsandbytes' codes are the same, unsigned, and 127 minus ours, signed.
 struct DynamicMap {
-  // The same eight values twice, for vectors of 8 and of 16; [(e + 7) % 8].
+  // Eight values, repeated for vectors of 16; their index is (e + 7) % 8.
   float start[16];
   float step[16];
   // The values of each decade. A decade begins with the magnitudes that lie

@@ -222,7 +222,7 @@ TEST_P(LoadFormatsTest, WhatIsLoadedTwiceCountsAsItCameLast) {
   EXPECT_EQ(LogBytes(harness_), bytes);
   ASSERT_TRUE(harness_.FinishAll().status.ok());
   EXPECT_TRUE(FilesOf(harness_) == before);
-  // Of two other values the second counts.
+  // When a load brings two other values, the second counts.
   ASSERT_TRUE(harness_.job().BeginLoad(0).ok());
   for (const uint64_t seed : {10, 11}) {
     ASSERT_TRUE(

@@ -475,7 +475,7 @@ TEST_P(RankOrderTest, AnAttachIsWholeOrNotAtAllFromEveryStore) {
   EXPECT_GT(away, 2u);
 }
 
-// The same session returns after its engine died: it is awaited throughout.
+// A session that returns after its engine died is awaited throughout.
 TEST_P(RankOrderTest, WhoIsBackStaysAttachedFromEveryStore) {
   const auto open_again = [&](const RankProcess& process) {
     harness_.setup().processes = {{}, process};

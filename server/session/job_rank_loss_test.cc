@@ -322,7 +322,7 @@ TEST_P(LostWithTheEngineTest, NotWithinAStepWhileItsProcessRuns) {
   EXPECT_THAT(taken.message(), HasSubstr(absl::StrCat(ours.pid)));
   EXPECT_EQ(harness_.job().Register(other_world).status().code(),
             absl::StatusCode::kAlreadyExists);
-  // The same process may open another session, or change the job's shape.
+  // A process that returns may open another session, or change the job's shape.
   harness_.setup().processes[1] = ours;
   BringBack(1);
   harness_.Detach(1);

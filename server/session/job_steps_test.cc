@@ -275,7 +275,7 @@ TEST_F(JobStepsTest, ACommittedStepIsAnsweredFromTheRecord) {
     EXPECT_EQ(refused->status.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(refused->status.message(), HasSubstr("committed already"));
     EXPECT_EQ(harness_.StateBytes(), after);
-    // The same holds after a restart of the engine.
+    // A restart of the engine changes none of this.
     harness_.Close();
     ASSERT_TRUE(harness_.Open().ok());
     harness_.AttachAll();

@@ -323,7 +323,7 @@ TEST_P(ReconnectTest, DaemonTerminatedUnderATrainerThatSteps) {
 }
 
 // The termination does not end a step whose gradients are still accumulating.
-// What is summed stays, and no rank is told to begin anew.
+// Sums of micro-steps stay, and no rank is told to begin anew.
 TEST_P(ReconnectTest, DaemonTerminatedBetweenMicroSteps) {
   daemon_.reset();
   auto daemon =
