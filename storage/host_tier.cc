@@ -254,9 +254,9 @@ void HostTier::RestoreExtent(int array, const Extent& extent,
   }
 }
 
-std::unique_ptr<StateRecords> HostTier::MakeRecords(
+std::unique_ptr<HostStore> HostTier::MakeStore(
     const Layout* layout, uint64_t sub_group_elements) const {
-  return std::make_unique<StateRecords>(layout, sub_group_elements, Arrays());
+  return std::make_unique<HostStore>(layout, sub_group_elements, Arrays());
 }
 
 StateArrays HostTier::Arrays() const {

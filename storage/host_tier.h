@@ -21,7 +21,7 @@
 #include "storage/format/control_file.h"
 #include "storage/format/rank_mark.h"
 #include "storage/state_file.h"
-#include "storage/state_records.h"
+#include "storage/tiers/host_store.h"
 
 namespace optstate {
 
@@ -44,7 +44,7 @@ struct RecoveryArrays {
 //
 // Units: elements of the flat space; sizes in bytes where the name says so.
 // Threads: not thread-safe; the arrays may be written by many at once.
-// Lifetime: records are valid until Reshape or destruction. Destroying it keeps
+// Lifetime: stores are valid until Reshape or destruction. Destroying it keeps
 // the files. One HostTier per directory on the whole machine: the engine holds
 // the job's lock.
 class HostTier {
@@ -139,9 +139,10 @@ class HostTier {
   absl::StatusOr<UniqueFd> OpenRunStamps() const;
 
   RecoveryArrays recovery() const;
-  // Makes the job's records; `layout` is the present one, which outlives them.
-  std::unique_ptr<StateRecords> MakeRecords(const Layout* layout,
-                                            uint64_t sub_group_elements) const;
+  // Makes the store of the job's records; `layout` is the present one, which
+  // outlives it.
+  std::unique_ptr<HostStore> MakeStore(const Layout* layout,
+                                       uint64_t sub_group_elements) const;
   ControlFile* control() const;
   // Returns every array with the bytes that it takes. `layout`: the present
   // one.

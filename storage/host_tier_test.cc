@@ -47,33 +47,30 @@ constexpr Accumulation kSums = AccumulateDType::kFloat32;
 class Floats {
  public:
   Floats(const HostTier& tier, const Layout& layout)
-      : records_(tier.MakeRecords(&layout, 0)) {}
+      : store_(tier.MakeStore(&layout, 0)) {}
 
   float& Master(uint64_t flat) const { return At(kMasterPart, flat); }
   float& State(int k, uint64_t flat) const { return At(kStatePart0 + k, flat); }
-  bool HasPart(int part) const {
-    return !records_->record(0).part(part).empty();
-  }
-  bool HasSums() const { return records_->accumulates(); }
+  bool HasPart(int part) const { return !store_->record(0).part(part).empty(); }
+  bool HasSums() const { return store_->accumulates(); }
   float& Sum(uint32_t parameter, uint64_t element) const {
-    return *reinterpret_cast<float*>(
-        records_->RecordOf(parameter, element).sums(parameter, element));
+    return *reinterpret_cast<float*>(store_->sums(parameter, element));
   }
   int64_t& StepCount(uint32_t parameter) const {
-    return records_->step_counts()[parameter];
+    return store_->step_counts()[parameter];
   }
 
  private:
   float& At(int part, uint64_t flat) const {
     for (size_t i = 0;; ++i) {
-      const RecordView record = records_->record(i);
+      const RecordView record = store_->record(i);
       if (flat >= record.sub_group().end) continue;
       const uint64_t at = (flat - record.sub_group().begin) * sizeof(float);
       return *reinterpret_cast<float*>(&record.part(part)[at]);
     }
   }
 
-  std::unique_ptr<StateRecords> records_;
+  std::unique_ptr<HostStore> store_;
 };
 
 // From here on the calling thread, of root too, writes only where it may.

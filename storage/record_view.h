@@ -36,12 +36,11 @@ PartBytes PartBytesOf(const Layout& layout, int part, uint64_t flat_begin,
 //
 // Elements are named as [begin, +numel) of a parameter and lie within the
 // sub-group. Parameters themselves are in the job's parameter area, which
-// ranks map, and gradients' sums of 16 bits beside it: both are in memory
-// always, whatever tier the rest of the record is in.
+// ranks map and which is in memory always, whatever tier the rest of the record
+// is in.
 //
 // Threads: immutable; different elements may be written by many at once.
-// Lifetime: a few addresses, which are valid as long as the StateRecords or the
-// pin that gave it.
+// Lifetime: a few addresses, which are valid as long as the pin that gave it.
 class RecordView {
  public:
   // The addresses of a record's arrays. Null where the sub-group has none of
@@ -49,11 +48,8 @@ class RecordView {
   struct Bases {
     // The addresses of the sub-group's first element.
     std::array<std::byte*, kRecordPartCount> parts = {};
-    float* accumulator = nullptr;
-    // The addresses of the job's areas.
+    // The address of the job's parameter area.
     std::byte* parameter_area = nullptr;
-    std::byte* gradient_accumulator = nullptr;
-    const uint64_t* gradient_sum_offsets = nullptr;  // by parameter
   };
 
   RecordView(const Layout* layout, const SubGroup* sub_group,
@@ -98,18 +94,6 @@ class RecordView {
     return reinterpret_cast<float*>(base) +
            Distance(parameter, begin) / kQuantizedBlockElements;
   }
-  // Returns the sums of micro-steps, of SumDType(); null without accumulation.
-  std::byte* sums(uint32_t parameter, uint64_t begin) const {
-    if (bases_.accumulator != nullptr) {
-      return reinterpret_cast<std::byte*>(bases_.accumulator +
-                                          Distance(parameter, begin));
-    }
-    if (bases_.gradient_accumulator == nullptr) return nullptr;
-    return bases_.gradient_accumulator +
-           bases_.gradient_sum_offsets[parameter] +
-           begin * SizeInBytes(layout_->parameters()[parameter].gradient_dtype);
-  }
-
   // Calls visit(bytes) for the bytes that make up the masters of an element
   // range, parameters that are a part of them included.
   template <typename Visitor>

@@ -109,16 +109,20 @@ absl::Status StepScheduler::RollBackRun(WorkerUndo* undo) {
   absl::Status status;
   ForEachRunOf(parameter, [&](uint64_t run, uint64_t begin, uint64_t numel) {
     if (run != undo->run) return;
-    const RecordView record = records_.RecordOf(parameter, begin);
     if (accumulating) {
       status = optstate::RollBackSum(undo->slot, SumDTypeOf(parameter),
-                                     record.sums(parameter, begin), numel);
-    } else {
-      status = optstate::RollBack(ViewOf(record, parameter, begin, numel),
-                                  *kernels_[parameter], layout_.state_format(),
-                                  layout_.master_format(parameter), &undo->slot)
-                   .status();
+                                     store_.sums(parameter, begin), numel);
+      return;
     }
+    const auto pin =
+        store_.PinSubGroup(store_.sub_groups().IndexOf(parameter, begin),
+                           StateStore::Access::kWrite);
+    status = pin.status();
+    if (!status.ok()) return;
+    status = optstate::RollBack(ViewOf(pin->record(), parameter, begin, numel),
+                                *kernels_[parameter], layout_.state_format(),
+                                layout_.master_format(parameter), &undo->slot)
+                 .status();
   });
   if (status.ok() && accumulating) undo->Clear();
   return status;
@@ -152,29 +156,39 @@ void StepScheduler::ForEachRunOf(uint32_t parameter,
 // Finishes runs in the slots that name them, so that a process which dies here
 // leaves what it found, and before the workers take slots anew. There is one
 // run per worker, so one thread does it.
-void StepScheduler::FinishRunsInFlight(const Update& update) {
+absl::Status StepScheduler::FinishRunsInFlight(const Update& update) {
   for (WorkerUndo& undo : worker_undos()) {
     const auto kind =
         static_cast<UndoKind>(undo.kind.load(std::memory_order_relaxed));
     if (kind == UndoKind::kReplace) {
-      PutInPlace(&undo, RedoOf(undo));
+      OPTSTATE_ASSIGN_OR_RETURN(
+          const StateStore::Pin pin,
+          store_.PinSubGroup(
+              store_.sub_groups().IndexOf(ParameterOfRun(undo.run), 0),
+              StateStore::Access::kWrite));
+      PutInPlace(pin.record(), &undo, RedoOf(undo));
     } else if (kind != UndoKind::kNone) {
-      FinishRun(update, &undo);
+      OPTSTATE_RETURN_IF_ERROR(FinishRun(update, &undo));
     }
   }
+  return absl::OkStatus();
 }
 
-void StepScheduler::FinishRun(const Update& update, WorkerUndo* undo) {
+absl::Status StepScheduler::FinishRun(const Update& update, WorkerUndo* undo) {
   const uint32_t p = ParameterOfRun(undo->run);
   const UpdateFactors factors = kernels_[p]->prepare(InputOf(p, update));
   GradientSources sources;
+  absl::Status status;
   ForEachRunOf(p, [&](uint64_t run, uint64_t begin, uint64_t numel) {
     if (run != undo->run) return;
+    const auto pin = store_.PinSubGroup(store_.sub_groups().IndexOf(p, begin),
+                                        StateStore::Access::kWrite);
+    status = pin.status();
+    if (!status.ok()) return;
     for (const PieceTable::Entry& piece : OwnersOf(p)) {
       if (begin < piece.begin || begin >= piece.end) continue;
-      const RecordView record = records_.RecordOf(p, begin);
-      TileView view = ViewOf(record, p, begin, numel);
-      view.gradients = GradientsOf(record, p, piece, begin, update, &sources);
+      TileView view = ViewOf(pin->record(), p, begin, numel);
+      view.gradients = GradientsOf(p, piece, begin, update, &sources);
       view.begin = FirstNotUpdated(undo->slot);
       view.undo = &undo->slot;
       kernels_[p]->apply(factors, view);
@@ -184,6 +198,7 @@ void StepScheduler::FinishRun(const Update& update, WorkerUndo* undo) {
       }
     }
   });
+  return status;
 }
 
 int64_t StepScheduler::StagedMicroStep(const Piece& piece,
@@ -214,11 +229,9 @@ void StepScheduler::RestoreSums(absl::Span<const uint32_t> epochs) {
             const uint64_t mark = options_.recovery.staged_marks[run].load(
                 std::memory_order_relaxed);
             if (EpochOf(mark) != epochs[rank]) return;
-            run_sums_[run] =
-                optstate::SumOfSquares(SumDTypeOf(piece.parameter),
-                                       records_.RecordOf(piece.parameter, begin)
-                                           .sums(piece.parameter, begin),
-                                       numel);
+            run_sums_[run] = optstate::SumOfSquares(
+                SumDTypeOf(piece.parameter),
+                store_.sums(piece.parameter, begin), numel);
           });
     });
   }

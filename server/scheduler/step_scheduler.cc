@@ -44,11 +44,12 @@ absl::StatusOr<const UpdateKernel*> KernelOf(const Layout& layout,
 
 StepScheduler::StepScheduler(const Options& options)
     : options_(options),
-      records_(*options.records),
-      layout_(records_.layout()),
+      store_(*options.store),
+      layout_(store_.layout()),
       grains_(&layout_, options.grain_elements, SubGroupTable::Cut::kTiles),
       run_sums_(layout_.run_count(), 0),
-      run_norms_(layout_.run_count(), 0) {}
+      run_norms_(layout_.run_count(), 0),
+      wanted_(store_.is_resident() ? 0 : store_.sub_groups().size()) {}
 
 absl::Status StepScheduler::CheckKernels(const Layout& layout,
                                          Accumulation accumulation) {
@@ -72,7 +73,7 @@ absl::Status StepScheduler::ResolveKernels() {
   whole_ = FindWholeKernel(layout_.optimizer());
   if (whole_ != nullptr) return MakeWorkspace();
   Accumulation accumulation;
-  if (records_.accumulates_float()) accumulation = AccumulateDType::kFloat32;
+  if (store_.accumulates_float()) accumulation = AccumulateDType::kFloat32;
   kernels_.reserve(layout_.parameters().size());
   for (const ParameterSpec& spec : layout_.parameters()) {
     OPTSTATE_ASSIGN_OR_RETURN(const UpdateKernel* kernel,
@@ -84,9 +85,9 @@ absl::Status StepScheduler::ResolveKernels() {
 
 absl::Status StepScheduler::MoveToNodes(const WorkerPlacement& placement) {
   absl::Status status;
-  if (!placement.several_nodes()) return status;
+  if (!placement.several_nodes() || !store_.is_resident()) return status;
   for (const NodeShare& share :
-       NodeShares(placement, records_.sub_groups().size())) {
+       NodeShares(placement, store_.sub_groups().size())) {
     status.Update(MoveShare(share));
   }
   return status;
@@ -118,7 +119,9 @@ absl::Status StepScheduler::MoveShare(const NodeShare& share) {
     }
   };
   for (size_t i = share.begin; i < share.end; ++i) {
-    const RecordView record = records_.record(i);
+    const auto pin = store_.PinSubGroup(i, StateStore::Access::kWrite);
+    OPTSTATE_RETURN_IF_ERROR(pin.status());
+    const RecordView& record = pin->record();
     for (int part = kStatePart0; part < kRecordPartCount; ++part) {
       if (!MayHaveHoles(part)) add(part, record.part(part));
     }
@@ -138,7 +141,7 @@ absl::Status StepScheduler::MoveShare(const NodeShare& share) {
       }
       if (!accumulates()) continue;
       add(kSumPart,
-          {record.sums(p, begin - flat), numel * SizeInBytes(SumDTypeOf(p))});
+          {store_.sums(p, begin - flat), numel * SizeInBytes(SumDTypeOf(p))});
     }
   }
   for (absl::Span<std::byte>& span : open) move(&span);
@@ -210,7 +213,6 @@ void StepScheduler::StageGrain(const SubGroup& grain, const Staging& staging) {
 void StepScheduler::StagePiece(const Staging& staging, const Piece& piece,
                                uint64_t begin, uint64_t end) {
   const uint32_t p = piece.parameter;
-  const RecordView record = records_.RecordOf(p, begin);
   const DType dtype = layout_.parameters()[p].gradient_dtype;
   const PieceTable::Entry entry = {staging.rank, piece.begin,
                                    piece.begin + piece.numel,
@@ -222,7 +224,7 @@ void StepScheduler::StagePiece(const Staging& staging, const Piece& piece,
                    PushedGradients(p, entry, run_begin, staging.gradient_areas,
                                    staging.has_pushed, &sources);
                if (accumulates()) {
-                 AccumulateRun(record, run, p, run_begin, numel, from,
+                 AccumulateRun(run, p, run_begin, numel, from,
                                staging.staged_mark);
                } else {
                  run_sums_[run] = optstate::SumOfSquares(dtype, from, numel);
@@ -231,19 +233,18 @@ void StepScheduler::StagePiece(const Staging& staging, const Piece& piece,
 }
 
 DType StepScheduler::SumDTypeOf(uint32_t parameter) const {
-  return records_.accumulates_float()
+  return store_.accumulates_float()
              ? DType::kFloat32
              : layout_.parameters()[parameter].gradient_dtype;
 }
 
-void StepScheduler::AccumulateRun(const RecordView& record, uint64_t run,
-                                  uint32_t parameter, uint64_t begin,
-                                  uint64_t numel,
+void StepScheduler::AccumulateRun(uint64_t run, uint32_t parameter,
+                                  uint64_t begin, uint64_t numel,
                                   absl::Span<const void* const> gradients,
                                   uint64_t staged_mark) {
   const DType dtype = layout_.parameters()[parameter].gradient_dtype;
   const DType sum_dtype = SumDTypeOf(parameter);
-  std::byte* const sum = record.sums(parameter, begin);
+  std::byte* const sum = store_.sums(parameter, begin);
   std::atomic<uint64_t>& mark = options_.recovery.staged_marks[run];
   const uint64_t before = mark.load(std::memory_order_relaxed);
   if (before == staged_mark) return;
@@ -307,8 +308,7 @@ double StepScheduler::Norm(double type, const Update& update) {
       ForEachRun(
           layout_, p, piece.begin, piece.end,
           [&](uint64_t run, uint64_t begin, uint64_t numel) {
-            const auto from = GradientsOf(records_.RecordOf(p, begin), p, piece,
-                                          begin, update, &sources);
+            const auto from = GradientsOf(p, piece, begin, update, &sources);
             run_norms_[run] =
                 largest
                     ? Reduce(Reduction::kLargestAbsolute, dtype, from, numel)
@@ -331,17 +331,58 @@ double StepScheduler::Norm(double type, const Update& update) {
   return norm;
 }
 
-void StepScheduler::Apply(const Update& update) {
-  FinishRunsInFlight(update);
-  if (whole_ != nullptr) {
-    ApplyWholes(update);
-  } else {
-    options_.pool->ParallelFor(records_.sub_groups().size(), [&](size_t i) {
-      ApplyRecord(records_.record(i), update);
-    });
-  }
+absl::Status StepScheduler::Apply(const Update& update) {
+  OPTSTATE_RETURN_IF_ERROR(FinishRunsInFlight(update));
+  OPTSTATE_RETURN_IF_ERROR(MakePass(update));
   if (options_.observer != nullptr) options_.observer->OnRunsDone(update.step);
   CountStep(update);
+  return absl::OkStatus();
+}
+
+absl::Status StepScheduler::MakePass(const Update& update) {
+  if (!store_.is_resident()) FindWanted(update);
+  OPTSTATE_ASSIGN_OR_RETURN(const size_t positions, store_.BeginPass(wanted_));
+  FirstError error;
+  options_.pool->ParallelFor(positions, [&](size_t i) {
+    if (error.failed()) return;
+    const auto pin = store_.PinOfPass(i);
+    if (!pin.ok()) return error.Note(pin.status());
+    if (whole_ != nullptr) {
+      ApplyWholesOf(pin->record(), update);
+    } else {
+      ApplyRecord(pin->record(), update);
+    }
+  });
+  return error.status();
+}
+
+// Finds the sub-groups that have something to update, so that no other is read
+// from where it is swapped to.
+void StepScheduler::FindWanted(const Update& update) {
+  for (size_t i = 0; i < wanted_.size(); ++i) {
+    wanted_[i] = IsWanted(store_.sub_groups()[i], update) ? 1 : 0;
+  }
+}
+
+bool StepScheduler::IsWanted(const SubGroup& sub_group,
+                             const Update& update) const {
+  for (uint32_t p = sub_group.first_parameter; p < sub_group.end_parameter;
+       ++p) {
+    if (update.updated[p] == 0) continue;
+    const uint64_t flat = layout_.flat_offset(p);
+    const uint64_t begin = std::max(flat, sub_group.begin);
+    const uint64_t end =
+        std::min(flat + NumelOf(layout_.parameters()[p]), sub_group.end);
+    if (begin >= end) continue;
+    bool wanted = false;
+    ForEachRun(layout_, p, begin - flat, end - flat,
+               [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
+                 wanted |= options_.recovery.run_stamps[run].load(
+                               std::memory_order_relaxed) != update.step;
+               });
+    if (wanted) return true;
+  }
+  return false;
 }
 
 uint64_t StepScheduler::UpdateBytes(absl::Span<const uint8_t> updated) const {
@@ -359,22 +400,17 @@ uint64_t StepScheduler::UpdateBytes(uint32_t parameter) const {
   const uint64_t gradients =
       replicated_ && !accumulates() ? partitions_.size() : 1;
   uint64_t bytes = numel * SizeInBytes(SumDTypeOf(parameter)) * gradients;
-  records_.ForEachRecord(
-      parameter, 0, numel,
-      [&](const RecordView& record, uint64_t begin, uint64_t elements) {
-        record.ForEachMasterPart(parameter, begin, elements,
-                                 [&](absl::Span<const std::byte> part) {
-                                   bytes += 2 * part.size();
-                                 });
-        if (HasPrefixes()) return;
-        record.ForEachStatePart(
-            parameter, begin, elements,
-            [&](int /*part*/, absl::Span<const std::byte> part) {
-              bytes += 2 * part.size();
-            });
-      });
-  if (layout.master_format(parameter) == MasterFormat::kFloat32) {
-    bytes += numel * SizeInBytes(spec.dtype);
+  const MasterFormat master = layout.master_format(parameter);
+  const uint64_t parameter_bytes = numel * SizeInBytes(spec.dtype);
+  bytes += 2 * numel * SizeInBytes(master);
+  bytes +=
+      master == MasterFormat::kFloat32 ? parameter_bytes : 2 * parameter_bytes;
+  if (HasPrefixes()) return bytes;
+  for (int k = 0; k < kStateArraysMax; ++k) {
+    if (!layout.has_state_array(k, spec.group)) continue;
+    bytes += 2 * PartBytesOf(layout, kStatePart0 + k, 0, numel).end;
+    if (ArrayFormat(layout, k) != StateFormat::kDynamic8) continue;
+    bytes += 2 * PartBytesOf(layout, kScalePart0 + k, 0, numel).end;
   }
   return bytes;
 }
@@ -383,8 +419,8 @@ uint64_t StepScheduler::UpdateBytes(uint32_t parameter) const {
 // ControlFile.
 void StepScheduler::CountStep(const Update& update) {
   ControlFile& control = *options_.control;
-  int64_t* const counts = records_.step_counts().data();
-  double* const scalars = records_.scalars().data();
+  int64_t* const counts = store_.step_counts().data();
+  double* const scalars = store_.scalars().data();
   uint64_t p = control.counts_begun.load(std::memory_order_relaxed);
   if (p != 0) {
     --p;
@@ -411,7 +447,7 @@ UpdateInput StepScheduler::InputOf(uint32_t parameter,
       update.groups[layout_.parameters()[parameter].group];
   UpdateInput input;
   input.hyperparams = group.hyperparams;
-  input.step_count = records_.step_counts()[parameter] + 1;
+  input.step_count = store_.step_counts()[parameter] + 1;
   input.gradient_factor = group.gradient_factor;
   input.gradient_limit = update.gradient_limit;
   input.step = update.step;
@@ -420,7 +456,7 @@ UpdateInput StepScheduler::InputOf(uint32_t parameter,
   if (kernel.advance != nullptr) {
     const double before = input.step_count == 1
                               ? layout_.optimizer_info().scalar_initial
-                              : records_.scalars()[parameter];
+                              : store_.scalars()[parameter];
     input.scalar = kernel.advance(input.hyperparams, input.step_count, before);
   }
   return input;
@@ -474,8 +510,8 @@ void StepScheduler::ApplyParameter(const RecordView& record, uint32_t parameter,
           }
           WorkerUndo& undo = worker_undo();
           undo.Begin(UndoKind::kUpdate, run, update.step);
-          view.gradients = GradientsOf(record, parameter, piece, run_begin,
-                                       update, &sources);
+          view.gradients =
+              GradientsOf(parameter, piece, run_begin, update, &sources);
           view.undo = &undo.slot;
           kernels_[parameter]->apply(factors, view);
           undo.End(&stamp);
@@ -515,16 +551,15 @@ absl::Span<const void* const> StepScheduler::PushedGradients(
 }
 
 absl::Span<const void* const> StepScheduler::GradientsOf(
-    const RecordView& record, uint32_t parameter,
-    const PieceTable::Entry& piece, uint64_t begin, const Update& update,
-    GradientSources* sources) const {
+    uint32_t parameter, const PieceTable::Entry& piece, uint64_t begin,
+    const Update& update, GradientSources* sources) const {
   if (!accumulates()) {
     return PushedGradients(
         parameter, piece, begin, update.gradient_areas,
         [&](uint32_t rank, uint32_t p) { return update.HasPushed(rank, p); },
         sources);
   }
-  (*sources)[0] = record.sums(parameter, begin);
+  (*sources)[0] = store_.sums(parameter, begin);
   return absl::MakeConstSpan(*sources).first(1);
 }
 
@@ -551,34 +586,36 @@ WorkerUndo& StepScheduler::worker_undo() const {
   return worker_undos()[static_cast<size_t>(WorkerPool::CurrentParticipant())];
 }
 
-void StepScheduler::ClearState(uint32_t first_parameter) {
+absl::Status StepScheduler::ClearState(uint32_t first_parameter) {
   const auto clear = [](absl::Span<std::byte> bytes) {
     std::memset(bytes.data(), 0, bytes.size());
   };
-  ForEachElementRange(first_parameter, [&](const RecordView& record, uint32_t p,
-                                           uint64_t begin, uint64_t numel) {
-    record.ForEachMasterPart(p, begin, numel, clear);
-    if (HasPrefixes()) return;
-    record.ForEachStatePart(
-        p, begin, numel,
-        [&](int /*part*/, absl::Span<std::byte> bytes) { clear(bytes); });
-  });
+  OPTSTATE_RETURN_IF_ERROR(ForEachElementRange(
+      first_parameter, [&](const RecordView& record, uint32_t p, uint64_t begin,
+                           uint64_t numel) {
+        record.ForEachMasterPart(p, begin, numel, clear);
+        if (HasPrefixes()) return;
+        record.ForEachStatePart(
+            p, begin, numel,
+            [&](int /*part*/, absl::Span<std::byte> bytes) { clear(bytes); });
+      }));
   for (uint32_t p = first_parameter; p < layout_.parameters().size(); ++p) {
-    if (HasPrefixes()) ClearPrefixes(p);
-    records_.step_counts()[p] = 0;
-    if (!records_.scalars().empty()) records_.scalars()[p] = 0;
+    if (HasPrefixes()) OPTSTATE_RETURN_IF_ERROR(ClearPrefixes(p));
+    store_.step_counts()[p] = 0;
+    if (!store_.scalars().empty()) store_.scalars()[p] = 0;
   }
+  return absl::OkStatus();
 }
 
 // Clears arrays that are float32, or have a scale for each block.
-void StepScheduler::ClearPrefixes(uint32_t parameter) {
+absl::Status StepScheduler::ClearPrefixes(uint32_t parameter) {
   const ParameterSpec& spec = layout_.parameters()[parameter];
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (!layout_.has_state_array(k, spec.group)) continue;
     const uint64_t elements =
         StateElements(layout_.optimizer_info(), k, spec.shape);
-    records_.ForEachRecord(
-        parameter, 0, elements,
+    OPTSTATE_RETURN_IF_ERROR(store_.ForEachRecord(
+        parameter, 0, elements, StateStore::Access::kWrite,
         [&](const RecordView& record, uint64_t begin, uint64_t numel) {
           record.ForEachStatePart(
               parameter, begin, numel,
@@ -586,8 +623,9 @@ void StepScheduler::ClearPrefixes(uint32_t parameter) {
                 if ((part - kStatePart0) % kStateArraysMax != k) return;
                 std::memset(bytes.data(), 0, bytes.size());
               });
-        });
+        }));
   }
+  return absl::OkStatus();
 }
 
 }  // namespace optstate

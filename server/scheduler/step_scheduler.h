@@ -21,6 +21,7 @@
 #include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
 #include "proto/types/sub_groups.h"
+#include "server/scheduler/first_error.h"
 #include "server/scheduler/numa_memory.h"
 #include "server/scheduler/piece_table.h"
 #include "server/scheduler/step_observer.h"
@@ -29,7 +30,7 @@
 #include "server/scheduler/worker_undo.h"
 #include "storage/format/step_intent.h"
 #include "storage/host_tier.h"
-#include "storage/state_records.h"
+#include "storage/state_store.h"
 
 namespace optstate {
 
@@ -56,10 +57,10 @@ enum class StageAction : uint8_t {
 class StepScheduler {
  public:
   struct Options {
-    const StateRecords* records = nullptr;  // outlives this, with its layout
-    uint64_t grain_elements = 0;            // see SubGroupTable; 0: the default
-    RecoveryArrays recovery;                // valid as long as this
-    ControlFile* control = nullptr;         // "
+    StateStore* store = nullptr;     // outlives this, with its layout
+    uint64_t grain_elements = 0;     // see SubGroupTable; 0: the default
+    RecoveryArrays recovery;         // valid as long as this
+    ControlFile* control = nullptr;  // "
     // WorkerUndoBytes(pool->participants()), zeroed or from a former engine.
     absl::Span<std::byte> undo;
     // RedoBytes(*layout, pool->participants()), likewise.
@@ -179,8 +180,10 @@ class StepScheduler {
   double Norm(double type, const Update& update);
 
   // Makes one fused pass over the state of the updated parameters; writes the
-  // parameter area and counts the step for each parameter.
-  void Apply(const Update& update);
+  // parameter area and counts the step for each parameter. An error is one of
+  // the store: a part of the runs has the step, and the same call, of this or a
+  // later process, does the rest.
+  absl::Status Apply(const Update& update);
 
   // Returns the bytes of gradients, state and parameters that an Apply() of
   // these reads and writes, without the undo slots, which stay in the caches.
@@ -194,15 +197,15 @@ class StepScheduler {
   static uint64_t SpeculationBytes(const Layout& layout);
   // Applies the known part of an undecided step, and keeps the overwritten
   // values; an Apply() of the same step does the rest. Counts no step.
-  void Speculate(Update update);
+  absl::Status Speculate(Update update);
   // Rolls back all that was speculated about the step.
-  void TakeBackSpeculation(uint64_t step);
+  absl::Status TakeBackSpeculation(uint64_t step);
 
   // Zeroes all state of parameters [first, count).
-  void ClearState(uint32_t first_parameter);
+  absl::Status ClearState(uint32_t first_parameter);
 
  private:
-  bool accumulates() const { return records_.accumulates(); }
+  bool accumulates() const { return store_.accumulates(); }
   DType SumDTypeOf(uint32_t parameter) const;
   // Sums one value per run over the runs of a parameter, in order.
   double SumOfRuns(absl::Span<const double> by_run, uint32_t parameter) const;
@@ -216,13 +219,14 @@ class StepScheduler {
   static absl::Status CheckWholeKernel(const Layout& layout,
                                        const WholeKernel& kernel);
   absl::Status MakeWorkspace();
-  void ApplyWholes(const Update& update);
-  void ApplyWhole(uint32_t parameter, const Update& update);
+  void ApplyWholesOf(const RecordView& record, const Update& update);
+  void ApplyWhole(const RecordView& record, uint32_t parameter,
+                  const Update& update);
   void GatherGradient(uint32_t parameter, const Update& update, float* out);
-  void PutInPlace(WorkerUndo* undo, std::byte* redo);
+  void PutInPlace(const RecordView& record, WorkerUndo* undo, std::byte* redo);
   std::byte* RedoOf(const WorkerUndo& undo) const;
   bool IsUpdated(uint32_t parameter, uint64_t step) const;
-  void ClearPrefixes(uint32_t parameter);
+  absl::Status ClearPrefixes(uint32_t parameter);
   bool MayHaveHoles(int part) const;
   bool HasPrefixes() const;
   static bool HasEveryRank(uint32_t /*rank*/, uint32_t /*parameter*/) {
@@ -231,10 +235,12 @@ class StepScheduler {
   void StageGrain(const SubGroup& grain, const Staging& staging);
   void StagePiece(const Staging& staging, const Piece& piece, uint64_t begin,
                   uint64_t end);
-  void AccumulateRun(const RecordView& record, uint64_t run, uint32_t parameter,
-                     uint64_t begin, uint64_t numel,
-                     absl::Span<const void* const> gradients,
+  void AccumulateRun(uint64_t run, uint32_t parameter, uint64_t begin,
+                     uint64_t numel, absl::Span<const void* const> gradients,
                      uint64_t staged_mark);
+  absl::Status MakePass(const Update& update);
+  void FindWanted(const Update& update);
+  bool IsWanted(const SubGroup& sub_group, const Update& update) const;
   void ApplyRecord(const RecordView& record, const Update& update);
   void ApplyParameter(const RecordView& record, uint32_t parameter,
                       uint64_t begin, uint64_t end,
@@ -244,16 +250,15 @@ class StepScheduler {
       absl::Span<const std::byte* const> gradient_areas,
       absl::FunctionRef<bool(uint32_t rank, uint32_t parameter)> has_pushed,
       GradientSources* sources) const;
-  absl::Span<const void* const> GradientsOf(const RecordView& record,
-                                            uint32_t parameter,
+  absl::Span<const void* const> GradientsOf(uint32_t parameter,
                                             const PieceTable::Entry& piece,
                                             uint64_t begin,
                                             const Update& update,
                                             GradientSources* sources) const;
   UpdateInput InputOf(uint32_t parameter, const Update& update) const;
   absl::Span<const PieceTable::Entry> OwnersOf(uint32_t parameter) const;
-  void FinishRunsInFlight(const Update& update);
-  void FinishRun(const Update& update, WorkerUndo* undo);
+  absl::Status FinishRunsInFlight(const Update& update);
+  absl::Status FinishRun(const Update& update, WorkerUndo* undo);
   uint32_t ParameterOfRun(uint64_t run) const;
   TileView ViewOf(const RecordView& record, uint32_t parameter, uint64_t begin,
                   uint64_t numel) const;
@@ -275,10 +280,11 @@ class StepScheduler {
   absl::StatusOr<bool> CheckReplacement(WorkerUndo& undo, uint64_t step);
   absl::Status RollBackRun(WorkerUndo* undo);
   template <typename Visitor>
-  void ForEachElementRange(uint32_t first_parameter, const Visitor& visit);
+  absl::Status ForEachElementRange(uint32_t first_parameter,
+                                   const Visitor& visit);
 
   const Options options_;
-  const StateRecords& records_;
+  StateStore& store_;
   const Layout& layout_;
   // The ranges that a worker stages at a time, however large records are.
   const SubGroupTable grains_;
@@ -294,14 +300,19 @@ class StepScheduler {
   uint64_t workspace_elements_ = 0;  // per worker
   std::optional<PieceTable> pieces_;
   std::vector<uint64_t> update_bytes_;  // by parameter
+  std::vector<uint8_t> wanted_;  // by sub-group; empty for a resident store
 };
 
 template <typename Visitor>
-void StepScheduler::ForEachElementRange(uint32_t first_parameter,
-                                        const Visitor& visit) {
-  options_.pool->ParallelFor(records_.sub_groups().size(), [&](size_t i) {
-    const RecordView record = records_.record(i);
-    const SubGroup& range = record.sub_group();
+absl::Status StepScheduler::ForEachElementRange(uint32_t first_parameter,
+                                                const Visitor& visit) {
+  FirstError error;
+  options_.pool->ParallelFor(store_.sub_groups().size(), [&](size_t i) {
+    const SubGroup& range = store_.sub_groups()[i];
+    if (range.end_parameter <= first_parameter || error.failed()) return;
+    const auto pin = store_.PinSubGroup(i, StateStore::Access::kWrite);
+    if (!pin.ok()) return error.Note(pin.status());
+    const RecordView& record = pin->record();
     for (uint32_t p = std::max(first_parameter, range.first_parameter);
          p < range.end_parameter; ++p) {
       const uint64_t flat = layout_.flat_offset(p);
@@ -312,6 +323,7 @@ void StepScheduler::ForEachElementRange(uint32_t first_parameter,
       if (begin < end) visit(record, p, begin - flat, end - begin);
     }
   });
+  return error.status();
 }
 
 }  // namespace optstate

@@ -58,9 +58,9 @@ class MoveToNodesTest : public testing::Test {
     arrays.parameters = reinterpret_cast<std::byte*>(parameters_.data());
     arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg_.data());
     arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq_.data());
-    records_ = std::make_unique<StateRecords>(layout_.get(), kSubgroup, arrays);
+    store_ = std::make_unique<HostStore>(layout_.get(), kSubgroup, arrays);
     StepScheduler::Options options;
-    options.records = records_.get();
+    options.store = store_.get();
     options.grain_elements = kSubgroup;
     options.pool = &pool_;
     scheduler_ = *StepScheduler::Create(options);
@@ -74,7 +74,7 @@ class MoveToNodesTest : public testing::Test {
 
   Array parameters_, master_, exp_avg_, exp_avg_sq_;
   std::unique_ptr<Layout> layout_;
-  std::unique_ptr<StateRecords> records_;
+  std::unique_ptr<HostStore> store_;
   WorkerPool pool_;
   std::unique_ptr<StepScheduler> scheduler_;
 };

@@ -81,14 +81,12 @@ void StepScheduler::KeepRun(const RecordView& record, uint64_t run,
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
-void StepScheduler::Speculate(Update update) {
+absl::Status StepScheduler::Speculate(Update update) {
   update.speculative = true;
   options_.control->step_speculated.store(update.step,
                                           std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  options_.pool->ParallelFor(records_.sub_groups().size(), [&](size_t i) {
-    ApplyRecord(records_.record(i), update);
-  });
+  return MakePass(update);
 }
 
 // Rolls back a run. If interrupted, this is repeated: a restored run can be
@@ -118,7 +116,7 @@ void StepScheduler::TakeBackRun(const RecordView& record, uint32_t parameter,
   SpeculatedStep(run).store(0, std::memory_order_relaxed);
 }
 
-void StepScheduler::TakeBackSpeculation(uint64_t step) {
+absl::Status StepScheduler::TakeBackSpeculation(uint64_t step) {
   // After a crash, whole runs are restored, so an update in flight is dropped.
   // A sum in flight is rolled back by itself.
   for (WorkerUndo& undo : worker_undos()) {
@@ -127,18 +125,20 @@ void StepScheduler::TakeBackSpeculation(uint64_t step) {
       undo.Clear();
     }
   }
-  ForEachElementRange(0, [&](const RecordView& record, uint32_t p,
-                             uint64_t begin, uint64_t numel) {
-    ForEachRun(
-        layout_, p, begin, begin + numel,
-        [&](uint64_t run, uint64_t run_begin, uint64_t run_numel) {
-          if (SpeculatedStep(run).load(std::memory_order_relaxed) == step) {
-            TakeBackRun(record, p, run, run_begin, run_numel);
-          }
-        });
-  });
+  OPTSTATE_RETURN_IF_ERROR(
+      ForEachElementRange(0, [&](const RecordView& record, uint32_t p,
+                                 uint64_t begin, uint64_t numel) {
+        ForEachRun(
+            layout_, p, begin, begin + numel,
+            [&](uint64_t run, uint64_t run_begin, uint64_t run_numel) {
+              if (SpeculatedStep(run).load(std::memory_order_relaxed) == step) {
+                TakeBackRun(record, p, run, run_begin, run_numel);
+              }
+            });
+      }));
   std::atomic_signal_fence(std::memory_order_seq_cst);
   options_.control->step_speculated.store(0, std::memory_order_relaxed);
+  return absl::OkStatus();
 }
 
 }  // namespace optstate

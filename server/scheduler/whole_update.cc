@@ -147,15 +147,22 @@ bool StepScheduler::IsUpdated(uint32_t parameter, uint64_t step) const {
              std::memory_order_relaxed) == step;
 }
 
-void StepScheduler::ApplyWholes(const Update& update) {
-  options_.pool->ParallelFor(update.updated.size(), [&](size_t i) {
-    const auto parameter = static_cast<uint32_t>(i);
-    if (update.updated[i] == 0 || IsUpdated(parameter, update.step)) return;
-    ApplyWhole(parameter, update);
-  });
+// Updates the parameters of a record, which are whole there.
+void StepScheduler::ApplyWholesOf(const RecordView& record,
+                                  const Update& update) {
+  const SubGroup& range = record.sub_group();
+  for (uint32_t p = range.first_parameter; p < range.end_parameter; ++p) {
+    const uint64_t flat = layout_.flat_offset(p);
+    if (flat < range.begin || flat >= range.end || update.updated[p] == 0 ||
+        IsUpdated(p, update.step)) {
+      continue;
+    }
+    ApplyWhole(record, p, update);
+  }
 }
 
-void StepScheduler::ApplyWhole(uint32_t parameter, const Update& update) {
+void StepScheduler::ApplyWhole(const RecordView& record, uint32_t parameter,
+                               const Update& update) {
   const ParameterSpec& spec = layout_.parameters()[parameter];
   WorkerUndo& undo = worker_undo();
   float* const gradient =
@@ -163,7 +170,6 @@ void StepScheduler::ApplyWhole(uint32_t parameter, const Update& update) {
                              workspace_elements_;
   GatherGradient(parameter, update, gradient);
 
-  const RecordView record = records_.RecordOf(parameter, 0);
   const TileView old = ViewOf(record, parameter, 0, NumelOf(spec));
   const uint64_t array_elements = AlignedBytes(old.numel) / sizeof(float);
   WholeView view;
@@ -195,16 +201,16 @@ void StepScheduler::ApplyWhole(uint32_t parameter, const Update& update) {
   whole_->compute(InputOf(parameter, update), view);
 
   undo.Begin(UndoKind::kReplace, layout_.first_run(parameter), update.step);
-  PutInPlace(&undo, RedoOf(undo));
+  PutInPlace(record, &undo, RedoOf(undo));
 }
 
 // Installs the new values of the parameter that the slot names. Idempotent: a
 // crash in here repeats it.
-void StepScheduler::PutInPlace(WorkerUndo* undo, std::byte* redo) {
+void StepScheduler::PutInPlace(const RecordView& record, WorkerUndo* undo,
+                               std::byte* redo) {
   const uint32_t parameter = ParameterOfRun(undo->run);
   const ParameterSpec& spec = layout_.parameters()[parameter];
-  const TileView view =
-      ViewOf(records_.RecordOf(parameter, 0), parameter, 0, NumelOf(spec));
+  const TileView view = ViewOf(record, parameter, 0, NumelOf(spec));
   MasterFromFloat(layout_.master_format(parameter), spec.dtype,
                   reinterpret_cast<const float*>(redo), view.parameter,
                   view.master, view.numel);
@@ -249,8 +255,7 @@ void StepScheduler::GatherGradient(uint32_t parameter, const Update& update,
                [&](uint64_t /*run*/, uint64_t begin, uint64_t numel) {
                  Accumulate(
                      dtype,
-                     GradientsOf(records_.RecordOf(parameter, 0), parameter,
-                                 piece, begin, update, &sources),
+                     GradientsOf(parameter, piece, begin, update, &sources),
                      /*first=*/true, out + begin, numel);
                });
   }

@@ -91,10 +91,11 @@ bool ElementAccess::IsNeverNegativeIn(const ElementRange& range) const {
   return IsNeverNegative(layout_->optimizer(), IndexOf(range.array));
 }
 
-void ElementAccess::ReadFloats(const ElementRange& range, float* out) const {
+absl::Status ElementAccess::ReadFloats(const ElementRange& range,
+                                       float* out) const {
   const uint32_t p = range.parameter;
-  records_->ForEachRecord(
-      p, range.begin, range.numel,
+  return store_->ForEachRecord(
+      p, range.begin, range.numel, StateStore::Access::kRead,
       [&](const RecordView& record, uint64_t begin, uint64_t numel) {
         float* const to = out + (begin - range.begin);
         if (range.array == v1::STATE_ARRAY_MASTER) {
@@ -109,23 +110,24 @@ void ElementAccess::ReadFloats(const ElementRange& range, float* out) const {
       });
 }
 
-void ElementAccess::ReadPayload(const ElementRange& range,
-                                std::byte* out) const {
+absl::Status ElementAccess::ReadPayload(const ElementRange& range,
+                                        std::byte* out) const {
   if (range.array == v1::STATE_ARRAY_MASTER) {
-    ReadFloats(range, reinterpret_cast<float*>(out));
-    return;
+    return ReadFloats(range, reinterpret_cast<float*>(out));
   }
   const int k = IndexOf(range.array);
   const uint32_t p = range.parameter;
-  if (HasScale(range)) {
-    const RecordView record = records_->RecordOf(p, range.begin);
-    std::memcpy(out, record.scale(k, p, range.begin), kScaleBytes);
-    out += kScaleBytes;
-  }
+  std::byte* const scale = out;
+  const bool has_scale = HasScale(range);
+  if (has_scale) out += kScaleBytes;
   const uint64_t element_bytes = SizeInBytes(FormatOf(range));
-  records_->ForEachRecord(
-      p, range.begin, range.numel,
+  return store_->ForEachRecord(
+      p, range.begin, range.numel, StateStore::Access::kRead,
       [&](const RecordView& record, uint64_t begin, uint64_t numel) {
+        // A block lies in one record.
+        if (has_scale) {
+          std::memcpy(scale, record.scale(k, p, begin), kScaleBytes);
+        }
         std::memcpy(out + (begin - range.begin) * element_bytes,
                     record.state(k, p, begin), numel * element_bytes);
       });
@@ -144,28 +146,30 @@ void ElementAccess::MakePayload(const ElementRange& range, const float* in,
                  has_scale ? scale : nullptr, range.numel);
 }
 
-void ElementAccess::Write(const ElementRange& range,
-                          const std::byte* payload) const {
+absl::Status ElementAccess::Write(const ElementRange& range,
+                                  const std::byte* payload) const {
   if (IsPerParameter(range.array)) {
-    void* const numbers =
-        range.array == v1::STATE_ARRAY_STEP_COUNT
-            ? static_cast<void*>(records_->step_counts().data())
-            : static_cast<void*>(records_->scalars().data());
+    void* const numbers = range.array == v1::STATE_ARRAY_STEP_COUNT
+                              ? static_cast<void*>(store_->step_counts().data())
+                              : static_cast<void*>(store_->scalars().data());
     std::memcpy(
         static_cast<std::byte*>(numbers) + range.begin * sizeof(int64_t),
         payload, range.numel * sizeof(int64_t));
-    return;
+    return absl::OkStatus();
   }
+  absl::Status status;
   ForEachBlock(range, [&](uint64_t first, const ElementRange& block) {
-    WriteBlock(block, payload + PayloadBytes(range.array, first));
+    if (!status.ok()) return;
+    status = WriteBlock(block, payload + PayloadBytes(range.array, first));
   });
+  return status;
 }
 
-void ElementAccess::WriteMasters(const ElementRange& range,
-                                 const float* in) const {
+absl::Status ElementAccess::WriteMasters(const ElementRange& range,
+                                         const float* in) const {
   const uint32_t p = range.parameter;
-  records_->ForEachRecord(
-      p, range.begin, range.numel,
+  return store_->ForEachRecord(
+      p, range.begin, range.numel, StateStore::Access::kWrite,
       [&](const RecordView& record, uint64_t begin, uint64_t numel) {
         MasterFromFloat(layout_->master_format(p),
                         layout_->parameters()[p].dtype,
@@ -174,23 +178,24 @@ void ElementAccess::WriteMasters(const ElementRange& range,
       });
 }
 
-void ElementAccess::WriteBlock(const ElementRange& range,
-                               const std::byte* payload) const {
+absl::Status ElementAccess::WriteBlock(const ElementRange& range,
+                                       const std::byte* payload) const {
   if (range.array == v1::STATE_ARRAY_MASTER) {
-    WriteMasters(range, reinterpret_cast<const float*>(payload));
-    return;
+    return WriteMasters(range, reinterpret_cast<const float*>(payload));
   }
   const int k = IndexOf(range.array);
   const uint32_t p = range.parameter;
-  if (HasScale(range)) {
-    const RecordView record = records_->RecordOf(p, range.begin);
-    std::memcpy(record.scale(k, p, range.begin), payload, kScaleBytes);
-    payload += kScaleBytes;
-  }
+  const std::byte* const scale = payload;
+  const bool has_scale = HasScale(range);
+  if (has_scale) payload += kScaleBytes;
   const uint64_t element_bytes = SizeInBytes(FormatOf(range));
-  records_->ForEachRecord(
-      p, range.begin, range.numel,
+  return store_->ForEachRecord(
+      p, range.begin, range.numel, StateStore::Access::kWrite,
       [&](const RecordView& record, uint64_t begin, uint64_t numel) {
+        // A block lies in one record.
+        if (has_scale) {
+          std::memcpy(record.scale(k, p, begin), scale, kScaleBytes);
+        }
         std::memcpy(record.state(k, p, begin),
                     payload + (begin - range.begin) * element_bytes,
                     numel * element_bytes);

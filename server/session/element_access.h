@@ -9,7 +9,7 @@
 #include "optstate/v1/types.pb.h"
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
-#include "storage/state_records.h"
+#include "storage/state_store.h"
 
 namespace optstate {
 
@@ -37,9 +37,9 @@ class ElementAccess {
   static constexpr uint64_t kBlockElements = kQuantizedBlockElements;
   static constexpr uint64_t kBlockBytesMax = kBlockElements * sizeof(float);
 
-  // `records`, with its layout, must outlive this object.
-  explicit ElementAccess(const StateRecords* records)
-      : layout_(&records->layout()), records_(records) {}
+  // `store`, with its layout, must outlive this object.
+  explicit ElementAccess(StateStore* store)
+      : layout_(&store->layout()), store_(store) {}
 
   // Returns true for step counts and optimizer scalars: 8 bytes each, which are
   // their own payload.
@@ -55,16 +55,16 @@ class ElementAccess {
   absl::Status Check(const ElementRange& range) const;
 
   // The ranges below must have been checked; all but those of PayloadBytes span
-  // at most a block.
+  // at most a block. Errors are those of the store.
   uint64_t PayloadBytes(v1::StateArray array, uint64_t numel) const;
-  void ReadFloats(const ElementRange& range, float* out) const;
+  absl::Status ReadFloats(const ElementRange& range, float* out) const;
   // Reads the payload that would restore the range as it is, bit for bit.
-  void ReadPayload(const ElementRange& range, std::byte* out) const;
+  absl::Status ReadPayload(const ElementRange& range, std::byte* out) const;
   void MakePayload(const ElementRange& range, const float* in,
                    std::byte* out) const;
 
   // Writes a payload of any size to the state.
-  void Write(const ElementRange& range, const std::byte* payload) const;
+  absl::Status Write(const ElementRange& range, const std::byte* payload) const;
 
  private:
   static int IndexOf(v1::StateArray array) {
@@ -77,11 +77,12 @@ class ElementAccess {
            FormatOf(range) == StateFormat::kDynamic8;
   }
   bool IsNeverNegativeIn(const ElementRange& range) const;
-  void WriteMasters(const ElementRange& range, const float* in) const;
-  void WriteBlock(const ElementRange& range, const std::byte* payload) const;
+  absl::Status WriteMasters(const ElementRange& range, const float* in) const;
+  absl::Status WriteBlock(const ElementRange& range,
+                          const std::byte* payload) const;
 
   const Layout* layout_;
-  const StateRecords* records_;
+  StateStore* store_;
 };
 
 }  // namespace optstate

@@ -122,7 +122,7 @@ absl::StatusOr<v1::ListParametersReply> JobImpl::ListParameters(
     const auto pieces = scheduler_->pieces().pieces(p);
     info->set_owner_rank(pieces.front().rank);
     info->set_piece_count(static_cast<uint32_t>(pieces.size()));
-    info->set_step_count(records_->step_counts()[p]);
+    info->set_step_count(store_->step_counts()[p]);
     info->set_staged(open_step_.staged_pieces(p) > 0);
     bytes += info->ByteSizeLong();
   }

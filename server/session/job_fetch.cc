@@ -27,7 +27,7 @@ absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(failure_);
   if (recovery_.has_value()) return BeingFinished();
-  TakeBackSpeculation();
+  OPTSTATE_RETURN_IF_ERROR(TakeBackSpeculation());
   if (phase() != v1::JOB_PHASE_READY) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job \"", options_.name, "\" is loading: its state is of no step"));
@@ -53,7 +53,8 @@ absl::StatusOr<uint64_t> JobImpl::Fetch(v1::StateArray array,
   float block[ElementAccess::kBlockElements];
   for (uint64_t i = 0; i < numel; i += std::size(block)) {
     const uint64_t count = std::min<uint64_t>(numel - i, std::size(block));
-    elements.ReadFloats({array, parameter, begin + i, count}, block);
+    OPTSTATE_RETURN_IF_ERROR(
+        elements.ReadFloats({array, parameter, begin + i, count}, block));
     std::memcpy(out.data() + i * sizeof(float), block, count * sizeof(float));
   }
   return record().committed_step;
@@ -77,14 +78,14 @@ absl::Status JobImpl::ReadParameters(uint64_t offset_bytes,
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(failure_);
   if (recovery_.has_value()) return BeingFinished();
-  TakeBackSpeculation();
+  OPTSTATE_RETURN_IF_ERROR(TakeBackSpeculation());
   const uint64_t area = layout_of_job().parameter_area_bytes();
   if (offset_bytes > area || out.size() > area - offset_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat(out.size(), " bytes from ", offset_bytes,
                      " of a parameter area of ", area));
   }
-  CopyTo(out, records_->parameter_area().data() + offset_bytes);
+  CopyTo(out, store_->parameter_area().data() + offset_bytes);
   return absl::OkStatus();
 }
 

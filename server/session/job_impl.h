@@ -24,6 +24,7 @@
 #include "storage/format/step_intent.h"
 #include "storage/host_tier.h"
 #include "storage/state_file.h"
+#include "storage/state_store.h"
 
 namespace optstate {
 
@@ -254,12 +255,13 @@ class JobImpl final : public Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void KeepGradientNorms(uint64_t step, absl::Span<const uint8_t> updated)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void TakeStep(const Decision& decision, absl::Span<const uint8_t> updated)
+  absl::Status TakeStep(const Decision& decision,
+                        absl::Span<const uint8_t> updated)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void MarkStep(const StepRecord& next, double gradient_limit,
                 absl::Span<const uint8_t> updated)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ApplyStep(const StepScheduler::Update& update, StepRecord next)
+  absl::Status ApplyStep(const StepScheduler::Update& update, StepRecord next)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Record(const StepRecord& next) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AnswerCommits(const absl::Status& status, const StepOutcome& outcome)
@@ -305,7 +307,7 @@ class JobImpl final : public Job {
   // job_speculation.cc
   void Speculate(uint32_t rank) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Speculated() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  void TakeBackSpeculation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status TakeBackSpeculation() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // job_recovery.cc
   absl::Status CheckStepFiles(const JobDescription& description) const
@@ -340,6 +342,10 @@ class JobImpl final : public Job {
   absl::Status BeingFinished() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status LostGradientsOf(uint64_t rank) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  // Fails the job in this engine: the store refused what it was in the middle
+  // of, and the next engine goes on with that. Returns failure_.
+  absl::Status FailInside(absl::string_view what, const absl::Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status NotOfOneStep(absl::string_view why) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status LostInside(absl::string_view why) const
@@ -348,12 +354,12 @@ class JobImpl final : public Job {
 
   // job_load.cc
   ElementAccess Elements() const ABSL_SHARED_LOCKS_REQUIRED(mu_) {
-    return ElementAccess(records_.get());
+    return ElementAccess(store_.get());
   }
   bool HasWholeState() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status CheckLoading(uint32_t rank) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  void StartLoadRound() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status StartLoadRound() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `why` says to the other ranks what this rank has done.
   void LeaveLoadRound(uint32_t rank, absl::string_view why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -386,8 +392,8 @@ class JobImpl final : public Job {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status ReserveLoadLog(uint64_t bytes, uint64_t bytes_max)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void TakeLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ApplyLoad(absl::Span<const LoadLogRecord> records)
+  absl::Status TakeLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status ApplyLoad(absl::Span<const LoadLogRecord> records)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RecordLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AdoptLoad() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -425,9 +431,9 @@ class JobImpl final : public Job {
   std::unique_ptr<Shape> shape_ ABSL_GUARDED_BY(mu_);
   uint64_t shape_number_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<HostTier> tier_ ABSL_GUARDED_BY(mu_);
-  // Records of the present layout and files; made with the scheduler, their
+  // The records of the present layout and files; made with the scheduler, their
   // user.
-  std::unique_ptr<StateRecords> records_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<StateStore> store_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<StepScheduler> scheduler_ ABSL_GUARDED_BY(mu_);
 
   std::vector<RankSession> ranks_ ABSL_GUARDED_BY(mu_);

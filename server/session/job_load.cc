@@ -59,7 +59,7 @@ absl::Status JobImpl::BeginLoad(uint32_t rank) {
   if (load_.begun(rank) && !load_.has_loaded(rank)) return absl::OkStatus();
   DropStaged(rank);
   LeaveLoadRound(rank, "has begun its load anew");
-  if (!load_.active()) StartLoadRound();
+  if (!load_.active()) OPTSTATE_RETURN_IF_ERROR(StartLoadRound());
   load_.Begin(rank);
   return absl::OkStatus();
 }
@@ -67,14 +67,14 @@ absl::Status JobImpl::BeginLoad(uint32_t rank) {
 // Clears what a former load left half written in place, and all state of a
 // failed job, so that arrays which this load leaves out are those of a new job
 // and not a mixture.
-void JobImpl::StartLoadRound() {
+absl::Status JobImpl::StartLoadRound() {
   DropStagedLoad();
   StepRecord next = record();
   if (!failure_.ok()) {
     next.load_required_from = 0;
     next.load_touched_from = 0;
   }
-  if (next.load_touched_from == kNoParameter) return;
+  if (next.load_touched_from == kNoParameter) return absl::OkStatus();
   const uint32_t first = next.load_touched_from;
   next.load_required_from = std::min(next.load_required_from, first);
   PublishRecord(next, tier_->control());
@@ -83,9 +83,10 @@ void JobImpl::StartLoadRound() {
   tier_->control()->step_in_progress.store(0, std::memory_order_release);
   tier_->control()->step_given_up.store(0, std::memory_order_release);
   failure_ = absl::OkStatus();
-  scheduler_->ClearState(first);
+  OPTSTATE_RETURN_IF_ERROR(scheduler_->ClearState(first));
   next.load_touched_from = kNoParameter;
   PublishRecord(next, tier_->control());
+  return absl::OkStatus();
 }
 
 bool JobImpl::HasWholeState() const {
@@ -166,9 +167,9 @@ const std::byte* JobImpl::NumbersAt(v1::StateArray array,
                                     uint32_t parameter) const {
   return array == v1::STATE_ARRAY_STEP_COUNT
              ? reinterpret_cast<const std::byte*>(
-                   &records_->step_counts()[parameter])
+                   &store_->step_counts()[parameter])
              : reinterpret_cast<const std::byte*>(
-                   &records_->scalars()[parameter]);
+                   &store_->scalars()[parameter]);
 }
 
 absl::StatusOr<size_t> JobImpl::PieceOf(uint32_t rank,
@@ -255,7 +256,7 @@ absl::Status JobImpl::LoadNumbers(const ElementRange& range,
           NumbersAt(range.array, static_cast<uint32_t>(parameter)), grow));
     } else {
       NoteLoadTouches(static_cast<uint32_t>(parameter));
-      elements.Write(one, number);
+      OPTSTATE_RETURN_IF_ERROR(elements.Write(one, number));
     }
   }
   return absl::OkStatus();
@@ -286,7 +287,7 @@ absl::Status JobImpl::LoadElements(uint32_t rank, const ElementRange& range,
                    block.numel);
     if (in_place) {
       elements.MakePayload(block, values, payload);
-      elements.Write(block, payload);
+      OPTSTATE_RETURN_IF_ERROR(elements.Write(block, payload));
       continue;
     }
     OPTSTATE_RETURN_IF_ERROR(staged_load_.Stage(elements, block, values, grow));
@@ -316,9 +317,9 @@ void JobImpl::FinishLoad(uint32_t rank, uint64_t request_id,
     spdlog::warn("{}: job={}", alike.ToString(), options_.name);
     return DropLoad(alike);
   }
-  TakeLoad();
+  const absl::Status taken = TakeLoad();
   for (uint32_t r = 0; r < ranks_.size(); ++r) {
-    ranks_[r].spec.listener->OnStepDone(load_.request_id(r), absl::OkStatus(),
+    ranks_[r].spec.listener->OnStepDone(load_.request_id(r), taken,
                                         LastOutcome());
   }
   load_.Clear();

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/scheduler/first_error.h"
 #include "server/session/admission.h"
 #include "server/session/job_impl.h"
 #include "spdlog/spdlog.h"
@@ -70,7 +71,7 @@ absl::Status JobImpl::ReserveLoadLog(uint64_t bytes, uint64_t bytes_max) {
 
 // Seals and applies the log. An engine that dies before the seal leaves the job
 // unchanged; after the seal, the next engine applies all of the log again.
-void JobImpl::TakeLoad() {
+absl::Status JobImpl::TakeLoad() {
   StepObserver* const observer = options_.observer;
   if (!staged_load_.empty()) {
     const LoadLogSeal seal = staged_load_.Seal();
@@ -81,24 +82,29 @@ void JobImpl::TakeLoad() {
              tier_->control());
     std::atomic_signal_fence(std::memory_order_seq_cst);
     if (observer != nullptr) observer->OnLoadSealed();
-    ApplyLoad(staged_load_.records());
+    const absl::Status applied = ApplyLoad(staged_load_.records());
+    if (!applied.ok()) return FailInside("a load", applied);
     if (observer != nullptr) observer->OnLoadApplied();
   }
   RecordLoad();
   if (observer != nullptr) observer->OnLoadRecorded();
   DropStagedLoad();
+  return absl::OkStatus();
 }
 
-void JobImpl::ApplyLoad(absl::Span<const LoadLogRecord> records) {
+absl::Status JobImpl::ApplyLoad(absl::Span<const LoadLogRecord> records) {
   const ElementAccess elements = Elements();
   StepObserver* const observer = options_.observer;
+  FirstError error;
   pool_.ParallelFor(records.size(), [&](size_t i) {
+    if (error.failed()) return;
     const LoadLogEntry& entry = records[i].entry;
-    elements.Write({static_cast<v1::StateArray>(entry.array), entry.parameter,
-                    entry.begin, entry.numel},
-                   records[i].payload);
+    error.Note(elements.Write({static_cast<v1::StateArray>(entry.array),
+                               entry.parameter, entry.begin, entry.numel},
+                              records[i].payload));
     if (observer != nullptr) observer->OnLoadPartApplied();
   });
+  return error.status();
 }
 
 void JobImpl::RecordLoad() {
@@ -132,7 +138,8 @@ absl::Status JobImpl::AdoptLoad() {
         ". So the state is partly what it was before that load. ",
         HowToGoOn()));
   }
-  ApplyLoad(*records);
+  const absl::Status applied = ApplyLoad(*records);
+  if (!applied.ok()) return FailInside("a load", applied);
   RecordLoad();
   spdlog::info("load put into place after a crash: job={} step={}",
                options_.name, record().committed_step);
@@ -198,11 +205,12 @@ absl::Status JobImpl::AdoptLoadedMasters() {
                      " elements from ", control.loading_begin, " of parameter ",
                      one_more - 1, ", which has ", numel));
   }
-  Elements().Write({.array = v1::STATE_ARRAY_MASTER,
-                    .parameter = static_cast<uint32_t>(one_more - 1),
-                    .begin = control.loading_begin,
-                    .numel = control.loading_numel},
-                   reinterpret_cast<const std::byte*>(control.loading_masters));
+  OPTSTATE_RETURN_IF_ERROR(Elements().Write(
+      {.array = v1::STATE_ARRAY_MASTER,
+       .parameter = static_cast<uint32_t>(one_more - 1),
+       .begin = control.loading_begin,
+       .numel = control.loading_numel},
+      reinterpret_cast<const std::byte*>(control.loading_masters)));
   std::atomic_signal_fence(std::memory_order_seq_cst);
   control.parameter_loading.store(0, std::memory_order_relaxed);
   return absl::OkStatus();

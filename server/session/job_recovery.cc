@@ -112,7 +112,7 @@ absl::Status JobImpl::AdoptStep() {
   const uint64_t step = mark.load(std::memory_order_acquire);
   // No step was decided: all speculative writes are rolled back.
   if (step == 0) {
-    TakeBackSpeculation();
+    OPTSTATE_RETURN_IF_ERROR(TakeBackSpeculation());
     control.step_given_up.store(0, std::memory_order_release);
   }
   const absl::Status stamps =
@@ -249,13 +249,15 @@ void JobImpl::TryToFinishStep() {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (LacksGradients(rank)) return;
   }
-  ApplyStep(UpdateOfRecovery(), recovery_->record);
-  ++tier_->control()->steps_recovered;
-  spdlog::info("step finished after a crash: job={} step={}", options_.name,
-               record().committed_step);
-  EndRecovery();
-  DropGradientsOfAway();
-  AnswerCommits(absl::OkStatus(), LastOutcome());
+  const absl::Status applied = ApplyStep(UpdateOfRecovery(), recovery_->record);
+  if (applied.ok()) {
+    ++tier_->control()->steps_recovered;
+    spdlog::info("step finished after a crash: job={} step={}", options_.name,
+                 record().committed_step);
+    EndRecovery();
+    DropGradientsOfAway();
+  }
+  AnswerCommits(applied, LastOutcome());
   open_step_.DropAll();
   timer_.Drop();
   // Removes the staging files of ranks that were lost meanwhile.
@@ -282,6 +284,18 @@ void JobImpl::RestoreStaged() {
     }
   }
   scheduler_->RestoreSums(epochs);
+}
+
+absl::Status JobImpl::FailInside(absl::string_view what,
+                                 const absl::Status& why) {
+  failure_ = Annotate(
+      why,
+      absl::StrCat("job \"", options_.name, "\" cannot finish ", what,
+                   ". When the cause is mended, optctl recover ", options_.name,
+                   " goes on with it; else load the job "
+                   "anew. The cause"));
+  spdlog::error("{}", failure_.ToString());
+  return failure_;
 }
 
 std::string JobImpl::StagingPath(uint32_t rank,

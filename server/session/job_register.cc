@@ -292,9 +292,9 @@ absl::Status JobImpl::MakeScheduler() {
   const uint64_t sub_group_elements =
       options_.config.engine().subgroup_elements();
   scheduler_.reset();
-  records_ = tier_->MakeRecords(&layout_of_job(), sub_group_elements);
+  store_ = tier_->MakeStore(&layout_of_job(), sub_group_elements);
   StepScheduler::Options options;
-  options.records = records_.get();
+  options.store = store_.get();
   options.grain_elements = sub_group_elements;
   options.recovery = tier_->recovery();
   options.control = tier_->control();

@@ -44,13 +44,15 @@ void JobImpl::Speculate(uint32_t rank) {
   update.updated = updated;
   update.gradient_areas = gradient_areas_;
   const StepTimer::Scope updating(&timer_, StepPhase::kUpdate);
-  scheduler_->Speculate(update);
+  const absl::Status begun = scheduler_->Speculate(update);
+  if (!begun.ok()) FailInside("a speculation", begun).IgnoreError();
 }
 
-void JobImpl::TakeBackSpeculation() {
-  if (Speculated()) {
-    scheduler_->TakeBackSpeculation(record().committed_step + 1);
-  }
+absl::Status JobImpl::TakeBackSpeculation() {
+  if (!Speculated()) return absl::OkStatus();
+  const absl::Status restored =
+      scheduler_->TakeBackSpeculation(record().committed_step + 1);
+  return restored.ok() ? restored : FailInside("a speculation", restored);
 }
 
 }  // namespace optstate

@@ -138,7 +138,7 @@ void JobImpl::RenewEpoch(uint32_t rank) {
 }
 
 void JobImpl::DropStaged(uint32_t rank) {
-  TakeBackSpeculation();
+  TakeBackSpeculation().IgnoreError();  // the job is then FAILED
   if (accumulates_together()) {
     DropSums(rank);
   } else {
@@ -225,10 +225,10 @@ void JobImpl::CloseStep() {
     StagePartly();
     const Decision decision = Decide(record().committed_step + 1, updated);
     if (!decision.outcome.applied || decision.clipped) {
-      TakeBackSpeculation();
+      status = TakeBackSpeculation();
     }
     KeepGradientNorms(decision.outcome.step, updated);
-    TakeStep(decision, updated);
+    if (status.ok()) status = TakeStep(decision, updated);
     outcome = LastOutcome();
   }
   AnswerCommits(status, outcome);
@@ -358,8 +358,8 @@ void JobImpl::KeepGradientNorms(uint64_t step,
 
 // Takes a decided step. A skipped step changes only the record: its number is
 // used up, so that all ranks agree on which step is next.
-void JobImpl::TakeStep(const Decision& decision,
-                       absl::Span<const uint8_t> updated) {
+absl::Status JobImpl::TakeStep(const Decision& decision,
+                               absl::Span<const uint8_t> updated) {
   const StepOutcome& outcome = decision.outcome;
   StepRecord next = record();
   next.committed_step = outcome.step;
@@ -377,7 +377,7 @@ void JobImpl::TakeStep(const Decision& decision,
   if (!outcome.applied) {
     Record(next);
     ++skipped_steps_;
-    return;
+    return absl::OkStatus();
   }
   const double gradient_limit = open_step_.commit(0).spec.max_value;
   MarkStep(next, gradient_limit, updated);
@@ -388,7 +388,7 @@ void JobImpl::TakeStep(const Decision& decision,
   update.updated = updated;
   update.pushed_by = open_step_.pushed_by();
   update.gradient_areas = gradient_areas_;
-  ApplyStep(update, next);
+  return ApplyStep(update, next);
 }
 
 // Marks the step before the first tile is touched: an engine that dies from
@@ -418,14 +418,19 @@ void JobImpl::MarkStep(const StepRecord& next, double gradient_limit,
 }
 
 // Does the remaining part of a step that is marked.
-void JobImpl::ApplyStep(const StepScheduler::Update& update, StepRecord next) {
+absl::Status JobImpl::ApplyStep(const StepScheduler::Update& update,
+                                StepRecord next) {
   timer_.Enter(StepPhase::kUpdate);
   const auto begin = std::chrono::steady_clock::now();
-  scheduler_->Apply(update);
+  const absl::Status applied = scheduler_->Apply(update);
+  if (!applied.ok()) {
+    return FailInside(absl::StrCat("step ", update.step), applied);
+  }
   const auto elapsed = std::chrono::steady_clock::now() - begin;
   next.update_ns =
       static_cast<uint64_t>(std::chrono::nanoseconds(elapsed).count());
   Record(next);
+  return absl::OkStatus();
 }
 
 void JobImpl::Record(const StepRecord& next) {

@@ -53,7 +53,7 @@ absl::Status StagedLoad::Stage(const ElementAccess& elements,
                                Grow grow) {
   float present[ElementAccess::kBlockElements];
   alignas(8) std::byte payload[ElementAccess::kBlockBytesMax];
-  elements.ReadFloats(range, present);
+  OPTSTATE_RETURN_IF_ERROR(elements.ReadFloats(range, present));
   const bool is_present =
       std::memcmp(present, values, range.numel * sizeof(float)) == 0;
   // Present values are staged too where the log already has other ones. The
@@ -61,7 +61,7 @@ absl::Status StagedLoad::Stage(const ElementAccess& elements,
   // codes.
   if (is_present && empty()) return absl::OkStatus();
   if (is_present) {
-    elements.ReadPayload(range, payload);
+    OPTSTATE_RETURN_IF_ERROR(elements.ReadPayload(range, payload));
   } else {
     elements.MakePayload(range, values, payload);
   }

@@ -1,4 +1,4 @@
-#include "storage/state_records.h"
+#include "storage/tiers/host_store.h"
 
 #include <cstdint>
 #include <vector>
@@ -42,17 +42,17 @@ struct Memory {
 };
 
 // Elements are where the layout says, whatever record they are seen through.
-TEST(StateRecordsTest, ElementsAreInTheirPlaces) {
+TEST(HostStoreTest, ElementsAreInTheirPlaces) {
   RandomLayouts layouts;
   for (int round = 0; round < 50; ++round) {
     const Layout layout = *Layout::Make(layouts.Next(20));
     const Memory memory(layout);
-    const StateRecords records(&layout, layouts.Uniform(1, 4 * kTileElements),
-                               memory.arrays);
+    HostStore store(&layout, layouts.Uniform(1, 4 * kTileElements),
+                    memory.arrays);
     for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
       const ParameterSpec& spec = layout.parameters()[p];
-      records.ForEachRecord(
-          p, 0, NumelOf(layout, p),
+      const absl::Status visited = store.ForEachRecord(
+          p, 0, NumelOf(layout, p), StateStore::Access::kRead,
           [&](const RecordView& record, uint64_t begin, uint64_t numel) {
             ASSERT_GT(numel, 0u);
             const uint64_t flat = layout.flat_offset(p) + begin;
@@ -62,8 +62,8 @@ TEST(StateRecordsTest, ElementsAreInTheirPlaces) {
                       memory.parameters.data() +
                           layout.parameter_offset_bytes(p) +
                           begin * SizeInBytes(spec.dtype));
-            EXPECT_EQ(record.sums(p, begin), reinterpret_cast<const std::byte*>(
-                                                 &memory.accumulator[flat]));
+            EXPECT_EQ(store.sums(p, begin), reinterpret_cast<const std::byte*>(
+                                                &memory.accumulator[flat]));
             const MasterFormat master = layout.master_format(p);
             EXPECT_EQ(record.master(p, begin),
                       master == MasterFormat::kParameter
@@ -84,24 +84,25 @@ TEST(StateRecordsTest, ElementsAreInTheirPlaces) {
                         &memory.scale[index][flat / kQuantizedBlockElements]);
             }
           });
+      EXPECT_TRUE(visited.ok());
     }
   }
 }
 
 // The parts of the runs of all parameters do not overlap, and are within the
 // record's own.
-TEST(StateRecordsTest, PartsAreWithinTheRecord) {
+TEST(HostStoreTest, PartsAreWithinTheRecord) {
   RandomLayouts layouts;
   for (int round = 0; round < 20; ++round) {
     const Layout layout = *Layout::Make(layouts.Next(20));
     const Memory memory(layout);
-    const StateRecords records(&layout, 2 * kTileElements, memory.arrays);
+    HostStore store(&layout, 2 * kTileElements, memory.arrays);
     std::array<const std::byte*, kRecordPartCount> last = {};
     for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
       ForEachRun(
           layout, p, 0, NumelOf(layout, p),
           [&](uint64_t /*run*/, uint64_t begin, uint64_t numel) {
-            const RecordView record = records.RecordOf(p, begin);
+            const RecordView record = store.RecordOf(p, begin);
             record.ForEachStatePart(
                 p, begin, numel, [&](int part, absl::Span<std::byte> bytes) {
                   const absl::Span<std::byte> whole = record.part(part);

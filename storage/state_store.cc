@@ -1,0 +1,29 @@
+#include "storage/state_store.h"
+
+#include "proto/types/accumulation.h"
+
+namespace optstate {
+
+StateStore::StateStore(const Layout* layout, uint64_t sub_group_elements,
+                       const StateArrays& arrays)
+    : layout_(layout),
+      sub_groups_(layout, sub_group_elements, SubGroupTable::CutOf(*layout)),
+      arrays_(arrays) {
+  if (arrays.gradient_accumulator != nullptr) {
+    gradient_sum_offsets_ = GradientSumOffsets(*layout);
+  }
+}
+
+std::byte* StateStore::sums(uint32_t parameter, uint64_t begin) const {
+  if (arrays_.accumulator != nullptr) {
+    return reinterpret_cast<std::byte*>(
+        arrays_.accumulator + layout_->flat_offset(parameter) + begin);
+  }
+  if (arrays_.gradient_accumulator == nullptr) return nullptr;
+  return arrays_.gradient_accumulator + gradient_sum_offsets_[parameter] +
+         begin * SizeInBytes(layout_->parameters()[parameter].gradient_dtype);
+}
+
+void StateStore::Unpin(const RecordView& /*record*/, Access /*access*/) {}
+
+}  // namespace optstate

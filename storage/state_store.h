@@ -1,0 +1,167 @@
+#ifndef OPTSTATE_STORAGE_STATE_STORE_H_
+#define OPTSTATE_STORAGE_STATE_STORE_H_
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "proto/types/layout.h"
+#include "proto/types/optimizer.h"
+#include "proto/types/status_macros.h"
+#include "proto/types/sub_groups.h"
+#include "storage/record_view.h"
+
+namespace optstate {
+
+// The arrays of a job that lie in memory whole, by flat index (see Layout).
+// Null where the job has no such array. An array that an option of groups
+// brings only holds memory for their tiles.
+struct StateArrays {
+  // The parameters as ranks map them: the layout's parameter_area_bytes().
+  std::byte* parameters = nullptr;
+  // The sums of micro-steps, only with accumulation, in one of the two: the
+  // second has the parameters' sums where GradientSumOffsets says.
+  float* accumulator = nullptr;
+  std::byte* gradient_accumulator = nullptr;
+  int64_t* step_counts = nullptr;  // one per parameter
+  double* scalars = nullptr;       // one per parameter
+  // The parts of records, null where records are swapped.
+  // The masters, in the layout's master format; holds memory for parameters
+  // that are not their own masters, null when all are.
+  std::byte* master = nullptr;
+  // The optimizer's state arrays, in the layout's state format.
+  std::array<std::byte*, kStateArraysMax> state = {};
+  // The scales (kDynamic8) of each block of the state arrays.
+  std::array<float*, kStateArraysMax> scale = {};
+};
+
+// The state of a job, whatever tier its records are on.
+//
+// A record is the state of one sub-group: masters beside parameters, the
+// optimizer's arrays and their scales. It can be used while it is pinned.
+// Parameters, sums of micro-steps and what there is one of for each parameter
+// are in memory always.
+//
+// Threads: thread-safe, but for BeginPass(), during which no thread may use the
+// store. Different elements of a record may be written by many threads at once.
+// A thread that holds a pin takes no other: where there is room for a few
+// records only, it would wait for itself.
+class StateStore {
+ public:
+  enum class Access : uint8_t { kRead, kWrite };
+
+  // The right to use a record, until this object's end.
+  class Pin {
+   public:
+    explicit Pin(const RecordView& record) : record_(record) {}
+    Pin(const RecordView& record, StateStore* store, Access access)
+        : record_(record), store_(store), access_(access) {}
+    Pin(Pin&& other) noexcept
+        : record_(other.record_),
+          store_(std::exchange(other.store_, nullptr)),
+          access_(other.access_) {}
+    Pin& operator=(Pin&&) = delete;
+    ~Pin() {
+      if (store_ != nullptr) store_->Unpin(record_, access_);
+    }
+
+    const RecordView& record() const { return record_; }
+
+   private:
+    const RecordView record_;
+    StateStore* store_ = nullptr;  // null: nothing is to be done at the end
+    const Access access_ = Access::kRead;
+  };
+
+  virtual ~StateStore() = default;
+  StateStore(const StateStore&) = delete;
+  StateStore& operator=(const StateStore&) = delete;
+
+  const Layout& layout() const { return *layout_; }
+  const SubGroupTable& sub_groups() const { return sub_groups_; }
+
+  // Says whether every record is in memory always, so that a pin is arithmetic
+  // and never fails.
+  virtual bool is_resident() const = 0;
+  // Makes a record usable; waits until it has been read and there is room for
+  // it. Errors are those of the tier, and name the place of the damage; the
+  // record is then as it was before.
+  virtual absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access) = 0;
+
+  // Begins a pass, which visits once each sub-group with wanted[index] != 0 (it
+  // may visit others), in the order that suits the tier: what is in memory
+  // comes first. Ends the pass before it. Returns the number of positions.
+  virtual absl::StatusOr<size_t> BeginPass(
+      absl::Span<const uint8_t> wanted) = 0;
+  // Pins the record at a position of the pass, for writing. Positions are to be
+  // taken about in order, by any threads.
+  virtual absl::StatusOr<Pin> PinOfPass(size_t position) = 0;
+
+  // Calls visit(record, begin, numel) for the parts of elements [begin, +numel)
+  // of a parameter that lie in one record each.
+  template <typename Visitor>
+  absl::Status ForEachRecord(uint32_t parameter, uint64_t begin, uint64_t numel,
+                             Access access, const Visitor& visit) {
+    const uint64_t flat = layout_->flat_offset(parameter);
+    const uint64_t end = begin + numel;
+    while (begin < end) {
+      OPTSTATE_ASSIGN_OR_RETURN(
+          const Pin pin,
+          PinSubGroup(sub_groups_.IndexOf(parameter, begin), access));
+      const uint64_t part_end =
+          std::min(end, pin.record().sub_group().end - flat);
+      visit(pin.record(), begin, part_end - begin);
+      begin = part_end;
+    }
+    return absl::OkStatus();
+  }
+
+  // Says whether there are sums of micro-steps, and of which dtype.
+  bool accumulates() const {
+    return arrays_.accumulator != nullptr ||
+           arrays_.gradient_accumulator != nullptr;
+  }
+  bool accumulates_float() const { return arrays_.accumulator != nullptr; }
+  // Returns the sums of micro-steps, of float or the parameter's gradient
+  // dtype; null without accumulation.
+  std::byte* sums(uint32_t parameter, uint64_t begin) const;
+  // The two arrays by parameter: how often it was updated, and the optimizer's
+  // number (empty: it has none).
+  absl::Span<int64_t> step_counts() const {
+    return {arrays_.step_counts, layout_->parameters().size()};
+  }
+  absl::Span<double> scalars() const {
+    return {arrays_.scalars,
+            arrays_.scalars == nullptr ? 0 : layout_->parameters().size()};
+  }
+  // Returns the memory that ranks map.
+  absl::Span<std::byte> parameter_area() const {
+    return {arrays_.parameters, layout_->parameter_area_bytes()};
+  }
+
+ protected:
+  // Refers to `layout` and the arrays' memory, which must outlive this.
+  // `sub_group_elements` is as in SubGroupTable.
+  StateStore(const Layout* layout, uint64_t sub_group_elements,
+             const StateArrays& arrays);
+
+  const StateArrays& arrays() const { return arrays_; }
+  // Called once for each Pin with a store.
+  virtual void Unpin(const RecordView& record, Access access);
+
+ private:
+  const Layout* layout_;
+  SubGroupTable sub_groups_;
+  StateArrays arrays_;
+  std::vector<uint64_t> gradient_sum_offsets_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_STATE_STORE_H_

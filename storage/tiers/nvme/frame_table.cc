@@ -1,0 +1,161 @@
+#include "storage/tiers/nvme/frame_table.h"
+
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "storage/format/checksum.h"
+
+namespace optstate {
+namespace {
+
+constexpr uint64_t kMagic = 0x31454d4152464f53;  // "SOFRAME1"
+constexpr uint32_t kVersion = 1;
+
+// A place as it is stored: the frame's index plus 1 in the low half.
+constexpr uint64_t kSlotBit = uint64_t{1} << 32;
+constexpr uint64_t kOnDiskBit = uint64_t{1} << 33;
+constexpr uint64_t kDirtyBit = uint64_t{1} << 34;
+
+}  // namespace
+
+struct FrameTable::Header {
+  std::atomic<uint64_t> magic;  // set last: the table is whole
+  uint32_t version;
+  uint32_t slots;
+  uint32_t paths;
+  uint32_t crc32c;  // of the fields before and behind, without magic and frames
+  uint64_t incarnation;
+  uint64_t records;
+  uint64_t checksums;
+  uint64_t frame_bytes;
+  uint64_t frames;
+
+  uint32_t Checksum() const {
+    uint32_t crc = ExtendCrc32c(0, &version, 3 * sizeof(uint32_t));
+    return ExtendCrc32c(crc, &incarnation, 4 * sizeof(uint64_t));
+  }
+};
+
+uint64_t FrameTable::BytesNeeded(const Shape& shape) {
+  static_assert(sizeof(Header) == 64);
+  return sizeof(Header) + shape.records * sizeof(uint64_t) +
+         shape.slots * shape.checksums * sizeof(uint32_t);
+}
+
+bool FrameTable::IsMade(absl::Span<const std::byte> bytes) {
+  uint64_t magic = 0;
+  if (bytes.size() < sizeof(Header)) return false;
+  std::memcpy(&magic, bytes.data(), sizeof(magic));
+  return magic != 0;
+}
+
+FrameTable::Header& FrameTable::header() const {
+  return *reinterpret_cast<Header*>(bytes_.data());
+}
+
+std::atomic<uint64_t>& FrameTable::word(uint32_t record) const {
+  return reinterpret_cast<std::atomic<uint64_t>*>(bytes_.data() +
+                                                  sizeof(Header))[record];
+}
+
+void FrameTable::Make(const Shape& shape) {
+  Header& header = this->header();
+  header.version = kVersion;
+  header.slots = shape.slots;
+  header.paths = shape.paths;
+  header.incarnation = shape.incarnation;
+  header.records = shape.records;
+  header.checksums = shape.checksums;
+  header.frame_bytes = shape.frame_bytes;
+  header.frames = shape.frames;
+  header.crc32c = header.Checksum();
+  for (uint32_t i = 0; i < shape.records; ++i) SetPlace(i, {});
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  header.magic.store(kMagic, std::memory_order_release);
+}
+
+absl::Status FrameTable::Check(const Shape& shape) const {
+  const Header& header = this->header();
+  const auto differs = [](absl::string_view what, uint64_t found,
+                          uint64_t expected) {
+    return absl::DataLossError(absl::StrCat("frame_table: ", what, " is ",
+                                            found, ", it must be ", expected));
+  };
+  const uint64_t magic = header.magic.load(std::memory_order_acquire);
+  if (magic != kMagic) return differs("magic", magic, kMagic);
+  if (header.version != kVersion) {
+    return differs("version", header.version, kVersion);
+  }
+  if (header.crc32c != header.Checksum()) {
+    return differs("checksum", header.crc32c, header.Checksum());
+  }
+  if (header.incarnation != shape.incarnation) {
+    return differs("incarnation", header.incarnation, shape.incarnation);
+  }
+  if (header.records != shape.records) {
+    return differs("number of records", header.records, shape.records);
+  }
+  if (header.checksums != shape.checksums) {
+    return differs("number of checksums", header.checksums, shape.checksums);
+  }
+  if (header.frame_bytes != shape.frame_bytes) {
+    return differs("size of a frame", header.frame_bytes, shape.frame_bytes);
+  }
+  if (header.slots != shape.slots) {
+    return differs("number of slots", header.slots, shape.slots);
+  }
+  if (header.paths != shape.paths) {
+    return differs("number of directories", header.paths, shape.paths);
+  }
+  std::vector<uint32_t> record_of(shape.frames, UINT32_MAX);
+  for (uint32_t i = 0; i < shape.records; ++i) {
+    const RecordPlace record = place(i);
+    if (record.frame == RecordPlace::kNoFrame) continue;
+    if (record.frame >= shape.frames) {
+      return absl::DataLossError(absl::StrCat("frame_table: record ", i,
+                                              " is in frame ", record.frame,
+                                              " of ", shape.frames));
+    }
+    if (record_of[record.frame] != UINT32_MAX) {
+      return absl::DataLossError(
+          absl::StrCat("frame_table: records ", record_of[record.frame],
+                       " and ", i, " are both in frame ", record.frame));
+    }
+    record_of[record.frame] = i;
+  }
+  return absl::OkStatus();
+}
+
+void FrameTable::SetFrames(uint64_t frames) { header().frames = frames; }
+
+RecordPlace FrameTable::place(uint32_t record) const {
+  const uint64_t stored = word(record).load(std::memory_order_relaxed);
+  RecordPlace place;
+  place.frame = static_cast<uint32_t>(stored) - 1;  // 0: kNoFrame
+  place.slot = (stored & kSlotBit) != 0 ? 1 : 0;
+  place.is_on_disk = (stored & kOnDiskBit) != 0;
+  place.is_dirty = (stored & kDirtyBit) != 0;
+  return place;
+}
+
+void FrameTable::SetPlace(uint32_t record, const RecordPlace& place) {
+  const uint64_t stored = static_cast<uint32_t>(place.frame + 1) |
+                          (place.slot != 0 ? kSlotBit : 0) |
+                          (place.is_on_disk ? kOnDiskBit : 0) |
+                          (place.is_dirty ? kDirtyBit : 0);
+  // What comes before in the program has happened for whoever opens the table
+  // after this process; see WorkerUndo.
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  word(record).store(stored, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+absl::Span<uint32_t> FrameTable::checksums(uint32_t slot) const {
+  const Header& header = this->header();
+  auto* const first = reinterpret_cast<uint32_t*>(
+      bytes_.data() + sizeof(Header) + header.records * sizeof(uint64_t));
+  return {first + slot * header.checksums, header.checksums};
+}
+
+}  // namespace optstate

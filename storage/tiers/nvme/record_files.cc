@@ -1,0 +1,91 @@
+#include "storage/tiers/nvme/record_files.h"
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate {
+namespace {
+
+std::string PathIn(const std::string& directory) {
+  return absl::StrCat(directory, "/records");
+}
+
+}  // namespace
+
+RecordFiles::RecordFiles(const RecordLayout& layout, uint32_t records,
+                         uint32_t slots, size_t paths)
+    : file_bytes_(paths, 0) {
+  offsets_.reserve(records);
+  slot_bytes_.reserve(records);
+  for (uint32_t record = 0; record < records; ++record) {
+    uint64_t& end = file_bytes_[record % paths];
+    offsets_.push_back(end);
+    slot_bytes_.push_back(layout.bytes(record));
+    end += slots * layout.bytes(record);
+  }
+  // A file cannot be reserved empty.
+  for (uint64_t& bytes : file_bytes_) {
+    if (bytes == 0) bytes = io::kSectorBytes;
+  }
+}
+
+uint64_t RecordFiles::BytesNeeded(const RecordLayout& layout, uint32_t records,
+                                  uint32_t slots) {
+  uint64_t bytes = 0;
+  for (uint32_t record = 0; record < records; ++record) {
+    bytes += slots * layout.bytes(record);
+  }
+  return bytes;
+}
+
+absl::StatusOr<RecordFiles> RecordFiles::Create(
+    io::IoEngine* engine, absl::Span<const std::string> directories,
+    const RecordLayout& layout, uint32_t records, uint32_t slots) {
+  RecordFiles files(layout, records, slots, directories.size());
+  for (size_t i = 0; i < directories.size(); ++i) {
+    const absl::StatusOr<io::FileId> file =
+        engine->Open(PathIn(directories[i]), files.file_bytes_[i],
+                     io::IoEngine::OpenMode::kCreate);
+    if (!file.ok()) {
+      for (size_t j = 0; j < i; ++j) {
+        engine->Close(files.files_[j]);
+        engine->Remove(PathIn(directories[j])).IgnoreError();
+      }
+      return file.status();
+    }
+    files.files_.push_back(*file);
+  }
+  return files;
+}
+
+absl::StatusOr<RecordFiles> RecordFiles::Open(
+    io::IoEngine* engine, absl::Span<const std::string> directories,
+    const RecordLayout& layout, uint32_t records, uint32_t slots) {
+  RecordFiles files(layout, records, slots, directories.size());
+  for (size_t i = 0; i < directories.size(); ++i) {
+    absl::StatusOr<io::FileId> file =
+        engine->Open(PathIn(directories[i]), files.file_bytes_[i],
+                     io::IoEngine::OpenMode::kOpen);
+    if (absl::IsNotFound(file.status())) {
+      return absl::DataLossError(
+          absl::StrCat(PathIn(directories[i]),
+                       " is missing: it has a part of "
+                       "the job's state. Is its disk mounted?"));
+    }
+    OPTSTATE_RETURN_IF_ERROR(file.status());
+    files.files_.push_back(*file);
+  }
+  return files;
+}
+
+absl::Status RecordFiles::Remove(io::IoEngine* engine,
+                                 absl::Span<const std::string> directories) {
+  absl::Status status;
+  for (const std::string& directory : directories) {
+    const absl::Status removed = engine->Remove(PathIn(directory));
+    if (!absl::IsNotFound(removed)) status.Update(removed);
+  }
+  return status;
+}
+
+}  // namespace optstate

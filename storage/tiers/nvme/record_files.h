@@ -1,0 +1,62 @@
+#ifndef OPTSTATE_STORAGE_TIERS_NVME_RECORD_FILES_H_
+#define OPTSTATE_STORAGE_TIERS_NVME_RECORD_FILES_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "storage/io/io_engine.h"
+#include "storage/tiers/nvme/record_layout.h"
+
+namespace optstate {
+
+// The files `records` of a job, one in each of its directories on disk: each
+// record has one place or two (slots) in one of them. Records go to the
+// directories in turn, so that neighbours are read and written side by side.
+//
+// Threads: immutable after Create and Open.
+class RecordFiles {
+ public:
+  struct Place {
+    io::FileId file;
+    uint64_t offset_bytes = 0;
+  };
+
+  // Returns the bytes of all files.
+  static uint64_t BytesNeeded(const RecordLayout& layout, uint32_t records,
+                              uint32_t slots);
+  // Makes the files, reserved whole; on an error none is left. `engine`
+  // outlives this.
+  static absl::StatusOr<RecordFiles> Create(
+      io::IoEngine* engine, absl::Span<const std::string> directories,
+      const RecordLayout& layout, uint32_t records, uint32_t slots);
+  // Opens what Create made. DATA_LOSS: one is missing or too short.
+  static absl::StatusOr<RecordFiles> Open(
+      io::IoEngine* engine, absl::Span<const std::string> directories,
+      const RecordLayout& layout, uint32_t records, uint32_t slots);
+  // Removes the files of a job, as far as they are there.
+  static absl::Status Remove(io::IoEngine* engine,
+                             absl::Span<const std::string> directories);
+
+  absl::Span<const io::FileId> files() const { return files_; }
+  Place PlaceOf(uint32_t record, uint32_t slot) const {
+    return {files_[record % files_.size()],
+            offsets_[record] + slot * slot_bytes_[record]};
+  }
+
+ private:
+  RecordFiles(const RecordLayout& layout, uint32_t records, uint32_t slots,
+              size_t paths);
+
+  std::vector<io::FileId> files_;     // by directory
+  std::vector<uint64_t> file_bytes_;  // "
+  std::vector<uint64_t> offsets_;     // by record, of its first slot
+  std::vector<uint64_t> slot_bytes_;  // by record
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_TIERS_NVME_RECORD_FILES_H_

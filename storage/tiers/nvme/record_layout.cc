@@ -1,0 +1,204 @@
+#include "storage/tiers/nvme/record_layout.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "proto/types/array_format.h"
+#include "storage/format/checksum.h"
+#include "storage/io/io_engine.h"
+
+namespace optstate {
+namespace {
+
+constexpr uint64_t kPartAlignBytes = 64;
+
+uint64_t RoundUp(uint64_t bytes, uint64_t unit) {
+  return (bytes + unit - 1) / unit * unit;
+}
+
+// Returns the number of a record's tiles, counted from its own beginning: a
+// record of whole parameters may end within one.
+uint64_t TilesOf(const SubGroup& sub_group) {
+  return (sub_group.elements() + kTileElements - 1) / kTileElements;
+}
+
+}  // namespace
+
+RecordLayout::RecordLayout(const Layout* layout,
+                           const SubGroupTable* sub_groups)
+    : layout_(layout), sub_groups_(sub_groups) {
+  for (uint32_t p = 0; p < layout->parameters().size(); ++p) {
+    if (layout->master_format(p) == MasterFormat::kFloat32) continue;
+    parameter_element_bytes_ = std::max<uint64_t>(
+        parameter_element_bytes_, SizeInBytes(layout->parameters()[p].dtype));
+  }
+  places_.reserve(sub_groups->size());
+  for (const SubGroup& sub_group : sub_groups->all()) {
+    Place place = MakePlace(sub_group);
+    place.first_checksum = tile_count_;
+    tile_count_ += TilesOf(sub_group);
+    frame_bytes_ = std::max(frame_bytes_, place.bytes);
+    places_.push_back(place);
+  }
+  checksum_count_ = tile_count_ + places_.size();
+}
+
+bool RecordLayout::HasPart(const SubGroup& sub_group, int part) const {
+  if (part == kMasterPart) {
+    for (uint32_t p = sub_group.first_parameter; p < sub_group.end_parameter;
+         ++p) {
+      if (layout_->master_format(p) != MasterFormat::kParameter) return true;
+    }
+    return false;
+  }
+  const int k = (part - kStatePart0) % kStateArraysMax;
+  if (!layout_->has_state_array(k, sub_group.group)) return false;
+  return part < kScalePart0 ||
+         ArrayFormat(*layout_, k) == StateFormat::kDynamic8;
+}
+
+RecordLayout::Place RecordLayout::MakePlace(const SubGroup& sub_group) const {
+  Place place;
+  place.parts.fill(kNone);
+  uint64_t end = 0;
+  const auto add = [&](int part) {
+    if (!HasPart(sub_group, part)) return;
+    place.parts[static_cast<size_t>(part)] = end;
+    end += RoundUp(PartBytesOf(*layout_, part, 0, sub_group.elements()).end,
+                   kPartAlignBytes);
+  };
+  for (int part = kStatePart0; part < kRecordPartCount; ++part) add(part);
+  add(kMasterPart);
+  place.state_bytes = RoundUp(end, io::kSectorBytes);
+  bool keeps = false;
+  for (uint32_t p = sub_group.first_parameter; p < sub_group.end_parameter;
+       ++p) {
+    keeps |= layout_->master_format(p) != MasterFormat::kFloat32;
+  }
+  place.parameters = place.state_bytes;
+  place.parameter_bytes =
+      keeps ? sub_group.elements() * parameter_element_bytes_ : 0;
+  place.bytes =
+      place.state_bytes + RoundUp(place.parameter_bytes, io::kSectorBytes);
+  return place;
+}
+
+RecordView RecordLayout::ViewOf(uint32_t sub_group, std::byte* frame,
+                                std::byte* parameter_area) const {
+  const Place& place = places_[sub_group];
+  RecordView::Bases bases;
+  for (size_t part = 0; part < place.parts.size(); ++part) {
+    if (place.parts[part] != kNone) {
+      bases.parts[part] = frame + place.parts[part];
+    }
+  }
+  bases.parameter_area = parameter_area;
+  return {layout_, &(*sub_groups_)[sub_group], bases};
+}
+
+// Calls visit(offset in the frame, offset in the area, bytes) for each kept
+// parameter's part in the sub-group.
+template <typename Visitor>
+void RecordLayout::ForEachParameter(uint32_t sub_group,
+                                    const Visitor& visit) const {
+  const Place& place = places_[sub_group];
+  if (place.parameter_bytes == 0) return;
+  const SubGroup& range = (*sub_groups_)[sub_group];
+  for (uint32_t p = range.first_parameter; p < range.end_parameter; ++p) {
+    if (layout_->master_format(p) == MasterFormat::kFloat32) continue;
+    const ParameterSpec& spec = layout_->parameters()[p];
+    const uint64_t flat = layout_->flat_offset(p);
+    const uint64_t begin = std::max(flat, range.begin);
+    const uint64_t end =
+        std::min(flat + static_cast<uint64_t>(spec.numel), range.end);
+    if (begin >= end) continue;
+    const uint64_t element_bytes = SizeInBytes(spec.dtype);
+    visit(place.parameters + (begin - range.begin) * parameter_element_bytes_,
+          layout_->parameter_offset_bytes(p) + (begin - flat) * element_bytes,
+          (end - begin) * element_bytes);
+  }
+}
+
+void RecordLayout::TakeParameters(uint32_t sub_group,
+                                  const std::byte* parameter_area,
+                                  std::byte* frame) const {
+  ForEachParameter(sub_group, [&](uint64_t to, uint64_t from, uint64_t bytes) {
+    std::memcpy(frame + to, parameter_area + from, bytes);
+  });
+}
+
+void RecordLayout::PutParameters(uint32_t sub_group, const std::byte* frame,
+                                 std::byte* parameter_area) const {
+  ForEachParameter(sub_group, [&](uint64_t from, uint64_t to, uint64_t bytes) {
+    std::memcpy(parameter_area + to, frame + from, bytes);
+  });
+}
+
+uint32_t RecordLayout::TileChecksum(uint32_t sub_group, uint64_t tile,
+                                    const std::byte* frame) const {
+  const Place& place = places_[sub_group];
+  const uint64_t begin = tile * kTileElements;
+  const uint64_t numel =
+      std::min(kTileElements, (*sub_groups_)[sub_group].elements() - begin);
+  uint32_t checksum = 0;
+  for (size_t part = 0; part < place.parts.size(); ++part) {
+    if (place.parts[part] == kNone) continue;
+    const PartBytes bytes =
+        PartBytesOf(*layout_, static_cast<int>(part), begin, numel);
+    checksum = ExtendCrc32c(checksum, frame + place.parts[part] + bytes.begin,
+                            bytes.end - bytes.begin);
+  }
+  return checksum;
+}
+
+uint32_t RecordLayout::ParameterChecksum(uint32_t sub_group,
+                                         const std::byte* frame) const {
+  uint32_t checksum = 0;
+  ForEachParameter(sub_group,
+                   [&](uint64_t at, uint64_t /*area*/, uint64_t bytes) {
+                     checksum = ExtendCrc32c(checksum, frame + at, bytes);
+                   });
+  return checksum;
+}
+
+void RecordLayout::Checksum(uint32_t sub_group, const std::byte* frame,
+                            bool with_parameters,
+                            absl::Span<uint32_t> checksums) const {
+  const uint64_t first = places_[sub_group].first_checksum;
+  const uint64_t tiles = TilesOf((*sub_groups_)[sub_group]);
+  for (uint64_t tile = 0; tile < tiles; ++tile) {
+    checksums[first + tile] = TileChecksum(sub_group, tile, frame);
+  }
+  if (with_parameters) {
+    checksums[tile_count_ + sub_group] = ParameterChecksum(sub_group, frame);
+  }
+}
+
+void RecordLayout::CopyChecksums(uint32_t sub_group,
+                                 absl::Span<const uint32_t> from,
+                                 absl::Span<uint32_t> to) const {
+  const uint64_t first = places_[sub_group].first_checksum;
+  const uint64_t tiles = TilesOf((*sub_groups_)[sub_group]);
+  std::copy_n(from.begin() + static_cast<ptrdiff_t>(first), tiles,
+              to.begin() + static_cast<ptrdiff_t>(first));
+  to[tile_count_ + sub_group] = from[tile_count_ + sub_group];
+}
+
+int64_t RecordLayout::FirstDifference(
+    uint32_t sub_group, const std::byte* frame, bool with_parameters,
+    absl::Span<const uint32_t> checksums) const {
+  const uint64_t first = places_[sub_group].first_checksum;
+  const uint64_t tiles = TilesOf((*sub_groups_)[sub_group]);
+  for (uint64_t tile = 0; tile < tiles; ++tile) {
+    if (checksums[first + tile] != TileChecksum(sub_group, tile, frame)) {
+      return static_cast<int64_t>(tile);
+    }
+  }
+  if (with_parameters && checksums[tile_count_ + sub_group] !=
+                             ParameterChecksum(sub_group, frame)) {
+    return static_cast<int64_t>(tiles);
+  }
+  return -1;
+}
+
+}  // namespace optstate

@@ -1,0 +1,98 @@
+#ifndef OPTSTATE_STORAGE_TIERS_NVME_RECORD_LAYOUT_H_
+#define OPTSTATE_STORAGE_TIERS_NVME_RECORD_LAYOUT_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "proto/types/layout.h"
+#include "proto/types/sub_groups.h"
+#include "storage/record_view.h"
+
+namespace optstate {
+
+// The bytes of a record in a frame, and in the same way in a slot on disk: the
+// state arrays with their scales, then the masters, then the parameters that
+// are a part of their masters. Each array begins at a multiple of 64 bytes, and
+// the record fills whole sectors.
+//
+// The parameters live in the job's parameter area. They are a part of the
+// record on disk, so that the record is complete after a power cut; while the
+// area lives they are not read.
+//
+// Immutable. Bytes: FORMAT.md.
+class RecordLayout {
+ public:
+  // Both outlive this.
+  RecordLayout(const Layout* layout, const SubGroupTable* sub_groups);
+
+  // Returns the size of a frame: that of the largest record.
+  uint64_t frame_bytes() const { return frame_bytes_; }
+  // Returns the size of a record without its parameters, in whole sectors.
+  uint64_t state_bytes(uint32_t sub_group) const {
+    return places_[sub_group].state_bytes;
+  }
+  // Returns the size of a record with its parameters, in whole sectors.
+  uint64_t bytes(uint32_t sub_group) const { return places_[sub_group].bytes; }
+
+  // Returns the record that lies in this frame.
+  RecordView ViewOf(uint32_t sub_group, std::byte* frame,
+                    std::byte* parameter_area) const;
+  // Copies the parameters that are a part of their masters to the frame, and
+  // from it.
+  void TakeParameters(uint32_t sub_group, const std::byte* parameter_area,
+                      std::byte* frame) const;
+  void PutParameters(uint32_t sub_group, const std::byte* frame,
+                     std::byte* parameter_area) const;
+
+  // Returns the number of checksums of all records: one for each tile's state,
+  // then one for each record's parameters.
+  uint64_t checksum_count() const { return checksum_count_; }
+  // Computes the record's checksums from a frame. `checksums` are those of all
+  // records. Parameters: only with `with_parameters`.
+  void Checksum(uint32_t sub_group, const std::byte* frame,
+                bool with_parameters, absl::Span<uint32_t> checksums) const;
+  // Copies the record's checksums.
+  void CopyChecksums(uint32_t sub_group, absl::Span<const uint32_t> from,
+                     absl::Span<uint32_t> to) const;
+  // Compares a frame with checksums. Returns the index, within the record, of
+  // the first tile that differs; the number of its tiles when the parameters
+  // do; -1: all are equal.
+  int64_t FirstDifference(uint32_t sub_group, const std::byte* frame,
+                          bool with_parameters,
+                          absl::Span<const uint32_t> checksums) const;
+
+ private:
+  struct Place {
+    // Offsets of the arrays in the record; kNone: the record lacks the array.
+    std::array<uint64_t, kRecordPartCount> parts;
+    uint64_t parameters = 0;
+    uint64_t parameter_bytes = 0;
+    uint64_t state_bytes = 0;
+    uint64_t bytes = 0;
+    uint64_t first_checksum = 0;
+  };
+  static constexpr uint64_t kNone = UINT64_MAX;
+
+  Place MakePlace(const SubGroup& sub_group) const;
+  bool HasPart(const SubGroup& sub_group, int part) const;
+  uint32_t TileChecksum(uint32_t sub_group, uint64_t tile,
+                        const std::byte* frame) const;
+  uint32_t ParameterChecksum(uint32_t sub_group, const std::byte* frame) const;
+  template <typename Visitor>
+  void ForEachParameter(uint32_t sub_group, const Visitor& visit) const;
+
+  const Layout* layout_;
+  const SubGroupTable* sub_groups_;
+  uint64_t parameter_element_bytes_ = 0;  // the widest that is kept
+  std::vector<Place> places_;             // by sub-group
+  uint64_t frame_bytes_ = 0;
+  uint64_t tile_count_ = 0;
+  uint64_t checksum_count_ = 0;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_TIERS_NVME_RECORD_LAYOUT_H_
