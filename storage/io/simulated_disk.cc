@@ -199,29 +199,19 @@ void SimulatedDisk::DisturbAtRandom(Call* call) {
   }
 }
 
-SimulatedDisk::Call SimulatedDisk::BeginCall(IoRequest::Kind kind,
-                                             std::shared_ptr<File> file,
-                                             const std::string& path,
-                                             uint64_t offset,
-                                             absl::Span<std::byte> data) {
-  Call call;
-  call.kind = kind;
-  call.file = std::move(file);
-  call.path = path;
-  call.offset = offset;
-  call.data = data;
+SimulatedDisk::Call SimulatedDisk::BeginCall(Call call) {
   call.number = ++calls_;
   call.due_us =
       now_us_ + Draw(options_.latency_us_min, options_.latency_us_max);
   const uint64_t size = call.file->content.bytes();
   call.result = static_cast<int64_t>(
-      std::min<uint64_t>(data.size(), size - std::min(offset, size)));
+      std::min<uint64_t>(call.data.size(), size - std::min(call.offset, size)));
   if (const std::optional<SimulatedFault> fault = FaultOf(call)) {
     ApplyFault(*fault, &call);
   } else {
     DisturbAtRandom(&call);
   }
-  switch (kind) {
+  switch (call.kind) {
     case IoRequest::Kind::kRead:
       break;
     case IoRequest::Kind::kWrite: {
@@ -229,16 +219,16 @@ SimulatedDisk::Call SimulatedDisk::BeginCall(IoRequest::Kind kind,
       // written anything.
       const uint64_t written = IsRepeated(call.result) ? 0
                                : call.result < 0
-                                   ? data.size()
+                                   ? call.data.size()
                                    : static_cast<uint64_t>(call.result);
-      call.data = data.first(written);
+      call.data = call.data.first(written);
       call.file->content.BeginWrite(call.number, call.offset, call.data);
-      Notify(SimulatedEvent::Kind::kWriteBegun, path, call.offset, written, 0);
+      Notify(SimulatedEvent::Kind::kWriteBegun, call.path, call.offset, written,
+             0);
       break;
     }
     case IoRequest::Kind::kSync:
-      call.sync_mark = call.file->content.BeginSync();
-      Notify(SimulatedEvent::Kind::kSyncBegun, path, 0, 0, 0);
+      Notify(SimulatedEvent::Kind::kSyncBegun, call.path, 0, 0, 0);
       break;
   }
   return call;

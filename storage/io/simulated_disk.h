@@ -42,8 +42,8 @@ struct SimulatedFault {
   Effect effect = Effect::kError;
   // The calls: by kind (any), path (empty: any), and bytes [begin, end), of
   // which a read or write touches at least one.
-  std::optional<IoRequest::Kind> kind;
-  std::string path;
+  std::optional<IoRequest::Kind> kind = {};
+  std::string path = {};
   uint64_t begin = 0;
   uint64_t end = kForever;
   // How many such calls go well first, and how many then do not.
@@ -159,8 +159,8 @@ class SimulatedDisk {
     std::string path;
     uint64_t offset = 0;
     absl::Span<std::byte> data;
-    uint64_t number = 0;     // of all calls
     uint64_t sync_mark = 0;  // of a sync
+    uint64_t number = 0;     // of all calls
     bool lose_sync = false;
     int64_t result = 0;
     uint64_t due_us = 0;
@@ -171,10 +171,9 @@ class SimulatedDisk {
                                              uint64_t bytes,
                                              IoEngine::OpenMode mode);
   absl::Status Remove(const std::string& path);
-  // Begins a call; its result is decided now, and takes effect in EndCall().
-  Call BeginCall(IoRequest::Kind kind, std::shared_ptr<File> file,
-                 const std::string& path, uint64_t offset,
-                 absl::Span<std::byte> data);
+  // Begins a call, of which `kind` to `sync_mark` are given. Its result is
+  // decided now, and takes effect in EndCall().
+  Call BeginCall(Call call);
   // Ends a call and returns its result, bytes or a negative errno.
   int64_t EndCall(const Call& call);
 

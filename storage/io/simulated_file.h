@@ -60,8 +60,8 @@ class SimulatedFile {
   // in the write; the others never reach the medium.
   void EndWrite(uint64_t number, absl::FunctionRef<bool(uint64_t)> keep);
 
-  // Returns a mark of the writes that have ended by now.
-  uint64_t BeginSync() const { return ended_; }
+  // Marks the writes that have ended by now.
+  uint64_t SyncMark() const { return ended_; }
   // Makes the writes up to the mark durable.
   void Sync(uint64_t mark);
   // A sync up to the mark has failed: no later sync makes these writes durable,

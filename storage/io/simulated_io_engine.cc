@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -53,8 +54,12 @@ class SimulatedIoEngine final : public IoEngine {
   }
 
   void Submit(IoRequest* request) override {
-    CheckRequest(*request, At(request->file).bytes);
+    const OpenFile& file = At(request->file);
+    CheckRequest(*request, file.bytes);
     request->done_bytes = 0;
+    if (request->kind == IoRequest::Kind::kSync) {
+      sync_marks_[request] = file.file->content.SyncMark();
+    }
     waiting_.PushBack(request);
     ++in_flight_;
   }
@@ -106,12 +111,22 @@ class SimulatedIoEngine final : public IoEngine {
       if (request == nullptr) return;
       RequestRest rest = RestOf(*request);
       if (hook_ != nullptr) rest.bytes = hook_->OnBegin(*request, rest.bytes);
-      const OpenFile& file = At(request->file);
-      calls_.push_back(
-          {request, disk_->BeginCall(request->kind, file.file, file.path,
-                                     rest.offset_bytes,
-                                     absl::MakeSpan(rest.data, rest.bytes))});
+      calls_.push_back({request, Begin(*request, rest)});
     }
+  }
+
+  SimulatedDisk::Call Begin(const IoRequest& request, const RequestRest& rest) {
+    const OpenFile& file = At(request.file);
+    SimulatedDisk::Call call;
+    call.kind = request.kind;
+    call.file = file.file;
+    call.path = file.path;
+    call.offset = rest.offset_bytes;
+    call.data = absl::MakeSpan(rest.data, rest.bytes);
+    if (request.kind == IoRequest::Kind::kSync) {
+      call.sync_mark = sync_marks_.at(&request);
+    }
+    return disk_->BeginCall(std::move(call));
   }
 
   // Returns the call that ends first; of equals, the one that began first.
@@ -141,6 +156,7 @@ class SimulatedIoEngine final : public IoEngine {
           CallOutcome::kAgain) {
         waiting_.PushFront(request);
       } else {
+        sync_marks_.erase(request);
         completed[count++] = request;
       }
     }
@@ -153,6 +169,9 @@ class SimulatedIoEngine final : public IoEngine {
   std::vector<OpenFile> files_;
   PriorityQueues waiting_;
   std::vector<PendingCall> calls_;  // in the order in which they began
+  // What a sync is for: the writes that had ended when it was submitted. The
+  // kernel may do more.
+  std::map<const IoRequest*, uint64_t> sync_marks_;
   size_t in_flight_ = 0;
   std::atomic<bool> woken_ = false;
 };
