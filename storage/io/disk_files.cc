@@ -1,0 +1,254 @@
+#include "storage/io/disk_files.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "storage/io/request_rules.h"
+
+namespace optstate::io {
+namespace {
+
+constexpr absl::Duration kLockPeriod = absl::Milliseconds(5);
+constexpr uint64_t kZerosBytes = uint64_t{1} << 20;
+
+// Calls again while a signal interrupts.
+template <typename Call>
+int Retry(const Call& call) {
+  int result;
+  do {
+    result = call();
+  } while (result < 0 && errno == EINTR);
+  return result;
+}
+
+std::string FolderOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+// Makes the names in a file's folder durable.
+absl::Status SyncFolderOf(const std::string& path) {
+  const std::string folder = FolderOf(path);
+  const UniqueFd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.ok()) return OsError(errno, absl::StrCat("open ", folder));
+  if (::fsync(fd.get()) == 0) return absl::OkStatus();
+  return IoError(errno, absl::StrCat("fsync of ", folder));
+}
+
+// Returns the bytes that the file system has left for files; nullopt when it
+// does not say.
+std::optional<uint64_t> BytesLeft(int fd) {
+  struct statvfs info;
+  if (Retry([&] { return ::fstatvfs(fd, &info); }) != 0 || info.f_blocks == 0) {
+    return std::nullopt;
+  }
+  return uint64_t{info.f_bavail} * info.f_frsize;
+}
+
+absl::Status NoSpace(const std::string& path, uint64_t bytes,
+                     std::optional<uint64_t> left) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      path, " needs ", bytes, " bytes, its file system has ",
+      left.has_value() ? absl::StrCat(*left) : "an unknown number", " left"));
+}
+
+absl::Status WriteZeros(int fd, const std::string& path, uint64_t bytes) {
+  const std::vector<char> zeros(std::min(bytes, kZerosBytes));
+  uint64_t done = 0;
+  while (done < bytes) {
+    const size_t size = std::min<uint64_t>(bytes - done, zeros.size());
+    const ssize_t result =
+        ::pwrite(fd, zeros.data(), size, static_cast<off_t>(done));
+    if (result < 0 && errno == EINTR) continue;
+    if (result < 0) {
+      return IoError(errno, absl::StrCat("write of zeros to ", path));
+    }
+    done += static_cast<uint64_t>(result);
+  }
+  return absl::OkStatus();
+}
+
+// Gives an empty file all of its blocks.
+absl::Status Reserve(int fd, const std::string& path, uint64_t bytes) {
+  // Without this look, a file that is too large would for a moment take all the
+  // space there is, also from others.
+  const std::optional<uint64_t> left = BytesLeft(fd);
+  if (left.has_value() && *left < bytes) return NoSpace(path, bytes, left);
+  if (bytes == 0) return absl::OkStatus();
+  if (Retry([&] { return ::fallocate(fd, 0, 0, static_cast<off_t>(bytes)); }) ==
+      0) {
+    return absl::OkStatus();
+  }
+  const absl::Status status =
+      errno == EOPNOTSUPP ? WriteZeros(fd, path, bytes)
+                          : IoError(errno, absl::StrCat("fallocate of ", path));
+  if (absl::IsResourceExhausted(status)) {
+    return Annotate(NoSpace(path, bytes, left), status.message());
+  }
+  return status;
+}
+
+absl::Status MakeDurable(int fd, const std::string& path) {
+  if (::fsync(fd) != 0) return IoError(errno, absl::StrCat("fsync of ", path));
+  return SyncFolderOf(path);
+}
+
+// Ends the lock of a file that no request names. Without it the lock would last
+// as long as any descriptor of this opening, and the ring of io_uring lets go
+// of its own some time later.
+void Unlock(const DiskFile& file) { ::flock(file.fd.get(), LOCK_UN); }
+
+}  // namespace
+
+DiskFiles::DiskFiles(absl::Duration lock_wait,
+                     std::function<void(const std::string&)> log)
+    : lock_wait_(lock_wait), log_(std::move(log)) {}
+
+DiskFiles::~DiskFiles() {
+  const absl::MutexLock lock(&mutex_);
+  for (const auto& file : files_) {
+    if (file != nullptr) Unlock(*file);
+  }
+}
+
+const DiskFile& DiskFiles::Get(FileId file) const {
+  const absl::MutexLock lock(&mutex_);
+  CheckOrDie(file.index >= 0 &&
+                 static_cast<size_t>(file.index) < files_.size() &&
+                 files_[file.index] != nullptr,
+             "a file is not open");
+  return *files_[file.index];
+}
+
+FileId DiskFiles::Insert(std::unique_ptr<DiskFile> file) {
+  const absl::MutexLock lock(&mutex_);
+  const auto place = std::find(files_.begin(), files_.end(), nullptr);
+  const FileId id{static_cast<int>(place - files_.begin())};
+  if (place == files_.end()) {
+    files_.push_back(std::move(file));
+  } else {
+    *place = std::move(file);
+  }
+  return id;
+}
+
+absl::Status DiskFiles::Lock(const DiskFile& file) const {
+  const absl::Time deadline = absl::Now() + lock_wait_;
+  while (Retry([&] { return ::flock(file.fd.get(), LOCK_EX | LOCK_NB); }) !=
+         0) {
+    if (errno != EWOULDBLOCK) {
+      return OsError(errno, absl::StrCat("flock of ", file.path));
+    }
+    if (absl::Now() >= deadline) {
+      return absl::UnavailableError(
+          absl::StrCat(file.path, " is locked by another process, after ",
+                       absl::FormatDuration(lock_wait_)));
+    }
+    // A blocking flock() has no time limit.
+    absl::SleepFor(kLockPeriod);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<DiskFile>> DiskFiles::Create(
+    const std::string& path, uint64_t bytes) const {
+  // O_DIRECT comes later: a file system that lacks it would create the file all
+  // the same.
+  UniqueFd fd(
+      ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!fd.ok()) return IoError(errno, absl::StrCat("open ", path));
+  auto file = std::make_unique<DiskFile>(
+      DiskFile{.fd = std::move(fd), .path = path, .bytes = bytes});
+  absl::Status status = Lock(*file);
+  if (status.ok()) status = Reserve(file->fd.get(), path, bytes);
+  if (status.ok()) status = MakeDurable(file->fd.get(), path);
+  if (status.ok()) return file;
+  ::unlink(path.c_str());
+  return status;
+}
+
+absl::StatusOr<std::unique_ptr<DiskFile>> DiskFiles::OpenExisting(
+    const std::string& path, uint64_t bytes) const {
+  UniqueFd fd(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!fd.ok()) return IoError(errno, absl::StrCat("open ", path));
+  auto file = std::make_unique<DiskFile>(
+      DiskFile{.fd = std::move(fd), .path = path, .bytes = 0});
+  OPTSTATE_RETURN_IF_ERROR(Lock(*file));
+  struct stat info;
+  if (::fstat(file->fd.get(), &info) != 0) {
+    return IoError(errno, absl::StrCat("fstat of ", path));
+  }
+  // The one who had the lock may have removed the file->
+  if (info.st_nlink == 0) {
+    return absl::NotFoundError(absl::StrCat(path, " was removed"));
+  }
+  file->bytes = static_cast<uint64_t>(info.st_size);
+  if (file->bytes < bytes) {
+    return absl::DataLossError(
+        absl::StrCat(path, " has ", file->bytes, " bytes, expected ", bytes));
+  }
+  return file;
+}
+
+absl::Status DiskFiles::BypassPageCache(const DiskFile& file) {
+  const int flags = ::fcntl(file.fd.get(), F_GETFL);
+  if (flags >= 0 && ::fcntl(file.fd.get(), F_SETFL, flags | O_DIRECT) == 0) {
+    return absl::OkStatus();
+  }
+  if (errno != EINVAL) {
+    return OsError(errno, absl::StrCat("fcntl of ", file.path));
+  }
+  if (log_) {
+    log_(
+        absl::StrCat("reads and writes go through the page cache: the file "
+                     "system of ",
+                     file.path, " has no O_DIRECT"));
+    log_ = nullptr;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<FileId> DiskFiles::Open(const std::string& path, uint64_t bytes,
+                                       IoEngine::OpenMode mode) {
+  const bool create = mode == IoEngine::OpenMode::kCreate;
+  CheckOrDie(!create || bytes % kSectorBytes == 0,
+             "a file's size is not a multiple of kSectorBytes");
+  OPTSTATE_ASSIGN_OR_RETURN(
+      std::unique_ptr<DiskFile> file,
+      create ? Create(path, bytes) : OpenExisting(path, bytes));
+  const absl::Status status = BypassPageCache(*file);
+  if (!status.ok()) {
+    if (create) ::unlink(path.c_str());
+    return status;
+  }
+  return Insert(std::move(file));
+}
+
+void DiskFiles::Close(FileId file) {
+  Unlock(Get(file));
+  const absl::MutexLock lock(&mutex_);
+  files_[file.index] = nullptr;
+}
+
+absl::Status DiskFiles::Remove(const std::string& path) {
+  if (::unlink(path.c_str()) != 0) {
+    return IoError(errno, absl::StrCat("unlink of ", path));
+  }
+  return SyncFolderOf(path);
+}
+
+}  // namespace optstate::io

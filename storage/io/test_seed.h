@@ -1,0 +1,24 @@
+#ifndef OPTSTATE_STORAGE_IO_TEST_SEED_H_
+#define OPTSTATE_STORAGE_IO_TEST_SEED_H_
+
+#include <cstdint>
+#include <cstdlib>
+#include <iostream>
+#include <random>
+
+namespace optstate::io {
+
+// Returns a new seed for a randomised test, printed first; OPTSTATE_TEST_SEED
+// in the environment repeats a run.
+inline uint32_t TestSeed() {
+  const char* given = std::getenv("OPTSTATE_TEST_SEED");
+  const uint32_t seed =
+      given != nullptr ? static_cast<uint32_t>(std::strtoul(given, nullptr, 0))
+                       : std::random_device{}();
+  std::cerr << "OPTSTATE_TEST_SEED=" << seed << std::endl;
+  return seed;
+}
+
+}  // namespace optstate::io
+
+#endif  // OPTSTATE_STORAGE_IO_TEST_SEED_H_
