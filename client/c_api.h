@@ -174,7 +174,27 @@ typedef struct {
   int32_t master_format;                   /* 0: float32 */
   int32_t accumulate_dtype;                /* of accumulate; 0: float32 */
   int32_t change_detection; /* for optstate_find_changed; 0: off */
+  /* Where a new job's state lives: v1.StorageSettings. For a job that is there,
+   * what is set must be what it has. */
+  int32_t placement;               /* 0: host */
+  int32_t durability;              /* 0: none */
+  uint64_t host_budget_bytes;      /* 0: the node's default */
+  uint64_t sub_group_elements;     /* 0: likewise */
+  uint32_t durability_steps;       /* of OPTSTATE_DURABILITY_EVERY */
+  uint32_t durability_interval_ms; /* of OPTSTATE_DURABILITY_INTERVAL */
 } optstate_session_options;
+
+enum {
+  OPTSTATE_PLACEMENT_HOST = 1,
+  OPTSTATE_PLACEMENT_NVME = 2,
+  OPTSTATE_PLACEMENT_AUTO = 3
+};
+enum {
+  OPTSTATE_DURABILITY_NONE = 1,
+  OPTSTATE_DURABILITY_STEP = 2,
+  OPTSTATE_DURABILITY_EVERY = 3,
+  OPTSTATE_DURABILITY_INTERVAL = 4
+};
 
 typedef struct {
   size_t struct_size;

@@ -67,6 +67,23 @@ absl::StatusOr<ChangeDetection> ReadChangeDetection(int32_t value) {
       absl::StrCat("change_detection is ", value));
 }
 
+absl::StatusOr<StorageOptions> ReadStorage(
+    const optstate_session_options& from) {
+  if (from.placement < 0 || from.placement > OPTSTATE_PLACEMENT_AUTO) {
+    return BadValue("placement", from.placement);
+  }
+  if (from.durability < 0 || from.durability > OPTSTATE_DURABILITY_INTERVAL) {
+    return BadValue("durability", from.durability);
+  }
+  return StorageOptions{
+      .placement = static_cast<Placement>(from.placement),
+      .durability = static_cast<Durability>(from.durability),
+      .host_budget_bytes = from.host_budget_bytes,
+      .sub_group_elements = from.sub_group_elements,
+      .durability_steps = from.durability_steps,
+      .durability_interval = absl::Milliseconds(from.durability_interval_ms)};
+}
+
 absl::StatusOr<AccumulateDType> ReadAccumulateDType(int32_t value) {
   if (value == 0) return AccumulateDType::kFloat32;
   if (value > 0 && IsValidAccumulateDType(static_cast<uint32_t>(value))) {
@@ -197,6 +214,7 @@ absl::StatusOr<SessionOptions> ReadSessionOptions(
                             ReadChangeDetection(from.change_detection));
   OPTSTATE_ASSIGN_OR_RETURN(options.accumulate_dtype,
                             ReadAccumulateDType(from.accumulate_dtype));
+  OPTSTATE_ASSIGN_OR_RETURN(options.storage, ReadStorage(from));
   options.ephemeral = from.ephemeral != 0;
   options.extend = from.extend != 0;
   options.daemon_path = ReadText(from.daemon_path);

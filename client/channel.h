@@ -35,6 +35,7 @@ struct ChannelSetup {
   bool extend = false;
   std::optional<LossScaler> loss_scaler;
   std::optional<LossScalerState> loss_scaler_state;
+  StorageOptions storage;
   // Identifies this session to the engine after a reconnection.
   uint64_t client_instance = 0;
   InterruptCheck interrupted = nullptr;

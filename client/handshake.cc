@@ -110,6 +110,18 @@ absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
   return socket;
 }
 
+v1::StorageSettings ToProto(const StorageOptions& storage) {
+  v1::StorageSettings proto;
+  proto.set_placement(static_cast<v1::Placement>(storage.placement));
+  proto.set_durability(static_cast<v1::DurabilityKind>(storage.durability));
+  proto.set_host_budget_bytes(storage.host_budget_bytes);
+  proto.set_sub_group_elements(storage.sub_group_elements);
+  proto.set_every_steps(storage.durability_steps);
+  proto.set_interval_ms(static_cast<uint32_t>(
+      absl::ToInt64Milliseconds(storage.durability_interval)));
+  return proto;
+}
+
 v1::RegisterRequest MakeRegister(const ChannelSetup& setup, bool comes_back) {
   v1::RegisterRequest request;
   *request.mutable_layout() = ToProto(setup.layout);
@@ -124,6 +136,7 @@ v1::RegisterRequest MakeRegister(const ChannelSetup& setup, bool comes_back) {
   request.set_ephemeral(setup.ephemeral);
   request.set_extend(setup.extend);
   request.set_unchanged(comes_back);
+  *request.mutable_storage() = ToProto(setup.storage);
   if (setup.loss_scaler.has_value()) {
     v1::LossScaler* const scaler = request.mutable_loss_scaler();
     scaler->set_dynamic(setup.loss_scaler->dynamic);

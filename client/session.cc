@@ -69,6 +69,7 @@ absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
                       .extend = options.extend,
                       .loss_scaler = options.loss_scaler,
                       .loss_scaler_state = options.loss_scaler_state,
+                      .storage = options.storage,
                       .client_instance = NewInstance(),
                       .interrupted = options.interrupted,
                       .notice = NoticesOf(options)};

@@ -128,6 +128,30 @@ enum class ChangeDetection : uint8_t {
   kExact = 2,
 };
 
+// Where a new job's state lives; see v1.StorageSettings. For a job that is
+// there, what is set must be what it has.
+enum class Placement : uint8_t {
+  kUnset = 0,  // host
+  kHost = 1,
+  kNvme = 2,
+  kAuto = 3,
+};
+enum class Durability : uint8_t {
+  kUnset = 0,  // none
+  kNone = 1,
+  kStep = 2,
+  kEvery = 3,
+  kInterval = 4,
+};
+struct StorageOptions {
+  Placement placement = Placement::kUnset;
+  Durability durability = Durability::kUnset;
+  uint64_t host_budget_bytes = 0;      // of kNvme; 0: the node's default
+  uint64_t sub_group_elements = 0;     // a multiple of 4096; 0: likewise
+  uint32_t durability_steps = 0;       // of kEvery
+  absl::Duration durability_interval;  // of kInterval
+};
+
 // The rank that opens a session, its job, and the daemon's endpoint.
 struct SessionOptions {
   // "unix:PATH", "grpc:HOST:PORT", "grpc:unix:PATH" or "embedded". Empty:
@@ -150,6 +174,7 @@ struct SessionOptions {
   std::optional<LossScaler> loss_scaler;  // none: the trainer scales
   // The initial state of loss_scaler in a new job; none: at init_scale.
   std::optional<LossScalerState> loss_scaler_state;
+  StorageOptions storage;
   // The timeout of the connection and of the wait for a lost engine.
   absl::Duration connect_timeout = absl::Seconds(30);
   // The timeout of one step, including the wait for the other ranks.

@@ -491,6 +491,15 @@ absl::StatusOr<v1::DaemonConfig> Daemon::ConfigForUpgrade() const {
                      own.state_dir(), " and ", own.socket(),
                      ": stop it and start it again for that"));
   }
+  if (absl::StrJoin(config.nvme().directories(), ":") !=
+      absl::StrJoin(own.nvme().directories(), ":")) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the configuration names nvme.directories ",
+                     absl::StrJoin(config.nvme().directories(), ", "),
+                     ", the daemon runs with ",
+                     absl::StrJoin(own.nvme().directories(), ", "),
+                     ": stop it and start it again for that"));
+  }
   if (config.huge_pages() == v1::HUGE_PAGES_MOUNT &&
       own.huge_pages() != v1::HUGE_PAGES_MOUNT) {
     return absl::FailedPreconditionError(

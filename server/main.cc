@@ -84,6 +84,11 @@ void AddFlags(CLI::App* app, Flags* flags) {
                   "Whoever reaches a TCP address acts as the daemon's user")
       ->type_name("ADDRESS")
       ->allow_extra_args(false);
+  app->add_option("--nvme-dir", flags->config.nvme_directories,
+                  "Directory on a disk for jobs whose state is larger than "
+                  "memory, or durable; repeatable")
+      ->type_name("DIR")
+      ->allow_extra_args(false);
   app->add_option("--log-level", flags->config.log_level,
                   "trace, debug, info, warn or error")
       ->type_name("LEVEL")

@@ -27,9 +27,20 @@ constexpr char kUndoFile[] = "undo";
 constexpr char kSpeculationFile[] = "speculation";
 constexpr char kRedoFile[] = "redo";
 constexpr char kLoadLogFile[] = "load";
+constexpr char kFramesFile[] = "frames";
+constexpr char kFrameTableFile[] = "frame_table";
 
 StateArrayIndex ArrayAt(int index) {
   return static_cast<StateArrayIndex>(index);
+}
+
+// Returns whether the job has the array in host memory.
+bool Has(StateArrayIndex array, const Layout& layout,
+         const HostArrays& arrays) {
+  const bool is_of_records =
+      array == kMasterArray || (array >= kState0Array && array <= kScale2Array);
+  return (arrays.has_records || !is_of_records) &&
+         HasArray(array, layout, arrays.accumulation);
 }
 
 absl::Status RemoveFolder(const std::string& path) {
@@ -68,11 +79,10 @@ std::string HostTier::Path(absl::string_view file) const {
   return absl::StrCat(state_, "/", file);
 }
 
-uint64_t HostTier::BytesNeeded(const Layout& layout,
-                               Accumulation accumulation) {
+uint64_t HostTier::BytesNeeded(const Layout& layout, const HostArrays& arrays) {
   uint64_t bytes = sizeof(ControlFile);
   for (int i = 0; i < kStateArrayCount; ++i) {
-    if (!HasArray(ArrayAt(i), layout, accumulation)) continue;
+    if (!Has(ArrayAt(i), layout, arrays)) continue;
     for (const ByteRange& range : ReservedRanges(ArrayAt(i), layout)) {
       bytes += range.end - range.begin;
     }
@@ -98,8 +108,9 @@ absl::StatusOr<CheckedFile> HostTier::ReadDescription(
 
 absl::StatusOr<HostTier> HostTier::Create(const std::string& directory,
                                           const Layout& layout,
-                                          Accumulation accumulation,
-                                          const std::string& description) {
+                                          const HostArrays& arrays,
+                                          const std::string& description,
+                                          uint64_t incarnation) {
   const std::string unfinished = directory + kUnfinishedFolder;
   const std::string finished = directory + kStateFolder;
   OPTSTATE_RETURN_IF_ERROR(RemoveFolder(unfinished));
@@ -107,8 +118,10 @@ absl::StatusOr<HostTier> HostTier::Create(const std::string& directory,
     return OsError(errno, absl::StrCat("mkdir ", unfinished));
   }
   HostTier tier(unfinished);
-  const CheckedFile file = {layout.hash(), NewIncarnation(), description};
-  absl::Status status = tier.CreateFiles(layout, accumulation, file);
+  const CheckedFile file = {layout.hash(),
+                            incarnation != 0 ? incarnation : NewIncarnation(),
+                            description};
+  absl::Status status = tier.CreateFiles(layout, arrays, file);
   if (status.ok() && ::rename(unfinished.c_str(), finished.c_str()) != 0) {
     status = OsError(errno, absl::StrCat("rename to ", finished));
   }
@@ -118,13 +131,12 @@ absl::StatusOr<HostTier> HostTier::Create(const std::string& directory,
   }
   // The paths within say state.tmp; opening again costs little and checks.
   tier = HostTier(finished);
-  OPTSTATE_RETURN_IF_ERROR(
-      tier.OpenFiles(layout, accumulation, file.incarnation));
+  OPTSTATE_RETURN_IF_ERROR(tier.OpenFiles(layout, arrays, file.incarnation));
   return tier;
 }
 
 absl::Status HostTier::CreateFiles(const Layout& layout,
-                                   Accumulation accumulation,
+                                   const HostArrays& arrays,
                                    const CheckedFile& description) {
   const ByteRange whole = {0, sizeof(ControlFile)};
   OPTSTATE_ASSIGN_OR_RETURN(
@@ -134,7 +146,7 @@ absl::Status HostTier::CreateFiles(const Layout& layout,
                   RecordOfNewJob(), control());
   for (int i = 0; i < kStateArrayCount; ++i) {
     const StateArrayIndex array = ArrayAt(i);
-    if (!HasArray(array, layout, accumulation)) continue;
+    if (!Has(array, layout, arrays)) continue;
     OPTSTATE_ASSIGN_OR_RETURN(
         arrays_[i], StateFile::Create(Path(FileOf(array, layout).file),
                                       FileBytes(array, layout),
@@ -149,17 +161,16 @@ absl::Status HostTier::Remove(const std::string& directory) {
 
 absl::StatusOr<HostTier> HostTier::Open(const std::string& directory,
                                         const Layout& layout,
-                                        Accumulation accumulation,
+                                        const HostArrays& arrays,
                                         const CheckedFile& description) {
   OPTSTATE_RETURN_IF_ERROR(CheckHash(description, layout));
   HostTier tier(directory + kStateFolder);
   OPTSTATE_RETURN_IF_ERROR(
-      tier.OpenFiles(layout, accumulation, description.incarnation));
+      tier.OpenFiles(layout, arrays, description.incarnation));
   return tier;
 }
 
-absl::Status HostTier::OpenFiles(const Layout& layout,
-                                 Accumulation accumulation,
+absl::Status HostTier::OpenFiles(const Layout& layout, const HostArrays& arrays,
                                  uint64_t incarnation) {
   const ByteRange whole = {0, sizeof(ControlFile)};
   OPTSTATE_ASSIGN_OR_RETURN(control_, StateFile::Open(Path(kControlFileName),
@@ -169,7 +180,7 @@ absl::Status HostTier::OpenFiles(const Layout& layout,
       Path(kControlFileName)));
   for (int i = 0; i < kStateArrayCount; ++i) {
     const StateArrayIndex array = ArrayAt(i);
-    if (!HasArray(array, layout, accumulation)) {
+    if (!Has(array, layout, arrays)) {
       // The file is of a reshape that did not get as far as its description, or
       // had not removed it yet.
       const std::string file = FileOf(array, layout).file;
@@ -185,10 +196,10 @@ absl::Status HostTier::OpenFiles(const Layout& layout,
 }
 
 absl::Status HostTier::ResizeFiles(const Layout& layout,
-                                   Accumulation accumulation) {
+                                   const HostArrays& arrays) {
   for (int i = 0; i < kStateArrayCount; ++i) {
     const StateArrayIndex array = ArrayAt(i);
-    if (!HasArray(array, layout, accumulation)) continue;
+    if (!Has(array, layout, arrays)) continue;
     const uint64_t bytes = FileBytes(array, layout);
     const std::vector<ByteRange> reserved = ReservedRanges(array, layout);
     if (arrays_[i].has_value()) {
@@ -202,14 +213,15 @@ absl::Status HostTier::ResizeFiles(const Layout& layout,
   return absl::OkStatus();
 }
 
-absl::Status HostTier::Reshape(const Layout& layout, Accumulation accumulation,
+absl::Status HostTier::Reshape(const Layout& layout, const HostArrays& arrays,
                                const StepFileBytes& step_files,
                                const std::string& description) {
   static_assert(kArrayCount == kStateArrayCount);
   const std::array<Extent, kArrayCount> before = Extents();
-  const StepFileBytes step_files_before = {undo().size(), redo().size(),
-                                           speculation().size()};
-  absl::Status status = ResizeFiles(layout, accumulation);
+  const StepFileBytes step_files_before = {
+      undo().size(), redo().size(), speculation().size(), frames().size(),
+      frame_table().size()};
+  absl::Status status = ResizeFiles(layout, arrays);
   if (status.ok()) status = ReserveStepFiles(step_files);
   if (status.ok()) {
     // The point of no return: from here on the new layout is the job's.
@@ -228,8 +240,7 @@ absl::Status HostTier::Reshape(const Layout& layout, Accumulation accumulation,
   }
   for (int i = 0; i < kArrayCount; ++i) {
     if (!arrays_[i].has_value()) continue;
-    if (!HasArray(ArrayAt(i), layout, accumulation))
-      RestoreExtent(i, {}, layout);
+    if (!Has(ArrayAt(i), layout, arrays)) RestoreExtent(i, {}, layout);
   }
   return absl::OkStatus();
 }
@@ -299,6 +310,8 @@ absl::StatusOr<UniqueFd> HostTier::OpenToRead(int array) const {
 absl::Status HostTier::ReserveStepFiles(const StepFileBytes& bytes) {
   OPTSTATE_RETURN_IF_ERROR(ReserveSpeculation(bytes.speculation));
   OPTSTATE_RETURN_IF_ERROR(ReserveUndo(bytes.undo));
+  OPTSTATE_RETURN_IF_ERROR(ReserveFrames(bytes.frames));
+  OPTSTATE_RETURN_IF_ERROR(ReserveFrameTable(bytes.frame_table));
   return ReserveRedo(bytes.redo);
 }
 
@@ -344,6 +357,24 @@ absl::Span<std::byte> HostTier::redo() const {
 
 absl::Status HostTier::ReserveSpeculation(uint64_t bytes) {
   return ReserveFile(kSpeculationFile, bytes, &speculation_);
+}
+
+absl::Status HostTier::ReserveFrames(uint64_t bytes) {
+  return ReserveFile(kFramesFile, bytes, &frames_);
+}
+
+absl::Span<std::byte> HostTier::frames() const {
+  if (!frames_.has_value()) return {};
+  return absl::MakeSpan(frames_->data(), frames_->size());
+}
+
+absl::Status HostTier::ReserveFrameTable(uint64_t bytes) {
+  return ReserveFile(kFrameTableFile, bytes, &frame_table_);
+}
+
+absl::Span<std::byte> HostTier::frame_table() const {
+  if (!frame_table_.has_value()) return {};
+  return absl::MakeSpan(frame_table_->data(), frame_table_->size());
 }
 
 absl::Status HostTier::ReserveFile(absl::string_view name, uint64_t bytes,
@@ -455,6 +486,13 @@ std::vector<HostTier::ArrayInfo> HostTier::Describe(
   if (redo_.has_value()) {
     infos.push_back({"redo", kRedoFile, "record", redo_->size()});
   }
+  if (frames_.has_value()) {
+    infos.push_back({"frames", kFramesFile, "record", frames_->size()});
+  }
+  if (frame_table_.has_value()) {
+    infos.push_back(
+        {"frame_table", kFrameTableFile, "record", frame_table_->size()});
+  }
   if (load_log_.has_value()) {
     infos.push_back(
         {"load", kLoadLogFile, "record", load_log_->reserved_bytes()});
@@ -470,6 +508,8 @@ uint64_t HostTier::bytes() const {
   if (undo_.has_value()) bytes += undo_->size();
   if (speculation_.has_value()) bytes += speculation_->size();
   if (redo_.has_value()) bytes += redo_->size();
+  if (frames_.has_value()) bytes += frames_->size();
+  if (frame_table_.has_value()) bytes += frame_table_->size();
   if (load_log_.has_value()) bytes += load_log_->reserved_bytes();
   return bytes;
 }

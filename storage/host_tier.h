@@ -36,6 +36,17 @@ struct RecoveryArrays {
   absl::Span<std::byte> step_intent;
 };
 
+// Which arrays of a job lie in host memory.
+struct HostArrays {
+  // NOLINTNEXTLINE(google-explicit-constructor): most jobs have all records.
+  HostArrays(Accumulation accumulates, bool has = true)
+      : accumulation(accumulates), has_records(has) {}
+
+  Accumulation accumulation;
+  // Masters, state arrays and scales; false: records are swapped.
+  bool has_records = true;
+};
+
 // A job's state in host memory: files under DIRECTORY/state that outlive the
 // process. Their bytes: format/FORMAT.md; what survives what: README.md.
 //
@@ -57,7 +68,7 @@ class HostTier {
   };
 
   // Returns the bytes of all files of a job with this layout.
-  static uint64_t BytesNeeded(const Layout& layout, Accumulation accumulation);
+  static uint64_t BytesNeeded(const Layout& layout, const HostArrays& arrays);
 
   // Reads the job's description (job.binpb). NOT_FOUND when the directory holds
   // no job; DATA_LOSS when it is damaged. Removes a set that was never
@@ -67,11 +78,12 @@ class HostTier {
 
   // Creates a new job, all zeros, every parameter to be loaded.
   // RESOURCE_EXHAUSTED when the file system cannot hold it; then nothing is
-  // left behind.
+  // left behind. `incarnation` is drawn when it is 0.
   static absl::StatusOr<HostTier> Create(const std::string& directory,
                                          const Layout& layout,
-                                         Accumulation accumulation,
-                                         const std::string& description);
+                                         const HostArrays& arrays,
+                                         const std::string& description,
+                                         uint64_t incarnation = 0);
 
   // Removes the state of a job, if there is any.
   static absl::Status Remove(const std::string& directory);
@@ -80,7 +92,7 @@ class HostTier {
   // missing, too short or does not belong to `description`.
   static absl::StatusOr<HostTier> Open(const std::string& directory,
                                        const Layout& layout,
-                                       Accumulation accumulation,
+                                       const HostArrays& arrays,
                                        const CheckedFile& description);
 
   HostTier(HostTier&&) = default;
@@ -91,15 +103,18 @@ class HostTier {
     uint64_t undo = 0;
     uint64_t redo = 0;
     uint64_t speculation = 0;
+    // Of jobs whose records are swapped: see NvmeStore.
+    uint64_t frames = 0;
+    uint64_t frame_table = 0;
   };
 
   // Gives the job a layout that extends the present one, with or without
   // accumulators, another description, and room in these files. All or nothing,
   // also when the process dies within.
-  absl::Status Reshape(const Layout& layout, Accumulation accumulation,
+  absl::Status Reshape(const Layout& layout, const HostArrays& arrays,
                        const StepFileBytes& step_files,
                        const std::string& description);
-  // Calls ReserveUndo, ReserveRedo and ReserveSpeculation of the present job.
+  // Calls the Reserve functions of the present job's files.
   absl::Status ReserveStepFiles(const StepFileBytes& bytes);
 
   // Makes the file of the workers' undo slots at least this large, keeping what
@@ -116,6 +131,12 @@ class HostTier {
   // ReserveUndo() for the file of what speculation has overwritten.
   absl::Status ReserveSpeculation(uint64_t bytes);
   absl::Span<std::byte> speculation() const;
+
+  // ReserveUndo() for the frames of swapped records, and for their table.
+  absl::Status ReserveFrames(uint64_t bytes);
+  absl::Span<std::byte> frames() const;
+  absl::Status ReserveFrameTable(uint64_t bytes);
+  absl::Span<std::byte> frame_table() const;
 
   // Gives the file of what a load brings room for so many bytes, of `bytes_max`
   // that it can have; makes the file, in place of any that is there, when it is
@@ -139,8 +160,10 @@ class HostTier {
   absl::StatusOr<UniqueFd> OpenRunStamps() const;
 
   RecoveryArrays recovery() const;
-  // Makes the store of the job's records; `layout` is the present one, which
-  // outlives it.
+  // Returns the arrays that lie in memory.
+  StateArrays Arrays() const;
+  // Makes the store of records that all lie in memory; `layout` is the present
+  // one, which outlives it.
   std::unique_ptr<HostStore> MakeStore(const Layout* layout,
                                        uint64_t sub_group_elements) const;
   ControlFile* control() const;
@@ -159,11 +182,11 @@ class HostTier {
   };
 
   explicit HostTier(std::string directory) : state_(std::move(directory)) {}
-  absl::Status CreateFiles(const Layout& layout, Accumulation accumulation,
+  absl::Status CreateFiles(const Layout& layout, const HostArrays& arrays,
                            const CheckedFile& description);
-  absl::Status OpenFiles(const Layout& layout, Accumulation accumulation,
+  absl::Status OpenFiles(const Layout& layout, const HostArrays& arrays,
                          uint64_t incarnation);
-  absl::Status ResizeFiles(const Layout& layout, Accumulation accumulation);
+  absl::Status ResizeFiles(const Layout& layout, const HostArrays& arrays);
   std::array<Extent, kArrayCount> Extents() const;
   absl::Status ReserveFile(absl::string_view name, uint64_t bytes,
                            std::optional<StateFile>* file);
@@ -171,7 +194,6 @@ class HostTier {
   absl::Status RestoreFile(absl::string_view name, uint64_t bytes,
                            std::optional<StateFile>* file);
   void RestoreExtent(int array, const Extent& extent, const Layout& layout);
-  StateArrays Arrays() const;
   std::string Path(absl::string_view file) const;
   absl::StatusOr<UniqueFd> OpenToRead(int array) const;
 
@@ -181,6 +203,8 @@ class HostTier {
   std::optional<StateFile> speculation_;
   std::optional<StateFile> redo_;
   std::optional<StateFile> load_log_;
+  std::optional<StateFile> frames_;
+  std::optional<StateFile> frame_table_;
   std::array<std::optional<StateFile>, kArrayCount> arrays_;
 };
 

@@ -20,7 +20,9 @@ class FirstError {
   }
   // Says whether the bodies that have not begun can be left out.
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
+  // Returns the error after the bodies; takes no lock when there is none.
   absl::Status status() const {
+    if (!failed()) return absl::OkStatus();
     const absl::MutexLock lock(&mu_);
     return status_;
   }

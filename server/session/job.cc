@@ -59,11 +59,13 @@ void JobImpl::LogWorkers() const {
 
 absl::Status JobImpl::Adopt() {
   absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(DropHalfRestored());
   const absl::StatusOr<CheckedFile> file =
       HostTier::ReadDescription(options_.directory);
   if (absl::IsNotFound(file.status())) {
     DropGradientsOfAway();
-    return absl::OkStatus();
+    const absl::Status restored = RestoreFromDisk();
+    return absl::IsNotFound(restored) ? absl::OkStatus() : restored;
   }
   OPTSTATE_RETURN_IF_ERROR(file.status());
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
@@ -74,7 +76,7 @@ absl::Status JobImpl::Adopt() {
                             MakeShape(std::move(description)));
   OPTSTATE_ASSIGN_OR_RETURN(
       tier_, HostTier::Open(options_.directory, shape->description.layout,
-                            shape->description.accumulation(), *file));
+                            HostArraysOf(shape->description), *file));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveUndo(0));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveSpeculation(0));
   OPTSTATE_RETURN_IF_ERROR(tier_->ReserveRedo(0));
@@ -97,7 +99,11 @@ v1::JobPhase JobImpl::phase() const {
   return HasWholeState() ? v1::JOB_PHASE_READY : v1::JOB_PHASE_LOADING;
 }
 
-StepOutcome JobImpl::LastOutcome() const { return OutcomeOf(record()); }
+StepOutcome JobImpl::LastOutcome() const {
+  StepOutcome outcome = OutcomeOf(record());
+  if (nvme_ != nullptr) outcome.durable_step = nvme_->durable_step();
+  return outcome;
+}
 
 absl::Status JobImpl::CheckRegistered() const {
   if (shape_ != nullptr) return absl::OkStatus();
@@ -133,7 +139,7 @@ absl::StatusOr<UniqueFd> JobImpl::OpenParameters() const {
 absl::StatusOr<UniqueFd> JobImpl::OpenRunStamps() const {
   absl::MutexLock lock(&mu_);
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
-  if (SpeculationBytes(layout_of_job()) != 0) return UniqueFd();
+  if (SpeculationBytes(shape_->description) != 0) return UniqueFd();
   return tier_->OpenRunStamps();
 }
 

@@ -42,6 +42,7 @@ struct StepOutcome {
   double loss_scale = 0;  // for the next step; 0: the job has no LossScaler
   uint32_t good_steps = 0;
   uint32_t hysteresis_left = 0;
+  uint64_t durable_step = 0;  // the last that survives a reboot; 0: none
 };
 
 // Receives the answers that come later than the call. There is one per session,
@@ -74,6 +75,7 @@ struct RegisterSpec {
   RankProcess process;
   bool unchanged = false;  // see v1::RegisterRequest
   std::optional<v1::LossScalerState> loss_scaler_state;  // see above
+  v1::StorageSettings storage;                           // see above
 };
 
 struct RegisterResult {

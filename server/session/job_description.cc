@@ -40,7 +40,8 @@ absl::StatusOr<JobDescription> FromProto(const v1::RegisterRequest& request) {
                             PartitionModeFromProto(request.partition()));
   JobDescription description = {
       std::move(layout),    request.world_size(), request.host_id(), partition,
-      request.accumulate(), request.ephemeral(),  std::nullopt,      {}};
+      request.accumulate(), request.ephemeral(),  std::nullopt,      {},
+      request.storage()};
   if (request.has_loss_scaler()) {
     description.loss_scaler = request.loss_scaler();
   }
@@ -86,10 +87,10 @@ absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec) {
     OPTSTATE_RETURN_IF_ERROR(CheckLossScalerState(
         spec.loss_scaler.value_or(v1::LossScaler()), *spec.loss_scaler_state));
   }
-  JobDescription description = {spec.layout,      spec.world_size,
-                                spec.host_id,     spec.partition,
-                                spec.accumulate,  spec.ephemeral,
-                                spec.loss_scaler, spec.accumulate_dtype};
+  JobDescription description = {
+      spec.layout,      spec.world_size,       spec.host_id,
+      spec.partition,   spec.accumulate,       spec.ephemeral,
+      spec.loss_scaler, spec.accumulate_dtype, spec.storage};
   return description;
 }
 
@@ -107,6 +108,7 @@ std::string SerializeDescription(const JobDescription& description) {
   }
   request.set_accumulate_dtype(
       static_cast<v1::AccumulateDType>(description.accumulate_dtype));
+  *request.mutable_storage() = description.storage;
   return request.SerializeAsString();
 }
 

@@ -25,6 +25,7 @@ struct JobDescription {
   bool ephemeral = false;
   std::optional<v1::LossScaler> loss_scaler;
   AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
+  v1::StorageSettings storage;  // resolved, of a job that was made
 
   Accumulation accumulation() const {
     return accumulate ? Accumulation(accumulate_dtype) : std::nullopt;

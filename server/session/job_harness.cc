@@ -36,15 +36,36 @@ T ValueOf(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Returns a new directory, on tmpfs when there is one, as in production.
-std::string ScratchDirectory() {
-  const char* given = ::getenv("TEST_TMPDIR");
-  std::string name = absl::StrCat(::access("/dev/shm", W_OK) == 0
-                                      ? "/dev/shm"
-                                      : (given != nullptr ? given : "/tmp"),
-                                  "/optstate-job-XXXXXX");
+std::string MakeDirectoryIn(const std::string& parent) {
+  std::string name = absl::StrCat(parent, "/optstate-job-XXXXXX");
   Require(::mkdtemp(name.data()) != nullptr, "mkdtemp");
   return name;
+}
+
+std::string DiskDirectory() {
+  const char* given = ::getenv("TEST_TMPDIR");
+  return MakeDirectoryIn(given != nullptr ? given : "/tmp");
+}
+
+// Returns a new directory, on tmpfs when there is one, as in production.
+std::string ScratchDirectory() {
+  return ::access("/dev/shm", W_OK) == 0 ? MakeDirectoryIn("/dev/shm")
+                                         : DiskDirectory();
+}
+
+// Swaps the records of all jobs when the test was started a second time for
+// that: nothing may lean on records that stay in memory.
+v1::StorageSettings StorageOf(v1::StorageSettings given) {
+  const char* placement = ::getenv("OPTSTATE_TEST_PLACEMENT");
+  if (placement != nullptr && std::string(placement) == "nvme" &&
+      given.placement() == v1::PLACEMENT_UNSPECIFIED) {
+    given.set_placement(v1::PLACEMENT_NVME);
+  }
+  if (given.placement() == v1::PLACEMENT_NVME &&
+      given.host_budget_bytes() == 0) {
+    given.set_host_budget_bytes(1);
+  }
+  return given;
 }
 
 }  // namespace
@@ -64,7 +85,9 @@ ParameterSpec MakeParameter(const std::string& name, int64_t numel,
 JobHarness::JobHarness(Setup setup)
     : setup_(std::move(setup)),
       layout_(ValueOf(Layout::Make(setup_.layout))),
-      directory_(ScratchDirectory()) {
+      directory_(ScratchDirectory()),
+      disk_(DiskDirectory()) {
+  setup_.storage = StorageOf(setup_.storage);
   Require(Open());
 }
 
@@ -72,6 +95,12 @@ JobHarness::~JobHarness() {
   Close();
   std::error_code ignored;
   std::filesystem::remove_all(directory_, ignored);
+  std::filesystem::remove_all(disk_, ignored);
+}
+
+void JobHarness::DropMemory() {
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_ + "/state", ignored);
 }
 
 void JobHarness::SetLayout(LayoutSpec layout) {
@@ -99,6 +128,7 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   options.config.mutable_engine()->set_subgroup_elements(
       setup_.subgroup_elements);
   *options.config.mutable_limits() = setup_.limits;
+  options.config.mutable_nvme()->add_directories(disk_);
   absl::StatusOr<std::unique_ptr<Job>> job = Job::Open(std::move(options));
   if (!job.ok()) return job.status();
   job_ = *std::move(job);
@@ -122,6 +152,7 @@ RegisterSpec JobHarness::SpecOf(uint32_t rank) const {
   spec.accumulate = setup_.accumulate;
   spec.accumulate_dtype = setup_.accumulate_dtype;
   spec.ephemeral = setup_.ephemeral;
+  spec.storage = setup_.storage;
   return spec;
 }
 

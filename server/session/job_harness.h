@@ -98,6 +98,8 @@ class JobHarness {
     uint64_t client_instance = 0;
     std::vector<RankProcess> processes;  // by rank; missing: unknown
     v1::Limits limits;
+    // PLACEMENT_NVME: on a disk, in as few frames as can be.
+    v1::StorageSettings storage;
     uint32_t uid = 0;  // owner of the job
     StepObserver* observer = nullptr;
     std::function<absl::Time()> clock = absl::Now;
@@ -109,6 +111,10 @@ class JobHarness {
 
   Job& job() { return *job_; }
   const std::string& directory() const { return directory_; }
+  // The daemon's directory on disk.
+  const std::string& disk() const { return disk_; }
+  // Removes all that lies in memory, as a power cut does; the job is closed.
+  void DropMemory();
   const Layout& layout() const { return layout_; }
   // The setup may change between Close and Open, or before ranks register
   // again.
@@ -199,6 +205,7 @@ class JobHarness {
   Setup setup_;
   Layout layout_;
   std::string directory_;
+  std::string disk_;
   std::unique_ptr<RecordingKeeper> keeper_;
   std::unique_ptr<Job> job_;
   std::vector<std::vector<std::byte>> gradient_areas_;  // by rank

@@ -25,6 +25,7 @@
 #include "storage/host_tier.h"
 #include "storage/state_file.h"
 #include "storage/state_store.h"
+#include "storage/tiers/nvme/nvme_store.h"
 
 namespace optstate {
 
@@ -35,7 +36,7 @@ namespace optstate {
 // finishes the step of an engine that died, job_load.cc takes what ranks load,
 // job_load_apply.cc makes the load the job's state, job_agreement.cc finds that
 // some ranks load while others step, job_fetch.cc reads, job_describe.cc
-// reports to operators.
+// reports to operators, job_durable.cc keeps records on disk.
 class JobImpl final : public Job {
  public:
   explicit JobImpl(Options options);
@@ -44,6 +45,7 @@ class JobImpl final : public Job {
   absl::Status Adopt();
   // Closes the segments in Options::kept that no step needs.
   void ForgetKept() { options_.kept.clear(); }
+  ~JobImpl() override { EndDurably(); }
   void LogWorkers() const;
 
   absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) override;
@@ -189,13 +191,17 @@ class JobImpl final : public Job {
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status AdmitShape(const JobDescription& description) const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
-  uint64_t SpeculationBytes(const Layout& layout) const;
-  HostTier::StepFileBytes StepFilesOf(const Layout& layout) const;
+  uint64_t SpeculationBytes(const JobDescription& description) const;
+  HostTier::StepFileBytes StepFilesOf(const JobDescription& description) const;
+  static HostArrays HostArraysOf(const JobDescription& description);
   absl::Status LoseShape(const absl::Status& why)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status UseShape(std::unique_ptr<Shape> shape)
+  // `restored`: the commit from which the job is made anew, or null.
+  absl::Status UseShape(std::unique_ptr<Shape> shape,
+                        const DurableCommit* restored = nullptr)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status MakeScheduler() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status MakeScheduler(const DurableCommit* restored = nullptr)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string StateDir() const;
 
   // job_ranks.cc
@@ -415,6 +421,20 @@ class JobImpl final : public Job {
   void TellOfDisagreement(uint32_t by, const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // job_durable.cc
+  uint64_t SubGroupElements(const JobDescription& description) const;
+  NvmeStore::Sizes SwapSizesOf(const JobDescription& description) const;
+  absl::StatusOr<std::unique_ptr<StateStore>> MakeStore(
+      const DurableCommit* restored) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsCommitDue() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  absl::Status MakeDurable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status MakeDurableIfDue(bool is_load)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndDurably();
+  absl::Status RestoreFromDisk() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CastParametersFromMasters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status DropHalfRestored() const;
+
   // job_fetch.cc
   absl::Status CheckGradientNorms() const ABSL_SHARED_LOCKS_REQUIRED(mu_);
 
@@ -434,6 +454,9 @@ class JobImpl final : public Job {
   // The records of the present layout and files; made with the scheduler, their
   // user.
   std::unique_ptr<StateStore> store_ ABSL_GUARDED_BY(mu_);
+  // The same store, of a job whose records are swapped; else null.
+  NvmeStore* nvme_ ABSL_GUARDED_BY(mu_) = nullptr;
+  absl::Time commit_requested_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   std::unique_ptr<StepScheduler> scheduler_ ABSL_GUARDED_BY(mu_);
 
   std::vector<RankSession> ranks_ ABSL_GUARDED_BY(mu_);

@@ -89,7 +89,7 @@ absl::Status JobImpl::TakeLoad() {
   RecordLoad();
   if (observer != nullptr) observer->OnLoadRecorded();
   DropStagedLoad();
-  return absl::OkStatus();
+  return MakeDurableIfDue(/*is_load=*/true);
 }
 
 absl::Status JobImpl::ApplyLoad(absl::Span<const LoadLogRecord> records) {

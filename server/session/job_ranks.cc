@@ -160,8 +160,7 @@ absl::StatusOr<AttachResult> JobImpl::Attach(const AttachSpec& spec) {
   result.hysteresis_left = record().hysteresis_left;
   result.loads_finished = record().loads_finished;
   result.load_required_from = record().load_required_from;
-  result.speculates = options_.config.engine().speculative() &&
-                      StepScheduler::CanSpeculate(layout_of_job());
+  result.speculates = SpeculationBytes(shape_->description) != 0;
   if (shape_->description.accumulate) {
     result.staged = StagedRanges(spec.rank);
   }

@@ -7,6 +7,7 @@
 #include "server/scheduler/piece_table.h"
 #include "server/session/admission.h"
 #include "server/session/job_impl.h"
+#include "server/session/job_storage.h"
 #include "server/session/loss_scaler.h"
 #include "spdlog/spdlog.h"
 
@@ -67,6 +68,9 @@ absl::Status JobImpl::RegisterAgain(const RegisterSpec& spec,
         options_.name, "\" or delete the job (optctl delete job ",
         options_.name, ")"));
   }
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckSameStorage(shape_->description.storage, description.storage));
+  description.storage = shape_->description.storage;
   absl::Status same = CheckSameSettings(shape_->description, description);
   if (same.ok()) return absl::OkStatus();
   if (AttachedCount() > 0 || spec.unchanged) return same;
@@ -124,10 +128,10 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description) const {
   request.directory = options_.directory;
   request.state_dir = StateDir();
   request.job_state_bytes =
-      HostTier::BytesNeeded(description.layout, description.accumulation()) +
-      StepScheduler::WorkerUndoBytes(pool_.participants()) +
-      StepScheduler::RedoBytes(description.layout, pool_.participants()) +
-      SpeculationBytes(description.layout);
+      HostTier::BytesNeeded(description.layout, HostArraysOf(description));
+  const HostTier::StepFileBytes files = StepFilesOf(description);
+  request.job_state_bytes += files.undo + files.redo + files.speculation +
+                             files.frames + files.frame_table;
   const uint64_t present = tier_.has_value() ? tier_->bytes() : 0;
   request.new_state_bytes =
       request.job_state_bytes > present ? request.job_state_bytes - present : 0;
@@ -144,35 +148,63 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description) const {
   return Annotate(Admit(request), absl::StrCat("job \"", options_.name, "\""));
 }
 
-uint64_t JobImpl::SpeculationBytes(const Layout& layout) const {
+// Records that are swapped are not speculated with: each would be written
+// twice.
+uint64_t JobImpl::SpeculationBytes(const JobDescription& description) const {
   return options_.config.engine().speculative() &&
-                 StepScheduler::CanSpeculate(layout)
-             ? StepScheduler::SpeculationBytes(layout)
+                 !IsSwapped(description.storage) &&
+                 StepScheduler::CanSpeculate(description.layout)
+             ? StepScheduler::SpeculationBytes(description.layout)
              : 0;
 }
 
-HostTier::StepFileBytes JobImpl::StepFilesOf(const Layout& layout) const {
-  return {.undo = StepScheduler::WorkerUndoBytes(pool_.participants()),
-          .redo = StepScheduler::RedoBytes(layout, pool_.participants()),
-          .speculation = SpeculationBytes(layout)};
+HostArrays JobImpl::HostArraysOf(const JobDescription& description) {
+  return {description.accumulation(), !IsSwapped(description.storage)};
+}
+
+HostTier::StepFileBytes JobImpl::StepFilesOf(
+    const JobDescription& description) const {
+  HostTier::StepFileBytes bytes = {
+      .undo = StepScheduler::WorkerUndoBytes(pool_.participants()),
+      .redo =
+          StepScheduler::RedoBytes(description.layout, pool_.participants()),
+      .speculation = SpeculationBytes(description)};
+  if (!IsSwapped(description.storage)) return bytes;
+  const NvmeStore::Sizes sizes = SwapSizesOf(description);
+  bytes.frames = FrameBytesOf(description.storage, sizes);
+  bytes.frame_table = sizes.table;
+  return bytes;
 }
 
 absl::Status JobImpl::Create(const RegisterSpec& spec,
                              JobDescription description) {
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
                             AdmissionLock::Take(StateDir()));
-  OPTSTATE_RETURN_IF_ERROR(AdmitShape(description));
+  const v1::StorageSettings asked = description.storage;
+  OPTSTATE_RETURN_IF_ERROR(CheckStorage(asked, options_.config));
+  description.storage = ResolveStorage(asked, options_.config,
+                                       /*fits_in_memory=*/true);
+  absl::Status admitted = AdmitShape(description);
+  if (absl::IsResourceExhausted(admitted) &&
+      asked.placement() == v1::PLACEMENT_AUTO) {
+    description.storage = ResolveStorage(asked, options_.config,
+                                         /*fits_in_memory=*/false);
+    admitted = AdmitShape(description);
+  }
+  OPTSTATE_RETURN_IF_ERROR(admitted);
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Shape> shape,
                             MakeShape(std::move(description)));
   const JobDescription& what = shape->description;
   OPTSTATE_ASSIGN_OR_RETURN(
       tier_, HostTier::Create(options_.directory, what.layout,
-                              what.accumulation(), SerializeDescription(what)));
+                              HostArraysOf(what), SerializeDescription(what)));
   absl::Status used = UseShape(std::move(shape));
   if (used.ok()) {
     StartScaling(/*former=*/std::nullopt, spec.loss_scaler_state);
     return used;
   }
+  nvme_ = nullptr;
+  store_.reset();
   shape_.reset();
   tier_.reset();
   HostTier::Remove(options_.directory).IgnoreError();
@@ -185,6 +217,14 @@ absl::Status JobImpl::Reshape(JobDescription description) {
   const std::optional<v1::LossScaler> scaler = shape_->description.loss_scaler;
   const bool scaler_changed = TextOf(description.loss_scaler) != TextOf(scaler);
   if (extended && !failure_.ok()) return failure_;
+  if (extended && IsSwapped(description.storage)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "job \"", options_.name,
+        "\" has its records on disk (placement \"nvme\"): parameters cannot be "
+        "added to it, nor the format of its masters be changed. Take a "
+        "state_dict, "
+        "delete the job and load it into a new one"));
+  }
   const uint32_t first_new = parameter_count();
   OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
                             AdmissionLock::Take(StateDir()));
@@ -202,7 +242,7 @@ absl::Status JobImpl::Reshape(JobDescription description) {
   // The record of a READY job asks for loads from its parameter count on, where
   // the new parameters begin: from here on the job is LOADING.
   absl::Status reshaped =
-      tier_->Reshape(what.layout, what.accumulation(), StepFilesOf(what.layout),
+      tier_->Reshape(what.layout, HostArraysOf(what), StepFilesOf(what),
                      SerializeDescription(what));
   if (!reshaped.ok()) {
     // The job is unchanged, but its arrays may lie elsewhere. Its workspace is
@@ -237,6 +277,8 @@ absl::Status JobImpl::LoseShape(const absl::Status& why) {
   micro_steps_ = MicroSteps();
   load_ = LoadRound();
   staged_load_.Reset({});
+  nvme_ = nullptr;
+  store_.reset();
   shape_.reset();
   tier_.reset();
   return failure_;
@@ -260,13 +302,14 @@ void JobImpl::StartScaling(const std::optional<v1::LossScaler>& former,
 
 // Every rank registers anew after this, so none attaches with a gradient area
 // of the former shape.
-absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
+absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape,
+                               const DurableCommit* restored) {
   scheduler_.reset();  // refers to the former layout and arrays
   // References to the former shape are replaced below, or dropped by the
   // caller.
   const std::unique_ptr<Shape> former = std::exchange(shape_, std::move(shape));
   ++shape_number_;
-  OPTSTATE_RETURN_IF_ERROR(MakeScheduler());
+  OPTSTATE_RETURN_IF_ERROR(MakeScheduler(restored));
   const auto& partitions = shape_->partitions;
   ranks_.assign(partitions.size(), RankSession{});
   for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
@@ -286,16 +329,17 @@ absl::Status JobImpl::UseShape(std::unique_ptr<Shape> shape) {
   return absl::OkStatus();
 }
 
-absl::Status JobImpl::MakeScheduler() {
+absl::Status JobImpl::MakeScheduler(const DurableCommit* restored) {
   OPTSTATE_RETURN_IF_ERROR(
-      tier_->ReserveStepFiles(StepFilesOf(layout_of_job())));
-  const uint64_t sub_group_elements =
-      options_.config.engine().subgroup_elements();
+      tier_->ReserveStepFiles(StepFilesOf(shape_->description)));
   scheduler_.reset();
-  store_ = tier_->MakeStore(&layout_of_job(), sub_group_elements);
+  // The former store has the same files.
+  nvme_ = nullptr;
+  store_.reset();
+  OPTSTATE_ASSIGN_OR_RETURN(store_, MakeStore(restored));
   StepScheduler::Options options;
   options.store = store_.get();
-  options.grain_elements = sub_group_elements;
+  options.grain_elements = options_.config.engine().subgroup_elements();
   options.recovery = tier_->recovery();
   options.control = tier_->control();
   options.undo = tier_->undo();

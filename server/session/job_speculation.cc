@@ -17,8 +17,7 @@ bool JobImpl::Speculated() const {
 // as if nothing were to be skipped or clipped, and only parameters to which no
 // rank can push any more.
 void JobImpl::Speculate(uint32_t rank) {
-  if (!options_.config.engine().speculative() ||
-      !StepScheduler::CanSpeculate(layout_of_job())) {
+  if (SpeculationBytes(shape_->description) == 0) {
     return;
   }
   const CommitSpec& spec = open_step_.commit(rank).spec;

@@ -377,7 +377,7 @@ absl::Status JobImpl::TakeStep(const Decision& decision,
   if (!outcome.applied) {
     Record(next);
     ++skipped_steps_;
-    return absl::OkStatus();
+    return MakeDurableIfDue(/*is_load=*/false);
   }
   const double gradient_limit = open_step_.commit(0).spec.max_value;
   MarkStep(next, gradient_limit, updated);
@@ -430,7 +430,7 @@ absl::Status JobImpl::ApplyStep(const StepScheduler::Update& update,
   next.update_ns =
       static_cast<uint64_t>(std::chrono::nanoseconds(elapsed).count());
   Record(next);
-  return absl::OkStatus();
+  return MakeDurableIfDue(/*is_load=*/false);
 }
 
 void JobImpl::Record(const StepRecord& next) {

@@ -55,6 +55,21 @@ void CheckPaths(const v1::DaemonConfig& config, std::vector<Fault>* faults) {
   }
 }
 
+void CheckNvme(const v1::NvmeSettings& nvme, std::vector<Fault>* faults) {
+  std::set<std::string> directories;
+  for (const std::string& directory : nvme.directories()) {
+    if (!absl::StartsWith(directory, "/")) {
+      faults->push_back({"nvme.directories",
+                         absl::StrCat(directory, " must be an absolute path")});
+    } else if (!directories.insert(directory).second) {
+      faults->push_back({"nvme.directories", directory + " is named twice"});
+    }
+  }
+  if (nvme.job_host_budget_bytes() == 0) {
+    faults->push_back({"nvme.job_host_budget_bytes", "must be positive"});
+  }
+}
+
 void CheckEngine(const v1::EngineSettings& engine, std::vector<Fault>* faults) {
   if (engine.subgroup_elements() == 0 ||
       engine.subgroup_elements() % kTileElements != 0) {
@@ -108,6 +123,7 @@ std::vector<Fault> Check(const v1::DaemonConfig& config) {
                                    "error")});
   }
   CheckEngine(config.engine(), &faults);
+  CheckNvme(config.nvme(), &faults);
   CheckLimits(config.limits(), &faults);
   return faults;
 }
@@ -118,6 +134,9 @@ std::string FlagOf(const std::string& field, const ConfigFlags& flags) {
   if (field == "socket" && !flags.socket.empty()) return "--socket";
   if (field == "listen" && !flags.listen.empty()) return "--listen";
   if (field == "log_level" && !flags.log_level.empty()) return "--log-level";
+  if (field == "nvme.directories" && !flags.nvme_directories.empty()) {
+    return "--nvme-dir";
+  }
   return "";
 }
 
@@ -142,6 +161,10 @@ void ApplyFlags(const ConfigFlags& flags, v1::DaemonConfig* config) {
   if (!flags.log_level.empty()) config->set_log_level(flags.log_level);
   if (!flags.listen.empty()) {
     *config->mutable_listen() = {flags.listen.begin(), flags.listen.end()};
+  }
+  if (!flags.nvme_directories.empty()) {
+    *config->mutable_nvme()->mutable_directories() = {
+        flags.nvme_directories.begin(), flags.nvme_directories.end()};
   }
 }
 
@@ -170,6 +193,8 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   config.set_log_level("info");
   config.set_huge_pages(v1::HUGE_PAGES_AUTO);
   config.set_drain_timeout_s(30);
+  config.mutable_nvme()->set_job_host_budget_bytes(uint64_t{1} << 30);
+  config.mutable_nvme()->set_io_engine(v1::IO_ENGINE_KIND_AUTO);
 
   v1::EngineSettings& engine = *config.mutable_engine();
   engine.set_workers(0);

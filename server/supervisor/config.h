@@ -30,6 +30,7 @@ struct ConfigFlags {
   std::string socket;
   std::vector<std::string> listen;
   std::string log_level;
+  std::vector<std::string> nvme_directories;
 };
 
 // Returns INVALID_ARGUMENT, naming the flag, when a flag's value is wrong

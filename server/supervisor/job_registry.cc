@@ -81,6 +81,20 @@ void JobRegistry::LoadEntry(const std::string& name) {
   jobs_[name] = *owner;
 }
 
+absl::Status JobRegistry::UseDisks(DiskDirectories disks) {
+  disks_ = std::move(disks);
+  for (const auto& [name, owner] : disks_.DurableJobs()) {
+    if (jobs_.contains(name)) continue;
+    OPTSTATE_RETURN_IF_ERROR(Create(name, owner));
+    spdlog::info("job {}: found on disk", name);
+  }
+  // A job that was never durable ended with the memory.
+  for (const std::string& name : disks_.Jobs()) {
+    if (!jobs_.contains(name)) disks_.RemoveJob(name);
+  }
+  return absl::OkStatus();
+}
+
 std::string JobRegistry::JobDirectory(absl::string_view name) const {
   return absl::StrCat(directory_, "/", name);
 }
@@ -118,6 +132,7 @@ absl::StatusOr<std::string> JobRegistry::Discard(const std::string& name) {
     return OsError(errno, absl::StrCat("rename ", path, " to ", discarded));
   }
   jobs_.erase(name);
+  disks_.RemoveJob(name);
   return discarded;
 }
 

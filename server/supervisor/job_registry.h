@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "server/supervisor/disk_directories.h"
 
 namespace optstate::supervisor {
 
@@ -30,6 +31,11 @@ class JobRegistry {
   // reads every job. A directory that is no job is left alone and logged.
   static absl::StatusOr<JobRegistry> Open(const std::string& directory);
 
+  // Keeps jobs' files on these disks as well: adds each job that has a durable
+  // step there and no directory here, as after a reboot, and removes what is
+  // there of jobs that are no more.
+  absl::Status UseDisks(DiskDirectories disks);
+
   // Owners by job name.
   const std::map<std::string, uid_t, std::less<>>& jobs() const {
     return jobs_;
@@ -38,8 +44,9 @@ class JobRegistry {
 
   // Creates a job; `name` is valid (CheckJobName). ALREADY_EXISTS.
   absl::Status Create(const std::string& name, uid_t owner);
-  // Frees the name of a job. Returns the directory's new path, for the caller
-  // to remove, which takes time in proportion to the memory freed. NOT_FOUND.
+  // Frees the name of a job, and its files on disks. Returns the directory's
+  // new path, for the caller to remove, which takes time in proportion to the
+  // memory freed. NOT_FOUND.
   absl::StatusOr<std::string> Discard(const std::string& name);
 
  private:
@@ -52,6 +59,7 @@ class JobRegistry {
   std::string directory_;
   std::map<std::string, uid_t, std::less<>> jobs_;
   uint64_t discarded_ = 0;
+  DiskDirectories disks_;
 };
 
 }  // namespace optstate::supervisor

@@ -63,6 +63,11 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(
                            absl::StrCat("state directory ", path)));
   OPTSTATE_ASSIGN_OR_RETURN(JobRegistry registry,
                             JobRegistry::Open(path + kJobsName));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      DiskDirectories disks,
+      DiskDirectories::Open({config.nvme().directories().begin(),
+                             config.nvme().directories().end()}));
+  OPTSTATE_RETURN_IF_ERROR(registry.UseDisks(std::move(disks)));
   OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(path));
   const std::string pages = DescribeStatePages(config.huge_pages(), info);
   if (config.huge_pages() == v1::HUGE_PAGES_NEVER && info.huge_pages()) {

@@ -54,7 +54,8 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
       .unchanged = request.unchanged(),
       .loss_scaler_state = request.has_loss_scaler_state()
                                ? std::make_optional(request.loss_scaler_state())
-                               : std::nullopt};
+                               : std::nullopt,
+      .storage = request.storage()};
 }
 
 RankProcess ProcessOf(const Peer& peer) {

@@ -128,6 +128,12 @@ class SessionOptions(_Versioned):
         ("master_format", c_int32),
         ("accumulate_dtype", c_int32),
         ("change_detection", c_int32),
+        ("placement", c_int32),
+        ("durability", c_int32),
+        ("host_budget_bytes", c_uint64),
+        ("sub_group_elements", c_uint64),
+        ("durability_steps", c_uint32),
+        ("durability_interval_ms", c_uint32),
     )
 
 

@@ -89,6 +89,7 @@ class Attachment:
                 master_format=_native.MASTER_FORMATS[settings.master_format],
                 accumulate_dtype=_native.ACCUMULATE_DTYPES[settings.accumulate_dtype or "float32"],
                 change_detection=_native.CHANGE_DETECTIONS[settings.detect_changes],
+                storage=settings.storage,
             )
 
         self._chose_endpoint = bool(settings.endpoint)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Mapping
 
 from optstate import _native, _torch_resume
+from optstate._storage import Storage
 from optstate.session import LossScaler, LossScalerState
 
 
@@ -29,6 +30,7 @@ class Settings:
     resume: str = "checkpoint"
     views: bool = True
     detect_changes: str = "exact"
+    storage: Storage = Storage()
     # Options of torch's class, which a group may lack.
     required: Collection[str] = ()
     # Constructor arguments that no group can change: Adagrad's initial sum.

@@ -13,6 +13,7 @@ from typing import Any, Callable, NamedTuple
 
 from optstate import _native, errors
 from optstate._interrupt import Interrupt
+from optstate._storage import Storage
 
 
 class ParameterSpec(NamedTuple):
@@ -50,6 +51,7 @@ class SessionSpec:
     accumulate_dtype: int = 1
     loss_scaler_state: LossScalerState | None = None
     change_detection: int = 0
+    storage: Storage = Storage()
 
 
 class LossScalerState(NamedTuple):
@@ -221,6 +223,7 @@ class Session:
             master_format=spec.master_format,
             accumulate_dtype=spec.accumulate_dtype,
             change_detection=spec.change_detection,
+            **spec.storage._asdict(),
         )
         handle = ctypes.c_void_p()
         status = library.optstate_session_open(options, ctypes.byref(handle))

@@ -17,6 +17,7 @@ from optstate._options import (
     master_format,
     state_format,
 )
+from optstate._storage import storage
 from optstate._torch_layout import (
     NamedParameters,
     check_group,
@@ -105,6 +106,16 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             of one line in each page, by turns, so that a change of few elements is found late or,
             when the next step undoes it, not at all. "off": not found, and undone by the next
             step.
+        placement: where the state of a new job lives. "host": in the daemon's memory, whole
+            (the default). "nvme": on its disk (``optstated --nvme-dir DIR``), with a part in
+            memory: state larger than memory, and durable steps. "auto": "host" where it fits,
+            else "nvme". None, here and below: as the job has it.
+        host_budget: of "nvme": memory for records of the state, in bytes or as "64MiB"; at
+            least three sub-groups.
+        durability: of "nvme": which steps survive a reboot. "none" (the default); "step":
+            each, before step() returns; "every 50" or "interval 30s": now and then, while
+            training goes on.
+        sub_group_size: elements that are swapped together, a multiple of 4096.
         connect_timeout, step_timeout: seconds; None: 30 and 1800. step_timeout
             includes waiting for the other ranks.
 
@@ -176,6 +187,10 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         resume: str = "checkpoint",
         parameters_as_views: bool = True,
         detect_changes: str = "exact",
+        placement: str | None = None,
+        host_budget: int | str | None = None,
+        durability: str | None = None,
+        sub_group_size: int | None = None,
         **kwargs: Any,
     ) -> None:
         settings = Settings(
@@ -194,6 +209,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             resume,
             parameters_as_views,
             detect_changes,
+            storage(placement, host_budget, durability, sub_group_size),
         )
         refuse_sharding_optimizer()
         if isinstance(params, torch.nn.Module):

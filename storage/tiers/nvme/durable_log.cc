@@ -1,13 +1,10 @@
 #include "storage/tiers/nvme/durable_log.h"
 
-#include <sys/stat.h>
-
 #include <bit>
 #include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "storage/format/checksum.h"
 
@@ -36,6 +33,29 @@ struct Header {
 };
 static_assert(sizeof(Header) == 88);
 static_assert(std::endian::native == std::endian::little);
+
+// The first sector of the file.
+struct Superblock {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t byte_order;
+  uint64_t region_bytes;
+  uint32_t reserved;
+  uint32_t crc32c;  // of the bytes before it
+};
+static_assert(sizeof(Superblock) == 32);
+constexpr uint64_t kSuperblockMagic = 0x3153544d434f4f53;  // "SOOCMTS1"
+
+absl::Status CheckVersion(const std::string& path, uint32_t version,
+                          uint32_t byte_order) {
+  if (version == kVersion && byte_order == kByteOrder) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      path, ": version ", version, ", byte order ", absl::Hex(byte_order),
+      "; this optstated reads version ", kVersion, ", byte order ",
+      absl::Hex(kByteOrder),
+      ". The files are left as they are: start the build that wrote them, or "
+      "remove the directory to begin the job anew"));
+}
 
 uint64_t BodyBytes(uint64_t records, uint64_t checksums, uint64_t job_bytes) {
   return records + checksums * sizeof(uint32_t) + job_bytes;
@@ -79,34 +99,31 @@ absl::StatusOr<std::unique_ptr<DurableLog>> DurableLog::Create(
     io::IoEngine* engine, const std::string& directory, uint64_t region_bytes) {
   std::unique_ptr<DurableLog> log(new DurableLog(engine, PathIn(directory)));
   OPTSTATE_RETURN_IF_ERROR(log->Allocate(region_bytes));
-  OPTSTATE_ASSIGN_OR_RETURN(log->file_,
-                            engine->Open(log->path_, 2 * region_bytes,
-                                         io::IoEngine::OpenMode::kCreate));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      log->file_, engine->Open(log->path_, io::kSectorBytes + 2 * region_bytes,
+                               io::IoEngine::OpenMode::kCreate));
+  const absl::Status written = log->WriteSuperblock();
+  if (!written.ok()) {
+    engine->Close(log->file_);
+    engine->Remove(log->path_).IgnoreError();
+    return written;
+  }
   return log;
 }
 
 absl::StatusOr<std::unique_ptr<DurableLog>> DurableLog::Open(
     io::IoEngine* engine, const std::string& directory) {
   std::unique_ptr<DurableLog> log(new DurableLog(engine, PathIn(directory)));
-  struct stat file_stat;
-  if (::stat(log->path_.c_str(), &file_stat) != 0) {
-    return OsError(errno, absl::StrCat("stat ", log->path_));
+  OPTSTATE_ASSIGN_OR_RETURN(log->file_,
+                            engine->Open(log->path_, io::kSectorBytes,
+                                         io::IoEngine::OpenMode::kOpen));
+  const absl::Status read = log->ReadSuperblock();
+  if (!read.ok()) {
+    engine->Close(log->file_);
+    return read;
   }
-  const auto file_bytes = static_cast<uint64_t>(file_stat.st_size);
-  const uint64_t region_bytes = file_bytes / 2;
-  if (region_bytes == 0 || file_bytes % (2 * io::kSectorBytes) != 0) {
-    return absl::DataLossError(absl::StrCat(
-        log->path_, " has ", file_bytes,
-        " bytes, which are no two regions of whole sectors: it was cut short, "
-        "or is no file of optstate"));
-  }
-  OPTSTATE_RETURN_IF_ERROR(log->Allocate(region_bytes));
-  OPTSTATE_ASSIGN_OR_RETURN(
-      log->file_,
-      engine->Open(log->path_, file_bytes, io::IoEngine::OpenMode::kOpen));
   for (uint32_t region = 0; region < 2; ++region) {
     absl::StatusOr<DurableCommit> commit = log->ReadRegion(region);
-    if (absl::IsFailedPrecondition(commit.status())) return commit.status();
     if (!commit.ok()) {
       log->damage_.Update(commit.status());
     } else if (commit->generation > log->last_.generation) {
@@ -122,11 +139,57 @@ absl::Status DurableLog::Remove(io::IoEngine* engine,
   return absl::IsNotFound(removed) ? absl::OkStatus() : removed;
 }
 
+absl::Status DurableLog::WriteSuperblock() {
+  Superblock block = {};
+  block.magic = kSuperblockMagic;
+  block.version = kVersion;
+  block.byte_order = kByteOrder;
+  block.region_bytes = region_bytes_;
+  block.crc32c = Crc32c(&block, offsetof(Superblock, crc32c));
+  std::memset(buffer_.get(), 0, io::kSectorBytes);
+  std::memcpy(buffer_.get(), &block, sizeof(block));
+  request_ = {};
+  request_.kind = io::IoRequest::Kind::kWrite;
+  request_.file = file_;
+  request_.buffer = {buffer_.get(), io::kSectorBytes};
+  OPTSTATE_RETURN_IF_ERROR(Run(engine_, &request_));
+  request_ = {};
+  request_.kind = io::IoRequest::Kind::kSync;
+  request_.file = file_;
+  return Run(engine_, &request_);
+}
+
+absl::Status DurableLog::ReadSuperblock() {
+  OPTSTATE_RETURN_IF_ERROR(Allocate(io::kSectorBytes));
+  request_ = {};
+  request_.kind = io::IoRequest::Kind::kRead;
+  request_.file = file_;
+  request_.buffer = {buffer_.get(), io::kSectorBytes};
+  OPTSTATE_RETURN_IF_ERROR(Run(engine_, &request_));
+  Superblock block;
+  std::memcpy(&block, buffer_.get(), sizeof(block));
+  if (block.magic != kSuperblockMagic) {
+    return absl::DataLossError(
+        absl::StrCat(path_, " is no file of commits: it begins with ",
+                     absl::Hex(block.magic, absl::kZeroPad16)));
+  }
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckVersion(path_, block.version, block.byte_order));
+  constexpr uint64_t kRegionBytesMax = uint64_t{1} << 40;
+  if (block.crc32c != Crc32c(&block, offsetof(Superblock, crc32c)) ||
+      block.region_bytes == 0 || block.region_bytes > kRegionBytesMax ||
+      block.region_bytes % io::kSectorBytes != 0) {
+    return absl::DataLossError(
+        absl::StrCat(path_, ": its first sector is damaged"));
+  }
+  return Allocate(block.region_bytes);
+}
+
 absl::StatusOr<DurableCommit> DurableLog::ReadRegion(uint32_t region) {
   request_ = {};
   request_.kind = io::IoRequest::Kind::kRead;
   request_.file = file_;
-  request_.offset_bytes = region * region_bytes_;
+  request_.offset_bytes = RegionAt(region);
   request_.buffer = {buffer_.get(), region_bytes_};
   OPTSTATE_RETURN_IF_ERROR(Run(engine_, &request_));
   const auto damaged = [&](absl::string_view what) {
@@ -137,14 +200,8 @@ absl::StatusOr<DurableCommit> DurableLog::ReadRegion(uint32_t region) {
   std::memcpy(&header, buffer_.get(), sizeof(header));
   if (header.magic == 0) return DurableCommit();  // not written yet
   if (header.magic != kMagic) return damaged("no commit");
-  if (header.version != kVersion || header.byte_order != kByteOrder) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        path_, ": version ", header.version, ", byte order ",
-        absl::Hex(header.byte_order), "; this optstated reads version ",
-        kVersion, ", byte order ", absl::Hex(kByteOrder),
-        ". The files are left as they are: start the build that wrote them, or "
-        "remove the directory to begin the job anew"));
-  }
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckVersion(path_, header.version, header.byte_order));
   if (header.header_crc32c !=
       Crc32c(&header, offsetof(Header, header_crc32c))) {
     return damaged("checksum of the header");
@@ -218,7 +275,7 @@ absl::StatusOr<io::IoRequest*> DurableLog::Prepare(
   request_.kind = io::IoRequest::Kind::kWrite;
   request_.priority = io::IoPriority::kSwapOut;
   request_.file = file_;
-  request_.offset_bytes = commit.generation % 2 * region_bytes_;
+  request_.offset_bytes = RegionAt(commit.generation);
   request_.buffer = {buffer_.get(), bytes};
   return &request_;
 }

@@ -30,9 +30,10 @@ struct DurableCommit {
   std::string job;  // what the session keeps: description, counts, record
 };
 
-// The file `commits` of a job, in the first of its directories on disk. Two
-// regions take turns, so that a commit which a power cut interrupts leaves the
-// one before it whole. Bytes: FORMAT.md.
+// The file `commits` of a job, in the first of its directories on disk: a
+// sector that says how large a region is, and two regions, which take turns, so
+// that a commit which a power cut interrupts leaves the one before it whole.
+// Bytes: FORMAT.md.
 //
 // Threads: as its engine.
 class DurableLog {
@@ -70,6 +71,11 @@ class DurableLog {
  private:
   DurableLog(io::IoEngine* engine, std::string path);
   absl::Status Allocate(uint64_t region_bytes);
+  absl::Status WriteSuperblock();
+  absl::Status ReadSuperblock();
+  uint64_t RegionAt(uint64_t generation) const {
+    return io::kSectorBytes + generation % 2 * region_bytes_;
+  }
   absl::StatusOr<DurableCommit> ReadRegion(uint32_t region);
 
   io::IoEngine* engine_;

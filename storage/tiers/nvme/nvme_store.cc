@@ -10,27 +10,35 @@
 #include "proto/types/status_macros.h"
 
 namespace optstate {
+namespace {
+
+// Returns the room for a job's text, which may grow a little: its description
+// is written anew when ranks change its settings.
+uint64_t RoomFor(uint64_t job_bytes) { return job_bytes + (64 << 10); }
+
+}  // namespace
 
 NvmeStore::Sizes NvmeStore::SizesOf(const Layout& layout,
                                     uint64_t sub_group_elements,
-                                    bool is_durable, size_t directories) {
+                                    const SizeOptions& options) {
   const SubGroupTable sub_groups(&layout, sub_group_elements,
                                  SubGroupTable::CutOf(layout));
   const RecordLayout records(&layout, &sub_groups);
   FrameTable::Shape shape;
   shape.records = sub_groups.size();
   shape.checksums = records.checksum_count();
-  shape.slots = is_durable ? 2 : 1;
+  shape.slots = options.is_durable ? 2 : 1;
   Sizes sizes;
   sizes.frame = records.frame_bytes();
   sizes.records = shape.records;
   sizes.table = FrameTable::BytesNeeded(shape);
   sizes.disk = RecordFiles::BytesNeeded(
                    records, static_cast<uint32_t>(shape.records), shape.slots) +
-               directories * io::kSectorBytes;
-  if (is_durable) {
-    sizes.disk += 2 * DurableLog::RegionBytes(shape.records, shape.checksums,
-                                              kJobBytesSlack);
+               options.directories * io::kSectorBytes;
+  if (options.is_durable) {
+    sizes.disk += io::kSectorBytes +
+                  2 * DurableLog::RegionBytes(shape.records, shape.checksums,
+                                              RoomFor(options.job_bytes));
   }
   return sizes;
 }
@@ -132,8 +140,8 @@ absl::Status NvmeStore::OpenFiles(bool is_new, const DurableCommit* restored) {
                                  records, slots_));
   files_.push_back(std::move(files));
   if (!options_.is_durable) return absl::OkStatus();
-  const uint64_t region_bytes =
-      DurableLog::RegionBytes(shape.records, shape.checksums, kJobBytesSlack);
+  const uint64_t region_bytes = DurableLog::RegionBytes(
+      shape.records, shape.checksums, RoomFor(options_.job_bytes));
   OPTSTATE_ASSIGN_OR_RETURN(
       log_,
       is_new ? DurableLog::Create(engine_.get(), directories[0], region_bytes)

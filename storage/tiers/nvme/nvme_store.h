@@ -55,15 +55,19 @@ class NvmeStore final : public StateStore {
     absl::Span<std::byte> table;
     uint64_t incarnation = 0;
     bool is_durable = false;  // commits can be requested
+    // The room of a commit for DurableCommit::job.
+    uint64_t job_bytes = 0;
     // With a table of zeros: the commit at which the job goes on.
     const DurableCommit* restored = nullptr;
   };
 
   // With fewer frames, reading, updating and writing could not overlap.
   static constexpr uint64_t kFramesMin = 3;
-  // The room of a commit for DurableCommit::job.
-  static constexpr uint64_t kJobBytesSlack = 64 << 10;
-
+  struct SizeOptions {
+    bool is_durable = false;
+    uint32_t directories = 1;
+    uint64_t job_bytes = 0;  // see Options
+  };
   // What a job takes, in bytes.
   struct Sizes {
     uint64_t frame = 0;
@@ -72,7 +76,7 @@ class NvmeStore final : public StateStore {
     uint64_t disk = 0;  // over all directories
   };
   static Sizes SizesOf(const Layout& layout, uint64_t sub_group_elements,
-                       bool is_durable, size_t directories);
+                       const SizeOptions& options);
 
   // Makes the job's files on disk, or opens them. Removes what a former job of
   // the same name left, when the job is new.

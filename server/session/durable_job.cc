@@ -1,0 +1,80 @@
+#include "server/session/durable_job.h"
+
+#include <cstring>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace optstate {
+namespace {
+
+struct Header {
+  uint64_t description_bytes;
+  uint64_t step_counts;
+  uint64_t scalars;
+  StepRecord record;
+};
+
+uint64_t BytesOf(const Header& header) {
+  return sizeof(Header) + header.description_bytes +
+         header.step_counts * sizeof(int64_t) + header.scalars * sizeof(double);
+}
+
+}  // namespace
+
+uint64_t DurableJobBytes(const Layout& layout, absl::string_view description) {
+  return BytesOf({.description_bytes = description.size(),
+                  .step_counts = layout.parameters().size(),
+                  .scalars = layout.parameters().size(),
+                  .record = {}});
+}
+
+std::string SerializeDurableJob(absl::string_view description,
+                                const StepRecord& record,
+                                const StateStore& store) {
+  const auto counts = store.step_counts();
+  const auto scalars = store.scalars();
+  const Header header = {.description_bytes = description.size(),
+                         .step_counts = counts.size(),
+                         .scalars = scalars.size(),
+                         .record = record};
+  std::string bytes;
+  bytes.reserve(BytesOf(header));
+  bytes.append(reinterpret_cast<const char*>(&header), sizeof(header));
+  bytes.append(description.data(), description.size());
+  bytes.append(reinterpret_cast<const char*>(counts.data()),
+               counts.size() * sizeof(int64_t));
+  bytes.append(reinterpret_cast<const char*>(scalars.data()),
+               scalars.size() * sizeof(double));
+  return bytes;
+}
+
+absl::StatusOr<DurableJob> ParseDurableJob(absl::string_view bytes) {
+  Header header;
+  const auto damaged = [&] {
+    return absl::DataLossError(absl::StrCat(
+        "commits: ", bytes.size(), " bytes are not what a job writes"));
+  };
+  if (bytes.size() < sizeof(header)) return damaged();
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  // Each is checked by itself first, so that their sum cannot wrap.
+  if (header.description_bytes > bytes.size() ||
+      header.step_counts > bytes.size() || header.scalars > bytes.size() ||
+      BytesOf(header) != bytes.size()) {
+    return damaged();
+  }
+  DurableJob job;
+  job.record = header.record;
+  const char* next = bytes.data() + sizeof(header);
+  job.description.assign(next, header.description_bytes);
+  next += header.description_bytes;
+  job.step_counts.resize(header.step_counts);
+  std::memcpy(job.step_counts.data(), next,
+              header.step_counts * sizeof(int64_t));
+  next += header.step_counts * sizeof(int64_t);
+  job.scalars.resize(header.scalars);
+  std::memcpy(job.scalars.data(), next, header.scalars * sizeof(double));
+  return job;
+}
+
+}  // namespace optstate

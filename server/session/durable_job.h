@@ -1,0 +1,37 @@
+#ifndef OPTSTATE_SERVER_SESSION_DURABLE_JOB_H_
+#define OPTSTATE_SERVER_SESSION_DURABLE_JOB_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "proto/types/layout.h"
+#include "storage/format/control_file.h"
+#include "storage/state_store.h"
+
+namespace optstate {
+
+// What a durable commit says of a job beside its records: DurableCommit::job.
+struct DurableJob {
+  std::string description;  // see SerializeDescription()
+  StepRecord record;
+  std::vector<int64_t> step_counts;  // by parameter
+  std::vector<double> scalars;       // by parameter, or empty
+};
+
+// Returns the size of the text of a job with this layout and description.
+uint64_t DurableJobBytes(const Layout& layout, absl::string_view description);
+
+// Takes the counts and scalars of the store.
+std::string SerializeDurableJob(absl::string_view description,
+                                const StepRecord& record,
+                                const StateStore& store);
+// Returns DATA_LOSS when the bytes are none that SerializeDurableJob made.
+absl::StatusOr<DurableJob> ParseDurableJob(absl::string_view bytes);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_DURABLE_JOB_H_

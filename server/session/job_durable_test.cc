@@ -1,0 +1,87 @@
+// Jobs whose records are on disk: the same bits as in memory, and durable
+// steps.
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "server/session/job_harness.h"
+
+namespace optstate {
+namespace {
+
+constexpr uint64_t kSeed = 7;
+
+JobHarness::Setup SetupOf(v1::Placement placement, DType dtype,
+                          v1::DurabilityKind durability) {
+  JobHarness::Setup setup;
+  setup.layout.groups.resize(1);
+  setup.layout.parameters = {
+      MakeParameter("a", 50'000, 0, dtype, dtype),
+      MakeParameter("b", 7, 0, dtype, dtype),
+      MakeParameter("c", 33'333, 0, dtype, dtype),
+  };
+  setup.storage.set_placement(placement);
+  setup.storage.set_durability(durability);
+  return setup;
+}
+
+CommitSpec SpecOf(uint64_t step, absl::Span<const Hyperparams> groups) {
+  CommitSpec spec;
+  spec.step = step;
+  spec.groups = groups;
+  return spec;
+}
+
+// Steps [first, last] of one job.
+void Train(JobHarness* job, uint64_t first, uint64_t last) {
+  const std::vector<Hyperparams> groups(
+      1, DefaultHyperparams(job->layout().optimizer()));
+  for (uint64_t step = first; step <= last; ++step) {
+    job->Step(step, job->RandomTensors(kSeed + step), SpecOf(step, groups));
+  }
+}
+
+class JobDurableTest : public testing::TestWithParam<DType> {};
+
+TEST_P(JobDurableTest, SwappedRecordsGiveTheSameBits) {
+  JobHarness in_memory(
+      SetupOf(v1::PLACEMENT_HOST, GetParam(), v1::DURABILITY_KIND_UNSPECIFIED));
+  JobHarness swapped(
+      SetupOf(v1::PLACEMENT_NVME, GetParam(), v1::DURABILITY_KIND_UNSPECIFIED));
+  for (JobHarness* job : {&in_memory, &swapped}) {
+    job->Start(job->RandomTensors(kSeed));
+    Train(job, 1, 5);
+  }
+  EXPECT_EQ(swapped.StateBytes(), in_memory.StateBytes());
+}
+
+TEST_P(JobDurableTest, APowerCutLeavesTheLastDurableStep) {
+  JobHarness in_memory(
+      SetupOf(v1::PLACEMENT_HOST, GetParam(), v1::DURABILITY_KIND_UNSPECIFIED));
+  JobHarness durable(
+      SetupOf(v1::PLACEMENT_NVME, GetParam(), v1::DURABILITY_KIND_STEP));
+  for (JobHarness* job : {&in_memory, &durable}) {
+    job->Start(job->RandomTensors(kSeed));
+    Train(job, 1, 3);
+  }
+  for (uint64_t step = 4; step <= 8; step += 2) {
+    durable.Close();
+    durable.DropMemory();
+    ASSERT_TRUE(durable.Open().ok());
+    durable.AttachAll();
+    EXPECT_EQ(durable.job().Describe().committed_step(), step - 1);
+    EXPECT_EQ(durable.StateBytes(), in_memory.StateBytes());
+    for (JobHarness* job : {&in_memory, &durable}) Train(job, step, step + 1);
+    EXPECT_EQ(durable.StateBytes(), in_memory.StateBytes());
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Types, JobDurableTest,
+                         testing::Values(DType::kFloat32, DType::kBFloat16));
+
+}  // namespace
+}  // namespace optstate

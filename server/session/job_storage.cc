@@ -1,0 +1,203 @@
+#include "server/session/job_storage.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "proto/types/unique_fd.h"
+#include "spdlog/spdlog.h"
+#include "storage/io/make_io_engine.h"
+
+namespace optstate {
+namespace {
+
+constexpr char kJobsFolder[] = "/jobs";
+
+absl::Status Differs(absl::string_view what, absl::string_view now,
+                     absl::string_view asked) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the job was made with ", what, " ", now, ", this session asks for ",
+      asked,
+      ": leave it out to go on with the job, or delete the job to change it"));
+}
+
+std::string TextOf(const v1::StorageSettings& storage) {
+  switch (storage.durability()) {
+    case v1::DURABILITY_KIND_STEP:
+      return "\"step\"";
+    case v1::DURABILITY_KIND_EVERY:
+      return absl::StrCat("\"every ", storage.every_steps(), "\"");
+    case v1::DURABILITY_KIND_INTERVAL:
+      return absl::StrCat("\"interval ", storage.interval_ms(), "ms\"");
+    default:
+      return "\"none\"";
+  }
+}
+
+absl::Status MakeDirectory(const std::string& path) {
+  if (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST) {
+    return absl::OkStatus();
+  }
+  return OsError(errno, absl::StrCat("mkdir ", path));
+}
+
+// Writes the file that a restarted daemon reads (disk_directories.h).
+absl::Status WriteOwner(const std::string& path, uint32_t owner) {
+  const UniqueFd fd(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!fd.ok()) return OsError(errno, absl::StrCat("create ", path));
+  const std::string text = absl::StrCat(owner, "\n");
+  const ssize_t written = ::write(fd.get(), text.data(), text.size());
+  if (written != static_cast<ssize_t>(text.size()) || ::fsync(fd.get()) != 0) {
+    return OsError(errno, absl::StrCat("write ", path));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckStorage(const v1::StorageSettings& storage,
+                          const v1::DaemonConfig& config) {
+  if (storage.sub_group_elements() % kTileElements != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("sub_group_size is ", storage.sub_group_elements(),
+                     ", it must be a multiple of ", kTileElements));
+  }
+  if (storage.durability() == v1::DURABILITY_KIND_EVERY &&
+      storage.every_steps() == 0) {
+    return absl::InvalidArgumentError(
+        "durability \"every N\": N must be at least 1");
+  }
+  if (storage.durability() == v1::DURABILITY_KIND_INTERVAL &&
+      storage.interval_ms() == 0) {
+    return absl::InvalidArgumentError(
+        "durability \"interval\": the interval must be positive");
+  }
+  const bool may_swap = storage.placement() == v1::PLACEMENT_NVME ||
+                        storage.placement() == v1::PLACEMENT_AUTO;
+  if (!may_swap && IsDurable(storage)) {
+    return absl::UnimplementedError(
+        absl::StrCat("durability ", TextOf(storage),
+                     " needs placement \"nvme\": records in "
+                     "host memory alone end with the machine"));
+  }
+  if (!may_swap && storage.host_budget_bytes() != 0) {
+    return absl::InvalidArgumentError(
+        "host_budget is for placement \"nvme\": in host memory the state lies "
+        "whole");
+  }
+  if (storage.placement() == v1::PLACEMENT_NVME &&
+      config.nvme().directories().empty()) {
+    return absl::FailedPreconditionError(
+        "placement \"nvme\": this daemon has no directory on a disk. Start "
+        "optstated with --nvme-dir DIR, or set nvme.directories in its "
+        "configuration");
+  }
+  return absl::OkStatus();
+}
+
+v1::StorageSettings ResolveStorage(const v1::StorageSettings& asked,
+                                   const v1::DaemonConfig& config,
+                                   bool fits_in_memory) {
+  v1::StorageSettings storage = asked;
+  const bool has_disk = !config.nvme().directories().empty();
+  if (asked.placement() != v1::PLACEMENT_NVME) {
+    const bool must_swap = asked.placement() == v1::PLACEMENT_AUTO &&
+                           has_disk && (!fits_in_memory || IsDurable(asked));
+    storage.set_placement(must_swap ? v1::PLACEMENT_NVME : v1::PLACEMENT_HOST);
+  }
+  if (storage.sub_group_elements() == 0) {
+    storage.set_sub_group_elements(config.engine().subgroup_elements());
+  }
+  if (IsSwapped(storage) && storage.host_budget_bytes() == 0) {
+    storage.set_host_budget_bytes(config.nvme().job_host_budget_bytes());
+  }
+  if (storage.durability() == v1::DURABILITY_KIND_UNSPECIFIED) {
+    storage.set_durability(v1::DURABILITY_KIND_NONE);
+  }
+  return storage;
+}
+
+absl::Status CheckSameStorage(const v1::StorageSettings& now,
+                              const v1::StorageSettings& asked) {
+  if ((asked.placement() == v1::PLACEMENT_NVME && !IsSwapped(now)) ||
+      (asked.placement() == v1::PLACEMENT_HOST && IsSwapped(now))) {
+    return Differs("placement", IsSwapped(now) ? "\"nvme\"" : "\"host\"",
+                   IsSwapped(now) ? "\"host\"" : "\"nvme\"");
+  }
+  if (asked.sub_group_elements() != 0 &&
+      asked.sub_group_elements() != now.sub_group_elements()) {
+    return Differs("sub_group_size", absl::StrCat(now.sub_group_elements()),
+                   absl::StrCat(asked.sub_group_elements()));
+  }
+  if (asked.host_budget_bytes() != 0 &&
+      asked.host_budget_bytes() != now.host_budget_bytes()) {
+    return Differs("host_budget", absl::StrCat(now.host_budget_bytes()),
+                   absl::StrCat(asked.host_budget_bytes()));
+  }
+  if (asked.durability() != v1::DURABILITY_KIND_UNSPECIFIED &&
+      TextOf(asked) != TextOf(now)) {
+    return Differs("durability", TextOf(now), TextOf(asked));
+  }
+  return absl::OkStatus();
+}
+
+bool IsSwapped(const v1::StorageSettings& storage) {
+  return storage.placement() == v1::PLACEMENT_NVME;
+}
+
+bool IsDurable(const v1::StorageSettings& storage) {
+  return storage.durability() != v1::DURABILITY_KIND_UNSPECIFIED &&
+         storage.durability() != v1::DURABILITY_KIND_NONE;
+}
+
+uint64_t FrameBytesOf(const v1::StorageSettings& storage,
+                      const NvmeStore::Sizes& sizes) {
+  const uint64_t frames =
+      std::min(storage.host_budget_bytes() / sizes.frame, sizes.records);
+  return std::max(frames, NvmeStore::kFramesMin) * sizes.frame;
+}
+
+std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
+                                           const std::string& job) {
+  std::vector<std::string> directories;
+  for (const std::string& directory : config.nvme().directories()) {
+    directories.push_back(absl::StrCat(directory, kJobsFolder, "/", job));
+  }
+  return directories;
+}
+
+absl::Status MakeDiskDirectories(const std::vector<std::string>& directories,
+                                 uint32_t owner) {
+  for (const std::string& directory : directories) {
+    OPTSTATE_RETURN_IF_ERROR(
+        MakeDirectory(directory.substr(0, directory.rfind('/'))));
+    OPTSTATE_RETURN_IF_ERROR(MakeDirectory(directory));
+  }
+  return WriteOwner(directories[0] + "/owner", owner);
+}
+
+absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(
+    const v1::DaemonConfig& config) {
+  io::IoEngineKind kind = io::IoEngineKind::kAny;
+  if (config.nvme().io_engine() == v1::IO_ENGINE_KIND_IO_URING) {
+    kind = io::IoEngineKind::kIoUring;
+  } else if (config.nvme().io_engine() == v1::IO_ENGINE_KIND_BLOCKING) {
+    kind = io::IoEngineKind::kBlocking;
+  }
+  io::IoEngineOptions options;
+  options.log = [](const std::string& text) { spdlog::warn("{}", text); };
+  OPTSTATE_ASSIGN_OR_RETURN(io::MadeIoEngine made,
+                            io::MakeIoEngine(kind, options));
+  if (!made.without.empty()) spdlog::warn("{}", made.without);
+  return std::move(made.engine);
+}
+
+}  // namespace optstate

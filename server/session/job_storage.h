@@ -1,0 +1,55 @@
+#ifndef OPTSTATE_SERVER_SESSION_JOB_STORAGE_H_
+#define OPTSTATE_SERVER_SESSION_JOB_STORAGE_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "optstate/v1/config.pb.h"
+#include "optstate/v1/types.pb.h"
+#include "proto/types/layout.h"
+#include "storage/tiers/nvme/nvme_store.h"
+
+namespace optstate {
+
+// Returns INVALID_ARGUMENT when settings contradict each other, and
+// FAILED_PRECONDITION, with what to set, when the node has no disk for them.
+absl::Status CheckStorage(const v1::StorageSettings& storage,
+                          const v1::DaemonConfig& config);
+
+// Returns the settings of a new job, with the node's defaults in place of what
+// is not set. Placement is HOST or NVME: PLACEMENT_AUTO is NVME when
+// `fits_in_memory` is false.
+v1::StorageSettings ResolveStorage(const v1::StorageSettings& asked,
+                                   const v1::DaemonConfig& config,
+                                   bool fits_in_memory);
+
+// Returns FAILED_PRECONDITION, naming it, when a setting that is set differs
+// from the job's.
+absl::Status CheckSameStorage(const v1::StorageSettings& now,
+                              const v1::StorageSettings& asked);
+
+bool IsSwapped(const v1::StorageSettings& storage);
+bool IsDurable(const v1::StorageSettings& storage);
+
+// Returns the bytes of the frames that the host budget has room for: whole
+// frames, at least NvmeStore::kFramesMin, and no more than there are records.
+uint64_t FrameBytesOf(const v1::StorageSettings& storage,
+                      const NvmeStore::Sizes& sizes);
+
+// Returns the job's directories on disk, below those of the configuration.
+std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
+                                           const std::string& job);
+// Makes them, for the daemon's user alone, with the job's owner in the first.
+absl::Status MakeDiskDirectories(const std::vector<std::string>& directories,
+                                 uint32_t owner);
+
+// Makes the engine that the configuration asks for; logs what it does without.
+absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(
+    const v1::DaemonConfig& config);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_JOB_STORAGE_H_
