@@ -106,6 +106,7 @@ void WriteOutcome(const client::Outcome& from, optstate_outcome* outcome) {
   to.clip_coefficient = from.clip_coefficient;
   to.update_ns = from.update_ns;
   to.loss_scale = from.loss_scale;
+  to.durable_step = from.durable_step;
   client::WriteStruct(to, outcome->struct_size, outcome);
 }
 

@@ -204,7 +204,8 @@ typedef struct {
   double gradient_norm;
   double clip_coefficient;
   uint64_t update_ns;
-  double loss_scale; /* for the next step; 0: no loss scaler */
+  double loss_scale;     /* for the next step; 0: no loss scaler */
+  uint64_t durable_step; /* the last that survives a reboot; 0: none */
 } optstate_outcome;
 
 typedef struct {

@@ -225,7 +225,8 @@ Outcome MakeOutcome(const v1::StepOutcome& proto) {
           .update_ns = proto.update_ns(),
           .loss_scale = proto.loss_scale(),
           .good_steps = proto.good_steps(),
-          .hysteresis_left = proto.hysteresis_left()};
+          .hysteresis_left = proto.hysteresis_left(),
+          .durable_step = proto.durable_step()};
 }
 
 }  // namespace optstate::client

@@ -110,6 +110,7 @@ struct Outcome {
   // daemon.
   uint32_t good_steps = 0;
   uint32_t hysteresis_left = 0;
+  uint64_t durable_step = 0;  // the last that survives a reboot; 0: none
 };
 
 // Returns whether a wait is to end. The waiting thread calls it about every 50

@@ -309,7 +309,8 @@ absl::StatusOr<Outcome> ShmChannel::WaitCommit(absl::Time deadline,
       .update_ns = from.update_ns,
       .loss_scale = from.loss_scale,
       .good_steps = from.good_steps,
-      .hysteresis_left = from.flags >> shm::kCompletionHysteresisShift};
+      .hysteresis_left = from.flags >> shm::kCompletionHysteresisShift,
+      .durable_step = commit->durable_step};
 }
 
 absl::Status ShmChannel::Abort(uint64_t step, absl::Time deadline) {

@@ -74,6 +74,7 @@ class ShmChannel final : public Channel {
     bool answered = false;
     absl::Status status;
     shm::Completion completion;
+    uint64_t durable_step = 0;  // of an answered commit
   };
 
   absl::Status CreateSegment();
@@ -103,6 +104,7 @@ class ShmChannel final : public Channel {
                          Meanwhile meanwhile = LongestSleep);
   absl::StatusOr<bool> TakeCompletions();
   absl::Status Record(const shm::Completion& completion);
+  uint64_t DurableStepOf(const shm::Completion& completion) const;
   std::string TextOf(const shm::Completion& completion) const;
   bool PeerSpeaks() const;
   absl::Status HearPeer() const;

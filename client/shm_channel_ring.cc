@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -133,7 +134,16 @@ absl::Status ShmChannel::Record(const Completion& completion) {
   pending->answered = true;
   pending->status = std::move(status);
   pending->completion = completion;
+  pending->durable_step = pending->status.ok() ? DurableStepOf(completion) : 0;
   return absl::OkStatus();
+}
+
+uint64_t ShmChannel::DurableStepOf(const Completion& completion) const {
+  uint64_t step = 0;
+  if (completion.text_bytes != sizeof(step)) return 0;
+  const std::string text = TextOf(completion);
+  std::memcpy(&step, text.data(), sizeof(step));
+  return step;
 }
 
 std::string ShmChannel::TextOf(const Completion& completion) const {

@@ -19,7 +19,7 @@ import optstate
 import torch
 import torch.multiprocessing
 from gpt import GPT, width_for
-from main import parse_count
+from screen import parse_count
 from processes import Daemon
 from text import Text, write_text
 from torch.nn import functional

@@ -20,17 +20,29 @@ _LOOK_S = 0.02
 
 
 class Daemon:
-    """optstated with a state directory of its own, which goes when it ends."""
+    """optstated with a state directory of its own, which goes when it ends.
 
-    def __init__(self, log: pathlib.Path) -> None:
+    disk: its directory for swapped and durable state, or None.
+    """
+
+    def __init__(self, log: pathlib.Path, disk: pathlib.Path | None = None) -> None:
         shm = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._directory = pathlib.Path(tempfile.mkdtemp(prefix="optstate-demo-", dir=shm))
         self._socket = self._directory / "optstated.sock"
         self._log = log
+        self._disk = disk
+        self._start()
+
+    def _start(self) -> None:
         command = [_BIN / "optstated", "--state-dir", self._directory / "state"]
         command += ["--socket", self._socket]
+        if self._disk is not None:
+            command += ["--nvme-dir", self._disk]
         self._process = subprocess.Popen(
-            command, stdout=open(log, "wb"), stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdout=open(self._log, "ab"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
         while not self._socket.exists():
             self.check()
@@ -38,6 +50,20 @@ class Daemon:
     @property
     def endpoint(self) -> str:
         return f"unix:{self._socket}"
+
+    def lose_power(self) -> None:
+        """Kills the daemon with its engines, and drops all that lay in memory."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        engines = subprocess.run(
+            ["pgrep", "-f", str(self._directory)], capture_output=True, text=True
+        ).stdout
+        for pid in map(int, engines.split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self._directory)
+        self._directory.mkdir(mode=0o700)
+        self._start()
 
     def check(self) -> None:
         """Waits a moment; raises when the daemon has ended."""

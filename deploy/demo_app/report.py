@@ -29,9 +29,15 @@ class Run:
             self.optimizer_s[event["step"]] = event["optimizer_s"]
 
 
-def table(optstate: Run, torch: Run, steps: int) -> str:
+def table(
+    optstate: Run, torch: Run, steps: int, names: tuple[str, str] = ("optstate", "torch")
+) -> str:
     """About a dozen steps: loss and time in the optimizer, of both."""
-    lines = ["  step   loss optstate   loss torch   difference   optimizer optstate   torch"]
+    first, second = names
+    lines = [
+        f"  step   {'loss ' + first:>13s}   {'loss ' + second:>10s}   difference"
+        f"   {'optimizer ' + first:>18s}   {second}"
+    ]
     shown = sorted({*range(0, steps, max(1, steps // 12)), steps - 1})
     for step in shown:
         difference = optstate.losses[step] - torch.losses[step]

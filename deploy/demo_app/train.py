@@ -53,6 +53,10 @@ def make_optimizer(arguments: argparse.Namespace, model: torch.nn.Module) -> tor
         job=arguments.job,
         endpoint=arguments.endpoint,
         max_norm=MAX_NORM,
+        placement=arguments.placement,
+        host_budget=arguments.host_budget,
+        durability=arguments.durability,
+        sub_group_size=arguments.sub_group_size,
     )
 
 
@@ -135,6 +139,10 @@ def main() -> None:
     parser.add_argument("--pids", type=pathlib.Path, required=True, help="folder: a file a rank")
     parser.add_argument("--job")
     parser.add_argument("--endpoint")
+    parser.add_argument("--placement")
+    parser.add_argument("--host-budget")
+    parser.add_argument("--durability")
+    parser.add_argument("--sub-group-size", type=int)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

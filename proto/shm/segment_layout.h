@@ -156,6 +156,8 @@ inline constexpr uint32_t kCompletionHysteresisShift = 8;
 struct Completion {
   uint64_t request_id;
   uint32_t status;  // absl::StatusCode
+  // The length of the text: that of an error, or, of a step that was answered,
+  // the number (uint64) of the last step that survives a reboot, if any does.
   uint32_t text_bytes;
   uint64_t step;  // commit, fetch
   uint32_t flags;

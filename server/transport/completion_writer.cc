@@ -17,9 +17,11 @@ CompletionWriter::CompletionWriter(const ShmSegments* segments,
                 segments->completions()) {}
 
 absl::Status CompletionWriter::Write(shm::Completion completion,
-                                     const absl::Status& status) {
-  const absl::string_view text =
-      status.message().substr(0, static_cast<size_t>(shm::kTextBytes));
+                                     const absl::Status& status,
+                                     absl::string_view text) {
+  if (!status.ok()) {
+    text = status.message().substr(0, static_cast<size_t>(shm::kTextBytes));
+  }
   completion.status = static_cast<uint32_t>(status.code());
   completion.text_bytes = static_cast<uint32_t>(text.size());
   absl::MutexLock lock(&mutex_);
@@ -42,7 +44,10 @@ void CompletionWriter::OnStepDone(uint64_t request_id,
   completion.update_ns = outcome.update_ns;
   completion.loss_scale = outcome.loss_scale;
   handler_->LogOutcome(status, outcome);
-  const absl::Status written = Write(completion, status);
+  const uint64_t durable_step = outcome.durable_step;
+  const absl::string_view text(reinterpret_cast<const char*>(&durable_step),
+                               durable_step != 0 ? sizeof(durable_step) : 0);
+  const absl::Status written = Write(completion, status, text);
   if (written.ok()) return;
   absl::MutexLock lock(&mutex_);
   error_.Update(written);

@@ -35,8 +35,9 @@ class CompletionWriter : public SessionListener {
 
   // Answers `completion.request_id` with `status`; the other fields are the
   // caller's. An error is the peer's fault (DATA_LOSS) and ends the session.
-  absl::Status Write(shm::Completion completion, const absl::Status& status)
-      ABSL_LOCKS_EXCLUDED(mutex_);
+  // `text` goes with an answer that is no error.
+  absl::Status Write(shm::Completion completion, const absl::Status& status,
+                     absl::string_view text = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnStepDone(uint64_t request_id, const absl::Status& status,
                   const StepOutcome& outcome) override;

@@ -17,6 +17,7 @@ inline v1::StepOutcome ToProto(const StepOutcome& outcome) {
   proto.set_loss_scale(outcome.loss_scale);
   proto.set_good_steps(outcome.good_steps);
   proto.set_hysteresis_left(outcome.hysteresis_left);
+  proto.set_durable_step(outcome.durable_step);
   return proto;
 }
 

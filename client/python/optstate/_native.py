@@ -147,6 +147,7 @@ class Outcome(_Versioned):
         ("clip_coefficient", c_double),
         ("update_ns", c_uint64),
         ("loss_scale", c_double),
+        ("durable_step", c_uint64),
     )
 
 

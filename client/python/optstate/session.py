@@ -89,6 +89,7 @@ class StepOutcome:
     clipped. ``applied`` is False when the step was skipped because of
     ``found_inf``. ``update_ns`` is the time of the update in the daemon.
     ``loss_scale`` is the factor for the next loss; 0 without a LossScaler.
+    ``durable_step`` is the last step that survives a reboot; 0: none does.
     """
 
     step: int
@@ -98,6 +99,7 @@ class StepOutcome:
     clip_coefficient: float
     update_ns: int
     loss_scale: float = 0.0
+    durable_step: int = 0
 
 
 class Piece(NamedTuple):
@@ -402,6 +404,7 @@ class Session:
             clip_coefficient=outcome.clip_coefficient,
             update_ns=outcome.update_ns,
             loss_scale=outcome.loss_scale,
+            durable_step=outcome.durable_step,
         )
 
     def refresh(self) -> bool:
