@@ -35,8 +35,8 @@ class StateSnapshotTest : public ::testing::Test {
     spec.parameters[0].name = "p";
     spec.parameters[0].shape = {3};
     spec.parameters[0].numel = 3;
-    auto tier = HostTier::Create(directory_, *Layout::Make(std::move(spec)), {},
-                                 "what it is");
+    auto tier = HostTier::Create(directory_, *Layout::Make(std::move(spec)),
+                                 std::nullopt, "what it is");
     ASSERT_TRUE(tier.ok()) << tier.status();
     tier_ = *std::move(tier);
     tier_->control()->steps_recovered = 2;
