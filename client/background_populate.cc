@@ -2,23 +2,34 @@
 
 #include <pthread.h>
 #include <signal.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <system_error>
+#include <utility>
 
-// The kernel's ABI, newer than the headers of older systems.
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
+#include "absl/strings/str_cat.h"
+#include "client/interrupt.h"
+#include "proto/types/status_macros.h"
 
 namespace optstate::client {
 namespace {
 
-// The work between two checks whether to stop: about a millisecond.
-constexpr size_t kSliceBytes = 4 << 20;
+// The work between two checks whether to stop: some milliseconds.
+constexpr uint64_t kSliceBytes = 4 << 20;
+
+absl::Status NoMemory(uint64_t populated, uint64_t bytes,
+                      const absl::Status& cause) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "memory for the gradients ran out after the session was opened: ",
+      populated, " of ", bytes, " bytes were to be had (", cause.message(),
+      "); close the session, free memory on this node or raise the limit of "
+      "the process's cgroup, and open it again"));
+}
 
 }  // namespace
+
+BackgroundPopulate::BackgroundPopulate(PopulateFunction populate)
+    : populate_(std::move(populate)) {}
 
 BackgroundPopulate::~BackgroundPopulate() {
   stop_ = true;
@@ -32,20 +43,45 @@ void BackgroundPopulate::Start(absl::Span<std::byte> memory) {
   sigset_t before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
+  bool has_thread = true;
   try {
     thread_ = std::thread([this, memory] { Run(memory); });
   } catch (const std::system_error&) {
-    // The system gives no thread; the pages are mapped as they are written.
+    has_thread = false;
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!has_thread) Run(memory);
 }
 
-void BackgroundPopulate::Run(absl::Span<std::byte> memory) const {
-  for (size_t at = 0; at < memory.size() && !stop_; at += kSliceBytes) {
-    const size_t bytes = std::min(kSliceBytes, memory.size() - at);
-    // An older kernel does not support this.
-    if (madvise(memory.data() + at, bytes, MADV_POPULATE_WRITE) != 0) return;
+void BackgroundPopulate::Run(absl::Span<std::byte> memory) {
+  for (uint64_t at = 0; at < memory.size() && !stop_;) {
+    const uint64_t bytes = std::min<uint64_t>(kSliceBytes, memory.size() - at);
+    const absl::Status populated = populate_(memory.data() + at, bytes);
+    absl::MutexLock lock(&mutex_);
+    if (!populated.ok()) {
+      failure_ = NoMemory(at, memory.size(), populated);
+      return;
+    }
+    at += bytes;
+    populated_.store(at, std::memory_order_release);
   }
+}
+
+absl::Status BackgroundPopulate::Await(uint64_t bytes,
+                                       const InterruptCheck& interrupted) {
+  while (!Has(bytes)) {
+    {
+      absl::MutexLock lock(&mutex_);
+      const auto is_decided = [&]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+        return Has(bytes) || !failure_.ok();
+      };
+      mutex_.AwaitWithTimeout(absl::Condition(&is_decided), kInterruptSlice);
+      if (Has(bytes)) return absl::OkStatus();
+      OPTSTATE_RETURN_IF_ERROR(failure_);
+    }
+    OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace optstate::client
