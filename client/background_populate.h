@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -22,11 +23,12 @@ using PopulateFunction =
 // Gives memory its pages on a thread of its own, in ascending order, so that an
 // attach does not wait for the kernel to find and clear them. Whoever writes to
 // the memory waits for its part of them first: a write to a page that cannot be
-// had would end the process with SIGBUS.
+// had would end the process with SIGBUS. Who waits helps.
 //
 // Threads: thread-safe after Start().
 class BackgroundPopulate {
  public:
+  // `populate` may be called by several threads at once.
   explicit BackgroundPopulate(PopulateFunction populate);
   BackgroundPopulate(const BackgroundPopulate&) = delete;
   BackgroundPopulate& operator=(const BackgroundPopulate&) = delete;
@@ -34,7 +36,7 @@ class BackgroundPopulate {
   ~BackgroundPopulate();
 
   // Starts the thread; is called at most once. Where the system gives no
-  // thread, populates before it returns. `memory` starts at a page boundary and
+  // thread, those who wait populate. `memory` starts at a page boundary and
   // outlives this object.
   void Start(absl::Span<std::byte> memory);
 
@@ -48,11 +50,18 @@ class BackgroundPopulate {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  void Run(absl::Span<std::byte> memory) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Populates the next part of the first `bytes` that nobody has begun. False:
+  // there is none.
+  bool PopulateNext(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits for a moment; true: the first `bytes` have their pages, or fail to.
+  bool AwaitDecided(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
 
   const PopulateFunction populate_;
+  absl::Span<std::byte> memory_;
   std::atomic<uint64_t> populated_ = 0;  // bytes; set with mutex_ held
   absl::Mutex mutex_;
+  uint64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;         // bytes
+  std::vector<bool> is_done_ ABSL_GUARDED_BY(mutex_);  // by slice
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> stop_ = false;
   std::thread thread_;

@@ -28,6 +28,7 @@ class HeldPages {
     return [this](std::byte* data, uint64_t bytes) {
       // The first call is for the pages before the gradients.
       if (calls_.fetch_add(1) == 0) return shm::PopulatePages(data, bytes);
+      begun_.Notify();
       let_go_.WaitForNotification();
       return fails ? absl::ResourceExhaustedError("none left")
                    : shm::PopulatePages(data, bytes);
@@ -44,6 +45,9 @@ class HeldPages {
       return false;
     };
   }
+  // Waits until the populating thread has begun: what the test's thread then
+  // waits for, it cannot do itself.
+  void AwaitBegun() { begun_.WaitForNotification(); }
   bool has_let_go() const { return has_let_go_; }
 
   bool fails = false;
@@ -52,6 +56,7 @@ class HeldPages {
  private:
   std::atomic<int> calls_ = 0;
   std::atomic<bool> has_let_go_ = false;
+  absl::Notification begun_;
   absl::Notification let_go_;
 };
 
@@ -74,6 +79,7 @@ class ShmChannelPagesTest : public testing::Test {
     EXPECT_TRUE(session.ok()) << session.status();
     // From here on only a wait for the pages can bring them.
     EXPECT_FALSE(pages_.has_let_go()) << "the attach waited for them";
+    pages_.AwaitBegun();
     pages_.armed = true;
     return *std::move(session);
   }
@@ -209,6 +215,7 @@ TEST_F(ShmChannelPagesTest, AnOlderEngineThatFollowsGetsAllPagesFirst) {
   ShmChannel channel(daemon.endpoint(), std::move(setup), pages_.Function());
   ASSERT_TRUE(channel.Connect(false, Soon()).ok());
   EXPECT_FALSE(pages_.has_let_go());
+  pages_.AwaitBegun();
   const absl::Status status = channel.Connect(true, Soon()).status();
   EXPECT_TRUE(status.ok()) << status;
   pages_.LetGo();

@@ -1,6 +1,7 @@
 // Tests a rank over shared memory whose engine dies before the pages of all its
 // gradients have come.
 
+#include <atomic>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -47,7 +48,7 @@ TEST(FollowingPagesTest, TheNextEngineTakesWhatHasItsPages) {
   auto daemon = TestDaemon::Start();
   ASSERT_TRUE(daemon.ok()) << daemon.status();
   absl::Notification rest;
-  int calls = 0;  // made by the attaching thread, then by the populating one
+  std::atomic<int> calls = 0;
   client::SessionOptions options = NewJob(UniformLayout(2, kNumel));
   options.job = "job";
   auto opened = Session::OpenOver(
