@@ -27,9 +27,9 @@ constexpr absl::Duration kSleepMax = absl::Milliseconds(100);
 constexpr absl::Duration kFrameTimeout = absl::Seconds(5);
 // Time to send the last reply to a peer that may not be reading any more.
 constexpr absl::Duration kFarewellTimeout = absl::Milliseconds(100);
-// A client that sends no pages after its attach populates its gradient area
-// between register and attach. The assumed
-// rate is slower than any memory, so that only a peer that hangs is dropped.
+// A client whose pages do not follow its attach populates its gradient area
+// between register and attach. The assumed rate is slower than any memory, so
+// that only a peer that hangs is dropped.
 constexpr double kPopulateBytesPerSecond = 32 << 20;
 // Limit of notices on their way to a peer; further ones are dropped.
 constexpr size_t kNoticesMax = 64;
