@@ -41,7 +41,9 @@ constexpr size_t kOptimizerSizeMin =
     OPTSTATE_SIZE_THROUGH(optstate_optimizer_info, scalar);
 constexpr size_t kOutcomeSizeMin =
     OPTSTATE_SIZE_THROUGH(optstate_outcome, step);
-constexpr size_t kPieceSizeMin =
+constexpr size_t kPieceSizeMin = OPTSTATE_SIZE_THROUGH(optstate_piece, numel);
+// A struct of this size or more asks for the gradients' memory.
+constexpr size_t kPieceSizeWithGradient =
     OPTSTATE_SIZE_THROUGH(optstate_piece, gradient);
 
 std::string& LastError() {
@@ -217,7 +219,11 @@ int optstate_session_pieces(optstate_session* session, optstate_piece* pieces,
       piece.parameter = from.parameter;
       piece.begin = from.begin;
       piece.numel = from.numel;
-      piece.gradient = from.gradient.data();
+      if (stride >= kPieceSizeWithGradient) {
+        OPTSTATE_ASSIGN_OR_RETURN(const absl::Span<std::byte> gradient,
+                                  s.gradient(i));
+        piece.gradient = gradient.data();
+      }
       client::WriteStruct(piece, stride, to + i * stride);
     }
     return absl::OkStatus();

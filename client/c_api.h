@@ -273,7 +273,10 @@ OPTSTATE_EXPORT void optstate_session_close(optstate_session* session);
 OPTSTATE_EXPORT int optstate_session_get_info(optstate_session* session,
                                               optstate_session_info* info);
 /* Fills pieces[0, min(capacity, piece_count)); struct_size of pieces[0] applies
- * to all. */
+ * to all. Over shared memory the gradients' memory is taken after the session
+ * is opened: the call waits until all of these pieces have it, or fails with
+ * RESOURCE_EXHAUSTED when there is none, unless struct_size ends before
+ * `gradient`. */
 OPTSTATE_EXPORT int optstate_session_pieces(optstate_session* session,
                                             optstate_piece* pieces,
                                             size_t capacity);

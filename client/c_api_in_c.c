@@ -1,5 +1,6 @@
 /* The header as a C program sees it: one whole run through the C API. */
 #include <math.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -120,6 +121,13 @@ int optstate_test_run_in_c(const char* endpoint) {
   CHECK(optstate_session_pieces(session, pieces, 2) == 0);
   CHECK(pieces[1].parameter == 1 && pieces[1].numel == 4);
   CHECK(pieces[0].gradient != NULL);
+  /* A struct that ends before `gradient` asks for no memory. */
+  pieces[0].struct_size = offsetof(optstate_piece, gradient);
+  pieces[0].numel = 0;
+  pieces[0].gradient = NULL;
+  CHECK(optstate_session_pieces(session, pieces, 1) == 0);
+  CHECK(pieces[0].numel == 6 && pieces[0].gradient == NULL);
+  pieces[0].struct_size = sizeof(pieces[0]);
   if ((line = load(session)) != 0) return line;
   if ((line = step(session)) != 0) return line;
   if ((line = look(session)) != 0) return line;

@@ -128,6 +128,12 @@ class Channel {
   virtual void Abandon() = 0;
 
   virtual absl::Span<std::byte> gradient_area() = 0;
+  // Waits until the first `bytes` of the gradient area have their memory; they
+  // must not be written before. RESOURCE_EXHAUSTED: there is none; CANCELLED:
+  // interrupted. Costs next to nothing once the memory is there.
+  virtual absl::Status AwaitGradientArea(uint64_t /*bytes*/) {
+    return absl::OkStatus();
+  }
   // The parameters of the committed step after Connect, WaitCommit and
   // FinishLoad.
   virtual absl::Span<const std::byte> parameter_area() const = 0;

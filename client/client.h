@@ -6,7 +6,7 @@
 //   options.layout = ...;  // every parameter of the job, on every rank
 //   auto session = client::Session::Open(options);
 //   for each step:
-//     write gradients into (*session)->piece(i).gradient, then Push, or
+//     write gradients into *(*session)->gradient(i), then Push, or
 //     PushGradients(step, ...) from memory of your own;
 //     (*session)->Commit({.step = step, .groups = ...});
 //     read (*session)->parameter(i)
@@ -111,6 +111,11 @@ class Session {
   // parameter.
   size_t piece_count() const;
   GradientPiece piece(size_t index) const;
+  // Returns the memory for the gradient of a piece: numel elements, to be
+  // written. Over shared memory its pages are taken after Open: waits until the
+  // piece has them, so that writing it cannot raise SIGBUS. RESOURCE_EXHAUSTED:
+  // there is no memory for them; says what to do.
+  absl::StatusOr<absl::Span<std::byte>> gradient(size_t index);
   // The parameter as of the committed step: numel elements of its own dtype,
   // contiguous, read-only. The values change during Commit (any rank's) and
   // FinishLoad.
@@ -270,6 +275,9 @@ class Session {
   absl::Status PushCopied(uint64_t step, uint32_t micro_step,
                           const PieceRun& run);
   bool OwnsAt(size_t piece, uint32_t parameter) const;
+  uint64_t GradientBytes(const Piece& piece) const;
+  // Waits for the memory of the gradients of parameters before this one.
+  absl::Status AwaitGradientsBefore(uint32_t parameter);
   absl::Status TakeFailedPush();
   // Records a failure of `step`; returns `status`.
   absl::Status NoteFailure(uint64_t step, const absl::Status& status);

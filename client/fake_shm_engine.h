@@ -117,7 +117,9 @@ class FakeShmEngine {
     v1::SessionReply registered;
     registered.mutable_register_()->set_layout_hash(
         SetupOfTest().layout.hash());
+    registered.mutable_register_()->set_pages_may_follow(pages_may_follow);
     Receive();
+    on_register();
     Send(registered.SerializeAsString(), {});
     v1::SessionReply attached;
     attached.mutable_attach()->set_parameter_bytes(
@@ -125,11 +127,13 @@ class FakeShmEngine {
     attached.mutable_attach()->set_phase(v1::JOB_PHASE_READY);
     shm::Frame frame = Receive();
     ASSERT_EQ(frame.fds.size(), 1);
-    auto client = shm::PeerSegment::Map(
-        std::move(frame.fds[0]),
-        shm::ClientSegmentLayout(1, SetupOfTest().partition.gradient_area_bytes,
-                                 shm::GradientLeadBytes(SetupOfTest().rank))
-            .segment_bytes);
+    v1::SessionRequest request;
+    ASSERT_TRUE(request.ParseFromString(frame.payload));
+    pages_follow = request.attach().pages_follow();
+    const shm::ClientSegmentLayout layout = SegmentLayout();
+    auto client = shm::PeerSegment::MapPartly(
+        std::move(frame.fds[0]), layout.segment_bytes,
+        pages_follow ? layout.gradient_pages() : layout.segment_bytes);
     ASSERT_TRUE(client.ok()) << client.status();
     client_ = *std::move(client);
     Send(attached.SerializeAsString(), fds);
@@ -167,17 +171,44 @@ class FakeShmEngine {
     header()->ring.doorbell.fetch_add(1);
   }
 
+  // The gradients as the rank has written them.
+  std::vector<float> Gradients() const {
+    std::vector<float> gradients(100);
+    std::memcpy(gradients.data(),
+                client_.data() + SegmentLayout().gradient_area,
+                gradients.size() * sizeof(float));
+    return gradients;
+  }
+
+  // Answers the rank's detach.
+  void TakeDetach() {
+    v1::SessionRequest request;
+    EXPECT_TRUE(request.ParseFromString(Receive().payload));
+    EXPECT_TRUE(request.has_detach());
+    Send(v1::SessionReply().SerializeAsString(), {});
+  }
+
   void Farewell(const absl::Status& status) {
     v1::SessionReply farewell;
     *farewell.mutable_status() = ToProto(status);
     Send(farewell.SerializeAsString(), {});
   }
 
+  // What the engine says to a register, and what it does before it says so.
+  bool pages_may_follow = false;
+  std::function<void()> on_register = [] {};
+  // What the rank said when it attached.
+  bool pages_follow = false;
+
   shm::SealedSegment completions;
   FakeStateFile parameters;
   FakeStateFile run_stamps;
 
  private:
+  static shm::ClientSegmentLayout SegmentLayout() {
+    return {1, SetupOfTest().partition.gradient_area_bytes,
+            shm::GradientLeadBytes(SetupOfTest().rank)};
+  }
   shm::Frame Receive() {
     auto frame = shm::ReceiveFrame(connection_, shm::kFrameBytesMax, Soon());
     EXPECT_TRUE(frame.ok()) << frame.status();
@@ -193,10 +224,15 @@ class FakeShmEngine {
   uint64_t answered_ = 0;
 };
 
-// Listens at `endpoint` and runs `script` with the first client that connects.
+// Listens at `endpoint` and runs each script with one client that connects, one
+// after the other.
 class FakeShmDaemon {
  public:
-  explicit FakeShmDaemon(std::function<void(FakeShmEngine&)> script) {
+  using Script = std::function<void(FakeShmEngine&)>;
+
+  explicit FakeShmDaemon(Script script)
+      : FakeShmDaemon(std::vector<Script>{std::move(script)}) {}
+  explicit FakeShmDaemon(std::vector<Script> scripts) {
     EXPECT_NE(mkdtemp(directory_.data()), nullptr);
     const std::string path = directory_ + "/sock";
     sockaddr_un address = {};
@@ -208,13 +244,15 @@ class FakeShmDaemon {
               0);
     EXPECT_EQ(listen(listener.get(), 1), 0);
     thread_ =
-        std::thread([script = std::move(script), fd = std::move(listener)]() {
-          const UniqueFd connection(accept(fd.get(), nullptr, nullptr));
-          FakeShmEngine engine(connection.get());
-          script(engine);
+        std::thread([scripts = std::move(scripts), fd = std::move(listener)]() {
+          for (const Script& script : scripts) {
+            const UniqueFd connection(accept(fd.get(), nullptr, nullptr));
+            FakeShmEngine engine(connection.get());
+            script(engine);
+          }
         });
   }
-  // Waits until the connected client is gone.
+  // Waits until the scripts have ended.
   ~FakeShmDaemon() {
     thread_.join();
     unlink((directory_ + "/sock").c_str());

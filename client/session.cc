@@ -165,17 +165,25 @@ size_t Session::piece_count() const { return setup_->partition.pieces.size(); }
 
 GradientPiece Session::piece(size_t index) const {
   const Piece& piece = setup_->partition.pieces[index];
-  const DType dtype =
-      setup_->layout.parameters()[piece.parameter].gradient_dtype;
-  GradientPiece result{.parameter = piece.parameter,
-                       .begin = piece.begin,
-                       .numel = piece.numel,
-                       .dtype = dtype,
-                       .gradient = {}};
-  if (closed_) return result;
-  result.gradient = channel_->gradient_area().subspan(
-      piece.gradient_offset_bytes, piece.numel * SizeInBytes(dtype));
-  return result;
+  return {.parameter = piece.parameter,
+          .begin = piece.begin,
+          .numel = piece.numel,
+          .dtype = setup_->layout.parameters()[piece.parameter].gradient_dtype};
+}
+
+absl::StatusOr<absl::Span<std::byte>> Session::gradient(size_t index) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckUsable()));
+  const Piece& piece = setup_->partition.pieces[index];
+  const uint64_t bytes = GradientBytes(piece);
+  OPTSTATE_RETURN_IF_ERROR(Annotated(
+      channel_->AwaitGradientArea(piece.gradient_offset_bytes + bytes)));
+  return channel_->gradient_area().subspan(piece.gradient_offset_bytes, bytes);
+}
+
+uint64_t Session::GradientBytes(const Piece& piece) const {
+  return piece.numel *
+         SizeInBytes(
+             setup_->layout.parameters()[piece.parameter].gradient_dtype);
 }
 
 absl::Span<const std::byte> Session::parameter(uint32_t parameter) const {

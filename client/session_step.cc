@@ -47,7 +47,16 @@ absl::Status Session::Push(uint64_t step, uint32_t micro_step, uint32_t first,
                            uint32_t count) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(first, count)));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(AwaitGradientsBefore(first + count)));
   return Annotated(PushRun(step, micro_step, first, count));
+}
+
+absl::Status Session::AwaitGradientsBefore(uint32_t parameter) {
+  const size_t end = setup_->partition.LowerBound(parameter);
+  if (end == 0) return absl::OkStatus();
+  const Piece& last = setup_->partition.pieces[end - 1];
+  return channel_->AwaitGradientArea(last.gradient_offset_bytes +
+                                     GradientBytes(last));
 }
 
 absl::Status Session::PushRun(uint64_t step, uint32_t micro_step,
@@ -70,6 +79,10 @@ absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
                                     absl::Span<const void* const> gradients) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckGradients(parameters, gradients)));
+  if (!parameters.empty()) {
+    OPTSTATE_RETURN_IF_ERROR(
+        Annotated(AwaitGradientsBefore(parameters.back() + 1)));
+  }
   OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
   // The engine may still read the last micro-step's gradients.
   if (options_.accumulate && unended_ && unended_->step == step &&

@@ -77,12 +77,12 @@ class SessionTest : public testing::Test {
 TEST_F(SessionTest, GoesOnAfterALossBetweenSteps) {
   const auto session = OpenLoaded(NewJob(UniformLayout(3, 50)));
   Step(*session, 1);
-  const void* const gradient = session->piece(0).gradient.data();
+  const void* const gradient = session->gradient(0)->data();
   const void* const parameter = session->parameter(0).data();
   daemon_.LoseConnections();
   Step(*session, 2);
   ExpectUndisturbed(*session, 2);
-  EXPECT_EQ(session->piece(0).gradient.data(), gradient);
+  EXPECT_EQ(session->gradient(0)->data(), gradient);
   EXPECT_EQ(session->parameter(0).data(), parameter);
 }
 
@@ -99,8 +99,7 @@ TEST_F(SessionTest, PushesAgainBetweenTwoPushes) {
   const auto session = OpenLoaded(NewJob(UniformLayout(3, 50)));
   for (uint32_t i = 0; i < 3; ++i) {
     const auto gradient = ConstantGradient(session->layout(), i, 1);
-    std::memcpy(session->piece(i).gradient.data(), gradient.data(),
-                gradient.size());
+    std::memcpy(session->gradient(i)->data(), gradient.data(), gradient.size());
     daemon_.LoseConnections();
     ASSERT_TRUE(session->Push(1, 0, i, 1).ok());
   }

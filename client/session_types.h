@@ -220,8 +220,7 @@ struct GradientPiece {
   uint32_t parameter = 0;
   uint64_t begin = 0;  // element of the parameter
   uint64_t numel = 0;
-  DType dtype = DType::kFloat32;   // of the gradient
-  absl::Span<std::byte> gradient;  // numel elements, to be written
+  DType dtype = DType::kFloat32;  // of the gradient
 };
 
 }  // namespace optstate::client

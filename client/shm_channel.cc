@@ -25,6 +25,7 @@ using shm::Submission;
 
 constexpr absl::Duration kSpin = absl::Microseconds(50);
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
+constexpr char kSegmentName[] = "optstate-client";
 
 // The spin time. A spinning rank takes its core from the process that it waits
 // for, unless there are cores to spare.
@@ -39,19 +40,35 @@ absl::Duration SpinFor(uint32_t local_world_size) {
 
 }  // namespace
 
-ShmChannel::ShmChannel(Endpoint endpoint, ChannelSetup setup)
+ShmChannel::ShmChannel(Endpoint endpoint, ChannelSetup setup,
+                       PopulateFunction populate)
     : endpoint_(std::move(endpoint)),
       setup_(std::move(setup)),
       segment_layout_(setup_.layout.groups().size(),
                       setup_.partition.gradient_area_bytes,
                       shm::GradientLeadBytes(setup_.rank)),
-      spin_(SpinFor(setup_.local_world_size)) {}
+      spin_(SpinFor(setup_.local_world_size)),
+      populate_pages_(std::move(populate)),
+      populate_(populate_pages_) {}
 
 ShmChannel::~ShmChannel() { Disconnect().IgnoreError(); }
 
 absl::Span<std::byte> ShmChannel::gradient_area() {
   return {segment_.data() + segment_layout_.gradient_area,
           setup_.partition.gradient_area_bytes};
+}
+
+// The part of the segment that is populated after the attach.
+absl::Span<std::byte> ShmChannel::gradient_pages() const {
+  const uint64_t begin = segment_layout_.gradient_pages();
+  return {segment_.data() + begin, segment_.size() - begin};
+}
+
+absl::Status ShmChannel::AwaitGradientArea(uint64_t bytes) {
+  if (is_reserved_) return absl::OkStatus();
+  const uint64_t lead =
+      segment_layout_.gradient_area - segment_layout_.gradient_pages();
+  return populate_.Await(lead + bytes, setup_.interrupted);
 }
 
 absl::Span<const std::byte> ShmChannel::parameter_area() const {
@@ -71,7 +88,9 @@ absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
   if (!registered.ok()) return Lose(registered.status());
   // The segment is created only now: a refused job must not have taken memory
   // from other jobs.
-  const absl::Status created = CreateSegment();
+  const bool pages_may_follow = registered->register_().pages_may_follow();
+  absl::Status created = CreateSegment(pages_may_follow);
+  if (created.ok() && !pages_may_follow) created = ReserveForOlderEngine();
   if (!created.ok()) return Lose(created);
   absl::StatusOr<v1::AttachReply> attached = Attach(deadline);
   if (!attached.ok()) return Lose(attached.status());
@@ -80,19 +99,42 @@ absl::StatusOr<Attached> ShmChannel::Connect(bool must_exist,
   if (!result.ok()) return Lose(result.status());
   // Populating begins only now: earlier it would take a core from the attaching
   // engine.
-  if (!std::exchange(populating_, true)) {
-    populate_.Start({segment_.data(), segment_.size()});
-  }
+  StartPopulating();
   return result;
 }
 
-absl::Status ShmChannel::CreateSegment() {
+// Creates the segment, with all of its pages or those before the gradients.
+absl::Status ShmChannel::CreateSegment(bool pages_may_follow) {
+  using Pages = shm::SealedSegment::Pages;
   if (segment_.data() != nullptr) return absl::OkStatus();
+  if (pages_may_follow) {
+    OPTSTATE_ASSIGN_OR_RETURN(
+        shm::SealedSegment segment,
+        shm::SealedSegment::Create(kSegmentName, segment_layout_.segment_bytes,
+                                   Pages::kNone));
+    const absl::Status populated =
+        populate_pages_(segment.data(), segment_layout_.gradient_pages());
+    if (populated.ok()) segment_ = std::move(segment);
+    if (!absl::IsUnimplemented(populated)) return populated;
+  }
   OPTSTATE_ASSIGN_OR_RETURN(
-      segment_, shm::SealedSegment::Create(
-                    "optstate-client", segment_layout_.segment_bytes,
-                    shm::SealedSegment::Pages::kReserved));
+      segment_,
+      shm::SealedSegment::Create(kSegmentName, segment_layout_.segment_bytes,
+                                 Pages::kReserved));
+  is_reserved_ = true;
   return absl::OkStatus();
+}
+
+// Takes all pages of a segment that was made for another engine than this one,
+// which refuses a segment that lacks any.
+absl::Status ShmChannel::ReserveForOlderEngine() {
+  if (is_reserved_) return absl::OkStatus();
+  StartPopulating();
+  return AwaitGradientArea(setup_.partition.gradient_area_bytes);
+}
+
+void ShmChannel::StartPopulating() {
+  if (!std::exchange(populating_, true)) populate_.Start(gradient_pages());
 }
 
 // Resets the segment to the state that an engine expects at attach: a ring at
@@ -142,6 +184,8 @@ absl::StatusOr<v1::AttachReply> ShmChannel::Attach(absl::Time deadline) {
   ResetSegment();
   v1::SessionRequest request;
   *request.mutable_attach() = MakeAttach(setup_);
+  request.mutable_attach()->set_pages_follow(
+      !is_reserved_ && !populate_.Has(gradient_pages().size()));
   const int fd = segment_.fd();
   std::vector<UniqueFd> fds;
   OPTSTATE_ASSIGN_OR_RETURN(v1::SessionReply reply,

@@ -31,7 +31,9 @@ namespace optstate::client {
 // engine is noticed.
 class ShmChannel final : public Channel {
  public:
-  ShmChannel(Endpoint endpoint, ChannelSetup setup);
+  // `populate` takes the place of the kernel in tests.
+  ShmChannel(Endpoint endpoint, ChannelSetup setup,
+             PopulateFunction populate = shm::PopulatePages);
   ~ShmChannel() override;
 
   absl::string_view wire() const override { return "shm"; }
@@ -43,6 +45,7 @@ class ShmChannel final : public Channel {
   void Abandon() override;
 
   absl::Span<std::byte> gradient_area() override;
+  absl::Status AwaitGradientArea(uint64_t bytes) override;
   absl::Span<const std::byte> parameter_area() const override;
   int parameter_file() const override { return parameters_.file(); }
 
@@ -77,7 +80,10 @@ class ShmChannel final : public Channel {
     uint64_t durable_step = 0;  // of an answered commit
   };
 
-  absl::Status CreateSegment();
+  absl::Status CreateSegment(bool pages_may_follow);
+  absl::Status ReserveForOlderEngine();
+  absl::Span<std::byte> gradient_pages() const;
+  void StartPopulating();
   void ResetSegment();
   absl::StatusOr<v1::SessionReply> Call(const v1::SessionRequest& request,
                                         absl::Span<const int> fds,
@@ -127,8 +133,11 @@ class ShmChannel final : public Channel {
   const absl::Duration spin_;
 
   UniqueFd socket_;
-  shm::SealedSegment segment_;   // lasts through reconnections
-  BackgroundPopulate populate_;  // of the segment
+  const PopulateFunction populate_pages_;
+  shm::SealedSegment segment_;  // lasts through reconnections
+  // All of its pages belong to the segment; populate_ only maps them.
+  bool is_reserved_ = false;
+  BackgroundPopulate populate_;  // of gradient_pages()
   bool populating_ = false;
   shm::PeerSegment completions_;
   StableMapping parameters_;

@@ -60,8 +60,9 @@ absl::Status LoadZeros(client::Session& session) {
 }
 
 // Writes the gradient of the mean squared error on one batch straight into the
-// session's memory. Returns the error.
-float WriteGradients(client::Session& session, std::mt19937& generator) {
+// session's memory. Returns the error of the regression.
+absl::StatusOr<float> WriteGradients(client::Session& session,
+                                     std::mt19937& generator) {
   std::uniform_real_distribution<float> input(-1, 1);
   std::normal_distribution<float> noise(0, 0.1f);
   const float w = Read(session, kW);
@@ -76,8 +77,9 @@ float WriteGradients(client::Session& session, std::mt19937& generator) {
     gradient[kB] += 2 * error / kBatch;
   }
   for (size_t i = 0; i < session.piece_count(); ++i) {
-    const client::GradientPiece piece = session.piece(i);
-    std::memcpy(piece.gradient.data(), &gradient[piece.parameter],
+    OPTSTATE_ASSIGN_OR_RETURN(const absl::Span<std::byte> to,
+                              session.gradient(i));
+    std::memcpy(to.data(), &gradient[session.piece(i).parameter],
                 sizeof(float));
   }
   return loss;
@@ -101,7 +103,8 @@ absl::Status Train(const std::string& job, const std::string& endpoint) {
   commit.groups = {optstate::AdamHyperparams{.lr = 0.05, .weight_decay = 0}};
   commit.max_norm = 1;
   for (commit.step = first; commit.step < first + kSteps; ++commit.step) {
-    const float loss = WriteGradients(*session, generator);
+    OPTSTATE_ASSIGN_OR_RETURN(const float loss,
+                              WriteGradients(*session, generator));
     OPTSTATE_RETURN_IF_ERROR(session->Push(commit.step, 0, kW, 2));
     OPTSTATE_RETURN_IF_ERROR(session->Commit(commit).status());
     if (commit.step % 100 == 0) {

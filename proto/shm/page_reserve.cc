@@ -48,11 +48,11 @@ absl::Status Holes(uint64_t bytes, uint64_t reserved) {
                    std::min(reserved, bytes), " reserved"));
 }
 
-// Returns the first byte of the range that has not been written; `bytes` when
-// all have been.
-uint64_t FirstUnwritten(int fd, uint64_t bytes) {
-  const off_t hole = ::lseek(fd, 0, SEEK_HOLE);
-  return hole < 0 ? 0 : std::min(static_cast<uint64_t>(hole), bytes);
+// Returns the first byte of [from, bytes) that has not been written; `bytes`
+// when all have been.
+uint64_t FirstUnwritten(int fd, uint64_t from, uint64_t bytes) {
+  const off_t hole = ::lseek(fd, static_cast<off_t>(from), SEEK_HOLE);
+  return hole < 0 ? from : std::min(static_cast<uint64_t>(hole), bytes);
 }
 
 bool IsHugetlb(int fd) {
@@ -100,14 +100,20 @@ absl::Status CheckReserved(int fd, uint64_t bytes) {
   const absl::Status blocks = CheckBlocks(fd, bytes);
   if (!blocks.ok()) return blocks;
   if (IsHugetlb(fd)) return FillHoles(fd, 0, bytes);
-  if (FirstUnwritten(fd, bytes) >= bytes) return absl::OkStatus();
+  if (FirstUnwritten(fd, 0, bytes) >= bytes) return absl::OkStatus();
   const std::optional<uint64_t> reserved = CountReserved(fd, bytes);
   if (!reserved) return internal::CheckReservedWithoutCounting(fd, bytes);
   return *reserved < bytes ? Holes(bytes, *reserved) : absl::OkStatus();
 }
 
+uint64_t EndOfWritten(int fd, uint64_t from, uint64_t bytes) {
+  // default_llseek() of hugetlbfs finds no holes wherever they are.
+  if (from >= bytes || IsHugetlb(fd)) return from;
+  return FirstUnwritten(fd, from, bytes);
+}
+
 absl::Status internal::CheckReservedWithoutCounting(int fd, uint64_t bytes) {
-  const uint64_t begin = FirstUnwritten(fd, bytes);
+  const uint64_t begin = FirstUnwritten(fd, 0, bytes);
   return begin >= bytes ? absl::OkStatus() : FillHoles(fd, begin, bytes);
 }
 

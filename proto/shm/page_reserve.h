@@ -20,6 +20,15 @@ namespace optstate::shm {
 // INVALID_ARGUMENT: there are holes; the message says how much is there.
 absl::Status CheckReserved(int fd, uint64_t bytes);
 
+// Returns the end of the pages from `from`, a multiple of the page, on that
+// were written without a gap, at most `bytes`: reading them takes no memory.
+// Returns `from` where the kernel does not say (hugetlbfs). A page of a sealed
+// segment that was written stays, so the result never becomes less.
+//
+// A peer that holds its own file can make this wait: call it without locks that
+// others need.
+uint64_t EndOfWritten(int fd, uint64_t from, uint64_t bytes);
+
 // Acts as on a kernel without cachestat; for tests.
 namespace internal {
 absl::Status CheckReservedWithoutCounting(int fd, uint64_t bytes);

@@ -67,9 +67,7 @@ bool Populate(std::byte* data, uint64_t bytes) {
       (bytes / threads_max + kPageBytes - 1) / kPageBytes * kPageBytes;
   std::atomic<bool> populated = true;
   const auto populate = [&](uint64_t begin, uint64_t end) {
-    if (madvise(data + begin, end - begin, MADV_POPULATE_WRITE) != 0) {
-      populated = false;
-    }
+    if (!PopulatePages(data + begin, end - begin).ok()) populated = false;
   };
   std::vector<std::thread> others;
   for (uint64_t begin = share; begin < bytes; begin += share) {
@@ -90,7 +88,7 @@ bool HugeWhereAdvised() {
   return absl::StrContains(modes, "[advise]");
 }
 
-// Maps the writer's view and gives every byte a page.
+// Maps the writer's view and gives every byte a page, if any.
 absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes,
                                         SealedSegment::Pages pages) {
   void* data = MapSpread(fd, bytes, PROT_READ | PROT_WRITE);
@@ -100,6 +98,9 @@ absl::StatusOr<std::byte*> MapPopulated(int fd, uint64_t bytes,
   // where it is `advise`. Both calls are attempts; fallocate takes the
   // remaining pages, or fails.
   madvise(data, bytes, MADV_HUGEPAGE);
+  if (pages == SealedSegment::Pages::kNone) {
+    return static_cast<std::byte*>(data);
+  }
   const bool touch =
       pages == SealedSegment::Pages::kMapped || HugeWhereAdvised();
   if (touch && Populate(static_cast<std::byte*>(data), bytes)) {
@@ -162,7 +163,7 @@ bool IsInMemory(int fd) {
          info.f_type == HUGETLBFS_MAGIC;
 }
 
-absl::Status CheckPopulated(int fd, uint64_t bytes) {
+absl::Status CheckPopulated(int fd, uint64_t bytes, uint64_t reserved_bytes) {
   struct stat info;
   if (fstat(fd, &info) != 0) return OsError(errno, "fstat");
   if (!S_ISREG(info.st_mode)) {
@@ -173,10 +174,32 @@ absl::Status CheckPopulated(int fd, uint64_t bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("expected ", bytes, " bytes, found ", info.st_size));
   }
-  return IsInMemory(fd) ? CheckReserved(fd, bytes) : absl::OkStatus();
+  return IsInMemory(fd) ? CheckReserved(fd, reserved_bytes) : absl::OkStatus();
+}
+
+absl::Status CheckPeer(int fd, uint64_t bytes, uint64_t reserved_bytes) {
+  OPTSTATE_RETURN_IF_ERROR(CheckSize(bytes));
+  // Seals are checked first: before them, the result of the second check could
+  // still change.
+  OPTSTATE_RETURN_IF_ERROR(Annotate(CheckSealed(fd), "peer's segment"));
+  return Annotate(CheckPopulated(fd, bytes, reserved_bytes), "peer's segment");
 }
 
 }  // namespace
+
+absl::Status PopulatePages(std::byte* data, uint64_t bytes) {
+  int result;
+  do {
+    result = madvise(data, bytes, MADV_POPULATE_WRITE);
+  } while (result != 0 && (errno == EINTR || errno == EAGAIN));
+  if (result == 0) return absl::OkStatus();
+  if (errno == EINVAL) {
+    return absl::UnimplementedError("MADV_POPULATE_WRITE needs Linux 5.14");
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat("no memory for all of ", bytes,
+                   " bytes: ", OsError(errno, "madvise").message()));
+}
 
 absl::StatusOr<SealedSegment> SealedSegment::Create(const std::string& name,
                                                     uint64_t bytes,
@@ -224,21 +247,24 @@ SealedSegment::~SealedSegment() {
 }
 
 absl::Status PeerSegment::Check(int fd, uint64_t bytes) {
-  OPTSTATE_RETURN_IF_ERROR(CheckSize(bytes));
-  // Seals are checked first: before them, the result of the second check could
-  // still change.
-  OPTSTATE_RETURN_IF_ERROR(Annotate(CheckSealed(fd), "peer's segment"));
-  return Annotate(CheckPopulated(fd, bytes), "peer's segment");
+  return CheckPeer(fd, bytes, bytes);
 }
 
 absl::Status PeerSegment::CheckFile(int fd, uint64_t bytes) {
   OPTSTATE_RETURN_IF_ERROR(CheckSize(bytes));
   OPTSTATE_RETURN_IF_ERROR(Annotate(CheckReadOnly(fd), "peer's file"));
-  return Annotate(CheckPopulated(fd, bytes), "peer's file");
+  return Annotate(CheckPopulated(fd, bytes, bytes), "peer's file");
 }
 
 absl::StatusOr<PeerSegment> PeerSegment::Map(UniqueFd fd, uint64_t bytes) {
   OPTSTATE_RETURN_IF_ERROR(Check(fd.get(), bytes));
+  return MapChecked(fd.get(), bytes);
+}
+
+absl::StatusOr<PeerSegment> PeerSegment::MapPartly(UniqueFd fd, uint64_t bytes,
+                                                   uint64_t reserved_bytes) {
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckPeer(fd.get(), bytes, std::min(bytes, reserved_bytes)));
   return MapChecked(fd.get(), bytes);
 }
 

@@ -255,6 +255,55 @@ TEST(PeerSegmentTest, RefusesHolesWithBlocksBehindTheEnd) {
   }
 }
 
+// Pages that follow: nothing is there until its owner populates it, in spite of
+// the seals, and what is mapped partly is checked so far and no further.
+TEST(PeerSegmentTest, MayBeMappedBeforeAllPagesAreThere) {
+  constexpr uint64_t kMany = 1 << 20;
+  constexpr uint64_t kFirst = 64 << 10;
+  const auto mine = SealedSegment::Create("optstate_test", kMany,
+                                          SealedSegment::Pages::kNone);
+  ASSERT_TRUE(mine.ok()) << mine.status();
+  EXPECT_EQ(EndOfWritten(mine->fd(), 0, kMany), 0);
+  const auto map = [&](uint64_t reserved_bytes) {
+    return PeerSegment::MapPartly(Dup(mine->fd()), kMany, reserved_bytes)
+        .status();
+  };
+  EXPECT_EQ(map(4096).code(), absl::StatusCode::kInvalidArgument);
+  ASSERT_TRUE(PopulatePages(mine->data(), kFirst).ok());
+  EXPECT_EQ(EndOfWritten(mine->fd(), 0, kMany), kFirst);
+  EXPECT_EQ(EndOfWritten(mine->fd(), 4096, kMany), kFirst);
+  EXPECT_TRUE(map(kFirst).ok());
+  EXPECT_EQ(map(kFirst + 1).code(), absl::StatusCode::kInvalidArgument);
+  // A page behind a gap does not count.
+  ASSERT_TRUE(PopulatePages(mine->data() + 2 * kFirst, kFirst).ok());
+  EXPECT_EQ(EndOfWritten(mine->fd(), 0, kMany), kFirst);
+  ASSERT_TRUE(PopulatePages(mine->data(), kMany).ok());
+  EXPECT_EQ(EndOfWritten(mine->fd(), 0, kMany), kMany);
+  EXPECT_EQ(EndOfWritten(mine->fd(), kMany, kMany), kMany);
+  EXPECT_TRUE(PeerSegment::Map(Dup(mine->fd()), kMany).ok());
+}
+
+// Writing there would be SIGBUS.
+TEST(SealedSegmentTest, PagesThatCannotBeHadAreAnError) {
+  const UniqueFd fd = Memfd(4096, /*populated=*/false, F_SEAL_GROW);
+  void* const data =
+      mmap(nullptr, 2 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  ASSERT_NE(data, MAP_FAILED);
+  auto* const bytes = static_cast<std::byte*>(data);
+  EXPECT_TRUE(PopulatePages(bytes, 4096).ok());
+  EXPECT_EQ(PopulatePages(bytes, 2 * 4096).code(),
+            absl::StatusCode::kResourceExhausted);
+  munmap(data, 2 * 4096);
+}
+
+// hugetlbfs does not say where its holes are, so that nothing counts there.
+TEST(PageReserveTest, HugetlbfsSaysNothing) {
+  const UniqueFd fd(memfd_create("huge", MFD_CLOEXEC | MFD_HUGETLB));
+  if (!fd.ok()) GTEST_SKIP() << "no hugetlbfs: " << std::strerror(errno);
+  ASSERT_EQ(ftruncate(fd.get(), 2 << 20), 0);
+  EXPECT_EQ(EndOfWritten(fd.get(), 0, 2 << 20), 0);
+}
+
 TEST(PageReserveTest, HolesAreFilledWhereTheKernelCannotCount) {
   constexpr uint64_t kMany = 1 << 20;
   const UniqueFd fd = Memfd(kMany, /*populated=*/true, kAllSeals);

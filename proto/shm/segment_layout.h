@@ -200,6 +200,12 @@ struct ClientSegmentLayout {
       : load_window(PageAlign(kGroups + group_count * sizeof(CommitGroup))),
         gradient_area(load_window + kWindowBytes + gradient_lead_bytes),
         segment_bytes(PageAlign(gradient_area + gradient_area_bytes)) {}
+
+  // Where the first page with gradients begins; pages from here on may follow
+  // the attach (v1::AttachRequest.pages_follow).
+  constexpr uint64_t gradient_pages() const {
+    return gradient_area / kPageBytes * kPageBytes;
+  }
 };
 
 // Offsets within the completion segment.

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -115,6 +116,10 @@ struct AttachSpec {
   // owns it; the fd stays the caller's.
   int gradient_segment = -1;
   uint64_t gradient_offset_bytes = 0;  // where in the segment they begin
+  // The part of the area, from its begin, that is known to be memory: reading
+  // takes none. Before it pushes what lies behind, the caller checks that.
+  static constexpr uint64_t kAllPresent = std::numeric_limits<uint64_t>::max();
+  uint64_t gradient_bytes_present = kAllPresent;
   int64_t pid = 0;      // from the rank, if the kernel gives none; for display
   RankProcess process;  // its end ends the session
   uint32_t uid = 0;

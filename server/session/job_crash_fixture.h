@@ -143,6 +143,9 @@ class JobCrashTest : public ::testing::Test {
   }
   // Restores the memory in which the ranks still hold the gradients of step 3.
   void RememberGradients() { harness_.SetGradients(harness_.RandomTensors(3)); }
+  // The size of the gradients that rank 1 pushes in step 3, which lie before
+  // those of the parameter that is left out.
+  static uint64_t BytesOfB() { return 9000 * 2; }
   // Reopens with rank 1, which has the gradients of the part that is not
   // updated yet.
   void ReopenWithRank1() {

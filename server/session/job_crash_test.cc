@@ -106,6 +106,47 @@ TEST_P(DiesInside, TheStepIsFinishedAtOnceFromKeptGradients) {
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
+// What is behind the gradients of the step may not have had its pages yet.
+TEST_P(DiesInside, TheStepIsFinishedFromMemoryThatHasWhatWasPushed) {
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  std::vector<KeptGradients> kept;
+  kept.push_back(harness_.KeepGradients(0, 4096));
+  kept.push_back(harness_.KeepGradients(1, 4096, BytesOfB()));
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
+// Holes in the gradients of the step are not read, whoever brings them.
+TEST_P(DiesInside, TheStepIsNotFinishedFromHoles) {
+  if (GetParam() > Instant::kFirstRun) GTEST_SKIP() << "not all are needed";
+  DieInStep3(GetParam());
+  ASSERT_TRUE(harness_.Open().ok());
+  RememberGradients();
+  const uint64_t holed = BytesOfB() - BytesOfB() % 4096 - 4096;
+  std::vector<KeptGradients> kept;
+  kept.push_back(harness_.KeepGradients(0, 4096));
+  kept.push_back(harness_.KeepGradients(1, 4096, holed));
+  harness_.Close();
+  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+  EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+  ASSERT_TRUE(harness_.Register(1).ok());
+  AttachSpec spec = harness_.AttachSpecOf(1);
+  spec.gradient_bytes_present = BytesOfB() - 1;
+  EXPECT_EQ(harness_.job().Attach(spec).status().code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
+  spec.gradient_bytes_present = BytesOfB();
+  const absl::Status attached = harness_.job().Attach(spec).status();
+  ASSERT_TRUE(attached.ok()) << attached;
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+}
+
 // Each rank has a gradient that the other lacks.
 class LacksGradients : public JobCrashTest,
                        public ::testing::WithParamInterface<Instant> {

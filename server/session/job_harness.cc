@@ -201,11 +201,15 @@ AttachSpec JobHarness::AttachSpecOf(uint32_t rank) {
   return spec;
 }
 
-KeptGradients JobHarness::KeepGradients(uint32_t rank, uint64_t offset_bytes) {
+KeptGradients JobHarness::KeepGradients(uint32_t rank, uint64_t offset_bytes,
+                                        uint64_t present_bytes) {
   const std::vector<std::byte>& area = gradient_areas_[rank];
-  auto segment =
-      ValueOf(shm::SealedSegment::Create("kept", offset_bytes + area.size()));
-  std::memcpy(segment.data() + offset_bytes, area.data(), area.size());
+  auto segment = ValueOf(shm::SealedSegment::Create(
+      "kept", offset_bytes + area.size(), shm::SealedSegment::Pages::kNone));
+  // Pages are there once they are written.
+  std::memset(segment.data(), 0, offset_bytes);
+  std::memcpy(segment.data() + offset_bytes, area.data(),
+              std::min<uint64_t>(present_bytes, area.size()));
   KeptGradients kept;
   kept.rank = rank;
   kept.client_instance = setup_.client_instance + rank;

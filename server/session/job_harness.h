@@ -134,8 +134,9 @@ class JobHarness {
     return job_->Attach(AttachSpecOf(rank));
   }
   // Returns the rank's gradients in a sealed segment, as its supervisor keeps
-  // them.
-  KeptGradients KeepGradients(uint32_t rank, uint64_t offset_bytes);
+  // them; of the area only the pages of the first `present_bytes` are there.
+  KeptGradients KeepGradients(uint32_t rank, uint64_t offset_bytes,
+                              uint64_t present_bytes = AttachSpec::kAllPresent);
   void Detach(uint32_t rank) { job_->Detach(rank); }
   // Registers and attaches all ranks.
   void AttachAll();

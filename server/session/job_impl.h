@@ -331,6 +331,8 @@ class JobImpl final : public Job {
   StepScheduler::Update UpdateOfRecovery() const
       ABSL_SHARED_LOCKS_REQUIRED(mu_);
   bool LacksGradients(uint32_t rank) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
+  uint64_t GradientBytesOfRecovery(uint32_t rank) const
+      ABSL_SHARED_LOCKS_REQUIRED(mu_);
   void TryToFinishStep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RestoreStaged() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RemoveStaleStagingFiles() const ABSL_SHARED_LOCKS_REQUIRED(mu_);

@@ -200,7 +200,8 @@ absl::Status JobImpl::MapGradients(KeptGradients kept) {
   OPTSTATE_ASSIGN_OR_RETURN(
       shm::PeerSegment segment,
       MapKeptGradients(std::move(kept),
-                       shape_->partitions[rank].gradient_area_bytes));
+                       shape_->partitions[rank].gradient_area_bytes,
+                       GradientBytesOfRecovery(rank)));
   recovery_->kept.push_back(std::move(segment));
   gradient_areas_[rank] = recovery_->kept.back().data() + offset_bytes;
   return absl::OkStatus();
@@ -243,6 +244,24 @@ StepScheduler::Update JobImpl::UpdateOfRecovery() const {
 bool JobImpl::LacksGradients(uint32_t rank) const {
   return gradient_areas_[rank] == nullptr &&
          scheduler_->NeedsGradients(rank, UpdateOfRecovery());
+}
+
+// Returns how much of the rank's gradient area, from its begin, has gradients
+// of the step. The rank had pushed them, so their pages were there.
+uint64_t JobImpl::GradientBytesOfRecovery(uint32_t rank) const {
+  const StepScheduler::Update update = UpdateOfRecovery();
+  uint64_t bytes = 0;
+  for (const Piece& piece : shape_->partitions[rank].pieces) {
+    if (update.updated[piece.parameter] == 0 ||
+        !update.HasPushed(rank, piece.parameter)) {
+      continue;
+    }
+    const DType dtype =
+        layout_of_job().parameters()[piece.parameter].gradient_dtype;
+    bytes = std::max(
+        bytes, piece.gradient_offset_bytes + piece.numel * SizeInBytes(dtype));
+  }
+  return bytes;
 }
 
 void JobImpl::TryToFinishStep() {
@@ -329,8 +348,18 @@ bool JobImpl::WasAttachedLast(const AttachSpec& spec) const {
 }
 
 // Refuses another process in the rank's place: it has other gradients, or none.
+// The rank itself is refused with memory that lacks what it had pushed.
 absl::Status JobImpl::AdmitToRecovery(const AttachSpec& spec) {
-  if (WasAttachedLast(spec)) return absl::OkStatus();
+  if (WasAttachedLast(spec)) {
+    const uint64_t needed = GradientBytesOfRecovery(spec.rank);
+    if (!LacksGradients(spec.rank) || spec.gradient_bytes_present >= needed) {
+      return absl::OkStatus();
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", spec.rank, " of job \"", options_.name, "\" has pushed ",
+        needed, " bytes of step ", recovery_->record.committed_step,
+        ", and its gradient area has pages for ", spec.gradient_bytes_present));
+  }
   if (!LacksGradients(spec.rank)) return BeingFinished();
   FailRecovery(spec.rank);
   return failure_;

@@ -56,8 +56,9 @@ absl::StatusOr<StateFile> MakeStagingFile(const std::string& path,
   return made;
 }
 
-absl::StatusOr<shm::PeerSegment> MapKeptGradients(
-    KeptGradients kept, uint64_t gradient_area_bytes) {
+absl::StatusOr<shm::PeerSegment> MapKeptGradients(KeptGradients kept,
+                                                  uint64_t gradient_area_bytes,
+                                                  uint64_t needed_bytes) {
   struct stat segment_stat;
   if (::fstat(kept.segment.get(), &segment_stat) != 0) {
     return OsError(errno, "fstat of kept gradients");
@@ -69,7 +70,8 @@ absl::StatusOr<shm::PeerSegment> MapKeptGradients(
         absl::StrCat("kept gradients: ", gradient_area_bytes, " bytes from ",
                      kept.gradient_offset_bytes, " of a segment of ", bytes));
   }
-  return shm::PeerSegment::Map(std::move(kept.segment), bytes);
+  return shm::PeerSegment::MapPartly(std::move(kept.segment), bytes,
+                                     kept.gradient_offset_bytes + needed_bytes);
 }
 
 }  // namespace optstate

@@ -31,9 +31,12 @@ absl::StatusOr<StateFile> MakeStagingFile(const std::string& path,
                                           bool* present);
 
 // Maps the segment after checking seals and size: `gradient_area_bytes` must
-// exist from the offset on.
+// exist from the offset on, and the first `needed_bytes` of them be without
+// holes. Only these may be read: pages behind them may not have followed yet
+// when the rank's engine died.
 absl::StatusOr<shm::PeerSegment> MapKeptGradients(KeptGradients kept,
-                                                  uint64_t gradient_area_bytes);
+                                                  uint64_t gradient_area_bytes,
+                                                  uint64_t needed_bytes);
 
 }  // namespace optstate
 

@@ -9,10 +9,12 @@
 namespace optstate {
 
 RingServer::RingServer(const ShmSegments* segments, SessionHandler* handler,
-                       CompletionWriter* writer, uint64_t group_count)
+                       CompletionWriter* writer, uint64_t group_count,
+                       GradientPages* pages)
     : segments_(segments),
       handler_(handler),
       writer_(writer),
+      pages_(pages),
       consumer_(segments->engine_ring(), segments->client_ring(),
                 segments->submissions()),
       commit_groups_(group_count),
@@ -65,10 +67,7 @@ absl::Status RingServer::Serve(const shm::Submission& submission) {
                                submission.micro_step);
         return absl::OkStatus();
       }
-      return Answer(submission.request_id,
-                    handler_->Push(submission.step, submission.micro_step,
-                                   submission.parameter,
-                                   static_cast<uint32_t>(submission.numel)));
+      return Answer(submission.request_id, Push(submission));
     case shm::Op::kCommit:
       return ServeCommit(submission);
     case shm::Op::kAbort:
@@ -86,6 +85,16 @@ absl::Status RingServer::Serve(const shm::Submission& submission) {
   return absl::InvalidArgumentError(
       absl::StrCat("submission ", submission.request_id, " has op ",
                    submission.op, ", which is not known"));
+}
+
+absl::Status RingServer::Push(const shm::Submission& submission) {
+  if (pages_ != nullptr) {
+    OPTSTATE_RETURN_IF_ERROR(
+        pages_->Check(submission.parameter, submission.numel));
+  }
+  return handler_->Push(submission.step, submission.micro_step,
+                        submission.parameter,
+                        static_cast<uint32_t>(submission.numel));
 }
 
 absl::Status RingServer::ServeCommit(const shm::Submission& submission) {

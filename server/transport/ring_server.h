@@ -11,6 +11,7 @@
 #include "proto/shm/ring.h"
 #include "proto/types/optimizer.h"
 #include "server/transport/completion_writer.h"
+#include "server/transport/gradient_pages.h"
 #include "server/transport/session_handler.h"
 #include "server/transport/shm_segments.h"
 
@@ -28,9 +29,11 @@ namespace optstate {
 // errors. Threads: one at a time; Interrupt() by any.
 class RingServer {
  public:
-  // All arguments outlive the server.
+  // All arguments outlive the server. `pages`: null when all were there at the
+  // attach.
   RingServer(const ShmSegments* segments, SessionHandler* handler,
-             CompletionWriter* writer, uint64_t group_count);
+             CompletionWriter* writer, uint64_t group_count,
+             GradientPages* pages);
 
   // Serves one submission. kEmpty: there is none, or the peer has not read its
   // answers; call Wait().
@@ -41,6 +44,7 @@ class RingServer {
  private:
   absl::Status CheckRequestId(uint64_t request_id);
   absl::Status Serve(const shm::Submission& submission);
+  absl::Status Push(const shm::Submission& submission);
   absl::Status ServeCommit(const shm::Submission& submission);
   absl::Status ServeLoad(const shm::Submission& submission);
   absl::Status ServeFetch(const shm::Submission& submission);
@@ -50,6 +54,7 @@ class RingServer {
   const ShmSegments* const segments_;
   SessionHandler* const handler_;
   CompletionWriter* const writer_;
+  GradientPages* const pages_;
   shm::RingConsumer<shm::Submission> consumer_;
   uint64_t taken_ = 0;
   bool answers_unread_ = false;

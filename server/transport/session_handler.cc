@@ -175,6 +175,10 @@ absl::StatusOr<AttachPlan> SessionHandler::PlanAttach(
                                     ? shm::kClientSegmentVersion
                                     : shm::kClientSegmentVersionWithoutLead;
   plan.gradient_lead_bytes = has_lead ? shm::GradientLeadBytes(plan.rank) : 0;
+  plan.pages_follow = request.pages_follow();
+  if (plan.pages_follow) {
+    plan.gradient_ends = GradientEnds(*layout, *partition);
+  }
   plan.parameter_area_bytes = layout->parameter_area_bytes();
   OPTSTATE_ASSIGN_OR_RETURN(plan.parameters, options_.job->OpenParameters());
   OPTSTATE_ASSIGN_OR_RETURN(plan.run_stamps, options_.job->OpenRunStamps());
@@ -217,6 +221,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
                   .gradients_present = plan.gradients_present,
                   .gradient_segment = plan.gradient_segment.get(),
                   .gradient_offset_bytes = plan.gradient_offset_bytes,
+                  .gradient_bytes_present = plan.gradient_bytes_present,
                   .pid = PeerPid(),
                   .process = ProcessOf(peer_),
                   .uid = peer_.uid,

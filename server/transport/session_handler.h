@@ -16,6 +16,7 @@
 #include "proto/types/optimizer.h"
 #include "proto/types/unique_fd.h"
 #include "server/session/job.h"
+#include "server/transport/gradient_pages.h"
 #include "server/transport/peer.h"
 #include "server/transport/session_table.h"
 
@@ -46,6 +47,11 @@ struct AttachPlan {
   // See AttachSpec; set by the transport.
   UniqueFd gradient_segment;
   uint64_t gradient_offset_bytes = 0;
+  uint64_t gradient_bytes_present = AttachSpec::kAllPresent;
+  // Whether pages with gradients may be missing; then `gradient_ends` says
+  // which a push needs.
+  bool pages_follow = false;
+  std::vector<GradientEnd> gradient_ends;
 };
 
 // Enforces one session's rules, the same over every wire: the order of

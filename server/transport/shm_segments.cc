@@ -82,8 +82,9 @@ absl::StatusOr<ShmSegments> ShmSegments::Open(UniqueFd client_fd,
                                               const AttachPlan& plan) {
   const shm::ClientSegmentLayout layout(
       plan.group_count, plan.gradient_area_bytes, plan.gradient_lead_bytes);
-  absl::StatusOr<shm::PeerSegment> client =
-      shm::PeerSegment::Map(std::move(client_fd), layout.segment_bytes);
+  absl::StatusOr<shm::PeerSegment> client = shm::PeerSegment::MapPartly(
+      std::move(client_fd), layout.segment_bytes,
+      plan.pages_follow ? layout.gradient_pages() : layout.segment_bytes);
   if (!client.ok()) return Annotate(client.status(), "client segment");
   OPTSTATE_RETURN_IF_ERROR(CheckHeader(*client, plan));
   OPTSTATE_ASSIGN_OR_RETURN(shm::SealedSegment completion,

@@ -27,6 +27,7 @@ class ShmSegments {
                                           const AttachPlan& plan);
 
   uint64_t gradient_offset_bytes() const { return layout_.gradient_area; }
+  uint64_t client_bytes() const { return client_.size(); }
   int completion_fd() const { return completion_.fd(); }
 
   shm::RingSide* engine_ring() const {

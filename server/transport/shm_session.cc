@@ -27,8 +27,9 @@ constexpr absl::Duration kSleepMax = absl::Milliseconds(100);
 constexpr absl::Duration kFrameTimeout = absl::Seconds(5);
 // Time to send the last reply to a peer that may not be reading any more.
 constexpr absl::Duration kFarewellTimeout = absl::Milliseconds(100);
-// A client populates its gradient area between register and attach. The assumed
-// rate is slower than any memory, so that only a peer that hangs is dropped.
+// A client whose pages do not follow its attach populates its gradient area
+// between register and attach. The assumed rate is slower than any memory, so
+// that only a peer that hangs is dropped.
 constexpr double kPopulateBytesPerSecond = 32 << 20;
 // Limit of notices on their way to a peer; further ones are dropped.
 constexpr size_t kNoticesMax = 64;
@@ -111,6 +112,7 @@ absl::Status ShmSession::AnswerRegister(const v1::SessionRequest& request) {
     handshake_deadline_ = absl::Now() + environment_.handshake_timeout +
                           absl::Seconds(bytes / kPopulateBytesPerSecond);
     *reply.mutable_register_() = *std::move(result);
+    reply.mutable_register_()->set_pages_may_follow(true);
   }
   return Send(reply, {});
 }
@@ -148,13 +150,30 @@ absl::StatusOr<v1::AttachReply> ShmSession::Attach(
   plan->gradients_present = true;  // the memory is the rank's own
   plan->gradient_offset_bytes = segments.gradient_offset_bytes();
   segments_ = std::move(segments);
+  OPTSTATE_RETURN_IF_ERROR(ExpectPages(plan));
   writer_ = std::make_unique<CompletionWriter>(
       &*segments_, &handler_,
       [this](absl::string_view text) { NoteNotice(text); });
   ring_ = std::make_unique<RingServer>(&*segments_, &handler_, writer_.get(),
-                                       plan->group_count);
+                                       plan->group_count,
+                                       pages_ ? &*pages_ : nullptr);
   OPTSTATE_RETURN_IF_ERROR(handler_.Claim(*plan));
   return handler_.Attach(*plan, segments_->gradient_area(), writer_.get());
+}
+
+// Prepares the checks of pages that follow the attach.
+absl::Status ShmSession::ExpectPages(AttachPlan* plan) {
+  pages_.reset();
+  if (!plan->pages_follow) return absl::OkStatus();
+  UniqueFd segment(::fcntl(plan->gradient_segment.get(), F_DUPFD_CLOEXEC, 0));
+  if (!segment.ok()) {
+    return OsError(errno, "fcntl(F_DUPFD_CLOEXEC) of the client segment");
+  }
+  pages_.emplace(std::move(segment), segments_->client_bytes(),
+                 segments_->gradient_offset_bytes(),
+                 std::move(plan->gradient_ends));
+  plan->gradient_bytes_present = pages_->present_bytes();
+  return absl::OkStatus();
 }
 
 absl::Status ShmSession::AnswerDetach(const v1::SessionRequest& request) {

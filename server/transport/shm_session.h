@@ -21,6 +21,7 @@
 #include "server/session/job.h"
 #include "server/transport/completion_writer.h"
 #include "server/transport/fd_watcher.h"
+#include "server/transport/gradient_pages.h"
 #include "server/transport/peer.h"
 #include "server/transport/ring_server.h"
 #include "server/transport/session_handler.h"
@@ -71,6 +72,7 @@ class ShmSession {
   absl::StatusOr<v1::AttachReply> Attach(shm::Frame frame,
                                          const v1::AttachRequest& request,
                                          AttachPlan* plan);
+  absl::Status ExpectPages(AttachPlan* plan);
   absl::Status WatchPeer();
   absl::Status ServeRing();
   absl::Status CheckEvents();
@@ -94,6 +96,7 @@ class ShmSession {
   std::optional<absl::MutexLock> large_;
 
   std::optional<ShmSegments> segments_;
+  std::optional<GradientPages> pages_;  // none: all were there at the attach
   std::unique_ptr<CompletionWriter> writer_;
   std::unique_ptr<RingServer> ring_;
 

@@ -49,14 +49,23 @@ v1::SessionRequest ShmTestPeer::AttachRequest() const {
   request.mutable_attach()->set_rank(rank_);
   request.mutable_attach()->set_layout_hash(layout_.hash());
   request.mutable_attach()->set_takes_notices(takes_notices);
+  request.mutable_attach()->set_pages_follow(pages_follow);
   return request;
 }
 
+shm::SealedSegment ShmTestPeer::MakeSegmentWithoutGradients() const {
+  auto segment = MakeSegment(nullptr, shm::SealedSegment::Pages::kNone);
+  shm::PopulatePages(segment.data(), segment_layout_.gradient_pages())
+      .IgnoreError();
+  return segment;
+}
+
 shm::SealedSegment ShmTestPeer::MakeSegment(
-    const std::function<void(shm::ClientHeader*)>& change) const {
-  auto segment =
-      shm::SealedSegment::Create("test-client", segment_layout_.segment_bytes)
-          .value();
+    const std::function<void(shm::ClientHeader*)>& change,
+    shm::SealedSegment::Pages pages) const {
+  auto segment = shm::SealedSegment::Create(
+                     "test-client", segment_layout_.segment_bytes, pages)
+                     .value();
   auto* header = new (segment.data()) shm::ClientHeader{};
   header->magic = shm::kClientMagic;
   header->version = has_lead_ ? shm::kClientSegmentVersion

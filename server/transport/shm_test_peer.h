@@ -40,7 +40,14 @@ class ShmTestPeer {
   v1::SessionRequest AttachRequest() const;
   // Makes a valid segment; `change` may corrupt its header.
   shm::SealedSegment MakeSegment(
-      const std::function<void(shm::ClientHeader*)>& change = nullptr) const;
+      const std::function<void(shm::ClientHeader*)>& change = nullptr,
+      shm::SealedSegment::Pages pages =
+          shm::SealedSegment::Pages::kMapped) const;
+  // Makes a segment without the pages of its gradients.
+  shm::SealedSegment MakeSegmentWithoutGradients() const;
+  const shm::ClientSegmentLayout& segment_layout() const {
+    return segment_layout_;
+  }
 
   absl::Status Send(const v1::SessionRequest& request,
                     absl::Span<const int> fds = {});
@@ -81,6 +88,7 @@ class ShmTestPeer {
 
   uint64_t next_request_id = 1;
   bool takes_notices = false;
+  bool pages_follow = false;
 
  private:
   absl::Status MapReply(std::vector<UniqueFd> fds);

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -54,6 +55,59 @@ TEST_F(ShmHostileTest, SegmentNotSealed) {
   UniqueFd fd(::memfd_create("open", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(::ftruncate(fd.get(), static_cast<off_t>(bytes)), 0);
   EXPECT_TRUE(absl::IsInvalidArgument(AttachWithFds({fd.get()})));
+}
+
+// Without the promise that they follow, all pages are due at the attach, and
+// with it all that hold no gradients.
+TEST_F(ShmHostileTest, SegmentWithHoles) {
+  const absl::Status without_promise =
+      AttachWith(Connect(0)->MakeSegmentWithoutGradients());
+  EXPECT_TRUE(absl::IsInvalidArgument(without_promise)) << without_promise;
+  EXPECT_THAT(std::string(without_promise.message()), HasSubstr("holes"));
+  auto peer = Connect(0);
+  peer->pages_follow = true;
+  ASSERT_TRUE(peer->Register().ok());
+  const absl::Status without_window = peer->Attach(
+      peer->MakeSegment(nullptr, shm::SealedSegment::Pages::kNone));
+  EXPECT_TRUE(absl::IsInvalidArgument(without_window)) << without_window;
+  EXPECT_THAT(std::string(without_window.message()), HasSubstr("holes"));
+}
+
+// The engine reads no hole: it would pay for the page, or die for want of it.
+TEST_F(ShmHostileTest, PushOfHoles) {
+  auto peer = Connect(0);
+  peer->pages_follow = true;
+  ASSERT_TRUE(peer->Register().ok());
+  auto segment = peer->MakeSegmentWithoutGradients();
+  const UniqueFd fd(::fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0));
+  std::byte* const gradients =
+      segment.data() + peer->segment_layout().gradient_pages();
+  const uint64_t bytes = peer->segment_layout().segment_bytes -
+                         peer->segment_layout().gradient_pages();
+  ASSERT_GE(bytes, 3 * shm::kPageBytes) << "too small for a gap";
+  ASSERT_TRUE(peer->Attach(std::move(segment)).ok());
+  const auto expect_refused = [&] {
+    struct stat before;
+    struct stat after;
+    ASSERT_EQ(::fstat(fd.get(), &before), 0);
+    const auto answer = peer->Call(peer->Push(1));
+    EXPECT_TRUE(absl::IsInvalidArgument(answer.status)) << answer.status;
+    EXPECT_THAT(std::string(answer.status.message()), HasSubstr("pages"));
+    EXPECT_EQ(job_.rank(0).pushes, 0u);
+    ASSERT_EQ(::fstat(fd.get(), &after), 0);
+    EXPECT_EQ(after.st_blocks, before.st_blocks) << "a hole was read";
+  };
+  expect_refused();
+  // All but the first page, then all but the last one.
+  ASSERT_TRUE(shm::PopulatePages(gradients + shm::kPageBytes,
+                                 bytes - 2 * shm::kPageBytes)
+                  .ok());
+  expect_refused();
+  ASSERT_TRUE(shm::PopulatePages(gradients, shm::kPageBytes).ok());
+  expect_refused();
+  ASSERT_TRUE(shm::PopulatePages(gradients, bytes).ok());
+  const auto answer = peer->Call(peer->Push(1));
+  EXPECT_TRUE(answer.status.ok()) << answer.status;
 }
 
 TEST_F(ShmHostileTest, SegmentThatIsNoMemory) {

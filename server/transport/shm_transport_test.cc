@@ -72,6 +72,37 @@ TEST_F(ShmTransportTest, AClientOfAnOlderProtocolHasNoLead) {
   EXPECT_EQ(staged, std::vector<std::byte>(staged.size(), std::byte{7}));
 }
 
+// Parameters are pushed as their pages come; the job learns how far they had
+// come at the attach.
+TEST_F(ShmTransportTest, PagesOfGradientsMayFollowTheAttach) {
+  auto peer = Connect(1);
+  peer->pages_follow = true;
+  ASSERT_TRUE(peer->Send(peer->RegisterRequest()).ok());
+  const auto registered = peer->Receive();
+  ASSERT_TRUE(registered.ok()) << registered.status();
+  EXPECT_TRUE(registered->register_().pages_may_follow());
+  auto segment = peer->MakeSegmentWithoutGradients();
+  const shm::ClientSegmentLayout& layout = peer->segment_layout();
+  std::byte* const gradients = segment.data() + layout.gradient_pages();
+  ASSERT_TRUE(shm::PopulatePages(gradients, shm::kPageBytes).ok());
+  ASSERT_TRUE(peer->Attach(std::move(segment)).ok());
+  EXPECT_EQ(job_.rank(1).attach.gradient_bytes_present,
+            shm::kPageBytes - shm::GradientLeadBytes(1));
+  ASSERT_TRUE(shm::PopulatePages(gradients,
+                                 layout.segment_bytes - layout.gradient_pages())
+                  .ok());
+  std::memset(peer->gradient_area(), 7, peer->partition().gradient_area_bytes);
+  ASSERT_TRUE(peer->Call(peer->Push(1)).status.ok());
+  const std::vector<std::byte> staged = job_.rank(1).staged;
+  EXPECT_EQ(staged, std::vector<std::byte>(staged.size(), std::byte{7}));
+}
+
+TEST_F(ShmTransportTest, AllPagesAreThereWhenNoneAreSaidToFollow) {
+  auto peer = Open(1);
+  EXPECT_EQ(job_.rank(1).attach.gradient_bytes_present,
+            AttachSpec::kAllPresent);
+}
+
 TEST_F(ShmTransportTest, ASegmentOfAnotherProtocolIsRefused) {
   auto peer = Connect(1);
   ASSERT_TRUE(peer->Register().ok());

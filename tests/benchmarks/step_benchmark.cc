@@ -85,7 +85,7 @@ std::unique_ptr<Session> OpenLoaded(benchmark::State& state,
 
 void FillGradients(Session& session) {
   for (size_t i = 0; i < session.piece_count(); ++i) {
-    const auto gradient = session.piece(i).gradient;
+    const absl::Span<std::byte> gradient = session.gradient(i).value();
     std::memset(gradient.data(), kGradientByte, gradient.size());
   }
 }

@@ -241,8 +241,7 @@ TEST_P(ChannelSuite, ManySmallPushes) {
   for (uint64_t step = 1; step <= 2; ++step) {
     for (uint32_t i = 0; i < kParameters; ++i) {
       const float gradient[] = {1, 1, 1};
-      std::memcpy(session->piece(i).gradient.data(), gradient,
-                  sizeof(gradient));
+      std::memcpy(session->gradient(i)->data(), gradient, sizeof(gradient));
       const absl::Status status = session->Push(step, 0, i, 1);
       ASSERT_TRUE(status.ok()) << status;
     }

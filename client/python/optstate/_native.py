@@ -169,13 +169,18 @@ class SessionInfo(_Versioned):
 
 
 class Piece(Structure):
+    """optstate_piece without the gradient, for whose memory the library would wait."""
+
     _fields_ = (
         ("struct_size", c_size_t),
         ("parameter", c_uint32),
         ("begin", c_uint64),
         ("numel", c_uint64),
-        ("gradient", c_void_p),
     )
+
+
+class PieceWithGradient(Piece):
+    _fields_ = (("gradient", c_void_p),)
 
 
 class Hyperparams(Structure):

@@ -230,11 +230,12 @@ class GradientPusher:
     def _push_copied(self, step: int, micro_step: int, gradients: dict[int, torch.Tensor]) -> None:
         if micro_step > 0:
             self._session.flush()
+        addresses = self._session.gradient_addresses()
         for index, gradient in gradients.items():
             piece = self._owned.get(index)
             if piece is None:
                 continue
-            target = memory_view(piece.address, piece.numel, self._dtypes[index])
+            target = memory_view(addresses[index], piece.numel, self._dtypes[index])
             source = gradient.detach().reshape(-1)
             target.copy_(source[piece.begin : piece.begin + piece.numel])
         for first, count in _runs([index for index in gradients if index in self._owned]):

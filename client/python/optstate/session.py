@@ -108,7 +108,6 @@ class Piece(NamedTuple):
     parameter: int
     begin: int
     numel: int
-    address: int  # address of the piece's gradient in the segment; 0 when numel is 0
 
 
 def _fill_parameters(parameters: Sequence[ParameterSpec]) -> tuple[ctypes.Array, list]:
@@ -171,6 +170,7 @@ class Session:
         self._outcome = _native.Outcome()
         self._written = array.array("I", bytes(4 * parameter_count))
         self.pieces: list[Piece] = []
+        self._gradient_addresses: dict[int, int] | None = None
         info = self.info()
         self.committed_step: int = info.committed_step
         self.phase: int = info.phase
@@ -284,10 +284,22 @@ class Session:
             return
         structs = _native.array_of(_native.Piece, count)
         self._call(self._library.optstate_session_pieces, structs, count)
-        self.pieces = [
-            Piece(piece.parameter, piece.begin, piece.numel, piece.gradient or 0)
-            for piece in structs
-        ]
+        self.pieces = [Piece(piece.parameter, piece.begin, piece.numel) for piece in structs]
+
+    def gradient_addresses(self) -> dict[int, int]:
+        """Returns by parameter where the gradient of this rank's piece is to be written.
+
+        The first call waits for the memory, which is taken after the session is opened, or
+        raises ResourceExhaustedError: a write before it could end the process with SIGBUS.
+        """
+        if self._gradient_addresses is None:
+            structs = _native.array_of(_native.PieceWithGradient, len(self.pieces))
+            if self.pieces:
+                self._call(self._library.optstate_session_pieces, structs, len(self.pieces))
+            self._gradient_addresses = {
+                piece.parameter: piece.gradient or 0 for piece in structs
+            }
+        return self._gradient_addresses
 
     def parameter(self, parameter: int) -> tuple[int, int]:
         """Returns (address, bytes) of a parameter at the committed step; read-only."""

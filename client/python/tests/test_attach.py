@@ -275,9 +275,9 @@ def test_sigkill_of_one_rank_within_a_step(job, daemon):
         session.finish_load()
 
     def push(session, value):
-        for piece in session.pieces:
-            (ctypes.c_float * 4).from_address(piece.address)[:] = [value] * 4
-            session.push(1, 0, piece.parameter, 1)
+        for parameter, address in session.gradient_addresses().items():
+            (ctypes.c_float * 4).from_address(address)[:] = [value] * 4
+            session.push(1, 0, parameter, 1)
         session.flush()
 
     stays = Session.open(spec(0))
@@ -311,9 +311,9 @@ def _second_rank(connection, rank, spec):
     for index in range(2):
         session.load(_native.MASTER, index, 1, ctypes.addressof(zeros))
     session.finish_load()
-    for piece in session.pieces:
-        (ctypes.c_float * 4).from_address(piece.address)[:] = [1000.0] * 4
-        session.push(1, 0, piece.parameter, 1)
+    for parameter, address in session.gradient_addresses().items():
+        (ctypes.c_float * 4).from_address(address)[:] = [1000.0] * 4
+        session.push(1, 0, parameter, 1)
     session.flush()
     say(connection, "pushed")
     connection.recv()
