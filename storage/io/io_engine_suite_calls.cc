@@ -289,20 +289,35 @@ TEST_P(IoEngineSuite, ErrorsHaveTheirCodesAndAreNotRepeated) {
   }
 }
 
+// The request can be submitted again, and then begins anew.
 TEST_P(IoEngineSuite, ErrorAfterAShortCallEndsTheRequest) {
   class Hook final : public IoHook {
    public:
     uint64_t OnBegin(const IoRequest& /*request*/, uint64_t bytes) override {
       return std::min<uint64_t>(bytes, kSectorBytes);
     }
-    int64_t OnEnd(const IoRequest& request, int64_t result) override {
-      return request.done_bytes == kSectorBytes ? -EIO : result;
+    int64_t OnEnd(const IoRequest& /*request*/, int64_t result) override {
+      return ++calls_ == 2 ? -EIO : result;
     }
+    int calls() const { return calls_; }
+
+   private:
+    std::atomic<int> calls_ = 0;
   } hook;
   Restart({.hook = &hook});
   const FileId file = Create("f", 4 * kSectorBytes);
-  const IoBuffer buffer(4 * kSectorBytes);
-  EXPECT_TRUE(absl::IsDataLoss(Run(Write(file, 0, buffer))));
+  IoBuffer written(4 * kSectorBytes);
+  written.Fill(1);
+  IoRequest request = Write(file, 0, written);
+  RunAll(absl::MakeSpan(&request, 1));
+  EXPECT_TRUE(absl::IsDataLoss(request.status)) << request.status;
+  EXPECT_EQ(hook.calls(), 2);
+  RunAll(absl::MakeSpan(&request, 1));
+  EXPECT_EQ(request.status, absl::OkStatus());
+  EXPECT_EQ(hook.calls(), 6);
+  IoBuffer read(4 * kSectorBytes);
+  EXPECT_EQ(Run(Read(file, 0, read)), absl::OkStatus());
+  EXPECT_TRUE(read == written);
 }
 
 TEST_P(IoEngineSuite, DestructionWaitsForTheKernel) {

@@ -3,9 +3,11 @@
 #include "storage/io/io_uring_io_engine.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -16,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "proto/types/unique_fd.h"
 
@@ -105,6 +108,63 @@ TEST_F(IoUringIoEngineTest, OutlivesTheThreadThatSubmitted) {
       EXPECT_EQ(request.status, absl::OkStatus());
     }
   }
+}
+
+// The writes of a killed process are over when its lock is: nothing changes the
+// file after Open().
+TEST_F(IoUringIoEngineTest, LockOutlastsTheRequestsOfAKilledProcess) {
+  constexpr uint64_t kBytes = uint64_t{16} << 20;
+  const std::string path = folder_ + "/f";
+  alignas(kSectorBytes) static std::array<std::byte, kBytes> buffer;
+  int ready[2];
+  ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    auto engine = MakeIoUringIoEngine(options_);
+    const auto file =
+        (*engine)->Open(path, kBytes, IoEngine::OpenMode::kCreate);
+    if (!file.ok()) ::_exit(1);
+    std::vector<IoRequest> requests(16);
+    std::array<IoRequest*, 16> completed;
+    for (unsigned char value = 1;; ++value) {
+      for (size_t i = 0; i < requests.size(); ++i) {
+        const auto part =
+            absl::MakeSpan(buffer).subspan(i << 20, uint64_t{1} << 20);
+        std::memset(part.data(), value, part.size());
+        requests[i] = Request(IoRequest::Kind::kWrite, *file, i << 20, part);
+        (*engine)->Submit(&requests[i]);
+      }
+      (*engine)->Poll(absl::MakeSpan(completed), false);
+      if (value == 3 && ::write(ready[1], &value, 1) != 1) ::_exit(1);
+      while ((*engine)->in_flight() > 0) {
+        (*engine)->Poll(absl::MakeSpan(completed), true);
+      }
+    }
+  }
+  ::close(ready[1]);
+  char value = 0;
+  ASSERT_EQ(::read(ready[0], &value, 1), 1);
+  ::close(ready[0]);
+  ::kill(child, SIGKILL);
+  options_.lock_wait = absl::InfiniteDuration();
+  auto engine = MakeIoUringIoEngine(options_);
+  ASSERT_TRUE(engine.ok()) << engine.status();
+  engine_ = *std::move(engine);
+  const auto file = engine_->Open(path, kBytes, IoEngine::OpenMode::kOpen);
+  ASSERT_TRUE(file.ok()) << file.status();
+  std::vector<std::byte> first;
+  for (int i = 0; i < 10; ++i) {
+    IoRequest read =
+        Request(IoRequest::Kind::kRead, *file, 0, absl::MakeSpan(buffer));
+    engine_->Submit(&read);
+    while (Poll(/*wait=*/true) == 0) {
+    }
+    ASSERT_EQ(read.status, absl::OkStatus());
+    if (i == 0) first.assign(buffer.begin(), buffer.end());
+    EXPECT_EQ(absl::MakeConstSpan(buffer), absl::MakeConstSpan(first));
+  }
+  ::waitpid(child, nullptr, 0);
 }
 
 // A request across several pieces. The mapping is of tmpfs and shared, as the
