@@ -255,7 +255,6 @@ class IoUringIoEngine final : public IoEngine {
       io_uring_cqe_seen(&ring_, entry);
       if (request == nullptr) {
         wake_is_armed_ = false;
-        if (resume) ArmWake();
         continue;
       }
       --with_kernel_;
