@@ -170,6 +170,7 @@ void RunEngine(IoEngine& engine, FileId file, const Pass& pass) {
 
 void RunPlain(int fd, const Pass& pass) {
   std::vector<std::thread> threads;
+  threads.reserve(static_cast<size_t>(pass.depth));
   for (int thread = 0; thread < pass.depth; ++thread) {
     threads.emplace_back([&pass, fd, thread] {
       const auto buffer = pass.Buffer(thread);
