@@ -93,7 +93,7 @@ absl::Status Reserve(int fd, const std::string& path, uint64_t bytes) {
       0) {
     return absl::OkStatus();
   }
-  const absl::Status status =
+  absl::Status status =
       errno == EOPNOTSUPP ? WriteZeros(fd, path, bytes)
                           : IoError(errno, absl::StrCat("fallocate of ", path));
   if (absl::IsResourceExhausted(status)) {

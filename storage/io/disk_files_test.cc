@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -64,8 +65,8 @@ TEST_F(DiskFilesTest, BypassesThePageCacheOrSaysOnceThatItCannot) {
   EXPECT_EQ(log_.size(), direct ? 0 : 1);
 }
 
-// Another process's lock outlives its kill for as long as the kernel needs.
-TEST_F(DiskFilesTest, WaitsForTheLockOfAKilledProcess) {
+// The lock of another process ends when that is killed.
+TEST_F(DiskFilesTest, KilledProcessLosesItsLock) {
   int ready[2];
   ASSERT_EQ(::pipe2(ready, O_CLOEXEC), 0);
   const pid_t child = ::fork();
@@ -96,22 +97,57 @@ TEST_F(DiskFilesTest, WaitsForTheLockOfAKilledProcess) {
   ::close(ready[1]);
 }
 
-// The one who holds the lock removes the file; who waits must not get a file
-// that has no name.
-TEST_F(DiskFilesTest, FileRemovedWhileWaitingForItsLockIsNotFound) {
-  const auto holder = Files(absl::ZeroDuration());
-  const auto file =
-      holder->Open(Path("f"), kBytes, IoEngine::OpenMode::kCreate);
-  ASSERT_TRUE(file.ok()) << file.status();
-  absl::Status status;
-  std::thread waiter([&] {
-    status = Files(absl::InfiniteDuration())
-                 ->Open(Path("f"), kBytes, IoEngine::OpenMode::kOpen)
-                 .status();
-  });
+// A thread that opens a file whose lock another DiskFiles holds.
+class WaitingTest : public DiskFilesTest {
+ protected:
+  void SetUp() override {
+    const auto file =
+        holder_->Open(Path("f"), kBytes, IoEngine::OpenMode::kCreate);
+    ASSERT_TRUE(file.ok()) << file.status();
+    held_ = *file;
+    waiter_ = std::thread([this] {
+      status_ = Files(absl::InfiniteDuration())
+                    ->Open(Path("f"), kBytes, IoEngine::OpenMode::kOpen)
+                    .status();
+    });
+    // It asks for the lock right after it has opened the file.
+    while (Openings() < 2) std::this_thread::yield();
+  }
+  // Ends the lock, and returns what the thread gets.
+  absl::Status Release() {
+    holder_->Close(held_);
+    waiter_.join();
+    return status_;
+  }
+
+ private:
+  // Returns how many of the process's descriptors are of the file.
+  int Openings() const {
+    int count = 0;
+    for (const auto& entry :
+         std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code error;
+      if (std::filesystem::read_symlink(entry.path(), error) == Path("f")) {
+        ++count;
+      }
+    }
+    return count;
+  }
+
+  std::unique_ptr<DiskFiles> holder_ = Files(absl::ZeroDuration());
+  FileId held_;
+  std::thread waiter_;
+  absl::Status status_;
+};
+
+TEST_F(WaitingTest, OpenWaitsForTheLock) {
+  EXPECT_EQ(Release(), absl::OkStatus());
+}
+
+// The file that the waiting thread has opened has no name any more.
+TEST_F(WaitingTest, FileRemovedMeanwhileIsNotFound) {
   EXPECT_EQ(DiskFiles::Remove(Path("f")), absl::OkStatus());
-  holder->Close(*file);
-  waiter.join();
+  const absl::Status status = Release();
   EXPECT_TRUE(absl::IsNotFound(status)) << status;
 }
 

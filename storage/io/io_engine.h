@@ -41,10 +41,11 @@ struct IoRequest {
   uint64_t offset_bytes = 0;
   absl::Span<std::byte> buffer;  // empty for kSync
 
-  // Set when Poll() returns the request. DATA_LOSS: the disk refused a read or
-  // a sync (EIO), or the file is shorter than it was. RESOURCE_EXHAUSTED: no
-  // space (ENOSPC, EDQUOT). UNAVAILABLE: the device is gone. The message names
-  // the call, the file and the offset.
+  // Set when Poll() returns the request. DATA_LOSS: the disk refused the call
+  // (EIO), or the file is shorter than it was. RESOURCE_EXHAUSTED: no space
+  // (ENOSPC, EDQUOT, EFBIG). UNAVAILABLE: the device is gone, or its file
+  // system has become read-only. The message names the call, the file and the
+  // offset. After an error of a write, any part of it may have been written.
   absl::Status status;
 
   // The engine's own.
@@ -59,18 +60,21 @@ struct IoRequest {
 // is never repeated, for the kernel may have dropped the pages that it could
 // not write.
 // Order: none. Two requests that overlap must not be under way at once.
+// Checks: a request that is not aligned, names no open file, or would write
+// past the end of its file, stops the process: the caller has a bug.
 // Bounds: at most Options::queue_depth requests are with the kernel; the others
 // wait in the engine, linked through `next`. Submit and Poll allocate nothing,
 // but for the message of an error.
 //
 // Threads: one thread at a time calls all methods but Wake(), which any may
-// call. Destroying the engine waits for the requests that the kernel has, and
-// closes the files; no buffer is touched afterwards.
+// call. Destroying the engine waits for the requests that the kernel has, drops
+// the others, and closes the files; no buffer is touched afterwards.
 class IoEngine {
  public:
   enum class OpenMode : uint8_t {
     // The file must not exist. All its bytes are reserved (ENOSPC comes now and
-    // not later) and zero, and its name is durable when Open returns.
+    // not later) and zero, and its name is durable when Open returns. After a
+    // crash before that, the name may be there, of a file of any size.
     kCreate,
     // The file must exist and have at least this many bytes.
     kOpen,
@@ -80,8 +84,8 @@ class IoEngine {
 
   // Opens a file, past the page cache where the file system can do that.
   // RESOURCE_EXHAUSTED: there is no space, with the bytes needed and left;
-  // ALREADY_EXISTS, NOT_FOUND; DATA_LOSS: the file is shorter. An error leaves
-  // no new file behind.
+  // ALREADY_EXISTS; NOT_FOUND: the file, or with kCreate its folder, does not
+  // exist; DATA_LOSS: the file is shorter. An error leaves no new file behind.
   // The file is locked (flock) until the last request of the last engine that
   // has it is over, also when that engine's process was killed: Open waits up
   // to a few seconds for such a lock, then returns UNAVAILABLE with the path.
@@ -94,13 +98,17 @@ class IoEngine {
   virtual absl::Status Remove(const std::string& path) = 0;
 
   // Tells the engine that requests will have their buffers in `memory`, which
-  // it may then keep mapped for the device. Called at most once; the memory
-  // outlives the engine. Requests with other buffers work too.
+  // it may then pin for the device: all of it takes memory from then on, so its
+  // blocks have to be reserved. Begins and ends at a multiple of kSectorBytes.
+  // Called at most once, before the first Submit(); the memory outlives the
+  // engine. Requests with other buffers work too.
   virtual void RegisterMemory(absl::Span<std::byte> memory) = 0;
 
-  // Queues a request. The kernel gets it at the next Poll() at the latest.
+  // Queues a request. The kernel gets it at the next Poll() at the latest, and
+  // one for which there is no room at a later one.
   virtual void Submit(IoRequest* request) = 0;
-  // Writes completed requests to `completed`, and returns how many. With
+  // Writes completed requests to `completed` (not empty) and returns how many.
+  // With
   // `wait`, returns when there is at least one, or Wake() was called since the
   // last Poll(), or no request is under way.
   virtual size_t Poll(absl::Span<IoRequest*> completed, bool wait) = 0;

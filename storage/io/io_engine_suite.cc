@@ -151,6 +151,7 @@ TEST_P(IoEngineSuite, ManyFiles) {
   std::vector<FileId> files;
   std::vector<IoBuffer> buffers;
   std::vector<IoRequest> requests;
+  requests.reserve(kFiles);
   for (int i = 0; i < kFiles; ++i) {
     files.push_back(Create("f" + std::to_string(i), kSectorBytes));
     buffers.emplace_back(kSectorBytes).Fill(i);

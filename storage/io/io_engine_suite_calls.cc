@@ -49,7 +49,8 @@ class ShortHook final : public IoHook {
   std::atomic<int> calls_ = 0;
 };
 
-// Counts the calls under way.
+// Counts the calls under way, of which there are many: at first, each has to be
+// repeated.
 class CountHook final : public IoHook {
  public:
   uint64_t OnBegin(const IoRequest& /*request*/, uint64_t bytes) override {
@@ -59,14 +60,16 @@ class CountHook final : public IoHook {
     }
     return bytes;
   }
-  int64_t OnEnd(const IoRequest& /*request*/, int64_t result) override {
+  int64_t OnEnd(const IoRequest& request, int64_t result) override {
     --under_way_;
-    return result;
+    if (request.kind != IoRequest::Kind::kRead) return result;
+    return ++calls_ < 2000 ? -EAGAIN : result;
   }
   int most() const { return most_; }
 
  private:
   std::atomic<int> under_way_ = 0;
+  std::atomic<int> calls_ = 0;
   std::atomic<int> most_ = 0;
 };
 
@@ -143,6 +146,8 @@ TEST_P(IoEngineSuite, KernelHasNoMoreThanQueueDepth) {
   CountHook hook;
   Restart({.queue_depth = 3, .hook = &hook});
   const FileId file = Create("f", 64 * kSectorBytes);
+  // What was never written would be read without the disk.
+  EXPECT_EQ(Run(Write(file, 0, IoBuffer(64 * kSectorBytes))), absl::OkStatus());
   const IoBuffer buffer(kSectorBytes);
   std::vector<IoRequest> requests;
   for (uint64_t i = 0; i < 64; ++i) {
@@ -150,7 +155,6 @@ TEST_P(IoEngineSuite, KernelHasNoMoreThanQueueDepth) {
   }
   RunAll(absl::MakeSpan(requests));
   EXPECT_LE(hook.most(), 3);
-  EXPECT_GE(hook.most(), 1);
 }
 
 TEST_P(IoEngineSuite, PollReturnsWhatFits) {
@@ -289,44 +293,67 @@ TEST_P(IoEngineSuite, ErrorsHaveTheirCodesAndAreNotRepeated) {
   }
 }
 
+// The request can be submitted again, and then begins anew.
 TEST_P(IoEngineSuite, ErrorAfterAShortCallEndsTheRequest) {
   class Hook final : public IoHook {
    public:
     uint64_t OnBegin(const IoRequest& /*request*/, uint64_t bytes) override {
       return std::min<uint64_t>(bytes, kSectorBytes);
     }
-    int64_t OnEnd(const IoRequest& request, int64_t result) override {
-      return request.done_bytes == kSectorBytes ? -EIO : result;
+    int64_t OnEnd(const IoRequest& /*request*/, int64_t result) override {
+      return ++calls_ == 2 ? -EIO : result;
     }
+    int calls() const { return calls_; }
+
+   private:
+    std::atomic<int> calls_ = 0;
   } hook;
   Restart({.hook = &hook});
   const FileId file = Create("f", 4 * kSectorBytes);
-  const IoBuffer buffer(4 * kSectorBytes);
-  EXPECT_TRUE(absl::IsDataLoss(Run(Write(file, 0, buffer))));
+  IoBuffer written(4 * kSectorBytes);
+  written.Fill(1);
+  IoRequest request = Write(file, 0, written);
+  RunAll(absl::MakeSpan(&request, 1));
+  EXPECT_TRUE(absl::IsDataLoss(request.status)) << request.status;
+  EXPECT_EQ(hook.calls(), 2);
+  RunAll(absl::MakeSpan(&request, 1));
+  EXPECT_EQ(request.status, absl::OkStatus());
+  EXPECT_EQ(hook.calls(), 6);
+  IoBuffer read(4 * kSectorBytes);
+  EXPECT_EQ(Run(Read(file, 0, read)), absl::OkStatus());
+  EXPECT_TRUE(read == written);
 }
 
 TEST_P(IoEngineSuite, DestructionWaitsForTheKernel) {
   constexpr uint64_t kBytes = uint64_t{1} << 20;
   constexpr uint64_t kRequests = 24;
-  const FileId file = Create("f", kRequests * kBytes);
-  std::vector<IoBuffer> buffers;
-  std::vector<IoRequest> requests;
-  for (uint64_t i = 0; i < kRequests; ++i) {
-    buffers.emplace_back(kBytes).Fill(7);
-    requests.push_back(Read(file, i * kBytes, buffers[i]));
-  }
-  for (IoRequest& request : requests) engine().Submit(&request);
-  std::array<IoRequest*, 1> completed;
-  engine().Poll(absl::MakeSpan(completed), false);
-  Restart({});
-  // Nothing touches the buffers any more, and the lock is free.
-  for (IoBuffer& buffer : buffers) buffer.Fill(8);
-  IoBuffer read(kRequests * kBytes);
-  EXPECT_EQ(Run(Read(Open("f", kRequests * kBytes), 0, read)),
+  IoBuffer content(kRequests * kBytes);
+  content.Fill(7);
+  // What was never written would be read without the disk.
+  EXPECT_EQ(Run(Write(Create("f", kRequests * kBytes), 0, content)),
             absl::OkStatus());
-  IoBuffer expected(kBytes);
-  expected.Fill(8);
-  for (const IoBuffer& buffer : buffers) EXPECT_TRUE(buffer == expected);
+  for (int round = 0; round < 5; ++round) {
+    Restart({.queue_depth = static_cast<int>(kRequests)});
+    const FileId file = Open("f", kRequests * kBytes);
+    const IoBuffer buffer(kRequests * kBytes);
+    std::vector<IoRequest> requests;
+    for (uint64_t i = 0; i < kRequests; ++i) {
+      requests.push_back(Read(file, i * kBytes, buffer));
+      requests[i].buffer = buffer.span().subspan(i * kBytes, kBytes);
+    }
+    for (IoRequest& request : requests) engine().Submit(&request);
+    std::array<IoRequest*, 1> completed;
+    engine().Poll(absl::MakeSpan(completed), false);
+    Restart({});
+    // Nothing touches the buffer any more, and the lock is free.
+    std::fill(buffer.span().begin(), buffer.span().end(), std::byte{8});
+    IoBuffer read(kRequests * kBytes);
+    EXPECT_EQ(Run(Read(Open("f", kRequests * kBytes), 0, read)),
+              absl::OkStatus());
+    EXPECT_TRUE(read == content);
+    EXPECT_TRUE(std::all_of(buffer.span().begin(), buffer.span().end(),
+                            [](std::byte b) { return b == std::byte{8}; }));
+  }
 }
 
 TEST_P(IoEngineSuite, DestructionDropsWhatWaits) {

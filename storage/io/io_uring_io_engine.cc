@@ -79,7 +79,7 @@ class IoUringIoEngine final : public IoEngine {
         static_cast<unsigned>(queue_depth_ + 1), &ring_, &params);
     if (result < 0) return Refused(-result, "io_uring_setup");
     ring_is_open_ = true;
-    const absl::Status supported = CheckOperations();
+    absl::Status supported = CheckOperations();
     if (!supported.ok()) return supported;
     const std::vector<int> none(kRegisteredFiles, -1);
     result = io_uring_register_files(&ring_, none.data(), kRegisteredFiles);
@@ -101,7 +101,7 @@ class IoUringIoEngine final : public IoEngine {
 
   absl::StatusOr<FileId> Open(const std::string& path, uint64_t bytes,
                               OpenMode mode) override {
-    const absl::StatusOr<FileId> file = files_.Open(path, bytes, mode);
+    absl::StatusOr<FileId> file = files_.Open(path, bytes, mode);
     if (file.ok()) SetRegisteredFile(*file, files_.Get(*file).fd.get());
     return file;
   }
@@ -255,7 +255,6 @@ class IoUringIoEngine final : public IoEngine {
       io_uring_cqe_seen(&ring_, entry);
       if (request == nullptr) {
         wake_is_armed_ = false;
-        if (resume) ArmWake();
         continue;
       }
       --with_kernel_;

@@ -5,10 +5,14 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
+#include <filesystem>
 #include <string>
 #include <thread>
 
@@ -83,6 +87,31 @@ TEST(MakeIoEngineTest, IoUringWhereItIs) {
   ASSERT_TRUE(made.ok()) << made.status();
   EXPECT_STREQ(made->engine->name(), "io_uring");
   EXPECT_EQ(made->without, "");
+}
+
+// Whether a sync reaches the disk shows when the power fails; that it reaches
+// the kernel shows by the error that a FIFO gives.
+TEST(MakeIoEngineTest, SyncReachesTheKernel) {
+  std::string folder = testing::TempDir() + "/make_io_engine_XXXXXX";
+  ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+  const std::string path = folder + "/fifo";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  for (const IoEngineKind kind :
+       {IoEngineKind::kBlocking, IoEngineKind::kIoUring}) {
+    const auto made = MakeIoEngine(kind, {});
+    if (!made.ok()) continue;
+    const auto file = made->engine->Open(path, 0, IoEngine::OpenMode::kOpen);
+    ASSERT_TRUE(file.ok()) << file.status();
+    IoRequest sync;
+    sync.kind = IoRequest::Kind::kSync;
+    sync.file = *file;
+    made->engine->Submit(&sync);
+    std::array<IoRequest*, 1> completed;
+    EXPECT_EQ(made->engine->Poll(absl::MakeSpan(completed), true), 1);
+    EXPECT_TRUE(absl::IsInvalidArgument(sync.status)) << sync.status;
+    EXPECT_NE(sync.status.message().find("fdatasync"), std::string::npos);
+  }
+  std::filesystem::remove_all(folder);
 }
 
 }  // namespace

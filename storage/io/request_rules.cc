@@ -83,7 +83,7 @@ void CheckMemory(absl::Span<const std::byte> memory) {
 }
 
 absl::Status IoError(int error_number, absl::string_view what) {
-  const absl::Status status = OsError(error_number, what);
+  absl::Status status = OsError(error_number, what);
   switch (error_number) {
     case EIO:
     case EBADMSG:  // a checksum of the file system

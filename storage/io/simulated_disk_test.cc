@@ -51,7 +51,10 @@ class SimulatedDiskTest : public testing::Test {
     IoRequest request;
     request.kind = kind;
     request.file = file_;
-    if (kind == Kind::kSync) return request;
+    if (kind == Kind::kSync) {
+      request.priority = IoPriority::kBackground;
+      return request;
+    }
     request.offset_bytes = sector * kSectorBytes;
     request.buffer = absl::MakeSpan(buffers_[next_buffer_++ % kBuffers].bytes);
     std::memset(request.buffer.data(), value, request.buffer.size());
@@ -120,6 +123,18 @@ TEST_F(SimulatedDiskTest, SyncedWritesSurviveEveryCrash) {
   EXPECT_EQ(At(*disk_, 3), All('b'));
 }
 
+TEST_F(SimulatedDiskTest, StatesDoNotShareWhatIsWrittenLater) {
+  EXPECT_EQ(Write(3, 'a'), absl::OkStatus());
+  EXPECT_EQ(Sync(), absl::OkStatus());
+  const auto crashed = disk_->CrashAtRandom(1);
+  const auto killed = disk_->AfterKill(1);
+  EXPECT_EQ(Write(3, 'b'), absl::OkStatus());
+  EXPECT_EQ(Sync(), absl::OkStatus());
+  EXPECT_EQ(At(*crashed, 3), All('a'));
+  EXPECT_EQ(At(*killed, 3), All('a'));
+  EXPECT_EQ(At(*disk_, 3), All('b'));
+}
+
 TEST_F(SimulatedDiskTest, UnsyncedWritesAreOldOrNewOrTorn) {
   EXPECT_EQ(Write(3, 'a'), absl::OkStatus());
   const std::set<std::string> found = AfterCrashes(*disk_, 3);
@@ -169,6 +184,19 @@ TEST_F(SimulatedDiskTest, SyncIsForWritesThatWereCompletedBefore) {
   engine_->Submit(&sync);
   EXPECT_EQ(Finish(), 2);
   EXPECT_EQ(AfterCrashes(*disk_, 1), std::set<std::string>{All('a')});
+  EXPECT_GT(AfterCrashes(*disk_, 2).size(), 2);
+}
+
+// The same of a sync that has to wait until the write has ended.
+TEST_F(SimulatedDiskTest, SyncThatWaitsIsForWritesBeforeItsSubmission) {
+  engine_ = nullptr;
+  engine_ = MakeSimulatedIoEngine(disk_.get(), /*queue_depth=*/1);
+  file_ = *engine_->Open(kPath, kBytes, IoEngine::OpenMode::kOpen);
+  IoRequest write = Request(Kind::kWrite, 2, 'b');
+  IoRequest sync = Request(Kind::kSync, 0, 0);
+  engine_->Submit(&write);
+  engine_->Submit(&sync);
+  EXPECT_EQ(Finish(), 2);
   EXPECT_GT(AfterCrashes(*disk_, 2).size(), 2);
 }
 

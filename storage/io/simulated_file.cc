@@ -161,15 +161,17 @@ SimulatedFile SimulatedFile::AfterCrash(
     absl::FunctionRef<int(uint64_t, absl::Span<const uint64_t>)> choose) const {
   SimulatedFile file(0);
   file.durable_ = durable_;
-  for (const auto& [sector, writes] : UnsyncedSectors()) {
+  for (const auto& entry : UnsyncedSectors()) {
+    const uint64_t sector = entry.first;
+    const std::vector<uint64_t>& writes = entry.second;
     const int chosen = choose(sector, writes);
     CheckOrDie(chosen >= 0 && static_cast<size_t>(chosen) <= writes.size(),
                "a crash state is chosen that there is not");
     if (chosen == 0) continue;
-    const auto write =
-        std::find_if(log_.begin(), log_.end(), [&](const LoggedWrite& other) {
-          return other.number == writes[chosen - 1];
-        });
+    const uint64_t number = writes[static_cast<size_t>(chosen) - 1];
+    const auto write = std::find_if(
+        log_.begin(), log_.end(),
+        [&](const LoggedWrite& other) { return other.number == number; });
     file.durable_.Write(sector * kSimulatedSectorBytes,
                         SectorOf(*write, sector));
   }
