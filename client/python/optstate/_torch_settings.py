@@ -29,6 +29,7 @@ class Settings:
     resume: str = "checkpoint"
     views: bool = True
     detect_changes: str = "exact"
+    gradient_views: bool = True
     # Options of torch's class, which a group may lack.
     required: Collection[str] = ()
     # Constructor arguments that no group can change: Adagrad's initial sum.

@@ -302,6 +302,17 @@ class Session:
         self._call(self._library.optstate_views_map, ctypes.byref(handle))
         return handle
 
+    def map_gradient_views(self) -> tuple[ctypes.c_void_p, int]:
+        """Maps the gradient area once more: the handle, and what is to be added to a piece's
+        address; see optstate_gradient_views_map."""
+        handle, distance = ctypes.c_void_p(), ctypes.c_int64()
+        self._call(
+            self._library.optstate_gradient_views_map,
+            ctypes.byref(handle),
+            ctypes.byref(distance),
+        )
+        return handle, distance.value
+
     def find_written(self, views: ctypes.c_void_p) -> list[int]:
         """Returns parameters that differ from the committed step because `views` were written."""
         count = ctypes.c_size_t()
@@ -323,7 +334,8 @@ class Session:
     ) -> None:
         """Copies and pushes whole contiguous gradients in host memory.
 
-        `parameters`: ascending indices ("I"); `gradients`: addresses ("Q").
+        `parameters`: ascending indices ("I"); `gradients`: addresses ("Q"). A gradient that is
+        at its own piece's address is not copied.
         """
         self._call(
             self._library.optstate_push_gradients,
