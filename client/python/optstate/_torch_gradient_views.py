@@ -158,8 +158,9 @@ class GradientViews:
                 self._note_replaced(index)
             elif reference() is None:
                 del self._memory[index]
-        # A gradient of one parameter may be another's view, or a part of it.
-        if is_safe and self._count_inside(found) == len(in_place):
+        # A view that is not its parameter's gradient may be kept by the script, or be another
+        # parameter's gradient, whole or in part.
+        if is_safe:
             for at, address in in_place:
                 found.pointers[at] = address
         else:
@@ -247,22 +248,6 @@ class GradientViews:
         self._replaced[index] = self._replaced.get(index, 0) + 1
         if self._replaced[index] >= _REPLACED_MAX:
             del self._places[index]
-
-    def _count_inside(self, found: Gradients) -> int:
-        """Number of gradients to be pushed that have their memory in the present mapping."""
-        assert self._mapping is not None
-        if not self._places:
-            return 0
-        begin = min(place.address for place in self._places.values()) + self._mapping.distance
-        end = max(place.address + place.size for place in self._places.values())
-        end += self._mapping.distance
-        count = 0
-        if found.pointers:
-            pointers = torch.frombuffer(found.pointers, dtype=torch.int64)
-            count = int(((pointers >= begin) & (pointers < end)).sum())
-        # A storage in the mapping is one whole view's.
-        storages = (g.untyped_storage().data_ptr() for g in found.others.values() if g.is_cpu)
-        return count + sum(begin <= each < end for each in storages)
 
 
 def _is_new(gradient: torch.Tensor, place: _Place) -> bool:

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 
+import numpy as np
 import optstate
 import pytest
 import torch
@@ -235,6 +236,17 @@ def test_a_lone_tensor_given_as_a_gradient_stays_the_script_s():
         backward(model, optimizer, step)
         alias.mul_(0.5)
         return alias.tolist()
+
+    assert_as_torchs(between)
+
+
+def test_numpy_s_memory_stays_the_script_s():
+    def between(model, optimizer, step):
+        array = np.full((4, 16), 0.5, dtype=np.float32)
+        model[3].weight.grad = torch.from_numpy(array)
+        backward(model, optimizer, step)
+        array *= 0.5
+        return array.tolist()
 
     assert_as_torchs(between)
 

@@ -145,6 +145,24 @@ def test_hooks_of_the_script(what, registered):
     assert largest_difference(ours, train(torch.optim.SGD)) < 1e-6
 
 
+def test_an_alias_from_a_tensor_hook():
+    """torch makes the tensor that the hook sees the gradient."""
+
+    def train(optimizer_class):
+        model = small_model()
+        seen = []
+        model[0].weight.register_hook(lambda each: seen.append(each.detach()))
+        optimizer = optimizer_class(model.parameters(), **OPTIONS)
+        for step in range(4):
+            optimizer.zero_grad()
+            backward(model, optimizer, step)
+            seen[-1].mul_(0.5)
+            optimizer.step()
+        return model
+
+    assert largest_difference(train(optstate.SGD), train(torch.optim.SGD)) < 1e-6
+
+
 def _sparse():
     torch.manual_seed(1)
     return torch.nn.Sequential(torch.nn.Embedding(10, 8, sparse=True), torch.nn.Linear(8, 4))

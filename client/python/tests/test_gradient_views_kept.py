@@ -363,7 +363,7 @@ def test_a_forked_child_writes_its_own_gradients(waits):
             if waits:
                 for parameter in (*model.parameters(), *reference.parameters()):
                     parameter.grad.mul_(0.5)
-            assert mine.poll(60)
+            assert mine.poll(20)
             seen, made = mine.recv()
             child.join()
             assert child.exitcode == 0
@@ -374,6 +374,22 @@ def test_a_forked_child_writes_its_own_gradients(waits):
             torchs.step()
             assert made
     assert largest_difference(model, reference) < 1e-6
+
+
+def test_a_child_after_the_optimizer_was_closed():
+    fork = multiprocessing.get_context("fork")
+    model = small_model()
+    optimizer = optstate.SGD(model.parameters(), lr=0.1)
+    backward(model, optimizer, 0)
+    optimizer.close()
+    values = bits([each.grad for each in model.parameters()])
+    mine, theirs = fork.Pipe()
+    child = fork.Process(target=_write_gradients, args=(model, theirs))
+    child.start()
+    assert mine.poll(60)
+    assert mine.recv()[0] == values
+    child.join()
+    assert bits([each.grad for each in model.parameters()]) == values
 
 
 def test_a_fork_by_another_thread_during_backward():

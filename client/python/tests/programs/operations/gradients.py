@@ -26,8 +26,7 @@ def _other(side: Any, parameter: torch.nn.Parameter, number: int) -> torch.nn.Pa
     alike = [
         each
         for each in side.model.distinct()
-        if each.grad is not None
-        and (each.shape, each.dtype) == (parameter.shape, parameter.dtype)
+        if each.grad is not None and (each.shape, each.dtype) == (parameter.shape, parameter.dtype)
     ]
     return alike[number % len(alike)]
 
