@@ -298,6 +298,14 @@ int optstate_gradient_views_map(optstate_session* session,
   });
 }
 
+int optstate_gradient_views_put(optstate_gradient_views* views, void* to,
+                                const void* gradient, size_t bytes) {
+  return Guarded([&] {
+    return views->views->Put(to,
+                             {static_cast<const std::byte*>(gradient), bytes});
+  });
+}
+
 int optstate_gradient_views_keep(optstate_gradient_views* views,
                                  const void* const* data, const size_t* bytes,
                                  size_t count) {

@@ -295,6 +295,11 @@ typedef struct optstate_gradient_views optstate_gradient_views;
 OPTSTATE_EXPORT int optstate_gradient_views_map(optstate_session* session,
                                                 optstate_gradient_views** out,
                                                 int64_t* distance);
+/* Copies `bytes` of a gradient to the part of the memory that begins at `to`,
+ * bypassing caches that would not have it for the daemon. */
+OPTSTATE_EXPORT int optstate_gradient_views_put(optstate_gradient_views* views,
+                                                void* to, const void* gradient,
+                                                size_t bytes);
 /* Makes the memory private: `count` parts of it, from data[i] on, keep their
  * values, the rest becomes 0, and the area no longer shows what is written
  * there. RESOURCE_EXHAUSTED: nothing has changed. A second call does nothing.

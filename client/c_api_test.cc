@@ -239,7 +239,10 @@ TEST_F(CApiTest, GradientsMadeInTheViewsNeedNoCopy) {
     EXPECT_EQ(optstate_session_parameter(session, 0, &data, &bytes), 0);
     return *static_cast<const float*>(data);
   };
-  for (int64_t i = 0; i < shape_; ++i) view[i] = 3;
+  const std::vector<float> gradient(shape_, 3.0f);
+  EXPECT_EQ(optstate_gradient_views_put(views, view, gradient.data(),
+                                        shape_ * sizeof(float)),
+            0);
   EXPECT_EQ(step(1), -3);
   // Private memory is not the area, and outlives the session.
   const void* const kept = view;

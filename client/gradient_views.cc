@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "client/streaming_copy.h"
 #include "proto/types/os_error.h"
 
 namespace optstate::client {
@@ -48,6 +49,17 @@ absl::StatusOr<std::unique_ptr<GradientViews>> GradientViews::Map(
 }
 
 GradientViews::~GradientViews() { munmap(pages_.data(), pages_.size()); }
+
+absl::Status GradientViews::Put(void* to,
+                                absl::Span<const std::byte> gradient) {
+  if (!Contains(area_, {static_cast<const std::byte*>(to), gradient.size()})) {
+    return absl::InvalidArgumentError(
+        "a gradient's place is outside of the gradient views");
+  }
+  StreamingCopy(to, gradient.data(), gradient.size(), area_.size());
+  StreamingFence();
+  return absl::OkStatus();
+}
 
 absl::Status GradientViews::Keep(
     absl::Span<const absl::Span<const std::byte>> parts) {

@@ -31,6 +31,10 @@ class GradientViews {
   absl::Span<std::byte> area() const { return area_; }
   // What is to be added to an address in the mapped area to get that here.
   int64_t distance() const { return distance_; }
+  // Copies a gradient to a part of the memory, which begins at `to`, bypassing
+  // the cache where the engine would not find it there. INVALID_ARGUMENT: the
+  // part is outside.
+  absl::Status Put(void* to, absl::Span<const std::byte> gradient);
   // Makes the memory private. The given parts of it keep their values, all
   // other bytes become 0. RESOURCE_EXHAUSTED: there is no memory, and nothing
   // has changed; INVALID_ARGUMENT: a part is outside. Idempotent: a second call

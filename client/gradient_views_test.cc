@@ -3,6 +3,7 @@
 #include <array>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -41,6 +42,18 @@ TEST_F(GradientViewsTest, ShowTheAreaAndWriteIt) {
   views_->area().back() = std::byte{2};
   EXPECT_EQ(views_->area().front(), std::byte{1});
   EXPECT_EQ(area_.back(), std::byte{2});
+}
+
+TEST_F(GradientViewsTest, TakeGradients) {
+  const std::vector<std::byte> gradient(5000, std::byte{7});
+  ASSERT_TRUE(views_->Put(views_->area().data() + 3, gradient).ok());
+  EXPECT_EQ(area_[2], std::byte{0});
+  EXPECT_THAT(area_.subspan(3, 5000), Each(std::byte{7}));
+  EXPECT_EQ(area_[5003], std::byte{0});
+  EXPECT_EQ(views_->Put(&views_->area()[views_->area().size() - 4999], gradient)
+                .code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(area_.back(), std::byte{0});
 }
 
 TEST_F(GradientViewsTest, OutliveTheSegment) {

@@ -227,6 +227,7 @@ _PROTOTYPES = {
         c_int,
         (c_void_p, POINTER(c_void_p), POINTER(c_int64)),
     ),
+    "optstate_gradient_views_put": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
     "optstate_gradient_views_keep": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
     "optstate_gradient_views_free": (None, (c_void_p,)),
     "optstate_push": (c_int, (c_void_p, c_uint64, c_uint32, c_uint32, c_uint32)),

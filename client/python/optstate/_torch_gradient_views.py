@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optstate._torch_gradients import Gradients
 
 # A smaller gradient is copied in step() faster than a hook is called for it. Tests lower it.
-BYTES_MIN = 64 << 10
+BYTES_MIN = 256 << 10
 # Number of steps in a row in which something replaces a view before no more are made of it.
 _REPLACED_MAX = 2
 
@@ -47,8 +47,13 @@ class _Mapping:
     def __init__(self, handle: ctypes.c_void_p, distance: int) -> None:
         self._handle = handle
         self.distance = distance  # from the gradient area
+        self._put = _native.library().optstate_gradient_views_put
         free = _native.library().optstate_gradient_views_free
         weakref.finalize(self, free, handle).atexit = False
+
+    def put(self, address: int, gradient: torch.Tensor, size: int) -> None:
+        """Copies a contiguous gradient in host memory to an address in this memory."""
+        _native.check(self._put(self._handle, address, gradient.data_ptr(), size))
 
     def keep(self, addresses: array.array, sizes: array.array) -> None:
         """Makes the memory private; these parts of it keep their values."""
@@ -125,15 +130,16 @@ class GradientViews:
         if place is None or gradient is None or not _is_new(gradient, place):
             return
         with self._lock:
-            if self._leaves:
-                self.leave()
             if self._is_held(index):
                 self._part_with_held()
                 return
             if self._mapping is None and not self._map():
                 return
-            view = self._view(index, place)
-            view.copy_(gradient)
+            assert self._mapping is not None
+            address = place.address + self._mapping.distance
+            # After the copy the core has none of this code in its cache.
+            view = self._view(index, place, address)
+            self._mapping.put(address, gradient, place.size)
             parameter.grad = view
 
     def settle(self, found: Gradients) -> None:
@@ -175,7 +181,7 @@ class GradientViews:
         with self._lock:
             if os.getpid() != self._pid:
                 return
-            # A signal may end this call anywhere: the next one begins again.
+            # A signal may end this call anywhere: settle() calls it again then.
             self._leaves = True
             if self._mapping is None:
                 self._memory, self._leaves = {}, False
@@ -212,9 +218,8 @@ class GradientViews:
             self._places = {}
         return self._mapping is not None
 
-    def _view(self, index: int, place: _Place) -> torch.Tensor:
-        assert self._mapping is not None
-        memory = place.buffer.from_address(place.address + self._mapping.distance)
+    def _view(self, index: int, place: _Place, address: int) -> torch.Tensor:
+        memory = place.buffer.from_address(address)
         memory.mapping = self._mapping
         self._memory[index] = weakref.ref(memory)
         storage = torch.frombuffer(memory, dtype=place.dtype).untyped_storage()

@@ -102,10 +102,9 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         gradients_as_views: over shared memory, gradients in host memory become views of the
             area that the daemon reads, as soon as backward() has made them, so that step()
             copies none of them, and whatever is done to them before is in the step. Gradients
-            of less than 64 KiB, of which this rank pushes only a part, that something else
-            holds (as a list of the last step's) or that something replaces (as
-            DistributedDataParallel does with gradient_as_bucket_view=True) are copied in
-            step(), and all are with overlap=True.
+            of less than 256 KiB, of which this rank pushes only a part, whose memory something
+            else has (a list of the last step's, DistributedDataParallel) or that something
+            replaces are copied in step(), and all are with overlap=True.
         detect_changes: how to find changes without a trace (through .data or numpy, by a
             collective) of parameters that are copied and not views. "exact": by a 64-bit
             digest of what was copied, which is compared before each step. "sample": by a digest

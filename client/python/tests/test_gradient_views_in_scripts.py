@@ -220,15 +220,25 @@ def _channels_last():
     return model
 
 
-def test_strides():
+def _channels_first():
+    model = _channels_last()
+    model[1].weight.data = model[1].weight.data.contiguous()
+    return model
+
+
+@pytest.mark.parametrize("model", [_channels_last, _channels_first])
+def test_strides(model):
     """A gradient has the strides of its parameter; only contiguous ones are views."""
 
     def between(model, optimizer, step):
+        if step == 3:
+            weight = model[1].weight.data
+            model[1].weight.data = weight.contiguous(memory_format=torch.channels_last)
         backward(model, optimizer, step)
         assert model[1].weight.grad.stride() == model[1].weight.stride()
         model[1].weight.grad.data.mul_(0.5)
 
-    assert_as_torchs(between, model=_channels_last)
+    assert_as_torchs(between, model=model)
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
