@@ -15,6 +15,7 @@ import ranks
 import torch
 from gradients_in_place import OPTIONS, assert_as_torchs, backward, in_place, run, viewable
 from optstate import _torch_gradient_views
+from optstate._torch_tensors import memory_view
 from training import bits, largest_difference, loss_of, small_model
 
 
@@ -36,11 +37,6 @@ class Kept:
         for tensor, value in zip(self.tensors, self.values):
             held = torch.as_tensor(tensor) if not isinstance(tensor, torch.Tensor) else tensor
             assert torch.equal(held.reshape(value.shape), value)
-
-
-def _saved_for_backward(gradient):
-    weight = torch.ones_like(gradient, requires_grad=True)
-    return (weight * gradient).sum().grad_fn.next_functions[0][0]
 
 
 KEEPS = {
@@ -180,9 +176,8 @@ def test_the_end_of_the_optimizer(how, job):
         return
     assert bits(gradients) == values
     backward(model, None, 0)  # adds in place
-    for gradient, former in zip(gradients, values):
-        expected = torch.frombuffer(bytearray(former), dtype=torch.float32)
-        assert gradient.isfinite().all() and gradient.numel() == expected.numel()
+    assert bits(gradients) != values
+    for gradient in gradients:
         gradient.fill_(1.0)
     if how == "add_param_group":
         optimizer.step()
@@ -212,15 +207,7 @@ def test_a_step_that_ends_with_an_error(error, where, monkeypatch):
     with optstate.SGD(model.parameters(), lr=0.1) as optimizer:
         backward(model, optimizer, 0)
         session = optimizer._served.attachment.session
-        area = [
-            _torch_gradient_views.torch.frombuffer(
-                (_torch_gradient_views.ctypes.c_char * (4 * piece.numel)).from_address(
-                    piece.address
-                ),
-                dtype=torch.float32,
-            )
-            for piece in session.pieces
-        ]
+        area = [memory_view(each.address, each.numel, torch.float32) for each in session.pieces]
         pushed = bits([each.grad for each in model.parameters()])
         assert bits(area) == pushed
 

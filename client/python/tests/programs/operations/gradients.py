@@ -11,7 +11,6 @@ from programs.model import random_values
 from programs.operations.training import _after_step
 from programs.registry import batch, index, of, operation
 
-# What leaves no trace is lost where gradients are pushed early, as the README says.
 _EDITS = ("data", "numpy", "in place", "view", "replace", "swap data", "none", "zero", "share")
 _EDITS += ("exchange", "transpose", "again")
 
@@ -83,6 +82,7 @@ def _check(side: Any) -> None:
             raise AssertionError(f"a kept gradient has changed from {values} to {found}")
 
 
+# What leaves no trace is lost where gradients are pushed early, as the README says.
 @operation(
     6,
     lambda program: program.scaler is None and not program.served.get("overlap"),
