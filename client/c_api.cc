@@ -33,6 +33,10 @@ struct optstate_views {
   std::unique_ptr<client::ParameterViews> views;
 };
 
+struct optstate_gradient_views {
+  std::unique_ptr<client::GradientViews> views;
+};
+
 namespace {
 
 constexpr size_t kInfoSizeMin =
@@ -287,6 +291,44 @@ int optstate_views_keep(optstate_views* views) {
 }
 
 void optstate_views_free(optstate_views* views) { delete views; }
+
+int optstate_gradient_views_map(optstate_session* session,
+                                optstate_gradient_views** out,
+                                int64_t* distance) {
+  return Guarded(session, [&](client::Session& s) -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(out, distance, 1));
+    OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<client::GradientViews> views,
+                              s.MapGradientViews());
+    *distance = views->distance();
+    *out = new optstate_gradient_views{std::move(views)};
+    return absl::OkStatus();
+  });
+}
+
+int optstate_gradient_views_put(optstate_gradient_views* views, void* to,
+                                const void* gradient, size_t bytes) {
+  return Guarded([&] {
+    return views->views->Put(to,
+                             {static_cast<const std::byte*>(gradient), bytes});
+  });
+}
+
+int optstate_gradient_views_keep(optstate_gradient_views* views,
+                                 const void* const* data, const size_t* bytes,
+                                 size_t count) {
+  return Guarded([&]() -> absl::Status {
+    OPTSTATE_RETURN_IF_ERROR(CheckArrays(data, bytes, count));
+    std::vector<absl::Span<const std::byte>> parts(count);
+    for (size_t i = 0; i < count; ++i) {
+      parts[i] = {static_cast<const std::byte*>(data[i]), bytes[i]};
+    }
+    return views->views->Keep(parts);
+  });
+}
+
+void optstate_gradient_views_free(optstate_gradient_views* views) {
+  delete views;
+}
 
 int optstate_push(optstate_session* session, uint64_t step, uint32_t micro_step,
                   uint32_t first, uint32_t count) {

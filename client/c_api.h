@@ -310,6 +310,31 @@ OPTSTATE_EXPORT int optstate_views_release(optstate_views* views);
 OPTSTATE_EXPORT int optstate_views_keep(optstate_views* views);
 OPTSTATE_EXPORT void optstate_views_free(optstate_views* views);
 
+/* The rank's gradient area as memory that the trainer may write whenever no
+ * push of its is under way (shared memory alone: UNIMPLEMENTED elsewhere). The
+ * address of a piece's gradient in it is optstate_piece.gradient plus
+ * *distance. The memory outlives the session and ends with
+ * optstate_gradient_views_free. */
+typedef struct optstate_gradient_views optstate_gradient_views;
+OPTSTATE_EXPORT int optstate_gradient_views_map(optstate_session* session,
+                                                optstate_gradient_views** out,
+                                                int64_t* distance);
+/* Copies `bytes` of a gradient to the part of the memory that begins at `to`,
+ * bypassing caches that would not have it for the daemon. */
+OPTSTATE_EXPORT int optstate_gradient_views_put(optstate_gradient_views* views,
+                                                void* to, const void* gradient,
+                                                size_t bytes);
+/* Makes the memory private: `count` parts of it, from data[i] on, keep their
+ * values, the rest becomes 0, and the area no longer shows what is written
+ * there. RESOURCE_EXHAUSTED: nothing has changed. A second call does nothing.
+ */
+OPTSTATE_EXPORT int optstate_gradient_views_keep(optstate_gradient_views* views,
+                                                 const void* const* data,
+                                                 const size_t* bytes,
+                                                 size_t count);
+OPTSTATE_EXPORT void optstate_gradient_views_free(
+    optstate_gradient_views* views);
+
 /* Declares that the rank's pieces of parameters [first, +count) hold their
  * gradients of `step` (committed_step + 1). Returns when the push is
  * submitted; an error of the daemon shows here or at commit. After an error
@@ -320,7 +345,9 @@ OPTSTATE_EXPORT int optstate_push(optstate_session* session, uint64_t step,
 /* Copies the owned pieces out of whole, contiguous gradients in host memory
  * and pushes them. Parameters that this rank does not own are passed over, and
  * so are those already pushed in this micro-step, whose values the daemon may
- * be reading: abort the step to push other values. `parameters` ascends. */
+ * be reading: abort the step to push other values. A gradient at the very
+ * address of its piece, which must be the whole parameter, is pushed without a
+ * copy. `parameters` ascends. */
 OPTSTATE_EXPORT int optstate_push_gradients(optstate_session* session,
                                             uint64_t step, uint32_t micro_step,
                                             const uint32_t* parameters,

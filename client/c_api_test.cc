@@ -195,6 +195,82 @@ TEST_F(CApiTest, NullsAndRangesAreRefused) {
   optstate_session_close(session);
 }
 
+// Takes steps of SGD, of rate 1, with a gradient made in place.
+TEST_F(CApiTest, GradientsMadeInTheViewsNeedNoCopy) {
+  options_.optimizer = OPTSTATE_SGD;
+  options_.job = "c-api-gradient-views";
+  optstate_session* session = nullptr;
+  ASSERT_EQ(optstate_session_open(&options_, &session), 0)
+      << optstate_last_error();
+  const std::vector<float> zeros(shape_, 0.0f);
+  ASSERT_EQ(optstate_begin_load(session), 0);
+  ASSERT_EQ(optstate_load(session, OPTSTATE_MASTER, 0, OPTSTATE_FLOAT32,
+                          zeros.data()),
+            0);
+  ASSERT_EQ(optstate_finish_load(session), 0);
+  optstate_piece piece = {};
+  piece.struct_size = sizeof(piece);
+  ASSERT_EQ(optstate_session_pieces(session, &piece, 1), 0);
+  optstate_gradient_views* views = nullptr;
+  int64_t distance = 0;
+  EXPECT_EQ(optstate_gradient_views_map(session, nullptr, &distance),
+            kInvalidArgument);
+  ASSERT_EQ(optstate_gradient_views_map(session, &views, &distance), 0)
+      << optstate_last_error();
+  auto* const view = reinterpret_cast<float*>(
+      reinterpret_cast<intptr_t>(piece.gradient) + distance);
+  optstate_hyperparams group = {};
+  group.struct_size = sizeof(group);
+  group.value[0] = 1;  // the learning rate
+  const uint32_t index = 0;
+  const auto step = [&](uint64_t number) {
+    const void* const in_place = piece.gradient;
+    EXPECT_EQ(optstate_push_gradients(session, number, 0, &index, &in_place, 1),
+              0);
+    optstate_commit_options commit = {};
+    commit.struct_size = sizeof(commit);
+    commit.step = number;
+    commit.groups = &group;
+    commit.group_count = 1;
+    EXPECT_EQ(optstate_commit(session, &commit, nullptr), 0)
+        << optstate_last_error();
+    const void* data = nullptr;
+    size_t bytes = 0;
+    EXPECT_EQ(optstate_session_parameter(session, 0, &data, &bytes), 0);
+    return *static_cast<const float*>(data);
+  };
+  const std::vector<float> gradient(shape_, 3.0f);
+  EXPECT_EQ(optstate_gradient_views_put(views, view, gradient.data(),
+                                        shape_ * sizeof(float)),
+            0);
+  EXPECT_EQ(step(1), -3);
+  // Private memory is not the area, and outlives the session.
+  const void* const kept = view;
+  const size_t bytes = shape_ * sizeof(float);
+  EXPECT_EQ(optstate_gradient_views_keep(views, nullptr, nullptr, 1),
+            kInvalidArgument);
+  EXPECT_EQ(optstate_gradient_views_keep(views, &kept, &bytes, 1), 0);
+  for (int64_t i = 0; i < shape_; ++i) view[i] *= 2;
+  EXPECT_EQ(step(2), -6);
+  optstate_session_close(session);
+  EXPECT_EQ(view[shape_ - 1], 6);
+  optstate_gradient_views_free(views);
+}
+
+TEST_F(CApiTest, GradientViewsNeedSharedMemory) {
+  const std::string endpoint = daemon_->grpc_endpoint();
+  options_.endpoint = endpoint.c_str();
+  optstate_session* session = nullptr;
+  ASSERT_EQ(optstate_session_open(&options_, &session), 0)
+      << optstate_last_error();
+  optstate_gradient_views* views = nullptr;
+  int64_t distance = 0;
+  EXPECT_EQ(optstate_gradient_views_map(session, &views, &distance),
+            static_cast<int>(absl::StatusCode::kUnimplemented));
+  EXPECT_THAT(optstate_last_error(), HasSubstr("gradients are copied"));
+  optstate_session_close(session);
+}
+
 TEST_F(CApiTest, ErrorTextBelongsToTheThread) {
   options_.optimizer = 77;
   ExpectRefused("optimizer 77");

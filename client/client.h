@@ -41,6 +41,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
+#include "client/gradient_views.h"
 #include "client/load_digest.h"
 #include "client/parameter_views.h"
 #include "client/session_types.h"
@@ -125,6 +126,10 @@ class Session {
   // outlives the session. UNIMPLEMENTED: the wire copies parameters, the daemon
   // speculates, or the kernel does not report which pages were written.
   absl::StatusOr<std::unique_ptr<ParameterViews>> MapViews();
+  // Maps the rank's gradient area a second time, as memory that the trainer may
+  // write while no push of this rank is under way; the mapping outlives the
+  // session. UNIMPLEMENTED: the wire copies gradients, or the kernel cannot.
+  absl::StatusOr<std::unique_ptr<GradientViews>> MapGradientViews();
   // Whether the engine is known to be writing parameters of the step whose
   // commit is under way: some of the new values are there already.
   bool WritesParameters() const;
@@ -147,7 +152,8 @@ class Session {
   // Copies the owned pieces out of whole, contiguous gradients and pushes them.
   // gradients[i] has the numel and the gradient dtype of parameters[i];
   // `parameters` ascends, and those that this rank does not own are passed
-  // over. The caller may reuse its memory when this returns.
+  // over. The caller may reuse its memory when this returns, but not a
+  // gradient's own piece, from which nothing is copied: see Push.
   absl::Status PushGradients(uint64_t step, uint32_t micro_step,
                              absl::Span<const uint32_t> parameters,
                              absl::Span<const void* const> gradients);

@@ -212,6 +212,21 @@ absl::StatusOr<std::unique_ptr<ParameterViews>> Session::MapViews() {
   return views;
 }
 
+absl::StatusOr<std::unique_ptr<GradientViews>> Session::MapGradientViews() {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckUsable()));
+  if (channel_->parameter_file() < 0) {
+    return Annotated(absl::UnimplementedError(absl::StrCat(
+        "over ", std::string(channel_->wire()), " gradients are copied")));
+  }
+  // The views are written without a further look at the pages.
+  const absl::Span<std::byte> area = channel_->gradient_area();
+  OPTSTATE_RETURN_IF_ERROR(Annotated(channel_->AwaitGradientArea(area.size())));
+  absl::StatusOr<std::unique_ptr<GradientViews>> views =
+      GradientViews::Map(area);
+  if (!views.ok()) return Annotated(views.status());
+  return views;
+}
+
 bool Session::WritesParameters() const {
   const std::atomic<uint64_t>* const stamps = channel_->run_stamps();
   if (!commit_.has_value() || stamps == nullptr) return false;

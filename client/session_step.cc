@@ -176,12 +176,12 @@ uint64_t Session::PutGradient(size_t index, const void* gradient,
   const uint64_t element_bytes =
       SizeInBytes(setup_->layout.parameters()[piece.parameter].gradient_dtype);
   const uint64_t bytes = piece.numel * element_bytes;
-  if (gradient != nullptr) {
-    StreamingCopy(
-        area.data() + piece.gradient_offset_bytes,
-        static_cast<const std::byte*>(gradient) + piece.begin * element_bytes,
-        bytes, area.size());
-  }
+  if (gradient == nullptr) return bytes;
+  std::byte* const to = area.data() + piece.gradient_offset_bytes;
+  const std::byte* const from =
+      static_cast<const std::byte*>(gradient) + piece.begin * element_bytes;
+  // The caller may have made the gradient in its place.
+  if (from != to) StreamingCopy(to, from, bytes, area.size());
   return bytes;
 }
 

@@ -235,6 +235,13 @@ _PROTOTYPES = {
     "optstate_views_release": (c_int, (c_void_p,)),
     "optstate_views_keep": (c_int, (c_void_p,)),
     "optstate_views_free": (None, (c_void_p,)),
+    "optstate_gradient_views_map": (
+        c_int,
+        (c_void_p, POINTER(c_void_p), POINTER(c_int64)),
+    ),
+    "optstate_gradient_views_put": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
+    "optstate_gradient_views_keep": (c_int, (c_void_p, c_void_p, c_void_p, c_size_t)),
+    "optstate_gradient_views_free": (None, (c_void_p,)),
     "optstate_push": (c_int, (c_void_p, c_uint64, c_uint32, c_uint32, c_uint32)),
     "optstate_push_gradients": (
         c_int,

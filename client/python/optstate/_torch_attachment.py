@@ -112,6 +112,7 @@ class Attachment:
             tensors,
             self._spec.parameters,
             can_take_back=not (settings.reduction == "daemon" and settings.accumulate),
+            views=settings.gradient_views and not settings.overlap,
         )
         self.hyperparams = _native.array_of(_native.Hyperparams, len(param_groups))
         # Whether parameters that were never updated have entries, as after torch's first step.
@@ -153,6 +154,7 @@ class Attachment:
     def end(self) -> None:
         # Views end first: without this session, the engine may write at any time.
         self.parameters.end_views()
+        self.gradients.end_views()
         self.session.close()
 
     @property
@@ -354,7 +356,8 @@ class Attachment:
     def undone_on_error(self) -> Iterator[None]:
         """Drops what was staged when a step fails, so that the step can be taken again."""
         try:
-            yield
+            with self._without_views_on_error():
+                yield
         except (errors.UnavailableError, errors.NotFoundError, errors.DeadlineExceededError):
             # There may be no daemon to abort the step in, and waiting for one takes a while.
             self.micro_step, self.committing = 0, None
@@ -368,6 +371,16 @@ class Attachment:
             if self.committing is None:
                 self.drop_step()
             raise  # a signal interrupted a commit: finish_interrupted() finds its outcome
+
+    @contextlib.contextmanager
+    def _without_views_on_error(self) -> Iterator[None]:
+        """Leaves views of gradients when a step fails, which the daemon may still be taking: it
+        would read what the script writes next."""
+        try:
+            yield
+        except BaseException:
+            self.gradients.leave_views()
+            raise
 
     def check_no_micro_steps(self, what: str) -> None:
         """Raises RuntimeError if micro-steps are pushed, which a load would drop."""

@@ -1,4 +1,4 @@
-"""Hooks that push gradients while backward() is still running."""
+"""Hooks that receive gradients while backward() is still running."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ class GradientHooks:
     def __init__(self) -> None:
         self._hooks: list[Any] = []
 
-    def install(self, tensors: Iterable[torch.Tensor], method: Callable[[int], None]) -> None:
-        """Calls `method(index)` from now on, in place of what was installed before."""
+    def install(
+        self, tensors: Iterable[tuple[int, torch.Tensor]], method: Callable[[int], None]
+    ) -> None:
+        """Calls `method(index)` for these from now on, in place of what was installed before."""
         self.remove()
         reference = weakref.WeakMethod(method)
 
@@ -34,7 +36,7 @@ class GradientHooks:
 
         self._hooks += [
             tensor.register_post_accumulate_grad_hook(hook_of(index))
-            for index, tensor in enumerate(tensors)
+            for index, tensor in tensors
             if tensor.requires_grad
         ]
         weakref.finalize(self, _remove, self._hooks)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from optstate import errors
+from optstate._torch_gradient_views import GradientViews
 from optstate._torch_tensors import (
     DTYPES,
     dtype_of,
@@ -73,9 +74,10 @@ class GradientPusher:
         specs: Sequence[ParameterSpec],
         *,
         can_take_back: bool,
+        views: bool,
     ) -> None:
         """can_take_back: gradients pushed in a step's first micro-step are not yet part
-        of a sum over several ranks."""
+        of a sum over several ranks. views: gradients may be views of the gradient area."""
         self._session = session
         self._can_take_back = can_take_back
         self._parameters = list(parameters)
@@ -85,6 +87,10 @@ class GradientPusher:
         self._shapes = [parameter.shape for parameter in self._parameters]
         self._dtypes = [DTYPES[spec.gradient_dtype] for spec in specs]
         self._owned: dict[int, Piece] = {piece.parameter: piece for piece in session.pieces}
+        # Gradients in the gradient area; None: they are copied there.
+        self.views: GradientViews | None = None
+        if views:
+            self.views = GradientViews(session, self._parameters, self._dtypes, self._owned)
         # Gradients that were pushed early: the tensor (kept, so that no other tensor gets
         # its address), the address of its values, and its version.
         self._pushed: dict[int, tuple[torch.Tensor, int, int]] = {}
@@ -122,7 +128,24 @@ class GradientPusher:
                 gradients = [gradient for _, gradient in new]
             self._check_gradients(indices, gradients)
             found.add(indices, gradients)
+        if self.views is not None:
+            self.views.settle(found)
         return found
+
+    def leave_views(self) -> None:
+        """Makes gradients this process's own memory; see GradientViews.leave()."""
+        if self.views is not None:
+            self.views.leave()
+
+    def end_views(self) -> None:
+        """Ends the views before the session closes. Idempotent."""
+        if self.views is not None:
+            self.views.end()
+
+    @property
+    def view_bytes(self) -> int:
+        """Size of the gradients that are views of the gradient area now."""
+        return 0 if self.views is None else self.views.size
 
     def push(self, step: int, micro_step: int, found: Gradients) -> None:
         """Pushes the owned pieces of what was gathered."""

@@ -22,6 +22,7 @@ class MemoryUse(NamedTuple):
     copies: int  # parameters that this process holds as copies
     gradients: int  # this rank's gradient area, in memory shared with the daemon
     replaced: int  # parameters replaced by attaching, held by this process until the first step
+    gradient_views: int  # gradients in that area, which this process does not hold a second time
 
 
 def memory_use(attachment: Attachment, replaced: int) -> MemoryUse:
@@ -39,4 +40,5 @@ def memory_use(attachment: Attachment, replaced: int) -> MemoryUse:
         copies=copies,
         gradients=attachment.gradients.area_bytes,
         replaced=replaced,
+        gradient_views=attachment.gradients.view_bytes,
     )

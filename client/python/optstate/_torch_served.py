@@ -243,9 +243,12 @@ class Served:
         _living.add(self)
         # The finalizer also runs at interpreter exit; closing does nothing in a forked child.
         self._finalizer = weakref.finalize(self, attachment.end)
+        tensors = attachment.parameters.tensors
         if self.settings.overlap:
-            tensors = (tensor for group in groups for tensor in group["params"])
-            self._hooks.install(tensors, self._push_early)
+            self._hooks.install(enumerate(tensors), self._push_early)
+        elif attachment.gradients.views is not None:
+            indices = attachment.gradients.views.indices
+            self._hooks.install(((i, tensors[i]) for i in indices), self._make_view)
         attachment.warn_if_embedded()
         return replaced
 
@@ -412,7 +415,7 @@ class Served:
             if not self.state[tensor]:
                 del self.state[tensor]
 
-    # Overlap of pushes with backward().
+    # Methods that hooks call in backward().
 
     def _push_early(self, index: int) -> None:
         attachment = self.attachment
@@ -422,6 +425,14 @@ class Served:
             return  # a forked child only computes
         with attachment.undone_on_error():
             attachment.gradients.push_early(attachment.next_step, attachment.micro_step, index)
+
+    def _make_view(self, index: int) -> None:
+        attachment = self.attachment
+        if attachment is None or attachment.committing is not None or attachment.must_abort:
+            return  # the daemon may still read the gradient area
+        views = attachment.gradients.views
+        if views is not None and not attachment.session.is_forked:
+            views.take(index)
 
     # Methods that extend the job.
 

@@ -31,6 +31,7 @@ class Settings:
     views: bool = True
     detect_changes: str = "exact"
     storage: Storage = Storage()
+    gradient_views: bool = True
     # Options of torch's class, which a group may lack.
     required: Collection[str] = ()
     # Constructor arguments that no group can change: Adagrad's initial sum.

@@ -296,9 +296,7 @@ class Session:
             structs = _native.array_of(_native.PieceWithGradient, len(self.pieces))
             if self.pieces:
                 self._call(self._library.optstate_session_pieces, structs, len(self.pieces))
-            self._gradient_addresses = {
-                piece.parameter: piece.gradient or 0 for piece in structs
-            }
+            self._gradient_addresses = {piece.parameter: piece.gradient or 0 for piece in structs}
         return self._gradient_addresses
 
     def parameter(self, parameter: int) -> tuple[int, int]:
@@ -318,6 +316,17 @@ class Session:
         handle = ctypes.c_void_p()
         self._call(self._library.optstate_views_map, ctypes.byref(handle))
         return handle
+
+    def map_gradient_views(self) -> tuple[ctypes.c_void_p, int]:
+        """Maps the gradient area once more: the handle, and what is to be added to a piece's
+        address; see optstate_gradient_views_map."""
+        handle, distance = ctypes.c_void_p(), ctypes.c_int64()
+        self._call(
+            self._library.optstate_gradient_views_map,
+            ctypes.byref(handle),
+            ctypes.byref(distance),
+        )
+        return handle, distance.value
 
     def find_written(self, views: ctypes.c_void_p) -> list[int]:
         """Returns parameters that differ from the committed step because `views` were written."""
@@ -340,7 +349,8 @@ class Session:
     ) -> None:
         """Copies and pushes whole contiguous gradients in host memory.
 
-        `parameters`: ascending indices ("I"); `gradients`: addresses ("Q").
+        `parameters`: ascending indices ("I"); `gradients`: addresses ("Q"). A gradient that is
+        at its own piece's address is not copied.
         """
         self._call(
             self._library.optstate_push_gradients,

@@ -100,6 +100,12 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             however it was made. Parameters that share memory with other tensors (e.g. a
             ``model.state_dict()`` that still exists) or are not contiguous are copied, and
             all parameters are copied where the daemon speculates.
+        gradients_as_views: over shared memory, gradients in host memory become views of the
+            area that the daemon reads, as soon as backward() has made them, so that step()
+            copies none of them, and whatever is done to them before is in the step. Gradients
+            of less than 256 KiB, of which this rank pushes only a part, whose memory something
+            else has (a list of the last step's, DistributedDataParallel) or that something
+            replaces are copied in step(), and all are with overlap=True.
         detect_changes: how to find changes without a trace (through .data or numpy, by a
             collective) of parameters that are copied and not views. "exact": by a 64-bit
             digest of what was copied, which is compared before each step. "sample": by a digest
@@ -186,6 +192,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         step_timeout: float | None = None,
         resume: str = "checkpoint",
         parameters_as_views: bool = True,
+        gradients_as_views: bool = True,
         detect_changes: str = "exact",
         placement: str | None = None,
         host_budget: int | str | None = None,
@@ -210,6 +217,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             parameters_as_views,
             detect_changes,
             storage(placement, host_budget, durability, sub_group_size),
+            gradients_as_views,
         )
         refuse_sharding_optimizer()
         if isinstance(params, torch.nn.Module):

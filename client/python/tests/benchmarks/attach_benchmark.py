@@ -76,9 +76,7 @@ def main() -> None:
     try:
         for endpoint in (daemon.shm, daemon.grpc_unix):
             print(endpoint.split("/")[0])
-            measure(
-                endpoint, arguments.count, arguments.numel, attach_only=arguments.attach_only
-            )
+            measure(endpoint, arguments.count, arguments.numel, attach_only=arguments.attach_only)
     finally:
         daemon.stop()
 

@@ -8,10 +8,14 @@ from typing import Any
 import optstate
 import torch
 import torch.distributed as dist
+from optstate import _torch_gradient_views
 
 from programs import references
 from programs.model import Model
 from programs.program import Program
+
+# So that small models have gradients that are views.
+_torch_gradient_views.BYTES_MIN = 1
 
 # Steps without overflow before a loss scale grows.
 GROWTH_INTERVAL = 3

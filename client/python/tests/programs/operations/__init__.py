@@ -10,6 +10,7 @@ from programs.operations import (  # noqa: F401  (they register themselves)
     checkpoints,
     copies,
     editing,
+    gradients,
     grouping,
     scheduling,
     training,
