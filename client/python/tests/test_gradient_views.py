@@ -27,7 +27,7 @@ def test_gradients_of_backward_are_views():
             return
         assert in_place(optimizer) == set(range(6))
         gathered = optimizer._served.attachment.gradients.gather()
-        assert list(gathered.pointers) == [views._places[index].address for index in range(6)]
+        assert list(gathered.pointers) == [views._addresses[index] for index in range(6)]
 
     assert_as_torchs(between)
 

@@ -69,7 +69,10 @@ RecordLayout::Place RecordLayout::MakePlace(const SubGroup& sub_group) const {
   };
   for (int part = kStatePart0; part < kRecordPartCount; ++part) add(part);
   add(kMasterPart);
-  place.state_bytes = RoundUp(end, io::kSectorBytes);
+  // A record without arrays takes a sector too, so that it is read and written
+  // like all others.
+  place.state_bytes =
+      RoundUp(std::max(end, io::kSectorBytes), io::kSectorBytes);
   bool keeps = false;
   for (uint32_t p = sub_group.first_parameter; p < sub_group.end_parameter;
        ++p) {
