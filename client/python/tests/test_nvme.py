@@ -1,0 +1,191 @@
+"""State on disk: the same training as in memory, and steps that survive a loss of power."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+
+import optstate
+import pytest
+import torch
+from daemon import Daemon
+
+# Few frames of small sub-groups, so that most records are swapped in each step.
+SWAPPED = {"placement": "nvme", "host_budget": 1, "sub_group_size": 4096}
+
+
+@pytest.fixture
+def disk_daemon(tmp_path):
+    running = Daemon("--nvme-dir", str(tmp_path / "disk"))
+    yield running
+    running.stop()
+
+
+def model_of(dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 256),
+        torch.nn.Tanh(),
+        torch.nn.Linear(256, 100),
+        torch.nn.LayerNorm(100),
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
+    return model.to(dtype)
+
+
+def train(model, optimizer, steps):
+    dtype = next(model.parameters()).dtype
+    for step in steps:
+        batch = torch.randn(16, 64, generator=torch.Generator().manual_seed(step)).to(dtype)
+        optimizer.zero_grad()
+        model(batch).float().square().mean().backward()
+        optimizer.step()
+
+
+def same(ours, others):
+    return all(torch.equal(a, b) for a, b in zip(ours.parameters(), others.parameters()))
+
+
+def lose_power(daemon, job):
+    """Kills the job's engine and the daemon, and removes all that they had in memory."""
+    engine = int(daemon.optctl("describe", "job", job)["engine_pid"])
+    daemon.kill()
+    os.kill(engine, signal.SIGKILL)
+    shutil.rmtree(daemon.directory / "state")
+    daemon.start()
+
+
+@pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
+@pytest.mark.parametrize(
+    "kind, options, dtype",
+    [
+        ("AdamW", {}, torch.float32),
+        ("AdamW", {"max_norm": 0.1}, torch.bfloat16),
+        ("AdamW", {"master": "split", "state_dtype": "dynamic8"}, torch.bfloat16),
+        ("Adam", {"amsgrad": True, "state_dtype": torch.bfloat16}, torch.float16),
+        ("SGD", {"lr": 0.1, "momentum": 0.9}, torch.float32),
+        ("SGD", {"lr": 0.1}, torch.float32),
+        ("Adafactor", {}, torch.float32),
+        ("LAMB", {}, torch.float32),
+        ("NAdam", {}, torch.float32),
+    ],
+)
+def test_records_on_disk_change_no_bit(kind, options, dtype, wire, disk_daemon, job):
+    models = [model_of(dtype), model_of(dtype)]
+    make = getattr(optstate, kind)
+    for number, (model, where) in enumerate(zip(models, ({}, SWAPPED))):
+        endpoint = getattr(disk_daemon, wire)
+        name = f"{job}-{number}"
+        with make(model.parameters(), job=name, endpoint=endpoint, **options, **where) as optimizer:
+            train(model, optimizer, range(5))
+    assert same(*models)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("durability, kept", [("step", 0), ("every 2", 1)])
+def test_a_loss_of_power_leaves_a_durable_step(durability, kept, dtype, disk_daemon, job):
+    expected = model_of(dtype)
+    with optstate.AdamW(expected.parameters(), endpoint=disk_daemon.shm) as optimizer:
+        train(expected, optimizer, range(12))
+    options = {**SWAPPED, "durability": durability, "job": job, "endpoint": disk_daemon.shm}
+    for end in (5, 9):
+        model = model_of(dtype)
+        optimizer = optstate.AdamW(model.parameters(), **options)
+        train(model, optimizer, range(optimizer.committed_step, end))
+        outcome = optimizer.last_outcome
+        if kept == 0:
+            assert outcome.durable_step == outcome.step
+        lose_power(disk_daemon, job)
+        # The optimizer's own process would attach again: it loses power too.
+        optimizer._served.attachment.session.close()
+        again = model_of(dtype)
+        with optstate.AdamW(again.parameters(), job=job, endpoint=disk_daemon.shm) as attached:
+            assert end - 1 - kept <= attached.committed_step <= end
+            if kept == 0:
+                assert attached.committed_step == end
+            assert attached.committed_step >= outcome.durable_step
+    model = model_of(dtype)
+    with optstate.AdamW(model.parameters(), **options) as optimizer:
+        train(model, optimizer, range(optimizer.committed_step, 12))
+    assert same(model, expected)
+
+
+def test_an_engine_killed_while_it_swaps_is_a_delay(disk_daemon, job):
+    expected, model = model_of(), model_of()
+    with optstate.AdamW(expected.parameters(), endpoint=disk_daemon.shm) as optimizer:
+        train(expected, optimizer, range(20))
+    options = {**SWAPPED, "durability": "every 3", "job": job, "endpoint": disk_daemon.shm}
+    with optstate.AdamW(model.parameters(), **options) as optimizer:
+        for step in range(20):
+            train(model, optimizer, [step])
+            if step % 4 == 1:
+                os.kill(int(disk_daemon.optctl("describe", "job", job)["engine_pid"]), 9)
+    assert same(model, expected)
+
+
+def test_an_orderly_end_makes_the_last_step_durable(disk_daemon, job):
+    model = model_of()
+    options = {**SWAPPED, "durability": "every 1000", "job": job, "endpoint": disk_daemon.shm}
+    with optstate.AdamW(model.parameters(), **options) as optimizer:
+        train(model, optimizer, range(3))
+    disk_daemon.stop_gently()
+    shutil.rmtree(disk_daemon.directory / "state")
+    disk_daemon.start()
+    again = model_of()
+    with optstate.AdamW(again.parameters(), job=job, endpoint=disk_daemon.shm) as optimizer:
+        assert optimizer.committed_step == 3
+    assert same(again, model)
+
+
+def test_a_deleted_job_leaves_nothing_on_disk(disk_daemon, job, tmp_path):
+    model = model_of()
+    options = {**SWAPPED, "durability": "step", "endpoint": disk_daemon.shm}
+    with optstate.AdamW(model.parameters(), job=job, **options) as optimizer:
+        train(model, optimizer, range(2))
+    assert (tmp_path / "disk/jobs" / job / "records").stat().st_size > 0
+    disk_daemon.run_optctl("delete", "job", job, "--force")
+    assert not (tmp_path / "disk/jobs" / job).exists()
+    with optstate.AdamW(model_of().parameters(), job=job, **options) as optimizer:
+        assert optimizer.committed_step == 0
+
+
+def test_a_daemon_without_a_disk_says_what_to_do(job):
+    with pytest.raises(optstate.FailedPreconditionError, match="--nvme-dir DIR"):
+        optstate.AdamW(model_of().parameters(), job=job, placement="nvme")
+
+
+def test_a_job_stays_where_it_is(disk_daemon, job):
+    options = {"job": job, "endpoint": disk_daemon.shm}
+    model = model_of()
+    with optstate.AdamW(model.parameters(), **options, **SWAPPED) as optimizer:
+        train(model, optimizer, range(1))
+    for wrong in ({"placement": "host"}, {"durability": "step"}, {"sub_group_size": 8192}):
+        with pytest.raises(optstate.FailedPreconditionError, match="leave it out"):
+            optstate.AdamW(model_of().parameters(), **options, **wrong)
+    with optstate.AdamW(model_of().parameters(), **options) as optimizer:
+        assert optimizer.committed_step == 1
+
+
+@pytest.mark.parametrize(
+    "options, text",
+    [
+        ({"placement": "disk"}, "placement"),
+        ({"host_budget": "64 MB"}, "host_budget"),
+        ({"host_budget": 0}, "host_budget"),
+        ({"durability": "every"}, "durability"),
+        ({"durability": "every 0"}, "durability"),
+        ({"durability": "sometimes"}, "durability"),
+        ({"sub_group_size": 5000}, "sub_group_size"),
+    ],
+)
+def test_wrong_values(options, text, job):
+    with pytest.raises(ValueError, match=text):
+        optstate.AdamW(model_of().parameters(), job=job, **options)
+
+
+def test_durability_needs_a_disk(job):
+    with pytest.raises(optstate.OptstateError, match='placement "nvme"'):
+        optstate.AdamW(model_of().parameters(), job=job, durability="step")
