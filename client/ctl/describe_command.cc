@@ -60,6 +60,41 @@ void AddSteps(const v1::Job& job, Table& table) {
   }
 }
 
+std::string DurabilityOf(const v1::StorageSettings& storage) {
+  switch (storage.durability()) {
+    case v1::DURABILITY_KIND_STEP:
+      return "each step";
+    case v1::DURABILITY_KIND_EVERY:
+      return absl::StrCat("every ", storage.every_steps(), " steps");
+    case v1::DURABILITY_KIND_INTERVAL:
+      return absl::StrFormat("every %.1f s", storage.interval_ms() / 1e3);
+    default:
+      return "none";
+  }
+}
+
+// Adds what is known of a job whose records are on disk.
+void AddDisk(const v1::Job& job, Table& table) {
+  if (job.storage().placement() != v1::PLACEMENT_NVME) return;
+  table.AddRow({"placement", "nvme"});
+  table.AddRow(
+      {"  host budget", HumanBytes(job.storage().host_budget_bytes())});
+  table.AddRow({"  durability", DurabilityOf(job.storage())});
+  if (!job.has_disk()) return;
+  const v1::DiskState& disk = job.disk();
+  table.AddRow({"  durable step", absl::StrCat(disk.durable_step())});
+  table.AddRow(
+      {"  records", absl::StrCat(disk.records(), " of up to ",
+                                 HumanBytes(disk.frame_bytes()), ", ",
+                                 disk.frames(), " in memory at once")});
+  table.AddRow({"  disk", absl::StrCat(HumanBytes(disk.bytes_read()), " read, ",
+                                       HumanBytes(disk.bytes_written()),
+                                       " written, by ", disk.io_engine())});
+  for (const std::string& directory : disk.directories()) {
+    table.AddRow({"  directory", directory});
+  }
+}
+
 std::string Milliseconds(uint64_t ns) {
   return absl::StrFormat("%.3f", static_cast<double>(ns) / 1e6);
 }
@@ -145,6 +180,7 @@ absl::Status Run(const Context& context, const std::string& name) {
   AddSteps(job, table);
   AddTimes(job, table);
   AddState(job, table);
+  AddDisk(job, table);
   AddSessions(job, table);
   table.AddRow({"engine", absl::StrCat("pid ", job.engine_pid(), ", ",
                                        job.engine_restarts(), " restart(s)")});

@@ -52,6 +52,7 @@ void JobImpl::DescribeState(v1::Job* job) const {
     array->set_bytes(info.bytes);
     array->set_file(info.file);
   }
+  if (nvme_ != nullptr) DescribeDisk(job->mutable_disk());
   if (recovery_.has_value()) {
     job->set_open_step(
         absl::StrCat("step ", recovery_->record.committed_step,

@@ -209,6 +209,23 @@ absl::Status JobImpl::CastParametersFromMasters() {
   return absl::OkStatus();
 }
 
+void JobImpl::DescribeDisk(v1::DiskState* disk) const {
+  const NvmeStore::Counters counters = nvme_->counters();
+  const NvmeStore::Sizes sizes = SwapSizesOf(shape_->description);
+  disk->set_io_engine(nvme_->io_engine_name());
+  for (const std::string& directory :
+       DiskDirectoriesOf(options_.config, options_.name)) {
+    disk->add_directories(directory);
+  }
+  disk->set_records(sizes.records);
+  disk->set_frames(tier_->frames().size() / sizes.frame);
+  disk->set_frame_bytes(sizes.frame);
+  disk->set_durable_step(nvme_->durable_step());
+  disk->set_commits(counters.commits);
+  disk->set_bytes_read(counters.bytes_read);
+  disk->set_bytes_written(counters.bytes_written);
+}
+
 // Removes a state folder that was not made to its end from the disk.
 absl::Status JobImpl::DropHalfRestored() const {
   const std::string marker = options_.directory + kRestoringFile;

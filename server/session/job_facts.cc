@@ -57,6 +57,7 @@ void AddDescription(const JobDescription& description, v1::Job* job) {
   job->set_partition(static_cast<v1::PartitionMode>(description.partition));
   job->set_accumulate(description.accumulate);
   job->set_ephemeral(description.ephemeral);
+  *job->mutable_storage() = description.storage;
 }
 
 void AddRecord(const StepRecord& record, v1::Job* job) {

@@ -433,6 +433,7 @@ class JobImpl final : public Job {
   absl::Status MakeDurableIfDue(bool is_load)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndDurably();
+  void DescribeDisk(v1::DiskState* disk) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status RestoreFromDisk() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CastParametersFromMasters() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status DropHalfRestored() const;

@@ -371,9 +371,12 @@ bool JobImpl::resting() const {
 }
 
 void JobImpl::StandStill() {
-  absl::MutexLock lock(&mu_);
-  resting_ = true;
-  rest_end_ = absl::InfiniteFuture();
+  {
+    absl::MutexLock lock(&mu_);
+    resting_ = true;
+    rest_end_ = absl::InfiniteFuture();
+  }
+  EndDurably();
 }
 
 // Blocks a call that would begin something until the rest ends. The call is not

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <system_error>
 
@@ -57,12 +58,25 @@ std::vector<std::string> DiskDirectories::Jobs() const {
   return names;
 }
 
+bool DiskDirectories::HasCommit(const std::string& name) const {
+  return ::access((JobPath(paths_[0], name) + "/commits").c_str(), F_OK) == 0;
+}
+
+std::vector<std::string> DiskDirectories::JobsWithoutCommit() const {
+  std::vector<std::string> names = Jobs();
+  names.erase(std::remove_if(
+                  names.begin(), names.end(),
+                  [this](const std::string& name) { return HasCommit(name); }),
+              names.end());
+  return names;
+}
+
 std::map<std::string, uid_t, std::less<>> DiskDirectories::DurableJobs() const {
   std::map<std::string, uid_t, std::less<>> jobs;
   if (paths_.empty()) return jobs;
   for (const std::string& name : Jobs()) {
     const std::string path = JobPath(paths_[0], name);
-    if (::access((path + "/commits").c_str(), F_OK) != 0) continue;
+    if (!HasCommit(name)) continue;
     const auto text = ReadSmallFile(path + "/owner", 32);
     uid_t owner = 0;
     if (!text.ok() ||

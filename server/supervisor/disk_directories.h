@@ -34,12 +34,15 @@ class DiskDirectories {
 
   // Returns the owners, by name, of the jobs that may have a durable step.
   std::map<std::string, uid_t, std::less<>> DurableJobs() const;
-  // Returns the names of all jobs that have files.
-  std::vector<std::string> Jobs() const;
+  // Returns the names of the jobs that have files, and no durable step.
+  std::vector<std::string> JobsWithoutCommit() const;
   // Removes a job's files. What cannot be removed is logged.
   void RemoveJob(const std::string& name) const;
 
  private:
+  std::vector<std::string> Jobs() const;
+  bool HasCommit(const std::string& name) const;
+
   std::vector<std::string> paths_;
   std::vector<FileLock> locks_;
 };

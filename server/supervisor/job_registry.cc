@@ -89,7 +89,7 @@ absl::Status JobRegistry::UseDisks(DiskDirectories disks) {
     spdlog::info("job {}: found on disk", name);
   }
   // A job that was never durable ended with the memory.
-  for (const std::string& name : disks_.Jobs()) {
+  for (const std::string& name : disks_.JobsWithoutCommit()) {
     if (!jobs_.contains(name)) disks_.RemoveJob(name);
   }
   return absl::OkStatus();

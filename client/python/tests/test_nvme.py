@@ -152,6 +152,21 @@ def test_a_deleted_job_leaves_nothing_on_disk(disk_daemon, job, tmp_path):
         assert optimizer.committed_step == 0
 
 
+def test_optctl_says_what_is_on_disk(disk_daemon, job, tmp_path):
+    options = {**SWAPPED, "durability": "step", "job": job, "endpoint": disk_daemon.shm}
+    model = model_of()
+    with optstate.AdamW(model.parameters(), **options) as optimizer:
+        train(model, optimizer, range(4))
+    described = disk_daemon.optctl("describe", "job", job)
+    disk = described["disk"]
+    assert int(disk["durable_step"]) == 4
+    assert disk["directories"] == [str(tmp_path / "disk/jobs" / job)]
+    assert int(disk["records"]) > int(disk["frames"]) == 3
+    assert int(disk["bytes_read"]) > 0 and int(disk["bytes_written"]) > 0
+    text = disk_daemon.run_optctl("describe", "job", job)
+    assert "durability" in text and "each step" in text
+
+
 def test_a_daemon_without_a_disk_says_what_to_do(job):
     with pytest.raises(optstate.FailedPreconditionError, match="--nvme-dir DIR"):
         optstate.AdamW(model_of().parameters(), job=job, placement="nvme")

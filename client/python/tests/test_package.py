@@ -84,14 +84,16 @@ def test_structs_have_the_sizes_of_the_header(tmp_path):
         "optstate_session_options": _native.SessionOptions,
         "optstate_outcome": _native.Outcome,
         "optstate_session_info": _native.SessionInfo,
-        "optstate_piece": _native.Piece,
+        "optstate_piece": _native.PieceWithGradient,
         "optstate_hyperparams": _native.Hyperparams,
         "optstate_commit_options": _native.CommitOptions,
     }
     checks = []
     for name, structure in structs.items():
         checks.append(f"_Static_assert(sizeof({name}) == {ctypes.sizeof(structure)}, {name!r});")
-        for field, _ in structure._fields_:
+        for field in (
+            each[0] for base in structure.__mro__ for each in vars(base).get("_fields_", ())
+        ):
             offset = getattr(structure, field).offset
             checks.append(f"_Static_assert(offsetof({name}, {field}) == {offset}, {name!r});")
     source = tmp_path / "check.c"

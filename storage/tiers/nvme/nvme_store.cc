@@ -91,6 +91,7 @@ absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
         " bytes; it must hold ", kFramesMin, ": raise host_budget to ",
         kFramesMin * shape.frame_bytes, " or make sub_group_size smaller"));
   }
+  store->engine_->RegisterMemory(store->options_.frames);
   const bool is_made = FrameTable::IsMade(store->options_.table);
   if (is_made) OPTSTATE_RETURN_IF_ERROR(store->table_.Check(shape));
   OPTSTATE_RETURN_IF_ERROR(
@@ -109,7 +110,6 @@ absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
   }
   store->table_.SetFrames(shape.frames);
   store->Adopt();
-  store->engine_->RegisterMemory(store->options_.frames);
   store->thread_ = std::thread([raw = store.get()] { raw->Run(); });
   return store;
 }
