@@ -88,6 +88,7 @@ absl::Status JobImpl::Adopt() {
   had_session_ = AwaitedCount() > 0;
   failure_ = AdoptStep();
   if (failure_.ok()) failure_ = AdoptLoad();
+  if (failure_.ok()) failure_ = AdoptCommit();
   if (!failure_.ok()) spdlog::error("{}", failure_.ToString());
   return absl::OkStatus();
 }

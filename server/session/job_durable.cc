@@ -124,6 +124,17 @@ absl::Status JobImpl::MakeDurableIfDue(bool is_load) {
   return is_load || IsCommitDue() ? MakeDurable() : absl::OkStatus();
 }
 
+// Makes a step durable that a former engine had recorded and not answered: the
+// rank that asks for it again is answered at once.
+absl::Status JobImpl::AdoptCommit() {
+  if (nvme_ == nullptr || recovery_.has_value() || !HasWholeState() ||
+      shape_->description.storage.durability() != v1::DURABILITY_KIND_STEP ||
+      nvme_->durable_step() == record().committed_step) {
+    return absl::OkStatus();
+  }
+  return MakeDurable();
+}
+
 // An orderly end makes the last step durable, so that none is lost when the
 // machine is switched off next.
 void JobImpl::EndDurably() {

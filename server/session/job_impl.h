@@ -432,6 +432,7 @@ class JobImpl final : public Job {
   absl::Status MakeDurable() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status MakeDurableIfDue(bool is_load)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status AdoptCommit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndDurably();
   void DescribeDisk(v1::DiskState* disk) const ABSL_SHARED_LOCKS_REQUIRED(mu_);
   absl::Status RestoreFromDisk() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -205,6 +205,9 @@ absl::Status JobImpl::Create(const RegisterSpec& spec,
   }
   nvme_ = nullptr;
   store_.reset();
+  if (IsSwapped(shape_->description.storage)) {
+    RemoveDiskDirectories(DiskDirectoriesOf(options_.config, options_.name));
+  }
   shape_.reset();
   tier_.reset();
   HostTier::Remove(options_.directory).IgnoreError();

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -182,6 +184,14 @@ absl::Status MakeDiskDirectories(const std::vector<std::string>& directories,
     OPTSTATE_RETURN_IF_ERROR(MakeDirectory(directory));
   }
   return WriteOwner(directories[0] + "/owner", owner);
+}
+
+void RemoveDiskDirectories(const std::vector<std::string>& directories) {
+  for (const std::string& directory : directories) {
+    std::error_code error;
+    std::filesystem::remove_all(directory, error);
+    if (error) spdlog::error("remove {}: {}", directory, error.message());
+  }
 }
 
 absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(

@@ -46,6 +46,9 @@ std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
 absl::Status MakeDiskDirectories(const std::vector<std::string>& directories,
                                  uint32_t owner);
 
+// Removes them with all that is in them, after a job could not be made.
+void RemoveDiskDirectories(const std::vector<std::string>& directories);
+
 // Makes the engine that the configuration asks for; logs what it does without.
 absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(
     const v1::DaemonConfig& config);
