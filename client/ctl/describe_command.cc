@@ -75,10 +75,13 @@ std::string DurabilityOf(const v1::StorageSettings& storage) {
 
 // Adds what is known of a job whose records are on disk.
 void AddDisk(const v1::Job& job, Table& table) {
-  if (job.storage().placement() != v1::PLACEMENT_NVME) return;
-  table.AddRow({"placement", "nvme"});
-  table.AddRow(
-      {"  host budget", HumanBytes(job.storage().host_budget_bytes())});
+  const bool is_nvme = job.storage().placement() == v1::PLACEMENT_NVME;
+  if (!is_nvme && !job.has_disk()) return;
+  table.AddRow({"placement", is_nvme ? "nvme" : "host"});
+  if (is_nvme) {
+    table.AddRow(
+        {"  host budget", HumanBytes(job.storage().host_budget_bytes())});
+  }
   table.AddRow({"  durability", DurabilityOf(job.storage())});
   if (!job.has_disk()) return;
   const v1::DiskState& disk = job.disk();

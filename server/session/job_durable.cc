@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<StateStore>> JobImpl::MakeStore(
     const DurableCommit* restored) {
   const JobDescription& what = shape_->description;
   nvme_ = nullptr;
-  if (!IsSwapped(what.storage)) {
+  if (!UsesDisk(what.storage)) {
     return tier_->MakeStore(&layout_of_job(), SubGroupElements(what));
   }
   NvmeStore::Options options;

@@ -59,11 +59,11 @@ TEST_P(JobDurableTest, SwappedRecordsGiveTheSameBits) {
   EXPECT_EQ(swapped.StateBytes(), in_memory.StateBytes());
 }
 
-TEST_P(JobDurableTest, APowerCutLeavesTheLastDurableStep) {
+// Runs a job that loses power three times beside one in memory that does not.
+void LosePower(v1::Placement placement, DType dtype) {
   JobHarness in_memory(
-      SetupOf(v1::PLACEMENT_HOST, GetParam(), v1::DURABILITY_KIND_UNSPECIFIED));
-  JobHarness durable(
-      SetupOf(v1::PLACEMENT_NVME, GetParam(), v1::DURABILITY_KIND_STEP));
+      SetupOf(v1::PLACEMENT_HOST, dtype, v1::DURABILITY_KIND_UNSPECIFIED));
+  JobHarness durable(SetupOf(placement, dtype, v1::DURABILITY_KIND_STEP));
   for (JobHarness* job : {&in_memory, &durable}) {
     job->Start(job->RandomTensors(kSeed));
     Train(job, 1, 3);
@@ -78,6 +78,14 @@ TEST_P(JobDurableTest, APowerCutLeavesTheLastDurableStep) {
     for (JobHarness* job : {&in_memory, &durable}) Train(job, step, step + 1);
     EXPECT_EQ(durable.StateBytes(), in_memory.StateBytes());
   }
+}
+
+TEST_P(JobDurableTest, APowerCutLeavesTheLastDurableStep) {
+  LosePower(v1::PLACEMENT_NVME, GetParam());
+}
+
+TEST_P(JobDurableTest, SoItDoesOfAJobThatLiesInMemoryWhole) {
+  LosePower(v1::PLACEMENT_HOST, GetParam());
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, JobDurableTest,

@@ -152,14 +152,14 @@ absl::Status JobImpl::AdmitShape(const JobDescription& description) const {
 // twice.
 uint64_t JobImpl::SpeculationBytes(const JobDescription& description) const {
   return options_.config.engine().speculative() &&
-                 !IsSwapped(description.storage) &&
+                 !UsesDisk(description.storage) &&
                  StepScheduler::CanSpeculate(description.layout)
              ? StepScheduler::SpeculationBytes(description.layout)
              : 0;
 }
 
 HostArrays JobImpl::HostArraysOf(const JobDescription& description) {
-  return {description.accumulation(), !IsSwapped(description.storage)};
+  return {description.accumulation(), !UsesDisk(description.storage)};
 }
 
 HostTier::StepFileBytes JobImpl::StepFilesOf(
@@ -169,7 +169,7 @@ HostTier::StepFileBytes JobImpl::StepFilesOf(
       .redo =
           StepScheduler::RedoBytes(description.layout, pool_.participants()),
       .speculation = SpeculationBytes(description)};
-  if (!IsSwapped(description.storage)) return bytes;
+  if (!UsesDisk(description.storage)) return bytes;
   const NvmeStore::Sizes sizes = SwapSizesOf(description);
   bytes.frames = FrameBytesOf(description.storage, sizes);
   bytes.frame_table = sizes.table;
@@ -205,7 +205,7 @@ absl::Status JobImpl::Create(const RegisterSpec& spec,
   }
   nvme_ = nullptr;
   store_.reset();
-  if (IsSwapped(shape_->description.storage)) {
+  if (UsesDisk(shape_->description.storage)) {
     RemoveDiskDirectories(DiskDirectoriesOf(options_.config, options_.name));
   }
   shape_.reset();
@@ -220,10 +220,11 @@ absl::Status JobImpl::Reshape(JobDescription description) {
   const std::optional<v1::LossScaler> scaler = shape_->description.loss_scaler;
   const bool scaler_changed = TextOf(description.loss_scaler) != TextOf(scaler);
   if (extended && !failure_.ok()) return failure_;
-  if (extended && IsSwapped(description.storage)) {
+  if (extended && UsesDisk(description.storage)) {
     return absl::UnimplementedError(absl::StrCat(
         "job \"", options_.name,
-        "\" has its records on disk (placement \"nvme\"): parameters cannot be "
+        "\" has its records on disk (placement \"nvme\", or a durability): "
+        "parameters cannot be "
         "added to it, nor the format of its masters be changed. Take a "
         "state_dict, "
         "delete the job and load it into a new one"));

@@ -84,23 +84,17 @@ absl::Status CheckStorage(const v1::StorageSettings& storage,
   }
   const bool may_swap = storage.placement() == v1::PLACEMENT_NVME ||
                         storage.placement() == v1::PLACEMENT_AUTO;
-  if (!may_swap && IsDurable(storage)) {
-    return absl::UnimplementedError(
-        absl::StrCat("durability ", TextOf(storage),
-                     " needs placement \"nvme\": records in "
-                     "host memory alone end with the machine"));
-  }
   if (!may_swap && storage.host_budget_bytes() != 0) {
     return absl::InvalidArgumentError(
         "host_budget is for placement \"nvme\": in host memory the state lies "
         "whole");
   }
-  if (storage.placement() == v1::PLACEMENT_NVME &&
-      config.nvme().directories().empty()) {
-    return absl::FailedPreconditionError(
-        "placement \"nvme\": this daemon has no directory on a disk. Start "
-        "optstated with --nvme-dir DIR, or set nvme.directories in its "
-        "configuration");
+  if (UsesDisk(storage) && config.nvme().directories().empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        IsDurable(storage) ? absl::StrCat("durability ", TextOf(storage))
+                           : "placement \"nvme\"",
+        ": this daemon has no directory on a disk. Start optstated with "
+        "--nvme-dir DIR, or set nvme.directories in its configuration"));
   }
   return absl::OkStatus();
 }
@@ -111,14 +105,16 @@ v1::StorageSettings ResolveStorage(const v1::StorageSettings& asked,
   v1::StorageSettings storage = asked;
   const bool has_disk = !config.nvme().directories().empty();
   if (asked.placement() != v1::PLACEMENT_NVME) {
-    const bool must_swap = asked.placement() == v1::PLACEMENT_AUTO &&
-                           has_disk && (!fits_in_memory || IsDurable(asked));
+    const bool must_swap =
+        asked.placement() == v1::PLACEMENT_AUTO && has_disk && !fits_in_memory;
     storage.set_placement(must_swap ? v1::PLACEMENT_NVME : v1::PLACEMENT_HOST);
   }
   if (storage.sub_group_elements() == 0) {
     storage.set_sub_group_elements(config.engine().subgroup_elements());
   }
-  if (IsSwapped(storage) && storage.host_budget_bytes() == 0) {
+  if (storage.placement() == v1::PLACEMENT_HOST) {
+    storage.clear_host_budget_bytes();
+  } else if (storage.host_budget_bytes() == 0) {
     storage.set_host_budget_bytes(config.nvme().job_host_budget_bytes());
   }
   if (storage.durability() == v1::DURABILITY_KIND_UNSPECIFIED) {
@@ -129,10 +125,11 @@ v1::StorageSettings ResolveStorage(const v1::StorageSettings& asked,
 
 absl::Status CheckSameStorage(const v1::StorageSettings& now,
                               const v1::StorageSettings& asked) {
-  if ((asked.placement() == v1::PLACEMENT_NVME && !IsSwapped(now)) ||
-      (asked.placement() == v1::PLACEMENT_HOST && IsSwapped(now))) {
-    return Differs("placement", IsSwapped(now) ? "\"nvme\"" : "\"host\"",
-                   IsSwapped(now) ? "\"host\"" : "\"nvme\"");
+  const bool is_nvme = now.placement() == v1::PLACEMENT_NVME;
+  if ((asked.placement() == v1::PLACEMENT_NVME && !is_nvme) ||
+      (asked.placement() == v1::PLACEMENT_HOST && is_nvme)) {
+    return Differs("placement", is_nvme ? "\"nvme\"" : "\"host\"",
+                   is_nvme ? "\"host\"" : "\"nvme\"");
   }
   if (asked.sub_group_elements() != 0 &&
       asked.sub_group_elements() != now.sub_group_elements()) {
@@ -151,8 +148,8 @@ absl::Status CheckSameStorage(const v1::StorageSettings& now,
   return absl::OkStatus();
 }
 
-bool IsSwapped(const v1::StorageSettings& storage) {
-  return storage.placement() == v1::PLACEMENT_NVME;
+bool UsesDisk(const v1::StorageSettings& storage) {
+  return storage.placement() == v1::PLACEMENT_NVME || IsDurable(storage);
 }
 
 bool IsDurable(const v1::StorageSettings& storage) {
@@ -163,7 +160,9 @@ bool IsDurable(const v1::StorageSettings& storage) {
 uint64_t FrameBytesOf(const v1::StorageSettings& storage,
                       const NvmeStore::Sizes& sizes) {
   const uint64_t frames =
-      std::min(storage.host_budget_bytes() / sizes.frame, sizes.records);
+      storage.placement() == v1::PLACEMENT_NVME
+          ? std::min(storage.host_budget_bytes() / sizes.frame, sizes.records)
+          : sizes.records;
   return std::max(frames, NvmeStore::kFramesMin) * sizes.frame;
 }
 

@@ -31,11 +31,14 @@ v1::StorageSettings ResolveStorage(const v1::StorageSettings& asked,
 absl::Status CheckSameStorage(const v1::StorageSettings& now,
                               const v1::StorageSettings& asked);
 
-bool IsSwapped(const v1::StorageSettings& storage);
 bool IsDurable(const v1::StorageSettings& storage);
+// Says whether records have files on disk: those of PLACEMENT_NVME are read
+// from there too, those of a durable job in host memory are all in frames.
+bool UsesDisk(const v1::StorageSettings& storage);
 
-// Returns the bytes of the frames that the host budget has room for: whole
-// frames, at least NvmeStore::kFramesMin, and no more than there are records.
+// Returns the bytes of the job's frames: with PLACEMENT_NVME what the host
+// budget has room for, else all records; whole frames, at least
+// NvmeStore::kFramesMin.
 uint64_t FrameBytesOf(const v1::StorageSettings& storage,
                       const NvmeStore::Sizes& sizes);
 
