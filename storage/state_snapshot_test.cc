@@ -36,7 +36,7 @@ class StateSnapshotTest : public ::testing::Test {
     spec.parameters[0].shape = {3};
     spec.parameters[0].numel = 3;
     auto tier = HostTier::Create(directory_, *Layout::Make(std::move(spec)),
-                                 std::nullopt, "what it is");
+                                 Accumulation(), "what it is");
     ASSERT_TRUE(tier.ok()) << tier.status();
     tier_ = *std::move(tier);
     tier_->control()->steps_recovered = 2;

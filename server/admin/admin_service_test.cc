@@ -222,7 +222,7 @@ class AdminServiceTest : public testing::Test {
     *description.mutable_layout() = ToProto(*layout);
     description.set_world_size(2);
     description.set_partition(v1::PARTITION_MODE_GREEDY);
-    auto tier = HostTier::Create(directory, *layout, {},
+    auto tier = HostTier::Create(directory, *layout, Accumulation(),
                                  description.SerializeAsString());
     ASSERT_TRUE(tier.ok()) << tier.status();
     StepRecord record = CurrentRecord(*tier->control());

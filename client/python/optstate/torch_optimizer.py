@@ -118,9 +118,9 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             else "nvme". None, here and below: as the job has it.
         host_budget: of "nvme": memory for records of the state, in bytes or as "64MiB"; at
             least three sub-groups.
-        durability: which steps survive a reboot; needs the daemon's disk too. "none" (the default); "step":
-            each, before step() returns; "every 50" or "interval 30s": now and then, while
-            training goes on.
+        durability: which steps survive a reboot; needs the daemon's disk too. "none" (the
+            default); "step": each, before step() returns; "every 50" or "interval 30s": now and
+            then, while training goes on.
         sub_group_size: elements that are swapped together, a multiple of 4096.
         connect_timeout, step_timeout: seconds; None: 30 and 1800. step_timeout
             includes waiting for the other ranks.
