@@ -1,5 +1,6 @@
 #include "storage/tiers/nvme/durable_log.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <utility>
@@ -65,14 +66,14 @@ std::string PathIn(const std::string& directory) {
   return absl::StrCat(directory, "/commits");
 }
 
-// Runs one request to its end.
-absl::Status Run(io::IoEngine* engine, io::IoRequest* request) {
-  engine->Submit(request);
-  io::IoRequest* done = nullptr;
-  while (engine->Poll({&done, 1}, /*wait=*/true) == 0) {
-  }
-  return done->status;
+// Says whether a sector has no byte but zeros.
+bool IsZero(const std::byte* sector) {
+  return std::all_of(sector, sector + io::kSectorBytes,
+                     [](std::byte byte) { return byte == std::byte{0}; });
 }
+
+// Reads that fail are tried so often.
+constexpr int kAttemptsMax = 3;
 
 }  // namespace
 
@@ -123,7 +124,13 @@ absl::StatusOr<std::unique_ptr<DurableLog>> DurableLog::Open(
     return read;
   }
   for (uint32_t region = 0; region < 2; ++region) {
-    absl::StatusOr<DurableCommit> commit = log->ReadRegion(region);
+    const absl::Status is_read = log->Run(
+        io::IoRequest::Kind::kRead, log->RegionAt(region), log->region_bytes_);
+    if (!is_read.ok()) {
+      engine->Close(log->file_);
+      return is_read;
+    }
+    absl::StatusOr<DurableCommit> commit = log->ParseRegion(region);
     if (!commit.ok()) {
       log->damage_.Update(commit.status());
     } else if (commit->generation > log->last_.generation) {
@@ -139,6 +146,25 @@ absl::Status DurableLog::Remove(io::IoEngine* engine,
   return absl::IsNotFound(removed) ? absl::OkStatus() : removed;
 }
 
+absl::Status DurableLog::Run(io::IoRequest::Kind kind, uint64_t offset_bytes,
+                             uint64_t bytes) {
+  const bool is_read = kind == io::IoRequest::Kind::kRead;
+  for (int attempt = 1;; ++attempt) {
+    request_ = {};
+    request_.kind = kind;
+    request_.file = file_;
+    request_.offset_bytes = offset_bytes;
+    if (bytes > 0) request_.buffer = {buffer_.get(), bytes};
+    engine_->Submit(&request_);
+    io::IoRequest* done = nullptr;
+    while (engine_->Poll({&done, 1}, /*wait=*/true) == 0) {
+    }
+    if (done->status.ok() || !is_read || attempt == kAttemptsMax) {
+      return done->status;
+    }
+  }
+}
+
 absl::Status DurableLog::WriteSuperblock() {
   Superblock block = {};
   block.magic = kSuperblockMagic;
@@ -148,24 +174,34 @@ absl::Status DurableLog::WriteSuperblock() {
   block.crc32c = Crc32c(&block, offsetof(Superblock, crc32c));
   std::memset(buffer_.get(), 0, io::kSectorBytes);
   std::memcpy(buffer_.get(), &block, sizeof(block));
-  request_ = {};
-  request_.kind = io::IoRequest::Kind::kWrite;
-  request_.file = file_;
-  request_.buffer = {buffer_.get(), io::kSectorBytes};
-  OPTSTATE_RETURN_IF_ERROR(Run(engine_, &request_));
-  request_ = {};
-  request_.kind = io::IoRequest::Kind::kSync;
-  request_.file = file_;
-  return Run(engine_, &request_);
+  OPTSTATE_RETURN_IF_ERROR(
+      Run(io::IoRequest::Kind::kWrite, 0, io::kSectorBytes));
+  return Run(io::IoRequest::Kind::kSync, 0, 0);
+}
+
+absl::Status DurableLog::Settle() {
+  if (last_.generation == 0) return absl::OkStatus();
+  OPTSTATE_ASSIGN_OR_RETURN(const io::IoRequest* const request, Prepare(last_));
+  OPTSTATE_RETURN_IF_ERROR(Run(io::IoRequest::Kind::kWrite,
+                               request->offset_bytes, request->buffer.size()));
+  return Run(io::IoRequest::Kind::kSync, 0, 0);
 }
 
 absl::Status DurableLog::ReadSuperblock() {
   OPTSTATE_RETURN_IF_ERROR(Allocate(io::kSectorBytes));
-  request_ = {};
-  request_.kind = io::IoRequest::Kind::kRead;
-  request_.file = file_;
-  request_.buffer = {buffer_.get(), io::kSectorBytes};
-  OPTSTATE_RETURN_IF_ERROR(Run(engine_, &request_));
+  OPTSTATE_RETURN_IF_ERROR(
+      Run(io::IoRequest::Kind::kRead, 0, io::kSectorBytes));
+  if (IsZero(buffer_.get())) {
+    // The first sector is durable before anything behind it is written.
+    OPTSTATE_RETURN_IF_ERROR(
+        Run(io::IoRequest::Kind::kRead, io::kSectorBytes, io::kSectorBytes));
+    if (IsZero(buffer_.get())) {
+      return absl::NotFoundError(
+          absl::StrCat(path_, " was not made to its end: it has no commit"));
+    }
+    return absl::DataLossError(
+        absl::StrCat(path_, ": its first sector is damaged"));
+  }
   Superblock block;
   std::memcpy(&block, buffer_.get(), sizeof(block));
   if (block.magic != kSuperblockMagic) {
@@ -185,13 +221,7 @@ absl::Status DurableLog::ReadSuperblock() {
   return Allocate(block.region_bytes);
 }
 
-absl::StatusOr<DurableCommit> DurableLog::ReadRegion(uint32_t region) {
-  request_ = {};
-  request_.kind = io::IoRequest::Kind::kRead;
-  request_.file = file_;
-  request_.offset_bytes = RegionAt(region);
-  request_.buffer = {buffer_.get(), region_bytes_};
-  OPTSTATE_RETURN_IF_ERROR(Run(engine_, &request_));
+absl::StatusOr<DurableCommit> DurableLog::ParseRegion(uint32_t region) const {
   const auto damaged = [&](absl::string_view what) {
     return absl::DataLossError(
         absl::StrCat(path_, ", region ", region, ": ", what));

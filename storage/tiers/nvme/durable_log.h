@@ -48,7 +48,8 @@ class DurableLog {
       io::IoEngine* engine, const std::string& directory,
       uint64_t region_bytes);
   // Opens the file and reads its newest whole commit. NOT_FOUND: there is no
-  // file; DATA_LOSS: it cannot be read, or is no such file;
+  // file, or its making was not finished; DATA_LOSS: it cannot be read, or is
+  // no such file;
   // FAILED_PRECONDITION: it is of another version or byte order.
   static absl::StatusOr<std::unique_ptr<DurableLog>> Open(
       io::IoEngine* engine, const std::string& directory);
@@ -59,9 +60,15 @@ class DurableLog {
   // The commit that Open() found; of generation 0 when there is none.
   const DurableCommit& last() const { return last_; }
   // Says what is wrong with a region that has no whole commit, as after a power
-  // cut within one; OK: both have one, or were never written.
+  // cut within one; OK: both have one, or were never written. A region that the
+  // disk does not read is no such case: Open() fails, for it may be the newest.
   const absl::Status& damage() const { return damage_; }
   io::FileId file() const { return file_; }
+
+  // Makes sure that last() is durable. What Open() read may be in a cache only:
+  // the engine before may have died before its sync, or the sync failed. So the
+  // region is written again, with the same bytes, and synced.
+  absl::Status Settle();
 
   // Lays the commit out for writing to the region whose turn it is, and returns
   // the request that writes it, which the caller submits and syncs.
@@ -71,12 +78,16 @@ class DurableLog {
  private:
   DurableLog(io::IoEngine* engine, std::string path);
   absl::Status Allocate(uint64_t region_bytes);
+  // Runs one request on the file to its end; a read that fails is tried again.
+  absl::Status Run(io::IoRequest::Kind kind, uint64_t offset_bytes,
+                   uint64_t bytes);
   absl::Status WriteSuperblock();
   absl::Status ReadSuperblock();
   uint64_t RegionAt(uint64_t generation) const {
     return io::kSectorBytes + generation % 2 * region_bytes_;
   }
-  absl::StatusOr<DurableCommit> ReadRegion(uint32_t region);
+  // Reads the commit out of a region's bytes, which are in the buffer.
+  absl::StatusOr<DurableCommit> ParseRegion(uint32_t region) const;
 
   io::IoEngine* engine_;
   std::string path_;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
 #include "storage/format/checksum.h"
 
 namespace optstate {
@@ -16,6 +17,14 @@ constexpr uint32_t kVersion = 1;
 constexpr uint64_t kSlotBit = uint64_t{1} << 32;
 constexpr uint64_t kOnDiskBit = uint64_t{1} << 33;
 constexpr uint64_t kDirtyBit = uint64_t{1} << 34;
+constexpr int kCheckShift = 40;
+
+// Returns a place with its check bits: 24 of a checksum of the record's index
+// and of the place.
+uint64_t WithCheck(uint32_t record, uint64_t place) {
+  const uint64_t fields[] = {record, place};
+  return place | uint64_t{Crc32c(fields, sizeof(fields))} << kCheckShift;
+}
 
 }  // namespace
 
@@ -29,7 +38,8 @@ struct FrameTable::Header {
   uint64_t records;
   uint64_t checksums;
   uint64_t frame_bytes;
-  uint64_t frames;
+  uint32_t frames;
+  uint32_t is_sync_lost;
 
   uint32_t Checksum() const {
     uint32_t crc = ExtendCrc32c(0, &version, 3 * sizeof(uint32_t));
@@ -68,7 +78,8 @@ void FrameTable::Make(const Shape& shape) {
   header.records = shape.records;
   header.checksums = shape.checksums;
   header.frame_bytes = shape.frame_bytes;
-  header.frames = shape.frames;
+  header.frames = static_cast<uint32_t>(shape.frames);
+  header.is_sync_lost = 0;
   header.crc32c = header.Checksum();
   for (uint32_t i = 0; i < shape.records; ++i) SetPlace(i, {});
   std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -76,6 +87,11 @@ void FrameTable::Make(const Shape& shape) {
 }
 
 absl::Status FrameTable::Check(const Shape& shape) const {
+  if (bytes_.size() < BytesNeeded(shape)) {
+    return absl::DataLossError(absl::StrCat("frame_table has ", bytes_.size(),
+                                            " bytes, it must have ",
+                                            BytesNeeded(shape)));
+  }
   const Header& header = this->header();
   const auto differs = [](absl::string_view what, uint64_t found,
                           uint64_t expected) {
@@ -110,13 +126,9 @@ absl::Status FrameTable::Check(const Shape& shape) const {
   }
   std::vector<uint32_t> record_of(shape.frames, UINT32_MAX);
   for (uint32_t i = 0; i < shape.records; ++i) {
+    OPTSTATE_RETURN_IF_ERROR(CheckPlace(i, shape));
     const RecordPlace record = place(i);
     if (record.frame == RecordPlace::kNoFrame) continue;
-    if (record.frame >= shape.frames) {
-      return absl::DataLossError(absl::StrCat("frame_table: record ", i,
-                                              " is in frame ", record.frame,
-                                              " of ", shape.frames));
-    }
     if (record_of[record.frame] != UINT32_MAX) {
       return absl::DataLossError(
           absl::StrCat("frame_table: records ", record_of[record.frame],
@@ -127,7 +139,38 @@ absl::Status FrameTable::Check(const Shape& shape) const {
   return absl::OkStatus();
 }
 
-void FrameTable::SetFrames(uint64_t frames) { header().frames = frames; }
+absl::Status FrameTable::CheckPlace(uint32_t record, const Shape& shape) const {
+  const uint64_t stored = word(record).load(std::memory_order_relaxed);
+  const RecordPlace found = place(record);
+  if (stored != WithCheck(record, stored & (kDirtyBit * 2 - 1))) {
+    return absl::DataLossError(
+        absl::StrCat("frame_table: the place of record ", record, ", ",
+                     absl::Hex(stored, absl::kZeroPad16), ", is damaged"));
+  }
+  if (found.frame != RecordPlace::kNoFrame && found.frame >= shape.frames) {
+    return absl::DataLossError(absl::StrCat("frame_table: record ", record,
+                                            " is in frame ", found.frame,
+                                            " of ", shape.frames));
+  }
+  if (found.slot >= shape.slots) {
+    return absl::DataLossError(absl::StrCat("frame_table: record ", record,
+                                            " is in slot ", found.slot, " of ",
+                                            shape.slots));
+  }
+  return absl::OkStatus();
+}
+
+void FrameTable::SetFrames(uint64_t frames) {
+  header().frames = static_cast<uint32_t>(frames);
+}
+
+bool FrameTable::is_sync_lost() const { return header().is_sync_lost != 0; }
+
+void FrameTable::SetSyncLost(bool is_lost) {
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  header().is_sync_lost = is_lost ? 1 : 0;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
 
 RecordPlace FrameTable::place(uint32_t record) const {
   const uint64_t stored = word(record).load(std::memory_order_relaxed);
@@ -147,7 +190,7 @@ void FrameTable::SetPlace(uint32_t record, const RecordPlace& place) {
   // What comes before in the program has happened for whoever opens the table
   // after this process; see WorkerUndo.
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  word(record).store(stored, std::memory_order_relaxed);
+  word(record).store(WithCheck(record, stored), std::memory_order_relaxed);
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 

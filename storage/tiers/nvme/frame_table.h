@@ -29,7 +29,8 @@ struct RecordPlace {
 // It outlives the engine. A record's place is one 8-byte store, so whoever
 // opens the table after the engine's death finds each record in exactly one
 // place. A frame that a place names is whole: it is named after it was read and
-// checked, and given up before it is used for another record.
+// checked, and given up before it is used for another record. Each place has
+// check bits, so that a damaged one is noticed when the table is opened.
 //
 // Threads: places may be read and set by one thread each at a time.
 class FrameTable {
@@ -62,6 +63,10 @@ class FrameTable {
   absl::Status Check(const Shape& shape) const;
   // Changes the number of frames that the table was made for.
   void SetFrames(uint64_t frames);
+  // Says whether a sync of the records has failed since the last whole commit:
+  // reads may then see bytes that no later sync makes durable.
+  bool is_sync_lost() const;
+  void SetSyncLost(bool is_lost);
 
   RecordPlace place(uint32_t record) const;
   void SetPlace(uint32_t record, const RecordPlace& place);
@@ -71,6 +76,7 @@ class FrameTable {
   struct Header;
   Header& header() const;
   std::atomic<uint64_t>& word(uint32_t record) const;
+  absl::Status CheckPlace(uint32_t record, const Shape& shape) const;
 
   absl::Span<std::byte> bytes_;
 };

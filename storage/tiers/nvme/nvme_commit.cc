@@ -15,6 +15,7 @@ absl::Status NvmeStore::RequestCommit(uint64_t step, std::string job) {
   }
   OPTSTATE_RETURN_IF_ERROR(AwaitCommit());
   const absl::MutexLock lock(&mu_);
+  OPTSTATE_RETURN_IF_ERROR(failed_);
   commit_.step = step;
   commit_.job = std::move(job);
   flushes_left_ = 0;
@@ -40,7 +41,8 @@ void NvmeStore::AdvanceCommit() {
   if (flushes_left_ == 0 && writing_ == 0) return BeginSync();
   for (uint32_t i = unpinned_.first(); i != FrameList::kEnd;
        i = unpinned_.Next(i)) {
-    if (MayBeWritten(frames_[i].record)) StartWrite(frames_[i].record);
+    const uint32_t record = frames_[i].record;
+    if (MayBeWritten(record, /*is_demanded=*/false)) StartWrite(record);
   }
 }
 
@@ -80,6 +82,7 @@ void NvmeStore::WriteCommit() {
 
 void NvmeStore::CompleteCommitRequest(const io::IoRequest& request) {
   if (!request.status.ok()) {
+    if (phase_ == CommitPhase::kSyncing) table_.SetSyncLost(true);
     return Fail(absl::Status(
         request.status.code(),
         absl::StrCat(request.status.message(), ". Step ", commit_.step,

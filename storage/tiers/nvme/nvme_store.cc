@@ -3,6 +3,7 @@
 #include "storage/tiers/nvme/nvme_store.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -15,6 +16,17 @@ namespace {
 // Returns the room for a job's text, which may grow a little: its description
 // is written anew when ranks change its settings.
 uint64_t RoomFor(uint64_t job_bytes) { return job_bytes + (64 << 10); }
+
+// Opens the commits of a job that has records.
+absl::StatusOr<std::unique_ptr<DurableLog>> OpenLog(
+    io::IoEngine* engine, const std::string& directory) {
+  absl::StatusOr<std::unique_ptr<DurableLog>> log =
+      DurableLog::Open(engine, directory);
+  if (!absl::IsNotFound(log.status())) return log;
+  return absl::DataLossError(
+      absl::StrCat(directory, "/commits is missing: ", log.status().message(),
+                   ". Is its disk mounted?"));
+}
 
 }  // namespace
 
@@ -54,6 +66,7 @@ NvmeStore::NvmeStore(const Layout* layout, uint64_t sub_group_elements,
       frames_(options_.frames.size() / record_layout_.frame_bytes()),
       records_(sub_groups().size()),
       unpinned_(static_cast<uint32_t>(frames_.size())),
+      loaded_(static_cast<uint32_t>(frames_.size())),
       durable_slots_(sub_groups().size(), kNoSlot),
       syncs_(options_.directories.size()) {
   const size_t records = records_.size();
@@ -91,9 +104,9 @@ absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
         " bytes; it must hold ", kFramesMin, ": raise host_budget to ",
         kFramesMin * shape.frame_bytes, " or make sub_group_size smaller"));
   }
-  store->engine_->RegisterMemory(store->options_.frames);
   const bool is_made = FrameTable::IsMade(store->options_.table);
   if (is_made) OPTSTATE_RETURN_IF_ERROR(store->table_.Check(shape));
+  store->engine_->RegisterMemory(store->options_.frames);
   OPTSTATE_RETURN_IF_ERROR(
       store->OpenFiles(!is_made && restored == nullptr, restored));
   if (!is_made) {
@@ -110,6 +123,7 @@ absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
   }
   store->table_.SetFrames(shape.frames);
   store->Adopt();
+  OPTSTATE_RETURN_IF_ERROR(store->RewriteUnsynced());
   store->thread_ = std::thread([raw = store.get()] { raw->Run(); });
   return store;
 }
@@ -142,11 +156,18 @@ absl::Status NvmeStore::OpenFiles(bool is_new, const DurableCommit* restored) {
   if (!options_.is_durable) return absl::OkStatus();
   const uint64_t region_bytes = DurableLog::RegionBytes(
       shape.records, shape.checksums, RoomFor(options_.job_bytes));
-  OPTSTATE_ASSIGN_OR_RETURN(
-      log_,
+  auto log =
       is_new ? DurableLog::Create(engine_.get(), directories[0], region_bytes)
-             : DurableLog::Open(engine_.get(), directories[0]));
-  return absl::OkStatus();
+             : OpenLog(engine_.get(), directories[0]);
+  if (!log.ok()) {
+    if (is_new) {
+      for (const io::FileId file : files_[0].files()) engine_->Close(file);
+      RecordFiles::Remove(engine_.get(), directories).IgnoreError();
+    }
+    return log.status();
+  }
+  log_ = *std::move(log);
+  return log_->Settle();
 }
 
 // Takes over what a former engine left in frames, and the last commit.
@@ -177,6 +198,48 @@ void NvmeStore::Adopt() {
   }
 }
 
+// After a sync that failed, what was written since the last commit may be in a
+// cache only, of which no later sync knows. It is written again, so that the
+// next sync makes it durable: what is in a frame when that is flushed, the rest
+// now.
+absl::Status NvmeStore::RewriteUnsynced() {
+  if (!options_.is_durable || !table_.is_sync_lost()) return absl::OkStatus();
+  const std::unique_ptr<std::byte, decltype(&std::free)> buffer(
+      static_cast<std::byte*>(
+          std::aligned_alloc(io::kSectorBytes, record_layout_.frame_bytes())),
+      &std::free);
+  const absl::MutexLock lock(&mu_);
+  for (uint32_t i = 0; i < records_.size(); ++i) {
+    RecordPlace place = table_.place(i);
+    if (!place.is_on_disk || place.slot == durable_slots_[i]) continue;
+    if (place.frame != RecordPlace::kNoFrame) {
+      place.is_dirty = true;
+      table_.SetPlace(i, place);
+      continue;
+    }
+    const RecordFiles::Place at = files_[0].PlaceOf(i, place.slot);
+    for (const auto kind :
+         {io::IoRequest::Kind::kRead, io::IoRequest::Kind::kWrite}) {
+      io::IoRequest request;
+      request.kind = kind;
+      request.file = at.file;
+      request.offset_bytes = at.offset_bytes;
+      request.buffer = {buffer.get(), record_layout_.bytes(i)};
+      engine_->Submit(&request);
+      io::IoRequest* done = nullptr;
+      while (engine_->Poll({&done, 1}, /*wait=*/true) == 0) {
+      }
+      OPTSTATE_RETURN_IF_ERROR(request.status);
+      const int64_t different = record_layout_.FirstDifference(
+          i, buffer.get(), /*with_parameters=*/true,
+          table_.checksums(place.slot));
+      if (different >= 0) return Damaged(i, place.slot, different);
+    }
+  }
+  table_.SetSyncLost(false);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<DurableCommit> NvmeStore::ReadCommit(
     io::IoEngine* engine, absl::Span<const std::string> directories) {
   OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<DurableLog> log,
@@ -186,9 +249,11 @@ absl::StatusOr<DurableCommit> NvmeStore::ReadCommit(
     return log->last();
   }
   engine->Close(log->file());
-  OPTSTATE_RETURN_IF_ERROR(log->damage());
+  // A damaged region beside one that was never written is what a power cut
+  // within the first commit leaves.
   return absl::NotFoundError(
-      absl::StrCat(directories[0], ": the job was never durable"));
+      absl::StrCat(directories[0], ": the job was never durable",
+                   log->damage().ok() ? "" : "; ", log->damage().message()));
 }
 
 NvmeStore::~NvmeStore() {
@@ -243,7 +308,9 @@ absl::StatusOr<StateStore::Pin> NvmeStore::Take(uint32_t index, Access access) {
       demanded_.push_back(index);
       Wake();
     }
+    ++record.waiters;
     changed_.Wait(&mu_);
+    --record.waiters;
   }
 }
 
@@ -254,6 +321,7 @@ absl::Status NvmeStore::Check(uint32_t index) {
   const uint32_t frame_index = record.loaded_frame;
   Frame& frame = frames_[frame_index];
   frame.is_checking = true;
+  loaded_.Remove(frame_index);
   RecordPlace place = table_.place(index);
   const uint32_t slot = place.slot;
   const bool is_fresh = frame.is_fresh;
@@ -276,6 +344,7 @@ absl::Status NvmeStore::Check(uint32_t index) {
   changed_.SignalAll();
   if (different >= 0) {
     ReleaseFrame(frame_index);
+    Wake();
     return Damaged(index, slot, different);
   }
   frame.state = FrameState::kReady;
@@ -290,12 +359,15 @@ absl::Status NvmeStore::Damaged(uint32_t record, uint32_t slot,
                                 int64_t tile) const {
   const RecordFiles::Place at = files_[0].PlaceOf(record, slot);
   const SubGroup& range = sub_groups()[record];
+  const auto tiles = static_cast<int64_t>(
+      (range.elements() + kTileElements - 1) / kTileElements);
   return absl::DataLossError(absl::StrCat(
       options_.directories[record % options_.directories.size()],
       "/records: the record at byte ", at.offset_bytes, " (",
-      record_layout_.bytes(record), " bytes, tile ", tile, ", parameters \"",
-      layout().parameters()[range.first_parameter].name, "\" to \"",
-      layout().parameters()[range.end_parameter - 1].name,
+      record_layout_.bytes(record), " bytes, ",
+      tile < tiles ? absl::StrCat("tile ", tile) : "its parameters",
+      ", of parameters \"", layout().parameters()[range.first_parameter].name,
+      "\" to \"", layout().parameters()[range.end_parameter - 1].name,
       "\") is not what was written: its checksum differs. The disk, or "
       "something that wrote to the file, has damaged it; load the job anew "
       "from a checkpoint"));
@@ -315,7 +387,10 @@ absl::StatusOr<size_t> NvmeStore::BeginPass(absl::Span<const uint8_t> wanted) {
   const absl::MutexLock lock(&mu_);
   OPTSTATE_RETURN_IF_ERROR(failed_);
   pass_.clear();
-  for (Record& record : records_) record.is_pending = false;
+  for (Record& record : records_) {
+    record.is_pending = false;
+    record.error = absl::OkStatus();
+  }
   for (const bool in_frame : {true, false}) {
     for (uint32_t i = 0; i < records_.size(); ++i) {
       if (wanted[i] == 0) continue;
@@ -346,7 +421,9 @@ absl::Status NvmeStore::RestoreParameters() {
     const absl::MutexLock lock(&mu_);
     reads_parameters_ = true;
   }
-  absl::Status status;
+  // A pass, so that the next records are read meanwhile.
+  const std::vector<uint8_t> all(records_.size(), 1);
+  absl::Status status = BeginPass(all).status();
   for (uint32_t i = 0; i < records_.size() && status.ok(); ++i) {
     status = Take(i, Access::kRead).status();
   }

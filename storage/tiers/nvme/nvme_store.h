@@ -135,6 +135,7 @@ class NvmeStore final : public StateStore {
   };
   struct Record {
     uint32_t pins = 0;
+    uint32_t waiters = 0;  // threads in Take()
     // The frame that is being read for it, or has been and is not checked.
     uint32_t loaded_frame = RecordPlace::kNoFrame;
     bool is_pending = false;   // in the pass, and not taken yet
@@ -156,6 +157,7 @@ class NvmeStore final : public StateStore {
   absl::Status OpenFiles(bool is_new, const DurableCommit* restored);
   FrameTable::Shape ShapeOf() const;
   void Adopt();
+  absl::Status RewriteUnsynced();
 
   absl::StatusOr<Pin> Take(uint32_t record, Access access);
   void Unpin(const RecordView& record, Access access) override;
@@ -172,11 +174,15 @@ class NvmeStore final : public StateStore {
   void ReadDemanded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReadAhead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WriteBehind() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool StartRead(uint32_t record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool StartRead(uint32_t record, bool is_demanded)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SubmitRead(uint32_t frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void StartWrite(uint32_t record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool MayBeWritten(uint32_t record) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  uint32_t TakeFrame() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool MayBeWritten(uint32_t record, bool is_demanded) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  uint32_t TakeFrame(bool is_demanded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool MayBeGivenUp(uint32_t frame, bool is_demanded) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReleaseFrame(uint32_t frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AdvanceCommit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void BeginSync() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -206,6 +212,8 @@ class NvmeStore final : public StateStore {
   std::vector<uint32_t> free_ ABSL_GUARDED_BY(mu_);
   // Frames that nobody has pinned, the one used longest ago first.
   FrameList unpinned_ ABSL_GUARDED_BY(mu_);
+  // Frames that are kLoaded and that no thread is checking, oldest first.
+  FrameList loaded_ ABSL_GUARDED_BY(mu_);
   std::vector<uint32_t> demanded_ ABSL_GUARDED_BY(mu_);
   std::vector<uint32_t> pass_ ABSL_GUARDED_BY(mu_);
   size_t read_ahead_ ABSL_GUARDED_BY(mu_) = 0;  // position in the pass

@@ -57,13 +57,13 @@ void NvmeStore::Schedule() {
 
 void NvmeStore::ReadDemanded() {
   while (!demanded_.empty()) {
-    const uint32_t record = demanded_.back();
+    const uint32_t record = demanded_.front();
     const bool is_wanted =
         records_[record].loaded_frame == RecordPlace::kNoFrame &&
         table_.place(record).frame == RecordPlace::kNoFrame;
-    if (is_wanted && !StartRead(record)) return;
+    if (is_wanted && !StartRead(record, /*is_demanded=*/true)) return;
     records_[record].is_demanded = false;
-    demanded_.pop_back();
+    demanded_.erase(demanded_.begin());
   }
 }
 
@@ -78,31 +78,46 @@ void NvmeStore::ReadAhead() {
         table_.place(record).frame != RecordPlace::kNoFrame) {
       continue;
     }
-    if (!StartRead(record)) return;
+    if (!StartRead(record, /*is_demanded=*/false)) return;
   }
 }
 
-// Returns a frame for another record: a free one, or that of the unpinned
-// record which was used longest ago and is as it is on disk. kNoFrame: there is
-// none.
-uint32_t NvmeStore::TakeFrame() {
+// Says whether a frame may be used for another record. Its record is as it is
+// on disk, and no thread has it or waits for it. One that the pass is still to
+// take goes only for a record that a thread waits for: that thread may be all
+// there is to go on with the pass, or have left it half way.
+bool NvmeStore::MayBeGivenUp(uint32_t frame, bool is_demanded) const {
+  const Record& record = records_[frames_[frame].record];
+  if (record.waiters > 0 || (record.is_pending && !is_demanded)) return false;
+  return frames_[frame].state == FrameState::kLoaded ||
+         (!frames_[frame].is_writing &&
+          !table_.place(frames_[frame].record).is_dirty);
+}
+
+// Returns a frame for another record: a free one, or that of the record which
+// was used longest ago and may be given up. Those that the pass is still to
+// take come last. kNoFrame: there is none.
+uint32_t NvmeStore::TakeFrame(bool is_demanded) {
   if (!free_.empty()) {
     const uint32_t frame = free_.back();
     free_.pop_back();
     return frame;
   }
-  for (uint32_t i = unpinned_.first(); i != FrameList::kEnd;
-       i = unpinned_.Next(i)) {
-    const uint32_t record = frames_[i].record;
-    RecordPlace place = table_.place(record);
-    if (place.is_dirty || frames_[i].is_writing ||
-        records_[record].is_pending) {
-      continue;
+  for (const bool may_be_pending : {false, true}) {
+    if (may_be_pending && !is_demanded) break;
+    for (FrameList* const list : {&loaded_, &unpinned_}) {
+      for (uint32_t i = list->first(); i != FrameList::kEnd;
+           i = list->Next(i)) {
+        if (!MayBeGivenUp(i, may_be_pending)) continue;
+        list->Remove(i);
+        const uint32_t record = frames_[i].record;
+        records_[record].loaded_frame = RecordPlace::kNoFrame;
+        RecordPlace place = table_.place(record);
+        place.frame = RecordPlace::kNoFrame;
+        table_.SetPlace(record, place);
+        return i;
+      }
     }
-    unpinned_.Remove(i);
-    place.frame = RecordPlace::kNoFrame;
-    table_.SetPlace(record, place);
-    return i;
   }
   return RecordPlace::kNoFrame;
 }
@@ -112,8 +127,8 @@ void NvmeStore::ReleaseFrame(uint32_t frame) {
   free_.push_back(frame);
 }
 
-bool NvmeStore::StartRead(uint32_t record) {
-  const uint32_t index = TakeFrame();
+bool NvmeStore::StartRead(uint32_t record, bool is_demanded) {
+  const uint32_t index = TakeFrame(is_demanded);
   if (index == RecordPlace::kNoFrame) return false;
   const RecordPlace place = table_.place(record);
   Frame& frame = frames_[index];
@@ -123,8 +138,10 @@ bool NvmeStore::StartRead(uint32_t record) {
   frame.is_fresh = !place.is_on_disk;
   frame.is_checking = false;
   records_[record].loaded_frame = index;
+  records_[record].error = absl::OkStatus();
   if (frame.is_fresh) {
     frame.state = FrameState::kLoaded;
+    loaded_.PushBack(index);
     changed_.SignalAll();
     return true;
   }
@@ -150,20 +167,24 @@ void NvmeStore::SubmitRead(uint32_t index) {
 }
 
 // While a commit is made, only what belongs to it is written: the slots that
-// are not durable hold the step that is being committed.
-bool NvmeStore::MayBeWritten(uint32_t record) const {
+// are not durable hold the step that is being committed. `is_demanded`: the
+// frame is needed for a record that a thread waits for.
+bool NvmeStore::MayBeWritten(uint32_t record, bool is_demanded) const {
   const RecordPlace place = table_.place(record);
   if (place.frame == RecordPlace::kNoFrame || !place.is_dirty ||
       frames_[place.frame].is_writing || records_[record].pins > 0) {
     return false;
   }
-  return phase_ == CommitPhase::kNone
-             ? !records_[record].is_pending
-             : phase_ == CommitPhase::kFlushing && records_[record].must_flush;
+  if (phase_ != CommitPhase::kNone) {
+    return phase_ == CommitPhase::kFlushing && records_[record].must_flush;
+  }
+  return is_demanded || !records_[record].is_pending;
 }
 
 // Writes records that the pass is done with, as many as there are frames
-// wanted, so that frames are there when the next records are read.
+// wanted, so that frames are there when the next records are read. Those that
+// the pass is still to take are written where a thread waits for another
+// record, and there is nothing else to write.
 void NvmeStore::WriteBehind() {
   if (phase_ != CommitPhase::kNone) return;
   uint64_t wanted = demanded_.size();
@@ -171,9 +192,13 @@ void NvmeStore::WriteBehind() {
     if (records_[pass_[i]].is_pending) ++wanted;
   }
   wanted = std::min<uint64_t>(wanted, kWritesMax);
-  for (uint32_t i = unpinned_.first();
-       i != FrameList::kEnd && writing_ < wanted; i = unpinned_.Next(i)) {
-    if (MayBeWritten(frames_[i].record)) StartWrite(frames_[i].record);
+  for (const bool is_demanded : {false, true}) {
+    if (is_demanded && (demanded_.empty() || writing_ > 0)) return;
+    for (uint32_t i = unpinned_.first();
+         i != FrameList::kEnd && writing_ < wanted; i = unpinned_.Next(i)) {
+      const uint32_t record = frames_[i].record;
+      if (MayBeWritten(record, is_demanded)) StartWrite(record);
+    }
   }
 }
 
@@ -225,6 +250,7 @@ void NvmeStore::CompleteRead(uint32_t index) {
     counters_.bytes_read += frame.request.buffer.size();
     ++counters_.records_read;
     frame.state = FrameState::kLoaded;
+    loaded_.PushBack(index);
     return;
   }
   if (frame.attempts < kAttemptsMax) return SubmitRead(index);

@@ -26,7 +26,7 @@ uint64_t TilesOf(const SubGroup& sub_group) {
 
 RecordLayout::RecordLayout(const Layout* layout,
                            const SubGroupTable* sub_groups)
-    : layout_(layout), sub_groups_(sub_groups) {
+    : layout_(layout), sub_groups_(sub_groups), frame_bytes_(io::kSectorBytes) {
   for (uint32_t p = 0; p < layout->parameters().size(); ++p) {
     if (layout->master_format(p) == MasterFormat::kFloat32) continue;
     parameter_element_bytes_ = std::max<uint64_t>(

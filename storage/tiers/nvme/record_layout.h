@@ -28,7 +28,7 @@ class RecordLayout {
   // Both outlive this.
   RecordLayout(const Layout* layout, const SubGroupTable* sub_groups);
 
-  // Returns the size of a frame: that of the largest record.
+  // Returns the size of a frame: that of the largest record, and never 0.
   uint64_t frame_bytes() const { return frame_bytes_; }
   // Returns the size of a record without its parameters, in whole sectors.
   uint64_t state_bytes(uint32_t sub_group) const {
@@ -88,7 +88,7 @@ class RecordLayout {
   const SubGroupTable* sub_groups_;
   uint64_t parameter_element_bytes_ = 0;  // the widest that is kept
   std::vector<Place> places_;             // by sub-group
-  uint64_t frame_bytes_ = 0;
+  uint64_t frame_bytes_;
   uint64_t tile_count_ = 0;
   uint64_t checksum_count_ = 0;
 };

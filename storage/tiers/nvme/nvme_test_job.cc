@@ -1,0 +1,209 @@
+#include "storage/tiers/nvme/nvme_test_job.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/array_format.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate {
+namespace {
+
+NvmeStore::Sizes SizesOf(const NvmeTestJob::Setup& setup) {
+  return NvmeStore::SizesOf(
+      setup.layout, setup.sub_group_elements,
+      {.is_durable = setup.is_durable,
+       .directories = static_cast<uint32_t>(setup.directories.size()),
+       .job_bytes = 100});
+}
+
+}  // namespace
+
+NvmeTestModel::NvmeTestModel(const Layout* layout, uint64_t sub_group_elements)
+    : parameters_(layout->parameter_area_bytes()),
+      master_(layout->flat_elements() * sizeof(float)) {
+  StateArrays arrays;
+  arrays.parameters = parameters_.data();
+  arrays.master = master_.data();
+  for (size_t k = 0; k < kStateArraysMax; ++k) {
+    if (!layout->has_state_array(static_cast<int>(k))) continue;
+    state_[k].resize(layout->flat_elements() * sizeof(float));
+    arrays.state[k] = state_[k].data();
+    if (ArrayFormat(*layout, static_cast<int>(k)) != StateFormat::kDynamic8) {
+      continue;
+    }
+    scale_[k].resize(layout->flat_elements() / kQuantizedBlockElements);
+    arrays.scale[k] = scale_[k].data();
+  }
+  store_ = std::make_unique<HostStore>(layout, sub_group_elements, arrays);
+}
+
+void NvmeTestModel::CopyFrom(const NvmeTestModel& other) {
+  const auto copy = [](const auto& from, auto* to) {
+    std::copy(from.begin(), from.end(), to->begin());
+  };
+  copy(other.parameters_, &parameters_);
+  copy(other.master_, &master_);
+  for (size_t k = 0; k < kStateArraysMax; ++k) {
+    copy(other.state_[k], &state_[k]);
+    copy(other.scale_[k], &scale_[k]);
+  }
+}
+
+std::vector<absl::Span<std::byte>> KeptPieces(const Layout& layout,
+                                              const RecordView& record) {
+  std::vector<absl::Span<std::byte>> pieces;
+  const SubGroup& range = record.sub_group();
+  bool has_masters = false;
+  for (uint32_t p = range.first_parameter; p < range.end_parameter; ++p) {
+    const ParameterSpec& spec = layout.parameters()[p];
+    const uint64_t flat = layout.flat_offset(p);
+    const uint64_t begin = std::max(flat, range.begin);
+    const uint64_t end =
+        std::min(flat + static_cast<uint64_t>(spec.numel), range.end);
+    has_masters |= layout.master_format(p) != MasterFormat::kParameter;
+    if (begin >= end || layout.master_format(p) == MasterFormat::kFloat32) {
+      continue;
+    }
+    pieces.push_back({record.parameter(p, begin - flat),
+                      (end - begin) * SizeInBytes(spec.dtype)});
+  }
+  for (int part = 0; part < kRecordPartCount; ++part) {
+    if (part == kMasterPart && !has_masters) continue;
+    if (part >= kStatePart0 &&
+        !layout.has_state_array((part - kStatePart0) % kStateArraysMax,
+                                range.group)) {
+      continue;
+    }
+    const absl::Span<std::byte> bytes = record.part(part);
+    if (!bytes.empty()) pieces.push_back(bytes);
+  }
+  return pieces;
+}
+
+NvmeTestJob::NvmeTestJob(Setup setup)
+    : setup_(std::move(setup)),
+      sizes_(SizesOf(setup_)),
+      model_(&setup_.layout, setup_.sub_group_elements),
+      parameters_(setup_.layout.parameter_area_bytes()),
+      frames_(sizes_.frame * setup_.frames),
+      table_(sizes_.table),
+      mutexes_(sizes_.records) {}
+
+absl::Status NvmeTestJob::Open(const DurableCommit* restored) {
+  NvmeStore::Options options;
+  options.engine = setup_.make_engine();
+  options.directories = setup_.directories;
+  options.frames = frames_.span();
+  options.table = table_.span();
+  options.incarnation = kIncarnation;
+  options.is_durable = setup_.is_durable;
+  options.job_bytes = 100;
+  options.restored = restored;
+  StateArrays arrays;
+  arrays.parameters = parameters_.data();
+  OPTSTATE_ASSIGN_OR_RETURN(
+      store_, NvmeStore::Open(&setup_.layout, setup_.sub_group_elements, arrays,
+                              std::move(options)));
+  return absl::OkStatus();
+}
+
+absl::Status NvmeTestJob::Restore() {
+  Close();
+  frames_.Zero();
+  table_.Zero();
+  std::fill(parameters_.begin(), parameters_.end(), std::byte{0});
+  DurableCommit commit;
+  {
+    const std::unique_ptr<io::IoEngine> engine = setup_.make_engine();
+    OPTSTATE_ASSIGN_OR_RETURN(
+        commit, NvmeStore::ReadCommit(engine.get(), setup_.directories));
+  }
+  const auto found = commits_.find(commit.step);
+  if (found == commits_.end() || commit.job != absl::StrCat(commit.step)) {
+    return absl::InternalError(
+        absl::StrCat("step ", commit.step, " was not committed"));
+  }
+  model_.CopyFrom(found->second);
+  OPTSTATE_RETURN_IF_ERROR(Open(&commit));
+  if (store_->durable_step() != commit.step) {
+    return absl::InternalError("the durable step is another");
+  }
+  return store_->RestoreParameters();
+}
+
+void NvmeTestJob::WriteTo(const StateStore::Pin& pin, std::mt19937_64* random) {
+  const auto index = static_cast<size_t>(&pin.record().sub_group() -
+                                         store_->sub_groups().all().data());
+  const auto pieces = KeptPieces(layout(), pin.record());
+  const auto expected = KeptPieces(layout(), model_.record(index));
+  const std::lock_guard<std::mutex> lock(mutexes_[index]);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const uint64_t size = pieces[i].size();
+    uint64_t begin = (*random)() % size;
+    const uint64_t end = std::min<uint64_t>(size, begin + (*random)() % 3000);
+    for (; begin < end; begin += 8) {
+      const uint64_t value = (*random)();
+      const uint64_t bytes = std::min<uint64_t>(end - begin, 8);
+      std::memcpy(pieces[i].data() + begin, &value, bytes);
+      std::memcpy(expected[i].data() + begin, &value, bytes);
+    }
+  }
+}
+
+absl::Status NvmeTestJob::Write(size_t record, std::mt19937_64* random) {
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const StateStore::Pin pin,
+      store_->PinSubGroup(record, StateStore::Access::kWrite));
+  WriteTo(pin, random);
+  return absl::OkStatus();
+}
+
+absl::Status NvmeTestJob::Compare(size_t record) {
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const StateStore::Pin pin,
+      store_->PinSubGroup(record, StateStore::Access::kRead));
+  const std::lock_guard<std::mutex> lock(mutexes_[record]);
+  const auto pieces = KeptPieces(layout(), pin.record());
+  const auto expected = KeptPieces(layout(), model_.record(record));
+  if (pieces.size() != expected.size()) {
+    return absl::InternalError("a record has other arrays");
+  }
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (absl::MakeConstSpan(pieces[i]) != absl::MakeConstSpan(expected[i])) {
+      return absl::InternalError(
+          absl::StrCat("record ", record, ", piece ", i, " differs"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NvmeTestJob::CompareAll() {
+  absl::Status status;
+  for (size_t i = 0; i < records() && status.ok(); ++i) status = Compare(i);
+  return status;
+}
+
+absl::Status NvmeTestJob::RequestCommit(uint64_t step) {
+  const auto commit =
+      commits_.try_emplace(step, &setup_.layout, setup_.sub_group_elements);
+  commit.first->second.CopyFrom(model_);
+  return store_->RequestCommit(step, absl::StrCat(step));
+}
+
+void NvmeTestJob::CopyMemoryOf(const NvmeTestJob& other) {
+  Close();
+  model_.CopyFrom(other.model_);
+  parameters_ = other.parameters_;
+  frames_.CopyFrom(other.frames_);
+  table_.CopyFrom(other.table_);
+  commits_.clear();
+  for (const auto& [step, model] : other.commits_) {
+    commits_.try_emplace(step, &setup_.layout, setup_.sub_group_elements)
+        .first->second.CopyFrom(model);
+  }
+}
+
+}  // namespace optstate

@@ -1,0 +1,138 @@
+#ifndef OPTSTATE_STORAGE_TIERS_NVME_NVME_TEST_JOB_H_
+#define OPTSTATE_STORAGE_TIERS_NVME_NVME_TEST_JOB_H_
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "proto/types/layout.h"
+#include "storage/io/io_engine.h"
+#include "storage/tiers/host_store.h"
+#include "storage/tiers/nvme/nvme_store.h"
+
+namespace optstate {
+
+// What a job's records are to hold, byte by byte: its arrays, whole in memory.
+class NvmeTestModel {
+ public:
+  NvmeTestModel(const Layout* layout, uint64_t sub_group_elements);
+
+  RecordView record(size_t sub_group) const {
+    return store_->record(sub_group);
+  }
+  const SubGroupTable& sub_groups() const { return store_->sub_groups(); }
+  // Takes the bytes of another model of the layout.
+  void CopyFrom(const NvmeTestModel& other);
+
+ private:
+  std::vector<std::byte> parameters_, master_;
+  std::array<std::vector<std::byte>, kStateArraysMax> state_;
+  std::array<std::vector<float>, kStateArraysMax> scale_;
+  std::unique_ptr<HostStore> store_;
+};
+
+// Returns the pieces of a record that its store keeps: its arrays, and the
+// parameters that are a part of their masters.
+std::vector<absl::Span<std::byte>> KeptPieces(const Layout& layout,
+                                              const RecordView& record);
+
+// Memory of files that outlive the engine.
+class NvmeTestMemory {
+ public:
+  explicit NvmeTestMemory(uint64_t bytes)
+      : data_(static_cast<std::byte*>(
+            std::aligned_alloc(io::kSectorBytes, RoundUp(bytes)))),
+        bytes_(bytes) {
+    Zero();
+  }
+  absl::Span<std::byte> span() const { return {data_.get(), bytes_}; }
+  void Zero() { std::fill_n(data_.get(), bytes_, std::byte{0}); }
+  void CopyFrom(const NvmeTestMemory& other) {
+    std::copy_n(other.data_.get(), bytes_, data_.get());
+  }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { std::free(data); }
+  };
+  static uint64_t RoundUp(uint64_t bytes) {
+    return (bytes + io::kSectorBytes) / io::kSectorBytes * io::kSectorBytes;
+  }
+  std::unique_ptr<std::byte, Free> data_;
+  uint64_t bytes_;
+};
+
+// A job with swapped records, its memory, and a model of all its bytes.
+//
+// Threads: many may call Write() and Compare() at once; one calls the rest.
+class NvmeTestJob {
+ public:
+  using EngineMaker = std::function<std::unique_ptr<io::IoEngine>()>;
+  struct Setup {
+    Layout layout;
+    uint64_t sub_group_elements = 4096;
+    // At most as many as there are records, or the least that may be.
+    uint64_t frames = NvmeStore::kFramesMin;
+    bool is_durable = true;
+    std::vector<std::string> directories = {"/disk"};
+    EngineMaker make_engine;
+  };
+  static constexpr uint64_t kIncarnation = 0x1234;
+
+  explicit NvmeTestJob(Setup setup);
+
+  const Layout& layout() const { return setup_.layout; }
+  const Setup& setup() const { return setup_; }
+  NvmeStore& store() { return *store_; }
+  size_t records() const { return model_.sub_groups().size(); }
+  const NvmeStore::Sizes& sizes() const { return sizes_; }
+  NvmeTestMemory& frames() { return frames_; }
+  NvmeTestMemory& table() { return table_; }
+  void SetEngineMaker(EngineMaker make) {
+    setup_.make_engine = std::move(make);
+  }
+
+  // Opens the store with memory as it is; zeros: the job is new.
+  absl::Status Open(const DurableCommit* restored = nullptr);
+  void Close() { store_ = nullptr; }
+  // Goes on after a power cut: reads the last commit, with which the model goes
+  // on as well.
+  absl::Status Restore();
+
+  // Writes random bytes to a record, some pieces of each of its arrays.
+  absl::Status Write(size_t record, std::mt19937_64* random);
+  void WriteTo(const StateStore::Pin& pin, std::mt19937_64* random);
+  // Compares a record with the model. INTERNAL: it differs.
+  absl::Status Compare(size_t record);
+  absl::Status CompareAll();
+  // Requests a commit and remembers what it is of.
+  absl::Status RequestCommit(uint64_t step);
+  // Takes what another job has in memory, its model included.
+  void CopyMemoryOf(const NvmeTestJob& other);
+  // Held while bytes of a record are written, to the store and the model.
+  std::mutex& mutex_of(size_t record) { return mutexes_[record]; }
+
+ private:
+  Setup setup_;
+  NvmeStore::Sizes sizes_;
+  NvmeTestModel model_;
+  std::map<uint64_t, NvmeTestModel> commits_;  // by step
+  std::vector<std::byte> parameters_;
+  NvmeTestMemory frames_, table_;
+  std::vector<std::mutex> mutexes_;  // by record
+  std::unique_ptr<NvmeStore> store_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_TIERS_NVME_NVME_TEST_JOB_H_
