@@ -19,8 +19,8 @@ import optstate
 import torch
 import torch.multiprocessing
 from gpt import GPT, width_for
-from screen import parse_count
 from processes import Daemon
+from screen import parse_count
 from text import Text, write_text
 from torch.nn import functional
 

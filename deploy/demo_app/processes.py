@@ -51,16 +51,12 @@ class Daemon:
     def endpoint(self) -> str:
         return f"unix:{self._socket}"
 
-    def lose_power(self) -> None:
-        """Kills the daemon with its engines, and drops all that lay in memory."""
-        os.killpg(self._process.pid, signal.SIGKILL)
+    def lose_power(self, job: str) -> None:
+        """Kills the daemon and the job's engine, and drops all that lay in memory."""
+        described = json.loads(self.optctl("-o", "json", "describe", "job", job))
+        self._process.kill()
         self._process.wait()
-        engines = subprocess.run(
-            ["pgrep", "-f", str(self._directory)], capture_output=True, text=True
-        ).stdout
-        for pid in map(int, engines.split()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        os.kill(int(described["engine_pid"]), signal.SIGKILL)
         shutil.rmtree(self._directory)
         self._directory.mkdir(mode=0o700)
         self._start()

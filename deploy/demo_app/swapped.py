@@ -64,7 +64,7 @@ class Demo:
             self._train("disk", arguments, run, self._steps // 2)
             last = max(run.losses) + 1
             begin = time.monotonic()
-            daemon.lose_power()
+            daemon.lose_power(JOB)
             say(
                 f"SIGKILL to the trainers, the daemon and its engine after step {last}, and all"
                 " that they had in memory is removed",
