@@ -185,6 +185,15 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
         "the daemon's parameter area has ", attached.parameter_bytes(),
         " bytes where the layout needs ", setup.layout.parameter_area_bytes()));
   }
+  const bool asks_for_storage = setup.storage.placement > Placement::kHost ||
+                                setup.storage.durability > Durability::kNone ||
+                                setup.storage.sub_group_elements != 0;
+  if (asks_for_storage && !registered.has_storage()) {
+    return absl::UnimplementedError(
+        "the daemon is of an older build, which takes no notice of placement, "
+        "durability and sub_group_size: upgrade it (optctl upgrade), delete "
+        "the job if this session has made it, and try again");
+  }
   Attached result;
   result.committed_step = attached.committed_step();
   result.phase = static_cast<JobPhase>(attached.phase());

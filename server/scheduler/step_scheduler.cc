@@ -1,6 +1,7 @@
 #include "server/scheduler/step_scheduler.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
@@ -343,9 +344,14 @@ absl::Status StepScheduler::MakePass(const Update& update) {
   if (!store_.is_resident()) FindWanted(update);
   OPTSTATE_ASSIGN_OR_RETURN(const size_t positions, store_.BeginPass(wanted_));
   FirstError error;
+  // Each worker has positions of its own, for the sake of the memory on its
+  // node. Records that are read one after the other are taken in that order.
+  std::atomic<size_t> next{0};
+  const bool in_order = !store_.is_resident();
   options_.pool->ParallelFor(positions, [&](size_t i) {
     if (error.failed()) return;
-    const auto pin = store_.PinOfPass(i);
+    const auto pin = store_.PinOfPass(
+        in_order ? next.fetch_add(1, std::memory_order_relaxed) : i);
     if (!pin.ok()) return error.Note(pin.status());
     if (whole_ != nullptr) {
       ApplyWholesOf(pin->record(), update);

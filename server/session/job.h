@@ -87,6 +87,7 @@ struct RegisterResult {
   // Number of the job's shape in this engine; it changes when the layout,
   // partition, world size or another setting of the job changes. Never 0.
   uint64_t shape = 0;
+  v1::StorageSettings storage;  // of the job
 };
 
 struct AttachSpec {

@@ -104,8 +104,7 @@ absl::Status JobImpl::MakeDurable() {
   commit_requested_at_ = options_.clock();
   absl::Status status = nvme_->RequestCommit(
       record().committed_step,
-      SerializeDurableJob(SerializeDescription(shape_->description), record(),
-                          *store_));
+      SerializeDurableJob(shape_->text, record(), *store_));
   if (status.ok() &&
       shape_->description.storage.durability() == v1::DURABILITY_KIND_STEP) {
     status = nvme_->AwaitCommit();

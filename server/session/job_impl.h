@@ -124,6 +124,7 @@ class JobImpl final : public Job {
   // A description and what follows from it; replaced as a whole.
   struct Shape {
     JobDescription description;
+    std::string text;                       // of the description, serialized
     std::vector<RankPartition> partitions;  // by rank
   };
 

@@ -55,6 +55,7 @@ absl::StatusOr<RegisterResult> JobImpl::Register(const RegisterSpec& spec) {
   result.layout_hash = layout_of_job().hash();
   result.committed_step = record().committed_step;
   result.phase = phase();
+  result.storage = shape_->description.storage;
   return result;
 }
 
@@ -100,6 +101,7 @@ absl::StatusOr<std::unique_ptr<JobImpl::Shape>> JobImpl::MakeShape(
     JobDescription description) {
   auto shape = std::make_unique<Shape>();
   shape->description = std::move(description);
+  shape->text = SerializeDescription(shape->description);
   const JobDescription& what = shape->description;
   shape->partitions.reserve(what.world_size);
   for (uint32_t rank = 0; rank < what.world_size; ++rank) {

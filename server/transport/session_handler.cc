@@ -139,6 +139,7 @@ absl::StatusOr<v1::RegisterReply> SessionHandler::Register(
   reply.set_committed_step(result.committed_step);
   reply.set_phase(result.phase);
   reply.set_created(result.created);
+  *reply.mutable_storage() = result.storage;
   return reply;
 }
 
