@@ -53,7 +53,8 @@ inline ChannelSetup SetupOfTest() {
                      .layout = *Layout::Make(LayoutOfTest()),
                      .partition = {},
                      .loss_scaler = {},
-                     .loss_scaler_state = {}};
+                     .loss_scaler_state = {},
+                     .storage = {}};
   setup.partition =
       *MakeRankPartition(setup.layout, PartitionMode::kGreedy, 1, 0);
   return setup;
