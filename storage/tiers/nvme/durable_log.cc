@@ -123,6 +123,7 @@ absl::StatusOr<std::unique_ptr<DurableLog>> DurableLog::Open(
     engine->Close(log->file_);
     return read;
   }
+  bool is_other_unwritten = false;
   for (uint32_t region = 0; region < 2; ++region) {
     const absl::Status is_read = log->Run(
         io::IoRequest::Kind::kRead, log->RegionAt(region), log->region_bytes_);
@@ -133,6 +134,9 @@ absl::StatusOr<std::unique_ptr<DurableLog>> DurableLog::Open(
     absl::StatusOr<DurableCommit> commit = log->ParseRegion(region);
     if (!commit.ok()) {
       log->damage_.Update(commit.status());
+      log->is_first_torn_ = region == 1 && is_other_unwritten;
+    } else if (commit->generation == 0) {
+      is_other_unwritten = true;
     } else if (commit->generation > log->last_.generation) {
       log->last_ = *std::move(commit);
     }

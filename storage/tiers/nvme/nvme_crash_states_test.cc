@@ -232,7 +232,7 @@ class NvmeCrashStatesTest : public testing::Test {
         if (!HasFailure()) visit();
       });
       Run();
-      disk_->SetHook(nullptr);
+      job_ = nullptr;
     }
     std::cerr << states_ << " states at " << events_ << " events" << std::endl;
   }

@@ -250,11 +250,9 @@ absl::StatusOr<DurableCommit> NvmeStore::ReadCommit(
     return log->last();
   }
   engine->Close(log->file());
-  // A damaged region beside one that was never written is what a power cut
-  // within the first commit leaves.
+  if (!log->is_first_torn()) OPTSTATE_RETURN_IF_ERROR(log->damage());
   return absl::NotFoundError(
-      absl::StrCat(directories[0], ": the job was never durable",
-                   log->damage().ok() ? "" : "; ", log->damage().message()));
+      absl::StrCat(directories[0], ": the job was never durable"));
 }
 
 NvmeStore::~NvmeStore() {
