@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -33,6 +34,13 @@ struct Header {
   uint32_t header_crc32c;  // of the bytes before it
 };
 static_assert(sizeof(Header) == 88);
+static_assert(offsetof(Header, generation) == 16);
+static_assert(offsetof(Header, region_bytes) == 40);
+static_assert(offsetof(Header, slots) == 48);
+static_assert(offsetof(Header, records) == 56);
+static_assert(offsetof(Header, job_bytes) == 72);
+static_assert(offsetof(Header, body_crc32c) == 80);
+static_assert(offsetof(Header, header_crc32c) == 84);
 static_assert(std::endian::native == std::endian::little);
 
 // The first sector of the file.
@@ -45,6 +53,8 @@ struct Superblock {
   uint32_t crc32c;  // of the bytes before it
 };
 static_assert(sizeof(Superblock) == 32);
+static_assert(offsetof(Superblock, region_bytes) == 16);
+static_assert(offsetof(Superblock, crc32c) == 28);
 constexpr uint64_t kSuperblockMagic = 0x3153544d434f4f53;  // "SOOCMTS1"
 
 absl::Status CheckVersion(const std::string& path, uint32_t version,

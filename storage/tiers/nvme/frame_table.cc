@@ -1,5 +1,6 @@
 #include "storage/tiers/nvme/frame_table.h"
 
+#include <cstddef>
 #include <cstring>
 #include <vector>
 
@@ -49,6 +50,12 @@ struct FrameTable::Header {
 
 uint64_t FrameTable::BytesNeeded(const Shape& shape) {
   static_assert(sizeof(Header) == 64);
+  static_assert(offsetof(Header, version) == 8);
+  static_assert(offsetof(Header, crc32c) == 20);
+  static_assert(offsetof(Header, incarnation) == 24);
+  static_assert(offsetof(Header, frame_bytes) == 48);
+  static_assert(offsetof(Header, frames) == 56);
+  static_assert(offsetof(Header, is_syncing) == 60);
   return sizeof(Header) + shape.records * sizeof(uint64_t) +
          shape.slots * shape.checksums * sizeof(uint32_t);
 }

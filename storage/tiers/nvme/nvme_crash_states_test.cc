@@ -31,7 +31,7 @@
 namespace optstate {
 namespace {
 
-constexpr uint64_t kStatesDefault = 40'000;
+constexpr uint64_t kStatesDefault = 20'000;
 // Fewer states than this are all visited.
 constexpr uint64_t kAllStatesMax = 256;
 constexpr uint64_t kRandomStates = 12;
