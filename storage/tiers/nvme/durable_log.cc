@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstring>
 #include <utility>
 
@@ -33,6 +34,13 @@ struct Header {
   uint32_t header_crc32c;  // of the bytes before it
 };
 static_assert(sizeof(Header) == 88);
+static_assert(offsetof(Header, generation) == 16);
+static_assert(offsetof(Header, region_bytes) == 40);
+static_assert(offsetof(Header, slots) == 48);
+static_assert(offsetof(Header, records) == 56);
+static_assert(offsetof(Header, job_bytes) == 72);
+static_assert(offsetof(Header, body_crc32c) == 80);
+static_assert(offsetof(Header, header_crc32c) == 84);
 static_assert(std::endian::native == std::endian::little);
 
 // The first sector of the file.
@@ -45,6 +53,8 @@ struct Superblock {
   uint32_t crc32c;  // of the bytes before it
 };
 static_assert(sizeof(Superblock) == 32);
+static_assert(offsetof(Superblock, region_bytes) == 16);
+static_assert(offsetof(Superblock, crc32c) == 28);
 constexpr uint64_t kSuperblockMagic = 0x3153544d434f4f53;  // "SOOCMTS1"
 
 absl::Status CheckVersion(const std::string& path, uint32_t version,
@@ -123,6 +133,7 @@ absl::StatusOr<std::unique_ptr<DurableLog>> DurableLog::Open(
     engine->Close(log->file_);
     return read;
   }
+  bool is_other_unwritten = false;
   for (uint32_t region = 0; region < 2; ++region) {
     const absl::Status is_read = log->Run(
         io::IoRequest::Kind::kRead, log->RegionAt(region), log->region_bytes_);
@@ -133,6 +144,9 @@ absl::StatusOr<std::unique_ptr<DurableLog>> DurableLog::Open(
     absl::StatusOr<DurableCommit> commit = log->ParseRegion(region);
     if (!commit.ok()) {
       log->damage_.Update(commit.status());
+      log->is_first_torn_ = region == 1 && is_other_unwritten;
+    } else if (commit->generation == 0) {
+      is_other_unwritten = true;
     } else if (commit->generation > log->last_.generation) {
       log->last_ = *std::move(commit);
     }

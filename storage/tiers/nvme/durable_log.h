@@ -63,6 +63,9 @@ class DurableLog {
   // cut within one; OK: both have one, or were never written. A region that the
   // disk does not read is no such case: Open() fails, for it may be the newest.
   const absl::Status& damage() const { return damage_; }
+  // Says whether the damage is that of a first commit which was not written to
+  // its end: the other region was never written.
+  bool is_first_torn() const { return is_first_torn_; }
   io::FileId file() const { return file_; }
 
   // Makes sure that last() is durable. What Open() read may be in a cache only:
@@ -97,6 +100,7 @@ class DurableLog {
   io::IoRequest request_;
   DurableCommit last_;
   absl::Status damage_;
+  bool is_first_torn_ = false;
 };
 
 }  // namespace optstate

@@ -1,5 +1,6 @@
 #include "storage/tiers/nvme/frame_table.h"
 
+#include <cstddef>
 #include <cstring>
 #include <vector>
 
@@ -39,7 +40,7 @@ struct FrameTable::Header {
   uint64_t checksums;
   uint64_t frame_bytes;
   uint32_t frames;
-  uint32_t is_sync_lost;
+  uint32_t is_syncing;
 
   uint32_t Checksum() const {
     uint32_t crc = ExtendCrc32c(0, &version, 3 * sizeof(uint32_t));
@@ -49,6 +50,12 @@ struct FrameTable::Header {
 
 uint64_t FrameTable::BytesNeeded(const Shape& shape) {
   static_assert(sizeof(Header) == 64);
+  static_assert(offsetof(Header, version) == 8);
+  static_assert(offsetof(Header, crc32c) == 20);
+  static_assert(offsetof(Header, incarnation) == 24);
+  static_assert(offsetof(Header, frame_bytes) == 48);
+  static_assert(offsetof(Header, frames) == 56);
+  static_assert(offsetof(Header, is_syncing) == 60);
   return sizeof(Header) + shape.records * sizeof(uint64_t) +
          shape.slots * shape.checksums * sizeof(uint32_t);
 }
@@ -79,7 +86,7 @@ void FrameTable::Make(const Shape& shape) {
   header.checksums = shape.checksums;
   header.frame_bytes = shape.frame_bytes;
   header.frames = static_cast<uint32_t>(shape.frames);
-  header.is_sync_lost = 0;
+  header.is_syncing = 0;
   header.crc32c = header.Checksum();
   for (uint32_t i = 0; i < shape.records; ++i) SetPlace(i, {});
   std::atomic_signal_fence(std::memory_order_seq_cst);
@@ -164,11 +171,11 @@ void FrameTable::SetFrames(uint64_t frames) {
   header().frames = static_cast<uint32_t>(frames);
 }
 
-bool FrameTable::is_sync_lost() const { return header().is_sync_lost != 0; }
+bool FrameTable::is_syncing() const { return header().is_syncing != 0; }
 
-void FrameTable::SetSyncLost(bool is_lost) {
+void FrameTable::SetSyncing(bool is_syncing) {
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  header().is_sync_lost = is_lost ? 1 : 0;
+  header().is_syncing = is_syncing ? 1 : 0;
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 

@@ -63,10 +63,10 @@ class FrameTable {
   absl::Status Check(const Shape& shape) const;
   // Changes the number of frames that the table was made for.
   void SetFrames(uint64_t frames);
-  // Says whether a sync of the records has failed since the last whole commit:
-  // reads may then see bytes that no later sync makes durable.
-  bool is_sync_lost() const;
-  void SetSyncLost(bool is_lost);
+  // Says whether a sync of the records has begun and not succeeded since: reads
+  // may then see bytes that no later sync makes durable.
+  bool is_syncing() const;
+  void SetSyncing(bool is_syncing);
 
   RecordPlace place(uint32_t record) const;
   void SetPlace(uint32_t record, const RecordPlace& place);

@@ -48,6 +48,7 @@ void NvmeStore::AdvanceCommit() {
 
 void NvmeStore::BeginSync() {
   phase_ = CommitPhase::kSyncing;
+  table_.SetSyncing(true);
   syncs_left_ = syncs_.size();
   for (size_t i = 0; i < syncs_.size(); ++i) {
     syncs_[i] = {};
@@ -82,7 +83,6 @@ void NvmeStore::WriteCommit() {
 
 void NvmeStore::CompleteCommitRequest(const io::IoRequest& request) {
   if (!request.status.ok()) {
-    if (phase_ == CommitPhase::kSyncing) table_.SetSyncLost(true);
     return Fail(absl::Status(
         request.status.code(),
         absl::StrCat(request.status.message(), ". Step ", commit_.step,
@@ -90,7 +90,9 @@ void NvmeStore::CompleteCommitRequest(const io::IoRequest& request) {
   }
   switch (phase_) {
     case CommitPhase::kSyncing:
-      if (--syncs_left_ == 0) WriteCommit();
+      if (--syncs_left_ > 0) break;
+      table_.SetSyncing(false);
+      WriteCommit();
       break;
     case CommitPhase::kWriting:
       phase_ = CommitPhase::kSyncingLog;

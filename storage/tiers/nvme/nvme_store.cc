@@ -198,12 +198,13 @@ void NvmeStore::Adopt() {
   }
 }
 
-// After a sync that failed, what was written since the last commit may be in a
-// cache only, of which no later sync knows. It is written again, so that the
+// After a sync that failed, or of which the engine before did not see the end,
+// what was written since the last commit may be in a cache only, of which no
+// later sync knows. It is written again, so that the
 // next sync makes it durable: what is in a frame when that is flushed, the rest
 // now.
 absl::Status NvmeStore::RewriteUnsynced() {
-  if (!options_.is_durable || !table_.is_sync_lost()) return absl::OkStatus();
+  if (!options_.is_durable || !table_.is_syncing()) return absl::OkStatus();
   const std::unique_ptr<std::byte, decltype(&std::free)> buffer(
       static_cast<std::byte*>(
           std::aligned_alloc(io::kSectorBytes, record_layout_.frame_bytes())),
@@ -236,7 +237,7 @@ absl::Status NvmeStore::RewriteUnsynced() {
       if (different >= 0) return Damaged(i, place.slot, different);
     }
   }
-  table_.SetSyncLost(false);
+  table_.SetSyncing(false);
   return absl::OkStatus();
 }
 
@@ -249,11 +250,9 @@ absl::StatusOr<DurableCommit> NvmeStore::ReadCommit(
     return log->last();
   }
   engine->Close(log->file());
-  // A damaged region beside one that was never written is what a power cut
-  // within the first commit leaves.
+  if (!log->is_first_torn()) OPTSTATE_RETURN_IF_ERROR(log->damage());
   return absl::NotFoundError(
-      absl::StrCat(directories[0], ": the job was never durable",
-                   log->damage().ok() ? "" : "; ", log->damage().message()));
+      absl::StrCat(directories[0], ": the job was never durable"));
 }
 
 NvmeStore::~NvmeStore() {

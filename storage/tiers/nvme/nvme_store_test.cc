@@ -15,7 +15,7 @@
 
 #include "gtest/gtest.h"
 #include "proto/types/random_layout.h"
-#include "storage/io/blocking_io_engine.h"
+#include "storage/io/make_io_engine.h"
 #include "storage/io/simulated_disk.h"
 #include "storage/io/simulated_io_engine.h"
 #include "storage/tiers/nvme/nvme_test_job.h"
@@ -55,8 +55,12 @@ class Disk {
     return {folder_ + "/disk", folder_ + "/disk2"};
   }
   std::unique_ptr<io::IoEngine> MakeEngine() const {
-    return simulated_ != nullptr ? io::MakeSimulatedIoEngine(simulated_.get())
-                                 : io::MakeBlockingIoEngine({});
+    if (simulated_ != nullptr) {
+      return io::MakeSimulatedIoEngine(simulated_.get());
+    }
+    auto engine = io::MakeIoEngine(io::IoEngineKind::kBlocking, {});
+    EXPECT_TRUE(engine.ok()) << engine.status();
+    return std::move(engine->engine);
   }
 
  private:

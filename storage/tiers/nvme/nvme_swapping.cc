@@ -138,7 +138,6 @@ bool NvmeStore::StartRead(uint32_t record, bool is_demanded) {
   frame.is_fresh = !place.is_on_disk;
   frame.is_checking = false;
   records_[record].loaded_frame = index;
-  records_[record].error = absl::OkStatus();
   if (frame.is_fresh) {
     frame.state = FrameState::kLoaded;
     loaded_.PushBack(index);

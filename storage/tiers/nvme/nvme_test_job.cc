@@ -11,12 +11,21 @@
 namespace optstate {
 namespace {
 
+// Enough for a commit to fill several sectors.
+constexpr uint64_t kJobBytes = 2000;
+
+std::string JobText(uint64_t step) {
+  return std::string(kJobBytes - 20 + step % 10,
+                     static_cast<char>('a' + step % 26)) +
+         absl::StrCat(step);
+}
+
 NvmeStore::Sizes SizesOf(const NvmeTestJob::Setup& setup) {
   return NvmeStore::SizesOf(
       setup.layout, setup.sub_group_elements,
       {.is_durable = setup.is_durable,
        .directories = static_cast<uint32_t>(setup.directories.size()),
-       .job_bytes = 100});
+       .job_bytes = kJobBytes});
 }
 
 }  // namespace
@@ -100,7 +109,7 @@ absl::Status NvmeTestJob::Open(const DurableCommit* restored) {
   options.table = table_.span();
   options.incarnation = kIncarnation;
   options.is_durable = setup_.is_durable;
-  options.job_bytes = 100;
+  options.job_bytes = kJobBytes;
   options.restored = restored;
   StateArrays arrays;
   arrays.parameters = parameters_.data();
@@ -122,11 +131,11 @@ absl::Status NvmeTestJob::Restore() {
         commit, NvmeStore::ReadCommit(engine.get(), setup_.directories));
   }
   const auto found = commits_.find(commit.step);
-  if (found == commits_.end() || commit.job != absl::StrCat(commit.step)) {
+  if (found == commits_.end() || commit.job != JobText(commit.step)) {
     return absl::InternalError(
         absl::StrCat("step ", commit.step, " was not committed"));
   }
-  model_.CopyFrom(found->second);
+  model_.CopyFrom(*found->second);
   OPTSTATE_RETURN_IF_ERROR(Open(&commit));
   if (store_->durable_step() != commit.step) {
     return absl::InternalError("the durable step is another");
@@ -187,23 +196,30 @@ absl::Status NvmeTestJob::CompareAll() {
 }
 
 absl::Status NvmeTestJob::RequestCommit(uint64_t step) {
-  const auto commit =
-      commits_.try_emplace(step, &setup_.layout, setup_.sub_group_elements);
-  commit.first->second.CopyFrom(model_);
-  return store_->RequestCommit(step, absl::StrCat(step));
+  auto model = std::make_shared<NvmeTestModel>(&setup_.layout,
+                                               setup_.sub_group_elements);
+  model->CopyFrom(model_);
+  {
+    const std::lock_guard<std::mutex> lock(commits_mutex_);
+    commits_[step] = std::move(model);
+  }
+  return store_->RequestCommit(step, JobText(step));
 }
 
-void NvmeTestJob::CopyMemoryOf(const NvmeTestJob& other) {
+void NvmeTestJob::CopyMemoryOf(NvmeTestJob* other) {
   Close();
-  model_.CopyFrom(other.model_);
-  parameters_ = other.parameters_;
-  frames_.CopyFrom(other.frames_);
-  table_.CopyFrom(other.table_);
-  commits_.clear();
-  for (const auto& [step, model] : other.commits_) {
-    commits_.try_emplace(step, &setup_.layout, setup_.sub_group_elements)
-        .first->second.CopyFrom(model);
-  }
+  for (std::mutex& mutex : other->mutexes_) mutex.lock();
+  model_.CopyFrom(other->model_);
+  parameters_ = other->parameters_;
+  frames_.CopyFrom(other->frames_);
+  table_.CopyFrom(other->table_);
+  for (std::mutex& mutex : other->mutexes_) mutex.unlock();
+  CopyCommitsOf(other);
+}
+
+void NvmeTestJob::CopyCommitsOf(NvmeTestJob* other) {
+  const std::lock_guard<std::mutex> lock(other->commits_mutex_);
+  commits_ = other->commits_;
 }
 
 }  // namespace optstate

@@ -117,8 +117,11 @@ class NvmeTestJob {
   absl::Status CompareAll();
   // Requests a commit and remembers what it is of.
   absl::Status RequestCommit(uint64_t step);
-  // Takes what another job has in memory, its model included.
-  void CopyMemoryOf(const NvmeTestJob& other);
+  // Takes what another job of this layout has in memory, its model and its
+  // commits included. The other may go on meanwhile.
+  void CopyMemoryOf(NvmeTestJob* other);
+  // Takes what the commits of another job are of.
+  void CopyCommitsOf(NvmeTestJob* other);
   // Held while bytes of a record are written, to the store and the model.
   std::mutex& mutex_of(size_t record) { return mutexes_[record]; }
 
@@ -126,7 +129,8 @@ class NvmeTestJob {
   Setup setup_;
   NvmeStore::Sizes sizes_;
   NvmeTestModel model_;
-  std::map<uint64_t, NvmeTestModel> commits_;  // by step
+  std::mutex commits_mutex_;
+  std::map<uint64_t, std::shared_ptr<const NvmeTestModel>> commits_;  // by step
   std::vector<std::byte> parameters_;
   NvmeTestMemory frames_, table_;
   std::vector<std::mutex> mutexes_;  // by record

@@ -1,0 +1,258 @@
+// What a power cut, or the engine's death, leaves of a job at every write and
+// sync of a run.
+//
+// At each event of the simulated disk, power cuts are taken: all states that
+// the unsynced sectors of 512 bytes may be in where these are few, else some at
+// random. From each of them the job must go on with a step that was requested
+// and is not older than the last one acknowledged, bit for bit.
+//
+// OPTSTATE_CRASH_STATES in the environment is how many states to visit at
+// least.
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gtest/gtest.h"
+#include "proto/types/random_layout.h"
+#include "storage/io/simulated_disk.h"
+#include "storage/io/simulated_io_engine.h"
+#include "storage/tiers/nvme/nvme_store.h"
+#include "storage/tiers/nvme/nvme_test_job.h"
+
+namespace optstate {
+namespace {
+
+constexpr uint64_t kStatesDefault = 20'000;
+// Fewer states than this are all visited.
+constexpr uint64_t kAllStatesMax = 256;
+constexpr uint64_t kRandomStates = 12;
+constexpr int kSteps = 6;
+
+uint64_t StatesWanted() {
+  const char* given = std::getenv("OPTSTATE_CRASH_STATES");
+  return given != nullptr ? std::strtoull(given, nullptr, 0) : kStatesDefault;
+}
+
+ParameterSpec Parameter(const std::string& name, int64_t numel, DType dtype) {
+  ParameterSpec spec;
+  spec.name = name;
+  spec.shape = {numel};
+  spec.numel = numel;
+  spec.dtype = dtype;
+  return spec;
+}
+
+// Records with and without parameters of their own on disk.
+Layout SmallLayout() {
+  LayoutSpec spec;
+  spec.optimizer = OptimizerKind::kSgd;
+  spec.state_format = StateFormat::kBFloat16;
+  spec.master_format = MasterFormat::kSplit;
+  spec.groups.resize(2);
+  spec.parameters = {Parameter("a", 9000, DType::kBFloat16),
+                     Parameter("b", 5, DType::kFloat32),
+                     Parameter("c", 5000, DType::kFloat32)};
+  spec.parameters[2].group = 1;
+  return *Layout::Make(std::move(spec));
+}
+
+class NvmeCrashStatesTest : public testing::Test {
+ protected:
+  NvmeCrashStatesTest() : random_(layouts_.Uniform(0, UINT64_MAX)) {}
+
+  NvmeTestJob::Setup SetupOn(io::SimulatedDisk* disk, uint64_t frames) {
+    NvmeTestJob::Setup setup;
+    setup.layout = SmallLayout();
+    setup.sub_group_elements = kTileElements;
+    setup.frames = frames;
+    setup.directories = {"/disk", "/disk2"};
+    setup.make_engine = [disk] { return io::MakeSimulatedIoEngine(disk); };
+    return setup;
+  }
+
+  void MakeJob() {
+    job_ = nullptr;
+    disk_ = std::make_unique<io::SimulatedDisk>(
+        io::SimulatedDiskOptions{.seed = layouts_.Uniform(0, UINT64_MAX),
+                                 .latency_us_max = 500,
+                                 .short_one_in = 20,
+                                 .folders = {"/disk", "/disk2"}});
+    job_ = std::make_unique<NvmeTestJob>(
+        SetupOn(disk_.get(), NvmeStore::kFramesMin));
+    requested_ = acknowledged_ = 0;
+    is_faulty_ = false;
+  }
+
+  // Steps with commits. In some the sync of a file fails, so that the engine is
+  // started again, its memory being there.
+  void Run() {
+    ASSERT_EQ(job_->Open(), absl::OkStatus());
+    for (int step = 1; step <= kSteps && !HasFailure(); ++step) {
+      if (layouts_.Uniform(0, 3) == 0) Reopen(/*fails=*/true);
+      Update();
+      requested_ = static_cast<uint64_t>(step);
+      ASSERT_EQ(job_->RequestCommit(requested_), absl::OkStatus());
+      if (layouts_.Uniform(0, 1) == 0 && !is_faulty_) Update();
+      const absl::Status durable = job_->store().AwaitCommit();
+      if (durable.ok()) {
+        acknowledged_ = static_cast<uint64_t>(step);
+      } else {
+        ASSERT_TRUE(is_faulty_) << durable;
+        Reopen(/*fails=*/false);
+      }
+    }
+    EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
+    job_->Close();
+  }
+
+  // A pass over most records.
+  void Update() {
+    std::vector<uint8_t> wanted(job_->records());
+    for (uint8_t& value : wanted) value = layouts_.Uniform(0, 4) != 0;
+    const auto positions = job_->store().BeginPass(wanted);
+    ASSERT_TRUE(positions.ok()) << positions.status();
+    for (size_t i = 0; i < *positions; ++i) {
+      const auto pin = job_->store().PinOfPass(i);
+      ASSERT_TRUE(pin.ok()) << pin.status();
+      job_->WriteTo(*pin, &random_);
+    }
+  }
+
+  void Reopen(bool fails) {
+    job_->Close();
+    disk_->ClearFaults();
+    is_faulty_ = fails;
+    if (fails) {
+      static const std::vector<std::string> kFiles = {
+          "/disk/records", "/disk2/records", "/disk/commits"};
+      io::SimulatedFault fault;
+      fault.kind = io::IoRequest::Kind::kSync;
+      fault.path = kFiles[layouts_.Uniform(0, 2)];
+      // Opening syncs the commits once.
+      fault.skip = fault.path == kFiles[2] ? 1 : 0;
+      disk_->AddFault(fault);
+    }
+    ASSERT_EQ(job_->Open(), absl::OkStatus());
+  }
+
+  // Restores the job from a disk after a power cut.
+  absl::Status CheckRestored(std::unique_ptr<io::SimulatedDisk> disk) {
+    ++states_;
+    NvmeTestJob job(SetupOn(disk.get(), job_->records()));
+    job.CopyCommitsOf(job_.get());
+    const uint64_t acknowledged = acknowledged_;
+    absl::Status status = job.Restore();
+    if (absl::IsNotFound(status) && acknowledged == 0) return absl::OkStatus();
+    if (status.ok()) status = job.CompareAll();
+    if (!status.ok()) return status;
+    const uint64_t step = job.store().durable_step();
+    if (step < acknowledged || step > requested_) {
+      return absl::InternalError(absl::StrCat(
+          "step ", step, " came back, ", acknowledged, " was acknowledged and ",
+          requested_.load(), " requested"));
+    }
+    return states_ % 16 == 0 ? GoOn(&job, disk.get()) : absl::OkStatus();
+  }
+
+  // Commits a further step, which the next power cut must leave.
+  absl::Status GoOn(NvmeTestJob* job, io::SimulatedDisk* disk) {
+    std::mt19937_64 random(states_);
+    absl::Status status;
+    for (size_t i = 0; i < job->records(); i += 1 + random() % 2) {
+      status.Update(job->Write(i, &random));
+    }
+    status.Update(job->RequestCommit(100));
+    status.Update(job->store().AwaitCommit());
+    job->Close();
+    const auto cut = disk->Crash([](const io::CrashSector&) { return 0; });
+    job->SetEngineMaker([&] { return io::MakeSimulatedIoEngine(cut.get()); });
+    status.Update(job->Restore());
+    if (status.ok() && job->store().durable_step() != 100) {
+      status = absl::InternalError("the further step is lost");
+    }
+    status.Update(job->CompareAll());
+    job->Close();
+    return status;
+  }
+
+  // Visits power cuts of the present moment.
+  void CutPower() {
+    uint64_t all = 1;
+    disk_->Crash([&](const io::CrashSector& sector) {
+      all = std::min(all * (sector.writes.size() + 1), kAllStatesMax + 1);
+      return 0;
+    });
+    if (all <= kAllStatesMax) {
+      disk_->ForEachCrash(kAllStatesMax,
+                          [&](std::unique_ptr<io::SimulatedDisk> disk) {
+                            Expect(CheckRestored(std::move(disk)));
+                          });
+      return;
+    }
+    for (uint64_t i = 0; i < kRandomStates; ++i) {
+      Expect(CheckRestored(disk_->CrashAtRandom(++crash_seed_)));
+    }
+  }
+
+  // Opens the job with what it has in memory after the engine was killed.
+  absl::Status CheckKilled() {
+    ++states_;
+    const auto disk = disk_->AfterKill(++crash_seed_);
+    NvmeTestJob job(SetupOn(disk.get(), NvmeStore::kFramesMin));
+    job.CopyMemoryOf(job_.get());
+    absl::Status status = job.Open();
+    if (status.ok()) status = job.CompareAll();
+    return status.ok() ? GoOn(&job, disk.get()) : status;
+  }
+
+  // A failure is noted once, lest a run of thousands of states prints them all.
+  void Expect(const absl::Status& status) {
+    if (!status.ok() && !HasFailure()) {
+      ADD_FAILURE() << "event " << events_ << ", state " << states_ << ": "
+                    << status;
+    }
+  }
+
+  // Runs jobs until so many states have been visited.
+  void RunAll(uint64_t states, const std::function<void()>& visit) {
+    while (states_ < states && !HasFailure()) {
+      MakeJob();
+      crash_seed_ = layouts_.Uniform(0, UINT32_MAX);
+      disk_->SetHook([&](const io::SimulatedEvent&) {
+        ++events_;
+        if (!HasFailure()) visit();
+      });
+      Run();
+      job_ = nullptr;
+    }
+    std::cerr << states_ << " states at " << events_ << " events" << std::endl;
+  }
+
+  RandomLayouts layouts_;
+  std::mt19937_64 random_;
+  std::unique_ptr<io::SimulatedDisk> disk_;
+  std::unique_ptr<NvmeTestJob> job_;
+  std::atomic<uint64_t> requested_ = 0, acknowledged_ = 0;
+  bool is_faulty_ = false;  // a sync is to fail
+  uint64_t states_ = 0, events_ = 0, crash_seed_ = 0;
+};
+
+TEST_F(NvmeCrashStatesTest, APowerCutLeavesADurableStep) {
+  RunAll(StatesWanted(), [this] { CutPower(); });
+}
+
+TEST_F(NvmeCrashStatesTest, AKilledEngineLeavesEveryByte) {
+  RunAll(StatesWanted() / 10, [this] { Expect(CheckKilled()); });
+}
+
+}  // namespace
+}  // namespace optstate
