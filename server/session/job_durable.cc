@@ -59,8 +59,8 @@ absl::StatusOr<std::unique_ptr<StateStore>> JobImpl::MakeStore(
         "the job's records are on disk, and this daemon has no directory for "
         "them: start optstated with the --nvme-dir that it had");
   }
-  OPTSTATE_RETURN_IF_ERROR(
-      MakeDiskDirectories(options.directories, options_.uid));
+  OPTSTATE_RETURN_IF_ERROR(MakeDiskDirectories(
+      options.directories, options_.uid, IsDurable(what.storage)));
   OPTSTATE_ASSIGN_OR_RETURN(options.engine, MakeDiskEngine(options_.config));
   const NvmeStore::Sizes sizes = SwapSizesOf(what);
   const absl::Span<std::byte> frames = tier_->frames();
@@ -159,6 +159,7 @@ absl::Status JobImpl::RestoreFromDisk() {
   const std::vector<std::string> directories =
       DiskDirectoriesOf(options_.config, options_.name);
   if (directories.empty()) return absl::NotFoundError("no disk");
+  OPTSTATE_RETURN_IF_ERROR(CheckHasCommits(directories));
   DurableCommit commit;
   {
     OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<io::IoEngine> engine,

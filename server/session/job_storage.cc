@@ -21,6 +21,7 @@ namespace optstate {
 namespace {
 
 constexpr char kJobsFolder[] = "/jobs";
+constexpr char kDurableFile[] = "/durable";
 
 absl::Status Differs(absl::string_view what, absl::string_view now,
                      absl::string_view asked) {
@@ -50,12 +51,11 @@ absl::Status MakeDirectory(const std::string& path) {
   return OsError(errno, absl::StrCat("mkdir ", path));
 }
 
-// Writes the file that a restarted daemon reads (disk_directories.h).
-absl::Status WriteOwner(const std::string& path, uint32_t owner) {
+// Writes a small file that a restarted daemon reads (disk_directories.h).
+absl::Status WriteText(const std::string& path, const std::string& text) {
   const UniqueFd fd(
       ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
   if (!fd.ok()) return OsError(errno, absl::StrCat("create ", path));
-  const std::string text = absl::StrCat(owner, "\n");
   const ssize_t written = ::write(fd.get(), text.data(), text.size());
   if (written != static_cast<ssize_t>(text.size()) || ::fsync(fd.get()) != 0) {
     return OsError(errno, absl::StrCat("write ", path));
@@ -176,13 +176,35 @@ std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
 }
 
 absl::Status MakeDiskDirectories(const std::vector<std::string>& directories,
-                                 uint32_t owner) {
+                                 uint32_t owner, bool is_durable) {
   for (const std::string& directory : directories) {
     OPTSTATE_RETURN_IF_ERROR(
         MakeDirectory(directory.substr(0, directory.rfind('/'))));
     OPTSTATE_RETURN_IF_ERROR(MakeDirectory(directory));
+    if (!is_durable) continue;
+    OPTSTATE_RETURN_IF_ERROR(WriteText(directory + kDurableFile, ""));
   }
-  return WriteOwner(directories[0] + "/owner", owner);
+  return WriteText(directories[0] + "/owner", absl::StrCat(owner, "\n"));
+}
+
+absl::Status CheckHasCommits(const std::vector<std::string>& directories) {
+  const auto has = [](const std::string& path) {
+    return ::access(path.c_str(), F_OK) == 0;
+  };
+  if (has(directories[0] + "/commits")) return absl::OkStatus();
+  for (const std::string& directory : directories) {
+    if (!has(directory + kDurableFile) || !has(directory + "/records")) {
+      continue;
+    }
+    return absl::FailedPreconditionError(absl::StrCat(
+        directory, " has a part of the job, which is durable, but ",
+        directories[0],
+        "/commits is missing: is its disk mounted? To give the "
+        "job up, remove ",
+        directory));
+  }
+  return absl::NotFoundError(
+      absl::StrCat(directories[0], ": there is no durable job"));
 }
 
 void RemoveDiskDirectories(const std::vector<std::string>& directories) {

@@ -62,6 +62,13 @@ bool DiskDirectories::HasCommit(const std::string& name) const {
   return ::access((JobPath(paths_[0], name) + "/commits").c_str(), F_OK) == 0;
 }
 
+bool DiskDirectories::IsDurable(const std::string& name) const {
+  return std::any_of(
+      paths_.begin(), paths_.end(), [&name](const std::string& path) {
+        return ::access((JobPath(path, name) + "/durable").c_str(), F_OK) == 0;
+      });
+}
+
 std::vector<std::string> DiskDirectories::JobsWithoutCommit() const {
   std::vector<std::string> names = Jobs();
   names.erase(std::remove_if(

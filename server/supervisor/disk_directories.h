@@ -23,6 +23,9 @@ namespace optstate::supervisor {
 //   DIR/jobs/NAME/owner     in the first directory: the owner's uid, in decimal
 //   DIR/jobs/NAME/commits   likewise: what is durable of the job
 //   DIR/jobs/NAME/records   the job's records
+//   DIR/jobs/NAME/durable   of a durable job: what is here is never removed
+//                           unless the job is deleted, also when the disk with
+//                           its commits is not mounted
 //
 // Threads: one at a time.
 class DiskDirectories {
@@ -34,7 +37,7 @@ class DiskDirectories {
 
   // Returns the owners, by name, of the jobs that may have a durable step.
   std::map<std::string, uid_t, std::less<>> DurableJobs() const;
-  // Returns the names of the jobs that have files, and no durable step.
+  // Returns the names of the jobs that have files and are not durable.
   std::vector<std::string> JobsWithoutCommit() const;
   // Removes a job's files. What cannot be removed is logged.
   void RemoveJob(const std::string& name) const;
@@ -42,6 +45,7 @@ class DiskDirectories {
  private:
   std::vector<std::string> Jobs() const;
   bool HasCommit(const std::string& name) const;
+  bool IsDurable(const std::string& name) const;
 
   std::vector<std::string> paths_;
   std::vector<FileLock> locks_;

@@ -36,6 +36,7 @@ class DiskDirectoriesTest : public testing::Test {
     const std::string directory = Disk(disk) + "/jobs/" + name;
     fs::create_directories(directory);
     std::ofstream(directory + "/records") << "r";
+    if (is_durable) std::ofstream(directory + "/durable").flush();
     if (disk != 0) return;
     std::ofstream(directory + "/owner") << owner;
     if (is_durable) std::ofstream(directory + "/commits") << "c";
@@ -86,6 +87,16 @@ TEST_F(DiskDirectoriesTest, JobsOfADiskAreFoundAndOthersRemoved) {
   ASSERT_TRUE(registry->Discard("durable").ok());
   EXPECT_FALSE(fs::exists(Disk(0) + "/jobs/durable"));
   EXPECT_FALSE(fs::exists(Disk(1) + "/jobs/durable"));
+}
+
+TEST_F(DiskDirectoriesTest, RecordsOfADurableJobStayWithoutTheFirstDisk) {
+  MakeJob(1, "durable", true);
+  auto disks = DiskDirectories::Open({Disk(0), Disk(1)});
+  ASSERT_TRUE(disks.ok()) << disks.status();
+  auto registry = JobRegistry::Open(root_ + "/state");
+  ASSERT_TRUE(registry->UseDisks(*std::move(disks)).ok());
+  EXPECT_TRUE(registry->jobs().empty());
+  EXPECT_TRUE(fs::exists(Disk(1) + "/jobs/durable/records"));
 }
 
 TEST_F(DiskDirectoriesTest, TheStateInMemoryWins) {

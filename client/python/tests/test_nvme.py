@@ -205,3 +205,27 @@ def test_wrong_values(options, text, job):
 def test_durability_needs_a_disk(job):
     with pytest.raises(optstate.FailedPreconditionError, match="--nvme-dir DIR"):
         optstate.AdamW(model_of().parameters(), job=job, durability="step")
+
+
+def test_a_disk_that_is_not_mounted_makes_no_new_job(tmp_path, job):
+    first, second = tmp_path / "first", tmp_path / "second"
+    daemon = Daemon("--nvme-dir", str(first), "--nvme-dir", str(second))
+    try:
+        options = {**SWAPPED, "durability": "step", "job": job, "endpoint": daemon.shm}
+        with optstate.AdamW(model_of().parameters(), **options) as optimizer:
+            train(model_of(), optimizer, range(0))
+        daemon.stop_gently()
+        shutil.rmtree(daemon.directory / "state")
+        first.rename(tmp_path / "elsewhere")
+        daemon.start()
+        with pytest.raises(optstate.OptstateError, match="is its disk mounted"):
+            optstate.AdamW(model_of().parameters(), connect_timeout=30, **options)
+        daemon.stop_gently()
+        shutil.rmtree(first)
+        shutil.rmtree(daemon.directory / "state")
+        (tmp_path / "elsewhere").rename(first)
+        daemon.start()
+        with optstate.AdamW(model_of().parameters(), **options) as optimizer:
+            train(model_of(), optimizer, range(0))
+    finally:
+        daemon.stop()
