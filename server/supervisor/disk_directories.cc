@@ -71,9 +71,10 @@ bool DiskDirectories::IsDurable(const std::string& name) const {
 
 std::vector<std::string> DiskDirectories::JobsWithoutCommit() const {
   std::vector<std::string> names = Jobs();
-  names.erase(std::remove_if(
-                  names.begin(), names.end(),
-                  [this](const std::string& name) { return HasCommit(name); }),
+  names.erase(std::remove_if(names.begin(), names.end(),
+                             [this](const std::string& name) {
+                               return HasCommit(name) || IsDurable(name);
+                             }),
               names.end());
   return names;
 }

@@ -212,8 +212,9 @@ def test_a_disk_that_is_not_mounted_makes_no_new_job(tmp_path, job):
     daemon = Daemon("--nvme-dir", str(first), "--nvme-dir", str(second))
     try:
         options = {**SWAPPED, "durability": "step", "job": job, "endpoint": daemon.shm}
-        with optstate.AdamW(model_of().parameters(), **options) as optimizer:
-            train(model_of(), optimizer, range(0))
+        model = model_of()
+        with optstate.AdamW(model.parameters(), **options) as optimizer:
+            train(model, optimizer, range(2))
         daemon.stop_gently()
         shutil.rmtree(daemon.directory / "state")
         first.rename(tmp_path / "elsewhere")
@@ -225,7 +226,9 @@ def test_a_disk_that_is_not_mounted_makes_no_new_job(tmp_path, job):
         shutil.rmtree(daemon.directory / "state")
         (tmp_path / "elsewhere").rename(first)
         daemon.start()
-        with optstate.AdamW(model_of().parameters(), **options) as optimizer:
-            train(model_of(), optimizer, range(0))
+        again = model_of()
+        with optstate.AdamW(again.parameters(), **options) as optimizer:
+            assert optimizer.committed_step == 2
+        assert same(again, model)
     finally:
         daemon.stop()
