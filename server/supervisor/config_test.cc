@@ -42,12 +42,22 @@ TEST(ConfigTest, DefaultsAreValid) {
 TEST(ConfigTest, FlagsOverrideTheFile) {
   const auto config = ParseConfig(
       "socket: /file\nstate_dir: /file\nlog_level: warn\nlisten: [\"a:1\"]\n",
-      "f.yaml", {"/flag", "", {"b:2", "c:3"}, "debug"}, kRoot);
+      "f.yaml", {"/flag", "", {"b:2", "c:3"}, "debug", {"/disk"}}, kRoot);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->state_dir(), "/flag");
   EXPECT_EQ(config->socket(), "/file");
   EXPECT_EQ(config->log_level(), "debug");
   EXPECT_THAT(config->listen(), ElementsAre("b:2", "c:3"));
+  EXPECT_THAT(config->nvme().directories(), ElementsAre("/disk"));
+}
+
+TEST(ConfigTest, DirectoriesOfDisksAreAbsoluteAndDiffer) {
+  EXPECT_THAT(ErrorOf("nvme: {directories: [disk]}"),
+              HasSubstr("must be an absolute path"));
+  EXPECT_THAT(ErrorOf("nvme: {directories: [/a, /a]}"),
+              HasSubstr("is named twice"));
+  EXPECT_THAT(ErrorOf("nvme: {job_host_budget_bytes: 0}"),
+              HasSubstr("must be positive"));
 }
 
 TEST(ConfigTest, ZeroIsAValueNotADefault) {
