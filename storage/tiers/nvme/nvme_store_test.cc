@@ -110,6 +110,7 @@ class NvmeStoreTest : public testing::TestWithParam<bool> {
   template <typename Work>
   void OnThreads(const Work& work) {
     std::vector<std::thread> threads;
+    threads.reserve(kThreads);
     for (int i = 0; i < kThreads; ++i) {
       threads.emplace_back([&work, seed = layouts_.Uniform(0, UINT32_MAX)] {
         std::mt19937_64 random(seed);
