@@ -84,7 +84,7 @@ absl::Status GradientViews::Keep(
   // One call replaces the mapping, so that a reader never finds a hole.
   if (mremap(data, pages_.size(), pages_.size(), MREMAP_MAYMOVE | MREMAP_FIXED,
              pages_.data()) == MAP_FAILED) {
-    const absl::Status status = OsError(errno, "mremap over the gradients");
+    absl::Status status = OsError(errno, "mremap over the gradients");
     munmap(data, pages_.size());
     return status;
   }

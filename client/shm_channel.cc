@@ -112,7 +112,7 @@ absl::Status ShmChannel::CreateSegment(bool pages_may_follow) {
         shm::SealedSegment segment,
         shm::SealedSegment::Create(kSegmentName, segment_layout_.segment_bytes,
                                    Pages::kNone));
-    const absl::Status populated =
+    absl::Status populated =
         populate_pages_(segment.data(), segment_layout_.gradient_pages());
     if (populated.ok()) segment_ = std::move(segment);
     if (!absl::IsUnimplemented(populated)) return populated;

@@ -97,7 +97,7 @@ absl::Status CheckBlocks(int fd, uint64_t bytes) {
 }  // namespace
 
 absl::Status CheckReserved(int fd, uint64_t bytes) {
-  const absl::Status blocks = CheckBlocks(fd, bytes);
+  absl::Status blocks = CheckBlocks(fd, bytes);
   if (!blocks.ok()) return blocks;
   if (IsHugetlb(fd)) return FillHoles(fd, 0, bytes);
   if (FirstUnwritten(fd, 0, bytes) >= bytes) return absl::OkStatus();

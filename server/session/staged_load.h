@@ -63,6 +63,7 @@ class StagedLoad {
     v1::StateArray array;
     uint32_t parameter;
     uint64_t begin;
+    // NOLINTNEXTLINE(modernize-use-nullptr): a fault of clang-tidy 14
     auto operator<=>(const Key&) const = default;
     bool IsOf(const ElementRange& range) const {
       return array == range.array && parameter == range.parameter;

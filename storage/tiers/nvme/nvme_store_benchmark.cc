@@ -151,6 +151,7 @@ void RunPass(NvmeStore* store, const std::vector<uint8_t>& wanted,
   DieUnless(positions.ok(), positions.status().ToString());
   std::atomic<size_t> next = 0;
   std::vector<std::thread> workers;
+  workers.reserve(kWorkers);
   for (int i = 0; i < kWorkers; ++i) {
     workers.emplace_back([&] {
       for (size_t at = next++; at < *positions; at = next++) {
