@@ -81,11 +81,11 @@ void LosePower(v1::Placement placement, DType dtype) {
 }
 
 TEST_P(JobDurableTest, APowerCutLeavesTheLastDurableStep) {
-  LosePower(v1::PLACEMENT_NVME, GetParam());
+  ASSERT_NO_FATAL_FAILURE(LosePower(v1::PLACEMENT_NVME, GetParam()));
 }
 
 TEST_P(JobDurableTest, SoItDoesOfAJobThatLiesInMemoryWhole) {
-  LosePower(v1::PLACEMENT_HOST, GetParam());
+  ASSERT_NO_FATAL_FAILURE(LosePower(v1::PLACEMENT_HOST, GetParam()));
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, JobDurableTest,

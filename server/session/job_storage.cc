@@ -44,23 +44,40 @@ std::string TextOf(const v1::StorageSettings& storage) {
   }
 }
 
+std::string ParentOf(const std::string& path) {
+  return path.substr(0, path.rfind('/'));
+}
+
+// Makes the names in a directory durable.
+absl::Status SyncDirectory(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
+  if (::fsync(fd.get()) == 0) return absl::OkStatus();
+  return OsError(errno, absl::StrCat("fsync ", path));
+}
+
 absl::Status MakeDirectory(const std::string& path) {
-  if (::mkdir(path.c_str(), 0700) == 0 || errno == EEXIST) {
-    return absl::OkStatus();
-  }
+  if (::mkdir(path.c_str(), 0700) == 0) return SyncDirectory(ParentOf(path));
+  if (errno == EEXIST) return absl::OkStatus();
   return OsError(errno, absl::StrCat("mkdir ", path));
 }
 
-// Writes a small file that a restarted daemon reads (disk_directories.h).
+// Writes a small file that a restarted daemon reads (disk_directories.h), and
+// that is written again by each engine: a loss of power leaves the former one
+// or this one, whole.
 absl::Status WriteText(const std::string& path, const std::string& text) {
-  const UniqueFd fd(
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!fd.ok()) return OsError(errno, absl::StrCat("create ", path));
+  const std::string unfinished = path + ".new";
+  const UniqueFd fd(::open(unfinished.c_str(),
+                           O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!fd.ok()) return OsError(errno, absl::StrCat("create ", unfinished));
   const ssize_t written = ::write(fd.get(), text.data(), text.size());
   if (written != static_cast<ssize_t>(text.size()) || ::fsync(fd.get()) != 0) {
-    return OsError(errno, absl::StrCat("write ", path));
+    return OsError(errno, absl::StrCat("write ", unfinished));
   }
-  return absl::OkStatus();
+  if (::rename(unfinished.c_str(), path.c_str()) != 0) {
+    return OsError(errno, absl::StrCat("rename to ", path));
+  }
+  return SyncDirectory(ParentOf(path));
 }
 
 }  // namespace
@@ -178,8 +195,7 @@ std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
 absl::Status MakeDiskDirectories(const std::vector<std::string>& directories,
                                  uint32_t owner, bool is_durable) {
   for (const std::string& directory : directories) {
-    OPTSTATE_RETURN_IF_ERROR(
-        MakeDirectory(directory.substr(0, directory.rfind('/'))));
+    OPTSTATE_RETURN_IF_ERROR(MakeDirectory(ParentOf(directory)));
     OPTSTATE_RETURN_IF_ERROR(MakeDirectory(directory));
     if (!is_durable) continue;
     OPTSTATE_RETURN_IF_ERROR(WriteText(directory + kDurableFile, ""));
