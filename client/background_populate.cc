@@ -56,7 +56,7 @@ void BackgroundPopulate::Start(absl::Span<std::byte> memory) {
       }
     });
   } catch (const std::system_error&) {
-    // Those who wait populate.
+    // The waiting threads populate too.
   }
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

@@ -195,10 +195,10 @@ class FakeShmEngine {
     Send(farewell.SerializeAsString(), {});
   }
 
-  // What the engine says to a register, and what it does before it says so.
+  // The reply to a register, and an action that comes before it.
   bool pages_may_follow = false;
   std::function<void()> on_register = [] {};
-  // What the rank said when it attached.
+  // The rank's attach request.
   bool pages_follow = false;
 
   shm::SealedSegment completions;

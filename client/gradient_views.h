@@ -29,7 +29,8 @@ class GradientViews {
 
   // The area's bytes in this mapping.
   absl::Span<std::byte> area() const { return area_; }
-  // What is to be added to an address in the mapped area to get that here.
+  // Returns the distance from an address in the session's area to the same byte
+  // in this mapping.
   int64_t distance() const { return distance_; }
   // Copies a gradient to a part of the memory, which begins at `to`, bypassing
   // the cache where the engine would not find it there. INVALID_ARGUMENT: the

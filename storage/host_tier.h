@@ -103,7 +103,7 @@ class HostTier {
     uint64_t undo = 0;
     uint64_t redo = 0;
     uint64_t speculation = 0;
-    // Of jobs whose records are swapped: see NvmeStore.
+    // These two are for jobs with records on disk: see NvmeStore.
     uint64_t frames = 0;
     uint64_t frame_table = 0;
   };

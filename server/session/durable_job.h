@@ -14,7 +14,8 @@
 
 namespace optstate {
 
-// What a durable commit says of a job beside its records: DurableCommit::job.
+// The part of a durable commit that describes a job beside its records, kept in
+// DurableCommit::job.
 struct DurableJob {
   std::string description;  // see SerializeDescription()
   StepRecord record;

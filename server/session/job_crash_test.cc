@@ -106,7 +106,7 @@ TEST_P(DiesInside, TheStepIsFinishedAtOnceFromKeptGradients) {
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
-// What is behind the gradients of the step may not have had its pages yet.
+// The segment behind the gradients of the step may lack its pages still.
 TEST_P(DiesInside, TheStepIsFinishedFromMemoryThatHasWhatWasPushed) {
   DieInStep3(GetParam());
   ASSERT_TRUE(harness_.Open().ok());

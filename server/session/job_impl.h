@@ -459,7 +459,7 @@ class JobImpl final : public Job {
   // The records of the present layout and files; made with the scheduler, their
   // user.
   std::unique_ptr<StateStore> store_ ABSL_GUARDED_BY(mu_);
-  // The same store, of a job whose records are swapped; else null.
+  // Points to the same store when the job has records on disk; null otherwise.
   NvmeStore* nvme_ ABSL_GUARDED_BY(mu_) = nullptr;
   absl::Time commit_requested_at_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   std::unique_ptr<StepScheduler> scheduler_ ABSL_GUARDED_BY(mu_);

@@ -81,7 +81,7 @@ TEST_F(DiskDirectoriesTest, JobsOfADiskAreFoundAndOthersRemoved) {
   EXPECT_THAT(registry->jobs(), ElementsAre(Key("durable")));
   EXPECT_FALSE(fs::exists(Disk(0) + "/jobs/not-durable"));
   EXPECT_FALSE(fs::exists(Disk(1) + "/jobs/not-durable"));
-  // What may be a job's only state is never removed without being asked.
+  // Files that may be a job's only state are removed on request alone.
   EXPECT_TRUE(fs::exists(Disk(0) + "/jobs/no-owner"));
 
   ASSERT_TRUE(registry->Discard("durable").ok());
