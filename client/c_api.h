@@ -182,6 +182,7 @@ typedef struct {
   uint64_t sub_group_elements;     /* 0: likewise */
   uint32_t durability_steps;       /* of OPTSTATE_DURABILITY_EVERY */
   uint32_t durability_interval_ms; /* of OPTSTATE_DURABILITY_INTERVAL */
+  int32_t speculative; /* begin steps early; see v1.RegisterRequest */
 } optstate_session_options;
 
 enum {
@@ -288,7 +289,7 @@ OPTSTATE_EXPORT int optstate_session_parameter(optstate_session* session,
                                                size_t* bytes);
 
 /* The parameters as memory that the trainer may write (shared memory alone:
- * UNIMPLEMENTED elsewhere, and with a daemon that speculates). The daemon's
+ * UNIMPLEMENTED elsewhere, and of a speculative job). The daemon's
  * writes appear in it; the trainer's writes go to private copies until these
  * are released, and the daemon does not see them. The memory outlives the
  * session and ends with optstate_views_free. */

@@ -41,10 +41,10 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
-#include "client/gradient_views.h"
-#include "client/load_digest.h"
-#include "client/parameter_views.h"
+#include "client/session/load_digest.h"
 #include "client/session_types.h"
+#include "client/views/gradient_views.h"
+#include "client/views/parameter_views.h"
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
 
@@ -75,6 +75,7 @@ uint64_t ElementCount(const Layout& layout, StateArray array,
 // session there does not disturb the parent's.
 // Threads: one at a time; different sessions are independent. Calls block the
 // calling thread alone.
+// Size: one method for each call of the API that a trainer has.
 class Session {
  public:
   // Connects, registers the layout and attaches the rank. A job that does not

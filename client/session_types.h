@@ -170,6 +170,9 @@ struct SessionOptions {
   bool accumulate = false;
   AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
   ChangeDetection change_detection = ChangeDetection::kOff;
+  // Lets the daemon begin a step as gradients are pushed; see
+  // v1.RegisterRequest. Parameters must not be read while a step is open.
+  bool speculative = false;
   bool ephemeral = false;  // delete the job when its last session ends
   bool extend = false;     // the layout may add groups to the registered one
   std::optional<LossScaler> loss_scaler;  // none: the trainer scales

@@ -2,6 +2,7 @@
 #define OPTSTATE_KERNELS_DYNAMIC_MAP_H_
 
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 
 namespace optstate {

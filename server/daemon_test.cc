@@ -25,7 +25,7 @@
 #include "absl/synchronization/notification.h"
 #include "optstate/v1/admin.grpc.pb.h"
 #include "proto/types/unique_fd.h"
-#include "server/daemon_fixture.h"
+#include "server/testing/daemon_fixture.h"
 
 namespace optstate {
 namespace {
@@ -381,6 +381,13 @@ int ProbeAsOtherUser(const std::string& socket) {
   if (stub->Drain(&drain, {}, &drained).error_code() !=
       grpc::StatusCode::PERMISSION_DENIED) {
     return 2;
+  }
+  grpc::ClientContext verify;
+  v1::VerifyJobRequest verified;
+  verified.set_name("a");
+  if (stub->VerifyJob(&verify, verified)->Finish().error_code() !=
+      grpc::StatusCode::PERMISSION_DENIED) {
+    return 4;
   }
   grpc::ClientContext remove;
   v1::DeleteJobRequest request;

@@ -19,7 +19,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/unique_fd.h"
-#include "server/daemon_fixture.h"
+#include "server/testing/daemon_fixture.h"
 
 namespace optstate {
 namespace {

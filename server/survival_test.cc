@@ -21,7 +21,7 @@
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
 #include "optstate/v1/admin.grpc.pb.h"
-#include "server/daemon_harness.h"
+#include "server/testing/daemon_harness.h"
 
 namespace optstate {
 namespace {

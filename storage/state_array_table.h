@@ -54,6 +54,12 @@ StateArrayFile FileOf(StateArrayIndex array, const Layout& layout);
 bool HasArray(StateArrayIndex array, const Layout& layout,
               Accumulation accumulation);
 
+// Returns whether the array is one that a restarted engine needs to finish a
+// step, not a part of the state itself.
+constexpr bool IsRecoveryArray(StateArrayIndex array) {
+  return array >= kRunStampsArray && array <= kStepIntentArray;
+}
+
 // Returns the bytes of the array's file, holes included; never 0.
 uint64_t FileBytes(StateArrayIndex array, const Layout& layout);
 

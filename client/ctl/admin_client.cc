@@ -11,8 +11,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "client/dial.h"
-#include "client/endpoint.h"
+#include "client/ctl/stream_watch.h"
+#include "client/endpoint/dial.h"
+#include "client/endpoint/endpoint.h"
 #include "google/protobuf/util/time_util.h"
 #include "optstate/v1/admin.grpc.pb.h"
 #include "proto/types/grpc_status.h"
@@ -26,9 +27,9 @@ constexpr absl::string_view kNameAnother =
     "or name another with --endpoint or $OPTSTATE_ENDPOINT (unix:PATH, "
     "grpc:HOST:PORT, grpc:unix:PATH)";
 
-// The time beyond the wait that the daemon was asked for: its answer is then in
-// transit.
-constexpr absl::Duration kAnswerTime = absl::Seconds(1);
+// The part of a timeout that is left for the answer of a daemon that was asked
+// to wait: at most this, and at most half of the timeout.
+constexpr absl::Duration kAnswerTimeMax = absl::Seconds(1);
 
 class GrpcAdminClient : public AdminClient {
  public:
@@ -46,25 +47,25 @@ class GrpcAdminClient : public AdminClient {
   }
 
   absl::StatusOr<v1::ServerStatus> GetStatus() override {
-    return Call(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest(), timeout_);
+    return Call(&v1::Admin::Stub::GetStatus, v1::GetStatusRequest());
   }
 
   absl::StatusOr<v1::ListJobsReply> ListJobs() override {
-    return Call(&v1::Admin::Stub::ListJobs, v1::ListJobsRequest(), timeout_);
+    return Call(&v1::Admin::Stub::ListJobs, v1::ListJobsRequest());
   }
 
   absl::StatusOr<v1::Job> GetJob(const std::string& name) override {
     v1::GetJobRequest request;
     request.set_name(name);
     request.set_memory(true);
-    return Call(&v1::Admin::Stub::GetJob, request, timeout_);
+    return Call(&v1::Admin::Stub::GetJob, request);
   }
 
   absl::StatusOr<v1::ListSessionsReply> ListSessions(
       const std::string& job) override {
     v1::ListSessionsRequest request;
     request.set_job(job);
-    return Call(&v1::Admin::Stub::ListSessions, request, timeout_);
+    return Call(&v1::Admin::Stub::ListSessions, request);
   }
 
   absl::StatusOr<v1::ListParametersReply> ListParameters(
@@ -75,7 +76,7 @@ class GrpcAdminClient : public AdminClient {
     do {
       OPTSTATE_ASSIGN_OR_RETURN(
           v1::ListParametersReply page,
-          Call(&v1::Admin::Stub::ListParameters, request, timeout_));
+          Call(&v1::Admin::Stub::ListParameters, request));
       request.set_page_token(page.next_page_token());
       page.clear_next_page_token();
       all.MergeFrom(page);
@@ -88,60 +89,98 @@ class GrpcAdminClient : public AdminClient {
     v1::DeleteJobRequest request;
     request.set_name(name);
     request.set_force(force);
-    return Call(&v1::Admin::Stub::DeleteJob, request, timeout_);
+    return Call(&v1::Admin::Stub::DeleteJob, request);
   }
 
   absl::StatusOr<v1::RecoverJobReply> RecoverJob(
       const std::string& name) override {
     v1::RecoverJobRequest request;
     request.set_name(name);
-    return Call(&v1::Admin::Stub::RecoverJob, request, timeout_);
+    return Call(&v1::Admin::Stub::RecoverJob, request);
+  }
+
+  absl::Status VerifyJob(
+      const std::string& name, int interrupt,
+      absl::FunctionRef<void(const v1::VerifyJobProgress&)> progress) override {
+    OPTSTATE_RETURN_IF_ERROR(AwaitConnection(absl::Now() + timeout_));
+    grpc::ClientContext context;
+    StreamWatch watch(&context, timeout_, interrupt);
+    v1::VerifyJobRequest request;
+    request.set_name(name);
+    const auto reader = stub_->VerifyJob(&context, request);
+    v1::VerifyJobProgress message;
+    while (reader->Read(&message)) {
+      watch.Touch();
+      progress(message);
+    }
+    const grpc::Status status = reader->Finish();
+    if (status.ok()) return absl::OkStatus();
+    if (watch.was_interrupted()) {
+      return absl::CancelledError("interrupted: the verification was ended");
+    }
+    return Annotate(watch.was_silent() ? Silent() : Explain(status),
+                    endpoint_.ToString());
   }
 
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) override {
     v1::UpgradeRequest request;
     request.set_binary(binary);
-    return Call(&v1::Admin::Stub::Upgrade, request, timeout_);
+    return Call(&v1::Admin::Stub::Upgrade, request);
   }
 
-  absl::StatusOr<v1::DrainReply> Drain(absl::Duration wait,
-                                       bool resume) override {
+  absl::StatusOr<v1::DrainReply> Drain(bool resume) override {
+    const absl::Time deadline = absl::Now() + timeout_;
+    OPTSTATE_RETURN_IF_ERROR(AwaitConnection(deadline));
+    // The daemon's own answer, at the end of its wait, names the unfinished
+    // jobs.
+    const absl::Duration wait =
+        deadline - absl::Now() - std::min(kAnswerTimeMax, timeout_ / 2);
     v1::DrainRequest request;
     *request.mutable_timeout() =
         google::protobuf::util::TimeUtil::NanosecondsToDuration(
-            absl::ToInt64Nanoseconds(wait));
+            absl::ToInt64Nanoseconds(std::max(wait, absl::ZeroDuration())));
     request.set_resume(resume);
-    // The daemon's own answer at the end of `wait` names the unfinished jobs.
-    return Call(&v1::Admin::Stub::Drain, request, wait + kAnswerTime);
+    return Ask(&v1::Admin::Stub::Drain, request, deadline);
   }
 
  private:
   template <typename Request, typename Reply>
-  absl::StatusOr<Reply> Call(grpc::Status (v1::Admin::Stub::*method)(
-                                 grpc::ClientContext*, const Request&, Reply*),
-                             const Request& request, absl::Duration timeout) {
-    OPTSTATE_RETURN_IF_ERROR(Annotate(AwaitConnection(), endpoint_.ToString()));
+  using Method = grpc::Status (v1::Admin::Stub::*)(grpc::ClientContext*,
+                                                   const Request&, Reply*);
+
+  // Connects and asks, within one timeout.
+  template <typename Request, typename Reply>
+  absl::StatusOr<Reply> Call(Method<Request, Reply> method,
+                             const Request& request) {
+    const absl::Time deadline = absl::Now() + timeout_;
+    OPTSTATE_RETURN_IF_ERROR(AwaitConnection(deadline));
+    return Ask(method, request, deadline);
+  }
+
+  template <typename Request, typename Reply>
+  absl::StatusOr<Reply> Ask(Method<Request, Reply> method,
+                            const Request& request, absl::Time deadline) {
     grpc::ClientContext context;
-    context.set_deadline(std::chrono::system_clock::now() +
-                         absl::ToChronoMicroseconds(timeout));
+    context.set_deadline(absl::ToChronoTime(deadline));
     Reply reply;
     const grpc::Status status =
         (stub_.get()->*method)(&context, request, &reply);
     if (status.ok()) return reply;
-    return Annotate(Explain(status, timeout), endpoint_.ToString());
+    return Annotate(Explain(status), endpoint_.ToString());
   }
 
-  // Waits, for at most timeout_, until a gRPC server answers: the kernel also
-  // connects to a stopped process, and to any other program that listens.
-  absl::Status AwaitConnection() {
-    const auto deadline =
-        std::chrono::system_clock::now() + absl::ToChronoMicroseconds(timeout_);
+  // Waits until a gRPC server answers: the kernel also connects to a stopped
+  // process, and to any other program that listens. Errors name the endpoint.
+  absl::Status AwaitConnection(absl::Time deadline) {
     grpc_connectivity_state state = channel_->GetState(/*try_to_connect=*/true);
     while (state != GRPC_CHANNEL_READY) {
-      if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) return NobodyThere();
-      if (!channel_->WaitForStateChange(state, deadline)) {
+      if (state == GRPC_CHANNEL_TRANSIENT_FAILURE) {
+        return Annotate(NobodyThere(deadline), endpoint_.ToString());
+      }
+      if (!channel_->WaitForStateChange(state, absl::ToChronoTime(deadline))) {
         return absl::DeadlineExceededError(absl::StrCat(
-            "no answer within ", absl::FormatDuration(timeout_),
+            endpoint_.ToString(), ": no answer within ",
+            absl::FormatDuration(timeout_),
             " (--timeout): nobody spoke gRPC there. The daemon is stopped or "
             "has too much to do, the way to it is cut, or something else "
             "listens there"));
@@ -152,10 +191,10 @@ class GrpcAdminClient : public AdminClient {
   }
 
   // Makes the error, with the system's own message about a connection.
-  absl::Status NobodyThere() const {
-    const absl::Status dialled =
+  absl::Status NobodyThere(absl::Time deadline) const {
+    absl::Status dialled =
         client::Dial(endpoint_,
-                     absl::Now() + std::min(timeout_, absl::Seconds(1)))
+                     std::min(deadline, absl::Now() + absl::Seconds(1)))
             .status();
     if (absl::IsPermissionDenied(dialled)) return dialled;
     if (dialled.ok()) {
@@ -173,16 +212,20 @@ class GrpcAdminClient : public AdminClient {
                      ". Start one (optstated ", place, "), ", kNameAnother));
   }
 
-  static absl::Status Explain(const grpc::Status& status,
-                              absl::Duration timeout) {
+  absl::Status Explain(const grpc::Status& status) const {
     absl::Status from_grpc = FromGrpc(status);
     // This text is gRPC's alone, without any of the daemon's.
     if (from_grpc.message() != "Deadline Exceeded") return from_grpc;
-    return absl::DeadlineExceededError(absl::StrCat(
-        "the daemon is there and gave no answer within ",
-        absl::FormatDuration(timeout),
-        ": it is stopped or has too much to do. Whether it does what was asked "
-        "is not known; `optctl status` says how it is"));
+    return Silent();
+  }
+
+  absl::Status Silent() const {
+    return absl::DeadlineExceededError(
+        absl::StrCat("the daemon is there and gave no answer within ",
+                     absl::FormatDuration(timeout_),
+                     " (--timeout): it is stopped or has too much to do. "
+                     "Whether it does what was asked "
+                     "is not known; `optctl status` says how it is"));
   }
 
   const client::Endpoint endpoint_;

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -12,17 +13,18 @@
 
 namespace optstate::ctl {
 
-// The Admin service of one daemon. Each call has the timeout that the client
-// was made with; errors name the endpoint. UNAVAILABLE: no daemon answers
-// there; PERMISSION_DENIED: this user may not use the socket;
-// DEADLINE_EXCEEDED: no answer came in time.
+// The Admin service of one daemon. Each call but VerifyJob, its connection
+// included, takes no longer than the timeout that the client was made with;
+// errors name the endpoint. UNAVAILABLE: no daemon answers there;
+// PERMISSION_DENIED: this user may not use the socket; DEADLINE_EXCEEDED: no
+// answer came in time.
 //
 // Threads: one at a time.
 class AdminClient {
  public:
-  // Makes a client without connecting. `endpoint`: as in client/endpoint.h, ""
-  // for the node's daemon. INVALID_ARGUMENT: not an endpoint, or one that
-  // cannot be administered.
+  // Makes a client without connecting. `endpoint`: as in
+  // client/endpoint/endpoint.h, "" for the node's daemon. INVALID_ARGUMENT: not
+  // an endpoint, or one that cannot be administered.
   static absl::StatusOr<std::unique_ptr<AdminClient>> Make(
       const std::string& endpoint, absl::Duration timeout);
   virtual ~AdminClient() = default;
@@ -40,11 +42,17 @@ class AdminClient {
                                                        bool force) = 0;
   virtual absl::StatusOr<v1::RecoverJobReply> RecoverJob(
       const std::string& name) = 0;
+  // Calls `progress` with each message until the verification is over, however
+  // long that takes; only a silence is bounded by the timeout. CANCELLED once
+  // `interrupt` is readable.
+  virtual absl::Status VerifyJob(
+      const std::string& name, int interrupt,
+      absl::FunctionRef<void(const v1::VerifyJobProgress&)> progress) = 0;
   virtual absl::StatusOr<v1::UpgradeReply> Upgrade(
       const std::string& binary) = 0;
-  // Drains the daemon, which answers within `wait` and a second.
-  virtual absl::StatusOr<v1::DrainReply> Drain(absl::Duration wait,
-                                               bool resume) = 0;
+  // Drains the daemon, which waits for open steps for most of the timeout: the
+  // rest is for its answer, which names the jobs that were not finished.
+  virtual absl::StatusOr<v1::DrainReply> Drain(bool resume) = 0;
 };
 
 }  // namespace optstate::ctl

@@ -69,6 +69,7 @@ void AddDeleteCommand(CLI::App& app, Context& context);
 void AddRecoverCommand(CLI::App& app, Context& context);
 void AddDrainCommand(CLI::App& app, Context& context);
 void AddUpgradeCommand(CLI::App& app, Context& context);
+void AddVerifyCommand(CLI::App& app, Context& context);
 void AddVersionCommand(CLI::App& app, Context& context);
 void AddCompletionCommand(CLI::App& app, Context& context);
 

@@ -93,8 +93,26 @@ void AddDisk(const v1::Job& job, Table& table) {
   table.AddRow({"  disk", absl::StrCat(HumanBytes(disk.bytes_read()), " read, ",
                                        HumanBytes(disk.bytes_written()),
                                        " written, by ", disk.io_engine())});
-  for (const std::string& directory : disk.directories()) {
-    table.AddRow({"  directory", directory});
+  table.AddRow(
+      {"  disk, last step",
+       absl::StrCat(HumanBytes(disk.step_bytes_read()), " read, ",
+                    HumanBytes(disk.step_bytes_written()), " written")});
+  table.AddRow(
+      {"  CPU of I/O", absl::StrFormat("%.1f ms a GB", disk.cpu_ms_per_gb())});
+  for (int i = 0; i < disk.directories_size(); ++i) {
+    table.AddRow({"  directory", disk.directories(i)});
+    // The engine of a former build does not tell.
+    if (i >= disk.directory_io_size()) continue;
+    const v1::DirectoryIo& io = disk.directory_io(i);
+    table.AddRow({"    read", absl::StrCat(HumanBytes(io.bytes_read()), " in ",
+                                           HumanCount(io.reads()), " reads")});
+    table.AddRow(
+        {"    written", absl::StrCat(HumanBytes(io.bytes_written()), " in ",
+                                     HumanCount(io.writes()), " writes, ",
+                                     HumanCount(io.syncs()), " syncs")});
+    table.AddRow({"    errors, queue",
+                  absl::StrCat(io.errors(), " errors, ", io.queue_depth(),
+                               " requests under way")});
   }
 }
 

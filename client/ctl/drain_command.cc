@@ -1,4 +1,3 @@
-#include "absl/time/time.h"
 #include "client/ctl/command.h"
 #include "proto/types/status_macros.h"
 
@@ -18,9 +17,7 @@ const char* TextOf(const v1::DrainReply& reply, bool resume) {
 
 absl::Status Run(const Context& context, bool resume) {
   OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
-  OPTSTATE_ASSIGN_OR_RETURN(
-      const v1::DrainReply reply,
-      client->Drain(absl::Seconds(context.timeout_s), resume));
+  OPTSTATE_ASSIGN_OR_RETURN(const v1::DrainReply reply, client->Drain(resume));
   return PrintDone(context, reply, TextOf(reply, resume));
 }
 

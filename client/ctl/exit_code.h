@@ -12,6 +12,8 @@ inline constexpr int kExitUsage = 2;
 inline constexpr int kExitNotFound = 3;
 inline constexpr int kExitRefused = 4;
 inline constexpr int kExitUnreachable = 5;
+inline constexpr int kExitDamaged = 6;
+inline constexpr int kExitCancelled = 7;
 
 inline int ExitCode(const absl::Status& status) {
   switch (status.code()) {
@@ -28,6 +30,10 @@ inline int ExitCode(const absl::Status& status) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDeadlineExceeded:
       return kExitUnreachable;
+    case absl::StatusCode::kDataLoss:
+      return kExitDamaged;
+    case absl::StatusCode::kCancelled:
+      return kExitCancelled;
     default:
       return kExitOther;
   }

@@ -28,7 +28,8 @@ constexpr char kFooter[] =
     "Endpoint: --endpoint, else $OPTSTATE_ENDPOINT, else the node's daemon.\n"
     "  unix:PATH | grpc:HOST:PORT | grpc:unix:PATH\n"
     "Exit codes: 0 done; 1 other error; 2 bad usage; 3 not found; 4 refused\n"
-    "  (permission, wrong state); 5 no daemon there or no answer in time.\n";
+    "  (permission, wrong state); 5 no daemon there or no answer in time;\n"
+    "  6 damaged on disk (verify); 7 cancelled (Ctrl-C in verify).\n";
 
 // Checks the timeout. CLI::Range would let nan pass, which is neither below nor
 // above.
@@ -95,6 +96,7 @@ int Main(int argc, char** argv) {
   AddDescribeCommand(app, context);
   AddDeleteCommand(app, context);
   AddRecoverCommand(app, context);
+  AddVerifyCommand(app, context);
   AddDrainCommand(app, context);
   AddUpgradeCommand(app, context);
   AddVersionCommand(app, context);

@@ -56,6 +56,13 @@ def wheel_tags(platform: str) -> str:
     )
 
 
+def name_in_package(path: pathlib.Path, package: pathlib.Path) -> str:
+    """Where a file belongs: what is built has no folder, and lies on top."""
+    if package in path.parents:
+        return path.relative_to(package).as_posix()
+    return path.name
+
+
 def entry_points(project: dict) -> str:
     scripts = [f"{name} = {target}\n" for name, target in project["scripts"].items()]
     return "[console_scripts]\n" + "".join(scripts)
@@ -91,6 +98,7 @@ def main() -> None:
     for name in ("output", "pyproject", "readme", "license", "version-header"):
         parser.add_argument(f"--{name}", type=pathlib.Path, required=True)
     parser.add_argument("--platform", required=True, help="wheel platform tag")
+    parser.add_argument("--package", type=pathlib.Path, required=True, help="its source folder")
     parser.add_argument("--program", type=pathlib.Path, action="append", default=[])
     parser.add_argument("files", type=pathlib.Path, nargs="+", help="files of the package")
     arguments = parser.parse_args()
@@ -105,8 +113,11 @@ def main() -> None:
         )
     info = f"{project['name']}-{version}.dist-info"
     wheel = Wheel(arguments.output, info)
-    for path in sorted(arguments.files, key=lambda path: path.name):
-        wheel.add(f"{project['name']}/{path.name}", path.read_bytes())
+    names = {name_in_package(path, arguments.package): path for path in arguments.files}
+    if len(names) != len(arguments.files):
+        sys.exit("two files have one name in the package")
+    for name, path in sorted(names.items()):
+        wheel.add(f"{project['name']}/{name}", path.read_bytes())
     for path in sorted(arguments.program, key=lambda path: path.name):
         wheel.add(f"{project['name']}/{path.name}", path.read_bytes(), _PROGRAM)
     wheel.add(f"{info}/METADATA", metadata(project, version, arguments.readme.read_text()).encode())

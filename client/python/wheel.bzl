@@ -10,6 +10,7 @@ def _wheel_impl(ctx):
     arguments.add("--readme", ctx.file.readme)
     arguments.add("--license", ctx.file.license)
     arguments.add("--version-header", ctx.file.version_header)
+    arguments.add("--package", ctx.label.package + "/optstate")
     arguments.add_all(ctx.files.programs, before_each = "--program")
     arguments.add_all(ctx.files.srcs)
     ctx.actions.run(
@@ -32,8 +33,8 @@ optstate_wheel = rule(
     attrs = {
         "version": attr.string(mandatory = True, doc = "checked against version_header"),
         "platform": attr.string(mandatory = True, doc = "platform tag of what was linked"),
-        "srcs": attr.label_list(allow_files = True, doc = "files of the package, by their own names"),
-        "programs": attr.label_list(allow_files = True, doc = "the same, executable"),
+        "srcs": attr.label_list(allow_files = True, doc = "files of the package: those below optstate/ keep their folders"),
+        "programs": attr.label_list(allow_files = True, doc = "more files beside them, executable"),
         "pyproject": attr.label(allow_single_file = True, mandatory = True),
         "readme": attr.label(allow_single_file = True, mandatory = True),
         "license": attr.label(allow_single_file = True, mandatory = True),

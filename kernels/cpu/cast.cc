@@ -16,8 +16,8 @@
 #include "hwy/foreach_target.h"
 // This include comes after foreach_target.h.
 #include "hwy/highway.h"
-#include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/gradient_sum-inl.h"
+#include "kernels/ops/float16-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace optstate::cpu {
@@ -54,14 +54,14 @@ template <DType kFrom, DType kTo, Into kInto>
 HWY_INLINE void IntoVector(Floats d, const StorageOf<kFrom>* in,
                            StorageOf<kTo>* out, size_t i, SavedSums saved) {
   auto value = LoadFloats<kFrom>(d, in + i);
-  if constexpr (kInto == Into::kCopyOfSum) value = CanonicalNan(d, value);
+  if constexpr (kInto == Into::kCopyOfSum) value = ops::CanonicalNan(d, value);
   if constexpr (kInto == Into::kAdd || kInto == Into::kAddWithUndo) {
     const auto sum = LoadFloats<kTo>(d, out + i);
     if constexpr (kInto == Into::kAddWithUndo) {
       CopyElements<kTo>(out + i, OldSums<kTo>(saved) + i);
       PublishSaved(saved.undo, saved.before + i + hn::Lanes(d));
     }
-    value = CanonicalNan(d, hn::Add(sum, value));
+    value = ops::CanonicalNan(d, hn::Add(sum, value));
   }
   StoreFloats<kTo>(d, value, out + i);
 }

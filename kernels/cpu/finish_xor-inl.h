@@ -12,10 +12,10 @@
 #include <cstddef>
 
 #include "hwy/highway.h"
-#include "kernels/cpu/rule-inl.h"
 #include "kernels/cpu/tile_arrays-inl.h"
 #include "kernels/cpu/update_tail-inl.h"
 #include "kernels/cpu/update_vector-inl.h"
+#include "kernels/rules/rule-inl.h"
 #include "kernels/undo.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"

@@ -15,26 +15,15 @@
 #include "absl/types/span.h"
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/float16-inl.h"
+#include "kernels/cpu/half_pairs-inl.h"
+#include "kernels/ops/float16-inl.h"
+#include "kernels/ops/gradient_sum-inl.h"
 #include "proto/types/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-template <DType kDType, class D>
-HWY_INLINE hn::Vec<D> SumOfVectors(D d, const void* const* gradients,
-                                   size_t count, size_t i) {
-  using Element = StorageOf<kDType>;
-  auto sum =
-      LoadFloats<kDType>(d, static_cast<const Element*>(gradients[0]) + i);
-  for (size_t k = 1; k < count; ++k) {
-    const auto* gradient = static_cast<const Element*>(gradients[k]);
-    sum = hn::Add(sum, LoadFloats<kDType>(d, gradient + i));
-  }
-  return sum;
-}
 
 // Sums gradients in two vectors, one behind the other.
 template <DType kDType, class D, class V>
@@ -60,26 +49,8 @@ HWY_INLINE void SumOfPairs(D d, const void* const* gradients, size_t count,
   if constexpr (kDType == DType::kBFloat16) OrderHalfBlocks(d, first, second);
 }
 
-// Elements [begin, ...) of gradients that are summed as they are loaded.
-struct GradientSum {
-  const void* const* gradients;
-  size_t count;
-  DType dtype;
-  size_t begin;
-
-  template <class D>
-  HWY_INLINE hn::Vec<D> Load(D d, size_t i) const {
-    switch (dtype) {
-      case DType::kFloat32:
-        break;
-      case DType::kBFloat16:
-        return SumOfVectors<DType::kBFloat16>(d, gradients, count, begin + i);
-      case DType::kFloat16:
-        return SumOfVectors<DType::kFloat16>(d, gradients, count, begin + i);
-    }
-    return SumOfVectors<DType::kFloat32>(d, gradients, count, begin + i);
-  }
-
+// GradientElements, as a walk over a tile loads them.
+struct GradientSum : GradientElements {
   template <class D, class V>
   HWY_INLINE void LoadPair(D d, size_t i, V& first, V& second) const {
     switch (dtype) {

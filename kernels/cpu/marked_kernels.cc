@@ -14,7 +14,7 @@
 // This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/rule_kernels-inl.h"
-#include "kernels/cpu/rules/adam-inl.h"
+#include "kernels/rules/adam-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace optstate::cpu {

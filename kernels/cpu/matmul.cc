@@ -14,8 +14,8 @@
 #include "hwy/foreach_target.h"
 // This include comes after foreach_target.h.
 #include "hwy/highway.h"
-#include "kernels/cpu/bfloat16_round-inl.h"
-#include "kernels/cpu/product-inl.h"
+#include "kernels/ops/float16-inl.h"
+#include "kernels/ops/ops-inl.h"
 
 #ifndef OPTSTATE_KERNELS_CPU_MATMUL_CC_
 #define OPTSTATE_KERNELS_CPU_MATMUL_CC_
@@ -113,8 +113,9 @@ HWY_INLINE void AddInRegisters(std::index_sequence<k...>, const float* const* a,
     const auto b0 = hn::LoadU(d, panel);
     const auto b1 = hn::LoadU(d, panel + (kVectors - 1) * lanes);
     panel += kPanelColumns;
-    ((sums = hn::Add(sums, Product(hn::Set(d, a[k / kVectors][i]),
-                                   FirstOrSecond<k % kVectors == 0>(b0, b1)))),
+    ((sums = hn::Add(sums,
+                     ops::Product(hn::Set(d, a[k / kVectors][i]),
+                                  FirstOrSecond<k % kVectors == 0>(b0, b1)))),
      ...);
   }
   (hn::StoreU(sums, d,
@@ -171,10 +172,10 @@ void Finish(const MatMul& matmul, const float* sums, const float* addend,
   HWY_ALIGN float row[kPanelColumns] = {};
   if (addend != nullptr) std::memcpy(row, addend, count * sizeof(float));
   for (size_t j = 0; j < kPanelColumns; j += hn::Lanes(d)) {
-    auto sum = Product(hn::Set(d, matmul.alpha), hn::LoadU(d, sums + j));
+    auto sum = ops::Product(hn::Set(d, matmul.alpha), hn::LoadU(d, sums + j));
     if (addend != nullptr) {
-      sum =
-          hn::Add(sum, Product(hn::Set(d, matmul.beta), hn::LoadU(d, row + j)));
+      sum = hn::Add(
+          sum, ops::Product(hn::Set(d, matmul.beta), hn::LoadU(d, row + j)));
     }
     hn::StoreU(RoundToBFloat16(d, sum), d, row + j);
   }

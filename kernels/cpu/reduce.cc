@@ -1,15 +1,14 @@
 #include "kernels/cpu/reduce.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <limits>
 
 #include "absl/types/span.h"
 #include "kernels/cpu/highway_config.h"
 #include "kernels/cpu/targets.h"
 #include "kernels/reduction.h"
+#include "kernels/reduction_order.h"
 #include "proto/types/dtype.h"
 
 // The rest of this file is compiled once per target.
@@ -18,15 +17,15 @@
 #include "hwy/foreach_target.h"
 // This include comes after foreach_target.h.
 #include "hwy/highway.h"
-#include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/gradient_sum-inl.h"
+#include "kernels/ops/float16-inl.h"
+#include "kernels/ops/reduction-inl.h"
 
 #ifndef OPTSTATE_KERNELS_CPU_REDUCE_CC_
 #define OPTSTATE_KERNELS_CPU_REDUCE_CC_
 namespace optstate::cpu {
 
-// The number is part of the definition, not of the machine.
-inline constexpr size_t kAccumulators = 16;
+inline constexpr size_t kAccumulators = kReductionAccumulators;
 
 // The elements reduced before the next accumulators' turn: as many as stay in
 // the first-level cache, with a copy.
@@ -44,23 +43,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 // A vector of as many accumulators as it holds, at most half of them all.
 using Doubles = hn::CappedTag<double, kAccumulators / 2>;
 
-// Takes an element into its accumulator.
-template <Reduction kReduction, class V>
-HWY_INLINE V Taken(V accumulator, V element) {
-  // The product is exact: 24 bits of mantissa make 48. So fusing it with the
-  // addition would change nothing, here alone.
-  if constexpr (kReduction == Reduction::kSumOfSquares) {
-    return hn::Add(accumulator, hn::Mul(element, element));
-  } else if constexpr (kReduction == Reduction::kSumOfAbsolutes) {
-    return hn::Add(accumulator, hn::Abs(element));
-  } else {
-    const V magnitude = hn::Abs(element);
-    return hn::IfThenElse(
-        hn::Or(hn::Gt(magnitude, accumulator), hn::IsNaN(magnitude)), magnitude,
-        accumulator);
-  }
-}
-
 template <DType kDType>
 HWY_INLINE hn::Vec<Doubles> LoadDoubles(Doubles d,
                                         const StorageOf<kDType>* from) {
@@ -70,7 +52,7 @@ HWY_INLINE hn::Vec<Doubles> LoadDoubles(Doubles d,
 
 // Takes element i into accumulators[i % 16]. `count` is a multiple of 16.
 // Two vectors of accumulators at a time, so that they stay in registers: the
-// two that ResultOf takes together first.
+// two that ResultOfAccumulators takes together first.
 template <Reduction kReduction, DType kDType>
 HWY_INLINE void TakeStrip(const StorageOf<kDType>* gradient, size_t count,
                           double* accumulators) {
@@ -161,25 +143,6 @@ namespace {
 
 constexpr auto kTakeAll = OPTSTATE_TARGET_TABLE(TakeAll);
 
-double Together(Reduction reduction, double a, double b) {
-  if (reduction != Reduction::kLargestAbsolute) return a + b;
-  return b > a || std::isnan(b) ? b : a;
-}
-
-double ResultOf(Reduction reduction, double* accumulators) {
-  for (size_t half = kAccumulators / 2; half > 0; half /= 2) {
-    for (size_t k = 0; k < half; ++k) {
-      accumulators[k] =
-          Together(reduction, accumulators[k], accumulators[k + half]);
-    }
-  }
-  // The result is one NaN, whatever the machine makes.
-  if (std::isnan(accumulators[0])) {
-    return std::numeric_limits<double>::quiet_NaN();
-  }
-  return accumulators[0];
-}
-
 }  // namespace
 
 double ReduceOn(Target target, Reduction reduction, DType dtype,
@@ -187,7 +150,7 @@ double ReduceOn(Target target, Reduction reduction, DType dtype,
   if (numel == 0) return 0;
   double accumulators[kAccumulators] = {};
   kTakeAll.For(target)(reduction, dtype, gradients, numel, accumulators);
-  return ResultOf(reduction, accumulators);
+  return ResultOfAccumulators(reduction, accumulators);
 }
 
 }  // namespace optstate::cpu

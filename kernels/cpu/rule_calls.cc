@@ -205,7 +205,11 @@ Result ApplyToArrays(const UpdateKernelKey& key, const UpdateFactors& factors,
     view.numel = end - begin;
     view.flat_begin = call.flat_begin + begin;
     view.undo = undo;
-    kernel.apply(factors, view);
+    if (call.apply != nullptr) {
+      EXPECT_TRUE(call.apply(key, factors, view));
+    } else {
+      kernel.apply(factors, view);
+    }
   };
   const std::vector<float> old[] = {state[0].values(), state[1].values(),
                                     state[2].values()};

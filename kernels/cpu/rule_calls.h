@@ -89,6 +89,9 @@ struct Call {
   // The view is cut here, into two calls.
   size_t cut = 0;
   uint64_t flat_begin = 0;
+  // If not null, is called instead of the target's kernel. It knows no undo.
+  bool (*apply)(const UpdateKernelKey& key, const UpdateFactors& factors,
+                const TileView& view) = nullptr;
 };
 
 // Several gradients of dtype `Gradient`, each with as many elements.

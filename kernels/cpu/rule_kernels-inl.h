@@ -1,5 +1,4 @@
-// The kernels of a rule, made from it. Per-target include, the last of a rule's
-// file.
+// The kernels of a rule, made from it. Per-target include.
 
 #if defined(OPTSTATE_KERNELS_CPU_RULE_KERNELS_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
@@ -9,11 +8,14 @@
 #define OPTSTATE_KERNELS_CPU_RULE_KERNELS_INL_H_
 #endif
 
+#include <cstdint>
+
 #include "hwy/highway.h"
 #include "kernels/cpu/rule_kernels.h"
 #include "kernels/cpu/update-inl.h"
 #include "kernels/cpu/update_blocks-inl.h"
 #include "proto/types/dtype.h"
+#include "proto/types/optimizer.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace optstate::cpu {
@@ -66,7 +68,7 @@ constexpr RuleKernels MakeKernels() {
   return kernels;
 }
 
-template <class Rule, Dispatch kDispatch = Dispatch::kAny>
+template <class Rule, Dispatch kDispatch>
 const RuleKernels& KernelsOf() {
   static constexpr RuleKernels kKernels = MakeKernels<Rule, kDispatch>();
   return kKernels;
@@ -77,16 +79,26 @@ const RuleKernels& KernelsOf() {
 }  // namespace optstate::cpu
 HWY_AFTER_NAMESPACE();
 
-// Defines, in a rule's HWY_ONCE section, the function NAME of rules.h, which
-// asks OF_TARGET of each target's namespace.
-#ifndef OPTSTATE_EXPORT_RULE
-#define OPTSTATE_EXPORT_RULE(NAME, OF_TARGET)                           \
-  namespace optstate::cpu {                                             \
-  const RuleKernels& NAME(OptimizerKind kind, uint32_t options,         \
-                          Target target) {                              \
-    static constexpr auto kOfTarget = OPTSTATE_TARGET_TABLE(OF_TARGET); \
-    return kOfTarget.For(target)(kind, options);                        \
-  }                                                                     \
+// OPTSTATE_DEFINE_RULE defines, once per target, the kernels of the rule NAME
+// (rules/rules.h); OPTSTATE_EXPORT_RULE, in its HWY_ONCE section, the function
+// of rules.h that asks each target's.
+#ifndef OPTSTATE_DEFINE_RULE
+#define OPTSTATE_DEFINE_RULE(NAME, DISPATCH)                                   \
+  namespace optstate::cpu::HWY_NAMESPACE {                                     \
+  const RuleKernels& NAME##OfTarget(OptimizerKind kind, uint32_t options) {    \
+    return Visit##NAME(kind, options, []<class Rule>() -> const RuleKernels& { \
+      return KernelsOf<Rule, DISPATCH>();                                      \
+    });                                                                        \
+  }                                                                            \
+  }
+
+#define OPTSTATE_EXPORT_RULE(NAME)                                           \
+  namespace optstate::cpu {                                                  \
+  const RuleKernels& NAME##Kernels(OptimizerKind kind, uint32_t options,     \
+                                   Target target) {                          \
+    static constexpr auto kOfTarget = OPTSTATE_TARGET_TABLE(NAME##OfTarget); \
+    return kOfTarget.For(target)(kind, options);                             \
+  }                                                                          \
   }
 #endif
 

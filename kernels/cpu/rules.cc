@@ -12,7 +12,7 @@ struct Row {
   RuleFunction kernels;
 };
 
-#define OPTSTATE_RULE_ROW(KIND, FUNCTION) {OptimizerKind::KIND, &FUNCTION},
+#define OPTSTATE_RULE_ROW(KIND, NAME) {OptimizerKind::KIND, &NAME##Kernels},
 constexpr Row kRows[] = {OPTSTATE_RULES(OPTSTATE_RULE_ROW)};
 #undef OPTSTATE_RULE_ROW
 

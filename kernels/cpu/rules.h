@@ -5,26 +5,15 @@
 
 #include "kernels/cpu/rule_kernels.h"
 #include "kernels/cpu/targets.h"
+#include "kernels/rules/rules.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/optimizer.h"
 
-// The optimizers whose update of an element needs nothing but that element: for
-// each, its kind and the function that its file in rules/ exports.
-#define OPTSTATE_RULES(RULE)     \
-  RULE(kAdam, AdamKernels)       \
-  RULE(kAdamW, AdamKernels)      \
-  RULE(kSgd, SgdKernels)         \
-  RULE(kAdagrad, AdagradKernels) \
-  RULE(kRmsprop, RmspropKernels) \
-  RULE(kLion, LionKernels)       \
-  RULE(kNadam, NadamKernels)     \
-  RULE(kRadam, RadamKernels)
-
 namespace optstate::cpu {
 
-#define OPTSTATE_DECLARE_RULE(KIND, FUNCTION)                       \
-  const RuleKernels& FUNCTION(OptimizerKind kind, uint32_t options, \
-                              Target target);
+#define OPTSTATE_DECLARE_RULE(KIND, NAME)                                \
+  const RuleKernels& NAME##Kernels(OptimizerKind kind, uint32_t options, \
+                                   Target target);
 OPTSTATE_RULES(OPTSTATE_DECLARE_RULE)
 #undef OPTSTATE_DECLARE_RULE
 

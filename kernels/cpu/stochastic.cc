@@ -14,7 +14,7 @@
 #include "hwy/foreach_target.h"
 // This include comes after foreach_target.h.
 #include "hwy/highway.h"
-#include "kernels/cpu/stochastic-inl.h"
+#include "kernels/ops/stochastic-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace optstate::cpu {

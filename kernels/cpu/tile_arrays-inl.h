@@ -4,8 +4,8 @@
 // these classes how they lie in memory:
 //   FixedArrays   dtypes known to the compiler: fastest, a loop for each pair
 //   SumArrays     FixedArrays of several gradients, whose dtype is asked for
-//   AnyArrays     asks for all at each vector, a branch that the CPU predicts:
-//                 one loop, so that many rules stay small
+//   AnyArrays     AnyElements, which ask for all at each vector, a branch that
+//                 the CPU predicts: one loop, so that many rules stay small
 
 #if defined(OPTSTATE_KERNELS_CPU_TILE_ARRAYS_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
@@ -19,10 +19,12 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
-#include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/gradient_sum-inl.h"
-#include "kernels/cpu/master-inl.h"
-#include "kernels/cpu/stochastic-inl.h"
+#include "kernels/cpu/half_pairs-inl.h"
+#include "kernels/ops/float16-inl.h"
+#include "kernels/ops/split_master-inl.h"
+#include "kernels/ops/stochastic-inl.h"
+#include "kernels/rules/elements-inl.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 
@@ -33,13 +35,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // The random bits of a vector whose state is not rounded at random: none.
 struct NoStateBits {};
-
-// The common part of these classes. Elements are counted from the pointers.
-struct TileArrays {
-  void* parameter;
-  void* master;
-  void* state[kStateArraysMax];
-};
 
 inline void* Advance(void* array, size_t bytes) {
   return array == nullptr ? nullptr : static_cast<uint8_t*>(array) + bytes;
@@ -79,7 +74,7 @@ struct FixedArrays : TileArrays {
     gradient = static_cast<const Gradient*>(gradient) + by;
   }
   void GatherGradient(size_t begin, size_t count, float* out) const {
-    GradientSum{&gradient, 1, kGradient, 0}.Gather(begin, count, out);
+    GradientSum{{&gradient, 1, kGradient, 0}}.Gather(begin, count, out);
   }
 
   template <class D>
@@ -175,17 +170,11 @@ struct SumArrays : FixedArrays<DType::kFloat32, kParameter, kMaster> {
   HWY_INLINE void PrefetchGradient(size_t i) const { sum.Prefetch(i); }
 };
 
-// State arrays are of float or bfloat16.
-struct AnyArrays : TileArrays {
+struct AnyArrays : AnyElements {
   static constexpr bool kHasFloatState = false;
   static constexpr bool kSums = true;
 
   GradientSum sum;
-  DType parameter_dtype;
-  StateFormat state_format;
-  MasterFormat master_format;
-  uint64_t flat;  // of element 0, as in TileView
-  RandomKeys random;
 
   // The bytes of a gradient that is prefetched.
   static constexpr size_t GradientBytes() { return sizeof(float); }
@@ -205,7 +194,7 @@ struct AnyArrays : TileArrays {
   }
   AnyArrays WithGradient(const void* const* floats) const {
     AnyArrays arrays = *this;
-    arrays.sum = {floats, 1, DType::kFloat32, 0};
+    arrays.sum = {{floats, 1, DType::kFloat32, 0}};
     return arrays;
   }
 
@@ -218,60 +207,6 @@ struct AnyArrays : TileArrays {
     sum.LoadPair(d, i, first, second);
   }
   HWY_INLINE void PrefetchGradient(size_t i) const { sum.Prefetch(i); }
-
-  template <class D>
-  HWY_INLINE hn::Vec<D> LoadMaster(D d, size_t i) const {
-    if (master_format == MasterFormat::kSplit) {
-      return LoadSplit(d, static_cast<const uint16_t*>(parameter) + i,
-                       static_cast<const uint16_t*>(master) + i);
-    }
-    return hn::LoadU(d, static_cast<const float*>(master) + i);
-  }
-
-  template <class D>
-  HWY_INLINE hn::Vec<D> LoadState(D d, int k, size_t i) const {
-    if (state_format == StateFormat::kFloat32) {
-      return hn::LoadU(d, static_cast<const float*>(state[k]) + i);
-    }
-    return LoadFloats<DType::kBFloat16>(
-        d, static_cast<const uint16_t*>(state[k]) + i);
-  }
-
-  // Returns the random bits of arrays 0 and 1, which share them.
-  template <class D>
-  HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> StateBits(D d, size_t i) const {
-    if (state_format == StateFormat::kFloat32) {
-      return hn::Zero(hn::RebindToUnsigned<D>());
-    }
-    return RandomVector(d, random, RandomStreamOf(0), flat + i);
-  }
-  template <class D, class V, class VU>
-  HWY_INLINE void StoreState(D d, V v, int k, size_t i, VU bits) const {
-    if (state_format == StateFormat::kFloat32) {
-      return hn::StoreU(v, d, static_cast<float*>(state[k]) + i);
-    }
-    if (RandomStreamOf(k) != RandomStreamOf(0)) {
-      bits = RandomVector(d, random, RandomStreamOf(k), flat + i);
-    }
-    StoreRounded(d, v, bits, k, static_cast<uint16_t*>(state[k]) + i);
-  }
-
-  // Stores the master and the parameter with it. kPlain: no master is NaN.
-  template <bool kPlain = false, class D, class V>
-  HWY_INLINE void StoreMaster(D d, V v, size_t i) const {
-    if (master_format == MasterFormat::kSplit) {
-      return StoreSplit(d, v, static_cast<uint16_t*>(parameter) + i,
-                        static_cast<uint16_t*>(master) + i);
-    }
-    hn::StoreU(v, d, static_cast<float*>(master) + i);
-    if (parameter_dtype == DType::kFloat32) return;
-    auto* halves = static_cast<uint16_t*>(parameter) + i;
-    if (parameter_dtype == DType::kBFloat16) {
-      StoreFloats<DType::kBFloat16, kPlain>(d, v, halves);
-    } else {
-      StoreFloats<DType::kFloat16>(d, v, halves);
-    }
-  }
 
   template <class D, class V>
   HWY_INLINE void StorePlainMasters(D d, V first, V second, size_t i) const {
@@ -287,7 +222,7 @@ inline TileArrays ArraysOf(const TileView& view) {
 }
 
 inline GradientSum SumOf(const TileView& view, DType gradient) {
-  return {view.gradients.data(), view.gradients.size(), gradient, 0};
+  return {{view.gradients.data(), view.gradients.size(), gradient, 0}};
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

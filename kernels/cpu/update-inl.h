@@ -13,11 +13,12 @@
 
 #include "hwy/highway.h"
 #include "kernels/cpu/finish_xor-inl.h"
-#include "kernels/cpu/rule-inl.h"
+#include "kernels/cpu/keep-inl.h"
 #include "kernels/cpu/tile_arrays-inl.h"
 #include "kernels/cpu/update_pairs-inl.h"
 #include "kernels/cpu/update_tail-inl.h"
 #include "kernels/cpu/update_vector-inl.h"
+#include "kernels/rules/rule-inl.h"
 #include "kernels/undo.h"
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
@@ -132,13 +133,9 @@ void UpdateFixed(const UpdateFactors& factors, const TileView& view) {
 inline AnyArrays ArraysOf(const TileView& view, DType gradient, DType parameter,
                           StateFormat state, MasterFormat master,
                           uint32_t random_seed) {
-  return {ArraysOf(view),
-          SumOf(view, gradient),
-          parameter,
-          state,
-          master,
-          view.flat_begin,
-          RandomKeysOf(random_seed, view.flat_begin)};
+  return {{ArraysOf(view), parameter, state, master, view.flat_begin,
+           RandomKeysOf(random_seed, view.flat_begin)},
+          SumOf(view, gradient)};
 }
 
 template <class Rule>

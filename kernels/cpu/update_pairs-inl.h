@@ -13,8 +13,9 @@
 #include <cstdint>
 
 #include "hwy/highway.h"
-#include "kernels/cpu/rule-inl.h"
+#include "kernels/cpu/keep-inl.h"
 #include "kernels/cpu/update_vector-inl.h"
+#include "kernels/rules/rule-inl.h"
 #include "kernels/undo.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -14,7 +14,9 @@
 
 #include "hwy/cache_control.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/rule-inl.h"
+#include "kernels/cpu/keep-inl.h"
+#include "kernels/rules/elements-inl.h"
+#include "kernels/rules/rule-inl.h"
 #include "kernels/undo.h"
 #include "kernels/update_kernel.h"
 
@@ -66,18 +68,6 @@ HWY_INLINE void PrefetchSecondInputs(D d, const Arrays& arrays, size_t i) {
   PrefetchInputs<Rule>(d, arrays, i, kLineBytes);
 }
 
-// Loads the vectors from index `i` of `arrays` on.
-template <class Rule, class D, class Arrays, class V>
-HWY_INLINE void LoadMasterAndStates(D d, const Arrays& arrays, size_t i,
-                                    V& master, V& state0, V& state1,
-                                    V& state2) {
-  master = arrays.LoadMaster(d, i);
-  state0 = state1 = state2 = hn::Zero(d);
-  if constexpr (HasState<Rule>(0)) state0 = arrays.LoadState(d, 0, i);
-  if constexpr (HasState<Rule>(1)) state1 = arrays.LoadState(d, 1, i);
-  if constexpr (HasState<Rule>(2)) state2 = arrays.LoadState(d, 2, i);
-}
-
 template <class Rule, class D, class Arrays, class V>
 HWY_INLINE void LoadInputs(D d, const Arrays& arrays, size_t i, V& gradient,
                            V& master, V& state0, V& state1, V& state2) {
@@ -93,16 +83,6 @@ HWY_INLINE void SaveOld(D d, UndoSlot* undo, size_t position, V master,
   if constexpr (HasState<Rule>(0)) hn::StoreU(state0, d, old[1] + position);
   if constexpr (HasState<Rule>(1)) hn::StoreU(state1, d, old[2] + position);
   if constexpr (HasState<Rule>(2)) hn::StoreU(state2, d, old[3] + position);
-}
-
-template <bool kPlain, class Rule, class D, class Arrays, class V>
-HWY_INLINE void StoreAll(D d, const Arrays& arrays, size_t i, V master,
-                         V state0, V state1, V state2) {
-  arrays.template StoreMaster<kPlain>(d, master, i);
-  const auto bits = arrays.StateBits(d, i);
-  if constexpr (HasState<Rule>(0)) arrays.StoreState(d, state0, 0, i, bits);
-  if constexpr (HasState<Rule>(1)) arrays.StoreState(d, state1, 1, i, bits);
-  if constexpr (HasState<Rule>(2)) arrays.StoreState(d, state2, 2, i, bits);
 }
 
 // Updates one whole vector of elements, from index `i` of `arrays` on. First

@@ -14,12 +14,9 @@
 
 #include "absl/types/span.h"
 #include "hwy/highway.h"
-#include "kernels/cpu/float16-inl.h"
-#include "kernels/cpu/moments-inl.h"
-#include "kernels/cpu/product-inl.h"
 #include "kernels/cpu/reduce.h"
-#include "kernels/factors.h"
 #include "kernels/reduction.h"
+#include "kernels/rules/whole-inl.h"
 #include "proto/types/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -60,24 +57,6 @@ HWY_INLINE void ForVectors(size_t numel, const Inputs<kIn>& in,
   }
 }
 
-// The weight of torch.lerp, any number: base + weight * (end - start), where
-// the base is the nearer of the two.
-struct LerpWeight {
-  bool is_near_end;
-  float weight;
-};
-
-inline LerpWeight MakeLerpWeight(double weight) {
-  const bool is_near_end = std::abs(weight) >= 0.5;
-  return {is_near_end, RoundToFloat(is_near_end ? weight - 1 : weight)};
-}
-
-template <class D, class V>
-HWY_INLINE V Lerp(D d, V start, V end, const LerpWeight& weight) {
-  const V base = weight.is_near_end ? end : start;
-  return hn::Add(base, Product(hn::Set(d, weight.weight), hn::Sub(end, start)));
-}
-
 inline double SumOfSquares(const float* elements, size_t numel) {
   const void* array = elements;
   return ReduceOn(HWY_TARGET, Reduction::kSumOfSquares, DType::kFloat32,
@@ -88,20 +67,17 @@ inline double NormOf(const float* elements, size_t numel) {
   return std::sqrt(SumOfSquares(elements, numel));
 }
 
-// Computes new_master = master - (decay * master + step * update), where
-// `update` may be new_master. Decay and update are added first: the master is
-// rounded once a step.
+// Computes each new master (Descended of rules/whole-inl.h); `update` may be
+// new_master.
 inline void Descend(const float* master, const float* update, float decay,
                     float step, size_t numel, float* new_master) {
-  ForVectors<2, 1>(
-      numel, {master, update}, {new_master},
-      [decay, step](auto d, const auto& in, const auto& out,
-                    size_t i) HWY_ATTR {
-        const auto old = hn::LoadU(d, in[0] + i);
-        const auto descent = Product(hn::Set(d, step), hn::LoadU(d, in[1] + i));
-        const auto change = hn::Add(DecoupledDecay(d, old, decay), descent);
-        hn::StoreU(CanonicalNan(d, hn::Sub(old, change)), d, out[0] + i);
-      });
+  ForVectors<2, 1>(numel, {master, update}, {new_master},
+                   [decay, step](auto d, const auto& in, const auto& out,
+                                 size_t i) HWY_ATTR {
+                     hn::StoreU(Descended(d, hn::LoadU(d, in[0] + i),
+                                          hn::LoadU(d, in[1] + i), decay, step),
+                                d, out[0] + i);
+                   });
 }
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)

@@ -26,6 +26,32 @@ T Sign(T a) {
   return static_cast<T>((a > 0) - (a < 0));
 }
 
+// The weight decay and the moments of Adam and its kin.
+struct MomentsStep {
+  double lr;
+  double beta1;
+  double beta2;
+  double weight_decay;
+  bool decoupled;
+};
+
+// Applies weight decay to the parameter, or to the gradient; then updates both
+// moments.
+template <typename T>
+void DecayAndUpdateMoments(const MomentsStep& step, T& param, T& grad,
+                           T& exp_avg, T& exp_avg_sq) {
+  if (step.weight_decay != 0) {
+    if (step.decoupled) {
+      param *= static_cast<T>(1 - step.lr * step.weight_decay);
+    } else {
+      grad += static_cast<T>(step.weight_decay) * param;
+    }
+  }
+  exp_avg = Lerp(exp_avg, grad, static_cast<T>(1 - step.beta1));
+  exp_avg_sq *= static_cast<T>(step.beta2);
+  exp_avg_sq += static_cast<T>(1 - step.beta2) * grad * grad;
+}
+
 }  // namespace
 
 template <typename T>
@@ -68,7 +94,9 @@ void OptimizerReference<T>::StepAdam(const Hyperparams& hyperparams,
   const double lr = hyperparams[adam::kLr];
   const double beta1 = hyperparams[adam::kBeta1];
   const double beta2 = hyperparams[adam::kBeta2];
-  const double weight_decay = hyperparams[adam::kWeightDecay];
+  const MomentsStep moments = {lr, beta1, beta2,
+                               hyperparams[adam::kWeightDecay],
+                               kind_ == OptimizerKind::kAdamW};
   const double step = static_cast<double>(step_count_);
   const double bias_correction1 = 1 - std::pow(beta1, step);
   const double bias_correction2_sqrt = std::sqrt(1 - std::pow(beta2, step));
@@ -78,16 +106,7 @@ void OptimizerReference<T>::StepAdam(const Hyperparams& hyperparams,
   for (size_t i = 0; i < parameter_.size(); ++i) {
     T& param = parameter_[i];
     T grad = hyperparams[adam::kMaximize] != 0 ? -gradient[i] : gradient[i];
-    if (weight_decay != 0) {
-      if (kind_ == OptimizerKind::kAdamW) {
-        param *= static_cast<T>(1 - lr * weight_decay);
-      } else {
-        grad += static_cast<T>(weight_decay) * param;
-      }
-    }
-    exp_avg[i] = Lerp(exp_avg[i], grad, static_cast<T>(1 - beta1));
-    exp_avg_sq[i] *= static_cast<T>(beta2);
-    exp_avg_sq[i] += static_cast<T>(1 - beta2) * grad * grad;
+    DecayAndUpdateMoments(moments, param, grad, exp_avg[i], exp_avg_sq[i]);
     T square = exp_avg_sq[i];
     if ((options_ & adam::kAmsgrad) != 0) {
       max_exp_avg_sq[i] = Maximum(max_exp_avg_sq[i], exp_avg_sq[i]);
@@ -211,9 +230,10 @@ void OptimizerReference<T>::StepNadam(const Hyperparams& hyperparams,
   const double lr = hyperparams[nadam::kLr];
   const double beta1 = hyperparams[nadam::kBeta1];
   const double beta2 = hyperparams[nadam::kBeta2];
-  const double weight_decay = hyperparams[nadam::kWeightDecay];
   const double momentum_decay = hyperparams[nadam::kMomentumDecay];
-  const bool decoupled = hyperparams[nadam::kDecoupledWeightDecay] != 0;
+  const MomentsStep moments = {lr, beta1, beta2,
+                               hyperparams[nadam::kWeightDecay],
+                               hyperparams[nadam::kDecoupledWeightDecay] != 0};
   const bool maximize = hyperparams[nadam::kMaximize] != 0;
   const double step = static_cast<double>(step_count_);
   const double bias_correction2 = 1 - std::pow(beta2, step);
@@ -228,16 +248,7 @@ void OptimizerReference<T>::StepNadam(const Hyperparams& hyperparams,
   for (size_t i = 0; i < parameter_.size(); ++i) {
     T& param = parameter_[i];
     T grad = maximize ? -gradient[i] : gradient[i];
-    if (weight_decay != 0) {
-      if (decoupled) {
-        param *= static_cast<T>(1 - lr * weight_decay);
-      } else {
-        grad += static_cast<T>(weight_decay) * param;
-      }
-    }
-    exp_avg[i] = Lerp(exp_avg[i], grad, static_cast<T>(1 - beta1));
-    exp_avg_sq[i] *= static_cast<T>(beta2);
-    exp_avg_sq[i] += static_cast<T>(1 - beta2) * grad * grad;
+    DecayAndUpdateMoments(moments, param, grad, exp_avg[i], exp_avg_sq[i]);
     const T denom =
         std::sqrt(exp_avg_sq[i] / static_cast<T>(bias_correction2)) +
         static_cast<T>(hyperparams[nadam::kEps]);
@@ -253,8 +264,9 @@ void OptimizerReference<T>::StepRadam(const Hyperparams& hyperparams,
   const double lr = hyperparams[radam::kLr];
   const double beta1 = hyperparams[radam::kBeta1];
   const double beta2 = hyperparams[radam::kBeta2];
-  const double weight_decay = hyperparams[radam::kWeightDecay];
-  const bool decoupled = hyperparams[radam::kDecoupledWeightDecay] != 0;
+  const MomentsStep moments = {lr, beta1, beta2,
+                               hyperparams[radam::kWeightDecay],
+                               hyperparams[radam::kDecoupledWeightDecay] != 0};
   const bool maximize = hyperparams[radam::kMaximize] != 0;
   const double step = static_cast<double>(step_count_);
   const double bias_correction1 = 1 - std::pow(beta1, step);
@@ -267,16 +279,7 @@ void OptimizerReference<T>::StepRadam(const Hyperparams& hyperparams,
   for (size_t i = 0; i < parameter_.size(); ++i) {
     T& param = parameter_[i];
     T grad = maximize ? -gradient[i] : gradient[i];
-    if (weight_decay != 0) {
-      if (decoupled) {
-        param *= static_cast<T>(1 - lr * weight_decay);
-      } else {
-        grad += static_cast<T>(weight_decay) * param;
-      }
-    }
-    exp_avg[i] = Lerp(exp_avg[i], grad, static_cast<T>(1 - beta1));
-    exp_avg_sq[i] *= static_cast<T>(beta2);
-    exp_avg_sq[i] += static_cast<T>(1 - beta2) * grad * grad;
+    DecayAndUpdateMoments(moments, param, grad, exp_avg[i], exp_avg_sq[i]);
     T update = exp_avg[i] / static_cast<T>(bias_correction1);
     update *= static_cast<T>(lr);
     if (rho_t > 5.0) {

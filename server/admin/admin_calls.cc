@@ -101,6 +101,27 @@ grpc::Status AdminCalls::RecoverJob(grpc::ServerContext* context,
   return ToGrpc(status);
 }
 
+grpc::Status AdminCalls::VerifyJob(
+    grpc::ServerContext* context, const v1::VerifyJobRequest* request,
+    grpc::ServerWriter<v1::VerifyJobProgress>* writer) {
+  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
+  const auto log = [&](const std::string& what) {
+    observe::LogOfPeer(spdlog::level::info, "verify job",
+                       absl::StrCat("uid ", caller->uid),
+                       "verify job \"{}\" by uid {}: {}",
+                       absl::CHexEscape(request->name()), caller->uid, what);
+  };
+  log("asked for");
+  const absl::Status status =
+      service_->VerifyJob(request->name(), caller->uid, context,
+                          [writer](const v1::VerifyJobProgress& progress) {
+                            return writer->Write(progress);
+                          });
+  log(status.ToString());
+  return ToGrpc(status);
+}
+
 grpc::Status AdminCalls::Upgrade(grpc::ServerContext* context,
                                  const v1::UpgradeRequest* request,
                                  v1::UpgradeReply* reply) {

@@ -40,6 +40,9 @@ class AdminCalls final : public v1::Admin::Service {
   grpc::Status RecoverJob(grpc::ServerContext* context,
                           const v1::RecoverJobRequest* request,
                           v1::RecoverJobReply* reply) override;
+  grpc::Status VerifyJob(
+      grpc::ServerContext* context, const v1::VerifyJobRequest* request,
+      grpc::ServerWriter<v1::VerifyJobProgress>* writer) override;
   grpc::Status Upgrade(grpc::ServerContext* context,
                        const v1::UpgradeRequest* request,
                        v1::UpgradeReply* reply) override;

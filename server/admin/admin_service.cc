@@ -10,9 +10,9 @@
 #include "proto/shm/frame.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
+#include "server/accept/hello_check.h"
 #include "server/session/admission.h"
 #include "server/session/job_facts.h"
-#include "server/supervisor/hello_check.h"
 #include "server/supervisor/permissions.h"
 
 namespace optstate::admin {
@@ -249,7 +249,7 @@ absl::StatusOr<v1::ListParametersReply> AdminService::ListParameters(
 
 absl::Status AdminService::DeleteJob(const std::string& name, bool force,
                                      uid_t uid, absl::Time deadline) {
-  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckJobName(name));
+  OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
   OPTSTATE_RETURN_IF_ERROR(control_->HoldJob(name, uid));
   if (!force) {
     absl::Status status = CheckNoSessions(name, deadline);
@@ -280,7 +280,7 @@ absl::Status AdminService::CheckNoSessions(const std::string& name,
 
 absl::Status AdminService::RecoverJob(const std::string& name, uid_t uid,
                                       absl::Time deadline) {
-  OPTSTATE_RETURN_IF_ERROR(supervisor::CheckJobName(name));
+  OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
   return control_->RecoverJob(name, uid, FailedEngine(name, deadline));
 }
 
@@ -289,6 +289,22 @@ pid_t AdminService::FailedEngine(const std::string& name, absl::Time deadline) {
       engines_->GetJob(name, EngineDeadline(deadline));
   if (!job.ok() || job->phase() != v1::JOB_PHASE_FAILED) return 0;
   return static_cast<pid_t>(job->engine_pid());
+}
+
+absl::Status AdminService::VerifyJob(
+    const std::string& name, uid_t uid, const grpc::ServerContext* caller,
+    absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass) {
+  OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindJob(name));
+  OPTSTATE_RETURN_IF_ERROR(
+      supervisor::CheckMayChangeJob(name, summary.uid, uid));
+  const absl::Status verified = engines_->VerifyJob(name, caller, pass);
+  if (!absl::IsUnimplemented(verified)) return verified;
+  return absl::FailedPreconditionError(
+      absl::StrCat("the engine of job \"", name,
+                   "\" is of an older build, which cannot verify: `optctl "
+                   "upgrade` puts this "
+                   "one in its place"));
 }
 
 absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -52,6 +53,10 @@ class AdminService {
                          absl::Time deadline);
   absl::Status RecoverJob(const std::string& name, uid_t uid,
                           absl::Time deadline);
+  // Passes on what the engine tells, see EngineChannels::VerifyJob.
+  absl::Status VerifyJob(
+      const std::string& name, uid_t uid, const grpc::ServerContext* caller,
+      absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass);
   // `is_local`: the call came over a unix socket.
   absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary, uid_t uid,
                                            bool is_local);

@@ -39,8 +39,9 @@ class CallTimer {
       std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>
   Interceptors();
 
-  // How long a call of this method may take; health checks have no limit: they
-  // keep no thread.
+  // How long a call of this method may take. Health checks have no limit,
+  // because they keep no thread; nor has a verification, which only those who
+  // may change the job begin, one at a time.
   absl::Duration LimitOf(absl::string_view method) const;
   void Add(grpc::ServerContextBase* call, absl::Time deadline);
   // Stops timing the call, which is not touched afterwards. Idempotent.

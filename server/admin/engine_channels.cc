@@ -375,4 +375,20 @@ absl::Status EngineChannels::Rest(const std::string& job, absl::Time deadline) {
   return Named(job, channel->stub->Rest(&context, request, &reply));
 }
 
+absl::Status EngineChannels::VerifyJob(
+    const std::string& job, const grpc::ServerContext* caller,
+    absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass) {
+  const std::shared_ptr<Channel> channel = Find(job);
+  if (channel == nullptr) return NoEngine(job);
+  const auto context = MakeContext(absl::InfiniteFuture(), caller);
+  v1::VerifyJobRequest request;
+  request.set_name(job);
+  const auto reader = channel->stub->VerifyJob(context.get(), request);
+  v1::VerifyJobProgress progress;
+  bool goes_on = true;
+  while (goes_on && reader->Read(&progress)) goes_on = pass(progress);
+  if (!goes_on) context->TryCancel();
+  return Named(job, reader->Finish());
+}
+
 }  // namespace optstate::admin

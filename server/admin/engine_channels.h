@@ -69,6 +69,14 @@ class EngineChannels {
   // engine is older than this call.
   absl::Status Rest(const std::string& job, absl::Time deadline);
 
+  // Has the job's engine verify its records on disk, for as long as that takes
+  // or until `caller` is cancelled or `pass` returns false; null: no call that
+  // could be. `pass` gets each message. UNIMPLEMENTED: the engine is older than
+  // this call.
+  absl::Status VerifyJob(
+      const std::string& job, const grpc::ServerContext* caller,
+      absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass);
+
  private:
   struct Channel;
   struct Call;

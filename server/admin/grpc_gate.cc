@@ -14,12 +14,12 @@
 #include "proto/types/status_macros.h"
 #include "server/admin/grpc_refusals.h"
 #include "server/admin/guarded_connection.h"
-#include "server/supervisor/event_loop.h"
+#include "server/os/event_loop.h"
 
 namespace optstate::admin {
 namespace {
 
-using supervisor::EventLoop;
+using os::EventLoop;
 
 // The units that a peer may still send.
 struct Budget {

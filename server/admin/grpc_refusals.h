@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "proto/types/unique_fd.h"
 #include "server/admin/http2_frames.h"
-#include "server/supervisor/event_loop.h"
+#include "server/os/event_loop.h"
 
 namespace optstate::admin {
 
@@ -23,7 +23,7 @@ class GrpcRefusals {
   // answer.
   static constexpr size_t kRefusalsMax = 64;
 
-  explicit GrpcRefusals(supervisor::EventLoop* loop) : loop_(loop) {}
+  explicit GrpcRefusals(os::EventLoop* loop) : loop_(loop) {}
   ~GrpcRefusals();
   GrpcRefusals(const GrpcRefusals&) = delete;
   GrpcRefusals& operator=(const GrpcRefusals&) = delete;
@@ -38,7 +38,7 @@ class GrpcRefusals {
     Http2Frames frames{Http2Frames::Sender::kClient};
     size_t bytes_read = 0;
     bool said = false;
-    supervisor::EventLoop::TimerId timer;
+    os::EventLoop::TimerId timer;
   };
 
   void OnReadable(int fd);
@@ -46,7 +46,7 @@ class GrpcRefusals {
   static bool Serve(Refusal* refusal);
   void End(int fd);
 
-  supervisor::EventLoop* const loop_;
+  os::EventLoop* const loop_;
   std::unordered_map<int, Refusal> refusals_;
 };
 

@@ -22,7 +22,7 @@ constexpr double kBytesPerUnit = 1024;
 
 }  // namespace
 
-GuardedConnection::GuardedConnection(supervisor::EventLoop* loop, UniqueFd peer,
+GuardedConnection::GuardedConnection(os::EventLoop* loop, UniqueFd peer,
                                      UniqueFd grpc, Callbacks callbacks)
     : loop_(loop),
       peer_(std::move(peer)),

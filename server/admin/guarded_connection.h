@@ -7,7 +7,7 @@
 #include "absl/time/time.h"
 #include "proto/types/unique_fd.h"
 #include "server/admin/http2_frames.h"
-#include "server/supervisor/event_loop.h"
+#include "server/os/event_loop.h"
 
 namespace optstate::admin {
 
@@ -26,7 +26,7 @@ class GuardedConnection {
   };
 
   // Both fds are non-blocking.
-  GuardedConnection(supervisor::EventLoop* loop, UniqueFd peer, UniqueFd grpc,
+  GuardedConnection(os::EventLoop* loop, UniqueFd peer, UniqueFd grpc,
                     Callbacks callbacks);
   ~GuardedConnection();
   GuardedConnection(const GuardedConnection&) = delete;
@@ -56,7 +56,7 @@ class GuardedConnection {
   void UpdateEvents();
   void End();
 
-  supervisor::EventLoop* const loop_;
+  os::EventLoop* const loop_;
   const UniqueFd peer_;
   const UniqueFd grpc_;
   const Callbacks callbacks_;
@@ -65,8 +65,8 @@ class GuardedConnection {
   uint64_t frames_charged_ = 0;
   bool waits_ = false;  // for the peer's budget
   bool grpc_closed_ = false;
-  supervisor::EventLoop::TimerId wait_timer_;
-  supervisor::EventLoop::TimerId end_timer_;
+  os::EventLoop::TimerId wait_timer_;
+  os::EventLoop::TimerId end_timer_;
 };
 
 }  // namespace optstate::admin

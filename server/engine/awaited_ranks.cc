@@ -9,17 +9,16 @@
 
 #include "absl/time/clock.h"
 #include "proto/types/os_error.h"
-#include "server/control/process_stat.h"
+#include "server/os/process_stat.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::engine {
 namespace {
 
 // Whether a later process has the rank's pid now. A process that cannot be
 // inspected (hidepid) counts as the rank's.
 bool IsAnother(const RankProcess& process) {
-  const absl::StatusOr<control::ProcessStat> stat =
-      control::ReadProcessStat(process.pid);
+  const absl::StatusOr<os::ProcessStat> stat = os::ReadProcessStat(process.pid);
   return stat.ok() && process.start_ticks != 0 &&
          stat->start_ticks != process.start_ticks;
 }
@@ -90,4 +89,4 @@ void AwaitedRanks::GiveUpEnded() {
   });
 }
 
-}  // namespace optstate
+}  // namespace optstate::engine

@@ -9,7 +9,7 @@
 #include "proto/types/unique_fd.h"
 #include "server/session/job.h"
 
-namespace optstate {
+namespace optstate::engine {
 
 // The ranks of the previous engine, until they come back or cannot any more:
 // the rank's process on this machine has ended, or a rank that cannot be
@@ -47,6 +47,6 @@ class AwaitedRanks {
   std::vector<Awaited> awaited_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::engine
 
 #endif  // OPTSTATE_SERVER_ENGINE_AWAITED_RANKS_H_

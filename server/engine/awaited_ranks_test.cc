@@ -15,12 +15,12 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
-#include "server/control/process_stat.h"
+#include "server/os/process_stat.h"
 #include "server/scheduler/step_observer.h"
-#include "server/session/job_harness.h"
+#include "server/session/testing/job_harness.h"
 #include "storage/testing/test_mounts.h"
 
-namespace optstate {
+namespace optstate::engine {
 namespace {
 
 class AwaitedRanksTest : public testing::Test {
@@ -58,7 +58,7 @@ class AwaitedRanksTest : public testing::Test {
         ::setresuid(kNobody, kNobody, kNobody) != 0) {
       return kCannotHide;
     }
-    if (!absl::IsNotFound(control::ReadProcessStat(rank).status())) return 1;
+    if (!absl::IsNotFound(os::ReadProcessStat(rank).status())) return 1;
     AwaitedRanks ranks = Watch();
     ranks.GiveUpEnded();
     if (!IsAwaited() || ranks.deadline() != absl::InfiniteFuture()) return 2;
@@ -71,7 +71,7 @@ class AwaitedRanksTest : public testing::Test {
   }
 
   static uint64_t StartOf(pid_t pid) {
-    return control::ReadProcessStat(pid)->start_ticks;
+    return os::ReadProcessStat(pid)->start_ticks;
   }
 
   std::unique_ptr<JobHarness> harness_;
@@ -213,4 +213,4 @@ TEST_F(AwaitedRanksTest, NotOneThatIsBack) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::engine

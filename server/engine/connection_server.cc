@@ -16,13 +16,13 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "proto/types/version.h"
-#include "server/control/executable.h"
-#include "server/control/versions.h"
+#include "server/engine/versions.h"
 #include "server/observe/logging.h"
 #include "server/observe/peer_log.h"
+#include "server/os/executable.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::engine {
 namespace {
 
 constexpr uint32_t kHandshakeTimeoutMs = 5000;
@@ -77,20 +77,21 @@ absl::Status ConnectionServer::StartTransports() {
   const auto on_session_end = [this] {
     ::eventfd_write(session_ended_.get(), 1);
   };
-  OPTSTATE_ASSIGN_OR_RETURN(watcher_, FdWatcher::Start());
-  shm_ = std::make_unique<ShmTransport>(
-      ShmTransport::Options{.job = options_.job,
-                            .table = &table_,
-                            .watcher = watcher_.get(),
-                            .settings = options_.config.daemon().engine(),
-                            .handshake_timeout = handshake_timeout_,
-                            .on_session_end = on_session_end});
-  OPTSTATE_ASSIGN_OR_RETURN(
-      grpc_, GrpcTransport::Start({.job = options_.job,
-                                   .table = &table_,
-                                   .watcher = watcher_.get(),
-                                   .handshake_timeout = handshake_timeout_,
-                                   .on_session_end = on_session_end}));
+  OPTSTATE_ASSIGN_OR_RETURN(watcher_, transport::FdWatcher::Start());
+  shm_ = std::make_unique<transport::ShmTransport>(
+      transport::ShmTransport::Options{
+          .job = options_.job,
+          .table = &table_,
+          .watcher = watcher_.get(),
+          .settings = options_.config.daemon().engine(),
+          .handshake_timeout = handshake_timeout_,
+          .on_session_end = on_session_end});
+  OPTSTATE_ASSIGN_OR_RETURN(grpc_, transport::GrpcTransport::Start(
+                                       {.job = options_.job,
+                                        .table = &table_,
+                                        .watcher = watcher_.get(),
+                                        .handshake_timeout = handshake_timeout_,
+                                        .on_session_end = on_session_end}));
   return absl::OkStatus();
 }
 
@@ -127,12 +128,12 @@ void ConnectionServer::TakeLimits(const v1::Limits& limits) {
 v1::EngineEvent::Ready ConnectionServer::MakeReady() {
   v1::EngineEvent::Ready ready;
   ready.set_version(std::string(kVersion));
-  ready.set_control_version(control::kControlVersion);
-  ready.set_state_format_version(control::kStateFormatVersion);
+  ready.set_control_version(kControlVersion);
+  ready.set_state_format_version(kStateFormatVersion);
   ready.set_engine_instance(engine_instance_);
   ready.set_restarts(options_.config.restarts());
   const absl::StatusOr<std::string> executable =
-      control::ExecutableIdentity("/proc/self/exe");
+      os::ExecutableIdentity("/proc/self/exe");
   if (executable.ok()) ready.set_executable(*executable);
   for (const ino_t inode : connections_.Find()) ready.add_connections(inode);
   return ready;
@@ -225,7 +226,7 @@ void ConnectionServer::Adopt(const v1::AdoptConnection& adopt,
   }
   last_adopted_ = absl::Now();
   connections_.Note(socket.get());
-  Peer peer{
+  transport::Peer peer{
       .hello = adopt.hello(), .uid = adopt.peer_uid(), .pid = adopt.peer_pid()};
   if (wire == v1::WIRE_SHM) {
     shm_->Serve(std::move(socket), std::move(peer));
@@ -268,4 +269,4 @@ void ConnectionServer::FinishIfOver() {
   spdlog::info("job is over: job={}", options_.config.job());
 }
 
-}  // namespace optstate
+}  // namespace optstate::engine

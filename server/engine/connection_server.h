@@ -22,7 +22,7 @@
 #include "server/transport/session_table.h"
 #include "server/transport/shm_transport.h"
 
-namespace optstate {
+namespace optstate::engine {
 
 // Takes connections from the supervisor, answers their Hello and gives them to
 // the transport of their wire, until the supervisor stops it. Without a
@@ -89,12 +89,12 @@ class ConnectionServer {
 
   // Declared in this order so that sessions end before the objects that they
   // use.
-  SessionTable table_;
-  std::unique_ptr<FdWatcher> watcher_;
-  std::unique_ptr<ShmTransport> shm_;
-  std::unique_ptr<GrpcTransport> grpc_;
+  transport::SessionTable table_;
+  std::unique_ptr<transport::FdWatcher> watcher_;
+  std::unique_ptr<transport::ShmTransport> shm_;
+  std::unique_ptr<transport::GrpcTransport> grpc_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::engine
 
 #endif  // OPTSTATE_SERVER_ENGINE_CONNECTION_SERVER_H_

@@ -22,11 +22,11 @@
 #include "server/engine/job_lock.h"
 #include "server/engine/supervisor_link.h"
 #include "server/engine/supervisor_reporter.h"
-#include "server/session/gradient_keeper.h"
 #include "server/session/job.h"
+#include "server/session/recovery/gradient_keeper.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::engine {
 namespace {
 
 // Time for a dying predecessor: unmapping its memory may take a while.
@@ -155,12 +155,12 @@ int RunEngine(const EngineOptions& options) {
   // Ends as if killed, but not in the middle of a pass: the next engine finds
   // all that ranks have staged, and ranks reconnect by themselves. Ending a
   // session would drop its rank's part.
-  const bool rests = opened != nullptr && opened->resting();
-  if (opened != nullptr) opened->StandStill();
+  const bool rests = opened != nullptr && opened->paused();
+  if (opened != nullptr) opened->Stop();
   spdlog::info("engine ends{}: job={} step={}",
                rests ? " between two steps" : "", config.job(),
                opened == nullptr ? 0 : opened->Describe().committed_step());
   std::_Exit(0);
 }
 
-}  // namespace optstate
+}  // namespace optstate::engine

@@ -3,7 +3,7 @@
 
 #include "optstate/v1/engine.pb.h"
 
-namespace optstate {
+namespace optstate::engine {
 
 // The arguments that the supervisor gives to an engine process.
 struct EngineOptions {
@@ -29,6 +29,6 @@ struct EngineOptions {
 // process group and the supervisor decides; SIGPIPE too.
 int RunEngine(const EngineOptions& options);
 
-}  // namespace optstate
+}  // namespace optstate::engine
 
 #endif  // OPTSTATE_SERVER_ENGINE_ENGINE_H_

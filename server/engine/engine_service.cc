@@ -18,7 +18,7 @@
 #include "server/scheduler/memory_bandwidth_record.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::engine {
 namespace {
 
 constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
@@ -54,6 +54,9 @@ class EngineServiceImpl final : public EngineService,
   grpc::Status Rest(grpc::ServerContext* context,
                     const v1::RestRequest* request,
                     v1::RestReply* reply) override;
+  grpc::Status VerifyJob(
+      grpc::ServerContext* context, const v1::VerifyJobRequest* request,
+      grpc::ServerWriter<v1::VerifyJobProgress>* writer) override;
 
  private:
   absl::Status CheckName(const std::string& name) const;
@@ -166,7 +169,26 @@ grpc::Status EngineServiceImpl::Rest(grpc::ServerContext* /*context*/,
                                      v1::RestReply* /*reply*/) {
   if (job_ == nullptr) return grpc::Status::OK;  // nothing can begin
   return ToGrpc(
-      job_->Rest(absl::Now() + FromProto(request->timeout()), kRestLease));
+      job_->Pause(absl::Now() + FromProto(request->timeout()), kRestLease));
+}
+
+grpc::Status EngineServiceImpl::VerifyJob(
+    grpc::ServerContext* context, const v1::VerifyJobRequest* request,
+    grpc::ServerWriter<v1::VerifyJobProgress>* writer) {
+  const absl::Status named = CheckName(request->name());
+  if (!named.ok()) return ToGrpc(named);
+  if (job_ == nullptr) return ToGrpc(failure_);
+  v1::VerifyJobProgress last;
+  const absl::Status verified =
+      job_->Verify([&](const v1::VerifyJobProgress& progress) {
+        last = progress;
+        return !context->IsCancelled() && writer->Write(progress);
+      });
+  spdlog::info(
+      "verified: job={} records={} of={} bytes={} damaged={} result=\"{}\"",
+      config_.job(), last.records(), last.records_total(), last.bytes_read(),
+      last.damaged(), verified.ToString());
+  return ToGrpc(verified);
 }
 
 }  // namespace
@@ -179,4 +201,4 @@ absl::StatusOr<std::unique_ptr<EngineService>> EngineService::Start(
   return service;
 }
 
-}  // namespace optstate
+}  // namespace optstate::engine

@@ -8,7 +8,7 @@
 #include "proto/types/unique_fd.h"
 #include "server/session/job.h"
 
-namespace optstate {
+namespace optstate::engine {
 
 // Answers the supervisor's questions about the job (service Engine) over the
 // private sockets given to Serve(); no other process can reach it.
@@ -27,6 +27,6 @@ class EngineService {
   virtual absl::Status Serve(UniqueFd socket) = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::engine
 
 #endif  // OPTSTATE_SERVER_ENGINE_ENGINE_SERVICE_H_

@@ -13,7 +13,7 @@
 #include "proto/types/os_error.h"
 #include "storage/tmpfs_info.h"
 
-namespace optstate {
+namespace optstate::engine {
 namespace {
 
 // Writes the pid of this process. If there is no room for the block, the holder
@@ -62,4 +62,4 @@ absl::StatusOr<UniqueFd> LockJob(const std::string& directory,
   return fd;
 }
 
-}  // namespace optstate
+}  // namespace optstate::engine

@@ -7,7 +7,7 @@
 #include "absl/time/time.h"
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::engine {
 
 // Locks DIRECTORY/lock for this process, so that a job never has two engines;
 // the lock ends with the fd, hence with the process. Waits up to `patience` for
@@ -16,6 +16,6 @@ namespace optstate {
 absl::StatusOr<UniqueFd> LockJob(const std::string& directory,
                                  absl::Duration patience);
 
-}  // namespace optstate
+}  // namespace optstate::engine
 
 #endif  // OPTSTATE_SERVER_ENGINE_JOB_LOCK_H_

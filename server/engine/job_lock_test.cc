@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace optstate {
+namespace optstate::engine {
 namespace {
 
 using ::testing::HasSubstr;
@@ -42,4 +42,4 @@ TEST(JobLockTest, HolderThatDidNotSayWhoItIs) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::engine

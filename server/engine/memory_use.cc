@@ -14,7 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 
-namespace optstate {
+namespace optstate::engine {
 namespace {
 
 using Words = std::vector<absl::string_view>;
@@ -159,4 +159,4 @@ void AddMemoryUse(const std::string& job_dir, v1::Job* job) {
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::engine

@@ -7,7 +7,7 @@
 
 #include "optstate/v1/admin.pb.h"
 
-namespace optstate {
+namespace optstate::engine {
 
 // The location in memory of mapped files, as the kernel reports it for the
 // pages that this process has touched.
@@ -28,6 +28,6 @@ std::map<std::string, MemoryUse> ParseMemoryUse(std::istream& smaps,
 // report.
 void AddMemoryUse(const std::string& job_dir, v1::Job* job);
 
-}  // namespace optstate
+}  // namespace optstate::engine
 
 #endif  // OPTSTATE_SERVER_ENGINE_MEMORY_USE_H_

@@ -12,7 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::engine {
 namespace {
 
 using ::testing::ElementsAre;
@@ -99,4 +99,4 @@ TEST(MemoryUseTest, OfFilesThatThisProcessMaps) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::engine

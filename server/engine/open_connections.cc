@@ -5,9 +5,9 @@
 #include <algorithm>
 
 #include "absl/status/statusor.h"
-#include "server/control/open_sockets.h"
+#include "server/os/open_sockets.h"
 
-namespace optstate {
+namespace optstate::engine {
 namespace {
 
 // The least number of new sockets before a look, which reads /proc.
@@ -19,7 +19,7 @@ constexpr size_t kMost = 8000;
 
 void OpenConnections::Note(int socket) {
   if (inodes_.size() >= std::max(look_at_size_, kLookMin)) ForgetClosed();
-  const absl::StatusOr<ino_t> inode = control::SocketInode(socket);
+  const absl::StatusOr<ino_t> inode = os::SocketInode(socket);
   if (inode.ok() && inodes_.size() < kMost) inodes_.insert(*inode);
 }
 
@@ -29,7 +29,7 @@ const std::set<ino_t>& OpenConnections::Find() {
 }
 
 void OpenConnections::ForgetClosed() {
-  const absl::StatusOr<std::set<ino_t>> open = control::OpenSockets(::getpid());
+  const absl::StatusOr<std::set<ino_t>> open = os::OpenSockets(::getpid());
   if (open.ok()) {
     std::erase_if(inodes_,
                   [&open](ino_t inode) { return !open->contains(inode); });
@@ -37,4 +37,4 @@ void OpenConnections::ForgetClosed() {
   look_at_size_ = 2 * inodes_.size();
 }
 
-}  // namespace optstate
+}  // namespace optstate::engine

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <set>
 
-namespace optstate {
+namespace optstate::engine {
 
 // The sockets that the supervisor has handed over and that are still open, by
 // inode. Nothing reports when one is closed, so closed ones are looked for
@@ -31,6 +31,6 @@ class OpenConnections {
   size_t look_at_size_ = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::engine
 
 #endif  // OPTSTATE_SERVER_ENGINE_OPEN_CONNECTIONS_H_

@@ -8,9 +8,9 @@
 
 #include "gtest/gtest.h"
 #include "proto/types/unique_fd.h"
-#include "server/control/open_sockets.h"
+#include "server/os/open_sockets.h"
 
-namespace optstate {
+namespace optstate::engine {
 namespace {
 
 UniqueFd Socket() {
@@ -39,7 +39,7 @@ TEST(OpenConnectionsTest, OpenOnesAreKept) {
     }
     open.push_back(Socket());
     connections.Note(open.back().get());
-    inodes.insert(*control::SocketInode(open.back().get()));
+    inodes.insert(*os::SocketInode(open.back().get()));
     EXPECT_LE(connections.size(), 65 + 2 * inodes.size());
   }
   EXPECT_EQ(connections.Find(), inodes);
@@ -47,4 +47,4 @@ TEST(OpenConnectionsTest, OpenOnesAreKept) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::engine

@@ -9,10 +9,10 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
-#include "server/control/control_socket.h"
+#include "server/engine/control_socket.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::engine {
 namespace {
 
 using Request = v1::SupervisorRequest;
@@ -26,7 +26,7 @@ bool BringsFd(const Request& request) {
 
 absl::StatusOr<std::unique_ptr<SupervisorLink>> SupervisorLink::Start(
     UniqueFd listener, bool ends_with_supervisor) {
-  OPTSTATE_RETURN_IF_ERROR(control::TakeOver(listener.get()));
+  OPTSTATE_RETURN_IF_ERROR(TakeListenerOver(listener.get()));
   UniqueFd epoll(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll.ok()) return OsError(errno, "epoll_create1");
   std::unique_ptr<SupervisorLink> link(new SupervisorLink(
@@ -78,7 +78,7 @@ std::optional<SupervisorMessage> SupervisorLink::Receive() {
 
 bool SupervisorLink::AcceptNext() {
   while (true) {
-    absl::StatusOr<UniqueFd> next = control::Accept(listener_.get());
+    absl::StatusOr<UniqueFd> next = AcceptSupervisor(listener_.get());
     if (absl::IsUnavailable(next.status())) return false;
     if (!next.ok()) {
       spdlog::error("supervisor refused: {}", next.status().ToString());
@@ -111,8 +111,7 @@ void SupervisorLink::Disconnect() {
 
 std::optional<SupervisorMessage> SupervisorLink::ReceiveFrom(int connection) {
   while (true) {
-    absl::StatusOr<std::optional<control::Packet>> packet =
-        control::Receive(connection);
+    absl::StatusOr<std::optional<Packet>> packet = ReceivePacket(connection);
     if (absl::IsInvalidArgument(packet.status())) {
       spdlog::error("control packet refused: {}", packet.status().ToString());
       continue;
@@ -162,7 +161,7 @@ bool SupervisorLink::Send(const v1::EngineEvent& event, int fd) {
   absl::MutexLock lock(&mutex_);
   if (!may_send_ || awaits_room_) return false;
   const int error =
-      control::Send(connection_.get(), event.SerializeAsString(), fd);
+      SendPacket(connection_.get(), event.SerializeAsString(), fd);
   if (error == 0) return true;
   if (error == EAGAIN || error == ETOOMANYREFS) {
     awaits_room_ = true;
@@ -191,4 +190,4 @@ bool SupervisorLink::TakeWritable() {
   return true;
 }
 
-}  // namespace optstate
+}  // namespace optstate::engine

@@ -10,7 +10,7 @@
 #include "optstate/v1/engine.pb.h"
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::engine {
 
 // A message from the supervisor, with the fd that came along.
 struct SupervisorMessage {
@@ -25,8 +25,8 @@ struct SupervisorMessage {
 // Threads: Send() from any thread; everything else from one.
 class SupervisorLink {
  public:
-  // `listener` is from control::Listen(). With `ends_with_supervisor` the end
-  // of a connection is the end of the engine.
+  // `listener` is from ListenForSupervisor(). With `ends_with_supervisor` the
+  // end of a connection is the end of the engine.
   static absl::StatusOr<std::unique_ptr<SupervisorLink>> Start(
       UniqueFd listener, bool ends_with_supervisor);
 
@@ -75,6 +75,6 @@ class SupervisorLink {
   bool awaits_room_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace optstate
+}  // namespace optstate::engine
 
 #endif  // OPTSTATE_SERVER_ENGINE_SUPERVISOR_LINK_H_

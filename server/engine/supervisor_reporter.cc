@@ -9,7 +9,7 @@
 #include "proto/types/partition.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::engine {
 
 SupervisorReporter::SupervisorReporter(SupervisorLink* link) : link_(link) {}
 
@@ -106,4 +106,4 @@ void SupervisorReporter::FlushLocked() {
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::engine

@@ -10,9 +10,9 @@
 #include "absl/synchronization/mutex.h"
 #include "optstate/v1/engine.pb.h"
 #include "server/engine/supervisor_link.h"
-#include "server/session/gradient_keeper.h"
+#include "server/session/recovery/gradient_keeper.h"
 
-namespace optstate {
+namespace optstate::engine {
 
 // Keeps the supervisor, and each one after it, informed of the memory that
 // holds the ranks' gradients, that the engine is ready and that the job is
@@ -66,6 +66,6 @@ class SupervisorReporter : public GradientKeeper {
   bool unsent_finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace optstate
+}  // namespace optstate::engine
 
 #endif  // OPTSTATE_SERVER_ENGINE_SUPERVISOR_REPORTER_H_

@@ -1,106 +1,213 @@
+// Runs whole steps on each executor: the bits are those of one worker of the
+// CPU, whatever the order in which tasks are done.
+
 #include "server/scheduler/step_scheduler.h"
 
-#include <linux/mempolicy.h>
-#include <sys/mman.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
+#include <limits>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "server/scheduler/fake_update_executor.h"
+#include "server/scheduler/scheduler_test_job.h"
 
 namespace optstate {
 namespace {
 
-constexpr uint64_t kElements = uint64_t{8} << 20;
-constexpr uint64_t kRounding = uint64_t{1} << 18;  // half a huge page
-constexpr uint64_t kSubgroup = uint64_t{1} << 20;
+using JobSetup = SchedulerTestJob::Setup;
 
-// An array of the state as a tier maps it.
-class Array {
+// A job and its scheduler.
+class Runner {
  public:
-  Array()
-      : data_(::mmap(nullptr, kElements * sizeof(float), PROT_READ | PROT_WRITE,
-                     MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {}
-  ~Array() { ::munmap(data_, kElements * sizeof(float)); }
-  Array(const Array&) = delete;
-  Array& operator=(const Array&) = delete;
+  // Without a seed of the fake: the CPU.
+  Runner(JobSetup setup, int workers, uint64_t fake_seed) {
+    setup.workers = workers;
+    job_ = std::make_unique<SchedulerTestJob>(setup);
+    StepScheduler::Options options;
+    options.store = &job_->store();
+    options.grain_elements = kTileElements;
+    options.recovery = job_->memory().recovery;
+    options.control = &job_->control();
+    options.undo = {reinterpret_cast<std::byte*>(job_->memory().undo.data()),
+                    StepScheduler::WorkerUndoBytes(workers)};
+    options.redo = job_->memory().redo;
+    options.speculation = job_->memory().speculation;
+    options.pool = &job_->pool();
+    if (fake_seed != 0) {
+      fake_ = std::make_unique<FakeUpdateExecutor>(&job_->undo(0), fake_seed);
+      options.executor = fake_.get();
+    }
+    scheduler_ = *StepScheduler::Create(options);
+    scheduler_->SetPartitions(job_->partitions(), setup.replicated);
+    is_replicated_ = setup.replicated;
+    accumulates_ = setup.accumulation.has_value();
+  }
 
-  float* data() { return static_cast<float*>(data_); }
-  // Returns -1 on a kernel without NUMA.
-  int PolicyAt(uint64_t element) {
-    int policy = -1;
-    return ::syscall(SYS_get_mempolicy, &policy, nullptr, 0, data() + element,
-                     MPOL_F_ADDR) == 0
-               ? policy
-               : -1;
+  SchedulerTestJob& job() { return *job_; }
+  StepScheduler& scheduler() { return *scheduler_; }
+  FakeUpdateExecutor& fake() { return *fake_; }
+
+  // Stages new gradients of all ranks; with accumulation two micro-steps.
+  void Stage(uint64_t step) {
+    for (uint64_t micro = 0; micro < (accumulates_ ? 2u : 1u); ++micro) {
+      job_->FillGradients(10 * step + micro);
+      const uint32_t ranks =
+          is_replicated_ ? 1 : static_cast<uint32_t>(job_->partitions().size());
+      for (uint32_t rank = 0; rank < ranks; ++rank) {
+        scheduler_->Stage(
+            job_->StagingOf(rank, StagedMark(static_cast<uint32_t>(step),
+                                             static_cast<uint32_t>(micro))));
+      }
+    }
+  }
+  void Begin() { job_->control().counts_begun = 0; }
+
+  // Returns the norms of what is staged, of all kinds.
+  std::vector<double> Norms(uint64_t step) {
+    const StepUpdate update = job_->UpdateOf(step);
+    std::vector<double> norms(2 + update.updated.size());
+    norms.push_back(scheduler_->SumOfSquares(update.updated,
+                                             absl::MakeSpan(norms).first(2)));
+    scheduler_->NormsByParameter(update.updated, absl::MakeSpan(norms).subspan(
+                                                     2, update.updated.size()));
+    norms.push_back(scheduler_->Norm(1, update));
+    norms.push_back(
+        scheduler_->Norm(std::numeric_limits<double>::infinity(), update));
+    return norms;
   }
 
  private:
-  void* const data_;
-};
-
-class MoveToNodesTest : public testing::Test {
- protected:
-  MoveToNodesTest() : pool_(4, /*spin=*/false) {
-    LayoutSpec spec;
-    spec.groups.resize(1);
-    ParameterSpec parameter;
-    parameter.name = "a";
-    parameter.numel = static_cast<int64_t>(kElements);
-    parameter.shape = {parameter.numel};
-    parameter.dtype = DType::kBFloat16;
-    spec.parameters = {parameter};
-    layout_ = std::make_unique<Layout>(*Layout::Make(std::move(spec)));
-    StateArrays arrays;
-    arrays.master = reinterpret_cast<std::byte*>(master_.data());
-    arrays.parameters = reinterpret_cast<std::byte*>(parameters_.data());
-    arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg_.data());
-    arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq_.data());
-    store_ = std::make_unique<HostStore>(layout_.get(), kSubgroup, arrays);
-    StepScheduler::Options options;
-    options.store = store_.get();
-    options.grain_elements = kSubgroup;
-    options.pool = &pool_;
-    scheduler_ = *StepScheduler::Create(options);
-  }
-
-  static WorkerPlacement OnNodes(const std::vector<int>& nodes) {
-    WorkerPlacement placement;
-    for (const int node : nodes) placement.seats.push_back({node, {}});
-    return placement;
-  }
-
-  Array parameters_, master_, exp_avg_, exp_avg_sq_;
-  std::unique_ptr<Layout> layout_;
-  std::unique_ptr<HostStore> store_;
-  WorkerPool pool_;
+  std::unique_ptr<SchedulerTestJob> job_;
+  std::unique_ptr<FakeUpdateExecutor> fake_;
   std::unique_ptr<StepScheduler> scheduler_;
+  bool is_replicated_ = false;
+  bool accumulates_ = false;
 };
 
-TEST_F(MoveToNodesTest, OneNodeLeavesEverythingAlone) {
-  EXPECT_TRUE(scheduler_->MoveToNodes(OnNodes({0, 0, 0, 0})).ok());
-  EXPECT_TRUE(scheduler_->MoveToNodes({}).ok());
-  EXPECT_NE(master_.PolicyAt(kRounding), MPOL_PREFERRED);
+struct ExecutorParam {
+  std::string name;
+  int workers = 1;
+  uint64_t fake_seed = 0;
+};
+
+class StepSchedulerTest : public testing::TestWithParam<ExecutorParam> {
+ protected:
+  static Runner Make(const JobSetup& setup) {
+    return Runner(setup, GetParam().workers, GetParam().fake_seed);
+  }
+  static Runner MakeBaseline(const JobSetup& setup) {
+    return Runner(setup, 1, 0);
+  }
+
+  static void ExpectSameSteps(const JobSetup& setup) {
+    Runner runner = Make(setup);
+    Runner baseline = MakeBaseline(setup);
+    for (uint64_t step = 1; step <= 3; ++step) {
+      for (Runner* each : {&runner, &baseline}) {
+        each->Stage(step);
+        each->Begin();
+      }
+      EXPECT_EQ(runner.Norms(step), baseline.Norms(step));
+      const std::vector<std::byte> before = runner.job().State();
+      for (Runner* each : {&runner, &baseline}) {
+        ASSERT_TRUE(each->scheduler().Apply(each->job().UpdateOf(step)).ok());
+      }
+      EXPECT_NE(runner.job().State(), before);
+      EXPECT_EQ(runner.job().State(), baseline.job().State());
+    }
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Executors, StepSchedulerTest,
+                         testing::Values(ExecutorParam{"Cpu1", 1, 0},
+                                         ExecutorParam{"Cpu3", 3, 0},
+                                         ExecutorParam{"Fake1", 1, 1},
+                                         ExecutorParam{"Fake2", 3, 2}),
+                         [](const auto& tested) { return tested.param.name; });
+
+TEST_P(StepSchedulerTest, StepsHaveTheSameBits) {
+  ExpectSameSteps({});
+  ExpectSameSteps(
+      {.state = StateFormat::kBFloat16, .master = MasterFormat::kSplit});
+  ExpectSameSteps({.state = StateFormat::kDynamic8, .ranks = 3});
 }
 
-// No machine has the second node: the node's part stays where it is.
-TEST_F(MoveToNodesTest, EachNodeGetsWhatItsWorkersOwn) {
-  if (master_.PolicyAt(0) < 0) GTEST_SKIP() << "a kernel without NUMA";
-  master_.data()[kElements - 1] = 3;
-  EXPECT_FALSE(scheduler_->MoveToNodes(OnNodes({0, 900, 900, 900})).ok());
-  for (Array* array : {&master_, &exp_avg_, &exp_avg_sq_}) {
-    EXPECT_EQ(array->PolicyAt(kRounding), MPOL_PREFERRED);
-    EXPECT_EQ(array->PolicyAt(2 * kSubgroup - kRounding), MPOL_PREFERRED);
-    EXPECT_EQ(array->PolicyAt(2 * kSubgroup + kRounding), MPOL_DEFAULT);
-    EXPECT_EQ(array->PolicyAt(kElements - kRounding), MPOL_DEFAULT);
+TEST_P(StepSchedulerTest, NumbersByParameterMoveOn) {
+  ExpectSameSteps({.optimizer = OptimizerKind::kNadam});
+}
+
+TEST_P(StepSchedulerTest, SumsOfMicroStepsHaveTheSameBits) {
+  ExpectSameSteps({.accumulation = AccumulateDType::kFloat32, .ranks = 2});
+  ExpectSameSteps({.accumulation = AccumulateDType::kGradient, .ranks = 2});
+}
+
+TEST_P(StepSchedulerTest, ReplicatedGradientsAreSummedInOrder) {
+  ExpectSameSteps({.ranks = 3, .replicated = true});
+  ExpectSameSteps({.accumulation = AccumulateDType::kFloat32,
+                   .ranks = 3,
+                   .replicated = true});
+}
+
+TEST_P(StepSchedulerTest, NonSeparableUpdatesHaveTheSameBits) {
+  ExpectSameSteps({.optimizer = OptimizerKind::kLamb});
+  ExpectSameSteps({.optimizer = OptimizerKind::kAdafactor,
+                   .state = StateFormat::kBFloat16,
+                   .master = MasterFormat::kSplit});
+}
+
+TEST_P(StepSchedulerTest, ParametersWithoutGradientStay) {
+  Runner runner = Make({});
+  const size_t count = runner.job().layout().parameters().size();
+  runner.Stage(1);
+  runner.job().SetUpdated(std::vector<uint8_t>(count, 0));
+  const std::vector<std::byte> before = runner.job().State();
+  ASSERT_TRUE(runner.scheduler().Apply(runner.job().UpdateOf(1)).ok());
+  EXPECT_EQ(runner.job().State(), before);
+}
+
+TEST_P(StepSchedulerTest, ASpeculationIsRolledBackToTheBit) {
+  Runner runner = Make({.master = MasterFormat::kSplit});
+  Runner baseline = MakeBaseline({.master = MasterFormat::kSplit});
+  for (uint64_t step = 1; step <= 2; ++step) {
+    const std::vector<std::byte> before = runner.job().State();
+    runner.Stage(step);
+    baseline.Stage(step);
+    runner.Begin();
+    baseline.Begin();
+    const StepUpdate update = runner.job().UpdateOf(step);
+    ASSERT_TRUE(runner.scheduler().Speculate(update).ok());
+    EXPECT_NE(runner.job().State(), before);
+    ASSERT_TRUE(runner.scheduler().TakeBackSpeculation(step).ok());
+    EXPECT_EQ(runner.job().State(), before);
+    // The step that was begun early once more is finished by Apply().
+    ASSERT_TRUE(runner.scheduler().Speculate(update).ok());
+    ASSERT_TRUE(runner.scheduler().Apply(update).ok());
+    ASSERT_TRUE(baseline.scheduler().Apply(baseline.job().UpdateOf(step)).ok());
+    EXPECT_EQ(runner.job().State(), baseline.job().State());
   }
-  // The parameter area is half as large.
-  EXPECT_EQ(parameters_.PolicyAt(kRounding), MPOL_PREFERRED);
-  EXPECT_EQ(parameters_.PolicyAt(kSubgroup - kRounding), MPOL_PREFERRED);
-  EXPECT_EQ(parameters_.PolicyAt(kSubgroup + kRounding), MPOL_DEFAULT);
-  EXPECT_EQ(master_.data()[kElements - 1], 3);
+}
+
+// The CPU has no errors of its own.
+TEST(StepSchedulerOnFakeTest, AnErrorIsMadeGoodByTheSameCall) {
+  Runner baseline({}, 1, 0);
+  baseline.Stage(1);
+  ASSERT_TRUE(baseline.scheduler().Apply(baseline.job().UpdateOf(1)).ok());
+  const uint64_t runs = baseline.job().layout().run_count();
+  for (uint64_t done = 0; done < runs; ++done) {
+    Runner runner({}, 1, /*fake_seed=*/done + 1);
+    runner.Stage(1);
+    runner.fake().FailAfter(done, absl::UnavailableError("injected"));
+    const StepUpdate update = runner.job().UpdateOf(1);
+    EXPECT_EQ(runner.scheduler().Apply(update).message(), "injected");
+    uint64_t stamped = 0;
+    for (const auto& stamp : runner.job().run_stamps()) stamped += stamp.load();
+    EXPECT_EQ(stamped, done);
+    EXPECT_EQ(runner.job().step_counts()[0], 0);
+    ASSERT_TRUE(runner.scheduler().Apply(update).ok());
+    EXPECT_EQ(runner.job().State(), baseline.job().State());
+  }
 }
 
 }  // namespace

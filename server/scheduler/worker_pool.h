@@ -9,16 +9,10 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "server/scheduler/index_range.h"
 #include "server/scheduler/worker_placement.h"
 
 namespace optstate {
-
-// Indices [begin, end) of [0, total).
-struct IndexRange {
-  size_t begin = 0;
-  size_t end = 0;
-  size_t total = 0;
-};
 
 // A fixed set of threads for work given as a number of independent indices. The
 // caller works too, so a pool of n has n - 1 threads.

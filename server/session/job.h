@@ -4,162 +4,30 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "optstate/v1/admin.pb.h"
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/types.pb.h"
-#include "proto/types/accumulation.h"
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
-#include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
 #include "proto/types/unique_fd.h"
-#include "server/session/former_rank.h"
-#include "server/session/gradient_keeper.h"
+#include "server/session/job_types.h"
+#include "server/session/ranks/former_rank.h"
+#include "server/session/recovery/gradient_keeper.h"
 
 namespace optstate {
 
 class StepObserver;
-
-// The outcome of a step; mirrors v1::StepOutcome, as plain data.
-struct StepOutcome {
-  uint64_t step = 0;
-  bool applied = false;
-  bool found_inf = false;
-  double gradient_norm = 0;
-  double clip_coefficient = 1;
-  uint64_t update_ns = 0;
-  double loss_scale = 0;  // for the next step; 0: the job has no LossScaler
-  uint32_t good_steps = 0;
-  uint32_t hysteresis_left = 0;
-  uint64_t durable_step = 0;  // the last that survives a reboot; 0: none
-};
-
-// Receives the answers that come later than the call. There is one per session,
-// and the listener outlives the session.
-//
-// Threads: called from any thread, one call at a time for one listener, also
-// from within the Commit, EndMicroStep or FinishLoad that it answers, and with
-// the job's lock held: a listener must not call the Job or block on a peer.
-class SessionListener {
- public:
-  virtual ~SessionListener() = default;
-  virtual void OnStepDone(uint64_t request_id, const absl::Status& status,
-                          const StepOutcome& outcome) = 0;
-  // Says, while an answer is outstanding, for what the rank is waiting.
-  virtual void OnNotice(absl::string_view /*text*/) {}
-};
-
-struct RegisterSpec {
-  Layout layout;
-  uint32_t rank = 0;
-  uint32_t world_size = 1;
-  std::string host_id;
-  uint32_t local_world_size = 1;
-  PartitionMode partition = PartitionMode::kGreedy;
-  bool accumulate = false;
-  bool ephemeral = false;
-  bool extend = false;
-  std::optional<v1::LossScaler> loss_scaler;
-  AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
-  RankProcess process;
-  bool unchanged = false;  // see v1::RegisterRequest
-  std::optional<v1::LossScalerState> loss_scaler_state;  // see above
-  v1::StorageSettings storage;                           // see above
-};
-
-struct RegisterResult {
-  std::string layout_hash;
-  uint64_t committed_step = 0;
-  v1::JobPhase phase = v1::JOB_PHASE_EMPTY;
-  bool created = false;
-  // Number of the job's shape in this engine; it changes when the layout,
-  // partition, world size or another setting of the job changes. Never 0.
-  uint64_t shape = 0;
-  v1::StorageSettings storage;  // of the job
-};
-
-struct AttachSpec {
-  uint32_t rank = 0;
-  std::string layout_hash;
-  // The shape returned by Register: FAILED_PRECONDITION when the job has
-  // another one by now. 0: not given.
-  uint64_t shape = 0;
-  // The rank's gradients: partition(rank).gradient_area_bytes bytes, valid
-  // until Detach returns. The area is only read, and its content is arithmetic
-  // input alone, never a size or an index: the peer may be writing.
-  const std::byte* gradient_area = nullptr;
-  // Size of the area; FAILED_PRECONDITION when the rank's partition needs more.
-  uint64_t gradient_area_bytes = 0;
-  SessionListener* listener = nullptr;
-  // See v1::AttachRequest.
-  uint64_t client_instance = 0;
-  // The rank was attached before, to this engine or another:
-  // FAILED_PRECONDITION when another instance has attached since, or the job is
-  // another one.
-  bool comes_back = false;
-  // The area still holds the gradients that this instance wrote for the
-  // previous engine; if false, it holds them once the rank has pushed again and
-  // committed.
-  bool gradients_present = false;
-  // The memory of the gradients, for the job's GradientKeeper, when the rank
-  // owns it; the fd stays the caller's.
-  int gradient_segment = -1;
-  uint64_t gradient_offset_bytes = 0;  // where in the segment they begin
-  // The part of the area, from its begin, that is known to be memory: reading
-  // takes none. Before it pushes what lies behind, the caller checks that.
-  static constexpr uint64_t kAllPresent = std::numeric_limits<uint64_t>::max();
-  uint64_t gradient_bytes_present = kAllPresent;
-  int64_t pid = 0;      // from the rank, if the kernel gives none; for display
-  RankProcess process;  // its end ends the session
-  uint32_t uid = 0;
-  std::string wire;
-  std::string client_version;
-};
-
-// Pieces [first_piece, +piece_count) of a rank, accumulated up to a micro-step.
-struct StagedRange {
-  uint32_t first_piece = 0;
-  uint32_t piece_count = 0;
-  uint32_t micro_step = 0;
-};
-
-struct AttachResult {
-  uint64_t committed_step = 0;
-  v1::JobPhase phase = v1::JOB_PHASE_EMPTY;
-  bool has_last_outcome = false;
-  StepOutcome last_outcome;
-  double loss_scale = 0;
-  uint32_t good_steps = 0;
-  uint32_t hysteresis_left = 0;
-  uint32_t loads_finished = 0;
-  uint32_t load_required_from = 0;
-  bool speculates = false;
-  std::vector<StagedRange> staged;  // see v1::AttachReply
-};
-
-struct CommitSpec {
-  uint64_t step = 0;
-  absl::Span<const Hyperparams> groups;
-  // By group, see v1::GroupHyperparams; empty: each group is clipped alone.
-  absl::Span<const uint32_t> clips_with;
-  double grad_scale = 1;
-  double max_norm = 0;
-  double max_value = 0;
-  double norm_type = 2;  // 1, 2 or infinity
-  bool found_inf = false;
-};
 
 // One training job: its layout, its state, the partition of the state over
 // ranks, and the order of its steps. Knows nothing of sockets, rings or RPC:
@@ -217,13 +85,17 @@ struct CommitSpec {
 // (RESOURCE_EXHAUSTED).
 // A rank that commits while another one loads, or loads while another one
 // waits with its commit, gets FAILED_PRECONDITION, and so do all others: see
-// job_agreement.cc.
+// steps/agreement.cc.
 // BeginLoad drops what the rank has staged. A rank that detaches before all
 // have finished has not finished. Abort drops the rank's load too.
 //
-// Threads: thread-safe; one lock per job, held for the length of a call (the
-// push statistics and the update run on the worker pool under it). After
-// Attach, Push and Commit allocate nothing unless they fail.
+// Threads: thread-safe; one lock per job. Calls exclude each other from their
+// begin to their end, those that wait for a pause left aside. Describe and
+// ListParameters never wait for a step that is being applied or made durable,
+// nor do BeginDrain, Resume and the queries of the shape. After Attach, Push
+// and Commit allocate nothing unless they fail.
+// Size: one method for each call that a transport, the engine or an operator
+// makes.
 class Job {
  public:
   struct Options {
@@ -238,14 +110,14 @@ class Job {
     // null; must outlive the job.
     GradientKeeper* keeper = nullptr;
     StepObserver* observer = nullptr;  // tests only; must outlive the job
-    // The clock that ends a rest. Tests only: another clock may run ahead of
+    // The clock that ends a pause. Tests only: another clock may run ahead of
     // the real one, and each leap must be followed by a call of the job.
     std::function<absl::Time()> clock = absl::Now;
   };
 
   // Returns the path of the file into which a transport without shared memory
   // writes a rank's gradients, so that they outlive the engine
-  // (session/staging_file.h). The job removes the file.
+  // (session/recovery/staging_file.h). The job removes the file.
   virtual std::string StagingPath(uint32_t rank,
                                   uint64_t client_instance) const = 0;
 
@@ -288,7 +160,7 @@ class Job {
   // Does the same for a session that leaves through another connection than its
   // own: at once when the rank is away, else when its own connection is seen to
   // end.
-  virtual void TakeFarewell(uint32_t rank, uint64_t client_instance) = 0;
+  virtual void NoteFarewell(uint32_t rank, uint64_t client_instance) = 0;
 
   // Returns the ranks that were attached when the previous engine ended, or
   // since then while its step was unfinished, and are away now. They return by
@@ -302,6 +174,11 @@ class Job {
   virtual absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                             uint32_t first_parameter,
                             uint32_t parameter_count) = 0;
+  // Does a part of the open step that no rank waits for yet, and which takes
+  // some milliseconds, unless a parameter is very large. A transport calls it
+  // when it has answered a push and the rank asks for nothing else. Returns
+  // whether there may be more to do.
+  virtual bool WorkAhead(uint32_t rank) = 0;
   // Says that the rank has pushed all its gradients of this and earlier
   // micro-steps. Answered through the listener, errors included, when its
   // gradient area may be written again: at once, except in replicated jobs that
@@ -351,12 +228,21 @@ class Job {
   // `lease`, none begins: Push, EndMicroStep, Commit and BeginLoad wait. This
   // lets the caller end the process meanwhile; after the lease, or at Resume,
   // the calls go on. DEADLINE_EXCEEDED: there was no such moment.
-  virtual absl::Status Rest(absl::Time deadline, absl::Duration lease) = 0;
-  virtual bool resting() const = 0;
+  virtual absl::Status Pause(absl::Time deadline, absl::Duration lease) = 0;
+  virtual bool paused() const = 0;
   // Stops the job before the process ends as if killed: waits for a pass that
   // is being made; from then on Push, EndMicroStep, Commit and BeginLoad wait.
   // They are never answered; their callers ask the next engine.
-  virtual void StandStill() = 0;
+  virtual void Stop() = 0;
+
+  // Reads the job's records on disk and compares them with their checksums, see
+  // NvmeStore::Verify, while steps go on. `progress` is called several times a
+  // second, the last time with `done`; false: CANCELLED. FAILED_PRECONDITION:
+  // nothing is on disk, the job is being verified already, or it drains, pauses
+  // or has stopped; ABORTED: it begins to, or its store is made anew. These
+  // wait for a read of one record at most, and never for `progress`.
+  virtual absl::Status Verify(
+      absl::FunctionRef<bool(const v1::VerifyJobProgress&)> progress) = 0;
 
   // Returns true when the job should go: ephemeral (or never registered) and
   // without sessions after having had one.

@@ -5,7 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/session/job_harness.h"
+#include "server/session/testing/job_harness.h"
 
 namespace optstate {
 namespace {

@@ -5,8 +5,8 @@
 #include <new>
 
 #include "gtest/gtest.h"
-#include "server/session/job_harness.h"
-#include "server/session/quiet_rank.h"
+#include "server/session/testing/job_harness.h"
+#include "server/session/testing/quiet_rank.h"
 
 namespace {
 

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "kernels/reference/optimizer_reference.h"
 #include "proto/types/random_layout.h"
-#include "server/session/job_harness.h"
+#include "server/session/testing/job_harness.h"
 
 namespace optstate {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "server/session/job_crash_fixture.h"
+#include "server/session/testing/job_crash_fixture.h"
 
 namespace optstate {
 namespace {

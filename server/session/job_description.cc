@@ -8,7 +8,7 @@
 #include "proto/types/conversions.h"
 #include "proto/types/layout.h"
 #include "proto/types/status_macros.h"
-#include "server/session/loss_scaler.h"
+#include "server/session/steps/loss_scaler.h"
 
 namespace optstate {
 namespace {
@@ -41,7 +41,7 @@ absl::StatusOr<JobDescription> FromProto(const v1::RegisterRequest& request) {
   JobDescription description = {
       std::move(layout),    request.world_size(), request.host_id(), partition,
       request.accumulate(), request.ephemeral(),  std::nullopt,      {},
-      request.storage()};
+      request.storage(),    request.speculative()};
   if (request.has_loss_scaler()) {
     description.loss_scaler = request.loss_scaler();
   }
@@ -88,9 +88,9 @@ absl::StatusOr<JobDescription> DescriptionOf(const RegisterSpec& spec) {
         spec.loss_scaler.value_or(v1::LossScaler()), *spec.loss_scaler_state));
   }
   JobDescription description = {
-      spec.layout,      spec.world_size,       spec.host_id,
-      spec.partition,   spec.accumulate,       spec.ephemeral,
-      spec.loss_scaler, spec.accumulate_dtype, spec.storage};
+      spec.layout,     spec.world_size, spec.host_id,     spec.partition,
+      spec.accumulate, spec.ephemeral,  spec.loss_scaler, spec.accumulate_dtype,
+      spec.storage,    spec.speculative};
   return description;
 }
 
@@ -109,6 +109,7 @@ std::string SerializeDescription(const JobDescription& description) {
   request.set_accumulate_dtype(
       static_cast<v1::AccumulateDType>(description.accumulate_dtype));
   *request.mutable_storage() = description.storage;
+  request.set_speculative(description.speculative);
   return request.SerializeAsString();
 }
 
@@ -166,6 +167,10 @@ absl::Status CheckSameSettings(const JobDescription& now,
   }
   if (now.ephemeral != asked.ephemeral) {
     return Differs("ephemeral", Name(now.ephemeral), Name(asked.ephemeral));
+  }
+  if (now.speculative != asked.speculative) {
+    return Differs("speculative", Name(now.speculative),
+                   Name(asked.speculative));
   }
   const std::string scaler = TextOf(now.loss_scaler);
   if (scaler != TextOf(asked.loss_scaler)) {

@@ -10,7 +10,7 @@
 #include "proto/types/accumulation.h"
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
-#include "server/session/job.h"
+#include "server/session/job_types.h"
 
 namespace optstate {
 
@@ -26,6 +26,7 @@ struct JobDescription {
   std::optional<v1::LossScaler> loss_scaler;
   AccumulateDType accumulate_dtype = AccumulateDType::kFloat32;
   v1::StorageSettings storage;  // resolved, of a job that was made
+  bool speculative = false;
 
   Accumulation accumulation() const {
     return accumulate ? Accumulation(accumulate_dtype) : std::nullopt;

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "server/session/job_harness.h"
+#include "server/session/testing/job_harness.h"
 
 namespace optstate {
 namespace {

@@ -12,7 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/session/job_harness.h"
+#include "server/session/testing/job_harness.h"
 #include "storage/format/checked_file.h"
 
 namespace optstate {

@@ -18,7 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/scheduler/step_observer.h"
-#include "server/session/job_harness.h"
+#include "server/session/testing/job_harness.h"
 
 int RealFallocate(int fd, off_t offset,
                   off_t bytes) asm("__real_posix_fallocate");

@@ -16,7 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/scheduler/step_observer.h"
-#include "server/session/job_crash_fixture.h"
+#include "server/session/testing/job_crash_fixture.h"
 #include "storage/format/control_file.h"
 
 namespace optstate {

@@ -3,8 +3,9 @@
 // The test counts, by thread: malloc and its kin and the locks of pthread, by
 // all callers; and the locks of absl::Mutex by our own code, contended or not
 // (the linker puts WrapLock in between). Update threads take none of these. The
-// thread that pushes and commits takes its job's own lock, once a call: no two
-// jobs lock the same one, so none waits for another.
+// thread that pushes and commits takes its job's own lock, once a call and once
+// more after the update, which it makes without: no two jobs lock the same one,
+// so none waits for another.
 //
 // Sleeping and waking is not counted: futexes belong to the pool, which belongs
 // to the job.
@@ -22,8 +23,8 @@
 #include "gtest/gtest.h"
 #include "server/scheduler/step_observer.h"
 #include "server/scheduler/worker_pool.h"
-#include "server/session/job_harness.h"
-#include "server/session/quiet_rank.h"
+#include "server/session/testing/job_harness.h"
+#include "server/session/testing/quiet_rank.h"
 
 namespace {
 
@@ -176,9 +177,11 @@ class Trainer {
   }
 
   bool ok() const { return rank_.ok() && watch_.worked(); }
-  // Returns the number of calls made by Run().
-  uint64_t calls() const {
-    return (rank_.steps() - 1) * static_cast<uint64_t>(rank_.calls_per_step());
+  // Returns the number of locks that Run() is to take.
+  uint64_t locks() const {
+    const auto locks_per_step =
+        static_cast<uint64_t>(rank_.calls_per_step() + 1);
+    return (rank_.steps() - 1) * locks_per_step;
   }
 
  private:
@@ -221,7 +224,7 @@ void RunJobs(bool accumulate) {
     EXPECT_EQ(callers[i].allocations, 0);
     EXPECT_EQ(callers[i].pthread_locks, 0);
     EXPECT_EQ(static_cast<uint64_t>(callers[i].absl_locks),
-              trainers[i]->calls());
+              trainers[i]->locks());
     EXPECT_NE(callers[i].locked[0], nullptr);
     EXPECT_EQ(callers[i].locked[1], nullptr);
   }

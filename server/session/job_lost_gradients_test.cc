@@ -8,7 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/session/job_crash_fixture.h"
+#include "server/session/testing/job_crash_fixture.h"
 
 namespace optstate {
 namespace {
@@ -78,11 +78,11 @@ TEST_P(LostGradients, ARankThatSaidFarewellIsNotAwaited) {
   if (GetParam() == Instant::kRunsDone) GTEST_SKIP() << "none are needed";
   DieInStep3(GetParam());
   ASSERT_NO_FATAL_FAILURE(ReopenWithRank1());
-  harness_.job().TakeFarewell(1, kInstance + 2);  // another instance
+  harness_.job().NoteFarewell(1, kInstance + 2);  // another instance
   harness_.Detach(1);
   EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
   ASSERT_TRUE(harness_.Attach(1).ok());
-  harness_.job().TakeFarewell(1, kInstance + 1);
+  harness_.job().NoteFarewell(1, kInstance + 1);
   EXPECT_EQ(phase(), v1::JOB_PHASE_RECOVERING);
   harness_.Detach(1);
   EXPECT_EQ(phase(), v1::JOB_PHASE_FAILED);

@@ -8,8 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/control/process_stat.h"
-#include "server/session/job_harness.h"
+#include "server/os/process_stat.h"
+#include "server/session/testing/job_harness.h"
 
 namespace optstate {
 namespace {
@@ -305,7 +305,7 @@ TEST_P(LostWithTheEngineTest, NotWhoseRankIsTaken) {
 TEST_P(LostWithTheEngineTest, NotWithinAStepWhileItsProcessRuns) {
   const RankProcess ours = {
       .pid = ::getpid(),
-      .start_ticks = control::ReadProcessStat(::getpid())->start_ticks};
+      .start_ticks = os::ReadProcessStat(::getpid())->start_ticks};
   const RankProcess another = {11, 21};
   harness_.Detach(1);
   harness_.setup().processes[1] = ours;
@@ -335,7 +335,7 @@ TEST_P(LostWithTheEngineTest, ItIsTakenBetweenStepsThoughItsProcessRuns) {
   harness_.Detach(1);
   harness_.setup().processes[1] = {
       .pid = ::getpid(),
-      .start_ticks = control::ReadProcessStat(::getpid())->start_ticks};
+      .start_ticks = os::ReadProcessStat(::getpid())->start_ticks};
   BringBack(1);
   ReplaceEngine();
   harness_.setup().client_instance = kInstance + 10;

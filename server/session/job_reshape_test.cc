@@ -9,7 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/session/job_harness.h"
+#include "server/session/testing/job_harness.h"
 
 void* RealAlignedAlloc(size_t alignment,
                        size_t bytes) asm("__real_aligned_alloc");

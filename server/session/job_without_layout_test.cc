@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/types/layout.h"
-#include "server/session/job_harness.h"
+#include "server/session/testing/job_harness.h"
 
 namespace optstate {
 namespace {
@@ -52,8 +52,8 @@ TEST_F(JobWithoutLayoutTest, DrainsAndRestsAtOnce) {
             absl::StatusCode::kDeadlineExceeded);
   job().Resume();
   EXPECT_TRUE(job().AwaitResumed(absl::InfinitePast()).ok());
-  EXPECT_TRUE(job().Rest(absl::InfinitePast(), absl::InfiniteDuration()).ok());
-  EXPECT_TRUE(job().resting());
+  EXPECT_TRUE(job().Pause(absl::InfinitePast(), absl::InfiniteDuration()).ok());
+  EXPECT_TRUE(job().paused());
   job().Resume();
 }
 
@@ -78,7 +78,7 @@ TEST_F(JobWithoutLayoutTest, RanksAreRefused) {
   job().FinishLoad(0, 3, 0);
   job().Detach(0);
   job().Leave(0);
-  job().TakeFarewell(0, 7);
+  job().NoteFarewell(0, 7);
   job().GiveUp({.rank = 0, .client_instance = 7});
   for (uint64_t request = 1; request <= 3; ++request) {
     EXPECT_EQ(listener_.Find(request), nullptr);

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "benchmark/benchmark.h"
-#include "server/session/job_harness.h"
+#include "server/session/testing/job_harness.h"
 
 namespace optstate {
 namespace {

@@ -19,7 +19,7 @@
 
 #include "benchmark/benchmark.h"
 #include "server/scheduler/step_observer.h"
-#include "server/session/job_harness.h"
+#include "server/session/testing/job_harness.h"
 
 namespace optstate {
 namespace {

@@ -3,21 +3,19 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "optstate/v1/config.pb.h"
+#include "server/os/cpu_group.h"
 
 namespace optstate::supervisor {
 
 // Has the kernel divide the cores between engines by the weights of their jobs.
 //
 // Uses cgroup v2 when the daemon's own group is delegated to it: each engine
-// gets a group below that with the weight as its cpu.weight. These groups are
-// threaded ones, so that the daemon, and whatever else is in its group, can
-// stay there: an ordinary group cannot have both members and children with
-// weights, and a service manager could not start a dead daemon again in it.
+// gets a group below that with the weight as its cpu.weight (os/cpu_group.h).
 // Otherwise uses nice values, as far as the process may set them.
 //
 // Threads: not thread-safe.
@@ -42,16 +40,11 @@ class CoreShares {
  private:
   explicit CoreShares(const v1::EngineSettings& settings)
       : settings_(settings) {}
-  // Uses the daemon's cgroup; an error says why that is not possible.
-  absl::Status UseCgroup(const std::string& root);
   void UseNice();
-  std::string GroupOf(const std::string& job) const;
-  absl::Status ApplyWeight(const std::string& job, pid_t pid) const;
-  absl::Status ApplyNice(const std::string& job, pid_t pid) const;
 
   v1::EngineSettings settings_;
-  std::string group_;    // the daemon's own; empty: by nice values
-  int nice_of_100_ = 0;  // of a job of weight 100
+  std::optional<os::CpuGroup> group_;  // none: by nice values
+  int nice_of_100_ = 0;                // of a job of weight 100
   std::string description_;
 };
 

@@ -7,7 +7,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <sys/xattr.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -87,55 +86,26 @@ class CgroupTest : public testing::Test {
   std::string group_;
 };
 
-TEST_F(CgroupTest, ThreadedGroupsWithWeightsInADelegatedGroup) {
-  Make("/a/optstated.service", "cpuset cpu io memory");
-  const std::string group = root_ + "/sys/fs/cgroup" + group_;
-  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
-              AllOf(StartsWith("nice values"), HasSubstr("not delegated")));
-  if (::setxattr(group.c_str(), "user.delegate", "1", 1, 0) != 0) {
-    GTEST_SKIP() << "no extended attributes in " << group;
-  }
+TEST_F(CgroupTest, AJobsGroupHasItsWeightAndGoesWithItsEngine) {
+  Make("/", "cpu");
   const CoreShares shares = CoreShares::Find(Weights(), root_);
-  EXPECT_EQ(shares.description(), "cgroup v2 cpu.weight below " + group);
-  EXPECT_EQ(Read("cgroup.subtree_control"), "+cpu");
-  EXPECT_EQ(Read("optstate.probe/cgroup.type"), "threaded");
+  EXPECT_EQ(shares.description(),
+            "cgroup v2 cpu.weight below " + root_ + "/sys/fs/cgroup");
   const absl::Status applied = shares.Apply("heavy", 77);
   ASSERT_TRUE(applied.ok()) << applied;
-  EXPECT_EQ(Read("optstate-heavy/cgroup.type"), "threaded");
   EXPECT_EQ(Read("optstate-heavy/cpu.weight"), "200");
   EXPECT_EQ(Read("optstate-heavy/cgroup.procs"), "77");
-}
-
-TEST_F(CgroupTest, TheTopOfOurOwnNamespaceIsOurs) {
-  Make("/", "cpu");
-  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
-              StartsWith("cgroup v2"));
-  // The machine's top group has no type.
-  std::filesystem::remove(root_ + InGroup("cgroup.type"));
-  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
-              HasSubstr("the group / is not delegated"));
-}
-
-TEST_F(CgroupTest, WhatTheKernelRefusesIsSaid) {
-  Make("/", "cpuset io");
-  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
-              HasSubstr("the group / has no cpu controller"));
-  Make("/", "cpu");
-  std::filesystem::remove(root_ + InGroup("optstate.probe/cpu.weight"));
-  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
-              AllOf(StartsWith("nice values"), HasSubstr("cpu.weight")));
-  std::filesystem::remove(root_ + "/proc/self/cgroup");
-  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
-              HasSubstr("there is no cgroup v2"));
-}
-
-TEST_F(CgroupTest, TheGroupGoesWithItsEngine) {
-  Make("/", "cpu");
-  const CoreShares shares = CoreShares::Find(Weights(), root_);
   const std::string group = root_ + InGroup("optstate-gone");
   ASSERT_EQ(::mkdir(group.c_str(), 0755), 0);
   shares.Forget("gone");
   EXPECT_FALSE(std::filesystem::exists(group));
+}
+
+TEST_F(CgroupTest, WithoutAGroupNiceValuesAreUsedAndTheReasonIsSaid) {
+  Make("/", "cpuset io");
+  EXPECT_THAT(CoreShares::Find(Weights(), root_).description(),
+              AllOf(StartsWith("nice values"),
+                    HasSubstr("the group / has no cpu controller")));
 }
 
 class NiceTest : public testing::Test {

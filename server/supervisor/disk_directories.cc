@@ -11,9 +11,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
-#include "server/supervisor/hello_check.h"
-#include "server/supervisor/private_directory.h"
-#include "server/supervisor/small_file.h"
+#include "server/accept/hello_check.h"
+#include "server/os/private_directory.h"
+#include "server/os/small_file.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -32,11 +32,13 @@ absl::StatusOr<DiskDirectories> DiskDirectories::Open(
   DiskDirectories disks;
   for (const std::string& path : paths) {
     OPTSTATE_RETURN_IF_ERROR(
-        Annotate(EnsurePrivateDirectory(path, 0700), "nvme.directories"));
-    OPTSTATE_RETURN_IF_ERROR(EnsurePrivateDirectory(path + kJobsName, 0700));
+        Annotate(os::EnsurePrivateDirectory(path, 0700), "nvme.directories"));
+    OPTSTATE_RETURN_IF_ERROR(
+        os::EnsurePrivateDirectory(path + kJobsName, 0700));
     OPTSTATE_ASSIGN_OR_RETURN(
-        FileLock lock, FileLock::Take(path + kLockName,
-                                      absl::StrCat("disk directory ", path)));
+        os::FileLock lock,
+        os::FileLock::Take(path + kLockName,
+                           absl::StrCat("disk directory ", path)));
     disks.locks_.push_back(std::move(lock));
   }
   disks.paths_ = std::move(paths);
@@ -51,7 +53,7 @@ std::vector<std::string> DiskDirectories::Jobs() const {
          end;
          !error && entry != end; entry.increment(error)) {
       std::string name = entry->path().filename().string();
-      if (CheckJobName(name).ok()) names.push_back(std::move(name));
+      if (accept::CheckJobName(name).ok()) names.push_back(std::move(name));
     }
     if (error) spdlog::error("{}{}: {}", path, kJobsName, error.message());
   }
@@ -85,7 +87,7 @@ std::map<std::string, uid_t, std::less<>> DiskDirectories::DurableJobs() const {
   for (const std::string& name : Jobs()) {
     const std::string path = JobPath(paths_[0], name);
     if (!HasCommit(name)) continue;
-    const auto text = ReadSmallFile(path + "/owner", 32);
+    const auto text = os::ReadSmallFile(path + "/owner", 32);
     uid_t owner = 0;
     if (!text.ok() ||
         !absl::SimpleAtoi(absl::StripAsciiWhitespace(*text), &owner)) {
@@ -100,7 +102,7 @@ std::map<std::string, uid_t, std::less<>> DiskDirectories::DurableJobs() const {
 
 void DiskDirectories::RemoveJob(const std::string& name) const {
   for (const std::string& path : paths_) {
-    const absl::Status removed = RemoveTree(JobPath(path, name));
+    const absl::Status removed = os::RemoveTree(JobPath(path, name));
     if (!removed.ok()) spdlog::error("{}", removed.ToString());
   }
 }

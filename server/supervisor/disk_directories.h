@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "server/supervisor/file_lock.h"
+#include "server/os/file_lock.h"
 
 namespace optstate::supervisor {
 
@@ -48,7 +48,7 @@ class DiskDirectories {
   bool IsDurable(const std::string& name) const;
 
   std::vector<std::string> paths_;
-  std::vector<FileLock> locks_;
+  std::vector<os::FileLock> locks_;
 };
 
 }  // namespace optstate::supervisor

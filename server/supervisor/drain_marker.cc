@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
-#include "server/supervisor/small_file.h"
+#include "server/os/small_file.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -24,7 +24,7 @@ bool HasDrainMarker(const std::string& state_dir) {
 absl::Status SetDrainMarker(const std::string& state_dir, bool draining) {
   const std::string path = PathIn(state_dir);
   if (draining) {
-    const absl::Status created = CreateSmallFile(path, "");
+    const absl::Status created = os::CreateSmallFile(path, "");
     return absl::IsAlreadyExists(created) ? absl::OkStatus() : created;
   }
   if (::unlink(path.c_str()) == 0 || errno == ENOENT) return absl::OkStatus();

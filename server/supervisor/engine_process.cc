@@ -21,9 +21,10 @@
 #include "proto/types/os_error.h"
 #include "proto/types/partition.h"
 #include "proto/types/status_macros.h"
-#include "server/control/process_stat.h"
-#include "server/control/versions.h"
-#include "server/supervisor/spawn.h"
+#include "server/config/own_flags.h"
+#include "server/engine/versions.h"
+#include "server/os/process_stat.h"
+#include "server/os/spawn.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -56,12 +57,12 @@ absl::StatusOr<UniqueFd> ConfigFile(const v1::EngineConfig& config) {
 
 std::vector<std::string> Arguments(const std::string& job) {
   return {"optstated",
-          EngineCommandLine::kJobFlag,
+          config::kEngineFlag,
           job,
-          EngineCommandLine::kConfigFdFlag,
-          absl::StrCat(kFirstInheritedFd),
-          EngineCommandLine::kSocketFdFlag,
-          absl::StrCat(kFirstInheritedFd + 1)};
+          config::kEngineConfigFdFlag,
+          absl::StrCat(os::kFirstInheritedFd),
+          config::kEngineSocketFdFlag,
+          absl::StrCat(os::kFirstInheritedFd + 1)};
 }
 
 absl::Status Dying() {
@@ -88,12 +89,13 @@ std::string Describe(const siginfo_t& info) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::AdoptRunning(
-    EventLoop* loop, const std::string& job_directory,
+    os::EventLoop* loop, const std::string& job_directory,
     const Introduction& introduction, Callbacks callbacks) {
   std::unique_ptr<EngineProcess> engine(
       new EngineProcess(loop, std::move(callbacks)));
-  OPTSTATE_ASSIGN_OR_RETURN(engine->control_, control::Connect(job_directory));
-  const pid_t pid = control::PeerPid(engine->control_.get());
+  OPTSTATE_ASSIGN_OR_RETURN(engine->control_,
+                            engine::ConnectToEngine(job_directory));
+  const pid_t pid = engine::PeerPid(engine->control_.get());
   // If the pid is this process's, or that of a process that is gone, the engine
   // was started a moment ago and has not taken over its socket. Then its first
   // packet identifies it.
@@ -105,22 +107,22 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::AdoptRunning(
 }
 
 absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Start(
-    EventLoop* loop, const std::string& executable,
+    os::EventLoop* loop, const std::string& executable,
     const v1::EngineConfig& config, const Introduction& introduction,
     Callbacks callbacks) {
   OPTSTATE_ASSIGN_OR_RETURN(const UniqueFd config_file, ConfigFile(config));
   OPTSTATE_ASSIGN_OR_RETURN(const UniqueFd listener,
-                            control::Listen(config.job_dir()));
+                            engine::ListenForSupervisor(config.job_dir()));
   std::unique_ptr<EngineProcess> engine(
       new EngineProcess(loop, std::move(callbacks)));
   // The connection is made before the engine: an engine that is to end with its
   // supervisor finds this connection's end even when the supervisor is killed
   // right now.
   OPTSTATE_ASSIGN_OR_RETURN(engine->control_,
-                            control::Connect(config.job_dir()));
+                            engine::ConnectToEngine(config.job_dir()));
   const std::array<int, 2> fds = {config_file.get(), listener.get()};
-  OPTSTATE_ASSIGN_OR_RETURN(const pid_t pid,
-                            Spawn(executable, Arguments(config.job()), fds));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const pid_t pid, os::Spawn(executable, Arguments(config.job()), fds));
   engine->callbacks_.on_started(pid);
   absl::Status status = engine->Identify(pid);
   if (status.ok()) status = engine->Introduce(introduction);
@@ -131,7 +133,7 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> EngineProcess::Start(
   return engine;
 }
 
-EngineProcess::EngineProcess(EventLoop* loop, Callbacks callbacks)
+EngineProcess::EngineProcess(os::EventLoop* loop, Callbacks callbacks)
     : loop_(loop), callbacks_(std::move(callbacks)) {}
 
 EngineProcess::~EngineProcess() {
@@ -150,7 +152,7 @@ absl::Status EngineProcess::Introduce(const Introduction& introduction) {
                    [this](uint32_t events) { OnControlEvents(events); }));
   v1::SupervisorRequest request;
   *request.mutable_supervise() = introduction.supervise;
-  request.mutable_supervise()->set_control_version(control::kControlVersion);
+  request.mutable_supervise()->set_control_version(engine::kControlVersion);
   Enqueue(request, std::make_shared<const UniqueFd>(std::move(grpc.second)));
   for (const auto& [rank, kept] : introduction.kept) {
     *request.mutable_kept_gradients() = kept.info;
@@ -171,8 +173,8 @@ void EngineProcess::Enqueue(const v1::SupervisorRequest& request,
 void EngineProcess::Flush() {
   while (!outgoing_.empty()) {
     const Outgoing& next = outgoing_.front();
-    const int error = control::Send(control_.get(), next.bytes,
-                                    next.fd == nullptr ? -1 : next.fd->get());
+    const int error = engine::SendPacket(
+        control_.get(), next.bytes, next.fd == nullptr ? -1 : next.fd->get());
     // ETOOMANYREFS: too many fds of this process are in flight.
     if (error == EAGAIN || error == ETOOMANYREFS) {
       loop_->SetEvents(control_.get(), EPOLLIN | EPOLLOUT);
@@ -258,8 +260,8 @@ void EngineProcess::OnControlEvents(uint32_t events) {
 }
 
 bool EngineProcess::ReadEvent() {
-  absl::StatusOr<std::optional<control::Packet>> packet =
-      control::Receive(control_.get());
+  absl::StatusOr<std::optional<engine::Packet>> packet =
+      engine::ReceivePacket(control_.get());
   if (absl::IsInvalidArgument(packet.status())) {
     spdlog::error("engine {}: event refused: {}", pid_,
                   packet.status().ToString());
@@ -285,7 +287,7 @@ void EngineProcess::OnConnectionEnd() {
   });
 }
 
-void EngineProcess::HandlePacket(control::Packet packet) {
+void EngineProcess::HandlePacket(engine::Packet packet) {
   if (pid_ == 0 && packet.sender != 0) {
     const absl::Status status = Identify(packet.sender);
     if (!status.ok()) spdlog::error("{}", status.ToString());
@@ -324,7 +326,7 @@ absl::Status EngineProcess::Adopt(const v1::AdoptConnection& connection,
                                   int fd) {
   // A client whose session ended with the engine can be back before the
   // engine's exit is known here.
-  const auto stat = control::ReadProcessStat(pid_);
+  const auto stat = os::ReadProcessStat(pid_);
   if (!control_.ok() || (stat.ok() && stat->is_exiting)) return Dying();
   if (!outgoing_.empty()) {
     return absl::UnavailableError("the engine takes no connections just now");
@@ -332,7 +334,7 @@ absl::Status EngineProcess::Adopt(const v1::AdoptConnection& connection,
   v1::SupervisorRequest request;
   *request.mutable_adopt_connection() = connection;
   const int error =
-      control::Send(control_.get(), request.SerializeAsString(), fd);
+      engine::SendPacket(control_.get(), request.SerializeAsString(), fd);
   switch (error) {
     case 0:
       return absl::OkStatus();

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 
@@ -14,30 +13,17 @@
 #include "absl/status/statusor.h"
 #include "optstate/v1/engine.pb.h"
 #include "proto/types/unique_fd.h"
-#include "server/control/control_socket.h"
-#include "server/supervisor/event_loop.h"
+#include "server/engine/control_socket.h"
+#include "server/os/event_loop.h"
+#include "server/supervisor/kept_segments.h"
 
 namespace optstate::supervisor {
-
-// The parsed command line of an engine process, shared by main.cc and Start().
-struct EngineCommandLine {
-  static constexpr const char* kJobFlag = "--engine";
-  static constexpr const char* kConfigFdFlag = "--engine-config-fd";
-  static constexpr const char* kSocketFdFlag = "--engine-socket-fd";
-};
-
-// The memory of one rank's gradients, kept for a successor of the engine that
-// mapped it.
-struct KeptSegment {
-  v1::KeptGradientsInfo info;
-  std::shared_ptr<const UniqueFd> segment;
-};
-using KeptSegments = std::map<uint32_t, KeptSegment>;  // by rank
 
 // One running engine, from its start or its adoption to its death.
 //
 // Threads: the loop's. The loop outlives the object. Any callback may destroy
 // the object, which calls none afterwards.
+// Size: each method is a call or an event of one process's life.
 class EngineProcess {
  public:
   struct Callbacks {
@@ -67,11 +53,11 @@ class EngineProcess {
   // Adopts the engine that already runs in the directory: another supervisor's,
   // or one of this process before its upgrade. UNAVAILABLE: none answers.
   static absl::StatusOr<std::unique_ptr<EngineProcess>> AdoptRunning(
-      EventLoop* loop, const std::string& job_directory,
+      os::EventLoop* loop, const std::string& job_directory,
       const Introduction& introduction, Callbacks callbacks);
   // Starts a new engine. To be called when none answers.
   static absl::StatusOr<std::unique_ptr<EngineProcess>> Start(
-      EventLoop* loop, const std::string& executable,
+      os::EventLoop* loop, const std::string& executable,
       const v1::EngineConfig& config, const Introduction& introduction,
       Callbacks callbacks);
 
@@ -105,7 +91,7 @@ class EngineProcess {
     std::shared_ptr<const UniqueFd> fd;  // null: none
   };
 
-  EngineProcess(EventLoop* loop, Callbacks callbacks);
+  EngineProcess(os::EventLoop* loop, Callbacks callbacks);
 
   absl::Status Introduce(const Introduction& introduction);
   void Enqueue(const v1::SupervisorRequest& request,
@@ -119,13 +105,13 @@ class EngineProcess {
   // Reads one event; false when the connection is closed or empty. May destroy
   // the object.
   bool ReadEvent();
-  void HandlePacket(control::Packet packet);
+  void HandlePacket(engine::Packet packet);
   void OnConnectionEnd();
   void CloseControl();
   void OnExit();
   void KillAndReap();
 
-  EventLoop* const loop_;
+  os::EventLoop* const loop_;
   const Callbacks callbacks_;
   pid_t pid_ = 0;
   bool exited_ = false;
@@ -135,8 +121,8 @@ class EngineProcess {
   UniqueFd grpc_;
   // Messages to send; bounded: an introduction and a Stop.
   std::deque<Outgoing> outgoing_;
-  EventLoop::TimerId exit_poll_;
-  EventLoop::TimerId end_timer_;
+  os::EventLoop::TimerId exit_poll_;
+  os::EventLoop::TimerId end_timer_;
   // False once the object is destroyed; callbacks may do that.
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -36,9 +36,9 @@
 #include "optstate/v1/engine.pb.h"
 #include "proto/shm/frame.h"
 #include "proto/types/unique_fd.h"
-#include "server/control/control_socket.h"
-#include "server/control/executable.h"
-#include "server/control/versions.h"
+#include "server/engine/control_socket.h"
+#include "server/engine/versions.h"
+#include "server/os/executable.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -67,7 +67,7 @@ class Engine {
   }
 
   void Run() {
-    if (!control::TakeOver(kListenerFd).ok()) return;
+    if (!engine::TakeListenerOver(kListenerFd).ok()) return;
     while (!stopped_) {
       std::vector<pollfd> fds = {{kListenerFd, POLLIN, 0},
                                  {supervisor_.get(), POLLIN, 0}};
@@ -91,16 +91,16 @@ class Engine {
   };
 
   void Say(const v1::EngineEvent& event, int fd = -1) {
-    (void)control::Send(supervisor_.get(), event.SerializeAsString(), fd);
+    (void)engine::SendPacket(supervisor_.get(), event.SerializeAsString(), fd);
   }
 
   void AcceptSupervisor() {
-    auto supervisor = control::Accept(kListenerFd);
+    auto supervisor = engine::AcceptSupervisor(kListenerFd);
     if (supervisor.ok()) supervisor_ = *std::move(supervisor);
   }
 
   void TakeRequest() {
-    auto packet = control::Receive(supervisor_.get());
+    auto packet = engine::ReceivePacket(supervisor_.get());
     if (!packet.ok()) {
       supervisor_.reset();
       stopped_ = config_.exit_with_supervisor();
@@ -131,9 +131,9 @@ class Engine {
     v1::EngineEvent::Ready& ready = *event.mutable_ready();
     ready.set_version("fake");
     const bool foreign = Is("foreign") && !IsFixed();
-    ready.set_control_version(control::kControlVersion + (foreign ? 1 : 0));
+    ready.set_control_version(engine::kControlVersion + (foreign ? 1 : 0));
     ready.set_restarts(config_.restarts());
-    ready.set_executable(*control::ExecutableIdentity("/proc/self/exe"));
+    ready.set_executable(*os::ExecutableIdentity("/proc/self/exe"));
     Say(event);
   }
 

@@ -9,9 +9,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "server/control/versions.h"
+#include "server/accept/refusal.h"
+#include "server/engine/versions.h"
 #include "server/supervisor/job_files.h"
-#include "server/supervisor/refusal.h"
 #include "storage/tmpfs_info.h"
 
 namespace optstate::supervisor {
@@ -42,7 +42,7 @@ bool HasHungUp(int fd) {
 
 }  // namespace
 
-JobHost::JobHost(EventLoop* loop, Options options, Callbacks callbacks)
+JobHost::JobHost(os::EventLoop* loop, Options options, Callbacks callbacks)
     : loop_(loop),
       options_(std::move(options)),
       callbacks_(std::move(callbacks)),
@@ -120,12 +120,12 @@ void JobHost::OnReady(const v1::EngineEvent::Ready& ready) {
   reason_.clear();
   engine_info_ = ready;
   if (adopted_) options_.config.set_restarts(ready.restarts());
-  if (ready.control_version() != control::kControlVersion) {
+  if (ready.control_version() != engine::kControlVersion) {
     spdlog::warn(
         "job {}: engine {} is of optstated {} and speaks another language "
         "(control version {}, here {}); replacing it",
         name(), engine_->pid(), ready.version(), ready.control_version(),
-        control::kControlVersion);
+        engine::kControlVersion);
     return ReplaceRunning();
   }
   // The engine has reported all its gradients; sessions may have ended while no
@@ -223,7 +223,7 @@ void JobHost::GiveUp(const absl::Status& why) {
 
 void JobHost::RefuseWaiting(const absl::Status& status) {
   for (const Waiting& waiting : std::exchange(waiting_, {})) {
-    SendRefusal(waiting.fd.get(), status);
+    accept::SendRefusal(waiting.fd.get(), status);
   }
 }
 
@@ -271,7 +271,7 @@ void JobHost::Pump() {
     } else {
       spdlog::error("job {}: connection refused: {}", name(),
                     status.ToString());
-      SendRefusal(next.fd.get(), status);
+      accept::SendRefusal(next.fd.get(), status);
     }
     waiting_.pop_front();
   }

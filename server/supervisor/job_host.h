@@ -12,9 +12,9 @@
 #include "absl/status/status.h"
 #include "optstate/v1/engine.pb.h"
 #include "proto/types/unique_fd.h"
+#include "server/accept/peer_credentials.h"
+#include "server/os/event_loop.h"
 #include "server/supervisor/engine_process.h"
-#include "server/supervisor/event_loop.h"
-#include "server/supervisor/peer_credentials.h"
 #include "server/supervisor/restart_policy.h"
 
 namespace optstate::supervisor {
@@ -22,7 +22,7 @@ namespace optstate::supervisor {
 // A connection on its way to a job's engine.
 struct Waiting {
   v1::AdoptConnection adopt;
-  PeerCredentials peer;
+  accept::PeerCredentials peer;
   UniqueFd fd;
 };
 
@@ -51,6 +51,8 @@ struct Waiting {
 //
 // Threads: the loop's. The loop outlives the object. on_stopped may destroy the
 // object, the other callbacks may not.
+// Size: one state machine; each method is a call or an event of the engine's
+// life.
 class JobHost {
  public:
   static constexpr size_t kWaitingMax = 1024;  // the ranks of one job
@@ -94,7 +96,7 @@ class JobHost {
     std::function<void(bool over)> on_stopped;
   };
 
-  JobHost(EventLoop* loop, Options options, Callbacks callbacks);
+  JobHost(os::EventLoop* loop, Options options, Callbacks callbacks);
   ~JobHost();
   JobHost(const JobHost&) = delete;
   JobHost& operator=(const JobHost&) = delete;
@@ -177,7 +179,7 @@ class JobHost {
   void ReplaceRunning();
   void KillUnstopped();
 
-  EventLoop* const loop_;
+  os::EventLoop* const loop_;
   Options options_;
   const Callbacks callbacks_;
   RestartPolicy restart_policy_;
@@ -197,9 +199,9 @@ class JobHost {
   std::deque<Waiting> waiting_;
   std::vector<UniqueFd> unread_;
   bool looks_later_ = false;
-  EventLoop::TimerId look_timer_;
+  os::EventLoop::TimerId look_timer_;
   // Limits start-up, back-off or stopping, whichever the state is.
-  EventLoop::TimerId timer_;
+  os::EventLoop::TimerId timer_;
 };
 
 }  // namespace optstate::supervisor

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "server/supervisor/config.h"
-#include "server/supervisor/private_directory.h"
+#include "server/config/config.h"
+#include "server/os/private_directory.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -28,7 +28,7 @@ class JobHostTest : public testing::Test {
   }
   ~JobHostTest() override {
     host_.reset();
-    EXPECT_TRUE(RemoveTree(directory_).ok());
+    EXPECT_TRUE(os::RemoveTree(directory_).ok());
   }
 
   void Make(bool is_new) {
@@ -37,7 +37,7 @@ class JobHostTest : public testing::Test {
     options.is_new = is_new;
     options.config.set_job("a");
     options.config.set_job_dir(directory_);
-    *options.config.mutable_daemon() = DefaultConfig({0, ""});
+    *options.config.mutable_daemon() = config::DefaultConfig({0, ""});
     JobHost::Callbacks callbacks;
     callbacks.supervise = [] { return v1::SupervisorRequest::Supervise(); };
     callbacks.on_engine = [this](UniqueFd, const std::vector<uint64_t>&) {
@@ -54,7 +54,7 @@ class JobHostTest : public testing::Test {
     };
     // A loop that was stopped does not run again.
     host_.reset();
-    loop_ = *EventLoop::Create();
+    loop_ = *os::EventLoop::Create();
     host_ = std::make_unique<JobHost>(loop_.get(), std::move(options),
                                       std::move(callbacks));
   }
@@ -70,7 +70,7 @@ class JobHostTest : public testing::Test {
     return engine;
   }
   std::string directory_;
-  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<os::EventLoop> loop_;
   std::unique_ptr<JobHost> host_;
   std::function<void()> on_engine_;
   std::optional<bool> over_;

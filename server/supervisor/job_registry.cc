@@ -15,9 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
-#include "server/supervisor/hello_check.h"
-#include "server/supervisor/private_directory.h"
-#include "server/supervisor/small_file.h"
+#include "server/accept/hello_check.h"
+#include "server/os/private_directory.h"
+#include "server/os/small_file.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -41,7 +41,8 @@ absl::StatusOr<std::vector<std::string>> ListDirectory(
 
 absl::StatusOr<uid_t> ReadOwner(const std::string& job_directory) {
   const std::string path = absl::StrCat(job_directory, "/", kOwnerFile);
-  OPTSTATE_ASSIGN_OR_RETURN(const std::string text, ReadSmallFile(path, 32));
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string text,
+                            os::ReadSmallFile(path, 32));
   uid_t uid = 0;
   if (absl::SimpleAtoi(absl::StripAsciiWhitespace(text), &uid)) return uid;
   return absl::DataLossError(absl::StrCat(path, " holds no uid"));
@@ -50,7 +51,7 @@ absl::StatusOr<uid_t> ReadOwner(const std::string& job_directory) {
 }  // namespace
 
 absl::StatusOr<JobRegistry> JobRegistry::Open(const std::string& directory) {
-  OPTSTATE_RETURN_IF_ERROR(EnsurePrivateDirectory(directory, 0700));
+  OPTSTATE_RETURN_IF_ERROR(os::EnsurePrivateDirectory(directory, 0700));
   JobRegistry registry(directory);
   OPTSTATE_RETURN_IF_ERROR(registry.Load());
   return registry;
@@ -67,13 +68,13 @@ void JobRegistry::LoadEntry(const std::string& name) {
   const std::string path = JobDirectory(name);
   if (absl::StartsWith(name, kNewPrefix) ||
       absl::StartsWith(name, kDeletedPrefix)) {
-    const absl::Status removed = RemoveTree(path);
+    const absl::Status removed = os::RemoveTree(path);
     spdlog::info("removed {}, left half done by a crash: {}", path,
                  removed.ToString());
     return;
   }
   const absl::StatusOr<uid_t> owner = ReadOwner(path);
-  if (!CheckJobName(name).ok() || !owner.ok()) {
+  if (!accept::CheckJobName(name).ok() || !owner.ok()) {
     spdlog::warn("{} is not a job's directory, left alone: {}", path,
                  owner.status().ToString());
     return;
@@ -104,13 +105,13 @@ absl::Status JobRegistry::Create(const std::string& name, uid_t owner) {
     return absl::AlreadyExistsError(absl::StrCat("job \"", name, "\" exists"));
   }
   const std::string fresh = JobDirectory(absl::StrCat(kNewPrefix, name));
-  OPTSTATE_RETURN_IF_ERROR(RemoveTree(fresh));
+  OPTSTATE_RETURN_IF_ERROR(os::RemoveTree(fresh));
   if (::mkdir(fresh.c_str(), 0700) != 0) {
     return OsError(errno, absl::StrCat("mkdir ", fresh));
   }
-  absl::Cleanup remove = [&fresh] { (void)RemoveTree(fresh); };
-  OPTSTATE_RETURN_IF_ERROR(CreateSmallFile(absl::StrCat(fresh, "/", kOwnerFile),
-                                           absl::StrCat(owner, "\n")));
+  absl::Cleanup remove = [&fresh] { (void)os::RemoveTree(fresh); };
+  OPTSTATE_RETURN_IF_ERROR(os::CreateSmallFile(
+      absl::StrCat(fresh, "/", kOwnerFile), absl::StrCat(owner, "\n")));
   const std::string path = JobDirectory(name);
   // The rename fails when a non-empty directory has the name already.
   if (::rename(fresh.c_str(), path.c_str()) != 0) {

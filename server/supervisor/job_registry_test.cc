@@ -6,7 +6,7 @@
 
 #include <fstream>
 
-#include "server/supervisor/private_directory.h"
+#include "server/os/private_directory.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -21,7 +21,7 @@ class JobRegistryTest : public testing::Test {
     std::string name = testing::TempDir() + "/registry-XXXXXX";
     root_ = std::string(::mkdtemp(name.data())) + "/jobs";
   }
-  ~JobRegistryTest() override { EXPECT_TRUE(RemoveTree(root_).ok()); }
+  ~JobRegistryTest() override { EXPECT_TRUE(os::RemoveTree(root_).ok()); }
 
   JobRegistry Open() {
     auto registry = JobRegistry::Open(root_);
@@ -62,7 +62,7 @@ TEST_F(JobRegistryTest, CleansUpAfterACrash) {
     ASSERT_TRUE(registry.Create("gone", 1).ok());
     ASSERT_TRUE(registry.Discard("gone").ok());  // the directory stays
   }
-  ASSERT_TRUE(EnsurePrivateDirectory(root_ + "/.new-half", 0700).ok());
+  ASSERT_TRUE(os::EnsurePrivateDirectory(root_ + "/.new-half", 0700).ok());
   EXPECT_THAT(Open().jobs(), ElementsAre(Pair("a", 1)));
   EXPECT_EQ(::access((root_ + "/.new-half").c_str(), F_OK), -1);
   EXPECT_EQ(::access((root_ + "/.deleted-1").c_str(), F_OK), -1);
@@ -70,8 +70,8 @@ TEST_F(JobRegistryTest, CleansUpAfterACrash) {
 
 TEST_F(JobRegistryTest, LeavesWhatIsNoJobAlone) {
   Open();
-  ASSERT_TRUE(EnsurePrivateDirectory(root_ + "/no-owner", 0700).ok());
-  ASSERT_TRUE(EnsurePrivateDirectory(root_ + "/bad-owner", 0700).ok());
+  ASSERT_TRUE(os::EnsurePrivateDirectory(root_ + "/no-owner", 0700).ok());
+  ASSERT_TRUE(os::EnsurePrivateDirectory(root_ + "/bad-owner", 0700).ok());
   std::ofstream(root_ + "/bad-owner/owner") << "root\n";
   std::ofstream(root_ + "/a-file") << "x";
   EXPECT_THAT(Open().jobs(), IsEmpty());

@@ -7,7 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
-#include "server/supervisor/private_directory.h"
+#include "server/os/private_directory.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -47,20 +47,20 @@ std::string DescribeStatePages(v1::HugePages setting, const TmpfsInfo& info) {
 absl::StatusOr<StateDirectory> StateDirectory::Open(
     const v1::DaemonConfig& config, UniqueFd inherited_lock) {
   const std::string& path = config.state_dir();
-  OPTSTATE_RETURN_IF_ERROR(EnsurePrivateDirectory(path, 0700));
+  OPTSTATE_RETURN_IF_ERROR(os::EnsurePrivateDirectory(path, 0700));
   if (config.huge_pages() == v1::HUGE_PAGES_MOUNT) {
     OPTSTATE_RETURN_IF_ERROR(
         Annotate(MountHugeTmpfs(path), "huge_pages: mount"));
     // After the mount the path names another directory.
-    OPTSTATE_RETURN_IF_ERROR(EnsurePrivateDirectory(path, 0700));
+    OPTSTATE_RETURN_IF_ERROR(os::EnsurePrivateDirectory(path, 0700));
   }
   OPTSTATE_RETURN_IF_ERROR(CheckFileSystem(path));
   OPTSTATE_ASSIGN_OR_RETURN(
-      FileLock lock,
+      os::FileLock lock,
       inherited_lock.ok()
-          ? FileLock::Inherit(path + kLockName, std::move(inherited_lock))
-          : FileLock::Take(path + kLockName,
-                           absl::StrCat("state directory ", path)));
+          ? os::FileLock::Inherit(path + kLockName, std::move(inherited_lock))
+          : os::FileLock::Take(path + kLockName,
+                               absl::StrCat("state directory ", path)));
   OPTSTATE_ASSIGN_OR_RETURN(JobRegistry registry,
                             JobRegistry::Open(path + kJobsName));
   OPTSTATE_ASSIGN_OR_RETURN(

@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "optstate/v1/config.pb.h"
 #include "proto/types/unique_fd.h"
-#include "server/supervisor/file_lock.h"
+#include "server/os/file_lock.h"
 #include "server/supervisor/job_registry.h"
 #include "storage/tmpfs_info.h"
 
@@ -44,7 +44,7 @@ class StateDirectory {
   const std::string& pages() const { return pages_; }
 
  private:
-  StateDirectory(std::string path, FileLock lock, JobRegistry registry,
+  StateDirectory(std::string path, os::FileLock lock, JobRegistry registry,
                  std::string pages)
       : path_(std::move(path)),
         lock_(std::move(lock)),
@@ -52,7 +52,7 @@ class StateDirectory {
         pages_(std::move(pages)) {}
 
   std::string path_;
-  FileLock lock_;
+  os::FileLock lock_;
   JobRegistry registry_;
   std::string pages_;
 };

@@ -9,12 +9,12 @@
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
-#include "server/control/open_sockets.h"
+#include "server/accept/hello_check.h"
+#include "server/accept/refusal.h"
 #include "server/observe/peer_log.h"
+#include "server/os/open_sockets.h"
 #include "server/supervisor/drain_marker.h"
-#include "server/supervisor/hello_check.h"
 #include "server/supervisor/permissions.h"
-#include "server/supervisor/refusal.h"
 #include "storage/tmpfs_info.h"
 
 namespace optstate::supervisor {
@@ -26,7 +26,7 @@ void Refuse(const Waiting& waiting, const absl::Status& status) {
                      "session for job {} of uid {} pid {} refused: {}",
                      waiting.adopt.hello().job(), waiting.adopt.peer_uid(),
                      waiting.adopt.peer_pid(), status.ToString());
-  SendRefusal(waiting.fd.get(), status);
+  accept::SendRefusal(waiting.fd.get(), status);
 }
 
 absl::Status IsFailed(const JobHost& host) {
@@ -54,8 +54,8 @@ JobSummary Summarize(const JobHost& host) {
 
 }  // namespace
 
-Supervisor::Supervisor(EventLoop* loop, Options options, JobRegistry registry,
-                       Callbacks callbacks)
+Supervisor::Supervisor(os::EventLoop* loop, Options options,
+                       JobRegistry registry, Callbacks callbacks)
     : loop_(loop),
       options_(std::move(options)),
       callbacks_(std::move(callbacks)),
@@ -74,20 +74,20 @@ void Supervisor::Start() {
   options_.kept.clear();  // segments of jobs that are gone
 }
 
-void Supervisor::OnHello(UniqueFd fd, const PeerCredentials& peer,
+void Supervisor::OnHello(UniqueFd fd, const accept::PeerCredentials& peer,
                          v1::Hello hello) {
   Waiting waiting;
   waiting.fd = std::move(fd);
   waiting.peer = peer;
   waiting.adopt.set_peer_uid(peer.uid);
   waiting.adopt.set_peer_pid(peer.pid);
-  const absl::StatusOr<uint32_t> version = CheckHello(hello, peer);
+  const absl::StatusOr<uint32_t> version = accept::CheckHello(hello, peer);
   if (!version.ok()) {
     observe::LogOfPeer(spdlog::level::info, "session refused",
                        peer.quota_name(),
                        "session of uid {} pid {} refused: {}", peer.uid,
                        peer.pid, version.status().ToString());
-    SendRefusal(waiting.fd.get(), version.status());
+    accept::SendRefusal(waiting.fd.get(), version.status());
     return;
   }
   waiting.adopt.set_protocol_version(*version);
@@ -135,7 +135,8 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(const Waiting& waiting) {
   return StartHost(name, adopt.peer_uid(), /*is_new=*/true);
 }
 
-absl::Status Supervisor::CheckRoomForJob(const PeerCredentials& peer) const {
+absl::Status Supervisor::CheckRoomForJob(
+    const accept::PeerCredentials& peer) const {
   Counts jobs;
   jobs.all = hosts_.size();
   for (const auto& [name, host] : hosts_) {
@@ -144,8 +145,8 @@ absl::Status Supervisor::CheckRoomForJob(const PeerCredentials& peer) const {
   return CheckJobCount(limits(), peer, jobs);
 }
 
-absl::Status Supervisor::CheckRoomForSession(const PeerCredentials& peer,
-                                             uid_t owner) {
+absl::Status Supervisor::CheckRoomForSession(
+    const accept::PeerCredentials& peer, uid_t owner) {
   const auto check = [&] {
     return CheckSessionCount(limits(), peer, CountSessions(owner));
   };
@@ -169,12 +170,11 @@ void Supervisor::LookForEndedSessions() {
   for (const auto& [name, host] : hosts_) {
     host->DropEnded();
     if (host->engine_pid() == 0) continue;
-    absl::StatusOr<std::set<ino_t>> open =
-        control::OpenSockets(host->engine_pid());
+    absl::StatusOr<std::set<ino_t>> open = os::OpenSockets(host->engine_pid());
     // When unreadable, the old count is the safe side.
     if (!open.ok()) continue;
     for (const UniqueFd& fd : host->unread()) {
-      const absl::StatusOr<ino_t> inode = control::SocketInode(fd.get());
+      const absl::StatusOr<ino_t> inode = os::SocketInode(fd.get());
       if (inode.ok()) open->insert(*inode);
     }
     sessions_.Retain(name, *open);
@@ -220,7 +220,7 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
   };
   callbacks.on_adopted = [this, name](int fd) { OnAdopted(name, fd); };
   callbacks.on_hung_up = [this, name](int fd) {
-    const absl::StatusOr<ino_t> inode = control::SocketInode(fd);
+    const absl::StatusOr<ino_t> inode = os::SocketInode(fd);
     if (inode.ok()) sessions_.Remove(name, *inode);
   };
   callbacks.on_stopped = [this, name](bool over) { OnStopped(name, over); };
@@ -242,7 +242,7 @@ v1::SupervisorRequest::Supervise Supervisor::MakeSupervise() const {
 }
 
 void Supervisor::OnAdopted(const std::string& name, int fd) {
-  const absl::StatusOr<ino_t> inode = control::SocketInode(fd);
+  const absl::StatusOr<ino_t> inode = os::SocketInode(fd);
   if (inode.ok()) sessions_.Add(name, *inode);
 }
 
@@ -292,8 +292,8 @@ void Supervisor::Stop(std::function<void()> done) {
   for (const auto& [name, host] : hosts_) host->Stop();
 }
 
-std::map<std::string, KeptSegments> Supervisor::Kept() const {
-  std::map<std::string, KeptSegments> kept;
+KeptByJob Supervisor::Kept() const {
+  KeptByJob kept;
   for (const auto& [name, host] : hosts_) {
     if (!host->kept().empty()) kept[name] = host->kept();
   }

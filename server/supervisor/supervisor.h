@@ -15,14 +15,15 @@
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/unique_fd.h"
+#include "server/accept/peer_credentials.h"
+#include "server/os/event_loop.h"
+#include "server/os/tree_remover.h"
 #include "server/supervisor/core_shares.h"
-#include "server/supervisor/event_loop.h"
 #include "server/supervisor/job_host.h"
 #include "server/supervisor/job_registry.h"
-#include "server/supervisor/peer_credentials.h"
+#include "server/supervisor/kept_segments.h"
 #include "server/supervisor/session_ledger.h"
 #include "server/supervisor/supervisor_control.h"
-#include "server/supervisor/tree_remover.h"
 #include "server/supervisor/user_limits.h"
 
 namespace optstate::supervisor {
@@ -36,6 +37,8 @@ namespace optstate::supervisor {
 //
 // Threads: the loop's, except for SupervisorControl. The loop outlives the
 // object.
+// Size: one method for each call of the admin service and each event of a
+// job.
 class Supervisor : public SupervisorControl {
  public:
   struct Options {
@@ -44,7 +47,7 @@ class Supervisor : public SupervisorControl {
     // Set for a trainer's private daemon: see EngineConfig.
     bool engines_exit_with_supervisor = false;
     // Gradients kept by the previous supervisor; see Kept().
-    std::map<std::string, KeptSegments> kept = {};
+    KeptByJob kept = {};
     // Returns why no job can be created, else OK; null: nothing could prevent
     // it.
     std::function<absl::Status()> check_state_directory = nullptr;
@@ -57,13 +60,14 @@ class Supervisor : public SupervisorControl {
     std::function<void(const std::string& job)> on_no_engine;
   };
 
-  Supervisor(EventLoop* loop, Options options, JobRegistry registry,
+  Supervisor(os::EventLoop* loop, Options options, JobRegistry registry,
              Callbacks callbacks);
 
   // Adopts or starts an engine for every job of the registry.
   void Start();
 
-  void OnHello(UniqueFd fd, const PeerCredentials& peer, v1::Hello hello);
+  void OnHello(UniqueFd fd, const accept::PeerCredentials& peer,
+               v1::Hello hello);
 
   // Ends every engine; then calls `done`, from the loop. Jobs that are over
   // meanwhile are removed, the others keep their state.
@@ -71,7 +75,7 @@ class Supervisor : public SupervisorControl {
 
   // Returns the kept gradients by job. An engine reports its own to the next
   // supervisor, but may die before that.
-  std::map<std::string, KeptSegments> Kept() const;
+  KeptByJob Kept() const;
 
   // Asks every engine to end and waits for none: this process ends immediately.
   void TellEnginesToStop();
@@ -98,9 +102,10 @@ class Supervisor : public SupervisorControl {
   // only when OK.
   absl::Status Route(Waiting* waiting);
   absl::StatusOr<JobHost*> FindOrCreate(const Waiting& waiting);
-  absl::Status CheckRoomForJob(const PeerCredentials& peer) const;
+  absl::Status CheckRoomForJob(const accept::PeerCredentials& peer) const;
   // Checks the session limits for a job that belongs to `owner`.
-  absl::Status CheckRoomForSession(const PeerCredentials& peer, uid_t owner);
+  absl::Status CheckRoomForSession(const accept::PeerCredentials& peer,
+                                   uid_t owner);
   Counts CountSessions(uid_t owner) const;
   void LookForEndedSessions();
   JobHost* StartHost(const std::string& name, uid_t uid, bool is_new = false);
@@ -126,7 +131,7 @@ class Supervisor : public SupervisorControl {
   absl::StatusOr<JobHost*> FindToChange(const std::string& name, uid_t uid);
   absl::Status HoldJobInLoop(const std::string& name, uid_t uid);
 
-  EventLoop* const loop_;
+  os::EventLoop* const loop_;
   Options options_;
   const Callbacks callbacks_;
   JobRegistry registry_;
@@ -139,7 +144,7 @@ class Supervisor : public SupervisorControl {
   std::atomic<bool> draining_{false};
   bool stopping_ = false;
   std::function<void()> on_all_stopped_;
-  TreeRemover remover_;  // destroyed first: its callbacks use the rest
+  os::TreeRemover remover_;  // destroyed first: its callbacks use the rest
 };
 
 }  // namespace optstate::supervisor

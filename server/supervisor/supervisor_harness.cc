@@ -15,8 +15,8 @@
 #include "proto/shm/frame.h"
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
-#include "server/supervisor/config.h"
-#include "server/supervisor/private_directory.h"
+#include "server/config/config.h"
+#include "server/os/private_directory.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -28,18 +28,18 @@ constexpr char kFakeEngine[] = "server/supervisor/fake_engine";
 SupervisorHarness::SupervisorHarness() {
   std::string name = "/tmp/supervisor-XXXXXX";  // short, as socket paths are
   root_ = ::mkdtemp(name.data());
-  config_ = DefaultConfig({0, ""});
+  config_ = config::DefaultConfig({0, ""});
   config_.set_state_dir(root_);
   config_.set_socket(root_ + "/s.sock");
 }
 
 SupervisorHarness::~SupervisorHarness() {
   if (supervisor_ != nullptr) Stop();
-  EXPECT_TRUE(RemoveTree(root_).ok());
+  EXPECT_TRUE(os::RemoveTree(root_).ok());
 }
 
 void SupervisorHarness::Start() {
-  loop_ = *EventLoop::Create();
+  loop_ = *os::EventLoop::Create();
   auto registry = JobRegistry::Open(root_ + "/jobs");
   ASSERT_TRUE(registry.ok()) << registry.status();
   supervisor_ = std::make_unique<Supervisor>(
@@ -50,20 +50,21 @@ void SupervisorHarness::Start() {
       Supervisor::Callbacks{[](const std::string&, UniqueFd) {},
                             [](const std::string&) {},
                             [](const std::string&) {}});
-  handshakes_ = std::make_unique<Handshakes>(
+  handshakes_ = std::make_unique<accept::Handshakes>(
       loop_.get(), absl::Milliseconds(config_.limits().handshake_timeout_ms()),
-      Handshakes::Callbacks{
-          [this](UniqueFd fd, const PeerCredentials& peer, v1::Hello hello) {
+      accept::Handshakes::Callbacks{
+          [this](UniqueFd fd, const accept::PeerCredentials& peer,
+                 v1::Hello hello) {
             supervisor_->OnHello(std::move(fd), peer, std::move(hello));
           },
-          [](UniqueFd, const PeerCredentials&) {}});
-  auto listener = Listener::Open({config_.socket(), "", 0}, 0666);
+          [](UniqueFd, const accept::PeerCredentials&) {}});
+  auto listener = accept::Listener::Open({config_.socket(), "", 0}, 0666);
   ASSERT_TRUE(listener.ok()) << listener.status();
-  std::vector<std::unique_ptr<Listener>> listeners;
+  std::vector<std::unique_ptr<accept::Listener>> listeners;
   listeners.push_back(*std::move(listener));
-  acceptor_ = std::make_unique<Acceptor>(
+  acceptor_ = std::make_unique<accept::Acceptor>(
       loop_.get(), std::move(listeners),
-      [this](UniqueFd fd, const PeerCredentials& peer) {
+      [this](UniqueFd fd, const accept::PeerCredentials& peer) {
         handshakes_->Start(std::move(fd), peer);
       });
   supervisor_->Start();

@@ -14,9 +14,9 @@
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/types/unique_fd.h"
-#include "server/supervisor/acceptor.h"
-#include "server/supervisor/event_loop.h"
-#include "server/supervisor/handshake.h"
+#include "server/accept/acceptor.h"
+#include "server/accept/handshake.h"
+#include "server/os/event_loop.h"
 #include "server/supervisor/supervisor.h"
 
 namespace optstate::supervisor {
@@ -80,10 +80,10 @@ class SupervisorHarness {
   v1::DaemonConfig config_;
   bool engines_exit_ = false;
   std::map<std::string, KeptSegments> kept_;
-  std::unique_ptr<EventLoop> loop_;
+  std::unique_ptr<os::EventLoop> loop_;
   std::unique_ptr<Supervisor> supervisor_;
-  std::unique_ptr<Handshakes> handshakes_;
-  std::unique_ptr<Acceptor> acceptor_;
+  std::unique_ptr<accept::Handshakes> handshakes_;
+  std::unique_ptr<accept::Acceptor> acceptor_;
   std::thread thread_;
 };
 

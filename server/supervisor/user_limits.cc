@@ -24,8 +24,9 @@ uint32_t KeptForOperators(const v1::Limits& limits, uint32_t max) {
   return static_cast<uint32_t>(std::max<uint64_t>(share, 1));
 }
 
-absl::Status Check(const v1::Limits& limits, const PeerCredentials& peer,
-                   const Counts& counts, const Limit& limit) {
+absl::Status Check(const v1::Limits& limits,
+                   const accept::PeerCredentials& peer, const Counts& counts,
+                   const Limit& limit) {
   if (counts.all >= limit.max) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the node already has ", counts.all, " ", limit.things,
@@ -51,7 +52,8 @@ absl::Status Check(const v1::Limits& limits, const PeerCredentials& peer,
 }  // namespace
 
 absl::Status CheckJobCount(const v1::Limits& limits,
-                           const PeerCredentials& peer, const Counts& jobs) {
+                           const accept::PeerCredentials& peer,
+                           const Counts& jobs) {
   return Check(limits, peer, jobs,
                {.things = "jobs",
                 .max = limits.jobs_max(),
@@ -60,7 +62,7 @@ absl::Status CheckJobCount(const v1::Limits& limits,
 }
 
 absl::Status CheckSessionCount(const v1::Limits& limits,
-                               const PeerCredentials& peer,
+                               const accept::PeerCredentials& peer,
                                const Counts& sessions) {
   return Check(limits, peer, sessions,
                {.things = "sessions",

@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 #include "optstate/v1/config.pb.h"
-#include "server/supervisor/peer_credentials.h"
+#include "server/accept/peer_credentials.h"
 
 namespace optstate::supervisor {
 
@@ -20,9 +20,10 @@ struct Counts {
 // root and the daemon's own user, over a unix socket; other users leave them
 // operator_reserve_percent.
 absl::Status CheckJobCount(const v1::Limits& limits,
-                           const PeerCredentials& peer, const Counts& jobs);
+                           const accept::PeerCredentials& peer,
+                           const Counts& jobs);
 absl::Status CheckSessionCount(const v1::Limits& limits,
-                               const PeerCredentials& peer,
+                               const accept::PeerCredentials& peer,
                                const Counts& sessions);
 
 }  // namespace optstate::supervisor

@@ -9,8 +9,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-const PeerCredentials kUser = {4711, 7, true};
-const PeerCredentials kRoot = {0, 7, true};
+const accept::PeerCredentials kUser = {4711, 7, true};
+const accept::PeerCredentials kRoot = {0, 7, true};
 
 v1::Limits Limits() {
   v1::Limits limits;
@@ -45,8 +45,8 @@ TEST(UserLimitsTest, UsersTogetherLeaveThePartOfOperators) {
   EXPECT_TRUE(CheckJobCount(Limits(), kUser, {0, 87}).ok());
   ExpectRefused(CheckJobCount(Limits(), kUser, {0, 88}),
                 "limits.operator_reserve_percent");
-  for (const PeerCredentials& peer :
-       {kRoot, PeerCredentials{::geteuid(), 7, true}}) {
+  for (const accept::PeerCredentials& peer :
+       {kRoot, accept::PeerCredentials{::geteuid(), 7, true}}) {
     EXPECT_TRUE(CheckJobCount(Limits(), peer, {99, 99}).ok());
     ExpectRefused(CheckJobCount(Limits(), peer, {100, 100}),
                   "(limits.jobs_max)");

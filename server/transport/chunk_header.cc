@@ -2,7 +2,7 @@
 
 #include "optstate/v1/session.pb.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 constexpr uint32_t kVarint = 0;
@@ -52,4 +52,4 @@ std::optional<ChunkHeader> ReadChunkHeader(
   return header;
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace optstate {
+namespace optstate::transport {
 
 // A SessionRequest with a GradientChunk, up to where its data begins.
 struct ChunkHeader {
@@ -25,6 +25,6 @@ struct ChunkHeader {
 std::optional<ChunkHeader> ReadChunkHeader(
     google::protobuf::io::CodedInputStream* input, uint64_t message_bytes);
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_CHUNK_HEADER_H_

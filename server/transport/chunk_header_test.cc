@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "optstate/v1/session.pb.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 using google::protobuf::io::ArrayInputStream;
@@ -66,4 +66,4 @@ TEST(ChunkHeaderTest, NoPrefixOfAChunkPasses) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::transport

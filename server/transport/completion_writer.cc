@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 CompletionWriter::CompletionWriter(const ShmSegments* segments,
                                    SessionHandler* handler, NoticeSink notices)
@@ -70,4 +70,4 @@ absl::Status CompletionWriter::error() const {
   return error_;
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

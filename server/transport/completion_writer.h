@@ -15,7 +15,7 @@
 #include "server/transport/session_handler.h"
 #include "server/transport/shm_segments.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Writes the answers of one session into its completion ring, from the
 // session's thread and, for steps, from whichever thread finished them.
@@ -61,6 +61,6 @@ class CompletionWriter : public SessionListener {
   std::atomic<bool> failed_{false};
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_COMPLETION_WRITER_H_

@@ -12,9 +12,9 @@
 #include "gtest/gtest.h"
 #include "proto/shm/segment_layout.h"
 #include "proto/types/status_macros.h"
-#include "server/session/staging_file.h"
+#include "server/session/recovery/staging_file.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 FakeJob::Rank FakeJob::rank(uint32_t rank) const {
   absl::MutexLock lock(&mutex_);
@@ -48,6 +48,15 @@ void FakeJob::AwaitEnding(uint32_t rank) {
     return ranks_[rank].ending_request.has_value();
   };
   absl::MutexLock lock(&mutex_, absl::Condition(&is_so));
+}
+
+void FakeJob::AwaitWorkAhead(uint32_t rank) {
+  absl::MutexLock lock(&mutex_);
+  const auto worked = [this, rank] {
+    mutex_.AssertHeld();
+    return ranks_.at(rank).worked_ahead;
+  };
+  mutex_.Await(absl::Condition(&worked));
 }
 
 void FakeJob::HoldPushes(bool hold) {
@@ -179,6 +188,12 @@ absl::Status FakeJob::Push(uint32_t rank, uint64_t step,
   return absl::OkStatus();
 }
 
+bool FakeJob::WorkAhead(uint32_t rank) {
+  absl::MutexLock lock(&mutex_);
+  ranks_.at(rank).worked_ahead = true;
+  return false;
+}
+
 void FakeJob::EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
                            uint32_t /*micro_step*/) {
   absl::MutexLock lock(&mutex_);
@@ -299,11 +314,11 @@ void FakeJob::Resume() {}
 
 void FakeJob::SetLimits(const v1::Limits& /*limits*/) {}
 
-absl::Status FakeJob::Rest(absl::Time /*deadline*/, absl::Duration /*lease*/) {
+absl::Status FakeJob::Pause(absl::Time /*deadline*/, absl::Duration /*lease*/) {
   return absl::OkStatus();
 }
 
-bool FakeJob::resting() const { return false; }
+bool FakeJob::paused() const { return false; }
 
 bool FakeJob::finished() const { return false; }
 
@@ -312,4 +327,4 @@ absl::StatusOr<v1::ListParametersReply> FakeJob::ListParameters(
   return v1::ListParametersReply();
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -19,7 +19,7 @@
 #include "server/session/job.h"
 #include "storage/state_file.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // A Job for tests of transports: records its arguments, so that a test can
 // inspect them, and enforces the step order that a transport depends on;
@@ -30,6 +30,7 @@ namespace optstate {
 // answered when all ranks have committed, from the thread of the last one.
 //
 // Threads: thread-safe.
+// Size: one method for each call of Job, and what tests ask.
 class FakeJob : public Job {
  public:
   FakeJob();
@@ -48,6 +49,7 @@ class FakeJob : public Job {
     std::vector<Hyperparams> groups;  // of the last commit
     CommitSpec commit;                // likewise; its span is not valid
     std::optional<uint64_t> commit_request;
+    bool worked_ahead = false;
     std::optional<uint64_t> ending_request;
   };
 
@@ -60,6 +62,8 @@ class FakeJob : public Job {
   void AwaitEnding(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits until the rank waits for the answer to a commit.
   void AwaitCommit(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Waits until the transport lets the job work ahead after the rank's pushes.
+  void AwaitWorkAhead(uint32_t rank) ABSL_LOCKS_EXCLUDED(mutex_);
   // Makes pushes wait inside the job from now on, until they are released.
   void HoldPushes(bool hold) ABSL_LOCKS_EXCLUDED(mutex_);
   void AwaitHeldPush() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -74,13 +78,18 @@ class FakeJob : public Job {
   absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
   void Leave(uint32_t /*rank*/) override {}
-  void TakeFarewell(uint32_t /*rank*/, uint64_t /*instance*/) override {}
-  void StandStill() override {}
+  void NoteFarewell(uint32_t /*rank*/, uint64_t /*instance*/) override {}
+  void Stop() override {}
+  absl::Status Verify(
+      absl::FunctionRef<bool(const v1::VerifyJobProgress&)>) override {
+    return absl::UnimplementedError("Verify");
+  }
   std::vector<FormerRank> Awaited() const override { return {}; }
   void GiveUp(const FormerRank& /*rank*/) override {}
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter,
                     uint32_t parameter_count) override;
+  bool WorkAhead(uint32_t rank) override ABSL_LOCKS_EXCLUDED(mutex_);
   void EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
                     uint32_t micro_step) override;
   void Commit(uint32_t rank, uint64_t request_id,
@@ -102,8 +111,8 @@ class FakeJob : public Job {
   absl::Status AwaitDrained(absl::Time deadline) override;
   absl::Status AwaitResumed(absl::Time deadline) override;
   void SetLimits(const v1::Limits& limits) override;
-  absl::Status Rest(absl::Time deadline, absl::Duration lease) override;
-  bool resting() const override;
+  absl::Status Pause(absl::Time deadline, absl::Duration lease) override;
+  bool paused() const override;
   bool finished() const override;
   v1::Job Describe() const override { return {}; }
   absl::StatusOr<v1::ListParametersReply> ListParameters(
@@ -126,6 +135,6 @@ class FakeJob : public Job {
   int held_pushes_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_FAKE_JOB_H_

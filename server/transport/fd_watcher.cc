@@ -9,7 +9,7 @@
 
 #include "proto/types/os_error.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 constexpr uint64_t kStopId = 0;
@@ -102,4 +102,4 @@ void FdWatcher::Loop() {
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

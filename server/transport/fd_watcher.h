@@ -13,7 +13,7 @@
 #include "absl/synchronization/mutex.h"
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Watches the sockets and processes of sessions whose own threads are busy with
 // something else (a ring, a step): one thread for all of them.
@@ -57,6 +57,6 @@ class FdWatcher {
   std::thread thread_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_FD_WATCHER_H_

@@ -9,7 +9,7 @@
 #include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 TEST(FdWatcherTest, CallsOnceForEachArming) {
@@ -65,4 +65,4 @@ TEST(FdWatcherTest, AnFdThatIsNoneIsAnError) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -8,7 +8,7 @@
 #include "proto/shm/segment_layout.h"
 #include "proto/types/dtype.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 std::vector<GradientEnd> GradientEnds(const Layout& layout,
                                       const RankPartition& partition) {
@@ -64,4 +64,4 @@ absl::Status GradientPages::Check(uint64_t first, uint64_t count) {
       ": write them in ascending order before they are pushed"));
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -9,7 +9,7 @@
 #include "proto/types/partition.h"
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Where the gradients of a rank's pieces end in its gradient area, ascending.
 struct GradientEnd {
@@ -55,6 +55,6 @@ class GradientPages {
   std::vector<GradientEnd> ends_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_GRADIENT_PAGES_H_

@@ -23,7 +23,7 @@
 #include "server/transport/session_table.h"
 #include "server/transport/test_layout.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // The client's side of a session over gRPC, written out by hand.
 class GrpcTestPeer {
@@ -187,6 +187,6 @@ class GrpcFixture : public testing::Test {
   std::unique_ptr<GrpcTransport> transport_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_GRPC_FIXTURE_H_

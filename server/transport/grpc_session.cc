@@ -9,11 +9,11 @@
 #include "proto/shm/frame.h"
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
-#include "server/session/staging_file.h"
+#include "server/session/recovery/staging_file.h"
 #include "server/transport/outcome.h"
 #include "server/transport/request_name.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 absl::Span<const std::byte> AsBytes(const std::string& data) {
@@ -27,7 +27,7 @@ absl::Span<std::byte> AsBytes(std::string* data) {
 v1::SessionReply MakeReply(uint64_t request_id, const absl::Status& status) {
   v1::SessionReply reply;
   reply.set_request_id(request_id);
-  *reply.mutable_status() = ToProto(status);
+  *reply.mutable_status() = optstate::ToProto(status);
   return reply;
 }
 
@@ -136,7 +136,7 @@ v1::SessionReply GrpcSession::Answer(const v1::SessionRequest& request) {
       status = absl::InternalError("not a request with one reply");
   }
   reply.set_request_id(request.request_id());
-  *reply.mutable_status() = ToProto(status);
+  *reply.mutable_status() = optstate::ToProto(status);
   return reply;
 }
 
@@ -320,4 +320,4 @@ absl::Status GrpcSession::SendParameters(uint64_t request_id) {
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

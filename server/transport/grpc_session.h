@@ -18,7 +18,7 @@
 #include "server/transport/session_table.h"
 #include "storage/state_file.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // One rank's session over a stream, without the stream: takes requests one
 // after another and puts replies into a queue. Knows nothing of gRPC.
@@ -82,6 +82,6 @@ class GrpcSession : public SessionListener {
   std::atomic<uint32_t> pending_{0};
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_GRPC_SESSION_H_

@@ -23,7 +23,7 @@
 #include "server/transport/request_size.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 // Four times as many as a client keeps in flight (a ring's entries).
@@ -219,4 +219,4 @@ void GrpcStreamServer::LogEnd(const absl::Status& end) const {
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -23,7 +23,7 @@
 #include "server/transport/reply_queue.h"
 #include "server/transport/session_table.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Requests come as bytes, so that garbage can be distinguished from the
 // stream's end.
@@ -90,6 +90,6 @@ class GrpcStreamServer {
   std::optional<FdWatcher::Id> process_watch_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_GRPC_STREAM_H_

@@ -20,7 +20,7 @@
 #include "server/transport/grpc_stream.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 // A dead TCP peer is noticed after time + timeout, long enough for a trainer
@@ -187,4 +187,4 @@ absl::StatusOr<std::unique_ptr<GrpcTransport>> GrpcTransport::Start(
   return transport;
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -13,7 +13,7 @@
 #include "server/transport/peer.h"
 #include "server/transport/session_table.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Serves sessions over gRPC: a server without ports of its own, to which
 // connections are handed. One thread reads a stream's requests and one writes
@@ -51,6 +51,6 @@ class GrpcTransport {
   virtual void Shutdown() = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_GRPC_TRANSPORT_H_

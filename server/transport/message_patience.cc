@@ -5,7 +5,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
-namespace optstate {
+namespace optstate::transport {
 
 Arrived ArrivedOn(int socket) {
   Arrived arrived;
@@ -33,4 +33,4 @@ bool MessagePatience::Lasts(absl::Time now, const Arrived& arrived) {
   return has_come && now - begin_ < most_;
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -5,7 +5,7 @@
 
 #include "absl/time/time.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Bytes that have arrived on a connection, as the kernel counts them: all bytes
 // over TCP, and on every socket those that are unread.
@@ -43,6 +43,6 @@ class MessagePatience {
   uint64_t received_bytes_ = 0;  // at the last call
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_MESSAGE_PATIENCE_H_

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "server/transport/test_layout.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 constexpr absl::Duration kPeriod = absl::Seconds(5);
@@ -70,4 +70,4 @@ TEST(MessagePatienceTest, TheKernelCounts) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -4,7 +4,7 @@
 #include "optstate/v1/types.pb.h"
 #include "server/session/job.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 inline v1::StepOutcome ToProto(const StepOutcome& outcome) {
   v1::StepOutcome proto;
@@ -21,6 +21,6 @@ inline v1::StepOutcome ToProto(const StepOutcome& outcome) {
   return proto;
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_OUTCOME_H_

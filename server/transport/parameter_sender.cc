@@ -10,7 +10,7 @@
 #include "proto/shm/segment_layout.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 // The pause between two looks at the stamps: a worker's part takes about the
@@ -121,4 +121,4 @@ bool ParameterSender::Send(const AreaPart& part, Write write) {
   return write(chunk_);
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

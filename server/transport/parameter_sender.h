@@ -16,7 +16,7 @@
 #include "proto/types/area_parts.h"
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Sends one rank the parameters of a step while the update runs: each part once
 // all its runs are stamped with the step, the rest before the outcome.
@@ -73,6 +73,6 @@ class ParameterSender {
   v1::SessionReply chunk_;  // reused
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_PARAMETER_SENDER_H_

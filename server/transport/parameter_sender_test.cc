@@ -15,7 +15,7 @@
 #include "proto/shm/segment_layout.h"
 #include "storage/state_file.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 using ::testing::ElementsAre;
@@ -181,4 +181,4 @@ TEST_F(ParameterSenderTest, APeerThatIsGoneEndsIt) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::transport

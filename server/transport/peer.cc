@@ -6,7 +6,7 @@
 
 #include <cerrno>
 
-namespace optstate {
+namespace optstate::transport {
 
 PeerLink::PeerLink(int socket, int64_t pid) : socket_(socket) {
   if (pid <= 0) return;
@@ -25,4 +25,4 @@ bool PeerLink::IsGone() const {
          (fds[1].revents & POLLIN) != 0;
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -6,7 +6,7 @@
 #include "optstate/v1/session.pb.h"
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // The process at the other end of a connection: the data of its Hello, and the
 // kernel's credentials of it (SO_PEERCRED, read when the connection was
@@ -43,6 +43,6 @@ class PeerLink {
   bool was_gone_ = false;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_PEER_H_

@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 class PeerLinkTest : public testing::Test {
@@ -55,4 +55,4 @@ TEST_F(PeerLinkTest, GoneWhenItsProcessEndsThoughTheSocketIsOpen) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::transport

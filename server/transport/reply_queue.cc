@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 // Returns a reply's bytes; never 0, so that every reply counts.
@@ -72,4 +72,4 @@ void ReplyQueue::Abandon() {
   queued_bytes_ = 0;
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

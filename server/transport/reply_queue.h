@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "optstate/v1/session.pb.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Replies of one stream on their way to the thread that writes them.
 //
@@ -74,6 +74,6 @@ class ReplyQueue {
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_REPLY_QUEUE_H_

@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 constexpr size_t kBytesMax = 1 << 20;
@@ -110,4 +110,4 @@ TEST(ReplyQueueTest, AnAbandonedQueueIsEmpty) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -5,7 +5,7 @@
 
 #include "optstate/v1/session.pb.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Returns a request's name for messages: "read_parameters".
 inline std::string RequestName(const v1::SessionRequest& request) {
@@ -14,6 +14,6 @@ inline std::string RequestName(const v1::SessionRequest& request) {
   return field == nullptr ? "a request without an operation" : field->name();
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_REQUEST_NAME_H_

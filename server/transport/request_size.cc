@@ -10,7 +10,7 @@
 #include "proto/types/memory_available.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 using google::protobuf::Descriptor;
@@ -156,4 +156,4 @@ absl::StatusOr<bool> AdmitRequest(
       " bytes of memory, and the daemon's machine has ", available, " left"));
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

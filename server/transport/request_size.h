@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "google/protobuf/io/zero_copy_stream.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Requests up to this size are parsed without a check: whatever they hold, it
 // takes a few MiB in memory.
@@ -32,6 +32,6 @@ absl::StatusOr<uint64_t> ParsedBytes(
 absl::StatusOr<bool> AdmitRequest(
     google::protobuf::io::ZeroCopyInputStream* request, size_t bytes);
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_REQUEST_SIZE_H_

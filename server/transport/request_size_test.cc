@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "optstate/v1/session.pb.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 using ::google::protobuf::io::ArrayInputStream;
@@ -120,4 +120,4 @@ TEST(RequestSizeTest, SmallOnesAreNotLookedAt) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::transport

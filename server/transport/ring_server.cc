@@ -6,7 +6,7 @@
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 RingServer::RingServer(const ShmSegments* segments, SessionHandler* handler,
                        CompletionWriter* writer, uint64_t group_count,
@@ -34,6 +34,11 @@ absl::StatusOr<shm::Poll> RingServer::ServeOne() {
   OPTSTATE_RETURN_IF_ERROR(Serve(submission));
   consumer_.Release();
   return shm::Poll::kEntry;
+}
+
+bool RingServer::WorkAhead() {
+  has_pushed_ = has_pushed_ && handler_->WorkAhead();
+  return has_pushed_;
 }
 
 void RingServer::Wait(absl::Duration spin, absl::Duration sleep) {
@@ -92,6 +97,7 @@ absl::Status RingServer::Push(const shm::Submission& submission) {
     OPTSTATE_RETURN_IF_ERROR(
         pages_->Check(submission.parameter, submission.numel));
   }
+  has_pushed_ = true;
   return handler_->Push(submission.step, submission.micro_step,
                         submission.parameter,
                         static_cast<uint32_t>(submission.numel));
@@ -156,4 +162,4 @@ absl::Status RingServer::Answer(uint64_t request_id,
   return writer_->Write(completion, status);
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -15,7 +15,7 @@
 #include "server/transport/session_handler.h"
 #include "server/transport/shm_segments.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Takes submissions from a session's ring, one at a time, and ensures that each
 // gets its answer.
@@ -38,6 +38,10 @@ class RingServer {
   // Serves one submission. kEmpty: there is none, or the peer has not read its
   // answers; call Wait().
   absl::StatusOr<shm::Poll> ServeOne();
+  // Does some of what the rank's pushes allow, when ServeOne() has nothing to
+  // serve. Returns whether there may be more to do: look at the ring again
+  // before the next part of it.
+  bool WorkAhead();
   void Wait(absl::Duration spin, absl::Duration sleep);
   void Interrupt() { consumer_.Interrupt(); }
 
@@ -58,12 +62,13 @@ class RingServer {
   shm::RingConsumer<shm::Submission> consumer_;
   uint64_t taken_ = 0;
   bool answers_unread_ = false;
+  bool has_pushed_ = false;  // since WorkAhead() had nothing to do
   std::optional<uint64_t> last_request_id_;
   std::vector<shm::CommitGroup> commit_groups_;
   std::vector<Hyperparams> hyperparams_;
   std::vector<uint32_t> clips_with_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_RING_SERVER_H_

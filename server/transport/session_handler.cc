@@ -16,12 +16,12 @@
 #include "proto/types/conversions.h"
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
-#include "server/control/process_stat.h"
 #include "server/observe/peer_log.h"
+#include "server/os/process_stat.h"
 #include "server/transport/outcome.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 // How long a new session waits for its rank while the last step of a dead one
@@ -55,14 +55,14 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
       .loss_scaler_state = request.has_loss_scaler_state()
                                ? std::make_optional(request.loss_scaler_state())
                                : std::nullopt,
-      .storage = request.storage()};
+      .storage = request.storage(),
+      .speculative = request.speculative()};
 }
 
 RankProcess ProcessOf(const Peer& peer) {
   RankProcess process{.pid = static_cast<pid_t>(peer.pid)};
   if (process.pid == 0) return process;
-  const absl::StatusOr<control::ProcessStat> stat =
-      control::ReadProcessStat(process.pid);
+  const absl::StatusOr<os::ProcessStat> stat = os::ReadProcessStat(process.pid);
   if (stat.ok()) process.start_ticks = stat->start_ticks;
   return process;
 }
@@ -277,7 +277,7 @@ void SessionHandler::Leave(const v1::DetachRequest& request) {
     options_.job->Leave(rank_);  // and the rest, which is no loss any more:
     Detach("detached by its rank");
   } else if (request.client_instance() != 0) {
-    options_.job->TakeFarewell(request.rank(), request.client_instance());
+    options_.job->NoteFarewell(request.rank(), request.client_instance());
   }
 }
 
@@ -296,6 +296,10 @@ absl::Status SessionHandler::CheckTransfer(uint64_t bytes) const {
   return absl::InvalidArgumentError(absl::StrCat(
       "a transfer of ", bytes, " bytes; at most ", options_.transfer_bytes_max,
       " at a time over this wire: split it"));
+}
+
+bool SessionHandler::WorkAhead() {
+  return attached_ && options_.job->WorkAhead(rank_);
 }
 
 absl::Status SessionHandler::Push(uint64_t step, uint32_t micro_step,
@@ -404,4 +408,4 @@ absl::StatusOr<absl::Span<const Hyperparams>> SessionHandler::Groups(
   return groups_;
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

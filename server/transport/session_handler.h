@@ -20,7 +20,7 @@
 #include "server/transport/peer.h"
 #include "server/transport/session_table.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // The facts about the job that a transport needs before it can bind a session
 // to a rank: copies, because the job's own may change with the next
@@ -64,6 +64,7 @@ struct AttachPlan {
 // result, need attached().
 //
 // Threads: one at a time. Destruction detaches.
+// Size: one method for each request of a session.
 class SessionHandler {
  public:
   struct Options {
@@ -115,6 +116,8 @@ class SessionHandler {
   absl::Status Push(uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter, uint32_t parameter_count);
   // Always answered through the listener.
+  // See Job. Returns false when no rank is attached.
+  bool WorkAhead();
   void EndMicroStep(uint64_t request_id, uint64_t step, uint32_t micro_step);
   // Always answered through the listener.
   void Commit(uint64_t request_id, const CommitSpec& spec);
@@ -161,6 +164,6 @@ class SessionHandler {
   std::vector<std::byte> per_parameter_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_SESSION_HANDLER_H_

@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 absl::Status SessionTable::Claim(uint32_t rank, const Owner& owner,
                                  absl::Duration patience) {
@@ -40,4 +40,4 @@ void SessionTable::Release(uint32_t rank) {
   owners_.erase(rank);
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

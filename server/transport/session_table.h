@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "server/transport/peer.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Maps each rank to the session that has it, over all wires of one engine.
 //
@@ -64,6 +64,6 @@ class SessionTable {
   absl::flat_hash_map<uint32_t, Owner> owners_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_SESSION_TABLE_H_

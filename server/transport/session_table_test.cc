@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 class SessionTableTest : public testing::Test {
@@ -91,4 +91,4 @@ TEST_F(SessionTableTest, AStepThatTakesTooLongIsUnavailable) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::transport

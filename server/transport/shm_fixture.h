@@ -16,7 +16,7 @@
 #include "server/transport/shm_transport.h"
 #include "server/transport/test_layout.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // A fixture with a transport over a FakeJob of two ranks.
 class ShmFixture : public testing::Test {
@@ -76,6 +76,6 @@ class ShmFixture : public testing::Test {
   std::unique_ptr<ShmTransport> transport_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_SHM_FIXTURE_H_

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 // The fields of a client header before its ring, copied at once.
@@ -92,4 +92,4 @@ absl::StatusOr<ShmSegments> ShmSegments::Open(UniqueFd client_fd,
   return ShmSegments(*std::move(client), std::move(completion), layout);
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -11,7 +11,7 @@
 #include "proto/types/unique_fd.h"
 #include "server/transport/session_handler.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // The two segments of one session over shared memory, as the engine sees them:
 // the client's, read-only and checked, and its own for the answers.
@@ -78,6 +78,6 @@ class ShmSegments {
   shm::ClientSegmentLayout layout_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_SHM_SEGMENTS_H_

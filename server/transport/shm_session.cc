@@ -18,7 +18,7 @@
 #include "server/transport/request_size.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 // Longest sleep between two checks for other events; events interrupt it.
@@ -206,7 +206,7 @@ absl::Status ShmSession::ServeRing() {
   while (true) {
     OPTSTATE_RETURN_IF_ERROR(CheckEvents());
     OPTSTATE_ASSIGN_OR_RETURN(const shm::Poll served, ring_->ServeOne());
-    if (served == shm::Poll::kEmpty) {
+    if (served == shm::Poll::kEmpty && !ring_->WorkAhead()) {
       ring_->Wait(environment_.spin->Spin(), kSleepMax);
     }
   }
@@ -329,4 +329,4 @@ absl::Status ShmSession::Send(const v1::SessionReply& reply,
   return sent;
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

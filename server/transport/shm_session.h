@@ -29,7 +29,7 @@
 #include "server/transport/shm_segments.h"
 #include "server/transport/spin_policy.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // One rank's session over shared memory: frames on the socket until it is
 // attached, then the rings; a detach frame or the end of the peer ends it.
@@ -116,6 +116,6 @@ class ShmSession {
   std::string stop_reason_ ABSL_GUARDED_BY(stop_mutex_);
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_SHM_SESSION_H_

@@ -10,7 +10,7 @@
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 // The limit of each wait, which only keeps tests from hanging for ever.
@@ -237,4 +237,4 @@ const std::byte* ShmTestPeer::fetch_window() const {
   return completions_.data() + shm::CompletionSegmentLayout::kFetchWindow;
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

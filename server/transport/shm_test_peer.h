@@ -19,7 +19,7 @@
 #include "proto/types/partition.h"
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // The client's side of a session over shared memory, written out by hand from
 // the protocol, for tests of the engine's side: it does each thing right, and
@@ -107,6 +107,6 @@ class ShmTestPeer {
   std::unique_ptr<shm::RingConsumer<shm::Completion>> consumer_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_SHM_TEST_PEER_H_

@@ -7,7 +7,7 @@
 
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 ShmTransport::ShmTransport(Options options)
     : options_(std::move(options)),
@@ -95,4 +95,4 @@ void ShmTransport::Shutdown(absl::string_view why) {
   for (auto& served : sessions) served->thread.join();
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport

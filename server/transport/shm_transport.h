@@ -21,7 +21,7 @@
 #include "server/transport/shm_session.h"
 #include "server/transport/spin_policy.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Serves sessions over shared memory, each on its own thread, so that one
 // cannot hold up another.
@@ -80,6 +80,6 @@ class ShmTransport {
   absl::Duration handshake_timeout_ ABSL_GUARDED_BY(mutex_);
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_SHM_TRANSPORT_H_

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "server/transport/shm_fixture.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 using testing::HasSubstr;
@@ -328,4 +328,4 @@ TEST_F(ShmHostileTest, GradientsChangedWhileTheyAreRead) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -14,7 +14,7 @@
 #include "gtest/gtest.h"
 #include "server/transport/shm_fixture.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 using ShmTransportTest = ShmFixture;
@@ -48,6 +48,12 @@ TEST_F(ShmTransportTest, TwoRanksTakeStepsTogether) {
 }
 
 // Areas at one offset within a page would compete for one set of the cache.
+TEST_F(ShmTransportTest, TheJobWorksAheadWhenAPushHasBeenAnswered) {
+  auto peer = Open(0);
+  ASSERT_TRUE(peer->Call(peer->Push(1)).status.ok());
+  job_.AwaitWorkAhead(0);
+}
+
 TEST_F(ShmTransportTest, GradientAreasOfRanksBeginApartWithinAPage) {
   auto first = Open(0);
   auto second = Open(1);
@@ -476,4 +482,4 @@ TEST_F(ShmTransportProcessTest, AKilledRankIsDetachedThoughItsChildLives) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 constexpr uint32_t kSpinMicrosecondsMax = 1000;
@@ -26,4 +26,4 @@ SpinPolicy::SpinPolicy(const v1::EngineSettings& settings, uint32_t cores)
       workers_(settings.workers()),
       cores_(cores) {}
 
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -7,7 +7,7 @@
 #include "absl/time/time.h"
 #include "optstate/v1/config.pb.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // Decides how long a session's thread may spin for the next submission.
 //
@@ -39,6 +39,6 @@ class SpinPolicy {
   std::atomic<uint32_t> sessions_{0};
 };
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_SPIN_POLICY_H_

@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::transport {
 namespace {
 
 v1::EngineSettings Settings(uint32_t spin_us, uint32_t workers) {
@@ -40,4 +40,4 @@ TEST(SpinPolicyTest, IsBounded) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::transport

@@ -11,7 +11,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::transport {
 
 // A layout of two groups; parameters of 5,000, 1 and 0 elements, in all dtypes.
 inline Layout TestLayout() {
@@ -64,6 +64,6 @@ inline SocketPair MakeTcpPair() {
   return {std::move(engine), std::move(client)};
 }
 
-}  // namespace optstate
+}  // namespace optstate::transport
 
 #endif  // OPTSTATE_SERVER_TRANSPORT_TEST_LAYOUT_H_

@@ -15,6 +15,7 @@
 #include "proto/types/status_macros.h"
 #include "proto/types/unique_fd.h"
 #include "storage/format/checksum.h"
+#include "storage/format/sealed_header.h"
 
 namespace optstate {
 namespace {
@@ -31,7 +32,7 @@ struct Header {
   uint64_t payload_bytes;
   uint8_t layout_hash[kHashBytes];
   uint32_t payload_crc32c;
-  uint32_t header_crc32c;  // of the bytes before it
+  uint32_t header_crc32c;  // see sealed_header.h
 };
 static_assert(sizeof(Header) == 72);
 static_assert(offsetof(Header, incarnation) == 16);
@@ -72,8 +73,7 @@ absl::Status CheckHeader(const Header& header, uint64_t file_bytes) {
         absl::StrCat("format version is ", header.version,
                      ", this optstated reads version ", kVersion));
   }
-  if (header.header_crc32c !=
-      Crc32c(&header, offsetof(Header, header_crc32c))) {
+  if (!IsSealed(header)) {
     return absl::DataLossError("the header's checksum is wrong");
   }
   if (header.payload_bytes > kCheckedFilePayloadBytesMax ||
@@ -137,7 +137,7 @@ absl::Status WriteCheckedFile(const std::string& path,
   header.payload_bytes = file.payload.size();
   std::memcpy(header.layout_hash, file.layout_hash.data(), kHashBytes);
   header.payload_crc32c = Crc32c(file.payload.data(), file.payload.size());
-  header.header_crc32c = Crc32c(&header, offsetof(Header, header_crc32c));
+  Seal(&header);
   const std::string temporary = path + ".tmp";
   const absl::Status written = WriteTemporary(temporary, header, file.payload);
   if (!written.ok()) {

@@ -13,17 +13,11 @@
 // of the process for each GB.
 
 #include <fcntl.h>
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
 #include <iostream>
 #include <memory>
 #include <random>
@@ -36,6 +30,7 @@
 #include "absl/types/span.h"
 #include "benchmark/benchmark.h"
 #include "proto/types/unique_fd.h"
+#include "storage/io/benchmark_setup.h"
 #include "storage/io/blocking_io_engine.h"
 #include "storage/io/io_uring_io_engine.h"
 
@@ -44,75 +39,9 @@ namespace {
 
 constexpr uint64_t kRecords = 64;
 
-void DieUnless(bool condition, const std::string& text) {
-  if (condition) return;
-  std::cerr << text << std::endl;
-  std::abort();
+std::string FileIn(const BenchmarkFolder& folder) {
+  return folder.path() + "/records";
 }
-
-double Median(std::vector<double> values) {
-  const auto middle =
-      values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-double WallSeconds() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-double CpuSeconds() {
-  struct rusage usage;
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) +
-           1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-// A shared mapping of tmpfs, as that of the state.
-class Memory {
- public:
-  explicit Memory(uint64_t bytes) : bytes_(bytes) {
-    const UniqueFd fd(::memfd_create("io_engine_benchmark", MFD_CLOEXEC));
-    DieUnless(fd.ok() && ::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0,
-              "memfd_create failed");
-    data_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                   MAP_SHARED | MAP_POPULATE, fd.get(), 0);
-    DieUnless(data_ != MAP_FAILED, "mmap failed");
-  }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory() { ::munmap(data_, bytes_); }
-  absl::Span<std::byte> span() const {
-    return {static_cast<std::byte*>(data_), bytes_};
-  }
-
- private:
-  const uint64_t bytes_;
-  void* data_;
-};
-
-class Folder {
- public:
-  Folder() {
-    const char* given = std::getenv("OPTSTATE_BENCHMARK_FOLDER");
-    path_ = given != nullptr ? std::string(given)
-                             : std::filesystem::temp_directory_path().string();
-    path_ += "/io_engine_XXXXXX";
-    DieUnless(::mkdtemp(path_.data()) != nullptr, "mkdtemp failed: " + path_);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string file() const { return path_ + "/records"; }
-
- private:
-  std::string path_;
-};
 
 // All records of a file, `depth` at a time, each of these in its own buffer.
 struct Pass {
@@ -218,7 +147,7 @@ Cost Measure(Way way, const std::string& path, const Pass& pass) {
 }
 
 Pass MakePass(IoRequest::Kind kind, uint64_t record_bytes, int depth,
-              const Memory& memory) {
+              const BenchmarkMemory& memory) {
   Pass pass;
   pass.kind = kind;
   pass.record_bytes = record_bytes;
@@ -240,12 +169,12 @@ void CreateFile(const std::string& path, uint64_t bytes) {
 void BM_Records(benchmark::State& state) {
   const uint64_t record_bytes = static_cast<uint64_t>(state.range(1)) << 20;
   const int depth = static_cast<int>(state.range(2));
-  const Folder folder;
-  const Memory memory(record_bytes * static_cast<uint64_t>(depth));
-  CreateFile(folder.file(), kRecords * record_bytes);
+  const BenchmarkFolder folder;
+  const BenchmarkMemory memory(record_bytes * static_cast<uint64_t>(depth));
+  CreateFile(FileIn(folder), kRecords * record_bytes);
   Pass pass = MakePass(IoRequest::Kind::kWrite, record_bytes, depth, memory);
   // Blocks that were never written would be read without the disk.
-  Measure(kPlain, folder.file(), pass);
+  Measure(kPlain, FileIn(folder), pass);
   if (state.range(0) == 0) pass.kind = IoRequest::Kind::kRead;
 
   std::mt19937_64 random(1);
@@ -259,7 +188,7 @@ void BM_Records(benchmark::State& state) {
     for (int turn = 0; turn < kWays; ++turn) {
       const auto way = static_cast<Way>((round + turn) % kWays);
       std::shuffle(pass.offsets.begin(), pass.offsets.end(), random);
-      const Cost cost = Measure(way, folder.file(), pass);
+      const Cost cost = Measure(way, FileIn(folder), pass);
       speed[way] = gigabytes / cost.seconds;
       cpu_seconds[way] += cost.cpu_seconds;
     }
@@ -288,7 +217,7 @@ BENCHMARK(BM_Records)
 void BM_FirstWrite(benchmark::State& state) {
   const uint64_t record_bytes = static_cast<uint64_t>(state.range(0)) << 20;
   const int depth = static_cast<int>(state.range(1));
-  const Memory memory(record_bytes * static_cast<uint64_t>(depth));
+  const BenchmarkMemory memory(record_bytes * static_cast<uint64_t>(depth));
   const Pass pass =
       MakePass(IoRequest::Kind::kWrite, record_bytes, depth, memory);
   const double gigabytes = static_cast<double>(kRecords * record_bytes) / 1e9;
@@ -311,10 +240,10 @@ void BM_FirstWrite(benchmark::State& state) {
   std::vector<double> second;
   std::vector<double> ratios;
   for (auto _ : state) {
-    const Folder folder;
-    CreateFile(folder.file(), kRecords * record_bytes);
-    first.push_back(write_and_sync(folder.file()));
-    second.push_back(write_and_sync(folder.file()));
+    const BenchmarkFolder folder;
+    CreateFile(FileIn(folder), kRecords * record_bytes);
+    first.push_back(write_and_sync(FileIn(folder)));
+    second.push_back(write_and_sync(FileIn(folder)));
     ratios.push_back(first.back() / second.back());
   }
   state.counters["first_GBps"] = Median(first);

@@ -99,6 +99,7 @@ struct SimulatedDiskOptions {
 // follows from the seed and the calls.
 //
 // Not thread-safe: a thread at a time uses the disk and its engines.
+// Size: one short method for each fault that tests inject.
 class SimulatedDisk {
  public:
   explicit SimulatedDisk(SimulatedDiskOptions options);

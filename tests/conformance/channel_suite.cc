@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "client/fake_channel.h"
-#include "client/fake_daemon.h"
+#include "client/fake/fake_channel.h"
+#include "client/fake/fake_daemon.h"
 #include "tests/conformance/step_script.h"
 
 namespace optstate {

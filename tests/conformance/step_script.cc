@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/fake_arithmetic.h"
+#include "client/fake/fake_arithmetic.h"
 #include "proto/types/status_macros.h"
 
 namespace optstate {

@@ -157,7 +157,6 @@ absl::Status RunRound(Wire wire, const Scenario& scenario, const Quota& quota,
                       std::mt19937_64* random, Tally* tally) {
   TestDaemon::Options options;
   options.config = kConfig;
-  if (scenario.speculative) options.config += "  speculative: true\n";
   OPTSTATE_ASSIGN_OR_RETURN(const auto daemon,
                             TestDaemon::Start(std::move(options)));
   absl::Status status =

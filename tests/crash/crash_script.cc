@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "client/fake_arithmetic.h"
+#include "client/fake/fake_arithmetic.h"
 #include "proto/types/status_macros.h"
 #include "tests/conformance/step_script.h"
 #include "tests/crash/crash_layout.h"
@@ -148,6 +148,7 @@ client::SessionOptions CrashScript::Options(const std::string& endpoint,
   options.accumulate = scenario_.accumulation.has_value();
   options.accumulate_dtype =
       scenario_.accumulation.value_or(AccumulateDType::kFloat32);
+  options.speculative = scenario_.speculates();
   options.notice = [](const std::string&) {};  // ranks are lost all the time
   if (scenario_.scaling != Scaling::kRanks) {
     options.loss_scaler = ScalerOf(scenario_.scaling);
@@ -362,9 +363,9 @@ absl::Status CrashScript::PushAndCommit(client::Session& session, uint64_t step,
     return absl::InternalError(
         absl::StrCat("committed step ", step, ", got ", outcome.step));
   }
-  // A job that speculates may have begun the next step where another rank has
-  // committed that already.
-  if (!outcome.applied || scenario_.speculative) return absl::OkStatus();
+  // A job that speculates may have begun the next step, in which another rank
+  // is already.
+  if (!outcome.applied || scenario_.speculates()) return absl::OkStatus();
   return copies.Check(session);
 }
 

@@ -19,6 +19,7 @@ namespace optstate::crash {
 // Kills the processes of a job at random instants, and restarts those that
 // nothing else restarts; or has the daemon upgraded. Every function returns
 // with all of them running or being started, or with what went wrong.
+// Size: one method for each kind of kill.
 class Killer {
  public:
   Killer(RunningJob* job, const Quota& quota, std::mt19937_64* random,

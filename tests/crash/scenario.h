@@ -46,11 +46,18 @@ struct Scenario {
   bool clip_elements = false;  // max_value in every step
   NormType norm_type = NormType::kL2;
   Scaling scaling = Scaling::kRanks;
-  bool speculative = false;  // the daemon begins steps early
+  bool speculative = false;  // the job asks for it, where it may
 
   // Says whether a gradient is infinite in some steps: without, a scaler only
   // grows.
   bool overflows() const { return skip || scaling == Scaling::kDynamic; }
+  // Says whether the daemon begins steps early. Updates that need whole
+  // parameters are not taken back.
+  bool speculates() const {
+    return speculative && optimizer != OptimizerKind::kLamb &&
+           optimizer != OptimizerKind::kAdafactor &&
+           optimizer != OptimizerKind::kMuon;
+  }
   uint32_t micro_steps() const { return accumulation.has_value() ? 3 : 1; }
   // Says whether the engine sums the ranks' micro-steps, so that a rank that is
   // lost takes all that was summed along.

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "absl/strings/string_view.h"
-#include "client/dial.h"
-#include "client/endpoint.h"
+#include "client/endpoint/dial.h"
+#include "client/endpoint/endpoint.h"
 #include "gtest/gtest.h"
 #include "optstate/v1/session.pb.h"
 #include "proto/shm/frame.h"

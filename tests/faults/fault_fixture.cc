@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "client/fake_channel.h"
-#include "client/fake_daemon.h"
+#include "client/fake/fake_channel.h"
+#include "client/fake/fake_daemon.h"
 #include "storage/format/control_file.h"
 #include "tests/crash/find_engine.h"
 #include "tests/crash/poll_until.h"

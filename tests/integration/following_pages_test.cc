@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "absl/synchronization/notification.h"
+#include "client/channel/shm/shm_channel.h"
 #include "client/client.h"
-#include "client/fake_channel.h"
-#include "client/fake_daemon.h"
-#include "client/shm_channel.h"
+#include "client/fake/fake_channel.h"
+#include "client/fake/fake_daemon.h"
 #include "gtest/gtest.h"
 #include "tests/conformance/step_script.h"
 #include "tests/integration/daemon_fixture.h"

@@ -33,7 +33,8 @@ from optstate.errors import (
     UnimplementedError,
     UnknownError,
 )
-from optstate.session import LossScaler, StepOutcome
+from optstate.session import StepOutcome
+from optstate.session_spec import LossScaler
 
 if TYPE_CHECKING:
     from optstate.ddp import ddp_hook

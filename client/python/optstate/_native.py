@@ -134,6 +134,7 @@ class SessionOptions(_Versioned):
         ("sub_group_elements", c_uint64),
         ("durability_steps", c_uint32),
         ("durability_interval_ms", c_uint32),
+        ("speculative", c_int32),
     )
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from optstate._torch_gradients import expect_copies
+from optstate._torch.gradients.pusher import expect_copies
 
 
 def ddp_hook(_: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from optstate._optimizers import check_arguments
-from optstate._options import Scalar
+from optstate._torch.optimizer_info import check_arguments
+from optstate._torch.options import Scalar
 from optstate.torch_optimizer import ServedOptimizer
 
 

@@ -9,28 +9,29 @@ from typing import Any
 
 import torch
 
-from optstate._optimizers import hyperparams_of
-from optstate._options import (
+from optstate._storage import storage
+from optstate._torch.job.memory_use import MemoryUse, memory_use
+from optstate._torch.layout import (
+    NamedParameters,
+    check_group,
+    optimizer_info,
+    refuse_sharding_optimizer,
+)
+from optstate._torch.optimizer_info import hyperparams_of
+from optstate._torch.options import (
     Scalar,
     checked_norm_type,
     limit,
     master_format,
     state_format,
 )
-from optstate._storage import storage
-from optstate._torch_layout import (
-    NamedParameters,
-    check_group,
-    optimizer_info,
-    refuse_sharding_optimizer,
-)
-from optstate._torch_memory_use import MemoryUse, memory_use
-from optstate._torch_served import CLOSED, Served
-from optstate._torch_settings import Settings
-from optstate._torch_shared import Shared
-from optstate._torch_state_transfer import StateTransfer
-from optstate._torch_stepping import Stepping
-from optstate.session import LossScaler, StepOutcome
+from optstate._torch.served import CLOSED, Served
+from optstate._torch.settings import Settings
+from optstate._torch.shared import Shared
+from optstate._torch.state_transfer import StateTransfer
+from optstate._torch.stepping import Stepping
+from optstate.session import StepOutcome
+from optstate.session_spec import LossScaler
 
 
 class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
@@ -77,6 +78,11 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             those that leave no trace: through .data or numpy, by a collective of
             torch.distributed, or by unscale_() without the scaler's own step().
             Parameters are read while others are updated, where the wire supports it.
+        speculative: with overlap, let the daemon update parameters while backward() still
+            pushes others, as if the step were taken with the options of the last ones and
+            neither skipped nor clipped, and take that back when it is; the results are the
+            same. Parameters are copied then, and the daemon keeps a copy of the state. Not for
+            LAMB, Adafactor and Muon, nor for state on disk.
         state_dtype: dtype of the state arrays: torch.float32, torch.bfloat16 (rounded
             stochastically, reproducibly) or "dynamic8" (bitsandbytes' 8-bit map):
             4, 2 or 1.02 bytes an element. Adafactor's row_var and col_var are
@@ -99,13 +105,16 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             the daemon's, so that nothing is copied out after a step and a change is noticed
             however it was made. Parameters that share memory with other tensors (e.g. a
             ``model.state_dict()`` that still exists) or are not contiguous are copied, and
-            all parameters are copied where the daemon speculates.
+            all parameters are copied with speculative=True.
         gradients_as_views: over shared memory, gradients in host memory become views of the
             area that the daemon reads, as soon as backward() has made them, so that step()
-            copies none of them, and whatever is done to them before is in the step. Gradients
-            of less than 256 KiB, of which this rank pushes only a part, whose memory something
-            else has (a list of the last step's, DistributedDataParallel) or that something
-            replaces are copied in step(), and all are with overlap=True.
+            copies none of them, and whatever is done to them before is in the step. None: with
+            several ranks, but not with one, which loses time by views; memory() and the log
+            message say which it is. True: always, which saves one rank the memory of its
+            gradients. False: never. Gradients of less than 256 KiB, of which this rank pushes
+            only a part, whose memory something else has (a list of the last step's,
+            DistributedDataParallel) or that something replaces are copied in step() in any
+            case, and all are with overlap=True.
         detect_changes: how to find changes without a trace (through .data or numpy, by a
             collective) of parameters that are copied and not views. "exact": by a 64-bit
             digest of what was copied, which is compared before each step. "sample": by a digest
@@ -192,12 +201,13 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
         step_timeout: float | None = None,
         resume: str = "checkpoint",
         parameters_as_views: bool = True,
-        gradients_as_views: bool = True,
+        gradients_as_views: bool | None = None,
         detect_changes: str = "exact",
         placement: str | None = None,
         host_budget: int | str | None = None,
         durability: str | None = None,
         sub_group_size: int | None = None,
+        speculative: bool = False,
         **kwargs: Any,
     ) -> None:
         settings = Settings(
@@ -218,6 +228,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             detect_changes,
             storage(placement, host_budget, durability, sub_group_size),
             gradients_as_views,
+            speculative=speculative,
         )
         refuse_sharding_optimizer()
         if isinstance(params, torch.nn.Module):

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 from daemon import Daemon
-from optstate import _torch_gradient_views
+from optstate._torch.gradients import views as gradient_views
 
 _numbers = itertools.count()
 # Tensors are small; OpenMP's barriers cost far more than they gain on a busy machine.
 torch.set_num_threads(1)
 # So that small models have gradients that are views.
-_torch_gradient_views.BYTES_MIN = 1
+gradient_views.BYTES_MIN = 1
 
 
 @pytest.fixture(scope="session")

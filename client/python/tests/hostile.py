@@ -1,10 +1,10 @@
 """A hostile user of a daemon: floods its sockets in every way that costs nothing.
 
-    python hostile.py UNIX_SOCKET TCP_HOST:PORT SEED SECONDS
+    python hostile.py UNIX_SOCKET TCP_HOST:PORT SEED ATTACKS
 
 Speaks every protocol by hand, with the standard library alone, so that it can run as any user.
-Bounded: it ends after SECONDS, and holds at most CONNECTIONS_MAX connections. Prints what it did
-as JSON.
+Bounded: it makes ATTACKS attacks, each kind at least once, and holds at most CONNECTIONS_MAX
+connections. Prints what it did as JSON.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import random
 import socket
 import struct
 import sys
-import time
 
 CONNECTIONS_MAX = 600
 SEND_TIMEOUT_S = 2.0
@@ -163,7 +162,7 @@ class Hostile:
         for _ in range(4):
             self.say(hello(f"grab-{self.random.randrange(1000)}"))
 
-    def run(self, seconds: float) -> None:
+    def run(self, count: int) -> None:
         attacks = [
             self.silent,
             self.silent_over_tcp,
@@ -176,12 +175,11 @@ class Hostile:
             self.oversized_registration,
             self.many_jobs,
         ]
-        end = time.monotonic() + seconds
-        # Each once, then whatever is drawn.
-        order = self.random.sample(attacks, len(attacks))
-        order.append(self.oversized_registration)  # first: later all its jobs may be there
-        while order or time.monotonic() < end:
-            attack = order.pop() if order else self.random.choice(attacks)
+        # The registration comes first: later all its jobs may be there. Then each once, in some
+        # order, then whatever is drawn.
+        order = [self.oversized_registration, *self.random.sample(attacks, len(attacks))]
+        order += self.random.choices(attacks, k=max(0, count - len(order)))
+        for attack in order:
             try:
                 attack()
                 self.did[attack.__name__] += 1
@@ -190,9 +188,9 @@ class Hostile:
 
 
 def main() -> None:
-    unix, tcp, seed, seconds = sys.argv[1:]
+    unix, tcp, seed, attacks = sys.argv[1:]
     hostile = Hostile(unix, tcp, int(seed))
-    hostile.run(float(seconds))
+    hostile.run(int(attacks))
     print(json.dumps(hostile.did))
 
 

@@ -40,10 +40,10 @@ def _main(
 
     # As in a terminal: who is started in the background has it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    from optstate import _torch_gradient_views
+    from optstate._torch.gradients import views as gradient_views
 
     torch.set_num_threads(1)
-    _torch_gradient_views.BYTES_MIN = 1  # as in conftest.py
+    gradient_views.BYTES_MIN = 1  # as in conftest.py
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)
     try:
         if meeting:

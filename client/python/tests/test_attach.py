@@ -256,7 +256,8 @@ def test_sigkill_of_one_rank_within_a_step(job, daemon):
     import threading
 
     from optstate import _native
-    from optstate.session import ParameterSpec, Session, SessionSpec
+    from optstate.session import Session
+    from optstate.session_spec import ParameterSpec, SessionSpec
 
     def spec(rank):
         parameters = [ParameterSpec(name, [4], 4, 1, 1, 0) for name in ("a", "b")]

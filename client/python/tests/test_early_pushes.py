@@ -275,3 +275,52 @@ def test_under_ddp_each_gradient_is_pushed_once(as_views, clear, accumulate, dae
         assert set(pushed[1:]) == {(6, again)}
         for mine, other in zip(values, results[0][1]):
             assert (mine == other).all()
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_overlap_gives_equal_bits(accumulate, seed):
+    """Pushed during backward() or at step(): the same, also when gradients change in
+    between, add up, or are dropped."""
+
+    def train(overlap):
+        torch.manual_seed(seed)
+        model = torch.nn.Sequential(
+            torch.nn.Linear(30, 40), torch.nn.ReLU(), torch.nn.Linear(40, 10)
+        )
+        optimizer = optstate.AdamW(
+            model.parameters(), lr=1e-2, overlap=overlap, accumulate=accumulate, max_norm=1.0
+        )
+        for step in range(12):
+            optimizer.zero_grad()
+            if accumulate:
+                model(torch.randn(8, 30)).square().mean().backward()
+                optimizer.accumulate_step()
+            model(torch.randn(8, 30)).square().mean().backward()
+            if step % 4 == 1 and not accumulate:
+                model(torch.randn(8, 30)).square().mean().backward()  # adds up
+            if step % 4 == 2 and not accumulate:
+                for parameter in model.parameters():
+                    parameter.grad.mul_(0.5)
+            if step % 4 == 3 and not accumulate:
+                model[0].bias.grad = None  # pushed already
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    for mine, theirs in zip(train(True), train(False)):
+        assert torch.equal(mine, theirs)
+
+
+def test_overlap_cannot_take_back_a_micro_step():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = optstate.SGD([parameter], lr=0.1, overlap=True, accumulate=True)
+    parameter.square().sum().backward()
+    optimizer.accumulate_step()
+    parameter.square().sum().backward()
+    parameter.grad.mul_(2)
+    with pytest.raises(RuntimeError, match="abort_step"):
+        optimizer.step()
+    optimizer.abort_step()
+    optimizer.zero_grad()
+    parameter.square().sum().backward()
+    optimizer.step()
+    assert torch.equal(parameter, torch.full((3,), 1 - 0.1 * 2.0))

@@ -9,7 +9,7 @@ import optstate
 import pytest
 import ranks
 import torch
-from optstate import _torch_opening
+from optstate._torch.job import opening
 from optstate.session import Session
 from training import largest_difference, loss_of, small_model, train
 
@@ -96,7 +96,7 @@ def test_a_refused_extension_leaves_the_optimizer_as_it_was(private, how, job, m
     other_model, other = begun(how)
     train(model, optimizer, range(2))
     train(other_model, other, range(2))
-    opened = _torch_opening._open
+    opened = opening._open
 
     def refuse(spec, take_over):
         if any(each.name == NEW for each in spec.parameters):
@@ -104,7 +104,7 @@ def test_a_refused_extension_leaves_the_optimizer_as_it_was(private, how, job, m
         return opened(spec, take_over)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_torch_opening, "_open", refuse)
+        patched.setattr(opening, "_open", refuse)
         with pytest.raises(optstate.ResourceExhaustedError, match="no room"):
             extend(how, model, optimizer)
     assert optimizer.committed_step == 2

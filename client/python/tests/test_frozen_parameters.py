@@ -8,7 +8,7 @@ import optstate
 import pytest
 import ranks
 import torch
-from optstate._torch_attachment import Attachment
+from optstate._torch.job.attachment import Attachment
 from training import bits, largest_difference, loss_of, small_model, train
 
 NAMES = ["0.weight", "0.bias", "2.weight", "2.bias", "3.weight", "3.bias"]

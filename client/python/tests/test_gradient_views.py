@@ -10,8 +10,8 @@ import numpy as np
 import optstate
 import pytest
 import torch
-from gradients_in_place import assert_as_torchs, backward, in_place, run, viewable
-from optstate import _torch_gradient_views
+from gradients_in_place import SGD, assert_as_torchs, backward, in_place, run, viewable
+from optstate._torch.gradients import views as gradient_views
 from training import bits, largest_difference, loss_of, small_model
 
 
@@ -20,7 +20,7 @@ def test_gradients_of_backward_are_views():
 
     def between(model, optimizer, step):
         loss_of(model, step).backward()
-        if not isinstance(optimizer, optstate.SGD):
+        if not isinstance(optimizer, SGD):
             return
         views = optimizer._served.attachment.gradients.views
         if views is None:
@@ -34,7 +34,7 @@ def test_gradients_of_backward_are_views():
 
 def test_each_view_has_a_storage_of_its_own():
     model = small_model()
-    with optstate.SGD(model.parameters(), lr=0.1) as optimizer:
+    with SGD(model.parameters(), lr=0.1) as optimizer:
         backward(model, optimizer, 0)
         for parameter in model.parameters():
             gradient = parameter.grad
@@ -268,10 +268,8 @@ def test_grad_scaler():
             scaler.update()
         return model
 
-    ours = run_with(optstate.SGD)
-    assert bits(ours.parameters()) == bits(
-        run_with(optstate.SGD, gradients_as_views=False).parameters()
-    )
+    ours = run_with(SGD)
+    assert bits(ours.parameters()) == bits(run_with(SGD, gradients_as_views=False).parameters())
     assert largest_difference(ours, run_with(torch.optim.SGD)) < 1e-6
 
 
@@ -281,7 +279,7 @@ def test_micro_steps(reduction):
 
     def train(gradients_as_views):
         model = small_model()
-        optimizer = optstate.SGD(
+        optimizer = SGD(
             model.parameters(),
             lr=0.05,
             momentum=0.9,
@@ -309,7 +307,7 @@ def test_aborted_micro_steps():
     def train(gradients_as_views):
         model = small_model()
         options = {"accumulate": True, "gradients_as_views": gradients_as_views}
-        with optstate.SGD(model.parameters(), lr=0.1, **options) as optimizer:
+        with SGD(model.parameters(), lr=0.1, **options) as optimizer:
             for step in range(4):
                 backward(model, optimizer, step)
                 optimizer.accumulate_step()
@@ -325,7 +323,7 @@ def test_aborted_micro_steps():
 
 def test_no_gradient_no_update():
     model = small_model()
-    with optstate.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1) as optimizer:
+    with SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1) as optimizer:
         backward(model, optimizer, 0)
         optimizer.step()
         optimizer.zero_grad()
@@ -341,7 +339,7 @@ def test_no_gradient_no_update():
 
 def test_copies_of_a_model_with_gradients():
     model = small_model()
-    with optstate.SGD(model.parameters(), lr=0.1) as optimizer:
+    with SGD(model.parameters(), lr=0.1) as optimizer:
         backward(model, optimizer, 0)
         gradients = [parameter.grad for parameter in model.parameters()]
         values = bits(gradients)
@@ -366,9 +364,9 @@ def test_copies_of_a_model_with_gradients():
 
 
 def test_small_gradients_are_copied(monkeypatch):
-    monkeypatch.setattr(_torch_gradient_views, "BYTES_MIN", 4 * 16 * 8)
+    monkeypatch.setattr(gradient_views, "BYTES_MIN", 4 * 16 * 8)
     model = small_model()
-    with optstate.SGD(model.parameters(), lr=0.1) as optimizer:
+    with SGD(model.parameters(), lr=0.1) as optimizer:
         assert viewable(optimizer) == {0}
         assert not model[0].bias._post_accumulate_grad_hooks
         backward(model, optimizer, 0)
@@ -382,7 +380,7 @@ def test_small_gradients_are_copied(monkeypatch):
 def test_without_views(wire, options, daemon):
     model = small_model()
     endpoint = getattr(daemon, wire)
-    with optstate.SGD(model.parameters(), lr=0.1, endpoint=endpoint, **options) as optimizer:
+    with SGD(model.parameters(), lr=0.1, endpoint=endpoint, **options) as optimizer:
         backward(model, optimizer, 0)
         assert not in_place(optimizer)
         assert not any(each._post_accumulate_grad_hooks for each in model.parameters())
@@ -392,7 +390,7 @@ def test_without_views(wire, options, daemon):
 def test_memory(daemon, job):
     model = small_model()
     size = sum(4 * parameter.numel() for parameter in model.parameters())
-    with optstate.SGD(model.parameters(), lr=0.1, job=job) as optimizer:
+    with SGD(model.parameters(), lr=0.1, job=job) as optimizer:
         assert optimizer.memory().gradient_views == 0
         backward(model, optimizer, 0)
         assert optimizer.memory().gradient_views == size
@@ -414,7 +412,7 @@ def test_the_closure_s_gradients():
 
         return closure
 
-    with optstate.SGD(model.parameters(), lr=0.1) as ours:
+    with SGD(model.parameters(), lr=0.1) as ours:
         for step in range(4):
             ours.step(closure_of(model, ours, step))
             theirs.step(closure_of(reference, theirs, step))
@@ -443,9 +441,7 @@ def test_run_tells_bits_apart():
 
     def between(model, optimizer, step):
         backward(model, optimizer, step)
-        if isinstance(optimizer, optstate.SGD) and step == 3:
+        if isinstance(optimizer, SGD) and step == 3:
             model[0].bias.grad.data[0] += 1e-3
 
-    assert bits(run(optstate.SGD, between)[0].parameters()) != bits(
-        run(optstate.SGD, backward)[0].parameters()
-    )
+    assert bits(run(SGD, between)[0].parameters()) != bits(run(SGD, backward)[0].parameters())

@@ -6,7 +6,7 @@ import optstate
 import pytest
 import ranks
 import torch
-from gradients_in_place import OPTIONS, assert_as_torchs, backward, in_place, run, viewable
+from gradients_in_place import OPTIONS, SGD, assert_as_torchs, backward, in_place, run, viewable
 from torch.nn.parallel import DistributedDataParallel
 from training import bits, largest_difference, loss_of, small_model
 
@@ -16,7 +16,7 @@ def test_create_graph():
 
     def between(model, optimizer, step):
         loss_of(model, step).backward(create_graph=True)
-        if isinstance(optimizer, optstate.SGD):
+        if isinstance(optimizer, SGD):
             assert not in_place(optimizer)
         penalty = sum(each.grad.square().sum() for each in model.parameters())
         gradients = [each.grad for each in model.parameters()]
@@ -36,7 +36,7 @@ def test_autograd_grad():
         gradients = torch.autograd.grad(loss_of(model, step), parameters)
         for parameter, gradient in zip(parameters, gradients):
             parameter.grad = gradient
-        if isinstance(optimizer, optstate.SGD):
+        if isinstance(optimizer, SGD):
             assert not in_place(optimizer)
 
     assert_as_torchs(between)
@@ -86,8 +86,8 @@ def test_parameters_that_have_one_gradient():
         backward(model, optimizer, step)
         model.one.grad.mul_(0.5)
 
-    ours, _ = run(optstate.SGD, between, model=_Halves)
-    copied, _ = run(optstate.SGD, between, model=_Halves, gradients_as_views=False)
+    ours, _ = run(SGD, between, model=_Halves)
+    copied, _ = run(SGD, between, model=_Halves, gradients_as_views=False)
     theirs, _ = run(torch.optim.SGD, between, model=_Halves)
     assert bits(ours.parameters()) == bits(copied.parameters())
     assert largest_difference(ours, theirs) < 1e-6
@@ -133,14 +133,14 @@ def test_hooks_of_the_script(what, registered):
                 kept[-1][0].mul_(0.5)  # it is the gradient, in torch
                 kept[-1][1].mul_(0.5)
             optimizer.step()
-        if isinstance(optimizer, optstate.SGD):
+        if isinstance(optimizer, SGD):
             optimizer.close()
         return model
 
-    ours = train(optstate.SGD)
+    ours = train(SGD)
     for held, value in kept:
         assert torch.equal(held, value)
-    copied = train(optstate.SGD, gradients_as_views=False)
+    copied = train(SGD, gradients_as_views=False)
     assert bits(ours.parameters()) == bits(copied.parameters())
     assert largest_difference(ours, train(torch.optim.SGD)) < 1e-6
 
@@ -160,7 +160,7 @@ def test_an_alias_from_a_tensor_hook():
             optimizer.step()
         return model
 
-    assert largest_difference(train(optstate.SGD), train(torch.optim.SGD)) < 1e-6
+    assert largest_difference(train(SGD), train(torch.optim.SGD)) < 1e-6
 
 
 def _sparse():
@@ -170,7 +170,7 @@ def _sparse():
 
 def test_sparse_gradients_are_refused_as_before():
     model = _sparse()
-    with optstate.SGD(model.parameters(), lr=0.1) as optimizer:
+    with SGD(model.parameters(), lr=0.1) as optimizer:
         for _ in range(2):
             model(torch.tensor([1, 2])).square().sum().backward()
             assert in_place(optimizer) <= {1, 2}
@@ -183,7 +183,7 @@ def test_sparse_gradients_are_refused_as_before():
 def test_a_gradient_of_another_dtype():
     """torch casts what comes later; ours refuses it as without views."""
     parameter = torch.nn.Parameter(torch.ones(64, dtype=torch.bfloat16))
-    with optstate.SGD([parameter], lr=1.0) as optimizer:
+    with SGD([parameter], lr=1.0) as optimizer:
         (parameter * 2).sum().backward()
         assert in_place(optimizer) == {0}
         assert parameter.grad.dtype is torch.bfloat16
@@ -197,14 +197,14 @@ def test_16_bits(dtype):
         backward(model, optimizer, step)
         for parameter in model.parameters():
             parameter.grad.data.clamp_(-0.05, 0.05)
-        if isinstance(optimizer, optstate.SGD) and optimizer._served.settings.gradient_views:
+        if isinstance(optimizer, SGD) and optimizer._served.settings.gradient_views:
             assert in_place(optimizer) == set(range(6))
 
     def model():
         return small_model(dtype=dtype)
 
-    ours, _ = run(optstate.SGD, between, model=model)
-    copied, _ = run(optstate.SGD, between, model=model, gradients_as_views=False)
+    ours, _ = run(SGD, between, model=model)
+    copied, _ = run(SGD, between, model=model, gradients_as_views=False)
     assert bits(ours.parameters()) == bits(copied.parameters())
 
 
@@ -257,15 +257,13 @@ def test_frozen_and_thawed(where):
             if step % 2:
                 model[0].weight.grad.data.mul_(0.5)
             optimizer.step()
-        if isinstance(optimizer, optstate.SGD):
+        if isinstance(optimizer, SGD):
             assert len(in_place(optimizer) if not options else range(5)) >= 5
             optimizer.close()
         return model
 
-    ours = train(optstate.SGD)
-    assert bits(ours.parameters()) == bits(
-        train(optstate.SGD, gradients_as_views=False).parameters()
-    )
+    ours = train(SGD)
+    assert bits(ours.parameters()) == bits(train(SGD, gradients_as_views=False).parameters())
     assert largest_difference(ours, train(torch.optim.SGD)) < 1e-6
 
 
@@ -284,15 +282,13 @@ def test_groups_that_are_added():
                 kept[1].mul_(0.5)
             optimizer.step()
         assert torch.equal(*kept)
-        if isinstance(optimizer, optstate.SGD) and not options:
+        if isinstance(optimizer, SGD) and not options:
             # The kept one is of the former area.
             assert in_place(optimizer) == set(range(4))
         return model
 
-    ours = train(optstate.SGD)
-    assert bits(ours.parameters()) == bits(
-        train(optstate.SGD, gradients_as_views=False).parameters()
-    )
+    ours = train(SGD)
+    assert bits(ours.parameters()) == bits(train(SGD, gradients_as_views=False).parameters())
     assert largest_difference(ours, train(torch.optim.SGD)) < 1e-6
 
 
@@ -311,7 +307,7 @@ def test_two_optimizers_of_one_parameter():
             second.step()
         return model
 
-    assert largest_difference(train(optstate.SGD), train(torch.optim.SGD)) < 1e-6
+    assert largest_difference(train(SGD), train(torch.optim.SGD)) < 1e-6
 
 
 def test_a_compiled_model():
@@ -325,8 +321,8 @@ def test_a_compiled_model():
 
     torch._dynamo.reset()
     training = [
-        run(optstate.SGD, between, model=model)[0],
-        run(optstate.SGD, between, model=model, gradients_as_views=False)[0],
+        run(SGD, between, model=model)[0],
+        run(SGD, between, model=model, gradients_as_views=False)[0],
     ]
     assert bits(training[0].parameters()) == bits(training[1].parameters())
 
@@ -342,7 +338,7 @@ def test_moved_parameters():
 
     assert_as_torchs(between)
     model = small_model()
-    with optstate.SGD(model.parameters(), lr=0.1) as optimizer:
+    with SGD(model.parameters(), lr=0.1) as optimizer:
         model[3].weight.data = torch.zeros(4, 20)
         (model[3].weight.square().sum() + model[0].weight.square().sum()).backward()
         assert in_place(optimizer) == {0}
@@ -353,7 +349,7 @@ def test_moved_parameters():
 def test_what_is_always_replaced_is_no_view_any_more():
     def between(model, optimizer, step):
         backward(model, optimizer, step)
-        if isinstance(optimizer, optstate.SGD) and optimizer._served.settings.gradient_views:
+        if isinstance(optimizer, SGD) and optimizer._served.settings.gradient_views:
             assert viewable(optimizer) == set(range(6)) - ({0} if step >= 2 else set())
             assert in_place(optimizer) == viewable(optimizer)
         for index, parameter in enumerate(model.parameters()):
@@ -369,9 +365,7 @@ def _ddp(connection, rank, endpoint, job, how):
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=how == "bucket views")
     if how == "hook":
         wrapped.register_comm_hook(None, optstate.ddp_hook)
-    optimizer = optstate.SGD(
-        wrapped.named_parameters(), **OPTIONS, endpoint=endpoint, job=job, **options
-    )
+    optimizer = SGD(wrapped.named_parameters(), **OPTIONS, endpoint=endpoint, job=job, **options)
     assert viewable(optimizer)
     for step in range(6):
         optimizer.zero_grad(set_to_none=step != 3)
@@ -405,9 +399,7 @@ def test_distributed_data_parallel(how, daemon, job):
 def _own(connection, rank, endpoint, job, partition):
     model = small_model()
     options = {"partition": partition} if partition else {"reduction": "daemon"}
-    optimizer = optstate.SGD(
-        model.named_parameters(), **OPTIONS, endpoint=endpoint, job=job, **options
-    )
+    optimizer = SGD(model.named_parameters(), **OPTIONS, endpoint=endpoint, job=job, **options)
     pieces = optimizer._served.attachment.session.pieces
     sizes = [each.numel() for each in model.parameters()]
     whole = {each.parameter for each in pieces if each.numel == sizes[each.parameter]}

@@ -13,9 +13,9 @@ import optstate
 import pytest
 import ranks
 import torch
-from gradients_in_place import OPTIONS, assert_as_torchs, backward, in_place, run, viewable
-from optstate import _torch_gradient_views
-from optstate._torch_tensors import memory_view
+from gradients_in_place import OPTIONS, SGD, assert_as_torchs, backward, in_place, run, viewable
+from optstate._torch.gradients import views as gradient_views
+from optstate._torch.tensors import memory_view
 from training import bits, largest_difference, loss_of, small_model
 
 
@@ -54,7 +54,7 @@ KEEPS = {
 @pytest.mark.parametrize("how", KEEPS)
 def test_all_gradients_of_all_steps(how):
     ours, theirs = Kept(KEEPS[how]), Kept(KEEPS[how])
-    model, _ = run(optstate.SGD, ours)
+    model, _ = run(SGD, ours)
     reference, _ = run(torch.optim.SGD, theirs)
     ours.check()
     theirs.check()
@@ -93,7 +93,7 @@ def test_values_that_a_graph_has_saved():
         loss.backward()
         return weight.grad
 
-    assert torch.equal(found(optstate.SGD), found(torch.optim.SGD))
+    assert torch.equal(found(SGD), found(torch.optim.SGD))
 
 
 def test_a_kept_gradient_that_the_script_replaces():
@@ -126,7 +126,7 @@ def test_a_kept_gradient_can_be_written():
 
 def test_only_what_is_kept_is_copied_afterwards():
     model = small_model()
-    with optstate.SGD(model.parameters(), lr=0.1) as optimizer:
+    with SGD(model.parameters(), lr=0.1) as optimizer:
         kept = []
         for step in range(3):
             optimizer.zero_grad()
@@ -140,7 +140,7 @@ def test_only_what_is_kept_is_copied_afterwards():
 
 def test_references_that_are_gone_cost_nothing():
     model = small_model()
-    with optstate.SGD(model.parameters(), lr=0.1) as optimizer:
+    with SGD(model.parameters(), lr=0.1) as optimizer:
         for step in range(3):
             backward(model, optimizer, step)
             held = [each.grad.numpy() for each in model.parameters()]
@@ -153,7 +153,7 @@ def test_references_that_are_gone_cost_nothing():
 @pytest.mark.parametrize("how", ["close", "collected", "add_param_group", "attach again"])
 def test_the_end_of_the_optimizer(how, job):
     model = small_model()
-    optimizer = optstate.SGD(model.parameters(), lr=0.1, job=job)
+    optimizer = SGD(model.parameters(), lr=0.1, job=job)
     backward(model, optimizer, 0)
     optimizer.step()
     gradients = [parameter.grad for parameter in model.parameters()]
@@ -167,7 +167,7 @@ def test_the_end_of_the_optimizer(how, job):
     else:
         optimizer.close()
     if how == "attach again":
-        optimizer = optstate.SGD(model.parameters(), lr=0.1, job=job)
+        optimizer = SGD(model.parameters(), lr=0.1, job=job)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
         assert not any(each.any() for each in gradients)
@@ -186,14 +186,14 @@ def test_the_end_of_the_optimizer(how, job):
 
 def test_views_outlive_the_optimizer_and_each_other():
     first = small_model()
-    with optstate.SGD(first.parameters(), lr=0.1) as optimizer:
+    with SGD(first.parameters(), lr=0.1) as optimizer:
         backward(first, optimizer, 0)
         kept = first[0].weight.grad
         value = kept.clone()
     del optimizer, first
     gc.collect()
     again = small_model()
-    with optstate.SGD(again.parameters(), lr=0.1) as optimizer:
+    with SGD(again.parameters(), lr=0.1) as optimizer:
         backward(again, optimizer, 1)
         optimizer.step()
     assert torch.equal(kept, value)
@@ -204,7 +204,7 @@ def test_views_outlive_the_optimizer_and_each_other():
 def test_a_step_that_ends_with_an_error(error, where, monkeypatch):
     """Nothing that the script writes until the next step is in the area, which may be read."""
     model = small_model()
-    with optstate.SGD(model.parameters(), lr=0.1) as optimizer:
+    with SGD(model.parameters(), lr=0.1) as optimizer:
         backward(model, optimizer, 0)
         session = optimizer._served.attachment.session
         area = [
@@ -243,7 +243,7 @@ def test_a_step_that_ends_with_an_error(error, where, monkeypatch):
 @pytest.mark.parametrize("again", [False, True])
 def test_an_interrupt_while_views_are_left(again, monkeypatch):
     """What is left half is left whole before the area is used again."""
-    real = _torch_gradient_views._Mapping.keep
+    real = gradient_views._Mapping.keep
 
     def interrupted(mapping, *parts):
         real(mapping, *parts)
@@ -252,7 +252,7 @@ def test_an_interrupt_while_views_are_left(again, monkeypatch):
     model = small_model()
     reference = small_model()
     torchs = torch.optim.SGD(reference.parameters(), **OPTIONS)
-    with optstate.SGD(model.parameters(), **OPTIONS) as optimizer:
+    with SGD(model.parameters(), **OPTIONS) as optimizer:
         kept = []
         for step in range(5):
             optimizer.zero_grad()
@@ -261,7 +261,7 @@ def test_an_interrupt_while_views_are_left(again, monkeypatch):
             backward(reference, torchs, step)
             if step == 2:
                 with monkeypatch.context() as patch:
-                    patch.setattr(_torch_gradient_views._Mapping, "keep", interrupted)
+                    patch.setattr(gradient_views._Mapping, "keep", interrupted)
                     with pytest.raises(KeyboardInterrupt):
                         optimizer._served.attachment.gradients.leave_views()
                 for parameter in (*model.parameters(), *reference.parameters()):
@@ -280,7 +280,7 @@ def test_an_interrupt_while_views_are_left(again, monkeypatch):
 
 def _interrupted(connection, rank, endpoint, job):
     model = small_model()
-    optimizer = optstate.SGD(model.named_parameters(), **OPTIONS, endpoint=endpoint, job=job)
+    optimizer = SGD(model.named_parameters(), **OPTIONS, endpoint=endpoint, job=job)
     mine = {piece.parameter for piece in optimizer._served.attachment.session.pieces if piece.numel}
     for step in range(3):
         optimizer.zero_grad()
@@ -346,7 +346,7 @@ def test_a_forked_child_writes_its_own_gradients(waits):
     fork = multiprocessing.get_context("fork")
     model, reference = small_model(), small_model()
     torchs = torch.optim.SGD(reference.parameters(), **OPTIONS)
-    with optstate.SGD(model.parameters(), **OPTIONS) as optimizer:
+    with SGD(model.parameters(), **OPTIONS) as optimizer:
         for step in range(4):
             for which, its in ((model, optimizer), (reference, torchs)):
                 its.zero_grad()
@@ -374,7 +374,7 @@ def test_a_forked_child_writes_its_own_gradients(waits):
 def test_a_child_after_the_optimizer_was_closed():
     fork = multiprocessing.get_context("fork")
     model = small_model()
-    optimizer = optstate.SGD(model.parameters(), lr=0.1)
+    optimizer = SGD(model.parameters(), lr=0.1)
     backward(model, optimizer, 0)
     optimizer.close()
     del optimizer
@@ -402,7 +402,7 @@ def test_a_fork_by_another_thread_during_backward():
                 os._exit(0)
             os.waitpid(child, 0)
 
-    with optstate.SGD(model.parameters(), lr=0.0) as optimizer:
+    with SGD(model.parameters(), lr=0.0) as optimizer:
         expected = torch.autograd.grad(model(batch).square().sum(), list(model.parameters()))
         thread = threading.Thread(target=fork_often)
         thread.start()
@@ -422,9 +422,7 @@ def test_a_daemon_that_comes_back(killed, own_daemon):
     """The area is the same one: gradients go on as views, and kept ones keep their values."""
     model, reference = small_model(), small_model()
     torchs = torch.optim.SGD(reference.parameters(), **OPTIONS)
-    optimizer = optstate.SGD(
-        model.named_parameters(), **OPTIONS, endpoint=own_daemon.shm, job="killed"
-    )
+    optimizer = SGD(model.named_parameters(), **OPTIONS, endpoint=own_daemon.shm, job="killed")
     with optimizer:
         kept = []
         for step in range(5):

@@ -6,10 +6,8 @@ import contextlib
 import json
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import optstate
@@ -19,8 +17,9 @@ from training import largest_difference, loss_of, small_model, train
 
 PROGRAM = pathlib.Path(__file__).with_name("hostile.py")
 STRANGER = 4711
-FLOOD_S = 6
-CALM_STEPS = 200
+# The flood is counted, so that a slow machine sees as much of it as a fast one.
+ATTACKS = 40
+STEPS_BETWEEN_QUESTIONS = 100
 # Engines of the stranger's are processes: few, so that the test is no test of the machine.
 JOBS_MAX = 3
 CONFIG = f"limits:\n  user_jobs_max: {JOBS_MAX}\n"
@@ -44,7 +43,7 @@ def flood_of(daemon: Daemon, seed: int) -> Iterator[subprocess.Popen]:
     python = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
     with PROGRAM.open() as source:
         flood = subprocess.Popen(
-            [python, "-I", "-", str(daemon.socket), tcp, str(seed), str(FLOOD_S)],
+            [python, "-I", "-", str(daemon.socket), tcp, str(seed), str(ATTACKS)],
             stdin=source,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -66,21 +65,21 @@ def test_a_hostile_user_disturbs_nobody(flooded, job, seed):
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, endpoint=flooded.shm)
     steps = 0
 
-    def step() -> float:
+    def take_steps(count: int) -> None:
         nonlocal steps
-        optimizer.zero_grad()
-        loss_of(model, steps).backward()
-        begin = time.monotonic()
-        optimizer.step()
-        steps += 1
-        return time.monotonic() - begin
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss_of(model, steps).backward()
+            optimizer.step()
+            steps += 1
 
-    calm = [step() for _ in range(CALM_STEPS)]
-    loud = []
+    take_steps(1)
     answered = 0
     with flood_of(flooded, seed) as flood:
-        while flood.poll() is None:
-            loud += [step() for _ in range(100)]
+        ended = False
+        while not ended:
+            ended = flood.poll() is not None  # one more round after the end
+            take_steps(STEPS_BETWEEN_QUESTIONS)
             # Root's, in a process and a connection of its own.
             status = flooded.optctl("status")
             assert int(status["pid"]) == flooded.process.pid
@@ -89,14 +88,7 @@ def test_a_hostile_user_disturbs_nobody(flooded, job, seed):
             assert sum(int(each["uid"]) == STRANGER for each in jobs) <= JOBS_MAX
         did, errors = flood.communicate()
         assert flood.returncode == 0, errors
-    print(f"seed {seed}: {json.loads(did)}")
-    print(
-        f"{answered} status calls answered; a step took {statistics.median(calm) * 1e3:.3f} ms, "
-        f"{statistics.median(loud) * 1e3:.3f} ms under the flood "
-        f"({statistics.median(loud) / statistics.median(calm):.2f} times; "
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.0f})"
-    )
-    assert answered > 0
+    print(f"seed {seed}: {steps} steps and {answered} status calls during {json.loads(did)}")
     # Nobody else is shut out either: this process's next job, over both sockets.
     for endpoint in (flooded.shm, flooded.grpc_tcp):
         other = small_model()

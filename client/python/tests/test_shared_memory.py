@@ -8,7 +8,7 @@ import multiprocessing
 import optstate
 import pytest
 import torch
-from optstate._torch_memory import overlap, place_of
+from optstate._torch.parameters.memory import overlap, place_of
 from ranks import running, say
 
 

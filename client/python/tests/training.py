@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 
 
@@ -74,6 +75,18 @@ def bits(tensors: Sequence[torch.Tensor]) -> list[bytes]:
         bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).tolist())
         for tensor in tensors
     ]
+
+
+def values_of(model: torch.nn.Module) -> list[np.ndarray]:
+    """What a rank sends to the test of its parameters."""
+    return [parameter.detach().numpy() for parameter in model.parameters()]
+
+
+def assert_values(results: Sequence[Sequence[np.ndarray]], model: torch.nn.Module) -> None:
+    """That every rank has the model's parameters."""
+    for result in results:
+        for found, expected in zip(result, model.parameters()):
+            assert torch.equal(torch.from_numpy(found), expected)
 
 
 def largest_difference(one: torch.nn.Module, other: torch.nn.Module) -> float:

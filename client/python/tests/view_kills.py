@@ -67,7 +67,14 @@ def train(connection, rank: int, endpoint: str, job: str | None, steps: int) -> 
     logging.getLogger("optstate").setLevel(logging.ERROR)
     parameters = parameters_of_trainer()
     base = torch.randn(max(SIZES) + steps, generator=torch.Generator().manual_seed(2))
-    optimizer = optstate.AdamW(parameters, lr=0.01, job=job, endpoint=endpoint, max_norm=100.0)
+    optimizer = optstate.AdamW(
+        parameters,
+        lr=0.01,
+        job=job,
+        endpoint=endpoint,
+        max_norm=100.0,
+        gradients_as_views=True,
+    )
     assert len(optimizer._served.attachment.parameters._in_view) == len(SIZES)
     say(connection, ("attached", optimizer.committed_step, digest(parameters)))
     for step in range(optimizer.committed_step, steps):

@@ -1,9 +1,5 @@
-// The rules of Adam and AdamW.
-
 #include "kernels/cpu/highway_config.h"
 #include "kernels/cpu/rule_kernels.h"
-#include "kernels/update_kernel.h"
-#include "proto/types/optimizer.h"
 
 // The rest of this file is compiled once per target.
 #undef HWY_TARGET_INCLUDE
@@ -12,32 +8,12 @@
 // This include comes after foreach_target.h.
 #include "hwy/highway.h"
 #include "kernels/cpu/rule_kernels-inl.h"
-#include "kernels/cpu/rules/adam-inl.h"
+#include "kernels/rules/adam-inl.h"
 
-HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
-namespace HWY_NAMESPACE {
-
-template <OptimizerKind kKind>
-const RuleKernels& AdamOfKind(uint32_t options) {
-  return options == adam::kAmsgrad
-             ? KernelsOf<Adam<kKind, true>, Dispatch::kFixed>()
-             : KernelsOf<Adam<kKind, false>, Dispatch::kFixed>();
-}
-
-const RuleKernels& AdamOfTarget(OptimizerKind kind, uint32_t options) {
-  return kind == OptimizerKind::kAdam
-             ? AdamOfKind<OptimizerKind::kAdam>(options)
-             : AdamOfKind<OptimizerKind::kAdamW>(options);
-}
-
-// NOLINTNEXTLINE(google-readability-namespace-comments)
-}  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
-HWY_AFTER_NAMESPACE();
+OPTSTATE_DEFINE_RULE(Adam, Dispatch::kFixed)
 
 #if HWY_ONCE
 #include "kernels/cpu/rules.h"
 #include "kernels/cpu/target_table.h"
-OPTSTATE_EXPORT_RULE(AdamKernels, AdamOfTarget)
+OPTSTATE_EXPORT_RULE(Adam)
 #endif  // HWY_ONCE

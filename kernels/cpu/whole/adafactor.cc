@@ -1,18 +1,14 @@
 // The kernel of torch.optim.Adafactor.
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
 
 #include "absl/types/span.h"
 #include "kernels/cpu/highway_config.h"
 #include "kernels/cpu/reduce.h"
 #include "kernels/cpu/whole_rules.h"
-#include "kernels/factors.h"
-#include "kernels/power.h"
 #include "kernels/reduction.h"
 #include "kernels/update_kernel.h"
 #include "kernels/whole_kernel.h"
@@ -26,9 +22,9 @@
 #include "hwy/foreach_target.h"
 // This include comes after foreach_target.h.
 #include "hwy/highway.h"
-#include "kernels/cpu/float16-inl.h"
-#include "kernels/cpu/product-inl.h"
 #include "kernels/cpu/whole-inl.h"
+#include "kernels/ops/ops-inl.h"
+#include "kernels/rules/adafactor-inl.h"
 
 #ifndef OPTSTATE_KERNELS_CPU_WHOLE_ADAFACTOR_CC_
 #define OPTSTATE_KERNELS_CPU_WHOLE_ADAFACTOR_CC_
@@ -51,45 +47,6 @@ inline uint64_t AdafactorWorkspaceElements(absl::Span<const int64_t> shape) {
                            : 0;
 }
 
-// The values that a step knows before it sees the gradient.
-struct AdafactorStep {
-  double weight;  // of what is new in the variances: 1 - beta2
-  double mean_min;
-  float variance_min;
-};
-
-inline AdafactorStep PrepareAdafactor(const UpdateInput& input) {
-  const Hyperparams& h = input.hyperparams;
-  // torch takes the epsilon of the parameter's dtype. Here it is the master's
-  // that counts: what torch would have with float parameters.
-  const double eps =
-      h[adafactor::kEps1] < 0
-          ? static_cast<double>(std::numeric_limits<float>::epsilon())
-          : h[adafactor::kEps1];
-  return {
-      .weight = Power(static_cast<double>(input.step_count),
-                      h[adafactor::kBeta2Decay]),
-      .mean_min = eps,
-      // Without it a gradient of 0 would be divided by 0.
-      .variance_min = RoundToFloatNotZero(eps * eps),
-  };
-}
-
-// Returns the larger one; a NaN, where torch has one, does not lose against the
-// other.
-inline double AtLeast(double value, double min) {
-  return value < min ? min : value;
-}
-
-inline float Rounded(double value) {
-  if (std::isnan(value)) return std::numeric_limits<float>::quiet_NaN();
-  return static_cast<float>(value);
-}
-
-inline double RootMeanSquare(double sum_of_squares, size_t numel) {
-  return std::sqrt(sum_of_squares / static_cast<double>(numel));
-}
-
 // There is nothing to average.
 inline void KeepState(const WholeView& view) {
   const OptimizerInfo& info = InfoOf(OptimizerKind::kAdafactor);
@@ -107,25 +64,6 @@ namespace optstate::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Computes average = torch.lerp(average, value, weight), rounded once.
-inline float NextVariance(float average, double value, double weight) {
-  const hn::CappedTag<double, 1> d;
-  // Either form would cancel on the other side.
-  const bool is_near_old = weight < 0.5;
-  const double base = is_near_old ? average : value;
-  const auto change = Product(hn::Set(d, is_near_old ? weight : weight - 1),
-                              hn::Set(d, value - average));
-  return Rounded(base + hn::GetLane(change));
-}
-
-template <class D, class V>
-HWY_INLINE V Normalized(D d, V grad, V variance, float variance_min) {
-  const V min = hn::Set(d, variance_min);
-  // A NaN is not less.
-  return hn::Div(
-      grad, hn::Sqrt(hn::IfThenElse(hn::Lt(variance, min), min, variance)));
-}
-
 // Adds sums[j] += row[j]^2, exact but for the sum's rounding.
 inline void AddSquares(const float* row, size_t columns, double* sums) {
   const hn::ScalableTag<double> d;
@@ -133,8 +71,8 @@ inline void AddSquares(const float* row, size_t columns, double* sums) {
   size_t j = 0;
   for (; j + hn::Lanes(d) <= columns; j += hn::Lanes(d)) {
     const auto element = hn::PromoteTo(d, hn::LoadU(df, row + j));
-    hn::StoreU(hn::Add(hn::LoadU(d, sums + j), Product(element, element)), d,
-               sums + j);
+    hn::StoreU(hn::Add(hn::LoadU(d, sums + j), ops::Product(element, element)),
+               d, sums + j);
   }
   for (; j < columns; ++j) {
     const double element = row[j];
@@ -182,7 +120,7 @@ void NormalizeFactored(const AdafactorStep& step, const float* gradient,
         [row, variance_min](auto d, const auto& in, const auto& out, size_t j)
             HWY_ATTR {
               const auto variance =
-                  Product(hn::Set(d, row), hn::LoadU(d, in[1] + j));
+                  ops::Product(hn::Set(d, row), hn::LoadU(d, in[1] + j));
               hn::StoreU(Normalized(d, hn::LoadU(d, in[0] + j), variance,
                                     variance_min),
                          d, out[0] + j);
@@ -214,15 +152,14 @@ void UpdateVector(const AdafactorStep& step, const WholeView& view) {
       [weight, variance_min](auto d, const auto& in, const auto& out,
                              size_t i) HWY_ATTR {
         const auto grad = hn::LoadU(d, in[0] + i);
-        const auto variance = CanonicalNan(
-            d, Lerp(d, hn::LoadU(d, in[1] + i), Product(grad, grad), weight));
+        const auto variance =
+            NextElementVariance(d, hn::LoadU(d, in[1] + i), grad, weight);
         hn::StoreU(variance, d, out[0] + i);
         hn::StoreU(Normalized(d, grad, variance, variance_min), d, out[1] + i);
       });
 }
 
 void ComputeAdafactor(const UpdateInput& input, const WholeView& view) {
-  const Hyperparams& h = input.hyperparams;
   if (view.numel == 0) return KeepState(view);
   const AdafactorStep step = PrepareAdafactor(input);
   // The update waits in new_master for its norm.
@@ -231,21 +168,11 @@ void ComputeAdafactor(const UpdateInput& input, const WholeView& view) {
   } else {
     UpdateVector(step, view);
   }
-  const double lr = h[adafactor::kLr];
-  const double rho =
-      std::min(lr, 1 / std::sqrt(static_cast<double>(input.step_count)));
-  // In this order the first wins against a NaN, as Python's max() has it.
-  const double alpha =
-      rho * std::max(h[adafactor::kEps2],
-                     RootMeanSquare(SumOfSquares(view.master, view.numel),
-                                    view.numel));
-  const double denom = std::max(
-      1.0,
-      RootMeanSquare(SumOfSquares(view.new_master, view.numel), view.numel) /
-          h[adafactor::kD]);
-  Descend(view.master, view.new_master,
-          RoundToFloat(lr * h[adafactor::kWeightDecay]),
-          RoundToFloat(alpha / denom), view.numel, view.new_master);
+  const DescentFactors descent =
+      AdafactorDescent(input, SumOfSquares(view.master, view.numel),
+                       SumOfSquares(view.new_master, view.numel), view.numel);
+  Descend(view.master, view.new_master, descent.decay, descent.step, view.numel,
+          view.new_master);
 }
 
 const WholeKernel& AdafactorOfTarget() {

@@ -1,7 +1,5 @@
-// LAMB, as its paper (arXiv 1904.00962) has it: decoupled decay
-// within the norm, bias correction, and a trust ratio for every parameter.
+// The kernel of LAMB (rules/lamb-inl.h).
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -20,50 +18,14 @@
 #include "hwy/foreach_target.h"
 // This include comes after foreach_target.h.
 #include "hwy/highway.h"
-#include "kernels/cpu/float16-inl.h"
-#include "kernels/cpu/moments-inl.h"
-#include "kernels/cpu/product-inl.h"
 #include "kernels/cpu/whole-inl.h"
+#include "kernels/rules/lamb-inl.h"
 
 #ifndef OPTSTATE_KERNELS_CPU_WHOLE_LAMB_CC_
 #define OPTSTATE_KERNELS_CPU_WHOLE_LAMB_CC_
 namespace optstate::cpu {
 
 inline uint64_t LambWorkspaceElements(absl::Span<const int64_t>) { return 0; }
-
-// The factors of a step. With c = sqrt(1 - beta2^t), as in kernels/README.md:
-struct LambFactors {
-  float decay;
-  // The factors of exp_avg and of exp_avg_sq: see factors.h.
-  float exp_avg_weight;
-  float square_gain;
-  float square_keep;
-  float square_loss;
-  float eps;        // eps * c
-  float step_size;  // c / (1 - beta1^t)
-};
-
-inline LambFactors PrepareLamb(const UpdateInput& input) {
-  const Hyperparams& h = input.hyperparams;
-  const double beta1 = h[adam::kBeta1];
-  const double beta2 = h[adam::kBeta2];
-  const double correction =
-      std::sqrt(1 - IntegerPower(beta2, input.step_count));
-  return {
-      .decay = RoundToFloat(h[adam::kWeightDecay]),
-      .exp_avg_weight = AverageWeight(beta1),
-      .square_gain = AverageGain(beta2),
-      .square_keep = AverageKeep(beta2),
-      .square_loss = AverageLoss(beta2),
-      .eps = RoundToFloatNotZero(h[adam::kEps] * correction),
-      .step_size = RoundToFloat(correction /
-                                (1 - IntegerPower(beta1, input.step_count))),
-  };
-}
-
-inline double TrustRatio(double master_norm, double update_norm) {
-  return master_norm != 0 && update_norm != 0 ? master_norm / update_norm : 1;
-}
 
 }  // namespace optstate::cpu
 #endif  // OPTSTATE_KERNELS_CPU_WHOLE_LAMB_CC_
@@ -80,23 +42,14 @@ void ComputeLamb(const UpdateInput& input, const WholeView& view) {
       view.numel, {view.gradient, view.master, view.state[0], view.state[1]},
       {view.new_state[0], view.new_state[1], view.new_master},
       [factors](auto d, const auto& in, const auto& out, size_t i) HWY_ATTR {
-        const auto grad = hn::LoadU(d, in[0] + i);
-        const auto exp_avg =
-            CanonicalNan(d, NextAverage(d, grad, hn::LoadU(d, in[2] + i),
-                                        factors.exp_avg_weight));
-        const auto exp_avg_sq = CanonicalNan(
-            d, NextSquareAverage(d, grad, hn::LoadU(d, in[3] + i),
-                                 factors.square_gain, factors.square_keep,
-                                 factors.square_loss));
-        const auto denom =
-            hn::Add(hn::Sqrt(exp_avg_sq), hn::Set(d, factors.eps));
-        const auto change =
-            hn::Div(Product(hn::Set(d, factors.step_size), exp_avg), denom);
-        const auto decay =
-            DecoupledDecay(d, hn::LoadU(d, in[1] + i), factors.decay);
+        auto exp_avg = hn::LoadU(d, in[2] + i);
+        auto exp_avg_sq = hn::LoadU(d, in[3] + i);
+        const auto update =
+            LambUpdate(d, factors, hn::LoadU(d, in[0] + i),
+                       hn::LoadU(d, in[1] + i), exp_avg, exp_avg_sq);
         hn::StoreU(exp_avg, d, out[0] + i);
         hn::StoreU(exp_avg_sq, d, out[1] + i);
-        hn::StoreU(hn::Add(change, decay), d, out[2] + i);
+        hn::StoreU(update, d, out[2] + i);
       });
   const double trust = TrustRatio(NormOf(view.master, view.numel),
                                   NormOf(view.new_master, view.numel));

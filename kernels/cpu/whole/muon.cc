@@ -25,9 +25,8 @@
 #include "hwy/foreach_target.h"
 // This include comes after foreach_target.h.
 #include "hwy/highway.h"
-#include "kernels/cpu/bfloat16_round-inl.h"
-#include "kernels/cpu/float16-inl.h"
 #include "kernels/cpu/whole-inl.h"
+#include "kernels/rules/muon-inl.h"
 
 #ifndef OPTSTATE_KERNELS_CPU_WHOLE_MUON_CC_
 #define OPTSTATE_KERNELS_CPU_WHOLE_MUON_CC_
@@ -82,20 +81,6 @@ inline uint64_t MuonWorkspaceElements(absl::Span<const int64_t> shape) {
          MatMulWorkspaceElements(size.rows);
 }
 
-inline double AdjustedRatio(double adjust_lr, absl::Span<const int64_t> shape) {
-  const auto rows = static_cast<double>(shape[0]);
-  const auto columns = static_cast<double>(shape[1]);
-  if (adjust_lr == 0) return std::sqrt(std::max(1.0, rows / columns));
-  if (adjust_lr == 1) return 0.2 * std::sqrt(std::max(rows, columns));
-  if (adjust_lr == 2) return std::sqrt(rows / columns);
-  return 1;
-}
-
-// Bounds the steps: torch refuses 100 and more, and a step must end.
-inline int NewtonSchulzSteps(double steps) {
-  return static_cast<int>(std::clamp(steps, 0.0, 99.0));
-}
-
 // Transposes in blocks, so that both matrices' lines stay in cache.
 inline void Transpose(const float* from, size_t rows, size_t columns,
                       float* to) {
@@ -125,38 +110,25 @@ namespace hn = hwy::HWY_NAMESPACE;
 // orthogonalised.
 void UpdateMomentum(const Hyperparams& h, const WholeView& view,
                     float* update) {
-  const LerpWeight of_gradient = MakeLerpWeight(1 - h[muon::kMomentum]);
-  const LerpWeight of_buffer =
-      MakeLerpWeight(h[muon::kNesterov] != 0 ? h[muon::kMomentum] : 1);
+  const MuonWeights weights = PrepareMuon(h);
   ForVectors<2, 2>(
       view.numel, {view.gradient, view.state[0]}, {view.new_state[0], update},
-      [of_gradient, of_buffer](auto d, const auto& in, const auto& out,
-                               size_t i) HWY_ATTR {
-        const auto grad = hn::LoadU(d, in[0] + i);
-        const auto buffer = CanonicalNan(
-            d, Lerp(d, hn::LoadU(d, in[1] + i), grad, of_gradient));
+      [weights](auto d, const auto& in, const auto& out, size_t i) HWY_ATTR {
+        auto buffer = hn::LoadU(d, in[1] + i);
+        const auto ahead =
+            MuonMomentum(d, weights, hn::LoadU(d, in[0] + i), buffer);
         hn::StoreU(buffer, d, out[0] + i);
-        hn::StoreU(RoundToBFloat16(d, Lerp(d, grad, buffer, of_buffer)), d,
-                   out[1] + i);
+        hn::StoreU(ahead, d, out[1] + i);
       });
 }
 
-inline float RoundToBFloat16(float value) {
-  const hn::CappedTag<float, 1> d;
-  return hn::GetLane(RoundToBFloat16(d, hn::Set(d, value)));
-}
-
-// Divides by the Frobenius norm, so that no singular value is above 1.
 void Normalize(double eps, size_t numel, float* x) {
-  const float norm = RoundToBFloat16(RoundToFloat(NormOf(x, numel)));
-  const float min = RoundToBFloat16(RoundToFloat(eps));
-  const float divisor = norm < min ? min : norm;  // NaN where torch has one
+  const float divisor = MuonDivisor(eps, SumOfSquares(x, numel));
   ForVectors<1, 1>(
       numel, {x}, {x},
       [divisor](auto d, const auto& in, const auto& out, size_t i) HWY_ATTR {
-        const auto quotient =
-            hn::Div(hn::LoadU(d, in[0] + i), hn::Set(d, divisor));
-        hn::StoreU(RoundToBFloat16(d, quotient), d, out[0] + i);
+        hn::StoreU(MuonNormalized(d, hn::LoadU(d, in[0] + i), divisor), d,
+                   out[0] + i);
       });
 }
 

@@ -9,12 +9,15 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "storage/format/checksum.h"
+#include "storage/format/sealed_header.h"
 
 namespace optstate {
 namespace {
 
 constexpr uint64_t kMagic = 0x31524c4255524f53;  // "SORUBLR1"
 constexpr uint32_t kVersion = 1;
+// The version of a region whose commit has weights; others stay of the first.
+constexpr uint32_t kVersionWithWeights = 2;
 constexpr uint32_t kByteOrder = 0x01020304;
 
 struct Header {
@@ -31,7 +34,7 @@ struct Header {
   uint64_t checksums;
   uint64_t job_bytes;
   uint32_t body_crc32c;
-  uint32_t header_crc32c;  // of the bytes before it
+  uint32_t header_crc32c;  // see sealed_header.h
 };
 static_assert(sizeof(Header) == 88);
 static_assert(offsetof(Header, generation) == 16);
@@ -50,26 +53,31 @@ struct Superblock {
   uint32_t byte_order;
   uint64_t region_bytes;
   uint32_t reserved;
-  uint32_t crc32c;  // of the bytes before it
+  uint32_t header_crc32c;  // see sealed_header.h
 };
 static_assert(sizeof(Superblock) == 32);
 static_assert(offsetof(Superblock, region_bytes) == 16);
-static_assert(offsetof(Superblock, crc32c) == 28);
+static_assert(offsetof(Superblock, header_crc32c) == 28);
 constexpr uint64_t kSuperblockMagic = 0x3153544d434f4f53;  // "SOOCMTS1"
 
 absl::Status CheckVersion(const std::string& path, uint32_t version,
-                          uint32_t byte_order) {
-  if (version == kVersion && byte_order == kByteOrder) return absl::OkStatus();
+                          uint32_t byte_order, uint32_t version_max) {
+  if (version >= kVersion && version <= version_max &&
+      byte_order == kByteOrder) {
+    return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(absl::StrCat(
       path, ": version ", version, ", byte order ", absl::Hex(byte_order),
-      "; this optstated reads version ", kVersion, ", byte order ",
+      "; this optstated reads version ", version_max, ", byte order ",
       absl::Hex(kByteOrder),
       ". The files are left as they are: start the build that wrote them, or "
       "remove the directory to begin the job anew"));
 }
 
-uint64_t BodyBytes(uint64_t records, uint64_t checksums, uint64_t job_bytes) {
-  return records + checksums * sizeof(uint32_t) + job_bytes;
+uint64_t BodyBytes(uint64_t records, uint64_t checksums, uint64_t job_bytes,
+                   uint64_t weights) {
+  return records + checksums * sizeof(uint32_t) + job_bytes +
+         weights * sizeof(uint32_t);
 }
 
 std::string PathIn(const std::string& directory) {
@@ -88,9 +96,9 @@ constexpr int kAttemptsMax = 3;
 }  // namespace
 
 uint64_t DurableLog::RegionBytes(uint64_t records, uint64_t checksums,
-                                 uint64_t job_bytes) {
+                                 uint64_t job_bytes, uint64_t weights) {
   const uint64_t bytes =
-      sizeof(Header) + BodyBytes(records, checksums, job_bytes);
+      sizeof(Header) + BodyBytes(records, checksums, job_bytes, weights);
   return (bytes + io::kSectorBytes - 1) / io::kSectorBytes * io::kSectorBytes;
 }
 
@@ -185,7 +193,7 @@ absl::Status DurableLog::WriteSuperblock() {
   block.version = kVersion;
   block.byte_order = kByteOrder;
   block.region_bytes = region_bytes_;
-  block.crc32c = Crc32c(&block, offsetof(Superblock, crc32c));
+  Seal(&block);
   std::memset(buffer_.get(), 0, io::kSectorBytes);
   std::memcpy(buffer_.get(), &block, sizeof(block));
   OPTSTATE_RETURN_IF_ERROR(
@@ -224,10 +232,10 @@ absl::Status DurableLog::ReadSuperblock() {
                      absl::Hex(block.magic, absl::kZeroPad16)));
   }
   OPTSTATE_RETURN_IF_ERROR(
-      CheckVersion(path_, block.version, block.byte_order));
+      CheckVersion(path_, block.version, block.byte_order, kVersion));
   constexpr uint64_t kRegionBytesMax = uint64_t{1} << 40;
-  if (block.crc32c != Crc32c(&block, offsetof(Superblock, crc32c)) ||
-      block.region_bytes == 0 || block.region_bytes > kRegionBytesMax ||
+  if (!IsSealed(block) || block.region_bytes == 0 ||
+      block.region_bytes > kRegionBytesMax ||
       block.region_bytes % io::kSectorBytes != 0) {
     return absl::DataLossError(
         absl::StrCat(path_, ": its first sector is damaged"));
@@ -244,23 +252,26 @@ absl::StatusOr<DurableCommit> DurableLog::ParseRegion(uint32_t region) const {
   std::memcpy(&header, buffer_.get(), sizeof(header));
   if (header.magic == 0) return DurableCommit();  // not written yet
   if (header.magic != kMagic) return damaged("no commit");
-  OPTSTATE_RETURN_IF_ERROR(
-      CheckVersion(path_, header.version, header.byte_order));
-  if (header.header_crc32c !=
-      Crc32c(&header, offsetof(Header, header_crc32c))) {
+  OPTSTATE_RETURN_IF_ERROR(CheckVersion(
+      path_, header.version, header.byte_order, kVersionWithWeights));
+  if (!IsSealed(header)) {
     return damaged("checksum of the header");
   }
   // Each is checked by itself first, so that their sum cannot wrap.
   const uint64_t room = region_bytes_ - sizeof(Header);
+  const uint64_t weights =
+      header.version == kVersionWithWeights ? header.paths : 0;
+  const auto body_bytes = [&] {
+    return BodyBytes(header.records, header.checksums, header.job_bytes,
+                     weights);
+  };
   if (header.region_bytes != region_bytes_ || header.records > room ||
       header.checksums > room / sizeof(uint32_t) || header.job_bytes > room ||
-      BodyBytes(header.records, header.checksums, header.job_bytes) > room) {
+      body_bytes() > room) {
     return damaged("sizes");
   }
   const std::byte* next = buffer_.get() + sizeof(Header);
-  if (header.body_crc32c !=
-      Crc32c(next,
-             BodyBytes(header.records, header.checksums, header.job_bytes))) {
+  if (header.body_crc32c != Crc32c(next, body_bytes())) {
     return damaged("checksum of the body");
   }
   DurableCommit commit;
@@ -277,13 +288,17 @@ absl::StatusOr<DurableCommit> DurableLog::ParseRegion(uint32_t region) const {
               header.checksums * sizeof(uint32_t));
   next += header.checksums * sizeof(uint32_t);
   commit.job.assign(reinterpret_cast<const char*>(next), header.job_bytes);
+  next += header.job_bytes;
+  commit.weights.resize(weights);
+  std::memcpy(commit.weights.data(), next, weights * sizeof(uint32_t));
   return commit;
 }
 
 absl::StatusOr<io::IoRequest*> DurableLog::Prepare(
     const DurableCommit& commit) {
-  const uint64_t bytes = RegionBytes(
-      commit.places.size(), commit.checksums.size(), commit.job.size());
+  const uint64_t bytes =
+      RegionBytes(commit.places.size(), commit.checksums.size(),
+                  commit.job.size(), commit.weights.size());
   if (bytes > region_bytes_) {
     return absl::ResourceExhaustedError(
         absl::StrCat(path_, ": a commit of ", bytes,
@@ -297,9 +312,10 @@ absl::StatusOr<io::IoRequest*> DurableLog::Prepare(
   put(commit.places.data(), commit.places.size());
   put(commit.checksums.data(), commit.checksums.size() * sizeof(uint32_t));
   put(commit.job.data(), commit.job.size());
+  put(commit.weights.data(), commit.weights.size() * sizeof(uint32_t));
   Header header = {};
   header.magic = kMagic;
-  header.version = kVersion;
+  header.version = commit.weights.empty() ? kVersion : kVersionWithWeights;
   header.byte_order = kByteOrder;
   header.generation = commit.generation;
   header.step = commit.step;
@@ -312,7 +328,7 @@ absl::StatusOr<io::IoRequest*> DurableLog::Prepare(
   header.job_bytes = commit.job.size();
   const std::byte* const body = buffer_.get() + sizeof(Header);
   header.body_crc32c = Crc32c(body, static_cast<uint64_t>(next - body));
-  header.header_crc32c = Crc32c(&header, offsetof(Header, header_crc32c));
+  Seal(&header);
   std::memcpy(buffer_.get(), &header, sizeof(header));
   std::memset(next, 0, bytes - static_cast<uint64_t>(next - buffer_.get()));
   request_ = {};

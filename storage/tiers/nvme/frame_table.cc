@@ -7,12 +7,15 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "storage/format/checksum.h"
+#include "storage/persist_in_order.h"
 
 namespace optstate {
 namespace {
 
 constexpr uint64_t kMagic = 0x31454d4152464f53;  // "SOFRAME1"
+// A table without weights is of the first version.
 constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersionWithWeights = 2;
 
 // A place as it is stored: the frame's index plus 1 in the low half.
 constexpr uint64_t kSlotBit = uint64_t{1} << 32;
@@ -41,12 +44,42 @@ struct FrameTable::Header {
   uint64_t frame_bytes;
   uint32_t frames;
   uint32_t is_syncing;
-
-  uint32_t Checksum() const {
-    uint32_t crc = ExtendCrc32c(0, &version, 3 * sizeof(uint32_t));
-    return ExtendCrc32c(crc, &incarnation, 4 * sizeof(uint64_t));
-  }
 };
+
+uint64_t FrameTable::WeightsOffset(const Header& header) {
+  return sizeof(Header) + header.records * sizeof(uint64_t) +
+         header.slots * header.checksums * sizeof(uint32_t);
+}
+
+uint32_t FrameTable::Checksum() const {
+  const Header& header = this->header();
+  uint32_t crc = ExtendCrc32c(0, &header.version, 3 * sizeof(uint32_t));
+  crc = ExtendCrc32c(crc, &header.incarnation, 4 * sizeof(uint64_t));
+  if (header.version != kVersionWithWeights) return crc;
+  return ExtendCrc32c(crc, bytes_.data() + WeightsOffset(header),
+                      header.paths * sizeof(uint32_t));
+}
+
+absl::StatusOr<std::vector<uint32_t>> FrameTable::ReadWeights(
+    absl::Span<const std::byte> bytes) {
+  Header header;
+  std::memcpy(static_cast<void*>(&header), bytes.data(), sizeof(header));
+  std::vector<uint32_t> weights;
+  if (header.version != kVersionWithWeights) return weights;
+  // Each is checked by itself first, so that their sum cannot wrap.
+  const uint64_t size = bytes.size();
+  if (header.records > size || header.checksums > size || header.slots > 2 ||
+      header.paths > size ||
+      WeightsOffset(header) + header.paths * sizeof(uint32_t) > size) {
+    return absl::DataLossError(
+        absl::StrCat("frame_table has ", size,
+                     " bytes, its header asks for more: it is damaged"));
+  }
+  weights.resize(header.paths);
+  std::memcpy(weights.data(), bytes.data() + WeightsOffset(header),
+              header.paths * sizeof(uint32_t));
+  return weights;
+}
 
 uint64_t FrameTable::BytesNeeded(const Shape& shape) {
   static_assert(sizeof(Header) == 64);
@@ -57,7 +90,8 @@ uint64_t FrameTable::BytesNeeded(const Shape& shape) {
   static_assert(offsetof(Header, frames) == 56);
   static_assert(offsetof(Header, is_syncing) == 60);
   return sizeof(Header) + shape.records * sizeof(uint64_t) +
-         shape.slots * shape.checksums * sizeof(uint32_t);
+         shape.slots * shape.checksums * sizeof(uint32_t) +
+         shape.weights.size() * sizeof(uint32_t);
 }
 
 bool FrameTable::IsMade(absl::Span<const std::byte> bytes) {
@@ -78,7 +112,7 @@ std::atomic<uint64_t>& FrameTable::word(uint32_t record) const {
 
 void FrameTable::Make(const Shape& shape) {
   Header& header = this->header();
-  header.version = kVersion;
+  header.version = shape.weights.empty() ? kVersion : kVersionWithWeights;
   header.slots = shape.slots;
   header.paths = shape.paths;
   header.incarnation = shape.incarnation;
@@ -87,9 +121,11 @@ void FrameTable::Make(const Shape& shape) {
   header.frame_bytes = shape.frame_bytes;
   header.frames = static_cast<uint32_t>(shape.frames);
   header.is_syncing = 0;
-  header.crc32c = header.Checksum();
+  std::memcpy(bytes_.data() + WeightsOffset(header), shape.weights.data(),
+              shape.weights.size() * sizeof(uint32_t));
+  header.crc32c = Checksum();
   for (uint32_t i = 0; i < shape.records; ++i) SetPlace(i, {});
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  PersistInOrder(PersistPoint::kFrameTableMagic);
   header.magic.store(kMagic, std::memory_order_release);
 }
 
@@ -107,11 +143,21 @@ absl::Status FrameTable::Check(const Shape& shape) const {
   };
   const uint64_t magic = header.magic.load(std::memory_order_acquire);
   if (magic != kMagic) return differs("magic", magic, kMagic);
-  if (header.version != kVersion) {
-    return differs("version", header.version, kVersion);
+  const uint32_t version =
+      shape.weights.empty() ? kVersion : kVersionWithWeights;
+  if (header.version != version) {
+    return differs("version", header.version, version);
   }
-  if (header.crc32c != header.Checksum()) {
-    return differs("checksum", header.crc32c, header.Checksum());
+  // What lies behind checksums is only looked for where it can be.
+  const bool has_places =
+      WeightsOffset(header) <= bytes_.size() &&
+      header.paths <=
+          (bytes_.size() - WeightsOffset(header)) / sizeof(uint32_t);
+  if (!shape.weights.empty() && !has_places) {
+    return differs("size", bytes_.size(), BytesNeeded(shape));
+  }
+  if (header.crc32c != Checksum()) {
+    return differs("checksum", header.crc32c, Checksum());
   }
   if (header.incarnation != shape.incarnation) {
     return differs("incarnation", header.incarnation, shape.incarnation);
@@ -174,9 +220,9 @@ void FrameTable::SetFrames(uint64_t frames) {
 bool FrameTable::is_syncing() const { return header().is_syncing != 0; }
 
 void FrameTable::SetSyncing(bool is_syncing) {
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  PersistInOrder(PersistPoint::kFrameTableSyncing);
   header().is_syncing = is_syncing ? 1 : 0;
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  PersistInOrder(PersistPoint::kFrameTableSyncingStored);
 }
 
 RecordPlace FrameTable::place(uint32_t record) const {
@@ -194,11 +240,9 @@ void FrameTable::SetPlace(uint32_t record, const RecordPlace& place) {
                           (place.slot != 0 ? kSlotBit : 0) |
                           (place.is_on_disk ? kOnDiskBit : 0) |
                           (place.is_dirty ? kDirtyBit : 0);
-  // What comes before in the program has happened for whoever opens the table
-  // after this process; see WorkerUndo.
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  PersistInOrder(PersistPoint::kRecordPlace);
   word(record).store(WithCheck(record, stored), std::memory_order_relaxed);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
+  PersistInOrder(PersistPoint::kRecordPlaceStored);
 }
 
 absl::Span<uint32_t> FrameTable::checksums(uint32_t slot) const {

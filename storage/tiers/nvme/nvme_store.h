@@ -5,21 +5,28 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 #include "storage/io/io_engine.h"
 #include "storage/state_store.h"
+#include "storage/tiers/nvme/committer.h"
 #include "storage/tiers/nvme/durable_log.h"
-#include "storage/tiers/nvme/frame_list.h"
-#include "storage/tiers/nvme/frame_table.h"
-#include "storage/tiers/nvme/record_files.h"
-#include "storage/tiers/nvme/record_layout.h"
+#include "storage/tiers/nvme/frame_checks.h"
+#include "storage/tiers/nvme/io_counters.h"
+#include "storage/tiers/nvme/io_thread.h"
+#include "storage/tiers/nvme/nvme_options.h"
+#include "storage/tiers/nvme/read_queue.h"
+#include "storage/tiers/nvme/record_cache.h"
+#include "storage/tiers/nvme/store_context.h"
+#include "storage/tiers/nvme/store_counters.h"
+#include "storage/tiers/nvme/store_monitor.h"
+#include "storage/tiers/nvme/swapper.h"
+#include "storage/tiers/nvme/verifier.h"
 
 namespace optstate {
 
@@ -42,39 +49,29 @@ namespace optstate {
 // fails ends the store: all later calls return the error, what is durable
 // stands, and memory holds what was not written.
 //
+// Rooms: RecordCache knows which record is in which frame, ReadQueue what is to
+// be read, FrameChecks compares and takes checksums, Swapper reads and writes
+// records, Committer makes steps durable, Verifier compares what is on disk;
+// IoThread runs them. They share StoreContext (files and memory) and
+// StoreMonitor (the lock).
+//
 // Threads: see StateStore; one thread of its own does all I/O.
 class NvmeStore final : public StateStore {
  public:
-  struct Options {
-    std::unique_ptr<io::IoEngine> engine;
-    // The job's own directories, at least one; they exist.
-    std::vector<std::string> directories;
-    // FramesBytes() of at least kFramesMin frames, and TableBytes(); both
-    // outlive this. A table of zeros: the job is new.
-    absl::Span<std::byte> frames;
-    absl::Span<std::byte> table;
-    uint64_t incarnation = 0;
-    bool is_durable = false;  // commits can be requested
-    // The room of a commit for DurableCommit::job.
-    uint64_t job_bytes = 0;
-    // With a table of zeros: the commit at which the job goes on.
-    const DurableCommit* restored = nullptr;
-  };
+  using Options = NvmeOptions;
+  using SizeOptions = NvmeSizeOptions;
+  using Sizes = NvmeSizes;
+  using PassCounters = NvmePassCounters;
+  using Counters = NvmeCounters;
+  using VerifyProgress = optstate::VerifyProgress;
+  using VerifyResult = optstate::VerifyResult;
+  using Damage = RecordDamage;
 
-  // With fewer frames, reading, updating and writing could not overlap.
-  static constexpr uint64_t kFramesMin = 3;
-  struct SizeOptions {
-    bool is_durable = false;
-    uint32_t directories = 1;
-    uint64_t job_bytes = 0;  // see Options
-  };
-  // What a job takes, in bytes.
-  struct Sizes {
-    uint64_t frame = 0;
-    uint64_t records = 0;  // how many there are
-    uint64_t table = 0;
-    uint64_t disk = 0;  // over all directories
-  };
+  static constexpr uint64_t kFramesMin = kNvmeFramesMin;
+  static constexpr uint8_t kReadAttemptsMax = kNvmeReadAttemptsMax;
+  static constexpr size_t kDamagesMax = kVerifyDamagesMax;
+
+  // Returns what a job takes.
   static Sizes SizesOf(const Layout& layout, uint64_t sub_group_elements,
                        const SizeOptions& options);
 
@@ -106,135 +103,42 @@ class NvmeStore final : public StateStore {
   // area, after a restart without memory.
   absl::Status RestoreParameters();
 
-  struct Counters {
-    uint64_t bytes_read = 0;
-    uint64_t bytes_written = 0;
-    uint64_t records_read = 0;
-    uint64_t records_written = 0;
-    uint64_t commits = 0;
-  };
+  // Returns what the store has done since it was opened.
   Counters counters() const;
-  const char* io_engine_name() const { return engine_->name(); }
+  // Returns the counters by directory, in the order of Options::directories.
+  std::vector<DirectoryCounters> directory_counters() const;
+
+  // Reads what each record has on disk that is to survive, and compares its
+  // checksums: of a durable job the slots of the last durable commit, of
+  // another those that are not older than memory. Reads one record at a time,
+  // after all other requests, and takes the memory of one frame; the store may
+  // be used meanwhile. `progress` is called after each record with what was
+  // found so far; false: CANCELLED. An error is one of the store. One call at a
+  // time (FAILED_PRECONDITION), which ends before the store does.
+  absl::StatusOr<VerifyResult> Verify(
+      absl::FunctionRef<bool(const VerifyResult&)> progress);
+
+  const char* io_engine_name() const { return context_.engine.name(); }
 
  private:
-  enum class FrameState : uint8_t {
-    kFree,
-    kReading,
-    kLoaded,  // read, or to be zeroed, and not checked yet
-    kReady,
-  };
-  struct Frame {
-    FrameState state = FrameState::kFree;
-    bool is_writing = false;
-    bool is_fresh = false;     // kLoaded: nothing was read, it is to be zeroed
-    bool is_checking = false;  // kLoaded: a thread is at it
-    uint8_t attempts = 0;
-    uint32_t slot = 0;  // that is being read or written
-    uint32_t record = 0;
-    io::IoRequest request;
-  };
-  struct Record {
-    uint32_t pins = 0;
-    uint32_t waiters = 0;  // threads in Take()
-    // The frame that is being read for it, or has been and is not checked.
-    uint32_t loaded_frame = RecordPlace::kNoFrame;
-    bool is_pending = false;   // in the pass, and not taken yet
-    bool is_demanded = false;  // some thread waits for it
-    bool must_flush = false;   // part of the commit that is being made
-    absl::Status error;        // of the last attempt to read it
-  };
-  enum class CommitPhase : uint8_t {
-    kNone,
-    kFlushing,
-    kSyncing,
-    kWriting,
-    kSyncingLog,
-  };
-  static constexpr uint8_t kNoSlot = 2;
-
   NvmeStore(const Layout* layout, uint64_t sub_group_elements,
             const StateArrays& arrays, Options options);
-  absl::Status OpenFiles(bool is_new, const DurableCommit* restored);
-  FrameTable::Shape ShapeOf() const;
-  void Adopt();
-  absl::Status RewriteUnsynced();
 
-  absl::StatusOr<Pin> Take(uint32_t record, Access access);
+  // Waits until the record is in a frame and may be used in this way.
+  absl::StatusOr<Pin> Take(uint32_t record, Access access, bool is_of_pass);
   void Unpin(const RecordView& record, Access access) override;
-  absl::Status Check(uint32_t record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  RecordView ViewOf(uint32_t record, uint32_t frame);
-  std::byte* FrameAt(uint32_t frame) const {
-    return options_.frames.data() + frame * record_layout_.frame_bytes();
-  }
-  absl::Status Damaged(uint32_t record, uint32_t slot, int64_t tile) const;
+  bool WillBeWritten(uint32_t record)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
 
-  // On the thread of I/O.
-  void Run();
-  void Schedule() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ReadDemanded() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ReadAhead() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void WriteBehind() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool StartRead(uint32_t record, bool is_demanded)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void SubmitRead(uint32_t frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void StartWrite(uint32_t record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool MayBeWritten(uint32_t record, bool is_demanded) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  uint32_t TakeFrame(bool is_demanded) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool MayBeGivenUp(uint32_t frame, bool is_demanded) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ReleaseFrame(uint32_t frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AdvanceCommit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void BeginSync() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void WriteCommit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void EndCommit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Complete(io::IoRequest* request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void CompleteRead(uint32_t frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void CompleteWrite(uint32_t frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void CompleteCommitRequest(const io::IoRequest& request)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Fail(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
-  Options options_;
-  const std::unique_ptr<io::IoEngine> engine_;
-  const RecordLayout record_layout_;
-  const uint32_t slots_;
-  FrameTable table_;
-  std::vector<RecordFiles> files_;  // one, once the files are open
-  std::unique_ptr<DurableLog> log_;
-
-  mutable absl::Mutex mu_;
-  absl::CondVar changed_;  // some record can be taken, or a commit is over
-  absl::CondVar work_;     // the thread of I/O has something to do
-  std::vector<Frame> frames_ ABSL_GUARDED_BY(mu_);
-  std::vector<Record> records_ ABSL_GUARDED_BY(mu_);
-  std::vector<uint32_t> free_ ABSL_GUARDED_BY(mu_);
-  // Frames that nobody has pinned, the one used longest ago first.
-  FrameList unpinned_ ABSL_GUARDED_BY(mu_);
-  // Frames that are kLoaded and that no thread is checking, oldest first.
-  FrameList loaded_ ABSL_GUARDED_BY(mu_);
-  std::vector<uint32_t> demanded_ ABSL_GUARDED_BY(mu_);
-  std::vector<uint32_t> pass_ ABSL_GUARDED_BY(mu_);
-  size_t read_ahead_ ABSL_GUARDED_BY(mu_) = 0;  // position in the pass
-  uint32_t writing_ ABSL_GUARDED_BY(mu_) = 0;   // frames
-  bool has_work_ ABSL_GUARDED_BY(mu_) = false;
-  bool is_polling_ ABSL_GUARDED_BY(mu_) = false;
-  bool stop_ ABSL_GUARDED_BY(mu_) = false;
-  bool reads_parameters_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Status failed_ ABSL_GUARDED_BY(mu_);
-  // By record, the slot that the last durable commit names, or kNoSlot.
-  std::vector<uint8_t> durable_slots_ ABSL_GUARDED_BY(mu_);
-  uint64_t durable_step_ ABSL_GUARDED_BY(mu_) = 0;
-  CommitPhase phase_ ABSL_GUARDED_BY(mu_) = CommitPhase::kNone;
-  DurableCommit commit_ ABSL_GUARDED_BY(mu_);
-  uint64_t flushes_left_ ABSL_GUARDED_BY(mu_) = 0;
-  size_t syncs_left_ ABSL_GUARDED_BY(mu_) = 0;
-  std::vector<io::IoRequest> syncs_ ABSL_GUARDED_BY(mu_);  // by directory
-  io::IoRequest sync_of_log_ ABSL_GUARDED_BY(mu_);
-  Counters counters_ ABSL_GUARDED_BY(mu_);
-
-  std::thread thread_;
+  StoreContext context_;
+  mutable StoreMonitor monitor_;
+  RecordCache cache_ ABSL_GUARDED_BY(monitor_.mu);
+  ReadQueue queue_ ABSL_GUARDED_BY(monitor_.mu);
+  FrameChecks checks_ ABSL_GUARDED_BY(monitor_.mu);
+  Committer committer_;
+  Verifier verifier_;
+  Swapper swapper_ ABSL_GUARDED_BY(monitor_.mu);
+  IoThread io_thread_;
 };
 
 }  // namespace optstate

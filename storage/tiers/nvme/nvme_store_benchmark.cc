@@ -12,19 +12,9 @@
 // medians over the iterations; the ratio of both, median too; and CPU time of
 // the process for each GB.
 
-#include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-#include <unistd.h>
-
-#include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
-#include <iostream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -34,7 +24,7 @@
 #include "absl/types/span.h"
 #include "benchmark/benchmark.h"
 #include "proto/types/layout.h"
-#include "proto/types/unique_fd.h"
+#include "storage/io/benchmark_setup.h"
 #include "storage/io/make_io_engine.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
@@ -44,79 +34,9 @@ namespace {
 constexpr int kWorkers = 2;
 constexpr uint64_t kRecordBytes = kSubGroupElementsDefault * 12;
 
-void DieUnless(bool condition, const std::string& text) {
-  if (condition) return;
-  std::cerr << text << std::endl;
-  std::abort();
-}
-
-double Median(std::vector<double> values) {
-  const auto middle =
-      values.begin() + static_cast<ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-double WallSeconds() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-double CpuSeconds() {
-  struct rusage usage;
-  ::getrusage(RUSAGE_SELF, &usage);
-  const auto seconds = [](const timeval& time) {
-    return static_cast<double>(time.tv_sec) +
-           1e-6 * static_cast<double>(time.tv_usec);
-  };
-  return seconds(usage.ru_utime) + seconds(usage.ru_stime);
-}
-
-// A shared mapping of tmpfs, as that of the state.
-class Memory {
- public:
-  explicit Memory(uint64_t bytes) : bytes_(bytes) {
-    const UniqueFd fd(::memfd_create("nvme_store_benchmark", MFD_CLOEXEC));
-    DieUnless(fd.ok() && ::ftruncate(fd.get(), static_cast<off_t>(bytes)) == 0,
-              "memfd_create failed");
-    data_ = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
-                   MAP_SHARED | MAP_POPULATE, fd.get(), 0);
-    DieUnless(data_ != MAP_FAILED, "mmap failed");
-  }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
-  ~Memory() { ::munmap(data_, bytes_); }
-  absl::Span<std::byte> span() const {
-    return {static_cast<std::byte*>(data_), bytes_};
-  }
-
- private:
-  const uint64_t bytes_;
-  void* data_;
-};
-
-class Folder {
- public:
-  Folder() {
-    const char* given = std::getenv("OPTSTATE_BENCHMARK_FOLDER");
-    path_ = given != nullptr ? std::string(given)
-                             : std::filesystem::temp_directory_path().string();
-    path_ += "/nvme_store_XXXXXX";
-    DieUnless(::mkdtemp(path_.data()) != nullptr, "mkdtemp failed: " + path_);
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { std::filesystem::remove_all(path_); }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 std::unique_ptr<io::IoEngine> MakeEngine() {
   auto made = io::MakeIoEngine(io::IoEngineKind::kAny, {});
-  DieUnless(made.ok(), made.status().ToString());
+  io::DieUnless(made.ok(), made.status().ToString());
   return std::move(made->engine);
 }
 
@@ -132,7 +52,7 @@ Layout MakeLayout(uint64_t records) {
   spec.groups.resize(1);
   spec.parameters = {parameter};
   auto layout = Layout::Make(std::move(spec));
-  DieUnless(layout.ok(), layout.status().ToString());
+  io::DieUnless(layout.ok(), layout.status().ToString());
   return *std::move(layout);
 }
 
@@ -148,7 +68,7 @@ void Touch(const RecordView& record) {
 void RunPass(NvmeStore* store, const std::vector<uint8_t>& wanted,
              bool touches) {
   const auto positions = store->BeginPass(wanted);
-  DieUnless(positions.ok(), positions.status().ToString());
+  io::DieUnless(positions.ok(), positions.status().ToString());
   std::atomic<size_t> next = 0;
   std::vector<std::thread> workers;
   workers.reserve(kWorkers);
@@ -156,7 +76,7 @@ void RunPass(NvmeStore* store, const std::vector<uint8_t>& wanted,
     workers.emplace_back([&] {
       for (size_t at = next++; at < *positions; at = next++) {
         const auto pin = store->PinOfPass(at);
-        DieUnless(pin.ok(), pin.status().ToString());
+        io::DieUnless(pin.ok(), pin.status().ToString());
         if (touches) Touch(pin->record());
       }
     });
@@ -187,7 +107,7 @@ void RunRaw(io::IoEngine* engine, io::FileId file, uint64_t records,
     const size_t count = engine->Poll(absl::MakeSpan(completed), true);
     for (size_t i = 0; i < count; ++i) {
       io::IoRequest* const request = completed[i];
-      DieUnless(request->status.ok(), request->status.ToString());
+      io::DieUnless(request->status.ok(), request->status.ToString());
       if (request->kind == io::IoRequest::Kind::kWrite) {
         read(request);
         continue;
@@ -204,25 +124,25 @@ void BM_Pass(benchmark::State& state) {
   const uint64_t frames =
       (static_cast<uint64_t>(state.range(0)) << 20) / kRecordBytes;
   const uint64_t records = 8 * frames;
-  const Folder folder;
+  const io::BenchmarkFolder folder;
   const Layout layout = MakeLayout(records);
   const NvmeStore::Sizes sizes = NvmeStore::SizesOf(layout, 0, {});
-  DieUnless(sizes.frame == kRecordBytes, "records have another size");
-  const Memory frame_memory(frames * kRecordBytes);
-  const Memory raw_memory(frames * kRecordBytes);
-  const Memory table(sizes.table);
+  io::DieUnless(sizes.frame == kRecordBytes, "records have another size");
+  const io::BenchmarkMemory frame_memory(frames * kRecordBytes);
+  const io::BenchmarkMemory raw_memory(frames * kRecordBytes);
+  const io::BenchmarkMemory table(sizes.table);
   NvmeStore::Options options;
   options.engine = MakeEngine();
   options.directories = {folder.path()};
   options.frames = frame_memory.span();
   options.table = table.span();
   const auto store = NvmeStore::Open(&layout, 0, {}, std::move(options));
-  DieUnless(store.ok(), store.status().ToString());
+  io::DieUnless(store.ok(), store.status().ToString());
   const std::unique_ptr<io::IoEngine> engine = MakeEngine();
   engine->RegisterMemory(raw_memory.span());
   const auto file = engine->Open(folder.path() + "/raw", records * kRecordBytes,
                                  io::IoEngine::OpenMode::kCreate);
-  DieUnless(file.ok(), file.status().ToString());
+  io::DieUnless(file.ok(), file.status().ToString());
 
   const std::vector<uint8_t> wanted(records, 1);
   const bool touches = state.range(1) != 0;
@@ -241,12 +161,12 @@ void BM_Pass(benchmark::State& state) {
   }
   for (auto _ : state) {
     const uint64_t before = moved();
-    const std::array<double, 2> first = {WallSeconds(), CpuSeconds()};
+    const std::array<double, 2> first = {io::WallSeconds(), io::CpuSeconds()};
     RunPass(store->get(), wanted, touches);
-    const std::array<double, 2> second = {WallSeconds(), CpuSeconds()};
+    const std::array<double, 2> second = {io::WallSeconds(), io::CpuSeconds()};
     const uint64_t bytes = moved() - before;
     RunRaw(engine.get(), *file, records, raw_memory.span(), bytes);
-    const std::array<double, 2> third = {WallSeconds(), CpuSeconds()};
+    const std::array<double, 2> third = {io::WallSeconds(), io::CpuSeconds()};
     const double size = static_cast<double>(bytes) / 1e9;
     gigabytes += size;
     store_speeds.push_back(size / (second[0] - first[0]));
@@ -256,9 +176,9 @@ void BM_Pass(benchmark::State& state) {
     cpu_seconds[1] += third[1] - second[1];
   }
   state.SetLabel((*store)->io_engine_name());
-  state.counters["store_GBps"] = Median(store_speeds);
-  state.counters["raw_GBps"] = Median(raw_speeds);
-  state.counters["ratio"] = Median(ratios);
+  state.counters["store_GBps"] = io::Median(store_speeds);
+  state.counters["raw_GBps"] = io::Median(raw_speeds);
+  state.counters["ratio"] = io::Median(ratios);
   state.counters["store_cpu_ms_per_GB"] = 1e3 * cpu_seconds[0] / gigabytes;
   state.counters["raw_cpu_ms_per_GB"] = 1e3 * cpu_seconds[1] / gigabytes;
 }

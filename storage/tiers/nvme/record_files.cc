@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "storage/tiers/nvme/record_split.h"
 
 namespace optstate {
 namespace {
@@ -12,16 +13,17 @@ std::string PathIn(const std::string& directory) {
 
 }  // namespace
 
-RecordFiles::RecordFiles(const RecordLayout& layout, uint32_t records,
-                         uint32_t slots, size_t paths)
-    : file_bytes_(paths, 0) {
-  offsets_.reserve(records);
-  slot_bytes_.reserve(records);
-  for (uint32_t record = 0; record < records; ++record) {
-    uint64_t& end = file_bytes_[record % paths];
+RecordFiles::RecordFiles(const RecordLayout& layout, const Shape& shape)
+    : file_bytes_(shape.directories.size(), 0),
+      split_(SplitRecords(shape.records, shape.directories.size(),
+                          shape.weights)) {
+  offsets_.reserve(shape.records);
+  slot_bytes_.reserve(shape.records);
+  for (uint32_t record = 0; record < shape.records; ++record) {
+    uint64_t& end = file_bytes_[split_[record]];
     offsets_.push_back(end);
     slot_bytes_.push_back(layout.bytes(record));
-    end += slots * layout.bytes(record);
+    end += shape.slots * layout.bytes(record);
   }
   // A file cannot be reserved empty.
   for (uint64_t& bytes : file_bytes_) {
@@ -38,10 +40,11 @@ uint64_t RecordFiles::BytesNeeded(const RecordLayout& layout, uint32_t records,
   return bytes;
 }
 
-absl::StatusOr<RecordFiles> RecordFiles::Create(
-    io::IoEngine* engine, absl::Span<const std::string> directories,
-    const RecordLayout& layout, uint32_t records, uint32_t slots) {
-  RecordFiles files(layout, records, slots, directories.size());
+absl::StatusOr<RecordFiles> RecordFiles::Create(io::IoEngine* engine,
+                                                const RecordLayout& layout,
+                                                const Shape& shape) {
+  const absl::Span<const std::string> directories = shape.directories;
+  RecordFiles files(layout, shape);
   for (size_t i = 0; i < directories.size(); ++i) {
     const absl::StatusOr<io::FileId> file =
         engine->Open(PathIn(directories[i]), files.file_bytes_[i],
@@ -58,10 +61,11 @@ absl::StatusOr<RecordFiles> RecordFiles::Create(
   return files;
 }
 
-absl::StatusOr<RecordFiles> RecordFiles::Open(
-    io::IoEngine* engine, absl::Span<const std::string> directories,
-    const RecordLayout& layout, uint32_t records, uint32_t slots) {
-  RecordFiles files(layout, records, slots, directories.size());
+absl::StatusOr<RecordFiles> RecordFiles::Open(io::IoEngine* engine,
+                                              const RecordLayout& layout,
+                                              const Shape& shape) {
+  const absl::Span<const std::string> directories = shape.directories;
+  RecordFiles files(layout, shape);
   for (size_t i = 0; i < directories.size(); ++i) {
     absl::StatusOr<io::FileId> file =
         engine->Open(PathIn(directories[i]), files.file_bytes_[i],

@@ -14,8 +14,8 @@
 namespace optstate {
 
 // The files `records` of a job, one in each of its directories on disk: each
-// record has one place or two (slots) in one of them. Records go to the
-// directories in turn, so that neighbours are read and written side by side.
+// record has one place or two (slots) in one of them, which SplitRecords()
+// says.
 //
 // Threads: immutable after Create and Open.
 class RecordFiles {
@@ -25,34 +25,44 @@ class RecordFiles {
     uint64_t offset_bytes = 0;
   };
 
+  // What the files are made for.
+  struct Shape {
+    absl::Span<const std::string> directories;
+    absl::Span<const uint32_t> weights;  // none: equal parts
+    uint32_t records = 0;
+    uint32_t slots = 1;
+  };
+
   // Returns the bytes of all files.
   static uint64_t BytesNeeded(const RecordLayout& layout, uint32_t records,
                               uint32_t slots);
   // Makes the files, reserved whole; on an error none is left. `engine`
   // outlives this.
-  static absl::StatusOr<RecordFiles> Create(
-      io::IoEngine* engine, absl::Span<const std::string> directories,
-      const RecordLayout& layout, uint32_t records, uint32_t slots);
+  static absl::StatusOr<RecordFiles> Create(io::IoEngine* engine,
+                                            const RecordLayout& layout,
+                                            const Shape& shape);
   // Opens what Create made. DATA_LOSS: one is missing or too short.
-  static absl::StatusOr<RecordFiles> Open(
-      io::IoEngine* engine, absl::Span<const std::string> directories,
-      const RecordLayout& layout, uint32_t records, uint32_t slots);
+  static absl::StatusOr<RecordFiles> Open(io::IoEngine* engine,
+                                          const RecordLayout& layout,
+                                          const Shape& shape);
   // Removes the files of a job, as far as they are there.
   static absl::Status Remove(io::IoEngine* engine,
                              absl::Span<const std::string> directories);
 
   absl::Span<const io::FileId> files() const { return files_; }
   Place PlaceOf(uint32_t record, uint32_t slot) const {
-    return {files_[record % files_.size()],
+    return {files_[split_[record]],
             offsets_[record] + slot * slot_bytes_[record]};
   }
+  // Returns the index of the record's directory.
+  uint32_t DirectoryOf(uint32_t record) const { return split_[record]; }
 
  private:
-  RecordFiles(const RecordLayout& layout, uint32_t records, uint32_t slots,
-              size_t paths);
+  RecordFiles(const RecordLayout& layout, const Shape& shape);
 
   std::vector<io::FileId> files_;     // by directory
   std::vector<uint64_t> file_bytes_;  // "
+  std::vector<uint32_t> split_;       // by record, its directory
   std::vector<uint64_t> offsets_;     // by record, of its first slot
   std::vector<uint64_t> slot_bytes_;  // by record
 };

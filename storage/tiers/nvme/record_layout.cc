@@ -37,6 +37,8 @@ RecordLayout::RecordLayout(const Layout* layout,
     Place place = MakePlace(sub_group);
     place.first_checksum = tile_count_;
     tile_count_ += TilesOf(sub_group);
+    record_checksums_max_ =
+        std::max(record_checksums_max_, TilesOf(sub_group) + 1);
     frame_bytes_ = std::max(frame_bytes_, place.bytes);
     places_.push_back(place);
   }
@@ -164,17 +166,33 @@ uint32_t RecordLayout::ParameterChecksum(uint32_t sub_group,
   return checksum;
 }
 
-void RecordLayout::Checksum(uint32_t sub_group, const std::byte* frame,
-                            bool with_parameters,
-                            absl::Span<uint32_t> checksums) const {
-  const uint64_t first = places_[sub_group].first_checksum;
+void RecordLayout::Sum(uint32_t sub_group, const std::byte* frame,
+                       bool with_parameters, absl::Span<uint32_t> sums) const {
   const uint64_t tiles = TilesOf((*sub_groups_)[sub_group]);
   for (uint64_t tile = 0; tile < tiles; ++tile) {
-    checksums[first + tile] = TileChecksum(sub_group, tile, frame);
+    sums[tile] = TileChecksum(sub_group, tile, frame);
   }
-  if (with_parameters) {
-    checksums[tile_count_ + sub_group] = ParameterChecksum(sub_group, frame);
-  }
+  if (with_parameters) sums[tiles] = ParameterChecksum(sub_group, frame);
+}
+
+void RecordLayout::PutSums(uint32_t sub_group, absl::Span<const uint32_t> sums,
+                           bool with_parameters,
+                           absl::Span<uint32_t> checksums) const {
+  const uint64_t first = places_[sub_group].first_checksum;
+  const uint64_t tiles = TilesOf((*sub_groups_)[sub_group]);
+  std::copy_n(sums.begin(), tiles,
+              checksums.begin() + static_cast<ptrdiff_t>(first));
+  if (with_parameters) checksums[tile_count_ + sub_group] = sums[tiles];
+}
+
+void RecordLayout::TakeSums(uint32_t sub_group,
+                            absl::Span<const uint32_t> checksums,
+                            absl::Span<uint32_t> sums) const {
+  const uint64_t first = places_[sub_group].first_checksum;
+  const uint64_t tiles = TilesOf((*sub_groups_)[sub_group]);
+  std::copy_n(checksums.begin() + static_cast<ptrdiff_t>(first), tiles,
+              sums.begin());
+  sums[tiles] = checksums[tile_count_ + sub_group];
 }
 
 void RecordLayout::CopyChecksums(uint32_t sub_group,
@@ -192,14 +210,31 @@ int64_t RecordLayout::FirstDifference(
     absl::Span<const uint32_t> checksums) const {
   const uint64_t first = places_[sub_group].first_checksum;
   const uint64_t tiles = TilesOf((*sub_groups_)[sub_group]);
-  for (uint64_t tile = 0; tile < tiles; ++tile) {
-    if (checksums[first + tile] != TileChecksum(sub_group, tile, frame)) {
+  return Compare(sub_group, frame, with_parameters,
+                 checksums.subspan(first, tiles),
+                 checksums[tile_count_ + sub_group]);
+}
+
+int64_t RecordLayout::FirstDifferenceOf(uint32_t sub_group,
+                                        const std::byte* frame,
+                                        bool with_parameters,
+                                        absl::Span<const uint32_t> sums) const {
+  const uint64_t tiles = TilesOf((*sub_groups_)[sub_group]);
+  return Compare(sub_group, frame, with_parameters, sums.first(tiles),
+                 sums[tiles]);
+}
+
+int64_t RecordLayout::Compare(uint32_t sub_group, const std::byte* frame,
+                              bool with_parameters,
+                              absl::Span<const uint32_t> tiles,
+                              uint32_t parameters) const {
+  for (uint64_t tile = 0; tile < tiles.size(); ++tile) {
+    if (tiles[tile] != TileChecksum(sub_group, tile, frame)) {
       return static_cast<int64_t>(tile);
     }
   }
-  if (with_parameters && checksums[tile_count_ + sub_group] !=
-                             ParameterChecksum(sub_group, frame)) {
-    return static_cast<int64_t>(tiles);
+  if (with_parameters && parameters != ParameterChecksum(sub_group, frame)) {
+    return static_cast<int64_t>(tiles.size());
   }
   return -1;
 }

@@ -50,10 +50,18 @@ class RecordLayout {
   // Returns the number of checksums of all records: one for each tile's state,
   // then one for each record's parameters.
   uint64_t checksum_count() const { return checksum_count_; }
-  // Computes the record's checksums from a frame. `checksums` are those of all
-  // records. Parameters: only with `with_parameters`.
-  void Checksum(uint32_t sub_group, const std::byte* frame,
-                bool with_parameters, absl::Span<uint32_t> checksums) const;
+  // Returns the largest number of checksums of one record.
+  uint64_t record_checksums_max() const { return record_checksums_max_; }
+  // Computes the record's checksums from a frame: those of its tiles, then that
+  // of its parameters, which is left alone without `with_parameters`.
+  void Sum(uint32_t sub_group, const std::byte* frame, bool with_parameters,
+           absl::Span<uint32_t> sums) const;
+  // Puts what Sum() computed to the checksums of all records, and takes it from
+  // there.
+  void PutSums(uint32_t sub_group, absl::Span<const uint32_t> sums,
+               bool with_parameters, absl::Span<uint32_t> checksums) const;
+  void TakeSums(uint32_t sub_group, absl::Span<const uint32_t> checksums,
+                absl::Span<uint32_t> sums) const;
   // Copies the record's checksums.
   void CopyChecksums(uint32_t sub_group, absl::Span<const uint32_t> from,
                      absl::Span<uint32_t> to) const;
@@ -63,6 +71,10 @@ class RecordLayout {
   int64_t FirstDifference(uint32_t sub_group, const std::byte* frame,
                           bool with_parameters,
                           absl::Span<const uint32_t> checksums) const;
+  // FirstDifference() from what TakeSums() took.
+  int64_t FirstDifferenceOf(uint32_t sub_group, const std::byte* frame,
+                            bool with_parameters,
+                            absl::Span<const uint32_t> sums) const;
 
  private:
   struct Place {
@@ -80,6 +92,9 @@ class RecordLayout {
   bool HasPart(const SubGroup& sub_group, int part) const;
   uint32_t TileChecksum(uint32_t sub_group, uint64_t tile,
                         const std::byte* frame) const;
+  int64_t Compare(uint32_t sub_group, const std::byte* frame,
+                  bool with_parameters, absl::Span<const uint32_t> tiles,
+                  uint32_t parameters) const;
   uint32_t ParameterChecksum(uint32_t sub_group, const std::byte* frame) const;
   template <typename Visitor>
   void ForEachParameter(uint32_t sub_group, const Visitor& visit) const;
@@ -91,6 +106,7 @@ class RecordLayout {
   uint64_t frame_bytes_;
   uint64_t tile_count_ = 0;
   uint64_t checksum_count_ = 0;
+  uint64_t record_checksums_max_ = 1;
 };
 
 }  // namespace optstate

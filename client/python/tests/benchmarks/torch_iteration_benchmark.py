@@ -8,8 +8,8 @@ copies to and fro. With several ranks it is DistributedDataParallel with the fus
 ours with reduction="daemon".
 
     torch_iteration_benchmark.py [--model mlp|gpt] [--elements 16M] [--batch 8] [--ranks 2]
-                                 [--rounds 20] [--copies] [--overlap] [--no-gradient-views]
-                                 [--dtypes float32,bfloat16]
+                                 [--rounds 20] [--copies] [--overlap] [--dtypes float32,bfloat16]
+                                 [--gradient-views | --no-gradient-views]
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def take_turns(
         max_norm=max_norm,
         parameters_as_views=not arguments.copies,
         overlap=arguments.overlap,
-        gradients_as_views=not arguments.no_gradient_views,
+        gradients_as_views=arguments.gradient_views,
         reduction="daemon" if several else "trainer",
     ) as optimizer:
         step = torchs_step(parameters, max_norm)
@@ -127,7 +127,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--copies", action="store_true", help="parameters are no views")
     parser.add_argument("--overlap", action="store_true", help="gradients are pushed in backward")
-    parser.add_argument("--no-gradient-views", action="store_true", help="gradients are copied")
+    views = parser.add_mutually_exclusive_group()
+    views.add_argument(
+        "--gradient-views", action="store_true", default=None, help="gradients are views"
+    )
+    views.add_argument(
+        "--no-gradient-views",
+        dest="gradient_views",
+        action="store_false",
+        default=None,
+        help="gradients are copied",
+    )
     parser.add_argument("--dtypes", default="float32,bfloat16")
     arguments = parser.parse_args()
     arguments.elements = int(arguments.elements.removesuffix("M")) << 20

@@ -7,7 +7,8 @@ quartiles: above 1, optstate is faster. Clipping is part of it with --max-norm. 
 torch's side steps with float32 masters, and copies to and fro.
 
     torch_step_benchmark.py [--elements 1M,16M,64M] [--rounds 30] [--endpoint embedded] [--copies]
-                            [--no-gradient-views] [--dtype bfloat16] [--max-norm 1]
+                            [--gradient-views | --no-gradient-views] [--dtype bfloat16]
+                            [--max-norm 1]
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def measure(elements: int, arguments: argparse.Namespace) -> str:
         endpoint=arguments.endpoint,
         max_norm=arguments.max_norm,
         parameters_as_views=not arguments.copies,
-        gradients_as_views=not arguments.no_gradient_views,
+        gradients_as_views=arguments.gradient_views,
     ) as optimizer:
         for parameter in ours:  # the same gradients, made by backward()
             gradient, parameter.grad = parameter.grad, None
@@ -101,7 +102,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--endpoint", default="embedded")
     parser.add_argument("--copies", action="store_true", help="parameters are no views")
-    parser.add_argument("--no-gradient-views", action="store_true", help="gradients are copied")
+    views = parser.add_mutually_exclusive_group()
+    views.add_argument(
+        "--gradient-views", action="store_true", default=None, help="gradients are views"
+    )
+    views.add_argument(
+        "--no-gradient-views",
+        dest="gradient_views",
+        action="store_false",
+        default=None,
+        help="gradients are copied",
+    )
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--max-norm", type=float)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="torch's")

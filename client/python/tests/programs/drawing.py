@@ -135,6 +135,8 @@ def _served(rng: random.Random, scaler: str | None) -> dict[str, Any]:
         served["accumulate"] = True
     if rng.random() < 0.25:
         served["overlap"] = True
+    if rng.random() < 0.5:  # else as the number of ranks has it
+        served["gradients_as_views"] = rng.random() < 0.7
     return served
 
 

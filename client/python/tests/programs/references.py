@@ -8,13 +8,14 @@ step() the masters. With float64 in place of fp32 it is the exact run.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from test_optimizers import LAMB as PlainLAMB
-from test_optimizers import Lion
+from plain_optimizers import LAMB as PlainLAMB
+from plain_optimizers import Lion
 
 
 class LAMB(PlainLAMB):
@@ -45,6 +46,8 @@ class Reference(torch.optim.Optimizer):
         """After construction, and in a copy."""
         self.clipping = clipping
         self.micro: dict[torch.Tensor, torch.Tensor] = {}
+        # Gradients before they were rounded, where the daemon takes the mean: it does not round it.
+        self.means: dict[torch.Tensor, torch.Tensor] = {}
         self.norms: list[float] = []
         self.masters: dict[torch.Tensor, torch.Tensor] = self.__dict__.get("masters", {})
         # Masters of a checkpoint whose parameters may be loaded after them, until the next step.
@@ -103,13 +106,24 @@ class Reference(torch.optim.Optimizer):
         for parameter in self._parameters():
             if parameter.grad is not None:
                 total = self.micro.get(parameter, 0)
-                self.micro[parameter] = total + parameter.grad.float() / scale
+                self.micro[parameter] = total + self.in_full(parameter) / scale
                 parameter.grad = None
+
+    def in_full(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Of a parameter that has one, in full, unless the script has changed it since."""
+        mean, gradient = self.means.get(parameter), parameter.grad
+        if mean is None or not mean.numel() or not mean.isfinite().all():
+            return gradient.float().clone()
+        largest, was = float(gradient.abs().max()), float(mean.abs().max())
+        # A scaler has multiplied by a power of two, which rounds nothing.
+        factor = 2.0 ** round(math.log2(largest / was)) if 0 < largest < math.inf and was else 1.0
+        in_full = mean * factor
+        return in_full if torch.equal(in_full.to(gradient.dtype), gradient) else gradient.float()
 
     def _gradients(self) -> list[torch.Tensor | None]:
         found = []
         for parameter in self._parameters():
-            gradient = None if parameter.grad is None else parameter.grad.float().clone()
+            gradient = None if parameter.grad is None else self.in_full(parameter)
             if parameter in self.micro:
                 total = self.micro[parameter]
                 gradient = total.clone() if gradient is None else total + gradient

@@ -8,14 +8,14 @@ from typing import Any
 import optstate
 import torch
 import torch.distributed as dist
-from optstate import _torch_gradient_views
+from optstate._torch.gradients import views as gradient_views
 
 from programs import references
 from programs.model import Model
 from programs.program import Program
 
 # So that small models have gradients that are views.
-_torch_gradient_views.BYTES_MIN = 1
+gradient_views.BYTES_MIN = 1
 
 # Steps without overflow before a loss scale grows.
 GROWTH_INTERVAL = 3
@@ -112,9 +112,18 @@ class Side:
             if count:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                total = parameter.grad.float()
+                total = self.in_full(parameter)
                 dist.all_reduce(total)
-                parameter.grad = (total / dist.get_world_size()).to(parameter.dtype)
+                mean = total / dist.get_world_size()
+                parameter.grad = mean.to(parameter.dtype)
+                self.note_mean(parameter, mean)
+
+    def in_full(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Returns a copy of its gradient as float32."""
+        return parameter.grad.float().clone()
+
+    def note_mean(self, parameter: torch.Tensor, mean: torch.Tensor) -> None:
+        """Called with what a gradient is before it is rounded to its dtype."""
 
     def optimizer_step(self, closure: Any = None, unscales: bool = False) -> None:
         """One step, by whichever scaler there is."""
@@ -174,6 +183,14 @@ class TorchSide(Side):
     def micro_step(self) -> None:
         self.reduce()
         self.optimizer.accumulate(self.loss_scale())
+
+    def in_full(self, parameter: torch.Tensor) -> torch.Tensor:
+        # A gradient that is taken once more has been reduced already.
+        return self.optimizer.in_full(parameter)
+
+    def note_mean(self, parameter: torch.Tensor, mean: torch.Tensor) -> None:
+        if self.reduction == "daemon":
+            self.optimizer.means[parameter] = mean
 
 
 class ExactSide(TorchSide):

@@ -1,0 +1,29 @@
+#include "client/channel/grpc/anonymous_memory.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
+
+namespace optstate::client {
+
+AnonymousMemory::~AnonymousMemory() {
+  if (data_ != nullptr) munmap(data_, size_);
+}
+
+absl::Status AnonymousMemory::Allocate(uint64_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
+  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED) {
+    return OsError(errno, absl::StrCat("mmap of ", bytes, " bytes"));
+  }
+  madvise(data, bytes, MADV_HUGEPAGE);
+  data_ = static_cast<std::byte*>(data);
+  size_ = bytes;
+  return absl::OkStatus();
+}
+
+}  // namespace optstate::client

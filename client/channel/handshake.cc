@@ -1,0 +1,247 @@
+#include "client/channel/handshake.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/channel/transport_error.h"
+#include "client/endpoint/dial.h"
+#include "client/endpoint/interrupt.h"
+#include "proto/shm/frame.h"
+#include "proto/types/conversions.h"
+#include "proto/types/status_macros.h"
+#include "proto/types/version.h"
+
+namespace optstate::client {
+namespace {
+
+static_assert(static_cast<int>(JobPhase::kEmpty) == v1::JOB_PHASE_EMPTY);
+static_assert(static_cast<int>(JobPhase::kLoading) == v1::JOB_PHASE_LOADING);
+static_assert(static_cast<int>(JobPhase::kReady) == v1::JOB_PHASE_READY);
+static_assert(static_cast<int>(JobPhase::kFailed) == v1::JOB_PHASE_FAILED);
+static_assert(static_cast<int>(StateArray::kMaster) == v1::STATE_ARRAY_MASTER);
+static_assert(static_cast<int>(StateArray::kStepCount) ==
+              v1::STATE_ARRAY_STEP_COUNT);
+static_assert(static_cast<int>(StateArray::kScalar) == v1::STATE_ARRAY_SCALAR);
+static_assert(static_cast<int>(StateArray::kGradientNorm) ==
+              v1::STATE_ARRAY_GRADIENT_NORM);
+
+v1::Hello MakeHello(v1::Wire wire, const std::string& job, bool must_exist) {
+  v1::Hello hello;
+  hello.set_protocol_version_min(shm::kProtocolVersion);
+  hello.set_protocol_version_max(shm::kProtocolVersion);
+  hello.set_wire(wire);
+  hello.set_job(job);
+  hello.set_pid(getpid());
+  hello.set_client_version(std::string(kVersion));
+  hello.set_must_exist(must_exist);
+  return hello;
+}
+
+// Makes the error of an absent daemon from that of a missing socket or host.
+absl::Status NobodyThere(const absl::Status& status) {
+  if (!absl::IsNotFound(status) && !absl::IsUnavailable(status)) {
+    return UnreachableError(status);
+  }
+  return UnreachableError(absl::UnavailableError(absl::StrCat(
+      status.message(), "; start optstated there, or name another endpoint")));
+}
+
+// A draining daemon is UNAVAILABLE permanently; a daemon whose last engine of
+// this job is just going away says so in these words.
+absl::Status Verdict(const absl::Status& status) {
+  const bool again = absl::IsUnavailable(status) &&
+                     absl::StrContains(status.message(), "connect again");
+  return again ? TransportError(status) : status;
+}
+
+absl::Status Greet(int socket, const v1::Hello& hello, absl::Time deadline,
+                   const InterruptCheck& interrupted) {
+  OPTSTATE_RETURN_IF_ERROR(TransportError(
+      shm::SendFrame(socket, hello.SerializeAsString(), {}, deadline)));
+  OPTSTATE_RETURN_IF_ERROR(AwaitReadable(socket, deadline, interrupted));
+  absl::StatusOr<shm::Frame> frame =
+      shm::ReceiveFrame(socket, shm::kHelloBytesMax, deadline);
+  if (!frame.ok()) {
+    const absl::Status status =
+        Annotate(frame.status(), "the daemon did not answer the greeting");
+    // A peer that answers in another protocol will do so again.
+    return absl::IsInvalidArgument(status) ? status : TransportError(status);
+  }
+  v1::HelloReply reply;
+  if (!reply.ParseFromString(frame->payload)) {
+    return absl::InternalError("the daemon's greeting is not understood");
+  }
+  OPTSTATE_RETURN_IF_ERROR(Verdict(FromProto(reply.status())));
+  if (reply.protocol_version() == shm::kProtocolVersion) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("the daemon (", reply.server_version(),
+                   ") speaks protocol version ", reply.protocol_version(),
+                   ", this client (", kVersion, ") ", shm::kProtocolVersion));
+}
+
+// Returns an id that differs between machines and is equal in all containers of
+// one machine.
+std::string HostId() {
+  std::string id;
+  std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), id);
+  return id;
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
+                                        const std::string& job, bool must_exist,
+                                        absl::Time deadline,
+                                        const InterruptCheck& interrupted) {
+  // A session that looks for a lost daemon calls this function repeatedly.
+  OPTSTATE_RETURN_IF_ERROR(CheckInterrupted(interrupted));
+  absl::StatusOr<UniqueFd> socket = Dial(endpoint, deadline, interrupted);
+  if (absl::IsCancelled(socket.status())) return socket.status();
+  if (!socket.ok()) return NobodyThere(socket.status());
+  OPTSTATE_RETURN_IF_ERROR(Greet(
+      socket->get(), MakeHello(wire, job, must_exist), deadline, interrupted));
+  return socket;
+}
+
+v1::StorageSettings ToProto(const StorageOptions& storage) {
+  v1::StorageSettings proto;
+  proto.set_placement(static_cast<v1::Placement>(storage.placement));
+  proto.set_durability(static_cast<v1::DurabilityKind>(storage.durability));
+  proto.set_host_budget_bytes(storage.host_budget_bytes);
+  proto.set_sub_group_elements(storage.sub_group_elements);
+  proto.set_every_steps(storage.durability_steps);
+  proto.set_interval_ms(static_cast<uint32_t>(
+      absl::ToInt64Milliseconds(storage.durability_interval)));
+  return proto;
+}
+
+v1::RegisterRequest MakeRegister(const ChannelSetup& setup, bool comes_back) {
+  v1::RegisterRequest request;
+  *request.mutable_layout() = ToProto(setup.layout);
+  request.set_rank(setup.rank);
+  request.set_world_size(setup.world_size);
+  request.set_host_id(HostId());
+  request.set_local_world_size(setup.local_world_size);
+  request.set_partition(static_cast<v1::PartitionMode>(setup.partition_mode));
+  request.set_accumulate(setup.accumulate);
+  request.set_accumulate_dtype(
+      static_cast<v1::AccumulateDType>(setup.accumulate_dtype));
+  request.set_speculative(setup.speculative);
+  request.set_ephemeral(setup.ephemeral);
+  request.set_extend(setup.extend);
+  request.set_unchanged(comes_back);
+  *request.mutable_storage() = ToProto(setup.storage);
+  if (setup.loss_scaler.has_value()) {
+    v1::LossScaler* const scaler = request.mutable_loss_scaler();
+    scaler->set_dynamic(setup.loss_scaler->dynamic);
+    scaler->set_init_scale(setup.loss_scaler->init_scale);
+    scaler->set_growth_factor(setup.loss_scaler->growth_factor);
+    scaler->set_backoff_factor(setup.loss_scaler->backoff_factor);
+    scaler->set_growth_interval(setup.loss_scaler->growth_interval);
+    scaler->set_hysteresis(setup.loss_scaler->hysteresis);
+    scaler->set_min_scale(setup.loss_scaler->min_scale);
+  }
+  if (setup.loss_scaler_state.has_value()) {
+    v1::LossScalerState* const state = request.mutable_loss_scaler_state();
+    state->set_loss_scale(setup.loss_scaler_state->loss_scale);
+    state->set_good_steps(setup.loss_scaler_state->good_steps);
+    state->set_hysteresis_left(setup.loss_scaler_state->hysteresis_left);
+  }
+  return request;
+}
+
+v1::AttachRequest MakeAttach(const ChannelSetup& setup) {
+  v1::AttachRequest request;
+  request.set_rank(setup.rank);
+  request.set_layout_hash(setup.layout.hash());
+  request.set_client_instance(setup.client_instance);
+  request.set_takes_notices(true);
+  request.set_takes_run_stamps(true);
+  return request;
+}
+
+v1::DetachRequest MakeFarewell(const ChannelSetup& setup) {
+  v1::DetachRequest request;
+  request.set_rank(setup.rank);
+  request.set_client_instance(setup.client_instance);
+  return request;
+}
+
+absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
+                                      const v1::RegisterReply& registered,
+                                      const v1::AttachReply& attached) {
+  if (registered.layout_hash() != setup.layout.hash()) {
+    return absl::InternalError(
+        "client and daemon disagree about the hash of one layout");
+  }
+  if (attached.parameter_bytes() != setup.layout.parameter_area_bytes()) {
+    return absl::InternalError(absl::StrCat(
+        "the daemon's parameter area has ", attached.parameter_bytes(),
+        " bytes where the layout needs ", setup.layout.parameter_area_bytes()));
+  }
+  if (setup.speculative && !attached.speculates()) {
+    return absl::UnimplementedError(
+        "the daemon is of an older build, which takes no notice of "
+        "speculative: upgrade it (optctl upgrade), or leave speculative out");
+  }
+  const bool asks_for_storage = setup.storage.placement > Placement::kHost ||
+                                setup.storage.durability > Durability::kNone ||
+                                setup.storage.sub_group_elements != 0;
+  if (asks_for_storage && !registered.has_storage()) {
+    return absl::UnimplementedError(
+        "the daemon is of an older build, which takes no notice of placement, "
+        "durability and sub_group_size: upgrade it (optctl upgrade), delete "
+        "the job if this session has made it, and try again");
+  }
+  Attached result;
+  result.committed_step = attached.committed_step();
+  result.phase = static_cast<JobPhase>(attached.phase());
+  result.created = registered.created();
+  result.loss_scaler = {.loss_scale = attached.loss_scale(),
+                        .good_steps = attached.good_steps(),
+                        .hysteresis_left = attached.hysteresis_left()};
+  result.load_required_from = attached.load_required_from();
+  result.speculates = attached.speculates();
+  if (attached.has_loads_finished()) {
+    result.loads_finished = attached.loads_finished();
+  }
+  if (attached.has_last_outcome()) {
+    result.last_outcome = MakeOutcome(attached.last_outcome());
+  }
+  uint64_t next = 0;
+  for (const v1::StagedRange& range : attached.staged()) {
+    const uint64_t end = uint64_t{range.first_piece()} + range.piece_count();
+    if (range.first_piece() < next || end > setup.partition.pieces.size()) {
+      return absl::InternalError(absl::StrCat(
+          "the daemon says that pieces [", range.first_piece(), ", ", end,
+          ") are staged, this rank has ", setup.partition.pieces.size()));
+    }
+    next = end;
+    result.staged.push_back({.first = range.first_piece(),
+                             .count = range.piece_count(),
+                             .micro_step = range.micro_step()});
+  }
+  return result;
+}
+
+Outcome MakeOutcome(const v1::StepOutcome& proto) {
+  return {.step = proto.step(),
+          .applied = proto.applied(),
+          .found_inf = proto.found_inf(),
+          .gradient_norm = proto.gradient_norm(),
+          .clip_coefficient = proto.clip_coefficient(),
+          .update_ns = proto.update_ns(),
+          .loss_scale = proto.loss_scale(),
+          .good_steps = proto.good_steps(),
+          .hysteresis_left = proto.hysteresis_left(),
+          .durable_step = proto.durable_step()};
+}
+
+}  // namespace optstate::client

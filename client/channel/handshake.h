@@ -1,0 +1,41 @@
+#ifndef OPTSTATE_CLIENT_CHANNEL_HANDSHAKE_H_
+#define OPTSTATE_CLIENT_CHANNEL_HANDSHAKE_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "client/channel/channel.h"
+#include "client/endpoint/endpoint.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/types/unique_fd.h"
+
+namespace optstate::client {
+
+// Starts a connection of any wire: dials, sends Hello and reads HelloReply. An
+// error that the daemon answers is passed on; a daemon that cannot be reached
+// is an UnreachableError, one that hangs up a TransportError. CANCELLED:
+// interrupted.
+absl::StatusOr<UniqueFd> OpenConnection(const Endpoint& endpoint, v1::Wire wire,
+                                        const std::string& job, bool must_exist,
+                                        absl::Time deadline,
+                                        const InterruptCheck& interrupted);
+
+// Makes the request. `comes_back`: the job must be as it was before.
+v1::RegisterRequest MakeRegister(const ChannelSetup& setup, bool comes_back);
+v1::AttachRequest MakeAttach(const ChannelSetup& setup);
+// Makes a request for a connection that attaches no rank.
+v1::DetachRequest MakeFarewell(const ChannelSetup& setup);
+
+// Converts the replies after checking that they fit `setup`.
+absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
+                                      const v1::RegisterReply& registered,
+                                      const v1::AttachReply& attached);
+
+Outcome MakeOutcome(const v1::StepOutcome& proto);
+
+}  // namespace optstate::client
+
+#endif  // OPTSTATE_CLIENT_CHANNEL_HANDSHAKE_H_

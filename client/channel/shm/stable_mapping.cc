@@ -1,0 +1,39 @@
+#include "client/channel/shm/stable_mapping.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/shm/sealed_segment.h"
+#include "proto/shm/spread_mapping.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+
+StableMapping::~StableMapping() {
+  if (data_ != nullptr) shm::UnmapSpread(data_, size_);
+}
+
+absl::Status StableMapping::Replace(UniqueFd fd, uint64_t bytes) {
+  if (data_ != nullptr && bytes != size_) {
+    return absl::InternalError(
+        absl::StrCat("a mapping of ", size_, " bytes cannot become ", bytes));
+  }
+  OPTSTATE_RETURN_IF_ERROR(shm::PeerSegment::CheckFile(fd.get(), bytes));
+  void* const data =
+      data_ == nullptr
+          ? shm::MapSpread(fd.get(), bytes, PROT_READ)
+          : mmap(data_, bytes, PROT_READ, MAP_SHARED | MAP_FIXED, fd.get(), 0);
+  if (data == MAP_FAILED) return OsError(errno, "mmap of the peer's file");
+  // The calls are hints; see SealedSegment. The first read maps missing pages.
+  madvise(data, bytes, MADV_HUGEPAGE);
+  data_ = static_cast<std::byte*>(data);
+  size_ = bytes;
+  file_ = std::move(fd);
+  return absl::OkStatus();
+}
+
+}  // namespace optstate::client

@@ -1,0 +1,122 @@
+#include <unistd.h>
+
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "client/ctl/command.h"
+#include "client/ctl/interrupt.h"
+#include "client/ctl/verify_text.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::ctl {
+namespace {
+
+// Interval between lines of progress where each stays.
+constexpr absl::Duration kLineInterval = absl::Seconds(10);
+// Clears the last line of a terminal.
+constexpr char kRewrite[] = "\r\033[K";
+
+// Shows a verification: damages as they are found, and progress, on a terminal
+// in one line that is rewritten, elsewhere in a line now and then.
+class Display {
+ public:
+  Display(std::string job, bool is_silent)
+      : job_(std::move(job)),
+        is_silent_(is_silent),
+        is_terminal_(::isatty(STDOUT_FILENO) == 1),
+        began_at_(absl::Now()) {}
+
+  void Show(const v1::VerifyJobProgress& progress) {
+    last_ = progress;
+    damages_.MergeFrom(progress.damages());
+    if (is_silent_) return;
+    std::string text;
+    for (const v1::RecordDamage& damage : progress.damages()) {
+      absl::StrAppend(&text, is_terminal_ ? kRewrite : "", DamageText(damage),
+                      "\n");
+    }
+    if (is_terminal_) {
+      absl::StrAppend(&text, kRewrite, Progress());
+    } else if (!progress.done() && absl::Now() >= next_line_at_) {
+      next_line_at_ = absl::Now() + kLineInterval;
+      absl::StrAppend(&text, Progress(), "\n");
+    }
+    if (!text.empty()) told_.Update(Write(text));
+  }
+
+  // Ends the display with this text; returns whether all could be written.
+  absl::Status End(const std::string& text) {
+    if (!is_silent_) {
+      told_.Update(Write(absl::StrCat(is_terminal_ ? kRewrite : "", text)));
+    }
+    return told_;
+  }
+
+  // Returns the last progress, with all damages.
+  v1::VerifyJobProgress All() const {
+    v1::VerifyJobProgress all = last_;
+    *all.mutable_damages() = damages_;
+    return all;
+  }
+  absl::Duration elapsed() const { return absl::Now() - began_at_; }
+
+ private:
+  std::string Progress() const {
+    return VerifyProgressText(job_, last_, elapsed());
+  }
+
+  const std::string job_;
+  const bool is_silent_;
+  const bool is_terminal_;
+  const absl::Time began_at_;
+  absl::Time next_line_at_ = absl::InfinitePast();
+  v1::VerifyJobProgress last_;
+  google::protobuf::RepeatedPtrField<v1::RecordDamage> damages_;
+  absl::Status told_;
+};
+
+absl::Status Run(const Context& context, const std::string& name) {
+  OPTSTATE_ASSIGN_OR_RETURN(const Interrupt interrupt, Interrupt::Install());
+  OPTSTATE_ASSIGN_OR_RETURN(auto client, context.Connect());
+  Display display(name, context.machine_readable());
+  const absl::Status verified = client->VerifyJob(
+      name, interrupt.fd(), [&display](const v1::VerifyJobProgress& progress) {
+        display.Show(progress);
+      });
+  const v1::VerifyJobProgress all = display.All();
+  absl::Status told = display.End(
+      verified.ok() ? VerifyResultText(name, all, display.elapsed()) + "\n"
+                    : "");
+  // What was found before an error counts too: `done` says that it is not all.
+  if (context.machine_readable() && all.records_total() != 0) {
+    told.Update(PrintDone(context, all, ""));
+  }
+  OPTSTATE_RETURN_IF_ERROR(verified);
+  if (all.damaged() != 0) {
+    return absl::DataLossError(
+        absl::StrCat("job ", name, ": ", all.damaged(), " of ", all.records(),
+                     " records are damaged on disk. Load the job anew from a "
+                     "checkpoint, and "
+                     "look after the disk"));
+  }
+  return told;
+}
+
+}  // namespace
+
+void AddVerifyCommand(CLI::App& app, Context& context) {
+  CLI::App* command = app.add_subcommand(
+      "verify",
+      "Reads what a job has on disk and compares it with its checksums, while "
+      "training goes on; exit code 6 when something is damaged. --timeout is "
+      "for the daemon's sign of life, not for the whole; Ctrl-C ends it");
+  auto name = std::make_shared<std::string>();
+  command->add_option("name", *name, "The job's name")->required();
+  command->callback([&context, name] {
+    context.run = [&context, name] { return Run(context, *name); };
+  });
+}
+
+}  // namespace optstate::ctl

@@ -1,0 +1,1 @@
+"""The gradients of a step, from backward() to the daemon."""

@@ -1,0 +1,261 @@
+"""Pushes an optimizer's gradients to its session, in step() or as backward() makes them."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import weakref
+from collections.abc import Sequence
+
+import torch
+
+from optstate import errors
+from optstate._torch.gradients.gathered import Gradients
+from optstate._torch.gradients.views import GradientViews
+from optstate._torch.tensors import (
+    DTYPES,
+    dtype_of,
+    equal_bits,
+    gradient_of,
+    layout_of,
+    memory_view,
+    parts_of,
+    shape_of,
+)
+from optstate.session import Piece, Session
+from optstate.session_spec import ParameterSpec
+
+
+class GradientPusher:
+    """Pushes the gradients of an optimizer's parameters, in order, to a session.
+
+    The client library copies contiguous gradients in host memory straight from
+    their addresses; torch copies all others (CUDA, other strides).
+
+    Threads: one at a time, like the optimizer.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        parameters: Sequence[torch.Tensor],
+        specs: Sequence[ParameterSpec],
+        *,
+        can_take_back: bool,
+        views: bool,
+    ) -> None:
+        """can_take_back: gradients pushed in a step's first micro-step are not yet part
+        of a sum over several ranks. views: gradients may be views of the gradient area."""
+        self._session = session
+        self._can_take_back = can_take_back
+        self._parameters = list(parameters)
+        self._indices = range(len(self._parameters))
+        self._parts = parts_of(len(self._parameters))
+        self._specs = specs
+        self._shapes = [parameter.shape for parameter in self._parameters]
+        self._dtypes = [DTYPES[spec.gradient_dtype] for spec in specs]
+        self._owned: dict[int, Piece] = {piece.parameter: piece for piece in session.pieces}
+        # Gradients in the gradient area; None: they are copied there.
+        self.views: GradientViews | None = None
+        if views:
+            self.views = GradientViews(session, self._parameters, self._dtypes, self._owned)
+        # Gradients that were pushed early: the tensor (kept, so that no other tensor gets
+        # its address), the address of its values, and its version.
+        self._pushed: dict[int, tuple[torch.Tensor, int, int]] = {}
+        self._index_of = {id(parameter): i for i, parameter in enumerate(self._parameters)}
+
+    @property
+    def area_bytes(self) -> int:
+        """Size of this rank's gradient area, without gaps between the pieces."""
+        pieces = self._owned.values()
+        return sum(piece.numel * self._dtypes[piece.parameter].itemsize for piece in pieces)
+
+    def gather(self, *, anew: bool = False) -> Gradients:
+        """Collects all gradients for push(). Raises when one is of a kind that cannot
+        be pushed. anew: gradients that push_early() pushed have changed since in a way
+        that leaves no trace.
+        """
+        found = Gradients()
+        found.takes_back = bool(self._pushed) and (
+            anew or not all(map(self._is_pushed, self._pushed))
+        )
+        pushed = () if found.takes_back else self._pushed
+        for part in self._parts:
+            indices: Sequence[int] = self._indices[part]
+            gradients = list(map(gradient_of, self._parameters[part]))
+            lacks = any(map(operator.is_, gradients, itertools.repeat(None)))
+            if lacks:
+                found.missing += [i for i, each in zip(indices, gradients) if each is None]
+            if pushed or lacks:
+                new = [
+                    (index, gradient)
+                    for index, gradient in zip(indices, gradients)
+                    if gradient is not None and index not in pushed
+                ]
+                indices = [index for index, _ in new]
+                gradients = [gradient for _, gradient in new]
+            self._check_gradients(indices, gradients)
+            found.add(indices, gradients)
+        if self.views is not None:
+            self.views.settle(found)
+        return found
+
+    def leave_views(self) -> None:
+        """Makes gradients this process's own memory; see GradientViews.leave()."""
+        if self.views is not None:
+            self.views.leave()
+
+    def end_views(self) -> None:
+        """Ends the views before the session closes. Idempotent."""
+        if self.views is not None:
+            self.views.end()
+
+    @property
+    def makes_views(self) -> bool:
+        """Whether some gradients become views when backward() makes them."""
+        return self.views is not None and bool(self.views.indices)
+
+    @property
+    def view_bytes(self) -> int:
+        """Size of the gradients that are views of the gradient area now."""
+        return 0 if self.views is None else self.views.size
+
+    def push(self, step: int, micro_step: int, found: Gradients) -> None:
+        """Pushes the owned pieces of what was gathered."""
+        if found.takes_back:
+            self._take_back(step, micro_step)
+        self._push_found(step, micro_step, found)
+
+    def push_early(self, step: int, micro_step: int, index: int) -> None:
+        """Pushes the gradient of one parameter that backward() has just made."""
+        gradient = self._parameters[index].grad
+        if gradient is None:
+            return
+        if index in self._pushed:
+            return  # the gradient accumulates further; push() notices
+        self._check_gradients([index], [gradient])
+        found = Gradients()
+        found.add([index], [gradient])
+        self._push_found(step, micro_step, found)
+        if not self._pushed:  # the step's first
+            _push_early.add(self)
+        self._pushed[index] = (gradient, gradient.data_ptr(), gradient._version)
+
+    @property
+    def has_pushed(self) -> bool:
+        """Whether push_early() has pushed gradients of the open step."""
+        return bool(self._pushed)
+
+    def forget_pushed(self) -> None:
+        """Forgets what push_early() pushed: the step is over, or the gradients are dropped."""
+        self._pushed.clear()
+
+    def _is_pushed(self, index: int) -> bool:
+        """Whether the gradient that was pushed early is the present one, unchanged."""
+        gradient, pointer, version = self._pushed[index]
+        return (
+            self._parameters[index].grad is gradient
+            and gradient.data_ptr() == pointer
+            and gradient._version == version
+        )
+
+    def _expect_copy(self, parameter: torch.Tensor, copy: torch.Tensor) -> None:
+        index = self._index_of.get(id(parameter), -1)
+        now = parameter.grad
+        if index not in self._pushed or now is None:
+            return
+        gradient, pointer, version = self._pushed[index]
+        if gradient.data_ptr() != pointer or gradient._version != version:
+            return  # the gradient was changed otherwise: push() notices
+        # The copy may be of another gradient that has replaced the pushed one.
+        if not equal_bits(copy, gradient):
+            return
+        if now.data_ptr() == copy.data_ptr():  # a view of the bucket
+            self._pushed[index] = (now, now.data_ptr(), now._version)
+        elif now is gradient:
+            self._pushed[index] = (gradient, pointer, version + 1)
+
+    def _take_back(self, step: int, micro_step: int) -> None:
+        if micro_step > 0 or not self._can_take_back:
+            raise RuntimeError(
+                "gradients changed after backward() had pushed them (overlap=True), and are, or"
+                " earlier micro-steps are, in the daemon's sum: call accumulate_step() after each"
+                " backward(), and now abort_step() on every rank, and take the step again"
+            )
+        self._session.abort(step)
+        self.forget_pushed()
+
+    def _check_gradients(self, indices: Sequence[int], gradients: Sequence[torch.Tensor]) -> None:
+        dtypes = map(self._dtypes.__getitem__, indices)
+        shapes = map(self._shapes.__getitem__, indices)
+        if (
+            all(map(operator.is_, map(layout_of, gradients), itertools.repeat(torch.strided)))
+            and all(map(operator.is_, map(dtype_of, gradients), dtypes))
+            and all(map(operator.eq, map(shape_of, gradients), shapes))
+        ):
+            return
+        for index, gradient in zip(indices, gradients):
+            if (
+                gradient.layout is not torch.strided
+                or gradient.dtype is not self._dtypes[index]
+                or gradient.shape != self._shapes[index]
+            ):
+                self._raise_gradient(index, gradient)
+
+    def _raise_gradient(self, index: int, gradient: torch.Tensor) -> None:
+        name = self._specs[index].name
+        if gradient.layout is not torch.strided:
+            raise errors.UnimplementedError(
+                f'optstate does not support sparse gradients (parameter "{name}"): torch.optim\'s'
+                " SGD, Adagrad and SparseAdam do"
+            )
+        if gradient.is_complex():
+            raise RuntimeError(f'optstate does not support complex gradients (parameter "{name}")')
+        raise TypeError(
+            f'the gradient of parameter "{name}" is {gradient.dtype} {list(gradient.shape)},'
+            f" but the job has {self._dtypes[index]} {list(self._shapes[index])}: change the model"
+            " before the optimizer is constructed"
+        )
+
+    def _push_found(self, step: int, micro_step: int, found: Gradients) -> None:
+        if found.indices:
+            self._session.push_gradients(step, micro_step, found.indices, found.pointers)
+        if found.others:
+            self._push_copied(step, micro_step, found.others)
+
+    def _push_copied(self, step: int, micro_step: int, gradients: dict[int, torch.Tensor]) -> None:
+        if micro_step > 0:
+            self._session.flush()
+        addresses = self._session.gradient_addresses()
+        for index, gradient in gradients.items():
+            piece = self._owned.get(index)
+            if piece is None:
+                continue
+            target = memory_view(addresses[index], piece.numel, self._dtypes[index])
+            source = gradient.detach().reshape(-1)
+            target.copy_(source[piece.begin : piece.begin + piece.numel])
+        for first, count in _runs([index for index in gradients if index in self._owned]):
+            self._session.push(step, micro_step, first, count)
+
+
+def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns (first, count) of consecutive indices: [3, 4, 5, 9] -> [(3, 3), (9, 1)]."""
+    runs: list[tuple[int, int]] = []
+    for index in indices:
+        if runs and runs[-1][0] + runs[-1][1] == index:
+            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
+        else:
+            runs.append((index, 1))
+    return runs
+
+
+# Pushers whose push_early() was called.
+_push_early: weakref.WeakSet[GradientPusher] = weakref.WeakSet()
+
+
+def expect_copies(parameters: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
+    """Tells pushers that DistributedDataParallel has these copies of gradients in its bucket: the
+    gradients are views of the bucket now, or will be copied back from it unchanged."""
+    for pusher in tuple(_push_early):
+        for parameter, copy in zip(parameters, copies):
+            pusher._expect_copy(parameter, copy)

@@ -1,0 +1,1 @@
+"""An optimizer's attachment to its job."""

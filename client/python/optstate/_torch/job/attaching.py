@@ -1,0 +1,107 @@
+"""Opens an attachment that the rank and the job's groups may stand in the way of.
+
+The rank may be held by a former optimizer of this process; the job may have other groups of the
+same parameters than the script.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from optstate import errors
+from optstate._torch.frozen import groups_as_in, parameters_in_job
+from optstate._torch.job.attachment import Attachment
+from optstate._torch.ranks import Ranks
+from optstate._torch.settings import Settings
+from optstate.session_spec import SessionSpec
+
+ParamGroups = Sequence[dict[str, Any]]
+
+
+class Holder(Protocol):
+    """An optimizer that may hold a rank."""
+
+    attachment: Attachment | None
+
+    def detach(self, because: str) -> None:
+        """Frees the rank; `because` is said at each later use."""
+
+
+# Those of this process.
+_living: weakref.WeakSet[Holder] = weakref.WeakSet()
+
+
+def note_holder(holder: Holder) -> None:
+    """Notes an attached optimizer, whose rank another may ask for later."""
+    _living.add(holder)
+
+
+def _take_over(spec: SessionSpec) -> bool:
+    """Frees the rank that `spec` asks for when an optimizer of this process holds it.
+
+    In a notebook the former optimizer still exists when its cell is run again: under
+    another name, or in the traceback of a cell that raised.
+    """
+    for former in tuple(_living):
+        if former.attachment is not None and former.attachment.has_rank_of(spec):
+            former.detach(
+                f'another optimizer of this process has taken over job "{spec.job}"; use that one'
+            )
+            return True
+    return False
+
+
+def _known_endpoint(endpoint: str | None) -> str | None:
+    """Returns the endpoint for optctl: for "embedded", that of this process's own daemon."""
+    if (endpoint or os.environ.get("OPTSTATE_ENDPOINT") or "embedded") != "embedded":
+        return endpoint
+    attachments = (each.attachment for each in tuple(_living))
+    return next((a.session.endpoint for a in attachments if a and a.is_embedded), endpoint)
+
+
+def open_attachment(
+    groups: ParamGroups,
+    param_groups: ParamGroups,
+    settings: Settings,
+    ranks: Ranks,
+    *,
+    job: str | None,
+    names_by_id: dict[int, str],
+    extends: bool,
+) -> tuple[Attachment, ParamGroups]:
+    """Opens with these groups of param_groups or, when an existing job has other groups of the
+    same parameters, with the job's: parameters were frozen when it began, or are now. Returns
+    the groups that it opened with."""
+
+    def opened(these: ParamGroups) -> Attachment:
+        return Attachment(
+            these,
+            settings,
+            ranks,
+            job=job,
+            names_by_id=names_by_id,
+            take_over=_take_over,
+            extend=extends,
+        )
+
+    try:
+        return opened(groups), groups
+    except Exception as failure:
+        if extends or job is None:
+            raise
+        if not all(ranks.gather(isinstance(failure, errors.FailedPreconditionError))):
+            raise
+        in_job: list[tuple[str, int]] = []
+        if ranks.rank == 0:
+            in_job = parameters_in_job(job, _known_endpoint(settings.endpoint))
+        in_job = ranks.from_first(in_job)
+        theirs = groups_as_in(in_job, param_groups, groups, names_by_id)
+        was_extended = len({number for _, number in in_job}) > len(param_groups)
+        has_frozen = groups is not param_groups
+        if not all(ranks.gather(bool(theirs) and (was_extended or has_frozen))):
+            raise
+        assert theirs is not None
+        return opened(theirs), theirs

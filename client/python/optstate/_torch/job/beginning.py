@@ -1,0 +1,62 @@
+"""What is checked before the first values are loaded into a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+
+from optstate import errors
+from optstate._torch.job.attachment import Attachment
+from optstate._torch.names import quoted
+from optstate._torch.tensors import bits_sum
+from optstate._torch.warn import warn
+
+
+def raise_failure(attachment: Attachment) -> NoReturn:
+    """Raises the daemon's error for a job that is FAILED, or else DataLossError."""
+    attachment.arrays.fetch_step_counts([0])
+    raise errors.DataLossError(f'job "{attachment.job}" has failed; see optctl describe job')
+
+
+def first_to_load(attachment: Attachment) -> int:
+    """Returns the first parameter without state of a job that waits for a load. Parameters
+    before it have state when the job was extended and the new ones were never loaded.
+
+    DataLossError when a job that has taken steps has no state at all: loading the trainer's
+    initial parameters would silently undo its training.
+    """
+    first, step = attachment.session.load_required_from, attachment.session.committed_step
+    if first == 0 and step > 0:
+        raise errors.DataLossError(
+            f'job "{attachment.job}" has committed step {step}, but an older daemon\'s load into it'
+            f" broke off, so its state is not whole. Delete it (optctl delete job {attachment.job})"
+            " and start it again from a checkpoint"
+        )
+    if first > 0:
+        names = [attachment.arrays.name(i) for i in range(first, attachment.parameters.count)]
+        warn(
+            f'job "{attachment.job}" was being extended by {quoted(names)} at step {step} when'
+            " its trainer died: they begin with their present values, and go on without state"
+        )
+    return first
+
+
+def check_replicas(attachment: Attachment, tensors: Sequence[torch.Tensor], first: int) -> None:
+    """Raises ValueError, on every rank, when ranks would begin a job with different values
+    of the parameters from index `first` on.
+
+    Each rank loads the parameters that it owns, so the job would begin with a mixture.
+    """
+    sums = attachment.ranks.gather([bits_sum(tensor) for tensor in tensors[first:]])
+    names = (attachment.arrays.name(index) for index in range(first, len(tensors)))
+    for name, *of_ranks in zip(names, *sums):
+        if len(set(of_ranks)) > 1:
+            raise ValueError(
+                f'parameter "{name}" has other values on other ranks: a job begins with'
+                " the same on all (seed alike, or construct the optimizer after"
+                " DistributedDataParallel, which broadcasts them). Ranks that train models"
+                " of their own need jobs, and with torch.distributed a process_group, of"
+                " their own"
+            )

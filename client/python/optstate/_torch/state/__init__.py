@@ -1,0 +1,1 @@
+"""Arrays and entries of state, as a checkpoint has them."""

@@ -1,0 +1,247 @@
+"""Takes, accumulates and aborts steps of the optimizers of optstate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Callable
+
+import torch
+
+from optstate._torch.initialization import is_initialization
+from optstate._torch.job.attachment import Attachment
+from optstate._torch.optimizer_info import as_float
+from optstate._torch.options import checked_norm_type, limit
+from optstate._torch.served import Served
+from optstate._torch.shared import Shared
+from optstate._torch.tensors import dtype_of
+
+
+class Stepping:
+    """The part of ServedOptimizer that takes steps.
+
+    Threads: one at a time, like the optimizer.
+    """
+
+    _served: Served
+    param_groups: list[dict[str, Any]]
+    defaults: dict[str, Any]
+    # A GradScaler sets these for step(), and deletes them after it.
+    grad_scale = Shared()
+    found_inf = Shared()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler leaves unscaling, and skipping, to step().
+
+        It does for a fused step, as in torch: else the scaler unscales before, and code that
+        clips or reads gradients (Lightning refuses to clip otherwise) sees them unscaled. A
+        scaler cannot unscale gradients that are in the daemon before step() is called, nor
+        float16 gradients, and must not unscale where step() refuses a scaler.
+        """
+        settings, attachment = self._served.settings, self._served.attachment
+        tensors = () if attachment is None else attachment.parameters.tensors
+        return bool(
+            self.defaults.get("fused")
+            or settings.overlap
+            or settings.accumulate
+            or settings.reduction == "daemon"
+            or settings.loss_scaler is not None
+            or torch.float16 in map(dtype_of, tensors)
+        )
+
+    @_step_supports_amp_scaling.setter
+    def _step_supports_amp_scaling(self, _: bool) -> None:
+        """Ignores the assignment that torch's constructors make for a fused step."""
+
+    @torch._disable_dynamo
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Performs one optimization step in the daemon; returns the closure's loss.
+
+        Waits for the other ranks. When it raises because of a value that is wrong
+        here (ValueError, TypeError), nothing has happened, and the step can be taken
+        again. When the daemon refuses (InvalidArgumentError, FailedPreconditionError),
+        nothing of the step stays there, not even its micro-steps, and it can be taken
+        again from the first micro-step. The same holds after UnavailableError and
+        DeadlineExceededError, once the daemon is back: the optimizer attaches again by
+        itself. If the step was committed all the same, it is not taken twice: the next
+        step() reads its result.
+
+        Ctrl-C ends the wait for another rank with KeyboardInterrupt. The step is then
+        still under way: the next use of the optimizer waits for the step to end and
+        reads the parameters, and the next step() takes another step. close() abandons
+        the step: it is not taken, unless all other ranks have committed it.
+        """
+        self._check_graph_capture()
+        try:
+            return self._step(closure)
+        except BaseException:
+            # When it takes the step again, a GradScaler multiplies by a grad_scale left here.
+            served = self._served
+            served.__dict__.pop("grad_scale", None)
+            served.__dict__.pop("found_inf", None)
+            raise
+
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        served = self._served
+        if is_initialization(self.param_groups) and not served.has_state():
+            served.attached().is_initialised = True  # nothing else happens
+            return loss
+        served.handed_over = None
+        attachment, groups = self._prepared_attachment()
+        attachment.options.fill(groups, attachment.parameters.groups)
+        grad_scale, found_inf = self._scaling(attachment)
+        how = {
+            "grad_scale": grad_scale,
+            "max_norm": limit(served.max_norm, "max_norm"),
+            "max_value": limit(served.max_value, "max_value"),
+            "norm_type": checked_norm_type(served.norm_type),
+            "found_inf": found_inf,
+        }
+        if attachment.was_taken:
+            served.note_outcome(attachment.taken_outcome(**how))
+            return loss
+        # unscale_() changes gradients without a new version.
+        was_unscaled = self._has_scaler() and self._left_by_scaler("grad_scale") is None
+        if was_unscaled and attachment.micro_step:
+            raise RuntimeError(
+                "unscale_() has unscaled the last micro-step alone: with accumulate_step(), leave"
+                " unscaling to step(); now call abort_step() and take the step again"
+            )
+        overlap = served.settings.overlap
+        step = attachment.next_step
+        gradients = attachment.gradients.gather(anew=was_unscaled)
+        with attachment.values_of_one_step():
+            with attachment.undone_on_error():
+                attachment.gradients.push(step, attachment.micro_step, gradients)
+                attachment.note_missing(gradients)
+                idle = attachment.without_gradient
+                attachment.committing = step
+                if idle and attachment.ranks.world_size > 1:
+                    attachment.parameters.note_idle(idle)
+                outcome = attachment.session.commit(
+                    step,
+                    attachment.options.hyperparams,
+                    **how,
+                    read=attachment.parameters.direct(but=idle) if overlap else None,
+                )
+                served.note_outcome(outcome)
+            attachment.micro_step = 0
+            attachment.gradients.forget_pushed()
+            if outcome.applied:
+                attachment.parameters.read(without_gradient=idle, but_direct=overlap)
+            attachment.committing = None
+        return loss
+
+    def accumulate_step(self) -> None:
+        """Pushes the present gradients as one micro-step and drops them.
+
+        The daemon sums micro-steps in fp32; step() adds the gradients that exist
+        then, if any, and updates with the sum. Needs ``accumulate=True``.
+        zero_grad() leaves pushed micro-steps alone; abort_step() drops them.
+        A GradScaler checks only the gradients of step(): with one, check
+        last_outcome.found_inf. Raises the errors of step().
+
+        With reduction="daemon" it waits until the other ranks have taken the
+        micro-step as well. AbortedError: another rank was lost or has aborted, and
+        the sums of the step are gone; take the step again from its first
+        micro-step.
+        """
+        if not self._served.settings.accumulate:
+            raise RuntimeError("accumulate_step needs an optimizer made with accumulate=True")
+        attachment, _ = self._prepared_attachment(is_micro_step=True)
+        if attachment.was_taken:  # step() reports it
+            self.zero_grad(set_to_none=True)
+            return
+        gradients = attachment.gradients.gather()
+        with attachment.undone_on_error():
+            attachment.gradients.push(attachment.next_step, attachment.micro_step, gradients)
+            # A rank without gradients participates too: other ranks may have some, and wait.
+            attachment.session.end_micro_step(attachment.next_step, attachment.micro_step)
+        attachment.gradients.forget_pushed()
+        attachment.note_missing(gradients)
+        attachment.micro_step += 1
+        self.zero_grad(set_to_none=True)
+
+    def abort_step(self) -> None:
+        """Drops the micro-steps that this rank pushed since the last step.
+
+        With reduction="daemon" it drops those of all ranks: every rank calls it.
+        """
+        attachment = self._served.attached()
+        attachment.session.abort(attachment.next_step)
+        attachment.gradients.forget_pushed()
+        attachment.micro_step = 0
+
+    def _prepared_attachment(
+        self, *, is_micro_step: bool = False
+    ) -> tuple[Attachment, Sequence[dict[str, Any]]]:
+        """Checks what the trainer may have changed, and sends changes. Returns the attachment
+        and the groups in the job's order."""
+        attachment = self._served.attached()
+        thawed = attachment.parameters.groups.thawed()
+        if thawed:
+            self._served.check_thawed_alike(attachment, thawed)
+            attachment = self._served.thaw(thawed)
+        if attachment.parameters.groups.left_out:
+            attachment.options.check_required(self.param_groups)
+        groups = attachment.parameters.groups.in_order(self.param_groups)
+        attachment.options.check_groups(groups)
+        attachment.parameters.check_tensors()
+        if attachment.must_abort:
+            attachment.abort_step()
+        # Changes without a trace can be sent before the first micro-step, and the step refuses
+        # them after later ones: there is no need to look for them before each micro-step.
+        by_content = not is_micro_step or attachment.micro_step == 0
+        self._served.send_changes(attachment, groups, by_content=by_content)
+        self._served.replaced = None
+        return attachment, groups
+
+    def _left_by_scaler(self, name: str) -> Any:
+        return self._served.__dict__.get(name)
+
+    def _has_scaler(self) -> bool:
+        """Whether a GradScaler calls step()."""
+        return self._left_by_scaler("found_inf") is not None
+
+    def _scaling(self, attachment: Attachment) -> tuple[float, bool]:
+        """Returns (grad_scale, found_inf): the daemon's scale, or values set by a GradScaler."""
+        if self._has_scaler() and attachment.gradient_divisor > 1:
+            raise RuntimeError(
+                'a GradScaler cannot be used with reduction="daemon" on several ranks: it looks at'
+                " this rank's gradients alone, so that the ranks' scales would part. Use"
+                " loss_scaler=optstate.LossScaler(...), which the ranks share"
+            )
+        if self._has_scaler() and attachment.session.loss_scale:
+            raise RuntimeError(
+                "a GradScaler is used with an optimizer that has a loss_scaler: both would unscale"
+                " the gradients. Use optimizer.scale(loss).backward() and optimizer.step() without"
+                " the GradScaler, or construct the optimizer without loss_scaler="
+            )
+        grad_scale = self._left_by_scaler("grad_scale")
+        found_inf = self._left_by_scaler("found_inf")
+        scale = attachment.session.loss_scale or 1.0
+        if grad_scale is not None:
+            scale = as_float(grad_scale)
+        return (
+            scale * attachment.gradient_divisor,
+            found_inf is not None and as_float(found_inf) != 0,
+        )
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor by which losses are to be multiplied now; 1 without a loss_scaler."""
+        return self._served.attached().session.loss_scale or 1.0
+
+    def scale(self, loss: torch.Tensor) -> torch.Tensor:
+        """Returns the loss times loss_scale, for backward(); step() unscales."""
+        return loss * self.loss_scale
+
+    def _check_graph_capture(self) -> None:
+        check = getattr(self, "_accelerator_graph_capture_health_check", None)
+        if check is None:  # the check has another name in older torch
+            check = self._cuda_graph_capture_health_check
+        check()

@@ -1,0 +1,137 @@
+"""What a session is opened with: its rank, its job, and the layout."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from optstate import _native
+from optstate._interrupt import Interrupt
+from optstate._storage import Storage
+
+
+class ParameterSpec(NamedTuple):
+    """One parameter of a layout; dtypes are codes of the C API."""
+
+    name: str
+    shape: Sequence[int]
+    numel: int
+    dtype: int
+    gradient_dtype: int
+    group: int
+
+
+class LossScalerState(NamedTuple):
+    """The present state of a dynamic LossScaler; see v1.LossScalerState."""
+
+    loss_scale: float
+    good_steps: int
+    hysteresis_left: int
+
+
+@dataclasses.dataclass(frozen=True)
+class LossScaler:
+    """Loss scaling in the daemon, whose state survives with the job's.
+
+    The defaults are torch.amp.GradScaler's. As in DeepSpeed, the scale shrinks only
+    after ``hysteresis`` overflows and never goes below ``min_scale``.
+    ``dynamic=False``: the scale stays at ``init_scale``.
+    """
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    hysteresis: int = 1
+    min_scale: float = 0.0
+    dynamic: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionSpec:
+    """Everything that opens a session; see optstate_session_options."""
+
+    job: str
+    optimizer: int
+    group_options: Sequence[int]  # one for each group: bits of OptimizerInfo.options
+    parameters: Sequence[ParameterSpec]
+    endpoint: str | None = None
+    partition: int = 1
+    rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 0
+    accumulate: bool = False
+    ephemeral: bool = False
+    extend: bool = False
+    connect_timeout_s: float = 0
+    step_timeout_s: float = 0
+    state_format: int = 1
+    loss_scaler: LossScaler | None = None
+    master_format: int = 1
+    accumulate_dtype: int = 1
+    loss_scaler_state: LossScalerState | None = None
+    change_detection: int = 0
+    storage: Storage = Storage()
+    speculative: bool = False
+
+
+def _fill_parameters(parameters: Sequence[ParameterSpec]) -> tuple[ctypes.Array, array.array]:
+    """Returns the C array, and the shapes that it points to."""
+    structs = _native.array_of(_native.Parameter, len(parameters))
+    shapes = array.array("q", (n for spec in parameters for n in spec.shape))
+    address, _ = shapes.buffer_info()
+    for struct, spec in zip(structs, parameters):
+        struct.name = spec.name.encode()
+        struct.shape = address
+        struct.ndim = len(spec.shape)
+        struct.numel = spec.numel
+        struct.dtype = spec.dtype
+        struct.gradient_dtype = spec.gradient_dtype
+        struct.group = spec.group
+        address += 8 * len(spec.shape)
+    return structs, shapes
+
+
+def options_of(spec: SessionSpec, interrupt: Interrupt) -> tuple[_native.SessionOptions, Any]:
+    """Returns the C struct, and the objects that must outlive it."""
+    parameters, shapes = _fill_parameters(spec.parameters)
+    groups = _native.array_of(_native.Group, len(spec.group_options))
+    for group, bits in zip(groups, spec.group_options):
+        group.options = bits
+    scaler = None
+    if spec.loss_scaler is not None:
+        fields = dataclasses.asdict(spec.loss_scaler)
+        if spec.loss_scaler_state is not None:
+            begin = spec.loss_scaler_state._asdict()
+            fields.update({f"begin_{name}": value for name, value in begin.items()})
+        scaler = ctypes.pointer(_native.LossScaler(**fields))
+    options = _native.SessionOptions(
+        endpoint=spec.endpoint.encode() if spec.endpoint else None,
+        job=spec.job.encode(),
+        optimizer=spec.optimizer,
+        partition=spec.partition,
+        rank=spec.rank,
+        world_size=spec.world_size,
+        local_world_size=spec.local_world_size,
+        accumulate=spec.accumulate,
+        ephemeral=spec.ephemeral,
+        extend=spec.extend,
+        groups=groups,
+        group_count=len(groups),
+        parameters=parameters,
+        parameter_count=len(parameters),
+        connect_timeout_s=spec.connect_timeout_s,
+        step_timeout_s=spec.step_timeout_s,
+        interrupted=interrupt.callback,
+        state_format=spec.state_format,
+        loss_scaler=scaler,
+        master_format=spec.master_format,
+        accumulate_dtype=spec.accumulate_dtype,
+        change_detection=spec.change_detection,
+        speculative=spec.speculative,
+        **spec.storage._asdict(),
+    )
+    return options, (parameters, shapes, groups, scaler)

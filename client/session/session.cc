@@ -1,0 +1,290 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <random>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/channel/channel.h"
+#include "client/channel/connect.h"
+#include "client/channel/transport_error.h"
+#include "client/client.h"
+#include "client/session/parameter_digests.h"
+#include "client/session/parameter_reader.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+// Returns a number other than 0, which for the engine means no instance.
+uint64_t NewInstance() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) | 1;
+}
+
+absl::Status CheckOptions(const SessionOptions& options) {
+  if (options.job.empty()) {
+    return absl::InvalidArgumentError("the job's name is empty");
+  }
+  if (options.connect_timeout <= absl::ZeroDuration() ||
+      options.step_timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        "connect_timeout and step_timeout must be above 0");
+  }
+  return absl::OkStatus();
+}
+
+NoticeSink NoticesOf(const SessionOptions& options) {
+  if (options.notice != nullptr) return options.notice;
+  return [job = options.job, rank = options.rank](const std::string& text) {
+    std::fprintf(stderr, "optstate: job \"%s\", rank %u: %s\n", job.c_str(),
+                 rank, text.c_str());
+  };
+}
+
+absl::StatusOr<ChannelSetup> MakeSetup(SessionOptions& options) {
+  OPTSTATE_RETURN_IF_ERROR(CheckOptions(options));
+  // The layout is moved: it is by far the largest part and not needed twice.
+  OPTSTATE_ASSIGN_OR_RETURN(
+      Layout layout, Layout::Make(std::exchange(options.layout, LayoutSpec())));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      RankPartition partition,
+      MakeRankPartition(layout, options.partition, options.world_size,
+                        options.rank));
+  if (options.local_world_size == 0) {
+    options.local_world_size = options.world_size;
+  }
+  return ChannelSetup{.job = options.job,
+                      .layout = std::move(layout),
+                      .partition = std::move(partition),
+                      .partition_mode = options.partition,
+                      .rank = options.rank,
+                      .world_size = options.world_size,
+                      .local_world_size = options.local_world_size,
+                      .accumulate = options.accumulate,
+                      .accumulate_dtype = options.accumulate_dtype,
+                      .speculative = options.speculative,
+                      .ephemeral = options.ephemeral,
+                      .extend = options.extend,
+                      .loss_scaler = options.loss_scaler,
+                      .loss_scaler_state = options.loss_scaler_state,
+                      .storage = options.storage,
+                      .client_instance = NewInstance(),
+                      .interrupted = options.interrupted,
+                      .notice = NoticesOf(options)};
+}
+
+}  // namespace
+
+Session::Session(SessionOptions options)
+    : options_(std::move(options)), owner_pid_(getpid()) {}
+
+Session::~Session() { Close(); }
+
+absl::StatusOr<std::unique_ptr<Session>> Session::Open(SessionOptions options) {
+  // A job that is not ephemeral is not begun in a daemon of this process while
+  // the node's daemon is being restarted.
+  const AwayDaemon away =
+      options.ephemeral ? AwayDaemon::kIsNone : AwayDaemon::kCounts;
+  absl::StatusOr<Endpoint> endpoint = FindDaemon(
+      options.endpoint, away, options.daemon_path, options.connect_timeout);
+  // The error names the endpoint; the name of the job would add nothing.
+  if (!endpoint.ok()) return endpoint.status();
+  options.endpoint = endpoint->ToString();
+  return OpenOver(
+      [&](ChannelSetup setup) {
+        return MakeChannel(*endpoint, std::move(setup));
+      },
+      std::move(options));
+}
+
+absl::StatusOr<std::unique_ptr<Session>> Session::OpenOver(
+    ChannelFactory factory, SessionOptions options) {
+  absl::StatusOr<ChannelSetup> setup = MakeSetup(options);
+  if (!setup.ok()) {
+    return Annotate(setup.status(), absl::StrCat("job \"", options.job, "\""));
+  }
+  std::unique_ptr<Session> session(new Session(std::move(options)));
+  session->setup_ = std::make_unique<ChannelSetup>(*setup);
+  session->digests_ = std::make_unique<ParameterDigests>(
+      &session->setup_->layout, session->options_.change_detection);
+  session->reader_ = std::make_unique<ParameterReader>(&session->setup_->layout,
+                                                       session->digests_.get());
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<Channel> channel,
+                            factory(*std::move(setup)));
+  OPTSTATE_RETURN_IF_ERROR(
+      session->Annotated(session->Connect(std::move(channel))));
+  return session;
+}
+
+absl::Status Session::Connect(std::unique_ptr<Channel> channel) {
+  channel_ = std::move(channel);
+  Attached attached;
+  OPTSTATE_RETURN_IF_ERROR(ConnectWithin(Attempt::kFirst, &attached));
+  attached_ = true;
+  created_ = attached.created;
+  committed_step_ = attached.committed_step;
+  loss_scaler_ = attached.loss_scaler;
+  load_required_from_ = attached.load_required_from;
+  speculates_ = attached.speculates;
+  loads_finished_ = attached.loads_finished;
+  phase_ = attached.phase;
+  marks_.resize(setup_->partition.pieces.size());
+  return absl::OkStatus();
+}
+
+void Session::Close() {
+  if (std::exchange(closed_, true) || channel_ == nullptr) return;
+  if (getpid() == owner_pid_) {
+    Leave();
+    channel_.reset();
+    return;
+  }
+  // In a forked child the connection belongs to the parent. The rest of the
+  // channel is leaked, because gRPC's threads, which would end it, exist only
+  // in the parent.
+  channel_->Abandon();
+  static_cast<void>(channel_.release());
+}
+
+SessionInfo Session::info() const {
+  return {.committed_step = committed_step_,
+          .phase = phase_,
+          .loss_scaler = loss_scaler_,
+          .load_required_from = load_required_from_,
+          .created = created_,
+          .endpoint = options_.endpoint,
+          .wire = closed_ ? std::string() : std::string(channel_->wire()),
+          .commit_open = commit_.has_value()};
+}
+
+const Layout& Session::layout() const { return setup_->layout; }
+
+size_t Session::piece_count() const { return setup_->partition.pieces.size(); }
+
+GradientPiece Session::piece(size_t index) const {
+  const Piece& piece = setup_->partition.pieces[index];
+  return {.parameter = piece.parameter,
+          .begin = piece.begin,
+          .numel = piece.numel,
+          .dtype = setup_->layout.parameters()[piece.parameter].gradient_dtype};
+}
+
+absl::StatusOr<absl::Span<std::byte>> Session::gradient(size_t index) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckUsable()));
+  const Piece& piece = setup_->partition.pieces[index];
+  const uint64_t bytes = GradientBytes(piece);
+  OPTSTATE_RETURN_IF_ERROR(Annotated(
+      channel_->AwaitGradientArea(piece.gradient_offset_bytes + bytes)));
+  return channel_->gradient_area().subspan(piece.gradient_offset_bytes, bytes);
+}
+
+uint64_t Session::GradientBytes(const Piece& piece) const {
+  return piece.numel *
+         SizeInBytes(
+             setup_->layout.parameters()[piece.parameter].gradient_dtype);
+}
+
+absl::Span<const std::byte> Session::parameter(uint32_t parameter) const {
+  if (closed_ || parameter >= setup_->layout.parameters().size()) return {};
+  const ParameterSpec& spec = setup_->layout.parameters()[parameter];
+  return channel_->parameter_area().subspan(
+      setup_->layout.parameter_offset_bytes(parameter),
+      static_cast<uint64_t>(spec.numel) * SizeInBytes(spec.dtype));
+}
+
+absl::StatusOr<std::unique_ptr<ParameterViews>> Session::MapViews() {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  if (speculates_) {
+    return Annotated(absl::UnimplementedError(
+        "the job is speculative: the daemon writes parameters while the "
+        "trainer still computes with them"));
+  }
+  if (channel_->parameter_file() < 0) {
+    return Annotated(absl::UnimplementedError(absl::StrCat(
+        "over ", std::string(channel_->wire()), " parameters are copied")));
+  }
+  absl::StatusOr<std::unique_ptr<ParameterViews>> views =
+      ParameterViews::Map(channel_->parameter_file(), setup_->layout);
+  if (!views.ok()) return Annotated(views.status());
+  has_views_ = true;
+  return views;
+}
+
+absl::StatusOr<std::unique_ptr<GradientViews>> Session::MapGradientViews() {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckUsable()));
+  if (channel_->parameter_file() < 0) {
+    return Annotated(absl::UnimplementedError(absl::StrCat(
+        "over ", std::string(channel_->wire()), " gradients are copied")));
+  }
+  // The views are written without a further look at the pages.
+  const absl::Span<std::byte> area = channel_->gradient_area();
+  OPTSTATE_RETURN_IF_ERROR(Annotated(channel_->AwaitGradientArea(area.size())));
+  absl::StatusOr<std::unique_ptr<GradientViews>> views =
+      GradientViews::Map(area);
+  if (!views.ok()) return Annotated(views.status());
+  return views;
+}
+
+bool Session::WritesParameters() const {
+  const std::atomic<uint64_t>* const stamps = channel_->run_stamps();
+  if (!commit_.has_value() || stamps == nullptr) return false;
+  for (uint64_t run = 0; run < setup_->layout.run_count(); ++run) {
+    if (stamps[run].load(std::memory_order_acquire) == commit_->step) {
+      return true;
+    }
+  }
+  return false;
+}
+
+absl::Status Session::NoteCopies(absl::Span<const uint32_t> parameters) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  if (!digests_->enabled()) return absl::OkStatus();
+  digests_->BeginCopies(committed_step_);
+  for (const uint32_t p : parameters) {
+    OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(p, 1)));
+    digests_->AddWhole(p, parameter(p).data());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::FindChanged(const ParameterTargets& copies,
+                                  std::vector<uint32_t>* changed) const {
+  changed->clear();
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(copies)));
+  if (!digests_->enabled()) return absl::OkStatus();
+  for (size_t i = 0; i < copies.parameters.size(); ++i) {
+    const uint32_t p = copies.parameters[i];
+    if (digests_->Differs(
+            p, static_cast<const std::byte*>(copies.destinations[i]))) {
+      changed->push_back(p);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::FindWritten(ParameterViews* views,
+                                  std::vector<uint32_t>* parameters) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  if (channel_->parameter_file() < 0) {
+    return Annotated(absl::InternalError("views of a session without a file"));
+  }
+  return Annotated(views->FindWritten(channel_->parameter_file(),
+                                      channel_->parameter_area(), parameters));
+}
+
+absl::Status Session::Annotated(const absl::Status& status) const {
+  if (status.ok()) return status;
+  // The endpoint comes first, because it is wrong, and a job's name may be
+  // random.
+  if (IsUnreachable(status)) {
+    return Annotate(status, absl::StrCat("no daemon at ", options_.endpoint,
+                                         " for job \"", options_.job, "\""));
+  }
+  return Annotate(status, absl::StrCat("job \"", options_.job, "\" at ",
+                                       options_.endpoint));
+}
+
+}  // namespace optstate::client

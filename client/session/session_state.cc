@@ -1,0 +1,157 @@
+// The session verbs that move state: load and fetch.
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/channel/channel.h"
+#include "client/client.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+size_t ElementBytes(StateArray array, DType dtype) {
+  return IsPerParameter(array) ? sizeof(int64_t) : SizeInBytes(dtype);
+}
+
+absl::Status CheckBytes(absl::string_view what, const ParameterSpec& parameter,
+                        uint64_t expected, uint64_t found) {
+  if (found == expected) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(what, " of parameter \"", parameter.name, "\" has ",
+                   expected, " bytes, not ", found));
+}
+
+}  // namespace
+
+uint64_t ElementCount(const Layout& layout, StateArray array,
+                      const ParameterSpec& parameter) {
+  if (IsPerParameter(array)) return 1;
+  const OptimizerInfo& info = layout.optimizer_info();
+  const int index =
+      static_cast<int>(array) - static_cast<int>(StateArray::kState0);
+  if (index < 0 || static_cast<size_t>(index) >= info.state_arrays.size()) {
+    return static_cast<uint64_t>(parameter.numel);
+  }
+  return StateElements(info, index, parameter.shape);
+}
+
+absl::Status Session::BeginLoad(LoadContent content) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  loading_ = false;  // an earlier unfinished load is dropped
+  OPTSTATE_RETURN_IF_ERROR(
+      Annotated(Persist([&] { return channel_->BeginLoad(StepDeadline()); })));
+  loading_ = true;
+  load_digest_.reset();
+  if (content == LoadContent::kSame) load_digest_.emplace();
+  ForgetStaged();
+  return absl::OkStatus();
+}
+
+absl::Status Session::CheckLoading() const {
+  if (loading_) return absl::OkStatus();
+  return absl::FailedPreconditionError("no load was begun");
+}
+
+absl::Status Session::Load(StateArray array, uint32_t parameter, DType dtype,
+                           absl::Span<const std::byte> data) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckLoading()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(parameter, 1)));
+  const ParameterSpec& spec = setup_->layout.parameters()[parameter];
+  const uint64_t element_bytes = ElementBytes(array, dtype);
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckBytes(
+      "data", spec, ElementCount(setup_->layout, array, spec) * element_bytes,
+      data.size())));
+  if (load_digest_) load_digest_->Add(array, parameter, dtype, data);
+  const size_t at = setup_->partition.LowerBound(parameter);
+  if (!OwnsAt(at, parameter)) return absl::OkStatus();
+  const Piece& piece = setup_->partition.pieces[at];
+  const uint64_t count = ElementCount(setup_->layout, array, spec);
+  const bool by_element =
+      !IsPerParameter(array) && count == static_cast<uint64_t>(spec.numel);
+  // An array without a place for each element belongs to the owner of the first
+  // element.
+  if (!by_element && !IsPerParameter(array) && piece.begin != 0) {
+    return absl::OkStatus();
+  }
+  const uint64_t end = by_element ? piece.begin + piece.numel : count;
+  const uint64_t most = channel_->transfer_bytes_max() / element_bytes;
+  for (uint64_t begin = by_element ? piece.begin : 0; begin < end;
+       begin += most) {
+    const uint64_t numel = std::min(most, end - begin);
+    OPTSTATE_RETURN_IF_ERROR(Annotated(Persist([&] {
+      return channel_->Load(
+          array, parameter, begin, dtype,
+          data.subspan(begin * element_bytes, numel * element_bytes),
+          StepDeadline());
+    })));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::FinishLoad() {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckLoading()));
+  finishing_load_ = true;
+  const uint64_t digest = load_digest_ ? load_digest_->value() : 0;
+  const absl::Status status = Persist([&] {
+    return loading_ ? channel_->FinishLoad(digest, StepDeadline())
+                    : absl::OkStatus();
+  });
+  finishing_load_ = false;
+  OPTSTATE_RETURN_IF_ERROR(Annotated(status));
+  if (loading_ && loads_finished_) ++*loads_finished_;
+  loading_ = false;
+  phase_ = JobPhase::kReady;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<uint64_t> Session::Fetch(StateArray array, uint32_t parameter,
+                                        absl::Span<std::byte> out) {
+  const FetchTarget target = {
+      .array = array, .parameter = parameter, .out = out};
+  return FetchMany({&target, 1});
+}
+
+// No step is applied in between, because a step needs this rank's commit.
+absl::StatusOr<uint64_t> Session::FetchMany(
+    absl::Span<const FetchTarget> targets) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  std::vector<FetchRange> ranges;
+  ranges.reserve(targets.size());
+  for (const FetchTarget& target : targets) {
+    OPTSTATE_RETURN_IF_ERROR(Annotated(AppendRanges(target, &ranges)));
+  }
+  uint64_t step = committed_step_;
+  OPTSTATE_RETURN_IF_ERROR(Annotated(Persist([&]() -> absl::Status {
+    step = committed_step_;
+    if (ranges.empty()) return absl::OkStatus();
+    OPTSTATE_ASSIGN_OR_RETURN(step, channel_->Fetch(ranges, StepDeadline()));
+    return absl::OkStatus();
+  })));
+  return step;
+}
+
+absl::Status Session::AppendRanges(const FetchTarget& target,
+                                   std::vector<FetchRange>* ranges) const {
+  OPTSTATE_RETURN_IF_ERROR(CheckParameters(target.parameter, 1));
+  const ParameterSpec& spec = setup_->layout.parameters()[target.parameter];
+  const uint64_t element_bytes = ElementBytes(target.array, DType::kFloat32);
+  OPTSTATE_RETURN_IF_ERROR(CheckBytes(
+      "the array", spec,
+      ElementCount(setup_->layout, target.array, spec) * element_bytes,
+      target.out.size()));
+  const uint64_t most = channel_->transfer_bytes_max();
+  for (uint64_t offset = 0; offset < target.out.size(); offset += most) {
+    const uint64_t bytes = std::min<uint64_t>(most, target.out.size() - offset);
+    ranges->push_back({.array = target.array,
+                       .parameter = target.parameter,
+                       .begin = offset / element_bytes,
+                       .out = target.out.subspan(offset, bytes)});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace optstate::client

@@ -1,0 +1,454 @@
+// The session verbs of a step.
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "client/channel/channel.h"
+#include "client/channel/transport_error.h"
+#include "client/client.h"
+#include "client/session/parameter_reader.h"
+#include "client/views/streaming_copy.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::client {
+namespace {
+
+// The size at which PushGradients submits copied gradients: the engine checks
+// them while the next ones are copied.
+constexpr uint64_t kPushBytes = 4 << 20;
+
+// See AwaitCommit.
+constexpr int kLooksPerStep = 64;
+constexpr absl::Duration kLookPauseMin = absl::Microseconds(100);
+constexpr absl::Duration kLookPauseMax = absl::Milliseconds(2);
+// The wait of an interrupted rank for an engine that hangs.
+constexpr absl::Duration kFinishPatience = absl::Seconds(5);
+
+}  // namespace
+
+absl::Status Session::CheckIdle() const {
+  OPTSTATE_RETURN_IF_ERROR(CheckUsable());
+  if (!commit_) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the commit of step ", commit_->step, " is under way: CommitWait first"));
+}
+
+absl::Status Session::CheckParameters(uint32_t first, uint32_t count) const {
+  const size_t all = setup_->layout.parameters().size();
+  if (first <= all && count <= all - first) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "parameters [", first, ", ", uint64_t{first} + count, ") of ", all));
+}
+
+absl::Status Session::Push(uint64_t step, uint32_t micro_step, uint32_t first,
+                           uint32_t count) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(first, count)));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(AwaitGradientsBefore(first + count)));
+  return Annotated(PushRun(step, micro_step, first, count));
+}
+
+absl::Status Session::AwaitGradientsBefore(uint32_t parameter) {
+  const size_t end = setup_->partition.LowerBound(parameter);
+  if (end == 0) return absl::OkStatus();
+  const Piece& last = setup_->partition.pieces[end - 1];
+  return channel_->AwaitGradientArea(last.gradient_offset_bytes +
+                                     GradientBytes(last));
+}
+
+absl::Status Session::PushRun(uint64_t step, uint32_t micro_step,
+                              uint32_t first, uint32_t count) {
+  OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
+  const absl::Status status = Persist([&] {
+    return channel_->Push({.step = step,
+                           .micro_step = micro_step,
+                           .first_parameter = first,
+                           .parameter_count = count},
+                          StepDeadline());
+  });
+  if (!status.ok()) return NoteFailure(step, status);
+  Mark(step, micro_step, first, count);
+  return TakeFailedPush();
+}
+
+absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
+                                    absl::Span<const uint32_t> parameters,
+                                    absl::Span<const void* const> gradients) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckGradients(parameters, gradients)));
+  if (!parameters.empty()) {
+    OPTSTATE_RETURN_IF_ERROR(
+        Annotated(AwaitGradientsBefore(parameters.back() + 1)));
+  }
+  OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
+  // The engine may still read the last micro-step's gradients.
+  if (options_.accumulate && unended_ && unended_->step == step &&
+      unended_->micro_step < micro_step) {
+    OPTSTATE_RETURN_IF_ERROR(EndMicroStep(step, unended_->micro_step));
+  }
+  const absl::Span<std::byte> area = channel_->gradient_area();
+  PieceRun run;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    // The next piece usually belongs to the next parameter.
+    const size_t at = OwnsAt(run.end, parameters[i])
+                          ? run.end
+                          : setup_->partition.LowerBound(parameters[i]);
+    if (!OwnsAt(at, parameters[i])) continue;
+    if (at != run.end || run.bytes >= kPushBytes) {
+      OPTSTATE_RETURN_IF_ERROR(PushCopied(step, micro_step, run));
+      run = {.begin = at, .end = at, .bytes = 0};
+    }
+    const bool may_copy = MayCopy(at, step, micro_step);
+    run.bytes += PutGradient(at, may_copy ? gradients[i] : nullptr, area);
+    ++run.end;
+  }
+  return PushCopied(step, micro_step, run);
+}
+
+// Checks everything before the first copy, so that a refused call changes
+// nothing.
+absl::Status Session::CheckGradients(
+    absl::Span<const uint32_t> parameters,
+    absl::Span<const void* const> gradients) const {
+  if (parameters.size() != gradients.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        parameters.size(), " parameters, ", gradients.size(), " gradients"));
+  }
+  const absl::Span<const ParameterSpec> specs = setup_->layout.parameters();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (parameters[i] >= specs.size()) return CheckParameters(parameters[i], 1);
+    if (i > 0 && parameters[i] <= parameters[i - 1]) {
+      return absl::InvalidArgumentError("the parameters do not ascend");
+    }
+    if (gradients[i] == nullptr && specs[parameters[i]].numel != 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the gradient of parameter ", parameters[i], " is null"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::PushCopied(uint64_t step, uint32_t micro_step,
+                                 const PieceRun& run) {
+  if (run.begin == run.end) return absl::OkStatus();
+  StreamingFence();
+  const uint32_t first = setup_->partition.pieces[run.begin].parameter;
+  const uint32_t last = setup_->partition.pieces[run.end - 1].parameter;
+  return Annotated(PushRun(step, micro_step, first, last - first + 1));
+}
+
+bool Session::OwnsAt(size_t piece, uint32_t parameter) const {
+  const auto& pieces = setup_->partition.pieces;
+  return piece < pieces.size() && pieces[piece].parameter == parameter;
+}
+
+// Drops the gradients of the open step where a new attempt at the step needs
+// that. After a commit whose answer was not awaited, another commit goes on
+// with the pushed gradients, but a push begins the step again, perhaps with
+// other gradients: the engine must first drop the former ones, which it may be
+// reading. After a failed push both begin the step again.
+absl::Status Session::BeginAnew(uint64_t step) {
+  if (step != committed_step_ + 1 || !(commit_unresolved_ || push_failed_)) {
+    return absl::OkStatus();
+  }
+  OPTSTATE_RETURN_IF_ERROR(Annotated(
+      Persist([&] { return channel_->Abort(step, StepDeadline()); })));
+  ForgetStaged();
+  return absl::OkStatus();
+}
+
+// Whether the piece's place in the gradient area is free. The engine reads the
+// place until the step is applied, unless it accumulates; a push that it will
+// refuse, or ignore as a repeat, must not overwrite staged gradients.
+bool Session::MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const {
+  const PieceMark& mark = marks_[piece];
+  if (step != committed_step_ + 1) return false;
+  if (mark.step != step) return true;
+  return options_.accumulate && micro_step > mark.micro_step;
+}
+
+uint64_t Session::PutGradient(size_t index, const void* gradient,
+                              absl::Span<std::byte> area) {
+  const Piece& piece = setup_->partition.pieces[index];
+  const uint64_t element_bytes =
+      SizeInBytes(setup_->layout.parameters()[piece.parameter].gradient_dtype);
+  const uint64_t bytes = piece.numel * element_bytes;
+  if (gradient == nullptr) return bytes;
+  std::byte* const to = area.data() + piece.gradient_offset_bytes;
+  const std::byte* const from =
+      static_cast<const std::byte*>(gradient) + piece.begin * element_bytes;
+  // The caller may have made the gradient in its place.
+  if (from != to) StreamingCopy(to, from, bytes, area.size());
+  return bytes;
+}
+
+void Session::Mark(uint64_t step, uint32_t micro_step, uint32_t first,
+                   uint32_t count) {
+  if (step != committed_step_ + 1) return;
+  const auto& partition = setup_->partition;
+  const size_t end = partition.LowerBound(first + count);
+  for (size_t i = partition.LowerBound(first); i < end; ++i) {
+    PieceMark& mark = marks_[i];
+    if (mark.step != step) mark = PieceMark();
+    if (mark.micro_step != micro_step) {
+      mark.micro_step_before = mark.micro_step;
+    }
+    mark.step = step;
+    mark.micro_step = micro_step;
+    mark.ended = ended_;
+  }
+  unended_ = {.step = step, .micro_step = micro_step};
+  refused_push_ = absl::OkStatus();
+}
+
+void Session::ForgetStaged() {
+  std::fill(marks_.begin(), marks_.end(), PieceMark());
+  refused_push_ = absl::OkStatus();
+  commit_unresolved_ = false;
+  push_failed_ = false;
+  unended_.reset();
+  end_sent_.reset();
+}
+
+// Drops the step when no answer came: the engine's state is then unknown, and
+// pushing everything again must not meet half of it.
+absl::Status Session::NoteFailure(uint64_t step, const absl::Status& status) {
+  const bool is_answered =
+      !absl::IsDeadlineExceeded(status) && !absl::IsUnavailable(status);
+  if (is_answered || step != committed_step_ + 1) return status;
+  ForgetStaged();
+  push_failed_ = true;
+  refused_push_ = status;
+  return status;
+}
+
+// Drops the whole open step after a refused push: committing the rest would
+// silently leave those parameters unchanged.
+absl::Status Session::TakeFailedPush() {
+  if (!channel_->failed_push()) return absl::OkStatus();
+  const Channel::FailedPush failed = *channel_->failed_push();
+  channel_->ClearFailedPush();
+  absl::Status status =
+      Annotate(failed.status, absl::StrCat("push of step ", failed.step));
+  if (failed.step == committed_step_ + 1) {
+    ForgetStaged();
+    refused_push_ = status;
+    channel_->Abort(failed.step, StepDeadline()).IgnoreError();
+  }
+  return status;
+}
+
+absl::Status Session::Flush() {
+  const absl::Status status =
+      Persist([&] { return channel_->Flush(StepDeadline()); });
+  if (!status.ok()) return Annotated(NoteFailure(committed_step_ + 1, status));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(TakeFailedPush()));
+  if (!accumulates_together()) NoteEnded();
+  return absl::OkStatus();
+}
+
+// Records that the caller may now write the next micro-step's gradients.
+void Session::NoteEnded() {
+  if (options_.accumulate) ++ended_;
+  unended_.reset();
+}
+
+absl::Status Session::EndMicroStep(uint64_t step, uint32_t micro_step) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  if (!accumulates_together()) return Flush();
+  OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
+  const absl::Status status = Persist([&] {
+    if (!end_sent_ || end_sent_->step != step ||
+        end_sent_->micro_step != micro_step) {
+      // An empty push is answered when the other ranks are as far.
+      OPTSTATE_RETURN_IF_ERROR(channel_->Push({.step = step,
+                                               .micro_step = micro_step,
+                                               .first_parameter = 0,
+                                               .parameter_count = 0},
+                                              StepDeadline()));
+      end_sent_ = {.step = step, .micro_step = micro_step};
+    }
+    OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
+    return TakeFailedPush();
+  });
+  // An interrupted end is still under way; a second call goes on with it.
+  if (absl::IsCancelled(status)) return Annotated(status);
+  end_sent_.reset();
+  if (status.ok()) NoteEnded();
+  return Annotated(status);
+}
+
+absl::StatusOr<Outcome> Session::Commit(const CommitOptions& options,
+                                        const ParameterTargets& read) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(read)));
+  OPTSTATE_RETURN_IF_ERROR(CommitStart(options));
+  return CommitWait(read);
+}
+
+absl::Status Session::CheckTargets(const ParameterTargets& read) const {
+  if (read.parameters.size() != read.destinations.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(read.parameters.size(), " parameters, ",
+                     read.destinations.size(), " destinations"));
+  }
+  const absl::Span<const ParameterSpec> specs = setup_->layout.parameters();
+  for (size_t i = 0; i < read.parameters.size(); ++i) {
+    const uint32_t p = read.parameters[i];
+    if (p >= specs.size()) return CheckParameters(p, 1);
+    if (read.destinations[i] == nullptr && specs[p].numel != 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the destination of parameter ", p, " is null"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::ReadParameters(const ParameterTargets& read) {
+  if (closed_) return absl::FailedPreconditionError("the session is closed");
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(read)));
+  if (channel_->has_mixed_parameters()) {
+    OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+    // A new connection begins with all parameters of one step.
+    OPTSTATE_RETURN_IF_ERROR(
+        Annotated(Persist([] { return absl::OkStatus(); })));
+  }
+  if (channel_->has_mixed_parameters()) {
+    return Annotated(absl::FailedPreconditionError(
+        "parameters of a step that is not finished yet: take it again first"));
+  }
+  reader_->Begin(committed_step_, read);
+  reader_->CopyRest(channel_->parameter_area().data());
+  return absl::OkStatus();
+}
+
+absl::Status Session::CommitStart(const CommitOptions& options) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  if (options.groups.size() != setup_->layout.groups().size()) {
+    return Annotated(absl::InvalidArgumentError(absl::StrCat(
+        "commit has hyperparameters of ", options.groups.size(),
+        " groups, the layout has ", setup_->layout.groups().size())));
+  }
+  if (!options.clips_with.empty() &&
+      options.clips_with.size() != options.groups.size()) {
+    return Annotated(absl::InvalidArgumentError(
+        absl::StrCat("commit has clips_with of ", options.clips_with.size(),
+                     " groups, and ", options.groups.size(), " groups")));
+  }
+  // The error was reported before; but no push followed, so this is not a new
+  // attempt.
+  if (!refused_push_.ok() && options.step == committed_step_ + 1) {
+    return Annotated(std::exchange(refused_push_, absl::OkStatus()));
+  }
+  if (push_failed_) OPTSTATE_RETURN_IF_ERROR(BeginAnew(options.step));
+  commit_ = options;
+  commit_sent_ = false;
+  const absl::Status status = Persist([this] { return StartCommit(); });
+  if (!status.ok()) DropFailedStep(options.step, status);
+  return Annotated(status);
+}
+
+absl::Status Session::StartCommit() {
+  // Every push must have succeeded before the step may be applied.
+  OPTSTATE_RETURN_IF_ERROR(channel_->Flush(StepDeadline()));
+  OPTSTATE_RETURN_IF_ERROR(TakeFailedPush());
+  OPTSTATE_RETURN_IF_ERROR(channel_->StartCommit(*commit_, StepDeadline()));
+  commit_sent_ = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Outcome> Session::CommitWait(const ParameterTargets& read) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckUsable()));
+  if (!commit_) {
+    return Annotated(absl::FailedPreconditionError("no commit was started"));
+  }
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(read)));
+  const uint64_t step = commit_->step;
+  reader_->Begin(step, read);
+  Outcome outcome;
+  const absl::Status status = Persist([&]() -> absl::Status {
+    if (!commit_sent_) OPTSTATE_RETURN_IF_ERROR(StartCommit());
+    OPTSTATE_ASSIGN_OR_RETURN(outcome, AwaitCommit());
+    return absl::OkStatus();
+  });
+  if (!status.ok()) {
+    DropFailedStep(step, status);
+    return Annotated(status);
+  }
+  commit_.reset();
+  end_sent_.reset();
+  if (outcome.step > committed_step_) {
+    committed_step_ = outcome.step;
+    commit_unresolved_ = false;
+  }
+  loss_scaler_ = {.loss_scale = outcome.loss_scale,
+                  .good_steps = outcome.good_steps,
+                  .hysteresis_left = outcome.hysteresis_left};
+  update_time_ = absl::Nanoseconds(outcome.update_ns);
+  if (outcome.applied) {
+    reader_->CopyRest(channel_->parameter_area().data());
+  }
+  return outcome;
+}
+
+// Checks for ready parts several times during a step as long as the last one;
+// the time until the other ranks come is not known.
+absl::StatusOr<Outcome> Session::AwaitCommit() {
+  const absl::Duration pause =
+      std::clamp(update_time_ / kLooksPerStep, kLookPauseMin, kLookPauseMax);
+  const auto look = [&] {
+    const std::atomic<uint64_t>* const stamps = channel_->run_stamps();
+    if (stamps == nullptr || reader_->done()) return absl::InfiniteDuration();
+    const bool copied =
+        reader_->CopyReady(stamps, channel_->parameter_area().data());
+    return copied ? absl::ZeroDuration() : pause;
+  };
+  absl::StatusOr<Outcome> outcome = channel_->WaitCommit(StepDeadline(), look);
+  // The caller that interrupts a wait may go on with parameters of one step,
+  // not of two: when some are new, all of them are awaited.
+  const absl::Time patience = absl::Now() + kFinishPatience;
+  const auto has_begun = [&] {
+    // A single rank waits only for the engine.
+    return reader_->has_copied() || channel_->has_mixed_parameters() ||
+           (has_views_ && (setup_->world_size == 1 || WritesParameters()));
+  };
+  while (absl::IsCancelled(outcome.status()) && has_begun() &&
+         absl::Now() < patience) {
+    outcome = channel_->WaitCommit(StepDeadline(), look);
+  }
+  return outcome;
+}
+
+// Drops a refused step: whether the engine kept its gradients depends on the
+// reason, and after this call it has not. A step whose answer did not come may
+// be committed again. An interrupted commit goes on.
+void Session::DropFailedStep(uint64_t step, const absl::Status& status) {
+  if (absl::IsCancelled(status)) return;
+  commit_.reset();
+  if (step != committed_step_ + 1) return;
+  commit_unresolved_ =
+      absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
+  if (commit_unresolved_) return;
+  ForgetStaged();
+  channel_->ClearFailedPush();
+  if (!channel_->connected()) return;
+  channel_->Abort(step, StepDeadline()).IgnoreError();
+}
+
+absl::Status Session::Abort(uint64_t step) {
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  if (step == committed_step_ + 1) ForgetStaged();
+  loading_ = false;
+  return Annotated(Persist([&] {
+    absl::Status status = channel_->Abort(step, StepDeadline());
+    // The abort is answered after every push before it.
+    if (channel_->failed_push() && channel_->failed_push()->step == step) {
+      channel_->ClearFailedPush();
+    }
+    return status;
+  }));
+}
+
+}  // namespace optstate::client

@@ -1,0 +1,124 @@
+// The element-wise parts of torch.optim.Adafactor. Per-target include.
+
+#if defined(OPTSTATE_KERNELS_RULES_ADAFACTOR_INL_H_) == \
+    defined(HWY_TARGET_TOGGLE)
+#ifdef OPTSTATE_KERNELS_RULES_ADAFACTOR_INL_H_
+#undef OPTSTATE_KERNELS_RULES_ADAFACTOR_INL_H_
+#else
+#define OPTSTATE_KERNELS_RULES_ADAFACTOR_INL_H_
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "kernels/factors.h"
+#include "kernels/ops/ops-inl.h"
+#include "kernels/power.h"
+#include "kernels/rules/whole-inl.h"
+#include "kernels/update_kernel.h"
+#include "proto/types/optimizer.h"
+
+#ifndef OPTSTATE_KERNELS_RULES_ADAFACTOR_FACTORS_
+#define OPTSTATE_KERNELS_RULES_ADAFACTOR_FACTORS_
+namespace optstate {
+
+// The values that a step knows before it sees the gradient.
+struct AdafactorStep {
+  double weight;  // of what is new in the variances: 1 - beta2
+  double mean_min;
+  float variance_min;
+};
+
+inline AdafactorStep PrepareAdafactor(const UpdateInput& input) {
+  const Hyperparams& h = input.hyperparams;
+  // torch takes the epsilon of the parameter's dtype. Here it is the master's
+  // that counts: what torch would have with float parameters.
+  const double eps =
+      h[adafactor::kEps1] < 0
+          ? static_cast<double>(std::numeric_limits<float>::epsilon())
+          : h[adafactor::kEps1];
+  return {
+      .weight = Power(static_cast<double>(input.step_count),
+                      h[adafactor::kBeta2Decay]),
+      .mean_min = eps,
+      // Without it a gradient of 0 would be divided by 0.
+      .variance_min = RoundToFloatNotZero(eps * eps),
+  };
+}
+
+// Returns the larger one; a NaN, where torch has one, does not lose against the
+// other.
+inline double AtLeast(double value, double min) {
+  return value < min ? min : value;
+}
+
+OPTSTATE_HOST_DEVICE inline float Rounded(double value) {
+  if (std::isnan(value)) return std::numeric_limits<float>::quiet_NaN();
+  return static_cast<float>(value);
+}
+
+inline double RootMeanSquare(double sum_of_squares, size_t numel) {
+  return std::sqrt(sum_of_squares / static_cast<double>(numel));
+}
+
+// The factors of Descended (whole-inl.h).
+struct DescentFactors {
+  float decay;
+  float step;
+};
+
+inline DescentFactors AdafactorDescent(const UpdateInput& input,
+                                       double master_squares,
+                                       double update_squares, size_t numel) {
+  const Hyperparams& h = input.hyperparams;
+  const double lr = h[adafactor::kLr];
+  const double rho =
+      std::min(lr, 1 / std::sqrt(static_cast<double>(input.step_count)));
+  // In this order the first wins against a NaN, as Python's max() has it.
+  const double alpha = rho * std::max(h[adafactor::kEps2],
+                                      RootMeanSquare(master_squares, numel));
+  const double denom =
+      std::max(1.0, RootMeanSquare(update_squares, numel) / h[adafactor::kD]);
+  return {RoundToFloat(lr * h[adafactor::kWeightDecay]),
+          RoundToFloat(alpha / denom)};
+}
+
+}  // namespace optstate
+#endif  // OPTSTATE_KERNELS_RULES_ADAFACTOR_FACTORS_
+
+OPTSTATE_BEFORE_OPS();
+namespace optstate::OPTSTATE_OPS_NAMESPACE {
+
+// Computes average = torch.lerp(average, value, weight), rounded once: a row's
+// or a column's variance.
+OPTSTATE_OP float NextVariance(float average, double value, double weight) {
+  // Either form would cancel on the other side.
+  const bool is_near_old = weight < 0.5;
+  const double base = is_near_old ? average : value;
+  const double change =
+      ops::ScalarProduct(is_near_old ? weight : weight - 1, value - average);
+  return Rounded(base + change);
+}
+
+// Returns the variance of an element whose parameter has no rows and columns.
+template <class D, class V>
+OPTSTATE_OP V NextElementVariance(D d, V variance, V grad,
+                                  const LerpWeight& weight) {
+  return ops::CanonicalNan(d,
+                           Lerp(d, variance, ops::Product(grad, grad), weight));
+}
+
+template <class D, class V>
+OPTSTATE_OP V Normalized(D d, V grad, V variance, float variance_min) {
+  const V min = ops::Set(d, variance_min);
+  // A NaN is not less.
+  return ops::Div(
+      grad, ops::Sqrt(ops::IfThenElse(ops::Lt(variance, min), min, variance)));
+}
+
+}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+OPTSTATE_AFTER_OPS();
+
+#endif  // per-target include guard

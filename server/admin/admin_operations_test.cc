@@ -1,0 +1,193 @@
+// Calls of the Admin service that change something.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/admin/admin_service_fixture.h"
+
+namespace optstate::admin {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using AdminOperationsTest = AdminServiceTest;
+
+TEST_F(AdminOperationsTest, DrainChecksItsTimeout) {
+  v1::DrainRequest request;
+  for (const auto& [seconds, nanos] : {std::pair<int64_t, int>{-1, 0},
+                                       {0, -1},
+                                       {0, 1'000'000'000},
+                                       {1LL << 60, 0}}) {
+    request.mutable_timeout()->set_seconds(seconds);
+    request.mutable_timeout()->set_nanos(nanos);
+    const absl::Status refused =
+        service_->Drain(request, ::geteuid(), Soon()).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  }
+  EXPECT_FALSE(control_.is_draining);
+}
+
+TEST_F(AdminOperationsTest, DeleteSparesAJobWithRanks) {
+  AddJob("busy", 1);
+  AddJob("idle", 0);
+  const absl::Status busy =
+      service_->DeleteJob("busy", false, ::geteuid(), Soon());
+  EXPECT_TRUE(absl::IsFailedPrecondition(busy)) << busy;
+  EXPECT_THAT(control_.calls, ElementsAre("hold busy", "release busy"));
+  control_.calls.clear();
+  EXPECT_TRUE(service_->DeleteJob("idle", false, ::geteuid(), Soon()).ok());
+  EXPECT_TRUE(service_->DeleteJob("busy", true, ::geteuid(), Soon()).ok());
+  EXPECT_THAT(control_.calls, ElementsAre("hold idle", "delete idle",
+                                          "hold busy", "delete busy"));
+}
+
+TEST_F(AdminOperationsTest, DeleteOfAnEngineThatDoesNotAnswerNeedsForce) {
+  AddJob("hanging", 0, /*hangs=*/true);
+  EXPECT_TRUE(absl::IsFailedPrecondition(
+      service_->DeleteJob("hanging", false, ::geteuid(), Soon())));
+  control_.jobs["hanging"].engine_pid = 0;
+  engines_.Erase("hanging");
+  EXPECT_TRUE(service_->DeleteJob("hanging", false, ::geteuid(), Soon()).ok());
+}
+
+TEST_F(AdminOperationsTest, DeleteChecksNameAndUser) {
+  AddJob("a", 0);
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      service_->DeleteJob("../a", false, ::geteuid(), Soon())));
+  EXPECT_TRUE(
+      absl::IsNotFound(service_->DeleteJob("b", false, ::geteuid(), Soon())));
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      service_->DeleteJob("a", true, ::geteuid() + 1, Soon())));
+}
+
+// The engine is named by the pid that it reports: the supervisor's pid may be
+// the next engine's.
+TEST_F(AdminOperationsTest, RecoverNamesTheEngineThatCallsItsJobFailed) {
+  AddJob("ready", 1);
+  AddJob("failed", 1).set_phase(v1::JOB_PHASE_FAILED);
+  AddJob("hanging", 1, /*hangs=*/true);
+  AddJob("dead", 1);
+  engines_.Erase("dead");
+  for (const char* job : {"ready", "failed", "hanging", "dead"}) {
+    EXPECT_TRUE(service_->RecoverJob(job, ::geteuid(), Soon()).ok());
+  }
+  EXPECT_THAT(control_.calls,
+              ElementsAre("recover ready 0", "recover failed 18",
+                          "recover hanging 0", "recover dead 0"));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      service_->RecoverJob("../a", ::geteuid(), Soon())));
+}
+
+TEST_F(AdminOperationsTest, DrainReachesEveryEngineAndNamesWhoIsLate) {
+  FakeEngineService& quick = AddJob("quick", 1);
+  AddJob("slow", 2);
+  v1::DrainRequest request;
+  const absl::Status drained =
+      service_->Drain(request, ::geteuid(), Soon()).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(drained)) << drained;
+  EXPECT_THAT(std::string(drained.message()),
+              testing::AllOf(HasSubstr("slow"), HasSubstr("step 3 is open"),
+                             HasSubstr("draining stays in force"),
+                             HasSubstr("`optctl drain --resume`")));
+  EXPECT_TRUE(control_.is_draining);
+  EXPECT_EQ(quick.drains(), 1);
+  request.set_resume(true);
+  const auto resumed = service_->Drain(request, ::geteuid(), Soon());
+  ASSERT_TRUE(resumed.ok()) << resumed.status();
+  EXPECT_TRUE(resumed->was_draining());
+  EXPECT_FALSE(control_.is_draining);
+  EXPECT_FALSE(service_->Drain(request, ::geteuid(), Soon())->was_draining());
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      service_->Drain(request, ::geteuid() + 1, Soon()).status()));
+}
+
+// The request is in force whether or not the engine confirms it.
+TEST_F(AdminOperationsTest, AStoppedEngineDoesNotUndoWhatItIsTold) {
+  AddJob("stopped", 1, /*hangs=*/true);
+  const absl::Status drained =
+      service_->Drain({}, ::geteuid(), Soon()).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(drained)) << drained;
+  EXPECT_THAT(std::string(drained.message()),
+              testing::AllOf(HasSubstr("draining stays in force"),
+                             HasSubstr("engine of job \"stopped\"")));
+  EXPECT_TRUE(control_.is_draining);
+  v1::DrainRequest resume;
+  resume.set_resume(true);
+  const absl::Status resumed =
+      service_->Drain(resume, ::geteuid(), Soon()).status();
+  EXPECT_TRUE(absl::IsDeadlineExceeded(resumed)) << resumed;
+  EXPECT_THAT(std::string(resumed.message()),
+              testing::AllOf(HasSubstr("draining has ended"),
+                             HasSubstr("engine of job \"stopped\"")));
+  EXPECT_FALSE(control_.is_draining);
+}
+
+// An engine dies while it finishes its step; the next one finishes it.
+TEST_F(AdminOperationsTest, DrainAsksTheEngineThatComesNext) {
+  AddJob("over", 0, /*hangs=*/false, /*dies=*/true);
+  AddJob("dying", 0, /*hangs=*/false, /*dies=*/true);
+  AddJob("starting", 1);
+  engines_.Lose("starting");
+  absl::Status drained = absl::UnknownError("");
+  std::thread drain(
+      [&] { drained = service_->Drain({}, ::geteuid(), Soon()).status(); });
+  for (const char* job : {"over", "dying"}) fakes_[job]->AwaitQuestion();
+  engines_.Erase("over");  // its last rank has left
+  engines_.Lose("dying");
+  FakeEngineService& next = AddJob("dying", 1);
+  FakeEngineService& started = AddJob("starting", 1);
+  drain.join();
+  EXPECT_TRUE(drained.ok()) << drained;
+  EXPECT_EQ(next.drains(), 1);
+  EXPECT_EQ(started.drains(), 1);
+  // A resume does not wait for an engine to take steps.
+  engines_.Lose("dying");
+  v1::DrainRequest resume;
+  resume.set_resume(true);
+  EXPECT_TRUE(service_->Drain(resume, ::geteuid(), Soon()).ok());
+  // No next engine comes in time.
+  const absl::Status late =
+      service_->Drain({}, ::geteuid(), absl::InfinitePast()).status();
+  EXPECT_TRUE(absl::IsUnavailable(late)) << late;
+  EXPECT_THAT(std::string(late.message()), HasSubstr("dying"));
+}
+
+// A rest ends by itself, so resting engines are asked again while another one
+// is late.
+TEST_F(AdminOperationsTest, AllRestUntilTheLastOneDoes) {
+  FakeEngineService& quick = AddJob("quick", 1);
+  FakeEngineService& late = AddJob("late", 2);
+  AddJob("dying", 1, /*hangs=*/false, /*dies=*/true);
+  AddJob("starting", 1);
+  engines_.Lose("starting");
+  const absl::Status rest = engines_.RestAll(Soon());
+  EXPECT_TRUE(rest.ok()) << rest;
+  // An engine whose answer came too late is asked once more.
+  EXPECT_GE(late.rests(), 3);
+  EXPECT_GE(quick.rests(), 3);
+  AddJob("late", 2);
+  const absl::Status not_in_time = engines_.RestAll(absl::InfinitePast());
+  EXPECT_TRUE(absl::IsDeadlineExceeded(not_in_time)) << not_in_time;
+}
+
+// A peer over TCP must not choose the program that runs as the daemon's user.
+TEST_F(AdminOperationsTest, UpgradeIsForOperatorsOfThisMachine) {
+  const uid_t self = ::geteuid();
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      service_->Upgrade("b", self + 1, /*is_local=*/true).status()));
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      service_->Upgrade("b", self, /*is_local=*/false).status()));
+  EXPECT_FALSE(service_->GetStatus(absl::InfiniteFuture()).has_upgrade());
+  EXPECT_TRUE(service_->Upgrade("b", self, /*is_local=*/true).ok());
+  EXPECT_EQ(service_->GetStatus(absl::InfiniteFuture()).upgrade().id(), "b");
+}
+
+}  // namespace
+}  // namespace optstate::admin

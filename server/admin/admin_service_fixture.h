@@ -1,0 +1,179 @@
+#ifndef OPTSTATE_SERVER_ADMIN_ADMIN_SERVICE_FIXTURE_H_
+#define OPTSTATE_SERVER_ADMIN_ADMIN_SERVICE_FIXTURE_H_
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "optstate/v1/admin.pb.h"
+#include "optstate/v1/session.pb.h"
+#include "proto/types/conversions.h"
+#include "proto/types/layout.h"
+#include "server/admin/admin_service.h"
+#include "server/admin/engine_channels.h"
+#include "server/admin/fake_engine_service.h"
+#include "server/admin/server_info.h"
+#include "server/admin/upgrade_control.h"
+#include "server/supervisor/supervisor_control.h"
+#include "storage/host_tier.h"
+
+namespace optstate::admin {
+
+// A fake supervisor for Admin; records the calls.
+class FakeControl : public supervisor::SupervisorControl {
+ public:
+  std::vector<supervisor::JobSummary> Jobs() override {
+    absl::MutexLock lock(&mutex);
+    std::vector<supervisor::JobSummary> all;
+    for (const auto& [name, job] : jobs) all.push_back(job);
+    return all;
+  }
+  absl::Status HoldJob(const std::string& name, uid_t uid) override {
+    calls.push_back("hold " + name);
+    if (!jobs.contains(name)) return absl::NotFoundError(name);
+    if (jobs[name].uid != uid) return absl::PermissionDeniedError(name);
+    return absl::OkStatus();
+  }
+  void ReleaseJob(const std::string& name) override {
+    calls.push_back("release " + name);
+  }
+  absl::Status DeleteHeldJob(const std::string& name, absl::Time) override {
+    calls.push_back("delete " + name);
+    jobs.erase(name);
+    return absl::OkStatus();
+  }
+  void EndJob(const std::string& name) {
+    absl::MutexLock lock(&mutex);
+    jobs.erase(name);
+  }
+  absl::Status RecoverJob(const std::string& name, uid_t,
+                          pid_t failed_engine) override {
+    calls.push_back(absl::StrCat("recover ", name, " ", failed_engine));
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::string> AwaitEngine(const std::string& name,
+                                          absl::Time) override {
+    return name;
+  }
+  absl::Status ReplaceEngine(const std::string& name, absl::Time) override {
+    calls.push_back("replace " + name);
+    return absl::OkStatus();
+  }
+  absl::Status SetDraining(bool value) override {
+    is_draining = value;
+    return absl::OkStatus();
+  }
+  bool draining() const override { return is_draining; }
+
+  // Ends a job's engine while another thread may be asking.
+  void EndEngine(const std::string& name) {
+    absl::MutexLock lock(&mutex);
+    jobs[name].engine_pid = 0;
+  }
+
+  absl::Mutex mutex;
+  std::map<std::string, supervisor::JobSummary> jobs;
+  std::vector<std::string> calls;
+  bool is_draining = false;
+};
+
+// Records which build it was asked for.
+class FakeUpgrade : public UpgradeControl {
+ public:
+  absl::StatusOr<v1::UpgradeReply> Upgrade(const std::string& binary) override {
+    progress.set_id(binary);
+    v1::UpgradeReply reply;
+    reply.set_id(binary);
+    return reply;
+  }
+  v1::UpgradeProgress upgrade_progress() override { return progress; }
+
+  v1::UpgradeProgress progress;
+};
+
+// An Admin service between a fake supervisor and fake engines.
+class AdminServiceTest : public testing::Test {
+ protected:
+  AdminServiceTest() {
+    info_.state_dir = "/tmp";
+    info_.workers = 3;
+    service_ = std::make_unique<AdminService>(&control_, &engines_, &upgrade_,
+                                              info_, absl::InfiniteDuration());
+  }
+
+  ~AdminServiceTest() override {
+    for (const std::string& directory : directories_) {
+      std::filesystem::remove_all(directory);
+    }
+  }
+
+  // Writes the files of an engine after 56 steps of a world of two.
+  void GiveFiles(const std::string& job) {
+    std::string directory = ::testing::TempDir() + "/admin_service-XXXXXX";
+    ASSERT_NE(::mkdtemp(directory.data()), nullptr);
+    directories_.push_back(directory);
+    control_.jobs[job].directory = directory;
+    LayoutSpec spec;
+    spec.groups.resize(1);
+    spec.parameters.resize(1);
+    spec.parameters[0].name = "p";
+    spec.parameters[0].shape = {3};
+    spec.parameters[0].numel = 3;
+    const auto layout = Layout::Make(std::move(spec));
+    ASSERT_TRUE(layout.ok()) << layout.status();
+    v1::RegisterRequest description;
+    *description.mutable_layout() = ToProto(*layout);
+    description.set_world_size(2);
+    description.set_partition(v1::PARTITION_MODE_GREEDY);
+    auto tier = HostTier::Create(directory, *layout, Accumulation(),
+                                 description.SerializeAsString());
+    ASSERT_TRUE(tier.ok()) << tier.status();
+    StepRecord record = CurrentRecord(*tier->control());
+    record.committed_step = 56;
+    PublishRecord(record, tier->control());
+  }
+
+  FakeEngineService& AddJob(const std::string& name, uint32_t sessions,
+                            bool hangs = false, bool dies = false) {
+    supervisor::JobSummary& job = control_.jobs[name];
+    job.name = name;
+    job.uid = ::geteuid();
+    job.engine_pid = 17;
+    return StartEngine(name, sessions, hangs, dies);
+  }
+
+  FakeEngineService& StartEngine(const std::string& name, uint32_t sessions,
+                                 bool hangs = false, bool dies = false) {
+    auto& engine = fakes_[name];
+    engine = std::make_unique<FakeEngineService>(sessions, hangs, dies);
+    engines_.Set(name, engine->Connect());
+    return *engine;
+  }
+
+  static absl::Time Soon() { return absl::Now() + absl::Seconds(60); }
+
+  ServerInfo info_;
+  FakeControl control_;
+  FakeUpgrade upgrade_;
+  std::map<std::string, std::unique_ptr<FakeEngineService>> fakes_;
+  EngineChannels engines_;
+  std::unique_ptr<AdminService> service_;
+  std::vector<std::string> directories_;
+};
+
+}  // namespace optstate::admin
+
+#endif  // OPTSTATE_SERVER_ADMIN_ADMIN_SERVICE_FIXTURE_H_

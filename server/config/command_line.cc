@@ -1,0 +1,92 @@
+#include "server/config/command_line.h"
+
+#include <CLI/CLI.hpp>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/version.h"
+#include "server/config/own_flags.h"
+
+namespace optstate::config {
+namespace {
+
+constexpr char kDescription[] =
+    "optstated keeps the optimizer state of the training jobs of one node and "
+    "applies their updates.\n"
+    "Without --config, defaults are used; flags override the file. "
+    "SIGTERM finishes open steps and ends. SIGHUP reads the configuration "
+    "again "
+    "and, when another build was installed, takes that into use, as `optctl "
+    "upgrade` does: jobs go on.";
+
+// Refuses an empty value, which would mean the default.
+std::string CheckGiven(const std::string& value) {
+  return value.empty() ? "is empty: give a value, or leave the flag out" : "";
+}
+
+void AddFlags(CLI::App* app, CommandLine* line) {
+  app->add_option("--config", line->config_file, "YAML configuration")
+      ->type_name("FILE")
+      ->check(CheckGiven);
+  app->add_flag("--check-config", line->check_config,
+                "Check the configuration and exit: 0 when it is good, else 1");
+  app->add_option("--state-dir", line->config.state_dir,
+                  "Where the jobs' state lives, a tmpfs as a rule")
+      ->type_name("DIR")
+      ->check(CheckGiven);
+  app->add_option("--socket", line->config.socket,
+                  "Unix socket of sessions and of gRPC")
+      ->type_name("PATH")
+      ->check(CheckGiven);
+  app->add_option("--listen", line->config.listen,
+                  "Further address, HOST:PORT or unix:PATH; repeatable. "
+                  "Whoever reaches a TCP address acts as the daemon's user")
+      ->type_name("ADDRESS")
+      ->allow_extra_args(false);
+  app->add_option("--nvme-dir", line->config.nvme_directories,
+                  "Directory on a disk for jobs whose state is larger than "
+                  "memory, or durable; repeatable")
+      ->type_name("DIR")
+      ->allow_extra_args(false);
+  app->add_option("--log-level", line->config.log_level,
+                  "trace, debug, info, warn or error")
+      ->type_name("LEVEL")
+      ->check(CheckGiven);
+  app->set_version_flag("--version", absl::StrCat("optstated ", kVersion));
+
+  // An empty group hides an option: these are for the daemon's own processes.
+  app->add_option(kEmbeddedFlag, line->lifeline_fd)->group("");
+  app->add_option(kEngineFlag, line->engine_job)->group("");
+  app->add_option(kEngineConfigFdFlag, line->engine_config_fd)->group("");
+  app->add_option(kEngineSocketFdFlag, line->engine_socket_fd)->group("");
+  app->add_flag(kFormatVersionsFlag, line->format_versions)->group("");
+  app->add_option(kHandoverFdFlag, line->handover_fd)->group("");
+}
+
+std::vector<std::string> ArgumentsWithoutHandover(int argc, char** argv) {
+  std::vector<std::string> arguments;
+  for (int i = 0; i < argc; ++i) {
+    if (std::string(argv[i]) == kHandoverFdFlag) {
+      ++i;
+    } else {
+      arguments.emplace_back(argv[i]);
+    }
+  }
+  return arguments;
+}
+
+}  // namespace
+
+std::optional<int> ParseCommandLine(int argc, char** argv, CommandLine* line) {
+  CLI::App app(kDescription, "optstated");
+  AddFlags(&app, line);
+  line->arguments = ArgumentsWithoutHandover(argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    // CLI11 has a code for every kind of mistake.
+    return app.exit(error) == 0 ? 0 : kExitUsage;
+  }
+  return std::nullopt;
+}
+
+}  // namespace optstate::config

@@ -1,0 +1,257 @@
+#include "server/config/config.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "server/config/job_weight.h"
+#include "server/config/listen_address.h"
+#include "server/config/yaml_message.h"
+#include "server/os/small_file.h"
+
+namespace optstate::config {
+namespace {
+
+// Sub-groups are whole tiles.
+constexpr uint32_t kTileElements = 4096;
+constexpr size_t kConfigBytesMax = 1 << 20;
+
+struct Fault {
+  std::string field;
+  std::string text;
+};
+
+bool IsLogLevel(absl::string_view level) {
+  static constexpr absl::string_view kLevels[] = {"trace", "debug", "info",
+                                                  "warn", "error"};
+  return absl::c_linear_search(kLevels, level);
+}
+
+void CheckPaths(const v1::DaemonConfig& config, std::vector<Fault>* faults) {
+  if (!absl::StartsWith(config.state_dir(), "/")) {
+    faults->push_back({"state_dir", "must be an absolute path"});
+  }
+  const absl::Status socket = CheckUnixSocketPath(config.socket());
+  if (!socket.ok())
+    faults->push_back({"socket", std::string(socket.message())});
+  if (config.socket_mode() > 0777) {
+    faults->push_back({"socket_mode", "must be at most 0777"});
+  }
+  std::set<std::string> addresses = {"unix:" + config.socket()};
+  for (const std::string& address : config.listen()) {
+    const auto parsed = ParseListenAddress(address);
+    if (!parsed.ok()) {
+      faults->push_back({"listen", std::string(parsed.status().message())});
+    } else if (!addresses.insert(address).second) {
+      faults->push_back({"listen", address + " is listened on already"});
+    }
+  }
+}
+
+void CheckNvme(const v1::NvmeSettings& nvme, std::vector<Fault>* faults) {
+  std::set<std::string> directories;
+  for (const std::string& directory : nvme.directories()) {
+    if (!absl::StartsWith(directory, "/")) {
+      faults->push_back({"nvme.directories",
+                         absl::StrCat(directory, " must be an absolute path")});
+    } else if (!directories.insert(directory).second) {
+      faults->push_back({"nvme.directories", directory + " is named twice"});
+    }
+  }
+  if (nvme.job_host_budget_bytes() == 0) {
+    faults->push_back({"nvme.job_host_budget_bytes", "must be positive"});
+  }
+}
+
+void CheckEngine(const v1::EngineSettings& engine, std::vector<Fault>* faults) {
+  if (engine.subgroup_elements() == 0 ||
+      engine.subgroup_elements() % kTileElements != 0) {
+    faults->push_back(
+        {"engine.subgroup_elements",
+         absl::StrCat("must be a positive multiple of ", kTileElements,
+                      ", the elements of a tile")});
+  }
+  if (engine.workers() > 1024) {
+    faults->push_back({"engine.workers", "must be at most 1024"});
+  }
+  if (engine.doorbell_spin_us() > 1000000) {
+    faults->push_back({"engine.doorbell_spin_us", "must be at most 1000000"});
+  }
+  if (engine.restart_window_s() == 0) {
+    faults->push_back({"engine.restart_window_s", "must be at least 1"});
+  }
+  if (!IsWeight(engine.weight())) {
+    faults->push_back({"engine.weight", "must be from 1 to 10000"});
+  }
+  for (const std::string& text : engine.job_weights()) {
+    const absl::Status parsed = ParseJobWeight(text).status();
+    if (parsed.ok()) continue;
+    faults->push_back({"engine.job_weights", std::string(parsed.message())});
+  }
+}
+
+void CheckLimits(const v1::Limits& limits, std::vector<Fault>* faults) {
+  const std::pair<const char*, uint32_t> positive[] = {
+      {"limits.jobs_max", limits.jobs_max()},
+      {"limits.sessions_max", limits.sessions_max()},
+      {"limits.handshake_timeout_ms", limits.handshake_timeout_ms()},
+      {"limits.rank_return_timeout_ms", limits.rank_return_timeout_ms()},
+      {"limits.user_grpc_connections_max", limits.user_grpc_connections_max()}};
+  for (const auto& [field, value] : positive) {
+    if (value == 0) faults->push_back({field, "must be at least 1"});
+  }
+  if (limits.operator_reserve_percent() > 99) {
+    faults->push_back(
+        {"limits.operator_reserve_percent", "must be at most 99"});
+  }
+}
+
+std::vector<Fault> Check(const v1::DaemonConfig& config) {
+  std::vector<Fault> faults;
+  CheckPaths(config, &faults);
+  if (!IsLogLevel(config.log_level())) {
+    faults.push_back(
+        {"log_level", absl::StrCat("\"", config.log_level(),
+                                   "\" is none of trace, debug, info, warn, "
+                                   "error")});
+  }
+  CheckEngine(config.engine(), &faults);
+  CheckNvme(config.nvme(), &faults);
+  CheckLimits(config.limits(), &faults);
+  return faults;
+}
+
+// Names the flag that a faulty value came from; "": no flag.
+std::string FlagOf(const std::string& field, const ConfigFlags& flags) {
+  if (field == "state_dir" && !flags.state_dir.empty()) return "--state-dir";
+  if (field == "socket" && !flags.socket.empty()) return "--socket";
+  if (field == "listen" && !flags.listen.empty()) return "--listen";
+  if (field == "log_level" && !flags.log_level.empty()) return "--log-level";
+  if (field == "nvme.directories" && !flags.nvme_directories.empty()) {
+    return "--nvme-dir";
+  }
+  return "";
+}
+
+absl::Status FaultStatus(const Fault& fault, const ConfigFlags& flags,
+                         absl::string_view file, const FieldLines& lines) {
+  const std::string flag = FlagOf(fault.field, flags);
+  if (!flag.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(flag, ": ", fault.text));
+  }
+  const auto line = lines.find(fault.field);
+  if (line == lines.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(fault.field, ": ", fault.text));
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      file, ":", line->second, ": ", fault.field, ": ", fault.text));
+}
+
+void ApplyFlags(const ConfigFlags& flags, v1::DaemonConfig* config) {
+  if (!flags.state_dir.empty()) config->set_state_dir(flags.state_dir);
+  if (!flags.socket.empty()) config->set_socket(flags.socket);
+  if (!flags.log_level.empty()) config->set_log_level(flags.log_level);
+  if (!flags.listen.empty()) {
+    *config->mutable_listen() = {flags.listen.begin(), flags.listen.end()};
+  }
+  if (!flags.nvme_directories.empty()) {
+    *config->mutable_nvme()->mutable_directories() = {
+        flags.nvme_directories.begin(), flags.nvme_directories.end()};
+  }
+}
+
+std::string DefaultSocket(const ConfigEnvironment& environment) {
+  if (environment.uid == 0) return "/run/optstate/optstated.sock";
+  if (!environment.xdg_runtime_dir.empty()) {
+    return environment.xdg_runtime_dir + "/optstate/optstated.sock";
+  }
+  return absl::StrCat("/tmp/optstate-", environment.uid, "/optstated.sock");
+}
+
+}  // namespace
+
+ConfigEnvironment CurrentConfigEnvironment() {
+  const char* runtime_dir = std::getenv("XDG_RUNTIME_DIR");
+  return {::geteuid(), runtime_dir == nullptr ? "" : runtime_dir};
+}
+
+v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
+  v1::DaemonConfig config;
+  config.set_state_dir(environment.uid == 0 ? "/dev/shm/optstate"
+                                            : absl::StrCat("/dev/shm/optstate-",
+                                                           environment.uid));
+  config.set_socket(DefaultSocket(environment));
+  config.set_socket_mode(0666);
+  config.set_log_level("info");
+  config.set_huge_pages(v1::HUGE_PAGES_AUTO);
+  config.set_drain_timeout_s(30);
+  config.mutable_nvme()->set_job_host_budget_bytes(uint64_t{1} << 30);
+  config.mutable_nvme()->set_io_engine(v1::IO_ENGINE_KIND_AUTO);
+
+  v1::EngineSettings& engine = *config.mutable_engine();
+  engine.set_workers(0);
+  engine.set_subgroup_elements(262144);
+  engine.set_doorbell_spin_us(50);
+  engine.set_restarts_max(5);
+  engine.set_restart_window_s(60);
+  engine.set_on_rank_loss(v1::RANK_LOSS_WAIT);
+  engine.set_pinning(v1::PINNING_AUTO);
+  engine.set_weight(100);
+
+  v1::Limits& limits = *config.mutable_limits();
+  limits.set_jobs_max(256);
+  limits.set_sessions_max(1024);
+  limits.set_state_bytes_max(0);
+  limits.set_job_state_bytes_max(0);
+  limits.set_handshake_timeout_ms(5000);
+  limits.set_rank_return_timeout_ms(86'400'000);
+  limits.set_memory_reserve_bytes(uint64_t{256} << 20);
+  limits.set_user_jobs_max(0);
+  limits.set_user_sessions_max(0);
+  limits.set_user_state_bytes_max(0);
+  limits.set_user_grpc_connections_max(64);
+  limits.set_operator_reserve_percent(12);
+  return config;
+}
+
+absl::Status CheckFlags(const ConfigFlags& flags) {
+  v1::DaemonConfig config = DefaultConfig({});
+  // The file may name another socket, besides which --listen may name the
+  // default one.
+  config.set_socket("/-");
+  ApplyFlags(flags, &config);
+  const std::vector<Fault> faults = Check(config);
+  if (!faults.empty()) return FaultStatus(faults[0], flags, "", {});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<v1::DaemonConfig> ParseConfig(
+    absl::string_view text, absl::string_view file, const ConfigFlags& flags,
+    const ConfigEnvironment& environment) {
+  v1::DaemonConfig config = DefaultConfig(environment);
+  FieldLines lines;
+  OPTSTATE_RETURN_IF_ERROR(MergeYaml(text, file, &config, &lines));
+  ApplyFlags(flags, &config);
+  const std::vector<Fault> faults = Check(config);
+  if (!faults.empty()) return FaultStatus(faults[0], flags, file, lines);
+  return config;
+}
+
+absl::StatusOr<v1::DaemonConfig> LoadConfig(
+    const std::string& file, const ConfigFlags& flags,
+    const ConfigEnvironment& environment) {
+  if (file.empty()) return ParseConfig("", "", flags, environment);
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string text,
+                            os::ReadSmallFile(file, kConfigBytesMax));
+  return ParseConfig(text, file, flags, environment);
+}
+
+}  // namespace optstate::config

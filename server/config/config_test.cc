@@ -1,0 +1,180 @@
+#include "server/config/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "server/config/yaml_message.h"
+
+namespace optstate::config {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+const ConfigEnvironment kRoot = {0, ""};
+
+std::string ErrorOf(absl::string_view text, const ConfigFlags& flags = {}) {
+  const auto config = ParseConfig(text, "f.yaml", flags, kRoot);
+  EXPECT_TRUE(absl::IsInvalidArgument(config.status())) << text;
+  return std::string(config.status().message());
+}
+
+TEST(ConfigTest, DefaultPaths) {
+  EXPECT_EQ(DefaultConfig(kRoot).socket(), "/run/optstate/optstated.sock");
+  EXPECT_EQ(DefaultConfig(kRoot).state_dir(), "/dev/shm/optstate");
+  const v1::DaemonConfig user = DefaultConfig({1000, "/run/user/1000"});
+  EXPECT_EQ(user.socket(), "/run/user/1000/optstate/optstated.sock");
+  EXPECT_EQ(user.state_dir(), "/dev/shm/optstate-1000");
+  EXPECT_EQ(DefaultConfig({1000, ""}).socket(),
+            "/tmp/optstate-1000/optstated.sock");
+}
+
+TEST(ConfigTest, DefaultsAreValid) {
+  for (const uid_t uid : {uid_t{0}, uid_t{1000}}) {
+    EXPECT_TRUE(ParseConfig("", "", {}, {uid, ""}).ok());
+  }
+}
+
+TEST(ConfigTest, FlagsOverrideTheFile) {
+  const auto config = ParseConfig(
+      "socket: /file\nstate_dir: /file\nlog_level: warn\nlisten: [\"a:1\"]\n",
+      "f.yaml", {"/flag", "", {"b:2", "c:3"}, "debug", {"/disk"}}, kRoot);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->state_dir(), "/flag");
+  EXPECT_EQ(config->socket(), "/file");
+  EXPECT_EQ(config->log_level(), "debug");
+  EXPECT_THAT(config->listen(), ElementsAre("b:2", "c:3"));
+  EXPECT_THAT(config->nvme().directories(), ElementsAre("/disk"));
+}
+
+TEST(ConfigTest, DirectoriesOfDisksAreAbsoluteAndDiffer) {
+  EXPECT_THAT(ErrorOf("nvme: {directories: [disk]}"),
+              HasSubstr("must be an absolute path"));
+  EXPECT_THAT(ErrorOf("nvme: {directories: [/a, /a]}"),
+              HasSubstr("is named twice"));
+  EXPECT_THAT(ErrorOf("nvme: {job_host_budget_bytes: 0}"),
+              HasSubstr("must be positive"));
+}
+
+TEST(ConfigTest, ZeroIsAValueNotADefault) {
+  const auto config = ParseConfig(
+      "engine: {doorbell_spin_us: 0, restarts_max: 0}\n", "f", {}, kRoot);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->engine().doorbell_spin_us(), 0u);
+  EXPECT_EQ(config->engine().restarts_max(), 0u);
+}
+
+TEST(ConfigTest, ValuesThatMakeNoSense) {
+  const std::pair<const char*, const char*> kCases[] = {
+      {"state_dir: relative\n", "f.yaml:1: state_dir: must be an absolute"},
+      {"socket: relative\n", "f.yaml:1: socket: socket path \"relative\""},
+      {"socket_mode: 01777\n", "f.yaml:1: socket_mode: must be at most 0777"},
+      {"log_level: loud\n", "f.yaml:1: log_level: \"loud\" is none of"},
+      {"\nlisten: [\"nowhere\"]\n",
+       "f.yaml:2: listen: listen address \"nowhere\": has no port"},
+      {"engine:\n  subgroup_elements: 5000\n",
+       "f.yaml:2: engine.subgroup_elements: must be a positive multiple"},
+      {"engine: {subgroup_elements: 0}\n", "f.yaml:1: engine.subgroup_el"},
+      {"engine: {workers: 5000}\n", "f.yaml:1: engine.workers: "},
+      {"engine: {restart_window_s: 0}\n", "f.yaml:1: engine.restart_window"},
+      {"engine: {weight: 0}\n", "f.yaml:1: engine.weight: must be from 1"},
+      {"engine: {weight: 10001}\n", "f.yaml:1: engine.weight: "},
+      {"engine:\n  job_weights: [a=5, b]\n",
+       "f.yaml:2: engine.job_weights: \"b\": must be PATTERN=WEIGHT"},
+      {"engine: {pinning: sometimes}\n", "f.yaml:1: engine.pinning: "},
+      {"limits:\n\n  jobs_max: 0\n", "f.yaml:3: limits.jobs_max: "},
+      {"limits: {sessions_max: 0}\n", "f.yaml:1: limits.sessions_max: "},
+      {"limits: {handshake_timeout_ms: 0}\n", "f.yaml:1: limits.handshake"},
+      {"limits: {rank_return_timeout_ms: 0}\n", "f.yaml:1: limits.rank_ret"},
+      {"limits: {user_grpc_connections_max: 0}\n", "f.yaml:1: limits.user_gr"},
+      {"limits: {operator_reserve_percent: 100}\n", "f.yaml:1: limits.operat"},
+  };
+  for (const auto& [text, error] : kCases) {
+    EXPECT_THAT(ErrorOf(text), StartsWith(error)) << text;
+  }
+}
+
+TEST(ConfigTest, ErrorsOfFlagsNameTheFlag) {
+  ConfigFlags log_level;
+  log_level.log_level = "loud";
+  EXPECT_THAT(ErrorOf("", log_level), StartsWith("--log-level: "));
+  ConfigFlags state_dir;
+  state_dir.state_dir = "x";
+  EXPECT_THAT(ErrorOf("", state_dir), StartsWith("--state-dir: "));
+  ConfigFlags listen;
+  listen.listen = {"x"};
+  EXPECT_THAT(ErrorOf("", listen), StartsWith("--listen: "));
+  ConfigFlags socket;
+  socket.socket = "/" + std::string(200, 'x');
+  EXPECT_THAT(ErrorOf("", socket), testing::AllOf(StartsWith("--socket: "),
+                                                  HasSubstr("has 201 bytes")));
+}
+
+TEST(ConfigTest, FlagsAreCheckedWithoutTheFile) {
+  EXPECT_TRUE(CheckFlags({}).ok());
+  ConfigFlags flags;
+  flags.listen = {"unix:" + DefaultConfig(kRoot).socket()};
+  EXPECT_TRUE(CheckFlags(flags).ok());
+  flags.listen = {"nowhere"};
+  const absl::Status refused = CheckFlags(flags);
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), StartsWith("--listen: "));
+}
+
+TEST(ConfigTest, UnreadableFiles) {
+  EXPECT_TRUE(
+      absl::IsNotFound(LoadConfig("/no/such.yaml", {}, kRoot).status()));
+  EXPECT_FALSE(LoadConfig(testing::TempDir(), {}, kRoot).ok());
+  const std::string huge = testing::TempDir() + "/huge.yaml";
+  std::ofstream(huge) << std::string(2 << 20, '#');
+  EXPECT_TRUE(absl::IsResourceExhausted(LoadConfig(huge, {}, kRoot).status()));
+}
+
+std::vector<std::string> ShippedFiles() {
+  std::vector<std::string> files;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("deploy/config")) {
+    if (entry.path().extension() == ".yaml") files.push_back(entry.path());
+  }
+  return files;
+}
+
+TEST(ShippedConfigTest, EveryFileLoads) {
+  const std::vector<std::string> files = ShippedFiles();
+  EXPECT_GE(files.size(), 2u);
+  for (const std::string& file : files) {
+    EXPECT_TRUE(LoadConfig(file, {}, kRoot).ok())
+        << LoadConfig(file, {}, kRoot).status();
+  }
+}
+
+void ExpectEveryKey(const google::protobuf::Descriptor& type,
+                    const std::string& prefix, const FieldLines& lines) {
+  for (int i = 0; i < type.field_count(); ++i) {
+    const std::string path = prefix + type.field(i)->name();
+    EXPECT_TRUE(lines.contains(path)) << path << " is not in optstated.yaml";
+    if (type.field(i)->message_type() == nullptr) continue;
+    ExpectEveryKey(*type.field(i)->message_type(), path + ".", lines);
+  }
+}
+
+TEST(ShippedConfigTest, ReferenceHasEveryKeyAtItsDefault) {
+  const std::string file = "deploy/config/optstated.yaml";
+  const auto config = LoadConfig(file, {}, kRoot);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(ToYaml(*config), ToYaml(DefaultConfig(kRoot)));
+
+  std::ifstream stream(file);
+  const std::string text(std::istreambuf_iterator<char>(stream), {});
+  v1::DaemonConfig read;
+  FieldLines lines;
+  ASSERT_TRUE(MergeYaml(text, file, &read, &lines).ok());
+  ExpectEveryKey(*v1::DaemonConfig::descriptor(), "", lines);
+}
+
+}  // namespace
+}  // namespace optstate::config

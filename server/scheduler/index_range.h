@@ -1,0 +1,17 @@
+#ifndef OPTSTATE_SERVER_SCHEDULER_INDEX_RANGE_H_
+#define OPTSTATE_SERVER_SCHEDULER_INDEX_RANGE_H_
+
+#include <cstddef>
+
+namespace optstate {
+
+// Indices [begin, end) of [0, total).
+struct IndexRange {
+  size_t begin = 0;
+  size_t end = 0;
+  size_t total = 0;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SCHEDULER_INDEX_RANGE_H_

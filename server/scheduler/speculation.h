@@ -1,0 +1,58 @@
+#ifndef OPTSTATE_SERVER_SCHEDULER_SPECULATION_H_
+#define OPTSTATE_SERVER_SCHEDULER_SPECULATION_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "proto/types/layout.h"
+#include "server/scheduler/step_memory.h"
+#include "server/scheduler/step_plan.h"
+#include "server/scheduler/worker_pool.h"
+#include "storage/record_keeper.h"
+
+namespace optstate {
+
+// Runs that are updated before their step is decided. A RecordKeeper, whose
+// epoch is the step, has the values that they had; the control file names the
+// step.
+//
+// Threads: Keep() by many; the rest by one thread.
+class Speculation {
+ public:
+  using Run = RecordKeeper::RunRange;
+
+  // Returns false for optimizers with non-separable updates, which are not
+  // rolled back.
+  static bool CanSpeculate(const Layout& layout);
+  // Returns the bytes of the file.
+  static uint64_t Bytes(const Layout& layout) {
+    return RecordKeeper::BytesNeeded(layout);
+  }
+
+  // All outlive this.
+  Speculation(const StepPlan* plan, const StepMemory* memory, WorkerPool* pool);
+
+  // Notes that runs of the step are about to be updated. May be repeated: what
+  // is kept of the step stays.
+  void Begin(uint64_t step);
+  // Keeps a run's values before the step's update of it.
+  void Keep(const RecordView& record, const Run& run, uint64_t step) {
+    keeper_->BeforeWrite(record, step, run.parameter, run.begin, run.numel);
+  }
+  // Restores all that was kept of the step, and forgets what the workers had in
+  // flight of it. If interrupted, this is repeated.
+  absl::Status RollBack(uint64_t step);
+
+ private:
+  void RepairRun(const RecordView& record, const Run& run);
+
+  const StepPlan& plan_;
+  const StepMemory& memory_;
+  WorkerPool& pool_;
+  std::optional<RecordKeeper> keeper_;  // none: the job has no file for it
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SCHEDULER_SPECULATION_H_

@@ -1,0 +1,20 @@
+#ifndef OPTSTATE_SERVER_SCHEDULER_STATE_CLEARING_H_
+#define OPTSTATE_SERVER_SCHEDULER_STATE_CLEARING_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "server/scheduler/step_memory.h"
+#include "server/scheduler/step_plan.h"
+#include "server/scheduler/worker_pool.h"
+
+namespace optstate {
+
+// Zeroes masters, state arrays, scales, counts and numbers of parameters
+// [first_parameter, count). Returns the first error of the store.
+absl::Status ClearState(const StepPlan& plan, const StepMemory& memory,
+                        WorkerPool* pool, uint32_t first_parameter);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SCHEDULER_STATE_CLEARING_H_

@@ -1,0 +1,27 @@
+#ifndef OPTSTATE_SERVER_SCHEDULER_STEP_MEMORY_H_
+#define OPTSTATE_SERVER_SCHEDULER_STEP_MEMORY_H_
+
+#include <cstddef>
+
+#include "absl/types/span.h"
+#include "server/scheduler/worker_undo.h"
+#include "storage/format/control_file.h"
+#include "storage/host_tier.h"
+#include "storage/state_store.h"
+
+namespace optstate {
+
+// The job's memory that steps work on, most of which outlives the process; it
+// outlives the rooms of the scheduler.
+struct StepMemory {
+  StateStore* store = nullptr;
+  RecoveryArrays recovery;
+  ControlFile* control = nullptr;
+  absl::Span<WorkerUndo> undo;        // by worker
+  absl::Span<std::byte> redo;         // by worker, of non-separable updates
+  absl::Span<std::byte> speculation;  // empty: no speculation
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SCHEDULER_STEP_MEMORY_H_

@@ -1,0 +1,138 @@
+#include "server/session/job_context.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "server/scheduler/available_cores.h"
+#include "server/session/job_facts.h"
+#include "server/session/recovery/staging_file.h"
+#include "spdlog/spdlog.h"
+
+namespace optstate {
+namespace {
+
+int WorkersOf(const v1::EngineSettings& settings) {
+  constexpr int kWorkersMax = 1024;
+  return settings.workers() == 0 ? AvailableCores()
+                                 : static_cast<int>(std::min<uint32_t>(
+                                       settings.workers(), kWorkersMax));
+}
+
+Pinning PinningOf(const v1::EngineSettings& settings) {
+  switch (settings.pinning()) {
+    case v1::PINNING_NEVER:
+      return Pinning::kNever;
+    case v1::PINNING_ALWAYS:
+      return Pinning::kAlways;
+    default:
+      return Pinning::kAuto;
+  }
+}
+
+}  // namespace
+
+JobContext::JobContext(Job::Options job_options)
+    : options(std::move(job_options)),
+      placement(PlaceWorkersHere(WorkersOf(options.config.engine()),
+                                 PinningOf(options.config.engine()))),
+      pool(WorkersOf(options.config.engine()),
+           /*spin=*/WorkersOf(options.config.engine()) <= AvailableCores(),
+           placement) {}
+
+JobContext::~JobContext() { verifier.Cancel("the engine ends"); }
+
+v1::JobPhase JobContext::phase() const {
+  if (!failure.ok()) return v1::JOB_PHASE_FAILED;
+  if (shape == nullptr) return v1::JOB_PHASE_EMPTY;
+  if (recovery.has_value()) return v1::JOB_PHASE_RECOVERING;
+  return HasWholeState() ? v1::JOB_PHASE_READY : v1::JOB_PHASE_LOADING;
+}
+
+StepOutcome JobContext::LastOutcome() const {
+  StepOutcome outcome = OutcomeOf(record());
+  if (nvme != nullptr) outcome.durable_step = nvme->durable_step();
+  return outcome;
+}
+
+absl::Span<const int64_t> JobContext::StepCounts() const {
+  if (lock.is_idle()) return store->step_counts();
+  return counts_before_pass;
+}
+
+absl::Status JobContext::CheckRegistered() const {
+  if (shape != nullptr) return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(failure);
+  return absl::FailedPreconditionError(
+      absl::StrCat("job \"", options.name,
+                   "\" has no layout yet: register "
+                   "first"));
+}
+
+absl::Status JobContext::CheckParameterRange(uint64_t first,
+                                             uint64_t count) const {
+  const uint64_t all = parameter_count();
+  if (first <= all && count <= all - first) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(count, " parameters from ", first, " of a layout of ", all));
+}
+
+absl::Status JobContext::StillRecovering() const {
+  return absl::UnavailableError(absl::StrCat(
+      "job \"", options.name, "\" died in step ",
+      recovery->record.committed_step,
+      " and is finishing it; it waits for ranks that have its gradients"));
+}
+
+absl::Status JobContext::FailInside(absl::string_view what,
+                                    const absl::Status& why) {
+  failure = Annotate(
+      why,
+      absl::StrCat("job \"", options.name, "\" cannot finish ", what,
+                   ". When the cause is mended, optctl recover ", options.name,
+                   " goes on with it; else load the job "
+                   "anew. The cause"));
+  spdlog::error("{}", failure.ToString());
+  return failure;
+}
+
+std::string JobContext::HowToGoOn() const {
+  return absl::StrCat("Last good step: ", record().committed_step,
+                      ". Delete the job (optctl delete job ", options.name,
+                      ") and start it again from a checkpoint");
+}
+
+absl::StatusOr<std::shared_ptr<Verification>> JobContext::BeginVerification() {
+  OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
+  if (nvme == nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job \"", options.name,
+        "\" lies in memory alone: there is nothing on disk to verify"));
+  }
+  return verifier.Begin(nvme);
+}
+
+void JobContext::DropStore() {
+  verifier.Cancel("the job's store is made anew");
+  nvme = nullptr;
+  store.reset();
+}
+
+absl::Status JobContext::MakePass(absl::FunctionRef<absl::Status()> pass) {
+  const auto counts = store->step_counts();
+  counts_before_pass.assign(counts.begin(), counts.end());
+  return lock.MakePass(pass);
+}
+
+std::string JobContext::StagingPath(uint32_t rank,
+                                    uint64_t client_instance) const {
+  return StagingFilePath(options.directory, rank, client_instance);
+}
+
+std::string JobContext::StateDir() const {
+  return options.config.state_dir().empty() ? options.directory
+                                            : options.config.state_dir();
+}
+
+}  // namespace optstate

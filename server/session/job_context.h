@@ -1,0 +1,129 @@
+#ifndef OPTSTATE_SERVER_SESSION_JOB_CONTEXT_H_
+#define OPTSTATE_SERVER_SESSION_JOB_CONTEXT_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "server/scheduler/step_scheduler.h"
+#include "server/scheduler/worker_placement.h"
+#include "server/scheduler/worker_pool.h"
+#include "server/session/job.h"
+#include "server/session/job_lock.h"
+#include "server/session/job_shape.h"
+#include "server/session/record_verifier.h"
+#include "server/session/recovery/recovered_step.h"
+#include "server/session/transfer/element_access.h"
+#include "storage/format/control_file.h"
+#include "storage/format/rank_mark.h"
+#include "storage/host_tier.h"
+#include "storage/state_store.h"
+#include "storage/tiers/nvme/nvme_store.h"
+
+namespace optstate {
+
+// What the rooms of one job share: its options, shape, files and records, the
+// scheduler, and whether it has failed or finishes the step of a former engine.
+// A room keeps what is its own, and knows the rooms below it (README.md).
+//
+// Threads: the lock guards everything but the options, which do not change
+// except for their limits, the placement and the pool. The lock is taken by
+// JobImpl, and by no room.
+struct JobContext {
+  explicit JobContext(Job::Options options);
+  ~JobContext();
+
+  // The methods below need a layout (shape is set) unless they say otherwise.
+  const Layout& layout() const { return shape->description.layout; }
+  bool is_replicated() const {
+    return shape->description.partition == PartitionMode::kReplicated;
+  }
+  // Returns whether a run's accumulator has gradients of several ranks.
+  bool accumulates_together() const {
+    return is_replicated() && shape->description.accumulate;
+  }
+  uint32_t parameter_count() const {
+    return static_cast<uint32_t>(layout().parameters().size());
+  }
+  const StepRecord& record() const { return CurrentRecord(*tier->control()); }
+  // Returns the phase that the job is in, with a layout or without.
+  v1::JobPhase phase() const;
+  // Returns whether every parameter has a valid state.
+  bool HasWholeState() const {
+    return record().load_required_from == parameter_count();
+  }
+  StepOutcome LastOutcome() const;
+  RankMark& rank_mark(uint32_t rank) const {
+    return tier->recovery().rank_marks[rank];
+  }
+  // Returns the mark whose step and epoch say which marks of the rank's runs
+  // count.
+  RankMark& staging_mark(uint32_t rank) const {
+    return rank_mark(accumulates_together() ? 0 : rank);
+  }
+  bool speculates() const { return shape->description.speculative; }
+  ElementAccess Elements() const { return ElementAccess(store.get()); }
+  // Returns the steps taken, by parameter: while a pass is being made, as they
+  // were before it.
+  absl::Span<const int64_t> StepCounts() const;
+
+  // Returns FAILED_PRECONDITION, or why the job has failed, when there is no
+  // layout.
+  absl::Status CheckRegistered() const;
+  absl::Status CheckParameterRange(uint64_t first, uint64_t count) const;
+  // Returns the UNAVAILABLE of calls that come while a former engine's step is
+  // being finished.
+  absl::Status StillRecovering() const;
+  // Fails the job in this engine: the store refused what it was in the middle
+  // of, and the next engine goes on with that. Returns `failure`.
+  absl::Status FailInside(absl::string_view what, const absl::Status& why);
+  std::string HowToGoOn() const;
+
+  // Begins to verify the records on disk; see Job::Verify for its errors, of
+  // which the caller has excluded those of drain and pause.
+  absl::StatusOr<std::shared_ptr<Verification>> BeginVerification();
+  // Destroys the store, whose user, the scheduler, is gone. Waits for the end
+  // of a verification.
+  void DropStore();
+
+  // Makes a pass over the state, or waits for it to reach a disk, as
+  // JobLock::MakePass does.
+  absl::Status MakePass(absl::FunctionRef<absl::Status()> pass);
+
+  // See Job::StagingPath.
+  std::string StagingPath(uint32_t rank, uint64_t client_instance) const;
+  std::string StateDir() const;
+
+  JobLock lock;
+  Job::Options options;
+  const WorkerPlacement placement;
+  WorkerPool pool;
+  // Null while no layout is registered, or when the layout of a FAILED job
+  // could not be used; the tier and the scheduler are then null too.
+  std::unique_ptr<JobShape> shape;
+  uint64_t shape_number = 0;
+  std::optional<HostTier> tier;
+  // The records of the present layout and files; made with the scheduler, their
+  // user.
+  std::unique_ptr<StateStore> store;
+  // Points to the same store when the job has records on disk; null otherwise.
+  NvmeStore* nvme = nullptr;
+  RecordVerifier verifier;
+  std::unique_ptr<StepScheduler> scheduler;
+  // Set while a step in which a former engine died is not finished.
+  std::optional<RecoveredStep> recovery;
+  // Not OK: the job is FAILED, and calls return this status.
+  absl::Status failure;
+  std::vector<int64_t> counts_before_pass;  // by parameter
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_JOB_CONTEXT_H_

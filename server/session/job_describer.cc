@@ -1,0 +1,132 @@
+#include "server/session/job_describer.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "proto/types/conversions.h"
+#include "proto/types/status_macros.h"
+#include "server/session/job_facts.h"
+
+namespace optstate {
+namespace {
+
+constexpr uint32_t kPageMax = 10000;
+// Names may be long, and clients accept 4 MiB by default.
+constexpr size_t kPageBytes = size_t{2} << 20;
+
+}  // namespace
+
+v1::Job JobDescriber::Describe() const {
+  v1::Job job;
+  job.set_name(job_.options.name);
+  job.set_uid(job_.options.uid);
+  job.set_phase(job_.phase());
+  job.set_engine_pid(::getpid());
+  job.set_state_dir(job_.options.directory);
+  if (!job_.failure.ok()) job.set_reason(std::string(job_.failure.message()));
+  if (job_.shape == nullptr) return job;
+  DescribeState(&job);
+  DescribeSessions(&job);
+  return job;
+}
+
+void JobDescriber::DescribeState(v1::Job* job) const {
+  AddDescription(job_.shape->description, job);
+  AddRecord(job_.record(), job);
+  step_.timer.Describe(job);
+  job->set_skipped_steps(committer_.skipped_steps());
+  job->set_recovered_steps(job_.tier->control()->steps_recovered);
+  job->set_rolled_back_runs(job_.tier->control()->runs_rolled_back);
+  SetTimestamp(job_.tier->control()->created_at_ns, job->mutable_created_at());
+  job->set_state_bytes(job_.tier->bytes());
+  for (const HostTier::ArrayInfo& info : job_.tier->Describe(job_.layout())) {
+    v1::ArrayBytes* array = job->add_arrays();
+    array->set_name(info.name);
+    array->set_dtype(info.dtype);
+    array->set_bytes(info.bytes);
+    array->set_file(info.file);
+  }
+  if (job_.nvme != nullptr) durability_.DescribeDisk(job->mutable_disk());
+  if (job_.recovery.has_value()) {
+    job->set_open_step(
+        absl::StrCat("step ", job_.recovery->record.committed_step,
+                     ": the engine died in it; waiting for ranks that have its "
+                     "gradients"));
+  } else if (step_.open_step.open()) {
+    job->set_open_step(absl::StrCat("step ", job_.record().committed_step + 1,
+                                    ": ", step_.open_step.Describe()));
+  }
+  if (load_.round.active()) {
+    job->set_open_load(absl::StrCat(load_.round.Describe(), ", ",
+                                    load_.staged.bytes(), " bytes staged"));
+  }
+}
+
+void JobDescriber::DescribeSessions(v1::Job* job) const {
+  job->set_session_count(ranks_.AttachedCount());
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    const RankSession& session = ranks_.session(rank);
+    if (!session.attached) continue;
+    v1::SessionInfo* info = job->add_sessions();
+    info->set_job(job_.options.name);
+    info->set_rank(rank);
+    info->set_pid(session.spec.pid);
+    info->set_uid(session.spec.uid);
+    info->set_wire(session.spec.wire);
+    info->set_client_version(session.spec.client_version);
+    SetTimestamp(absl::ToUnixNanos(session.attached_at),
+                 info->mutable_attached_at());
+    info->set_committed_step(session.committed_step);
+    info->set_staged_parameters(step_.open_step.staged_by(rank));
+    info->set_gradient_bytes(job_.shape->partitions[rank].gradient_area_bytes);
+    info->set_attached(true);
+  }
+}
+
+absl::StatusOr<v1::ListParametersReply> JobDescriber::ListParameters(
+    const v1::ListParametersRequest& request) const {
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
+  uint32_t first = 0;
+  if (!request.page_token().empty() &&
+      (!absl::SimpleAtoi(request.page_token(), &first) ||
+       absl::StrCat(first) != request.page_token() ||
+       first > job_.parameter_count())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("page_token \"", request.page_token(),
+                     "\" is not one that a reply gave"));
+  }
+  const uint32_t page_size = request.page_size() == 0
+                                 ? kPageMax
+                                 : std::min(request.page_size(), kPageMax);
+  const uint32_t end = static_cast<uint32_t>(
+      std::min<uint64_t>(uint64_t{first} + page_size, job_.parameter_count()));
+  const absl::Span<const int64_t> counts = job_.StepCounts();
+  v1::ListParametersReply reply;
+  uint32_t p = first;
+  for (size_t bytes = 0; p < end && bytes < kPageBytes; ++p) {
+    const ParameterSpec& spec = job_.layout().parameters()[p];
+    v1::ParameterInfo* info = reply.add_parameters();
+    info->set_index(p);
+    v1::Parameter* parameter = info->mutable_parameter();
+    parameter->set_name(spec.name);
+    parameter->mutable_shape()->Assign(spec.shape.begin(), spec.shape.end());
+    parameter->set_numel(spec.numel);
+    parameter->set_dtype(static_cast<v1::DType>(spec.dtype));
+    parameter->set_gradient_dtype(static_cast<v1::DType>(spec.gradient_dtype));
+    parameter->set_group(spec.group);
+    const auto pieces = job_.scheduler->pieces().pieces(p);
+    info->set_owner_rank(pieces.front().rank);
+    info->set_piece_count(static_cast<uint32_t>(pieces.size()));
+    info->set_step_count(counts[p]);
+    info->set_staged(step_.open_step.staged_pieces(p) > 0);
+    bytes += info->ByteSizeLong();
+  }
+  if (p < job_.parameter_count()) reply.set_next_page_token(absl::StrCat(p));
+  return reply;
+}
+
+}  // namespace optstate

@@ -1,0 +1,56 @@
+#ifndef OPTSTATE_SERVER_SESSION_JOB_DESCRIBER_H_
+#define OPTSTATE_SERVER_SESSION_JOB_DESCRIBER_H_
+
+#include "absl/status/statusor.h"
+#include "optstate/v1/admin.pb.h"
+#include "server/session/job_context.h"
+#include "server/session/job_durability.h"
+#include "server/session/ranks/rank_roster.h"
+#include "server/session/steps/step_committer.h"
+#include "server/session/steps/step_state.h"
+#include "server/session/transfer/load_state.h"
+
+namespace optstate {
+
+// Describes a job to operators. Reads only what no pass over the state changes,
+// so that it needs no idle job.
+//
+// Threads: not thread-safe; the job's lock guards it.
+class JobDescriber {
+ public:
+  // The rooms below this one; they must outlive it.
+  struct Rooms {
+    JobContext* job;
+    RankRoster* ranks;
+    StepState* step;
+    LoadState* load;
+    StepCommitter* committer;
+    JobDurability* durability;
+  };
+  explicit JobDescriber(const Rooms& rooms)
+      : job_(*rooms.job),
+        ranks_(*rooms.ranks),
+        step_(*rooms.step),
+        load_(*rooms.load),
+        committer_(*rooms.committer),
+        durability_(*rooms.durability) {}
+
+  v1::Job Describe() const;
+  absl::StatusOr<v1::ListParametersReply> ListParameters(
+      const v1::ListParametersRequest& request) const;
+
+ private:
+  void DescribeState(v1::Job* job) const;
+  void DescribeSessions(v1::Job* job) const;
+
+  JobContext& job_;
+  RankRoster& ranks_;
+  StepState& step_;
+  LoadState& load_;
+  StepCommitter& committer_;
+  JobDurability& durability_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_JOB_DESCRIBER_H_

@@ -1,0 +1,55 @@
+#ifndef OPTSTATE_SERVER_SESSION_JOB_DURABILITY_H_
+#define OPTSTATE_SERVER_SESSION_JOB_DURABILITY_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "optstate/v1/admin.pb.h"
+#include "server/session/job_context.h"
+#include "server/session/job_description.h"
+#include "storage/state_store.h"
+#include "storage/tiers/nvme/nvme_store.h"
+
+namespace optstate {
+
+// The job's store, and which of its steps are durable on disk.
+//
+// Threads: not thread-safe; the job's lock guards it, and is given up while a
+// commit is on its way to the disk.
+class JobDurability {
+ public:
+  // The arguments must outlive this object.
+  explicit JobDurability(JobContext* job) : job_(*job) {}
+
+  uint64_t SubGroupElements(const JobDescription& description) const;
+  NvmeStore::Sizes SwapSizesOf(const JobDescription& description) const;
+  // Makes the store of the present shape. `restored`: the commit from which the
+  // job is made anew, or null.
+  absl::StatusOr<std::unique_ptr<StateStore>> MakeStore(
+      const DurableCommit* restored);
+
+  // Makes the present step durable if it is the turn of this one: with
+  // durability "step" before this returns, else while training goes on.
+  absl::Status MakeDurableIfDue(bool is_load);
+  // Makes a step durable that a former engine had recorded and not answered:
+  // the rank that asks for it again is answered at once.
+  absl::Status AdoptCommit();
+  // Makes the last step durable at an orderly end, so that none is lost when
+  // the machine is switched off next. `loading`: a load is under way.
+  void CommitFinally(bool loading);
+  void DescribeDisk(v1::DiskState* disk) const;
+
+ private:
+  bool IsCommitDue() const;
+  absl::Status MakeDurable();
+
+  JobContext& job_;
+  absl::Time commit_requested_at_ = absl::InfinitePast();
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_JOB_DURABILITY_H_

@@ -1,0 +1,164 @@
+// Tests of what a job is admitted by when it is created or extended.
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "proto/types/memory_available.h"
+#include "server/scheduler/step_scheduler.h"
+#include "server/session/testing/job_harness.h"
+
+namespace optstate {
+namespace {
+
+using ::testing::HasSubstr;
+
+LayoutSpec SmallLayout() {
+  LayoutSpec spec;
+  spec.groups = {{}};
+  spec.parameters = {MakeParameter("a", 6000),
+                     MakeParameter("b", 9000, 0, DType::kBFloat16)};
+  return spec;
+}
+
+LayoutSpec ExtendedLayout() {
+  LayoutSpec spec = SmallLayout();
+  spec.groups.push_back({true});
+  spec.parameters.push_back(MakeParameter("c", 5000, 1));
+  return spec;
+}
+
+JobHarness::Setup TwoRanks() {
+  JobHarness::Setup setup;
+  setup.layout = SmallLayout();
+  setup.world_size = 2;
+  return setup;
+}
+
+CommitSpec CommitOf(uint64_t step, const std::vector<Hyperparams>& groups) {
+  CommitSpec spec;
+  spec.step = step;
+  spec.groups = groups;
+  return spec;
+}
+
+std::vector<std::string> FilesBelow(const std::string& directory) {
+  std::vector<std::string> files;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(directory)) {
+    files.push_back(entry.path().lexically_relative(directory));
+  }
+  return files;
+}
+
+class JobLimitsTest : public ::testing::Test {
+ protected:
+  JobHarness harness_{TwoRanks()};
+  const std::vector<Hyperparams> groups_ =
+      std::vector<Hyperparams>(1, AdamHyperparams());
+};
+
+TEST_F(JobLimitsTest, AdmissionFailureLeavesNothingBehind) {
+  const std::vector<std::string> before = FilesBelow(harness_.directory());
+  LayoutSpec huge;
+  huge.groups = {{}};
+  huge.parameters = {MakeParameter("huge", int64_t{1} << 42)};
+  harness_.SetLayout(huge);
+  const absl::Status status = harness_.Register(0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("needs 52785"));  // 3 * 2^44 + ...
+  EXPECT_THAT(status.message(), HasSubstr("are left"));
+  EXPECT_EQ(harness_.job().Describe().phase(), v1::JOB_PHASE_EMPTY);
+  for (const std::string& file : FilesBelow(harness_.directory())) {
+    EXPECT_EQ(file, "admission.lock");
+  }
+  harness_.SetLayout(SmallLayout());
+  EXPECT_TRUE(harness_.Register(0).ok());
+}
+
+TEST_F(JobLimitsTest, LimitsAreToldByName) {
+  JobHarness::Setup setup = TwoRanks();
+  setup.limits.set_job_state_bytes_max(270000);
+  JobHarness job_limit(setup);
+  absl::Status status = job_limit.Register(0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("needs 331168 bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("job_state_bytes_max"));
+
+  setup.limits.set_job_state_bytes_max(0);
+  setup.limits.set_state_bytes_max(350000);
+  JobHarness all_limit(setup);
+  ASSERT_TRUE(all_limit.Register(0).ok());
+  // An extension is admitted like a new job: what it adds does not fit.
+  all_limit.SetLayout(ExtendedLayout());
+  status = all_limit.Register(0, /*extend=*/true).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("limits.state_bytes_max"));
+  // The job is unchanged.
+  all_limit.SetLayout(SmallLayout());
+  all_limit.Start(all_limit.RandomTensors(1));
+  all_limit.Step(1, all_limit.RandomTensors(2), CommitOf(1, groups_));
+
+  setup.limits.set_state_bytes_max(0);
+  setup.limits.set_memory_reserve_bytes(UINT64_MAX);
+  JobHarness memory_limit(setup);
+  status = memory_limit.Register(0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(status.message(), HasSubstr("memory"));
+  EXPECT_THAT(status.message(), HasSubstr("0 bytes (0.0 MiB) are left"));
+}
+
+// A message of a hundred kilobytes asks for tables of a gigabyte.
+TEST_F(JobLimitsTest, WhatItsTablesTakeIsAskedForBeforeTheyAreMade) {
+  LayoutSpec layout;
+  layout.groups.resize(1);
+  for (int i = 0; i < 10'000; ++i) {
+    layout.parameters.push_back(MakeParameter(absl::StrCat("p", i), 1));
+  }
+  JobHarness::Setup setup;
+  setup.layout = std::move(layout);
+  setup.world_size = kWorldSizeMax;
+  setup.partition = PartitionMode::kReplicated;
+  // The room suffices for the state and for memory of the engine itself.
+  const uint64_t available = AvailableMemoryBytes().value();
+  constexpr uint64_t kRoom = 200 << 20;
+  if (available < 2 * kRoom) GTEST_SKIP() << available << " bytes of memory";
+  setup.limits.set_memory_reserve_bytes(available - kRoom);
+  JobHarness harness(setup);
+  const absl::Status status = harness.Register(0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(status.message(), HasSubstr("memory_reserve_bytes"));
+}
+
+// Each worker needs four times the largest parameter, beside files of twice its
+// size: without admission an engine would be killed inside its first step.
+TEST_F(JobLimitsTest, TheWorkspaceOfWholeParametersIsAdmitted) {
+  JobHarness::Setup setup;
+  setup.layout.optimizer = OptimizerKind::kMuon;
+  setup.layout.groups = {{}};
+  setup.layout.parameters = {MakeParameter("square", 1 << 20)};
+  setup.layout.parameters[0].shape = {1 << 10, 1 << 10};
+  setup.workers = 32;
+  const Layout layout = *Layout::Make(setup.layout);
+  const uint64_t workspace = StepScheduler::WorkspaceBytes(layout, 32);
+  const uint64_t files = StepScheduler::RedoBytes(layout, 32);
+  ASSERT_GT(workspace, files);
+  const uint64_t available = AvailableMemoryBytes().value();
+  const uint64_t room = files + workspace / 2;
+  if (available < 3 * room) GTEST_SKIP() << available << " bytes of memory";
+  setup.limits.set_memory_reserve_bytes(available - room);
+  JobHarness harness(setup);
+  const absl::Status status = harness.Register(0).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_THAT(status.message(), HasSubstr("memory_reserve_bytes"));
+  EXPECT_EQ(FilesBelow(harness.directory()),
+            std::vector<std::string>{"admission.lock"});
+}
+
+}  // namespace
+}  // namespace optstate

@@ -1,0 +1,143 @@
+#include "server/session/job_opener.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cast.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "proto/types/unique_fd.h"
+#include "server/session/admission.h"
+#include "server/session/durable_job.h"
+#include "server/session/job_storage.h"
+#include "server/session/recovery/step_files_check.h"
+#include "spdlog/spdlog.h"
+
+namespace optstate {
+namespace {
+
+// Beside the state folder while that is being made from the disk: the folder is
+// then not whole.
+constexpr char kRestoringFile[] = "/restoring";
+
+}  // namespace
+
+absl::Status JobOpener::Adopt() {
+  OPTSTATE_RETURN_IF_ERROR(DropHalfRestored());
+  const absl::StatusOr<CheckedFile> file =
+      HostTier::ReadDescription(job_.options.directory);
+  if (absl::IsNotFound(file.status())) {
+    gradients_.DropGradientsOfAbsent();
+    const absl::Status restored = RestoreFromDisk();
+    return absl::IsNotFound(restored) ? absl::OkStatus() : restored;
+  }
+  OPTSTATE_RETURN_IF_ERROR(file.status());
+  OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
+                            ParseDescription(file->payload));
+  OPTSTATE_RETURN_IF_ERROR(StepScheduler::CheckKernels(
+      description.layout, description.accumulation()));
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<JobShape> shape,
+                            MakeShape(std::move(description)));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      job_.tier,
+      HostTier::Open(job_.options.directory, shape->description.layout,
+                     HostArraysOf(shape->description), *file));
+  OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveUndo(0));
+  OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveSpeculation(0));
+  OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveRedo(0));
+  OPTSTATE_RETURN_IF_ERROR(CheckStepFiles(job_, shape->description));
+  OPTSTATE_RETURN_IF_ERROR(registrar_.UseShape(std::move(shape)));
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_.AwaitedCount() == 0) ranks_.ForgetLoss(rank);
+  }
+  if (ranks_.AwaitedCount() > 0) ranks_.NoteHadSession();
+  job_.failure = recovery_.AdoptStep();
+  if (job_.failure.ok()) job_.failure = applier_.AdoptLoad();
+  if (job_.failure.ok()) job_.failure = durability_.AdoptCommit();
+  if (!job_.failure.ok()) spdlog::error("{}", job_.failure.ToString());
+  return absl::OkStatus();
+}
+
+// Makes the state folder anew from the last durable commit on disk. NOT_FOUND:
+// there is none.
+absl::Status JobOpener::RestoreFromDisk() {
+  const std::vector<std::string> directories =
+      DiskDirectoriesOf(job_.options.config, job_.options.name);
+  if (directories.empty()) return absl::NotFoundError("no disk");
+  OPTSTATE_RETURN_IF_ERROR(CheckHasCommits(directories));
+  DurableCommit commit;
+  {
+    OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<io::IoEngine> engine,
+                              MakeDiskEngine(job_.options.config));
+    OPTSTATE_ASSIGN_OR_RETURN(commit,
+                              NvmeStore::ReadCommit(engine.get(), directories));
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const DurableJob job, ParseDurableJob(commit.job));
+  OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
+                            ParseDescription(job.description));
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<JobShape> shape,
+                            MakeShape(std::move(description)));
+  const JobDescription& what = shape->description;
+  const size_t parameters = what.layout.parameters().size();
+  if (job.step_counts.size() != parameters ||
+      (!job.scalars.empty() && job.scalars.size() != parameters)) {
+    return absl::DataLossError(absl::StrCat(
+        "commits: counts of ", job.step_counts.size(), " and scalars of ",
+        job.scalars.size(), " parameters, the layout has ", parameters));
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
+                            AdmissionLock::Take(job_.StateDir()));
+  OPTSTATE_RETURN_IF_ERROR(registrar_.AdmitShape(what));
+  const std::string marker = job_.options.directory + kRestoringFile;
+  const UniqueFd marked(
+      ::open(marker.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  if (!marked.ok()) return OsError(errno, absl::StrCat("create ", marker));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      job_.tier,
+      HostTier::Create(job_.options.directory, what.layout, HostArraysOf(what),
+                       job.description, commit.incarnation));
+  PublishRecord(job.record, job_.tier->control());
+  OPTSTATE_RETURN_IF_ERROR(registrar_.UseShape(std::move(shape), &commit));
+  std::copy(job.step_counts.begin(), job.step_counts.end(),
+            job_.store->step_counts().begin());
+  std::copy(job.scalars.begin(), job.scalars.end(),
+            job_.store->scalars().begin());
+  OPTSTATE_RETURN_IF_ERROR(job_.nvme->RestoreParameters());
+  OPTSTATE_RETURN_IF_ERROR(CastParametersFromMasters());
+  ::unlink(marker.c_str());
+  spdlog::info("job restored from disk: job={} step={}", job_.options.name,
+               job_.record().committed_step);
+  return absl::OkStatus();
+}
+
+// Parameters with float32 masters are not on disk: they are these, rounded.
+absl::Status JobOpener::CastParametersFromMasters() {
+  for (uint32_t p = 0; p < job_.parameter_count(); ++p) {
+    if (job_.layout().master_format(p) != MasterFormat::kFloat32) continue;
+    const ParameterSpec& spec = job_.layout().parameters()[p];
+    OPTSTATE_RETURN_IF_ERROR(job_.store->ForEachRecord(
+        p, 0, static_cast<uint64_t>(spec.numel), StateStore::Access::kRead,
+        [&](const RecordView& record, uint64_t begin, uint64_t numel) {
+          CastFromFloat(spec.dtype,
+                        reinterpret_cast<const float*>(record.master(p, begin)),
+                        record.parameter(p, begin), numel);
+        }));
+  }
+  return absl::OkStatus();
+}
+
+// Removes a state folder that was not made to its end from the disk.
+absl::Status JobOpener::DropHalfRestored() const {
+  const std::string marker = job_.options.directory + kRestoringFile;
+  if (::access(marker.c_str(), F_OK) != 0) return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(HostTier::Remove(job_.options.directory));
+  ::unlink(marker.c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace optstate

@@ -1,0 +1,299 @@
+#include "server/session/job_registrar.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "server/session/admission.h"
+#include "server/session/job_storage.h"
+#include "server/session/steps/loss_scaler.h"
+#include "spdlog/spdlog.h"
+
+namespace optstate {
+
+absl::StatusOr<RegisterResult> JobRegistrar::Register(
+    const RegisterSpec& spec, JobDescription description) {
+  RegisterResult result;
+  if (job_.shape == nullptr) OPTSTATE_RETURN_IF_ERROR(job_.failure);
+  if (job_.shape == nullptr && spec.unchanged) {
+    return absl::NotFoundError(
+        absl::StrCat("there is no job \"", job_.options.name, "\" any more"));
+  }
+  if (job_.shape == nullptr) {
+    OPTSTATE_RETURN_IF_ERROR(Create(spec, std::move(description)));
+    result.created = true;
+  } else {
+    OPTSTATE_RETURN_IF_ERROR(RegisterAgain(spec, std::move(description)));
+  }
+  result.shape = job_.shape_number;
+  result.layout_hash = job_.layout().hash();
+  result.committed_step = job_.record().committed_step;
+  result.phase = job_.phase();
+  result.storage = job_.shape->description.storage;
+  return result;
+}
+
+absl::Status JobRegistrar::RegisterAgain(const RegisterSpec& spec,
+                                         JobDescription description) {
+  const absl::Status continues =
+      job_.layout().CheckSame(spec.layout, spec.extend);
+  if (!continues.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        continues.message(), "; to begin anew, use another name than \"",
+        job_.options.name, "\" or delete the job (optctl delete job ",
+        job_.options.name, ")"));
+  }
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckSameStorage(job_.shape->description.storage, description.storage));
+  description.storage = job_.shape->description.storage;
+  absl::Status same = CheckSameSettings(job_.shape->description, description);
+  if (same.ok()) return absl::OkStatus();
+  if (ranks_.AttachedCount() > 0 || spec.unchanged) return same;
+  OPTSTATE_RETURN_IF_ERROR(CheckScalerStays(description));
+  OPTSTATE_RETURN_IF_ERROR(ranks_.CheckNoneHeld(spec.process));
+  return Reshape(std::move(description));
+}
+
+// Refuses a registration that omits the job's scaler: the current scale would
+// be lost, and gradients divided by a scale by which losses were not
+// multiplied, or the other way round.
+absl::Status JobRegistrar::CheckScalerStays(
+    const JobDescription& description) const {
+  if (!job_.shape->description.loss_scaler.has_value() ||
+      description.loss_scaler.has_value()) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "job \"", job_.options.name, "\" has a loss scaler, whose scale is ",
+      job_.record().loss_scale,
+      ", and this session has none: attach with one (loss_scaler=), or delete "
+      "the job (optctl delete job ",
+      job_.options.name, ") and begin it without"));
+}
+
+absl::Status JobRegistrar::AdmitShape(const JobDescription& description) const {
+  OPTSTATE_RETURN_IF_ERROR(CheckSpeculation(description));
+  OPTSTATE_RETURN_IF_ERROR(StepScheduler::CheckKernels(
+      description.layout, description.accumulation()));
+  AdmissionRequest request;
+  request.directory = job_.options.directory;
+  request.state_dir = job_.StateDir();
+  request.job_state_bytes =
+      HostTier::BytesNeeded(description.layout, HostArraysOf(description));
+  const HostTier::StepFileBytes files = StepFilesOf(description);
+  request.job_state_bytes += files.undo + files.redo + files.speculation +
+                             files.frames + files.frame_table;
+  const uint64_t present = job_.tier.has_value() ? job_.tier->bytes() : 0;
+  request.new_state_bytes =
+      request.job_state_bytes > present ? request.job_state_bytes - present : 0;
+  // The tables of the replaced shape are freed.
+  const auto own_memory = [this](const JobDescription& of) {
+    return TableBytes(of) +
+           StepScheduler::WorkspaceBytes(of.layout, job_.pool.participants());
+  };
+  const uint64_t tables = own_memory(description);
+  const uint64_t former = job_.shape ? own_memory(job_.shape->description) : 0;
+  request.table_bytes = tables > former ? tables - former : 0;
+  request.uid = job_.options.uid;
+  request.limits = job_.options.config.limits();
+  return Annotate(Admit(request),
+                  absl::StrCat("job \"", job_.options.name, "\""));
+}
+
+HostTier::StepFileBytes JobRegistrar::StepFilesOf(
+    const JobDescription& description) const {
+  HostTier::StepFileBytes bytes = {
+      .undo = StepScheduler::WorkerUndoBytes(job_.pool.participants()),
+      .redo = StepScheduler::RedoBytes(description.layout,
+                                       job_.pool.participants()),
+      .speculation = SpeculationBytes(description)};
+  if (!UsesDisk(description.storage)) return bytes;
+  const NvmeStore::Sizes sizes = durability_.SwapSizesOf(description);
+  bytes.frames = FrameBytesOf(description.storage, sizes);
+  bytes.frame_table = sizes.table;
+  return bytes;
+}
+
+absl::Status JobRegistrar::Create(const RegisterSpec& spec,
+                                  JobDescription description) {
+  OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
+                            AdmissionLock::Take(job_.StateDir()));
+  const v1::StorageSettings asked = description.storage;
+  OPTSTATE_RETURN_IF_ERROR(CheckStorage(asked, job_.options.config));
+  description.storage = ResolveStorage(asked, job_.options.config,
+                                       /*fits_in_memory=*/true);
+  absl::Status admitted = AdmitShape(description);
+  if (absl::IsResourceExhausted(admitted) &&
+      asked.placement() == v1::PLACEMENT_AUTO) {
+    description.storage = ResolveStorage(asked, job_.options.config,
+                                         /*fits_in_memory=*/false);
+    admitted = AdmitShape(description);
+  }
+  OPTSTATE_RETURN_IF_ERROR(admitted);
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<JobShape> shape,
+                            MakeShape(std::move(description)));
+  const JobDescription& what = shape->description;
+  OPTSTATE_ASSIGN_OR_RETURN(
+      job_.tier,
+      HostTier::Create(job_.options.directory, what.layout, HostArraysOf(what),
+                       SerializeDescription(what)));
+  absl::Status used = UseShape(std::move(shape));
+  if (used.ok()) {
+    StartScaling(/*former=*/std::nullopt, spec.loss_scaler_state);
+    return used;
+  }
+  job_.DropStore();
+  if (UsesDisk(job_.shape->description.storage)) {
+    RemoveDiskDirectories(
+        DiskDirectoriesOf(job_.options.config, job_.options.name));
+  }
+  job_.shape.reset();
+  job_.tier.reset();
+  HostTier::Remove(job_.options.directory).IgnoreError();
+  return used;
+}
+
+absl::Status JobRegistrar::Reshape(JobDescription description) {
+  if (job_.recovery.has_value()) return job_.StillRecovering();
+  const bool extended = description.layout.hash() != job_.layout().hash();
+  const std::optional<v1::LossScaler> scaler =
+      job_.shape->description.loss_scaler;
+  const bool scaler_changed = TextOf(description.loss_scaler) != TextOf(scaler);
+  if (extended && !job_.failure.ok()) return job_.failure;
+  if (extended && UsesDisk(description.storage)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "job \"", job_.options.name,
+        "\" has its records on disk (placement \"nvme\", or a durability): "
+        "parameters cannot be "
+        "added to it, nor the format of its masters be changed. Take a "
+        "state_dict, "
+        "delete the job and load it into a new one"));
+  }
+  const uint32_t first_new = job_.parameter_count();
+  OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
+                            AdmissionLock::Take(job_.StateDir()));
+  OPTSTATE_RETURN_IF_ERROR(AdmitShape(description));
+  OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<JobShape> shape,
+                            MakeShape(std::move(description)));
+  const JobDescription& what = shape->description;
+  // Runs change hands; no rank is attached that would miss its staged
+  // gradients.
+  for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
+    job_.rank_mark(rank).step = 0;
+    ranks_.ForgetLoss(rank);
+  }
+  job_.scheduler->ForgetStaged();
+  // The record of a READY job asks for loads from its parameter count on, where
+  // the new parameters begin: from here on the job is LOADING.
+  absl::Status reshaped =
+      job_.tier->Reshape(what.layout, HostArraysOf(what), StepFilesOf(what),
+                         SerializeDescription(what));
+  if (!reshaped.ok()) {
+    // The job is unchanged, but its arrays may lie elsewhere. Its workspace is
+    // freed before the next one is taken.
+    job_.scheduler.reset();
+    const absl::Status as_before = MakeScheduler();
+    return as_before.ok() ? reshaped : LoseShape(as_before);
+  }
+  const absl::Status used = UseShape(std::move(shape));
+  if (scaler_changed) StartScaling(scaler, /*state=*/std::nullopt);
+  if (extended) {
+    StepRecord next = job_.record();
+    next.load_required_from = std::min(next.load_required_from, first_new);
+    PublishRecord(next, job_.tier->control());
+  }
+  return used.ok() ? used : LoseShape(used);
+}
+
+// Fails the job in this engine: its files are whole, but the engine lacks
+// resources to work on them. No rank is attached, and the next engine may have
+// more.
+absl::Status JobRegistrar::LoseShape(const absl::Status& why) {
+  job_.failure = Annotate(
+      why, absl::StrCat("job \"", job_.options.name,
+                        "\" cannot go on in this engine; try it again (optctl "
+                        "recover ",
+                        job_.options.name, ") when there is room"));
+  spdlog::error("{}", job_.failure.ToString());
+  job_.scheduler.reset();
+  ranks_.Clear();
+  step_.open_step = OpenStep();
+  step_.micro_steps = MicroSteps();
+  load_.round = LoadRound();
+  load_.staged.Reset({});
+  job_.DropStore();
+  job_.shape.reset();
+  job_.tier.reset();
+  return job_.failure;
+}
+
+void JobRegistrar::StartScaling(
+    const std::optional<v1::LossScaler>& former,
+    const std::optional<v1::LossScalerState>& state) {
+  StepRecord next = job_.record();
+  const auto& scaler = job_.shape->description.loss_scaler;
+  if (!scaler.has_value()) {
+    next.loss_scale = 0;  // new job: none loses its scaler
+  } else if (state.has_value()) {
+    ContinueLossScaler(*state, &next);
+  } else if (!former.has_value()) {
+    StartLossScaler(*scaler, &next);
+  } else {
+    ChangeLossScaler(*former, *scaler, &next);
+  }
+  PublishRecord(next, job_.tier->control());
+}
+
+// Every rank registers anew after this, so none attaches with a gradient area
+// of the former shape.
+absl::Status JobRegistrar::UseShape(std::unique_ptr<JobShape> shape,
+                                    const DurableCommit* restored) {
+  job_.scheduler.reset();  // refers to the former layout and arrays
+  // References to the former shape are replaced below, or dropped by the
+  // caller.
+  const std::unique_ptr<JobShape> former =
+      std::exchange(job_.shape, std::move(shape));
+  ++job_.shape_number;
+  OPTSTATE_RETURN_IF_ERROR(MakeScheduler(restored));
+  const auto& partitions = job_.shape->partitions;
+  ranks_.Reset(static_cast<uint32_t>(partitions.size()));
+  job_.counts_before_pass.resize(job_.parameter_count());
+  decider_.Reset();
+  speculator_.Reset();
+  step_.open_step.Reset(&job_.layout(), partitions, job_.is_replicated());
+  step_.micro_steps.Reset(
+      &job_.layout(),
+      job_.accumulates_together() ? job_.shape->description.world_size : 0);
+  load_.round.Reset(&job_.layout(), partitions);
+  return absl::OkStatus();
+}
+
+absl::Status JobRegistrar::MakeScheduler(const DurableCommit* restored) {
+  OPTSTATE_RETURN_IF_ERROR(
+      job_.tier->ReserveStepFiles(StepFilesOf(job_.shape->description)));
+  job_.scheduler.reset();
+  job_.DropStore();  // it has the same files as the next one
+  OPTSTATE_ASSIGN_OR_RETURN(job_.store, durability_.MakeStore(restored));
+  StepScheduler::Options options;
+  options.store = job_.store.get();
+  options.grain_elements = job_.options.config.engine().subgroup_elements();
+  options.recovery = job_.tier->recovery();
+  options.control = job_.tier->control();
+  options.undo = job_.tier->undo();
+  options.speculation = job_.tier->speculation();
+  options.redo = job_.tier->redo();
+  options.pool = &job_.pool;
+  options.observer = job_.options.observer;
+  OPTSTATE_ASSIGN_OR_RETURN(job_.scheduler, StepScheduler::Create(options));
+  const absl::Status moved = job_.scheduler->MoveToNodes(job_.placement);
+  if (!moved.ok()) {
+    spdlog::warn(
+        "state stays on the NUMA nodes where it is: job={} error=\"{}\"",
+        job_.options.name, moved.ToString());
+  }
+  job_.scheduler->SetPartitions(job_.shape->partitions, job_.is_replicated());
+  return absl::OkStatus();
+}
+
+}  // namespace optstate

@@ -1,0 +1,41 @@
+#ifndef OPTSTATE_SERVER_SESSION_RANKS_RANK_SESSION_H_
+#define OPTSTATE_SERVER_SESSION_RANKS_RANK_SESSION_H_
+
+#include <cstdint>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "server/session/job_types.h"
+
+namespace optstate {
+
+// The session of a rank, and what this engine knows of the rank beside its
+// mark. A rank that is not attached has the initial values, except where a
+// field says otherwise.
+struct RankSession {
+  bool attached = false;
+  AttachSpec spec;
+  absl::Time attached_at;
+  uint64_t committed_step = 0;  // the last it participated in
+  // The step that was to be finished when the rank attached; 0: none.
+  uint64_t recovering_step = 0;
+  // The EndMicroStep that is not answered yet.
+  std::optional<uint64_t> ending;
+  // The rank whose drop discarded sums in which this rank participated, while
+  // this rank has not dropped its own part yet.
+  std::optional<uint32_t> sums_dropped_by;
+  bool sums_dropped_by_loss = false;  // false: that rank aborted
+  // The rank does not return when its connection ends.
+  bool has_said_farewell = false;
+  // For a lost rank: this engine has aborted some rank because of the loss.
+  bool loss_aborted = false;
+  // The rank was aborted for a loss, and has made no call since.
+  bool loss_notified = false;
+  // Not OK: the answer to its next commit, end of a micro-step or load.
+  absl::Status disagreement;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_RANKS_RANK_SESSION_H_

@@ -1,0 +1,62 @@
+#include "server/session/recovery/step_files_check.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate {
+namespace {
+
+absl::Status CheckStepFile(const JobContext& job, absl::string_view file,
+                           uint64_t bytes, uint64_t needed) {
+  if (bytes >= needed) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(job.options.directory, "/state/", file,
+                   bytes == 0 ? " is missing or empty"
+                              : absl::StrCat(" has ", bytes, " bytes"),
+                   ", it must have ", needed,
+                   ": without it what an engine left half written in step ",
+                   job.record().committed_step + 1, " cannot be put right. ",
+                   job.HowToGoOn()));
+}
+
+}  // namespace
+
+// Checks the step files before any is enlarged or made anew, for its zeros
+// would say that nothing was half written. Between two steps they hold nothing
+// relevant, except sums that were being added to.
+absl::Status CheckStepFiles(const JobContext& job,
+                            const JobDescription& description) {
+  const ControlFile& control = *job.tier->control();
+  const uint64_t next = job.record().committed_step + 1;
+  const bool in_step = control.step_in_progress.load() == next;
+  bool in_sum = false;
+  for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
+    in_sum |= description.accumulate && job.rank_mark(rank).step == next;
+  }
+  if (in_step || in_sum) {
+    // Whole slots, at least one, even where no number was recorded.
+    const uint64_t slot = StepScheduler::WorkerUndoBytes(1);
+    const uint64_t bytes = job.tier->undo().size();
+    const uint64_t slots = std::max<uint64_t>(1, (bytes + slot - 1) / slot);
+    OPTSTATE_RETURN_IF_ERROR(CheckStepFile(
+        job, "undo", bytes, std::max(control.undo_bytes, slots * slot)));
+  }
+  if (in_step) {
+    OPTSTATE_RETURN_IF_ERROR(CheckStepFile(
+        job, "redo", job.tier->redo().size(),
+        StepScheduler::RedoBytesInUse(description.layout, job.tier->undo())));
+  }
+  if (control.step_speculated.load() != next) return absl::OkStatus();
+  if (!StepScheduler::CanSpeculate(description.layout)) {
+    return absl::DataLossError(absl::StrCat(
+        job.options.directory, "/state/control: step_speculated is ", next,
+        ", but the job's optimizer is never speculated with. ",
+        job.HowToGoOn()));
+  }
+  return CheckStepFile(job, "speculation", job.tier->speculation().size(),
+                       StepScheduler::SpeculationBytes(description.layout));
+}
+
+}  // namespace optstate

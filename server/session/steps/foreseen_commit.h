@@ -1,0 +1,45 @@
+#ifndef OPTSTATE_SERVER_SESSION_STEPS_FORESEEN_COMMIT_H_
+#define OPTSTATE_SERVER_SESSION_STEPS_FORESEEN_COMMIT_H_
+
+#include <cstddef>
+#include <vector>
+
+#include "server/session/job_types.h"
+
+namespace optstate {
+
+// Guesses what the next commit asks for, and whether its step is plain: neither
+// skipped nor clipped. The guess is that the next step is as the last kSteps
+// were, when these were all plain and their commits equal. It takes as many
+// because a wrong guess costs several times what a right one saves. So of a job
+// whose hyperparameters change with each step, or which is clipped now and
+// then, nothing is foreseen.
+//
+// Threads: not thread-safe. Allocates in Reset alone.
+class ForeseenCommit {
+ public:
+  static constexpr int kSteps = 8;
+
+  // Forgets all commits and takes the number of a job's groups.
+  void Reset(size_t group_count);
+  // Takes the content of a commit whose step was decided.
+  void Note(const CommitSpec& spec, bool is_plain);
+  // Returns null while nothing is foreseen. The commit has no step.
+  const CommitSpec* spec() const {
+    return equal_steps_ >= kSteps ? &last_ : nullptr;
+  }
+  // Says whether the next step is expected to be plain; of the first ones, of
+  // which nothing is known, it is.
+  bool is_plain() const { return plain_steps_ >= kSteps; }
+
+ private:
+  std::vector<Hyperparams> groups_;
+  std::vector<uint32_t> clips_with_;
+  CommitSpec last_;           // its spans refer to the vectors above
+  int equal_steps_ = 0;       // plain ones with equal commits, up to kSteps
+  int plain_steps_ = kSteps;  // since one that was not, up to kSteps
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_STEPS_FORESEEN_COMMIT_H_

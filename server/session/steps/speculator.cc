@@ -1,0 +1,143 @@
+#include "server/session/steps/speculator.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "server/session/steps/commit_content.h"
+
+namespace optstate {
+
+void Speculator::Reset() {
+  foreseen_.Reset(job_.layout().groups().size());
+  is_guess_ = false;
+  begun_.assign(job_.parameter_count(), 0);
+  batch_.assign(job_.parameter_count(), 0);
+}
+
+bool Speculator::HasSpeculated() const {
+  return job_.tier->control()->step_speculated.load(
+             std::memory_order_relaxed) == job_.record().committed_step + 1;
+}
+
+// Returns whether every rank is in the step. One that is not may still copy the
+// parameters of the step before.
+bool Speculator::AreAllInStep() const {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!step_.open_step.opened_by(rank)) return false;
+  }
+  return true;
+}
+
+// Returns false when the step will be refused to all.
+bool Speculator::HaveCommitsEqual(uint32_t rank) const {
+  const CommitSpec& spec = step_.open_step.commit(rank).spec;
+  for (uint32_t other = 0; other < ranks_.size(); ++other) {
+    const OpenStep::RankCommit& commit = step_.open_step.commit(other);
+    if (commit.committed && !AsksForTheSame(commit.spec, spec)) return false;
+  }
+  return true;
+}
+
+void Speculator::Begin(const CommitSpec& spec,
+                       absl::Span<const uint8_t> updated) {
+  for (uint32_t p = 0; p < begun_.size(); ++p) begun_[p] |= updated[p];
+  if (!std::isfinite(decider_.SumOfSquares(updated))) return;  // skipped
+  StepScheduler::Update update;
+  update.step = job_.record().committed_step + 1;
+  update.groups = decider_.GroupsWithoutClipping(spec);
+  update.gradient_limit = spec.max_value;
+  update.updated = updated;
+  update.gradient_areas = ranks_.gradient_areas();
+  const StepTimer::Scope updating(&step_.timer, StepPhase::kUpdate);
+  const absl::Status begun =
+      job_.MakePass([&] { return job_.scheduler->Speculate(update); });
+  if (!begun.ok()) job_.FailInside("a speculation", begun).IgnoreError();
+}
+
+// A rank that has committed pushes nothing any more, so that sums of
+// micro-steps are complete too.
+void Speculator::Speculate(uint32_t rank) {
+  if (!job_.speculates()) return;
+  const CommitSpec& spec = step_.open_step.commit(rank).spec;
+  if (is_guess_ && !AsksForTheSame(*foreseen_.spec(), spec) &&
+      !RollBackSpeculation().ok()) {
+    return;
+  }
+  if (spec.found_inf || !foreseen_.is_plain() || !AreAllInStep() ||
+      !HaveCommitsEqual(rank)) {
+    return;
+  }
+  Begin(spec, step_.open_step.CommittedParameters());
+}
+
+// Returns what the open step will be taken with: what the first rank that has
+// committed says. Null: not known, or skipped.
+const CommitSpec* Speculator::ExpectedCommit() const {
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    const OpenStep::RankCommit& commit = step_.open_step.commit(rank);
+    if (!commit.committed) continue;
+    const bool is_plain = foreseen_.is_plain() && !commit.spec.found_inf &&
+                          HaveCommitsEqual(rank);
+    return is_plain ? &commit.spec : nullptr;
+  }
+  return foreseen_.spec();
+}
+
+bool Speculator::SpeculateOnPushed() {
+  // Until its rank commits, a sum may get another micro-step.
+  if (!job_.speculates() || job_.shape->description.accumulate) return false;
+  const CommitSpec* spec = ExpectedCommit();
+  if (spec == nullptr || !AreAllInStep()) return false;
+  uint64_t elements = 0;
+  std::fill(batch_.begin(), batch_.end(), uint8_t{0});
+  uint32_t p = 0;
+  for (; p < batch_.size() && elements < kBatchElements; ++p) {
+    if (begun_[p] != 0 || !step_.open_step.IsWhole(p)) continue;
+    batch_[p] = 1;
+    elements += static_cast<uint64_t>(job_.layout().parameters()[p].numel);
+  }
+  if (std::count(batch_.begin(), batch_.end(), uint8_t{1}) == 0) return false;
+  is_guess_ |= spec == foreseen_.spec();
+  Begin(*spec, batch_);
+  return p < batch_.size() && job_.failure.ok();
+}
+
+absl::Status Speculator::PrepareForPush(uint32_t rank, uint32_t first,
+                                        uint32_t end) {
+  if (!HasSpeculated()) return absl::OkStatus();
+  const RankPartition& partition = job_.shape->partitions[rank];
+  for (size_t i = partition.LowerBound(first); i < partition.LowerBound(end);
+       ++i) {
+    if (begun_[partition.pieces[i].parameter] != 0) {
+      return RollBackSpeculation();
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Speculator::PrepareForDecision(const StepDecision& decision,
+                                            const CommitSpec& spec) {
+  const bool is_plain = decision.outcome.applied && !decision.clipped;
+  const bool is_wrong =
+      !is_plain || (is_guess_ && !AsksForTheSame(*foreseen_.spec(), spec));
+  if (is_wrong) {
+    const absl::Status rolled_back = RollBackSpeculation();
+    if (!rolled_back.ok()) return rolled_back;
+  }
+  foreseen_.Note(spec, is_plain);
+  is_guess_ = false;
+  std::fill(begun_.begin(), begun_.end(), uint8_t{0});
+  return absl::OkStatus();
+}
+
+absl::Status Speculator::RollBackSpeculation() {
+  is_guess_ = false;
+  std::fill(begun_.begin(), begun_.end(), uint8_t{0});
+  if (!HasSpeculated()) return absl::OkStatus();
+  const uint64_t step = job_.record().committed_step + 1;
+  const absl::Status restored =
+      job_.MakePass([&] { return job_.scheduler->TakeBackSpeculation(step); });
+  return restored.ok() ? restored : job_.FailInside("a speculation", restored);
+}
+
+}  // namespace optstate

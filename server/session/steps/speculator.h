@@ -1,0 +1,80 @@
+#ifndef OPTSTATE_SERVER_SESSION_STEPS_SPECULATOR_H_
+#define OPTSTATE_SERVER_SESSION_STEPS_SPECULATOR_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "server/session/job_context.h"
+#include "server/session/ranks/rank_roster.h"
+#include "server/session/steps/foreseen_commit.h"
+#include "server/session/steps/step_decider.h"
+#include "server/session/steps/step_state.h"
+
+namespace optstate {
+
+// Begins a step before it is decided, and rolls it back when the decision is
+// another one: as if nothing were to be skipped or clipped, and only parameters
+// of which all gradients are there, when all ranks are in the step.
+//
+// A rank that has committed said with what the step is taken; before the first
+// commit it is guessed (ForeseenCommit). What was begun with another commit
+// than the step's is rolled back before the step is taken, so a wrong guess
+// costs time alone.
+//
+// Threads: not thread-safe; the job's lock guards it, and is given up while the
+// state is written. Allocates in Reset and in errors alone.
+class Speculator {
+ public:
+  // The elements that SpeculateOnPushed() updates at a time, unless one
+  // parameter has more: as many as delay a push by some milliseconds.
+  static constexpr uint64_t kBatchElements = 1 << 20;
+
+  // The arguments must outlive this object.
+  Speculator(JobContext* job, RankRoster* ranks, StepState* step,
+             StepDecider* decider)
+      : job_(*job), ranks_(*ranks), step_(*step), decider_(*decider) {}
+
+  // Takes the sizes of the present shape, and forgets all commits.
+  void Reset();
+
+  // Updates parameters early when some ranks, `rank` being the last, have
+  // committed and others have not.
+  void Speculate(uint32_t rank);
+  // Updates some parameters early that were pushed as a whole. Returns whether
+  // there may be more.
+  bool SpeculateOnPushed();
+
+  // Called before the rank pushes parameters [first, end): one that was updated
+  // with its gradients of before is taken back.
+  absl::Status PrepareForPush(uint32_t rank, uint32_t first, uint32_t end);
+  // Called before a step is taken that was decided so: takes back what was
+  // begun otherwise.
+  absl::Status PrepareForDecision(const StepDecision& decision,
+                                  const CommitSpec& spec);
+
+  // Rolls back what was speculated about the open step. An error fails the job.
+  absl::Status RollBackSpeculation();
+
+ private:
+  bool HasSpeculated() const;
+  bool AreAllInStep() const;
+  const CommitSpec* ExpectedCommit() const;
+  bool HaveCommitsEqual(uint32_t rank) const;
+  void Begin(const CommitSpec& spec, absl::Span<const uint8_t> updated);
+
+  JobContext& job_;
+  RankRoster& ranks_;
+  StepState& step_;
+  StepDecider& decider_;
+  ForeseenCommit foreseen_;
+  // Whether what was begun of the open step was begun as foreseen_ says.
+  bool is_guess_ = false;
+  std::vector<uint8_t> begun_;  // by parameter, of the open step
+  std::vector<uint8_t> batch_;  // by parameter
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_STEPS_SPECULATOR_H_

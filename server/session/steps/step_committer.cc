@@ -1,0 +1,107 @@
+#include "server/session/steps/step_committer.h"
+
+#include <chrono>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "server/session/steps/commit_content.h"
+#include "server/session/steps/loss_scaler.h"
+#include "storage/persist_in_order.h"
+
+namespace optstate {
+
+// A skipped step changes only the record: its number is
+// used up, so that all ranks agree on which step is next.
+absl::Status StepCommitter::CommitDecision(const StepDecision& decision,
+                                           absl::Span<const uint8_t> updated) {
+  const StepOutcome& outcome = decision.outcome;
+  StepRecord next = job_.record();
+  next.committed_step = outcome.step;
+  next.commit_digest = DigestOf(step_.open_step.commit(0).spec);
+  next.gradient_norm = outcome.gradient_norm;
+  next.clip_coefficient = outcome.clip_coefficient;
+  next.flags = kStepRecordHasOutcome |
+               (outcome.applied ? kStepRecordApplied : 0) |
+               (outcome.found_inf ? kStepRecordFoundInf : 0);
+  next.update_ns = 0;
+  if (job_.shape->description.loss_scaler.has_value()) {
+    AdvanceLossScaler(*job_.shape->description.loss_scaler, outcome.found_inf,
+                      &next);
+  }
+  if (!outcome.applied) {
+    RecordStep(next);
+    ++skipped_steps_;
+    return durability_.MakeDurableIfDue(/*is_load=*/false);
+  }
+  const double gradient_limit = step_.open_step.commit(0).spec.max_value;
+  MarkStep(next, gradient_limit, updated);
+  StepScheduler::Update update;
+  update.step = outcome.step;
+  update.groups = decider_.groups();
+  update.gradient_limit = gradient_limit;
+  update.updated = updated;
+  update.pushed_by = step_.open_step.pushed_by();
+  update.gradient_areas = ranks_.gradient_areas();
+  return ApplyStep(update, next);
+}
+
+// Marks the step before the first tile is touched: an engine that dies from
+// here on until the record is published leaves a step that the next one
+// finishes as it was decided. The compiler must not move these stores, nor the
+// tiles' stores up; the processor's order does not matter, for no other thread
+// looks, only a process that comes later.
+void StepCommitter::MarkStep(const StepRecord& next, double gradient_limit,
+                             absl::Span<const uint8_t> updated) {
+  StepIntentHeader header = {};
+  header.record = next;
+  // Known when the step is recorded.
+  header.record.committed_at_ns = 0;
+  header.record.crc32c = 0;
+  header.gradient_limit = gradient_limit;
+  WriteStepIntent(header, decider_.groups(), updated,
+                  step_.open_step.pushed_by(),
+                  job_.tier->recovery().step_intent);
+  ControlFile& control = *job_.tier->control();
+  control.counts_begun.store(0, std::memory_order_relaxed);
+  PersistInOrder(PersistPoint::kStepInProgress);
+  control.step_in_progress.store(next.committed_step,
+                                 std::memory_order_relaxed);
+  PersistInOrder(PersistPoint::kFirstTile);
+  if (job_.options.observer != nullptr) {
+    job_.options.observer->OnStepMarked(next.committed_step);
+  }
+}
+
+// Does the remaining part of a step that is marked.
+absl::Status StepCommitter::ApplyStep(const StepScheduler::Update& update,
+                                      StepRecord next) {
+  step_.timer.Enter(StepPhase::kUpdate);
+  const auto begin = std::chrono::steady_clock::now();
+  const absl::Status applied =
+      job_.MakePass([&] { return job_.scheduler->Apply(update); });
+  if (!applied.ok()) {
+    return job_.FailInside(absl::StrCat("step ", update.step), applied);
+  }
+  const auto elapsed = std::chrono::steady_clock::now() - begin;
+  next.update_ns =
+      static_cast<uint64_t>(std::chrono::nanoseconds(elapsed).count());
+  RecordStep(next);
+  return durability_.MakeDurableIfDue(/*is_load=*/false);
+}
+
+void StepCommitter::RecordStep(const StepRecord& next) {
+  step_.timer.Enter(StepPhase::kPublish);
+  StepRecord record = next;
+  // absl::Now() is not used: it repeats reading the clock until a read is
+  // quick, which under a stepping debugger is never.
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  record.committed_at_ns = std::chrono::nanoseconds(now).count();
+  PublishRecord(record, job_.tier->control());
+  if (job_.options.observer != nullptr) {
+    job_.options.observer->OnStepRecorded(record.committed_step);
+  }
+  job_.tier->control()->step_in_progress.store(0, std::memory_order_release);
+  ranks_.NoteCommittedStep(record.committed_step);
+}
+
+}  // namespace optstate

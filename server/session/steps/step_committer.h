@@ -1,0 +1,61 @@
+#ifndef OPTSTATE_SERVER_SESSION_STEPS_STEP_COMMITTER_H_
+#define OPTSTATE_SERVER_SESSION_STEPS_STEP_COMMITTER_H_
+
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "server/scheduler/step_scheduler.h"
+#include "server/session/job_context.h"
+#include "server/session/job_durability.h"
+#include "server/session/ranks/rank_roster.h"
+#include "server/session/steps/step_decider.h"
+#include "server/session/steps/step_state.h"
+#include "storage/format/control_file.h"
+
+namespace optstate {
+
+// Takes a decided step: marks it, applies it, records it and makes it durable,
+// in an order from which the next engine can go on at any instruction.
+//
+// Threads: not thread-safe; the job's lock guards it, and is given up while the
+// state is written.
+class StepCommitter {
+ public:
+  // The rooms below this one; they must outlive it.
+  struct Rooms {
+    JobContext* job;
+    RankRoster* ranks;
+    StepState* step;
+    StepDecider* decider;
+    JobDurability* durability;
+  };
+  explicit StepCommitter(const Rooms& rooms)
+      : job_(*rooms.job),
+        ranks_(*rooms.ranks),
+        step_(*rooms.step),
+        decider_(*rooms.decider),
+        durability_(*rooms.durability) {}
+
+  absl::Status CommitDecision(const StepDecision& decision,
+                              absl::Span<const uint8_t> updated);
+  // Does the remaining part of a step that is marked.
+  absl::Status ApplyStep(const StepScheduler::Update& update, StepRecord next);
+  uint64_t skipped_steps() const { return skipped_steps_; }
+
+ private:
+  void MarkStep(const StepRecord& next, double gradient_limit,
+                absl::Span<const uint8_t> updated);
+  void RecordStep(const StepRecord& next);
+
+  JobContext& job_;
+  RankRoster& ranks_;
+  StepState& step_;
+  StepDecider& decider_;
+  JobDurability& durability_;
+  uint64_t skipped_steps_ = 0;  // of this engine
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_STEPS_STEP_COMMITTER_H_

@@ -1,0 +1,58 @@
+#include "server/session/steps/step_timer.h"
+
+#include <algorithm>
+
+namespace optstate {
+
+StepPhase StepTimer::Enter(StepPhase phase) {
+  const auto now = clock_();
+  if (phase_ != StepPhase::kNone) {
+    current_.ns[static_cast<size_t>(phase_)] +=
+        static_cast<uint64_t>(std::chrono::nanoseconds(now - since_).count());
+  }
+  since_ = now;
+  const StepPhase before = phase_;
+  phase_ = phase;
+  return before;
+}
+
+void StepTimer::Finish(uint64_t update_bytes) {
+  Enter(StepPhase::kNone);
+  current_.update_bytes = update_bytes;
+  kept_[finished_++ % kKept] = current_;
+  current_ = Times{};
+}
+
+void StepTimer::Drop() {
+  phase_ = StepPhase::kNone;
+  current_ = Times{};
+}
+
+void StepTimer::Describe(v1::Job* job) const {
+  if (finished_ == 0) return;
+  const uint64_t count = std::min<uint64_t>(finished_, kKept);
+  Times sum;
+  for (size_t i = 0; i < count; ++i) {
+    for (size_t phase = 0; phase < kPhases; ++phase) {
+      sum.ns[phase] += kept_[i].ns[phase];
+    }
+    sum.update_bytes += kept_[i].update_bytes;
+  }
+  Fill(kept_[(finished_ - 1) % kKept], 1, job->mutable_last_step_times());
+  Fill(sum, count, job->mutable_mean_step_times());
+}
+
+void StepTimer::Fill(const Times& sum, uint64_t steps, v1::StepTimes* times) {
+  const auto mean_of = [&](StepPhase phase) {
+    return sum.ns[static_cast<size_t>(phase)] / steps;
+  };
+  times->set_steps(static_cast<uint32_t>(steps));
+  times->set_staging_ns(mean_of(StepPhase::kStaging));
+  times->set_waiting_ns(mean_of(StepPhase::kWaiting));
+  times->set_decide_ns(mean_of(StepPhase::kDecide));
+  times->set_update_ns(mean_of(StepPhase::kUpdate));
+  times->set_publish_ns(mean_of(StepPhase::kPublish));
+  times->set_update_bytes(sum.update_bytes / steps);
+}
+
+}  // namespace optstate

@@ -1,0 +1,76 @@
+#ifndef OPTSTATE_SERVER_SESSION_STEPS_STEP_TIMER_H_
+#define OPTSTATE_SERVER_SESSION_STEPS_STEP_TIMER_H_
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "optstate/v1/admin.pb.h"
+
+namespace optstate {
+
+enum class StepPhase : size_t {
+  kStaging,
+  kWaiting,
+  kDecide,
+  kUpdate,
+  kPublish,
+  kNone,  // the ranks' own time
+};
+
+// Measures the time of each phase of a step, and keeps the times of the last 16
+// steps. Phases may alternate: a rank pushes while another waits in its commit.
+//
+// Threads: not thread-safe. Allocates only in Describe.
+class StepTimer {
+ public:
+  static constexpr size_t kKept = 16;
+  using Clock = std::chrono::steady_clock::time_point (*)();
+
+  explicit StepTimer(Clock clock = &std::chrono::steady_clock::now)
+      : clock_(clock) {}
+
+  // Assigns the time from now on to this phase; returns the former phase.
+  StepPhase Enter(StepPhase phase);
+  // Ends the step, and counts it.
+  void Finish(uint64_t update_bytes);
+  // Discards the times of the step that was begun.
+  void Drop();
+
+  // Adds the times to `job`; adds nothing while there is no step.
+  void Describe(v1::Job* job) const;
+
+  // A phase within another.
+  class Scope {
+   public:
+    Scope(StepTimer* timer, StepPhase phase)
+        : timer_(timer), before_(timer->Enter(phase)) {}
+    ~Scope() { timer_->Enter(before_); }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    StepTimer* const timer_;
+    const StepPhase before_;
+  };
+
+ private:
+  static constexpr size_t kPhases = static_cast<size_t>(StepPhase::kNone);
+  struct Times {
+    std::array<uint64_t, kPhases> ns{};
+    uint64_t update_bytes = 0;
+  };
+  static void Fill(const Times& sum, uint64_t steps, v1::StepTimes* times);
+
+  const Clock clock_;
+  StepPhase phase_ = StepPhase::kNone;
+  std::chrono::steady_clock::time_point since_;
+  Times current_;
+  std::array<Times, kKept> kept_;
+  uint64_t finished_ = 0;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_STEPS_STEP_TIMER_H_

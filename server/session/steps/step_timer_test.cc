@@ -1,0 +1,92 @@
+#include "server/session/steps/step_timer.h"
+
+#include <chrono>
+
+#include "gtest/gtest.h"
+
+namespace optstate {
+namespace {
+
+std::chrono::steady_clock::time_point now;
+
+void Pass(int64_t nanoseconds) { now += std::chrono::nanoseconds(nanoseconds); }
+
+StepTimer MakeTimer() {
+  return StepTimer([] { return now; });
+}
+
+TEST(StepTimerTest, NothingBeforeTheFirstStep) {
+  StepTimer timer = MakeTimer();
+  timer.Enter(StepPhase::kUpdate);
+  v1::Job job;
+  timer.Describe(&job);
+  EXPECT_FALSE(job.has_last_step_times());
+  EXPECT_FALSE(job.has_mean_step_times());
+}
+
+// No time counts twice: waiting excludes the time of staging meanwhile.
+TEST(StepTimerTest, EachPhaseHasItsTime) {
+  StepTimer timer = MakeTimer();
+  timer.Enter(StepPhase::kWaiting);
+  Pass(2);
+  {
+    const StepTimer::Scope staging(&timer, StepPhase::kStaging);
+    Pass(20);
+  }
+  Pass(3);
+  timer.Enter(StepPhase::kDecide);
+  timer.Enter(StepPhase::kUpdate);
+  Pass(8);
+  timer.Enter(StepPhase::kPublish);
+  Pass(4);
+  timer.Finish(1000);
+  Pass(30);  // the ranks' own
+  v1::Job job;
+  timer.Describe(&job);
+  const v1::StepTimes& times = job.last_step_times();
+  EXPECT_EQ(times.steps(), 1u);
+  EXPECT_EQ(times.staging_ns(), 20u);
+  EXPECT_EQ(times.waiting_ns(), 5u);
+  EXPECT_EQ(times.decide_ns(), 0u);
+  EXPECT_EQ(times.update_ns(), 8u);
+  EXPECT_EQ(times.publish_ns(), 4u);
+  EXPECT_EQ(times.update_bytes(), 1000u);
+}
+
+TEST(StepTimerTest, WhatIsDroppedCountsNot) {
+  StepTimer timer = MakeTimer();
+  timer.Enter(StepPhase::kWaiting);
+  Pass(10);
+  timer.Drop();
+  timer.Enter(StepPhase::kUpdate);
+  timer.Finish(0);
+  v1::Job job;
+  timer.Describe(&job);
+  EXPECT_EQ(job.last_step_times().waiting_ns(), 0u);
+  EXPECT_EQ(job.mean_step_times().steps(), 1u);
+}
+
+TEST(StepTimerTest, AStepBeginsAtZero) {
+  StepTimer timer = MakeTimer();
+  timer.Enter(StepPhase::kUpdate);
+  Pass(10);
+  timer.Finish(0);
+  timer.Finish(0);
+  v1::Job job;
+  timer.Describe(&job);
+  EXPECT_EQ(job.last_step_times().update_ns(), 0u);
+  EXPECT_EQ(job.mean_step_times().update_ns(), 5u);
+}
+
+TEST(StepTimerTest, TheMeanIsOfTheLastSixteen) {
+  StepTimer timer = MakeTimer();
+  for (uint64_t step = 1; step <= 40; ++step) timer.Finish(step);
+  v1::Job job;
+  timer.Describe(&job);
+  EXPECT_EQ(job.last_step_times().update_bytes(), 40u);
+  EXPECT_EQ(job.mean_step_times().steps(), 16u);
+  EXPECT_EQ(job.mean_step_times().update_bytes(), (25u + 40u) / 2);
+}
+
+}  // namespace
+}  // namespace optstate

@@ -1,0 +1,66 @@
+#include "server/session/transfer/load_log_room.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "server/session/admission.h"
+
+namespace optstate {
+
+LoadLogHeader LoadLogRoom::MakeLogHeader() const {
+  LoadLogHeader header;
+  header.loads_finished = job_.record().loads_finished;
+  header.incarnation = job_.tier->control()->incarnation;
+  header.committed_step = job_.record().committed_step;
+  return header;
+}
+
+void LoadLogRoom::DropLog() {
+  load_.staged.Reset(MakeLogHeader());
+  job_.tier->DropLoadLog();
+}
+
+// Grows the log in steps in proportion to its size; the last ones only as
+// needed.
+absl::StatusOr<absl::Span<std::byte>> LoadLogRoom::Grow(uint64_t bytes) {
+  constexpr uint64_t kStepBytes = 64 << 10;
+  const uint64_t bytes_max = StagedLoad::BytesMax(
+      job_.Elements(), job_.layout(), job_.shape->partitions.size());
+  if (bytes > bytes_max) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "job \"", job_.options.name,
+        "\": the load is in too many parts to be kept "
+        "in ",
+        bytes_max, " bytes. The job is unchanged; load whole arrays"));
+  }
+  const uint64_t wanted = (bytes + bytes / 8 + kStepBytes - 1) / kStepBytes;
+  absl::Status reserved;
+  for (const uint64_t each :
+       {std::min(wanted * kStepBytes, bytes_max), bytes}) {
+    reserved = Reserve(each, bytes_max);
+    if (reserved.ok()) return job_.tier->load_log();
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "job \"", job_.options.name, "\": no room for a load, which needs up to ",
+      bytes_max, " bytes beside the state (", bytes,
+      " so far): ", reserved.message(),
+      ". The job is unchanged. A new one is loaded without (optctl delete job ",
+      job_.options.name, ")"));
+}
+
+absl::Status LoadLogRoom::Reserve(uint64_t bytes, uint64_t bytes_max) {
+  OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
+                            AdmissionLock::Take(job_.StateDir()));
+  AdmissionRequest request;
+  request.directory = job_.options.directory;
+  request.state_dir = job_.StateDir();
+  request.new_state_bytes = bytes - job_.tier->load_log().size();
+  request.job_state_bytes = job_.tier->bytes() + request.new_state_bytes;
+  request.uid = job_.options.uid;
+  request.limits = job_.options.config.limits();
+  OPTSTATE_RETURN_IF_ERROR(Admit(request));
+  return job_.tier->ReserveLoadLog(bytes, bytes_max);
+}
+
+}  // namespace optstate

@@ -1,0 +1,87 @@
+#ifndef OPTSTATE_SERVER_SESSION_TRANSFER_LOAD_ROUND_H_
+#define OPTSTATE_SERVER_SESSION_TRANSFER_LOAD_ROUND_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "proto/types/layout.h"
+#include "proto/types/partition.h"
+
+namespace optstate {
+
+// Tracks which ranks participate in a load and the progress of each, from the
+// first rank's begin to the last rank's finish. Pure bookkeeping.
+//
+// Threads: not thread-safe; the job's lock guards it.
+class LoadRound {
+ public:
+  // Forgets everything and takes the sizes of a job. Both arguments must live
+  // until the next Reset or this object's end.
+  void Reset(const Layout* layout, absl::Span<const RankPartition> partitions);
+
+  // Returns true from the first begin until Clear, unless all ranks that began
+  // have left.
+  bool active() const { return begun_count_ > 0; }
+  bool begun(uint32_t rank) const { return ranks_[rank].phase != Phase::kOut; }
+  bool finished(uint32_t rank) const {
+    return ranks_[rank].phase == Phase::kFinished;
+  }
+  uint64_t request_id(uint32_t rank) const { return ranks_[rank].request_id; }
+  bool all_finished() const { return finished_count_ == ranks_.size(); }
+
+  // Starts the rank's load, anew if it had begun.
+  void Begin(uint32_t rank);
+  // Returns whether the rank has loaded something since it began.
+  bool has_loaded(uint32_t rank) const {
+    return ranks_[rank].phase > Phase::kBegun;
+  }
+  // Notes that the rank, which has begun and not finished, loads something.
+  void NoteLoaded(uint32_t rank) { ranks_[rank].phase = Phase::kLoading; }
+  // Notes masters [begin, end) of a piece of the rank.
+  void NoteMaster(uint32_t rank, size_t piece, uint64_t begin, uint64_t end);
+  // Returns FAILED_PRECONDITION, naming the first, when masters of the rank's
+  // pieces of parameters [first_parameter, count) were not loaded. Only loads
+  // in ascending order count.
+  absl::Status CheckComplete(uint32_t rank, uint32_t first_parameter) const;
+  // content_digest: see v1::FinishLoadRequest.
+  void Finish(uint32_t rank, uint64_t request_id, uint64_t content_digest);
+  // Returns FAILED_PRECONDITION, naming two ranks, when ranks that were to load
+  // the same content have not. All ranks must have finished.
+  absl::Status CheckAlike() const;
+  // Marks a rank that is gone or starts anew as neither begun nor finished.
+  void DropRank(uint32_t rank);
+  void Clear();
+  // Ends the round before all have finished. Ranks that had begun and wait for
+  // no answer are notified in their next call.
+  void Drop(const absl::Status& why);
+  // Not OK: the rank's load was dropped, and it has not begun another one.
+  const absl::Status& dropped(uint32_t rank) const {
+    return ranks_[rank].dropped;
+  }
+  // Returns a text for operators: "rank 0 has begun, rank 1 has finished".
+  std::string Describe() const;
+
+ private:
+  // A rank goes through these in order, from the last one back to the first.
+  enum class Phase : uint8_t { kOut, kBegun, kLoading, kFinished };
+  struct Rank {
+    Phase phase = Phase::kOut;
+    uint64_t request_id = 0;
+    uint64_t content_digest = 0;
+    absl::Status dropped;
+    std::vector<uint64_t> loaded;  // by piece: elements from its begin
+  };
+
+  const Layout* layout_ = nullptr;
+  absl::Span<const RankPartition> partitions_;
+  std::vector<Rank> ranks_;
+  uint32_t begun_count_ = 0;
+  uint32_t finished_count_ = 0;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_TRANSFER_LOAD_ROUND_H_

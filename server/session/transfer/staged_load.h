@@ -1,0 +1,96 @@
+#ifndef OPTSTATE_SERVER_SESSION_TRANSFER_STAGED_LOAD_H_
+#define OPTSTATE_SERVER_SESSION_TRANSFER_STAGED_LOAD_H_
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "server/session/transfer/element_access.h"
+#include "storage/format/load_log.h"
+
+namespace optstate {
+
+// Loaded values for parameters that have a valid state, kept in a log so that
+// the state itself is not touched before the load is complete. Values equal to
+// the state, bit for bit, are left out, so that a load of nothing else changes
+// nothing and takes no memory. When an element is loaded twice, the last value
+// counts and takes space once.
+//
+// Threads: not thread-safe; the job's lock guards it.
+class StagedLoad {
+ public:
+  // Gives the log room for at least this many bytes, and returns that room.
+  // Existing content stays.
+  using Grow =
+      absl::FunctionRef<absl::StatusOr<absl::Span<std::byte>>(uint64_t bytes)>;
+
+  // Returns the bytes that suffice to load all of a layout, in pieces of this
+  // many ranks.
+  static uint64_t BytesMax(const ElementAccess& elements, const Layout& layout,
+                           uint64_t rank_count);
+
+  // Makes the load empty, and in no file.
+  void Reset(const LoadLogHeader& header);
+  bool empty() const { return records_.empty(); }
+  // Returns the bytes in use.
+  uint64_t bytes() const { return begun_ ? log_.bytes() : 0; }
+
+  // Stages these values for `range`, which is a block at most, and was checked.
+  // Fails only as `grow` does.
+  absl::Status Stage(const ElementAccess& elements, const ElementRange& range,
+                     const float* values, Grow grow);
+  // Stages one number of an array with a number per parameter. `present`: the
+  // state's number.
+  absl::Status StageNumber(const ElementAccess& elements,
+                           const ElementRange& range, const std::byte* value,
+                           const std::byte* present, Grow grow);
+
+  // Returns the least parameter in the log, which must not be empty.
+  uint32_t first_parameter() const { return first_parameter_; }
+  LoadLogSeal Seal();
+  // Returns all records to be written to the state, in any order; valid until
+  // Reset.
+  std::vector<LoadLogRecord> records() const;
+
+ private:
+  struct Key {
+    v1::StateArray array;
+    uint32_t parameter;
+    uint64_t begin;
+    // NOLINTNEXTLINE(modernize-use-nullptr): a fault of clang-tidy 14
+    auto operator<=>(const Key&) const = default;
+    bool IsOf(const ElementRange& range) const {
+      return array == range.array && parameter == range.parameter;
+    }
+  };
+  struct Record {
+    uint64_t end = 0;    // element
+    uint64_t entry = 0;  // byte of the log
+    bool has_checksum = false;
+  };
+
+  // `is_present`: the state has this payload already.
+  absl::Status Put(const ElementAccess& elements, const ElementRange& range,
+                   const std::byte* payload, bool is_present, Grow grow);
+  absl::Status Append(const ElementAccess& elements, const ElementRange& range,
+                      const std::byte* payload, Grow grow);
+  absl::Status Reserve(uint64_t bytes, Grow grow);
+
+  LoadLogHeader header_;
+  LoadLogWriter log_;
+  bool begun_ = false;
+  uint64_t room_ = 0;
+  std::map<Key, Record> records_;
+  std::map<Key, Record>::iterator last_ = records_.end();
+  uint32_t first_parameter_ = 0;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_TRANSFER_STAGED_LOAD_H_

@@ -1,0 +1,182 @@
+#include "server/session/transfer/state_loader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "kernels/cast.h"
+#include "proto/types/status_macros.h"
+#include "server/session/transfer/range_checks.h"
+#include "spdlog/spdlog.h"
+
+namespace optstate {
+namespace {
+
+bool Aligned(const void* data, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
+// Applies CastToFloat to a block at any address, as a message may hold it.
+void CastAnyToFloat(DType dtype, const std::byte* from, float* to,
+                    uint64_t numel) {
+  alignas(64) std::byte aligned[ElementAccess::kBlockBytesMax];
+  if (!Aligned(from, SizeInBytes(dtype))) {
+    std::memcpy(aligned, from, numel * SizeInBytes(dtype));
+    from = aligned;
+  }
+  CastToFloat(dtype, from, to, numel);
+}
+
+}  // namespace
+
+absl::Status StateLoader::BeginLoad(uint32_t rank) {
+  gate_.AwaitPauseEnd();
+  OPTSTATE_RETURN_IF_ERROR(ranks_.CheckAttached(rank));
+  if (job_.recovery.has_value()) return job_.StillRecovering();
+  if (step_.open_step.commit(rank).committed) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank, " has committed step ", job_.record().committed_step + 1,
+        ": nothing can be loaded before it is taken or aborted"));
+  }
+  OPTSTATE_RETURN_IF_ERROR(agreement_.AgreeToLoad(rank));
+  if (load_.round.finished(rank)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "rank ", rank, " has finished its load and waits for the others"));
+  }
+  // A rank that announces a load early announces it again when it loads.
+  if (load_.round.begun(rank) && !load_.round.has_loaded(rank))
+    return absl::OkStatus();
+  stager_.DropStaged(rank);
+  rounds_.Leave(rank, "has begun its load anew");
+  if (!load_.round.active()) OPTSTATE_RETURN_IF_ERROR(rounds_.Start());
+  load_.round.Begin(rank);
+  return absl::OkStatus();
+}
+
+absl::Status StateLoader::CheckLoading(uint32_t rank) const {
+  OPTSTATE_RETURN_IF_ERROR(ranks_.CheckAttached(rank));
+  OPTSTATE_RETURN_IF_ERROR(job_.failure);
+  if (load_.round.begun(rank) && !load_.round.finished(rank))
+    return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(load_.round.dropped(rank));
+  return absl::FailedPreconditionError(
+      absl::StrCat("rank ", rank, " has not begun a load"));
+}
+
+// Records the parameter before the first byte is written in place: see
+// AdoptUnfinishedLoad.
+void StateLoader::NoteTouched(uint32_t parameter) {
+  if (job_.record().load_touched_from <= parameter) return;
+  StepRecord next = job_.record();
+  next.load_touched_from = parameter;
+  PublishRecord(next, job_.tier->control());
+}
+
+// Without room for the load, the load is over for all ranks, none of which
+// could go on without this one's part.
+absl::Status StateLoader::Load(uint32_t rank, v1::StateArray array,
+                               uint32_t parameter, uint64_t begin,
+                               uint64_t numel, DType dtype,
+                               absl::Span<const std::byte> data) {
+  OPTSTATE_RETURN_IF_ERROR(CheckLoading(rank));
+  load_.round.NoteLoaded(rank);
+  const ElementRange range = {array, parameter, begin, numel};
+  if (array == v1::STATE_ARRAY_GRADIENT_NORM) {
+    return absl::InvalidArgumentError(
+        "gradient norms are no state: they cannot be loaded");
+  }
+  absl::Status loaded = ElementAccess::IsPerParameter(array)
+                            ? LoadNumbers(range, data)
+                            : LoadElements(rank, range, dtype, data);
+  if (absl::IsResourceExhausted(loaded)) rounds_.Drop(loaded);
+  return loaded;
+}
+
+absl::Status StateLoader::LoadNumbers(const ElementRange& range,
+                                      absl::Span<const std::byte> data) {
+  OPTSTATE_RETURN_IF_ERROR(CheckNoBegin(range));
+  OPTSTATE_RETURN_IF_ERROR(CheckNumbers(job_, range.array, range.parameter,
+                                        range.numel, data.size()));
+  const auto grow = [this](uint64_t bytes) { return log_.Grow(bytes); };
+  const ElementAccess elements = job_.Elements();
+  constexpr uint64_t kBytes = sizeof(int64_t);
+  for (uint64_t i = 0; i < range.numel; ++i) {
+    const uint64_t parameter = range.parameter + i;
+    std::byte number[kBytes];  // read once: the peer may be writing
+    std::memcpy(number, data.data() + i * kBytes, kBytes);
+    OPTSTATE_RETURN_IF_ERROR(CheckNumber(job_, range.array, parameter, number));
+    const ElementRange one = {range.array, 0, parameter, 1};
+    if (parameter < job_.record().load_required_from) {
+      OPTSTATE_RETURN_IF_ERROR(load_.staged.StageNumber(
+          elements, one, number,
+          NumbersAt(job_, range.array, static_cast<uint32_t>(parameter)),
+          grow));
+    } else {
+      NoteTouched(static_cast<uint32_t>(parameter));
+      OPTSTATE_RETURN_IF_ERROR(elements.Write(one, number));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Loads block by block, so that buffers on the stack are enough.
+absl::Status StateLoader::LoadElements(uint32_t rank, const ElementRange& range,
+                                       DType dtype,
+                                       absl::Span<const std::byte> data) {
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckParameterRange(range.parameter, 1));
+  const ElementAccess elements = job_.Elements();
+  OPTSTATE_RETURN_IF_ERROR(elements.Check(range));
+  OPTSTATE_ASSIGN_OR_RETURN(const size_t piece, FindPiece(job_, rank, range));
+  OPTSTATE_RETURN_IF_ERROR(
+      CheckDataBytes(range.numel * SizeInBytes(dtype), data.size()));
+  const auto grow = [this](uint64_t bytes) { return log_.Grow(bytes); };
+  const bool in_place = range.parameter >= job_.record().load_required_from;
+  if (in_place) NoteTouched(range.parameter);
+  float values[ElementAccess::kBlockElements];
+  alignas(8) std::byte payload[ElementAccess::kBlockBytesMax];
+  for (uint64_t i = 0; i < range.numel; i += std::size(values)) {
+    ElementRange block = range;
+    block.begin += i;
+    block.numel = std::min<uint64_t>(range.numel - i, std::size(values));
+    CastAnyToFloat(dtype, data.data() + i * SizeInBytes(dtype), values,
+                   block.numel);
+    if (in_place) {
+      elements.MakePayload(block, values, payload);
+      OPTSTATE_RETURN_IF_ERROR(elements.Write(block, payload));
+      continue;
+    }
+    OPTSTATE_RETURN_IF_ERROR(load_.staged.Stage(elements, block, values, grow));
+  }
+  if (range.array == v1::STATE_ARRAY_MASTER) {
+    load_.round.NoteMaster(rank, piece, range.begin, range.begin + range.numel);
+  }
+  return absl::OkStatus();
+}
+
+void StateLoader::FinishLoad(uint32_t rank, uint64_t request_id,
+                             uint64_t content_digest) {
+  if (!ranks_.CheckAttached(rank).ok()) return;  // no rank to answer
+  absl::Status status = CheckLoading(rank);
+  if (status.ok()) {
+    status = load_.round.CheckComplete(rank, job_.record().load_required_from);
+  }
+  if (!status.ok()) {
+    ranks_.Answer(rank, request_id, status, StepOutcome{});
+    return;
+  }
+  load_.round.Finish(rank, request_id, content_digest);
+  if (!load_.round.all_finished()) return;
+  const absl::Status alike = load_.round.CheckAlike();
+  if (!alike.ok()) {
+    spdlog::warn("{}: job={}", alike.ToString(), job_.options.name);
+    return rounds_.Drop(alike);
+  }
+  const absl::Status taken = applier_.CommitLoad();
+  for (uint32_t r = 0; r < ranks_.size(); ++r) {
+    ranks_.Answer(r, load_.round.request_id(r), taken, job_.LastOutcome());
+  }
+  load_.round.Clear();
+}
+
+}  // namespace optstate

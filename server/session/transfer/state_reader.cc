@@ -1,0 +1,79 @@
+#include "server/session/transfer/state_reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "server/session/transfer/range_checks.h"
+
+namespace optstate {
+namespace {
+
+// Calls memcpy, but permits null pointers when there is nothing to copy.
+void CopyTo(absl::Span<std::byte> out, const void* from) {
+  if (!out.empty()) std::memcpy(out.data(), from, out.size());
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> StateReader::Fetch(v1::StateArray array,
+                                            uint32_t parameter, uint64_t begin,
+                                            uint64_t numel,
+                                            absl::Span<std::byte> out) {
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
+  OPTSTATE_RETURN_IF_ERROR(job_.failure);
+  if (job_.recovery.has_value()) return job_.StillRecovering();
+  OPTSTATE_RETURN_IF_ERROR(speculator_.RollBackSpeculation());
+  if (job_.phase() != v1::JOB_PHASE_READY) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job \"", job_.options.name, "\" is loading: its state is of no step"));
+  }
+  const ElementRange range = {array, parameter, begin, numel};
+  if (ElementAccess::IsPerParameter(array)) {
+    OPTSTATE_RETURN_IF_ERROR(CheckNoBegin(range));
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckNumbers(job_, array, parameter, numel, out.size()));
+    CopyTo(out, NumbersAt(job_, array, parameter));
+    return job_.record().committed_step;
+  }
+  if (array == v1::STATE_ARRAY_GRADIENT_NORM) {
+    OPTSTATE_RETURN_IF_ERROR(decider_.CheckGradientNorms());
+    OPTSTATE_RETURN_IF_ERROR(CheckNoBegin(range));
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckNumbers(job_, array, parameter, numel, out.size()));
+    CopyTo(out, decider_.gradient_norms().data() + parameter);
+    return job_.record().committed_step;
+  }
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckParameterRange(parameter, 1));
+  const ElementAccess elements = job_.Elements();
+  OPTSTATE_RETURN_IF_ERROR(elements.Check(range));
+  OPTSTATE_RETURN_IF_ERROR(CheckDataBytes(numel * sizeof(float), out.size()));
+  float block[ElementAccess::kBlockElements];
+  for (uint64_t i = 0; i < numel; i += std::size(block)) {
+    const uint64_t count = std::min<uint64_t>(numel - i, std::size(block));
+    OPTSTATE_RETURN_IF_ERROR(
+        elements.ReadFloats({array, parameter, begin + i, count}, block));
+    std::memcpy(out.data() + i * sizeof(float), block, count * sizeof(float));
+  }
+  return job_.record().committed_step;
+}
+
+absl::Status StateReader::ReadParameters(uint64_t offset_bytes,
+                                         absl::Span<std::byte> out) {
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
+  OPTSTATE_RETURN_IF_ERROR(job_.failure);
+  if (job_.recovery.has_value()) return job_.StillRecovering();
+  OPTSTATE_RETURN_IF_ERROR(speculator_.RollBackSpeculation());
+  const uint64_t area = job_.layout().parameter_area_bytes();
+  if (offset_bytes > area || out.size() > area - offset_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(out.size(), " bytes from ", offset_bytes,
+                     " of a parameter area of ", area));
+  }
+  CopyTo(out, job_.store->parameter_area().data() + offset_bytes);
+  return absl::OkStatus();
+}
+
+}  // namespace optstate

@@ -1,0 +1,67 @@
+#include "server/start_report.h"
+
+#include <spdlog/spdlog.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "kernels/cpu/targets.h"
+#include "proto/types/version.h"
+#include "server/os/fd_limit.h"
+#include "server/scheduler/available_cores.h"
+
+namespace optstate {
+
+uint32_t WorkersOf(const v1::DaemonConfig& config) {
+  return config.engine().workers() != 0
+             ? config.engine().workers()
+             : static_cast<uint32_t>(AvailableCores());
+}
+
+admin::ServerInfo DescribeServer(const v1::DaemonConfig& config,
+                                 const std::string& pages,
+                                 const accept::Listeners& listeners) {
+  admin::ServerInfo info;
+  info.started_at = absl::Now();
+  info.state_dir = config.state_dir();
+  info.socket = config.socket();
+  for (size_t i = 1; i < listeners.size(); ++i) {
+    info.listen.push_back(listeners[i]->name());
+  }
+  info.huge_pages = pages;
+  info.instruction_set = cpu::TargetName(cpu::BestTarget());
+  info.workers = WorkersOf(config);
+  info.limits = config.limits();
+  return info;
+}
+
+void LogStart(const admin::ServerInfo& info) {
+  spdlog::info("optstated {} starts", std::string(kVersion));
+  spdlog::info("state directory {}: {}", info.state_dir, info.huge_pages);
+  spdlog::info("listening on unix:{}{}{}", info.socket,
+               info.listen.empty() ? "" : ", ",
+               absl::StrJoin(info.listen, ", "));
+  for (const std::string& address : info.listen) {
+    if (absl::StartsWith(address, "unix:")) continue;
+    spdlog::warn(
+        "{}: TCP has no users and no TLS: whoever reaches it, every local user "
+        "of loopback too, may use and delete every job",
+        address);
+  }
+  spdlog::info("{} workers per engine, instruction set {}", info.workers,
+               info.instruction_set);
+}
+
+void WarnOfFewFds(const v1::Limits& limits) {
+  const uint64_t needed =
+      3 * uint64_t{limits.jobs_max()} + limits.sessions_max();
+  const uint64_t limit = os::FdLimit();
+  if (limit >= needed) return;
+  spdlog::warn(
+      "the limit of open files is {}, and limits.jobs_max {} and "
+      "limits.sessions_max {} may need {}: raise it (ulimit -n, LimitNOFILE=), "
+      "or lower them; new jobs and sessions are refused when none is left",
+      limit, limits.jobs_max(), limits.sessions_max(), needed);
+}
+
+}  // namespace optstate

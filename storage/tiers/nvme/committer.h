@@ -1,0 +1,92 @@
+#ifndef OPTSTATE_STORAGE_TIERS_NVME_COMMITTER_H_
+#define OPTSTATE_STORAGE_TIERS_NVME_COMMITTER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "storage/io/io_engine.h"
+#include "storage/tiers/nvme/durable_log.h"
+#include "storage/tiers/nvme/read_queue.h"
+#include "storage/tiers/nvme/record_cache.h"
+#include "storage/tiers/nvme/store_context.h"
+#include "storage/tiers/nvme/store_monitor.h"
+
+namespace optstate {
+
+// Makes steps durable, in phases:
+// 1. flushing: Swapper writes the records that are newer in their frames;
+// 2. syncing: the files of records are synced, the directories side by side;
+// 3. writing: the log gets a commit that names the slots now synced;
+// 4. syncing the log: the commit is durable after that.
+//
+// Invariants: a slot that the last durable commit names is never written; while
+// a commit is made, only what belongs to it is written. A store that has failed
+// begins no phase. Between syncing's begin and its success the frame table says
+// so, and the next engine writes anew what may be in a cache only.
+//
+// Threads: Request(), Await() and durable_step() take the store's lock; it is
+// held for all else.
+class Committer {
+ public:
+  // All outlive this.
+  Committer(StoreContext* context, StoreMonitor* monitor, RecordCache* cache,
+            ReadQueue* queue);
+  // Takes over the last commit of the job in the log, if there is one.
+  void Adopt();
+
+  // See NvmeStore::RequestCommit(), AwaitCommit().
+  absl::Status Request(uint64_t step, std::string job);
+  absl::Status Await();
+  uint64_t durable_step() const;
+
+  // Begins to sync when all is flushed.
+  void Advance();
+  bool is_committing() const;
+  bool is_flushing() const;
+  // Notes that the record has been written.
+  void OnWritten(uint32_t record);
+  // Goes on after a request of the commit.
+  void Complete(const io::IoRequest& request);
+
+  static constexpr uint8_t kNoSlot = 2;
+  // Returns the slot that the last durable commit names, or kNoSlot.
+  uint8_t durable_slot(uint32_t record) const;
+  // Returns the slot that the record may be written to.
+  uint32_t SlotToWrite(uint32_t record) const;
+
+ private:
+  enum class Phase : uint8_t {
+    kNone,
+    kFlushing,
+    kSyncing,
+    kWriting,
+    kSyncingLog,
+  };
+
+  void BeginSync() ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
+  void WriteCommit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
+  void SyncLog() ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
+  void EndCommit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
+
+  StoreContext& context_;
+  StoreMonitor& monitor_;
+  RecordCache& cache_ ABSL_GUARDED_BY(monitor_.mu);
+  ReadQueue& queue_ ABSL_GUARDED_BY(monitor_.mu);
+  std::vector<uint8_t> durable_slots_ ABSL_GUARDED_BY(monitor_.mu);
+  uint64_t durable_step_ ABSL_GUARDED_BY(monitor_.mu) = 0;
+  Phase phase_ ABSL_GUARDED_BY(monitor_.mu) = Phase::kNone;
+  DurableCommit commit_ ABSL_GUARDED_BY(monitor_.mu);
+  uint64_t flushes_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;
+  size_t syncs_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;
+  // By directory.
+  std::vector<io::IoRequest> syncs_ ABSL_GUARDED_BY(monitor_.mu);
+  io::IoRequest sync_of_log_ ABSL_GUARDED_BY(monitor_.mu);
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_TIERS_NVME_COMMITTER_H_

@@ -1,0 +1,60 @@
+#ifndef OPTSTATE_STORAGE_TIERS_NVME_NVME_OPTIONS_H_
+#define OPTSTATE_STORAGE_TIERS_NVME_NVME_OPTIONS_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "storage/io/io_engine.h"
+#include "storage/tiers/nvme/durable_log.h"
+
+namespace optstate {
+
+// NvmeStore::Options.
+struct NvmeOptions {
+  std::unique_ptr<io::IoEngine> engine;
+  // The job's own directories, at least one; they exist.
+  std::vector<std::string> directories;
+  // FramesBytes() of at least kFramesMin frames, and TableBytes(); both
+  // outlive the store. A table of zeros: the job is new.
+  absl::Span<std::byte> frames;
+  absl::Span<std::byte> table;
+  uint64_t incarnation = 0;
+  // Weights of the directories, see record_split.h. Of a job that exists:
+  // those that it was made with, or none; any other are refused
+  // (FAILED_PRECONDITION).
+  std::vector<uint32_t> weights = {};
+  bool is_durable = false;  // commits can be requested
+  // The room of a commit for DurableCommit::job.
+  uint64_t job_bytes = 0;
+  // With a table of zeros: the commit at which the job goes on.
+  const DurableCommit* restored = nullptr;
+};
+
+// NvmeStore::SizeOptions.
+struct NvmeSizeOptions {
+  bool is_durable = false;
+  uint32_t directories = 1;
+  uint64_t job_bytes = 0;  // see NvmeOptions
+  std::vector<uint32_t> weights = {};
+};
+
+// The sizes of a job, in bytes.
+struct NvmeSizes {
+  uint64_t frame = 0;
+  uint64_t records = 0;  // how many there are
+  uint64_t table = 0;
+  uint64_t disk = 0;  // over all directories
+};
+
+// With fewer frames, reading, updating and writing could not overlap.
+inline constexpr uint64_t kNvmeFramesMin = 3;
+// Reads that fail are tried so often.
+inline constexpr uint8_t kNvmeReadAttemptsMax = 3;
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_TIERS_NVME_NVME_OPTIONS_H_

@@ -1,0 +1,125 @@
+#ifndef OPTSTATE_STORAGE_TIERS_NVME_RECORD_CACHE_H_
+#define OPTSTATE_STORAGE_TIERS_NVME_RECORD_CACHE_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "storage/io/io_engine.h"
+#include "storage/state_store.h"
+#include "storage/tiers/nvme/frame_list.h"
+#include "storage/tiers/nvme/frame_table.h"
+
+namespace optstate {
+
+// Which record is in which frame, which records are pinned, and which frame is
+// given up for another record. Bookkeeping only: no I/O, no bytes of records.
+//
+// Invariants:
+// - A frame is free, or of one record. It is kReady exactly when the place of
+//   its record names it; before that the record names it as loaded_frame.
+// - `unpinned` has the frames that are kReady and whose record has no pin.
+// - A frame is given up only when its record is on disk as it is in the frame,
+//   and the place no longer names it before another record has it.
+// - A record with a pin for writing is dirty, and is not being written.
+//
+// Allocates only in the constructor.
+//
+// Threads: not thread-safe; the store's lock is held.
+class RecordCache {
+ public:
+  static constexpr uint32_t kNoFrame = RecordPlace::kNoFrame;
+
+  enum class FrameState : uint8_t {
+    kFree,
+    kReading,
+    kLoaded,  // read, or to be zeroed, and not checked yet
+    kReady,
+  };
+  struct Frame {
+    FrameState state = FrameState::kFree;
+    bool is_writing = false;
+    bool is_fresh = false;     // kLoaded: nothing was read, it is to be zeroed
+    bool is_checking = false;  // kLoaded: a thread is at it
+    bool is_summing = false;   // kReady: a thread takes checksums
+    bool has_sums = false;     // kReady: its checksums are those of its bytes
+    uint8_t attempts = 0;
+    uint32_t slot = 0;  // that is being read or written
+    uint32_t record = 0;
+    io::IoRequest request;
+  };
+  struct Record {
+    uint32_t pins = 0;
+    uint32_t waiters = 0;  // threads that wait to pin it
+    // The frame that is being read for it, or has been and is not checked.
+    uint32_t loaded_frame = kNoFrame;
+    bool is_pending = false;   // in the pass, and not taken yet
+    bool is_demanded = false;  // some thread waits for it
+    bool must_flush = false;   // part of the commit that is being made
+    bool is_of_pass = false;   // pinned by the pass, for writing
+    absl::Status error;        // of the last attempt to read it
+  };
+
+  // `table` outlives this.
+  RecordCache(uint32_t frames, uint32_t records, FrameTable* table);
+  // Takes over what a former engine left in frames.
+  void Adopt();
+
+  uint32_t records() const { return static_cast<uint32_t>(records_.size()); }
+  Record& record(uint32_t record) { return records_[record]; }
+  Frame& frame(uint32_t frame) { return frames_[frame]; }
+  RecordPlace place(uint32_t record) const { return table_.place(record); }
+  // Says whether the record is in a frame, or one is being read for it.
+  bool IsInMemory(uint32_t record) const;
+  // Returns the frame that a request is of; kNoFrame: of none.
+  uint32_t FrameOf(const io::IoRequest* request) const;
+
+  // Says whether the record, which is in a frame, may be pinned in this way.
+  bool MayPin(uint32_t record, StateStore::Access access) const;
+  void Pin(uint32_t record, StateStore::Access access, bool is_of_pass);
+  // Returns whether that was the record's last pin.
+  bool Unpin(uint32_t record);
+
+  // Returns a frame for another record: a free one, or that of the record which
+  // was used longest ago and may be given up. Those that the pass is still to
+  // take come last, and only if a thread waits for the other record
+  // (`is_demanded`). kNoFrame: there is none.
+  uint32_t TakeFrame(bool is_demanded);
+  // Assigns what TakeFrame() gave to a record, to be read from its slot.
+  void Assign(uint32_t frame, uint32_t record);
+  // Notes that the frame has its record's bytes, or is to be zeroed.
+  void SetLoaded(uint32_t frame);
+  // Gives up a frame whose record could not be read.
+  void DropLoaded(uint32_t frame);
+  // Begins to check the record that is loaded, which one thread does without
+  // the lock, and ends that: the record is in its frame.
+  void BeginCheck(uint32_t record);
+  void EndCheck(uint32_t record);
+
+  // Says whether the record's frame is newer than the disk, and may be written.
+  bool IsWritable(uint32_t record) const;
+  void BeginWrite(uint32_t frame, uint32_t slot);
+  void EndWrite(uint32_t frame);
+  // Notes that the slot has the record as it is in its frame.
+  void SetWritten(uint32_t frame);
+  // Returns the number of frames that are being written.
+  uint32_t writing() const { return writing_; }
+  // Frames that nothing has pinned, the one used longest ago first.
+  const FrameList& unpinned() const { return unpinned_; }
+
+ private:
+  bool MayBeGivenUp(uint32_t frame, bool is_demanded) const;
+
+  FrameTable& table_;
+  std::vector<Frame> frames_;
+  std::vector<Record> records_;
+  std::vector<uint32_t> free_;
+  FrameList unpinned_;
+  // Frames that are kLoaded and that no thread is checking, oldest first.
+  FrameList loaded_;
+  uint32_t writing_ = 0;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_TIERS_NVME_RECORD_CACHE_H_

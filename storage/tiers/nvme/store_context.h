@@ -1,0 +1,70 @@
+#ifndef OPTSTATE_STORAGE_TIERS_NVME_STORE_CONTEXT_H_
+#define OPTSTATE_STORAGE_TIERS_NVME_STORE_CONTEXT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "proto/types/layout.h"
+#include "proto/types/sub_groups.h"
+#include "storage/io/io_engine.h"
+#include "storage/tiers/nvme/durable_log.h"
+#include "storage/tiers/nvme/frame_table.h"
+#include "storage/tiers/nvme/nvme_options.h"
+#include "storage/tiers/nvme/record_files.h"
+#include "storage/tiers/nvme/record_layout.h"
+
+namespace optstate {
+
+// What the rooms of an NvmeStore work on: its engine, files and memory.
+//
+// StoreOpener sets weights, files and log; all is immutable after that, but for
+// the contents of the table and the log. Places in the table are used with the
+// store's lock held; checksums of a slot by whoever reads or writes the record.
+struct StoreContext {
+  // All but `options` outlive this.
+  StoreContext(const Layout* layout, const SubGroupTable* sub_groups,
+               std::byte* parameters, NvmeOptions options);
+
+  uint32_t records() const { return static_cast<uint32_t>(sub_groups.size()); }
+  uint32_t frames() const {
+    return static_cast<uint32_t>(options.frames.size() /
+                                 record_layout.frame_bytes());
+  }
+  std::byte* FrameAt(uint32_t frame) const {
+    return options.frames.data() + frame * record_layout.frame_bytes();
+  }
+  // Returns the bytes of a record that are written: parameters are kept on disk
+  // for a power cut only.
+  uint64_t WrittenBytes(uint32_t record) const {
+    return options.is_durable ? record_layout.bytes(record)
+                              : record_layout.state_bytes(record);
+  }
+  // Returns the file that the record is in.
+  std::string FileOf(uint32_t record) const;
+  // Returns the directory of one of the store's files.
+  size_t DirectoryOf(io::FileId file) const;
+  // Returns the error of a record whose checksums differ from `tile` on, as
+  // RecordLayout::FirstDifference() gives it.
+  absl::Status Damaged(uint32_t record, uint32_t slot, int64_t tile) const;
+
+  const Layout& layout;
+  const SubGroupTable& sub_groups;
+  std::byte* const parameters;
+  const NvmeOptions options;
+  io::IoEngine& engine;
+  const RecordLayout record_layout;
+  const uint32_t slots;  // of each record
+  FrameTable table;
+  std::vector<uint32_t> weights;     // in their smallest form
+  std::optional<RecordFiles> files;  // once they are open
+  std::unique_ptr<DurableLog> log;   // of a durable job
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_TIERS_NVME_STORE_CONTEXT_H_

@@ -1,0 +1,55 @@
+#include "storage/tiers/nvme/store_counters.h"
+
+#include <pthread.h>
+#include <time.h>
+
+namespace optstate {
+namespace {
+
+uint64_t NanosOf(clockid_t clock) {
+  timespec now = {};
+  if (::clock_gettime(clock, &now) != 0) return 0;
+  return static_cast<uint64_t>(now.tv_sec) * 1'000'000'000 +
+         static_cast<uint64_t>(now.tv_nsec);
+}
+
+}  // namespace
+
+StoreCounters::CallerTimer::CallerTimer(StoreCounters* counters)
+    : counters_(*counters), begin_ns_(NanosOf(CLOCK_THREAD_CPUTIME_ID)) {}
+
+StoreCounters::CallerTimer::~CallerTimer() {
+  counters_.callers_cpu_ns_ += NanosOf(CLOCK_THREAD_CPUTIME_ID) - begin_ns_;
+}
+
+void StoreCounters::OnPass() {
+  ++counters_.passes;
+  const NvmePassCounters all = Totals();
+  counters_.last_pass = {
+      .bytes_read = all.bytes_read - before_pass_.bytes_read,
+      .bytes_written = all.bytes_written - before_pass_.bytes_written,
+      .cpu_ns = all.cpu_ns - before_pass_.cpu_ns};
+  before_pass_ = all;
+}
+
+void StoreCounters::SetIoThread() {
+  clockid_t clock;
+  if (::pthread_getcpuclockid(::pthread_self(), &clock) == 0) io_clock_ = clock;
+}
+
+NvmePassCounters StoreCounters::Totals() const {
+  NvmePassCounters totals;
+  totals.bytes_read = counters_.bytes_read;
+  totals.bytes_written = counters_.bytes_written;
+  totals.cpu_ns = callers_cpu_ns_;
+  if (io_clock_.has_value()) totals.cpu_ns += NanosOf(*io_clock_);
+  return totals;
+}
+
+NvmeCounters StoreCounters::all() const {
+  NvmeCounters counters = counters_;
+  counters.cpu_ns = Totals().cpu_ns;
+  return counters;
+}
+
+}  // namespace optstate

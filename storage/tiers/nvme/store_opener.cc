@@ -1,0 +1,254 @@
+#include "storage/tiers/nvme/store_opener.h"
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "proto/types/status_macros.h"
+#include "proto/types/sub_groups.h"
+#include "storage/io/io_engine.h"
+#include "storage/tiers/nvme/record_files.h"
+#include "storage/tiers/nvme/record_layout.h"
+#include "storage/tiers/nvme/record_split.h"
+
+namespace optstate {
+namespace {
+
+// Returns the room for a job's text, which may grow a little: its description
+// is written anew when ranks change its settings.
+uint64_t RoomFor(uint64_t job_bytes) { return job_bytes + (64 << 10); }
+
+// Opens the commits of a job that has records.
+absl::StatusOr<std::unique_ptr<DurableLog>> OpenExistingLog(
+    io::IoEngine* engine, const std::string& directory) {
+  absl::StatusOr<std::unique_ptr<DurableLog>> log =
+      DurableLog::Open(engine, directory);
+  if (!absl::IsNotFound(log.status())) return log;
+  return absl::DataLossError(
+      absl::StrCat(directory, "/commits is missing: ", log.status().message(),
+                   ". Is its disk mounted?"));
+}
+
+}  // namespace
+
+NvmeSizes StoreOpener::SizesOf(const Layout& layout,
+                               uint64_t sub_group_elements,
+                               const NvmeSizeOptions& options) {
+  const SubGroupTable sub_groups(&layout, sub_group_elements,
+                                 SubGroupTable::CutOf(layout));
+  const RecordLayout records(&layout, &sub_groups);
+  FrameTable::Shape shape;
+  shape.records = sub_groups.size();
+  shape.checksums = records.checksum_count();
+  shape.slots = options.is_durable ? 2 : 1;
+  shape.weights = SmallestWeights(options.weights);
+  NvmeSizes sizes;
+  sizes.frame = records.frame_bytes();
+  sizes.records = shape.records;
+  sizes.table = FrameTable::BytesNeeded(shape);
+  sizes.disk = RecordFiles::BytesNeeded(
+                   records, static_cast<uint32_t>(shape.records), shape.slots) +
+               options.directories * io::kSectorBytes;
+  if (options.is_durable) {
+    sizes.disk += io::kSectorBytes +
+                  2 * DurableLog::RegionBytes(shape.records, shape.checksums,
+                                              RoomFor(options.job_bytes),
+                                              shape.weights.size());
+  }
+  return sizes;
+}
+
+FrameTable::Shape StoreOpener::ShapeOf() const {
+  FrameTable::Shape shape;
+  shape.incarnation = context_.options.incarnation;
+  shape.records = context_.records();
+  shape.checksums = context_.record_layout.checksum_count();
+  shape.frames = context_.frames();
+  shape.frame_bytes = context_.record_layout.frame_bytes();
+  shape.slots = context_.slots;
+  shape.paths = static_cast<uint32_t>(context_.options.directories.size());
+  shape.weights = context_.weights;
+  return shape;
+}
+
+// Takes the weights of a job that exists, or those given for a new one.
+absl::Status StoreOpener::ChooseWeights(const DurableCommit* restored) {
+  const NvmeOptions& options = context_.options;
+  const absl::Span<const uint32_t> given = options.weights;
+  OPTSTATE_RETURN_IF_ERROR(CheckWeights(given, options.directories.size()));
+  const bool is_made = FrameTable::IsMade(options.table);
+  if (!is_made && restored == nullptr) {
+    context_.weights = SmallestWeights(given);
+    return absl::OkStatus();
+  }
+  if (is_made) {
+    OPTSTATE_ASSIGN_OR_RETURN(context_.weights,
+                              FrameTable::ReadWeights(options.table));
+  } else {
+    context_.weights = restored->weights;
+  }
+  if (given.empty() || SmallestWeights(given) == context_.weights) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      options.directories[0],
+      ": the job's records are split over its directories by ",
+      WeightsText(context_.weights), ", not by ", WeightsText(given),
+      ": the weights of a job stay as they were when it was made"));
+}
+
+absl::Status StoreOpener::Open(const DurableCommit* restored) {
+  OPTSTATE_RETURN_IF_ERROR(ChooseWeights(restored));
+  const NvmeOptions& options = context_.options;
+  const FrameTable::Shape shape = ShapeOf();
+  if (shape.frames < kNvmeFramesMin) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a host budget of ", options.frames.size(), " bytes has room for ",
+        shape.frames, " records of ", shape.frame_bytes,
+        " bytes; it must hold ", kNvmeFramesMin, ": raise host_budget to ",
+        kNvmeFramesMin * shape.frame_bytes, " or make sub_group_size smaller"));
+  }
+  const bool is_made = FrameTable::IsMade(options.table);
+  if (is_made) OPTSTATE_RETURN_IF_ERROR(context_.table.Check(shape));
+  if (options.table.size() < FrameTable::BytesNeeded(shape)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the frame table has ", options.table.size(),
+                     " bytes, it needs ", FrameTable::BytesNeeded(shape)));
+  }
+  context_.engine.RegisterMemory(options.frames);
+  OPTSTATE_RETURN_IF_ERROR(
+      OpenFiles(/*is_new=*/!is_made && restored == nullptr, restored));
+  if (!is_made) MakeTable(restored);
+  context_.table.SetFrames(shape.frames);
+  return absl::OkStatus();
+}
+
+void StoreOpener::MakeTable(const DurableCommit* restored) {
+  context_.table.Make(ShapeOf());
+  if (restored == nullptr) return;
+  for (uint32_t i = 0; i < context_.records(); ++i) {
+    RecordPlace place;
+    place.slot = restored->places[i] & 1;
+    place.is_on_disk = (restored->places[i] & 2) != 0;
+    const auto from = absl::MakeConstSpan(restored->checksums);
+    const absl::Span<uint32_t> to = context_.table.checksums(place.slot);
+    context_.record_layout.CopyChecksums(i, from, to);
+    context_.table.SetPlace(i, place);
+  }
+}
+
+absl::Status StoreOpener::OpenFiles(bool is_new,
+                                    const DurableCommit* restored) {
+  io::IoEngine* const engine = &context_.engine;
+  const absl::Span<const std::string> directories =
+      context_.options.directories;
+  if (is_new) {
+    OPTSTATE_RETURN_IF_ERROR(DurableLog::Remove(engine, directories[0]));
+    OPTSTATE_RETURN_IF_ERROR(RecordFiles::Remove(engine, directories));
+  }
+  if (restored != nullptr) OPTSTATE_RETURN_IF_ERROR(CheckRestored(*restored));
+  const RecordFiles::Shape shape = {directories, context_.weights,
+                                    context_.records(), context_.slots};
+  OPTSTATE_ASSIGN_OR_RETURN(
+      RecordFiles files,
+      is_new ? RecordFiles::Create(engine, context_.record_layout, shape)
+             : RecordFiles::Open(engine, context_.record_layout, shape));
+  context_.files = std::move(files);
+  return context_.options.is_durable ? OpenLog(is_new) : absl::OkStatus();
+}
+
+absl::Status StoreOpener::OpenLog(bool is_new) {
+  io::IoEngine* const engine = &context_.engine;
+  const absl::Span<const std::string> directories =
+      context_.options.directories;
+  const uint64_t region_bytes = DurableLog::RegionBytes(
+      context_.records(), context_.record_layout.checksum_count(),
+      RoomFor(context_.options.job_bytes), context_.weights.size());
+  auto log = is_new ? DurableLog::Create(engine, directories[0], region_bytes)
+                    : OpenExistingLog(engine, directories[0]);
+  if (!log.ok()) {
+    if (is_new) {
+      for (const io::FileId file : context_.files->files()) engine->Close(file);
+      RecordFiles::Remove(engine, directories).IgnoreError();
+    }
+    return log.status();
+  }
+  context_.log = *std::move(log);
+  const DurableCommit& last = context_.log->last();
+  if (last.generation != 0 &&
+      last.incarnation == context_.options.incarnation &&
+      last.weights != context_.weights) {
+    return absl::DataLossError(absl::StrCat(
+        directories[0], "/commits is of records that are split by ",
+        WeightsText(last.weights), ", frame_table of ones by ",
+        WeightsText(context_.weights)));
+  }
+  return context_.log->Settle();
+}
+
+absl::Status StoreOpener::CheckRestored(const DurableCommit& restored) const {
+  const FrameTable::Shape shape = ShapeOf();
+  if (restored.slots == shape.slots && restored.paths == shape.paths &&
+      restored.places.size() == shape.records &&
+      restored.checksums.size() == shape.checksums) {
+    return absl::OkStatus();
+  }
+  return absl::DataLossError(absl::StrCat(
+      context_.options.directories[0], "/commits is of ",
+      restored.places.size(), " records with ", restored.checksums.size(),
+      " checksums over ", restored.paths, " directories, the job has ",
+      shape.records, ", ", shape.checksums, " and ", shape.paths));
+}
+
+absl::Status StoreOpener::RewriteUnsynced(StoreMonitor* monitor,
+                                          const Committer& committer) {
+  if (!context_.options.is_durable || !context_.table.is_syncing()) {
+    return absl::OkStatus();
+  }
+  const std::unique_ptr<std::byte, decltype(&std::free)> buffer(
+      static_cast<std::byte*>(std::aligned_alloc(
+          io::kSectorBytes, context_.record_layout.frame_bytes())),
+      &std::free);
+  const absl::MutexLock lock(&monitor->mu);
+  for (uint32_t i = 0; i < context_.records(); ++i) {
+    RecordPlace place = context_.table.place(i);
+    if (!place.is_on_disk || place.slot == committer.durable_slot(i)) continue;
+    if (place.frame != RecordPlace::kNoFrame) {
+      place.is_dirty = true;
+      context_.table.SetPlace(i, place);
+      continue;
+    }
+    OPTSTATE_RETURN_IF_ERROR(RewriteRecord(i, place.slot, buffer.get()));
+  }
+  context_.table.SetSyncing(false);
+  return absl::OkStatus();
+}
+
+absl::Status StoreOpener::RewriteRecord(uint32_t record, uint32_t slot,
+                                        std::byte* buffer) const {
+  const RecordFiles::Place at = context_.files->PlaceOf(record, slot);
+  for (const auto kind :
+       {io::IoRequest::Kind::kRead, io::IoRequest::Kind::kWrite}) {
+    io::IoRequest request;
+    request.kind = kind;
+    request.file = at.file;
+    request.offset_bytes = at.offset_bytes;
+    request.buffer = {buffer, context_.record_layout.bytes(record)};
+    context_.engine.Submit(&request);
+    io::IoRequest* done = nullptr;
+    while (context_.engine.Poll({&done, 1}, /*wait=*/true) == 0) {
+    }
+    OPTSTATE_RETURN_IF_ERROR(request.status);
+    const int64_t different = context_.record_layout.FirstDifference(
+        record, buffer, /*with_parameters=*/true,
+        context_.table.checksums(slot));
+    if (different >= 0) return context_.Damaged(record, slot, different);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace optstate

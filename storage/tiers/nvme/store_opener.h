@@ -1,0 +1,56 @@
+#ifndef OPTSTATE_STORAGE_TIERS_NVME_STORE_OPENER_H_
+#define OPTSTATE_STORAGE_TIERS_NVME_STORE_OPENER_H_
+
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "proto/types/layout.h"
+#include "storage/tiers/nvme/committer.h"
+#include "storage/tiers/nvme/durable_log.h"
+#include "storage/tiers/nvme/frame_table.h"
+#include "storage/tiers/nvme/nvme_options.h"
+#include "storage/tiers/nvme/store_context.h"
+#include "storage/tiers/nvme/store_monitor.h"
+
+namespace optstate {
+
+// Opens the files and the frame table of a store: a new one, one that an engine
+// left, or one from a commit.
+//
+// Threads: used before the thread of I/O begins; the store's lock is not held.
+class StoreOpener {
+ public:
+  // See NvmeStore::SizesOf().
+  static NvmeSizes SizesOf(const Layout& layout, uint64_t sub_group_elements,
+                           const NvmeSizeOptions& options);
+
+  // `context` outlives this.
+  explicit StoreOpener(StoreContext* context) : context_(*context) {}
+
+  // Sets the context's weights, files, log and table. `restored` is null unless
+  // the job goes on at a commit. Checks all before it touches any file.
+  absl::Status Open(const DurableCommit* restored);
+  // Writes anew what may be in a cache only after a sync that failed, or whose
+  // end the engine before did not see: no later sync knows of it. What is in a
+  // frame is made dirty, so that the next commit flushes it; the rest is
+  // written now. The rooms have adopted what there is.
+  absl::Status RewriteUnsynced(StoreMonitor* monitor,
+                               const Committer& committer);
+
+ private:
+  FrameTable::Shape ShapeOf() const;
+  absl::Status ChooseWeights(const DurableCommit* restored);
+  absl::Status CheckRestored(const DurableCommit& restored) const;
+  absl::Status OpenFiles(bool is_new, const DurableCommit* restored);
+  absl::Status OpenLog(bool is_new);
+  void MakeTable(const DurableCommit* restored);
+  absl::Status RewriteRecord(uint32_t record, uint32_t slot,
+                             std::byte* buffer) const;
+
+  StoreContext& context_;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_TIERS_NVME_STORE_OPENER_H_

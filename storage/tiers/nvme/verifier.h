@@ -1,0 +1,114 @@
+#ifndef OPTSTATE_STORAGE_TIERS_NVME_VERIFIER_H_
+#define OPTSTATE_STORAGE_TIERS_NVME_VERIFIER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "storage/io/io_engine.h"
+#include "storage/tiers/nvme/committer.h"
+#include "storage/tiers/nvme/record_cache.h"
+#include "storage/tiers/nvme/store_context.h"
+#include "storage/tiers/nvme/store_monitor.h"
+
+namespace optstate {
+
+// How far Verify() has come.
+struct VerifyProgress {
+  uint64_t records = 0;  // looked at
+  uint64_t records_total = 0;
+  uint64_t skipped = 0;  // of these, those with nothing on disk to verify
+  uint64_t damaged = 0;
+  uint64_t bytes_read = 0;
+};
+
+// One record that is not on disk as it was written.
+struct RecordDamage {
+  std::string file;
+  uint64_t offset_bytes = 0;  // of the record in the file
+  uint64_t bytes = 0;
+  // The first tile that differs, counted in the record; the number of its
+  // tiles: its parameters differ; -1: the disk did not read it.
+  int64_t tile = -1;
+  bool is_parameters = false;
+  // The parameters that have elements in the record.
+  std::string first_parameter;
+  std::string last_parameter;
+  absl::Status status;  // DATA_LOSS, or the error of the read; says all this
+};
+
+struct VerifyResult {
+  VerifyProgress progress;
+  // At most kVerifyDamagesMax; progress counts all.
+  std::vector<RecordDamage> damages;
+};
+
+inline constexpr size_t kVerifyDamagesMax = 256;
+
+// Compares what is on disk with its checksums, while the store is used.
+//
+// The thread that calls Verify() asks for one record after the other, and
+// compares it; the thread of I/O reads it, after all other requests.
+//
+// Invariant: a slot that is being read is not written (IsReading()).
+//
+// Threads: Verify() takes the store's lock; it is held for all else.
+class Verifier {
+ public:
+  // All outlive this.
+  Verifier(const StoreContext* context, StoreMonitor* monitor,
+           RecordCache* cache, const Committer* committer)
+      : context_(*context),
+        monitor_(*monitor),
+        cache_(*cache),
+        committer_(*committer) {}
+
+  // See NvmeStore::Verify().
+  absl::StatusOr<VerifyResult> Verify(
+      absl::FunctionRef<bool(const VerifyResult&)> progress);
+
+  // Begins the read that Verify() wants, unless the slot is being written: then
+  // it is begun after that.
+  void Start();
+  // Says whether the request is the verifier's.
+  bool Owns(const io::IoRequest* request) const;
+  // Goes on after its request.
+  void Complete();
+  // Says whether this slot is being read, so that it must not be written.
+  bool IsReading(uint32_t record, uint32_t slot) const;
+
+ private:
+  // The read of one record for Verify(), which owns it.
+  struct Verification {
+    enum class Phase : uint8_t { kIdle, kWanted, kReading, kDone, kSkipped };
+    Phase phase = Phase::kIdle;
+    uint32_t record = 0;
+    uint32_t slot = 0;
+    uint8_t attempts = 0;
+    std::vector<uint32_t> sums;  // what the record must have
+    absl::Span<std::byte> buffer;
+    io::IoRequest request;
+  };
+
+  absl::Status VerifyRecord(uint32_t record, Verification* verification,
+                            VerifyResult* result);
+  void NoteDamage(const Verification& verification, int64_t tile,
+                  VerifyResult* result) const;
+  void Submit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
+
+  const StoreContext& context_;
+  StoreMonitor& monitor_;
+  RecordCache& cache_ ABSL_GUARDED_BY(monitor_.mu);
+  const Committer& committer_;
+  Verification* verification_ ABSL_GUARDED_BY(monitor_.mu) = nullptr;
+};
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_TIERS_NVME_VERIFIER_H_
