@@ -29,7 +29,9 @@ namespace optstate::transport {
 class GrpcTestPeer {
  public:
   GrpcTestPeer(UniqueFd socket, Layout layout, uint32_t rank)
-      : layout_(std::move(layout)), rank_(rank) {
+      : layout_(std::move(layout)),
+        rank_(rank),
+        connection_(::fcntl(socket.get(), F_DUPFD_CLOEXEC, 0)) {
     const int flags = ::fcntl(socket.get(), F_GETFL);
     ::fcntl(socket.get(), F_SETFL, flags | O_NONBLOCK);
     grpc::ChannelArguments arguments;
@@ -39,7 +41,12 @@ class GrpcTestPeer {
     stub_ = v1::Session::NewStub(channel_);
     stream_ = stub_->Run(&context_);
   }
-  ~GrpcTestPeer() { context_.TryCancel(); }
+  // Ends the connection at once, as the kernel does for a process that dies; a
+  // channel closes its socket only some time after it is destroyed.
+  ~GrpcTestPeer() {
+    context_.TryCancel();
+    ::shutdown(connection_.get(), SHUT_RDWR);
+  }
 
   grpc::ClientContext& context() { return context_; }
 
@@ -126,6 +133,7 @@ class GrpcTestPeer {
  private:
   const Layout layout_;
   const uint32_t rank_;
+  const UniqueFd connection_;  // the socket that the channel owns
   uint64_t next_request_id_ = 1;
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Session::Stub> stub_;
