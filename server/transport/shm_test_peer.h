@@ -25,6 +25,8 @@ namespace optstate::transport {
 // the protocol, for tests of the engine's side: it does each thing right, and
 // lets a test do any of them wrong.
 //
+// Size: one short method for each right and each wrong thing.
+//
 // Threads: one at a time.
 class ShmTestPeer {
  public:

@@ -31,6 +31,7 @@ constexpr size_t kFetchesAheadMax = 256;
 constexpr uint64_t kFetchBytesAhead = 4 * shm::kChunkBytesMax;
 constexpr absl::Duration kDetachTimeout = absl::Seconds(5);
 
+// Size: one method for each call of Channel; the stream does the work.
 class GrpcChannel final : public Channel {
  public:
   GrpcChannel(Endpoint endpoint, ChannelSetup setup)

@@ -73,6 +73,7 @@ class Session:
     Signals: a handler that raises (Ctrl-C) ends a wait for other ranks or for a
     lost daemon, in the main thread. An interrupted commit stays under way, and
     wait_commit continues it.
+    Size: one method for each function of the C API.
     """
 
     def __init__(self, handle: int, interrupt: Interrupt, parameter_count: int) -> None:

@@ -55,6 +55,9 @@ class Served:
     Only :meth:`attach` makes a job.
 
     Threads: one at a time, like the optimizer.
+
+    Size: one method for each thing that the optimizer, its hooks and its wrappers ask for;
+    the work is in the attachment, the tensors and the edits.
     """
 
     def __init__(self, settings: Settings, process_group: Any | None = None) -> None:

@@ -69,6 +69,9 @@ class StateEdits:
     are compared with the daemon's, and released, before the next step.
 
     Threads: one at a time, like the optimizer.
+
+    Size: an entry is an array, a count or a master, and is read, set, compared and sent:
+    one short method for each pair.
     """
 
     def __init__(self, served: HasGroups, attachment: Attachment, own: Mapping[Any, Any]) -> None:

@@ -48,6 +48,9 @@ class Parameters:
     tensors.
 
     Threads: one at a time, like the optimizer.
+
+    Size: what has changed, what is read and what is adopted is asked of views, of copies
+    and of other tensors, by one short method each.
     """
 
     def __init__(
