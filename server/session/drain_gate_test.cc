@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 class DrainGateTest : public RoomFixture {
  protected:
   void OpenStepOfRank0() {
-    ranks_.Attach({.rank = 0});
+    ranks_.Attach(AttachSpec());
     step_.open_step.NoteStaged(0, 0, 0);
   }
   absl::Status PauseNow(absl::Duration lease = absl::Seconds(5)) {
