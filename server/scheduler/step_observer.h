@@ -22,8 +22,8 @@ class StepObserver {
   virtual void OnRunsDone(uint64_t /*step*/) {}
   // The step's record is the current one; the mark is still set.
   virtual void OnStepRecorded(uint64_t /*step*/) {}
-  // A call begins to wait for the end of a rest; with the job's lock held.
-  virtual void OnSitOut() {}
+  // A call begins to wait for the end of a pause; with the job's lock held.
+  virtual void OnAwaitPauseEnd() {}
   // A load's log is sealed; nothing of it is in place.
   virtual void OnLoadSealed() {}
   // A part of the load is in place.

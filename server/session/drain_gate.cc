@@ -16,8 +16,10 @@ bool DrainGate::IsDrained() const {
 bool DrainGate::NoOpenStep() const {
   if (job_.recovery.has_value()) return false;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_.session(rank).attached && step_.open_step.opened_by(rank))
+    if (ranks_.state(rank) == RankState::kAttached &&
+        step_.open_step.opened_by(rank)) {
       return false;
+    }
   }
   return true;
 }
@@ -92,7 +94,8 @@ void DrainGate::AwaitPauseEnd() {
       job_.lock.AwaitIdle();
       continue;
     }
-    if (job_.options.observer != nullptr) job_.options.observer->OnSitOut();
+    if (job_.options.observer != nullptr)
+      job_.options.observer->OnAwaitPauseEnd();
     job_.lock.mu.AwaitWithDeadline(absl::Condition(this, &DrainGate::IsAwake),
                                    pause_end_);
   }

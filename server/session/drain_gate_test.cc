@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 class DrainGateTest : public RoomFixture {
  protected:
   void OpenStepOfRank0() {
-    ranks_.session(0).attached = true;
+    ranks_.Attach(AttachSpec());
     step_.open_step.NoteStaged(0, 0, 0);
   }
   absl::Status PauseNow(absl::Duration lease = absl::Seconds(5)) {
@@ -46,7 +46,7 @@ TEST_F(DrainGateTest, AnOpenStepIsNamed) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_THAT(status.message(), HasSubstr("step 1: ranks 0, 1 have not"));
   // Gradients of ranks that are away open no step.
-  ranks_.session(0).attached = false;
+  ranks_.Leave(0);
   EXPECT_TRUE(AwaitDrainedNow().ok());
 }
 

@@ -104,14 +104,15 @@ std::optional<T> WithoutWaiting(Barrier* barrier, std::function<T()> call) {
 }
 
 void ExpectDescribed(JobHarness* harness, Barrier* barrier,
-                     uint64_t committed_step, int64_t step_count) {
+                     uint64_t committed_step, int64_t step_count,
+                     const std::string& open_step) {
   const auto job = WithoutWaiting<v1::Job>(
       barrier, [&] { return harness->job().Describe(); });
   ASSERT_TRUE(job.has_value()) << "Describe waited for the step";
   EXPECT_EQ(job->phase(), v1::JOB_PHASE_READY);
   EXPECT_EQ(job->committed_step(), committed_step);
   EXPECT_EQ(job->session_count(), 1);
-  EXPECT_NE(job->open_step(), "");
+  EXPECT_EQ(job->open_step(), open_step);
   const auto listed = WithoutWaiting<absl::StatusOr<v1::ListParametersReply>>(
       barrier, [&] { return harness->job().ListParameters({}); });
   ASSERT_TRUE(listed.has_value()) << "ListParameters waited for the step";
@@ -135,7 +136,8 @@ TEST(JobDescribeTest, ReturnsWhileAStepIsApplied) {
   std::thread rank([&] { harness.CommitAll(CommitOf(2, groups)); });
   barrier.AwaitReached();
   // The counts are those of the state between two steps, never of the middle.
-  ExpectDescribed(&harness, &barrier, /*committed_step=*/1, /*step_count=*/1);
+  ExpectDescribed(&harness, &barrier, /*committed_step=*/1, /*step_count=*/1,
+                  "step 2: applying");
   EXPECT_FALSE(barrier.is_open());
   barrier.Open();
   rank.join();
@@ -158,7 +160,8 @@ TEST(JobDescribeTest, ReturnsWhileAStepIsMadeDurable) {
   on_flush = &stop;
   std::thread rank([&] { harness.CommitAll(CommitOf(1, groups)); });
   barrier.AwaitReached();
-  ExpectDescribed(&harness, &barrier, /*committed_step=*/1, /*step_count=*/1);
+  ExpectDescribed(&harness, &barrier, /*committed_step=*/1, /*step_count=*/1,
+                  "step 1: recorded");
   EXPECT_FALSE(barrier.is_open());
   on_flush = nullptr;
   barrier.Open();
@@ -183,7 +186,8 @@ TEST(JobDescribeTest, CallsThatReadTheStateWaitForTheStep) {
     EXPECT_EQ(harness.StepCounts(), (std::vector<int64_t>{1, 1}));
     read = true;
   });
-  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0);
+  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0,
+                  "step 1: applying");
   EXPECT_FALSE(read);
   barrier.Open();
   rank.join();

@@ -51,26 +51,44 @@ void JobDescriber::DescribeState(v1::Job* job) const {
     array->set_file(info.file);
   }
   if (job_.nvme != nullptr) durability_.DescribeDisk(job->mutable_disk());
-  if (job_.recovery.has_value()) {
-    job->set_open_step(
-        absl::StrCat("step ", job_.recovery->record.committed_step,
-                     ": the engine died in it; waiting for ranks that have its "
-                     "gradients"));
-  } else if (step_.open_step.open()) {
-    job->set_open_step(absl::StrCat("step ", job_.record().committed_step + 1,
-                                    ": ", step_.open_step.Describe()));
-  }
+  job->set_open_step(DescribeOpenStep());
   if (load_.round.active()) {
     job->set_open_load(absl::StrCat(load_.round.Describe(), ", ",
                                     load_.staged.bytes(), " bytes staged"));
   }
 }
 
+// A step that the store failed to apply is open no more: the job is FAILED.
+std::string JobDescriber::DescribeOpenStep() const {
+  if (job_.recovery.has_value()) {
+    return absl::StrCat("step ", job_.recovery->record.committed_step,
+                        ": the engine died in it; waiting for ranks that have "
+                        "its gradients");
+  }
+  const StepPhase phase = step_.progress.phase();
+  const uint64_t committed = job_.record().committed_step;
+  switch (phase) {
+    case StepPhase::kNone:
+      return "";
+    case StepPhase::kOpen:
+      return absl::StrCat("step ", committed + 1, ": ",
+                          step_.open_step.Describe());
+    case StepPhase::kApplying:
+      if (!job_.failure.ok()) return "";
+      [[fallthrough]];
+    case StepPhase::kDecided:
+      return absl::StrCat("step ", committed + 1, ": ", NameOf(phase));
+    case StepPhase::kRecorded:
+      return absl::StrCat("step ", committed, ": ", NameOf(phase));
+  }
+  return "";
+}
+
 void JobDescriber::DescribeSessions(v1::Job* job) const {
   job->set_session_count(ranks_.AttachedCount());
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_.state(rank) != RankState::kAttached) continue;
     const RankSession& session = ranks_.session(rank);
-    if (!session.attached) continue;
     v1::SessionInfo* info = job->add_sessions();
     info->set_job(job_.options.name);
     info->set_rank(rank);

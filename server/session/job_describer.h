@@ -1,6 +1,8 @@
 #ifndef OPTSTATE_SERVER_SESSION_JOB_DESCRIBER_H_
 #define OPTSTATE_SERVER_SESSION_JOB_DESCRIBER_H_
 
+#include <string>
+
 #include "absl/status/statusor.h"
 #include "optstate/v1/admin.pb.h"
 #include "server/session/job_context.h"
@@ -41,6 +43,7 @@ class JobDescriber {
 
  private:
   void DescribeState(v1::Job* job) const;
+  std::string DescribeOpenStep() const;
   void DescribeSessions(v1::Job* job) const;
 
   JobContext& job_;

@@ -14,6 +14,7 @@ namespace optstate {
 JobImpl::JobImpl(Options options)
     : job_(std::move(options)),
       ranks_(&job_),
+      step_(&job_),
       durability_(&job_),
       marks_(&job_, &ranks_, &step_),
       sums_(&job_, &ranks_, &step_, &marks_),

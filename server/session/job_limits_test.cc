@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "proto/types/memory_available.h"
 #include "server/scheduler/step_scheduler.h"
+#include "server/session/job_shape.h"
 #include "server/session/testing/job_harness.h"
 
 namespace optstate {
@@ -133,6 +134,26 @@ TEST_F(JobLimitsTest, WhatItsTablesTakeIsAskedForBeforeTheyAreMade) {
   const absl::Status status = harness.Register(0).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   EXPECT_THAT(status.message(), HasSubstr("memory_reserve_bytes"));
+}
+
+// The copy of the step counts is one, however many ranks there are.
+TEST(TableBytesTest, AParameterHasACountOfItsOwn) {
+  const auto bytes_of_parameter = [](uint32_t ranks) {
+    const auto bytes = [ranks](int parameters) {
+      LayoutSpec layout;
+      layout.groups.resize(1);
+      for (int i = 0; i < parameters; ++i) {
+        layout.parameters.push_back(MakeParameter(absl::StrCat("p", i), 1));
+      }
+      JobDescription description;
+      description.layout = *Layout::Make(layout);
+      description.world_size = ranks;
+      description.partition = PartitionMode::kReplicated;
+      return TableBytes(description);
+    };
+    return bytes(101) - bytes(100);
+  };
+  EXPECT_EQ(2 * bytes_of_parameter(1) - bytes_of_parameter(2), sizeof(int64_t));
 }
 
 // Each worker needs four times the largest parameter, beside files of twice its

@@ -53,7 +53,7 @@ absl::Status JobOpener::Adopt() {
   OPTSTATE_RETURN_IF_ERROR(CheckStepFiles(job_, shape->description));
   OPTSTATE_RETURN_IF_ERROR(registrar_.UseShape(std::move(shape)));
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_.AwaitedCount() == 0) ranks_.ForgetLoss(rank);
+    if (ranks_.AwaitedCount() == 0) ranks_.losses().Forget(rank);
   }
   if (ranks_.AwaitedCount() > 0) ranks_.NoteHadSession();
   job_.failure = recovery_.AdoptStep();

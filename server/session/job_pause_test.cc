@@ -38,9 +38,9 @@ class TestClock {
 };
 
 // Lets a test go on once a call waits for the end of a pause.
-class SitOutObserver final : public StepObserver {
+class PauseObserver final : public StepObserver {
  public:
-  void OnSitOut() override {
+  void OnAwaitPauseEnd() override {
     absl::MutexLock lock(&mu_);
     ++count_;
   }
@@ -106,7 +106,7 @@ class JobPauseTest : public ::testing::TestWithParam<bool> {
   const std::vector<Hyperparams> groups_ =
       std::vector<Hyperparams>(1, AdamHyperparams());
   TestClock clock_;
-  SitOutObserver observer_;
+  PauseObserver observer_;
   JobHarness harness_;
 };
 

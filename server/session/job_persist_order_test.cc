@@ -187,7 +187,7 @@ TEST(PersistOrderTest, ARankIsLostInAStep) {
     // An engine that finds the rank attached repeats the loss, and one that
     // does not finds it recorded and nothing staged.
     EXPECT_EQ(mark.attached, 1u);
-    EXPECT_EQ(mark.loss_untold, 1u);
+    EXPECT_EQ(mark.loss_unacknowledged, 1u);
     EXPECT_EQ(mark.lost_at_step, 1u);
     EXPECT_EQ(mark.step, point == PersistPoint::kLossDrop ? 1u : 0u);
   });

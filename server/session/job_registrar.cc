@@ -181,7 +181,7 @@ absl::Status JobRegistrar::Reshape(JobDescription description) {
   // gradients.
   for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
     job_.rank_mark(rank).step = 0;
-    ranks_.ForgetLoss(rank);
+    ranks_.losses().Forget(rank);
   }
   job_.scheduler->ForgetStaged();
   // The record of a READY job asks for loads from its parameter count on, where

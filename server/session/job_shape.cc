@@ -70,7 +70,9 @@ uint64_t TableBytes(const JobDescription& description) {
       2 * sizeof(Piece) + sizeof(PieceTable::Entry) + 3 * sizeof(uint64_t);
   // Covers a group's norms, decision, sub-group, and part of the layouts.
   constexpr uint64_t kGroupBytes = 256;
-  return pieces * kPieceBytes +
+  // The copy of the step counts that is made before a pass (JobContext).
+  constexpr uint64_t kParameterBytes = sizeof(int64_t);
+  return pieces * kPieceBytes + parameters * kParameterBytes +
          groups * (kGroupBytes + ranks * sizeof(Hyperparams));
 }
 

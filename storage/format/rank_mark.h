@@ -33,12 +33,12 @@ struct RankMark {
   uint32_t attached;
   int32_t pid;                   // 0: not known (another machine)
   uint64_t process_start_ticks;  // as /proc/PID/stat has it; 0: not known
-  // The step that was next when the rank left, others being there; 0: the rank
-  // is here, or was never.
+  // The step that was next when the rank was lost, while others participated;
+  // 0: the rank is attached, or was never.
   uint64_t lost_at_step;
-  // 1: that step was open and no rank waited in it: the first rank to come to
-  // it has not been told.
-  uint32_t loss_untold;
+  // 1: that step was open, and no rank is known to have been notified of the
+  // loss: none that was aborted for it has made another call.
+  uint32_t loss_unacknowledged;
   uint32_t unused;
 };
 static_assert(sizeof(RankMark) == 64);

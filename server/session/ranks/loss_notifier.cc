@@ -43,20 +43,21 @@ void LossNotifier::AbortForLoss(uint32_t lost, const std::string& what) {
     if (!sums_.IsWaiting(other)) continue;
     sums_.AnswerEnding(other, aborted);
     stager_.DropStaged(other);
-    ranks_.session(other).loss_notified = true;
-    ranks_.session(lost).loss_aborted = true;
+    ranks_.session(other).aborted_for_loss = true;
+    if (ranks_.losses().state(lost) != LossState::kNotified)
+      ranks_.losses().NoteNotified(lost);
   }
 }
 
 // Notes another call of the rank, which shows that it has had its answer.
 void LossNotifier::NoteAcknowledged(uint32_t rank) {
   if (rank >= ranks_.size() ||
-      !std::exchange(ranks_.session(rank).loss_notified, false)) {
+      !std::exchange(ranks_.session(rank).aborted_for_loss, false)) {
     return;
   }
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
-    if (ranks_.session(other).loss_aborted)
-      job_.rank_mark(other).loss_untold = 0;
+    if (ranks_.losses().state(other) == LossState::kNotified)
+      ranks_.losses().NoteAcknowledged(other);
   }
 }
 
@@ -65,11 +66,10 @@ void LossNotifier::NotifyExistingLosses(uint32_t rank) {
   const bool aborts =
       job_.options.config.engine().on_rank_loss() == v1::RANK_LOSS_ABORT;
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
+    const LossState loss = ranks_.losses().state(other);
+    if (loss == LossState::kNone) continue;
     const uint64_t step = job_.rank_mark(other).lost_at_step;
-    if (step == 0) continue;
-    const bool is_unacknowledged = job_.rank_mark(other).loss_untold != 0 &&
-                                   !ranks_.session(other).loss_aborted;
-    if (aborts && is_unacknowledged &&
+    if (aborts && loss == LossState::kNotNotified &&
         step == job_.record().committed_step + 1) {
       return AbortForLoss(other, LostAt(other, step));
     }

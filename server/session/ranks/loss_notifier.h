@@ -13,9 +13,7 @@
 namespace optstate {
 
 // Notifies ranks that wait in a step of lost ranks: by a notice, or by
-// aborting them, as on_rank_loss says. A loss in an open step is notified when
-// a waiting rank has had its answer, and acknowledged when that rank makes its
-// next call; until then the mark says so to the next engine.
+// aborting them, as on_rank_loss says. See RankLosses.
 //
 // Threads: not thread-safe; the job's lock guards it.
 class LossNotifier {

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "server/os/process_stat.h"
 #include "server/session/ranks/attach_rules.h"
@@ -23,7 +22,8 @@ absl::Status RankAttachments::CheckMayAttach(const AttachSpec& spec) const {
   if (spec.rank < ranks_.size()) {
     const RankSession& session = ranks_.session(spec.rank);
     facts.was_attached_last = ranks_.WasAttachedLast(spec);
-    if (session.attached) facts.attached_pid = session.spec.pid;
+    if (ranks_.state(spec.rank) == RankState::kAttached)
+      facts.attached_pid = session.spec.pid;
     facts.gradient_bytes =
         job_.shape->partitions[spec.rank].gradient_area_bytes;
   }
@@ -40,12 +40,7 @@ absl::StatusOr<AttachResult> RankAttachments::Attach(const AttachSpec& spec) {
   } else {
     ReplaceInstance(spec);
   }
-  RankSession& rank = ranks_.session(spec.rank);
-  rank.attached = true;
-  rank.loss_aborted = false;
-  ranks_.MarkAttached(spec);
-  rank.spec = spec;
-  rank.attached_at = absl::Now();
+  ranks_.Attach(spec);
   gradients_.AdoptGradients(spec);
   ranks_.NoteHadSession();
   if (job_.options.keeper != nullptr && spec.gradient_segment >= 0) {
@@ -54,7 +49,8 @@ absl::StatusOr<AttachResult> RankAttachments::Attach(const AttachSpec& spec) {
                               spec.gradient_segment);
   }
   if (job_.recovery.has_value()) {
-    rank.recovering_step = job_.recovery->record.committed_step;
+    ranks_.session(spec.rank).recovering_step =
+        job_.recovery->record.committed_step;
     recovery_.FinishStepIfPossible();
   }
   AttachResult result;
@@ -78,8 +74,8 @@ absl::StatusOr<AttachResult> RankAttachments::Attach(const AttachSpec& spec) {
 // staged, another one nothing.
 void RankAttachments::ReplaceInstance(const AttachSpec& spec) {
   if (ranks_.WasAttachedLast(spec)) return;
+  if (ranks_.state(spec.rank) == RankState::kAwaited) ranks_.Leave(spec.rank);
   RankMark& mark = job_.rank_mark(spec.rank);
-  mark.attached = 0;
   PersistInOrder(PersistPoint::kInstanceDrop);
   stager_.DropStaged(spec.rank);
   ::unlink(job_.StagingPath(spec.rank, mark.client_instance).c_str());
@@ -93,32 +89,30 @@ void RankAttachments::ReplaceInstance(const AttachSpec& spec) {
 // that only its session has.
 void RankAttachments::DetachLocked(uint32_t rank, bool for_good) {
   if (!ranks_.CheckAttached(rank).ok()) return;
-  const AttachSpec& spec = ranks_.session(rank).spec;
+  const RankSession& session = ranks_.session(rank);
+  const RankProcess process = session.spec.process;
+  const std::byte* const area = session.spec.gradient_area;
   const auto is_needed = [&]() {
     return (ranks_.gradient_area(rank) == nullptr ||
-            ranks_.gradient_area(rank) == spec.gradient_area) &&
+            ranks_.gradient_area(rank) == area) &&
            job_.scheduler->NeedsGradients(rank, gradients_.RecoveryUpdate());
   };
   const bool comes_back =
-      job_.recovery.has_value() && !for_good &&
-      !ranks_.session(rank).has_said_farewell &&
+      job_.recovery.has_value() && !for_good && !session.has_said_farewell &&
       job_.rank_mark(rank).attached != 0 &&
-      (spec.process.pid != 0
-           ? !os::HasEnded(spec.process.pid, spec.process.start_ticks)
-           : is_needed());
-  const bool in_step = step_.open_step.open() && !job_.recovery.has_value();
+      (process.pid != 0 ? !os::HasEnded(process.pid, process.start_ticks)
+                        : is_needed());
+  const bool in_step = step_.progress.phase() == StepPhase::kOpen;
   ranks_.session(rank).ending.reset();  // no rank to answer
   if (comes_back) {
     step_.open_step.DropRank(rank);
+    ranks_.Await(rank);
   } else {
     BeginLoss(rank, in_step);
   }
   rounds_.Leave(rank, "was lost");
   // The next session that attaches gives its own gradient area.
-  if (ranks_.gradient_area(rank) == ranks_.session(rank).spec.gradient_area) {
-    ranks_.gradient_area(rank) = nullptr;
-  }
-  ranks_.session(rank) = RankSession{};
+  if (ranks_.gradient_area(rank) == area) ranks_.gradient_area(rank) = nullptr;
   // The next engine may need the gradients of a step that is being finished.
   if (job_.options.keeper != nullptr && !job_.recovery.has_value()) {
     job_.options.keeper->Drop(rank);
@@ -131,25 +125,25 @@ void RankAttachments::DetachLocked(uint32_t rank, bool for_good) {
 
 void RankAttachments::NoteFarewell(uint32_t rank, uint64_t client_instance) {
   GiveUpAbsent(rank, client_instance);
-  if (rank < ranks_.size() && ranks_.session(rank).attached &&
+  if (rank < ranks_.size() && ranks_.state(rank) == RankState::kAttached &&
       client_instance == ranks_.session(rank).spec.client_instance) {
     ranks_.session(rank).has_said_farewell = true;
   }
 }
 
 void RankAttachments::GiveUpAbsent(uint32_t rank, uint64_t client_instance) {
-  if (rank >= ranks_.size() || !ranks_.IsAwaited(rank) ||
+  if (rank >= ranks_.size() || ranks_.state(rank) != RankState::kAwaited ||
       client_instance != job_.rank_mark(rank).client_instance) {
     return;
   }
   if (!job_.failure.ok()) {  // all is kept for inspection
-    job_.rank_mark(rank).attached = 0;
+    ranks_.Leave(rank);
     return;
   }
   const bool in_step = !job_.recovery.has_value() &&
-                       (step_.open_step.open() ||
+                       (step_.progress.phase() == StepPhase::kOpen ||
                         ranks_.WasBegun(job_.record().committed_step + 1) ||
-                        job_.rank_mark(rank).loss_untold != 0);
+                        ranks_.losses().IsUnacknowledged(rank));
   BeginLoss(rank, in_step);
   EndLoss(rank, in_step);
   if (job_.recovery.has_value() && gradients_.LacksGradients(rank))
@@ -160,21 +154,22 @@ void RankAttachments::GiveUpAbsent(uint32_t rank, uint64_t client_instance) {
 // engine that dies in between leaves the rank attached, and the next one
 // repeats this.
 void RankAttachments::BeginLoss(uint32_t rank, bool in_step) {
-  RankMark& mark = job_.rank_mark(rank);
-  mark.loss_untold = in_step ? 1 : 0;
-  mark.lost_at_step = job_.recovery.has_value()
-                          ? job_.recovery->record.committed_step
-                          : job_.record().committed_step + 1;
+  ranks_.losses().Note(rank,
+                       job_.recovery.has_value()
+                           ? job_.recovery->record.committed_step
+                           : job_.record().committed_step + 1,
+                       in_step);
   PersistInOrder(PersistPoint::kLossDrop);
   if (job_.recovery.has_value()) {
     // The step is finished with its gradients, or not at all.
     step_.open_step.DropRank(rank);
   } else {
     stager_.DropStaged(rank);
-    ::unlink(job_.StagingPath(rank, mark.client_instance).c_str());
+    ::unlink(
+        job_.StagingPath(rank, job_.rank_mark(rank).client_instance).c_str());
   }
   PersistInOrder(PersistPoint::kRankDetached);
-  mark.attached = 0;
+  ranks_.Leave(rank);
 }
 
 // Notifies ranks that already wait. When all ranks are gone, no rank waits for
@@ -182,7 +177,7 @@ void RankAttachments::BeginLoss(uint32_t rank, bool in_step) {
 void RankAttachments::EndLoss(uint32_t rank, bool in_step) {
   if (ranks_.AttachedCount() + ranks_.AwaitedCount() == 0) {
     for (uint32_t each = 0; each < ranks_.size(); ++each)
-      ranks_.ForgetLoss(each);
+      ranks_.losses().Forget(each);
   }
   if (in_step) losses_.NotifyRankLost(rank);
 }

@@ -1,16 +1,17 @@
 #include "server/session/ranks/rank_roster.h"
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "server/os/process_stat.h"
+#include "server/session/transition_check.h"
 #include "storage/persist_in_order.h"
 
 namespace optstate {
 
 void RankRoster::Reset(uint32_t world_size) {
-  sessions_.assign(world_size, RankSession{});
+  ranks_.assign(world_size, Rank{});
+  losses_.Reset();
   gradient_areas_.assign(world_size, nullptr);
   for (uint32_t rank = world_size; rank < kWorldSizeMax; ++rank) {
     job_.rank_mark(rank).attached = 0;
@@ -18,44 +19,42 @@ void RankRoster::Reset(uint32_t world_size) {
 }
 
 void RankRoster::Clear() {
-  sessions_.clear();
+  ranks_.clear();
   gradient_areas_.clear();
 }
 
 void RankRoster::Answer(uint32_t rank, uint64_t request_id,
                         const absl::Status& status,
                         const StepOutcome& outcome) const {
-  sessions_[rank].spec.listener->OnStepDone(request_id, status, outcome);
+  session(rank).spec.listener->OnStepDone(request_id, status, outcome);
 }
 
 void RankRoster::Notify(uint32_t rank, const std::string& text) const {
-  sessions_[rank].spec.listener->OnNotice(text);
+  session(rank).spec.listener->OnNotice(text);
 }
 
 void RankRoster::NoteCommittedStep(uint64_t step) {
-  for (RankSession& session : sessions_) session.committed_step = step;
+  for (Rank& rank : ranks_) rank.session.committed_step = step;
 }
 
 absl::Status RankRoster::CheckAttached(uint32_t rank) const {
-  if (rank < size() && sessions_[rank].attached) return absl::OkStatus();
+  if (rank < size() && state(rank) == RankState::kAttached) {
+    return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(absl::StrCat(
       "rank ", rank, " is not attached to job \"", job_.options.name, "\""));
 }
 
 uint32_t RankRoster::AttachedCount() const {
-  return static_cast<uint32_t>(
-      std::count_if(sessions_.begin(), sessions_.end(),
-                    [](const RankSession& rank) { return rank.attached; }));
+  return Count(RankState::kAttached);
 }
 
-bool RankRoster::IsAwaited(uint32_t rank) const {
-  return !sessions_[rank].attached && job_.rank_mark(rank).attached != 0;
-}
+uint32_t RankRoster::AwaitedCount() const { return Count(RankState::kAwaited); }
 
-uint32_t RankRoster::AwaitedCount() const {
+uint32_t RankRoster::Count(RankState which) const {
   uint32_t count = 0;
   for (uint32_t rank = 0; rank < size(); ++rank) {
-    if (IsAwaited(rank)) ++count;
+    if (state(rank) == which) ++count;
   }
   return count;
 }
@@ -65,7 +64,8 @@ uint32_t RankRoster::AwaitedCount() const {
 // other.
 bool RankRoster::IsHeld(uint32_t rank, const RankProcess& by) const {
   const RankMark& mark = job_.rank_mark(rank);
-  return IsAwaited(rank) && mark.pid != 0 && mark.pid != by.pid &&
+  return state(rank) == RankState::kAwaited && mark.pid != 0 &&
+         mark.pid != by.pid &&
          (job_.recovery.has_value() ||
           WasBegun(job_.record().committed_step + 1)) &&
          os::IsRunning(mark.pid, mark.process_start_ticks);
@@ -89,7 +89,7 @@ absl::Status RankRoster::CheckNoneHeld(const RankProcess& by) const {
 std::vector<FormerRank> RankRoster::Awaited() const {
   std::vector<FormerRank> awaited;
   for (uint32_t rank = 0; rank < size(); ++rank) {
-    if (!IsAwaited(rank)) continue;
+    if (state(rank) != RankState::kAwaited) continue;
     const RankMark& mark = job_.rank_mark(rank);
     awaited.push_back({.rank = rank,
                        .client_instance = mark.client_instance,
@@ -113,10 +113,21 @@ bool RankRoster::WasBegun(uint64_t step) const {
   return false;
 }
 
-// Marks the rank as attached, for the next engine. A session that cannot
-// identify itself is not awaited. A returning one stays attached throughout,
-// with an unknown process in between.
-void RankRoster::MarkAttached(const AttachSpec& spec) {
+RankState RankRoster::state(uint32_t rank) const {
+  if (ranks_[rank].has_session) return RankState::kAttached;
+  return job_.rank_mark(rank).attached != 0 ? RankState::kAwaited
+                                            : RankState::kAbsent;
+}
+
+void RankRoster::CheckMayBecome(uint32_t rank, RankState to) const {
+  CheckTransition("rank", rank, state(rank), to);
+}
+
+// The next engine awaits the rank, unless its session cannot identify itself.
+// The mark of a returning one says throughout that it is attached, with an
+// unknown process in between.
+void RankRoster::Attach(const AttachSpec& spec) {
+  CheckMayBecome(spec.rank, RankState::kAttached);
   RankMark& mark = job_.rank_mark(spec.rank);
   mark.pid = 0;
   PersistInOrder(PersistPoint::kRankProcessStart);
@@ -125,12 +136,26 @@ void RankRoster::MarkAttached(const AttachSpec& spec) {
   mark.pid = spec.process.pid;
   PersistInOrder(PersistPoint::kRankAttached);
   mark.attached = spec.client_instance != 0 ? 1 : 0;
-  ForgetLoss(spec.rank);
+  losses_.Forget(spec.rank);
+  Rank& rank = ranks_[spec.rank];
+  rank.has_session = true;
+  rank.session.spec = spec;
+  rank.session.attached_at = absl::Now();
 }
 
-void RankRoster::ForgetLoss(uint32_t rank) {
-  job_.rank_mark(rank).lost_at_step = 0;
-  job_.rank_mark(rank).loss_untold = 0;
+void RankRoster::Await(uint32_t rank) {
+  CheckMayBecome(rank, RankState::kAwaited);
+  ranks_[rank] = Rank{};
+  // The mark alone says that the rank is awaited.
+  if (state(rank) == RankState::kAwaited) return;
+  AbortTransition("rank", rank, NameOf(RankState::kAbsent),
+                  NameOf(RankState::kAwaited));
+}
+
+void RankRoster::Leave(uint32_t rank) {
+  CheckMayBecome(rank, RankState::kAbsent);
+  job_.rank_mark(rank).attached = 0;
+  if (ranks_[rank].has_session) ranks_[rank] = Rank{};
 }
 
 }  // namespace optstate

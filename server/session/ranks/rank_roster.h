@@ -11,27 +11,45 @@
 #include "server/session/job_context.h"
 #include "server/session/job_types.h"
 #include "server/session/ranks/former_rank.h"
+#include "server/session/ranks/rank_losses.h"
 #include "server/session/ranks/rank_session.h"
+#include "server/session/ranks/rank_state.h"
 
 namespace optstate {
 
-// The ranks of a job: which are attached, in which session, and which are away
-// and awaited. What the next engine has to know stands in the ranks' marks
-// (storage/format/rank_mark.h).
+// The ranks of a job: the state of each, and its session. What the next engine
+// has to know stands in the ranks' marks (storage/format/rank_mark.h): a rank
+// that has no session is awaited when its mark says that it was attached.
 //
 // Threads: not thread-safe; the job's lock guards it.
 class RankRoster {
  public:
   // The arguments must outlive this object.
-  explicit RankRoster(JobContext* job) : job_(*job) {}
+  explicit RankRoster(JobContext* job) : job_(*job), losses_(job) {}
 
   // Begins anew with the ranks of the present shape, none of them attached.
   void Reset(uint32_t world_size);
   // Forgets all ranks; their marks stay.
   void Clear();
-  uint32_t size() const { return static_cast<uint32_t>(sessions_.size()); }
-  RankSession& session(uint32_t rank) { return sessions_[rank]; }
-  const RankSession& session(uint32_t rank) const { return sessions_[rank]; }
+  uint32_t size() const { return static_cast<uint32_t>(ranks_.size()); }
+  RankSession& session(uint32_t rank) { return ranks_[rank].session; }
+  const RankSession& session(uint32_t rank) const {
+    return ranks_[rank].session;
+  }
+  RankLosses& losses() { return losses_; }
+  RankState state(uint32_t rank) const;
+
+  // The transitions. One that the table lacks ends the process. Each changes
+  // the rank's mark in an order from which the next engine can go on.
+  //
+  // Begins a session, which CheckAttach permits, and forgets the rank's loss.
+  void Attach(const AttachSpec& spec);
+  // Ends the session of a rank that is to return. It must have identified
+  // itself (client_instance).
+  void Await(uint32_t rank);
+  // Ends the session of a rank that does not return, or gives an awaited rank
+  // up.
+  void Leave(uint32_t rank);
 
   // Returns where the rank's gradients lie; null: not known.
   const std::byte*& gradient_area(uint32_t rank) {
@@ -47,12 +65,10 @@ class RankRoster {
 
   absl::Status CheckAttached(uint32_t rank) const;
   uint32_t AttachedCount() const;
-  // Returns whether the rank is away and is to return by itself.
-  bool IsAwaited(uint32_t rank) const;
   uint32_t AwaitedCount() const;
   std::vector<FormerRank> Awaited() const;
-  // Returns whether the rank is away within a step, and its process, which is
-  // not `by`, runs and is to return.
+  // Returns whether the rank is awaited within a step, and its process, which
+  // is not `by`, runs.
   bool IsHeld(uint32_t rank, const RankProcess& by) const;
   absl::Status HeldError(uint32_t rank) const;
   absl::Status CheckNoneHeld(const RankProcess& by) const;
@@ -63,8 +79,6 @@ class RankRoster {
   // former one.
   bool WasBegun(uint64_t step) const;
 
-  void MarkAttached(const AttachSpec& spec);
-  void ForgetLoss(uint32_t rank);
   void NoteCommittedStep(uint64_t step);
 
   // Answers a request of the rank, which must be attached.
@@ -73,8 +87,17 @@ class RankRoster {
   void Notify(uint32_t rank, const std::string& text) const;
 
  private:
+  struct Rank {
+    bool has_session = false;
+    RankSession session;
+  };
+
+  void CheckMayBecome(uint32_t rank, RankState to) const;
+  uint32_t Count(RankState which) const;
+
   JobContext& job_;
-  std::vector<RankSession> sessions_;             // by rank
+  RankLosses losses_;
+  std::vector<Rank> ranks_;                       // by rank
   std::vector<const std::byte*> gradient_areas_;  // by rank
   bool had_session_ = false;
 };

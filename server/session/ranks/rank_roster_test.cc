@@ -36,21 +36,29 @@ class Listener final : public SessionListener {
 
 class RankRosterTest : public RoomFixture {
  protected:
-  // Marks rank 1 as attached by an engine that has ended since.
-  void LeaveMark(const RankProcess& process) {
+  RankRosterTest() { ::testing::FLAGS_gtest_death_test_style = "threadsafe"; }
+
+  void Attach(const RankProcess& process) {
     job_.rank_mark(1).client_instance = 70;
     AttachSpec spec;
     spec.rank = 1;
     spec.client_instance = 70;
     spec.process = process;
-    ranks_.MarkAttached(spec);
+    ranks_.Attach(spec);
+  }
+  // Marks rank 1 as attached by an engine that has ended since.
+  void LeaveMark(const RankProcess& process) {
+    Attach(process);
+    ranks_.Reset(2);
   }
 };
 
 TEST_F(RankRosterTest, KnowsTheAttachedRanks) {
   EXPECT_EQ(ranks_.size(), 2u);
   EXPECT_EQ(ranks_.AttachedCount(), 0u);
-  ranks_.session(1).attached = true;
+  Attach({});
+  EXPECT_EQ(ranks_.state(1), RankState::kAttached);
+  EXPECT_EQ(ranks_.state(0), RankState::kAbsent);
   EXPECT_EQ(ranks_.AttachedCount(), 1u);
   EXPECT_TRUE(ranks_.CheckAttached(1).ok());
   EXPECT_THAT(ranks_.CheckAttached(0).message(),
@@ -61,21 +69,55 @@ TEST_F(RankRosterTest, KnowsTheAttachedRanks) {
 TEST_F(RankRosterTest, AwaitsRanksOfTheFormerEngine) {
   EXPECT_THAT(ranks_.Awaited(), IsEmpty());
   LeaveMark({.pid = 5, .start_ticks = 6});
-  EXPECT_TRUE(ranks_.IsAwaited(1));
+  EXPECT_EQ(ranks_.state(1), RankState::kAwaited);
   EXPECT_EQ(ranks_.AwaitedCount(), 1u);
   EXPECT_THAT(ranks_.Awaited(),
               ElementsAre(FormerRank{.rank = 1,
                                      .client_instance = 70,
                                      .process = {.pid = 5, .start_ticks = 6}}));
-  ranks_.session(1).attached = true;
-  EXPECT_FALSE(ranks_.IsAwaited(1));
+  Attach({.pid = 5, .start_ticks = 6});
+  EXPECT_EQ(ranks_.state(1), RankState::kAttached);
+  EXPECT_THAT(ranks_.Awaited(), IsEmpty());
+}
+
+TEST_F(RankRosterTest, ARankThatIsAwaitedHasNoSession) {
+  Attach({.pid = 5, .start_ticks = 6});
+  EXPECT_EQ(ranks_.session(1).spec.client_instance, 70u);
+  ranks_.Await(1);
+  EXPECT_EQ(ranks_.state(1), RankState::kAwaited);
+  EXPECT_EQ(ranks_.session(1).spec.client_instance, 0u);
+  EXPECT_EQ(job_.rank_mark(1).attached, 1u);
+}
+
+TEST_F(RankRosterTest, ARankThatLeavesIsAwaitedByNoEngine) {
+  Attach({.pid = 5, .start_ticks = 6});
+  ranks_.Leave(1);
+  EXPECT_EQ(ranks_.state(1), RankState::kAbsent);
+  EXPECT_EQ(ranks_.session(1).spec.client_instance, 0u);
+  ranks_.Reset(2);
+  EXPECT_EQ(ranks_.state(1), RankState::kAbsent);
+  LeaveMark({.pid = 5, .start_ticks = 6});
+  ranks_.Leave(1);
+  EXPECT_EQ(ranks_.state(1), RankState::kAbsent);
+  EXPECT_EQ(job_.rank_mark(1).attached, 0u);
+}
+
+TEST_F(RankRosterTest, OtherTransitionsEndTheProcess) {
+  EXPECT_DEATH(ranks_.Await(1), "rank 1 cannot go from absent to awaited");
+  EXPECT_DEATH(ranks_.Leave(1), "rank 1 cannot go from absent to absent");
+  Attach({});
+  EXPECT_DEATH(Attach({}), "rank 1 cannot go from attached to attached");
+  ranks_.Await(1);
+  EXPECT_DEATH(ranks_.Await(1), "rank 1 cannot go from awaited to awaited");
 }
 
 TEST_F(RankRosterTest, ASessionWithoutIdentityIsNotAwaited) {
   AttachSpec spec;
   spec.rank = 1;
-  ranks_.MarkAttached(spec);
-  EXPECT_FALSE(ranks_.IsAwaited(1));
+  ranks_.Attach(spec);
+  EXPECT_DEATH(ranks_.Await(1), "rank 1 cannot go from absent to awaited");
+  ranks_.Reset(2);
+  EXPECT_EQ(ranks_.state(1), RankState::kAbsent);
   EXPECT_FALSE(ranks_.WasAttachedLast(spec));
 }
 
@@ -121,11 +163,19 @@ TEST_F(RankRosterTest, AMarkOfARankThatTheWorldLacksIsCleared) {
 }
 
 TEST_F(RankRosterTest, AnAttachedRankIsNotLost) {
-  job_.rank_mark(1).lost_at_step = 3;
-  job_.rank_mark(1).loss_untold = 1;
-  LeaveMark({});
+  ranks_.losses().Note(1, 3, /*in_open_step=*/true);
+  Attach({});
+  EXPECT_EQ(ranks_.losses().state(1), LossState::kNone);
   EXPECT_EQ(job_.rank_mark(1).lost_at_step, 0u);
-  EXPECT_EQ(job_.rank_mark(1).loss_untold, 0u);
+  EXPECT_EQ(job_.rank_mark(1).loss_unacknowledged, 0u);
+}
+
+// What this engine has notified means nothing to the next one.
+TEST_F(RankRosterTest, ANewShapeKnowsTheMarksAlone) {
+  ranks_.losses().Note(1, 3, /*in_open_step=*/true);
+  ranks_.losses().NoteNotified(1);
+  ranks_.Reset(2);
+  EXPECT_EQ(ranks_.losses().state(1), LossState::kNotNotified);
 }
 
 }  // namespace

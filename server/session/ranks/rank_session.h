@@ -11,10 +11,9 @@
 namespace optstate {
 
 // The session of a rank, and what this engine knows of the rank beside its
-// mark. A rank that is not attached has the initial values, except where a
-// field says otherwise.
+// mark and its state. A rank that is not attached has the initial values,
+// except for its committed step.
 struct RankSession {
-  bool attached = false;
   AttachSpec spec;
   absl::Time attached_at;
   uint64_t committed_step = 0;  // the last it participated in
@@ -28,10 +27,8 @@ struct RankSession {
   bool sums_dropped_by_loss = false;  // false: that rank aborted
   // The rank does not return when its connection ends.
   bool has_said_farewell = false;
-  // For a lost rank: this engine has aborted some rank because of the loss.
-  bool loss_aborted = false;
-  // The rank was aborted for a loss, and has made no call since.
-  bool loss_notified = false;
+  // The rank was aborted for another one's loss, and has made no call since.
+  bool aborted_for_loss = false;
   // Not OK: the answer to its next commit, end of a micro-step or load.
   absl::Status disagreement;
 };

@@ -94,10 +94,11 @@ void JobRecovery::FinishStepIfPossible() {
   }
   sums_.AnswerCommits(applied, job_.LastOutcome());
   step_.open_step.DropAll();
+  step_.progress.End();
   step_.timer.Drop();
   // Removes the staging files of ranks that were lost meanwhile.
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_.session(rank).attached || ranks_.IsAwaited(rank)) continue;
+    if (ranks_.state(rank) != RankState::kAbsent) continue;
     ::unlink(
         job_.StagingPath(rank, job_.rank_mark(rank).client_instance).c_str());
   }
@@ -127,8 +128,10 @@ absl::Status JobRecovery::AdmitToRecovery(const AttachSpec& spec) {
 absl::Status JobRecovery::CheckGradientsMayCome() const {
   if (!job_.recovery.has_value()) return absl::OkStatus();
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (gradients_.LacksGradients(rank) && !ranks_.IsAwaited(rank))
+    if (gradients_.LacksGradients(rank) &&
+        ranks_.state(rank) != RankState::kAwaited) {
       return LostGradientsError(rank);
+    }
   }
   return absl::OkStatus();
 }
@@ -154,9 +157,9 @@ void JobRecovery::FailRecovery(uint32_t rank) {
 void JobRecovery::EndRecovery() {
   job_.recovery.reset();
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    const RankSession& session = ranks_.session(rank);
-    ranks_.gradient_area(rank) =
-        session.attached ? session.spec.gradient_area : nullptr;
+    ranks_.gradient_area(rank) = ranks_.state(rank) == RankState::kAttached
+                                     ? ranks_.session(rank).spec.gradient_area
+                                     : nullptr;
   }
 }
 

@@ -121,7 +121,7 @@ void RecoveredGradients::DropGradientsOfAbsent() {
   if (job_.options.keeper == nullptr) return;
   for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {
     const bool is_attached =
-        rank < ranks_.size() && ranks_.session(rank).attached;
+        rank < ranks_.size() && ranks_.state(rank) == RankState::kAttached;
     if (!is_attached) job_.options.keeper->Drop(rank);
   }
 }
@@ -132,7 +132,7 @@ void RecoveredGradients::DropGradientsOfAbsent() {
 void RecoveredGradients::RemoveStaleStagingFiles() const {
   std::set<std::string> kept;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_.session(rank).attached && !ranks_.IsAwaited(rank)) continue;
+    if (ranks_.state(rank) == RankState::kAbsent) continue;
     kept.insert(job_.StagingPath(rank, job_.rank_mark(rank).client_instance));
   }
   std::error_code error;

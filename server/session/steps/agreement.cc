@@ -75,7 +75,7 @@ void Agreement::NotifyDisagreement(uint32_t by, const absl::Status& status) {
   spdlog::warn("{}: job={}", status.ToString(), job_.options.name);
   std::vector<uint32_t> waiting;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (rank == by || !ranks_.session(rank).attached) continue;
+    if (rank == by || ranks_.state(rank) != RankState::kAttached) continue;
     if (sums_.IsWaiting(rank)) {
       waiting.push_back(rank);
     } else if (!load_.round.begun(rank)) {

@@ -51,7 +51,7 @@ void MicroStepSummer::NotePast(uint32_t rank, int64_t end) {
 // Sums all that can be summed of parameters [first, end), and answers the ranks
 // that have waited for it.
 void MicroStepSummer::SumCompletedMicroSteps(uint32_t first, uint32_t end) {
-  const StepTimer::Scope staging(&step_.timer, StepPhase::kStaging);
+  const StepTimer::Scope staging(&step_.timer, StepTimer::Phase::kStaging);
   absl::Span<const StageAction> actions;
   while (true) {
     const int64_t micro_step =
@@ -121,7 +121,9 @@ void MicroStepSummer::NoteDropAcknowledged(uint32_t rank) {
   if (!session.sums_dropped_by.has_value() || !session.sums_dropped_by_loss) {
     return;
   }
-  job_.rank_mark(*session.sums_dropped_by).loss_untold = 0;
+  RankLosses& losses = ranks_.losses();
+  if (losses.IsUnacknowledged(*session.sums_dropped_by))
+    losses.NoteAcknowledged(*session.sums_dropped_by);
 }
 
 // Notifies a rank that the sums were dropped. A rank that is away learns this
@@ -129,12 +131,12 @@ void MicroStepSummer::NoteDropAcknowledged(uint32_t rank) {
 void MicroStepSummer::NotifySumsDropped(uint32_t rank, uint32_t dropped_by) {
   const bool had_part =
       step_.open_step.opened_by(rank) || step_.micro_steps.past(rank) > 0;
-  if (had_part && ranks_.session(rank).attached) {
+  if (had_part && ranks_.state(rank) == RankState::kAttached) {
     const absl::Status status =
         Dropped(dropped_by, job_.record().committed_step + 1);
     ranks_.session(rank).sums_dropped_by = dropped_by;
     ranks_.session(rank).sums_dropped_by_loss =
-        job_.rank_mark(dropped_by).loss_untold != 0;
+        ranks_.losses().IsUnacknowledged(dropped_by);
     AnswerEnding(rank, status);
     const OpenStep::RankCommit& commit = step_.open_step.commit(rank);
     if (commit.committed) {

@@ -41,7 +41,7 @@ class OpenStep {
              bool replicated);
 
   // Returns true when a rank has staged or committed something.
-  bool open() const { return staged_total_ > 0 || committed_count_ > 0; }
+  bool any() const { return staged_total_ > 0 || committed_count_ > 0; }
 
   // Decides what a push does with each of the rank's pieces of the parameters,
   // and notes them as staged. When replicated, only pieces that all ranks have

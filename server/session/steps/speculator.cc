@@ -48,7 +48,7 @@ void Speculator::Begin(const CommitSpec& spec,
   update.gradient_limit = spec.max_value;
   update.updated = updated;
   update.gradient_areas = ranks_.gradient_areas();
-  const StepTimer::Scope updating(&step_.timer, StepPhase::kUpdate);
+  const StepTimer::Scope updating(&step_.timer, StepTimer::Phase::kUpdate);
   const absl::Status begun =
       job_.MakePass([&] { return job_.scheduler->Speculate(update); });
   if (!begun.ok()) job_.FailInside("a speculation", begun).IgnoreError();

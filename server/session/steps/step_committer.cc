@@ -6,7 +6,6 @@
 #include "proto/types/status_macros.h"
 #include "server/session/steps/commit_content.h"
 #include "server/session/steps/loss_scaler.h"
-#include "storage/persist_in_order.h"
 
 namespace optstate {
 
@@ -61,12 +60,8 @@ void StepCommitter::MarkStep(const StepRecord& next, double gradient_limit,
   WriteStepIntent(header, decider_.groups(), updated,
                   step_.open_step.pushed_by(),
                   job_.tier->recovery().step_intent);
-  ControlFile& control = *job_.tier->control();
-  control.counts_begun.store(0, std::memory_order_relaxed);
-  PersistInOrder(PersistPoint::kStepInProgress);
-  control.step_in_progress.store(next.committed_step,
-                                 std::memory_order_relaxed);
-  PersistInOrder(PersistPoint::kFirstTile);
+  job_.tier->control()->counts_begun.store(0, std::memory_order_relaxed);
+  step_.progress.Mark(next.committed_step);
   if (job_.options.observer != nullptr) {
     job_.options.observer->OnStepMarked(next.committed_step);
   }
@@ -75,7 +70,7 @@ void StepCommitter::MarkStep(const StepRecord& next, double gradient_limit,
 // Does the remaining part of a step that is marked.
 absl::Status StepCommitter::ApplyStep(const StepScheduler::Update& update,
                                       StepRecord next) {
-  step_.timer.Enter(StepPhase::kUpdate);
+  step_.timer.Enter(StepTimer::Phase::kUpdate);
   const auto begin = std::chrono::steady_clock::now();
   const absl::Status applied =
       job_.MakePass([&] { return job_.scheduler->Apply(update); });
@@ -90,17 +85,13 @@ absl::Status StepCommitter::ApplyStep(const StepScheduler::Update& update,
 }
 
 void StepCommitter::RecordStep(const StepRecord& next) {
-  step_.timer.Enter(StepPhase::kPublish);
+  step_.timer.Enter(StepTimer::Phase::kPublish);
   StepRecord record = next;
   // absl::Now() is not used: it repeats reading the clock until a read is
   // quick, which under a stepping debugger is never.
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   record.committed_at_ns = std::chrono::nanoseconds(now).count();
-  PublishRecord(record, job_.tier->control());
-  if (job_.options.observer != nullptr) {
-    job_.options.observer->OnStepRecorded(record.committed_step);
-  }
-  job_.tier->control()->step_in_progress.store(0, std::memory_order_release);
+  step_.progress.Record(record);
   ranks_.NoteCommittedStep(record.committed_step);
 }
 

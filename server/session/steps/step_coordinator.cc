@@ -27,7 +27,8 @@ absl::Status StepCoordinator::CheckStep(uint32_t rank, uint64_t step) const {
         "step ", step, " is out of order: job \"", job_.options.name,
         "\" has committed step ", next - 1, ", the next is ", next));
   }
-  if (gate_.draining() && !step_.open_step.open() && !ranks_.WasBegun(next)) {
+  if (gate_.draining() && step_.progress.phase() == StepPhase::kNone &&
+      !ranks_.WasBegun(next)) {
     return absl::UnavailableError(absl::StrCat(
         "job \"", job_.options.name, "\" is draining and opens no new step"));
   }
@@ -156,12 +157,13 @@ void StepCoordinator::Commit(uint32_t rank, uint64_t request_id,
                   checked.ok() ? job_.LastOutcome() : StepOutcome{});
     return;
   }
+  if (!job_.recovery.has_value()) step_.progress.Open();
   step_.open_step.NoteCommit(rank, request_id, spec);
   // Done also for a rank that has pushed nothing: the next engine knows of the
   // step.
   if (!job_.recovery.has_value()) marks_.BeginStaging(rank, spec.step, 0);
   if (job_.accumulates_together()) sums_.NotePast(rank, MicroSteps::kAll);
-  step_.timer.Enter(StepPhase::kWaiting);
+  step_.timer.Enter(StepTimer::Phase::kWaiting);
   if (job_.recovery.has_value()) {
     // The rank's earlier pushes have arrived by now, over every wire.
     if (ranks_.gradient_area(rank) == nullptr) {
@@ -178,7 +180,7 @@ void StepCoordinator::Commit(uint32_t rank, uint64_t request_id,
 
 // Takes the step, or refuses it to all, once all ranks have committed.
 void StepCoordinator::CloseStep() {
-  step_.timer.Enter(StepPhase::kDecide);
+  step_.timer.Enter(StepTimer::Phase::kDecide);
   absl::Span<const uint8_t> updated;
   absl::Status status = CheckCommitsEqual();
   if (status.ok()) status = stager_.ResolveParameters(&updated);
@@ -187,6 +189,7 @@ void StepCoordinator::CloseStep() {
     stager_.StagePartial();
     const StepDecision decision =
         decider_.Decide(job_.record().committed_step + 1, updated);
+    step_.progress.Decide();
     status = speculator_.PrepareForDecision(decision,
                                             step_.open_step.commit(0).spec);
     decider_.KeepGradientNorms(decision.outcome.step, updated);
@@ -202,6 +205,7 @@ void StepCoordinator::CloseStep() {
     sums_.ForgetSums();  // every rank has been answered
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank)
     stager_.DropStaged(rank);
+  step_.progress.End();
 }
 
 absl::Status StepCoordinator::CheckCommitsEqual() const {

@@ -7,6 +7,7 @@ namespace optstate {
 absl::Status StepStager::Stage(uint32_t rank, uint64_t step,
                                uint32_t micro_step, uint32_t first,
                                uint32_t end) {
+  step_.progress.Open();
   if (job_.accumulates_together()) {
     return sums_.PushTogether(rank, step, micro_step, first, end);
   }
@@ -14,7 +15,7 @@ absl::Status StepStager::Stage(uint32_t rank, uint64_t step,
   OpenStep::Push push;
   OPTSTATE_RETURN_IF_ERROR(step_.open_step.PlanPush(
       rank, micro_step, first, end, job_.shape->description.accumulate, &push));
-  const StepTimer::Scope staging(&step_.timer, StepPhase::kStaging);
+  const StepTimer::Scope staging(&step_.timer, StepTimer::Phase::kStaging);
   job_.scheduler->Stage(
       {.rank = rank,
        .gradient_areas = ranks_.gradient_areas(),
@@ -44,12 +45,13 @@ void StepStager::DropStaged(uint32_t rank) {
     job_.staging_mark(rank).step = 0;
   }
   step_.open_step.DropRank(rank);
-  if (!step_.open_step.open()) step_.timer.Drop();
+  if (!step_.open_step.any()) step_.timer.Drop();
 }
 
 // Restores what ranks had staged, before the first rank is attached.
 void StepStager::RestoreStaged() {
   if (!job_.shape->description.accumulate) return;
+  step_.progress.Open();
   if (job_.accumulates_together()) return sums_.RestoreSums();
   std::vector<uint32_t> epochs(ranks_.size(), 0);
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {

@@ -4,27 +4,27 @@
 
 namespace optstate {
 
-StepPhase StepTimer::Enter(StepPhase phase) {
+StepTimer::Phase StepTimer::Enter(Phase phase) {
   const auto now = clock_();
-  if (phase_ != StepPhase::kNone) {
+  if (phase_ != Phase::kNone) {
     current_.ns[static_cast<size_t>(phase_)] +=
         static_cast<uint64_t>(std::chrono::nanoseconds(now - since_).count());
   }
   since_ = now;
-  const StepPhase before = phase_;
+  const Phase before = phase_;
   phase_ = phase;
   return before;
 }
 
 void StepTimer::Finish(uint64_t update_bytes) {
-  Enter(StepPhase::kNone);
+  Enter(Phase::kNone);
   current_.update_bytes = update_bytes;
   kept_[finished_++ % kKept] = current_;
   current_ = Times{};
 }
 
 void StepTimer::Drop() {
-  phase_ = StepPhase::kNone;
+  phase_ = Phase::kNone;
   current_ = Times{};
 }
 
@@ -43,15 +43,15 @@ void StepTimer::Describe(v1::Job* job) const {
 }
 
 void StepTimer::Fill(const Times& sum, uint64_t steps, v1::StepTimes* times) {
-  const auto mean_of = [&](StepPhase phase) {
+  const auto mean_of = [&](Phase phase) {
     return sum.ns[static_cast<size_t>(phase)] / steps;
   };
   times->set_steps(static_cast<uint32_t>(steps));
-  times->set_staging_ns(mean_of(StepPhase::kStaging));
-  times->set_waiting_ns(mean_of(StepPhase::kWaiting));
-  times->set_decide_ns(mean_of(StepPhase::kDecide));
-  times->set_update_ns(mean_of(StepPhase::kUpdate));
-  times->set_publish_ns(mean_of(StepPhase::kPublish));
+  times->set_staging_ns(mean_of(Phase::kStaging));
+  times->set_waiting_ns(mean_of(Phase::kWaiting));
+  times->set_decide_ns(mean_of(Phase::kDecide));
+  times->set_update_ns(mean_of(Phase::kUpdate));
+  times->set_publish_ns(mean_of(Phase::kPublish));
   times->set_update_bytes(sum.update_bytes / steps);
 }
 

@@ -10,21 +10,20 @@
 
 namespace optstate {
 
-enum class StepPhase : size_t {
-  kStaging,
-  kWaiting,
-  kDecide,
-  kUpdate,
-  kPublish,
-  kNone,  // the ranks' own time
-};
-
 // Measures the time of each phase of a step, and keeps the times of the last 16
 // steps. Phases may alternate: a rank pushes while another waits in its commit.
 //
 // Threads: not thread-safe. Allocates only in Describe.
 class StepTimer {
  public:
+  enum class Phase : size_t {
+    kStaging,
+    kWaiting,
+    kDecide,
+    kUpdate,
+    kPublish,
+    kNone,  // the ranks' own time
+  };
   static constexpr size_t kKept = 16;
   using Clock = std::chrono::steady_clock::time_point (*)();
 
@@ -32,7 +31,7 @@ class StepTimer {
       : clock_(clock) {}
 
   // Assigns the time from now on to this phase; returns the former phase.
-  StepPhase Enter(StepPhase phase);
+  Phase Enter(Phase phase);
   // Ends the step, and counts it.
   void Finish(uint64_t update_bytes);
   // Discards the times of the step that was begun.
@@ -44,7 +43,7 @@ class StepTimer {
   // A phase within another.
   class Scope {
    public:
-    Scope(StepTimer* timer, StepPhase phase)
+    Scope(StepTimer* timer, Phase phase)
         : timer_(timer), before_(timer->Enter(phase)) {}
     ~Scope() { timer_->Enter(before_); }
     Scope(const Scope&) = delete;
@@ -52,11 +51,11 @@ class StepTimer {
 
    private:
     StepTimer* const timer_;
-    const StepPhase before_;
+    const Phase before_;
   };
 
  private:
-  static constexpr size_t kPhases = static_cast<size_t>(StepPhase::kNone);
+  static constexpr size_t kPhases = static_cast<size_t>(Phase::kNone);
   struct Times {
     std::array<uint64_t, kPhases> ns{};
     uint64_t update_bytes = 0;
@@ -64,7 +63,7 @@ class StepTimer {
   static void Fill(const Times& sum, uint64_t steps, v1::StepTimes* times);
 
   const Clock clock_;
-  StepPhase phase_ = StepPhase::kNone;
+  Phase phase_ = Phase::kNone;
   std::chrono::steady_clock::time_point since_;
   Times current_;
   std::array<Times, kKept> kept_;

@@ -17,7 +17,7 @@ StepTimer MakeTimer() {
 
 TEST(StepTimerTest, NothingBeforeTheFirstStep) {
   StepTimer timer = MakeTimer();
-  timer.Enter(StepPhase::kUpdate);
+  timer.Enter(StepTimer::Phase::kUpdate);
   v1::Job job;
   timer.Describe(&job);
   EXPECT_FALSE(job.has_last_step_times());
@@ -27,17 +27,17 @@ TEST(StepTimerTest, NothingBeforeTheFirstStep) {
 // No time counts twice: waiting excludes the time of staging meanwhile.
 TEST(StepTimerTest, EachPhaseHasItsTime) {
   StepTimer timer = MakeTimer();
-  timer.Enter(StepPhase::kWaiting);
+  timer.Enter(StepTimer::Phase::kWaiting);
   Pass(2);
   {
-    const StepTimer::Scope staging(&timer, StepPhase::kStaging);
+    const StepTimer::Scope staging(&timer, StepTimer::Phase::kStaging);
     Pass(20);
   }
   Pass(3);
-  timer.Enter(StepPhase::kDecide);
-  timer.Enter(StepPhase::kUpdate);
+  timer.Enter(StepTimer::Phase::kDecide);
+  timer.Enter(StepTimer::Phase::kUpdate);
   Pass(8);
-  timer.Enter(StepPhase::kPublish);
+  timer.Enter(StepTimer::Phase::kPublish);
   Pass(4);
   timer.Finish(1000);
   Pass(30);  // the ranks' own
@@ -55,10 +55,10 @@ TEST(StepTimerTest, EachPhaseHasItsTime) {
 
 TEST(StepTimerTest, WhatIsDroppedCountsNot) {
   StepTimer timer = MakeTimer();
-  timer.Enter(StepPhase::kWaiting);
+  timer.Enter(StepTimer::Phase::kWaiting);
   Pass(10);
   timer.Drop();
-  timer.Enter(StepPhase::kUpdate);
+  timer.Enter(StepTimer::Phase::kUpdate);
   timer.Finish(0);
   v1::Job job;
   timer.Describe(&job);
@@ -68,7 +68,7 @@ TEST(StepTimerTest, WhatIsDroppedCountsNot) {
 
 TEST(StepTimerTest, AStepBeginsAtZero) {
   StepTimer timer = MakeTimer();
-  timer.Enter(StepPhase::kUpdate);
+  timer.Enter(StepTimer::Phase::kUpdate);
   Pass(10);
   timer.Finish(0);
   timer.Finish(0);

@@ -51,6 +51,7 @@ class RoomFixture : public ::testing::Test {
   explicit RoomFixture(const RegisterSpec& spec = TwoRanks())
       : job_(OptionsOf(this)),
         ranks_(&job_),
+        step_(&job_),
         durability_(&job_),
         decider_(&job_, &ranks_, &step_),
         speculator_(&job_, &ranks_, &step_, &decider_),
