@@ -149,7 +149,7 @@ TEST_F(TogetherStagerTest, ReportsTheSums) {
     ASSERT_TRUE(Push(rank, 1, 2, 3).ok());
   }
   ASSERT_TRUE(Push(0, 0, 1, 3).ok());  // of one rank alone
-  EXPECT_THAT(stager_.StagedRanges(1), ElementsAre("0+1 at 0", "1+1 at 3"));
+  EXPECT_THAT(StagedOf(1), ElementsAre("0+1 at 0", "1+1 at 3"));
   absl::Span<const uint8_t> updated;
   ASSERT_TRUE(stager_.ResolveParameters(&updated).ok());
   EXPECT_THAT(updated, ElementsAre(1, 1));
