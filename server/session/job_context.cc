@@ -97,6 +97,13 @@ absl::Status JobContext::FailInside(absl::string_view what,
   return failure;
 }
 
+bool JobContext::LeavesStepToNextEngine() const {
+  const ControlFile& control = *tier->control();
+  const uint64_t step = control.step_in_progress.load();
+  return !failure.ok() && step == record().committed_step + 1 &&
+         control.step_given_up.load() != step;
+}
+
 std::string JobContext::HowToGoOn() const {
   return absl::StrCat("Last good step: ", record().committed_step,
                       ". Delete the job (optctl delete job ", options.name,

@@ -84,6 +84,9 @@ struct JobContext {
   // Fails the job in this engine: the store refused what it was in the middle
   // of, and the next engine goes on with that. Returns `failure`.
   absl::Status FailInside(absl::string_view what, const absl::Status& why);
+  // Returns whether the store refused a step that is marked as in progress: the
+  // next engine is to finish it, with the gradients that it was pushed.
+  bool LeavesStepToNextEngine() const;
   std::string HowToGoOn() const;
 
   // Begins to verify the records on disk; see Job::Verify for its errors, of

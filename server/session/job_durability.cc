@@ -109,17 +109,13 @@ absl::Status JobDurability::MakeDurableIfDue(bool is_load) {
   return is_load || IsCommitDue() ? MakeDurable() : absl::OkStatus();
 }
 
-// Makes a step durable that a former engine had recorded and not answered: the
-// rank that asks for it again is answered at once.
+// Makes a step or a load durable that a former engine had recorded and not
+// answered: the rank that asks for it again is answered at once. Whether the
+// last commit has the last load is not asked: where nothing has changed since,
+// another commit is small.
 absl::Status JobDurability::AdoptCommit() {
-  if (job_.nvme == nullptr || job_.recovery.has_value() ||
-      !job_.HasWholeState() ||
-      job_.shape->description.storage.durability() !=
-          v1::DURABILITY_KIND_STEP ||
-      job_.nvme->durable_step() == job_.record().committed_step) {
-    return absl::OkStatus();
-  }
-  return MakeDurable();
+  if (job_.recovery.has_value()) return absl::OkStatus();
+  return MakeDurableIfDue(/*is_load=*/true);
 }
 
 // An orderly end makes the last step durable, so that none is lost when the

@@ -34,8 +34,8 @@ class JobDurability {
   // Makes the present step durable if it is the turn of this one: with
   // durability "step" before this returns, else while training goes on.
   absl::Status MakeDurableIfDue(bool is_load);
-  // Makes a step durable that a former engine had recorded and not answered:
-  // the rank that asks for it again is answered at once.
+  // Makes a step or a load durable that a former engine had recorded and not
+  // answered: the rank that asks for it again is answered at once.
   absl::Status AdoptCommit();
   // Makes the last step durable at an orderly end, so that none is lost when
   // the machine is switched off next. `loading`: a load is under way.

@@ -16,6 +16,7 @@
 #include "server/session/durable_job.h"
 #include "server/session/job_storage.h"
 #include "server/session/recovery/step_files_check.h"
+#include "server/session/steps/loss_scaler.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate {
@@ -52,6 +53,7 @@ absl::Status JobOpener::Adopt() {
   OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveRedo(0));
   OPTSTATE_RETURN_IF_ERROR(CheckStepFiles(job_, shape->description));
   OPTSTATE_RETURN_IF_ERROR(registrar_.UseShape(std::move(shape)));
+  RepairScaler();
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (ranks_.AwaitedCount() == 0) ranks_.losses().Forget(rank);
   }
@@ -61,6 +63,16 @@ absl::Status JobOpener::Adopt() {
   if (job_.failure.ok()) job_.failure = durability_.AdoptCommit();
   if (!job_.failure.ok()) spdlog::error("{}", job_.failure.ToString());
   return absl::OkStatus();
+}
+
+// Gives a scaler its state where the former engine died between the files of
+// the job, or of its new shape, and that state.
+void JobOpener::RepairScaler() {
+  const auto& scaler = job_.shape->description.loss_scaler;
+  StepRecord record = job_.record();
+  if (scaler.has_value() && RepairLossScaler(*scaler, &record)) {
+    PublishRecord(record, job_.tier->control());
+  }
 }
 
 // Makes the state folder anew from the last durable commit on disk. NOT_FOUND:

@@ -42,6 +42,7 @@ class JobOpener {
   absl::Status Adopt();
 
  private:
+  void RepairScaler();
   absl::Status RestoreFromDisk();
   absl::Status CastParametersFromMasters();
   absl::Status DropHalfRestored() const;

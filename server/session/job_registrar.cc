@@ -184,6 +184,8 @@ absl::Status JobRegistrar::Reshape(JobDescription description) {
     ranks_.losses().Forget(rank);
   }
   job_.scheduler->ForgetStaged();
+  step_.open_step.DropAll();
+  step_.micro_steps.DropAll();
   // The record of a READY job asks for loads from its parameter count on, where
   // the new parameters begin: from here on the job is LOADING.
   absl::Status reshaped =

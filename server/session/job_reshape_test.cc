@@ -1,8 +1,5 @@
 // Tests of a change of a job's shape when some memory is exhausted.
 
-#include <signal.h>
-#include <sys/resource.h>
-
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -10,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/session/testing/job_harness.h"
+#include "server/session/testing/scoped_file_limit.h"
 
 void* RealAlignedAlloc(size_t alignment,
                        size_t bytes) asm("__real_aligned_alloc");
@@ -51,21 +49,6 @@ LayoutSpec ExtendedLayout() {
 // The limit is below two workers' new values of the larger parameter, three
 // floats each: `redo` is by far the largest file of the job.
 constexpr rlim_t kLessThanRedo = 300000;
-
-// Limits the size to which files can grow.
-class ScopedFileLimit {
- public:
-  explicit ScopedFileLimit(rlim_t bytes) {
-    ::signal(SIGXFSZ, SIG_IGN);
-    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
-    const rlimit limit = {bytes, before_.rlim_max};
-    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
-  }
-  ~ScopedFileLimit() { ::setrlimit(RLIMIT_FSIZE, &before_); }
-
- private:
-  rlimit before_ = {};
-};
 
 class JobReshapeTest : public ::testing::Test {
  protected:

@@ -113,8 +113,9 @@ void RankAttachments::DetachLocked(uint32_t rank, bool for_good) {
   rounds_.Leave(rank, "was lost");
   // The next session that attaches gives its own gradient area.
   if (ranks_.gradient_area(rank) == area) ranks_.gradient_area(rank) = nullptr;
-  // The next engine may need the gradients of a step that is being finished.
-  if (job_.options.keeper != nullptr && !job_.recovery.has_value()) {
+  // The next engine may need the gradients of a step that is not finished.
+  if (job_.options.keeper != nullptr && !job_.recovery.has_value() &&
+      !job_.LeavesStepToNextEngine()) {
     job_.options.keeper->Drop(rank);
   }
   if (comes_back) return;
@@ -165,8 +166,10 @@ void RankAttachments::BeginLoss(uint32_t rank, bool in_step) {
     step_.open_step.DropRank(rank);
   } else {
     stager_.DropStaged(rank);
-    ::unlink(
-        job_.StagingPath(rank, job_.rank_mark(rank).client_instance).c_str());
+    if (!job_.LeavesStepToNextEngine()) {
+      ::unlink(
+          job_.StagingPath(rank, job_.rank_mark(rank).client_instance).c_str());
+    }
   }
   PersistInOrder(PersistPoint::kRankDetached);
   ranks_.Leave(rank);

@@ -50,6 +50,7 @@ absl::Status JobRecovery::AdoptStep() {
                  job_.options.name, step, *rolled_back);
     gradients_.FindGradients();
     FinishStepIfPossible();
+    OPTSTATE_RETURN_IF_ERROR(job_.failure);
     absl::Status awaited = CheckGradientsMayCome();
     if (!awaited.ok()) {
       spdlog::error("{}", awaited.ToString());
@@ -89,13 +90,14 @@ void JobRecovery::FinishStepIfPossible() {
     ++job_.tier->control()->steps_recovered;
     spdlog::info("step finished after a crash: job={} step={}",
                  job_.options.name, job_.record().committed_step);
-    EndRecovery();
-    gradients_.DropGradientsOfAbsent();
   }
+  EndRecovery();
   sums_.AnswerCommits(applied, job_.LastOutcome());
   step_.open_step.DropAll();
   step_.progress.End();
   step_.timer.Drop();
+  if (job_.LeavesStepToNextEngine()) return;  // it needs the gradients
+  gradients_.DropGradientsOfAbsent();
   // Removes the staging files of ranks that were lost meanwhile.
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (ranks_.state(rank) != RankState::kAbsent) continue;

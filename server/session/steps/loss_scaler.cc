@@ -84,6 +84,15 @@ void StartLossScaler(const v1::LossScaler& scaler, StepRecord* record) {
   record->hysteresis_left = scaler.hysteresis();
 }
 
+// A scale of 0 means that there was no scaler, and a static scaler never moves.
+bool RepairLossScaler(const v1::LossScaler& scaler, StepRecord* record) {
+  const bool is_sound =
+      record->loss_scale != 0 &&
+      (scaler.dynamic() || record->loss_scale == scaler.init_scale());
+  if (!is_sound) StartLossScaler(scaler, record);
+  return !is_sound;
+}
+
 void ContinueLossScaler(const v1::LossScalerState& state, StepRecord* record) {
   record->loss_scale = state.loss_scale();
   record->good_steps = state.good_steps();

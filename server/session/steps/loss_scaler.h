@@ -30,6 +30,10 @@ void ChangeLossScaler(const v1::LossScaler& former,
 // Sets the initial state, in a job that has taken no step.
 void StartLossScaler(const v1::LossScaler& scaler, StepRecord* record);
 
+// Repairs the state of a scaler whose description an engine had written when it
+// died, and its state not yet. Returns whether it changed the record.
+bool RepairLossScaler(const v1::LossScaler& scaler, StepRecord* record);
+
 // Sets the state to that of another job, which continues in this one.
 void ContinueLossScaler(const v1::LossScalerState& state, StepRecord* record);
 

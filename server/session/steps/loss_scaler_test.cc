@@ -89,6 +89,23 @@ TEST(LossScalerMinimumTest, IsNeverZero) {
   EXPECT_EQ(record.loss_scale, 1e-300);
 }
 
+TEST(LossScalerRepairTest, OnlyWhatNoScalerHasIsRepaired) {
+  v1::LossScaler scaler = Dynamic(64, 1);
+  StepRecord record;
+  StartLossScaler(scaler, &record);
+  record.loss_scale = 8;
+  EXPECT_FALSE(RepairLossScaler(scaler, &record));
+  record.loss_scale = 0;
+  EXPECT_TRUE(RepairLossScaler(scaler, &record));
+  EXPECT_EQ(record.loss_scale, 64);
+  EXPECT_EQ(record.hysteresis_left, scaler.hysteresis());
+  record.loss_scale = 8;  // of a former, dynamic one
+  scaler.set_dynamic(false);
+  EXPECT_TRUE(RepairLossScaler(scaler, &record));
+  EXPECT_EQ(record.loss_scale, 64);
+  EXPECT_FALSE(RepairLossScaler(scaler, &record));
+}
+
 // Transcribes update() of torch/amp/grad_scaler.py.
 struct GradScaler {
   float scale;

@@ -6,73 +6,17 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "server/session/job.h"
+#include "server/session/testing/recording_keeper.h"
+#include "server/session/testing/recording_listener.h"
 
 namespace optstate {
-
-// Records the answers to a rank, by request.
-class RecordingListener final : public SessionListener {
- public:
-  struct Answer {
-    absl::Status status;
-    StepOutcome outcome;
-  };
-  void OnStepDone(uint64_t request_id, const absl::Status& status,
-                  const StepOutcome& outcome) override {
-    const std::lock_guard<std::mutex> lock(mu_);
-    answers_[request_id] = {status, outcome};
-  }
-  void OnNotice(absl::string_view text) override {
-    const std::lock_guard<std::mutex> lock(mu_);
-    notices_.emplace_back(text);
-  }
-  std::vector<std::string> notices() const {
-    const std::lock_guard<std::mutex> lock(mu_);
-    return notices_;
-  }
-  // Returns null while the request is not answered.
-  const Answer* Find(uint64_t request_id) const {
-    const std::lock_guard<std::mutex> lock(mu_);
-    const auto it = answers_.find(request_id);
-    return it == answers_.end() ? nullptr : &it->second;
-  }
-
- private:
-  mutable std::mutex mu_;
-  std::map<uint64_t, Answer> answers_;
-  std::vector<std::string> notices_;
-};
-
-// Records, by rank whose gradients it keeps, the client instance that wrote
-// them.
-class RecordingKeeper final : public GradientKeeper {
- public:
-  void Keep(uint32_t rank, uint64_t client_instance,
-            uint64_t /*gradient_offset_bytes*/, int /*segment_fd*/) override {
-    const std::lock_guard<std::mutex> lock(mu_);
-    kept_[rank] = client_instance;
-  }
-  void Drop(uint32_t rank) override {
-    const std::lock_guard<std::mutex> lock(mu_);
-    kept_.erase(rank);
-  }
-  std::map<uint32_t, uint64_t> kept() const {
-    const std::lock_guard<std::mutex> lock(mu_);
-    return kept_;
-  }
-
- private:
-  mutable std::mutex mu_;
-  std::map<uint32_t, uint64_t> kept_;
-};
 
 // Values of every parameter of a layout, in order.
 using Tensors = std::vector<std::vector<float>>;

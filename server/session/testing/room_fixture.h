@@ -5,11 +5,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <utility>
-#include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "server/session/job_context.h"
@@ -23,33 +24,39 @@
 
 namespace optstate {
 
-// The rooms at the bottom of a job that was just registered, with real files in
-// a scratch directory, for tests of the room above them. Time stands still
-// unless the test moves it. The fixture is the only thread that knows the job,
-// so tests take its lock only where the room waits.
-class RoomFixture : public ::testing::Test {
+// Where a test's job is: a scratch directory, which is removed at the end, and
+// a clock that stands still unless the test moves it.
+class RoomGround {
  protected:
-  static RegisterSpec TwoRanks() {
-    LayoutSpec layout;
-    layout.groups.resize(2);
-    for (uint32_t group = 0; group < 2; ++group) {
-      ParameterSpec parameter;
-      parameter.name = group == 0 ? "a" : "b";
-      parameter.shape = {3};
-      parameter.numel = 3;
-      parameter.group = group;
-      layout.parameters.push_back(parameter);
-    }
-    RegisterSpec spec;
-    spec.layout = *Layout::Make(layout);
-    spec.world_size = 2;
-    spec.local_world_size = 2;
-    spec.host_id = "host";
-    return spec;
+  RoomGround() {
+    std::string directory = ::testing::TempDir() + "/optstate-room-XXXXXX";
+    EXPECT_NE(::mkdtemp(directory.data()), nullptr);
+    directory_ = std::move(directory);
+  }
+  ~RoomGround() {
+    std::error_code ignored;
+    std::filesystem::remove_all(directory_, ignored);
   }
 
-  explicit RoomFixture(const RegisterSpec& spec = TwoRanks())
-      : job_(OptionsOf(this)),
+  Job::Options JobOptions() {
+    Job::Options options;
+    options.name = "test";
+    options.directory = directory_;
+    options.config.mutable_engine()->set_workers(1);
+    options.clock = [this] { return now_; };
+    return options;
+  }
+
+  std::string directory_;
+  absl::Time now_ = absl::UnixEpoch();
+};
+
+// The rooms at the bottom of a job, with real files. Destroying them keeps the
+// files, as the end of an engine does.
+class LowerRooms {
+ public:
+  explicit LowerRooms(Job::Options options)
+      : job_(std::move(options)),
         ranks_(&job_),
         step_(&job_),
         durability_(&job_),
@@ -61,17 +68,18 @@ class RoomFixture : public ::testing::Test {
                     .decider = &decider_,
                     .speculator = &speculator_,
                     .load = &load_,
-                    .durability = &durability_}) {
-    const absl::Status registered =
-        registrar_.Register(spec, *DescriptionOf(spec)).status();
-    EXPECT_TRUE(registered.ok()) << registered;
+                    .durability = &durability_}) {}
+
+  absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) {
+    return registrar_.Register(spec, *DescriptionOf(spec));
   }
-  ~RoomFixture() override {
-    std::error_code ignored;
-    std::filesystem::remove_all(job_.options.directory, ignored);
+  // Says that every parameter has a valid state, as a load does.
+  void MakeReady() {
+    StepRecord record = job_.record();
+    record.load_required_from = job_.parameter_count();
+    PublishRecord(record, job_.tier->control());
   }
 
-  absl::Time now_ = absl::UnixEpoch();
   JobContext job_;
   RankRoster ranks_;
   StepState step_;
@@ -80,19 +88,46 @@ class RoomFixture : public ::testing::Test {
   StepDecider decider_;
   Speculator speculator_;
   JobRegistrar registrar_;
+};
 
- private:
-  static Job::Options OptionsOf(RoomFixture* self) {
-    std::string directory = ::testing::TempDir() + "/optstate-room-XXXXXX";
-    EXPECT_NE(::mkdtemp(directory.data()), nullptr);
-    Job::Options options;
-    options.name = "test";
-    options.directory = std::move(directory);
-    options.config.mutable_engine()->set_workers(1);
-    options.clock = [self] { return self->now_; };
-    return options;
+// The registration of a job whose ranks have a parameter of three elements
+// each, "a" in group 0 and "b" in group 1.
+inline RegisterSpec TwoRankSpec() {
+  LayoutSpec layout;
+  layout.groups.resize(2);
+  for (uint32_t group = 0; group < 2; ++group) {
+    ParameterSpec parameter;
+    parameter.name = group == 0 ? "a" : "b";
+    parameter.shape = {3};
+    parameter.numel = 3;
+    parameter.group = group;
+    layout.parameters.push_back(parameter);
+  }
+  RegisterSpec spec;
+  spec.layout = *Layout::Make(layout);
+  spec.world_size = 2;
+  spec.local_world_size = 2;
+  spec.host_id = "host";
+  return spec;
+}
+
+// A test of a room above `Rooms`. The fixture is the only thread that knows the
+// job, so tests take its lock only where the room waits.
+template <class Rooms>
+class RoomTest : public ::testing::Test, protected RoomGround, protected Rooms {
+ protected:
+  static RegisterSpec TwoRanks() { return TwoRankSpec(); }
+
+  // Registers the job; nullopt: the test does.
+  explicit RoomTest(const std::optional<RegisterSpec>& spec = TwoRankSpec())
+      : Rooms(JobOptions()) {
+    if (!spec.has_value()) return;
+    const absl::Status registered = this->Register(*spec).status();
+    EXPECT_TRUE(registered.ok()) << registered;
   }
 };
+
+using RoomFixture = RoomTest<LowerRooms>;
 
 }  // namespace optstate
 

@@ -1,0 +1,189 @@
+#include "server/session/job_durability.h"
+
+#include <filesystem>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/session/testing/room_fixture.h"
+#include "server/session/testing/scoped_file_limit.h"
+
+namespace optstate {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// A job whose records are on disk; each test says when it is durable.
+class JobDurabilityTest : public RoomTest<LowerRooms> {
+ protected:
+  JobDurabilityTest() : RoomTest(std::nullopt) {
+    std::filesystem::create_directory(disk());
+    job_.options.config.mutable_nvme()->add_directories(disk());
+    job_.options.config.mutable_nvme()->set_io_engine(
+        v1::IO_ENGINE_KIND_BLOCKING);
+  }
+
+  std::string disk() const { return directory_ + "/disk"; }
+  void Make(v1::DurabilityKind kind) {
+    RegisterSpec spec = TwoRanks();
+    spec.storage.set_placement(v1::PLACEMENT_NVME);
+    spec.storage.set_durability(kind);
+    if (kind == v1::DURABILITY_KIND_EVERY) spec.storage.set_every_steps(3);
+    if (kind == v1::DURABILITY_KIND_INTERVAL) {
+      spec.storage.set_interval_ms(1000);
+    }
+    const absl::Status made = Register(spec).status();
+    ASSERT_TRUE(made.ok()) << made;
+    MakeReady();
+  }
+  void SetStep(uint64_t step) {
+    StepRecord record = job_.record();
+    record.committed_step = step;
+    PublishRecord(record, job_.tier->control());
+  }
+  // Takes a step that changes nothing, and returns the step that is durable
+  // once all that was requested is.
+  uint64_t DurableAfter(uint64_t step, bool is_load = false) {
+    SetStep(step);
+    JobCall lock(&job_.lock);
+    EXPECT_TRUE(durability_.MakeDurableIfDue(is_load).ok());
+    EXPECT_TRUE(job_.nvme->AwaitCommit().ok());
+    return job_.nvme->durable_step();
+  }
+  uint64_t commits() const { return job_.nvme->counters().commits; }
+  absl::Status AdoptCommit() {
+    JobCall lock(&job_.lock);
+    return durability_.AdoptCommit();
+  }
+  void CommitFinally(bool loading = false) {
+    JobCall lock(&job_.lock);
+    durability_.CommitFinally(loading);
+  }
+};
+
+TEST_F(JobDurabilityTest, EachStep) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
+  for (uint64_t step = 1; step <= 3; ++step) {
+    SetStep(step);
+    JobCall lock(&job_.lock);
+    ASSERT_TRUE(durability_.MakeDurableIfDue(/*is_load=*/false).ok());
+    EXPECT_EQ(job_.nvme->durable_step(), step) << "before it is answered";
+  }
+}
+
+TEST_F(JobDurabilityTest, EveryThirdStep) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_EVERY));
+  for (uint64_t step = 1; step <= 7; ++step) {
+    EXPECT_EQ(DurableAfter(step), step / 3 * 3);
+  }
+  EXPECT_EQ(DurableAfter(7, /*is_load=*/true), 7u);
+}
+
+TEST_F(JobDurabilityTest, EverySecond) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_INTERVAL));
+  EXPECT_EQ(DurableAfter(1), 1u) << "the first";
+  now_ += absl::Milliseconds(999);
+  EXPECT_EQ(DurableAfter(2), 1u);
+  now_ += absl::Milliseconds(1);
+  EXPECT_EQ(DurableAfter(3), 3u);
+  EXPECT_EQ(DurableAfter(4), 3u);
+}
+
+TEST_F(JobDurabilityTest, NoneOfAJobThatIsNotOrIsNotLoaded) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
+  StepRecord record = job_.record();
+  record.load_required_from = 1;
+  PublishRecord(record, job_.tier->control());
+  EXPECT_EQ(DurableAfter(1, /*is_load=*/true), 0u);
+  CommitFinally();
+  EXPECT_TRUE(AdoptCommit().ok());
+  EXPECT_EQ(commits(), 0u);
+}
+
+TEST_F(JobDurabilityTest, NoneOfARecordedStepThatIsNotDurableByChoice) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_NONE));
+  EXPECT_EQ(DurableAfter(1, /*is_load=*/true), 0u);
+  CommitFinally();
+  EXPECT_EQ(commits(), 0u);
+}
+
+// The former engine had recorded it, and answered nobody.
+TEST_F(JobDurabilityTest, AStepOfTheFormerEngineIsMadeDurable) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
+  ASSERT_EQ(DurableAfter(1), 1u);
+  SetStep(2);
+  job_.recovery.emplace();
+  ASSERT_TRUE(AdoptCommit().ok());
+  EXPECT_EQ(job_.nvme->durable_step(), 1u) << "it is being finished";
+  job_.recovery.reset();
+  ASSERT_TRUE(AdoptCommit().ok());
+  EXPECT_EQ(job_.nvme->durable_step(), 2u);
+}
+
+// A load has no step of its own.
+TEST_F(JobDurabilityTest, SoIsALoad) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
+  ASSERT_EQ(DurableAfter(1), 1u);
+  StepRecord record = job_.record();
+  ++record.loads_finished;
+  PublishRecord(record, job_.tier->control());
+  ASSERT_TRUE(AdoptCommit().ok());
+  EXPECT_EQ(commits(), 2u);
+}
+
+TEST_F(JobDurabilityTest, AnOrderlyEndLosesNothing) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_EVERY));
+  ASSERT_EQ(DurableAfter(3), 3u);
+  SetStep(4);
+  CommitFinally(/*loading=*/true);
+  job_.failure = absl::DataLossError("why");
+  CommitFinally();
+  job_.failure = absl::OkStatus();
+  EXPECT_EQ(job_.nvme->durable_step(), 3u);
+  CommitFinally();
+  EXPECT_EQ(job_.nvme->durable_step(), 4u);
+  const uint64_t before = commits();
+  CommitFinally();
+  EXPECT_EQ(commits(), before) << "it is durable";
+}
+
+TEST_F(JobDurabilityTest, ADiskThatRefusesFailsTheJob) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
+  ASSERT_EQ(DurableAfter(1), 1u);
+  SetStep(2);
+  absl::Status failed;
+  {
+    const ScopedFileLimit limit(0);
+    JobCall lock(&job_.lock);
+    failed = durability_.MakeDurableIfDue(/*is_load=*/false);
+  }
+  EXPECT_FALSE(failed.ok());
+  EXPECT_THAT(failed.message(), HasSubstr("the durable commit of step 2"));
+  EXPECT_EQ(job_.failure, failed);
+  EXPECT_EQ(job_.nvme->durable_step(), 1u);
+  EXPECT_EQ(job_.LastOutcome().durable_step, 1u);
+}
+
+TEST_F(JobDurabilityTest, AJobOnDiskNeedsTheDaemonsDirectory) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_NONE));
+  job_.options.config.mutable_nvme()->clear_directories();
+  const absl::Status refused = durability_.MakeStore(nullptr).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(refused.message(), HasSubstr("--nvme-dir"));
+}
+
+TEST_F(JobDurabilityTest, TheDiskIsDescribed) {
+  ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
+  ASSERT_EQ(DurableAfter(1), 1u);
+  v1::DiskState described;
+  durability_.DescribeDisk(&described);
+  EXPECT_EQ(described.io_engine(), "blocking");
+  EXPECT_THAT(described.directories(), ElementsAre(disk() + "/jobs/test"));
+  EXPECT_EQ(described.durable_step(), 1u);
+  EXPECT_EQ(described.commits(), 1u);
+  EXPECT_GT(described.directory_io(0).syncs(), 0u);
+}
+
+}  // namespace
+}  // namespace optstate
