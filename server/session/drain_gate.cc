@@ -4,16 +4,18 @@
 
 namespace optstate {
 
-// A step begun by ranks that are to return also counts as open.
+// A step begun by ranks that are to return also counts as open, unless the job
+// has failed: it then takes no step.
 bool DrainGate::IsDrained() const {
   return draining_ && job_.lock.is_idle() && NoOpenStep() &&
-         (ranks_.AwaitedCount() == 0 ||
+         (!job_.failure.ok() || ranks_.AwaitedCount() == 0 ||
           !ranks_.WasBegun(job_.record().committed_step + 1));
 }
 
 // Staged gradients of a former engine's ranks open no step while those ranks
 // are away.
 bool DrainGate::NoOpenStep() const {
+  if (!job_.failure.ok()) return true;
   if (job_.recovery.has_value()) return false;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (ranks_.session(rank).attached && step_.open_step.opened_by(rank))

@@ -61,6 +61,12 @@ absl::Span<const int64_t> JobContext::StepCounts() const {
   return counts_before_pass;
 }
 
+bool JobContext::IsUnfinished(uint64_t step) const {
+  const ControlFile& control = *tier->control();
+  return step != 0 && control.step_in_progress.load() == step &&
+         control.step_given_up.load() != step;
+}
+
 absl::Status JobContext::CheckRegistered() const {
   if (shape != nullptr) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(failure);

@@ -69,6 +69,10 @@ struct JobContext {
     return rank_mark(accumulates_together() ? 0 : rank);
   }
   bool speculates() const { return shape->description.speculative; }
+  // Returns whether the step is marked, but neither finished nor given up: in a
+  // FAILED job it is the next engine's to finish, with the same gradients and
+  // in the same shape.
+  bool IsUnfinished(uint64_t step) const;
   ElementAccess Elements() const { return ElementAccess(store.get()); }
   // Returns the steps taken, by parameter: while a pass is being made, as they
   // were before it.

@@ -156,6 +156,7 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
 
 absl::Status JobRegistrar::Reshape(JobDescription description) {
   if (job_.recovery.has_value()) return job_.StillRecovering();
+  if (job_.IsUnfinished(job_.record().committed_step + 1)) return job_.failure;
   const bool extended = description.layout.hash() != job_.layout().hash();
   const std::optional<v1::LossScaler> scaler =
       job_.shape->description.loss_scaler;

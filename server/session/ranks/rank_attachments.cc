@@ -114,13 +114,13 @@ void RankAttachments::DetachLocked(uint32_t rank, bool for_good) {
     BeginLoss(rank, in_step);
   }
   rounds_.Leave(rank, "was lost");
+  const bool is_needed_by_next = IsNeededByNextEngine(rank);
   // The next session that attaches gives its own gradient area.
   if (ranks_.gradient_area(rank) == ranks_.session(rank).spec.gradient_area) {
     ranks_.gradient_area(rank) = nullptr;
   }
   ranks_.session(rank) = RankSession{};
-  // The next engine may need the gradients of a step that is being finished.
-  if (job_.options.keeper != nullptr && !job_.recovery.has_value()) {
+  if (job_.options.keeper != nullptr && !is_needed_by_next) {
     job_.options.keeper->Drop(rank);
   }
   if (comes_back) return;
@@ -156,6 +156,13 @@ void RankAttachments::GiveUpAbsent(uint32_t rank, uint64_t client_instance) {
     recovery_.FailRecovery(rank);
 }
 
+// Returns whether the gradients that the rank has pushed are of a former
+// engine's step that this one is finishing, or has failed to.
+bool RankAttachments::IsNeededByNextEngine(uint32_t rank) const {
+  return job_.recovery.has_value() ||
+         job_.IsUnfinished(ranks_.session(rank).recovering_step);
+}
+
 // Records the loss to be reported before dropping what the rank staged: an
 // engine that dies in between leaves the rank attached, and the next one
 // repeats this.
@@ -166,7 +173,7 @@ void RankAttachments::BeginLoss(uint32_t rank, bool in_step) {
                           ? job_.recovery->record.committed_step
                           : job_.record().committed_step + 1;
   PersistInOrder(PersistPoint::kLossDrop);
-  if (job_.recovery.has_value()) {
+  if (IsNeededByNextEngine(rank)) {
     // The step is finished with its gradients, or not at all.
     step_.open_step.DropRank(rank);
   } else {
