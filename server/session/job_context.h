@@ -97,9 +97,14 @@ struct JobContext {
   // of a verification.
   void DropStore();
 
-  // Makes a pass over the state, or waits for it to reach a disk, as
-  // JobLock::MakePass does.
+  // Makes a pass over the state that leaves the step counts as they are, or
+  // waits for the state to reach a disk, as JobLock::MakePass does.
   absl::Status MakePass(absl::FunctionRef<absl::Status()> pass);
+  // Makes one that changes the step counts.
+  absl::Status MakeCountingPass(absl::FunctionRef<absl::Status()> pass);
+  // Makes one that reads gradients: takes them in, or a norm of them.
+  void Stage(const StepScheduler::Staging& staging);
+  double Norm(double type, const StepScheduler::Update& update);
 
   // See Job::StagingPath.
   std::string StagingPath(uint32_t rank, uint64_t client_instance) const;
@@ -125,7 +130,8 @@ struct JobContext {
   std::optional<RecoveredStep> recovery;
   // Not OK: the job is FAILED, and calls return this status.
   absl::Status failure;
-  std::vector<int64_t> counts_before_pass;  // by parameter
+  // By parameter; empty unless a counting pass is being made.
+  std::vector<int64_t> counts_before_pass;
 };
 
 }  // namespace optstate

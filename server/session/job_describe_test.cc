@@ -1,5 +1,5 @@
-// Operators' calls do not wait for a step: they return while it is being
-// applied, and while it is made durable.
+// Operators' calls do not wait for a step: they return while gradients are taken
+// in, while the step is being applied, and while it is made durable.
 
 #include <unistd.h>
 
@@ -58,9 +58,12 @@ class Barrier {
   absl::Notification opened_;
 };
 
-class StopsInUpdate final : public StepObserver {
+class StopsInStep final : public StepObserver {
  public:
-  explicit StopsInUpdate(Barrier* barrier) : barrier_(barrier) {}
+  explicit StopsInStep(Barrier* barrier) : barrier_(barrier) {}
+  void OnGradientsRead() override {
+    if (stops_.load()) barrier_->Stop();
+  }
   void OnRunUpdated(uint64_t, uint64_t) override {
     if (stops_.load()) barrier_->Stop();
   }
@@ -122,9 +125,69 @@ void ExpectDescribed(JobHarness* harness, Barrier* barrier,
   }
 }
 
+// A push that is long enough not to be taken in under the lock.
+JobHarness::Setup WithALongPush(StepObserver* observer) {
+  JobHarness::Setup setup = SetupOf(observer);
+  setup.layout.parameters[0] = MakeParameter("a", 200000);
+  return setup;
+}
+
+TEST(JobDescribeTest, ReturnsWhileAPushIsTakenIn) {
+  Barrier barrier;
+  StopsInStep observer(&barrier);
+  JobHarness harness(WithALongPush(&observer));
+  harness.Start(harness.RandomTensors(1));
+  harness.SetGradients(harness.RandomTensors(3));
+  observer.Stop();
+  std::thread rank([&] { EXPECT_TRUE(harness.Push(0, 1, 0, 2).ok()); });
+  barrier.AwaitReached();
+  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0);
+  EXPECT_FALSE(barrier.is_open());
+  barrier.Open();
+  rank.join();
+}
+
+TEST(JobDescribeTest, ReturnsWhileMicroStepsAreSummed) {
+  Barrier barrier;
+  StopsInStep observer(&barrier);
+  JobHarness::Setup setup = WithALongPush(&observer);
+  setup.partition = PartitionMode::kReplicated;
+  setup.accumulate = true;
+  JobHarness harness(setup);
+  harness.Start(harness.RandomTensors(1));
+  harness.SetGradients(harness.RandomTensors(3));
+  observer.Stop();
+  std::thread rank([&] { EXPECT_TRUE(harness.Push(0, 1, 0, 2).ok()); });
+  barrier.AwaitReached();
+  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0);
+  EXPECT_FALSE(barrier.is_open());
+  barrier.Open();
+  rank.join();
+}
+
+TEST(JobDescribeTest, ReturnsWhileANormIsTaken) {
+  Barrier barrier;
+  StopsInStep observer(&barrier);
+  JobHarness harness(SetupOf(&observer));
+  harness.Start(harness.RandomTensors(1));
+  const std::vector<Hyperparams> groups(1, AdamHyperparams());
+  CommitSpec commit = CommitOf(1, groups);
+  commit.max_norm = 1;
+  commit.norm_type = 1;
+  harness.SetGradients(harness.RandomTensors(3));
+  harness.PushAll(1);
+  observer.Stop();
+  std::thread rank([&] { EXPECT_TRUE(harness.CommitAll(commit).status.ok()); });
+  barrier.AwaitReached();
+  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0);
+  EXPECT_FALSE(barrier.is_open());
+  barrier.Open();
+  rank.join();
+}
+
 TEST(JobDescribeTest, ReturnsWhileAStepIsApplied) {
   Barrier barrier;
-  StopsInUpdate observer(&barrier);
+  StopsInStep observer(&barrier);
   JobHarness harness(SetupOf(&observer));
   harness.Start(harness.RandomTensors(1));
   const std::vector<Hyperparams> groups(1, AdamHyperparams());
@@ -169,7 +232,7 @@ TEST(JobDescribeTest, ReturnsWhileAStepIsMadeDurable) {
 // A call that needs the state waits for the step, and then sees all of it.
 TEST(JobDescribeTest, CallsThatReadTheStateWaitForTheStep) {
   Barrier barrier;
-  StopsInUpdate observer(&barrier);
+  StopsInStep observer(&barrier);
   JobHarness harness(SetupOf(&observer));
   harness.Start(harness.RandomTensors(1));
   const std::vector<Hyperparams> groups(1, AdamHyperparams());

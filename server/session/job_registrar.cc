@@ -259,7 +259,7 @@ absl::Status JobRegistrar::UseShape(std::unique_ptr<JobShape> shape,
   OPTSTATE_RETURN_IF_ERROR(MakeScheduler(restored));
   const auto& partitions = job_.shape->partitions;
   ranks_.Reset(static_cast<uint32_t>(partitions.size()));
-  job_.counts_before_pass.resize(job_.parameter_count());
+  job_.counts_before_pass.reserve(job_.parameter_count());
   decider_.Reset();
   speculator_.Reset();
   step_.open_step.Reset(&job_.layout(), partitions, job_.is_replicated());
