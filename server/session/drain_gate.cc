@@ -35,7 +35,9 @@ absl::Status DrainGate::AwaitDrained(absl::Time deadline) {
   }
   if (!draining_) {
     return absl::DeadlineExceededError(absl::StrCat(
-        "job \"", job_.options.name, "\" was told to take steps again"));
+        "job \"", job_.options.name,
+        "\" does not drain: it was told to take steps again, or its engine was "
+        "not told to drain in time"));
   }
   // A step is open, so there is a layout and with it a record.
   return absl::DeadlineExceededError(absl::StrCat(

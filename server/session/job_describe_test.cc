@@ -1,5 +1,6 @@
-// Operators' calls do not wait for a step: they return while gradients are taken
-// in, while the step is being applied, and while it is made durable.
+// Operators' calls, and those of the thread that hears the supervisor, do not
+// wait for a step: they return while gradients are taken in, while the step is
+// being applied, and while it is made durable.
 
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 #include "server/scheduler/step_observer.h"
+#include "server/session/testing/job_crash_fixture.h"
 #include "server/session/testing/job_harness.h"
 
 namespace {
@@ -251,6 +253,48 @@ TEST(JobDescribeTest, CallsThatReadTheStateWaitForTheStep) {
   barrier.Open();
   rank.join();
   reader.join();
+}
+
+// The calls of the thread that hears the supervisor, while rank 0 has brought
+// the gradients with which the step of a former engine is being finished.
+TEST_F(JobCrashTest, TheSupervisorIsHeardWhileAStepIsFinished) {
+  ASSERT_NO_FATAL_FAILURE(DieInStep3(Instant::kMarked));
+  ASSERT_TRUE(harness_.Open().ok());  // only to know the sizes
+  RememberGradients();
+  std::vector<KeptGradients> kept;
+  kept.push_back(harness_.KeepGradients(1, 4096));
+  harness_.Close();
+  Barrier barrier;
+  StopsInStep observer(&barrier);
+  harness_.setup().observer = &observer;
+  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+  ASSERT_TRUE(harness_.Register(0).ok());
+  const AttachSpec spec = harness_.AttachSpecOf(0);
+  observer.Stop();
+  Job& job = harness_.job();
+  std::thread rank([&] { EXPECT_TRUE(job.Attach(spec).ok()); });
+  barrier.AwaitReached();
+  EXPECT_EQ(WithoutWaiting<bool>(&barrier, [&] { return job.finished(); }),
+            false);
+  const std::vector<FormerRank> awaited = job.Awaited();
+  ASSERT_EQ(awaited.size(), 1u);
+  EXPECT_TRUE(WithoutWaiting<bool>(&barrier,
+                                   [&] {
+                                     job.GiveUp(awaited[0]);
+                                     job.BeginDrain();
+                                     return true;
+                                   })
+                  .has_value())
+      << "GiveUp waited for the step";
+  EXPECT_EQ(job.Awaited().size(), 1u) << "the step is being finished";
+  EXPECT_FALSE(barrier.is_open());
+  barrier.Open();
+  rank.join();
+  EXPECT_EQ(job.Awaited().size(), 0u);
+  EXPECT_TRUE(job.AwaitDrained(absl::InfinitePast()).ok());
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+  harness_.setup().observer = nullptr;
 }
 
 }  // namespace
