@@ -5,7 +5,7 @@
 
 namespace optstate {
 
-// Receives the progress of an update, at the points between which a crash
+// Receives the progress of a step, at the points between which a crash
 // differs. For tests that kill an engine at a chosen instant; production has
 // none.
 //
@@ -14,6 +14,9 @@ namespace optstate {
 class StepObserver {
  public:
   virtual ~StepObserver() = default;
+  // Gradients are about to be read, without the job's lock: for the statistics
+  // of a long push, for sums of micro-steps, or for a norm.
+  virtual void OnGradientsRead() {}
   // The step is marked as in progress; no tile was touched.
   virtual void OnStepMarked(uint64_t /*step*/) {}
   // The kernel has written this run of the step.

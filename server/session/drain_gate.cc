@@ -4,16 +4,18 @@
 
 namespace optstate {
 
-// A step begun by ranks that are to return also counts as open.
+// A step begun by ranks that are to return also counts as open, unless the job
+// has failed: it then takes no step.
 bool DrainGate::IsDrained() const {
   return draining_ && job_.lock.is_idle() && NoOpenStep() &&
-         (ranks_.AwaitedCount() == 0 ||
+         (!job_.failure.ok() || ranks_.AwaitedCount() == 0 ||
           !ranks_.WasBegun(job_.record().committed_step + 1));
 }
 
 // Staged gradients of a former engine's ranks open no step while those ranks
 // are away.
 bool DrainGate::NoOpenStep() const {
+  if (!job_.failure.ok()) return true;
   if (job_.recovery.has_value()) return false;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     if (ranks_.state(rank) == RankState::kAttached &&
@@ -35,7 +37,9 @@ absl::Status DrainGate::AwaitDrained(absl::Time deadline) {
   }
   if (!draining_) {
     return absl::DeadlineExceededError(absl::StrCat(
-        "job \"", job_.options.name, "\" was told to take steps again"));
+        "job \"", job_.options.name,
+        "\" does not drain: it was told to take steps again, or its engine was "
+        "not told to drain in time"));
   }
   // A step is open, so there is a layout and with it a record.
   return absl::DeadlineExceededError(absl::StrCat(

@@ -91,9 +91,10 @@ class StepObserver;
 //
 // Threads: thread-safe; one lock per job. Calls exclude each other from their
 // begin to their end, those that wait for a pause left aside. Describe and
-// ListParameters never wait for a step that is being applied or made durable,
-// nor do BeginDrain, Resume and the queries of the shape. After Attach, Push
-// and Commit allocate nothing unless they fail.
+// ListParameters never wait for gradients that are taken in, nor for a step
+// that is being applied or made durable; nor do BeginDrain, Resume, Awaited,
+// GiveUp, finished and the queries of the shape. After Attach, Push and Commit
+// allocate nothing unless they fail.
 // Size: one method for each call that a transport, the engine or an operator
 // makes.
 class Job {
@@ -168,7 +169,8 @@ class Job {
   // report (GiveUp) a rank that will not return.
   virtual std::vector<FormerRank> Awaited() const = 0;
   // Reports a rank that does not return: lost, in the open step, as if it
-  // detached. No effect when the rank is attached.
+  // detached; while a step is being applied, once that has ended. No effect
+  // when the rank is attached.
   virtual void GiveUp(const FormerRank& rank) = 0;
 
   virtual absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,

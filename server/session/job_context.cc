@@ -6,6 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/available_cores.h"
+#include "server/scheduler/gradient_stager.h"
+#include "server/scheduler/step_observer.h"
 #include "server/session/job_facts.h"
 #include "server/session/recovery/staging_file.h"
 #include "spdlog/spdlog.h"
@@ -57,8 +59,14 @@ StepOutcome JobContext::LastOutcome() const {
 }
 
 absl::Span<const int64_t> JobContext::StepCounts() const {
-  if (lock.is_idle()) return store->step_counts();
+  if (counts_before_pass.empty()) return store->step_counts();
   return counts_before_pass;
+}
+
+bool JobContext::IsUnfinished(uint64_t step) const {
+  const ControlFile& control = *tier->control();
+  return step != 0 && control.step_in_progress.load() == step &&
+         control.step_given_up.load() != step;
 }
 
 absl::Status JobContext::CheckRegistered() const {
@@ -97,13 +105,6 @@ absl::Status JobContext::FailInside(absl::string_view what,
   return failure;
 }
 
-bool JobContext::LeavesStepToNextEngine() const {
-  const ControlFile& control = *tier->control();
-  const uint64_t step = control.step_in_progress.load();
-  return !failure.ok() && step == record().committed_step + 1 &&
-         control.step_given_up.load() != step;
-}
-
 std::string JobContext::HowToGoOn() const {
   return absl::StrCat("Last good step: ", record().committed_step,
                       ". Delete the job (optctl delete job ", options.name,
@@ -127,9 +128,44 @@ void JobContext::DropStore() {
 }
 
 absl::Status JobContext::MakePass(absl::FunctionRef<absl::Status()> pass) {
+  return lock.MakePass(pass);
+}
+
+absl::Status JobContext::MakeCountingPass(
+    absl::FunctionRef<absl::Status()> pass) {
   const auto counts = store->step_counts();
   counts_before_pass.assign(counts.begin(), counts.end());
-  return lock.MakePass(pass);
+  absl::Status made = lock.MakePass(pass);
+  counts_before_pass.clear();
+  return made;
+}
+
+void JobContext::Stage(const StepScheduler::Staging& staging) {
+  const auto& pieces = shape->partitions[staging.rank].pieces;
+  uint64_t elements = 0;
+  for (size_t i = 0; i < staging.actions.size(); ++i) {
+    if (staging.actions[i] == StageAction::kNothing) continue;
+    elements += pieces[staging.first_piece + i].numel;
+  }
+  if (is_replicated()) elements *= staging.gradient_areas.size();
+  // Another rank's push rather spins on the lock than is woken after a pass.
+  constexpr uint64_t kShortElements = uint64_t{64} << 10;
+  if (elements <= kShortElements) return scheduler->Stage(staging);
+  MakePass([&] {
+    if (options.observer != nullptr) options.observer->OnGradientsRead();
+    scheduler->Stage(staging);
+    return absl::OkStatus();
+  }).IgnoreError();
+}
+
+double JobContext::Norm(double type, const StepScheduler::Update& update) {
+  double norm = 0;
+  MakePass([&] {
+    if (options.observer != nullptr) options.observer->OnGradientsRead();
+    norm = scheduler->Norm(type, update);
+    return absl::OkStatus();
+  }).IgnoreError();
+  return norm;
 }
 
 std::string JobContext::StagingPath(uint32_t rank,

@@ -69,6 +69,10 @@ struct JobContext {
     return rank_mark(accumulates_together() ? 0 : rank);
   }
   bool speculates() const { return shape->description.speculative; }
+  // Returns whether the step is marked, but neither finished nor given up: in a
+  // FAILED job it is the next engine's to finish, with the same gradients and
+  // in the same shape.
+  bool IsUnfinished(uint64_t step) const;
   ElementAccess Elements() const { return ElementAccess(store.get()); }
   // Returns the steps taken, by parameter: while a pass is being made, as they
   // were before it.
@@ -84,9 +88,6 @@ struct JobContext {
   // Fails the job in this engine: the store refused what it was in the middle
   // of, and the next engine goes on with that. Returns `failure`.
   absl::Status FailInside(absl::string_view what, const absl::Status& why);
-  // Returns whether the store refused a step that is marked as in progress: the
-  // next engine is to finish it, with the gradients that it was pushed.
-  bool LeavesStepToNextEngine() const;
   std::string HowToGoOn() const;
 
   // Begins to verify the records on disk; see Job::Verify for its errors, of
@@ -96,9 +97,14 @@ struct JobContext {
   // of a verification.
   void DropStore();
 
-  // Makes a pass over the state, or waits for it to reach a disk, as
-  // JobLock::MakePass does.
+  // Makes a pass over the state that leaves the step counts as they are, or
+  // waits for the state to reach a disk, as JobLock::MakePass does.
   absl::Status MakePass(absl::FunctionRef<absl::Status()> pass);
+  // Makes one that changes the step counts.
+  absl::Status MakeCountingPass(absl::FunctionRef<absl::Status()> pass);
+  // Makes one that reads gradients: takes them in, or a norm of them.
+  void Stage(const StepScheduler::Staging& staging);
+  double Norm(double type, const StepScheduler::Update& update);
 
   // See Job::StagingPath.
   std::string StagingPath(uint32_t rank, uint64_t client_instance) const;
@@ -124,7 +130,8 @@ struct JobContext {
   std::optional<RecoveredStep> recovery;
   // Not OK: the job is FAILED, and calls return this status.
   absl::Status failure;
-  std::vector<int64_t> counts_before_pass;  // by parameter
+  // By parameter; empty unless a counting pass is being made.
+  std::vector<int64_t> counts_before_pass;
 };
 
 }  // namespace optstate

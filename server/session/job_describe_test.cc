@@ -1,5 +1,6 @@
-// Operators' calls do not wait for a step: they return while it is being
-// applied, and while it is made durable.
+// Operators' calls, and those of the thread that hears the supervisor, do not
+// wait for a step: they return while gradients are taken in, while the step is
+// being applied, and while it is made durable.
 
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 #include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 #include "server/scheduler/step_observer.h"
+#include "server/session/testing/job_crash_fixture.h"
 #include "server/session/testing/job_harness.h"
 
 namespace {
@@ -58,9 +60,12 @@ class Barrier {
   absl::Notification opened_;
 };
 
-class StopsInUpdate final : public StepObserver {
+class StopsInStep final : public StepObserver {
  public:
-  explicit StopsInUpdate(Barrier* barrier) : barrier_(barrier) {}
+  explicit StopsInStep(Barrier* barrier) : barrier_(barrier) {}
+  void OnGradientsRead() override {
+    if (stops_.load()) barrier_->Stop();
+  }
   void OnRunUpdated(uint64_t, uint64_t) override {
     if (stops_.load()) barrier_->Stop();
   }
@@ -123,9 +128,69 @@ void ExpectDescribed(JobHarness* harness, Barrier* barrier,
   }
 }
 
+// A push that is long enough not to be taken in under the lock.
+JobHarness::Setup WithALongPush(StepObserver* observer) {
+  JobHarness::Setup setup = SetupOf(observer);
+  setup.layout.parameters[0] = MakeParameter("a", 200000);
+  return setup;
+}
+
+TEST(JobDescribeTest, ReturnsWhileAPushIsTakenIn) {
+  Barrier barrier;
+  StopsInStep observer(&barrier);
+  JobHarness harness(WithALongPush(&observer));
+  harness.Start(harness.RandomTensors(1));
+  harness.SetGradients(harness.RandomTensors(3));
+  observer.Stop();
+  std::thread rank([&] { EXPECT_TRUE(harness.Push(0, 1, 0, 2).ok()); });
+  barrier.AwaitReached();
+  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0);
+  EXPECT_FALSE(barrier.is_open());
+  barrier.Open();
+  rank.join();
+}
+
+TEST(JobDescribeTest, ReturnsWhileMicroStepsAreSummed) {
+  Barrier barrier;
+  StopsInStep observer(&barrier);
+  JobHarness::Setup setup = WithALongPush(&observer);
+  setup.partition = PartitionMode::kReplicated;
+  setup.accumulate = true;
+  JobHarness harness(setup);
+  harness.Start(harness.RandomTensors(1));
+  harness.SetGradients(harness.RandomTensors(3));
+  observer.Stop();
+  std::thread rank([&] { EXPECT_TRUE(harness.Push(0, 1, 0, 2).ok()); });
+  barrier.AwaitReached();
+  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0);
+  EXPECT_FALSE(barrier.is_open());
+  barrier.Open();
+  rank.join();
+}
+
+TEST(JobDescribeTest, ReturnsWhileANormIsTaken) {
+  Barrier barrier;
+  StopsInStep observer(&barrier);
+  JobHarness harness(SetupOf(&observer));
+  harness.Start(harness.RandomTensors(1));
+  const std::vector<Hyperparams> groups(1, AdamHyperparams());
+  CommitSpec commit = CommitOf(1, groups);
+  commit.max_norm = 1;
+  commit.norm_type = 1;
+  harness.SetGradients(harness.RandomTensors(3));
+  harness.PushAll(1);
+  observer.Stop();
+  std::thread rank([&] { EXPECT_TRUE(harness.CommitAll(commit).status.ok()); });
+  barrier.AwaitReached();
+  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0);
+  EXPECT_FALSE(barrier.is_open());
+  barrier.Open();
+  rank.join();
+}
+
 TEST(JobDescribeTest, ReturnsWhileAStepIsApplied) {
   Barrier barrier;
-  StopsInUpdate observer(&barrier);
+  StopsInStep observer(&barrier);
   JobHarness harness(SetupOf(&observer));
   harness.Start(harness.RandomTensors(1));
   const std::vector<Hyperparams> groups(1, AdamHyperparams());
@@ -172,7 +237,7 @@ TEST(JobDescribeTest, ReturnsWhileAStepIsMadeDurable) {
 // A call that needs the state waits for the step, and then sees all of it.
 TEST(JobDescribeTest, CallsThatReadTheStateWaitForTheStep) {
   Barrier barrier;
-  StopsInUpdate observer(&barrier);
+  StopsInStep observer(&barrier);
   JobHarness harness(SetupOf(&observer));
   harness.Start(harness.RandomTensors(1));
   const std::vector<Hyperparams> groups(1, AdamHyperparams());
@@ -192,6 +257,48 @@ TEST(JobDescribeTest, CallsThatReadTheStateWaitForTheStep) {
   barrier.Open();
   rank.join();
   reader.join();
+}
+
+// The calls of the thread that hears the supervisor, while rank 0 has brought
+// the gradients with which the step of a former engine is being finished.
+TEST_F(JobCrashTest, TheSupervisorIsHeardWhileAStepIsFinished) {
+  ASSERT_NO_FATAL_FAILURE(DieInStep3(Instant::kMarked));
+  ASSERT_TRUE(harness_.Open().ok());  // only to know the sizes
+  RememberGradients();
+  std::vector<KeptGradients> kept;
+  kept.push_back(harness_.KeepGradients(1, 4096));
+  harness_.Close();
+  Barrier barrier;
+  StopsInStep observer(&barrier);
+  harness_.setup().observer = &observer;
+  ASSERT_TRUE(harness_.OpenWith(std::move(kept)).ok());
+  ASSERT_TRUE(harness_.Register(0).ok());
+  const AttachSpec spec = harness_.AttachSpecOf(0);
+  observer.Stop();
+  Job& job = harness_.job();
+  std::thread rank([&] { EXPECT_TRUE(job.Attach(spec).ok()); });
+  barrier.AwaitReached();
+  EXPECT_EQ(WithoutWaiting<bool>(&barrier, [&] { return job.finished(); }),
+            false);
+  const std::vector<FormerRank> awaited = job.Awaited();
+  ASSERT_EQ(awaited.size(), 1u);
+  EXPECT_TRUE(WithoutWaiting<bool>(&barrier,
+                                   [&] {
+                                     job.GiveUp(awaited[0]);
+                                     job.BeginDrain();
+                                     return true;
+                                   })
+                  .has_value())
+      << "GiveUp waited for the step";
+  EXPECT_EQ(job.Awaited().size(), 1u) << "the step is being finished";
+  EXPECT_FALSE(barrier.is_open());
+  barrier.Open();
+  rank.join();
+  EXPECT_EQ(job.Awaited().size(), 0u);
+  EXPECT_TRUE(job.AwaitDrained(absl::InfinitePast()).ok());
+  EXPECT_EQ(committed_step(), 3);
+  EXPECT_TRUE(harness_.StateBytes() == expected_);
+  harness_.setup().observer = nullptr;
 }
 
 }  // namespace

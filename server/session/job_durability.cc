@@ -109,13 +109,27 @@ absl::Status JobDurability::MakeDurableIfDue(bool is_load) {
   return is_load || IsCommitDue() ? MakeDurable() : absl::OkStatus();
 }
 
-// Makes a step or a load durable that a former engine had recorded and not
-// answered: the rank that asks for it again is answered at once. Whether the
-// last commit has the last load is not asked: where nothing has changed since,
-// another commit is small.
+// Compares records, for a load leaves the step as it is, and a step 0 that is
+// durable differs from none.
+JobDurability::Durable JobDurability::WhatIsDurable() const {
+  const absl::StatusOr<DurableJob> last =
+      ParseDurableJob(job_.nvme->durable_job());
+  if (!last.ok()) return {};
+  const StepRecord& now = job_.record();
+  return {.step = last->record.committed_step == now.committed_step,
+          .loads = last->record.loads_finished == now.loads_finished};
+}
+
 absl::Status JobDurability::AdoptCommit() {
-  if (job_.recovery.has_value()) return absl::OkStatus();
-  return MakeDurableIfDue(/*is_load=*/true);
+  if (job_.nvme == nullptr || job_.recovery.has_value() ||
+      !IsDurable(job_.shape->description.storage) || !job_.HasWholeState()) {
+    return absl::OkStatus();
+  }
+  const Durable durable = WhatIsDurable();
+  const bool needs_step =
+      job_.shape->description.storage.durability() == v1::DURABILITY_KIND_STEP;
+  if (durable.loads && (durable.step || !needs_step)) return absl::OkStatus();
+  return MakeDurable();
 }
 
 // An orderly end makes the last step durable, so that none is lost when the
@@ -128,7 +142,8 @@ void JobDurability::CommitFinally(bool loading) {
   }
   const auto await = [&] { return job_.nvme->AwaitCommit(); };
   job_.MakePass(await).IgnoreError();
-  if (job_.nvme->durable_step() == job_.record().committed_step) return;
+  const Durable durable = WhatIsDurable();
+  if (durable.step && durable.loads) return;
   absl::Status status = MakeDurable();
   if (status.ok()) status = job_.MakePass(await);
   if (!status.ok()) {

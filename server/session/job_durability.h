@@ -34,8 +34,9 @@ class JobDurability {
   // Makes the present step durable if it is the turn of this one: with
   // durability "step" before this returns, else while training goes on.
   absl::Status MakeDurableIfDue(bool is_load);
-  // Makes a step or a load durable that a former engine had recorded and not
-  // answered: the rank that asks for it again is answered at once.
+  // Makes durable what a former engine had recorded and not answered: the rank
+  // that asks for it again is answered at once. That is a step with durability
+  // "step", and a load with any.
   absl::Status AdoptCommit();
   // Makes the last step durable at an orderly end, so that none is lost when
   // the machine is switched off next. `loading`: a load is under way.
@@ -43,6 +44,12 @@ class JobDurability {
   void DescribeDisk(v1::DiskState* disk) const;
 
  private:
+  // Says what of the present state the last durable commit has.
+  struct Durable {
+    bool step = false;   // all of the committed step
+    bool loads = false;  // every load that was finished
+  };
+  Durable WhatIsDurable() const;
   bool IsCommitDue() const;
   absl::Status MakeDurable();
 

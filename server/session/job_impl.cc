@@ -193,8 +193,10 @@ std::vector<FormerRank> JobImpl::Awaited() const {
 }
 
 void JobImpl::GiveUp(const FormerRank& former) {
-  JobCall lock(&job_.lock);
-  attachments_.GiveUpAbsent(former.rank, former.client_instance);
+  absl::MutexLock lock(&job_.lock.mu);
+  job_.lock.CallWhenIdle([this, former] {
+    attachments_.GiveUpAbsent(former.rank, former.client_instance);
+  });
 }
 
 absl::Status JobImpl::Push(uint32_t rank, uint64_t step, uint32_t micro_step,
@@ -324,7 +326,7 @@ absl::Status JobImpl::Verify(
 }
 
 bool JobImpl::finished() const {
-  JobCall lock(&job_.lock);
+  absl::MutexLock lock(&job_.lock.mu);
   if (job_.shape == nullptr) return ranks_.had_session() && job_.failure.ok();
   return job_.shape->description.ephemeral && ranks_.had_session() &&
          ranks_.AttachedCount() == 0 && ranks_.AwaitedCount() == 0;

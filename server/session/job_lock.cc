@@ -1,5 +1,7 @@
 #include "server/session/job_lock.h"
 
+#include <utility>
+
 namespace optstate {
 
 absl::Status JobLock::MakePass(absl::FunctionRef<absl::Status()> pass) {
@@ -14,6 +16,18 @@ absl::Status JobLock::MakePass(absl::FunctionRef<absl::Status()> pass) {
 void JobLock::AwaitIdle() {
   if (is_idle()) return;
   mu.Await(absl::Condition(this, &JobLock::is_idle));
+}
+
+void JobLock::CallWhenIdle(std::function<void()> work) {
+  if (is_idle()) return work();
+  left_work_.push_back(std::move(work));
+}
+
+// More may be left while this work makes a pass.
+void JobLock::DoLeftWork() {
+  while (!left_work_.empty()) {
+    for (const auto& work : std::exchange(left_work_, {})) work();
+  }
 }
 
 }  // namespace optstate

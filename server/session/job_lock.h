@@ -1,6 +1,9 @@
 #ifndef OPTSTATE_SERVER_SESSION_JOB_LOCK_H_
 #define OPTSTATE_SERVER_SESSION_JOB_LOCK_H_
 
+#include <functional>
+#include <vector>
+
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
@@ -14,7 +17,8 @@ namespace optstate {
 //
 //   idle -> applying -> idle    MakePass()
 //
-// Calls that need the job's state wait until it is idle (JobCall). Calls that
+// Calls that need the job's state wait until it is idle (JobCall), or leave
+// their work to the call that makes the pass (CallWhenIdle). Calls that
 // only look at what no pass changes, as operators' do, take the mutex alone,
 // and so never wait for a step.
 class JobLock {
@@ -26,11 +30,20 @@ class JobLock {
   bool is_idle() const { return !applying_; }
   // Waits, giving the mutex up meanwhile, until no pass is being made.
   void AwaitIdle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Calls `work` on the idle job: at once, or, while a pass is being made, when
+  // the call that makes it ends, so that this caller never waits.
+  void CallWhenIdle(std::function<void()> work)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   mutable absl::Mutex mu;
 
  private:
-  bool applying_ = false;  // guarded by mu
+  friend class JobCall;
+
+  void DoLeftWork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+
+  bool applying_ = false;                         // guarded by mu
+  std::vector<std::function<void()>> left_work_;  // guarded by mu
 };
 
 // Holds the lock of an idle job.
@@ -41,7 +54,10 @@ class ABSL_SCOPED_LOCKABLE JobCall {
     lock_->mu.Lock();
     lock_->AwaitIdle();
   }
-  ~JobCall() ABSL_UNLOCK_FUNCTION() { lock_->mu.Unlock(); }
+  ~JobCall() ABSL_UNLOCK_FUNCTION() {
+    lock_->DoLeftWork();
+    lock_->mu.Unlock();
+  }
   JobCall(const JobCall&) = delete;
   JobCall& operator=(const JobCall&) = delete;
 

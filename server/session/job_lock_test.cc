@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <thread>
+#include <vector>
 
 #include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
@@ -50,6 +51,42 @@ TEST(JobLockTest, OthersLookDuringAPassAndCallsWaitForItsEnd) {
   may_end.Notify();
   maker.join();
   caller.join();
+}
+
+TEST(JobLockTest, WorkOnAnIdleJobIsDoneAtOnce) {
+  JobLock lock;
+  absl::MutexLock look(&lock.mu);
+  bool done = false;
+  lock.CallWhenIdle([&] { done = true; });
+  EXPECT_TRUE(done);
+}
+
+// Also what is left while the work that was left makes a pass itself.
+TEST(JobLockTest, WorkDuringAPassIsLeftToTheCallThatMakesIt) {
+  JobLock lock;
+  std::vector<int> done;
+  {
+    JobCall call(&lock);
+    const absl::Status made = lock.MakePass([&] {
+      absl::MutexLock look(&lock.mu);
+      lock.CallWhenIdle([&] {
+        EXPECT_TRUE(lock.is_idle());
+        done.push_back(1);
+        EXPECT_TRUE(lock.MakePass([&] {
+                          absl::MutexLock look_again(&lock.mu);
+                          lock.CallWhenIdle([&] { done.push_back(3); });
+                          return absl::OkStatus();
+                        })
+                        .ok());
+        done.push_back(2);
+      });
+      EXPECT_TRUE(done.empty());
+      return absl::OkStatus();
+    });
+    EXPECT_TRUE(made.ok());
+    EXPECT_TRUE(done.empty()) << "the call may not be at its end";
+  }
+  EXPECT_EQ(done, (std::vector<int>{1, 2, 3}));
 }
 
 }  // namespace

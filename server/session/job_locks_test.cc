@@ -4,8 +4,8 @@
 // all callers; and the locks of absl::Mutex by our own code, contended or not
 // (the linker puts WrapLock in between). Update threads take none of these. The
 // thread that pushes and commits takes its job's own lock, once a call and once
-// more after the update, which it makes without: no two jobs lock the same one,
-// so none waits for another.
+// more after the statistics or the update, which it makes without: no two jobs
+// lock the same one, so none waits for another.
 //
 // Sleeping and waking is not counted: futexes belong to the pool, which belongs
 // to the job.
@@ -180,7 +180,7 @@ class Trainer {
   // Returns the number of locks that Run() is to take.
   uint64_t locks() const {
     const auto locks_per_step =
-        static_cast<uint64_t>(rank_.calls_per_step() + 1);
+        2 * static_cast<uint64_t>(rank_.calls_per_step());
     return (rank_.steps() - 1) * locks_per_step;
   }
 

@@ -156,6 +156,7 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
 
 absl::Status JobRegistrar::Reshape(JobDescription description) {
   if (job_.recovery.has_value()) return job_.StillRecovering();
+  if (job_.IsUnfinished(job_.record().committed_step + 1)) return job_.failure;
   const bool extended = description.layout.hash() != job_.layout().hash();
   const std::optional<v1::LossScaler> scaler =
       job_.shape->description.loss_scaler;
@@ -260,7 +261,7 @@ absl::Status JobRegistrar::UseShape(std::unique_ptr<JobShape> shape,
   OPTSTATE_RETURN_IF_ERROR(MakeScheduler(restored));
   const auto& partitions = job_.shape->partitions;
   ranks_.Reset(static_cast<uint32_t>(partitions.size()));
-  job_.counts_before_pass.resize(job_.parameter_count());
+  job_.counts_before_pass.reserve(job_.parameter_count());
   decider_.Reset();
   speculator_.Reset();
   step_.open_step.Reset(&job_.layout(), partitions, job_.is_replicated());

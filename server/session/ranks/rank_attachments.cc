@@ -103,6 +103,7 @@ void RankAttachments::DetachLocked(uint32_t rank, bool for_good) {
       (process.pid != 0 ? !os::HasEnded(process.pid, process.start_ticks)
                         : is_needed());
   const bool in_step = step_.progress.phase() == StepPhase::kOpen;
+  const bool is_needed_by_next = IsNeededByNextEngine(rank);
   ranks_.session(rank).ending.reset();  // no rank to answer
   if (comes_back) {
     step_.open_step.DropRank(rank);
@@ -113,9 +114,7 @@ void RankAttachments::DetachLocked(uint32_t rank, bool for_good) {
   rounds_.Leave(rank, "was lost");
   // The next session that attaches gives its own gradient area.
   if (ranks_.gradient_area(rank) == area) ranks_.gradient_area(rank) = nullptr;
-  // The next engine may need the gradients of a step that is not finished.
-  if (job_.options.keeper != nullptr && !job_.recovery.has_value() &&
-      !job_.LeavesStepToNextEngine()) {
+  if (job_.options.keeper != nullptr && !is_needed_by_next) {
     job_.options.keeper->Drop(rank);
   }
   if (comes_back) return;
@@ -151,6 +150,13 @@ void RankAttachments::GiveUpAbsent(uint32_t rank, uint64_t client_instance) {
     recovery_.FailRecovery(rank);
 }
 
+// Returns whether the gradients that the rank has pushed are of a former
+// engine's step that this one is finishing, or has failed to.
+bool RankAttachments::IsNeededByNextEngine(uint32_t rank) const {
+  return job_.recovery.has_value() ||
+         job_.IsUnfinished(ranks_.session(rank).recovering_step);
+}
+
 // Records the loss to be reported before dropping what the rank staged: an
 // engine that dies in between leaves the rank attached, and the next one
 // repeats this.
@@ -161,15 +167,13 @@ void RankAttachments::BeginLoss(uint32_t rank, bool in_step) {
                            : job_.record().committed_step + 1,
                        in_step);
   PersistInOrder(PersistPoint::kLossDrop);
-  if (job_.recovery.has_value()) {
+  if (IsNeededByNextEngine(rank)) {
     // The step is finished with its gradients, or not at all.
     step_.open_step.DropRank(rank);
   } else {
     stager_.DropStaged(rank);
-    if (!job_.LeavesStepToNextEngine()) {
-      ::unlink(
-          job_.StagingPath(rank, job_.rank_mark(rank).client_instance).c_str());
-    }
+    ::unlink(
+        job_.StagingPath(rank, job_.rank_mark(rank).client_instance).c_str());
   }
   PersistInOrder(PersistPoint::kRankDetached);
   ranks_.Leave(rank);

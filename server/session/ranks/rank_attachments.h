@@ -59,6 +59,7 @@ class RankAttachments {
  private:
   absl::Status CheckMayAttach(const AttachSpec& spec) const;
   void ReplaceInstance(const AttachSpec& spec);
+  bool IsNeededByNextEngine(uint32_t rank) const;
   // `in_step`: the rank is lost in an open step.
   void BeginLoss(uint32_t rank, bool in_step);
   void EndLoss(uint32_t rank, bool in_step);

@@ -86,17 +86,16 @@ void JobRecovery::FinishStepIfPossible() {
   }
   const absl::Status applied =
       committer_.ApplyStep(gradients_.RecoveryUpdate(), job_.recovery->record);
-  if (applied.ok()) {
-    ++job_.tier->control()->steps_recovered;
-    spdlog::info("step finished after a crash: job={} step={}",
-                 job_.options.name, job_.record().committed_step);
-  }
   EndRecovery();
   sums_.AnswerCommits(applied, job_.LastOutcome());
   step_.open_step.DropAll();
   step_.progress.End();
   step_.timer.Drop();
-  if (job_.LeavesStepToNextEngine()) return;  // it needs the gradients
+  // The next engine goes on with a step that failed, and needs its gradients.
+  if (!applied.ok()) return;
+  ++job_.tier->control()->steps_recovered;
+  spdlog::info("step finished after a crash: job={} step={}", job_.options.name,
+               job_.record().committed_step);
   gradients_.DropGradientsOfAbsent();
   // Removes the staging files of ranks that were lost meanwhile.
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {

@@ -50,7 +50,8 @@ class JobRecovery {
 
   // Adopts the step in which an engine died. An error is why the job is FAILED.
   absl::Status AdoptStep();
-  // Finishes the step if no gradients lack, and answers the ranks that wait.
+  // Finishes the step if no gradients lack, and answers the ranks that wait. The
+  // recovery is then over, also when the job has failed in it.
   void FinishStepIfPossible();
   // Returns why a rank must not attach while the step is being finished. A
   // process that replaces a rank whose gradients it needs fails the job.

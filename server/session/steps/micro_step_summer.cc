@@ -57,7 +57,7 @@ void MicroStepSummer::SumCompletedMicroSteps(uint32_t first, uint32_t end) {
     const int64_t micro_step =
         step_.micro_steps.TakeWhole(first, end, &actions);
     if (micro_step == MicroSteps::kNone) break;
-    job_.scheduler->Stage(
+    job_.Stage(
         {.gradient_areas = ranks_.gradient_areas(),
          .first_piece = first,
          .actions = actions,

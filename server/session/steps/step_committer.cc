@@ -73,7 +73,7 @@ absl::Status StepCommitter::ApplyStep(const StepScheduler::Update& update,
   step_.timer.Enter(StepTimer::Phase::kUpdate);
   const auto begin = std::chrono::steady_clock::now();
   const absl::Status applied =
-      job_.MakePass([&] { return job_.scheduler->Apply(update); });
+      job_.MakeCountingPass([&] { return job_.scheduler->Apply(update); });
   if (!applied.ok()) {
     return job_.FailInside(absl::StrCat("step ", update.step), applied);
   }

@@ -67,7 +67,7 @@ double StepDecider::ComputeNorm(double norm_type,
   update.updated = updated;
   update.pushed_by = step_.open_step.pushed_by();
   update.gradient_areas = ranks_.gradient_areas();
-  return job_.scheduler->Norm(norm_type, update);
+  return job_.Norm(norm_type, update);
 }
 
 double StepDecider::ComputeGroupNorm(size_t group, const CommitSpec& spec,

@@ -4,6 +4,7 @@
 #include <limits>
 #include <vector>
 
+#include "absl/synchronization/mutex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/session/testing/room_fixture.h"
@@ -46,6 +47,7 @@ class StepDeciderTest : public RoomFixture {
                            .first_piece = push.first_piece,
                            .actions = push.actions});
     step_.open_step.NoteCommit(0, 1, commit_);
+    const absl::MutexLock lock(&job_.lock.mu);
     return decider_.Decide(1, updated_);
   }
 

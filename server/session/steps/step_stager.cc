@@ -16,12 +16,11 @@ absl::Status StepStager::Stage(uint32_t rank, uint64_t step,
   OPTSTATE_RETURN_IF_ERROR(step_.open_step.PlanPush(
       rank, micro_step, first, end, job_.shape->description.accumulate, &push));
   const StepTimer::Scope staging(&step_.timer, StepTimer::Phase::kStaging);
-  job_.scheduler->Stage(
-      {.rank = rank,
-       .gradient_areas = ranks_.gradient_areas(),
-       .first_piece = push.first_piece,
-       .actions = push.actions,
-       .staged_mark = marks_.BeginStaging(rank, step, micro_step)});
+  job_.Stage({.rank = rank,
+              .gradient_areas = ranks_.gradient_areas(),
+              .first_piece = push.first_piece,
+              .actions = push.actions,
+              .staged_mark = marks_.BeginStaging(rank, step, micro_step)});
   return absl::OkStatus();
 }
 
@@ -30,11 +29,11 @@ absl::Status StepStager::Stage(uint32_t rank, uint64_t step,
 void StepStager::StagePartial() {
   const absl::Span<const uint64_t> pushed_by = step_.open_step.pushed_by();
   if (pushed_by.empty()) return;
-  job_.scheduler->Stage({.gradient_areas = ranks_.gradient_areas(),
-                         .actions = step_.open_step.PlanPartly(),
-                         .has_pushed = [&](uint32_t rank, uint32_t parameter) {
-                           return (pushed_by[parameter] >> rank & 1) != 0;
-                         }});
+  job_.Stage({.gradient_areas = ranks_.gradient_areas(),
+              .actions = step_.open_step.PlanPartly(),
+              .has_pushed = [&](uint32_t rank, uint32_t parameter) {
+                return (pushed_by[parameter] >> rank & 1) != 0;
+              }});
 }
 
 void StepStager::DropStaged(uint32_t rank) {

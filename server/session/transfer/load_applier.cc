@@ -24,7 +24,7 @@ absl::Status LoadApplier::CommitLoad() {
     if (observer != nullptr) observer->OnLoadSealed();
     const std::vector<LoadLogRecord> records = load_.staged.records();
     const absl::Status applied =
-        job_.MakePass([&] { return ApplyLoad(records); });
+        job_.MakeCountingPass([&] { return ApplyLoad(records); });
     if (!applied.ok()) return job_.FailInside("a load", applied);
     if (observer != nullptr) observer->OnLoadApplied();
   }
@@ -81,7 +81,7 @@ absl::Status LoadApplier::AdoptLoad() {
         job_.HowToGoOn()));
   }
   const absl::Status applied =
-      job_.MakePass([&] { return ApplyLoad(*records); });
+      job_.MakeCountingPass([&] { return ApplyLoad(*records); });
   if (!applied.ok()) return job_.FailInside("a load", applied);
   RecordLoad();
   spdlog::info("load put into place after a crash: job={} step={}",

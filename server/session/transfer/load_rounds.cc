@@ -27,7 +27,7 @@ absl::Status LoadRounds::Start() {
   job_.tier->control()->step_given_up.store(0, std::memory_order_release);
   job_.failure = absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(
-      job_.MakePass([&] { return job_.scheduler->ClearState(first); }));
+      job_.MakeCountingPass([&] { return job_.scheduler->ClearState(first); }));
   next.load_touched_from = kNoParameter;
   PublishRecord(next, job_.tier->control());
   return absl::OkStatus();

@@ -31,6 +31,7 @@ void Committer::Adopt() {
     return;  // no commit of this job yet
   }
   durable_step_ = last.step;
+  durable_job_ = last.job;
   for (size_t i = 0; i < durable_slots_.size(); ++i) {
     if ((last.places[i] & 2) != 0) durable_slots_[i] = last.places[i] & 1;
   }
@@ -70,6 +71,11 @@ absl::Status Committer::Await() {
 uint64_t Committer::durable_step() const {
   const absl::MutexLock lock(&monitor_.mu);
   return durable_step_;
+}
+
+std::string Committer::durable_job() const {
+  const absl::MutexLock lock(&monitor_.mu);
+  return durable_job_;
 }
 
 void Committer::Advance() {
@@ -185,6 +191,7 @@ void Committer::EndCommit() {
                             : kNoSlot;
   }
   durable_step_ = commit_.step;
+  durable_job_.swap(commit_.job);
   monitor_.counters.OnCommit();
   phase_ = Phase::kNone;
 }

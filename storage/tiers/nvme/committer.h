@@ -28,8 +28,8 @@ namespace optstate {
 // begins no phase. Between syncing's begin and its success the frame table says
 // so, and the next engine writes anew what may be in a cache only.
 //
-// Threads: Request(), Await() and durable_step() take the store's lock; it is
-// held for all else.
+// Threads: Request(), Await(), durable_step() and durable_job() take the
+// store's lock; it is held for all else.
 class Committer {
  public:
   // All outlive this.
@@ -42,6 +42,7 @@ class Committer {
   absl::Status Request(uint64_t step, std::string job);
   absl::Status Await();
   uint64_t durable_step() const;
+  std::string durable_job() const;
 
   // Begins to sync when all is flushed.
   void Advance();
@@ -78,6 +79,7 @@ class Committer {
   ReadQueue& queue_ ABSL_GUARDED_BY(monitor_.mu);
   std::vector<uint8_t> durable_slots_ ABSL_GUARDED_BY(monitor_.mu);
   uint64_t durable_step_ ABSL_GUARDED_BY(monitor_.mu) = 0;
+  std::string durable_job_ ABSL_GUARDED_BY(monitor_.mu);
   Phase phase_ ABSL_GUARDED_BY(monitor_.mu) = Phase::kNone;
   DurableCommit commit_ ABSL_GUARDED_BY(monitor_.mu);
   uint64_t flushes_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;

@@ -151,6 +151,8 @@ absl::Status NvmeStore::AwaitCommit() { return committer_.Await(); }
 
 uint64_t NvmeStore::durable_step() const { return committer_.durable_step(); }
 
+std::string NvmeStore::durable_job() const { return committer_.durable_job(); }
+
 absl::Status NvmeStore::RestoreParameters() {
   {
     const absl::MutexLock lock(&monitor_.mu);

@@ -99,6 +99,8 @@ class NvmeStore final : public StateStore {
   absl::Status AwaitCommit();
   // Returns the step of the last durable commit.
   uint64_t durable_step() const;
+  // Returns DurableCommit::job of that commit; empty: there is none.
+  std::string durable_job() const;
   // Reads all records and puts the parameters that they hold into the parameter
   // area, after a restart without memory.
   absl::Status RestoreParameters();
