@@ -27,11 +27,9 @@ std::string WhatIsKept(const std::string& job, const std::string& job_directory,
   const std::string discard = absl::StrCat("`optctl delete job ", job, "`");
   const JobFiles files = FindJobFiles(job_directory);
   if (files != JobFiles::kState && !durable_folder.empty()) {
-    return absl::StrCat(
-        "Its durable state is kept in ", durable_folder,
-        "; the daemon's log says more. ",
-        files == JobFiles::kGone ? "A restarted daemon" : recover,
-        " tries again, ", discard, " discards it");
+    return absl::StrCat("Its durable state is kept in ", durable_folder,
+                        "; the daemon's log says more. ", recover,
+                        " tries again, ", discard, " discards it");
   }
   switch (files) {
     case JobFiles::kGone:

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/types/status_macros.h"
 #include "server/accept/refusal.h"
 #include "server/engine/versions.h"
 #include "server/supervisor/job_files.h"
@@ -87,15 +88,18 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> JobHost::AdoptRunning() {
   return engine;
 }
 
+absl::StatusOr<std::unique_ptr<EngineProcess>> JobHost::StartNew() {
+  OPTSTATE_RETURN_IF_ERROR(callbacks_.check_start());
+  return EngineProcess::Start(loop_, options_.executable, options_.config,
+                              {callbacks_.supervise(), kept_},
+                              EngineCallbacks());
+}
+
 void JobHost::StartEngine() {
   state_ = State::kStarting;
   told_.clear();
   auto engine = AdoptRunning();
-  if (absl::IsUnavailable(engine.status())) {
-    engine = EngineProcess::Start(loop_, options_.executable, options_.config,
-                                  {callbacks_.supervise(), kept_},
-                                  EngineCallbacks());
-  }
+  if (absl::IsUnavailable(engine.status())) engine = StartNew();
   if (absl::IsResourceExhausted(engine.status()) && MayGiveUp()) {
     return GiveUp(ExplainShortage(engine.status(), directory()));
   }

@@ -76,6 +76,8 @@ class JobHost {
     bool is_new = false;
   };
   struct Callbacks {
+    // Returns why no engine may be started just now, else OK.
+    std::function<absl::Status()> check_start;
     // Returns the first message to an engine.
     std::function<v1::SupervisorRequest::Supervise()> supervise;
     // An engine is ready. Passes the supervisor's end of the private gRPC
@@ -162,6 +164,7 @@ class JobHost {
  private:
   void StartEngine();
   absl::StatusOr<std::unique_ptr<EngineProcess>> AdoptRunning();
+  absl::StatusOr<std::unique_ptr<EngineProcess>> StartNew();
   EngineProcess::Callbacks EngineCallbacks();
   void OnReady(const v1::EngineEvent::Ready& ready);
   void OnFinished();

@@ -43,6 +43,7 @@ class JobHostTest : public testing::Test {
     options.config.mutable_daemon()->mutable_nvme()->add_directories(
         directory_ + "/disk");
     JobHost::Callbacks callbacks;
+    callbacks.check_start = [] { return absl::OkStatus(); };
     callbacks.supervise = [] { return v1::SupervisorRequest::Supervise(); };
     callbacks.on_engine = [this](UniqueFd, const std::vector<uint64_t>&) {
       on_engine_();

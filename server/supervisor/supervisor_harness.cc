@@ -45,7 +45,7 @@ void SupervisorHarness::Start() {
   auto disks = DiskDirectories::Open({config_.nvme().directories().begin(),
                                       config_.nvme().directories().end()});
   ASSERT_TRUE(disks.ok()) << disks.status();
-  ASSERT_TRUE(registry->UseDisks(*std::move(disks)).ok());
+  registry->UseDisks(*std::move(disks));
   supervisor_ = std::make_unique<Supervisor>(
       loop_.get(),
       Supervisor::Options{config_, kFakeEngine, engines_exit_,
