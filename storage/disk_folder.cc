@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -151,6 +152,12 @@ absl::Status SyncFolder(const std::string& path) {
   if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
   if (::fsync(fd.get()) == 0) return absl::OkStatus();
   return OsError(errno, absl::StrCat("fsync ", path));
+}
+
+absl::Status MakeFolder(const std::string& path) {
+  if (::mkdir(path.c_str(), 0700) == 0) return SyncFolder(ParentOf(path));
+  if (errno == EEXIST) return absl::OkStatus();
+  return OsError(errno, absl::StrCat("mkdir ", path));
 }
 
 }  // namespace optstate

@@ -71,6 +71,8 @@ bool IsDiskFolderInUse(const std::string& folder,
 absl::Status WriteDurably(const std::string& path, absl::string_view text);
 // Makes the names in a folder durable.
 absl::Status SyncFolder(const std::string& path);
+// Makes a folder, durably, unless it is there.
+absl::Status MakeFolder(const std::string& path);
 
 }  // namespace optstate
 

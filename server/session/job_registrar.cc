@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/session/admission.h"
+#include "server/session/disk_claim.h"
 #include "server/session/job_storage.h"
 #include "server/session/steps/loss_scaler.h"
 #include "spdlog/spdlog.h"
@@ -145,8 +146,8 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
   }
   job_.DropStore();
   if (UsesDisk(job_.shape->description.storage)) {
-    RemoveDiskDirectories(
-        DiskDirectoriesOf(job_.options.config, job_.options.name));
+    RemoveDiskFolders(DiskDirectoriesOf(job_.options.config, job_.options.name),
+                      job_.tier->control()->incarnation);
   }
   job_.shape.reset();
   job_.tier.reset();
