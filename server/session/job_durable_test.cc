@@ -93,6 +93,16 @@ TEST_P(JobDurableTest, SoItDoesOfAJobThatLiesInMemoryWhole) {
   ASSERT_NO_FATAL_FAILURE(LosePower(v1::PLACEMENT_HOST, GetParam()));
 }
 
+// It would be gone with its last session, five seconds after each reboot.
+TEST(JobDurabilityTest, APrivateJobHasNone) {
+  auto setup =
+      SetupOf(v1::PLACEMENT_HOST, DType::kFloat32, v1::DURABILITY_KIND_STEP);
+  setup.ephemeral = true;
+  JobHarness job(setup);
+  const absl::Status status = job.Register(0).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+}
+
 TEST(JobDurabilityTest, NobodyElseGetsADurableJob) {
   JobHarness job(
       SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, v1::DURABILITY_KIND_STEP));

@@ -122,6 +122,11 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
                             AdmissionLock::Take(job_.StateDir()));
   const v1::StorageSettings asked = description.storage;
   OPTSTATE_RETURN_IF_ERROR(CheckStorage(asked, job_.options.config));
+  if (description.ephemeral && IsDurable(asked)) {
+    return absl::InvalidArgumentError(
+        "a durability is for a job with a name: this one is private, and ends "
+        "with its last session (job=None, or ephemeral)");
+  }
   description.storage = ResolveStorage(asked, job_.options.config,
                                        /*fits_in_memory=*/true);
   absl::Status admitted = AdmitShape(description);

@@ -294,3 +294,8 @@ def test_another_state_directory_does_not_take_a_jobs_records(disk_daemon, job, 
     with optstate.AdamW(again.parameters(), endpoint=disk_daemon.shm, **options) as optimizer:
         assert optimizer.committed_step == 3
     assert same(again, model)
+
+
+def test_a_private_job_is_not_durable(disk_daemon):
+    with pytest.raises(optstate.OptstateError, match="private"):
+        optstate.AdamW(model_of().parameters(), endpoint=disk_daemon.shm, durability="step")
