@@ -37,6 +37,7 @@ class Daemon:
         command = [_BIN / "optstated", "--state-dir", self._directory / "state"]
         command += ["--socket", self._socket]
         if self._disk is not None:
+            self._disk.mkdir(mode=0o700, parents=True, exist_ok=True)
             command += ["--nvme-dir", self._disk]
         self._process = subprocess.Popen(
             command,

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <set>
 #include <string>
 #include <utility>
@@ -61,9 +62,22 @@ void CheckNvme(const v1::NvmeSettings& nvme, std::vector<Fault>* faults) {
     if (!absl::StartsWith(directory, "/")) {
       faults->push_back({"nvme.directories",
                          absl::StrCat(directory, " must be an absolute path")});
-    } else if (!directories.insert(directory).second) {
-      faults->push_back({"nvme.directories", directory + " is named twice"});
+      continue;
     }
+    // One below another would take the other's files for jobs of its own.
+    const std::string path =
+        std::filesystem::path(directory + "/").lexically_normal();
+    for (const std::string& other : directories) {
+      if (path == other) {
+        faults->push_back({"nvme.directories", directory + " is named twice"});
+      } else if (absl::StartsWith(path, other) ||
+                 absl::StartsWith(other, path)) {
+        faults->push_back(
+            {"nvme.directories", absl::StrCat(directory, " and ", other,
+                                              " lie one inside the other")});
+      }
+    }
+    directories.insert(path);
   }
   if (nvme.job_host_budget_bytes() == 0) {
     faults->push_back({"nvme.job_host_budget_bytes", "must be positive"});

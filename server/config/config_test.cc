@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "absl/strings/str_cat.h"
 #include "server/config/yaml_message.h"
 
 namespace optstate::config {
@@ -54,8 +55,16 @@ TEST(ConfigTest, FlagsOverrideTheFile) {
 TEST(ConfigTest, DirectoriesOfDisksAreAbsoluteAndDiffer) {
   EXPECT_THAT(ErrorOf("nvme: {directories: [disk]}"),
               HasSubstr("must be an absolute path"));
-  EXPECT_THAT(ErrorOf("nvme: {directories: [/a, /a]}"),
-              HasSubstr("is named twice"));
+  for (const char* twice : {"[/a, /a]", "[/a/, /b, /c/../a]"}) {
+    EXPECT_THAT(ErrorOf(absl::StrCat("nvme: {directories: ", twice, "}")),
+                HasSubstr("is named twice"));
+  }
+  for (const char* nested : {"[/d, /d/jobs]", "[/d/e/, /f, /d]"}) {
+    EXPECT_THAT(ErrorOf(absl::StrCat("nvme: {directories: ", nested, "}")),
+                HasSubstr("lie one inside the other"));
+  }
+  EXPECT_TRUE(
+      ParseConfig("nvme: {directories: [/d, /d2]}", "", {}, kRoot).ok());
   EXPECT_THAT(ErrorOf("nvme: {job_host_budget_bytes: 0}"),
               HasSubstr("must be positive"));
 }

@@ -5,9 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/session/disk_claim.h"
 #include "server/session/durable_job.h"
 #include "server/session/job_storage.h"
 #include "spdlog/spdlog.h"
+#include "storage/tiers/nvme/frame_table.h"
 
 namespace optstate {
 
@@ -45,8 +47,16 @@ absl::StatusOr<std::unique_ptr<StateStore>> JobDurability::MakeStore(
         "the job's records are on disk, and this daemon has no directory for "
         "them: start optstated with the --nvme-dir that it had");
   }
-  OPTSTATE_RETURN_IF_ERROR(MakeDiskDirectories(
-      options.directories, job_.options.uid, IsDurable(what.storage)));
+  OPTSTATE_RETURN_IF_ERROR(ClaimDiskFolders(
+      options.directories,
+      {.incarnation = job_.tier->control()->incarnation,
+       .owner = job_.options.uid,
+       .job_directory = job_.options.directory,
+       .is_new = restored == nullptr &&
+                 !FrameTable::IsMade(job_.tier->frame_table())}));
+  if (IsDurable(what.storage)) {
+    OPTSTATE_RETURN_IF_ERROR(MarkDurable(options.directories));
+  }
   OPTSTATE_ASSIGN_OR_RETURN(options.engine,
                             MakeDiskEngine(job_.options.config));
   const NvmeStore::Sizes sizes = SwapSizesOf(what);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,10 @@ void Train(JobHarness* job, uint64_t first, uint64_t last) {
   for (uint64_t step = first; step <= last; ++step) {
     job->Step(step, job->RandomTensors(kSeed + step), SpecOf(step, groups));
   }
+}
+
+std::string FolderOf(const JobHarness& job) {
+  return job.disk() + "/jobs/test";
 }
 
 class JobDurableTest : public testing::TestWithParam<DType> {};
@@ -86,6 +91,83 @@ TEST_P(JobDurableTest, APowerCutLeavesTheLastDurableStep) {
 
 TEST_P(JobDurableTest, SoItDoesOfAJobThatLiesInMemoryWhole) {
   ASSERT_NO_FATAL_FAILURE(LosePower(v1::PLACEMENT_HOST, GetParam()));
+}
+
+// It would be gone with its last session, five seconds after each reboot.
+TEST(JobDurabilityTest, APrivateJobHasNone) {
+  auto setup =
+      SetupOf(v1::PLACEMENT_HOST, DType::kFloat32, v1::DURABILITY_KIND_STEP);
+  setup.ephemeral = true;
+  JobHarness job(setup);
+  const absl::Status status = job.Register(0).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+}
+
+TEST(JobDurabilityTest, NobodyElseGetsADurableJob) {
+  JobHarness job(
+      SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, v1::DURABILITY_KIND_STEP));
+  job.Start(job.RandomTensors(kSeed));
+  Train(&job, 1, 2);
+  job.Close();
+  job.DropMemory();
+  std::ofstream(FolderOf(job) + "/owner") << 65534;
+  EXPECT_TRUE(absl::IsPermissionDenied(job.Open()));
+  std::filesystem::remove(FolderOf(job) + "/owner");
+  EXPECT_TRUE(absl::IsFailedPrecondition(job.Open()));
+  std::ofstream(FolderOf(job) + "/owner") << "0\n";
+  ASSERT_TRUE(job.Open().ok());
+  EXPECT_EQ(job.job().Describe().committed_step(), 2u);
+}
+
+// As the last build made it.
+TEST(JobDurabilityTest, AJobWithoutIdentityIsAdopted) {
+  JobHarness job(
+      SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, v1::DURABILITY_KIND_STEP));
+  job.Start(job.RandomTensors(kSeed));
+  Train(&job, 1, 2);
+  for (const bool loses_memory : {false, true}) {
+    job.Close();
+    if (loses_memory) job.DropMemory();
+    std::filesystem::remove(FolderOf(job) + "/identity");
+    std::filesystem::remove(FolderOf(job) + "/memory");
+    ASSERT_TRUE(job.Open().ok());
+    EXPECT_EQ(job.job().Describe().committed_step(), 2u);
+    EXPECT_TRUE(std::filesystem::exists(FolderOf(job) + "/identity"));
+    EXPECT_TRUE(std::filesystem::exists(FolderOf(job) + "/memory"));
+  }
+}
+
+// The power is lost before its first commit.
+TEST(JobDurabilityTest, WhatIsLeftOfAJobThatWasNeverDurableGoes) {
+  JobHarness job(
+      SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, v1::DURABILITY_KIND_STEP));
+  ASSERT_TRUE(job.Register(0).ok());
+  EXPECT_TRUE(std::filesystem::exists(FolderOf(job) + "/commits"));
+  job.Close();
+  job.DropMemory();
+  ASSERT_TRUE(job.Open().ok());
+  EXPECT_FALSE(std::filesystem::exists(FolderOf(job)));
+  EXPECT_TRUE(job.Register(0).ok());
+}
+
+// The disk of another job of this name was mounted between the engine's start
+// and the registration.
+TEST(JobDurabilityTest, ANewJobLeavesTheFilesOfAnotherAlone) {
+  JobHarness other(
+      SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, v1::DURABILITY_KIND_STEP));
+  other.Start(other.RandomTensors(kSeed));
+  Train(&other, 1, 1);
+  other.Close();
+  JobHarness job(
+      SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, v1::DURABILITY_KIND_NONE));
+  std::filesystem::create_directories(FolderOf(job));
+  std::filesystem::copy(FolderOf(other), FolderOf(job));
+  const absl::Status status = job.Register(0).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_TRUE(std::filesystem::exists(FolderOf(job) + "/commits"));
+  other.DropMemory();
+  ASSERT_TRUE(other.Open().ok());
+  EXPECT_EQ(other.job().Describe().committed_step(), 1u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, JobDurableTest,

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,11 +14,13 @@
 #include "proto/types/status_macros.h"
 #include "proto/types/unique_fd.h"
 #include "server/session/admission.h"
+#include "server/session/disk_claim.h"
 #include "server/session/durable_job.h"
 #include "server/session/job_storage.h"
 #include "server/session/recovery/step_files_check.h"
 #include "server/session/steps/loss_scaler.h"
 #include "spdlog/spdlog.h"
+#include "storage/disk_folder.h"
 
 namespace optstate {
 namespace {
@@ -81,14 +84,14 @@ absl::Status JobOpener::RestoreFromDisk() {
   const std::vector<std::string> directories =
       DiskDirectoriesOf(job_.options.config, job_.options.name);
   if (directories.empty()) return absl::NotFoundError("no disk");
-  OPTSTATE_RETURN_IF_ERROR(CheckHasCommits(directories));
-  DurableCommit commit;
-  {
-    OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<io::IoEngine> engine,
-                              MakeDiskEngine(job_.options.config));
-    OPTSTATE_ASSIGN_OR_RETURN(commit,
-                              NvmeStore::ReadCommit(engine.get(), directories));
-  }
+  const absl::Status has = CheckHasCommits(directories);
+  if (absl::IsNotFound(has)) return has;
+  // Directories in another order also look as if the first were not mounted.
+  OPTSTATE_RETURN_IF_ERROR(CheckDiskIdentities(directories, std::nullopt));
+  OPTSTATE_RETURN_IF_ERROR(has);
+  OPTSTATE_RETURN_IF_ERROR(CheckDiskOwner(directories[0], job_.options.uid));
+  OPTSTATE_ASSIGN_OR_RETURN(const DurableCommit commit,
+                            ReadCommit(directories));
   OPTSTATE_ASSIGN_OR_RETURN(const DurableJob job, ParseDurableJob(commit.job));
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
                             ParseDescription(job.description));
@@ -125,6 +128,25 @@ absl::Status JobOpener::RestoreFromDisk() {
   spdlog::info("job restored from disk: job={} step={}", job_.options.name,
                job_.record().committed_step);
   return absl::OkStatus();
+}
+
+// Reads the last durable commit. NOT_FOUND: the job was never durable; what is
+// left of it is removed, since it would keep the name from a new job.
+absl::StatusOr<DurableCommit> JobOpener::ReadCommit(
+    const std::vector<std::string>& directories) const {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<io::IoEngine> engine,
+                            MakeDiskEngine(job_.options.config));
+  absl::StatusOr<DurableCommit> commit =
+      NvmeStore::ReadCommit(engine.get(), directories);
+  if (!absl::IsNotFound(commit.status())) return commit;
+  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<DiskIdentity> identity,
+                            ReadDiskIdentity(directories[0]));
+  spdlog::warn("job was never durable, its records are removed: job={}",
+               job_.options.name);
+  RemoveDiskFolders(directories, identity.has_value()
+                                     ? std::optional(identity->incarnation)
+                                     : std::nullopt);
+  return commit;
 }
 
 // Parameters with float32 masters are not on disk: they are these, rounded.

@@ -1,7 +1,11 @@
 #ifndef OPTSTATE_SERVER_SESSION_JOB_OPENER_H_
 #define OPTSTATE_SERVER_SESSION_JOB_OPENER_H_
 
+#include <string>
+#include <vector>
+
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "server/session/job_context.h"
 #include "server/session/job_durability.h"
 #include "server/session/job_registrar.h"
@@ -9,6 +13,7 @@
 #include "server/session/recovery/job_recovery.h"
 #include "server/session/recovery/recovered_gradients.h"
 #include "server/session/transfer/load_applier.h"
+#include "storage/tiers/nvme/nvme_store.h"
 
 namespace optstate {
 
@@ -44,6 +49,8 @@ class JobOpener {
  private:
   void RepairScaler();
   absl::Status RestoreFromDisk();
+  absl::StatusOr<DurableCommit> ReadCommit(
+      const std::vector<std::string>& directories) const;
   absl::Status CastParametersFromMasters();
   absl::Status DropHalfRestored() const;
 

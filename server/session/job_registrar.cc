@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/session/admission.h"
+#include "server/session/disk_claim.h"
 #include "server/session/job_storage.h"
 #include "server/session/steps/loss_scaler.h"
 #include "spdlog/spdlog.h"
@@ -121,6 +122,11 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
                             AdmissionLock::Take(job_.StateDir()));
   const v1::StorageSettings asked = description.storage;
   OPTSTATE_RETURN_IF_ERROR(CheckStorage(asked, job_.options.config));
+  if (description.ephemeral && IsDurable(asked)) {
+    return absl::InvalidArgumentError(
+        "a durability is for a job with a name: this one is private, and ends "
+        "with its last session (job=None, or ephemeral)");
+  }
   description.storage = ResolveStorage(asked, job_.options.config,
                                        /*fits_in_memory=*/true);
   absl::Status admitted = AdmitShape(description);
@@ -145,8 +151,8 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
   }
   job_.DropStore();
   if (UsesDisk(job_.shape->description.storage)) {
-    RemoveDiskDirectories(
-        DiskDirectoriesOf(job_.options.config, job_.options.name));
+    RemoveDiskFolders(DiskDirectoriesOf(job_.options.config, job_.options.name),
+                      job_.tier->control()->incarnation);
   }
   job_.shape.reset();
   job_.tier.reset();

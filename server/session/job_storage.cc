@@ -1,27 +1,16 @@
 #include "server/session/job_storage.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
-#include "proto/types/unique_fd.h"
 #include "spdlog/spdlog.h"
+#include "storage/disk_folder.h"
 #include "storage/io/make_io_engine.h"
 
 namespace optstate {
 namespace {
-
-constexpr char kJobsFolder[] = "/jobs";
-constexpr char kDurableFile[] = "/durable";
 
 absl::Status Differs(absl::string_view what, absl::string_view now,
                      absl::string_view asked) {
@@ -42,42 +31,6 @@ std::string TextOf(const v1::StorageSettings& storage) {
     default:
       return "\"none\"";
   }
-}
-
-std::string ParentOf(const std::string& path) {
-  return path.substr(0, path.rfind('/'));
-}
-
-// Makes the names in a directory durable.
-absl::Status SyncDirectory(const std::string& path) {
-  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
-  if (::fsync(fd.get()) == 0) return absl::OkStatus();
-  return OsError(errno, absl::StrCat("fsync ", path));
-}
-
-absl::Status MakeDirectory(const std::string& path) {
-  if (::mkdir(path.c_str(), 0700) == 0) return SyncDirectory(ParentOf(path));
-  if (errno == EEXIST) return absl::OkStatus();
-  return OsError(errno, absl::StrCat("mkdir ", path));
-}
-
-// Writes a small file that a restarted daemon reads (disk_directories.h), and
-// that is written again by each engine: a loss of power leaves the former one
-// or this one, whole.
-absl::Status WriteText(const std::string& path, const std::string& text) {
-  const std::string unfinished = path + ".new";
-  const UniqueFd fd(::open(unfinished.c_str(),
-                           O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!fd.ok()) return OsError(errno, absl::StrCat("create ", unfinished));
-  const ssize_t written = ::write(fd.get(), text.data(), text.size());
-  if (written != static_cast<ssize_t>(text.size()) || ::fsync(fd.get()) != 0) {
-    return OsError(errno, absl::StrCat("write ", unfinished));
-  }
-  if (::rename(unfinished.c_str(), path.c_str()) != 0) {
-    return OsError(errno, absl::StrCat("rename to ", path));
-  }
-  return SyncDirectory(ParentOf(path));
 }
 
 }  // namespace
@@ -187,29 +140,23 @@ std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
                                            const std::string& job) {
   std::vector<std::string> directories;
   for (const std::string& directory : config.nvme().directories()) {
-    directories.push_back(absl::StrCat(directory, kJobsFolder, "/", job));
+    directories.push_back(DiskFolder(directory, job));
   }
   return directories;
 }
 
-absl::Status MakeDiskDirectories(const std::vector<std::string>& directories,
-                                 uint32_t owner, bool is_durable) {
+absl::Status MarkDurable(const std::vector<std::string>& directories) {
   for (const std::string& directory : directories) {
-    OPTSTATE_RETURN_IF_ERROR(MakeDirectory(ParentOf(directory)));
-    OPTSTATE_RETURN_IF_ERROR(MakeDirectory(directory));
-    if (!is_durable) continue;
-    OPTSTATE_RETURN_IF_ERROR(WriteText(directory + kDurableFile, ""));
+    OPTSTATE_RETURN_IF_ERROR(WriteDurably(directory + kDiskDurableFile, ""));
   }
-  return WriteText(directories[0] + "/owner", absl::StrCat(owner, "\n"));
+  return absl::OkStatus();
 }
 
 absl::Status CheckHasCommits(const std::vector<std::string>& directories) {
-  const auto has = [](const std::string& path) {
-    return ::access(path.c_str(), F_OK) == 0;
-  };
-  if (has(directories[0] + "/commits")) return absl::OkStatus();
+  if (MayExist(directories[0] + kDiskCommitsFile)) return absl::OkStatus();
   for (const std::string& directory : directories) {
-    if (!has(directory + kDurableFile) || !has(directory + "/records")) {
+    if (!MayExist(directory + kDiskDurableFile) ||
+        !MayExist(directory + kDiskRecordsFile)) {
       continue;
     }
     return absl::FailedPreconditionError(absl::StrCat(
@@ -221,14 +168,6 @@ absl::Status CheckHasCommits(const std::vector<std::string>& directories) {
   }
   return absl::NotFoundError(
       absl::StrCat(directories[0], ": there is no durable job"));
-}
-
-void RemoveDiskDirectories(const std::vector<std::string>& directories) {
-  for (const std::string& directory : directories) {
-    std::error_code error;
-    std::filesystem::remove_all(directory, error);
-    if (error) spdlog::error("remove {}: {}", directory, error.message());
-  }
 }
 
 absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(

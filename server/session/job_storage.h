@@ -45,17 +45,12 @@ uint64_t FrameBytesOf(const v1::StorageSettings& storage,
 // Returns the job's directories on disk, below those of the configuration.
 std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
                                            const std::string& job);
-// Makes them, for the daemon's user alone, with the job's owner in the first;
-// in each a file says whether the job is durable.
-absl::Status MakeDiskDirectories(const std::vector<std::string>& directories,
-                                 uint32_t owner, bool is_durable);
+// Notes in each that the job is durable.
+absl::Status MarkDurable(const std::vector<std::string>& directories);
 // Returns NOT_FOUND when the first directory has no commits: the job is not
 // there. FAILED_PRECONDITION when another directory says that it is durable:
 // the first one's disk is not mounted, and the job must not be made anew.
 absl::Status CheckHasCommits(const std::vector<std::string>& directories);
-
-// Removes them with all that is in them, after a job could not be made.
-void RemoveDiskDirectories(const std::vector<std::string>& directories);
 
 // Makes the engine that the configuration asks for; logs what it does without.
 absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(

@@ -1,28 +1,52 @@
 #include "server/supervisor/disk_directories.h"
 
 #include <spdlog/spdlog.h>
-#include <unistd.h>
+#include <stdio.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
+#include <optional>
 #include <system_error>
+#include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "server/accept/hello_check.h"
 #include "server/os/private_directory.h"
-#include "server/os/small_file.h"
+#include "storage/disk_folder.h"
+#include "storage/tmpfs_info.h"
 
 namespace optstate::supervisor {
 namespace {
 
 constexpr char kLockName[] = "/lock";
-constexpr char kJobsName[] = "/jobs";
+constexpr absl::string_view kDeletedPrefix = ".deleted-";
 
-std::string JobPath(const std::string& directory, const std::string& name) {
-  return absl::StrCat(directory, kJobsName, "/", name);
+// Returns the names in DIR/jobs; what cannot be read is logged.
+std::vector<std::string> NamesIn(const std::string& directory) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (std::filesystem::directory_iterator
+           entry(directory + kDiskJobsFolder, error),
+       end;
+       !error && entry != end; entry.increment(error)) {
+    names.push_back(entry->path().filename().string());
+  }
+  if (error) {
+    spdlog::error("{}{}: {}", directory, kDiskJobsFolder, error.message());
+  }
+  return names;
+}
+
+// Renames a folder and makes that durable.
+absl::Status Rename(const std::string& from, const std::string& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    return OsError(errno, absl::StrCat("rename ", from, " to ", to));
+  }
+  return SyncFolder(to.substr(0, to.rfind('/')));
 }
 
 }  // namespace
@@ -31,80 +55,178 @@ absl::StatusOr<DiskDirectories> DiskDirectories::Open(
     std::vector<std::string> paths) {
   DiskDirectories disks;
   for (const std::string& path : paths) {
+    if (!MayExist(path)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "nvme.directories: ", path,
+          " is not there: mount its disk, or make it (mkdir -m 0700 ", path,
+          ")"));
+    }
     OPTSTATE_RETURN_IF_ERROR(
         Annotate(os::EnsurePrivateDirectory(path, 0700), "nvme.directories"));
     OPTSTATE_RETURN_IF_ERROR(
-        os::EnsurePrivateDirectory(path + kJobsName, 0700));
+        os::EnsurePrivateDirectory(path + kDiskJobsFolder, 0700));
     OPTSTATE_ASSIGN_OR_RETURN(
         os::FileLock lock,
         os::FileLock::Take(path + kLockName,
                            absl::StrCat("disk directory ", path)));
     disks.locks_.push_back(std::move(lock));
+    OPTSTATE_RETURN_IF_ERROR(disks.DescribeAndClean(path));
   }
   disks.paths_ = std::move(paths);
   return disks;
 }
 
-std::vector<std::string> DiskDirectories::Jobs() const {
-  std::vector<std::string> names;
-  for (const std::string& path : paths_) {
-    std::error_code error;
-    for (std::filesystem::directory_iterator entry(path + kJobsName, error),
-         end;
-         !error && entry != end; entry.increment(error)) {
-      std::string name = entry->path().filename().string();
-      if (accept::CheckJobName(name).ok()) names.push_back(std::move(name));
-    }
-    if (error) spdlog::error("{}{}: {}", path, kJobsName, error.message());
-  }
-  return names;
-}
-
-bool DiskDirectories::HasCommit(const std::string& name) const {
-  return ::access((JobPath(paths_[0], name) + "/commits").c_str(), F_OK) == 0;
-}
-
-bool DiskDirectories::IsDurable(const std::string& name) const {
-  return std::any_of(
-      paths_.begin(), paths_.end(), [&name](const std::string& path) {
-        return ::access((JobPath(path, name) + "/durable").c_str(), F_OK) == 0;
-      });
-}
-
-std::vector<std::string> DiskDirectories::JobsWithoutCommit() const {
-  std::vector<std::string> names = Jobs();
-  names.erase(std::remove_if(names.begin(), names.end(),
-                             [this](const std::string& name) {
-                               return HasCommit(name) || IsDurable(name);
-                             }),
-              names.end());
-  return names;
-}
-
-std::map<std::string, uid_t, std::less<>> DiskDirectories::DurableJobs() const {
-  std::map<std::string, uid_t, std::less<>> jobs;
-  if (paths_.empty()) return jobs;
-  for (const std::string& name : Jobs()) {
-    const std::string path = JobPath(paths_[0], name);
-    if (!HasCommit(name)) continue;
-    const auto text = os::ReadSmallFile(path + "/owner", 32);
-    uid_t owner = 0;
-    if (!text.ok() ||
-        !absl::SimpleAtoi(absl::StripAsciiWhitespace(*text), &owner)) {
-      spdlog::error("{} has a job on disk, but no owner: left alone: {}", path,
-                    text.status().ToString());
+absl::Status DiskDirectories::DescribeAndClean(const std::string& path) const {
+  int jobs = 0;
+  int durable = 0;
+  for (const std::string& name : NamesIn(path)) {
+    const std::string folder = DiskFolder(path, name);
+    if (absl::StartsWith(name, kDeletedPrefix)) {
+      spdlog::info("removed {}, left half done: {}", folder,
+                   os::RemoveTree(folder).ToString());
       continue;
     }
-    jobs[name] = owner;
+    ++jobs;
+    if (IsDurableFolder(folder)) ++durable;
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(path));
+  spdlog::info(
+      "disk directory {}: on the {} at {}, with files of {} jobs, {} "
+      "of them durable",
+      path, info.file_system, info.mount_point, jobs, durable);
+  return absl::OkStatus();
+}
+
+absl::Status DiskDirectories::CheckInPlace() const {
+  for (size_t i = 0; i < paths_.size(); ++i) {
+    if (locks_[i].IsAt(paths_[i] + kLockName)) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "nvme.directories: ", paths_[i],
+        " is not the directory that it was when the daemon started: a disk was "
+        "mounted or unmounted there, or it was removed. Start the daemon "
+        "again"));
+  }
+  return absl::OkStatus();
+}
+
+std::set<std::string> DiskDirectories::Jobs() const {
+  std::set<std::string> jobs;
+  for (const std::string& path : paths_) {
+    for (std::string& name : NamesIn(path)) {
+      if (accept::CheckJobName(name).ok()) jobs.insert(std::move(name));
+    }
   }
   return jobs;
 }
 
-void DiskDirectories::RemoveJob(const std::string& name) const {
-  for (const std::string& path : paths_) {
-    const absl::Status removed = os::RemoveTree(JobPath(path, name));
-    if (!removed.ok()) spdlog::error("{}", removed.ToString());
+bool DiskDirectories::HasFolder(const std::string& name) const {
+  return std::any_of(paths_.begin(), paths_.end(), [&](const auto& path) {
+    return MayExist(DiskFolder(path, name));
+  });
+}
+
+bool DiskDirectories::IsDurable(const std::string& name) const {
+  return std::any_of(paths_.begin(), paths_.end(), [&](const auto& path) {
+    return IsDurableFolder(DiskFolder(path, name));
+  });
+}
+
+absl::Status DiskDirectories::CheckMayCreate(const std::string& name,
+                                             uid_t owner) const {
+  OPTSTATE_RETURN_IF_ERROR(CheckInPlace());
+  if (!IsDurable(name)) return absl::OkStatus();
+  const std::string folder = DiskFolder(paths_[0], name);
+  const absl::StatusOr<std::optional<uint32_t>> on_disk = ReadDiskOwner(folder);
+  if (!on_disk.ok() || !on_disk->has_value()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job \"", name, "\" is durable, and ", folder, kDiskOwnerFile,
+        on_disk.ok() ? " is missing" : " cannot be read",
+        ": is its disk mounted? If it is, write the uid of the job's owner to "
+        "that file"));
   }
+  if (**on_disk == owner) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("job \"", name, "\" is on disk (", folder,
+                   ") and belongs to uid ", **on_disk, ", not to uid ", owner));
+}
+
+std::map<std::string, uid_t, std::less<>> DiskDirectories::DurableJobs() const {
+  std::map<std::string, uid_t, std::less<>> jobs;
+  for (const std::string& name : Jobs()) {
+    if (!IsDurable(name)) continue;
+    const std::string folder = DiskFolder(paths_[0], name);
+    if (!MayExist(folder + kDiskCommitsFile)) {
+      spdlog::error(
+          "{} is missing, and another directory has files of that durable job: "
+          "left alone. Is its disk mounted?",
+          folder + kDiskCommitsFile);
+      continue;
+    }
+    const absl::StatusOr<std::optional<uint32_t>> owner = ReadDiskOwner(folder);
+    if (!owner.ok() || !owner->has_value()) {
+      spdlog::error(
+          "{} has a job on disk, but no owner: left alone. Write the owner's "
+          "uid to {}{}: {}",
+          folder, folder, kDiskOwnerFile, owner.status().ToString());
+      continue;
+    }
+    jobs[name] = **owner;
+  }
+  return jobs;
+}
+
+void DiskDirectories::RemoveEnded(
+    const std::function<bool(const std::string&)>& is_known) {
+  for (const std::string& name : Jobs()) {
+    if (is_known(name) || IsDurable(name)) continue;
+    const auto used =
+        std::find_if(paths_.begin(), paths_.end(), [&](const auto& path) {
+          return IsDiskFolderInUse(DiskFolder(path, name));
+        });
+    if (used != paths_.end()) {
+      spdlog::warn(
+          "{} is of a job that is not here, and may go on elsewhere ({} says "
+          "where): left alone",
+          DiskFolder(*used, name), kDiskMemoryFile + 1);
+      continue;
+    }
+    const auto folders = Discard(name);
+    if (!folders.ok()) spdlog::error("{}", folders.status().ToString());
+    if (!folders.ok()) continue;
+    for (const std::string& folder : *folders) {
+      const absl::Status removed = os::RemoveTree(folder);
+      if (!removed.ok()) spdlog::error("{}", removed.ToString());
+    }
+  }
+}
+
+absl::StatusOr<std::vector<std::string>> DiskDirectories::Discard(
+    const std::string& name) {
+  OPTSTATE_RETURN_IF_ERROR(CheckInPlace());
+  std::vector<std::pair<std::string, std::string>> renamed;
+  absl::Status status;
+  for (const std::string& path : paths_) {
+    const std::string folder = DiskFolder(path, name);
+    if (!MayExist(folder)) continue;
+    std::string discarded;
+    do {
+      discarded = DiskFolder(path, absl::StrCat(kDeletedPrefix, ++discarded_));
+    } while (MayExist(discarded));
+    renamed.emplace_back(folder, discarded);
+    status = Rename(folder, discarded);
+    if (!status.ok()) break;
+  }
+  std::vector<std::string> discarded;
+  for (const auto& [from, to] : renamed) {
+    if (status.ok()) {
+      discarded.push_back(to);
+    } else if (MayExist(to)) {
+      const absl::Status back = Rename(to, from);
+      if (!back.ok()) spdlog::error("{}", back.ToString());
+    }
+  }
+  if (!status.ok()) return status;
+  return discarded;
 }
 
 }  // namespace optstate::supervisor

@@ -3,15 +3,15 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/types/span.h"
 #include "server/os/file_lock.h"
 
 namespace optstate::supervisor {
@@ -20,35 +20,54 @@ namespace optstate::supervisor {
 // alone.
 //
 //   DIR/lock                the daemon's lock, with its pid
-//   DIR/jobs/NAME/owner     in the first directory: the owner's uid, in decimal
-//   DIR/jobs/NAME/commits   likewise: what is durable of the job
-//   DIR/jobs/NAME/records   the job's records
-//   DIR/jobs/NAME/durable   of a durable job: what is here is never removed
-//                           unless the job is deleted, also when the disk with
-//                           its commits is not mounted
+//   DIR/jobs/NAME/          a job's folder, which its engine makes: see
+//                           storage/disk_folder.h
+//   DIR/jobs/.deleted-N/    being removed: renamed first, so that half a job
+//                           never has a job's name
+//
+// A folder with `durable` or `commits` in it is removed on request alone, also
+// when the disk with the job's other files is not mounted. Nothing is made or
+// renamed below a path that names another directory than the locked one, as
+// after a disk was mounted on it.
 //
 // Threads: one at a time.
 class DiskDirectories {
  public:
   DiskDirectories() = default;
-  // Makes the directories when needed. FAILED_PRECONDITION: another daemon has
-  // one, or other users could write to it.
+  // Takes the directories, logs what each has, and removes what a former daemon
+  // had renamed for that. FAILED_PRECONDITION: one is not there, as when its
+  // disk is not mounted, another daemon has it, or other users could write to
+  // it.
   static absl::StatusOr<DiskDirectories> Open(std::vector<std::string> paths);
+
+  // FAILED_PRECONDITION: a path names another directory than when the daemon
+  // started.
+  absl::Status CheckInPlace() const;
+  // Whether a folder of this name may be there.
+  bool HasFolder(const std::string& name) const;
+  bool IsDurable(const std::string& name) const;
+  // Checks that a user may have a job of this name made. PERMISSION_DENIED: it
+  // has a durable job of another user. FAILED_PRECONDITION: of one that is not
+  // known, or as CheckInPlace.
+  absl::Status CheckMayCreate(const std::string& name, uid_t owner) const;
 
   // Returns the owners, by name, of the jobs that may have a durable step.
   std::map<std::string, uid_t, std::less<>> DurableJobs() const;
-  // Returns the names of the jobs that have files and are not durable.
-  std::vector<std::string> JobsWithoutCommit() const;
-  // Removes a job's files. What cannot be removed is logged.
-  void RemoveJob(const std::string& name) const;
+  // Removes the folders of jobs that are not durable, unless `is_known` or the
+  // rest of their state may be somewhere.
+  void RemoveEnded(const std::function<bool(const std::string&)>& is_known);
+
+  // Frees the name of a job, durably: returns the new paths of its folders, for
+  // the caller to remove. On an error the folders keep their names.
+  absl::StatusOr<std::vector<std::string>> Discard(const std::string& name);
 
  private:
-  std::vector<std::string> Jobs() const;
-  bool HasCommit(const std::string& name) const;
-  bool IsDurable(const std::string& name) const;
+  std::set<std::string> Jobs() const;
+  absl::Status DescribeAndClean(const std::string& path) const;
 
   std::vector<std::string> paths_;
   std::vector<os::FileLock> locks_;
+  uint64_t discarded_ = 0;
 };
 
 }  // namespace optstate::supervisor

@@ -1,5 +1,7 @@
 #include "server/supervisor/disk_directories.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -8,7 +10,10 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/types/unique_fd.h"
 #include "server/supervisor/job_registry.h"
+#include "storage/disk_folder.h"
+#include "storage/testing/test_mounts.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -16,6 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Key;
 using ::testing::Pair;
 
@@ -24,16 +30,21 @@ class DiskDirectoriesTest : public testing::Test {
   DiskDirectoriesTest() {
     std::string name = testing::TempDir() + "/disks-XXXXXX";
     root_ = ::mkdtemp(name.data());
+    fs::create_directory(Disk(0));
+    fs::create_directory(Disk(1));
   }
   ~DiskDirectoriesTest() override { fs::remove_all(root_); }
 
   std::string Disk(int number) const {
     return root_ + "/disk" + std::to_string(number);
   }
+  std::string Folder(int disk, const std::string& name) const {
+    return DiskFolder(Disk(disk), name);
+  }
   // Writes files as a job's engine does.
   void MakeJob(int disk, const std::string& name, bool is_durable,
                const std::string& owner = "7\n") const {
-    const std::string directory = Disk(disk) + "/jobs/" + name;
+    const std::string directory = Folder(disk, name);
     fs::create_directories(directory);
     std::ofstream(directory + "/records") << "r";
     if (is_durable) std::ofstream(directory + "/durable").flush();
@@ -41,62 +52,104 @@ class DiskDirectoriesTest : public testing::Test {
     std::ofstream(directory + "/owner") << owner;
     if (is_durable) std::ofstream(directory + "/commits") << "c";
   }
+  void MakeOfFormerBoot(int disk, const std::string& name) const {
+    MakeJob(disk, name, false);
+    std::ofstream(Folder(disk, name) + kDiskMemoryFile)
+        << "a-former-boot\n"
+        << root_ << "/nowhere\n";
+  }
+  DiskDirectories OpenDisks() const {
+    auto disks = DiskDirectories::Open({Disk(0), Disk(1)});
+    EXPECT_TRUE(disks.ok()) << disks.status();
+    return *std::move(disks);
+  }
+  JobRegistry OpenRegistry() const {
+    auto registry = JobRegistry::Open(root_ + "/state");
+    EXPECT_TRUE(registry.ok()) << registry.status();
+    registry->UseDisks(OpenDisks());
+    return *std::move(registry);
+  }
+  // Another disk, empty or with `jobs`, appears where the first one was.
+  void MountOver() const {
+    fs::rename(Disk(0), root_ + "/below");
+    fs::create_directory(Disk(0));
+  }
 
   std::string root_;
 };
 
 TEST_F(DiskDirectoriesTest, NoDirectoryHasNoJobs) {
-  const auto disks = DiskDirectories::Open({});
+  auto disks = DiskDirectories::Open({});
   ASSERT_TRUE(disks.ok()) << disks.status();
   EXPECT_TRUE(disks->DurableJobs().empty());
-  disks->RemoveJob("a");
+  EXPECT_THAT(*disks->Discard("a"), IsEmpty());
+  EXPECT_TRUE(disks->CheckMayCreate("a", 1).ok());
 }
 
 TEST_F(DiskDirectoriesTest, OnlyOneDaemonHasADirectory) {
-  const auto disks = DiskDirectories::Open({Disk(0), Disk(1)});
-  ASSERT_TRUE(disks.ok()) << disks.status();
+  const DiskDirectories disks = OpenDisks();
   const auto other = DiskDirectories::Open({Disk(1)});
   EXPECT_THAT(other.status().ToString(), HasSubstr(Disk(1)));
 }
 
 TEST_F(DiskDirectoriesTest, ADirectoryThatOthersMayWriteToIsRefused) {
-  fs::create_directory(Disk(0));
   fs::permissions(Disk(0), fs::perms::all);
   EXPECT_FALSE(DiskDirectories::Open({Disk(0)}).ok());
+}
+
+// It would become a folder of another disk, which a mount then hides.
+TEST_F(DiskDirectoriesTest, ADirectoryThatIsNotThereIsNotMade) {
+  const auto disks = DiskDirectories::Open({Disk(0), Disk(2)});
+  EXPECT_TRUE(absl::IsFailedPrecondition(disks.status())) << disks.status();
+  EXPECT_THAT(disks.status().ToString(), HasSubstr(Disk(2) + " is not there"));
+  EXPECT_FALSE(fs::exists(Disk(2)));
 }
 
 TEST_F(DiskDirectoriesTest, JobsOfADiskAreFoundAndOthersRemoved) {
   MakeJob(0, "durable", true);
   MakeJob(1, "durable", true);
-  MakeJob(0, "not-durable", false);
-  MakeJob(1, "not-durable", false);
+  MakeOfFormerBoot(0, "ended");
+  MakeOfFormerBoot(1, "ended");
+  MakeJob(0, "of-a-former-build", false);
   MakeJob(0, "no-owner", true, "nobody");
-  auto disks = DiskDirectories::Open({Disk(0), Disk(1)});
-  ASSERT_TRUE(disks.ok()) << disks.status();
-  EXPECT_THAT(disks->DurableJobs(), ElementsAre(Pair("durable", 7u)));
+  EXPECT_THAT(OpenDisks().DurableJobs(), ElementsAre(Pair("durable", 7u)));
 
-  auto registry = JobRegistry::Open(root_ + "/state");
-  ASSERT_TRUE(registry.ok());
-  ASSERT_TRUE(registry->UseDisks(*std::move(disks)).ok());
-  EXPECT_THAT(registry->jobs(), ElementsAre(Key("durable")));
-  EXPECT_FALSE(fs::exists(Disk(0) + "/jobs/not-durable"));
-  EXPECT_FALSE(fs::exists(Disk(1) + "/jobs/not-durable"));
+  JobRegistry registry = OpenRegistry();
+  EXPECT_THAT(registry.jobs(), ElementsAre(Key("durable")));
+  EXPECT_FALSE(fs::exists(Folder(0, "ended")));
+  EXPECT_FALSE(fs::exists(Folder(1, "ended")));
+  EXPECT_FALSE(fs::exists(Folder(0, "of-a-former-build")));
   // Files that may be a job's only state are removed on request alone.
-  EXPECT_TRUE(fs::exists(Disk(0) + "/jobs/no-owner"));
+  EXPECT_TRUE(fs::exists(Folder(0, "no-owner")));
 
-  ASSERT_TRUE(registry->Discard("durable").ok());
-  EXPECT_FALSE(fs::exists(Disk(0) + "/jobs/durable"));
-  EXPECT_FALSE(fs::exists(Disk(1) + "/jobs/durable"));
+  const auto discarded = registry.Discard("durable");
+  ASSERT_TRUE(discarded.ok()) << discarded.status();
+  EXPECT_EQ(discarded->size(), 3u);
+  EXPECT_FALSE(fs::exists(Folder(0, "durable")));
+  EXPECT_FALSE(fs::exists(Folder(1, "durable")));
+}
+
+// Their memory is in another state directory, or their engine lives on.
+TEST_F(DiskDirectoriesTest, FilesOfAJobThatMayGoOnElsewhereStay) {
+  MakeJob(1, "elsewhere", false);
+  ASSERT_TRUE(WriteDiskMemory(Folder(1, "elsewhere"), "/other/jobs/a").ok());
+  MakeOfFormerBoot(0, "engine");
+  const UniqueFd engine(
+      ::open((Folder(0, "engine") + "/records").c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::flock(engine.get(), LOCK_EX), 0);
+  OpenRegistry();
+  EXPECT_TRUE(fs::exists(Folder(1, "elsewhere") + "/records"));
+  EXPECT_TRUE(fs::exists(Folder(0, "engine") + "/records"));
 }
 
 TEST_F(DiskDirectoriesTest, RecordsOfADurableJobStayWithoutTheFirstDisk) {
   MakeJob(1, "durable", true);
-  auto disks = DiskDirectories::Open({Disk(0), Disk(1)});
-  ASSERT_TRUE(disks.ok()) << disks.status();
-  auto registry = JobRegistry::Open(root_ + "/state");
-  ASSERT_TRUE(registry->UseDisks(*std::move(disks)).ok());
-  EXPECT_TRUE(registry->jobs().empty());
-  EXPECT_TRUE(fs::exists(Disk(1) + "/jobs/durable/records"));
+  JobRegistry registry = OpenRegistry();
+  EXPECT_TRUE(registry.jobs().empty());
+  EXPECT_TRUE(fs::exists(Folder(1, "durable") + "/records"));
+  const absl::Status status = registry.Create("durable", 7);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(status.ToString(), HasSubstr("is its disk mounted?"));
 }
 
 TEST_F(DiskDirectoriesTest, TheStateInMemoryWins) {
@@ -105,11 +158,86 @@ TEST_F(DiskDirectoriesTest, TheStateInMemoryWins) {
     ASSERT_TRUE(registry->Create("a", 5).ok());
   }
   MakeJob(0, "a", true);
-  auto registry = JobRegistry::Open(root_ + "/state");
-  auto disks = DiskDirectories::Open({Disk(0)});
-  ASSERT_TRUE(registry->UseDisks(*std::move(disks)).ok());
-  EXPECT_THAT(registry->jobs(), ElementsAre(Pair("a", 5u)));
-  EXPECT_TRUE(fs::exists(Disk(0) + "/jobs/a/commits"));
+  const JobRegistry registry = OpenRegistry();
+  // Its engine refuses: see session/disk_claim.h.
+  EXPECT_THAT(registry.jobs(), ElementsAre(Pair("a", 5u)));
+  EXPECT_TRUE(fs::exists(Folder(0, "a") + "/commits"));
+}
+
+TEST_F(DiskDirectoriesTest, NobodyElseGetsANameThatADurableJobHas) {
+  JobRegistry registry = OpenRegistry();
+  MakeJob(0, "a", true);
+  EXPECT_TRUE(absl::IsPermissionDenied(registry.Create("a", 65534)));
+  for (const bool is_missing : {false, true}) {
+    std::ofstream(Folder(0, "a") + "/owner") << "root";
+    if (is_missing) fs::remove(Folder(0, "a") + "/owner");
+    const absl::Status status = registry.Create("a", 65534);
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(status.ToString(), HasSubstr(Folder(0, "a") + "/owner"));
+  }
+  std::ofstream(Folder(0, "a") + "/owner") << "65534\n";
+  EXPECT_TRUE(registry.Create("a", 65534).ok());
+}
+
+TEST_F(DiskDirectoriesTest, ADiskThatIsMountedLaterIsNotTouched) {
+  JobRegistry registry = OpenRegistry();
+  MakeJob(0, "a", true);
+  ASSERT_TRUE(registry.Create("a", 7).ok());
+  ASSERT_TRUE(registry.Create("in-memory", 7).ok());
+  MountOver();
+  MakeJob(0, "a", true);
+  const absl::Status discarded = registry.Discard("a").status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(discarded)) << discarded;
+  EXPECT_THAT(discarded.ToString(), HasSubstr(Disk(0)));
+  EXPECT_TRUE(fs::exists(Folder(0, "a") + "/commits"));
+  EXPECT_TRUE(fs::exists(registry.JobDirectory("a") + "/owner"));
+  EXPECT_TRUE(absl::IsFailedPrecondition(registry.CheckDisksOf("a")));
+  EXPECT_TRUE(absl::IsFailedPrecondition(registry.Create("new", 7)));
+  // A job that has nothing there does not depend on it.
+  EXPECT_TRUE(registry.CheckDisksOf("in-memory").ok());
+  EXPECT_TRUE(registry.Discard("in-memory").ok());
+}
+
+TEST_F(DiskDirectoriesTest, AJobThatCannotBeDeletedIsAsItWas) {
+  MakeJob(0, "a", true);
+  MakeJob(1, "a", true);
+  JobRegistry registry = OpenRegistry();
+  std::ofstream(registry.JobDirectory("a") + "/state") << "x";
+  {
+    // A mount point cannot be renamed.
+    const auto mounted = TestTmpfs::Mount(Folder(1, "a"), "size=1m");
+    if (absl::IsFailedPrecondition(mounted.status())) {
+      GTEST_SKIP() << mounted.status();
+    }
+    ASSERT_TRUE(mounted.ok()) << mounted.status();
+    EXPECT_FALSE(registry.Discard("a").ok());
+  }
+  EXPECT_TRUE(fs::exists(Folder(0, "a") + "/commits"));
+  EXPECT_TRUE(fs::exists(Folder(1, "a") + "/records"));
+  EXPECT_TRUE(fs::exists(registry.JobDirectory("a") + "/state"));
+  EXPECT_THAT(registry.jobs(), ElementsAre(Key("a")));
+}
+
+TEST_F(DiskDirectoriesTest, ADeletionThatWasInterruptedIsFinished) {
+  MakeJob(0, "a", true);
+  {
+    JobRegistry registry = OpenRegistry();
+    ASSERT_TRUE(registry.Discard("a").ok());  // what is renamed stays
+  }
+  EXPECT_TRUE(fs::exists(Disk(0) + "/jobs/.deleted-1/commits"));
+  EXPECT_THAT(OpenRegistry().jobs(), IsEmpty());
+  EXPECT_TRUE(fs::is_empty(Disk(0) + "/jobs"));
+}
+
+// One job that has no room in memory does not keep the daemon down.
+TEST_F(DiskDirectoriesTest, AJobWhoseDirectoryCannotBeMadeIsListed) {
+  MakeJob(0, "a", true);
+  fs::create_directories(root_ + "/state/a/in-the-way");
+  JobRegistry registry = OpenRegistry();
+  EXPECT_THAT(registry.jobs(), ElementsAre(Pair("a", 7u)));
+  fs::remove_all(root_ + "/state/a");
+  ASSERT_TRUE(registry.MakeMissingDirectory("a").ok());
+  EXPECT_TRUE(fs::exists(root_ + "/state/a/owner"));
 }
 
 }  // namespace

@@ -1,35 +1,37 @@
 #include "server/supervisor/job_files.h"
 
-#include <unistd.h>
-
-#include <cerrno>
-
 #include "absl/strings/str_cat.h"
+#include "storage/disk_folder.h"
 #include "storage/state_folder.h"
 
 namespace optstate::supervisor {
-namespace {
-
-// Whether the file exists. One that exists and cannot be inspected does not
-// count as gone.
-bool IsThere(const std::string& path) {
-  return ::access(path.c_str(), F_OK) == 0 ||
-         (errno != ENOENT && errno != ENOTDIR);
-}
-
-}  // namespace
 
 JobFiles FindJobFiles(const std::string& job_directory) {
-  if (!IsThere(job_directory)) return JobFiles::kGone;
-  return IsThere(job_directory + kStateFolder) ? JobFiles::kState
-                                               : JobFiles::kNoState;
+  if (!MayExist(job_directory)) return JobFiles::kGone;
+  return MayExist(job_directory + kStateFolder) ? JobFiles::kState
+                                                : JobFiles::kNoState;
 }
 
-std::string WhatIsKept(const std::string& job,
-                       const std::string& job_directory) {
+std::string FindDurableFolder(const v1::NvmeSettings& nvme,
+                              const std::string& job) {
+  for (const std::string& directory : nvme.directories()) {
+    std::string folder = DiskFolder(directory, job);
+    if (IsDurableFolder(folder)) return folder;
+  }
+  return "";
+}
+
+std::string WhatIsKept(const std::string& job, const std::string& job_directory,
+                       const std::string& durable_folder) {
   const std::string recover = absl::StrCat("`optctl recover ", job, "`");
   const std::string discard = absl::StrCat("`optctl delete job ", job, "`");
-  switch (FindJobFiles(job_directory)) {
+  const JobFiles files = FindJobFiles(job_directory);
+  if (files != JobFiles::kState && !durable_folder.empty()) {
+    return absl::StrCat("Its durable state is kept in ", durable_folder,
+                        "; the daemon's log says more. ", recover,
+                        " tries again, ", discard, " discards it");
+  }
+  switch (files) {
     case JobFiles::kGone:
       return absl::StrCat(
           "Its state was removed with the directory: nothing is left to "

@@ -3,6 +3,8 @@
 
 #include <string>
 
+#include "optstate/v1/config.pb.h"
+
 namespace optstate::supervisor {
 
 // The present state of a job's files, as its directory shows it.
@@ -14,10 +16,15 @@ enum class JobFiles {
 
 JobFiles FindJobFiles(const std::string& job_directory);
 
+// Returns the job's folder on a disk that may hold its durable state, which is
+// removed on request alone; empty: there is none.
+std::string FindDurableFolder(const v1::NvmeSettings& nvme,
+                              const std::string& job);
+
 // Returns sentences for the user of a FAILED job: whether its state is kept,
-// where, and which commands are left.
-std::string WhatIsKept(const std::string& job,
-                       const std::string& job_directory);
+// where, and which commands are left. `durable_folder`: as FindDurableFolder.
+std::string WhatIsKept(const std::string& job, const std::string& job_directory,
+                       const std::string& durable_folder);
 
 }  // namespace optstate::supervisor
 

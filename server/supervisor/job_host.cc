@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "proto/types/status_macros.h"
 #include "server/accept/refusal.h"
 #include "server/engine/versions.h"
 #include "server/supervisor/job_files.h"
@@ -87,15 +88,18 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> JobHost::AdoptRunning() {
   return engine;
 }
 
+absl::StatusOr<std::unique_ptr<EngineProcess>> JobHost::StartNew() {
+  OPTSTATE_RETURN_IF_ERROR(callbacks_.check_start());
+  return EngineProcess::Start(loop_, options_.executable, options_.config,
+                              {callbacks_.supervise(), kept_},
+                              EngineCallbacks());
+}
+
 void JobHost::StartEngine() {
   state_ = State::kStarting;
   told_.clear();
   auto engine = AdoptRunning();
-  if (absl::IsUnavailable(engine.status())) {
-    engine = EngineProcess::Start(loop_, options_.executable, options_.config,
-                                  {callbacks_.supervise(), kept_},
-                                  EngineCallbacks());
-  }
+  if (absl::IsUnavailable(engine.status())) engine = StartNew();
   if (absl::IsResourceExhausted(engine.status()) && MayGiveUp()) {
     return GiveUp(ExplainShortage(engine.status(), directory()));
   }
@@ -150,7 +154,7 @@ void JobHost::OnFinished() {
   }
   spdlog::info("job {}: over", name());
   over_ = true;
-  Stop();
+  StopEngine();
 }
 
 void JobHost::OnExit(const std::string& how) {
@@ -200,13 +204,18 @@ void JobHost::Fail(const std::string& why) {
   state_ = State::kFailed;
   reason_ = why;
   spdlog::error("job {}: FAILED: {}. {}", name(), why,
-                WhatIsKept(name(), directory()));
+                WhatIsKept(name(), directory(), DurableFolder()));
   RefuseWaiting(FailedStatus());
   callbacks_.on_failed();
 }
 
+std::string JobHost::DurableFolder() const {
+  return FindDurableFolder(options_.config.daemon().nvme(), name());
+}
+
 bool JobHost::HasState() const {
-  return FindJobFiles(directory()) == JobFiles::kState;
+  return FindJobFiles(directory()) == JobFiles::kState ||
+         !DurableFolder().empty();
 }
 
 // Gives up a job without state, which would only be one more FAILED job for the
@@ -218,7 +227,7 @@ void JobHost::GiveUp(const absl::Status& why) {
                 std::string(given_up_.message()));
   RefuseWaiting(given_up_);
   over_ = true;
-  Stop();
+  StopEngine();
 }
 
 void JobHost::RefuseWaiting(const absl::Status& status) {
@@ -230,7 +239,7 @@ void JobHost::RefuseWaiting(const absl::Status& status) {
 absl::Status JobHost::FailedStatus() const {
   return absl::FailedPreconditionError(
       absl::StrCat("job \"", name(), "\" is FAILED: ", reason_, ". ",
-                   WhatIsKept(name(), directory())));
+                   WhatIsKept(name(), directory(), DurableFolder())));
 }
 
 absl::Status JobHost::Adopt(Waiting* waiting) {
@@ -360,6 +369,11 @@ void JobHost::KillUnstopped() {
 }
 
 void JobHost::Stop() {
+  stops_as_told_ = true;
+  StopEngine();
+}
+
+void JobHost::StopEngine() {
   if (state_ == State::kStopping) return;
   loop_->Cancel(timer_);
   state_ = State::kStopping;
@@ -381,8 +395,16 @@ void JobHost::Stop() {
 }
 
 void JobHost::FinishStopping() {
+  const bool is_kept = over_ && !DurableFolder().empty();
+  if (is_kept && !stops_as_told_) {
+    over_ = false;
+    given_up_ = absl::OkStatus();
+    return Fail(
+        "it ended by itself, and has durable files, which are removed "
+        "on request alone");
+  }
   const auto on_stopped = callbacks_.on_stopped;
-  on_stopped(over_);
+  on_stopped(over_ && !is_kept);
 }
 
 void JobHost::ArmTimer(absl::Duration delay, std::function<void()> callback) {

@@ -33,6 +33,7 @@ struct Waiting {
 //   any of these --too many deaths--> failed (the job's state is kept)
 //   starting --no fds, processes, memory or files, and no state yet, and no
 //     engine that may run--> stopping
+//   stopping, over, but with durable files on a disk --exit--> failed
 //   failed --Recover()--> starting
 //   running --Recover()--> replacing, when its engine calls the job FAILED
 //   any --Finished or Stop()--> stopping --exit--> stopped
@@ -75,6 +76,8 @@ class JobHost {
     bool is_new = false;
   };
   struct Callbacks {
+    // Returns why no engine may be started just now, else OK.
+    std::function<absl::Status()> check_start;
     // Returns the first message to an engine.
     std::function<v1::SupervisorRequest::Supervise()> supervise;
     // An engine is ready. Passes the supervisor's end of the private gRPC
@@ -92,7 +95,8 @@ class JobHost {
     // closed afterwards.
     std::function<void(int fd)> on_hung_up;
     // The engine is gone for good. `over`: the job is over (ephemeral, or no
-    // rank registered or could), so that its directory should be removed.
+    // rank registered or could) and has nothing durable on a disk, so that its
+    // directory should be removed.
     std::function<void(bool over)> on_stopped;
   };
 
@@ -160,12 +164,14 @@ class JobHost {
  private:
   void StartEngine();
   absl::StatusOr<std::unique_ptr<EngineProcess>> AdoptRunning();
+  absl::StatusOr<std::unique_ptr<EngineProcess>> StartNew();
   EngineProcess::Callbacks EngineCallbacks();
   void OnReady(const v1::EngineEvent::Ready& ready);
   void OnFinished();
   void OnExit(const std::string& how);
   void OnDeath(const std::string& how);
   void Fail(const std::string& why);
+  std::string DurableFolder() const;
   bool HasState() const;
   bool MayGiveUp() const { return !one_may_run_ && !HasState(); }
   void GiveUp(const absl::Status& why);
@@ -175,6 +181,7 @@ class JobHost {
   // Schedules DropEnded() shortly, if there is anything to drop.
   void LookLater();
   void ArmTimer(absl::Duration delay, std::function<void()> callback);
+  void StopEngine();
   void FinishStopping();
   void ReplaceRunning();
   void KillUnstopped();
@@ -186,7 +193,8 @@ class JobHost {
   State state_ = State::kBackingOff;
   bool held_ = false;
   bool over_ = false;
-  bool adopted_ = false;  // the engine ran before this object
+  bool stops_as_told_ = false;  // else it stops because the job is over
+  bool adopted_ = false;        // the engine ran before this object
   // An engine of a former supervisor may run that was not adopted yet: until
   // then the job must not be removed, for its engine would go on without it.
   bool one_may_run_;

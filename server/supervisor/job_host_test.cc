@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -38,7 +40,10 @@ class JobHostTest : public testing::Test {
     options.config.set_job("a");
     options.config.set_job_dir(directory_);
     *options.config.mutable_daemon() = config::DefaultConfig({0, ""});
+    options.config.mutable_daemon()->mutable_nvme()->add_directories(
+        directory_ + "/disk");
     JobHost::Callbacks callbacks;
+    callbacks.check_start = [] { return absl::OkStatus(); };
     callbacks.supervise = [] { return v1::SupervisorRequest::Supervise(); };
     callbacks.on_engine = [this](UniqueFd, const std::vector<uint64_t>&) {
       on_engine_();
@@ -138,6 +143,23 @@ TEST_F(JobHostTest, ANewJobForWhichThereAreNoFdsIsGivenUp) {
   EXPECT_EQ(host_->state(), JobHost::State::kStopping);
   loop_->Run();
   EXPECT_EQ(over_, true);
+}
+
+// After a reboot the job is in files on a disk, and nowhere else.
+TEST_F(JobHostTest, AJobThatIsOnDiskAloneIsNotGivenUp) {
+  for (const char* file : {"commits", "durable"}) {
+    SCOPED_TRACE(file);
+    const std::string folder = directory_ + "/disk/jobs/a";
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder + "/" + file).flush();
+    Make(/*is_new=*/true);
+    {
+      const NoFds none;
+      host_->Start();
+    }
+    EXPECT_EQ(host_->state(), JobHost::State::kBackingOff);
+    std::filesystem::remove_all(folder);
+  }
 }
 
 }  // namespace

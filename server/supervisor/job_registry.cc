@@ -18,6 +18,8 @@
 #include "server/accept/hello_check.h"
 #include "server/os/private_directory.h"
 #include "server/os/small_file.h"
+#include "storage/disk_folder.h"
+#include "storage/state_folder.h"
 
 namespace optstate::supervisor {
 namespace {
@@ -25,6 +27,7 @@ namespace {
 constexpr absl::string_view kNewPrefix = ".new-";
 constexpr absl::string_view kDeletedPrefix = ".deleted-";
 constexpr absl::string_view kOwnerFile = "owner";
+constexpr absl::string_view kFrameTable = "/frame_table";
 
 absl::StatusOr<std::vector<std::string>> ListDirectory(
     const std::string& path) {
@@ -82,18 +85,47 @@ void JobRegistry::LoadEntry(const std::string& name) {
   jobs_[name] = *owner;
 }
 
-absl::Status JobRegistry::UseDisks(DiskDirectories disks) {
+void JobRegistry::UseDisks(DiskDirectories disks) {
   disks_ = std::move(disks);
   for (const auto& [name, owner] : disks_.DurableJobs()) {
-    if (jobs_.contains(name)) continue;
-    OPTSTATE_RETURN_IF_ERROR(Create(name, owner));
-    spdlog::info("job {}: found on disk", name);
+    const auto found = jobs_.find(name);
+    if (found != jobs_.end()) {
+      if (found->second == owner) continue;
+      spdlog::error("job {}: of uid {}, and on disk of uid {}", name,
+                    found->second, owner);
+      continue;
+    }
+    jobs_[name] = owner;
+    const absl::Status made = MakeDirectory(name, owner);
+    if (made.ok()) {
+      spdlog::info("job {}: found on disk", name);
+    } else {
+      spdlog::error("job {}: found on disk, and cannot be started: {}", name,
+                    made.ToString());
+    }
   }
   // A job that was never durable ended with the memory.
-  for (const std::string& name : disks_.JobsWithoutCommit()) {
-    if (!jobs_.contains(name)) disks_.RemoveJob(name);
+  disks_.RemoveEnded(
+      [this](const std::string& name) { return jobs_.contains(name); });
+}
+
+absl::Status JobRegistry::MakeMissingDirectory(const std::string& name) {
+  const auto found = jobs_.find(name);
+  if (found == jobs_.end() || MayExist(JobDirectory(name)) ||
+      !disks_.IsDurable(name)) {
+    return absl::OkStatus();
   }
-  return absl::OkStatus();
+  return MakeDirectory(name, found->second);
+}
+
+bool JobRegistry::UsesDisk(const std::string& name) const {
+  return MayExist(
+             absl::StrCat(JobDirectory(name), kStateFolder, kFrameTable)) ||
+         disks_.HasFolder(name);
+}
+
+absl::Status JobRegistry::CheckDisksOf(const std::string& name) const {
+  return UsesDisk(name) ? disks_.CheckInPlace() : absl::OkStatus();
 }
 
 std::string JobRegistry::JobDirectory(absl::string_view name) const {
@@ -104,6 +136,14 @@ absl::Status JobRegistry::Create(const std::string& name, uid_t owner) {
   if (jobs_.contains(name)) {
     return absl::AlreadyExistsError(absl::StrCat("job \"", name, "\" exists"));
   }
+  OPTSTATE_RETURN_IF_ERROR(disks_.CheckMayCreate(name, owner));
+  OPTSTATE_RETURN_IF_ERROR(MakeDirectory(name, owner));
+  jobs_[name] = owner;
+  return absl::OkStatus();
+}
+
+absl::Status JobRegistry::MakeDirectory(const std::string& name,
+                                        uid_t owner) const {
   const std::string fresh = JobDirectory(absl::StrCat(kNewPrefix, name));
   OPTSTATE_RETURN_IF_ERROR(os::RemoveTree(fresh));
   if (::mkdir(fresh.c_str(), 0700) != 0) {
@@ -118,23 +158,34 @@ absl::Status JobRegistry::Create(const std::string& name, uid_t owner) {
     return OsError(errno, absl::StrCat("rename ", fresh, " to ", path));
   }
   std::move(remove).Cancel();
-  jobs_[name] = owner;
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::string> JobRegistry::Discard(const std::string& name) {
+absl::StatusOr<std::vector<std::string>> JobRegistry::Discard(
+    const std::string& name) {
   if (!jobs_.contains(name)) {
     return absl::NotFoundError(absl::StrCat("no job \"", name, "\""));
   }
+  const bool uses_disk = UsesDisk(name);
   const std::string path = JobDirectory(name);
-  const std::string discarded =
+  std::string discarded =
       JobDirectory(absl::StrCat(kDeletedPrefix, ++discarded_));
   if (::rename(path.c_str(), discarded.c_str()) != 0 && errno != ENOENT) {
     return OsError(errno, absl::StrCat("rename ", path, " to ", discarded));
   }
+  std::vector<std::string> all;
+  if (uses_disk) {
+    auto on_disks = disks_.Discard(name);
+    if (!on_disks.ok()) {
+      // Memory is the last to go: after a failed delete the job is whole.
+      ::rename(discarded.c_str(), path.c_str());
+      return on_disks.status();
+    }
+    all = *std::move(on_disks);
+  }
+  all.push_back(std::move(discarded));
   jobs_.erase(name);
-  disks_.RemoveJob(name);
-  return discarded;
+  return all;
 }
 
 }  // namespace optstate::supervisor

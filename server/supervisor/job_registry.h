@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -33,8 +34,15 @@ class JobRegistry {
 
   // Keeps jobs' files on these disks as well: adds each job that has a durable
   // step there and no directory here, as after a reboot, and removes what is
-  // there of jobs that are no more.
-  absl::Status UseDisks(DiskDirectories disks);
+  // there of jobs that are no more. A job whose directory cannot be made is
+  // added without one, and logged.
+  void UseDisks(DiskDirectories disks);
+  // Makes the directory of a durable job that has none. OK also for another
+  // job.
+  absl::Status MakeMissingDirectory(const std::string& name);
+  // FAILED_PRECONDITION: the job has files on disks, and these are not where
+  // they were when the daemon started.
+  absl::Status CheckDisksOf(const std::string& name) const;
 
   // Owners by job name.
   const std::map<std::string, uid_t, std::less<>>& jobs() const {
@@ -42,12 +50,13 @@ class JobRegistry {
   }
   std::string JobDirectory(absl::string_view name) const;
 
-  // Creates a job; `name` is valid (CheckJobName). ALREADY_EXISTS.
+  // Creates a job; `name` is valid (CheckJobName). ALREADY_EXISTS; or the disks
+  // do not have it (DiskDirectories::CheckMayCreate).
   absl::Status Create(const std::string& name, uid_t owner);
-  // Frees the name of a job, and its files on disks. Returns the directory's
-  // new path, for the caller to remove, which takes time in proportion to the
-  // memory freed. NOT_FOUND.
-  absl::StatusOr<std::string> Discard(const std::string& name);
+  // Frees the name of a job, also on disks. Returns the new paths of its
+  // directories, for the caller to remove, which takes time in proportion to
+  // what is freed. NOT_FOUND. On an error the job is as it was.
+  absl::StatusOr<std::vector<std::string>> Discard(const std::string& name);
 
  private:
   explicit JobRegistry(std::string directory)
@@ -55,6 +64,8 @@ class JobRegistry {
 
   absl::Status Load();
   void LoadEntry(const std::string& name);
+  absl::Status MakeDirectory(const std::string& name, uid_t owner) const;
+  bool UsesDisk(const std::string& name) const;
 
   std::string directory_;
   std::map<std::string, uid_t, std::less<>> jobs_;

@@ -48,7 +48,8 @@ TEST_F(JobRegistryTest, DiscardFreesTheName) {
   std::ofstream(registry.JobDirectory("a") + "/state") << "x";
   const auto discarded = registry.Discard("a");
   ASSERT_TRUE(discarded.ok()) << discarded.status();
-  EXPECT_EQ(::access((*discarded + "/state").c_str(), F_OK), 0);
+  ASSERT_EQ(discarded->size(), 1u);
+  EXPECT_EQ(::access((discarded->front() + "/state").c_str(), F_OK), 0);
   EXPECT_THAT(registry.jobs(), IsEmpty());
   EXPECT_TRUE(registry.Create("a", 7).ok());
   EXPECT_NE(*registry.Discard("a"), *discarded);

@@ -67,7 +67,7 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(
       DiskDirectories disks,
       DiskDirectories::Open({config.nvme().directories().begin(),
                              config.nvme().directories().end()}));
-  OPTSTATE_RETURN_IF_ERROR(registry.UseDisks(std::move(disks)));
+  registry.UseDisks(std::move(disks));
   OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(path));
   const std::string pages = DescribeStatePages(config.huge_pages(), info);
   if (config.huge_pages() == v1::HUGE_PAGES_NEVER && info.huge_pages()) {

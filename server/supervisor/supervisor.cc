@@ -196,6 +196,7 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
       options_.engines_exit_with_supervisor);
 
   JobHost::Callbacks callbacks;
+  callbacks.check_start = [this, name] { return registry_.CheckDisksOf(name); };
   callbacks.supervise = [this] { return MakeSupervise(); };
   callbacks.on_engine = [this, name](UniqueFd grpc,
                                      const std::vector<uint64_t>& connections) {
@@ -253,7 +254,13 @@ void Supervisor::OnStopped(const std::string& name, bool over) {
   WakeEngineWaiters(name, NoJob(name));
   auto held = held_.extract(name);
   DeleteCallback deleted = held.empty() ? nullptr : std::move(held.mapped());
-  if (over || deleted != nullptr) RemoveJob(name, std::move(deleted));
+  const bool is_delete = deleted != nullptr;
+  if (over || is_delete) RemoveJob(name, std::move(deleted));
+  // A job that could not be deleted goes on.
+  const auto kept = registry_.jobs().find(name);
+  if (is_delete && !stopping_ && kept != registry_.jobs().end()) {
+    StartHost(name, kept->second);
+  }
   Reroute(host->TakeWaiting());
   if (on_all_stopped_ != nullptr && hosts_.empty()) {
     std::exchange(on_all_stopped_, nullptr)();
@@ -262,20 +269,29 @@ void Supervisor::OnStopped(const std::string& name, bool over) {
 
 void Supervisor::RemoveJob(const std::string& name, DeleteCallback done) {
   if (done == nullptr) done = [](const absl::Status&) {};
-  const absl::StatusOr<std::string> path = registry_.Discard(name);
-  if (!path.ok()) {
-    spdlog::error("job {}: {}", name, path.status().ToString());
-    return done(path.status());
+  const auto paths = registry_.Discard(name);
+  if (!paths.ok()) {
+    spdlog::error("job {}: not deleted: {}", name, paths.status().ToString());
+    return done(paths.status());
   }
-  remover_.Remove(*path, [name,
-                          done = std::move(done)](const absl::Status& status) {
-    if (status.ok()) {
+  const auto removed = std::make_shared<absl::Status>();
+  const auto finish = [name, removed, done = std::move(done)] {
+    if (removed->ok()) {
       spdlog::info("job {}: deleted", name);
     } else {
-      spdlog::error("job {}: not wholly deleted: {}", name, status.ToString());
+      spdlog::error("job {}: not wholly deleted: {}", name,
+                    removed->ToString());
     }
-    done(status);
-  });
+    done(*removed);
+  };
+  for (const std::string& path : *paths) {
+    const bool is_last = &path == &paths->back();
+    remover_.Remove(path,
+                    [removed, finish, is_last](const absl::Status& status) {
+                      removed->Update(status);
+                      if (is_last) finish();
+                    });
+  }
 }
 
 void Supervisor::Reroute(std::deque<Waiting> waiting) {
@@ -353,7 +369,8 @@ absl::Status Supervisor::RecoverJob(const std::string& name, uid_t uid,
   absl::Status status;
   RunInLoop([&] {
     const absl::StatusOr<JobHost*> host = FindToChange(name, uid);
-    status = host.ok() ? (*host)->Recover(failed_engine) : host.status();
+    status = host.ok() ? registry_.MakeMissingDirectory(name) : host.status();
+    if (status.ok()) status = (*host)->Recover(failed_engine);
   });
   return status;
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -128,6 +129,34 @@ TEST_F(SupervisorFilesTest, StateIsKeptWhereInodesAreShort) {
               AllOf(HasSubstr("out of inodes"), HasSubstr("nr_inodes="),
                     HasSubstr("Its state is kept in ")));
   harness_.Stop();
+}
+
+// Files that may be a job's only state are removed on request alone.
+TEST_F(SupervisorFilesTest, AnEndByItselfKeepsDurableFiles) {
+  const std::string disk = harness_.config().state_dir() + "/disk";
+  const std::string folder = disk + "/jobs/one-session";
+  harness_.config().mutable_nvme()->add_directories(disk);
+  ASSERT_TRUE(std::filesystem::create_directory(disk));
+  harness_.Start();
+  {
+    const auto session = harness_.Open("one-session");
+    ASSERT_TRUE(session.ok()) << session.status();
+    std::filesystem::create_directories(folder);
+    std::ofstream(folder + "/durable").flush();
+    std::ofstream(folder + "/owner") << ::geteuid();
+  }
+  ASSERT_TRUE(Harness::Eventually(
+      [this] { return harness_.Find("one-session")->failed; }));
+  EXPECT_TRUE(std::filesystem::exists(folder + "/durable"));
+  EXPECT_THAT(std::string(harness_.Open("one-session").status().message()),
+              AllOf(HasSubstr("ended by itself"),
+                    HasSubstr("durable state is kept in " + folder)));
+  Supervisor& supervisor = harness_.supervisor();
+  ASSERT_TRUE(supervisor.HoldJob("one-session", ::geteuid()).ok());
+  const absl::Status deleted =
+      supervisor.DeleteHeldJob("one-session", absl::Now() + Harness::kPatience);
+  EXPECT_TRUE(deleted.ok()) << deleted;
+  EXPECT_FALSE(std::filesystem::exists(folder));
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ SWAPPED = {"placement": "nvme", "host_budget": 1, "sub_group_size": 4096}
 
 @pytest.fixture
 def disk_daemon(tmp_path):
+    (tmp_path / "disk").mkdir(mode=0o700)
     running = Daemon("--nvme-dir", str(tmp_path / "disk"))
     yield running
     running.stop()
@@ -209,6 +210,8 @@ def test_durability_needs_a_disk(job):
 
 def test_a_disk_that_is_not_mounted_makes_no_new_job(tmp_path, job):
     first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(mode=0o700)
+    second.mkdir(mode=0o700)
     daemon = Daemon("--nvme-dir", str(first), "--nvme-dir", str(second))
     try:
         options = {**SWAPPED, "durability": "step", "job": job, "endpoint": daemon.shm}
@@ -218,6 +221,7 @@ def test_a_disk_that_is_not_mounted_makes_no_new_job(tmp_path, job):
         daemon.stop_gently()
         shutil.rmtree(daemon.directory / "state")
         first.rename(tmp_path / "elsewhere")
+        first.mkdir(mode=0o700)  # the mount point
         daemon.start()
         with pytest.raises(optstate.OptstateError, match="is its disk mounted"):
             optstate.AdamW(model_of().parameters(), connect_timeout=30, **options)
@@ -232,3 +236,66 @@ def test_a_disk_that_is_not_mounted_makes_no_new_job(tmp_path, job):
         assert same(again, model)
     finally:
         daemon.stop()
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_directories_in_another_order_are_refused_and_untouched(tmp_path, job):
+    disks = [tmp_path / name for name in ("first", "second", "third")]
+    for disk in disks:
+        disk.mkdir(mode=0o700)
+    flags = [["--nvme-dir", str(disk)] for disk in disks]
+    daemon = Daemon(*flags[0], *flags[1])
+    try:
+        options = {**SWAPPED, "durability": "step", "job": job, "endpoint": daemon.shm}
+        model = model_of()
+        with optstate.AdamW(model.parameters(), **options) as optimizer:
+            train(model, optimizer, range(2))
+        daemon.stop_gently()
+        before = [files_of(disk / "jobs" / job) for disk in disks[:2]]
+        for wrong, text in (
+            (flags[1] + flags[0], "order"),
+            (flags[0] + flags[1] + flags[2], "was made with 2 nvme.directories"),
+            (flags[0], "was made with 2 nvme.directories"),
+        ):
+            daemon._arguments = wrong
+            daemon.start()
+            with pytest.raises(optstate.FailedPreconditionError, match=text):
+                optstate.AdamW(model_of().parameters(), **options)
+            daemon.stop_gently()
+            assert [files_of(disk / "jobs" / job) for disk in disks[:2]] == before
+            assert not (disks[2] / "jobs" / job).exists()
+        daemon._arguments = flags[0] + flags[1]
+        daemon.start()
+        again = model_of()
+        with optstate.AdamW(again.parameters(), **options) as optimizer:
+            assert optimizer.committed_step == 2
+        assert same(again, model)
+    finally:
+        daemon.stop()
+
+
+def test_another_state_directory_does_not_take_a_jobs_records(disk_daemon, job, tmp_path):
+    options = {**SWAPPED, "job": job}
+    model = model_of()
+    with optstate.AdamW(model.parameters(), endpoint=disk_daemon.shm, **options) as optimizer:
+        train(model, optimizer, range(3))
+    disk_daemon.stop_gently()
+    other = Daemon("--nvme-dir", str(tmp_path / "disk"))
+    try:
+        with pytest.raises(optstate.FailedPreconditionError, match="records of another job"):
+            optstate.AdamW(model_of().parameters(), endpoint=other.shm, **options)
+    finally:
+        other.stop()
+    disk_daemon.start()
+    again = model_of()
+    with optstate.AdamW(again.parameters(), endpoint=disk_daemon.shm, **options) as optimizer:
+        assert optimizer.committed_step == 3
+    assert same(again, model)
+
+
+def test_a_private_job_is_not_durable(disk_daemon):
+    with pytest.raises(optstate.OptstateError, match="private"):
+        optstate.AdamW(model_of().parameters(), endpoint=disk_daemon.shm, durability="step")

@@ -88,6 +88,7 @@ def prints(expected: str, printed: str) -> bool:
 
 @pytest.fixture
 def disk_daemon(tmp_path: pathlib.Path) -> Iterator[Daemon]:
+    (tmp_path / "disk").mkdir(mode=0o700)
     running = Daemon("--nvme-dir", str(tmp_path / "disk"))
     yield running
     running.stop()

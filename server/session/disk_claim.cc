@@ -1,0 +1,146 @@
+#include "server/session/disk_claim.h"
+
+#include <filesystem>
+#include <system_error>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "spdlog/spdlog.h"
+#include "storage/disk_folder.h"
+
+namespace optstate {
+namespace {
+
+// Checks that a new job may have the folder, which is not its own yet.
+absl::Status CheckFree(const std::string& folder,
+                       const std::string& job_directory) {
+  if (IsDurableFolder(folder)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder,
+        " has a durable job, which was not there when the engine started: was "
+        "its disk mounted only then? Start the daemon again to go on with "
+        "that job"));
+  }
+  if (IsDiskFolderInUse(folder, job_directory)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder,
+        " has records of another job, whose state or engine may be "
+        "there: ",
+        folder, kDiskMemoryFile,
+        " says where. Use another name, or delete that job, or, if it is "
+        "gone, remove ",
+        folder));
+  }
+  return absl::OkStatus();
+}
+
+// Whether the folder says that it is of this incarnation, or, without one, says
+// nothing.
+bool IsOf(const std::string& folder, std::optional<uint64_t> incarnation) {
+  const auto identity = ReadDiskIdentity(folder);
+  if (!identity.ok()) return false;
+  if (!identity->has_value()) return !incarnation.has_value();
+  return (*identity)->incarnation == incarnation;
+}
+
+// Each engine of a job does this: what is written already stays.
+absl::Status Identify(const std::string& folder, const DiskIdentity& identity) {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<DiskIdentity> now,
+                            ReadDiskIdentity(folder));
+  if (now == identity) return absl::OkStatus();
+  return WriteDiskIdentity(folder, identity);
+}
+
+absl::Status CheckHasRecords(const std::string& folder) {
+  if (MayExist(folder + kDiskRecordsFile)) return absl::OkStatus();
+  return absl::DataLossError(
+      absl::StrCat(folder, kDiskRecordsFile,
+                   " is missing: is its disk mounted, and is the directory one "
+                   "of those with which the job was made?"));
+}
+
+}  // namespace
+
+absl::Status CheckDiskIdentities(const std::vector<std::string>& folders,
+                                 std::optional<uint64_t> incarnation) {
+  for (size_t i = 0; i < folders.size(); ++i) {
+    OPTSTATE_ASSIGN_OR_RETURN(const std::optional<DiskIdentity> identity,
+                              ReadDiskIdentity(folders[i]));
+    if (!identity.has_value()) continue;
+    if (!incarnation.has_value()) incarnation = identity->incarnation;
+    if (identity->incarnation != *incarnation) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          folders[i], " belongs to another job of this name, of incarnation ",
+          absl::Hex(identity->incarnation), ", not ", absl::Hex(*incarnation),
+          ": is the right disk mounted there? Nothing was changed on it"));
+    }
+    if (identity->count != folders.size()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          folders[i], ": the job was made with ", identity->count,
+          " nvme.directories, and this daemon has ", folders.size(),
+          ": start optstated with those that it had, or take a state_dict "
+          "with them and load it into a new job"));
+    }
+    if (identity->index != i) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          folders[i], " is number ", identity->index + 1, " of the job's ",
+          identity->count, " directories, and number ", i + 1,
+          " of nvme.directories: start optstated with their former order"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDiskOwner(const std::string& folder, uint32_t owner) {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<uint32_t> on_disk,
+                            ReadDiskOwner(folder));
+  if (!on_disk.has_value()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(folder, " has a durable job, but ", folder, kDiskOwnerFile,
+                     " is missing: write the uid of its owner to it"));
+  }
+  if (*on_disk == owner) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat(folder, " has a durable job of uid ", *on_disk,
+                   ", and this one is of uid ", owner));
+}
+
+absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
+                              const DiskClaim& claim) {
+  if (!claim.is_new) {
+    OPTSTATE_RETURN_IF_ERROR(CheckDiskIdentities(folders, claim.incarnation));
+    if (MayExist(folders[0] + kDiskCommitsFile)) {
+      OPTSTATE_RETURN_IF_ERROR(CheckDiskOwner(folders[0], claim.owner));
+    }
+  }
+  for (const std::string& folder : folders) {
+    if (IsOf(folder, claim.incarnation)) continue;
+    OPTSTATE_RETURN_IF_ERROR(claim.is_new
+                                 ? CheckFree(folder, claim.job_directory)
+                                 : CheckHasRecords(folder));
+  }
+  for (uint32_t i = 0; i < folders.size(); ++i) {
+    const auto count = static_cast<uint32_t>(folders.size());
+    OPTSTATE_RETURN_IF_ERROR(
+        MakeFolder(folders[i].substr(0, folders[i].rfind('/'))));
+    OPTSTATE_RETURN_IF_ERROR(MakeFolder(folders[i]));
+    OPTSTATE_RETURN_IF_ERROR(
+        Identify(folders[i], {claim.incarnation, i, count}));
+    OPTSTATE_RETURN_IF_ERROR(WriteDiskMemory(folders[i], claim.job_directory));
+  }
+  return WriteDurably(folders[0] + kDiskOwnerFile,
+                      absl::StrCat(claim.owner, "\n"));
+}
+
+void RemoveDiskFolders(const std::vector<std::string>& folders,
+                       std::optional<uint64_t> incarnation) {
+  for (const std::string& folder : folders) {
+    if (!IsOf(folder, incarnation)) continue;
+    std::error_code error;
+    std::filesystem::remove_all(folder, error);
+    if (error) spdlog::error("remove {}: {}", folder, error.message());
+  }
+}
+
+}  // namespace optstate

@@ -1,0 +1,49 @@
+#ifndef OPTSTATE_SERVER_SESSION_DISK_CLAIM_H_
+#define OPTSTATE_SERVER_SESSION_DISK_CLAIM_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+
+namespace optstate {
+
+// A job, as it takes its folders on disks (storage/disk_folder.h), in their
+// order.
+struct DiskClaim {
+  uint64_t incarnation = 0;
+  uint32_t owner = 0;
+  std::string job_directory;  // where the rest of its state is
+  bool is_new = false;        // it has no records yet
+};
+
+// Compares what the folders say with each other and with `incarnation`, if it
+// is given. Folders that say nothing are of a former build, or not there.
+// FAILED_PRECONDITION: one is of another job, their number or their order is
+// not that with which the job was made; the message has those.
+absl::Status CheckDiskIdentities(const std::vector<std::string>& folders,
+                                 std::optional<uint64_t> incarnation);
+
+// Checks that the durable job of the first folder is of this owner.
+// PERMISSION_DENIED: it is not. FAILED_PRECONDITION: the folder does not say.
+absl::Status CheckDiskOwner(const std::string& folder, uint32_t owner);
+
+// Checks that the folders are this job's, before it writes anything; then makes
+// them, for the daemon's user alone, with the job's owner in the first and an
+// identity in each. A job of a former build gets identities. Errors as above;
+// FAILED_PRECONDITION also when a new job would overwrite another job's
+// records; DATA_LOSS: a folder of a job that exists lacks its records.
+absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
+                              const DiskClaim& claim);
+
+// Removes the folders of this incarnation, with all that is in them, after the
+// job could not be made, or was never durable. Nullopt: those of a former
+// build.
+void RemoveDiskFolders(const std::vector<std::string>& folders,
+                       std::optional<uint64_t> incarnation);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_SERVER_SESSION_DISK_CLAIM_H_

@@ -1,0 +1,137 @@
+#include "server/session/disk_claim.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "storage/disk_folder.h"
+
+namespace optstate {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class DiskClaimTest : public testing::Test {
+ protected:
+  DiskClaimTest() {
+    std::string name = testing::TempDir() + "/disk-claim-XXXXXX";
+    root_ = ::mkdtemp(name.data());
+    for (const char* disk : {"/0", "/1", "/2"}) {
+      fs::create_directory(root_ + disk);
+      all_.push_back(DiskFolder(root_ + disk, "a"));
+    }
+    two_ = {all_[0], all_[1]};
+  }
+  ~DiskClaimTest() override { fs::remove_all(root_); }
+
+  DiskClaim Claim(uint64_t incarnation, bool is_new) const {
+    return {.incarnation = incarnation,
+            .owner = 7,
+            .job_directory = root_ + "/state/jobs/a",
+            .is_new = is_new};
+  }
+  // Makes a job over two directories, as its engine does.
+  void Make(bool is_durable) const {
+    ASSERT_TRUE(ClaimDiskFolders(two_, Claim(1, /*is_new=*/true)).ok());
+    for (const std::string& folder : two_) {
+      std::ofstream(folder + kDiskRecordsFile) << "r";
+      if (is_durable) std::ofstream(folder + kDiskDurableFile).flush();
+    }
+    if (is_durable) std::ofstream(two_[0] + kDiskCommitsFile) << "c";
+  }
+
+  std::string root_;
+  std::vector<std::string> all_;
+  std::vector<std::string> two_;
+};
+
+TEST_F(DiskClaimTest, AJobFindsItsFolders) {
+  Make(/*is_durable=*/true);
+  EXPECT_EQ(*ReadDiskOwner(two_[0]), 7u);
+  EXPECT_EQ(*ReadDiskIdentity(two_[1]), (DiskIdentity{1, 1, 2}));
+  EXPECT_TRUE(ClaimDiskFolders(two_, Claim(1, false)).ok());
+  EXPECT_TRUE(ClaimDiskFolders(two_, Claim(1, true)).ok()) << "was cut short";
+}
+
+TEST_F(DiskClaimTest, AnotherOrderIsNamedAndChangesNothing) {
+  Make(/*is_durable=*/false);
+  const std::vector<std::string> swapped = {two_[1], two_[0]};
+  const absl::Status status = ClaimDiskFolders(swapped, Claim(1, false));
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(status.ToString(),
+              AllOf(HasSubstr(two_[1] + " is number 2"), HasSubstr("order")));
+  EXPECT_EQ(*ReadDiskIdentity(two_[1]), (DiskIdentity{1, 1, 2}));
+  EXPECT_FALSE(fs::exists(two_[1] + kDiskOwnerFile));
+}
+
+TEST_F(DiskClaimTest, AnotherNumberIsNamedAndChangesNothing) {
+  Make(/*is_durable=*/true);
+  for (const auto& folders : {all_, {all_[0]}, {all_[1]}}) {
+    const absl::Status status = ClaimDiskFolders(folders, Claim(1, false));
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(status.ToString(),
+                HasSubstr("was made with 2 nvme.directories"));
+  }
+  EXPECT_FALSE(fs::exists(all_[2]));
+}
+
+TEST_F(DiskClaimTest, FoldersOfAnotherJobAreNotTouched) {
+  Make(/*is_durable=*/true);
+  for (const bool is_new : {false, true}) {
+    const absl::Status status = ClaimDiskFolders(two_, Claim(2, is_new));
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    RemoveDiskFolders(two_, 2);
+    EXPECT_EQ(*ReadDiskIdentity(two_[0]), (DiskIdentity{1, 0, 2}));
+    EXPECT_TRUE(fs::exists(two_[1] + kDiskRecordsFile));
+  }
+  RemoveDiskFolders(two_, 1);
+  EXPECT_FALSE(fs::exists(two_[0]));
+}
+
+// The registry knows that this state directory has no such job any more.
+TEST_F(DiskClaimTest, ANewJobReplacesRecordsThatNobodyHas) {
+  Make(/*is_durable=*/false);
+  DiskClaim elsewhere = Claim(2, true);
+  elsewhere.job_directory = "/another/jobs/a";
+  const absl::Status status = ClaimDiskFolders(two_, elsewhere);
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_TRUE(ClaimDiskFolders(two_, Claim(2, true)).ok());
+  EXPECT_EQ(*ReadDiskIdentity(two_[1]), (DiskIdentity{2, 1, 2}));
+}
+
+TEST_F(DiskClaimTest, AJobIsItsOwners) {
+  Make(/*is_durable=*/true);
+  DiskClaim strangers = Claim(1, false);
+  strangers.owner = 65534;
+  EXPECT_TRUE(absl::IsPermissionDenied(ClaimDiskFolders(two_, strangers)));
+  fs::remove(two_[0] + kDiskOwnerFile);
+  EXPECT_TRUE(absl::IsFailedPrecondition(ClaimDiskFolders(two_, strangers)));
+  EXPECT_FALSE(fs::exists(two_[0] + kDiskOwnerFile));
+}
+
+TEST_F(DiskClaimTest, AJobOfAFormerBuildGetsIdentities) {
+  Make(/*is_durable=*/true);
+  for (const std::string& folder : two_) {
+    fs::remove(folder + kDiskIdentityFile);
+    fs::remove(folder + kDiskMemoryFile);
+  }
+  // A directory that it does not have is not taken for one of its own.
+  const absl::Status more = ClaimDiskFolders(all_, Claim(1, false));
+  EXPECT_TRUE(absl::IsDataLoss(more)) << more;
+  EXPECT_THAT(more.ToString(), HasSubstr(all_[2]));
+  EXPECT_FALSE(fs::exists(all_[2]));
+  ASSERT_TRUE(ClaimDiskFolders(two_, Claim(1, false)).ok());
+  EXPECT_EQ(*ReadDiskIdentity(two_[1]), (DiskIdentity{1, 1, 2}));
+  EXPECT_TRUE(IsDiskFolderInUse(two_[0]));
+}
+
+}  // namespace
+}  // namespace optstate

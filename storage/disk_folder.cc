@@ -1,0 +1,163 @@
+#include "storage/disk_folder.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "proto/types/os_error.h"
+#include "proto/types/status_macros.h"
+#include "proto/types/unique_fd.h"
+#include "storage/state_folder.h"
+
+namespace optstate {
+namespace {
+
+constexpr char kBootIdPath[] = "/proc/sys/kernel/random/boot_id";
+constexpr size_t kTextBytesMax = 8192;  // a path and some
+
+// NOT_FOUND: there is no such file.
+absl::StatusOr<std::string> ReadText(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.ok()) {
+    const bool is_gone = errno == ENOENT || errno == ENOTDIR;
+    const absl::Status status = OsError(errno, absl::StrCat("open ", path));
+    return is_gone ? absl::NotFoundError(status.message()) : status;
+  }
+  std::string text(kTextBytesMax, '\0');
+  const ssize_t bytes = ::read(fd.get(), text.data(), text.size());
+  if (bytes < 0) return OsError(errno, absl::StrCat("read ", path));
+  text.resize(static_cast<size_t>(bytes));
+  return text;
+}
+
+absl::Status IsNot(const std::string& path, absl::string_view what) {
+  return absl::DataLossError(absl::StrCat(path, " holds no ", what));
+}
+
+bool IsLocked(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!fd.ok()) return errno != ENOENT && errno != ENOTDIR;
+  return ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0;
+}
+
+std::string ParentOf(const std::string& path) {
+  return path.substr(0, path.rfind('/'));
+}
+
+}  // namespace
+
+std::string DiskFolder(absl::string_view directory, absl::string_view job) {
+  return absl::StrCat(directory, kDiskJobsFolder, "/", job);
+}
+
+bool MayExist(const std::string& path) {
+  return ::access(path.c_str(), F_OK) == 0 ||
+         (errno != ENOENT && errno != ENOTDIR);
+}
+
+bool IsDurableFolder(const std::string& folder) {
+  return MayExist(folder + kDiskDurableFile) ||
+         MayExist(folder + kDiskCommitsFile);
+}
+
+absl::StatusOr<std::optional<uint32_t>> ReadDiskOwner(
+    const std::string& folder) {
+  const std::string path = folder + kDiskOwnerFile;
+  const absl::StatusOr<std::string> text = ReadText(path);
+  if (absl::IsNotFound(text.status())) return std::nullopt;
+  OPTSTATE_RETURN_IF_ERROR(text.status());
+  uint32_t owner = 0;
+  if (absl::SimpleAtoi(absl::StripAsciiWhitespace(*text), &owner)) return owner;
+  return IsNot(path, "uid");
+}
+
+absl::StatusOr<std::optional<DiskIdentity>> ReadDiskIdentity(
+    const std::string& folder) {
+  const std::string path = folder + kDiskIdentityFile;
+  const absl::StatusOr<std::string> text = ReadText(path);
+  if (absl::IsNotFound(text.status())) return std::nullopt;
+  OPTSTATE_RETURN_IF_ERROR(text.status());
+  const std::vector<absl::string_view> words =
+      absl::StrSplit(*text, absl::ByAnyChar(" \n"), absl::SkipEmpty());
+  DiskIdentity identity;
+  uint32_t number = 0;
+  if (words.size() != 6 || words[0] != "incarnation" ||
+      !absl::SimpleHexAtoi(words[1], &identity.incarnation) ||
+      words[2] != "directory" || !absl::SimpleAtoi(words[3], &number) ||
+      words[4] != "of" || !absl::SimpleAtoi(words[5], &identity.count) ||
+      number == 0 || number > identity.count) {
+    return IsNot(path, "\"incarnation X directory i of n\"");
+  }
+  identity.index = number - 1;
+  return identity;
+}
+
+absl::Status WriteDiskIdentity(const std::string& folder,
+                               const DiskIdentity& identity) {
+  return WriteDurably(
+      folder + kDiskIdentityFile,
+      absl::StrCat(
+          "incarnation ", absl::Hex(identity.incarnation, absl::kZeroPad16),
+          "\ndirectory ", identity.index + 1, " of ", identity.count, "\n"));
+}
+
+absl::Status WriteDiskMemory(const std::string& folder,
+                             absl::string_view job_directory) {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::string boot, ReadText(kBootIdPath));
+  return WriteDurably(folder + kDiskMemoryFile,
+                      absl::StrCat(boot, job_directory, "\n"));
+}
+
+bool IsDiskFolderInUse(const std::string& folder, absl::string_view except) {
+  if (IsLocked(folder + kDiskRecordsFile)) return true;
+  const absl::StatusOr<std::string> text = ReadText(folder + kDiskMemoryFile);
+  if (absl::IsNotFound(text.status())) return false;
+  const absl::StatusOr<std::string> boot = ReadText(kBootIdPath);
+  if (!text.ok() || !boot.ok()) return true;
+  const std::vector<std::string> lines = absl::StrSplit(*text, '\n');
+  if (lines.size() < 2) return true;
+  if (lines[1] == except) return false;
+  // The files of a state directory that is not mounted just now are in the
+  // memory of this boot all the same.
+  return absl::StripAsciiWhitespace(*boot) == lines[0] ||
+         MayExist(lines[1] + kStateFolder);
+}
+
+absl::Status WriteDurably(const std::string& path, absl::string_view text) {
+  const std::string unfinished = path + ".new";
+  const UniqueFd fd(::open(unfinished.c_str(),
+                           O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+  if (!fd.ok()) return OsError(errno, absl::StrCat("create ", unfinished));
+  const ssize_t written = ::write(fd.get(), text.data(), text.size());
+  if (written != static_cast<ssize_t>(text.size()) || ::fsync(fd.get()) != 0) {
+    return OsError(errno, absl::StrCat("write ", unfinished));
+  }
+  if (::rename(unfinished.c_str(), path.c_str()) != 0) {
+    return OsError(errno, absl::StrCat("rename to ", path));
+  }
+  return SyncFolder(ParentOf(path));
+}
+
+absl::Status SyncFolder(const std::string& path) {
+  const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!fd.ok()) return OsError(errno, absl::StrCat("open ", path));
+  if (::fsync(fd.get()) == 0) return absl::OkStatus();
+  return OsError(errno, absl::StrCat("fsync ", path));
+}
+
+absl::Status MakeFolder(const std::string& path) {
+  if (::mkdir(path.c_str(), 0700) == 0) return SyncFolder(ParentOf(path));
+  if (errno == EEXIST) return absl::OkStatus();
+  return OsError(errno, absl::StrCat("mkdir ", path));
+}
+
+}  // namespace optstate

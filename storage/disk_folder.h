@@ -1,0 +1,79 @@
+#ifndef OPTSTATE_STORAGE_DISK_FOLDER_H_
+#define OPTSTATE_STORAGE_DISK_FOLDER_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace optstate {
+
+// A job's folder on a disk, DIR/jobs/NAME, and its small files, which say whose
+// it is. Their bytes: format/FORMAT.md. A job of a build before these files has
+// neither `identity` nor `memory`.
+inline constexpr char kDiskOwnerFile[] = "/owner";
+inline constexpr char kDiskCommitsFile[] = "/commits";
+inline constexpr char kDiskRecordsFile[] = "/records";
+inline constexpr char kDiskDurableFile[] = "/durable";
+inline constexpr char kDiskIdentityFile[] = "/identity";
+inline constexpr char kDiskMemoryFile[] = "/memory";
+
+inline constexpr char kDiskJobsFolder[] = "/jobs";
+
+// Returns the folder of a job in one of the daemon's directories.
+std::string DiskFolder(absl::string_view directory, absl::string_view job);
+
+// Whether the path exists. One that exists and cannot be inspected, as on a
+// disk with errors, does not count as gone.
+bool MayExist(const std::string& path);
+
+// Whether the folder belongs to a durable job: it may be all that is left of
+// the job after a power cut.
+bool IsDurableFolder(const std::string& folder);
+
+// Returns the owner's uid; nullopt: there is no such file. DATA_LOSS: it holds
+// no uid.
+absl::StatusOr<std::optional<uint32_t>> ReadDiskOwner(
+    const std::string& folder);
+
+// Which part of which job a folder has.
+struct DiskIdentity {
+  uint64_t incarnation = 0;
+  uint32_t index = 0;  // the folder's place among the job's, from 0
+  uint32_t count = 0;  // of the job's folders
+
+  bool operator==(const DiskIdentity&) const = default;
+};
+
+// Nullopt: there is no such file. DATA_LOSS: its content is not what was
+// written.
+absl::StatusOr<std::optional<DiskIdentity>> ReadDiskIdentity(
+    const std::string& folder);
+absl::Status WriteDiskIdentity(const std::string& folder,
+                               const DiskIdentity& identity);
+
+// Notes where the rest of the job's state is: in `job_directory`, in memory of
+// the machine as it runs now.
+absl::Status WriteDiskMemory(const std::string& folder,
+                             absl::string_view job_directory);
+// Whether the rest of the state of the folder's job may be somewhere, or an
+// engine has the folder's records: then the folder must not be given up.
+// `except`: a job directory that is known to have no state, or empty. Of a
+// folder without `memory` only the engine is looked for.
+bool IsDiskFolderInUse(const std::string& folder,
+                       absl::string_view except = "");
+
+// Writes a small file so that a loss of power leaves the former one or this
+// one, whole.
+absl::Status WriteDurably(const std::string& path, absl::string_view text);
+// Makes the names in a folder durable.
+absl::Status SyncFolder(const std::string& path);
+// Makes a folder, durably, unless it is there.
+absl::Status MakeFolder(const std::string& path);
+
+}  // namespace optstate
+
+#endif  // OPTSTATE_STORAGE_DISK_FOLDER_H_

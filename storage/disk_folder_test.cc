@@ -1,0 +1,99 @@
+#include "storage/disk_folder.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <sys/file.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "proto/types/unique_fd.h"
+
+namespace optstate {
+namespace {
+
+namespace fs = std::filesystem;
+
+class DiskFolderTest : public testing::Test {
+ protected:
+  DiskFolderTest() {
+    std::string name = testing::TempDir() + "/disk-folder-XXXXXX";
+    root_ = ::mkdtemp(name.data());
+    folder_ = DiskFolder(root_, "a");
+    fs::create_directories(folder_);
+  }
+  ~DiskFolderTest() override { fs::remove_all(root_); }
+
+  void Write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ + name) << text;
+  }
+
+  std::string root_;
+  std::string folder_;
+};
+
+TEST_F(DiskFolderTest, TheIdentityIsReadAsItWasWritten) {
+  EXPECT_EQ(*ReadDiskIdentity(folder_), std::nullopt);
+  const DiskIdentity identity = {0xfedcba9876543210, 1, 3};
+  ASSERT_TRUE(WriteDiskIdentity(folder_, identity).ok());
+  EXPECT_EQ(*ReadDiskIdentity(folder_), identity);
+}
+
+TEST_F(DiskFolderTest, AnIdentityThatIsNoneIsDataLoss) {
+  for (const char* text :
+       {"", "incarnation x\ndirectory 1 of 2\n", "incarnation 1\n",
+        "incarnation 1\ndirectory 0 of 2\n",
+        "incarnation 1\ndirectory 3 of 2\n",
+        "incarnation 1\ndirectory 1 of 2\nmore"}) {
+    Write(kDiskIdentityFile, text);
+    EXPECT_TRUE(absl::IsDataLoss(ReadDiskIdentity(folder_).status())) << text;
+  }
+}
+
+TEST_F(DiskFolderTest, Owners) {
+  EXPECT_EQ(*ReadDiskOwner(folder_), std::nullopt);
+  Write(kDiskOwnerFile, "1000\n");
+  EXPECT_EQ(*ReadDiskOwner(folder_), 1000u);
+  Write(kDiskOwnerFile, "root\n");
+  EXPECT_TRUE(absl::IsDataLoss(ReadDiskOwner(folder_).status()));
+}
+
+TEST_F(DiskFolderTest, AFolderIsInUseWhileItsMemoryMayBeThere) {
+  EXPECT_FALSE(IsDiskFolderInUse(folder_)) << "of a build without `memory`";
+  ASSERT_TRUE(WriteDiskMemory(folder_, root_ + "/jobs/a").ok());
+  EXPECT_TRUE(IsDiskFolderInUse(folder_)) << "the machine has not restarted";
+  EXPECT_FALSE(IsDiskFolderInUse(folder_, root_ + "/jobs/a"));
+  Write(kDiskMemoryFile, "a-former-boot\n" + root_ + "/jobs/a\n");
+  EXPECT_FALSE(IsDiskFolderInUse(folder_));
+  fs::create_directory(folder_ + "/state");
+  EXPECT_TRUE(IsDiskFolderInUse(folder_)) << "memory that is on a disk itself";
+  Write(kDiskMemoryFile, "");
+  EXPECT_TRUE(IsDiskFolderInUse(folder_)) << "nobody knows";
+}
+
+TEST_F(DiskFolderTest, AFolderIsInUseWhileAnEngineHasItsRecords) {
+  Write(kDiskRecordsFile, "");
+  Write(kDiskMemoryFile, "a-former-boot\n/nowhere/jobs/a\n");
+  EXPECT_FALSE(IsDiskFolderInUse(folder_));
+  const UniqueFd engine(
+      ::open((folder_ + kDiskRecordsFile).c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::flock(engine.get(), LOCK_EX), 0);
+  EXPECT_TRUE(IsDiskFolderInUse(folder_));
+  EXPECT_TRUE(IsDiskFolderInUse(folder_, "/nowhere/jobs/a"));
+}
+
+TEST_F(DiskFolderTest, OnlyWhatIsSurelyAbsentIsGone) {
+  EXPECT_FALSE(MayExist(folder_ + "/none"));
+  Write("/file", "");
+  EXPECT_FALSE(MayExist(folder_ + "/file/below"));
+  EXPECT_TRUE(MayExist(folder_ + "/" + std::string(300, 'x')))
+      << "ENAMETOOLONG says nothing";
+  EXPECT_FALSE(IsDurableFolder(folder_));
+  Write(kDiskDurableFile, "");
+  EXPECT_TRUE(IsDurableFolder(folder_));
+}
+
+}  // namespace
+}  // namespace optstate
