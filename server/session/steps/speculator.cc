@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "server/session/steps/commit_content.h"
 
@@ -51,7 +52,13 @@ void Speculator::Begin(const CommitSpec& spec,
   const StepTimer::Scope updating(&step_.timer, StepPhase::kUpdate);
   const absl::Status begun =
       job_.MakePass([&] { return job_.scheduler->Speculate(update); });
-  if (!begun.ok()) job_.FailInside("a speculation", begun).IgnoreError();
+  if (!begun.ok()) {
+    job_.FailInside("a speculation", begun).IgnoreError();
+    return;
+  }
+  if (std::exchange(last_begun_step_, update.step) != update.step) {
+    ++steps_begun_;
+  }
 }
 
 // A rank that has committed pushes nothing any more, so that sums of
@@ -135,9 +142,17 @@ absl::Status Speculator::RollBackSpeculation() {
   std::fill(begun_.begin(), begun_.end(), uint8_t{0});
   if (!HasSpeculated()) return absl::OkStatus();
   const uint64_t step = job_.record().committed_step + 1;
+  ++steps_rolled_back_;
   const absl::Status restored =
       job_.MakePass([&] { return job_.scheduler->TakeBackSpeculation(step); });
   return restored.ok() ? restored : job_.FailInside("a speculation", restored);
+}
+
+void Speculator::Describe(v1::Job* job) const {
+  if (!job_.speculates()) return;
+  v1::Speculation* speculation = job->mutable_speculation();
+  speculation->set_steps_begun(steps_begun_);
+  speculation->set_steps_rolled_back(steps_rolled_back_);
 }
 
 }  // namespace optstate

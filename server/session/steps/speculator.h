@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "optstate/v1/admin.pb.h"
 #include "server/session/job_context.h"
 #include "server/session/ranks/rank_roster.h"
 #include "server/session/steps/foreseen_commit.h"
@@ -57,6 +58,9 @@ class Speculator {
   // Rolls back what was speculated about the open step. An error fails the job.
   absl::Status RollBackSpeculation();
 
+  // Adds how often steps were begun early to `job`. Needs no idle job.
+  void Describe(v1::Job* job) const;
+
  private:
   bool HasSpeculated() const;
   bool AreAllInStep() const;
@@ -73,6 +77,9 @@ class Speculator {
   bool is_guess_ = false;
   std::vector<uint8_t> begun_;  // by parameter, of the open step
   std::vector<uint8_t> batch_;  // by parameter
+  uint64_t last_begun_step_ = 0;
+  uint64_t steps_begun_ = 0;        // of this engine
+  uint64_t steps_rolled_back_ = 0;  // by this engine
 };
 
 }  // namespace optstate
