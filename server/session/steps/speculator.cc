@@ -20,11 +20,15 @@ bool Speculator::HasSpeculated() const {
              std::memory_order_relaxed) == job_.record().committed_step + 1;
 }
 
-// Returns whether every rank is in the step. One that is not may still copy the
-// parameters of the step before.
-bool Speculator::AreAllInStep() const {
+// Returns whether every rank is in the step and asked for no parameters in it.
+// One that is not in it, or has lost its connection, may still read those of
+// the step before.
+bool Speculator::MayBegin() const {
+  if (held_step_ == job_.record().committed_step + 1) return false;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!step_.open_step.opened_by(rank)) return false;
+    if (!ranks_.session(rank).attached || !step_.open_step.opened_by(rank)) {
+      return false;
+    }
   }
   return true;
 }
@@ -70,7 +74,7 @@ void Speculator::Speculate(uint32_t rank) {
       !RollBackSpeculation().ok()) {
     return;
   }
-  if (spec.found_inf || !foreseen_.is_plain() || !AreAllInStep() ||
+  if (spec.found_inf || !foreseen_.is_plain() || !MayBegin() ||
       !HaveCommitsEqual(rank)) {
     return;
   }
@@ -94,7 +98,7 @@ bool Speculator::SpeculateOnPushed() {
   // Until its rank commits, a sum may get another micro-step.
   if (!job_.speculates() || job_.shape->description.accumulate) return false;
   const CommitSpec* spec = ExpectedCommit();
-  if (spec == nullptr || !AreAllInStep()) return false;
+  if (spec == nullptr || !MayBegin()) return false;
   uint64_t elements = 0;
   std::fill(batch_.begin(), batch_.end(), uint8_t{0});
   uint32_t p = 0;
@@ -146,6 +150,14 @@ absl::Status Speculator::RollBackSpeculation() {
   const absl::Status restored =
       job_.MakePass([&] { return job_.scheduler->TakeBackSpeculation(step); });
   return restored.ok() ? restored : job_.FailInside("a speculation", restored);
+}
+
+absl::Status Speculator::HoldOpenStep() {
+  if (!job_.speculates()) return absl::OkStatus();
+  if (step_.open_step.open()) held_step_ = job_.record().committed_step + 1;
+  // A script that reads in each step would lose time by each.
+  if (HasSpeculated()) foreseen_.NoteTakenBack();
+  return RollBackSpeculation();
 }
 
 void Speculator::Describe(v1::Job* job) const {

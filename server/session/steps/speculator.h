@@ -57,13 +57,17 @@ class Speculator {
 
   // Rolls back what was speculated about the open step. An error fails the job.
   absl::Status RollBackSpeculation();
+  // Rolls back, and begins nothing more of the step that is open: a rank is
+  // about to read parameters in the memory that it shares with the engine, at
+  // any time until it commits.
+  absl::Status HoldOpenStep();
 
   // Adds how often steps were begun early to `job`. Needs no idle job.
   void Describe(v1::Job* job) const;
 
  private:
   bool HasSpeculated() const;
-  bool AreAllInStep() const;
+  bool MayBegin() const;
   const CommitSpec* ExpectedCommit() const;
   bool HaveCommitsEqual(uint32_t rank) const;
   void Begin(const CommitSpec& spec, absl::Span<const uint8_t> updated);
@@ -77,6 +81,7 @@ class Speculator {
   bool is_guess_ = false;
   std::vector<uint8_t> begun_;  // by parameter, of the open step
   std::vector<uint8_t> batch_;  // by parameter
+  uint64_t held_step_ = 0;      // see HoldOpenStep()
   uint64_t last_begun_step_ = 0;
   uint64_t steps_begun_ = 0;        // of this engine
   uint64_t steps_rolled_back_ = 0;  // by this engine
