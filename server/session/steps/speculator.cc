@@ -13,6 +13,9 @@ void Speculator::Reset() {
   is_guess_ = false;
   begun_.assign(job_.parameter_count(), 0);
   batch_.assign(job_.parameter_count(), 0);
+  if (job_.speculates() && !HasSpeculated()) {
+    job_.scheduler->ForgetSpeculation();
+  }
 }
 
 bool Speculator::HasSpeculated() const {
