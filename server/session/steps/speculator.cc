@@ -18,9 +18,31 @@ void Speculator::Reset() {
   }
 }
 
+// A step that is decided is finished, never rolled back.
 bool Speculator::HasSpeculated() const {
-  return job_.tier->control()->step_speculated.load(
-             std::memory_order_relaxed) == job_.record().committed_step + 1;
+  const ControlFile& control = *job_.tier->control();
+  const uint64_t step = job_.record().committed_step + 1;
+  return control.step_speculated.load(std::memory_order_relaxed) == step &&
+         control.step_in_progress.load(std::memory_order_relaxed) != step;
+}
+
+// Answers all ranks that wait, and drops their commits, so that no other room
+// answers them once more.
+absl::Status Speculator::Fail(const absl::Status& why) {
+  absl::Status failed = job_.FailInside("a speculation", why);
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    RankSession& session = ranks_.session(rank);
+    const OpenStep::RankCommit& commit = step_.open_step.commit(rank);
+    if (session.ending.has_value()) {
+      ranks_.Answer(rank, *session.ending, failed, StepOutcome{});
+      session.ending.reset();
+    }
+    if (commit.committed) {
+      ranks_.Answer(rank, commit.request_id, failed, StepOutcome{});
+    }
+  }
+  step_.open_step.DropAll();
+  return failed;
 }
 
 // Returns whether every rank is in the step and asked for no parameters in it.
@@ -59,10 +81,7 @@ void Speculator::Begin(const CommitSpec& spec,
   const StepTimer::Scope updating(&step_.timer, StepPhase::kUpdate);
   const absl::Status begun =
       job_.MakePass([&] { return job_.scheduler->Speculate(update); });
-  if (!begun.ok()) {
-    job_.FailInside("a speculation", begun).IgnoreError();
-    return;
-  }
+  if (!begun.ok()) return Fail(begun).IgnoreError();
   if (std::exchange(last_begun_step_, update.step) != update.step) {
     ++steps_begun_;
   }
@@ -147,12 +166,12 @@ absl::Status Speculator::PrepareForDecision(const StepDecision& decision,
 absl::Status Speculator::RollBackSpeculation() {
   is_guess_ = false;
   std::fill(begun_.begin(), begun_.end(), uint8_t{0});
-  if (!HasSpeculated()) return absl::OkStatus();
+  if (!job_.failure.ok() || !HasSpeculated()) return absl::OkStatus();
   const uint64_t step = job_.record().committed_step + 1;
   ++steps_rolled_back_;
   const absl::Status restored =
       job_.MakePass([&] { return job_.scheduler->TakeBackSpeculation(step); });
-  return restored.ok() ? restored : job_.FailInside("a speculation", restored);
+  return restored.ok() ? restored : Fail(restored);
 }
 
 absl::Status Speculator::HoldOpenStep() {

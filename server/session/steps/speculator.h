@@ -24,6 +24,9 @@ namespace optstate {
 // than the step's is rolled back before the step is taken, so a wrong guess
 // costs time alone.
 //
+// An error of the store or the executor fails the job, and is the answer to all
+// ranks that wait in the step.
+//
 // Threads: not thread-safe; the job's lock guards it, and is given up while the
 // state is written. Allocates in Reset and in errors alone.
 class Speculator {
@@ -55,7 +58,8 @@ class Speculator {
   absl::Status PrepareForDecision(const StepDecision& decision,
                                   const CommitSpec& spec);
 
-  // Rolls back what was speculated about the open step. An error fails the job.
+  // Rolls back what was speculated about the open step. An error fails the job,
+  // whose files then stay as they are: the next engine rolls back.
   absl::Status RollBackSpeculation();
   // Rolls back, and begins nothing more of the step that is open: a rank is
   // about to read parameters in the memory that it shares with the engine, at
@@ -67,6 +71,7 @@ class Speculator {
 
  private:
   bool HasSpeculated() const;
+  absl::Status Fail(const absl::Status& why);
   bool MayBegin() const;
   const CommitSpec* ExpectedCommit() const;
   bool HaveCommitsEqual(uint32_t rank) const;
