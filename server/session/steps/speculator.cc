@@ -10,11 +10,49 @@ namespace optstate {
 
 void Speculator::Reset() {
   foreseen_.Reset(job_.layout().groups().size());
-  is_guess_ = false;
-  begun_.assign(job_.parameter_count(), 0);
+  progress_.assign(job_.parameter_count(), Progress::kAwaited);
   batch_.assign(job_.parameter_count(), 0);
+  ready_.clear();
+  ready_.reserve(job_.parameter_count());
+  batch_elements_min_ =
+      std::min(kBatchElementsMin, job_.layout().flat_elements() / kBatchesMax);
+  ForgetProgress();
   if (job_.speculates() && !HasSpeculated()) {
     job_.scheduler->ForgetSpeculation();
+  }
+}
+
+void Speculator::ForgetProgress() {
+  is_guess_ = false;
+  std::fill(progress_.begin(), progress_.end(), Progress::kAwaited);
+  ready_.clear();
+  ready_elements_ = 0;
+  must_find_ready_ = true;
+}
+
+void Speculator::NoteIfReady(uint32_t parameter) {
+  if (progress_[parameter] != Progress::kAwaited ||
+      !step_.open_step.IsWhole(parameter)) {
+    return;
+  }
+  progress_[parameter] = Progress::kReady;
+  ready_.push_back(parameter);
+  ready_elements_ +=
+      static_cast<uint64_t>(job_.layout().parameters()[parameter].numel);
+}
+
+void Speculator::FindReady() {
+  if (!std::exchange(must_find_ready_, false)) return;
+  for (uint32_t p = 0; p < progress_.size(); ++p) NoteIfReady(p);
+}
+
+// Of what was pushed before something was rolled back, FindReady() knows.
+void Speculator::NotePushed(uint32_t rank, uint32_t first, uint32_t end) {
+  if (!job_.speculates() || must_find_ready_) return;
+  const RankPartition& partition = job_.shape->partitions[rank];
+  for (size_t i = partition.LowerBound(first); i < partition.LowerBound(end);
+       ++i) {
+    NoteIfReady(partition.pieces[i].parameter);
   }
 }
 
@@ -70,7 +108,9 @@ bool Speculator::HaveCommitsEqual(uint32_t rank) const {
 
 void Speculator::Begin(const CommitSpec& spec,
                        absl::Span<const uint8_t> updated) {
-  for (uint32_t p = 0; p < begun_.size(); ++p) begun_[p] |= updated[p];
+  for (uint32_t p = 0; p < progress_.size(); ++p) {
+    if (updated[p] != 0) progress_[p] = Progress::kBegun;
+  }
   if (!std::isfinite(decider_.SumOfSquares(updated))) return;  // skipped
   StepScheduler::Update update;
   update.step = job_.record().committed_step + 1;
@@ -121,18 +161,27 @@ bool Speculator::SpeculateOnPushed() {
   if (!job_.speculates() || job_.shape->description.accumulate) return false;
   const CommitSpec* spec = ExpectedCommit();
   if (spec == nullptr || !MayBegin()) return false;
+  FindReady();
+  if (ready_.empty() || ready_elements_ < batch_elements_min_) return false;
   uint64_t elements = 0;
-  std::fill(batch_.begin(), batch_.end(), uint8_t{0});
-  uint32_t p = 0;
-  for (; p < batch_.size() && elements < kBatchElements; ++p) {
-    if (begun_[p] != 0 || !step_.open_step.IsWhole(p)) continue;
+  size_t taken = 0;
+  for (; taken < ready_.size() && elements < kBatchElements; ++taken) {
+    const uint32_t p = ready_[taken];
+    const auto numel =
+        static_cast<uint64_t>(job_.layout().parameters()[p].numel);
+    ready_elements_ -= numel;
+    if (progress_[p] == Progress::kBegun) continue;
     batch_[p] = 1;
-    elements += static_cast<uint64_t>(job_.layout().parameters()[p].numel);
+    elements += numel;
   }
-  if (std::count(batch_.begin(), batch_.end(), uint8_t{1}) == 0) return false;
-  is_guess_ |= spec == foreseen_.spec();
-  Begin(*spec, batch_);
-  return p < batch_.size() && job_.failure.ok();
+  if (elements > 0) {
+    is_guess_ |= spec == foreseen_.spec();
+    Begin(*spec, batch_);
+  }
+  for (size_t i = 0; i < taken; ++i) batch_[ready_[i]] = 0;
+  ready_.erase(ready_.begin(), ready_.begin() + static_cast<ptrdiff_t>(taken));
+  return ready_elements_ >= batch_elements_min_ && !ready_.empty() &&
+         job_.failure.ok();
 }
 
 absl::Status Speculator::PrepareForPush(uint32_t rank, uint32_t first,
@@ -141,7 +190,7 @@ absl::Status Speculator::PrepareForPush(uint32_t rank, uint32_t first,
   const RankPartition& partition = job_.shape->partitions[rank];
   for (size_t i = partition.LowerBound(first); i < partition.LowerBound(end);
        ++i) {
-    if (begun_[partition.pieces[i].parameter] != 0) {
+    if (progress_[partition.pieces[i].parameter] == Progress::kBegun) {
       return RollBackSpeculation();
     }
   }
@@ -158,14 +207,12 @@ absl::Status Speculator::PrepareForDecision(const StepDecision& decision,
     if (!rolled_back.ok()) return rolled_back;
   }
   foreseen_.Note(spec, is_plain);
-  is_guess_ = false;
-  std::fill(begun_.begin(), begun_.end(), uint8_t{0});
+  ForgetProgress();
   return absl::OkStatus();
 }
 
 absl::Status Speculator::RollBackSpeculation() {
-  is_guess_ = false;
-  std::fill(begun_.begin(), begun_.end(), uint8_t{0});
+  ForgetProgress();
   if (!job_.failure.ok() || !HasSpeculated()) return absl::OkStatus();
   const uint64_t step = job_.record().committed_step + 1;
   ++steps_rolled_back_;
