@@ -14,11 +14,8 @@ void Speculator::Reset() {
   batch_.assign(job_.parameter_count(), 0);
   ready_.clear();
   ready_.reserve(job_.parameter_count());
-  uint64_t elements = 0;
-  for (const ParameterSpec& parameter : job_.layout().parameters()) {
-    elements += static_cast<uint64_t>(parameter.numel);
-  }
-  batch_elements_min_ = std::min(kBatchElementsMin, elements / kBatchesMax);
+  batch_elements_min_ =
+      std::min(kBatchElementsMin, job_.layout().element_count() / kBatchesMax);
   ForgetProgress();
   if (job_.speculates() && !HasSpeculated()) {
     job_.scheduler->ForgetSpeculation();
