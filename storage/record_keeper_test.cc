@@ -262,9 +262,9 @@ TEST_F(RecordKeeperTest, EntriesMayHoldAnythingBeforeTheyAreForgotten) {
   keeper->ForgetAll();
   for (const RunRange& run : job.runs()) {
     EXPECT_FALSE(keeper->IsKept(run.run, kEpoch));
-    EXPECT_EQ(keeper->BeforeWrite(job.RecordOf(run), kEpoch, 0, run.begin,
-                                  run.numel),
-              1u);
+    EXPECT_EQ(
+        keeper->BeforeWrite(job.RecordOf(run), kEpoch, 0, run.begin, run.numel),
+        1u);
   }
 }
 
