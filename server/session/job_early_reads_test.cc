@@ -133,11 +133,12 @@ TEST_F(JobEarlyReadsTest, AFetchBetweenStepsHoldsNothing) {
 
 // A script that reads in each step does not lose time by each.
 TEST_F(JobEarlyReadsTest, AfterAReadNothingIsBegunForSomeSteps) {
+  const uint64_t before = Counts().steps_begun();  // by the first commits
   Push();
   WorkAhead();
   FetchSomething();
   Finish();
-  EXPECT_EQ(Counts().steps_begun(), 1);
+  EXPECT_EQ(Counts().steps_begun(), before + 1);
   EXPECT_EQ(Counts().steps_rolled_back(), 1);
   for (int i = 1; i < ForeseenCommit::kSteps; ++i) {
     const Tensors committed = Area();
@@ -146,10 +147,10 @@ TEST_F(JobEarlyReadsTest, AfterAReadNothingIsBegunForSomeSteps) {
     EXPECT_EQ(Area(), committed) << i;
     Finish();
   }
-  EXPECT_EQ(Counts().steps_begun(), 1);
+  EXPECT_EQ(Counts().steps_begun(), before + 1);
   Push();
   WorkAhead();
-  EXPECT_EQ(Counts().steps_begun(), 2);
+  EXPECT_EQ(Counts().steps_begun(), before + 2);
   Finish();
   EXPECT_EQ(Counts().steps_rolled_back(), 1);
 }
