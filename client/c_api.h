@@ -282,7 +282,10 @@ OPTSTATE_EXPORT int optstate_session_pieces(optstate_session* session,
                                             optstate_piece* pieces,
                                             size_t capacity);
 /* Gives the parameter as of the committed step, in its own dtype; read-only
- * memory. */
+ * memory, whose values change when a step is committed or a load finished.
+ * Those of a speculative job also change from this rank's first push of a step
+ * on, and are of no step then, until this function is called again: it has the
+ * daemon roll back what was begun of the step, and begin nothing more of it. */
 OPTSTATE_EXPORT int optstate_session_parameter(optstate_session* session,
                                                uint32_t parameter,
                                                const void** data,

@@ -120,7 +120,9 @@ class Session {
   absl::StatusOr<absl::Span<std::byte>> gradient(size_t index);
   // The parameter as of the committed step: numel elements of its own dtype,
   // contiguous, read-only. The values change during Commit (any rank's) and
-  // FinishLoad.
+  // FinishLoad. Over shared memory those of a speculative job also change from
+  // this rank's first push of a step on, and are of no step then, until
+  // RollBackSpeculation().
   absl::Span<const std::byte> parameter(uint32_t parameter) const;
 
   // Maps the parameters as memory that the trainer may write; the mapping
@@ -185,8 +187,15 @@ class Session {
   // error of either ends the commit, except CANCELLED: then CommitWait is due.
   absl::Status CommitStart(const CommitOptions& options);
   absl::StatusOr<Outcome> CommitWait(const ParameterTargets& read = {});
-  // Copies parameters as of the committed step.
+  // Copies parameters as of the committed step. Of a speculative job, calls
+  // RollBackSpeculation().
   absl::Status ReadParameters(const ParameterTargets& read);
+  // Makes parameter() be of the committed step until the next Commit: what the
+  // engine has begun early of the open step is rolled back, which takes time,
+  // and nothing more of this step is begun early. Does nothing for a job that
+  // is not speculative, before the first push of a step, and when it has been
+  // called in the step. FAILED_PRECONDITION while a commit is under way.
+  absl::Status RollBackSpeculation();
   // Finds copies made by Commit or ReadParameters, wherever the copies are now,
   // whose content has changed since. SessionOptions::change_detection says how
   // copies are checked; with kOff none are found.
@@ -336,6 +345,11 @@ class Session {
   bool finishing_load_ = false;
   uint32_t load_required_from_ = 0;
   bool speculates_ = false;
+  // The step that this rank has begun, which the engine may take early; zero
+  // once it was dropped.
+  uint64_t begun_step_ = 0;
+  // The step of which the engine takes nothing early, as far as is known.
+  uint64_t settled_step_ = 0;
   bool has_views_ = false;
   std::optional<uint32_t> loads_finished_;  // of the job, as far as is known
   std::optional<CommitOptions> commit_;     // started, not answered

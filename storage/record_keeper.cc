@@ -130,6 +130,12 @@ void RecordKeeper::Begin(uint64_t epoch) {
   PersistInOrder(PersistPoint::kKeptEpochBegun);
 }
 
+void RecordKeeper::ForgetAll() {
+  for (uint64_t run = 0; run < layout_->run_count(); ++run) {
+    entry(run).store(0, std::memory_order_relaxed);
+  }
+}
+
 uint64_t RecordKeeper::BeforeWrite(const RecordView& record, uint64_t epoch,
                                    uint32_t parameter, uint64_t begin,
                                    uint64_t numel) {

@@ -63,6 +63,10 @@ class RecordKeeper {
   // an epoch of a former engine does not call this.
   void Begin(uint64_t epoch);
 
+  // Forgets what is kept of all epochs. Entries may hold anything before it: of
+  // a layout that has grown they lie where values were kept.
+  void ForgetAll();
+
   // Keeps the values of elements [begin, +numel) of a parameter, which are
   // whole runs within the record, but those of runs that are kept, or released,
   // in this epoch already. After it the elements may be overwritten. Returns

@@ -247,5 +247,26 @@ TEST_F(RecordKeeperTest, ThreadsThatMeetKeepARunOnce) {
   }
 }
 
+// As where values were kept, before the layout has grown.
+TEST_F(RecordKeeperTest, EntriesMayHoldAnythingBeforeTheyAreForgotten) {
+  LayoutSpec spec;
+  spec.groups.resize(1);
+  spec.parameters = {{.name = "a", .shape = {9000}, .numel = 9000}};
+  KeptJob job(*Layout::Make(spec), 0);
+  job.OverwriteAll(&random_);
+  const auto keeper = job.MakeKeeper();
+  for (const RunRange& run : job.runs()) {
+    keeper->BeforeWrite(job.RecordOf(run), kEpoch, 0, run.begin, run.numel);
+  }
+  keeper->Release(job.runs()[0].run, kEpoch);
+  keeper->ForgetAll();
+  for (const RunRange& run : job.runs()) {
+    EXPECT_FALSE(keeper->IsKept(run.run, kEpoch));
+    EXPECT_EQ(
+        keeper->BeforeWrite(job.RecordOf(run), kEpoch, 0, run.begin, run.numel),
+        1u);
+  }
+}
+
 }  // namespace
 }  // namespace optstate

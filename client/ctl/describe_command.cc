@@ -52,6 +52,12 @@ void AddSteps(const v1::Job& job, Table& table) {
   table.AddRow({"recovered steps",
                 absl::StrCat(job.recovered_steps(), ", with ",
                              job.rolled_back_runs(), " runs put back")});
+  if (job.has_speculation()) {
+    table.AddRow(
+        {"begun early",
+         absl::StrCat(job.speculation().steps_begun(), " steps, ",
+                      job.speculation().steps_rolled_back(), " taken back")});
+  }
   table.AddRow({"open step", NoEngineTells(job)        ? kUnknown
                              : job.open_step().empty() ? "-"
                                                        : job.open_step()});

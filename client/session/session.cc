@@ -242,6 +242,7 @@ bool Session::WritesParameters() const {
 absl::Status Session::NoteCopies(absl::Span<const uint32_t> parameters) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   if (!digests_->enabled()) return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(RollBackSpeculation());
   digests_->BeginCopies(committed_step_);
   for (const uint32_t p : parameters) {
     OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(p, 1)));

@@ -62,6 +62,7 @@ absl::Status Session::Recover() {
   channel_->ClearFailedPush();
   commit_sent_ = false;
   end_sent_.reset();
+  settled_step_ = 0;  // another engine
   const std::optional<uint32_t> loads_before =
       std::exchange(loads_finished_, attached.loads_finished);
   if (std::exchange(loading_, false)) {

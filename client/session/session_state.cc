@@ -48,6 +48,7 @@ absl::Status Session::BeginLoad(LoadContent content) {
   load_digest_.reset();
   if (content == LoadContent::kSame) load_digest_.emplace();
   ForgetStaged();
+  begun_step_ = 0;
   return absl::OkStatus();
 }
 

@@ -62,6 +62,7 @@ absl::Status Session::AwaitGradientsBefore(uint32_t parameter) {
 absl::Status Session::PushRun(uint64_t step, uint32_t micro_step,
                               uint32_t first, uint32_t count) {
   OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
+  begun_step_ = committed_step_ + 1;
   const absl::Status status = Persist([&] {
     return channel_->Push({.step = step,
                            .micro_step = micro_step,
@@ -157,6 +158,7 @@ absl::Status Session::BeginAnew(uint64_t step) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(
       Persist([&] { return channel_->Abort(step, StepDeadline()); })));
   ForgetStaged();
+  begun_step_ = 0;
   return absl::OkStatus();
 }
 
@@ -260,6 +262,7 @@ absl::Status Session::EndMicroStep(uint64_t step, uint32_t micro_step) {
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
   if (!accumulates_together()) return Flush();
   OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
+  begun_step_ = committed_step_ + 1;
   const absl::Status status = Persist([&] {
     if (!end_sent_ || end_sent_->step != step ||
         end_sent_->micro_step != micro_step) {
@@ -309,6 +312,7 @@ absl::Status Session::CheckTargets(const ParameterTargets& read) const {
 absl::Status Session::ReadParameters(const ParameterTargets& read) {
   if (closed_) return absl::FailedPreconditionError("the session is closed");
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckTargets(read)));
+  OPTSTATE_RETURN_IF_ERROR(RollBackSpeculation());
   if (channel_->has_mixed_parameters()) {
     OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
     // A new connection begins with all parameters of one step.
@@ -321,6 +325,28 @@ absl::Status Session::ReadParameters(const ParameterTargets& read) {
   }
   reader_->Begin(committed_step_, read);
   reader_->CopyRest(channel_->parameter_area().data());
+  return absl::OkStatus();
+}
+
+// Any fetch has the engine roll back and hold the step; the smallest is of one
+// number. Wires that send parameters have areas of their own, which the engine
+// does not write.
+absl::Status Session::RollBackSpeculation() {
+  if (!speculates_ || begun_step_ != committed_step_ + 1) {
+    return absl::OkStatus();
+  }
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  if (channel_->parameter_file() < 0) return absl::OkStatus();
+  if (channel_->connected() && settled_step_ == begun_step_) {
+    return absl::OkStatus();
+  }
+  int64_t step_count = 0;
+  OPTSTATE_RETURN_IF_ERROR(
+      Fetch(StateArray::kStepCount, 0,
+            absl::MakeSpan(reinterpret_cast<std::byte*>(&step_count),
+                           sizeof(step_count)))
+          .status());
+  settled_step_ = begun_step_;
   return absl::OkStatus();
 }
 
@@ -345,6 +371,7 @@ absl::Status Session::CommitStart(const CommitOptions& options) {
   if (push_failed_) OPTSTATE_RETURN_IF_ERROR(BeginAnew(options.step));
   commit_ = options;
   commit_sent_ = false;
+  begun_step_ = committed_step_ + 1;
   const absl::Status status = Persist([this] { return StartCommit(); });
   if (!status.ok()) DropFailedStep(options.step, status);
   return Annotated(status);
@@ -447,6 +474,7 @@ absl::Status Session::Abort(uint64_t step) {
     if (channel_->failed_push() && channel_->failed_push()->step == step) {
       channel_->ClearFailedPush();
     }
+    if (status.ok()) begun_step_ = 0;
     return status;
   }));
 }

@@ -15,7 +15,8 @@ bool Speculation::CanSpeculate(const Layout& layout) {
 Speculation::Speculation(const StepPlan* plan, const StepMemory* memory,
                          WorkerPool* pool)
     : plan_(*plan), memory_(*memory), pool_(*pool) {
-  if (!memory->speculation.empty()) {
+  // A file of a former shape, which this one does not use, may be smaller.
+  if (memory->speculation.size() >= Bytes(plan->layout())) {
     keeper_.emplace(&plan->layout(), memory->speculation);
   }
 }
@@ -63,6 +64,11 @@ absl::Status Speculation::RollBack(uint64_t step) {
   PersistInOrder(PersistPoint::kSpeculationOver);
   memory_.control->step_speculated.store(0, std::memory_order_relaxed);
   return absl::OkStatus();
+}
+
+void Speculation::Forget() {
+  memory_.control->step_speculated.store(0, std::memory_order_relaxed);
+  if (keeper_.has_value()) keeper_->ForgetAll();
 }
 
 }  // namespace optstate

@@ -43,6 +43,10 @@ class Speculation {
   // Restores all that was kept of the step, and forgets what the workers had in
   // flight of it. If interrupted, this is repeated.
   absl::Status RollBack(uint64_t step);
+  // Forgets what was kept of any step, which will not be rolled back: its
+  // records are to be cleared, or nothing was speculated about. After the layout
+  // has grown this is needed, because entries lie elsewhere.
+  void Forget();
 
  private:
   void RepairRun(const RecordView& record, const Run& run);

@@ -126,7 +126,10 @@ class StepScheduler {
   bool NeedsGradients(uint32_t rank, const Update& update) const {
     return recovery_.NeedsGradients(rank, update);
   }
-  void ForgetStep() { recovery_.ForgetStep(); }
+  void ForgetStep() {
+    recovery_.ForgetStep();
+    speculation_.Forget();
+  }
   void ForgetStaged() { recovery_.ForgetStaged(); }
 
   // See GradientStager.
@@ -165,6 +168,7 @@ class StepScheduler {
   absl::Status TakeBackSpeculation(uint64_t step) {
     return speculation_.RollBack(step);
   }
+  void ForgetSpeculation() { speculation_.Forget(); }
 
   // Zeroes all state of parameters [first, count).
   absl::Status ClearState(uint32_t first_parameter);

@@ -38,6 +38,7 @@ void JobDescriber::DescribeState(v1::Job* job) const {
   AddDescription(job_.shape->description, job);
   AddRecord(job_.record(), job);
   step_.timer.Describe(job);
+  speculator_.Describe(job);
   job->set_skipped_steps(committer_.skipped_steps());
   job->set_recovered_steps(job_.tier->control()->steps_recovered);
   job->set_rolled_back_runs(job_.tier->control()->runs_rolled_back);

@@ -8,6 +8,7 @@
 #include "server/session/job_context.h"
 #include "server/session/job_durability.h"
 #include "server/session/ranks/rank_roster.h"
+#include "server/session/steps/speculator.h"
 #include "server/session/steps/step_committer.h"
 #include "server/session/steps/step_state.h"
 #include "server/session/transfer/load_state.h"
@@ -26,6 +27,7 @@ class JobDescriber {
     RankRoster* ranks;
     StepState* step;
     LoadState* load;
+    Speculator* speculator;
     StepCommitter* committer;
     JobDurability* durability;
   };
@@ -34,6 +36,7 @@ class JobDescriber {
         ranks_(*rooms.ranks),
         step_(*rooms.step),
         load_(*rooms.load),
+        speculator_(*rooms.speculator),
         committer_(*rooms.committer),
         durability_(*rooms.durability) {}
 
@@ -50,6 +53,7 @@ class JobDescriber {
   RankRoster& ranks_;
   StepState& step_;
   LoadState& load_;
+  Speculator& speculator_;
   StepCommitter& committer_;
   JobDurability& durability_;
 };

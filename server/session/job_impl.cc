@@ -114,6 +114,7 @@ JobImpl::JobImpl(Options options)
                   .ranks = &ranks_,
                   .step = &step_,
                   .load = &load_,
+                  .speculator = &speculator_,
                   .committer = &committer_,
                   .durability = &durability_}) {}
 

@@ -425,6 +425,36 @@ TEST(JobWorkAheadBatchTest, LargeParametersAreUpdatedOneByOne) {
   EXPECT_NE(harness.Parameter(1), b);
 }
 
+// What a begin costs grows with the number of parameters.
+TEST(JobWorkAheadBatchTest, SmallParametersAreUpdatedTogether) {
+  constexpr uint32_t kParameters = 64;
+  JobHarness::Setup setup = OneParameter(OptimizerKind::kSgd, true);
+  setup.layout.parameters.clear();
+  for (uint32_t p = 0; p < kParameters; ++p) {
+    setup.layout.parameters.push_back(
+        MakeParameter("p" + std::to_string(p), 100));
+  }
+  JobHarness harness(setup);
+  const Tensors values = harness.RandomTensors(1);
+  harness.Start(values);
+  const std::vector<Hyperparams> groups(1, AdamHyperparams());
+  CommitSpec spec;
+  spec.groups = groups;
+  for (spec.step = 1; spec.step <= kBefore; ++spec.step) {
+    harness.Step(spec.step, values, spec);
+  }
+  harness.SetGradients(values);
+  // Of 64 parameters, and 16 parts at most, each has four.
+  for (uint32_t p = 0; p < kParameters; ++p) {
+    const std::vector<float> first = harness.Parameter(p / 4 * 4);
+    const std::vector<float> last = harness.Parameter(p);
+    ASSERT_TRUE(harness.Push(0, spec.step, p, 1).ok());
+    EXPECT_FALSE(harness.job().WorkAhead(0));
+    EXPECT_EQ(harness.Parameter(p / 4 * 4) != first, p % 4 == 3) << p;
+    EXPECT_EQ(harness.Parameter(p) != last, p % 4 == 3) << p;
+  }
+}
+
 constexpr Case kCases[] = {
     {"Plain", false, MasterFormat::kFloat32},
     {"Accumulating", true, MasterFormat::kFloat32},

@@ -4,12 +4,13 @@
 //
 //   bazel run //server/session:speculation_benchmark
 //
-// A backward pass of the given length pushes 16 parameters of 1 Mi elements one
-// by one, while the host's cores have nothing else to do, as with a trainer on
-// a GPU. commits: 0, all are equal and nothing is clipped; 1, every step is
-// clipped; 2, every other step is clipped; 3, every third commit has another
-// learning rate.
+// A backward pass of the given length pushes 16 Mi elements, in so many
+// parameters of equal size, one by one, while the host's cores have nothing
+// else to do, as with a trainer on a GPU. commits: 0, all are equal and nothing
+// is clipped; 1, every step is clipped; 2, every other step is clipped; 3,
+// every third commit has another learning rate.
 //   exposed_ms   the time from the last push to the answer, on average
+//   ahead_ms     the time spent on updates before the commit, on average
 
 #include <chrono>
 #include <cstdint>
@@ -26,7 +27,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kParameters = 16;
+constexpr uint32_t kElements = 16 << 20;
 
 enum class Commits : uint8_t {
   kEqual,
@@ -35,12 +36,13 @@ enum class Commits : uint8_t {
   kRatesChange,
 };
 
-JobHarness::Setup SetupOf(uint32_t ranks, bool speculative) {
+JobHarness::Setup SetupOf(uint32_t ranks, bool speculative,
+                          uint32_t parameters) {
   JobHarness::Setup setup;
   setup.layout.groups = {{}};
-  for (uint32_t i = 0; i < kParameters; ++i) {
+  for (uint32_t i = 0; i < parameters; ++i) {
     setup.layout.parameters.push_back(
-        MakeParameter("p" + std::to_string(i), 1 << 20));
+        MakeParameter("p" + std::to_string(i), kElements / parameters));
   }
   setup.world_size = ranks;
   setup.speculative = speculative;
@@ -53,11 +55,11 @@ JobHarness::Setup SetupOf(uint32_t ranks, bool speculative) {
 class Trainer {
  public:
   Trainer(JobHarness* harness, Clock::duration backward)
-      : harness_(*harness), interval_(backward / kParameters) {}
+      : harness_(*harness), interval_(backward / ParameterCount()) {}
 
   double Step(const CommitSpec& spec) {
     Clock::time_point due = Clock::now();
-    for (uint32_t p = 0; p < kParameters; ++p) {
+    for (uint32_t p = 0; p < ParameterCount(); ++p) {
       due += interval_;
       Idle(due);
       for (uint32_t rank = 0; rank < harness_.SpecOf(0).world_size; ++rank) {
@@ -69,16 +71,26 @@ class Trainer {
         .count();
   }
 
+  Clock::duration ahead() const { return ahead_; }
+
  private:
+  uint32_t ParameterCount() const {
+    return static_cast<uint32_t>(harness_.layout().parameters().size());
+  }
   // Has the engine do what it does when its ranks ask for nothing.
   void Idle(Clock::time_point end) {
-    while (Clock::now() < end) {
-      if (!harness_.job().WorkAhead(0)) std::this_thread::sleep_until(end);
+    while (true) {
+      const Clock::time_point begin = Clock::now();
+      if (begin >= end) return;
+      const bool is_more = harness_.job().WorkAhead(0);
+      ahead_ += Clock::now() - begin;
+      if (!is_more) std::this_thread::sleep_until(end);
     }
   }
 
   JobHarness& harness_;
   const Clock::duration interval_;
+  Clock::duration ahead_{};
 };
 
 CommitSpec CommitOf(uint64_t step, Commits commits,
@@ -96,8 +108,8 @@ CommitSpec CommitOf(uint64_t step, Commits commits,
 void BM_Backward(benchmark::State& state) {
   const bool speculative = state.range(0) != 0;
   const auto commits = static_cast<Commits>(state.range(3));
-  JobHarness harness(
-      SetupOf(static_cast<uint32_t>(state.range(1)), speculative));
+  JobHarness harness(SetupOf(static_cast<uint32_t>(state.range(1)), speculative,
+                             static_cast<uint32_t>(state.range(4))));
   const Tensors values = harness.RandomTensors(1);
   harness.Start(values);
   harness.SetGradients(values);
@@ -118,22 +130,32 @@ void BM_Backward(benchmark::State& state) {
     take_step();
   }
   double exposed_ms = 0;
+  const Clock::duration ahead_before = trainer.ahead();
   for (auto _ : state) {
     exposed_ms += take_step();
   }
-  state.counters["exposed_ms"] =
-      exposed_ms / static_cast<double>(state.iterations());
+  const auto steps = static_cast<double>(state.iterations());
+  const std::chrono::duration<double, std::milli> ahead =
+      trainer.ahead() - ahead_before;
+  state.counters["exposed_ms"] = exposed_ms / steps;
+  state.counters["ahead_ms"] = ahead.count() / steps;
 }
 
 void Cases(benchmark::internal::Benchmark* benchmark) {
-  benchmark->ArgNames({"speculative", "ranks", "backward_ms", "commits"});
+  benchmark->ArgNames(
+      {"speculative", "ranks", "backward_ms", "commits", "parameters"});
   for (const int64_t backward_ms : {50, 200, 800}) {
     for (const int64_t ranks : {1, 2}) {
       for (const int64_t commits : {0, 1, 2, 3}) {
         for (const int64_t speculative : {0, 1}) {
-          benchmark->Args({speculative, ranks, backward_ms, commits});
+          benchmark->Args({speculative, ranks, backward_ms, commits, 16});
         }
       }
+    }
+  }
+  for (const int64_t parameters : {1000, 10000}) {
+    for (const int64_t speculative : {0, 1}) {
+      benchmark->Args({speculative, 1, 800, 0, parameters});
     }
   }
   benchmark->Iterations(12)->UseRealTime()->Unit(benchmark::kMillisecond);

@@ -29,4 +29,9 @@ void ForeseenCommit::Note(const CommitSpec& spec, bool is_plain) {
   }
 }
 
+void ForeseenCommit::NoteTakenBack() {
+  equal_steps_ = 0;
+  plain_steps_ = 0;
+}
+
 }  // namespace optstate

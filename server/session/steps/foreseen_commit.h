@@ -24,6 +24,9 @@ class ForeseenCommit {
   void Reset(size_t group_count);
   // Takes the content of a commit whose step was decided.
   void Note(const CommitSpec& spec, bool is_plain);
+  // Notes that what was begun of a step had to be taken back although its
+  // commit was as foreseen: nothing is foreseen in the next kSteps steps.
+  void NoteTakenBack();
   // Returns null while nothing is foreseen. The commit has no step.
   const CommitSpec* spec() const {
     return equal_steps_ >= kSteps ? &last_ : nullptr;

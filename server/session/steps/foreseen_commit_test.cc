@@ -70,5 +70,15 @@ TEST_F(ForeseenCommitTest, NorAfterAStepThatWasSkippedOrClipped) {
   EXPECT_EQ(StepsUntilForeseen(commit.spec), ForeseenCommit::kSteps);
 }
 
+TEST_F(ForeseenCommitTest, NorAfterAStepThatWasTakenBack) {
+  const Commit commit(0.5);
+  StepsUntilForeseen(commit.spec);
+  foreseen_.NoteTakenBack();
+  EXPECT_EQ(foreseen_.spec(), nullptr);
+  EXPECT_FALSE(foreseen_.is_plain());
+  EXPECT_EQ(StepsUntilForeseen(commit.spec), ForeseenCommit::kSteps);
+  EXPECT_TRUE(foreseen_.is_plain());
+}
+
 }  // namespace
 }  // namespace optstate

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "server/session/steps/commit_content.h"
 
@@ -9,21 +10,88 @@ namespace optstate {
 
 void Speculator::Reset() {
   foreseen_.Reset(job_.layout().groups().size());
-  is_guess_ = false;
-  begun_.assign(job_.parameter_count(), 0);
+  progress_.assign(job_.parameter_count(), Progress::kAwaited);
   batch_.assign(job_.parameter_count(), 0);
+  ready_.clear();
+  ready_.reserve(job_.parameter_count());
+  batch_elements_min_ =
+      std::min(kBatchElementsMin, job_.layout().element_count() / kBatchesMax);
+  ForgetProgress();
+  if (job_.speculates() && !HasSpeculated()) {
+    job_.scheduler->ForgetSpeculation();
+  }
 }
 
+void Speculator::ForgetProgress() {
+  is_guess_ = false;
+  std::fill(progress_.begin(), progress_.end(), Progress::kAwaited);
+  ready_.clear();
+  ready_elements_ = 0;
+  must_find_ready_ = true;
+}
+
+void Speculator::NoteIfReady(uint32_t parameter) {
+  if (progress_[parameter] != Progress::kAwaited ||
+      !step_.open_step.IsWhole(parameter)) {
+    return;
+  }
+  progress_[parameter] = Progress::kReady;
+  ready_.push_back(parameter);
+  ready_elements_ +=
+      static_cast<uint64_t>(job_.layout().parameters()[parameter].numel);
+}
+
+void Speculator::FindReady() {
+  if (!std::exchange(must_find_ready_, false)) return;
+  for (uint32_t p = 0; p < progress_.size(); ++p) NoteIfReady(p);
+}
+
+// Of what was pushed before something was rolled back, FindReady() knows.
+void Speculator::NotePushed(uint32_t rank, uint32_t first, uint32_t end) {
+  if (!job_.speculates() || must_find_ready_) return;
+  const RankPartition& partition = job_.shape->partitions[rank];
+  for (size_t i = partition.LowerBound(first); i < partition.LowerBound(end);
+       ++i) {
+    NoteIfReady(partition.pieces[i].parameter);
+  }
+}
+
+// A step that is decided is finished, never rolled back.
 bool Speculator::HasSpeculated() const {
-  return job_.tier->control()->step_speculated.load(
-             std::memory_order_relaxed) == job_.record().committed_step + 1;
+  const ControlFile& control = *job_.tier->control();
+  const uint64_t step = job_.record().committed_step + 1;
+  return control.step_speculated.load(std::memory_order_relaxed) == step &&
+         control.step_in_progress.load(std::memory_order_relaxed) != step;
 }
 
-// Returns whether every rank is in the step. One that is not may still copy the
-// parameters of the step before.
-bool Speculator::AreAllInStep() const {
+// Answers all ranks that wait, and drops their commits, so that no other room
+// answers them once more.
+absl::Status Speculator::Fail(const absl::Status& why) {
+  absl::Status failed = job_.FailInside("a speculation", why);
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!step_.open_step.opened_by(rank)) return false;
+    RankSession& session = ranks_.session(rank);
+    const OpenStep::RankCommit& commit = step_.open_step.commit(rank);
+    if (session.ending.has_value()) {
+      ranks_.Answer(rank, *session.ending, failed, StepOutcome{});
+      session.ending.reset();
+    }
+    if (commit.committed) {
+      ranks_.Answer(rank, commit.request_id, failed, StepOutcome{});
+    }
+  }
+  step_.open_step.DropAll();
+  return failed;
+}
+
+// Returns whether every rank is in the step and asked for no parameters in it.
+// One that is not in it, or has lost its connection, may still read those of
+// the step before.
+bool Speculator::MayBegin() const {
+  if (held_step_ == job_.record().committed_step + 1) return false;
+  for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!ranks_.session(rank).attached || !step_.open_step.opened_by(rank)) {
+      return false;
+    }
   }
   return true;
 }
@@ -40,7 +108,9 @@ bool Speculator::HaveCommitsEqual(uint32_t rank) const {
 
 void Speculator::Begin(const CommitSpec& spec,
                        absl::Span<const uint8_t> updated) {
-  for (uint32_t p = 0; p < begun_.size(); ++p) begun_[p] |= updated[p];
+  for (uint32_t p = 0; p < progress_.size(); ++p) {
+    if (updated[p] != 0) progress_[p] = Progress::kBegun;
+  }
   if (!std::isfinite(decider_.SumOfSquares(updated))) return;  // skipped
   StepScheduler::Update update;
   update.step = job_.record().committed_step + 1;
@@ -51,7 +121,10 @@ void Speculator::Begin(const CommitSpec& spec,
   const StepTimer::Scope updating(&step_.timer, StepTimer::Phase::kUpdate);
   const absl::Status begun =
       job_.MakePass([&] { return job_.scheduler->Speculate(update); });
-  if (!begun.ok()) job_.FailInside("a speculation", begun).IgnoreError();
+  if (!begun.ok()) return Fail(begun).IgnoreError();
+  if (std::exchange(last_begun_step_, update.step) != update.step) {
+    ++steps_begun_;
+  }
 }
 
 // A rank that has committed pushes nothing any more, so that sums of
@@ -63,7 +136,7 @@ void Speculator::Speculate(uint32_t rank) {
       !RollBackSpeculation().ok()) {
     return;
   }
-  if (spec.found_inf || !foreseen_.is_plain() || !AreAllInStep() ||
+  if (spec.found_inf || !foreseen_.is_plain() || !MayBegin() ||
       !HaveCommitsEqual(rank)) {
     return;
   }
@@ -87,19 +160,28 @@ bool Speculator::SpeculateOnPushed() {
   // Until its rank commits, a sum may get another micro-step.
   if (!job_.speculates() || job_.shape->description.accumulate) return false;
   const CommitSpec* spec = ExpectedCommit();
-  if (spec == nullptr || !AreAllInStep()) return false;
+  if (spec == nullptr || !MayBegin()) return false;
+  FindReady();
+  if (ready_.empty() || ready_elements_ < batch_elements_min_) return false;
   uint64_t elements = 0;
-  std::fill(batch_.begin(), batch_.end(), uint8_t{0});
-  uint32_t p = 0;
-  for (; p < batch_.size() && elements < kBatchElements; ++p) {
-    if (begun_[p] != 0 || !step_.open_step.IsWhole(p)) continue;
+  size_t taken = 0;
+  for (; taken < ready_.size() && elements < kBatchElements; ++taken) {
+    const uint32_t p = ready_[taken];
+    const auto numel =
+        static_cast<uint64_t>(job_.layout().parameters()[p].numel);
+    ready_elements_ -= numel;
+    if (progress_[p] == Progress::kBegun) continue;
     batch_[p] = 1;
-    elements += static_cast<uint64_t>(job_.layout().parameters()[p].numel);
+    elements += numel;
   }
-  if (std::count(batch_.begin(), batch_.end(), uint8_t{1}) == 0) return false;
-  is_guess_ |= spec == foreseen_.spec();
-  Begin(*spec, batch_);
-  return p < batch_.size() && job_.failure.ok();
+  if (elements > 0) {
+    is_guess_ |= spec == foreseen_.spec();
+    Begin(*spec, batch_);
+  }
+  for (size_t i = 0; i < taken; ++i) batch_[ready_[i]] = 0;
+  ready_.erase(ready_.begin(), ready_.begin() + static_cast<ptrdiff_t>(taken));
+  return ready_elements_ >= batch_elements_min_ && !ready_.empty() &&
+         job_.failure.ok();
 }
 
 absl::Status Speculator::PrepareForPush(uint32_t rank, uint32_t first,
@@ -108,7 +190,7 @@ absl::Status Speculator::PrepareForPush(uint32_t rank, uint32_t first,
   const RankPartition& partition = job_.shape->partitions[rank];
   for (size_t i = partition.LowerBound(first); i < partition.LowerBound(end);
        ++i) {
-    if (begun_[partition.pieces[i].parameter] != 0) {
+    if (progress_[partition.pieces[i].parameter] == Progress::kBegun) {
       return RollBackSpeculation();
     }
   }
@@ -125,19 +207,33 @@ absl::Status Speculator::PrepareForDecision(const StepDecision& decision,
     if (!rolled_back.ok()) return rolled_back;
   }
   foreseen_.Note(spec, is_plain);
-  is_guess_ = false;
-  std::fill(begun_.begin(), begun_.end(), uint8_t{0});
+  ForgetProgress();
   return absl::OkStatus();
 }
 
 absl::Status Speculator::RollBackSpeculation() {
-  is_guess_ = false;
-  std::fill(begun_.begin(), begun_.end(), uint8_t{0});
-  if (!HasSpeculated()) return absl::OkStatus();
+  ForgetProgress();
+  if (!job_.failure.ok() || !HasSpeculated()) return absl::OkStatus();
   const uint64_t step = job_.record().committed_step + 1;
+  ++steps_rolled_back_;
   const absl::Status restored =
       job_.MakePass([&] { return job_.scheduler->TakeBackSpeculation(step); });
-  return restored.ok() ? restored : job_.FailInside("a speculation", restored);
+  return restored.ok() ? restored : Fail(restored);
+}
+
+absl::Status Speculator::HoldOpenStep() {
+  if (!job_.speculates()) return absl::OkStatus();
+  if (step_.open_step.open()) held_step_ = job_.record().committed_step + 1;
+  // A script that reads in each step would lose time by each.
+  if (HasSpeculated()) foreseen_.NoteTakenBack();
+  return RollBackSpeculation();
+}
+
+void Speculator::Describe(v1::Job* job) const {
+  if (!job_.speculates()) return;
+  v1::Speculation* speculation = job->mutable_speculation();
+  speculation->set_steps_begun(steps_begun_);
+  speculation->set_steps_rolled_back(steps_rolled_back_);
 }
 
 }  // namespace optstate

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "optstate/v1/admin.pb.h"
 #include "server/session/job_context.h"
 #include "server/session/ranks/rank_roster.h"
 #include "server/session/steps/foreseen_commit.h"
@@ -23,6 +24,9 @@ namespace optstate {
 // than the step's is rolled back before the step is taken, so a wrong guess
 // costs time alone.
 //
+// An error of the store or the executor fails the job, and is the answer to all
+// ranks that wait in the step.
+//
 // Threads: not thread-safe; the job's lock guards it, and is given up while the
 // state is written. Allocates in Reset and in errors alone.
 class Speculator {
@@ -30,6 +34,11 @@ class Speculator {
   // The elements that SpeculateOnPushed() updates at a time, unless one
   // parameter has more: as many as delay a push by some milliseconds.
   static constexpr uint64_t kBatchElements = 1 << 20;
+  // The elements from which on it updates at all: what each time costs grows
+  // with the number of parameters, and is small beside the update of as many.
+  // A small layout is updated in kBatchesMax parts at most.
+  static constexpr uint64_t kBatchElementsMin = 1 << 17;
+  static constexpr uint64_t kBatchesMax = 16;
 
   // The arguments must outlive this object.
   Speculator(JobContext* job, RankRoster* ranks, StepState* step,
@@ -46,6 +55,8 @@ class Speculator {
   // there may be more.
   bool SpeculateOnPushed();
 
+  // Called after the rank has pushed parameters [first, end).
+  void NotePushed(uint32_t rank, uint32_t first, uint32_t end);
   // Called before the rank pushes parameters [first, end): one that was updated
   // with its gradients of before is taken back.
   absl::Status PrepareForPush(uint32_t rank, uint32_t first, uint32_t end);
@@ -54,12 +65,27 @@ class Speculator {
   absl::Status PrepareForDecision(const StepDecision& decision,
                                   const CommitSpec& spec);
 
-  // Rolls back what was speculated about the open step. An error fails the job.
+  // Rolls back what was speculated about the open step. An error fails the job,
+  // whose files then stay as they are: the next engine rolls back.
   absl::Status RollBackSpeculation();
+  // Rolls back, and begins nothing more of the step that is open: a rank is
+  // about to read parameters in the memory that it shares with the engine, at
+  // any time until it commits.
+  absl::Status HoldOpenStep();
+
+  // Adds how often steps were begun early to `job`. Needs no idle job.
+  void Describe(v1::Job* job) const;
 
  private:
+  // What was done with a parameter of the open step.
+  enum class Progress : uint8_t { kAwaited, kReady, kBegun };
+
+  void ForgetProgress();
+  void NoteIfReady(uint32_t parameter);
+  void FindReady();
   bool HasSpeculated() const;
-  bool AreAllInStep() const;
+  absl::Status Fail(const absl::Status& why);
+  bool MayBegin() const;
   const CommitSpec* ExpectedCommit() const;
   bool HaveCommitsEqual(uint32_t rank) const;
   void Begin(const CommitSpec& spec, absl::Span<const uint8_t> updated);
@@ -71,8 +97,19 @@ class Speculator {
   ForeseenCommit foreseen_;
   // Whether what was begun of the open step was begun as foreseen_ says.
   bool is_guess_ = false;
-  std::vector<uint8_t> begun_;  // by parameter, of the open step
-  std::vector<uint8_t> batch_;  // by parameter
+  std::vector<Progress> progress_;  // by parameter
+  // Parameters that were pushed as a whole, in that order. Some may have been
+  // begun by a commit since.
+  std::vector<uint32_t> ready_;
+  uint64_t ready_elements_ = 0;
+  // Whether all parameters are to be looked at, and not only what is pushed.
+  bool must_find_ready_ = true;
+  uint64_t batch_elements_min_ = 0;
+  std::vector<uint8_t> batch_;  // by parameter; zeros between calls
+  uint64_t held_step_ = 0;      // see HoldOpenStep()
+  uint64_t last_begun_step_ = 0;
+  uint64_t steps_begun_ = 0;        // of this engine
+  uint64_t steps_rolled_back_ = 0;  // by this engine
 };
 
 }  // namespace optstate

@@ -240,6 +240,8 @@ absl::Status StepCoordinator::Abort(uint32_t rank, uint64_t step) {
   const uint64_t request_id = commit.request_id;
   sums_.NoteDropAcknowledged(rank);
   stager_.DropStaged(rank);
+  // A speculation that could not be rolled back was the answer.
+  OPTSTATE_RETURN_IF_ERROR(job_.failure);
   if (committed) {
     ranks_.Answer(
         rank, request_id,

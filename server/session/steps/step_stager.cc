@@ -21,6 +21,7 @@ absl::Status StepStager::Stage(uint32_t rank, uint64_t step,
               .first_piece = push.first_piece,
               .actions = push.actions,
               .staged_mark = marks_.BeginStaging(rank, step, micro_step)});
+  speculator_.NotePushed(rank, first, end);
   return absl::OkStatus();
 }
 

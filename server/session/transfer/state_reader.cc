@@ -25,7 +25,7 @@ absl::StatusOr<uint64_t> StateReader::Fetch(v1::StateArray array,
   OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
   OPTSTATE_RETURN_IF_ERROR(job_.failure);
   if (job_.recovery.has_value()) return job_.StillRecovering();
-  OPTSTATE_RETURN_IF_ERROR(speculator_.RollBackSpeculation());
+  OPTSTATE_RETURN_IF_ERROR(speculator_.HoldOpenStep());
   if (job_.phase() != v1::JOB_PHASE_READY) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job \"", job_.options.name, "\" is loading: its state is of no step"));
