@@ -88,6 +88,12 @@ void ArrayFiles::RemoveUnwanted(const Layout& layout, const ArraySet& wanted) {
   }
 }
 
+void ArrayFiles::LockMemory(MemoryLocker* locker) {
+  for (std::optional<StateFile>& file : files_) {
+    if (file.has_value()) file->LockMemory(locker);
+  }
+}
+
 ArrayFiles::Extents ArrayFiles::extents() const {
   Extents extents;
   for (size_t i = 0; i < files_.size(); ++i) {

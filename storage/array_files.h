@@ -14,6 +14,7 @@
 #include "absl/types/span.h"
 #include "proto/types/layout.h"
 #include "proto/types/unique_fd.h"
+#include "storage/memory/memory_locker.h"
 #include "storage/state_array_table.h"
 #include "storage/state_file.h"
 
@@ -63,6 +64,9 @@ class ArrayFiles {
   absl::Status Resize(const Layout& layout, const ArraySet& wanted);
   // Removes the files of arrays that are not wanted.
   void RemoveUnwanted(const Layout& layout, const ArraySet& wanted);
+
+  // See StateFile::LockMemory.
+  void LockMemory(MemoryLocker* locker);
 
   Extents extents() const;
   // Cuts the files to these extents, and removes those that have none. A

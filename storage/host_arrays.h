@@ -11,6 +11,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/unique_fd.h"
 #include "storage/array_files.h"
+#include "storage/memory/memory_locker.h"
 #include "storage/state_array_table.h"
 #include "storage/state_store.h"
 
@@ -44,6 +45,7 @@ class HostArrayFiles {
   absl::Status Open(const Layout& layout, const HostArrays& which);
   absl::Status Resize(const Layout& layout, const HostArrays& which);
   void RemoveUnwanted(const Layout& layout, const HostArrays& which);
+  void LockMemory(MemoryLocker* locker) { files_.LockMemory(locker); }
   ArrayFiles::Extents extents() const { return files_.extents(); }
   void Restore(const ArrayFiles::Extents& extents, const Layout& layout) {
     files_.Restore(extents, layout);

@@ -17,6 +17,7 @@
 #include "storage/format/control_file.h"
 #include "storage/host_arrays.h"
 #include "storage/job_files.h"
+#include "storage/memory/memory_locker.h"
 #include "storage/state_store.h"
 #include "storage/tiers/host_store.h"
 
@@ -80,6 +81,13 @@ class HostTier {
   JobFiles& files() { return files_; }
   const JobFiles& files() const { return files_; }
 
+  // Has the locker lock all that is mapped now; see JobFiles. The locker
+  // outlives this.
+  void LockMemory(MemoryLocker* locker) {
+    files_.LockMemory(locker);
+    arrays_.LockMemory(locker);
+  }
+
   // Makes the store of records that all lie in memory; `layout` is the present
   // one, which outlives it.
   std::unique_ptr<HostStore> MakeStore(const Layout* layout,
@@ -122,6 +130,12 @@ class HostTier {
   }
   absl::Span<std::byte> frames() const {
     return files_.step_file(JobFiles::StepFile::kFrames);
+  }
+  absl::Status ReserveFramesAhead(uint64_t bytes) const {
+    return files_.ReserveAhead(JobFiles::StepFile::kFrames, bytes);
+  }
+  absl::Status ResizeFrames(uint64_t bytes) {
+    return files_.Resize(JobFiles::StepFile::kFrames, bytes);
   }
   absl::Status ReserveFrameTable(uint64_t bytes) {
     return files_.Reserve(JobFiles::StepFile::kFrameTable, bytes);

@@ -221,10 +221,27 @@ absl::Status JobFiles::Reserve(StepFile which, uint64_t bytes) {
   return absl::OkStatus();
 }
 
+absl::Status JobFiles::ReserveAhead(StepFile file, uint64_t bytes) const {
+  return step_files_[IndexOf(file)]->ReserveAhead(bytes);
+}
+
+absl::Status JobFiles::Resize(StepFile file, uint64_t bytes) {
+  const ByteRange whole = {0, bytes};
+  return step_files_[IndexOf(file)]->Resize(bytes, {&whole, 1});
+}
+
 absl::Span<std::byte> JobFiles::step_file(StepFile which) const {
   const std::optional<StateFile>& file = step_files_[IndexOf(which)];
   if (!file.has_value()) return {};
   return absl::MakeSpan(file->data(), file->size());
+}
+
+void JobFiles::LockMemory(MemoryLocker* locker) {
+  control_->LockMemory(locker);
+  arrays_.LockMemory(locker);
+  for (std::optional<StateFile>& file : step_files_) {
+    if (file.has_value()) file->LockMemory(locker);
+  }
 }
 
 absl::Status JobFiles::ReserveLoadLog(uint64_t bytes, uint64_t bytes_max) {

@@ -20,6 +20,7 @@
 #include "storage/format/checked_file.h"
 #include "storage/format/control_file.h"
 #include "storage/format/rank_mark.h"
+#include "storage/memory/memory_locker.h"
 #include "storage/state_file.h"
 
 namespace optstate {
@@ -111,8 +112,20 @@ class JobFiles {
   // system cannot hold it. The size of kUndo is noted in the control file.
   absl::Status Reserve(StepFile file, uint64_t bytes);
   absl::Status Reserve(const StepFileBytes& bytes);
+  // Reserves so many bytes for a file that is there and is smaller, whose size
+  // and mapping stay as they are: Resize() then takes a moment. On an error,
+  // and until then, the file on its file system may be larger.
+  absl::Status ReserveAhead(StepFile file, uint64_t bytes) const;
+  // Gives a file that is there this size, larger or smaller. On an error it is
+  // as before, but may lie elsewhere.
+  absl::Status Resize(StepFile file, uint64_t bytes);
   // Returns the file's bytes; empty before Reserve(), or when there is none.
   absl::Span<std::byte> step_file(StepFile file) const;
+
+  // Has the locker lock all that is mapped now, but for the load log, which
+  // lasts as long as a load. A file whose mapping a call replaces is locked no
+  // more.
+  void LockMemory(MemoryLocker* locker);
 
   // Gives the file of what a load brings room for so many bytes, of `bytes_max`
   // that it can have; makes the file, in place of any that is there, when it is

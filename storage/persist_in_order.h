@@ -45,6 +45,7 @@ enum class PersistPoint : uint8_t {
   kRecordPlaceStored,        // before the frame is changed or used anew
   kFrameTableSyncing,        // all that came before the sync, or its end
   kFrameTableSyncingStored,  // before the sync is begun
+  kFramesGivenUp,            // no place names a frame that is cut off
   kKeptEpochBegun,           // no entry is of an earlier use of the epoch
   kKeptEntry,                // the kept values are complete
   kKeptEntryStored,          // before the run gets new values

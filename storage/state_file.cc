@@ -128,6 +128,22 @@ absl::Status StateFile::Resize(uint64_t bytes,
   return absl::OkStatus();
 }
 
+absl::Status StateFile::ReserveAhead(uint64_t end) const {
+  const absl::Status reserved = ReserveRange(fd(), {size(), end});
+  if (reserved.ok()) return reserved;
+  Truncate(fd(), size()).IgnoreError();  // frees what was reserved
+  return Annotate(reserved, path_);
+}
+
+void StateFile::LockMemory(MemoryLocker* locker) {
+  if (region_.is_locked()) return;
+  for (const ByteRange& range : reserved_) {
+    if (range.begin != range.end) {
+      region_.Lock(range.begin, range.end, locker);
+    }
+  }
+}
+
 absl::Status StateFile::ReserveTo(uint64_t end) {
   const uint64_t begin = reserved_bytes();
   if (end <= begin) return absl::OkStatus();

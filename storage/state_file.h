@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "proto/types/unique_fd.h"
+#include "storage/memory/memory_locker.h"
 #include "storage/memory/memory_region.h"
 
 namespace optstate {
@@ -44,6 +45,14 @@ class StateFile {
   // Reserves bytes up to `end` of a file that is reserved from its beginning
   // on, in place. RESOURCE_EXHAUSTED: nothing changed.
   absl::Status ReserveTo(uint64_t end);
+
+  // Reserves the bytes up to `end` for a Resize(), which then takes a moment;
+  // the mapping stays. RESOURCE_EXHAUSTED: nothing changed.
+  absl::Status ReserveAhead(uint64_t end) const;
+
+  // Has the locker lock the reserved ranges, unless they are; Resize ends that.
+  // The locker outlives this.
+  void LockMemory(MemoryLocker* locker);
 
   std::byte* data() const { return region_.data(); }
   uint64_t size() const { return region_.size(); }

@@ -100,8 +100,9 @@ class IoEngine {
   // Tells the engine that requests will have their buffers in `memory`, which
   // it may then pin for the device: all of it takes memory from then on, so its
   // blocks have to be reserved. Begins and ends at a multiple of kSectorBytes.
-  // Called at most once, before the first Submit(); the memory outlives the
-  // engine. Requests with other buffers work too.
+  // Called while no request is under way; memory given before is let go, and
+  // empty memory is none. What was given last outlives the engine. Requests
+  // with other buffers work too.
   virtual void RegisterMemory(absl::Span<std::byte> memory) = 0;
 
   // Queues a request. The kernel gets it at the next Poll() at the latest, and

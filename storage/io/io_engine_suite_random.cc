@@ -46,7 +46,7 @@ void FillAtRandom(absl::Span<std::byte> data, std::mt19937_64& random) {
 }
 
 // Each request of a round has a place of its own in the file and in memory;
-// half of the memory is registered.
+// half of the memory is registered, or none, by turns.
 TEST_P(IoEngineSuite, RandomRequestsAgainstAModel) {
   constexpr uint64_t kPlaces = 24;
   constexpr uint64_t kPlaceBytes = 16 * kSectorBytes;
@@ -88,6 +88,11 @@ TEST_P(IoEngineSuite, RandomRequestsAgainstAModel) {
                                                    request.buffer.size()),
                 absl::MakeConstSpan(request.buffer))
           << "round " << round << " offset " << request.offset_bytes;
+    }
+    if (random() % 4 == 0) {
+      const absl::Span<std::byte> memories[] = {registered.span(), other.span(),
+                                                absl::Span<std::byte>()};
+      engine().RegisterMemory(memories[random() % 3]);
     }
     if (random() % 8 == 0) {
       engine().Close(file);

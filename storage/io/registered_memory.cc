@@ -8,6 +8,10 @@
 namespace optstate::io {
 
 int RegisteredMemory::Register(io_uring* ring, absl::Span<std::byte> memory) {
+  if (!memory_.empty()) {
+    io_uring_unregister_buffers(ring);
+    memory_ = {};
+  }
   std::vector<iovec> pieces;
   for (uint64_t begin = 0; begin < memory.size(); begin += piece_bytes_) {
     const auto piece = memory.subspan(begin, piece_bytes_);

@@ -15,8 +15,8 @@ class RegisteredMemory {
  public:
   explicit RegisteredMemory(uint64_t piece_bytes) : piece_bytes_(piece_bytes) {}
 
-  // Registers `memory` with the ring. Returns 0 or errno; after an error,
-  // nothing is registered.
+  // Registers `memory` with the ring, in place of what was. Returns 0 or errno;
+  // after an error, nothing is registered.
   int Register(io_uring* ring, absl::Span<std::byte> memory);
 
   struct Part {

@@ -25,7 +25,13 @@ absl::StatusOr<MemoryRegion> MemoryRegion::MapShared(int fd, uint64_t bytes) {
   return MemoryRegion(static_cast<std::byte*>(data), bytes);
 }
 
+void MemoryRegion::Lock(uint64_t begin, uint64_t end, MemoryLocker* locker) {
+  locks_.push_back(locker->Lock({data_ + begin, end - begin}));
+}
+
 MemoryRegion::~MemoryRegion() {
+  // Another mapping may come to lie here.
+  locks_.clear();
   if (data_ != nullptr) shm::UnmapSpread(data_, size_);
 }
 

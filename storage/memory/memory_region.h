@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "storage/memory/memory_locker.h"
 
 namespace optstate {
 
@@ -30,6 +32,12 @@ class MemoryRegion {
   }
   ~MemoryRegion();
 
+  // Has the locker lock [begin, end) of it until it is unmapped. The locker
+  // outlives this.
+  void Lock(uint64_t begin, uint64_t end, MemoryLocker* locker);
+  // Says whether a part of it was given to a locker.
+  bool is_locked() const { return !locks_.empty(); }
+
   std::byte* data() const { return data_; }
   uint64_t size() const { return size_; }
 
@@ -38,10 +46,12 @@ class MemoryRegion {
   void Swap(MemoryRegion& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
+    std::swap(locks_, other.locks_);
   }
 
   std::byte* data_ = nullptr;
   uint64_t size_ = 0;
+  std::vector<LockedRange> locks_;
 };
 
 }  // namespace optstate

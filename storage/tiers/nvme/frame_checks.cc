@@ -7,10 +7,13 @@ namespace optstate {
 
 FrameChecks::FrameChecks(const StoreContext* context, StoreMonitor* monitor,
                          RecordCache* cache)
-    : context_(*context),
-      monitor_(*monitor),
-      cache_(*cache),
-      sums_(context->frames() * context->record_layout.record_checksums_max()) {
+    : context_(*context), monitor_(*monitor), cache_(*cache) {
+  Reset();
+}
+
+void FrameChecks::Reset() {
+  sums_.resize(context_.frames() *
+               context_.record_layout.record_checksums_max());
 }
 
 absl::Status FrameChecks::Check(uint32_t record, bool with_parameters) {

@@ -27,6 +27,9 @@ class FrameChecks {
   FrameChecks(const StoreContext* context, StoreMonitor* monitor,
               RecordCache* cache);
 
+  // Makes room for the checksums of the context's present frames.
+  void Reset();
+
   // Compares what was read with its checksums, or makes the zeros of a record
   // that was never written; then the record is in its frame.
   // `with_parameters`: they were read too, and are put in their area.

@@ -10,6 +10,10 @@
 namespace optstate {
 
 void IoThread::Start() {
+  {
+    const absl::MutexLock lock(&monitor_.mu);
+    monitor_.stop = false;
+  }
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -31,7 +35,10 @@ void IoThread::Run() {
     monitor_.has_work = false;
     if (!monitor_.stop && monitor_.failed.ok()) Schedule();
     const bool is_idle = engine.in_flight() == 0;
-    if (monitor_.stop && is_idle) return;
+    if (monitor_.stop && is_idle) {
+      monitor_.counters.EndIoThread();
+      return;
+    }
     if (is_idle && !swapper_.has_unsummed()) {
       while (!monitor_.has_work && !monitor_.stop) {
         monitor_.work.Wait(&monitor_.mu);
@@ -54,6 +61,7 @@ void IoThread::Run() {
 void IoThread::Schedule() {
   committer_.Advance();
   swapper_.Flush();
+  swapper_.Vacate();
   swapper_.ReadDemanded();
   swapper_.ReadAhead();
   swapper_.WriteBehind();

@@ -20,8 +20,8 @@ namespace optstate {
 // Invariant: nothing begins after the store has failed or is to stop; what is
 // under way ends before the thread does.
 //
-// Threads: Start() and Stop() are called once, by the store's owner, who does
-// not hold its lock. The thread holds it, but while it polls or sums.
+// Threads: Start() and Stop() are called in turns, by the store's owner, who
+// does not hold its lock. The thread holds it, but while it polls or sums.
 class IoThread {
  public:
   // All outlive this.

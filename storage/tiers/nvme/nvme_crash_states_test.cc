@@ -25,6 +25,7 @@
 #include "proto/types/random_layout.h"
 #include "storage/io/simulated_disk.h"
 #include "storage/io/simulated_io_engine.h"
+#include "storage/persist_in_order.h"
 #include "storage/tiers/nvme/nvme_store.h"
 #include "storage/tiers/nvme/nvme_test_job.h"
 
@@ -99,6 +100,7 @@ class NvmeCrashStatesTest : public testing::Test {
     for (int step = 1; step <= kSteps && !HasFailure(); ++step) {
       if (layouts_.Uniform(0, 3) == 0) Reopen(/*fails=*/true);
       Update();
+      if (layouts_.Uniform(0, 1) == 0) ChangeFrames();
       requested_ = static_cast<uint64_t>(step);
       ASSERT_EQ(job_->RequestCommit(requested_), absl::OkStatus());
       if (layouts_.Uniform(0, 1) == 0 && !is_faulty_) Update();
@@ -125,6 +127,28 @@ class NvmeCrashStatesTest : public testing::Test {
       ASSERT_TRUE(pin.ok()) << pin.status();
       job_->WriteTo(*pin, &random_);
     }
+  }
+
+  // Gives the job more or fewer frames, and lets the engine be killed within.
+  void ChangeFrames() {
+    changing_ = this;
+    persist_hook.store([](PersistPoint) { changing_->OnPlaceChanged(); });
+    const absl::Status changed = job_->ChangeFrames(
+        layouts_.Uniform(NvmeStore::kFramesMin, job_->records()), [this] {
+          OnPlaceChanged();
+          return absl::OkStatus();
+        });
+    persist_hook.store(nullptr);
+    ASSERT_EQ(changed, absl::OkStatus());
+  }
+  // Called on the thread of I/O while records are written, then on the one that
+  // changes frames. Jobs that are opened meanwhile have places too.
+  void OnPlaceChanged() {
+    if (!is_killed_within_ || is_looking_ || HasFailure()) return;
+    is_looking_ = true;
+    ++events_;
+    Expect(CheckKilled());
+    is_looking_ = false;
   }
 
   void Reopen(bool fails) {
@@ -207,7 +231,7 @@ class NvmeCrashStatesTest : public testing::Test {
   absl::Status CheckKilled() {
     ++states_;
     const auto disk = disk_->AfterKill(++crash_seed_);
-    NvmeTestJob job(SetupOn(disk.get(), NvmeStore::kFramesMin));
+    NvmeTestJob job(SetupOn(disk.get(), job_->setup().frames));
     job.CopyMemoryOf(job_.get());
     absl::Status status = job.Open();
     if (status.ok()) status = job.CompareAll();
@@ -243,6 +267,9 @@ class NvmeCrashStatesTest : public testing::Test {
   std::unique_ptr<NvmeTestJob> job_;
   std::atomic<uint64_t> requested_ = 0, acknowledged_ = 0;
   bool is_faulty_ = false;  // a sync is to fail
+  bool is_killed_within_ = false;
+  std::atomic<bool> is_looking_ = false;
+  static inline NvmeCrashStatesTest* changing_ = nullptr;
   uint64_t states_ = 0, events_ = 0, crash_seed_ = 0;
 };
 
@@ -251,6 +278,7 @@ TEST_F(NvmeCrashStatesTest, APowerCutLeavesADurableStep) {
 }
 
 TEST_F(NvmeCrashStatesTest, AKilledEngineLeavesEveryByte) {
+  is_killed_within_ = true;
   RunAll(StatesWanted() / 10, [this] { Expect(CheckKilled()); });
 }
 

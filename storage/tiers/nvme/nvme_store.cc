@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/mutex.h"
 #include "proto/types/status_macros.h"
+#include "storage/persist_in_order.h"
 #include "storage/tiers/nvme/store_opener.h"
 
 namespace optstate {
@@ -167,6 +168,55 @@ absl::Status NvmeStore::RestoreParameters() {
   const absl::MutexLock lock(&monitor_.mu);
   swapper_.set_reads_parameters(false);
   return status;
+}
+
+absl::Status NvmeStore::Vacate(uint32_t frames) {
+  OPTSTATE_RETURN_IF_ERROR(committer_.Await());
+  const absl::MutexLock lock(&monitor_.mu);
+  swapper_.SetVacatedFrom(frames);
+  monitor_.Wake();
+  while (swapper_.is_vacating() && monitor_.failed.ok()) {
+    monitor_.changed.Wait(&monitor_.mu);
+  }
+  swapper_.SetVacatedFrom(RecordCache::kNoFrame);
+  return monitor_.failed;
+}
+
+absl::Status NvmeStore::GiveUpFrames(uint32_t frames) {
+  for (uint32_t i = 0; i < context_.records(); ++i) {
+    RecordPlace place = context_.table.place(i);
+    if (place.frame == RecordPlace::kNoFrame || place.frame < frames) continue;
+    if (place.is_dirty) {
+      return absl::InternalError(absl::StrCat(
+          "record ", i, " was changed while its frame was given up"));
+    }
+    place.frame = RecordPlace::kNoFrame;
+    context_.table.SetPlace(i, place);
+  }
+  PersistInOrder(PersistPoint::kFramesGivenUp);
+  return absl::OkStatus();
+}
+
+absl::Status NvmeStore::ChangeFrames(
+    uint32_t frames,
+    absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize) {
+  OPTSTATE_RETURN_IF_ERROR(Vacate(frames));
+  io_thread_.Stop();
+  absl::Status changed = GiveUpFrames(frames);
+  // The pages of what is cut off would stay in memory as long as they are
+  // registered.
+  context_.engine.RegisterMemory({});
+  if (changed.ok()) changed = resize(&context_.frame_memory);
+  context_.table.SetFrames(context_.frames());
+  context_.engine.RegisterMemory(context_.frame_memory);
+  {
+    const absl::MutexLock lock(&monitor_.mu);
+    cache_.Reset(context_.frames());
+    checks_.Reset();
+    swapper_.Reset();
+  }
+  io_thread_.Start();
+  return changed;
 }
 
 NvmeStore::Counters NvmeStore::counters() const {

@@ -105,6 +105,17 @@ class NvmeStore final : public StateStore {
   // area, after a restart without memory.
   absl::Status RestoreParameters();
 
+  // Changes the number of frames, to at least kFramesMin. Records in frames
+  // that are given up go to disk first. Then `resize` changes the memory, and
+  // sets its argument to where it is from now on; the frames that stay have
+  // what they had. After an error of `resize`, which is returned, the store
+  // goes on with that memory too. Waits for the commit before. No record may be
+  // pinned, and meanwhile only durable_step(), counters and Verify() are
+  // called.
+  absl::Status ChangeFrames(
+      uint32_t frames,
+      absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize);
+
   // Returns what the store has done since it was opened.
   Counters counters() const;
   // Returns the counters by directory, in the order of Options::directories.
@@ -131,6 +142,10 @@ class NvmeStore final : public StateStore {
   void Unpin(const RecordView& record, Access access) override;
   bool WillBeWritten(uint32_t record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
+  // Brings the records of frames from `frames` on to disk.
+  absl::Status Vacate(uint32_t frames);
+  // Has no place name such a frame. INTERNAL: one has what the disk has not.
+  absl::Status GiveUpFrames(uint32_t frames);
 
   StoreContext context_;
   mutable StoreMonitor monitor_;

@@ -164,7 +164,7 @@ class NvmeStoreTest : public testing::TestWithParam<bool> {
     bool has_commit = false;
     uint64_t step = 0;
     for (int i = 0; i < operations && !HasFailure(); ++i) {
-      switch (layouts_.Uniform(0, 6)) {
+      switch (layouts_.Uniform(0, 7)) {
         case 0:
         case 1:
           Pass();
@@ -188,6 +188,17 @@ class NvmeStoreTest : public testing::TestWithParam<bool> {
         case 6:
           if (!has_commit) break;
           ASSERT_EQ(job_->Restore(), absl::OkStatus());
+          break;
+        case 7:
+          if (job_->setup().is_durable && layouts_.Uniform(0, 1) == 0) {
+            ASSERT_TRUE(job_->RequestCommit(++step).ok());
+            has_commit = true;
+          }
+          ASSERT_EQ(
+              job_->ChangeFrames(layouts_.Uniform(
+                  NvmeStore::kFramesMin,
+                  std::max<uint64_t>(NvmeStore::kFramesMin, job_->records()))),
+              absl::OkStatus());
           break;
       }
     }

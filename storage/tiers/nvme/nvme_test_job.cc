@@ -121,6 +121,24 @@ absl::Status NvmeTestJob::Open(const DurableCommit* restored) {
   return absl::OkStatus();
 }
 
+absl::Status NvmeTestJob::ChangeFrames(
+    uint64_t frames, const std::function<absl::Status()>& on_resized) {
+  return store_->ChangeFrames(
+      static_cast<uint32_t>(frames), [&](absl::Span<std::byte>* memory) {
+        NvmeTestMemory next(sizes_.frame * frames);
+        const auto kept = frames_.span().first(
+            std::min(frames_.span().size(), next.span().size()));
+        std::copy(kept.begin(), kept.end(), next.span().begin());
+        // Nobody may use what was.
+        std::fill(frames_.span().begin(), frames_.span().end(),
+                  std::byte{0xA5});
+        frames_ = std::move(next);
+        setup_.frames = frames;
+        *memory = frames_.span();
+        return on_resized == nullptr ? absl::OkStatus() : on_resized();
+      });
+}
+
 absl::Status NvmeTestJob::Restore() {
   Close();
   frames_.Zero();

@@ -110,6 +110,12 @@ class NvmeTestJob {
   // Opens the store with memory as it is; zeros: the job is new.
   absl::Status Open(const DurableCommit* restored = nullptr);
   void Close() { store_ = nullptr; }
+  // Gives the open store another number of frames, whose memory lies elsewhere
+  // from then on. `on_resized` is called when it does, before the store goes
+  // on; its error is that of resizing.
+  absl::Status ChangeFrames(
+      uint64_t frames,
+      const std::function<absl::Status()>& on_resized = nullptr);
   // Goes on after a power cut: reads the last commit, with which the model goes
   // on as well.
   absl::Status Restore();

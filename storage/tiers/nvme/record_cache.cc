@@ -28,6 +28,17 @@ void RecordCache::Adopt() {
   }
 }
 
+void RecordCache::Reset(uint32_t frames) {
+  frames_ = std::vector<Frame>(frames);
+  free_.clear();
+  free_.reserve(frames);
+  unpinned_ = FrameList(frames);
+  loaded_ = FrameList(frames);
+  writing_ = 0;
+  for (Record& record : records_) record.loaded_frame = kNoFrame;
+  Adopt();
+}
+
 bool RecordCache::IsInMemory(uint32_t record) const {
   return records_[record].loaded_frame != kNoFrame ||
          table_.place(record).frame != kNoFrame;

@@ -23,7 +23,7 @@ namespace optstate {
 //   and the place no longer names it before another record has it.
 // - A record with a pin for writing is dirty, and is not being written.
 //
-// Allocates only in the constructor.
+// Allocates only in the constructor and in Reset().
 //
 // Threads: not thread-safe; the store's lock is held.
 class RecordCache {
@@ -64,6 +64,9 @@ class RecordCache {
   RecordCache(uint32_t frames, uint32_t records, FrameTable* table);
   // Takes over what a former engine left in frames.
   void Adopt();
+  // Forgets all but the table, which names none but the first `frames` frames,
+  // and begins anew with so many. No record is pinned, read or written.
+  void Reset(uint32_t frames);
 
   uint32_t records() const { return static_cast<uint32_t>(records_.size()); }
   Record& record(uint32_t record) { return records_[record]; }

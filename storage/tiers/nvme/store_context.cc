@@ -17,6 +17,7 @@ StoreContext::StoreContext(const Layout* the_layout,
       engine(*options.engine),
       record_layout(the_layout, the_sub_groups),
       slots(options.is_durable ? 2 : 1),
+      frame_memory(options.frames),
       table(options.table) {}
 
 std::string StoreContext::FileOf(uint32_t record) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "proto/types/layout.h"
 #include "proto/types/sub_groups.h"
 #include "storage/io/io_engine.h"
@@ -23,7 +24,8 @@ namespace optstate {
 // What the rooms of an NvmeStore work on: its engine, files and memory.
 //
 // StoreOpener sets weights, files and log; all is immutable after that, but for
-// the contents of the table and the log. Places in the table are used with the
+// the contents of the table and the log, and for the frames, which are changed
+// while the thread of I/O does not run. Places in the table are used with the
 // store's lock held; checksums of a slot by whoever reads or writes the record.
 struct StoreContext {
   // All but `options` outlive this.
@@ -32,11 +34,11 @@ struct StoreContext {
 
   uint32_t records() const { return static_cast<uint32_t>(sub_groups.size()); }
   uint32_t frames() const {
-    return static_cast<uint32_t>(options.frames.size() /
+    return static_cast<uint32_t>(frame_memory.size() /
                                  record_layout.frame_bytes());
   }
   std::byte* FrameAt(uint32_t frame) const {
-    return options.frames.data() + frame * record_layout.frame_bytes();
+    return frame_memory.data() + frame * record_layout.frame_bytes();
   }
   // Returns the bytes of a record that are written: parameters are kept on disk
   // for a power cut only.
@@ -58,7 +60,8 @@ struct StoreContext {
   const NvmeOptions options;
   io::IoEngine& engine;
   const RecordLayout record_layout;
-  const uint32_t slots;  // of each record
+  const uint32_t slots;                // of each record
+  absl::Span<std::byte> frame_memory;  // whole frames
   FrameTable table;
   std::vector<uint32_t> weights;     // in their smallest form
   std::optional<RecordFiles> files;  // once they are open

@@ -37,11 +37,16 @@ void StoreCounters::SetIoThread() {
   if (::pthread_getcpuclockid(::pthread_self(), &clock) == 0) io_clock_ = clock;
 }
 
+void StoreCounters::EndIoThread() {
+  if (io_clock_.has_value()) ended_cpu_ns_ += NanosOf(*io_clock_);
+  io_clock_.reset();
+}
+
 NvmePassCounters StoreCounters::Totals() const {
   NvmePassCounters totals;
   totals.bytes_read = counters_.bytes_read;
   totals.bytes_written = counters_.bytes_written;
-  totals.cpu_ns = callers_cpu_ns_;
+  totals.cpu_ns = callers_cpu_ns_ + ended_cpu_ns_;
   if (io_clock_.has_value()) totals.cpu_ns += NanosOf(*io_clock_);
   return totals;
 }

@@ -63,6 +63,8 @@ class StoreCounters {
   // Counts the CPU time of the calling thread, from its beginning on, as that
   // of the thread of I/O.
   void SetIoThread();
+  // Keeps the time of that thread, which is the calling one and ends.
+  void EndIoThread();
 
   NvmeCounters all() const;
 
@@ -72,6 +74,7 @@ class StoreCounters {
   NvmeCounters counters_;
   NvmePassCounters before_pass_;
   uint64_t callers_cpu_ns_ = 0;
+  uint64_t ended_cpu_ns_ = 0;  // of threads of I/O that have ended
   std::optional<clockid_t> io_clock_;
 };
 

@@ -119,7 +119,7 @@ absl::Status StoreOpener::Open(const DurableCommit* restored) {
         absl::StrCat("the frame table has ", options.table.size(),
                      " bytes, it needs ", FrameTable::BytesNeeded(shape)));
   }
-  context_.engine.RegisterMemory(options.frames);
+  context_.engine.RegisterMemory(context_.frame_memory);
   OPTSTATE_RETURN_IF_ERROR(
       OpenFiles(/*is_new=*/!is_made && restored == nullptr, restored));
   if (!is_made) MakeTable(restored);

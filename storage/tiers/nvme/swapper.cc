@@ -56,6 +56,42 @@ void Swapper::Flush() {
   }
 }
 
+void Swapper::SetVacatedFrom(uint32_t frame) {
+  monitor_.mu.AssertHeld();
+  vacated_from_ = frame;
+}
+
+bool Swapper::is_vacating() const {
+  monitor_.mu.AssertHeld();
+  for (uint32_t i = 0; i < cache_.records(); ++i) {
+    const RecordPlace place = cache_.place(i);
+    if (place.frame != RecordCache::kNoFrame && place.frame >= vacated_from_ &&
+        place.is_dirty) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Swapper::Vacate() {
+  monitor_.mu.AssertHeld();
+  if (vacated_from_ == RecordCache::kNoFrame) return;
+  const FrameList& unpinned = cache_.unpinned();
+  for (uint32_t i = unpinned.first(); i != FrameList::kEnd;
+       i = unpinned.Next(i)) {
+    if (i < vacated_from_) continue;
+    const uint32_t record = cache_.frame(i).record;
+    if (MayBeWritten(record, /*is_demanded=*/true)) StartWrite(record);
+  }
+}
+
+void Swapper::Reset() {
+  monitor_.mu.AssertHeld();
+  vacated_from_ = RecordCache::kNoFrame;
+  unsummed_.clear();
+  unsummed_.reserve(context_.frames());
+}
+
 void Swapper::ReadDemanded() {
   monitor_.mu.AssertHeld();
   while (queue_.demanded() > 0) {

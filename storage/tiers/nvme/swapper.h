@@ -38,6 +38,8 @@ class Swapper {
   // Writes the records of the commit that is being made, as far as they can be
   // written now.
   void Flush();
+  // Writes the records of frames that are to be given up.
+  void Vacate();
   // Reads the records that threads wait for, as far as there are frames.
   void ReadDemanded();
   // Reads the next records of the pass as far as there are frames. Those that
@@ -48,6 +50,14 @@ class Swapper {
   // the pass is still to take are written where a thread waits for another
   // record, and there is nothing else to write.
   void WriteBehind();
+
+  // Has Vacate() write the records of this frame and of those behind it.
+  void SetVacatedFrom(uint32_t frame);
+  // Says whether one of them is newer than on disk.
+  bool is_vacating() const;
+  // Forgets what is to be written, and is ready for the context's present
+  // frames.
+  void Reset();
 
   // Says whether there are writes that have begun and lack checksums.
   bool has_unsummed() const;
@@ -81,6 +91,7 @@ class Swapper {
   // Frames whose write has begun and whose checksums are still to be taken.
   std::vector<uint32_t> unsummed_ ABSL_GUARDED_BY(monitor_.mu);
   bool reads_parameters_ ABSL_GUARDED_BY(monitor_.mu) = false;
+  uint32_t vacated_from_ ABSL_GUARDED_BY(monitor_.mu) = RecordCache::kNoFrame;
 };
 
 }  // namespace optstate
