@@ -121,12 +121,12 @@ TEST_F(EarlyReadsTest, OneRank) {
   const Values committed = Area(0);
   Push(0);
   AwaitBegun();
-  EXPECT_EQ(Read(0), committed);
-  EXPECT_EQ(Area(0), committed);
+  EXPECT_TRUE(Read(0) == committed);
+  EXPECT_TRUE(Area(0) == committed);
   EXPECT_EQ(sessions_[0]->committed_step(), kBefore);
   ASSERT_TRUE(sessions_[0]->Commit(CommitOf(*sessions_[0], kBefore + 1)).ok());
-  EXPECT_NE(Read(0), committed);
-  EXPECT_EQ(Area(0), Read(0));
+  EXPECT_TRUE(Read(0) != committed);
+  EXPECT_TRUE(Area(0) == Read(0));
 }
 
 // The job is begun by the pushes of both ranks over shared memory, and by the
@@ -145,8 +145,8 @@ TEST_F(EarlyReadsTest, TwoRanksOnEveryWire) {
     const auto commit = CommitOf(*sessions_[0], kBefore + 1);
     ASSERT_TRUE(sessions_[0]->CommitStart(commit).ok());
     AwaitBegun();
-    EXPECT_EQ(Read(1), committed);
-    EXPECT_EQ(Area(1), committed);
+    EXPECT_TRUE(Read(1) == committed);
+    EXPECT_TRUE(Area(1) == committed);
     // Of a rank that has committed the step may be taken at any time.
     if (endpoints[0] == shm) {
       EXPECT_EQ(sessions_[0]->RollBackSpeculation().code(),
@@ -154,8 +154,8 @@ TEST_F(EarlyReadsTest, TwoRanksOnEveryWire) {
     }
     ASSERT_TRUE(sessions_[1]->Commit(commit).ok());
     ASSERT_TRUE(sessions_[0]->CommitWait().ok());
-    EXPECT_NE(Read(0), committed);
-    EXPECT_EQ(Read(0), Read(1));
+    EXPECT_TRUE(Read(0) != committed);
+    EXPECT_TRUE(Read(0) == Read(1));
   }
 }
 
@@ -166,8 +166,8 @@ TEST_F(EarlyReadsTest, AfterAnAbort) {
   Push(0);
   AwaitBegun();
   ASSERT_TRUE(sessions_[0]->Abort(kBefore + 1).ok());
-  EXPECT_EQ(Area(0), committed);
-  EXPECT_EQ(Read(0), committed);
+  EXPECT_TRUE(Area(0) == committed);
+  EXPECT_TRUE(Read(0) == committed);
 }
 
 }  // namespace
