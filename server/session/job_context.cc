@@ -1,5 +1,7 @@
 #include "server/session/job_context.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -9,6 +11,7 @@
 #include "server/scheduler/gradient_stager.h"
 #include "server/scheduler/step_observer.h"
 #include "server/session/job_facts.h"
+#include "server/session/job_storage.h"
 #include "server/session/recovery/staging_file.h"
 #include "spdlog/spdlog.h"
 
@@ -106,6 +109,15 @@ absl::Status JobContext::FailInside(absl::string_view what,
 }
 
 std::string JobContext::HowToGoOn() const {
+  const auto directories = DiskDirectoriesOf(options.config, options.name);
+  if (!directories.empty() &&
+      ::access((directories[0] + "/commits").c_str(), F_OK) == 0) {
+    return absl::StrCat(
+        "Last good step: ", record().committed_step,
+        ". Do not delete the job: its last durable step is in ", directories[0],
+        ". Stop optstated, remove ", options.directory,
+        "/state and start optstated again: the job is then at that step");
+  }
   return absl::StrCat("Last good step: ", record().committed_step,
                       ". Delete the job (optctl delete job ", options.name,
                       ") and start it again from a checkpoint");

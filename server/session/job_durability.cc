@@ -136,8 +136,14 @@ absl::Status JobDurability::AdoptCommit() {
     return absl::OkStatus();
   }
   const Durable durable = WhatIsDurable();
-  const bool needs_step =
-      job_.shape->description.storage.durability() == v1::DURABILITY_KIND_STEP;
+  const v1::StorageSettings& storage = job_.shape->description.storage;
+  const uint64_t every = storage.every_steps();
+  // With "every N" the commit of step N may have been under way when the former
+  // engine ended.
+  const bool needs_step = storage.durability() == v1::DURABILITY_KIND_STEP ||
+                          (storage.durability() == v1::DURABILITY_KIND_EVERY &&
+                           job_.record().committed_step / every >
+                               job_.nvme->durable_step() / every);
   if (durable.loads && (durable.step || !needs_step)) return absl::OkStatus();
   return MakeDurable();
 }

@@ -1,6 +1,7 @@
 // Jobs whose records are on disk: the same bits as in memory, and durable
 // steps.
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -91,6 +92,52 @@ TEST_P(JobDurableTest, APowerCutLeavesTheLastDurableStep) {
 
 TEST_P(JobDurableTest, SoItDoesOfAJobThatLiesInMemoryWhole) {
   ASSERT_NO_FATAL_FAILURE(LosePower(v1::PLACEMENT_HOST, GetParam()));
+}
+
+// Zeros in their place would be durable after the next step.
+TEST(JobDurabilityTest, FramesThatAreLostAreNotMadeAnew) {
+  for (const auto durability :
+       {v1::DURABILITY_KIND_STEP, v1::DURABILITY_KIND_UNSPECIFIED}) {
+    for (const std::string file : {"frames", "frame_table"}) {
+      JobHarness job(SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, durability));
+      job.Start(job.RandomTensors(kSeed));
+      Train(&job, 1, 2);
+      const std::string state = job.StateBytes();
+      job.Close();
+      const std::string path = job.directory() + "/state/" + file;
+      std::filesystem::rename(path, path + "-aside");
+      const absl::Status status = job.Open();
+      EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+      EXPECT_THAT(status.message(), testing::HasSubstr(path));
+      EXPECT_EQ(status.message().find("Delete the job") == std::string::npos,
+                durability == v1::DURABILITY_KIND_STEP);
+      EXPECT_TRUE(std::filesystem::exists(FolderOf(job) + "/records"));
+      std::filesystem::rename(path + "-aside", path);
+      ASSERT_TRUE(job.Open().ok());
+      job.AttachAll();
+      EXPECT_EQ(job.StateBytes(), state);
+    }
+  }
+}
+
+// Its commit may have been under way when the former engine died.
+TEST(JobDurabilityTest, AnOverdueStepIsMadeDurableByTheNextEngine) {
+  JobHarness::Setup setup =
+      SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, v1::DURABILITY_KIND_EVERY);
+  setup.storage.set_every_steps(3);
+  JobHarness job(setup);
+  job.Start(job.RandomTensors(kSeed));
+  Train(&job, 1, 2);
+  job.Close();
+  const std::string commits = FolderOf(job) + "/commits";
+  std::filesystem::copy_file(commits, commits + "-aside");
+  ASSERT_TRUE(job.Open().ok());
+  job.AttachAll();
+  Train(&job, 3, 4);
+  job.Close();
+  std::filesystem::rename(commits + "-aside", commits);
+  ASSERT_TRUE(job.Open().ok());
+  EXPECT_EQ(job.job().Describe().disk().durable_step(), 4u);
 }
 
 // It would be gone with its last session, five seconds after each reboot.

@@ -125,7 +125,11 @@ JobImpl::~JobImpl() {
 
 absl::Status JobImpl::Adopt() {
   JobCall lock(&job_.lock);
-  return opener_.Adopt();
+  const absl::Status adopted = opener_.Adopt();
+  // The records may be of half a step, so the end of this object must not make
+  // them durable.
+  if (!adopted.ok()) job_.failure = adopted;
+  return adopted;
 }
 
 void JobImpl::LogWorkers() const {

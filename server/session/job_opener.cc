@@ -54,6 +54,8 @@ absl::Status JobOpener::Adopt() {
   OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveUndo(0));
   OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveSpeculation(0));
   OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveRedo(0));
+  OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveFrames(0));
+  OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveFrameTable(0));
   OPTSTATE_RETURN_IF_ERROR(CheckStepFiles(job_, shape->description));
   OPTSTATE_RETURN_IF_ERROR(registrar_.UseShape(std::move(shape)));
   RepairScaler();

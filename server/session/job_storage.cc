@@ -37,6 +37,14 @@ std::string TextOf(const v1::StorageSettings& storage) {
 
 absl::Status CheckStorage(const v1::StorageSettings& storage,
                           const v1::DaemonConfig& config) {
+  if (!v1::Placement_IsValid(storage.placement()) ||
+      !v1::DurabilityKind_IsValid(storage.durability())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "placement ", static_cast<int>(storage.placement()), ", durability ",
+        static_cast<int>(storage.durability()),
+        ": this daemon does not know one of them; is it older than its "
+        "client?"));
+  }
   if (storage.sub_group_elements() % kTileElements != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("sub_group_size is ", storage.sub_group_elements(),
@@ -106,7 +114,9 @@ absl::Status CheckSameStorage(const v1::StorageSettings& now,
     return Differs("sub_group_size", absl::StrCat(now.sub_group_elements()),
                    absl::StrCat(asked.sub_group_elements()));
   }
-  if (asked.host_budget_bytes() != 0 &&
+  // "auto" leaves the budget unused when the job lies in memory.
+  const bool has_budget = is_nvme || asked.placement() != v1::PLACEMENT_AUTO;
+  if (has_budget && asked.host_budget_bytes() != 0 &&
       asked.host_budget_bytes() != now.host_budget_bytes()) {
     return Differs("host_budget", absl::StrCat(now.host_budget_bytes()),
                    absl::StrCat(asked.host_budget_bytes()));

@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "server/session/job_storage.h"
+#include "storage/tiers/nvme/nvme_store.h"
 
 namespace optstate {
 namespace {
@@ -21,6 +23,28 @@ absl::Status CheckStepFile(const JobContext& job, absl::string_view file,
                    job.HowToGoOn()));
 }
 
+// Checks the frames of records on disk. New ones would be zeros, and a store
+// with a new table removes what the job has on its disks.
+absl::Status CheckFrames(const JobContext& job,
+                         const JobDescription& description) {
+  if (!UsesDisk(description.storage)) return absl::OkStatus();
+  const StepRecord& record = job.record();
+  const uint64_t needed = NvmeStore::FrameBytesOf(job.tier->frame_table());
+  // An engine that died while it made the job leaves no table, and no state.
+  const bool is_new = needed == 0 && record.committed_step == 0 &&
+                      record.load_required_from == 0;
+  if (is_new || (needed != 0 && job.tier->frames().size() >= needed)) {
+    return absl::OkStatus();
+  }
+  const absl::string_view file = needed == 0 ? "frame_table" : "frames";
+  return absl::DataLossError(absl::StrCat(
+      job.options.directory, "/state/", file,
+      needed == 0 ? " is missing or empty"
+                  : absl::StrCat(" has ", job.tier->frames().size(),
+                                 " bytes, it must have ", needed),
+      ": without it the job's records are not whole. ", job.HowToGoOn()));
+}
+
 }  // namespace
 
 // Checks the step files before any is enlarged or made anew, for its zeros
@@ -30,6 +54,7 @@ absl::Status CheckStepFiles(const JobContext& job,
                             const JobDescription& description) {
   const ControlFile& control = *job.tier->control();
   const uint64_t next = job.record().committed_step + 1;
+  OPTSTATE_RETURN_IF_ERROR(CheckFrames(job, description));
   const bool in_step = control.step_in_progress.load() == next;
   bool in_sum = false;
   for (uint32_t rank = 0; rank < kWorldSizeMax; ++rank) {

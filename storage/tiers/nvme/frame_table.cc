@@ -101,6 +101,12 @@ bool FrameTable::IsMade(absl::Span<const std::byte> bytes) {
   return magic != 0;
 }
 
+uint64_t FrameTable::FrameBytesOf(absl::Span<const std::byte> bytes) {
+  if (!IsMade(bytes)) return 0;
+  const auto& header = *reinterpret_cast<const Header*>(bytes.data());
+  return header.frames * header.frame_bytes;
+}
+
 FrameTable::Header& FrameTable::header() const {
   return *reinterpret_cast<Header*>(bytes_.data());
 }

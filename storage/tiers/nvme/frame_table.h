@@ -55,6 +55,10 @@ class FrameTable {
   // Says whether the table was made. `bytes` are those of the file.
   static bool IsMade(absl::Span<const std::byte> bytes);
 
+  // Returns the bytes of all frames that the table was made for; 0: it was not
+  // made.
+  static uint64_t FrameBytesOf(absl::Span<const std::byte> bytes);
+
   // Returns the weights that a table was made with. DATA_LOSS: it is too short
   // to have them.
   static absl::StatusOr<std::vector<uint32_t>> ReadWeights(

@@ -16,6 +16,10 @@ NvmeStore::Sizes NvmeStore::SizesOf(const Layout& layout,
   return StoreOpener::SizesOf(layout, sub_group_elements, options);
 }
 
+uint64_t NvmeStore::FrameBytesOf(absl::Span<const std::byte> table) {
+  return FrameTable::FrameBytesOf(table);
+}
+
 NvmeStore::NvmeStore(const Layout* layout, uint64_t sub_group_elements,
                      const StateArrays& arrays, Options options)
     : StateStore(layout, sub_group_elements, arrays),

@@ -75,6 +75,10 @@ class NvmeStore final : public StateStore {
   static Sizes SizesOf(const Layout& layout, uint64_t sub_group_elements,
                        const SizeOptions& options);
 
+  // Returns the bytes of frames that this table was made for; 0: it was not
+  // made.
+  static uint64_t FrameBytesOf(absl::Span<const std::byte> table);
+
   // Makes the job's files on disk, or opens them. Removes what a former job of
   // the same name left, when the job is new.
   static absl::StatusOr<std::unique_ptr<NvmeStore>> Open(

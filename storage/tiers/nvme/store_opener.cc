@@ -147,6 +147,7 @@ absl::Status StoreOpener::OpenFiles(bool is_new,
   const absl::Span<const std::string> directories =
       context_.options.directories;
   if (is_new) {
+    OPTSTATE_RETURN_IF_ERROR(CheckNothingDurable());
     OPTSTATE_RETURN_IF_ERROR(DurableLog::Remove(engine, directories[0]));
     OPTSTATE_RETURN_IF_ERROR(RecordFiles::Remove(engine, directories));
   }
@@ -159,6 +160,20 @@ absl::Status StoreOpener::OpenFiles(bool is_new,
              : RecordFiles::Open(engine, context_.record_layout, shape));
   context_.files = std::move(files);
   return context_.options.is_durable ? OpenLog(is_new) : absl::OkStatus();
+}
+
+// Refuses to begin anew over a durable job: it is restored, or deleted first.
+absl::Status StoreOpener::CheckNothingDurable() const {
+  const std::string& directory = context_.options.directories[0];
+  const auto former = DurableLog::Open(&context_.engine, directory);
+  if (!former.ok() || (*former)->last().generation == 0) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      directory, " has a durable job, at step ", (*former)->last().step,
+      ": a new one is not made over it. Start optstated again to have it back, "
+      "or move ",
+      directory, " away"));
 }
 
 absl::Status StoreOpener::OpenLog(bool is_new) {
@@ -180,8 +195,13 @@ absl::Status StoreOpener::OpenLog(bool is_new) {
   context_.log = *std::move(log);
   const DurableCommit& last = context_.log->last();
   if (last.generation != 0 &&
-      last.incarnation == context_.options.incarnation &&
-      last.weights != context_.weights) {
+      last.incarnation != context_.options.incarnation) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        directories[0],
+        "/commits is of another job, made anew or before this "
+        "one: is another disk mounted there than when the job was made?"));
+  }
+  if (last.generation != 0 && last.weights != context_.weights) {
     return absl::DataLossError(absl::StrCat(
         directories[0], "/commits is of records that are split by ",
         WeightsText(last.weights), ", frame_table of ones by ",

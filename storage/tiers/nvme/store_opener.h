@@ -43,6 +43,7 @@ class StoreOpener {
   absl::Status ChooseWeights(const DurableCommit* restored);
   absl::Status CheckRestored(const DurableCommit& restored) const;
   absl::Status OpenFiles(bool is_new, const DurableCommit* restored);
+  absl::Status CheckNothingDurable() const;
   absl::Status OpenLog(bool is_new);
   void MakeTable(const DurableCommit* restored);
   absl::Status RewriteRecord(uint32_t record, uint32_t slot,
