@@ -44,8 +44,8 @@ class Speculation {
   // flight of it. If interrupted, this is repeated.
   absl::Status RollBack(uint64_t step);
   // Forgets what was kept of any step, which will not be rolled back: its
-  // records are to be cleared, or nothing was speculated about. After the layout
-  // has grown this is needed, because entries lie elsewhere.
+  // records are to be cleared, or nothing was speculated about. After the
+  // layout has grown this is needed, because entries lie elsewhere.
   void Forget();
 
  private:
