@@ -89,7 +89,8 @@ absl::Status Speculator::Fail(const absl::Status& why) {
 bool Speculator::MayBegin() const {
   if (held_step_ == job_.record().committed_step + 1) return false;
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!ranks_.session(rank).attached || !step_.open_step.opened_by(rank)) {
+    if (ranks_.state(rank) != RankState::kAttached ||
+        !step_.open_step.opened_by(rank)) {
       return false;
     }
   }
@@ -223,7 +224,7 @@ absl::Status Speculator::RollBackSpeculation() {
 
 absl::Status Speculator::HoldOpenStep() {
   if (!job_.speculates()) return absl::OkStatus();
-  if (step_.open_step.open()) held_step_ = job_.record().committed_step + 1;
+  if (step_.open_step.any()) held_step_ = job_.record().committed_step + 1;
   // A script that reads in each step would lose time by each.
   if (HasSpeculated()) foreseen_.NoteTakenBack();
   return RollBackSpeculation();
