@@ -50,6 +50,7 @@ void JobDescriber::DescribeState(v1::Job* job) const {
     array->set_bytes(info.bytes);
     array->set_file(info.file);
   }
+  state_lock_.Describe(job->mutable_memory_lock());
   if (job_.nvme != nullptr) durability_.DescribeDisk(job->mutable_disk());
   if (job_.recovery.has_value()) {
     job->set_open_step(

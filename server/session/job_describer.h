@@ -6,6 +6,7 @@
 #include "server/session/job_context.h"
 #include "server/session/job_durability.h"
 #include "server/session/ranks/rank_roster.h"
+#include "server/session/state_lock.h"
 #include "server/session/steps/step_committer.h"
 #include "server/session/steps/step_state.h"
 #include "server/session/transfer/load_state.h"
@@ -26,6 +27,7 @@ class JobDescriber {
     LoadState* load;
     StepCommitter* committer;
     JobDurability* durability;
+    StateLock* state_lock;
   };
   explicit JobDescriber(const Rooms& rooms)
       : job_(*rooms.job),
@@ -33,7 +35,8 @@ class JobDescriber {
         step_(*rooms.step),
         load_(*rooms.load),
         committer_(*rooms.committer),
-        durability_(*rooms.durability) {}
+        durability_(*rooms.durability),
+        state_lock_(*rooms.state_lock) {}
 
   v1::Job Describe() const;
   absl::StatusOr<v1::ListParametersReply> ListParameters(
@@ -49,6 +52,7 @@ class JobDescriber {
   LoadState& load_;
   StepCommitter& committer_;
   JobDurability& durability_;
+  StateLock& state_lock_;
 };
 
 }  // namespace optstate

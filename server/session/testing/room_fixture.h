@@ -16,6 +16,7 @@
 #include "server/session/job_durability.h"
 #include "server/session/job_registrar.h"
 #include "server/session/ranks/rank_roster.h"
+#include "server/session/state_lock.h"
 #include "server/session/steps/speculator.h"
 #include "server/session/steps/step_decider.h"
 #include "server/session/steps/step_state.h"
@@ -52,6 +53,7 @@ class RoomFixture : public ::testing::Test {
       : job_(OptionsOf(this)),
         ranks_(&job_),
         durability_(&job_),
+        state_lock_(&job_),
         decider_(&job_, &ranks_, &step_),
         speculator_(&job_, &ranks_, &step_, &decider_),
         registrar_({.job = &job_,
@@ -60,7 +62,8 @@ class RoomFixture : public ::testing::Test {
                     .decider = &decider_,
                     .speculator = &speculator_,
                     .load = &load_,
-                    .durability = &durability_}) {
+                    .durability = &durability_,
+                    .state_lock = &state_lock_}) {
     const absl::Status registered =
         registrar_.Register(spec, *DescriptionOf(spec)).status();
     EXPECT_TRUE(registered.ok()) << registered;
@@ -76,6 +79,7 @@ class RoomFixture : public ::testing::Test {
   StepState step_;
   LoadState load_;
   JobDurability durability_;
+  StateLock state_lock_;
   StepDecider decider_;
   Speculator speculator_;
   JobRegistrar registrar_;
