@@ -99,6 +99,11 @@ class GrpcAdminClient : public AdminClient {
     return Call(&v1::Admin::Stub::RecoverJob, request);
   }
 
+  absl::StatusOr<v1::SetJobReply> SetJob(
+      const v1::SetJobRequest& request) override {
+    return Call(&v1::Admin::Stub::SetJob, request);
+  }
+
   absl::Status VerifyJob(
       const std::string& name, int interrupt,
       absl::FunctionRef<void(const v1::VerifyJobProgress&)> progress) override {

@@ -42,6 +42,8 @@ class AdminClient {
                                                        bool force) = 0;
   virtual absl::StatusOr<v1::RecoverJobReply> RecoverJob(
       const std::string& name) = 0;
+  virtual absl::StatusOr<v1::SetJobReply> SetJob(
+      const v1::SetJobRequest& request) = 0;
   // Calls `progress` with each message until the verification is over, however
   // long that takes; only a silence is bounded by the timeout. CANCELLED once
   // `interrupt` is readable.

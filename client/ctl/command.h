@@ -67,6 +67,7 @@ void AddGetCommand(CLI::App& app, Context& context);
 void AddDescribeCommand(CLI::App& app, Context& context);
 void AddDeleteCommand(CLI::App& app, Context& context);
 void AddRecoverCommand(CLI::App& app, Context& context);
+void AddSetCommand(CLI::App& app, Context& context);
 void AddDrainCommand(CLI::App& app, Context& context);
 void AddUpgradeCommand(CLI::App& app, Context& context);
 void AddVerifyCommand(CLI::App& app, Context& context);

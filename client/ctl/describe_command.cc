@@ -2,6 +2,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "client/ctl/command.h"
+#include "client/ctl/job_settings.h"
+#include "client/ctl/lock_text.h"
 #include "client/ctl/names.h"
 #include "proto/types/status_macros.h"
 
@@ -66,19 +68,6 @@ void AddSteps(const v1::Job& job, Table& table) {
   }
 }
 
-std::string DurabilityOf(const v1::StorageSettings& storage) {
-  switch (storage.durability()) {
-    case v1::DURABILITY_KIND_STEP:
-      return "each step";
-    case v1::DURABILITY_KIND_EVERY:
-      return absl::StrCat("every ", storage.every_steps(), " steps");
-    case v1::DURABILITY_KIND_INTERVAL:
-      return absl::StrFormat("every %.1f s", storage.interval_ms() / 1e3);
-    default:
-      return "none";
-  }
-}
-
 // Adds what is known of a job whose records are on disk.
 void AddDisk(const v1::Job& job, Table& table) {
   const bool is_nvme = job.storage().placement() == v1::PLACEMENT_NVME;
@@ -88,7 +77,7 @@ void AddDisk(const v1::Job& job, Table& table) {
     table.AddRow(
         {"  host budget", HumanBytes(job.storage().host_budget_bytes())});
   }
-  table.AddRow({"  durability", DurabilityOf(job.storage())});
+  table.AddRow({"  durability", DurabilityText(job.storage())});
   if (!job.has_disk()) return;
   const v1::DiskState& disk = job.disk();
   table.AddRow({"  durable step", absl::StrCat(disk.durable_step())});
@@ -172,6 +161,9 @@ std::string Describe(const v1::ArrayBytes& array) {
 void AddState(const v1::Job& job, Table& table) {
   table.AddRow({"state", absl::StrCat(HumanBytes(job.state_bytes()), " in ",
                                       job.state_dir())});
+  if (job.has_memory_lock()) {
+    table.AddRow({"  locked in memory", LockText(job.memory_lock())});
+  }
   for (const v1::ArrayBytes& array : job.arrays()) {
     table.AddRow({absl::StrCat("  ", array.name()), Describe(array)});
   }

@@ -96,6 +96,7 @@ int Main(int argc, char** argv) {
   AddDescribeCommand(app, context);
   AddDeleteCommand(app, context);
   AddRecoverCommand(app, context);
+  AddSetCommand(app, context);
   AddVerifyCommand(app, context);
   AddDrainCommand(app, context);
   AddUpgradeCommand(app, context);

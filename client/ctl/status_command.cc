@@ -1,6 +1,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "client/ctl/command.h"
+#include "client/ctl/lock_text.h"
 #include "client/ctl/names.h"
 #include "proto/types/status_macros.h"
 
@@ -38,6 +39,9 @@ absl::Status Run(const Context& context) {
                              status.state_bytes_problem().empty() ? "" : ": ",
                              status.state_bytes_problem())});
   table.AddRow({"pages", status.huge_pages()});
+  if (status.has_memory_lock()) {
+    table.AddRow({"locked", LockText(status.memory_lock())});
+  }
   table.AddRow({"workers", absl::StrCat(status.workers(), " an engine, ",
                                         status.instruction_set())});
   return PrintAnswered(context, status, table);

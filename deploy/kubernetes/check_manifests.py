@@ -18,7 +18,7 @@ import yaml
 _VERSIONS = ("1.27", "1.30", "1.34", "1.37")
 _KINDS = {"ConfigMap", "DaemonSet", "Job", "Namespace", "NetworkPolicy", "PriorityClass", "Service"}
 _HOST_PATHS = {"/run/optstate", "/dev/shm/optstate", "/mnt/nvme0/optstate", "/mnt/nvme1/optstate"}
-_CAPABILITIES = {"SYS_NICE"}
+_CAPABILITIES = {"IPC_LOCK", "SYS_NICE"}
 _NAMESPACES_OF_NODE = ("hostNetwork", "hostPID", "hostIPC")
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _NAMED_OTHERWISE = ("metadata", "data")

@@ -101,6 +101,19 @@ grpc::Status AdminCalls::RecoverJob(grpc::ServerContext* context,
   return ToGrpc(status);
 }
 
+grpc::Status AdminCalls::SetJob(grpc::ServerContext* context,
+                                const v1::SetJobRequest* request,
+                                v1::SetJobReply* reply) {
+  const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
+  if (!caller.ok()) return ToGrpc(caller.status());
+  auto result = service_->SetJob(*request, caller->uid, Deadline(*context));
+  observe::LogOfPeer(
+      spdlog::level::info, "set job", absl::StrCat("uid ", caller->uid),
+      "set job \"{}\" by uid {}: {}", absl::CHexEscape(request->name()),
+      caller->uid, result.status().ToString());
+  return Answer(std::move(result), reply);
+}
+
 grpc::Status AdminCalls::VerifyJob(
     grpc::ServerContext* context, const v1::VerifyJobRequest* request,
     grpc::ServerWriter<v1::VerifyJobProgress>* writer) {

@@ -40,6 +40,9 @@ class AdminCalls final : public v1::Admin::Service {
   grpc::Status RecoverJob(grpc::ServerContext* context,
                           const v1::RecoverJobRequest* request,
                           v1::RecoverJobReply* reply) override;
+  grpc::Status SetJob(grpc::ServerContext* context,
+                      const v1::SetJobRequest* request,
+                      v1::SetJobReply* reply) override;
   grpc::Status VerifyJob(
       grpc::ServerContext* context, const v1::VerifyJobRequest* request,
       grpc::ServerWriter<v1::VerifyJobProgress>* writer) override;

@@ -85,6 +85,42 @@ TEST_F(AdminOperationsTest, RecoverNamesTheEngineThatCallsItsJobFailed) {
       service_->RecoverJob("../a", ::geteuid(), Soon())));
 }
 
+TEST_F(AdminOperationsTest, SetReachesTheEngineOfWhoMayChangeTheJob) {
+  AddJob("a", 1);
+  v1::SetJobRequest request;
+  request.set_name("a");
+  request.set_host_budget_bytes(4096);
+  const auto set = service_->SetJob(request, ::geteuid(), Soon());
+  ASSERT_TRUE(set.ok()) << set.status();
+  EXPECT_EQ(set->storage().host_budget_bytes(), 4096u);
+  control_.jobs["a"].uid = 4711;
+  EXPECT_TRUE(service_->SetJob(request, 4711, Soon()).ok());
+  EXPECT_TRUE(absl::IsPermissionDenied(
+      service_->SetJob(request, 4712, Soon()).status()));
+  request.set_name("b");
+  EXPECT_TRUE(
+      absl::IsNotFound(service_->SetJob(request, 4711, Soon()).status()));
+  request.set_name("../a");
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      service_->SetJob(request, 4711, Soon()).status()));
+}
+
+TEST_F(AdminOperationsTest, SetSaysWhichEngineDoesNotAnswerOrIsTooOld) {
+  AddJob("old", 2);
+  AddJob("dead", 1, /*hangs=*/false, /*dies=*/true);
+  v1::SetJobRequest request;
+  request.set_name("old");
+  const absl::Status old =
+      service_->SetJob(request, ::geteuid(), Soon()).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(old)) << old;
+  EXPECT_THAT(std::string(old.message()), HasSubstr("optctl upgrade"));
+  request.set_name("dead");
+  const absl::Status dead =
+      service_->SetJob(request, ::geteuid(), Soon()).status();
+  EXPECT_TRUE(absl::IsUnavailable(dead)) << dead;
+  EXPECT_THAT(std::string(dead.message()), HasSubstr("engine of job \"dead\""));
+}
+
 TEST_F(AdminOperationsTest, DrainReachesEveryEngineAndNamesWhoIsLate) {
   FakeEngineService& quick = AddJob("quick", 1);
   AddJob("slow", 2);

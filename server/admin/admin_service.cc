@@ -74,9 +74,23 @@ void AddUnanswered(const Jobs& jobs,
   }
 }
 
+// The reasons of jobs on one node differ in little: the first is told.
+void AddLocked(const v1::MemoryLock& of_job, v1::MemoryLock* all) {
+  all->set_locked_bytes(all->locked_bytes() + of_job.locked_bytes());
+  all->set_pending_bytes(all->pending_bytes() + of_job.pending_bytes());
+  all->set_unlocked_bytes(all->unlocked_bytes() + of_job.unlocked_bytes());
+  if (all->reason().empty()) all->set_reason(of_job.reason());
+}
+
 absl::Status NoJob(const std::string& name) {
   return absl::NotFoundError(
       absl::StrCat("there is no job \"", name, "\" on this node"));
+}
+
+absl::Status TooOld(const std::string& name, absl::string_view what) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the engine of job \"", name, "\" is of an older build, which cannot ",
+      what, ": `optctl upgrade` puts this one in its place"));
 }
 
 std::string HostName() {
@@ -139,6 +153,9 @@ v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
   for (const v1::Job& job : list.jobs()) {
     status.set_session_count(status.session_count() + job.session_count());
     status.set_state_bytes(status.state_bytes() + job.state_bytes());
+    if (job.has_memory_lock()) {
+      AddLocked(job.memory_lock(), status.mutable_memory_lock());
+    }
   }
   *status.mutable_unanswered() = list.unanswered();
   const absl::StatusOr<uint64_t> left =
@@ -291,20 +308,27 @@ pid_t AdminService::FailedEngine(const std::string& name, absl::Time deadline) {
   return static_cast<pid_t>(job->engine_pid());
 }
 
+absl::StatusOr<v1::SetJobReply> AdminService::SetJob(
+    const v1::SetJobRequest& request, uid_t uid, absl::Time deadline) {
+  OPTSTATE_RETURN_IF_ERROR(CheckMayChange(request.name(), uid));
+  absl::StatusOr<v1::SetJobReply> set = engines_->SetJob(request, deadline);
+  if (!absl::IsUnimplemented(set.status())) return set;
+  return TooOld(request.name(), "change settings");
+}
+
+absl::Status AdminService::CheckMayChange(const std::string& name, uid_t uid) {
+  OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
+  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindJob(name));
+  return supervisor::CheckMayChangeJob(name, summary.uid, uid);
+}
+
 absl::Status AdminService::VerifyJob(
     const std::string& name, uid_t uid, const grpc::ServerContext* caller,
     absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass) {
-  OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
-  OPTSTATE_ASSIGN_OR_RETURN(const JobSummary summary, FindJob(name));
-  OPTSTATE_RETURN_IF_ERROR(
-      supervisor::CheckMayChangeJob(name, summary.uid, uid));
+  OPTSTATE_RETURN_IF_ERROR(CheckMayChange(name, uid));
   const absl::Status verified = engines_->VerifyJob(name, caller, pass);
   if (!absl::IsUnimplemented(verified)) return verified;
-  return absl::FailedPreconditionError(
-      absl::StrCat("the engine of job \"", name,
-                   "\" is of an older build, which cannot verify: `optctl "
-                   "upgrade` puts this "
-                   "one in its place"));
+  return TooOld(name, "verify");
 }
 
 absl::StatusOr<v1::UpgradeReply> AdminService::Upgrade(

@@ -53,6 +53,8 @@ class AdminService {
                          absl::Time deadline);
   absl::Status RecoverJob(const std::string& name, uid_t uid,
                           absl::Time deadline);
+  absl::StatusOr<v1::SetJobReply> SetJob(const v1::SetJobRequest& request,
+                                         uid_t uid, absl::Time deadline);
   // Passes on what the engine tells, see EngineChannels::VerifyJob.
   absl::Status VerifyJob(
       const std::string& name, uid_t uid, const grpc::ServerContext* caller,
@@ -72,6 +74,8 @@ class AdminService {
       const std::vector<supervisor::JobSummary>& summaries,
       absl::Time deadline);
   absl::StatusOr<supervisor::JobSummary> FindJob(const std::string& name);
+  // Returns PERMISSION_DENIED when the user may not change the job.
+  absl::Status CheckMayChange(const std::string& name, uid_t uid);
   absl::Status CheckNoSessions(const std::string& name, absl::Time deadline);
   // Returns the pid of the job's engine if that runs and calls the job FAILED,
   // else 0.

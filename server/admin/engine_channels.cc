@@ -375,6 +375,23 @@ absl::Status EngineChannels::Rest(const std::string& job, absl::Time deadline) {
   return Named(job, channel->stub->Rest(&context, request, &reply));
 }
 
+absl::StatusOr<v1::SetJobReply> EngineChannels::SetJob(
+    const v1::SetJobRequest& request, absl::Time deadline) {
+  const std::shared_ptr<Channel> channel = Find(request.name());
+  if (channel == nullptr) return NoEngine(request.name());
+  grpc::ClientContext context;
+  SetUp(&context, deadline);
+  v1::SetJobReply reply;
+  const grpc::Status status = channel->stub->SetJob(&context, request, &reply);
+  // No answer.
+  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
+      status.error_code() == grpc::StatusCode::UNAVAILABLE) {
+    return Named(request.name(), status);
+  }
+  if (!status.ok()) return FromGrpc(status);
+  return reply;
+}
+
 absl::Status EngineChannels::VerifyJob(
     const std::string& job, const grpc::ServerContext* caller,
     absl::FunctionRef<bool(const v1::VerifyJobProgress&)> pass) {

@@ -69,6 +69,11 @@ class EngineChannels {
   // engine is older than this call.
   absl::Status Rest(const std::string& job, absl::Time deadline);
 
+  // Changes settings of the job, which may last as long as its longest step.
+  // UNIMPLEMENTED: the engine is older than this call.
+  absl::StatusOr<v1::SetJobReply> SetJob(const v1::SetJobRequest& request,
+                                         absl::Time deadline);
+
   // Has the job's engine verify its records on disk, for as long as that takes
   // or until `caller` is cancelled or `pass` returns false; null: no call that
   // could be. `pass` gets each message. UNIMPLEMENTED: the engine is older than

@@ -85,6 +85,18 @@ class FakeEngineService : public v1::Engine::Service {
     return grpc::Status::OK;
   }
 
+  grpc::Status SetJob(grpc::ServerContext*, const v1::SetJobRequest* request,
+                      v1::SetJobReply* reply) override {
+    if (dies_) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "died");
+    if (hangs_) return NoAnswer();
+    if (sessions_ == 2) {
+      return grpc::Status(grpc::StatusCode::UNIMPLEMENTED, "no such call");
+    }
+    reply->mutable_storage()->set_host_budget_bytes(
+        request->host_budget_bytes());
+    return grpc::Status::OK;
+  }
+
   // Finds one damage; a dying one ends after its first message, and a hanging
   // one goes on until it is cancelled.
   grpc::Status VerifyJob(

@@ -47,6 +47,11 @@ void AddFlags(CLI::App* app, CommandLine* line) {
                   "memory, or durable; repeatable")
       ->type_name("DIR")
       ->allow_extra_args(false);
+  app->add_option("--lock-memory", line->config.lock_memory,
+                  "Whether jobs' state is locked in memory, so that it never "
+                  "goes to swap: auto, always or never")
+      ->type_name("WHEN")
+      ->check(CheckGiven);
   app->add_option("--log-level", line->config.log_level,
                   "trace, debug, info, warn or error")
       ->type_name("LEVEL")

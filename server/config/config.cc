@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
@@ -136,10 +137,21 @@ std::vector<Fault> Check(const v1::DaemonConfig& config) {
                                    "\" is none of trace, debug, info, warn, "
                                    "error")});
   }
+  if (config.lock_memory() == v1::LOCK_MEMORY_UNSPECIFIED) {
+    faults.push_back({"lock_memory", "must be auto, always or never"});
+  }
   CheckEngine(config.engine(), &faults);
   CheckNvme(config.nvme(), &faults);
   CheckLimits(config.limits(), &faults);
   return faults;
+}
+
+// Returns UNSPECIFIED when the word is none of the setting's.
+v1::LockMemory LockMemoryOf(absl::string_view word) {
+  v1::LockMemory value = v1::LOCK_MEMORY_UNSPECIFIED;
+  v1::LockMemory_Parse(
+      absl::StrCat("LOCK_MEMORY_", absl::AsciiStrToUpper(word)), &value);
+  return value;
 }
 
 // Names the flag that a faulty value came from; "": no flag.
@@ -148,6 +160,9 @@ std::string FlagOf(const std::string& field, const ConfigFlags& flags) {
   if (field == "socket" && !flags.socket.empty()) return "--socket";
   if (field == "listen" && !flags.listen.empty()) return "--listen";
   if (field == "log_level" && !flags.log_level.empty()) return "--log-level";
+  if (field == "lock_memory" && !flags.lock_memory.empty()) {
+    return "--lock-memory";
+  }
   if (field == "nvme.directories" && !flags.nvme_directories.empty()) {
     return "--nvme-dir";
   }
@@ -175,6 +190,9 @@ void ApplyFlags(const ConfigFlags& flags, v1::DaemonConfig* config) {
   if (!flags.log_level.empty()) config->set_log_level(flags.log_level);
   if (!flags.listen.empty()) {
     *config->mutable_listen() = {flags.listen.begin(), flags.listen.end()};
+  }
+  if (!flags.lock_memory.empty()) {
+    config->set_lock_memory(LockMemoryOf(flags.lock_memory));
   }
   if (!flags.nvme_directories.empty()) {
     *config->mutable_nvme()->mutable_directories() = {
@@ -206,6 +224,7 @@ v1::DaemonConfig DefaultConfig(const ConfigEnvironment& environment) {
   config.set_socket_mode(0666);
   config.set_log_level("info");
   config.set_huge_pages(v1::HUGE_PAGES_AUTO);
+  config.set_lock_memory(v1::LOCK_MEMORY_AUTO);
   config.set_drain_timeout_s(30);
   config.mutable_nvme()->set_job_host_budget_bytes(uint64_t{1} << 30);
   config.mutable_nvme()->set_io_engine(v1::IO_ENGINE_KIND_AUTO);

@@ -31,6 +31,7 @@ struct ConfigFlags {
   std::vector<std::string> listen;
   std::string log_level;
   std::vector<std::string> nvme_directories;
+  std::string lock_memory;  // auto, always or never
 };
 
 // Returns INVALID_ARGUMENT, naming the flag, when a flag's value is wrong

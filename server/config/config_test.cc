@@ -42,14 +42,29 @@ TEST(ConfigTest, DefaultsAreValid) {
 
 TEST(ConfigTest, FlagsOverrideTheFile) {
   const auto config = ParseConfig(
-      "socket: /file\nstate_dir: /file\nlog_level: warn\nlisten: [\"a:1\"]\n",
-      "f.yaml", {"/flag", "", {"b:2", "c:3"}, "debug", {"/disk"}}, kRoot);
+      "socket: /file\nstate_dir: /file\nlog_level: warn\nlisten: [\"a:1\"]\n"
+      "lock_memory: never\n",
+      "f.yaml", {"/flag", "", {"b:2", "c:3"}, "debug", {"/disk"}, "always"},
+      kRoot);
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->state_dir(), "/flag");
   EXPECT_EQ(config->socket(), "/file");
   EXPECT_EQ(config->log_level(), "debug");
   EXPECT_THAT(config->listen(), ElementsAre("b:2", "c:3"));
   EXPECT_THAT(config->nvme().directories(), ElementsAre("/disk"));
+  EXPECT_EQ(config->lock_memory(), v1::LOCK_MEMORY_ALWAYS);
+}
+
+TEST(ConfigTest, LockMemoryIsOneOfThreeWords) {
+  EXPECT_EQ(DefaultConfig(kRoot).lock_memory(), v1::LOCK_MEMORY_AUTO);
+  EXPECT_EQ(ParseConfig("lock_memory: always", "", {}, kRoot)->lock_memory(),
+            v1::LOCK_MEMORY_ALWAYS);
+  EXPECT_THAT(ErrorOf("lock_memory: yes"),
+              HasSubstr("expected one of auto, always, never"));
+  ConfigFlags flags;
+  flags.lock_memory = "sometimes";
+  EXPECT_EQ(CheckFlags(flags).message(),
+            "--lock-memory: must be auto, always or never");
 }
 
 TEST(ConfigTest, DirectoriesOfDisksAreAbsoluteAndDiffer) {

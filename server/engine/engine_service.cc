@@ -57,6 +57,9 @@ class EngineServiceImpl final : public EngineService,
   grpc::Status VerifyJob(
       grpc::ServerContext* context, const v1::VerifyJobRequest* request,
       grpc::ServerWriter<v1::VerifyJobProgress>* writer) override;
+  grpc::Status SetJob(grpc::ServerContext* context,
+                      const v1::SetJobRequest* request,
+                      v1::SetJobReply* reply) override;
 
  private:
   absl::Status CheckName(const std::string& name) const;
@@ -189,6 +192,18 @@ grpc::Status EngineServiceImpl::VerifyJob(
       config_.job(), last.records(), last.records_total(), last.bytes_read(),
       last.damaged(), verified.ToString());
   return ToGrpc(verified);
+}
+
+grpc::Status EngineServiceImpl::SetJob(grpc::ServerContext* /*context*/,
+                                       const v1::SetJobRequest* request,
+                                       v1::SetJobReply* reply) {
+  const absl::Status named = CheckName(request->name());
+  if (!named.ok()) return ToGrpc(named);
+  if (job_ == nullptr) return ToGrpc(failure_);
+  auto result = job_->Set(*request);
+  if (!result.ok()) return ToGrpc(result.status());
+  *reply = *std::move(result);
+  return grpc::Status::OK;
 }
 
 }  // namespace

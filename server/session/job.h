@@ -246,6 +246,15 @@ class Job {
   virtual absl::Status Verify(
       absl::FunctionRef<bool(const v1::VerifyJobProgress&)> progress) = 0;
 
+  // Changes settings between two passes, for the next engines too; results stay
+  // the same bits. Returns when they are in force. FAILED_PRECONDITION: such a
+  // job has no such setting, it has failed, or it drains, pauses or has
+  // stopped; INVALID_ARGUMENT: a value is too small, with the least;
+  // RESOURCE_EXHAUSTED: there is no room for more frames. Nothing has changed
+  // then.
+  virtual absl::StatusOr<v1::SetJobReply> Set(
+      const v1::SetJobRequest& request) = 0;
+
   // Returns true when the job should go: ephemeral (or never registered) and
   // without sessions after having had one.
   virtual bool finished() const = 0;

@@ -24,6 +24,7 @@
 #include "storage/format/control_file.h"
 #include "storage/format/rank_mark.h"
 #include "storage/host_tier.h"
+#include "storage/memory/memory_locker.h"
 #include "storage/state_store.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
@@ -118,6 +119,8 @@ struct JobContext {
   // could not be used; the tier and the scheduler are then null too.
   std::unique_ptr<JobShape> shape;
   uint64_t shape_number = 0;
+  // Outlives the tier, whose mappings it locks; see StateLock.
+  MemoryLocker memory_locker;
   std::optional<HostTier> tier;
   // The records of the present layout and files; made with the scheduler, their
   // user.

@@ -8,6 +8,7 @@
 #include "server/session/job_context.h"
 #include "server/session/job_durability.h"
 #include "server/session/ranks/rank_roster.h"
+#include "server/session/state_lock.h"
 #include "server/session/steps/speculator.h"
 #include "server/session/steps/step_committer.h"
 #include "server/session/steps/step_state.h"
@@ -30,6 +31,7 @@ class JobDescriber {
     Speculator* speculator;
     StepCommitter* committer;
     JobDurability* durability;
+    StateLock* state_lock;
   };
   explicit JobDescriber(const Rooms& rooms)
       : job_(*rooms.job),
@@ -38,7 +40,8 @@ class JobDescriber {
         load_(*rooms.load),
         speculator_(*rooms.speculator),
         committer_(*rooms.committer),
-        durability_(*rooms.durability) {}
+        durability_(*rooms.durability),
+        state_lock_(*rooms.state_lock) {}
 
   v1::Job Describe() const;
   absl::StatusOr<v1::ListParametersReply> ListParameters(
@@ -56,6 +59,7 @@ class JobDescriber {
   Speculator& speculator_;
   StepCommitter& committer_;
   JobDurability& durability_;
+  StateLock& state_lock_;
 };
 
 }  // namespace optstate

@@ -80,6 +80,30 @@ absl::StatusOr<std::unique_ptr<StateStore>> JobDurability::MakeStore(
   return store;
 }
 
+absl::Status JobDurability::FitFrames() {
+  if (job_.nvme == nullptr) return absl::OkStatus();
+  const NvmeStore::Sizes sizes = SwapSizesOf(job_.shape->description);
+  const uint64_t bytes = FrameBytesOf(job_.shape->description.storage, sizes);
+  if (bytes == job_.tier->frames().size()) return absl::OkStatus();
+  return job_.MakePass([&] { return ChangeFrames(bytes, sizes.frame); });
+}
+
+absl::Status JobDurability::ChangeFrames(uint64_t bytes, uint64_t frame_bytes) {
+  if (bytes > job_.tier->frames().size()) {
+    OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveFramesAhead(bytes));
+  }
+  return job_.nvme->ChangeFrames(static_cast<uint32_t>(bytes / frame_bytes),
+                                 [&](absl::Span<std::byte>* frames) {
+                                   // Operators may look at the job while a pass
+                                   // is made.
+                                   const absl::MutexLock lock(&job_.lock.mu);
+                                   const absl::Status resized =
+                                       job_.tier->ResizeFrames(bytes);
+                                   *frames = job_.tier->frames();
+                                   return resized;
+                                 });
+}
+
 bool JobDurability::IsCommitDue() const {
   const v1::StorageSettings& storage = job_.shape->description.storage;
   switch (storage.durability()) {

@@ -31,6 +31,12 @@ class JobDurability {
   absl::StatusOr<std::unique_ptr<StateStore>> MakeStore(
       const DurableCommit* restored);
 
+  // Gives the job as many frames as its description has room for. Frames that
+  // are given up are written to disk first; one pass over them. An error of the
+  // disk is the store's, after which it works no more; after another one the
+  // job has the frames that it had.
+  absl::Status FitFrames();
+
   // Makes the present step durable if it is the turn of this one: with
   // durability "step" before this returns, else while training goes on.
   absl::Status MakeDurableIfDue(bool is_load);
@@ -51,6 +57,7 @@ class JobDurability {
   };
   Durable WhatIsDurable() const;
   bool IsCommitDue() const;
+  absl::Status ChangeFrames(uint64_t bytes, uint64_t frame_bytes);
   absl::Status MakeDurable();
 
   JobContext& job_;

@@ -16,6 +16,7 @@ JobImpl::JobImpl(Options options)
       ranks_(&job_),
       step_(&job_),
       durability_(&job_),
+      state_lock_(&job_),
       marks_(&job_, &ranks_, &step_),
       sums_(&job_, &ranks_, &step_, &marks_),
       decider_(&job_, &ranks_, &step_),
@@ -102,7 +103,8 @@ JobImpl::JobImpl(Options options)
                   .decider = &decider_,
                   .speculator = &speculator_,
                   .load = &load_,
-                  .durability = &durability_}),
+                  .durability = &durability_,
+                  .state_lock = &state_lock_}),
       opener_({.job = &job_,
                .ranks = &ranks_,
                .durability = &durability_,
@@ -110,13 +112,18 @@ JobImpl::JobImpl(Options options)
                .recovery = &recovery_,
                .applier = &applier_,
                .registrar = &registrar_}),
+      settings_({.job = &job_,
+                 .durability = &durability_,
+                 .registrar = &registrar_,
+                 .state_lock = &state_lock_}),
       describer_({.job = &job_,
                   .ranks = &ranks_,
                   .step = &step_,
                   .load = &load_,
                   .speculator = &speculator_,
                   .committer = &committer_,
-                  .durability = &durability_}) {}
+                  .durability = &durability_,
+                  .state_lock = &state_lock_}) {}
 
 JobImpl::~JobImpl() {
   JobCall lock(&job_.lock);
@@ -328,6 +335,12 @@ absl::Status JobImpl::Verify(
     OPTSTATE_ASSIGN_OR_RETURN(verification, job_.BeginVerification());
   }
   return verification->Await(progress);
+}
+
+absl::StatusOr<v1::SetJobReply> JobImpl::Set(const v1::SetJobRequest& request) {
+  JobCall lock(&job_.lock);
+  OPTSTATE_RETURN_IF_ERROR(gate_.CheckTakesOperations());
+  return settings_.Set(request);
 }
 
 bool JobImpl::finished() const {

@@ -19,11 +19,13 @@
 #include "server/session/job_durability.h"
 #include "server/session/job_opener.h"
 #include "server/session/job_registrar.h"
+#include "server/session/live_settings.h"
 #include "server/session/ranks/loss_notifier.h"
 #include "server/session/ranks/rank_attachments.h"
 #include "server/session/ranks/rank_roster.h"
 #include "server/session/recovery/job_recovery.h"
 #include "server/session/recovery/recovered_gradients.h"
+#include "server/session/state_lock.h"
 #include "server/session/steps/agreement.h"
 #include "server/session/steps/micro_step_summer.h"
 #include "server/session/steps/speculator.h"
@@ -105,6 +107,9 @@ class JobImpl final : public Job {
   absl::Status Verify(
       absl::FunctionRef<bool(const v1::VerifyJobProgress&)> progress) override;
 
+  absl::StatusOr<v1::SetJobReply> Set(
+      const v1::SetJobRequest& request) override;
+
   bool finished() const override;
   v1::Job Describe() const override;
   absl::StatusOr<v1::ListParametersReply> ListParameters(
@@ -117,6 +122,7 @@ class JobImpl final : public Job {
   StepState step_ ABSL_GUARDED_BY(job_.lock.mu);
   LoadState load_ ABSL_GUARDED_BY(job_.lock.mu);
   JobDurability durability_ ABSL_GUARDED_BY(job_.lock.mu);
+  StateLock state_lock_ ABSL_GUARDED_BY(job_.lock.mu);
   StagingMarks marks_ ABSL_GUARDED_BY(job_.lock.mu);
   MicroStepSummer sums_ ABSL_GUARDED_BY(job_.lock.mu);
   StepDecider decider_ ABSL_GUARDED_BY(job_.lock.mu);
@@ -137,6 +143,7 @@ class JobImpl final : public Job {
   StateReader reader_ ABSL_GUARDED_BY(job_.lock.mu);
   JobRegistrar registrar_ ABSL_GUARDED_BY(job_.lock.mu);
   JobOpener opener_ ABSL_GUARDED_BY(job_.lock.mu);
+  LiveSettings settings_ ABSL_GUARDED_BY(job_.lock.mu);
   JobDescriber describer_ ABSL_GUARDED_BY(job_.lock.mu);
 };
 

@@ -63,7 +63,9 @@ absl::Status JobOpener::Adopt() {
     if (ranks_.AwaitedCount() == 0) ranks_.losses().Forget(rank);
   }
   if (ranks_.AwaitedCount() > 0) ranks_.NoteHadSession();
-  job_.failure = recovery_.AdoptStep();
+  // A former engine may have died between two sizes.
+  job_.failure = durability_.FitFrames();
+  if (job_.failure.ok()) job_.failure = recovery_.AdoptStep();
   if (job_.failure.ok()) job_.failure = applier_.AdoptLoad();
   if (job_.failure.ok()) job_.failure = durability_.AdoptCommit();
   if (!job_.failure.ok()) spdlog::error("{}", job_.failure.ToString());

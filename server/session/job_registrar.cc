@@ -98,8 +98,9 @@ absl::Status JobRegistrar::AdmitShape(const JobDescription& description) const {
   request.table_bytes = tables > former ? tables - former : 0;
   request.uid = job_.options.uid;
   request.limits = job_.options.config.limits();
-  return Annotate(Admit(request),
-                  absl::StrCat("job \"", job_.options.name, "\""));
+  absl::Status admitted = Admit(request);
+  if (admitted.ok()) admitted = state_lock_.Admit(request.job_state_bytes);
+  return Annotate(admitted, absl::StrCat("job \"", job_.options.name, "\""));
 }
 
 HostTier::StepFileBytes JobRegistrar::StepFilesOf(
@@ -302,7 +303,8 @@ absl::Status JobRegistrar::MakeScheduler(const DurableCommit* restored) {
         job_.options.name, moved.ToString());
   }
   job_.scheduler->SetPartitions(job_.shape->partitions, job_.is_replicated());
-  return absl::OkStatus();
+  // Pages are on their nodes before the others are brought in.
+  return state_lock_.Lock();
 }
 
 }  // namespace optstate

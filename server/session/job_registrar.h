@@ -13,6 +13,7 @@
 #include "server/session/job_shape.h"
 #include "server/session/job_types.h"
 #include "server/session/ranks/rank_roster.h"
+#include "server/session/state_lock.h"
 #include "server/session/steps/speculator.h"
 #include "server/session/steps/step_decider.h"
 #include "server/session/steps/step_state.h"
@@ -37,6 +38,7 @@ class JobRegistrar {
     Speculator* speculator;
     LoadState* load;
     JobDurability* durability;
+    StateLock* state_lock;
   };
   explicit JobRegistrar(const Rooms& rooms)
       : job_(*rooms.job),
@@ -45,7 +47,8 @@ class JobRegistrar {
         decider_(*rooms.decider),
         speculator_(*rooms.speculator),
         load_(*rooms.load),
-        durability_(*rooms.durability) {}
+        durability_(*rooms.durability),
+        state_lock_(*rooms.state_lock) {}
 
   // See Job::Register. The description is that of the spec.
   absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec,
@@ -75,6 +78,7 @@ class JobRegistrar {
   Speculator& speculator_;
   LoadState& load_;
   JobDurability& durability_;
+  StateLock& state_lock_;
 };
 
 }  // namespace optstate

@@ -102,8 +102,7 @@ class JobRegistrarTest : public StepRoomFixture {
 
   void DetachAll() {
     for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-      ranks_.session(rank) = RankSession{};
-      job_.rank_mark(rank).attached = 0;
+      ranks_.Leave(rank);
     }
   }
 
@@ -148,13 +147,13 @@ TEST_F(JobRegistrarTest, AnExtensionAsksForTheNewMasters) {
 
 TEST_F(JobRegistrarTest, WhatASettingChangesIsStagedByNobody) {
   ASSERT_TRUE(Push(0, 0, 2).ok());
-  job_.rank_mark(1).lost_at_step = 1;
   DetachAll();
+  ranks_.losses().Note(1, 1, /*in_open_step=*/true);
   spec_.ephemeral = true;
   ASSERT_TRUE(Register(spec_).ok());
-  EXPECT_FALSE(step_.open_step.open());
+  EXPECT_FALSE(step_.open_step.any());
   EXPECT_EQ(job_.rank_mark(0).step, 0u);
-  EXPECT_EQ(job_.rank_mark(1).lost_at_step, 0u);
+  EXPECT_EQ(ranks_.losses().state(1), LossState::kNone);
 }
 
 TEST_F(JobRegistrarTest, AStepThatIsBeingFinishedKeepsItsShape) {

@@ -33,6 +33,37 @@ std::string TextOf(const v1::StorageSettings& storage) {
   }
 }
 
+absl::Status CheckDurability(const v1::StorageSettings& storage) {
+  if (storage.durability() == v1::DURABILITY_KIND_EVERY &&
+      storage.every_steps() == 0) {
+    return absl::InvalidArgumentError(
+        "durability \"every N\": N must be at least 1");
+  }
+  if (storage.durability() == v1::DURABILITY_KIND_INTERVAL &&
+      storage.interval_ms() == 0) {
+    return absl::InvalidArgumentError(
+        "durability \"interval\": the interval must be positive");
+  }
+  return absl::OkStatus();
+}
+
+// Checks a budget that an operator sets for a job that exists.
+absl::Status CheckBudget(const v1::StorageSettings& now, uint64_t bytes,
+                         const NvmeStore::Sizes& sizes) {
+  if (now.placement() != v1::PLACEMENT_NVME) {
+    return absl::FailedPreconditionError(
+        "host_budget is for placement \"nvme\": this job lies in memory whole. "
+        "For less memory, take a state_dict, delete the job and load it into "
+        "one with placement=\"nvme\"");
+  }
+  const uint64_t least = NvmeStore::kFramesMin * sizes.frame;
+  if (bytes >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a host_budget of ", bytes, " bytes has room for ", bytes / sizes.frame,
+      " of the job's records of ", sizes.frame, " bytes; it must hold ",
+      NvmeStore::kFramesMin, ": set at least ", least));
+}
+
 }  // namespace
 
 absl::Status CheckStorage(const v1::StorageSettings& storage,
@@ -50,16 +81,7 @@ absl::Status CheckStorage(const v1::StorageSettings& storage,
         absl::StrCat("sub_group_size is ", storage.sub_group_elements(),
                      ", it must be a multiple of ", kTileElements));
   }
-  if (storage.durability() == v1::DURABILITY_KIND_EVERY &&
-      storage.every_steps() == 0) {
-    return absl::InvalidArgumentError(
-        "durability \"every N\": N must be at least 1");
-  }
-  if (storage.durability() == v1::DURABILITY_KIND_INTERVAL &&
-      storage.interval_ms() == 0) {
-    return absl::InvalidArgumentError(
-        "durability \"interval\": the interval must be positive");
-  }
+  OPTSTATE_RETURN_IF_ERROR(CheckDurability(storage));
   const bool may_swap = storage.placement() == v1::PLACEMENT_NVME ||
                         storage.placement() == v1::PLACEMENT_AUTO;
   if (!may_swap && storage.host_budget_bytes() != 0) {
@@ -81,6 +103,7 @@ v1::StorageSettings ResolveStorage(const v1::StorageSettings& asked,
                                    const v1::DaemonConfig& config,
                                    bool fits_in_memory) {
   v1::StorageSettings storage = asked;
+  storage.clear_made_with();  // the daemon's own
   const bool has_disk = !config.nvme().directories().empty();
   if (asked.placement() != v1::PLACEMENT_NVME) {
     const bool must_swap =
@@ -116,16 +139,46 @@ absl::Status CheckSameStorage(const v1::StorageSettings& now,
   }
   // "auto" leaves the budget unused when the job lies in memory.
   const bool has_budget = is_nvme || asked.placement() != v1::PLACEMENT_AUTO;
+  // Scripts go on asking for what an operator has changed since.
+  const v1::StorageSettings& made = now.has_made_with() ? now.made_with() : now;
   if (has_budget && asked.host_budget_bytes() != 0 &&
-      asked.host_budget_bytes() != now.host_budget_bytes()) {
+      asked.host_budget_bytes() != now.host_budget_bytes() &&
+      asked.host_budget_bytes() != made.host_budget_bytes()) {
     return Differs("host_budget", absl::StrCat(now.host_budget_bytes()),
                    absl::StrCat(asked.host_budget_bytes()));
   }
   if (asked.durability() != v1::DURABILITY_KIND_UNSPECIFIED &&
-      TextOf(asked) != TextOf(now)) {
+      TextOf(asked) != TextOf(now) && TextOf(asked) != TextOf(made)) {
     return Differs("durability", TextOf(now), TextOf(asked));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<v1::StorageSettings> ChangeStorage(
+    const v1::StorageSettings& now, const v1::SetJobRequest& request,
+    const NvmeStore::Sizes& sizes) {
+  v1::StorageSettings storage = now;
+  if (request.host_budget_bytes() != 0) {
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckBudget(now, request.host_budget_bytes(), sizes));
+    storage.set_host_budget_bytes(request.host_budget_bytes());
+  }
+  if (request.durability() != v1::DURABILITY_KIND_UNSPECIFIED) {
+    storage.set_durability(request.durability());
+    storage.set_every_steps(request.every_steps());
+    storage.set_interval_ms(request.interval_ms());
+    OPTSTATE_RETURN_IF_ERROR(CheckDurability(storage));
+    if (IsDurable(storage) != IsDurable(now)) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the job was made with durability ", TextOf(now),
+          IsDurable(now) ? ", which can be another one, but not \"none\""
+                         : "; its records have no second place on disk that a "
+                           "durable job needs",
+          ". Take a state_dict, delete the job and load it into a new one"));
+    }
+  }
+  if (!now.has_made_with()) *storage.mutable_made_with() = now;
+  return storage;
 }
 
 bool UsesDisk(const v1::StorageSettings& storage) {

@@ -7,6 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "optstate/v1/admin.pb.h"
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/types.pb.h"
 #include "proto/types/layout.h"
@@ -27,7 +28,7 @@ v1::StorageSettings ResolveStorage(const v1::StorageSettings& asked,
                                    bool fits_in_memory);
 
 // Returns FAILED_PRECONDITION, naming it, when a setting that is set differs
-// from the job's.
+// from the job's, and from what the job was made with.
 absl::Status CheckSameStorage(const v1::StorageSettings& now,
                               const v1::StorageSettings& asked);
 
@@ -35,6 +36,13 @@ bool IsDurable(const v1::StorageSettings& storage);
 // Says whether records have files on disk: those of PLACEMENT_NVME are read
 // from there too, those of a durable job in host memory are all in frames.
 bool UsesDisk(const v1::StorageSettings& storage);
+
+// Returns the settings of a job once an operator has changed what the request
+// sets. INVALID_ARGUMENT: a value is wrong, with the least that may be;
+// FAILED_PRECONDITION: such a job has no such setting, and what to do.
+absl::StatusOr<v1::StorageSettings> ChangeStorage(
+    const v1::StorageSettings& now, const v1::SetJobRequest& request,
+    const NvmeStore::Sizes& sizes);
 
 // Returns the bytes of the job's frames: with PLACEMENT_NVME what the host
 // budget has room for, else all records; whole frames, at least

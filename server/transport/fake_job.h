@@ -84,6 +84,9 @@ class FakeJob : public Job {
       absl::FunctionRef<bool(const v1::VerifyJobProgress&)>) override {
     return absl::UnimplementedError("Verify");
   }
+  absl::StatusOr<v1::SetJobReply> Set(const v1::SetJobRequest&) override {
+    return absl::UnimplementedError("Set");
+  }
   std::vector<FormerRank> Awaited() const override { return {}; }
   void GiveUp(const FormerRank& /*rank*/) override {}
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,

@@ -29,10 +29,11 @@ class LossNotifierTest : public StepRoomFixture {
   }
   // Marks rank 1 as lost in the step, no rank having been told.
   void Lose(uint64_t step = 1) {
-    job_.rank_mark(1).lost_at_step = step;
-    job_.rank_mark(1).loss_untold = 1;
+    ranks_.losses().Note(1, step, /*in_open_step=*/true);
   }
-  bool is_told() const { return job_.rank_mark(1).loss_untold == 0; }
+  bool is_acknowledged() {
+    return ranks_.losses().state(1) == LossState::kAcknowledged;
+  }
   void ExpectAborted(uint32_t rank, uint64_t request_id) {
     const absl::Status answer = AnswerTo(rank, request_id);
     EXPECT_EQ(answer.code(), absl::StatusCode::kAborted) << answer;
@@ -54,7 +55,7 @@ TEST_F(LossNotifierTest, WaitingRanksGetANotice) {
   EXPECT_EQ(listeners_[0]->answer_count(), 0u);
   EXPECT_TRUE(step_.open_step.opened_by(0));
   losses_.NoteAcknowledged(0);
-  EXPECT_FALSE(is_told()) << "a notice is no answer";
+  EXPECT_FALSE(is_acknowledged()) << "a notice is no answer";
 }
 
 TEST_F(LossNotifierTest, OrAreAborted) {
@@ -74,6 +75,7 @@ TEST_F(LossNotifierTest, ARankThatEndsAMicroStepWaitsToo) {
   AbortOnLoss();
   ASSERT_TRUE(Push(2, 0, 2).ok());
   NoteEnding(2, 20);
+  Lose();
   losses_.NotifyRankLost(1);
   ExpectAborted(2, 20);
 }
@@ -85,13 +87,13 @@ TEST_F(LossNotifierTest, OnlyTheNextCallOfAnAbortedRankAcknowledgesTheLoss) {
   losses_.NotifyRankLost(1);
   losses_.NoteAcknowledged(2);
   losses_.NoteAcknowledged(7);  // no rank
-  EXPECT_FALSE(is_told());
+  EXPECT_FALSE(is_acknowledged());
   losses_.NoteAcknowledged(0);
-  EXPECT_TRUE(is_told());
+  EXPECT_TRUE(is_acknowledged());
   // Once: a later loss is another one.
   Lose(/*step=*/2);
   losses_.NoteAcknowledged(0);
-  EXPECT_FALSE(is_told());
+  EXPECT_FALSE(is_acknowledged());
 }
 
 TEST_F(LossNotifierTest, ARankThatBeginsToWaitIsAbortedForALossThatNoneKnows) {
@@ -110,7 +112,7 @@ TEST_F(LossNotifierTest, ARankThatBeginsToWaitIsAbortedForALossThatNoneKnows) {
 TEST_F(LossNotifierTest, ItGetsANoticeOfOneThatIsKnown) {
   AbortOnLoss();
   Lose();
-  job_.rank_mark(1).loss_untold = 0;
+  ranks_.losses().NoteAcknowledged(1);
   NoteCommit(0, 10);
   losses_.NotifyExistingLosses(0);
   EXPECT_THAT(listeners_[0]->notices(), ElementsAre(kNotice));

@@ -63,6 +63,10 @@ class RankAttachmentsTest : public UpperRoomFixture {
             .start_ticks = os::ReadProcessStat(::getpid())->start_ticks};
   }
   const RankMark& mark(uint32_t rank) { return job_.rank_mark(rank); }
+  LossState loss(uint32_t rank) { return ranks_.losses().state(rank); }
+  bool IsAwaited(uint32_t rank) {
+    return ranks_.state(rank) == RankState::kAwaited;
+  }
 
   RankAttachments attachments_;
 };
@@ -72,8 +76,7 @@ TEST_F(RankAttachmentsTest, ADetachBetweenStepsIsNoLoss) {
   Detach(1);
   EXPECT_FALSE(ranks_.CheckAttached(1).ok());
   EXPECT_EQ(mark(1).attached, 0u);
-  EXPECT_EQ(mark(1).loss_untold, 0u);
-  EXPECT_EQ(mark(1).lost_at_step, 1u);
+  EXPECT_EQ(loss(1), LossState::kAcknowledged) << "none is told";
   EXPECT_EQ(ranks_.gradient_area(1), nullptr);
   EXPECT_FALSE(std::filesystem::exists(staging));
   EXPECT_THAT(keeper_.kept(), ElementsAre(Key(0)));
@@ -86,7 +89,7 @@ TEST_F(RankAttachmentsTest, ADetachInAStepIsTold) {
   NoteCommit(0, 10);
   ASSERT_TRUE(Push(1, 0, 2).ok());
   Detach(1);
-  EXPECT_EQ(mark(1).loss_untold, 1u);
+  EXPECT_EQ(loss(1), LossState::kNotNotified);
   EXPECT_EQ(mark(1).lost_at_step, 1u);
   EXPECT_FALSE(step_.open_step.opened_by(1));
   EXPECT_TRUE(step_.open_step.opened_by(0));
@@ -97,10 +100,10 @@ TEST_F(RankAttachmentsTest, ADetachInAStepIsTold) {
 TEST_F(RankAttachmentsTest, NobodyWaitsForTheLostWhenAllAreGone) {
   ASSERT_TRUE(Push(0, 0, 2).ok());
   Detach(1);
-  EXPECT_NE(mark(1).lost_at_step, 0u);
+  EXPECT_NE(loss(1), LossState::kNone);
   Detach(0);
-  EXPECT_EQ(mark(0).lost_at_step, 0u);
-  EXPECT_EQ(mark(1).lost_at_step, 0u);
+  EXPECT_EQ(loss(0), LossState::kNone);
+  EXPECT_EQ(loss(1), LossState::kNone);
 }
 
 TEST_F(RankAttachmentsTest, ADetachLeavesTheRanksLoad) {
@@ -126,8 +129,8 @@ TEST_F(RankAttachmentsTest, AnAttachIsToldWhereTheJobIs) {
   EXPECT_EQ(attached->last_outcome.step, 5u);
   EXPECT_EQ(attached->loads_finished, 3u);
   EXPECT_EQ(attached->load_required_from, 2u);
-  EXPECT_EQ(mark(1).attached, 1u);
-  EXPECT_EQ(mark(1).lost_at_step, 0u);
+  EXPECT_EQ(ranks_.state(1), RankState::kAttached);
+  EXPECT_EQ(loss(1), LossState::kNone);
   EXPECT_EQ(ranks_.gradient_area(1), AttachSpecOf(1).gradient_area);
   EXPECT_EQ(Attach(AttachSpecOf(1)).status().code(),
             absl::StatusCode::kAlreadyExists);
@@ -156,24 +159,24 @@ TEST_F(RankAttachmentsTest, GradientsOfASegmentAreKept) {
 
 TEST_F(RankAttachmentsTest, ARankThatIsGivenUpWasAwaited) {
   ASSERT_TRUE(Push(0, 0, 2).ok());
-  ranks_.session(1) = RankSession{};  // of a former engine
+  ranks_.Await(1);  // of a former engine
   attachments_.GiveUpAbsent(1, kInstance + 9);
   attachments_.GiveUpAbsent(0, kInstance);
   attachments_.GiveUpAbsent(7, kInstance);
   EXPECT_EQ(ranks_.AwaitedCount(), 1u);
   EXPECT_EQ(ranks_.AttachedCount(), 1u);
   attachments_.GiveUpAbsent(1, kInstance + 1);
-  EXPECT_EQ(ranks_.AwaitedCount(), 0u);
-  EXPECT_EQ(mark(1).loss_untold, 1u);
+  EXPECT_EQ(ranks_.state(1), RankState::kAbsent);
+  EXPECT_EQ(loss(1), LossState::kNotNotified);
 }
 
 TEST_F(RankAttachmentsTest, OfAFailedJobAllIsKept) {
   const std::string staging = MakeStaging(1);
-  ranks_.session(1) = RankSession{};
+  ranks_.Await(1);
   job_.failure = absl::DataLossError("why");
   attachments_.GiveUpAbsent(1, kInstance + 1);
-  EXPECT_EQ(mark(1).attached, 0u);
-  EXPECT_EQ(mark(1).lost_at_step, 0u);
+  EXPECT_EQ(ranks_.state(1), RankState::kAbsent);
+  EXPECT_EQ(loss(1), LossState::kNone);
   EXPECT_TRUE(std::filesystem::exists(staging));
 }
 
@@ -216,7 +219,7 @@ TEST_F(RecoveringAttachmentsTest, TheLastRankWithGradientsFinishesIt) {
 TEST_F(RecoveringAttachmentsTest, ARankThatIsNeededIsAwaitedAgain) {
   ASSERT_TRUE(BringBack(1).ok());  // nobody can watch its process
   Detach(1);
-  EXPECT_TRUE(ranks_.IsAwaited(1));
+  EXPECT_TRUE(IsAwaited(1));
   EXPECT_EQ(ranks_.gradient_area(1), nullptr);
   EXPECT_THAT(keeper_.kept(), SizeIs(2));
   EXPECT_EQ(job_.phase(), v1::JOB_PHASE_RECOVERING);
@@ -225,12 +228,12 @@ TEST_F(RecoveringAttachmentsTest, ARankThatIsNeededIsAwaitedAgain) {
 TEST_F(RecoveringAttachmentsTest, WhileItsProcessRuns) {
   ASSERT_TRUE(BringBack(1, ThisProcess()).ok());
   Detach(1);
-  EXPECT_TRUE(ranks_.IsAwaited(1));
+  EXPECT_TRUE(IsAwaited(1));
   RankProcess ended = ThisProcess();
   ended.start_ticks += 1;  // the pid is another process's by now
   ASSERT_TRUE(BringBack(1, ended).ok());
   Detach(1);
-  EXPECT_FALSE(ranks_.IsAwaited(1));
+  EXPECT_FALSE(IsAwaited(1));
   EXPECT_EQ(job_.failure.code(), absl::StatusCode::kDataLoss);
 }
 
@@ -246,7 +249,7 @@ TEST_F(RecoveringAttachmentsTest, SoDoesOneThatHasSaidFarewell) {
   attachments_.NoteFarewell(1, kInstance + 9);  // another session
   attachments_.NoteFarewell(7, kInstance);      // no rank
   Detach(1);
-  EXPECT_TRUE(ranks_.IsAwaited(1));
+  EXPECT_TRUE(IsAwaited(1));
   ASSERT_TRUE(BringBack(1).ok());
   attachments_.NoteFarewell(1, kInstance + 1);
   EXPECT_TRUE(job_.failure.ok()) << "its connection is still there";
@@ -256,7 +259,7 @@ TEST_F(RecoveringAttachmentsTest, SoDoesOneThatHasSaidFarewell) {
 
 TEST_F(RecoveringAttachmentsTest, AFarewellFromAnotherConnectionIsEnough) {
   attachments_.NoteFarewell(1, kInstance + 1);
-  EXPECT_FALSE(ranks_.IsAwaited(1));
+  EXPECT_FALSE(IsAwaited(1));
   EXPECT_EQ(job_.failure.code(), absl::StatusCode::kDataLoss);
 }
 
@@ -269,7 +272,7 @@ class AccumulatingAttachmentsTest : public RankAttachmentsTest {
   }
   AccumulatingAttachmentsTest() : RankAttachmentsTest(Accumulating()) {
     EXPECT_TRUE(Push(1, 0, 2).ok());
-    ranks_.session(1) = RankSession{};  // of a former engine
+    ranks_.Await(1);  // of a former engine
   }
 };
 

@@ -28,8 +28,7 @@ class JobRecoveryTest : public UpperRoomFixture {
     AttachSpec spec = AttachSpecOf(rank);
     spec.gradients_present = true;
     spec.gradient_bytes_present = spec.gradient_area_bytes;
-    ranks_.session(rank).attached = true;
-    ranks_.session(rank).spec = spec;
+    ranks_.Attach(spec);
     gradients_.AdoptGradients(spec);
   }
   void FinishStepIfPossible() {
@@ -103,12 +102,12 @@ TEST_F(JobRecoveryTest, AnswersTheCommitsThatCameMeanwhile) {
   FinishStepIfPossible();
   EXPECT_TRUE(AnswerTo(0, 10).ok());
   EXPECT_EQ(listeners_[0]->Find(10)->outcome.step, 1u);
-  EXPECT_FALSE(step_.open_step.open());
+  EXPECT_FALSE(step_.open_step.any());
 }
 
 TEST_F(JobRecoveryTest, GradientsOfALostRankMayComeWithTheNextEngine) {
   DieInStep(0);
-  job_.rank_mark(1).attached = 0;
+  ranks_.Leave(1);
   const absl::Status lost = Adopt();
   ExpectLost(lost);
   EXPECT_THAT(lost.message(), HasSubstr("the gradients of rank 1"));

@@ -165,7 +165,7 @@ TEST_F(RecoveredGradientsTest, OnlyGradientsOfWhoIsAwayAreDropped) {
 }
 
 TEST_F(RecoveredGradientsTest, StagingFilesOfSessionsThatReturnStay) {
-  job_.rank_mark(1).attached = 0;  // rank 0 is awaited
+  ranks_.Leave(1);  // rank 0 is awaited
   ASSERT_NO_FATAL_FAILURE(MakeStaging(0, kInstance, 5));
   ASSERT_NO_FATAL_FAILURE(MakeStaging(0, kInstance + 9, 5));
   ASSERT_NO_FATAL_FAILURE(MakeStaging(1, kInstance + 1, 5));

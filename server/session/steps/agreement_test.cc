@@ -65,7 +65,7 @@ TEST_F(AgreementTest, ACommitBesideALoadEndsBoth) {
   // Rank 2 hears of it in the call in which it would wait, once.
   EXPECT_EQ(listeners_[2]->answer_count(), 0u);
   ExpectTold(AgreeToCommit(2), "rank 1 has committed step 1");
-  EXPECT_FALSE(step_.open_step.open());
+  EXPECT_FALSE(step_.open_step.any());
   EXPECT_TRUE(AgreeToCommit(2).ok());
   EXPECT_TRUE(AgreeToCommit(1).ok()) << "it has had its answer";
 }
@@ -79,7 +79,7 @@ TEST_F(AgreementTest, ALoadBesideStepsAnswersAllThatWait) {
   ExpectTold(told, "rank 1 has committed step 1");
   EXPECT_EQ(AnswerTo(1, 11), told);
   EXPECT_EQ(AnswerTo(2, 12), told);
-  EXPECT_FALSE(step_.open_step.open());
+  EXPECT_FALSE(step_.open_step.any());
   EXPECT_EQ(job_.phase(), v1::JOB_PHASE_READY);
   for (uint32_t rank = 0; rank < 3; ++rank) {
     EXPECT_TRUE(agreement_.AgreeToLoad(rank).ok()) << "all have been told";
@@ -93,7 +93,7 @@ TEST_F(AgreementTest, TheEndOfAMicroStepIsNamed) {
 
 TEST_F(AgreementTest, ARankThatIsAwayIsNotTold) {
   NoteCommit(1, 11);
-  ranks_.session(2) = RankSession{};
+  ranks_.Leave(2);
   EXPECT_FALSE(agreement_.AgreeToLoad(0).ok());
   AttachRank(2);
   EXPECT_TRUE(agreement_.AgreeToLoad(2).ok());
@@ -110,7 +110,7 @@ TEST_F(AgreementTest, SumsAreVoidForAllAndEachAnswerComesOnce) {
   EXPECT_EQ(AnswerTo(1, 11), told);
   EXPECT_EQ(AnswerTo(2, 12), told);
   EXPECT_FALSE(step_.micro_steps.any_summed());
-  EXPECT_FALSE(step_.open_step.open());
+  EXPECT_FALSE(step_.open_step.any());
 }
 
 }  // namespace

@@ -111,7 +111,7 @@ TEST_F(MicroStepSummerTest, ADropVoidsTheSumsOfAll) {
 TEST_F(MicroStepSummerTest, WhoHadNoPartInThemHearsNothing) {
   ASSERT_TRUE(PushTogether(0, 0, 1).ok());
   sums_.NotePast(1, 1);
-  ranks_.session(2) = RankSession{};
+  ranks_.Leave(2);
   sums_.NotePast(2, 1);  // and is away
   ASSERT_TRUE(step_.micro_steps.any_summed());
   sums_.DropSums(0);
@@ -127,11 +127,12 @@ TEST_F(MicroStepSummerTest, WhoHadNoPartInThemHearsNothing) {
 TEST_F(MicroStepSummerTest, AnAbortBecauseOfALossAcknowledgesIt) {
   for (const bool is_loss : {false, true}) {
     ASSERT_NO_FATAL_FAILURE(PushAll());
-    job_.rank_mark(1).loss_untold = is_loss ? 1 : 0;
+    if (is_loss) ranks_.losses().Note(1, 1, /*in_open_step=*/true);
     sums_.DropSums(1);
-    job_.rank_mark(1).loss_untold = 1;
+    if (!is_loss) ranks_.losses().Note(1, 1, /*in_open_step=*/true);
     sums_.NoteDropAcknowledged(0);
-    EXPECT_EQ(job_.rank_mark(1).loss_untold, is_loss ? 0u : 1u);
+    EXPECT_EQ(ranks_.losses().IsUnacknowledged(1), !is_loss);
+    ranks_.losses().Forget(1);
     sums_.DropSums(0);
     sums_.DropSums(2);
   }
@@ -175,7 +176,7 @@ TEST_F(MicroStepSummerTest, SumsOfAStepThatIsOverAreNotRestored) {
   PublishRecord(record, job_.tier->control());
   sums_.RestoreSums();
   EXPECT_FALSE(step_.micro_steps.any_summed());
-  EXPECT_FALSE(step_.open_step.open());
+  EXPECT_FALSE(step_.open_step.any());
 }
 
 }  // namespace

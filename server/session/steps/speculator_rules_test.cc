@@ -1,10 +1,9 @@
-#include "server/session/steps/speculator.h"
-
 #include <limits>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/session/steps/speculator.h"
 #include "server/session/testing/step_rooms.h"
 
 namespace optstate {

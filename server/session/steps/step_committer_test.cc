@@ -144,6 +144,9 @@ TEST_F(ScaledCommitterTest, TheScaleMovesOnWithTheStep) {
   ASSERT_TRUE(CommitDecision(decision).ok());
   EXPECT_EQ(job_.record().loss_scale, 8);
   EXPECT_EQ(job_.record().good_steps, 1u);
+  step_.open_step.DropAll();
+  step_.progress.End();
+  decision = Decide();
   decision.outcome.step = 2;
   decision.outcome.applied = false;
   decision.outcome.found_inf = true;

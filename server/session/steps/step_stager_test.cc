@@ -132,7 +132,7 @@ TEST_F(AccumulatingStagerTest, ButNotWhatWasOfAStepThatIsTaken) {
   record.committed_step = 1;
   PublishRecord(record, job_.tier->control());
   ASSERT_NO_FATAL_FAILURE(Restart());
-  EXPECT_FALSE(step_.open_step.open());
+  EXPECT_FALSE(step_.open_step.any());
 }
 
 class TogetherStagerTest : public StepStagerTest {

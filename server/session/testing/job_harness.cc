@@ -129,6 +129,7 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   *options.config.mutable_limits() = setup_.limits;
   options.config.mutable_nvme()->add_directories(disk_);
   options.config.mutable_nvme()->set_io_engine(setup_.io_engine);
+  options.config.set_lock_memory(setup_.lock_memory);
   absl::StatusOr<std::unique_ptr<Job>> job = Job::Open(std::move(options));
   if (!job.ok()) return job.status();
   job_ = *std::move(job);

@@ -46,6 +46,7 @@ class JobHarness {
     // PLACEMENT_NVME: on a disk, in as few frames as can be.
     v1::StorageSettings storage;
     v1::IoEngineKind io_engine = v1::IO_ENGINE_KIND_UNSPECIFIED;
+    v1::LockMemory lock_memory = v1::LOCK_MEMORY_UNSPECIFIED;
     uint32_t uid = 0;  // owner of the job
     StepObserver* observer = nullptr;
     std::function<absl::Time()> clock = absl::Now;

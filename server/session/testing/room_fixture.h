@@ -17,6 +17,7 @@
 #include "server/session/job_durability.h"
 #include "server/session/job_registrar.h"
 #include "server/session/ranks/rank_roster.h"
+#include "server/session/state_lock.h"
 #include "server/session/steps/speculator.h"
 #include "server/session/steps/step_decider.h"
 #include "server/session/steps/step_state.h"
@@ -60,6 +61,7 @@ class LowerRooms {
         ranks_(&job_),
         step_(&job_),
         durability_(&job_),
+        state_lock_(&job_),
         decider_(&job_, &ranks_, &step_),
         speculator_(&job_, &ranks_, &step_, &decider_),
         registrar_({.job = &job_,
@@ -68,7 +70,8 @@ class LowerRooms {
                     .decider = &decider_,
                     .speculator = &speculator_,
                     .load = &load_,
-                    .durability = &durability_}) {}
+                    .durability = &durability_,
+                    .state_lock = &state_lock_}) {}
 
   absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) {
     return registrar_.Register(spec, *DescriptionOf(spec));
@@ -85,6 +88,7 @@ class LowerRooms {
   StepState step_;
   LoadState load_;
   JobDurability durability_;
+  StateLock state_lock_;
   StepDecider decider_;
   Speculator speculator_;
   JobRegistrar registrar_;

@@ -89,20 +89,17 @@ class AttachedRoomTest : public RoomTest<Rooms> {
   }
   void AttachRank(uint32_t rank) {
     const AttachSpec spec = AttachSpecOf(rank);
-    RankSession& session = this->ranks_.session(rank);
-    session.attached = true;
-    session.spec = spec;
-    this->ranks_.gradient_area(rank) = spec.gradient_area;
     this->job_.rank_mark(rank).client_instance = spec.client_instance;
-    this->ranks_.MarkAttached(spec);
+    this->ranks_.Attach(spec);
+    this->ranks_.gradient_area(rank) = spec.gradient_area;
   }
-  // Forgets the sessions, and what they had staged, as the end of the engine
-  // does; their marks stay.
+  // Ends the sessions, and forgets what they had staged, as the end of the
+  // engine does: the ranks are awaited.
   void ForgetSessions() {
     this->step_.open_step.DropAll();
     this->step_.micro_steps.DropAll();
     for (uint32_t rank = 0; rank < this->ranks_.size(); ++rank) {
-      this->ranks_.session(rank) = RankSession{};
+      this->ranks_.Await(rank);
       this->ranks_.gradient_area(rank) = nullptr;
     }
   }
@@ -119,6 +116,7 @@ class AttachedRoomTest : public RoomTest<Rooms> {
     return this->stager_.Stage(rank, next_step(), micro_step, first, end);
   }
   void NoteCommit(uint32_t rank, uint64_t request_id) {
+    this->step_.progress.Open();
     this->step_.open_step.NoteCommit(rank, request_id, CommitOf(next_step()));
   }
   // Has the rank wait for the end of its micro-step.
@@ -131,6 +129,7 @@ class AttachedRoomTest : public RoomTest<Rooms> {
       EXPECT_TRUE(Push(rank, 0, this->job_.parameter_count()).ok());
       NoteCommit(rank, rank + 1);
     }
+    this->step_.progress.Decide();
     EXPECT_TRUE(this->stager_.ResolveParameters(updated).ok());
     return this->decider_.Decide(next_step(), *updated);
   }

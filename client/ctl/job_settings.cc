@@ -1,0 +1,153 @@
+#include "client/ctl/job_settings.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "client/ctl/output.h"
+#include "proto/types/status_macros.h"
+
+namespace optstate::ctl {
+namespace {
+
+constexpr std::array<std::pair<absl::string_view, double>, 6> kByteUnits = {{
+    {"", 1},
+    {"b", 1},
+    {"kib", 1024.0},
+    {"mib", 1048576.0},
+    {"gib", 1073741824.0},
+    {"tib", 1099511627776.0},
+}};
+constexpr std::array<std::pair<absl::string_view, double>, 6> kMsUnits = {{
+    {"", 1000},
+    {"ms", 1},
+    {"s", 1000},
+    {"m", 60'000},
+    {"min", 60'000},
+    {"h", 3'600'000},
+}};
+
+// Returns the value of "1.5 GiB" in the unit of 1; nothing: it is not a
+// positive number with such a unit, or more than `max`.
+template <typename Units>
+std::optional<uint64_t> ParseQuantity(absl::string_view text,
+                                      const Units& units, double max) {
+  text = absl::StripAsciiWhitespace(text);
+  const size_t end = text.find_first_not_of("0123456789.");
+  const absl::string_view number = text.substr(0, end);
+  const std::string unit = absl::AsciiStrToLower(absl::StripAsciiWhitespace(
+      end == absl::string_view::npos ? "" : text.substr(end)));
+  double value = 0;
+  if (!absl::SimpleAtod(number, &value)) return std::nullopt;
+  for (const auto& [name, factor] : units) {
+    if (unit != name) continue;
+    const double all = std::floor(value * factor);
+    if (all < 1 || all > max) return std::nullopt;
+    return static_cast<uint64_t>(all);
+  }
+  return std::nullopt;
+}
+
+absl::Status SetBudget(absl::string_view value, v1::SetJobRequest* request) {
+  constexpr double kBytesMax = 1152921504606846976.0;  // 1 EiB
+  const auto bytes = ParseQuantity(value, kByteUnits, kBytesMax);
+  if (!bytes.has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("host_budget is \"", value,
+                     "\": give bytes, or a text such as 64MiB or 1.5GiB"));
+  }
+  request->set_host_budget_bytes(*bytes);
+  return absl::OkStatus();
+}
+
+absl::Status SetDurability(absl::string_view value,
+                           v1::SetJobRequest* request) {
+  const std::vector<std::string> words =
+      absl::StrSplit(value, ' ', absl::SkipEmpty());
+  const std::string kind = words.empty() ? "" : words[0];
+  const std::string rest =
+      std::string(absl::StripAsciiWhitespace(absl::string_view(value).substr(
+          std::min(value.size(), value.find(kind) + kind.size()))));
+  constexpr double kUint32Max = 4294967295.0;
+  uint32_t steps = 0;
+  if (rest.empty() && (kind == "step" || kind == "none")) {
+    request->set_durability(kind == "step" ? v1::DURABILITY_KIND_STEP
+                                           : v1::DURABILITY_KIND_NONE);
+    return absl::OkStatus();
+  }
+  if (kind == "every" && absl::SimpleAtoi(rest, &steps) && steps > 0) {
+    request->set_durability(v1::DURABILITY_KIND_EVERY);
+    request->set_every_steps(steps);
+    return absl::OkStatus();
+  }
+  const auto ms = ParseQuantity(rest, kMsUnits, kUint32Max);
+  if (kind == "interval" && ms.has_value()) {
+    request->set_durability(v1::DURABILITY_KIND_INTERVAL);
+    request->set_interval_ms(static_cast<uint32_t>(*ms));
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("durability is \"", value,
+                   "\": give step, \"every 50\", \"interval 30s\" or none"));
+}
+
+}  // namespace
+
+absl::StatusOr<v1::SetJobRequest> ParseJobSettings(
+    const std::string& job, absl::Span<const std::string> words) {
+  v1::SetJobRequest request;
+  request.set_name(job);
+  for (const std::string& word : words) {
+    const std::pair<std::string, std::string> setting =
+        absl::StrSplit(word, absl::MaxSplits('=', 1));
+    if (setting.first == "host_budget") {
+      OPTSTATE_RETURN_IF_ERROR(SetBudget(setting.second, &request));
+    } else if (setting.first == "durability") {
+      OPTSTATE_RETURN_IF_ERROR(SetDurability(setting.second, &request));
+    } else {
+      return absl::InvalidArgumentError(
+          absl::StrCat("\"", word,
+                       "\" sets nothing that a job has; there are: "
+                       "host_budget=BYTES, durability=WHEN"));
+    }
+  }
+  return request;
+}
+
+std::string DurabilityText(const v1::StorageSettings& storage) {
+  switch (storage.durability()) {
+    case v1::DURABILITY_KIND_STEP:
+      return "each step";
+    case v1::DURABILITY_KIND_EVERY:
+      return absl::StrCat("every ", storage.every_steps(), " steps");
+    case v1::DURABILITY_KIND_INTERVAL:
+      return absl::StrFormat("every %.1f s", storage.interval_ms() / 1e3);
+    default:
+      return "none";
+  }
+}
+
+std::string JobSettingsText(const v1::SetJobReply& reply) {
+  const v1::StorageSettings& storage = reply.storage();
+  std::string text;
+  if (storage.placement() == v1::PLACEMENT_NVME) {
+    text =
+        absl::StrCat("host_budget ", HumanBytes(storage.host_budget_bytes()),
+                     ", which is ", std::min(reply.frames(), reply.records()),
+                     " of ", reply.records(), " records of up to ",
+                     HumanBytes(reply.frame_bytes()), " in memory at once; ");
+  }
+  return absl::StrCat(text, "durability: ", DurabilityText(storage));
+}
+
+}  // namespace optstate::ctl

@@ -1,0 +1,26 @@
+#ifndef OPTSTATE_CLIENT_CTL_JOB_SETTINGS_H_
+#define OPTSTATE_CLIENT_CTL_JOB_SETTINGS_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "optstate/v1/admin.pb.h"
+
+namespace optstate::ctl {
+
+// Returns the request that sets what the words say, as a script would write it:
+// "host_budget=8GiB", "durability=every 50". INVALID_ARGUMENT names the word
+// that is wrong, and what could stand there.
+absl::StatusOr<v1::SetJobRequest> ParseJobSettings(
+    const std::string& job, absl::Span<const std::string> words);
+
+// "each step", "every 50 steps", "every 1.5 s", "none".
+std::string DurabilityText(const v1::StorageSettings& storage);
+
+// Returns what is in force: "host_budget 8.0 GiB: 12 of 40 records in memory".
+std::string JobSettingsText(const v1::SetJobReply& reply);
+
+}  // namespace optstate::ctl
+
+#endif  // OPTSTATE_CLIENT_CTL_JOB_SETTINGS_H_

@@ -1,0 +1,90 @@
+#include "server/session/live_settings.h"
+
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "server/session/admission.h"
+#include "server/session/job_description.h"
+#include "server/session/job_storage.h"
+#include "spdlog/spdlog.h"
+
+namespace optstate {
+
+absl::StatusOr<v1::SetJobReply> LiveSettings::Set(
+    const v1::SetJobRequest& request) {
+  OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
+  OPTSTATE_RETURN_IF_ERROR(job_.failure);
+  if (job_.recovery.has_value()) return job_.StillRecovering();
+  if (request.host_budget_bytes() == 0 &&
+      request.durability() == v1::DURABILITY_KIND_UNSPECIFIED) {
+    return absl::InvalidArgumentError(
+        "nothing is to be set: name a host_budget or a durability");
+  }
+  const JobDescription& now = job_.shape->description;
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const v1::StorageSettings storage,
+      ChangeStorage(now.storage, request, durability_.SwapSizesOf(now)));
+  OPTSTATE_RETURN_IF_ERROR(
+      Annotate(Use(storage), absl::StrCat("job \"", job_.options.name, "\"")));
+  const v1::SetJobReply reply = Reply();
+  spdlog::info("settings changed: job={} frames={} {}", job_.options.name,
+               reply.frames(), storage.ShortDebugString());
+  return reply;
+}
+
+absl::Status LiveSettings::Use(const v1::StorageSettings& storage) {
+  JobDescription next = job_.shape->description;
+  next.storage = storage;
+  const std::string description = SerializeDescription(next);
+  const uint64_t frame_bytes =
+      UsesDisk(storage) ? FrameBytesOf(storage, durability_.SwapSizesOf(next))
+                        : 0;
+  if (frame_bytes > job_.tier->frames().size()) {
+    OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
+                              AdmissionLock::Take(job_.StateDir()));
+    OPTSTATE_RETURN_IF_ERROR(registrar_.AdmitShape(next));
+    return Grow(storage, description);
+  }
+  OPTSTATE_RETURN_IF_ERROR(WriteDescription(storage, description));
+  OPTSTATE_RETURN_IF_ERROR(durability_.FitFrames());
+  return state_lock_.Lock();
+}
+
+absl::Status LiveSettings::Grow(const v1::StorageSettings& storage,
+                                const std::string& description) {
+  const v1::StorageSettings former = job_.shape->description.storage;
+  job_.shape->description.storage = storage;
+  absl::Status status = durability_.FitFrames();
+  if (status.ok()) status = state_lock_.Lock();
+  if (status.ok()) status = WriteDescription(storage, description);
+  if (status.ok()) return status;
+  job_.shape->description.storage = former;
+  const absl::Status restored = durability_.FitFrames();
+  if (!restored.ok()) {
+    spdlog::error("frames stay until the next engine: job={} error=\"{}\"",
+                  job_.options.name, restored.ToString());
+  }
+  return status;
+}
+
+absl::Status LiveSettings::WriteDescription(const v1::StorageSettings& storage,
+                                            const std::string& description) {
+  OPTSTATE_RETURN_IF_ERROR(
+      job_.tier->files().WriteDescription(job_.layout(), description));
+  job_.shape->description.storage = storage;
+  job_.shape->text = description;
+  return absl::OkStatus();
+}
+
+v1::SetJobReply LiveSettings::Reply() const {
+  const JobDescription& now = job_.shape->description;
+  v1::SetJobReply reply;
+  *reply.mutable_storage() = now.storage;
+  if (job_.nvme == nullptr) return reply;
+  const NvmeStore::Sizes sizes = durability_.SwapSizesOf(now);
+  reply.set_records(sizes.records);
+  reply.set_frames(job_.tier->frames().size() / sizes.frame);
+  reply.set_frame_bytes(sizes.frame);
+  return reply;
+}
+
+}  // namespace optstate

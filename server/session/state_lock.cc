@@ -1,0 +1,125 @@
+#include "server/session/state_lock.h"
+
+#include <sys/sysinfo.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "proto/types/status_macros.h"
+#include "spdlog/spdlog.h"
+#include "storage/memory/memory_locker.h"
+#include "storage/tmpfs_info.h"
+
+namespace optstate {
+namespace {
+
+constexpr char kRemedy[] =
+    "raise it (LimitMEMLOCK=infinity in the daemon's unit, memlock in "
+    "/etc/security/limits.conf or `ulimit -l` for a user, --ulimit memlock=-1 "
+    "for a container, or CAP_IPC_LOCK) and start the daemon again, or set "
+    "lock_memory: never";
+
+bool HasSwap() {
+  struct sysinfo info = {};
+  return ::sysinfo(&info) == 0 && info.totalswap != 0;
+}
+
+std::string LimitText() {
+  return absl::StrCat("an engine may lock ", MemoryLocker::LimitBytes(),
+                      " bytes (RLIMIT_MEMLOCK)");
+}
+
+}  // namespace
+
+bool StateLock::IsAlways() const {
+  return job_.options.config.lock_memory() == v1::LOCK_MEMORY_ALWAYS;
+}
+
+// On a disk the state is page cache, which may be larger than memory.
+absl::Status StateLock::CheckInMemory() const {
+  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info,
+                            InspectDirectory(job_.options.directory));
+  if (info.is_tmpfs) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the state directory is on ", info.file_system, " at ", info.mount_point,
+      ", not in memory: there is nothing to lock. Set state_dir "
+      "to a tmpfs"));
+}
+
+absl::Status StateLock::Admit(uint64_t job_state_bytes) const {
+  if (!IsAlways()) return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(CheckInMemory());
+  const uint64_t left = MemoryLocker::BytesLeft();
+  const uint64_t has = job_.memory_locker.counts().locked_bytes +
+                       job_.memory_locker.counts().pending_bytes;
+  if (left == MemoryLocker::kUnlimited || job_state_bytes <= left + has) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "lock_memory: always, and the state of ", job_state_bytes,
+      " bytes cannot be locked in memory: ", LimitText(), "; ", kRemedy));
+}
+
+std::string StateLock::WhyRefused(int error) const {
+  if (!why_not_.empty()) return why_not_;
+  const std::string why =
+      error == ENOMEM || error == EPERM
+          ? absl::StrCat(LimitText(), "; ", kRemedy)
+          : absl::StrCat("the kernel refuses it: ", std::strerror(error));
+  return HasSwap() ? why
+                   : absl::StrCat(why,
+                                  ". This machine has no swap now, so the "
+                                  "state stays in memory all the same");
+}
+
+absl::Status StateLock::Lock() {
+  if (job_.options.config.lock_memory() == v1::LOCK_MEMORY_NEVER) {
+    why_not_ = "lock_memory: never";
+    return absl::OkStatus();
+  }
+  const absl::Status in_memory = CheckInMemory();
+  if (!in_memory.ok()) {
+    if (IsAlways()) return Annotate(in_memory, "lock_memory: always");
+    why_not_ = std::string(in_memory.message());
+    return absl::OkStatus();
+  }
+  job_.tier->LockMemory(&job_.memory_locker);
+  const MemoryLocker::Counts counts = job_.memory_locker.counts();
+  if (counts.refused_bytes != 0 && IsAlways()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "lock_memory: always, and ", counts.refused_bytes, " of ",
+        job_.tier->bytes(), " bytes of state cannot be locked in memory: ",
+        WhyRefused(counts.error)));
+  }
+  Log();
+  return absl::OkStatus();
+}
+
+void StateLock::Log() {
+  const MemoryLocker::Counts counts = job_.memory_locker.counts();
+  if (counts.refused_bytes == told_bytes_) return;
+  told_bytes_ = counts.refused_bytes;
+  if (told_bytes_ == 0) return;
+  spdlog::log(HasSwap() ? spdlog::level::warn : spdlog::level::info,
+              "the state is not locked in memory whole: job={} "
+              "locked_bytes={} unlocked_bytes={} reason=\"{}\"",
+              job_.options.name, counts.locked_bytes + counts.pending_bytes,
+              counts.refused_bytes, WhyRefused(counts.error));
+}
+
+void StateLock::Describe(v1::MemoryLock* lock) const {
+  if (!why_not_.empty()) {
+    lock->set_unlocked_bytes(job_.tier->bytes());
+    lock->set_reason(why_not_);
+    return;
+  }
+  const MemoryLocker::Counts counts = job_.memory_locker.counts();
+  lock->set_locked_bytes(counts.locked_bytes);
+  lock->set_pending_bytes(counts.pending_bytes);
+  lock->set_unlocked_bytes(counts.refused_bytes);
+  if (counts.refused_bytes != 0) lock->set_reason(WhyRefused(counts.error));
+}
+
+}  // namespace optstate
