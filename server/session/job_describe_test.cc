@@ -144,7 +144,8 @@ TEST(JobDescribeTest, ReturnsWhileAPushIsTakenIn) {
   observer.Stop();
   std::thread rank([&] { EXPECT_TRUE(harness.Push(0, 1, 0, 2).ok()); });
   barrier.AwaitReached();
-  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0);
+  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0,
+                  "step 1: rank 0 has not committed");
   EXPECT_FALSE(barrier.is_open());
   barrier.Open();
   rank.join();
@@ -162,7 +163,8 @@ TEST(JobDescribeTest, ReturnsWhileMicroStepsAreSummed) {
   observer.Stop();
   std::thread rank([&] { EXPECT_TRUE(harness.Push(0, 1, 0, 2).ok()); });
   barrier.AwaitReached();
-  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0);
+  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0,
+                  "step 1: rank 0 has not committed");
   EXPECT_FALSE(barrier.is_open());
   barrier.Open();
   rank.join();
@@ -182,7 +184,8 @@ TEST(JobDescribeTest, ReturnsWhileANormIsTaken) {
   observer.Stop();
   std::thread rank([&] { EXPECT_TRUE(harness.CommitAll(commit).status.ok()); });
   barrier.AwaitReached();
-  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0);
+  ExpectDescribed(&harness, &barrier, /*committed_step=*/0, /*step_count=*/0,
+                  "step 1: all ranks have committed");
   EXPECT_FALSE(barrier.is_open());
   barrier.Open();
   rank.join();
