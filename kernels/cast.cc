@@ -6,7 +6,7 @@
 #include "kernels/cpu/targets.h"
 #include "proto/types/dtype.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 void CastToFloat(DType from, const void* in, float* out, size_t numel) {
   cpu::CastToFloatOn(cpu::BestTarget(), from, in, out, numel);
@@ -23,4 +23,4 @@ void Accumulate(DType dtype, absl::Span<const void* const> gradients,
                     numel, undo);
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -6,7 +6,7 @@
 #include "absl/types/span.h"
 #include "proto/types/dtype.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 struct UndoSlot;  // undo.h
 
@@ -43,6 +43,6 @@ inline void Accumulate(DType dtype, const void* gradient, bool first,
   Accumulate(dtype, absl::MakeConstSpan(&gradient, 1), first, sum, numel, undo);
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_CAST_H_

@@ -5,7 +5,7 @@
 #include <initializer_list>
 #include <limits>
 
-namespace optstate {
+namespace optstate::kernels {
 
 // The dynamic map of bitsandbytes (create_dynamic_map): 256 values in [-1, 1]
 // (or [0, 1], unsigned), among them 0 and 1. Between 0 and 1 there are seven
@@ -90,6 +90,6 @@ constexpr DynamicMap MakeDynamicMap(bool is_signed) {
 inline constexpr DynamicMap kSignedMap = MakeDynamicMap(true);
 inline constexpr DynamicMap kUnsignedMap = MakeDynamicMap(false);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_DYNAMIC_MAP_H_

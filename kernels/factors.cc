@@ -6,7 +6,7 @@
 
 #include "kernels/random_bits.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -80,4 +80,4 @@ float AverageLoss(double beta) {
   return RoundToFloat(CountsFromOld(beta) ? 1 - beta : 0);
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

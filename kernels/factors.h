@@ -5,7 +5,7 @@
 
 #include "kernels/update_kernel.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // The building blocks of UpdateKernel::prepare of every rule: double arithmetic
 // with IEEE operations alone, so that every machine gets equal bits. (The C
@@ -42,6 +42,6 @@ float AverageGain(double beta);
 float AverageKeep(double beta);
 float AverageLoss(double beta);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_FACTORS_H_

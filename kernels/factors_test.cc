@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -64,4 +64,4 @@ TEST(AverageTest, CountsFromTheNearerSide) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -7,7 +7,7 @@
 
 #include "kernels/undo_fence.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // Returns the fence that is the next instruction of a child forked from this
 // process, in code with OPTSTATE_FENCE_MARKERS; none when the next instruction
@@ -32,6 +32,6 @@ inline std::optional<UndoFence> MarkerAt(uintptr_t instruction) {
   return static_cast<UndoFence>(number);
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_FENCE_MARKER_H_

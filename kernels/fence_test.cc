@@ -46,7 +46,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 using cpu::FindMarkedKernel;
@@ -337,4 +337,4 @@ INSTANTIATE_TEST_SUITE_P(Targets, FenceTest,
                          });
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -6,7 +6,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // Hashes of parameters and states after some steps (golden_bits_test.cc). When
 // a rule's arithmetic is changed on purpose, copy what the failing test prints.
@@ -68,6 +68,6 @@ inline constexpr GoldenRow kGolden[] = {
     {"Reduce", {0xa2dc2857e45fe31f, 0x9ef0ce972a94b549, 0xc8fcca98fdae96ab}},
 };
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_GOLDEN_BITS_H_

@@ -32,7 +32,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 using cpu::SupportedTargets;
@@ -308,4 +308,4 @@ INSTANTIATE_TEST_SUITE_P(Targets, GoldenBitsTest,
                          });
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -9,7 +9,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 absl::Status NoKernel(const UpdateKernelKey& key) {
@@ -33,4 +33,4 @@ absl::StatusOr<const UpdateKernel*> FindUpdateKernel(
   return kernel;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

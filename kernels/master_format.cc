@@ -6,7 +6,7 @@
 #include "kernels/cast.h"
 #include "kernels/split_master.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 // Calls memcpy, whose pointers may be null when there is nothing to copy.
@@ -46,4 +46,4 @@ void MasterFromFloat(MasterFormat format, DType dtype, const float* in,
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

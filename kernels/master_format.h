@@ -5,7 +5,7 @@
 
 #include "proto/types/dtype.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // Conversions of masters of any format to and from float, for reading, saving
 // and loading them. `parameter` and `master` are as in TileView; only what the
@@ -20,6 +20,6 @@ void MasterToFloat(MasterFormat format, const void* parameter,
 void MasterFromFloat(MasterFormat format, DType dtype, const float* in,
                      void* parameter, void* master, size_t numel);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_MASTER_FORMAT_H_

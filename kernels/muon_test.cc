@@ -17,7 +17,7 @@
 #include "kernels/whole_shape.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 // Returns the eigenvalues of a symmetric matrix, by Jacobi's rotations.
@@ -144,4 +144,4 @@ TEST(MuonTest, TakesMatricesOnly) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -4,7 +4,7 @@
 
 #include "kernels/factors.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 double Log(double x) {
   // ln 2 in two parts; products of the first with an exponent are exact.
@@ -30,4 +30,4 @@ double Log(double x) {
 
 double Power(double base, double exponent) { return Exp(exponent * Log(base)); }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -1,7 +1,7 @@
 #ifndef OPTSTATE_KERNELS_POWER_H_
 #define OPTSTATE_KERNELS_POWER_H_
 
-namespace optstate {
+namespace optstate::kernels {
 
 // These functions, like those of factors.h, use double arithmetic with IEEE
 // operations alone.
@@ -14,6 +14,6 @@ double Log(double x);
 // 1e-15 + 3e-16 * |exponent * Log(base)|.
 double Power(double base, double exponent);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_POWER_H_

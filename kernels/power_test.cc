@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 TEST(LogTest, IsThatOfTheCLibrary) {
@@ -47,4 +47,4 @@ TEST(PowerTest, HasTheSameEnds) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

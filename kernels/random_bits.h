@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace optstate {
+namespace optstate::kernels {
 
 // Random bits that depend on nothing but a seed, a number of a stream and an
 // index: they are the same in whatever process and order they are computed.
@@ -41,6 +41,6 @@ constexpr uint32_t RandomBits(uint32_t seed, uint32_t stream, uint64_t index) {
   return x ^ (x >> 16);
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_RANDOM_BITS_H_

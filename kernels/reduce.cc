@@ -6,11 +6,11 @@
 #include "kernels/cpu/targets.h"
 #include "proto/types/dtype.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 double Reduce(Reduction reduction, DType dtype,
               absl::Span<const void* const> gradients, size_t numel) {
   return cpu::ReduceOn(cpu::BestTarget(), reduction, dtype, gradients, numel);
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -7,7 +7,7 @@
 #include "kernels/reduction.h"
 #include "proto/types/dtype.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // Reduces the `numel` elements of the gradients' sum in float (in order, as an
 // update kernel makes it; at least one gradient), in double, in one defined
@@ -28,6 +28,6 @@ inline double SumOfSquares(DType dtype, const void* gradient, size_t numel) {
   return SumOfSquares(dtype, absl::MakeConstSpan(&gradient, 1), numel);
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_REDUCE_H_

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace optstate {
+namespace optstate::kernels {
 
 enum class Reduction : uint8_t {
   kSumOfSquares,
@@ -11,6 +11,6 @@ enum class Reduction : uint8_t {
   kLargestAbsolute,  // the Linf norm; NaN wins
 };
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_REDUCTION_H_

@@ -8,7 +8,7 @@
 #include "kernels/ops/host_device.h"
 #include "kernels/reduction.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // The order in which elements are reduced. A sum's last bits hang on it, so it
 // is a definition: every instruction set and device repeats it.
@@ -52,6 +52,6 @@ OPTSTATE_HOST_DEVICE inline double ResultOfAccumulators(Reduction reduction,
   return accumulators[0];
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_REDUCTION_ORDER_H_

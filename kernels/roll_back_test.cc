@@ -22,7 +22,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 using cpu::SupportedTargets;
@@ -191,4 +191,4 @@ TEST_F(RollBackSumTest, MoreSavedThanThereAreIsDataLoss) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -6,7 +6,7 @@
 
 #include "proto/shm/sealed_segment.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // An array for benchmarks, in pages of the kind and placement that an engine's
 // arrays have (proto/shm/spread_mapping.h). Aborts when there is no memory.
@@ -25,6 +25,6 @@ class SegmentArray {
   shm::SealedSegment segment_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_SEGMENT_ARRAY_H_

@@ -18,7 +18,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // A T in memory that a child process shares.
 template <typename T>
@@ -117,6 +117,6 @@ inline uintptr_t NextInstruction(pid_t child) {
                     "this is a build for a sanitizer";            \
   }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_SINGLE_STEP_H_

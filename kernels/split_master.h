@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <limits>
 
-namespace optstate {
+namespace optstate::kernels {
 
 // Conversions of MasterFormat::kSplit masters to and from float, one element
 // each.
@@ -33,6 +33,6 @@ inline void SplitMaster(const float* in, uint16_t* parameter, uint16_t* low,
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_SPLIT_MASTER_H_

@@ -26,7 +26,7 @@
 #include "proto/types/optimizer.h"
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 constexpr size_t kArrays = 4;  // gradient, master, exp_avg, exp_avg_sq
@@ -113,4 +113,4 @@ BENCHMARK(BM_Spread)
     ->UseManualTime();
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

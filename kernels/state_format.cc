@@ -11,7 +11,7 @@
 #include "kernels/whole_kernel.h"
 #include "proto/types/dtype.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 DType DTypeOf(StateFormat format) {
@@ -53,4 +53,4 @@ void StateFromUpdate(StateFormat format, bool is_never_negative,
                              random.flat_begin, in, out, numel);
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

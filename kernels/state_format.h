@@ -7,7 +7,7 @@
 #include "kernels/update_kernel.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // Conversions of state arrays of any format to and from float, for reading,
 // saving and loading them, and for updates that are made in float.
@@ -40,6 +40,6 @@ void StateFromUpdate(StateFormat format, bool is_never_negative,
                      const StateRandom& random, const float* in, void* out,
                      float* scale, size_t numel);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_STATE_FORMAT_H_

@@ -13,7 +13,7 @@
 #include "kernels/undo.h"
 #include "kernels/undo_fence.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 void Store(const StoredPiece& piece, std::vector<std::byte>* memory) {
@@ -201,4 +201,4 @@ std::set<std::string> NeededFences(const StoreTrace& trace,
   return needed;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -11,7 +11,7 @@
 #include "absl/types/span.h"
 #include "kernels/store_trace.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // The memory that the stores of a trace may leave when they are interrupted, in
 // any order that the compiler could have given them: those between two fences
@@ -51,6 +51,6 @@ std::set<std::string> NeededFences(const StoreTrace& trace,
                                    const FenceNames& names,
                                    const StoreOrders& orders, size_t* tried);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_STORE_ORDERS_H_

@@ -8,7 +8,7 @@
 #include "kernels/fence_marker.h"
 #include "kernels/single_step.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 // Adds the pieces that differ, in the order of their addresses.
@@ -62,4 +62,4 @@ StoreTrace TraceStores(absl::Span<std::byte> memory, size_t words,
   return trace;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

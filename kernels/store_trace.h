@@ -9,7 +9,7 @@
 #include "absl/types/span.h"
 #include "kernels/undo_fence.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // Four bytes that were stored, or one of the words (TraceStores), which are
 // atomic and therefore whole: a compiler may store anything else in parts.
@@ -39,6 +39,6 @@ struct StoreTrace {
 StoreTrace TraceStores(absl::Span<std::byte> memory, size_t words,
                        const std::function<void()>& work);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_STORE_TRACE_H_

@@ -8,7 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 using Values = std::initializer_list<std::pair<size_t, double>>;
@@ -197,4 +197,4 @@ bool IsSquare(OptimizerKind kind, int k) {
   return absl::StrContains(name, "sq") || name == "sum";
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -9,7 +9,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 inline constexpr DType kAllDTypes[] = {DType::kFloat32, DType::kBFloat16,
                                        DType::kFloat16};
@@ -42,6 +42,6 @@ UpdateFactors FactorsAt(const UpdateKernel& kernel, OptimizerKind kind,
 // Returns whether state array k is a mean or sum of squares, never negative.
 bool IsSquare(OptimizerKind kind, int k);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_TEST_KEYS_H_

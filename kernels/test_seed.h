@@ -6,7 +6,7 @@
 #include <iostream>
 #include <random>
 
-namespace optstate {
+namespace optstate::kernels {
 
 // Returns a new seed for a randomised test, printed first; OPTSTATE_TEST_SEED
 // in the environment repeats a run.
@@ -19,6 +19,6 @@ inline uint32_t TestSeed() {
   return seed;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_TEST_SEED_H_

@@ -13,7 +13,7 @@
 #include "kernels/update_kernel.h"
 #include "proto/types/layout.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 namespace {
 
@@ -111,4 +111,4 @@ absl::Status RollBackSum(const UndoSlot& slot, DType sum_dtype, void* sum,
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

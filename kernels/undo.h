@@ -13,7 +13,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/layout.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // The floats in the widest vector of any target (SVE's 2048 bits), which is
 // room for two vectors of all others.
@@ -194,6 +194,6 @@ absl::StatusOr<size_t> RollBack(const TileView& view,
 absl::Status RollBackSum(const UndoSlot& slot, DType sum_dtype, void* sum,
                          size_t numel);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_UNDO_H_

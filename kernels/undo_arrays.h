@@ -19,7 +19,7 @@
 #include "proto/types/optimizer.h"
 
 // The arrays that tests have killed kernels update.
-namespace optstate {
+namespace optstate::kernels {
 
 inline bool HasState(const UpdateKernelKey& key, int k) {
   return HasStateArray(InfoOf(key.optimizer), k, key.options);
@@ -112,6 +112,6 @@ inline bool HasPairs(cpu::Target target) {
   return 2 * LanesOf(target) <= kUndoVectorElements;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_UNDO_ARRAYS_H_

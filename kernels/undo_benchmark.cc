@@ -31,7 +31,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 constexpr int64_t kMi = 1 << 20;
@@ -172,4 +172,4 @@ BENCHMARK_CAPTURE(BM_Undo, float32, DType::kFloat32)->Apply(Arguments);
 BENCHMARK_CAPTURE(BM_Undo, bfloat16, DType::kBFloat16)->Apply(Arguments);
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

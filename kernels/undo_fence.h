@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace optstate {
+namespace optstate::kernels {
 
 // The fences of undo.h and, from kBeforeRun on, of a worker's undo memory
 // (server/scheduler/worker_undo.h), named by what they keep apart.
@@ -44,6 +44,6 @@ inline void Fence() {
 #endif
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_UNDO_FENCE_H_

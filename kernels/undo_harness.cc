@@ -8,7 +8,7 @@
 #include "kernels/state_format.h"
 #include "kernels/test_keys.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 using cpu::SupportedTargets;
 using cpu::Target;
@@ -189,4 +189,4 @@ int64_t UndoTest::StepThroughAccumulate(DType dtype, size_t numel,
   return instructions;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -26,7 +26,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 inline constexpr size_t kNumelMax = 320;
 using Arrays = UndoArrays<kNumelMax>;
@@ -106,6 +106,6 @@ class UndoTest : public testing::TestWithParam<cpu::Target> {
   std::vector<std::unique_ptr<Copy>> xors_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_UNDO_HARNESS_H_

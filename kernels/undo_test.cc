@@ -21,7 +21,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 using cpu::SupportedTargets;
@@ -185,4 +185,4 @@ TEST(UndoFenceTest, KeepsStoresApart) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -17,7 +17,7 @@
 #include "kernels/undo_harness.h"
 #include "kernels/update_kernel.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 // A process that finishes the pairs is killed too, at every instruction. There
@@ -119,4 +119,4 @@ TEST_P(UndoTest, XorIsFinishedWithGradientsThatHaveChanged) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

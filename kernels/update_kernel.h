@@ -9,7 +9,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 struct UndoSlot;  // undo.h
 
@@ -107,6 +107,6 @@ struct UpdateKernelKey {
 absl::StatusOr<const UpdateKernel*> FindUpdateKernel(
     const UpdateKernelKey& key);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_UPDATE_KERNEL_H_

@@ -24,7 +24,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 constexpr size_t kTileElements = 4096;
@@ -228,4 +228,4 @@ BENCHMARK_CAPTURE(BM_AdamW, bfloat16, DType::kBFloat16)
     ->UseManualTime();
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -25,7 +25,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -350,4 +350,4 @@ TEST(FindUpdateKernelTest, UnknownKeysAreNamed) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

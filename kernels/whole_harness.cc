@@ -15,7 +15,7 @@
 #include "kernels/whole_kernel.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 const std::vector<Shape>& AllShapes() {
@@ -117,4 +117,4 @@ std::vector<double> Doubles(const std::vector<float>& values) {
   return {values.begin(), values.end()};
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -16,7 +16,7 @@
 #include "kernels/whole_kernel.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 using Shape = std::vector<int64_t>;
 
@@ -84,6 +84,6 @@ std::vector<float> RandomMaster(size_t numel, std::mt19937* random);
 
 std::vector<double> Doubles(const std::vector<float>& values);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_WHOLE_HARNESS_H_

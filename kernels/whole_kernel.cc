@@ -3,10 +3,10 @@
 #include "kernels/cpu/targets.h"
 #include "kernels/cpu/whole_rules.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 const WholeKernel* FindWholeKernel(OptimizerKind kind) {
   return cpu::FindWholeKernel(kind, cpu::BestTarget());
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

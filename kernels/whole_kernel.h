@@ -9,7 +9,7 @@
 #include "kernels/update_kernel.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // One parameter as a whole, for optimizers whose update of an element needs all
 // the others (norms, row sums, products of matrices). Old and new arrays do not
@@ -57,6 +57,6 @@ struct WholeKernel {
 // the kernel. Picks the best instruction set of this CPU at the first call.
 const WholeKernel* FindWholeKernel(OptimizerKind kind);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_WHOLE_KERNEL_H_

@@ -19,7 +19,7 @@
 #include "kernels/whole_shape.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 std::vector<WholeSetting> LambSettings() {
@@ -234,4 +234,4 @@ TEST(WholeKernelTest, AreThoseOfOptimizersThatAreNotSeparable) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

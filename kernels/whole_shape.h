@@ -6,7 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/types/span.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // Shape functions that several WholeKernels have in common.
 
@@ -22,6 +22,6 @@ inline absl::Status AnyShape(absl::Span<const int64_t>) {
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_WHOLE_SHAPE_H_

@@ -16,7 +16,7 @@
 #include "kernels/whole_shape.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -90,4 +90,4 @@ TEST(LambTest, TrustIsOneWhereANormIsZero) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

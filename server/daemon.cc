@@ -38,7 +38,7 @@
 #include "server/upgrade/next_config.h"
 #include "server/upgrade/upgrade_record.h"
 
-namespace optstate {
+namespace optstate::server {
 namespace {
 
 using accept::PeerCredentials;
@@ -119,7 +119,7 @@ class Daemon {
   std::unique_ptr<os::Lifeline> lifeline_;
   std::optional<upgrade::EngineReplacement> replacement_;
   bool ending_ = false;
-  std::optional<MemoryBandwidthMeter> meter_;
+  std::optional<scheduler::MemoryBandwidthMeter> meter_;
   std::thread rest_;
 };
 
@@ -179,7 +179,7 @@ absl::Status Daemon::Build() {
   if (!is_private()) {
     WarnOfFewFds(config().limits());
     meter_.emplace(config().state_dir(), static_cast<int>(WorkersOf(config())),
-                   MeasureMemoryBandwidth);
+                   scheduler::MeasureMemoryBandwidth);
   }
   // Engines are started first: they take longest.
   supervisor_->Start();
@@ -362,4 +362,4 @@ absl::Status RunDaemon(DaemonOptions options) {
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::server

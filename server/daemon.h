@@ -12,7 +12,7 @@
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/engine.pb.h"
 
-namespace optstate {
+namespace optstate::server {
 
 struct DaemonOptions {
   v1::DaemonConfig config;
@@ -37,6 +37,6 @@ struct DaemonOptions {
 // an orderly end.
 absl::Status RunDaemon(DaemonOptions options);
 
-}  // namespace optstate
+}  // namespace optstate::server
 
 #endif  // OPTSTATE_SERVER_DAEMON_H_

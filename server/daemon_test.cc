@@ -27,7 +27,7 @@
 #include "proto/types/unique_fd.h"
 #include "server/testing/daemon_fixture.h"
 
-namespace optstate {
+namespace optstate::server {
 namespace {
 
 using ::testing::AllOf;
@@ -400,11 +400,11 @@ int ProbeAsOtherUser(const std::string& socket) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::server
 
 int main(int argc, char** argv) {
-  if (argc == 3 && std::strcmp(argv[1], optstate::kProbeFlag) == 0) {
-    return optstate::ProbeAsOtherUser(argv[2]);
+  if (argc == 3 && std::strcmp(argv[1], optstate::server::kProbeFlag) == 0) {
+    return optstate::server::ProbeAsOtherUser(argv[2]);
   }
   testing::InitGoogleMock(&argc, argv);
   return RUN_ALL_TESTS();

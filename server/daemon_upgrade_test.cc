@@ -21,7 +21,7 @@
 #include "proto/types/unique_fd.h"
 #include "server/testing/daemon_fixture.h"
 
-namespace optstate {
+namespace optstate::server {
 namespace {
 
 using ::testing::AllOf;
@@ -303,4 +303,4 @@ TEST_F(DaemonTest, NobodyUpgradesOverTcp) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::server

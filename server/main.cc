@@ -28,7 +28,7 @@
 #include "server/upgrade/build_check.h"
 #include "server/upgrade/handover.h"
 
-namespace optstate {
+namespace optstate::server {
 namespace {
 
 using config::CommandLine;
@@ -120,7 +120,7 @@ int Run(CommandLine line) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::server
 
 int main(int argc, char** argv) {
   try {
@@ -128,7 +128,7 @@ int main(int argc, char** argv) {
     const std::optional<int> exit_status =
         optstate::config::ParseCommandLine(argc, argv, &line);
     return exit_status.has_value() ? *exit_status
-                                   : optstate::Run(std::move(line));
+                                   : optstate::server::Run(std::move(line));
   } catch (const std::exception& error) {
     // Only libraries throw here: out of memory, or a flag that CLI11 would not
     // define.

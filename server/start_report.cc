@@ -10,12 +10,12 @@
 #include "server/os/fd_limit.h"
 #include "server/scheduler/available_cores.h"
 
-namespace optstate {
+namespace optstate::server {
 
 uint32_t WorkersOf(const v1::DaemonConfig& config) {
   return config.engine().workers() != 0
              ? config.engine().workers()
-             : static_cast<uint32_t>(AvailableCores());
+             : static_cast<uint32_t>(scheduler::AvailableCores());
 }
 
 admin::ServerInfo DescribeServer(const v1::DaemonConfig& config,
@@ -29,7 +29,7 @@ admin::ServerInfo DescribeServer(const v1::DaemonConfig& config,
     info.listen.push_back(listeners[i]->name());
   }
   info.huge_pages = pages;
-  info.instruction_set = cpu::TargetName(cpu::BestTarget());
+  info.instruction_set = kernels::cpu::TargetName(kernels::cpu::BestTarget());
   info.workers = WorkersOf(config);
   info.limits = config.limits();
   return info;
@@ -64,4 +64,4 @@ void WarnOfFewFds(const v1::Limits& limits) {
       limit, limits.jobs_max(), limits.sessions_max(), needed);
 }
 
-}  // namespace optstate
+}  // namespace optstate::server

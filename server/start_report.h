@@ -9,7 +9,7 @@
 #include "server/accept/configured_listeners.h"
 #include "server/admin/server_info.h"
 
-namespace optstate {
+namespace optstate::server {
 
 // Returns the workers that each engine gets.
 uint32_t WorkersOf(const v1::DaemonConfig& config);
@@ -27,6 +27,6 @@ void LogStart(const admin::ServerInfo& info);
 // takes three fds: its control socket, its process and its gRPC connection.
 void WarnOfFewFds(const v1::Limits& limits);
 
-}  // namespace optstate
+}  // namespace optstate::server
 
 #endif  // OPTSTATE_SERVER_START_REPORT_H_

@@ -23,7 +23,7 @@
 #include "optstate/v1/admin.grpc.pb.h"
 #include "server/testing/daemon_harness.h"
 
-namespace optstate {
+namespace optstate::server {
 namespace {
 
 using client::Session;
@@ -303,4 +303,4 @@ INSTANTIATE_TEST_SUITE_P(Wires, SurvivalTest,
                          });
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::server

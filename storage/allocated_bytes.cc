@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <system_error>
 
-namespace optstate {
+namespace optstate::storage {
 
 uint64_t AllocatedBytesBelow(const std::string& directory) {
   uint64_t bytes = 0;
@@ -25,4 +25,4 @@ uint64_t AllocatedBytesBelow(const std::string& directory) {
   return bytes;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -10,7 +10,7 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 StateArrayIndex ArrayAt(int index) {
@@ -144,4 +144,4 @@ uint64_t ArrayFiles::bytes() const {
   return bytes;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -18,7 +18,7 @@
 #include "storage/state_array_table.h"
 #include "storage/state_file.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // Some of the arrays of state_array_table.h, by index.
 using ArraySet = std::bitset<kStateArrayCount>;
@@ -100,6 +100,6 @@ class ArrayFiles {
   std::array<std::optional<StateFile>, kStateArrayCount> files_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_ARRAY_FILES_H_

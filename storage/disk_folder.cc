@@ -18,7 +18,7 @@
 #include "proto/types/unique_fd.h"
 #include "storage/state_folder.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 constexpr char kBootIdPath[] = "/proc/sys/kernel/random/boot_id";
@@ -160,4 +160,4 @@ absl::Status MakeFolder(const std::string& path) {
   return OsError(errno, absl::StrCat("mkdir ", path));
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

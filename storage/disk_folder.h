@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // A job's folder on a disk, DIR/jobs/NAME, and its small files, which say whose
 // it is. Their bytes: format/FORMAT.md. A job of a build before these files has
@@ -74,6 +74,6 @@ absl::Status SyncFolder(const std::string& path);
 // Makes a folder, durably, unless it is there.
 absl::Status MakeFolder(const std::string& path);
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_DISK_FOLDER_H_

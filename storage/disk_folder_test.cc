@@ -11,7 +11,7 @@
 
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -96,4 +96,4 @@ TEST_F(DiskFolderTest, OnlyWhatIsSurelyAbsentIsGone) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

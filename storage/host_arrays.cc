@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <utility>
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 bool IsOfRecords(int array) {
@@ -81,4 +81,4 @@ StateArrays HostArrayFiles::addresses() const {
   return arrays;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -15,7 +15,7 @@
 #include "storage/state_array_table.h"
 #include "storage/state_store.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // Which arrays of a job lie in host memory.
 struct HostArrays {
@@ -68,6 +68,6 @@ class HostArrayFiles {
   ArrayFiles files_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_HOST_ARRAYS_H_

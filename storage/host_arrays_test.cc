@@ -11,7 +11,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -168,4 +168,4 @@ TEST_F(HostArraysTest, AMissingOrShortFileIsNamed) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

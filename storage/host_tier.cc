@@ -16,7 +16,7 @@
 #include "proto/types/status_macros.h"
 #include "storage/state_folder.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 constexpr char kUnfinishedFolder[] = "/state.tmp";
@@ -166,4 +166,4 @@ std::vector<HostTier::ArrayInfo> HostTier::Describe(
   return infos;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

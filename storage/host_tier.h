@@ -21,7 +21,7 @@
 #include "storage/state_store.h"
 #include "storage/tiers/host_store.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // A job's state in host memory: files under DIRECTORY/state that outlive the
 // process. It owns the job's files (JobFiles) and the arrays of the state
@@ -39,8 +39,8 @@ namespace optstate {
 // Size: it forwards the calls of its two owners of files.
 class HostTier {
  public:
-  using ArrayInfo = optstate::ArrayInfo;
-  using StepFileBytes = optstate::StepFileBytes;
+  using ArrayInfo = storage::ArrayInfo;
+  using StepFileBytes = storage::StepFileBytes;
 
   // Returns the bytes of all files of a job with this layout.
   static uint64_t BytesNeeded(const Layout& layout, const HostArrays& arrays);
@@ -173,6 +173,6 @@ class HostTier {
   HostArrayFiles arrays_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_HOST_TIER_H_

@@ -19,7 +19,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -318,4 +318,4 @@ TEST_F(HostTierTest, WhatDoesNotFitLeavesNothing) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -15,7 +15,7 @@
 #include "proto/types/status_macros.h"
 #include "storage/state_folder.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 using StepFile = JobFiles::StepFile;
@@ -311,4 +311,4 @@ uint64_t JobFiles::bytes() const {
   return bytes;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

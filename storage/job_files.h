@@ -23,7 +23,7 @@
 #include "storage/memory/memory_locker.h"
 #include "storage/state_file.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // The arrays that a restarted engine needs to finish the step that it died in;
 // see format/FORMAT.md.
@@ -172,6 +172,6 @@ class JobFiles {
   std::optional<StateFile> load_log_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_JOB_FILES_H_

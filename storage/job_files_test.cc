@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "proto/types/partition.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -251,4 +251,4 @@ TEST_F(JobFilesTest, TheLoadLogGrowsInPlaceAndGoes) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstdint>
 
-namespace optstate {
+namespace optstate::storage {
 
 // The places at which recovery relies on the order of stores to a job's files.
 // Each is named by the store that follows it or, where nothing follows, by the
@@ -75,6 +75,6 @@ inline void PersistInOrder(PersistPoint point) {
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_PERSIST_IN_ORDER_H_

@@ -9,7 +9,7 @@
 #include "proto/types/runs.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 // Set in the entry of a run that nobody will read in this epoch any more.
@@ -240,4 +240,4 @@ absl::Status RecordKeeper::RollBack(
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -14,7 +14,7 @@
 #include "storage/record_view.h"
 #include "storage/state_store.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // Keeps the old values of a job's records before they are overwritten, for one
 // user at a time: speculation, which puts them back when the step is decided
@@ -126,6 +126,6 @@ class RecordKeeper {
   const std::unique_ptr<std::atomic<uint8_t>[]> turns_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_RECORD_KEEPER_H_

@@ -20,7 +20,7 @@
 #include "storage/testing/kept_job.h"
 #include "storage/testing/store_moments.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 constexpr uint64_t kEpoch = 7;
@@ -218,4 +218,4 @@ TEST_F(RecordKeeperCrashTest, AKilledProcessLeavesWhatCanBeRolledBack) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -16,7 +16,7 @@
 #include "proto/types/random_layout.h"
 #include "storage/testing/kept_job.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 constexpr uint64_t kEpoch = 7;
@@ -269,4 +269,4 @@ TEST_F(RecordKeeperTest, EntriesMayHoldAnythingBeforeTheyAreForgotten) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -1,6 +1,6 @@
 #include "storage/record_view.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 PartBytes PartBytesOf(const Layout& layout, int part, uint64_t flat_begin,
                       uint64_t numel) {
@@ -17,4 +17,4 @@ PartBytes PartBytesOf(const Layout& layout, int part, uint64_t flat_begin,
   return {flat_begin * element_bytes, (flat_begin + numel) * element_bytes};
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -12,7 +12,7 @@
 #include "proto/types/optimizer.h"
 #include "proto/types/sub_groups.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // The arrays that a record may have: masters that are kept beside parameters,
 // the optimizer's state arrays, and the scales of their blocks.
@@ -135,6 +135,6 @@ class RecordView {
   Bases bases_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_RECORD_VIEW_H_

@@ -9,7 +9,7 @@
 #include "storage/format/rank_mark.h"
 #include "storage/format/step_intent.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 struct FixedFile {
@@ -227,4 +227,4 @@ std::vector<ByteRange> ReservedRanges(StateArrayIndex array,
   return ranges;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

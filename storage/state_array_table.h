@@ -9,7 +9,7 @@
 #include "proto/types/layout.h"
 #include "storage/state_file.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // The arrays that a job's state has, with their file names and sizes.
 enum StateArrayIndex {
@@ -67,6 +67,6 @@ uint64_t FileBytes(StateArrayIndex array, const Layout& layout);
 std::vector<ByteRange> ReservedRanges(StateArrayIndex array,
                                       const Layout& layout);
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_STATE_ARRAY_TABLE_H_

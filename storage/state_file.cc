@@ -11,7 +11,7 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 uint64_t SumOf(absl::Span<const ByteRange> ranges) {
@@ -152,4 +152,4 @@ absl::Status StateFile::ReserveTo(uint64_t end) {
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -13,7 +13,7 @@
 #include "storage/memory/memory_locker.h"
 #include "storage/memory/memory_region.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 struct ByteRange {
   uint64_t begin = 0;
@@ -73,6 +73,6 @@ class StateFile {
   std::vector<ByteRange> reserved_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_STATE_FILE_H_

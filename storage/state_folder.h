@@ -1,7 +1,7 @@
 #ifndef OPTSTATE_STORAGE_STATE_FOLDER_H_
 #define OPTSTATE_STORAGE_STATE_FOLDER_H_
 
-namespace optstate {
+namespace optstate::storage {
 
 // The state folder, below a job's directory.
 inline constexpr char kStateFolder[] = "/state";
@@ -9,6 +9,6 @@ inline constexpr char kStateFolder[] = "/state";
 inline constexpr char kDescriptionFile[] = "job.binpb";
 inline constexpr char kControlFileName[] = "control";
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_STATE_FOLDER_H_

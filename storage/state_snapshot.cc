@@ -11,7 +11,7 @@
 #include "proto/types/status_macros.h"
 #include "storage/state_folder.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 // The bound of repeated reads while an engine publishes at the same time: a
@@ -72,4 +72,4 @@ absl::StatusOr<StateSnapshot> ReadStateSnapshot(const std::string& directory) {
   return snapshot;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

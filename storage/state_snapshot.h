@@ -8,7 +8,7 @@
 #include "storage/format/checked_file.h"
 #include "storage/format/control_file.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // A job as its files describe it.
 struct StateSnapshot {
@@ -24,6 +24,6 @@ struct StateSnapshot {
 // holds no job; DATA_LOSS, naming the file, when one is missing or damaged.
 absl::StatusOr<StateSnapshot> ReadStateSnapshot(const std::string& directory);
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_STATE_SNAPSHOT_H_

@@ -14,7 +14,7 @@
 #include "proto/types/layout.h"
 #include "storage/host_tier.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -106,4 +106,4 @@ TEST_F(StateSnapshotTest, NoJobIsNotADamagedOne) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

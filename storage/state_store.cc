@@ -2,7 +2,7 @@
 
 #include "proto/types/accumulation.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 StateStore::StateStore(const Layout* layout, uint64_t sub_group_elements,
                        const StateArrays& arrays)
@@ -26,4 +26,4 @@ std::byte* StateStore::sums(uint32_t parameter, uint64_t begin) const {
 
 void StateStore::Unpin(const RecordView& /*record*/, Access /*access*/) {}
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -17,7 +17,7 @@
 #include "proto/types/sub_groups.h"
 #include "storage/record_view.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // The arrays of a job that lie in memory whole, by flat index (see Layout).
 // Null where the job has no such array. An array that an option of groups
@@ -162,6 +162,6 @@ class StateStore {
   std::vector<uint64_t> gradient_sum_offsets_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_STATE_STORE_H_

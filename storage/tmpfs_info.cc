@@ -21,7 +21,7 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 constexpr char kShmemEnabled[] =
@@ -193,4 +193,4 @@ absl::Status MountHugeTmpfs(const std::string& directory) {
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

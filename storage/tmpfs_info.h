@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // The kind of pages that a directory's files will have. 4 KiB pages cost an
 // update up to a quarter of its speed.
@@ -48,6 +48,6 @@ std::string DescribePages(const TmpfsInfo& info);
 // (what is in it would be hidden), PERMISSION_DENIED without CAP_SYS_ADMIN.
 absl::Status MountHugeTmpfs(const std::string& directory);
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_TMPFS_INFO_H_

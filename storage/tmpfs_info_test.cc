@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 using ::testing::HasSubstr;
@@ -83,4 +83,4 @@ TEST(TmpfsInfoTest, MountsUnlessSomethingWouldBeHidden) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -20,7 +20,7 @@
 #include "kernels/ops/float16-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -212,14 +212,14 @@ void CopyFromFloat(DType to, const float* in, void* out, size_t numel) {
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
 #include "kernels/cpu/target_table.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 constexpr auto kCopyToFloat = OPTSTATE_TARGET_TABLE(CopyToFloat);
@@ -245,6 +245,6 @@ void AccumulateOn(Target target, DType dtype,
                              undo);
 }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // HWY_ONCE

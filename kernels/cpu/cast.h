@@ -7,11 +7,11 @@
 #include "kernels/cpu/targets.h"
 #include "proto/types/dtype.h"
 
-namespace optstate {
+namespace optstate::kernels {
 struct UndoSlot;
-}  // namespace optstate
+}  // namespace optstate::kernels
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 // The functions of kernels/cast.h, run on one of SupportedTargets().
 void CastToFloatOn(Target target, DType from, const void* in, float* out,
@@ -22,6 +22,6 @@ void AccumulateOn(Target target, DType dtype,
                   absl::Span<const void* const> gradients, bool first,
                   DType sum_dtype, void* sum, size_t numel, UndoSlot* undo);
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // OPTSTATE_KERNELS_CPU_CAST_H_

@@ -20,7 +20,7 @@
 #include "kernels/test_seed.h"
 #include "proto/types/dtype.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 using cpu::SupportedTargets;
@@ -369,4 +369,4 @@ TEST(CastDispatchTest, UsesTheBestTarget) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

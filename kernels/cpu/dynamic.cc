@@ -18,7 +18,7 @@
 #include "kernels/cpu/dynamic-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 
 // Decodes a block, or what there is of the last one.
@@ -45,14 +45,14 @@ float Encode(bool is_signed, const float* values, uint8_t* codes,
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
 #include "kernels/cpu/target_table.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 constexpr auto kDecode = OPTSTATE_TARGET_TABLE(Decode);
@@ -78,6 +78,6 @@ void EncodeOn(Target target, bool is_signed, const float* values, void* codes,
   }
 }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // HWY_ONCE

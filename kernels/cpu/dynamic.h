@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/targets.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 // StateToFloat and StateFromFloat of kernels/state_format.h for kDynamic8, run
 // on one of SupportedTargets().
@@ -14,6 +14,6 @@ void DecodeOn(Target target, bool is_signed, const void* codes,
 void EncodeOn(Target target, bool is_signed, const float* values, void* codes,
               float* scale, size_t numel);
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // OPTSTATE_KERNELS_CPU_DYNAMIC_H_

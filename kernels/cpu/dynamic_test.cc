@@ -16,7 +16,7 @@
 #include "kernels/dynamic_map.h"
 #include "kernels/test_seed.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 constexpr size_t kBlock = 256;
@@ -244,4 +244,4 @@ INSTANTIATE_TEST_SUITE_P(Targets, DynamicTest,
                          });
 
 }  // namespace
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace optstate {
+namespace optstate::kernels {
 
 // Elements between two guard zones, for tests that a function writes nothing
 // outside its arrays. The first element is aligned to its own size only.
@@ -45,6 +45,6 @@ class GuardedArray {
   std::vector<uint8_t> bytes_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_CPU_GUARDED_ARRAY_H_

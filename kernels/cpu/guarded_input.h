@@ -9,7 +9,7 @@
 #include <cstdlib>
 #include <utility>
 
-namespace optstate {
+namespace optstate::kernels {
 
 // Bytes right before a page that may not be touched: an access is a crash. For
 // tests that a function reads nothing behind its arrays. Move-only.
@@ -43,6 +43,6 @@ class GuardedInput {
   uint8_t* data_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_CPU_GUARDED_INPUT_H_

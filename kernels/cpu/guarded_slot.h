@@ -10,7 +10,7 @@
 
 #include "kernels/undo.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // An UndoSlot between two guard zones, for tests that a kernel keeps the old
 // values there and writes nothing else.
@@ -98,6 +98,6 @@ class GuardedSlot {
   std::unique_ptr<Pages> pages_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_CPU_GUARDED_SLOT_H_

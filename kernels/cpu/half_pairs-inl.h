@@ -16,7 +16,7 @@
 #include "proto/types/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -74,7 +74,7 @@ HWY_INLINE void StoreBFloat16Pair(D d, V first, V second, uint16_t* to) {
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

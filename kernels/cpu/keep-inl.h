@@ -12,7 +12,7 @@
 #include "kernels/rules/rule-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 
 // The values that are kept of vectors that are overwritten: see undo.h.
@@ -33,7 +33,7 @@ constexpr Keep KeepOfOne() {
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

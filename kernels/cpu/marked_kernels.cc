@@ -17,7 +17,7 @@
 #include "kernels/rules/adam-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 
 // All dtypes would take minutes to compile.
@@ -44,7 +44,7 @@ const RuleKernels& MarkedAdamWOfTarget(uint32_t options) {
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
@@ -52,7 +52,7 @@ HWY_AFTER_NAMESPACE();
 #include "kernels/cpu/rules.h"
 #include "kernels/cpu/target_table.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 const UpdateKernel* FindMarkedKernel(const UpdateKernelKey& key,
                                      Target target) {
@@ -70,6 +70,6 @@ const UpdateKernel* FindMarkedKernel(const UpdateKernelKey& key,
   return kernel.apply == nullptr ? nullptr : &kernel;
 }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // HWY_ONCE

@@ -4,7 +4,7 @@
 #include "kernels/cpu/targets.h"
 #include "kernels/update_kernel.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 // Returns, for tests, one of some kernels compiled with OPTSTATE_FENCE_MARKERS,
 // which may not be linked together with the others. They are enough for every
@@ -13,6 +13,6 @@ namespace optstate::cpu {
 // format. Null: not one of them.
 const UpdateKernel* FindMarkedKernel(const UpdateKernelKey& key, Target target);
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // OPTSTATE_KERNELS_CPU_MARKED_KERNELS_H_

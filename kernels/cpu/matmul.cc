@@ -19,7 +19,7 @@
 
 #ifndef OPTSTATE_KERNELS_CPU_MATMUL_CC_
 #define OPTSTATE_KERNELS_CPU_MATMUL_CC_
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 // The result is made in blocks of columns. From b 128 rows at a time are
 // copied, panel after panel of 32 columns (16 KiB, half of a first-level
@@ -44,11 +44,11 @@ inline size_t PanelSums(size_t rows) {
   return (rows + kLastRows - 1) * kPanelColumns;
 }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 #endif  // OPTSTATE_KERNELS_CPU_MATMUL_CC_
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -259,14 +259,14 @@ void Multiply(const MatMul& matmul) {
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
 #include "kernels/cpu/target_table.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 constexpr auto kMultiply = OPTSTATE_TARGET_TABLE(Multiply);
@@ -282,6 +282,6 @@ void MultiplyOn(Target target, const MatMul& matmul) {
   kMultiply.For(target)(matmul);
 }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // HWY_ONCE

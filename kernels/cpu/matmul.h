@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/targets.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 // Computes result = alpha * (a @ b) + beta * addend, rounded to bfloat16.
 // Matrices are row-major and hold floats; `result` overlaps no other.
@@ -37,6 +37,6 @@ size_t MatMulWorkspaceElements(size_t rows);
 // in how they cut the depth and in whether they fuse.
 void MultiplyOn(Target target, const MatMul& matmul);
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // OPTSTATE_KERNELS_CPU_MATMUL_H_

@@ -10,7 +10,7 @@
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/targets.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 struct FreeDeleter {
@@ -56,4 +56,4 @@ void BM_MatMul(benchmark::State& state, Target target, bool is_gram) {
 }();
 
 }  // namespace
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu

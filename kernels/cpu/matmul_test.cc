@@ -16,7 +16,7 @@
 #include "kernels/cpu/targets.h"
 #include "kernels/test_seed.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 using Matrix = std::vector<float>;
@@ -195,4 +195,4 @@ INSTANTIATE_TEST_SUITE_P(Targets, MatMulTest,
                          });
 
 }  // namespace
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu

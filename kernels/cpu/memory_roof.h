@@ -4,7 +4,7 @@
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 // Measures the memory limit that Adam is compared with: on the best target,
 // makes the loads and stores of Adam without amsgrad, gradient and parameter
@@ -12,6 +12,6 @@ namespace optstate::cpu {
 // it is.
 void MemoryRoof(DType dtype, const TileView& view);
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // OPTSTATE_KERNELS_CPU_MEMORY_ROOF_H_

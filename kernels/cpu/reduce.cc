@@ -23,7 +23,7 @@
 
 #ifndef OPTSTATE_KERNELS_CPU_REDUCE_CC_
 #define OPTSTATE_KERNELS_CPU_REDUCE_CC_
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 inline constexpr size_t kAccumulators = kReductionAccumulators;
 
@@ -32,11 +32,11 @@ inline constexpr size_t kAccumulators = kReductionAccumulators;
 inline constexpr size_t kStripElements = 2048;
 static_assert(kStripElements % kAccumulators == 0);
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 #endif  // OPTSTATE_KERNELS_CPU_REDUCE_CC_
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -131,14 +131,14 @@ void TakeAll(Reduction reduction, DType dtype,
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
 #include "kernels/cpu/target_table.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 constexpr auto kTakeAll = OPTSTATE_TARGET_TABLE(TakeAll);
@@ -153,6 +153,6 @@ double ReduceOn(Target target, Reduction reduction, DType dtype,
   return ResultOfAccumulators(reduction, accumulators);
 }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // HWY_ONCE

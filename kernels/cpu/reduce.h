@@ -8,12 +8,12 @@
 #include "kernels/reduction.h"
 #include "proto/types/dtype.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 // Runs Reduce of kernels/reduce.h on one of SupportedTargets().
 double ReduceOn(Target target, Reduction reduction, DType dtype,
                 absl::Span<const void* const> gradients, size_t numel);
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // OPTSTATE_KERNELS_CPU_REDUCE_H_

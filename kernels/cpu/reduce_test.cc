@@ -20,7 +20,7 @@
 #include "kernels/test_seed.h"
 #include "proto/types/dtype.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 using cpu::SupportedTargets;
@@ -200,4 +200,4 @@ TEST(ReduceDispatchTest, UsesTheBestTarget) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -24,7 +24,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 uint32_t Bits(float value) { return std::bit_cast<uint32_t>(value); }
@@ -336,4 +336,4 @@ std::vector<Element> RandomElements(size_t numel, std::mt19937* random) {
   return elements;
 }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu

@@ -16,7 +16,7 @@
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 // Returns the target without SIMD, which all others are to be equal to.
 Target PlainTarget();
@@ -125,6 +125,6 @@ Element RandomElement(std::mt19937* random);
 
 std::vector<Element> RandomElements(size_t numel, std::mt19937* random);
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // OPTSTATE_KERNELS_CPU_RULE_CALLS_H_

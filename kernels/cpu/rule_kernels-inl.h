@@ -18,7 +18,7 @@
 #include "proto/types/optimizer.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 
 // Says whether the dtypes are known to the loops of a rule with float state, or
@@ -76,7 +76,7 @@ const RuleKernels& KernelsOf() {
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 // OPTSTATE_DEFINE_RULE defines, once per target, the kernels of the rule NAME
@@ -84,7 +84,7 @@ HWY_AFTER_NAMESPACE();
 // of rules.h that asks each target's.
 #ifndef OPTSTATE_DEFINE_RULE
 #define OPTSTATE_DEFINE_RULE(NAME, DISPATCH)                                   \
-  namespace optstate::cpu::HWY_NAMESPACE {                                     \
+  namespace optstate::kernels::cpu::HWY_NAMESPACE {                            \
   const RuleKernels& NAME##OfTarget(OptimizerKind kind, uint32_t options) {    \
     return Visit##NAME(kind, options, []<class Rule>() -> const RuleKernels& { \
       return KernelsOf<Rule, DISPATCH>();                                      \
@@ -93,7 +93,7 @@ HWY_AFTER_NAMESPACE();
   }
 
 #define OPTSTATE_EXPORT_RULE(NAME)                                           \
-  namespace optstate::cpu {                                                  \
+  namespace optstate::kernels::cpu {                                         \
   const RuleKernels& NAME##Kernels(OptimizerKind kind, uint32_t options,     \
                                    Target target) {                          \
     static constexpr auto kOfTarget = OPTSTATE_TARGET_TABLE(NAME##OfTarget); \

@@ -7,7 +7,7 @@
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 inline constexpr int kDTypes = 3;
 // The parameter kinds: the dtypes, and bfloat16 as the upper half of its
@@ -45,6 +45,6 @@ struct RuleKernels {
 using RuleFunction = const RuleKernels& (*)(OptimizerKind kind,
                                             uint32_t options, Target target);
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // OPTSTATE_KERNELS_CPU_RULE_KERNELS_H_

@@ -4,7 +4,7 @@
 
 #include "proto/types/dtype.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 struct Row {
@@ -47,4 +47,4 @@ uint32_t SquaresOf(OptimizerKind kind) {
   return 0;
 }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu

@@ -9,7 +9,7 @@
 #include "kernels/update_kernel.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 #define OPTSTATE_DECLARE_RULE(KIND, NAME)                                \
   const RuleKernels& NAME##Kernels(OptimizerKind kind, uint32_t options, \
@@ -25,6 +25,6 @@ const UpdateKernel* FindKernel(const UpdateKernelKey& key, Target target);
 // kernels.
 uint32_t SquaresOf(OptimizerKind kind);
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // OPTSTATE_KERNELS_CPU_RULES_H_

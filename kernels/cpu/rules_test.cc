@@ -26,7 +26,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 class RulesTest : public testing::TestWithParam<UpdateKernelKey> {};
@@ -401,4 +401,4 @@ TEST(FindKernelTest, HasNoneOfWhatDoesNotExist) {
 }
 
 }  // namespace
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu

@@ -17,7 +17,7 @@
 #include "kernels/ops/stochastic-inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -45,14 +45,14 @@ void RoundStochastically(uint32_t random_seed, int array, uint64_t flat,
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 
 #include "kernels/cpu/target_table.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 constexpr auto kRoundStochastically =
@@ -71,6 +71,6 @@ void RoundStochasticallyOn(Target target, uint32_t random_seed, int array,
   }
 }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // HWY_ONCE

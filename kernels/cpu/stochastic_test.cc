@@ -15,7 +15,7 @@
 #include "kernels/random_bits.h"
 #include "kernels/test_seed.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 // Computes the definition: arrays 0 and 1 have a half each of stream 0, array 2
@@ -75,4 +75,4 @@ TEST(StochasticTest, WhatNeedsNoRoundingStays) {
 }
 
 }  // namespace
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu

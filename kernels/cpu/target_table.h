@@ -13,7 +13,7 @@
 // This include comes after highway_config.h.
 #include "hwy/highway.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 template <typename Function>
 struct TargetTable {
@@ -32,11 +32,12 @@ struct TargetTable {
   }
 };
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
-#define OPTSTATE_TARGET_TABLE(FUNCTION)                                    \
-  ::optstate::cpu::TargetTable<decltype(&HWY_STATIC_DISPATCH(FUNCTION))> { \
-    { HWY_CHOOSE_TARGET_LIST(FUNCTION), HWY_CHOOSE_FALLBACK(FUNCTION) }    \
+#define OPTSTATE_TARGET_TABLE(FUNCTION)                                 \
+  ::optstate::kernels::cpu::TargetTable<decltype(&HWY_STATIC_DISPATCH(  \
+      FUNCTION))> {                                                     \
+    { HWY_CHOOSE_TARGET_LIST(FUNCTION), HWY_CHOOSE_FALLBACK(FUNCTION) } \
   }
 
 #endif  // OPTSTATE_KERNELS_CPU_TARGET_TABLE_H_

@@ -11,7 +11,7 @@
 #include <sys/auxv.h>
 #endif
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 // The best target comes first.
@@ -69,4 +69,4 @@ absl::Span<const Target> SupportedTargets() {
 
 const char* TargetName(Target target) { return hwy::TargetName(target); }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu

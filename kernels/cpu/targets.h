@@ -5,7 +5,7 @@
 
 #include "absl/types/span.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 // One instruction set: a single bit with Highway's value (HWY_AVX2, ...).
 using Target = int64_t;
@@ -20,6 +20,6 @@ inline Target BestTarget() { return SupportedTargets().front(); }
 // Returns "AVX3", "SCALAR", ...; the string lives as long as the process.
 const char* TargetName(Target target);
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // OPTSTATE_KERNELS_CPU_TARGETS_H_

@@ -7,7 +7,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 TEST(TargetsTest, EndsWithPlainCode) {
@@ -42,4 +42,4 @@ TEST(TargetsTest, FollowsTheCpu) {
 #endif
 
 }  // namespace
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu

@@ -20,7 +20,7 @@
 #include "proto/types/dtype.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -82,14 +82,14 @@ inline void Descend(const float* master, const float* update, float decay,
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 // Defines, in a kernel's HWY_ONCE section, the function NAME of whole_rules.h,
 // which asks OF_TARGET of each target's namespace.
 #ifndef OPTSTATE_EXPORT_WHOLE_RULE
 #define OPTSTATE_EXPORT_WHOLE_RULE(NAME, OF_TARGET)                     \
-  namespace optstate::cpu {                                             \
+  namespace optstate::kernels::cpu {                                    \
   const WholeKernel& NAME(Target target) {                              \
     static constexpr auto kOfTarget = OPTSTATE_TARGET_TABLE(OF_TARGET); \
     return kOfTarget.For(target)();                                     \

@@ -1,6 +1,6 @@
 #include "kernels/cpu/whole_rules.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 const WholeKernel* FindWholeKernel(OptimizerKind kind, Target target) {
   switch (kind) {
@@ -14,4 +14,4 @@ const WholeKernel* FindWholeKernel(OptimizerKind kind, Target target) {
   }
 }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu

@@ -12,7 +12,7 @@
   RULE(kAdafactor, AdafactorKernel) \
   RULE(kMuon, MuonKernel)
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 #define OPTSTATE_DECLARE_WHOLE_RULE(KIND, FUNCTION) \
   const WholeKernel& FUNCTION(Target target);
@@ -23,6 +23,6 @@ OPTSTATE_WHOLE_RULES(OPTSTATE_DECLARE_WHOLE_RULE)
 // none.
 const WholeKernel* FindWholeKernel(OptimizerKind kind, Target target);
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 
 #endif  // OPTSTATE_KERNELS_CPU_WHOLE_RULES_H_

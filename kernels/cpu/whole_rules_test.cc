@@ -23,7 +23,7 @@
 #include "kernels/whole_shape.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace {
 
 using Shape = std::vector<int64_t>;
@@ -258,4 +258,4 @@ INSTANTIATE_TEST_SUITE_P(Kinds, WholeRulesTest, testing::ValuesIn(AllKinds()),
                          });
 
 }  // namespace
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu

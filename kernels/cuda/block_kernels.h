@@ -27,7 +27,7 @@
 // This include comes after scalar_ops.h.
 #include "kernels/ops/reduction-inl.h"
 
-namespace optstate::cuda {
+namespace optstate::kernels::cuda {
 
 // With kDynamic8 a thread has one element of a block of codes.
 inline constexpr uint32_t kBlockThreads = kQuantizedBlockElements;
@@ -139,6 +139,6 @@ OPTSTATE_HOST_DEVICE inline void AddTiles(const ParameterTasks& parameter,
   *sum = its_sum;
 }
 
-}  // namespace optstate::cuda
+}  // namespace optstate::kernels::cuda
 
 #endif  // OPTSTATE_KERNELS_CUDA_BLOCK_KERNELS_H_

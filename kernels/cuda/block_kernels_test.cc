@@ -30,7 +30,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate::cuda {
+namespace optstate::kernels::cuda {
 namespace {
 
 using Order = SerialBlock::Order;
@@ -204,4 +204,4 @@ TEST(BlockReduceTest, SumsTilesInOrderAsEveryTargetDoes) {
 }
 
 }  // namespace
-}  // namespace optstate::cuda
+}  // namespace optstate::kernels::cuda

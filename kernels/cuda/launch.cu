@@ -10,7 +10,7 @@
 #include "kernels/update_kernel.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate::cuda {
+namespace optstate::kernels::cuda {
 namespace {
 
 // A block of CUDA's threads: see block_kernels.h.
@@ -119,4 +119,4 @@ cudaError_t LaunchAddTiles(const ParameterTasks* parameters, uint32_t count,
   return cudaGetLastError();
 }
 
-}  // namespace optstate::cuda
+}  // namespace optstate::kernels::cuda

@@ -10,7 +10,7 @@
 #include "kernels/update_kernel.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate::cuda {
+namespace optstate::kernels::cuda {
 
 // Launches of the kernels over many tiles. All arrays are the device's; they
 // must live until the launch is over. Returns what the launch returned: whether
@@ -34,6 +34,6 @@ cudaError_t LaunchAddTiles(const ParameterTasks* parameters, uint32_t count,
                            const double* results, double* sums,
                            cudaStream_t stream);
 
-}  // namespace optstate::cuda
+}  // namespace optstate::kernels::cuda
 
 #endif  // OPTSTATE_KERNELS_CUDA_LAUNCH_H_

@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/block_kernels.h"
 
-namespace optstate::cuda {
+namespace optstate::kernels::cuda {
 
 // A block of threads without a GPU, for tests: the threads take turns, phase by
 // phase. See block_kernels.h.
@@ -35,6 +35,6 @@ class SerialBlock {
   const Order order_;
 };
 
-}  // namespace optstate::cuda
+}  // namespace optstate::kernels::cuda
 
 #endif  // OPTSTATE_KERNELS_CUDA_SERIAL_BLOCK_H_

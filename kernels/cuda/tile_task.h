@@ -6,7 +6,7 @@
 
 #include "kernels/scalar/element_update.h"
 
-namespace optstate::cuda {
+namespace optstate::kernels::cuda {
 
 // The work of one block of threads in a launch over many tiles. All addresses
 // are the device's, those in `tile` too: of the gradients, and of the array of
@@ -32,6 +32,6 @@ struct ParameterTasks {
   uint32_t end;
 };
 
-}  // namespace optstate::cuda
+}  // namespace optstate::kernels::cuda
 
 #endif  // OPTSTATE_KERNELS_CUDA_TILE_TASK_H_

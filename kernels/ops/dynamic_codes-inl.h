@@ -18,7 +18,7 @@
 #include "kernels/ops/ops-inl.h"
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 #ifdef __CUDACC__
 static __device__ const DynamicMap kDeviceSignedMap = MakeDynamicMap(true);
@@ -166,7 +166,7 @@ class BlockEncoder {
   const float factor_;
 };
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -19,7 +19,7 @@
 #include "proto/types/dtype.h"
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // The type of an element in memory: float, or the 16 bits.
 template <DType kDType>
@@ -147,7 +147,7 @@ OPTSTATE_OP void StoreFloats(D d, V v, StorageOf<kDType>* to) {
   }
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -14,7 +14,7 @@
 #include "proto/types/dtype.h"
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 template <DType kDType, class D>
 OPTSTATE_OP ops::Vec<D> SumOfVectors(D d, const void* const* gradients,
@@ -51,7 +51,7 @@ struct GradientElements {
   }
 };
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -2,14 +2,15 @@
 // include.
 //
 // One source has two forms:
-//   vectors  of Highway, compiled once per target, in optstate::cpu's namespace
-//            of that target: the usual form
+//   vectors  of Highway, compiled once per target, in the namespace of that
+//            target below optstate::kernels::cpu: the usual form
 //   scalars  of one float, which is what a CUDA thread has, in
-//            optstate::scalar: in files that include scalar_ops.h first
+//            optstate::kernels::scalar: in files that include scalar_ops.h
+//            first
 // A source that is to have both says
 //
 //   OPTSTATE_BEFORE_OPS();
-//   namespace optstate::OPTSTATE_OPS_NAMESPACE {
+//   namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 //   template <class D, class V>
 //   OPTSTATE_OP V Twice(D d, V v) { return ops::Mul(ops::Set(d, 2), v); }
 //   }
@@ -44,7 +45,7 @@
 #endif
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 namespace ops {
 
 // The one NaN that kernels write: x86, Arm and CUDA each make a different one,
@@ -68,7 +69,7 @@ OPTSTATE_OP V Maximum(V a, V b) {
 }
 
 }  // namespace ops
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

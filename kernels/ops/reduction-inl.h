@@ -11,7 +11,7 @@
 #include "kernels/reduction.h"
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // Takes an element into its accumulator, both doubles.
 template <Reduction kReduction, class V>
@@ -30,7 +30,7 @@ OPTSTATE_OP V Taken(V accumulator, V element) {
   }
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -21,7 +21,7 @@
 #define OPTSTATE_SELDOM_OP OPTSTATE_HOST_DEVICE inline
 #define OPTSTATE_UNLIKELY(condition) (condition)
 
-namespace optstate::scalar::ops {
+namespace optstate::kernels::scalar::ops {
 
 // A vector of one lane is the lane.
 template <class T>
@@ -276,6 +276,6 @@ OPTSTATE_HOST_DEVICE inline float Lookup8(FloatTag, const float* table,
   return table[index & 7];
 }
 
-}  // namespace optstate::scalar::ops
+}  // namespace optstate::kernels::scalar::ops
 
 #endif  // OPTSTATE_KERNELS_OPS_SCALAR_OPS_H_

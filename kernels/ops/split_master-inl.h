@@ -15,7 +15,7 @@
 #include "proto/types/dtype.h"
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // Returns the bytes of an element of TileView::master.
 constexpr size_t BytesOfMaster(MasterFormat format) {
@@ -45,7 +45,7 @@ OPTSTATE_OP void StoreSplit(D d, V v, uint16_t* parameter, uint16_t* low) {
   StoreHalves(d, bits, low);
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -14,7 +14,7 @@
 #include "kernels/random_bits.h"
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // The keys of one step. State arrays 0 and 1 share a stream, 16 bits each;
 // array 2 has the other.
@@ -93,7 +93,7 @@ OPTSTATE_OP void StoreRounded(D d, V v, VU bits, int k, uint16_t* to) {
   StoreHalves(d, ops::ShiftRight<16>(rounded), to);
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -26,7 +26,7 @@
 #endif
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace ops {
@@ -135,7 +135,7 @@ HWY_INLINE void StoreLowBytes(D8 d8, VI v, hn::TFromD<D8>* to) {
 }  // namespace ops
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 #endif  // per-target include guard

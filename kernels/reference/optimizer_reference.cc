@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstddef>
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 // Behaves as torch.lerp.
@@ -298,4 +298,4 @@ void OptimizerReference<T>::StepRadam(const Hyperparams& hyperparams,
 template class OptimizerReference<float>;
 template class OptimizerReference<double>;
 
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -8,7 +8,7 @@
 #include "absl/types/span.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // The element-wise optimizers, operation by operation as torch.optim's
 // single-tensor forms write them (Lion: lion-pytorch), in the floating-point
@@ -55,6 +55,6 @@ class OptimizerReference {
   std::vector<T> state_[kStateArraysMax];
 };
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_REFERENCE_OPTIMIZER_REFERENCE_H_

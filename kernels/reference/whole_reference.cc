@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 // Behaves as torch.lerp.
@@ -303,4 +303,4 @@ void WholeReference<T>::StepMuon(const Hyperparams& hyperparams,
 template class WholeReference<float>;
 template class WholeReference<double>;
 
-}  // namespace optstate
+}  // namespace optstate::kernels

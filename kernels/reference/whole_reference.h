@@ -8,7 +8,7 @@
 #include "absl/types/span.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // The optimizers that need the whole parameter, operation by operation as
 // torch.optim's single-tensor forms write them (LAMB: as its paper), in the
@@ -46,6 +46,6 @@ class WholeReference {
   std::vector<T> state_[kStateArraysMax];
 };
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_REFERENCE_WHOLE_REFERENCE_H_

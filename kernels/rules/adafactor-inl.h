@@ -22,7 +22,7 @@
 
 #ifndef OPTSTATE_KERNELS_RULES_ADAFACTOR_FACTORS_
 #define OPTSTATE_KERNELS_RULES_ADAFACTOR_FACTORS_
-namespace optstate {
+namespace optstate::kernels {
 
 // The values that a step knows before it sees the gradient.
 struct AdafactorStep {
@@ -85,11 +85,11 @@ inline DescentFactors AdafactorDescent(const UpdateInput& input,
           RoundToFloat(alpha / denom)};
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 #endif  // OPTSTATE_KERNELS_RULES_ADAFACTOR_FACTORS_
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // Computes average = torch.lerp(average, value, weight), rounded once: a row's
 // or a column's variance.
@@ -118,7 +118,7 @@ OPTSTATE_OP V Normalized(D d, V grad, V variance, float variance_min) {
       grad, ops::Sqrt(ops::IfThenElse(ops::Lt(variance, min), min, variance)));
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

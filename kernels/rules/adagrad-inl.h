@@ -17,7 +17,7 @@
 
 #ifndef OPTSTATE_KERNELS_RULES_ADAGRAD_FACTORS_
 #define OPTSTATE_KERNELS_RULES_ADAGRAD_FACTORS_
-namespace optstate {
+namespace optstate::kernels {
 
 enum AdagradFactor : int {
   kAdagradDecay,
@@ -44,11 +44,11 @@ inline UpdateFactors PrepareAdagrad(const UpdateInput& input) {
   return factors;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 #endif  // OPTSTATE_KERNELS_RULES_ADAGRAD_FACTORS_
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // State array: sum.
 class Adagrad {
@@ -87,7 +87,7 @@ decltype(auto) VisitAdagrad(OptimizerKind, uint32_t, const Visit& visit) {
   return visit.template operator()<Adagrad>();
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -17,7 +17,7 @@
 #include "proto/types/optimizer.h"
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // State arrays: exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
 template <OptimizerKind kKind, bool kAmsgrad>
@@ -97,7 +97,7 @@ decltype(auto) VisitAdam(OptimizerKind kind, uint32_t options,
                  : visit.template operator()<Adam<kAdamW, false>>();
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -5,7 +5,7 @@
 #include "kernels/factors.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 UpdateFactors Prepare(const UpdateInput& input, double decay) {
@@ -42,4 +42,4 @@ UpdateFactors PrepareAdamW(const UpdateInput& input) {
                             input.hyperparams[adam::kWeightDecay]);
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels

@@ -3,7 +3,7 @@
 
 #include "kernels/update_kernel.h"
 
-namespace optstate {
+namespace optstate::kernels {
 
 // The meaning of each slot of UpdateFactors to Adam and AdamW, on every device.
 //
@@ -26,6 +26,6 @@ enum AdamFactor : int {
 UpdateFactors PrepareAdam(const UpdateInput& input);
 UpdateFactors PrepareAdamW(const UpdateInput& input);
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_RULES_ADAM_FACTORS_H_

@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::kernels {
 namespace {
 
 constexpr float kLargest = std::numeric_limits<float>::max();
@@ -100,4 +100,4 @@ TEST(AdamFactorsTest, OutOfRangeValuesStaySane) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::kernels

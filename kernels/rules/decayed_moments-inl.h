@@ -16,7 +16,7 @@
 
 #ifndef OPTSTATE_KERNELS_RULES_DECAYED_MOMENTS_FACTORS_
 #define OPTSTATE_KERNELS_RULES_DECAYED_MOMENTS_FACTORS_
-namespace optstate {
+namespace optstate::kernels {
 
 // The first slots of both rules; their own begin at kDecayedMomentsFactors.
 enum DecayedMomentsFactor : int {
@@ -53,11 +53,11 @@ inline void PrepareDecayedMoments(const DecayedMomentsInput& input,
   slot[kMomentsSquareLoss] = AverageLoss(input.beta2);
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 #endif  // OPTSTATE_KERNELS_RULES_DECAYED_MOMENTS_FACTORS_
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 class DecayedMoments {
  public:
@@ -99,7 +99,7 @@ class DecayedMoments {
   const float square_loss_;
 };
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

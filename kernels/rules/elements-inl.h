@@ -20,7 +20,7 @@
 #include "proto/types/dtype.h"
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // The addresses that all classes of elements have. Elements are counted from
 // the pointers.
@@ -117,7 +117,7 @@ OPTSTATE_OP void StoreAll(D d, const Arrays& arrays, size_t i, V master,
   if constexpr (HasState<Rule>(2)) arrays.StoreState(d, state2, 2, i, bits);
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

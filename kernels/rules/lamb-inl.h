@@ -19,7 +19,7 @@
 
 #ifndef OPTSTATE_KERNELS_RULES_LAMB_FACTORS_
 #define OPTSTATE_KERNELS_RULES_LAMB_FACTORS_
-namespace optstate {
+namespace optstate::kernels {
 
 // The factors of a step. With c = sqrt(1 - beta2^t), as in kernels/README.md:
 struct LambFactors {
@@ -55,11 +55,11 @@ inline double TrustRatio(double master_norm, double update_norm) {
   return master_norm != 0 && update_norm != 0 ? master_norm / update_norm : 1;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 #endif  // OPTSTATE_KERNELS_RULES_LAMB_FACTORS_
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // Updates both moments; returns what the master descends by, before the trust
 // ratio and the learning rate.
@@ -77,7 +77,7 @@ OPTSTATE_OP V LambUpdate(D d, const LambFactors& factors, V grad, V master,
   return ops::Add(change, DecoupledDecay(d, master, factors.decay));
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -19,7 +19,7 @@
 
 #ifndef OPTSTATE_KERNELS_RULES_LION_FACTORS_
 #define OPTSTATE_KERNELS_RULES_LION_FACTORS_
-namespace optstate {
+namespace optstate::kernels {
 
 enum LionFactor : int {
   kLionLr,
@@ -49,11 +49,11 @@ inline UpdateFactors PrepareLion(const UpdateInput& input) {
   return factors;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 #endif  // OPTSTATE_KERNELS_RULES_LION_FACTORS_
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // State array: exp_avg.
 class Lion {
@@ -110,7 +110,7 @@ decltype(auto) VisitLion(OptimizerKind, uint32_t, const Visit& visit) {
   return visit.template operator()<Lion>();
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -12,7 +12,7 @@
 #include "kernels/ops/ops-inl.h"
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // Adds weight decay to the gradient.
 template <class D, class V>
@@ -77,7 +77,7 @@ OPTSTATE_OP V NextSquareAverage(D d, V grad, V average, float gain, float keep,
   return NextSum(d, gained, average, ops::Eq(average, infinity), keep, loss);
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -20,7 +20,7 @@
 
 #ifndef OPTSTATE_KERNELS_RULES_MUON_FACTORS_
 #define OPTSTATE_KERNELS_RULES_MUON_FACTORS_
-namespace optstate {
+namespace optstate::kernels {
 
 struct MuonWeights {
   LerpWeight of_gradient;
@@ -46,11 +46,11 @@ inline int NewtonSchulzSteps(double steps) {
   return static_cast<int>(std::clamp(steps, 0.0, 99.0));
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 #endif  // OPTSTATE_KERNELS_RULES_MUON_FACTORS_
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // Updates the momentum; returns, rounded to bfloat16, what is to be
 // orthogonalised.
@@ -78,7 +78,7 @@ OPTSTATE_OP V MuonNormalized(D d, V x, float divisor) {
   return RoundToBFloat16(d, ops::Div(x, ops::Set(d, divisor)));
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

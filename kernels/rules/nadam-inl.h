@@ -18,7 +18,7 @@
 
 #ifndef OPTSTATE_KERNELS_RULES_NADAM_FACTORS_
 #define OPTSTATE_KERNELS_RULES_NADAM_FACTORS_
-namespace optstate {
+namespace optstate::kernels {
 
 // With mu the momentum of this step, mu' that of the next, product the product
 // of all up to this one, and c = sqrt(1 - beta2^t):
@@ -70,11 +70,11 @@ inline UpdateFactors PrepareNadam(const UpdateInput& input) {
   return factors;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 #endif  // OPTSTATE_KERNELS_RULES_NADAM_FACTORS_
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // State arrays: exp_avg, exp_avg_sq.
 class Nadam {
@@ -114,7 +114,7 @@ decltype(auto) VisitNadam(OptimizerKind, uint32_t, const Visit& visit) {
   return visit.template operator()<Nadam>();
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -18,7 +18,7 @@
 
 #ifndef OPTSTATE_KERNELS_RULES_RADAM_FACTORS_
 #define OPTSTATE_KERNELS_RULES_RADAM_FACTORS_
-namespace optstate {
+namespace optstate::kernels {
 
 // With bc1 = 1 - beta1^t, bc2 = 1 - beta2^t and rect the variance rectification
 // of this step, when there is one:
@@ -60,11 +60,11 @@ inline UpdateFactors PrepareRadam(const UpdateInput& input) {
   return factors;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 #endif  // OPTSTATE_KERNELS_RULES_RADAM_FACTORS_
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // State arrays: exp_avg, exp_avg_sq.
 class Radam {
@@ -106,7 +106,7 @@ decltype(auto) VisitRadam(OptimizerKind, uint32_t, const Visit& visit) {
   return visit.template operator()<Radam>();
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

@@ -17,7 +17,7 @@
 
 #ifndef OPTSTATE_KERNELS_RULES_RMSPROP_FACTORS_
 #define OPTSTATE_KERNELS_RULES_RMSPROP_FACTORS_
-namespace optstate {
+namespace optstate::kernels {
 
 enum RmspropFactor : int {
   kRmspropLr,
@@ -50,11 +50,11 @@ inline UpdateFactors PrepareRmsprop(const UpdateInput& input) {
   return factors;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 #endif  // OPTSTATE_KERNELS_RULES_RMSPROP_FACTORS_
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // State arrays: square_avg; with momentum momentum_buffer; centered: grad_avg.
 template <bool kMomentum, bool kCentered>
@@ -138,7 +138,7 @@ decltype(auto) VisitRmsprop(OptimizerKind, uint32_t options,
   }
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

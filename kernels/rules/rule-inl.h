@@ -47,7 +47,7 @@
 #include "kernels/update_kernel.h"
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 template <class Rule>
 constexpr bool HasState(int k) {
@@ -98,7 +98,7 @@ OPTSTATE_OP void UpdateLoaded(D d, const GradientScale& scale, const Rule& rule,
   }
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

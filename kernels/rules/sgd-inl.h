@@ -17,7 +17,7 @@
 
 #ifndef OPTSTATE_KERNELS_RULES_SGD_FACTORS_
 #define OPTSTATE_KERNELS_RULES_SGD_FACTORS_
-namespace optstate {
+namespace optstate::kernels {
 
 enum SgdFactor : int {
   kSgdLr,
@@ -44,11 +44,11 @@ inline UpdateFactors PrepareSgd(const UpdateInput& input) {
   return factors;
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 #endif  // OPTSTATE_KERNELS_RULES_SGD_FACTORS_
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 // State array, with momentum: momentum_buffer.
 template <bool kMomentum>
@@ -100,7 +100,7 @@ decltype(auto) VisitSgd(OptimizerKind, uint32_t options, const Visit& visit) {
                                       : visit.template operator()<Sgd<false>>();
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

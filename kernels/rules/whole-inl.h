@@ -16,7 +16,7 @@
 
 #ifndef OPTSTATE_KERNELS_RULES_WHOLE_FACTORS_
 #define OPTSTATE_KERNELS_RULES_WHOLE_FACTORS_
-namespace optstate {
+namespace optstate::kernels {
 
 // The weight of torch.lerp, any number: base + weight * (end - start), where
 // the base is the nearer of the two.
@@ -30,11 +30,11 @@ inline LerpWeight MakeLerpWeight(double weight) {
   return {is_near_end, RoundToFloat(is_near_end ? weight - 1 : weight)};
 }
 
-}  // namespace optstate
+}  // namespace optstate::kernels
 #endif  // OPTSTATE_KERNELS_RULES_WHOLE_FACTORS_
 
 OPTSTATE_BEFORE_OPS();
-namespace optstate::OPTSTATE_OPS_NAMESPACE {
+namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 
 template <class D, class V>
 OPTSTATE_OP V Lerp(D d, V start, V end, const LerpWeight& weight) {
@@ -52,7 +52,7 @@ OPTSTATE_OP V Descended(D d, V master, V update, float decay, float step) {
   return ops::CanonicalNan(d, ops::Sub(master, change));
 }
 
-}  // namespace optstate::OPTSTATE_OPS_NAMESPACE
+}  // namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE
 OPTSTATE_AFTER_OPS();
 
 #endif  // per-target include guard

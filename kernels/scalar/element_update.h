@@ -15,7 +15,7 @@
 #include "kernels/rules/rule-inl.h"
 #include "kernels/update_kernel.h"
 
-namespace optstate::scalar {
+namespace optstate::kernels::scalar {
 
 // One tile. With kDynamic8 the state arrays are of bytes, which AnyElements
 // does not know: they go through LoadCode and StoreCode.
@@ -130,6 +130,6 @@ OPTSTATE_OP void EndBlockElement(const TileElements& tile, int k, size_t i,
   }
 }
 
-}  // namespace optstate::scalar
+}  // namespace optstate::kernels::scalar
 
 #endif  // OPTSTATE_KERNELS_SCALAR_ELEMENT_UPDATE_H_

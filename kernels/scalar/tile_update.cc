@@ -17,7 +17,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate::scalar {
+namespace optstate::kernels::scalar {
 namespace {
 
 // Updates elements [begin, end), a block or the rest of the view.
@@ -109,4 +109,4 @@ double ReduceElements(Reduction reduction, DType dtype,
   return ResultOfAccumulators(reduction, accumulators);
 }
 
-}  // namespace optstate::scalar
+}  // namespace optstate::kernels::scalar

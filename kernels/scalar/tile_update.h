@@ -8,7 +8,7 @@
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 
-namespace optstate::scalar {
+namespace optstate::kernels::scalar {
 
 // Updates the view as UpdateKernel::apply of the kernel of `key`, with equal
 // bits, but for its undo: an element at a time, as a CUDA thread does. Slow,
@@ -21,6 +21,6 @@ bool UpdateTile(const UpdateKernelKey& key, const UpdateFactors& factors,
 double ReduceElements(Reduction reduction, DType dtype,
                       absl::Span<const void* const> gradients, size_t numel);
 
-}  // namespace optstate::scalar
+}  // namespace optstate::kernels::scalar
 
 #endif  // OPTSTATE_KERNELS_SCALAR_TILE_UPDATE_H_

@@ -22,7 +22,7 @@
 #include "kernels/update_kernel.h"
 #include "proto/types/dtype.h"
 
-namespace optstate::scalar {
+namespace optstate::kernels::scalar {
 namespace {
 
 using cpu::Element;
@@ -211,4 +211,4 @@ INSTANTIATE_TEST_SUITE_P(DTypes, ReduceElementsTest,
                          testing::ValuesIn(kAllDTypes));
 
 }  // namespace
-}  // namespace optstate::scalar
+}  // namespace optstate::kernels::scalar

@@ -19,7 +19,7 @@
 #include "kernels/whole_shape.h"
 #include "proto/types/dtype.h"
 
-namespace optstate::scalar {
+namespace optstate::kernels::scalar {
 namespace {
 
 constexpr ops::FloatTag kFloats;
@@ -153,4 +153,4 @@ void ComputeMuonWithoutSteps(const UpdateInput& input, const WholeView& view) {
           RoundToFloat(lr * AdjustedRatio(h[muon::kAdjustLr], view.shape)));
 }
 
-}  // namespace optstate::scalar
+}  // namespace optstate::kernels::scalar

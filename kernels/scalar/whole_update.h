@@ -5,7 +5,7 @@
 #include "kernels/whole_kernel.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate::scalar {
+namespace optstate::kernels::scalar {
 
 // Computes what WholeKernel::compute of LAMB and of Adafactor does, with equal
 // bits, an element at a time. Slow, for tests; needs no workspace. Returns
@@ -17,6 +17,6 @@ bool ComputeWhole(OptimizerKind kind, const UpdateInput& input,
 // more rows than columns: all of it but the products of matrices.
 void ComputeMuonWithoutSteps(const UpdateInput& input, const WholeView& view);
 
-}  // namespace optstate::scalar
+}  // namespace optstate::kernels::scalar
 
 #endif  // OPTSTATE_KERNELS_SCALAR_WHOLE_UPDATE_H_

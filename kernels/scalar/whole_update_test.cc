@@ -22,7 +22,7 @@
 #include "kernels/whole_shape.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate::scalar {
+namespace optstate::kernels::scalar {
 namespace {
 
 struct FreeDeleter {
@@ -183,4 +183,4 @@ TEST(ComputeWholeTest, KnowsNoOther) {
 }
 
 }  // namespace
-}  // namespace optstate::scalar
+}  // namespace optstate::kernels::scalar

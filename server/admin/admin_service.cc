@@ -26,7 +26,7 @@ constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
 v1::Job DescribeWithoutEngine(const JobSummary& summary,
                               const absl::Status& why) {
   v1::Job job;
-  AddFromFiles(summary.directory, &job);
+  session::AddFromFiles(summary.directory, &job);
   // Without an engine no rank is attached.
   job.set_ranks_unknown(summary.engine_pid != 0);
   if (summary.failed) {
@@ -48,7 +48,7 @@ v1::Job Merge(const JobSummary& summary, absl::StatusOr<v1::Job> described) {
     job = *std::move(described);
     // An engine that could not open the files knows less than the files say.
     if (job.phase() == v1::JOB_PHASE_FAILED && job.parameter_count() == 0) {
-      AddFromFiles(summary.directory, &job);
+      session::AddFromFiles(summary.directory, &job);
     }
   } else {
     job = DescribeWithoutEngine(summary, described.status());
@@ -159,7 +159,7 @@ v1::ServerStatus AdminService::GetStatus(absl::Time deadline) {
   }
   *status.mutable_unanswered() = list.unanswered();
   const absl::StatusOr<uint64_t> left =
-      StateBytesLeft(info_.state_dir, info_.limits);
+      session::StateBytesLeft(info_.state_dir, info_.limits);
   if (left.ok()) {
     status.set_state_bytes_available(*left);
   } else {

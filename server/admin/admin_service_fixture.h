@@ -138,12 +138,12 @@ class AdminServiceTest : public testing::Test {
     *description.mutable_layout() = ToProto(*layout);
     description.set_world_size(2);
     description.set_partition(v1::PARTITION_MODE_GREEDY);
-    auto tier = HostTier::Create(directory, *layout, Accumulation(),
-                                 description.SerializeAsString());
+    auto tier = storage::HostTier::Create(directory, *layout, Accumulation(),
+                                          description.SerializeAsString());
     ASSERT_TRUE(tier.ok()) << tier.status();
-    StepRecord record = CurrentRecord(*tier->control());
+    storage::StepRecord record = storage::CurrentRecord(*tier->control());
     record.committed_step = 56;
-    PublishRecord(record, tier->control());
+    storage::PublishRecord(record, tier->control());
   }
 
   FakeEngineService& AddJob(const std::string& name, uint32_t sessions,

@@ -17,7 +17,7 @@ namespace {
 
 // Whether a later process has the rank's pid now. A process that cannot be
 // inspected (hidepid) counts as the rank's.
-bool IsAnother(const RankProcess& process) {
+bool IsAnother(const session::RankProcess& process) {
   const absl::StatusOr<os::ProcessStat> stat = os::ReadProcessStat(process.pid);
   return stat.ok() && process.start_ticks != 0 &&
          stat->start_ticks != process.start_ticks;
@@ -25,17 +25,17 @@ bool IsAnother(const RankProcess& process) {
 
 }  // namespace
 
-AwaitedRanks::AwaitedRanks(Job* job, absl::Duration patience)
+AwaitedRanks::AwaitedRanks(session::Job* job, absl::Duration patience)
     : job_(job), patience_(patience) {
   Refresh();
 }
 
 void AwaitedRanks::Refresh() {
-  const std::vector<FormerRank> awaited = job_->Awaited();
+  const std::vector<session::FormerRank> awaited = job_->Awaited();
   std::erase_if(awaited_, [&awaited](const Awaited& one) {
     return std::count(awaited.begin(), awaited.end(), one.rank) == 0;
   });
-  for (const FormerRank& rank : awaited) {
+  for (const session::FormerRank& rank : awaited) {
     const bool is_watched =
         std::any_of(awaited_.begin(), awaited_.end(),
                     [&rank](const Awaited& one) { return one.rank == rank; });
@@ -43,7 +43,8 @@ void AwaitedRanks::Refresh() {
   }
 }
 
-AwaitedRanks::Awaited AwaitedRanks::Watch(const FormerRank& rank) const {
+AwaitedRanks::Awaited AwaitedRanks::Watch(
+    const session::FormerRank& rank) const {
   Awaited one{.rank = rank, .deadline = absl::Now() + patience_};
   if (rank.process.pid == 0) return one;
   one.pidfd.reset(

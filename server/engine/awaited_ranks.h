@@ -20,7 +20,7 @@ class AwaitedRanks {
  public:
   // A rank that cannot be watched is given `patience`, from when it is first
   // found awaited.
-  AwaitedRanks(Job* job, absl::Duration patience);
+  AwaitedRanks(session::Job* job, absl::Duration patience);
 
   // Looks up the ranks that the job awaits; to be called whenever a session has
   // ended.
@@ -34,15 +34,15 @@ class AwaitedRanks {
 
  private:
   struct Awaited {
-    FormerRank rank;
+    session::FormerRank rank;
     UniqueFd pidfd = UniqueFd();  // -1: cannot be watched
     absl::Time deadline;          // of ranks that cannot be watched
   };
 
-  Awaited Watch(const FormerRank& rank) const;
+  Awaited Watch(const session::FormerRank& rank) const;
   static bool HasEnded(const Awaited& one);
 
-  Job* const job_;
+  session::Job* const job_;
   const absl::Duration patience_;
   std::vector<Awaited> awaited_;
 };

@@ -27,14 +27,14 @@ class AwaitedRanksTest : public testing::Test {
  protected:
   // Restarts the job as if a rank of `process` was attached when the engine
   // ended.
-  void StartAgain(const RankProcess& process) {
-    JobHarness::Setup setup;
+  void StartAgain(const session::RankProcess& process) {
+    session::JobHarness::Setup setup;
     setup.layout.groups = {{}};
-    setup.layout.parameters = {MakeParameter("a", 100)};
+    setup.layout.parameters = {session::MakeParameter("a", 100)};
     setup.world_size = 1;
     setup.client_instance = 5;
     setup.processes = {process};
-    harness_ = std::make_unique<JobHarness>(setup);
+    harness_ = std::make_unique<session::JobHarness>(setup);
     harness_->AttachAll();
     harness_->Close();
     ASSERT_TRUE(harness_->Open().ok());
@@ -51,7 +51,7 @@ class AwaitedRanksTest : public testing::Test {
     constexpr uid_t kNobody = 65534;
     if (!harness_->Open().ok()) return 6;
     const pid_t rank = harness_->job().Awaited()[0].process.pid;
-    if (!EnterPrivateMounts().ok() ||
+    if (!storage::EnterPrivateMounts().ok() ||
         ::mount("proc", "/proc", "proc", 0, "hidepid=2") != 0 ||
         ::setgroups(0, nullptr) != 0 ||
         ::setresgid(kNobody, kNobody, kNobody) != 0 ||
@@ -74,7 +74,7 @@ class AwaitedRanksTest : public testing::Test {
     return os::ReadProcessStat(pid)->start_ticks;
   }
 
-  std::unique_ptr<JobHarness> harness_;
+  std::unique_ptr<session::JobHarness> harness_;
 };
 
 TEST_F(AwaitedRanksTest, UntilItsProcessEnds) {
@@ -159,7 +159,7 @@ TEST_F(AwaitedRanksTest, OneThatCannotBeWatchedHasItsTime) {
   EXPECT_FALSE(IsAwaited());
 }
 
-class DiesInStep final : public StepObserver {
+class DiesInStep final : public scheduler::StepObserver {
  public:
   void OnStepMarked(uint64_t) override { ::kill(::getpid(), SIGKILL); }
 };
@@ -175,7 +175,7 @@ TEST_F(AwaitedRanksTest, AlsoOneThatIsAwaitedAnew) {
     if (!harness_->Open().ok()) ::_exit(1);
     harness_->Start(harness_->RandomTensors(1));
     const std::vector<Hyperparams> groups(1);
-    CommitSpec commit;
+    session::CommitSpec commit;
     commit.step = 1;
     commit.groups = groups;
     harness_->Step(1, harness_->RandomTensors(2), commit);
@@ -187,7 +187,7 @@ TEST_F(AwaitedRanksTest, AlsoOneThatIsAwaitedAnew) {
   ASSERT_TRUE(harness_->Open().ok());
   AwaitedRanks ranks = Watch(absl::ZeroDuration());
   ASSERT_TRUE(harness_->Register(0).ok());
-  AttachSpec spec = harness_->AttachSpecOf(0);
+  session::AttachSpec spec = harness_->AttachSpecOf(0);
   spec.gradients_present = false;
   ASSERT_TRUE(harness_->job().Attach(spec).ok());
   ranks.GiveUpEnded();

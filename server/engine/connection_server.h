@@ -43,7 +43,7 @@ class ConnectionServer {
     EngineService* service = nullptr;
     // Null when the job could not be opened; each connection is answered with
     // `failure` then.
-    Job* job = nullptr;
+    session::Job* job = nullptr;
     absl::Status failure;
   };
 

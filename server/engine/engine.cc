@@ -66,17 +66,18 @@ int Fail(const absl::Status& status, SupervisorLink* link = nullptr) {
 // The supervisor's messages before the job can be opened.
 struct Introduction {
   SupervisorMessage supervise;
-  std::vector<KeptGradients> kept;
+  std::vector<session::KeptGradients> kept;
 };
 
-void AddKept(SupervisorMessage message, std::vector<KeptGradients>* kept) {
+void AddKept(SupervisorMessage message,
+             std::vector<session::KeptGradients>* kept) {
   const v1::KeptGradientsInfo& info = message.request.kept_gradients();
   if (info.rank() >= kWorldSizeMax) {
     spdlog::error("kept gradients of rank {} refused: there is none above {}",
                   info.rank(), kWorldSizeMax - 1);
     return;
   }
-  std::erase_if(*kept, [&info](const KeptGradients& one) {
+  std::erase_if(*kept, [&info](const session::KeptGradients& one) {
     return one.rank == info.rank();
   });
   kept->push_back({info.rank(), info.client_instance(),
@@ -122,22 +123,22 @@ int RunEngine(const EngineOptions& options) {
   if (!lock.ok()) return Fail(lock.status(), link->get());
   // The last engine's gradients let the job finish the step that was
   // interrupted by that engine's death.
-  std::vector<KeptGradients> kept = std::move(introduction.kept);
+  std::vector<session::KeptGradients> kept = std::move(introduction.kept);
   SupervisorReporter reporter(link->get());
   reporter.Seed(kept);
   const size_t kept_count = kept.size();
-  absl::StatusOr<std::unique_ptr<Job>> job =
-      Job::Open({.name = config.job(),
-                 .uid = config.uid(),
-                 .directory = config.job_dir(),
-                 .config = config.daemon(),
-                 .kept = std::move(kept),
-                 .keeper = &reporter});
+  absl::StatusOr<std::unique_ptr<session::Job>> job =
+      session::Job::Open({.name = config.job(),
+                          .uid = config.uid(),
+                          .directory = config.job_dir(),
+                          .config = config.daemon(),
+                          .kept = std::move(kept),
+                          .keeper = &reporter});
   if (!job.ok()) {
     spdlog::error("job cannot be opened: job={} error=\"{}\"", config.job(),
                   job.status().ToString());
   }
-  Job* const opened = job.ok() ? job->get() : nullptr;
+  session::Job* const opened = job.ok() ? job->get() : nullptr;
 
   auto service = EngineService::Start(config, opened, job.status());
   if (!service.ok()) return Fail(service.status(), link->get());

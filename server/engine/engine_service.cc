@@ -34,7 +34,7 @@ absl::Duration FromProto(const google::protobuf::Duration& duration) {
 class EngineServiceImpl final : public EngineService,
                                 public v1::Engine::Service {
  public:
-  EngineServiceImpl(const v1::EngineConfig& config, Job* job,
+  EngineServiceImpl(const v1::EngineConfig& config, session::Job* job,
                     const absl::Status& failure)
       : config_(config), job_(job), failure_(failure) {}
   ~EngineServiceImpl() override;
@@ -66,7 +66,7 @@ class EngineServiceImpl final : public EngineService,
   void AddMemoryShare(v1::Job* job) const;
 
   const v1::EngineConfig config_;
-  Job* const job_;
+  session::Job* const job_;
   const absl::Status failure_;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -108,7 +108,8 @@ absl::Status EngineServiceImpl::CheckName(const std::string& name) const {
 }
 
 void EngineServiceImpl::AddMemoryShare(v1::Job* job) const {
-  const double of = RecordedMemoryBandwidth(config_.daemon().state_dir());
+  const double of =
+      scheduler::RecordedMemoryBandwidth(config_.daemon().state_dir());
   job->set_memory_bytes_per_s(of);
   if (of <= 0 || !job->has_last_step_times()) return;
   for (v1::StepTimes* times :
@@ -209,7 +210,8 @@ grpc::Status EngineServiceImpl::SetJob(grpc::ServerContext* /*context*/,
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<EngineService>> EngineService::Start(
-    const v1::EngineConfig& config, Job* job, const absl::Status& failure) {
+    const v1::EngineConfig& config, session::Job* job,
+    const absl::Status& failure) {
   auto service = std::make_unique<EngineServiceImpl>(config, job, failure);
   const absl::Status started = service->Start();
   if (!started.ok()) return started;

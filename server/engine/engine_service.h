@@ -19,7 +19,8 @@ class EngineService {
   // `job` is null when the job could not be opened: `failure` is the answer
   // then, and the job is described as FAILED. `job` outlives the service.
   static absl::StatusOr<std::unique_ptr<EngineService>> Start(
-      const v1::EngineConfig& config, Job* job, const absl::Status& failure);
+      const v1::EngineConfig& config, session::Job* job,
+      const absl::Status& failure);
   virtual ~EngineService() = default;
 
   // Serves a supervisor's socket. Each supervisor brings a socket of its own;

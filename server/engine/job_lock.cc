@@ -42,8 +42,8 @@ absl::StatusOr<UniqueFd> LockJob(const std::string& directory,
   UniqueFd fd(
       ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
   if (!fd.ok()) {
-    return ExplainFull(OsError(errno, absl::StrCat("open(", path, ")")),
-                       directory);
+    return storage::ExplainFull(
+        OsError(errno, absl::StrCat("open(", path, ")")), directory);
   }
   const absl::Time deadline = absl::Now() + patience;
   // flock() has no timeout of its own.

@@ -13,9 +13,9 @@ namespace optstate::engine {
 
 SupervisorReporter::SupervisorReporter(SupervisorLink* link) : link_(link) {}
 
-void SupervisorReporter::Seed(const std::vector<KeptGradients>& kept) {
+void SupervisorReporter::Seed(const std::vector<session::KeptGradients>& kept) {
   absl::MutexLock lock(&mutex_);
-  for (const KeptGradients& one : kept) {
+  for (const session::KeptGradients& one : kept) {
     Put(one.rank, one.client_instance, one.gradient_offset_bytes,
         one.segment.get());
   }

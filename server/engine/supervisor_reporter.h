@@ -23,14 +23,14 @@ namespace optstate::engine {
 // all.
 //
 // Threads: thread-safe.
-class SupervisorReporter : public GradientKeeper {
+class SupervisorReporter : public session::GradientKeeper {
  public:
   // `link` outlives the object.
   explicit SupervisorReporter(SupervisorLink* link);
 
   // Takes the gradients kept of the previous engine, to be kept further.
   // Duplicates the fds.
-  void Seed(const std::vector<KeptGradients>& kept);
+  void Seed(const std::vector<session::KeptGradients>& kept);
 
   void Keep(uint32_t rank, uint64_t client_instance,
             uint64_t gradient_offset_bytes, int segment_fd) override;

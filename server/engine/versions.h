@@ -14,7 +14,7 @@ inline constexpr uint32_t kControlVersion = 1;
 
 // Versions of a job's files, as storage/format/FORMAT.md defines them: the one
 // that this build writes, and the oldest that it reads.
-inline constexpr uint32_t kStateFormatVersion = ::optstate::kControlVersion;
+inline constexpr uint32_t kStateFormatVersion = storage::kControlVersion;
 inline constexpr uint32_t kStateFormatVersionMin = kStateFormatVersion;
 
 }  // namespace optstate::engine

@@ -12,7 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "server/scheduler/cpu_topology.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 std::string FirstLine(const std::string& path) {
@@ -82,4 +82,4 @@ int AvailableCores() {
   return CgroupCoresBelow("", static_cast<int>(AllowedCpus().size()));
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

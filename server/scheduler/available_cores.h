@@ -3,7 +3,7 @@
 
 #include <string>
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Returns the number of cores that this process may use: those of the affinity
 // mask, and no more than the CPU quotas of its cgroups (v1 or v2, up to the
@@ -14,6 +14,6 @@ int AvailableCores();
 // the files; `limit` when there is no quota.
 int CgroupCoresBelow(const std::string& root, int limit);
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_AVAILABLE_CORES_H_

@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 class AvailableCoresTest : public ::testing::Test {
@@ -59,4 +59,4 @@ TEST_F(AvailableCoresTest, GarbageIsNoQuota) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

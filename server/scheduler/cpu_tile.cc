@@ -4,7 +4,7 @@
 #include "kernels/reduce.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 void AddToSum(const ReduceTask& task, WorkerUndo* undo) {
@@ -12,15 +12,15 @@ void AddToSum(const ReduceTask& task, WorkerUndo* undo) {
   if (sum.is_first) {
     // This overwrites values that no longer count; if interrupted, it is
     // repeated.
-    Accumulate(task.gradient_dtype, task.gradients, /*first=*/true, sum.dtype,
-               sum.data, task.numel);
-    PersistInOrder(PersistPoint::kStagedMark);
+    kernels::Accumulate(task.gradient_dtype, task.gradients, /*first=*/true,
+                        sum.dtype, sum.data, task.numel);
+    storage::PersistInOrder(storage::PersistPoint::kStagedMark);
     sum.mark->store(sum.mark_value, std::memory_order_relaxed);
     return;
   }
   undo->Begin(UndoKind::kAccumulate, task.run, sum.mark_value);
-  Accumulate(task.gradient_dtype, task.gradients, /*first=*/false, sum.dtype,
-             sum.data, task.numel, &undo->slot);
+  kernels::Accumulate(task.gradient_dtype, task.gradients, /*first=*/false,
+                      sum.dtype, sum.data, task.numel, &undo->slot);
   undo->End(sum.mark);
 }
 
@@ -28,15 +28,15 @@ void AddToSum(const ReduceTask& task, WorkerUndo* undo) {
 
 void ReduceOnCpu(const ReduceTask& task, WorkerUndo* undo) {
   if (task.sum.data == nullptr) {
-    *task.result = optstate::Reduce(task.reduction, task.gradient_dtype,
-                                    task.gradients, task.numel);
+    *task.result = kernels::Reduce(task.reduction, task.gradient_dtype,
+                                   task.gradients, task.numel);
     return;
   }
   AddToSum(task, undo);
   // Reduces the sum while it is in the cache.
   const void* const sum = task.sum.data;
-  *task.result = optstate::Reduce(task.reduction, task.sum.dtype,
-                                  absl::MakeConstSpan(&sum, 1), task.numel);
+  *task.result = kernels::Reduce(task.reduction, task.sum.dtype,
+                                 absl::MakeConstSpan(&sum, 1), task.numel);
 }
 
 void UpdateOnCpu(UpdateTask& task, WorkerUndo* undo) {
@@ -52,4 +52,4 @@ void UpdateOnCpu(UpdateTask& task, WorkerUndo* undo) {
   undo->End(task.stamp);
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

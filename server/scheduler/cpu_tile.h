@@ -4,7 +4,7 @@
 #include "server/scheduler/update_executor.h"
 #include "server/scheduler/worker_undo.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Does a task with the CPU's kernels. `undo` is a slot that no other thread
 // uses; it may be null when the task needs none.
@@ -13,6 +13,6 @@ namespace optstate {
 void ReduceOnCpu(const ReduceTask& task, WorkerUndo* undo);
 void UpdateOnCpu(UpdateTask& task, WorkerUndo* undo);
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_CPU_TILE_H_

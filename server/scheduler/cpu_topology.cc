@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr int kCpusMax = 1 << 16;
@@ -97,4 +97,4 @@ int OnlineCpusBelow(const std::string& root) {
       ParseCpuList(FirstLine(root + "/sys/devices/system/cpu/online")).size());
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -7,7 +7,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Describes processors, by the kernel's numbers and from its files.
 //
@@ -37,6 +37,6 @@ std::vector<CpuNode> NodesBelow(const std::string& root,
 // Returns the number of online processors; 0: the kernel does not report it.
 int OnlineCpusBelow(const std::string& root);
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_CPU_TOPOLOGY_H_

@@ -11,7 +11,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 using ::testing::ElementsAre;
@@ -87,4 +87,4 @@ TEST_F(NodesTest, OnlineCpus) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -4,7 +4,7 @@
 #include "server/scheduler/first_error.h"
 #include "server/scheduler/step_plan.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 absl::Status CpuUpdateExecutor::CanUpdate(const Layout& layout,
                                           Accumulation accumulation) const {
@@ -37,4 +37,4 @@ absl::Status CpuUpdateExecutor::Update(const IndexRange& positions,
   return error.status();
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -10,7 +10,7 @@
 #include "server/scheduler/worker_pool.h"
 #include "server/scheduler/worker_undo.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The executor of the CPU: each worker of a pool opens the positions that it
 // owns, one after the other, and does the tasks of each at once, in their
@@ -42,6 +42,6 @@ class CpuUpdateExecutor final : public UpdateExecutor {
   StepObserver* const observer_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_CPU_UPDATE_EXECUTOR_H_

@@ -11,20 +11,21 @@
 #include "server/scheduler/worker_pool.h"
 #include "storage/state_store.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Calls visit(record, parameter, begin, end), on the workers of the pool, for
 // all elements of parameters [first_parameter, count), pinned for writing.
 // Returns the first error of the store; some elements are not visited then.
 template <typename Visitor>
-absl::Status ForEachElementRange(const StepPlan& plan, StateStore* store,
-                                 WorkerPool* pool, uint32_t first_parameter,
+absl::Status ForEachElementRange(const StepPlan& plan,
+                                 storage::StateStore* store, WorkerPool* pool,
+                                 uint32_t first_parameter,
                                  const Visitor& visit) {
   FirstError error;
   pool->ParallelFor(store->sub_groups().size(), [&](size_t i) {
     const SubGroup& range = store->sub_groups()[i];
     if (range.end_parameter <= first_parameter || error.failed()) return;
-    const auto pin = store->PinSubGroup(i, StateStore::Access::kWrite);
+    const auto pin = store->PinSubGroup(i, storage::StateStore::Access::kWrite);
     if (!pin.ok()) return error.Note(pin.status());
     plan.ForEachParameterIn(range,
                             [&](uint32_t p, uint64_t begin, uint64_t end) {
@@ -35,6 +36,6 @@ absl::Status ForEachElementRange(const StepPlan& plan, StateStore* store,
   return error.status();
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_ELEMENT_RANGES_H_

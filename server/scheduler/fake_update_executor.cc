@@ -8,7 +8,7 @@
 #include "server/scheduler/cpu_tile.h"
 #include "server/scheduler/step_plan.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 std::vector<const void*> Copy(absl::Span<const void* const> gradients) {
@@ -104,4 +104,4 @@ void FakeUpdateExecutor::CloseIfDone(size_t slot, UpdateTasks* tasks) {
   tasks->Close(slot);
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

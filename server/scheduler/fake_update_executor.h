@@ -11,7 +11,7 @@
 #include "server/scheduler/update_executor.h"
 #include "server/scheduler/worker_undo.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // An executor as a device is one: it opens positions in another order, holds
 // the tasks of several records, does them late and in any order, and closes
@@ -50,7 +50,7 @@ class FakeUpdateExecutor final : public UpdateExecutor {
     size_t slot;
     UpdateTask task;
     std::vector<const void*> gradients;
-    UpdateFactors factors;
+    kernels::UpdateFactors factors;
   };
 
   std::vector<size_t> Shuffled(const IndexRange& positions);
@@ -70,6 +70,6 @@ class FakeUpdateExecutor final : public UpdateExecutor {
   std::vector<size_t> free_slots_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_FAKE_UPDATE_EXECUTOR_H_

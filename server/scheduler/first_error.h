@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Keeps the first error of the bodies of a ParallelFor(). Thread-safe.
 class FirstError {
@@ -33,6 +33,6 @@ class FirstError {
   std::atomic<bool> failed_{false};
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_FIRST_ERROR_H_

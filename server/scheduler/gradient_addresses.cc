@@ -1,6 +1,6 @@
 #include "server/scheduler/gradient_addresses.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 absl::Span<const void* const> GradientAddresses::OfRanks(
     uint32_t parameter, uint64_t offset_bytes,
@@ -27,4 +27,4 @@ absl::Span<const void* const> GradientAddresses::OfUpdate(
   return absl::MakeConstSpan(*buffer).first(1);
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -14,7 +14,7 @@
 #include "server/scheduler/step_update.h"
 #include "storage/state_store.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Finds the gradients of a run: the addresses that are summed, in order of
 // ranks. Immutable; `plan` and `store` outlive it.
@@ -24,7 +24,7 @@ class GradientAddresses {
   using Buffer = std::array<const void*, kWorldSizeMax>;
   using HasPushed = absl::FunctionRef<bool(uint32_t rank, uint32_t parameter)>;
 
-  GradientAddresses(const StepPlan* plan, const StateStore* store)
+  GradientAddresses(const StepPlan* plan, const storage::StateStore* store)
       : plan_(*plan), store_(*store) {}
 
   // Returns the addresses, in ranks' gradient areas, of the elements from
@@ -60,9 +60,9 @@ class GradientAddresses {
       Buffer* buffer);
 
   const StepPlan& plan_;
-  const StateStore& store_;
+  const storage::StateStore& store_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_GRADIENT_ADDRESSES_H_

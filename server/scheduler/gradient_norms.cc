@@ -5,7 +5,7 @@
 
 #include "proto/types/runs.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 GradientNorms::GradientNorms(const StepPlan* plan, const StepMemory* memory,
                              UpdateExecutor* executor)
@@ -65,8 +65,8 @@ double GradientNorms::Norm(double type, const StepUpdate& update) {
         GradientAddresses::Buffer buffer;
         ReduceTask task;
         task.gradient_dtype = plan_.sum_dtype(p);
-        task.reduction =
-            largest ? Reduction::kLargestAbsolute : Reduction::kSumOfAbsolutes;
+        task.reduction = largest ? kernels::Reduction::kLargestAbsolute
+                                 : kernels::Reduction::kSumOfAbsolutes;
         for (const PieceTable::Entry& piece : plan_.OwnersOf(p)) {
           ForEachRun(plan_.layout(), p, piece.begin, piece.end,
                      [&](uint64_t run, uint64_t begin, uint64_t numel) {
@@ -91,4 +91,4 @@ double GradientNorms::Norm(double type, const StepUpdate& update) {
   return norm;
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

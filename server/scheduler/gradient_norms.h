@@ -11,7 +11,7 @@
 #include "server/scheduler/step_update.h"
 #include "server/scheduler/update_executor.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The norms of a step's gradients. One number for each run is reduced in two
 // levels: over the runs of each parameter, in their order, then over parameters
@@ -52,6 +52,6 @@ class GradientNorms {
   std::vector<double> others_;           // by run, of another norm
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_GRADIENT_NORMS_H_

@@ -10,7 +10,7 @@
 #include "server/scheduler/cpu_update_executor.h"
 #include "server/scheduler/scheduler_test_job.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 class GradientNormsTest : public testing::Test {
@@ -67,9 +67,10 @@ TEST_F(GradientNormsTest, OtherNormsReadTheGradientsOfAllRanks) {
     for (const Piece& piece : job_.partitions()[rank].pieces) {
       if (updated_[piece.parameter] == 0) continue;
       std::vector<float> values(piece.numel);
-      CastToFloat(job_.layout().parameters()[piece.parameter].gradient_dtype,
-                  job_.gradient_areas()[rank] + piece.gradient_offset_bytes,
-                  values.data(), piece.numel);
+      kernels::CastToFloat(
+          job_.layout().parameters()[piece.parameter].gradient_dtype,
+          job_.gradient_areas()[rank] + piece.gradient_offset_bytes,
+          values.data(), piece.numel);
       for (const float x : values) {
         sum += std::abs(double{x});
         largest = std::max(largest, std::abs(double{x}));
@@ -83,4 +84,4 @@ TEST_F(GradientNormsTest, OtherNormsReadTheGradientsOfAllRanks) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

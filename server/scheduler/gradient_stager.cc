@@ -5,7 +5,7 @@
 #include "proto/types/runs.h"
 #include "storage/format/rank_mark.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 void GradientStager::Stage(const StagingRequest& staging) {
   if (staging.actions.empty()) return;
@@ -87,9 +87,9 @@ bool GradientStager::SetSumTarget(uint32_t parameter, uint64_t begin,
   if (before == staged_mark) return false;
   sum.data = memory_.store->sums(parameter, begin);
   sum.dtype = plan_.sum_dtype(parameter);
-  sum.is_first = EpochOf(before) != EpochOf(staged_mark);
+  sum.is_first = storage::EpochOf(before) != storage::EpochOf(staged_mark);
   sum.mark_value = staged_mark;
   return true;
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -13,7 +13,7 @@
 #include "server/scheduler/step_plan.h"
 #include "server/scheduler/update_executor.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The action of staging on one piece's gradient.
 enum class StageAction : uint8_t {
@@ -76,6 +76,6 @@ class GradientStager {
   const absl::Span<double> sums_of_squares_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_GRADIENT_STAGER_H_

@@ -11,7 +11,7 @@
 #include "server/scheduler/scheduler_test_job.h"
 #include "storage/format/rank_mark.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 using JobSetup = SchedulerTestJob::Setup;
@@ -54,8 +54,9 @@ TEST(GradientStagerTest, StagesARanksPiecesAlone) {
       staged.ForEachRunOfPiece(
           piece, [&](uint64_t run, DType dtype, const auto& from,
                      uint64_t numel, uint64_t /*begin*/) {
-            EXPECT_EQ(staged.sums_of_squares[run],
-                      rank == 0 ? -1 : SumOfSquares(dtype, from[1], numel));
+            EXPECT_EQ(
+                staged.sums_of_squares[run],
+                rank == 0 ? -1 : kernels::SumOfSquares(dtype, from[1], numel));
           });
     }
   }
@@ -85,12 +86,13 @@ TEST(GradientStagerTest, SumsTheRanksThatHavePushed) {
                        .actions = all.actions,
                        .has_pushed = has_pushed});
   for (const Piece& piece : staged.job.partitions()[0].pieces) {
-    staged.ForEachRunOfPiece(piece, [&](uint64_t run, DType dtype,
-                                        std::vector<const void*> from,
-                                        uint64_t numel, uint64_t /*begin*/) {
-      from.erase(from.begin() + piece.parameter % 3);
-      EXPECT_EQ(staged.sums_of_squares[run], SumOfSquares(dtype, from, numel));
-    });
+    staged.ForEachRunOfPiece(
+        piece, [&](uint64_t run, DType dtype, std::vector<const void*> from,
+                   uint64_t numel, uint64_t /*begin*/) {
+          from.erase(from.begin() + piece.parameter % 3);
+          EXPECT_EQ(staged.sums_of_squares[run],
+                    kernels::SumOfSquares(dtype, from, numel));
+        });
   }
 }
 
@@ -103,7 +105,7 @@ TEST(GradientStagerTest, AddsMicroStepsOnceEach) {
     const auto stage = [&](uint64_t seed, uint32_t epoch, uint32_t micro,
                            bool adds, bool first) {
       job.FillGradients(seed);
-      staged.stager.Stage(job.StagingOf(0, StagedMark(epoch, micro)));
+      staged.stager.Stage(job.StagingOf(0, storage::StagedMark(epoch, micro)));
       for (const Piece& piece : job.partitions()[0].pieces) {
         const DType dtype = job.plan().sum_dtype(piece.parameter);
         staged.ForEachRunOfPiece(piece, [&](uint64_t run, DType from_dtype,
@@ -111,16 +113,17 @@ TEST(GradientStagerTest, AddsMicroStepsOnceEach) {
                                             uint64_t begin) {
           expected[run].resize(numel);
           if (adds) {
-            Accumulate(from_dtype, from, first, dtype, expected[run].data(),
-                       numel);
+            kernels::Accumulate(from_dtype, from, first, dtype,
+                                expected[run].data(), numel);
           }
           EXPECT_EQ(
               std::memcmp(job.store().sums(piece.parameter, begin),
                           expected[run].data(), numel * SizeInBytes(dtype)),
               0);
           EXPECT_EQ(staged.sums_of_squares[run],
-                    SumOfSquares(dtype, expected[run].data(), numel));
-          EXPECT_EQ(job.staged_marks()[run].load(), StagedMark(epoch, micro));
+                    kernels::SumOfSquares(dtype, expected[run].data(), numel));
+          EXPECT_EQ(job.staged_marks()[run].load(),
+                    storage::StagedMark(epoch, micro));
         });
       }
     };
@@ -132,4 +135,4 @@ TEST(GradientStagerTest, AddsMicroStepsOnceEach) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

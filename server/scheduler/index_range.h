@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Indices [begin, end) of [0, total).
 struct IndexRange {
@@ -12,6 +12,6 @@ struct IndexRange {
   size_t total = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_INDEX_RANGE_H_

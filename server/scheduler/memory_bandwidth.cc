@@ -17,7 +17,7 @@
 #include "server/scheduler/worker_placement.h"
 #include "server/scheduler/worker_pool.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -50,13 +50,13 @@ class Arrays {
 
   void Pass(size_t block) const {
     const void* const gradient = At(0, block);
-    TileView view;
+    kernels::TileView view;
     view.gradients = absl::MakeConstSpan(&gradient, 1);
     view.master = view.parameter = At(1, block);
     view.state[0] = At(2, block);
     view.state[1] = At(3, block);
     view.numel = kBlock;
-    cpu::MemoryRoof(DType::kFloat32, view);
+    kernels::cpu::MemoryRoof(DType::kFloat32, view);
   }
 
  private:
@@ -120,4 +120,4 @@ double MeasureMemoryBandwidth(int workers, const std::atomic<bool>& stop) {
   return stop.load(std::memory_order_relaxed) ? 0 : best;
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Returns the bytes per second of memory that this many workers read and write,
 // in the mix of an update: two arrays rewritten in place, one read. The result
@@ -19,6 +19,6 @@ double MeasureMemoryBandwidth(int workers, const std::atomic<bool>& stop);
 // are available: a quarter of them at most, or else 0.
 size_t MemoryBandwidthBytes(int workers, uint64_t available_bytes);
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_MEMORY_BANDWIDTH_H_

@@ -7,7 +7,7 @@
 
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr std::chrono::milliseconds kPoll{20};
@@ -72,4 +72,4 @@ MemoryBandwidthMeter::~MemoryBandwidthMeter() {
   if (thread_.joinable()) thread_.join();
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

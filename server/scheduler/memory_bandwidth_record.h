@@ -7,7 +7,7 @@
 #include <string>
 #include <thread>
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The file STATE_DIR/memory_bandwidth records the memory's bandwidth, in bytes
 // per second: the daemon has it measured once, and engines look it up when they
@@ -42,6 +42,6 @@ class MemoryBandwidthMeter {
   std::thread thread_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_MEMORY_BANDWIDTH_RECORD_H_

@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr std::chrono::milliseconds kAtOnce{0};
@@ -84,4 +84,4 @@ TEST_F(MemoryBandwidthRecordTest, TheEndWaitsForNoMeasurement) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "server/scheduler/available_cores.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 const std::atomic<bool> go_on{false};
@@ -59,4 +59,4 @@ TEST(MemoryBandwidthTest, NoMemoryIsNoAnswer) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

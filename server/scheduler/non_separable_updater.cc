@@ -17,7 +17,7 @@
 #include "server/scheduler/tile_view.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr uint64_t kAlignBytes = 64;
@@ -54,7 +54,8 @@ uint64_t RedoPartBytes(const Layout& layout) {
 
 // Returns the size of a worker's part of the workspace: the gradient, the
 // floats of a split master, then the kernel's scratch memory.
-uint64_t WorkspacePartBytes(const Layout& layout, const WholeKernel& kernel) {
+uint64_t WorkspacePartBytes(const Layout& layout,
+                            const kernels::WholeKernel& kernel) {
   uint64_t most = 0;
   for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
     const ParameterSpec& spec = layout.parameters()[p];
@@ -74,13 +75,13 @@ bool IsMaximize(const OptimizerInfo& info, const Hyperparams& hyperparams) {
 }  // namespace
 
 uint64_t NonSeparableUpdater::RedoBytes(const Layout& layout, int workers) {
-  if (FindWholeKernel(layout.optimizer()) == nullptr) return 0;
+  if (kernels::FindWholeKernel(layout.optimizer()) == nullptr) return 0;
   return static_cast<uint64_t>(workers) * RedoPartBytes(layout);
 }
 
 uint64_t NonSeparableUpdater::RedoBytesInUse(const Layout& layout,
                                              absl::Span<const std::byte> undo) {
-  if (FindWholeKernel(layout.optimizer()) == nullptr) return 0;
+  if (kernels::FindWholeKernel(layout.optimizer()) == nullptr) return 0;
   const absl::Span<const WorkerUndo> slots(
       reinterpret_cast<const WorkerUndo*>(undo.data()),
       undo.size() / sizeof(WorkerUndo));
@@ -95,7 +96,8 @@ uint64_t NonSeparableUpdater::RedoBytesInUse(const Layout& layout,
 
 uint64_t NonSeparableUpdater::WorkspaceBytes(const Layout& layout,
                                              int workers) {
-  const WholeKernel* const kernel = FindWholeKernel(layout.optimizer());
+  const kernels::WholeKernel* const kernel =
+      kernels::FindWholeKernel(layout.optimizer());
   if (kernel == nullptr) return 0;
   return static_cast<uint64_t>(workers) * WorkspacePartBytes(layout, *kernel);
 }
@@ -158,7 +160,7 @@ bool NonSeparableUpdater::IsUpdated(uint32_t parameter, uint64_t step) const {
 }
 
 // Updates the parameters of a record, which are whole there.
-void NonSeparableUpdater::UpdateRecord(const RecordView& record,
+void NonSeparableUpdater::UpdateRecord(const storage::RecordView& record,
                                        const StepUpdate& update) {
   const SubGroup& range = record.sub_group();
   for (uint32_t p = range.first_parameter; p < range.end_parameter; ++p) {
@@ -171,7 +173,7 @@ void NonSeparableUpdater::UpdateRecord(const RecordView& record,
   }
 }
 
-void NonSeparableUpdater::UpdateParameter(const RecordView& record,
+void NonSeparableUpdater::UpdateParameter(const storage::RecordView& record,
                                           uint32_t parameter,
                                           const StepUpdate& update) {
   const Layout& layout = plan_.layout();
@@ -182,17 +184,18 @@ void NonSeparableUpdater::UpdateParameter(const RecordView& record,
       workspace_.get() + WorkerOf(undo) * workspace_elements_;
   GatherGradient(parameter, update, gradient);
 
-  const TileView old = TileViewOf(layout, record, parameter, 0, NumelOf(spec));
+  const kernels::TileView old =
+      TileViewOf(layout, record, parameter, 0, NumelOf(spec));
   const uint64_t array_elements = AlignedBytes(old.numel) / sizeof(float);
-  WholeView view;
+  kernels::WholeView view;
   view.shape = spec.shape;
   view.numel = old.numel;
   view.gradient = gradient;
   view.workspace = gradient + array_elements;
   view.master = static_cast<const float*>(old.master);
   if (layout.master_format(parameter) == MasterFormat::kSplit) {
-    MasterToFloat(MasterFormat::kSplit, old.parameter, old.master,
-                  view.workspace, old.numel);
+    kernels::MasterToFloat(MasterFormat::kSplit, old.parameter, old.master,
+                           view.workspace, old.numel);
     view.master = view.workspace;
     view.workspace += array_elements;
   }
@@ -206,8 +209,9 @@ void NonSeparableUpdater::UpdateParameter(const RecordView& record,
     redo += AlignedBytes(elements);
     const StateFormat format = ArrayFormat(layout, k);
     if (elements == 0 || format == StateFormat::kFloat32) continue;
-    StateToFloat(format, IsNeverNegative(layout.optimizer(), k), old.state[k],
-                 old.scale[k], view.new_state[k], elements);
+    kernels::StateToFloat(
+        format, kernels::IsNeverNegative(layout.optimizer(), k), old.state[k],
+        old.scale[k], view.new_state[k], elements);
     view.state[k] = view.new_state[k];
   }
   plan_.non_separable_kernel()->compute(counts_.InputOf(parameter, update),
@@ -217,39 +221,40 @@ void NonSeparableUpdater::UpdateParameter(const RecordView& record,
   PutInPlace(record, &undo);
 }
 
-void NonSeparableUpdater::PutInPlace(const RecordView& record,
+void NonSeparableUpdater::PutInPlace(const storage::RecordView& record,
                                      WorkerUndo* undo) {
   const Layout& layout = plan_.layout();
   const uint32_t parameter = plan_.ParameterOfRun(undo->run);
   const ParameterSpec& spec = layout.parameters()[parameter];
-  const TileView view = TileViewOf(layout, record, parameter, 0, NumelOf(spec));
+  const kernels::TileView view =
+      TileViewOf(layout, record, parameter, 0, NumelOf(spec));
   const std::byte* redo = RedoOf(*undo);
-  MasterFromFloat(layout.master_format(parameter), spec.dtype,
-                  reinterpret_cast<const float*>(redo), view.parameter,
-                  view.master, view.numel);
+  kernels::MasterFromFloat(layout.master_format(parameter), spec.dtype,
+                           reinterpret_cast<const float*>(redo), view.parameter,
+                           view.master, view.numel);
   redo += AlignedBytes(view.numel);
-  UpdateInput input;
+  kernels::UpdateInput input;
   input.step = undo->stamp;
-  StateRandom random;
-  random.seed = CommonFactors(input, /*maximize=*/false).random_seed;
+  kernels::StateRandom random;
+  random.seed = kernels::CommonFactors(input, /*maximize=*/false).random_seed;
   random.flat_begin = view.flat_begin;
   for (int k = 0; k < kStateArraysMax; ++k) {
     const uint64_t elements = ElementsOf(layout, k, spec);
     if (elements == 0) continue;
     random.array = k;
-    StateFromUpdate(ArrayFormat(layout, k),
-                    IsNeverNegative(layout.optimizer(), k), random,
-                    reinterpret_cast<const float*>(redo), view.state[k],
-                    view.scale[k], elements);
+    kernels::StateFromUpdate(ArrayFormat(layout, k),
+                             kernels::IsNeverNegative(layout.optimizer(), k),
+                             random, reinterpret_cast<const float*>(redo),
+                             view.state[k], view.scale[k], elements);
     redo += AlignedBytes(elements);
   }
-  PersistInOrder(PersistPoint::kReplacedStamps);
+  storage::PersistInOrder(storage::PersistPoint::kReplacedStamps);
   for (uint64_t run = undo->run; run < layout.first_run(parameter + 1); ++run) {
     memory_.recovery.run_stamps[run].store(undo->stamp,
                                            std::memory_order_release);
     if (observer_ != nullptr) observer_->OnRunUpdated(undo->stamp, run);
   }
-  PersistInOrder(PersistPoint::kReplacedSlot);
+  storage::PersistInOrder(storage::PersistPoint::kReplacedSlot);
   undo->Clear();
 }
 
@@ -261,16 +266,17 @@ void NonSeparableUpdater::GatherGradient(uint32_t parameter,
   const DType dtype = plan_.sum_dtype(parameter);
   GradientAddresses::Buffer buffer;
   for (const PieceTable::Entry& piece : plan_.OwnersOf(parameter)) {
-    ForEachRun(layout, parameter, piece.begin, piece.end,
-               [&](uint64_t /*run*/, uint64_t begin, uint64_t numel) {
-                 Accumulate(dtype,
-                            addresses_.OfUpdate(parameter, piece, begin, update,
-                                                &buffer),
-                            /*first=*/true, out + begin, numel);
-               });
+    ForEachRun(
+        layout, parameter, piece.begin, piece.end,
+        [&](uint64_t /*run*/, uint64_t begin, uint64_t numel) {
+          kernels::Accumulate(
+              dtype,
+              addresses_.OfUpdate(parameter, piece, begin, update, &buffer),
+              /*first=*/true, out + begin, numel);
+        });
   }
-  const UpdateInput input = counts_.InputOf(parameter, update);
-  const UpdateFactors factors = CommonFactors(
+  const kernels::UpdateInput input = counts_.InputOf(parameter, update);
+  const kernels::UpdateFactors factors = kernels::CommonFactors(
       input, IsMaximize(layout.optimizer_info(), input.hyperparams));
   for (uint64_t i = 0; i < plan_.numel(parameter); ++i) {
     const float scaled = out[i] * factors.gradient_factor;
@@ -279,4 +285,4 @@ void NonSeparableUpdater::GatherGradient(uint32_t parameter,
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

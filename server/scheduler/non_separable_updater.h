@@ -20,7 +20,7 @@
 #include "server/scheduler/worker_pool.h"
 #include "storage/record_view.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The pass of a step whose optimizer needs a whole parameter at once.
 //
@@ -62,11 +62,12 @@ class NonSeparableUpdater {
   bool IsUpdated(uint32_t parameter, uint64_t step) const;
   // Installs the new values of the parameter that the slot names. Idempotent: a
   // crash in here repeats it.
-  void PutInPlace(const RecordView& record, WorkerUndo* undo);
+  void PutInPlace(const storage::RecordView& record, WorkerUndo* undo);
 
  private:
-  void UpdateRecord(const RecordView& record, const StepUpdate& update);
-  void UpdateParameter(const RecordView& record, uint32_t parameter,
+  void UpdateRecord(const storage::RecordView& record,
+                    const StepUpdate& update);
+  void UpdateParameter(const storage::RecordView& record, uint32_t parameter,
                        const StepUpdate& update);
   void GatherGradient(uint32_t parameter, const StepUpdate& update, float* out);
   size_t WorkerOf(const WorkerUndo& undo) const {
@@ -89,6 +90,6 @@ class NonSeparableUpdater {
   std::unique_ptr<float, decltype(&std::free)> workspace_{nullptr, &std::free};
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_NON_SEPARABLE_UPDATER_H_

@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include "server/scheduler/scheduler_test_job.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr uint64_t kStep = 3;
@@ -71,7 +71,7 @@ TEST(NonSeparableUpdaterTest, PuttingInPlaceIsIdempotent) {
     ASSERT_TRUE(updates.updater.MakePass(job.UpdateOf(kStep)).ok());
     const std::vector<std::byte> done = job.State();
     const uint64_t first = job.layout().first_run(3);
-    const RecordView record = job.store().RecordOf(3, 0);
+    const storage::RecordView record = job.store().RecordOf(3, 0);
     std::memset(record.master(3, 5), 0xAB, 100);
     std::memset(record.parameter(3, 5), 0xAB, 100);
     job.undo(0).Begin(UndoKind::kReplace, first, kStep);
@@ -105,4 +105,4 @@ TEST(NonSeparableUpdaterTest, FilesHaveRoomForTheLargestParameter) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -19,7 +19,7 @@
 #define MADV_POPULATE_READ 22
 #endif
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr uintptr_t kHugePage = uintptr_t{2} << 20;
@@ -74,4 +74,4 @@ absl::Status MoveToNode(absl::Span<std::byte> memory, int node) {
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

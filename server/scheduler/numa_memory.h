@@ -8,7 +8,7 @@
 #include "absl/types/span.h"
 #include "server/scheduler/worker_placement.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The part of some number of indices that the participants of one node own, as
 // WorkerPool::ShareOf defines it.
@@ -27,6 +27,6 @@ std::vector<NodeShare> NodeShares(const WorkerPlacement& placement,
 // page is cut.
 absl::Status MoveToNode(absl::Span<std::byte> memory, int node);
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_NUMA_MEMORY_H_

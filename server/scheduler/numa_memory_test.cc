@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "server/scheduler/cpu_topology.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 int PolicyOf(const std::byte* address) {
@@ -110,4 +110,4 @@ TEST(NumaMemoryTest, ANodeThatIsNotThereIsAnError) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -24,9 +24,10 @@
 #include "storage/format/rank_mark.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
+using storage::PersistPoint;
 using JobSetup = SchedulerTestJob::Setup;
 
 constexpr uint64_t kStep = 5;
@@ -39,7 +40,7 @@ class Checks {
   explicit Checks(std::map<PersistPoint, std::function<void()>> checks) {
     Current() = std::move(checks);
     Reached().clear();
-    persist_hook.store([](PersistPoint point) {
+    storage::persist_hook.store([](PersistPoint point) {
       Reached().insert(point);
       const auto check = Current().find(point);
       if (check == Current().end()) {
@@ -50,7 +51,7 @@ class Checks {
     });
   }
   ~Checks() {
-    persist_hook.store(nullptr);
+    storage::persist_hook.store(nullptr);
     for (const auto& [point, check] : Current()) {
       EXPECT_EQ(Reached().count(point), 1u)
           << "never reached: " << static_cast<int>(point);
@@ -120,26 +121,27 @@ struct Rooms {
 TEST(PersistOrderTest, Staging) {
   Rooms rooms({.accumulation = AccumulateDType::kFloat32});
   SchedulerTestJob& job = rooms.job;
-  const uint64_t mark = StagedMark(/*epoch=*/3, /*micro_step=*/0);
+  const uint64_t mark = storage::StagedMark(/*epoch=*/3, /*micro_step=*/0);
   uint64_t run = 0;
   const Checks checks(
       {{PersistPoint::kStagedMark, [&] {
           // Runs are staged in order.
           const uint32_t p = job.plan().ParameterOfRun(run);
           const Piece& piece = job.partitions()[0].pieces[p];
-          job.plan().ForEachRunOf(p, [&](uint64_t index, uint64_t begin,
-                                         uint64_t numel) {
-            if (index != run) return;
-            const DType dtype = job.layout().parameters()[p].gradient_dtype;
-            std::vector<float> gradient(numel);
-            CastToFloat(dtype,
-                        job.gradient_areas()[0] + piece.gradient_offset_bytes +
-                            begin * SizeInBytes(dtype),
-                        gradient.data(), numel);
-            EXPECT_EQ(std::memcmp(job.store().sums(p, begin), gradient.data(),
-                                  numel * sizeof(float)),
-                      0);
-          });
+          job.plan().ForEachRunOf(
+              p, [&](uint64_t index, uint64_t begin, uint64_t numel) {
+                if (index != run) return;
+                const DType dtype = job.layout().parameters()[p].gradient_dtype;
+                std::vector<float> gradient(numel);
+                kernels::CastToFloat(dtype,
+                                     job.gradient_areas()[0] +
+                                         piece.gradient_offset_bytes +
+                                         begin * SizeInBytes(dtype),
+                                     gradient.data(), numel);
+                EXPECT_EQ(std::memcmp(job.store().sums(p, begin),
+                                      gradient.data(), numel * sizeof(float)),
+                          0);
+              });
           EXPECT_NE(job.staged_marks()[run].load(), mark);
           ++run;
         }}});
@@ -158,7 +160,7 @@ TEST(PersistOrderTest, Counting) {
         job.store().scalars()[p] = 0.5 + static_cast<double>(p);
       }
     }
-    ControlFile& control = job.control();
+    storage::ControlFile& control = job.control();
     uint64_t p = 0;
     const auto check_kept = [&] {
       const auto count = static_cast<int64_t>(100 + p);
@@ -302,7 +304,7 @@ TEST(PersistOrderTest, PuttingInPlace) {
           const auto* const new_master =
               reinterpret_cast<const float*>(job.memory().redo.data());
           // Masters and the arrays behind them are there to the last element.
-          const RecordView record = job.store().RecordOf(p, 0);
+          const storage::RecordView record = job.store().RecordOf(p, 0);
           EXPECT_EQ(std::memcmp(record.master(p, 0), new_master, numel * 4), 0);
           const uint64_t aligned = (numel * 4 + 63) / 64 * 64;
           for (int k = 0; k < 2; ++k) {
@@ -327,4 +329,4 @@ TEST(PersistOrderTest, PuttingInPlace) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

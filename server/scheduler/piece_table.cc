@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace optstate {
+namespace optstate::scheduler {
 
 PieceTable::PieceTable(uint32_t parameter_count,
                        absl::Span<const RankPartition> partitions)
@@ -28,4 +28,4 @@ PieceTable::PieceTable(uint32_t parameter_count,
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

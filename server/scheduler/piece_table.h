@@ -7,7 +7,7 @@
 #include "absl/types/span.h"
 #include "proto/types/partition.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The pieces of all ranks by parameter: the location of each rank's gradient.
 class PieceTable {
@@ -34,6 +34,6 @@ class PieceTable {
   std::vector<Entry> entries_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_PIECE_TABLE_H_

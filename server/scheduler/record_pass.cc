@@ -2,7 +2,7 @@
 
 #include "proto/types/runs.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 RecordPass::RecordPass(const StepPlan* plan, const StepMemory* memory)
     : plan_(*plan),
@@ -36,4 +36,4 @@ bool RecordPass::IsWanted(const SubGroup& sub_group,
   return wanted;
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -13,7 +13,7 @@
 #include "server/scheduler/step_update.h"
 #include "storage/state_store.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The order in which an update visits the records of a job: each that has
 // something to update once, at a position.
@@ -31,7 +31,7 @@ class RecordPass {
   // because each worker has positions of its own, for the sake of the memory on
   // its node; of swapped ones the next is taken, because they are read one
   // after the other.
-  absl::StatusOr<StateStore::Pin> Pin(size_t position) {
+  absl::StatusOr<storage::StateStore::Pin> Pin(size_t position) {
     return memory_.store->PinOfPass(
         wanted_.empty() ? position
                         : next_.fetch_add(1, std::memory_order_relaxed));
@@ -46,6 +46,6 @@ class RecordPass {
   std::atomic<size_t> next_{0};
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_RECORD_PASS_H_

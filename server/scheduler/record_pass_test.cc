@@ -6,16 +6,17 @@
 #include "gtest/gtest.h"
 #include "server/scheduler/scheduler_test_job.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr uint64_t kStep = 2;
 
 // A store whose records could be swapped: keeps what is wanted of it.
-class SwappedStore final : public StateStore {
+class SwappedStore final : public storage::StateStore {
  public:
-  explicit SwappedStore(HostStore* store)
-      : StateStore(&store->layout(), 2 * kTileElements, {}), store_(*store) {}
+  explicit SwappedStore(storage::HostStore* store)
+      : storage::StateStore(&store->layout(), 2 * kTileElements, {}),
+        store_(*store) {}
   bool is_resident() const override { return false; }
   absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access) override {
     return store_.PinSubGroup(sub_group, access);
@@ -35,7 +36,7 @@ class SwappedStore final : public StateStore {
   std::vector<size_t> positions;
 
  private:
-  HostStore& store_;
+  storage::HostStore& store_;
 };
 
 TEST(RecordPassTest, ARecordInMemoryIsAtItsPosition) {
@@ -79,4 +80,4 @@ TEST(RecordPassTest, SwappedRecordsComeInOrderWhereSomethingIsToBeDone) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

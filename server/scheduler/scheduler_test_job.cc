@@ -9,7 +9,7 @@
 #include "server/scheduler/non_separable_updater.h"
 #include "server/scheduler/speculation.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 std::vector<RankPartition> PartitionsOf(const Layout& layout,
@@ -100,7 +100,7 @@ SchedulerTestJob::SchedulerTestJob(const Setup& setup)
 
 void SchedulerTestJob::Place(const Setup& setup) {
   const uint64_t elements = layout_.flat_elements();
-  StateArrays arrays;
+  storage::StateArrays arrays;
   parameters_.resize(layout_.parameter_area_bytes());
   arrays.parameters = parameters_.data();
   master_.resize(elements * sizeof(float));
@@ -122,7 +122,8 @@ void SchedulerTestJob::Place(const Setup& setup) {
   arrays.step_counts = step_counts_.data();
   if (!layout_.optimizer_info().scalar.empty())
     arrays.scalars = scalars_.data();
-  store_ = std::make_unique<HostStore>(&layout_, 2 * kTileElements, arrays);
+  store_ =
+      std::make_unique<storage::HostStore>(&layout_, 2 * kTileElements, arrays);
   plan_ = *StepPlan::Make(&layout_, setup.accumulation, 2 * kTileElements);
   plan_->SetPartitions(partitions_, setup.replicated);
   memory_.store = store_.get();
@@ -141,12 +142,13 @@ void SchedulerTestJob::FillState(uint64_t seed) {
     if (numel == 0) continue;
     const std::vector<float> masters = Random(&random, numel);
     for (uint64_t begin = 0; begin < numel;) {
-      const RecordView record = store_->RecordOf(p, begin);
+      const storage::RecordView record = store_->RecordOf(p, begin);
       const uint64_t end =
           std::min(numel, record.sub_group().end - layout_.flat_offset(p));
-      MasterFromFloat(layout_.master_format(p), layout_.parameters()[p].dtype,
-                      masters.data() + begin, record.parameter(p, begin),
-                      record.master(p, begin), end - begin);
+      kernels::MasterFromFloat(
+          layout_.master_format(p), layout_.parameters()[p].dtype,
+          masters.data() + begin, record.parameter(p, begin),
+          record.master(p, begin), end - begin);
       begin = end;
     }
   }
@@ -157,7 +159,7 @@ void SchedulerTestJob::FillGradients(uint64_t seed) {
   for (size_t rank = 0; rank < partitions_.size(); ++rank) {
     for (const Piece& piece : partitions_[rank].pieces) {
       const std::vector<float> values = Random(&random, piece.numel);
-      CastFromFloat(
+      kernels::CastFromFloat(
           layout_.parameters()[piece.parameter].gradient_dtype, values.data(),
           gradients_[rank].data() + piece.gradient_offset_bytes, piece.numel);
     }
@@ -192,4 +194,4 @@ std::vector<std::byte> SchedulerTestJob::State() const {
   return out;
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

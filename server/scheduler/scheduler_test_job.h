@@ -22,7 +22,7 @@
 #include "server/scheduler/worker_pool.h"
 #include "storage/tiers/host_store.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // A job in anonymous memory, for tests of the scheduler and its parts: two
 // groups with parameters of several tiles, of one element and of none, float32
@@ -46,9 +46,9 @@ class SchedulerTestJob {
   const Layout& layout() const { return layout_; }
   const StepPlan& plan() const { return *plan_; }
   const StepMemory& memory() const { return memory_; }
-  HostStore& store() { return *store_; }
+  storage::HostStore& store() { return *store_; }
   WorkerPool& pool() { return pool_; }
-  ControlFile& control() { return control_; }
+  storage::ControlFile& control() { return control_; }
   WorkerUndo& undo(size_t worker) { return undo_[worker]; }
   absl::Span<const RankPartition> partitions() const { return partitions_; }
   absl::Span<std::atomic<uint64_t>> run_stamps() {
@@ -94,15 +94,15 @@ class SchedulerTestJob {
   std::vector<const std::byte*> areas_;
   std::vector<uint8_t> updated_;
   std::vector<GroupUpdate> groups_;
-  ControlFile control_ = {};
+  storage::ControlFile control_ = {};
   WorkerPool pool_;
   std::vector<WorkerUndo> undo_;
   std::vector<std::byte> redo_, speculation_;
-  std::unique_ptr<HostStore> store_;
+  std::unique_ptr<storage::HostStore> store_;
   std::unique_ptr<StepPlan> plan_;
   StepMemory memory_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_SCHEDULER_TEST_JOB_H_

@@ -6,10 +6,10 @@
 #include "server/scheduler/element_ranges.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 bool Speculation::CanSpeculate(const Layout& layout) {
-  return FindWholeKernel(layout.optimizer()) == nullptr;
+  return kernels::FindWholeKernel(layout.optimizer()) == nullptr;
 }
 
 Speculation::Speculation(const StepPlan* plan, const StepMemory* memory,
@@ -25,20 +25,20 @@ Speculation::Speculation(const StepPlan* plan, const StepMemory* memory,
 // times, and what is kept of it counts, also after the engine's death.
 void Speculation::Begin(uint64_t step) {
   memory_.control->step_speculated.store(step, std::memory_order_relaxed);
-  PersistInOrder(PersistPoint::kStepSpeculated);
+  storage::PersistInOrder(storage::PersistPoint::kStepSpeculated);
 }
 
 // Repairs what depends on a run's restored master, and says that the run lacks
 // the update.
-void Speculation::RepairRun(const RecordView& record, const Run& run) {
+void Speculation::RepairRun(const storage::RecordView& record, const Run& run) {
   const Layout& layout = plan_.layout();
   if (layout.master_format(run.parameter) == MasterFormat::kFloat32) {
-    CastFromFloat(
+    kernels::CastFromFloat(
         layout.parameters()[run.parameter].dtype,
         reinterpret_cast<const float*>(record.master(run.parameter, run.begin)),
         record.parameter(run.parameter, run.begin), run.numel);
   }
-  PersistInOrder(PersistPoint::kRolledBackStamp);
+  storage::PersistInOrder(storage::PersistPoint::kRolledBackStamp);
   memory_.recovery.run_stamps[run.run].store(0, std::memory_order_relaxed);
 }
 
@@ -53,7 +53,8 @@ absl::Status Speculation::RollBack(uint64_t step) {
   }
   OPTSTATE_RETURN_IF_ERROR(ForEachElementRange(
       plan_, memory_.store, &pool_, 0,
-      [&](const RecordView& record, uint32_t p, uint64_t begin, uint64_t end) {
+      [&](const storage::RecordView& record, uint32_t p, uint64_t begin,
+          uint64_t end) {
         ForEachRun(plan_.layout(), p, begin, end,
                    [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
                      const Run kept = {run, p, run_begin, numel};
@@ -61,7 +62,7 @@ absl::Status Speculation::RollBack(uint64_t step) {
                                           [&] { RepairRun(record, kept); });
                    });
       }));
-  PersistInOrder(PersistPoint::kSpeculationOver);
+  storage::PersistInOrder(storage::PersistPoint::kSpeculationOver);
   memory_.control->step_speculated.store(0, std::memory_order_relaxed);
   return absl::OkStatus();
 }
@@ -71,4 +72,4 @@ void Speculation::Forget() {
   if (keeper_.has_value()) keeper_->ForgetAll();
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

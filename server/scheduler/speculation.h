@@ -11,7 +11,7 @@
 #include "server/scheduler/worker_pool.h"
 #include "storage/record_keeper.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Runs that are updated before their step is decided. A RecordKeeper, whose
 // epoch is the step, has the values that they had; the control file names the
@@ -20,14 +20,14 @@ namespace optstate {
 // Threads: Keep() by many; the rest by one thread.
 class Speculation {
  public:
-  using Run = RecordKeeper::RunRange;
+  using Run = storage::RecordKeeper::RunRange;
 
   // Returns false for optimizers with non-separable updates, which are not
   // rolled back.
   static bool CanSpeculate(const Layout& layout);
   // Returns the bytes of the file.
   static uint64_t Bytes(const Layout& layout) {
-    return RecordKeeper::BytesNeeded(layout);
+    return storage::RecordKeeper::BytesNeeded(layout);
   }
 
   // All outlive this.
@@ -37,7 +37,7 @@ class Speculation {
   // is kept of the step stays.
   void Begin(uint64_t step);
   // Keeps a run's values before the step's update of it.
-  void Keep(const RecordView& record, const Run& run, uint64_t step) {
+  void Keep(const storage::RecordView& record, const Run& run, uint64_t step) {
     keeper_->BeforeWrite(record, step, run.parameter, run.begin, run.numel);
   }
   // Restores all that was kept of the step, and forgets what the workers had in
@@ -49,14 +49,15 @@ class Speculation {
   void Forget();
 
  private:
-  void RepairRun(const RecordView& record, const Run& run);
+  void RepairRun(const storage::RecordView& record, const Run& run);
 
   const StepPlan& plan_;
   const StepMemory& memory_;
   WorkerPool& pool_;
-  std::optional<RecordKeeper> keeper_;  // none: the job has no file for it
+  // None: the job has no file for it.
+  std::optional<storage::RecordKeeper> keeper_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_SPECULATION_H_

@@ -8,7 +8,7 @@
 #include "server/scheduler/scheduler_test_job.h"
 #include "server/scheduler/updater.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr uint64_t kStep = 8;
@@ -89,4 +89,4 @@ TEST(SpeculationTest, OnlySeparableUpdatesAreSpeculatedWith) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

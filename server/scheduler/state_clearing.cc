@@ -9,7 +9,7 @@
 #include "storage/record_view.h"
 #include "storage/state_store.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 void Clear(absl::Span<std::byte> bytes) {
@@ -18,7 +18,7 @@ void Clear(absl::Span<std::byte> bytes) {
 
 // Clears arrays that are float32, or have a scale for each block, and fewer
 // elements than their parameter.
-absl::Status ClearPrefixes(const StepPlan& plan, StateStore* store,
+absl::Status ClearPrefixes(const StepPlan& plan, storage::StateStore* store,
                            uint32_t parameter) {
   const Layout& layout = plan.layout();
   const ParameterSpec& spec = layout.parameters()[parameter];
@@ -27,12 +27,14 @@ absl::Status ClearPrefixes(const StepPlan& plan, StateStore* store,
     const uint64_t elements =
         StateElements(layout.optimizer_info(), k, spec.shape);
     OPTSTATE_RETURN_IF_ERROR(store->ForEachRecord(
-        parameter, 0, elements, StateStore::Access::kWrite,
-        [&](const RecordView& record, uint64_t begin, uint64_t numel) {
+        parameter, 0, elements, storage::StateStore::Access::kWrite,
+        [&](const storage::RecordView& record, uint64_t begin, uint64_t numel) {
           record.ForEachStatePart(
               parameter, begin, numel,
               [&](int part, absl::Span<std::byte> bytes) {
-                if ((part - kStatePart0) % kStateArraysMax == k) Clear(bytes);
+                if ((part - storage::kStatePart0) % kStateArraysMax == k) {
+                  Clear(bytes);
+                }
               });
         }));
   }
@@ -43,11 +45,12 @@ absl::Status ClearPrefixes(const StepPlan& plan, StateStore* store,
 
 absl::Status ClearState(const StepPlan& plan, const StepMemory& memory,
                         WorkerPool* pool, uint32_t first_parameter) {
-  StateStore& store = *memory.store;
+  storage::StateStore& store = *memory.store;
   const bool has_prefixes = plan.layout().optimizer_info().has_prefixes();
   OPTSTATE_RETURN_IF_ERROR(ForEachElementRange(
       plan, &store, pool, first_parameter,
-      [&](const RecordView& record, uint32_t p, uint64_t begin, uint64_t end) {
+      [&](const storage::RecordView& record, uint32_t p, uint64_t begin,
+          uint64_t end) {
         record.ForEachMasterPart(p, begin, end - begin, Clear);
         if (has_prefixes) return;
         record.ForEachStatePart(
@@ -63,4 +66,4 @@ absl::Status ClearState(const StepPlan& plan, const StepMemory& memory,
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

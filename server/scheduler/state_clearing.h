@@ -8,13 +8,13 @@
 #include "server/scheduler/step_plan.h"
 #include "server/scheduler/worker_pool.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Zeroes masters, state arrays, scales, counts and numbers of parameters
 // [first_parameter, count). Returns the first error of the store.
 absl::Status ClearState(const StepPlan& plan, const StepMemory& memory,
                         WorkerPool* pool, uint32_t first_parameter);
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_STATE_CLEARING_H_

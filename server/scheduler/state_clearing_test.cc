@@ -8,14 +8,14 @@
 #include "gtest/gtest.h"
 #include "server/scheduler/scheduler_test_job.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 // Calls visit(bytes) for all state of a parameter.
 template <typename Visitor>
 void ForEachArray(SchedulerTestJob* job, uint32_t p, const Visitor& visit) {
   for (uint64_t begin = 0; begin < job->plan().numel(p);) {
-    const RecordView record = job->store().RecordOf(p, begin);
+    const storage::RecordView record = job->store().RecordOf(p, begin);
     const uint64_t end =
         std::min(job->plan().numel(p),
                  record.sub_group().end - job->layout().flat_offset(p));
@@ -69,4 +69,4 @@ TEST(StateClearingTest, ClearsFromAParameterOn) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -9,10 +9,10 @@
 #include "server/scheduler/numa_memory.h"
 #include "storage/record_view.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
-constexpr int kParameterPart = kRecordPartCount;
+constexpr int kParameterPart = storage::kRecordPartCount;
 constexpr int kSumPart = kParameterPart + 1;
 constexpr std::ptrdiff_t kGapBytesMax = 64 << 10;
 
@@ -20,11 +20,12 @@ constexpr std::ptrdiff_t kGapBytesMax = 64 << 10;
 // rule.
 class NodeMover {
  public:
-  NodeMover(const StepPlan& plan, StateStore* store, int node)
+  NodeMover(const StepPlan& plan, storage::StateStore* store, int node)
       : plan_(plan), store_(*store), node_(node) {}
 
-  void AddRecord(const RecordView& record) {
-    for (int part = kStatePart0; part < kRecordPartCount; ++part) {
+  void AddRecord(const storage::RecordView& record) {
+    for (int part = storage::kStatePart0; part < storage::kRecordPartCount;
+         ++part) {
       if (!MayHaveHoles(part)) Add(part, record.part(part));
     }
     plan_.ForEachParameterIn(record.sub_group(),
@@ -44,18 +45,18 @@ class NodeMover {
     const OptimizerInfo& info = plan_.layout().optimizer_info();
     if (info.has_prefixes()) return true;
     const auto index =
-        static_cast<size_t>((part - kStatePart0) % kStateArraysMax);
+        static_cast<size_t>((part - storage::kStatePart0) % kStateArraysMax);
     return info.state_arrays[index].option != 0;
   }
 
-  void AddParameter(const RecordView& record, uint32_t p, uint64_t begin,
-                    uint64_t numel) {
+  void AddParameter(const storage::RecordView& record, uint32_t p,
+                    uint64_t begin, uint64_t numel) {
     const DType dtype = plan_.layout().parameters()[p].dtype;
     Add(kParameterPart,
         {record.parameter(p, begin), numel * SizeInBytes(dtype)});
     const uint64_t beside = SizeInBytes(plan_.layout().master_format(p));
     if (beside != 0)
-      Add(kMasterPart, {record.master(p, begin), numel * beside});
+      Add(storage::kMasterPart, {record.master(p, begin), numel * beside});
     if (!plan_.accumulates()) return;
     Add(kSumPart,
         {store_.sums(p, begin), numel * SizeInBytes(plan_.sum_dtype(p))});
@@ -81,17 +82,17 @@ class NodeMover {
   }
 
   const StepPlan& plan_;
-  StateStore& store_;
+  storage::StateStore& store_;
   const int node_;
   std::array<absl::Span<std::byte>, kSumPart + 1> open_;
   absl::Status status_;
 };
 
-absl::Status MoveShare(const StepPlan& plan, StateStore* store,
+absl::Status MoveShare(const StepPlan& plan, storage::StateStore* store,
                        const NodeShare& share) {
   NodeMover mover(plan, store, share.node);
   for (size_t i = share.begin; i < share.end; ++i) {
-    const auto pin = store->PinSubGroup(i, StateStore::Access::kWrite);
+    const auto pin = store->PinSubGroup(i, storage::StateStore::Access::kWrite);
     OPTSTATE_RETURN_IF_ERROR(pin.status());
     mover.AddRecord(pin->record());
   }
@@ -100,7 +101,7 @@ absl::Status MoveShare(const StepPlan& plan, StateStore* store,
 
 }  // namespace
 
-absl::Status MoveStateToNodes(const StepPlan& plan, StateStore* store,
+absl::Status MoveStateToNodes(const StepPlan& plan, storage::StateStore* store,
                               const WorkerPlacement& placement) {
   absl::Status status;
   if (!placement.several_nodes() || !store->is_resident()) return status;
@@ -111,4 +112,4 @@ absl::Status MoveStateToNodes(const StepPlan& plan, StateStore* store,
   return status;
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

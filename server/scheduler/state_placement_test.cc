@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "storage/tiers/host_store.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr uint64_t kElements = uint64_t{8} << 20;
@@ -54,12 +54,13 @@ class StatePlacementTest : public testing::Test {
     parameter.dtype = DType::kBFloat16;
     spec.parameters = {parameter};
     layout_ = std::make_unique<Layout>(*Layout::Make(std::move(spec)));
-    StateArrays arrays;
+    storage::StateArrays arrays;
     arrays.master = reinterpret_cast<std::byte*>(master_.data());
     arrays.parameters = reinterpret_cast<std::byte*>(parameters_.data());
     arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg_.data());
     arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq_.data());
-    store_ = std::make_unique<HostStore>(layout_.get(), kSubgroup, arrays);
+    store_ =
+        std::make_unique<storage::HostStore>(layout_.get(), kSubgroup, arrays);
     plan_ = *StepPlan::Make(layout_.get(), Accumulation(), kSubgroup);
   }
 
@@ -75,7 +76,7 @@ class StatePlacementTest : public testing::Test {
 
   Array parameters_, master_, exp_avg_, exp_avg_sq_;
   std::unique_ptr<Layout> layout_;
-  std::unique_ptr<HostStore> store_;
+  std::unique_ptr<storage::HostStore> store_;
   std::unique_ptr<StepPlan> plan_;
 };
 
@@ -104,4 +105,4 @@ TEST_F(StatePlacementTest, EachNodeGetsWhatItsWorkersOwn) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

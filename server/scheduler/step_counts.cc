@@ -4,21 +4,21 @@
 
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
-UpdateInput StepCounts::InputOf(uint32_t parameter,
-                                const StepUpdate& update) const {
-  const StateStore& store = *memory_.store;
+kernels::UpdateInput StepCounts::InputOf(uint32_t parameter,
+                                         const StepUpdate& update) const {
+  const storage::StateStore& store = *memory_.store;
   const GroupUpdate& group =
       update.groups[plan_.layout().parameters()[parameter].group];
-  UpdateInput input;
+  kernels::UpdateInput input;
   input.hyperparams = group.hyperparams;
   input.step_count = store.step_counts()[parameter] + 1;
   input.gradient_factor = group.gradient_factor;
   input.gradient_limit = update.gradient_limit;
   input.step = update.step;
   if (plan_.non_separable_kernel() != nullptr) return input;
-  const UpdateKernel& kernel = *plan_.kernel(parameter).functions;
+  const kernels::UpdateKernel& kernel = *plan_.kernel(parameter).functions;
   if (kernel.advance != nullptr) {
     const double before = input.step_count == 1
                               ? plan_.layout().optimizer_info().scalar_initial
@@ -31,19 +31,19 @@ UpdateInput StepCounts::InputOf(uint32_t parameter,
 void StepCounts::Count(const StepUpdate& update) {
   // Asks for the hook once: a look for each parameter doubles the time of a
   // loop as short as this one.
-  if (persist_hook.load(std::memory_order_relaxed) == nullptr) {
-    CountEach(update, [](PersistPoint /*point*/) {
+  if (storage::persist_hook.load(std::memory_order_relaxed) == nullptr) {
+    CountEach(update, [](storage::PersistPoint /*point*/) {
       std::atomic_signal_fence(std::memory_order_seq_cst);
     });
   } else {
-    CountEach(update, PersistInOrder);
+    CountEach(update, storage::PersistInOrder);
   }
-  PersistInOrder(PersistPoint::kAllStepCounts);
+  storage::PersistInOrder(storage::PersistPoint::kAllStepCounts);
 }
 
 template <typename Persist>
 void StepCounts::CountEach(const StepUpdate& update, const Persist& persist) {
-  ControlFile& control = *memory_.control;
+  storage::ControlFile& control = *memory_.control;
   int64_t* const counts = memory_.store->step_counts().data();
   double* const scalars = memory_.store->scalars().data();
   uint64_t p = control.counts_begun.load(std::memory_order_relaxed);
@@ -55,13 +55,13 @@ void StepCounts::CountEach(const StepUpdate& update, const Persist& persist) {
   for (; p < update.updated.size(); ++p) {
     control.count_before[p % 2] = counts[p];
     if (scalars != nullptr) control.scalar_before[p % 2] = scalars[p];
-    persist(PersistPoint::kCountsBegun);
+    persist(storage::PersistPoint::kCountsBegun);
     control.counts_begun.store(p + 1, std::memory_order_relaxed);
-    persist(PersistPoint::kStepCount);
+    persist(storage::PersistPoint::kStepCount);
     if (update.updated[p] == 0) continue;
     if (scalars != nullptr) scalars[p] = InputOf(p, update).scalar;
     ++counts[p];
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

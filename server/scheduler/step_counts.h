@@ -8,7 +8,7 @@
 #include "server/scheduler/step_plan.h"
 #include "server/scheduler/step_update.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // How often each parameter was updated, and the number that some optimizers
 // keep for each: what an update reads of them, and how they move on.
@@ -22,7 +22,8 @@ class StepCounts {
 
   // Returns what prepares the kernel of a parameter for this step, which is not
   // counted yet.
-  UpdateInput InputOf(uint32_t parameter, const StepUpdate& update) const;
+  kernels::UpdateInput InputOf(uint32_t parameter,
+                               const StepUpdate& update) const;
   // Counts the step for the parameters that it updates. If interrupted
   // anywhere, the count is resumed by the same call: see ControlFile.
   void Count(const StepUpdate& update);
@@ -35,6 +36,6 @@ class StepCounts {
   const StepMemory& memory_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_STEP_COUNTS_H_

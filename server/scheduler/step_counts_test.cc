@@ -7,7 +7,7 @@
 #include "server/scheduler/scheduler_test_job.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 // A count as a killed process leaves it.
@@ -22,9 +22,9 @@ class Witness {
  public:
   explicit Witness(SchedulerTestJob* job) {
     job_ = job;
-    persist_hook.store([](PersistPoint) { Look(); });
+    storage::persist_hook.store([](storage::PersistPoint) { Look(); });
   }
-  ~Witness() { persist_hook.store(nullptr); }
+  ~Witness() { storage::persist_hook.store(nullptr); }
   Witness(const Witness&) = delete;
   Witness& operator=(const Witness&) = delete;
 
@@ -35,7 +35,7 @@ class Witness {
         reinterpret_cast<const std::byte*>(&job_->control());
     left.push_back({{counts.begin(), counts.end()},
                     {scalars.begin(), scalars.end()},
-                    {control, control + sizeof(ControlFile)}});
+                    {control, control + sizeof(storage::ControlFile)}});
   }
 
   static inline std::vector<Left> left;
@@ -62,7 +62,7 @@ TEST(StepCountsTest, InputHasTheCountAfterTheStepAndTheGroupsFactor) {
   const StepCounts counts(&job.plan(), &job.memory());
   StepUpdate update = job.UpdateOf(20);
   update.gradient_limit = 3;
-  const UpdateInput input = counts.InputOf(5, update);
+  const kernels::UpdateInput input = counts.InputOf(5, update);
   EXPECT_EQ(input.step_count, 12);
   EXPECT_EQ(input.gradient_factor, 0.25);
   EXPECT_EQ(input.gradient_limit, 3);
@@ -106,4 +106,4 @@ TEST(StepCountsTest, AnInterruptedCountIsResumed) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -9,19 +9,19 @@
 #include "storage/host_tier.h"
 #include "storage/state_store.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The job's memory that steps work on, most of which outlives the process; it
 // outlives the rooms of the scheduler.
 struct StepMemory {
-  StateStore* store = nullptr;
-  RecoveryArrays recovery;
-  ControlFile* control = nullptr;
+  storage::StateStore* store = nullptr;
+  storage::RecoveryArrays recovery;
+  storage::ControlFile* control = nullptr;
   absl::Span<WorkerUndo> undo;        // by worker
   absl::Span<std::byte> redo;         // by worker, of non-separable updates
   absl::Span<std::byte> speculation;  // empty: no speculation
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_STEP_MEMORY_H_

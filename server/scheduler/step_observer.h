@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Receives the progress of a step, at the points between which a crash
 // differs. For tests that kill an engine at a chosen instant; production has
@@ -38,6 +38,6 @@ class StepObserver {
   virtual void OnLoadRecorded() {}
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_STEP_OBSERVER_H_

@@ -4,7 +4,7 @@
 #include "proto/types/status_macros.h"
 #include "storage/record_view.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 absl::StatusOr<StepPlan::Kernel> KernelOf(const Layout& layout, uint32_t p,
@@ -19,11 +19,13 @@ absl::StatusOr<StepPlan::Kernel> KernelOf(const Layout& layout, uint32_t p,
                             ? DType::kFloat32
                             : spec.gradient_dtype;
   kernel.key.parameter = spec.dtype;
-  OPTSTATE_ASSIGN_OR_RETURN(kernel.functions, FindUpdateKernel(kernel.key));
+  OPTSTATE_ASSIGN_OR_RETURN(kernel.functions,
+                            kernels::FindUpdateKernel(kernel.key));
   return kernel;
 }
 
-absl::Status CheckShapes(const Layout& layout, const WholeKernel& kernel) {
+absl::Status CheckShapes(const Layout& layout,
+                         const kernels::WholeKernel& kernel) {
   for (const ParameterSpec& spec : layout.parameters()) {
     OPTSTATE_RETURN_IF_ERROR(
         Annotate(kernel.check_shape(spec.shape), spec.name));
@@ -35,7 +37,8 @@ absl::Status CheckShapes(const Layout& layout, const WholeKernel& kernel) {
 
 absl::Status StepPlan::CheckKernels(const Layout& layout,
                                     Accumulation accumulation) {
-  const WholeKernel* const whole = FindWholeKernel(layout.optimizer());
+  const kernels::WholeKernel* const whole =
+      kernels::FindWholeKernel(layout.optimizer());
   if (whole != nullptr) return CheckShapes(layout, *whole);
   for (uint32_t p = 0; p < layout.parameters().size(); ++p) {
     OPTSTATE_RETURN_IF_ERROR(
@@ -49,7 +52,7 @@ absl::StatusOr<std::unique_ptr<StepPlan>> StepPlan::Make(
     const Layout* layout, Accumulation accumulation, uint64_t grain_elements) {
   std::unique_ptr<StepPlan> plan(
       new StepPlan(layout, accumulation, grain_elements));
-  plan->non_separable_ = FindWholeKernel(layout->optimizer());
+  plan->non_separable_ = kernels::FindWholeKernel(layout->optimizer());
   if (plan->non_separable_ != nullptr) return plan;
   plan->kernels_.reserve(layout->parameters().size());
   for (uint32_t p = 0; p < layout->parameters().size(); ++p) {
@@ -111,11 +114,15 @@ uint64_t StepPlan::UpdateBytesOf(uint32_t parameter) const {
   if (layout_.optimizer_info().has_prefixes()) return bytes;
   for (int k = 0; k < kStateArraysMax; ++k) {
     if (!layout_.has_state_array(k, spec.group)) continue;
-    bytes += 2 * PartBytesOf(layout_, kStatePart0 + k, 0, elements).end;
+    bytes +=
+        2 * storage::PartBytesOf(layout_, storage::kStatePart0 + k, 0, elements)
+                .end;
     if (ArrayFormat(layout_, k) != StateFormat::kDynamic8) continue;
-    bytes += 2 * PartBytesOf(layout_, kScalePart0 + k, 0, elements).end;
+    bytes +=
+        2 * storage::PartBytesOf(layout_, storage::kScalePart0 + k, 0, elements)
+                .end;
   }
   return bytes;
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -20,7 +20,7 @@
 #include "proto/types/sub_groups.h"
 #include "server/scheduler/piece_table.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // All that the steps of a job have in common: the layout, the kernels of its
 // parameters, the ranges that are staged at a time, and which rank has which
@@ -35,8 +35,8 @@ class StepPlan {
   // The kernel of a parameter: its arithmetic by name, for any device, and the
   // functions of it that run here.
   struct Kernel {
-    UpdateKernelKey key;
-    const UpdateKernel* functions = nullptr;
+    kernels::UpdateKernelKey key;
+    const kernels::UpdateKernel* functions = nullptr;
   };
 
   // Returns UNIMPLEMENTED when a parameter's dtypes have no kernel,
@@ -72,7 +72,9 @@ class StepPlan {
 
   // Returns null for optimizers whose update is separable; else kernel() has
   // none.
-  const WholeKernel* non_separable_kernel() const { return non_separable_; }
+  const kernels::WholeKernel* non_separable_kernel() const {
+    return non_separable_;
+  }
   const Kernel& kernel(uint32_t parameter) const { return kernels_[parameter]; }
 
   absl::Span<const RankPartition> partitions() const { return partitions_; }
@@ -119,7 +121,7 @@ class StepPlan {
   const Layout& layout_;
   const Accumulation accumulation_;
   const SubGroupTable grains_;
-  const WholeKernel* non_separable_ = nullptr;
+  const kernels::WholeKernel* non_separable_ = nullptr;
   std::vector<Kernel> kernels_;  // by parameter
   absl::Span<const RankPartition> partitions_;
   bool is_replicated_ = false;
@@ -127,6 +129,6 @@ class StepPlan {
   std::vector<uint64_t> update_bytes_;  // by parameter
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_STEP_PLAN_H_

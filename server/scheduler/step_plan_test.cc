@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include "server/scheduler/scheduler_test_job.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 using JobSetup = SchedulerTestJob::Setup;
@@ -17,14 +17,14 @@ TEST(StepPlanTest, EachParameterHasTheKernelOfItsDtypes) {
   const StepPlan& plan = job.plan();
   EXPECT_EQ(plan.non_separable_kernel(), nullptr);
   for (uint32_t p = 0; p < job.layout().parameters().size(); ++p) {
-    const UpdateKernelKey& key = plan.kernel(p).key;
+    const kernels::UpdateKernelKey& key = plan.kernel(p).key;
     const DType dtype = job.layout().parameters()[p].dtype;
     EXPECT_EQ(key.parameter, dtype);
     EXPECT_EQ(key.gradient, dtype);
     EXPECT_EQ(key.state, StateFormat::kBFloat16);
     EXPECT_EQ(key.master, dtype == DType::kFloat32 ? MasterFormat::kParameter
                                                    : MasterFormat::kSplit);
-    EXPECT_EQ(plan.kernel(p).functions, *FindUpdateKernel(key));
+    EXPECT_EQ(plan.kernel(p).functions, *kernels::FindUpdateKernel(key));
   }
 }
 
@@ -109,4 +109,4 @@ TEST(StepPlanTest, ShapesThatAnUpdateCannotTakeAreRefused) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -10,15 +10,16 @@
 #include "server/scheduler/tile_view.h"
 #include "storage/format/rank_mark.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 UndoKind KindOf(const WorkerUndo& undo) {
   return static_cast<UndoKind>(undo.kind.load(std::memory_order_relaxed));
 }
 
-size_t FirstNotUpdated(const UndoSlot& slot) {
-  return InFlightOf(slot.progress.load(std::memory_order_relaxed)).begin;
+size_t FirstNotUpdated(const kernels::UndoSlot& slot) {
+  return kernels::InFlightOf(slot.progress.load(std::memory_order_relaxed))
+      .begin;
 }
 
 absl::Status InAnotherStep(const WorkerUndo& undo, uint64_t step) {
@@ -99,31 +100,31 @@ absl::Status StepRecovery::RollBackRun(WorkerUndo* undo) {
   const uint32_t parameter = plan_.ParameterOfRun(undo->run);
   const bool is_accumulating = KindOf(*undo) == UndoKind::kAccumulate;
   absl::Status status;
-  plan_.ForEachRunOf(
-      parameter, [&](uint64_t run, uint64_t begin, uint64_t numel) {
-        if (run != undo->run) return;
-        status = is_accumulating
-                     ? RollBackSum(undo->slot, plan_.sum_dtype(parameter),
+  plan_.ForEachRunOf(parameter, [&](uint64_t run, uint64_t begin,
+                                    uint64_t numel) {
+    if (run != undo->run) return;
+    status = is_accumulating ? kernels::RollBackSum(
+                                   undo->slot, plan_.sum_dtype(parameter),
                                    memory_.store->sums(parameter, begin), numel)
-                     : RollBackUpdate(parameter, begin, numel, undo);
-      });
+                             : RollBackUpdate(parameter, begin, numel, undo);
+  });
   if (status.ok() && is_accumulating) undo->Clear();
   return status;
 }
 
-absl::StatusOr<StateStore::Pin> StepRecovery::PinElement(uint32_t parameter,
-                                                         uint64_t element) {
-  StateStore& store = *memory_.store;
+absl::StatusOr<storage::StateStore::Pin> StepRecovery::PinElement(
+    uint32_t parameter, uint64_t element) {
+  storage::StateStore& store = *memory_.store;
   return store.PinSubGroup(store.sub_groups().IndexOf(parameter, element),
-                           StateStore::Access::kWrite);
+                           storage::StateStore::Access::kWrite);
 }
 
 absl::Status StepRecovery::RollBackUpdate(uint32_t parameter, uint64_t begin,
                                           uint64_t numel, WorkerUndo* undo) {
   const Layout& layout = plan_.layout();
-  OPTSTATE_ASSIGN_OR_RETURN(const StateStore::Pin pin,
+  OPTSTATE_ASSIGN_OR_RETURN(const storage::StateStore::Pin pin,
                             PinElement(parameter, begin));
-  return optstate::RollBack(
+  return kernels::RollBack(
              TileViewOf(layout, pin.record(), parameter, begin, numel),
              *plan_.kernel(parameter).functions, layout.state_format(),
              layout.master_format(parameter), &undo->slot)
@@ -160,7 +161,7 @@ absl::Status StepRecovery::FinishRunsInFlight(const StepUpdate& update) {
 }
 
 absl::Status StepRecovery::InstallReplacement(WorkerUndo* undo) {
-  OPTSTATE_ASSIGN_OR_RETURN(const StateStore::Pin pin,
+  OPTSTATE_ASSIGN_OR_RETURN(const storage::StateStore::Pin pin,
                             PinElement(plan_.ParameterOfRun(undo->run), 0));
   non_separable_->PutInPlace(pin.record(), undo);
   return absl::OkStatus();
@@ -182,15 +183,17 @@ absl::Status StepRecovery::FinishRun(const StepUpdate& update,
 
 // Goes on where the slot says, with the CPU's kernel, whose undo it is.
 void StepRecovery::FinishElements(const StepUpdate& update, uint32_t parameter,
-                                  const RecordView& record, uint64_t begin,
-                                  uint64_t numel, WorkerUndo* undo) {
-  const UpdateKernel& kernel = *plan_.kernel(parameter).functions;
-  const UpdateFactors factors =
+                                  const storage::RecordView& record,
+                                  uint64_t begin, uint64_t numel,
+                                  WorkerUndo* undo) {
+  const kernels::UpdateKernel& kernel = *plan_.kernel(parameter).functions;
+  const kernels::UpdateFactors factors =
       kernel.prepare(counts_.InputOf(parameter, update));
   GradientAddresses::Buffer buffer;
   for (const PieceTable::Entry& piece : plan_.OwnersOf(parameter)) {
     if (begin < piece.begin || begin >= piece.end) continue;
-    TileView view = TileViewOf(plan_.layout(), record, parameter, begin, numel);
+    kernels::TileView view =
+        TileViewOf(plan_.layout(), record, parameter, begin, numel);
     view.gradients =
         addresses_.OfUpdate(parameter, piece, begin, update, &buffer);
     view.begin = FirstNotUpdated(undo->slot);
@@ -211,8 +214,9 @@ int64_t StepRecovery::StagedMicroStep(const Piece& piece,
       [&](uint64_t run, uint64_t /*begin*/, uint64_t /*numel*/) {
         const uint64_t mark =
             memory_.recovery.staged_marks[run].load(std::memory_order_relaxed);
-        const int64_t micro_step =
-            EpochOf(mark) == epoch ? int64_t{MicroStepOf(mark)} : -1;
+        const int64_t micro_step = storage::EpochOf(mark) == epoch
+                                       ? int64_t{storage::MicroStepOf(mark)}
+                                       : -1;
         least = first ? micro_step : std::min(least, micro_step);
         first = false;
       });
@@ -235,7 +239,7 @@ void StepRecovery::RestoreSums(absl::Span<const uint32_t> epochs) {
                        const uint64_t mark =
                            memory_.recovery.staged_marks[run].load(
                                std::memory_order_relaxed);
-                       if (EpochOf(mark) != epochs[rank]) return;
+                       if (storage::EpochOf(mark) != epochs[rank]) return;
                        const void* const sum =
                            memory_.store->sums(piece.parameter, begin);
                        task.run = run;
@@ -281,4 +285,4 @@ void StepRecovery::ForgetStep() {
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -17,7 +17,7 @@
 #include "server/scheduler/update_executor.h"
 #include "server/scheduler/worker_undo.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Repairs what a process that died left of a step: brings the state to a point
 // where each run has all of an update, or a push, or nothing of it, so that a
@@ -80,10 +80,10 @@ class StepRecovery {
   absl::Status InstallReplacement(WorkerUndo* undo);
   absl::Status FinishRun(const StepUpdate& update, WorkerUndo* undo);
   void FinishElements(const StepUpdate& update, uint32_t parameter,
-                      const RecordView& record, uint64_t begin, uint64_t numel,
-                      WorkerUndo* undo);
-  absl::StatusOr<StateStore::Pin> PinElement(uint32_t parameter,
-                                             uint64_t element);
+                      const storage::RecordView& record, uint64_t begin,
+                      uint64_t numel, WorkerUndo* undo);
+  absl::StatusOr<storage::StateStore::Pin> PinElement(uint32_t parameter,
+                                                      uint64_t element);
 
   const StepPlan& plan_;
   const StepMemory& memory_;
@@ -95,6 +95,6 @@ class StepRecovery {
   const GradientAddresses addresses_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_STEP_RECOVERY_H_

@@ -12,7 +12,7 @@
 #include "server/scheduler/updater.h"
 #include "storage/format/rank_mark.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr uint64_t kStep = 6;
@@ -78,8 +78,8 @@ TEST(StepRecoveryTest, ARunInFlightGoesOnWhereItsSlotSays) {
   Recovered plain({});
   ASSERT_TRUE(plain.Finish().ok());
   const uint64_t begin = 2 * kTileElements;  // of run 2
-  const RecordView done = plain.job.store().RecordOf(0, begin);
-  const RecordView half = killed.job.store().RecordOf(0, begin);
+  const storage::RecordView done = plain.job.store().RecordOf(0, begin);
+  const storage::RecordView half = killed.job.store().RecordOf(0, begin);
   constexpr size_t kBytes = kDone * sizeof(float);
   std::memcpy(half.master(0, begin), done.master(0, begin), kBytes);
   for (int k = 0; k < 2; ++k) {
@@ -87,7 +87,7 @@ TEST(StepRecoveryTest, ARunInFlightGoesOnWhereItsSlotSays) {
   }
   WorkerUndo& undo = killed.job.undo(0);
   undo.Begin(UndoKind::kUpdate, 2, kStep);
-  undo.slot.progress = UndoProgress(kDone);
+  undo.slot.progress = kernels::UndoProgress(kDone);
   EXPECT_EQ(*killed.recovery->RollBack(kStep), 1u);
   ASSERT_TRUE(killed.Finish().ok());
   EXPECT_EQ(killed.job.State(), plain.job.State());
@@ -161,7 +161,7 @@ TEST(StepRecoveryTest, SumsAreRestoredOfTheirEpochAlone) {
   const Piece& piece = job.partitions()[0].pieces[0];
   const uint64_t runs = job.layout().first_run(1);
   for (uint64_t run = 0; run < runs; ++run) {
-    job.staged_marks()[run] = StagedMark(run == 1 ? 3 : 4, 2);
+    job.staged_marks()[run] = storage::StagedMark(run == 1 ? 3 : 4, 2);
   }
   auto* const sums = reinterpret_cast<float*>(job.store().sums(0, 0));
   for (uint64_t i = 0; i < piece.numel; ++i) sums[i] = static_cast<float>(i);
@@ -169,11 +169,12 @@ TEST(StepRecoveryTest, SumsAreRestoredOfTheirEpochAlone) {
   job.plan().ForEachRunOf(0, [&](uint64_t run, uint64_t begin, uint64_t numel) {
     EXPECT_EQ(
         recovered.sums_of_squares[run],
-        run == 1 ? -1 : SumOfSquares(DType::kFloat32, sums + begin, numel));
+        run == 1 ? -1
+                 : kernels::SumOfSquares(DType::kFloat32, sums + begin, numel));
   });
   // The least of the runs counts.
   EXPECT_EQ(recovered.recovery->StagedMicroStep(piece, 4), -1);
-  job.staged_marks()[1] = StagedMark(4, 1);
+  job.staged_marks()[1] = storage::StagedMark(4, 1);
   EXPECT_EQ(recovered.recovery->StagedMicroStep(piece, 4), 1);
   recovered.recovery->ForgetStaged();
   EXPECT_EQ(recovered.recovery->StagedMicroStep(piece, 4), -1);
@@ -184,7 +185,7 @@ TEST(StepRecoveryTest, APushInFlightIsRolledBack) {
   SchedulerTestJob& job = killed.job;
   auto* const sums = reinterpret_cast<float*>(job.store().sums(0, 0));
   WorkerUndo& undo = job.undo(0);
-  undo.Begin(UndoKind::kAccumulate, 0, StagedMark(4, 2));
+  undo.Begin(UndoKind::kAccumulate, 0, storage::StagedMark(4, 2));
   for (size_t i = 0; i < 10; ++i) {
     undo.slot.old_sum[i] = static_cast<float>(i) + 1;
     sums[i] = -1;
@@ -210,4 +211,4 @@ TEST(StepRecoveryTest, GradientsAreNeededOfRunsWithoutTheStamp) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

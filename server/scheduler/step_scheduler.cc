@@ -7,7 +7,7 @@
 #include "server/scheduler/state_clearing.h"
 #include "server/scheduler/state_placement.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 absl::Span<WorkerUndo> UndoOf(const StepScheduler::Options& options) {
@@ -15,7 +15,7 @@ absl::Span<WorkerUndo> UndoOf(const StepScheduler::Options& options) {
           options.undo.size() / sizeof(WorkerUndo)};
 }
 
-Accumulation AccumulationOf(const StateStore& store) {
+Accumulation AccumulationOf(const storage::StateStore& store) {
   if (!store.accumulates()) return {};
   return store.accumulates_float() ? AccumulateDType::kFloat32
                                    : AccumulateDType::kGradient;
@@ -93,7 +93,7 @@ absl::Status StepScheduler::Speculate(Update update) {
 }
 
 absl::Status StepScheduler::ClearState(uint32_t first_parameter) {
-  return optstate::ClearState(*plan_, memory_, &pool_, first_parameter);
+  return scheduler::ClearState(*plan_, memory_, &pool_, first_parameter);
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -29,7 +29,7 @@
 #include "server/scheduler/worker_pool.h"
 #include "server/scheduler/worker_undo.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Orders the arithmetic of a job's steps: statistics and accumulation as
 // gradients arrive, the update when the step is decided. Knows no rules: the
@@ -51,10 +51,10 @@ namespace optstate {
 class StepScheduler {
  public:
   struct Options {
-    StateStore* store = nullptr;     // outlives this, with its layout
-    uint64_t grain_elements = 0;     // see SubGroupTable; 0: the default
-    RecoveryArrays recovery;         // valid as long as this
-    ControlFile* control = nullptr;  // "
+    storage::StateStore* store = nullptr;  // outlives this, with its layout
+    uint64_t grain_elements = 0;           // see SubGroupTable; 0: the default
+    storage::RecoveryArrays recovery;      // valid as long as this
+    storage::ControlFile* control = nullptr;  // "
     // WorkerUndoBytes(pool->participants()), zeroed or from a former engine.
     absl::Span<std::byte> undo;
     // RedoBytes(*layout, pool->participants()), likewise.
@@ -66,7 +66,7 @@ class StepScheduler {
     StepObserver* observer = nullptr;    // tests only
   };
 
-  using GroupUpdate = optstate::GroupUpdate;
+  using GroupUpdate = scheduler::GroupUpdate;
   using Update = StepUpdate;
   using Staging = StagingRequest;
 
@@ -193,6 +193,6 @@ class StepScheduler {
   StepRecovery recovery_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_STEP_SCHEDULER_H_

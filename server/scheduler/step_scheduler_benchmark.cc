@@ -24,7 +24,7 @@
 #include "server/scheduler/available_cores.h"
 #include "server/scheduler/step_scheduler.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr uint64_t kParameters = 16;
@@ -56,13 +56,13 @@ struct Fixture {
         pool(AvailableCores(), /*spin=*/true),
         undo(static_cast<size_t>(pool.participants())),
         speculation(StepScheduler::SpeculationBytes(layout)) {
-    StateArrays arrays;
+    storage::StateArrays arrays;
     // Parameters are floats, so they are the masters too.
     arrays.parameters = reinterpret_cast<std::byte*>(parameters.data());
     arrays.state[0] = reinterpret_cast<std::byte*>(exp_avg.data());
     arrays.state[1] = reinterpret_cast<std::byte*>(exp_avg_sq.data());
     arrays.step_counts = step_counts.data();
-    store = std::make_unique<HostStore>(&layout, 0, arrays);
+    store = std::make_unique<storage::HostStore>(&layout, 0, arrays);
     StepScheduler::Options options;
     options.store = store.get();
     options.recovery.run_stamps = run_stamps.data();
@@ -83,11 +83,11 @@ struct Fixture {
   std::vector<float> exp_avg, exp_avg_sq, parameters, gradients;
   std::vector<int64_t> step_counts;
   std::vector<std::atomic<uint64_t>> run_stamps;
-  ControlFile control = {};
+  storage::ControlFile control = {};
   WorkerPool pool;
   std::vector<WorkerUndo> undo;
   std::vector<std::byte> speculation;
-  std::unique_ptr<HostStore> store;
+  std::unique_ptr<storage::HostStore> store;
   std::unique_ptr<StepScheduler> scheduler;
 };
 
@@ -167,14 +167,14 @@ void BM_Speculation(benchmark::State& state) {
 
 void BM_KernelAlone(benchmark::State& state) {
   Fixture fixture(static_cast<uint64_t>(state.range(0)));
-  const UpdateKernel* kernel = *FindUpdateKernel({});
-  const UpdateFactors factors =
+  const kernels::UpdateKernel* kernel = *kernels::FindUpdateKernel({});
+  const kernels::UpdateFactors factors =
       kernel->prepare({.hyperparams = AdamHyperparams()});
   const uint64_t elements = fixture.layout.flat_elements();
   const uint64_t chunk = std::min(elements, kSubGroupElementsDefault);
   for (auto _ : state) {
     fixture.pool.ParallelFor(elements / chunk, [&](size_t i) {
-      TileView view;
+      kernels::TileView view;
       const void* const gradient = fixture.gradients.data() + i * chunk;
       view.gradients = absl::MakeConstSpan(&gradient, 1);
       view.master = view.parameter = fixture.parameters.data() + i * chunk;
@@ -220,4 +220,4 @@ BENCHMARK(BM_Stage)->Apply(Sizes);
 BENCHMARK(BM_EmptyParallelFor)->Arg(1)->Arg(2)->Arg(64)->UseRealTime();
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -13,7 +13,7 @@
 #include "server/scheduler/fake_update_executor.h"
 #include "server/scheduler/scheduler_test_job.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 using JobSetup = SchedulerTestJob::Setup;
@@ -56,9 +56,9 @@ class Runner {
       const uint32_t ranks =
           is_replicated_ ? 1 : static_cast<uint32_t>(job_->partitions().size());
       for (uint32_t rank = 0; rank < ranks; ++rank) {
-        scheduler_->Stage(
-            job_->StagingOf(rank, StagedMark(static_cast<uint32_t>(step),
-                                             static_cast<uint32_t>(micro))));
+        scheduler_->Stage(job_->StagingOf(
+            rank, storage::StagedMark(static_cast<uint32_t>(step),
+                                      static_cast<uint32_t>(micro))));
       }
     }
   }
@@ -211,4 +211,4 @@ TEST(StepSchedulerOnFakeTest, AnErrorIsMadeGoodByTheSameCall) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -7,10 +7,10 @@
 #include "absl/types/span.h"
 #include "storage/format/step_intent.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The update of one group; its factor is clip coefficient / grad_scale.
-using GroupUpdate = StepIntentGroup;
+using GroupUpdate = storage::StepIntentGroup;
 
 // A step that will be applied. Runs that carry its stamp have it already.
 struct StepUpdate {
@@ -29,6 +29,6 @@ struct StepUpdate {
   }
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_STEP_UPDATE_H_

@@ -7,13 +7,13 @@
 #include "proto/types/layout.h"
 #include "storage/record_view.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // Sets the addresses of elements [begin, +numel) of a parameter in a record,
 // and leaves the rest of the view alone.
-inline void SetTileView(const Layout& layout, const RecordView& record,
+inline void SetTileView(const Layout& layout, const storage::RecordView& record,
                         uint32_t parameter, uint64_t begin, uint64_t numel,
-                        TileView* view) {
+                        kernels::TileView* view) {
   view->parameter = record.parameter(parameter, begin);
   view->master = record.master(parameter, begin);
   for (int k = 0; k < kStateArraysMax; ++k) {
@@ -25,13 +25,15 @@ inline void SetTileView(const Layout& layout, const RecordView& record,
 }
 
 // Returns a view with these addresses, without gradients.
-inline TileView TileViewOf(const Layout& layout, const RecordView& record,
-                           uint32_t parameter, uint64_t begin, uint64_t numel) {
-  TileView view;
+inline kernels::TileView TileViewOf(const Layout& layout,
+                                    const storage::RecordView& record,
+                                    uint32_t parameter, uint64_t begin,
+                                    uint64_t numel) {
+  kernels::TileView view;
   SetTileView(layout, record, parameter, begin, numel, &view);
   return view;
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_TILE_VIEW_H_

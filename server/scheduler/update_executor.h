@@ -15,7 +15,7 @@
 #include "proto/types/layout.h"
 #include "server/scheduler/index_range.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The sum of micro-steps to which the gradients of a task are added.
 struct SumTarget {
@@ -37,7 +37,7 @@ struct ReduceTask {
   size_t numel = 0;
   // The gradients are added to this sum first, and the sum is then reduced.
   SumTarget sum;
-  Reduction reduction = Reduction::kSumOfSquares;
+  kernels::Reduction reduction = kernels::Reduction::kSumOfSquares;
   double* result = nullptr;
 };
 
@@ -58,13 +58,13 @@ struct UpdateTask {
   uint64_t step = 0;
   // The addresses of the gradients, and of the run in each array of its record
   // and in the parameter area. `begin` is 0; `undo` means nothing.
-  TileView view;
+  kernels::TileView view;
   // The arithmetic by name, for any device, and the functions of it here.
-  const UpdateKernelKey* key = nullptr;
-  const UpdateKernel* kernel = nullptr;
+  const kernels::UpdateKernelKey* key = nullptr;
+  const kernels::UpdateKernel* kernel = nullptr;
   // The hyperparameters, step count and clip coefficient, as `kernel->prepare`
   // made them: the same numbers for every device.
-  const UpdateFactors* factors = nullptr;
+  const kernels::UpdateFactors* factors = nullptr;
   UndoPolicy undo = UndoPolicy::kInPlace;
   // Given `step` (release, for ranks that read the parameter) once the run has
   // all of its new values.
@@ -158,6 +158,6 @@ class UpdateExecutor {
                               UpdateTasks* tasks) = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_UPDATE_EXECUTOR_H_

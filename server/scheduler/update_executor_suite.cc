@@ -9,7 +9,7 @@
 #include "kernels/reduce.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr auto kPositions = WatchedUpdates::kPositions;
@@ -37,7 +37,7 @@ Layout LayoutOf(DType gradient) {
 }  // namespace
 
 WatchedUpdates::WatchedUpdates(size_t slots)
-    : kernel_(*FindUpdateKernel(key_)),
+    : kernel_(*kernels::FindUpdateKernel(key_)),
       before_([] {
         std::mt19937_64 random(3);
         std::vector<Run> runs(kPositions * kRuns);
@@ -79,8 +79,9 @@ size_t WatchedUpdates::open_slots() const {
                     [](size_t position) { return position != kPositions; }));
 }
 
-TileView WatchedUpdates::ViewOf(Run* run, const void* const* gradients) const {
-  TileView view;
+kernels::TileView WatchedUpdates::ViewOf(Run* run,
+                                         const void* const* gradients) const {
+  kernels::TileView view;
   view.gradients = {gradients, 2};
   view.master = view.parameter = run->master.data();
   view.state[0] = run->exp_avg.data();
@@ -89,8 +90,8 @@ TileView WatchedUpdates::ViewOf(Run* run, const void* const* gradients) const {
   return view;
 }
 
-UpdateFactors WatchedUpdates::FactorsOf(size_t position) const {
-  UpdateInput input;
+kernels::UpdateFactors WatchedUpdates::FactorsOf(size_t position) const {
+  kernels::UpdateInput input;
   input.hyperparams = DefaultHyperparams(key_.optimizer);
   input.step_count = static_cast<int64_t>(position) + 1;
   return kernel_->prepare(input);
@@ -105,7 +106,7 @@ void WatchedUpdates::ForEachTask(size_t slot,
   }
   // Both are overwritten behind the visit: an executor that does the task later
   // has copied them.
-  UpdateFactors factors;
+  kernels::UpdateFactors factors;
   std::array<const void*, 2> gradients;
   for (size_t i = 0; i < kRuns; ++i) {
     const size_t index = position * kRuns + i;
@@ -163,10 +164,10 @@ TEST_P(UpdateExecutorSuite, CanUpdateSaysWhatHasNoKernel) {
       executor().CanUpdate(LayoutOf(DType::kBFloat16), Accumulation());
   // A float32 parameter may have a kernel for these gradients or not; the
   // executor says what the registry does.
-  UpdateKernelKey key;
+  kernels::UpdateKernelKey key;
   key.gradient = DType::kBFloat16;
   key.master = MasterFormat::kParameter;
-  EXPECT_EQ(refused.code(), FindUpdateKernel(key).status().code());
+  EXPECT_EQ(refused.code(), kernels::FindUpdateKernel(key).status().code());
 }
 
 TEST_P(UpdateExecutorSuite, UpdateDoesEachTaskOnceWithTheKernelsBits) {
@@ -220,9 +221,9 @@ TEST_P(UpdateExecutorSuite, ReduceGivesTheKernelsBits) {
   std::mt19937_64 random(5);
   std::vector<std::array<std::vector<float>, 2>> gradients(kPositions);
   for (auto& pair : gradients) pair = {Random(&random), Random(&random)};
-  for (const Reduction reduction :
-       {Reduction::kSumOfSquares, Reduction::kSumOfAbsolutes,
-        Reduction::kLargestAbsolute}) {
+  for (const kernels::Reduction reduction :
+       {kernels::Reduction::kSumOfSquares, kernels::Reduction::kSumOfAbsolutes,
+        kernels::Reduction::kLargestAbsolute}) {
     std::vector<double> results(kPositions, -1);
     const auto visit_all =
         [&](size_t position, absl::FunctionRef<void(const ReduceTask&)> visit) {
@@ -241,8 +242,9 @@ TEST_P(UpdateExecutorSuite, ReduceGivesTheKernelsBits) {
     for (size_t i = 0; i < kPositions; ++i) {
       const void* const from[] = {gradients[i][0].data(),
                                   gradients[i][1].data()};
-      EXPECT_EQ(results[i],
-                i < 2 ? -1 : Reduce(reduction, DType::kFloat32, from, kNumel));
+      EXPECT_EQ(results[i], i < 2 ? -1
+                                  : kernels::Reduce(reduction, DType::kFloat32,
+                                                    from, kNumel));
     }
   }
 }
@@ -272,15 +274,15 @@ TEST_P(UpdateExecutorSuite, ReduceAddsToSumsAndMarksThem) {
         visit(task);
       });
   for (size_t i = 0; i < kPositions; ++i) {
-    Accumulate(DType::kFloat32, gradients[i].data(), is_first(i),
-               expected[i].data(), kNumel);
+    kernels::Accumulate(DType::kFloat32, gradients[i].data(), is_first(i),
+                        expected[i].data(), kNumel);
     EXPECT_EQ(sums[i], expected[i]);
     EXPECT_EQ(marks[i].load(), 70 + i);
-    EXPECT_EQ(results[i],
-              SumOfSquares(DType::kFloat32, expected[i].data(), kNumel));
+    EXPECT_EQ(results[i], kernels::SumOfSquares(DType::kFloat32,
+                                                expected[i].data(), kNumel));
   }
   CheckNothingInFlight();
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -19,7 +19,7 @@
 #include "server/scheduler/worker_pool.h"
 #include "server/scheduler/worker_undo.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 struct UpdateExecutorParam {
   std::string name;
@@ -64,11 +64,11 @@ class WatchedUpdates final : public UpdateTasks {
   struct Run {
     std::vector<float> gradient, other, master, exp_avg, exp_avg_sq;
   };
-  TileView ViewOf(Run* run, const void* const* gradients) const;
-  UpdateFactors FactorsOf(size_t position) const;
+  kernels::TileView ViewOf(Run* run, const void* const* gradients) const;
+  kernels::UpdateFactors FactorsOf(size_t position) const;
 
-  const UpdateKernelKey key_;
-  const UpdateKernel* const kernel_;
+  const kernels::UpdateKernelKey key_;
+  const kernels::UpdateKernel* const kernel_;
   const std::vector<Run> before_;
   std::vector<Run> runs_;
   std::vector<std::atomic<uint64_t>> stamps_;
@@ -99,6 +99,6 @@ class UpdateExecutorSuite : public testing::TestWithParam<UpdateExecutorParam> {
   std::unique_ptr<UpdateExecutor> executor_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_UPDATE_EXECUTOR_SUITE_H_

@@ -10,7 +10,7 @@
 #include "server/scheduler/cpu_update_executor.h"
 #include "server/scheduler/fake_update_executor.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 std::unique_ptr<UpdateExecutor> MakeCpu(WorkerPool* pool,
@@ -57,7 +57,8 @@ class Looking {
   static inline std::atomic<uint64_t>* stamp = nullptr;
   static inline int calls = 0;
 
-  static void Apply(const UpdateFactors& /*factors*/, const TileView& view) {
+  static void Apply(const kernels::UpdateFactors& /*factors*/,
+                    const kernels::TileView& view) {
     ++calls;
     EXPECT_EQ(view.undo, &undo->slot);
     EXPECT_EQ(undo->kind.load(), static_cast<uint64_t>(UndoKind::kUpdate));
@@ -73,9 +74,9 @@ TEST(CpuUpdateExecutorTest, TheSlotNamesTheRunThatTheKernelWrites) {
     absl::Status Open(size_t, size_t) override { return absl::OkStatus(); }
     void ForEachTask(size_t,
                      absl::FunctionRef<void(UpdateTask&)> visit) override {
-      UpdateKernel kernel;
+      kernels::UpdateKernel kernel;
       kernel.apply = Looking::Apply;
-      const UpdateFactors factors;
+      const kernels::UpdateFactors factors;
       UpdateTask task;
       task.run = 12;
       task.step = 34;
@@ -125,4 +126,4 @@ TEST(CpuUpdateExecutorTest, AnObserverHearsOfEachRunWhenItIsStamped) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

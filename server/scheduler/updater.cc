@@ -8,7 +8,7 @@
 #include "proto/types/status_macros.h"
 #include "server/scheduler/tile_view.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 Updater::Updater(const StepPlan* plan, const StepMemory* memory,
                  UpdateExecutor* executor, const StepCounts* counts,
@@ -38,11 +38,11 @@ absl::Status Updater::Open(size_t slot, size_t position) {
 void Updater::Close(size_t slot) { slots_[slot].pin.reset(); }
 
 void Updater::ForEachTask(size_t slot, Visit visit) {
-  const RecordView& record = slots_[slot].pin->record();
+  const storage::RecordView& record = slots_[slot].pin->record();
   // As a rule all parameters of a group have counted the same steps.
-  const UpdateKernel* prepared_by = nullptr;
-  UpdateInput prepared;
-  UpdateFactors factors;
+  const kernels::UpdateKernel* prepared_by = nullptr;
+  kernels::UpdateInput prepared;
+  kernels::UpdateFactors factors;
   GradientAddresses::Buffer buffer;
   UpdateTask task;
   task.step = update_->step;
@@ -53,7 +53,7 @@ void Updater::ForEachTask(size_t slot, Visit visit) {
     task.parameter = p;
     task.key = &plan_.kernel(p).key;
     task.kernel = plan_.kernel(p).functions;
-    const UpdateInput input = counts_.InputOf(p, *update_);
+    const kernels::UpdateInput input = counts_.InputOf(p, *update_);
     if (task.kernel != prepared_by || input.step_count != prepared.step_count ||
         input.scalar != prepared.scalar) {
       factors = task.kernel->prepare(input);
@@ -65,7 +65,7 @@ void Updater::ForEachTask(size_t slot, Visit visit) {
 }
 
 // Visits the tasks of elements [begin, end) of the task's parameter.
-void Updater::ForEachTaskOf(const RecordView& record, uint64_t begin,
+void Updater::ForEachTaskOf(const storage::RecordView& record, uint64_t begin,
                             uint64_t end, UpdateTask* task,
                             GradientAddresses::Buffer* buffer, Visit visit) {
   const Layout& layout = plan_.layout();
@@ -90,4 +90,4 @@ void Updater::ForEachTaskOf(const RecordView& record, uint64_t begin,
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -18,7 +18,7 @@
 #include "server/scheduler/update_executor.h"
 #include "storage/state_store.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The fused pass of a step over the records of a job: which runs are updated,
 // with which gradients and factors. An executor updates them.
@@ -42,9 +42,9 @@ class Updater final : private UpdateTasks {
   absl::Status Open(size_t slot, size_t position) override;
   void ForEachTask(size_t slot, Visit visit) override;
   void Close(size_t slot) override;
-  void ForEachTaskOf(const RecordView& record, uint64_t begin, uint64_t end,
-                     UpdateTask* task, GradientAddresses::Buffer* buffer,
-                     Visit visit);
+  void ForEachTaskOf(const storage::RecordView& record, uint64_t begin,
+                     uint64_t end, UpdateTask* task,
+                     GradientAddresses::Buffer* buffer, Visit visit);
 
   const StepPlan& plan_;
   const StepMemory& memory_;
@@ -55,12 +55,12 @@ class Updater final : private UpdateTasks {
   RecordPass pass_;
   // The records of open slots, each on cache lines of its own.
   struct alignas(64) Slot {
-    std::optional<StateStore::Pin> pin;
+    std::optional<storage::StateStore::Pin> pin;
   };
   const std::unique_ptr<Slot[]> slots_;
   const StepUpdate* update_ = nullptr;  // of the pass
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_UPDATER_H_

@@ -9,7 +9,7 @@
 #include "server/scheduler/scheduler_test_job.h"
 #include "server/scheduler/tile_view.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 constexpr uint64_t kStep = 4;
@@ -36,8 +36,9 @@ void UpdateAlone(SchedulerTestJob* job, const std::vector<uint64_t>& left_out) {
   for (const Piece& piece : job->partitions()[0].pieces) {
     const uint32_t p = piece.parameter;
     if (update.updated[p] == 0) continue;
-    const UpdateKernel& kernel = *job->plan().kernel(p).functions;
-    const UpdateFactors factors = kernel.prepare(counts.InputOf(p, update));
+    const kernels::UpdateKernel& kernel = *job->plan().kernel(p).functions;
+    const kernels::UpdateFactors factors =
+        kernel.prepare(counts.InputOf(p, update));
     job->plan().ForEachRunOf(
         p, [&](uint64_t run, uint64_t begin, uint64_t numel) {
           for (const uint64_t other : left_out) {
@@ -47,7 +48,7 @@ void UpdateAlone(SchedulerTestJob* job, const std::vector<uint64_t>& left_out) {
           const void* const gradient = job->gradient_areas()[0] +
                                        piece.gradient_offset_bytes +
                                        begin * SizeInBytes(dtype);
-          TileView view = TileViewOf(
+          kernels::TileView view = TileViewOf(
               job->layout(), job->store().RecordOf(p, begin), p, begin, numel);
           view.gradients = absl::MakeConstSpan(&gradient, 1);
           kernel.apply(factors, view);
@@ -117,8 +118,8 @@ TEST(UpdaterTest, ATaskSaysWhatADeviceNeeds) {
       return absl::OkStatus();
     }
     std::map<uint64_t, size_t> elements;
-    std::map<uint64_t, UpdateKernelKey> keys;
-    std::map<uint64_t, UpdateFactors> factors;
+    std::map<uint64_t, kernels::UpdateKernelKey> keys;
+    std::map<uint64_t, kernels::UpdateFactors> factors;
   };
   SchedulerTestJob job({.ranks = 2, .replicated = true});
   Recorder recorder;
@@ -128,7 +129,7 @@ TEST(UpdaterTest, ATaskSaysWhatADeviceNeeds) {
   const StepUpdate update = job.UpdateOf(kStep);
   ASSERT_TRUE(updater.MakePass(update).ok());
   for (uint32_t p = 0; p < job.layout().parameters().size(); ++p) {
-    const UpdateFactors factors =
+    const kernels::UpdateFactors factors =
         job.plan().kernel(p).functions->prepare(counts.InputOf(p, update));
     job.plan().ForEachRunOf(p, [&](uint64_t run, uint64_t, uint64_t numel) {
       EXPECT_EQ(recorder.elements[run], numel);
@@ -142,4 +143,4 @@ TEST(UpdaterTest, ATaskSaysWhatADeviceNeeds) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

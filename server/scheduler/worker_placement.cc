@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "server/scheduler/available_cores.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 enum class Binding { kNone, kNode, kCpu };
@@ -87,4 +87,4 @@ WorkerPlacement PlaceWorkersHere(int workers, Pinning pinning) {
   return PlaceWorkers(request);
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

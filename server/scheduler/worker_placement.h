@@ -6,7 +6,7 @@
 
 #include "server/scheduler/cpu_topology.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // The places where the participants of a WorkerPool work.
 struct WorkerPlacement {
@@ -51,6 +51,6 @@ WorkerPlacement PlaceWorkers(const PlacementRequest& request);
 // Places workers for this process as it is now.
 WorkerPlacement PlaceWorkersHere(int workers, Pinning pinning);
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_WORKER_PLACEMENT_H_

@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 using ::testing::ElementsAre;
@@ -89,4 +89,4 @@ TEST(WorkerPlacementTest, HereThereIsASeatForEach) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 // About 20 to 50 microseconds, the price of waking a sleeper on another core: a
@@ -207,4 +207,4 @@ void WorkerPool::AwaitEmptyGate() {
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::scheduler

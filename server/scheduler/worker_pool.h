@@ -12,7 +12,7 @@
 #include "server/scheduler/index_range.h"
 #include "server/scheduler/worker_placement.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 // A fixed set of threads for work given as a number of independent indices. The
 // caller works too, so a pool of n has n - 1 threads.
@@ -107,6 +107,6 @@ class WorkerPool {
   const absl::FunctionRef<void(size_t)>* body_ = nullptr;
 };
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_WORKER_POOL_H_

@@ -9,7 +9,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 TEST(WorkerPoolTest, EveryIndexOnceWhateverTheNumbers) {
@@ -178,4 +178,4 @@ TEST(WorkerPoolTest, ASeatThatIsNotThereIsNoHindrance) {
 TEST(WorkerPoolTest, StopsWithoutHavingWorked) { WorkerPool pool(16, true); }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

@@ -8,7 +8,7 @@
 #include "kernels/undo.h"
 #include "kernels/undo_fence.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 
 enum class UndoKind : uint64_t {
   kNone = 0,
@@ -43,23 +43,23 @@ struct alignas(64) WorkerUndo {
   uint64_t run;
   uint64_t stamp;
   uint64_t reserved[5];
-  UndoSlot slot;
+  kernels::UndoSlot slot;
 
   void Begin(UndoKind what, uint64_t run_index, uint64_t run_stamp) {
     slot.progress.store(0, std::memory_order_relaxed);
     slot.saved.store(0, std::memory_order_relaxed);
-    Fence<UndoFence::kBeforeRun>();
+    kernels::Fence<kernels::UndoFence::kBeforeRun>();
     run = run_index;
     stamp = run_stamp;
-    Fence<UndoFence::kBeforeKind>();
+    kernels::Fence<kernels::UndoFence::kBeforeKind>();
     kind.store(static_cast<uint64_t>(what), std::memory_order_relaxed);
-    Fence<UndoFence::kBehindKind>();
+    kernels::Fence<kernels::UndoFence::kBehindKind>();
   }
   void End(std::atomic<uint64_t>* stamp_of_run) {
-    Fence<UndoFence::kBeforeStamp>();
+    kernels::Fence<kernels::UndoFence::kBeforeStamp>();
     // Release: ranks that see it read the parameter's new values.
     stamp_of_run->store(stamp, std::memory_order_release);
-    Fence<UndoFence::kBehindStamp>();
+    kernels::Fence<kernels::UndoFence::kBehindStamp>();
     Clear();
   }
   void Clear() {
@@ -70,6 +70,6 @@ struct alignas(64) WorkerUndo {
 static_assert(offsetof(WorkerUndo, slot) == 64);
 static_assert(sizeof(WorkerUndo) % 64 == 0);
 
-}  // namespace optstate
+}  // namespace optstate::scheduler
 
 #endif  // OPTSTATE_SERVER_SCHEDULER_WORKER_UNDO_H_

@@ -30,7 +30,7 @@
 #include "proto/types/dtype.h"
 #include "proto/types/optimizer.h"
 
-namespace optstate {
+namespace optstate::scheduler {
 namespace {
 
 // Makes two pairs of vectors and another one without SIMD, on every machine.
@@ -46,14 +46,14 @@ struct Shared {
   alignas(64) std::atomic<uint64_t> stamps[kRuns];
   std::atomic<uint64_t> marks[kUpdated];
   WorkerUndo undo;
-  UndoArrays<kNumel> arrays[kUpdated];
+  kernels::UndoArrays<kNumel> arrays[kUpdated];
   float sum[kUpdated][kNumel];
   float replaced[kNumel];
   float redo[kNumel];
 };
 // The atomic words, and the others that are stored with them.
 constexpr size_t kWords = (offsetof(Shared, undo) + offsetof(WorkerUndo, slot) +
-                           offsetof(UndoSlot, old)) /
+                           offsetof(kernels::UndoSlot, old)) /
                           sizeof(uint64_t);
 constexpr size_t kProgressWord =
     (offsetof(Shared, undo) + offsetof(WorkerUndo, slot)) / sizeof(uint64_t);
@@ -72,25 +72,25 @@ class WorkerUndoTest : public testing::Test {
     // The slot is of another step and its accumulation.
     shared_->undo.run = 1;
     shared_->undo.stamp = kMark - 1;
-    shared_->undo.slot.progress.store(UndoProgress(kNumel - 1, 0, 1));
+    shared_->undo.slot.progress.store(kernels::UndoProgress(kNumel - 1, 0, 1));
     shared_->undo.slot.saved.store(kNumel);
-    UpdateInput input;
-    input.hyperparams = SettingsOf({key_.optimizer, 0})[1].hyperparams;
+    kernels::UpdateInput input;
+    input.hyperparams = kernels::SettingsOf({key_.optimizer, 0})[1].hyperparams;
     input.step_count = 9;
-    factors_ = FactorsAt(kernel_, key_.optimizer, input);
+    factors_ = kernels::FactorsAt(kernel_, key_.optimizer, input);
   }
 
   void Accumulate(Shared* shared, uint64_t run) const {
     const void* const gradient = gradient_;
-    cpu::AccumulateOn(target_, DType::kFloat32,
-                      absl::MakeConstSpan(&gradient, 1), /*first=*/false,
-                      DType::kFloat32, shared->sum[run], kNumel,
-                      &shared->undo.slot);
+    kernels::cpu::AccumulateOn(target_, DType::kFloat32,
+                               absl::MakeConstSpan(&gradient, 1),
+                               /*first=*/false, DType::kFloat32,
+                               shared->sum[run], kNumel, &shared->undo.slot);
   }
 
   void Update(Shared* shared, uint64_t run, size_t begin) const {
     const void* const gradient = shared->sum[run];
-    TileView view = shared->arrays[run].View(key_, kNumel);
+    kernels::TileView view = shared->arrays[run].View(key_, kNumel);
     view.gradients = absl::MakeConstSpan(&gradient, 1);
     view.begin = begin;
     view.undo = &shared->undo.slot;
@@ -142,8 +142,8 @@ class WorkerUndoTest : public testing::Test {
       return true;
     }
     if (accumulating) {
-      if (!RollBackSum(undo.slot, DType::kFloat32, shared->sum[undo.run],
-                       kNumel)
+      if (!kernels::RollBackSum(undo.slot, DType::kFloat32,
+                                shared->sum[undo.run], kNumel)
                .ok()) {
         return false;
       }
@@ -156,8 +156,8 @@ class WorkerUndoTest : public testing::Test {
       return true;
     }
     const absl::StatusOr<size_t> begin =
-        RollBack(shared->arrays[undo.run].View(key_, kNumel), kernel_,
-                 key_.state, key_.master, &undo.slot);
+        kernels::RollBack(shared->arrays[undo.run].View(key_, kNumel), kernel_,
+                          key_.state, key_.master, &undo.slot);
     if (!begin.ok()) return false;
     Update(shared, undo.run, *begin);
     undo.End(&shared->stamps[undo.run]);
@@ -170,22 +170,23 @@ class WorkerUndoTest : public testing::Test {
            std::memcmp(a.replaced, b.replaced, sizeof(a.replaced)) == 0;
   }
 
-  const cpu::Target target_ = cpu::SupportedTargets().back();
-  const UpdateKernelKey key_ = {};
-  const UpdateKernel& kernel_ = *cpu::FindMarkedKernel(key_, target_);
-  UpdateFactors factors_;
+  const kernels::cpu::Target target_ = kernels::cpu::SupportedTargets().back();
+  const kernels::UpdateKernelKey key_ = {};
+  const kernels::UpdateKernel& kernel_ =
+      *kernels::cpu::FindMarkedKernel(key_, target_);
+  kernels::UpdateFactors factors_;
   float gradient_[kNumel];
-  std::mt19937 random_{TestSeed()};
-  const SharedMemory<Shared> shared_;
+  std::mt19937 random_{kernels::TestSeed()};
+  const kernels::SharedMemory<Shared> shared_;
 };
 
 TEST_F(WorkerUndoTest, EveryFenceIsNeededAndTheyAreEnough) {
-  const StoreTrace trace =
-      TraceStores(absl::MakeSpan(reinterpret_cast<std::byte*>(shared_.get()),
-                                 sizeof(Shared)),
-                  kWords, [&] { Work(shared_.get()); });
+  const kernels::StoreTrace trace = kernels::TraceStores(
+      absl::MakeSpan(reinterpret_cast<std::byte*>(shared_.get()),
+                     sizeof(Shared)),
+      kWords, [&] { Work(shared_.get()); });
   SKIP_IF_UNTRACEABLE(trace.instructions);
-  StoreOrders orders;
+  kernels::StoreOrders orders;
   orders.random = &random_;
   auto left = std::make_unique<Shared>();
   orders.recovers = [&](absl::Span<const std::byte> memory) {
@@ -204,10 +205,11 @@ TEST_F(WorkerUndoTest, EveryFenceIsNeededAndTheyAreEnough) {
       "behind progress of state 1", "before progress of masters",
       "behind progress of masters", "before progress of old values",
       "behind progress of old values"};
-  EXPECT_EQ(NeededFences(trace, NamesOf(trace, kProgressWord), orders, &tried),
+  EXPECT_EQ(kernels::NeededFences(trace, kernels::NamesOf(trace, kProgressWord),
+                                  orders, &tried),
             expected);
   EXPECT_GT(tried, 1000u);
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::scheduler

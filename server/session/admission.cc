@@ -18,7 +18,7 @@
 #include "storage/allocated_bytes.h"
 #include "storage/tmpfs_info.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 std::string Bytes(uint64_t bytes) {
@@ -37,7 +37,7 @@ absl::Status Exhausted(absl::string_view what, uint64_t needed, uint64_t left,
 // exist only while the job is made.
 constexpr uint64_t kJobFiles = 24;
 
-absl::Status CheckFilesLeft(const TmpfsInfo& info) {
+absl::Status CheckFilesLeft(const storage::TmpfsInfo& info) {
   if (info.files_left >= kJobFiles) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       info.file_system, " on ", info.mount_point, ": a new job needs up to ",
@@ -73,12 +73,13 @@ absl::StatusOr<std::vector<Room>> RoomsOf(const std::string& directory,
                                           const v1::Limits& limits) {
   std::vector<Room> rooms;
   if (limits.state_bytes_max() != 0) {
-    rooms.push_back(
-        {"limit of all jobs",
-         Minus(limits.state_bytes_max(), AllocatedBytesBelow(state_dir)),
-         "delete a job or raise limits.state_bytes_max"});
+    rooms.push_back({"limit of all jobs",
+                     Minus(limits.state_bytes_max(),
+                           storage::AllocatedBytesBelow(state_dir)),
+                     "delete a job or raise limits.state_bytes_max"});
   }
-  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(directory));
+  OPTSTATE_ASSIGN_OR_RETURN(const storage::TmpfsInfo info,
+                            storage::InspectDirectory(directory));
   if (info.is_hugetlbfs) {
     return absl::FailedPreconditionError(absl::StrCat(
         directory,
@@ -108,7 +109,8 @@ absl::StatusOr<AdmissionLock> AdmissionLock::Take(
   const std::string path = state_dir + "/admission.lock";
   UniqueFd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   if (!fd.ok()) {
-    return ExplainFull(OsError(errno, absl::StrCat("open ", path)), state_dir);
+    return storage::ExplainFull(OsError(errno, absl::StrCat("open ", path)),
+                                state_dir);
   }
   int failed;
   do {
@@ -130,7 +132,7 @@ absl::Status Admit(const AdmissionRequest& request) {
       std::vector<Room> rooms,
       RoomsOf(request.directory, state_dir, request.limits));
   if (!IsOperator(request.uid)) {
-    const uint64_t taken = AllocatedBytesBelow(state_dir);
+    const uint64_t taken = storage::AllocatedBytesBelow(state_dir);
     for (Room& room : rooms) KeepForOperators(request.limits, taken, &room);
     if (request.limits.user_state_bytes_max() != 0) {
       rooms.push_back({absl::StrCat("limit of the jobs of uid ", request.uid),
@@ -142,8 +144,8 @@ absl::Status Admit(const AdmissionRequest& request) {
   // An existing job has its files already.
   if (request.new_state_bytes != 0 &&
       request.new_state_bytes == request.job_state_bytes) {
-    OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info,
-                              InspectDirectory(request.directory));
+    OPTSTATE_ASSIGN_OR_RETURN(const storage::TmpfsInfo info,
+                              storage::InspectDirectory(request.directory));
     OPTSTATE_RETURN_IF_ERROR(CheckFilesLeft(info));
   }
   for (const Room& room : rooms) {
@@ -167,4 +169,4 @@ absl::StatusOr<uint64_t> StateBytesLeft(const std::string& state_dir,
   return left;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

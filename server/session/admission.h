@@ -11,7 +11,7 @@
 #include "optstate/v1/config.pb.h"
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The resources that a job needs when it is created or grows.
 struct AdmissionRequest {
@@ -48,6 +48,6 @@ absl::Status Admit(const AdmissionRequest& request);
 absl::StatusOr<uint64_t> StateBytesLeft(const std::string& state_dir,
                                         const v1::Limits& limits);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_ADMISSION_H_

@@ -11,7 +11,7 @@
 #include "storage/testing/test_mounts.h"
 #include "storage/tmpfs_info.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 namespace fs = std::filesystem;
@@ -120,7 +120,7 @@ TEST_F(AdmissionTest, TablesTakeMemoryAndNoneOfTheJobsLimits) {
 }
 
 TEST_F(AdmissionTest, ANewJobNeedsInodes) {
-  const auto tmpfs = TestTmpfs::Mount(directory_, "nr_inodes=8");
+  const auto tmpfs = storage::TestTmpfs::Mount(directory_, "nr_inodes=8");
   if (absl::IsFailedPrecondition(tmpfs.status())) {
     GTEST_SKIP() << tmpfs.status();
   }
@@ -140,7 +140,7 @@ TEST_F(AdmissionTest, ANewJobNeedsInodes) {
 
 TEST_F(AdmissionTest, LeftIsNotMoreThanTheFileSystemHas) {
   const auto left = StateBytesLeft(directory_, limits_);
-  const auto info = InspectDirectory(directory_);
+  const auto info = storage::InspectDirectory(directory_);
   ASSERT_TRUE(left.ok() && info.ok());
   EXPECT_LE(*left, info->bytes_total);
   EXPECT_TRUE(
@@ -148,4 +148,4 @@ TEST_F(AdmissionTest, LeftIsNotMoreThanTheFileSystemHas) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

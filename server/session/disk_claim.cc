@@ -9,25 +9,25 @@
 #include "spdlog/spdlog.h"
 #include "storage/disk_folder.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // Checks that a new job may have the folder, which is not its own yet.
 absl::Status CheckFree(const std::string& folder,
                        const std::string& job_directory) {
-  if (IsDurableFolder(folder)) {
+  if (storage::IsDurableFolder(folder)) {
     return absl::FailedPreconditionError(absl::StrCat(
         folder,
         " has a durable job, which was not there when the engine started: was "
         "its disk mounted only then? Start the daemon again to go on with "
         "that job"));
   }
-  if (IsDiskFolderInUse(folder, job_directory)) {
+  if (storage::IsDiskFolderInUse(folder, job_directory)) {
     return absl::FailedPreconditionError(absl::StrCat(
         folder,
         " has records of another job, whose state or engine may be "
         "there: ",
-        folder, kDiskMemoryFile,
+        folder, storage::kDiskMemoryFile,
         " says where. Use another name, or delete that job, or, if it is "
         "gone, remove ",
         folder));
@@ -38,24 +38,27 @@ absl::Status CheckFree(const std::string& folder,
 // Whether the folder says that it is of this incarnation, or, without one, says
 // nothing.
 bool IsOf(const std::string& folder, std::optional<uint64_t> incarnation) {
-  const auto identity = ReadDiskIdentity(folder);
+  const auto identity = storage::ReadDiskIdentity(folder);
   if (!identity.ok()) return false;
   if (!identity->has_value()) return !incarnation.has_value();
   return (*identity)->incarnation == incarnation;
 }
 
 // Each engine of a job does this: what is written already stays.
-absl::Status Identify(const std::string& folder, const DiskIdentity& identity) {
-  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<DiskIdentity> now,
-                            ReadDiskIdentity(folder));
+absl::Status Identify(const std::string& folder,
+                      const storage::DiskIdentity& identity) {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<storage::DiskIdentity> now,
+                            storage::ReadDiskIdentity(folder));
   if (now == identity) return absl::OkStatus();
-  return WriteDiskIdentity(folder, identity);
+  return storage::WriteDiskIdentity(folder, identity);
 }
 
 absl::Status CheckHasRecords(const std::string& folder) {
-  if (MayExist(folder + kDiskRecordsFile)) return absl::OkStatus();
+  if (storage::MayExist(folder + storage::kDiskRecordsFile)) {
+    return absl::OkStatus();
+  }
   return absl::DataLossError(
-      absl::StrCat(folder, kDiskRecordsFile,
+      absl::StrCat(folder, storage::kDiskRecordsFile,
                    " is missing: is its disk mounted, and is the directory one "
                    "of those with which the job was made?"));
 }
@@ -65,8 +68,9 @@ absl::Status CheckHasRecords(const std::string& folder) {
 absl::Status CheckDiskIdentities(const std::vector<std::string>& folders,
                                  std::optional<uint64_t> incarnation) {
   for (size_t i = 0; i < folders.size(); ++i) {
-    OPTSTATE_ASSIGN_OR_RETURN(const std::optional<DiskIdentity> identity,
-                              ReadDiskIdentity(folders[i]));
+    OPTSTATE_ASSIGN_OR_RETURN(
+        const std::optional<storage::DiskIdentity> identity,
+        storage::ReadDiskIdentity(folders[i]));
     if (!identity.has_value()) continue;
     if (!incarnation.has_value()) incarnation = identity->incarnation;
     if (identity->incarnation != *incarnation) {
@@ -94,11 +98,11 @@ absl::Status CheckDiskIdentities(const std::vector<std::string>& folders,
 
 absl::Status CheckDiskOwner(const std::string& folder, uint32_t owner) {
   OPTSTATE_ASSIGN_OR_RETURN(const std::optional<uint32_t> on_disk,
-                            ReadDiskOwner(folder));
+                            storage::ReadDiskOwner(folder));
   if (!on_disk.has_value()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(folder, " has a durable job, but ", folder, kDiskOwnerFile,
-                     " is missing: write the uid of its owner to it"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        folder, " has a durable job, but ", folder, storage::kDiskOwnerFile,
+        " is missing: write the uid of its owner to it"));
   }
   if (*on_disk == owner) return absl::OkStatus();
   return absl::PermissionDeniedError(
@@ -110,7 +114,7 @@ absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
                               const DiskClaim& claim) {
   if (!claim.is_new) {
     OPTSTATE_RETURN_IF_ERROR(CheckDiskIdentities(folders, claim.incarnation));
-    if (MayExist(folders[0] + kDiskCommitsFile)) {
+    if (storage::MayExist(folders[0] + storage::kDiskCommitsFile)) {
       OPTSTATE_RETURN_IF_ERROR(CheckDiskOwner(folders[0], claim.owner));
     }
   }
@@ -123,14 +127,15 @@ absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
   for (uint32_t i = 0; i < folders.size(); ++i) {
     const auto count = static_cast<uint32_t>(folders.size());
     OPTSTATE_RETURN_IF_ERROR(
-        MakeFolder(folders[i].substr(0, folders[i].rfind('/'))));
-    OPTSTATE_RETURN_IF_ERROR(MakeFolder(folders[i]));
+        storage::MakeFolder(folders[i].substr(0, folders[i].rfind('/'))));
+    OPTSTATE_RETURN_IF_ERROR(storage::MakeFolder(folders[i]));
     OPTSTATE_RETURN_IF_ERROR(
         Identify(folders[i], {claim.incarnation, i, count}));
-    OPTSTATE_RETURN_IF_ERROR(WriteDiskMemory(folders[i], claim.job_directory));
+    OPTSTATE_RETURN_IF_ERROR(
+        storage::WriteDiskMemory(folders[i], claim.job_directory));
   }
-  return WriteDurably(folders[0] + kDiskOwnerFile,
-                      absl::StrCat(claim.owner, "\n"));
+  return storage::WriteDurably(folders[0] + storage::kDiskOwnerFile,
+                               absl::StrCat(claim.owner, "\n"));
 }
 
 void RemoveDiskFolders(const std::vector<std::string>& folders,
@@ -143,4 +148,4 @@ void RemoveDiskFolders(const std::vector<std::string>& folders,
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

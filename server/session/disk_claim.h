@@ -8,7 +8,7 @@
 
 #include "absl/status/status.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // A job, as it takes its folders on disks (storage/disk_folder.h), in their
 // order.
@@ -44,6 +44,6 @@ absl::Status ClaimDiskFolders(const std::vector<std::string>& folders,
 void RemoveDiskFolders(const std::vector<std::string>& folders,
                        std::optional<uint64_t> incarnation);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_DISK_CLAIM_H_

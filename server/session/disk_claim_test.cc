@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "storage/disk_folder.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 namespace fs = std::filesystem;
@@ -26,7 +26,7 @@ class DiskClaimTest : public testing::Test {
     root_ = ::mkdtemp(name.data());
     for (const char* disk : {"/0", "/1", "/2"}) {
       fs::create_directory(root_ + disk);
-      all_.push_back(DiskFolder(root_ + disk, "a"));
+      all_.push_back(storage::DiskFolder(root_ + disk, "a"));
     }
     two_ = {all_[0], all_[1]};
   }
@@ -42,10 +42,10 @@ class DiskClaimTest : public testing::Test {
   void Make(bool is_durable) const {
     ASSERT_TRUE(ClaimDiskFolders(two_, Claim(1, /*is_new=*/true)).ok());
     for (const std::string& folder : two_) {
-      std::ofstream(folder + kDiskRecordsFile) << "r";
-      if (is_durable) std::ofstream(folder + kDiskDurableFile).flush();
+      std::ofstream(folder + storage::kDiskRecordsFile) << "r";
+      if (is_durable) std::ofstream(folder + storage::kDiskDurableFile).flush();
     }
-    if (is_durable) std::ofstream(two_[0] + kDiskCommitsFile) << "c";
+    if (is_durable) std::ofstream(two_[0] + storage::kDiskCommitsFile) << "c";
   }
 
   std::string root_;
@@ -55,8 +55,9 @@ class DiskClaimTest : public testing::Test {
 
 TEST_F(DiskClaimTest, AJobFindsItsFolders) {
   Make(/*is_durable=*/true);
-  EXPECT_EQ(*ReadDiskOwner(two_[0]), 7u);
-  EXPECT_EQ(*ReadDiskIdentity(two_[1]), (DiskIdentity{1, 1, 2}));
+  EXPECT_EQ(*storage::ReadDiskOwner(two_[0]), 7u);
+  EXPECT_EQ(*storage::ReadDiskIdentity(two_[1]),
+            (storage::DiskIdentity{1, 1, 2}));
   EXPECT_TRUE(ClaimDiskFolders(two_, Claim(1, false)).ok());
   EXPECT_TRUE(ClaimDiskFolders(two_, Claim(1, true)).ok()) << "was cut short";
 }
@@ -68,8 +69,9 @@ TEST_F(DiskClaimTest, AnotherOrderIsNamedAndChangesNothing) {
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_THAT(status.ToString(),
               AllOf(HasSubstr(two_[1] + " is number 2"), HasSubstr("order")));
-  EXPECT_EQ(*ReadDiskIdentity(two_[1]), (DiskIdentity{1, 1, 2}));
-  EXPECT_FALSE(fs::exists(two_[1] + kDiskOwnerFile));
+  EXPECT_EQ(*storage::ReadDiskIdentity(two_[1]),
+            (storage::DiskIdentity{1, 1, 2}));
+  EXPECT_FALSE(fs::exists(two_[1] + storage::kDiskOwnerFile));
 }
 
 TEST_F(DiskClaimTest, AnotherNumberIsNamedAndChangesNothing) {
@@ -89,8 +91,9 @@ TEST_F(DiskClaimTest, FoldersOfAnotherJobAreNotTouched) {
     const absl::Status status = ClaimDiskFolders(two_, Claim(2, is_new));
     EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
     RemoveDiskFolders(two_, 2);
-    EXPECT_EQ(*ReadDiskIdentity(two_[0]), (DiskIdentity{1, 0, 2}));
-    EXPECT_TRUE(fs::exists(two_[1] + kDiskRecordsFile));
+    EXPECT_EQ(*storage::ReadDiskIdentity(two_[0]),
+              (storage::DiskIdentity{1, 0, 2}));
+    EXPECT_TRUE(fs::exists(two_[1] + storage::kDiskRecordsFile));
   }
   RemoveDiskFolders(two_, 1);
   EXPECT_FALSE(fs::exists(two_[0]));
@@ -104,7 +107,8 @@ TEST_F(DiskClaimTest, ANewJobReplacesRecordsThatNobodyHas) {
   const absl::Status status = ClaimDiskFolders(two_, elsewhere);
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
   EXPECT_TRUE(ClaimDiskFolders(two_, Claim(2, true)).ok());
-  EXPECT_EQ(*ReadDiskIdentity(two_[1]), (DiskIdentity{2, 1, 2}));
+  EXPECT_EQ(*storage::ReadDiskIdentity(two_[1]),
+            (storage::DiskIdentity{2, 1, 2}));
 }
 
 TEST_F(DiskClaimTest, AJobIsItsOwners) {
@@ -112,16 +116,16 @@ TEST_F(DiskClaimTest, AJobIsItsOwners) {
   DiskClaim strangers = Claim(1, false);
   strangers.owner = 65534;
   EXPECT_TRUE(absl::IsPermissionDenied(ClaimDiskFolders(two_, strangers)));
-  fs::remove(two_[0] + kDiskOwnerFile);
+  fs::remove(two_[0] + storage::kDiskOwnerFile);
   EXPECT_TRUE(absl::IsFailedPrecondition(ClaimDiskFolders(two_, strangers)));
-  EXPECT_FALSE(fs::exists(two_[0] + kDiskOwnerFile));
+  EXPECT_FALSE(fs::exists(two_[0] + storage::kDiskOwnerFile));
 }
 
 TEST_F(DiskClaimTest, AJobOfAFormerBuildGetsIdentities) {
   Make(/*is_durable=*/true);
   for (const std::string& folder : two_) {
-    fs::remove(folder + kDiskIdentityFile);
-    fs::remove(folder + kDiskMemoryFile);
+    fs::remove(folder + storage::kDiskIdentityFile);
+    fs::remove(folder + storage::kDiskMemoryFile);
   }
   // A directory that it does not have is not taken for one of its own.
   const absl::Status more = ClaimDiskFolders(all_, Claim(1, false));
@@ -129,9 +133,10 @@ TEST_F(DiskClaimTest, AJobOfAFormerBuildGetsIdentities) {
   EXPECT_THAT(more.ToString(), HasSubstr(all_[2]));
   EXPECT_FALSE(fs::exists(all_[2]));
   ASSERT_TRUE(ClaimDiskFolders(two_, Claim(1, false)).ok());
-  EXPECT_EQ(*ReadDiskIdentity(two_[1]), (DiskIdentity{1, 1, 2}));
-  EXPECT_TRUE(IsDiskFolderInUse(two_[0]));
+  EXPECT_EQ(*storage::ReadDiskIdentity(two_[1]),
+            (storage::DiskIdentity{1, 1, 2}));
+  EXPECT_TRUE(storage::IsDiskFolderInUse(two_[0]));
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // A step begun by ranks that are to return also counts as open, unless the job
 // has failed: it then takes no step.
@@ -106,4 +106,4 @@ void DrainGate::AwaitPauseEnd() {
   paused_ = false;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

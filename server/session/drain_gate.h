@@ -8,7 +8,7 @@
 #include "server/session/steps/step_state.h"
 #include "server/session/transfer/load_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Holds the ranks' calls back: a draining job opens no new step, a paused one
 // begins nothing until the pause ends, a stopped one never again.
@@ -59,6 +59,6 @@ class DrainGate {
   absl::Time pause_end_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_DRAIN_GATE_H_

@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/room_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -101,4 +101,4 @@ TEST_F(DrainGateTest, NothingIsDrainedOrPausedDuringAPass) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -5,14 +5,14 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 struct Header {
   uint64_t description_bytes;
   uint64_t step_counts;
   uint64_t scalars;
-  StepRecord record;
+  storage::StepRecord record;
 };
 
 uint64_t BytesOf(const Header& header) {
@@ -30,8 +30,8 @@ uint64_t DurableJobBytes(const Layout& layout, absl::string_view description) {
 }
 
 std::string SerializeDurableJob(absl::string_view description,
-                                const StepRecord& record,
-                                const StateStore& store) {
+                                const storage::StepRecord& record,
+                                const storage::StateStore& store) {
   const auto counts = store.step_counts();
   const auto scalars = store.scalars();
   const Header header = {.description_bytes = description.size(),
@@ -77,4 +77,4 @@ absl::StatusOr<DurableJob> ParseDurableJob(absl::string_view bytes) {
   return job;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -12,13 +12,13 @@
 #include "storage/format/control_file.h"
 #include "storage/state_store.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The part of a durable commit that describes a job beside its records, kept in
 // DurableCommit::job.
 struct DurableJob {
   std::string description;  // see SerializeDescription()
-  StepRecord record;
+  storage::StepRecord record;
   std::vector<int64_t> step_counts;  // by parameter
   std::vector<double> scalars;       // by parameter, or empty
 };
@@ -28,11 +28,11 @@ uint64_t DurableJobBytes(const Layout& layout, absl::string_view description);
 
 // Takes the counts and scalars of the store.
 std::string SerializeDurableJob(absl::string_view description,
-                                const StepRecord& record,
-                                const StateStore& store);
+                                const storage::StepRecord& record,
+                                const storage::StateStore& store);
 // Returns DATA_LOSS when the bytes are none that SerializeDurableJob made.
 absl::StatusOr<DurableJob> ParseDurableJob(absl::string_view bytes);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_DURABLE_JOB_H_

@@ -6,7 +6,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/job_impl.h"
 
-namespace optstate {
+namespace optstate::session {
 
 absl::StatusOr<std::unique_ptr<Job>> Job::Open(Options options) {
   const std::string name = options.name;
@@ -18,4 +18,4 @@ absl::StatusOr<std::unique_ptr<Job>> Job::Open(Options options) {
   return job;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -25,9 +25,11 @@
 #include "server/session/ranks/former_rank.h"
 #include "server/session/recovery/gradient_keeper.h"
 
-namespace optstate {
-
+namespace optstate::scheduler {
 class StepObserver;
+}  // namespace optstate::scheduler
+
+namespace optstate::session {
 
 // One training job: its layout, its state, the partition of the state over
 // ranks, and the order of its steps. Knows nothing of sockets, rings or RPC:
@@ -110,7 +112,8 @@ class Job {
     // finished or when the job cannot be opened, all that it holds. May be
     // null; must outlive the job.
     GradientKeeper* keeper = nullptr;
-    StepObserver* observer = nullptr;  // tests only; must outlive the job
+    // Tests only; must outlive the job.
+    scheduler::StepObserver* observer = nullptr;
     // The clock that ends a pause. Tests only: another clock may run ahead of
     // the real one, and each leap must be followed by a call of the job.
     std::function<absl::Time()> clock = absl::Now;
@@ -264,6 +267,6 @@ class Job {
       const v1::ListParametersRequest& request) const = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_JOB_H_

@@ -11,7 +11,7 @@
 #include "kernels/cast.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -68,15 +68,18 @@ Tensors SumsOf(const JobHarness& harness, DType dtype,
     for (size_t p = 0; p < gradients.size(); ++p) {
       std::vector<float>& gradient = gradients[p];
       std::vector<std::byte> rounded(gradient.size() * 4 + 1);
-      CastFromFloat(dtype, gradient.data(), rounded.data(), gradient.size());
-      CastToFloat(dtype, rounded.data(), gradient.data(), gradient.size());
+      kernels::CastFromFloat(dtype, gradient.data(), rounded.data(),
+                             gradient.size());
+      kernels::CastToFloat(dtype, rounded.data(), gradient.data(),
+                           gradient.size());
       if (m == 0) {
         sums[p] = gradient;
       } else {
         for (size_t i = 0; i < gradient.size(); ++i) sums[p][i] += gradient[i];
-        CastFromFloat(sum_dtype, sums[p].data(), rounded.data(),
-                      gradient.size());
-        CastToFloat(sum_dtype, rounded.data(), sums[p].data(), gradient.size());
+        kernels::CastFromFloat(sum_dtype, sums[p].data(), rounded.data(),
+                               gradient.size());
+        kernels::CastToFloat(sum_dtype, rounded.data(), sums[p].data(),
+                             gradient.size());
       }
     }
   }
@@ -260,4 +263,4 @@ TEST_F(JobAccumulateTest, MayBeSwitchedBetweenSessions) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

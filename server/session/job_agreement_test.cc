@@ -7,7 +7,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::AllOf;
@@ -238,4 +238,4 @@ TEST_F(MicroStepsAgreementTest, SumsAreDroppedOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -37,7 +37,7 @@ void operator delete[](void* memory, std::size_t) noexcept {
   std::free(memory);
 }
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 void RunSteps(bool accumulate) {
@@ -60,4 +60,4 @@ TEST(JobAllocationTest, Plain) { RunSteps(false); }
 TEST(JobAllocationTest, Accumulating) { RunSteps(true); }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -11,7 +11,7 @@
 #include "proto/types/random_layout.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // Returns hyperparameters that differ by group and step, as schedulers make
@@ -322,7 +322,7 @@ class Truth {
   }
 
  private:
-  std::vector<OptimizerReference<double>> parameters_;
+  std::vector<kernels::OptimizerReference<double>> parameters_;
   double norm_ = 0;
 };
 
@@ -368,8 +368,8 @@ TEST(JobBitsTest, MissingGradientsCountAsInTorch) {
   const Tensors masters = harness.RandomTensors(1);
   harness.Start(masters);
   const std::vector<double> start(masters[1].begin(), masters[1].end());
-  OptimizerReference<double> truth(OptimizerKind::kAdamW, adam::kAmsgrad,
-                                   start);
+  kernels::OptimizerReference<double> truth(OptimizerKind::kAdamW,
+                                            adam::kAmsgrad, start);
   const std::vector<Hyperparams> groups(2, AdamHyperparams());
   for (uint64_t step = 1; step <= 20; ++step) {
     CommitSpec spec;
@@ -416,4 +416,4 @@ TEST(JobBitsTest, AHundredThousandParameters) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -15,24 +15,24 @@
 #include "server/session/recovery/staging_file.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 int WorkersOf(const v1::EngineSettings& settings) {
   constexpr int kWorkersMax = 1024;
-  return settings.workers() == 0 ? AvailableCores()
+  return settings.workers() == 0 ? scheduler::AvailableCores()
                                  : static_cast<int>(std::min<uint32_t>(
                                        settings.workers(), kWorkersMax));
 }
 
-Pinning PinningOf(const v1::EngineSettings& settings) {
+scheduler::Pinning PinningOf(const v1::EngineSettings& settings) {
   switch (settings.pinning()) {
     case v1::PINNING_NEVER:
-      return Pinning::kNever;
+      return scheduler::Pinning::kNever;
     case v1::PINNING_ALWAYS:
-      return Pinning::kAlways;
+      return scheduler::Pinning::kAlways;
     default:
-      return Pinning::kAuto;
+      return scheduler::Pinning::kAuto;
   }
 }
 
@@ -40,10 +40,12 @@ Pinning PinningOf(const v1::EngineSettings& settings) {
 
 JobContext::JobContext(Job::Options job_options)
     : options(std::move(job_options)),
-      placement(PlaceWorkersHere(WorkersOf(options.config.engine()),
-                                 PinningOf(options.config.engine()))),
+      placement(
+          scheduler::PlaceWorkersHere(WorkersOf(options.config.engine()),
+                                      PinningOf(options.config.engine()))),
       pool(WorkersOf(options.config.engine()),
-           /*spin=*/WorkersOf(options.config.engine()) <= AvailableCores(),
+           /*spin=*/WorkersOf(options.config.engine()) <=
+               scheduler::AvailableCores(),
            placement) {}
 
 JobContext::~JobContext() { verifier.Cancel("the engine ends"); }
@@ -67,7 +69,7 @@ absl::Span<const int64_t> JobContext::StepCounts() const {
 }
 
 bool JobContext::IsUnfinished(uint64_t step) const {
-  const ControlFile& control = *tier->control();
+  const storage::ControlFile& control = *tier->control();
   return step != 0 && control.step_in_progress.load() == step &&
          control.step_given_up.load() != step;
 }
@@ -152,11 +154,11 @@ absl::Status JobContext::MakeCountingPass(
   return made;
 }
 
-void JobContext::Stage(const StepScheduler::Staging& staging) {
+void JobContext::Stage(const scheduler::StepScheduler::Staging& staging) {
   const auto& pieces = shape->partitions[staging.rank].pieces;
   uint64_t elements = 0;
   for (size_t i = 0; i < staging.actions.size(); ++i) {
-    if (staging.actions[i] == StageAction::kNothing) continue;
+    if (staging.actions[i] == scheduler::StageAction::kNothing) continue;
     elements += pieces[staging.first_piece + i].numel;
   }
   if (is_replicated()) elements *= staging.gradient_areas.size();
@@ -170,7 +172,8 @@ void JobContext::Stage(const StepScheduler::Staging& staging) {
   }).IgnoreError();
 }
 
-double JobContext::Norm(double type, const StepScheduler::Update& update) {
+double JobContext::Norm(double type,
+                        const scheduler::StepScheduler::Update& update) {
   double norm = 0;
   MakePass([&] {
     if (options.observer != nullptr) options.observer->OnGradientsRead();
@@ -190,4 +193,4 @@ std::string JobContext::StateDir() const {
                                             : options.config.state_dir();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

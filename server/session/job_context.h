@@ -28,7 +28,7 @@
 #include "storage/state_store.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // What the rooms of one job share: its options, shape, files and records, the
 // scheduler, and whether it has failed or finishes the step of a former engine.
@@ -53,7 +53,9 @@ struct JobContext {
   uint32_t parameter_count() const {
     return static_cast<uint32_t>(layout().parameters().size());
   }
-  const StepRecord& record() const { return CurrentRecord(*tier->control()); }
+  const storage::StepRecord& record() const {
+    return storage::CurrentRecord(*tier->control());
+  }
   // Returns the phase that the job is in, with a layout or without.
   v1::JobPhase phase() const;
   // Returns whether every parameter has a valid state.
@@ -61,12 +63,12 @@ struct JobContext {
     return record().load_required_from == parameter_count();
   }
   StepOutcome LastOutcome() const;
-  RankMark& rank_mark(uint32_t rank) const {
+  storage::RankMark& rank_mark(uint32_t rank) const {
     return tier->recovery().rank_marks[rank];
   }
   // Returns the mark whose step and epoch say which marks of the rank's runs
   // count.
-  RankMark& staging_mark(uint32_t rank) const {
+  storage::RankMark& staging_mark(uint32_t rank) const {
     return rank_mark(accumulates_together() ? 0 : rank);
   }
   bool speculates() const { return shape->description.speculative; }
@@ -104,8 +106,8 @@ struct JobContext {
   // Makes one that changes the step counts.
   absl::Status MakeCountingPass(absl::FunctionRef<absl::Status()> pass);
   // Makes one that reads gradients: takes them in, or a norm of them.
-  void Stage(const StepScheduler::Staging& staging);
-  double Norm(double type, const StepScheduler::Update& update);
+  void Stage(const scheduler::StepScheduler::Staging& staging);
+  double Norm(double type, const scheduler::StepScheduler::Update& update);
 
   // See Job::StagingPath.
   std::string StagingPath(uint32_t rank, uint64_t client_instance) const;
@@ -113,22 +115,22 @@ struct JobContext {
 
   JobLock lock;
   Job::Options options;
-  const WorkerPlacement placement;
-  WorkerPool pool;
+  const scheduler::WorkerPlacement placement;
+  scheduler::WorkerPool pool;
   // Null while no layout is registered, or when the layout of a FAILED job
   // could not be used; the tier and the scheduler are then null too.
   std::unique_ptr<JobShape> shape;
   uint64_t shape_number = 0;
   // Outlives the tier, whose mappings it locks; see StateLock.
-  MemoryLocker memory_locker;
-  std::optional<HostTier> tier;
+  storage::MemoryLocker memory_locker;
+  std::optional<storage::HostTier> tier;
   // The records of the present layout and files; made with the scheduler, their
   // user.
-  std::unique_ptr<StateStore> store;
+  std::unique_ptr<storage::StateStore> store;
   // Points to the same store when the job has records on disk; null otherwise.
-  NvmeStore* nvme = nullptr;
+  nvme::NvmeStore* nvme = nullptr;
   RecordVerifier verifier;
-  std::unique_ptr<StepScheduler> scheduler;
+  std::unique_ptr<scheduler::StepScheduler> scheduler;
   // Set while a step in which a former engine died is not finished.
   std::optional<RecoveredStep> recovery;
   // Not OK: the job is FAILED, and calls return this status.
@@ -137,6 +139,6 @@ struct JobContext {
   std::vector<int64_t> counts_before_pass;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_JOB_CONTEXT_H_

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/job_crash_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 JobHarness::Setup WholeInSmallFormats() {
@@ -335,4 +335,4 @@ TEST_F(AccumulatingJobCrashTest, WhatWasStagedIsNotThereForAnother) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -35,7 +35,7 @@ int WrappedDataSync(int fd) {
   return RealDataSync(fd);
 }
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // Stops the first thread that comes to it until the test lets it go on.
@@ -60,7 +60,7 @@ class Barrier {
   absl::Notification opened_;
 };
 
-class StopsInStep final : public StepObserver {
+class StopsInStep final : public scheduler::StepObserver {
  public:
   explicit StopsInStep(Barrier* barrier) : barrier_(barrier) {}
   void OnGradientsRead() override {
@@ -79,7 +79,7 @@ class StopsInStep final : public StepObserver {
   std::atomic<bool> stops_{false};
 };
 
-JobHarness::Setup SetupOf(StepObserver* observer) {
+JobHarness::Setup SetupOf(scheduler::StepObserver* observer) {
   JobHarness::Setup setup;
   setup.layout.groups = {{}};
   setup.layout.parameters = {MakeParameter("a", 20000),
@@ -129,7 +129,7 @@ void ExpectDescribed(JobHarness* harness, Barrier* barrier,
 }
 
 // A push that is long enough not to be taken in under the lock.
-JobHarness::Setup WithALongPush(StepObserver* observer) {
+JobHarness::Setup WithALongPush(scheduler::StepObserver* observer) {
   JobHarness::Setup setup = SetupOf(observer);
   setup.layout.parameters[0] = MakeParameter("a", 200000);
   return setup;
@@ -305,4 +305,4 @@ TEST_F(JobCrashTest, TheSupervisorIsHeardWhileAStepIsFinished) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -11,7 +11,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/job_facts.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 constexpr uint32_t kPageMax = 10000;
@@ -44,7 +44,8 @@ void JobDescriber::DescribeState(v1::Job* job) const {
   job->set_rolled_back_runs(job_.tier->control()->runs_rolled_back);
   SetTimestamp(job_.tier->control()->created_at_ns, job->mutable_created_at());
   job->set_state_bytes(job_.tier->bytes());
-  for (const HostTier::ArrayInfo& info : job_.tier->Describe(job_.layout())) {
+  for (const storage::HostTier::ArrayInfo& info :
+       job_.tier->Describe(job_.layout())) {
     v1::ArrayBytes* array = job->add_arrays();
     array->set_name(info.name);
     array->set_dtype(info.dtype);
@@ -149,4 +150,4 @@ absl::StatusOr<v1::ListParametersReply> JobDescriber::ListParameters(
   return reply;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

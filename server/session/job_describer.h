@@ -14,7 +14,7 @@
 #include "server/session/steps/step_state.h"
 #include "server/session/transfer/load_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Describes a job to operators. Reads only what no pass over the state changes,
 // so that it needs no idle job.
@@ -62,6 +62,6 @@ class JobDescriber {
   StateLock& state_lock_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_JOB_DESCRIBER_H_

@@ -10,7 +10,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/steps/loss_scaler.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 absl::string_view Name(PartitionMode mode) {
@@ -184,4 +184,4 @@ absl::Status CheckSameSettings(const JobDescription& now,
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -12,7 +12,7 @@
 #include "proto/types/partition.h"
 #include "server/session/job_types.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // A job as described by its registration: kept in job.binpb as a
 // v1.RegisterRequest (of rank 0), so that a restarted engine knows the job.
@@ -49,6 +49,6 @@ absl::StatusOr<JobDescription> ParseDescription(const std::string& bytes);
 absl::Status CheckSameSettings(const JobDescription& now,
                                const JobDescription& asked);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_JOB_DESCRIPTION_H_

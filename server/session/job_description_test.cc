@@ -8,7 +8,7 @@
 #include "optstate/v1/session.pb.h"
 #include "proto/types/layout.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // Returns a description as a build without the limit wrote it.
@@ -49,4 +49,4 @@ TEST(JobDescriptionTest, MoreGroupsAreRefusedWithWhatToDo) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

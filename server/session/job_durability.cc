@@ -11,7 +11,7 @@
 #include "spdlog/spdlog.h"
 #include "storage/tiers/nvme/frame_table.h"
 
-namespace optstate {
+namespace optstate::session {
 
 uint64_t JobDurability::SubGroupElements(
     const JobDescription& description) const {
@@ -21,9 +21,9 @@ uint64_t JobDurability::SubGroupElements(
              : job_.options.config.engine().subgroup_elements();
 }
 
-NvmeStore::Sizes JobDurability::SwapSizesOf(
+nvme::NvmeStore::Sizes JobDurability::SwapSizesOf(
     const JobDescription& description) const {
-  return NvmeStore::SizesOf(
+  return nvme::NvmeStore::SizesOf(
       description.layout, SubGroupElements(description),
       {.is_durable = IsDurable(description.storage),
        .directories =
@@ -32,14 +32,14 @@ NvmeStore::Sizes JobDurability::SwapSizesOf(
                                     SerializeDescription(description))});
 }
 
-absl::StatusOr<std::unique_ptr<StateStore>> JobDurability::MakeStore(
-    const DurableCommit* restored) {
+absl::StatusOr<std::unique_ptr<storage::StateStore>> JobDurability::MakeStore(
+    const nvme::DurableCommit* restored) {
   const JobDescription& what = job_.shape->description;
   job_.nvme = nullptr;
   if (!UsesDisk(what.storage)) {
     return job_.tier->MakeStore(&job_.layout(), SubGroupElements(what));
   }
-  NvmeStore::Options options;
+  nvme::NvmeStore::Options options;
   options.directories =
       DiskDirectoriesOf(job_.options.config, job_.options.name);
   if (options.directories.empty()) {
@@ -53,13 +53,13 @@ absl::StatusOr<std::unique_ptr<StateStore>> JobDurability::MakeStore(
        .owner = job_.options.uid,
        .job_directory = job_.options.directory,
        .is_new = restored == nullptr &&
-                 !FrameTable::IsMade(job_.tier->frame_table())}));
+                 !nvme::FrameTable::IsMade(job_.tier->frame_table())}));
   if (IsDurable(what.storage)) {
     OPTSTATE_RETURN_IF_ERROR(MarkDurable(options.directories));
   }
   OPTSTATE_ASSIGN_OR_RETURN(options.engine,
                             MakeDiskEngine(job_.options.config));
-  const NvmeStore::Sizes sizes = SwapSizesOf(what);
+  const nvme::NvmeStore::Sizes sizes = SwapSizesOf(what);
   const absl::Span<std::byte> frames = job_.tier->frames();
   options.frames = frames.first(frames.size() / sizes.frame * sizes.frame);
   options.table = job_.tier->frame_table();
@@ -68,9 +68,9 @@ absl::StatusOr<std::unique_ptr<StateStore>> JobDurability::MakeStore(
   options.job_bytes = DurableJobBytes(what.layout, SerializeDescription(what));
   options.restored = restored;
   OPTSTATE_ASSIGN_OR_RETURN(
-      std::unique_ptr<NvmeStore> store,
-      NvmeStore::Open(&job_.layout(), SubGroupElements(what),
-                      job_.tier->Arrays(), std::move(options)));
+      std::unique_ptr<nvme::NvmeStore> store,
+      nvme::NvmeStore::Open(&job_.layout(), SubGroupElements(what),
+                            job_.tier->Arrays(), std::move(options)));
   spdlog::info(
       "records are swapped: job={} io={} frames={} records={} frame_bytes={} "
       "durable={}",
@@ -82,7 +82,7 @@ absl::StatusOr<std::unique_ptr<StateStore>> JobDurability::MakeStore(
 
 absl::Status JobDurability::FitFrames() {
   if (job_.nvme == nullptr) return absl::OkStatus();
-  const NvmeStore::Sizes sizes = SwapSizesOf(job_.shape->description);
+  const nvme::NvmeStore::Sizes sizes = SwapSizesOf(job_.shape->description);
   const uint64_t bytes = FrameBytesOf(job_.shape->description.storage, sizes);
   if (bytes == job_.tier->frames().size()) return absl::OkStatus();
   return job_.MakePass([&] { return ChangeFrames(bytes, sizes.frame); });
@@ -149,7 +149,7 @@ JobDurability::Durable JobDurability::WhatIsDurable() const {
   const absl::StatusOr<DurableJob> last =
       ParseDurableJob(job_.nvme->durable_job());
   if (!last.ok()) return {};
-  const StepRecord& now = job_.record();
+  const storage::StepRecord& now = job_.record();
   return {.step = last->record.committed_step == now.committed_step,
           .loads = last->record.loads_finished == now.loads_finished};
 }
@@ -194,8 +194,8 @@ void JobDurability::CommitFinally(bool loading) {
 }
 
 void JobDurability::DescribeDisk(v1::DiskState* disk) const {
-  const NvmeStore::Counters counters = job_.nvme->counters();
-  const NvmeStore::Sizes sizes = SwapSizesOf(job_.shape->description);
+  const nvme::NvmeStore::Counters counters = job_.nvme->counters();
+  const nvme::NvmeStore::Sizes sizes = SwapSizesOf(job_.shape->description);
   disk->set_io_engine(job_.nvme->io_engine_name());
   for (const std::string& directory :
        DiskDirectoriesOf(job_.options.config, job_.options.name)) {
@@ -218,7 +218,7 @@ void JobDurability::DescribeDisk(v1::DiskState* disk) const {
     disk->set_cpu_ms_per_gb(static_cast<double>(counters.cpu_ns) * 1e3 /
                             static_cast<double>(bytes));
   }
-  for (const DirectoryCounters& of : job_.nvme->directory_counters()) {
+  for (const nvme::DirectoryCounters& of : job_.nvme->directory_counters()) {
     v1::DirectoryIo* io = disk->add_directory_io();
     io->set_bytes_read(of.bytes_read);
     io->set_bytes_written(of.bytes_written);
@@ -230,4 +230,4 @@ void JobDurability::DescribeDisk(v1::DiskState* disk) const {
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -13,7 +13,7 @@
 #include "storage/state_store.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The job's store, and which of its steps are durable on disk.
 //
@@ -25,11 +25,11 @@ class JobDurability {
   explicit JobDurability(JobContext* job) : job_(*job) {}
 
   uint64_t SubGroupElements(const JobDescription& description) const;
-  NvmeStore::Sizes SwapSizesOf(const JobDescription& description) const;
+  nvme::NvmeStore::Sizes SwapSizesOf(const JobDescription& description) const;
   // Makes the store of the present shape. `restored`: the commit from which the
   // job is made anew, or null.
-  absl::StatusOr<std::unique_ptr<StateStore>> MakeStore(
-      const DurableCommit* restored);
+  absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
+      const nvme::DurableCommit* restored);
 
   // Gives the job as many frames as its description has room for. Frames that
   // are given up are written to disk first; one pass over them. An error of the
@@ -64,6 +64,6 @@ class JobDurability {
   absl::Time commit_requested_at_ = absl::InfinitePast();
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_JOB_DURABILITY_H_

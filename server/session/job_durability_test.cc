@@ -8,7 +8,7 @@
 #include "server/session/testing/room_fixture.h"
 #include "server/session/testing/scoped_file_limit.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -38,9 +38,9 @@ class JobDurabilityTest : public RoomTest<LowerRooms> {
     MakeReady();
   }
   void SetStep(uint64_t step) {
-    StepRecord record = job_.record();
+    storage::StepRecord record = job_.record();
     record.committed_step = step;
-    PublishRecord(record, job_.tier->control());
+    storage::PublishRecord(record, job_.tier->control());
   }
   // Takes a step that changes nothing, and returns the step that is durable
   // once all that was requested is.
@@ -92,9 +92,9 @@ TEST_F(JobDurabilityTest, EverySecond) {
 
 TEST_F(JobDurabilityTest, NoneOfAJobThatIsNotOrIsNotLoaded) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
-  StepRecord record = job_.record();
+  storage::StepRecord record = job_.record();
   record.load_required_from = 1;
-  PublishRecord(record, job_.tier->control());
+  storage::PublishRecord(record, job_.tier->control());
   EXPECT_EQ(DurableAfter(1, /*is_load=*/true), 0u);
   CommitFinally();
   EXPECT_TRUE(AdoptCommit().ok());
@@ -125,9 +125,9 @@ TEST_F(JobDurabilityTest, AStepOfTheFormerEngineIsMadeDurable) {
 TEST_F(JobDurabilityTest, SoIsALoad) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
   ASSERT_EQ(DurableAfter(1), 1u);
-  StepRecord record = job_.record();
+  storage::StepRecord record = job_.record();
   ++record.loads_finished;
-  PublishRecord(record, job_.tier->control());
+  storage::PublishRecord(record, job_.tier->control());
   ASSERT_TRUE(AdoptCommit().ok());
   EXPECT_EQ(commits(), 2u);
 }
@@ -186,4 +186,4 @@ TEST_F(JobDurabilityTest, TheDiskIsDescribed) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

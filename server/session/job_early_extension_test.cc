@@ -10,7 +10,7 @@
 #include "server/session/steps/foreseen_commit.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // Steps before the extension, of which the last are begun early, and between it
@@ -100,4 +100,4 @@ TEST_F(JobEarlyExtensionTest, WhatWasKeptBeforeIsNoEntry) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

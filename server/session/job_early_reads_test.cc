@@ -9,7 +9,7 @@
 #include "server/session/steps/foreseen_commit.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // The steps that each test has taken before it begins.
@@ -162,4 +162,4 @@ TEST_F(JobEarlyReadsTest, AJobThatIsNotSpeculativeCountsNothing) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -6,11 +6,12 @@
 #include "storage/state_folder.h"
 #include "storage/state_snapshot.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 absl::Status AddSnapshot(const std::string& job_dir, v1::Job* job) {
-  const absl::StatusOr<StateSnapshot> snapshot = ReadStateSnapshot(job_dir);
+  const absl::StatusOr<storage::StateSnapshot> snapshot =
+      storage::ReadStateSnapshot(job_dir);
   // Its layout was never registered: the unset fields describe the job
   // correctly.
   if (absl::IsNotFound(snapshot.status())) return absl::OkStatus();
@@ -32,11 +33,11 @@ void SetTimestamp(int64_t unix_ns, google::protobuf::Timestamp* timestamp) {
   timestamp->set_nanos(static_cast<int32_t>(unix_ns % 1000000000));
 }
 
-StepOutcome OutcomeOf(const StepRecord& record) {
+StepOutcome OutcomeOf(const storage::StepRecord& record) {
   StepOutcome outcome;
   outcome.step = record.committed_step;
-  outcome.applied = (record.flags & kStepRecordApplied) != 0;
-  outcome.found_inf = (record.flags & kStepRecordFoundInf) != 0;
+  outcome.applied = (record.flags & storage::kStepRecordApplied) != 0;
+  outcome.found_inf = (record.flags & storage::kStepRecordFoundInf) != 0;
   outcome.gradient_norm = record.gradient_norm;
   outcome.clip_coefficient = record.clip_coefficient;
   outcome.update_ns = record.update_ns;
@@ -60,9 +61,9 @@ void AddDescription(const JobDescription& description, v1::Job* job) {
   *job->mutable_storage() = description.storage;
 }
 
-void AddRecord(const StepRecord& record, v1::Job* job) {
+void AddRecord(const storage::StepRecord& record, v1::Job* job) {
   job->set_committed_step(record.committed_step);
-  if ((record.flags & kStepRecordHasOutcome) == 0) return;
+  if ((record.flags & storage::kStepRecordHasOutcome) == 0) return;
   SetTimestamp(record.committed_at_ns, job->mutable_committed_at());
   const StepOutcome outcome = OutcomeOf(record);
   v1::StepOutcome* proto = job->mutable_last_outcome();
@@ -76,8 +77,9 @@ void AddRecord(const StepRecord& record, v1::Job* job) {
 }
 
 void AddFromFiles(const std::string& job_dir, v1::Job* job) {
-  job->set_state_bytes(AllocatedBytesBelow(job_dir + kStateFolder));
+  job->set_state_bytes(
+      storage::AllocatedBytesBelow(job_dir + storage::kStateFolder));
   job->set_state_unknown(!AddSnapshot(job_dir, job).ok());
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -38,7 +38,7 @@ ssize_t WrappedRead(int fd, void* to, size_t bytes, off_t at) {
   return RealRead(fd, to, bytes, at);
 }
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -151,4 +151,4 @@ TEST_F(JobFailedRecoveryTest, AnAttachedRankLoadsTheJobAnew) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

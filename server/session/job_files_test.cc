@@ -15,7 +15,7 @@
 #include "server/session/testing/job_harness.h"
 #include "storage/format/checked_file.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::AllOf;
@@ -148,18 +148,20 @@ TEST_F(JobFilesTest, FlippedBytesOfTheControlFile) {
 }
 
 TEST_F(JobFilesTest, AnotherLayoutHash) {
-  absl::StatusOr<CheckedFile> file = ReadCheckedFile(Path("job.binpb"));
+  absl::StatusOr<storage::CheckedFile> file =
+      storage::ReadCheckedFile(Path("job.binpb"));
   ASSERT_TRUE(file.ok());
   file->layout_hash.assign(32, 'x');
-  ASSERT_TRUE(WriteCheckedFile(Path("job.binpb"), *file).ok());
+  ASSERT_TRUE(storage::WriteCheckedFile(Path("job.binpb"), *file).ok());
   ExpectDataLoss("job.binpb", "layout hash is 7878");
 }
 
 TEST_F(JobFilesTest, TheControlFileOfAnotherJob) {
-  absl::StatusOr<CheckedFile> file = ReadCheckedFile(Path("job.binpb"));
+  absl::StatusOr<storage::CheckedFile> file =
+      storage::ReadCheckedFile(Path("job.binpb"));
   ASSERT_TRUE(file.ok());
   ++file->incarnation;
-  ASSERT_TRUE(WriteCheckedFile(Path("job.binpb"), *file).ok());
+  ASSERT_TRUE(storage::WriteCheckedFile(Path("job.binpb"), *file).ok());
   ExpectDataLoss("control", "belongs to incarnation");
 }
 
@@ -181,16 +183,17 @@ TEST_F(JobFilesTest, AStampOfALaterStep) {
 }
 
 TEST_F(JobFilesTest, APayloadThatIsNoJob) {
-  absl::StatusOr<CheckedFile> file = ReadCheckedFile(Path("job.binpb"));
+  absl::StatusOr<storage::CheckedFile> file =
+      storage::ReadCheckedFile(Path("job.binpb"));
   ASSERT_TRUE(file.ok());
   const std::string payload = file->payload;
   for (const std::string& bad : {std::string("\xff\xff"), std::string()}) {
     file->payload = bad;
-    ASSERT_TRUE(WriteCheckedFile(Path("job.binpb"), *file).ok());
+    ASSERT_TRUE(storage::WriteCheckedFile(Path("job.binpb"), *file).ok());
     ExpectDataLoss("job.binpb", "");
   }
   file->payload = payload;
-  ASSERT_TRUE(WriteCheckedFile(Path("job.binpb"), *file).ok());
+  ASSERT_TRUE(storage::WriteCheckedFile(Path("job.binpb"), *file).ok());
   EXPECT_TRUE(harness_.Open().ok());
 }
 
@@ -243,4 +246,4 @@ TEST_F(JobFilesTest, OnlyAmsgradGroupsTakeMemoryInTheirArray) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -9,7 +9,7 @@
 #include "server/session/job_lock.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::session {
 
 JobImpl::JobImpl(Options options)
     : job_(std::move(options)),
@@ -361,4 +361,4 @@ absl::StatusOr<v1::ListParametersReply> JobImpl::ListParameters(
   return describer_.ListParameters(request);
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -42,7 +42,7 @@
 #include "server/session/transfer/state_loader.h"
 #include "server/session/transfer/state_reader.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Implements the Job of one engine: owns its rooms, takes the job's lock, and
 // forwards each call to the room that answers it. The rooms are declared from
@@ -147,6 +147,6 @@ class JobImpl final : public Job {
   JobDescriber describer_ ABSL_GUARDED_BY(job_.lock.mu);
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_JOB_IMPL_H_

@@ -14,7 +14,7 @@
 #include "server/session/job_shape.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -166,8 +166,9 @@ TEST_F(JobLimitsTest, TheWorkspaceOfWholeParametersIsAdmitted) {
   setup.layout.parameters[0].shape = {1 << 10, 1 << 10};
   setup.workers = 32;
   const Layout layout = *Layout::Make(setup.layout);
-  const uint64_t workspace = StepScheduler::WorkspaceBytes(layout, 32);
-  const uint64_t files = StepScheduler::RedoBytes(layout, 32);
+  const uint64_t workspace =
+      scheduler::StepScheduler::WorkspaceBytes(layout, 32);
+  const uint64_t files = scheduler::StepScheduler::RedoBytes(layout, 32);
   ASSERT_GT(workspace, files);
   const uint64_t available = AvailableMemoryBytes().value();
   const uint64_t room = files + workspace / 2;
@@ -182,4 +183,4 @@ TEST_F(JobLimitsTest, TheWorkspaceOfWholeParametersIsAdmitted) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

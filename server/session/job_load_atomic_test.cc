@@ -37,7 +37,7 @@ int WrappedFallocate(int fd, off_t offset, off_t bytes) {
   return RealFallocate(fd, offset, bytes);
 }
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::AllOf;
@@ -475,4 +475,4 @@ TEST_F(ReplicatedLoadTest, WhatAllRanksLoadIsKeptOnce) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

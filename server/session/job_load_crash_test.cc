@@ -19,7 +19,7 @@
 #include "server/session/testing/job_crash_fixture.h"
 #include "storage/format/control_file.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::AllOf;
@@ -41,7 +41,7 @@ enum class LoadInstant {
 
 void Die() { ::kill(::getpid(), SIGKILL); }
 
-class LoadKiller final : public StepObserver {
+class LoadKiller final : public scheduler::StepObserver {
  public:
   explicit LoadKiller(LoadInstant instant) : instant_(instant) {}
   void OnLoadSealed() override { At(LoadInstant::kSealed); }
@@ -163,12 +163,13 @@ class LoadCrashTest : public JobCrashTest {
     harness_.Close();
   }
   // Applies `change` to the control file that the next engine finds.
-  void ChangeControl(const std::function<void(ControlFile*)>& change) const {
+  void ChangeControl(
+      const std::function<void(storage::ControlFile*)>& change) const {
     std::fstream file(Path("control"),
                       std::ios::in | std::ios::out | std::ios::binary);
-    std::vector<char> bytes(sizeof(ControlFile));
+    std::vector<char> bytes(sizeof(storage::ControlFile));
     file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    change(reinterpret_cast<ControlFile*>(bytes.data()));
+    change(reinterpret_cast<storage::ControlFile*>(bytes.data()));
     file.seekp(0);
     file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   }
@@ -267,10 +268,10 @@ TEST_F(LoadCrashTest, ALoadThatWasNeverSealedIsDroppedHoweverItLooks) {
 // where it had written, and the job is never taken for READY.
 TEST_F(LoadCrashTest, WhatAnEngineOfAFormerBuildHasLeft) {
   harness_.Close();
-  ChangeControl([](ControlFile* control) {
-    StepRecord record = CurrentRecord(*control);
+  ChangeControl([](storage::ControlFile* control) {
+    storage::StepRecord record = storage::CurrentRecord(*control);
     record.load_touched_from = 1;
-    PublishRecord(record, control);
+    storage::PublishRecord(record, control);
   });
   ASSERT_TRUE(harness_.Open().ok());
   EXPECT_EQ(phase(), v1::JOB_PHASE_LOADING);
@@ -289,11 +290,11 @@ TEST_F(LoadCrashTest, WhatAnEngineOfAFormerBuildHasLeft) {
 // in place and may go on from there, so that the log no longer fits the state.
 TEST_F(LoadCrashTest, ASealedLoadThatAFormerBuildHasOpened) {
   DieInLoad(LoadInstant::kFirstPart);
-  ChangeControl([](ControlFile* control) {
-    StepRecord record = CurrentRecord(*control);
+  ChangeControl([](storage::ControlFile* control) {
+    storage::StepRecord record = storage::CurrentRecord(*control);
     EXPECT_EQ(record.load_touched_from, 0u);
     record.load_required_from = 0;
-    PublishRecord(record, control);
+    storage::PublishRecord(record, control);
   });
   ASSERT_TRUE(harness_.Open().ok());
   EXPECT_EQ(phase(), v1::JOB_PHASE_LOADING);
@@ -304,7 +305,7 @@ TEST_F(LoadCrashTest, ASealedLoadThatAFormerBuildHasOpened) {
 // in place.
 TEST_F(LoadCrashTest, MastersThatAFormerBuildWasOverwriting) {
   harness_.Close();
-  ChangeControl([](ControlFile* control) {
+  ChangeControl([](storage::ControlFile* control) {
     control->loading_begin = 100;
     control->loading_numel = 2;
     control->loading_masters[0] = 7;
@@ -320,4 +321,4 @@ TEST_F(LoadCrashTest, MastersThatAFormerBuildWasOverwriting) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -11,7 +11,7 @@
 #include "server/scheduler/step_observer.h"
 #include "server/session/testing/job_crash_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 namespace fs = std::filesystem;
@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 enum class LoadInstant { kSealed, kRecorded };
 
 // Kills the process when a load comes to an instant.
-class LoadKiller final : public StepObserver {
+class LoadKiller final : public scheduler::StepObserver {
  public:
   explicit LoadKiller(LoadInstant instant) : instant_(instant) {}
   void OnLoadSealed() override { At(LoadInstant::kSealed); }
@@ -124,4 +124,4 @@ INSTANTIATE_TEST_SUITE_P(Kinds, JobLoadDurableTest,
                                            v1::DURABILITY_KIND_EVERY));
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::Each;
@@ -411,4 +411,4 @@ TEST_F(JobLoadTest, BeginLoadDropsWhatTheRankStaged) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace optstate {
+namespace optstate::session {
 
 absl::Status JobLock::MakePass(absl::FunctionRef<absl::Status()> pass) {
   applying_ = true;
@@ -30,4 +30,4 @@ void JobLock::DoLeftWork() {
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

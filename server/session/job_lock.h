@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/synchronization/mutex.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The lock of a job. A pass over the job's state, which takes as long as the
 // state is large, is made without the mutex and with the job in the state
@@ -65,6 +65,6 @@ class ABSL_SCOPED_LOCKABLE JobCall {
   JobLock* const lock_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_JOB_LOCK_H_

@@ -7,7 +7,7 @@
 #include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 TEST(JobLockTest, APassReturnsItsResult) {
@@ -90,4 +90,4 @@ TEST(JobLockTest, WorkDuringAPassIsLeftToTheCallThatMakesIt) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -54,7 +54,9 @@ thread_local int caller = -1;
 
 Counts* CountsOfThread() {
   if (!counting.load(std::memory_order_relaxed)) return nullptr;
-  if (optstate::WorkerPool::CurrentParticipant() > 0) return &workers;
+  if (optstate::scheduler::WorkerPool::CurrentParticipant() > 0) {
+    return &workers;
+  }
   return caller < 0 ? nullptr : &callers[caller];
 }
 
@@ -133,14 +135,14 @@ void WrapReaderLock(absl::Mutex* mutex) {
   RealReaderLock(mutex);
 }
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // Observes whether update threads participated.
-class WorkerWatch final : public StepObserver {
+class WorkerWatch final : public scheduler::StepObserver {
  public:
   void OnRunUpdated(uint64_t, uint64_t) override {
-    if (WorkerPool::CurrentParticipant() > 0) worked_ = true;
+    if (scheduler::WorkerPool::CurrentParticipant() > 0) worked_ = true;
   }
   bool worked() const { return worked_; }
 
@@ -148,7 +150,7 @@ class WorkerWatch final : public StepObserver {
   std::atomic<bool> worked_{false};
 };
 
-JobHarness::Setup SetupOf(bool accumulate, StepObserver* observer) {
+JobHarness::Setup SetupOf(bool accumulate, scheduler::StepObserver* observer) {
   JobHarness::Setup setup;
   setup.layout.groups = {{}};
   setup.layout.parameters = {MakeParameter("a", 1 << 18),
@@ -257,4 +259,4 @@ TEST(JobLocksTest, WhatIsTakenIsSeen) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/job_crash_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::Each;
@@ -294,4 +294,4 @@ INSTANTIATE_TEST_SUITE_P(All, LostGradients,
                                            Instant::kRunsDone));
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

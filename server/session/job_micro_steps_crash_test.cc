@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -212,4 +212,4 @@ TEST_P(DropsBeforeTheCrash, DroppedSumsStayDropped) {
 INSTANTIATE_TEST_SUITE_P(Ranks, DropsBeforeTheCrash, ::testing::Values(0, 1));
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -9,7 +9,7 @@
 #include "kernels/cast.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -68,8 +68,10 @@ Tensors SumOf(const JobHarness& harness, DType dtype, const Script& script,
         }
         std::vector<float>& gradient = gradients[p];
         std::vector<std::byte> rounded(gradient.size() * 4 + 1);
-        CastFromFloat(dtype, gradient.data(), rounded.data(), gradient.size());
-        CastToFloat(dtype, rounded.data(), gradient.data(), gradient.size());
+        kernels::CastFromFloat(dtype, gradient.data(), rounded.data(),
+                               gradient.size());
+        kernels::CastToFloat(dtype, rounded.data(), gradient.data(),
+                             gradient.size());
         if (of_ranks[p].empty()) {
           of_ranks[p] = gradient;
         } else {
@@ -87,8 +89,8 @@ Tensors SumOf(const JobHarness& harness, DType dtype, const Script& script,
         for (size_t i = 0; i < numel; ++i) sums[p][i] += of_ranks[p][i];
       }
       std::vector<std::byte> rounded(numel * 4 + 1);
-      CastFromFloat(sum_dtype, sums[p].data(), rounded.data(), numel);
-      CastToFloat(sum_dtype, rounded.data(), sums[p].data(), numel);
+      kernels::CastFromFloat(sum_dtype, sums[p].data(), rounded.data(), numel);
+      kernels::CastToFloat(sum_dtype, rounded.data(), sums[p].data(), numel);
     }
   }
   return sums;
@@ -430,4 +432,4 @@ TEST_F(JobMicroStepsTest, WithoutAccumulationAMicroStepEndsAtOnce) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

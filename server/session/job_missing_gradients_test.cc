@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -154,4 +154,4 @@ TEST_F(JobMissingGradientsTest, TooManyRanksMustAllPush) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -22,7 +22,7 @@
 #include "spdlog/spdlog.h"
 #include "storage/disk_folder.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // Beside the state folder while that is being made from the disk: the folder is
@@ -33,8 +33,8 @@ constexpr char kRestoringFile[] = "/restoring";
 
 absl::Status JobOpener::Adopt() {
   OPTSTATE_RETURN_IF_ERROR(DropHalfRestored());
-  const absl::StatusOr<CheckedFile> file =
-      HostTier::ReadDescription(job_.options.directory);
+  const absl::StatusOr<storage::CheckedFile> file =
+      storage::HostTier::ReadDescription(job_.options.directory);
   if (absl::IsNotFound(file.status())) {
     gradients_.DropGradientsOfAbsent();
     const absl::Status restored = RestoreFromDisk();
@@ -43,14 +43,14 @@ absl::Status JobOpener::Adopt() {
   OPTSTATE_RETURN_IF_ERROR(file.status());
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
                             ParseDescription(file->payload));
-  OPTSTATE_RETURN_IF_ERROR(StepScheduler::CheckKernels(
+  OPTSTATE_RETURN_IF_ERROR(scheduler::StepScheduler::CheckKernels(
       description.layout, description.accumulation()));
   OPTSTATE_ASSIGN_OR_RETURN(std::unique_ptr<JobShape> shape,
                             MakeShape(std::move(description)));
   OPTSTATE_ASSIGN_OR_RETURN(
       job_.tier,
-      HostTier::Open(job_.options.directory, shape->description.layout,
-                     HostArraysOf(shape->description), *file));
+      storage::HostTier::Open(job_.options.directory, shape->description.layout,
+                              HostArraysOf(shape->description), *file));
   OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveUndo(0));
   OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveSpeculation(0));
   OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveRedo(0));
@@ -76,9 +76,9 @@ absl::Status JobOpener::Adopt() {
 // the job, or of its new shape, and that state.
 void JobOpener::RepairScaler() {
   const auto& scaler = job_.shape->description.loss_scaler;
-  StepRecord record = job_.record();
+  storage::StepRecord record = job_.record();
   if (scaler.has_value() && RepairLossScaler(*scaler, &record)) {
-    PublishRecord(record, job_.tier->control());
+    storage::PublishRecord(record, job_.tier->control());
   }
 }
 
@@ -94,7 +94,7 @@ absl::Status JobOpener::RestoreFromDisk() {
   OPTSTATE_RETURN_IF_ERROR(CheckDiskIdentities(directories, std::nullopt));
   OPTSTATE_RETURN_IF_ERROR(has);
   OPTSTATE_RETURN_IF_ERROR(CheckDiskOwner(directories[0], job_.options.uid));
-  OPTSTATE_ASSIGN_OR_RETURN(const DurableCommit commit,
+  OPTSTATE_ASSIGN_OR_RETURN(const nvme::DurableCommit commit,
                             ReadCommit(directories));
   OPTSTATE_ASSIGN_OR_RETURN(const DurableJob job, ParseDurableJob(commit.job));
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
@@ -117,10 +117,10 @@ absl::Status JobOpener::RestoreFromDisk() {
       ::open(marker.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
   if (!marked.ok()) return OsError(errno, absl::StrCat("create ", marker));
   OPTSTATE_ASSIGN_OR_RETURN(
-      job_.tier,
-      HostTier::Create(job_.options.directory, what.layout, HostArraysOf(what),
-                       job.description, commit.incarnation));
-  PublishRecord(job.record, job_.tier->control());
+      job_.tier, storage::HostTier::Create(job_.options.directory, what.layout,
+                                           HostArraysOf(what), job.description,
+                                           commit.incarnation));
+  storage::PublishRecord(job.record, job_.tier->control());
   OPTSTATE_RETURN_IF_ERROR(registrar_.UseShape(std::move(shape), &commit));
   std::copy(job.step_counts.begin(), job.step_counts.end(),
             job_.store->step_counts().begin());
@@ -136,15 +136,15 @@ absl::Status JobOpener::RestoreFromDisk() {
 
 // Reads the last durable commit. NOT_FOUND: the job was never durable; what is
 // left of it is removed, since it would keep the name from a new job.
-absl::StatusOr<DurableCommit> JobOpener::ReadCommit(
+absl::StatusOr<nvme::DurableCommit> JobOpener::ReadCommit(
     const std::vector<std::string>& directories) const {
   OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<io::IoEngine> engine,
                             MakeDiskEngine(job_.options.config));
-  absl::StatusOr<DurableCommit> commit =
-      NvmeStore::ReadCommit(engine.get(), directories);
+  absl::StatusOr<nvme::DurableCommit> commit =
+      nvme::NvmeStore::ReadCommit(engine.get(), directories);
   if (!absl::IsNotFound(commit.status())) return commit;
-  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<DiskIdentity> identity,
-                            ReadDiskIdentity(directories[0]));
+  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<storage::DiskIdentity> identity,
+                            storage::ReadDiskIdentity(directories[0]));
   spdlog::warn("job was never durable, its records are removed: job={}",
                job_.options.name);
   RemoveDiskFolders(directories, identity.has_value()
@@ -159,11 +159,13 @@ absl::Status JobOpener::CastParametersFromMasters() {
     if (job_.layout().master_format(p) != MasterFormat::kFloat32) continue;
     const ParameterSpec& spec = job_.layout().parameters()[p];
     OPTSTATE_RETURN_IF_ERROR(job_.store->ForEachRecord(
-        p, 0, static_cast<uint64_t>(spec.numel), StateStore::Access::kRead,
-        [&](const RecordView& record, uint64_t begin, uint64_t numel) {
-          CastFromFloat(spec.dtype,
-                        reinterpret_cast<const float*>(record.master(p, begin)),
-                        record.parameter(p, begin), numel);
+        p, 0, static_cast<uint64_t>(spec.numel),
+        storage::StateStore::Access::kRead,
+        [&](const storage::RecordView& record, uint64_t begin, uint64_t numel) {
+          kernels::CastFromFloat(
+              spec.dtype,
+              reinterpret_cast<const float*>(record.master(p, begin)),
+              record.parameter(p, begin), numel);
         }));
   }
   return absl::OkStatus();
@@ -173,9 +175,9 @@ absl::Status JobOpener::CastParametersFromMasters() {
 absl::Status JobOpener::DropHalfRestored() const {
   const std::string marker = job_.options.directory + kRestoringFile;
   if (::access(marker.c_str(), F_OK) != 0) return absl::OkStatus();
-  OPTSTATE_RETURN_IF_ERROR(HostTier::Remove(job_.options.directory));
+  OPTSTATE_RETURN_IF_ERROR(storage::HostTier::Remove(job_.options.directory));
   ::unlink(marker.c_str());
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -15,7 +15,7 @@
 #include "server/session/transfer/load_applier.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Adopts the files of a former engine when a job is opened, or makes them anew
 // from the last durable commit on disk.
@@ -49,7 +49,7 @@ class JobOpener {
  private:
   void RepairScaler();
   absl::Status RestoreFromDisk();
-  absl::StatusOr<DurableCommit> ReadCommit(
+  absl::StatusOr<nvme::DurableCommit> ReadCommit(
       const std::vector<std::string>& directories) const;
   absl::Status CastParametersFromMasters();
   absl::Status DropHalfRestored() const;
@@ -63,6 +63,6 @@ class JobOpener {
   JobRegistrar& registrar_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_JOB_OPENER_H_

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/upper_rooms.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -148,9 +148,9 @@ TEST_F(JobOpenerTest, AScalerHasAScale) {
   RegisterSpec spec = TwoRankSpec();
   spec.loss_scaler.emplace().set_init_scale(64);
   ASSERT_NO_FATAL_FAILURE(Make(spec));
-  StepRecord record = job().record();
+  storage::StepRecord record = job().record();
   record.loss_scale = 0;
-  PublishRecord(record, job().tier->control());
+  storage::PublishRecord(record, job().tier->control());
   ASSERT_TRUE(Open().ok());
   EXPECT_EQ(job().record().loss_scale, 64);
 }
@@ -198,4 +198,4 @@ TEST_F(JobOpenerTest, CommitsThatAreMissingAreNoNewJob) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

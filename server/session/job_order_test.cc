@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/job_order_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 TEST_P(JobOrderTest, AStepIsFinishedFromEveryStore) {
@@ -172,4 +172,4 @@ INSTANTIATE_TEST_SUITE_P(All, JobOrderTest, ::testing::ValuesIn(kCases),
                          });
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -16,7 +16,7 @@
 #include "server/scheduler/step_observer.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -38,7 +38,7 @@ class TestClock {
 };
 
 // Lets a test go on once a call waits for the end of a pause.
-class PauseObserver final : public StepObserver {
+class PauseObserver final : public scheduler::StepObserver {
  public:
   void OnAwaitPauseEnd() override {
     absl::MutexLock lock(&mu_);
@@ -241,4 +241,4 @@ TEST_P(JobPauseTest, AStopInsideAStepHoldsItsRanksToo) {
 INSTANTIATE_TEST_SUITE_P(Accumulating, JobPauseTest, ::testing::Bool());
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -27,9 +27,10 @@
 #include "storage/format/step_intent.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
+using storage::PersistPoint;
 using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAreArray;
@@ -62,13 +63,13 @@ class Control {
     EXPECT_EQ(bytes.size(), sizeof(bytes_));
     std::memcpy(bytes_, bytes.data(), std::min(bytes.size(), sizeof(bytes_)));
   }
-  const ControlFile* operator->() const { return &get(); }
-  const ControlFile& get() const {
-    return *reinterpret_cast<const ControlFile*>(bytes_);
+  const storage::ControlFile* operator->() const { return &get(); }
+  const storage::ControlFile& get() const {
+    return *reinterpret_cast<const storage::ControlFile*>(bytes_);
   }
 
  private:
-  alignas(ControlFile) char bytes_[sizeof(ControlFile)] = {};
+  alignas(storage::ControlFile) char bytes_[sizeof(storage::ControlFile)] = {};
 };
 
 // Looks into the files of one job while it lives; one at a time.
@@ -79,10 +80,10 @@ class Watch {
   Watch(const JobHarness& harness, Look look)
       : directory_(harness.directory() + "/state/"), look_(std::move(look)) {
     current_ = this;
-    persist_hook = &Watch::OnPoint;
+    storage::persist_hook = &Watch::OnPoint;
   }
   ~Watch() {
-    persist_hook = nullptr;
+    storage::persist_hook = nullptr;
     current_ = nullptr;
   }
 
@@ -94,9 +95,9 @@ class Watch {
     return ReadAll(directory_ + name);
   }
   Control ReadControl() const { return Control(File("control")); }
-  RankMark Mark(uint32_t rank) const {
+  storage::RankMark Mark(uint32_t rank) const {
     const std::string bytes = File("rank_marks");
-    RankMark mark = {};
+    storage::RankMark mark = {};
     EXPECT_GE(bytes.size(), (rank + 1) * sizeof(mark));
     std::memcpy(&mark, bytes.data() + rank * sizeof(mark), sizeof(mark));
     return mark;
@@ -143,7 +144,7 @@ TEST(PersistOrderTest, AnotherSessionAttaches) {
   spec.client_instance = 500;
   spec.process = {.pid = ::getpid(), .start_ticks = 42};
   const Watch watch(harness, [&](PersistPoint point) {
-    const RankMark mark = watch.Mark(0);
+    const storage::RankMark mark = watch.Mark(0);
     // An engine that finds the rank attached takes instance and process for
     // that rank's.
     EXPECT_EQ(mark.attached, 0u);
@@ -183,7 +184,7 @@ TEST(PersistOrderTest, ARankIsLostInAStep) {
   harness.Start(harness.RandomTensors(1));
   harness.PushAll(1);
   const Watch watch(harness, [&](PersistPoint point) {
-    const RankMark mark = watch.Mark(1);
+    const storage::RankMark mark = watch.Mark(1);
     // An engine that finds the rank attached repeats the loss, and one that
     // does not finds it recorded and nothing staged.
     EXPECT_EQ(mark.attached, 1u);
@@ -202,11 +203,12 @@ TEST(PersistOrderTest, ARankBeginsToStage) {
   harness.Start(harness.RandomTensors(1));
   uint32_t epoch = 0;
   const Watch watch(harness, [&](PersistPoint point) {
-    const RankMark mark = watch.Mark(0);
+    const storage::RankMark mark = watch.Mark(0);
     // Marks of an earlier step never count for this one.
     EXPECT_EQ(mark.step, 0u);
-    EXPECT_EQ(mark.epoch,
-              point == PersistPoint::kStagingEpoch ? epoch : EpochAfter(epoch));
+    EXPECT_EQ(mark.epoch, point == PersistPoint::kStagingEpoch
+                              ? epoch
+                              : storage::EpochAfter(epoch));
   });
   epoch = watch.Mark(0).epoch;
   ASSERT_TRUE(harness.Push(0, 1, 0, 1).ok());
@@ -246,7 +248,7 @@ TEST_F(PersistOrderInMicroStepsTest, RanksEndAMicroStep) {
   ASSERT_EQ(harness_.AnswerTo(0, waiting), nullptr);
   ASSERT_TRUE(harness_.Push(1, 2, 0, 2, 1).ok());
   const Watch watch(harness_, [&](PersistPoint point) {
-    const RankMark mark = watch.Mark(0);
+    const storage::RankMark mark = watch.Mark(0);
     const uint32_t epoch = mark.epoch;
     if (watch.reached().size() > 2) return;  // of rank 1, likewise
     // Before it is answered, the rank's mark says to the next engine that it
@@ -274,9 +276,10 @@ TEST_F(PersistOrderInMicroStepsTest, EndsAreCarriedIntoTheNextEpoch) {
   uint32_t epoch = 0;
   const Watch watch(harness_, [&](PersistPoint point) {
     // A mark of the next epoch counts already: see RankMark::ended_epoch.
-    EXPECT_EQ(watch.Mark(0).ended_epoch, EpochAfter(epoch));
-    EXPECT_EQ(watch.Mark(0).epoch,
-              point == PersistPoint::kStagingEpoch ? epoch : EpochAfter(epoch));
+    EXPECT_EQ(watch.Mark(0).ended_epoch, storage::EpochAfter(epoch));
+    EXPECT_EQ(watch.Mark(0).epoch, point == PersistPoint::kStagingEpoch
+                                       ? epoch
+                                       : storage::EpochAfter(epoch));
   });
   epoch = watch.Mark(0).epoch;
   ASSERT_EQ(watch.Mark(0).ended_epoch, epoch);
@@ -293,8 +296,8 @@ TEST_F(PersistOrderInCrashTest, AStepIsMarked) {
   const Watch watch(harness_, [&](PersistPoint point) {
     // The next engine finishes a marked step from its intent.
     const std::string intent_bytes = watch.File("step_intent");
-    StepIntent intent;
-    EXPECT_TRUE(ReadStepIntent(
+    storage::StepIntent intent;
+    EXPECT_TRUE(storage::ReadStepIntent(
                     absl::MakeConstSpan(
                         reinterpret_cast<const std::byte*>(intent_bytes.data()),
                         intent_bytes.size()),
@@ -340,23 +343,23 @@ TEST_F(PersistOrderInCrashTest, ALoadIsSealedAppliedAndRecorded) {
   std::string loaded;
   const Watch watch(harness_, [&](PersistPoint point) {
     const Control control = watch.ReadControl();
-    const StepRecord& record = CurrentRecord(control.get());
+    const storage::StepRecord& record = storage::CurrentRecord(control.get());
     const std::string parameters = watch.File("parameters");
     switch (point) {
       case PersistPoint::kLoadSeal:
-        EXPECT_FALSE(LoadIsSealed(control.get()));
+        EXPECT_FALSE(storage::LoadIsSealed(control.get()));
         EXPECT_EQ(parameters, former);
         log = watch.File("load");
         break;
       case PersistPoint::kLoadInPlace: {
-        EXPECT_TRUE(LoadIsSealed(control.get()));
+        EXPECT_TRUE(storage::LoadIsSealed(control.get()));
         EXPECT_EQ(parameters, former);
         // The log was whole before its seal was there.
-        LoadLogHeader header;
+        storage::LoadLogHeader header;
         header.loads_finished = record.loads_finished;
         header.incarnation = control->incarnation;
         header.committed_step = record.committed_step;
-        const auto read = ReadLoadLog(
+        const auto read = storage::ReadLoadLog(
             absl::MakeConstSpan(reinterpret_cast<const std::byte*>(log.data()),
                                 log.size()),
             header,
@@ -366,7 +369,7 @@ TEST_F(PersistOrderInCrashTest, ALoadIsSealedAppliedAndRecorded) {
       }
       default:
         EXPECT_EQ(point, PersistPoint::kLoadRecord);
-        EXPECT_TRUE(LoadIsSealed(control.get()));
+        EXPECT_TRUE(storage::LoadIsSealed(control.get()));
         loaded = parameters;
     }
   });
@@ -377,7 +380,7 @@ TEST_F(PersistOrderInCrashTest, ALoadIsSealedAppliedAndRecorded) {
                                                  PersistPoint::kLoadRecord}));
   EXPECT_NE(loaded, former);
   EXPECT_EQ(loaded, watch.File("parameters"));
-  EXPECT_FALSE(LoadIsSealed(watch.ReadControl().get()));
+  EXPECT_FALSE(storage::LoadIsSealed(watch.ReadControl().get()));
 }
 
 TEST_F(PersistOrderInCrashTest, AFormerBuildsLoadIsPutInPlace) {
@@ -385,7 +388,7 @@ TEST_F(PersistOrderInCrashTest, AFormerBuildsLoadIsPutInPlace) {
   const std::string path = Path("control");
   const std::string bytes = ReadAll(path);
   Control copy(bytes);
-  auto& control = const_cast<ControlFile&>(copy.get());
+  auto& control = const_cast<storage::ControlFile&>(copy.get());
   control.loading_begin = 100;
   control.loading_numel = 1;
   control.loading_masters[0] = 7;
@@ -424,4 +427,4 @@ TEST(PersistPointsTest, EachWasReached) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -11,7 +11,7 @@
 #include "server/os/process_stat.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -385,4 +385,4 @@ INSTANTIATE_TEST_SUITE_P(OnRankLoss, JobRankLossTest,
                          });
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -13,10 +13,10 @@
 #include "server/scheduler/step_observer.h"
 #include "server/session/testing/job_order_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
-class DiesInStep final : public StepObserver {
+class DiesInStep final : public scheduler::StepObserver {
  public:
   void OnStepMarked(uint64_t) override { ::kill(::getpid(), SIGKILL); }
 };
@@ -198,4 +198,4 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RankOrderTest, ::testing::Values(kReduced),
                          });
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

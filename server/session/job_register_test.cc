@@ -8,7 +8,7 @@
 #include "server/scheduler/step_scheduler.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::AllOf;
@@ -79,9 +79,11 @@ TEST_F(JobRegisterTest, TheFirstRankCreates) {
   EXPECT_EQ(job.arrays(2).bytes(), 16384 * 4);
   EXPECT_EQ(job.arrays(4).name(), "step");
   EXPECT_EQ(job.arrays(8).name(), "undo");
-  EXPECT_EQ(job.arrays(8).bytes(), StepScheduler::WorkerUndoBytes(2));
-  EXPECT_EQ(job.state_bytes(), 11 * 4096 + 9000 * 4 + 2 * 16384 * 4 + 4 * 4096 +
-                                   65536 + StepScheduler::WorkerUndoBytes(2));
+  EXPECT_EQ(job.arrays(8).bytes(),
+            scheduler::StepScheduler::WorkerUndoBytes(2));
+  EXPECT_EQ(job.state_bytes(),
+            11 * 4096 + 9000 * 4 + 2 * 16384 * 4 + 4 * 4096 + 65536 +
+                scheduler::StepScheduler::WorkerUndoBytes(2));
 }
 
 TEST_F(JobRegisterTest, NothingBeforeRegister) {
@@ -444,4 +446,4 @@ TEST_F(JobRegisterTest, AnEphemeralJobIsFinishedWithTheLastThatIsAwaited) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

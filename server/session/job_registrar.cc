@@ -11,7 +11,7 @@
 #include "server/session/steps/loss_scaler.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::session {
 
 absl::StatusOr<RegisterResult> JobRegistrar::Register(
     const RegisterSpec& spec, JobDescription description) {
@@ -75,14 +75,14 @@ absl::Status JobRegistrar::CheckScalerStays(
 
 absl::Status JobRegistrar::AdmitShape(const JobDescription& description) const {
   OPTSTATE_RETURN_IF_ERROR(CheckSpeculation(description));
-  OPTSTATE_RETURN_IF_ERROR(StepScheduler::CheckKernels(
+  OPTSTATE_RETURN_IF_ERROR(scheduler::StepScheduler::CheckKernels(
       description.layout, description.accumulation()));
   AdmissionRequest request;
   request.directory = job_.options.directory;
   request.state_dir = job_.StateDir();
-  request.job_state_bytes =
-      HostTier::BytesNeeded(description.layout, HostArraysOf(description));
-  const HostTier::StepFileBytes files = StepFilesOf(description);
+  request.job_state_bytes = storage::HostTier::BytesNeeded(
+      description.layout, HostArraysOf(description));
+  const storage::HostTier::StepFileBytes files = StepFilesOf(description);
   request.job_state_bytes += files.undo + files.redo + files.speculation +
                              files.frames + files.frame_table;
   const uint64_t present = job_.tier.has_value() ? job_.tier->bytes() : 0;
@@ -90,8 +90,8 @@ absl::Status JobRegistrar::AdmitShape(const JobDescription& description) const {
       request.job_state_bytes > present ? request.job_state_bytes - present : 0;
   // The tables of the replaced shape are freed.
   const auto own_memory = [this](const JobDescription& of) {
-    return TableBytes(of) +
-           StepScheduler::WorkspaceBytes(of.layout, job_.pool.participants());
+    return TableBytes(of) + scheduler::StepScheduler::WorkspaceBytes(
+                                of.layout, job_.pool.participants());
   };
   const uint64_t tables = own_memory(description);
   const uint64_t former = job_.shape ? own_memory(job_.shape->description) : 0;
@@ -103,15 +103,16 @@ absl::Status JobRegistrar::AdmitShape(const JobDescription& description) const {
   return Annotate(admitted, absl::StrCat("job \"", job_.options.name, "\""));
 }
 
-HostTier::StepFileBytes JobRegistrar::StepFilesOf(
+storage::HostTier::StepFileBytes JobRegistrar::StepFilesOf(
     const JobDescription& description) const {
-  HostTier::StepFileBytes bytes = {
-      .undo = StepScheduler::WorkerUndoBytes(job_.pool.participants()),
-      .redo = StepScheduler::RedoBytes(description.layout,
-                                       job_.pool.participants()),
+  storage::HostTier::StepFileBytes bytes = {
+      .undo =
+          scheduler::StepScheduler::WorkerUndoBytes(job_.pool.participants()),
+      .redo = scheduler::StepScheduler::RedoBytes(description.layout,
+                                                  job_.pool.participants()),
       .speculation = SpeculationBytes(description)};
   if (!UsesDisk(description.storage)) return bytes;
-  const NvmeStore::Sizes sizes = durability_.SwapSizesOf(description);
+  const nvme::NvmeStore::Sizes sizes = durability_.SwapSizesOf(description);
   bytes.frames = FrameBytesOf(description.storage, sizes);
   bytes.frame_table = sizes.table;
   return bytes;
@@ -142,9 +143,9 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
                             MakeShape(std::move(description)));
   const JobDescription& what = shape->description;
   OPTSTATE_ASSIGN_OR_RETURN(
-      job_.tier,
-      HostTier::Create(job_.options.directory, what.layout, HostArraysOf(what),
-                       SerializeDescription(what)));
+      job_.tier, storage::HostTier::Create(job_.options.directory, what.layout,
+                                           HostArraysOf(what),
+                                           SerializeDescription(what)));
   absl::Status used = UseShape(std::move(shape));
   if (used.ok()) {
     StartScaling(/*former=*/std::nullopt, spec.loss_scaler_state);
@@ -157,7 +158,7 @@ absl::Status JobRegistrar::Create(const RegisterSpec& spec,
   }
   job_.shape.reset();
   job_.tier.reset();
-  HostTier::Remove(job_.options.directory).IgnoreError();
+  storage::HostTier::Remove(job_.options.directory).IgnoreError();
   return used;
 }
 
@@ -209,9 +210,9 @@ absl::Status JobRegistrar::Reshape(JobDescription description) {
   const absl::Status used = UseShape(std::move(shape));
   if (scaler_changed) StartScaling(scaler, /*state=*/std::nullopt);
   if (extended) {
-    StepRecord next = job_.record();
+    storage::StepRecord next = job_.record();
     next.load_required_from = std::min(next.load_required_from, first_new);
-    PublishRecord(next, job_.tier->control());
+    storage::PublishRecord(next, job_.tier->control());
   }
   return used.ok() ? used : LoseShape(used);
 }
@@ -241,7 +242,7 @@ absl::Status JobRegistrar::LoseShape(const absl::Status& why) {
 void JobRegistrar::StartScaling(
     const std::optional<v1::LossScaler>& former,
     const std::optional<v1::LossScalerState>& state) {
-  StepRecord next = job_.record();
+  storage::StepRecord next = job_.record();
   const auto& scaler = job_.shape->description.loss_scaler;
   if (!scaler.has_value()) {
     next.loss_scale = 0;  // new job: none loses its scaler
@@ -252,13 +253,13 @@ void JobRegistrar::StartScaling(
   } else {
     ChangeLossScaler(*former, *scaler, &next);
   }
-  PublishRecord(next, job_.tier->control());
+  storage::PublishRecord(next, job_.tier->control());
 }
 
 // Every rank registers anew after this, so none attaches with a gradient area
 // of the former shape.
 absl::Status JobRegistrar::UseShape(std::unique_ptr<JobShape> shape,
-                                    const DurableCommit* restored) {
+                                    const nvme::DurableCommit* restored) {
   job_.scheduler.reset();  // refers to the former layout and arrays
   // References to the former shape are replaced below, or dropped by the
   // caller.
@@ -279,13 +280,13 @@ absl::Status JobRegistrar::UseShape(std::unique_ptr<JobShape> shape,
   return absl::OkStatus();
 }
 
-absl::Status JobRegistrar::MakeScheduler(const DurableCommit* restored) {
+absl::Status JobRegistrar::MakeScheduler(const nvme::DurableCommit* restored) {
   OPTSTATE_RETURN_IF_ERROR(
       job_.tier->ReserveStepFiles(StepFilesOf(job_.shape->description)));
   job_.scheduler.reset();
   job_.DropStore();  // it has the same files as the next one
   OPTSTATE_ASSIGN_OR_RETURN(job_.store, durability_.MakeStore(restored));
-  StepScheduler::Options options;
+  scheduler::StepScheduler::Options options;
   options.store = job_.store.get();
   options.grain_elements = job_.options.config.engine().subgroup_elements();
   options.recovery = job_.tier->recovery();
@@ -295,7 +296,8 @@ absl::Status JobRegistrar::MakeScheduler(const DurableCommit* restored) {
   options.redo = job_.tier->redo();
   options.pool = &job_.pool;
   options.observer = job_.options.observer;
-  OPTSTATE_ASSIGN_OR_RETURN(job_.scheduler, StepScheduler::Create(options));
+  OPTSTATE_ASSIGN_OR_RETURN(job_.scheduler,
+                            scheduler::StepScheduler::Create(options));
   const absl::Status moved = job_.scheduler->MoveToNodes(job_.placement);
   if (!moved.ok()) {
     spdlog::warn(
@@ -307,4 +309,4 @@ absl::Status JobRegistrar::MakeScheduler(const DurableCommit* restored) {
   return state_lock_.Lock();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

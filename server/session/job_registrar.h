@@ -21,7 +21,7 @@
 #include "storage/host_tier.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Creates a job, changes its shape, and gives the rooms the sizes of the
 // present one.
@@ -57,10 +57,11 @@ class JobRegistrar {
   // Makes this the job's shape, whose files are open. `restored`: the commit
   // from which the job is made anew, or null.
   absl::Status UseShape(std::unique_ptr<JobShape> shape,
-                        const DurableCommit* restored = nullptr);
+                        const nvme::DurableCommit* restored = nullptr);
 
  private:
-  HostTier::StepFileBytes StepFilesOf(const JobDescription& description) const;
+  storage::HostTier::StepFileBytes StepFilesOf(
+      const JobDescription& description) const;
   absl::Status Create(const RegisterSpec& spec, JobDescription description);
   absl::Status RegisterAgain(const RegisterSpec& spec,
                              JobDescription description);
@@ -69,7 +70,7 @@ class JobRegistrar {
   absl::Status LoseShape(const absl::Status& why);
   void StartScaling(const std::optional<v1::LossScaler>& former,
                     const std::optional<v1::LossScalerState>& state);
-  absl::Status MakeScheduler(const DurableCommit* restored = nullptr);
+  absl::Status MakeScheduler(const nvme::DurableCommit* restored = nullptr);
 
   JobContext& job_;
   RankRoster& ranks_;
@@ -81,6 +82,6 @@ class JobRegistrar {
   StateLock& state_lock_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_JOB_REGISTRAR_H_

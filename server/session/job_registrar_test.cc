@@ -9,7 +9,7 @@
 #include "server/session/testing/scoped_file_limit.h"
 #include "server/session/testing/step_rooms.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::AllOf;
@@ -233,4 +233,4 @@ TEST_F(AccumulatingRegistrarTest, NothingIsStagedAfterAChangeThatFailed) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -26,7 +26,7 @@ void* WrappedAlignedAlloc(size_t alignment, size_t bytes) {
   return RealAlignedAlloc(alignment, bytes);
 }
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -134,4 +134,4 @@ TEST_F(JobReshapeTest, NoRoomForTheWorkspaceOfALargerParameter) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -23,7 +23,7 @@
 #include "storage/format/checked_file.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::AllOf;
@@ -167,13 +167,13 @@ TEST_P(JobSettingsTest, TheNextEngineGivesUpFramesThatAreNotDescribed) {
   ASSERT_GT(DiskOf(&swapped_).frames(), 4);
   swapped_.Close();
   const std::string path = swapped_.directory() + "/state/job.binpb";
-  auto file = ReadCheckedFile(path);
+  auto file = storage::ReadCheckedFile(path);
   ASSERT_TRUE(file.ok()) << file.status();
   auto description = ParseDescription(file->payload);
   ASSERT_TRUE(description.ok()) << description.status();
   description->storage.set_host_budget_bytes(4 * frame_bytes);
   file->payload = SerializeDescription(*description);
-  ASSERT_TRUE(WriteCheckedFile(path, *file).ok());
+  ASSERT_TRUE(storage::WriteCheckedFile(path, *file).ok());
   ASSERT_TRUE(swapped_.Open().ok());
   EXPECT_EQ(DiskOf(&swapped_).frames(), 4);
   EXPECT_EQ(FramesFileBytes(swapped_), 4 * frame_bytes);
@@ -181,7 +181,7 @@ TEST_P(JobSettingsTest, TheNextEngineGivesUpFramesThatAreNotDescribed) {
 }
 
 std::atomic<int> points_left = 0;
-void DieAtPoint(PersistPoint /*point*/) {
+void DieAtPoint(storage::PersistPoint /*point*/) {
   if (--points_left == 0) ::kill(::getpid(), SIGKILL);
 }
 
@@ -202,7 +202,7 @@ TEST_P(JobSettingsTest, AKilledEngineLeavesEveryByte) {
       swapped_.AttachAll();
       Train(&swapped_, step + 1, step + 1);  // records differ from the disk
       points_left = point;
-      persist_hook.store(&DieAtPoint);
+      storage::persist_hook.store(&DieAtPoint);
       ::_exit(SetFrames(&swapped_, frames).ok() ? 0 : 4);
     }
     ++step;
@@ -307,4 +307,4 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

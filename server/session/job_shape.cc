@@ -9,7 +9,7 @@
 #include "server/scheduler/step_scheduler.h"
 #include "server/session/job_storage.h"
 
-namespace optstate {
+namespace optstate::session {
 
 absl::StatusOr<std::unique_ptr<JobShape>> MakeShape(
     JobDescription description) {
@@ -27,13 +27,13 @@ absl::StatusOr<std::unique_ptr<JobShape>> MakeShape(
   return shape;
 }
 
-HostArrays HostArraysOf(const JobDescription& description) {
+storage::HostArrays HostArraysOf(const JobDescription& description) {
   return {description.accumulation(), !UsesDisk(description.storage)};
 }
 
 uint64_t SpeculationBytes(const JobDescription& description) {
   return description.speculative
-             ? StepScheduler::SpeculationBytes(description.layout)
+             ? scheduler::StepScheduler::SpeculationBytes(description.layout)
              : 0;
 }
 
@@ -47,7 +47,7 @@ absl::Status CheckSpeculation(const JobDescription& description) {
         "written twice; leave speculative out, or place the state in host "
         "memory");
   }
-  if (!StepScheduler::CanSpeculate(description.layout)) {
+  if (!scheduler::StepScheduler::CanSpeculate(description.layout)) {
     return absl::UnimplementedError(absl::StrCat(
         "speculative: an update of optimizer ",
         description.layout.optimizer_info().name,
@@ -66,8 +66,9 @@ uint64_t TableBytes(const JobDescription& description) {
                               : parameters + ranks;
   // Covers RankPartition (a vector that grew), PieceTable, OpenStep, LoadRound
   // and MicroSteps.
-  constexpr uint64_t kPieceBytes =
-      2 * sizeof(Piece) + sizeof(PieceTable::Entry) + 3 * sizeof(uint64_t);
+  constexpr uint64_t kPieceBytes = 2 * sizeof(Piece) +
+                                   sizeof(scheduler::PieceTable::Entry) +
+                                   3 * sizeof(uint64_t);
   // Covers a group's norms, decision, sub-group, and part of the layouts.
   constexpr uint64_t kGroupBytes = 256;
   // The copy of the step counts that is made before a pass (JobContext).
@@ -76,4 +77,4 @@ uint64_t TableBytes(const JobDescription& description) {
          groups * (kGroupBytes + ranks * sizeof(Hyperparams));
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -12,7 +12,7 @@
 #include "server/session/job_description.h"
 #include "storage/host_tier.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // A description and what follows from it; replaced as a whole.
 struct JobShape {
@@ -25,7 +25,7 @@ struct JobShape {
 absl::StatusOr<std::unique_ptr<JobShape>> MakeShape(JobDescription description);
 
 // Returns the arrays of the job that lie in host memory.
-HostArrays HostArraysOf(const JobDescription& description);
+storage::HostArrays HostArraysOf(const JobDescription& description);
 
 // Returns the size of the file of what speculation overwrites; 0: the job is
 // not speculated with.
@@ -39,6 +39,6 @@ absl::Status CheckSpeculation(const JobDescription& description);
 // them.
 uint64_t TableBytes(const JobDescription& description);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_JOB_SHAPE_H_

@@ -16,7 +16,7 @@
 #include "server/session/steps/foreseen_commit.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // The steps that each test has taken before it begins.
@@ -175,7 +175,7 @@ TEST_P(JobSpeculationTest, NothingIsSeenOfItBeforeTheDecision) {
 }
 
 // Kills the process at the n-th run.
-class Killer final : public StepObserver {
+class Killer final : public scheduler::StepObserver {
  public:
   explicit Killer(int run) : run_(run) {}
   void KillAt(int run) { run_ = run; }
@@ -473,4 +473,4 @@ INSTANTIATE_TEST_SUITE_P(All, JobSpeculationTest, ::testing::ValuesIn(kCases),
                          });
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -17,7 +17,7 @@
 #include "storage/memory/memory_locker.h"
 #include "storage/testing/lock_limit.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::AllOf;
@@ -72,7 +72,8 @@ TEST(JobStateLockTest, EachEngineLocksTheWholeState) {
   for (const v1::Placement placement :
        {v1::PLACEMENT_HOST, v1::PLACEMENT_NVME}) {
     JobHarness job(SetupOf(v1::LOCK_MEMORY_AUTO, placement));
-    if (MemoryLocker::LimitBytes() != MemoryLocker::kUnlimited) {
+    if (storage::MemoryLocker::LimitBytes() !=
+        storage::MemoryLocker::kUnlimited) {
       GTEST_SKIP() << "RLIMIT_MEMLOCK is too low here";
     }
     const uint64_t before = VmLck();
@@ -93,7 +94,7 @@ TEST(JobStateLockTest, EachEngineLocksTheWholeState) {
 
 TEST(JobStateLockTest, AutoLocksWhatTheLimitAllowsAndSaysTheRest) {
   if (!IsInMemory()) GTEST_SKIP() << "needs /dev/shm";
-  EXPECT_TRUE(PassesWithLockLimit(kLimit, [] {
+  EXPECT_TRUE(storage::PassesWithLockLimit(kLimit, [] {
     JobHarness job(SetupOf(v1::LOCK_MEMORY_AUTO));
     TrainOneStep(&job);
     const v1::MemoryLock lock = Settled(&job);
@@ -111,7 +112,7 @@ TEST(JobStateLockTest, AutoLocksWhatTheLimitAllowsAndSaysTheRest) {
 
 TEST(JobStateLockTest, AlwaysRefusesAJobThatCannotBeLocked) {
   if (!IsInMemory()) GTEST_SKIP() << "needs /dev/shm";
-  EXPECT_TRUE(PassesWithLockLimit(kLimit, [] {
+  EXPECT_TRUE(storage::PassesWithLockLimit(kLimit, [] {
     JobHarness job(SetupOf(v1::LOCK_MEMORY_ALWAYS));
     const absl::Status refused = job.Register(0).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
@@ -141,7 +142,7 @@ TEST(JobStateLockTest, AlwaysRefusesAJobThatCannotBeLocked) {
 // The limit was lowered, or the setting changed, since the job was made.
 TEST(JobStateLockTest, AlwaysRefusesAnExistingJobUntilItCanBeLocked) {
   if (!IsInMemory()) GTEST_SKIP() << "needs /dev/shm";
-  EXPECT_TRUE(PassesWithLockLimit(kLimit, [] {
+  EXPECT_TRUE(storage::PassesWithLockLimit(kLimit, [] {
     JobHarness job(SetupOf(v1::LOCK_MEMORY_NEVER));
     TrainOneStep(&job);
     const std::string state = job.StateBytes();
@@ -168,4 +169,4 @@ TEST(JobStateLockTest, NeverLocksNothing) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

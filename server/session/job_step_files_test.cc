@@ -17,7 +17,7 @@
 #include "server/session/testing/job_crash_fixture.h"
 #include "storage/format/control_file.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::AllOf;
@@ -93,7 +93,7 @@ class StepFilesTest : public JobCrashTest {
     std::fclose(stream);
   }
 
-  const uint64_t slot_ = StepScheduler::WorkerUndoBytes(1);
+  const uint64_t slot_ = scheduler::StepScheduler::WorkerUndoBytes(1);
 };
 
 // The engine that dies has one worker, the one before it had two.
@@ -105,7 +105,7 @@ TEST_F(StepFilesTest, UndoInsideAStep) {
 
 TEST_F(StepFilesTest, UndoOfAnEngineThatDoesNotSayHowLargeItIs) {
   DieInStep3(Instant::kFirstRun);
-  Overwrite("control", offsetof(ControlFile, undo_bytes), 0);
+  Overwrite("control", offsetof(storage::ControlFile, undo_bytes), 0);
   ExpectNeeded("undo", {slot_ - 1, 64}, slot_);
   ExpectFinished();
 }
@@ -130,7 +130,7 @@ TEST_F(StepFilesTest, BetweenStepsTheyAreMadeAnew) {
 // An engine that never speculated has no such file.
 TEST_F(StepFilesTest, ASpeculatedStepWithoutTheFile) {
   harness_.Close();
-  Overwrite("control", offsetof(ControlFile, step_speculated), 3);
+  Overwrite("control", offsetof(storage::ControlFile, step_speculated), 3);
   const absl::Status status = harness_.Open();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(status.message(), HasSubstr("speculation is missing or empty"));
@@ -178,7 +178,7 @@ TEST_F(WholeFilesTest, NothingOfRedoIsNeededBeforeTheFirstParameter) {
 
 TEST_F(WholeFilesTest, ASpeculatedStepIsImpossible) {
   harness_.Close();
-  Overwrite("control", offsetof(ControlFile, step_speculated), 3);
+  Overwrite("control", offsetof(storage::ControlFile, step_speculated), 3);
   const absl::Status status = harness_.Open();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_THAT(status.message(), HasSubstr("step_speculated is 3"));
@@ -223,4 +223,4 @@ TEST_F(SpeculationFileTest, BetweenStepsItIsMadeAnew) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -482,4 +482,4 @@ TEST_F(JobStepsTest, APageOfLongNamesIsShorter) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -9,7 +9,7 @@
 #include "storage/disk_folder.h"
 #include "storage/io/make_io_engine.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 absl::Status Differs(absl::string_view what, absl::string_view now,
@@ -49,19 +49,19 @@ absl::Status CheckDurability(const v1::StorageSettings& storage) {
 
 // Checks a budget that an operator sets for a job that exists.
 absl::Status CheckBudget(const v1::StorageSettings& now, uint64_t bytes,
-                         const NvmeStore::Sizes& sizes) {
+                         const nvme::NvmeStore::Sizes& sizes) {
   if (now.placement() != v1::PLACEMENT_NVME) {
     return absl::FailedPreconditionError(
         "host_budget is for placement \"nvme\": this job lies in memory whole. "
         "For less memory, take a state_dict, delete the job and load it into "
         "one with placement=\"nvme\"");
   }
-  const uint64_t least = NvmeStore::kFramesMin * sizes.frame;
+  const uint64_t least = nvme::NvmeStore::kFramesMin * sizes.frame;
   if (bytes >= least) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "a host_budget of ", bytes, " bytes has room for ", bytes / sizes.frame,
       " of the job's records of ", sizes.frame, " bytes; it must hold ",
-      NvmeStore::kFramesMin, ": set at least ", least));
+      nvme::NvmeStore::kFramesMin, ": set at least ", least));
 }
 
 }  // namespace
@@ -156,7 +156,7 @@ absl::Status CheckSameStorage(const v1::StorageSettings& now,
 
 absl::StatusOr<v1::StorageSettings> ChangeStorage(
     const v1::StorageSettings& now, const v1::SetJobRequest& request,
-    const NvmeStore::Sizes& sizes) {
+    const nvme::NvmeStore::Sizes& sizes) {
   v1::StorageSettings storage = now;
   if (request.host_budget_bytes() != 0) {
     OPTSTATE_RETURN_IF_ERROR(
@@ -191,35 +191,38 @@ bool IsDurable(const v1::StorageSettings& storage) {
 }
 
 uint64_t FrameBytesOf(const v1::StorageSettings& storage,
-                      const NvmeStore::Sizes& sizes) {
+                      const nvme::NvmeStore::Sizes& sizes) {
   const uint64_t frames =
       storage.placement() == v1::PLACEMENT_NVME
           ? std::min(storage.host_budget_bytes() / sizes.frame, sizes.records)
           : sizes.records;
-  return std::max(frames, NvmeStore::kFramesMin) * sizes.frame;
+  return std::max(frames, nvme::NvmeStore::kFramesMin) * sizes.frame;
 }
 
 std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
                                            const std::string& job) {
   std::vector<std::string> directories;
   for (const std::string& directory : config.nvme().directories()) {
-    directories.push_back(DiskFolder(directory, job));
+    directories.push_back(storage::DiskFolder(directory, job));
   }
   return directories;
 }
 
 absl::Status MarkDurable(const std::vector<std::string>& directories) {
   for (const std::string& directory : directories) {
-    OPTSTATE_RETURN_IF_ERROR(WriteDurably(directory + kDiskDurableFile, ""));
+    OPTSTATE_RETURN_IF_ERROR(
+        storage::WriteDurably(directory + storage::kDiskDurableFile, ""));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckHasCommits(const std::vector<std::string>& directories) {
-  if (MayExist(directories[0] + kDiskCommitsFile)) return absl::OkStatus();
+  if (storage::MayExist(directories[0] + storage::kDiskCommitsFile)) {
+    return absl::OkStatus();
+  }
   for (const std::string& directory : directories) {
-    if (!MayExist(directory + kDiskDurableFile) ||
-        !MayExist(directory + kDiskRecordsFile)) {
+    if (!storage::MayExist(directory + storage::kDiskDurableFile) ||
+        !storage::MayExist(directory + storage::kDiskRecordsFile)) {
       continue;
     }
     return absl::FailedPreconditionError(absl::StrCat(
@@ -249,4 +252,4 @@ absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(
   return std::move(made.engine);
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -13,7 +13,7 @@
 #include "proto/types/layout.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Returns INVALID_ARGUMENT when settings contradict each other, and
 // FAILED_PRECONDITION, with what to set, when the node has no disk for them.
@@ -42,13 +42,13 @@ bool UsesDisk(const v1::StorageSettings& storage);
 // FAILED_PRECONDITION: such a job has no such setting, and what to do.
 absl::StatusOr<v1::StorageSettings> ChangeStorage(
     const v1::StorageSettings& now, const v1::SetJobRequest& request,
-    const NvmeStore::Sizes& sizes);
+    const nvme::NvmeStore::Sizes& sizes);
 
 // Returns the bytes of the job's frames: with PLACEMENT_NVME what the host
 // budget has room for, else all records; whole frames, at least
 // NvmeStore::kFramesMin.
 uint64_t FrameBytesOf(const v1::StorageSettings& storage,
-                      const NvmeStore::Sizes& sizes);
+                      const nvme::NvmeStore::Sizes& sizes);
 
 // Returns the job's directories on disk, below those of the configuration.
 std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,
@@ -64,6 +64,6 @@ absl::Status CheckHasCommits(const std::vector<std::string>& directories);
 absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(
     const v1::DaemonConfig& config);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_JOB_STORAGE_H_

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 constexpr uint32_t kRanks = 3;
@@ -156,4 +156,4 @@ TEST(JobThreadsTest, DrainWaitsForTheOpenStep) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -21,7 +21,7 @@
 
 // The plain data that a Job takes and returns.
 
-namespace optstate {
+namespace optstate::session {
 
 // The outcome of a step; mirrors v1::StepOutcome, as plain data.
 struct StepOutcome {
@@ -153,6 +153,6 @@ struct CommitSpec {
   bool found_inf = false;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_JOB_TYPES_H_

@@ -30,7 +30,7 @@ ssize_t WrappedRead(int fd, void* to, size_t bytes, off_t at) {
   return RealRead(fd, to, bytes, at);
 }
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -365,4 +365,4 @@ TEST_F(JobVerifyTest, TheDirectoriesAreCounted) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

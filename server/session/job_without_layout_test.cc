@@ -11,7 +11,7 @@
 #include "proto/types/layout.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -103,4 +103,4 @@ TEST_F(JobWithoutLayoutTest, ThereIsNothingToRead) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -7,7 +7,7 @@
 #include "server/session/job_storage.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::session {
 
 absl::StatusOr<v1::SetJobReply> LiveSettings::Set(
     const v1::SetJobRequest& request) {
@@ -80,11 +80,11 @@ v1::SetJobReply LiveSettings::Reply() const {
   v1::SetJobReply reply;
   *reply.mutable_storage() = now.storage;
   if (job_.nvme == nullptr) return reply;
-  const NvmeStore::Sizes sizes = durability_.SwapSizesOf(now);
+  const nvme::NvmeStore::Sizes sizes = durability_.SwapSizesOf(now);
   reply.set_records(sizes.records);
   reply.set_frames(job_.tier->frames().size() / sizes.frame);
   reply.set_frame_bytes(sizes.frame);
   return reply;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -12,7 +12,7 @@
 #include "server/session/job_registrar.h"
 #include "server/session/state_lock.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Changes settings of a job while it trains, between two passes: its host
 // budget and how often it is durable.
@@ -56,6 +56,6 @@ class LiveSettings {
   StateLock& state_lock_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_LIVE_SETTINGS_H_

@@ -15,7 +15,7 @@
 #include "benchmark/benchmark.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 constexpr int kParameters = 16;
@@ -112,4 +112,4 @@ OPTSTATE_LOAD_BENCHMARK(BM_LoadIntoReadyJob);
 OPTSTATE_LOAD_BENCHMARK(BM_LoadOfWhatTheJobHas);
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -6,10 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
-v1::RecordDamage ToProto(const NvmeStore::Damage& damage) {
+v1::RecordDamage ToProto(const nvme::NvmeStore::Damage& damage) {
   v1::RecordDamage proto;
   proto.set_file(damage.file);
   proto.set_offset_bytes(damage.offset_bytes);
@@ -30,9 +30,11 @@ v1::RecordDamage ToProto(const NvmeStore::Damage& damage) {
 
 }  // namespace
 
-void Verification::Read(NvmeStore* store) {
-  const absl::StatusOr<NvmeStore::VerifyResult> result = store->Verify(
-      [this](const NvmeStore::VerifyResult& found) { return Note(found); });
+void Verification::Read(nvme::NvmeStore* store) {
+  const absl::StatusOr<nvme::NvmeStore::VerifyResult> result =
+      store->Verify([this](const nvme::NvmeStore::VerifyResult& found) {
+        return Note(found);
+      });
   const absl::MutexLock lock(&mu_);
   if (result.ok()) {
     progress_ = result->progress;
@@ -42,7 +44,7 @@ void Verification::Read(NvmeStore* store) {
   has_ended_ = true;
 }
 
-bool Verification::Note(const NvmeStore::VerifyResult& found) {
+bool Verification::Note(const nvme::NvmeStore::VerifyResult& found) {
   const absl::MutexLock lock(&mu_);
   progress_ = found.progress;
   while (damages_.size() < found.damages.size()) {
@@ -101,7 +103,7 @@ void Verification::AwaitEnd() const {
 }
 
 absl::StatusOr<std::shared_ptr<Verification>> RecordVerifier::Begin(
-    NvmeStore* store) {
+    nvme::NvmeStore* store) {
   const absl::MutexLock lock(&mu_);
   if (last_ != nullptr && !last_->has_ended()) {
     return absl::FailedPreconditionError(
@@ -131,4 +133,4 @@ void RecordVerifier::Cancel(absl::string_view why) {
   last->AwaitEnd();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -15,7 +15,7 @@
 #include "optstate/v1/admin.pb.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // One verification of a job's records. A thread of its own reads them, so that
 // nobody who waits for its end waits for whoever listens to its progress.
@@ -33,8 +33,8 @@ class Verification {
  private:
   friend class RecordVerifier;
 
-  void Read(NvmeStore* store);
-  bool Note(const NvmeStore::VerifyResult& found);
+  void Read(nvme::NvmeStore* store);
+  bool Note(const nvme::NvmeStore::VerifyResult& found);
   void Cancel(const absl::Status& why);
   // Returns what is new since the last call.
   v1::VerifyJobProgress Take() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -42,8 +42,8 @@ class Verification {
   void AwaitEnd() const;
 
   mutable absl::Mutex mu_;
-  NvmeStore::VerifyProgress progress_ ABSL_GUARDED_BY(mu_);
-  std::vector<NvmeStore::Damage> damages_ ABSL_GUARDED_BY(mu_);
+  nvme::NvmeStore::VerifyProgress progress_ ABSL_GUARDED_BY(mu_);
+  std::vector<nvme::NvmeStore::Damage> damages_ ABSL_GUARDED_BY(mu_);
   size_t told_damages_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status cancelled_ ABSL_GUARDED_BY(mu_);
   absl::Status status_ ABSL_GUARDED_BY(mu_);
@@ -61,7 +61,7 @@ class RecordVerifier {
   // Begins to verify the store, which must live until the verification has
   // ended or Cancel has returned. FAILED_PRECONDITION: one is under way;
   // RESOURCE_EXHAUSTED: no thread can be had.
-  absl::StatusOr<std::shared_ptr<Verification>> Begin(NvmeStore* store);
+  absl::StatusOr<std::shared_ptr<Verification>> Begin(nvme::NvmeStore* store);
   // Ends what is under way with ABORTED, which says why. Returns when the store
   // is not used any more: after a read of one record, at most.
   // Who calls this keeps the next one from beginning.
@@ -72,6 +72,6 @@ class RecordVerifier {
   std::shared_ptr<Verification> last_ ABSL_GUARDED_BY(mu_);
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RECORD_VERIFIER_H_

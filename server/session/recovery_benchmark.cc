@@ -21,7 +21,7 @@
 #include "server/scheduler/step_observer.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -31,7 +31,7 @@ double Milliseconds(Clock::time_point begin) {
       .count();
 }
 
-class KillAtRun final : public StepObserver {
+class KillAtRun final : public scheduler::StepObserver {
  public:
   explicit KillAtRun(uint64_t run) : run_(run) {}
   void OnRunUpdated(uint64_t /*step*/, uint64_t /*run*/) override {
@@ -109,4 +109,4 @@ BENCHMARK(BM_Recover)
     ->Iterations(2);
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -22,7 +22,7 @@
 #include "server/session/steps/foreseen_commit.h"
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -164,4 +164,4 @@ void Cases(benchmark::internal::Benchmark* benchmark) {
 BENCHMARK(BM_Backward)->Apply(Cases);
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -12,7 +12,7 @@
 #include "storage/memory/memory_locker.h"
 #include "storage/tmpfs_info.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 constexpr char kRemedy[] =
@@ -27,7 +27,8 @@ bool HasSwap() {
 }
 
 std::string LimitText() {
-  return absl::StrCat("an engine may lock ", MemoryLocker::LimitBytes(),
+  return absl::StrCat("an engine may lock ",
+                      storage::MemoryLocker::LimitBytes(),
                       " bytes (RLIMIT_MEMLOCK)");
 }
 
@@ -39,8 +40,8 @@ bool StateLock::IsAlways() const {
 
 // On a disk the state is page cache, which may be larger than memory.
 absl::Status StateLock::CheckInMemory() const {
-  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info,
-                            InspectDirectory(job_.options.directory));
+  OPTSTATE_ASSIGN_OR_RETURN(const storage::TmpfsInfo info,
+                            storage::InspectDirectory(job_.options.directory));
   if (info.is_tmpfs) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "the state directory is on ", info.file_system, " at ", info.mount_point,
@@ -51,10 +52,11 @@ absl::Status StateLock::CheckInMemory() const {
 absl::Status StateLock::Admit(uint64_t job_state_bytes) const {
   if (!IsAlways()) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(CheckInMemory());
-  const uint64_t left = MemoryLocker::BytesLeft();
+  const uint64_t left = storage::MemoryLocker::BytesLeft();
   const uint64_t has = job_.memory_locker.counts().locked_bytes +
                        job_.memory_locker.counts().pending_bytes;
-  if (left == MemoryLocker::kUnlimited || job_state_bytes <= left + has) {
+  if (left == storage::MemoryLocker::kUnlimited ||
+      job_state_bytes <= left + has) {
     return absl::OkStatus();
   }
   return absl::ResourceExhaustedError(absl::StrCat(
@@ -86,7 +88,7 @@ absl::Status StateLock::Lock() {
     return absl::OkStatus();
   }
   job_.tier->LockMemory(&job_.memory_locker);
-  const MemoryLocker::Counts counts = job_.memory_locker.counts();
+  const storage::MemoryLocker::Counts counts = job_.memory_locker.counts();
   if (counts.refused_bytes != 0 && IsAlways()) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "lock_memory: always, and ", counts.refused_bytes, " of ",
@@ -98,7 +100,7 @@ absl::Status StateLock::Lock() {
 }
 
 void StateLock::Log() {
-  const MemoryLocker::Counts counts = job_.memory_locker.counts();
+  const storage::MemoryLocker::Counts counts = job_.memory_locker.counts();
   if (counts.refused_bytes == told_bytes_) return;
   told_bytes_ = counts.refused_bytes;
   if (told_bytes_ == 0) return;
@@ -115,11 +117,11 @@ void StateLock::Describe(v1::MemoryLock* lock) const {
     lock->set_reason(why_not_);
     return;
   }
-  const MemoryLocker::Counts counts = job_.memory_locker.counts();
+  const storage::MemoryLocker::Counts counts = job_.memory_locker.counts();
   lock->set_locked_bytes(counts.locked_bytes);
   lock->set_pending_bytes(counts.pending_bytes);
   lock->set_unlocked_bytes(counts.refused_bytes);
   if (counts.refused_bytes != 0) lock->set_reason(WhyRefused(counts.error));
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

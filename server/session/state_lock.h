@@ -8,7 +8,7 @@
 #include "optstate/v1/admin.pb.h"
 #include "server/session/job_context.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Keeps the job's state locked in memory, as lock_memory of the configuration
 // says.
@@ -43,6 +43,6 @@ class StateLock {
   uint64_t told_bytes_ = 0;  // of what is not locked
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STATE_LOCK_H_

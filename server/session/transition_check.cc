@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <iostream>
 
-namespace optstate {
+namespace optstate::session {
 
 void AbortTransition(absl::string_view subject, uint64_t number,
                      absl::string_view from, absl::string_view to) {
@@ -12,4 +12,4 @@ void AbortTransition(absl::string_view subject, uint64_t number,
   std::abort();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -5,7 +5,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Ends the process: "rank 3 cannot go from absent to awaited".
 [[noreturn]] void AbortTransition(absl::string_view subject, uint64_t number,
@@ -22,6 +22,6 @@ void CheckTransition(absl::string_view subject, uint64_t number, State from,
   AbortTransition(subject, number, NameOf(from), NameOf(to));
 }
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TRANSITION_CHECK_H_

@@ -8,7 +8,7 @@
 
 #include "storage/allocated_bytes.h"
 
-namespace optstate {
+namespace optstate::session {
 
 uint64_t AllocatedBytesOfUser(const std::string& state_dir, uid_t uid) {
   uint64_t bytes = 0;
@@ -18,11 +18,11 @@ uint64_t AllocatedBytesOfUser(const std::string& state_dir, uid_t uid) {
     uid_t owner = 0;
     std::ifstream file(job.path() / "owner");
     if (!(file >> owner) || owner != uid) continue;
-    bytes += AllocatedBytesBelow(job.path().string());
+    bytes += storage::AllocatedBytesBelow(job.path().string());
   }
   return bytes;
 }
 
 bool IsOperator(uid_t uid) { return uid == 0 || uid == ::geteuid(); }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string>
 
-namespace optstate {
+namespace optstate::session {
 
 // Returns the bytes that the files of a user's jobs take, by `owner` in each
 // job's directory below STATE_DIR/jobs, as far as that can be read.
@@ -16,6 +16,6 @@ uint64_t AllocatedBytesOfUser(const std::string& state_dir, uid_t uid);
 // room.
 bool IsOperator(uid_t uid);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_USER_BYTES_H_

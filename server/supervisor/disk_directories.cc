@@ -30,13 +30,14 @@ std::vector<std::string> NamesIn(const std::string& directory) {
   std::vector<std::string> names;
   std::error_code error;
   for (std::filesystem::directory_iterator
-           entry(directory + kDiskJobsFolder, error),
+           entry(directory + storage::kDiskJobsFolder, error),
        end;
        !error && entry != end; entry.increment(error)) {
     names.push_back(entry->path().filename().string());
   }
   if (error) {
-    spdlog::error("{}{}: {}", directory, kDiskJobsFolder, error.message());
+    spdlog::error("{}{}: {}", directory, storage::kDiskJobsFolder,
+                  error.message());
   }
   return names;
 }
@@ -46,7 +47,7 @@ absl::Status Rename(const std::string& from, const std::string& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) {
     return OsError(errno, absl::StrCat("rename ", from, " to ", to));
   }
-  return SyncFolder(to.substr(0, to.rfind('/')));
+  return storage::SyncFolder(to.substr(0, to.rfind('/')));
 }
 
 }  // namespace
@@ -55,7 +56,7 @@ absl::StatusOr<DiskDirectories> DiskDirectories::Open(
     std::vector<std::string> paths) {
   DiskDirectories disks;
   for (const std::string& path : paths) {
-    if (!MayExist(path)) {
+    if (!storage::MayExist(path)) {
       return absl::FailedPreconditionError(absl::StrCat(
           "nvme.directories: ", path,
           " is not there: mount its disk, or make it (mkdir -m 0700 ", path,
@@ -64,7 +65,7 @@ absl::StatusOr<DiskDirectories> DiskDirectories::Open(
     OPTSTATE_RETURN_IF_ERROR(
         Annotate(os::EnsurePrivateDirectory(path, 0700), "nvme.directories"));
     OPTSTATE_RETURN_IF_ERROR(
-        os::EnsurePrivateDirectory(path + kDiskJobsFolder, 0700));
+        os::EnsurePrivateDirectory(path + storage::kDiskJobsFolder, 0700));
     OPTSTATE_ASSIGN_OR_RETURN(
         os::FileLock lock,
         os::FileLock::Take(path + kLockName,
@@ -80,16 +81,17 @@ absl::Status DiskDirectories::DescribeAndClean(const std::string& path) const {
   int jobs = 0;
   int durable = 0;
   for (const std::string& name : NamesIn(path)) {
-    const std::string folder = DiskFolder(path, name);
+    const std::string folder = storage::DiskFolder(path, name);
     if (absl::StartsWith(name, kDeletedPrefix)) {
       spdlog::info("removed {}, left half done: {}", folder,
                    os::RemoveTree(folder).ToString());
       continue;
     }
     ++jobs;
-    if (IsDurableFolder(folder)) ++durable;
+    if (storage::IsDurableFolder(folder)) ++durable;
   }
-  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(path));
+  OPTSTATE_ASSIGN_OR_RETURN(const storage::TmpfsInfo info,
+                            storage::InspectDirectory(path));
   spdlog::info(
       "disk directory {}: on the {} at {}, with files of {} jobs, {} "
       "of them durable",
@@ -121,13 +123,13 @@ std::set<std::string> DiskDirectories::Jobs() const {
 
 bool DiskDirectories::HasFolder(const std::string& name) const {
   return std::any_of(paths_.begin(), paths_.end(), [&](const auto& path) {
-    return MayExist(DiskFolder(path, name));
+    return storage::MayExist(storage::DiskFolder(path, name));
   });
 }
 
 bool DiskDirectories::IsDurable(const std::string& name) const {
   return std::any_of(paths_.begin(), paths_.end(), [&](const auto& path) {
-    return IsDurableFolder(DiskFolder(path, name));
+    return storage::IsDurableFolder(storage::DiskFolder(path, name));
   });
 }
 
@@ -135,11 +137,12 @@ absl::Status DiskDirectories::CheckMayCreate(const std::string& name,
                                              uid_t owner) const {
   OPTSTATE_RETURN_IF_ERROR(CheckInPlace());
   if (!IsDurable(name)) return absl::OkStatus();
-  const std::string folder = DiskFolder(paths_[0], name);
-  const absl::StatusOr<std::optional<uint32_t>> on_disk = ReadDiskOwner(folder);
+  const std::string folder = storage::DiskFolder(paths_[0], name);
+  const absl::StatusOr<std::optional<uint32_t>> on_disk =
+      storage::ReadDiskOwner(folder);
   if (!on_disk.ok() || !on_disk->has_value()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "job \"", name, "\" is durable, and ", folder, kDiskOwnerFile,
+        "job \"", name, "\" is durable, and ", folder, storage::kDiskOwnerFile,
         on_disk.ok() ? " is missing" : " cannot be read",
         ": is its disk mounted? If it is, write the uid of the job's owner to "
         "that file"));
@@ -154,20 +157,21 @@ std::map<std::string, uid_t, std::less<>> DiskDirectories::DurableJobs() const {
   std::map<std::string, uid_t, std::less<>> jobs;
   for (const std::string& name : Jobs()) {
     if (!IsDurable(name)) continue;
-    const std::string folder = DiskFolder(paths_[0], name);
-    if (!MayExist(folder + kDiskCommitsFile)) {
+    const std::string folder = storage::DiskFolder(paths_[0], name);
+    if (!storage::MayExist(folder + storage::kDiskCommitsFile)) {
       spdlog::error(
           "{} is missing, and another directory has files of that durable job: "
           "left alone. Is its disk mounted?",
-          folder + kDiskCommitsFile);
+          folder + storage::kDiskCommitsFile);
       continue;
     }
-    const absl::StatusOr<std::optional<uint32_t>> owner = ReadDiskOwner(folder);
+    const absl::StatusOr<std::optional<uint32_t>> owner =
+        storage::ReadDiskOwner(folder);
     if (!owner.ok() || !owner->has_value()) {
       spdlog::error(
           "{} has a job on disk, but no owner: left alone. Write the owner's "
           "uid to {}{}: {}",
-          folder, folder, kDiskOwnerFile, owner.status().ToString());
+          folder, folder, storage::kDiskOwnerFile, owner.status().ToString());
       continue;
     }
     jobs[name] = **owner;
@@ -181,13 +185,13 @@ void DiskDirectories::RemoveEnded(
     if (is_known(name) || IsDurable(name)) continue;
     const auto used =
         std::find_if(paths_.begin(), paths_.end(), [&](const auto& path) {
-          return IsDiskFolderInUse(DiskFolder(path, name));
+          return storage::IsDiskFolderInUse(storage::DiskFolder(path, name));
         });
     if (used != paths_.end()) {
       spdlog::warn(
           "{} is of a job that is not here, and may go on elsewhere ({} says "
           "where): left alone",
-          DiskFolder(*used, name), kDiskMemoryFile + 1);
+          storage::DiskFolder(*used, name), storage::kDiskMemoryFile + 1);
       continue;
     }
     const auto folders = Discard(name);
@@ -206,12 +210,13 @@ absl::StatusOr<std::vector<std::string>> DiskDirectories::Discard(
   std::vector<std::pair<std::string, std::string>> renamed;
   absl::Status status;
   for (const std::string& path : paths_) {
-    const std::string folder = DiskFolder(path, name);
-    if (!MayExist(folder)) continue;
+    const std::string folder = storage::DiskFolder(path, name);
+    if (!storage::MayExist(folder)) continue;
     std::string discarded;
     do {
-      discarded = DiskFolder(path, absl::StrCat(kDeletedPrefix, ++discarded_));
-    } while (MayExist(discarded));
+      discarded =
+          storage::DiskFolder(path, absl::StrCat(kDeletedPrefix, ++discarded_));
+    } while (storage::MayExist(discarded));
     renamed.emplace_back(folder, discarded);
     status = Rename(folder, discarded);
     if (!status.ok()) break;
@@ -220,7 +225,7 @@ absl::StatusOr<std::vector<std::string>> DiskDirectories::Discard(
   for (const auto& [from, to] : renamed) {
     if (status.ok()) {
       discarded.push_back(to);
-    } else if (MayExist(to)) {
+    } else if (storage::MayExist(to)) {
       const absl::Status back = Rename(to, from);
       if (!back.ok()) spdlog::error("{}", back.ToString());
     }

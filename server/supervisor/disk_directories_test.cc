@@ -39,7 +39,7 @@ class DiskDirectoriesTest : public testing::Test {
     return root_ + "/disk" + std::to_string(number);
   }
   std::string Folder(int disk, const std::string& name) const {
-    return DiskFolder(Disk(disk), name);
+    return storage::DiskFolder(Disk(disk), name);
   }
   // Writes files as a job's engine does.
   void MakeJob(int disk, const std::string& name, bool is_durable,
@@ -54,7 +54,7 @@ class DiskDirectoriesTest : public testing::Test {
   }
   void MakeOfFormerBoot(int disk, const std::string& name) const {
     MakeJob(disk, name, false);
-    std::ofstream(Folder(disk, name) + kDiskMemoryFile)
+    std::ofstream(Folder(disk, name) + storage::kDiskMemoryFile)
         << "a-former-boot\n"
         << root_ << "/nowhere\n";
   }
@@ -132,7 +132,8 @@ TEST_F(DiskDirectoriesTest, JobsOfADiskAreFoundAndOthersRemoved) {
 // Their memory is in another state directory, or their engine lives on.
 TEST_F(DiskDirectoriesTest, FilesOfAJobThatMayGoOnElsewhereStay) {
   MakeJob(1, "elsewhere", false);
-  ASSERT_TRUE(WriteDiskMemory(Folder(1, "elsewhere"), "/other/jobs/a").ok());
+  ASSERT_TRUE(
+      storage::WriteDiskMemory(Folder(1, "elsewhere"), "/other/jobs/a").ok());
   MakeOfFormerBoot(0, "engine");
   const UniqueFd engine(
       ::open((Folder(0, "engine") + "/records").c_str(), O_RDWR | O_CLOEXEC));
@@ -205,7 +206,7 @@ TEST_F(DiskDirectoriesTest, AJobThatCannotBeDeletedIsAsItWas) {
   std::ofstream(registry.JobDirectory("a") + "/state") << "x";
   {
     // A mount point cannot be renamed.
-    const auto mounted = TestTmpfs::Mount(Folder(1, "a"), "size=1m");
+    const auto mounted = storage::TestTmpfs::Mount(Folder(1, "a"), "size=1m");
     if (absl::IsFailedPrecondition(mounted.status())) {
       GTEST_SKIP() << mounted.status();
     }

@@ -7,16 +7,17 @@
 namespace optstate::supervisor {
 
 JobFiles FindJobFiles(const std::string& job_directory) {
-  if (!MayExist(job_directory)) return JobFiles::kGone;
-  return MayExist(job_directory + kStateFolder) ? JobFiles::kState
-                                                : JobFiles::kNoState;
+  if (!storage::MayExist(job_directory)) return JobFiles::kGone;
+  return storage::MayExist(job_directory + storage::kStateFolder)
+             ? JobFiles::kState
+             : JobFiles::kNoState;
 }
 
 std::string FindDurableFolder(const v1::NvmeSettings& nvme,
                               const std::string& job) {
   for (const std::string& directory : nvme.directories()) {
-    std::string folder = DiskFolder(directory, job);
-    if (IsDurableFolder(folder)) return folder;
+    std::string folder = storage::DiskFolder(directory, job);
+    if (storage::IsDurableFolder(folder)) return folder;
   }
   return "";
 }

@@ -28,7 +28,7 @@ constexpr absl::Duration kLook = absl::Milliseconds(50);
 // Explains why an engine cannot be started.
 absl::Status ExplainShortage(const absl::Status& status,
                              const std::string& directory) {
-  absl::Status full = CheckNotFull(directory);
+  absl::Status full = storage::CheckNotFull(directory);
   if (!full.ok()) return full;
   return absl::ResourceExhaustedError(absl::StrCat(
       status.message(),
@@ -183,7 +183,7 @@ void JobHost::OnDeath(const std::string& how) {
   if (files == JobFiles::kGone) {
     return Fail(absl::StrCat(reason_, "; ", directory(), " was removed"));
   }
-  const absl::Status full = CheckNotFull(directory());
+  const absl::Status full = storage::CheckNotFull(directory());
   if (!full.ok() && MayGiveUp()) return GiveUp(full);
   if (!full.ok()) absl::StrAppend(&reason_, "; ", full.message());
   const std::optional<absl::Duration> delay =

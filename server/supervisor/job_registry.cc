@@ -111,7 +111,7 @@ void JobRegistry::UseDisks(DiskDirectories disks) {
 
 absl::Status JobRegistry::MakeMissingDirectory(const std::string& name) {
   const auto found = jobs_.find(name);
-  if (found == jobs_.end() || MayExist(JobDirectory(name)) ||
+  if (found == jobs_.end() || storage::MayExist(JobDirectory(name)) ||
       !disks_.IsDurable(name)) {
     return absl::OkStatus();
   }
@@ -119,8 +119,8 @@ absl::Status JobRegistry::MakeMissingDirectory(const std::string& name) {
 }
 
 bool JobRegistry::UsesDisk(const std::string& name) const {
-  return MayExist(
-             absl::StrCat(JobDirectory(name), kStateFolder, kFrameTable)) ||
+  return storage::MayExist(absl::StrCat(JobDirectory(name),
+                                        storage::kStateFolder, kFrameTable)) ||
          disks_.HasFolder(name);
 }
 

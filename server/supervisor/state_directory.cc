@@ -18,7 +18,8 @@ constexpr char kJobsName[] = "/jobs";
 // Refuses hugetlbfs, whose files can only be mapped, and only in whole pages:
 // the lock's pid and a job's description are written.
 absl::Status CheckFileSystem(const std::string& path) {
-  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(path));
+  OPTSTATE_ASSIGN_OR_RETURN(const storage::TmpfsInfo info,
+                            storage::InspectDirectory(path));
   if (!info.is_hugetlbfs) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(
       "state directory ", path,
@@ -29,13 +30,14 @@ absl::Status CheckFileSystem(const std::string& path) {
 
 }  // namespace
 
-std::string DescribeStatePages(v1::HugePages setting, const TmpfsInfo& info) {
+std::string DescribeStatePages(v1::HugePages setting,
+                               const storage::TmpfsInfo& info) {
   if (setting != v1::HUGE_PAGES_NEVER || !info.is_tmpfs) {
-    return DescribePages(info);
+    return storage::DescribePages(info);
   }
   if (info.huge_pages()) {
     return absl::StrCat(
-        DescribePages(info),
+        storage::DescribePages(info),
         "; huge_pages: never in the configuration cannot overrule that",
         info.shmem_enabled == "force"
             ? ""
@@ -50,7 +52,7 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(
   OPTSTATE_RETURN_IF_ERROR(os::EnsurePrivateDirectory(path, 0700));
   if (config.huge_pages() == v1::HUGE_PAGES_MOUNT) {
     OPTSTATE_RETURN_IF_ERROR(
-        Annotate(MountHugeTmpfs(path), "huge_pages: mount"));
+        Annotate(storage::MountHugeTmpfs(path), "huge_pages: mount"));
     // After the mount the path names another directory.
     OPTSTATE_RETURN_IF_ERROR(os::EnsurePrivateDirectory(path, 0700));
   }
@@ -68,7 +70,8 @@ absl::StatusOr<StateDirectory> StateDirectory::Open(
       DiskDirectories::Open({config.nvme().directories().begin(),
                              config.nvme().directories().end()}));
   registry.UseDisks(std::move(disks));
-  OPTSTATE_ASSIGN_OR_RETURN(const TmpfsInfo info, InspectDirectory(path));
+  OPTSTATE_ASSIGN_OR_RETURN(const storage::TmpfsInfo info,
+                            storage::InspectDirectory(path));
   const std::string pages = DescribeStatePages(config.huge_pages(), info);
   if (config.huge_pages() == v1::HUGE_PAGES_NEVER && info.huge_pages()) {
     spdlog::warn("state directory {}: {}", path, pages);

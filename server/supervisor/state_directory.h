@@ -16,7 +16,8 @@ namespace optstate::supervisor {
 
 // Returns one sentence on the page size in use and its reason; the setting
 // decides only where the mount leaves the choice to the daemon.
-std::string DescribeStatePages(v1::HugePages setting, const TmpfsInfo& info);
+std::string DescribeStatePages(v1::HugePages setting,
+                               const storage::TmpfsInfo& info);
 
 // A daemon's directory of jobs, locked for that daemon alone.
 //

@@ -12,7 +12,7 @@ using ::testing::Not;
 using ::testing::StartsWith;
 
 TEST(DescribeStatePagesTest, NeverSaysWhatTheMountReallyDoes) {
-  TmpfsInfo info;
+  storage::TmpfsInfo info;
   info.is_tmpfs = true;
   info.file_system = "tmpfs";
   info.mount_point = "/dev/shm";

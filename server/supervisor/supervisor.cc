@@ -129,8 +129,8 @@ absl::StatusOr<JobHost*> Supervisor::FindOrCreate(const Waiting& waiting) {
   if (options_.check_state_directory != nullptr) {
     OPTSTATE_RETURN_IF_ERROR(options_.check_state_directory());
   }
-  OPTSTATE_RETURN_IF_ERROR(ExplainFull(registry_.Create(name, adopt.peer_uid()),
-                                       options_.config.state_dir()));
+  OPTSTATE_RETURN_IF_ERROR(storage::ExplainFull(
+      registry_.Create(name, adopt.peer_uid()), options_.config.state_dir()));
   spdlog::info("job {}: created for uid {}", name, adopt.peer_uid());
   return StartHost(name, adopt.peer_uid(), /*is_new=*/true);
 }

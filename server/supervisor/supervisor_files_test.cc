@@ -91,8 +91,8 @@ TEST_F(SupervisorFilesTest, FileSystemWithoutInodesIsNamed) {
   // The root, jobs/, the daemon's socket and its lock take four inodes.
   for (const int inodes : {4, 5, 6, 7, 8}) {
     SCOPED_TRACE(inodes);
-    const auto tmpfs = TestTmpfs::Mount(harness_.config().state_dir(),
-                                        absl::StrCat("nr_inodes=", inodes));
+    const auto tmpfs = storage::TestTmpfs::Mount(
+        harness_.config().state_dir(), absl::StrCat("nr_inodes=", inodes));
     if (absl::IsFailedPrecondition(tmpfs.status())) {
       GTEST_SKIP() << tmpfs.status();
     }
@@ -113,7 +113,7 @@ TEST_F(SupervisorFilesTest, FileSystemWithoutInodesIsNamed) {
 TEST_F(SupervisorFilesTest, StateIsKeptWhereInodesAreShort) {
   harness_.config().mutable_engine()->set_restarts_max(0);
   const auto tmpfs =
-      TestTmpfs::Mount(harness_.config().state_dir(), "nr_inodes=12");
+      storage::TestTmpfs::Mount(harness_.config().state_dir(), "nr_inodes=12");
   if (absl::IsFailedPrecondition(tmpfs.status())) {
     GTEST_SKIP() << tmpfs.status();
   }

@@ -17,7 +17,7 @@
 #include "proto/types/grpc_status.h"
 #include "server/testing/daemon_harness.h"
 
-namespace optstate {
+namespace optstate::server {
 
 // A fixture that gives each test its own daemon and that daemon's admin
 // interface.
@@ -88,6 +88,6 @@ class DaemonTest : public testing::Test, protected DaemonHarness {
   }
 };
 
-}  // namespace optstate
+}  // namespace optstate::server
 
 #endif  // OPTSTATE_SERVER_TESTING_DAEMON_FIXTURE_H_

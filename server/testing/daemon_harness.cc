@@ -25,7 +25,7 @@
 #include "proto/types/status_macros.h"
 #include "server/os/private_directory.h"
 
-namespace optstate {
+namespace optstate::server {
 namespace {
 
 constexpr char kBinary[] = "server/optstated";
@@ -160,4 +160,4 @@ bool DaemonHarness::Exists(const std::string& path) {
   return ::access(path.c_str(), F_OK) == 0;
 }
 
-}  // namespace optstate
+}  // namespace optstate::server

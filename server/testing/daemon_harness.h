@@ -11,7 +11,7 @@
 #include "absl/time/time.h"
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::server {
 
 struct ProcessExit {
   int code = -1;       // -signal when killed
@@ -61,6 +61,6 @@ class DaemonHarness {
   std::vector<pid_t> started_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::server
 
 #endif  // OPTSTATE_SERVER_TESTING_DAEMON_HARNESS_H_

@@ -31,7 +31,7 @@ absl::Status CompletionWriter::Write(shm::Completion completion,
 
 void CompletionWriter::OnStepDone(uint64_t request_id,
                                   const absl::Status& status,
-                                  const StepOutcome& outcome) {
+                                  const session::StepOutcome& outcome) {
   shm::Completion completion = {};
   completion.request_id = request_id;
   completion.step = outcome.step;

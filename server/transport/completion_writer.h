@@ -24,7 +24,7 @@ namespace optstate::transport {
 // there is a free entry for each answer that may come.
 //
 // Threads: thread-safe, but HasRoom() is for the session's thread.
-class CompletionWriter : public SessionListener {
+class CompletionWriter : public session::SessionListener {
  public:
   // Takes notices, which are no completions, from any thread.
   using NoticeSink = std::function<void(absl::string_view text)>;
@@ -40,7 +40,7 @@ class CompletionWriter : public SessionListener {
                      absl::string_view text = {}) ABSL_LOCKS_EXCLUDED(mutex_);
 
   void OnStepDone(uint64_t request_id, const absl::Status& status,
-                  const StepOutcome& outcome) override;
+                  const session::StepOutcome& outcome) override;
   void OnNotice(absl::string_view text) override { notices_(text); }
 
   // Whether one more answer fits when `taken` submissions were taken so far.

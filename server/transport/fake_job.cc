@@ -83,12 +83,13 @@ FakeJob::~FakeJob() {
 
 std::string FakeJob::StagingPath(uint32_t rank,
                                  uint64_t client_instance) const {
-  return StagingFilePath(directory_, rank, client_instance);
+  return session::StagingFilePath(directory_, rank, client_instance);
 }
 
-absl::StatusOr<RegisterResult> FakeJob::Register(const RegisterSpec& spec) {
+absl::StatusOr<session::RegisterResult> FakeJob::Register(
+    const session::RegisterSpec& spec) {
   absl::MutexLock lock(&mutex_);
-  RegisterResult result;
+  session::RegisterResult result;
   result.created = layout_ == nullptr;
   result.shape = 1;
   if (layout_ == nullptr) {
@@ -102,10 +103,11 @@ absl::StatusOr<RegisterResult> FakeJob::Register(const RegisterSpec& spec) {
     ranks_.resize(spec.world_size);
     const uint64_t bytes =
         shm::ParameterSegmentBytes(layout_->parameter_area_bytes());
-    const ByteRange whole = {0, bytes};
+    const storage::ByteRange whole = {0, bytes};
     OPTSTATE_ASSIGN_OR_RETURN(
-        parameters_, StateFile::Create(absl::StrCat(directory_, "/parameters"),
-                                       bytes, {&whole, 1}));
+        parameters_,
+        storage::StateFile::Create(absl::StrCat(directory_, "/parameters"),
+                                   bytes, {&whole, 1}));
   }
   OPTSTATE_RETURN_IF_ERROR(layout_->CheckSame(spec.layout, false));
   result.layout_hash = layout_->hash();
@@ -131,7 +133,8 @@ absl::StatusOr<UniqueFd> FakeJob::OpenParameters() const {
   return UniqueFd(::open(parameters_->path().c_str(), O_RDONLY | O_CLOEXEC));
 }
 
-absl::StatusOr<AttachResult> FakeJob::Attach(const AttachSpec& spec) {
+absl::StatusOr<session::AttachResult> FakeJob::Attach(
+    const session::AttachSpec& spec) {
   absl::MutexLock lock(&mutex_);
   Rank& rank = ranks_.at(spec.rank);
   if (rank.attached) return absl::AlreadyExistsError("rank is attached");
@@ -142,7 +145,7 @@ absl::StatusOr<AttachResult> FakeJob::Attach(const AttachSpec& spec) {
           ? nullptr
           : std::make_shared<UniqueFd>(::dup(spec.gradient_segment));
   ++rank.attaches;
-  AttachResult result;
+  session::AttachResult result;
   result.committed_step = committed_step_;
   result.phase = v1::JOB_PHASE_READY;
   return result;
@@ -214,7 +217,7 @@ void FakeJob::EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
 }
 
 void FakeJob::Commit(uint32_t rank, uint64_t request_id,
-                     const CommitSpec& spec) {
+                     const session::CommitSpec& spec) {
   absl::MutexLock lock(&mutex_);
   Rank& own = ranks_.at(rank);
   if (spec.step != committed_step_ + 1) {
@@ -242,7 +245,7 @@ void FakeJob::ApplyStep() {
     }
   }
   ++committed_step_;
-  StepOutcome outcome;
+  session::StepOutcome outcome;
   outcome.step = committed_step_;
   outcome.applied = !found_inf;
   outcome.found_inf = found_inf;

@@ -31,14 +31,14 @@ namespace optstate::transport {
 //
 // Threads: thread-safe.
 // Size: one method for each call of Job, and what tests ask.
-class FakeJob : public Job {
+class FakeJob : public session::Job {
  public:
   FakeJob();
   ~FakeJob() override;
 
   struct Rank {
     bool attached = false;
-    AttachSpec attach;
+    session::AttachSpec attach;
     // The job's own copy of the segment fd in `attach`; null when there was
     // none.
     std::shared_ptr<UniqueFd> gradient_segment;
@@ -47,7 +47,7 @@ class FakeJob : public Job {
     uint64_t pushes = 0;  // in all steps
     uint64_t attaches = 0;
     std::vector<Hyperparams> groups;  // of the last commit
-    CommitSpec commit;                // likewise; its span is not valid
+    session::CommitSpec commit;       // likewise; its span is not valid
     std::optional<uint64_t> commit_request;
     bool worked_ahead = false;
     std::optional<uint64_t> ending_request;
@@ -70,12 +70,14 @@ class FakeJob : public Job {
 
   std::string StagingPath(uint32_t rank,
                           uint64_t client_instance) const override;
-  absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) override;
+  absl::StatusOr<session::RegisterResult> Register(
+      const session::RegisterSpec& spec) override;
   absl::StatusOr<const Layout*> layout() const override;
   absl::StatusOr<const RankPartition*> partition(uint32_t rank) const override;
   absl::StatusOr<UniqueFd> OpenParameters() const override;
   absl::StatusOr<UniqueFd> OpenRunStamps() const override { return UniqueFd(); }
-  absl::StatusOr<AttachResult> Attach(const AttachSpec& spec) override;
+  absl::StatusOr<session::AttachResult> Attach(
+      const session::AttachSpec& spec) override;
   void Detach(uint32_t rank) override;
   void Leave(uint32_t /*rank*/) override {}
   void NoteFarewell(uint32_t /*rank*/, uint64_t /*instance*/) override {}
@@ -87,8 +89,8 @@ class FakeJob : public Job {
   absl::StatusOr<v1::SetJobReply> Set(const v1::SetJobRequest&) override {
     return absl::UnimplementedError("Set");
   }
-  std::vector<FormerRank> Awaited() const override { return {}; }
-  void GiveUp(const FormerRank& /*rank*/) override {}
+  std::vector<session::FormerRank> Awaited() const override { return {}; }
+  void GiveUp(const session::FormerRank& /*rank*/) override {}
   absl::Status Push(uint32_t rank, uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter,
                     uint32_t parameter_count) override;
@@ -96,7 +98,7 @@ class FakeJob : public Job {
   void EndMicroStep(uint32_t rank, uint64_t request_id, uint64_t step,
                     uint32_t micro_step) override;
   void Commit(uint32_t rank, uint64_t request_id,
-              const CommitSpec& spec) override;
+              const session::CommitSpec& spec) override;
   absl::Status Abort(uint32_t rank, uint64_t step) override;
   absl::Status BeginLoad(uint32_t rank) override;
   absl::Status Load(uint32_t rank, v1::StateArray array, uint32_t parameter,
@@ -128,7 +130,7 @@ class FakeJob : public Job {
   mutable absl::Mutex mutex_;
   std::unique_ptr<Layout> layout_;
   std::vector<RankPartition> partitions_;
-  std::optional<StateFile> parameters_;
+  std::optional<storage::StateFile> parameters_;
   std::vector<Rank> ranks_ ABSL_GUARDED_BY(mutex_);
   uint64_t committed_step_ ABSL_GUARDED_BY(mutex_) = 0;
   // Loaded data, by array, parameter and first element.

@@ -48,7 +48,7 @@ absl::Status ReadsNothing() {
 
 }  // namespace
 
-GrpcSession::GrpcSession(Job* job, SessionTable* table, Peer peer,
+GrpcSession::GrpcSession(session::Job* job, SessionTable* table, Peer peer,
                          const PeerLink* link, ReplyQueue* replies,
                          std::function<void()> interrupt)
     : job_(job),
@@ -146,9 +146,9 @@ absl::StatusOr<v1::AttachReply> GrpcSession::Attach(
   // The claim precedes the file: the rank's previous session removes its own
   // file.
   OPTSTATE_RETURN_IF_ERROR(handler_.Claim(plan));
-  auto staging =
-      MakeStagingFile(job_->StagingPath(plan.rank, plan.client_instance),
-                      plan.gradient_area_bytes, &plan.gradients_present);
+  auto staging = session::MakeStagingFile(
+      job_->StagingPath(plan.rank, plan.client_instance),
+      plan.gradient_area_bytes, &plan.gradients_present);
   if (!staging.ok()) {
     handler_.Unclaim();
     return Annotate(
@@ -251,7 +251,7 @@ absl::Status GrpcSession::StartCommit(const v1::SessionRequest& request) {
     replies_->Push(MakeReply(request.request_id(), groups.status()));
     return absl::OkStatus();
   }
-  CommitSpec spec;
+  session::CommitSpec spec;
   spec.step = commit.step();
   spec.groups = *groups;
   spec.clips_with = handler_.clips_with();
@@ -281,7 +281,7 @@ absl::Status GrpcSession::StartFinishLoad(const v1::SessionRequest& request) {
 }
 
 void GrpcSession::OnStepDone(uint64_t request_id, const absl::Status& status,
-                             const StepOutcome& outcome) {
+                             const session::StepOutcome& outcome) {
   handler_.LogOutcome(status, outcome);
   v1::SessionReply reply = MakeReply(request_id, status);
   if (status.ok()) *reply.mutable_outcome() = ToProto(outcome);

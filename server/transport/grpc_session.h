@@ -30,11 +30,12 @@ namespace optstate::transport {
 //
 // Threads: Handle() and Detach() by the thread that reads requests; answers to
 // steps come from others.
-class GrpcSession : public SessionListener {
+class GrpcSession : public session::SessionListener {
  public:
   // `job`, `table`, `link` and `replies` outlive the session.
-  GrpcSession(Job* job, SessionTable* table, Peer peer, const PeerLink* link,
-              ReplyQueue* replies, std::function<void()> interrupt);
+  GrpcSession(session::Job* job, SessionTable* table, Peer peer,
+              const PeerLink* link, ReplyQueue* replies,
+              std::function<void()> interrupt);
 
   // Carries out one request. An error ends the stream: a request that is no
   // request, or a chunk, which has no reply, in the wrong place. CANCELLED is
@@ -54,7 +55,7 @@ class GrpcSession : public SessionListener {
   std::string Name() const { return handler_.Name(); }
 
   void OnStepDone(uint64_t request_id, const absl::Status& status,
-                  const StepOutcome& outcome) override;
+                  const session::StepOutcome& outcome) override;
   void OnNotice(absl::string_view text) override;
 
  private:
@@ -70,10 +71,10 @@ class GrpcSession : public SessionListener {
   absl::Status StartFinishLoad(const v1::SessionRequest& request);
   absl::Status SendParameters(uint64_t request_id);
 
-  Job* const job_;
+  session::Job* const job_;
   SessionHandler handler_;
   ReplyQueue* const replies_;
-  std::optional<StateFile> staging_;
+  std::optional<storage::StateFile> staging_;
   ParameterSender parameters_;
   uint64_t gradient_area_bytes_ = 0;
   uint64_t parameter_area_bytes_ = 0;

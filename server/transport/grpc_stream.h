@@ -38,7 +38,7 @@ using GrpcStream = grpc::ServerReaderWriter<v1::SessionReply, grpc::ByteBuffer>;
 class GrpcStreamServer {
  public:
   struct Environment {
-    Job* job = nullptr;
+    session::Job* job = nullptr;
     SessionTable* table = nullptr;
     FdWatcher* watcher = nullptr;
     // Limit of time without progress, before the rank has attached.

@@ -24,7 +24,7 @@ namespace optstate::transport {
 class GrpcTransport {
  public:
   struct Options {
-    Job* job = nullptr;
+    session::Job* job = nullptr;
     SessionTable* table = nullptr;
     FdWatcher* watcher = nullptr;
     // Time for a connection to start its stream, and for a stream to attach.

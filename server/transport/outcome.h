@@ -6,7 +6,7 @@
 
 namespace optstate::transport {
 
-inline v1::StepOutcome ToProto(const StepOutcome& outcome) {
+inline v1::StepOutcome ToProto(const session::StepOutcome& outcome) {
   v1::StepOutcome proto;
   proto.set_step(outcome.step);
   proto.set_applied(outcome.applied);

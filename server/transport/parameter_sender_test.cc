@@ -40,13 +40,13 @@ class ParameterSenderTest : public ::testing::Test {
     }
   }
 
-  static StateFile Create(const std::string& name, uint64_t bytes) {
+  static storage::StateFile Create(const std::string& name, uint64_t bytes) {
     const std::string path = ::testing::TempDir() + "/" + name;
     ::unlink(path.c_str());
-    const ByteRange all = {0, bytes};
-    return *StateFile::Create(path, bytes, {&all, 1});
+    const storage::ByteRange all = {0, bytes};
+    return *storage::StateFile::Create(path, bytes, {&all, 1});
   }
-  static UniqueFd ToRead(const StateFile& file) {
+  static UniqueFd ToRead(const storage::StateFile& file) {
     return UniqueFd(::open(file.path().c_str(), O_RDONLY | O_CLOEXEC));
   }
   void Open(bool with_stamps = true) {
@@ -93,8 +93,8 @@ class ParameterSenderTest : public ::testing::Test {
     return is_there_;
   }
 
-  StateFile parameters_;
-  StateFile stamps_;
+  storage::StateFile parameters_;
+  storage::StateFile stamps_;
   ParameterSender sender_;
   std::vector<std::string> sent_;
   bool is_there_ = true;

@@ -111,7 +111,7 @@ absl::Status RingServer::ServeCommit(const shm::Submission& submission) {
                       absl::StrCat("commit has flags ", submission.flags,
                                    "; only 1 (found_inf) is known")));
   }
-  CommitSpec spec;
+  session::CommitSpec spec;
   spec.step = submission.step;
   spec.groups = hyperparams_;
   spec.clips_with = clips_with_;

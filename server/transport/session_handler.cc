@@ -28,7 +28,7 @@ namespace {
 // is being applied.
 constexpr absl::Duration kTakeoverPatience = absl::Seconds(60);
 
-absl::StatusOr<RegisterSpec> RegisterSpecFrom(
+absl::StatusOr<session::RegisterSpec> RegisterSpecFrom(
     const v1::RegisterRequest& request) {
   OPTSTATE_ASSIGN_OR_RETURN(Layout layout, LayoutFromProto(request.layout()));
   OPTSTATE_ASSIGN_OR_RETURN(const PartitionMode partition,
@@ -36,7 +36,7 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
   OPTSTATE_ASSIGN_OR_RETURN(
       const AccumulateDType accumulate_dtype,
       AccumulateDTypeFromProto(request.accumulate_dtype()));
-  return RegisterSpec{
+  return session::RegisterSpec{
       .layout = std::move(layout),
       .rank = request.rank(),
       .world_size = request.world_size(),
@@ -59,8 +59,8 @@ absl::StatusOr<RegisterSpec> RegisterSpecFrom(
       .speculative = request.speculative()};
 }
 
-RankProcess ProcessOf(const Peer& peer) {
-  RankProcess process{.pid = static_cast<pid_t>(peer.pid)};
+session::RankProcess ProcessOf(const Peer& peer) {
+  session::RankProcess process{.pid = static_cast<pid_t>(peer.pid)};
   if (process.pid == 0) return process;
   const absl::StatusOr<os::ProcessStat> stat = os::ReadProcessStat(process.pid);
   if (stat.ok()) process.start_ticks = stat->start_ticks;
@@ -109,7 +109,7 @@ std::string SessionHandler::Name() const {
 }
 
 void SessionHandler::LogOutcome(const absl::Status& status,
-                                const StepOutcome& outcome) const {
+                                const session::StepOutcome& outcome) const {
   // Loads are answered in the same way, with step 0.
   if (!status.ok() || outcome.step == 0 || outcome.applied || rank_ != 0) {
     return;
@@ -121,11 +121,12 @@ void SessionHandler::LogOutcome(const absl::Status& status,
 
 absl::StatusOr<v1::RegisterReply> SessionHandler::Register(
     const v1::RegisterRequest& request) {
-  OPTSTATE_ASSIGN_OR_RETURN(RegisterSpec spec, RegisterSpecFrom(request));
+  OPTSTATE_ASSIGN_OR_RETURN(session::RegisterSpec spec,
+                            RegisterSpecFrom(request));
   spec.process = ProcessOf(peer_);
   comes_back_ = spec.unchanged;
   absl::MutexLock lock(&options_.table->registration());
-  OPTSTATE_ASSIGN_OR_RETURN(const RegisterResult result,
+  OPTSTATE_ASSIGN_OR_RETURN(const session::RegisterResult result,
                             options_.job->Register(spec));
   shape_ = result.shape;
   if (result.created) {
@@ -210,26 +211,28 @@ void SessionHandler::Unclaim() {
 
 absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
     const AttachPlan& plan, const std::byte* gradient_area,
-    SessionListener* listener) {
-  AttachSpec spec{.rank = plan.rank,
-                  .layout_hash = plan.layout_hash,
-                  .shape = shape_,
-                  .gradient_area = gradient_area,
-                  .gradient_area_bytes = plan.gradient_area_bytes,
-                  .listener = listener,
-                  .client_instance = plan.client_instance,
-                  .comes_back = comes_back_,
-                  .gradients_present = plan.gradients_present,
-                  .gradient_segment = plan.gradient_segment.get(),
-                  .gradient_offset_bytes = plan.gradient_offset_bytes,
-                  .gradient_bytes_present = plan.gradient_bytes_present,
-                  .pid = PeerPid(),
-                  .process = ProcessOf(peer_),
-                  .uid = peer_.uid,
-                  .wire = options_.wire,
-                  .client_version = peer_.hello.client_version()};
+    session::SessionListener* listener) {
+  session::AttachSpec spec{
+      .rank = plan.rank,
+      .layout_hash = plan.layout_hash,
+      .shape = shape_,
+      .gradient_area = gradient_area,
+      .gradient_area_bytes = plan.gradient_area_bytes,
+      .listener = listener,
+      .client_instance = plan.client_instance,
+      .comes_back = comes_back_,
+      .gradients_present = plan.gradients_present,
+      .gradient_segment = plan.gradient_segment.get(),
+      .gradient_offset_bytes = plan.gradient_offset_bytes,
+      .gradient_bytes_present = plan.gradient_bytes_present,
+      .pid = PeerPid(),
+      .process = ProcessOf(peer_),
+      .uid = peer_.uid,
+      .wire = options_.wire,
+      .client_version = peer_.hello.client_version()};
   takes_notices_ = plan.takes_notices;  // the listener may get one at once
-  const absl::StatusOr<AttachResult> result = options_.job->Attach(spec);
+  const absl::StatusOr<session::AttachResult> result =
+      options_.job->Attach(spec);
   if (!result.ok()) {
     Unclaim();
     return result.status();
@@ -252,7 +255,7 @@ absl::StatusOr<v1::AttachReply> SessionHandler::Attach(
   reply.set_loads_finished(result->loads_finished);
   reply.set_load_required_from(result->load_required_from);
   reply.set_speculates(result->speculates);
-  for (const StagedRange& range : result->staged) {
+  for (const session::StagedRange& range : result->staged) {
     v1::StagedRange* staged = reply.add_staged();
     staged->set_first_piece(range.first_piece);
     staged->set_piece_count(range.piece_count);
@@ -315,7 +318,8 @@ void SessionHandler::EndMicroStep(uint64_t request_id, uint64_t step,
   options_.job->EndMicroStep(rank_, request_id, step, micro_step);
 }
 
-void SessionHandler::Commit(uint64_t request_id, const CommitSpec& spec) {
+void SessionHandler::Commit(uint64_t request_id,
+                            const session::CommitSpec& spec) {
   options_.job->Commit(rank_, request_id, spec);
 }
 

@@ -47,7 +47,7 @@ struct AttachPlan {
   // See AttachSpec; set by the transport.
   UniqueFd gradient_segment;
   uint64_t gradient_offset_bytes = 0;
-  uint64_t gradient_bytes_present = AttachSpec::kAllPresent;
+  uint64_t gradient_bytes_present = session::AttachSpec::kAllPresent;
   // Whether pages with gradients may be missing; then `gradient_ends` says
   // which a push needs.
   bool pages_follow = false;
@@ -68,7 +68,7 @@ struct AttachPlan {
 class SessionHandler {
  public:
   struct Options {
-    Job* job = nullptr;
+    session::Job* job = nullptr;
     SessionTable* table = nullptr;
     std::string wire;  // "shm" or "grpc"
     // Largest data of one load or fetch.
@@ -95,7 +95,7 @@ class SessionHandler {
   // Detach() has returned.
   absl::StatusOr<v1::AttachReply> Attach(const AttachPlan& plan,
                                          const std::byte* gradient_area,
-                                         SessionListener* listener);
+                                         session::SessionListener* listener);
   // Detaches the rank; afterwards the listener is not called any more.
   // Idempotent.
   void Detach(absl::string_view reason);
@@ -111,7 +111,8 @@ class SessionHandler {
   // The session's name in log lines.
   std::string Name() const;
   // Logs one line for a skipped step, however many ranks receive the outcome.
-  void LogOutcome(const absl::Status& status, const StepOutcome& outcome) const;
+  void LogOutcome(const absl::Status& status,
+                  const session::StepOutcome& outcome) const;
 
   absl::Status Push(uint64_t step, uint32_t micro_step,
                     uint32_t first_parameter, uint32_t parameter_count);
@@ -120,7 +121,7 @@ class SessionHandler {
   bool WorkAhead();
   void EndMicroStep(uint64_t request_id, uint64_t step, uint32_t micro_step);
   // Always answered through the listener.
-  void Commit(uint64_t request_id, const CommitSpec& spec);
+  void Commit(uint64_t request_id, const session::CommitSpec& spec);
   absl::Status Abort(uint64_t step);
   absl::Status BeginLoad();
   // `numel` elements (STEP_COUNT: parameters) are at the begin of `data`.

@@ -43,7 +43,7 @@ namespace optstate::transport {
 class ShmSession {
  public:
   struct Environment {
-    Job* job = nullptr;
+    session::Job* job = nullptr;
     SessionTable* table = nullptr;
     FdWatcher* watcher = nullptr;
     SpinPolicy* spin = nullptr;

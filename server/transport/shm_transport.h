@@ -30,7 +30,7 @@ namespace optstate::transport {
 class ShmTransport {
  public:
   struct Options {
-    Job* job = nullptr;
+    session::Job* job = nullptr;
     SessionTable* table = nullptr;
     FdWatcher* watcher = nullptr;
     v1::EngineSettings settings;

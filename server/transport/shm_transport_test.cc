@@ -106,7 +106,7 @@ TEST_F(ShmTransportTest, PagesOfGradientsMayFollowTheAttach) {
 TEST_F(ShmTransportTest, AllPagesAreThereWhenNoneAreSaidToFollow) {
   auto peer = Open(1);
   EXPECT_EQ(job_.rank(1).attach.gradient_bytes_present,
-            AttachSpec::kAllPresent);
+            session::AttachSpec::kAllPresent);
 }
 
 TEST_F(ShmTransportTest, ASegmentOfAnotherProtocolIsRefused) {

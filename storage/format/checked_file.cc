@@ -17,7 +17,7 @@
 #include "storage/format/checksum.h"
 #include "storage/format/sealed_header.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 constexpr uint64_t kMagic = 0x31424f4a54504f53;  // "SOPTJOB1"
@@ -160,4 +160,4 @@ absl::StatusOr<CheckedFile> ReadCheckedFile(const std::string& path) {
   return file;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

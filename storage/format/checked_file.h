@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // A small file that is read and replaced as a whole (job.binpb): a header, then
 // a payload that this folder does not look into. Byte by byte: FORMAT.md.
@@ -28,6 +28,6 @@ absl::Status WriteCheckedFile(const std::string& path, const CheckedFile& file);
 // expected and found, when magic, version, size or checksum are wrong.
 absl::StatusOr<CheckedFile> ReadCheckedFile(const std::string& path);
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_FORMAT_CHECKED_FILE_H_

@@ -9,7 +9,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 class CheckedFileTest : public ::testing::Test {
@@ -70,4 +70,4 @@ TEST_F(CheckedFileTest, WhatCannotBeWrittenLeavesTheOldFile) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace optstate {
+namespace optstate::storage {
 
 uint32_t Crc32c(const void* data, size_t bytes) {
   return ExtendCrc32c(0, data, bytes);
@@ -24,4 +24,4 @@ uint32_t ExtendCrc32c(uint32_t before, const void* data, size_t bytes) {
   return ~crc;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace optstate {
+namespace optstate::storage {
 
 // Computes CRC-32C (Castagnoli) as iSCSI, ext4 and leveldb do: initial value
 // and final inversion included, so that Crc32c of "123456789" is 0xe3069283.
@@ -14,6 +14,6 @@ uint32_t Crc32c(const void* data, size_t bytes);
 // (0: none come before).
 uint32_t ExtendCrc32c(uint32_t before, const void* data, size_t bytes);
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_FORMAT_CHECKSUM_H_

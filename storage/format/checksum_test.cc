@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 TEST(ChecksumTest, KnownValues) {
@@ -16,4 +16,4 @@ TEST(ChecksumTest, KnownValues) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -4,7 +4,7 @@
 #include "absl/strings/str_format.h"
 #include "storage/format/checksum.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 uint32_t HeaderChecksum(const ControlFile& control) {
@@ -137,4 +137,4 @@ void SealLoad(uint64_t bytes, uint32_t crc32c, uint32_t touched_from,
   PublishRecord(next, control);
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // The `control` file of a job, mapped shared and written in place by its one
 // engine. Byte by byte: FORMAT.md.
@@ -162,6 +162,6 @@ void PublishRecord(StepRecord record, ControlFile* control);
 void SealLoad(uint64_t bytes, uint32_t crc32c, uint32_t touched_from,
               ControlFile* control);
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_FORMAT_CONTROL_FILE_H_

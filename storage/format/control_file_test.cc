@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 class ControlFileTest : public ::testing::Test {
@@ -106,4 +106,4 @@ TEST_F(ControlFileTest, EveryFlippedBitThatCountsIsNoticed) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

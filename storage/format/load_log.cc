@@ -8,7 +8,7 @@
 #include "proto/types/status_macros.h"
 #include "storage/format/checksum.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 constexpr uint64_t kAlignment = 8;
@@ -158,4 +158,4 @@ absl::StatusOr<std::vector<LoadLogRecord>> ReadLoadLog(
   return records;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

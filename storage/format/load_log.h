@@ -8,7 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // The file `load`: the data that a load brings into a job, beside the state
 // until all of it is there. Byte by byte: FORMAT.md.
@@ -100,6 +100,6 @@ absl::StatusOr<std::vector<LoadLogRecord>> ReadLoadLog(
     absl::Span<const std::byte> file, const LoadLogHeader& expected,
     const LoadLogSeal& seal);
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_FORMAT_LOAD_LOG_H_

@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 using ::testing::HasSubstr;
@@ -93,4 +93,4 @@ TEST_F(LoadLogTest, TheLogOfAnotherLoad) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

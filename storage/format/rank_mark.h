@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace optstate {
+namespace optstate::storage {
 
 // The marks of what a rank has staged, in the file `rank_marks`. Byte by byte:
 // FORMAT.md.
@@ -60,6 +60,6 @@ inline uint32_t MicroStepOf(uint64_t staged_mark) {
   return static_cast<uint32_t>(staged_mark);
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_FORMAT_RANK_MARK_H_

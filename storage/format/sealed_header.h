@@ -7,7 +7,7 @@
 
 #include "storage/format/checksum.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // A header of a file, as it lies there: plain data whose last field,
 // `header_crc32c`, is the CRC-32C of all bytes before it.
@@ -33,6 +33,6 @@ bool IsSealed(const Header& header) {
   return header.header_crc32c == HeaderChecksum(header);
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_FORMAT_SEALED_HEADER_H_

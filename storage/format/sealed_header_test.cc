@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include "storage/format/checksum.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 struct Header {
@@ -30,4 +30,4 @@ TEST(SealedHeaderTest, EachBitIsCovered) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

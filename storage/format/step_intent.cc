@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "storage/format/checksum.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 // Sums the parts' checksums, for Crc32c has no running form.
@@ -96,4 +96,4 @@ absl::Status ReadStepIntent(absl::Span<const std::byte> file, uint64_t step,
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -10,7 +10,7 @@
 #include "proto/types/optimizer.h"
 #include "storage/format/control_file.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // The decision of the step in progress, in the file `step_intent`: written
 // whole before step_in_progress names the step, so that any engine that
@@ -61,6 +61,6 @@ absl::Status ReadStepIntent(absl::Span<const std::byte> file, uint64_t step,
                             uint64_t group_count, uint64_t parameter_count,
                             StepIntent* intent);
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_FORMAT_STEP_INTENT_H_

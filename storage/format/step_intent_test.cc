@@ -7,7 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 using ::testing::ElementsAreArray;
@@ -82,4 +82,4 @@ TEST_F(StepIntentTest, EveryFlippedBitIsNoticed) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -170,9 +170,9 @@ TEST_F(DiskFilesTest, FailedCreateLeavesNothingBehind) {
 }
 
 TEST_F(DiskFilesTest, FullFileSystem) {
-  const absl::Status mounts = EnterPrivateMounts();
+  const absl::Status mounts = storage::EnterPrivateMounts();
   if (!mounts.ok()) GTEST_SKIP() << mounts;
-  const auto tmpfs = TestTmpfs::Mount(folder_, "size=1m");
+  const auto tmpfs = storage::TestTmpfs::Mount(folder_, "size=1m");
   if (!tmpfs.ok()) GTEST_SKIP() << tmpfs.status();
   const auto files = Files(absl::ZeroDuration());
   EXPECT_EQ(

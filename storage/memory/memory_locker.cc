@@ -19,7 +19,7 @@
 #define MLOCK_ONFAULT 1
 #endif
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 // What is brought in at once: some milliseconds, for which calls that map or
@@ -188,4 +188,4 @@ void MemoryLocker::Run() {
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

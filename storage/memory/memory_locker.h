@@ -11,7 +11,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 class LockedRange;
 
@@ -104,6 +104,6 @@ class LockedRange {
   MemoryLocker::Handle range_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_MEMORY_MEMORY_LOCKER_H_

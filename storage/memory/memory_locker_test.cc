@@ -36,7 +36,7 @@ int WrappedAdvise(void* begin, size_t bytes, int advice) {
   return RealAdvise(begin, bytes, advice);
 }
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
@@ -208,4 +208,4 @@ TEST(MemoryLockerTest, ARangeEndsAfterThePieceUnderWay) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -8,7 +8,7 @@
 #include "proto/shm/spread_mapping.h"
 #include "proto/types/os_error.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 absl::StatusOr<MemoryRegion> MemoryRegion::MapShared(int fd, uint64_t bytes) {
   void* data = shm::MapSpread(fd, bytes, PROT_READ | PROT_WRITE);
@@ -35,4 +35,4 @@ MemoryRegion::~MemoryRegion() {
   if (data_ != nullptr) shm::UnmapSpread(data_, size_);
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

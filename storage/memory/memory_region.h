@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "storage/memory/memory_locker.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // A mapped range of memory that carries its own release: unmapped when
 // destroyed. Made only by the factories below.
@@ -54,6 +54,6 @@ class MemoryRegion {
   std::vector<LockedRange> locks_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_MEMORY_MEMORY_REGION_H_

@@ -25,7 +25,7 @@
 
 // A job in memory whose records a RecordKeeper keeps, for its tests.
 
-namespace optstate {
+namespace optstate::storage {
 
 using RunRange = RecordKeeper::RunRange;
 
@@ -234,6 +234,6 @@ inline std::vector<JobKind> AllJobKinds() {
   return kinds;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_TESTING_KEPT_JOB_H_

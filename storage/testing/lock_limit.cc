@@ -11,7 +11,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 bool DropLockCapability() {
@@ -42,4 +42,4 @@ bool PassesWithLockLimit(uint64_t bytes, const std::function<void()>& part) {
   return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <functional>
 
-namespace optstate {
+namespace optstate::storage {
 
 // Runs a part of a test in a child process that may lock so many bytes of
 // memory (RLIMIT_MEMLOCK) and has no capability to ignore that. Returns whether
@@ -13,6 +13,6 @@ namespace optstate {
 [[nodiscard]] bool PassesWithLockLimit(uint64_t bytes,
                                        const std::function<void()>& part);
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_TESTING_LOCK_LIMIT_H_

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 // Pieces of bytes that are no words.
@@ -73,4 +73,4 @@ std::set<PersistPoint> NeededPoints(const std::vector<StoreMoment>& moments,
   return needed;
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -19,7 +19,7 @@
 // would be lost is not needed, and one that is missing in the code shows as a
 // state that is not recovered.
 
-namespace optstate {
+namespace optstate::storage {
 
 // The memory at a point; kCount: at the beginning or the end, or at a point of
 // the test itself.
@@ -52,6 +52,6 @@ std::set<PersistPoint> NeededPoints(const std::vector<StoreMoment>& moments,
                                     absl::Span<std::byte> memory,
                                     const std::function<bool()>& recovers);
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_TESTING_STORE_MOMENTS_H_

@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "proto/types/os_error.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 absl::Status CannotMount(absl::string_view what, absl::string_view why) {
@@ -59,4 +59,4 @@ TestTmpfs::~TestTmpfs() {
   if (!directory_.empty()) ::umount2(directory_.c_str(), MNT_DETACH);
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // Mounts for tests. FAILED_PRECONDITION from any of these means that this
 // process cannot mount where it runs, and says why: without CAP_SYS_ADMIN
@@ -36,6 +36,6 @@ class TestTmpfs {
   std::string directory_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_TESTING_TEST_MOUNTS_H_

@@ -10,7 +10,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 constexpr int kNotTried = 77;
@@ -49,4 +49,4 @@ TEST(TestMountsTest, AnUnprivilegedUserCannot) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

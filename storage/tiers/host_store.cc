@@ -1,6 +1,6 @@
 #include "storage/tiers/host_store.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 RecordView HostStore::record(size_t sub_group) const {
   const SubGroup& range = sub_groups()[sub_group];
@@ -21,4 +21,4 @@ RecordView HostStore::record(size_t sub_group) const {
   return {&layout(), &range, bases};
 }
 
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -9,7 +9,7 @@
 #include "storage/record_view.h"
 #include "storage/state_store.h"
 
-namespace optstate {
+namespace optstate::storage {
 
 // The store of a job whose records are parts of arrays in memory. A pin is
 // arithmetic, a pass visits all sub-groups in their order, and nothing fails.
@@ -40,6 +40,6 @@ class HostStore final : public StateStore {
   }
 };
 
-}  // namespace optstate
+}  // namespace optstate::storage
 
 #endif  // OPTSTATE_STORAGE_TIERS_HOST_STORE_H_

@@ -8,7 +8,7 @@
 #include "proto/types/random_layout.h"
 #include "proto/types/runs.h"
 
-namespace optstate {
+namespace optstate::storage {
 namespace {
 
 uint64_t NumelOf(const Layout& layout, uint32_t parameter) {
@@ -119,4 +119,4 @@ TEST(HostStoreTest, PartsAreWithinTheRecord) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::storage

@@ -98,7 +98,8 @@ OPTSTATE_INLINE void AddParameters(Gradients<uint16_t, kGradients> gradients,
 }
 
 template <typename Element, size_t kGradients>
-OPTSTATE_INLINE void AddAll(const TileView& view, AdditionsOrder order) {
+OPTSTATE_INLINE void AddAll(const kernels::TileView& view,
+                            AdditionsOrder order) {
   Gradients<Element, kGradients> gradients;
   for (size_t k = 0; k < kGradients; ++k) {
     gradients[k] = static_cast<const Element*>(view.gradients[k]);
@@ -120,10 +121,10 @@ OPTSTATE_INLINE void AddAll(const TileView& view, AdditionsOrder order) {
 }
 
 // Clones are made of functions, not of templates.
-#define OPTSTATE_ADDITIONS(NAME, ELEMENT, GRADIENTS)                \
-  OPTSTATE_BEST_TARGET void NAME##GRADIENTS(const TileView& view,   \
-                                            AdditionsOrder order) { \
-    AddAll<ELEMENT, GRADIENTS>(view, order);                        \
+#define OPTSTATE_ADDITIONS(NAME, ELEMENT, GRADIENTS)                       \
+  OPTSTATE_BEST_TARGET void NAME##GRADIENTS(const kernels::TileView& view, \
+                                            AdditionsOrder order) {        \
+    AddAll<ELEMENT, GRADIENTS>(view, order);                               \
   }
 #define OPTSTATE_ADDITIONS_OF(NAME, ELEMENT) \
   OPTSTATE_ADDITIONS(NAME, ELEMENT, 1)       \
@@ -136,7 +137,8 @@ OPTSTATE_ADDITIONS_OF(AddHalves, uint16_t)
 
 }  // namespace
 
-void Additions(DType dtype, const TileView& view, AdditionsOrder order) {
+void Additions(DType dtype, const kernels::TileView& view,
+               AdditionsOrder order) {
   const bool floats = dtype == DType::kFloat32;
   switch (view.gradients.size()) {
     case 1:

@@ -18,7 +18,8 @@ enum class AdditionsOrder {
 // has one gradient and one order. Leaves master and state as they are; bits of
 // a bfloat16 are added as an integer's, because converting them is the kernel's
 // work.
-void Additions(DType dtype, const TileView& view, AdditionsOrder order);
+void Additions(DType dtype, const kernels::TileView& view,
+               AdditionsOrder order);
 
 }  // namespace optstate
 

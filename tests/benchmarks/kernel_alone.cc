@@ -37,11 +37,12 @@ absl::StatusOr<std::unique_ptr<KernelAlone>> KernelAlone::Create(
     DType dtype, size_t numel, size_t threads) {
   std::unique_ptr<KernelAlone> alone(new KernelAlone(dtype, numel, threads));
   OPTSTATE_ASSIGN_OR_RETURN(
-      alone->kernel_, FindUpdateKernel({.optimizer = OptimizerKind::kAdamW,
-                                        .options = 0,
-                                        .gradient = dtype,
-                                        .parameter = dtype}));
-  UpdateInput input;
+      alone->kernel_,
+      kernels::FindUpdateKernel({.optimizer = OptimizerKind::kAdamW,
+                                 .options = 0,
+                                 .gradient = dtype,
+                                 .parameter = dtype}));
+  kernels::UpdateInput input;
   input.hyperparams = DefaultHyperparams(OptimizerKind::kAdamW);
   input.step_count = 100;
   alone->factors_ = alone->kernel_->prepare(input);
@@ -95,7 +96,7 @@ void KernelAlone::Serve(size_t thread) {
       if (work_ == Work::kUpdate) {
         UpdateTile(begin, numel);
       } else {
-        sum += optstate::SumOfSquares(
+        sum += kernels::SumOfSquares(
             dtype_, arrays_[kGradient].data() + begin * SizeInBytes(dtype_),
             numel);
       }
@@ -111,7 +112,7 @@ void KernelAlone::UpdateTile(size_t begin, size_t numel) {
   };
   const void* const gradient =
       arrays_[kGradient].data() + begin * SizeInBytes(dtype_);
-  TileView view;
+  kernels::TileView view;
   view.gradients = absl::MakeConstSpan(&gradient, 1);
   view.parameter = arrays_[kParameter].data() + begin * SizeInBytes(dtype_);
   view.master = floats(kMaster);

@@ -45,8 +45,8 @@ class KernelAlone {
   const DType dtype_;
   const size_t numel_;
   const size_t threads_;
-  const UpdateKernel* kernel_ = nullptr;
-  UpdateFactors factors_;
+  const kernels::UpdateKernel* kernel_ = nullptr;
+  kernels::UpdateFactors factors_;
   // The arrays: gradient, parameter, master, exp_avg, exp_avg_sq.
   std::vector<shm::SealedSegment> arrays_;
   std::vector<double> sums_;

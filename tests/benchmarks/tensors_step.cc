@@ -20,10 +20,10 @@ constexpr uint64_t RoundedUp(uint64_t value, uint64_t unit) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TensorsStep>> TensorsStep::Create(
-    const UpdateKernelKey& key, size_t gradients,
+    const kernels::UpdateKernelKey& key, size_t gradients,
     absl::Span<const OptstateBenchTensor> tensors, Workers* workers) {
   std::unique_ptr<TensorsStep> step(new TensorsStep(key, gradients, workers));
-  OPTSTATE_ASSIGN_OR_RETURN(step->kernel_, FindUpdateKernel(key));
+  OPTSTATE_ASSIGN_OR_RETURN(step->kernel_, kernels::FindUpdateKernel(key));
   step->tensors_.assign(tensors.begin(), tensors.end());
   step->CutTensors();
   return step;
@@ -68,15 +68,16 @@ void TensorsStep::ForEachRun(const Visitor& visit) {
   workers_->pool.ParallelFor(ranges_.size() - 1, [&](size_t range) {
     // The variable is found once for all runs: in a library that Python has
     // loaded among others, glibc 2.36 takes 400 ns to find a thread's variable.
-    WorkerUndo& undo =
-        workers_->undo[static_cast<size_t>(WorkerPool::CurrentParticipant())];
+    scheduler::WorkerUndo& undo = workers_->undo[static_cast<size_t>(
+        scheduler::WorkerPool::CurrentParticipant())];
     for (size_t run = ranges_[range]; run < ranges_[range + 1]; ++run) {
       visit(run, undo);
     }
   });
 }
 
-TileView TensorsStep::ViewOf(const Run& run, const void** gradients) const {
+kernels::TileView TensorsStep::ViewOf(const Run& run,
+                                      const void** gradients) const {
   const OptstateBenchTensor& tensor = tensors_[run.tensor];
   const auto at = [&](auto* array, uint64_t bytes) {
     return static_cast<std::byte*>(array) + bytes;
@@ -85,7 +86,7 @@ TileView TensorsStep::ViewOf(const Run& run, const void** gradients) const {
     gradients[k] = static_cast<const std::byte*>(tensor.gradients[k]) +
                    run.begin * SizeInBytes(key_.gradient);
   }
-  TileView view;
+  kernels::TileView view;
   view.gradients = absl::MakeConstSpan(gradients, gradients_);
   view.parameter =
       at(tensor.parameter, run.begin * SizeInBytes(key_.parameter));
@@ -101,12 +102,12 @@ TileView TensorsStep::ViewOf(const Run& run, const void** gradients) const {
   return view;
 }
 
-void TensorsStep::Update(const UpdateInput& input) {
-  const UpdateFactors factors = kernel_->prepare(input);
-  ForEachRun([&](size_t run, WorkerUndo& undo) {
+void TensorsStep::Update(const kernels::UpdateInput& input) {
+  const kernels::UpdateFactors factors = kernel_->prepare(input);
+  ForEachRun([&](size_t run, scheduler::WorkerUndo& undo) {
     const void* gradients[kOptstateBenchGradientsMax];
-    TileView view = ViewOf(runs_[run], gradients);
-    undo.Begin(UndoKind::kUpdate, run, input.step);
+    kernels::TileView view = ViewOf(runs_[run], gradients);
+    undo.Begin(scheduler::UndoKind::kUpdate, run, input.step);
     view.undo = &undo.slot;
     kernel_->apply(factors, view);
     undo.End(&stamps_[run]);
@@ -114,7 +115,7 @@ void TensorsStep::Update(const UpdateInput& input) {
 }
 
 void TensorsStep::AddOnly(AdditionsOrder order) {
-  ForEachRun([&](size_t run, WorkerUndo& /*undo*/) {
+  ForEachRun([&](size_t run, scheduler::WorkerUndo& /*undo*/) {
     const void* gradients[kOptstateBenchGradientsMax];
     Additions(key_.gradient, ViewOf(runs_[run], gradients), order);
   });

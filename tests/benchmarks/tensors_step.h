@@ -22,8 +22,8 @@ struct Workers {
   explicit Workers(int threads)
       : pool(threads, /*spin=*/true), undo(static_cast<size_t>(threads)) {}
 
-  WorkerPool pool;
-  std::vector<WorkerUndo> undo;
+  scheduler::WorkerPool pool;
+  std::vector<scheduler::WorkerUndo> undo;
 };
 
 // An AdamW step on the caller's tensors, walked as the daemon walks a job: runs
@@ -35,10 +35,10 @@ struct Workers {
 class TensorsStep {
  public:
   static absl::StatusOr<std::unique_ptr<TensorsStep>> Create(
-      const UpdateKernelKey& key, size_t gradients,
+      const kernels::UpdateKernelKey& key, size_t gradients,
       absl::Span<const OptstateBenchTensor> tensors, Workers* workers);
 
-  void Update(const UpdateInput& input);
+  void Update(const kernels::UpdateInput& input);
   // Makes the same walk, loads and stores with additions only (additions.h).
   void AddOnly(AdditionsOrder order);
 
@@ -51,18 +51,19 @@ class TensorsStep {
     uint64_t flat_begin;
   };
 
-  TensorsStep(const UpdateKernelKey& key, size_t gradients, Workers* workers)
+  TensorsStep(const kernels::UpdateKernelKey& key, size_t gradients,
+              Workers* workers)
       : key_(key), gradients_(gradients), workers_(workers) {}
   void CutTensors();
   void CutRanges(uint64_t flat_elements);
   template <typename Visitor>
   void ForEachRun(const Visitor& visit);
-  TileView ViewOf(const Run& run, const void** gradients) const;
+  kernels::TileView ViewOf(const Run& run, const void** gradients) const;
 
-  const UpdateKernelKey key_;
+  const kernels::UpdateKernelKey key_;
   const size_t gradients_;
   Workers* const workers_;
-  const UpdateKernel* kernel_ = nullptr;
+  const kernels::UpdateKernel* kernel_ = nullptr;
   std::vector<OptstateBenchTensor> tensors_;
   std::vector<Run> runs_;
   std::vector<size_t> ranges_;  // of runs: the first of each, and their number

@@ -24,7 +24,7 @@ OPTSTATE_EXPORT void* optstate_bench_plan(void* workers,
       format->gradients > kOptstateBenchGradientsMax) {
     return nullptr;
   }
-  optstate::UpdateKernelKey key;
+  optstate::kernels::UpdateKernelKey key;
   key.gradient = static_cast<optstate::DType>(format->dtype);
   key.parameter = key.gradient;
   key.state = static_cast<optstate::StateFormat>(format->state);
@@ -47,7 +47,7 @@ OPTSTATE_EXPORT void optstate_bench_update(void* plan,
   adam.beta2 = input->beta2;
   adam.eps = input->eps;
   adam.weight_decay = input->weight_decay;
-  optstate::UpdateInput update;
+  optstate::kernels::UpdateInput update;
   update.hyperparams = adam;
   update.step_count = input->step;
   update.step = static_cast<uint64_t>(input->step);

@@ -63,16 +63,16 @@ class TensorsStepTest : public testing::TestWithParam<size_t> {
 };
 
 TEST_P(TensorsStepTest, UpdatesEachElementOnce) {
-  UpdateInput input;
+  kernels::UpdateInput input;
   input.hyperparams = DefaultHyperparams(OptimizerKind::kAdamW);
   input.step = 1;
   step_->Update(input);
 
-  const UpdateKernel& kernel = **FindUpdateKernel({});
+  const kernels::UpdateKernel& kernel = **kernels::FindUpdateKernel({});
   Tensors expected(GetParam());
   for (Tensor& tensor : expected.all) {
     const OptstateBenchTensor of = tensor.View();
-    TileView view;
+    kernels::TileView view;
     view.gradients = absl::MakeConstSpan(of.gradients, GetParam());
     view.parameter = of.parameter;
     view.master = of.master;

@@ -64,7 +64,7 @@ absl::Status Killer::AwaitNotForLong(absl::FunctionRef<bool()> done) {
 }
 
 void Killer::SpinInsideStep() {
-  Spin(absl::Nanoseconds(CurrentRecord(job_.control()).update_ns));
+  Spin(absl::Nanoseconds(storage::CurrentRecord(job_.control()).update_ns));
 }
 
 absl::Status Killer::KillEngine(bool again) {
@@ -78,7 +78,7 @@ absl::Status Killer::KillEngine(bool again) {
   const uint64_t after = job_.committed_step();
   ++tally_.engine;
   if (mark == after + 1) ++tally_.engine_in_step;
-  if (LoadIsSealed(job_.control())) ++tally_.engine_in_sealed_load;
+  if (storage::LoadIsSealed(job_.control())) ++tally_.engine_in_sealed_load;
   if (again) ++tally_.engine_again;
   if (!supervised_) ++tally_.engine_unsupervised;
   if (after < before) {

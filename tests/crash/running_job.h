@@ -35,11 +35,11 @@ class RunningJob {
   std::string endpoint() const;
 
   // Returns the control file, whichever processes live.
-  const ControlFile& control() const {
-    return *static_cast<const ControlFile*>(control_->data());
+  const storage::ControlFile& control() const {
+    return *static_cast<const storage::ControlFile*>(control_->data());
   }
   uint64_t committed_step() const {
-    return CurrentRecord(control()).committed_step;
+    return storage::CurrentRecord(control()).committed_step;
   }
   bool in_step() const {
     return control().step_in_progress.load() == committed_step() + 1;

@@ -30,7 +30,7 @@ class DiskStateTest : public WireFaultTest {
 };
 
 TEST_P(DiskStateTest, StepIsFinishedAfterACrash) {
-  const auto info = InspectDirectory(directory_);
+  const auto info = storage::InspectDirectory(directory_);
   ASSERT_TRUE(info.ok()) << info.status();
   if (info->is_tmpfs) GTEST_SKIP() << directory_ << " is on a tmpfs";
   layout_ = LargeLayout();

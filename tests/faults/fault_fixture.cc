@@ -102,7 +102,7 @@ void FaultTest::KillEngineInsideStep(Session& session, uint64_t first,
   const auto page = crash::SharedPage::Map(JobDirectory() + "/state/control",
                                            crash::SharedPage::Access::kRead);
   ASSERT_TRUE(page.ok()) << page.status();
-  const auto& control = *static_cast<const ControlFile*>(page->data());
+  const auto& control = *static_cast<const storage::ControlFile*>(page->data());
   std::atomic<bool> enough{false};
   std::atomic<bool> failed{false};
   std::thread stepping([&] {

@@ -56,7 +56,7 @@ TEST_F(HugePagesTest, AutoTakesSmallOnes) {
 
 // Where none are left the kernel takes small ones by itself.
 TEST_F(HugePagesTest, MountGivesThemWhereTheyCanBeHad) {
-  const absl::Status entered = EnterPrivateMounts();
+  const absl::Status entered = storage::EnterPrivateMounts();
   if (absl::IsFailedPrecondition(entered)) GTEST_SKIP() << entered;
   ASSERT_TRUE(entered.ok()) << entered;
   StartDaemon({.tcp = false, .flags = {}, .config = kMount});
@@ -81,7 +81,7 @@ TEST_F(HugePagesTest, MountWithoutPermissionIsAnError) {
 
 // Nothing can be written to its files, whether it has pages left or not.
 TEST_F(HugePagesTest, HugetlbfsIsAnError) {
-  const absl::Status entered = EnterPrivateMounts();
+  const absl::Status entered = storage::EnterPrivateMounts();
   if (absl::IsFailedPrecondition(entered)) GTEST_SKIP() << entered;
   ASSERT_TRUE(entered.ok()) << entered;
   std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/huge-XXXXXX";

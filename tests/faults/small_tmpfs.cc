@@ -16,10 +16,10 @@ namespace optstate::faults {
 
 absl::StatusOr<std::unique_ptr<SmallTmpfs>> SmallTmpfs::Mount(uint64_t bytes,
                                                               uint64_t inodes) {
-  OPTSTATE_RETURN_IF_ERROR(EnterPrivateMounts());
+  OPTSTATE_RETURN_IF_ERROR(storage::EnterPrivateMounts());
   std::string path = absl::StrCat(std::getenv("TEST_TMPDIR"), "/tmpfs-XXXXXX");
   if (mkdtemp(path.data()) == nullptr) return OsError(errno, "mkdtemp");
-  absl::StatusOr<TestTmpfs> mounted = TestTmpfs::Mount(
+  absl::StatusOr<storage::TestTmpfs> mounted = storage::TestTmpfs::Mount(
       path, absl::StrCat("mode=0700,size=", bytes, ",nr_inodes=", inodes));
   if (!mounted.ok()) {
     rmdir(path.c_str());

@@ -35,11 +35,11 @@ class SmallTmpfs {
   absl::Status Empty();
 
  private:
-  SmallTmpfs(std::string path, TestTmpfs mounted)
+  SmallTmpfs(std::string path, storage::TestTmpfs mounted)
       : path_(std::move(path)), mounted_(std::move(mounted)) {}
 
   const std::string path_;
-  std::optional<TestTmpfs> mounted_;
+  std::optional<storage::TestTmpfs> mounted_;
   UniqueFd filler_;
   uint64_t empty_files_ = 0;
   std::atomic<bool> filling_{false};

@@ -93,7 +93,7 @@ class NumaNodesTest : public testing::Test {
       for (std::string line; std::getline(status, line);) {
         absl::string_view list = line;
         if (!absl::ConsumePrefix(&list, "Cpus_allowed_list:\t")) continue;
-        masks.push_back(ParseCpuList(list));
+        masks.push_back(scheduler::ParseCpuList(list));
       }
     }
     if (directory != nullptr) ::closedir(directory);
@@ -105,7 +105,9 @@ class NumaNodesTest : public testing::Test {
   void ExpectSpread() {
     const v1::Job job = Describe();
     const auto masks = MasksOf(job.engine_pid());
-    for (const CpuNode& node : nodes_) EXPECT_THAT(masks, Contains(node.cpus));
+    for (const scheduler::CpuNode& node : nodes_) {
+      EXPECT_THAT(masks, Contains(node.cpus));
+    }
     EXPECT_THAT(daemon_->Log(),
                 HasSubstr(absl::StrCat("bound to their NUMA node, of ",
                                        nodes_.size())));
@@ -116,7 +118,7 @@ class NumaNodesTest : public testing::Test {
       for (const v1::NodeBytes& each : array.nodes()) {
         bytes[static_cast<int>(each.node())] = each.bytes();
       }
-      for (const CpuNode& node : nodes_) {
+      for (const scheduler::CpuNode& node : nodes_) {
         // The ranges' ends are rounded to 2 MiB.
         EXPECT_GT(bytes[node.node], array.bytes() / nodes_.size() / 2)
             << array.name() << " on node " << node.node;
@@ -129,7 +131,8 @@ class NumaNodesTest : public testing::Test {
   static constexpr uint64_t kNumel = uint64_t{1} << 20;
   static constexpr uint64_t kLayoutBytes = 4 * kNumel * sizeof(float);
 
-  const std::vector<CpuNode> nodes_ = NodesBelow("", AllowedCpus());
+  const std::vector<scheduler::CpuNode> nodes_ =
+      scheduler::NodesBelow("", scheduler::AllowedCpus());
   const LayoutSpec layout_ = UniformLayout(4, kNumel);
   const StepScript script_{*Layout::Make(layout_), ScriptSeed()};
   client::FakeDaemon model_;

@@ -28,7 +28,7 @@
 
 #ifndef OPTSTATE_KERNELS_CPU_WHOLE_ADAFACTOR_CC_
 #define OPTSTATE_KERNELS_CPU_WHOLE_ADAFACTOR_CC_
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 // A parameter of two dimensions or more is a batch of matrices, its last two.
 inline bool IsFactored(absl::Span<const int64_t> shape) {
@@ -56,11 +56,11 @@ inline void KeepState(const WholeView& view) {
   }
 }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 #endif  // OPTSTATE_KERNELS_CPU_WHOLE_ADAFACTOR_CC_
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -187,7 +187,7 @@ const WholeKernel& AdafactorOfTarget() {
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -23,15 +23,15 @@
 
 #ifndef OPTSTATE_KERNELS_CPU_WHOLE_LAMB_CC_
 #define OPTSTATE_KERNELS_CPU_WHOLE_LAMB_CC_
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 inline uint64_t LambWorkspaceElements(absl::Span<const int64_t>) { return 0; }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 #endif  // OPTSTATE_KERNELS_CPU_WHOLE_LAMB_CC_
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -70,7 +70,7 @@ const WholeKernel& LambOfTarget() {
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

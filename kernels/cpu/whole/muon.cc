@@ -30,7 +30,7 @@
 
 #ifndef OPTSTATE_KERNELS_CPU_WHOLE_MUON_CC_
 #define OPTSTATE_KERNELS_CPU_WHOLE_MUON_CC_
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 
 inline absl::Status CheckMuonShape(absl::Span<const int64_t> shape) {
   if (shape.size() == 2) return absl::OkStatus();
@@ -98,11 +98,11 @@ inline void Transpose(const float* from, size_t rows, size_t columns,
   }
 }
 
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 #endif  // OPTSTATE_KERNELS_CPU_WHOLE_MUON_CC_
 
 HWY_BEFORE_NAMESPACE();
-namespace optstate::cpu {
+namespace optstate::kernels::cpu {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -207,7 +207,7 @@ const WholeKernel& MuonOfTarget() {
 
 // NOLINTNEXTLINE(google-readability-namespace-comments)
 }  // namespace HWY_NAMESPACE
-}  // namespace optstate::cpu
+}  // namespace optstate::kernels::cpu
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE

@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::session {
 
 absl::Status CheckAttach(const AttachSpec& spec, const AttachFacts& facts,
                          absl::FunctionRef<absl::Status()> check_held) {
@@ -50,4 +50,4 @@ absl::Status CheckAttach(const AttachSpec& spec, const AttachFacts& facts,
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

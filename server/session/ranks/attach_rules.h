@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "server/session/job_types.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // What decides whether a rank may attach: of the job, and of the rank when the
 // world has it.
@@ -32,6 +32,6 @@ struct AttachFacts {
 absl::Status CheckAttach(const AttachSpec& spec, const AttachFacts& facts,
                          absl::FunctionRef<absl::Status()> check_held);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RANKS_ATTACH_RULES_H_

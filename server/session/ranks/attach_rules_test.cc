@@ -5,7 +5,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -112,4 +112,4 @@ TEST_F(AttachRulesTest, ItBringsAListenerAndEnoughMemory) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace optstate {
+namespace optstate::session {
 
 // The process of a rank, as reported by the kernel.
 struct RankProcess {
@@ -27,6 +27,6 @@ struct FormerRank {
   friend bool operator==(const FormerRank&, const FormerRank&) = default;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RANKS_FORMER_RANK_H_

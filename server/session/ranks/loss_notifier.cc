@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 std::string LostAt(uint32_t rank, uint64_t step) {
@@ -77,4 +77,4 @@ void LossNotifier::NotifyExistingLosses(uint32_t rank) {
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -10,7 +10,7 @@
 #include "server/session/steps/step_stager.h"
 #include "server/session/steps/step_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Notifies ranks that wait in a step of lost ranks: by a notice, or by
 // aborting them, as on_rank_loss says. See RankLosses.
@@ -51,6 +51,6 @@ class LossNotifier {
   StepStager& stager_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RANKS_LOSS_NOTIFIER_H_

@@ -4,7 +4,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/step_rooms.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -122,9 +122,9 @@ TEST_F(LossNotifierTest, ItGetsANoticeOfOneThatIsKnown) {
 // Ranks have had answers since.
 TEST_F(LossNotifierTest, NobodyIsAbortedForALossInAnEarlierStep) {
   AbortOnLoss();
-  StepRecord record = job_.record();
+  storage::StepRecord record = job_.record();
   record.committed_step = 1;
-  PublishRecord(record, job_.tier->control());
+  storage::PublishRecord(record, job_.tier->control());
   Lose(/*step=*/1);
   NoteCommit(0, 10);
   losses_.NotifyExistingLosses(0);
@@ -133,4 +133,4 @@ TEST_F(LossNotifierTest, NobodyIsAbortedForALossInAnEarlierStep) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -1,6 +1,6 @@
 #include "server/session/ranks/loss_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 absl::string_view NameOf(LossState state) {
   switch (state) {
@@ -32,4 +32,4 @@ bool IsTransition(LossState from, LossState to) {
   return false;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

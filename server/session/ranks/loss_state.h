@@ -5,7 +5,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // What the other ranks know of a rank's loss; README.md says what leads from
 // one state to another.
@@ -23,6 +23,6 @@ absl::string_view NameOf(LossState state);
 // Returns whether an engine may make this transition.
 bool IsTransition(LossState from, LossState to);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RANKS_LOSS_STATE_H_

@@ -3,7 +3,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/transition_table.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 TEST(LossStateTest, Transitions) {
@@ -28,4 +28,4 @@ TEST(LossStateTest, Transitions) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -8,7 +8,7 @@
 #include "server/session/ranks/attach_rules.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::session {
 
 absl::Status RankAttachments::CheckMayAttach(const AttachSpec& spec) const {
   OPTSTATE_RETURN_IF_ERROR(job_.CheckRegistered());
@@ -56,7 +56,8 @@ absl::StatusOr<AttachResult> RankAttachments::Attach(const AttachSpec& spec) {
   AttachResult result;
   result.committed_step = job_.record().committed_step;
   result.phase = job_.phase();
-  result.has_last_outcome = (job_.record().flags & kStepRecordHasOutcome) != 0;
+  result.has_last_outcome =
+      (job_.record().flags & storage::kStepRecordHasOutcome) != 0;
   if (result.has_last_outcome) result.last_outcome = job_.LastOutcome();
   result.loss_scale = job_.record().loss_scale;
   result.good_steps = job_.record().good_steps;
@@ -75,11 +76,11 @@ absl::StatusOr<AttachResult> RankAttachments::Attach(const AttachSpec& spec) {
 void RankAttachments::ReplaceInstance(const AttachSpec& spec) {
   if (ranks_.WasAttachedLast(spec)) return;
   if (ranks_.state(spec.rank) == RankState::kAwaited) ranks_.Leave(spec.rank);
-  RankMark& mark = job_.rank_mark(spec.rank);
-  PersistInOrder(PersistPoint::kInstanceDrop);
+  storage::RankMark& mark = job_.rank_mark(spec.rank);
+  storage::PersistInOrder(storage::PersistPoint::kInstanceDrop);
   stager_.DropStaged(spec.rank);
   ::unlink(job_.StagingPath(spec.rank, mark.client_instance).c_str());
-  PersistInOrder(PersistPoint::kClientInstance);
+  storage::PersistInOrder(storage::PersistPoint::kClientInstance);
   mark.client_instance = spec.client_instance;
 }
 
@@ -166,7 +167,7 @@ void RankAttachments::BeginLoss(uint32_t rank, bool in_step) {
                            ? job_.recovery->record.committed_step
                            : job_.record().committed_step + 1,
                        in_step);
-  PersistInOrder(PersistPoint::kLossDrop);
+  storage::PersistInOrder(storage::PersistPoint::kLossDrop);
   if (IsNeededByNextEngine(rank)) {
     // The step is finished with its gradients, or not at all.
     step_.open_step.DropRank(rank);
@@ -175,7 +176,7 @@ void RankAttachments::BeginLoss(uint32_t rank, bool in_step) {
     ::unlink(
         job_.StagingPath(rank, job_.rank_mark(rank).client_instance).c_str());
   }
-  PersistInOrder(PersistPoint::kRankDetached);
+  storage::PersistInOrder(storage::PersistPoint::kRankDetached);
   ranks_.Leave(rank);
 }
 
@@ -189,4 +190,4 @@ void RankAttachments::EndLoss(uint32_t rank, bool in_step) {
   if (in_step) losses_.NotifyRankLost(rank);
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

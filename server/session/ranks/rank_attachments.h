@@ -16,7 +16,7 @@
 #include "server/session/steps/step_state.h"
 #include "server/session/transfer/load_rounds.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Attaches and detaches ranks, and gives up those that do not return. Each
 // change is in the rank's mark in an order from which the next engine can go
@@ -75,6 +75,6 @@ class RankAttachments {
   DrainGate& gate_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RANKS_RANK_ATTACHMENTS_H_

@@ -11,7 +11,7 @@
 #include "server/session/recovery/staging_file.h"
 #include "server/session/testing/upper_rooms.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -62,7 +62,7 @@ class RankAttachmentsTest : public UpperRoomFixture {
     return {.pid = ::getpid(),
             .start_ticks = os::ReadProcessStat(::getpid())->start_ticks};
   }
-  const RankMark& mark(uint32_t rank) { return job_.rank_mark(rank); }
+  const storage::RankMark& mark(uint32_t rank) { return job_.rank_mark(rank); }
   LossState loss(uint32_t rank) { return ranks_.losses().state(rank); }
   bool IsAwaited(uint32_t rank) {
     return ranks_.state(rank) == RankState::kAwaited;
@@ -116,11 +116,11 @@ TEST_F(RankAttachmentsTest, ADetachLeavesTheRanksLoad) {
 
 TEST_F(RankAttachmentsTest, AnAttachIsToldWhereTheJobIs) {
   Detach(1);
-  StepRecord record = job_.record();
+  storage::StepRecord record = job_.record();
   record.committed_step = 5;
-  record.flags = kStepRecordHasOutcome | kStepRecordApplied;
+  record.flags = storage::kStepRecordHasOutcome | storage::kStepRecordApplied;
   record.loads_finished = 3;
-  PublishRecord(record, job_.tier->control());
+  storage::PublishRecord(record, job_.tier->control());
   const auto attached = Attach(AttachSpecOf(1));
   ASSERT_TRUE(attached.ok()) << attached.status();
   EXPECT_EQ(attached->committed_step, 5u);
@@ -296,4 +296,4 @@ TEST_F(AccumulatingAttachmentsTest, AnotherInItsPlaceFindsNothing) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -2,10 +2,10 @@
 
 #include "server/session/transition_check.h"
 
-namespace optstate {
+namespace optstate::session {
 
 LossState RankLosses::state(uint32_t rank) const {
-  const RankMark& mark = job_.rank_mark(rank);
+  const storage::RankMark& mark = job_.rank_mark(rank);
   if (mark.lost_at_step == 0) return LossState::kNone;
   if (mark.loss_unacknowledged == 0) return LossState::kAcknowledged;
   return notified_[rank] ? LossState::kNotified : LossState::kNotNotified;
@@ -27,7 +27,7 @@ void RankLosses::Note(uint32_t rank, uint64_t step, bool in_open_step) {
       in_open_step ? LossState::kNotNotified : LossState::kAcknowledged;
   if (state(rank) != to) CheckMayBecome(rank, to);
   notified_[rank] = false;
-  RankMark& mark = job_.rank_mark(rank);
+  storage::RankMark& mark = job_.rank_mark(rank);
   mark.loss_unacknowledged = in_open_step ? 1 : 0;
   mark.lost_at_step = step;
 }
@@ -50,4 +50,4 @@ void RankLosses::Forget(uint32_t rank) {
   job_.rank_mark(rank).loss_unacknowledged = 0;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -7,7 +7,7 @@
 #include "server/session/job_context.h"
 #include "server/session/ranks/loss_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The losses of ranks. A rank's mark says at which step it was lost and whether
 // that is acknowledged; a loss is notified in one engine, and the next one
@@ -45,6 +45,6 @@ class RankLosses {
   std::bitset<kWorldSizeMax> notified_;  // by rank that was lost
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RANKS_RANK_LOSSES_H_

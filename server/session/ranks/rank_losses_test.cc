@@ -3,7 +3,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/room_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 class RankLossesTest : public RoomFixture {
@@ -73,4 +73,4 @@ TEST_F(RankLossesTest, OtherTransitionsEndTheProcess) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -7,7 +7,7 @@
 #include "server/session/transition_check.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::session {
 
 void RankRoster::Reset(uint32_t world_size) {
   ranks_.assign(world_size, Rank{});
@@ -63,7 +63,7 @@ uint32_t RankRoster::Count(RankState which) const {
 // takes its place, and a process that closed its session unheard blocks no
 // other.
 bool RankRoster::IsHeld(uint32_t rank, const RankProcess& by) const {
-  const RankMark& mark = job_.rank_mark(rank);
+  const storage::RankMark& mark = job_.rank_mark(rank);
   return state(rank) == RankState::kAwaited && mark.pid != 0 &&
          mark.pid != by.pid &&
          (job_.recovery.has_value() ||
@@ -90,7 +90,7 @@ std::vector<FormerRank> RankRoster::Awaited() const {
   std::vector<FormerRank> awaited;
   for (uint32_t rank = 0; rank < size(); ++rank) {
     if (state(rank) != RankState::kAwaited) continue;
-    const RankMark& mark = job_.rank_mark(rank);
+    const storage::RankMark& mark = job_.rank_mark(rank);
     awaited.push_back({.rank = rank,
                        .client_instance = mark.client_instance,
                        .process = {.pid = mark.pid,
@@ -128,13 +128,13 @@ void RankRoster::CheckMayBecome(uint32_t rank, RankState to) const {
 // unknown process in between.
 void RankRoster::Attach(const AttachSpec& spec) {
   CheckMayBecome(spec.rank, RankState::kAttached);
-  RankMark& mark = job_.rank_mark(spec.rank);
+  storage::RankMark& mark = job_.rank_mark(spec.rank);
   mark.pid = 0;
-  PersistInOrder(PersistPoint::kRankProcessStart);
+  storage::PersistInOrder(storage::PersistPoint::kRankProcessStart);
   mark.process_start_ticks = spec.process.start_ticks;
-  PersistInOrder(PersistPoint::kRankProcessId);
+  storage::PersistInOrder(storage::PersistPoint::kRankProcessId);
   mark.pid = spec.process.pid;
-  PersistInOrder(PersistPoint::kRankAttached);
+  storage::PersistInOrder(storage::PersistPoint::kRankAttached);
   mark.attached = spec.client_instance != 0 ? 1 : 0;
   losses_.Forget(spec.rank);
   Rank& rank = ranks_[spec.rank];
@@ -158,4 +158,4 @@ void RankRoster::Leave(uint32_t rank) {
   if (ranks_[rank].has_session) ranks_[rank] = Rank{};
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

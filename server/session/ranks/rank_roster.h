@@ -15,7 +15,7 @@
 #include "server/session/ranks/rank_session.h"
 #include "server/session/ranks/rank_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The ranks of a job: the state of each, and its session. What the next engine
 // has to know stands in the ranks' marks (storage/format/rank_mark.h): a rank
@@ -102,6 +102,6 @@ class RankRoster {
   bool had_session_ = false;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RANKS_RANK_ROSTER_H_

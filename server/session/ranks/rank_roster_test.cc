@@ -9,7 +9,7 @@
 #include "server/os/process_stat.h"
 #include "server/session/testing/room_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -179,4 +179,4 @@ TEST_F(RankRosterTest, ANewShapeKnowsTheMarksAlone) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

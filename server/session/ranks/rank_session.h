@@ -8,7 +8,7 @@
 #include "absl/time/time.h"
 #include "server/session/job_types.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The session of a rank, and what this engine knows of the rank beside its
 // mark and its state. A rank that is not attached has the initial values,
@@ -33,6 +33,6 @@ struct RankSession {
   absl::Status disagreement;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RANKS_RANK_SESSION_H_

@@ -1,6 +1,6 @@
 #include "server/session/ranks/rank_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 absl::string_view NameOf(RankState state) {
   switch (state) {
@@ -26,4 +26,4 @@ bool IsTransition(RankState from, RankState to) {
   return false;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

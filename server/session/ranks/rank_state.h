@@ -5,7 +5,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The state of a rank; README.md says what leads from one to another.
 enum class RankState : uint8_t {
@@ -19,6 +19,6 @@ absl::string_view NameOf(RankState state);
 // Returns whether an engine may make this transition.
 bool IsTransition(RankState from, RankState to);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RANKS_RANK_STATE_H_

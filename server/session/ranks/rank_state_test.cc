@@ -3,7 +3,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/transition_table.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 TEST(RankStateTest, Transitions) {
@@ -20,4 +20,4 @@ TEST(RankStateTest, Transitions) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

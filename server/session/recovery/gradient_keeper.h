@@ -5,7 +5,7 @@
 
 #include "proto/types/unique_fd.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The memory that held a rank's gradients when the engine before this one died.
 struct KeptGradients {
@@ -32,6 +32,6 @@ class GradientKeeper {
   virtual void Drop(uint32_t rank) = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RECOVERY_GRADIENT_KEEPER_H_

@@ -10,13 +10,13 @@
 #include "spdlog/spdlog.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Adopts the step in which an engine died. A recorded step only lacked the
 // clearing of its mark. An unrecorded one has runs of the former step, runs of
 // this one, and one run per worker in between.
 absl::Status JobRecovery::AdoptStep() {
-  ControlFile& control = *job_.tier->control();
+  storage::ControlFile& control = *job_.tier->control();
   std::atomic<uint64_t>& mark = control.step_in_progress;
   if (mark.load(std::memory_order_acquire) == job_.record().committed_step) {
     mark.store(0, std::memory_order_release);
@@ -67,10 +67,10 @@ absl::Status JobRecovery::AdoptStep() {
 }
 
 absl::Status JobRecovery::PrepareRecovery(uint64_t step) {
-  StepIntent intent;
-  OPTSTATE_RETURN_IF_ERROR(ReadStepIntent(job_.tier->recovery().step_intent,
-                                          step, job_.layout().groups().size(),
-                                          job_.parameter_count(), &intent));
+  storage::StepIntent intent;
+  OPTSTATE_RETURN_IF_ERROR(storage::ReadStepIntent(
+      job_.tier->recovery().step_intent, step, job_.layout().groups().size(),
+      job_.parameter_count(), &intent));
   RecoveredStep& recovery = job_.recovery.emplace();
   recovery.record = intent.header.record;
   recovery.gradient_limit = intent.header.gradient_limit;
@@ -138,9 +138,9 @@ absl::Status JobRecovery::CheckGradientsMayCome() const {
 }
 
 void JobRecovery::FailRecovery(uint32_t rank) {
-  ControlFile& control = *job_.tier->control();
+  storage::ControlFile& control = *job_.tier->control();
   control.given_up_for_rank = rank;
-  PersistInOrder(PersistPoint::kStepGivenUp);
+  storage::PersistInOrder(storage::PersistPoint::kStepGivenUp);
   control.step_given_up.store(job_.recovery->record.committed_step,
                               std::memory_order_release);
   job_.failure = LostGradientsError(rank);
@@ -185,4 +185,4 @@ absl::Status JobRecovery::MixedStepsError(absl::string_view why) const {
       ". ", job_.HowToGoOn()));
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

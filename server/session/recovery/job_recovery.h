@@ -16,7 +16,7 @@
 #include "server/session/steps/step_state.h"
 #include "server/session/transfer/load_applier.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Finishes a step in which the previous engine died, as it was decided, once
 // the gradients that it needs are there; or gives it up when they are lost.
@@ -50,8 +50,8 @@ class JobRecovery {
 
   // Adopts the step in which an engine died. An error is why the job is FAILED.
   absl::Status AdoptStep();
-  // Finishes the step if no gradients lack, and answers the ranks that wait. The
-  // recovery is then over, also when the job has failed in it.
+  // Finishes the step if no gradients lack, and answers the ranks that wait.
+  // The recovery is then over, also when the job has failed in it.
   void FinishStepIfPossible();
   // Returns why a rank must not attach while the step is being finished. A
   // process that replaces a rank whose gradients it needs fails the job.
@@ -78,6 +78,6 @@ class JobRecovery {
   LoadApplier& applier_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RECOVERY_JOB_RECOVERY_H_

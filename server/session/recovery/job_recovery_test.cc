@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/upper_rooms.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::AllOf;
@@ -39,7 +39,7 @@ class JobRecoveryTest : public UpperRoomFixture {
     JobCall lock(&job_.lock);
     return recovery_.AdmitToRecovery(spec);
   }
-  ControlFile& control() { return *job_.tier->control(); }
+  storage::ControlFile& control() { return *job_.tier->control(); }
   void ExpectFinished() {
     EXPECT_EQ(job_.phase(), v1::JOB_PHASE_READY);
     EXPECT_EQ(job_.record().committed_step, 1u);
@@ -65,9 +65,9 @@ TEST_F(JobRecoveryTest, WithoutAStepNothingIsKept) {
 
 // The engine died between the record and the clearing of its mark.
 TEST_F(JobRecoveryTest, ARecordedStepIsOver) {
-  StepRecord record = job_.record();
+  storage::StepRecord record = job_.record();
   record.committed_step = 1;
-  PublishRecord(record, job_.tier->control());
+  storage::PublishRecord(record, job_.tier->control());
   control().step_in_progress = 1;
   ForgetSessions();
   ASSERT_TRUE(Adopt().ok());
@@ -215,4 +215,4 @@ TEST_F(AccumulatingRecoveryTest, AStoreThatRefusesFailsTheJob) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

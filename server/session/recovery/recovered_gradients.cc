@@ -14,7 +14,7 @@
 #include "server/session/recovery/staging_file.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Finds the gradients of ranks that are not attached: segments kept by the
 // supervisor, and staging files. Only those written by the session that
@@ -80,8 +80,8 @@ void RecoveredGradients::AdoptGradients(const AttachSpec& spec) {
   }
 }
 
-StepScheduler::Update RecoveredGradients::RecoveryUpdate() const {
-  StepScheduler::Update update;
+scheduler::StepScheduler::Update RecoveredGradients::RecoveryUpdate() const {
+  scheduler::StepScheduler::Update update;
   update.step = job_.recovery->record.committed_step;
   update.groups = job_.recovery->groups;
   update.gradient_limit = job_.recovery->gradient_limit;
@@ -99,7 +99,7 @@ bool RecoveredGradients::LacksGradients(uint32_t rank) const {
 // Returns how much of the rank's gradient area, from its begin, has gradients
 // of the step. The rank had pushed them, so their pages were there.
 uint64_t RecoveredGradients::RecoveryGradientBytes(uint32_t rank) const {
-  const StepScheduler::Update update = RecoveryUpdate();
+  const scheduler::StepScheduler::Update update = RecoveryUpdate();
   uint64_t bytes = 0;
   for (const Piece& piece : job_.shape->partitions[rank].pieces) {
     if (update.updated[piece.parameter] == 0 ||
@@ -146,4 +146,4 @@ void RecoveredGradients::RemoveStaleStagingFiles() const {
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

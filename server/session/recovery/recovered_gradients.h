@@ -10,7 +10,7 @@
 #include "server/session/ranks/rank_roster.h"
 #include "server/session/recovery/gradient_keeper.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The gradients of a step in which an engine died: which the step still needs,
 // and where they are found.
@@ -28,7 +28,7 @@ class RecoveredGradients {
   // Takes the gradients of a rank that attaches.
   void AdoptGradients(const AttachSpec& spec);
   // Returns the rest of the step that is being finished.
-  StepScheduler::Update RecoveryUpdate() const;
+  scheduler::StepScheduler::Update RecoveryUpdate() const;
   bool LacksGradients(uint32_t rank) const;
   // Returns how much of the rank's gradient area, from its begin, has gradients
   // of the step.
@@ -45,6 +45,6 @@ class RecoveredGradients {
   RankRoster& ranks_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RECOVERY_RECOVERED_GRADIENTS_H_

@@ -15,7 +15,7 @@
 #include "server/session/recovery/staging_file.h"
 #include "server/session/testing/upper_rooms.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -198,4 +198,4 @@ TEST_F(ReplicatedGradientsTest, OnlyWhatARankPushedIsNeededOfIt) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -13,7 +13,7 @@
 #include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 constexpr absl::string_view kPrefix = "gradients.";
@@ -30,16 +30,18 @@ bool IsStagingFile(absl::string_view name) {
   return absl::StartsWith(name, kPrefix);
 }
 
-absl::StatusOr<StateFile> OpenStagingFile(const std::string& path,
-                                          uint64_t gradient_area_bytes) {
-  const ByteRange whole = {0, std::max<uint64_t>(gradient_area_bytes, 1)};
-  return StateFile::Open(path, whole.end, {&whole, 1});
+absl::StatusOr<storage::StateFile> OpenStagingFile(
+    const std::string& path, uint64_t gradient_area_bytes) {
+  const storage::ByteRange whole = {0,
+                                    std::max<uint64_t>(gradient_area_bytes, 1)};
+  return storage::StateFile::Open(path, whole.end, {&whole, 1});
 }
 
-absl::StatusOr<StateFile> MakeStagingFile(const std::string& path,
-                                          uint64_t gradient_area_bytes,
-                                          bool* present) {
-  absl::StatusOr<StateFile> there = OpenStagingFile(path, gradient_area_bytes);
+absl::StatusOr<storage::StateFile> MakeStagingFile(const std::string& path,
+                                                   uint64_t gradient_area_bytes,
+                                                   bool* present) {
+  absl::StatusOr<storage::StateFile> there =
+      OpenStagingFile(path, gradient_area_bytes);
   *present = there.ok();
   if (!absl::IsDataLoss(there.status())) return there;
   ::unlink(path.c_str());
@@ -49,9 +51,10 @@ absl::StatusOr<StateFile> MakeStagingFile(const std::string& path,
         absl::StrCat(path, " needs ", gradient_area_bytes, " bytes, ",
                      available, " bytes of memory are left"));
   }
-  const ByteRange whole = {0, std::max<uint64_t>(gradient_area_bytes, 1)};
-  absl::StatusOr<StateFile> made =
-      StateFile::Create(path, whole.end, {&whole, 1});
+  const storage::ByteRange whole = {0,
+                                    std::max<uint64_t>(gradient_area_bytes, 1)};
+  absl::StatusOr<storage::StateFile> made =
+      storage::StateFile::Create(path, whole.end, {&whole, 1});
   if (!made.ok()) ::unlink(path.c_str());
   return made;
 }
@@ -74,4 +77,4 @@ absl::StatusOr<shm::PeerSegment> MapKeptGradients(KeptGradients kept,
                                      kept.gradient_offset_bytes + needed_bytes);
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -10,7 +10,7 @@
 #include "server/session/recovery/gradient_keeper.h"
 #include "storage/state_file.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Returns the path of the file in the job's directory with the gradients that
 // did not arrive in a segment of the rank's own; a file outlives the engine.
@@ -22,13 +22,13 @@ bool IsStagingFile(absl::string_view name);
 
 // Opens and maps the file; its content stays. DATA_LOSS when there is none of
 // that size.
-absl::StatusOr<StateFile> OpenStagingFile(const std::string& path,
-                                          uint64_t gradient_area_bytes);
+absl::StatusOr<storage::StateFile> OpenStagingFile(
+    const std::string& path, uint64_t gradient_area_bytes);
 // Opens the file, or makes one of zeros; `present` says which.
 // RESOURCE_EXHAUSTED when there is no memory; then no file is left behind.
-absl::StatusOr<StateFile> MakeStagingFile(const std::string& path,
-                                          uint64_t gradient_area_bytes,
-                                          bool* present);
+absl::StatusOr<storage::StateFile> MakeStagingFile(const std::string& path,
+                                                   uint64_t gradient_area_bytes,
+                                                   bool* present);
 
 // Maps the segment after checking seals and size: `gradient_area_bytes` must
 // exist from the offset on, and the first `needed_bytes` of them be without
@@ -38,6 +38,6 @@ absl::StatusOr<shm::PeerSegment> MapKeptGradients(KeptGradients kept,
                                                   uint64_t gradient_area_bytes,
                                                   uint64_t needed_bytes);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_RECOVERY_STAGING_FILE_H_

@@ -7,7 +7,7 @@
 #include "server/session/job_storage.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 absl::Status CheckStepFile(const JobContext& job, absl::string_view file,
@@ -28,8 +28,9 @@ absl::Status CheckStepFile(const JobContext& job, absl::string_view file,
 absl::Status CheckFrames(const JobContext& job,
                          const JobDescription& description) {
   if (!UsesDisk(description.storage)) return absl::OkStatus();
-  const StepRecord& record = job.record();
-  const uint64_t needed = NvmeStore::FrameBytesOf(job.tier->frame_table());
+  const storage::StepRecord& record = job.record();
+  const uint64_t needed =
+      nvme::NvmeStore::FrameBytesOf(job.tier->frame_table());
   // An engine that died while it made the job leaves no table, and no state.
   const bool is_new = needed == 0 && record.committed_step == 0 &&
                       record.load_required_from == 0;
@@ -52,7 +53,7 @@ absl::Status CheckFrames(const JobContext& job,
 // relevant, except sums that were being added to.
 absl::Status CheckStepFiles(const JobContext& job,
                             const JobDescription& description) {
-  const ControlFile& control = *job.tier->control();
+  const storage::ControlFile& control = *job.tier->control();
   const uint64_t next = job.record().committed_step + 1;
   OPTSTATE_RETURN_IF_ERROR(CheckFrames(job, description));
   const bool in_step = control.step_in_progress.load() == next;
@@ -62,26 +63,28 @@ absl::Status CheckStepFiles(const JobContext& job,
   }
   if (in_step || in_sum) {
     // Whole slots, at least one, even where no number was recorded.
-    const uint64_t slot = StepScheduler::WorkerUndoBytes(1);
+    const uint64_t slot = scheduler::StepScheduler::WorkerUndoBytes(1);
     const uint64_t bytes = job.tier->undo().size();
     const uint64_t slots = std::max<uint64_t>(1, (bytes + slot - 1) / slot);
     OPTSTATE_RETURN_IF_ERROR(CheckStepFile(
         job, "undo", bytes, std::max(control.undo_bytes, slots * slot)));
   }
   if (in_step) {
-    OPTSTATE_RETURN_IF_ERROR(CheckStepFile(
-        job, "redo", job.tier->redo().size(),
-        StepScheduler::RedoBytesInUse(description.layout, job.tier->undo())));
+    OPTSTATE_RETURN_IF_ERROR(
+        CheckStepFile(job, "redo", job.tier->redo().size(),
+                      scheduler::StepScheduler::RedoBytesInUse(
+                          description.layout, job.tier->undo())));
   }
   if (control.step_speculated.load() != next) return absl::OkStatus();
-  if (!StepScheduler::CanSpeculate(description.layout)) {
+  if (!scheduler::StepScheduler::CanSpeculate(description.layout)) {
     return absl::DataLossError(absl::StrCat(
         job.options.directory, "/state/control: step_speculated is ", next,
         ", but the job's optimizer is never speculated with. ",
         job.HowToGoOn()));
   }
-  return CheckStepFile(job, "speculation", job.tier->speculation().size(),
-                       StepScheduler::SpeculationBytes(description.layout));
+  return CheckStepFile(
+      job, "speculation", job.tier->speculation().size(),
+      scheduler::StepScheduler::SpeculationBytes(description.layout));
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

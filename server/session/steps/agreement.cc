@@ -28,7 +28,7 @@
 #include "absl/strings/str_cat.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::session {
 
 absl::Status Agreement::AgreeToStep(uint32_t rank, absl::string_view what) {
   absl::Status agreed =
@@ -95,4 +95,4 @@ void Agreement::NotifyDisagreement(uint32_t by, const absl::Status& status) {
   for (const uint32_t rank : waiting) stager_.DropStaged(rank);
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

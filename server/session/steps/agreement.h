@@ -13,7 +13,7 @@
 #include "server/session/transfer/load_rounds.h"
 #include "server/session/transfer/load_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Finds ranks that disagree: one loads while another one takes a step. Both
 // calls return an error when another rank is in a load, or waits in a step; all
@@ -58,6 +58,6 @@ class Agreement {
   LoadRounds& rounds_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_AGREEMENT_H_

@@ -4,7 +4,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/upper_rooms.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::AllOf;
@@ -114,4 +114,4 @@ TEST_F(AgreementTest, SumsAreVoidForAllAndEachAnswerComesOnce) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

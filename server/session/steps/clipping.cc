@@ -6,7 +6,7 @@
 
 #include "server/session/steps/commit_content.h"
 
-namespace optstate {
+namespace optstate::session {
 
 double ClipCoefficient(double max_norm, double norm) {
   if (max_norm == 0) return 1;
@@ -21,7 +21,8 @@ void AddUpSharedNorms(const CommitSpec& spec, absl::Span<double> sums) {
 }
 
 void FillGroups(const CommitSpec& spec, absl::Span<const double> norms,
-                double coefficient, absl::Span<StepIntentGroup> groups) {
+                double coefficient,
+                absl::Span<storage::StepIntentGroup> groups) {
   for (size_t i = 0; i < spec.groups.size(); ++i) {
     const double norm = norms[i] / spec.grad_scale;
     groups[i].hyperparams = spec.groups[i];
@@ -32,11 +33,11 @@ void FillGroups(const CommitSpec& spec, absl::Span<const double> norms,
 }
 
 bool IsClipped(const CommitSpec& spec,
-               absl::Span<const StepIntentGroup> groups) {
+               absl::Span<const storage::StepIntentGroup> groups) {
   return std::any_of(groups.begin(), groups.end(),
-                     [&](const StepIntentGroup& group) {
+                     [&](const storage::StepIntentGroup& group) {
                        return group.gradient_factor != 1 / spec.grad_scale;
                      });
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

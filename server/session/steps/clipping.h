@@ -5,7 +5,7 @@
 #include "server/session/job_types.h"
 #include "storage/format/step_intent.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // How gradients are clipped by norms. Pure arithmetic, in double.
 
@@ -21,12 +21,13 @@ void AddUpSharedNorms(const CommitSpec& spec, absl::Span<double> sums);
 // norm in `norms`, of gradients as they arrived, and all by `coefficient`: the
 // coefficients multiply.
 void FillGroups(const CommitSpec& spec, absl::Span<const double> norms,
-                double coefficient, absl::Span<StepIntentGroup> groups);
+                double coefficient,
+                absl::Span<storage::StepIntentGroup> groups);
 
 // Returns whether the factor of some group is not 1 / grad_scale.
 bool IsClipped(const CommitSpec& spec,
-               absl::Span<const StepIntentGroup> groups);
+               absl::Span<const storage::StepIntentGroup> groups);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_CLIPPING_H_

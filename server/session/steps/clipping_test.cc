@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -23,7 +23,7 @@ class ClippingTest : public ::testing::Test {
                               double coefficient) {
     FillGroups(spec_, norms, coefficient, absl::MakeSpan(out_));
     std::vector<double> factors;
-    for (const StepIntentGroup& group : out_) {
+    for (const storage::StepIntentGroup& group : out_) {
       factors.push_back(group.gradient_factor);
     }
     return factors;
@@ -32,7 +32,7 @@ class ClippingTest : public ::testing::Test {
   std::vector<Hyperparams> groups_;
   std::vector<uint32_t> clips_with_;
   CommitSpec spec_;
-  std::vector<StepIntentGroup> out_;
+  std::vector<storage::StepIntentGroup> out_;
 };
 
 TEST_F(ClippingTest, TheCoefficientIsTorchs) {
@@ -77,4 +77,4 @@ TEST_F(ClippingTest, NothingIsClippedBelowTheNorms) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 class Fnv1a {
@@ -179,4 +179,4 @@ absl::Status CheckEqual(OptimizerKind optimizer, uint32_t rank_a,
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -8,7 +8,7 @@
 #include "proto/types/optimizer.h"
 #include "server/session/job_types.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Returns the first of the groups that share the clipping norm of `group`.
 uint32_t FirstOfClipped(const CommitSpec& spec, uint32_t group);
@@ -39,6 +39,6 @@ absl::Status CheckEqual(OptimizerKind optimizer, uint32_t rank_a,
                         const CommitSpec& a, uint32_t rank_b,
                         const CommitSpec& b);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_COMMIT_CONTENT_H_

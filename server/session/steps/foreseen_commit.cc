@@ -4,7 +4,7 @@
 
 #include "server/session/steps/commit_content.h"
 
-namespace optstate {
+namespace optstate::session {
 
 void ForeseenCommit::Reset(size_t group_count) {
   groups_.assign(group_count, Hyperparams{});
@@ -34,4 +34,4 @@ void ForeseenCommit::NoteTakenBack() {
   plain_steps_ = 0;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

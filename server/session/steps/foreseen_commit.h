@@ -6,7 +6,7 @@
 
 #include "server/session/job_types.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Guesses what the next commit asks for, and whether its step is plain: neither
 // skipped nor clipped. The guess is that the next step is as the last kSteps
@@ -43,6 +43,6 @@ class ForeseenCommit {
   int plain_steps_ = kSteps;  // since one that was not, up to kSteps
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_FORESEEN_COMMIT_H_

@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 struct Commit {
@@ -81,4 +81,4 @@ TEST_F(ForeseenCommitTest, NorAfterAStepThatWasTakenBack) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -9,7 +9,7 @@
 #include "absl/strings/string_view.h"
 #include "proto/shm/segment_layout.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // The largest value that fits into shm::Completion.
@@ -78,14 +78,16 @@ absl::Status CheckLossScalerState(const v1::LossScaler& scaler,
   return absl::OkStatus();
 }
 
-void StartLossScaler(const v1::LossScaler& scaler, StepRecord* record) {
+void StartLossScaler(const v1::LossScaler& scaler,
+                     storage::StepRecord* record) {
   record->loss_scale = scaler.init_scale();
   record->good_steps = 0;
   record->hysteresis_left = scaler.hysteresis();
 }
 
 // A scale of 0 means that there was no scaler, and a static scaler never moves.
-bool RepairLossScaler(const v1::LossScaler& scaler, StepRecord* record) {
+bool RepairLossScaler(const v1::LossScaler& scaler,
+                      storage::StepRecord* record) {
   const bool is_sound =
       record->loss_scale != 0 &&
       (scaler.dynamic() || record->loss_scale == scaler.init_scale());
@@ -93,14 +95,16 @@ bool RepairLossScaler(const v1::LossScaler& scaler, StepRecord* record) {
   return !is_sound;
 }
 
-void ContinueLossScaler(const v1::LossScalerState& state, StepRecord* record) {
+void ContinueLossScaler(const v1::LossScalerState& state,
+                        storage::StepRecord* record) {
   record->loss_scale = state.loss_scale();
   record->good_steps = state.good_steps();
   record->hysteresis_left = state.hysteresis_left();
 }
 
 void ChangeLossScaler(const v1::LossScaler& former,
-                      const v1::LossScaler& scaler, StepRecord* record) {
+                      const v1::LossScaler& scaler,
+                      storage::StepRecord* record) {
   const double found = record->loss_scale;
   StartLossScaler(scaler, record);
   if (scaler.dynamic() && former.dynamic() &&
@@ -110,7 +114,7 @@ void ChangeLossScaler(const v1::LossScaler& former,
 }
 
 void AdvanceLossScaler(const v1::LossScaler& scaler, bool found_inf,
-                       StepRecord* record) {
+                       storage::StepRecord* record) {
   if (!scaler.dynamic()) return;
   if (found_inf) {
     record->good_steps = 0;
@@ -133,4 +137,4 @@ void AdvanceLossScaler(const v1::LossScaler& scaler, bool found_inf,
   if (std::isfinite(static_cast<float>(grown))) record->loss_scale = grown;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -5,7 +5,7 @@
 #include "optstate/v1/types.pb.h"
 #include "storage/format/control_file.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The daemon's loss scaler behaves as torch.amp.GradScaler (hysteresis 1,
 // min_scale 0) and DeepSpeed's DynamicLossScaler. Its state is part of the
@@ -25,23 +25,26 @@ absl::Status CheckLossScalerState(const v1::LossScaler& scaler,
 // Replaces `former` in a job: the current scale is kept, unless init_scale
 // differs or either scaler is static.
 void ChangeLossScaler(const v1::LossScaler& former,
-                      const v1::LossScaler& scaler, StepRecord* record);
+                      const v1::LossScaler& scaler,
+                      storage::StepRecord* record);
 
 // Sets the initial state, in a job that has taken no step.
-void StartLossScaler(const v1::LossScaler& scaler, StepRecord* record);
+void StartLossScaler(const v1::LossScaler& scaler, storage::StepRecord* record);
 
 // Repairs the state of a scaler whose description an engine had written when it
 // died, and its state not yet. Returns whether it changed the record.
-bool RepairLossScaler(const v1::LossScaler& scaler, StepRecord* record);
+bool RepairLossScaler(const v1::LossScaler& scaler,
+                      storage::StepRecord* record);
 
 // Sets the state to that of another job, which continues in this one.
-void ContinueLossScaler(const v1::LossScalerState& state, StepRecord* record);
+void ContinueLossScaler(const v1::LossScalerState& state,
+                        storage::StepRecord* record);
 
 // Advances the state after a step that was applied, or skipped because of an
 // overflow.
 void AdvanceLossScaler(const v1::LossScaler& scaler, bool found_inf,
-                       StepRecord* record);
+                       storage::StepRecord* record);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_LOSS_SCALER_H_

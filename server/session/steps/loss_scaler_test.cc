@@ -9,7 +9,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 v1::LossScaler Dynamic(double scale, uint32_t interval, uint32_t hysteresis = 1,
@@ -28,7 +28,7 @@ v1::LossScaler Dynamic(double scale, uint32_t interval, uint32_t hysteresis = 1,
 TEST(LossScalerChangeTest, KeepsTheScaleThatWasFound) {
   const v1::LossScaler former = Dynamic(65536, 5);
   const auto scale_after = [&](const v1::LossScaler& scaler) {
-    StepRecord record;
+    storage::StepRecord record;
     StartLossScaler(former, &record);
     AdvanceLossScaler(former, /*found_inf=*/true, &record);
     ChangeLossScaler(former, scaler, &record);
@@ -51,7 +51,7 @@ TEST(LossScalerStateTest, IsOneThatTheScalerCanComeTo) {
   state.set_good_steps(4);
   state.set_hysteresis_left(1);
   ASSERT_TRUE(CheckLossScalerState(scaler, state).ok());
-  StepRecord record;
+  storage::StepRecord record;
   ContinueLossScaler(state, &record);
   AdvanceLossScaler(scaler, /*found_inf=*/false, &record);
   EXPECT_EQ(record.loss_scale, 1024);
@@ -78,7 +78,7 @@ TEST(LossScalerHysteresisTest, HasRoomInACompletion) {
 TEST(LossScalerMinimumTest, IsNeverZero) {
   v1::LossScaler scaler = Dynamic(1, 1);
   scaler.set_backoff_factor(1e-30);
-  StepRecord record;
+  storage::StepRecord record;
   StartLossScaler(scaler, &record);
   for (int i = 0; i < 20; ++i) AdvanceLossScaler(scaler, true, &record);
   EXPECT_EQ(record.loss_scale, std::numeric_limits<float>::denorm_min());
@@ -91,7 +91,7 @@ TEST(LossScalerMinimumTest, IsNeverZero) {
 
 TEST(LossScalerRepairTest, OnlyWhatNoScalerHasIsRepaired) {
   v1::LossScaler scaler = Dynamic(64, 1);
-  StepRecord record;
+  storage::StepRecord record;
   StartLossScaler(scaler, &record);
   record.loss_scale = 8;
   EXPECT_FALSE(RepairLossScaler(scaler, &record));
@@ -164,7 +164,7 @@ class LossScalerTest : public ::testing::Test {
   }
 
   std::mt19937_64 generator_;
-  StepRecord record_ = {};
+  storage::StepRecord record_ = {};
 };
 
 TEST_F(LossScalerTest, IsGradScaler) {
@@ -230,4 +230,4 @@ TEST_F(LossScalerTest, BadSettingsAreNamed) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

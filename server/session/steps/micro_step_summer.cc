@@ -6,7 +6,7 @@
 #include "proto/types/status_macros.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 absl::Status Dropped(uint32_t dropped_by, uint64_t step) {
@@ -52,7 +52,7 @@ void MicroStepSummer::NotePast(uint32_t rank, int64_t end) {
 // that have waited for it.
 void MicroStepSummer::SumCompletedMicroSteps(uint32_t first, uint32_t end) {
   const StepTimer::Scope staging(&step_.timer, StepTimer::Phase::kStaging);
-  absl::Span<const StageAction> actions;
+  absl::Span<const scheduler::StageAction> actions;
   while (true) {
     const int64_t micro_step =
         step_.micro_steps.TakeWhole(first, end, &actions);
@@ -80,11 +80,11 @@ void MicroStepSummer::AnswerEnding(uint32_t rank, const absl::Status& status) {
   const uint64_t request_id = *ranks_.session(rank).ending;
   ranks_.session(rank).ending.reset();
   if (status.ok() && !step_.open_step.commit(rank).committed) {
-    RankMark& mark = job_.rank_mark(rank);
+    storage::RankMark& mark = job_.rank_mark(rank);
     mark.ended = static_cast<uint64_t>(step_.micro_steps.past(rank));
-    PersistInOrder(PersistPoint::kMicroStepEnded);
+    storage::PersistInOrder(storage::PersistPoint::kMicroStepEnded);
     mark.ended_epoch = job_.staging_mark(rank).epoch;
-    PersistInOrder(PersistPoint::kMicroStepAnswer);
+    storage::PersistInOrder(storage::PersistPoint::kMicroStepAnswer);
   }
   ranks_.Answer(rank, request_id, status, StepOutcome{});
 }
@@ -150,7 +150,7 @@ void MicroStepSummer::NotifySumsDropped(uint32_t rank, uint32_t dropped_by) {
 // Gradients of an unfinished sum are still in the areas of their ranks, which
 // push them again.
 void MicroStepSummer::RestoreSums() {
-  const RankMark& shared = job_.staging_mark(0);
+  const storage::RankMark& shared = job_.staging_mark(0);
   if (shared.step != job_.record().committed_step + 1) return;
   const auto& pieces = job_.shape->partitions[0].pieces;
   for (uint32_t p = 0; p < pieces.size(); ++p) {
@@ -163,9 +163,9 @@ void MicroStepSummer::RestoreSums() {
     }
   }
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    RankMark& mark = job_.rank_mark(rank);
+    storage::RankMark& mark = job_.rank_mark(rank);
     // A mark of the next epoch: the engine died as it began that epoch.
-    if (mark.ended_epoch == EpochAfter(shared.epoch)) {
+    if (mark.ended_epoch == storage::EpochAfter(shared.epoch)) {
       mark.ended_epoch = shared.epoch;
     }
     if (mark.ended_epoch != shared.epoch) continue;
@@ -188,4 +188,4 @@ void MicroStepSummer::AnswerCommits(const absl::Status& status,
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

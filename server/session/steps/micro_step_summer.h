@@ -10,7 +10,7 @@
 #include "server/session/steps/staging_marks.h"
 #include "server/session/steps/step_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Sums the micro-steps of the ranks, in a job whose engine reduces and
 // accumulates, and answers the ranks that wait in a step.
@@ -58,6 +58,6 @@ class MicroStepSummer {
   StagingMarks& marks_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_MICRO_STEP_SUMMER_H_

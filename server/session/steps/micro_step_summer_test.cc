@@ -4,7 +4,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/step_rooms.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -158,7 +158,7 @@ TEST_F(MicroStepSummerTest, TheNextEngineGoesOnWithTheSums) {
 TEST_F(MicroStepSummerTest, AnEndOfTheNextEpochCounts) {
   ASSERT_NO_FATAL_FAILURE(PushAll());
   End(1, 0, 11);
-  job_.rank_mark(1).ended_epoch = EpochAfter(job_.rank_mark(0).epoch);
+  job_.rank_mark(1).ended_epoch = storage::EpochAfter(job_.rank_mark(0).epoch);
   job_.rank_mark(2).ended = 5;
   job_.rank_mark(2).ended_epoch = job_.rank_mark(0).epoch - 1;
   ForgetSessions();
@@ -171,13 +171,13 @@ TEST_F(MicroStepSummerTest, AnEndOfTheNextEpochCounts) {
 TEST_F(MicroStepSummerTest, SumsOfAStepThatIsOverAreNotRestored) {
   ASSERT_NO_FATAL_FAILURE(PushAll());
   ForgetSessions();
-  StepRecord record = job_.record();
+  storage::StepRecord record = job_.record();
   record.committed_step = 1;
-  PublishRecord(record, job_.tier->control());
+  storage::PublishRecord(record, job_.tier->control());
   sums_.RestoreSums();
   EXPECT_FALSE(step_.micro_steps.any_summed());
   EXPECT_FALSE(step_.open_step.any());
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

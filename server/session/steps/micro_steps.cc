@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace optstate {
+namespace optstate::session {
 
 void MicroSteps::Reset(const Layout* layout, uint32_t world_size) {
   layout_ = layout;
@@ -74,8 +74,9 @@ int64_t MicroSteps::WholeOf(uint32_t parameter) const {
   return lowest;
 }
 
-int64_t MicroSteps::TakeWhole(uint32_t first, uint32_t end,
-                              absl::Span<const StageAction>* actions) {
+int64_t MicroSteps::TakeWhole(
+    uint32_t first, uint32_t end,
+    absl::Span<const scheduler::StageAction>* actions) {
   if (waiting_count_ == 0) return kNone;
   int64_t lowest = kAll;
   for (uint32_t p = first; p < end; ++p) {
@@ -85,7 +86,8 @@ int64_t MicroSteps::TakeWhole(uint32_t first, uint32_t end,
   if (lowest == kAll) return kNone;
   for (uint32_t p = first; p < end; ++p) {
     const bool take = whole_[p] == lowest;
-    actions_[p - first] = take ? StageAction::kStage : StageAction::kNothing;
+    actions_[p - first] = take ? scheduler::StageAction::kStage
+                               : scheduler::StageAction::kNothing;
     if (take) Sum(p, lowest);
   }
   *actions = absl::MakeConstSpan(actions_).first(end - first);
@@ -135,4 +137,4 @@ void MicroSteps::DropAll() {
   summed_count_ = 0;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

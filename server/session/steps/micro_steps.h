@@ -10,7 +10,7 @@
 #include "proto/types/layout.h"
 #include "server/scheduler/step_scheduler.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Tracks the ranks' progress in the micro-steps of the open step, in a job
 // whose engine both reduces and accumulates, to find what can be summed. Pure
@@ -60,7 +60,7 @@ class MicroSteps {
   // is valid until the next call. Until then HasPushed() says which ranks'
   // gradients make the sums.
   int64_t TakeWhole(uint32_t first, uint32_t end,
-                    absl::Span<const StageAction>* actions);
+                    absl::Span<const scheduler::StageAction>* actions);
   bool HasPushed(uint32_t rank, uint32_t parameter, int64_t micro_step) const {
     return pushed(rank, parameter) == micro_step;
   }
@@ -103,11 +103,11 @@ class MicroSteps {
   std::vector<int64_t> summed_;    // by parameter; or kNone
   std::vector<uint8_t> updated_;   // by parameter
   std::vector<int64_t> whole_;     // by parameter, in TakeWhole
-  std::vector<StageAction> actions_;
+  std::vector<scheduler::StageAction> actions_;
   uint64_t waiting_count_ = 0;
   uint64_t summed_count_ = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_MICRO_STEPS_H_

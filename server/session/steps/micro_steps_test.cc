@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -40,12 +40,12 @@ class MicroStepsTest : public ::testing::Test {
   }
   // Returns the parameters that were taken, and fills their `micro_step`.
   std::vector<uint32_t> Take(int64_t* micro_step) {
-    absl::Span<const StageAction> actions;
+    absl::Span<const scheduler::StageAction> actions;
     *micro_step = steps_.TakeWhole(0, 3, &actions);
     std::vector<uint32_t> taken;
     if (*micro_step == kNone) return taken;
     for (uint32_t p = 0; p < actions.size(); ++p) {
-      if (actions[p] == StageAction::kStage) taken.push_back(p);
+      if (actions[p] == scheduler::StageAction::kStage) taken.push_back(p);
     }
     return taken;
   }
@@ -155,4 +155,4 @@ TEST_F(MicroStepsTest, GoesOnFromAFormerEnginesSums) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -6,7 +6,7 @@
 #include "absl/strings/str_join.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::session {
 
 void OpenStep::Reset(const Layout* layout,
                      absl::Span<const RankPartition> partitions,
@@ -31,7 +31,7 @@ void OpenStep::Reset(const Layout* layout,
     ranks_[rank].commit.groups.resize(layout->groups().size());
     ranks_[rank].commit.clips_with.resize(layout->groups().size());
   }
-  actions_.assign(pieces_max, StageAction::kNothing);
+  actions_.assign(pieces_max, scheduler::StageAction::kNothing);
   staged_total_ = 0;
   committed_count_ = 0;
 }
@@ -66,15 +66,16 @@ absl::Status OpenStep::PlanPush(uint32_t rank, uint32_t micro_step,
   }
   for (size_t i = first; i < end; ++i) {
     const int64_t staged = state.micro_steps[i];
-    StageAction& action = actions_[i - first];
+    scheduler::StageAction& action = actions_[i - first];
     // A repeat changes nothing. Without accumulation the gradient is used in
     // place, so its statistics follow the present content.
-    action = accumulate && staged == micro_step ? StageAction::kNothing
-                                                : StageAction::kStage;
+    action = accumulate && staged == micro_step
+                 ? scheduler::StageAction::kNothing
+                 : scheduler::StageAction::kStage;
     NoteStaged(rank, i, micro_step);
     const uint32_t p = pieces[i].parameter;
     if (replicated_ && staged_pieces_[p] != piece_counts_[p]) {
-      action = StageAction::kNothing;
+      action = scheduler::StageAction::kNothing;
     }
   }
   push->first_piece = first;
@@ -173,11 +174,12 @@ uint64_t OpenStep::PushedBy(uint32_t parameter) const {
   return ranks;
 }
 
-absl::Span<const StageAction> OpenStep::PlanPartly() {
+absl::Span<const scheduler::StageAction> OpenStep::PlanPartly() {
   for (uint32_t p = 0; p < updated_.size(); ++p) {
     const bool is_partly =
         staged_pieces_[p] != 0 && staged_pieces_[p] != piece_counts_[p];
-    actions_[p] = is_partly ? StageAction::kStage : StageAction::kNothing;
+    actions_[p] = is_partly ? scheduler::StageAction::kStage
+                            : scheduler::StageAction::kNothing;
   }
   return absl::MakeConstSpan(actions_).first(updated_.size());
 }
@@ -224,4 +226,4 @@ std::string OpenStep::Describe() const {
              : absl::StrCat("ranks ", ranks, " have not committed");
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -13,7 +13,7 @@
 #include "server/scheduler/step_scheduler.h"
 #include "server/session/job_types.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Tracks what has arrived of the open step: which pieces were pushed, at which
 // micro-step, and the ranks' commits. Pure bookkeeping, no arithmetic.
@@ -50,7 +50,8 @@ class OpenStep {
   // job does not accumulate.
   struct Push {
     size_t first_piece = 0;
-    absl::Span<const StageAction> actions;  // valid until the next PlanPush
+    // Valid until the next PlanPush.
+    absl::Span<const scheduler::StageAction> actions;
   };
   absl::Status PlanPush(uint32_t rank, uint32_t micro_step,
                         uint32_t first_parameter, uint32_t end_parameter,
@@ -81,7 +82,7 @@ class OpenStep {
   absl::Span<const uint64_t> pushed_by() const { return pushed_by_used_; }
   // Returns, after ResolveParameters and where pushed_by() is not empty, the
   // parameters still to be staged because some ranks have not pushed them.
-  absl::Span<const StageAction> PlanPartly();
+  absl::Span<const scheduler::StageAction> PlanPartly();
 
   // Drops what the rank staged and its commit.
   void DropRank(uint32_t rank);
@@ -126,11 +127,11 @@ class OpenStep {
   std::vector<uint8_t> updated_;         // by parameter
   std::vector<uint64_t> pushed_by_;      // by parameter, when replicated
   absl::Span<const uint64_t> pushed_by_used_;
-  std::vector<StageAction> actions_;
+  std::vector<scheduler::StageAction> actions_;
   uint64_t staged_total_ = 0;
   uint32_t committed_count_ = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_OPEN_STEP_H_

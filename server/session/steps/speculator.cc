@@ -6,7 +6,7 @@
 
 #include "server/session/steps/commit_content.h"
 
-namespace optstate {
+namespace optstate::session {
 
 void Speculator::Reset() {
   foreseen_.Reset(job_.layout().groups().size());
@@ -58,7 +58,7 @@ void Speculator::NotePushed(uint32_t rank, uint32_t first, uint32_t end) {
 
 // A step that is decided is finished, never rolled back.
 bool Speculator::HasSpeculated() const {
-  const ControlFile& control = *job_.tier->control();
+  const storage::ControlFile& control = *job_.tier->control();
   const uint64_t step = job_.record().committed_step + 1;
   return control.step_speculated.load(std::memory_order_relaxed) == step &&
          control.step_in_progress.load(std::memory_order_relaxed) != step;
@@ -113,7 +113,7 @@ void Speculator::Begin(const CommitSpec& spec,
     if (updated[p] != 0) progress_[p] = Progress::kBegun;
   }
   if (!std::isfinite(decider_.SumOfSquares(updated))) return;  // skipped
-  StepScheduler::Update update;
+  scheduler::StepScheduler::Update update;
   update.step = job_.record().committed_step + 1;
   update.groups = decider_.GroupsWithoutClipping(spec);
   update.gradient_limit = spec.max_value;
@@ -237,4 +237,4 @@ void Speculator::Describe(v1::Job* job) const {
   speculation->set_steps_rolled_back(steps_rolled_back_);
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -13,7 +13,7 @@
 #include "server/session/steps/step_decider.h"
 #include "server/session/steps/step_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Begins a step before it is decided, and rolls it back when the decision is
 // another one: as if nothing were to be skipped or clipped, and only parameters
@@ -112,6 +112,6 @@ class Speculator {
   uint64_t steps_rolled_back_ = 0;  // by this engine
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_SPECULATOR_H_

@@ -6,7 +6,7 @@
 #include "server/session/steps/speculator.h"
 #include "server/session/testing/step_rooms.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::Each;
@@ -183,4 +183,4 @@ TEST_F(ReplicatedSpeculatorTest, APushOfAnotherParameterLeavesIt) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

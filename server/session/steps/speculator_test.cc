@@ -16,7 +16,7 @@
 #include "server/session/job_lock.h"
 #include "server/session/testing/room_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -37,10 +37,10 @@ class Listener final : public SessionListener {
 };
 
 // A store whose records cannot be had.
-class LostStore final : public StateStore {
+class LostStore final : public storage::StateStore {
  public:
-  explicit LostStore(StateStore* store)
-      : StateStore(&store->layout(), kTileElements, {}) {}
+  explicit LostStore(storage::StateStore* store)
+      : storage::StateStore(&store->layout(), kTileElements, {}) {}
   bool is_resident() const override { return false; }
   absl::StatusOr<Pin> PinSubGroup(size_t, Access) override {
     return absl::DataLossError("a bad disk");
@@ -89,8 +89,9 @@ class SpeculatorTest : public RoomFixture {
     }
   }
   // Puts a scheduler of its own in the job's place.
-  void MakeScheduler(StateStore* store, UpdateExecutor* executor) {
-    StepScheduler::Options options;
+  void MakeScheduler(storage::StateStore* store,
+                     scheduler::UpdateExecutor* executor) {
+    scheduler::StepScheduler::Options options;
     options.store = store;
     options.recovery = job_.tier->recovery();
     options.control = job_.tier->control();
@@ -99,7 +100,7 @@ class SpeculatorTest : public RoomFixture {
     options.speculation = job_.tier->speculation();
     options.pool = &job_.pool;
     options.executor = executor;
-    auto scheduler = StepScheduler::Create(options);
+    auto scheduler = scheduler::StepScheduler::Create(options);
     ASSERT_TRUE(scheduler.ok()) << scheduler.status();
     job_.scheduler = *std::move(scheduler);
     job_.scheduler->SetPartitions(job_.shape->partitions, false);
@@ -112,11 +113,11 @@ class SpeculatorTest : public RoomFixture {
   const std::array<float, 8> gradients_ = {1, 1, 1, 1, 1, 1, 1, 1};
   CommitSpec commit_;
   std::array<Listener, 2> listeners_;
-  WorkerUndo undo_;
+  scheduler::WorkerUndo undo_;
 };
 
 TEST_F(SpeculatorTest, ARankThatWaitsIsAnsweredWhenItsStepCannotBeBegun) {
-  FakeUpdateExecutor executor(&undo_, 1);
+  scheduler::FakeUpdateExecutor executor(&undo_, 1);
   executor.FailAfter(0, absl::UnavailableError("a lost device"));
   MakeScheduler(job_.store.get(), &executor);
   JobCall lock(&job_.lock);
@@ -153,18 +154,20 @@ TEST_F(SpeculatorTest, RanksThatWaitAreAnsweredWhenItCannotBeRolledBack) {
 // the update's.
 TEST_F(SpeculatorTest, ADecidedStepIsNotRolledBack) {
   MarkSpeculated();
-  ControlFile& control = *job_.tier->control();
+  storage::ControlFile& control = *job_.tier->control();
   control.step_in_progress.store(1);
-  auto* const undo = reinterpret_cast<WorkerUndo*>(job_.tier->undo().data());
-  undo->Begin(UndoKind::kUpdate, 0, 1);
+  auto* const undo =
+      reinterpret_cast<scheduler::WorkerUndo*>(job_.tier->undo().data());
+  undo->Begin(scheduler::UndoKind::kUpdate, 0, 1);
   JobCall lock(&job_.lock);
   EXPECT_TRUE(speculator_.RollBackSpeculation().ok());
   EXPECT_EQ(control.step_speculated.load(), 1);
-  EXPECT_EQ(undo->kind.load(), static_cast<uint64_t>(UndoKind::kUpdate));
+  EXPECT_EQ(undo->kind.load(),
+            static_cast<uint64_t>(scheduler::UndoKind::kUpdate));
   // A load anew forgets it: nothing puts old values over the loaded ones.
   job_.scheduler->ForgetStep();
   EXPECT_EQ(control.step_speculated.load(), 0);
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -2,27 +2,27 @@
 
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Returns the mark for the rank's runs; see RankMark.
 uint64_t StagingMarks::BeginStaging(uint32_t rank, uint64_t step,
                                     uint32_t micro_step) {
-  RankMark& mark = job_.staging_mark(rank);
+  storage::RankMark& mark = job_.staging_mark(rank);
   if (mark.step != step) {
     RenewEpoch(rank);
     mark.step = step;
   }
-  return StagedMark(mark.epoch, micro_step);
+  return storage::StagedMark(mark.epoch, micro_step);
 }
 
 // Invalidates all marks of the rank's runs.
 void StagingMarks::RenewEpoch(uint32_t rank) {
-  RankMark& mark = job_.staging_mark(rank);
-  const uint32_t epoch = EpochAfter(mark.epoch);
+  storage::RankMark& mark = job_.staging_mark(rank);
+  const uint32_t epoch = storage::EpochAfter(mark.epoch);
   if (job_.accumulates_together()) CarryEnded(epoch);
-  PersistInOrder(PersistPoint::kStagingEpoch);
+  storage::PersistInOrder(storage::PersistPoint::kStagingEpoch);
   mark.epoch = epoch;
-  PersistInOrder(PersistPoint::kStagingEpochStored);
+  storage::PersistInOrder(storage::PersistPoint::kStagingEpochStored);
 }
 
 // Carries the marks of ended micro-steps into an epoch that begins because some
@@ -30,7 +30,7 @@ void StagingMarks::RenewEpoch(uint32_t rank) {
 // by a former engine or step do not count.
 void StagingMarks::CarryEnded(uint32_t epoch) {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    RankMark& mark = job_.rank_mark(rank);
+    storage::RankMark& mark = job_.rank_mark(rank);
     const bool counts =
         mark.ended_epoch == job_.staging_mark(0).epoch &&
         step_.micro_steps.past(rank) >= static_cast<int64_t>(mark.ended);
@@ -38,4 +38,4 @@ void StagingMarks::CarryEnded(uint32_t epoch) {
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

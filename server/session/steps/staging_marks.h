@@ -7,7 +7,7 @@
 #include "server/session/ranks/rank_roster.h"
 #include "server/session/steps/step_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The marks that say which of the ranks' staged gradients count, for this
 // engine and the next one; see RankMark.
@@ -32,6 +32,6 @@ class StagingMarks {
   StepState& step_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_STAGING_MARKS_H_

@@ -3,7 +3,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/room_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 class StagingMarksTest : public RoomFixture {
@@ -15,18 +15,19 @@ TEST_F(StagingMarksTest, AStepHasAnEpochOfItsOwn) {
   const uint32_t before = job_.rank_mark(1).epoch;
   const uint64_t first = marks_.BeginStaging(1, 1, 0);
   EXPECT_EQ(job_.rank_mark(1).step, 1u);
-  EXPECT_EQ(job_.rank_mark(1).epoch, EpochAfter(before));
-  EXPECT_EQ(first, StagedMark(EpochAfter(before), 0));
-  EXPECT_EQ(marks_.BeginStaging(1, 1, 2), StagedMark(EpochAfter(before), 2));
-  EXPECT_EQ(EpochOf(marks_.BeginStaging(1, 2, 0)),
-            EpochAfter(EpochAfter(before)));
+  EXPECT_EQ(job_.rank_mark(1).epoch, storage::EpochAfter(before));
+  EXPECT_EQ(first, storage::StagedMark(storage::EpochAfter(before), 0));
+  EXPECT_EQ(marks_.BeginStaging(1, 1, 2),
+            storage::StagedMark(storage::EpochAfter(before), 2));
+  EXPECT_EQ(storage::EpochOf(marks_.BeginStaging(1, 2, 0)),
+            storage::EpochAfter(storage::EpochAfter(before)));
   EXPECT_EQ(job_.rank_mark(0).step, 0u);  // each rank has its own
 }
 
 TEST_F(StagingMarksTest, ANewEpochInvalidatesWhatIsStaged) {
   const uint64_t first = marks_.BeginStaging(1, 1, 0);
   marks_.RenewEpoch(1);
-  EXPECT_NE(EpochOf(first), job_.rank_mark(1).epoch);
+  EXPECT_NE(storage::EpochOf(first), job_.rank_mark(1).epoch);
   EXPECT_EQ(job_.rank_mark(1).step, 1u);
 }
 
@@ -64,4 +65,4 @@ TEST_F(SharedStagingMarksTest, EndsThatCountAreCarriedIntoANewEpoch) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -7,21 +7,21 @@
 #include "server/session/steps/commit_content.h"
 #include "server/session/steps/loss_scaler.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // A skipped step changes only the record: its number is
 // used up, so that all ranks agree on which step is next.
 absl::Status StepCommitter::CommitDecision(const StepDecision& decision,
                                            absl::Span<const uint8_t> updated) {
   const StepOutcome& outcome = decision.outcome;
-  StepRecord next = job_.record();
+  storage::StepRecord next = job_.record();
   next.committed_step = outcome.step;
   next.commit_digest = DigestOf(step_.open_step.commit(0).spec);
   next.gradient_norm = outcome.gradient_norm;
   next.clip_coefficient = outcome.clip_coefficient;
-  next.flags = kStepRecordHasOutcome |
-               (outcome.applied ? kStepRecordApplied : 0) |
-               (outcome.found_inf ? kStepRecordFoundInf : 0);
+  next.flags = storage::kStepRecordHasOutcome |
+               (outcome.applied ? storage::kStepRecordApplied : 0) |
+               (outcome.found_inf ? storage::kStepRecordFoundInf : 0);
   next.update_ns = 0;
   if (job_.shape->description.loss_scaler.has_value()) {
     AdvanceLossScaler(*job_.shape->description.loss_scaler, outcome.found_inf,
@@ -34,7 +34,7 @@ absl::Status StepCommitter::CommitDecision(const StepDecision& decision,
   }
   const double gradient_limit = step_.open_step.commit(0).spec.max_value;
   MarkStep(next, gradient_limit, updated);
-  StepScheduler::Update update;
+  scheduler::StepScheduler::Update update;
   update.step = outcome.step;
   update.groups = decider_.groups();
   update.gradient_limit = gradient_limit;
@@ -49,17 +49,18 @@ absl::Status StepCommitter::CommitDecision(const StepDecision& decision,
 // finishes as it was decided. The compiler must not move these stores, nor the
 // tiles' stores up; the processor's order does not matter, for no other thread
 // looks, only a process that comes later.
-void StepCommitter::MarkStep(const StepRecord& next, double gradient_limit,
+void StepCommitter::MarkStep(const storage::StepRecord& next,
+                             double gradient_limit,
                              absl::Span<const uint8_t> updated) {
-  StepIntentHeader header = {};
+  storage::StepIntentHeader header = {};
   header.record = next;
   // Known when the step is recorded.
   header.record.committed_at_ns = 0;
   header.record.crc32c = 0;
   header.gradient_limit = gradient_limit;
-  WriteStepIntent(header, decider_.groups(), updated,
-                  step_.open_step.pushed_by(),
-                  job_.tier->recovery().step_intent);
+  storage::WriteStepIntent(header, decider_.groups(), updated,
+                           step_.open_step.pushed_by(),
+                           job_.tier->recovery().step_intent);
   job_.tier->control()->counts_begun.store(0, std::memory_order_relaxed);
   step_.progress.Mark(next.committed_step);
   if (job_.options.observer != nullptr) {
@@ -68,8 +69,8 @@ void StepCommitter::MarkStep(const StepRecord& next, double gradient_limit,
 }
 
 // Does the remaining part of a step that is marked.
-absl::Status StepCommitter::ApplyStep(const StepScheduler::Update& update,
-                                      StepRecord next) {
+absl::Status StepCommitter::ApplyStep(
+    const scheduler::StepScheduler::Update& update, storage::StepRecord next) {
   step_.timer.Enter(StepTimer::Phase::kUpdate);
   const auto begin = std::chrono::steady_clock::now();
   const absl::Status applied =
@@ -84,9 +85,9 @@ absl::Status StepCommitter::ApplyStep(const StepScheduler::Update& update,
   return durability_.MakeDurableIfDue(/*is_load=*/false);
 }
 
-void StepCommitter::RecordStep(const StepRecord& next) {
+void StepCommitter::RecordStep(const storage::StepRecord& next) {
   step_.timer.Enter(StepTimer::Phase::kPublish);
-  StepRecord record = next;
+  storage::StepRecord record = next;
   // absl::Now() is not used: it repeats reading the clock until a read is
   // quick, which under a stepping debugger is never.
   const auto now = std::chrono::system_clock::now().time_since_epoch();
@@ -95,4 +96,4 @@ void StepCommitter::RecordStep(const StepRecord& next) {
   ranks_.NoteCommittedStep(record.committed_step);
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

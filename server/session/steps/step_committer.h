@@ -13,7 +13,7 @@
 #include "server/session/steps/step_state.h"
 #include "storage/format/control_file.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Takes a decided step: marks it, applies it, records it and makes it durable,
 // in an order from which the next engine can go on at any instruction.
@@ -40,13 +40,14 @@ class StepCommitter {
   absl::Status CommitDecision(const StepDecision& decision,
                               absl::Span<const uint8_t> updated);
   // Does the remaining part of a step that is marked.
-  absl::Status ApplyStep(const StepScheduler::Update& update, StepRecord next);
+  absl::Status ApplyStep(const scheduler::StepScheduler::Update& update,
+                         storage::StepRecord next);
   uint64_t skipped_steps() const { return skipped_steps_; }
 
  private:
-  void MarkStep(const StepRecord& next, double gradient_limit,
+  void MarkStep(const storage::StepRecord& next, double gradient_limit,
                 absl::Span<const uint8_t> updated);
-  void RecordStep(const StepRecord& next);
+  void RecordStep(const storage::StepRecord& next);
 
   JobContext& job_;
   RankRoster& ranks_;
@@ -56,6 +57,6 @@ class StepCommitter {
   uint64_t skipped_steps_ = 0;  // of this engine
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_STEP_COMMITTER_H_

@@ -10,7 +10,7 @@
 #include "server/session/testing/upper_rooms.h"
 #include "storage/format/step_intent.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::Each;
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // Notes what is in the control file at each moment of a step.
-class Moments final : public StepObserver {
+class Moments final : public scheduler::StepObserver {
  public:
   explicit Moments(const JobContext* job) : job_(*job) {}
   void OnStepMarked(uint64_t /*step*/) override { Note("marked"); }
@@ -60,8 +60,9 @@ TEST_F(StepCommitterTest, MarksAppliesAndRecords) {
   EXPECT_THAT(moments_.seen(),
               ElementsAre("marked at 0, in 1", "recorded at 1, in 1"));
   EXPECT_EQ(job_.tier->control()->step_in_progress, 0u);
-  const StepRecord& record = job_.record();
-  EXPECT_EQ(record.flags, kStepRecordHasOutcome | kStepRecordApplied);
+  const storage::StepRecord& record = job_.record();
+  EXPECT_EQ(record.flags,
+            storage::kStepRecordHasOutcome | storage::kStepRecordApplied);
   EXPECT_EQ(record.commit_digest, DigestOf(CommitOf(1)));
   EXPECT_EQ(record.gradient_norm, decision.outcome.gradient_norm);
   EXPECT_EQ(record.clip_coefficient, 1);
@@ -80,7 +81,8 @@ TEST_F(StepCommitterTest, ASkippedStepIsOnlyRecorded) {
   decision.outcome.found_inf = true;
   ASSERT_TRUE(CommitDecision(decision).ok());
   EXPECT_THAT(moments_.seen(), ElementsAre("recorded at 1, in 0"));
-  EXPECT_EQ(job_.record().flags, kStepRecordHasOutcome | kStepRecordFoundInf);
+  EXPECT_EQ(job_.record().flags,
+            storage::kStepRecordHasOutcome | storage::kStepRecordFoundInf);
   EXPECT_EQ(job_.record().update_ns, 0u);
   EXPECT_THAT(FirstElements(), Each(0));
   EXPECT_THAT(job_.store->step_counts(), ElementsAre(0, 0));
@@ -98,16 +100,17 @@ TEST_F(StepCommitterTest, AStepThatFailsStaysMarkedAndFailsTheJob) {
   EXPECT_EQ(job_.record().committed_step, 0u);
   EXPECT_EQ(job_.tier->control()->step_in_progress, 1u);
   EXPECT_THAT(job_.store->step_counts(), ElementsAre(0, 0));
-  StepIntent intent;
-  ASSERT_TRUE(
-      ReadStepIntent(job_.tier->recovery().step_intent, 1, 2, 2, &intent).ok());
+  storage::StepIntent intent;
+  ASSERT_TRUE(storage::ReadStepIntent(job_.tier->recovery().step_intent, 1, 2,
+                                      2, &intent)
+                  .ok());
   EXPECT_EQ(intent.header.record.committed_step, 1u);
   EXPECT_EQ(intent.header.record.committed_at_ns, 0);
   EXPECT_THAT(intent.updated, ElementsAre(1, 1));
   EXPECT_THAT(intent.pushed_by, IsEmpty());
   // The same call does the rest, once.
   const std::vector<float> before = FirstElements();
-  StepScheduler::Update update;
+  scheduler::StepScheduler::Update update;
   update.step = 1;
   update.groups = intent.groups;
   update.updated = intent.updated;
@@ -156,4 +159,4 @@ TEST_F(ScaledCommitterTest, TheScaleMovesOnWithTheStep) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -4,7 +4,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/steps/commit_content.h"
 
-namespace optstate {
+namespace optstate::session {
 
 absl::Status StepCoordinator::CheckStep(uint32_t rank, uint64_t step) const {
   OPTSTATE_RETURN_IF_ERROR(ranks_.CheckAttached(rank));
@@ -123,7 +123,7 @@ absl::Status StepCoordinator::CheckCommit(uint32_t rank, const CommitSpec& spec,
     return absl::OkStatus();  // answered when the step is finished
   }
   *repeated = spec.step == job_.record().committed_step &&
-              (job_.record().flags & kStepRecordHasOutcome) != 0;
+              (job_.record().flags & storage::kStepRecordHasOutcome) != 0;
   if (*repeated) {
     if (DigestOf(spec) == job_.record().commit_digest) return absl::OkStatus();
     return absl::FailedPreconditionError(absl::StrCat(
@@ -251,4 +251,4 @@ absl::Status StepCoordinator::Abort(uint32_t rank, uint64_t step) {
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -21,7 +21,7 @@
 #include "server/session/transfer/load_rounds.h"
 #include "server/session/transfer/load_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Takes the ranks' calls of a step, checks their order, and closes the step
 // when all ranks have committed; see Job.
@@ -100,6 +100,6 @@ class StepCoordinator {
   DrainGate& gate_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_STEP_COORDINATOR_H_

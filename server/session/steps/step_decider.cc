@@ -7,7 +7,7 @@
 #include "server/session/steps/clipping.h"
 #include "server/session/steps/commit_content.h"
 
-namespace optstate {
+namespace optstate::session {
 
 void StepDecider::Reset() {
   intent_groups_.resize(job_.layout().groups().size());
@@ -21,7 +21,7 @@ double StepDecider::SumOfSquares(absl::Span<const uint8_t> updated) {
   return job_.scheduler->SumOfSquares(updated, absl::MakeSpan(group_norms_));
 }
 
-absl::Span<const StepIntentGroup> StepDecider::GroupsWithoutClipping(
+absl::Span<const storage::StepIntentGroup> StepDecider::GroupsWithoutClipping(
     const CommitSpec& spec) {
   std::fill(group_norms_.begin(), group_norms_.end(), 0);
   FillGroups(spec, group_norms_, /*coefficient=*/1,
@@ -63,7 +63,7 @@ double StepDecider::ComputeNorm(double norm_type,
   if (norm_type == 2 || !std::isfinite(sum_of_squares)) {
     return std::sqrt(sum_of_squares);
   }
-  StepScheduler::Update update;
+  scheduler::StepScheduler::Update update;
   update.updated = updated;
   update.pushed_by = step_.open_step.pushed_by();
   update.gradient_areas = ranks_.gradient_areas();
@@ -120,4 +120,4 @@ absl::Status StepDecider::CheckGradientNorms() const {
       "outlives it; take a step first"));
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -13,7 +13,7 @@
 #include "server/session/steps/step_state.h"
 #include "storage/format/step_intent.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The decision about a step.
 struct StepDecision {
@@ -36,12 +36,14 @@ class StepDecider {
   void Reset();
   StepDecision Decide(uint64_t step, absl::Span<const uint8_t> updated);
   // Returns the groups of the step that was decided last, or speculated about.
-  absl::Span<const StepIntentGroup> groups() const { return intent_groups_; }
+  absl::Span<const storage::StepIntentGroup> groups() const {
+    return intent_groups_;
+  }
 
   // Returns the sum of squares of what was staged of these parameters.
   double SumOfSquares(absl::Span<const uint8_t> updated);
   // Returns the groups of a step in which nothing is clipped.
-  absl::Span<const StepIntentGroup> GroupsWithoutClipping(
+  absl::Span<const storage::StepIntentGroup> GroupsWithoutClipping(
       const CommitSpec& spec);
 
   // Keeps the norms by parameter; pushes of the next step overwrite the sums.
@@ -63,13 +65,13 @@ class StepDecider {
   JobContext& job_;
   RankRoster& ranks_;
   StepState& step_;
-  std::vector<StepIntentGroup> intent_groups_;
+  std::vector<storage::StepIntentGroup> intent_groups_;
   std::vector<double> group_norms_;        // sums of squares first, then norms
   std::vector<uint8_t> updated_of_group_;  // scratch
   std::vector<double> gradient_norms_;     // by parameter
   uint64_t gradient_norms_step_ = 0;       // 0: none of this engine
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_STEP_DECIDER_H_

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/room_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -66,7 +66,7 @@ TEST_F(StepDeciderTest, FindsTheNormOfUnscaledGradients) {
   EXPECT_EQ(decision.outcome.gradient_norm, 13.0 / 2);
   EXPECT_EQ(decision.outcome.clip_coefficient, 1);
   EXPECT_FALSE(decision.clipped);
-  for (const StepIntentGroup& group : decider_.groups()) {
+  for (const storage::StepIntentGroup& group : decider_.groups()) {
     EXPECT_EQ(group.gradient_factor, 0.5);
   }
 }
@@ -95,7 +95,8 @@ TEST_F(StepDeciderTest, ClipsAllAndEachGroup) {
   EXPECT_EQ(decision.outcome.clip_coefficient, all);
   EXPECT_EQ(decider_.groups()[0].gradient_factor, all);
   EXPECT_EQ(decider_.groups()[1].gradient_factor, all * (3 / (12 + 1e-6)));
-  for (const StepIntentGroup& group : decider_.GroupsWithoutClipping(commit_)) {
+  for (const storage::StepIntentGroup& group :
+       decider_.GroupsWithoutClipping(commit_)) {
     EXPECT_EQ(group.gradient_factor, 1);
   }
 }
@@ -118,11 +119,11 @@ TEST_F(StepDeciderTest, NormsAreOfTheCommittedStep) {
   Decide();
   decider_.KeepGradientNorms(1, updated_);
   EXPECT_FALSE(decider_.CheckGradientNorms().ok()) << "it is not committed";
-  StepRecord record = job_.record();
+  storage::StepRecord record = job_.record();
   record.committed_step = 1;
-  PublishRecord(record, job_.tier->control());
+  storage::PublishRecord(record, job_.tier->control());
   EXPECT_TRUE(decider_.CheckGradientNorms().ok());
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -1,6 +1,6 @@
 #include "server/session/steps/step_phase.h"
 
-namespace optstate {
+namespace optstate::session {
 
 absl::string_view NameOf(StepPhase phase) {
   switch (phase) {
@@ -35,4 +35,4 @@ bool IsTransition(StepPhase from, StepPhase to) {
   return false;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -5,7 +5,7 @@
 
 #include "absl/strings/string_view.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The phase of a job's open step; README.md says what leads from one to
 // another.
@@ -22,6 +22,6 @@ absl::string_view NameOf(StepPhase phase);
 // Returns whether an engine may make this transition.
 bool IsTransition(StepPhase from, StepPhase to);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_STEP_PHASE_H_

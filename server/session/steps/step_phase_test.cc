@@ -3,7 +3,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/transition_table.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 TEST(StepPhaseTest, Transitions) {
@@ -29,4 +29,4 @@ TEST(StepPhaseTest, Transitions) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -3,7 +3,7 @@
 #include "server/session/transition_check.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // A mark that names the committed step is of a step that is recorded.
 StepPhase StepProgress::phase() const {
@@ -31,15 +31,15 @@ void StepProgress::Decide() {
 void StepProgress::Mark(uint64_t step) {
   CheckMayBecome(StepPhase::kApplying);
   closed_.reset();
-  PersistInOrder(PersistPoint::kStepInProgress);
+  storage::PersistInOrder(storage::PersistPoint::kStepInProgress);
   job_.tier->control()->step_in_progress.store(step, std::memory_order_relaxed);
-  PersistInOrder(PersistPoint::kFirstTile);
+  storage::PersistInOrder(storage::PersistPoint::kFirstTile);
 }
 
-void StepProgress::Record(const StepRecord& record) {
+void StepProgress::Record(const storage::StepRecord& record) {
   CheckMayBecome(StepPhase::kRecorded);
   closed_ = StepPhase::kRecorded;
-  PublishRecord(record, job_.tier->control());
+  storage::PublishRecord(record, job_.tier->control());
   if (job_.options.observer != nullptr) {
     job_.options.observer->OnStepRecorded(record.committed_step);
   }
@@ -52,4 +52,4 @@ void StepProgress::End() {
   closed_.reset();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -9,7 +9,7 @@
 #include "server/session/steps/step_phase.h"
 #include "storage/format/control_file.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The phase of the open step. What has arrived says whether a step is open, and
 // the mark in the control file that it is being applied; only what neither says
@@ -33,7 +33,7 @@ class StepProgress {
   // Marks the step as in progress, for the next engine too.
   void Mark(uint64_t step);
   // Publishes the record of a skipped or applied step, and clears the mark.
-  void Record(const StepRecord& record);
+  void Record(const storage::StepRecord& record);
   // Ends a closed step once its ranks are answered and what had arrived is
   // dropped. No effect on a step that was refused, which is over by that, and
   // on one that the store failed to apply: its mark stays, until the next
@@ -50,6 +50,6 @@ class StepProgress {
   std::optional<StepPhase> closed_;  // kDecided or kRecorded
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_STEP_PROGRESS_H_

@@ -4,7 +4,7 @@
 #include "server/scheduler/step_observer.h"
 #include "server/session/testing/room_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 class StepProgressTest : public RoomFixture {
@@ -20,7 +20,7 @@ class StepProgressTest : public RoomFixture {
     step_.open_step.NoteStaged(0, 0, 0);
   }
   void RecordStep1() {
-    StepRecord record = job_.record();
+    storage::StepRecord record = job_.record();
     record.committed_step = 1;
     progress().Record(record);
   }
@@ -81,7 +81,7 @@ TEST_F(StepProgressTest, AMarkedStepStaysSoUntilItIsRecorded) {
   EXPECT_EQ(progress().phase(), StepPhase::kApplying);
   StepState next_engine(&job_);
   EXPECT_EQ(next_engine.progress.phase(), StepPhase::kApplying);
-  StepRecord record = job_.record();
+  storage::StepRecord record = job_.record();
   record.committed_step = 1;
   next_engine.progress.Record(record);
   EXPECT_EQ(next_engine.progress.phase(), StepPhase::kRecorded);
@@ -89,16 +89,16 @@ TEST_F(StepProgressTest, AMarkedStepStaysSoUntilItIsRecorded) {
 
 // An engine may die between the record and the clearing of the mark.
 TEST_F(StepProgressTest, AMarkOfTheCommittedStepSaysNothing) {
-  StepRecord record = job_.record();
+  storage::StepRecord record = job_.record();
   record.committed_step = 1;
-  PublishRecord(record, job_.tier->control());
+  storage::PublishRecord(record, job_.tier->control());
   job_.tier->control()->step_in_progress = 1;
   EXPECT_EQ(progress().phase(), StepPhase::kNone);
 }
 
 // The phase within Record(), which the observer sees.
 TEST_F(StepProgressTest, IsRecordedFromTheMomentOfItsRecord) {
-  struct Observer final : public StepObserver {
+  struct Observer final : public scheduler::StepObserver {
     void OnStepRecorded(uint64_t /*step*/) override {
       phase = progress->phase();
     }
@@ -133,4 +133,4 @@ TEST_F(StepProgressTest, OtherTransitionsEndTheProcess) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

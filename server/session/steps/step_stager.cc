@@ -2,7 +2,7 @@
 
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::session {
 
 absl::Status StepStager::Stage(uint32_t rank, uint64_t step,
                                uint32_t micro_step, uint32_t first,
@@ -55,7 +55,7 @@ void StepStager::RestoreStaged() {
   if (job_.accumulates_together()) return sums_.RestoreSums();
   std::vector<uint32_t> epochs(ranks_.size(), 0);
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    const RankMark& mark = job_.rank_mark(rank);
+    const storage::RankMark& mark = job_.rank_mark(rank);
     if (mark.step != job_.record().committed_step + 1) continue;
     epochs[rank] = mark.epoch;
     const auto& pieces = job_.shape->partitions[rank].pieces;
@@ -92,4 +92,4 @@ std::vector<StagedRange> StepStager::StagedRanges(uint32_t rank) const {
   return ranges;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -14,7 +14,7 @@
 #include "server/session/steps/staging_marks.h"
 #include "server/session/steps/step_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Stages the gradients of the open step, and drops what is staged.
 //
@@ -62,6 +62,6 @@ class StepStager {
   Speculator& speculator_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_STEP_STAGER_H_

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/step_rooms.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -128,9 +128,9 @@ TEST_F(AccumulatingStagerTest, TheNextEngineFindsWhatIsStaged) {
 
 TEST_F(AccumulatingStagerTest, ButNotWhatWasOfAStepThatIsTaken) {
   ASSERT_TRUE(Push(0, 0, 1).ok());
-  StepRecord record = job_.record();
+  storage::StepRecord record = job_.record();
   record.committed_step = 1;
-  PublishRecord(record, job_.tier->control());
+  storage::PublishRecord(record, job_.tier->control());
   ASSERT_NO_FATAL_FAILURE(Restart());
   EXPECT_FALSE(step_.open_step.any());
 }
@@ -158,4 +158,4 @@ TEST_F(TogetherStagerTest, ReportsTheSums) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -7,7 +7,7 @@
 #include "server/session/steps/step_progress.h"
 #include "server/session/steps/step_timer.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The open step of a job: what has arrived of it, its phase, and the time it
 // takes.
@@ -25,6 +25,6 @@ struct StepState {
   StepTimer timer;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_STEP_STATE_H_

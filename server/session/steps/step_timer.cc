@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace optstate {
+namespace optstate::session {
 
 StepTimer::Phase StepTimer::Enter(Phase phase) {
   const auto now = clock_();
@@ -55,4 +55,4 @@ void StepTimer::Fill(const Times& sum, uint64_t steps, v1::StepTimes* times) {
   times->set_update_bytes(sum.update_bytes / steps);
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

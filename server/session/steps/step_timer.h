@@ -8,7 +8,7 @@
 
 #include "optstate/v1/admin.pb.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Measures the time of each phase of a step, and keeps the times of the last 16
 // steps. Phases may alternate: a rank pushes while another waits in its commit.
@@ -70,6 +70,6 @@ class StepTimer {
   uint64_t finished_ = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_STEPS_STEP_TIMER_H_

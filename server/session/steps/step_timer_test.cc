@@ -4,7 +4,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 std::chrono::steady_clock::time_point now;
@@ -89,4 +89,4 @@ TEST(StepTimerTest, TheMeanIsOfTheLastSixteen) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

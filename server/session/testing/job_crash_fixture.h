@@ -17,12 +17,12 @@
 
 // A fixture whose engine dies at a chosen instant, in a process of its own.
 
-namespace optstate {
+namespace optstate::session {
 
 enum class Instant { kMarked, kFirstRun, kLaterRun, kRunsDone, kRecorded };
 
 // Kills the process when step 3 comes to an instant.
-class Killer final : public StepObserver {
+class Killer final : public scheduler::StepObserver {
  public:
   explicit Killer(Instant instant) : instant_(instant) {}
   void OnStepMarked(uint64_t step) override { At(step, Instant::kMarked); }
@@ -189,6 +189,6 @@ class JobCrashTest : public ::testing::Test {
 class DiesInside : public JobCrashTest,
                    public ::testing::WithParamInterface<Instant> {};
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TESTING_JOB_CRASH_FIXTURE_H_

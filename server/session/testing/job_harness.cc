@@ -15,7 +15,7 @@
 #include "proto/shm/sealed_segment.h"
 #include "proto/shm/segment_layout.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 void Require(const absl::Status& status) {
@@ -291,18 +291,20 @@ void JobHarness::SetGradient(uint32_t parameter,
                   0, piece->numel * SizeInBytes(dtype));
       continue;
     }
-    CastFromFloat(dtype, values.data() + piece->begin,
-                  gradient_areas_[rank].data() + piece->gradient_offset_bytes,
-                  piece->numel);
+    kernels::CastFromFloat(
+        dtype, values.data() + piece->begin,
+        gradient_areas_[rank].data() + piece->gradient_offset_bytes,
+        piece->numel);
   }
 }
 
 void JobHarness::SetGradientsOf(uint32_t rank, const Tensors& gradients) {
   for (const Piece& piece : PartitionOf(rank).pieces) {
-    CastFromFloat(layout_.parameters()[piece.parameter].gradient_dtype,
-                  gradients[piece.parameter].data(),
-                  gradient_areas_[rank].data() + piece.gradient_offset_bytes,
-                  piece.numel);
+    kernels::CastFromFloat(
+        layout_.parameters()[piece.parameter].gradient_dtype,
+        gradients[piece.parameter].data(),
+        gradient_areas_[rank].data() + piece.gradient_offset_bytes,
+        piece.numel);
   }
 }
 
@@ -400,7 +402,8 @@ std::vector<float> JobHarness::Parameter(uint32_t parameter) {
       static_cast<ssize_t>(elements.size())) {
     Require(absl::InternalError("the parameter file cannot be read"));
   }
-  CastToFloat(spec.dtype, elements.data(), values.data(), values.size());
+  kernels::CastToFloat(spec.dtype, elements.data(), values.data(),
+                       values.size());
   return values;
 }
 
@@ -435,4 +438,4 @@ Tensors JobHarness::RandomTensors(uint64_t seed, float scale) const {
   return tensors;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -16,7 +16,7 @@
 #include "server/session/testing/recording_keeper.h"
 #include "server/session/testing/recording_listener.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Values of every parameter of a layout, in order.
 using Tensors = std::vector<std::vector<float>>;
@@ -48,7 +48,7 @@ class JobHarness {
     v1::IoEngineKind io_engine = v1::IO_ENGINE_KIND_UNSPECIFIED;
     v1::LockMemory lock_memory = v1::LOCK_MEMORY_UNSPECIFIED;
     uint32_t uid = 0;  // owner of the job
-    StepObserver* observer = nullptr;
+    scheduler::StepObserver* observer = nullptr;
     std::function<absl::Time()> clock = absl::Now;
   };
 
@@ -166,6 +166,6 @@ ParameterSpec MakeParameter(const std::string& name, int64_t numel,
                             uint32_t group = 0, DType dtype = DType::kFloat32,
                             DType gradient_dtype = DType::kFloat32);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TESTING_JOB_HARNESS_H_

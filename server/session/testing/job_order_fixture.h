@@ -29,7 +29,7 @@
 // instruction that has changed a file, the files are what a SIGKILL at this
 // point would have left: a copy of them is opened and the step finished there.
 
-namespace optstate {
+namespace optstate::session {
 
 // The files of a folder, mapped so that looking costs no system call.
 class MappedFolder {
@@ -219,6 +219,6 @@ class JobOrderTest : public ::testing::TestWithParam<OrderCase> {
 inline constexpr OrderCase kReduced = {"Reduced", false, OptimizerKind::kAdamW,
                                        StateFormat::kFloat32, true};
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TESTING_JOB_ORDER_FIXTURE_H_

@@ -2,7 +2,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::session {
 
 QuietRank::QuietRank(const JobHarness::Setup& setup)
     : harness_(setup),
@@ -39,4 +39,4 @@ void QuietRank::OnStepDone(uint64_t /*request_id*/, const absl::Status& status,
   if (status.ok() && outcome.applied) ++applied_;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -6,7 +6,7 @@
 
 #include "server/session/testing/job_harness.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // A job and its only rank. The rank's own part of a step takes neither memory
 // nor a lock, so that tests can count what the job takes.
@@ -41,6 +41,6 @@ class QuietRank final : private SessionListener {
   bool failed_ = false;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TESTING_QUIET_RANK_H_

@@ -7,7 +7,7 @@
 
 #include "server/session/recovery/gradient_keeper.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Records, by rank whose gradients it keeps, the client instance that wrote
 // them.
@@ -32,6 +32,6 @@ class RecordingKeeper final : public GradientKeeper {
   std::map<uint32_t, uint64_t> kept_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TESTING_RECORDING_KEEPER_H_

@@ -14,7 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "server/session/job_types.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Records the answers to a rank, by request, and the notices. A request that is
 // answered twice stops the test.
@@ -58,6 +58,6 @@ class RecordingListener final : public SessionListener {
   std::vector<std::string> notices_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TESTING_RECORDING_LISTENER_H_

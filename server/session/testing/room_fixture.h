@@ -23,7 +23,7 @@
 #include "server/session/steps/step_state.h"
 #include "server/session/transfer/load_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Where a test's job is: a scratch directory, which is removed at the end, and
 // a clock that stands still unless the test moves it.
@@ -78,9 +78,9 @@ class LowerRooms {
   }
   // Says that every parameter has a valid state, as a load does.
   void MakeReady() {
-    StepRecord record = job_.record();
+    storage::StepRecord record = job_.record();
     record.load_required_from = job_.parameter_count();
-    PublishRecord(record, job_.tier->control());
+    storage::PublishRecord(record, job_.tier->control());
   }
 
   JobContext job_;
@@ -133,6 +133,6 @@ class RoomTest : public ::testing::Test, protected RoomGround, protected Rooms {
 
 using RoomFixture = RoomTest<LowerRooms>;
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TESTING_ROOM_FIXTURE_H_

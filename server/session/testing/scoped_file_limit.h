@@ -6,7 +6,7 @@
 
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Limits, while it lives, the size to which this process can make files grow:
 // allocations and writes beyond it fail.
@@ -26,6 +26,6 @@ class ScopedFileLimit {
   rlimit before_ = {};
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TESTING_SCOPED_FILE_LIMIT_H_

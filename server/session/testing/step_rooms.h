@@ -17,7 +17,7 @@
 #include "server/session/testing/recording_listener.h"
 #include "server/session/testing/room_fixture.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The rooms of a step that all ranks take, above those at the bottom.
 class StepRooms : public LowerRooms {
@@ -157,6 +157,6 @@ class AttachedRoomTest : public RoomTest<Rooms> {
 
 using StepRoomFixture = AttachedRoomTest<StepRooms>;
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TESTING_STEP_ROOMS_H_

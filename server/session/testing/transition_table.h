@@ -10,7 +10,7 @@
 #include "gtest/gtest.h"
 #include "server/session/transition_check.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Expects these names of a state's enum, and that CheckTransition() permits
 // exactly these pairs of states, a state after itself included, and ends the
@@ -35,6 +35,6 @@ void ExpectTransitions(const std::map<State, std::string>& names,
   }
 }
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TESTING_TRANSITION_TABLE_H_

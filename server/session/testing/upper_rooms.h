@@ -20,7 +20,7 @@
 #include "server/session/transfer/load_log_room.h"
 #include "server/session/transfer/load_rounds.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The rooms of losses, loads and recovery, above those of a step.
 class UpperRooms : public StepRooms {
@@ -69,9 +69,10 @@ class UpperRoomFixture : public AttachedRoomTest<UpperRooms> {
  protected:
   explicit UpperRoomFixture(const RegisterSpec& spec = TwoRankSpec())
       : AttachedRoomTest(spec),
-        executor_(reinterpret_cast<WorkerUndo*>(job_.tier->undo().data()),
-                  /*seed=*/1) {
-    StepScheduler::Options options;
+        executor_(
+            reinterpret_cast<scheduler::WorkerUndo*>(job_.tier->undo().data()),
+            /*seed=*/1) {
+    scheduler::StepScheduler::Options options;
     options.store = job_.store.get();
     options.recovery = job_.tier->recovery();
     options.control = job_.tier->control();
@@ -80,7 +81,7 @@ class UpperRoomFixture : public AttachedRoomTest<UpperRooms> {
     options.redo = job_.tier->redo();
     options.pool = &job_.pool;
     options.executor = &executor_;
-    job_.scheduler = *StepScheduler::Create(options);
+    job_.scheduler = *scheduler::StepScheduler::Create(options);
     job_.scheduler->SetPartitions(job_.shape->partitions, job_.is_replicated());
     for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
       keeper_.Keep(rank, kInstance + rank, 0, -1);
@@ -103,9 +104,9 @@ class UpperRoomFixture : public AttachedRoomTest<UpperRooms> {
     return recovery_.AdoptStep();
   }
 
-  FakeUpdateExecutor executor_;
+  scheduler::FakeUpdateExecutor executor_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TESTING_UPPER_ROOMS_H_

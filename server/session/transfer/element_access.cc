@@ -8,7 +8,7 @@
 #include "kernels/state_format.h"
 #include "proto/types/array_format.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // The scale precedes the codes of a block in a payload.
@@ -88,25 +88,26 @@ StateFormat ElementAccess::FormatOf(const ElementRange& range) const {
 }
 
 bool ElementAccess::IsNeverNegativeIn(const ElementRange& range) const {
-  return IsNeverNegative(layout_->optimizer(), IndexOf(range.array));
+  return kernels::IsNeverNegative(layout_->optimizer(), IndexOf(range.array));
 }
 
 absl::Status ElementAccess::ReadFloats(const ElementRange& range,
                                        float* out) const {
   const uint32_t p = range.parameter;
   return store_->ForEachRecord(
-      p, range.begin, range.numel, StateStore::Access::kRead,
-      [&](const RecordView& record, uint64_t begin, uint64_t numel) {
+      p, range.begin, range.numel, storage::StateStore::Access::kRead,
+      [&](const storage::RecordView& record, uint64_t begin, uint64_t numel) {
         float* const to = out + (begin - range.begin);
         if (range.array == v1::STATE_ARRAY_MASTER) {
-          MasterToFloat(layout_->master_format(p), record.parameter(p, begin),
-                        record.master(p, begin), to, numel);
+          kernels::MasterToFloat(layout_->master_format(p),
+                                 record.parameter(p, begin),
+                                 record.master(p, begin), to, numel);
           return;
         }
         const int k = IndexOf(range.array);
-        StateToFloat(FormatOf(range), IsNeverNegativeIn(range),
-                     record.state(k, p, begin), record.scale(k, p, begin), to,
-                     numel);
+        kernels::StateToFloat(FormatOf(range), IsNeverNegativeIn(range),
+                              record.state(k, p, begin),
+                              record.scale(k, p, begin), to, numel);
       });
 }
 
@@ -122,8 +123,8 @@ absl::Status ElementAccess::ReadPayload(const ElementRange& range,
   if (has_scale) out += kScaleBytes;
   const uint64_t element_bytes = SizeInBytes(FormatOf(range));
   return store_->ForEachRecord(
-      p, range.begin, range.numel, StateStore::Access::kRead,
-      [&](const RecordView& record, uint64_t begin, uint64_t numel) {
+      p, range.begin, range.numel, storage::StateStore::Access::kRead,
+      [&](const storage::RecordView& record, uint64_t begin, uint64_t numel) {
         // A block lies in one record.
         if (has_scale) {
           std::memcpy(scale, record.scale(k, p, begin), kScaleBytes);
@@ -141,9 +142,9 @@ void ElementAccess::MakePayload(const ElementRange& range, const float* in,
   }
   auto* const scale = reinterpret_cast<float*>(out);
   const bool has_scale = HasScale(range);
-  StateFromFloat(FormatOf(range), IsNeverNegativeIn(range), in,
-                 out + (has_scale ? kScaleBytes : 0),
-                 has_scale ? scale : nullptr, range.numel);
+  kernels::StateFromFloat(FormatOf(range), IsNeverNegativeIn(range), in,
+                          out + (has_scale ? kScaleBytes : 0),
+                          has_scale ? scale : nullptr, range.numel);
 }
 
 absl::Status ElementAccess::Write(const ElementRange& range,
@@ -169,12 +170,12 @@ absl::Status ElementAccess::WriteMasters(const ElementRange& range,
                                          const float* in) const {
   const uint32_t p = range.parameter;
   return store_->ForEachRecord(
-      p, range.begin, range.numel, StateStore::Access::kWrite,
-      [&](const RecordView& record, uint64_t begin, uint64_t numel) {
-        MasterFromFloat(layout_->master_format(p),
-                        layout_->parameters()[p].dtype,
-                        in + (begin - range.begin), record.parameter(p, begin),
-                        record.master(p, begin), numel);
+      p, range.begin, range.numel, storage::StateStore::Access::kWrite,
+      [&](const storage::RecordView& record, uint64_t begin, uint64_t numel) {
+        kernels::MasterFromFloat(
+            layout_->master_format(p), layout_->parameters()[p].dtype,
+            in + (begin - range.begin), record.parameter(p, begin),
+            record.master(p, begin), numel);
       });
 }
 
@@ -190,8 +191,8 @@ absl::Status ElementAccess::WriteBlock(const ElementRange& range,
   if (has_scale) payload += kScaleBytes;
   const uint64_t element_bytes = SizeInBytes(FormatOf(range));
   return store_->ForEachRecord(
-      p, range.begin, range.numel, StateStore::Access::kWrite,
-      [&](const RecordView& record, uint64_t begin, uint64_t numel) {
+      p, range.begin, range.numel, storage::StateStore::Access::kWrite,
+      [&](const storage::RecordView& record, uint64_t begin, uint64_t numel) {
         // A block lies in one record.
         if (has_scale) {
           std::memcpy(record.scale(k, p, begin), scale, kScaleBytes);
@@ -202,4 +203,4 @@ absl::Status ElementAccess::WriteBlock(const ElementRange& range,
       });
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

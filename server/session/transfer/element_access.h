@@ -11,7 +11,7 @@
 #include "proto/types/optimizer.h"
 #include "storage/state_store.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Elements [begin, +numel) of an array of a parameter. In arrays with a number
 // per parameter, the range is over parameters [begin, +numel), and `parameter`
@@ -38,7 +38,7 @@ class ElementAccess {
   static constexpr uint64_t kBlockBytesMax = kBlockElements * sizeof(float);
 
   // `store`, with its layout, must outlive this object.
-  explicit ElementAccess(StateStore* store)
+  explicit ElementAccess(storage::StateStore* store)
       : layout_(&store->layout()), store_(store) {}
 
   // Returns true for step counts and optimizer scalars: 8 bytes each, which are
@@ -82,9 +82,9 @@ class ElementAccess {
                           const std::byte* payload) const;
 
   const Layout* layout_;
-  StateStore* store_;
+  storage::StateStore* store_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TRANSFER_ELEMENT_ACCESS_H_

@@ -7,22 +7,22 @@
 #include "spdlog/spdlog.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Seals and applies the log. An engine that dies before the seal leaves the job
 // unchanged; after the seal, the next engine applies all of the log again.
 absl::Status LoadApplier::CommitLoad() {
-  StepObserver* const observer = job_.options.observer;
+  scheduler::StepObserver* const observer = job_.options.observer;
   if (!load_.staged.empty()) {
-    const LoadLogSeal seal = load_.staged.Seal();
+    const storage::LoadLogSeal seal = load_.staged.Seal();
     // The compiler must move neither the log's stores down nor the state's up;
     // the processor's order does not matter, see MarkStep.
-    PersistInOrder(PersistPoint::kLoadSeal);
-    SealLoad(seal.bytes, seal.crc32c, load_.staged.first_parameter(),
-             job_.tier->control());
-    PersistInOrder(PersistPoint::kLoadInPlace);
+    storage::PersistInOrder(storage::PersistPoint::kLoadSeal);
+    storage::SealLoad(seal.bytes, seal.crc32c, load_.staged.first_parameter(),
+                      job_.tier->control());
+    storage::PersistInOrder(storage::PersistPoint::kLoadInPlace);
     if (observer != nullptr) observer->OnLoadSealed();
-    const std::vector<LoadLogRecord> records = load_.staged.records();
+    const std::vector<storage::LoadLogRecord> records = load_.staged.records();
     const absl::Status applied =
         job_.MakeCountingPass([&] { return ApplyLoad(records); });
     if (!applied.ok()) return job_.FailInside("a load", applied);
@@ -34,13 +34,14 @@ absl::Status LoadApplier::CommitLoad() {
   return durability_.MakeDurableIfDue(/*is_load=*/true);
 }
 
-absl::Status LoadApplier::ApplyLoad(absl::Span<const LoadLogRecord> records) {
+absl::Status LoadApplier::ApplyLoad(
+    absl::Span<const storage::LoadLogRecord> records) {
   const ElementAccess elements = job_.Elements();
-  StepObserver* const observer = job_.options.observer;
-  FirstError error;
+  scheduler::StepObserver* const observer = job_.options.observer;
+  scheduler::FirstError error;
   job_.pool.ParallelFor(records.size(), [&](size_t i) {
     if (error.failed()) return;
-    const LoadLogEntry& entry = records[i].entry;
+    const storage::LoadLogEntry& entry = records[i].entry;
     error.Note(elements.Write({static_cast<v1::StateArray>(entry.array),
                                entry.parameter, entry.begin, entry.numel},
                               records[i].payload));
@@ -50,21 +51,21 @@ absl::Status LoadApplier::ApplyLoad(absl::Span<const LoadLogRecord> records) {
 }
 
 void LoadApplier::RecordLoad() {
-  StepRecord next = job_.record();
+  storage::StepRecord next = job_.record();
   next.load_required_from = job_.parameter_count();
-  next.load_touched_from = kNoParameter;
+  next.load_touched_from = storage::kNoParameter;
   next.load_log_bytes = 0;
   next.load_log_crc32c = 0;
   next.load_log_sequence = 0;
   ++next.loads_finished;
-  PersistInOrder(PersistPoint::kLoadRecord);
-  PublishRecord(next, job_.tier->control());
+  storage::PersistInOrder(storage::PersistPoint::kLoadRecord);
+  storage::PublishRecord(next, job_.tier->control());
 }
 
 // Adopts a former engine's load when the job is opened. A FAILED job stays as
 // it is.
 absl::Status LoadApplier::AdoptLoad() {
-  if (!LoadIsSealed(*job_.tier->control())) {
+  if (!storage::LoadIsSealed(*job_.tier->control())) {
     log_.DropLog();
     rounds_.AdoptUnfinishedLoad();
     return absl::OkStatus();
@@ -90,13 +91,14 @@ absl::Status LoadApplier::AdoptLoad() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<LoadLogRecord>> LoadApplier::OpenSealedLoad() {
-  const LoadLogSeal seal = {.bytes = job_.record().load_log_bytes,
-                            .crc32c = job_.record().load_log_crc32c};
+absl::StatusOr<std::vector<storage::LoadLogRecord>>
+LoadApplier::OpenSealedLoad() {
+  const storage::LoadLogSeal seal = {.bytes = job_.record().load_log_bytes,
+                                     .crc32c = job_.record().load_log_crc32c};
   OPTSTATE_RETURN_IF_ERROR(job_.tier->OpenLoadLog(seal.bytes));
   OPTSTATE_ASSIGN_OR_RETURN(
-      std::vector<LoadLogRecord> records,
-      ReadLoadLog(job_.tier->load_log(), log_.MakeLogHeader(), seal));
+      std::vector<storage::LoadLogRecord> records,
+      storage::ReadLoadLog(job_.tier->load_log(), log_.MakeLogHeader(), seal));
   OPTSTATE_RETURN_IF_ERROR(CheckLoadRecords(records));
   return records;
 }
@@ -104,7 +106,7 @@ absl::StatusOr<std::vector<LoadLogRecord>> LoadApplier::OpenSealedLoad() {
 // Checks the records against the layout: checksums show that an engine wrote
 // the log, not that it wrote it for this layout.
 absl::Status LoadApplier::CheckLoadRecords(
-    absl::Span<const LoadLogRecord> records) const {
+    absl::Span<const storage::LoadLogRecord> records) const {
   const ElementAccess elements = job_.Elements();
   for (const auto& [entry, payload] : records) {
     const auto array = static_cast<v1::StateArray>(entry.array);
@@ -125,13 +127,13 @@ absl::Status LoadApplier::CheckLoadRecords(
 // Adopts the load in which an engine of a former build died; such a build
 // overwrote masters of a READY job in place, a few at a time.
 absl::Status LoadApplier::AdoptLoadedMasters() {
-  ControlFile& control = *job_.tier->control();
+  storage::ControlFile& control = *job_.tier->control();
   const uint64_t one_more =
       control.parameter_loading.load(std::memory_order_relaxed);
   if (one_more == 0) return absl::OkStatus();
   const auto parameters = job_.layout().parameters();
   const auto numel = static_cast<uint64_t>(parameters[one_more - 1].numel);
-  if (control.loading_numel > kLoadBlockElements ||
+  if (control.loading_numel > storage::kLoadBlockElements ||
       control.loading_begin > numel ||
       control.loading_numel > numel - control.loading_begin) {
     return absl::DataLossError(
@@ -145,9 +147,9 @@ absl::Status LoadApplier::AdoptLoadedMasters() {
        .begin = control.loading_begin,
        .numel = control.loading_numel},
       reinterpret_cast<const std::byte*>(control.loading_masters)));
-  PersistInOrder(PersistPoint::kParameterLoading);
+  storage::PersistInOrder(storage::PersistPoint::kParameterLoading);
   control.parameter_loading.store(0, std::memory_order_relaxed);
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

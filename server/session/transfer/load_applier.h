@@ -13,7 +13,7 @@
 #include "server/session/transfer/load_state.h"
 #include "storage/format/load_log.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Makes a load that all ranks have finished the job's state, whole or not at
 // all, whatever instruction the engine dies at.
@@ -47,10 +47,11 @@ class LoadApplier {
   absl::Status AdoptLoadedMasters();
 
  private:
-  absl::Status ApplyLoad(absl::Span<const LoadLogRecord> records);
+  absl::Status ApplyLoad(absl::Span<const storage::LoadLogRecord> records);
   void RecordLoad();
-  absl::StatusOr<std::vector<LoadLogRecord>> OpenSealedLoad();
-  absl::Status CheckLoadRecords(absl::Span<const LoadLogRecord> records) const;
+  absl::StatusOr<std::vector<storage::LoadLogRecord>> OpenSealedLoad();
+  absl::Status CheckLoadRecords(
+      absl::Span<const storage::LoadLogRecord> records) const;
 
   JobContext& job_;
   LoadState& load_;
@@ -59,6 +60,6 @@ class LoadApplier {
   JobDurability& durability_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TRANSFER_LOAD_APPLIER_H_

@@ -9,7 +9,7 @@
 #include "server/scheduler/step_observer.h"
 #include "server/session/testing/upper_rooms.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::AllOf;
@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 // Notes, at each moment of a load, whether it is sealed and how many loads are
 // finished.
-class Moments final : public StepObserver {
+class Moments final : public scheduler::StepObserver {
  public:
   explicit Moments(const JobContext* job) : job_(*job) {}
   void OnLoadSealed() override { Note("sealed"); }
@@ -28,9 +28,10 @@ class Moments final : public StepObserver {
 
  private:
   void Note(const std::string& moment) {
-    seen_.push_back(moment + " " +
-                    (LoadIsSealed(*job_.tier->control()) ? "with" : "without") +
-                    " seal, " + std::to_string(job_.record().loads_finished));
+    seen_.push_back(
+        moment + " " +
+        (storage::LoadIsSealed(*job_.tier->control()) ? "with" : "without") +
+        " seal, " + std::to_string(job_.record().loads_finished));
   }
 
   const JobContext& job_;
@@ -55,22 +56,23 @@ class LoadApplierTest : public UpperRoomFixture {
   }
   // Seals what is staged, as an engine does before it writes to the state.
   void Seal() {
-    const LoadLogSeal seal = load_.staged.Seal();
-    SealLoad(seal.bytes, seal.crc32c, load_.staged.first_parameter(),
-             job_.tier->control());
+    const storage::LoadLogSeal seal = load_.staged.Seal();
+    storage::SealLoad(seal.bytes, seal.crc32c, load_.staged.first_parameter(),
+                      job_.tier->control());
   }
   // Seals a log with one entry, whose payload is zeros.
-  void SealEntry(const LoadLogEntry& entry) {
-    const auto file = log_.Grow(sizeof(LoadLogHeader) + sizeof(LoadLogEntry) +
-                                entry.payload_bytes);
+  void SealEntry(const storage::LoadLogEntry& entry) {
+    const auto file =
+        log_.Grow(sizeof(storage::LoadLogHeader) +
+                  sizeof(storage::LoadLogEntry) + entry.payload_bytes);
     ASSERT_TRUE(file.ok()) << file.status();
-    LoadLogWriter writer;
+    storage::LoadLogWriter writer;
     writer.Begin(log_.MakeLogHeader(), *file);
     const uint64_t at = writer.Append(entry);
     std::fill_n(writer.payload(at), entry.payload_bytes, std::byte{0});
     writer.SetChecksum(at);
-    const LoadLogSeal seal = writer.Seal();
-    SealLoad(seal.bytes, seal.crc32c, 0, job_.tier->control());
+    const storage::LoadLogSeal seal = writer.Seal();
+    storage::SealLoad(seal.bytes, seal.crc32c, 0, job_.tier->control());
   }
   absl::Status CommitLoad() {
     JobCall lock(&job_.lock);
@@ -92,7 +94,7 @@ TEST_F(LoadApplierTest, SealsAppliesAndRecords) {
               ElementsAre("sealed with seal, 0", "applied with seal, 0",
                           "recorded without seal, 1"));
   EXPECT_THAT(FirstElements(), ElementsAre(3, 4));
-  EXPECT_EQ(job_.record().load_touched_from, kNoParameter);
+  EXPECT_EQ(job_.record().load_touched_from, storage::kNoParameter);
   EXPECT_TRUE(load_.staged.empty());
   EXPECT_TRUE(job_.tier->load_log().empty());
 }
@@ -112,9 +114,9 @@ TEST_F(LoadApplierTest, ALoadThatIsNotSealedIsForgotten) {
 }
 
 TEST_F(LoadApplierTest, ALoadInPlaceIsRequiredAgain) {
-  StepRecord record = job_.record();
+  storage::StepRecord record = job_.record();
   record.load_touched_from = 1;
-  PublishRecord(record, job_.tier->control());
+  storage::PublishRecord(record, job_.tier->control());
   ASSERT_TRUE(AdoptLoad().ok());
   EXPECT_EQ(job_.record().load_required_from, 1u);
 }
@@ -128,7 +130,7 @@ TEST_F(LoadApplierTest, ASealedLoadIsApplied) {
   EXPECT_THAT(FirstElements(), ElementsAre(3, 4));
   EXPECT_EQ(job_.record().loads_finished, 1u);
   EXPECT_EQ(job_.phase(), v1::JOB_PHASE_READY);
-  EXPECT_FALSE(LoadIsSealed(*job_.tier->control()));
+  EXPECT_FALSE(storage::LoadIsSealed(*job_.tier->control()));
   EXPECT_TRUE(job_.tier->load_log().empty());
 }
 
@@ -146,14 +148,14 @@ TEST_F(LoadApplierTest, ADamagedLogLeavesTheStateAlone) {
 
 // The checksums are right: the log is of another layout.
 TEST_F(LoadApplierTest, EntriesThatDoNotFitTheLayoutAreRefused) {
-  const LoadLogEntry entries[] = {
+  const storage::LoadLogEntry entries[] = {
       {v1::STATE_ARRAY_MASTER, /*parameter=*/2, 0, 3, 12},
       {v1::STATE_ARRAY_MASTER, 0, /*begin=*/1, 3, 12},
       {v1::STATE_ARRAY_MASTER, 0, 0, 3, /*payload_bytes=*/8},
       {v1::STATE_ARRAY_STEP_COUNT, 0, /*begin=*/1, 2, 16},
       {v1::STATE_ARRAY_STATE_0 + 9, 0, 0, 3, 12},
   };
-  for (const LoadLogEntry& entry : entries) {
+  for (const storage::LoadLogEntry& entry : entries) {
     ASSERT_NO_FATAL_FAILURE(SealEntry(entry));
     EXPECT_EQ(AdoptLoad().code(), absl::StatusCode::kDataLoss)
         << "array " << entry.array << " parameter " << entry.parameter;
@@ -164,7 +166,7 @@ TEST_F(LoadApplierTest, EntriesThatDoNotFitTheLayoutAreRefused) {
 }
 
 TEST_F(LoadApplierTest, MastersOfAFormerBuildsLoadArePutInPlace) {
-  ControlFile& control = *job_.tier->control();
+  storage::ControlFile& control = *job_.tier->control();
   ASSERT_TRUE(applier_.AdoptLoadedMasters().ok()) << "there is none";
   control.parameter_loading = 1 + 1;
   control.loading_begin = 0;
@@ -182,4 +184,4 @@ TEST_F(LoadApplierTest, MastersOfAFormerBuildsLoadArePutInPlace) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -6,10 +6,10 @@
 #include "proto/types/status_macros.h"
 #include "server/session/admission.h"
 
-namespace optstate {
+namespace optstate::session {
 
-LoadLogHeader LoadLogRoom::MakeLogHeader() const {
-  LoadLogHeader header;
+storage::LoadLogHeader LoadLogRoom::MakeLogHeader() const {
+  storage::LoadLogHeader header;
   header.loads_finished = job_.record().loads_finished;
   header.incarnation = job_.tier->control()->incarnation;
   header.committed_step = job_.record().committed_step;
@@ -63,4 +63,4 @@ absl::Status LoadLogRoom::Reserve(uint64_t bytes, uint64_t bytes_max) {
   return job_.tier->ReserveLoadLog(bytes, bytes_max);
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

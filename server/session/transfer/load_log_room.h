@@ -11,7 +11,7 @@
 #include "server/session/transfer/load_state.h"
 #include "storage/format/load_log.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // The file that holds a staged load: grows it within the job's limits, and
 // drops it.
@@ -23,7 +23,7 @@ class LoadLogRoom {
   LoadLogRoom(JobContext* job, LoadState* load) : job_(*job), load_(*load) {}
 
   // Returns the header of a log that is begun now.
-  LoadLogHeader MakeLogHeader() const;
+  storage::LoadLogHeader MakeLogHeader() const;
   // Gives the log room for so many bytes; RESOURCE_EXHAUSTED: there is none.
   absl::StatusOr<absl::Span<std::byte>> Grow(uint64_t bytes);
   // Empties the staged load and removes its file.
@@ -36,6 +36,6 @@ class LoadLogRoom {
   LoadState& load_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TRANSFER_LOAD_LOG_ROOM_H_

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace optstate {
+namespace optstate::session {
 
 void LoadRound::Reset(const Layout* layout,
                       absl::Span<const RankPartition> partitions) {
@@ -112,4 +112,4 @@ std::string LoadRound::Describe() const {
   return text;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

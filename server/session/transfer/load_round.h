@@ -10,7 +10,7 @@
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Tracks which ranks participate in a load and the progress of each, from the
 // first rank's begin to the last rank's finish. Pure bookkeeping.
@@ -82,6 +82,6 @@ class LoadRound {
   uint32_t finished_count_ = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TRANSFER_LOAD_ROUND_H_

@@ -6,7 +6,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
@@ -106,4 +106,4 @@ TEST_F(LoadRoundTest, RanksLoadAlike) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

@@ -5,22 +5,22 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Clears what a former load left half written in place, and all state of a
 // failed job, so that arrays which this load leaves out are those of a new job
 // and not a mixture.
 absl::Status LoadRounds::Start() {
   log_.DropLog();
-  StepRecord next = job_.record();
+  storage::StepRecord next = job_.record();
   if (!job_.failure.ok()) {
     next.load_required_from = 0;
     next.load_touched_from = 0;
   }
-  if (next.load_touched_from == kNoParameter) return absl::OkStatus();
+  if (next.load_touched_from == storage::kNoParameter) return absl::OkStatus();
   const uint32_t first = next.load_touched_from;
   next.load_required_from = std::min(next.load_required_from, first);
-  PublishRecord(next, job_.tier->control());
+  storage::PublishRecord(next, job_.tier->control());
   job_.scheduler->ForgetStep();
   // From here on the job is LOADING, not FAILED, also after a restart.
   job_.tier->control()->step_in_progress.store(0, std::memory_order_release);
@@ -28,8 +28,8 @@ absl::Status LoadRounds::Start() {
   job_.failure = absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(
       job_.MakeCountingPass([&] { return job_.scheduler->ClearState(first); }));
-  next.load_touched_from = kNoParameter;
-  PublishRecord(next, job_.tier->control());
+  next.load_touched_from = storage::kNoParameter;
+  storage::PublishRecord(next, job_.tier->control());
   return absl::OkStatus();
 }
 
@@ -64,11 +64,11 @@ void LoadRounds::Drop(const absl::Status& why) {
 // Requires an interrupted load in place again from where it had written, and
 // likewise any load of a former build.
 void LoadRounds::AdoptUnfinishedLoad() {
-  if (job_.record().load_touched_from == kNoParameter) return;
-  StepRecord next = job_.record();
+  if (job_.record().load_touched_from == storage::kNoParameter) return;
+  storage::StepRecord next = job_.record();
   next.load_required_from =
       std::min(next.load_required_from, next.load_touched_from);
-  PublishRecord(next, job_.tier->control());
+  storage::PublishRecord(next, job_.tier->control());
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

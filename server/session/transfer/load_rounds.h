@@ -10,7 +10,7 @@
 #include "server/session/transfer/load_log_room.h"
 #include "server/session/transfer/load_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Begins and ends load rounds; LoadRound has the participants.
 //
@@ -40,6 +40,6 @@ class LoadRounds {
   LoadLogRoom& log_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TRANSFER_LOAD_ROUNDS_H_

@@ -6,7 +6,7 @@
 #include "gtest/gtest.h"
 #include "server/session/testing/upper_rooms.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 using ::testing::ElementsAre;
@@ -27,10 +27,10 @@ class LoadRoundsTest : public UpperRoomFixture {
 
   // Says which parameters have no valid state, and which were overwritten.
   void SetLoaded(uint32_t required_from, uint32_t touched_from) {
-    StepRecord record = job_.record();
+    storage::StepRecord record = job_.record();
     record.load_required_from = required_from;
     record.load_touched_from = touched_from;
-    PublishRecord(record, job_.tier->control());
+    storage::PublishRecord(record, job_.tier->control());
   }
   absl::Status Start() {
     JobCall lock(&job_.lock);
@@ -65,12 +65,12 @@ TEST_F(LoadRoundsTest, WhatAnInterruptedLoadHasTouchedIsCleared) {
   ASSERT_TRUE(Start().ok());
   EXPECT_THAT(FirstElements(), ElementsAre(7, 0));
   EXPECT_EQ(job_.record().load_required_from, 1u);
-  EXPECT_EQ(job_.record().load_touched_from, kNoParameter);
+  EXPECT_EQ(job_.record().load_touched_from, storage::kNoParameter);
   EXPECT_EQ(job_.phase(), v1::JOB_PHASE_LOADING);
 }
 
 TEST_F(LoadRoundsTest, AFailedJobBeginsAnew) {
-  ControlFile& control = *job_.tier->control();
+  storage::ControlFile& control = *job_.tier->control();
   control.step_in_progress = 1;
   control.step_given_up = 1;
   job_.tier->recovery().run_stamps[0] = 1;
@@ -107,7 +107,7 @@ TEST_F(LoadRoundsTest, OthersGoOnWithALoadInPlace) {
 }
 
 TEST_F(LoadRoundsTest, UnlessSomethingIsBesideTheStateToo) {
-  SetLoaded(/*required_from=*/1, /*touched_from=*/kNoParameter);
+  SetLoaded(/*required_from=*/1, /*touched_from=*/storage::kNoParameter);
   ASSERT_NO_FATAL_FAILURE(StageSomething());
   Finish(0, 10);
   load_.round.Begin(1);
@@ -140,4 +140,4 @@ TEST_F(LoadRoundsTest, ADropAnswersWhoWaitsAndTellsTheOthersLater) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::session

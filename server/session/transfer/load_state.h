@@ -4,7 +4,7 @@
 #include "server/session/transfer/load_round.h"
 #include "server/session/transfer/staged_load.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Holds the load that is under way: its participants, and their values.
 //
@@ -14,6 +14,6 @@ struct LoadState {
   StagedLoad staged;  // of that round
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TRANSFER_LOAD_STATE_H_

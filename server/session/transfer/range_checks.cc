@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // Larger counts come from no training and would overflow in the next step.
@@ -89,4 +89,4 @@ absl::StatusOr<size_t> FindPiece(const JobContext& job, uint32_t rank,
                    "\" do not belong to rank ", rank));
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -10,7 +10,7 @@
 #include "server/session/job_context.h"
 #include "server/session/transfer/element_access.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Checks of what ranks load and fetch. Errors are INVALID_ARGUMENT.
 
@@ -29,6 +29,6 @@ const std::byte* NumbersAt(const JobContext& job, v1::StateArray array,
 absl::StatusOr<size_t> FindPiece(const JobContext& job, uint32_t rank,
                                  const ElementRange& range);
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TRANSFER_RANGE_CHECKS_H_

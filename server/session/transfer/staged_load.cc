@@ -6,7 +6,7 @@
 
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // Limit of an entry that is extended: one worker applies it, and it is read
@@ -20,7 +20,7 @@ constexpr uint64_t kPayloadBytesMax = 1 << 20;
 uint64_t StagedLoad::BytesMax(const ElementAccess& elements,
                               const Layout& layout, uint64_t rank_count) {
   constexpr uint64_t kPageBytes = 4096;
-  constexpr uint64_t kEntryBytes = sizeof(LoadLogEntry) + 8;
+  constexpr uint64_t kEntryBytes = sizeof(storage::LoadLogEntry) + 8;
   uint64_t bytes = 2 * kPageBytes;
   uint64_t arrays = 3;  // masters, counts and numbers
   const auto add = [&](v1::StateArray array, const ParameterSpec& spec) {
@@ -40,7 +40,7 @@ uint64_t StagedLoad::BytesMax(const ElementAccess& elements,
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-void StagedLoad::Reset(const LoadLogHeader& header) {
+void StagedLoad::Reset(const storage::LoadLogHeader& header) {
   header_ = header;
   begun_ = false;
   room_ = 0;
@@ -115,7 +115,7 @@ absl::Status StagedLoad::Append(const ElementAccess& elements,
                                 const std::byte* payload, Grow grow) {
   if (!begun_) {
     OPTSTATE_ASSIGN_OR_RETURN(const absl::Span<std::byte> file,
-                              grow(sizeof(LoadLogHeader)));
+                              grow(sizeof(storage::LoadLogHeader)));
     log_.Begin(header_, file);
     room_ = file.size();
     begun_ = true;
@@ -168,7 +168,7 @@ absl::Status StagedLoad::Reserve(uint64_t bytes, Grow grow) {
   return absl::OkStatus();
 }
 
-LoadLogSeal StagedLoad::Seal() {
+storage::LoadLogSeal StagedLoad::Seal() {
   for (auto& [key, record] : records_) {
     if (record.has_checksum) continue;
     log_.SetChecksum(record.entry);
@@ -177,8 +177,8 @@ LoadLogSeal StagedLoad::Seal() {
   return log_.Seal();
 }
 
-std::vector<LoadLogRecord> StagedLoad::records() const {
-  std::vector<LoadLogRecord> records;
+std::vector<storage::LoadLogRecord> StagedLoad::records() const {
+  std::vector<storage::LoadLogRecord> records;
   records.reserve(records_.size());
   for (const auto& [key, record] : records_) {
     records.push_back({log_.entry(record.entry), log_.payload(record.entry)});
@@ -186,4 +186,4 @@ std::vector<LoadLogRecord> StagedLoad::records() const {
   return records;
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

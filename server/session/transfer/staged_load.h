@@ -14,7 +14,7 @@
 #include "server/session/transfer/element_access.h"
 #include "storage/format/load_log.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Loaded values for parameters that have a valid state, kept in a log so that
 // the state itself is not touched before the load is complete. Values equal to
@@ -36,7 +36,7 @@ class StagedLoad {
                            uint64_t rank_count);
 
   // Makes the load empty, and in no file.
-  void Reset(const LoadLogHeader& header);
+  void Reset(const storage::LoadLogHeader& header);
   bool empty() const { return records_.empty(); }
   // Returns the bytes in use.
   uint64_t bytes() const { return begun_ ? log_.bytes() : 0; }
@@ -53,10 +53,10 @@ class StagedLoad {
 
   // Returns the least parameter in the log, which must not be empty.
   uint32_t first_parameter() const { return first_parameter_; }
-  LoadLogSeal Seal();
+  storage::LoadLogSeal Seal();
   // Returns all records to be written to the state, in any order; valid until
   // Reset.
-  std::vector<LoadLogRecord> records() const;
+  std::vector<storage::LoadLogRecord> records() const;
 
  private:
   struct Key {
@@ -82,8 +82,8 @@ class StagedLoad {
                       const std::byte* payload, Grow grow);
   absl::Status Reserve(uint64_t bytes, Grow grow);
 
-  LoadLogHeader header_;
-  LoadLogWriter log_;
+  storage::LoadLogHeader header_;
+  storage::LoadLogWriter log_;
   bool begun_ = false;
   uint64_t room_ = 0;
   std::map<Key, Record> records_;
@@ -91,6 +91,6 @@ class StagedLoad {
   uint32_t first_parameter_ = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TRANSFER_STAGED_LOAD_H_

@@ -10,7 +10,7 @@
 #include "server/session/transfer/range_checks.h"
 #include "spdlog/spdlog.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 bool Aligned(const void* data, size_t bytes) {
@@ -25,7 +25,7 @@ void CastAnyToFloat(DType dtype, const std::byte* from, float* to,
     std::memcpy(aligned, from, numel * SizeInBytes(dtype));
     from = aligned;
   }
-  CastToFloat(dtype, from, to, numel);
+  kernels::CastToFloat(dtype, from, to, numel);
 }
 
 }  // namespace
@@ -68,9 +68,9 @@ absl::Status StateLoader::CheckLoading(uint32_t rank) const {
 // AdoptUnfinishedLoad.
 void StateLoader::NoteTouched(uint32_t parameter) {
   if (job_.record().load_touched_from <= parameter) return;
-  StepRecord next = job_.record();
+  storage::StepRecord next = job_.record();
   next.load_touched_from = parameter;
-  PublishRecord(next, job_.tier->control());
+  storage::PublishRecord(next, job_.tier->control());
 }
 
 // Without room for the load, the load is over for all ranks, none of which
@@ -179,4 +179,4 @@ void StateLoader::FinishLoad(uint32_t rank, uint64_t request_id,
   load_.round.Clear();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

@@ -20,7 +20,7 @@
 #include "server/session/transfer/load_rounds.h"
 #include "server/session/transfer/load_state.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Loads state, such as a checkpoint's, into a job. Parameters that have a valid
 // state are loaded beside it (StagedLoad) and get all new values at once
@@ -82,6 +82,6 @@ class StateLoader {
   DrainGate& gate_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TRANSFER_STATE_LOADER_H_

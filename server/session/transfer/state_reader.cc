@@ -8,7 +8,7 @@
 #include "proto/types/status_macros.h"
 #include "server/session/transfer/range_checks.h"
 
-namespace optstate {
+namespace optstate::session {
 namespace {
 
 // Calls memcpy, but permits null pointers when there is nothing to copy.
@@ -76,4 +76,4 @@ absl::Status StateReader::ReadParameters(uint64_t offset_bytes,
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::session

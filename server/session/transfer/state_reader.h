@@ -12,7 +12,7 @@
 #include "server/session/steps/speculator.h"
 #include "server/session/steps/step_decider.h"
 
-namespace optstate {
+namespace optstate::session {
 
 // Reads the state of a job at its committed step.
 //
@@ -34,6 +34,6 @@ class StateReader {
   Speculator& speculator_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::session
 
 #endif  // OPTSTATE_SERVER_SESSION_TRANSFER_STATE_READER_H_

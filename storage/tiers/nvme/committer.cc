@@ -7,7 +7,7 @@
 #include "absl/types/span.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 Committer::Committer(StoreContext* context, StoreMonitor* monitor,
                      RecordCache* cache, ReadQueue* queue)
@@ -196,4 +196,4 @@ void Committer::EndCommit() {
   phase_ = Phase::kNone;
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -15,7 +15,7 @@
 #include "storage/tiers/nvme/store_context.h"
 #include "storage/tiers/nvme/store_monitor.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // Makes steps durable, in phases:
 // 1. flushing: Swapper writes the records that are newer in their frames;
@@ -89,6 +89,6 @@ class Committer {
   io::IoRequest sync_of_log_ ABSL_GUARDED_BY(monitor_.mu);
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_COMMITTER_H_

@@ -11,7 +11,7 @@
 #include "storage/format/checksum.h"
 #include "storage/format/sealed_header.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 constexpr uint64_t kMagic = 0x31524c4255524f53;  // "SORUBLR1"
@@ -193,7 +193,7 @@ absl::Status DurableLog::WriteSuperblock() {
   block.version = kVersion;
   block.byte_order = kByteOrder;
   block.region_bytes = region_bytes_;
-  Seal(&block);
+  storage::Seal(&block);
   std::memset(buffer_.get(), 0, io::kSectorBytes);
   std::memcpy(buffer_.get(), &block, sizeof(block));
   OPTSTATE_RETURN_IF_ERROR(
@@ -234,7 +234,7 @@ absl::Status DurableLog::ReadSuperblock() {
   OPTSTATE_RETURN_IF_ERROR(
       CheckVersion(path_, block.version, block.byte_order, kVersion));
   constexpr uint64_t kRegionBytesMax = uint64_t{1} << 40;
-  if (!IsSealed(block) || block.region_bytes == 0 ||
+  if (!storage::IsSealed(block) || block.region_bytes == 0 ||
       block.region_bytes > kRegionBytesMax ||
       block.region_bytes % io::kSectorBytes != 0) {
     return absl::DataLossError(
@@ -254,7 +254,7 @@ absl::StatusOr<DurableCommit> DurableLog::ParseRegion(uint32_t region) const {
   if (header.magic != kMagic) return damaged("no commit");
   OPTSTATE_RETURN_IF_ERROR(CheckVersion(
       path_, header.version, header.byte_order, kVersionWithWeights));
-  if (!IsSealed(header)) {
+  if (!storage::IsSealed(header)) {
     return damaged("checksum of the header");
   }
   // Each is checked by itself first, so that their sum cannot wrap.
@@ -271,7 +271,7 @@ absl::StatusOr<DurableCommit> DurableLog::ParseRegion(uint32_t region) const {
     return damaged("sizes");
   }
   const std::byte* next = buffer_.get() + sizeof(Header);
-  if (header.body_crc32c != Crc32c(next, body_bytes())) {
+  if (header.body_crc32c != storage::Crc32c(next, body_bytes())) {
     return damaged("checksum of the body");
   }
   DurableCommit commit;
@@ -327,8 +327,9 @@ absl::StatusOr<io::IoRequest*> DurableLog::Prepare(
   header.checksums = commit.checksums.size();
   header.job_bytes = commit.job.size();
   const std::byte* const body = buffer_.get() + sizeof(Header);
-  header.body_crc32c = Crc32c(body, static_cast<uint64_t>(next - body));
-  Seal(&header);
+  header.body_crc32c =
+      storage::Crc32c(body, static_cast<uint64_t>(next - body));
+  storage::Seal(&header);
   std::memcpy(buffer_.get(), &header, sizeof(header));
   std::memset(next, 0, bytes - static_cast<uint64_t>(next - buffer_.get()));
   request_ = {};
@@ -340,4 +341,4 @@ absl::StatusOr<io::IoRequest*> DurableLog::Prepare(
   return &request_;
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -14,7 +14,7 @@
 #include "absl/types/span.h"
 #include "storage/io/io_engine.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // All of a job at one durable step, but the records themselves.
 struct DurableCommit {
@@ -105,6 +105,6 @@ class DurableLog {
   bool is_first_torn_ = false;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_DURABLE_LOG_H_

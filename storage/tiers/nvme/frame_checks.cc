@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <cstring>
 
-namespace optstate {
+namespace optstate::nvme {
 
 FrameChecks::FrameChecks(const StoreContext* context, StoreMonitor* monitor,
                          RecordCache* cache)
@@ -80,4 +80,4 @@ void FrameChecks::PutSums(uint32_t index) {
                                  context_.table.checksums(frame.slot));
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

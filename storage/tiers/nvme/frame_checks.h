@@ -11,7 +11,7 @@
 #include "storage/tiers/nvme/store_context.h"
 #include "storage/tiers/nvme/store_monitor.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // Compares what was read to a frame with its checksums, and takes those of what
 // is to be written.
@@ -55,6 +55,6 @@ class FrameChecks {
   std::vector<uint32_t> sums_;  // by frame
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_FRAME_CHECKS_H_

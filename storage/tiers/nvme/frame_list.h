@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace optstate {
+namespace optstate::nvme {
 
 // Frames in the order of their last use. Allocates only in the constructor.
 //
@@ -52,6 +52,6 @@ class FrameList {
   std::vector<Link> links_;  // by frame, and the list's two ends
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_FRAME_LIST_H_

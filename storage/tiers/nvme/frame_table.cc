@@ -9,7 +9,7 @@
 #include "storage/format/checksum.h"
 #include "storage/persist_in_order.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 constexpr uint64_t kMagic = 0x31454d4152464f53;  // "SOFRAME1"
@@ -27,7 +27,8 @@ constexpr int kCheckShift = 40;
 // and of the place.
 uint64_t WithCheck(uint32_t record, uint64_t place) {
   const uint64_t fields[] = {record, place};
-  return place | uint64_t{Crc32c(fields, sizeof(fields))} << kCheckShift;
+  return place | uint64_t{storage::Crc32c(fields, sizeof(fields))}
+                     << kCheckShift;
 }
 
 }  // namespace
@@ -53,11 +54,12 @@ uint64_t FrameTable::WeightsOffset(const Header& header) {
 
 uint32_t FrameTable::Checksum() const {
   const Header& header = this->header();
-  uint32_t crc = ExtendCrc32c(0, &header.version, 3 * sizeof(uint32_t));
-  crc = ExtendCrc32c(crc, &header.incarnation, 4 * sizeof(uint64_t));
+  uint32_t crc =
+      storage::ExtendCrc32c(0, &header.version, 3 * sizeof(uint32_t));
+  crc = storage::ExtendCrc32c(crc, &header.incarnation, 4 * sizeof(uint64_t));
   if (header.version != kVersionWithWeights) return crc;
-  return ExtendCrc32c(crc, bytes_.data() + WeightsOffset(header),
-                      header.paths * sizeof(uint32_t));
+  return storage::ExtendCrc32c(crc, bytes_.data() + WeightsOffset(header),
+                               header.paths * sizeof(uint32_t));
 }
 
 absl::StatusOr<std::vector<uint32_t>> FrameTable::ReadWeights(
@@ -131,7 +133,7 @@ void FrameTable::Make(const Shape& shape) {
               shape.weights.size() * sizeof(uint32_t));
   header.crc32c = Checksum();
   for (uint32_t i = 0; i < shape.records; ++i) SetPlace(i, {});
-  PersistInOrder(PersistPoint::kFrameTableMagic);
+  storage::PersistInOrder(storage::PersistPoint::kFrameTableMagic);
   header.magic.store(kMagic, std::memory_order_release);
 }
 
@@ -226,9 +228,9 @@ void FrameTable::SetFrames(uint64_t frames) {
 bool FrameTable::is_syncing() const { return header().is_syncing != 0; }
 
 void FrameTable::SetSyncing(bool is_syncing) {
-  PersistInOrder(PersistPoint::kFrameTableSyncing);
+  storage::PersistInOrder(storage::PersistPoint::kFrameTableSyncing);
   header().is_syncing = is_syncing ? 1 : 0;
-  PersistInOrder(PersistPoint::kFrameTableSyncingStored);
+  storage::PersistInOrder(storage::PersistPoint::kFrameTableSyncingStored);
 }
 
 RecordPlace FrameTable::place(uint32_t record) const {
@@ -246,9 +248,9 @@ void FrameTable::SetPlace(uint32_t record, const RecordPlace& place) {
                           (place.slot != 0 ? kSlotBit : 0) |
                           (place.is_on_disk ? kOnDiskBit : 0) |
                           (place.is_dirty ? kDirtyBit : 0);
-  PersistInOrder(PersistPoint::kRecordPlace);
+  storage::PersistInOrder(storage::PersistPoint::kRecordPlace);
   word(record).store(WithCheck(record, stored), std::memory_order_relaxed);
-  PersistInOrder(PersistPoint::kRecordPlaceStored);
+  storage::PersistInOrder(storage::PersistPoint::kRecordPlaceStored);
 }
 
 absl::Span<uint32_t> FrameTable::checksums(uint32_t slot) const {
@@ -258,4 +260,4 @@ absl::Span<uint32_t> FrameTable::checksums(uint32_t slot) const {
   return {first + slot * header.checksums, header.checksums};
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // Where one record is.
 struct RecordPlace {
@@ -97,6 +97,6 @@ class FrameTable {
   absl::Span<std::byte> bytes_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_FRAME_TABLE_H_

@@ -16,7 +16,7 @@
 #include "storage/persist_in_order.h"
 #include "storage/testing/store_moments.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 constexpr uint32_t kRecords = 5;
@@ -89,7 +89,7 @@ class SmallStore {
   void Sync() {
     table().SetSyncing(true);
     sync() = kSyncBegun;
-    PersistInOrder(PersistPoint::kCount);
+    storage::PersistInOrder(storage::PersistPoint::kCount);
     sync() = kSyncDone;
     table().SetSyncing(false);
   }
@@ -138,8 +138,8 @@ class FrameTableTest : public ::testing::Test {
     return static_cast<uint32_t>(random_() % end);
   }
   // Makes a table and does, in some order, all that a store does with it.
-  std::vector<StoreMoment> WatchOne() {
-    return WatchStores(store_.memory(), [this] {
+  std::vector<storage::StoreMoment> WatchOne() {
+    return storage::WatchStores(store_.memory(), [this] {
       store_.Make();
       for (int i = 0; i < 60; ++i) DoSomething();
     });
@@ -175,21 +175,23 @@ class FrameTableTest : public ::testing::Test {
   SmallStore store_;
 };
 
-const std::set<PersistPoint> kPoints = {
-    PersistPoint::kFrameTableMagic, PersistPoint::kRecordPlace,
-    PersistPoint::kRecordPlaceStored, PersistPoint::kFrameTableSyncing,
-    PersistPoint::kFrameTableSyncingStored};
+const std::set<storage::PersistPoint> kPoints = {
+    storage::PersistPoint::kFrameTableMagic,
+    storage::PersistPoint::kRecordPlace,
+    storage::PersistPoint::kRecordPlaceStored,
+    storage::PersistPoint::kFrameTableSyncing,
+    storage::PersistPoint::kFrameTableSyncingStored};
 
 TEST_F(FrameTableTest, AnyStoreMayBeTheLast) {
   for (int round = 0; round < 20; ++round) {
     store_ = SmallStore();
-    const std::vector<StoreMoment> moments = WatchOne();
-    std::set<PersistPoint> reached;
+    const std::vector<storage::StoreMoment> moments = WatchOne();
+    std::set<storage::PersistPoint> reached;
     for (size_t i = 0; i + 1 < moments.size(); ++i) {
-      if (moments[i].point != PersistPoint::kCount) {
+      if (moments[i].point != storage::PersistPoint::kCount) {
         reached.insert(moments[i].point);
       }
-      ASSERT_TRUE(AllMixturesRecover(
+      ASSERT_TRUE(storage::AllMixturesRecover(
           moments[i], moments[i + 1], store_.memory().size(), &random_,
           store_.memory(), [this] { return store_.IsSound(); }))
           << "behind moment " << i << ", point "
@@ -202,12 +204,12 @@ TEST_F(FrameTableTest, AnyStoreMayBeTheLast) {
 // Without any one of the points, some order of stores leaves a table that is
 // not sound: so the test above would notice that it is missing.
 TEST_F(FrameTableTest, EachPointIsNeeded) {
-  std::set<PersistPoint> needed;
+  std::set<storage::PersistPoint> needed;
   for (int round = 0; round < 20; ++round) {
     store_ = SmallStore();
-    needed.merge(NeededPoints(WatchOne(), store_.memory().size(), &random_,
-                              store_.memory(),
-                              [this] { return store_.IsSound(); }));
+    needed.merge(storage::NeededPoints(WatchOne(), store_.memory().size(),
+                                       &random_, store_.memory(),
+                                       [this] { return store_.IsSound(); }));
   }
   // A table without records has no other store before its magic.
   FrameTable::Shape shape = ShapeOf();
@@ -215,10 +217,10 @@ TEST_F(FrameTableTest, EachPointIsNeeded) {
   std::vector<uint64_t> words(FrameTable::BytesNeeded(shape) / 8 + 1);
   const auto memory = absl::MakeSpan(reinterpret_cast<std::byte*>(words.data()),
                                      words.size() * sizeof(uint64_t));
-  const std::vector<StoreMoment> moments =
-      WatchStores(memory, [&] { FrameTable(memory).Make(shape); });
-  needed.merge(
-      NeededPoints(moments, memory.size(), &random_, memory, [&memory, &shape] {
+  const std::vector<storage::StoreMoment> moments =
+      storage::WatchStores(memory, [&] { FrameTable(memory).Make(shape); });
+  needed.merge(storage::NeededPoints(
+      moments, memory.size(), &random_, memory, [&memory, &shape] {
         return !FrameTable::IsMade(memory) ||
                FrameTable(memory).Check(shape).ok();
       }));
@@ -226,4 +228,4 @@ TEST_F(FrameTableTest, EachPointIsNeeded) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::nvme

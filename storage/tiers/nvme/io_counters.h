@@ -7,7 +7,7 @@
 
 #include "storage/io/io_engine.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // What the files of one directory have seen since the store was opened. Bytes
 // and operations are those that succeeded.
@@ -58,6 +58,6 @@ class IoCounters {
   std::vector<DirectoryCounters> directories_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_IO_COUNTERS_H_

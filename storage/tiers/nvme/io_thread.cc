@@ -7,7 +7,7 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/types/span.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 void IoThread::Start() {
   {
@@ -77,4 +77,4 @@ void IoThread::Complete(io::IoRequest* request) {
   swapper_.Complete(frame);
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -12,7 +12,7 @@
 #include "storage/tiers/nvme/swapper.h"
 #include "storage/tiers/nvme/verifier.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // The one thread of a store that uses its engine: it has the rooms begin what
 // they can, polls, and gives each completion to the room that it is of.
@@ -56,6 +56,6 @@ class IoThread {
   std::thread thread_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_IO_THREAD_H_

@@ -29,7 +29,7 @@
 #include "storage/tiers/nvme/nvme_store.h"
 #include "storage/tiers/nvme/nvme_test_job.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 constexpr uint64_t kStatesDefault = 20'000;
@@ -132,13 +132,14 @@ class NvmeCrashStatesTest : public testing::Test {
   // Gives the job more or fewer frames, and lets the engine be killed within.
   void ChangeFrames() {
     changing_ = this;
-    persist_hook.store([](PersistPoint) { changing_->OnPlaceChanged(); });
+    storage::persist_hook.store(
+        [](storage::PersistPoint) { changing_->OnPlaceChanged(); });
     const absl::Status changed = job_->ChangeFrames(
         layouts_.Uniform(NvmeStore::kFramesMin, job_->records()), [this] {
           OnPlaceChanged();
           return absl::OkStatus();
         });
-    persist_hook.store(nullptr);
+    storage::persist_hook.store(nullptr);
     ASSERT_EQ(changed, absl::OkStatus());
   }
   // Called on the thread of I/O while records are written, then on the one that
@@ -283,4 +284,4 @@ TEST_F(NvmeCrashStatesTest, AKilledEngineLeavesEveryByte) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::nvme

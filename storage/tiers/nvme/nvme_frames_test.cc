@@ -16,7 +16,7 @@
 #include "storage/tiers/nvme/nvme_store.h"
 #include "storage/tiers/nvme/nvme_test_job.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 constexpr uint64_t kRecords = 10;
@@ -147,4 +147,4 @@ TEST_F(NvmeFramesTest, CpuTimeIsNotLost) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -11,7 +11,7 @@
 #include "storage/io/io_engine.h"
 #include "storage/tiers/nvme/durable_log.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // NvmeStore::Options.
 struct NvmeOptions {
@@ -55,6 +55,6 @@ inline constexpr uint64_t kNvmeFramesMin = 3;
 // Reads that fail are tried so often.
 inline constexpr uint8_t kNvmeReadAttemptsMax = 3;
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_NVME_OPTIONS_H_

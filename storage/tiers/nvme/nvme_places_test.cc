@@ -20,7 +20,7 @@
 #include "storage/tiers/nvme/nvme_test_job.h"
 #include "storage/tiers/nvme/record_layout.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 constexpr size_t kRecordCount = 12;
@@ -28,14 +28,15 @@ constexpr size_t kRecordCount = 12;
 // The job that the hook looks at. The store calls the hook with its lock held.
 NvmeTestJob* watched = nullptr;
 const RecordLayout* watched_layout = nullptr;
-std::atomic<uint64_t> points[static_cast<size_t>(PersistPoint::kCount)];
+std::atomic<uint64_t>
+    points[static_cast<size_t>(storage::PersistPoint::kCount)];
 std::atomic<uint64_t> frames_compared, frames_differ;
 
 // A frame that a place names, and that nobody has changed since, has what the
 // slot has.
-void LookAtPlaces(PersistPoint point) {
+void LookAtPlaces(storage::PersistPoint point) {
   ++points[static_cast<size_t>(point)];
-  if (point != PersistPoint::kRecordPlaceStored) return;
+  if (point != storage::PersistPoint::kRecordPlaceStored) return;
   const FrameTable table(watched->table().span());
   for (uint32_t i = 0; i < kRecordCount; ++i) {
     const RecordPlace place = table.place(i);
@@ -80,7 +81,7 @@ TEST(NvmePlacesTest, AFrameThatIsNamedIsWholeAtEachPoint) {
     ++syncs;
     EXPECT_TRUE(FrameTable(job.table().span()).is_syncing());
   });
-  persist_hook.store(&LookAtPlaces);
+  storage::persist_hook.store(&LookAtPlaces);
   ASSERT_EQ(job.Open(), absl::OkStatus());
   const std::vector<uint8_t> all(kRecordCount, 1);
   for (uint64_t step = 1; step <= 10; ++step) {
@@ -103,18 +104,20 @@ TEST(NvmePlacesTest, AFrameThatIsNamedIsWholeAtEachPoint) {
   ASSERT_EQ(job.store().AwaitCommit(), absl::OkStatus());
   EXPECT_EQ(job.CompareAll(), absl::OkStatus());
   job.Close();
-  persist_hook.store(nullptr);
+  storage::persist_hook.store(nullptr);
   EXPECT_EQ(frames_differ, 0u);
   EXPECT_GT(frames_compared, 100u);
   EXPECT_EQ(syncs, 10u);
-  for (const PersistPoint point :
-       {PersistPoint::kFrameTableMagic, PersistPoint::kRecordPlace,
-        PersistPoint::kRecordPlaceStored, PersistPoint::kFrameTableSyncing,
-        PersistPoint::kFrameTableSyncingStored}) {
+  for (const storage::PersistPoint point :
+       {storage::PersistPoint::kFrameTableMagic,
+        storage::PersistPoint::kRecordPlace,
+        storage::PersistPoint::kRecordPlaceStored,
+        storage::PersistPoint::kFrameTableSyncing,
+        storage::PersistPoint::kFrameTableSyncingStored}) {
     EXPECT_GT(points[static_cast<size_t>(point)], 0u)
         << static_cast<int>(point);
   }
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -8,7 +8,7 @@
 #include "storage/persist_in_order.h"
 #include "storage/tiers/nvme/store_opener.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 NvmeStore::Sizes NvmeStore::SizesOf(const Layout& layout,
                                     uint64_t sub_group_elements,
@@ -21,8 +21,8 @@ uint64_t NvmeStore::FrameBytesOf(absl::Span<const std::byte> table) {
 }
 
 NvmeStore::NvmeStore(const Layout* layout, uint64_t sub_group_elements,
-                     const StateArrays& arrays, Options options)
-    : StateStore(layout, sub_group_elements, arrays),
+                     const storage::StateArrays& arrays, Options options)
+    : storage::StateStore(layout, sub_group_elements, arrays),
       context_(layout, &sub_groups(), arrays.parameters, std::move(options)),
       monitor_(&context_),
       cache_(context_.frames(), context_.records(), &context_.table),
@@ -37,7 +37,7 @@ NvmeStore::NvmeStore(const Layout* layout, uint64_t sub_group_elements,
 
 absl::StatusOr<std::unique_ptr<NvmeStore>> NvmeStore::Open(
     const Layout* layout, uint64_t sub_group_elements,
-    const StateArrays& arrays, Options options) {
+    const storage::StateArrays& arrays, Options options) {
   const DurableCommit* const restored =
       std::exchange(options.restored, nullptr);
   std::unique_ptr<NvmeStore> store(
@@ -71,13 +71,14 @@ absl::StatusOr<DurableCommit> NvmeStore::ReadCommit(
 
 NvmeStore::~NvmeStore() { io_thread_.Stop(); }
 
-absl::StatusOr<StateStore::Pin> NvmeStore::PinSubGroup(size_t sub_group,
-                                                       Access access) {
+absl::StatusOr<storage::StateStore::Pin> NvmeStore::PinSubGroup(
+    size_t sub_group, Access access) {
   return Take(static_cast<uint32_t>(sub_group), access, /*is_of_pass=*/false);
 }
 
-absl::StatusOr<StateStore::Pin> NvmeStore::Take(uint32_t index, Access access,
-                                                bool is_of_pass) {
+absl::StatusOr<storage::StateStore::Pin> NvmeStore::Take(uint32_t index,
+                                                         Access access,
+                                                         bool is_of_pass) {
   const absl::MutexLock lock(&monitor_.mu);
   RecordCache::Record& record = cache_.record(index);
   while (true) {
@@ -118,7 +119,7 @@ bool NvmeStore::WillBeWritten(uint32_t record) {
          (context_.options.is_durable && queue_.IsEachPassCommitted());
 }
 
-void NvmeStore::Unpin(const RecordView& view, Access access) {
+void NvmeStore::Unpin(const storage::RecordView& view, Access access) {
   const auto index =
       static_cast<uint32_t>(&view.sub_group() - sub_groups().all().data());
   const absl::MutexLock lock(&monitor_.mu);
@@ -139,7 +140,7 @@ absl::StatusOr<size_t> NvmeStore::BeginPass(absl::Span<const uint8_t> wanted) {
   return records;
 }
 
-absl::StatusOr<StateStore::Pin> NvmeStore::PinOfPass(size_t position) {
+absl::StatusOr<storage::StateStore::Pin> NvmeStore::PinOfPass(size_t position) {
   uint32_t record;
   {
     const absl::MutexLock lock(&monitor_.mu);
@@ -197,7 +198,7 @@ absl::Status NvmeStore::GiveUpFrames(uint32_t frames) {
     place.frame = RecordPlace::kNoFrame;
     context_.table.SetPlace(i, place);
   }
-  PersistInOrder(PersistPoint::kFramesGivenUp);
+  storage::PersistInOrder(storage::PersistPoint::kFramesGivenUp);
   return absl::OkStatus();
 }
 
@@ -238,4 +239,4 @@ absl::StatusOr<NvmeStore::VerifyResult> NvmeStore::Verify(
   return verifier_.Verify(progress);
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

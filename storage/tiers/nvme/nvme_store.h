@@ -28,7 +28,7 @@
 #include "storage/tiers/nvme/swapper.h"
 #include "storage/tiers/nvme/verifier.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // The store of a job whose records are on disk, and in a bounded number of
 // frames in memory. Frames and their table lie in files that outlive the
@@ -56,15 +56,15 @@ namespace optstate {
 // StoreMonitor (the lock).
 //
 // Threads: see StateStore; one thread of its own does all I/O.
-class NvmeStore final : public StateStore {
+class NvmeStore final : public storage::StateStore {
  public:
   using Options = NvmeOptions;
   using SizeOptions = NvmeSizeOptions;
   using Sizes = NvmeSizes;
   using PassCounters = NvmePassCounters;
   using Counters = NvmeCounters;
-  using VerifyProgress = optstate::VerifyProgress;
-  using VerifyResult = optstate::VerifyResult;
+  using VerifyProgress = nvme::VerifyProgress;
+  using VerifyResult = nvme::VerifyResult;
   using Damage = RecordDamage;
 
   static constexpr uint64_t kFramesMin = kNvmeFramesMin;
@@ -83,7 +83,7 @@ class NvmeStore final : public StateStore {
   // the same name left, when the job is new.
   static absl::StatusOr<std::unique_ptr<NvmeStore>> Open(
       const Layout* layout, uint64_t sub_group_elements,
-      const StateArrays& arrays, Options options);
+      const storage::StateArrays& arrays, Options options);
   // Reads the newest durable commit of the job in these directories. NOT_FOUND:
   // there is none.
   static absl::StatusOr<DurableCommit> ReadCommit(
@@ -139,11 +139,11 @@ class NvmeStore final : public StateStore {
 
  private:
   NvmeStore(const Layout* layout, uint64_t sub_group_elements,
-            const StateArrays& arrays, Options options);
+            const storage::StateArrays& arrays, Options options);
 
   // Waits until the record is in a frame and may be used in this way.
   absl::StatusOr<Pin> Take(uint32_t record, Access access, bool is_of_pass);
-  void Unpin(const RecordView& record, Access access) override;
+  void Unpin(const storage::RecordView& record, Access access) override;
   bool WillBeWritten(uint32_t record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
   // Brings the records of frames from `frames` on to disk.
@@ -162,6 +162,6 @@ class NvmeStore final : public StateStore {
   IoThread io_thread_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_NVME_STORE_H_

@@ -28,7 +28,7 @@
 #include "storage/io/make_io_engine.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 constexpr int kWorkers = 2;
@@ -57,8 +57,8 @@ Layout MakeLayout(uint64_t records) {
 }
 
 // What an update costs at least: each byte is read and written.
-void Touch(const RecordView& record) {
-  for (int part = 0; part < kRecordPartCount; ++part) {
+void Touch(const storage::RecordView& record) {
+  for (int part = 0; part < storage::kRecordPartCount; ++part) {
     const absl::Span<std::byte> bytes = record.part(part);
     auto* const words = reinterpret_cast<uint64_t*>(bytes.data());
     for (size_t i = 0; i < bytes.size() / sizeof(uint64_t); ++i) ++words[i];
@@ -189,4 +189,4 @@ BENCHMARK(BM_Pass)
     ->Iterations(7);
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::nvme

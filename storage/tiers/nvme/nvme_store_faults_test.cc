@@ -22,9 +22,10 @@
 #include "storage/tiers/nvme/nvme_store.h"
 #include "storage/tiers/nvme/nvme_test_job.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
+using Access = storage::StateStore::Access;
 using Effect = io::SimulatedFault::Effect;
 using Kind = io::IoRequest::Kind;
 
@@ -188,8 +189,8 @@ TEST_F(NvmeStoreFaultsTest, ADamagedRecordKeepsNobodyWaiting) {
   disk_->Flip(kRecords, 0, std::byte{1});
   ASSERT_EQ(job_->Open(), absl::OkStatus());
   // Of three frames one is left.
-  const auto first = job_->store().PinSubGroup(3, StateStore::Access::kRead);
-  const auto second = job_->store().PinSubGroup(5, StateStore::Access::kRead);
+  const auto first = job_->store().PinSubGroup(3, Access::kRead);
+  const auto second = job_->store().PinSubGroup(5, Access::kRead);
   ASSERT_TRUE(first.ok() && second.ok());
   for (int round = 0; round < 100; ++round) {
     std::thread damaged(
@@ -452,14 +453,14 @@ TEST_F(NvmeStoreFaultsTest, ACommitGoesOnBesideReaders) {
   ASSERT_EQ(job_->Write(5, &random_), absl::OkStatus());
   std::thread writer;
   {
-    const auto pin = job_->store().PinSubGroup(5, StateStore::Access::kRead);
+    const auto pin = job_->store().PinSubGroup(5, Access::kRead);
     ASSERT_TRUE(pin.ok());
     ASSERT_EQ(job_->RequestCommit(3), absl::OkStatus());
     writer = std::thread([this, seed = random_()] {
       std::mt19937_64 random(seed);
       EXPECT_EQ(job_->Write(5, &random), absl::OkStatus());
     });
-    EXPECT_TRUE(job_->store().PinSubGroup(5, StateStore::Access::kRead).ok());
+    EXPECT_TRUE(job_->store().PinSubGroup(5, Access::kRead).ok());
   }
   EXPECT_EQ(job_->store().AwaitCommit(), absl::OkStatus());
   writer.join();
@@ -495,4 +496,4 @@ TEST_F(NvmeStoreFaultsTest, ADiskWithoutRoomIsLeftEmpty) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::nvme

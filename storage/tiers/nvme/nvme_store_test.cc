@@ -20,10 +20,10 @@
 #include "storage/io/simulated_io_engine.h"
 #include "storage/tiers/nvme/nvme_test_job.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
-using Access = StateStore::Access;
+using Access = storage::StateStore::Access;
 
 constexpr int kThreads = 5;
 
@@ -293,4 +293,4 @@ INSTANTIATE_TEST_SUITE_P(Disks, NvmeStoreTest, testing::Values(true, false),
                          });
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -8,7 +8,7 @@
 #include "proto/types/array_format.h"
 #include "proto/types/status_macros.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 // Enough for a commit to fill several sectors.
@@ -34,7 +34,7 @@ NvmeStore::Sizes SizesOf(const NvmeTestJob::Setup& setup) {
 NvmeTestModel::NvmeTestModel(const Layout* layout, uint64_t sub_group_elements)
     : parameters_(layout->parameter_area_bytes()),
       master_(layout->flat_elements() * sizeof(float)) {
-  StateArrays arrays;
+  storage::StateArrays arrays;
   arrays.parameters = parameters_.data();
   arrays.master = master_.data();
   for (size_t k = 0; k < kStateArraysMax; ++k) {
@@ -47,7 +47,8 @@ NvmeTestModel::NvmeTestModel(const Layout* layout, uint64_t sub_group_elements)
     scale_[k].resize(layout->flat_elements() / kQuantizedBlockElements);
     arrays.scale[k] = scale_[k].data();
   }
-  store_ = std::make_unique<HostStore>(layout, sub_group_elements, arrays);
+  store_ =
+      std::make_unique<storage::HostStore>(layout, sub_group_elements, arrays);
 }
 
 void NvmeTestModel::CopyFrom(const NvmeTestModel& other) {
@@ -62,8 +63,8 @@ void NvmeTestModel::CopyFrom(const NvmeTestModel& other) {
   }
 }
 
-std::vector<absl::Span<std::byte>> KeptPieces(const Layout& layout,
-                                              const RecordView& record) {
+std::vector<absl::Span<std::byte>> KeptPieces(
+    const Layout& layout, const storage::RecordView& record) {
   std::vector<absl::Span<std::byte>> pieces;
   const SubGroup& range = record.sub_group();
   bool has_masters = false;
@@ -80,10 +81,10 @@ std::vector<absl::Span<std::byte>> KeptPieces(const Layout& layout,
     pieces.push_back({record.parameter(p, begin - flat),
                       (end - begin) * SizeInBytes(spec.dtype)});
   }
-  for (int part = 0; part < kRecordPartCount; ++part) {
-    if (part == kMasterPart && !has_masters) continue;
-    if (part >= kStatePart0 &&
-        !layout.has_state_array((part - kStatePart0) % kStateArraysMax,
+  for (int part = 0; part < storage::kRecordPartCount; ++part) {
+    if (part == storage::kMasterPart && !has_masters) continue;
+    if (part >= storage::kStatePart0 &&
+        !layout.has_state_array((part - storage::kStatePart0) % kStateArraysMax,
                                 range.group)) {
       continue;
     }
@@ -113,7 +114,7 @@ absl::Status NvmeTestJob::Open(const DurableCommit* restored) {
   options.is_durable = setup_.is_durable;
   options.job_bytes = kJobBytes;
   options.restored = restored;
-  StateArrays arrays;
+  storage::StateArrays arrays;
   arrays.parameters = parameters_.data();
   OPTSTATE_ASSIGN_OR_RETURN(
       store_, NvmeStore::Open(&setup_.layout, setup_.sub_group_elements, arrays,
@@ -163,7 +164,8 @@ absl::Status NvmeTestJob::Restore() {
   return store_->RestoreParameters();
 }
 
-void NvmeTestJob::WriteTo(const StateStore::Pin& pin, std::mt19937_64* random) {
+void NvmeTestJob::WriteTo(const storage::StateStore::Pin& pin,
+                          std::mt19937_64* random) {
   const auto index = static_cast<size_t>(&pin.record().sub_group() -
                                          store_->sub_groups().all().data());
   const auto pieces = KeptPieces(layout(), pin.record());
@@ -184,16 +186,16 @@ void NvmeTestJob::WriteTo(const StateStore::Pin& pin, std::mt19937_64* random) {
 
 absl::Status NvmeTestJob::Write(size_t record, std::mt19937_64* random) {
   OPTSTATE_ASSIGN_OR_RETURN(
-      const StateStore::Pin pin,
-      store_->PinSubGroup(record, StateStore::Access::kWrite));
+      const storage::StateStore::Pin pin,
+      store_->PinSubGroup(record, storage::StateStore::Access::kWrite));
   WriteTo(pin, random);
   return absl::OkStatus();
 }
 
 absl::Status NvmeTestJob::Compare(size_t record) {
   OPTSTATE_ASSIGN_OR_RETURN(
-      const StateStore::Pin pin,
-      store_->PinSubGroup(record, StateStore::Access::kRead));
+      const storage::StateStore::Pin pin,
+      store_->PinSubGroup(record, storage::StateStore::Access::kRead));
   const std::lock_guard<std::mutex> lock(mutexes_[record]);
   const auto pieces = KeptPieces(layout(), pin.record());
   const auto expected = KeptPieces(layout(), model_.record(record));
@@ -242,4 +244,4 @@ void NvmeTestJob::CopyCommitsOf(NvmeTestJob* other) {
   commits_ = other->commits_;
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

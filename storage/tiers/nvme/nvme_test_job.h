@@ -20,14 +20,14 @@
 #include "storage/tiers/host_store.h"
 #include "storage/tiers/nvme/nvme_store.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // What a job's records are to hold, byte by byte: its arrays, whole in memory.
 class NvmeTestModel {
  public:
   NvmeTestModel(const Layout* layout, uint64_t sub_group_elements);
 
-  RecordView record(size_t sub_group) const {
+  storage::RecordView record(size_t sub_group) const {
     return store_->record(sub_group);
   }
   const SubGroupTable& sub_groups() const { return store_->sub_groups(); }
@@ -38,13 +38,13 @@ class NvmeTestModel {
   std::vector<std::byte> parameters_, master_;
   std::array<std::vector<std::byte>, kStateArraysMax> state_;
   std::array<std::vector<float>, kStateArraysMax> scale_;
-  std::unique_ptr<HostStore> store_;
+  std::unique_ptr<storage::HostStore> store_;
 };
 
 // Returns the pieces of a record that its store keeps: its arrays, and the
 // parameters that are a part of their masters.
-std::vector<absl::Span<std::byte>> KeptPieces(const Layout& layout,
-                                              const RecordView& record);
+std::vector<absl::Span<std::byte>> KeptPieces(
+    const Layout& layout, const storage::RecordView& record);
 
 // Memory of files that outlive the engine.
 class NvmeTestMemory {
@@ -122,7 +122,7 @@ class NvmeTestJob {
 
   // Writes random bytes to a record, some pieces of each of its arrays.
   absl::Status Write(size_t record, std::mt19937_64* random);
-  void WriteTo(const StateStore::Pin& pin, std::mt19937_64* random);
+  void WriteTo(const storage::StateStore::Pin& pin, std::mt19937_64* random);
   // Compares a record with the model. INTERNAL: it differs.
   absl::Status Compare(size_t record);
   absl::Status CompareAll();
@@ -148,6 +148,6 @@ class NvmeTestJob {
   std::unique_ptr<NvmeStore> store_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_NVME_TEST_JOB_H_

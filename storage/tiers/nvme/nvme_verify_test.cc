@@ -18,7 +18,7 @@
 #include "storage/tiers/nvme/nvme_store.h"
 #include "storage/tiers/nvme/nvme_test_job.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 using Kind = io::IoRequest::Kind;
@@ -319,4 +319,4 @@ TEST_F(NvmeVerifyTest, AStoreInUseIsNotDisturbed) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -15,7 +15,7 @@
 #include "storage/tiers/nvme/nvme_store.h"
 #include "storage/tiers/nvme/nvme_test_job.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 using Weights = std::vector<uint32_t>;
@@ -261,4 +261,4 @@ TEST_F(NvmeWeightsTest, ErrorsAreCounted) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::nvme

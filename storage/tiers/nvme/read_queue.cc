@@ -5,7 +5,7 @@
 
 #include "absl/status/status.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 ReadQueue::ReadQueue(RecordCache* cache) : cache_(*cache) {
   demanded_.reserve(cache->records());
@@ -64,4 +64,4 @@ void ReadQueue::OnCommitRequested() {
   passes_before_ = std::exchange(passes_, 0);
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -8,7 +8,7 @@
 #include "absl/types/span.h"
 #include "storage/tiers/nvme/record_cache.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // The records that are to be read: first those that threads wait for, then the
 // next ones of the pass. No I/O.
@@ -62,6 +62,6 @@ class ReadQueue {
   uint32_t passes_before_ = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_READ_QUEUE_H_

@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-namespace optstate {
+namespace optstate::nvme {
 
 RecordCache::RecordCache(uint32_t frames, uint32_t records, FrameTable* table)
     : table_(*table),
@@ -53,18 +53,19 @@ uint32_t RecordCache::FrameOf(const io::IoRequest* request) const {
   return static_cast<uint32_t>(static_cast<size_t>(offset) / sizeof(Frame));
 }
 
-bool RecordCache::MayPin(uint32_t record, StateStore::Access access) const {
+bool RecordCache::MayPin(uint32_t record,
+                         storage::StateStore::Access access) const {
   const Frame& frame = frames_[table_.place(record).frame];
-  return access == StateStore::Access::kRead ||
+  return access == storage::StateStore::Access::kRead ||
          (!frame.is_writing && !frame.is_summing &&
           !records_[record].must_flush);
 }
 
-void RecordCache::Pin(uint32_t index, StateStore::Access access,
+void RecordCache::Pin(uint32_t index, storage::StateStore::Access access,
                       bool is_of_pass) {
   Record& record = records_[index];
   RecordPlace place = table_.place(index);
-  if (access == StateStore::Access::kWrite) {
+  if (access == storage::StateStore::Access::kWrite) {
     if (!place.is_dirty) {
       place.is_dirty = true;
       table_.SetPlace(index, place);
@@ -188,4 +189,4 @@ void RecordCache::SetWritten(uint32_t frame) {
                                           .is_dirty = false});
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

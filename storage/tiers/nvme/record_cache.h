@@ -10,7 +10,7 @@
 #include "storage/tiers/nvme/frame_list.h"
 #include "storage/tiers/nvme/frame_table.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // Which record is in which frame, which records are pinned, and which frame is
 // given up for another record. Bookkeeping only: no I/O, no bytes of records.
@@ -78,8 +78,9 @@ class RecordCache {
   uint32_t FrameOf(const io::IoRequest* request) const;
 
   // Says whether the record, which is in a frame, may be pinned in this way.
-  bool MayPin(uint32_t record, StateStore::Access access) const;
-  void Pin(uint32_t record, StateStore::Access access, bool is_of_pass);
+  bool MayPin(uint32_t record, storage::StateStore::Access access) const;
+  void Pin(uint32_t record, storage::StateStore::Access access,
+           bool is_of_pass);
   // Returns whether that was the record's last pin.
   bool Unpin(uint32_t record);
 
@@ -123,6 +124,6 @@ class RecordCache {
   uint32_t writing_ = 0;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_RECORD_CACHE_H_

@@ -14,10 +14,10 @@
 #include "storage/tiers/nvme/frame_table.h"
 #include "storage/tiers/nvme/read_queue.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
-using Access = StateStore::Access;
+using Access = storage::StateStore::Access;
 
 constexpr uint32_t kRecords = 6;
 constexpr uint32_t kFrames = 3;
@@ -363,4 +363,4 @@ TEST_F(RecordCacheTest, RandomUsesLoseNoFrame) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::nvme

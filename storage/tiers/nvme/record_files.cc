@@ -4,7 +4,7 @@
 #include "proto/types/status_macros.h"
 #include "storage/tiers/nvme/record_split.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 std::string PathIn(const std::string& directory) {
@@ -92,4 +92,4 @@ absl::Status RecordFiles::Remove(io::IoEngine* engine,
   return status;
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -11,7 +11,7 @@
 #include "storage/io/io_engine.h"
 #include "storage/tiers/nvme/record_layout.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // The files `records` of a job, one in each of its directories on disk: each
 // record has one place or two (slots) in one of them, which SplitRecords()
@@ -67,6 +67,6 @@ class RecordFiles {
   std::vector<uint64_t> slot_bytes_;  // by record
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_RECORD_FILES_H_

@@ -7,7 +7,7 @@
 #include "storage/format/checksum.h"
 #include "storage/io/io_engine.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 constexpr uint64_t kPartAlignBytes = 64;
@@ -46,16 +46,16 @@ RecordLayout::RecordLayout(const Layout* layout,
 }
 
 bool RecordLayout::HasPart(const SubGroup& sub_group, int part) const {
-  if (part == kMasterPart) {
+  if (part == storage::kMasterPart) {
     for (uint32_t p = sub_group.first_parameter; p < sub_group.end_parameter;
          ++p) {
       if (layout_->master_format(p) != MasterFormat::kParameter) return true;
     }
     return false;
   }
-  const int k = (part - kStatePart0) % kStateArraysMax;
+  const int k = (part - storage::kStatePart0) % kStateArraysMax;
   if (!layout_->has_state_array(k, sub_group.group)) return false;
-  return part < kScalePart0 ||
+  return part < storage::kScalePart0 ||
          ArrayFormat(*layout_, k) == StateFormat::kDynamic8;
 }
 
@@ -66,11 +66,15 @@ RecordLayout::Place RecordLayout::MakePlace(const SubGroup& sub_group) const {
   const auto add = [&](int part) {
     if (!HasPart(sub_group, part)) return;
     place.parts[static_cast<size_t>(part)] = end;
-    end += RoundUp(PartBytesOf(*layout_, part, 0, sub_group.elements()).end,
-                   kPartAlignBytes);
+    end += RoundUp(
+        storage::PartBytesOf(*layout_, part, 0, sub_group.elements()).end,
+        kPartAlignBytes);
   };
-  for (int part = kStatePart0; part < kRecordPartCount; ++part) add(part);
-  add(kMasterPart);
+  for (int part = storage::kStatePart0; part < storage::kRecordPartCount;
+       ++part) {
+    add(part);
+  }
+  add(storage::kMasterPart);
   // A record without arrays takes a sector too, so that it is read and written
   // like all others.
   place.state_bytes =
@@ -88,10 +92,10 @@ RecordLayout::Place RecordLayout::MakePlace(const SubGroup& sub_group) const {
   return place;
 }
 
-RecordView RecordLayout::ViewOf(uint32_t sub_group, std::byte* frame,
-                                std::byte* parameter_area) const {
+storage::RecordView RecordLayout::ViewOf(uint32_t sub_group, std::byte* frame,
+                                         std::byte* parameter_area) const {
   const Place& place = places_[sub_group];
-  RecordView::Bases bases;
+  storage::RecordView::Bases bases;
   for (size_t part = 0; part < place.parts.size(); ++part) {
     if (place.parts[part] != kNone) {
       bases.parts[part] = frame + place.parts[part];
@@ -148,10 +152,11 @@ uint32_t RecordLayout::TileChecksum(uint32_t sub_group, uint64_t tile,
   uint32_t checksum = 0;
   for (size_t part = 0; part < place.parts.size(); ++part) {
     if (place.parts[part] == kNone) continue;
-    const PartBytes bytes =
-        PartBytesOf(*layout_, static_cast<int>(part), begin, numel);
-    checksum = ExtendCrc32c(checksum, frame + place.parts[part] + bytes.begin,
-                            bytes.end - bytes.begin);
+    const storage::PartBytes bytes =
+        storage::PartBytesOf(*layout_, static_cast<int>(part), begin, numel);
+    checksum =
+        storage::ExtendCrc32c(checksum, frame + place.parts[part] + bytes.begin,
+                              bytes.end - bytes.begin);
   }
   return checksum;
 }
@@ -159,10 +164,10 @@ uint32_t RecordLayout::TileChecksum(uint32_t sub_group, uint64_t tile,
 uint32_t RecordLayout::ParameterChecksum(uint32_t sub_group,
                                          const std::byte* frame) const {
   uint32_t checksum = 0;
-  ForEachParameter(sub_group,
-                   [&](uint64_t at, uint64_t /*area*/, uint64_t bytes) {
-                     checksum = ExtendCrc32c(checksum, frame + at, bytes);
-                   });
+  ForEachParameter(
+      sub_group, [&](uint64_t at, uint64_t /*area*/, uint64_t bytes) {
+        checksum = storage::ExtendCrc32c(checksum, frame + at, bytes);
+      });
   return checksum;
 }
 
@@ -239,4 +244,4 @@ int64_t RecordLayout::Compare(uint32_t sub_group, const std::byte* frame,
   return -1;
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

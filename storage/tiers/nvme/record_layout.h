@@ -11,7 +11,7 @@
 #include "proto/types/sub_groups.h"
 #include "storage/record_view.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // The bytes of a record in a frame, and in the same way in a slot on disk: the
 // state arrays with their scales, then the masters, then the parameters that
@@ -38,8 +38,8 @@ class RecordLayout {
   uint64_t bytes(uint32_t sub_group) const { return places_[sub_group].bytes; }
 
   // Returns the record that lies in this frame.
-  RecordView ViewOf(uint32_t sub_group, std::byte* frame,
-                    std::byte* parameter_area) const;
+  storage::RecordView ViewOf(uint32_t sub_group, std::byte* frame,
+                             std::byte* parameter_area) const;
   // Copies the parameters that are a part of their masters to the frame, and
   // from it.
   void TakeParameters(uint32_t sub_group, const std::byte* parameter_area,
@@ -79,7 +79,7 @@ class RecordLayout {
  private:
   struct Place {
     // Offsets of the arrays in the record; kNone: the record lacks the array.
-    std::array<uint64_t, kRecordPartCount> parts;
+    std::array<uint64_t, storage::kRecordPartCount> parts;
     uint64_t parameters = 0;
     uint64_t parameter_bytes = 0;
     uint64_t state_bytes = 0;
@@ -109,6 +109,6 @@ class RecordLayout {
   uint64_t record_checksums_max_ = 1;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_RECORD_LAYOUT_H_

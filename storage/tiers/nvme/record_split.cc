@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 absl::Status CheckWeights(absl::Span<const uint32_t> weights,
                           size_t directories) {
@@ -61,4 +61,4 @@ std::string WeightsText(absl::Span<const uint32_t> weights) {
   return weights.empty() ? "equal parts" : absl::StrJoin(weights, ":");
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

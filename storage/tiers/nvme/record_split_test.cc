@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "storage/io/test_seed.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 using Weights = std::vector<uint32_t>;
@@ -78,4 +78,4 @@ TEST(RecordSplitTest, WeightsThatDoNotFitAreRefused) {
 }
 
 }  // namespace
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 StoreContext::StoreContext(const Layout* the_layout,
                            const SubGroupTable* the_sub_groups,
@@ -50,4 +50,4 @@ absl::Status StoreContext::Damaged(uint32_t record, uint32_t slot,
       "from a checkpoint"));
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -19,7 +19,7 @@
 #include "storage/tiers/nvme/record_files.h"
 #include "storage/tiers/nvme/record_layout.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // What the rooms of an NvmeStore work on: its engine, files and memory.
 //
@@ -68,6 +68,6 @@ struct StoreContext {
   std::unique_ptr<DurableLog> log;   // of a durable job
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_STORE_CONTEXT_H_

@@ -3,7 +3,7 @@
 #include <pthread.h>
 #include <time.h>
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 uint64_t NanosOf(clockid_t clock) {
@@ -57,4 +57,4 @@ NvmeCounters StoreCounters::all() const {
   return counters;
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <optional>
 
-namespace optstate {
+namespace optstate::nvme {
 
 // NvmeStore::PassCounters.
 struct NvmePassCounters {
@@ -78,6 +78,6 @@ class StoreCounters {
   std::optional<clockid_t> io_clock_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_STORE_COUNTERS_H_

@@ -9,7 +9,7 @@
 #include "storage/tiers/nvme/store_context.h"
 #include "storage/tiers/nvme/store_counters.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // The one lock of an NvmeStore, what its threads wait for, and what they count.
 //
@@ -53,6 +53,6 @@ struct StoreMonitor {
   const StoreContext& context;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_STORE_MONITOR_H_

@@ -15,7 +15,7 @@
 #include "storage/tiers/nvme/record_layout.h"
 #include "storage/tiers/nvme/record_split.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 // Returns the room for a job's text, which may grow a little: its description
@@ -271,4 +271,4 @@ absl::Status StoreOpener::RewriteRecord(uint32_t record, uint32_t slot,
   return absl::OkStatus();
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

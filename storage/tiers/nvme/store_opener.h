@@ -13,7 +13,7 @@
 #include "storage/tiers/nvme/store_context.h"
 #include "storage/tiers/nvme/store_monitor.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // Opens the files and the frame table of a store: a new one, one that an engine
 // left, or one from a commit.
@@ -52,6 +52,6 @@ class StoreOpener {
   StoreContext& context_;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_STORE_OPENER_H_

@@ -9,7 +9,7 @@
 #include "storage/tiers/nvme/nvme_options.h"
 #include "storage/tiers/nvme/record_files.h"
 
-namespace optstate {
+namespace optstate::nvme {
 namespace {
 
 // Records that are written behind a pass at once: enough to keep a disk busy.
@@ -242,4 +242,4 @@ void Swapper::CompleteWrite(uint32_t index) {
   committer_.OnWritten(frame.record);
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

@@ -13,7 +13,7 @@
 #include "storage/tiers/nvme/store_monitor.h"
 #include "storage/tiers/nvme/verifier.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // Reads records to frames and writes them to their slots.
 //
@@ -94,6 +94,6 @@ class Swapper {
   uint32_t vacated_from_ ABSL_GUARDED_BY(monitor_.mu) = RecordCache::kNoFrame;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_SWAPPER_H_

@@ -9,7 +9,7 @@
 #include "storage/tiers/nvme/nvme_options.h"
 #include "storage/tiers/nvme/record_files.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 absl::StatusOr<VerifyResult> Verifier::Verify(
     absl::FunctionRef<bool(const VerifyResult&)> progress) {
@@ -176,4 +176,4 @@ bool Verifier::IsReading(uint32_t record, uint32_t slot) const {
          verification_->record == record && verification_->slot == slot;
 }
 
-}  // namespace optstate
+}  // namespace optstate::nvme

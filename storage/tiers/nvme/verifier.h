@@ -17,7 +17,7 @@
 #include "storage/tiers/nvme/store_context.h"
 #include "storage/tiers/nvme/store_monitor.h"
 
-namespace optstate {
+namespace optstate::nvme {
 
 // How far Verify() has come.
 struct VerifyProgress {
@@ -109,6 +109,6 @@ class Verifier {
   Verification* verification_ ABSL_GUARDED_BY(monitor_.mu) = nullptr;
 };
 
-}  // namespace optstate
+}  // namespace optstate::nvme
 
 #endif  // OPTSTATE_STORAGE_TIERS_NVME_VERIFIER_H_
