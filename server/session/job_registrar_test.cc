@@ -16,18 +16,20 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// A job with a parameter "c" beside those of TwoRankSpec().
+// A job with a parameter "c", in a group of its own, beside those of
+// TwoRankSpec().
 RegisterSpec ExtendedSpec(RegisterSpec spec, int64_t numel = 3) {
   LayoutSpec layout;
   layout.groups.assign(spec.layout.groups().begin(),
                        spec.layout.groups().end());
+  layout.groups.emplace_back();
   layout.parameters.assign(spec.layout.parameters().begin(),
                            spec.layout.parameters().end());
   ParameterSpec parameter;
   parameter.name = "c";
   parameter.shape = {numel};
   parameter.numel = numel;
-  parameter.group = 1;
+  parameter.group = static_cast<uint32_t>(layout.groups.size()) - 1;
   layout.parameters.push_back(parameter);
   spec.layout = *Layout::Make(layout);
   spec.extend = true;

@@ -180,22 +180,6 @@ TEST_F(RankAttachmentsTest, OfAFailedJobAllIsKept) {
   EXPECT_TRUE(std::filesystem::exists(staging));
 }
 
-// The next engine finishes the step, and needs the gradients that the ranks of
-// this one had, which often end when their step fails.
-TEST_F(RankAttachmentsTest, GradientsOfAStepThatTheStoreRefusedAreKept) {
-  const std::string staging = MakeStaging(1);
-  absl::Span<const uint8_t> updated;
-  const StepDecision decision = DecideStep(&updated);
-  executor_.FailAfter(1, absl::ResourceExhaustedError("no device"));
-  {
-    JobCall lock(&job_.lock);
-    ASSERT_FALSE(committer_.CommitDecision(decision, updated).ok());
-  }
-  for (uint32_t rank = 0; rank < 2; ++rank) Detach(rank);
-  EXPECT_THAT(keeper_.kept(), SizeIs(2));
-  EXPECT_TRUE(std::filesystem::exists(staging));
-}
-
 // A step in which an engine died.
 class RecoveringAttachmentsTest : public RankAttachmentsTest {
  protected:

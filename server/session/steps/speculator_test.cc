@@ -78,8 +78,10 @@ class SpeculatorTest : public RoomFixture {
     commit_.step = 1;
     commit_.groups = groups_;
     for (uint32_t rank = 0; rank < 2; ++rank) {
-      ranks_.session(rank).attached = true;
-      ranks_.session(rank).spec.listener = &listeners_[rank];
+      AttachSpec spec;
+      spec.rank = rank;
+      spec.listener = &listeners_[rank];
+      ranks_.Attach(spec);
       ranks_.gradient_area(rank) =
           reinterpret_cast<const std::byte*>(gradients_.data());
       const RankPartition& partition = job_.shape->partitions[rank];
