@@ -116,7 +116,7 @@ class AttachedRoomTest : public RoomTest<Rooms> {
     return this->stager_.Stage(rank, next_step(), micro_step, first, end);
   }
   void NoteCommit(uint32_t rank, uint64_t request_id) {
-    this->step_.progress.Open();
+    if (!this->job_.recovery.has_value()) this->step_.progress.Open();
     this->step_.open_step.NoteCommit(rank, request_id, CommitOf(next_step()));
   }
   // Has the rank wait for the end of its micro-step.
