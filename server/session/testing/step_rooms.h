@@ -99,7 +99,9 @@ class AttachedRoomTest : public RoomTest<Rooms> {
     this->step_.open_step.DropAll();
     this->step_.micro_steps.DropAll();
     for (uint32_t rank = 0; rank < this->ranks_.size(); ++rank) {
-      this->ranks_.Await(rank);
+      if (this->ranks_.state(rank) == RankState::kAttached) {
+        this->ranks_.Await(rank);
+      }
       this->ranks_.gradient_area(rank) = nullptr;
     }
   }
