@@ -51,7 +51,7 @@ absl::Status Speculation::RollBack(uint64_t step) {
     }
   }
   OPTSTATE_RETURN_IF_ERROR(ForEachElementRange(
-      plan_, memory_.store, &pool_, 0,
+      plan_, memory_.store, &pool_, 0, StateStore::Access::kWrite,
       [&](const RecordView& record, uint32_t p, uint64_t begin, uint64_t end) {
         ForEachRun(plan_.layout(), p, begin, end,
                    [&](uint64_t run, uint64_t run_begin, uint64_t numel) {
