@@ -27,7 +27,9 @@
 
 namespace optstate {
 
+class StateStore;
 class StepObserver;
+struct StateArrays;
 
 // One training job: its layout, its state, the partition of the state over
 // ranks, and the order of its steps. Knows nothing of sockets, rings or RPC:
@@ -110,6 +112,12 @@ class Job {
     // null; must outlive the job.
     GradientKeeper* keeper = nullptr;
     StepObserver* observer = nullptr;  // tests only; must outlive the job
+    // Makes the store of a job whose records are all in memory, in place of a
+    // HostStore. `incarnation` is that of the job's files. Tests only.
+    std::function<absl::StatusOr<std::unique_ptr<StateStore>>(
+        const Layout* layout, uint64_t sub_group_elements,
+        const StateArrays& arrays, uint64_t incarnation)>
+        make_host_store;
     // The clock that ends a pause. Tests only: another clock may run ahead of
     // the real one, and each leap must be followed by a call of the job.
     std::function<absl::Time()> clock = absl::Now;
