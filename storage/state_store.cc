@@ -24,6 +24,24 @@ std::byte* StateStore::sums(uint32_t parameter, uint64_t begin) const {
          begin * SizeInBytes(layout_->parameters()[parameter].gradient_dtype);
 }
 
+absl::Status StateStore::RequestCommit(uint64_t /*step*/, std::string /*job*/) {
+  return absl::FailedPreconditionError(
+      "the job is not durable: it was made with durability \"none\"");
+}
+
+absl::Status StateStore::ChangeFrames(
+    uint32_t /*frames*/,
+    absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> /*resize*/) {
+  return absl::FailedPreconditionError(
+      "the job lies in memory whole: it has no frames");
+}
+
+absl::StatusOr<VerifyResult> StateStore::Verify(
+    absl::FunctionRef<bool(const VerifyResult&)> /*progress*/) {
+  return absl::FailedPreconditionError(
+      "the job lies in memory alone: there is nothing on disk to verify");
+}
+
 void StateStore::Unpin(const RecordView& /*record*/, Access /*access*/) {}
 
 }  // namespace optstate::storage

@@ -5,9 +5,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -16,6 +19,8 @@
 #include "proto/types/status_macros.h"
 #include "proto/types/sub_groups.h"
 #include "storage/record_view.h"
+#include "storage/swap_state.h"
+#include "storage/verify_result.h"
 
 namespace optstate::storage {
 
@@ -102,6 +107,48 @@ class StateStore {
   // Pins the record at a position of the pass, for writing. Positions are to be
   // taken about in order, by any threads.
   virtual absl::StatusOr<Pin> PinOfPass(size_t position) = 0;
+
+  // Says whether records have files on disk, beside frames in memory.
+  virtual bool has_disk() const { return false; }
+  // Says whether commits bring the state to a disk, so that it survives the
+  // loss of memory.
+  virtual bool is_durable() const { return false; }
+  // Begins to make the job durable as it is now, which is after `step`, all
+  // records together; `job` is returned by durable_job() then. Waits for the
+  // commit before. No record may be pinned for writing. FAILED_PRECONDITION:
+  // the job is not durable.
+  virtual absl::Status RequestCommit(uint64_t step, std::string job);
+  // Waits until the commit that was requested last is durable.
+  virtual absl::Status AwaitCommit() { return absl::OkStatus(); }
+  // Returns the step of the last durable commit; 0: there is none.
+  virtual uint64_t durable_step() const { return 0; }
+  // Returns the text that this commit was given; empty: there is none.
+  virtual std::string durable_job() const { return {}; }
+  // Puts the parameters that records hold into the parameter area, after a
+  // restart without memory. A store without a disk has none to read.
+  virtual absl::Status RestoreParameters() { return absl::OkStatus(); }
+
+  // Changes the number of frames in memory. Records in frames that are given up
+  // go to disk first. Then `resize` changes the memory, and sets its argument
+  // to where it is from now on; the frames that stay have what they had. After
+  // an error of `resize`, which is returned, the store goes on with that memory
+  // too. Waits for the commit before. No record may be pinned, and meanwhile
+  // only durable_step(), swap_state() and Verify() are called.
+  // FAILED_PRECONDITION: the store has no frames.
+  virtual absl::Status ChangeFrames(
+      uint32_t frames,
+      absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize);
+
+  // Reads what each record has on disk that is to survive, and compares its
+  // checksums; the store may be used meanwhile. `progress` is called after each
+  // record with what was found so far; false: CANCELLED. An error is one of the
+  // store. One call at a time (FAILED_PRECONDITION, as without a disk), which
+  // ends before the store does.
+  virtual absl::StatusOr<VerifyResult> Verify(
+      absl::FunctionRef<bool(const VerifyResult&)> progress);
+
+  // Returns how the swapping of records is doing; nullopt without a disk.
+  virtual std::optional<SwapState> swap_state() const { return std::nullopt; }
 
   // Calls visit(record, begin, numel) for the parts of elements [begin, +numel)
   // of a parameter that lie in one record each.

@@ -241,7 +241,7 @@ class Job {
   virtual void Stop() = 0;
 
   // Reads the job's records on disk and compares them with their checksums, see
-  // NvmeStore::Verify, while steps go on. `progress` is called several times a
+  // StateStore::Verify, while steps go on. `progress` is called several times a
   // second, the last time with `done`; false: CANCELLED. FAILED_PRECONDITION:
   // nothing is on disk, the job is being verified already, or it drains, pauses
   // or has stopped; ABORTED: it begins to, or its store is made anew. These

@@ -59,7 +59,7 @@ v1::JobPhase JobContext::phase() const {
 
 StepOutcome JobContext::LastOutcome() const {
   StepOutcome outcome = OutcomeOf(record());
-  if (nvme != nullptr) outcome.durable_step = nvme->durable_step();
+  if (store != nullptr) outcome.durable_step = store->durable_step();
   return outcome;
 }
 
@@ -127,17 +127,16 @@ std::string JobContext::HowToGoOn() const {
 
 absl::StatusOr<std::shared_ptr<Verification>> JobContext::BeginVerification() {
   OPTSTATE_RETURN_IF_ERROR(CheckRegistered());
-  if (nvme == nullptr) {
+  if (!HasDisk()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "job \"", options.name,
         "\" lies in memory alone: there is nothing on disk to verify"));
   }
-  return verifier.Begin(nvme);
+  return verifier.Begin(store.get());
 }
 
 void JobContext::DropStore() {
   verifier.Cancel("the job's store is made anew");
-  nvme = nullptr;
   store.reset();
 }
 

@@ -26,7 +26,6 @@
 #include "storage/host_tier.h"
 #include "storage/memory/memory_locker.h"
 #include "storage/state_store.h"
-#include "storage/tiers/nvme/nvme_store.h"
 
 namespace optstate::session {
 
@@ -71,6 +70,8 @@ struct JobContext {
   storage::RankMark& staging_mark(uint32_t rank) const {
     return rank_mark(accumulates_together() ? 0 : rank);
   }
+  // Returns whether the job has a store, with records on disk.
+  bool HasDisk() const { return store != nullptr && store->has_disk(); }
   bool speculates() const { return shape->description.speculative; }
   // Returns whether the step is marked, but neither finished nor given up: in a
   // FAILED job it is the next engine's to finish, with the same gradients and
@@ -127,8 +128,6 @@ struct JobContext {
   // The records of the present layout and files; made with the scheduler, their
   // user.
   std::unique_ptr<storage::StateStore> store;
-  // Points to the same store when the job has records on disk; null otherwise.
-  nvme::NvmeStore* nvme = nullptr;
   RecordVerifier verifier;
   std::unique_ptr<scheduler::StepScheduler> scheduler;
   // Set while a step in which a former engine died is not finished.

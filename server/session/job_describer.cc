@@ -53,7 +53,7 @@ void JobDescriber::DescribeState(v1::Job* job) const {
     array->set_file(info.file);
   }
   state_lock_.Describe(job->mutable_memory_lock());
-  if (job_.nvme != nullptr) durability_.DescribeDisk(job->mutable_disk());
+  if (job_.HasDisk()) durability_.DescribeDisk(job->mutable_disk());
   job->set_open_step(DescribeOpenStep());
   if (load_.round.active()) {
     job->set_open_load(absl::StrCat(load_.round.Describe(), ", ",

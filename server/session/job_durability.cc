@@ -1,88 +1,22 @@
 #include "server/session/job_durability.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
-#include "server/session/disk_claim.h"
 #include "server/session/durable_job.h"
 #include "server/session/job_storage.h"
+#include "server/session/store_maker.h"
 #include "spdlog/spdlog.h"
-#include "storage/tiers/nvme/frame_table.h"
+#include "storage/swap_state.h"
 
 namespace optstate::session {
 
-uint64_t JobDurability::SubGroupElements(
-    const JobDescription& description) const {
-  // A job of a former build has none of its own.
-  return description.storage.sub_group_elements() != 0
-             ? description.storage.sub_group_elements()
-             : job_.options.config.engine().subgroup_elements();
-}
-
-nvme::NvmeStore::Sizes JobDurability::SwapSizesOf(
-    const JobDescription& description) const {
-  return nvme::NvmeStore::SizesOf(
-      description.layout, SubGroupElements(description),
-      {.is_durable = IsDurable(description.storage),
-       .directories =
-           static_cast<uint32_t>(job_.options.config.nvme().directories_size()),
-       .job_bytes = DurableJobBytes(description.layout,
-                                    SerializeDescription(description))});
-}
-
-absl::StatusOr<std::unique_ptr<storage::StateStore>> JobDurability::MakeStore(
-    const nvme::DurableCommit* restored) {
-  const JobDescription& what = job_.shape->description;
-  job_.nvme = nullptr;
-  if (!UsesDisk(what.storage)) {
-    return job_.tier->MakeStore(&job_.layout(), SubGroupElements(what));
-  }
-  nvme::NvmeStore::Options options;
-  options.directories =
-      DiskDirectoriesOf(job_.options.config, job_.options.name);
-  if (options.directories.empty()) {
-    return absl::FailedPreconditionError(
-        "the job's records are on disk, and this daemon has no directory for "
-        "them: start optstated with the --nvme-dir that it had");
-  }
-  OPTSTATE_RETURN_IF_ERROR(ClaimDiskFolders(
-      options.directories,
-      {.incarnation = job_.tier->control()->incarnation,
-       .owner = job_.options.uid,
-       .job_directory = job_.options.directory,
-       .is_new = restored == nullptr &&
-                 !nvme::FrameTable::IsMade(job_.tier->frame_table())}));
-  if (IsDurable(what.storage)) {
-    OPTSTATE_RETURN_IF_ERROR(MarkDurable(options.directories));
-  }
-  OPTSTATE_ASSIGN_OR_RETURN(options.engine,
-                            MakeDiskEngine(job_.options.config));
-  const nvme::NvmeStore::Sizes sizes = SwapSizesOf(what);
-  const absl::Span<std::byte> frames = job_.tier->frames();
-  options.frames = frames.first(frames.size() / sizes.frame * sizes.frame);
-  options.table = job_.tier->frame_table();
-  options.incarnation = job_.tier->control()->incarnation;
-  options.is_durable = IsDurable(what.storage);
-  options.job_bytes = DurableJobBytes(what.layout, SerializeDescription(what));
-  options.restored = restored;
-  OPTSTATE_ASSIGN_OR_RETURN(
-      std::unique_ptr<nvme::NvmeStore> store,
-      nvme::NvmeStore::Open(&job_.layout(), SubGroupElements(what),
-                            job_.tier->Arrays(), std::move(options)));
-  spdlog::info(
-      "records are swapped: job={} io={} frames={} records={} frame_bytes={} "
-      "durable={}",
-      job_.options.name, store->io_engine_name(), frames.size() / sizes.frame,
-      sizes.records, sizes.frame, IsDurable(what.storage));
-  job_.nvme = store.get();
-  return store;
-}
-
 absl::Status JobDurability::FitFrames() {
-  if (job_.nvme == nullptr) return absl::OkStatus();
-  const nvme::NvmeStore::Sizes sizes = SwapSizesOf(job_.shape->description);
+  if (!job_.HasDisk()) return absl::OkStatus();
+  const nvme::NvmeSizes sizes = SwapSizesOf(job_, job_.shape->description);
   const uint64_t bytes = FrameBytesOf(job_.shape->description.storage, sizes);
   if (bytes == job_.tier->frames().size()) return absl::OkStatus();
   return job_.MakePass([&] { return ChangeFrames(bytes, sizes.frame); });
@@ -92,16 +26,16 @@ absl::Status JobDurability::ChangeFrames(uint64_t bytes, uint64_t frame_bytes) {
   if (bytes > job_.tier->frames().size()) {
     OPTSTATE_RETURN_IF_ERROR(job_.tier->ReserveFramesAhead(bytes));
   }
-  return job_.nvme->ChangeFrames(static_cast<uint32_t>(bytes / frame_bytes),
-                                 [&](absl::Span<std::byte>* frames) {
-                                   // Operators may look at the job while a pass
-                                   // is made.
-                                   const absl::MutexLock lock(&job_.lock.mu);
-                                   const absl::Status resized =
-                                       job_.tier->ResizeFrames(bytes);
-                                   *frames = job_.tier->frames();
-                                   return resized;
-                                 });
+  return job_.store->ChangeFrames(static_cast<uint32_t>(bytes / frame_bytes),
+                                  [&](absl::Span<std::byte>* frames) {
+                                    // Operators may look at the job while a
+                                    // pass is made.
+                                    const absl::MutexLock lock(&job_.lock.mu);
+                                    const absl::Status resized =
+                                        job_.tier->ResizeFrames(bytes);
+                                    *frames = job_.tier->frames();
+                                    return resized;
+                                  });
 }
 
 bool JobDurability::IsCommitDue() const {
@@ -127,8 +61,8 @@ absl::Status JobDurability::MakeDurable() {
   const bool waits =
       job_.shape->description.storage.durability() == v1::DURABILITY_KIND_STEP;
   const absl::Status status = job_.MakePass([&] {
-    absl::Status requested = job_.nvme->RequestCommit(step, std::move(job));
-    return requested.ok() && waits ? job_.nvme->AwaitCommit() : requested;
+    absl::Status requested = job_.store->RequestCommit(step, std::move(job));
+    return requested.ok() && waits ? job_.store->AwaitCommit() : requested;
   });
   if (status.ok()) return status;
   return job_.FailInside(absl::StrCat("the durable commit of step ", step),
@@ -136,7 +70,7 @@ absl::Status JobDurability::MakeDurable() {
 }
 
 absl::Status JobDurability::MakeDurableIfDue(bool is_load) {
-  if (job_.nvme == nullptr || !IsDurable(job_.shape->description.storage) ||
+  if (!job_.HasDisk() || !IsDurable(job_.shape->description.storage) ||
       !job_.HasWholeState()) {
     return absl::OkStatus();
   }
@@ -147,7 +81,7 @@ absl::Status JobDurability::MakeDurableIfDue(bool is_load) {
 // durable differs from none.
 JobDurability::Durable JobDurability::WhatIsDurable() const {
   const absl::StatusOr<DurableJob> last =
-      ParseDurableJob(job_.nvme->durable_job());
+      ParseDurableJob(job_.store->durable_job());
   if (!last.ok()) return {};
   const storage::StepRecord& now = job_.record();
   return {.step = last->record.committed_step == now.committed_step,
@@ -155,7 +89,7 @@ JobDurability::Durable JobDurability::WhatIsDurable() const {
 }
 
 absl::Status JobDurability::AdoptCommit() {
-  if (job_.nvme == nullptr || job_.recovery.has_value() ||
+  if (!job_.HasDisk() || job_.recovery.has_value() ||
       !IsDurable(job_.shape->description.storage) || !job_.HasWholeState()) {
     return absl::OkStatus();
   }
@@ -167,7 +101,7 @@ absl::Status JobDurability::AdoptCommit() {
   const bool needs_step = storage.durability() == v1::DURABILITY_KIND_STEP ||
                           (storage.durability() == v1::DURABILITY_KIND_EVERY &&
                            job_.record().committed_step / every >
-                               job_.nvme->durable_step() / every);
+                               job_.store->durable_step() / every);
   if (durable.loads && (durable.step || !needs_step)) return absl::OkStatus();
   return MakeDurable();
 }
@@ -175,12 +109,12 @@ absl::Status JobDurability::AdoptCommit() {
 // An orderly end makes the last step durable, so that none is lost when the
 // machine is switched off next.
 void JobDurability::CommitFinally(bool loading) {
-  if (job_.nvme == nullptr || !job_.failure.ok() || job_.recovery.has_value() ||
+  if (!job_.HasDisk() || !job_.failure.ok() || job_.recovery.has_value() ||
       !IsDurable(job_.shape->description.storage) || !job_.HasWholeState() ||
       loading) {
     return;
   }
-  const auto await = [&] { return job_.nvme->AwaitCommit(); };
+  const auto await = [&] { return job_.store->AwaitCommit(); };
   job_.MakePass(await).IgnoreError();
   const Durable durable = WhatIsDurable();
   if (durable.step && durable.loads) return;
@@ -188,15 +122,17 @@ void JobDurability::CommitFinally(bool loading) {
   if (status.ok()) status = job_.MakePass(await);
   if (!status.ok()) {
     spdlog::error("step {} is not durable, {} is: {}",
-                  job_.record().committed_step, job_.nvme->durable_step(),
+                  job_.record().committed_step, job_.store->durable_step(),
                   status.ToString());
   }
 }
 
 void JobDurability::DescribeDisk(v1::DiskState* disk) const {
-  const nvme::NvmeStore::Counters counters = job_.nvme->counters();
-  const nvme::NvmeStore::Sizes sizes = SwapSizesOf(job_.shape->description);
-  disk->set_io_engine(job_.nvme->io_engine_name());
+  const std::optional<storage::SwapState> state = job_.store->swap_state();
+  if (!state.has_value()) return;
+  const storage::SwapCounters& counters = state->counters;
+  const nvme::NvmeSizes sizes = SwapSizesOf(job_, job_.shape->description);
+  disk->set_io_engine(state->io_engine);
   for (const std::string& directory :
        DiskDirectoriesOf(job_.options.config, job_.options.name)) {
     disk->add_directories(directory);
@@ -204,7 +140,7 @@ void JobDurability::DescribeDisk(v1::DiskState* disk) const {
   disk->set_records(sizes.records);
   disk->set_frames(job_.tier->frames().size() / sizes.frame);
   disk->set_frame_bytes(sizes.frame);
-  disk->set_durable_step(job_.nvme->durable_step());
+  disk->set_durable_step(job_.store->durable_step());
   disk->set_commits(counters.commits);
   disk->set_bytes_read(counters.bytes_read);
   disk->set_bytes_written(counters.bytes_written);
@@ -218,7 +154,7 @@ void JobDurability::DescribeDisk(v1::DiskState* disk) const {
     disk->set_cpu_ms_per_gb(static_cast<double>(counters.cpu_ns) * 1e3 /
                             static_cast<double>(bytes));
   }
-  for (const nvme::DirectoryCounters& of : job_.nvme->directory_counters()) {
+  for (const storage::DirectoryCounters& of : state->directories) {
     v1::DirectoryIo* io = disk->add_directory_io();
     io->set_bytes_read(of.bytes_read);
     io->set_bytes_written(of.bytes_written);

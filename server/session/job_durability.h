@@ -2,20 +2,15 @@
 #define OPTSTATE_SERVER_SESSION_JOB_DURABILITY_H_
 
 #include <cstdint>
-#include <memory>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
 #include "server/session/job_context.h"
-#include "server/session/job_description.h"
-#include "storage/state_store.h"
-#include "storage/tiers/nvme/nvme_store.h"
 
 namespace optstate::session {
 
-// The job's store, and which of its steps are durable on disk.
+// Which steps of a job are durable on disk, and when the next one is to be.
 //
 // Threads: not thread-safe; the job's lock guards it, and is given up while a
 // commit is on its way to the disk.
@@ -23,13 +18,6 @@ class JobDurability {
  public:
   // The arguments must outlive this object.
   explicit JobDurability(JobContext* job) : job_(*job) {}
-
-  uint64_t SubGroupElements(const JobDescription& description) const;
-  nvme::NvmeStore::Sizes SwapSizesOf(const JobDescription& description) const;
-  // Makes the store of the present shape. `restored`: the commit from which the
-  // job is made anew, or null.
-  absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
-      const nvme::DurableCommit* restored);
 
   // Gives the job as many frames as its description has room for. Frames that
   // are given up are written to disk first; one pass over them. An error of the

@@ -48,10 +48,12 @@ class JobDurabilityTest : public RoomTest<LowerRooms> {
     SetStep(step);
     JobCall lock(&job_.lock);
     EXPECT_TRUE(durability_.MakeDurableIfDue(is_load).ok());
-    EXPECT_TRUE(job_.nvme->AwaitCommit().ok());
-    return job_.nvme->durable_step();
+    EXPECT_TRUE(job_.store->AwaitCommit().ok());
+    return job_.store->durable_step();
   }
-  uint64_t commits() const { return job_.nvme->counters().commits; }
+  uint64_t commits() const {
+    return job_.store->swap_state()->counters.commits;
+  }
   absl::Status AdoptCommit() {
     JobCall lock(&job_.lock);
     return durability_.AdoptCommit();
@@ -68,7 +70,7 @@ TEST_F(JobDurabilityTest, EachStep) {
     SetStep(step);
     JobCall lock(&job_.lock);
     ASSERT_TRUE(durability_.MakeDurableIfDue(/*is_load=*/false).ok());
-    EXPECT_EQ(job_.nvme->durable_step(), step) << "before it is answered";
+    EXPECT_EQ(job_.store->durable_step(), step) << "before it is answered";
   }
 }
 
@@ -115,10 +117,10 @@ TEST_F(JobDurabilityTest, AStepOfTheFormerEngineIsMadeDurable) {
   SetStep(2);
   job_.recovery.emplace();
   ASSERT_TRUE(AdoptCommit().ok());
-  EXPECT_EQ(job_.nvme->durable_step(), 1u) << "it is being finished";
+  EXPECT_EQ(job_.store->durable_step(), 1u) << "it is being finished";
   job_.recovery.reset();
   ASSERT_TRUE(AdoptCommit().ok());
-  EXPECT_EQ(job_.nvme->durable_step(), 2u);
+  EXPECT_EQ(job_.store->durable_step(), 2u);
 }
 
 // A load has no step of its own.
@@ -140,9 +142,9 @@ TEST_F(JobDurabilityTest, AnOrderlyEndLosesNothing) {
   job_.failure = absl::DataLossError("why");
   CommitFinally();
   job_.failure = absl::OkStatus();
-  EXPECT_EQ(job_.nvme->durable_step(), 3u);
+  EXPECT_EQ(job_.store->durable_step(), 3u);
   CommitFinally();
-  EXPECT_EQ(job_.nvme->durable_step(), 4u);
+  EXPECT_EQ(job_.store->durable_step(), 4u);
   const uint64_t before = commits();
   CommitFinally();
   EXPECT_EQ(commits(), before) << "it is durable";
@@ -161,14 +163,14 @@ TEST_F(JobDurabilityTest, ADiskThatRefusesFailsTheJob) {
   EXPECT_FALSE(failed.ok());
   EXPECT_THAT(failed.message(), HasSubstr("the durable commit of step 2"));
   EXPECT_EQ(job_.failure, failed);
-  EXPECT_EQ(job_.nvme->durable_step(), 1u);
+  EXPECT_EQ(job_.store->durable_step(), 1u);
   EXPECT_EQ(job_.LastOutcome().durable_step, 1u);
 }
 
 TEST_F(JobDurabilityTest, AJobOnDiskNeedsTheDaemonsDirectory) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_NONE));
   job_.options.config.mutable_nvme()->clear_directories();
-  const absl::Status refused = durability_.MakeStore(nullptr).status();
+  const absl::Status refused = MakeStore(&job_, nullptr).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(refused.message(), HasSubstr("--nvme-dir"));
 }

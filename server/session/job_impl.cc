@@ -103,7 +103,6 @@ JobImpl::JobImpl(Options options)
                   .decider = &decider_,
                   .speculator = &speculator_,
                   .load = &load_,
-                  .durability = &durability_,
                   .state_lock = &state_lock_}),
       opener_({.job = &job_,
                .ranks = &ranks_,

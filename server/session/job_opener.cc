@@ -19,6 +19,7 @@
 #include "server/session/job_storage.h"
 #include "server/session/recovery/step_files_check.h"
 #include "server/session/steps/loss_scaler.h"
+#include "server/session/store_maker.h"
 #include "spdlog/spdlog.h"
 #include "storage/disk_folder.h"
 
@@ -126,7 +127,7 @@ absl::Status JobOpener::RestoreFromDisk() {
             job_.store->step_counts().begin());
   std::copy(job.scalars.begin(), job.scalars.end(),
             job_.store->scalars().begin());
-  OPTSTATE_RETURN_IF_ERROR(job_.nvme->RestoreParameters());
+  OPTSTATE_RETURN_IF_ERROR(job_.store->RestoreParameters());
   OPTSTATE_RETURN_IF_ERROR(CastParametersFromMasters());
   ::unlink(marker.c_str());
   spdlog::info("job restored from disk: job={} step={}", job_.options.name,
@@ -138,10 +139,8 @@ absl::Status JobOpener::RestoreFromDisk() {
 // left of it is removed, since it would keep the name from a new job.
 absl::StatusOr<nvme::DurableCommit> JobOpener::ReadCommit(
     const std::vector<std::string>& directories) const {
-  OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<io::IoEngine> engine,
-                            MakeDiskEngine(job_.options.config));
   absl::StatusOr<nvme::DurableCommit> commit =
-      nvme::NvmeStore::ReadCommit(engine.get(), directories);
+      ReadDurableCommit(job_, directories);
   if (!absl::IsNotFound(commit.status())) return commit;
   OPTSTATE_ASSIGN_OR_RETURN(const std::optional<storage::DiskIdentity> identity,
                             storage::ReadDiskIdentity(directories[0]));

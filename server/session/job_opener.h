@@ -13,7 +13,7 @@
 #include "server/session/recovery/job_recovery.h"
 #include "server/session/recovery/recovered_gradients.h"
 #include "server/session/transfer/load_applier.h"
-#include "storage/tiers/nvme/nvme_store.h"
+#include "storage/tiers/nvme/durable_log.h"
 
 namespace optstate::session {
 

@@ -9,6 +9,7 @@
 #include "server/session/disk_claim.h"
 #include "server/session/job_storage.h"
 #include "server/session/steps/loss_scaler.h"
+#include "server/session/store_maker.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::session {
@@ -112,7 +113,7 @@ storage::HostTier::StepFileBytes JobRegistrar::StepFilesOf(
                                                   job_.pool.participants()),
       .speculation = SpeculationBytes(description)};
   if (!UsesDisk(description.storage)) return bytes;
-  const nvme::NvmeStore::Sizes sizes = durability_.SwapSizesOf(description);
+  const nvme::NvmeSizes sizes = SwapSizesOf(job_, description);
   bytes.frames = FrameBytesOf(description.storage, sizes);
   bytes.frame_table = sizes.table;
   return bytes;
@@ -285,7 +286,7 @@ absl::Status JobRegistrar::MakeScheduler(const nvme::DurableCommit* restored) {
       job_.tier->ReserveStepFiles(StepFilesOf(job_.shape->description)));
   job_.scheduler.reset();
   job_.DropStore();  // it has the same files as the next one
-  OPTSTATE_ASSIGN_OR_RETURN(job_.store, durability_.MakeStore(restored));
+  OPTSTATE_ASSIGN_OR_RETURN(job_.store, MakeStore(&job_, restored));
   scheduler::StepScheduler::Options options;
   options.store = job_.store.get();
   options.grain_elements = job_.options.config.engine().subgroup_elements();

@@ -9,7 +9,6 @@
 #include "optstate/v1/types.pb.h"
 #include "server/session/job_context.h"
 #include "server/session/job_description.h"
-#include "server/session/job_durability.h"
 #include "server/session/job_shape.h"
 #include "server/session/job_types.h"
 #include "server/session/ranks/rank_roster.h"
@@ -19,7 +18,7 @@
 #include "server/session/steps/step_state.h"
 #include "server/session/transfer/load_state.h"
 #include "storage/host_tier.h"
-#include "storage/tiers/nvme/nvme_store.h"
+#include "storage/tiers/nvme/durable_log.h"
 
 namespace optstate::session {
 
@@ -37,7 +36,6 @@ class JobRegistrar {
     StepDecider* decider;
     Speculator* speculator;
     LoadState* load;
-    JobDurability* durability;
     StateLock* state_lock;
   };
   explicit JobRegistrar(const Rooms& rooms)
@@ -47,7 +45,6 @@ class JobRegistrar {
         decider_(*rooms.decider),
         speculator_(*rooms.speculator),
         load_(*rooms.load),
-        durability_(*rooms.durability),
         state_lock_(*rooms.state_lock) {}
 
   // See Job::Register. The description is that of the spec.
@@ -78,7 +75,6 @@ class JobRegistrar {
   StepDecider& decider_;
   Speculator& speculator_;
   LoadState& load_;
-  JobDurability& durability_;
   StateLock& state_lock_;
 };
 

@@ -49,19 +49,19 @@ absl::Status CheckDurability(const v1::StorageSettings& storage) {
 
 // Checks a budget that an operator sets for a job that exists.
 absl::Status CheckBudget(const v1::StorageSettings& now, uint64_t bytes,
-                         const nvme::NvmeStore::Sizes& sizes) {
+                         const nvme::NvmeSizes& sizes) {
   if (now.placement() != v1::PLACEMENT_NVME) {
     return absl::FailedPreconditionError(
         "host_budget is for placement \"nvme\": this job lies in memory whole. "
         "For less memory, take a state_dict, delete the job and load it into "
         "one with placement=\"nvme\"");
   }
-  const uint64_t least = nvme::NvmeStore::kFramesMin * sizes.frame;
+  const uint64_t least = nvme::kNvmeFramesMin * sizes.frame;
   if (bytes >= least) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "a host_budget of ", bytes, " bytes has room for ", bytes / sizes.frame,
       " of the job's records of ", sizes.frame, " bytes; it must hold ",
-      nvme::NvmeStore::kFramesMin, ": set at least ", least));
+      nvme::kNvmeFramesMin, ": set at least ", least));
 }
 
 }  // namespace
@@ -156,7 +156,7 @@ absl::Status CheckSameStorage(const v1::StorageSettings& now,
 
 absl::StatusOr<v1::StorageSettings> ChangeStorage(
     const v1::StorageSettings& now, const v1::SetJobRequest& request,
-    const nvme::NvmeStore::Sizes& sizes) {
+    const nvme::NvmeSizes& sizes) {
   v1::StorageSettings storage = now;
   if (request.host_budget_bytes() != 0) {
     OPTSTATE_RETURN_IF_ERROR(
@@ -191,12 +191,12 @@ bool IsDurable(const v1::StorageSettings& storage) {
 }
 
 uint64_t FrameBytesOf(const v1::StorageSettings& storage,
-                      const nvme::NvmeStore::Sizes& sizes) {
+                      const nvme::NvmeSizes& sizes) {
   const uint64_t frames =
       storage.placement() == v1::PLACEMENT_NVME
           ? std::min(storage.host_budget_bytes() / sizes.frame, sizes.records)
           : sizes.records;
-  return std::max(frames, nvme::NvmeStore::kFramesMin) * sizes.frame;
+  return std::max(frames, nvme::kNvmeFramesMin) * sizes.frame;
 }
 
 std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,

@@ -11,7 +11,7 @@
 #include "optstate/v1/config.pb.h"
 #include "optstate/v1/types.pb.h"
 #include "proto/types/layout.h"
-#include "storage/tiers/nvme/nvme_store.h"
+#include "storage/tiers/nvme/nvme_options.h"
 
 namespace optstate::session {
 
@@ -42,13 +42,13 @@ bool UsesDisk(const v1::StorageSettings& storage);
 // FAILED_PRECONDITION: such a job has no such setting, and what to do.
 absl::StatusOr<v1::StorageSettings> ChangeStorage(
     const v1::StorageSettings& now, const v1::SetJobRequest& request,
-    const nvme::NvmeStore::Sizes& sizes);
+    const nvme::NvmeSizes& sizes);
 
 // Returns the bytes of the job's frames: with PLACEMENT_NVME what the host
 // budget has room for, else all records; whole frames, at least
-// NvmeStore::kFramesMin.
+// kNvmeFramesMin.
 uint64_t FrameBytesOf(const v1::StorageSettings& storage,
-                      const nvme::NvmeStore::Sizes& sizes);
+                      const nvme::NvmeSizes& sizes);
 
 // Returns the job's directories on disk, below those of the configuration.
 std::vector<std::string> DiskDirectoriesOf(const v1::DaemonConfig& config,

@@ -5,6 +5,7 @@
 #include "server/session/admission.h"
 #include "server/session/job_description.h"
 #include "server/session/job_storage.h"
+#include "server/session/store_maker.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::session {
@@ -22,7 +23,7 @@ absl::StatusOr<v1::SetJobReply> LiveSettings::Set(
   const JobDescription& now = job_.shape->description;
   OPTSTATE_ASSIGN_OR_RETURN(
       const v1::StorageSettings storage,
-      ChangeStorage(now.storage, request, durability_.SwapSizesOf(now)));
+      ChangeStorage(now.storage, request, SwapSizesOf(job_, now)));
   OPTSTATE_RETURN_IF_ERROR(
       Annotate(Use(storage), absl::StrCat("job \"", job_.options.name, "\"")));
   const v1::SetJobReply reply = Reply();
@@ -36,8 +37,7 @@ absl::Status LiveSettings::Use(const v1::StorageSettings& storage) {
   next.storage = storage;
   const std::string description = SerializeDescription(next);
   const uint64_t frame_bytes =
-      UsesDisk(storage) ? FrameBytesOf(storage, durability_.SwapSizesOf(next))
-                        : 0;
+      UsesDisk(storage) ? FrameBytesOf(storage, SwapSizesOf(job_, next)) : 0;
   if (frame_bytes > job_.tier->frames().size()) {
     OPTSTATE_ASSIGN_OR_RETURN(const AdmissionLock lock,
                               AdmissionLock::Take(job_.StateDir()));
@@ -79,8 +79,8 @@ v1::SetJobReply LiveSettings::Reply() const {
   const JobDescription& now = job_.shape->description;
   v1::SetJobReply reply;
   *reply.mutable_storage() = now.storage;
-  if (job_.nvme == nullptr) return reply;
-  const nvme::NvmeStore::Sizes sizes = durability_.SwapSizesOf(now);
+  if (!job_.HasDisk()) return reply;
+  const nvme::NvmeSizes sizes = SwapSizesOf(job_, now);
   reply.set_records(sizes.records);
   reply.set_frames(job_.tier->frames().size() / sizes.frame);
   reply.set_frame_bytes(sizes.frame);

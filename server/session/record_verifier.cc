@@ -9,7 +9,7 @@
 namespace optstate::session {
 namespace {
 
-v1::RecordDamage ToProto(const nvme::NvmeStore::Damage& damage) {
+v1::RecordDamage ToProto(const storage::RecordDamage& damage) {
   v1::RecordDamage proto;
   proto.set_file(damage.file);
   proto.set_offset_bytes(damage.offset_bytes);
@@ -30,11 +30,9 @@ v1::RecordDamage ToProto(const nvme::NvmeStore::Damage& damage) {
 
 }  // namespace
 
-void Verification::Read(nvme::NvmeStore* store) {
-  const absl::StatusOr<nvme::NvmeStore::VerifyResult> result =
-      store->Verify([this](const nvme::NvmeStore::VerifyResult& found) {
-        return Note(found);
-      });
+void Verification::Read(storage::StateStore* store) {
+  const absl::StatusOr<storage::VerifyResult> result = store->Verify(
+      [this](const storage::VerifyResult& found) { return Note(found); });
   const absl::MutexLock lock(&mu_);
   if (result.ok()) {
     progress_ = result->progress;
@@ -44,7 +42,7 @@ void Verification::Read(nvme::NvmeStore* store) {
   has_ended_ = true;
 }
 
-bool Verification::Note(const nvme::NvmeStore::VerifyResult& found) {
+bool Verification::Note(const storage::VerifyResult& found) {
   const absl::MutexLock lock(&mu_);
   progress_ = found.progress;
   while (damages_.size() < found.damages.size()) {
@@ -103,7 +101,7 @@ void Verification::AwaitEnd() const {
 }
 
 absl::StatusOr<std::shared_ptr<Verification>> RecordVerifier::Begin(
-    nvme::NvmeStore* store) {
+    storage::StateStore* store) {
   const absl::MutexLock lock(&mu_);
   if (last_ != nullptr && !last_->has_ended()) {
     return absl::FailedPreconditionError(

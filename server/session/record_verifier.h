@@ -13,7 +13,8 @@
 #include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 #include "optstate/v1/admin.pb.h"
-#include "storage/tiers/nvme/nvme_store.h"
+#include "storage/state_store.h"
+#include "storage/verify_result.h"
 
 namespace optstate::session {
 
@@ -33,8 +34,8 @@ class Verification {
  private:
   friend class RecordVerifier;
 
-  void Read(nvme::NvmeStore* store);
-  bool Note(const nvme::NvmeStore::VerifyResult& found);
+  void Read(storage::StateStore* store);
+  bool Note(const storage::VerifyResult& found);
   void Cancel(const absl::Status& why);
   // Returns what is new since the last call.
   v1::VerifyJobProgress Take() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -42,8 +43,8 @@ class Verification {
   void AwaitEnd() const;
 
   mutable absl::Mutex mu_;
-  nvme::NvmeStore::VerifyProgress progress_ ABSL_GUARDED_BY(mu_);
-  std::vector<nvme::NvmeStore::Damage> damages_ ABSL_GUARDED_BY(mu_);
+  storage::VerifyProgress progress_ ABSL_GUARDED_BY(mu_);
+  std::vector<storage::RecordDamage> damages_ ABSL_GUARDED_BY(mu_);
   size_t told_damages_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status cancelled_ ABSL_GUARDED_BY(mu_);
   absl::Status status_ ABSL_GUARDED_BY(mu_);
@@ -61,7 +62,8 @@ class RecordVerifier {
   // Begins to verify the store, which must live until the verification has
   // ended or Cancel has returned. FAILED_PRECONDITION: one is under way;
   // RESOURCE_EXHAUSTED: no thread can be had.
-  absl::StatusOr<std::shared_ptr<Verification>> Begin(nvme::NvmeStore* store);
+  absl::StatusOr<std::shared_ptr<Verification>> Begin(
+      storage::StateStore* store);
   // Ends what is under way with ABORTED, which says why. Returns when the store
   // is not used any more: after a read of one record, at most.
   // Who calls this keeps the next one from beginning.

@@ -5,7 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/session/job_storage.h"
-#include "storage/tiers/nvme/nvme_store.h"
+#include "storage/tiers/nvme/frame_table.h"
 
 namespace optstate::session {
 namespace {
@@ -30,7 +30,7 @@ absl::Status CheckFrames(const JobContext& job,
   if (!UsesDisk(description.storage)) return absl::OkStatus();
   const storage::StepRecord& record = job.record();
   const uint64_t needed =
-      nvme::NvmeStore::FrameBytesOf(job.tier->frame_table());
+      nvme::FrameTable::FrameBytesOf(job.tier->frame_table());
   // An engine that died while it made the job leaves no table, and no state.
   const bool is_new = needed == 0 && record.committed_step == 0 &&
                       record.load_required_from == 0;

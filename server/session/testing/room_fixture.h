@@ -70,7 +70,6 @@ class LowerRooms {
                     .decider = &decider_,
                     .speculator = &speculator_,
                     .load = &load_,
-                    .durability = &durability_,
                     .state_lock = &state_lock_}) {}
 
   absl::StatusOr<RegisterResult> Register(const RegisterSpec& spec) {

@@ -9,6 +9,15 @@
 
 namespace optstate::nvme {
 
+namespace {
+
+// The first commit is written to both regions before it counts as durable. So a
+// damaged region beside an unwritten one can only be a first commit that was
+// interrupted, and never one that somebody was told of.
+constexpr uint64_t kFirstGeneration = 1;
+
+}  // namespace
+
 Committer::Committer(StoreContext* context, StoreMonitor* monitor,
                      RecordCache* cache, ReadQueue* queue)
     : context_(*context),
@@ -126,9 +135,7 @@ void Committer::BeginSync() {
 
 // Names the slots that the sync made durable. A record that has been read, or
 // changed in its frame, since it was flushed still has its slot.
-void Committer::WriteCommit() {
-  phase_ = Phase::kWriting;
-  ++commit_.generation;
+void Committer::NameSlots() {
   commit_.incarnation = context_.options.incarnation;
   commit_.slots = context_.slots;
   commit_.paths = static_cast<uint32_t>(context_.options.directories.size());
@@ -143,6 +150,11 @@ void Committer::WriteCommit() {
                                          context_.table.checksums(place.slot),
                                          absl::MakeSpan(commit_.checksums));
   }
+}
+
+void Committer::WriteCommit() {
+  phase_ = Phase::kWriting;
+  ++commit_.generation;
   const absl::StatusOr<io::IoRequest*> request = context_.log->Prepare(commit_);
   if (!request.ok()) return monitor_.Fail(request.status());
   monitor_.Submit(*request);
@@ -170,13 +182,18 @@ void Committer::Complete(const io::IoRequest& request) {
     case Phase::kSyncing:
       if (--syncs_left_ > 0) break;
       context_.table.SetSyncing(false);
+      NameSlots();
       WriteCommit();
       break;
     case Phase::kWriting:
       SyncLog();
       break;
     case Phase::kSyncingLog:
-      EndCommit();
+      if (commit_.generation == kFirstGeneration) {
+        WriteCommit();
+      } else {
+        EndCommit();
+      }
       break;
     case Phase::kNone:
     case Phase::kFlushing:

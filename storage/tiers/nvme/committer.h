@@ -21,7 +21,8 @@ namespace optstate::nvme {
 // 1. flushing: Swapper writes the records that are newer in their frames;
 // 2. syncing: the files of records are synced, the directories side by side;
 // 3. writing: the log gets a commit that names the slots now synced;
-// 4. syncing the log: the commit is durable after that.
+// 4. syncing the log: the commit is durable after that. The first commit of a
+//    job is written and synced twice, to both regions of the log.
 //
 // Invariants: a slot that the last durable commit names is never written; while
 // a commit is made, only what belongs to it is written. A store that has failed
@@ -69,6 +70,7 @@ class Committer {
   };
 
   void BeginSync() ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
+  void NameSlots() ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
   void WriteCommit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
   void SyncLog() ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
   void EndCommit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);

@@ -66,7 +66,8 @@ class DurableLog {
   // disk does not read is no such case: Open() fails, for it may be the newest.
   const absl::Status& damage() const { return damage_; }
   // Says whether the damage is that of a first commit which was not written to
-  // its end: the other region was never written.
+  // its end: the other region was never written, and Committer writes the first
+  // commit to both before it is durable.
   bool is_first_torn() const { return is_first_torn_; }
   io::FileId file() const { return file_; }
 

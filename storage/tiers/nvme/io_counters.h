@@ -6,20 +6,9 @@
 #include <vector>
 
 #include "storage/io/io_engine.h"
+#include "storage/swap_state.h"
 
 namespace optstate::nvme {
-
-// What the files of one directory have seen since the store was opened. Bytes
-// and operations are those that succeeded.
-struct DirectoryCounters {
-  uint64_t bytes_read = 0;
-  uint64_t bytes_written = 0;
-  uint64_t reads = 0;
-  uint64_t writes = 0;
-  uint64_t syncs = 0;
-  uint64_t errors = 0;       // each attempt of a read by itself
-  uint64_t queue_depth = 0;  // requests that are under way now
-};
 
 // Counts requests by directory. Allocates only in the constructor.
 //
@@ -31,7 +20,7 @@ class IoCounters {
   void OnSubmit(size_t directory) { ++directories_[directory].queue_depth; }
   // Counts a request that the engine has returned.
   void OnComplete(size_t directory, const io::IoRequest& request) {
-    DirectoryCounters& counters = directories_[directory];
+    storage::DirectoryCounters& counters = directories_[directory];
     --counters.queue_depth;
     if (!request.status.ok()) {
       ++counters.errors;
@@ -52,10 +41,12 @@ class IoCounters {
     }
   }
 
-  const std::vector<DirectoryCounters>& all() const { return directories_; }
+  const std::vector<storage::DirectoryCounters>& all() const {
+    return directories_;
+  }
 
  private:
-  std::vector<DirectoryCounters> directories_;
+  std::vector<storage::DirectoryCounters> directories_;
 };
 
 }  // namespace optstate::nvme

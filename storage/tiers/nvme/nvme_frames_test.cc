@@ -64,9 +64,10 @@ TEST_F(NvmeFramesTest, APassReadsWhatItHasNoFramesFor) {
        {NvmeStore::kFramesMin, uint64_t{7}, kRecords, uint64_t{5}}) {
     ASSERT_EQ(job_->ChangeFrames(frames), absl::OkStatus());
     for (int pass = 0; pass < 2; ++pass) {
-      const uint64_t before = job_->store().counters().records_read;
+      const uint64_t before = job_->store().swap_state()->counters.records_read;
       ASSERT_NO_FATAL_FAILURE(Update());
-      const uint64_t read = job_->store().counters().records_read - before;
+      const uint64_t read =
+          job_->store().swap_state()->counters.records_read - before;
       // The first pass brings in what the former frames had no room for.
       EXPECT_TRUE(pass == 0 || read == kRecords - frames)
           << read << " records read with " << frames << " frames";
@@ -82,9 +83,9 @@ TEST_F(NvmeFramesTest, AMemoryThatCannotBeResizedStaysInUse) {
       });
   EXPECT_EQ(refused, absl::ResourceExhaustedError("no room"));
   ASSERT_NO_FATAL_FAILURE(Update());
-  const uint64_t read = job_->store().counters().records_read;
+  const uint64_t read = job_->store().swap_state()->counters.records_read;
   ASSERT_NO_FATAL_FAILURE(Update());
-  EXPECT_EQ(job_->store().counters().records_read, read);
+  EXPECT_EQ(job_->store().swap_state()->counters.records_read, read);
   EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
   EXPECT_EQ(job_->ChangeFrames(NvmeStore::kFramesMin), absl::OkStatus());
   EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
@@ -114,7 +115,7 @@ TEST_F(NvmeFramesTest, AVerificationGoesOn) {
   std::thread verifier([&] {
     while (!changed || verified == 0) {
       const auto result = job_->store().Verify(
-          [](const NvmeStore::VerifyResult&) { return true; });
+          [](const storage::VerifyResult&) { return true; });
       ASSERT_TRUE(result.ok()) << result.status();
       EXPECT_EQ(result->progress.damaged, 0);
       EXPECT_EQ(result->progress.records, kRecords);
@@ -139,7 +140,7 @@ TEST_F(NvmeFramesTest, CpuTimeIsNotLost) {
     ASSERT_EQ(job_->ChangeFrames(NvmeStore::kFramesMin + i % 2),
               absl::OkStatus());
     ASSERT_NO_FATAL_FAILURE(Update());
-    const NvmeStore::Counters counters = job_->store().counters();
+    const storage::SwapCounters counters = job_->store().swap_state()->counters;
     EXPECT_GE(counters.cpu_ns, before);
     EXPECT_LE(counters.last_pass.cpu_ns, counters.cpu_ns);
     before = counters.cpu_ns;

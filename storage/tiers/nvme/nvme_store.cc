@@ -16,10 +16,6 @@ NvmeStore::Sizes NvmeStore::SizesOf(const Layout& layout,
   return StoreOpener::SizesOf(layout, sub_group_elements, options);
 }
 
-uint64_t NvmeStore::FrameBytesOf(absl::Span<const std::byte> table) {
-  return FrameTable::FrameBytesOf(table);
-}
-
 NvmeStore::NvmeStore(const Layout* layout, uint64_t sub_group_elements,
                      const storage::StateArrays& arrays, Options options)
     : storage::StateStore(layout, sub_group_elements, arrays),
@@ -224,18 +220,15 @@ absl::Status NvmeStore::ChangeFrames(
   return changed;
 }
 
-NvmeStore::Counters NvmeStore::counters() const {
+std::optional<storage::SwapState> NvmeStore::swap_state() const {
   const absl::MutexLock lock(&monitor_.mu);
-  return monitor_.counters.all();
+  return storage::SwapState{.io_engine = context_.engine.name(),
+                            .counters = monitor_.counters.all(),
+                            .directories = monitor_.io_counters.all()};
 }
 
-std::vector<DirectoryCounters> NvmeStore::directory_counters() const {
-  const absl::MutexLock lock(&monitor_.mu);
-  return monitor_.io_counters.all();
-}
-
-absl::StatusOr<NvmeStore::VerifyResult> NvmeStore::Verify(
-    absl::FunctionRef<bool(const VerifyResult&)> progress) {
+absl::StatusOr<storage::VerifyResult> NvmeStore::Verify(
+    absl::FunctionRef<bool(const storage::VerifyResult&)> progress) {
   return verifier_.Verify(progress);
 }
 

@@ -4,8 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
@@ -14,19 +14,19 @@
 #include "absl/types/span.h"
 #include "storage/io/io_engine.h"
 #include "storage/state_store.h"
+#include "storage/swap_state.h"
 #include "storage/tiers/nvme/committer.h"
 #include "storage/tiers/nvme/durable_log.h"
 #include "storage/tiers/nvme/frame_checks.h"
-#include "storage/tiers/nvme/io_counters.h"
 #include "storage/tiers/nvme/io_thread.h"
 #include "storage/tiers/nvme/nvme_options.h"
 #include "storage/tiers/nvme/read_queue.h"
 #include "storage/tiers/nvme/record_cache.h"
 #include "storage/tiers/nvme/store_context.h"
-#include "storage/tiers/nvme/store_counters.h"
 #include "storage/tiers/nvme/store_monitor.h"
 #include "storage/tiers/nvme/swapper.h"
 #include "storage/tiers/nvme/verifier.h"
+#include "storage/verify_result.h"
 
 namespace optstate::nvme {
 
@@ -61,23 +61,13 @@ class NvmeStore final : public storage::StateStore {
   using Options = NvmeOptions;
   using SizeOptions = NvmeSizeOptions;
   using Sizes = NvmeSizes;
-  using PassCounters = NvmePassCounters;
-  using Counters = NvmeCounters;
-  using VerifyProgress = nvme::VerifyProgress;
-  using VerifyResult = nvme::VerifyResult;
-  using Damage = RecordDamage;
 
   static constexpr uint64_t kFramesMin = kNvmeFramesMin;
   static constexpr uint8_t kReadAttemptsMax = kNvmeReadAttemptsMax;
-  static constexpr size_t kDamagesMax = kVerifyDamagesMax;
 
   // Returns what a job takes.
   static Sizes SizesOf(const Layout& layout, uint64_t sub_group_elements,
                        const SizeOptions& options);
-
-  // Returns the bytes of frames that this table was made for; 0: it was not
-  // made.
-  static uint64_t FrameBytesOf(absl::Span<const std::byte> table);
 
   // Makes the job's files on disk, or opens them. Removes what a former job of
   // the same name left, when the job is new.
@@ -95,47 +85,25 @@ class NvmeStore final : public storage::StateStore {
   absl::StatusOr<size_t> BeginPass(absl::Span<const uint8_t> wanted) override;
   absl::StatusOr<Pin> PinOfPass(size_t position) override;
 
-  // Begins to make the job durable as it is now, which is after `step`; `job`
-  // is what DurableCommit::job is to be. Waits for the commit before. No record
-  // may be pinned for writing.
-  absl::Status RequestCommit(uint64_t step, std::string job);
-  // Waits until the commit that was requested last is durable.
-  absl::Status AwaitCommit();
-  // Returns the step of the last durable commit.
-  uint64_t durable_step() const;
-  // Returns DurableCommit::job of that commit; empty: there is none.
-  std::string durable_job() const;
-  // Reads all records and puts the parameters that they hold into the parameter
-  // area, after a restart without memory.
-  absl::Status RestoreParameters();
+  bool has_disk() const override { return true; }
+  bool is_durable() const override { return context_.options.is_durable; }
+  absl::Status RequestCommit(uint64_t step, std::string job) override;
+  absl::Status AwaitCommit() override;
+  uint64_t durable_step() const override;
+  std::string durable_job() const override;
+  absl::Status RestoreParameters() override;
 
-  // Changes the number of frames, to at least kFramesMin. Records in frames
-  // that are given up go to disk first. Then `resize` changes the memory, and
-  // sets its argument to where it is from now on; the frames that stay have
-  // what they had. After an error of `resize`, which is returned, the store
-  // goes on with that memory too. Waits for the commit before. No record may be
-  // pinned, and meanwhile only durable_step(), counters and Verify() are
-  // called.
   absl::Status ChangeFrames(
       uint32_t frames,
-      absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize);
+      absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize) override;
 
-  // Returns what the store has done since it was opened.
-  Counters counters() const;
-  // Returns the counters by directory, in the order of Options::directories.
-  std::vector<DirectoryCounters> directory_counters() const;
+  // Verifies of a durable job the slots of the last durable commit, of another
+  // those that are not older than memory. Reads one record at a time, after all
+  // other requests, and takes the memory of one frame.
+  absl::StatusOr<storage::VerifyResult> Verify(
+      absl::FunctionRef<bool(const storage::VerifyResult&)> progress) override;
 
-  // Reads what each record has on disk that is to survive, and compares its
-  // checksums: of a durable job the slots of the last durable commit, of
-  // another those that are not older than memory. Reads one record at a time,
-  // after all other requests, and takes the memory of one frame; the store may
-  // be used meanwhile. `progress` is called after each record with what was
-  // found so far; false: CANCELLED. An error is one of the store. One call at a
-  // time (FAILED_PRECONDITION), which ends before the store does.
-  absl::StatusOr<VerifyResult> Verify(
-      absl::FunctionRef<bool(const VerifyResult&)> progress);
-
-  const char* io_engine_name() const { return context_.engine.name(); }
+  std::optional<storage::SwapState> swap_state() const override;
 
  private:
   NvmeStore(const Layout* layout, uint64_t sub_group_elements,

@@ -150,7 +150,7 @@ void BM_Pass(benchmark::State& state) {
   std::array<double, 2> cpu_seconds = {};
   double gigabytes = 0;
   const auto moved = [&] {
-    const NvmeStore::Counters counters = (*store)->counters();
+    const storage::SwapCounters counters = (*store)->swap_state()->counters;
     return counters.bytes_read + counters.bytes_written;
   };
   // The first passes write blocks that were never written.
@@ -175,7 +175,7 @@ void BM_Pass(benchmark::State& state) {
     cpu_seconds[0] += second[1] - first[1];
     cpu_seconds[1] += third[1] - second[1];
   }
-  state.SetLabel((*store)->io_engine_name());
+  state.SetLabel((*store)->swap_state()->io_engine);
   state.counters["store_GBps"] = io::Median(store_speeds);
   state.counters["raw_GBps"] = io::Median(raw_speeds);
   state.counters["ratio"] = io::Median(ratios);

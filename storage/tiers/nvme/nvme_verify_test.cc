@@ -22,8 +22,8 @@ namespace optstate::nvme {
 namespace {
 
 using Kind = io::IoRequest::Kind;
-using Progress = NvmeStore::VerifyProgress;
-using Found = NvmeStore::VerifyResult;
+using Progress = storage::VerifyProgress;
+using Found = storage::VerifyResult;
 
 constexpr size_t kRecordCount = 12;
 // A record of two tiles of AdamW elements: two arrays of floats, and one
@@ -147,7 +147,7 @@ TEST_F(NvmeVerifyTest, EachDamagedRegionIsFoundAndNamed) {
     EXPECT_EQ(result->progress.damaged, 1u);
     EXPECT_EQ(result->progress.records, kRecordCount);
     ASSERT_EQ(result->damages.size(), 1u) << at;
-    const NvmeStore::Damage& damage = result->damages[0];
+    const storage::RecordDamage& damage = result->damages[0];
     EXPECT_EQ(damage.file, FileOf(record));
     EXPECT_EQ(damage.offset_bytes, (record / 2 * 2 + slot) * kSlotBytes);
     EXPECT_EQ(damage.bytes, kSlotBytes);

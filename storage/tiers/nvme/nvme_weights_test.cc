@@ -203,11 +203,11 @@ TEST_F(NvmeWeightsTest, CountersAreByDirectoryAndByPass) {
   const auto job = MakeJob({3, 1}, /*is_durable=*/true);
   ASSERT_EQ(job->Open(), absl::OkStatus());
   const std::vector<uint8_t> all(kRecordCount, 1);
-  std::vector<NvmeStore::Counters> counters;
+  std::vector<storage::SwapCounters> counters;
   for (uint64_t step = 1; step <= 4; ++step) {
     const auto positions = job->store().BeginPass(all);
     ASSERT_TRUE(positions.ok());
-    counters.push_back(job->store().counters());
+    counters.push_back(job->store().swap_state()->counters);
     for (size_t i = 0; i < *positions; ++i) {
       const auto pin = job->store().PinOfPass(i);
       ASSERT_TRUE(pin.ok()) << pin.status();
@@ -227,9 +227,9 @@ TEST_F(NvmeWeightsTest, CountersAreByDirectoryAndByPass) {
   // Each step writes all records, and each pass reads those that are in no
   // frame.
   EXPECT_EQ(counters[3].last_pass.bytes_written, kRecordCount * kSlotBytes);
-  const NvmeStore::Counters end = job->store().counters();
-  const std::vector<DirectoryCounters> directories =
-      job->store().directory_counters();
+  const storage::SwapCounters end = job->store().swap_state()->counters;
+  const std::vector<storage::DirectoryCounters> directories =
+      job->store().swap_state()->directories;
   ASSERT_EQ(directories.size(), 2u);
   EXPECT_EQ(directories[0].reads + directories[1].reads, end.records_read);
   EXPECT_EQ(directories[0].bytes_read + directories[1].bytes_read,
@@ -240,7 +240,7 @@ TEST_F(NvmeWeightsTest, CountersAreByDirectoryAndByPass) {
   EXPECT_EQ(directories[0].writes, 4 * (9 + 1u));
   EXPECT_EQ(directories[0].syncs, 8u);
   EXPECT_EQ(directories[1].syncs, 4u);
-  for (const DirectoryCounters& directory : directories) {
+  for (const storage::DirectoryCounters& directory : directories) {
     EXPECT_EQ(directory.errors, 0u);
     EXPECT_EQ(directory.queue_depth, 0u);
   }
@@ -256,8 +256,8 @@ TEST_F(NvmeWeightsTest, ErrorsAreCounted) {
                   .times = 2});
   ASSERT_EQ(job->Open(), absl::OkStatus());
   EXPECT_EQ(job->CompareAll(), absl::OkStatus());
-  EXPECT_EQ(job->store().directory_counters()[0].errors, 0u);
-  EXPECT_EQ(job->store().directory_counters()[1].errors, 2u);
+  EXPECT_EQ(job->store().swap_state()->directories[0].errors, 0u);
+  EXPECT_EQ(job->store().swap_state()->directories[1].errors, 2u);
 }
 
 }  // namespace

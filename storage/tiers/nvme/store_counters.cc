@@ -24,7 +24,7 @@ StoreCounters::CallerTimer::~CallerTimer() {
 
 void StoreCounters::OnPass() {
   ++counters_.passes;
-  const NvmePassCounters all = Totals();
+  const storage::PassCounters all = Totals();
   counters_.last_pass = {
       .bytes_read = all.bytes_read - before_pass_.bytes_read,
       .bytes_written = all.bytes_written - before_pass_.bytes_written,
@@ -42,8 +42,8 @@ void StoreCounters::EndIoThread() {
   io_clock_.reset();
 }
 
-NvmePassCounters StoreCounters::Totals() const {
-  NvmePassCounters totals;
+storage::PassCounters StoreCounters::Totals() const {
+  storage::PassCounters totals;
   totals.bytes_read = counters_.bytes_read;
   totals.bytes_written = counters_.bytes_written;
   totals.cpu_ns = callers_cpu_ns_ + ended_cpu_ns_;
@@ -51,8 +51,8 @@ NvmePassCounters StoreCounters::Totals() const {
   return totals;
 }
 
-NvmeCounters StoreCounters::all() const {
-  NvmeCounters counters = counters_;
+storage::SwapCounters StoreCounters::all() const {
+  storage::SwapCounters counters = counters_;
   counters.cpu_ns = Totals().cpu_ns;
   return counters;
 }

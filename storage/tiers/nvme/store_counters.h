@@ -6,30 +6,9 @@
 #include <cstdint>
 #include <optional>
 
+#include "storage/swap_state.h"
+
 namespace optstate::nvme {
-
-// NvmeStore::PassCounters.
-struct NvmePassCounters {
-  uint64_t bytes_read = 0;
-  uint64_t bytes_written = 0;
-  uint64_t cpu_ns = 0;
-};
-
-// What the store has done since it was opened.
-struct NvmeCounters {
-  uint64_t bytes_read = 0;
-  uint64_t bytes_written = 0;
-  uint64_t records_read = 0;
-  uint64_t records_written = 0;
-  uint64_t commits = 0;
-  uint64_t passes = 0;  // begun
-  // CPU time of the thread of I/O, and of checksums on the threads that use
-  // the store. Threads of a blocking engine, or of the kernel, are not in it.
-  uint64_t cpu_ns = 0;
-  // From the beginning of the pass before the present one to its end, which
-  // is the beginning of this one.
-  NvmePassCounters last_pass;
-};
 
 // Counts what the store does, by records and passes.
 //
@@ -66,13 +45,13 @@ class StoreCounters {
   // Keeps the time of that thread, which is the calling one and ends.
   void EndIoThread();
 
-  NvmeCounters all() const;
+  storage::SwapCounters all() const;
 
  private:
-  NvmePassCounters Totals() const;
+  storage::PassCounters Totals() const;
 
-  NvmeCounters counters_;
-  NvmePassCounters before_pass_;
+  storage::SwapCounters counters_;
+  storage::PassCounters before_pass_;
   uint64_t callers_cpu_ns_ = 0;
   uint64_t ended_cpu_ns_ = 0;  // of threads of I/O that have ended
   std::optional<clockid_t> io_clock_;

@@ -11,8 +11,8 @@
 
 namespace optstate::nvme {
 
-absl::StatusOr<VerifyResult> Verifier::Verify(
-    absl::FunctionRef<bool(const VerifyResult&)> progress) {
+absl::StatusOr<storage::VerifyResult> Verifier::Verify(
+    absl::FunctionRef<bool(const storage::VerifyResult&)> progress) {
   const uint64_t bytes = context_.record_layout.frame_bytes();
   const std::unique_ptr<std::byte, decltype(&std::free)> buffer(
       static_cast<std::byte*>(std::aligned_alloc(io::kSectorBytes, bytes)),
@@ -32,7 +32,7 @@ absl::StatusOr<VerifyResult> Verifier::Verify(
     }
     verification_ = &verification;
   }
-  VerifyResult result;
+  storage::VerifyResult result;
   result.progress.records_total = context_.sub_groups.size();
   absl::Status status;
   for (uint32_t i = 0; i < context_.sub_groups.size() && status.ok(); ++i) {
@@ -50,7 +50,7 @@ absl::StatusOr<VerifyResult> Verifier::Verify(
 }
 
 absl::Status Verifier::VerifyRecord(uint32_t record, Verification* verification,
-                                    VerifyResult* result) {
+                                    storage::VerifyResult* result) {
   using Phase = Verification::Phase;
   {
     const absl::MutexLock lock(&monitor_.mu);
@@ -85,12 +85,12 @@ absl::Status Verifier::VerifyRecord(uint32_t record, Verification* verification,
 }
 
 void Verifier::NoteDamage(const Verification& verification, int64_t tile,
-                          VerifyResult* result) const {
+                          storage::VerifyResult* result) const {
   ++result->progress.damaged;
-  if (result->damages.size() == kVerifyDamagesMax) return;
+  if (result->damages.size() == storage::kVerifyDamagesMax) return;
   const uint32_t record = verification.record;
   const SubGroup& range = context_.sub_groups[record];
-  RecordDamage damage;
+  storage::RecordDamage damage;
   damage.file = context_.FileOf(record);
   damage.offset_bytes = verification.request.offset_bytes;
   damage.bytes = verification.request.buffer.size();

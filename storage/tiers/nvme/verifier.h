@@ -16,40 +16,9 @@
 #include "storage/tiers/nvme/record_cache.h"
 #include "storage/tiers/nvme/store_context.h"
 #include "storage/tiers/nvme/store_monitor.h"
+#include "storage/verify_result.h"
 
 namespace optstate::nvme {
-
-// How far Verify() has come.
-struct VerifyProgress {
-  uint64_t records = 0;  // looked at
-  uint64_t records_total = 0;
-  uint64_t skipped = 0;  // of these, those with nothing on disk to verify
-  uint64_t damaged = 0;
-  uint64_t bytes_read = 0;
-};
-
-// One record that is not on disk as it was written.
-struct RecordDamage {
-  std::string file;
-  uint64_t offset_bytes = 0;  // of the record in the file
-  uint64_t bytes = 0;
-  // The first tile that differs, counted in the record; the number of its
-  // tiles: its parameters differ; -1: the disk did not read it.
-  int64_t tile = -1;
-  bool is_parameters = false;
-  // The parameters that have elements in the record.
-  std::string first_parameter;
-  std::string last_parameter;
-  absl::Status status;  // DATA_LOSS, or the error of the read; says all this
-};
-
-struct VerifyResult {
-  VerifyProgress progress;
-  // At most kVerifyDamagesMax; progress counts all.
-  std::vector<RecordDamage> damages;
-};
-
-inline constexpr size_t kVerifyDamagesMax = 256;
 
 // Compares what is on disk with its checksums, while the store is used.
 //
@@ -70,8 +39,8 @@ class Verifier {
         committer_(*committer) {}
 
   // See NvmeStore::Verify().
-  absl::StatusOr<VerifyResult> Verify(
-      absl::FunctionRef<bool(const VerifyResult&)> progress);
+  absl::StatusOr<storage::VerifyResult> Verify(
+      absl::FunctionRef<bool(const storage::VerifyResult&)> progress);
 
   // Begins the read that Verify() wants, unless the slot is being written: then
   // it is begun after that.
@@ -97,9 +66,9 @@ class Verifier {
   };
 
   absl::Status VerifyRecord(uint32_t record, Verification* verification,
-                            VerifyResult* result);
+                            storage::VerifyResult* result);
   void NoteDamage(const Verification& verification, int64_t tile,
-                  VerifyResult* result) const;
+                  storage::VerifyResult* result) const;
   void Submit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
 
   const StoreContext& context_;

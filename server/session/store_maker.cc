@@ -1,0 +1,92 @@
+#include "server/session/store_maker.h"
+
+#include <utility>
+
+#include "absl/types/span.h"
+#include "proto/types/status_macros.h"
+#include "server/session/disk_claim.h"
+#include "server/session/durable_job.h"
+#include "server/session/job_storage.h"
+#include "spdlog/spdlog.h"
+#include "storage/tiers/nvme/frame_table.h"
+#include "storage/tiers/nvme/nvme_store.h"
+
+namespace optstate::session {
+namespace {
+
+uint64_t SubGroupElements(const JobContext& job,
+                          const JobDescription& description) {
+  // A job of a former build has none of its own.
+  return description.storage.sub_group_elements() != 0
+             ? description.storage.sub_group_elements()
+             : job.options.config.engine().subgroup_elements();
+}
+
+}  // namespace
+
+nvme::NvmeSizes SwapSizesOf(const JobContext& job,
+                            const JobDescription& description) {
+  return nvme::NvmeSizesOf(
+      description.layout, SubGroupElements(job, description),
+      {.is_durable = IsDurable(description.storage),
+       .directories =
+           static_cast<uint32_t>(job.options.config.nvme().directories_size()),
+       .job_bytes = DurableJobBytes(description.layout,
+                                    SerializeDescription(description))});
+}
+
+absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
+    JobContext* job, const nvme::DurableCommit* restored) {
+  const JobDescription& what = job->shape->description;
+  if (!UsesDisk(what.storage)) {
+    return job->tier->MakeStore(&job->layout(), SubGroupElements(*job, what));
+  }
+  nvme::NvmeStore::Options options;
+  options.directories =
+      DiskDirectoriesOf(job->options.config, job->options.name);
+  if (options.directories.empty()) {
+    return absl::FailedPreconditionError(
+        "the job's records are on disk, and this daemon has no directory for "
+        "them: start optstated with the --nvme-dir that it had");
+  }
+  OPTSTATE_RETURN_IF_ERROR(ClaimDiskFolders(
+      options.directories,
+      {.incarnation = job->tier->control()->incarnation,
+       .owner = job->options.uid,
+       .job_directory = job->options.directory,
+       .is_new = restored == nullptr &&
+                 !nvme::FrameTable::IsMade(job->tier->frame_table())}));
+  if (IsDurable(what.storage)) {
+    OPTSTATE_RETURN_IF_ERROR(MarkDurable(options.directories));
+  }
+  OPTSTATE_ASSIGN_OR_RETURN(options.engine,
+                            MakeDiskEngine(job->options.config));
+  const nvme::NvmeSizes sizes = SwapSizesOf(*job, what);
+  const absl::Span<std::byte> frames = job->tier->frames();
+  options.frames = frames.first(frames.size() / sizes.frame * sizes.frame);
+  options.table = job->tier->frame_table();
+  options.incarnation = job->tier->control()->incarnation;
+  options.is_durable = IsDurable(what.storage);
+  options.job_bytes = DurableJobBytes(what.layout, SerializeDescription(what));
+  options.restored = restored;
+  OPTSTATE_ASSIGN_OR_RETURN(
+      std::unique_ptr<nvme::NvmeStore> store,
+      nvme::NvmeStore::Open(&job->layout(), SubGroupElements(*job, what),
+                            job->tier->Arrays(), std::move(options)));
+  spdlog::info(
+      "records are swapped: job={} io={} frames={} records={} frame_bytes={} "
+      "durable={}",
+      job->options.name, store->swap_state()->io_engine,
+      frames.size() / sizes.frame, sizes.records, sizes.frame,
+      IsDurable(what.storage));
+  return store;
+}
+
+absl::StatusOr<nvme::DurableCommit> ReadDurableCommit(
+    const JobContext& job, const std::vector<std::string>& directories) {
+  OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<io::IoEngine> engine,
+                            MakeDiskEngine(job.options.config));
+  return nvme::NvmeStore::ReadCommit(engine.get(), directories);
+}
+
+}  // namespace optstate::session

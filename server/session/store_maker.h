@@ -1,0 +1,35 @@
+#ifndef OPTSTATE_SERVER_SESSION_STORE_MAKER_H_
+#define OPTSTATE_SERVER_SESSION_STORE_MAKER_H_
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "server/session/job_context.h"
+#include "server/session/job_description.h"
+#include "storage/state_store.h"
+#include "storage/tiers/nvme/durable_log.h"
+#include "storage/tiers/nvme/nvme_options.h"
+
+// The one place of a job that knows which stores there are.
+namespace optstate::session {
+
+// Returns what the records of such a job take in frames and on disk.
+nvme::NvmeSizes SwapSizesOf(const JobContext& job,
+                            const JobDescription& description);
+
+// Makes the store of the job's present shape over its files. `restored`: the
+// commit from which the job is made anew, or null. FAILED_PRECONDITION: this
+// daemon lacks the job's directories; other errors are those of the files.
+absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
+    JobContext* job, const nvme::DurableCommit* restored);
+
+// Reads the newest durable commit in the job's directories. NOT_FOUND: there is
+// none; other errors are those of the disk.
+absl::StatusOr<nvme::DurableCommit> ReadDurableCommit(
+    const JobContext& job, const std::vector<std::string>& directories);
+
+}  // namespace optstate::session
+
+#endif  // OPTSTATE_SERVER_SESSION_STORE_MAKER_H_

@@ -1,0 +1,53 @@
+#ifndef OPTSTATE_STORAGE_SWAP_STATE_H_
+#define OPTSTATE_STORAGE_SWAP_STATE_H_
+
+#include <cstdint>
+#include <vector>
+
+namespace optstate::storage {
+
+// What one pass over the records took.
+struct PassCounters {
+  uint64_t bytes_read = 0;
+  uint64_t bytes_written = 0;
+  uint64_t cpu_ns = 0;
+};
+
+// What a store with records on disk has done since it was opened.
+struct SwapCounters {
+  uint64_t bytes_read = 0;
+  uint64_t bytes_written = 0;
+  uint64_t records_read = 0;
+  uint64_t records_written = 0;
+  uint64_t commits = 0;
+  uint64_t passes = 0;  // begun
+  // CPU time of the thread of I/O, and of checksums on the threads that use
+  // the store. Threads of a blocking engine, or of the kernel, are not in it.
+  uint64_t cpu_ns = 0;
+  // From the beginning of the pass before the present one to its end, which
+  // is the beginning of this one.
+  PassCounters last_pass;
+};
+
+// What the files of one directory have seen since the store was opened. Bytes
+// and operations are those that succeeded.
+struct DirectoryCounters {
+  uint64_t bytes_read = 0;
+  uint64_t bytes_written = 0;
+  uint64_t reads = 0;
+  uint64_t writes = 0;
+  uint64_t syncs = 0;
+  uint64_t errors = 0;       // each attempt of a read by itself
+  uint64_t queue_depth = 0;  // requests that are under way now
+};
+
+// How a store that has records on disk is doing.
+struct SwapState {
+  const char* io_engine = "";  // its name
+  SwapCounters counters;
+  std::vector<DirectoryCounters> directories;  // in the order of the job's
+};
+
+}  // namespace optstate::storage
+
+#endif  // OPTSTATE_STORAGE_SWAP_STATE_H_
