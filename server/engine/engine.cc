@@ -5,7 +5,9 @@
 #include <poll.h>
 #include <sys/prctl.h>
 
+#include <atomic>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -22,6 +24,7 @@
 #include "server/engine/job_lock.h"
 #include "server/engine/supervisor_link.h"
 #include "server/engine/supervisor_reporter.h"
+#include "server/engine/work_reporter.h"
 #include "server/session/job.h"
 #include "server/session/recovery/gradient_keeper.h"
 #include "spdlog/spdlog.h"
@@ -127,13 +130,17 @@ int RunEngine(const EngineOptions& options) {
   SupervisorReporter reporter(link->get());
   reporter.Seed(kept);
   const size_t kept_count = kept.size();
-  absl::StatusOr<std::unique_ptr<session::Job>> job =
-      session::Job::Open({.name = config.job(),
-                          .uid = config.uid(),
-                          .directory = config.job_dir(),
-                          .config = config.daemon(),
-                          .kept = std::move(kept),
-                          .keeper = &reporter});
+  std::atomic<uint64_t> disk_bytes = 0;
+  absl::StatusOr<std::unique_ptr<session::Job>> job = [&] {
+    const WorkReporter working(link->get(), &disk_bytes);
+    return session::Job::Open({.name = config.job(),
+                               .uid = config.uid(),
+                               .directory = config.job_dir(),
+                               .config = config.daemon(),
+                               .kept = std::move(kept),
+                               .keeper = &reporter,
+                               .disk_bytes = &disk_bytes});
+  }();
   if (!job.ok()) {
     spdlog::error("job cannot be opened: job={} error=\"{}\"", config.job(),
                   job.status().ToString());
@@ -157,7 +164,10 @@ int RunEngine(const EngineOptions& options) {
   // all that ranks have staged, and ranks reconnect by themselves. Ending a
   // session would drop its rank's part.
   const bool rests = opened != nullptr && opened->paused();
-  if (opened != nullptr) opened->Stop();
+  if (opened != nullptr) {
+    const WorkReporter working(link->get(), &disk_bytes);
+    opened->Stop();
+  }
   spdlog::info("engine ends{}: job={} step={}",
                rests ? " between two steps" : "", config.job(),
                opened == nullptr ? 0 : opened->Describe().committed_step());

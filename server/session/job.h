@@ -2,6 +2,7 @@
 #define OPTSTATE_SERVER_SESSION_JOB_H_
 
 #include <cstddef>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -112,6 +113,10 @@ class Job {
     // finished or when the job cannot be opened, all that it holds. May be
     // null; must outlive the job.
     GradientKeeper* keeper = nullptr;
+    // Counts the bytes that the job has read from disk and written there, so
+    // that others see it work while it opens or ends. May be null; must outlive
+    // the job.
+    std::atomic<uint64_t>* disk_bytes = nullptr;
     // Tests only; must outlive the job.
     scheduler::StepObserver* observer = nullptr;
     // The clock that ends a pause. Tests only: another clock may run ahead of

@@ -8,6 +8,7 @@
 #include "spdlog/spdlog.h"
 #include "storage/disk_folder.h"
 #include "storage/io/make_io_engine.h"
+#include "storage/io/metered_io_engine.h"
 
 namespace optstate::session {
 namespace {
@@ -237,7 +238,7 @@ absl::Status CheckHasCommits(const std::vector<std::string>& directories) {
 }
 
 absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(
-    const v1::DaemonConfig& config) {
+    const v1::DaemonConfig& config, std::atomic<uint64_t>* done_bytes) {
   io::IoEngineKind kind = io::IoEngineKind::kAny;
   if (config.nvme().io_engine() == v1::IO_ENGINE_KIND_IO_URING) {
     kind = io::IoEngineKind::kIoUring;
@@ -249,7 +250,8 @@ absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(
   OPTSTATE_ASSIGN_OR_RETURN(io::MadeIoEngine made,
                             io::MakeIoEngine(kind, options));
   if (!made.without.empty()) spdlog::warn("{}", made.without);
-  return std::move(made.engine);
+  if (done_bytes == nullptr) return std::move(made.engine);
+  return io::MeterIoEngine(std::move(made.engine), done_bytes);
 }
 
 }  // namespace optstate::session

@@ -1,7 +1,9 @@
 #ifndef OPTSTATE_SERVER_SESSION_JOB_STORAGE_H_
 #define OPTSTATE_SERVER_SESSION_JOB_STORAGE_H_
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -61,8 +63,9 @@ absl::Status MarkDurable(const std::vector<std::string>& directories);
 absl::Status CheckHasCommits(const std::vector<std::string>& directories);
 
 // Makes the engine that the configuration asks for; logs what it does without.
+// It adds the bytes that it reads and writes to `*done_bytes`, unless null.
 absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(
-    const v1::DaemonConfig& config);
+    const v1::DaemonConfig& config, std::atomic<uint64_t>* done_bytes);
 
 }  // namespace optstate::session
 

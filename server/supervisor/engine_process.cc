@@ -316,6 +316,8 @@ void EngineProcess::HandlePacket(engine::Packet packet) {
     case v1::EngineEvent::kCannotStart:
       cannot_start_ = event.cannot_start().reason();
       return;
+    case v1::EngineEvent::kWorking:
+      return callbacks_.on_working(event.working().disk_bytes());
     case v1::EngineEvent::EVENT_NOT_SET:
       spdlog::error("engine {} sent an event that is not known here", pid_);
       return;

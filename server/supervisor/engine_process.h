@@ -37,6 +37,9 @@ class EngineProcess {
     // rank.
     std::function<void(KeptSegment)> on_keep;
     std::function<void(uint32_t rank)> on_drop;
+    // The engine reads or writes the job's records, before it is ready or after
+    // it was told to stop; `disk_bytes` grows.
+    std::function<void(uint64_t disk_bytes)> on_working;
     // There is room again for AdoptConnection after UNAVAILABLE.
     std::function<void()> on_writable;
     // The process has ended, and was reaped if it was a child; `how` ends a

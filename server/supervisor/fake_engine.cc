@@ -8,6 +8,11 @@
 //   dies-on-hello...  kills itself when it gets a connection
 //   broken...         exits with status 3 while JOB_DIR/fixed is not there
 //   never-ready...    never says that it is
+//   works...          says that it works, 20 times at intervals of 100 ms, and
+//                     then that it is ready
+//   stuck...          says at such intervals, for ever, that it has not come on
+//   ends-slowly...    once it is told to stop, works as long as that, makes
+//                     JOB_DIR/ended, and ends
 //   one-session...    its job is over when a connection ends
 //   deaf...           does not read its control socket once it is ready
 //   hangs-up...       closes every connection once it has answered it
@@ -20,6 +25,7 @@
 // It does not define correct engine behaviour: use it only where the engine's
 // own behaviour does not matter.
 
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -33,6 +39,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "optstate/v1/engine.pb.h"
 #include "proto/shm/frame.h"
 #include "proto/types/unique_fd.h"
@@ -115,11 +122,30 @@ class Engine {
       given_ += Describe(request.kept_gradients(), fd.get());
     }
     if (request.has_start_job() && Is("gives-up")) GiveUp();
+    if (request.has_start_job() && Is("works")) Work();
+    while (request.has_start_job() && Is("stuck")) SayWorking(1);
     if (request.has_start_job() && !std::exchange(started_, true)) {
       SayEverything();
     }
     if (request.has_adopt_connection()) Take(std::move(fd));
+    if (request.has_stop() && Is("ends-slowly")) EndSlowly();
     if (request.has_stop() && !Is("stubborn")) stopped_ = true;
+  }
+
+  void SayWorking(uint64_t disk_bytes) {
+    v1::EngineEvent event;
+    event.mutable_working()->set_disk_bytes(disk_bytes);
+    Say(event);
+    absl::SleepFor(absl::Milliseconds(100));
+  }
+
+  void Work() {
+    for (uint64_t bytes = 1; bytes <= 20; ++bytes) SayWorking(bytes << 30);
+  }
+
+  void EndSlowly() {
+    Work();
+    ::close(::creat((config_.job_dir() + "/ended").c_str(), 0600));
   }
 
   void SayEverything() {

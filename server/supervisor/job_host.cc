@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "proto/types/status_macros.h"
 #include "server/accept/refusal.h"
@@ -18,10 +19,6 @@
 namespace optstate::supervisor {
 namespace {
 
-// An engine maps files and waits for its predecessor's lock; it reads nothing.
-constexpr absl::Duration kStartTimeout = absl::Minutes(2);
-// A stopping engine finishes its current pass.
-constexpr absl::Duration kStopTimeout = absl::Seconds(20);
 // Interval of checks: no event reports that an engine has read a connection.
 constexpr absl::Duration kLook = absl::Milliseconds(50);
 
@@ -73,6 +70,7 @@ EngineProcess::Callbacks JobHost::EngineCallbacks() {
     kept_.insert_or_assign(rank, std::move(kept));
   };
   callbacks.on_drop = [this](uint32_t rank) { kept_.erase(rank); };
+  callbacks.on_working = [this](uint64_t bytes) { OnWorking(bytes); };
   callbacks.on_writable = [this] { Pump(); };
   callbacks.on_exit = [this](const std::string& how) { OnExit(how); };
   return callbacks;
@@ -98,6 +96,7 @@ absl::StatusOr<std::unique_ptr<EngineProcess>> JobHost::StartNew() {
 void JobHost::StartEngine() {
   state_ = State::kStarting;
   told_.clear();
+  worked_bytes_ = 0;
   auto engine = AdoptRunning();
   if (absl::IsUnavailable(engine.status())) engine = StartNew();
   if (absl::IsResourceExhausted(engine.status()) && MayGiveUp()) {
@@ -110,11 +109,31 @@ void JobHost::StartEngine() {
   engine_ = *std::move(engine);
   spdlog::info("job {}: engine {} {}", name(), engine_->pid(),
                adopted_ ? "was found running" : "started");
-  ArmTimer(kStartTimeout, [this] {
+  LimitStart();
+}
+
+void JobHost::LimitStart() {
+  ArmTimer(options_.start_timeout, [this] {
     spdlog::error("job {}: engine {} did not get ready in {}, killing it",
-                  name(), engine_->pid(), absl::FormatDuration(kStartTimeout));
+                  name(), engine_->pid(),
+                  absl::FormatDuration(options_.start_timeout));
     engine_->Kill();
   });
+}
+
+// Gives the engine its time anew as long as it comes on: how long a job's
+// records take is a matter of the disk, and a kill would lose all of it.
+void JobHost::OnWorking(uint64_t disk_bytes) {
+  if (disk_bytes <= worked_bytes_) return;
+  worked_bytes_ = disk_bytes;
+  if (state_ == State::kStarting) {
+    reason_ = absl::StrFormat(
+        "its engine reads its records from disk: %.1f GiB so far",
+        static_cast<double>(disk_bytes) / (1 << 30));
+    LimitStart();
+  } else if (state_ == State::kStopping || state_ == State::kReplacing) {
+    LimitStop();
+  }
 }
 
 void JobHost::OnReady(const v1::EngineEvent::Ready& ready) {
@@ -359,13 +378,15 @@ absl::Status JobHost::ReplaceEngine() {
 void JobHost::ReplaceRunning() {
   state_ = State::kReplacing;
   engine_->Stop();
-  ArmTimer(kStopTimeout, [this] { KillUnstopped(); });
+  LimitStop();
 }
 
-void JobHost::KillUnstopped() {
-  spdlog::warn("job {}: engine {} did not stop in {}, killing it", name(),
-               engine_->pid(), absl::FormatDuration(kStopTimeout));
-  engine_->Kill();
+void JobHost::LimitStop() {
+  ArmTimer(options_.stop_timeout, [this] {
+    spdlog::warn("job {}: engine {} did not stop in {}, killing it", name(),
+                 engine_->pid(), absl::FormatDuration(options_.stop_timeout));
+    engine_->Kill();
+  });
 }
 
 void JobHost::Stop() {
@@ -391,7 +412,7 @@ void JobHost::StopEngine() {
     return;
   }
   engine_->Stop();
-  ArmTimer(kStopTimeout, [this] { KillUnstopped(); });
+  LimitStop();
 }
 
 void JobHost::FinishStopping() {

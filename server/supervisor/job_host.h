@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "optstate/v1/engine.pb.h"
 #include "proto/types/unique_fd.h"
 #include "server/accept/peer_credentials.h"
@@ -74,6 +75,13 @@ class JobHost {
     // The job was created just now, so that no engine of a former supervisor
     // can run.
     bool is_new = false;
+    // The time that an engine has to get ready: it maps files, and waits for
+    // its predecessor's lock. While it reads records from disk, the time begins
+    // again.
+    absl::Duration start_timeout = absl::Minutes(2);
+    // The time that an engine has to finish its pass and end. While it brings
+    // records to disk, the time begins again.
+    absl::Duration stop_timeout = absl::Seconds(20);
   };
   struct Callbacks {
     // Returns why no engine may be started just now, else OK.
@@ -167,6 +175,7 @@ class JobHost {
   absl::StatusOr<std::unique_ptr<EngineProcess>> StartNew();
   EngineProcess::Callbacks EngineCallbacks();
   void OnReady(const v1::EngineEvent::Ready& ready);
+  void OnWorking(uint64_t disk_bytes);
   void OnFinished();
   void OnExit(const std::string& how);
   void OnDeath(const std::string& how);
@@ -184,7 +193,9 @@ class JobHost {
   void StopEngine();
   void FinishStopping();
   void ReplaceRunning();
-  void KillUnstopped();
+  // Kills the engine unless it gets ready, or ends, within its time.
+  void LimitStart();
+  void LimitStop();
 
   os::EventLoop* const loop_;
   Options options_;
@@ -206,6 +217,7 @@ class JobHost {
   std::unique_ptr<EngineProcess> engine_;
   std::deque<Waiting> waiting_;
   std::vector<UniqueFd> unread_;
+  uint64_t worked_bytes_ = 0;  // the most that this engine has reported
   bool looks_later_ = false;
   os::EventLoop::TimerId look_timer_;
   // Limits start-up, back-off or stopping, whichever the state is.

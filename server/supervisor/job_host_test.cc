@@ -33,13 +33,17 @@ class JobHostTest : public testing::Test {
     EXPECT_TRUE(os::RemoveTree(directory_).ok());
   }
 
-  void Make(bool is_new) {
+  void Make(bool is_new, const std::string& job = "a") {
     JobHost::Options options;
+    options.start_timeout = start_timeout_;
+    options.stop_timeout = stop_timeout_;
     options.executable = "server/supervisor/fake_engine";
     options.is_new = is_new;
-    options.config.set_job("a");
+    options.config.set_job(job);
     options.config.set_job_dir(directory_);
     *options.config.mutable_daemon() = config::DefaultConfig({0, ""});
+    options.config.mutable_daemon()->mutable_engine()->set_restarts_max(
+        restarts_max_);
     options.config.mutable_daemon()->mutable_nvme()->add_directories(
         directory_ + "/disk");
     JobHost::Callbacks callbacks;
@@ -79,7 +83,49 @@ class JobHostTest : public testing::Test {
   std::unique_ptr<JobHost> host_;
   std::function<void()> on_engine_;
   std::optional<bool> over_;
+  uint32_t restarts_max_ = 5;
+  absl::Duration start_timeout_ = absl::Minutes(2);
+  absl::Duration stop_timeout_ = absl::Minutes(2);
 };
+
+// Its engine takes twice its time in all, and says each tenth of that time that
+// it has come on.
+TEST_F(JobHostTest, AnEngineThatReadsRecordsHasTimeToGetReady) {
+  start_timeout_ = absl::Seconds(1);
+  Make(/*is_new=*/true, "works");
+  std::string reason;
+  on_engine_ = [this] { loop_->Stop(); };
+  host_->Start();
+  const pid_t engine = host_->engine_pid();
+  loop_->RunAfter(absl::Milliseconds(500), [&] { reason = host_->reason(); });
+  loop_->Run();
+  EXPECT_EQ(host_->state(), JobHost::State::kRunning);
+  EXPECT_EQ(host_->engine_pid(), engine) << "another was started";
+  EXPECT_THAT(reason, testing::HasSubstr("reads its records from disk"));
+  EXPECT_EQ(host_->reason(), "");
+}
+
+TEST_F(JobHostTest, AnEngineThatDoesNotComeOnIsKilled) {
+  start_timeout_ = absl::Seconds(1);
+  restarts_max_ = 1;
+  Make(/*is_new=*/true, "stuck");
+  on_engine_ = [this] { loop_->Stop(); };
+  host_->Start();
+  loop_->Run();
+  EXPECT_EQ(host_->state(), JobHost::State::kFailed);
+  EXPECT_THAT(host_->reason(), testing::HasSubstr("was killed by signal 9"));
+}
+
+TEST_F(JobHostTest, AnEngineThatBringsRecordsToDiskHasTimeToEnd) {
+  stop_timeout_ = absl::Seconds(1);
+  Make(/*is_new=*/true, "ends-slowly");
+  on_engine_ = [this] { host_->Stop(); };
+  host_->Start();
+  loop_->Run();
+  EXPECT_EQ(over_, false);
+  EXPECT_TRUE(std::filesystem::exists(directory_ + "/ended"))
+      << "it was killed before";
+}
 
 // While this object lives no fd can be opened; open fds stay usable.
 class NoFds {

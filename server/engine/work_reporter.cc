@@ -1,0 +1,35 @@
+#include "server/engine/work_reporter.h"
+
+#include "absl/time/time.h"
+#include "optstate/v1/engine.pb.h"
+
+namespace optstate::engine {
+namespace {
+
+// Far below the supervisor's patience, which is 20 seconds at an engine's end.
+constexpr absl::Duration kInterval = absl::Seconds(1);
+
+}  // namespace
+
+WorkReporter::WorkReporter(SupervisorLink* link,
+                           const std::atomic<uint64_t>* disk_bytes)
+    : link_(*link), disk_bytes_(*disk_bytes), thread_([this] { Run(); }) {}
+
+WorkReporter::~WorkReporter() {
+  end_.Notify();
+  thread_.join();
+}
+
+void WorkReporter::Run() {
+  uint64_t reported = disk_bytes_.load(std::memory_order_relaxed);
+  while (!end_.WaitForNotificationWithTimeout(kInterval)) {
+    const uint64_t now = disk_bytes_.load(std::memory_order_relaxed);
+    if (now == reported) continue;
+    v1::EngineEvent event;
+    event.mutable_working()->set_disk_bytes(now);
+    // A supervisor that does not read just now is told at the next interval.
+    if (link_.Send(event)) reported = now;
+  }
+}
+
+}  // namespace optstate::engine
