@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/session/store_maker.h"
 #include "server/session/testing/room_fixture.h"
 #include "server/session/testing/scoped_file_limit.h"
 

@@ -21,8 +21,9 @@ namespace optstate::nvme {
 // 1. flushing: Swapper writes the records that are newer in their frames;
 // 2. syncing: the files of records are synced, the directories side by side;
 // 3. writing: the log gets a commit that names the slots now synced;
-// 4. syncing the log: the commit is durable after that. The first commit of a
-//    job is written and synced twice, to both regions of the log.
+// 4. syncing the log.
+// The last two are done twice, for both regions of the log, and the commit is
+// durable after that (see DurableLog).
 //
 // Invariants: a slot that the last durable commit names is never written; while
 // a commit is made, only what belongs to it is written. A store that has failed
@@ -84,6 +85,7 @@ class Committer {
   std::string durable_job_ ABSL_GUARDED_BY(monitor_.mu);
   Phase phase_ ABSL_GUARDED_BY(monitor_.mu) = Phase::kNone;
   DurableCommit commit_ ABSL_GUARDED_BY(monitor_.mu);
+  uint32_t copies_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;  // to be written
   uint64_t flushes_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;
   size_t syncs_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;
   // By directory.

@@ -162,8 +162,9 @@ class NvmeCrashStatesTest : public testing::Test {
       io::SimulatedFault fault;
       fault.kind = io::IoRequest::Kind::kSync;
       fault.path = kFiles[layouts_.Uniform(0, 2)];
-      // Opening syncs the commits once.
-      fault.skip = fault.path == kFiles[2] ? 1 : 0;
+      // Opening syncs both copies of a commit; the next commit syncs two.
+      fault.skip =
+          fault.path == kFiles[2] ? kCommitCopies + layouts_.Uniform(0, 1) : 0;
       disk_->AddFault(fault);
     }
     ASSERT_EQ(job_->Open(), absl::OkStatus());

@@ -232,16 +232,16 @@ TEST_F(NvmeStoreFaultsTest, EachDamagedByteOfTheFirstSectorIsNoticed) {
 TEST_F(NvmeStoreFaultsTest, EachDamagedByteOfACommitIsNoticed) {
   Start(/*is_durable=*/true);
   job_->Close();
-  // Generation 2 is in region 0, 1 in region 1.
+  // Each region has the last commit.
   const uint64_t region_bytes =
       (job_->sizes().disk - 2 * kRecordCount * kSlotBytes - 3 * kSector) / 2;
   const std::array<uint64_t, 2> regions = {kSector, kSector + region_bytes};
   for (uint64_t at = 0; at < 88 + kRecordCount + 4 * 2 * kRecordCount; ++at) {
     const auto mask = static_cast<std::byte>(1 << layouts_.Uniform(0, 7));
     disk_->Flip(kCommits, regions[0] + at, mask);
-    const absl::StatusOr<DurableCommit> former = ReadCommit();
-    ASSERT_TRUE(former.ok()) << at << ": " << former.status();
-    EXPECT_EQ(former->step, 1u) << at;
+    const absl::StatusOr<DurableCommit> copy = ReadCommit();
+    ASSERT_TRUE(copy.ok()) << at << ": " << copy.status();
+    EXPECT_EQ(copy->step, 2u) << at << ": a durable step is lost";
     disk_->Flip(kCommits, regions[1] + at, mask);
     EXPECT_FALSE(ReadCommit().ok()) << at;
     EXPECT_FALSE(absl::IsNotFound(ReadCommit().status())) << at;
@@ -421,8 +421,10 @@ TEST_F(NvmeStoreFaultsTest, AFailedCommitLeavesTheOneBefore) {
          {std::string("/disk2/records"), std::string(kCommits)}) {
       MakeDisk(UINT64_MAX);
       Start(/*is_durable=*/true);
-      // Opening writes and syncs the commits once.
-      ReopenWith({.kind = kind, .path = path, .skip = path == kCommits});
+      // Opening writes and syncs both copies of the last commit.
+      ReopenWith({.kind = kind,
+                  .path = path,
+                  .skip = path == kCommits ? kCommitCopies : 0});
       absl::Status status;
       for (size_t i = 0; i < kRecordCount && status.ok(); ++i) {
         status = job_->Write(i, &random_);
