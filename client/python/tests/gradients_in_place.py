@@ -1,4 +1,4 @@
-"""What tests of gradients that are views share: loops, and where gradients are."""
+"""Helpers of tests of gradients that are views: loops, and where gradients are."""
 
 from __future__ import annotations
 

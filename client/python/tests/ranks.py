@@ -98,7 +98,7 @@ class Ranks:
         return self._receive(rank, "said")
 
     def results(self) -> list[Any]:
-        """What each rank returned."""
+        """Returns the result of each rank."""
         return [self._receive(rank, "result") for rank in range(len(self.processes))]
 
     def kill(self, *ranks: int) -> None:

@@ -1,4 +1,4 @@
-"""What is said when an optimizer attaches, and by its repr."""
+"""Messages when an optimizer attaches, and its repr."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_new_and_attached_again(job, daemon, said):
         assert word in new.getMessage()
     train(model, optimizer, range(2))
     optimizer.close()
-    # The same values: nothing is lost.
+    # Equal values: nothing is lost.
     optstate.AdamW(model.parameters(), job=job).close()
     (again,) = said()
     assert again.levelno == logging.INFO

@@ -296,7 +296,7 @@ def test_sigkill_of_one_rank_within_a_step(job, daemon):
     push(again, 2.0)
     outcomes.append(again.commit(1, hyperparams()))
     waiting.join()
-    # What the killed rank had staged (1000) is not in it.
+    # Gradients that the killed rank had staged (1000) are not in it.
     assert [outcome.gradient_norm for outcome in outcomes] == [pytest.approx(20**0.5)] * 2
     again.close()
     stays.close()

@@ -1,4 +1,4 @@
-"""What may go wrong while a job gets parameters: deaths, Ctrl-C and refusals leave a whole job."""
+"""Faults while a job gets parameters: deaths, Ctrl-C and refusals leave a whole job."""
 
 from __future__ import annotations
 

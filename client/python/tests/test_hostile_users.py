@@ -89,7 +89,7 @@ def test_a_hostile_user_disturbs_nobody(flooded, job, seed):
         did, errors = flood.communicate()
         assert flood.returncode == 0, errors
     print(f"seed {seed}: {steps} steps and {answered} status calls during {json.loads(did)}")
-    # Nobody else is shut out either: this process's next job, over both sockets.
+    # Other users are not shut out either: this process's next job, over both sockets.
     for endpoint in (flooded.shm, flooded.grpc_tcp):
         other = small_model()
         with_other = optstate.AdamW(

@@ -215,7 +215,7 @@ def test_nadams_product_begins_with_1():
 
 
 def test_adagrads_sums_begin_with_one_value():
-    """It is torch's initial_accumulator_value, for all parameters."""
+    """The value is torch's initial_accumulator_value, for all parameters."""
     made = []
     for package in (optstate, torch.optim):
         model = small_model()

@@ -161,7 +161,7 @@ def test_a_master_goes_with_its_entry(name, how):
 
 
 def test_state_dict_has_the_master_that_the_next_step_takes():
-    """Of a parameter that was changed in place: its value, in all of its elements."""
+    """A parameter that was changed in place has its value as master, in all of its elements."""
     parameter, optimizer = attached_in_bfloat16("AdamW")
     with torch.no_grad():
         parameter[0] = 0.125

@@ -206,7 +206,7 @@ def test_writes_that_do_not_fit_raise():
 
 
 def test_a_change_of_a_tensor_of_a_former_step_raises():
-    """It would be one in torch, whose tensors live on; ours has no effect."""
+    """The change would count in torch, whose tensors live on; here it has no effect."""
     (model, optimizer), _ = both("AdamW")
     old = optimizer.state[model[0].weight]["exp_avg"]
     given = torch.zeros(4)

@@ -12,7 +12,7 @@ import torch
 from torchs_table import assert_follows, copied, default_of, ours, parameters_for, takes, torchs
 from training import gradients, set_gradients
 
-# What torch's constructors refuse, and its steps take.
+# Values that torch's constructors refuse, and its steps take.
 VALUES = {
     "lr": (-1e-19, -1e-3),
     "eps": (-1e-3,),

@@ -26,7 +26,7 @@ def trained_job(job, dtype=torch.float32, **options):
 
 
 def follow(checkpoint, steps, dtype=torch.float32):
-    """What torch's own order of loading comes to."""
+    """Loads a checkpoint in torch's own order, and trains on."""
     model = small_model(dtype=dtype)
     optimizer = optstate.AdamW(model.parameters(), lr=0.01)
     model.load_state_dict(checkpoint[0])
@@ -110,7 +110,7 @@ def test_a_load_is_refused(job, prepares):
 
 @pytest.mark.parametrize("resume", ["checkpoint", "job", "error"])
 def test_the_job_itself_is_no_checkpoint(job, resume):
-    """A checkpoint of the job's own step: nothing is put back, warned of or refused."""
+    """Nothing is put back, refused or warned about with a checkpoint of the job's own step."""
     newest, _ = trained_job(job)
     model = small_model(seed=9)
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, resume=resume)

@@ -23,7 +23,7 @@ _PATIENCE_S = 60
 
 
 def _counts(endpoint, job):
-    """Returns how many steps were begun early, and how many of them were taken back."""
+    """Returns how many steps were begun early, and how many of them were rolled back."""
     command = [program("optctl"), "--endpoint", endpoint, "-o", "json", "describe", "job", job]
     described = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     counts = described["speculation"]
@@ -115,7 +115,7 @@ def test_over_grpc_one_rank_begins_nothing(daemon, job):
 
 
 def test_between_backward_and_step_the_script_has_the_last_steps_parameters(daemon, job):
-    """It evaluates, averages and writes with these: parameters are copies, never views."""
+    """The script evaluates, averages and writes these: parameters are copies, never views."""
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, overlap=True, speculative=True)
     for step in range(_SETTLED + 2):

@@ -92,7 +92,7 @@ def _send_moments(optimizer, queue):
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_process_is_started_with_an_optimizer(method):
-    """It has the state as of then, in an optimizer of its own."""
+    """The process has the state as of its start, in an optimizer of its own."""
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), lr=0.01)
     context = torch.multiprocessing.get_context(method)

@@ -1,4 +1,4 @@
-"""What a training loop does with an optimizer of torch, done with every one we serve."""
+"""Does what a training loop does with torch's optimizers, with every one we serve."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_the_profiler_sees_it(name, seed):
 
 @every_optimizer
 def test_found_inf_of_a_grad_scaler(name, seed):
-    """What GradScaler leaves on an optimizer that says it can: 1 skips, 0 does not."""
+    """GradScaler leaves found_inf on an optimizer that supports it: 1 skips, 0 does not."""
     parameters = parameters_for(name, seed)
     optimizer = ours(name)(parameters, overlap=True)
     assert optimizer._step_supports_amp_scaling

@@ -354,7 +354,7 @@ def test_a_parameter_file_that_is_cut_short_is_an_error(daemon, job):
 
 
 def test_a_parameter_file_that_is_removed_is_used_on(own_daemon, job):
-    """It is the job's until the last that has it open ends."""
+    """The file is the job's until the last process that has it open ends."""
     ours, theirs = small_model(), small_model()
     reference = torch.optim.AdamW(theirs.parameters(), **OPTIONS)
     with served(ours, own_daemon.shm, job=job) as optimizer:

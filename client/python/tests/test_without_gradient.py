@@ -70,7 +70,7 @@ def test_a_gradient_of_any_micro_step_counts(overlap):
         for name in ("used", "idle"):
             assert torch.allclose(parameters[name], before[name] - 1)
         assert parameters["frozen"]._version == versions["frozen"]
-        # What was so in a step says nothing of the next one.
+        # A parameter's part in one step says nothing of the next one.
         parameters["used"].sum().backward()
         idle = parameters["idle"]._version
         optimizer.step()

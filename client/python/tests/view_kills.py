@@ -87,7 +87,7 @@ def train(connection, rank: int, endpoint: str, job: str | None, steps: int) -> 
 
 
 class Reference:
-    """Of a run that nobody disturbs: digests by step."""
+    """The digests, by step, of an undisturbed run."""
 
     def __init__(self, steps: int) -> None:
         self._of: dict[str, dict[int, str]] = {"attached": {}, "edited": {}, "stepped": {}}

@@ -130,7 +130,7 @@ def test_fit(settings, tmp_path, job):
 
 
 def test_manual_optimization(tmp_path, job):
-    """What self.optimizers() gives is a class of ours without our attributes."""
+    """The result of self.optimizers() is a class of ours without our attributes."""
     torchs = Module(torch.optim.AdamW, {}, manual=True)
     fit(tmp_path / "torch", torchs)
     ours = Module(optstate.AdamW, {"job": job}, manual=True)

@@ -1,4 +1,4 @@
-"""What ours is compared with: torch's optimizers, with fp32 masters of 16-bit parameters.
+"""The references that ours is compared with: torch's, with fp32 masters of 16-bit parameters.
 
 torch rounds a 16-bit parameter, and its moments, after every step. What optstate documents is a
 step of the fp32 master whose rounding the parameter is; so the reference lends torch's own
@@ -37,7 +37,7 @@ class LAMB(PlainLAMB):
 
 
 class Reference(torch.optim.Optimizer):
-    """Of torch's class: what daemon options mean, and masters. A mixin before it."""
+    """Adds masters and the meaning of daemon options to a class of torch: a mixin before it."""
 
     master_dtype = torch.float32  # of parameters of 16 bits
     is_exact = False  # float64 masters of all
@@ -102,7 +102,7 @@ class Reference(torch.optim.Optimizer):
                 parameter.grad = gradient
 
     def accumulate(self, scale: float) -> None:
-        """What accumulate_step() does. scale: of the loss."""
+        """Does what accumulate_step() does. scale: of the loss."""
         for parameter in self._parameters():
             if parameter.grad is not None:
                 total = self.micro.get(parameter, 0)
@@ -110,7 +110,7 @@ class Reference(torch.optim.Optimizer):
                 parameter.grad = None
 
     def in_full(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Of a parameter that has one, in full, unless the script has changed it since."""
+        """Returns a parameter's gradient in full precision, unless the script changed it since."""
         mean, gradient = self.means.get(parameter), parameter.grad
         if mean is None or not mean.numel() or not mean.isfinite().all():
             return gradient.float().clone()

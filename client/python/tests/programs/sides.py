@@ -98,7 +98,7 @@ class Side:
 
     @property
     def reduces(self) -> bool:
-        """Whether the script averages gradients over the ranks."""
+        """Returns whether the script averages gradients over the ranks."""
         return dist.is_initialized() and dist.get_world_size() > 1
 
     def reduce(self) -> None:
@@ -136,13 +136,13 @@ class Side:
         self.scaler.update()
 
     def micro_step(self) -> None:
-        """What accumulate_step() is for."""
+        """Does what accumulate_step() is for."""
         raise NotImplementedError
 
     def close(self) -> None:
         pass
 
-    # What can be seen.
+    # The methods below return what a script can observe.
 
     def loss_scale(self) -> float:
         return 1.0 if self.scaler is None else self.scaler.get_scale()

@@ -1,4 +1,4 @@
-"""What is checked before the first values are loaded into a job."""
+"""Checks before the first values are loaded into a job."""
 
 from __future__ import annotations
 
