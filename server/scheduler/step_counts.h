@@ -10,8 +10,8 @@
 
 namespace optstate::scheduler {
 
-// How often each parameter was updated, and the number that some optimizers
-// keep for each: what an update reads of them, and how they move on.
+// Counts how often each parameter was updated, and has the number that some
+// optimizers keep for each: what an update reads of them, and how they move on.
 //
 // Threads: InputOf() by many while nothing is counted; Count() by one.
 class StepCounts {

@@ -179,7 +179,7 @@ TEST_P(StepSchedulerTest, ASpeculationIsRolledBackToTheBit) {
     const StepUpdate update = runner.job().UpdateOf(step);
     ASSERT_TRUE(runner.scheduler().Speculate(update).ok());
     EXPECT_NE(runner.job().State(), before);
-    ASSERT_TRUE(runner.scheduler().TakeBackSpeculation(step).ok());
+    ASSERT_TRUE(runner.scheduler().RollBackSpeculation(step).ok());
     EXPECT_EQ(runner.job().State(), before);
     // The step that was begun early once more is finished by Apply().
     ASSERT_TRUE(runner.scheduler().Speculate(update).ok());

@@ -30,9 +30,10 @@
 
 namespace optstate::session {
 
-// What the rooms of one job share: its options, shape, files and records, the
-// scheduler, and whether it has failed or finishes the step of a former engine.
-// A room keeps what is its own, and knows the rooms below it (README.md).
+// The state that the rooms of one job share: its options, shape, files and
+// records, the scheduler, and whether it has failed or finishes the step of a
+// former engine. A room keeps its own state, and knows the rooms below it
+// (README.md).
 //
 // Threads: the lock guards everything but the options, which do not change
 // except for their limits, the placement and the pool. The lock is taken by

@@ -425,7 +425,8 @@ TEST(JobWorkAheadBatchTest, LargeParametersAreUpdatedOneByOne) {
   EXPECT_NE(harness.Parameter(1), b);
 }
 
-// What a begin costs grows with the number of parameters.
+// A begin's cost grows with the number of parameters, so small ones are begun
+// together.
 TEST(JobWorkAheadBatchTest, SmallParametersAreUpdatedTogether) {
   constexpr uint32_t kParameters = 64;
   JobHarness::Setup setup = OneParameter(OptimizerKind::kSgd, true);
@@ -444,7 +445,7 @@ TEST(JobWorkAheadBatchTest, SmallParametersAreUpdatedTogether) {
     harness.Step(spec.step, values, spec);
   }
   harness.SetGradients(values);
-  // Of 64 parameters, and 16 parts at most, each has four.
+  // Each of the 16 parts at most has four of the 64 parameters.
   for (uint32_t p = 0; p < kParameters; ++p) {
     const std::vector<float> first = harness.Parameter(p / 4 * 4);
     const std::vector<float> last = harness.Parameter(p);

@@ -33,8 +33,8 @@ class MessagePatience {
 
   // Starts counting the peer's time.
   void Begin(absl::Time now, const Arrived& arrived);
-  // Whether to wait one more period for a message that is incomplete a period
-  // after the last call, or after Begin().
+  // Returns whether to wait one more period for a message that is incomplete a
+  // period after the last call, or after Begin().
   bool Lasts(absl::Time now, const Arrived& arrived);
 
  private:
