@@ -262,7 +262,7 @@ class IoUringIoEngine final : public IoEngine {
       if (hook_ != nullptr) result = hook_->OnEnd(*request, result);
       const std::string& path = files_.Get(request->file).path;
       if (TakeResult(result, path, request) == CallOutcome::kAgain) {
-        // It had its turn, and keeps it before others of its class.
+        // The request had its turn, and keeps it before others of its class.
         waiting_.PushFront(request);
       } else {
         completed[count++] = request;
@@ -296,7 +296,7 @@ class IoUringIoEngine final : public IoEngine {
   }
   void SignalWake() {
     const uint64_t one = 1;
-    // It cannot fail: one Wake() at a time is not yet taken.
+    // This write cannot fail: one Wake() at a time is not yet taken.
     const ssize_t written = ::write(wake_fd_.get(), &one, sizeof(one));
     CheckOrDie(written == sizeof(one), "write to the eventfd failed");
   }

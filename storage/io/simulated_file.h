@@ -13,7 +13,7 @@
 
 namespace optstate::io {
 
-// What a disk writes whole or not at all.
+// The bytes that a disk writes whole or not at all.
 inline constexpr uint64_t kSimulatedSectorBytes = 512;
 
 // Bytes of a file, zero at first. Copies share what neither has changed, so a

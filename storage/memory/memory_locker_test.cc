@@ -122,7 +122,7 @@ TEST(MemoryLockerTest, BringsInAndLocksEveryPage) {
   EXPECT_EQ(locker.counts().locked_bytes, 0);
 }
 
-// What was never reserved must take no memory.
+// Bytes that were never reserved must take no memory.
 TEST(MemoryLockerTest, LeavesHolesBesideARangeAlone) {
   constexpr uint64_t kBytes = 16 * kMiB;
   constexpr uint64_t kBegin = 6 * kMiB + 100;

@@ -23,7 +23,7 @@ struct DurableCommit {
   uint64_t incarnation = 0;  // of the job
   uint32_t slots = 2;
   uint32_t paths = 1;
-  // Of the directories, see SplitRecords(); none: equal parts.
+  // Weights of the directories, see SplitRecords(); none: equal parts.
   std::vector<uint32_t> weights;
   // By record: bit 0 is the slot, bit 1 says whether the slot has the record
   // (else the record is all zeros).
@@ -70,9 +70,9 @@ class DurableLog {
   bool is_first_torn() const { return is_first_torn_; }
   io::FileId file() const { return file_; }
 
-  // Makes sure that last() is durable. What Open() read may be in a cache only:
-  // the engine before may have died before its sync, or the sync failed. So the
-  // region is written again, with the same bytes, and synced.
+  // Makes sure that last() is durable. The bytes that Open() read may be in a
+  // cache only: the former engine may have died before its sync, or the sync
+  // failed. So the region is written again, with the same bytes, and synced.
   absl::Status Settle();
 
   // Lays the commit out for writing to the region whose turn it is, and returns

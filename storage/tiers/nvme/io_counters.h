@@ -9,8 +9,8 @@
 
 namespace optstate::nvme {
 
-// What the files of one directory have seen since the store was opened. Bytes
-// and operations are those that succeeded.
+// Counts the requests to the files of one directory since the store was opened.
+// Bytes and operations are those that succeeded.
 struct DirectoryCounters {
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;

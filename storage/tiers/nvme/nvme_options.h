@@ -23,8 +23,8 @@ struct NvmeOptions {
   absl::Span<std::byte> frames;
   absl::Span<std::byte> table;
   uint64_t incarnation = 0;
-  // Weights of the directories, see record_split.h. Of a job that exists:
-  // those that it was made with, or none; any other are refused
+  // Weights of the directories, see record_split.h. For a job that exists they
+  // are those that it was made with, or none; any other are refused
   // (FAILED_PRECONDITION).
   std::vector<uint32_t> weights = {};
   bool is_durable = false;  // commits can be requested

@@ -130,7 +130,7 @@ absl::Status NvmeTestJob::ChangeFrames(
         const auto kept = frames_.span().first(
             std::min(frames_.span().size(), next.span().size()));
         std::copy(kept.begin(), kept.end(), next.span().begin());
-        // Nobody may use what was.
+        // Makes a use of the former memory show.
         std::fill(frames_.span().begin(), frames_.span().end(),
                   std::byte{0xA5});
         frames_ = std::move(next);

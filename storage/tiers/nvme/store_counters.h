@@ -15,7 +15,7 @@ struct NvmePassCounters {
   uint64_t cpu_ns = 0;
 };
 
-// What the store has done since it was opened.
+// Counts the store's work since it was opened.
 struct NvmeCounters {
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;
