@@ -1,4 +1,4 @@
-"""What the demo prints at the end, and its plot."""
+"""The report that the demo prints at the end, and its plot."""
 
 from __future__ import annotations
 

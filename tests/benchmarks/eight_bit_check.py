@@ -22,7 +22,7 @@ OURS = {"state_dtype": "dynamic8", "endpoint": "embedded"}
 
 
 def _state_of(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a first step leaves as exp_avg and exp_avg_sq: without memory of former steps these
+    """Returns exp_avg and exp_avg_sq after a first step: without memory of former steps these
     are the gradient and its square, rounded by the signed and by the unsigned map."""
     parameter = torch.nn.Parameter(torch.zeros_like(gradient))
     parameter.grad = gradient.clone()

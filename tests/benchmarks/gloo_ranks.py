@@ -1,4 +1,4 @@
-"""What several ranks do without optstate: all_reduce over gloo, then torch's fused AdamW.
+"""Several ranks without optstate: all_reduce over gloo, then torch's fused AdamW.
 
 Each rank is a process of one thread. Two ways:
   replicated  each updates all parameters, as DistributedDataParallel with torch.optim does

@@ -17,7 +17,7 @@ sys.path += [str(_ROOT / "client/python/tests"), str(_ROOT / "deploy/demo_app")]
 import ranks  # noqa: E402, F401
 from daemon import Daemon  # noqa: E402
 
-# Of one element: gradient and parameter of the trainer, their segments, and the state.
+# Bytes of one element: gradient and parameter of the trainer, their segments, and the state.
 BYTES_PER_ELEMENT = 4 * (2 + 2 + 3)
 RESERVE_BYTES = 2 << 30
 
