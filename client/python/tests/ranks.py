@@ -38,7 +38,7 @@ def _main(
     import torch
     import torch.distributed as dist
 
-    # As in a terminal: who is started in the background has it ignored.
+    # Handles SIGINT as in a terminal: a process started in the background ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     from optstate._torch.gradients import views as gradient_views
 

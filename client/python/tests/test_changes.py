@@ -104,7 +104,7 @@ def _on_ranks(connection, rank, endpoint, options, reduction, changes, whens):
 
 
 def _average_weights(model):
-    """As DiLoCo and weight averaging do; a collective leaves no version."""
+    """Averages as DiLoCo and weight averaging do; a collective leaves no version."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.data)
         parameter.data.div_(dist.get_world_size())

@@ -112,7 +112,7 @@ def test_a_kept_gradient_that_the_script_replaces():
 
 
 def test_a_kept_gradient_can_be_written():
-    """And is not in the step of another gradient."""
+    """A write to a kept gradient is not in the step of another gradient."""
 
     def between(model, optimizer, step):
         former = getattr(between, "former", None)

@@ -146,7 +146,7 @@ def attached_in_bfloat16(name, **options):
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 @pytest.mark.parametrize("how", ["clear", "entry"])
 def test_a_master_goes_with_its_entry(name, how):
-    """As in a load without one: the parameter is the master, exactly."""
+    """Without its entry the parameter is the master, exactly, as in a load without one."""
     parameter, optimizer = attached_in_bfloat16(name)
     if how == "clear":
         optimizer.state.clear()

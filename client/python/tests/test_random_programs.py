@@ -65,7 +65,7 @@ def wrong_at(step: int):
 
 
 def test_a_wrong_step_is_found_and_made_small(monkeypatch):
-    """So that these tests can fail."""
+    """A wrong step is found, which shows that these tests can fail."""
     usual = {"without": [], "how": "plain", "clip": "no", "unscales": False}
     usual.update(poison=False, to_none=True)
     program = Program(

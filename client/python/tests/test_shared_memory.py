@@ -138,7 +138,7 @@ def test_views_of_another_optimizers_parameters_are_refused(view):
 
 
 def test_a_parameter_may_be_in_two_optimizers():
-    """As in torch: each sees what the other has written."""
+    """Each optimizer sees what the other has written, as in torch."""
     mine, theirs = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
     for parameter_, optimizers in (
         (mine, [optstate.SGD([mine], lr=0.25), optstate.SGD([mine], lr=0.5)]),

@@ -82,7 +82,7 @@ def _new_gradients(model, optimizer, step):
 
 @torch.no_grad()
 def _written_with_equal_values(model, optimizer, step):
-    """As a script that clamps its weights: torch counts it as a change, and nothing differs."""
+    """Clamps weights as a script may: torch counts that as a change, and nothing differs."""
     for parameter in model.parameters():
         parameter.clamp_(-1e4, 1e4)
 

@@ -159,7 +159,7 @@ def test_every_error(name, error):
 
 @pytest.mark.parametrize("name", list(INFOS))
 def test_kinds_of_parameters_that_are_refused(name):
-    """By a TypeError with the kind, at construction, where torch may take it."""
+    """A TypeError with the kind refuses at construction what torch may take."""
     kinds = {
         "complex": torch.ones(2, 2, dtype=torch.complex64),
         "float64": torch.ones(2, 2, dtype=torch.float64),
@@ -174,7 +174,7 @@ def test_kinds_of_parameters_that_are_refused(name):
 
 @pytest.mark.parametrize("name", list(INFOS))
 def test_sparse_gradients_are_refused(name):
-    """By name, with nothing changed; the step can be taken with a dense one."""
+    """The error names the parameter, nothing changes, and a dense gradient can be stepped with."""
     embedding = torch.nn.Embedding(4, 4, sparse=True)
     optimizer = ours(name)([("table", embedding.weight)])
     before = embedding.weight.detach().clone()

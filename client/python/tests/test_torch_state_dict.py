@@ -174,7 +174,7 @@ def test_a_group_without_lr_is_refused(name, seed):
 
 @pytest.mark.parametrize("name", list(INFOS))
 def test_names_of_parameters(name, seed):
-    """They load over none, and stay where none are loaded; positions decide."""
+    """Names load over none, and stay where none are loaded; positions decide."""
     plain, mine = trained(name, ours(name), {}, seed)
     pairs = [(f"p{index}", parameter) for index, parameter in enumerate(copied(mine))]
     named = ours(name)(pairs)
@@ -238,7 +238,7 @@ def test_state_that_does_not_fit_is_refused(name, seed):
 
 @pytest.mark.parametrize("name", list(INFOS))
 def test_hooks(name, seed):
-    """In torch's order, prepended ones first, each with what torch gives it."""
+    """Hooks run in torch's order, prepended ones first, each with torch's arguments."""
     optimizer, parameters = trained(name, ours(name), {}, seed)
     heard = []
 

@@ -89,7 +89,7 @@ def test_a_step_without_any_gradient_touches_nothing():
 
 
 def test_changes_by_hand_still_count(job):
-    """And are the daemon's, also those that leave no trace."""
+    """Changes by hand reach the daemon, even those that leave no trace."""
     parameters = parameters_of()
     optimizer = optstate.SGD(parameters.values(), lr=1.0, job=job)
     with torch.no_grad():

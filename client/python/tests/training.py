@@ -83,7 +83,7 @@ def values_of(model: torch.nn.Module) -> list[np.ndarray]:
 
 
 def assert_values(results: Sequence[Sequence[np.ndarray]], model: torch.nn.Module) -> None:
-    """That every rank has the model's parameters."""
+    """Asserts that every rank has the model's parameters."""
     for result in results:
         for found, expected in zip(result, model.parameters()):
             assert torch.equal(torch.from_numpy(found), expected)

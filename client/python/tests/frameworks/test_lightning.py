@@ -145,7 +145,7 @@ def checkpoint_of(directory, step):
 
 @pytest.fixture(scope="module")
 def resumed_with_torch(tmp_path_factory):
-    """Its data begin anew, because the loader keeps no position."""
+    """Returns a run of torch that is resumed; its data begin anew, as loaders keep no position."""
     directory = tmp_path_factory.mktemp("torch")
     fit(directory, Module(torch.optim.AdamW, {}))
     module = Module(torch.optim.AdamW, {})

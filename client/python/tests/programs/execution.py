@@ -154,7 +154,7 @@ def _compared(
 
 
 def _check_errors(program: Program, where: int, error: Any, torch_error: Any) -> None:
-    """Both raised, or one did. Returns when that is as it must be."""
+    """Checks an operation in which both sides raised, or one did. Returns when that is right."""
     before = {name for name, _ in program.operations[: max(where, 0)]}
     if error is None:
         if torchs_own_refusal(torch_error, before):

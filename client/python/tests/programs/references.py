@@ -19,7 +19,7 @@ from plain_optimizers import Lion
 
 
 class LAMB(PlainLAMB):
-    """With `maximize`."""
+    """LAMB with `maximize`."""
 
     def __init__(self, params: Any, *args: Any, maximize: bool = False, **options: Any) -> None:
         super().__init__(params, *args, **options)
@@ -43,7 +43,7 @@ class Reference(torch.optim.Optimizer):
     is_exact = False  # float64 masters of all
 
     def prepare(self, clipping: dict[str, Any]) -> None:
-        """After construction, and in a copy."""
+        """Sets up clipping, sums and masters; called after construction, and in a copy."""
         self.clipping = clipping
         self.micro: dict[torch.Tensor, torch.Tensor] = {}
         # Gradients before they were rounded, where the daemon takes the mean: it does not round it.
@@ -66,7 +66,7 @@ class Reference(torch.optim.Optimizer):
         return torch.float32
 
     def _master(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Its values in full: of the master, unless someone has written the parameter."""
+        """Returns the values in full: the master's, unless the script has written the parameter."""
         master = self.masters.get(parameter)
         values = parameter.detach()
         if parameter in self.loaded:

@@ -14,7 +14,7 @@ from programs import references
 from programs.model import Model
 from programs.program import Program
 
-# So that small models have gradients that are views.
+# Gives small models gradients that are views.
 gradient_views.BYTES_MIN = 1
 
 # Steps without overflow before a loss scale grows.
@@ -102,7 +102,7 @@ class Side:
         return dist.is_initialized() and dist.get_world_size() > 1
 
     def reduce(self) -> None:
-        """As DistributedDataParallel: a gradient that a rank lacks counts as 0."""
+        """Reduces as DistributedDataParallel does: a gradient that a rank lacks counts as 0."""
         if not self.reduces:
             return
         parameters = self.model.distinct()

@@ -194,7 +194,7 @@ class GradientViews:
     def end(self) -> None:
         """Makes no more views; those that exist keep their values."""
         if not _exits:
-            # Without memory for copies they stay in the area, which nobody else uses any more.
+            # Without memory for copies views stay in the area, which has no other user any more.
             with contextlib.suppress(errors.ResourceExhaustedError):
                 self.leave()
         self._places = {}
