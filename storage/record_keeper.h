@@ -122,8 +122,8 @@ class RecordKeeper {
   absl::Span<std::byte> memory_;
   // Where each state part begins in memory_.
   std::array<uint64_t, kRecordPartCount> part_offsets_ = {};
-  // By run: 1 while a thread has its turn. Not in the file: a process that died
-  // holds none.
+  // The turns by run: 1 while a thread has its turn. They are not in the file:
+  // a process that died holds none.
   const std::unique_ptr<std::atomic<uint8_t>[]> turns_;
 };
 

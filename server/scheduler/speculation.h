@@ -54,7 +54,7 @@ class Speculation {
   const StepPlan& plan_;
   const StepMemory& memory_;
   WorkerPool& pool_;
-  // None: the job has no file for it.
+  // Keeps the overwritten values; none when the job has no file for them.
   std::optional<storage::RecordKeeper> keeper_;
 };
 

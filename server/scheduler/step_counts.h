@@ -16,7 +16,7 @@ namespace optstate::scheduler {
 // Threads: InputOf() by many while nothing is counted; Count() by one.
 class StepCounts {
  public:
-  // Both outlive this.
+  // The arguments must outlive this object.
   StepCounts(const StepPlan* plan, const StepMemory* memory)
       : plan_(*plan), memory_(*memory) {}
 

@@ -134,9 +134,9 @@ struct JobContext {
   std::unique_ptr<scheduler::StepScheduler> scheduler;
   // Set while a step in which a former engine died is not finished.
   std::optional<RecoveredStep> recovery;
-  // Not OK: the job is FAILED, and calls return this status.
+  // The status that calls return when the job is FAILED; else OK.
   absl::Status failure;
-  // By parameter; empty unless a counting pass is being made.
+  // The step counts by parameter; empty unless a counting pass is being made.
   std::vector<int64_t> counts_before_pass;
 };
 

@@ -108,7 +108,7 @@ TEST_F(JobDurabilityTest, NoneOfARecordedStepThatIsNotDurableByChoice) {
   EXPECT_EQ(commits(), 0u);
 }
 
-// The former engine had recorded it, and answered nobody.
+// The former engine had recorded the step, and answered no rank.
 TEST_F(JobDurabilityTest, AStepOfTheFormerEngineIsMadeDurable) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
   ASSERT_EQ(DurableAfter(1), 1u);

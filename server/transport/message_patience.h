@@ -20,7 +20,7 @@ Arrived ArrivedOn(int socket);
 // arrive, because a large registration may take minutes over a slow link, but
 // not for ever.
 //
-// To be called once in each period. Not thread-safe.
+// Threads: not thread-safe. Its owner asks it once in each period.
 class MessagePatience {
  public:
   // The time of a message of the largest size over a link of two megabits per

@@ -243,7 +243,7 @@ class IoUringIoEngine final : public IoEngine {
 
   // Takes results off the completion queue until `completed` is full, and
   // returns how many requests are in it. Without `resume`, requests end with
-  // the call that they have under way, and are returned to nobody.
+  // the call that they have under way, and are not returned.
   size_t Reap(absl::Span<IoRequest*> completed, bool resume) {
     size_t count = 0;
     io_uring_cqe* entry = nullptr;

@@ -84,7 +84,7 @@ class Committer {
   DurableCommit commit_ ABSL_GUARDED_BY(monitor_.mu);
   uint64_t flushes_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;
   size_t syncs_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;
-  // By directory.
+  // The syncs of the records, by directory.
   std::vector<io::IoRequest> syncs_ ABSL_GUARDED_BY(monitor_.mu);
   io::IoRequest sync_of_log_ ABSL_GUARDED_BY(monitor_.mu);
 };

@@ -25,8 +25,8 @@ struct DurableCommit {
   uint32_t paths = 1;
   // Weights of the directories, see SplitRecords(); none: equal parts.
   std::vector<uint32_t> weights;
-  // By record: bit 0 is the slot, bit 1 says whether the slot has the record
-  // (else the record is all zeros).
+  // A byte by record: bit 0 is the slot, bit 1 says whether the slot has the
+  // record (else the record is all zeros).
   std::vector<uint8_t> places;
   std::vector<uint32_t> checksums;  // those of the slots that are named
   std::string job;  // what the session keeps: description, counts, record

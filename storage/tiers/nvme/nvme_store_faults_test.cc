@@ -1,5 +1,5 @@
-// Damaged files, failing disks: every error is typed and says where, nobody
-// waits for ever, and what was durable stands.
+// Tests damaged files and failing disks: every error is typed and says where,
+// no thread waits for ever, and the last durable step stands.
 
 #include <array>
 #include <atomic>
