@@ -43,7 +43,7 @@ def _check_map(functional) -> None:
     ):
         apart = (found - values).abs() / values.abs().clamp(min=1e-30)
         print(f"| map, {kind}: furthest of 256 values, ulps | {apart.max() / ULP:.1f} | 4 |")
-        # Both compute the values in another order of roundings.
+        # The two sides compute the values in another order of roundings.
         assert apart.max() <= 4 * ULP, kind
         assert found.unique().numel() == values.unique().numel()
 
@@ -67,7 +67,7 @@ def _blocks() -> dict[str, torch.Tensor]:
 
 
 def _rounded(values: torch.Tensor, code: torch.Tensor, functional) -> torch.Tensor:
-    """By bitsandbytes, to the nearest."""
+    """Returns the values rounded to the nearest by bitsandbytes."""
     codes, largest = torch.ops.bitsandbytes.quantize_blockwise(values.double(), code, BLOCK)
     return functional.dequantize_blockwise(codes, absmax=largest, code=code, blocksize=BLOCK)
 

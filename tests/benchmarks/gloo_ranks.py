@@ -37,7 +37,7 @@ def _step_of(arrays: Arrays, options: Options):
 
 def _serve(rank: int, ranks: int, numel: int, dtype, options: Options, store: str, pipe) -> None:
     torch.set_num_threads(1)
-    # Not the name of the machine, which need not resolve.
+    # Names the interface, because the name of the machine need not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     arrays = Arrays(numel, dtype, seed=rank)

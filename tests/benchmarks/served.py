@@ -39,7 +39,7 @@ def available_bytes() -> int:
 
 
 def why_not(elements: int) -> str:
-    """Why so many elements in one job cannot be measured now; empty when they can."""
+    """Returns why so many elements in one job cannot be measured now; empty when they can."""
     wanted, found = elements * BYTES_PER_ELEMENT + RESERVE_BYTES, available_bytes()
     if wanted <= found:
         return ""
