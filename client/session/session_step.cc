@@ -20,7 +20,7 @@ namespace {
 // them while the next ones are copied.
 constexpr uint64_t kPushBytes = 4 << 20;
 
-// See AwaitCommit.
+// The looks at the engine's run stamps within an update; see AwaitCommit.
 constexpr int kLooksPerStep = 64;
 constexpr absl::Duration kLookPauseMin = absl::Microseconds(100);
 constexpr absl::Duration kLookPauseMax = absl::Milliseconds(2);

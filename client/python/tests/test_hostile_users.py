@@ -38,7 +38,7 @@ def flooded(tmp_path):
 
 @contextlib.contextmanager
 def flood_of(daemon: Daemon, seed: int) -> Iterator[subprocess.Popen]:
-    """Runs a flood until the block ends, as another user, who need not be able to read this file."""
+    """Runs a flood until the block ends, as another user, who may be unable to read this file."""
     tcp = daemon.grpc_tcp.removeprefix("grpc:")
     python = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
     with PROGRAM.open() as source:
