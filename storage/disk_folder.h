@@ -39,7 +39,7 @@ bool IsDurableFolder(const std::string& folder);
 absl::StatusOr<std::optional<uint32_t>> ReadDiskOwner(
     const std::string& folder);
 
-// Which part of which job a folder has.
+// The part of a job that a folder has.
 struct DiskIdentity {
   uint64_t incarnation = 0;
   uint32_t index = 0;  // the folder's place among the job's, from 0

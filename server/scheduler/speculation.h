@@ -30,7 +30,7 @@ class Speculation {
     return storage::RecordKeeper::BytesNeeded(layout);
   }
 
-  // All outlive this.
+  // The arguments must outlive this object.
   Speculation(const StepPlan* plan, const StepMemory* memory, WorkerPool* pool);
 
   // Notes that runs of the step are about to be updated. May be repeated: what

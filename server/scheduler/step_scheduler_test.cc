@@ -21,7 +21,7 @@ using JobSetup = SchedulerTestJob::Setup;
 // A job and its scheduler.
 class Runner {
  public:
-  // Without a seed of the fake: the CPU.
+  // Makes a job on the fake executor with this seed; 0: on the CPU.
   Runner(JobSetup setup, int workers, uint64_t fake_seed) {
     setup.workers = workers;
     job_ = std::make_unique<SchedulerTestJob>(setup);

@@ -104,7 +104,7 @@ struct JobContext {
   // Makes a pass over the state that leaves the step counts as they are, or
   // waits for the state to reach a disk, as JobLock::MakePass does.
   absl::Status MakePass(absl::FunctionRef<absl::Status()> pass);
-  // Makes one that changes the step counts.
+  // Makes a pass that changes the step counts.
   absl::Status MakeCountingPass(absl::FunctionRef<absl::Status()> pass);
   // Makes one that reads gradients: takes them in, or a norm of them.
   void Stage(const scheduler::StepScheduler::Staging& staging);

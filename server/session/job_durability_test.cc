@@ -121,7 +121,7 @@ TEST_F(JobDurabilityTest, AStepOfTheFormerEngineIsMadeDurable) {
   EXPECT_EQ(job_.nvme->durable_step(), 2u);
 }
 
-// A load has no step of its own.
+// A load has no step of its own, and is made durable nevertheless.
 TEST_F(JobDurabilityTest, SoIsALoad) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
   ASSERT_EQ(DurableAfter(1), 1u);

@@ -41,7 +41,7 @@ CommitSpec SpecOf(uint64_t step, absl::Span<const Hyperparams> groups) {
   return spec;
 }
 
-// Steps [first, last] of one job.
+// Takes steps [first, last] of one job.
 void Train(JobHarness* job, uint64_t first, uint64_t last) {
   const std::vector<Hyperparams> groups(
       1, DefaultHyperparams(job->layout().optimizer()));

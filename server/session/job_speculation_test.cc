@@ -138,7 +138,7 @@ TEST_P(JobSpeculationTest, WhateverTheDecision) {
 TEST_P(JobSpeculationTest, TakenBackWhenTheStepIsNotTaken) {
   TakeBoth(CommitOf(kBefore + 1));
   const std::string committed = harness_.StateBytes();
-  // Unequal commits.
+  // The commits are unequal.
   Push(&harness_, kBefore + 2);
   harness_.Commit(0, CommitOf(kBefore + 2));
   harness_.Commit(1, CommitOf(kBefore + 2, 3));
@@ -198,7 +198,7 @@ TEST_P(JobSpeculationTest, TheEngineDiesInIt) {
   plain_.PushAll(kBefore + 2, 0, {2});
   plain_.CommitAll(CommitOf(kBefore + 2));
   const std::string expected = plain_.StateBytes();
-  // No threads in this process when it forks.
+  // This process has no threads when it forks.
   plain_.Close();
   for (int run = 1; run <= 6; ++run) {
     harness_.Close();

@@ -111,7 +111,7 @@ TEST(MemoryLockerTest, BringsInAndLocksEveryPage) {
   region.Lock(0, kBytes, &locker);
   EXPECT_TRUE(region.is_locked());
   locker.AwaitSettled();
-  // Nothing has touched it but the locker.
+  // Only the locker has touched the memory.
   EXPECT_EQ(BytesInSmaps(region, "Locked:"), kBytes);
   const MemoryLocker::Counts counts = locker.counts();
   EXPECT_EQ(counts.locked_bytes, kBytes);

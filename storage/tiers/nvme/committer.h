@@ -32,7 +32,7 @@ namespace optstate::nvme {
 // store's lock; it is held for all else.
 class Committer {
  public:
-  // All outlive this.
+  // The arguments must outlive this object.
   Committer(StoreContext* context, StoreMonitor* monitor, RecordCache* cache,
             ReadQueue* queue);
   // Takes over the last commit of the job in the log, if there is one.

@@ -12,7 +12,7 @@
 
 namespace optstate::nvme {
 
-// Where one record is.
+// The place of one record.
 struct RecordPlace {
   static constexpr uint32_t kNoFrame = UINT32_MAX;
 

@@ -13,7 +13,7 @@
 
 namespace optstate::nvme {
 
-// NvmeStore::Options.
+// The options of a store: NvmeStore::Options.
 struct NvmeOptions {
   std::unique_ptr<io::IoEngine> engine;
   // The job's own directories, at least one; they exist.
@@ -34,7 +34,7 @@ struct NvmeOptions {
   const DurableCommit* restored = nullptr;
 };
 
-// NvmeStore::SizeOptions.
+// The options that decide about sizes: NvmeStore::SizeOptions.
 struct NvmeSizeOptions {
   bool is_durable = false;
   uint32_t directories = 1;

@@ -11,7 +11,7 @@
 namespace optstate::nvme {
 namespace {
 
-// Enough for a commit to fill several sectors.
+// A size with which a commit fills several sectors.
 constexpr uint64_t kJobBytes = 2000;
 
 std::string JobText(uint64_t step) {

@@ -8,7 +8,7 @@
 
 namespace optstate::nvme {
 
-// NvmeStore::PassCounters.
+// The counters of one pass: NvmeStore::PassCounters.
 struct NvmePassCounters {
   uint64_t bytes_read = 0;
   uint64_t bytes_written = 0;

@@ -30,7 +30,7 @@ namespace optstate::nvme {
 // held. SumOneAndWrite() releases it meanwhile.
 class Swapper {
  public:
-  // All outlive this.
+  // The arguments must outlive this object.
   Swapper(const StoreContext* context, StoreMonitor* monitor,
           RecordCache* cache, ReadQueue* queue, FrameChecks* checks,
           Committer* committer, const Verifier* verifier);
