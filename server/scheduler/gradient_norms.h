@@ -20,7 +20,7 @@ namespace optstate::scheduler {
 // Threads: one caller at a time.
 class GradientNorms {
  public:
-  // All outlive this.
+  // The arguments must outlive this object.
   GradientNorms(const StepPlan* plan, const StepMemory* memory,
                 UpdateExecutor* executor);
 

@@ -30,7 +30,7 @@ class Speculation {
     return storage::RecordKeeper::BytesNeeded(layout);
   }
 
-  // All outlive this.
+  // The arguments must outlive this object.
   Speculation(const StepPlan* plan, const StepMemory* memory, WorkerPool* pool);
 
   // Notes that runs of the step are about to be updated. May be repeated: what
@@ -54,7 +54,7 @@ class Speculation {
   const StepPlan& plan_;
   const StepMemory& memory_;
   WorkerPool& pool_;
-  // None: the job has no file for it.
+  // Keeps the overwritten values; none when the job has no file for them.
   std::optional<storage::RecordKeeper> keeper_;
 };
 

@@ -165,7 +165,7 @@ class StepScheduler {
   // values; an Apply() of the same step does the rest. Counts no step.
   absl::Status Speculate(Update update);
   // Rolls back all that was speculated about the step.
-  absl::Status TakeBackSpeculation(uint64_t step) {
+  absl::Status RollBackSpeculation(uint64_t step) {
     return speculation_.RollBack(step);
   }
   void ForgetSpeculation() { speculation_.Forget(); }

@@ -112,7 +112,7 @@ class Steps {
   void Apply() { (void)fixture_.scheduler->Apply(update_); }
   void Speculate() { (void)fixture_.scheduler->Speculate(update_); }
   void TakeBack() {
-    (void)fixture_.scheduler->TakeBackSpeculation(update_.step);
+    (void)fixture_.scheduler->RollBackSpeculation(update_.step);
   }
 
  private:

@@ -114,7 +114,7 @@ class UpdateTasks {
 //      UndoKind::kAccumulate, before the first store of the task.
 //   5. return only when it holds no task, no slot is open and no store is to
 //      come.
-// It may
+// An executor may
 //   1. hold any number of tasks of up to slots() open records: addresses in a
 //      record are valid until its Close(), those of a ReduceTask until Reduce()
 //      returns. A task itself, its list of gradients and its factors are valid
@@ -123,7 +123,7 @@ class UpdateTasks {
 //      tasks, and the undo slots that it was made with.
 //   3. use the owners that an IndexRange implies, so that a worker finds its
 //      part of the state on its node; or not.
-// It may not
+// An executor may not
 //   1. allocate, once it has been used with a layout, nor wait for a rank.
 //   2. call back into the scheduler, but through the tasks.
 //   3. leave tasks of a record undone without an error.

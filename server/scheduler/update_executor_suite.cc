@@ -104,8 +104,8 @@ void WatchedUpdates::ForEachTask(size_t slot,
     const absl::MutexLock lock(&mu_);
     position = position_of_slot_[slot];
   }
-  // Both are overwritten behind the visit: an executor that does the task later
-  // has copied them.
+  // The factors and gradients are overwritten behind the visit: an executor
+  // that does the task later has copied them.
   kernels::UpdateFactors factors;
   std::array<const void*, 2> gradients;
   for (size_t i = 0; i < kRuns; ++i) {

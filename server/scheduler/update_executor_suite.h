@@ -37,7 +37,7 @@ class WatchedUpdates final : public UpdateTasks {
  public:
   static constexpr size_t kPositions = 17;
   static constexpr size_t kRuns = 3;
-  // Not a multiple of any vector.
+  // The elements of a run: no multiple of any vector.
   static constexpr size_t kNumel = 101;
   static constexpr uint64_t kStep = 9;
 

@@ -26,7 +26,7 @@ namespace optstate::scheduler {
 // Threads: one caller at a time; the executor's threads call the overrides.
 class Updater final : private UpdateTasks {
  public:
-  // All outlive this.
+  // The arguments must outlive this object.
   Updater(const StepPlan* plan, const StepMemory* memory,
           UpdateExecutor* executor, const StepCounts* counts,
           Speculation* speculation);

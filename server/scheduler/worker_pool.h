@@ -78,7 +78,7 @@ class WorkerPool {
   struct alignas(64) Share {
     std::atomic<size_t> next{0};
     size_t end = 0;
-    // The participants of its node.
+    // The participants of the share's node.
     size_t node_begin = 0;
     size_t node_end = 0;
   };

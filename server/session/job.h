@@ -112,7 +112,7 @@ class Job {
     // finished or when the job cannot be opened, all that it holds. May be
     // null; must outlive the job.
     GradientKeeper* keeper = nullptr;
-    // Tests only; must outlive the job.
+    // An observer for tests; must outlive the job.
     scheduler::StepObserver* observer = nullptr;
     // The clock that ends a pause. Tests only: another clock may run ahead of
     // the real one, and each leap must be followed by a call of the job.

@@ -43,8 +43,8 @@ class CompletionWriter : public session::SessionListener {
                   const session::StepOutcome& outcome) override;
   void OnNotice(absl::string_view text) override { notices_(text); }
 
-  // Whether one more answer fits when `taken` submissions were taken so far.
-  // DATA_LOSS: the peer claims to have read answers that were never given.
+  // Returns whether one more answer fits when `taken` submissions were taken so
+  // far. DATA_LOSS: the peer claims to have read answers that were never given.
   absl::StatusOr<bool> HasRoom(uint64_t taken) const;
 
   // The first error of an answer given from another thread.

@@ -138,8 +138,8 @@ absl::Status GrpcStreamServer::ReadRequests() {
                                   : "stream closed by its rank");
 }
 
-// Whether the message is a large request; an error says why it may not be
-// parsed.
+// Returns whether the message is a large request; an error says why it may not
+// be parsed.
 absl::StatusOr<bool> GrpcStreamServer::IsLarge(grpc::ByteBuffer* message) {
   const size_t bytes = message->Length();
   if (bytes <= kSmallRequestBytes) return false;

@@ -169,7 +169,7 @@ TEST_F(GrpcTransportHostileTest, APeerThatReadsLateGetsEveryReply) {
 }
 
 // A peer that sends requests and reads no replies is held back, and harms
-// nobody.
+// no other.
 TEST_F(GrpcTransportHostileTest, APeerThatReadsNothing) {
   auto peer = Open(0);
   v1::SessionRequest fetch;

@@ -20,7 +20,7 @@ Arrived ArrivedOn(int socket);
 // arrive, because a large registration may take minutes over a slow link, but
 // not for ever.
 //
-// To be called once in each period. Not thread-safe.
+// Threads: not thread-safe. Its owner asks it once in each period.
 class MessagePatience {
  public:
   // The time of a message of the largest size over a link of two megabits per
@@ -33,8 +33,8 @@ class MessagePatience {
 
   // Starts counting the peer's time.
   void Begin(absl::Time now, const Arrived& arrived);
-  // Whether to wait one more period for a message that is incomplete a period
-  // after the last call, or after Begin().
+  // Returns whether to wait one more period for a message that is incomplete a
+  // period after the last call, or after Begin().
   bool Lasts(absl::Time now, const Arrived& arrived);
 
  private:

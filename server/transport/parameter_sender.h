@@ -45,9 +45,8 @@ class ParameterSender {
   absl::Time NextLook() ABSL_LOCKS_EXCLUDED(mutex_);
   // Sends the parts that are ready; false: the peer is gone.
   bool SendReady(Write write);
-  // To be called before `reply` is written: if that is the outcome of the
-  // commit, and the step was applied, sends the remaining parts and says so in
-  // the reply.
+  // Sends the remaining parts, and says so in the reply, if that is the outcome
+  // of the commit and the step was applied. The caller then writes `reply`.
   bool SendRest(v1::SessionReply* reply, Write write);
 
  private:

@@ -41,7 +41,7 @@ class ReplyQueue {
   // the next call.
   std::optional<v1::SessionReply> Pop(
       absl::Time deadline = absl::InfiniteFuture()) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Whether the queue is closed and empty.
+  // Returns whether the queue is closed and empty.
   bool over() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Wakes the thread in Pop(), which has something else to do.
   void Nudge() ABSL_LOCKS_EXCLUDED(mutex_);

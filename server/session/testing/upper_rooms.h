@@ -63,8 +63,8 @@ class UpperRooms : public StepRooms {
   JobRecovery recovery_;
 };
 
-// As AttachedRoomTest says, with an executor that fails when the test wants it.
-// Rooms that wait need the job's lock, which the fixture holds.
+// An AttachedRoomTest with an executor that fails when the test wants it. Rooms
+// that wait need the job's lock, which the fixture holds.
 class UpperRoomFixture : public AttachedRoomTest<UpperRooms> {
  protected:
   explicit UpperRoomFixture(const RegisterSpec& spec = TwoRankSpec())

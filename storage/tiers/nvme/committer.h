@@ -34,7 +34,7 @@ namespace optstate::nvme {
 // store's lock; it is held for all else.
 class Committer {
  public:
-  // All outlive this.
+  // The arguments must outlive this object.
   Committer(StoreContext* context, StoreMonitor* monitor, RecordCache* cache,
             ReadQueue* queue);
   // Takes over the last commit of the job in the log, if there is one.
@@ -88,7 +88,7 @@ class Committer {
   uint32_t copies_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;  // to be written
   uint64_t flushes_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;
   size_t syncs_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;
-  // By directory.
+  // The syncs of the records, by directory.
   std::vector<io::IoRequest> syncs_ ABSL_GUARDED_BY(monitor_.mu);
   io::IoRequest sync_of_log_ ABSL_GUARDED_BY(monitor_.mu);
 };

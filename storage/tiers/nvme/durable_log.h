@@ -23,10 +23,10 @@ struct DurableCommit {
   uint64_t incarnation = 0;  // of the job
   uint32_t slots = 2;
   uint32_t paths = 1;
-  // Of the directories, see SplitRecords(); none: equal parts.
+  // Weights of the directories, see SplitRecords(); none: equal parts.
   std::vector<uint32_t> weights;
-  // By record: bit 0 is the slot, bit 1 says whether the slot has the record
-  // (else the record is all zeros).
+  // A byte by record: bit 0 is the slot, bit 1 says whether the slot has the
+  // record (else the record is all zeros).
   std::vector<uint8_t> places;
   std::vector<uint32_t> checksums;  // those of the slots that are named
   std::string job;  // what the session keeps: description, counts, record

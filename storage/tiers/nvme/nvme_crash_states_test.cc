@@ -1,5 +1,5 @@
-// What a power cut, or the engine's death, leaves of a job at every write and
-// sync of a run.
+// Tests a job after a power cut, or the engine's death, at every write and sync
+// of a run.
 //
 // At each event of the simulated disk, power cuts are taken: all states that
 // the unsynced sectors of 512 bytes may be in where these are few, else some at

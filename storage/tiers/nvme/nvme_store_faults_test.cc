@@ -1,5 +1,5 @@
-// Damaged files, failing disks: every error is typed and says where, nobody
-// waits for ever, and what was durable stands.
+// Tests damaged files and failing disks: every error is typed and says where,
+// no thread waits for ever, and the last durable step stands.
 
 #include <array>
 #include <atomic>
@@ -154,7 +154,7 @@ TEST_F(NvmeStoreFaultsTest, ADamagedRecordIsNamedAndOthersGoOn) {
     const uint64_t at = begin + layouts_.Uniform(0, kStateBytes - 1);
     const auto mask = static_cast<std::byte>(1 << layouts_.Uniform(0, 7));
     job_->Close();
-    // What is in a frame is not read.
+    // Records in frames are not read.
     const FrameTable table(job_->table().span());
     if (table.place(static_cast<uint32_t>(record)).frame !=
         RecordPlace::kNoFrame) {
@@ -181,14 +181,14 @@ TEST_F(NvmeStoreFaultsTest, ADamagedRecordIsNamedAndOthersGoOn) {
   }
 }
 
-// The frame of a damaged record is for whoever waits for one.
+// The frame of a damaged record goes to a thread that waits for one.
 TEST_F(NvmeStoreFaultsTest, ADamagedRecordKeepsNobodyWaiting) {
   Start(/*is_durable=*/false);
   for (size_t i : {1, 3, 5}) ASSERT_EQ(job_->Compare(i), absl::OkStatus());
   job_->Close();
   disk_->Flip(kRecords, 0, std::byte{1});
   ASSERT_EQ(job_->Open(), absl::OkStatus());
-  // Of three frames one is left.
+  // One of three frames is left.
   const auto first = job_->store().PinSubGroup(3, Access::kRead);
   const auto second = job_->store().PinSubGroup(5, Access::kRead);
   ASSERT_TRUE(first.ok() && second.ok());
@@ -367,7 +367,7 @@ TEST_F(NvmeStoreFaultsTest, AFailedReadIsTriedAgain) {
   EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
 }
 
-// What is read ahead and fails must not fail a later pass, when the disk reads
+// A read ahead that fails must not fail a later pass, when the disk reads
 // again.
 TEST_F(NvmeStoreFaultsTest, AnErrorOfAFormerPassIsForgotten) {
   Start(/*is_durable=*/false);
@@ -436,7 +436,7 @@ TEST_F(NvmeStoreFaultsTest, AFailedCommitLeavesTheOneBefore) {
       EXPECT_EQ(job_->store().durable_step(), 2u);
       job_->Close();
       disk_->ClearFaults();
-      // Whatever was not synced is lost.
+      // The crash loses all writes that were not synced.
       const auto cut = disk_->Crash([](const io::CrashSector&) { return 0; });
       job_->SetEngineMaker(
           [&cut] { return io::MakeSimulatedIoEngine(cut.get()); });
@@ -449,7 +449,7 @@ TEST_F(NvmeStoreFaultsTest, AFailedCommitLeavesTheOneBefore) {
 }
 
 // A record that is read while a commit wants it on disk is written when its
-// readers are done, and whoever wants to change it waits for that.
+// readers are done, and a writer waits for that.
 TEST_F(NvmeStoreFaultsTest, ACommitGoesOnBesideReaders) {
   Start(/*is_durable=*/true);
   ASSERT_EQ(job_->Write(5, &random_), absl::OkStatus());

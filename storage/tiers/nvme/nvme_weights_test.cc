@@ -118,7 +118,7 @@ TEST_F(NvmeWeightsTest, AJobKeepsTheWeightsThatItWasMadeWith) {
   for (const Weights& weights : {Weights{}, Weights{3, 1}, Weights{9, 3}}) {
     job->Close();
     job->SetWeights(weights);
-    // With memory, and without.
+    // The job opens with its memory, and without.
     ASSERT_EQ(job->Open(), absl::OkStatus());
     EXPECT_EQ(job->CompareAll(), absl::OkStatus());
     job->Close();
