@@ -15,7 +15,7 @@
 #include "proto/types/grpc_status.h"
 #include "proto/types/os_error.h"
 #include "server/engine/memory_use.h"
-#include "server/scheduler/memory_bandwidth_record.h"
+#include "server/scheduler/workers/memory_bandwidth_record.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::engine {

@@ -21,8 +21,8 @@
 
 #include "benchmark/benchmark.h"
 #include "kernels/update_kernel.h"
-#include "server/scheduler/available_cores.h"
 #include "server/scheduler/step_scheduler.h"
+#include "server/scheduler/workers/available_cores.h"
 
 namespace optstate::scheduler {
 namespace {

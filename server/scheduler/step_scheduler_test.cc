@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "server/scheduler/fake_update_executor.h"
+#include "server/scheduler/executors/fake_update_executor.h"
 #include "server/scheduler/scheduler_test_job.h"
 
 namespace optstate::scheduler {

@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/update_kernel.h"
-#include "server/scheduler/worker_pool.h"
 #include "server/scheduler/worker_undo.h"
+#include "server/scheduler/workers/worker_pool.h"
 #include "tests/benchmarks/additions.h"
 #include "tests/benchmarks/tensors_step_c.h"
 

@@ -12,7 +12,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/scheduler/fake_update_executor.h"
+#include "server/scheduler/executors/fake_update_executor.h"
 #include "server/session/job_lock.h"
 #include "server/session/testing/room_fixture.h"
 

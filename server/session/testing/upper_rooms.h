@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "server/scheduler/fake_update_executor.h"
+#include "server/scheduler/executors/fake_update_executor.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/scheduler/worker_undo.h"
 #include "server/session/drain_gate.h"
