@@ -133,8 +133,8 @@ class Session {
   // write while no push of this rank is under way; the mapping outlives the
   // session. UNIMPLEMENTED: the wire copies gradients, or the kernel cannot.
   absl::StatusOr<std::unique_ptr<GradientViews>> MapGradientViews();
-  // Whether the engine is known to be writing parameters of the step whose
-  // commit is under way: some of the new values are there already.
+  // Returns whether the engine is known to be writing parameters of the step
+  // whose commit is under way: some of the new values are there already.
   bool WritesParameters() const;
   // Finds the parameters, ascending, that differ from those of the committed
   // step because the trainer has written them in `views`. DATA_LOSS: the
@@ -335,10 +335,10 @@ class Session {
   // The micro-step whose end was declared over the present connection.
   std::optional<MicroStep> end_sent_;
   absl::Status refused_push_;  // why the open step was dropped
-  // Whether the wait for the answer to a commit was given up: the engine may be
-  // applying the step with the gradients that are in the gradient area.
+  // True when the wait for the answer to a commit was given up: the engine may
+  // be applying the step with the gradients that are in the gradient area.
   bool commit_unresolved_ = false;
-  // Whether a push of the open step failed in transit.
+  // True when a push of the open step failed in transit.
   bool push_failed_ = false;
   bool loading_ = false;
   std::optional<LoadDigest> load_digest_;  // of LoadContent::kSame

@@ -39,8 +39,8 @@ constexpr bool IsValidStateArray(uint32_t value) {
   return value >= 1 && value <= 7;
 }
 
-// Whether the array has one number of 8 bytes per parameter, not one per
-// element.
+// Returns whether the array has one number of 8 bytes per parameter, not one
+// per element.
 constexpr bool IsPerParameter(StateArray array) {
   return array == StateArray::kStepCount || array == StateArray::kScalar ||
          array == StateArray::kGradientNorm;

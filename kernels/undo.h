@@ -121,9 +121,10 @@ static_assert(sizeof(UndoBlock) <= sizeof(UndoSlot::old));
 static_assert(offsetof(UndoSlot, old) == 64 &&
               offsetof(UndoSlot, old_sum) == 2112 && sizeof(UndoSlot) == 18496);
 
-// Encodes progress. Of the view in hand, elements [0, begin) have their new
+// Encodes progress. Elements [0, begin) of the view in hand have their new
 // values. The next `length` may have either; their old ones are in old[k] from
-// `position` on. The rest has its old values. `length` 0: nothing is in flight.
+// `position` on. The others have their old values. `length` 0: nothing is in
+// flight.
 constexpr uint64_t UndoProgress(size_t begin, size_t position = 0,
                                 size_t length = 0,
                                 UndoPhase phase = UndoPhase::kOldValues) {

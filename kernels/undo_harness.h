@@ -54,8 +54,8 @@ struct Shared {
   uint32_t gradient[kNumelMax];
 };
 
-// The copy that a later process works on, so that the child can go on. Of the
-// slot, it has what an update uses.
+// The copy that a later process works on, so that the child can go on. It has
+// the part of the slot that an update uses.
 struct Copy {
   explicit Copy(const Shared& shared) : arrays(shared.arrays) {
     CopySlot(shared.slot, &slot);

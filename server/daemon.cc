@@ -27,8 +27,8 @@
 #include "server/os/lifeline.h"
 #include "server/os/private_directory.h"
 #include "server/os/signals.h"
-#include "server/scheduler/memory_bandwidth.h"
-#include "server/scheduler/memory_bandwidth_record.h"
+#include "server/scheduler/workers/memory_bandwidth.h"
+#include "server/scheduler/workers/memory_bandwidth_record.h"
 #include "server/start_report.h"
 #include "server/supervisor/kept_segments.h"
 #include "server/supervisor/state_directory.h"
@@ -46,7 +46,7 @@ using supervisor::Supervisor;
 
 // Grace for admin calls that run when the daemon ends.
 constexpr absl::Duration kCallsEnd = absl::Seconds(1);
-constexpr absl::Duration kTellOfLinesEvery = absl::Seconds(10);
+constexpr absl::Duration kReportSuppressedEvery = absl::Seconds(10);
 
 // Reaps engines that died while this build was being executed: they are
 // children of the process, and no EngineProcess knows them. Called before any
@@ -92,7 +92,7 @@ class Daemon {
   void OnGrpc(UniqueFd fd, const PeerCredentials& peer);
   void OnSignal(int signal);
   // Logs the counts of suppressed lines from time to time.
-  void TellOfLinesLeftOut();
+  void ReportSuppressedLines();
 
   absl::StatusOr<v1::DaemonConfig> ConfigForUpgrade() const;
   void GoOnAfterUpgrade();
@@ -101,7 +101,7 @@ class Daemon {
   void RestAndStop(absl::Duration patience);
 
   const v1::DaemonConfig& config() const { return options_.config; }
-  // Whether a trainer holds the daemon's lifeline.
+  // Returns whether a trainer holds the daemon's lifeline.
   bool is_private() const { return options_.lifeline_fd >= 0; }
 
   const DaemonOptions options_;
@@ -191,7 +191,7 @@ absl::Status Daemon::Build() {
         options_.handover->replace_all(),
         absl::Seconds(config().drain_timeout_s())});
   }
-  TellOfLinesLeftOut();
+  ReportSuppressedLines();
   Notify("READY=1");
   return absl::OkStatus();
 }
@@ -286,9 +286,9 @@ void Daemon::OnGrpc(UniqueFd fd, const PeerCredentials& peer) {
   }
 }
 
-void Daemon::TellOfLinesLeftOut() {
+void Daemon::ReportSuppressedLines() {
   observe::LogLeftOut();
-  loop_->RunAfter(kTellOfLinesEvery, [this] { TellOfLinesLeftOut(); });
+  loop_->RunAfter(kReportSuppressedEvery, [this] { ReportSuppressedLines(); });
 }
 
 void Daemon::OnSignal(int signal) {

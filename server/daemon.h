@@ -27,7 +27,7 @@ struct DaemonOptions {
   // Arguments of this process, passed on to the build executed in its place at
   // an upgrade.
   std::vector<std::string> arguments;
-  // Handed over by the previous build.
+  // The handover of the previous build.
   std::optional<v1::SupervisorHandover> handover;
 };
 

@@ -1,5 +1,5 @@
 // The real optstated as a process: its command line, start and end, and what
-// only whole processes show. What the supervisor decides is tested beside it.
+// only whole processes show. The supervisor's decisions are tested beside it.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>

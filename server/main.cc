@@ -1,4 +1,4 @@
-// optstated: the optimizer-state daemon of a node. The same binary is the
+// optstated: the optimizer-state daemon of a node. One binary is the
 // supervisor, each job's engine (--engine) and a trainer's private daemon
 // (--embedded).
 

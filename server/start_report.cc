@@ -8,7 +8,7 @@
 #include "kernels/cpu/targets.h"
 #include "proto/types/version.h"
 #include "server/os/fd_limit.h"
-#include "server/scheduler/available_cores.h"
+#include "server/scheduler/workers/available_cores.h"
 
 namespace optstate::server {
 

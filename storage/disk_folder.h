@@ -26,12 +26,12 @@ inline constexpr char kDiskJobsFolder[] = "/jobs";
 // Returns the folder of a job in one of the daemon's directories.
 std::string DiskFolder(absl::string_view directory, absl::string_view job);
 
-// Whether the path exists. One that exists and cannot be inspected, as on a
-// disk with errors, does not count as gone.
+// Returns whether the path exists. One that exists and cannot be inspected, as
+// on a disk with errors, does not count as gone.
 bool MayExist(const std::string& path);
 
-// Whether the folder belongs to a durable job: it may be all that is left of
-// the job after a power cut.
+// Returns whether the folder belongs to a durable job: it may be all that is
+// left of the job after a power cut.
 bool IsDurableFolder(const std::string& folder);
 
 // Returns the owner's uid; nullopt: there is no such file. DATA_LOSS: it holds
@@ -39,7 +39,7 @@ bool IsDurableFolder(const std::string& folder);
 absl::StatusOr<std::optional<uint32_t>> ReadDiskOwner(
     const std::string& folder);
 
-// Which part of which job a folder has.
+// The part of a job that a folder has.
 struct DiskIdentity {
   uint64_t incarnation = 0;
   uint32_t index = 0;  // the folder's place among the job's, from 0
@@ -59,8 +59,8 @@ absl::Status WriteDiskIdentity(const std::string& folder,
 // the machine as it runs now.
 absl::Status WriteDiskMemory(const std::string& folder,
                              absl::string_view job_directory);
-// Whether the rest of the state of the folder's job may be somewhere, or an
-// engine has the folder's records: then the folder must not be given up.
+// Returns whether the rest of the state of the folder's job may be somewhere,
+// or an engine has the folder's records: then the folder must not be given up.
 // `except`: a job directory that is known to have no state, or empty. Of a
 // folder without `memory` only the engine is looked for.
 bool IsDiskFolderInUse(const std::string& folder,

@@ -17,7 +17,7 @@
 
 namespace optstate::storage {
 
-// Which arrays of a job lie in host memory.
+// The arrays of a job that lie in host memory.
 struct HostArrays {
   // NOLINTNEXTLINE(google-explicit-constructor): most jobs have all records.
   HostArrays(Accumulation accumulates, bool has = true)

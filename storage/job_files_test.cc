@@ -96,7 +96,7 @@ TEST_F(JobFilesTest, FilesOfAnotherJobAreRefused) {
   ASSERT_TRUE(Create().ok());
   EXPECT_TRUE(absl::IsDataLoss(
       JobFiles::Open(folder_, layout_, kNoSums, kIncarnation + 1).status()));
-  // Of a longer layout the stamps are too few.
+  // A longer layout needs more stamps than the file has.
   const auto longer =
       JobFiles::Open(folder_, LayoutOf(2000), kNoSums, kIncarnation);
   EXPECT_TRUE(absl::IsDataLoss(longer.status())) << longer.status();

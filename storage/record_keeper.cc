@@ -12,7 +12,7 @@
 namespace optstate::storage {
 namespace {
 
-// Set in the entry of a run that nobody will read in this epoch any more.
+// Set in the entry of a run that will not be read in this epoch any more.
 constexpr uint64_t kReleased = uint64_t{1} << 63;
 // How often a thread looks for its turn before it lets others run.
 constexpr int kSpinsMax = 200;

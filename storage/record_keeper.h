@@ -24,7 +24,7 @@ namespace optstate::storage {
 // Kept values belong to an epoch, a number that their user chooses: the step
 // that is speculated about, or the step of which a snapshot is. Each run
 // (proto/types/runs.h) has an entry with the epoch of its kept values, and is
-// kept at most once in an epoch: what is there is the value before the first
+// kept at most once in an epoch: the kept value is the one before the first
 // write. Only the newest epoch can be asked for.
 //
 // Crashes: entries and values lie in a file of the job that outlives the engine
@@ -80,11 +80,12 @@ class RecordKeeper {
   }
 
   // Calls visit with the run's values at the epoch's beginning: the kept ones,
-  // or those in the record when nobody has overwritten them. Whoever is about
-  // to overwrite them waits meanwhile, so that visit does no more than copy.
+  // or those in the record when they were not overwritten. A thread that is
+  // about to overwrite them waits meanwhile, so that visit does no more than
+  // copy.
   void Read(const RecordView& record, uint64_t epoch, const RunRange& run,
             Visitor visit) const;
-  // Says that nobody will read the run in this epoch any more, so that it need
+  // Says that the run will not be read in this epoch any more, so that it need
   // not be kept. Kept values are then gone.
   void Release(uint64_t run, uint64_t epoch);
 
@@ -121,8 +122,8 @@ class RecordKeeper {
   absl::Span<std::byte> memory_;
   // Where each state part begins in memory_.
   std::array<uint64_t, kRecordPartCount> part_offsets_ = {};
-  // By run: 1 while a thread has its turn. Not in the file: a process that died
-  // holds none.
+  // The turns by run: 1 while a thread has its turn. They are not in the file:
+  // a process that died holds none.
   const std::unique_ptr<std::atomic<uint8_t>[]> turns_;
 };
 

@@ -1,4 +1,4 @@
-// What the death of a process leaves of kept records at any store.
+// Tests kept records after the death of a process at any store.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -43,7 +43,7 @@ class Speculation {
     job_.Overwrite(run, random);
     job_.memory().stamp(run.run).store(kEpoch);
   }
-  // What a speculation, or an engine that finds one, does to end it.
+  // Ends a speculation, as its engine does or the next one that finds it.
   void RollBack() {
     KeptMemory& memory = job_.memory();
     if (memory.mark().load() != kEpoch) return;

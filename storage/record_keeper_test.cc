@@ -247,7 +247,7 @@ TEST_F(RecordKeeperTest, ThreadsThatMeetKeepARunOnce) {
   }
 }
 
-// As where values were kept, before the layout has grown.
+// Entries hold anything where values were kept before the layout has grown.
 TEST_F(RecordKeeperTest, EntriesMayHoldAnythingBeforeTheyAreForgotten) {
   LayoutSpec spec;
   spec.groups.resize(1);

@@ -161,8 +161,9 @@ class Channel {
   // the parameter area (loaded with acquire). Null when the wire or the engine
   // does not report runs before the commit is answered.
   virtual const std::atomic<uint64_t>* run_stamps() const { return nullptr; }
-  // Whether some parameters in the area belong to a step whose commit is not
-  // answered yet, or never was, on a wire that cannot say which parameters.
+  // Returns whether some parameters in the area belong to a step whose commit
+  // is not answered yet, or never was, on a wire that cannot say which
+  // parameters.
   virtual bool has_mixed_parameters() const { return false; }
   virtual absl::Status Abort(uint64_t step, absl::Time deadline) = 0;
 

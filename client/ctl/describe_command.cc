@@ -10,7 +10,7 @@
 namespace optstate::ctl {
 namespace {
 
-// Whether values known to an engine alone are missing.
+// Returns whether values known to an engine alone are missing.
 bool NoEngineTells(const v1::Job& job) {
   return job.ranks_unknown() || job.engine_pid() == 0;
 }
@@ -58,7 +58,7 @@ void AddSteps(const v1::Job& job, Table& table) {
     table.AddRow(
         {"begun early",
          absl::StrCat(job.speculation().steps_begun(), " steps, ",
-                      job.speculation().steps_rolled_back(), " taken back")});
+                      job.speculation().steps_rolled_back(), " rolled back")});
   }
   table.AddRow({"open step", NoEngineTells(job)        ? kUnknown
                              : job.open_step().empty() ? "-"

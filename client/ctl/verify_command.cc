@@ -89,7 +89,7 @@ absl::Status Run(const Context& context, const std::string& name) {
   absl::Status told = display.End(
       verified.ok() ? VerifyResultText(name, all, display.elapsed()) + "\n"
                     : "");
-  // What was found before an error counts too: `done` says that it is not all.
+  // Damage found before an error counts too: `done` says that it is not all.
   if (context.machine_readable() && all.records_total() != 0) {
     told.Update(PrintDone(context, all, ""));
   }

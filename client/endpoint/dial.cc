@@ -30,8 +30,9 @@ namespace {
 // about this long without an answer.
 constexpr int kTcpKeepAliveIdleS = 15;
 constexpr int kTcpUserTimeoutMs = 60'000;
-// Of one address that does not answer: the next one may, and a new attempt
-// comes sooner to a link that is back than the kernel's ever rarer ones.
+// The time given to one address that does not answer. The next address may
+// answer, and a new attempt reaches a link that is back sooner than the
+// kernel's ever rarer ones.
 constexpr absl::Duration kAttemptMax = absl::Seconds(5);
 
 timeval Until(absl::Time deadline) {

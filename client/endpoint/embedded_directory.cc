@@ -68,7 +68,8 @@ bool TakeLock(const std::string& path, std::vector<UniqueFd>* held) {
   return true;
 }
 
-// Whether the directory is abandoned; `held` keeps it so until it is gone.
+// Returns whether the directory is abandoned; `held` keeps it so until it is
+// gone.
 bool IsAbandoned(const std::string& directory, std::vector<UniqueFd>* held) {
   struct stat info;
   if (lstat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) ||

@@ -87,8 +87,8 @@ bool IsSocket(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 && S_ISSOCK(info.st_mode);
 }
 
-// Whether only this user can change the directory: in /tmp any user can make a
-// directory of any name.
+// Returns whether only this user can change the directory: in /tmp any user can
+// make a directory of any name.
 bool IsOursAlone(const std::string& directory) {
   struct stat info;
   return ::lstat(directory.c_str(), &info) == 0 && S_ISDIR(info.st_mode) &&

@@ -47,8 +47,8 @@ absl::StatusOr<Endpoint> ResolveEndpoint(absl::string_view text,
 // ...".
 std::string DescribeNodeSockets();
 
-// Whether a daemon has listened there, according to the file system, so that it
-// may come back. Over TCP this cannot be known: false.
+// Returns whether a daemon has listened there, according to the file system, so
+// that it may come back. Over TCP this cannot be known: false.
 bool HadDaemon(const Endpoint& endpoint);
 
 }  // namespace optstate::client

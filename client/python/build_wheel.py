@@ -57,7 +57,7 @@ def wheel_tags(platform: str) -> str:
 
 
 def name_in_package(path: pathlib.Path, package: pathlib.Path) -> str:
-    """Where a file belongs: what is built has no folder, and lies on top."""
+    """Returns a file's place in the package: built files have no folder, and lie on top."""
     if package in path.parents:
         return path.relative_to(package).as_posix()
     return path.name

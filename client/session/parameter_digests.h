@@ -23,7 +23,7 @@ class ParameterDigests {
   // `layout` outlives this object.
   ParameterDigests(const Layout* layout, ChangeDetection detection);
 
-  // Whether changes are looked for at all.
+  // Returns whether changes are looked for at all.
   bool enabled() const { return detection_ != ChangeDetection::kOff; }
   // Begins new copies of parameters as of this step. A parameter of which some
   // block is added from now on is known again once all its blocks are added.
@@ -38,8 +38,8 @@ class ParameterDigests {
   void AddBlock(uint32_t parameter, uint64_t begin, const std::byte* data);
   // Adds all blocks of a parameter.
   void AddWhole(uint32_t parameter, const std::byte* data);
-  // Whether a copy is known and its content has changed. kSample: one line of
-  // each page is compared.
+  // Returns whether a copy is known and its content has changed. kSample: one
+  // line of each page is compared.
   bool Differs(uint32_t parameter, const std::byte* data) const;
 
  private:

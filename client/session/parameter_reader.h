@@ -32,7 +32,7 @@ class ParameterReader {
   // Copies the remaining parts.
   void CopyRest(const std::byte* area);
   bool done() const { return left_.empty(); }
-  // Whether CopyReady has copied something since Begin.
+  // Returns whether CopyReady has copied something since Begin.
   bool has_copied() const { return has_copied_; }
 
  private:

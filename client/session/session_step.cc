@@ -20,7 +20,7 @@ namespace {
 // them while the next ones are copied.
 constexpr uint64_t kPushBytes = 4 << 20;
 
-// See AwaitCommit.
+// The looks at the engine's run stamps within an update; see AwaitCommit.
 constexpr int kLooksPerStep = 64;
 constexpr absl::Duration kLookPauseMin = absl::Microseconds(100);
 constexpr absl::Duration kLookPauseMax = absl::Milliseconds(2);
@@ -162,9 +162,9 @@ absl::Status Session::BeginAnew(uint64_t step) {
   return absl::OkStatus();
 }
 
-// Whether the piece's place in the gradient area is free. The engine reads the
-// place until the step is applied, unless it accumulates; a push that it will
-// refuse, or ignore as a repeat, must not overwrite staged gradients.
+// Returns whether the piece's place in the gradient area is free. The engine
+// reads the place until the step is applied, unless it accumulates; a push that
+// it will refuse, or ignore as a repeat, must not overwrite staged gradients.
 bool Session::MayCopy(size_t piece, uint64_t step, uint32_t micro_step) const {
   const PieceMark& mark = marks_[piece];
   if (step != committed_step_ + 1) return false;

@@ -24,7 +24,7 @@ class FaultGuard {
   FaultGuard& operator=(FaultGuard&& other) noexcept;
   ~FaultGuard();
 
-  // Whether a missing page of the range was touched.
+  // Returns whether a missing page of the range was touched.
   bool lost() const;
 
  private:

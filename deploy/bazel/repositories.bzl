@@ -91,7 +91,7 @@ def _libraries():
     system_library(
         name = "xxhash",
         apt = "libxxhash-dev",
-        # Its functions are inlined.
+        # The functions of xxhash are inlined.
         headers = ["xxhash.h"],
         targets = {"xxhash": []},
     )

@@ -5,7 +5,7 @@ shared objects, or archives when --config=release sets link=static. Where Debian
 `run_time` makes a release artefact load the shared object when it starts.
 """
 
-# What glibc 2.36 contains itself; release artefacts link these, and nothing else, dynamically.
+# The libraries of glibc 2.36 itself; release artefacts link these, and nothing else, dynamically.
 _GLIBC = ["c", "dl", "m", "pthread", "rt"]
 
 _TARGET = """

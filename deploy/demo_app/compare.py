@@ -37,7 +37,7 @@ class Case:
     options: dict[str, Any]
     ours: dict[str, Any] = dataclasses.field(default_factory=dict)
     ranks: int = 1
-    # Of the model. torch's optimizer then works on float32 copies of the parameters, as
+    # The model's dtype. torch's optimizer then works on float32 copies of the parameters, as
     # mixed precision training does.
     dtype: torch.dtype = torch.float32
 

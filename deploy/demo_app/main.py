@@ -20,7 +20,7 @@ JOB = "demo"
 
 
 class Demo:
-    """Both runs, one after the other: each has the machine to itself."""
+    """The two runs, one after the other: each has the machine to itself."""
 
     def __init__(self, arguments: argparse.Namespace, screen: Screen) -> None:
         self._steps: int = arguments.steps

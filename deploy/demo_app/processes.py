@@ -105,7 +105,7 @@ class Trainers:
             )
 
     def events(self) -> Iterator[dict]:
-        """What rank 0 writes, as it does; ends with the trainers.
+        """Yields the events that rank 0 writes, as it does; ends with the trainers.
 
         Raises when they fail.
         """

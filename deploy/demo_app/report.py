@@ -1,4 +1,4 @@
-"""What the demo prints at the end, and its plot."""
+"""The report that the demo prints at the end, and its plot."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def summary(optstate: Run, torch: Run) -> str:
 
 
 def memory_table(optstate: Run, torch: Run) -> str:
-    """Where the memory of both runs was, after their last step."""
+    """Returns a table of the memory of both runs after their last step."""
     rows = (
         ("optimizer state, in each trainer", "state"),
         ("parameters, in each trainer", "parameters"),

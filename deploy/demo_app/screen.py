@@ -1,4 +1,4 @@
-"""What the demo shows while it runs, and how it ends early."""
+"""The screen of the demo while it runs, and its early end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parse_count(text: str) -> float:
 
 
 def interrupt_once(*_: object) -> None:
-    """What cleans up after an interrupt is not interrupted."""
+    """Interrupts the demo, and ignores later signals: the clean-up is not interrupted."""
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -108,7 +108,7 @@ def check(resources: list[dict]) -> list[str]:
 
 
 def comparable(resources: list[dict]) -> dict:
-    """What a manifest does, without the names and labels in which kustomize and helm differ."""
+    """Returns a manifest without the names and labels in which kustomize and helm differ."""
     out = {}
     for resource in resources:
         if resource["kind"] == "Namespace":

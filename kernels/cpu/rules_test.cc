@@ -208,8 +208,8 @@ TEST_P(RulesTest, ParameterIsTheMasterRounded) {
             std::vector<uint32_t>(rounded.begin(), rounded.end()));
 }
 
-// They are equal bit for bit, special values too, and so are the parameters
-// that do not lie half way between two.
+// A split master equals the float master bit for bit, special values too, and
+// so do the parameters that do not lie half way between two.
 TEST_P(RulesTest, SplitMasterIsTheFloatMaster) {
   if (!IsSplit(GetParam())) return;
   std::mt19937 random(TestSeed());

@@ -99,8 +99,8 @@ OPTSTATE_HOST_DEVICE inline void StoreLowBytes(Tag<Byte>, int32_t v, Byte* to) {
   *to = static_cast<Byte>(v < kMin ? kMin : v > kMax ? kMax : v);
 }
 
-// Arithmetic. What CUDA's intrinsics round to nearest is never fused, whatever
-// the compiler's flags.
+// Arithmetic. The compiler never fuses CUDA's intrinsics that round to nearest,
+// whatever its flags.
 
 #ifdef __CUDA_ARCH__
 #define OPTSTATE_ROUNDED(DEVICE, HOST) return DEVICE

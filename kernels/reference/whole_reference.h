@@ -14,8 +14,8 @@ namespace optstate::kernels {
 // torch.optim's single-tensor forms write them (LAMB: as its paper), in the
 // floating-point type T: the truth that kernels are measured against (double),
 // and what torch itself would get (float). In float, sums and norms are those
-// of an ideal torch: added in double, then rounded. Of Muon's Newton-Schulz
-// steps only those in float are rounded to bfloat16. Slow; for tests.
+// of an ideal torch: added in double, then rounded. Muon's Newton-Schulz
+// steps are rounded to bfloat16 in float alone. Slow; for tests.
 template <typename T>
 class WholeReference {
  public:

@@ -94,7 +94,7 @@ namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 // Computes average = torch.lerp(average, value, weight), rounded once: a row's
 // or a column's variance.
 OPTSTATE_OP float NextVariance(float average, double value, double weight) {
-  // Either form would cancel on the other side.
+  // The base is the nearer value: the sum from the other one would cancel.
   const bool is_near_old = weight < 0.5;
   const double base = is_near_old ? average : value;
   const double change =

@@ -71,7 +71,7 @@ bool WouldBlock(int error_number) {
   return error_number == EAGAIN || error_number == EWOULDBLOCK;
 }
 
-// Whether the socket can carry fds: elsewhere the kernel drops them silently.
+// Checks that the socket can carry fds: others drop them silently.
 absl::Status CheckUnix(int socket) {
   int domain = 0;
   socklen_t size = sizeof(domain);

@@ -78,8 +78,8 @@ bool Populate(std::byte* data, uint64_t bytes) {
   return populated;
 }
 
-// Whether the system gives shared memory huge pages where a mapping requests
-// them.
+// Returns whether the system gives shared memory huge pages where a mapping
+// requests them.
 bool HugeWhereAdvised() {
   std::string modes;
   std::getline(
@@ -154,9 +154,9 @@ absl::Status CheckReadOnly(int fd) {
   return absl::OkStatus();
 }
 
-// Whether missing blocks of a file are memory that may be unavailable when they
-// are read. On disks they are zeros from the page cache, and blocks count
-// otherwise.
+// Returns whether missing blocks of a file are memory that may be unavailable
+// when they are read. On disks they are zeros from the page cache, and blocks
+// count otherwise.
 bool IsInMemory(int fd) {
   struct statfs info;
   return fstatfs(fd, &info) != 0 || info.f_type == TMPFS_MAGIC ||

@@ -57,8 +57,8 @@ absl::StatusOr<ParameterSpec> ParameterFromProto(const v1::Parameter& proto) {
   };
 }
 
-// Whether a proto3 string may hold the text unchanged: a parser refuses invalid
-// UTF-8, and with it the whole message.
+// Returns whether a proto3 string may hold the text unchanged: a parser refuses
+// invalid UTF-8, and with it the whole message.
 bool IsAscii(absl::string_view text) {
   return std::all_of(text.begin(), text.end(), [](char c) {
     return static_cast<unsigned char>(c) < 0x80;

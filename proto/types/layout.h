@@ -116,7 +116,8 @@ class Layout {
   // The SHA-256 of a canonical serialisation, which identifies the layout at
   // re-attach.
   const std::string& hash() const { return hash_; }
-  // Whether some group, or this one, has state array `index` of the optimizer.
+  // Returns whether some group, or this one, has state array `index` of the
+  // optimizer.
   bool has_state_array(int index) const;
   bool has_state_array(int index, uint32_t group) const {
     return HasStateArray(optimizer_info(), index, spec_.groups[group].options);

@@ -98,14 +98,14 @@ struct OptimizerInfo {
   absl::string_view scalar;
   // The value of the scalar before the first step.
   double scalar_initial = 0;
-  // Whether the update of an element depends on that element alone; a
+  // True when the update of an element depends on that element alone; a
   // non-separable update processes a whole parameter.
   bool is_separable = true;
   // The index of the hyperparameter that reverses the gradient; -1: none.
   int maximize = -1;
 
-  // Whether some array has fewer elements than its parameter. Such elements are
-  // at the beginning of the parameter's place in the flat space.
+  // Returns whether some array has fewer elements than its parameter. Such
+  // elements are at the beginning of the parameter's place in the flat space.
   bool has_prefixes() const;
 };
 
@@ -121,7 +121,7 @@ const OptimizerInfo& InfoOf(OptimizerKind kind);
 uint64_t StateElements(const OptimizerInfo& info, int index,
                        absl::Span<const int64_t> shape);
 
-// Whether a group with these options has state array `index`.
+// Returns whether a group with these options has state array `index`.
 bool HasStateArray(const OptimizerInfo& info, int index, uint32_t options);
 
 // Returns torch's defaults.

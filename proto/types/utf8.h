@@ -5,8 +5,8 @@
 
 namespace optstate {
 
-// Whether a protobuf `string` can hold the text: well-formed UTF-8 (Unicode
-// 15.0, table 3-7), without surrogates and overlong forms.
+// Returns whether a protobuf `string` can hold the text: well-formed UTF-8
+// (Unicode 15.0, table 3-7), without surrogates and overlong forms.
 bool IsUtf8(absl::string_view text);
 
 }  // namespace optstate

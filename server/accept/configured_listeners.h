@@ -15,7 +15,7 @@ namespace optstate::accept {
 
 // The listeners that a configuration names, at the start and at an upgrade.
 
-// In the order of AddressesOf().
+// Listeners in the order of AddressesOf().
 using Listeners = std::vector<std::unique_ptr<Listener>>;
 using ListenersByAddress = std::map<std::string, std::unique_ptr<Listener>>;
 

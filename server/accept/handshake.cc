@@ -43,7 +43,7 @@ absl::StatusOr<size_t> BytesWanted(const std::string& received) {
   return kHeaderBytes + payload;
 }
 
-// Whether the bytes received so far begin with HTTP/2's preface.
+// Returns whether the bytes received so far begin with HTTP/2's preface.
 bool SpeaksHttp2(int fd) {
   char begin[kMagicBytes];
   return ::recv(fd, begin, sizeof(begin), MSG_PEEK | MSG_DONTWAIT) ==

@@ -64,7 +64,7 @@ class HandshakeTest : public testing::Test {
     return UniqueFd(fds[1]);
   }
 
-  // Whether the connection is neither answered nor closed.
+  // Returns whether the connection is neither answered nor closed.
   static bool IsPending(const UniqueFd& fd) {
     char byte;
     return ::recv(fd.get(), &byte, 1, MSG_DONTWAIT) == -1 && errno == EAGAIN;

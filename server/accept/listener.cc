@@ -227,8 +227,8 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::OpenTcp(
   return listener;
 }
 
-// Whether the file is still this socket's: another one may have been put there
-// by hand.
+// Returns whether the file is still this socket's: another one may have been
+// put there by hand.
 bool Listener::FileIsInPlace() const {
   struct stat info;
   return ::lstat(path_.c_str(), &info) == 0 && info.st_dev == device_ &&

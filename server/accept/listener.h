@@ -21,8 +21,9 @@ class Listener {
   // Unix sockets: `mode` are the socket's permissions; a missing parent
   // directory is created. A socket left behind by a dead process is taken over:
   //   1. the lock file PATH.lock keeps two daemons from doing this at once;
-  //   2. whoever accepts a connection at PATH is alive: FAILED_PRECONDITION;
-  //   3. a refused connection means nobody listens: PATH is replaced.
+  //   2. an accepted connection at PATH means a live daemon:
+  //   FAILED_PRECONDITION;
+  //   3. a refused connection means that none listens: PATH is replaced.
   // Anything but a socket at PATH is FAILED_PRECONDITION and left alone.
   static absl::StatusOr<std::unique_ptr<Listener>> Open(
       const config::ListenAddress& address, mode_t mode);

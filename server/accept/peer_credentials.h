@@ -18,9 +18,9 @@ struct PeerCredentials {
   // its last 64 bits, which a machine can choose freely.
   std::string address = "";
 
-  // Whether the peer is known to be root or the daemon's own user; over TCP
-  // every peer acts as the daemon's user. Part of what strangers can use up is
-  // reserved for operators.
+  // Returns whether the peer is known to be root or the daemon's own user; over
+  // TCP every peer acts as the daemon's user. Part of what strangers can use up
+  // is reserved for operators.
   bool is_operator() const;
   // The name that quotas count: a user of this machine ("uid 1000"), or the
   // machine of a TCP peer ("address 10.0.0.7").

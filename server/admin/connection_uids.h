@@ -21,7 +21,7 @@ struct Caller {
   uid_t uid = 0;
   bool is_local = true;
 
-  // Whether the caller is known to be root or the daemon's own user.
+  // Returns whether the caller is known to be root or the daemon's own user.
   bool is_operator() const;
 
   friend auto operator<=>(const Caller&, const Caller&) = default;

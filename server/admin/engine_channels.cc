@@ -130,7 +130,7 @@ absl::StatusOr<v1::ListParametersReply> EngineChannels::ListParameters(
   v1::ListParametersReply reply;
   const grpc::Status status =
       channel->stub->ListParameters(&context, request, &reply);
-  // No answer.
+  // The engine gave no answer.
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) {
     return Named(request.job(), status);
   }
@@ -383,7 +383,7 @@ absl::StatusOr<v1::SetJobReply> EngineChannels::SetJob(
   SetUp(&context, deadline);
   v1::SetJobReply reply;
   const grpc::Status status = channel->stub->SetJob(&context, request, &reply);
-  // No answer.
+  // The engine gave no answer.
   if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED ||
       status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     return Named(request.name(), status);

@@ -31,7 +31,7 @@ class Http2Frames {
 
   // Number of frames that have begun.
   uint64_t frame_count() const { return frame_count_; }
-  // Whether the bytes so far end where a frame may begin.
+  // Returns whether the bytes so far end where a frame may begin.
   bool at_boundary() const {
     return preface_left_ == 0 && header_.empty() && payload_left_ == 0;
   }

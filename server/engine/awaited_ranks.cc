@@ -15,8 +15,8 @@
 namespace optstate::engine {
 namespace {
 
-// Whether a later process has the rank's pid now. A process that cannot be
-// inspected (hidepid) counts as the rank's.
+// Returns whether a later process has the rank's pid now. A process that cannot
+// be inspected (hidepid) counts as the rank's.
 bool IsAnother(const session::RankProcess& process) {
   const absl::StatusOr<os::ProcessStat> stat = os::ReadProcessStat(process.pid);
   return stat.ok() && process.start_ticks != 0 &&

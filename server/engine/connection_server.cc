@@ -199,8 +199,8 @@ void ConnectionServer::TakeRequests() {
 
 absl::Status ConnectionServer::CheckOpen() const {
   if (options_.job == nullptr) return options_.failure;
-  // Also checked before FinishIfOver() has seen it: a connection after the last
-  // detach must not find the state that ends with that.
+  // Checks the job as well, which FinishIfOver() may not have seen yet: a
+  // connection after the last detach must not find the state that ends with it.
   if (!finished_ && !options_.job->finished()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat("job ", options_.config.job(),
                                              " has just ended; connect again"));

@@ -18,9 +18,9 @@
 #include "server/engine/supervisor_reporter.h"
 #include "server/session/job.h"
 #include "server/transport/fd_watcher.h"
-#include "server/transport/grpc_transport.h"
+#include "server/transport/grpc/grpc_transport.h"
 #include "server/transport/session_table.h"
-#include "server/transport/shm_transport.h"
+#include "server/transport/shm/shm_transport.h"
 
 namespace optstate::engine {
 

@@ -29,7 +29,7 @@
 #include "proto/types/unique_fd.h"
 #include "proto/types/version.h"
 #include "server/engine/control_socket.h"
-#include "server/transport/shm_test_peer.h"
+#include "server/transport/shm/shm_test_peer.h"
 #include "server/transport/test_layout.h"
 
 namespace optstate::engine {

@@ -15,16 +15,16 @@
 #include "proto/types/grpc_status.h"
 #include "proto/types/os_error.h"
 #include "server/engine/memory_use.h"
-#include "server/scheduler/memory_bandwidth_record.h"
+#include "server/scheduler/workers/memory_bandwidth_record.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::engine {
 namespace {
 
 constexpr absl::Duration kDrainTimeout = absl::Seconds(30);
-// Time within which the supervisor says Stop. If that has died instead, the
-// ranks go on.
-constexpr absl::Duration kRestLease = absl::Seconds(5);
+// The lease of a pause: time within which the supervisor says Stop. If the
+// supervisor has died instead, the ranks go on after it.
+constexpr absl::Duration kPauseLease = absl::Seconds(5);
 
 absl::Duration FromProto(const google::protobuf::Duration& duration) {
   return absl::Seconds(duration.seconds()) +
@@ -173,7 +173,7 @@ grpc::Status EngineServiceImpl::Rest(grpc::ServerContext* /*context*/,
                                      v1::RestReply* /*reply*/) {
   if (job_ == nullptr) return grpc::Status::OK;  // nothing can begin
   return ToGrpc(
-      job_->Pause(absl::Now() + FromProto(request->timeout()), kRestLease));
+      job_->Pause(absl::Now() + FromProto(request->timeout()), kPauseLease));
 }
 
 grpc::Status EngineServiceImpl::VerifyJob(

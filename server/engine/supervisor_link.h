@@ -38,7 +38,8 @@ class SupervisorLink {
   // other messages were refused and logged. nullopt: nothing now, or ended().
   std::optional<SupervisorMessage> Receive();
 
-  // Whether the supervisor said Stop, or is gone and the engine ends with it.
+  // Returns whether the supervisor said Stop, or is gone and the engine ends
+  // with it.
   bool ended() const { return ended_; }
 
   // Returns false when there is no supervisor, or it does not read just now. In

@@ -20,8 +20,8 @@ void SetUpLogging(absl::string_view process, absl::string_view level);
 // info (the configuration was checked before).
 void SetLogLevel(absl::string_view level);
 
-// Whether stderr is the journal's stream named in `journal_stream`, the value
-// of $JOURNAL_STREAM ("DEVICE:INODE").
+// Returns whether stderr is the journal's stream named in `journal_stream`, the
+// value of $JOURNAL_STREAM ("DEVICE:INODE").
 bool IsJournal(const char* journal_stream, int fd);
 
 }  // namespace optstate::observe

@@ -24,7 +24,7 @@ class FileLock {
   static absl::StatusOr<FileLock> Inherit(const std::string& path, UniqueFd fd);
 
   int fd() const { return fd_.get(); }
-  // Whether PATH is still the locked file.
+  // Returns whether PATH is still the locked file.
   bool IsAt(const std::string& path) const;
 
  private:

@@ -16,8 +16,8 @@ namespace optstate::os {
 // Threads: the loop's. The loop outlives the object.
 class Lifeline {
  public:
-  // `on_end` runs once, when nobody holds the pipe's other end any more; bytes
-  // in the pipe mean nothing. `on_end` may not destroy the object.
+  // `on_end` runs once, when no process holds the pipe's other end any more;
+  // bytes in the pipe mean nothing. `on_end` may not destroy the object.
   static absl::StatusOr<std::unique_ptr<Lifeline>> Watch(
       EventLoop* loop, UniqueFd pipe, std::function<void()> on_end);
   ~Lifeline();

@@ -11,7 +11,7 @@ namespace optstate::os {
 
 // The fields used of /proc/PID/stat.
 struct ProcessStat {
-  // Whether the process has begun to exit and is not reaped yet. A dying
+  // True when the process has begun to exit and is not reaped yet. A dying
   // process closes its files one after another, and a pidfd reports its end
   // only after that: in between it looks alive, and data sent to it is lost.
   bool is_exiting = false;
@@ -24,12 +24,12 @@ struct ProcessStat {
 // see.
 absl::StatusOr<ProcessStat> ReadProcessStat(pid_t pid);
 
-// Whether the process started at `start_ticks` (0: not known) runs. Also false
-// when the process cannot be inspected.
+// Returns whether the process started at `start_ticks` (0: not known) runs.
+// Also false when the process cannot be inspected.
 bool IsRunning(pid_t pid, uint64_t start_ticks);
 
-// Whether the process has ended, or begun to. Also false when that cannot be
-// seen.
+// Returns whether the process has ended, or begun to. Also false when that
+// cannot be seen.
 bool HasEnded(pid_t pid, uint64_t start_ticks);
 
 }  // namespace optstate::os

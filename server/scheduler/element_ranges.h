@@ -8,7 +8,7 @@
 #include "absl/status/status.h"
 #include "server/scheduler/first_error.h"
 #include "server/scheduler/step_plan.h"
-#include "server/scheduler/worker_pool.h"
+#include "server/scheduler/workers/worker_pool.h"
 #include "storage/state_store.h"
 
 namespace optstate::scheduler {

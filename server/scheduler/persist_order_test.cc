@@ -14,13 +14,13 @@
 
 #include "gtest/gtest.h"
 #include "kernels/cast.h"
-#include "server/scheduler/cpu_update_executor.h"
-#include "server/scheduler/gradient_stager.h"
-#include "server/scheduler/non_separable_updater.h"
+#include "server/scheduler/executors/cpu_update_executor.h"
+#include "server/scheduler/passes/gradient_stager.h"
+#include "server/scheduler/passes/non_separable_updater.h"
+#include "server/scheduler/passes/speculation.h"
+#include "server/scheduler/passes/updater.h"
 #include "server/scheduler/scheduler_test_job.h"
-#include "server/scheduler/speculation.h"
 #include "server/scheduler/step_counts.h"
-#include "server/scheduler/updater.h"
 #include "storage/format/rank_mark.h"
 #include "storage/persist_in_order.h"
 

@@ -21,7 +21,7 @@ namespace optstate::scheduler {
 // Threads: Begin() by one thread; then Pin() by many.
 class RecordPass {
  public:
-  // Both outlive this.
+  // The arguments must outlive this object.
   RecordPass(const StepPlan* plan, const StepMemory* memory);
 
   // Begins a pass and ends the one before it. Returns the number of positions.

@@ -6,8 +6,8 @@
 
 #include "kernels/cast.h"
 #include "kernels/master_format.h"
-#include "server/scheduler/non_separable_updater.h"
-#include "server/scheduler/speculation.h"
+#include "server/scheduler/passes/non_separable_updater.h"
+#include "server/scheduler/passes/speculation.h"
 
 namespace optstate::scheduler {
 namespace {

@@ -15,11 +15,11 @@
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
-#include "server/scheduler/gradient_stager.h"
+#include "server/scheduler/passes/gradient_stager.h"
 #include "server/scheduler/step_memory.h"
 #include "server/scheduler/step_plan.h"
 #include "server/scheduler/step_update.h"
-#include "server/scheduler/worker_pool.h"
+#include "server/scheduler/workers/worker_pool.h"
 #include "storage/tiers/host_store.h"
 
 namespace optstate::scheduler {

@@ -6,7 +6,7 @@
 
 #include "absl/types/span.h"
 #include "proto/types/status_macros.h"
-#include "server/scheduler/numa_memory.h"
+#include "server/scheduler/workers/numa_memory.h"
 #include "storage/record_view.h"
 
 namespace optstate::scheduler {

@@ -3,7 +3,7 @@
 
 #include "absl/status/status.h"
 #include "server/scheduler/step_plan.h"
-#include "server/scheduler/worker_placement.h"
+#include "server/scheduler/workers/worker_placement.h"
 #include "storage/state_store.h"
 
 namespace optstate::scheduler {

@@ -10,13 +10,13 @@
 
 namespace optstate::scheduler {
 
-// How often each parameter was updated, and the number that some optimizers
-// keep for each: what an update reads of them, and how they move on.
+// Counts how often each parameter was updated, and has the number that some
+// optimizers keep for each: what an update reads of them, and how they move on.
 //
 // Threads: InputOf() by many while nothing is counted; Count() by one.
 class StepCounts {
  public:
-  // Both outlive this.
+  // The arguments must outlive this object.
   StepCounts(const StepPlan* plan, const StepMemory* memory)
       : plan_(*plan), memory_(*memory) {}
 

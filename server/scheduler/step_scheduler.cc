@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "proto/types/status_macros.h"
-#include "server/scheduler/cpu_update_executor.h"
-#include "server/scheduler/state_clearing.h"
+#include "server/scheduler/executors/cpu_update_executor.h"
+#include "server/scheduler/passes/state_clearing.h"
 #include "server/scheduler/state_placement.h"
 
 namespace optstate::scheduler {

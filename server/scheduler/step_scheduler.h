@@ -12,22 +12,22 @@
 #include "proto/types/accumulation.h"
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
-#include "server/scheduler/gradient_norms.h"
-#include "server/scheduler/gradient_stager.h"
-#include "server/scheduler/non_separable_updater.h"
+#include "server/scheduler/executors/update_executor.h"
+#include "server/scheduler/passes/gradient_norms.h"
+#include "server/scheduler/passes/gradient_stager.h"
+#include "server/scheduler/passes/non_separable_updater.h"
+#include "server/scheduler/passes/speculation.h"
+#include "server/scheduler/passes/step_recovery.h"
+#include "server/scheduler/passes/updater.h"
 #include "server/scheduler/piece_table.h"
-#include "server/scheduler/speculation.h"
 #include "server/scheduler/step_counts.h"
 #include "server/scheduler/step_memory.h"
 #include "server/scheduler/step_observer.h"
 #include "server/scheduler/step_plan.h"
-#include "server/scheduler/step_recovery.h"
 #include "server/scheduler/step_update.h"
-#include "server/scheduler/update_executor.h"
-#include "server/scheduler/updater.h"
-#include "server/scheduler/worker_placement.h"
-#include "server/scheduler/worker_pool.h"
 #include "server/scheduler/worker_undo.h"
+#include "server/scheduler/workers/worker_placement.h"
+#include "server/scheduler/workers/worker_pool.h"
 
 namespace optstate::scheduler {
 
@@ -165,7 +165,7 @@ class StepScheduler {
   // values; an Apply() of the same step does the rest. Counts no step.
   absl::Status Speculate(Update update);
   // Rolls back all that was speculated about the step.
-  absl::Status TakeBackSpeculation(uint64_t step) {
+  absl::Status RollBackSpeculation(uint64_t step) {
     return speculation_.RollBack(step);
   }
   void ForgetSpeculation() { speculation_.Forget(); }

@@ -21,8 +21,8 @@
 
 #include "benchmark/benchmark.h"
 #include "kernels/update_kernel.h"
-#include "server/scheduler/available_cores.h"
 #include "server/scheduler/step_scheduler.h"
+#include "server/scheduler/workers/available_cores.h"
 
 namespace optstate::scheduler {
 namespace {
@@ -112,7 +112,7 @@ class Steps {
   void Apply() { (void)fixture_.scheduler->Apply(update_); }
   void Speculate() { (void)fixture_.scheduler->Speculate(update_); }
   void TakeBack() {
-    (void)fixture_.scheduler->TakeBackSpeculation(update_.step);
+    (void)fixture_.scheduler->RollBackSpeculation(update_.step);
   }
 
  private:

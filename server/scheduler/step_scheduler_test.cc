@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "server/scheduler/fake_update_executor.h"
+#include "server/scheduler/executors/fake_update_executor.h"
 #include "server/scheduler/scheduler_test_job.h"
 
 namespace optstate::scheduler {
@@ -21,7 +21,7 @@ using JobSetup = SchedulerTestJob::Setup;
 // A job and its scheduler.
 class Runner {
  public:
-  // Without a seed of the fake: the CPU.
+  // Makes a job on the fake executor with this seed; 0: on the CPU.
   Runner(JobSetup setup, int workers, uint64_t fake_seed) {
     setup.workers = workers;
     job_ = std::make_unique<SchedulerTestJob>(setup);
@@ -179,7 +179,7 @@ TEST_P(StepSchedulerTest, ASpeculationIsRolledBackToTheBit) {
     const StepUpdate update = runner.job().UpdateOf(step);
     ASSERT_TRUE(runner.scheduler().Speculate(update).ok());
     EXPECT_NE(runner.job().State(), before);
-    ASSERT_TRUE(runner.scheduler().TakeBackSpeculation(step).ok());
+    ASSERT_TRUE(runner.scheduler().RollBackSpeculation(step).ok());
     EXPECT_EQ(runner.job().State(), before);
     // The step that was begun early once more is finished by Apply().
     ASSERT_TRUE(runner.scheduler().Speculate(update).ok());

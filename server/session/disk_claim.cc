@@ -35,8 +35,8 @@ absl::Status CheckFree(const std::string& folder,
   return absl::OkStatus();
 }
 
-// Whether the folder says that it is of this incarnation, or, without one, says
-// nothing.
+// Returns whether the folder says that it is of this incarnation, or, without
+// one, says nothing.
 bool IsOf(const std::string& folder, std::optional<uint64_t> incarnation) {
   const auto identity = storage::ReadDiskIdentity(folder);
   if (!identity.ok()) return false;

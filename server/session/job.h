@@ -117,7 +117,7 @@ class Job {
     // that others see it work while it opens or ends. May be null; must outlive
     // the job.
     std::atomic<uint64_t>* disk_bytes = nullptr;
-    // Tests only; must outlive the job.
+    // An observer for tests; must outlive the job.
     scheduler::StepObserver* observer = nullptr;
     // The clock that ends a pause. Tests only: another clock may run ahead of
     // the real one, and each leap must be followed by a call of the job.

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
-#include "server/scheduler/available_cores.h"
-#include "server/scheduler/gradient_stager.h"
+#include "server/scheduler/passes/gradient_stager.h"
 #include "server/scheduler/step_observer.h"
+#include "server/scheduler/workers/available_cores.h"
 #include "server/session/job_facts.h"
 #include "server/session/job_storage.h"
 #include "server/session/recovery/staging_file.h"

@@ -13,8 +13,8 @@
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "server/scheduler/step_scheduler.h"
-#include "server/scheduler/worker_placement.h"
-#include "server/scheduler/worker_pool.h"
+#include "server/scheduler/workers/worker_placement.h"
+#include "server/scheduler/workers/worker_pool.h"
 #include "server/session/job.h"
 #include "server/session/job_lock.h"
 #include "server/session/job_shape.h"
@@ -29,9 +29,10 @@
 
 namespace optstate::session {
 
-// What the rooms of one job share: its options, shape, files and records, the
-// scheduler, and whether it has failed or finishes the step of a former engine.
-// A room keeps what is its own, and knows the rooms below it (README.md).
+// The state that the rooms of one job share: its options, shape, files and
+// records, the scheduler, and whether it has failed or finishes the step of a
+// former engine. A room keeps its own state, and knows the rooms below it
+// (README.md).
 //
 // Threads: the lock guards everything but the options, which do not change
 // except for their limits, the placement and the pool. The lock is taken by
@@ -104,7 +105,7 @@ struct JobContext {
   // Makes a pass over the state that leaves the step counts as they are, or
   // waits for the state to reach a disk, as JobLock::MakePass does.
   absl::Status MakePass(absl::FunctionRef<absl::Status()> pass);
-  // Makes one that changes the step counts.
+  // Makes a pass that changes the step counts.
   absl::Status MakeCountingPass(absl::FunctionRef<absl::Status()> pass);
   // Makes one that reads gradients: takes them in, or a norm of them.
   void Stage(const scheduler::StepScheduler::Staging& staging);
@@ -132,9 +133,9 @@ struct JobContext {
   std::unique_ptr<scheduler::StepScheduler> scheduler;
   // Set while a step in which a former engine died is not finished.
   std::optional<RecoveredStep> recovery;
-  // Not OK: the job is FAILED, and calls return this status.
+  // The status that calls return when the job is FAILED; else OK.
   absl::Status failure;
-  // By parameter; empty unless a counting pass is being made.
+  // The step counts by parameter; empty unless a counting pass is being made.
   std::vector<int64_t> counts_before_pass;
 };
 

@@ -121,7 +121,7 @@ TEST_P(DiesInside, TheStepIsFinishedFromMemoryThatHasWhatWasPushed) {
   EXPECT_TRUE(harness_.StateBytes() == expected_);
 }
 
-// Holes in the gradients of the step are not read, whoever brings them.
+// Holes in the gradients of the step are not read, whichever rank brings them.
 TEST_P(DiesInside, TheStepIsNotFinishedFromHoles) {
   if (GetParam() > Instant::kFirstRun) GTEST_SKIP() << "not all are needed";
   DieInStep3(GetParam());

@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/session/store_maker.h"
 #include "server/session/testing/room_fixture.h"
 #include "server/session/testing/scoped_file_limit.h"
 
@@ -110,7 +111,7 @@ TEST_F(JobDurabilityTest, NoneOfARecordedStepThatIsNotDurableByChoice) {
   EXPECT_EQ(commits(), 0u);
 }
 
-// The former engine had recorded it, and answered nobody.
+// The former engine had recorded the step, and answered no rank.
 TEST_F(JobDurabilityTest, AStepOfTheFormerEngineIsMadeDurable) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
   ASSERT_EQ(DurableAfter(1), 1u);
@@ -123,7 +124,7 @@ TEST_F(JobDurabilityTest, AStepOfTheFormerEngineIsMadeDurable) {
   EXPECT_EQ(job_.store->durable_step(), 2u);
 }
 
-// A load has no step of its own.
+// A load has no step of its own, and is made durable nevertheless.
 TEST_F(JobDurabilityTest, SoIsALoad) {
   ASSERT_NO_FATAL_FAILURE(Make(v1::DURABILITY_KIND_STEP));
   ASSERT_EQ(DurableAfter(1), 1u);

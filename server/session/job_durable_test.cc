@@ -41,7 +41,7 @@ CommitSpec SpecOf(uint64_t step, absl::Span<const Hyperparams> groups) {
   return spec;
 }
 
-// Steps [first, last] of one job.
+// Takes steps [first, last] of one job.
 void Train(JobHarness* job, uint64_t first, uint64_t last) {
   const std::vector<Hyperparams> groups(
       1, DefaultHyperparams(job->layout().optimizer()));
@@ -123,7 +123,7 @@ TEST(JobDurabilityTest, FramesThatAreLostAreNotMadeAnew) {
   }
 }
 
-// Its commit may have been under way when the former engine died.
+// The step's commit may have been under way when the former engine died.
 TEST(JobDurabilityTest, AnOverdueStepIsMadeDurableByTheNextEngine) {
   JobHarness::Setup setup =
       SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, v1::DURABILITY_KIND_EVERY);
@@ -148,7 +148,8 @@ TEST(JobDurabilityTest, AnOverdueStepIsMadeDurableByTheNextEngine) {
   EXPECT_EQ(job.job().Describe().disk().durable_step(), 4u);
 }
 
-// It would be gone with its last session, five seconds after each reboot.
+// A private job would be gone with its last session, five seconds after each
+// reboot.
 TEST(JobDurabilityTest, APrivateJobHasNone) {
   auto setup =
       SetupOf(v1::PLACEMENT_HOST, DType::kFloat32, v1::DURABILITY_KIND_STEP);
@@ -174,7 +175,7 @@ TEST(JobDurabilityTest, NobodyElseGetsADurableJob) {
   EXPECT_EQ(job.job().Describe().committed_step(), 2u);
 }
 
-// As the last build made it.
+// A job of the last build has no identity.
 TEST(JobDurabilityTest, AJobWithoutIdentityIsAdopted) {
   JobHarness job(
       SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, v1::DURABILITY_KIND_STEP));

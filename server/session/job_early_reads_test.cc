@@ -102,7 +102,7 @@ TEST_F(JobEarlyReadsTest, AFetchRollsBackAndHoldsTheStep) {
   Finish();
 }
 
-// Before anything is begun.
+// A fetch before any part of the step is begun holds the step as well.
 TEST_F(JobEarlyReadsTest, AHeldStepIsBegunNeitherByPushesNorByACommit) {
   const Tensors committed = Area();
   ASSERT_TRUE(harness_.Push(0, Next(), 0, 2).ok());

@@ -12,7 +12,7 @@ namespace {
 absl::Status AddSnapshot(const std::string& job_dir, v1::Job* job) {
   const absl::StatusOr<storage::StateSnapshot> snapshot =
       storage::ReadStateSnapshot(job_dir);
-  // Its layout was never registered: the unset fields describe the job
+  // The job's layout was never registered: the unset fields describe it
   // correctly.
   if (absl::IsNotFound(snapshot.status())) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(snapshot.status());

@@ -78,7 +78,7 @@ class JobLoadDurableTest
     ASSERT_TRUE(harness_.Open().ok());
     EXPECT_EQ(phase(), v1::JOB_PHASE_READY);
   }
-  // What a client that returns is told.
+  // Returns the number of loads that a returning client gets.
   uint32_t LoadsFinished() {
     EXPECT_TRUE(harness_.Register(0).ok());
     const auto attached = harness_.Attach(0);

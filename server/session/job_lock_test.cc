@@ -61,7 +61,7 @@ TEST(JobLockTest, WorkOnAnIdleJobIsDoneAtOnce) {
   EXPECT_TRUE(done);
 }
 
-// Also what is left while the work that was left makes a pass itself.
+// Work that is left while earlier left work makes a pass is done as well.
 TEST(JobLockTest, WorkDuringAPassIsLeftToTheCallThatMakesIt) {
   JobLock lock;
   std::vector<int> done;

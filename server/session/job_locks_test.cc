@@ -22,7 +22,7 @@
 #include "absl/synchronization/mutex.h"
 #include "gtest/gtest.h"
 #include "server/scheduler/step_observer.h"
-#include "server/scheduler/worker_pool.h"
+#include "server/scheduler/workers/worker_pool.h"
 #include "server/session/testing/job_harness.h"
 #include "server/session/testing/quiet_rank.h"
 

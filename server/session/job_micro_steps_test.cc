@@ -348,9 +348,9 @@ TEST_F(LosesSums, ALostRankIsToldToWhoWaits) {
   ExpectStepAnew();
 }
 
-// With on_rank_loss: abort, ranks are told of the dropped sums. A rank that has
-// aborted and takes the step again waits for the lost rank, as after any other
-// loss.
+// With on_rank_loss: abort, ranks are notified of the dropped sums. A rank that
+// has aborted and takes the step again waits for the lost rank, as after any
+// other loss.
 TEST_F(JobMicroStepsTest, ALossThatTookSumsIsToldOnce) {
   JobHarness::Setup setup = Together(DType::kBFloat16, 3);
   setup.on_rank_loss = v1::RANK_LOSS_ABORT;

@@ -151,7 +151,7 @@ TEST(PersistOrderTest, AnotherSessionAttaches) {
     const bool is_replaced = point != PersistPoint::kInstanceDrop &&
                              point != PersistPoint::kClientInstance;
     EXPECT_EQ(mark.client_instance, is_replaced ? 500u : kInstance);
-    // What the former instance has staged never counts for the new one.
+    // Gradients that the former instance staged never count for the new one.
     EXPECT_EQ(mark.step, point == PersistPoint::kInstanceDrop ? 1u : 0u);
     switch (point) {
       case PersistPoint::kRankProcessStart:
@@ -236,7 +236,7 @@ class PersistOrderInMicroStepsTest : public ::testing::Test {
 };
 
 TEST_F(PersistOrderInMicroStepsTest, RanksEndAMicroStep) {
-  // What the ranks have ended of step 1 does not count in step 2.
+  // Micro-steps that the ranks have ended in step 1 do not count in step 2.
   harness_.PushAll(1);
   for (uint32_t rank = 0; rank < 2; ++rank) harness_.EndMicroStep(rank, 1, 0);
   CommitSpec commit;

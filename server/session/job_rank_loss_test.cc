@@ -99,7 +99,7 @@ TEST_P(JobRankLossTest, InACommit) {
   harness_.Commit(1, CommitOf(1));
   if (!Waits()) harness_.Commit(0, CommitOf(1));
   EXPECT_EQ(harness_.job().Describe().committed_step(), 1);
-  // The rank is back, and no rank is told of its loss again.
+  // The rank is back, and no rank is notified of its loss again.
   harness_.Commit(2, CommitOf(2));
   EXPECT_EQ(harness_.NoticesTo(2).size(), 1);
 }

@@ -206,7 +206,7 @@ TEST_F(ScaledRegistrarTest, TheScalerIsNotForgotten) {
   EXPECT_EQ(job_.record().loss_scale, 32) << "it has not changed";
 }
 
-// What ranks of a former engine have staged is in the job's files.
+// A job that accumulates: gradients that ranks have staged are in its files.
 class AccumulatingRegistrarTest : public JobRegistrarTest {
  protected:
   static RegisterSpec Accumulating() {

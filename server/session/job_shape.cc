@@ -51,7 +51,7 @@ absl::Status CheckSpeculation(const JobDescription& description) {
     return absl::UnimplementedError(absl::StrCat(
         "speculative: an update of optimizer ",
         description.layout.optimizer_info().name,
-        " needs whole parameters and is not taken back; leave speculative "
+        " needs whole parameters and is not rolled back; leave speculative "
         "out"));
   }
   return absl::OkStatus();

@@ -138,7 +138,7 @@ TEST_P(JobSpeculationTest, WhateverTheDecision) {
 TEST_P(JobSpeculationTest, TakenBackWhenTheStepIsNotTaken) {
   TakeBoth(CommitOf(kBefore + 1));
   const std::string committed = harness_.StateBytes();
-  // Unequal commits.
+  // The commits are unequal.
   Push(&harness_, kBefore + 2);
   harness_.Commit(0, CommitOf(kBefore + 2));
   harness_.Commit(1, CommitOf(kBefore + 2, 3));
@@ -198,7 +198,7 @@ TEST_P(JobSpeculationTest, TheEngineDiesInIt) {
   plain_.PushAll(kBefore + 2, 0, {2});
   plain_.CommitAll(CommitOf(kBefore + 2));
   const std::string expected = plain_.StateBytes();
-  // No threads in this process when it forks.
+  // This process has no threads when it forks.
   plain_.Close();
   for (int run = 1; run <= 6; ++run) {
     harness_.Close();
@@ -425,7 +425,8 @@ TEST(JobWorkAheadBatchTest, LargeParametersAreUpdatedOneByOne) {
   EXPECT_NE(harness.Parameter(1), b);
 }
 
-// What a begin costs grows with the number of parameters.
+// A begin's cost grows with the number of parameters, so small ones are begun
+// together.
 TEST(JobWorkAheadBatchTest, SmallParametersAreUpdatedTogether) {
   constexpr uint32_t kParameters = 64;
   JobHarness::Setup setup = OneParameter(OptimizerKind::kSgd, true);
@@ -444,7 +445,7 @@ TEST(JobWorkAheadBatchTest, SmallParametersAreUpdatedTogether) {
     harness.Step(spec.step, values, spec);
   }
   harness.SetGradients(values);
-  // Of 64 parameters, and 16 parts at most, each has four.
+  // Each of the 16 parts at most has four of the 64 parameters.
   for (uint32_t p = 0; p < kParameters; ++p) {
     const std::vector<float> first = harness.Parameter(p / 4 * 4);
     const std::vector<float> last = harness.Parameter(p);

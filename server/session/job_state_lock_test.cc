@@ -128,7 +128,7 @@ TEST(JobStateLockTest, AlwaysRefusesAJobThatCannotBeLocked) {
     job.SetLayout(small);
     TrainOneStep(&job);
     EXPECT_EQ(Settled(&job).unlocked_bytes(), 0);
-    // So is what extends it, or not.
+    // The lock of an extension is whole, or not, in the same way.
     small.groups.push_back({});
     small.parameters.push_back(MakeParameter("large", kElements, 1));
     job.DetachAll();

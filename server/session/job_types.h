@@ -144,7 +144,7 @@ struct AttachResult {
 struct CommitSpec {
   uint64_t step = 0;
   absl::Span<const Hyperparams> groups;
-  // By group, see v1::GroupHyperparams; empty: each group is clipped alone.
+  // v1::GroupHyperparams.clips_with by group; empty: each is clipped alone.
   absl::Span<const uint32_t> clips_with;
   double grad_scale = 1;
   double max_norm = 0;

@@ -344,7 +344,7 @@ TEST_F(JobVerifyTest, TheEndOfTheJobEndsIt) {
   EXPECT_TRUE(absl::IsAborted(status)) << status;
 }
 
-// What describes a job says what its last step has cost.
+// The description of a job has the cost of its last step.
 TEST_F(JobVerifyTest, TheDirectoriesAreCounted) {
   Start();
   Train(job_.get(), 3, 5);

@@ -64,8 +64,8 @@ v1::VerifyJobProgress Verification::Take() {
   taken.set_skipped(progress_.skipped);
   taken.set_damaged(progress_.damaged);
   taken.set_bytes_read(progress_.bytes_read);
-  while (told_damages_ < damages_.size()) {
-    *taken.add_damages() = ToProto(damages_[told_damages_++]);
+  while (reported_damages_ < damages_.size()) {
+    *taken.add_damages() = ToProto(damages_[reported_damages_++]);
   }
   taken.set_done(has_ended_ && status_.ok());
   return taken;

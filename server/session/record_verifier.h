@@ -19,12 +19,12 @@
 namespace optstate::session {
 
 // One verification of a job's records. A thread of its own reads them, so that
-// nobody who waits for its end waits for whoever listens to its progress.
+// a caller that waits for its end never waits for the listener to its progress.
 //
 // Threads: thread-safe.
 class Verification {
  public:
-  // Interval at which progress is told.
+  // Interval at which progress is reported.
   static constexpr absl::Duration kInterval = absl::Milliseconds(200);
   using Progress = absl::FunctionRef<bool(const v1::VerifyJobProgress&)>;
 
@@ -45,7 +45,7 @@ class Verification {
   mutable absl::Mutex mu_;
   storage::VerifyProgress progress_ ABSL_GUARDED_BY(mu_);
   std::vector<storage::RecordDamage> damages_ ABSL_GUARDED_BY(mu_);
-  size_t told_damages_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t reported_damages_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status cancelled_ ABSL_GUARDED_BY(mu_);
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   // The store is not used any more.
@@ -66,7 +66,7 @@ class RecordVerifier {
       storage::StateStore* store);
   // Ends what is under way with ABORTED, which says why. Returns when the store
   // is not used any more: after a read of one record, at most.
-  // Who calls this keeps the next one from beginning.
+  // The caller keeps the next one from beginning.
   void Cancel(absl::string_view why);
 
  private:

@@ -26,7 +26,7 @@ uint64_t SubGroupElements(const JobContext& job,
 
 nvme::NvmeSizes SwapSizesOf(const JobContext& job,
                             const JobDescription& description) {
-  return nvme::NvmeSizesOf(
+  return nvme::NvmeStore::SizesOf(
       description.layout, SubGroupElements(job, description),
       {.is_durable = IsDurable(description.storage),
        .directories =

@@ -25,7 +25,7 @@ namespace {
 constexpr char kLockName[] = "/lock";
 constexpr absl::string_view kDeletedPrefix = ".deleted-";
 
-// Returns the names in DIR/jobs; what cannot be read is logged.
+// Returns the names in DIR/jobs, and logs directories that cannot be read.
 std::vector<std::string> NamesIn(const std::string& directory) {
   std::vector<std::string> names;
   std::error_code error;

@@ -43,7 +43,7 @@ class DiskDirectories {
   // FAILED_PRECONDITION: a path names another directory than when the daemon
   // started.
   absl::Status CheckInPlace() const;
-  // Whether a folder of this name may be there.
+  // Returns whether a folder of this name may be there.
   bool HasFolder(const std::string& name) const;
   bool IsDurable(const std::string& name) const;
   // Checks that a user may have a job of this name made. PERMISSION_DENIED: it

@@ -97,7 +97,7 @@ TEST_F(DiskDirectoriesTest, ADirectoryThatOthersMayWriteToIsRefused) {
   EXPECT_FALSE(DiskDirectories::Open({Disk(0)}).ok());
 }
 
-// It would become a folder of another disk, which a mount then hides.
+// A made directory would become a folder of another disk, which a mount hides.
 TEST_F(DiskDirectoriesTest, ADirectoryThatIsNotThereIsNotMade) {
   const auto disks = DiskDirectories::Open({Disk(0), Disk(2)});
   EXPECT_TRUE(absl::IsFailedPrecondition(disks.status())) << disks.status();
@@ -129,7 +129,7 @@ TEST_F(DiskDirectoriesTest, JobsOfADiskAreFoundAndOthersRemoved) {
   EXPECT_FALSE(fs::exists(Folder(1, "durable")));
 }
 
-// Their memory is in another state directory, or their engine lives on.
+// The jobs' memory is in another state directory, or their engine lives on.
 TEST_F(DiskDirectoriesTest, FilesOfAJobThatMayGoOnElsewhereStay) {
   MakeJob(1, "elsewhere", false);
   ASSERT_TRUE(
@@ -160,7 +160,7 @@ TEST_F(DiskDirectoriesTest, TheStateInMemoryWins) {
   }
   MakeJob(0, "a", true);
   const JobRegistry registry = OpenRegistry();
-  // Its engine refuses: see session/disk_claim.h.
+  // The job's engine refuses: see session/disk_claim.h.
   EXPECT_THAT(registry.jobs(), ElementsAre(Pair("a", 5u)));
   EXPECT_TRUE(fs::exists(Folder(0, "a") + "/commits"));
 }

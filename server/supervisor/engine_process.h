@@ -80,7 +80,8 @@ class EngineProcess {
   // on_exit follows. Another error: this connection cannot be handed over.
   absl::Status Adopt(const v1::AdoptConnection& connection, int fd);
 
-  // Whether the engine may still have to receive a connection handed over.
+  // Returns whether the engine may still have to receive a connection handed
+  // over.
   bool HasUnreadPackets() const;
 
   // Asks the engine to finish and exit.

@@ -44,7 +44,7 @@ class JobRegistry {
   // they were when the daemon started.
   absl::Status CheckDisksOf(const std::string& name) const;
 
-  // Owners by job name.
+  // Returns the jobs' owners by job name.
   const std::map<std::string, uid_t, std::less<>>& jobs() const {
     return jobs_;
   }

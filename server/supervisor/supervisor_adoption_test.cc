@@ -55,7 +55,7 @@ TEST_F(SupervisorAdoptionTest, EnginesOutliveTheirSupervisorAndAreAdopted) {
   harness_.Start();
   const TestSession a = MustOpen("a");
   const TestSession b = MustOpen("b");
-  // Two in a row.
+  // The supervisor is replaced twice in a row.
   for (int i = 0; i < 2; ++i) {
     harness_.Abandon();
     harness_.Start();

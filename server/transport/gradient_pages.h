@@ -21,7 +21,7 @@ std::vector<GradientEnd> GradientEnds(const Layout& layout,
 
 // The pages of a client segment that a rank said would follow its attach
 // (v1::AttachRequest.pages_follow). Checks before gradients are read that their
-// pages are there: reading a hole would take memory that nobody accounts for,
+// pages are there: reading a hole would take memory that is not accounted for,
 // or, without memory, end the engine with SIGBUS.
 //
 // Pages come in ascending order and stay, so one mark is the whole state; once

@@ -29,7 +29,8 @@ class PeerLink {
   // Borrows `socket`, which must stay open as long as this object.
   PeerLink(int socket, int64_t pid);
 
-  // Whether the peer has hung up or half closed, or its process has ended.
+  // Returns whether the peer has hung up or half closed, or its process has
+  // ended.
   bool IsGone() const;
 
   int socket() const { return socket_; }

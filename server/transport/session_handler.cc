@@ -78,8 +78,8 @@ absl::Status CheckArray(uint32_t array) {
       "gradient_norm"));
 }
 
-// Whether the array holds one number of 8 bytes per parameter, not one per
-// element.
+// Returns whether the array holds one number of 8 bytes per parameter, not one
+// per element.
 bool IsPerParameter(uint32_t array) {
   return array == v1::STATE_ARRAY_STEP_COUNT ||
          array == v1::STATE_ARRAY_SCALAR ||

@@ -41,14 +41,14 @@ struct AttachPlan {
   std::vector<AreaPart> parts;  // parts of the parameter area, a chunk each
   uint64_t client_instance = 0;
   bool takes_notices = false;
-  // Whether the gradient area holds the gradients that this client instance
+  // True when the gradient area holds the gradients that this client instance
   // wrote for the previous engine.
   bool gradients_present = false;
   // See AttachSpec; set by the transport.
   UniqueFd gradient_segment;
   uint64_t gradient_offset_bytes = 0;
   uint64_t gradient_bytes_present = session::AttachSpec::kAllPresent;
-  // Whether pages with gradients may be missing; then `gradient_ends` says
+  // True when pages with gradients may be missing; then `gradient_ends` says
   // which a push needs.
   bool pages_follow = false;
   std::vector<GradientEnd> gradient_ends;
@@ -105,7 +105,7 @@ class SessionHandler {
 
   bool attached() const { return attached_; }
   uint32_t rank() const { return rank_; }
-  // Whether an attached rank takes notices.
+  // Returns whether an attached rank takes notices.
   bool takes_notices() const { return takes_notices_; }
   const Peer& peer() const { return peer_; }
   // The session's name in log lines.

@@ -19,9 +19,9 @@ constexpr absl::Duration kLook = absl::Seconds(1);
 // Interval between two calls to an engine that is missing just now.
 constexpr absl::Duration kAskAgain = absl::Milliseconds(2);
 
-// Whether all unfinished work can be pushed again, which excludes a load, a
-// step in recovery and accumulated gradients. Not every trainer repeats a load
-// that is dropped with its engine.
+// Returns whether all unfinished work can be pushed again, which excludes a
+// load, a step in recovery and accumulated gradients. Not every trainer repeats
+// a load that is dropped with its engine.
 bool CanBePushedAgain(const v1::Job& job) {
   if (job.phase() == v1::JOB_PHASE_LOADING || !job.open_load().empty() ||
       job.phase() == v1::JOB_PHASE_RECOVERING) {

@@ -17,12 +17,12 @@ namespace optstate::upgrade {
 // Replaces the engines of another build, one job after another, after an
 // upgrade of the supervisor.
 //
-// An engine is stopped between two steps, in a rest (see Job::Rest): its ranks'
-// sessions end, they connect again and find the next engine. A drain would be
-// worse: ranks are notified of it. A job whose steps overlap, or that waits for
-// a rank, has no such moment; after `patience` its engine is stopped inside the
-// step, which ranks push again, unless part of it cannot be pushed again:
-// accumulated gradients, a load.
+// An engine is stopped between two steps, in a pause (see Job::Pause): its
+// ranks' sessions end, they connect again and find the next engine. A drain
+// would be worse: ranks are notified of it. A job whose steps overlap, or that
+// waits for a rank, has no such moment; after `patience` its engine is stopped
+// inside the step, which ranks push again, unless part of it cannot be pushed
+// again: accumulated gradients, a load.
 //
 // Threads: one of its own, from construction to destruction. Destruction ends
 // it between two jobs, or waits for an engine at most a second longer.

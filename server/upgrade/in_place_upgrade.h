@@ -33,7 +33,7 @@ class InPlaceUpgrade : public admin::UpgradeControl {
   struct Options {
     os::EventLoop* loop = nullptr;
     UpgradeRecord* record = nullptr;
-    // Of this process; the next build gets them too.
+    // The arguments of this process; the next build gets them too.
     std::vector<std::string> arguments;
     // Set for a trainer's private daemon, which is not upgraded.
     bool is_private = false;

@@ -20,10 +20,9 @@ struct RankMark {
   uint64_t step;   // staged for; 0: nothing is
   uint32_t epoch;  // of the rank's marks in staged_marks
   // For jobs whose engine reduces and accumulates: rank 0's `step` and `epoch`
-  // are those of all ranks, for a run has the sum of all. Of marks of this
-  // epoch the rank is past micro-steps [0, ended), and all it has pushed of
-  // them is in the sum. Set before `epoch` is, so that it may be one ahead of
-  // that.
+  // are those of all ranks, for a run has the sum of all. In this epoch the
+  // rank is past micro-steps [0, ended), and the sum has all that it has pushed
+  // of them. Set before `epoch` is, so that it may be one ahead of that.
   uint32_t ended_epoch;
   uint64_t ended;
   // The session's attachment: `attached` is 1 while that session is attached,

@@ -8,7 +8,7 @@
 
 #include "absl/types/span.h"
 
-// What the benchmarks of a disk share.
+// The set-up that the benchmarks of a disk share.
 
 namespace optstate::io {
 

@@ -110,7 +110,7 @@ class WaitingTest : public DiskFilesTest {
                     ->Open(Path("f"), kBytes, IoEngine::OpenMode::kOpen)
                     .status();
     });
-    // It asks for the lock right after it has opened the file.
+    // The thread asks for the lock right after it has opened the file.
     while (Openings() < 2) std::this_thread::yield();
   }
   // Ends the lock, and returns what the thread gets.

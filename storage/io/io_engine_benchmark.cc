@@ -211,9 +211,9 @@ BENCHMARK(BM_Records)
     ->Unit(benchmark::kMillisecond)
     ->Iterations(7);
 
-// What it costs that the blocks of a new file are reserved, but not written:
-// the file system notes each first write in its journal. Arguments: MiB of a
-// record, depth.
+// Measures the cost of blocks that are reserved but not written: the file
+// system notes each first write in its journal. Arguments: MiB of a record,
+// depth.
 void BM_FirstWrite(benchmark::State& state) {
   const uint64_t record_bytes = static_cast<uint64_t>(state.range(0)) << 20;
   const int depth = static_cast<int>(state.range(1));

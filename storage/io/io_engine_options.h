@@ -29,7 +29,7 @@ struct IoEngineOptions {
   // Gets a sentence about what the engine does without, and why: at most once
   // for each such thing, on the thread that calls the engine. May be empty.
   std::function<void(const std::string&)> log;
-  // What a test does to the calls; null otherwise. Outlives the engine.
+  // A test's hook into the calls; null otherwise. Outlives the engine.
   IoHook* hook = nullptr;
 };
 

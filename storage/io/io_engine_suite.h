@@ -32,7 +32,7 @@ class IoEngineWorld {
       const Setup& setup) = 0;
   // A folder without files.
   virtual const std::string& folder() const = 0;
-  // More bytes than the disk has left.
+  // Returns more bytes than the disk has left.
   virtual uint64_t TooManyBytes() const = 0;
   // Cuts a file behind the engine's back.
   virtual void Truncate(const std::string& path, uint64_t bytes) = 0;

@@ -1,5 +1,4 @@
-// What an engine does with the calls that it makes: their order, bound and
-// results.
+// Tests the calls that an engine makes: their order, bound and results.
 
 #include <algorithm>
 #include <array>
@@ -115,7 +114,8 @@ TEST_P(IoEngineSuite, UrgentRequestsGoFirst) {
   }
 }
 
-// What came later overtakes what waits, but not what is with the kernel.
+// A later urgent request overtakes those that wait, but none that the kernel
+// has.
 TEST_P(IoEngineSuite, UrgentRequestOvertakesThoseThatWait) {
   HoldHook hook;
   Restart({.queue_depth = 1, .hook = &hook});
@@ -146,7 +146,7 @@ TEST_P(IoEngineSuite, KernelHasNoMoreThanQueueDepth) {
   CountHook hook;
   Restart({.queue_depth = 3, .hook = &hook});
   const FileId file = Create("f", 64 * kSectorBytes);
-  // What was never written would be read without the disk.
+  // Bytes that were never written would be read without the disk.
   EXPECT_EQ(Run(Write(file, 0, IoBuffer(64 * kSectorBytes))), absl::OkStatus());
   const IoBuffer buffer(kSectorBytes);
   std::vector<IoRequest> requests;
@@ -329,7 +329,7 @@ TEST_P(IoEngineSuite, DestructionWaitsForTheKernel) {
   constexpr uint64_t kRequests = 24;
   IoBuffer content(kRequests * kBytes);
   content.Fill(7);
-  // What was never written would be read without the disk.
+  // Bytes that were never written would be read without the disk.
   EXPECT_EQ(Run(Write(Create("f", kRequests * kBytes), 0, content)),
             absl::OkStatus());
   for (int round = 0; round < 5; ++round) {

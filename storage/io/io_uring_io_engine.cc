@@ -243,7 +243,7 @@ class IoUringIoEngine final : public IoEngine {
 
   // Takes results off the completion queue until `completed` is full, and
   // returns how many requests are in it. Without `resume`, requests end with
-  // the call that they have under way, and are returned to nobody.
+  // the call that they have under way, and are not returned.
   size_t Reap(absl::Span<IoRequest*> completed, bool resume) {
     size_t count = 0;
     io_uring_cqe* entry = nullptr;
@@ -262,7 +262,7 @@ class IoUringIoEngine final : public IoEngine {
       if (hook_ != nullptr) result = hook_->OnEnd(*request, result);
       const std::string& path = files_.Get(request->file).path;
       if (TakeResult(result, path, request) == CallOutcome::kAgain) {
-        // It had its turn, and keeps it before others of its class.
+        // The request had its turn, and keeps it before others of its class.
         waiting_.PushFront(request);
       } else {
         completed[count++] = request;
@@ -296,7 +296,7 @@ class IoUringIoEngine final : public IoEngine {
   }
   void SignalWake() {
     const uint64_t one = 1;
-    // It cannot fail: one Wake() at a time is not yet taken.
+    // This write cannot fail: one Wake() at a time is not yet taken.
     const ssize_t written = ::write(wake_fd_.get(), &one, sizeof(one));
     CheckOrDie(written == sizeof(one), "write to the eventfd failed");
   }

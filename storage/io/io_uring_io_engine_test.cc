@@ -1,4 +1,4 @@
-// What only io_uring does: pinned memory, sleep in the kernel, refusals.
+// Tests of io_uring alone: pinned memory, sleep in the kernel, refusals.
 
 #include "storage/io/io_uring_io_engine.h"
 
@@ -111,7 +111,7 @@ TEST_F(IoUringIoEngineTest, OutlivesTheThreadThatSubmitted) {
   }
 }
 
-// As above, with a call that surely has not ended when the thread does.
+// A call that surely has not ended when its thread does is made anew as well.
 TEST_F(IoUringIoEngineTest, SleepingCallOutlivesTheThreadThatSubmitted) {
   const std::string path = folder_ + "/fifo";
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);

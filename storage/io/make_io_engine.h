@@ -14,8 +14,8 @@ enum class IoEngineKind : uint8_t { kAny, kIoUring, kBlocking };
 
 struct MadeIoEngine {
   std::unique_ptr<IoEngine> engine;
-  // What the engine does without, and why, in a sentence for the log. Empty
-  // when it is all there.
+  // A sentence for the log: which feature the engine lacks, and why. Empty when
+  // it lacks none.
   std::string without;
 };
 

@@ -89,8 +89,8 @@ TEST(MakeIoEngineTest, IoUringWhereItIs) {
   EXPECT_EQ(made->without, "");
 }
 
-// Whether a sync reaches the disk shows when the power fails; that it reaches
-// the kernel shows by the error that a FIFO gives.
+// A FIFO's error shows that a sync reaches the kernel. Only a power cut could
+// show that it reaches the disk.
 TEST(MakeIoEngineTest, SyncReachesTheKernel) {
   std::string folder = testing::TempDir() + "/make_io_engine_XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);

@@ -8,8 +8,8 @@
 #include "absl/types/span.h"
 #include "storage/io/io_engine.h"
 
-// What is the same in all engines: which requests are legal, and what the
-// result of a call means for a request.
+// Rules of all engines: which requests are legal, and what the result of a call
+// means for a request.
 namespace optstate::io {
 
 // Stops the process, with the reason, unless `condition` holds: the caller has

@@ -25,7 +25,7 @@ bool Matches(const SimulatedFault& fault, IoRequest::Kind kind,
          (offset < fault.end && offset + bytes > fault.begin);
 }
 
-// How CrashAtRandom() chooses.
+// The ways in which CrashAtRandom() chooses.
 enum class CrashStyle : uint8_t {
   kOld,
   kNew,

@@ -21,8 +21,8 @@
 
 namespace optstate::io {
 
-// What goes wrong with some calls. A call is what an engine asks of the kernel
-// at once: a request, or what is left of it after a short call.
+// Faults of some calls. A call is a request to the kernel, or the remainder of
+// one after a short call.
 struct SimulatedFault {
   enum class Effect : uint8_t {
     // The call fails with `error_number`. A failed write has written any of its
@@ -82,13 +82,13 @@ struct CrashSector {
 
 struct SimulatedDiskOptions {
   uint64_t seed = 1;
-  // What Open(kCreate) can reserve in all files together.
+  // The bytes that Open(kCreate) can reserve in all files together.
   uint64_t capacity_bytes = std::numeric_limits<uint64_t>::max();
   // A call takes a time from this range, drawn at random: with a range, calls
   // end in another order than they began.
   uint64_t latency_us_min = 50;
   uint64_t latency_us_max = 50;
-  // Of so many calls, one is short, or ends with EINTR or EAGAIN; 0: none.
+  // One call in this many is short, or ends with EINTR or EAGAIN; 0: none.
   uint64_t short_one_in = 0;
   uint64_t interrupted_one_in = 0;
   // Folders in which files can be.
@@ -114,7 +114,7 @@ class SimulatedDisk {
     hook_ = std::move(hook);
   }
 
-  // What happens behind the engines' backs; the file must exist.
+  // The next calls change a file behind the engines' backs; it must exist.
   void Flip(const std::string& path, uint64_t offset, std::byte mask);
   void Truncate(const std::string& path, uint64_t bytes);
   void LoseFile(const std::string& path);

@@ -187,7 +187,8 @@ TEST_F(SimulatedDiskTest, SyncIsForWritesThatWereCompletedBefore) {
   EXPECT_GT(AfterCrashes(*disk_, 2).size(), 2);
 }
 
-// The same of a sync that has to wait until the write has ended.
+// A sync does not cover a write that was under way when it was submitted, even
+// when the sync had to wait until that write ended.
 TEST_F(SimulatedDiskTest, SyncThatWaitsIsForWritesBeforeItsSubmission) {
   engine_ = nullptr;
   engine_ = MakeSimulatedIoEngine(disk_.get(), /*queue_depth=*/1);

@@ -13,7 +13,7 @@
 
 namespace optstate::io {
 
-// What a disk writes whole or not at all.
+// The bytes that a disk writes whole or not at all.
 inline constexpr uint64_t kSimulatedSectorBytes = 512;
 
 // Bytes of a file, zero at first. Copies share what neither has changed, so a
@@ -89,9 +89,9 @@ class SimulatedFile {
   struct LoggedWrite {
     uint64_t number = 0;
     uint64_t offset = 0;
-    // Copies of the file share it.
+    // The bytes written, which copies of the file share.
     std::shared_ptr<std::vector<std::byte>> data;
-    // By sector: whether the medium may hold this version.
+    // True, by sector, where the medium may hold this version.
     std::vector<bool> possible;
     uint64_t ended = 0;  // its place among the ended writes, 0 before it is one
     bool lost = false;   // by FailSync

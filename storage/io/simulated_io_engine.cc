@@ -169,7 +169,7 @@ class SimulatedIoEngine final : public IoEngine {
   std::vector<OpenFile> files_;
   PriorityQueues waiting_;
   std::vector<PendingCall> calls_;  // in the order in which they began
-  // What a sync is for: the writes that had ended when it was submitted. The
+  // The writes that had ended when a sync was submitted, which it covers. The
   // kernel may do more.
   std::map<const IoRequest*, uint64_t> sync_marks_;
   size_t in_flight_ = 0;

@@ -22,10 +22,10 @@
 namespace optstate::storage {
 namespace {
 
-// What is brought in at once: some milliseconds, for which calls that map or
+// The bytes brought in at once: some milliseconds, for which calls that map or
 // unmap memory wait.
 constexpr uint64_t kPieceBytes = uint64_t{4} << 20;
-// Steps come first.
+// The niceness of the locker's thread: steps come first.
 constexpr int kNice = 10;
 
 uint64_t PageBytes() { return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)); }

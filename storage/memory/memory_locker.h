@@ -40,7 +40,7 @@ class MemoryLocker {
   MemoryLocker() = default;
   MemoryLocker(const MemoryLocker&) = delete;
   MemoryLocker& operator=(const MemoryLocker&) = delete;
-  // All ranges have ended.
+  // The caller has ended all ranges.
   ~MemoryLocker();
 
   // Locks the pages of a range of a mapping, from its beginning on as far as

@@ -111,7 +111,7 @@ TEST(MemoryLockerTest, BringsInAndLocksEveryPage) {
   region.Lock(0, kBytes, &locker);
   EXPECT_TRUE(region.is_locked());
   locker.AwaitSettled();
-  // Nothing has touched it but the locker.
+  // Only the locker has touched the memory.
   EXPECT_EQ(BytesInSmaps(region, "Locked:"), kBytes);
   const MemoryLocker::Counts counts = locker.counts();
   EXPECT_EQ(counts.locked_bytes, kBytes);
@@ -122,7 +122,7 @@ TEST(MemoryLockerTest, BringsInAndLocksEveryPage) {
   EXPECT_EQ(locker.counts().locked_bytes, 0);
 }
 
-// What was never reserved must take no memory.
+// Bytes that were never reserved must take no memory.
 TEST(MemoryLockerTest, LeavesHolesBesideARangeAlone) {
   constexpr uint64_t kBytes = 16 * kMiB;
   constexpr uint64_t kBegin = 6 * kMiB + 100;

@@ -144,7 +144,7 @@ class KeptJob {
         run, [&](int /*part*/, absl::Span<std::byte> bytes) { fill(bytes); });
     FollowMasters(run);
   }
-  // What the user of a keeper repairs after a roll back.
+  // Repairs what the user of a keeper repairs after a rollback.
   void FollowMasters(const RunRange& run) {
     if (layout_.master_format(run.parameter) != MasterFormat::kFloat32) return;
     const RecordView record = RecordOf(run);

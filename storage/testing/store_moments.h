@@ -11,13 +11,13 @@
 #include "absl/types/span.h"
 #include "storage/persist_in_order.h"
 
-// What a process that is killed at any store leaves of some memory.
+// Makes the states of some memory that a process killed at any store can leave.
 //
 // Between two points of PersistInOrder() a compiler may give stores any order.
-// So a test takes the memory at each point, and tries what is left when, of the
-// stores between two points, any were executed. A point without which nothing
-// would be lost is not needed, and one that is missing in the code shows as a
-// state that is not recovered.
+// So a test takes the memory at each point, and tries the states in which any
+// subset of the stores between two points was executed. A point without which
+// nothing would be lost is not needed, and one that is missing in the code
+// shows as a state that is not recovered.
 
 namespace optstate::storage {
 

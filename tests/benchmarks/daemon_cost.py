@@ -1,4 +1,4 @@
-"""What an element's step through the daemon costs, as jobs grow: it should not change.
+"""Measures the cost of an element's step through the daemon as jobs grow: it should not change.
 
 float32 AdamW of the client in one process: gradients are copied in, parameters read back.
 """

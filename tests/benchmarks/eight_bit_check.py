@@ -22,7 +22,7 @@ OURS = {"state_dtype": "dynamic8", "endpoint": "embedded"}
 
 
 def _state_of(gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a first step leaves as exp_avg and exp_avg_sq: without memory of former steps these
+    """Returns exp_avg and exp_avg_sq after a first step: without memory of former steps these
     are the gradient and its square, rounded by the signed and by the unsigned map."""
     parameter = torch.nn.Parameter(torch.zeros_like(gradient))
     parameter.grad = gradient.clone()
@@ -43,7 +43,7 @@ def _check_map(functional) -> None:
     ):
         apart = (found - values).abs() / values.abs().clamp(min=1e-30)
         print(f"| map, {kind}: furthest of 256 values, ulps | {apart.max() / ULP:.1f} | 4 |")
-        # Both compute the values in another order of roundings.
+        # The two sides compute the values in another order of roundings.
         assert apart.max() <= 4 * ULP, kind
         assert found.unique().numel() == values.unique().numel()
 
@@ -67,7 +67,7 @@ def _blocks() -> dict[str, torch.Tensor]:
 
 
 def _rounded(values: torch.Tensor, code: torch.Tensor, functional) -> torch.Tensor:
-    """By bitsandbytes, to the nearest."""
+    """Returns the values rounded to the nearest by bitsandbytes."""
     codes, largest = torch.ops.bitsandbytes.quantize_blockwise(values.double(), code, BLOCK)
     return functional.dequantize_blockwise(codes, absmax=largest, code=code, blocksize=BLOCK)
 

@@ -1,4 +1,4 @@
-"""What several ranks do without optstate: all_reduce over gloo, then torch's fused AdamW.
+"""Several ranks without optstate: all_reduce over gloo, then torch's fused AdamW.
 
 Each rank is a process of one thread. Two ways:
   replicated  each updates all parameters, as DistributedDataParallel with torch.optim does
@@ -37,7 +37,7 @@ def _step_of(arrays: Arrays, options: Options):
 
 def _serve(rank: int, ranks: int, numel: int, dtype, options: Options, store: str, pipe) -> None:
     torch.set_num_threads(1)
-    # Not the name of the machine, which need not resolve.
+    # Names the interface, because the name of the machine need not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     arrays = Arrays(numel, dtype, seed=rank)

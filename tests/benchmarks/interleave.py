@@ -64,7 +64,7 @@ def interleave(sides: Mapping[str, Callable[[], object]], threads: int, budget_s
 
 
 def take_turns(timed: Mapping[str, Callable[[], float]], budget_s: float) -> Times:
-    """The same of sides that say themselves how many seconds they took."""
+    """Times sides in turns that return themselves how many seconds they took."""
     names = list(timed)
     times = Times({name: [] for name in names})
     begin = time.perf_counter()

@@ -26,7 +26,7 @@ LEAD_BYTES = 256
 
 
 def spread(numel: int, dtype: torch.dtype, lead: int = 0) -> torch.Tensor:
-    """Uninitialised, and large ones where the daemon would put them, whoever updates them.
+    """Returns an uninitialised tensor, a large one where the daemon would put it for all sides.
 
     lead: bytes between the begin of a page and the first element.
     """

@@ -1,4 +1,4 @@
-"""What optstate's kernels are measured against: torch's and DeepSpeed's AdamW."""
+"""The peers of optstate's kernels in benchmarks: torch's and DeepSpeed's AdamW."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def deepspeed_class() -> tuple[type | None, str]:
 
 
 def set_threads(threads: int) -> None:
-    """Of torch and of each OpenMP in the process: DeepSpeed may have another one than torch."""
+    """Sets the threads of torch and of each OpenMP in the process: DeepSpeed may have its own."""
     torch.set_num_threads(threads)
     maps = pathlib.Path("/proc/self/maps").read_text()
     for path in {line.split()[-1] for line in maps.splitlines() if "libgomp" in line}:

@@ -242,7 +242,7 @@ class Benchmark:
 
 
 def pages() -> str:
-    """Of 64 MiB of a tensor."""
+    """Returns the kind of pages that 64 MiB of a tensor get."""
     tensor = torch.ones(16 * Mi)
     for line in pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("AnonHugePages:") and int(line.split()[1]) << 10 > tensor.nbytes // 2:

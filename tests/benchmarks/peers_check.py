@@ -69,7 +69,7 @@ def _check_bfloat16(workers, options, deepspeed) -> None:
 def _check_formats(workers, options) -> None:
     before = torch.cat([its.master for its in _arrays(torch.bfloat16)])
     full = _ours(workers, _arrays(torch.bfloat16), options) - before
-    # What rounding the state costs of an update, on average.
+    # The part of an update that rounding the state costs, on average.
     for state, most in (("bfloat16", 0.02), ("dynamic8", 0.1)):
         rounded = _ours(workers, _arrays(torch.bfloat16, state=state), options) - before
         error = ((rounded - full).abs().mean() / full.abs().mean()).item()

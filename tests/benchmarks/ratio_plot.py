@@ -27,7 +27,7 @@ def plot(rows: list[Row], path: pathlib.Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    # The same file from the same numbers, and small.
+    # Equal numbers give an equal and small file.
     matplotlib.rcParams.update({"svg.hashsalt": "optstate", "svg.fonttype": "none"})
     titles = list(dict.fromkeys(row.title for row in rows))
     figure, grid = pyplot.subplots(

@@ -17,7 +17,7 @@ sys.path += [str(_ROOT / "client/python/tests"), str(_ROOT / "deploy/demo_app")]
 import ranks  # noqa: E402, F401
 from daemon import Daemon  # noqa: E402
 
-# Of one element: gradient and parameter of the trainer, their segments, and the state.
+# Bytes of one element: gradient and parameter of the trainer, their segments, and the state.
 BYTES_PER_ELEMENT = 4 * (2 + 2 + 3)
 RESERVE_BYTES = 2 << 30
 
@@ -39,7 +39,7 @@ def available_bytes() -> int:
 
 
 def why_not(elements: int) -> str:
-    """Why so many elements in one job cannot be measured now; empty when they can."""
+    """Returns why so many elements in one job cannot be measured now; empty when they can."""
     wanted, found = elements * BYTES_PER_ELEMENT + RESERVE_BYTES, available_bytes()
     if wanted <= found:
         return ""

@@ -10,8 +10,8 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "kernels/update_kernel.h"
-#include "server/scheduler/worker_pool.h"
 #include "server/scheduler/worker_undo.h"
+#include "server/scheduler/workers/worker_pool.h"
 #include "tests/benchmarks/additions.h"
 #include "tests/benchmarks/tensors_step_c.h"
 
@@ -28,7 +28,7 @@ struct Workers {
 
 // An AdamW step on the caller's tensors, walked as the daemon walks a job: runs
 // of at most a tile, each begun and ended in the worker's undo slot; runs of
-// one range in a row by one thread. What is known before the step is laid out
+// one range in a row by one thread. Facts known before the step are laid out
 // once. The daemon's messages, norm and commit record are left out.
 //
 // Threads: one step at a time.

@@ -25,7 +25,7 @@ std::unique_ptr<ChannelWorld> MakeFakeWorld();
 
 struct ChannelWorldParam {
   std::string name;
-  // Lives as long as the process.
+  // Returns the world, which lives as long as the process.
   ChannelWorld* (*world)();
 };
 inline void PrintTo(const ChannelWorldParam& param, std::ostream* out) {

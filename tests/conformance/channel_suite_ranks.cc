@@ -192,7 +192,7 @@ TEST_P(ChannelSuite, TwoJobsAtOnce) {
     expected.push_back(*std::move(modelled));
   }
   for (uint64_t step = 1; step <= 3; ++step) {
-    // Both are open at once before either is committed.
+    // The steps of both jobs are open at once before either is committed.
     std::vector<StepScript::Step> steps;
     for (auto& job : jobs) {
       steps.push_back(StepScript(job->layout(), seed).Make(step));

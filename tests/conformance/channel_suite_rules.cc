@@ -248,7 +248,7 @@ TEST_P(ChannelSuite, BadRequestsAreRefused) {
                    ->Load(client::StateArray::kMaster, 0, DType::kFloat32,
                           {bytes, sizeof(bytes)})
                    .ok());
-  // No group of this job has it.
+  // No group of this job has this array.
   EXPECT_FALSE(session->Fetch(client::StateArray::kState2, 0, bytes).ok());
   EXPECT_EQ(session
                 ->Fetch(client::StateArray::kMaster, 0,

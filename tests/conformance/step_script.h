@@ -63,7 +63,7 @@ class StepScript {
   // Pushes and commits one step.
   absl::StatusOr<client::Outcome> Run(client::Session& session,
                                       uint64_t step) const;
-  // Pushes alone.
+  // Pushes one step, without a commit.
   static absl::Status Push(client::Session& session, const Step& step);
 
  private:
@@ -74,7 +74,7 @@ class StepScript {
 // Returns a whole gradient of one parameter, with every element `value`.
 std::vector<std::byte> ConstantGradient(const Layout& layout,
                                         uint32_t parameter, float value);
-// Pushes such a gradient of every parameter.
+// Pushes a ConstantGradient() of every parameter.
 absl::Status PushConstant(client::Session& session, uint64_t step,
                           uint32_t micro_step, float value);
 // Loads every parameter of a job with `value`; begin and finish included.

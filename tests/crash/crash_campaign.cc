@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
   try {
     return optstate::crash::Main(argc, argv);
   } catch (const std::exception& error) {
-    // Libraries alone throw: for lack of memory.
+    // Only libraries throw, for lack of memory.
     std::fprintf(stderr, "campaign: %s\n", error.what());
     return 1;
   }

@@ -52,7 +52,7 @@ struct Scenario {
   // grows.
   bool overflows() const { return skip || scaling == Scaling::kDynamic; }
   // Says whether the daemon begins steps early. Updates that need whole
-  // parameters are not taken back.
+  // parameters are not rolled back.
   bool speculates() const {
     return speculative && optimizer != OptimizerKind::kLamb &&
            optimizer != OptimizerKind::kAdafactor &&

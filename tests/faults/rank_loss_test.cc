@@ -50,8 +50,8 @@ class RankLossTest : public WireFaultTest {
             .staging_files = CountFiles(JobDirectory(), "gradients.")};
   }
 
-  // Waits until an fd is kept for each rank with shared memory; the supervisor
-  // is told of it by the way.
+  // Waits until the supervisor keeps an fd for each rank with shared memory; it
+  // gets them asynchronously.
   void AwaitKept(size_t ranks) const {
     if (wire_ != Wire::kShm) return;
     const absl::Status kept = crash::PollUntil("the kept gradients", [&] {

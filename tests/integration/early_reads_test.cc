@@ -87,7 +87,7 @@ class EarlyReadsTest : public testing::Test {
     }
     FAIL() << "nothing was begun early";
   }
-  // What the rank sees without a call of the engine.
+  // Returns the values that the rank sees without a call of the engine.
   Values Area(uint32_t rank) const {
     Values values;
     for (uint32_t p = 0; p < kParameters; ++p) {
@@ -147,7 +147,8 @@ TEST_F(EarlyReadsTest, TwoRanksOnEveryWire) {
     AwaitBegun();
     EXPECT_TRUE(Read(1) == committed);
     EXPECT_TRUE(Area(1) == committed);
-    // Of a rank that has committed the step may be taken at any time.
+    // A rank that has committed cannot hold the step: it may be taken at any
+    // time.
     if (endpoints[0] == shm) {
       EXPECT_EQ(sessions_[0]->RollBackSpeculation().code(),
                 absl::StatusCode::kFailedPrecondition);

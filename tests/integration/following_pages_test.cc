@@ -57,7 +57,7 @@ TEST(FollowingPagesTest, TheNextEngineTakesWhatHasItsPages) {
         return std::make_unique<client::ShmChannel>(
             *client::ParseEndpoint((*daemon)->shm_endpoint()), std::move(setup),
             [&](std::byte* data, uint64_t bytes) {
-              // What precedes the gradients, then 8 MiB of them.
+              // The pages before the gradients, then 8 MiB of them.
               if (++calls > 3) rest.WaitForNotification();
               return shm::PopulatePages(data, bytes);
             });

@@ -16,7 +16,7 @@
 #include "client/fake/fake_daemon.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/scheduler/cpu_topology.h"
+#include "server/scheduler/workers/cpu_topology.h"
 #include "tests/conformance/step_script.h"
 #include "tests/integration/daemon_fixture.h"
 

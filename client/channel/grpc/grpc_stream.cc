@@ -200,8 +200,8 @@ class Stream final : public GrpcStream {
   }
 
  private:
-  // Whether the socket is still open: gRPC may have closed it, and its number
-  // may have been reused.
+  // Returns whether the socket is still open: gRPC may have closed it, and its
+  // number may have been reused.
   bool OwnsSocket() const {
     return socket_inode_ != 0 && SocketInode(socket_fd_) == socket_inode_;
   }

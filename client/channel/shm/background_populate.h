@@ -21,9 +21,9 @@ using PopulateFunction =
     std::function<absl::Status(std::byte* data, uint64_t bytes)>;
 
 // Gives memory its pages on a thread of its own, in ascending order, so that an
-// attach does not wait for the kernel to find and clear them. Whoever writes to
-// the memory waits for its part of them first: a write to a page that cannot be
-// had would end the process with SIGBUS. Who waits helps.
+// attach does not wait for the kernel to find and clear them. A writer first
+// waits for the pages of its part, because a write to a page that cannot be had
+// would end the process with SIGBUS. A waiting thread populates pages too.
 //
 // Threads: thread-safe after Start().
 class BackgroundPopulate {
@@ -40,7 +40,7 @@ class BackgroundPopulate {
   // outlives this object.
   void Start(absl::Span<std::byte> memory);
 
-  // Whether the first `bytes` have their pages.
+  // Returns whether the first `bytes` have their pages.
   bool Has(uint64_t bytes) const {
     return populated_.load(std::memory_order_acquire) >= bytes;
   }
@@ -50,8 +50,8 @@ class BackgroundPopulate {
       ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // Populates the next part of the first `bytes` that nobody has begun. False:
-  // there is none.
+  // Populates the next part of the first `bytes` that no thread has begun.
+  // False: there is none.
   bool PopulateNext(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);
   // Waits for a moment; true: the first `bytes` have their pages, or fail to.
   bool AwaitDecided(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mutex_);

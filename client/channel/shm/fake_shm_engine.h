@@ -198,7 +198,7 @@ class FakeShmEngine {
   // The reply to a register, and an action that comes before it.
   bool pages_may_follow = false;
   std::function<void()> on_register = [] {};
-  // The rank's attach request.
+  // The field of the rank's attach request.
   bool pages_follow = false;
 
   shm::SealedSegment completions;

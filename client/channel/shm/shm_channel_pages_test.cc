@@ -1,6 +1,6 @@
-// Tests that the pages of gradients may come after the attach, and that nobody
-// writes or pushes gradients before they have come. The engine is a thread that
-// follows the test's script.
+// Tests that the pages of gradients may come after the attach, and that the
+// client neither writes nor pushes gradients before they have come. The engine
+// is a thread that follows the test's script.
 
 #include <atomic>
 #include <functional>

@@ -154,8 +154,8 @@ std::string ShmChannel::TextOf(const Completion& completion) const {
       text, std::min<uint64_t>(completion.text_bytes, shm::kTextBytes));
 }
 
-// Whether the socket has something to read: once the rings are in use, that is
-// a notice or the connection's end.
+// Returns whether the socket has something to read: once the rings are in use,
+// that is a notice or the connection's end.
 bool ShmChannel::PeerSpeaks() const {
   pollfd entry = {.fd = socket_.get(), .events = POLLIN, .revents = 0};
   return poll(&entry, 1, 0) > 0;

@@ -29,7 +29,7 @@ class StableMapping {
   // the same `bytes`. After an error the mapping is as before.
   absl::Status Replace(UniqueFd fd, uint64_t bytes);
 
-  // Empty before the first Replace.
+  // Returns the mapped bytes; none before the first Replace.
   absl::Span<const std::byte> bytes() const { return {data_, size_}; }
   // The file of the last Replace, -1 before; the next Replace closes it.
   int file() const { return file_.get(); }

@@ -129,7 +129,7 @@ class Session:
 
     @property
     def is_forked(self) -> bool:
-        """Whether the session belongs to a parent process, which alone can use it."""
+        """Returns whether the session belongs to a parent process, which alone can use it."""
         return self._pid != os.getpid()
 
     def refuse_fork(self) -> None:
@@ -329,7 +329,7 @@ class Session:
         return LossScalerState(info.loss_scale, info.good_steps, info.hysteresis_left)
 
     def writes_parameters(self) -> bool:
-        """Whether the engine writes parameters of the step whose commit was interrupted."""
+        """Returns whether the engine writes parameters of the step whose commit was interrupted."""
         writes = ctypes.c_int32()
         self._call(self._library.optstate_writes_parameters, ctypes.byref(writes))
         return bool(writes.value)

@@ -1,4 +1,4 @@
-"""What a session is opened with: its rank, its job, and the layout."""
+"""The arguments that a session is opened with: its rank, its job, and the layout."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class ServedOptimizer(Stepping, StateTransfer, torch.optim.Optimizer):
             Parameters are read while others are updated, where the wire supports it.
         speculative: with overlap, let the daemon update parameters while backward() still
             pushes others, as if the step were taken with the options of the last ones and
-            neither skipped nor clipped, and take that back when it is; the results are the
+            neither skipped nor clipped, and roll that back when it is; the results are the
             same. Parameters are copied then, and the daemon keeps a copy of the state. Not for
             LAMB, Adafactor and Muon, nor for state on disk.
         state_dtype: dtype of the state arrays: torch.float32, torch.bfloat16 (rounded

@@ -155,7 +155,7 @@ def by_a_row_exchanged(model):
 
 
 def by_copy_from_shared_memory(model):
-    """As parameters come from another process."""
+    """Copies a value from shared memory, as parameters come from another process."""
     model[0].weight.data.copy_(torch.full((16, 8), 0.5).share_memory_())
 
 

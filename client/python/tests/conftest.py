@@ -15,7 +15,7 @@ from optstate._torch.gradients import views as gradient_views
 _numbers = itertools.count()
 # Tensors are small; OpenMP's barriers cost far more than they gain on a busy machine.
 torch.set_num_threads(1)
-# So that small models have gradients that are views.
+# Gives small models gradients that are views.
 gradient_views.BYTES_MIN = 1
 
 

@@ -91,11 +91,11 @@ class Daemon:
         return done.stdout
 
     def optctl(self, *arguments: str) -> dict:
-        """What a verb of optctl says, from JSON."""
+        """Returns the output of a verb of optctl, from JSON."""
         return json.loads(self.run_optctl("-o", "json", *arguments))
 
     def parameters(self, job: str) -> list[dict]:
-        """What a job has, in the order of its layout: name, shape, group, ..."""
+        """Returns a job's parameters in the order of its layout: name, shape, group, ..."""
         found = self.optctl("get", "params", job)["parameters"]
         return [each["parameter"] for each in found]
 

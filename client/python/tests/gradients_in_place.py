@@ -1,4 +1,4 @@
-"""What tests of gradients that are views share: loops, and where gradients are."""
+"""Helpers of tests of gradients that are views: loops, and where gradients are."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def run(
 
 
 def assert_as_torchs(between: Between, **how: Any) -> None:
-    """That training is the same bits with and without views, torch's but for rounding, and that
-    `between` returns the same with all three."""
+    """Asserts that training is the same bits with and without views, torch's but for rounding,
+    and that `between` returns the same with all three."""
     ours, returned = run(SGD, between, **how)
     copied, copied_returned = run(SGD, between, gradients_as_views=False, **how)
     theirs, torchs_returned = run(torch.optim.SGD, between, **how)

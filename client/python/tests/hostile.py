@@ -151,7 +151,7 @@ class Hostile:
             self.say(PREFACE + h2_frame(SETTINGS, 0, 0, b"") + bad)
 
     def oversized_registration(self) -> None:
-        """Two bytes a parameter, of a layout that nobody has."""
+        """Registers a layout that does not exist, of two bytes a parameter."""
         peer = self.say(hello(f"big-{self.random.randrange(2)}"))
         with contextlib.suppress(OSError):
             peer.recv(4096)  # the reply: an engine has it

@@ -53,7 +53,7 @@ def fails_on(program: Program, daemons: Daemons) -> Failure | None:
 
 
 def report(program: Program, failure: Failure, daemons: Daemons, shrinks: bool) -> str:
-    """What fails, as text that can be run again."""
+    """Returns a failure as text that can be run again."""
     lines = [f"seed {program.seed}: {failure}"]
     if shrinks:
 

@@ -38,7 +38,7 @@ def _main(
     import torch
     import torch.distributed as dist
 
-    # As in a terminal: who is started in the background has it ignored.
+    # Handles SIGINT as in a terminal: a process started in the background ignores it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     from optstate._torch.gradients import views as gradient_views
 
@@ -98,7 +98,7 @@ class Ranks:
         return self._receive(rank, "said")
 
     def results(self) -> list[Any]:
-        """What each rank returned."""
+        """Returns the result of each rank."""
         return [self._receive(rank, "result") for rank in range(len(self.processes))]
 
     def kill(self, *ranks: int) -> None:

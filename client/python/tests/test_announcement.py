@@ -1,4 +1,4 @@
-"""What is said when an optimizer attaches, and by its repr."""
+"""Messages when an optimizer attaches, and its repr."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_new_and_attached_again(job, daemon, said):
         assert word in new.getMessage()
     train(model, optimizer, range(2))
     optimizer.close()
-    # The same values: nothing is lost.
+    # Equal values: nothing is lost.
     optstate.AdamW(model.parameters(), job=job).close()
     (again,) = said()
     assert again.levelno == logging.INFO
@@ -41,7 +41,7 @@ def test_new_and_attached_again(job, daemon, said):
 
 
 def test_a_fresh_run_over_a_live_job_is_warned_of(job, said):
-    """Its first parameters are gone without a trace."""
+    """The fresh run's first parameters are replaced, so there is a warning."""
     model = small_model()
     with optstate.AdamW(model.parameters(), job=job) as optimizer:
         train(model, optimizer, range(3))

@@ -147,8 +147,8 @@ def _train_until_killed(connection, rank, job, endpoint):
 @pytest.mark.parametrize("wire", ["shm", "grpc_unix"])
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_sigkill_of_all_ranks(world_size, wire, job, daemon):
-    """Killed three times at steps that nobody chose, the run ends with the bits of
-    one without a break."""
+    """A run that is killed three times at random moments ends with the bits of one without a
+    break."""
     whole = small_model()
     train(whole, optstate.AdamW(whole.parameters(), lr=0.01), range(40))
     endpoint = getattr(daemon, wire)
@@ -237,7 +237,7 @@ os.kill(os.getpid(), 9)
 def test_a_forked_child_does_not_keep_a_dead_rank_attached(job, daemon, wire):
     """A data loader's worker that outlives its trainer holds nothing of it."""
     endpoint = getattr(daemon, wire)
-    # Not a fork of ours, which may have used gRPC already.
+    # A new process, because a fork of ours may have used gRPC already.
     command = [sys.executable, "-c", _TRAINER_WITH_WORKER, job, endpoint]
     path = os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")])
     with subprocess.Popen(
@@ -296,7 +296,7 @@ def test_sigkill_of_one_rank_within_a_step(job, daemon):
     push(again, 2.0)
     outcomes.append(again.commit(1, hyperparams()))
     waiting.join()
-    # What the killed rank had staged (1000) is not in it.
+    # Gradients that the killed rank had staged (1000) are not in it.
     assert [outcome.gradient_norm for outcome in outcomes] == [pytest.approx(20**0.5)] * 2
     again.close()
     stays.close()

@@ -49,7 +49,7 @@ def test_arguments(options, text):
 
 
 def test_hyperparameters_of_a_new_group():
-    """As torch's: ValueError at once, and the group is not there."""
+    """Bad values raise ValueError at once, as in torch, and the group is not there."""
     optimizer = optstate.AdamW(small_model().parameters())
     for change in ({"lr": math.inf}, {"eps": math.nan}, {"weight_decay": -1.0}):
         with pytest.raises(ValueError, match=r"Invalid .*param_groups\[1\]"):

@@ -42,7 +42,7 @@ WHENS = ["before the first step", "between steps"]
 def way(request, daemon, monkeypatch):
     """Makes an optimizer whose parameters come so."""
     endpoint, options = WAYS[request.param]
-    # What is found by content is warned of.
+    # A change found by content brings a warning.
     warnings.filterwarnings("ignore", message=".* without a trace", category=UserWarning)
 
     def make(model, **more):
@@ -104,7 +104,7 @@ def _on_ranks(connection, rank, endpoint, options, reduction, changes, whens):
 
 
 def _average_weights(model):
-    """As DiLoCo and weight averaging do; a collective leaves no version."""
+    """Averages as DiLoCo and weight averaging do; a collective leaves no version."""
     for parameter in model.parameters():
         dist.all_reduce(parameter.data)
         parameter.data.div_(dist.get_world_size())
@@ -228,7 +228,7 @@ def test_tensors_that_torch_copies(change, dtype, daemon):
     assert (values["shm"] - values[None]).abs().max() < tolerance
 
 
-# What a parameter's content is compared with, when the parameter has moved.
+# The reference for a parameter's content when the parameter has moved.
 
 
 def in_another_dtype_and_back(model):
@@ -274,7 +274,7 @@ LEAVES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.filterwarnings("ignore:.* without a trace")
 def test_after_leaving_the_view_without_a_step_that_copies(leaves, changes, dtype, way, job):
-    """Of a job that is attached to again: what digests there are were taken before."""
+    """A change counts in a job that is attached to again, whose digests were taken before."""
     models = []
     for is_ours in (True, False):
         model = small_model(dtype=dtype)
@@ -341,7 +341,7 @@ def test_one_rank_alone_moves_its_model(way, daemon):
 @pytest.mark.parametrize("change", ["negated", "rolled"])
 @pytest.mark.filterwarnings("ignore:.* without a trace")
 def test_changes_that_keep_the_sums_of_rows_and_columns(change, daemon):
-    """Of tensors that torch copies."""
+    """Such changes of tensors that torch copies are found."""
 
     def balanced():
         signs = torch.ones(64, 64)

@@ -242,7 +242,7 @@ def test_reduce_on_plateau():
 
 
 def test_copies_and_pickles_go_on_when_they_are_attached():
-    """As torch's, a copy has the state and is an optimizer of its own; no use of it but
+    """A copy has the state and is an optimizer of its own, as in torch; no use of it but
     attach() makes a job."""
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, max_norm=1.0)

@@ -30,7 +30,7 @@ def assert_as_torchs(between):
 
 @pytest.mark.parametrize("clips", [False, True])
 def test_unscale_leaves_no_trace(clips):
-    """And yet the gradients that were pushed scaled are pushed again."""
+    """The gradients that were pushed scaled are pushed again although unscale_ leaves no trace."""
 
     def run(optimizer_class, **options):
         model = small_model()
@@ -51,7 +51,7 @@ def test_unscale_leaves_no_trace(clips):
 
 
 def test_gradients_that_were_dropped_are_not_those_at_their_address():
-    """Nor those of their address and version: memory is used again."""
+    """Gradients with an equal address and version may be others: memory is used again."""
     parameter = torch.nn.Parameter(torch.zeros(1000))
     optimizer = optstate.SGD([parameter], lr=1.0, overlap=True)
     (parameter * torch.ones(1000)).sum().backward()

@@ -1,4 +1,4 @@
-"""What may go wrong while a job gets parameters: deaths, Ctrl-C and refusals leave a whole job."""
+"""Faults while a job gets parameters: deaths, Ctrl-C and refusals leave a whole job."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_a_trainer_that_dies_leaves_a_job_to_go_on_with(call, how, job, daemon):
             assert int(optimizer.fetch_state(parameter)["step"]) == 2
     train(model, optimizer, range(2, 4))
     optimizer.close()
-    # And now it is like any other.
+    # The job is now like any other.
     with optstate.AdamW(
         groups_of(model, all_of_it=True), **OPTIONS, job=job, endpoint=daemon.shm
     ) as again:

@@ -117,7 +117,7 @@ def test_thawing_layer_by_layer(options, private, named, job, daemon):
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("now", ["frozen again", "thawed from the beginning", "others frozen"])
 def test_attaching_again_to_a_job_that_grew(now, named, job):
-    """Whatever the script freezes at its start, the job's parameters are known by their names."""
+    """The job's parameters are known by their names, whatever the script freezes at its start."""
 
     def attached(model):
         return optstate.AdamW(model.parameters(), lr=0.01, job=job, model=model if named else None)
@@ -147,7 +147,7 @@ def test_attaching_again_to_a_job_that_grew(now, named, job):
 
 
 def test_freezing_later_keeps_the_job(job):
-    """What a job has, and a new script holds frozen, waits there with its state."""
+    """A parameter that a job has, and a new script holds frozen, waits there with its state."""
     model = small_model()
     with optstate.AdamW(model.parameters(), lr=0.01, job=job, model=model) as optimizer:
         train(model, optimizer, range(3))

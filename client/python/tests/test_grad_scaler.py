@@ -54,7 +54,7 @@ def test_as_torchs(unscale, mode):
 
 
 def test_who_unscales():
-    """As torch's: only a fused step, or one that has the gradients already."""
+    """Only a fused step unscales, as in torch, or one that has the gradients already."""
     parameter = torch.nn.Parameter(torch.ones(3))
     for mode, keywords in MODES.items():
         optimizer = optstate.AdamW([parameter], **keywords)

@@ -16,7 +16,7 @@ from training import bits, largest_difference, loss_of, small_model
 
 
 def test_gradients_of_backward_are_views():
-    """And step() copies none of them."""
+    """backward() makes gradients as views, and step() copies none of them."""
 
     def between(model, optimizer, step):
         loss_of(model, step).backward()

@@ -23,7 +23,7 @@ class _Heard(logging.Handler):
 
 
 def _train(endpoint, job, model=None, **options):
-    """What is said of the way and what is done: text, memory(), gradients in the area by step."""
+    """Returns the texts logged, memory(), and the gradients in the area by step."""
     heard = _Heard()
     logger = logging.getLogger("optstate")
     logger.addHandler(heard)

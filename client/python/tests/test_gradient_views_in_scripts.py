@@ -69,7 +69,7 @@ def test_tied_parameters():
 
 
 class _Halves(torch.nn.Module):
-    """Of two parameters backward() makes one gradient that both have."""
+    """A module of whose two parameters backward() makes one gradient that both have."""
 
     def __init__(self):
         super().__init__()

@@ -20,7 +20,7 @@ from training import bits, largest_difference, loss_of, small_model
 
 
 class Kept:
-    """What a script keeps of gradients of each step, and what that held then."""
+    """Keeps a script's references to gradients of each step, and the values that they had then."""
 
     def __init__(self, keep):
         self.keep = keep
@@ -112,7 +112,7 @@ def test_a_kept_gradient_that_the_script_replaces():
 
 
 def test_a_kept_gradient_can_be_written():
-    """And is not in the step of another gradient."""
+    """A write to a kept gradient is not in the step of another gradient."""
 
     def between(model, optimizer, step):
         former = getattr(between, "former", None)
@@ -242,7 +242,7 @@ def test_a_step_that_ends_with_an_error(error, where, monkeypatch):
 
 @pytest.mark.parametrize("again", [False, True])
 def test_an_interrupt_while_views_are_left(again, monkeypatch):
-    """What is left half is left whole before the area is used again."""
+    """Views that were left in part are left whole before the area is used again."""
     real = gradient_views._Mapping.keep
 
     def interrupted(mapping, *parts):
@@ -309,7 +309,7 @@ def _interrupted(connection, rank, endpoint, job):
 
 
 def test_ctrl_c_while_the_step_is_under_way(daemon, job):
-    """What the script then does to gradients is not in that step."""
+    """Changes of gradients after the interrupt are not in that step."""
     with ranks.running(_interrupted, 2, daemon.shm, job) as running:
         assert running.hear(1) == "attached"
         while "step 3: rank 1 has not" not in daemon.run_optctl("describe", "job", job):

@@ -115,7 +115,7 @@ def test_a_group_that_is_gone():
 
 
 def test_a_parameter_that_moves_to_another_group_is_refused():
-    """Its memory and its options are those of its group; the order of all is unchanged."""
+    """The parameter has its group's memory and options, although the order of all is unchanged."""
     model = small_model()
     optimizer = two_groups(optstate.AdamW, model)
     train(model, optimizer, range(2))
@@ -139,7 +139,7 @@ def test_a_re_attach_has_the_jobs_order(job):
 
 
 def test_a_job_that_is_deleted_while_it_grows_is_not_made_anew(job, daemon, monkeypatch):
-    """Else training would go on without its state."""
+    """A job made anew would let training go on without its state."""
     model = small_model()
     optimizer = two_groups(optstate.AdamW, model, job=job)
     train(model, optimizer, range(3))

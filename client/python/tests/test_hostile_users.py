@@ -38,7 +38,7 @@ def flooded(tmp_path):
 
 @contextlib.contextmanager
 def flood_of(daemon: Daemon, seed: int) -> Iterator[subprocess.Popen]:
-    """As another user, who need not be able to read this file; over with the block."""
+    """Runs a flood until the block ends, as another user, who may be unable to read this file."""
     tcp = daemon.grpc_tcp.removeprefix("grpc:")
     python = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
     with PROGRAM.open() as source:
@@ -89,7 +89,7 @@ def test_a_hostile_user_disturbs_nobody(flooded, job, seed):
         did, errors = flood.communicate()
         assert flood.returncode == 0, errors
     print(f"seed {seed}: {steps} steps and {answered} status calls during {json.loads(did)}")
-    # Nobody else is shut out either: this process's next job, over both sockets.
+    # Other users are not shut out either: this process starts its next job over both sockets.
     for endpoint in (flooded.shm, flooded.grpc_tcp):
         other = small_model()
         with_other = optstate.AdamW(

@@ -13,7 +13,7 @@ from training import largest_difference, loss_of, small_model, train
 
 
 def _begin(rank, endpoint, job):
-    """Both ranks, one step taken."""
+    """Returns a rank's model and optimizer after one step of both ranks."""
     model = small_model()
     optimizer = optstate.AdamW(model.named_parameters(), lr=0.01, endpoint=endpoint, job=job)
     train(model, optimizer, range(1))

@@ -88,7 +88,7 @@ def _interrupted_load(optimizer, saved, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("order", ["model first", "model last", "attached anew", "edited"])
 def test_after_an_interrupted_load_the_job_can_go_on(order, dtype, job, monkeypatch):
-    """Its parameters too: else the checkpoint's would train with the job's moments."""
+    """The job's parameters come back too: the checkpoint's must not train with its moments."""
     model = small_model(dtype=dtype)
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
     train(model, optimizer, range(4))
@@ -215,7 +215,7 @@ def test_nadams_product_begins_with_1():
 
 
 def test_adagrads_sums_begin_with_one_value():
-    """It is torch's initial_accumulator_value, for all parameters."""
+    """The value is torch's initial_accumulator_value, for all parameters."""
     made = []
     for package in (optstate, torch.optim):
         model = small_model()

@@ -78,7 +78,7 @@ def many(count: int = 100) -> list[tuple[str, torch.nn.Parameter]]:
     ids=["shape", "dtype"],
 )
 def test_one_wrong_gradient_of_many(change, text):
-    """It is named, nothing is taken, and the step can be taken when it is right again."""
+    """The error names it, nothing is taken, and the step can be taken when it is right again."""
     named = many()
     optimizer = optstate.AdamW(named, lr=0.1)
     wrong = named[70][1].grad
@@ -129,7 +129,7 @@ def test_gradients_of_many_kinds():
 
 
 def test_one_of_many_changed_in_place():
-    """It is sent to the daemon; the others' history goes on."""
+    """The changed parameter is sent to the daemon; the others' history goes on."""
     named = many()
     torchs = [torch.nn.Parameter(parameter.detach().clone()) for _, parameter in named]
     optimizer = optstate.AdamW(named, lr=0.1)

@@ -52,7 +52,7 @@ def test_nothing_warns_where_parameters_are_told_apart(how, job):
 
 
 def test_parameters_that_are_added_have_the_models_names(job):
-    """Also when the model got them after the optimizer was constructed."""
+    """The names are the model's, even when it got the parameters after construction."""
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), job=job, model=model)
     train(model, optimizer, range(2))

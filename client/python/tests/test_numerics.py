@@ -65,7 +65,7 @@ def test_error_is_not_above_torchs(name, weight_decay, maximize, amsgrad, seed):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", list(CLASSES))
 def test_16_bit_parameters_are_the_rounded_float64_run(name, dtype, seed):
-    """With an fp32 master, parameters of 16 bits differ from the rounded float64
+    """Parameters of 16 bits with an fp32 master differ from the rounded float64
     run only where that is within fp32's error of a rounding boundary."""
     ours_class, torch_class = CLASSES[name]
     options = {"weight_decay": 0.1}
@@ -156,7 +156,7 @@ def test_micro_steps_add_up_in_fp32(dtype, seed):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("reduction", ["trainer", "daemon"])
 def test_micro_steps_add_up_in_the_gradients_dtype(dtype, reduction, seed):
-    """As torch adds them up in .grad."""
+    """Micro-steps add up as torch adds them up in .grad."""
     shapes = [[1000], [3, 5]]
     ours = parameters_of(shapes, seed, dtype)
     torchs = [torch.nn.Parameter(each.detach().clone()) for each in ours]

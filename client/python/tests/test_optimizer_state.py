@@ -146,7 +146,7 @@ def attached_in_bfloat16(name, **options):
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 @pytest.mark.parametrize("how", ["clear", "entry"])
 def test_a_master_goes_with_its_entry(name, how):
-    """As in a load without one: the parameter is the master, exactly."""
+    """Without its entry the parameter is the master, exactly, as in a load without one."""
     parameter, optimizer = attached_in_bfloat16(name)
     if how == "clear":
         optimizer.state.clear()
@@ -161,7 +161,7 @@ def test_a_master_goes_with_its_entry(name, how):
 
 
 def test_state_dict_has_the_master_that_the_next_step_takes():
-    """Of a parameter that was changed in place: its value, in all of its elements."""
+    """A parameter that was changed in place has its value as master, in all of its elements."""
     parameter, optimizer = attached_in_bfloat16("AdamW")
     with torch.no_grad():
         parameter[0] = 0.125

@@ -151,7 +151,7 @@ def test_writes_are_honoured(name, edit):
             assert is_close(saved[index][key], value), (index, key)
     gc.collect()
     assert continue_both(pairs) < 2e-5
-    # Not the writes of then, after the steps.
+    # The state has changed with the steps: the earlier writes are gone.
     saved, expected = optimizer.state_dict()["state"], reference.state_dict()["state"]
     for index, entry in expected.items():
         for key, value in entry.items():
@@ -159,7 +159,7 @@ def test_writes_are_honoured(name, edit):
 
 
 def test_what_is_read_and_written_back_is_not_sent(monkeypatch):
-    """As Lightning does when it moves state to the device."""
+    """Lightning reads and writes back so when it moves state to the device."""
     (model, optimizer), _ = both("AdamW")
     before = optimizer.state_dict()["state"]
     loads = []
@@ -206,7 +206,7 @@ def test_writes_that_do_not_fit_raise():
 
 
 def test_a_change_of_a_tensor_of_a_former_step_raises():
-    """It would be one in torch, whose tensors live on; ours has no effect."""
+    """The change would count in torch, whose tensors live on; here it has no effect."""
     (model, optimizer), _ = both("AdamW")
     old = optimizer.state[model[0].weight]["exp_avg"]
     given = torch.zeros(4)

@@ -12,7 +12,7 @@ import torch
 from torchs_table import assert_follows, copied, default_of, ours, parameters_for, takes, torchs
 from training import gradients, set_gradients
 
-# What torch's constructors refuse, and its steps take.
+# Values that torch's constructors refuse, and its steps take.
 VALUES = {
     "lr": (-1e-19, -1e-3),
     "eps": (-1e-3,),
@@ -105,7 +105,7 @@ def test_what_the_daemon_would_compute_otherwise_is_refused(option, value):
 )
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Lion"])
 def test_an_option_that_a_group_has_lost_is_missed(name, copies):
-    """As in torch: no default takes its place."""
+    """No default takes the option's place, as in torch."""
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = getattr(optstate, name)([parameter], lr=0.5)
     del optimizer.param_groups[0]["lr"]
@@ -183,7 +183,7 @@ def test_options_without_effect_are_refused():
 
 
 def test_last_outcome_counts_as_committed_step_does():
-    """Also of a private job that add_param_group has put into another."""
+    """last_outcome follows a private job that add_param_group has put into another."""
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer = optstate.SGD([parameter], lr=0.1)
     for number in range(1, 7):
@@ -197,7 +197,7 @@ def test_last_outcome_counts_as_committed_step_does():
 
 @pytest.mark.parametrize("unscales", [False, True])
 def test_a_grad_scaler_beside_a_loss_scaler_is_refused(unscales):
-    """Both would unscale: a step of a quarter, or of a thousandth."""
+    """The two scalers would both unscale: a step of a quarter, or of a thousandth."""
     parameter = torch.nn.Parameter(torch.zeros(1))
     settings = optstate.LossScaler(init_scale=4.0)
     optimizer = optstate.SGD([parameter], lr=1.0, loss_scaler=settings)
@@ -217,7 +217,7 @@ def test_a_grad_scaler_beside_a_loss_scaler_is_refused(unscales):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_model_that_is_cast_later_is_refused_by_name(dtype, overlap, job):
-    """In all that moves parameters; loading wrote 4 bytes for each of a bfloat16 one's 2."""
+    """All that moves parameters refuses; loading wrote 4 bytes for each of a bfloat16 one's 2."""
     model = torch.nn.Linear(64, 64)
     optimizer = optstate.AdamW(model.parameters(), job=job, model=model, overlap=overlap)
     saved = optimizer.state_dict()

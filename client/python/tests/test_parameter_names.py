@@ -26,7 +26,7 @@ def test_named_parameters_is_another_name_of_model(how, job, daemon):
 
 
 def test_names_of_named_groups(job, daemon):
-    """As torch takes them in each group, in whatever order."""
+    """Names are taken as torch takes them in each group, in whatever order."""
     pairs = list(small_model().named_parameters())
     with optstate.AdamW([{"params": pairs[3:]}, {"params": pairs[:3], "lr": 1e-4}], job=job):
         assert [each["name"] for each in daemon.parameters(job)] == NAMES[3:] + NAMES[:3]

@@ -41,7 +41,7 @@ def test_programs_of_two_ranks_follow_torchs():
     daemons = Daemons()
     try:
         with running(two_ranks.run_programs, 2, range(PAIRS), daemons.endpoints()) as ranks:
-            # Who fails says so, and the other may wait for it.
+            # A rank that fails says so; the other may wait for it.
             left = list(ranks.connections)
             while left:
                 for connection in wait(left):
@@ -65,7 +65,7 @@ def wrong_at(step: int):
 
 
 def test_a_wrong_step_is_found_and_made_small(monkeypatch):
-    """So that these tests can fail."""
+    """A wrong step is found, which shows that these tests can fail."""
     usual = {"without": [], "how": "plain", "clip": "no", "unscales": False}
     usual.update(poison=False, to_none=True)
     program = Program(

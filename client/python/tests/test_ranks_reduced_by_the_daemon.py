@@ -13,7 +13,7 @@ from training import assert_values, loss_of, small_model, values_of
 
 
 def _local_gradients(connection, rank, endpoint, world_size, steps, kwargs):
-    """Each rank has a batch of its own; nobody reduces but the daemon."""
+    """Each rank has a batch of its own; only the daemon reduces."""
     model = small_model()
     optimizer = optstate.AdamW(
         model.parameters(), lr=0.01, endpoint=endpoint, reduction="daemon", **kwargs

@@ -79,7 +79,7 @@ def sections() -> Iterator[object]:
 
 
 def prints(expected: str, printed: str) -> bool:
-    """Whether `printed` is `expected`, in which "..." is any text and columns any width."""
+    """Returns whether `printed` is `expected`, in which "..." is any text and columns any width."""
     lines = ([" ".join(line.split()) for line in text.splitlines()] for text in (expected, printed))
     expected, printed = ("\n".join(each).strip() for each in lines)
     pattern = ".*".join(re.escape(part) for part in expected.split("..."))

@@ -1,4 +1,4 @@
-"""What client/python/README.md says a script can do, done."""
+"""Does what client/python/README.md says a script can do."""
 
 from __future__ import annotations
 

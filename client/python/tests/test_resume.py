@@ -26,7 +26,7 @@ def trained_job(job, dtype=torch.float32, **options):
 
 
 def follow(checkpoint, steps, dtype=torch.float32):
-    """What torch's own order of loading comes to."""
+    """Loads a checkpoint in torch's own order, and trains on."""
     model = small_model(dtype=dtype)
     optimizer = optstate.AdamW(model.parameters(), lr=0.01)
     model.load_state_dict(checkpoint[0])
@@ -110,7 +110,7 @@ def test_a_load_is_refused(job, prepares):
 
 @pytest.mark.parametrize("resume", ["checkpoint", "job", "error"])
 def test_the_job_itself_is_no_checkpoint(job, resume):
-    """A checkpoint of the job's own step: nothing is put back, warned of or refused."""
+    """Nothing is put back, refused or warned about with a checkpoint of the job's own step."""
     newest, _ = trained_job(job)
     model = small_model(seed=9)
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, resume=resume)
@@ -122,7 +122,7 @@ def test_the_job_itself_is_no_checkpoint(job, resume):
 
 
 def test_a_model_that_is_loaded_later_wins(job):
-    """As the README has it: nothing of what attaching replaced comes back."""
+    """Nothing that attaching replaced comes back, as the README says."""
     _, checkpoint = trained_job(job)
     model = small_model(seed=9)
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job)
@@ -136,7 +136,7 @@ def test_a_model_that_is_loaded_later_wins(job):
 
 
 def attached_anew(job, checkpoint, **options):
-    """In a framework's order, up to the optimizer's construction."""
+    """Returns what a framework has made in its order, up to the optimizer's construction."""
     model = small_model(seed=9)
     model.load_state_dict(checkpoint[0])
     optimizer = optstate.AdamW(model.named_parameters(), lr=0.01, job=job, **options)
@@ -144,7 +144,7 @@ def attached_anew(job, checkpoint, **options):
 
 
 def named_job(job):
-    """As trained_job(), with names."""
+    """Does what trained_job() does, with names."""
     model = small_model()
     with optstate.AdamW(model.named_parameters(), lr=0.01, job=job) as optimizer:
         train(model, optimizer, range(4))
@@ -331,7 +331,7 @@ def test_parameters_come_back_only_with_another_step(state, name, job):
 
 
 def test_state_that_counts_no_steps_is_of_another_unless_it_is_empty(job):
-    """As torch's SGD saves it."""
+    """Torch's SGD saves such state without counts."""
     model = small_model()
     make = {"lr": 0.01, "momentum": 0.9}
     with optstate.SGD(model.named_parameters(), job=job, **make) as optimizer:

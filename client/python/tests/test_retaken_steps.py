@@ -186,7 +186,7 @@ def test_a_load_that_broke_off_at_its_end_is_repeated_whole(what, monkeypatch):
 
 
 def test_a_change_that_is_sent_again_leaves_other_masters_alone(monkeypatch):
-    """Those of 16-bit parameters have bits that the parameters lack."""
+    """Masters of 16-bit parameters have bits that the parameters lack."""
 
     def run(interrupts):
         model = small_model().to(torch.bfloat16)

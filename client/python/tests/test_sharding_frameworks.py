@@ -1,4 +1,4 @@
-"""What shards parameters by itself cannot be had on top of the daemon, and is told so."""
+"""Frameworks that shard parameters cannot be had on top of the daemon: an error says so."""
 
 from __future__ import annotations
 

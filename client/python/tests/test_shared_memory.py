@@ -138,7 +138,7 @@ def test_views_of_another_optimizers_parameters_are_refused(view):
 
 
 def test_a_parameter_may_be_in_two_optimizers():
-    """As in torch: each sees what the other has written."""
+    """Each optimizer sees what the other has written, as in torch."""
     mine, theirs = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
     for parameter_, optimizers in (
         (mine, [optstate.SGD([mine], lr=0.25), optstate.SGD([mine], lr=0.5)]),
@@ -188,7 +188,7 @@ def test_processes_that_train_shared_parameters_are_refused(daemon):
 
 
 def _in_a_fork(function):
-    """What it returns in a child that has all of this process's memory."""
+    """Returns the function's result in a child that has all of this process's memory."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     child = context.Process(target=lambda: theirs.send(function()), daemon=True)
@@ -211,7 +211,7 @@ def _construct_and_step(shared, endpoint):
 
 @pytest.mark.parametrize("shares", ["before", "after", "after, and uploads"])
 def test_a_forked_process_is_refused(shares, daemon):
-    """It inherits what this process knows of its locks, and not the locks."""
+    """A forked process inherits what this one knows of its locks, and not the locks."""
     shared = torch.nn.Parameter(torch.zeros(2))
     if shares == "before":
         shared.share_memory_()

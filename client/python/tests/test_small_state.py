@@ -17,7 +17,7 @@ def test_small_state_follows_the_float32_run(name, state_dtype, seed):
     """200 steps towards a target: with less state the loss comes down as far."""
     options = {"SGD": {"momentum": 0.9}}.get(name, {})
     lr = {"SGD": 0.05, "Lion": 3e-3, "Muon": 0.1}.get(name, 1e-2)
-    # Of a matrix Adafactor keeps so little that it is float32 in any case.
+    # Adafactor keeps so little for a matrix that it is float32 in any case.
     shape = (5600,) if name == "Adafactor" else (70, 80)
     torch.manual_seed(seed + 1)
     target = torch.randn(shape)

@@ -23,7 +23,7 @@ _PATIENCE_S = 60
 
 
 def _counts(endpoint, job):
-    """Returns how many steps were begun early, and how many of them were taken back."""
+    """Returns how many steps were begun early, and how many of them were rolled back."""
     command = [program("optctl"), "--endpoint", endpoint, "-o", "json", "describe", "job", job]
     described = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     counts = described["speculation"]
@@ -82,7 +82,7 @@ def _new_gradients(model, optimizer, step):
 
 @torch.no_grad()
 def _written_with_equal_values(model, optimizer, step):
-    """As a script that clamps its weights: torch counts it as a change, and nothing differs."""
+    """Clamps weights as a script may: torch counts that as a change, and nothing differs."""
     for parameter in model.parameters():
         parameter.clamp_(-1e4, 1e4)
 
@@ -115,7 +115,7 @@ def test_over_grpc_one_rank_begins_nothing(daemon, job):
 
 
 def test_between_backward_and_step_the_script_has_the_last_steps_parameters(daemon, job):
-    """It evaluates, averages and writes with these: parameters are copies, never views."""
+    """The script evaluates, averages and writes these: parameters are copies, never views."""
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), lr=0.01, job=job, overlap=True, speculative=True)
     for step in range(_SETTLED + 2):

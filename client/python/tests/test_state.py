@@ -92,7 +92,7 @@ def _send_moments(optimizer, queue):
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_process_is_started_with_an_optimizer(method):
-    """It has the state as of then, in an optimizer of its own."""
+    """The process has the state as of its start, in an optimizer of its own."""
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), lr=0.01)
     context = torch.multiprocessing.get_context(method)
@@ -304,7 +304,7 @@ def test_fetch_state():
 
 @pytest.mark.parametrize("edit", ["copy", "load_state_dict", "data", "upload"])
 def test_parameters_that_the_trainer_changes(edit):
-    """In-place edits count, as in torch, whether autograd sees them or not."""
+    """Edits in place count, as in torch, whether autograd sees them or not."""
     ours, torchs = small_model(), small_model()
     optimizer = optstate.AdamW(ours.parameters(), lr=0.01)
     reference = torch.optim.AdamW(torchs.parameters(), lr=0.01)
@@ -373,7 +373,7 @@ def test_what_torch_lacks_in_its_groups_is_kept(job):
 
 
 def test_torchs_distributed_checkpoints_take_no_step():
-    """They take one with zeros when an optimizer seems to have no state."""
+    """Torch's functions take a step with zeros when an optimizer seems to have no state."""
     from torch.distributed.checkpoint import state_dict as distributed
 
     def run(optimizer_class):

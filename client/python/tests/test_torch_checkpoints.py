@@ -119,7 +119,7 @@ def test_making_state_takes_no_step(name):
 
 
 def test_a_trainers_own_step_is_taken():
-    """With zero gradients and rates, of a new job: as torch, which counts it."""
+    """A trainer's step with zero gradients and rates counts in a new job, as in torch."""
     model = small_model()
     optimizer = optstate.AdamW(model.parameters(), lr=0.0)
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""What a training loop does with an optimizer of torch, done with every one we serve."""
+"""Does what a training loop does with torch's optimizers, with every one we serve."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_groups_that_cannot_be_added(name):
 
 @every_optimizer
 def test_add_param_group_between_steps(name, seed):
-    """As training both from the beginning, the added one without gradients till then."""
+    """Adding equals training both from the beginning, the added one without gradients till then."""
     start = parameters_for(name, seed)
     mine, expected = copied(start), copied(start)
     optimizer = ours(name)(mine[:-1])
@@ -235,7 +235,7 @@ def test_the_profiler_sees_it(name, seed):
 
 @every_optimizer
 def test_found_inf_of_a_grad_scaler(name, seed):
-    """What GradScaler leaves on an optimizer that says it can: 1 skips, 0 does not."""
+    """GradScaler leaves found_inf on an optimizer that supports it: 1 skips, 0 does not."""
     parameters = parameters_for(name, seed)
     optimizer = ours(name)(parameters, overlap=True)
     assert optimizer._step_supports_amp_scaling
@@ -250,7 +250,7 @@ def test_found_inf_of_a_grad_scaler(name, seed):
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 @every_optimizer
 def test_copies(name, how, seed):
-    """With torch's public attributes and ours, and with the state; they go on alone."""
+    """Copies have torch's public attributes, ours and the state, and go on alone."""
     parameters = parameters_for(name, seed)
     optimizer = ours(name)(parameters, lr=0.0625, max_norm=5.0)
     take_steps(name, [(optimizer, parameters)], seed, 3)
@@ -272,7 +272,7 @@ def test_copies(name, how, seed):
 
 
 def train_on_schedule(name, runs, schedules, seed) -> None:
-    """Both runs see the same learning rates, which change."""
+    """Trains both runs, which must see the same learning rates, and these must change."""
     seen = []
     for step in range(20):
         rates = [[group["lr"] for group in each.param_groups] for each, _ in runs]
@@ -328,7 +328,7 @@ def cyclic(each):
 @pytest.mark.parametrize("make", [plateau, per_group, one_cycle, one_cycle_of_lr, cyclic])
 @every_optimizer
 def test_schedules(name, make, seed):
-    """Where torch's schedule takes the optimizer; momentum and betas cycle too."""
+    """A schedule gives torch's rates where it takes the optimizer; momentum and betas cycle too."""
     options = {"momentum": 0.9} if name in MAY_LACK_MOMENTUM else {}
     ours_run, torchs_run, start = pair(name, seed, **options)
     runs = (ours_run, torchs_run)

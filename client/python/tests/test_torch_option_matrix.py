@@ -37,9 +37,9 @@ def test_every_served_optimizer_is_in_torchs_table():
     assert sorted(INFOS) == sorted(present)
 
 
-# What each side adds to a parameter is a quotient of sums of some roundings each: 16 ulps.
-# Muon's comes out of Newton-Schulz in bfloat16, which has 8 bits. What cancellation makes of a
-# rounding (weight decay against a gradient), torch's own error against float64 says.
+# Each side adds a quotient of sums of some roundings each to a parameter: 16 ulps. Muon's comes
+# out of Newton-Schulz in bfloat16, which has 8 bits. Torch's own error against float64 shows what
+# cancellation makes of a rounding (weight decay against a gradient).
 OF_WAY = {name: 16 * 2**-23 for name in SERVED} | {"Muon": 1e-2}
 
 
@@ -129,7 +129,7 @@ ERRORS = [
 
 @pytest.mark.parametrize(("name", "error"), ERRORS)
 def test_every_error(name, error):
-    """What torch refuses we refuse, in its words; where we are stricter it is said here."""
+    """We refuse what torch refuses, in its words; places where we are stricter are listed."""
     given = error.optimizer_error_input
     parameters = given.params
     if parameters is None:
@@ -159,7 +159,7 @@ def test_every_error(name, error):
 
 @pytest.mark.parametrize("name", list(INFOS))
 def test_kinds_of_parameters_that_are_refused(name):
-    """By a TypeError with the kind, at construction, where torch may take it."""
+    """A TypeError with the kind refuses at construction what torch may take."""
     kinds = {
         "complex": torch.ones(2, 2, dtype=torch.complex64),
         "float64": torch.ones(2, 2, dtype=torch.float64),
@@ -174,7 +174,7 @@ def test_kinds_of_parameters_that_are_refused(name):
 
 @pytest.mark.parametrize("name", list(INFOS))
 def test_sparse_gradients_are_refused(name):
-    """By name, with nothing changed; the step can be taken with a dense one."""
+    """The error names the parameter, nothing changes, and a dense gradient can be stepped with."""
     embedding = torch.nn.Embedding(4, 4, sparse=True)
     optimizer = ours(name)([("table", embedding.weight)])
     before = embedding.weight.detach().clone()

@@ -1,4 +1,4 @@
-"""What torch's tests ask of state_dict() and load_state_dict(), of every optimizer we serve."""
+"""Torch's tests of state_dict() and load_state_dict(), of every optimizer we serve."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torchs_table import (
     torchs,
 )
 
-# What our entries have besides torch's: whether there was a step, of those that count none.
+# Entries that we have besides torch's: whether there was a step, for optimizers that count none.
 OURS_ALONE = {"SGD": {"step"}, "Muon": {"step"}}
 # Torch's and our continuation of one state: rounding, and what cancellation makes of it; a
 # state array that is lost or swapped shows at once.
@@ -40,7 +40,7 @@ def trained(name: str, kind: type, options: dict, seed: int, steps: int = 5):
 
 
 def equal(one: object, other: object) -> bool:
-    """Of nested state: equal keys, types and bits."""
+    """Returns whether nested states have equal keys, types and bits."""
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict):
@@ -174,7 +174,7 @@ def test_a_group_without_lr_is_refused(name, seed):
 
 @pytest.mark.parametrize("name", list(INFOS))
 def test_names_of_parameters(name, seed):
-    """They load over none, and stay where none are loaded; positions decide."""
+    """Names load over none, and stay where none are loaded; positions decide."""
     plain, mine = trained(name, ours(name), {}, seed)
     pairs = [(f"p{index}", parameter) for index, parameter in enumerate(copied(mine))]
     named = ours(name)(pairs)
@@ -238,7 +238,7 @@ def test_state_that_does_not_fit_is_refused(name, seed):
 
 @pytest.mark.parametrize("name", list(INFOS))
 def test_hooks(name, seed):
-    """In torch's order, prepended ones first, each with what torch gives it."""
+    """Hooks run in torch's order, prepended ones first, each with torch's arguments."""
     optimizer, parameters = trained(name, ours(name), {}, seed)
     heard = []
 

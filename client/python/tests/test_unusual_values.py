@@ -46,7 +46,7 @@ def test_a_parameter_that_is_transposed_where_it_lies():
 
 
 def test_a_parameter_that_comes_back_to_its_place_in_another_order():
-    """As model.to(memory_format=...) may have it, without a new version."""
+    """model.to(memory_format=...) may change the order of elements so, without a new version."""
 
     def run(optimizer_class):
         parameter = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))

@@ -122,7 +122,7 @@ def test_copies_are_copies(how, daemon):
 
 
 def test_aliases_from_before_are_trained_along(daemon):
-    """As in torch: so parameters whose memory others hold are no views."""
+    """Aliases train along, as in torch: so parameters whose memory others hold are no views."""
     model = small_model()
     held, array = model[0].weight.detach(), model[2].weight.detach().numpy()
     saved = model[3].state_dict()
@@ -149,7 +149,8 @@ def test_aliases_from_after_are_trained_along_and_live_longer(daemon):
 
 
 def test_an_alias_of_a_view_that_was_left_keeps_its_values(daemon):
-    """As in torch, where the parameter trains on elsewhere; the others are views again."""
+    """The alias keeps its values, as in torch, where the parameter trains on elsewhere; the
+    others are views again."""
     ours, theirs = small_model(), small_model()
     optimizer = served(ours, daemon.shm)
     reference = torch.optim.AdamW(theirs.parameters(), **OPTIONS)
@@ -354,7 +355,7 @@ def test_a_parameter_file_that_is_cut_short_is_an_error(daemon, job):
 
 
 def test_a_parameter_file_that_is_removed_is_used_on(own_daemon, job):
-    """It is the job's until the last that has it open ends."""
+    """The file is the job's until the last process that has it open ends."""
     ours, theirs = small_model(), small_model()
     reference = torch.optim.AdamW(theirs.parameters(), **OPTIONS)
     with served(ours, own_daemon.shm, job=job) as optimizer:

@@ -8,7 +8,7 @@ import torch
 from plain_optimizers import LAMB, MATRICES, STEPS, flat
 from training import gradients, parameters_of, set_gradients
 
-# None without elements: torch's Adafactor divides by their number.
+# No shape is without elements, by whose number torch's Adafactor divides.
 WHOLE_SHAPES = [[4099], [64, 65], [65, 64], [3, 5, 7], [17], [1], []]
 WHOLE = [
     ("LAMB", LAMB, {}),

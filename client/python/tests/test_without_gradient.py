@@ -70,7 +70,7 @@ def test_a_gradient_of_any_micro_step_counts(overlap):
         for name in ("used", "idle"):
             assert torch.allclose(parameters[name], before[name] - 1)
         assert parameters["frozen"]._version == versions["frozen"]
-        # What was so in a step says nothing of the next one.
+        # A parameter's part in one step says nothing of the next one.
         parameters["used"].sum().backward()
         idle = parameters["idle"]._version
         optimizer.step()
@@ -89,7 +89,7 @@ def test_a_step_without_any_gradient_touches_nothing():
 
 
 def test_changes_by_hand_still_count(job):
-    """And are the daemon's, also those that leave no trace."""
+    """Changes by hand reach the daemon, even those that leave no trace."""
     parameters = parameters_of()
     optimizer = optstate.SGD(parameters.values(), lr=1.0, job=job)
     with torch.no_grad():

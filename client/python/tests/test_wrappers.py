@@ -14,8 +14,8 @@ from training import largest_difference, loss_of, small_model, train
 
 
 class Forwarding:
-    """As Lightning's and Fabric's: a subclass of ours whose instance has no attribute of
-    ours, and forwards what is missing."""
+    """A wrapper like Lightning's and Fabric's: a subclass of ours whose instance has no
+    attribute of ours, and forwards what is missing."""
 
     def __init__(self, optimizer):
         self._optimizer = optimizer
@@ -31,7 +31,7 @@ class Forwarding:
 
 
 class Copying:
-    """As older Lightning's: a subclass of ours with a copy of the __dict__."""
+    """A wrapper like older Lightning's: a subclass of ours with a copy of the __dict__."""
 
     def __init__(self, optimizer):
         self.__dict__ = {k: v for k, v in vars(optimizer).items() if k not in ("step", "__del__")}
@@ -44,7 +44,7 @@ class Copying:
 
 
 class Prepared(torch.optim.Optimizer):
-    """As Accelerate's: an optimizer that has ours and loads its own state into it."""
+    """A wrapper like Accelerate's: an optimizer that has ours and loads its own state into it."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer

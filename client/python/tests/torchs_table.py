@@ -56,12 +56,12 @@ def parameters_for(name: str, seed: int, dtype: torch.dtype = torch.float32) -> 
 
 
 def copied(parameters: list, dtype: torch.dtype | None = None) -> list:
-    """The same values in parameters of their own."""
+    """Returns equal values in parameters of their own."""
     return [torch.nn.Parameter(each.detach().clone().to(dtype)) for each in parameters]
 
 
 def takes(name: str, option: str) -> bool:
-    """Whether torch's constructor has the option."""
+    """Returns whether torch's constructor has the option."""
     return option in inspect.signature(torchs(name)).parameters
 
 

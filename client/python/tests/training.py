@@ -70,7 +70,7 @@ def set_gradients(parameters: Sequence[torch.Tensor], values: Sequence) -> None:
 
 
 def bits(tensors: Sequence[torch.Tensor]) -> list[bytes]:
-    """What tensors hold, to be compared bit by bit."""
+    """Returns the content of tensors, to be compared bit by bit."""
     return [
         bytes(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).tolist())
         for tensor in tensors
@@ -78,12 +78,12 @@ def bits(tensors: Sequence[torch.Tensor]) -> list[bytes]:
 
 
 def values_of(model: torch.nn.Module) -> list[np.ndarray]:
-    """What a rank sends to the test of its parameters."""
+    """Returns the values of its parameters that a rank sends to the test."""
     return [parameter.detach().numpy() for parameter in model.parameters()]
 
 
 def assert_values(results: Sequence[Sequence[np.ndarray]], model: torch.nn.Module) -> None:
-    """That every rank has the model's parameters."""
+    """Asserts that every rank has the model's parameters."""
     for result in results:
         for found, expected in zip(result, model.parameters()):
             assert torch.equal(torch.from_numpy(found), expected)

@@ -54,7 +54,7 @@ def edit(parameters: list[torch.nn.Parameter], step: int) -> None:
 
 
 def give_gradients(parameters: list[torch.nn.Parameter], base: torch.Tensor, step: int) -> None:
-    """By backward(), so that they are views too; some are then changed without a trace."""
+    """Makes gradients by backward(), so that they are views too; changes some without a trace."""
     for parameter in parameters:
         values = base[step : step + parameter.numel()] * (1 + step % 5)
         parameter.grad = None
@@ -87,7 +87,7 @@ def train(connection, rank: int, endpoint: str, job: str | None, steps: int) -> 
 
 
 class Reference:
-    """Of a run that nobody disturbs: digests by step."""
+    """The digests, by step, of an undisturbed run."""
 
     def __init__(self, steps: int) -> None:
         self._of: dict[str, dict[int, str]] = {"attached": {}, "edited": {}, "stepped": {}}

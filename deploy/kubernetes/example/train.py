@@ -22,7 +22,7 @@ def make_model() -> torch.nn.Module:
 
 
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same for a step and a rank, whichever process asks."""
+    """Returns a batch that depends on the step and the rank alone, not on the process."""
     generator = torch.Generator().manual_seed(step * 1000 + rank)
     x = torch.randn(32, 16, generator=generator)
     return x, x.sum(dim=1, keepdim=True).sin()

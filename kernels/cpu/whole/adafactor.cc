@@ -47,7 +47,7 @@ inline uint64_t AdafactorWorkspaceElements(absl::Span<const int64_t> shape) {
                            : 0;
 }
 
-// There is nothing to average.
+// Keeps the state where there is nothing to average.
 inline void KeepState(const WholeView& view) {
   const OptimizerInfo& info = InfoOf(OptimizerKind::kAdafactor);
   for (int k = 0; k < kStateArraysMax; ++k) {

@@ -11,8 +11,8 @@
 
 namespace optstate::session {
 
-// What decides whether a rank may attach: of the job, and of the rank when the
-// world has it.
+// Facts that decide whether a rank may attach: about the job, and about the
+// rank when the world has it.
 struct AttachFacts {
   absl::string_view job;
   uint32_t world_size = 0;

@@ -90,7 +90,7 @@ TEST_F(AttachRulesTest, ARankIsAttachedOnce) {
   ExpectRefused(absl::StatusCode::kAlreadyExists, "by process 77");
 }
 
-// Whether its process runs is asked of another session only.
+// The check whether the former process runs is for other sessions only.
 TEST_F(AttachRulesTest, AHeldPlaceIsOnlyTheLastInstances) {
   held_ = absl::AlreadyExistsError("is process 5");
   ExpectRefused(absl::StatusCode::kAlreadyExists, "is process 5");

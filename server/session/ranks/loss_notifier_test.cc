@@ -90,7 +90,7 @@ TEST_F(LossNotifierTest, OnlyTheNextCallOfAnAbortedRankAcknowledgesTheLoss) {
   EXPECT_FALSE(is_acknowledged());
   losses_.NoteAcknowledged(0);
   EXPECT_TRUE(is_acknowledged());
-  // Once: a later loss is another one.
+  // A rank is notified once of a loss; a later loss is another one.
   Lose(/*step=*/2);
   losses_.NoteAcknowledged(0);
   EXPECT_FALSE(is_acknowledged());
@@ -119,7 +119,7 @@ TEST_F(LossNotifierTest, ItGetsANoticeOfOneThatIsKnown) {
   EXPECT_TRUE(sums_.IsWaiting(0));
 }
 
-// Ranks have had answers since.
+// The ranks have had answers since the step of the loss.
 TEST_F(LossNotifierTest, NobodyIsAbortedForALossInAnEarlierStep) {
   AbortOnLoss();
   storage::StepRecord record = job_.record();

@@ -7,14 +7,13 @@
 
 namespace optstate::session {
 
-// What the other ranks know of a rank's loss; README.md says what leads from
-// one state to another.
+// The other ranks' knowledge of a rank's loss; README.md has the transitions.
 enum class LossState : uint8_t {
   kNone,         // the rank is not lost
   kNotNotified,  // no rank was aborted for the loss
   kNotified,     // this engine has aborted a waiting rank for it
-  // That rank has made another call. Also a loss for which none is aborted,
-  // because no step was open.
+  // The aborted rank has made another call; or no rank was aborted, because no
+  // step was open.
   kAcknowledged,
 };
 

@@ -17,9 +17,10 @@
 
 namespace optstate::session {
 
-// The ranks of a job: the state of each, and its session. What the next engine
-// has to know stands in the ranks' marks (storage/format/rank_mark.h): a rank
-// that has no session is awaited when its mark says that it was attached.
+// The ranks of a job: the state of each, and its session. The ranks'
+// marks (storage/format/rank_mark.h) tell the next engine what it has to know:
+// a rank that has no session is awaited when its mark says that it was
+// attached.
 //
 // Threads: not thread-safe; the job's lock guards it.
 class RankRoster {

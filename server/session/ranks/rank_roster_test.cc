@@ -170,7 +170,7 @@ TEST_F(RankRosterTest, AnAttachedRankIsNotLost) {
   EXPECT_EQ(job_.rank_mark(1).loss_unacknowledged, 0u);
 }
 
-// What this engine has notified means nothing to the next one.
+// Notifications of this engine mean nothing to the next one.
 TEST_F(RankRosterTest, ANewShapeKnowsTheMarksAlone) {
   ranks_.losses().Note(1, 3, /*in_open_step=*/true);
   ranks_.losses().NoteNotified(1);

@@ -29,7 +29,8 @@ struct RankSession {
   bool has_said_farewell = false;
   // The rank was aborted for another one's loss, and has made no call since.
   bool aborted_for_loss = false;
-  // Not OK: the answer to its next commit, end of a micro-step or load.
+  // The answer to the rank's next commit, end of a micro-step or load, unless
+  // it is OK.
   absl::Status disagreement;
 };
 

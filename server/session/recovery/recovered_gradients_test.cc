@@ -116,7 +116,7 @@ TEST_F(RecoveredGradientsTest, ARankBringsItsOwn) {
   EXPECT_EQ(ranks_.gradient_area(0), spec.gradient_area);
 }
 
-// So that they outlive its session.
+// The gradients of a rank that owns their memory outlive its session thereby.
 TEST_F(RecoveredGradientsTest, MemoryThatARankOwnsIsMappedAnew) {
   const KeptGradients owned = KeptOf(0, kInstance, 64, 8);
   AttachSpec spec = AttachSpecOf(0);
@@ -126,7 +126,7 @@ TEST_F(RecoveredGradientsTest, MemoryThatARankOwnsIsMappedAnew) {
   gradients_.AdoptGradients(spec);
   EXPECT_NE(ranks_.gradient_area(0), spec.gradient_area);
   EXPECT_EQ(GradientOf(0), 8);
-  // What was found stays.
+  // The area that was found stays.
   const std::byte* const found = ranks_.gradient_area(0);
   spec.gradient_segment = -1;
   gradients_.AdoptGradients(spec);

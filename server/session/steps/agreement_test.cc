@@ -62,7 +62,7 @@ TEST_F(AgreementTest, ACommitBesideALoadEndsBoth) {
   ExpectTold(AnswerTo(0, 5), "rank 1 has committed step 1");
   EXPECT_FALSE(load_.round.active());
   EXPECT_FALSE(step_.open_step.opened_by(1));
-  // Rank 2 hears of it in the call in which it would wait, once.
+  // Rank 2 is notified in the call in which it would wait, once.
   EXPECT_EQ(listeners_[2]->answer_count(), 0u);
   ExpectTold(AgreeToCommit(2), "rank 1 has committed step 1");
   EXPECT_FALSE(step_.open_step.any());

@@ -11,9 +11,9 @@ namespace optstate::session {
 // Guesses what the next commit asks for, and whether its step is plain: neither
 // skipped nor clipped. The guess is that the next step is as the last kSteps
 // were, when these were all plain and their commits equal. It takes as many
-// because a wrong guess costs several times what a right one saves. So of a job
-// whose hyperparameters change with each step, or which is clipped now and
-// then, nothing is foreseen.
+// because a wrong guess costs several times what a right one saves. So nothing
+// is foreseen for a job whose hyperparameters change with each step, or which
+// is clipped now and then.
 //
 // Threads: not thread-safe. Allocates in Reset alone.
 class ForeseenCommit {
@@ -24,15 +24,14 @@ class ForeseenCommit {
   void Reset(size_t group_count);
   // Takes the content of a commit whose step was decided.
   void Note(const CommitSpec& spec, bool is_plain);
-  // Notes that what was begun of a step had to be taken back although its
+  // Notes that what was begun of a step had to be rolled back although its
   // commit was as foreseen: nothing is foreseen in the next kSteps steps.
   void NoteTakenBack();
   // Returns null while nothing is foreseen. The commit has no step.
   const CommitSpec* spec() const {
     return equal_steps_ >= kSteps ? &last_ : nullptr;
   }
-  // Says whether the next step is expected to be plain; of the first ones, of
-  // which nothing is known, it is.
+  // Says whether the next step is expected to be plain; the first steps are.
   bool is_plain() const { return plain_steps_ >= kSteps; }
 
  private:

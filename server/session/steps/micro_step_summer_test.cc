@@ -75,7 +75,7 @@ TEST_F(MicroStepSummerTest, AnErrorMarksNoEnd) {
   sums_.AnswerEnding(0, absl::OkStatus());  // there is none any more
 }
 
-// What one rank has pushed is in no sum: the others go on.
+// A rank's pushes that are in no sum are dropped alone: the others go on.
 TEST_F(MicroStepSummerTest, ADropWithoutSumsIsTheRanksOwn) {
   ASSERT_TRUE(PushTogether(0, 0, 2).ok());
   ASSERT_TRUE(PushTogether(1, 0, 2).ok());

@@ -34,7 +34,7 @@ namespace optstate::session {
 class MicroSteps {
  public:
   static constexpr int64_t kNone = -1;
-  // past() of a rank that pushes no more.
+  // The value of past() for a rank that pushes no more.
   static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
   // Forgets everything and takes the sizes of a job; `layout` must live until

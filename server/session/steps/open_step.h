@@ -50,7 +50,7 @@ class OpenStep {
   // job does not accumulate.
   struct Push {
     size_t first_piece = 0;
-    // Valid until the next PlanPush.
+    // The actions of the push; valid until the next PlanPush.
     absl::Span<const scheduler::StageAction> actions;
   };
   absl::Status PlanPush(uint32_t rank, uint32_t micro_step,

@@ -46,7 +46,7 @@ void Speculator::FindReady() {
   for (uint32_t p = 0; p < progress_.size(); ++p) NoteIfReady(p);
 }
 
-// Of what was pushed before something was rolled back, FindReady() knows.
+// Notes nothing after a rollback: FindReady() then finds all that was pushed.
 void Speculator::NotePushed(uint32_t rank, uint32_t first, uint32_t end) {
   if (!job_.speculates() || must_find_ready_) return;
   const RankPartition& partition = job_.shape->partitions[rank];
@@ -218,7 +218,7 @@ absl::Status Speculator::RollBackSpeculation() {
   const uint64_t step = job_.record().committed_step + 1;
   ++steps_rolled_back_;
   const absl::Status restored =
-      job_.MakePass([&] { return job_.scheduler->TakeBackSpeculation(step); });
+      job_.MakePass([&] { return job_.scheduler->RollBackSpeculation(step); });
   return restored.ok() ? restored : Fail(restored);
 }
 

@@ -19,10 +19,10 @@ namespace optstate::session {
 // another one: as if nothing were to be skipped or clipped, and only parameters
 // of which all gradients are there, when all ranks are in the step.
 //
-// A rank that has committed said with what the step is taken; before the first
-// commit it is guessed (ForeseenCommit). What was begun with another commit
-// than the step's is rolled back before the step is taken, so a wrong guess
-// costs time alone.
+// The first commit of a rank says how the step is taken; before it, that is
+// guessed (ForeseenCommit). Updates that were begun with another commit than
+// the step's are rolled back before the step is taken, so a wrong guess costs
+// time alone.
 //
 // An error of the store or the executor fails the job, and is the answer to all
 // ranks that wait in the step.
@@ -57,11 +57,11 @@ class Speculator {
 
   // Called after the rank has pushed parameters [first, end).
   void NotePushed(uint32_t rank, uint32_t first, uint32_t end);
-  // Called before the rank pushes parameters [first, end): one that was updated
-  // with its gradients of before is taken back.
+  // Called before the rank pushes parameters [first, end). Rolls back when one
+  // of them was updated with its former gradients.
   absl::Status PrepareForPush(uint32_t rank, uint32_t first, uint32_t end);
-  // Called before a step is taken that was decided so: takes back what was
-  // begun otherwise.
+  // Called before the decided step is taken. Rolls back updates that were begun
+  // otherwise.
   absl::Status PrepareForDecision(const StepDecision& decision,
                                   const CommitSpec& spec);
 
@@ -77,7 +77,7 @@ class Speculator {
   void Describe(v1::Job* job) const;
 
  private:
-  // What was done with a parameter of the open step.
+  // The progress of a parameter in the open step.
   enum class Progress : uint8_t { kAwaited, kReady, kBegun };
 
   void ForgetProgress();
@@ -95,14 +95,14 @@ class Speculator {
   StepState& step_;
   StepDecider& decider_;
   ForeseenCommit foreseen_;
-  // Whether what was begun of the open step was begun as foreseen_ says.
+  // True when the updates begun in the open step follow foreseen_.
   bool is_guess_ = false;
   std::vector<Progress> progress_;  // by parameter
   // Parameters that were pushed as a whole, in that order. Some may have been
   // begun by a commit since.
   std::vector<uint32_t> ready_;
   uint64_t ready_elements_ = 0;
-  // Whether all parameters are to be looked at, and not only what is pushed.
+  // True when FindReady() has to look at all parameters, pushed before or not.
   bool must_find_ready_ = true;
   uint64_t batch_elements_min_ = 0;
   std::vector<uint8_t> batch_;  // by parameter; zeros between calls

@@ -113,7 +113,7 @@ TEST_F(SpeculatorTest, ACommitThatSaysOtherwiseTakesAGuessBack) {
   CommitFirst(changed_);
   // The part of rank 0 is begun anew, as it has said.
   EXPECT_THAT(FirstElements(), ElementsAre(FloatEq(-0.5F), 0));
-  // It is no guess any more.
+  // The begun part is no guess any more.
   ASSERT_TRUE(Prepare(PlainDecision(), changed_).ok());
   EXPECT_THAT(FirstElements(), ElementsAre(FloatEq(-0.5F), 0));
 }
@@ -123,8 +123,8 @@ TEST_F(SpeculatorTest, ACommitThatSaysTheSameLeavesIt) {
   const std::vector<float> begun = FirstElements();
   CommitFirst(groups_);
   EXPECT_EQ(FirstElements(), begun);
-  // It is a guess still: the other rank may disagree, and the step be taken
-  // again with another commit.
+  // The begun part is a guess still: the other rank may disagree, and the step
+  // be taken again with another commit.
   ASSERT_TRUE(Prepare(PlainDecision(), changed_).ok());
   EXPECT_THAT(FirstElements(), ElementsAre(0, 0));
 }

@@ -1,5 +1,5 @@
-// What fails inside a speculation fails the job, and leaves no rank waiting.
-// Neither can happen to records in memory that the CPU updates.
+// Tests failures inside a speculation: they fail the job, and leave no rank
+// waiting. Records in memory that the CPU updates cannot fail so.
 
 #include "server/session/steps/speculator.h"
 
@@ -12,7 +12,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/scheduler/fake_update_executor.h"
+#include "server/scheduler/executors/fake_update_executor.h"
 #include "server/session/job_lock.h"
 #include "server/session/testing/room_fixture.h"
 
@@ -132,7 +132,8 @@ TEST_F(SpeculatorTest, ARankThatWaitsIsAnsweredWhenItsStepCannotBeBegun) {
   EXPECT_THAT(listeners_[1].requests_, ElementsAre());
 }
 
-// Also one that waits for the end of a micro-step; and only once.
+// The ranks that wait for a commit or for the end of a micro-step are answered,
+// and only once.
 TEST_F(SpeculatorTest, RanksThatWaitAreAnsweredWhenItCannotBeRolledBack) {
   LostStore store(job_.store.get());
   MakeScheduler(&store, nullptr);
@@ -152,8 +153,8 @@ TEST_F(SpeculatorTest, RanksThatWaitAreAnsweredWhenItCannotBeRolledBack) {
   MakeScheduler(job_.store.get(), nullptr);  // the former one's store ends
 }
 
-// What it was begun with is what it is finished with, and runs in flight are
-// the update's.
+// A decided step is finished with the commit that it was begun with, and runs
+// in flight are the update's.
 TEST_F(SpeculatorTest, ADecidedStepIsNotRolledBack) {
   MarkSpeculated();
   storage::ControlFile& control = *job_.tier->control();

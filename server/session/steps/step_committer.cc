@@ -54,7 +54,7 @@ void StepCommitter::MarkStep(const storage::StepRecord& next,
                              absl::Span<const uint8_t> updated) {
   storage::StepIntentHeader header = {};
   header.record = next;
-  // Known when the step is recorded.
+  // The time is known when the step is recorded.
   header.record.committed_at_ns = 0;
   header.record.crc32c = 0;
   header.gradient_limit = gradient_limit;

@@ -89,7 +89,8 @@ TEST_F(StepCommitterTest, ASkippedStepIsOnlyRecorded) {
   EXPECT_EQ(committer_.skipped_steps(), 1u);
 }
 
-// What the next engine needs to finish it as it was decided.
+// A failed step keeps its intent, which the next engine needs to finish it as
+// it was decided.
 TEST_F(StepCommitterTest, AStepThatFailsStaysMarkedAndFailsTheJob) {
   const StepDecision decision = Decide();
   executor_.FailAfter(1, absl::ResourceExhaustedError("no device"));
@@ -108,7 +109,7 @@ TEST_F(StepCommitterTest, AStepThatFailsStaysMarkedAndFailsTheJob) {
   EXPECT_EQ(intent.header.record.committed_at_ns, 0);
   EXPECT_THAT(intent.updated, ElementsAre(1, 1));
   EXPECT_THAT(intent.pushed_by, IsEmpty());
-  // The same call does the rest, once.
+  // Another call of ApplyStep() does the rest, once.
   const std::vector<float> before = FirstElements();
   scheduler::StepScheduler::Update update;
   update.step = 1;

@@ -25,8 +25,8 @@
 
 namespace optstate::session {
 
-// Where a test's job is: a scratch directory, which is removed at the end, and
-// a clock that stands still unless the test moves it.
+// The surroundings of a test's job: a scratch directory, which is removed at
+// the end, and a clock that stops unless the test moves it.
 class RoomGround {
  protected:
   RoomGround() {

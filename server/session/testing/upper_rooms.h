@@ -7,7 +7,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
-#include "server/scheduler/fake_update_executor.h"
+#include "server/scheduler/executors/fake_update_executor.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/scheduler/worker_undo.h"
 #include "server/session/drain_gate.h"
@@ -63,8 +63,8 @@ class UpperRooms : public StepRooms {
   JobRecovery recovery_;
 };
 
-// As AttachedRoomTest says, with an executor that fails when the test wants it.
-// Rooms that wait need the job's lock, which the fixture holds.
+// An AttachedRoomTest with an executor that fails when the test wants it. Rooms
+// that wait need the job's lock, which the fixture holds.
 class UpperRoomFixture : public AttachedRoomTest<UpperRooms> {
  protected:
   explicit UpperRoomFixture(const RegisterSpec& spec = TwoRankSpec())

@@ -57,7 +57,8 @@ class LoadRound {
   // Ends the round before all have finished. Ranks that had begun and wait for
   // no answer are notified in their next call.
   void Drop(const absl::Status& why);
-  // Not OK: the rank's load was dropped, and it has not begun another one.
+  // Returns an error while the rank's load was dropped, and it has not begun
+  // another one.
   const absl::Status& dropped(uint32_t rank) const {
     return ranks_[rank].dropped;
   }

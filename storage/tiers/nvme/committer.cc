@@ -9,15 +9,6 @@
 
 namespace optstate::nvme {
 
-namespace {
-
-// The first commit is written to both regions before it counts as durable. So a
-// damaged region beside an unwritten one can only be a first commit that was
-// interrupted, and never one that somebody was told of.
-constexpr uint64_t kFirstGeneration = 1;
-
-}  // namespace
-
 Committer::Committer(StoreContext* context, StoreMonitor* monitor,
                      RecordCache* cache, ReadQueue* queue)
     : context_(*context),
@@ -183,13 +174,14 @@ void Committer::Complete(const io::IoRequest& request) {
       if (--syncs_left_ > 0) break;
       context_.table.SetSyncing(false);
       NameSlots();
+      copies_left_ = kCommitCopies;
       WriteCommit();
       break;
     case Phase::kWriting:
       SyncLog();
       break;
     case Phase::kSyncingLog:
-      if (commit_.generation == kFirstGeneration) {
+      if (--copies_left_ > 0) {
         WriteCommit();
       } else {
         EndCommit();

@@ -21,8 +21,9 @@ namespace optstate::nvme {
 // 1. flushing: Swapper writes the records that are newer in their frames;
 // 2. syncing: the files of records are synced, the directories side by side;
 // 3. writing: the log gets a commit that names the slots now synced;
-// 4. syncing the log: the commit is durable after that. The first commit of a
-//    job is written and synced twice, to both regions of the log.
+// 4. syncing the log.
+// The last two are done twice, for both regions of the log, and the commit is
+// durable after that (see DurableLog).
 //
 // Invariants: a slot that the last durable commit names is never written; while
 // a commit is made, only what belongs to it is written. A store that has failed
@@ -33,7 +34,7 @@ namespace optstate::nvme {
 // store's lock; it is held for all else.
 class Committer {
  public:
-  // All outlive this.
+  // The arguments must outlive this object.
   Committer(StoreContext* context, StoreMonitor* monitor, RecordCache* cache,
             ReadQueue* queue);
   // Takes over the last commit of the job in the log, if there is one.
@@ -84,9 +85,10 @@ class Committer {
   std::string durable_job_ ABSL_GUARDED_BY(monitor_.mu);
   Phase phase_ ABSL_GUARDED_BY(monitor_.mu) = Phase::kNone;
   DurableCommit commit_ ABSL_GUARDED_BY(monitor_.mu);
+  uint32_t copies_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;  // to be written
   uint64_t flushes_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;
   size_t syncs_left_ ABSL_GUARDED_BY(monitor_.mu) = 0;
-  // By directory.
+  // The syncs of the records, by directory.
   std::vector<io::IoRequest> syncs_ ABSL_GUARDED_BY(monitor_.mu);
   io::IoRequest sync_of_log_ ABSL_GUARDED_BY(monitor_.mu);
 };

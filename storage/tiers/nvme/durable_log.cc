@@ -203,6 +203,12 @@ absl::Status DurableLog::WriteSuperblock() {
 
 absl::Status DurableLog::Settle() {
   if (last_.generation == 0) return absl::OkStatus();
+  OPTSTATE_RETURN_IF_ERROR(WriteLast());
+  ++last_.generation;
+  return WriteLast();
+}
+
+absl::Status DurableLog::WriteLast() {
   OPTSTATE_ASSIGN_OR_RETURN(const io::IoRequest* const request, Prepare(last_));
   OPTSTATE_RETURN_IF_ERROR(Run(io::IoRequest::Kind::kWrite,
                                request->offset_bytes, request->buffer.size()));

@@ -23,19 +23,24 @@ struct DurableCommit {
   uint64_t incarnation = 0;  // of the job
   uint32_t slots = 2;
   uint32_t paths = 1;
-  // Of the directories, see SplitRecords(); none: equal parts.
+  // Weights of the directories, see SplitRecords(); none: equal parts.
   std::vector<uint32_t> weights;
-  // By record: bit 0 is the slot, bit 1 says whether the slot has the record
-  // (else the record is all zeros).
+  // A byte by record: bit 0 is the slot, bit 1 says whether the slot has the
+  // record (else the record is all zeros).
   std::vector<uint8_t> places;
   std::vector<uint32_t> checksums;  // those of the slots that are named
   std::string job;  // what the session keeps: description, counts, record
 };
 
+// A commit is written so often, each time as the next generation.
+inline constexpr uint32_t kCommitCopies = 2;
+
 // The file `commits` of a job, in the first of its directories on disk: a
-// sector that says how large a region is, and two regions, which take turns, so
-// that a commit which a power cut interrupts leaves the one before it whole.
-// Bytes: FORMAT.md.
+// sector that says how large a region is, and two regions, which take turns. A
+// commit is written to one, synced, and then to the other. So a power cut
+// leaves at least one region whole; and once the commit is durable both have
+// it, so that the one whose disk damages a region does not go back to the
+// commit before without a word. Bytes: FORMAT.md.
 //
 // Threads: as its engine.
 class DurableLog {
@@ -66,14 +71,14 @@ class DurableLog {
   // disk does not read is no such case: Open() fails, for it may be the newest.
   const absl::Status& damage() const { return damage_; }
   // Says whether the damage is that of a first commit which was not written to
-  // its end: the other region was never written, and Committer writes the first
-  // commit to both before it is durable.
+  // its end: the other region was never written, so it was not durable yet.
   bool is_first_torn() const { return is_first_torn_; }
   io::FileId file() const { return file_; }
 
   // Makes sure that last() is durable. What Open() read may be in a cache only:
   // the engine before may have died before its sync, or the sync failed. So the
-  // region is written again, with the same bytes, and synced.
+  // region is written again, with the same bytes, and synced; then the other
+  // one gets the commit too.
   absl::Status Settle();
 
   // Lays the commit out for writing to the region whose turn it is, and returns
@@ -87,6 +92,7 @@ class DurableLog {
   // Runs one request on the file to its end; a read that fails is tried again.
   absl::Status Run(io::IoRequest::Kind kind, uint64_t offset_bytes,
                    uint64_t bytes);
+  absl::Status WriteLast();
   absl::Status WriteSuperblock();
   absl::Status ReadSuperblock();
   uint64_t RegionAt(uint64_t generation) const {

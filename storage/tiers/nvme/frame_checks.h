@@ -23,7 +23,7 @@ namespace optstate::nvme {
 // Threads: the store's lock is held; Check() and Sum() release it meanwhile.
 class FrameChecks {
  public:
-  // All outlive this.
+  // The arguments must outlive this object.
   FrameChecks(const StoreContext* context, StoreMonitor* monitor,
               RecordCache* cache);
 

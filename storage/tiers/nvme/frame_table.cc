@@ -156,7 +156,7 @@ absl::Status FrameTable::Check(const Shape& shape) const {
   if (header.version != version) {
     return differs("version", header.version, version);
   }
-  // What lies behind checksums is only looked for where it can be.
+  // Weights, which follow the checksums, are only looked for where they can be.
   const bool has_places =
       WeightsOffset(header) <= bytes_.size() &&
       header.paths <=

@@ -12,7 +12,7 @@
 
 namespace optstate::nvme {
 
-// Where one record is.
+// The place of one record.
 struct RecordPlace {
   static constexpr uint32_t kNoFrame = UINT32_MAX;
 
@@ -28,11 +28,12 @@ struct RecordPlace {
 // the frames: which record is in which frame and slot, and the checksums of
 // both slots. Byte by byte: FORMAT.md.
 //
-// It outlives the engine. A record's place is one 8-byte store, so whoever
-// opens the table after the engine's death finds each record in exactly one
-// place. A frame that a place names is whole: it is named after it was read and
-// checked, and given up before it is used for another record. Each place has
-// check bits, so that a damaged one is noticed when the table is opened.
+// It outlives the engine. A record's place is one 8-byte store, so the
+// engine that opens the table after another's death finds each record in
+// exactly one place. A frame that a place names is whole: it is named after it
+// was read and checked, and given up before it is used for another record. Each
+// place has check bits, so that a damaged one is noticed when the table is
+// opened.
 //
 // Threads: places may be read and set by one thread each at a time.
 class FrameTable {
@@ -47,7 +48,7 @@ class FrameTable {
     uint64_t frame_bytes = 0;
     uint32_t slots = 1;
     uint32_t paths = 1;  // directories over which records are spread
-    // Of these directories, in their smallest form; none: equal parts.
+    // Weights of these directories, in their smallest form; none: equal parts.
     std::vector<uint32_t> weights = {};
   };
 

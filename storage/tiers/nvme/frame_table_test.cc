@@ -1,4 +1,4 @@
-// What the death of a process at any store leaves of a frame table.
+// Tests a frame table after the death of a process at any store.
 
 #include "storage/tiers/nvme/frame_table.h"
 

@@ -24,7 +24,7 @@ namespace optstate::nvme {
 // does not hold its lock. The thread holds it, but while it polls or sums.
 class IoThread {
  public:
-  // All outlive this.
+  // The arguments must outlive this object.
   IoThread(const StoreContext* context, StoreMonitor* monitor,
            RecordCache* cache, Swapper* swapper, Committer* committer,
            Verifier* verifier)

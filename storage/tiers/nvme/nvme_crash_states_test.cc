@@ -1,5 +1,5 @@
-// What a power cut, or the engine's death, leaves of a job at every write and
-// sync of a run.
+// Tests a job after a power cut, or the engine's death, at every write and sync
+// of a run.
 //
 // At each event of the simulated disk, power cuts are taken: all states that
 // the unsynced sectors of 512 bytes may be in where these are few, else some at
@@ -162,8 +162,9 @@ class NvmeCrashStatesTest : public testing::Test {
       io::SimulatedFault fault;
       fault.kind = io::IoRequest::Kind::kSync;
       fault.path = kFiles[layouts_.Uniform(0, 2)];
-      // Opening syncs the commits once.
-      fault.skip = fault.path == kFiles[2] ? 1 : 0;
+      // Opening syncs both copies of a commit; the next commit syncs two.
+      fault.skip =
+          fault.path == kFiles[2] ? kCommitCopies + layouts_.Uniform(0, 1) : 0;
       disk_->AddFault(fault);
     }
     ASSERT_EQ(job_->Open(), absl::OkStatus());

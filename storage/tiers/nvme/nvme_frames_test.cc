@@ -91,7 +91,8 @@ TEST_F(NvmeFramesTest, AMemoryThatCannotBeResizedStaysInUse) {
   EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
 }
 
-// What could not be written is still in its frame, and the memory as it was.
+// A record that could not be written is still in its frame, and the memory is
+// as it was.
 TEST_F(NvmeFramesTest, ADiskThatDoesNotTakeRecordsEndsTheChange) {
   io::SimulatedFault fault;
   fault.kind = io::IoRequest::Kind::kWrite;

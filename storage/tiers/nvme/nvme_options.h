@@ -13,7 +13,7 @@
 
 namespace optstate::nvme {
 
-// NvmeStore::Options.
+// The options of a store: NvmeStore::Options.
 struct NvmeOptions {
   std::unique_ptr<io::IoEngine> engine;
   // The job's own directories, at least one; they exist.
@@ -23,8 +23,8 @@ struct NvmeOptions {
   absl::Span<std::byte> frames;
   absl::Span<std::byte> table;
   uint64_t incarnation = 0;
-  // Weights of the directories, see record_split.h. Of a job that exists:
-  // those that it was made with, or none; any other are refused
+  // Weights of the directories, see record_split.h. For a job that exists they
+  // are those that it was made with, or none; any other are refused
   // (FAILED_PRECONDITION).
   std::vector<uint32_t> weights = {};
   bool is_durable = false;  // commits can be requested
@@ -34,7 +34,7 @@ struct NvmeOptions {
   const DurableCommit* restored = nullptr;
 };
 
-// NvmeStore::SizeOptions.
+// The options that decide about sizes: NvmeStore::SizeOptions.
 struct NvmeSizeOptions {
   bool is_durable = false;
   uint32_t directories = 1;

@@ -1,4 +1,4 @@
-// What the frame table of a store in use says, at each point where the order of
+// Tests the frame table of a store in use at each point where the order of
 // stores counts.
 
 #include <atomic>
@@ -32,7 +32,7 @@ std::atomic<uint64_t>
     points[static_cast<size_t>(storage::PersistPoint::kCount)];
 std::atomic<uint64_t> frames_compared, frames_differ;
 
-// A frame that a place names, and that nobody has changed since, has what the
+// A frame that a place names, and that was not changed since, has what the
 // slot has.
 void LookAtPlaces(storage::PersistPoint point) {
   ++points[static_cast<size_t>(point)];

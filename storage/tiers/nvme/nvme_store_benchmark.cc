@@ -56,7 +56,7 @@ Layout MakeLayout(uint64_t records) {
   return *std::move(layout);
 }
 
-// What an update costs at least: each byte is read and written.
+// Does the least that an update does: reads and writes each byte.
 void Touch(const storage::RecordView& record) {
   for (int part = 0; part < storage::kRecordPartCount; ++part) {
     const absl::Span<std::byte> bytes = record.part(part);

@@ -1,5 +1,5 @@
-// Damaged files, failing disks: every error is typed and says where, nobody
-// waits for ever, and what was durable stands.
+// Tests damaged files and failing disks: every error is typed and says where,
+// no thread waits for ever, and the last durable step stands.
 
 #include <array>
 #include <atomic>
@@ -154,7 +154,7 @@ TEST_F(NvmeStoreFaultsTest, ADamagedRecordIsNamedAndOthersGoOn) {
     const uint64_t at = begin + layouts_.Uniform(0, kStateBytes - 1);
     const auto mask = static_cast<std::byte>(1 << layouts_.Uniform(0, 7));
     job_->Close();
-    // What is in a frame is not read.
+    // Records in frames are not read.
     const FrameTable table(job_->table().span());
     if (table.place(static_cast<uint32_t>(record)).frame !=
         RecordPlace::kNoFrame) {
@@ -181,14 +181,14 @@ TEST_F(NvmeStoreFaultsTest, ADamagedRecordIsNamedAndOthersGoOn) {
   }
 }
 
-// The frame of a damaged record is for whoever waits for one.
+// The frame of a damaged record goes to a thread that waits for one.
 TEST_F(NvmeStoreFaultsTest, ADamagedRecordKeepsNobodyWaiting) {
   Start(/*is_durable=*/false);
   for (size_t i : {1, 3, 5}) ASSERT_EQ(job_->Compare(i), absl::OkStatus());
   job_->Close();
   disk_->Flip(kRecords, 0, std::byte{1});
   ASSERT_EQ(job_->Open(), absl::OkStatus());
-  // Of three frames one is left.
+  // One of three frames is left.
   const auto first = job_->store().PinSubGroup(3, Access::kRead);
   const auto second = job_->store().PinSubGroup(5, Access::kRead);
   ASSERT_TRUE(first.ok() && second.ok());
@@ -232,16 +232,16 @@ TEST_F(NvmeStoreFaultsTest, EachDamagedByteOfTheFirstSectorIsNoticed) {
 TEST_F(NvmeStoreFaultsTest, EachDamagedByteOfACommitIsNoticed) {
   Start(/*is_durable=*/true);
   job_->Close();
-  // Generation 2 is in region 0, 1 in region 1.
+  // Each region has the last commit.
   const uint64_t region_bytes =
       (job_->sizes().disk - 2 * kRecordCount * kSlotBytes - 3 * kSector) / 2;
   const std::array<uint64_t, 2> regions = {kSector, kSector + region_bytes};
   for (uint64_t at = 0; at < 88 + kRecordCount + 4 * 2 * kRecordCount; ++at) {
     const auto mask = static_cast<std::byte>(1 << layouts_.Uniform(0, 7));
     disk_->Flip(kCommits, regions[0] + at, mask);
-    const absl::StatusOr<DurableCommit> former = ReadCommit();
-    ASSERT_TRUE(former.ok()) << at << ": " << former.status();
-    EXPECT_EQ(former->step, 1u) << at;
+    const absl::StatusOr<DurableCommit> copy = ReadCommit();
+    ASSERT_TRUE(copy.ok()) << at << ": " << copy.status();
+    EXPECT_EQ(copy->step, 2u) << at << ": a durable step is lost";
     disk_->Flip(kCommits, regions[1] + at, mask);
     EXPECT_FALSE(ReadCommit().ok()) << at;
     EXPECT_FALSE(absl::IsNotFound(ReadCommit().status())) << at;
@@ -367,7 +367,7 @@ TEST_F(NvmeStoreFaultsTest, AFailedReadIsTriedAgain) {
   EXPECT_EQ(job_->CompareAll(), absl::OkStatus());
 }
 
-// What is read ahead and fails must not fail a later pass, when the disk reads
+// A read ahead that fails must not fail a later pass, when the disk reads
 // again.
 TEST_F(NvmeStoreFaultsTest, AnErrorOfAFormerPassIsForgotten) {
   Start(/*is_durable=*/false);
@@ -421,8 +421,10 @@ TEST_F(NvmeStoreFaultsTest, AFailedCommitLeavesTheOneBefore) {
          {std::string("/disk2/records"), std::string(kCommits)}) {
       MakeDisk(UINT64_MAX);
       Start(/*is_durable=*/true);
-      // Opening writes and syncs the commits once.
-      ReopenWith({.kind = kind, .path = path, .skip = path == kCommits});
+      // Opening writes and syncs both copies of the last commit.
+      ReopenWith({.kind = kind,
+                  .path = path,
+                  .skip = path == kCommits ? kCommitCopies : 0});
       absl::Status status;
       for (size_t i = 0; i < kRecordCount && status.ok(); ++i) {
         status = job_->Write(i, &random_);
@@ -434,7 +436,7 @@ TEST_F(NvmeStoreFaultsTest, AFailedCommitLeavesTheOneBefore) {
       EXPECT_EQ(job_->store().durable_step(), 2u);
       job_->Close();
       disk_->ClearFaults();
-      // Whatever was not synced is lost.
+      // The crash loses all writes that were not synced.
       const auto cut = disk_->Crash([](const io::CrashSector&) { return 0; });
       job_->SetEngineMaker(
           [&cut] { return io::MakeSimulatedIoEngine(cut.get()); });
@@ -447,7 +449,7 @@ TEST_F(NvmeStoreFaultsTest, AFailedCommitLeavesTheOneBefore) {
 }
 
 // A record that is read while a commit wants it on disk is written when its
-// readers are done, and whoever wants to change it waits for that.
+// readers are done, and a writer waits for that.
 TEST_F(NvmeStoreFaultsTest, ACommitGoesOnBesideReaders) {
   Start(/*is_durable=*/true);
   ASSERT_EQ(job_->Write(5, &random_), absl::OkStatus());

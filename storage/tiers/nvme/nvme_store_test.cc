@@ -245,7 +245,7 @@ TEST_P(NvmeStoreTest, AJobWithoutRecordsIsDurable) {
   EXPECT_EQ(job.Restore(), absl::OkStatus());
 }
 
-// A pass that was begun, and of which nobody takes a record, must not keep
+// A pass that was begun, and of which no record is taken, must not keep
 // frames from those who want others.
 TEST_P(NvmeStoreTest, AnAbandonedPassKeepsNobodyWaiting) {
   for (int round = 0; round < 10; ++round) {

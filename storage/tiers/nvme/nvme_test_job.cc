@@ -11,7 +11,7 @@
 namespace optstate::nvme {
 namespace {
 
-// Enough for a commit to fill several sectors.
+// A size with which a commit fills several sectors.
 constexpr uint64_t kJobBytes = 2000;
 
 std::string JobText(uint64_t step) {
@@ -130,7 +130,7 @@ absl::Status NvmeTestJob::ChangeFrames(
         const auto kept = frames_.span().first(
             std::min(frames_.span().size(), next.span().size()));
         std::copy(kept.begin(), kept.end(), next.span().begin());
-        // Nobody may use what was.
+        // Makes a use of the former memory show.
         std::fill(frames_.span().begin(), frames_.span().end(),
                   std::byte{0xA5});
         frames_ = std::move(next);

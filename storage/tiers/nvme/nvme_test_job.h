@@ -22,7 +22,8 @@
 
 namespace optstate::nvme {
 
-// What a job's records are to hold, byte by byte: its arrays, whole in memory.
+// The expected content of a job's records, byte by byte: its arrays, whole in
+// memory.
 class NvmeTestModel {
  public:
   NvmeTestModel(const Layout* layout, uint64_t sub_group_elements);

@@ -169,8 +169,7 @@ TEST_F(NvmeVerifyTest, EachDamagedRegionIsFoundAndNamed) {
   EXPECT_EQ(job_->store().Verify(&GoOn)->progress.damaged, 0u);
 }
 
-// Of a durable job the slots that the last commit does not name may be of
-// anything.
+// Slots of a durable job that the last commit does not name may hold anything.
 TEST_F(NvmeVerifyTest, OnlyWhatIsToSurviveIsVerified) {
   Start(/*is_durable=*/true);
   WriteAll();
@@ -179,7 +178,7 @@ TEST_F(NvmeVerifyTest, OnlyWhatIsToSurviveIsVerified) {
   EXPECT_EQ(job_->store().Verify(&GoOn)->progress.damaged, 0u);
 }
 
-// Of a job that is not durable, a slot counts until its record is changed.
+// A slot of a job that is not durable counts until its record is changed.
 TEST_F(NvmeVerifyTest, WhatIsNewerInMemoryIsPassedOver) {
   Start(/*is_durable=*/false);
   WriteAll();

@@ -118,7 +118,7 @@ TEST_F(NvmeWeightsTest, AJobKeepsTheWeightsThatItWasMadeWith) {
   for (const Weights& weights : {Weights{}, Weights{3, 1}, Weights{9, 3}}) {
     job->Close();
     job->SetWeights(weights);
-    // With memory, and without.
+    // The job opens with its memory, and without.
     ASSERT_EQ(job->Open(), absl::OkStatus());
     EXPECT_EQ(job->CompareAll(), absl::OkStatus());
     job->Close();
@@ -177,7 +177,7 @@ TEST_F(NvmeWeightsTest, DamagedWeightsAreNoticed) {
   }
   ASSERT_EQ(job->Open(), absl::OkStatus());
   job->Close();
-  // Generation 1 is in region 1: the weights follow the job's text, which ends
+  // Both regions have the commit: the weights follow the job's text, which ends
   // with the step.
   const uint64_t region = (job->sizes().disk - 2 * kRecordCount * kSlotBytes -
                            3 * io::kSectorBytes) /
@@ -191,9 +191,15 @@ TEST_F(NvmeWeightsTest, DamagedWeightsAreNoticed) {
   std::memcpy(&first, &bytes[weights], sizeof(first));
   EXPECT_EQ(first, 3u);
   for (uint64_t at = weights; at < weights + 8; ++at) {
-    disk_.Flip("/disk/commits", io::kSectorBytes + region + at, std::byte{2});
+    const auto flip = [&] {
+      for (const uint64_t begin :
+           {io::kSectorBytes, io::kSectorBytes + region}) {
+        disk_.Flip("/disk/commits", begin + at, std::byte{2});
+      }
+    };
+    flip();
     EXPECT_FALSE(job->Restore().ok());
-    disk_.Flip("/disk/commits", io::kSectorBytes + region + at, std::byte{2});
+    flip();
   }
   ASSERT_EQ(job->Restore(), absl::OkStatus());
   EXPECT_EQ(job->CompareAll(), absl::OkStatus());
@@ -236,9 +242,9 @@ TEST_F(NvmeWeightsTest, CountersAreByDirectoryAndByPass) {
             end.bytes_read);
   EXPECT_EQ(directories[1].writes, 4 * 3u);
   EXPECT_EQ(directories[1].bytes_written, 4 * 3 * kSlotBytes);
-  // Four commits, and four syncs of their file.
-  EXPECT_EQ(directories[0].writes, 4 * (9 + 1u));
-  EXPECT_EQ(directories[0].syncs, 8u);
+  // Four commits in two copies, and a sync of their file after each.
+  EXPECT_EQ(directories[0].writes, 4 * (9 + 2u));
+  EXPECT_EQ(directories[0].syncs, 4 * (1 + 2u));
   EXPECT_EQ(directories[1].syncs, 4u);
   for (const storage::DirectoryCounters& directory : directories) {
     EXPECT_EQ(directory.errors, 0u);

@@ -25,7 +25,7 @@ class RecordFiles {
     uint64_t offset_bytes = 0;
   };
 
-  // What the files are made for.
+  // The shape that the files are made for.
   struct Shape {
     absl::Span<const std::string> directories;
     absl::Span<const uint32_t> weights;  // none: equal parts

@@ -25,7 +25,7 @@ namespace optstate::nvme {
 // Immutable. Bytes: FORMAT.md.
 class RecordLayout {
  public:
-  // Both outlive this.
+  // The arguments must outlive this object.
   RecordLayout(const Layout* layout, const SubGroupTable* sub_groups);
 
   // Returns the size of a frame: that of the largest record, and never 0.

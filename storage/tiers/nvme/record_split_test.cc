@@ -33,7 +33,7 @@ TEST(RecordSplitTest, ASplitNeverChanges) {
             (Weights{0, 0, 1, 0, 2, 0, 0}));
 }
 
-// Of any number of records each directory has its share, give or take one or
+// Each directory has its share of any number of records, give or take one or
 // two.
 TEST(RecordSplitTest, EachDirectoryHasItsShareAtAnyTime) {
   std::mt19937_64 random(io::TestSeed());

@@ -21,12 +21,12 @@
 
 namespace optstate::nvme {
 
-// What the rooms of an NvmeStore work on: its engine, files and memory.
+// The engine, files and memory that the rooms of an NvmeStore share.
 //
 // StoreOpener sets weights, files and log; all is immutable after that, but for
 // the contents of the table and the log, and for the frames, which are changed
 // while the thread of I/O does not run. Places in the table are used with the
-// store's lock held; checksums of a slot by whoever reads or writes the record.
+// store's lock held; a slot's checksums by the thread that reads or writes it.
 struct StoreContext {
   // All but `options` outlive this.
   StoreContext(const Layout* layout, const SubGroupTable* sub_groups,

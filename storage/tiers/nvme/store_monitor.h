@@ -30,8 +30,8 @@ struct StoreMonitor {
       work.Signal();
     }
   }
-  // Ends the store: nothing is written after this. What is durable stands, and
-  // what was not written is in its frame.
+  // Ends the store: nothing is written after this. The last durable step
+  // stands, and records that were not written stay in their frames.
   void Fail(const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     if (failed.ok()) failed = why;
     changed.SignalAll();

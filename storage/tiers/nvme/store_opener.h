@@ -31,10 +31,10 @@ class StoreOpener {
   // Sets the context's weights, files, log and table. `restored` is null unless
   // the job goes on at a commit. Checks all before it touches any file.
   absl::Status Open(const DurableCommit* restored);
-  // Writes anew what may be in a cache only after a sync that failed, or whose
-  // end the engine before did not see: no later sync knows of it. What is in a
-  // frame is made dirty, so that the next commit flushes it; the rest is
-  // written now. The rooms have adopted what there is.
+  // Writes records anew that may be in a cache only after a sync that failed,
+  // or whose end the former engine did not see: no later sync knows of them.
+  // Records in frames are made dirty, so that the next commit flushes them; the
+  // others are written now. The rooms have adopted the table.
   absl::Status RewriteUnsynced(StoreMonitor* monitor,
                                const Committer& committer);
 

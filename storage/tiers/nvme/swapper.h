@@ -30,7 +30,7 @@ namespace optstate::nvme {
 // held. SumOneAndWrite() releases it meanwhile.
 class Swapper {
  public:
-  // All outlive this.
+  // The arguments must outlive this object.
   Swapper(const StoreContext* context, StoreMonitor* monitor,
           RecordCache* cache, ReadQueue* queue, FrameChecks* checks,
           Committer* committer, const Verifier* verifier);
@@ -66,7 +66,7 @@ class Swapper {
   // Goes on after the request of a frame.
   void Complete(uint32_t frame);
 
-  // Whether records are read with the parameters that they hold.
+  // Returns whether records are read with the parameters that they hold.
   bool reads_parameters() const;
   void set_reads_parameters(bool reads_parameters);
 

@@ -30,7 +30,7 @@ namespace optstate::nvme {
 // Threads: Verify() takes the store's lock; it is held for all else.
 class Verifier {
  public:
-  // All outlive this.
+  // The arguments must outlive this object.
   Verifier(const StoreContext* context, StoreMonitor* monitor,
            RecordCache* cache, const Committer* committer)
       : context_(*context),
@@ -47,7 +47,7 @@ class Verifier {
   void Start();
   // Says whether the request is the verifier's.
   bool Owns(const io::IoRequest* request) const;
-  // Goes on after its request.
+  // Goes on after the verifier's request.
   void Complete();
   // Says whether this slot is being read, so that it must not be written.
   bool IsReading(uint32_t record, uint32_t slot) const;

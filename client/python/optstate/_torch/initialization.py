@@ -11,7 +11,7 @@ _MODULE = "torch.distributed.checkpoint.state_dict"
 
 
 def is_initialization(param_groups: Sequence[dict[str, Any]]) -> bool:
-    """Whether step() is called by torch's get_optimizer_state_dict() or a similar function.
+    """Returns whether step() is called by torch's get_optimizer_state_dict() or a similar function.
 
     Such functions take a step with zero gradients and learning rates of 0, to see what entries
     the state has. A trainer's own step does not count, whatever its gradients and rates.

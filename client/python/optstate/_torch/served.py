@@ -270,7 +270,7 @@ class Served:
     # Methods for state.
 
     def has_state(self) -> bool:
-        """Whether a parameter was updated, or has loaded state."""
+        """Returns whether a parameter was updated, or has loaded state."""
         attachment = self.attached()
         return any(attachment.arrays.fetch_step_counts(range(attachment.parameters.count)))
 

@@ -86,7 +86,7 @@ class Settings:
                 raise ValueError(f"Invalid {name}: {value}")
 
     def makes_gradient_views(self, world_size: int) -> bool:
-        """Whether gradients are to become views as soon as backward() has made them.
+        """Returns whether gradients are to become views as soon as backward() has made them.
 
         Unless the user chooses: with several ranks, but not with one. A single rank was measured
         to lose time by views: the copy moves into backward(), when a large gradient has left the

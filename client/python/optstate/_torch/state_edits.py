@@ -55,7 +55,7 @@ class _Read:
 
 
 def _is_held(values: torch.Tensor) -> bool:
-    """Whether another tensor or a numpy array uses the same memory."""
+    """Returns whether another tensor or a numpy array uses the same memory."""
     count = getattr(torch._C, "_storage_Use_Count", None)
     # Two uses are this tensor and the storage object made for this call.
     return count is None or count(values.untyped_storage()._cdata) > 2
@@ -275,12 +275,12 @@ class StateEdits:
 
     @property
     def is_idle(self) -> bool:
-        """Whether optimizer.state was not accessed, and no tensor of it is in use."""
+        """Returns whether optimizer.state was not accessed, and no tensor of it is in use."""
         return not (self._written or self._read or self._stale)
 
     @property
     def has_writes(self) -> bool:
-        """Whether values were set; changes in place do not count."""
+        """Returns whether values were set; changes in place do not count."""
         return bool(self._written)
 
     def check_stale(self) -> None:

@@ -322,7 +322,7 @@ class StateTransfer:
         return found
 
     def _keeps_job(self, attachment: Attachment) -> bool:
-        """Whether resume= keeps the job from loading a checkpoint that is not its state.
+        """Returns whether resume= keeps the job from loading a checkpoint that is not its state.
         RuntimeError when resume= refuses the load."""
         served = self._served
         step = attachment.session.committed_step
@@ -414,7 +414,7 @@ def _is_present(
     tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
     entries: dict[int, StateEntry | None],
 ) -> bool:
-    """Whether the job has all of what is to be loaded."""
+    """Returns whether the job has all of what is to be loaded."""
     if attachment.broken_load is not None:
         # The parameters may be those that were to be loaded; masters round to the job's instead.
         values = attachment.parameters.daemon_values
@@ -443,7 +443,7 @@ def _with_parameters(put_back: int, replaced: int) -> str:
 
 
 def _is_of_another_step(attachment: Attachment, entries: dict[int, StateEntry | None]) -> bool:
-    """Whether a checkpoint's parameters differ from the job's, which only its steps reveal."""
+    """Returns whether a checkpoint's parameters differ from the job's, as only its steps reveal."""
     try:
         counts = attachment.arrays.fetch_step_counts(range(len(entries)))
     except errors.OptstateError:  # the job has no complete state

@@ -31,7 +31,7 @@ class Stepping:
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler leaves unscaling, and skipping, to step().
+        """Returns whether a GradScaler leaves unscaling, and skipping, to step().
 
         It does for a fused step, as in torch: else the scaler unscales before, and code that
         clips or reads gradients (Lightning refuses to clip otherwise) sees them unscaled. A
@@ -204,7 +204,7 @@ class Stepping:
         return self._served.__dict__.get(name)
 
     def _has_scaler(self) -> bool:
-        """Whether a GradScaler calls step()."""
+        """Returns whether a GradScaler calls step()."""
         return self._left_by_scaler("found_inf") is not None
 
     def _scaling(self, attachment: Attachment) -> tuple[float, bool]:

@@ -1,4 +1,4 @@
-"""What it costs to attach, save and load a job of many small parameters, or of some large ones."""
+"""Measures attach, save and load of a job of many small parameters, or of some large ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def measure(endpoint: str, count: int, numel: int, *, attach_only: bool) -> None
             optimizer.load_state_dict(saved)
         del saved
     optimizer.close()
-    # Those of a script that was started again: nothing of the former one is to be freed.
+    # Makes new parameters, as a script that is started again: nothing of the former one is
+    # to be freed.
     del optimizer, parameters
     gc.collect()
     parameters = random_parameters(count, numel)

@@ -1,4 +1,4 @@
-"""What finding changes of copied parameters costs a step: detect_changes= against "off".
+"""Measures the cost of finding changes of copied parameters: detect_changes= against "off".
 
 One optimizer of each kind, with equal parameters and gradients in one process; they take turns
 step by step, so that what else the machine does hits all. Printed is the median time of each and

@@ -1,4 +1,4 @@
-"""What state on disk costs a step: placements, budgets and durabilities beside memory.
+"""Measures a step with state on disk: placements, budgets and durabilities beside memory.
 
 One job of each kind, with equal parameters and gradients in one process; they take turns step by
 step. Printed is the median time of each, and the median of the ratios kind / memory of neighbours.

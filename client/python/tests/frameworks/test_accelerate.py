@@ -83,7 +83,7 @@ def test_a_loop(settings, clip, job):
 
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16, "dynamic8"])
 def test_prepare_changes_nothing(state_dtype, job):
-    """It loads what state_dict() gave, at each start."""
+    """Accelerate's prepare() loads what state_dict() gave, at each start."""
     run = Run(optstate.AdamW, {"job": job, "state_dtype": state_dtype})
     run.train(range(3))
     before = run.inner.state_dict()["state"]

@@ -130,7 +130,7 @@ def test_fit(settings, tmp_path, job):
 
 
 def test_manual_optimization(tmp_path, job):
-    """What self.optimizers() gives is a class of ours without our attributes."""
+    """The result of self.optimizers() is a class of ours without our attributes."""
     torchs = Module(torch.optim.AdamW, {}, manual=True)
     fit(tmp_path / "torch", torchs)
     ours = Module(optstate.AdamW, {"job": job}, manual=True)
@@ -145,7 +145,7 @@ def checkpoint_of(directory, step):
 
 @pytest.fixture(scope="module")
 def resumed_with_torch(tmp_path_factory):
-    """Its data begin anew, because the loader keeps no position."""
+    """Returns a run of torch that is resumed; its data begin anew, as loaders keep no position."""
     directory = tmp_path_factory.mktemp("torch")
     fit(directory, Module(torch.optim.AdamW, {}))
     module = Module(torch.optim.AdamW, {})

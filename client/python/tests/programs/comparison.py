@@ -1,4 +1,4 @@
-"""Whether two sides of a program are where rounding may have taken them."""
+"""Checks that two sides of a program are where rounding may have taken them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from programs.sides import Side
 
-# What a step adds is a quotient of sums of some roundings each; Muon's comes out of
+# A step adds a quotient of sums of some roundings each; Muon's comes out of
 # Newton-Schulz in bfloat16 (as test_torch_option_matrix has it).
 ULP = 2.0**-23
 OF_WAY = {"Muon": 5e-2}
@@ -94,7 +94,7 @@ class Comparison:
             raise Mismatch(f"param_groups are {mine}, torch's {theirs}")
 
     def values(self, what: str, mine: Any, theirs: Any, exact: Any) -> None:
-        """What an operation returned: state by parameter, or plain numbers."""
+        """Compares the results of an operation: state by parameter, or plain numbers."""
         if not isinstance(theirs, dict):
             if mine != theirs:
                 raise Mismatch(f"{what}: {mine}, torch's {theirs}")
@@ -125,7 +125,7 @@ class Comparison:
 
     @staticmethod
     def _is_untouched(entry: Any) -> bool:
-        """Of a parameter that was never updated."""
+        """Returns whether the entry is that of a parameter that was never updated."""
         return (
             isinstance(entry, dict)
             and isinstance(entry.get("step"), torch.Tensor)
@@ -134,7 +134,7 @@ class Comparison:
 
     @staticmethod
     def _is_start(entry: Any) -> bool:
-        """Of SGD without momentum and Muon, of which torch keeps nothing at all."""
+        """Returns whether torch keeps nothing at all of the entry: SGD without momentum, Muon."""
         return isinstance(entry, dict) and set(entry) <= set(ONLY_OURS)
 
     def _tensors(self, what: str, key: str, mine: Any, theirs: torch.Tensor, exact: Any) -> None:

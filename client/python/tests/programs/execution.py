@@ -33,7 +33,7 @@ class Failure(AssertionError):
 
     @property
     def kind(self) -> str:
-        """What failures of the same cause mostly have in common."""
+        """The text that failures of one cause mostly have in common."""
         return re.sub(r"[0-9.]+|\[.*", "", self.why.split("(")[0])[:60]
 
 
@@ -89,7 +89,7 @@ def _run_once(
     shared: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        # What we warn of so loudly, a script is taken to heed.
+        # A script is assumed to heed a warning as loud as this one.
         warnings.filterwarnings("error", message=".*parameters that have no names")
         ours, error = _attempt(ServedSide, program, shared, name(), endpoints)
         torchs, torch_error = _attempt(TorchSide, program, shared)
@@ -120,7 +120,7 @@ def _follow(program: Program, ours: Side, torchs: Side, exact: Side | None) -> N
             exactly = apply(exact, **arguments) if exact and torch_error is None else None
             if error is not None or torch_error is not None:
                 _check_errors(program, where, error, torch_error)
-                return  # both refuse; nobody says what is left of the operation
+                return  # both refuse; neither says what is left of the operation
             found = _compared(comparison, operation, (ours, torchs, exact), (mine, theirs, exactly))
             if found is not None:
                 raise found
@@ -134,7 +134,7 @@ def _follow(program: Program, ours: Side, torchs: Side, exact: Side | None) -> N
 def _compared(
     comparison: Comparison, operation: str, sides: Sequence[Any], returned: Sequence[Any]
 ) -> Mismatch | None:
-    """What differs; on every rank when it does on one."""
+    """Returns a difference; on every rank when there is one on any."""
     ours, torchs, exact = sides
     found = None
     try:
@@ -154,7 +154,7 @@ def _compared(
 
 
 def _check_errors(program: Program, where: int, error: Any, torch_error: Any) -> None:
-    """Both raised, or one did. Returns when that is as it must be."""
+    """Checks an operation in which both sides raised, or one did. Returns when that is right."""
     before = {name for name, _ in program.operations[: max(where, 0)]}
     if error is None:
         if torchs_own_refusal(torch_error, before):

@@ -47,7 +47,7 @@ class Model(torch.nn.Module):
         for index, weight in enumerate(weights):
             base = Base(parameter_of(weight, 1000 * seed + index))
             for use in range(weight.uses):
-                # The same module under several names, or a parameter tied to another's.
+                # Uses one module under several names, or ties a parameter to another's.
                 setattr(self, f"part{index}" + "abc"[use], base)
             if weight.uses > 1:
                 setattr(self, f"tied{index}", base.weight)
@@ -67,8 +67,8 @@ class Model(torch.nn.Module):
         return parameter
 
     def loss(self, batch: int, without: Collection[int] = (), poison: bool = False) -> torch.Tensor:
-        """Of one batch. without: indices of parameters that it does not depend on, modulo
-        their number. poison: some gradient is infinite."""
+        """Returns the loss of one batch. without: indices of parameters that it does not depend
+        on, modulo their number. poison: some gradient is infinite."""
         parameters = self.distinct()
         left_out = {index % len(parameters) for index in without}
         terms = []
@@ -88,7 +88,8 @@ class Model(torch.nn.Module):
 
     @staticmethod
     def _gradient(parameter: torch.Tensor, seed: int) -> torch.Tensor:
-        """Of several orders of magnitude, with zeros; exact in the parameter's dtype."""
+        """Returns values of several orders of magnitude, with zeros; exact in the parameter's
+        dtype."""
         generator = torch.Generator().manual_seed(seed)
         scale = 2.0 ** torch.randint(-12, 4, (), generator=generator).item()
         values = torch.randn(tuple(parameter.shape), generator=generator) * scale

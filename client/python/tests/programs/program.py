@@ -1,4 +1,4 @@
-"""What a program is: plain data, so that its text is all one needs to run it again."""
+"""A program is plain data, so that its text is all one needs to run it again."""
 
 from __future__ import annotations
 

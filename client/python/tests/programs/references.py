@@ -1,4 +1,4 @@
-"""What ours is compared with: torch's optimizers, with fp32 masters of 16-bit parameters.
+"""The references that ours is compared with: torch's, with fp32 masters of 16-bit parameters.
 
 torch rounds a 16-bit parameter, and its moments, after every step. What optstate documents is a
 step of the fp32 master whose rounding the parameter is; so the reference lends torch's own
@@ -19,7 +19,7 @@ from plain_optimizers import Lion
 
 
 class LAMB(PlainLAMB):
-    """With `maximize`."""
+    """LAMB with `maximize`."""
 
     def __init__(self, params: Any, *args: Any, maximize: bool = False, **options: Any) -> None:
         super().__init__(params, *args, **options)
@@ -37,13 +37,13 @@ class LAMB(PlainLAMB):
 
 
 class Reference(torch.optim.Optimizer):
-    """Of torch's class: what daemon options mean, and masters. A mixin before it."""
+    """Adds masters and the meaning of daemon options to a class of torch: a mixin before it."""
 
     master_dtype = torch.float32  # of parameters of 16 bits
     is_exact = False  # float64 masters of all
 
     def prepare(self, clipping: dict[str, Any]) -> None:
-        """After construction, and in a copy."""
+        """Sets up clipping, sums and masters; called after construction, and in a copy."""
         self.clipping = clipping
         self.micro: dict[torch.Tensor, torch.Tensor] = {}
         # Gradients before they were rounded, where the daemon takes the mean: it does not round it.
@@ -66,7 +66,7 @@ class Reference(torch.optim.Optimizer):
         return torch.float32
 
     def _master(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Its values in full: of the master, unless someone has written the parameter."""
+        """Returns the values in full: the master's, unless the script has written the parameter."""
         master = self.masters.get(parameter)
         values = parameter.detach()
         if parameter in self.loaded:
@@ -102,7 +102,7 @@ class Reference(torch.optim.Optimizer):
                 parameter.grad = gradient
 
     def accumulate(self, scale: float) -> None:
-        """What accumulate_step() does. scale: of the loss."""
+        """Does what accumulate_step() does. scale: of the loss."""
         for parameter in self._parameters():
             if parameter.grad is not None:
                 total = self.micro.get(parameter, 0)
@@ -110,7 +110,7 @@ class Reference(torch.optim.Optimizer):
                 parameter.grad = None
 
     def in_full(self, parameter: torch.Tensor) -> torch.Tensor:
-        """Of a parameter that has one, in full, unless the script has changed it since."""
+        """Returns a parameter's gradient in full precision, unless the script changed it since."""
         mean, gradient = self.means.get(parameter), parameter.grad
         if mean is None or not mean.numel() or not mean.isfinite().all():
             return gradient.float().clone()

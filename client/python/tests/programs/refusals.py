@@ -1,4 +1,4 @@
-"""What ours refuses and torch does: the whole list, each with what to blame.
+"""The whole list of operations that ours refuses and torch does, each with what to blame.
 
 A program in which one of these is raised is run again without the operation to blame. Any other
 exception of ours that torch does not raise too is a failure.
@@ -37,7 +37,7 @@ REFUSALS = (
     # README: what memory hangs on cannot change in a group.
     Refusal(ValueError, r"but the job was registered with", ("set_option", "schedule")),
     Refusal(ValueError, r"decoupled_weight_decay (differs|must be the same)", ("set_option",)),
-    # Whether there is a buffer hangs on it, which a state_dict() asks too.
+    # README: the option decides whether there is a buffer; a state_dict() reads it too.
     Refusal(KeyError, r"momentum", ("delete_option",)),
     Refusal(ValueError, r"loaded param_groups\[.*\] has no ", ("delete_option",)),
     # README: what a step is not taken with.
@@ -69,8 +69,9 @@ def refusal_of(error: BaseException) -> Refusal | None:
 
 
 def torchs_own_refusal(error: BaseException, before: set[str]) -> bool:
-    """What torch refuses and ours does, after these operations: a state_dict() with state of
-    parameters that no group has any more; an SGD whose momentum not all parameters have."""
+    """Returns whether torch refuses what ours does, after these operations: a state_dict() with
+    state of parameters that no group has any more; an SGD whose momentum not all parameters
+    have."""
     if isinstance(error, TypeError) and "but got NoneType" in str(error):
         return True
     return isinstance(error, KeyError) and bool(before & {"pop_group", "pop_parameter"})

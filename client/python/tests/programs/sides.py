@@ -14,7 +14,7 @@ from programs import references
 from programs.model import Model
 from programs.program import Program
 
-# So that small models have gradients that are views.
+# Gives small models gradients that are views.
 gradient_views.BYTES_MIN = 1
 
 # Steps without overflow before a loss scale grows.
@@ -98,11 +98,11 @@ class Side:
 
     @property
     def reduces(self) -> bool:
-        """Whether the script averages gradients over the ranks."""
+        """Returns whether the script averages gradients over the ranks."""
         return dist.is_initialized() and dist.get_world_size() > 1
 
     def reduce(self) -> None:
-        """As DistributedDataParallel: a gradient that a rank lacks counts as 0."""
+        """Reduces as DistributedDataParallel does: a gradient that a rank lacks counts as 0."""
         if not self.reduces:
             return
         parameters = self.model.distinct()
@@ -136,13 +136,13 @@ class Side:
         self.scaler.update()
 
     def micro_step(self) -> None:
-        """What accumulate_step() is for."""
+        """Does what accumulate_step() is for."""
         raise NotImplementedError
 
     def close(self) -> None:
         pass
 
-    # What can be seen.
+    # The methods below return what a script can observe.
 
     def loss_scale(self) -> float:
         return 1.0 if self.scaler is None else self.scaler.get_scale()

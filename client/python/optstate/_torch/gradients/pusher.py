@@ -112,7 +112,7 @@ class GradientPusher:
 
     @property
     def makes_views(self) -> bool:
-        """Whether some gradients become views when backward() makes them."""
+        """Returns whether some gradients become views when backward() makes them."""
         return self.views is not None and bool(self.views.indices)
 
     @property
@@ -143,7 +143,7 @@ class GradientPusher:
 
     @property
     def has_pushed(self) -> bool:
-        """Whether push_early() has pushed gradients of the open step."""
+        """Returns whether push_early() has pushed gradients of the open step."""
         return bool(self._pushed)
 
     def forget_pushed(self) -> None:
@@ -151,7 +151,7 @@ class GradientPusher:
         self._pushed.clear()
 
     def _is_pushed(self, index: int) -> bool:
-        """Whether the gradient that was pushed early is the present one, unchanged."""
+        """Returns whether the gradient that was pushed early is the present one, unchanged."""
         gradient, pointer, version = self._pushed[index]
         return (
             self._parameters[index].grad is gradient

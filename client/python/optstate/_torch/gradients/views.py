@@ -29,7 +29,7 @@ _REPLACED_MAX = 2
 
 
 class _Place(NamedTuple):
-    """What is known of a gradient that may be a view."""
+    """Facts about a gradient that may be a view."""
 
     size: int  # bytes
     buffer: Any  # ctypes type of the memory
@@ -194,7 +194,7 @@ class GradientViews:
     def end(self) -> None:
         """Makes no more views; those that exist keep their values."""
         if not _exits:
-            # Without memory for copies they stay in the area, which nobody else uses any more.
+            # Without memory for copies views stay in the area, which has no other user any more.
             with contextlib.suppress(errors.ResourceExhaustedError):
                 self.leave()
         self._places = {}
@@ -227,7 +227,7 @@ class GradientViews:
         return self._addresses[index] + self._mapping.distance
 
     def _is_held(self, index: int) -> bool:
-        """Whether anything uses the memory of a view in the present mapping."""
+        """Returns whether anything uses the memory of a view in the present mapping."""
         reference = self._memory.get(index)
         return reference is not None and reference() is not None
 
@@ -253,8 +253,8 @@ class GradientViews:
 
 
 def _is_new(gradient: torch.Tensor, place: _Place) -> bool:
-    """Whether backward() has just made the gradient, nothing else has its memory, and the job
-    takes it as it is.
+    """Returns whether backward() has just made the gradient, nothing else has its memory, and
+    the job takes it as it is.
 
     A gradient to which backward() has added has another version: a script may know it, as a part
     of a buffer that it reduces.

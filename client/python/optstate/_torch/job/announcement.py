@@ -1,4 +1,4 @@
-"""What an optimizer says once, when it attaches to its job: a log message, and warnings."""
+"""Announcements of an optimizer that attaches to its job: a log message, and warnings."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Holder(Protocol):
         """Frees the rank; `because` is said at each later use."""
 
 
-# Those of this process.
+# The attached optimizers of this process.
 _living: weakref.WeakSet[Holder] = weakref.WeakSet()
 
 

@@ -115,14 +115,14 @@ class Attachment:
             can_take_back=not (settings.reduction == "daemon" and settings.accumulate),
             views=settings.makes_gradient_views(ranks.world_size),
         )
-        # Whether parameters that were never updated have entries, as after torch's first step.
+        # True when parameters that were never updated have entries, as after torch's first step.
         self.is_initialised = False
         self.micro_step = 0
         # Parameters without a gradient in all micro-steps of the step so far.
         self.without_gradient: list[int] = []
-        # Whether a step that failed may have left something staged in the daemon.
+        # True when a step that failed may have left something staged in the daemon.
         self.must_abort = False
-        # Whether a step that failed here was committed after all, and step() has not said so yet.
+        # True when a step that failed here was committed after all, and step() has not said so yet.
         self.was_taken = False
         # "state" after an interrupted load_state_dict(): the job has its former state, but
         # param_groups and parameters may be the checkpoint's.
@@ -164,7 +164,7 @@ class Attachment:
 
     @property
     def needs_load(self) -> bool:
-        """Whether the job waits for initial parameters, because it or a part of it is new."""
+        """Returns whether the job, or a part of it, is new and waits for initial parameters."""
         return self.session.phase in (_native.PHASE_EMPTY, _native.PHASE_LOADING)
 
     @property
@@ -228,7 +228,7 @@ class Attachment:
             self.without_gradient = sorted(still)
 
     def has_rank_of(self, spec: SessionSpec) -> bool:
-        """Whether this attachment holds the rank that `spec` asks for."""
+        """Returns whether this attachment holds the rank that `spec` asks for."""
         asked = place_of(spec.endpoint)
         return (
             self.job == spec.job
@@ -242,7 +242,7 @@ class Attachment:
 
     @property
     def is_embedded(self) -> bool:
-        """Whether the daemon is a private one, which ends when the trainer does."""
+        """Returns whether the daemon is a private one, which ends when the trainer does."""
         return "/optstate-embedded-" in self.session.endpoint
 
     def abort_step(self) -> None:

@@ -1,4 +1,4 @@
-"""What is checked before the first values are loaded into a job."""
+"""Checks before the first values are loaded into a job."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def first_to_load(attachment: Attachment) -> int:
     if first == 0 and step > 0:
         raise errors.DataLossError(
             f'job "{attachment.job}" has committed step {step}, but an older daemon\'s load into it'
-            f" broke off, so its state is not whole. Delete it (optctl delete job {attachment.job})"
-            " and start it again from a checkpoint"
+            " was interrupted, so its state is not whole. Delete it"
+            f" (optctl delete job {attachment.job}) and start it again from a checkpoint"
         )
     if first > 0:
         names = [attachment.arrays.name(i) for i in range(first, attachment.parameters.count)]

@@ -81,7 +81,7 @@ def check_disjoint(parameters: Sequence[torch.Tensor], names: Sequence[str]) -> 
 
 
 def overlap(one: Place, other: Place) -> bool:
-    """Whether two tensors whose extents overlap have a byte in common."""
+    """Returns whether two tensors whose extents overlap have a byte in common."""
     if one.is_dense and other.is_dense:
         return True
     size = math.gcd(one.tensor.element_size(), other.tensor.element_size())
@@ -141,7 +141,7 @@ class SharedMemoryLock:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process, and not the process that it was forked from, holds the lock."""
+        """Returns whether this process holds the lock, and not one that it was forked from."""
         return self._pid == os.getpid()
 
     def let_go(self) -> None:

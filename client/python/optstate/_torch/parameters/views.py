@@ -114,7 +114,7 @@ class PrivateFiles:
 
 
 def may_be_view(tensor: torch.Tensor, files: PrivateFiles) -> bool:
-    """Whether nothing else uses the tensor's present memory, so that a view may replace it."""
+    """Returns whether a view may replace the tensor's memory, because nothing else uses it."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.is_cpu:
         return False
     if tensor.numel() == 0 or not tensor.is_contiguous() or tensor.is_neg():

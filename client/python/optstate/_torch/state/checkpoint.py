@@ -113,7 +113,7 @@ def entry_keys(
 
 
 def has_start(info: OptimizerInfo, parameter: torch.Tensor, is_initialised: bool) -> bool:
-    """Whether a parameter has an entry before its first update."""
+    """Returns whether a parameter has an entry before its first update."""
     return info.name == "adagrad" or (is_initialised and parameter.requires_grad)
 
 
@@ -171,7 +171,7 @@ def last_step_of(entries: dict[int, StateEntry | None]) -> int | None:
 def is_of_another_step(
     info: OptimizerInfo, entries: dict[int, StateEntry | None], step_counts: Sequence[int]
 ) -> bool:
-    """Whether state is of a step other than that of these counts; entries may be missing.
+    """Returns whether state is of a step other than that of these counts; entries may be missing.
 
     An entry with which its parameter starts anew belongs to no step; an entry that counts no
     steps (torch's SGD) is taken to be of another step.
@@ -266,8 +266,8 @@ def check_starts(info: OptimizerInfo, entries: Mapping[str, StateEntry | None]) 
 
 
 def is_absent(value: Any) -> bool:
-    """Whether an entry's value is None, or the {} that torch's distributed checkpoints produce
-    for a key that a flattened checkpoint does not have."""
+    """Returns whether an entry's value is None, or the {} that torch's distributed checkpoints
+    produce for a key that a flattened checkpoint does not have."""
     return value is None or (isinstance(value, dict) and not value)
 
 

@@ -26,7 +26,7 @@ def has_all(
     tensors: Sequence[tuple[torch.Tensor, dict[str, Any]]],
     entries: Mapping[int, StateEntry | None],
 ) -> bool:
-    """Whether the job has these entries, bit for bit as state_dict() would show them.
+    """Returns whether the job has these entries, bit for bit as state_dict() would show them.
 
     tensors: all tensors of the job with their groups, in the job's order. The parameters must
     have the daemon's values. A 16-bit parameter whose entry has no master is expected to be
@@ -93,6 +93,6 @@ def _are_equal(
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same shape and, in fp32, the same bits."""
+    """Returns whether two tensors have the same shape and, in fp32, the same bits."""
     one, other = (in_memory(each.detach().to(torch.float32)) for each in (one, other))
     return one.shape == other.shape and torch.equal(one.view(torch.int32), other.view(torch.int32))

@@ -1,4 +1,4 @@
-"""What a script asks an optimizer."""
+"""Questions of a script to its optimizer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def look(side: Any) -> dict[str, Any]:
 
 @operation(2, index=index)
 def fetch_state(side: Any, index: int) -> dict[str, Any] | None:
-    """Of one parameter."""
+    """Returns the state of one parameter."""
     parameter = side.parameter(index)
     held = [each for group in side.optimizer.param_groups for each in group["params"]]
     if not any(parameter is each for each in held):

@@ -75,7 +75,7 @@ def exchange(side: Any) -> None:
 )
 @torch.no_grad()
 def write_state(side: Any, index: int, how: str, key: str) -> None:
-    """What torch keeps in optimizer.state is written by the script."""
+    """Writes into optimizer.state, as a script may with torch's."""
     parameter = side.parameter(index)
     state = side.optimizer.state
     if side.program.optimizer == "Adagrad" and how in ("clear", "assign"):

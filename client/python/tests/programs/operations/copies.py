@@ -53,11 +53,11 @@ def reattach(side: Any, wire: str, seed: int, scrambles: bool) -> None:
         if scrambles:
             with torch.no_grad():
                 for number, parameter in enumerate(side.model.distinct()):
-                    # What is frozen, or in no group, is in no job.
+                    # A parameter that is frozen, or in no group, is in no job.
                     if parameter.requires_grad and id(parameter) in trained:
                         parameter.copy_(random_values(parameter.shape, seed + number))
         side.adopt(side.make_optimizer(groups, wire))
-        # Else a load before the first step puts back what attaching replaced.
+        # Uploads, because a load before the first step puts back what attaching replaced.
         side.optimizer.upload_parameters()
     else:
         former = side.optimizer

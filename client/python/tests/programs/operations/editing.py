@@ -13,7 +13,7 @@ from programs.registry import batch, index, of, operation
 @operation(3, index=index, how=of("fill", "scale", "row", "noise", "zero", "copy"), seed=batch)
 @torch.no_grad()
 def edit(side: Any, index: int, how: str, seed: int) -> None:
-    """In place, under no_grad."""
+    """Edits a parameter in place, under no_grad."""
     parameter = side.parameter(index)
     values = random_values(parameter.shape, seed, parameter.dtype)
     if how == "fill":
@@ -62,7 +62,7 @@ def unfreeze(side: Any, index: int) -> None:
 
 @operation(0.5)
 def cast_there_and_back(side: Any) -> None:
-    """To float64 and back, which changes nothing but places."""
+    """Casts the model to float64 and back, which changes nothing but places."""
     kinds = [each.dtype for each in side.model.distinct()]
     side.model.double()
     for parameter, dtype in zip(side.model.distinct(), kinds):

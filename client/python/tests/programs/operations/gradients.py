@@ -82,7 +82,7 @@ def _check(side: Any) -> None:
             raise AssertionError(f"a kept gradient has changed from {values} to {found}")
 
 
-# What leaves no trace is lost where gradients are pushed early, as the README says.
+# A change without a trace is lost where gradients are pushed early, as the README says.
 @operation(
     6,
     lambda program: program.scaler is None and not program.served.get("overlap"),

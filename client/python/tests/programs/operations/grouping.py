@@ -8,7 +8,7 @@ from programs.model import random_values  # noqa: F401
 from programs.program import Weight
 from programs.registry import batch, index, of, operation
 
-# What a script may edit in a group, by name.
+# The settings of a group that a script may edit, by name.
 EDITS = {
     "lr": (0.0, 1e-4, 3e-3, 0.05, -1e-12),
     "weight_decay": (0.0, 0.01, 0.3),
@@ -51,7 +51,8 @@ def set_option(side: Any, group: int, edit: tuple[str, Any]) -> None:
 
 @operation(1, group=index, name=of("amsgrad", "centered", "momentum"))
 def set_fixed_option(side: Any, group: int, name: str) -> bool:
-    """What memory hangs on: README says that it cannot change. Set back by the script."""
+    """Sets an option that decides about memory, which the README says cannot change, and sets
+    it back."""
     chosen = side.group(group)
     if not side.is_ours or name not in chosen or side.program.optimizer == "Muon":
         return True
@@ -113,20 +114,20 @@ def reverse_groups(side: Any) -> None:
 
 @operation(0.5, group=index)
 def copy_group(side: Any, group: int) -> None:
-    """The same in another dict."""
+    """Replaces a group by an equal dict."""
     groups = side.optimizer.param_groups
     groups[group % len(groups)] = dict(groups[group % len(groups)])
 
 
 @operation(0.5)
 def copy_groups(side: Any) -> None:
-    """The same in another list."""
+    """Replaces the list of groups, and each group, by equal ones."""
     side.optimizer.param_groups = [dict(group) for group in side.optimizer.param_groups]
 
 
 @operation(0.5, group=index)
 def pop_group(side: Any, group: int) -> None:
-    """What was in it is trained no more."""
+    """Removes a group, whose parameters are then trained no more."""
     groups = side.optimizer.param_groups
     if len(groups) > 1:
         groups.pop(group % len(groups))

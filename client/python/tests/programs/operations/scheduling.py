@@ -12,7 +12,7 @@ lr_scheduler = torch.optim.lr_scheduler
 
 
 class WarmUp:
-    """From 0, as many scripts have it; a class, so that it can be pickled."""
+    """A warm-up from 0, as in many scripts; a class, so that it can be pickled."""
 
     def __call__(self, epoch: int) -> float:
         return min(epoch / 4, 1.0)
@@ -67,7 +67,7 @@ KINDS = (
 
 @operation(2, kind=of(*KINDS))
 def schedule(side: Any, kind: str) -> None:
-    """From now on the rate is a scheduler's."""
+    """Makes a scheduler, which sets the rate from now on."""
     side.scheduler_kind = kind
     side.scheduler = _made(kind, side.optimizer)
 

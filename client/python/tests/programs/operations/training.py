@@ -49,7 +49,7 @@ def train(
 ) -> None:
     """One step of a usual loop."""
     has_scaler = side.program.scaler is not None
-    # By hand it is right after unscale_ alone, and on one rank's gradients that all have.
+    # Clipping by hand is right after unscale_ alone, and on gradients that all ranks have.
     if side.program.scaler == "daemon" or side.reduction == "daemon":
         clip = "no"
     if has_scaler:
@@ -88,7 +88,7 @@ def backward(side: Any, batch: int, without: list[int]) -> None:
 
 @operation(2, lambda program: program.scaler is None)
 def step(side: Any) -> None:
-    """With whatever gradients there are."""
+    """Takes a step with the present gradients."""
     side.reduce()
     side.optimizer.step()
 
