@@ -8,6 +8,9 @@ inline constexpr char kStateFolder[] = "/state";
 // The description file, in the state folder.
 inline constexpr char kDescriptionFile[] = "job.binpb";
 inline constexpr char kControlFileName[] = "control";
+// The note, below a job's directory, that the next engine is to give up the
+// state folder and begin with the last durable step on disk.
+inline constexpr char kToDurableFile[] = "/to_durable";
 
 }  // namespace optstate::storage
 

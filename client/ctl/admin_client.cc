@@ -92,10 +92,11 @@ class GrpcAdminClient : public AdminClient {
     return Call(&v1::Admin::Stub::DeleteJob, request);
   }
 
-  absl::StatusOr<v1::RecoverJobReply> RecoverJob(
-      const std::string& name) override {
+  absl::StatusOr<v1::RecoverJobReply> RecoverJob(const std::string& name,
+                                                 bool to_durable) override {
     v1::RecoverJobRequest request;
     request.set_name(name);
+    request.set_to_durable(to_durable);
     return Call(&v1::Admin::Stub::RecoverJob, request);
   }
 

@@ -41,7 +41,7 @@ class AdminClient {
   virtual absl::StatusOr<v1::DeleteJobReply> DeleteJob(const std::string& name,
                                                        bool force) = 0;
   virtual absl::StatusOr<v1::RecoverJobReply> RecoverJob(
-      const std::string& name) = 0;
+      const std::string& name, bool to_durable) = 0;
   virtual absl::StatusOr<v1::SetJobReply> SetJob(
       const v1::SetJobRequest& request) = 0;
   // Calls `progress` with each message until the verification is over, however

@@ -89,15 +89,17 @@ grpc::Status AdminCalls::DeleteJob(grpc::ServerContext* context,
 
 grpc::Status AdminCalls::RecoverJob(grpc::ServerContext* context,
                                     const v1::RecoverJobRequest* request,
-                                    v1::RecoverJobReply*) {
+                                    v1::RecoverJobReply* reply) {
   const absl::StatusOr<Caller> caller = uids_->Find(context->peer());
   if (!caller.ok()) return ToGrpc(caller.status());
-  const absl::Status status =
-      service_->RecoverJob(request->name(), caller->uid, Deadline(*context));
+  const absl::Status status = service_->RecoverJob(
+      request->name(), caller->uid, request->to_durable(), Deadline(*context));
+  reply->set_to_durable(request->to_durable());
   observe::LogOfPeer(
       spdlog::level::info, "recover job", absl::StrCat("uid ", caller->uid),
-      "recover job \"{}\" by uid {}: {}", absl::CHexEscape(request->name()),
-      caller->uid, status.ToString());
+      "recover job \"{}\"{} by uid {}: {}", absl::CHexEscape(request->name()),
+      request->to_durable() ? " at its durable step" : "", caller->uid,
+      status.ToString());
   return ToGrpc(status);
 }
 

@@ -76,13 +76,15 @@ TEST_F(AdminOperationsTest, RecoverNamesTheEngineThatCallsItsJobFailed) {
   AddJob("dead", 1);
   engines_.Erase("dead");
   for (const char* job : {"ready", "failed", "hanging", "dead"}) {
-    EXPECT_TRUE(service_->RecoverJob(job, ::geteuid(), Soon()).ok());
+    EXPECT_TRUE(
+        service_->RecoverJob(job, ::geteuid(), /*to_durable=*/false, Soon())
+            .ok());
   }
   EXPECT_THAT(control_.calls,
               ElementsAre("recover ready 0", "recover failed 18",
                           "recover hanging 0", "recover dead 0"));
   EXPECT_TRUE(absl::IsInvalidArgument(
-      service_->RecoverJob("../a", ::geteuid(), Soon())));
+      service_->RecoverJob("../a", ::geteuid(), /*to_durable=*/false, Soon())));
 }
 
 TEST_F(AdminOperationsTest, SetReachesTheEngineOfWhoMayChangeTheJob) {

@@ -39,7 +39,7 @@ class NoJobs : public supervisor::SupervisorControl {
   absl::Status DeleteHeldJob(const std::string&, absl::Time) override {
     return None();
   }
-  absl::Status RecoverJob(const std::string&, uid_t, pid_t) override {
+  absl::Status RecoverJob(const std::string&, uid_t, pid_t, bool) override {
     return None();
   }
   absl::StatusOr<std::string> AwaitEngine(const std::string&,

@@ -296,9 +296,10 @@ absl::Status AdminService::CheckNoSessions(const std::string& name,
 }
 
 absl::Status AdminService::RecoverJob(const std::string& name, uid_t uid,
-                                      absl::Time deadline) {
+                                      bool to_durable, absl::Time deadline) {
   OPTSTATE_RETURN_IF_ERROR(accept::CheckJobName(name));
-  return control_->RecoverJob(name, uid, FailedEngine(name, deadline));
+  return control_->RecoverJob(name, uid, FailedEngine(name, deadline),
+                              to_durable);
 }
 
 pid_t AdminService::FailedEngine(const std::string& name, absl::Time deadline) {

@@ -51,7 +51,7 @@ class AdminService {
       const v1::ListParametersRequest& request, absl::Time deadline);
   absl::Status DeleteJob(const std::string& name, bool force, uid_t uid,
                          absl::Time deadline);
-  absl::Status RecoverJob(const std::string& name, uid_t uid,
+  absl::Status RecoverJob(const std::string& name, uid_t uid, bool to_durable,
                           absl::Time deadline);
   absl::StatusOr<v1::SetJobReply> SetJob(const v1::SetJobRequest& request,
                                          uid_t uid, absl::Time deadline);

@@ -59,8 +59,8 @@ class FakeControl : public supervisor::SupervisorControl {
     absl::MutexLock lock(&mutex);
     jobs.erase(name);
   }
-  absl::Status RecoverJob(const std::string& name, uid_t,
-                          pid_t failed_engine) override {
+  absl::Status RecoverJob(const std::string& name, uid_t, pid_t failed_engine,
+                          bool) override {
     calls.push_back(absl::StrCat("recover ", name, " ", failed_engine));
     return absl::OkStatus();
   }

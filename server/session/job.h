@@ -1,8 +1,8 @@
 #ifndef OPTSTATE_SERVER_SESSION_JOB_H_
 #define OPTSTATE_SERVER_SESSION_JOB_H_
 
-#include <cstddef>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>

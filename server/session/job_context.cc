@@ -114,11 +114,10 @@ std::string JobContext::HowToGoOn() const {
   const auto directories = DiskDirectoriesOf(options.config, options.name);
   if (!directories.empty() &&
       ::access((directories[0] + "/commits").c_str(), F_OK) == 0) {
-    return absl::StrCat(
-        "Last good step: ", record().committed_step,
-        ". Do not delete the job: its last durable step is in ", directories[0],
-        ". Stop optstated, remove ", options.directory,
-        "/state and start optstated again: the job is then at that step");
+    return absl::StrCat("Last good step: ", record().committed_step,
+                        ". Do not delete the job: its last durable step is in ",
+                        directories[0], ": optctl recover ", options.name,
+                        " --to-durable goes back to it");
   }
   return absl::StrCat("Last good step: ", record().committed_step,
                       ". Delete the job (optctl delete job ", options.name,

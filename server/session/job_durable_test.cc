@@ -123,6 +123,57 @@ TEST(JobDurabilityTest, FramesThatAreLostAreNotMadeAnew) {
   }
 }
 
+std::string NoteOf(const JobHarness& job) {
+  return job.directory() + "/to_durable";
+}
+
+// The memory is that of step 5, the disk that of step 3.
+TEST(JobDurabilityTest, MemoryIsGivenUpForTheDurableStepOnRequest) {
+  JobHarness::Setup setup =
+      SetupOf(v1::PLACEMENT_NVME, DType::kFloat32, v1::DURABILITY_KIND_EVERY);
+  setup.storage.set_every_steps(3);
+  JobHarness job(setup);
+  JobHarness in_memory(SetupOf(v1::PLACEMENT_HOST, DType::kFloat32,
+                               v1::DURABILITY_KIND_UNSPECIFIED));
+  for (JobHarness* each : {&job, &in_memory}) {
+    each->Start(each->RandomTensors(kSeed));
+    Train(each, 1, 3);
+  }
+  job.Close();
+  const std::string commits = FolderOf(job) + "/commits";
+  std::filesystem::copy_file(commits, commits + "-aside");
+  ASSERT_TRUE(job.Open().ok());
+  job.AttachAll();
+  Train(&job, 4, 5);
+  job.Close();
+  // An orderly end makes step 5 durable, a kill does not.
+  std::filesystem::rename(commits + "-aside", commits);
+  std::ofstream{NoteOf(job)};
+  ASSERT_TRUE(job.Open().ok());
+  job.AttachAll();
+  EXPECT_EQ(job.job().Describe().committed_step(), 3u);
+  EXPECT_EQ(job.StateBytes(), in_memory.StateBytes());
+  EXPECT_FALSE(std::filesystem::exists(NoteOf(job)));
+  for (JobHarness* each : {&job, &in_memory}) Train(each, 4, 5);
+  EXPECT_EQ(job.StateBytes(), in_memory.StateBytes());
+}
+
+TEST(JobDurabilityTest, MemoryIsKeptWithoutADurableStep) {
+  JobHarness job(SetupOf(v1::PLACEMENT_NVME, DType::kFloat32,
+                         v1::DURABILITY_KIND_UNSPECIFIED));
+  job.Start(job.RandomTensors(kSeed));
+  Train(&job, 1, 2);
+  const std::string state = job.StateBytes();
+  job.Close();
+  std::ofstream{NoteOf(job)};
+  const absl::Status refused = job.Open();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(refused.message(), testing::HasSubstr("memory is kept"));
+  ASSERT_TRUE(job.Open().ok());
+  job.AttachAll();
+  EXPECT_EQ(job.StateBytes(), state);
+}
+
 // The step's commit may have been under way when the former engine died.
 TEST(JobDurabilityTest, AnOverdueStepIsMadeDurableByTheNextEngine) {
   JobHarness::Setup setup =

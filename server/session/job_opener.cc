@@ -22,6 +22,7 @@
 #include "server/session/store_maker.h"
 #include "spdlog/spdlog.h"
 #include "storage/disk_folder.h"
+#include "storage/state_folder.h"
 
 namespace optstate::session {
 namespace {
@@ -34,6 +35,7 @@ constexpr char kRestoringFile[] = "/restoring";
 
 absl::Status JobOpener::Adopt() {
   OPTSTATE_RETURN_IF_ERROR(DropHalfRestored());
+  OPTSTATE_RETURN_IF_ERROR(GiveUpMemoryIfAsked());
   const absl::StatusOr<storage::CheckedFile> file =
       storage::HostTier::ReadDescription(job_.options.directory);
   if (absl::IsNotFound(file.status())) {
@@ -83,9 +85,27 @@ void JobOpener::RepairScaler() {
   }
 }
 
-// Makes the state folder anew from the last durable commit on disk. NOT_FOUND:
-// there is none.
-absl::Status JobOpener::RestoreFromDisk() {
+// Removes the state folder when an operator has asked for the last durable step
+// instead, once that step is known to be on disk.
+absl::Status JobOpener::GiveUpMemoryIfAsked() const {
+  const std::string note = job_.options.directory + storage::kToDurableFile;
+  if (::access(note.c_str(), F_OK) != 0) return absl::OkStatus();
+  const absl::StatusOr<nvme::DurableCommit> commit = FindDurable();
+  if (commit.ok()) {
+    spdlog::warn("memory is given up for what is on disk: job={} step={}",
+                 job_.options.name, commit->step);
+    OPTSTATE_RETURN_IF_ERROR(storage::HostTier::Remove(job_.options.directory));
+  }
+  ::unlink(note.c_str());
+  if (commit.ok()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("memory is kept, because the durable step cannot be had: ",
+                   commit.status().message()));
+}
+
+// Finds the last durable commit of this job and its owner. NOT_FOUND: there is
+// none.
+absl::StatusOr<nvme::DurableCommit> JobOpener::FindDurable() const {
   const std::vector<std::string> directories =
       DiskDirectoriesOf(job_.options.config, job_.options.name);
   if (directories.empty()) return absl::NotFoundError("no disk");
@@ -95,8 +115,16 @@ absl::Status JobOpener::RestoreFromDisk() {
   OPTSTATE_RETURN_IF_ERROR(CheckDiskIdentities(directories, std::nullopt));
   OPTSTATE_RETURN_IF_ERROR(has);
   OPTSTATE_RETURN_IF_ERROR(CheckDiskOwner(directories[0], job_.options.uid));
-  OPTSTATE_ASSIGN_OR_RETURN(const nvme::DurableCommit commit,
-                            ReadCommit(directories));
+  return ReadDurableCommit(job_, directories);
+}
+
+// Makes the state folder anew from the last durable commit on disk. NOT_FOUND:
+// there is none.
+absl::Status JobOpener::RestoreFromDisk() {
+  const absl::StatusOr<nvme::DurableCommit> found = FindDurable();
+  if (absl::IsNotFound(found.status())) DropNeverDurable();
+  OPTSTATE_RETURN_IF_ERROR(found.status());
+  const nvme::DurableCommit& commit = *found;
   OPTSTATE_ASSIGN_OR_RETURN(const DurableJob job, ParseDurableJob(commit.job));
   OPTSTATE_ASSIGN_OR_RETURN(JobDescription description,
                             ParseDescription(job.description));
@@ -135,21 +163,22 @@ absl::Status JobOpener::RestoreFromDisk() {
   return absl::OkStatus();
 }
 
-// Reads the last durable commit. NOT_FOUND: the job was never durable; what is
-// left of it is removed, since it would keep the name from a new job.
-absl::StatusOr<nvme::DurableCommit> JobOpener::ReadCommit(
-    const std::vector<std::string>& directories) const {
-  absl::StatusOr<nvme::DurableCommit> commit =
-      ReadDurableCommit(job_, directories);
-  if (!absl::IsNotFound(commit.status())) return commit;
-  OPTSTATE_ASSIGN_OR_RETURN(const std::optional<storage::DiskIdentity> identity,
-                            storage::ReadDiskIdentity(directories[0]));
+// Removes what a job left on disk that was never durable, since it would keep
+// the name from a new job. A job without such files has nothing to remove.
+void JobOpener::DropNeverDurable() const {
+  const std::vector<std::string> directories =
+      DiskDirectoriesOf(job_.options.config, job_.options.name);
+  if (directories.empty() || absl::IsNotFound(CheckHasCommits(directories))) {
+    return;
+  }
+  const absl::StatusOr<std::optional<storage::DiskIdentity>> identity =
+      storage::ReadDiskIdentity(directories[0]);
+  if (!identity.ok()) return;
   spdlog::warn("job was never durable, its records are removed: job={}",
                job_.options.name);
-  RemoveDiskFolders(directories, identity.has_value()
-                                     ? std::optional(identity->incarnation)
+  RemoveDiskFolders(directories, identity->has_value()
+                                     ? std::optional((*identity)->incarnation)
                                      : std::nullopt);
-  return commit;
 }
 
 // Parameters with float32 masters are not on disk: they are these, rounded.

@@ -48,9 +48,10 @@ class JobOpener {
 
  private:
   void RepairScaler();
+  absl::Status GiveUpMemoryIfAsked() const;
   absl::Status RestoreFromDisk();
-  absl::StatusOr<nvme::DurableCommit> ReadCommit(
-      const std::vector<std::string>& directories) const;
+  absl::StatusOr<nvme::DurableCommit> FindDurable() const;
+  void DropNeverDurable() const;
   absl::Status CastParametersFromMasters();
   absl::Status DropHalfRestored() const;
 

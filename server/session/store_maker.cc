@@ -59,8 +59,9 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
   if (IsDurable(what.storage)) {
     OPTSTATE_RETURN_IF_ERROR(MarkDurable(options.directories));
   }
-  OPTSTATE_ASSIGN_OR_RETURN(options.engine,
-                            MakeDiskEngine(job->options.config, job->options.disk_bytes));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      options.engine,
+      MakeDiskEngine(job->options.config, job->options.disk_bytes));
   const nvme::NvmeSizes sizes = SwapSizesOf(*job, what);
   const absl::Span<std::byte> frames = job->tier->frames();
   options.frames = frames.first(frames.size() / sizes.frame * sizes.frame);
@@ -84,8 +85,9 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
 
 absl::StatusOr<nvme::DurableCommit> ReadDurableCommit(
     const JobContext& job, const std::vector<std::string>& directories) {
-  OPTSTATE_ASSIGN_OR_RETURN(const std::unique_ptr<io::IoEngine> engine,
-                            MakeDiskEngine(job.options.config, job.options.disk_bytes));
+  OPTSTATE_ASSIGN_OR_RETURN(
+      const std::unique_ptr<io::IoEngine> engine,
+      MakeDiskEngine(job.options.config, job.options.disk_bytes));
   return nvme::NvmeStore::ReadCommit(engine.get(), directories);
 }
 

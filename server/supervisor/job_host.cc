@@ -1,8 +1,10 @@
 #include "server/supervisor/job_host.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <spdlog/spdlog.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -10,10 +12,12 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
+#include "proto/types/os_error.h"
 #include "proto/types/status_macros.h"
 #include "server/accept/refusal.h"
 #include "server/engine/versions.h"
 #include "server/supervisor/job_files.h"
+#include "storage/state_folder.h"
 #include "storage/tmpfs_info.h"
 
 namespace optstate::supervisor {
@@ -336,7 +340,23 @@ std::deque<Waiting> JobHost::TakeWaiting() {
   return std::move(waiting_);
 }
 
-absl::Status JobHost::Recover(pid_t failed_engine) {
+// Leaves the next engine a note that it is to begin with what is on disk. The
+// engine looks whether that is whole before it gives anything up.
+absl::Status JobHost::AskForDurable() const {
+  if (DurableFolder().empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "job \"", name(),
+        "\" has nothing durable on disk: it was made without a durability, or "
+        "the disk of its nvme.directories is not mounted"));
+  }
+  const std::string note = directory() + storage::kToDurableFile;
+  const UniqueFd made(
+      ::open(note.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+  return made.ok() ? absl::OkStatus()
+                   : OsError(errno, absl::StrCat("create ", note));
+}
+
+absl::Status JobHost::Recover(pid_t failed_engine, bool to_durable) {
   // The caller may have asked the previous engine, whose answer says nothing
   // about this one.
   const bool fails_running = state_ == State::kRunning && failed_engine != 0 &&
@@ -353,8 +373,9 @@ absl::Status JobHost::Recover(pid_t failed_engine) {
       FindJobFiles(directory()) == JobFiles::kGone) {
     return FailedStatus();
   }
-  spdlog::info("job {}: starting its engine again, as it was asked for",
-               name());
+  if (to_durable) OPTSTATE_RETURN_IF_ERROR(AskForDurable());
+  spdlog::info("job {}: starting its engine again{}, as it was asked for",
+               name(), to_durable ? " at the last durable step" : "");
   restart_policy_.Reset();
   options_.config.set_restarts(0);
   reason_.clear();

@@ -136,9 +136,10 @@ class JobHost {
 
   // Starts the engine of a FAILED job again, as if none had died. An engine
   // that still runs and calls the job FAILED, with pid `failed_engine`, is
-  // ended before. 0: no running engine does. FAILED_PRECONDITION: the job is
-  // not FAILED.
-  absl::Status Recover(pid_t failed_engine);
+  // ended before. 0: no running engine does. With `to_durable` the next engine
+  // gives up what is in memory for the last durable step. FAILED_PRECONDITION:
+  // the job is not FAILED, or has nothing durable.
+  absl::Status Recover(pid_t failed_engine, bool to_durable);
 
   // Ends the engine and starts another, which is not counted as a restart;
   // on_engine or on_failed follows. FAILED_PRECONDITION: no engine is running.
@@ -181,6 +182,7 @@ class JobHost {
   void OnDeath(const std::string& how);
   void Fail(const std::string& why);
   std::string DurableFolder() const;
+  absl::Status AskForDurable() const;
   bool HasState() const;
   bool MayGiveUp() const { return !one_may_run_ && !HasState(); }
   void GiveUp(const absl::Status& why);

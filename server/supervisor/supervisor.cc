@@ -365,12 +365,12 @@ absl::StatusOr<JobHost*> Supervisor::FindToChange(const std::string& name,
 }
 
 absl::Status Supervisor::RecoverJob(const std::string& name, uid_t uid,
-                                    pid_t failed_engine) {
+                                    pid_t failed_engine, bool to_durable) {
   absl::Status status;
   RunInLoop([&] {
     const absl::StatusOr<JobHost*> host = FindToChange(name, uid);
     status = host.ok() ? registry_.MakeMissingDirectory(name) : host.status();
-    if (status.ok()) status = (*host)->Recover(failed_engine);
+    if (status.ok()) status = (*host)->Recover(failed_engine, to_durable);
   });
   return status;
 }

@@ -86,7 +86,7 @@ class Supervisor : public SupervisorControl {
   absl::Status DeleteHeldJob(const std::string& name,
                              absl::Time deadline) override;
   absl::Status RecoverJob(const std::string& name, uid_t uid,
-                          pid_t failed_engine) override;
+                          pid_t failed_engine, bool to_durable) override;
   absl::StatusOr<std::string> AwaitEngine(const std::string& name,
                                           absl::Time deadline) override;
   absl::Status ReplaceEngine(const std::string& name,

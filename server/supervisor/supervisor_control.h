@@ -50,10 +50,12 @@ class SupervisorControl {
 
   // Starts the engine of a FAILED job again. A job whose engine runs is FAILED
   // when that engine says so: then `failed_engine` is the pid that the engine
-  // gave, else 0. NOT_FOUND; PERMISSION_DENIED when `uid` may not change the
-  // job; FAILED_PRECONDITION when the job is not FAILED.
+  // gave, else 0. With `to_durable` the engine gives up what is in memory and
+  // goes on at the last durable step. NOT_FOUND; PERMISSION_DENIED when `uid`
+  // may not change the job; FAILED_PRECONDITION when the job is not FAILED, or
+  // has no durable step.
   virtual absl::Status RecoverJob(const std::string& name, uid_t uid,
-                                  pid_t failed_engine) = 0;
+                                  pid_t failed_engine, bool to_durable) = 0;
 
   // Waits until the job's engine is ready; returns the identity of its
   // executable (control/executable.h). NOT_FOUND: the job is gone;

@@ -152,21 +152,26 @@ TEST_F(SupervisorTest, FailedJobIsRecovered) {
   const auto is_failed = [this] { return harness_.Find("broken")->failed; };
   EXPECT_FALSE(harness_.Open("broken").ok());
   ASSERT_TRUE(is_failed());
-  EXPECT_TRUE(absl::IsNotFound(supervisor.RecoverJob("b", ::geteuid(), 0)));
-  EXPECT_TRUE(absl::IsPermissionDenied(
-      supervisor.RecoverJob("broken", ::geteuid() + 1, 0)));
+  EXPECT_TRUE(absl::IsNotFound(
+      supervisor.RecoverJob("b", ::geteuid(), 0, /*to_durable=*/false)));
+  EXPECT_TRUE(absl::IsPermissionDenied(supervisor.RecoverJob(
+      "broken", ::geteuid() + 1, 0, /*to_durable=*/false)));
   // The job is not repaired yet; its count of restarts begins anew, so that it
   // fails the same way again.
-  ASSERT_TRUE(supervisor.RecoverJob("broken", ::geteuid(), 0).ok());
+  ASSERT_TRUE(
+      supervisor.RecoverJob("broken", ::geteuid(), 0, /*to_durable=*/false)
+          .ok());
   ASSERT_TRUE(Harness::Eventually(is_failed));
   EXPECT_EQ(harness_.Find("broken")->restarts, 1u);
 
   std::ofstream(harness_.JobDirectory("broken") + "/fixed") << "yes";
-  ASSERT_TRUE(supervisor.RecoverJob("broken", ::geteuid(), 0).ok());
+  ASSERT_TRUE(
+      supervisor.RecoverJob("broken", ::geteuid(), 0, /*to_durable=*/false)
+          .ok());
   MustOpen("broken");
   EXPECT_EQ(harness_.Find("broken")->restarts, 0u);
   EXPECT_TRUE(absl::IsFailedPrecondition(
-      supervisor.RecoverJob("broken", ::geteuid(), 0)));
+      supervisor.RecoverJob("broken", ::geteuid(), 0, /*to_durable=*/false)));
 }
 
 // The next engine may open or find what this one could not.
@@ -177,16 +182,18 @@ TEST_F(SupervisorTest, EngineThatRunsAndCallsItsJobFailedIsReplaced) {
   ASSERT_TRUE(Harness::Eventually(
       [this] { return harness_.Find("keeps")->kept_count == 1; }));
   Supervisor& supervisor = harness_.supervisor();
-  EXPECT_TRUE(absl::IsPermissionDenied(
-      supervisor.RecoverJob("keeps", ::geteuid() + 1, failed)));
+  EXPECT_TRUE(absl::IsPermissionDenied(supervisor.RecoverJob(
+      "keeps", ::geteuid() + 1, failed, /*to_durable=*/false)));
   // The pid is that of another engine, which has gone.
-  const absl::Status other =
-      supervisor.RecoverJob("keeps", ::geteuid(), failed + 1);
+  const absl::Status other = supervisor.RecoverJob(
+      "keeps", ::geteuid(), failed + 1, /*to_durable=*/false);
   EXPECT_TRUE(absl::IsFailedPrecondition(other)) << other;
   EXPECT_THAT(std::string(other.message()), HasSubstr("has not failed"));
   EXPECT_EQ(MustOpen("keeps").engine_pid, before.engine_pid);
 
-  ASSERT_TRUE(supervisor.RecoverJob("keeps", ::geteuid(), failed).ok());
+  ASSERT_TRUE(
+      supervisor.RecoverJob("keeps", ::geteuid(), failed, /*to_durable=*/false)
+          .ok());
   EXPECT_TRUE(Harness::ClosedByPeer(before.fd.get()));
   const TestSession after = MustOpen("keeps");
   EXPECT_NE(after.engine_pid, before.engine_pid);

@@ -6,6 +6,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -15,6 +16,7 @@
 #include "absl/status/status.h"
 #include "storage/io/blocking_io_engine.h"
 #include "storage/io/io_uring_io_engine.h"
+#include "storage/io/metered_io_engine.h"
 #include "storage/io/simulated_disk.h"
 #include "storage/io/simulated_io_engine.h"
 
@@ -59,6 +61,20 @@ class BlockingWorld final : public FolderWorld {
   absl::StatusOr<std::unique_ptr<IoEngine>> Make(const Setup& setup) override {
     return MakeBlockingIoEngine(OptionsOf(setup));
   }
+};
+
+// An engine behind the one that counts.
+class MeteredWorld final : public FolderWorld {
+ public:
+  absl::StatusOr<std::unique_ptr<IoEngine>> Make(const Setup& setup) override {
+    absl::StatusOr<std::unique_ptr<IoEngine>> engine =
+        MakeBlockingIoEngine(OptionsOf(setup));
+    if (!engine.ok()) return engine.status();
+    return MeterIoEngine(*std::move(engine), &done_bytes_);
+  }
+
+ private:
+  std::atomic<uint64_t> done_bytes_ = 0;
 };
 
 template <bool kSubmissionThread>
@@ -107,6 +123,7 @@ INSTANTIATE_TEST_SUITE_P(
     Engines, IoEngineSuite,
     testing::Values(
         IoEngineWorldParam{"Blocking", &MakeWorld<BlockingWorld>},
+        IoEngineWorldParam{"Metered", &MakeWorld<MeteredWorld>},
         IoEngineWorldParam{"IoUring", &MakeWorld<IoUringWorld<false>>},
         IoEngineWorldParam{"IoUringSubmissionThread",
                            &MakeWorld<IoUringWorld<true>>},
