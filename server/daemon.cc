@@ -56,6 +56,10 @@ void ReapTheDead() {
   }
 }
 
+// Time for the next report of progress, when engines bring their last steps to
+// disk: the service manager must not kill the daemon meanwhile.
+constexpr absl::string_view kExtendTimeout = "EXTEND_TIMEOUT_USEC=60000000";
+
 void Notify(absl::string_view state) {
   const absl::Status status = observe::NotifyServiceManager(state);
   if (!status.ok()) spdlog::warn("{}", status.ToString());
@@ -193,6 +197,7 @@ absl::Status Daemon::Build() {
   }
   ReportSuppressedLines();
   Notify("READY=1");
+  PingWatchdog();
   return absl::OkStatus();
 }
 
@@ -291,6 +296,14 @@ void Daemon::ReportSuppressedLines() {
   loop_->RunAfter(kReportSuppressedEvery, [this] { ReportSuppressedLines(); });
 }
 
+// Tells the service manager, from the loop, that the loop goes on.
+void Daemon::PingWatchdog() {
+  const absl::Duration limit = observe::WatchdogLimit();
+  if (limit == absl::InfiniteDuration()) return;
+  Notify("WATCHDOG=1");
+  loop_->RunAfter(limit / 2, [this] { PingWatchdog(); });
+}
+
 void Daemon::OnSignal(int signal) {
   if (signal == SIGHUP) return upgrade_->OnHangup();
   if (upgrade_->Interrupt(signal)) return;
@@ -341,7 +354,10 @@ void Daemon::RestAndStop(absl::Duration patience) {
     }
   }
   admin_server_->Shutdown(absl::Now() + kCallsEnd);
-  loop_->Post([this] { supervisor_->Stop([this] { loop_->Stop(); }); });
+  loop_->Post([this] {
+    supervisor_->Stop([this] { loop_->Stop(); },
+                      [] { Notify(kExtendTimeout); });
+  });
 }
 
 }  // namespace

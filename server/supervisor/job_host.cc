@@ -137,6 +137,7 @@ void JobHost::OnWorking(uint64_t disk_bytes) {
     LimitStart();
   } else if (state_ == State::kStopping || state_ == State::kReplacing) {
     LimitStop();
+    callbacks_.on_end_progress();
   }
 }
 

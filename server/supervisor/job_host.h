@@ -102,6 +102,8 @@ class JobHost {
     // The connection's peer has gone before the engine has read it; the fd is
     // closed afterwards.
     std::function<void(int fd)> on_hung_up;
+    // An engine that was told to end is bringing records to disk, and comes on.
+    std::function<void()> on_end_progress;
     // The engine is gone for good. `over`: the job is over (ephemeral, or no
     // rank registered or could) and has nothing durable on a disk, so that its
     // directory should be removed.

@@ -52,6 +52,7 @@ class JobHostTest : public testing::Test {
     callbacks.on_engine = [this](UniqueFd, const std::vector<uint64_t>&) {
       on_engine_();
     };
+    callbacks.on_end_progress = [this] { ++end_progress_; };
     callbacks.on_process = [](pid_t) {};
     callbacks.on_engine_gone = [] {};
     callbacks.on_failed = [this] { loop_->Stop(); };
@@ -83,6 +84,7 @@ class JobHostTest : public testing::Test {
   std::unique_ptr<JobHost> host_;
   std::function<void()> on_engine_;
   std::optional<bool> over_;
+  int end_progress_ = 0;
   uint32_t restarts_max_ = 5;
   absl::Duration start_timeout_ = absl::Minutes(2);
   absl::Duration stop_timeout_ = absl::Minutes(2);
@@ -125,6 +127,7 @@ TEST_F(JobHostTest, AnEngineThatBringsRecordsToDiskHasTimeToEnd) {
   EXPECT_EQ(over_, false);
   EXPECT_TRUE(std::filesystem::exists(directory_ + "/ended"))
       << "it was killed before";
+  EXPECT_EQ(end_progress_, 20);
 }
 
 // While this object lives no fd can be opened; open fds stay usable.

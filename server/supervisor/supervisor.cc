@@ -219,6 +219,9 @@ JobHost* Supervisor::StartHost(const std::string& name, uid_t uid,
     sessions_.Forget(name);
     callbacks_.on_engine_gone(name);
   };
+  callbacks.on_end_progress = [this] {
+    if (on_stop_progress_ != nullptr) on_stop_progress_();
+  };
   callbacks.on_adopted = [this, name](int fd) { OnAdopted(name, fd); };
   callbacks.on_hung_up = [this, name](int fd) {
     const absl::StatusOr<ino_t> inode = os::SocketInode(fd);
@@ -301,10 +304,12 @@ void Supervisor::Reroute(std::deque<Waiting> waiting) {
   }
 }
 
-void Supervisor::Stop(std::function<void()> done) {
+void Supervisor::Stop(std::function<void()> done,
+                      std::function<void()> on_progress) {
   stopping_ = true;
   if (hosts_.empty()) return done();
   on_all_stopped_ = std::move(done);
+  on_stop_progress_ = std::move(on_progress);
   for (const auto& [name, host] : hosts_) host->Stop();
 }
 

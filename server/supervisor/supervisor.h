@@ -70,8 +70,11 @@ class Supervisor : public SupervisorControl {
                v1::Hello hello);
 
   // Ends every engine; then calls `done`, from the loop. Jobs that are over
-  // meanwhile are removed, the others keep their state.
-  void Stop(std::function<void()> done);
+  // meanwhile are removed, the others keep their state. Calls `on_progress`
+  // again and again while an engine brings records to disk, which may take
+  // minutes; null: nobody is to know.
+  void Stop(std::function<void()> done,
+            std::function<void()> on_progress = nullptr);
 
   // Returns the kept gradients by job. An engine reports its own to the next
   // supervisor, but may die before that.
@@ -144,6 +147,7 @@ class Supervisor : public SupervisorControl {
   std::atomic<bool> draining_{false};
   bool stopping_ = false;
   std::function<void()> on_all_stopped_;
+  std::function<void()> on_stop_progress_;
   os::TreeRemover remover_;  // destroyed first: its callbacks use the rest
 };
 
