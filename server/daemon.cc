@@ -97,6 +97,7 @@ class Daemon {
   void OnSignal(int signal);
   // Logs the counts of suppressed lines from time to time.
   void ReportSuppressedLines();
+  void PingWatchdog();
 
   absl::StatusOr<v1::DaemonConfig> ConfigForUpgrade() const;
   void GoOnAfterUpgrade();

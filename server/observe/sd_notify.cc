@@ -2,12 +2,15 @@
 
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "proto/types/os_error.h"
 #include "proto/types/unique_fd.h"
@@ -35,6 +38,23 @@ absl::Status NotifyServiceManager(absl::string_view state) {
     return OsError(errno, absl::StrCat("send to NOTIFY_SOCKET ", path));
   }
   return absl::OkStatus();
+}
+
+absl::Duration WatchdogLimit() {
+  const char* limit = std::getenv("WATCHDOG_USEC");
+  const char* pid = std::getenv("WATCHDOG_PID");
+  int64_t limit_us = 0;
+  int64_t process = 0;
+  if (limit == nullptr || !absl::SimpleAtoi(limit, &limit_us) ||
+      limit_us <= 0) {
+    return absl::InfiniteDuration();
+  }
+  // The variables are inherited; they are for one process.
+  if (pid != nullptr &&
+      (!absl::SimpleAtoi(pid, &process) || process != ::getpid())) {
+    return absl::InfiniteDuration();
+  }
+  return absl::Microseconds(limit_us);
 }
 
 }  // namespace optstate::observe

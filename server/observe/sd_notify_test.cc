@@ -68,5 +68,21 @@ TEST_F(SdNotifyTest, NobodyThere) {
   EXPECT_FALSE(NotifyServiceManager("READY=1").ok());
 }
 
+TEST(WatchdogLimitTest, IsForOneProcess) {
+  EXPECT_EQ(WatchdogLimit(), absl::InfiniteDuration());
+  ::setenv("WATCHDOG_USEC", "30000000", 1);
+  EXPECT_EQ(WatchdogLimit(), absl::Seconds(30));
+  ::setenv("WATCHDOG_PID", absl::StrCat(::getpid()).c_str(), 1);
+  EXPECT_EQ(WatchdogLimit(), absl::Seconds(30));
+  ::setenv("WATCHDOG_PID", absl::StrCat(::getppid()).c_str(), 1);
+  EXPECT_EQ(WatchdogLimit(), absl::InfiniteDuration());
+  ::unsetenv("WATCHDOG_PID");
+  for (const char* none : {"", "0", "-1", "soon"}) {
+    ::setenv("WATCHDOG_USEC", none, 1);
+    EXPECT_EQ(WatchdogLimit(), absl::InfiniteDuration()) << none;
+  }
+  ::unsetenv("WATCHDOG_USEC");
+}
+
 }  // namespace
 }  // namespace optstate::observe
