@@ -1,6 +1,10 @@
 #include "storage/io/metered_io_engine.h"
 
-#include <vector>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
 
 #include "gtest/gtest.h"
 #include "storage/io/simulated_disk.h"
@@ -17,7 +21,7 @@ TEST(MeteredIoEngineTest, CountsTheBytesOfRequestsThatSucceed) {
   const absl::StatusOr<FileId> file =
       engine->Open("/disk/file", 4 * kSectorBytes, IoEngine::OpenMode::kCreate);
   ASSERT_TRUE(file.ok()) << file.status();
-  std::vector<std::byte> bytes(2 * kSectorBytes);
+  alignas(kSectorBytes) static std::array<std::byte, 2 * kSectorBytes> bytes;
   const auto run = [&](IoRequest::Kind kind, uint64_t count) {
     IoRequest request;
     request.kind = kind;
