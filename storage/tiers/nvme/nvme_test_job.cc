@@ -25,8 +25,7 @@ NvmeStore::Sizes SizesOf(const NvmeTestJob::Setup& setup) {
       setup.layout, setup.sub_group_elements,
       {.is_durable = setup.is_durable,
        .directories = static_cast<uint32_t>(setup.directories.size()),
-       .job_bytes = kJobBytes,
-       .weights = setup.weights});
+       .job_bytes = kJobBytes});
 }
 
 }  // namespace
@@ -107,7 +106,6 @@ absl::Status NvmeTestJob::Open(const DurableCommit* restored) {
   NvmeStore::Options options;
   options.engine = setup_.make_engine();
   options.directories = setup_.directories;
-  options.weights = setup_.weights;
   options.frames = frames_.span();
   options.table = table_.span();
   options.incarnation = kIncarnation;

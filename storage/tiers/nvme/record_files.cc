@@ -2,7 +2,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
-#include "storage/tiers/nvme/record_split.h"
 
 namespace optstate::nvme {
 namespace {
@@ -14,13 +13,11 @@ std::string PathIn(const std::string& directory) {
 }  // namespace
 
 RecordFiles::RecordFiles(const RecordLayout& layout, const Shape& shape)
-    : file_bytes_(shape.directories.size(), 0),
-      split_(SplitRecords(shape.records, shape.directories.size(),
-                          shape.weights)) {
+    : file_bytes_(shape.directories.size(), 0) {
   offsets_.reserve(shape.records);
   slot_bytes_.reserve(shape.records);
   for (uint32_t record = 0; record < shape.records; ++record) {
-    uint64_t& end = file_bytes_[split_[record]];
+    uint64_t& end = file_bytes_[DirectoryOf(record)];
     offsets_.push_back(end);
     slot_bytes_.push_back(layout.bytes(record));
     end += shape.slots * layout.bytes(record);
