@@ -132,6 +132,7 @@ void Committer::WriteCommit() {
   commit_.incarnation = context_.options.incarnation;
   commit_.slots = context_.slots;
   commit_.paths = static_cast<uint32_t>(context_.options.directories.size());
+  commit_.weights = context_.weights;
   commit_.places.resize(cache_.records());
   commit_.checksums.resize(context_.record_layout.checksum_count());
   for (uint32_t i = 0; i < cache_.records(); ++i) {

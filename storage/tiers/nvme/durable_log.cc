@@ -16,6 +16,8 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31524c4255524f53;  // "SORUBLR1"
 constexpr uint32_t kVersion = 1;
+// The version of a region whose commit has weights; others stay of the first.
+constexpr uint32_t kVersionWithWeights = 2;
 constexpr uint32_t kByteOrder = 0x01020304;
 
 struct Header {
@@ -59,18 +61,23 @@ static_assert(offsetof(Superblock, header_crc32c) == 28);
 constexpr uint64_t kSuperblockMagic = 0x3153544d434f4f53;  // "SOOCMTS1"
 
 absl::Status CheckVersion(const std::string& path, uint32_t version,
-                          uint32_t byte_order) {
-  if (version == kVersion && byte_order == kByteOrder) return absl::OkStatus();
+                          uint32_t byte_order, uint32_t version_max) {
+  if (version >= kVersion && version <= version_max &&
+      byte_order == kByteOrder) {
+    return absl::OkStatus();
+  }
   return absl::FailedPreconditionError(absl::StrCat(
       path, ": version ", version, ", byte order ", absl::Hex(byte_order),
-      "; this optstated reads version ", kVersion, ", byte order ",
+      "; this optstated reads version ", version_max, ", byte order ",
       absl::Hex(kByteOrder),
       ". The files are left as they are: start the build that wrote them, or "
       "remove the directory to begin the job anew"));
 }
 
-uint64_t BodyBytes(uint64_t records, uint64_t checksums, uint64_t job_bytes) {
-  return records + checksums * sizeof(uint32_t) + job_bytes;
+uint64_t BodyBytes(uint64_t records, uint64_t checksums, uint64_t job_bytes,
+                   uint64_t weights) {
+  return records + checksums * sizeof(uint32_t) + job_bytes +
+         weights * sizeof(uint32_t);
 }
 
 std::string PathIn(const std::string& directory) {
@@ -89,9 +96,9 @@ constexpr int kAttemptsMax = 3;
 }  // namespace
 
 uint64_t DurableLog::RegionBytes(uint64_t records, uint64_t checksums,
-                                 uint64_t job_bytes) {
+                                 uint64_t job_bytes, uint64_t weights) {
   const uint64_t bytes =
-      sizeof(Header) + BodyBytes(records, checksums, job_bytes);
+      sizeof(Header) + BodyBytes(records, checksums, job_bytes, weights);
   return (bytes + io::kSectorBytes - 1) / io::kSectorBytes * io::kSectorBytes;
 }
 
@@ -225,7 +232,7 @@ absl::Status DurableLog::ReadSuperblock() {
                      absl::Hex(block.magic, absl::kZeroPad16)));
   }
   OPTSTATE_RETURN_IF_ERROR(
-      CheckVersion(path_, block.version, block.byte_order));
+      CheckVersion(path_, block.version, block.byte_order, kVersion));
   constexpr uint64_t kRegionBytesMax = uint64_t{1} << 40;
   if (!storage::IsSealed(block) || block.region_bytes == 0 ||
       block.region_bytes > kRegionBytesMax ||
@@ -245,15 +252,18 @@ absl::StatusOr<DurableCommit> DurableLog::ParseRegion(uint32_t region) const {
   std::memcpy(&header, buffer_.get(), sizeof(header));
   if (header.magic == 0) return DurableCommit();  // not written yet
   if (header.magic != kMagic) return damaged("no commit");
-  OPTSTATE_RETURN_IF_ERROR(
-      CheckVersion(path_, header.version, header.byte_order));
+  OPTSTATE_RETURN_IF_ERROR(CheckVersion(
+      path_, header.version, header.byte_order, kVersionWithWeights));
   if (!storage::IsSealed(header)) {
     return damaged("checksum of the header");
   }
   // Each is checked by itself first, so that their sum cannot wrap.
   const uint64_t room = region_bytes_ - sizeof(Header);
+  const uint64_t weights =
+      header.version == kVersionWithWeights ? header.paths : 0;
   const auto body_bytes = [&] {
-    return BodyBytes(header.records, header.checksums, header.job_bytes);
+    return BodyBytes(header.records, header.checksums, header.job_bytes,
+                     weights);
   };
   if (header.region_bytes != region_bytes_ || header.records > room ||
       header.checksums > room / sizeof(uint32_t) || header.job_bytes > room ||
@@ -278,13 +288,17 @@ absl::StatusOr<DurableCommit> DurableLog::ParseRegion(uint32_t region) const {
               header.checksums * sizeof(uint32_t));
   next += header.checksums * sizeof(uint32_t);
   commit.job.assign(reinterpret_cast<const char*>(next), header.job_bytes);
+  next += header.job_bytes;
+  commit.weights.resize(weights);
+  std::memcpy(commit.weights.data(), next, weights * sizeof(uint32_t));
   return commit;
 }
 
 absl::StatusOr<io::IoRequest*> DurableLog::Prepare(
     const DurableCommit& commit) {
-  const uint64_t bytes = RegionBytes(
-      commit.places.size(), commit.checksums.size(), commit.job.size());
+  const uint64_t bytes =
+      RegionBytes(commit.places.size(), commit.checksums.size(),
+                  commit.job.size(), commit.weights.size());
   if (bytes > region_bytes_) {
     return absl::ResourceExhaustedError(
         absl::StrCat(path_, ": a commit of ", bytes,
@@ -298,9 +312,10 @@ absl::StatusOr<io::IoRequest*> DurableLog::Prepare(
   put(commit.places.data(), commit.places.size());
   put(commit.checksums.data(), commit.checksums.size() * sizeof(uint32_t));
   put(commit.job.data(), commit.job.size());
+  put(commit.weights.data(), commit.weights.size() * sizeof(uint32_t));
   Header header = {};
   header.magic = kMagic;
-  header.version = kVersion;
+  header.version = commit.weights.empty() ? kVersion : kVersionWithWeights;
   header.byte_order = kByteOrder;
   header.generation = commit.generation;
   header.step = commit.step;

@@ -23,6 +23,8 @@ struct DurableCommit {
   uint64_t incarnation = 0;  // of the job
   uint32_t slots = 2;
   uint32_t paths = 1;
+  // Of the directories, see SplitRecords(); none: equal parts.
+  std::vector<uint32_t> weights;
   // By record: bit 0 is the slot, bit 1 says whether the slot has the record
   // (else the record is all zeros).
   std::vector<uint8_t> places;
@@ -38,10 +40,10 @@ struct DurableCommit {
 // Threads: as its engine.
 class DurableLog {
  public:
-  // Returns the size of a region for so many records, checksums and bytes of
-  // DurableCommit::job.
+  // Returns the size of a region for so many records, checksums, bytes of
+  // DurableCommit::job and weights.
   static uint64_t RegionBytes(uint64_t records, uint64_t checksums,
-                              uint64_t job_bytes);
+                              uint64_t job_bytes, uint64_t weights);
 
   // Makes the file. `engine` outlives this.
   static absl::StatusOr<std::unique_ptr<DurableLog>> Create(

@@ -13,7 +13,9 @@ namespace optstate::nvme {
 namespace {
 
 constexpr uint64_t kMagic = 0x31454d4152464f53;  // "SOFRAME1"
+// A table without weights is of the first version.
 constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersionWithWeights = 2;
 
 // A place as it is stored: the frame's index plus 1 in the low half.
 constexpr uint64_t kSlotBit = uint64_t{1} << 32;
@@ -45,11 +47,40 @@ struct FrameTable::Header {
   uint32_t is_syncing;
 };
 
+uint64_t FrameTable::WeightsOffset(const Header& header) {
+  return sizeof(Header) + header.records * sizeof(uint64_t) +
+         header.slots * header.checksums * sizeof(uint32_t);
+}
+
 uint32_t FrameTable::Checksum() const {
   const Header& header = this->header();
-  const uint32_t crc =
+  uint32_t crc =
       storage::ExtendCrc32c(0, &header.version, 3 * sizeof(uint32_t));
-  return storage::ExtendCrc32c(crc, &header.incarnation, 4 * sizeof(uint64_t));
+  crc = storage::ExtendCrc32c(crc, &header.incarnation, 4 * sizeof(uint64_t));
+  if (header.version != kVersionWithWeights) return crc;
+  return storage::ExtendCrc32c(crc, bytes_.data() + WeightsOffset(header),
+                               header.paths * sizeof(uint32_t));
+}
+
+absl::StatusOr<std::vector<uint32_t>> FrameTable::ReadWeights(
+    absl::Span<const std::byte> bytes) {
+  Header header;
+  std::memcpy(static_cast<void*>(&header), bytes.data(), sizeof(header));
+  std::vector<uint32_t> weights;
+  if (header.version != kVersionWithWeights) return weights;
+  // Each is checked by itself first, so that their sum cannot wrap.
+  const uint64_t size = bytes.size();
+  if (header.records > size || header.checksums > size || header.slots > 2 ||
+      header.paths > size ||
+      WeightsOffset(header) + header.paths * sizeof(uint32_t) > size) {
+    return absl::DataLossError(
+        absl::StrCat("frame_table has ", size,
+                     " bytes, its header asks for more: it is damaged"));
+  }
+  weights.resize(header.paths);
+  std::memcpy(weights.data(), bytes.data() + WeightsOffset(header),
+              header.paths * sizeof(uint32_t));
+  return weights;
 }
 
 uint64_t FrameTable::BytesNeeded(const Shape& shape) {
@@ -61,7 +92,8 @@ uint64_t FrameTable::BytesNeeded(const Shape& shape) {
   static_assert(offsetof(Header, frames) == 56);
   static_assert(offsetof(Header, is_syncing) == 60);
   return sizeof(Header) + shape.records * sizeof(uint64_t) +
-         shape.slots * shape.checksums * sizeof(uint32_t);
+         shape.slots * shape.checksums * sizeof(uint32_t) +
+         shape.weights.size() * sizeof(uint32_t);
 }
 
 bool FrameTable::IsMade(absl::Span<const std::byte> bytes) {
@@ -88,7 +120,7 @@ std::atomic<uint64_t>& FrameTable::word(uint32_t record) const {
 
 void FrameTable::Make(const Shape& shape) {
   Header& header = this->header();
-  header.version = kVersion;
+  header.version = shape.weights.empty() ? kVersion : kVersionWithWeights;
   header.slots = shape.slots;
   header.paths = shape.paths;
   header.incarnation = shape.incarnation;
@@ -97,6 +129,8 @@ void FrameTable::Make(const Shape& shape) {
   header.frame_bytes = shape.frame_bytes;
   header.frames = static_cast<uint32_t>(shape.frames);
   header.is_syncing = 0;
+  std::memcpy(bytes_.data() + WeightsOffset(header), shape.weights.data(),
+              shape.weights.size() * sizeof(uint32_t));
   header.crc32c = Checksum();
   for (uint32_t i = 0; i < shape.records; ++i) SetPlace(i, {});
   storage::PersistInOrder(storage::PersistPoint::kFrameTableMagic);
@@ -117,8 +151,18 @@ absl::Status FrameTable::Check(const Shape& shape) const {
   };
   const uint64_t magic = header.magic.load(std::memory_order_acquire);
   if (magic != kMagic) return differs("magic", magic, kMagic);
-  if (header.version != kVersion) {
-    return differs("version", header.version, kVersion);
+  const uint32_t version =
+      shape.weights.empty() ? kVersion : kVersionWithWeights;
+  if (header.version != version) {
+    return differs("version", header.version, version);
+  }
+  // What lies behind checksums is only looked for where it can be.
+  const bool has_places =
+      WeightsOffset(header) <= bytes_.size() &&
+      header.paths <=
+          (bytes_.size() - WeightsOffset(header)) / sizeof(uint32_t);
+  if (!shape.weights.empty() && !has_places) {
+    return differs("size", bytes_.size(), BytesNeeded(shape));
   }
   if (header.crc32c != Checksum()) {
     return differs("checksum", header.crc32c, Checksum());

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
 
 namespace optstate::nvme {
@@ -45,6 +47,8 @@ class FrameTable {
     uint64_t frame_bytes = 0;
     uint32_t slots = 1;
     uint32_t paths = 1;  // directories over which records are spread
+    // Of these directories, in their smallest form; none: equal parts.
+    std::vector<uint32_t> weights = {};
   };
 
   static uint64_t BytesNeeded(const Shape& shape);
@@ -54,6 +58,11 @@ class FrameTable {
   // Returns the bytes of all frames that the table was made for; 0: it was not
   // made.
   static uint64_t FrameBytesOf(absl::Span<const std::byte> bytes);
+
+  // Returns the weights that a table was made with. DATA_LOSS: it is too short
+  // to have them.
+  static absl::StatusOr<std::vector<uint32_t>> ReadWeights(
+      absl::Span<const std::byte> bytes);
 
   FrameTable() = default;
   // Uses the table in `bytes`, which outlive this.
@@ -79,6 +88,8 @@ class FrameTable {
  private:
   struct Header;
   Header& header() const;
+  // Returns the place of the weights, which follow the checksums.
+  static uint64_t WeightsOffset(const Header& header);
   uint32_t Checksum() const;
   std::atomic<uint64_t>& word(uint32_t record) const;
   absl::Status CheckPlace(uint32_t record, const Shape& shape) const;

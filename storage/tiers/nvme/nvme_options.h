@@ -23,6 +23,10 @@ struct NvmeOptions {
   absl::Span<std::byte> frames;
   absl::Span<std::byte> table;
   uint64_t incarnation = 0;
+  // Weights of the directories, see record_split.h. Of a job that exists:
+  // those that it was made with, or none; any other are refused
+  // (FAILED_PRECONDITION).
+  std::vector<uint32_t> weights = {};
   bool is_durable = false;  // commits can be requested
   // The room of a commit for DurableCommit::job.
   uint64_t job_bytes = 0;
@@ -35,6 +39,7 @@ struct NvmeSizeOptions {
   bool is_durable = false;
   uint32_t directories = 1;
   uint64_t job_bytes = 0;  // see NvmeOptions
+  std::vector<uint32_t> weights = {};
 };
 
 // The sizes of a job, in bytes.

@@ -25,7 +25,8 @@ NvmeStore::Sizes SizesOf(const NvmeTestJob::Setup& setup) {
       setup.layout, setup.sub_group_elements,
       {.is_durable = setup.is_durable,
        .directories = static_cast<uint32_t>(setup.directories.size()),
-       .job_bytes = kJobBytes});
+       .job_bytes = kJobBytes,
+       .weights = setup.weights});
 }
 
 }  // namespace
@@ -106,6 +107,7 @@ absl::Status NvmeTestJob::Open(const DurableCommit* restored) {
   NvmeStore::Options options;
   options.engine = setup_.make_engine();
   options.directories = setup_.directories;
+  options.weights = setup_.weights;
   options.frames = frames_.span();
   options.table = table_.span();
   options.incarnation = kIncarnation;

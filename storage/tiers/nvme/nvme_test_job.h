@@ -85,6 +85,7 @@ class NvmeTestJob {
     uint64_t frames = NvmeStore::kFramesMin;
     bool is_durable = true;
     std::vector<std::string> directories = {"/disk"};
+    std::vector<uint32_t> weights = {};
     EngineMaker make_engine;
   };
   static constexpr uint64_t kIncarnation = 0x1234;
@@ -100,6 +101,10 @@ class NvmeTestJob {
   NvmeTestMemory& table() { return table_; }
   void SetEngineMaker(EngineMaker make) {
     setup_.make_engine = std::move(make);
+  }
+  // Sets what Open() gives; the job's sizes stay those of its first weights.
+  void SetWeights(std::vector<uint32_t> weights) {
+    setup_.weights = std::move(weights);
   }
 
   // Opens the store with memory as it is; zeros: the job is new.

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
+#include "storage/tiers/nvme/record_split.h"
 
 namespace optstate::nvme {
 namespace {
@@ -13,11 +14,13 @@ std::string PathIn(const std::string& directory) {
 }  // namespace
 
 RecordFiles::RecordFiles(const RecordLayout& layout, const Shape& shape)
-    : file_bytes_(shape.directories.size(), 0) {
+    : file_bytes_(shape.directories.size(), 0),
+      split_(SplitRecords(shape.records, shape.directories.size(),
+                          shape.weights)) {
   offsets_.reserve(shape.records);
   slot_bytes_.reserve(shape.records);
   for (uint32_t record = 0; record < shape.records; ++record) {
-    uint64_t& end = file_bytes_[DirectoryOf(record)];
+    uint64_t& end = file_bytes_[split_[record]];
     offsets_.push_back(end);
     slot_bytes_.push_back(layout.bytes(record));
     end += shape.slots * layout.bytes(record);

@@ -14,8 +14,8 @@
 namespace optstate::nvme {
 
 // The files `records` of a job, one in each of its directories on disk: each
-// record has one place or two (slots) in one of them. Neighbours are in
-// different directories, so that they are read and written side by side.
+// record has one place or two (slots) in one of them, which SplitRecords()
+// says.
 //
 // Threads: immutable after Create and Open.
 class RecordFiles {
@@ -28,6 +28,7 @@ class RecordFiles {
   // What the files are made for.
   struct Shape {
     absl::Span<const std::string> directories;
+    absl::Span<const uint32_t> weights;  // none: equal parts
     uint32_t records = 0;
     uint32_t slots = 1;
   };
@@ -50,19 +51,18 @@ class RecordFiles {
 
   absl::Span<const io::FileId> files() const { return files_; }
   Place PlaceOf(uint32_t record, uint32_t slot) const {
-    return {files_[DirectoryOf(record)],
+    return {files_[split_[record]],
             offsets_[record] + slot * slot_bytes_[record]};
   }
   // Returns the index of the record's directory.
-  uint32_t DirectoryOf(uint32_t record) const {
-    return record % static_cast<uint32_t>(file_bytes_.size());
-  }
+  uint32_t DirectoryOf(uint32_t record) const { return split_[record]; }
 
  private:
   RecordFiles(const RecordLayout& layout, const Shape& shape);
 
   std::vector<io::FileId> files_;     // by directory
   std::vector<uint64_t> file_bytes_;  // "
+  std::vector<uint32_t> split_;       // by record, its directory
   std::vector<uint64_t> offsets_;     // by record, of its first slot
   std::vector<uint64_t> slot_bytes_;  // by record
 };

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
@@ -22,7 +23,7 @@ namespace optstate::nvme {
 
 // What the rooms of an NvmeStore work on: its engine, files and memory.
 //
-// StoreOpener sets files and log; all is immutable after that, but for
+// StoreOpener sets weights, files and log; all is immutable after that, but for
 // the contents of the table and the log, and for the frames, which are changed
 // while the thread of I/O does not run. Places in the table are used with the
 // store's lock held; checksums of a slot by whoever reads or writes the record.
@@ -62,6 +63,7 @@ struct StoreContext {
   const uint32_t slots;                // of each record
   absl::Span<std::byte> frame_memory;  // whole frames
   FrameTable table;
+  std::vector<uint32_t> weights;     // in their smallest form
   std::optional<RecordFiles> files;  // once they are open
   std::unique_ptr<DurableLog> log;   // of a durable job
 };

@@ -13,6 +13,7 @@
 #include "storage/io/io_engine.h"
 #include "storage/tiers/nvme/record_files.h"
 #include "storage/tiers/nvme/record_layout.h"
+#include "storage/tiers/nvme/record_split.h"
 
 namespace optstate::nvme {
 namespace {
@@ -44,6 +45,7 @@ NvmeSizes StoreOpener::SizesOf(const Layout& layout,
   shape.records = sub_groups.size();
   shape.checksums = records.checksum_count();
   shape.slots = options.is_durable ? 2 : 1;
+  shape.weights = SmallestWeights(options.weights);
   NvmeSizes sizes;
   sizes.frame = records.frame_bytes();
   sizes.records = shape.records;
@@ -54,7 +56,8 @@ NvmeSizes StoreOpener::SizesOf(const Layout& layout,
   if (options.is_durable) {
     sizes.disk += io::kSectorBytes +
                   2 * DurableLog::RegionBytes(shape.records, shape.checksums,
-                                              RoomFor(options.job_bytes));
+                                              RoomFor(options.job_bytes),
+                                              shape.weights.size());
   }
   return sizes;
 }
@@ -68,10 +71,38 @@ FrameTable::Shape StoreOpener::ShapeOf() const {
   shape.frame_bytes = context_.record_layout.frame_bytes();
   shape.slots = context_.slots;
   shape.paths = static_cast<uint32_t>(context_.options.directories.size());
+  shape.weights = context_.weights;
   return shape;
 }
 
+// Takes the weights of a job that exists, or those given for a new one.
+absl::Status StoreOpener::ChooseWeights(const DurableCommit* restored) {
+  const NvmeOptions& options = context_.options;
+  const absl::Span<const uint32_t> given = options.weights;
+  OPTSTATE_RETURN_IF_ERROR(CheckWeights(given, options.directories.size()));
+  const bool is_made = FrameTable::IsMade(options.table);
+  if (!is_made && restored == nullptr) {
+    context_.weights = SmallestWeights(given);
+    return absl::OkStatus();
+  }
+  if (is_made) {
+    OPTSTATE_ASSIGN_OR_RETURN(context_.weights,
+                              FrameTable::ReadWeights(options.table));
+  } else {
+    context_.weights = restored->weights;
+  }
+  if (given.empty() || SmallestWeights(given) == context_.weights) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      options.directories[0],
+      ": the job's records are split over its directories by ",
+      WeightsText(context_.weights), ", not by ", WeightsText(given),
+      ": the weights of a job stay as they were when it was made"));
+}
+
 absl::Status StoreOpener::Open(const DurableCommit* restored) {
+  OPTSTATE_RETURN_IF_ERROR(ChooseWeights(restored));
   const NvmeOptions& options = context_.options;
   const FrameTable::Shape shape = ShapeOf();
   if (shape.frames < kNvmeFramesMin) {
@@ -121,8 +152,8 @@ absl::Status StoreOpener::OpenFiles(bool is_new,
     OPTSTATE_RETURN_IF_ERROR(RecordFiles::Remove(engine, directories));
   }
   if (restored != nullptr) OPTSTATE_RETURN_IF_ERROR(CheckRestored(*restored));
-  const RecordFiles::Shape shape = {directories, context_.records(),
-                                    context_.slots};
+  const RecordFiles::Shape shape = {directories, context_.weights,
+                                    context_.records(), context_.slots};
   OPTSTATE_ASSIGN_OR_RETURN(
       RecordFiles files,
       is_new ? RecordFiles::Create(engine, context_.record_layout, shape)
@@ -151,7 +182,7 @@ absl::Status StoreOpener::OpenLog(bool is_new) {
       context_.options.directories;
   const uint64_t region_bytes = DurableLog::RegionBytes(
       context_.records(), context_.record_layout.checksum_count(),
-      RoomFor(context_.options.job_bytes));
+      RoomFor(context_.options.job_bytes), context_.weights.size());
   auto log = is_new ? DurableLog::Create(engine, directories[0], region_bytes)
                     : OpenExistingLog(engine, directories[0]);
   if (!log.ok()) {
@@ -169,6 +200,12 @@ absl::Status StoreOpener::OpenLog(bool is_new) {
         directories[0],
         "/commits is of another job, made anew or before this "
         "one: is another disk mounted there than when the job was made?"));
+  }
+  if (last.generation != 0 && last.weights != context_.weights) {
+    return absl::DataLossError(absl::StrCat(
+        directories[0], "/commits is of records that are split by ",
+        WeightsText(last.weights), ", frame_table of ones by ",
+        WeightsText(context_.weights)));
   }
   return context_.log->Settle();
 }

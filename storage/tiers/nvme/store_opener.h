@@ -28,7 +28,7 @@ class StoreOpener {
   // `context` outlives this.
   explicit StoreOpener(StoreContext* context) : context_(*context) {}
 
-  // Sets the context's files, log and table. `restored` is null unless
+  // Sets the context's weights, files, log and table. `restored` is null unless
   // the job goes on at a commit. Checks all before it touches any file.
   absl::Status Open(const DurableCommit* restored);
   // Writes anew what may be in a cache only after a sync that failed, or whose
@@ -40,6 +40,7 @@ class StoreOpener {
 
  private:
   FrameTable::Shape ShapeOf() const;
+  absl::Status ChooseWeights(const DurableCommit* restored);
   absl::Status CheckRestored(const DurableCommit& restored) const;
   absl::Status OpenFiles(bool is_new, const DurableCommit* restored);
   absl::Status CheckNothingDurable() const;
