@@ -15,6 +15,8 @@
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
+#include "proto/types/step_commit.h"
+#include "proto/types/step_outcome.h"
 
 namespace optstate::client {
 
@@ -77,18 +79,8 @@ struct LossScalerState {
 };
 
 // The settings of a step. Every rank commits with equal content.
-struct CommitOptions {
-  uint64_t step = 0;                // committed_step + 1
-  std::vector<Hyperparams> groups;  // one per group of the layout
-  // The clipping group of each group, see v1::GroupHyperparams; empty: each
-  // group is clipped alone.
-  std::vector<uint32_t> clips_with;
-  double grad_scale = 1;   // gradients are divided by it
-  double max_norm = 0;     // of all gradients together; 0: no clipping
-  double max_value = 0;    // of each gradient; 0: no clipping
-  double norm_type = 2;    // of max_norm: 1, 2 or infinity
-  bool found_inf = false;  // this rank found non-finite values: skip
-};
+using CommitOptions =
+    StepCommit<std::vector<Hyperparams>, std::vector<uint32_t>>;
 
 // Whole parameters, each with contiguous memory of its dtype.
 struct ParameterTargets {
@@ -97,21 +89,7 @@ struct ParameterTargets {
 };
 
 // The result of a step.
-struct Outcome {
-  uint64_t step = 0;
-  bool applied = false;    // false: skipped, see found_inf
-  bool found_inf = false;  // some gradient was NaN or infinite
-  // The L2 norm of all unscaled gradients of the step, before clipping.
-  double gradient_norm = 0;
-  double clip_coefficient = 1;  // 1 when not clipped
-  uint64_t update_ns = 0;       // time of the update pass in the engine
-  double loss_scale = 0;        // for the next step; 0: no LossScaler
-  // The value of a dynamic LossScaler, as in LossScalerState; 0 from an older
-  // daemon.
-  uint32_t good_steps = 0;
-  uint32_t hysteresis_left = 0;
-  uint64_t durable_step = 0;  // the last that survives a reboot; 0: none
-};
+using Outcome = StepOutcome;
 
 // Returns whether a wait is to end. The waiting thread calls it about every 50
 // ms.

@@ -5,10 +5,8 @@
 
 #include "kernels/cast.h"
 #include "kernels/cpu/dynamic.h"
-#include "kernels/cpu/rules.h"
 #include "kernels/cpu/stochastic.h"
 #include "kernels/cpu/targets.h"
-#include "kernels/whole_kernel.h"
 #include "proto/types/dtype.h"
 
 namespace optstate::kernels {
@@ -19,13 +17,6 @@ DType DTypeOf(StateFormat format) {
 }
 
 }  // namespace
-
-bool IsNeverNegative(OptimizerKind kind, int array) {
-  const WholeKernel* const whole = FindWholeKernel(kind);
-  const uint32_t squares =
-      whole != nullptr ? whole->squares : cpu::SquaresOf(kind);
-  return (squares >> array & 1) != 0;
-}
 
 void StateToFloat(StateFormat format, bool is_never_negative, const void* in,
                   const float* scale, float* out, size_t numel) {

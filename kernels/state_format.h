@@ -10,11 +10,8 @@
 namespace optstate::kernels {
 
 // Conversions of state arrays of any format to and from float, for reading,
-// saving and loading them, and for updates that are made in float.
-
-// Returns whether state array `array` of an optimizer is never negative: with
-// kDynamic8 it has the unsigned map.
-bool IsNeverNegative(OptimizerKind kind, int array);
+// saving and loading them, and for updates that are made in float. With
+// kDynamic8 an array that is never negative has the unsigned map.
 
 // Sets out[i] to the value of element i. `scale` (kDynamic8): the scale of
 // element 0's block, which element 0 begins, and those of the blocks behind it.

@@ -5,7 +5,6 @@
 #include <initializer_list>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 
 namespace optstate::kernels {
@@ -133,11 +132,7 @@ std::vector<Setting> DecoupledSettings(const Places& at) {
 std::vector<Variant> AllVariants() {
   std::vector<Variant> variants;
   for (const OptimizerInfo& info : Optimizers()) {
-    if (info.kind == OptimizerKind::kLamb ||
-        info.kind == OptimizerKind::kAdafactor ||
-        info.kind == OptimizerKind::kMuon) {
-      continue;
-    }
+    if (!info.is_separable) continue;
     for (uint32_t options = 0; options < 1u << info.options.size(); ++options) {
       variants.push_back({info.kind, options});
     }
@@ -188,13 +183,6 @@ UpdateFactors FactorsAt(const UpdateKernel& kernel, OptimizerKind kind,
     input.scalar = kernel.advance(input.hyperparams, step, input.scalar);
   }
   return kernel.prepare(input);
-}
-
-bool IsSquare(OptimizerKind kind, int k) {
-  const auto arrays = InfoOf(kind).state_arrays;
-  if (static_cast<size_t>(k) >= arrays.size()) return false;
-  const absl::string_view name = arrays[static_cast<size_t>(k)].name;
-  return absl::StrContains(name, "sq") || name == "sum";
 }
 
 }  // namespace optstate::kernels

@@ -39,9 +39,6 @@ std::vector<Setting> SettingsOf(const Variant& variant);
 UpdateFactors FactorsAt(const UpdateKernel& kernel, OptimizerKind kind,
                         UpdateInput input);
 
-// Returns whether state array k is a mean or sum of squares, never negative.
-bool IsSquare(OptimizerKind kind, int k);
-
 }  // namespace optstate::kernels
 
 #endif  // OPTSTATE_KERNELS_TEST_KEYS_H_

@@ -218,7 +218,7 @@ SpecialElements AllSpecialElements(const Variant& variant) {
   for (int k = 0; k < kStateArraysMax; ++k) {
     choices[k] = {0};
     if (!HasStateArray(InfoOf(variant.kind), k, variant.options)) continue;
-    choices[k] = IsSquare(variant.kind, k) ? squares : any;
+    choices[k] = IsNeverNegative(variant.kind, k) ? squares : any;
   }
   SpecialElements all;
   for (float gradient : any) {

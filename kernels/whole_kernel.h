@@ -41,8 +41,6 @@ struct WholeView {
 // Bits: compute() gives equal bits on every instruction set, as UpdateKernel
 // does, and NaN is always written as 0x7FC00000.
 struct WholeKernel {
-  // Bit k says that state array k is never negative.
-  uint32_t squares = 0;
   uint64_t (*workspace_elements)(absl::Span<const int64_t> shape) = nullptr;
   // Returns INVALID_ARGUMENT, in torch's words, when the optimizer takes no
   // parameter of this shape.

@@ -68,11 +68,15 @@ inline std::atomic<PersistHook> persist_hook{nullptr};
 // unnoticed. Therefore each place has a name, and a test that sets
 // `persist_hook` looks at the files at each point, and fails when a point that
 // it knows is never reached.
-inline void PersistInOrder(PersistPoint point) {
+//
+// `hook` is the value of persist_hook, which a short loop loads once.
+inline void PersistInOrder(PersistPoint point, PersistHook hook) {
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  const PersistHook hook = persist_hook.load(std::memory_order_relaxed);
   if (hook != nullptr) hook(point);
   std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+inline void PersistInOrder(PersistPoint point) {
+  PersistInOrder(point, persist_hook.load(std::memory_order_relaxed));
 }
 
 }  // namespace optstate::storage

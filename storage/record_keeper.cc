@@ -215,29 +215,4 @@ bool RecordKeeper::RollBackRun(const RecordView& record, uint64_t epoch,
   return true;
 }
 
-absl::Status RecordKeeper::RollBack(
-    StateStore* store, uint64_t epoch,
-    absl::FunctionRef<void(const RecordView& record, const RunRange& run)>
-        restored) {
-  for (uint32_t p = 0; p < layout_->parameters().size(); ++p) {
-    uint64_t run = layout_->first_run(p);
-    const uint64_t end = layout_->first_run(p + 1);
-    while (run < end && !IsKept(run, epoch)) ++run;
-    if (run == end) continue;  // nothing is to be read from a disk
-    const auto numel = static_cast<uint64_t>(layout_->parameters()[p].numel);
-    absl::Status visited = store->ForEachRecord(
-        p, 0, numel, StateStore::Access::kWrite,
-        [&](const RecordView& record, uint64_t begin, uint64_t part_numel) {
-          ForEachRun(*layout_, p, begin, begin + part_numel,
-                     [&](uint64_t index, uint64_t at, uint64_t run_numel) {
-                       const RunRange one = {index, p, at, run_numel};
-                       RollBackRun(record, epoch, one,
-                                   [&] { restored(record, one); });
-                     });
-        });
-    if (!visited.ok()) return visited;
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace optstate::storage

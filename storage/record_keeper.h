@@ -8,11 +8,9 @@
 #include <memory>
 
 #include "absl/functional/function_ref.h"
-#include "absl/status/status.h"
 #include "absl/types/span.h"
 #include "proto/types/layout.h"
 #include "storage/record_view.h"
-#include "storage/state_store.h"
 
 namespace optstate::storage {
 
@@ -34,8 +32,11 @@ namespace optstate::storage {
 // the record, and one with an entry has them here. Putting back a run can be
 // repeated until its entry is gone.
 //
-// Threads: each run by many threads at once, but RollBack(). Those that want
-// one run at a moment take turns, for as long as its values are copied.
+// There is no snapshot yet: Begin, Read and Release, which a snapshot needs and
+// speculation does not, are called by tests alone.
+//
+// Threads: each run by many threads at once. Those that want one run at a
+// moment take turns, for as long as its values are copied.
 // Allocates only in the constructor.
 class RecordKeeper {
  public:
@@ -96,12 +97,6 @@ class RecordKeeper {
   // crash.
   bool RollBackRun(const RecordView& record, uint64_t epoch,
                    const RunRange& run, absl::FunctionRef<void()> restored);
-  // Puts back all runs of the epoch. An error is one of the store, and leaves
-  // the rest of the runs kept: the call can be repeated.
-  absl::Status RollBack(
-      StateStore* store, uint64_t epoch,
-      absl::FunctionRef<void(const RecordView& record, const RunRange& run)>
-          restored);
 
  private:
   // Holds a run's turn.

@@ -48,13 +48,10 @@ class Speculation {
     KeptMemory& memory = job_.memory();
     if (memory.mark().load() != kEpoch) return;
     keeper_ = job_.MakeKeeper();
-    const absl::Status status =
-        keeper_->RollBack(&job_.store(), kEpoch,
-                          [&](const RecordView& /*record*/, const RunRange& r) {
-                            job_.FollowMasters(r);
-                            memory.stamp(r.run).store(0);
-                          });
-    EXPECT_TRUE(status.ok()) << status;
+    job_.RollBack(keeper_.get(), kEpoch, [&](const RunRange& run) {
+      job_.FollowMasters(run);
+      memory.stamp(run.run).store(0);
+    });
     memory.mark().store(0);
   }
 

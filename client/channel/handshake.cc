@@ -213,7 +213,7 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
     result.loads_finished = attached.loads_finished();
   }
   if (attached.has_last_outcome()) {
-    result.last_outcome = MakeOutcome(attached.last_outcome());
+    result.last_outcome = FromProto(attached.last_outcome());
   }
   uint64_t next = 0;
   for (const v1::StagedRange& range : attached.staged()) {
@@ -229,19 +229,6 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
                              .micro_step = range.micro_step()});
   }
   return result;
-}
-
-Outcome MakeOutcome(const v1::StepOutcome& proto) {
-  return {.step = proto.step(),
-          .applied = proto.applied(),
-          .found_inf = proto.found_inf(),
-          .gradient_norm = proto.gradient_norm(),
-          .clip_coefficient = proto.clip_coefficient(),
-          .update_ns = proto.update_ns(),
-          .loss_scale = proto.loss_scale(),
-          .good_steps = proto.good_steps(),
-          .hysteresis_left = proto.hysteresis_left(),
-          .durable_step = proto.durable_step()};
 }
 
 }  // namespace optstate::client

@@ -34,8 +34,6 @@ absl::StatusOr<Attached> MakeAttached(const ChannelSetup& setup,
                                       const v1::RegisterReply& registered,
                                       const v1::AttachReply& attached);
 
-Outcome MakeOutcome(const v1::StepOutcome& proto);
-
 }  // namespace optstate::client
 
 #endif  // OPTSTATE_CLIENT_CHANNEL_HANDSHAKE_H_

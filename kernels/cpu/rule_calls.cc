@@ -182,8 +182,8 @@ Result ApplyToArrays(const UpdateKernelKey& key, const UpdateFactors& factors,
   std::vector<StateArray> state;
   state.reserve(kStateArraysMax);
   for (int k = 0; k < kStateArraysMax; ++k) {
-    state.emplace_back(key.state, IsSquare(key.optimizer, k), state_values[k],
-                       5 + 2 * static_cast<size_t>(k));
+    state.emplace_back(key.state, IsNeverNegative(key.optimizer, k),
+                       state_values[k], 5 + 2 * static_cast<size_t>(k));
   }
   GuardedArray<Parameter> parameter(
       std::vector<Parameter>(upper_halves.begin(), upper_halves.end()), 11);

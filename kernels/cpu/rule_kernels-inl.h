@@ -61,7 +61,6 @@ constexpr void AddKernelsOfGradient(RuleKernels* kernels) {
 template <class Rule, Dispatch kDispatch>
 constexpr RuleKernels MakeKernels() {
   RuleKernels kernels;
-  kernels.squares = Rule::kSquares;
   AddKernelsOfGradient<Rule, kDispatch, DType::kFloat32>(&kernels);
   AddKernelsOfGradient<Rule, kDispatch, DType::kBFloat16>(&kernels);
   AddKernelsOfGradient<Rule, kDispatch, DType::kFloat16>(&kernels);

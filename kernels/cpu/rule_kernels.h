@@ -19,8 +19,6 @@ inline constexpr int kStateFormats = 3;
 struct RuleKernels {
   // [state format - 1][gradient - 1][parameter - 1, 3 when it is split]
   UpdateKernel kernels[kStateFormats][kDTypes][kParameterKinds];
-  // Bit k says that state array k is never negative.
-  uint32_t squares = 0;
 
   constexpr UpdateKernel& Of(StateFormat state, DType gradient, DType parameter,
                              MasterFormat master) {

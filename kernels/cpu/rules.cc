@@ -38,13 +38,4 @@ const UpdateKernel* FindKernel(const UpdateKernelKey& key, Target target) {
   return nullptr;
 }
 
-uint32_t SquaresOf(OptimizerKind kind) {
-  for (const Row& row : kRows) {
-    if (row.kind != kind) continue;
-    const uint32_t all_options = (1u << InfoOf(kind).options.size()) - 1;
-    return row.kernels(kind, all_options, BestTarget()).squares;
-  }
-  return 0;
-}
-
 }  // namespace optstate::kernels::cpu

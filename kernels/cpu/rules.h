@@ -21,10 +21,6 @@ OPTSTATE_RULES(OPTSTATE_DECLARE_RULE)
 // none.
 const UpdateKernel* FindKernel(const UpdateKernelKey& key, Target target);
 
-// Bit k says that state array k of the optimizer is never negative; 0 without
-// kernels.
-uint32_t SquaresOf(OptimizerKind kind);
-
 }  // namespace optstate::kernels::cpu
 
 #endif  // OPTSTATE_KERNELS_CPU_RULES_H_

@@ -280,7 +280,7 @@ TEST_P(RulesTest, BlocksAreTheFloatKernelsEncoded) {
     std::vector<float> values;
     values.reserve(elements.size());
     for (const Element& element : elements) values.push_back(element.state[k]);
-    const bool is_signed = !IsSquare(GetParam().optimizer, k);
+    const bool is_signed = !IsNeverNegative(GetParam().optimizer, k);
     std::vector<uint8_t> codes(values.size());
     std::vector<float> scale(3);
     EncodeOn(PlainTarget(), is_signed, values.data(), codes.data(),
@@ -298,7 +298,8 @@ TEST_P(RulesTest, BlocksAreTheFloatKernelsEncoded) {
     std::memcpy(values.data(), expected.state[k].data(),
                 values.size() * sizeof(float));
     const StateArray encoded(StateFormat::kDynamic8,
-                             IsSquare(GetParam().optimizer, k), values, 1);
+                             IsNeverNegative(GetParam().optimizer, k), values,
+                             1);
     expected.state[k] = encoded.bits();
     expected.scale[k] = encoded.scale_bits();
   }
@@ -372,16 +373,6 @@ TEST(StochasticRoundingTest, IsUnbiased) {
     }
     EXPECT_NEAR(variance, kSteps * p * (1 - p),
                 0.05 * kSteps * p * (1 - p) + 1e-3);
-  }
-}
-
-TEST(SquaresTest, AreThoseOfTheirNames) {
-  for (const auto& [kind, options] : AllVariants()) {
-    for (size_t k = 0; k < InfoOf(kind).state_arrays.size(); ++k) {
-      EXPECT_EQ(SquaresOf(kind) >> k & 1,
-                IsSquare(kind, static_cast<int>(k)) ? 1u : 0u)
-          << InfoOf(kind).name << " " << k;
-    }
   }
 }
 

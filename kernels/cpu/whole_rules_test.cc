@@ -14,7 +14,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/string_view.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/guarded_array.h"
@@ -203,18 +202,6 @@ TEST_P(WholeRulesTest, StateMayBeUpdatedInPlace) {
       ASSERT_EQ(compute(true), compute(false))
           << TargetName(target) << " " << testing::PrintToString(shape);
     }
-  }
-}
-
-TEST_P(WholeRulesTest, SquaresAreThoseOfTheirNames) {
-  const auto arrays = InfoOf(GetParam()).state_arrays;
-  for (size_t k = 0; k < arrays.size(); ++k) {
-    const absl::string_view name = arrays[k].name;
-    const bool is_square =
-        absl::EndsWith(name, "_sq") || absl::StrContains(name, "var");
-    EXPECT_EQ(FindWholeKernel(GetParam(), PlainTarget())->squares >> k & 1,
-              is_square ? 1u : 0u)
-        << name;
   }
 }
 

@@ -54,7 +54,7 @@ namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 class Adagrad {
  public:
   static constexpr uint32_t kStates = 0b001;
-  static constexpr uint32_t kSquares = 0b001;
+  static constexpr uint32_t kSquares = NeverNegativeBits(adagrad::kArrays);
   static constexpr auto kPrepare = &PrepareAdagrad;
   static constexpr auto kAdvance = nullptr;
 

@@ -24,7 +24,7 @@ template <OptimizerKind kKind, bool kAmsgrad>
 class Adam {
  public:
   static constexpr uint32_t kStates = kAmsgrad ? 0b111 : 0b011;
-  static constexpr uint32_t kSquares = 0b110;
+  static constexpr uint32_t kSquares = NeverNegativeBits(adam::kArrays);
   static constexpr auto kPrepare =
       kKind == OptimizerKind::kAdam ? &PrepareAdam : &PrepareAdamW;
   static constexpr auto kAdvance = nullptr;

@@ -59,7 +59,7 @@ namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 class Lion {
  public:
   static constexpr uint32_t kStates = 0b001;
-  static constexpr uint32_t kSquares = 0;
+  static constexpr uint32_t kSquares = NeverNegativeBits(lion::kArrays);
   static constexpr auto kPrepare = &PrepareLion;
   static constexpr auto kAdvance = nullptr;
 

@@ -80,7 +80,7 @@ namespace optstate::kernels::OPTSTATE_OPS_NAMESPACE {
 class Nadam {
  public:
   static constexpr uint32_t kStates = 0b011;
-  static constexpr uint32_t kSquares = 0b010;
+  static constexpr uint32_t kSquares = NeverNegativeBits(adam::kMoments);
   static constexpr auto kPrepare = &PrepareNadam;
   static constexpr auto kAdvance = &AdvanceNadam;
 

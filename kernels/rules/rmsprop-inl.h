@@ -62,7 +62,7 @@ class Rmsprop {
  public:
   static constexpr uint32_t kStates =
       0b001 | (kMomentum ? 0b010 : 0) | (kCentered ? 0b100 : 0);
-  static constexpr uint32_t kSquares = 0b001;
+  static constexpr uint32_t kSquares = NeverNegativeBits(rmsprop::kArrays);
   static constexpr auto kPrepare = &PrepareRmsprop;
   static constexpr auto kAdvance = nullptr;
 

@@ -5,7 +5,7 @@
 //
 //   struct Rule {
 //     static constexpr uint32_t kStates;  // bit k: it has state array k
-//     static constexpr uint32_t kSquares;  // bit k: it is never negative
+//     static constexpr uint32_t kSquares;  // NeverNegativeBits() of its arrays
 //     static constexpr auto kPrepare = ...;  // UpdateKernel::prepare
 //     static constexpr auto kAdvance = ...;  // UpdateKernel::advance, nullptr
 //     OPTSTATE_HOST_DEVICE explicit Rule(const UpdateFactors& factors);

@@ -55,7 +55,7 @@ template <bool kMomentum>
 class Sgd {
  public:
   static constexpr uint32_t kStates = kMomentum ? 0b001 : 0;
-  static constexpr uint32_t kSquares = 0;
+  static constexpr uint32_t kSquares = NeverNegativeBits(sgd::kArrays);
   static constexpr auto kPrepare = &PrepareSgd;
   static constexpr auto kAdvance = nullptr;
 

@@ -154,6 +154,34 @@ v1::Layout ToProto(const Layout& layout) {
   return proto;
 }
 
+v1::StepOutcome ToProto(const StepOutcome& outcome) {
+  v1::StepOutcome proto;
+  proto.set_step(outcome.step);
+  proto.set_applied(outcome.applied);
+  proto.set_found_inf(outcome.found_inf);
+  proto.set_gradient_norm(outcome.gradient_norm);
+  proto.set_clip_coefficient(outcome.clip_coefficient);
+  proto.set_update_ns(outcome.update_ns);
+  proto.set_loss_scale(outcome.loss_scale);
+  proto.set_good_steps(outcome.good_steps);
+  proto.set_hysteresis_left(outcome.hysteresis_left);
+  proto.set_durable_step(outcome.durable_step);
+  return proto;
+}
+
+StepOutcome FromProto(const v1::StepOutcome& proto) {
+  return {.step = proto.step(),
+          .applied = proto.applied(),
+          .found_inf = proto.found_inf(),
+          .gradient_norm = proto.gradient_norm(),
+          .clip_coefficient = proto.clip_coefficient(),
+          .update_ns = proto.update_ns(),
+          .loss_scale = proto.loss_scale(),
+          .good_steps = proto.good_steps(),
+          .hysteresis_left = proto.hysteresis_left(),
+          .durable_step = proto.durable_step()};
+}
+
 v1::OpStatus ToProto(const absl::Status& status) {
   v1::OpStatus proto;
   proto.set_code(static_cast<int32_t>(status.code()));

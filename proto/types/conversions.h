@@ -7,6 +7,7 @@
 #include "proto/types/accumulation.h"
 #include "proto/types/layout.h"
 #include "proto/types/partition.h"
+#include "proto/types/step_outcome.h"
 
 namespace optstate {
 
@@ -20,6 +21,9 @@ absl::StatusOr<AccumulateDType> AccumulateDTypeFromProto(
     v1::AccumulateDType proto);
 
 v1::Layout ToProto(const Layout& layout);
+
+v1::StepOutcome ToProto(const StepOutcome& outcome);
+StepOutcome FromProto(const v1::StepOutcome& proto);
 
 // Converts a status to and from the form in which it crosses a process
 // boundary. Codes outside absl's become UNKNOWN.

@@ -104,6 +104,22 @@ TEST(ConversionsTest, StatusesSurviveTheWire) {
   }
 }
 
+TEST(ConversionsTest, OutcomesSurviveTheWire) {
+  v1::StepOutcome proto;
+  proto.set_step(1);
+  proto.set_applied(true);
+  proto.set_found_inf(true);
+  proto.set_gradient_norm(2);
+  proto.set_clip_coefficient(3);
+  proto.set_update_ns(4);
+  proto.set_loss_scale(5);
+  proto.set_good_steps(6);
+  proto.set_hysteresis_left(7);
+  proto.set_durable_step(8);
+  EXPECT_EQ(ToProto(FromProto(proto)).SerializeAsString(),
+            proto.SerializeAsString());
+}
+
 TEST(ConversionsTest, UnknownCodesBecomeUnknown) {
   for (int code : {-1, 17, 1 << 30}) {
     v1::OpStatus proto;

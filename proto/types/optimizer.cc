@@ -1,9 +1,7 @@
 #include "proto/types/optimizer.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <iterator>
 
 #include "absl/strings/str_cat.h"
 
@@ -42,15 +40,11 @@ constexpr HyperparamInfo kAdamWHyperparams[] = {
     Eps(1e-8), WeightDecay(1e-2), kMaximizeInfo};
 constexpr HyperparamInfo kLambHyperparams[] = {
     Lr(1e-3), Beta1(), Beta2(0.999), Eps(1e-6), WeightDecay(0), kMaximizeInfo};
-constexpr StateArrayInfo kAdamArrays[] = {
-    {"exp_avg"}, {"exp_avg_sq"}, {"max_exp_avg_sq", adam::kAmsgrad}};
 constexpr absl::string_view kAdamOptions[] = {"amsgrad"};
 
 constexpr HyperparamInfo kSgdHyperparams[] = {
     Lr(1e-3),       Momentum(0),         {"dampening", 0, kAny, "dampening"},
     WeightDecay(0), Flag("nesterov", 0), kMaximizeInfo};
-constexpr StateArrayInfo kSgdArrays[] = {
-    {"momentum_buffer", sgd::kHasMomentum}};
 constexpr absl::string_view kSgdOptions[] = {"momentum"};
 
 constexpr HyperparamInfo kAdagradHyperparams[] = {
@@ -61,21 +55,15 @@ constexpr HyperparamInfo kAdagradHyperparams[] = {
      "initial_accumulator_value value"},
     Eps(1e-10),
     kMaximizeInfo};
-constexpr StateArrayInfo kAdagradArrays[] = {{"sum"}};
 
 constexpr HyperparamInfo kRmspropHyperparams[] = {
     Lr(1e-2),    {"alpha", 0.99, kNotNegative, "alpha value"},
     Eps(1e-8),   WeightDecay(0),
     Momentum(0), kMaximizeInfo};
-constexpr StateArrayInfo kRmspropArrays[] = {
-    {"square_avg"},
-    {"momentum_buffer", rmsprop::kHasMomentum},
-    {"grad_avg", rmsprop::kCentered}};
 constexpr absl::string_view kRmspropOptions[] = {"momentum", "centered"};
 
 constexpr HyperparamInfo kLionHyperparams[] = {Lr(1e-4), Beta1(), Beta2(0.99),
                                                WeightDecay(0), kMaximizeInfo};
-constexpr StateArrayInfo kLionArrays[] = {{"exp_avg"}};
 
 constexpr HyperparamInfo kNadamHyperparams[] = {
     Lr(2e-3),
@@ -100,10 +88,6 @@ constexpr HyperparamInfo kAdafactorHyperparams[] = {
     {"d", 1, kNotZero, "clipping threshold d"},
     WeightDecay(0),
     kMaximizeInfo};
-constexpr StateArrayInfo kAdafactorArrays[] = {
-    {"row_var", 0, StateExtent::kRows},
-    {"col_var", 0, StateExtent::kColumns},
-    {"variance", 0, StateExtent::kVector}};
 
 constexpr HyperparamInfo kMuonHyperparams[] = {
     Lr(1e-3),
@@ -116,77 +100,88 @@ constexpr HyperparamInfo kMuonHyperparams[] = {
     Eps(1e-7),
     {"ns_steps", 5, kAny, "ns_steps"},
     {"adjust_lr_fn", 0, kNotNegative, "adjust_lr_fn"}};
-constexpr StateArrayInfo kMuonArrays[] = {{"momentum_buffer"}};
 
-constexpr OptimizerInfo kTable[] = {
-    {OptimizerKind::kAdam, "adam", kAdamHyperparams, kAdamArrays, kAdamOptions,
-     ""},
-    {OptimizerKind::kAdamW, "adamw", kAdamWHyperparams, kAdamArrays,
-     kAdamOptions, ""},
-    {OptimizerKind::kSgd, "sgd", kSgdHyperparams, kSgdArrays, kSgdOptions, ""},
-    {OptimizerKind::kAdagrad,
-     "adagrad",
-     kAdagradHyperparams,
-     kAdagradArrays,
-     {},
-     ""},
-    {OptimizerKind::kRmsprop, "rmsprop", kRmspropHyperparams, kRmspropArrays,
-     kRmspropOptions, ""},
-    {OptimizerKind::kLion, "lion", kLionHyperparams, kLionArrays, {}, ""},
-    {OptimizerKind::kNadam,
-     "nadam",
-     kNadamHyperparams,
-     absl::MakeConstSpan(kAdamArrays, 2),
-     {},
-     "mu_product",
-     1},
-    {OptimizerKind::kRadam,
-     "radam",
-     kRadamHyperparams,
-     absl::MakeConstSpan(kAdamArrays, 2),
-     {},
-     ""},
-    {OptimizerKind::kLamb,
-     "lamb",
-     kLambHyperparams,
-     absl::MakeConstSpan(kAdamArrays, 2),
-     {},
-     "",
-     0,
-     /*is_separable=*/false},
-    {OptimizerKind::kAdafactor,
-     "adafactor",
-     kAdafactorHyperparams,
-     kAdafactorArrays,
-     {},
-     "",
-     0,
-     /*is_separable=*/false},
-    {OptimizerKind::kMuon,
-     "muon",
-     kMuonHyperparams,
-     kMuonArrays,
-     {},
-     "",
-     0,
-     /*is_separable=*/false},
-};
-
-constexpr size_t kOptimizerCount = std::size(kTable);
-
-// The table with values derived from it.
-constexpr std::array<OptimizerInfo, kOptimizerCount> kOptimizers = [] {
-  std::array<OptimizerInfo, kOptimizerCount> infos{};
-  for (size_t i = 0; i < kOptimizerCount; ++i) {
-    infos[i] = kTable[i];
-    for (size_t h = 0; h < infos[i].hyperparams.size(); ++h) {
-      if (infos[i].hyperparams[h].name == "maximize") {
-        infos[i].maximize = static_cast<int>(h);
-      }
-    }
+// Makes muon's checks beyond ranges, with torch's messages.
+absl::Status CheckMuon(const Hyperparams& hyperparams) {
+  if (hyperparams[muon::kNsSteps] >= 100) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Number of steps must be less than 100, ns_steps is: ",
+                     hyperparams[muon::kNsSteps]));
   }
-  return infos;
-}();
+  const double adjust_lr = hyperparams[muon::kAdjustLr];
+  if (adjust_lr != 0 && adjust_lr != 1 && adjust_lr != 2) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Adjust learning rate function ", adjust_lr, " is not supported"));
+  }
+  return absl::OkStatus();
+}
+
+constexpr OptimizerInfo kOptimizers[] = {
+    {.kind = OptimizerKind::kAdam,
+     .name = "adam",
+     .hyperparams = kAdamHyperparams,
+     .state_arrays = adam::kArrays,
+     .options = kAdamOptions,
+     .maximize = adam::kMaximize},
+    {.kind = OptimizerKind::kAdamW,
+     .name = "adamw",
+     .hyperparams = kAdamWHyperparams,
+     .state_arrays = adam::kArrays,
+     .options = kAdamOptions,
+     .maximize = adam::kMaximize},
+    {.kind = OptimizerKind::kSgd,
+     .name = "sgd",
+     .hyperparams = kSgdHyperparams,
+     .state_arrays = sgd::kArrays,
+     .options = kSgdOptions,
+     .maximize = sgd::kMaximize},
+    {.kind = OptimizerKind::kAdagrad,
+     .name = "adagrad",
+     .hyperparams = kAdagradHyperparams,
+     .state_arrays = adagrad::kArrays,
+     .maximize = adagrad::kMaximize},
+    {.kind = OptimizerKind::kRmsprop,
+     .name = "rmsprop",
+     .hyperparams = kRmspropHyperparams,
+     .state_arrays = rmsprop::kArrays,
+     .options = kRmspropOptions,
+     .maximize = rmsprop::kMaximize},
+    {.kind = OptimizerKind::kLion,
+     .name = "lion",
+     .hyperparams = kLionHyperparams,
+     .state_arrays = lion::kArrays,
+     .maximize = lion::kMaximize},
+    {.kind = OptimizerKind::kNadam,
+     .name = "nadam",
+     .hyperparams = kNadamHyperparams,
+     .state_arrays = adam::kMoments,
+     .scalar = "mu_product",
+     .scalar_initial = 1,
+     .maximize = nadam::kMaximize},
+    {.kind = OptimizerKind::kRadam,
+     .name = "radam",
+     .hyperparams = kRadamHyperparams,
+     .state_arrays = adam::kMoments,
+     .maximize = radam::kMaximize},
+    {.kind = OptimizerKind::kLamb,
+     .name = "lamb",
+     .hyperparams = kLambHyperparams,
+     .state_arrays = adam::kMoments,
+     .is_separable = false,
+     .maximize = adam::kMaximize},
+    {.kind = OptimizerKind::kAdafactor,
+     .name = "adafactor",
+     .hyperparams = kAdafactorHyperparams,
+     .state_arrays = adafactor::kArrays,
+     .is_separable = false,
+     .maximize = adafactor::kMaximize},
+    {.kind = OptimizerKind::kMuon,
+     .name = "muon",
+     .hyperparams = kMuonHyperparams,
+     .state_arrays = muon::kArrays,
+     .is_separable = false,
+     .check = &CheckMuon},
+};
 
 bool IsInRange(HyperparamRange range, double value) {
   if (!std::isfinite(value)) return false;
@@ -205,25 +200,6 @@ bool IsInRange(HyperparamRange range, double value) {
       return value != 0;
   }
   return false;
-}
-
-// Makes checks that ranges cannot express, with torch's messages.
-absl::Status CheckMore(OptimizerKind kind, const Hyperparams& hyperparams) {
-  if (kind == OptimizerKind::kMuon) {
-    if (hyperparams[muon::kNsSteps] >= 100) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Number of steps must be less than 100, ns_steps is: ",
-                       hyperparams[muon::kNsSteps]));
-    }
-    if (hyperparams[muon::kAdjustLr] != 0 &&
-        hyperparams[muon::kAdjustLr] != 1 &&
-        hyperparams[muon::kAdjustLr] != 2) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Adjust learning rate function ",
-                       hyperparams[muon::kAdjustLr], " is not supported"));
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace
@@ -276,6 +252,10 @@ bool HasStateArray(const OptimizerInfo& info, int index, uint32_t options) {
   return option == 0 || (options & option) != 0;
 }
 
+bool IsNeverNegative(OptimizerKind kind, int index) {
+  return (NeverNegativeBits(InfoOf(kind).state_arrays) >> index & 1) != 0;
+}
+
 Hyperparams DefaultHyperparams(OptimizerKind kind) {
   Hyperparams hyperparams;
   const auto infos = InfoOf(kind).hyperparams;
@@ -302,7 +282,8 @@ absl::Status Validate(OptimizerKind kind, const Hyperparams& hyperparams) {
     return absl::InvalidArgumentError(
         absl::StrCat("Invalid max_norm: ", hyperparams.max_norm));
   }
-  return CheckMore(kind, hyperparams);
+  const auto check = InfoOf(kind).check;
+  return check == nullptr ? absl::OkStatus() : check(hyperparams);
 }
 
 }  // namespace optstate

@@ -82,7 +82,19 @@ struct StateArrayInfo {
   // The bit of GroupSpec::options that enables the array; 0: always present.
   uint32_t option = 0;
   StateExtent extent = StateExtent::kElements;
+  // Whether no element is ever negative, as of means and sums of squares: an
+  // 8-bit format then needs no sign.
+  bool is_never_negative = false;
 };
+
+// Returns bit k for each array k that is never negative.
+constexpr uint32_t NeverNegativeBits(absl::Span<const StateArrayInfo> arrays) {
+  uint32_t bits = 0;
+  for (size_t k = 0; k < arrays.size(); ++k) {
+    if (arrays[k].is_never_negative) bits |= uint32_t{1} << k;
+  }
+  return bits;
+}
 
 // One optimizer: the description that every folder and the Python package use.
 struct OptimizerInfo {
@@ -93,9 +105,9 @@ struct OptimizerInfo {
   // The properties fixed for a group at registration because they determine its
   // memory: bit k of GroupSpec::options is options[k]. A group has a property
   // when torch's param group has a value of this name that is true or not 0.
-  absl::Span<const absl::string_view> options;
+  absl::Span<const absl::string_view> options = {};
   // The name that torch gives to a number kept per parameter; empty: none.
-  absl::string_view scalar;
+  absl::string_view scalar = {};
   // The value of the scalar before the first step.
   double scalar_initial = 0;
   // True when the update of an element depends on that element alone; a
@@ -103,6 +115,9 @@ struct OptimizerInfo {
   bool is_separable = true;
   // The index of the hyperparameter that reverses the gradient; -1: none.
   int maximize = -1;
+  // Checks, with torch's messages, what the ranges of single hyperparameters
+  // cannot express; null: nothing.
+  absl::Status (*check)(const Hyperparams& hyperparams) = nullptr;
 
   // Returns whether some array has fewer elements than its parameter. Such
   // elements are at the beginning of the parameter's place in the flat space.
@@ -124,6 +139,9 @@ uint64_t StateElements(const OptimizerInfo& info, int index,
 // Returns whether a group with these options has state array `index`.
 bool HasStateArray(const OptimizerInfo& info, int index, uint32_t options);
 
+// Whether the optimizer has state array `index`, and it is never negative.
+bool IsNeverNegative(OptimizerKind kind, int index);
+
 // Returns torch's defaults.
 Hyperparams DefaultHyperparams(OptimizerKind kind);
 
@@ -132,13 +150,20 @@ Hyperparams DefaultHyperparams(OptimizerKind kind);
 // range.
 absl::Status Validate(OptimizerKind kind, const Hyperparams& hyperparams);
 
-// Indices of the values of each kind. Value 0 is lr in all kinds.
+// The state arrays of each kind, and the indices of its values. Value 0 is lr
+// in all kinds.
 inline constexpr size_t kLr = 0;
 
-// Indices for Adam, AdamW and Lamb.
+// Adam, AdamW and Lamb.
 namespace adam {
 enum : size_t { kLr, kBeta1, kBeta2, kEps, kWeightDecay, kMaximize };
 inline constexpr uint32_t kAmsgrad = 1;  // option; Lamb lacks it
+inline constexpr StateArrayInfo kArrays[] = {
+    {.name = "exp_avg"},
+    {.name = "exp_avg_sq", .is_never_negative = true},
+    {.name = "max_exp_avg_sq", .option = kAmsgrad, .is_never_negative = true}};
+// The arrays of the kinds without amsgrad: Lamb, Nadam and Radam.
+inline constexpr absl::Span<const StateArrayInfo> kMoments(kArrays, 2);
 }  // namespace adam
 
 // Hyperparameters by name, for C++ code that knows its optimizer.
@@ -167,6 +192,8 @@ enum : size_t {
   kMaximize
 };
 inline constexpr uint32_t kHasMomentum = 1;  // option
+inline constexpr StateArrayInfo kArrays[] = {
+    {.name = "momentum_buffer", .option = kHasMomentum}};
 }  // namespace sgd
 
 namespace adagrad {
@@ -178,16 +205,23 @@ enum : size_t {
   kEps,
   kMaximize
 };
+inline constexpr StateArrayInfo kArrays[] = {
+    {.name = "sum", .is_never_negative = true}};
 }  // namespace adagrad
 
 namespace rmsprop {
 enum : size_t { kLr, kAlpha, kEps, kWeightDecay, kMomentum, kMaximize };
 inline constexpr uint32_t kHasMomentum = 1;  // options
 inline constexpr uint32_t kCentered = 2;
+inline constexpr StateArrayInfo kArrays[] = {
+    {.name = "square_avg", .is_never_negative = true},
+    {.name = "momentum_buffer", .option = kHasMomentum},
+    {.name = "grad_avg", .option = kCentered}};
 }  // namespace rmsprop
 
 namespace lion {
 enum : size_t { kLr, kBeta1, kBeta2, kWeightDecay, kMaximize };
+inline constexpr StateArrayInfo kArrays[] = {{.name = "exp_avg"}};
 }  // namespace lion
 
 namespace nadam {
@@ -217,6 +251,15 @@ enum : size_t {
 
 namespace adafactor {
 enum : size_t { kLr, kBeta2Decay, kEps1, kEps2, kD, kWeightDecay, kMaximize };
+inline constexpr StateArrayInfo kArrays[] = {{.name = "row_var",
+                                              .extent = StateExtent::kRows,
+                                              .is_never_negative = true},
+                                             {.name = "col_var",
+                                              .extent = StateExtent::kColumns,
+                                              .is_never_negative = true},
+                                             {.name = "variance",
+                                              .extent = StateExtent::kVector,
+                                              .is_never_negative = true}};
 }  // namespace adafactor
 
 namespace muon {
@@ -232,6 +275,7 @@ enum : size_t {
   kNsSteps,
   kAdjustLr  // 0 original, 1 match_rms_adamw, 2 spectral_unclamped
 };
+inline constexpr StateArrayInfo kArrays[] = {{.name = "momentum_buffer"}};
 }  // namespace muon
 
 }  // namespace optstate

@@ -123,9 +123,29 @@ TEST(OptimizerTest, StateElementsOfAdafactor) {
 }
 
 TEST(OptimizerTest, KnowsWhereMaximizeIs) {
-  EXPECT_EQ(InfoOf(OptimizerKind::kAdamW).maximize, 5);
-  EXPECT_EQ(InfoOf(OptimizerKind::kNadam).maximize, 7);
-  EXPECT_EQ(InfoOf(OptimizerKind::kMuon).maximize, -1);
+  for (const OptimizerInfo& info : Optimizers()) {
+    int maximize = -1;
+    for (size_t i = 0; i < info.hyperparams.size(); ++i) {
+      if (info.hyperparams[i].name == "maximize")
+        maximize = static_cast<int>(i);
+    }
+    EXPECT_EQ(info.maximize, maximize) << info.name;
+  }
+}
+
+TEST(OptimizerTest, MeansAndSumsOfSquaresAreNeverNegative) {
+  const std::set<std::string> squares = {
+      "exp_avg_sq", "max_exp_avg_sq", "sum",     "square_avg",
+      "row_var",    "col_var",        "variance"};
+  for (const OptimizerInfo& info : Optimizers()) {
+    for (int k = 0; k < kStateArraysMax; ++k) {
+      const auto index = static_cast<size_t>(k);
+      const bool is_square =
+          index < info.state_arrays.size() &&
+          squares.count(std::string(info.state_arrays[index].name)) != 0;
+      EXPECT_EQ(IsNeverNegative(info.kind, k), is_square) << info.name << k;
+    }
+  }
 }
 
 TEST(OptimizerTest, AdafactorAloneHasPrefixes) {

@@ -93,7 +93,7 @@ struct Rooms {
     job.plan().ForEachRunOf(
         p, [&](uint64_t index, uint64_t begin, uint64_t numel) {
           if (index != run) return;
-          job.store().RecordOf(p, begin).ForEachMasterPart(
+          job.RecordOf(p, begin).ForEachMasterPart(
               p, begin, numel, [&](absl::Span<const std::byte> bytes) {
                 out.insert(out.end(), bytes.begin(), bytes.end());
               });
@@ -304,7 +304,7 @@ TEST(PersistOrderTest, PuttingInPlace) {
           const auto* const new_master =
               reinterpret_cast<const float*>(job.memory().redo.data());
           // Masters and the arrays behind them are there to the last element.
-          const storage::RecordView record = job.store().RecordOf(p, 0);
+          const storage::RecordView record = job.RecordOf(p, 0);
           EXPECT_EQ(std::memcmp(record.master(p, 0), new_master, numel * 4), 0);
           const uint64_t aligned = (numel * 4 + 63) / 64 * 64;
           for (int k = 0; k < 2; ++k) {

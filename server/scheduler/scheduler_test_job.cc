@@ -142,7 +142,7 @@ void SchedulerTestJob::FillState(uint64_t seed) {
     if (numel == 0) continue;
     const std::vector<float> masters = Random(&random, numel);
     for (uint64_t begin = 0; begin < numel;) {
-      const storage::RecordView record = store_->RecordOf(p, begin);
+      const storage::RecordView record = RecordOf(p, begin);
       const uint64_t end =
           std::min(numel, record.sub_group().end - layout_.flat_offset(p));
       kernels::MasterFromFloat(

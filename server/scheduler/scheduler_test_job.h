@@ -47,6 +47,10 @@ class SchedulerTestJob {
   const StepPlan& plan() const { return *plan_; }
   const StepMemory& memory() const { return memory_; }
   storage::HostStore& store() { return *store_; }
+  // Returns the record that has this element of a parameter.
+  storage::RecordView RecordOf(uint32_t parameter, uint64_t element) const {
+    return store_->record(store_->sub_groups().IndexOf(parameter, element));
+  }
   WorkerPool& pool() { return pool_; }
   storage::ControlFile& control() { return control_; }
   WorkerUndo& undo(size_t worker) { return undo_[worker]; }

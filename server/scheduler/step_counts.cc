@@ -29,20 +29,10 @@ kernels::UpdateInput StepCounts::InputOf(uint32_t parameter,
 }
 
 void StepCounts::Count(const StepUpdate& update) {
-  // Asks for the hook once: a look for each parameter doubles the time of a
-  // loop as short as this one.
-  if (storage::persist_hook.load(std::memory_order_relaxed) == nullptr) {
-    CountEach(update, [](storage::PersistPoint /*point*/) {
-      std::atomic_signal_fence(std::memory_order_seq_cst);
-    });
-  } else {
-    CountEach(update, storage::PersistInOrder);
-  }
-  storage::PersistInOrder(storage::PersistPoint::kAllStepCounts);
-}
-
-template <typename Persist>
-void StepCounts::CountEach(const StepUpdate& update, const Persist& persist) {
+  // Loads the hook once: loads for each parameter would be a quarter of the time
+  // of a loop as short as this one.
+  const storage::PersistHook hook =
+      storage::persist_hook.load(std::memory_order_relaxed);
   storage::ControlFile& control = *memory_.control;
   int64_t* const counts = memory_.store->step_counts().data();
   double* const scalars = memory_.store->scalars().data();
@@ -55,13 +45,14 @@ void StepCounts::CountEach(const StepUpdate& update, const Persist& persist) {
   for (; p < update.updated.size(); ++p) {
     control.count_before[p % 2] = counts[p];
     if (scalars != nullptr) control.scalar_before[p % 2] = scalars[p];
-    persist(storage::PersistPoint::kCountsBegun);
+    storage::PersistInOrder(storage::PersistPoint::kCountsBegun, hook);
     control.counts_begun.store(p + 1, std::memory_order_relaxed);
-    persist(storage::PersistPoint::kStepCount);
+    storage::PersistInOrder(storage::PersistPoint::kStepCount, hook);
     if (update.updated[p] == 0) continue;
     if (scalars != nullptr) scalars[p] = InputOf(p, update).scalar;
     ++counts[p];
   }
+  storage::PersistInOrder(storage::PersistPoint::kAllStepCounts, hook);
 }
 
 }  // namespace optstate::scheduler

@@ -29,9 +29,6 @@ class StepCounts {
   void Count(const StepUpdate& update);
 
  private:
-  template <typename Persist>
-  void CountEach(const StepUpdate& update, const Persist& persist);
-
   const StepPlan& plan_;
   const StepMemory& memory_;
 };

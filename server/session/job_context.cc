@@ -167,7 +167,7 @@ void JobContext::Stage(const scheduler::StepScheduler::Staging& staging) {
     if (options.observer != nullptr) options.observer->OnGradientsRead();
     scheduler->Stage(staging);
     return absl::OkStatus();
-  }).IgnoreError();
+  }).IgnoreError();  // always OK: MakePass returns what the pass does
 }
 
 double JobContext::Norm(double type,
@@ -177,7 +177,7 @@ double JobContext::Norm(double type,
     if (options.observer != nullptr) options.observer->OnGradientsRead();
     norm = scheduler->Norm(type, update);
     return absl::OkStatus();
-  }).IgnoreError();
+  }).IgnoreError();  // as in Stage
   return norm;
 }
 

@@ -1,6 +1,7 @@
 #include "server/session/job_facts.h"
 
 #include "absl/status/statusor.h"
+#include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
 #include "storage/allocated_bytes.h"
 #include "storage/state_folder.h"
@@ -65,15 +66,7 @@ void AddRecord(const storage::StepRecord& record, v1::Job* job) {
   job->set_committed_step(record.committed_step);
   if ((record.flags & storage::kStepRecordHasOutcome) == 0) return;
   SetTimestamp(record.committed_at_ns, job->mutable_committed_at());
-  const StepOutcome outcome = OutcomeOf(record);
-  v1::StepOutcome* proto = job->mutable_last_outcome();
-  proto->set_step(outcome.step);
-  proto->set_applied(outcome.applied);
-  proto->set_found_inf(outcome.found_inf);
-  proto->set_gradient_norm(outcome.gradient_norm);
-  proto->set_clip_coefficient(outcome.clip_coefficient);
-  proto->set_update_ns(outcome.update_ns);
-  proto->set_loss_scale(outcome.loss_scale);
+  *job->mutable_last_outcome() = ToProto(OutcomeOf(record));
 }
 
 void AddFromFiles(const std::string& job_dir, v1::Job* job) {

@@ -13,40 +13,12 @@
 #include "server/scheduler/step_scheduler.h"
 #include "server/session/job_shape.h"
 #include "server/session/testing/job_harness.h"
+#include "server/session/testing/two_rank_job_fixture.h"
 
 namespace optstate::session {
 namespace {
 
 using ::testing::HasSubstr;
-
-LayoutSpec SmallLayout() {
-  LayoutSpec spec;
-  spec.groups = {{}};
-  spec.parameters = {MakeParameter("a", 6000),
-                     MakeParameter("b", 9000, 0, DType::kBFloat16)};
-  return spec;
-}
-
-LayoutSpec ExtendedLayout() {
-  LayoutSpec spec = SmallLayout();
-  spec.groups.push_back({true});
-  spec.parameters.push_back(MakeParameter("c", 5000, 1));
-  return spec;
-}
-
-JobHarness::Setup TwoRanks() {
-  JobHarness::Setup setup;
-  setup.layout = SmallLayout();
-  setup.world_size = 2;
-  return setup;
-}
-
-CommitSpec CommitOf(uint64_t step, const std::vector<Hyperparams>& groups) {
-  CommitSpec spec;
-  spec.step = step;
-  spec.groups = groups;
-  return spec;
-}
 
 std::vector<std::string> FilesBelow(const std::string& directory) {
   std::vector<std::string> files;
@@ -57,12 +29,7 @@ std::vector<std::string> FilesBelow(const std::string& directory) {
   return files;
 }
 
-class JobLimitsTest : public ::testing::Test {
- protected:
-  JobHarness harness_{TwoRanks()};
-  const std::vector<Hyperparams> groups_ =
-      std::vector<Hyperparams>(1, AdamHyperparams());
-};
+using JobLimitsTest = TwoRankJobFixture;
 
 TEST_F(JobLimitsTest, AdmissionFailureLeavesNothingBehind) {
   const std::vector<std::string> before = FilesBelow(harness_.directory());

@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/session/testing/job_harness.h"
+#include "server/session/testing/two_rank_job_fixture.h"
 
 namespace optstate::session {
 namespace {
@@ -15,44 +16,11 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-LayoutSpec SmallLayout() {
-  LayoutSpec spec;
-  spec.groups = {{}};
-  spec.parameters = {MakeParameter("a", 6000),
-                     MakeParameter("b", 9000, 0, DType::kBFloat16)};
-  return spec;
-}
-
-LayoutSpec ExtendedLayout() {
-  LayoutSpec spec = SmallLayout();
-  spec.groups.push_back({true});
-  spec.parameters.push_back(MakeParameter("c", 5000, 1));
-  return spec;
-}
-
-JobHarness::Setup TwoRanks() {
-  JobHarness::Setup setup;
-  setup.layout = SmallLayout();
-  setup.world_size = 2;
-  return setup;
-}
-
-CommitSpec CommitOf(uint64_t step, const std::vector<Hyperparams>& groups) {
-  CommitSpec spec;
-  spec.step = step;
-  spec.groups = groups;
-  return spec;
-}
-
-class JobRegisterTest : public ::testing::Test {
+class JobRegisterTest : public TwoRankJobFixture {
  protected:
   absl::Status RegisterStatus(const RegisterSpec& spec) {
     return harness_.job().Register(spec).status();
   }
-
-  JobHarness harness_{TwoRanks()};
-  const std::vector<Hyperparams> groups_ =
-      std::vector<Hyperparams>(1, AdamHyperparams());
 };
 
 TEST_F(JobRegisterTest, TheFirstRankCreates) {

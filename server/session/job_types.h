@@ -17,25 +17,15 @@
 #include "proto/types/layout.h"
 #include "proto/types/optimizer.h"
 #include "proto/types/partition.h"
+#include "proto/types/step_commit.h"
+#include "proto/types/step_outcome.h"
 #include "server/session/ranks/former_rank.h"
 
 // The plain data that a Job takes and returns.
 
 namespace optstate::session {
 
-// The outcome of a step; mirrors v1::StepOutcome, as plain data.
-struct StepOutcome {
-  uint64_t step = 0;
-  bool applied = false;
-  bool found_inf = false;
-  double gradient_norm = 0;
-  double clip_coefficient = 1;
-  uint64_t update_ns = 0;
-  double loss_scale = 0;  // for the next step; 0: the job has no LossScaler
-  uint32_t good_steps = 0;
-  uint32_t hysteresis_left = 0;
-  uint64_t durable_step = 0;  // the last that survives a reboot; 0: none
-};
+using optstate::StepOutcome;
 
 // Receives the answers that come later than the call. There is one per session,
 // and the listener outlives the session.
@@ -141,17 +131,9 @@ struct AttachResult {
   std::vector<StagedRange> staged;  // see v1::AttachReply
 };
 
-struct CommitSpec {
-  uint64_t step = 0;
-  absl::Span<const Hyperparams> groups;
-  // v1::GroupHyperparams.clips_with by group; empty: each is clipped alone.
-  absl::Span<const uint32_t> clips_with;
-  double grad_scale = 1;
-  double max_norm = 0;
-  double max_value = 0;
-  double norm_type = 2;  // 1, 2 or infinity
-  bool found_inf = false;
-};
+// Its spans need to be valid during the call alone.
+using CommitSpec =
+    StepCommit<absl::Span<const Hyperparams>, absl::Span<const uint32_t>>;
 
 }  // namespace optstate::session
 

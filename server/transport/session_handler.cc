@@ -18,7 +18,6 @@
 #include "proto/types/status_macros.h"
 #include "server/observe/peer_log.h"
 #include "server/os/process_stat.h"
-#include "server/transport/outcome.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::transport {

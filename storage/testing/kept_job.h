@@ -124,10 +124,9 @@ class KeptJob {
 
   const Layout& layout() const { return layout_; }
   KeptMemory& memory() { return memory_; }
-  HostStore& store() { return store_; }
   const std::vector<RunRange>& runs() const { return runs_; }
   RecordView RecordOf(const RunRange& run) const {
-    return store_.RecordOf(run.parameter, run.begin);
+    return store_.record(store_.sub_groups().IndexOf(run.parameter, run.begin));
   }
   std::unique_ptr<RecordKeeper> MakeKeeper() {
     return std::make_unique<RecordKeeper>(&layout_, memory_.kept());
@@ -143,6 +142,14 @@ class KeptJob {
     ForEachState(
         run, [&](int /*part*/, absl::Span<std::byte> bytes) { fill(bytes); });
     FollowMasters(run);
+  }
+  // Puts back all that is kept of the epoch; calls restored(run) for each run.
+  template <typename Restored>
+  void RollBack(RecordKeeper* keeper, uint64_t epoch,
+                const Restored& restored) const {
+    for (const RunRange& run : runs_) {
+      keeper->RollBackRun(RecordOf(run), epoch, run, [&] { restored(run); });
+    }
   }
   // Repairs what the user of a keeper repairs after a rollback.
   void FollowMasters(const RunRange& run) {

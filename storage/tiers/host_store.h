@@ -34,10 +34,6 @@ class HostStore final : public StateStore {
   }
 
   RecordView record(size_t sub_group) const;
-  // Returns the record that has this element of a parameter.
-  RecordView RecordOf(uint32_t parameter, uint64_t element) const {
-    return record(sub_groups().IndexOf(parameter, element));
-  }
 };
 
 }  // namespace optstate::storage

@@ -102,7 +102,8 @@ TEST(HostStoreTest, PartsAreWithinTheRecord) {
       ForEachRun(
           layout, p, 0, NumelOf(layout, p),
           [&](uint64_t /*run*/, uint64_t begin, uint64_t numel) {
-            const RecordView record = store.RecordOf(p, begin);
+            const RecordView record =
+                store.record(store.sub_groups().IndexOf(p, begin));
             record.ForEachStatePart(
                 p, begin, numel, [&](int part, absl::Span<std::byte> bytes) {
                   const absl::Span<std::byte> whole = record.part(part);

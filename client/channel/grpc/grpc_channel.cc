@@ -268,7 +268,7 @@ absl::StatusOr<Outcome> GrpcChannel::WaitCommit(absl::Time deadline,
                 deadline, setup_.interrupted));
   OPTSTATE_ASSIGN_OR_RETURN(const v1::SessionReply reply,
                             Await(std::exchange(commit_id_, 0), deadline));
-  const Outcome outcome = MakeOutcome(reply.outcome());
+  const Outcome outcome = FromProto(reply.outcome());
   if (outcome.applied && !reply.has_parameters()) {
     OPTSTATE_RETURN_IF_ERROR(ReadParameters(deadline));
   }

@@ -177,7 +177,6 @@ void ComputeAdafactor(const UpdateInput& input, const WholeView& view) {
 
 const WholeKernel& AdafactorOfTarget() {
   static constexpr WholeKernel kKernel = {
-      .squares = 0b111,
       .workspace_elements = &AdafactorWorkspaceElements,
       .check_shape = &AnyShape,
       .compute = &ComputeAdafactor,

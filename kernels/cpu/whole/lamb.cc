@@ -60,7 +60,6 @@ void ComputeLamb(const UpdateInput& input, const WholeView& view) {
 
 const WholeKernel& LambOfTarget() {
   static constexpr WholeKernel kKernel = {
-      .squares = 0b10,
       .workspace_elements = &LambWorkspaceElements,
       .check_shape = &AnyShape,
       .compute = &ComputeLamb,

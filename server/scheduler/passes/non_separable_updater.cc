@@ -209,9 +209,9 @@ void NonSeparableUpdater::UpdateParameter(const storage::RecordView& record,
     redo += AlignedBytes(elements);
     const StateFormat format = ArrayFormat(layout, k);
     if (elements == 0 || format == StateFormat::kFloat32) continue;
-    kernels::StateToFloat(
-        format, kernels::IsNeverNegative(layout.optimizer(), k), old.state[k],
-        old.scale[k], view.new_state[k], elements);
+    kernels::StateToFloat(format, IsNeverNegative(layout.optimizer(), k),
+                          old.state[k], old.scale[k], view.new_state[k],
+                          elements);
     view.state[k] = view.new_state[k];
   }
   plan_.non_separable_kernel()->compute(counts_.InputOf(parameter, update),
@@ -243,8 +243,8 @@ void NonSeparableUpdater::PutInPlace(const storage::RecordView& record,
     if (elements == 0) continue;
     random.array = k;
     kernels::StateFromUpdate(ArrayFormat(layout, k),
-                             kernels::IsNeverNegative(layout.optimizer(), k),
-                             random, reinterpret_cast<const float*>(redo),
+                             IsNeverNegative(layout.optimizer(), k), random,
+                             reinterpret_cast<const float*>(redo),
                              view.state[k], view.scale[k], elements);
     redo += AlignedBytes(elements);
   }

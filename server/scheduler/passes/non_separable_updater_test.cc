@@ -71,7 +71,7 @@ TEST(NonSeparableUpdaterTest, PuttingInPlaceIsIdempotent) {
     ASSERT_TRUE(updates.updater.MakePass(job.UpdateOf(kStep)).ok());
     const std::vector<std::byte> done = job.State();
     const uint64_t first = job.layout().first_run(3);
-    const storage::RecordView record = job.store().RecordOf(3, 0);
+    const storage::RecordView record = job.RecordOf(3, 0);
     std::memset(record.master(3, 5), 0xAB, 100);
     std::memset(record.parameter(3, 5), 0xAB, 100);
     job.undo(0).Begin(UndoKind::kReplace, first, kStep);

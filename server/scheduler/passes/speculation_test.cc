@@ -60,12 +60,12 @@ TEST(SpeculationTest, RunsThatWereNotSpeculatedAboutStay) {
   updated[3] = 1;
   it.job.SetUpdated(updated);
   it.Speculate(kStep);
-  std::memset(it.job.store().RecordOf(0, 0).parameter(0, 0), 7, 40);
+  std::memset(it.job.RecordOf(0, 0).parameter(0, 0), 7, 40);
   ASSERT_TRUE(it.speculation.RollBack(kStep).ok());
   const std::vector<std::byte> restored = it.job.State();
-  EXPECT_EQ(it.job.store().RecordOf(0, 0).parameter(0, 0)[39], std::byte{7});
+  EXPECT_EQ(it.job.RecordOf(0, 0).parameter(0, 0)[39], std::byte{7});
   // Nothing is kept any more.
-  it.job.store().RecordOf(3, 0).parameter(3, 0)[0] ^= std::byte{1};
+  it.job.RecordOf(3, 0).parameter(3, 0)[0] ^= std::byte{1};
   const std::vector<std::byte> changed = it.job.State();
   EXPECT_NE(changed, restored);
   ASSERT_TRUE(it.speculation.RollBack(kStep).ok());

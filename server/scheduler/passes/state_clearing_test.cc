@@ -15,7 +15,7 @@ namespace {
 template <typename Visitor>
 void ForEachArray(SchedulerTestJob* job, uint32_t p, const Visitor& visit) {
   for (uint64_t begin = 0; begin < job->plan().numel(p);) {
-    const storage::RecordView record = job->store().RecordOf(p, begin);
+    const storage::RecordView record = job->RecordOf(p, begin);
     const uint64_t end =
         std::min(job->plan().numel(p),
                  record.sub_group().end - job->layout().flat_offset(p));

@@ -78,8 +78,8 @@ TEST(StepRecoveryTest, ARunInFlightGoesOnWhereItsSlotSays) {
   Recovered plain({});
   ASSERT_TRUE(plain.Finish().ok());
   const uint64_t begin = 2 * kTileElements;  // of run 2
-  const storage::RecordView done = plain.job.store().RecordOf(0, begin);
-  const storage::RecordView half = killed.job.store().RecordOf(0, begin);
+  const storage::RecordView done = plain.job.RecordOf(0, begin);
+  const storage::RecordView half = killed.job.RecordOf(0, begin);
   constexpr size_t kBytes = kDone * sizeof(float);
   std::memcpy(half.master(0, begin), done.master(0, begin), kBytes);
   for (int k = 0; k < 2; ++k) {
@@ -136,7 +136,7 @@ TEST(StepRecoveryTest, ACompleteReplacementIsInstalled) {
   for (uint64_t run = first; run < job.layout().run_count(); ++run) {
     job.run_stamps()[run] = kStep - 1;
   }
-  job.store().RecordOf(5, 0).parameter(5, 17)[0] ^= std::byte{1};
+  job.RecordOf(5, 0).parameter(5, 17)[0] ^= std::byte{1};
   job.undo(worker).Begin(UndoKind::kReplace, first, kStep);
   EXPECT_EQ(*killed.recovery->RollBack(kStep), 1u);
   job.SetUpdated({1, 1, 1, 1, 1, 1, 1});

@@ -49,7 +49,7 @@ void UpdateAlone(SchedulerTestJob* job, const std::vector<uint64_t>& left_out) {
                                        piece.gradient_offset_bytes +
                                        begin * SizeInBytes(dtype);
           kernels::TileView view = TileViewOf(
-              job->layout(), job->store().RecordOf(p, begin), p, begin, numel);
+              job->layout(), job->RecordOf(p, begin), p, begin, numel);
           view.gradients = absl::MakeConstSpan(&gradient, 1);
           kernel.apply(factors, view);
         });

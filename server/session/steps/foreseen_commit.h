@@ -2,9 +2,9 @@
 #define OPTSTATE_SERVER_SESSION_STEPS_FORESEEN_COMMIT_H_
 
 #include <cstddef>
-#include <vector>
 
 #include "server/session/job_types.h"
+#include "server/session/steps/commit_copy.h"
 
 namespace optstate::session {
 
@@ -29,15 +29,13 @@ class ForeseenCommit {
   void NoteTakenBack();
   // Returns null while nothing is foreseen. The commit has no step.
   const CommitSpec* spec() const {
-    return equal_steps_ >= kSteps ? &last_ : nullptr;
+    return equal_steps_ >= kSteps ? &last_.spec() : nullptr;
   }
   // Says whether the next step is expected to be plain; the first steps are.
   bool is_plain() const { return plain_steps_ >= kSteps; }
 
  private:
-  std::vector<Hyperparams> groups_;
-  std::vector<uint32_t> clips_with_;
-  CommitSpec last_;           // its spans refer to the vectors above
+  CommitCopy last_;
   int equal_steps_ = 0;       // plain ones with equal commits, up to kSteps
   int plain_steps_ = kSteps;  // since one that was not, up to kSteps
 };

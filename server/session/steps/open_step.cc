@@ -15,7 +15,8 @@ void OpenStep::Reset(const Layout* layout,
   partitions_ = partitions;
   replicated_ = replicated;
   const size_t parameter_count = layout->parameters().size();
-  ranks_.assign(partitions.size(), Rank{});
+  ranks_.clear();
+  ranks_.resize(partitions.size());
   piece_counts_.assign(parameter_count, 0);
   staged_pieces_.assign(parameter_count, 0);
   updated_.assign(parameter_count, 0);
@@ -28,8 +29,7 @@ void OpenStep::Reset(const Layout* layout,
     for (const Piece& piece : pieces) ++piece_counts_[piece.parameter];
     pieces_max = std::max(pieces_max, pieces.size());
     ranks_[rank].micro_steps.assign(pieces.size(), kNone);
-    ranks_[rank].commit.groups.resize(layout->groups().size());
-    ranks_[rank].commit.clips_with.resize(layout->groups().size());
+    ranks_[rank].commit.copy.Reset(layout->groups().size());
   }
   actions_.assign(pieces_max, scheduler::StageAction::kNothing);
   staged_total_ = 0;
@@ -114,14 +114,7 @@ void OpenStep::NoteCommit(uint32_t rank, uint64_t request_id,
   RankCommit& commit = ranks_[rank].commit;
   commit.committed = true;
   commit.request_id = request_id;
-  std::copy(spec.groups.begin(), spec.groups.end(), commit.groups.begin());
-  commit.spec = spec;
-  commit.spec.groups = commit.groups;
-  if (!spec.clips_with.empty()) {
-    std::copy(spec.clips_with.begin(), spec.clips_with.end(),
-              commit.clips_with.begin());
-    commit.spec.clips_with = commit.clips_with;
-  }
+  commit.copy.Note(spec);
   ++committed_count_;
 }
 

@@ -12,6 +12,7 @@
 #include "proto/types/partition.h"
 #include "server/scheduler/step_scheduler.h"
 #include "server/session/job_types.h"
+#include "server/session/steps/commit_copy.h"
 
 namespace optstate::session {
 
@@ -30,9 +31,8 @@ class OpenStep {
   struct RankCommit {
     bool committed = false;
     uint64_t request_id = 0;
-    std::vector<Hyperparams> groups;
-    std::vector<uint32_t> clips_with;
-    CommitSpec spec;  // its spans refer to the vectors above
+    CommitCopy copy;
+    const CommitSpec& spec() const { return copy.spec(); }
   };
 
   // Forgets everything and takes the sizes of a job. `layout` and `partitions`

@@ -99,10 +99,10 @@ bool Speculator::MayBegin() const {
 
 // Returns false when the step will be refused to all.
 bool Speculator::HaveCommitsEqual(uint32_t rank) const {
-  const CommitSpec& spec = step_.open_step.commit(rank).spec;
+  const CommitSpec& spec = step_.open_step.commit(rank).spec();
   for (uint32_t other = 0; other < ranks_.size(); ++other) {
     const OpenStep::RankCommit& commit = step_.open_step.commit(other);
-    if (commit.committed && !AsksForTheSame(commit.spec, spec)) return false;
+    if (commit.committed && !AsksForTheSame(commit.spec(), spec)) return false;
   }
   return true;
 }
@@ -122,6 +122,8 @@ void Speculator::Begin(const CommitSpec& spec,
   const StepTimer::Scope updating(&step_.timer, StepTimer::Phase::kUpdate);
   const absl::Status begun =
       job_.MakePass([&] { return job_.scheduler->Speculate(update); });
+  // Not lost: it is the job's failure now, which is the answer to ranks that
+  // wait, and to the others' next calls.
   if (!begun.ok()) return Fail(begun).IgnoreError();
   if (std::exchange(last_begun_step_, update.step) != update.step) {
     ++steps_begun_;
@@ -132,7 +134,7 @@ void Speculator::Begin(const CommitSpec& spec,
 // micro-steps are complete too.
 void Speculator::Speculate(uint32_t rank) {
   if (!job_.speculates()) return;
-  const CommitSpec& spec = step_.open_step.commit(rank).spec;
+  const CommitSpec& spec = step_.open_step.commit(rank).spec();
   if (is_guess_ && !AsksForTheSame(*foreseen_.spec(), spec) &&
       !RollBackSpeculation().ok()) {
     return;
@@ -150,9 +152,9 @@ const CommitSpec* Speculator::ExpectedCommit() const {
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
     const OpenStep::RankCommit& commit = step_.open_step.commit(rank);
     if (!commit.committed) continue;
-    const bool is_plain = foreseen_.is_plain() && !commit.spec.found_inf &&
+    const bool is_plain = foreseen_.is_plain() && !commit.spec().found_inf &&
                           HaveCommitsEqual(rank);
-    return is_plain ? &commit.spec : nullptr;
+    return is_plain ? &commit.spec() : nullptr;
   }
   return foreseen_.spec();
 }

@@ -16,7 +16,7 @@ absl::Status StepCommitter::CommitDecision(const StepDecision& decision,
   const StepOutcome& outcome = decision.outcome;
   storage::StepRecord next = job_.record();
   next.committed_step = outcome.step;
-  next.commit_digest = DigestOf(step_.open_step.commit(0).spec);
+  next.commit_digest = DigestOf(step_.open_step.commit(0).spec());
   next.gradient_norm = outcome.gradient_norm;
   next.clip_coefficient = outcome.clip_coefficient;
   next.flags = storage::kStepRecordHasOutcome |
@@ -32,7 +32,7 @@ absl::Status StepCommitter::CommitDecision(const StepDecision& decision,
     ++skipped_steps_;
     return durability_.MakeDurableIfDue(/*is_load=*/false);
   }
-  const double gradient_limit = step_.open_step.commit(0).spec.max_value;
+  const double gradient_limit = step_.open_step.commit(0).spec().max_value;
   MarkStep(next, gradient_limit, updated);
   scheduler::StepScheduler::Update update;
   update.step = outcome.step;

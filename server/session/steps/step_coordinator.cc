@@ -191,7 +191,7 @@ void StepCoordinator::CloseStep() {
         decider_.Decide(job_.record().committed_step + 1, updated);
     step_.progress.Decide();
     status = speculator_.PrepareForDecision(decision,
-                                            step_.open_step.commit(0).spec);
+                                            step_.open_step.commit(0).spec());
     decider_.KeepGradientNorms(decision.outcome.step, updated);
     if (status.ok()) status = committer_.CommitDecision(decision, updated);
     outcome = job_.LastOutcome();
@@ -211,8 +211,8 @@ void StepCoordinator::CloseStep() {
 absl::Status StepCoordinator::CheckCommitsEqual() const {
   for (uint32_t rank = 1; rank < ranks_.size(); ++rank) {
     OPTSTATE_RETURN_IF_ERROR(CheckEqual(job_.layout().optimizer(), 0,
-                                        step_.open_step.commit(0).spec, rank,
-                                        step_.open_step.commit(rank).spec));
+                                        step_.open_step.commit(0).spec(), rank,
+                                        step_.open_step.commit(rank).spec()));
   }
   return absl::OkStatus();
 }

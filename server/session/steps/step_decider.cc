@@ -31,7 +31,7 @@ absl::Span<const storage::StepIntentGroup> StepDecider::GroupsWithoutClipping(
 
 StepDecision StepDecider::Decide(uint64_t step,
                                  absl::Span<const uint8_t> updated) {
-  const CommitSpec& spec = step_.open_step.commit(0).spec;
+  const CommitSpec& spec = step_.open_step.commit(0).spec();
   const double sum = SumOfSquares(updated);
   StepDecision decision;
   StepOutcome& outcome = decision.outcome;
@@ -41,7 +41,7 @@ StepDecision StepDecider::Decide(uint64_t step,
   // True also when finite gradients overflow as they are unscaled.
   outcome.found_inf = !std::isfinite(outcome.gradient_norm);
   for (uint32_t rank = 0; rank < ranks_.size(); ++rank) {
-    outcome.found_inf |= step_.open_step.commit(rank).spec.found_inf;
+    outcome.found_inf |= step_.open_step.commit(rank).spec().found_inf;
   }
   outcome.applied = !outcome.found_inf;
   if (outcome.applied) {
@@ -102,8 +102,8 @@ void StepDecider::KeepGradientNorms(uint64_t step,
   job_.scheduler->NormsByParameter(updated, absl::MakeSpan(gradient_norms_));
   for (uint32_t p = 0; p < job_.parameter_count(); ++p) {
     double& norm = gradient_norms_[p];
-    norm =
-        updated[p] == 0 ? -1 : norm / step_.open_step.commit(0).spec.grad_scale;
+    norm = updated[p] == 0 ? -1
+                           : norm / step_.open_step.commit(0).spec().grad_scale;
   }
   gradient_norms_step_ = step;
 }

@@ -88,7 +88,7 @@ StateFormat ElementAccess::FormatOf(const ElementRange& range) const {
 }
 
 bool ElementAccess::IsNeverNegativeIn(const ElementRange& range) const {
-  return kernels::IsNeverNegative(layout_->optimizer(), IndexOf(range.array));
+  return IsNeverNegative(layout_->optimizer(), IndexOf(range.array));
 }
 
 absl::Status ElementAccess::ReadFloats(const ElementRange& range,

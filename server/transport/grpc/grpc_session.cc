@@ -10,7 +10,6 @@
 #include "proto/types/conversions.h"
 #include "proto/types/status_macros.h"
 #include "server/session/recovery/staging_file.h"
-#include "server/transport/outcome.h"
 #include "server/transport/request_name.h"
 
 namespace optstate::transport {
