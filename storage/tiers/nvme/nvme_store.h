@@ -91,6 +91,7 @@ class NvmeStore final : public storage::StateStore {
   ~NvmeStore() override;
 
   bool is_resident() const override { return false; }
+  absl::Status status() const override;
   absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access) override;
   absl::StatusOr<size_t> BeginPass(absl::Span<const uint8_t> wanted) override;
   absl::StatusOr<Pin> PinOfPass(size_t position) override;
@@ -141,7 +142,8 @@ class NvmeStore final : public storage::StateStore {
   NvmeStore(const Layout* layout, uint64_t sub_group_elements,
             const storage::StateArrays& arrays, Options options);
 
-  // Waits until the record is in a frame and may be used in this way.
+  // Waits until the record is in a frame and may be used in this way. Threads
+  // that take the same record, one of them to overwrite it, may find zeros.
   absl::StatusOr<Pin> Take(uint32_t record, Access access, bool is_of_pass);
   void Unpin(const storage::RecordView& record, Access access) override;
   bool WillBeWritten(uint32_t record)

@@ -65,7 +65,7 @@ void RecordCache::Pin(uint32_t index, storage::StateStore::Access access,
                       bool is_of_pass) {
   Record& record = records_[index];
   RecordPlace place = table_.place(index);
-  if (access == storage::StateStore::Access::kWrite) {
+  if (access != storage::StateStore::Access::kRead) {
     if (!place.is_dirty) {
       place.is_dirty = true;
       table_.SetPlace(index, place);
@@ -128,7 +128,7 @@ void RecordCache::Assign(uint32_t index, uint32_t record) {
   frame.record = record;
   frame.slot = place.slot;
   frame.attempts = 0;
-  frame.is_fresh = !place.is_on_disk;
+  frame.is_fresh = !place.is_on_disk || records_[record].is_overwritten;
   frame.is_checking = false;
   frame.has_sums = false;
   records_[record].loaded_frame = index;
