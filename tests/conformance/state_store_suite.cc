@@ -119,6 +119,7 @@ TEST_P(StateStoreSuite, ANewJobIsZeros) { CompareAll(); }
 
 TEST_P(StateStoreSuite, RecordsAreOfTheSubGroups) {
   ASSERT_EQ(store().sub_groups().size(), records());
+  EXPECT_EQ(store().layout().hash(), layout_.hash());
   for (size_t i = 0; i < records(); ++i) {
     const auto pin = store().PinSubGroup(i, Access::kRead);
     ASSERT_TRUE(pin.ok()) << pin.status();

@@ -188,12 +188,12 @@ absl::Status NvmeStore::RestoreParameters() {
 absl::Status NvmeStore::Vacate(uint32_t frames) {
   OPTSTATE_RETURN_IF_ERROR(committer_.Await());
   const absl::MutexLock lock(&monitor_.mu);
-  swapper_.SetVacatedFrom(frames);
+  cache_.SetVacatedFrom(frames);
   monitor_.Wake();
   while (swapper_.is_vacating() && monitor_.failed.ok()) {
     monitor_.changed.Wait(&monitor_.mu);
   }
-  swapper_.SetVacatedFrom(RecordCache::kNoFrame);
+  if (!monitor_.failed.ok()) cache_.SetVacatedFrom(RecordCache::kNoFrame);
   return monitor_.failed;
 }
 

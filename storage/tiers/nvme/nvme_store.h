@@ -128,7 +128,8 @@ class NvmeStore final : public storage::StateStore {
 
   // Reads what each record has on disk that is to survive, and compares its
   // checksums: of a durable job the slots of the last durable commit, of
-  // another those that are not older than memory. Reads one record at a time,
+  // another those that are not older than memory. A damaged record that memory
+  // has as it was written is to be written anew. Reads one record at a time,
   // after all other requests, and takes the memory of one frame; the store may
   // be used meanwhile. `progress` is called after each record with what was
   // found so far; false: CANCELLED. An error is one of the store. One call at a
@@ -148,7 +149,8 @@ class NvmeStore final : public storage::StateStore {
   void Unpin(const storage::RecordView& record, Access access) override;
   bool WillBeWritten(uint32_t record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
-  // Brings the records of frames from `frames` on to disk.
+  // Brings the records of frames from `frames` on to disk; unless that fails,
+  // they stay there until the cache is reset.
   absl::Status Vacate(uint32_t frames);
   // Has no place name such a frame. INTERNAL: one has what the disk has not.
   absl::Status GiveUpFrames(uint32_t frames);

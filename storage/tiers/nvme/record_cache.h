@@ -109,6 +109,16 @@ class RecordCache {
   void EndWrite(uint32_t frame);
   // Notes that the slot has the record as it is in its frame.
   void SetWritten(uint32_t frame);
+  // Notes that this slot lost what was written to it. A record that is in a
+  // frame as it was written there is newer than on disk from then on, so that
+  // it is written anew before its frame is given up, and by the next commit.
+  void SetDamaged(uint32_t record, uint32_t slot);
+
+  // Has frames from this one on be given up: their records are to be written,
+  // and stay as they are then. kNoFrame: none is.
+  void SetVacatedFrom(uint32_t frame) { vacated_from_ = frame; }
+  uint32_t vacated_from() const { return vacated_from_; }
+
   // Returns the number of frames that are being written.
   uint32_t writing() const { return writing_; }
   // Frames that nothing has pinned, the one used longest ago first.
@@ -125,6 +135,7 @@ class RecordCache {
   // Frames that are kLoaded and that no thread is checking, oldest first.
   FrameList loaded_;
   uint32_t writing_ = 0;
+  uint32_t vacated_from_ = kNoFrame;
 };
 
 }  // namespace optstate::nvme
