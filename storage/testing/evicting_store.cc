@@ -21,6 +21,11 @@ namespace {
 constexpr uint32_t kSpareFrames = 4;
 // Positions of a pass that are asked for before they are taken.
 constexpr size_t kAhead = 4;
+// Of so many records whose last pin ends, one is evicted at once. Of so many
+// that are pinned out of memory, one waits for the thread that fills frames;
+// each wait costs a test more time than all the rest of the pin.
+constexpr size_t kEvictedOneOf = 4;
+constexpr size_t kLateOneOf = 8;
 constexpr uint64_t kAlignment = 64;
 constexpr uint64_t kPageBytes = 4096;
 
@@ -193,6 +198,10 @@ absl::StatusOr<StateStore::Pin> EvictingStore::PinSubGroup(size_t sub_group,
   ++record.waiters;
   while (record.frame == kNoFrame) {
     if (access == Access::kOverwrite) record.is_overwritten = true;
+    if (!record.is_requested && Random(kLateOneOf) != 0) {
+      Fill(index);
+      break;
+    }
     Request(index);
     filled_.Wait(&mu_);
   }
@@ -207,7 +216,7 @@ void EvictingStore::Unpin(const RecordView& view, Access /*access*/) {
   const absl::MutexLock lock(&mu_);
   Record& record = records_[index];
   if (--record.pins > 0 || record.waiters > 0) return;
-  if (Random(4) > 0) Evict(index);
+  if (Random(kEvictedOneOf) == 0) Evict(index);
 }
 
 absl::StatusOr<size_t> EvictingStore::BeginPass(
@@ -248,7 +257,7 @@ void EvictingStore::Run() {
       work_.Wait(&mu_);
       continue;
     }
-    for (size_t i = Random(4); i > 0; --i) {
+    if (Random(kLateOneOf) == 0) {
       mu_.Unlock();
       std::this_thread::yield();
       mu_.Lock();
@@ -257,12 +266,6 @@ void EvictingStore::Run() {
     const uint32_t record = requested_.back();
     requested_.pop_back();
     Fill(record);
-    const auto other = static_cast<uint32_t>(Random(records_.size()));
-    const Record& chosen = records_[other];
-    if (other != record && chosen.frame != kNoFrame && chosen.pins == 0 &&
-        chosen.waiters == 0) {
-      Evict(other);
-    }
     filled_.SignalAll();
   }
 }
@@ -284,6 +287,12 @@ void EvictingStore::Fill(uint32_t index) {
   Spoil(at_home);
   record.frame = frame;
   record.is_requested = false;
+  const auto other = static_cast<uint32_t>(Random(records_.size()));
+  const Record& chosen = records_[other];
+  if (other != index && chosen.frame != kNoFrame && chosen.pins == 0 &&
+      chosen.waiters == 0) {
+    Evict(other);
+  }
 }
 
 void EvictingStore::Evict(uint32_t index) {

@@ -27,9 +27,9 @@ namespace optstate::storage {
 //   overwritten with garbage.
 // - A record without a pin is evicted at random: it is written back, and its
 //   frame is overwritten. An address kept beyond the pin reads garbage.
-// - Frames are filled by another thread, in an order that is not that of the
-//   requests. A pass visits the records in a random order and asks for some
-//   ahead.
+// - Frames are filled late: those that a pass asks for ahead, and others at
+//   random, by another thread and not in the order of requests. A pass visits
+//   the records in a random order and asks for some ahead.
 // - A record that is overwritten begins as zeros, or as it was.
 //
 // Frames are a file, which outlives a process that is killed: the next store of
@@ -93,6 +93,7 @@ class EvictingStore final : public StateStore {
   void Request(uint32_t record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Fills frames until the end.
   void Run();
+  // Brings a record into a frame, and evicts another one at random.
   void Fill(uint32_t record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Evict(uint32_t record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns a number below `end`.
