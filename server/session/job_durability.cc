@@ -37,6 +37,11 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> JobDurability::MakeStore(
   const JobDescription& what = job_.shape->description;
   job_.nvme = nullptr;
   if (!UsesDisk(what.storage)) {
+    if (job_.options.make_host_store) {
+      return job_.options.make_host_store(
+          &job_.layout(), SubGroupElements(what), job_.tier->Arrays(),
+          job_.tier->control()->incarnation);
+    }
     return job_.tier->MakeStore(&job_.layout(), SubGroupElements(what));
   }
   nvme::NvmeStore::Options options;
