@@ -1,7 +1,6 @@
 // Damaged files, failing disks: every error is typed and says where, nobody
 // waits for ever, and what was durable stands.
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -199,56 +198,6 @@ TEST_F(NvmeStoreFaultsTest, ADamagedRecordKeepsNobodyWaiting) {
     EXPECT_EQ(job_->Compare(7), absl::OkStatus());
     EXPECT_EQ(job_->Compare(9), absl::OkStatus());
     damaged.join();
-  }
-}
-
-// Nothing is read for a record that is overwritten; what a pass has read ahead,
-// or could not read, does not count.
-TEST_F(NvmeStoreFaultsTest, ADamagedRecordIsOverwritten) {
-  for (const bool is_ahead : {false, true}) {
-    for (const bool cannot_be_read : {false, true}) {
-      MakeDisk(UINT64_MAX);
-      Start(/*is_durable=*/false);
-      for (size_t i : {1, 3, 5}) ASSERT_EQ(job_->Compare(i), absl::OkStatus());
-      job_->Close();
-      disk_->Flip(kRecords, 0, std::byte{1});
-      if (cannot_be_read) {
-        disk_->AddFault({.kind = Kind::kRead,
-                         .path = kRecords,
-                         .end = kSlotBytes,
-                         .times = kForever});
-      }
-      ASSERT_EQ(job_->Open(), absl::OkStatus());
-      std::vector<uint8_t> wanted(kRecordCount);
-      wanted[0] = is_ahead ? 1 : 0;
-      ASSERT_TRUE(job_->store().BeginPass(wanted).ok());
-      constexpr std::byte kNew{0x5a};
-      {
-        const auto pin = job_->store().PinSubGroup(
-            0, storage::StateStore::Access::kOverwrite);
-        ASSERT_TRUE(pin.ok()) << pin.status();
-        for (const int part :
-             {storage::kStatePart0, storage::kStatePart0 + 1}) {
-          ASSERT_EQ(pin->record().part(part).size(), kStateBytes / 2);
-          for (const std::byte byte : pin->record().part(part)) {
-            EXPECT_EQ(byte, std::byte{0});
-          }
-        }
-        for (const auto bytes : KeptPieces(job_->layout(), pin->record())) {
-          std::fill(bytes.begin(), bytes.end(), kNew);
-        }
-      }
-      disk_->ClearFaults();
-      for (size_t i = 1; i < kRecordCount; ++i) {
-        ASSERT_EQ(job_->Compare(i), absl::OkStatus());
-      }
-      const auto pin =
-          job_->store().PinSubGroup(0, storage::StateStore::Access::kRead);
-      ASSERT_TRUE(pin.ok()) << pin.status();
-      for (const auto bytes : KeptPieces(job_->layout(), pin->record())) {
-        for (const std::byte byte : bytes) EXPECT_EQ(byte, kNew);
-      }
-    }
   }
 }
 
