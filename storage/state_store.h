@@ -59,7 +59,14 @@ struct StateArrays {
 // records only, it would wait for itself.
 class StateStore {
  public:
-  enum class Access : uint8_t { kRead, kWrite };
+  enum class Access : uint8_t {
+    kRead,
+    kWrite,
+    // Writing, by a caller that gives the whole record new values. A record
+    // that is not in memory is not read but begins as zeros, so that one which
+    // its disk has damaged can be used again.
+    kOverwrite,
+  };
 
   // The right to use a record, until this object's end.
   class Pin {
@@ -94,6 +101,9 @@ class StateStore {
   // Says whether every record is in memory always, so that a pin is arithmetic
   // and never fails.
   virtual bool is_resident() const = 0;
+  // Returns the error that ended the store for good, OK while there is none. A
+  // record that cannot be read does not end a store.
+  virtual absl::Status status() const = 0;
   // Makes a record usable; waits until it has been read and there is room for
   // it. Errors are those of the tier, and name the place of the damage; the
   // record is then as it was before.

@@ -17,6 +17,7 @@ class SwappedStore final : public storage::StateStore {
   explicit SwappedStore(storage::HostStore* store)
       : storage::StateStore(&store->layout(), 2 * kTileElements, {}),
         store_(*store) {}
+  absl::Status status() const override { return absl::OkStatus(); }
   bool is_resident() const override { return false; }
   absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access) override {
     return store_.PinSubGroup(sub_group, access);

@@ -30,6 +30,11 @@ namespace optstate::scheduler {
 class StepObserver;
 }  // namespace optstate::scheduler
 
+namespace optstate::storage {
+class StateStore;
+struct StateArrays;
+}  // namespace optstate::storage
+
 namespace optstate::session {
 
 // One training job: its layout, its state, the partition of the state over
@@ -119,6 +124,12 @@ class Job {
     std::atomic<uint64_t>* disk_bytes = nullptr;
     // An observer for tests; must outlive the job.
     scheduler::StepObserver* observer = nullptr;
+    // Makes the store of a job whose records are all in memory, in place of a
+    // HostStore. `incarnation` is that of the job's files. Tests only.
+    std::function<absl::StatusOr<std::unique_ptr<storage::StateStore>>(
+        const Layout* layout, uint64_t sub_group_elements,
+        const storage::StateArrays& arrays, uint64_t incarnation)>
+        make_host_store;
     // The clock that ends a pause. Tests only: another clock may run ahead of
     // the real one, and each leap must be followed by a call of the job.
     std::function<absl::Time()> clock = absl::Now;

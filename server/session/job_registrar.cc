@@ -196,15 +196,17 @@ absl::Status JobRegistrar::Reshape(JobDescription description) {
   job_.scheduler->ForgetStaged();
   step_.open_step.DropAll();
   step_.micro_steps.DropAll();
+  // The files change under the store, and the next workspace needs the memory
+  // of this one.
+  job_.scheduler.reset();
+  job_.DropStore();
   // The record of a READY job asks for loads from its parameter count on, where
   // the new parameters begin: from here on the job is LOADING.
   absl::Status reshaped =
       job_.tier->Reshape(what.layout, HostArraysOf(what), StepFilesOf(what),
                          SerializeDescription(what));
   if (!reshaped.ok()) {
-    // The job is unchanged, but its arrays may lie elsewhere. Its workspace is
-    // freed before the next one is taken.
-    job_.scheduler.reset();
+    // The job is unchanged, but its arrays may lie elsewhere.
     const absl::Status as_before = MakeScheduler();
     return as_before.ok() ? reshaped : LoseShape(as_before);
   }

@@ -39,6 +39,11 @@ absl::StatusOr<std::unique_ptr<storage::StateStore>> MakeStore(
     JobContext* job, const nvme::DurableCommit* restored) {
   const JobDescription& what = job->shape->description;
   if (!UsesDisk(what.storage)) {
+    if (job->options.make_host_store) {
+      return job->options.make_host_store(
+          &job->layout(), SubGroupElements(*job, what), job->tier->Arrays(),
+          job->tier->control()->incarnation);
+    }
     return job->tier->MakeStore(&job->layout(), SubGroupElements(*job, what));
   }
   nvme::NvmeStore::Options options;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "storage/record_view.h"
@@ -21,6 +22,7 @@ class HostStore final : public StateStore {
       : StateStore(layout, sub_group_elements, arrays) {}
 
   bool is_resident() const override { return true; }
+  absl::Status status() const override { return absl::OkStatus(); }
   absl::StatusOr<Pin> PinSubGroup(size_t sub_group,
                                   Access /*access*/) override {
     return Pin(record(sub_group));

@@ -52,7 +52,7 @@ absl::Status Speculation::RollBack(uint64_t step) {
     }
   }
   OPTSTATE_RETURN_IF_ERROR(ForEachElementRange(
-      plan_, memory_.store, &pool_, 0,
+      plan_, memory_.store, &pool_, 0, storage::StateStore::Access::kWrite,
       [&](const storage::RecordView& record, uint32_t p, uint64_t begin,
           uint64_t end) {
         ForEachRun(plan_.layout(), p, begin, end,

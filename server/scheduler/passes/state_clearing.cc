@@ -49,6 +49,7 @@ absl::Status ClearState(const StepPlan& plan, const StepMemory& memory,
   const bool has_prefixes = plan.layout().optimizer_info().has_prefixes();
   OPTSTATE_RETURN_IF_ERROR(ForEachElementRange(
       plan, &store, pool, first_parameter,
+      storage::StateStore::Access::kOverwrite,
       [&](const storage::RecordView& record, uint32_t p, uint64_t begin,
           uint64_t end) {
         record.ForEachMasterPart(p, begin, end - begin, Clear);

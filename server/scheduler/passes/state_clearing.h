@@ -11,7 +11,8 @@
 namespace optstate::scheduler {
 
 // Zeroes masters, state arrays, scales, counts and numbers of parameters
-// [first_parameter, count). Returns the first error of the store.
+// [first_parameter, count). Records without other parameters are not read, so a
+// damaged one is no error. Returns the first error of the store.
 absl::Status ClearState(const StepPlan& plan, const StepMemory& memory,
                         WorkerPool* pool, uint32_t first_parameter);
 

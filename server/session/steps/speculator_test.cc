@@ -42,6 +42,7 @@ class LostStore final : public storage::StateStore {
   explicit LostStore(storage::StateStore* store)
       : storage::StateStore(&store->layout(), kTileElements, {}) {}
   bool is_resident() const override { return false; }
+  absl::Status status() const override { return absl::OkStatus(); }
   absl::StatusOr<Pin> PinSubGroup(size_t, Access) override {
     return absl::DataLossError("a bad disk");
   }

@@ -4,7 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cinttypes>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <random>
@@ -14,6 +17,7 @@
 #include "kernels/cast.h"
 #include "proto/shm/sealed_segment.h"
 #include "proto/shm/segment_layout.h"
+#include "storage/testing/evicting_store.h"
 
 namespace optstate::session {
 namespace {
@@ -68,6 +72,28 @@ v1::StorageSettings StorageOf(v1::StorageSettings given) {
   return given;
 }
 
+// Says whether the test was started once more with records that are evicted:
+// nothing may use a record without a pin.
+bool EvictsRecords() {
+  const char* store = ::getenv("OPTSTATE_TEST_STORE");
+  return store != nullptr && std::string(store) == "evicting";
+}
+
+// Prints the seed of the first store; OPTSTATE_TEST_STORE_SEED in the
+// environment repeats a run.
+uint64_t FirstStoreSeed() {
+  const char* given = ::getenv("OPTSTATE_TEST_STORE_SEED");
+  const uint64_t seed = given != nullptr ? std::strtoull(given, nullptr, 0)
+                                         : std::random_device{}();
+  std::fprintf(stderr, "OPTSTATE_TEST_STORE_SEED=%" PRIu64 "\n", seed);
+  return seed;
+}
+
+uint64_t NextStoreSeed() {
+  static std::atomic<uint64_t> next = FirstStoreSeed();
+  return next++;
+}
+
 }  // namespace
 
 ParameterSpec MakeParameter(const std::string& name, int64_t numel,
@@ -88,6 +114,7 @@ JobHarness::JobHarness(Setup setup)
       directory_(ScratchDirectory()),
       disk_(DiskDirectory()) {
   setup_.storage = StorageOf(setup_.storage);
+  if (EvictsRecords()) frames_ = ScratchDirectory();
   Require(Open());
 }
 
@@ -96,6 +123,7 @@ JobHarness::~JobHarness() {
   std::error_code ignored;
   std::filesystem::remove_all(directory_, ignored);
   std::filesystem::remove_all(disk_, ignored);
+  if (!frames_.empty()) std::filesystem::remove_all(frames_, ignored);
 }
 
 void JobHarness::DropMemory() {
@@ -119,6 +147,17 @@ absl::Status JobHarness::OpenWith(std::vector<KeptGradients> kept) {
   for (const KeptGradients& one : kept) {
     keeper_->Keep(one.rank, one.client_instance, one.gradient_offset_bytes,
                   one.segment.get());
+  }
+  if (!frames_.empty()) {
+    options.make_host_store =
+        [path = frames_ + "/frames"](
+            const Layout* layout, uint64_t sub_group_elements,
+            const storage::StateArrays& arrays, uint64_t incarnation)
+        -> absl::StatusOr<std::unique_ptr<storage::StateStore>> {
+      return storage::EvictingStore::Open(
+          layout, sub_group_elements, arrays,
+          {.path = path, .incarnation = incarnation, .seed = NextStoreSeed()});
+    };
   }
   options.kept = std::move(kept);
   options.keeper = keeper_.get();

@@ -23,7 +23,8 @@ using Tensors = std::vector<std::vector<float>>;
 
 // A real Job in a scratch directory with all its ranks in this process, without
 // transports. A call that the test does not expect to fail stops the test when
-// it does.
+// it does. With OPTSTATE_TEST_STORE=evicting in the environment, records in
+// memory are those of an EvictingStore (storage/testing); its seed is printed.
 // Size: one short method for each call that the suites of jobs make.
 class JobHarness {
  public:
@@ -154,6 +155,8 @@ class JobHarness {
   Layout layout_;
   std::string directory_;
   std::string disk_;
+  // The folder of an EvictingStore's frames; empty: jobs have their own store.
+  std::string frames_;
   std::unique_ptr<RecordingKeeper> keeper_;
   std::unique_ptr<Job> job_;
   std::vector<std::vector<std::byte>> gradient_areas_;  // by rank

@@ -50,6 +50,10 @@ class ElementAccess {
   // Returns the size of an array that is not per parameter; the parameter's own
   // size for arrays that the optimizer does not have.
   uint64_t ElementsOf(v1::StateArray array, const ParameterSpec& spec) const;
+  // Returns the sub-group of the record that has this element.
+  size_t RecordOf(uint32_t parameter, uint64_t element) const {
+    return store_->sub_groups().IndexOf(parameter, element);
+  }
   // Returns INVALID_ARGUMENT when the job has no such elements, or the range
   // cuts a block.
   absl::Status Check(const ElementRange& range) const;

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/scheduler/first_error.h"
+#include "server/session/transfer/damaged_records.h"
 #include "server/session/transfer/range_checks.h"
 #include "spdlog/spdlog.h"
 #include "storage/persist_in_order.h"
@@ -14,6 +15,10 @@ namespace optstate::session {
 absl::Status LoadApplier::CommitLoad() {
   scheduler::StepObserver* const observer = job_.options.observer;
   if (!load_.staged.empty()) {
+    const std::vector<storage::LoadLogRecord> records = load_.staged.records();
+    const absl::Status replaced =
+        CheckReplaced(load_.staged.damaged(), *job_.store, records);
+    if (!replaced.ok()) return job_.FailInside("a load", replaced);
     const storage::LoadLogSeal seal = load_.staged.Seal();
     // The compiler must move neither the log's stores down nor the state's up;
     // the processor's order does not matter, see MarkStep.
@@ -22,7 +27,6 @@ absl::Status LoadApplier::CommitLoad() {
                       job_.tier->control());
     storage::PersistInOrder(storage::PersistPoint::kLoadInPlace);
     if (observer != nullptr) observer->OnLoadSealed();
-    const std::vector<storage::LoadLogRecord> records = load_.staged.records();
     const absl::Status applied =
         job_.MakeCountingPass([&] { return ApplyLoad(records); });
     if (!applied.ok()) return job_.FailInside("a load", applied);
@@ -34,7 +38,16 @@ absl::Status LoadApplier::CommitLoad() {
   return durability_.MakeDurableIfDue(/*is_load=*/true);
 }
 
+// Damage may be found only now, also by an engine that adopts the load.
 absl::Status LoadApplier::ApplyLoad(
+    absl::Span<const storage::LoadLogRecord> records) {
+  const absl::Status written = WriteLoad(records);
+  if (!absl::IsDataLoss(written)) return written;
+  OPTSTATE_RETURN_IF_ERROR(ReplaceDamaged(job_.store.get(), records));
+  return WriteLoad(records);
+}
+
+absl::Status LoadApplier::WriteLoad(
     absl::Span<const storage::LoadLogRecord> records) {
   const ElementAccess elements = job_.Elements();
   scheduler::StepObserver* const observer = job_.options.observer;

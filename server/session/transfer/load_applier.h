@@ -37,8 +37,10 @@ class LoadApplier {
         rounds_(*rooms.rounds),
         durability_(*rooms.durability) {}
 
-  // Seals and applies the log. An engine that dies before the seal leaves the
-  // job unchanged; after the seal, the next engine applies all of it again.
+  // Seals and applies the log. DATA_LOSS: the load leaves out a part of a
+  // damaged record; the job is FAILED then. An engine that dies before the seal
+  // leaves the job unchanged; after the seal, the next engine applies all of it
+  // again.
   absl::Status CommitLoad();
   // Adopts a former engine's load when the job is opened.
   absl::Status AdoptLoad();
@@ -48,6 +50,7 @@ class LoadApplier {
 
  private:
   absl::Status ApplyLoad(absl::Span<const storage::LoadLogRecord> records);
+  absl::Status WriteLoad(absl::Span<const storage::LoadLogRecord> records);
   void RecordLoad();
   absl::StatusOr<std::vector<storage::LoadLogRecord>> OpenSealedLoad();
   absl::Status CheckLoadRecords(

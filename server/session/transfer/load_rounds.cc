@@ -9,28 +9,46 @@ namespace optstate::session {
 
 // Clears what a former load left half written in place, and all state of a
 // failed job, so that arrays which this load leaves out are those of a new job
-// and not a mixture.
+// and not a mixture. Nothing is given up for a load that cannot be made because
+// the store has ended: another engine can still finish what this one failed at.
 absl::Status LoadRounds::Start() {
-  log_.DropLog();
   storage::StepRecord next = job_.record();
   if (!job_.failure.ok()) {
     next.load_required_from = 0;
     next.load_touched_from = 0;
   }
-  if (next.load_touched_from == storage::kNoParameter) return absl::OkStatus();
+  if (next.load_touched_from == storage::kNoParameter) {
+    log_.DropLog();
+    return absl::OkStatus();
+  }
+  const absl::Status usable = job_.store->status();
+  if (!usable.ok()) return RefuseStart(usable);
   const uint32_t first = next.load_touched_from;
   next.load_required_from = std::min(next.load_required_from, first);
   storage::PublishRecord(next, job_.tier->control());
+  log_.DropLog();  // not sealed any more, if it was
   job_.scheduler->ForgetStep();
-  // From here on the job is LOADING, not FAILED, also after a restart.
+  // After a restart the job is LOADING, not FAILED. In this engine it is when
+  // the state has been cleared.
   job_.tier->control()->step_in_progress.store(0, std::memory_order_release);
   job_.tier->control()->step_given_up.store(0, std::memory_order_release);
+  const absl::Status cleared =
+      job_.MakeCountingPass([&] { return job_.scheduler->ClearState(first); });
+  if (!cleared.ok()) return job_.FailInside("the start of a load", cleared);
   job_.failure = absl::OkStatus();
-  OPTSTATE_RETURN_IF_ERROR(
-      job_.MakeCountingPass([&] { return job_.scheduler->ClearState(first); }));
   next.load_touched_from = storage::kNoParameter;
   storage::PublishRecord(next, job_.tier->control());
   return absl::OkStatus();
+}
+
+absl::Status LoadRounds::RefuseStart(const absl::Status& why) {
+  if (job_.failure.ok()) return job_.FailInside("the start of a load", why);
+  return Annotate(
+      why, absl::StrCat("job \"", job_.options.name,
+                        "\" cannot be loaded in this engine, and is as it was: "
+                        "its store has ended. When the cause is mended, optctl "
+                        "recover ",
+                        job_.options.name, " goes on with the job. The cause"));
 }
 
 // Removes the rank from the round. The log holds values of all ranks, so none

@@ -23,7 +23,9 @@ class LoadRounds {
       : job_(*job), ranks_(*ranks), load_(*load), log_(*log) {}
 
   // Prepares the state for a round: clears what a former load left half written
-  // in place, and all state of a failed job.
+  // in place, and all state of a failed job, which has not failed any more
+  // then. On an error of the store the job is FAILED; what it failed at is kept
+  // unless the error came while the state was being cleared.
   absl::Status Start();
   // Removes the rank from the round; `why` says to the other ranks what it has
   // done.
@@ -34,6 +36,8 @@ class LoadRounds {
   void AdoptUnfinishedLoad();
 
  private:
+  absl::Status RefuseStart(const absl::Status& why);
+
   JobContext& job_;
   RankRoster& ranks_;
   LoadState& load_;

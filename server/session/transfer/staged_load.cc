@@ -46,16 +46,31 @@ void StagedLoad::Reset(const storage::LoadLogHeader& header) {
   room_ = 0;
   records_.clear();
   last_ = records_.end();
+  damaged_.clear();
+}
+
+// A record that was found damaged is not read again for each of its blocks.
+absl::StatusOr<bool> StagedLoad::IsPresent(const ElementAccess& elements,
+                                           const ElementRange& range,
+                                           const float* values) {
+  const size_t record = elements.RecordOf(range.parameter, range.begin);
+  if (damaged_.count(record) > 0) return false;
+  float present[ElementAccess::kBlockElements];
+  const absl::Status read = elements.ReadFloats(range, present);
+  if (absl::IsDataLoss(read)) {
+    damaged_.insert(record);
+    return false;
+  }
+  OPTSTATE_RETURN_IF_ERROR(read);
+  return std::memcmp(present, values, range.numel * sizeof(float)) == 0;
 }
 
 absl::Status StagedLoad::Stage(const ElementAccess& elements,
                                const ElementRange& range, const float* values,
                                Grow grow) {
-  float present[ElementAccess::kBlockElements];
   alignas(8) std::byte payload[ElementAccess::kBlockBytesMax];
-  OPTSTATE_RETURN_IF_ERROR(elements.ReadFloats(range, present));
-  const bool is_present =
-      std::memcmp(present, values, range.numel * sizeof(float)) == 0;
+  OPTSTATE_ASSIGN_OR_RETURN(const bool is_present,
+                            IsPresent(elements, range, values));
   // Present values are staged too where the log already has other ones. The
   // payload is read, not made, since encoding decoded values may give other
   // codes.

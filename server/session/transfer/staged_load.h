@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <set>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -42,7 +43,8 @@ class StagedLoad {
   uint64_t bytes() const { return begun_ ? log_.bytes() : 0; }
 
   // Stages these values for `range`, which is a block at most, and was checked.
-  // Fails only as `grow` does.
+  // Values of a record that is damaged (DATA_LOSS) are staged without being
+  // compared. Fails as `grow` and the store do.
   absl::Status Stage(const ElementAccess& elements, const ElementRange& range,
                      const float* values, Grow grow);
   // Stages one number of an array with a number per parameter. `present`: the
@@ -53,6 +55,8 @@ class StagedLoad {
 
   // Returns the least parameter in the log, which must not be empty.
   uint32_t first_parameter() const { return first_parameter_; }
+  // Returns the records, by sub-group, that could not be read.
+  const std::set<size_t>& damaged() const { return damaged_; }
   storage::LoadLogSeal Seal();
   // Returns all records to be written to the state, in any order; valid until
   // Reset.
@@ -75,6 +79,10 @@ class StagedLoad {
     bool has_checksum = false;
   };
 
+  // Says whether the state has these values.
+  absl::StatusOr<bool> IsPresent(const ElementAccess& elements,
+                                 const ElementRange& range,
+                                 const float* values);
   // `is_present`: the state has this payload already.
   absl::Status Put(const ElementAccess& elements, const ElementRange& range,
                    const std::byte* payload, bool is_present, Grow grow);
@@ -89,6 +97,7 @@ class StagedLoad {
   std::map<Key, Record> records_;
   std::map<Key, Record>::iterator last_ = records_.end();
   uint32_t first_parameter_ = 0;
+  std::set<size_t> damaged_;
 };
 
 }  // namespace optstate::session

@@ -67,6 +67,11 @@ absl::StatusOr<DurableCommit> NvmeStore::ReadCommit(
 
 NvmeStore::~NvmeStore() { io_thread_.Stop(); }
 
+absl::Status NvmeStore::status() const {
+  const absl::MutexLock lock(&monitor_.mu);
+  return monitor_.failed;
+}
+
 absl::StatusOr<storage::StateStore::Pin> NvmeStore::PinSubGroup(
     size_t sub_group, Access access) {
   return Take(static_cast<uint32_t>(sub_group), access, /*is_of_pass=*/false);
@@ -77,28 +82,33 @@ absl::StatusOr<storage::StateStore::Pin> NvmeStore::Take(uint32_t index,
                                                          bool is_of_pass) {
   const absl::MutexLock lock(&monitor_.mu);
   RecordCache::Record& record = cache_.record(index);
+  const bool overwrites = access == Access::kOverwrite;
   while (true) {
     OPTSTATE_RETURN_IF_ERROR(monitor_.failed);
     const uint32_t frame = cache_.place(index).frame;
     if (frame != RecordCache::kNoFrame) {
       if (cache_.MayPin(index, access)) {
+        if (overwrites) record.is_overwritten = false;
         cache_.Pin(index, access, is_of_pass);
         return Pin(context_.record_layout.ViewOf(index, context_.FrameAt(frame),
                                                  arrays().parameters),
                    this, access);
       }
     } else if (record.loaded_frame != RecordCache::kNoFrame) {
-      const RecordCache::Frame& loaded = cache_.frame(record.loaded_frame);
+      RecordCache::Frame& loaded = cache_.frame(record.loaded_frame);
       if (loaded.state == RecordCache::FrameState::kLoaded &&
           !loaded.is_checking) {
+        if (overwrites) loaded.is_fresh = true;
         OPTSTATE_RETURN_IF_ERROR(
             checks_.Check(index, swapper_.reads_parameters()));
         continue;
       }
-    } else if (!record.error.ok()) {
+    } else if (!record.error.ok() && !overwrites) {
       return std::exchange(record.error, absl::OkStatus());
-    } else if (queue_.Demand(index)) {
-      monitor_.Wake();
+    } else {
+      record.error = absl::OkStatus();
+      if (overwrites) record.is_overwritten = true;
+      if (queue_.Demand(index)) monitor_.Wake();
     }
     ++record.waiters;
     monitor_.changed.Wait(&monitor_.mu);
@@ -119,7 +129,7 @@ void NvmeStore::Unpin(const storage::RecordView& view, Access access) {
   const auto index =
       static_cast<uint32_t>(&view.sub_group() - sub_groups().all().data());
   const absl::MutexLock lock(&monitor_.mu);
-  if (access == Access::kWrite && cache_.record(index).pins == 1 &&
+  if (access != Access::kRead && cache_.record(index).pins == 1 &&
       WillBeWritten(index)) {
     const StoreCounters::CallerTimer timer(&monitor_.counters);
     checks_.Sum(cache_.place(index).frame);
@@ -174,12 +184,12 @@ absl::Status NvmeStore::RestoreParameters() {
 absl::Status NvmeStore::Vacate(uint32_t frames) {
   OPTSTATE_RETURN_IF_ERROR(committer_.Await());
   const absl::MutexLock lock(&monitor_.mu);
-  swapper_.SetVacatedFrom(frames);
+  cache_.SetVacatedFrom(frames);
   monitor_.Wake();
   while (swapper_.is_vacating() && monitor_.failed.ok()) {
     monitor_.changed.Wait(&monitor_.mu);
   }
-  swapper_.SetVacatedFrom(RecordCache::kNoFrame);
+  if (!monitor_.failed.ok()) cache_.SetVacatedFrom(RecordCache::kNoFrame);
   return monitor_.failed;
 }
 

@@ -81,6 +81,7 @@ class NvmeStore final : public storage::StateStore {
   ~NvmeStore() override;
 
   bool is_resident() const override { return false; }
+  absl::Status status() const override;
   absl::StatusOr<Pin> PinSubGroup(size_t sub_group, Access access) override;
   absl::StatusOr<size_t> BeginPass(absl::Span<const uint8_t> wanted) override;
   absl::StatusOr<Pin> PinOfPass(size_t position) override;
@@ -98,7 +99,8 @@ class NvmeStore final : public storage::StateStore {
       absl::FunctionRef<absl::Status(absl::Span<std::byte>*)> resize) override;
 
   // Verifies of a durable job the slots of the last durable commit, of another
-  // those that are not older than memory. Reads one record at a time, after all
+  // those that are not older than memory. A damaged record that memory has as
+  // it was written is to be written anew. Reads one record at a time, after all
   // other requests, and takes the memory of one frame.
   absl::StatusOr<storage::VerifyResult> Verify(
       absl::FunctionRef<bool(const storage::VerifyResult&)> progress) override;
@@ -109,12 +111,14 @@ class NvmeStore final : public storage::StateStore {
   NvmeStore(const Layout* layout, uint64_t sub_group_elements,
             const storage::StateArrays& arrays, Options options);
 
-  // Waits until the record is in a frame and may be used in this way.
+  // Waits until the record is in a frame and may be used in this way. Threads
+  // that take the same record, one of them to overwrite it, may find zeros.
   absl::StatusOr<Pin> Take(uint32_t record, Access access, bool is_of_pass);
   void Unpin(const storage::RecordView& record, Access access) override;
   bool WillBeWritten(uint32_t record)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(monitor_.mu);
-  // Brings the records of frames from `frames` on to disk.
+  // Brings the records of frames from `frames` on to disk; unless that fails,
+  // they stay there until the cache is reset.
   absl::Status Vacate(uint32_t frames);
   // Has no place name such a frame. INTERNAL: one has what the disk has not.
   absl::Status GiveUpFrames(uint32_t frames);

@@ -197,6 +197,28 @@ TEST_F(NvmeVerifyTest, WhatIsNewerInMemoryIsPassedOver) {
             (kRecordCount - result->progress.skipped) * 2 * kArrayBytes);
 }
 
+// What memory still has of a damaged record is not given up for it.
+TEST_F(NvmeVerifyTest, ADamagedRecordInMemoryIsWrittenAnew) {
+  for (const bool is_durable : {false, true}) {
+    Start(is_durable);
+    WriteAll();
+    if (is_durable) Commit(1);
+    ASSERT_EQ(job_->Compare(0), absl::OkStatus());
+    const RecordPlace place = PlaceOf(0);
+    ASSERT_NE(place.frame, RecordPlace::kNoFrame);
+    ASSERT_TRUE(place.is_on_disk && !place.is_dirty);
+    Flip(0, place.slot, is_durable ? 2 : 1, 9, std::byte{8});
+    EXPECT_EQ(job_->store().Verify(&GoOn)->progress.damaged, 1u);
+    EXPECT_TRUE(PlaceOf(0).is_dirty);
+    if (is_durable) Commit(2);
+    // These are read into the frames.
+    for (size_t i = kRecordCount; i > 0; --i) {
+      ASSERT_EQ(job_->Compare(i - 1), absl::OkStatus());
+    }
+    EXPECT_EQ(job_->store().Verify(&GoOn)->progress.damaged, 0u);
+  }
+}
+
 TEST_F(NvmeVerifyTest, AReadThatFailsIsADamageAfterItsLastAttempt) {
   Start(/*is_durable=*/true);
   WriteAll();

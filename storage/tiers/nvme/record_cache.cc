@@ -35,6 +35,7 @@ void RecordCache::Reset(uint32_t frames) {
   unpinned_ = FrameList(frames);
   loaded_ = FrameList(frames);
   writing_ = 0;
+  vacated_from_ = kNoFrame;
   for (Record& record : records_) record.loaded_frame = kNoFrame;
   Adopt();
 }
@@ -65,7 +66,7 @@ void RecordCache::Pin(uint32_t index, storage::StateStore::Access access,
                       bool is_of_pass) {
   Record& record = records_[index];
   RecordPlace place = table_.place(index);
-  if (access == storage::StateStore::Access::kWrite) {
+  if (access != storage::StateStore::Access::kRead) {
     if (!place.is_dirty) {
       place.is_dirty = true;
       table_.SetPlace(index, place);
@@ -128,7 +129,7 @@ void RecordCache::Assign(uint32_t index, uint32_t record) {
   frame.record = record;
   frame.slot = place.slot;
   frame.attempts = 0;
-  frame.is_fresh = !place.is_on_disk;
+  frame.is_fresh = !place.is_on_disk || records_[record].is_overwritten;
   frame.is_checking = false;
   frame.has_sums = false;
   records_[record].loaded_frame = index;
@@ -187,6 +188,16 @@ void RecordCache::SetWritten(uint32_t frame) {
                                           .slot = frames_[frame].slot,
                                           .is_on_disk = true,
                                           .is_dirty = false});
+}
+
+// A frame that is being given up is not written again; what it had is lost with
+// the slot, as if the damage had been found later.
+void RecordCache::SetDamaged(uint32_t record, uint32_t slot) {
+  RecordPlace place = table_.place(record);
+  if (place.frame == kNoFrame || place.frame >= vacated_from_) return;
+  if (place.is_dirty || !place.is_on_disk || place.slot != slot) return;
+  place.is_dirty = true;
+  table_.SetPlace(record, place);
 }
 
 }  // namespace optstate::nvme

@@ -39,7 +39,7 @@ class RecordCache {
   struct Frame {
     FrameState state = FrameState::kFree;
     bool is_writing = false;
-    bool is_fresh = false;     // kLoaded: nothing was read, it is to be zeroed
+    bool is_fresh = false;     // kLoaded: it is to be zeroed, read or not
     bool is_checking = false;  // kLoaded: a thread is at it
     bool is_summing = false;   // kReady: a thread takes checksums
     bool has_sums = false;     // kReady: its checksums are those of its bytes
@@ -57,7 +57,9 @@ class RecordCache {
     bool is_demanded = false;  // some thread waits for it
     bool must_flush = false;   // part of the commit that is being made
     bool is_of_pass = false;   // pinned by the pass, for writing
-    absl::Status error;        // of the last attempt to read it
+    // A thread waits for it and gives it new values: it is not to be read.
+    bool is_overwritten = false;
+    absl::Status error;  // of the last attempt to read it
   };
 
   // `table` outlives this.
@@ -89,7 +91,8 @@ class RecordCache {
   // take come last, and only if a thread waits for the other record
   // (`is_demanded`). kNoFrame: there is none.
   uint32_t TakeFrame(bool is_demanded);
-  // Assigns what TakeFrame() gave to a record, to be read from its slot.
+  // Assigns what TakeFrame() gave to a record, to be read from its slot, or to
+  // be zeroed when there is nothing to read, or it is overwritten.
   void Assign(uint32_t frame, uint32_t record);
   // Notes that the frame has its record's bytes, or is to be zeroed.
   void SetLoaded(uint32_t frame);
@@ -106,6 +109,16 @@ class RecordCache {
   void EndWrite(uint32_t frame);
   // Notes that the slot has the record as it is in its frame.
   void SetWritten(uint32_t frame);
+  // Notes that this slot lost what was written to it. A record that is in a
+  // frame as it was written there is newer than on disk from then on, so that
+  // it is written anew before its frame is given up, and by the next commit.
+  void SetDamaged(uint32_t record, uint32_t slot);
+
+  // Has frames from this one on be given up: their records are to be written,
+  // and stay as they are then. kNoFrame: none is.
+  void SetVacatedFrom(uint32_t frame) { vacated_from_ = frame; }
+  uint32_t vacated_from() const { return vacated_from_; }
+
   // Returns the number of frames that are being written.
   uint32_t writing() const { return writing_; }
   // Frames that nothing has pinned, the one used longest ago first.
@@ -122,6 +135,7 @@ class RecordCache {
   // Frames that are kLoaded and that no thread is checking, oldest first.
   FrameList loaded_;
   uint32_t writing_ = 0;
+  uint32_t vacated_from_ = kNoFrame;
 };
 
 }  // namespace optstate::nvme

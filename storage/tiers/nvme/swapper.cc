@@ -56,17 +56,12 @@ void Swapper::Flush() {
   }
 }
 
-void Swapper::SetVacatedFrom(uint32_t frame) {
-  monitor_.mu.AssertHeld();
-  vacated_from_ = frame;
-}
-
 bool Swapper::is_vacating() const {
   monitor_.mu.AssertHeld();
   for (uint32_t i = 0; i < cache_.records(); ++i) {
     const RecordPlace place = cache_.place(i);
-    if (place.frame != RecordCache::kNoFrame && place.frame >= vacated_from_ &&
-        place.is_dirty) {
+    if (place.frame != RecordCache::kNoFrame &&
+        place.frame >= cache_.vacated_from() && place.is_dirty) {
       return true;
     }
   }
@@ -75,11 +70,11 @@ bool Swapper::is_vacating() const {
 
 void Swapper::Vacate() {
   monitor_.mu.AssertHeld();
-  if (vacated_from_ == RecordCache::kNoFrame) return;
+  if (cache_.vacated_from() == RecordCache::kNoFrame) return;
   const FrameList& unpinned = cache_.unpinned();
   for (uint32_t i = unpinned.first(); i != FrameList::kEnd;
        i = unpinned.Next(i)) {
-    if (i < vacated_from_) continue;
+    if (i < cache_.vacated_from()) continue;
     const uint32_t record = cache_.frame(i).record;
     if (MayBeWritten(record, /*is_demanded=*/true)) StartWrite(record);
   }
@@ -87,7 +82,6 @@ void Swapper::Vacate() {
 
 void Swapper::Reset() {
   monitor_.mu.AssertHeld();
-  vacated_from_ = RecordCache::kNoFrame;
   unsummed_.clear();
   unsummed_.reserve(context_.frames());
 }

@@ -51,9 +51,7 @@ class Swapper {
   // record, and there is nothing else to write.
   void WriteBehind();
 
-  // Has Vacate() write the records of this frame and of those behind it.
-  void SetVacatedFrom(uint32_t frame);
-  // Says whether one of them is newer than on disk.
+  // Says whether a record of such a frame is newer than on disk.
   bool is_vacating() const;
   // Forgets what is to be written, and is ready for the context's present
   // frames.
@@ -91,7 +89,6 @@ class Swapper {
   // Frames whose write has begun and whose checksums are still to be taken.
   std::vector<uint32_t> unsummed_ ABSL_GUARDED_BY(monitor_.mu);
   bool reads_parameters_ ABSL_GUARDED_BY(monitor_.mu) = false;
-  uint32_t vacated_from_ ABSL_GUARDED_BY(monitor_.mu) = RecordCache::kNoFrame;
 };
 
 }  // namespace optstate::nvme

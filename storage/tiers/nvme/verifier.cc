@@ -72,15 +72,17 @@ absl::Status Verifier::VerifyRecord(uint32_t record, Verification* verification,
     ++result->progress.skipped;
     return absl::OkStatus();
   }
-  if (!verification->request.status.ok()) {
-    NoteDamage(*verification, /*tile=*/-1, result);
-    return absl::OkStatus();
+  int64_t different = -1;
+  if (verification->request.status.ok()) {
+    result->progress.bytes_read += verification->request.buffer.size();
+    different = context_.record_layout.FirstDifferenceOf(
+        record, verification->buffer.data(), context_.options.is_durable,
+        verification->sums);
+    if (different < 0) return absl::OkStatus();
   }
-  result->progress.bytes_read += verification->request.buffer.size();
-  const int64_t different = context_.record_layout.FirstDifferenceOf(
-      record, verification->buffer.data(), context_.options.is_durable,
-      verification->sums);
-  if (different >= 0) NoteDamage(*verification, different, result);
+  NoteDamage(*verification, different, result);
+  const absl::MutexLock lock(&monitor_.mu);
+  cache_.SetDamaged(record, verification->slot);
   return absl::OkStatus();
 }
 
