@@ -10,8 +10,8 @@
 #include "server/scheduler/passes/gradient_stager.h"
 #include "server/scheduler/step_observer.h"
 #include "server/scheduler/workers/available_cores.h"
+#include "server/session/durability/job_storage.h"
 #include "server/session/job_facts.h"
-#include "server/session/job_storage.h"
 #include "server/session/recovery/staging_file.h"
 #include "spdlog/spdlog.h"
 

@@ -5,8 +5,8 @@
 
 #include "absl/status/statusor.h"
 #include "optstate/v1/admin.pb.h"
+#include "server/session/durability/job_durability.h"
 #include "server/session/job_context.h"
-#include "server/session/job_durability.h"
 #include "server/session/ranks/rank_roster.h"
 #include "server/session/state_lock.h"
 #include "server/session/steps/speculator.h"

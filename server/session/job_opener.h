@@ -6,8 +6,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/session/durability/job_durability.h"
 #include "server/session/job_context.h"
-#include "server/session/job_durability.h"
 #include "server/session/job_registrar.h"
 #include "server/session/ranks/rank_roster.h"
 #include "server/session/recovery/job_recovery.h"

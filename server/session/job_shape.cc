@@ -7,7 +7,7 @@
 #include "proto/types/status_macros.h"
 #include "server/scheduler/piece_table.h"
 #include "server/scheduler/step_scheduler.h"
-#include "server/session/job_storage.h"
+#include "server/session/durability/job_storage.h"
 
 namespace optstate::session {
 

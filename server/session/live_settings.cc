@@ -3,9 +3,9 @@
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
 #include "server/session/admission.h"
+#include "server/session/durability/job_storage.h"
+#include "server/session/durability/store_maker.h"
 #include "server/session/job_description.h"
-#include "server/session/job_storage.h"
-#include "server/session/store_maker.h"
 #include "spdlog/spdlog.h"
 
 namespace optstate::session {

@@ -7,8 +7,8 @@
 #include "absl/status/statusor.h"
 #include "optstate/v1/admin.pb.h"
 #include "optstate/v1/types.pb.h"
+#include "server/session/durability/job_durability.h"
 #include "server/session/job_context.h"
-#include "server/session/job_durability.h"
 #include "server/session/job_registrar.h"
 #include "server/session/state_lock.h"
 

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
-#include "server/session/job_storage.h"
+#include "server/session/durability/job_storage.h"
 #include "storage/tiers/nvme/frame_table.h"
 
 namespace optstate::session {

@@ -1,4 +1,4 @@
-#include "server/session/disk_claim.h"
+#include "server/session/durability/disk_claim.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

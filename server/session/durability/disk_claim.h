@@ -1,5 +1,5 @@
-#ifndef OPTSTATE_SERVER_SESSION_DISK_CLAIM_H_
-#define OPTSTATE_SERVER_SESSION_DISK_CLAIM_H_
+#ifndef OPTSTATE_SERVER_SESSION_DURABILITY_DISK_CLAIM_H_
+#define OPTSTATE_SERVER_SESSION_DURABILITY_DISK_CLAIM_H_
 
 #include <cstdint>
 #include <optional>
@@ -46,4 +46,4 @@ void RemoveDiskFolders(const std::vector<std::string>& folders,
 
 }  // namespace optstate::session
 
-#endif  // OPTSTATE_SERVER_SESSION_DISK_CLAIM_H_
+#endif  // OPTSTATE_SERVER_SESSION_DURABILITY_DISK_CLAIM_H_

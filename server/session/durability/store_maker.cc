@@ -1,12 +1,12 @@
-#include "server/session/store_maker.h"
+#include "server/session/durability/store_maker.h"
 
 #include <utility>
 
 #include "absl/types/span.h"
 #include "proto/types/status_macros.h"
-#include "server/session/disk_claim.h"
-#include "server/session/durable_job.h"
-#include "server/session/job_storage.h"
+#include "server/session/durability/disk_claim.h"
+#include "server/session/durability/durable_job.h"
+#include "server/session/durability/job_storage.h"
 #include "spdlog/spdlog.h"
 #include "storage/tiers/nvme/frame_table.h"
 #include "storage/tiers/nvme/nvme_store.h"

@@ -1,5 +1,5 @@
-#ifndef OPTSTATE_SERVER_SESSION_JOB_STORAGE_H_
-#define OPTSTATE_SERVER_SESSION_JOB_STORAGE_H_
+#ifndef OPTSTATE_SERVER_SESSION_DURABILITY_JOB_STORAGE_H_
+#define OPTSTATE_SERVER_SESSION_DURABILITY_JOB_STORAGE_H_
 
 #include <atomic>
 #include <cstdint>
@@ -69,4 +69,4 @@ absl::StatusOr<std::unique_ptr<io::IoEngine>> MakeDiskEngine(
 
 }  // namespace optstate::session
 
-#endif  // OPTSTATE_SERVER_SESSION_JOB_STORAGE_H_
+#endif  // OPTSTATE_SERVER_SESSION_DURABILITY_JOB_STORAGE_H_

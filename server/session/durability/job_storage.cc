@@ -1,4 +1,4 @@
-#include "server/session/job_storage.h"
+#include "server/session/durability/job_storage.h"
 
 #include <algorithm>
 #include <utility>

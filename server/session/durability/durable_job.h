@@ -1,5 +1,5 @@
-#ifndef OPTSTATE_SERVER_SESSION_DURABLE_JOB_H_
-#define OPTSTATE_SERVER_SESSION_DURABLE_JOB_H_
+#ifndef OPTSTATE_SERVER_SESSION_DURABILITY_DURABLE_JOB_H_
+#define OPTSTATE_SERVER_SESSION_DURABILITY_DURABLE_JOB_H_
 
 #include <cstdint>
 #include <string>
@@ -35,4 +35,4 @@ absl::StatusOr<DurableJob> ParseDurableJob(absl::string_view bytes);
 
 }  // namespace optstate::session
 
-#endif  // OPTSTATE_SERVER_SESSION_DURABLE_JOB_H_
+#endif  // OPTSTATE_SERVER_SESSION_DURABILITY_DURABLE_JOB_H_

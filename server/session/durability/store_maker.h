@@ -1,5 +1,5 @@
-#ifndef OPTSTATE_SERVER_SESSION_STORE_MAKER_H_
-#define OPTSTATE_SERVER_SESSION_STORE_MAKER_H_
+#ifndef OPTSTATE_SERVER_SESSION_DURABILITY_STORE_MAKER_H_
+#define OPTSTATE_SERVER_SESSION_DURABILITY_STORE_MAKER_H_
 
 #include <memory>
 #include <string>
@@ -32,4 +32,4 @@ absl::StatusOr<nvme::DurableCommit> ReadDurableCommit(
 
 }  // namespace optstate::session
 
-#endif  // OPTSTATE_SERVER_SESSION_STORE_MAKER_H_
+#endif  // OPTSTATE_SERVER_SESSION_DURABILITY_STORE_MAKER_H_

@@ -1,11 +1,11 @@
-#include "server/session/job_durability.h"
+#include "server/session/durability/job_durability.h"
 
 #include <filesystem>
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "server/session/store_maker.h"
+#include "server/session/durability/store_maker.h"
 #include "server/session/testing/room_fixture.h"
 #include "server/session/testing/scoped_file_limit.h"
 

@@ -1,4 +1,4 @@
-#include "server/session/durable_job.h"
+#include "server/session/durability/durable_job.h"
 
 #include <cstring>
 

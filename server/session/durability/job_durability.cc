@@ -1,4 +1,4 @@
-#include "server/session/job_durability.h"
+#include "server/session/durability/job_durability.h"
 
 #include <optional>
 #include <string>
@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "proto/types/status_macros.h"
-#include "server/session/durable_job.h"
-#include "server/session/job_storage.h"
-#include "server/session/store_maker.h"
+#include "server/session/durability/durable_job.h"
+#include "server/session/durability/job_storage.h"
+#include "server/session/durability/store_maker.h"
 #include "spdlog/spdlog.h"
 #include "storage/swap_state.h"
 

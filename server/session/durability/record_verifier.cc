@@ -1,4 +1,4 @@
-#include "server/session/record_verifier.h"
+#include "server/session/durability/record_verifier.h"
 
 #include <system_error>
 #include <utility>
