@@ -129,7 +129,7 @@ class Job {
     std::function<absl::StatusOr<std::unique_ptr<storage::StateStore>>(
         const Layout* layout, uint64_t sub_group_elements,
         const storage::StateArrays& arrays, uint64_t incarnation)>
-        make_host_store;
+        make_host_store = nullptr;
     // The clock that ends a pause. Tests only: another clock may run ahead of
     // the real one, and each leap must be followed by a call of the job.
     std::function<absl::Time()> clock = absl::Now;
