@@ -32,6 +32,7 @@ from raw_disk import RawDisk
 from served import Daemon, optstate, running_daemon
 
 MiB = 1 << 20
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 ARRAYS = 3  # of float32: master, exp_avg, exp_avg_sq
 OPTIONS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
@@ -229,7 +230,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--dir", type=pathlib.Path, default="/work", help="on the disk; not tmpfs")
+    parser.add_argument("--dir", type=pathlib.Path, default=ROOT, help="on the disk; not tmpfs")
     parser.add_argument("--elements", type=int, default=64, help="in Mi")
     parser.add_argument("--sub-group", type=int, default=2, help="in Mi")
     parser.add_argument("--budget-share", type=int, default=8, help="memory is state / this")
