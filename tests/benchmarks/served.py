@@ -23,8 +23,9 @@ RESERVE_BYTES = 2 << 30
 
 
 @contextlib.contextmanager
-def running_daemon() -> Iterator[Daemon]:
-    daemon = Daemon()
+def running_daemon(*arguments: str) -> Iterator[Daemon]:
+    """arguments: further ones of optstated."""
+    daemon = Daemon(*arguments)
     try:
         yield daemon
     finally:
