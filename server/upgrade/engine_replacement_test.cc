@@ -77,7 +77,7 @@ class FakeControl : public supervisor::SupervisorControl {
   absl::Status DeleteHeldJob(const std::string&, absl::Time) override {
     return absl::OkStatus();
   }
-  absl::Status RecoverJob(const std::string&, uid_t, pid_t) override {
+  absl::Status RecoverJob(const std::string&, uid_t, pid_t, bool) override {
     return absl::OkStatus();
   }
   absl::StatusOr<std::string> AwaitEngine(const std::string&,
