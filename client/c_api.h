@@ -285,7 +285,8 @@ OPTSTATE_EXPORT int optstate_session_pieces(optstate_session* session,
  * memory, whose values change when a step is committed or a load finished.
  * Those of a speculative job also change from this rank's first push of a step
  * on, and are of no step then, until this function is called again: it has the
- * daemon roll back what was begun of the step, and begin nothing more of it. */
+ * daemon roll back what was begun of the step, and begin nothing more of it.
+ * DATA_LOSS: another process has cut the parameter file short. */
 OPTSTATE_EXPORT int optstate_session_parameter(optstate_session* session,
                                                uint32_t parameter,
                                                const void** data,
@@ -310,7 +311,9 @@ OPTSTATE_EXPORT int optstate_views_find_written(optstate_session* session,
                                                 size_t capacity, size_t* count);
 /* Drops the trainer's copies: the daemon's values appear again. */
 OPTSTATE_EXPORT int optstate_views_release(optstate_views* views);
-/* Copies everything: later writes of the daemon do not appear. */
+/* Copies everything: later writes of the daemon do not appear. DATA_LOSS:
+ * another process has cut the parameter file short; what was cut off is zeros,
+ * and the rest is copied. */
 OPTSTATE_EXPORT int optstate_views_keep(optstate_views* views);
 OPTSTATE_EXPORT void optstate_views_free(optstate_views* views);
 

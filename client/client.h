@@ -124,6 +124,10 @@ class Session {
   // this rank's first push of a step on, and are of no step then, until
   // RollBackSpeculation().
   absl::Span<const std::byte> parameter(uint32_t parameter) const;
+  // DATA_LOSS, with the file's name: another process has cut the parameter file
+  // short, so that parameter() has zeros in the place of values. The calls that
+  // read parameters, push, commit and load fail with it too.
+  absl::Status CheckParameterArea() const;
 
   // Maps the parameters as memory that the trainer may write; the mapping
   // outlives the session. UNIMPLEMENTED: the wire copies parameters, the daemon
@@ -276,6 +280,8 @@ class Session {
   absl::Status CheckUsable() const;
   // Does CheckUsable() and also checks that no commit is under way.
   absl::Status CheckIdle() const;
+  // Does CheckIdle() and CheckParameterArea().
+  absl::Status CheckWhole() const;
   absl::Status CheckParameters(uint32_t first, uint32_t count) const;
   absl::Status PushRun(uint64_t step, uint32_t micro_step, uint32_t first,
                        uint32_t count);

@@ -134,6 +134,7 @@ int optstate_session_parameter(optstate_session* session, uint32_t parameter,
     OPTSTATE_ASSIGN_OR_RETURN(const absl::Span<const std::byte> span,
                               FindParameter(s, parameter));
     OPTSTATE_RETURN_IF_ERROR(s.RollBackSpeculation());
+    OPTSTATE_RETURN_IF_ERROR(s.CheckParameterArea());
     *data = span.data();
     *bytes = span.size();
     return absl::OkStatus();

@@ -142,6 +142,9 @@ class Channel {
   // The file of which the area is a mapping; -1: there is no file. The file
   // changes when the session reconnects.
   virtual int parameter_file() const { return -1; }
+  // DATA_LOSS: another process has cut the file short, and the area has zeros
+  // where parameters were. Costs next to nothing.
+  virtual absl::Status CheckParameterArea() const { return absl::OkStatus(); }
 
   // Submits a push; waits only while the wire is full. The result of the push
   // is known after Flush, see failed_push().

@@ -195,8 +195,12 @@ absl::Span<const std::byte> Session::parameter(uint32_t parameter) const {
       static_cast<uint64_t>(spec.numel) * SizeInBytes(spec.dtype));
 }
 
+absl::Status Session::CheckParameterArea() const {
+  return closed_ ? absl::OkStatus() : Annotated(channel_->CheckParameterArea());
+}
+
 absl::StatusOr<std::unique_ptr<ParameterViews>> Session::MapViews() {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
   if (speculates_) {
     return Annotated(absl::UnimplementedError(
         "the job is speculative: the daemon writes parameters while the "
@@ -240,7 +244,7 @@ bool Session::WritesParameters() const {
 }
 
 absl::Status Session::NoteCopies(absl::Span<const uint32_t> parameters) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
   if (!digests_->enabled()) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(RollBackSpeculation());
   digests_->BeginCopies(committed_step_);
@@ -248,7 +252,7 @@ absl::Status Session::NoteCopies(absl::Span<const uint32_t> parameters) {
     OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(p, 1)));
     digests_->AddWhole(p, parameter(p).data());
   }
-  return absl::OkStatus();
+  return CheckParameterArea();
 }
 
 absl::Status Session::FindChanged(const ParameterTargets& copies,
@@ -272,8 +276,9 @@ absl::Status Session::FindWritten(ParameterViews* views,
   if (channel_->parameter_file() < 0) {
     return Annotated(absl::InternalError("views of a session without a file"));
   }
-  return Annotated(views->FindWritten(channel_->parameter_file(),
-                                      channel_->parameter_area(), parameters));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(views->FindWritten(
+      channel_->parameter_file(), channel_->parameter_area(), parameters)));
+  return CheckParameterArea();
 }
 
 absl::Status Session::Annotated(const absl::Status& status) const {

@@ -40,7 +40,7 @@ uint64_t ElementCount(const Layout& layout, StateArray array,
 }
 
 absl::Status Session::BeginLoad(LoadContent content) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
   loading_ = false;  // an earlier unfinished load is dropped
   OPTSTATE_RETURN_IF_ERROR(
       Annotated(Persist([&] { return channel_->BeginLoad(StepDeadline()); })));
@@ -106,7 +106,7 @@ absl::Status Session::FinishLoad() {
   if (loading_ && loads_finished_) ++*loads_finished_;
   loading_ = false;
   phase_ = JobPhase::kReady;
-  return absl::OkStatus();
+  return CheckParameterArea();
 }
 
 absl::StatusOr<uint64_t> Session::Fetch(StateArray array, uint32_t parameter,

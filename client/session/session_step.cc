@@ -36,6 +36,11 @@ absl::Status Session::CheckIdle() const {
       "the commit of step ", commit_->step, " is under way: CommitWait first"));
 }
 
+absl::Status Session::CheckWhole() const {
+  OPTSTATE_RETURN_IF_ERROR(CheckIdle());
+  return channel_->CheckParameterArea();
+}
+
 absl::Status Session::CheckParameters(uint32_t first, uint32_t count) const {
   const size_t all = setup_->layout.parameters().size();
   if (first <= all && count <= all - first) return absl::OkStatus();
@@ -45,7 +50,7 @@ absl::Status Session::CheckParameters(uint32_t first, uint32_t count) const {
 
 absl::Status Session::Push(uint64_t step, uint32_t micro_step, uint32_t first,
                            uint32_t count) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckParameters(first, count)));
   OPTSTATE_RETURN_IF_ERROR(Annotated(AwaitGradientsBefore(first + count)));
   return Annotated(PushRun(step, micro_step, first, count));
@@ -78,7 +83,7 @@ absl::Status Session::PushRun(uint64_t step, uint32_t micro_step,
 absl::Status Session::PushGradients(uint64_t step, uint32_t micro_step,
                                     absl::Span<const uint32_t> parameters,
                                     absl::Span<const void* const> gradients) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
   OPTSTATE_RETURN_IF_ERROR(Annotated(CheckGradients(parameters, gradients)));
   if (!parameters.empty()) {
     OPTSTATE_RETURN_IF_ERROR(
@@ -259,7 +264,7 @@ void Session::NoteEnded() {
 }
 
 absl::Status Session::EndMicroStep(uint64_t step, uint32_t micro_step) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
   if (!accumulates_together()) return Flush();
   OPTSTATE_RETURN_IF_ERROR(BeginAnew(step));
   begun_step_ = committed_step_ + 1;
@@ -325,7 +330,7 @@ absl::Status Session::ReadParameters(const ParameterTargets& read) {
   }
   reader_->Begin(committed_step_, read);
   reader_->CopyRest(channel_->parameter_area().data());
-  return absl::OkStatus();
+  return CheckParameterArea();
 }
 
 // Any fetch has the engine roll back and hold the step; the smallest is of one
@@ -351,7 +356,7 @@ absl::Status Session::RollBackSpeculation() {
 }
 
 absl::Status Session::CommitStart(const CommitOptions& options) {
-  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckIdle()));
+  OPTSTATE_RETURN_IF_ERROR(Annotated(CheckWhole()));
   if (options.groups.size() != setup_->layout.groups().size()) {
     return Annotated(absl::InvalidArgumentError(absl::StrCat(
         "commit has hyperparameters of ", options.groups.size(),
@@ -417,6 +422,7 @@ absl::StatusOr<Outcome> Session::CommitWait(const ParameterTargets& read) {
   if (outcome.applied) {
     reader_->CopyRest(channel_->parameter_area().data());
   }
+  OPTSTATE_RETURN_IF_ERROR(CheckParameterArea());
   return outcome;
 }
 

@@ -54,9 +54,10 @@ absl::StatusOr<std::unique_ptr<ParameterViews>> ParameterViews::Map(
   if (munlock(data, bytes) != 0) {
     return OsError(errno, "munlock of the parameters");
   }
-  views->guard_ = FaultGuard(views->area_);
+  views->guard_ = FaultGuard(views->area_, PROT_READ | PROT_WRITE);
   struct stat info;
   if (fstat(file, &info) != 0) return OsError(errno, "fstat of the parameters");
+  views->file_name_ = NameOfFile(file);
   views->device_ = info.st_dev;
   views->inode_ = info.st_ino;
   OPTSTATE_RETURN_IF_ERROR(views->Release());
@@ -89,17 +90,12 @@ absl::Status ParameterViews::FindWritten(int file,
 }
 
 absl::Status ParameterViews::CheckFile(int file) {
+  OPTSTATE_RETURN_IF_ERROR(CheckNotCutShort(file, file_bytes_, guard_));
   struct stat info;
   if (fstat(file, &info) != 0) return OsError(errno, "fstat of the parameters");
-  if (static_cast<uint64_t>(info.st_size) < file_bytes_ || guard_.lost()) {
-    return absl::DataLossError(absl::StrCat(
-        "the parameter file was cut short, to ", info.st_size, " bytes of ",
-        file_bytes_,
-        ": the parameters here are not whole. Start again, from a checkpoint "
-        "if the job cannot be recovered"));
-  }
   if (info.st_dev == device_ && info.st_ino == inode_) return absl::OkStatus();
   OPTSTATE_RETURN_IF_ERROR(Follow(file));
+  file_name_ = NameOfFile(file);
   device_ = info.st_dev;
   inode_ = info.st_ino;
   return absl::OkStatus();
@@ -195,16 +191,18 @@ absl::Status ParameterViews::Keep() {
       return absl::ResourceExhaustedError(absl::StrCat(
           "no memory for a copy of ", area_.size(), " bytes of parameters"));
     }
-    if (errno != EINVAL) return OsError(errno, "copying of the parameters");
-    // An older kernel lacks the call: writing the present value copies a page
-    // too.
+    if (errno != EINVAL && errno != EFAULT) {
+      return OsError(errno, "copying of the parameters");
+    }
+    // An older kernel lacks the call, or the file was cut short: writing the
+    // present value copies a page too, and puts zeros where there is none.
     for (uint64_t at = 0; at < area_.size(); at += PageBytes()) {
       auto* const byte = reinterpret_cast<volatile std::byte*>(&area_[at]);
       *byte = *byte;
     }
     break;
   }
-  return absl::OkStatus();
+  return guard_.lost() ? CutShort(file_name_) : absl::OkStatus();
 }
 
 }  // namespace optstate::client

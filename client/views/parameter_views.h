@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -52,6 +53,8 @@ class ParameterViews {
   absl::Status Release();
   // Copies every page: later writes of the engine do not appear.
   // RESOURCE_EXHAUSTED: there is no memory, and some pages are not copied.
+  // DATA_LOSS: the file was cut short; every page is copied, and those behind
+  // the cut are zeros.
   absl::Status Keep();
 
  private:
@@ -70,6 +73,7 @@ class ParameterViews {
   const Layout layout_;
   absl::Span<std::byte> area_;  // whole pages
   uint64_t file_bytes_ = 0;
+  std::string file_name_;  // for errors
   dev_t device_ = 0;
   ino_t inode_ = 0;
   FaultGuard guard_;

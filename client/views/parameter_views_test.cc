@@ -17,6 +17,7 @@ namespace optstate::client {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 ParameterSpec Parameter(const char* name, int64_t numel,
@@ -164,16 +165,22 @@ TEST_F(ParameterViewsTest, AFileThatIsCutShortIsAnErrorAndNoSignal) {
             absl::StatusCode::kDataLoss);
 }
 
-TEST(FaultGuardDeathTest, AFaultElsewhereEndsTheProcess) {
-  File file(8192);
-  const FaultGuard guard(file.bytes());
-  File other(8192);
-  EXPECT_EXIT(
-      {
-        other.Truncate(0);
-        other.data()[4096] = std::byte{1};
-      },
-      ::testing::KilledBySignal(SIGBUS), "");
+TEST_F(ParameterViewsTest, ValuesOfAFileThatIsCutShortStayAsFarAsTheyAreThere) {
+  Engines(0)[1] = 2;
+  Engines(2)[49999] = 7;
+  At(5)[1] = 3;
+  file_.Truncate(4096);
+  const absl::Status kept = views_->Keep();
+  EXPECT_EQ(kept.code(), absl::StatusCode::kDataLoss) << kept;
+  EXPECT_THAT(std::string(kept.message()), HasSubstr("memfd:parameters"));
+  EXPECT_EQ(At(0)[1], 2);
+  EXPECT_EQ(At(2)[49999], 0);
+  EXPECT_EQ(At(5)[1], 0);
+  // The memory is the process's own from now on.
+  file_.Truncate(0);
+  EXPECT_EQ(At(5)[1], 0);
+  At(5)[1] = 4;
+  EXPECT_EQ(At(5)[1], 4);
 }
 
 TEST(WrittenPagesTest, BothWaysFindTheSame) {

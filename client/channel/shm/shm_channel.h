@@ -50,6 +50,9 @@ class ShmChannel final : public Channel {
   absl::Status AwaitGradientArea(uint64_t bytes) override;
   absl::Span<const std::byte> parameter_area() const override;
   int parameter_file() const override { return parameters_.file(); }
+  absl::Status CheckParameterArea() const override {
+    return parameters_.CheckWhole();
+  }
 
   absl::Status Push(const PushRange& range, absl::Time deadline) override;
   absl::Status Flush(absl::Time deadline) override;

@@ -14,6 +14,7 @@
 namespace optstate::client {
 
 StableMapping::~StableMapping() {
+  guard_ = FaultGuard();
   if (data_ != nullptr) shm::UnmapSpread(data_, size_);
 }
 
@@ -22,6 +23,7 @@ absl::Status StableMapping::Replace(UniqueFd fd, uint64_t bytes) {
     return absl::InternalError(
         absl::StrCat("a mapping of ", size_, " bytes cannot become ", bytes));
   }
+  OPTSTATE_RETURN_IF_ERROR(CheckNotCutShort(fd.get(), bytes));
   OPTSTATE_RETURN_IF_ERROR(shm::PeerSegment::CheckFile(fd.get(), bytes));
   void* const data =
       data_ == nullptr
@@ -33,7 +35,13 @@ absl::Status StableMapping::Replace(UniqueFd fd, uint64_t bytes) {
   data_ = static_cast<std::byte*>(data);
   size_ = bytes;
   file_ = std::move(fd);
+  guard_ = FaultGuard({data_, size_}, PROT_READ);
   return absl::OkStatus();
+}
+
+absl::Status StableMapping::CheckWhole() const {
+  return data_ == nullptr ? absl::OkStatus()
+                          : CheckNotCutShort(file_.get(), size_, guard_);
 }
 
 }  // namespace optstate::client

@@ -6,6 +6,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "client/views/fault_guard.h"
 #include "proto/types/unique_fd.h"
 
 namespace optstate::client {
@@ -17,6 +18,9 @@ namespace optstate::client {
 // The new file is mapped over the old one in one step, so that the address is
 // never unmapped and never shows anything else.
 //
+// A file that another process cuts short reads as zeros behind its end, and
+// CheckWhole() says so.
+//
 // The destructor unmaps the file.
 class StableMapping {
  public:
@@ -26,8 +30,13 @@ class StableMapping {
   ~StableMapping();
 
   // Maps the file, read-only, after shm::PeerSegment::CheckFile. Every call has
-  // the same `bytes`. After an error the mapping is as before.
+  // the same `bytes`. DATA_LOSS: the file has fewer. After an error the mapping
+  // is as before.
   absl::Status Replace(UniqueFd fd, uint64_t bytes);
+
+  // DATA_LOSS, with the file's name: the file was cut short since Replace, so
+  // that some of what was read, or would be read, is not the peer's.
+  absl::Status CheckWhole() const;
 
   // Returns the mapped bytes; none before the first Replace.
   absl::Span<const std::byte> bytes() const { return {data_, size_}; }
@@ -38,6 +47,7 @@ class StableMapping {
   UniqueFd file_;
   std::byte* data_ = nullptr;
   uint64_t size_ = 0;
+  FaultGuard guard_;
 };
 
 }  // namespace optstate::client

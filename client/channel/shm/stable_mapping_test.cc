@@ -69,5 +69,23 @@ TEST(StableMappingTest, RefusedFileChangesNothing) {
   EXPECT_EQ(mapping.bytes()[kBytes - 1], std::byte{1});
 }
 
+TEST(StableMappingTest, AFileThatIsCutShortIsAnErrorUntilThereIsAnother) {
+  const UniqueFd first = FileOf(1);
+  const UniqueFd second = FileOf(2);
+  StableMapping mapping;
+  EXPECT_TRUE(mapping.CheckWhole().ok());
+  ASSERT_TRUE(mapping.Replace(ReadOnly(first), kBytes).ok());
+  EXPECT_TRUE(mapping.CheckWhole().ok());
+  ASSERT_EQ(ftruncate(first.get(), 8192), 0);
+  EXPECT_EQ(mapping.bytes()[8191], std::byte{1});
+  EXPECT_EQ(mapping.bytes()[8192], std::byte{0});  // no signal
+  EXPECT_EQ(mapping.CheckWhole().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(mapping.Replace(ReadOnly(first), kBytes).code(),
+            absl::StatusCode::kDataLoss);
+  ASSERT_TRUE(mapping.Replace(ReadOnly(second), kBytes).ok());
+  EXPECT_TRUE(mapping.CheckWhole().ok());
+  EXPECT_EQ(mapping.bytes()[8192], std::byte{2});
+}
+
 }  // namespace
 }  // namespace optstate::client

@@ -207,7 +207,11 @@ def trained(change, when, make):
     for step in range(6):
         if when == "between steps" and step in (2, 3, 5):
             change(model)
-        step_of(model, optimizer, step)
+        optimizer.zero_grad()
+        loss_of(model, step).backward()
+        if when == "after backward" and step in (0, 2, 3, 5):
+            change(model)
+        optimizer.step()
     return model, optimizer
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import multiprocessing
-import os
 import pickle
 
 import numpy as np
@@ -336,22 +335,6 @@ def test_results_are_those_of_copies(daemon):
         return model
 
     assert largest_difference(run(), run(parameters_as_views=False)) == 0
-
-
-def test_a_parameter_file_that_is_cut_short_is_an_error(daemon, job):
-    model = small_model()
-    optimizer = served(model, daemon.shm, job=job)
-    step_of(model, optimizer, 0)
-    path = next(
-        os.path.join(root, name)
-        for root, _, names in os.walk(daemon.directory)
-        for name in names
-        if name == "parameters"
-    )
-    os.truncate(path, 0)
-    model[0].weight.sum().item()  # no signal
-    with pytest.raises(optstate.DataLossError, match="cut short"):
-        step_of(model, optimizer, 1)
 
 
 def test_a_parameter_file_that_is_removed_is_used_on(own_daemon, job):

@@ -240,8 +240,10 @@ class Served:
     def detach(self, because: str, *, may_attach: bool = False) -> None:
         """Leaves the job, without waiting for a step that is under way. Idempotent.
 
-        may_attach: the optimizer has what it needs to attach again.
+        may_attach: the optimizer has what it needs to attach again. DataLossError, after all is
+        done: see Attachment.close().
         """
+        lost: errors.DataLossError | None = None
         if self.attachment is not None:
             assert self.edits is not None
             if because == CLOSED and self.edits.has_writes:
@@ -250,7 +252,10 @@ class Served:
                     " after it to send that: the job has not got it"
                 )
             self.steps_before += self.attachment.session.committed_step
-            self.attachment.close()
+            try:
+                self.attachment.close()
+            except errors.DataLossError as error:
+                lost = error
         self.attachment, self.detached_because = None, because
         self.may_attach = may_attach
         self.handed_over = None
@@ -258,6 +263,8 @@ class Served:
         if self._finalizer is not None:
             self._finalizer()
             self._finalizer = None
+        if lost is not None:
+            raise lost
 
     def present_settings(self) -> Settings:
         """Returns settings for a job that goes on from here, with the present loss scaler."""

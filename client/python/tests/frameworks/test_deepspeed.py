@@ -57,6 +57,10 @@ def test_without_zero(job):
     ours, optimizer = trained(optstate.AdamW, 0, job=job)
     assert_same_parameters(ours, torchs)
     assert optimizer.committed_step == 4
+    # Which way it takes, as the README says.
+    use = optimizer.memory()
+    assert use.views > 0 and use.copies == 0
+    assert not use.makes_gradient_views
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

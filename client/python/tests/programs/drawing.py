@@ -137,6 +137,10 @@ def _served(rng: random.Random, scaler: str | None) -> dict[str, Any]:
         served["overlap"] = True
     if rng.random() < 0.5:  # else as the number of ranks has it
         served["gradients_as_views"] = rng.random() < 0.7
+    if rng.random() < 0.5:
+        served["parameters_as_views"] = rng.random() < 0.3
+    if rng.random() < 0.3:
+        served["detect_changes"] = "exact"
     return served
 
 

@@ -146,16 +146,23 @@ class Attachment:
             self._trained.leave()
 
     def close(self) -> None:
-        """Closes the session; parameters keep their values. Idempotent."""
+        """Closes the session; parameters keep their values. Idempotent. DataLossError, after
+        everything is closed: they could not, because the parameter file was cut short."""
         self._leave_memory()
         self.parameters.unlock()
         self.end()
 
     def end(self) -> None:
         # Views end first: without this session, the engine may write at any time.
-        self.parameters.end_views()
+        lost: errors.DataLossError | None = None
+        try:
+            self.parameters.end_views()
+        except errors.DataLossError as error:
+            lost = error
         self.gradients.end_views()
         self.session.close()
+        if lost is not None:
+            raise lost
 
     @property
     def ranks(self) -> Ranks:

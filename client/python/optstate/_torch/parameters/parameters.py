@@ -430,9 +430,9 @@ class Parameters:
 
     def end_views(self) -> None:
         """Ends the views before the session closes. The next attachment may make new views."""
+        self._view_tensors, self._remembered = {}, []
         if self._views is not None:
             self._views.end()
-        self._view_tensors, self._remembered = {}, []
 
     def bytes_of_views_and_copies(self) -> tuple[int, int]:
         """Returns the bytes of parameters that are views now, and of the others."""

@@ -82,10 +82,16 @@ class ParameterViews:
             self.is_private = True
 
     def end(self) -> None:
-        """Makes the values stay as they are when the session closes."""
-        if not _exits:
+        """Makes the values stay as they are when the session closes. DataLossError: some are
+        lost, and the others stay."""
+        if _exits:
+            return
+        try:
             self.keep()
+        except errors.DataLossError:
             self.is_kept = True
+            raise
+        self.is_kept = True
 
 
 def holders_of_storage(tensor: torch.Tensor) -> int:
@@ -147,6 +153,8 @@ def _before_fork() -> None:
     for views in tuple(_living):
         try:
             views.keep()
+        except errors.DataLossError as error:
+            warn(str(error))
         except errors.OptstateError as error:
             warn(f"a forked process will see its parent's next steps: {error}")
 

@@ -30,16 +30,18 @@ def edit(side: Any, index: int, how: str, seed: int) -> None:
         parameter.copy_(values)
 
 
-@operation(1, index=index, seed=batch)
-def edit_data(side: Any, index: int, seed: int) -> None:
-    """Behind autograd's back, said by upload_parameters()."""
-    parameter = side.parameter(index)
-    parameter.data.copy_(random_values(parameter.shape, seed))
-    if side.is_ours:
-        side.optimizer.upload_parameters()
-    else:  # at once, so that who writes the former values later has no master of them
-        side.optimizer.masters.pop(parameter, None)
-        side.optimizer.loaded.pop(parameter, None)
+@operation(2, index=index, how=of("copy", "element", "clamp", "exchange"), seed=batch)
+def edit_data(side: Any, index: int, how: str, seed: int) -> None:
+    """Behind autograd's back, which nothing but the content tells."""
+    values = side.parameter(index).data
+    if how == "copy":
+        values.copy_(random_values(values.shape, seed))
+    elif how == "element" and values.numel():
+        values[tuple(seed % size for size in values.shape)] = 0.375
+    elif how == "clamp":
+        values.clamp_(-0.25, 0.25)
+    elif how == "exchange" and values.dim():  # equal sums
+        values.copy_(values.flip(0).clone())
 
 
 @operation(1, index=index, seed=batch, anew=of(True, False))
