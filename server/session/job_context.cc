@@ -139,9 +139,11 @@ absl::StatusOr<std::shared_ptr<Verification>> JobContext::BeginVerification() {
 }
 
 absl::StatusOr<std::shared_ptr<Verification>> JobContext::BeginScrub() {
-  OPTSTATE_RETURN_IF_ERROR(failure);
   OPTSTATE_RETURN_IF_ERROR(CheckHasDisk());
-  if (recovery.has_value()) return StillRecovering();
+  if (!failure.ok() || recovery.has_value()) {
+    return absl::FailedPreconditionError(
+        "the job has failed, or finishes the step of a former engine");
+  }
   return verifier.BeginScrub(store.get(),
                              options.config.nvme().scrub_bytes_per_s());
 }

@@ -99,8 +99,8 @@ struct JobContext {
   // Begins to verify the records on disk; see Job::Verify for its errors, of
   // which the caller has excluded those of drain and pause.
   absl::StatusOr<std::shared_ptr<Verification>> BeginVerification();
-  // Does the same for a scrub, and refuses it too (with the error of the job's
-  // calls) while the job has failed or finishes the step of a former engine.
+  // Does the same for a scrub. FAILED_PRECONDITION also: the job has failed, or
+  // finishes the step of a former engine.
   absl::StatusOr<std::shared_ptr<Verification>> BeginScrub();
   // Destroys the store, whose user, the scheduler, is gone. Waits for the end
   // of a verification.

@@ -46,8 +46,7 @@ void RecordScrubber::Run() {
   absl::Time earliest = absl::InfinitePast();
   while (AwaitDue(earliest)) {
     const absl::Status scrubbed = Scrub();
-    earliest =
-        scrubbed.ok() ? absl::InfinitePast() : options_.clock() + kRetry;
+    earliest = scrubbed.ok() ? absl::InfinitePast() : options_.clock() + kRetry;
   }
 }
 
@@ -66,8 +65,7 @@ bool RecordScrubber::AwaitDue(absl::Time earliest) {
   return false;
 }
 
-// Ends that are the job's or an operator's doing are none of the log's business
-// at the level of every day.
+// A scrub that the job or an operator ends is usual: operators need not see it.
 absl::Status RecordScrubber::Scrub() {
   const absl::Status status = [this] {
     OPTSTATE_ASSIGN_OR_RETURN(const std::shared_ptr<Verification> scrub,

@@ -37,9 +37,8 @@ std::string LogText(absl::string_view job,
   std::string text(damage.status.message());
   if (damage.tile < 0) {
     absl::StrAppend(&text, ": the record at byte ", damage.offset_bytes, " of ",
-                    damage.file, " (", damage.bytes,
-                    " bytes, of parameters \"", damage.first_parameter,
-                    "\" to \"", damage.last_parameter,
+                    damage.file, " (", damage.bytes, " bytes, of parameters \"",
+                    damage.first_parameter, "\" to \"", damage.last_parameter,
                     "\") is lost unless memory has it; load the job anew from "
                     "a checkpoint");
   }
@@ -169,9 +168,8 @@ absl::StatusOr<std::shared_ptr<Verification>> RecordVerifier::BeginFor(
   }
   auto next = std::make_shared<Verification>(bytes_per_s);
   try {
-    next->thread_ = std::thread([this, asker, store, run = next.get()] {
-      Run(asker, store, run);
-    });
+    next->thread_ = std::thread(
+        [this, asker, store, run = next.get()] { Run(asker, store, run); });
   } catch (const std::system_error& error) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no thread to verify records: ", error.what()));
