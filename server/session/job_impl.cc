@@ -349,9 +349,10 @@ void JobImpl::Stop() {
 
 absl::Status JobImpl::Verify(
     absl::FunctionRef<bool(const v1::VerifyJobProgress&)> progress) {
-  const RecordVerifier::OperatorTurn turn(&job_.verifier);
   std::shared_ptr<Verification> verification;
   {
+    // Ends before the wait, at whose end the job may be gone.
+    const RecordVerifier::OperatorTurn turn(&job_.verifier);
     absl::MutexLock lock(&job_.lock.mu);
     OPTSTATE_RETURN_IF_ERROR(gate_.CheckTakesOperations());
     OPTSTATE_ASSIGN_OR_RETURN(verification, job_.BeginVerification());

@@ -76,7 +76,8 @@ class Verification {
 // Threads: thread-safe.
 class RecordVerifier {
  public:
-  // While it exists no scrub is under way, so that none refuses an operator.
+  // While it exists no scrub is under way, so that none refuses an operator. It
+  // may end when the operator's verification has begun.
   class OperatorTurn {
    public:
     // Ends a scrub; waits for a read of one record at most. The verifier must
